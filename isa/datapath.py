@@ -1,0 +1,196 @@
+"""An overlay as data: units, streams, wire formats, rates. The tools know overlays only through these classes."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+from .errors import ProgramError
+from .fields import Record
+
+if TYPE_CHECKING:
+    from .network import Unit
+
+
+@dataclass(frozen=True)
+class Rate:
+    """What one step costs. `value` is in `unit`; `seconds` is the time of one amount (a byte, a tile, a cycle).
+
+    calibrated: chosen to match published latencies, not given by the paper or by the structure.
+    cause: the heading under which the critical path counts it.
+    """
+
+    value: float
+    unit: str
+    source: str
+    cause: str
+    calibrated: bool = False
+
+    @property
+    def seconds(self) -> float:
+        match self.unit:
+            case "GB/s":
+                return 1.0 / (self.value * 1e9)
+            case "us":
+                return self.value * 1e-6
+            case "PL cycles":
+                return self.value / PL_HZ
+            case _:
+                raise ProgramError(f"unknown unit {self.unit!r}")
+
+
+PL_HZ = 260e6
+"""Clock of the programmable logic (paper section 5)."""
+
+
+@dataclass(frozen=True)
+class UnitSpec:
+    """One functional unit: its name (`MemA1`), its FU type (`MemA`), its index in a packet's mask, its behaviour."""
+
+    name: str
+    kind: str
+    index: int
+    behaviour: type[Unit]
+    bank: str | None = None
+    """The off-chip memory it reads and writes."""
+
+
+@dataclass(frozen=True)
+class Stream:
+    """A bounded FIFO from one unit to another. Depth in words of the stream (what a word is belongs to the overlay)."""
+
+    src: str
+    dst: str
+    depth: int
+    label: str = ""
+
+    @property
+    def name(self) -> str:
+        return f"{self.src}->{self.dst}" + (f".{self.label}" if self.label else "")
+
+
+def one_uop(mop: Record, iteration: int) -> Iterator[Record]:
+    """The usual third level: an mOP is its own uOP."""
+    yield mop
+
+
+@dataclass(frozen=True)
+class Form:
+    """A wire format: which opcode programs which FU type, and how its decoders expand it (contract 1.3).
+
+    loops_window: the decoder stores the window and loops over it; otherwise each mOP repeats on its own.
+    config: the format sets registers of a unit that another format drives; it never terminates a decoder.
+    """
+
+    name: str
+    opcode: int
+    kind: str
+    mop: type[Record]
+    loops_window: bool
+    decode_cycles: int
+    uops: Callable[[Any, int], Iterator[Any]] = one_uop
+    config: bool = False
+    max_reuse: int = 0xFFFF
+
+
+@dataclass(frozen=True)
+class Transfer:
+    """Where a uOP touches off-chip memory: `size` float32 elements from address `addr` (units of 64 bytes)."""
+
+    bank: str
+    addr: int
+    size: int
+    store: bool
+
+
+@dataclass(frozen=True, eq=False)
+class Overlay:
+    """A datapath and its instruction decoder.
+
+    preloaded: FU types whose uOPs do not travel in packets but are loaded beforehand (the MMEs), with their format
+    and the longest list they hold. banks: off-chip memories and their size in bytes. address_unit: float32 elements
+    that one step of an address or stride stands for.
+    legal: given unit name and uOP, what is wrong with it beyond its bit ranges. transfer: the off-chip access of a
+    unit's uOP, None if it makes none. flops: floating-point operations of a preloaded uOP.
+    extends: the overlay whose image format this one adds opcodes to.
+    """
+
+    name: str
+    units: tuple[UnitSpec, ...]
+    streams: tuple[Stream, ...]
+    forms: tuple[Form, ...]
+    rates: Mapping[str, Rate]
+    terminators: tuple[str, ...]
+    preloaded: Mapping[str, tuple[type[Record], int]] = field(default_factory=dict)
+    banks: Mapping[str, int] = field(default_factory=dict)
+    mop_fifo_depth: int = 6
+    uop_fifo_depth: int = 2
+    address_unit: int = 1
+    legal: Callable[[str, Any], Iterator[str]] = lambda unit, uop: iter(())
+    transfer: Callable[[str, Any], Transfer | None] = lambda unit, uop: None
+    flops: Callable[[Any], int] = lambda op: 0
+    extends: str | None = None
+
+    @cached_property
+    def by_opcode(self) -> dict[int, Form]:
+        return {f.opcode: f for f in self.forms}
+
+    @cached_property
+    def by_form(self) -> dict[str, Form]:
+        return {f.name: f for f in self.forms}
+
+    @cached_property
+    def by_unit(self) -> dict[str, UnitSpec]:
+        return {u.name: u for u in self.units}
+
+    @cached_property
+    def by_kind(self) -> dict[str, tuple[UnitSpec, ...]]:
+        out: dict[str, tuple[UnitSpec, ...]] = {}
+        for u in self.units:
+            out[u.kind] = (*out.get(u.kind, ()), u)
+        return out
+
+    def form_of(self, kind: str) -> Form:
+        """The format that drives an FU type (not the one that configures it)."""
+        return next(f for f in self.forms if f.kind == kind and not f.config)
+
+    def selected(self, opcode: int, mask: int) -> tuple[UnitSpec, ...]:
+        """The units that a packet reaches; FU types with one instance ignore the mask."""
+        units = self.by_kind[self.by_opcode[opcode].kind]
+        return units if len(units) == 1 else tuple(u for u in units if mask >> u.index & 1)
+
+    def with_rates(self, **values: float) -> Overlay:
+        """A copy with some rates or FIFO depths replaced, e.g. ddr_read_gbs=42 or mop_fifo_depth=4."""
+        rates = dict(self.rates)
+        plain: dict[str, int] = {}
+        for name, value in values.items():
+            if not value > 0:
+                raise ProgramError(f"{name}={value}: must be greater than 0")
+            if name in ("mop_fifo_depth", "uop_fifo_depth"):
+                plain[name] = int(value)
+            elif name in rates:
+                rates[name] = dataclasses.replace(rates[name], value=value)
+            else:
+                known = ", ".join(["mop_fifo_depth", "uop_fifo_depth", *rates])
+                raise ProgramError(f"overlay {self.name} has no parameter {name!r}; it has {known}")
+        return dataclasses.replace(self, rates=rates, **plain)  # type: ignore[arg-type]
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """16 hex digits that change with any unit, stream depth or bit of a format, not with rates."""
+        h = hashlib.sha256()
+        for u in self.units:
+            h.update(f"unit {u.name} {u.kind} {u.index};".encode())
+        for s in self.streams:
+            h.update(f"stream {s.name} {s.depth};".encode())
+        formats = [(f.name, f.opcode, f.loops_window, f.mop) for f in self.forms]
+        formats += [(k, -1, False, r) for k, (r, _) in self.preloaded.items()]
+        for name, opcode, loops, record in formats:
+            h.update(f"form {name} {opcode} {loops} {record.WORDS};".encode())
+            for b in record.FIELDS:
+                h.update(f"field {b.name} {b.word} {b.low} {b.width} {b.signed} {b.real};".encode())
+        return h.hexdigest()[:16]

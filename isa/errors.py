@@ -1,0 +1,58 @@
+"""What can go wrong, as types. The command line turns a type into an exit code; nothing below it prints or exits."""
+
+from __future__ import annotations
+
+
+class RsnError(Exception):
+    """Base of every error this package raises on purpose.
+
+    exit_code: 1 the program or an input is at fault, 2 usage, 3 the board or the environment is at fault.
+    """
+
+    exit_code = 1
+
+
+class FieldError(RsnError, ValueError):
+    """A value does not fit the bit field it is meant for, or a word sets bits that mean nothing."""
+
+
+class ImageError(RsnError):
+    """A wire image that the hardware would misread. `word` is the index of the 32-bit word, where known."""
+
+    def __init__(self, message: str, word: int | None = None) -> None:
+        super().__init__(message if word is None else f"word {word}: {message}")
+        self.word = word
+
+
+class ContainerError(RsnError):
+    """A `.bin` that is cut short, altered, or of another version. Names the file and the byte offset."""
+
+
+class SourceError(RsnError):
+    """A mistake in an `.rsn` text. Its message is the rendered diagnostic: file:line:column, caret, note."""
+
+
+class ProgramError(RsnError):
+    """A well-formed program that this machine must refuse to load or cannot finish."""
+
+
+class DeadlockError(ProgramError):
+    """No unit can move. The message is the wait-for report: unit, uOP, stream, source line."""
+
+
+class TensorError(RsnError):
+    """Weights or inputs that are missing or whose name, shape or dtype does not fit the program."""
+
+
+class UnsupportedError(RsnError):
+    """A model, shape or operator that this machine cannot run. Names operator and module path where there is one."""
+
+
+class ScheduleError(RsnError):
+    """A schedule that the machine cannot carry out, for example a tile larger than its buffer."""
+
+
+class BoardError(RsnError):
+    """The board or the environment is at fault, not the program."""
+
+    exit_code = 3

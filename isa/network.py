@@ -1,0 +1,554 @@
+"""The network executor: units as processes, streams as bounded FIFOs whose tokens carry clocks.
+
+An RSN machine is a Kahn network: a unit runs one kernel after another and blocks on empty or full streams, so what is
+computed, and when, does not depend on the order in which units are stepped. There is no event queue. Every process
+keeps its own clock; a token carries when its first and last word were written, a freed slot when it was read; a firing
+starts at the latest of what it depends on. Source: paper section 3.1; design section 4.
+
+A kernel is a generator over `Fire` and `Par`. Run without data (`Network(..., data=False)`) the same kernels decide
+deadlock and time alone.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections import deque
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, Union
+
+import numpy as np
+
+from .datapath import Overlay, UnitSpec
+from .errors import DeadlockError, ProgramError
+from .packet import Packet
+
+FREE = "free"
+"""The rate of a step that costs nothing."""
+
+NEVER = -1
+
+
+class Channel:
+    """A stream at run time. Capacity and token sizes in words; one writer, one reader."""
+
+    __slots__ = ("capacity", "credits", "filled", "name", "reader", "space", "tokens", "writer")
+
+    def __init__(self, name: str, capacity: int) -> None:
+        self.name = name
+        self.capacity = capacity
+        self.space = capacity
+        self.filled = 0
+        self.tokens: deque[tuple[int, Any, float, float, int]] = deque()  # words, payload, first, last, firing
+        self.credits: deque[tuple[int, float, int]] = deque([(capacity, 0.0, NEVER)])  # words, freed at, by firing
+        self.reader: _Task | None = None
+        self.writer: _Task | None = None
+
+    def take(self, words: int) -> tuple[Any, float, float, int]:
+        """Remove `words` words: payload, clock of the first and of the last word, firing that wrote the last one."""
+        self.filled -= words
+        size, payload, first, last, firing = self.tokens.popleft()
+        if size == words:
+            return payload, first, last, firing
+        parts: list[Any] = []
+        need = words
+        start = first
+        while True:
+            if size > need:  # the reader's unit is smaller than the writer's: split the token
+                rest = None
+                if payload is not None:
+                    flat = payload.reshape(-1)
+                    cut = len(flat) * need // size
+                    payload, rest = flat[:cut], flat[cut:]
+                self.tokens.appendleft((size - need, rest, first, last, firing))
+                size = need
+            parts.append(payload)
+            need -= size
+            if not need:
+                break
+            size, payload, first, last, firing = self.tokens.popleft()
+        whole = None if parts[0] is None else np.concatenate([p.reshape(-1) for p in parts])
+        return whole, start, last, firing
+
+    def __str__(self) -> str:
+        return self.name
+
+
+class Fire:
+    """One step of a kernel: wait for `words` words on each of `gets` and room on each of `puts`, take `amount` times
+    the rate, then free and deliver.
+
+    do: called with the payloads of `gets`, returns those of `puts` (a tuple); only when the network runs with data.
+    send: payloads for `puts` that are control, not data: delivered in both modes.
+    whole: the step needs its inputs complete before it starts (an MME) instead of streaming them through (a Mesh).
+    """
+
+    __slots__ = ("amount", "do", "gets", "puts", "rate", "send", "whole", "words")
+
+    def __init__(
+        self,
+        rate: str = FREE,
+        amount: float = 1.0,
+        *,
+        gets: Sequence[Channel] = (),
+        puts: Sequence[Channel] = (),
+        words: int = 1,
+        do: Callable[..., Any] | None = None,
+        send: tuple[Any, ...] = (),
+        whole: bool = False,
+    ) -> None:
+        self.rate = rate
+        self.amount = amount
+        self.gets = gets
+        self.puts = puts
+        self.words = words
+        self.do = do
+        self.send = send
+        self.whole = whole
+
+
+class Par:
+    """Run lanes side by side; the kernel goes on when the last one has ended (a Mem loads while it sends)."""
+
+    __slots__ = ("lanes",)
+
+    def __init__(self, *lanes: Steps) -> None:
+        self.lanes = lanes
+
+
+Steps = Generator[Union[Fire, Par], Any, None]
+
+
+class Unit:
+    """A functional unit: the state that lives from kernel to kernel, and the kernel. Subclass it to define one."""
+
+    def __init__(self, spec: UnitSpec, net: Network) -> None:
+        self.name = spec.name
+        self.index = spec.index
+        self._net = net
+
+    def source(self, peer: str, label: str = "") -> Channel:
+        """The stream from `peer` to this unit."""
+        return self._net.channel(peer, self.name, label)
+
+    def sink(self, peer: str, label: str = "") -> Channel:
+        """The stream from this unit to `peer`."""
+        return self._net.channel(self.name, peer, label)
+
+    def bank(self, name: str) -> Any:
+        """The off-chip memory `name`, a float32 vector; None when the network runs without data."""
+        return self._net.banks.get(name)
+
+    def kernel(self, uop: Any) -> Steps:
+        """What one uOP does. The only place where the unit's meaning is written down."""
+        raise NotImplementedError
+
+
+@dataclass(frozen=True)
+class Issue:
+    """A uOP on its way to a unit: which one, from which packet (or list position) it came, and whether it is the last.
+
+    uop is None for the empty uOP of a terminator: nothing enabled, but a Mem still flips.
+    """
+
+    uop: Any
+    origin: int
+    last: bool = False
+
+
+class _Task:
+    """A process or one lane of it: a generator, a clock, and who waits for it."""
+
+    __slots__ = ("after", "busy", "children", "clock", "firing", "pending", "queued", "slowest", "steps", "unit")
+
+    def __init__(self, steps: Steps, unit: Progress, after: _Task | None = None) -> None:
+        self.steps = steps
+        self.unit = unit
+        self.after = after
+        self.clock = after.clock if after else 0.0
+        self.firing = after.firing if after else NEVER
+        self.pending: Fire | None = None
+        self.children = 0
+        self.queued = True
+        self.busy = 0.0
+        self.slowest = 0.0  # busy time of the busiest lane so far
+
+
+class Progress:
+    """Where a unit (or decoder, or the dispatcher) stands: for reports, and for the packer.
+
+    number: uOPs begun, less one. busy: seconds in which it did not wait. starts: clock and firing count at which each
+    uOP began, kept where uOPs are fed without an instruction path.
+    """
+
+    __slots__ = ("index", "issue", "name", "number", "starts", "task")
+
+    def __init__(self, name: str, index: int) -> None:
+        self.name = name
+        self.index = index
+        self.number = NEVER
+        self.issue: Issue | None = None
+        self.starts: list[tuple[float, int]] = []
+        self.task: _Task
+
+    @property
+    def busy(self) -> float:
+        return self.task.busy
+
+
+@dataclass
+class Firings:
+    """One row per firing, in an order in which every firing comes after those it depends on.
+
+    before/before_end: the firing that decided when this one could start, and whether its end (else its start) did.
+    bound: the firing whose last word decided when this one could end, or -1 where its own duration did.
+    """
+
+    unit: array[int]
+    rate: array[int]
+    start: array[float]
+    end: array[float]
+    before: array[int]
+    before_end: array[int]
+    bound: array[int]
+    origin: array[int]
+
+    @staticmethod
+    def empty() -> Firings:
+        return Firings(*(array(c) for c in "iiddiiii"))  # type: ignore[arg-type]
+
+    def __len__(self) -> int:
+        return len(self.end)
+
+
+@dataclass(frozen=True)
+class Wait:
+    """One line of a deadlock report."""
+
+    unit: str
+    uop: int
+    origin: int
+    what: str
+    stream: str
+    fill: str
+
+    def show(self, where: Callable[[str, int], str]) -> str:
+        place = where(self.unit, self.origin) if self.origin >= 0 else ""
+        at = f" ({place})" if place else ""
+        number = f"uOP {self.uop}{at}" if self.uop >= 0 else "start"
+        return f"{self.unit:<14} {number:<24} waits to {self.what} {self.stream} ({self.fill})"
+
+
+class Network:
+    """One run of an overlay. Give it either an instruction image (`packets`) or each unit's uOPs (`issues`).
+
+    packets: the decoded image; dispatcher and decoders then take part, in time and in deadlock.
+    issues: uOPs per unit without the instruction path (what the packer needs before there is an image).
+    preloaded: uOPs of the units that have no packets.
+    banks: off-chip memories by name (float32 vectors); ignored unless `data`.
+    order: a permutation hook for tests, called with the list of processes.
+    """
+
+    def __init__(
+        self,
+        overlay: Overlay,
+        *,
+        packets: Sequence[Packet] | None = None,
+        issues: dict[str, Sequence[Any]] | None = None,
+        preloaded: dict[str, Sequence[Any]] | None = None,
+        banks: dict[str, Any] | None = None,
+        data: bool = False,
+        order: Callable[[list[Any]], list[Any]] | None = None,
+        record: bool = False,
+        where: Callable[[str, int], str] = lambda unit, origin: f"packet {origin}",
+    ) -> None:
+        self.overlay = overlay
+        self.data = data
+        self.banks: dict[str, Any] = (banks or {}) if data else {}
+        self.where = where
+        self._seconds = {name: r.seconds for name, r in overlay.rates.items()} | {FREE: 0.0}
+        self.rate_names = [FREE, *overlay.rates]
+        self._rate_index = {n: i for i, n in enumerate(self.rate_names)}
+        self.amounts = dict.fromkeys(self.rate_names, 0.0)
+        self.firings = Firings.empty() if record else None
+        self._count = 0
+        self._channels = {s.name: Channel(s.name, s.depth) for s in overlay.streams}
+        self.units = {u.name: u.behaviour(u, self) for u in overlay.units}
+        self.progress: dict[str, Progress] = {}
+        self._tasks: list[_Task] = []
+        preloaded = preloaded or {}
+        if packets is not None:
+            self._wire(packets)
+        for spec in overlay.units:
+            if spec.kind in overlay.preloaded:
+                self._spawn(spec.name, self._feed(spec.name, preloaded.get(spec.name, ())))
+            elif packets is not None:
+                self._spawn(spec.name, self._serve(spec.name))
+            else:
+                self._spawn(spec.name, self._feed(spec.name, (issues or {}).get(spec.name, ())))
+        if order is not None:
+            self._tasks = order(self._tasks)
+
+    # -- construction ---------------------------------------------------------------------------------------------
+
+    def channel(self, src: str, dst: str, label: str = "") -> Channel:
+        name = f"{src}->{dst}" + (f".{label}" if label else "")
+        try:
+            return self._channels[name]
+        except KeyError:
+            raise ProgramError(f"overlay {self.overlay.name} has no stream {name}") from None
+
+    def has_channel(self, src: str, dst: str, label: str = "") -> bool:
+        return f"{src}->{dst}" + (f".{label}" if label else "") in self._channels
+
+    def _spawn(self, name: str, steps: Steps) -> None:
+        progress = Progress(name, len(self.progress))
+        progress.task = _Task(steps, progress)
+        self.progress[name] = progress
+        self._tasks.append(progress.task)
+
+    def _wire(self, packets: Sequence[Packet]) -> None:
+        for spec in self.overlay.units:
+            if spec.kind in self.overlay.preloaded:
+                continue
+            mops = Channel(f"mOP FIFO of {spec.name}", self.overlay.mop_fifo_depth)
+            uops = Channel(f"uOP FIFO of {spec.name}", self.overlay.uop_fifo_depth)
+            self._channels[f"mops {spec.name}"] = mops
+            self._channels[f"uops {spec.name}"] = uops
+            form = self.overlay.form_of(spec.kind)
+            self._spawn(f"decoder {spec.name}", self._decode(spec.name, mops, uops, form.loops_window))
+        self._spawn("dispatcher", self._dispatch(packets))
+
+    # -- the instruction path (contract 1.3) ----------------------------------------------------------------------
+
+    def _dispatch(self, packets: Sequence[Packet]) -> Steps:
+        """Issue packets strictly in image order; a masked packet goes to its units in ascending index, each write
+        blocking."""
+        progress = self.progress["dispatcher"]
+        for number, packet in enumerate(packets):
+            header = packet.header
+            progress.number = number
+            progress.issue = Issue(packet, number)
+            yield Fire("dispatch")
+            if not header.opcode:
+                continue
+            form = self.overlay.by_opcode[header.opcode]
+            sinks = [self._channels[f"mops {u.name}"] for u in self.overlay.selected(header.opcode, header.mask)]
+            if header.last:
+                for sink in sinks:
+                    yield Fire(puts=(sink,), send=((number, header, form, None),))
+            for mop in packet.mops:
+                yield Fire("dispatch", mop.WORDS)
+                for sink in sinks:
+                    yield Fire(puts=(sink,), send=((number, header, form, mop),))
+
+    def _decode(self, unit: str, mops: Channel, uops: Channel, loops_window: bool) -> Steps:
+        """Second-level decoder. A slot of its FIFO holds one mOP with its window and reuse."""
+        progress = self.progress[f"decoder {unit}"]
+        while True:
+            progress.number += 1
+            ((number, header, form, mop),) = yield Fire(gets=(mops,))
+            progress.issue = Issue(mop, number)
+            if header.last:
+                yield Fire("decode", form.decode_cycles, puts=(uops,), send=(Issue(None, number, True),))
+                return
+            if not loops_window:
+                for iteration in range(header.reuse):
+                    for uop in form.uops(mop, iteration):
+                        yield Fire("decode", form.decode_cycles, puts=(uops,), send=(Issue(uop, number),))
+                continue
+            window = [mop]
+            while len(window) < header.window:
+                ((_, _, _, mop),) = yield Fire(gets=(mops,))
+                window.append(mop)
+            for iteration in range(header.reuse):
+                for mop in window:
+                    for uop in form.uops(mop, iteration):
+                        yield Fire("decode", form.decode_cycles, puts=(uops,), send=(Issue(uop, number),))
+
+    def _serve(self, name: str) -> Steps:
+        """Run the uOPs that the decoder sends, one kernel at a time, until the last."""
+        unit, progress, source = self.units[name], self.progress[name], self._channels[f"uops {name}"]
+        while True:
+            (issue,) = yield Fire(gets=(source,))
+            progress.number += 1
+            progress.issue = issue
+            yield from unit.kernel(issue.uop)
+            if issue.last:
+                return
+
+    def _feed(self, name: str, uops: Sequence[Any]) -> Steps:
+        """Run a list of uOPs without an instruction path."""
+        unit, progress = self.units[name], self.progress[name]
+        for number, uop in enumerate(uops):
+            progress.number = number
+            progress.issue = Issue(uop, number)
+            progress.starts.append((progress.task.clock, self._count))
+            yield from unit.kernel(uop)
+
+    # -- execution ------------------------------------------------------------------------------------------------
+
+    def run(self) -> float:
+        """Run to the end; the latency in seconds. Raises `DeadlockError` with the wait-for report, or `ProgramError`
+        when tokens are left over."""
+        ready: deque[_Task] = deque(self._tasks)
+        alive: set[_Task] = set(self._tasks)
+        end = 0.0
+        while ready:
+            task = ready.popleft()
+            task.queued = False
+            self._step(task, ready, alive)
+            end = max(end, task.clock)
+        if alive:
+            raise DeadlockError(self._report(alive))
+        left = [c for c in self._channels.values() if c.filled]
+        if left:
+            rows = "\n".join(f"  {c.name}: {c.filled} of {c.capacity} words" for c in left)
+            raise ProgramError(f"the program ends with data left in streams (more sent than received)\n{rows}")
+        return end
+
+    def _step(self, task: _Task, ready: deque[_Task], alive: set[_Task]) -> None:
+        """Advance one process until it blocks, forks or ends."""
+        fire = task.pending
+        value: Any = None
+        firings = self.firings
+        while True:
+            if fire is None:
+                try:
+                    effect = task.steps.send(value)
+                except StopIteration:
+                    self._finish(task, ready, alive)
+                    return
+                if isinstance(effect, Par):
+                    task.children = len(effect.lanes)
+                    for lane in effect.lanes:
+                        child = _Task(lane, task.unit, task)
+                        alive.add(child)
+                        ready.append(child)
+                    return
+                fire = effect
+            words = fire.words
+            blocked = False
+            for channel in fire.gets:
+                if channel.filled < words:
+                    channel.reader = task
+                    blocked = True
+                    break
+            if not blocked:
+                for channel in fire.puts:
+                    if channel.space < words:
+                        channel.writer = task
+                        blocked = True
+                        break
+            if blocked:
+                task.pending = fire
+                return
+            # everything is there: the clocks
+            start, before, before_end = task.clock, task.firing, True
+            finish, bound = 0.0, NEVER
+            number = self._count
+            self._count = number + 1
+            payloads: list[Any] = []
+            for channel in fire.gets:
+                payload, first, last, firing = channel.take(words)
+                payloads.append(payload)
+                if fire.whole:
+                    first = last
+                if first > start:
+                    start, before, before_end = first, firing, fire.whole
+                if last > finish:
+                    finish, bound = last, firing
+            for channel in fire.puts:
+                channel.space -= words
+                need = words
+                while need:
+                    size, freed, firing = channel.credits.popleft()
+                    if size > need:
+                        channel.credits.appendleft((size - need, freed, firing))
+                        size = need
+                    need -= size
+                    if freed > start:
+                        start, before, before_end = freed, firing, True
+            duration = fire.amount * self._seconds[fire.rate]
+            end = start + duration
+            if finish > end:
+                end = finish
+            else:
+                bound = NEVER
+            task.clock, task.firing = end, number
+            task.busy += duration
+            self.amounts[fire.rate] += fire.amount
+            if firings is not None:
+                firings.unit.append(task.unit.index)
+                firings.rate.append(self._rate_index[fire.rate])
+                firings.start.append(start)
+                firings.end.append(end)
+                firings.before.append(before)
+                firings.before_end.append(before_end)
+                firings.bound.append(bound)
+                issue = task.unit.issue
+                firings.origin.append(issue.origin if issue is not None else NEVER)
+            # the data
+            results: Any = fire.send
+            if fire.do is not None and self.data:
+                results = fire.do(*payloads)
+            for channel in fire.gets:
+                channel.space += words
+                channel.credits.append((words, end, number))
+                writer = channel.writer
+                if writer is not None:
+                    channel.writer = None
+                    if not writer.queued:
+                        writer.queued = True
+                        ready.append(writer)
+            first = end if fire.whole else start
+            for i, channel in enumerate(fire.puts):
+                channel.filled += words
+                channel.tokens.append((words, results[i] if results else None, first, end, number))
+                reader = channel.reader
+                if reader is not None:
+                    channel.reader = None
+                    if not reader.queued:
+                        reader.queued = True
+                        ready.append(reader)
+            value = payloads
+            fire = task.pending = None
+
+    def _finish(self, task: _Task, ready: deque[_Task], alive: set[_Task]) -> None:
+        alive.discard(task)
+        parent = task.after
+        if parent is None:
+            return
+        if task.clock > parent.clock:
+            parent.clock, parent.firing = task.clock, task.firing
+        parent.slowest = max(parent.slowest, task.busy)
+        parent.children -= 1
+        if not parent.children:
+            parent.busy += parent.slowest
+            parent.slowest = 0.0
+            parent.queued = True
+            ready.append(parent)
+
+    # -- reports --------------------------------------------------------------------------------------------------
+
+    def _report(self, alive: Iterable[_Task]) -> str:
+        lines = [w.show(self.where) for w in self.waits(alive)]
+        return "deadlock: no unit can move\n" + "\n".join(f"  {line}" for line in lines)
+
+    def waits(self, alive: Iterable[_Task]) -> Iterator[Wait]:
+        """Every process that cannot move, units first, in the overlay's order."""
+        rank = {u.name: i for i, u in enumerate(self.overlay.units)}
+        for task in sorted(alive, key=lambda t: (rank.get(t.unit.name, len(rank)), t.unit.index)):
+            fire = task.pending
+            if fire is None:  # waits for its own lanes, which are listed
+                continue
+            at = task.unit
+            origin = at.issue.origin if at.issue is not None else NEVER
+            for channel in fire.gets:
+                if channel.filled < fire.words:
+                    fill = f"{channel.filled}/{channel.capacity} empty"
+                    yield Wait(at.name, at.number, origin, "get", channel.name, fill)
+            for channel in fire.puts:
+                if channel.space < fire.words:
+                    fill = f"{channel.filled}/{channel.capacity} full"
+                    yield Wait(at.name, at.number, origin, "put", channel.name, fill)

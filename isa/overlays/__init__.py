@@ -1,0 +1,16 @@
+"""The overlays that ship, by name."""
+
+from __future__ import annotations
+
+from ..datapath import Overlay
+from ..errors import ProgramError
+from .xnn import XNN, XNN_BASE
+
+OVERLAYS: dict[str, Overlay] = {o.name: o for o in (XNN, XNN_BASE)}
+
+
+def find(name: str) -> Overlay:
+    try:
+        return OVERLAYS[name]
+    except KeyError:
+        raise ProgramError(f"no overlay {name!r}; there are {', '.join(OVERLAYS)}") from None

@@ -1,0 +1,97 @@
+"""The XNN overlay on the VCK190: units, streams, rates. Source: contract sections 1 and 2, paper section 4 and Fig. 10.
+
+`XNN_BASE` is the published machine, `XNN` the same with our opcode 8. The rates are those of design section 4; each
+says where it comes from and whether it was calibrated on published latencies.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+from ..datapath import Form, Overlay, Rate, Stream, UnitSpec
+from ..layout import UNIT
+from . import xnn_formats as f
+from . import xnn_kernels as k
+
+RATES = {
+    "ddr_read_gbs": Rate(21.0, "GB/s", "paper 5.3, observed", "DDR load"),
+    "ddr_write_gbs": Rate(23.5, "GB/s", "paper 5.3, observed", "DDR store"),
+    "lpddr_read_gbs": Rate(20.5, "GB/s", "paper 5.3, observed", "LPDDR"),
+    "offchip_uop": Rate(35, "PL cycles", "per DDR or LPDDR uOP, fitted on encoder rows", "off-chip set-up", True),
+    "mem_word": Rate(1, "PL cycles", "structure: 1024-bit stream", "on-chip transfer"),
+    "mesh_beat": Rate(1, "PL cycles", "structure: 512 beats a tile", "on-chip transfer"),
+    "mme_tile_us": Rate(3.709, "us", "paper Table 6a, 128x128x128", "MME compute"),
+    "mme_k64_us": Rate(2.064, "us", "paper Table 6a, K = 64", "MME compute"),
+    "mme_n64_us": Rate(1.995, "us", "paper Table 6a, N = 64", "MME compute"),
+    "mme_setup_us": Rate(3.0, "us", "per (a_iter, b_iter), fitted on the square GEMMs", "MME set-up", True),
+    "softmax_us": Rate(15.0 / 4, "us", "per 128x128 tile, fitted on Table 9", "post-op", True),
+    "gelu_us": Rate(114.0, "us", "per 256x512 MemC buffer, fitted on Table 9", "post-op", True),
+    "norm_us": Rate(162.0, "us", "per 256x512 MemC buffer, fitted on Table 9", "post-op", True),
+    "launch_us": Rate(40.0, "us", "per program, fitted on the square GEMMs", "launch", True),
+    "dispatch": Rate(1, "PL cycles", "structure: one word a cycle", "instruction issue"),
+    "decode": Rate(1, "PL cycles", "structure: cycles per uOP are the decoder's", "instruction issue"),
+}
+
+UNITS = (
+    UnitSpec("DDR", "DDR", 0, k.OffChip, "ddr"),
+    UnitSpec("LPDDR", "LPDDR", 0, k.OffChip, "lpddr"),
+    *(UnitSpec(f"MemA{i}", "MemA", i, k.MemA) for i in range(3)),
+    *(UnitSpec(f"MemB{i}", "MemB", i, k.MemB if i < 2 else k.MemB2) for i in range(3)),
+    UnitSpec("MeshA", "MeshA", 0, k.Mesh),
+    UnitSpec("MeshB", "MeshB", 0, k.Mesh),
+    *(UnitSpec(f"MME{i}", "MME", i, k.Mme) for i in range(6)),
+    *(UnitSpec(f"MemC{i}", "MemC", i, k.MemC) for i in range(6)),
+)
+
+MAX_MME_OPS = 510
+"""An AIE tile holds 512 parameter words, of which two are the print code and the count."""
+
+
+def _streams() -> list[Stream]:
+    """Off-chip edges hold one 128x64 block; an MME holds two tiles of each operand; every other edge holds one tile."""
+    edges = {("DDR", x.to) for x in f.Ddr.FIELDS if x.to} | {("LPDDR", x.to) for x in f.Lpddr.FIELDS if x.to}
+    edges |= {(x.source, "DDR") for x in f.Ddr.FIELDS if x.source}
+    out = [Stream(str(a), str(b), k.BLOCK_WORDS) for a, b in sorted(edges, key=str)]
+    for mesh, form in (("MeshA", f.MeshA), ("MeshB", f.MeshB)):
+        routes = [x for x in form.FIELDS if x.source]
+        out += [Stream(s, mesh, 1) for s in sorted({str(x.source) for x in routes})]
+        out += [Stream(mesh, d, 2) for d in sorted({str(x.to) for x in routes})]
+    out += [Stream(f"MME{i}", f"MemC{i}", 2) for i in range(6)]
+    for i in range(6):
+        out.append(Stream(f"MemC{i}", f"MemC{i ^ 1}", 256, "norm"))
+        if i < 4:
+            out.append(Stream(f"MemC{i}", f"MemC{i ^ 1}", 256, "softmax"))
+    return out
+
+
+_BASE_FORMS = (
+    Form("DDR", 1, "DDR", f.Ddr, True, 8, f.ddr_uops),
+    Form("LPDDR", 2, "LPDDR", f.Lpddr, True, 8, f.lpddr_uops),
+    Form("MemA", 3, "MemA", f.MemA, False, 8),
+    Form("MemB", 4, "MemB", f.MemB, False, 8),
+    Form("MemC", 5, "MemC", f.MemC, False, 8),
+    Form("MeshA", 6, "MeshA", f.MeshA, True, 6),
+    Form("MeshB", 7, "MeshB", f.MeshB, True, 6, max_reuse=0x7FFF),
+)
+
+XNN_BASE = Overlay(
+    name="xnn-base",
+    units=UNITS,
+    streams=tuple(_streams()),
+    forms=_BASE_FORMS,
+    rates=RATES,
+    terminators=("DDR", "LPDDR", "MemA", "MemB", "MemC", "MeshB", "MeshA"),
+    preloaded={"MME": (f.Mme, MAX_MME_OPS)},
+    banks={"ddr": 8 << 30, "lpddr": 8 << 30},
+    address_unit=UNIT,
+    legal=k.legal,
+    transfer=k.transfer,
+    flops=k.flops,
+)
+
+XNN = dataclasses.replace(
+    XNN_BASE,
+    name="xnn",
+    forms=(*_BASE_FORMS, Form("MemCConfig", 8, "MemC", f.MemCConfig, False, 8, config=True, max_reuse=1)),
+    extends="xnn-base",
+)

@@ -1,0 +1,698 @@
+"""What each unit of the XNN overlay does with a uOP: stream effects, time and data, stated once (contract 1.4 and 2).
+
+Streams count words: 256 to a 128x64 block on the off-chip side (1024 bit each), one to a 128x128 tile elsewhere.
+Buffers are fresh arrays at every load, so that a tile on its way is never overwritten. What a unit has not received is
+NaN: reading it shows in the result.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from ..datapath import Transfer, UnitSpec
+from ..errors import ProgramError
+from ..layout import BLOCK, QUARTER, UNIT, block, unblock
+from ..network import Channel, Fire, Network, Par, Steps, Unit
+from . import xnn_formats as f
+
+Array = npt.NDArray[np.float32]
+
+TILE = 128
+BLOCK_WORDS = 256
+BEATS = 512
+"""Mesh beats in a tile."""
+BIAS_WORD = 16
+"""Floats in a stream word of bias mode."""
+
+
+class OffChip(Unit):
+    """DDR and LPDDR: one uOP after another, strictly in order, reading and writing never overlapped."""
+
+    def __init__(self, spec: UnitSpec, net: Network) -> None:
+        super().__init__(spec, net)
+        self.memory: Any = net.banks.get(str(spec.bank))
+        self._read, self._write = f"{spec.bank}_read_gbs", f"{spec.bank}_write_gbs"
+
+    def kernel(self, uop: f.Transfer | None) -> Steps:
+        if uop is None or not uop.peer:
+            return
+        yield Fire("offchip_uop")
+        at, left = uop.addr * UNIT, uop.size
+        limit = BLOCK_WORDS * BIAS_WORD if uop.bias else BLOCK
+        while left:
+            piece = min(limit, left)
+            if not uop.bias and piece < BLOCK:
+                piece = QUARTER
+            words = piece // BIAS_WORD if uop.bias else piece * BLOCK_WORDS // BLOCK
+            if uop.store:
+                source = (self.source(uop.peer),)
+                yield Fire(self._write, piece * 4, gets=source, words=words, do=self._writer(at, piece))
+            else:
+                sink = (self.sink(uop.peer),)
+                yield Fire(self._read, piece * 4, puts=sink, words=words, do=self._reader(at, piece))
+            at += piece
+            left -= piece
+
+    def _reader(self, at: int, size: int) -> Any:
+        def read() -> tuple[Array]:
+            piece = self.memory[at : at + size]
+            if len(piece) != size:
+                raise ProgramError(f"{self.name} reads {size} elements at {at}, beyond its {len(self.memory)}")
+            return (piece.copy(),)
+
+        return read
+
+    def _writer(self, at: int, size: int) -> Any:
+        def write(piece: Array) -> None:
+            target = self.memory[at : at + size]
+            if len(target) != size:
+                raise ProgramError(f"{self.name} writes {size} elements at {at}, beyond its {len(self.memory)}")
+            target[:] = piece
+
+        return write
+
+
+class PingPong(Unit):
+    """A double buffer whose flag `cur` flips after every uOP, the empty ones included, and lives for the whole run."""
+
+    ROWS = 0
+    COLS = 0
+
+    def __init__(self, spec: UnitSpec, net: Network) -> None:
+        super().__init__(spec, net)
+        self.cur = 0
+        self.buffers: list[Array] = []
+        if net.data:
+            self.buffers = [np.full((self.ROWS, self.COLS), np.nan, np.float32) for _ in range(2)]
+
+    def fresh(self, side: int, rows: int, cols: int) -> None:
+        """Replace a buffer before rows x cols of it are overwritten; the rest stays stale."""
+        if self.buffers:
+            old = self.buffers[side]
+            whole = rows >= self.ROWS and cols >= self.COLS
+            self.buffers[side] = np.empty_like(old) if whole else old.copy()
+
+    def lanes(self, *lanes: Steps | None) -> Steps:
+        """Run what is enabled side by side, then flip."""
+        active = [lane for lane in lanes if lane is not None]
+        if len(active) > 1:
+            yield Par(*active)
+        elif active:
+            yield from active[0]
+        self.cur ^= 1
+
+
+class MemA(PingPong):
+    """LHS scratchpad, 256x128."""
+
+    ROWS, COLS = 256, 128
+
+    def kernel(self, uop: f.MemA | None) -> Steps:
+        if uop is None:
+            return self.lanes()
+        return self.lanes(self._load(uop) if uop.load else None, self._send(uop) if uop.send else None)
+
+    def _load(self, uop: f.MemA) -> Steps:
+        side = 1 - self.cur
+        source = (self.source("DDR"),)
+        self.fresh(side, uop.dim1, uop.dim2)
+        for i in range(uop.dim1 // 128):
+            for j in range(uop.dim2 // 64):
+
+                def put(piece: Array, i: int = i, j: int = j) -> None:
+                    self.buffers[side][i * 128 : i * 128 + 128, j * 64 : j * 64 + 64] = unblock(piece, 128, 64)
+
+                yield Fire("mem_word", BLOCK_WORDS, gets=source, words=BLOCK_WORDS, do=put)
+
+    def _send(self, uop: f.MemA) -> Steps:
+        side = self.cur
+        sink = (self.sink("MeshA"),)
+        for a in range(uop.acc_a):
+
+            def tile(a: int = a) -> tuple[Array]:
+                return (self.buffers[side][a * 128 : a * 128 + 128],)
+
+            for _ in range(uop.acc_b):
+                yield Fire("mesh_beat", BEATS, puts=sink, do=tile)
+
+
+class MemB(PingPong):
+    """RHS scratchpad of MME columns: MemB0 and MemB1, 128x512."""
+
+    ROWS, COLS = 128, 512
+
+    def kernel(self, uop: f.MemB | None) -> Steps:
+        if uop is None:
+            return self.lanes()
+        return self.lanes(self._load(uop) if uop.load else None, self._send(uop) if uop.send else None)
+
+    def _load(self, uop: f.MemB) -> Steps:
+        if uop.bias:
+            return self._load_vector(uop)
+        if uop.transpose:
+            return self._load_transposed(uop)
+        return self._load_blocks(uop, self.source("LPDDR"))
+
+    def _load_blocks(self, uop: f.MemB, source: Channel) -> Steps:
+        side = 1 - self.cur
+        self.fresh(side, uop.dim1, uop.dim2)
+        for i in range(uop.dim1 // 128):
+            for j in range(uop.dim2 // 64):
+
+                def put(piece: Array, i: int = i, j: int = j) -> None:
+                    self.buffers[side][i * 128 : i * 128 + 128, j * 64 : j * 64 + 64] = unblock(piece, 128, 64)
+
+                yield Fire("mem_word", BLOCK_WORDS, gets=(source,), words=BLOCK_WORDS, do=put)
+
+    def _load_transposed(self, uop: f.MemB) -> Steps:
+        """dim1 and dim2 are K and N after transposition; the blocks come as N x K."""
+        side = 1 - self.cur
+        source = (self.source("DDR"),)
+        self.fresh(side, uop.dim1, uop.dim2)
+        for i in range(uop.dim2 // 128):
+            for j in range(uop.dim1 // 64):
+
+                def put(piece: Array, i: int = i, j: int = j) -> None:
+                    self.buffers[side][j * 64 : j * 64 + 64, i * 128 : i * 128 + 128] = unblock(piece, 128, 64).T
+
+                yield Fire("mem_word", BLOCK_WORDS, gets=source, words=BLOCK_WORDS, do=put)
+
+    def _load_vector(self, uop: f.MemB) -> Steps:
+        """Groups of 32 floats: group g lands at row 4*(g mod dim1), columns 32*(g div dim1)."""
+        side = 1 - self.cur
+        rows, blocks = uop.dim1, uop.dim2
+        self.fresh(side, 0, 0)
+
+        def put(vector: Array) -> None:
+            groups = vector.reshape(blocks, rows, 32).transpose(1, 0, 2).reshape(rows, blocks * 32)
+            self.buffers[side][0 : 4 * rows : 4, 0 : blocks * 32] = groups
+
+        words = rows * blocks * 32 // BIAS_WORD
+        if words:
+            yield Fire("mem_word", words, gets=(self.source("LPDDR"),), words=words, do=put)
+
+    def _send(self, uop: f.MemB) -> Steps:
+        side = self.cur
+        sink = (self.sink("MeshB"),)
+        for _ in range(uop.acc_a):
+            for b in range(uop.acc_b):
+
+                def tile(b: int = b) -> tuple[Array]:
+                    return (self.buffers[side][:, b * 128 : b * 128 + 128],)
+
+                yield Fire("mesh_beat", BEATS, puts=sink, do=tile)
+
+
+class MemB2(MemB):
+    """RHS scratchpad of the attention values: 512x64, sent as 128x128 tiles whose right half is 0."""
+
+    ROWS, COLS = 512, 64
+
+    def _load(self, uop: f.MemB) -> Steps:
+        return self._load_blocks(uop, self.source("DDR"))
+
+    def _send(self, uop: f.MemB) -> Steps:
+        side = self.cur
+        sink = (self.sink("MeshB"),)
+        for _ in range(uop.acc_a * uop.acc_b):
+            for k in range(uop.acc_k):
+
+                def tile(k: int = k) -> tuple[Array]:
+                    out = np.zeros((TILE, TILE), np.float32)
+                    out[:, :64] = self.buffers[side][k * 128 : k * 128 + 128]
+                    return (out,)
+
+                yield Fire("mesh_beat", BEATS, puts=sink, do=tile)
+
+
+class Mesh(Unit):
+    """Copy tiles from each active source to all its active destinations, all sources in lock step."""
+
+    def kernel(self, uop: f.MeshA | f.MeshB | None) -> Steps:
+        if uop is None:
+            return
+        routes: dict[str, list[str]] = {}
+        for field in uop.FIELDS:
+            if field.source and field.to and getattr(uop, field.name):
+                routes.setdefault(field.source, []).append(field.to)
+        gets = tuple(self.source(s) for s in routes)
+        puts = tuple(self.sink(d) for dests in routes.values() for d in dests)
+        fan = tuple(len(dests) for dests in routes.values())
+
+        def copy(*tiles: Array) -> tuple[Array, ...]:
+            return tuple(t for t, n in zip(tiles, fan, strict=True) for _ in range(n))
+
+        if gets:
+            for _ in range(uop.size // BEATS):
+                yield Fire("mesh_beat", BEATS, gets=gets, puts=puts, do=copy)
+
+
+class Mme(Unit):
+    """Matrix multiplication engine: 64 AIE tiles that multiply a 128x128 by a 128x128 tile."""
+
+    def __init__(self, spec: UnitSpec, net: Network) -> None:
+        super().__init__(spec, net)
+        self.a = self.source("MeshA")
+        self.b = self.source("MeshB")
+        self.c = self.sink(f"MemC{spec.index}")
+        self.scale = np.empty(0, np.float32)
+        self.bias = np.empty(0, np.float32)
+
+    def kernel(self, op: f.Mme) -> Steps:
+        full_k = bool(op.k128)
+        full_n = bool(op.n128) or not full_k  # K = 64 mode ignores bits 22, 24, 25 and the bias
+        acc_k, prev, bias = op.acc_k and full_k, op.prev and full_k, op.bias and full_k
+        rate = "mme_tile_us" if full_k and full_n else "mme_k64_us" if full_n else "mme_n64_us"
+        if op.load_prev:
+            yield Fire(gets=(self.b,), do=self._keep_scale, whole=True)
+        if bias:
+            yield Fire(gets=(self.b,), do=self._keep_bias, whole=True)
+        ab, c = (self.a, self.b), (self.c,)
+        for _ in range(op.a_iter):
+            for bi in range(op.b_iter):
+                yield Fire("mme_setup_us")
+                tiles = range(bi * op.acc_b, (bi + 1) * op.acc_b)
+                if prev:
+                    for _ in range(op.acc_a):
+                        for t in tiles:
+                            yield Fire("mesh_beat", BEATS, gets=(self.a,), puts=c, do=self._scaler(t), whole=True)
+                if acc_k:
+                    for _ in range(op.acc_a):
+                        for t in tiles:
+                            sums = _Sum(self._vector(t) if bias else None, full_n)
+                            for _ in range(op.k_iter - 1):
+                                yield Fire(rate, gets=ab, do=sums.add, whole=True)
+                            yield Fire(rate, gets=ab, puts=c, do=sums.emit, whole=True)
+                    continue
+                for k in range(op.k_iter):
+                    for _ in range(op.acc_a):
+                        for t in tiles:
+                            start = self._vector(t) if bias and k == 0 else None
+                            do = _Product(start, full_k, full_n)
+                            yield Fire(rate, gets=ab, puts=c, do=do, whole=True)
+
+    def _vector(self, t: int) -> Array:
+        return self.bias[t * TILE : t * TILE + TILE]
+
+    def _keep_bias(self, tile: Array) -> None:
+        self.bias = vector_of(tile)
+
+    def _keep_scale(self, tile: Array) -> None:
+        self.scale = vector_of(tile)
+
+    def _scaler(self, t: int) -> Any:
+        def scale(tile: Array) -> tuple[Array]:
+            return (tile * self.scale[t * TILE : t * TILE + TILE],)
+
+        return scale
+
+
+def vector_of(tile: Array) -> Array:
+    """The 4096 floats that a bias load laid out in a B tile, in order."""
+    return tile[::4].reshape(32, 4, 32).transpose(1, 0, 2).reshape(-1)
+
+
+class _Product:
+    """One tile product; columns beyond N are undefined, so NaN."""
+
+    __slots__ = ("bias", "full_k", "full_n")
+
+    def __init__(self, bias: Array | None, full_k: bool, full_n: bool) -> None:
+        self.bias, self.full_k, self.full_n = bias, full_k, full_n
+
+    def __call__(self, a: Array, b: Array) -> tuple[Array]:
+        out = a @ b if self.full_k else a[:, :64] @ b[:64]
+        if self.bias is not None:
+            out += self.bias
+        if not self.full_n:
+            out[:, 64:] = np.nan
+        return (out,)
+
+
+class _Sum:
+    """Products summed over k inside the MME, one tile emitted."""
+
+    __slots__ = ("bias", "full_n", "total")
+
+    def __init__(self, bias: Array | None, full_n: bool) -> None:
+        self.bias, self.full_n = bias, full_n
+        self.total: Array | None = None
+
+    def add(self, a: Array, b: Array) -> None:
+        if self.total is not None:
+            self.total += a @ b
+        else:
+            self.total = a @ b if self.bias is None else a @ b + self.bias
+
+    def emit(self, a: Array, b: Array) -> tuple[Array]:
+        self.add(a, b)
+        out = self.total
+        assert out is not None
+        if not self.full_n:
+            out[:, 64:] = np.nan
+        return (out,)
+
+
+class MemC(PingPong):
+    """Result scratchpad, 256x512: receives and accumulates; applies softmax before its flip, activation and norm before
+    its store. Neighbours are 0-1, 2-3 and 4-5."""
+
+    ROWS, COLS = 256, 512
+
+    def __init__(self, spec: UnitSpec, net: Network) -> None:
+        super().__init__(spec, net)
+        self.sends = spec.index < 4
+        self.neighbour = f"MemC{spec.index ^ 1}"
+        self.registers = f.MemCConfig()
+        self.norm_links = (self.sink(self.neighbour, "norm"), self.source(self.neighbour, "norm"))
+        if self.sends:
+            self.softmax_links = (self.sink(self.neighbour, "softmax"), self.source(self.neighbour, "softmax"))
+
+    def kernel(self, uop: f.MemC | f.MemCConfig | None) -> Steps:
+        if isinstance(uop, f.MemCConfig):
+            return self._configure(uop)
+        if uop is None:
+            return self.lanes()
+        out = self._send(uop) if uop.send and self.sends else self._store(uop) if uop.store else None
+        return self.lanes(self._recv(uop) if uop.recv else None, out)
+
+    def _configure(self, uop: f.MemCConfig) -> Steps:
+        self.registers = uop
+        yield Fire()
+
+    # -- receiving side
+
+    def _recv(self, uop: f.MemC) -> Steps:
+        side = self.cur
+        source = (self.source(f"MME{self.index}"),)
+        rows = uop.recv_a & 3 if self.sends else uop.recv_a
+        self.fresh(side, rows * TILE, uop.recv_b * TILE)
+        for k in range(uop.k_iter):
+            for a in range(rows):
+                for b in range(uop.recv_b):
+
+                    def put(tile: Array, a: int = a, b: int = b, first: bool = k == 0) -> None:
+                        part = self.buffers[side][a * TILE : (a + 1) * TILE, b * TILE : (b + 1) * TILE]
+                        if first:
+                            part[:] = tile
+                        else:
+                            part += tile
+
+                    yield Fire("mesh_beat", BEATS, gets=source, do=put)
+        if uop.softmax and self.sends:
+            yield from self._softmax(side, rows, uop.recv_b)
+
+    def _softmax(self, side: int, row_tiles: int, col_tiles: int) -> Steps:
+        """exp over the valid columns, divided by the row sum over both neighbours."""
+        reg = self.registers
+        rows, cols = row_tiles * TILE, col_tiles * TILE
+        state = _Softmax(self, side, rows, cols)
+        yield Fire("softmax_us", row_tiles * col_tiles, do=state.begin)
+        if reg.alone:
+            yield Fire(do=state.finish)
+            return
+        out, back = self.softmax_links
+        if reg.causal:  # the odd unit counts its columns behind the even one's
+            yield Fire(puts=(out,), do=lambda: (cols,))
+            yield Fire(gets=(back,), do=state.set_left)
+        if reg.max_sub:
+            yield Fire(puts=(out,), words=rows, do=state.own_max)
+            yield Fire(gets=(back,), words=rows, do=state.other_max)
+        if cols:
+            yield Fire(puts=(out,), words=rows, do=state.own_sum)
+        yield Fire(gets=(back,), words=rows, do=state.other_sum)
+        yield Fire(do=state.finish)
+
+    # -- sending side
+
+    def _send(self, uop: f.MemC) -> Steps:
+        side = 1 - self.cur
+        sink = (self.sink("MeshA"),)
+        for a in range(uop.send_a):
+            for _ in range(uop.send_b):
+                for k in range(uop.send_k & 3):
+
+                    def tile(a: int = a, k: int = k) -> tuple[Array]:
+                        return (self.buffers[side][a * TILE : (a + 1) * TILE, k * TILE : (k + 1) * TILE],)
+
+                    yield Fire("mesh_beat", BEATS, puts=sink, do=tile)
+
+    def _store(self, uop: f.MemC) -> Steps:
+        side = 1 - self.cur
+        reg = self.registers
+        if uop.gelu:
+            cols = self.COLS if uop.layernorm else uop.dim2
+
+            def activate() -> None:
+                part = self.buffers[side][: uop.dim1, :cols]
+                part[:] = activation(part, reg.activation)
+
+            yield Fire("gelu_us", uop.dim1 / self.ROWS, do=activate)
+        if uop.layernorm:
+            yield from self._norm(side, uop.dim1)
+        sink = (self.sink("DDR"),)
+        for i in range(uop.dim1 // 128):
+            for j in range(uop.dim2 // 64):
+
+                def piece(i: int = i, j: int = j) -> tuple[Array]:
+                    return (block(self.buffers[side][i * 128 : i * 128 + 128, j * 64 : j * 64 + 64]),)
+
+                yield Fire("mem_word", BLOCK_WORDS, puts=sink, words=BLOCK_WORDS, do=piece)
+
+    def _norm(self, side: int, rows: int) -> Steps:
+        """Two passes over own and neighbour's columns; sums are exchanged together with counts."""
+        out, back = self.norm_links
+        state = _Norm(self, side, rows)
+        yield Fire("norm_us", rows / self.ROWS)
+        if not self.registers.rms:
+            yield Fire(puts=(out,), words=rows, do=state.own_sum)
+            yield Fire(gets=(back,), words=rows, do=state.other_sum)
+        yield Fire(puts=(out,), words=rows, do=state.own_squares)
+        yield Fire(gets=(back,), words=rows, do=state.other_squares)
+
+
+class _Softmax:
+    """The data of one softmax on one MemC, between its exchanges with the neighbour."""
+
+    def __init__(self, unit: MemC, side: int, rows: int, cols: int) -> None:
+        self.reg = unit.registers
+        self.odd = unit.index & 1
+        self.unit, self.side, self.rows, self.cols = unit, side, rows, cols
+        self.left = 0
+
+    def begin(self) -> None:
+        self.x = self.unit.buffers[self.side][: self.rows, : self.cols]
+        if self.reg.scale != 1.0:
+            self.x *= np.float32(self.reg.scale)
+        self.top = np.zeros(self.rows, np.float32)
+
+    def set_left(self, columns: int) -> None:
+        self.left = columns if self.odd else 0
+
+    def _valid(self) -> npt.NDArray[np.bool_] | None:
+        reg = self.reg
+        if reg.softmax_cols >= self.cols and not reg.causal:
+            return None
+        c = np.arange(self.cols)
+        valid = np.broadcast_to(c < reg.softmax_cols, (self.rows, self.cols))
+        if reg.causal:
+            valid = valid & (c[None] + self.left <= np.arange(self.rows)[:, None] + reg.offset)
+        return valid
+
+    def own_max(self) -> tuple[Array]:
+        valid = self._valid()
+        x = self.x if valid is None else np.where(valid, self.x, -np.inf)
+        self.top = x.max(axis=1, initial=-np.inf).astype(np.float32)
+        return (self.top,)
+
+    def other_max(self, top: Array) -> None:
+        self.top = np.maximum(self.top, top)
+
+    def own_sum(self) -> tuple[Array]:
+        self._exp()
+        return (self.total,)
+
+    def _exp(self) -> None:
+        if self.reg.max_sub:
+            if self.reg.alone:
+                self.own_max()
+            self.x -= np.where(np.isfinite(self.top), self.top, 0)[:, None]
+        with np.errstate(over="ignore"):
+            np.exp(self.x, out=self.x)
+        valid = self._valid()
+        if valid is not None:
+            self.x[~valid] = 0
+        self.total = self.x.sum(axis=1, dtype=np.float32)
+
+    def other_sum(self, total: Array) -> None:
+        self.total = self.total + total
+
+    def finish(self) -> None:
+        if self.reg.alone:
+            self._exp()
+        with np.errstate(invalid="ignore", divide="ignore"):
+            self.x /= self.total[:, None]
+        if self._valid() is not None:
+            self.x[self.total == 0] = 0
+
+
+class _Norm:
+    """The data of one norm on one MemC. A sum travels with its column count."""
+
+    def __init__(self, unit: MemC, side: int, rows: int) -> None:
+        self.reg = unit.registers
+        self.unit, self.side, self.rows = unit, side, rows
+        self.count: Any = 0
+        self.mean = np.zeros((rows, 1), np.float32)
+
+    def _part(self) -> Array:
+        return self.unit.buffers[self.side][: self.rows, : min(self.reg.norm_cols, self.unit.COLS)]
+
+    def own_sum(self) -> tuple[Any]:
+        part = self._part()
+        self.sum, self.count = part.sum(axis=1, dtype=np.float32), part.shape[1]
+        return ((self.sum, self.count),)
+
+    def other_sum(self, token: Any) -> None:
+        total, count = token
+        self.mean = ((self.sum + total) / np.float32(max(self.count + count, 1)))[:, None]
+
+    def own_squares(self) -> tuple[Any]:
+        centred = self._part() - self.mean
+        self.squares, self.count = np.square(centred).sum(axis=1, dtype=np.float32), centred.shape[1]
+        return ((self.squares, self.count),)
+
+    def other_squares(self, token: Any) -> None:
+        total, count = token
+        variance = (self.squares + total) / np.float32(max(self.count + count, 1))
+        part = self._part()
+        part -= self.mean
+        part /= np.sqrt(variance + np.float32(self.reg.eps))[:, None]
+        self.unit.buffers[self.side][: self.rows, part.shape[1] :] = 0
+
+
+def activation(x: Array, which: int) -> Array:
+    """MemC's activation register applied to x: gelu tanh, gelu erf, relu, silu, identity."""
+    match which:
+        case 0:
+            inner = np.float32(0.7978845608) * (x + np.float32(0.044715) * x * x * x)
+            return np.float32(0.5) * x * (1 + np.tanh(inner))
+        case 1:
+            from scipy.special import erf
+
+            return np.float32(0.5) * x * (1 + np.asarray(erf(x * np.float32(0.70710678118)), np.float32))
+        case 2:
+            return np.maximum(x, 0)
+        case 3:
+            with np.errstate(over="ignore"):
+                return x / (1 + np.exp(-x))
+        case 4:
+            return x
+    raise ProgramError(f"MemC activation {which} is not defined")
+
+
+def legal(unit: str, uop: Any) -> Iterator[str]:
+    """What the units cannot do although the bits allow it (contract sections 1.4, 2 and 7)."""
+    match uop:
+        case f.Transfer():
+            if not uop.peer and uop.size:
+                yield "names no destination or source"
+            if uop.bias and uop.size % 32:
+                yield f"a vector is a whole number of groups of 32, not {uop.size} elements"
+            if uop.bias and uop.size // BIAS_WORD >= 1024:
+                yield f"a vector has fewer than 1024 words of 16 floats, not {uop.size // BIAS_WORD}"
+            if not uop.bias and uop.size % QUARTER:
+                yield f"size {uop.size} is not a multiple of {QUARTER} elements"
+            if uop.store and unit == "LPDDR":
+                yield "LPDDR is read only"
+        case f.MemA():
+            if uop.load and (uop.dim1 > 256 or uop.dim2 > 128 or uop.dim1 % 128 or uop.dim2 % 64):
+                yield f"load {uop.dim1}x{uop.dim2} is no whole number of 128x64 blocks of a 256x128 buffer"
+            if uop.send and uop.acc_a > 2:
+                yield f"acc_a={uop.acc_a} row tiles of a buffer with 2"
+        case f.MemB():
+            yield from _legal_mem_b(unit, uop)
+        case f.MemC():
+            yield from _legal_mem_c(uop)
+        case f.MemCConfig():
+            if uop.activation > 4:
+                yield f"activation {uop.activation} is not defined"
+            if uop.softmax_cols > 512 and uop.softmax_cols != 1023:
+                yield f"softmax_cols={uop.softmax_cols} is neither within 0..512 nor 1023"
+            if uop.norm_cols > 512:
+                yield f"norm_cols={uop.norm_cols} is not within 0..512"
+        case f.MeshA() | f.MeshB():
+            if uop.size % BEATS:
+                yield f"size {uop.size} is not a whole number of tiles of {BEATS} beats"
+            dests = [x.to for x in uop.FIELDS if x.to and getattr(uop, x.name)]
+            if len(dests) != len(set(dests)):
+                yield "two sources for one destination"
+            if uop.size and not dests:
+                yield "moves tiles along no route"
+        case f.Mme():
+            yield from _legal_mme(uop)
+
+
+def _legal_mem_b(unit: str, uop: f.MemB) -> Iterator[str]:
+    second = unit == "MemB2"
+    if uop.load and uop.bias:
+        if second:
+            yield "MemB2 loads no vectors"
+        if uop.dim1 > 32 or uop.dim2 > 4 or (uop.dim2 > 1 and uop.dim1 != 32):
+            yield f"vector of {uop.dim2} column blocks of {uop.dim1} groups: at most 4 of exactly 32, or 1 of fewer"
+    elif uop.load:
+        if second and uop.transpose:
+            yield "MemB2 does not transpose"
+        rows, cols = (512, 64) if second else (128, 512)
+        row_step, col_step = (64, 128) if uop.transpose else (128, 64)
+        if uop.dim1 > rows or uop.dim2 > cols or uop.dim1 % row_step or uop.dim2 % col_step:
+            yield f"load {uop.dim1}x{uop.dim2} is no whole number of blocks of a {rows}x{cols} buffer"
+    if uop.send and second and (uop.acc_k > 4):
+        yield f"acc_k={uop.acc_k} row tiles of a buffer with 4"
+    if uop.send and not second and uop.acc_b > 4:
+        yield f"acc_b={uop.acc_b} column tiles of a buffer with 4"
+
+
+def _legal_mem_c(uop: f.MemC) -> Iterator[str]:
+    if uop.recv and (uop.recv_a > 2 or uop.recv_b > 4):
+        yield f"receives {uop.recv_a}x{uop.recv_b} tiles into a buffer of 2x4"
+    if uop.store and (uop.dim1 > 256 or uop.dim2 > 512 or uop.dim1 % 128 or uop.dim2 % 64):
+        yield f"store {uop.dim1}x{uop.dim2} is no whole number of 128x64 blocks of a 256x512 buffer"
+    if uop.send and (uop.send_a > 2 or uop.send_k > 3):
+        yield f"sends {uop.send_a}x{uop.send_k} tiles; 2x3 is the most"
+
+
+def _legal_mme(op: f.Mme) -> Iterator[str]:
+    if not op.k128:
+        if op.bias:
+            yield "K = 64 mode has no bias"
+        return
+    if op.bias and not op.n128:
+        yield "a bias needs N = 128"
+    if op.prev and not op.n128:
+        yield "the previous-layer term needs N = 128"
+    if op.acc_k and op.bias and (op.acc_a, op.acc_b) != (1, 1):
+        yield "accumulating over k with a bias needs acc_a = acc_b = 1"
+    if op.k_iter == 0 and not op.prev:
+        yield "k_iter = 0 without a previous-layer term does nothing"
+    if op.bias and op.b_iter * op.acc_b * TILE > 2048:
+        yield f"a bias of {op.b_iter * op.acc_b * TILE} columns; 2048 is the most"
+    if op.load_prev and (op.b_iter != 1 or op.acc_b * TILE > 512):
+        yield "previous-layer weights reach 512 columns, b_iter = 1 only"
+
+
+def transfer(unit: str, uop: Any) -> Transfer | None:
+    """The off-chip access of a uOP, None if it makes none."""
+    if isinstance(uop, f.Transfer) and uop.peer and uop.size:
+        return Transfer(unit.lower(), uop.addr, uop.size, uop.store)
+    return None
+
+
+def flops(op: f.Mme) -> int:
+    """Multiply-adds of one MME op, counted as 2 each, without the padding of 64-wide modes."""
+    k, n = (128 if op.k128 else 64), (128 if op.n128 or not op.k128 else 64)
+    return 2 * op.a_iter * op.b_iter * op.k_iter * op.acc_a * op.acc_b * TILE * k * n

@@ -1,0 +1,125 @@
+"""The instruction image: packets of mOPs behind one-word headers, and what the two decoder levels make of them.
+
+Source: contract section 1 (isa_xnn), paper section 3.3 and Fig. 8.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from .errors import FieldError, ImageError
+from .fields import Record, bits
+
+if TYPE_CHECKING:
+    from .datapath import Overlay
+
+Words = npt.NDArray[np.uint32]
+
+NOP = 0
+"""Opcode 0: one header word that the dispatcher skips."""
+
+
+class Header(Record, words=1):
+    """Packet header (contract 1.1)."""
+
+    opcode: int = bits(0, 0, 4, "FU type; 0 is skipped")
+    mask: int = bits(0, 4, 6, "bit i selects instance i; ignored for FU types with one instance")
+    last: int = bits(0, 10, 1, "terminator: ends the decoders of the selected FUs")
+    window: int = bits(0, 11, 5, "mOPs in the packet")
+    reuse: int = bits(0, 16, 16, "how often the window (DDR, LPDDR, Mesh) or each mOP (Mem) is issued; 0 is legal")
+
+
+@dataclass(frozen=True)
+class Packet:
+    """One packet: `header.window` mOPs of one FU type for the FUs in `header.mask`."""
+
+    header: Header
+    mops: tuple[Record, ...] = ()
+
+    @staticmethod
+    def of(opcode: int, mops: Sequence[Record], *, mask: int = 0, reuse: int = 1) -> Packet:
+        return Packet(Header(opcode=opcode, mask=mask, window=len(mops), reuse=reuse), tuple(mops))
+
+    @staticmethod
+    def terminator(opcode: int, mask: int = 0) -> Packet:
+        return Packet(Header(opcode=opcode, mask=mask, last=1))
+
+    @property
+    def words(self) -> int:
+        return 1 + sum(m.WORDS for m in self.mops)
+
+
+def encode_image(packets: Sequence[Packet]) -> Words:
+    """The wire image: packet words W, packet count P, then the packets back to back (contract 1)."""
+    body: list[int] = []
+    for packet in packets:
+        if packet.header.window != len(packet.mops):
+            raise ImageError(f"header says window={packet.header.window}, the packet holds {len(packet.mops)} mOPs")
+        body.extend(packet.header.encode())
+        for mop in packet.mops:
+            body.extend(mop.encode())
+    return np.array([len(body), len(packets), *body], dtype=np.uint32)
+
+
+def decode_image(words: Words, overlay: Overlay) -> tuple[Packet, ...]:
+    """Packets of a wire image. Raises `ImageError` with the word index where the hardware would misread it."""
+    if len(words) < 2:
+        raise ImageError(f"an image has at least 2 words, this one {len(words)}")
+    count, packets = int(words[0]), int(words[1])
+    if count != len(words) - 2:
+        raise ImageError(f"the image announces {count} packet words and holds {len(words) - 2}", 0)
+    if packets > count:
+        raise ImageError(f"the image announces {packets} packets in {count} words", 1)
+    raw: list[int] = words.tolist()
+    out: list[Packet] = []
+    at = 2
+    end = 2 + count
+    while at < end:
+        try:
+            header = Header.decode(raw[at : at + 1])
+        except FieldError as e:
+            raise ImageError(str(e), at) from e
+        if header.opcode == NOP:
+            out.append(Packet(Header(opcode=NOP)))
+            at += 1
+            continue
+        form = overlay.by_opcode.get(header.opcode)
+        if form is None:
+            raise ImageError(f"opcode {header.opcode} means nothing on overlay {overlay.name}", at)
+        if header.last and (header.window or header.reuse):
+            raise ImageError("a terminator has window = reuse = 0", at)
+        if header.last and form.config:
+            raise ImageError(f"a {form.name} packet cannot be a terminator", at)
+        size = form.mop.WORDS
+        stop = at + 1 + header.window * size
+        if stop > end:
+            raise ImageError(f"a packet of {header.window} {form.name} mOPs runs past the end of the image", at)
+        mops = []
+        for w in range(at + 1, stop, size):
+            try:
+                mops.append(form.mop.decode(raw[w : w + size]))
+            except FieldError as e:
+                raise ImageError(str(e), w) from e
+        out.append(Packet(header, tuple(mops)))
+        at = stop
+    if len(out) != packets:
+        raise ImageError(f"the image announces {packets} packets and holds {len(out)}", 1)
+    return tuple(out)
+
+
+def expand(packet: Packet, overlay: Overlay) -> Iterator[Any]:
+    """The uOPs that one packet becomes at each FU it selects (contract 1.3): window loops or mOP repeats."""
+    form = overlay.by_opcode[packet.header.opcode]
+    if form.loops_window:
+        for iteration in range(packet.header.reuse):
+            for mop in packet.mops:
+                yield from form.uops(mop, iteration)
+    else:
+        for mop in packet.mops:
+            for iteration in range(packet.header.reuse):
+                yield from form.uops(mop, iteration)

@@ -1,0 +1,118 @@
+"""Fold every LayerNorm's scale and shift, and every constant factor, into the weights of what consumes them.
+
+The machine normalises without scale and shift: of y = n * g + s it keeps n. A product of y becomes a product of n with
+g[:, None] * W and bias b + s @ W, a residual y the residual n with scale g and s added to the bias, an output y
+the output n with scale g and shift s. All of it in float64, rounded once.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+
+import numpy as np
+
+from ..isa.errors import UnsupportedError
+from ..scheduler.segment import Array, Attention, Gemm, Network, Norm, Output
+from .layers import Attend, Layer, LayerNorm, Linear, Source, ancestors
+
+
+def fold(outputs: list[Layer], batch: int, seq: int) -> tuple[Network, dict[Layer, str]]:
+    """The network that computes `outputs` over batch * seq rows, and the activation name of each layer in it.
+
+    Raises UnsupportedError where one product's result is wanted both with and without what is fused into it.
+    """
+    wanted = set(ancestors(outputs))
+    for layer in wanted:
+        _check_fused_once(layer, wanted)
+    sources = sorted((x for x in wanted if isinstance(x, Source)), key=lambda x: x.name)
+    layers = sorted((x for x in wanted if not isinstance(x, Source)), key=lambda x: x.order)
+    names = _name([*sources, *layers])
+    network = Network(
+        batch,
+        seq,
+        inputs={names[source]: source.width for source in sources},
+        outputs=tuple(_output(layer, names[layer]) for layer in outputs),
+        layers=tuple(_gemm(x, names) if isinstance(x, Linear) else _attention(x, names) for x in layers),
+    )
+    return network, names
+
+
+def _gemm(layer: Linear, names: dict[Layer, str]) -> Gemm:
+    weight, bias = layer.weight, layer.bias
+    affine = _affine(layer.x)
+    factor = np.float64(layer.factor)
+    if affine is not None:
+        bias = bias + affine.shift @ weight
+        weight = _scaled(weight, (affine.scale * factor)[:, None])
+    else:
+        weight = np.ascontiguousarray(weight) if factor == 1 else _scaled(weight, factor)
+    bias = bias * factor
+    scale = None
+    if layer.residual is not None:
+        residual = _affine(layer.residual)
+        scale = np.ones(layer.width) if residual is None else residual.scale
+        bias = bias if residual is None else bias + residual.shift
+    return Gemm(
+        layer.path,
+        x=names[layer.x],
+        y=names[layer],
+        weight=weight,
+        bias=bias.astype(np.float32),
+        activation=layer.activation,
+        residual=None if layer.residual is None else names[layer.residual],
+        residual_scale=None if scale is None else scale.astype(np.float32),
+        norm=None if layer.norm is None else Norm(layer.norm.eps),
+    )
+
+
+def _attention(layer: Attend, names: dict[Layer, str]) -> Attention:
+    q, k, v = (names[x] for x in layer.operands)
+    return Attention(layer.path, q, k, v, names[layer], layer.heads, layer.head_dim, layer.masked)
+
+
+def _output(layer: Layer, name: str) -> Output:
+    affine = _affine(layer)
+    if affine is None:
+        return Output(name)
+    return Output(name, affine.scale.astype(np.float32), affine.shift.astype(np.float32))
+
+
+def _affine(layer: Layer) -> LayerNorm | None:
+    return layer.norm if isinstance(layer, Linear) else None
+
+
+def _scaled(weight: Array, factor: np.ndarray | np.float64) -> Array:
+    """weight * factor in float64, rounded once; numpy converts in small pieces on the way."""
+    out = np.empty(weight.shape, np.float32)
+    return np.multiply(weight, factor, out=out, dtype=np.float64, casting="same_kind")
+
+
+def _check_fused_once(layer: Layer, wanted: set[Layer]) -> None:
+    before = layer.before if isinstance(layer, Linear) else None
+    while before is not None:
+        if before in wanted:
+            raise UnsupportedError(
+                f"{before.path}: its result is needed both before and after what follows it (a layer_norm, an "
+                "activation or an addition), which the machine fuses into the product; pre-norm blocks do this, and "
+                "they are not supported yet"
+            )
+        before = before.before
+
+
+def _name(layers: Iterable[Layer]) -> dict[Layer, str]:
+    """An identifier for each, from the module path."""
+    names: dict[Layer, str] = {}
+    taken: set[str] = set()
+    for layer in layers:
+        stem = re.sub(r"\W", "_", layer.name if isinstance(layer, Source) else layer.path)
+        if not stem or stem[0].isdigit():
+            kind = "attention" if isinstance(layer, Attend) else "linear"
+            stem = f"{kind}_{stem}".removesuffix("_")
+        name, n = stem, 1
+        while name in taken:
+            n += 1
+            name = f"{stem}_{n}"
+        taken.add(name)
+        names[layer] = name
+    return names

@@ -1,0 +1,106 @@
+"""The machine's part of a module before folding: each layer's result is what PyTorch computes, LayerNorm affine and all.
+
+Layers refer to each other as objects and are compared by identity. Fusing something into a product makes a new layer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from ..scheduler.segment import Activation, Array
+from .view import View
+
+Float64 = npt.NDArray[np.float64]
+
+
+@dataclass(frozen=True, eq=False)
+class Source:
+    """An activation the host provides. `view` is the host's tensor as seen in the machine's rows."""
+
+    name: str
+    width: int
+    view: View
+
+
+@dataclass(frozen=True, eq=False)
+class LayerNorm:
+    """LayerNorm over `width` columns; scale and shift are (width,)."""
+
+    eps: float
+    scale: Float64
+    shift: Float64
+
+
+@dataclass(frozen=True, eq=False)
+class Linear:
+    """norm(activation(factor * (x @ weight + bias) + residual)); weight (K, N), bias (N,).
+
+    `order` sorts layers such that operands come first. `before` is the layer that this one was fused from: only one of
+    them can be wanted.
+    """
+
+    path: str
+    order: int
+    x: Layer
+    weight: Array
+    bias: Float64
+    factor: float = 1.0
+    residual: Layer | None = None
+    activation: Activation | None = None
+    norm: LayerNorm | None = None
+    before: Linear | None = None
+
+    @property
+    def width(self) -> int:
+        return self.weight.shape[1]
+
+    @property
+    def is_open(self) -> bool:
+        """Something may still be added."""
+        return self.factor == 1.0 and self.activation is None and self.norm is None
+
+    @property
+    def operands(self) -> tuple[Layer, ...]:
+        return (self.x,) if self.residual is None else (self.x, self.residual)
+
+
+@dataclass(frozen=True, eq=False)
+class Attend:
+    """softmax(q @ k^T) @ v per sequence and head, head h in columns h*head_dim ..; masked by the run-time lengths."""
+
+    path: str
+    order: int
+    q: Layer
+    k: Layer
+    v: Layer
+    heads: int
+    head_dim: int
+    masked: bool
+
+    @property
+    def width(self) -> int:
+        return self.heads * self.head_dim
+
+    @property
+    def operands(self) -> tuple[Layer, ...]:
+        return (self.q, self.k, self.v)
+
+
+Layer = Source | Linear | Attend
+
+
+def ancestors(layers: list[Layer]) -> Iterator[Layer]:
+    """These layers and all they depend on, each once."""
+    seen: set[Layer] = set()
+    stack = list(layers)
+    while stack:
+        layer = stack.pop()
+        if layer not in seen:
+            seen.add(layer)
+            yield layer
+            if not isinstance(layer, Source):
+                stack += layer.operands

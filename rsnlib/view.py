@@ -1,0 +1,134 @@
+"""How a tensor of the traced module shows the elements of an activation: strides, with every dimension a mixed radix.
+
+PyTorch moves activations about with view, reshape, transpose, select and the like before a product meets them. On the
+machine an activation stays where it is, rows by columns; a `View` says which of its elements each position of the
+tensor is. Unlike plain strides it survives `reshape(transpose(x))`, where PyTorch would copy.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import prod
+
+import numpy as np
+import numpy.typing as npt
+
+# (size, stride in elements of the activation); a dimension is a tuple of these, outermost first.
+Atom = tuple[int, int]
+Dim = tuple[Atom, ...]
+
+
+def merge(atoms: Sequence[Atom]) -> Dim:
+    """The same index map with as few atoms as possible: equal maps compare equal."""
+    merged: list[Atom] = []
+    for size, stride in atoms:
+        if size == 1:
+            continue
+        if merged and merged[-1][1] == size * stride:
+            merged[-1] = (merged[-1][0] * size, stride)
+        else:
+            merged.append((size, stride))
+    return tuple(merged)
+
+
+@dataclass(frozen=True)
+class View:
+    """Element (i, j, ...) of the tensor is the activation's element offset + dims[0] at i + dims[1] at j + ..."""
+
+    dims: tuple[Dim, ...]
+    offset: int = 0
+
+    @classmethod
+    def dense(cls, shape: Sequence[int]) -> View:
+        """The activation itself, row-major, as a tensor of this shape."""
+        return cls(tuple(merge([(size, prod(shape[i + 1 :]))]) for i, size in enumerate(shape)))
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return tuple(prod(size for size, _ in dim) for dim in self.dims)
+
+    @property
+    def atoms(self) -> Dim:
+        return tuple(atom for dim in self.dims for atom in dim)
+
+    def permute(self, order: Sequence[int]) -> View:
+        return View(tuple(self.dims[i] for i in order), self.offset)
+
+    def regroup(self, shape: Sequence[int]) -> View | None:
+        """The elements in the same order, as a tensor of this shape; None where a dimension would cut an atom."""
+        rest = list(reversed(merge(self.atoms)))
+        dims = []
+        for size in shape:
+            dim = []
+            while size > 1 and rest:
+                n, stride = rest.pop()
+                if size % n:
+                    if n % size:
+                        return None
+                    rest.append((n // size, stride))
+                    n, stride = size, stride * (n // size)
+                dim.append((n, stride))
+                size //= n
+            dims.append(tuple(dim))
+        return View(tuple(dims), self.offset)
+
+    def narrow(self, axis: int, start: int, length: int) -> View | None:
+        """The positions start .. start+length-1 of one dimension; None where they are not regular."""
+        head: list[Atom] = []
+        offset, atoms = self.offset, self.dims[axis]
+        for i, (_size, stride) in enumerate(atoms):
+            inner = prod(size for size, _ in atoms[i + 1 :])
+            if start % inner == 0 and length % inner == 0:
+                head += [(length // inner, stride), *atoms[i + 1 :]]
+                offset += start // inner * stride
+                break
+            if start // inner != (start + length - 1) // inner:
+                return None
+            offset += start // inner * stride
+            start %= inner
+        return View((*self.dims[:axis], merge(head), *self.dims[axis + 1 :]), offset)
+
+    def columns(self, rows: int, width: int) -> tuple[npt.NDArray[np.int64], View] | None:
+        """The columns of the activation (rows, width) seen here, in the order of the dimensions, and this view of them.
+
+        The returned view is of an activation that consists of just those columns, in that order. None unless every row
+        is seen once, each with the same columns.
+        """
+        dims: list[list[Atom]] = [[] for _ in self.dims]
+        row_atoms: list[Atom] = []
+        index = np.array([self.offset % width])
+        for dim, atoms in zip(dims, self.dims, strict=True):
+            for size, stride in atoms:
+                split = [(size, stride)]
+                if stride < width < size * stride:
+                    inner = width // stride
+                    if width % stride or size % inner:
+                        return None
+                    split = [(size // inner, width), (inner, stride)]
+                for n, step in split:
+                    dim.append((n, step))
+                    if step % width == 0:
+                        row_atoms.append((n, step // width))
+                    else:
+                        index = np.add.outer(index, np.arange(n) * step).ravel()
+        in_order = merge(sorted(row_atoms, key=lambda atom: -atom[1]))
+        if self.offset >= width or in_order != merge([(rows, 1)]) or index.max() >= width:
+            return None
+        seen, inner = len(index), len(index)
+        for dim in dims:
+            for i, (size, stride) in enumerate(dim):
+                if stride % width == 0:
+                    dim[i] = (size, stride // width * seen)
+                else:
+                    inner //= size
+                    dim[i] = (size, inner)
+        return index, View(tuple(merge(dim) for dim in dims))
+
+    def with_columns(self, old: int, new: int) -> View | None:
+        """The view of an activation of `new` columns with the same rows, if the last dimension is all `old` columns."""
+        *leading, last = self.dims
+        if last != merge([(old, 1)]) or any(stride % old for dim in leading for _, stride in dim):
+            return None
+        rows = tuple(merge([(size, stride // old * new) for size, stride in dim]) for dim in leading)
+        return View((*rows, merge([(new, 1)])))

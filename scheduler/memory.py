@@ -1,0 +1,92 @@
+"""Where activations and weights lie off chip, and in what column order."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from ..isa.errors import UnsupportedError
+from ..isa.layout import padded
+from .segment import Array, Attention, Gemm, Network
+
+HEAD_COLS = 64
+"""Columns of a head on the machine; narrower heads are padded (MemB2 holds 64, K = 64 mode multiplies 64)."""
+
+
+@dataclass(frozen=True)
+class Columns:
+    """How an activation's columns are stored: `groups` groups of `width` columns, each padded to `pitch`; the whole
+    padded to a multiple of 128, the MMEs' K and N."""
+
+    groups: int
+    width: int
+    pitch: int
+
+    @property
+    def count(self) -> int:
+        return self.groups * self.width
+
+    @property
+    def stored(self) -> int:
+        return padded(self.groups * self.pitch, 128)
+
+    def positions(self) -> npt.NDArray[np.intp]:
+        """Stored column of each logical column."""
+        g, i = np.divmod(np.arange(self.count), self.width)
+        return g * self.pitch + i
+
+
+def columns_of(network: Network) -> dict[str, Columns]:
+    """The column layout of every activation: heads get 64 columns each, everything else lies plain."""
+    out: dict[str, Columns] = {n: Columns(1, c, padded(c, 128)) for n, c in network.inputs.items()}
+    for layer in network.layers:
+        if isinstance(layer, Gemm):
+            n = layer.weight.shape[1]
+            out[layer.y] = Columns(1, n, padded(n, 128))
+    for layer in network.layers:
+        if isinstance(layer, Attention):
+            if layer.head_dim > HEAD_COLS:
+                raise UnsupportedError(
+                    f"{layer.path}: heads of {layer.head_dim} columns; MemB2 holds values of at most {HEAD_COLS}"
+                )
+            for name in (layer.q, layer.k, layer.v, layer.y):
+                out[name] = Columns(layer.heads, layer.head_dim, HEAD_COLS)
+                if name in network.inputs:
+                    raise UnsupportedError(f"{layer.path}: attention over a network input is not supported")
+    return out
+
+
+def stored_weight(gemm: Gemm, x: Columns, y: Columns, cols: int) -> Array:
+    """The weight as stored: rows by x's layout, columns by y's, zero-padded to `cols` columns."""
+    out = np.zeros((x.stored, cols), np.float32)
+    out[np.ix_(x.positions(), y.positions())] = gemm.weight
+    return out
+
+
+def stored_vector(vector: Array, y: Columns, cols: int) -> Array:
+    """A per-column vector in y's layout, zero-padded to `cols`."""
+    out = np.zeros(cols, np.float32)
+    out[y.positions()] = vector
+    return out
+
+
+class Arena:
+    """Offsets in one bank. Freed pieces are reused by pieces of the same size, so that the layers of a stack share
+    their intermediate activations."""
+
+    def __init__(self) -> None:
+        self._end = 0
+        self._free: dict[int, list[int]] = {}
+
+    def take(self, units: int) -> int:
+        pool = self._free.get(units)
+        if pool:
+            return pool.pop()
+        at = self._end
+        self._end = padded(at + units, 64)
+        return at
+
+    def give(self, at: int, units: int) -> None:
+        self._free.setdefault(units, []).append(at)

