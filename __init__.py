@@ -16,7 +16,7 @@ __all__ = ["Program", "Runner", "__version__", "compile", "errors"]
 _HOME = {
     "Program": ".isa.program:Program",
     "Runner": ".host.runner:Runner",
-    "compile": ".rsnlib.compile:compile",
+    "compile": ".compiler:compile",
     "errors": ".isa.errors",
 }
 

@@ -46,7 +46,7 @@ def _gemm(layer: Linear, names: dict[Layer, str]) -> Gemm:
         bias = bias + affine.shift @ weight
         weight = _scaled(weight, (affine.scale * factor)[:, None])
     else:
-        weight = np.ascontiguousarray(weight) if factor == 1 else _scaled(weight, factor)
+        weight = np.array(weight, order="C") if factor == 1 else _scaled(weight, factor)
     bias = bias * factor
     scale = None
     if layer.residual is not None:

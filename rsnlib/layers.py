@@ -1,4 +1,4 @@
-"""The machine's part of a module before folding: each layer's result is what PyTorch computes, LayerNorm affine and all.
+"""The machine's part of a module before folding: each layer's result is PyTorch's own, LayerNorm affine and all.
 
 Layers refer to each other as objects and are compared by identity. Fusing something into a product makes a new layer.
 """
@@ -56,7 +56,7 @@ class Linear:
 
     @property
     def width(self) -> int:
-        return self.weight.shape[1]
+        return int(self.weight.shape[1])
 
     @property
     def is_open(self) -> bool:

@@ -21,7 +21,7 @@ def attended_keys(mask: torch.Tensor, batch: int, seq: int) -> npt.NDArray[np.bo
     """
     shape = (1,) * (4 - mask.ndim) + tuple(mask.shape)
     if len(shape) != 4 or shape[0] not in (1, batch) or shape[2] not in (1, seq) or shape[3] not in (1, seq):
-        raise TensorError(f"an attention mask of shape {tuple(mask.shape)} does not fit {batch} sequences of {seq} rows")
+        raise TensorError(f"an attention mask of {tuple(mask.shape)} does not fit {batch} sequences of {seq} rows")
     mask = mask.detach().reshape(shape)
     for axis in (1, 2):  # expanded dimensions need no comparison
         if mask.stride(axis) == 0:
@@ -31,7 +31,7 @@ def attended_keys(mask: torch.Tensor, batch: int, seq: int) -> npt.NDArray[np.bo
             raise TensorError(f"an attention mask is bool or float, not {mask.dtype}")
         hidden = mask <= HIDDEN
         if not bool((hidden | (mask == 0)).all()):
-            raise TensorError(f"an attention mask of other values than 0 and at most {HIDDEN:g} is a bias: not supported")
+            raise TensorError(f"a float attention mask must be 0 or at most {HIDDEN:g}; a bias is not supported")
         mask = ~hidden
     for axis, what in ((1, "heads"), (2, "query rows")):
         if not bool((mask == mask.narrow(axis, 0, 1)).all()):
@@ -46,7 +46,7 @@ def prefix_lengths(mask: torch.Tensor, batch: int, seq: int) -> npt.NDArray[np.i
     Raises TensorError, naming the sequence, where these keys are not the first ones or where there are none.
     """
     keys = attended_keys(mask, batch, seq)
-    lengths = keys.sum(axis=1, dtype=np.int64)
+    lengths: npt.NDArray[np.int64] = keys.sum(axis=1, dtype=np.int64)
     for i in range(batch):
         if lengths[i] == 0:
             raise TensorError(f"the attention mask hides every key of sequence {i}")

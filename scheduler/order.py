@@ -74,10 +74,11 @@ def order_accesses(tiles: Sequence[Tile], schedule: Schedule) -> Iterator[Ddr]:
     queue: deque[tuple[int, Access]] = deque()  # stores not yet issued, and the tile among whose loads they are due
     late: set[int] = set()
     for i, tile in enumerate(tiles):
-        if schedule.interleave is Interleave.STRICT:
-            while queue:
-                yield queue.popleft()[1].mop()
         ready = sum(1 for due, _ in queue if due <= i)
+        if schedule.interleave is Interleave.STRICT:
+            for _ in range(ready):
+                yield queue.popleft()[1].mop()
+            ready = 0
         start = int(len(tile.loads) * LATE_START) if i in late else 0
         gaps = len(tile.loads) - start
         issued = 0

@@ -1,0 +1,107 @@
+"""Pieces of buffers as the chunks of an mOP, both ways: `x[0:+128, 64:+128]` and addr, size, chunks, chunk_stride.
+
+A buffer is a grid of grains that lie one behind the other, row by row: 128x64 blocks in a blocked matrix, single
+elements in a linear buffer. A slice is a rectangle of whole grains. One that is contiguous in memory is a single chunk;
+any other has a chunk per row of grains.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Iterable, Sequence
+from math import prod
+from typing import NamedTuple
+
+from ..isa.layout import BLOCK_COLS, BLOCK_ROWS
+from ..isa.program import Buffer, Layout
+
+GRAIN = {Layout.BLOCKED: (BLOCK_ROWS, BLOCK_COLS), Layout.LINEAR: (1, 1)}
+
+
+class Chunks(NamedTuple):
+    """What an mOP is told: addr and stride in address units, size in elements of one chunk."""
+
+    addr: int
+    size: int
+    chunks: int = 1
+    stride: int = 0
+
+
+class SliceError(ValueError):
+    """A rectangle that is no piece of its buffer. `dim` is the dimension at fault, None if it is the whole."""
+
+    def __init__(self, message: str, dim: int | None = None) -> None:
+        super().__init__(message)
+        self.dim = dim
+
+
+def whole(buffer: Buffer) -> Chunks:
+    return Chunks(buffer.offset, buffer.size)
+
+
+def cut(buffer: Buffer, bounds: Sequence[tuple[int, int]], unit: int) -> Chunks:
+    """The chunks of buffer[start:stop] or buffer[start:stop, start:stop]; unit is the overlay's address unit."""
+    shape = buffer.shape
+    if len(bounds) != len(shape):
+        raise SliceError(f"the slice has {len(bounds)} of the {len(shape)} dimensions of {buffer.name}")
+    steps = GRAIN[buffer.layout][-len(shape) :]
+    for i, ((start, stop), size, step) in enumerate(zip(bounds, shape, steps, strict=True)):
+        if start >= stop:
+            raise SliceError(f"{start}:{stop} is empty", i)
+        if start < 0 or stop > size:
+            raise SliceError(f"{start}:{stop} is not within 0:{size}", i)
+        if start % step or stop % step:
+            raise SliceError(f"{start}:{stop} cuts a block; blocks are {'x'.join(map(str, steps))}", i)
+    left, right = (b // steps[-1] for b in bounds[-1])
+    top, bottom = (b // steps[0] for b in bounds[0]) if len(shape) == 2 else (0, 1)
+    across, each = shape[-1] // steps[-1], prod(steps)
+    first, row = (top * across + left) * each, across * each
+    contiguous = bottom - top == 1 or right - left == across
+    if first % unit or not contiguous and row % unit:
+        raise SliceError(f"it does not start on whole address units of {unit} elements")
+    size = (right - left) * each
+    if contiguous:
+        return Chunks(buffer.offset + first // unit, (bottom - top) * size)
+    return Chunks(buffer.offset + first // unit, size, bottom - top, row // unit)
+
+
+def uncut(buffer: Buffer, chunks: Chunks, unit: int) -> list[tuple[int, int]] | None:
+    """The bounds for which `cut` gives these chunks; None if there are none."""
+    shape, steps = buffer.shape, GRAIN[buffer.layout][-len(buffer.shape) :]
+    if len(steps) != len(shape):
+        return None
+    across, each = shape[-1] // steps[-1], prod(steps)
+    first, odd = divmod((chunks.addr - buffer.offset) * unit, each)
+    width, rest = divmod(chunks.size, each)
+    if odd or rest or not across:
+        return None
+    top, left = divmod(first, across)
+    height = chunks.chunks
+    if height == 1 and width > across and not width % across:
+        height, width = width // across, across
+    bounds = [(top * steps[0], (top + height) * steps[0])] if len(shape) == 2 else []
+    bounds.append((left * steps[-1], (left + width) * steps[-1]))
+    try:
+        return bounds if cut(buffer, bounds, unit) == chunks else None
+    except SliceError:
+        return None
+
+
+class Atlas:
+    """Finds the buffer that an address belongs to."""
+
+    NESTED = 8
+    """How far to look back for a buffer around those that start nearer to the address."""
+
+    def __init__(self, buffers: Iterable[Buffer], unit: int) -> None:
+        self.unit = unit
+        self._banks: dict[str, list[Buffer]] = {}
+        for b in sorted(buffers, key=lambda b: b.offset):
+            self._banks.setdefault(b.bank, []).append(b)
+        self._starts = {bank: [b.offset for b in row] for bank, row in self._banks.items()}
+
+    def near(self, bank: str, addr: int) -> list[Buffer]:
+        """The buffers around an address, the one that starts nearest first."""
+        row = self._banks.get(bank, [])
+        stop = bisect_right(self._starts.get(bank, []), addr)
+        return [b for b in reversed(row[max(0, stop - self.NESTED) : stop]) if (addr - b.offset) * self.unit < b.size]

@@ -1,0 +1,60 @@
+"""How the fields of a record read in a statement. Parser and printer share it, and it follows from the field tables."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections import Counter
+from collections.abc import Container
+from functools import cache
+
+from ..isa.fields import Field, Record
+
+NAME = re.compile(r"[A-Za-z_]\w*(\.\w+)*")
+"""What may stand without quotes; the NAME of rsn.lark."""
+
+KEYWORDS = frozenset(
+    ("overlay", "const", "param", "buffer", "at", "view", "scale", "shift")
+    + ("packet", "last", "nop", "for", "in", "clamp")
+)
+
+
+class Spelling:
+    """The words that set fields of one record.
+
+    fields: every field, by name (`dim1=128`; one-bit fields also bare). to, source, routes: one-bit fields that stand
+    for a stream, by peer (`-> MemA0`, `<- MemC0`, `MemA0->MME0`), where the peer names one field alone.
+    sliced: whether a piece of a buffer (`x[0:+128, 0:+64]`) sets addr and size, and whether it may have many chunks.
+    """
+
+    def __init__(self, record: type[Record]) -> None:
+        self.record = record
+        self.fields = {f.name: f for f in record.FIELDS}
+        self.flags = [f.name for f in record.FIELDS if f.flag]
+        peers = Counter((f.source, f.to) for f in record.FIELDS)
+        named = [f for f in record.FIELDS if f.flag and (f.to or f.source) and peers[f.source, f.to] == 1]
+        self.to = {f.to: f for f in named if f.to and not f.source}
+        self.source = {f.source: f for f in named if f.source and not f.to}
+        self.routes = {(f.source, f.to): f for f in named if f.source and f.to}
+        self._arrows = {f.name: f for f in named}
+        self.sliced = {"addr", "size"} <= self.fields.keys()
+        self.chunked = self.sliced and {"chunks", "chunk_stride"} <= self.fields.keys()
+
+    def arrow(self, field: Field) -> str | None:
+        """`-> MemA0`, `<- MemC0` or `MemA0->MME0`, if the field reads so."""
+        if field.name not in self._arrows:
+            return None
+        if field.source and field.to:
+            return f"{field.source}->{field.to}"
+        return f"-> {field.to}" if field.to else f"<- {field.source}"
+
+
+@cache
+def spelling(record: type[Record]) -> Spelling:
+    return Spelling(record)
+
+
+def quoted(name: str, taken: Container[str] = ()) -> str:
+    """A name as it stands in a text; in quotes too where it would be read as one of `taken`."""
+    plain = NAME.fullmatch(name) and name not in KEYWORDS and name not in taken
+    return name if plain else json.dumps(name, ensure_ascii=False)

@@ -1,0 +1,240 @@
+"""Modules by name, for the command line: the networks of the paper's tables, and a user's own from a Python file.
+
+The presets are plain modules with random weights of a trained model's scale, the same for the same seed.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import inspect
+import math
+import re
+from collections.abc import Callable
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F  # noqa: N812 - its name everywhere
+from torch import nn
+
+from ..isa.errors import RsnError
+
+Inputs = tuple[Any, ...] | dict[str, Any]
+
+
+class SpecError(RsnError, ValueError):
+    """A model specification that names nothing."""
+
+    exit_code = 2
+
+
+class EncoderLayer(nn.Module):
+    """One post-norm encoder layer of BERT."""
+
+    def __init__(self, hidden: int, heads: int, inner: int, eps: float, tanh_gelu: bool) -> None:
+        super().__init__()
+        self.heads, self.tanh_gelu = heads, tanh_gelu
+        self.query, self.key, self.value, self.dense = (nn.Linear(hidden, hidden) for _ in range(4))
+        self.attention_norm = nn.LayerNorm(hidden, eps)
+        self.up, self.down = nn.Linear(hidden, inner), nn.Linear(inner, hidden)
+        self.output_norm = nn.LayerNorm(hidden, eps)
+
+    def forward(self, x: torch.Tensor, mask: torch.Tensor | None) -> torch.Tensor:
+        batch, seq, hidden = x.shape
+        q, k, v = (f(x).view(batch, seq, self.heads, -1).transpose(1, 2) for f in (self.query, self.key, self.value))
+        context = F.scaled_dot_product_attention(q, k, v, attn_mask=mask)
+        x = self.attention_norm(x + self.dense(context.transpose(1, 2).reshape(batch, seq, hidden)))
+        inner = F.gelu(self.up(x), approximate="tanh" if self.tanh_gelu else "none")
+        return self.output_norm(x + self.down(inner))
+
+
+class Encoder(nn.Module):
+    """A stack of encoder layers: hidden states (batch, seq, hidden) and an attention mask (batch, seq), 1 at real keys."""
+
+    def __init__(self, layers: int, hidden: int, heads: int, inner: int, eps: float, tanh_gelu: bool) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(EncoderLayer(hidden, heads, inner, eps, tanh_gelu) for _ in range(layers))
+
+    def forward(self, hidden_states: torch.Tensor, attention_mask: torch.Tensor | None = None) -> torch.Tensor:
+        mask = None if attention_mask is None else attention_mask.bool()[:, None, None, :]
+        for layer in self.layers:
+            hidden_states = layer(hidden_states, mask)
+        return hidden_states
+
+
+class Mlp(nn.Module):
+    """Linear layers of these widths with ReLU between them."""
+
+    def __init__(self, *widths: int) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(k, n) for k, n in pairwise(widths))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for i, layer in enumerate(self.layers):
+            x = layer(F.relu(x) if i else x)
+        return x
+
+
+class Ncf(nn.Module):
+    """Neural collaborative filtering, as CHARM's benchmark counts it: a tower down to 16 columns and a prediction.
+
+    The prediction's 32 columns join the tower's with 16 others. Joining columns is no operation of the machine, so they
+    come as an input of their own.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.tower = Mlp(4096, 2048, 1024, 512, 256, 128, 64, 32, 16)
+        self.predict = nn.Linear(32, 1)
+
+    def forward(self, x: torch.Tensor, joined: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        return self.tower(x), self.predict(joined)
+
+
+class Vit(nn.Module):
+    """The products of CHARM's ViT benchmark: (sequences, 64, 3024) in, four projections, attention, no post-operations."""
+
+    heads = 16
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed = nn.Linear(3024, 1024)
+        self.query, self.key, self.value, self.dense = (nn.Linear(1024, 1024) for _ in range(4))
+        self.up, self.down, self.head = nn.Linear(1024, 4096), nn.Linear(4096, 1024), nn.Linear(1024, 3048)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.embed(x)
+        q, k, v = (f(x).unflatten(-1, (self.heads, -1)).transpose(1, 2) for f in (self.query, self.key, self.value))
+        context = F.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2)
+        head: torch.Tensor = self.head(self.down(self.up(self.dense(context))))
+        return head
+
+
+def _encoder(layers: int, hidden: int, heads: int, inner: int, masked: bool) -> Callable[..., tuple[nn.Module, Inputs]]:
+    def build(batch: int | None, seq: int | None, base: bool) -> tuple[nn.Module, Inputs]:
+        batch, seq = batch or 1, seq or 128
+        inputs: dict[str, Any] = {"hidden_states": torch.empty(batch, seq, hidden)}
+        if masked and not base:
+            inputs["attention_mask"] = torch.ones(batch, seq, dtype=torch.int64)
+        return Encoder(layers, hidden, heads, inner, 1e-6 if base else 1e-12, base), inputs
+
+    return build
+
+
+def _rows(module: Callable[[], nn.Module], *widths: int) -> Callable[..., tuple[nn.Module, Inputs]]:
+    def build(batch: int | None, seq: int | None, base: bool) -> tuple[nn.Module, Inputs]:
+        rows = 3072 if batch is None and seq is None else (batch or 1) * (seq or 128)
+        return module(), tuple(torch.empty(rows, width) for width in widths)
+
+    return build
+
+
+def _vit(batch: int | None, seq: int | None, base: bool) -> tuple[nn.Module, Inputs]:
+    return Vit(), (torch.empty(batch or 48, seq or 64, 3024),)
+
+
+PRESETS: dict[str, Callable[..., tuple[nn.Module, Inputs]]] = {
+    "bert-large": _encoder(24, 1024, 16, 4096, masked=True),
+    "bert-large-encoder": _encoder(1, 1024, 16, 4096, masked=False),
+    "minilm": _encoder(6, 384, 12, 1536, masked=True),
+    "mlp": _rows(lambda: Mlp(2048, 4096, 4096, 4096, 1024), 2048),
+    "ncf": _rows(Ncf, 4096, 32),
+    "vit": _vit,
+}
+
+
+def preset(
+    name: str, batch: int | None = None, seq: int | None = None, seed: int = 0, base: bool = False
+) -> tuple[nn.Module, Inputs]:
+    """A network by name, or "gemm:MxKxN", with random weights, and random inputs for it.
+
+    batch and seq default to 1 x 128 for the encoders, 48 x 64 for vit, and 3072 rows for mlp and ncf; a gemm has its
+    own M. `base` is for the base overlay, which knows neither masks nor the exact GELU: no mask, tanh GELU, eps 1e-6.
+    Raises SpecError for an unknown name.
+    """
+    # Without memory first: PyTorch's own initialisation of 24 layers of BERT-Large would cost more than ours.
+    with torch.device("meta"):
+        gemm = re.fullmatch(r"gemm:([1-9]\d*)x([1-9]\d*)x([1-9]\d*)", name)
+        if gemm:
+            m, k, n = map(int, gemm.groups())
+            module, inputs = nn.Linear(k, n, bias=False), (torch.empty(m, k),)
+        elif name in PRESETS:
+            module, inputs = PRESETS[name](batch, seq, base)
+        else:
+            known = ", ".join(sorted(PRESETS))
+            raise SpecError(f"no preset {name!r}; known are {known}, gemm:MxKxN, and FILE.py:CALLABLE")
+    random = torch.Generator().manual_seed(seed)
+    module = module.to_empty(device="cpu").eval()
+    with torch.no_grad():
+        for path, parameter in module.named_parameters():
+            # As BERT initialises, but with biases, scales and shifts that are not trivial.
+            parameter.normal_(1.0 if path.endswith("norm.weight") else 0.0, 0.02, generator=random)
+    if isinstance(inputs, dict):
+        return module, {key: _example(x, random) for key, x in inputs.items()}
+    return module, tuple(_example(x, random) for x in inputs)
+
+
+def _example(x: torch.Tensor, random: torch.Generator) -> torch.Tensor:
+    if x.dtype.is_floating_point:
+        return torch.empty(x.shape).normal_(generator=random)
+    return torch.ones(x.shape, dtype=x.dtype)
+
+
+def load_spec(
+    spec: str, batch: int | None = None, seq: int | None = None, seed: int = 0, base: bool = False
+) -> tuple[nn.Module, Inputs]:
+    """A module and example inputs from a preset's name or from FILE.py:CALLABLE.
+
+    The callable is given those of batch, seq and seed that it has parameters for, and returns (module, example inputs),
+    or a module alone, whose inputs then follow from its forward: int64 `input_ids` and `attention_mask` (batch, seq),
+    and for one other parameter without default float32 (batch, seq, in_features of the module's first Linear). Raises
+    SpecError where nothing of that applies; what the file itself raises passes through.
+    """
+    file, colon, attribute = spec.rpartition(":")
+    if not colon or not file.endswith(".py"):
+        return preset(spec, batch, seq, seed, base)
+    builder = _attribute(Path(file), attribute)
+    torch.manual_seed(seed)
+    given = {"batch": batch or 1, "seq": seq or 128, "seed": seed}
+    wanted = inspect.signature(builder).parameters
+    made = builder(**{key: value for key, value in given.items() if key in wanted})
+    module, inputs = made if isinstance(made, tuple) and len(made) == 2 else (made, None)
+    if not isinstance(module, nn.Module):
+        raise SpecError(
+            f"{spec} must return a torch.nn.Module, or that and example inputs, not {type(module).__name__}"
+        )
+    if inputs is None:
+        inputs = _guessed_inputs(spec, module, given["batch"], given["seq"])
+    return module, inputs
+
+
+def _attribute(file: Path, name: str) -> Callable[..., Any]:
+    if not file.is_file():
+        raise SpecError(f"no file {file}")
+    found = importlib.util.spec_from_file_location(file.stem, file)
+    assert found is not None
+    assert found.loader is not None
+    source = importlib.util.module_from_spec(found)
+    found.loader.exec_module(source)
+    value = getattr(source, name, None)
+    if not callable(value):
+        raise SpecError(f"{file} has no callable {name!r}")
+    return value
+
+
+def _guessed_inputs(spec: str, module: nn.Module, batch: int, seq: int) -> dict[str, torch.Tensor]:
+    tokens = {"input_ids": torch.zeros, "attention_mask": torch.ones}
+    parameters = inspect.signature(module.forward).parameters
+    inputs = {key: make(batch, seq, dtype=torch.int64) for key, make in tokens.items() if key in parameters}
+    needed = [
+        key
+        for key, p in parameters.items()
+        if p.default is p.empty and p.kind is p.POSITIONAL_OR_KEYWORD and key not in inputs
+    ]
+    first = next((layer for layer in module.modules() if isinstance(layer, nn.Linear)), None)
+    if len(needed) == 1 and first is not None:
+        inputs[needed[0]] = torch.randn(batch, seq, first.in_features)
+    elif needed or not inputs:
+        raise SpecError(f"{spec} returns a module whose inputs do not follow from it; return (module, example inputs)")
+    return inputs

@@ -1,0 +1,358 @@
+"""What the machine can take: one rule for each operator of PyTorch, from the values of its operands to its own.
+
+A rule returns the value, or the reason why the machine does not take the operator here; the operator then stays in
+PyTorch. An attention never does: its rule raises UnsupportedError.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch.fx import Node
+
+from ..isa.errors import TensorError
+from ..scheduler.segment import Activation
+from .capture import dtype_of, module_path, op_name, place, shape_of
+from .layers import Attend, Layer, LayerNorm, Linear, Source
+from .mask import prefix_lengths
+from .values import Abstract, Scores, Value, Values, is_host, unsupported
+from .view import View
+
+aten = torch.ops.aten
+Arguments = dict[str, Any]
+Rule = Callable[[Values, Node, Arguments], Abstract | str]
+
+MIXES = "the rows and columns it mixes do not come apart again"
+
+
+# -- identities and views: the activation stays where it is
+
+
+def identity(values: Values, node: Node, a: Arguments) -> Abstract | str:
+    x = node.all_input_nodes[0]
+    if a.get("train") and a.get("p"):
+        return "dropout in training mode"
+    if dtype_of(node) != dtype_of(x) or shape_of(node) != shape_of(x):
+        return f"a conversion from {dtype_of(x)} to {dtype_of(node)}"
+    return values.of[x]
+
+
+def moved(values: Values, node: Node, move: Callable[[View], View | None]) -> Abstract | str:
+    x = node.all_input_nodes[0]
+    value = values.of[x]
+    if not isinstance(value, Value) or dtype_of(node) != dtype_of(x):
+        return "it moves what is no activation"
+    view = move(value.view)
+    return MIXES if view is None else Value(value.base, view)
+
+
+def regroup(values: Values, node: Node, a: Arguments) -> Abstract | str:
+    return moved(values, node, lambda view: view.regroup(shape_of(node)))
+
+
+def permute(values: Values, node: Node, a: Arguments) -> Abstract | str:
+    # Which dimension goes where, whatever the operator calls it: the strides of a tensor without data tell.
+    probe = torch.empty((2,) * len(shape_of(node)), device="meta")
+    strides = node.target(probe, *node.args[1:], **node.kwargs).stride()
+    return moved(values, node, lambda view: view.permute([probe.stride().index(s) for s in strides]))
+
+
+def narrow(view: View, axis: int, start: int, length: int, shape: Sequence[int]) -> View | None:
+    part = view.narrow(axis, start, length) if length else None
+    return None if part is None else part.regroup(shape)
+
+
+def select(values: Values, node: Node, a: Arguments) -> Abstract | str:
+    shape = shape_of(a["self"])
+    axis = a["dim"] % len(shape)
+    return moved(values, node, lambda view: narrow(view, axis, a["index"] % shape[axis], 1, shape_of(node)))
+
+
+def slice_(values: Values, node: Node, a: Arguments) -> Abstract | str:
+    if a["step"] != 1:
+        return "a slice with a step"
+    shape = shape_of(a["self"])
+    axis = a["dim"] % len(shape)
+    start, _, _ = slice(a["start"], None).indices(shape[axis])
+    return moved(values, node, lambda view: narrow(view, axis, start, shape_of(node)[axis], shape_of(node)))
+
+
+def split(values: Values, node: Node, a: Arguments) -> Abstract | str:
+    value, shape = values.of[a["self"]], shape_of(a["self"])
+    if not isinstance(value, Value):
+        return "it splits what is no activation"
+    axis = a["dim"] % len(shape)
+    parts, start = [], 0
+    for part in node.meta["val"]:
+        length = part.shape[axis] if part.ndim == len(shape) else 1  # unbind drops the dimension
+        view = narrow(value.view, axis, start, length, part.shape)
+        if view is None:
+            return MIXES
+        parts.append(Value(value.base, view))
+        start += length
+    return parts
+
+
+def getitem(values: Values, node: Node, a: Arguments) -> Abstract | str:
+    parts, index = values.of[node.all_input_nodes[0]], node.args[1]
+    if not isinstance(parts, list) or not isinstance(index, int):
+        return "it takes apart what is no activation"
+    return parts[index]
+
+
+# -- matrix products and what is fused into them
+
+
+def in_rows(view: View, width: int) -> bool:
+    """Whether the last dimension is the columns."""
+    return view.with_columns(width, width) is not None
+
+
+def linear(values: Values, node: Node, a: Arguments) -> Abstract | str:
+    return product(values, node, a["input"], a["weight"], a["bias"], transposed=True)
+
+
+def addmm(values: Values, node: Node, a: Arguments) -> Abstract | str:
+    if a["beta"] != 1 or a["alpha"] != 1:
+        return "addmm with factors"
+    return product(values, node, a["mat1"], a["mat2"], a["self"], transposed=False)
+
+
+def matmul(values: Values, node: Node, a: Arguments) -> Abstract | str:
+    x, y = a["self"], a["mat2"] if "mat2" in a else a["other"]
+    left, right = values.of[x], values.of[y]
+    if isinstance(left, Scores) and left.normal:
+        return attend(values, node, left.q, left.k, right, left.scale, left.mask)
+    if values.is_constant(y) and len(shape_of(y)) == 2:
+        return product(values, node, x, y, None, transposed=False)
+    on_machine = not (is_host(left) and is_host(right)) and len(shape_of(x)) == len(shape_of(y)) == 4
+    if on_machine and isinstance(left, Value) and isinstance(right, Value):
+        return Scores(left, Value(right.base, right.view.permute((0, 1, 3, 2))))
+    return "a product of two activations is possible only in an attention"
+
+
+def product(
+    values: Values, node: Node, x: Node, weight: Node, bias: Node | None, *, transposed: bool
+) -> Abstract | str:
+    if not values.is_constant(weight) or not (bias is None or values.is_constant(bias)):
+        return "its weight or its bias is computed from the arguments"
+    operand = None if values.is_constant(x) else values.operand(x, in_rows)
+    if operand is None:
+        return f"its operand is not all of {values.batch} x {values.seq} rows on the machine"
+    for what, tensor in (("weight", weight), ("operand", x)):
+        if dtype_of(tensor) != torch.float32:
+            raise TensorError(f"{place(node)}: its {what} is {dtype_of(tensor)}; the machine computes in float32")
+    matrix = values.constant(weight).numpy()
+    matrix = matrix.T if transposed else matrix
+    vector = values.vector(bias, matrix.shape[1], 0.0)
+    view = operand.view.with_columns(*matrix.shape)
+    if vector is None or view is None:
+        return "its bias is not a vector"
+    return Value(Linear(module_path(node), values.order[node], operand.base, matrix, vector), view)
+
+
+def open_product(values: Values, x: Node) -> tuple[Linear, View] | None:
+    """The product that an operator on x can be fused into, and how x shows it."""
+    value = None if is_host(values.of[x]) else values.operand(x, lambda view, width: True)
+    if value is None or not isinstance(value.base, Linear) or not value.base.is_open:
+        return None
+    return value.base, value.view
+
+
+def activation(kind: Callable[[Arguments], Activation]) -> Rule:
+    def rule(values: Values, node: Node, a: Arguments) -> Abstract | str:
+        found = open_product(values, a["self"])
+        if found is None:
+            return f"{op_name(node)} is possible only right after a matrix product"
+        before, view = found
+        return Value(replace(before, activation=kind(a), before=before), view)
+
+    return rule
+
+
+def layer_norm(values: Values, node: Node, a: Arguments) -> Abstract | str:
+    found = open_product(values, a["input"])
+    if found is None or not in_rows(found[1], found[0].width) or list(a["normalized_shape"]) != [found[0].width]:
+        return f"{op_name(node)} is possible only right after a matrix product and its residual, over all columns"
+    before, view = found
+    scale, shift = values.vector(a["weight"], before.width, 1.0), values.vector(a["bias"], before.width, 0.0)
+    if scale is None or shift is None:
+        return "its scale or its shift is computed from the arguments"
+    return Value(replace(before, norm=LayerNorm(a["eps"], scale, shift), before=before), view)
+
+
+def add(values: Values, node: Node, a: Arguments) -> Abstract | str:
+    x, y = a["self"], a["other"]
+    if a["alpha"] != 1 or not isinstance(x, Node) or not isinstance(y, Node):
+        return "it adds a number or a multiple"
+    for scores, mask in ((values.of[x], y), (values.of[y], x)):
+        if isinstance(scores, Scores) and scores.mask is None and not scores.normal and is_host(values.of[mask]):
+            return replace(scores, mask=mask)
+    # The product computed last takes the other operand as its residual.
+    for product, other in sorted(((x, y), (y, x)), key=lambda pair: -computed(values.of[pair[0]])):
+        found = open_product(values, product)
+        if found is None or found[1].shape != shape_of(node) or dtype_of(other) != torch.float32:
+            continue
+        fused = with_bias(values, *found, other) or with_residual(values, *found, other)
+        if fused is not None:
+            return Value(fused, found[1])
+    return "it adds to something other than the result of a matrix product"
+
+
+def with_bias(values: Values, before: Linear, view: View, other: Node) -> Linear | None:
+    shape = shape_of(other)
+    bias = values.vector(other, before.width, 0.0)
+    if bias is None or shape[-1:] != (before.width,) or before.factor != 1 or not in_rows(view, before.width):
+        return None
+    return replace(before, bias=before.bias + bias, before=before)
+
+
+def with_residual(values: Values, before: Linear, view: View, other: Node) -> Linear | None:
+    if before.residual is not None:
+        return None
+    residual = values.operand(other, lambda shown, width: (shown, width) == (view, before.width))
+    if residual is None and is_host(values.of[other]):
+        residual = Value(values.source(other, view, before.width), view)
+    if residual is None:
+        return None
+    order = max(before.order, computed(residual))
+    return replace(before, residual=residual.base, order=order, before=before)
+
+
+def computed(value: Abstract) -> int:
+    """When: the place of its last operator in the graph, -1 for what the machine does not compute."""
+    return -1 if not isinstance(value, Value) or isinstance(value.base, Source) else value.base.order
+
+
+def scale(values: Values, node: Node, a: Arguments) -> Abstract | str:
+    x, y = a["self"], a["other"]
+    division = op_name(node).startswith("aten.div")
+    if not division and values.number(y) is None:
+        x, y = y, x
+    factor = values.number(y)
+    if factor is None or not isinstance(x, Node) or a.get("rounding_mode"):
+        return "a factor that is not a constant number"
+    factor = 1 / factor if division else factor
+    value = values.of[x]
+    if isinstance(value, Scores) and value.mask is None and not value.normal:
+        return replace(value, scale=value.scale * factor)
+    found = open_product(values, x)
+    if found is None or found[0].residual is not None:
+        return "a factor is possible only right after a matrix product"
+    before, view = found
+    return Value(replace(before, factor=before.factor * factor, before=before), view)
+
+
+# -- attention
+
+
+def softmax(values: Values, node: Node, a: Arguments) -> Abstract | str:
+    scores = values.of[a["self"]]
+    if not isinstance(scores, Scores) or scores.normal or a["dim"] not in (-1, 3):
+        return "a softmax is possible only over the keys of an attention"
+    if dtype_of(node) != torch.float32:
+        return f"a softmax in {dtype_of(node)}"
+    return replace(scores, normal=True)
+
+
+def scaled_dot_product_attention(values: Values, node: Node, a: Arguments) -> Abstract | str:
+    if a["enable_gqa"]:
+        raise unsupported(node, "grouped-query attention is not supported yet")
+    if a["is_causal"]:
+        raise unsupported(node, "causal attention is not supported yet")
+    if a["dropout_p"]:
+        raise unsupported(node, "dropout in training mode")
+    q, k, v = (values.of[a[x]] for x in ("query", "key", "value"))
+    factor = shape_of(a["query"])[-1] ** -0.5 if a["scale"] is None else float(a["scale"])
+    return attend(values, node, q, k, v, factor, a["attn_mask"])
+
+
+def attend(
+    values: Values, node: Node, q: Abstract, k: Abstract, v: Abstract, factor: float, mask: Node | None
+) -> Abstract:
+    """softmax(factor * q @ k^T + mask) @ v, the operands as (batch, heads, seq, columns of a head)."""
+    shapes = [x.view.shape if isinstance(x, Value) else () for x in (q, k, v)]
+    if len(shapes[0]) != 4 or shapes[0][::2] != (values.batch, values.seq):
+        raise unsupported(node, f"its query is {shapes[0]}, not ({values.batch}, heads, {values.seq}, columns)")
+    if len(set(shapes)) > 1:
+        raise unsupported(
+            node,
+            f"its query, key and value are {shapes[0]}, {shapes[1]} and {shapes[2]}: grouped-query attention, cross "
+            "attention and a key-value cache are not supported yet",
+        )
+    _, heads, _, columns = shapes[0]
+    form = View.dense((values.batch, values.seq, heads, columns)).permute((0, 2, 1, 3))
+    query, key, value = (
+        _projection(values, node, what, x, form) for what, x in (("query", q), ("key", k), ("value", v))
+    )
+    if factor != 1:
+        if not isinstance(key, Linear) or not key.is_open or key.residual is not None:
+            raise unsupported(node, "its key is not a plain projection whose weight could take up the score scale")
+        # Not `before`: where queries and keys share a projection it is computed twice, with and without the scale.
+        key = replace(key, factor=key.factor * factor, before=None)
+    masked = mask is not None and _hides(values, node, mask)
+    layer = Attend(module_path(node), values.order[node], query, key, value, heads, columns, masked)
+    if mask is not None and masked:
+        values.masks[layer] = mask
+    return Value(layer, form)
+
+
+def _projection(values: Values, node: Node, what: str, x: Abstract, form: View) -> Layer:
+    found = values.fit(x, lambda view, width: view == form)
+    if found is None or (isinstance(found.base, Linear) and found.base.norm is not None):
+        raise unsupported(node, f"its {what} is not a projection of {values.batch} x {values.seq} rows, cut into heads")
+    return found.base
+
+
+def _hides(values: Values, node: Node, mask: Node) -> bool:
+    """Whether the mask may hide a key."""
+    if not is_host(values.of[mask]):
+        raise unsupported(node, "its mask is computed on the machine")
+    if not values.is_constant(mask):
+        return True
+    try:
+        return bool((prefix_lengths(values.constant(mask), values.batch, values.seq) < values.seq).any())
+    except TensorError as error:
+        raise unsupported(node, str(error)) from error
+
+
+VIEWS: dict[Any, Rule] = {
+    **dict.fromkeys((aten.alias, aten.clone, aten.contiguous, aten.detach), identity),
+    **dict.fromkeys((aten.dropout, aten.to, aten._to_copy, aten.type_as), identity),
+    **dict.fromkeys((aten.view, aten._unsafe_view, aten.reshape, aten.flatten, aten.unflatten), regroup),
+    **dict.fromkeys((aten.unsqueeze, aten.squeeze), regroup),
+    **dict.fromkeys((aten.permute, aten.transpose, aten.t, aten.movedim, aten.swapaxes, aten.mT), permute),
+    **dict.fromkeys((aten.chunk, aten.split, aten.split_with_sizes, aten.unbind), split),
+    aten.select: select,
+    aten.slice: slice_,
+    operator.getitem: getitem,
+}
+
+RULES: dict[Any, Rule] = VIEWS | {
+    aten.linear: linear,
+    aten.addmm: addmm,
+    aten.mm: matmul,
+    aten.matmul: matmul,
+    aten.relu: activation(lambda a: Activation.RELU),
+    aten.silu: activation(lambda a: Activation.SILU),
+    aten.gelu: activation(lambda a: Activation.GELU_TANH if a["approximate"] == "tanh" else Activation.GELU_ERF),
+    aten.layer_norm: layer_norm,
+    aten.add: add,
+    aten.mul: scale,
+    aten.div: scale,
+    aten.softmax: softmax,
+    aten.scaled_dot_product_attention: scaled_dot_product_attention,
+}
+
+# What must not end on the host once the machine has started.
+PRODUCTS = {
+    *(aten.linear, aten.matmul, aten.mm, aten.addmm, aten.bmm, aten.baddbmm, aten.einsum, aten.bilinear),
+    *(aten.scaled_dot_product_attention, aten.conv1d, aten.conv2d, aten.convolution, aten.lstm, aten.gru),
+}
+
+# Checks that torch.export leaves behind: the shapes and types are static, so they hold.
+CHECKS = {aten._assert_tensor_metadata, aten._assert_async, aten._assert_scalar}
