@@ -25,8 +25,9 @@ def fold(outputs: list[Layer], batch: int, seq: int) -> tuple[Network, dict[Laye
     wanted = set(ancestors(outputs))
     for layer in wanted:
         _check_fused_once(layer, wanted)
-    sources = sorted((x for x in wanted if isinstance(x, Source)), key=lambda x: x.name)
-    layers = sorted((x for x in wanted if not isinstance(x, Source)), key=lambda x: x.order)
+    in_order = sorted(wanted, key=lambda x: x.order)
+    sources = [x for x in in_order if isinstance(x, Source)]
+    layers = [x for x in in_order if not isinstance(x, Source)]
     names = _name([*sources, *layers])
     network = Network(
         batch,

@@ -19,9 +19,10 @@ Float64 = npt.NDArray[np.float64]
 
 @dataclass(frozen=True, eq=False)
 class Source:
-    """An activation the host provides. `view` is the host's tensor as seen in the machine's rows."""
+    """An activation the host provides. The host's tensor shows it through `view`."""
 
     name: str
+    order: int
     width: int
     view: View
 
@@ -39,8 +40,8 @@ class LayerNorm:
 class Linear:
     """norm(activation(factor * (x @ weight + bias) + residual)); weight (K, N), bias (N,).
 
-    `order` sorts layers such that operands come first. `before` is the layer that this one was fused from: only one of
-    them can be wanted.
+    `order` sorts layers such that operands come first. `before` is the layer that something was fused into to make this
+    one: only one of the two can be wanted.
     """
 
     path: str

