@@ -57,7 +57,7 @@ def cut(buffer: Buffer, bounds: Sequence[tuple[int, int]], unit: int) -> Chunks:
     across, each = shape[-1] // steps[-1], prod(steps)
     first, row = (top * across + left) * each, across * each
     contiguous = bottom - top == 1 or right - left == across
-    if first % unit or not contiguous and row % unit:
+    if first % unit or (not contiguous and row % unit):
         raise SliceError(f"it does not start on whole address units of {unit} elements")
     size = (right - left) * each
     if contiguous:

@@ -6,17 +6,14 @@ import json
 import re
 from collections import Counter
 from collections.abc import Container
-from functools import cache
 
 from ..isa.fields import Field, Record
 
 NAME = re.compile(r"[A-Za-z_]\w*(\.\w+)*")
 """What may stand without quotes; the NAME of rsn.lark."""
 
-KEYWORDS = frozenset(
-    ("overlay", "const", "param", "buffer", "at", "view", "scale", "shift")
-    + ("packet", "last", "nop", "for", "in", "clamp")
-)
+KEYWORDS = ("clamp", "for")
+"""Words that rsn.lark expects where a name may stand."""
 
 
 class Spelling:
@@ -28,15 +25,15 @@ class Spelling:
     """
 
     def __init__(self, record: type[Record]) -> None:
-        self.record = record
         self.fields = {f.name: f for f in record.FIELDS}
-        self.flags = [f.name for f in record.FIELDS if f.flag]
+        self.default = record()
         peers = Counter((f.source, f.to) for f in record.FIELDS)
         named = [f for f in record.FIELDS if f.flag and (f.to or f.source) and peers[f.source, f.to] == 1]
-        self.to = {f.to: f for f in named if f.to and not f.source}
-        self.source = {f.source: f for f in named if f.source and not f.to}
+        self.to: dict[str | None, Field] = {f.to: f for f in named if f.to and not f.source}
+        self.source: dict[str | None, Field] = {f.source: f for f in named if f.source and not f.to}
         self.routes = {(f.source, f.to): f for f in named if f.source and f.to}
-        self._arrows = {f.name: f for f in named}
+        self._arrows = {f.name for f in named}
+        self.flags = [f.name for f in record.FIELDS if f.flag and f.name not in self._arrows]
         self.sliced = {"addr", "size"} <= self.fields.keys()
         self.chunked = self.sliced and {"chunks", "chunk_stride"} <= self.fields.keys()
 
@@ -49,9 +46,14 @@ class Spelling:
         return f"-> {field.to}" if field.to else f"<- {field.source}"
 
 
-@cache
+_KNOWN: dict[type[Record], Spelling] = {}
+
+
 def spelling(record: type[Record]) -> Spelling:
-    return Spelling(record)
+    """The spelling of a record's fields, made once."""
+    if record not in _KNOWN:
+        _KNOWN[record] = Spelling(record)
+    return _KNOWN[record]
 
 
 def quoted(name: str, taken: Container[str] = ()) -> str:

@@ -9,10 +9,10 @@ from __future__ import annotations
 import gc
 import json
 from functools import cache
-from typing import Any, NamedTuple, Union
+from typing import Any, NamedTuple
 
 from lark import Lark, Token, Transformer
-from lark.exceptions import UnexpectedCharacters, UnexpectedEOF, UnexpectedInput, UnexpectedToken
+from lark.exceptions import UnexpectedCharacters, UnexpectedInput, UnexpectedToken
 
 from .diagnostic import Mistake, Report, Span, Text
 
@@ -28,7 +28,7 @@ class Negate(NamedTuple):
     operand: Expr
 
 
-Expr = Union[Token, Binary, Negate]
+Expr = Token | Binary | Negate
 """INT, REAL, NAME or STRING at the leaves."""
 
 
@@ -36,7 +36,7 @@ class Label(NamedTuple):
     """The name of a run-time parameter: `len`, `len[3]` or a quoted one."""
 
     token: Token
-    index: Token | None
+    number: Token | None
     end: Token
 
 
@@ -73,8 +73,8 @@ class Dim(NamedTuple):
     """One dimension of a slice: start:end, or start:+extent."""
 
     start: Expr
-    end: Expr
     extent: bool
+    end: Expr
 
 
 class Slice(NamedTuple):
@@ -83,7 +83,7 @@ class Slice(NamedTuple):
     end: Token
 
 
-Word = Union[Bare, To, Source, Setting, Slice]
+Word = Bare | To | Source | Setting | Slice
 
 
 class Mop(NamedTuple):
@@ -107,10 +107,10 @@ class Loop(NamedTuple):
 
 
 class Unit(NamedTuple):
-    """`MemA0`, or `MemC[0..2, 5]` as pairs of first and last index."""
+    """`MemA0`, or `MemC[0..2, 5]` with pairs of first and last index."""
 
     name: Token
-    indices: tuple[tuple[Token, Token], ...] | None
+    ranges: tuple[tuple[Token, Token], ...] | None
     end: Token
 
 
@@ -172,7 +172,7 @@ class Vector(NamedTuple):
     numbers: Token
 
 
-Item = Union[OverlayName, Const, Param, BufferLine, Vector, Section, Packet, Nop, Loop]
+Item = OverlayName | Const | Param | BufferLine | Vector | Section | Packet | Nop | Loop
 
 
 class _Builder(Transformer[Token, Any]):
@@ -257,10 +257,10 @@ class _Builder(Transformer[Token, Any]):
         return Slice(c[0], tuple(c[1:-1]), c[-1])
 
     def dim(self, c: list[Any]) -> Dim:
-        return Dim(c[0], c[1], False)
+        return Dim(c[0], False, c[1])
 
     def extent(self, c: list[Any]) -> Dim:
-        return Dim(c[0], c[2], True)
+        return Dim(c[0], True, c[2])
 
     def clamp(self, c: list[Any]) -> Clamp:
         sign, base = (c[2], c[3]) if len(c) == 7 else (None, None)
@@ -302,7 +302,8 @@ def number(token: Token) -> int:
 
 
 def token_span(token: Token) -> Span:
-    assert token.start_pos is not None and token.end_pos is not None
+    assert token.start_pos is not None
+    assert token.end_pos is not None
     return token.start_pos, token.end_pos
 
 
@@ -351,6 +352,7 @@ def read(text: Text) -> tuple[Item, ...]:
 
 _SPELLED = {
     "NAME": "a name",
+    "OVERLAY": "a name",
     "INT": "a number",
     "REAL": "a number",
     "STRING": "a name",
@@ -364,18 +366,18 @@ _SPELLED = {
 
 def _explained(e: UnexpectedInput, text: Text) -> Mistake:
     """A syntax error in the words of the language."""
-    literals = {t.name: str(t.pattern.value) for t in _parser().terminals if t.pattern.type == "str"}
-    end = len(text.text)
-    if isinstance(e, UnexpectedToken) and e.token.type != "$END":
-        at, what = token_span(e.token), "the end of the line" if e.token.type == "_SEP" else f"{str(e.token)!r}"
-        expected = e.accepts or e.expected
-    elif isinstance(e, UnexpectedCharacters):
-        at, what, expected = (e.pos_in_stream, e.pos_in_stream + 1), repr(text.text[e.pos_in_stream]), e.allowed
+    literals = {t.name: repr(str(t.pattern.value)) for t in _parser().terminals if t.pattern.type == "str"}
+    if isinstance(e, UnexpectedToken):
+        # The context lexer knows fewer terminals than the grammar; `accepts` says what the parser would really take.
+        found, expected = e.token, e.accepts or e.expected
+        at = token_span(found) if found.type != "$END" else (len(text.text), len(text.text))
+        what = _SPELLED[found.type] if found.type in ("$END", "_SEP") else repr(str(found))
+        if found.type == "_SEP":
+            at = (at[0], at[0] + 1)
     else:
-        at, what = (end, end), "the end of the text"
-        expected = e.expected if isinstance(e, (UnexpectedEOF, UnexpectedToken)) else ()
-    if what == "the end of the line":
-        at = (at[0], at[0] + 1)
-    names = sorted({_SPELLED.get(x) or repr(literals[x]) for x in expected or ()})
+        start = e.pos_in_stream or 0
+        at, what = (start, start + 1), repr(text.text[start])
+        expected = e.allowed if isinstance(e, UnexpectedCharacters) else ()
+    names = sorted({_SPELLED.get(x) or literals[x] for x in expected or ()})
     note = (f"here may stand {' or '.join(names)}",) if names else ()
     return Mistake(at, f"{what} is not expected here", *note)

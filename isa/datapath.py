@@ -99,7 +99,7 @@ class Form:
 
 @dataclass(frozen=True)
 class Transfer:
-    """Where a uOP touches off-chip memory: `size` float32 elements from address `addr` (units of 64 bytes)."""
+    """Where a uOP touches off-chip memory: `size` float32 elements from address `addr` (address units)."""
 
     bank: str
     addr: int

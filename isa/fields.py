@@ -15,7 +15,7 @@ import dataclasses
 import math
 import struct
 from collections.abc import Sequence
-from typing import Any, ClassVar, Self, dataclass_transform
+from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 from .errors import FieldError
 
@@ -70,7 +70,6 @@ def bits(
     return dataclasses.field(default=default, metadata={"bits": spec})
 
 
-@dataclass_transform(frozen_default=True, field_specifiers=(bits,), kw_only_default=True)
 class Record:
     """A fixed number of 32-bit words, made of fields. Subclass with `words=N`."""
 
@@ -79,6 +78,10 @@ class Record:
     PADDING: ClassVar[tuple[int, ...]] = ()
     _BOUNDS: ClassVar[tuple[tuple[str, int, int], ...]] = ()
     _REALS: ClassVar[tuple[str, ...]] = ()
+
+    if TYPE_CHECKING:  # made by `dataclass`; every field has a default, which dataclass_transform cannot be told
+
+        def __init__(self, **values: float) -> None: ...
 
     def __init_subclass__(cls, *, words: int, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)

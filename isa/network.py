@@ -32,7 +32,7 @@ NEVER = -1
 class Channel:
     """A stream at run time. Capacity and token sizes in words; one writer, one reader."""
 
-    __slots__ = ("capacity", "credits", "filled", "name", "reader", "space", "tokens", "writer")
+    __slots__ = ("capacity", "credits", "filled", "last", "name", "reader", "space", "tokens", "writer")
 
     def __init__(self, name: str, capacity: int) -> None:
         self.name = name
@@ -43,6 +43,7 @@ class Channel:
         self.credits: deque[tuple[int, float, int]] = deque([(capacity, 0.0, NEVER)])  # words, freed at, by firing
         self.reader: _Task | None = None
         self.writer: _Task | None = None
+        self.last: tuple[str, int, Issue | None] = ("", NEVER, None)  # who put last: unit, uOP number, uOP
 
     def take(self, words: int) -> tuple[Any, float, float, int]:
         """Remove `words` words: payload, clock of the first and of the last word, firing that wrote the last one."""
@@ -120,11 +121,15 @@ Steps = Generator[Union[Fire, Par], Any, None]
 
 
 class Unit:
-    """A functional unit: the state that lives from kernel to kernel, and the kernel. Subclass it to define one."""
+    """A functional unit: the state that lives from kernel to kernel, and the kernel. Subclass it to define one.
+
+    memory: the off-chip bank that its `UnitSpec` names, a float32 vector; None if the network runs without data.
+    """
 
     def __init__(self, spec: UnitSpec, net: Network) -> None:
         self.name = spec.name
         self.index = spec.index
+        self.memory: Any = net.banks.get(str(spec.bank))
         self._net = net
 
     def source(self, peer: str, label: str = "") -> Channel:
@@ -135,9 +140,19 @@ class Unit:
         """The stream from this unit to `peer`."""
         return self._net.channel(self.name, peer, label)
 
-    def bank(self, name: str) -> Any:
-        """The off-chip memory `name`, a float32 vector; None when the network runs without data."""
-        return self._net.banks.get(name)
+    def read(self, at: int, size: int) -> Any:
+        """A copy of `size` elements of the memory from element `at` on. For a step's `do`: there is data then."""
+        piece = self.memory[at : at + size]
+        if len(piece) != size:
+            raise ProgramError(f"{self.name} reads {size} elements at {at}, beyond its {len(self.memory)}")
+        return piece.copy()
+
+    def write(self, at: int, piece: Any) -> None:
+        """Write the elements `piece` to the memory from element `at` on. For a step's `do`."""
+        target = self.memory[at : at + len(piece)]
+        if len(target) != len(piece):
+            raise ProgramError(f"{self.name} writes {len(piece)} elements at {at}, beyond its {len(self.memory)}")
+        target[:] = piece
 
     def kernel(self, uop: Any) -> Steps:
         """What one uOP does. The only place where the unit's meaning is written down."""
@@ -148,7 +163,7 @@ class Unit:
 class Issue:
     """A uOP on its way to a unit: which one, from which packet (or list position) it came, and whether it is the last.
 
-    uop is None for the empty uOP of a terminator: nothing enabled, but a Mem still flips.
+    uop is None for the empty uOP of a terminator: nothing is enabled in it, so no kernel runs.
     """
 
     uop: Any
@@ -266,8 +281,10 @@ class Network:
         self.data = data
         self.banks: dict[str, Any] = (banks or {}) if data else {}
         self.where = where
-        self._seconds = {name: r.seconds for name, r in overlay.rates.items()} | {FREE: 0.0}
-        self.rate_names = [FREE, *overlay.rates]
+        # an overlay that gives no rates for its instruction path gets it for free
+        self._seconds = {FREE: 0.0, "dispatch": 0.0, "decode": 0.0}
+        self._seconds |= {name: r.seconds for name, r in overlay.rates.items()}
+        self.rate_names = list(self._seconds)
         self._rate_index = {n: i for i, n in enumerate(self.rate_names)}
         self.amounts = dict.fromkeys(self.rate_names, 0.0)
         self.firings = Firings.empty() if record else None
@@ -373,9 +390,9 @@ class Network:
             (issue,) = yield Fire(gets=(source,))
             progress.number += 1
             progress.issue = issue
-            yield from unit.kernel(issue.uop)
             if issue.last:
                 return
+            yield from unit.kernel(issue.uop)
 
     def _feed(self, name: str, uops: Sequence[Any]) -> Steps:
         """Run a list of uOPs without an instruction path."""
@@ -403,9 +420,14 @@ class Network:
             raise DeadlockError(self._report(alive))
         left = [c for c in self._channels.values() if c.filled]
         if left:
-            rows = "\n".join(f"  {c.name}: {c.filled} of {c.capacity} words" for c in left)
+            rows = "\n".join(f"  {self._leftover(c)}" for c in left)
             raise ProgramError(f"the program ends with data left in streams (more sent than received)\n{rows}")
         return end
+
+    def _leftover(self, channel: Channel) -> str:
+        unit, number, issue = channel.last
+        place = f" ({self.where(unit, issue.origin)})" if issue is not None else ""
+        return f"{channel.name}: {channel.filled} of {channel.capacity} words, the last from {unit} uOP {number}{place}"
 
     def _step(self, task: _Task, ready: deque[_Task], alive: set[_Task]) -> None:
         """Advance one process until it blocks, forks or ends."""
@@ -420,6 +442,9 @@ class Network:
                     self._finish(task, ready, alive)
                     return
                 if isinstance(effect, Par):
+                    if not effect.lanes:
+                        value = None
+                        continue
                     task.children = len(effect.lanes)
                     for lane in effect.lanes:
                         child = _Task(lane, task.unit, task)
@@ -504,6 +529,7 @@ class Network:
             first = end if fire.whole else start
             for i, channel in enumerate(fire.puts):
                 channel.filled += words
+                channel.last = (task.unit.name, task.unit.number, task.unit.issue)
                 channel.tokens.append((words, results[i] if results else None, first, end, number))
                 reader = channel.reader
                 if reader is not None:
@@ -546,9 +572,11 @@ class Network:
             origin = at.issue.origin if at.issue is not None else NEVER
             for channel in fire.gets:
                 if channel.filled < fire.words:
-                    fill = f"{channel.filled}/{channel.capacity} empty"
+                    state = f", needs {fire.words}" if channel.filled else " empty"
+                    fill = f"{channel.filled}/{channel.capacity}{state}"
                     yield Wait(at.name, at.number, origin, "get", channel.name, fill)
             for channel in fire.puts:
                 if channel.space < fire.words:
-                    fill = f"{channel.filled}/{channel.capacity} full"
+                    state = f", needs room for {fire.words}" if channel.space else " full"
+                    fill = f"{channel.filled}/{channel.capacity}{state}"
                     yield Wait(at.name, at.number, origin, "put", channel.name, fill)

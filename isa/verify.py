@@ -154,6 +154,8 @@ def _packets(program: Program) -> Iterator[Finding]:
             yield Finding("P02", f"mask {header.mask:#b} selects no {form.kind}", where, warning=True)
         if header.reuse > form.max_reuse:
             yield Finding("P03", f"reuse {header.reuse}; a {form.name} decoder counts to {form.max_reuse}", where)
+        if form.config and (header.window, header.reuse) != (1, 1):
+            yield Finding("P06", f"a {form.name} packet has window 1 and reuse 1", where)
         for unit in units:
             if unit.name in ended:
                 yield Finding("P04", f"{unit.name} has ended; this packet would block the dispatcher for ever", where)

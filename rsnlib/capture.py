@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import warnings
 from collections.abc import Iterable
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -13,8 +14,9 @@ from torch.export import ExportedProgram
 from torch.export.graph_signature import InputKind, OutputKind
 from torch.fx import Node
 from torch.fx.node import map_arg
+from torch.utils import _pytree as pytree
 
-from ..isa.errors import UnsupportedError
+from ..isa.errors import TensorError, UnsupportedError
 
 Environment = dict[Node, Any]
 LIFTED = (InputKind.PARAMETER, InputKind.BUFFER, InputKind.CONSTANT_TENSOR)
@@ -24,6 +26,8 @@ def capture(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> 
     """The undecomposed graph of the module in eval mode. Raises UnsupportedError where torch cannot capture it."""
     name = type(model).__name__
     modes = {module: module.training for module in model.modules()}
+    # The same tensor given for two arguments would become one.
+    args, kwargs = pytree.tree_map_only(torch.Tensor, torch.Tensor.detach, (args, kwargs))
     try:
         # Without gradients, or each `with torch.no_grad()` inside the module would become a graph of its own.
         with torch.no_grad():
@@ -31,7 +35,8 @@ def capture(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> 
             if any(writes_in_place(node) for node in program.graph.nodes):
                 program = _without_writes(program)
     except Exception as error:  # there is no common type for what cannot be captured
-        raise UnsupportedError(f"torch.export cannot capture {name}: {error}") from error
+        message = str(error).strip().partition("\n")[0] or type(error).__name__
+        raise UnsupportedError(f"torch.export cannot capture {name}: {message}") from error
     finally:
         for module, mode in modes.items():
             module.training = mode
@@ -51,6 +56,51 @@ def _without_writes(program: ExportedProgram) -> ExportedProgram:
         return program.run_decompositions({})
 
 
+@dataclass(frozen=True, eq=False)
+class Interface:
+    """How a captured module is called: its arguments, flat, as placeholders, and its result as the output node."""
+
+    signature: inspect.Signature
+    arguments: tuple[Node, ...]
+    structure: pytree.TreeSpec
+    result: Node
+    result_structure: pytree.TreeSpec
+
+    @classmethod
+    def of(cls, program: ExportedProgram, signature: inspect.Signature) -> Interface:
+        placeholders = zip(program.graph.find_nodes(op="placeholder"), program.graph_signature.input_specs, strict=True)
+        arguments = tuple(node for node, spec in placeholders if spec.kind == InputKind.USER_INPUT)
+        specs = program.call_spec
+        return cls(signature, arguments, specs.in_spec, program.graph.output_node(), specs.out_spec)
+
+    def bind(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Environment:
+        """The arguments by placeholder. Raises TensorError where they differ from those the module was captured with."""
+        try:
+            flat, structure = pytree.tree_flatten(canonical(self.signature, args, kwargs))
+        except TypeError as error:
+            raise TensorError(f"the module's arguments: {error}") from error
+        if structure != self.structure:
+            raise TensorError("the arguments differ in number or structure from those the module was traced with")
+        for node, value in zip(self.arguments, flat, strict=True):
+            example = node.meta["val"]
+            if not isinstance(example, torch.Tensor):
+                if isinstance(value, torch.Tensor) or value != example:
+                    raise TensorError(f"argument {node.name} is not {example!r}, as when the module was traced")
+            elif not isinstance(value, torch.Tensor):
+                raise TensorError(f"argument {node.name} must be a tensor, not {type(value).__name__}")
+            elif (value.dtype, value.shape) != (example.dtype, example.shape):
+                raise TensorError(
+                    f"argument {node.name} is {value.dtype} {tuple(value.shape)}; the module was traced with "
+                    f"{example.dtype} {tuple(example.shape)}"
+                )
+        return dict(zip(self.arguments, flat, strict=True))
+
+    def unbind(self, environment: Environment) -> Any:
+        """The module's result, in the module's own structure."""
+        (values,) = map_arg(self.result.args, environment.__getitem__)
+        return pytree.tree_unflatten(values, self.result_structure)
+
+
 def canonical(
     signature: inspect.Signature, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
@@ -65,13 +115,6 @@ def run(nodes: Iterable[Node], environment: Environment) -> None:
         for node in nodes:
             args, kwargs = map_arg((node.args, node.kwargs), environment.__getitem__)
             environment[node] = node.target(*args, **kwargs)
-
-
-def user_inputs(program: ExportedProgram) -> list[Node]:
-    """The placeholders of the module's own arguments, in flat order."""
-    placeholders = program.graph.find_nodes(op="placeholder")
-    specs = program.graph_signature.input_specs
-    return [node for node, spec in zip(placeholders, specs, strict=True) if spec.kind == InputKind.USER_INPUT]
 
 
 def lifted(program: ExportedProgram) -> Environment:

@@ -8,7 +8,7 @@ the output n with scale g and shift s. All of it in float64, rounded once.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Container, Iterable
 
 import numpy as np
 
@@ -22,21 +22,28 @@ def fold(outputs: list[Layer], batch: int, seq: int) -> tuple[Network, dict[Laye
 
     Raises UnsupportedError where one product's result is wanted both with and without what is fused into it.
     """
-    wanted = set(ancestors(outputs))
+    wanted = ancestors(outputs)
     for layer in wanted:
         _check_fused_once(layer, wanted)
-    in_order = sorted(wanted, key=lambda x: x.order)
-    sources = [x for x in in_order if isinstance(x, Source)]
-    layers = [x for x in in_order if not isinstance(x, Source)]
-    names = _name([*sources, *layers])
+    names = _name(sorted(wanted, key=lambda layer: not isinstance(layer, Source)))  # arguments keep their names
+    layers = (_folded(layer, names) for layer in wanted)
     network = Network(
         batch,
         seq,
-        inputs={names[source]: source.width for source in sources},
+        inputs={names[layer]: layer.width for layer in wanted if isinstance(layer, Source)},
         outputs=tuple(_output(layer, names[layer]) for layer in outputs),
-        layers=tuple(_gemm(x, names) if isinstance(x, Linear) else _attention(x, names) for x in layers),
+        layers=tuple(layer for layer in layers if layer is not None),
     )
     return network, names
+
+
+def _folded(layer: Layer, names: dict[Layer, str]) -> Gemm | Attention | None:
+    if isinstance(layer, Linear):
+        return _gemm(layer, names)
+    if isinstance(layer, Attend):
+        q, k, v = (names[x] for x in layer.operands)
+        return Attention(layer.path, q, k, v, names[layer], layer.heads, layer.head_dim, layer.masked)
+    return None
 
 
 def _gemm(layer: Linear, names: dict[Layer, str]) -> Gemm:
@@ -67,11 +74,6 @@ def _gemm(layer: Linear, names: dict[Layer, str]) -> Gemm:
     )
 
 
-def _attention(layer: Attend, names: dict[Layer, str]) -> Attention:
-    q, k, v = (names[x] for x in layer.operands)
-    return Attention(layer.path, q, k, v, names[layer], layer.heads, layer.head_dim, layer.masked)
-
-
 def _output(layer: Layer, name: str) -> Output:
     affine = _affine(layer)
     if affine is None:
@@ -89,14 +91,13 @@ def _scaled(weight: Array, factor: np.ndarray | np.float64) -> Array:
     return np.multiply(weight, factor, out=out, dtype=np.float64, casting="same_kind")
 
 
-def _check_fused_once(layer: Layer, wanted: set[Layer]) -> None:
+def _check_fused_once(layer: Layer, wanted: Container[Layer]) -> None:
     before = layer.before if isinstance(layer, Linear) else None
     while before is not None:
         if before in wanted:
             raise UnsupportedError(
-                f"{before.path}: its result is needed both before and after what follows it (a layer_norm, an "
-                "activation or an addition), which the machine fuses into the product; pre-norm blocks do this, and "
-                "they are not supported yet"
+                f"{before.path}: its result is needed both before and after what follows it (layer_norm, activation or "
+                "addition), which the machine fuses into the product; pre-norm blocks are not supported yet"
             )
         before = before.before
 

@@ -5,7 +5,7 @@ Layers refer to each other as objects and are compared by identity. Fusing somet
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -22,9 +22,12 @@ class Source:
     """An activation the host provides. The host's tensor shows it through `view`."""
 
     name: str
-    order: int
     width: int
     view: View
+
+    @property
+    def operands(self) -> tuple[Layer, ...]:
+        return ()
 
 
 @dataclass(frozen=True, eq=False)
@@ -40,12 +43,10 @@ class LayerNorm:
 class Linear:
     """norm(activation(factor * (x @ weight + bias) + residual)); weight (K, N), bias (N,).
 
-    `order` sorts layers such that operands come first. `before` is the layer that something was fused into to make this
-    one: only one of the two can be wanted.
+    `before` is the layer that something was fused into to make this one: only one of the two can be wanted.
     """
 
     path: str
-    order: int
     x: Layer
     weight: Array
     bias: Float64
@@ -74,7 +75,6 @@ class Attend:
     """softmax(q @ k^T) @ v per sequence and head, head h in columns h*head_dim ..; masked by the run-time lengths."""
 
     path: str
-    order: int
     q: Layer
     k: Layer
     v: Layer
@@ -94,14 +94,14 @@ class Attend:
 Layer = Source | Linear | Attend
 
 
-def ancestors(layers: list[Layer]) -> Iterator[Layer]:
-    """These layers and all they depend on, each once."""
-    seen: set[Layer] = set()
-    stack = list(layers)
+def ancestors(layers: Sequence[Layer]) -> dict[Layer, None]:
+    """These layers and all they depend on, operands first: a set in a fixed order."""
+    found: dict[Layer, None] = {}
+    stack = list(reversed(layers))
     while stack:
-        layer = stack.pop()
-        if layer not in seen:
-            seen.add(layer)
-            yield layer
-            if not isinstance(layer, Source):
-                stack += layer.operands
+        missing = next((x for x in stack[-1].operands if x not in found), None)
+        if missing is not None:
+            stack.append(missing)
+        else:
+            found[stack.pop()] = None
+    return found

@@ -49,7 +49,7 @@ class EncoderLayer(nn.Module):
 
 
 class Encoder(nn.Module):
-    """A stack of encoder layers over (batch, seq, hidden); the attention mask (batch, seq) is 1 at keys that take part."""
+    """A stack of encoder layers on (batch, seq, hidden); an attention mask (batch, seq) is 1 at keys that take part."""
 
     def __init__(self, layers: int, hidden: int, heads: int, inner: int, eps: float, tanh_gelu: bool) -> None:
         super().__init__()
@@ -92,7 +92,7 @@ class Ncf(nn.Module):
 
 
 class Vit(nn.Module):
-    """The products of CHARM's ViT benchmark, on (48, 64, 3024): four projections, attention, nothing between the rest."""
+    """The products of CHARM's ViT benchmark, on (48, 64, 3024): four projections, attention, nothing between."""
 
     heads = 16
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import groupby
@@ -11,14 +10,11 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import torch
-from torch.export import ExportedProgram
 from torch.fx import Node
-from torch.fx.node import map_arg
-from torch.utils import _pytree as pytree
 
 from ..isa.errors import TensorError
 from ..scheduler.segment import Array, Network
-from .capture import Environment, canonical, lifted, run, shape_of, user_inputs
+from .capture import Environment, Interface, run, shape_of
 from .mask import prefix_lengths
 from .view import View
 
@@ -37,15 +33,15 @@ class Placement:
 class Traced:
     """What `trace` makes of a module. Calling the module is: prologue, network, epilogue.
 
-    before and after: the host's operators, in order. sources: the host's tensor behind each input of the network, and
-    the view of the input that it shows. results: the tensors that show outputs of the network, likewise. masks: the
-    attention masks; all must hide the same keys.
+    before and after: the host's operators, in order; constants: what they use of the module's weights. sources: the
+    host's tensor behind each input of the network, and the view of the input that it shows. results: the tensors that
+    show outputs of the network, likewise. masks: the attention masks; all must hide the same keys.
     """
 
     network: Network
     placements: tuple[Placement, ...]
-    program: ExportedProgram
-    signature: inspect.Signature
+    interface: Interface
+    constants: Environment
     before: tuple[Node, ...]
     after: tuple[Node, ...]
     sources: Mapping[str, tuple[Node, View]]
@@ -60,14 +56,14 @@ class Traced:
         where an argument differs from the example in structure, shape or type, or a mask is not a prefix.
         """
         batch, seq = self.network.batch, self.network.seq
-        environment = lifted(self.program) | self.arguments(args, kwargs)
+        environment = self.constants | self.interface.bind(args, kwargs)
         run(self.before, environment)
         inputs = {name: _rows(environment[node], view) for name, (node, view) in self.sources.items()}
         lengths = [prefix_lengths(environment[mask], batch, seq) for mask in self.masks]
         if any((other != lengths[0]).any() for other in lengths):
             raise TensorError("the layers' attention masks hide different keys; the machine has one length a sequence")
-        kept = {x for node in (*self.after, self.program.graph.output_node()) for x in node.all_input_nodes}
-        state = {node: value for node, value in environment.items() if node in kept}
+        needed = {x for node in (*self.after, self.interface.result) for x in node.all_input_nodes}
+        state = {node: value for node, value in environment.items() if node in needed}
         return {name: x.reshape(batch, seq, -1) for name, x in inputs.items()}, lengths[0] if lengths else None, state
 
     def epilogue(self, outputs: Mapping[str, Array], state: Environment) -> Any:
@@ -82,8 +78,7 @@ class Traced:
                 raise TensorError(f"the network's output {name} is missing")
             environment[node] = _shown(self._flat(name, outputs[name]), view).reshape(shape_of(node))
         run(self.after, environment)
-        (values,) = map_arg(self.program.graph.output_node().args, environment.__getitem__)
-        return pytree.tree_unflatten(values, self.program.call_spec.out_spec)
+        return self.interface.unbind(environment)
 
     def explain(self) -> str:
         """A table of the module's operators: where each runs, and why."""
@@ -98,29 +93,6 @@ class Traced:
         widths = [max(len(row[i]) for row in table) for i in range(4)]
         lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)) for row in table]
         return "\n".join([summary, *(line.rstrip() for line in lines)])
-
-    def arguments(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Environment:
-        """The module's arguments by placeholder. Raises TensorError where they differ from the example's."""
-        try:
-            flat, structure = pytree.tree_flatten(canonical(self.signature, args, kwargs))
-        except TypeError as error:
-            raise TensorError(f"the module's arguments: {error}") from error
-        if structure != self.program.call_spec.in_spec:
-            raise TensorError("the arguments differ in number or structure from those the module was traced with")
-        placeholders = user_inputs(self.program)
-        for node, value in zip(placeholders, flat, strict=True):
-            example = node.meta["val"]
-            if not isinstance(example, torch.Tensor):
-                if value != example:
-                    raise TensorError(f"argument {node.name} is {value!r}; the module was traced with {example!r}")
-            elif not isinstance(value, torch.Tensor):
-                raise TensorError(f"argument {node.name} must be a tensor, not {type(value).__name__}")
-            elif (value.dtype, value.shape) != (example.dtype, example.shape):
-                raise TensorError(
-                    f"argument {node.name} is {value.dtype} {tuple(value.shape)}; the module was traced with "
-                    f"{example.dtype} {tuple(example.shape)}"
-                )
-        return dict(zip(placeholders, flat, strict=True))
 
     def _flat(self, name: str, array: Array) -> torch.Tensor:
         batch, seq = self.network.batch, self.network.seq

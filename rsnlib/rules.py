@@ -17,7 +17,7 @@ from torch.fx import Node
 from ..isa.errors import TensorError
 from ..scheduler.segment import Activation
 from .capture import dtype_of, module_path, op_name, place, shape_of
-from .layers import Attend, Layer, LayerNorm, Linear, Source
+from .layers import Attend, Layer, LayerNorm, Linear, ancestors
 from .mask import prefix_lengths
 from .values import Abstract, Scores, Value, Values, is_host, unsupported
 from .view import View
@@ -152,7 +152,7 @@ def product(
     view = operand.view.with_columns(*matrix.shape)
     if vector is None or view is None:
         return "its bias is not a vector"
-    return Value(Linear(module_path(node), values.order[node], operand.base, matrix, vector), view)
+    return Value(Linear(module_path(node), operand.base, matrix, vector), view)
 
 
 def open_product(values: Values, x: Node) -> tuple[Linear, View] | None:
@@ -190,11 +190,12 @@ def add(values: Values, node: Node, a: Arguments) -> Abstract | str:
     if a["alpha"] != 1 or not isinstance(x, Node) or not isinstance(y, Node):
         return "it adds a number or a multiple"
     for scores, mask in ((values.of[x], y), (values.of[y], x)):
-        if isinstance(scores, Scores) and scores.mask is None and not scores.normal and is_host(values.of[mask]):
-            return replace(scores, mask=mask)
-    # The product computed last takes the other operand as its residual.
-    for product, other in sorted(((x, y), (y, x)), key=lambda pair: -computed(values.of[pair[0]])):
-        found = open_product(values, product)
+        if isinstance(scores, Scores):
+            if scores.mask is None and not scores.normal and is_host(values.of[mask]):
+                return replace(scores, mask=mask)
+            return "an attention takes one mask, from the host, before its softmax"
+    for taking, other in ((x, y), (y, x)):
+        found = open_product(values, taking)
         if found is None or found[1].shape != shape_of(node) or dtype_of(other) != torch.float32:
             continue
         fused = with_bias(values, *found, other) or with_residual(values, *found, other)
@@ -217,15 +218,10 @@ def with_residual(values: Values, before: Linear, view: View, other: Node) -> Li
     residual = values.operand(other, lambda shown, width: (shown, width) == (view, before.width))
     if residual is None and is_host(values.of[other]):
         residual = Value(values.source(other, view, before.width), view)
-    if residual is None:
+    # Of two products the one that the other depends on cannot take it.
+    if residual is None or before in ancestors([residual.base]):
         return None
-    order = max(before.order, computed(residual))
-    return replace(before, residual=residual.base, order=order, before=before)
-
-
-def computed(value: Abstract) -> int:
-    """When: the place of its last operator in the graph, -1 for what the machine does not compute."""
-    return -1 if not isinstance(value, Value) or isinstance(value.base, Source) else value.base.order
+    return replace(before, residual=residual.base, before=before)
 
 
 def scale(values: Values, node: Node, a: Arguments) -> Abstract | str:
@@ -295,7 +291,7 @@ def attend(
         # Not `before`: where queries and keys share a projection it is computed twice, with and without the scale.
         key = replace(key, factor=key.factor * factor, before=None)
     masked = mask is not None and _hides(values, node, mask)
-    layer = Attend(module_path(node), values.order[node], query, key, value, heads, columns, masked)
+    layer = Attend(module_path(node), query, key, value, heads, columns, masked)
     if mask is not None and masked:
         values.masks[layer] = mask
     return Value(layer, form)

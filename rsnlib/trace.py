@@ -20,7 +20,19 @@ from torch.export import ExportedProgram
 from torch.fx import Node
 
 from ..isa.errors import TensorError, UnsupportedError
-from .capture import arguments, canonical, capture, lifted, module_path, op_name, packet, place, run, shape_of
+from .capture import (
+    Interface,
+    arguments,
+    canonical,
+    capture,
+    lifted,
+    module_path,
+    op_name,
+    packet,
+    place,
+    run,
+    shape_of,
+)
 from .fold import fold
 from .layers import Attend, Linear, Source, ancestors
 from .mask import attended_keys
@@ -33,7 +45,7 @@ def trace(model: nn.Module, example_inputs: tuple[Any, ...] | dict[str, Any]) ->
     """Split a module into host, machine and host; batch, seq and every shape are those of the example.
 
     example_inputs: positional (tuple) or keyword (dict) arguments of the module's forward. The module is traced in eval
-    mode; the weights of the machine's part are copied. Raises UnsupportedError for a module that the machine cannot
+    mode; weights are copied. Raises UnsupportedError for a module that the machine cannot
     run, naming operator and module path, and TensorError for weights or activations that are not float32.
     """
     if not isinstance(example_inputs, tuple | dict):
@@ -44,8 +56,9 @@ def trace(model: nn.Module, example_inputs: tuple[Any, ...] | dict[str, Any]) ->
         args, kwargs = canonical(signature, args, kwargs)
     except TypeError as error:
         raise TensorError(f"the example inputs do not fit {type(model).__name__}.forward: {error}") from error
-    tracer = _Tracer(capture(model, args, kwargs))
-    traced = tracer.partition(signature)
+    program = capture(model, args, kwargs)
+    tracer = _Tracer(program)
+    traced = tracer.partition(Interface.of(program, signature))
     tracer.check_masks(traced, args, kwargs)
     return traced
 
@@ -128,17 +141,17 @@ class _Tracer:
     def _place(self, node: Node, where: str, why: str) -> None:
         self.placements[node] = Placement(module_path(node), op_name(node).split(".")[-2], where, why)
 
-    def partition(self, signature: inspect.Signature) -> Traced:
+    def partition(self, interface: Interface) -> Traced:
         """The three parts; of the operators before the machine only those that something needs."""
         wanted = list(dict.fromkeys(value.base for value in self.results.values()))
         if not wanted:
             reason = self.refused[0] if self.refused else "it has no matrix product and no attention"
             raise UnsupportedError(f"nothing in this module runs on the machine: {reason}")
         network, names = fold(wanted, self.values.batch, self.values.seq)
-        used = set(ancestors(wanted))
+        used = ancestors(wanted)
         sources = {names[x]: (self.values.source_nodes[x], x.view) for x in used if isinstance(x, Source)}
         masks = tuple(dict.fromkeys(mask for layer, mask in self.values.masks.items() if layer in used))
-        needed = {*masks, *(node for node, _ in sources.values()), *self.program.graph.output_node().all_input_nodes}
+        needed = {*masks, *(node for node, _ in sources.values()), *interface.result.all_input_nodes}
         needed.update(x for node in self.after for x in node.all_input_nodes)
         for node in reversed(self.before):
             if node in needed:
@@ -147,8 +160,12 @@ class _Tracer:
         return Traced(
             network,
             placements=tuple(p for node, p in self.placements.items() if node not in dropped),
-            program=self.program,
-            signature=signature,
+            interface=interface,
+            constants={
+                node: value.clone() if isinstance(value, torch.Tensor) else value
+                for node, value in lifted(self.program).items()
+                if node in needed
+            },
             before=tuple(node for node in self.before if node not in dropped),
             after=tuple(self.after),
             sources=sources,
@@ -160,7 +177,7 @@ class _Tracer:
         """Refuse at once a model whose masks are of another kind than the machine's, such as causal ones."""
         if not traced.masks:
             return
-        environment = lifted(self.program) | traced.arguments(args, kwargs)
+        environment = traced.constants | traced.interface.bind(args, kwargs)
         run(traced.before, environment)
         for layer, mask in self.values.masks.items():
             try:

@@ -67,7 +67,6 @@ class Values:
     def __init__(self, program: ExportedProgram) -> None:
         self.program = program
         self.of: dict[Node, Abstract] = {}
-        self.order = {node: i for i, node in enumerate(program.graph.nodes)}
         self.masks: dict[Attend, Node] = {}
         self.source_nodes: dict[Source, Node] = {}
         self._made: dict[Any, Any] = {}
@@ -108,7 +107,7 @@ class Values:
         """The activation that this tensor of the host (or what it broadcasts to) shows through `view`."""
         if (node, view) not in self._made:
             name = node.name if node.op == "placeholder" else module_path(node) or node.name
-            self._made[node, view] = source = Source(name, self.order[node], width, view)
+            self._made[node, view] = source = Source(name, width, view)
             self.source_nodes[source] = node
         made: Source = self._made[node, view]
         return made

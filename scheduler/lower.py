@@ -400,7 +400,7 @@ class _Lowering:
             out["activation"] = codes[gemm.activation]
         if gemm.norm is not None:
             out["eps"] = float(np.float32(gemm.norm.eps))
-        return out
+        return out if self.extended else {}
 
     # -- attention
 

@@ -16,8 +16,9 @@ from ..isa.overlays.xnn_formats import Ddr
 from .schedule import Interleave, Schedule
 
 BLOCK_UNITS = BLOCK // UNIT
-LATE_START = 0.5
-"""Share of the next tile's loads that go ahead of the stores of a tile with a post-op, which keeps MemC busy first."""
+LATE_START = 0.6
+"""Share of the next tile's loads that go ahead of the stores of a tile with a post-op, which keeps MemC busy first: a
+GELU or LayerNorm takes about half of the time of a large tile, and DDR would wait for it."""
 
 
 @dataclass(frozen=True)

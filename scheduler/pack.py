@@ -91,10 +91,11 @@ def _starts(kernels: Kernels) -> dict[str, list[tuple[float, int]]]:
     def where(unit: str, origin: int) -> str:
         first = firsts.get(unit)
         if first is None:
-            return f"op {origin}"
-        index = max(i for i, f in enumerate(first) if f <= origin)
-        places = kernels.places.get(unit, ())
-        return str(places[index]) if index < len(places) else f"mOP {index}"
+            index, places, what = origin, kernels.preloaded_places.get(unit, ()), "op"
+        else:
+            index = max(i for i, f in enumerate(first) if f <= origin)
+            places, what = kernels.places.get(unit, ()), "mOP"
+        return str(places[index]) if index < len(places) else f"{what} {index}"
 
     net = Network(kernels.overlay, issues=issues, preloaded=dict(kernels.preloaded), where=where)
     net.run()

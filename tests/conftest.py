@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-import hypothesis
-import pytest
+# Tests run side by side; a BLAS that takes all cores for each of them makes them wait for each other.
+for _threads in ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS"):
+    os.environ.setdefault(_threads, "1")
 
-import rsn
+import hypothesis  # noqa: E402
+import pytest  # noqa: E402
+
+import rsn  # noqa: E402
 
 ROOT = Path(__file__).resolve().parent.parent
 

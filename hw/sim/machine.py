@@ -48,9 +48,9 @@ def simulate(
     launch = program.overlay.rates.get("launch_us")
     latency = busy + (launch.seconds if launch else 0.0)
     moved = {
-        name.removesuffix("_gbs"): int(amount)
-        for name, amount in net.amounts.items()
-        if name.endswith("_gbs")
+        name.removesuffix("_gbs"): int(net.amounts[name])
+        for name, rate in program.overlay.rates.items()
+        if rate.unit == "GB/s"
     }
     moved["instructions"] = 4 * len(image)
     assert net.firings is not None

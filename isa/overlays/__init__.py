@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from ..datapath import Overlay
 from ..errors import ProgramError
+from .fig6 import FIG6
+from .fig7 import FIG7
 from .xnn import XNN, XNN_BASE
 
-OVERLAYS: dict[str, Overlay] = {o.name: o for o in (XNN, XNN_BASE)}
+OVERLAYS: dict[str, Overlay] = {o.name: o for o in (XNN, XNN_BASE, FIG6, FIG7)}
 
 
 def find(name: str) -> Overlay:

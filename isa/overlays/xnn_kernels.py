@@ -489,6 +489,7 @@ class _Softmax:
         if self.reg.scale != 1.0:
             self.x *= np.float32(self.reg.scale)
         self.top = np.zeros(self.rows, np.float32)
+        self.total = np.zeros(self.rows, np.float32)
 
     def set_left(self, columns: int) -> None:
         self.left = columns if self.odd else 0
@@ -617,7 +618,7 @@ def legal(unit: str, uop: Any) -> Iterator[str]:
         case f.MemB():
             yield from _legal_mem_b(unit, uop)
         case f.MemC():
-            yield from _legal_mem_c(uop)
+            yield from _legal_mem_c(unit, uop)
         case f.MemCConfig():
             if uop.activation > 4:
                 yield f"activation {uop.activation} is not defined"
@@ -657,7 +658,9 @@ def _legal_mem_b(unit: str, uop: f.MemB) -> Iterator[str]:
         yield f"acc_b={uop.acc_b} column tiles of a buffer with 4"
 
 
-def _legal_mem_c(uop: f.MemC) -> Iterator[str]:
+def _legal_mem_c(unit: str, uop: f.MemC) -> Iterator[str]:
+    if unit in ("MemC4", "MemC5") and (uop.send or uop.softmax):
+        yield "has no way to MeshA and no softmax"
     if uop.recv and (uop.recv_a > 2 or uop.recv_b > 4):
         yield f"receives {uop.recv_a}x{uop.recv_b} tiles into a buffer of 2x4"
     if uop.store and (uop.dim1 > 256 or uop.dim2 > 512 or uop.dim1 % 128 or uop.dim2 % 64):

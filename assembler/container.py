@@ -1,0 +1,508 @@
+"""The `.bin` file: a program with everything a runner needs but the tensors; and bare wire images (`--raw`).
+
+A header with a table of sections, the sections back to back, a checksum of everything before it. All numbers are little
+endian. The reader believes nothing: every defect is a `ContainerError` that names file and byte, found before anything
+is allocated for it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import struct
+from bisect import bisect_right
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from io import BytesIO
+from math import isfinite, prod
+from pathlib import Path
+from typing import Any, NoReturn
+from zlib import crc32
+
+import construct as c
+import numpy as np
+
+from ..isa.datapath import Overlay
+from ..isa.errors import ContainerError, FieldError, ImageError, ProgramError
+from ..isa.fields import Record
+from ..isa.overlays import OVERLAYS
+from ..isa.packet import Packet, Words, decode_image
+from ..isa.program import Buffer, Layout, Parameter, Patch, Place, Program, Role
+from .diagnostic import listing
+from .slices import GRAIN
+
+MAGIC = b"\x93RSN\r\n\x1a\n"
+"""Not text, and broken by whatever converts line ends or strips the eighth bit."""
+
+VERSION = 1
+
+LARGEST = 1 << 48
+"""Elements; no buffer comes near."""
+
+_TEXT = c.PascalString(c.Int16ul, "utf8")
+_BLOB = c.Prefixed(c.Int32ul, c.GreedyBytes)
+_SHAPE = c.PrefixedArray(c.Int8ul, c.Int64ul)
+
+_SECTION = c.Struct("tag" / c.Bytes(4), "length" / c.Int32ul, "crc" / c.Int32ul)
+_HEADER = c.Struct(
+    "magic" / c.Const(MAGIC),
+    "version" / c.Const(VERSION, c.Int16ul),
+    "length" / c.Int32ul,  # of the file
+    "sections" / c.PrefixedArray(c.Int16ul, _SECTION),
+)
+
+_OVERLAY = c.Struct("name" / _TEXT, "fingerprint" / _TEXT, "extended" / c.Flag)
+
+_OPS = c.PrefixedArray(c.Int16ul, c.Struct("at" / c.Tell, "unit" / _TEXT, "words" / _BLOB))
+
+_BUFFERS = c.PrefixedArray(
+    c.Int32ul,
+    c.Struct(
+        "at" / c.Tell,
+        "name" / _TEXT,
+        "bank" / _TEXT,
+        "offset" / c.Int64ul,
+        "shape" / _SHAPE,
+        "layout" / c.Mapping(_TEXT, {x: x.value for x in Layout}),
+        "role" / c.Mapping(_TEXT, {x: x.value for x in Role}),
+        "view" / _SHAPE,  # empty: none
+        "scale" / _BLOB,  # float32; empty: none
+        "shift" / _BLOB,
+    ),
+)
+
+_PARAMETERS = c.PrefixedArray(
+    c.Int32ul,
+    c.Struct(
+        "name" / _TEXT,
+        "low" / c.Int64sl,
+        "high" / c.Int64sl,
+        "default" / c.Int64sl,
+        "patches"
+        / c.PrefixedArray(
+            c.Int32ul,
+            c.Struct(
+                "at" / c.Tell,
+                "word" / c.Int32ul,  # of the image
+                "bit" / c.Int8ul,  # the lowest
+                "width" / c.Int8ul,
+                "base" / c.Int64sl,
+                "cap" / c.Int64sl,
+            ),
+        ),
+    ),
+)
+
+_SOURCES = c.Struct(
+    "files" / c.PrefixedArray(c.Int32ul, _TEXT),
+    "packets" / _BLOB,  # pairs: file, line
+    "ops" / c.PrefixedArray(c.Int16ul, c.Struct("unit" / _TEXT, "places" / _BLOB)),
+)
+
+_FORMATS = {
+    b"OVLY": ("overlay", _OVERLAY),
+    b"IMAG": ("image", c.GreedyBytes),
+    b"OPSL": ("op lists", _OPS),
+    b"BUFF": ("buffers", _BUFFERS),
+    b"PARM": ("parameters", _PARAMETERS),
+    b"SRCM": ("source map", _SOURCES),
+}
+"""The sections, all of them in every file, in this order."""
+
+
+def faults(program: Program) -> Iterator[str]:
+    """What keeps a program from being written or loaded: data around the image that means nothing."""
+    overlay, unit = program.overlay, program.overlay.address_unit
+    names = [f"buffer {b.name}" for b in program.buffers] + [f"parameter {p.name}" for p in program.parameters]
+    yield from (f"{name} is declared twice" for name, times in Counter(names).items() if times > 1)
+    for b in program.buffers:
+        yield from (f"buffer {b.name} {wrong}" for wrong in _buffer_faults(b, overlay, unit))
+    for p in program.parameters:
+        if not p.low <= p.default <= p.high:
+            yield f"parameter {p.name}: {p.default} is out of range {p.low}..{p.high}"
+    patched: set[tuple[int, int, str]] = set()
+    for p, patch in ((p, patch) for p in program.parameters for patch in p.patches):
+        key = (patch.packet, patch.mop, patch.field)
+        what = f"parameter {p.name}: {patch.field} of mOP {patch.mop} of packet {patch.packet}"
+        if not 0 <= patch.packet < len(program.packets) or not 0 <= patch.mop < len(program.packets[patch.packet].mops):
+            yield f"{what}: there is no such mOP"
+        elif key in patched:
+            yield f"{what} is patched twice"
+        elif program.patched_field(patch).real or not 0 <= patch.cap <= program.patched_field(patch).bounds[1]:
+            yield f"{what} cannot hold {patch.cap}"
+        patched.add(key)
+    for name, ops in program.preloaded.items():
+        spec = overlay.by_unit.get(name)
+        if spec is None or spec.kind not in overlay.preloaded:
+            yield f"{name} is no unit with an op list"
+        elif len(ops) > overlay.preloaded[spec.kind][1]:
+            yield f"{name} holds at most {overlay.preloaded[spec.kind][1]} ops, not {len(ops)}"
+        if len(program.preloaded_places.get(name, ())) > len(ops):
+            yield f"the source map has more lines than {name} has ops"
+    if len(program.places) > len(program.packets):
+        yield "the source map has more lines than the image has packets"
+
+
+def _buffer_faults(b: Buffer, overlay: Overlay, unit: int) -> Iterator[str]:
+    if not 1 <= len(b.shape) <= 2 or any(n < 1 for n in b.shape) or prod(b.shape) > LARGEST:
+        yield f"has the shape {b.shape}"
+        return
+    if b.layout is Layout.BLOCKED and any(
+        n % g for n, g in zip(b.shape, GRAIN[b.layout][-len(b.shape) :], strict=True)
+    ):
+        yield f"is no whole number of blocks: {b.shape}"
+    if b.bank not in overlay.banks:
+        yield f"lies in {b.bank}; memories of {overlay.name} are {listing(overlay.banks)}"
+    elif not 0 <= b.offset <= LARGEST or 4 * (b.offset * unit + b.size) > overlay.banks[b.bank]:
+        yield f"does not lie within {b.bank}, {overlay.banks[b.bank]} bytes"
+    if b.view is not None and (len(b.view) > 15 or any(n < 1 for n in b.view) or prod(b.view) > b.size):
+        yield f"has the view {b.view}"
+        return
+    for which in ("scale", "shift"):
+        values = getattr(b, which)
+        if values is None:
+            continue
+        if len(values) not in ((b.view or b.shape)[-1], b.shape[-1]):
+            yield f"has {len(values)} columns of {which}"
+        if not all(isfinite(v) for v in np.array(values, np.float32).tolist()):
+            yield f"has a {which} that is no finite float32"
+
+
+# -- writing ------------------------------------------------------------------------------------------------------
+
+
+def dumps(program: Program) -> bytes:
+    """The bytes of a program's `.bin`. Raises `ProgramError` for a program that could not be read back."""
+    for fault in faults(program):
+        raise ProgramError(fault)
+    try:
+        return _framed(_sections(program))
+    except (c.ConstructError, OverflowError) as e:
+        raise ProgramError(f"this program does not fit into a container: {str(e).splitlines()[-1]}") from e
+
+
+def _sections(program: Program) -> list[bytes]:
+    return [
+        _OVERLAY.build(
+            {
+                "name": program.overlay.name,
+                "fingerprint": program.overlay.fingerprint,
+                "extended": program.extended,
+            }
+        ),
+        program.image.astype("<u4").tobytes(),
+        _OPS.build([{"unit": u, "words": _words(ops)} for u, ops in program.preloaded.items() if ops]),
+        _BUFFERS.build([_buffer(b) for b in program.buffers]),
+        _PARAMETERS.build([_parameter(p, program) for p in program.parameters]),
+        _sources(program),
+    ]
+
+
+def _framed(sections: list[bytes]) -> bytes:
+    """The file around its sections: header, table, checksums."""
+    table = [
+        {"tag": tag, "length": len(data), "crc": crc32(data)} for tag, data in zip(_FORMATS, sections, strict=True)
+    ]
+    size = len(_HEADER.build({"length": 0, "sections": table})) + 4
+    length = size + sum(map(len, sections)) + 4
+    header = _HEADER.build({"length": length, "sections": table})
+    body = b"".join([header, struct.pack("<I", crc32(header)), *sections])
+    return body + struct.pack("<I", crc32(body))
+
+
+def write(program: Program, path: str | Path) -> None:
+    """Write a `.bin`: the old file or the new one is there, never half of one."""
+    replace_file(path, dumps(program))
+
+
+def _words(ops: Sequence[Record]) -> bytes:
+    return np.array([w for op in ops for w in op.encode()], "<u4").tobytes()
+
+
+def _floats(values: tuple[float, ...] | None) -> bytes:
+    return np.array(values or (), "<f4").tobytes()
+
+
+def _buffer(b: Buffer) -> dict[str, Any]:
+    row = {name: getattr(b, name) for name in ("name", "bank", "offset", "shape", "layout", "role")}
+    return row | {"view": b.view or (), "scale": _floats(b.scale), "shift": _floats(b.shift)}
+
+
+def _parameter(p: Parameter, program: Program) -> dict[str, Any]:
+    patches = []
+    for patch in p.patches:
+        spec = program.patched_field(patch)
+        where = {"word": program.patched_word(patch), "bit": spec.low, "width": spec.width}
+        patches.append(where | {"base": patch.base, "cap": patch.cap})
+    return {"name": p.name, "low": p.low, "high": p.high, "default": p.default, "patches": patches}
+
+
+def _sources(program: Program) -> bytes:
+    files: dict[str, int] = {}
+
+    def pairs(places: Sequence[Place]) -> bytes:
+        rows = [(files.setdefault(p.file, len(files)), p.line) for p in places]
+        return np.array(rows, "<u4").tobytes()
+
+    packets = pairs(program.places)
+    ops = [{"unit": u, "places": pairs(places)} for u, places in program.preloaded_places.items() if places]
+    return bytes(_SOURCES.build({"files": list(files), "packets": packets, "ops": ops}))
+
+
+def replace_file(path: str | Path, data: bytes) -> None:
+    """Write a file in one step: beside it first, then rename. What is no regular file (a pipe) is written to."""
+    target = Path(os.path.realpath(path))
+    if target.exists() and not target.is_file():
+        target.write_bytes(data)
+        return
+    beside = target.with_name(f".{target.name}.{os.getpid()}.part")
+    try:
+        with open(beside, "xb") as f:
+            f.write(data)
+        os.replace(beside, target)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            beside.unlink()
+        raise
+
+
+# -- reading ------------------------------------------------------------------------------------------------------
+
+
+def read(path: str | Path, overlays: Mapping[str, Overlay] = OVERLAYS) -> Program:
+    """Read a `.bin`. Raises `ContainerError` for every defect, `OSError` where the file cannot be read."""
+    with open(path, "rb") as f:
+        start = f.read(len(MAGIC))
+        data = start + f.read() if start == MAGIC else start  # nothing endless is read to find that it is no program
+    return loads(data, str(path), overlays)
+
+
+def loads(data: bytes, name: str = "<bytes>", overlays: Mapping[str, Overlay] = OVERLAYS) -> Program:
+    """The program in the bytes of a `.bin`; `name` is what messages call it."""
+    return _Reader(data, name, overlays).program()
+
+
+class _Reader:
+    """Reads one file: checksums first, then each section, then what holds between them."""
+
+    def __init__(self, data: bytes, name: str, overlays: Mapping[str, Overlay]) -> None:
+        self.data = data
+        self.name = name
+        self.overlays = overlays
+        self.starts: dict[bytes, int] = {}
+        self.parsed: dict[bytes, Any] = {}
+
+    def fail(self, at: int, message: str) -> NoReturn:
+        raise ContainerError(f"{self.name}: byte {at}: {message}")
+
+    def program(self) -> Program:
+        self._frame()
+        overlay = self._overlay()
+        start = self.starts[b"IMAG"]
+        words, image = _decode(self.parsed[b"IMAG"], overlay, lambda at, message: self.fail(start + at, message))
+        bare = Program(overlay, image)
+        places, preloaded_places = self._places()
+        program = Program(
+            overlay,
+            image,
+            self._ops(overlay),
+            tuple(self._buffer(b) for b in self.parsed[b"BUFF"]),
+            tuple(self._parameter(p, bare) for p in self.parsed[b"PARM"]),
+            places,
+            preloaded_places,
+        )
+        self._agree(program, words)
+        return program
+
+    # -- the file as a whole
+
+    def _frame(self) -> None:
+        """Header, lengths and checksums; then the sections, parsed."""
+        data = self.data
+        if not data.startswith(MAGIC):
+            if data and MAGIC.startswith(data):
+                self.fail(len(data), "cut short in its first bytes")
+            what = f"it begins with {data[:8]!r}" if data else "it is empty"
+            self.fail(0, f"not a program of this toolchain: {what} (a bare wire image is read with --raw)")
+        version = int.from_bytes(data[8:10], "little")
+        if len(data) >= 10 and version != VERSION:
+            self.fail(8, f"container version {version}; this toolchain reads {VERSION}: assemble the program again")
+        stream = BytesIO(data)
+        try:
+            header = _HEADER.parse_stream(stream)
+        except c.ConstructError:
+            self.fail(stream.tell(), "cut short in its header")
+        if len(data) != header.length:
+            short = "cut short" if len(data) < header.length else "too long"
+            self.fail(len(data), f"{short}: the header announces {header.length} bytes, the file has {len(data)}")
+        at = stream.tell()
+        if stream.read(4) != struct.pack("<I", crc32(data[:at])):
+            self.fail(at, "the checksum of the header does not match: the file was altered")
+        if [s.tag for s in header.sections] != list(_FORMATS):
+            self.fail(14, f"sections {listing(repr(s.tag) for s in header.sections)}")
+        at += 4
+        if at + sum(s.length for s in header.sections) + 4 != len(data):
+            self.fail(14, "the sections do not fill the file")
+        for section in header.sections:
+            self.starts[section.tag] = at
+            if crc32(data[at : at + section.length]) != section.crc:
+                title = _FORMATS[section.tag][0]
+                self.fail(at, f"the checksum of section {title} does not match: the file was altered")
+            at += section.length
+        if data[at:] != struct.pack("<I", crc32(data[:at])):
+            self.fail(at, "the checksum of the file does not match: the file was altered")
+        for section in header.sections:
+            self._parse(section.tag, section.length)
+
+    def _parse(self, tag: bytes, length: int) -> None:
+        title, form = _FORMATS[tag]
+        start = self.starts[tag]
+        stream = BytesIO(self.data[start : start + length])
+        try:
+            self.parsed[tag] = form.parse_stream(stream)
+        except (c.ConstructError, ValueError) as e:
+            reason = str(e).splitlines()[-1]
+            self.fail(start + stream.tell(), f"section {title} cannot be read: {reason}")
+        if stream.tell() != length:
+            self.fail(start + stream.tell(), f"section {title} has {length - stream.tell()} bytes too many")
+
+    # -- the sections
+
+    def _overlay(self) -> Overlay:
+        start, head = self.starts[b"OVLY"], self.parsed[b"OVLY"]
+        overlay = self.overlays.get(head.name)
+        if overlay is None:
+            self.fail(start, f"made for overlay {head.name}; this toolchain knows {listing(self.overlays)}")
+        if head.fingerprint != overlay.fingerprint:
+            self.fail(
+                start,
+                f"made for overlay {head.name} {head.fingerprint}, which here is {overlay.fingerprint}: its units or "
+                "formats have changed; assemble or compile the program again with this toolchain",
+            )
+        return overlay
+
+    def _ops(self, overlay: Overlay) -> dict[str, tuple[Record, ...]]:
+        out: dict[str, tuple[Record, ...]] = {}
+        for row in self.parsed[b"OPSL"]:
+            at = self.starts[b"OPSL"] + row.at
+            spec = overlay.by_unit.get(row.unit)
+            if spec is None or spec.kind not in overlay.preloaded:
+                self.fail(at, f"{row.unit} is no unit with an op list")
+            if row.unit in out:
+                self.fail(at, f"{row.unit} has two op lists")
+            record, longest = overlay.preloaded[spec.kind]
+            size = 4 * record.WORDS
+            if len(row.words) % size or not 0 < len(row.words) // size <= longest:
+                self.fail(at, f"{row.unit} has {len(row.words)} bytes of ops: 1 to {longest} of {size} bytes fit")
+            raw = np.frombuffer(row.words, "<u4").tolist()
+            ops = []
+            for i in range(0, len(raw), record.WORDS):
+                words = raw[i : i + record.WORDS]
+                try:
+                    ops.append(record.decode(words))
+                except FieldError as e:
+                    self.fail(at, f"{row.unit}, op {i // record.WORDS}: {e}")
+                if record.padding_set(words):
+                    self.fail(at, f"{row.unit}, op {i // record.WORDS}: bits are set that mean nothing")
+            out[row.unit] = tuple(ops)
+        return out
+
+    def _buffer(self, b: Any) -> Buffer:
+        at = self.starts[b"BUFF"] + b.at
+
+        def floats(blob: bytes) -> tuple[float, ...] | None:
+            if len(blob) % 4:
+                self.fail(at, f"buffer {b.name}: {len(blob)} bytes of float32")
+            return tuple(np.frombuffer(blob, "<f4").tolist()) if blob else None
+
+        view = tuple(b.view) or None
+        return Buffer(
+            b.name, b.bank, b.offset, tuple(b.shape), b.layout, b.role, view, floats(b.scale), floats(b.shift)
+        )
+
+    def _parameter(self, p: Any, bare: Program) -> Parameter:
+        return Parameter(p.name, p.low, p.high, p.default, tuple(self._patch(x, p.name, bare) for x in p.patches))
+
+    def _patch(self, x: Any, name: str, bare: Program) -> Patch:
+        """From image word and bits back to packet, mOP and field."""
+        at = self.starts[b"PARM"] + x.at
+        what = f"parameter {name}: bits {x.bit}..{x.bit + x.width - 1} of word {x.word}"
+        packet = bisect_right(bare.packet_offsets, x.word) - 1
+        if packet < 0 or x.word >= bare.packet_offsets[packet] + bare.packets[packet].words:
+            self.fail(at, f"{what} lie in no packet")
+        rest = x.word - bare.packet_offsets[packet] - 1
+        if rest < 0:
+            self.fail(at, f"{what} lie in a packet header")
+        mops = bare.packets[packet].mops
+        mop, word = divmod(rest, mops[0].WORDS)  # of one format in a packet
+        for f in mops[mop].FIELDS:
+            if (f.word, f.low, f.width) == (word, x.bit, x.width) and not f.real:
+                if not 0 <= x.cap <= f.bounds[1]:
+                    self.fail(at, f"{what}: {f.name} cannot hold {x.cap}")
+                return Patch(packet, mop, f.name, x.base, x.cap)
+        self.fail(at, f"{what} are no field that a parameter could set")
+
+    def _places(self) -> tuple[tuple[Place, ...], dict[str, tuple[Place, ...]]]:
+        start, sources = self.starts[b"SRCM"], self.parsed[b"SRCM"]
+        known: dict[tuple[int, int], Place] = {}
+
+        def places(blob: bytes) -> tuple[Place, ...]:
+            if len(blob) % 8:
+                self.fail(start, "the source map does not consist of pairs")
+            rows = []
+            for pair in struct.iter_unpack("<II", blob):
+                if pair not in known:
+                    file, line = pair
+                    if file >= len(sources.files) or not line:
+                        self.fail(start, f"line {line} of file {file} in a source map of {len(sources.files)} files")
+                    known[pair] = Place(sources.files[file], line)
+                rows.append(known[pair])
+            return tuple(rows)
+
+        return places(sources.packets), {row.unit: places(row.places) for row in sources.ops}
+
+    # -- what holds between them
+
+    def _agree(self, program: Program, words: Words) -> None:
+        for fault in faults(program):
+            self.fail(self.starts[b"BUFF"], fault)
+        differ = np.flatnonzero(program.image != words)
+        if len(differ):
+            at = int(differ[0])
+            message = f"word {at} is {words[at]:#010x}; its fields and parameters make {program.image[at]:#010x}"
+            self.fail(self.starts[b"IMAG"] + 4 * at, message)
+        extended = self.parsed[b"OVLY"].extended
+        if extended != program.extended:
+            said, is_ = ("an extended", "base") if extended else ("a base", "extended")
+            self.fail(self.starts[b"OVLY"], f"marked as {said} program, but its image is {is_}")
+        for unit in program.preloaded_places:
+            if unit not in program.preloaded:
+                self.fail(self.starts[b"SRCM"], f"the source map has lines for {unit}, which has no ops")
+
+
+# -- bare images --------------------------------------------------------------------------------------------------
+
+
+def _decode(data: bytes, overlay: Overlay, fail: Callable[[int, str], NoReturn]) -> tuple[Words, tuple[Packet, ...]]:
+    if len(data) % 4:
+        fail(len(data), f"an image consists of words of 4 bytes, this one has {len(data)} bytes")
+    words = np.frombuffer(data, "<u4").astype(np.uint32)
+    try:
+        return words, decode_image(words, overlay)
+    except ImageError as e:
+        fail(4 * (e.word or 0), str(e))
+
+
+def write_raw(program: Program, path: str | Path) -> None:
+    """Write the wire image alone: no op lists, no buffers."""
+    replace_file(path, program.image.astype("<u4").tobytes())
+
+
+def read_raw(path: str | Path, overlay: Overlay) -> Program:
+    """A program of nothing but a wire image, wherever it was made. Bits that mean nothing are masked."""
+
+    def fail(at: int, message: str) -> NoReturn:
+        raise ContainerError(f"{path}: byte {at}: {message}")
+
+    _, packets = _decode(Path(path).read_bytes(), overlay, fail)
+    return Program(overlay, packets)

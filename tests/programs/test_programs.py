@@ -1,0 +1,236 @@
+"""The programs by hand: what they compute, what they cost, and what a mistake in one looks like."""
+
+import random
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+
+import numpy as np
+import pytest
+import rsn
+from rsn.assembler.parser import parse
+from rsn.host import tensors
+from rsn.host.runner import Result, Runner
+from rsn.hw.sim.machine import simulate
+from rsn.isa.datapath import PL_HZ
+from rsn.isa.errors import DeadlockError, ProgramError
+from rsn.isa.network import Network
+from rsn.isa.program import Kernels, Program, Role
+from rsn.isa.statistics import count
+from rsn.isa.verify import verify
+from rsn.scheduler.pack import pack
+
+FOLDER = Path(str(rsn.__file__)).parent / "programs"
+Array = np.ndarray
+
+REFERENCE: dict[str, Callable[..., Array]] = {
+    "fig6_app1": lambda x: x + 1,
+    "fig6_app2": lambda x: np.concatenate([x[:100] + 1, x[100:200], x[200:] + 1]),
+    "fig7_app1": lambda x, w: x @ w,
+    "fig7_app2": lambda x, w1, w2: x @ w1 @ w2,
+    "fig10": lambda x, w: x @ w,
+    "gemm768": lambda x, w: x @ w,
+}
+
+
+def assemble(text: str, file: str) -> Program:
+    kernels = parse(text, file)
+    assert isinstance(kernels, Kernels)
+    return pack(kernels)
+
+
+@cache
+def program(name: str) -> Program:
+    file = FOLDER / f"{name}.rsn"
+    return assemble(file.read_text(encoding="utf-8"), file.name)
+
+
+@cache
+def arguments(name: str) -> dict[str, Array]:
+    rng = np.random.default_rng(1)
+    given = [*program(name).with_role(Role.INPUT), *program(name).with_role(Role.WEIGHT)]
+    return {b.name: rng.standard_normal(b.shape).astype(np.float32) for b in given}
+
+
+def memories(name: str) -> dict[str, Array]:
+    """The banks as they are before a run; NaN where nothing was written."""
+    p = program(name)
+    banks = {bank: np.full(p.bank_size(bank), np.nan, np.float32) for bank in p.overlay.banks}
+    for buffer, tensor in arguments(name).items():
+        b = p.buffer(buffer)
+        at = b.offset * p.overlay.address_unit
+        banks[b.bank][at : at + b.size] = tensors.pack(b, tensor)
+    return banks
+
+
+@cache
+def run(name: str) -> Result:
+    p, values = program(name), arguments(name)
+    weights = {b.name: tensors.pack(b, values[b.name]) for b in p.with_role(Role.WEIGHT)}
+    with Runner(p, weights=weights) as runner:
+        return runner.run({b.name: values[b.name] for b in p.with_role(Role.INPUT)})
+
+
+def test_every_program_has_a_reference() -> None:
+    assert sorted(REFERENCE) == sorted(file.stem for file in FOLDER.glob("*.rsn"))
+
+
+@pytest.mark.parametrize("name", REFERENCE)
+def test_result_is_that_of_numpy(name: str) -> None:
+    expected = REFERENCE[name](**arguments(name))
+    assert np.abs(run(name).outputs["y"] - expected).max() <= 1e-5 * np.abs(expected).max()
+
+
+@pytest.mark.parametrize("name", REFERENCE)
+def test_nothing_to_complain_about(name: str) -> None:
+    assert verify(program(name)) == []
+
+
+@pytest.mark.parametrize("name", REFERENCE)
+def test_time_does_not_need_data(name: str) -> None:
+    alone, with_data = simulate(program(name)), run(name).run
+    assert (alone.latency_s, alone.critical_path) == (with_data.latency_s, with_data.critical_path)
+
+
+@pytest.mark.parametrize("name", ["fig6_app2", "fig7_app2", "fig10"])
+@pytest.mark.parametrize("seed", range(3))
+def test_order_of_stepping_changes_nothing(name: str, seed: int) -> None:
+    """A Kahn network: what is computed and when follows from the program alone."""
+
+    def execute(order: Callable[[list[object]], list[object]]) -> tuple[float, dict[str, float], dict[str, Array]]:
+        p, banks = program(name), memories(name)
+        net = Network(
+            p.overlay, packets=p.packets, preloaded=dict(p.preloaded), banks=dict(banks), data=True, order=order
+        )
+        return net.run(), {u: at.busy for u, at in net.progress.items()}, banks
+
+    shuffle = random.Random(seed)
+    end, busy, banks = execute(lambda tasks: tasks)
+    other_end, other_busy, other_banks = execute(lambda tasks: shuffle.sample(tasks, len(tasks)))
+    assert (end, busy) == (other_end, other_busy)
+    for bank, values in banks.items():
+        np.testing.assert_array_equal(values, other_banks[bank])
+
+
+# -- what the paper says of them ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("name", "uops"), [("fig6_app1", (1, 1, 1)), ("fig6_app2", (3, 1, 3))])
+def test_fig6_needs_as_few_uops_as_the_paper(name: str, uops: tuple[int, int, int]) -> None:
+    counts = count(program(name))["uops"]
+    assert tuple(counts[u] - 1 for u in ("FU1", "FU2", "FU3")) == uops  # less the terminator
+
+
+def test_fig6_units_work_at_the_same_time() -> None:
+    """Packets of 3, 2 and 3 words leave the dispatcher by cycle 8, FU3's decoder takes one more: its 100 elements arrive
+    at one a cycle from then on, read and incremented while it stores."""
+    assert simulate(program("fig6_app1")).latency_s == pytest.approx(109 / PL_HZ)
+
+
+def test_fig7_layers_meet_on_chip() -> None:
+    """Application 2 reads x once and each weight once per tile, and writes y alone."""
+    moved = run("fig7_app2").run.bytes
+    assert (moved["ddr_read"], moved["ddr_write"]) == (4 * (200 + 2 * 100 + 2 * 100), 4 * 200)
+
+
+def test_fig7_layers_overlap() -> None:
+    """Three rounds of 1000 pairs for two layers of two tiles: layer 2 of a tile runs beside layer 1 of the next."""
+    cycles = simulate(program("fig7_app2")).latency_s * PL_HZ
+    assert 3000 < cycles < 3300
+
+
+def test_fig10_counts_are_those_of_section_4_1() -> None:
+    p = program("fig10")
+    uops = count(p)["uops"]
+    assert uops["MemA"] - 3 == 1 + 15 + 1
+    assert uops["MemB"] - 3 == 2 * 17
+    assert uops["DDR"] - 1 == 2 * (8 + 2)
+    assert uops["LPDDR"] - 1 == 32
+    assert uops["MeshA"] - 1 == uops["MeshB"] - 1 == 1
+    mops = count(p)["mops"]
+    assert (mops["MemA"], mops["MemB"], mops["MemC"]) == (3, 3, 3)  # prolog, steady state, epilog; shared by two units
+    tile = 4 * 128 * 128
+    moved = run("fig10").run.bytes
+    assert (moved["ddr_read"], moved["ddr_write"], moved["lpddr_read"]) == (16 * tile, 4 * tile, 32 * tile)
+
+
+# -- mistakes -----------------------------------------------------------------------------------------------------
+
+MISTAKES = {
+    "one store too few": (
+        "fig6_app1",
+        "y[0:100]",
+        "y[0:99]",
+        """\
+the program ends with data left in streams (more sent than received)
+  FU2->FU3: 1 of 2 words, the last from FU2 uOP 0 (fig6_app1.rsn:12)""",
+    ),
+    "one send too few": (
+        "fig6_app1",
+        "x[0:100]",
+        "x[0:99]",
+        """\
+deadlock: no unit can move
+  FU2            uOP 0 (fig6_app1.rsn:12) waits to get FU1->FU2 (0/2 empty)
+  FU3            uOP 0 (fig6_app1.rsn:13) waits to get FU2->FU3 (0/2 empty)""",
+    ),
+    "no increment for the last piece": (
+        "fig6_app2",
+        "size=200",
+        "size=100",
+        """\
+deadlock: no unit can move
+  FU1            uOP 2 (fig6_app2.rsn:15) waits to put FU1->FU2 (2/2 full)
+  FU3            uOP 2 (fig6_app2.rsn:23) waits to get FU2->FU3 (0/2 empty)""",
+    ),
+    "the wrong path": (
+        "fig7_app2",
+        "OUT1->Compute2",
+        "LHS2->Compute2",
+        """\
+deadlock: no unit can move
+  RHS2           uOP 1 (fig7_app2.rsn:30) waits to put RHS2->Compute2 (2/2 full)
+  Mesh           uOP 0 (fig7_app2.rsn:34) waits to get LHS2->Mesh (0/2 empty)
+  Compute2       uOP 0 (fig7_app2.rsn:37) waits to get Mesh->Compute2 (0/2 empty)
+  OUT1           uOP 1 (fig7_app2.rsn:42) waits to put OUT1->Mesh (2/2 full)
+  OUT2           uOP 0 (fig7_app2.rsn:47) waits to get Compute2->OUT2 (0/2 empty)""",
+    ),
+    "one load too many": (
+        "fig10",
+        "for STEPS-1 {",
+        "for STEPS {",
+        """\
+deadlock: no unit can move
+  MemA0          uOP 16 (fig10.rsn:41)    waits to get DDR->MemA0 (0/256 empty)""",
+    ),
+    "one load too few": (
+        "fig10",
+        "for STEPS-1 {",
+        "for STEPS-2 {",
+        """\
+deadlock: no unit can move
+  DDR            uOP 17 (fig10.rsn:21)    waits to put DDR->MemA0 (256/256 full)
+  MeshA          uOP 0 (fig10.rsn:55)     waits to get MemA0->MeshA (0/1 empty)
+  MME0           uOP 0 (fig10.rsn:59)     waits to get MeshA->MME0 (0/2 empty)
+  MME1           uOP 0 (fig10.rsn:59)     waits to get MeshA->MME1 (0/2 empty)
+  MemC0          uOP 1 (fig10.rsn:63)     waits to get MME0->MemC0 (0/2 empty)
+  MemC1          uOP 1 (fig10.rsn:63)     waits to get MME1->MemC1 (0/2 empty)""",
+    ),
+}
+
+
+@pytest.mark.parametrize(("name", "right", "wrong", "report"), MISTAKES.values(), ids=MISTAKES)
+def test_mistake_is_reported_where_it_shows(name: str, right: str, wrong: str, report: str) -> None:
+    text = (FOLDER / f"{name}.rsn").read_text(encoding="utf-8")
+    assert right in text
+    with pytest.raises(ProgramError) as e:
+        assemble(text.replace(right, wrong, 1), f"{name}.rsn")
+    assert str(e.value) == report
+    assert isinstance(e.value, DeadlockError) == report.startswith("deadlock")
+
+
+def test_access_beyond_the_memory_names_the_unit() -> None:
+    p = program("fig6_app1")
+    banks = {"ddr": np.zeros(150, np.float32)}
+    with pytest.raises(ProgramError, match=r"FU3 writes 1 elements at 150, beyond its 150"):
+        simulate(p, banks)

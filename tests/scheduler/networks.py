@@ -1,0 +1,137 @@
+"""Networks to lower, and what they compute, in numpy."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from math import sqrt
+
+import numpy as np
+from rsn.hw.sim.machine import Run, simulate
+from rsn.isa.datapath import Overlay
+from rsn.isa.layout import block, unblock
+from rsn.isa.overlays import XNN
+from rsn.isa.overlays.xnn_kernels import activation
+from rsn.isa.program import Program, Role
+from rsn.scheduler.build import build
+from rsn.scheduler.schedule import PAPER, Schedule
+from rsn.scheduler.segment import Activation, Attention, Gemm, Network, Norm, Output
+
+CODES = {Activation.GELU_TANH: 0, Activation.GELU_ERF: 1, Activation.RELU: 2, Activation.SILU: 3}
+
+
+@dataclass
+class Maker:
+    """Random networks of a realistic scale."""
+
+    rng: np.random.Generator = field(default_factory=lambda: np.random.default_rng(0))
+
+    def matrix(self, *shape: int) -> np.ndarray:
+        return (self.rng.standard_normal(shape) / sqrt(shape[0])).astype(np.float32)
+
+    def vector(self, n: int) -> np.ndarray:
+        return (self.rng.standard_normal(n) * 0.1).astype(np.float32)
+
+    def gemm(self, m: int, k: int, n: int, act: Activation | None = None) -> Network:
+        layer = Gemm("g", "x", "y", self.matrix(k, n), self.vector(n), activation=act)
+        return Network(1, m, {"x": k}, (Output("y"),), (layer,))
+
+    def encoder(
+        self,
+        batch: int,
+        seq: int,
+        hidden: int,
+        heads: int,
+        ffn: int,
+        *,
+        act: Activation = Activation.GELU_TANH,
+        eps: float = 1e-6,
+        masked: bool = False,
+        layers: int = 1,
+    ) -> Network:
+        out: list[Gemm | Attention] = []
+        x = "x"
+        norm = Norm(eps)
+        for i in range(layers):
+            q, k, v, c, x1, h, y = (f"l{i}.{n}" for n in ("q", "k", "v", "c", "x1", "h", "y"))
+            for name in (q, k, v):
+                weight, bias = self.matrix(hidden, hidden), self.vector(hidden)
+                if name == k:  # the score scale, folded
+                    weight, bias = (np.float32((hidden // heads) ** -0.5) * a for a in (weight, bias))
+                out.append(Gemm(f"{name}_proj", x, name, weight, bias))
+            out.append(Attention(f"l{i}.attention", q, k, v, c, heads, hidden // heads, masked))
+            scale = 1 + self.vector(hidden)
+            out.append(
+                Gemm(f"l{i}.dense", c, x1, self.matrix(hidden, hidden), self.vector(hidden), None, x, scale, norm)
+            )
+            out.append(Gemm(f"l{i}.up", x1, h, self.matrix(hidden, ffn), self.vector(ffn), act))
+            scale = 1 + self.vector(hidden)
+            out.append(Gemm(f"l{i}.down", h, y, self.matrix(ffn, hidden), self.vector(hidden), None, x1, scale, norm))
+            x = y
+        scale, shift = 1 + self.vector(hidden), self.vector(hidden)
+        return Network(batch, seq, {"x": hidden}, (Output(x, scale, shift),), tuple(out))
+
+
+def reference(network: Network, x: np.ndarray, lengths: Sequence[int] | None = None) -> np.ndarray:
+    """The network's first output in numpy, float64 inside; (batch, seq, columns)."""
+    values = {"x": x.astype(np.float64)}
+    for layer in network.layers:
+        if isinstance(layer, Gemm):
+            y = values[layer.x] @ layer.weight + layer.bias
+            if layer.residual is not None:
+                y = y + values[layer.residual] * layer.residual_scale
+            if layer.activation is not None:
+                y = activation(y.astype(np.float32), CODES[layer.activation]).astype(np.float64)
+            if layer.norm is not None:
+                centred = y - y.mean(-1, keepdims=True)
+                y = centred / np.sqrt((centred**2).mean(-1, keepdims=True) + layer.norm.eps)
+            values[layer.y] = y
+        else:
+            shape = (network.batch, network.seq, layer.heads, layer.head_dim)
+            q, k, v = (values[n].reshape(shape).transpose(0, 2, 1, 3) for n in (layer.q, layer.k, layer.v))
+            s = q @ k.transpose(0, 1, 3, 2)
+            if lengths is not None:
+                s = np.where(np.arange(network.seq) < np.asarray(lengths)[:, None, None, None], s, -np.inf)
+            e = np.exp(s - s.max(-1, keepdims=True))
+            p = e / e.sum(-1, keepdims=True)
+            values[layer.y] = (p @ v).transpose(0, 2, 1, 3).reshape(network.batch, network.seq, -1)
+    (out,) = network.outputs
+    y = values[out.name]
+    return y if out.scale is None else y * out.scale + out.shift
+
+
+def execute(
+    network: Network,
+    x: np.ndarray,
+    overlay: Overlay = XNN,
+    schedule: Schedule = PAPER,
+    lengths: Sequence[int] | None = None,
+) -> tuple[np.ndarray, Program, Run]:
+    """Build and simulate; the output as the host would unpack it, without the runner's help."""
+    built = build(network, overlay, schedule)
+    program = built.program
+    banks = {bank: np.zeros(program.bank_size(bank), np.float32) for bank in overlay.banks}
+
+    def region(name: str) -> np.ndarray:
+        b = program.buffer(name)
+        return banks[b.bank][16 * b.offset : 16 * b.offset + b.size]
+
+    for name, flat in built.weights.items():
+        region(name)[:] = flat
+    (source,) = program.with_role(Role.INPUT)
+    stored = np.zeros(source.shape, np.float32)
+    stored.reshape(network.batch, -1, source.shape[1])[:, : network.seq, : x.shape[2]] = x
+    region(source.name)[:] = block(stored)
+    named = {} if lengths is None else {f"len[{i}]": n for i, n in enumerate(lengths)}
+    run = simulate(program, banks, program.bind(named))
+    (sink,) = program.with_role(Role.OUTPUT)
+    y = unblock(region(sink.name), *sink.shape).reshape(network.batch, -1, sink.shape[1])
+    y = y[:, : network.seq, : sink.view[-1]]
+    if sink.scale is not None:
+        y = y * np.asarray(sink.scale, np.float32) + np.asarray(sink.shift, np.float32)
+    return y, program, run
+
+
+def error(y: np.ndarray, expected: np.ndarray) -> float:
+    """Largest difference relative to the largest magnitude (design section 5)."""
+    return float(np.abs(y - expected).max() / np.abs(expected).max())

@@ -1,0 +1,58 @@
+"""The DDR order keeps read-after-write and each MemC's delivery order, whatever the schedule."""
+
+import pytest
+from rsn.isa.overlays import XNN
+from rsn.scheduler.lower import lower
+from rsn.scheduler.order import Access, Tile, order_accesses
+from rsn.scheduler.schedule import PAPER, STRICT, Schedule
+
+from .networks import Maker
+
+
+def load(row: int) -> Access:
+    return Access("MemA0", False, 0, 1, row, 1, 0, 1)
+
+
+def store(row: int, unit: str = "MemC0") -> Access:
+    return Access(unit, True, 0, 1, row, 1, 0, 1)
+
+
+def rows(tiles: list[Tile], schedule: Schedule) -> list[str]:
+    return [f"{'store' if m.store else 'load'} {m.addr // 512}" for m in order_accesses(tiles, schedule)]
+
+
+def test_stores_fall_between_the_next_tiles_loads() -> None:
+    tiles = [Tile([load(0)], [store(10), store(11)]), Tile([load(1), load(2), load(3), load(4)])]
+    assert rows(tiles, PAPER) == ["load 0", "load 1", "load 2", "store 10", "load 3", "load 4", "store 11"]
+    assert rows(tiles, STRICT) == ["load 0", "store 10", "store 11", "load 1", "load 2", "load 3", "load 4"]
+
+
+def test_a_load_comes_behind_the_store_it_reads_and_what_is_before_that() -> None:
+    tiles = [Tile([load(0)], [store(10), store(11), store(12)]), Tile([load(1), load(11), load(2), load(3)])]
+    assert rows(tiles, PAPER) == [
+        "load 0", "load 1", "store 10", "store 11", "load 11", "load 2", "load 3", "store 12",
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("schedule", [PAPER, STRICT])
+def test_no_load_overtakes_a_store_to_what_it_reads(schedule: Schedule) -> None:
+    """In program order every activation is written before it is read; the DDR list must keep that, address by address."""
+    network = Maker().encoder(2, 256, 256, 4, 512, layers=2)
+    ddr = lower(network, XNN, schedule).kernels.sequences["DDR"]
+    strict = lower(network, XNN, STRICT).kernels.sequences["DDR"]
+    assert sorted(map(str, ddr)) == sorted(map(str, strict))
+
+    def versions(mops) -> list[tuple[str, tuple[int, ...]]]:
+        """Each load with how often each of its blocks has been written before it."""
+        written: dict[int, int] = {}
+        out = []
+        for m in mops:
+            blocks = [m.addr + c * m.chunk_stride + b * 512 for c in range(m.chunks) for b in range(m.size // 8192)]
+            if m.load:
+                out.append((str(m), tuple(written.get(b, 0) for b in blocks)))
+            else:
+                for b in blocks:
+                    written[b] = written.get(b, 0) + 1
+        return sorted(out)
+
+    assert versions(ddr) == versions(strict)
