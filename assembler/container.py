@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from io import BytesIO
 from math import isfinite, prod
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, NoReturn, TypeVar
 from zlib import crc32
 
 import construct as c
@@ -30,6 +30,8 @@ from ..isa.packet import Packet, Words, decode_image
 from ..isa.program import Buffer, Layout, Parameter, Patch, Place, Program, Role
 from .diagnostic import listing
 from .slices import GRAIN
+
+T = TypeVar("T")
 
 MAGIC = b"\x93RSN\r\n\x1a\n"
 """Not text, and broken by whatever converts line ends or strips the eighth bit."""
@@ -120,17 +122,7 @@ def faults(program: Program) -> Iterator[str]:
     for p in program.parameters:
         if not p.low <= p.default <= p.high:
             yield f"parameter {p.name}: {p.default} is out of range {p.low}..{p.high}"
-    patched: set[tuple[int, int, str]] = set()
-    for p, patch in ((p, patch) for p in program.parameters for patch in p.patches):
-        key = (patch.packet, patch.mop, patch.field)
-        what = f"parameter {p.name}: {patch.field} of mOP {patch.mop} of packet {patch.packet}"
-        if not 0 <= patch.packet < len(program.packets) or not 0 <= patch.mop < len(program.packets[patch.packet].mops):
-            yield f"{what}: there is no such mOP"
-        elif key in patched:
-            yield f"{what} is patched twice"
-        elif program.patched_field(patch).real or not 0 <= patch.cap <= program.patched_field(patch).bounds[1]:
-            yield f"{what} cannot hold {patch.cap}"
-        patched.add(key)
+    yield from _patch_faults(program)
     for name, ops in program.preloaded.items():
         spec = overlay.by_unit.get(name)
         if spec is None or spec.kind not in overlay.preloaded:
@@ -141,6 +133,24 @@ def faults(program: Program) -> Iterator[str]:
             yield f"the source map has more lines than {name} has ops"
     if len(program.places) > len(program.packets):
         yield "the source map has more lines than the image has packets"
+
+
+def _patch_faults(program: Program) -> Iterator[str]:
+    patched: set[tuple[int, int, str]] = set()
+    for p in program.parameters:
+        for patch in p.patches:
+            key = (patch.packet, patch.mop, patch.field)
+            what = f"parameter {p.name}: {patch.field} of mOP {patch.mop} of packet {patch.packet}"
+            mops = program.packets[patch.packet].mops if 0 <= patch.packet < len(program.packets) else ()
+            if not 0 <= patch.mop < len(mops):
+                yield f"{what}: there is no such mOP"
+                continue
+            spec = program.patched_field(patch)
+            if key in patched:
+                yield f"{what} is patched twice"
+            if spec.real or not 0 <= patch.cap <= spec.bounds[1]:
+                yield f"{what} cannot hold {patch.cap}"
+            patched.add(key)
 
 
 def _buffer_faults(b: Buffer, overlay: Overlay, unit: int) -> Iterator[str]:
@@ -191,7 +201,7 @@ def _sections(program: Program) -> list[bytes]:
             }
         ),
         program.image.astype("<u4").tobytes(),
-        _OPS.build([{"unit": u, "words": _words(ops)} for u, ops in program.preloaded.items() if ops]),
+        _OPS.build([{"unit": u, "words": _words(ops)} for u, ops in _in_order(program.preloaded, program)]),
         _BUFFERS.build([_buffer(b) for b in program.buffers]),
         _PARAMETERS.build([_parameter(p, program) for p in program.parameters]),
         _sources(program),
@@ -213,6 +223,11 @@ def _framed(sections: list[bytes]) -> bytes:
 def write(program: Program, path: str | Path) -> None:
     """Write a `.bin`: the old file or the new one is there, never half of one."""
     replace_file(path, dumps(program))
+
+
+def _in_order(lists: Mapping[str, tuple[T, ...]], program: Program) -> list[tuple[str, tuple[T, ...]]]:
+    """The lists that are not empty, in the overlay's order of units: equal programs are equal bytes."""
+    return [(u.name, lists[u.name]) for u in program.overlay.units if lists.get(u.name)]
 
 
 def _words(ops: Sequence[Record]) -> bytes:
@@ -245,7 +260,7 @@ def _sources(program: Program) -> bytes:
         return np.array(rows, "<u4").tobytes()
 
     packets = pairs(program.places)
-    ops = [{"unit": u, "places": pairs(places)} for u, places in program.preloaded_places.items() if places]
+    ops = [{"unit": u, "places": pairs(rows)} for u, rows in _in_order(program.preloaded_places, program)]
     return bytes(_SOURCES.build({"files": list(files), "packets": packets, "ops": ops}))
 
 

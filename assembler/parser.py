@@ -62,9 +62,13 @@ def parse(text: str, file: str, overlays: Mapping[str, Overlay] = OVERLAYS) -> P
 
 def parse_file(path: str | Path, overlays: Mapping[str, Overlay] = OVERLAYS) -> Program | Kernels:
     """`parse` what a file holds. Raises `OSError` where it cannot be read."""
-    data = Path(path).read_bytes()
+    return parse(read_text(path), str(path), overlays)
+
+
+def read_text(path: str | Path) -> str:
+    """A text as it stands in a file. Raises `SourceError` for what is no text, `OSError` where it cannot be read."""
     try:
-        return parse(data.decode("utf-8-sig"), str(path), overlays)
+        return Path(path).read_bytes().decode("utf-8-sig")
     except UnicodeDecodeError as e:
         raise SourceError(f"{path}: byte {e.start} is not UTF-8; is this an .rsn text?") from None
 

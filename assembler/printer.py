@@ -17,6 +17,8 @@ from .spelling import KEYWORDS, NAME, Spelling, quoted, spelling
 WIDTH = 100
 """Columns of a line, where it can be broken."""
 
+INDENT = "  "
+
 LONGEST_PATTERN = 8
 """Ops that are looked at as one when repeats are sought."""
 
@@ -93,13 +95,13 @@ class _Printer:
         yield f"{group(units)} {{"
         for pattern, count in repeats([self._mop(op, units, {}) for op in ops]):
             if count == 1:
-                yield from (f"  {line}" for line in pattern)
+                yield from (INDENT + line for line in pattern)
             elif len(pattern) == 1 and len(pattern[0]) < WIDTH - 20:
-                yield f"  for {count} {{ {pattern[0]} }}"
+                yield f"{INDENT}for {count} {{ {pattern[0]} }}"
             else:
-                yield f"  for {count} {{"
-                yield from (f"    {line}" for line in pattern)
-                yield "  }"
+                yield f"{INDENT}for {count} {{"
+                yield from (2 * INDENT + line for line in pattern)
+                yield f"{INDENT}}}"
         yield "}"
 
     # -- packets --------------------------------------------------------------------------------------------------
@@ -127,7 +129,7 @@ class _Printer:
             yield inline
             return
         yield f"{start} {{"
-        yield from (f"  {m}" for m in mops)
+        yield from (INDENT + m for m in mops)
         yield "}"
 
     def _target(self, form: Form, mask: int, units: Sequence[UnitSpec]) -> str:
@@ -217,7 +219,7 @@ def group(units: Sequence[UnitSpec]) -> str:
         else:
             runs.append([index])
     shown = [str(r[0]) if len(r) == 1 else f"{r[0]}..{r[-1]}" for r in runs]
-    return f"{units[0].kind}[{','.join(shown)}]"
+    return f"{units[0].kind}[{', '.join(shown)}]"
 
 
 def repeats(lines: Sequence[str]) -> Iterator[tuple[Sequence[str], int]]:
@@ -237,13 +239,16 @@ def repeats(lines: Sequence[str]) -> Iterator[tuple[Sequence[str], int]]:
 
 
 def _vector(which: str, b: Buffer) -> Iterator[str]:
-    """`scale x [...]`, broken into lines."""
-    values = getattr(b, which)
-    line = f"{which} {quoted(b.name)} ["
-    for value in values:
-        text = shortest(value)
-        if len(line) + 1 + len(text) > WIDTH:
+    return wrap(f"{which} {quoted(b.name)} [", [shortest(v) for v in getattr(b, which)], "]")
+
+
+def wrap(start: str, words: Sequence[str], end: str) -> Iterator[str]:
+    """Words behind `start`, broken into indented lines."""
+    line = start + words[0]
+    for word in words[1:]:
+        if len(line) + 1 + len(word) > WIDTH:
             yield line
-            line = " "
-        line += text if line.endswith("[") else f" {text}"
-    yield line + "]"
+            line = INDENT + word
+        else:
+            line += f" {word}"
+    yield line + end

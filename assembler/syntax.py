@@ -377,7 +377,7 @@ def _explained(e: UnexpectedInput, text: Text) -> Mistake:
     else:
         start = e.pos_in_stream or 0
         at, what = (start, start + 1), repr(text.text[start])
-        expected = e.allowed if isinstance(e, UnexpectedCharacters) else ()
-    names = sorted({_SPELLED.get(x) or literals[x] for x in expected or ()})
+        expected = e.allowed if isinstance(e, UnexpectedCharacters) else set()
+    names = sorted({_SPELLED.get(x) or literals[x] for x in expected})
     note = (f"here may stand {' or '.join(names)}",) if names else ()
     return Mistake(at, f"{what} is not expected here", *note)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import tempfile
 import zipfile
 from collections.abc import Mapping
 from math import prod
@@ -15,6 +14,7 @@ import numpy.typing as npt
 from ..isa.errors import TensorError
 from ..isa.layout import block, unblock
 from ..isa.program import Buffer, Layout
+from .files import replacing
 
 Array = npt.NDArray[np.float32]
 
@@ -123,19 +123,12 @@ def save_tensors(path: str | os.PathLike[str], tensors: Mapping[str, Array], *, 
     target = Path(path)
     if target.suffix not in (".safetensors", ".npz"):
         raise TensorError(f"{path}: tensors are written as .safetensors or .npz")
-    handle, name = tempfile.mkstemp(dir=target.parent, prefix=target.name, suffix=target.suffix)
-    os.close(handle)
-    try:
-        whole = {n: np.ascontiguousarray(t) for n, t in tensors.items()}
+    whole = {n: np.ascontiguousarray(t) for n, t in tensors.items()}
+    with replacing(target) as temporary:
         if target.suffix == ".npz":
-            np.savez(name, **whole)  # type: ignore[arg-type]
+            np.savez(temporary, **whole)  # type: ignore[arg-type]
         else:
-            save_file(whole, name, metadata={PACKED: "blocked 128x64"} if packed else None)
-        os.chmod(name, 0o644)
-        os.replace(name, target)
-    except BaseException:
-        Path(name).unlink(missing_ok=True)
-        raise
+            save_file(whole, temporary, metadata={PACKED: "blocked 128x64"} if packed else None)
 
 
 def zeros(buffer: Buffer) -> Array:

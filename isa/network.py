@@ -15,7 +15,7 @@ from array import array
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Union
+from typing import Any
 
 import numpy as np
 
@@ -117,7 +117,7 @@ class Par:
         self.lanes = lanes
 
 
-Steps = Generator[Union[Fire, Par], Any, None]
+Steps = Generator[Fire | Par, Any, None]
 
 
 class Unit:
@@ -174,14 +174,27 @@ class Issue:
 class _Task:
     """A process or one lane of it: a generator, a clock, and who waits for it."""
 
-    __slots__ = ("after", "busy", "children", "clock", "firing", "pending", "queued", "slowest", "steps", "unit")
+    __slots__ = (
+        "after",
+        "busy",
+        "children",
+        "clock",
+        "firing",
+        "lane",
+        "pending",
+        "queued",
+        "slowest",
+        "steps",
+        "unit",
+    )
 
-    def __init__(self, steps: Steps, unit: Progress, after: _Task | None = None) -> None:
+    def __init__(self, steps: Steps, unit: Progress, after: _Task | None = None, number: int = 0) -> None:
         self.steps = steps
         self.unit = unit
         self.after = after
-        self.clock = after.clock if after else 0.0
-        self.firing = after.firing if after else NEVER
+        self.lane: tuple[int, ...] = (*after.lane, number) if after else ()  # which lane of which lane
+        self.clock: float = after.clock if after else 0.0
+        self.firing: int = after.firing if after else NEVER
         self.pending: Fire | None = None
         self.children = 0
         self.queued = True
@@ -446,8 +459,8 @@ class Network:
                         value = None
                         continue
                     task.children = len(effect.lanes)
-                    for lane in effect.lanes:
-                        child = _Task(lane, task.unit, task)
+                    for i, lane in enumerate(effect.lanes):
+                        child = _Task(lane, task.unit, task, i)
                         alive.add(child)
                         ready.append(child)
                     return
@@ -564,7 +577,7 @@ class Network:
     def waits(self, alive: Iterable[_Task]) -> Iterator[Wait]:
         """Every process that cannot move, units first, in the overlay's order."""
         rank = {u.name: i for i, u in enumerate(self.overlay.units)}
-        for task in sorted(alive, key=lambda t: (rank.get(t.unit.name, len(rank)), t.unit.index)):
+        for task in sorted(alive, key=lambda t: (rank.get(t.unit.name, len(rank)), t.unit.index, t.lane)):
             fire = task.pending
             if fire is None:  # waits for its own lanes, which are listed
                 continue

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from .packet import expand
 from .program import Program
 
 
@@ -31,7 +30,9 @@ def count(program: Program) -> dict[str, dict[str, int]]:
         add("packets", form.kind, 1)
         add("mops", form.kind, len(packet.mops))
         add("bytes", form.kind, 4 * packet.words)
-        add("uops", form.kind, units * (1 if header.last else sum(1 for _ in expand(packet, overlay))))
+        # Each repetition gives as many uOPs as the first: counted once, a huge `reuse` costs nothing.
+        each = sum(1 for mop in packet.mops for _ in form.uops(mop, 0))
+        add("uops", form.kind, units * (1 if header.last else header.reuse * each))
     for key, per_kind in out.items():
         per_kind["total"] = sum(per_kind.values())
         if key == "packets":

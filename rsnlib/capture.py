@@ -23,9 +23,15 @@ LIFTED = (InputKind.PARAMETER, InputKind.BUFFER, InputKind.CONSTANT_TENSOR)
 
 
 def capture(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> ExportedProgram:
-    """The undecomposed graph of the module in eval mode. Raises UnsupportedError where torch cannot capture it."""
+    """The undecomposed graph of the module in eval mode.
+
+    Raises UnsupportedError where torch cannot capture it, TensorError for a module that is not on the CPU.
+    """
     name = type(model).__name__
     modes = {module: module.training for module in model.modules()}
+    for path, tensor in (*model.named_parameters(), *model.named_buffers()):
+        if tensor.device.type != "cpu":
+            raise TensorError(f"{path} is on {tensor.device}; move the module to the CPU")
     # The same tensor given for two arguments would become one.
     args, kwargs = pytree.tree_map_only(torch.Tensor, torch.Tensor.detach, (args, kwargs))
     try:
@@ -74,7 +80,7 @@ class Interface:
         return cls(signature, arguments, specs.in_spec, program.graph.output_node(), specs.out_spec)
 
     def bind(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Environment:
-        """The arguments by placeholder. Raises TensorError where they differ from those the module was captured with."""
+        """The arguments by placeholder. Raises TensorError where they differ from those the module was traced with."""
         try:
             flat, structure = pytree.tree_flatten(canonical(self.signature, args, kwargs))
         except TypeError as error:
@@ -135,7 +141,7 @@ def packet(node: Node) -> Any:
 
 def op_name(node: Node) -> str:
     """Such as aten.gelu.default."""
-    return str(node.target) if isinstance(node.target, torch._ops.OpOverload) else node.name
+    return str(node.target) if isinstance(node.target, torch._ops.OpOverload) else node.target.__name__
 
 
 def module_path(node: Node) -> str:
@@ -144,7 +150,7 @@ def module_path(node: Node) -> str:
     return str(stack[-1][0]) if stack else ""
 
 
-def place(node: Node) -> str:
+def site(node: Node) -> str:
     """For messages."""
     return f"{op_name(node)} at {module_path(node) or 'the top level'}"
 
@@ -152,6 +158,13 @@ def place(node: Node) -> str:
 def shape_of(node: Node) -> tuple[int, ...]:
     value = node.meta.get("val")
     return tuple(value.shape) if isinstance(value, torch.Tensor) else ()
+
+
+def is_static(node: Node) -> bool:
+    """Whether the shape of its result is known, and does not depend on data."""
+    value = node.meta.get("val")
+    parts = value if isinstance(value, list | tuple) else [value]
+    return all(isinstance(n, int) for part in parts if isinstance(part, torch.Tensor) for n in part.shape)
 
 
 def dtype_of(node: Node) -> torch.dtype | None:

@@ -16,7 +16,7 @@ from torch.fx import Node
 
 from ..isa.errors import TensorError
 from ..scheduler.segment import Activation
-from .capture import dtype_of, module_path, op_name, place, shape_of
+from .capture import dtype_of, module_path, op_name, shape_of, site
 from .layers import Attend, Layer, LayerNorm, Linear, ancestors
 from .mask import prefix_lengths
 from .values import Abstract, Scores, Value, Values, is_host, unsupported
@@ -145,7 +145,7 @@ def product(
         return f"its operand is not all of {values.batch} x {values.seq} rows on the machine"
     for what, tensor in (("weight", weight), ("operand", x)):
         if dtype_of(tensor) != torch.float32:
-            raise TensorError(f"{place(node)}: its {what} is {dtype_of(tensor)}; the machine computes in float32")
+            raise TensorError(f"{site(node)}: its {what} is {dtype_of(tensor)}; the machine computes in float32")
     matrix = values.constant(weight).numpy()
     matrix = matrix.T if transposed else matrix
     vector = values.vector(bias, matrix.shape[1], 0.0)
@@ -191,9 +191,9 @@ def add(values: Values, node: Node, a: Arguments) -> Abstract | str:
         return "it adds a number or a multiple"
     for scores, mask in ((values.of[x], y), (values.of[y], x)):
         if isinstance(scores, Scores):
-            if scores.mask is None and not scores.normal and is_host(values.of[mask]):
+            if scores.mask is None and not scores.normal and is_host(values.of[mask]) and dtype_of(mask) != torch.bool:
                 return replace(scores, mask=mask)
-            return "an attention takes one mask, from the host, before its softmax"
+            return "an attention takes one mask, float and from the host, before its softmax"
     for taking, other in ((x, y), (y, x)):
         found = open_product(values, taking)
         if found is None or found[1].shape != shape_of(node) or dtype_of(other) != torch.float32:
@@ -347,7 +347,8 @@ RULES: dict[Any, Rule] = VIEWS | {
 # What must not end on the host once the machine has started.
 PRODUCTS = {
     *(aten.linear, aten.matmul, aten.mm, aten.addmm, aten.bmm, aten.baddbmm, aten.einsum, aten.bilinear),
-    *(aten.scaled_dot_product_attention, aten.conv1d, aten.conv2d, aten.convolution, aten.lstm, aten.gru),
+    *(aten.tensordot, aten.inner, aten.linalg_matmul, aten.scaled_dot_product_attention),
+    *(aten.conv1d, aten.conv2d, aten.conv3d, aten.convolution, aten.lstm, aten.gru, aten.rnn_tanh, aten.rnn_relu),
 }
 
 # Checks that torch.export leaves behind: the shapes and types are static, so they hold.

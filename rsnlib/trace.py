@@ -9,7 +9,6 @@ product over the machine's rows or an attention never does so silently: it is an
 from __future__ import annotations
 
 import inspect
-import operator
 from collections.abc import Sequence
 from math import prod
 from typing import Any
@@ -25,13 +24,14 @@ from .capture import (
     arguments,
     canonical,
     capture,
+    is_static,
     lifted,
     module_path,
     op_name,
     packet,
-    place,
     run,
     shape_of,
+    site,
 )
 from .fold import fold
 from .layers import Attend, Linear, Source, ancestors
@@ -45,8 +45,8 @@ def trace(model: nn.Module, example_inputs: tuple[Any, ...] | dict[str, Any]) ->
     """Split a module into host, machine and host; batch, seq and every shape are those of the example.
 
     example_inputs: positional (tuple) or keyword (dict) arguments of the module's forward. The module is traced in eval
-    mode; weights are copied. Raises UnsupportedError for a module that the machine cannot
-    run, naming operator and module path, and TensorError for weights or activations that are not float32.
+    mode, and its weights are copied. Raises UnsupportedError for a module that the machine cannot run, naming operator
+    and module path, and TensorError for weights or activations that are not float32.
     """
     if not isinstance(example_inputs, tuple | dict):
         raise TensorError(f"example inputs are a tuple or a dict of tensors, not {type(example_inputs).__name__}")
@@ -67,11 +67,11 @@ def _role(value: Abstract) -> str:
     """What an operator of the machine has become part of."""
     layer = value.base if isinstance(value, Value) else None
     if isinstance(layer, Linear):
-        shape = " x ".join(map(str, layer.weight.shape))
-        return f"matrix product {shape}" if layer.before is None else f"fused into {layer.path or 'the product before'}"
-    return (
-        f"attention, {layer.heads} heads of {layer.head_dim}" if isinstance(layer, Attend) else "part of an attention"
-    )
+        k, n = layer.weight.shape
+        return f"matrix product {k} x {n}" if layer.before is None else f"fused into {layer.path or 'the product'}"
+    if isinstance(layer, Attend):
+        return f"attention, {layer.heads} heads of {layer.head_dim}"
+    return "part of an attention"
 
 
 class _Tracer:
@@ -96,7 +96,9 @@ class _Tracer:
         inputs = [self.values.of[x] for x in node.all_input_nodes]
         rule = RULES.get(packet(node))
         result: Abstract | str = f"{op_name(node)} is not an operation of the machine"
-        if rule is not None and not any(isinstance(x, After) for x in inputs):
+        if not all(map(is_static, (node, *node.all_input_nodes))):
+            result = "its shape depends on data"
+        elif rule is not None and not any(isinstance(x, After) for x in inputs):
             result = rule(self.values, node, arguments(node))
         if isinstance(result, str):
             return self._stay(node, inputs, result)
@@ -108,21 +110,19 @@ class _Tracer:
 
     def _stay(self, node: Node, inputs: Sequence[Abstract], why: str) -> Abstract:
         """Leave an operator to PyTorch, unless that would take a product away from the machine."""
-        is_product = packet(node) in PRODUCTS
+        # A graph within the graph may have products of its own.
+        is_product = packet(node) in PRODUCTS or isinstance(node.target, torch._ops.HigherOrderOperator)
         if all(map(is_host, inputs)):
             self.before.append(node)
-            self._place(node, "host", "before the machine")
-            if is_product:
-                self.refused.append(f"{place(node)}: {why}")
+            self._place(node, "host", f"before the machine: {why}" if is_product else "before the machine")
+            self.refused += [f"{site(node)}: {why}"] if is_product else []
             return self.values.root(node)
         if any(isinstance(x, Scores) for x in inputs):
             raise unsupported(node, f"{why}; it stands between the two products of an attention")
         left = next((x for x in inputs if isinstance(x, After)), After(node, why))
-        if not isinstance(node.target, torch._ops.OpOverload) and node.target is not operator.getitem:
-            raise unsupported(node, "a graph within the graph depends on the machine")
         *rows, _ = shape_of(node) or (self.values.rows, 1)
         if is_product and prod(rows) > self.values.batch:
-            reason = f"it depends on {place(left.node)}, which cannot run on the machine: {left.why}"
+            reason = f"it depends on {site(left.node)}, which cannot run on the machine: {left.why}"
             raise unsupported(node, why if left.node is node else reason)
         self._leave(node)
         self.after.append(node)
@@ -139,7 +139,7 @@ class _Tracer:
                 self.results[x] = value
 
     def _place(self, node: Node, where: str, why: str) -> None:
-        self.placements[node] = Placement(module_path(node), op_name(node).split(".")[-2], where, why)
+        self.placements[node] = Placement(module_path(node), packet(node).__name__, where, why)
 
     def partition(self, interface: Interface) -> Traced:
         """The three parts; of the operators before the machine only those that something needs."""

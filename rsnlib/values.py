@@ -13,7 +13,7 @@ from torch.export import ExportedProgram
 from torch.fx import Node
 
 from ..isa.errors import UnsupportedError
-from .capture import Environment, lifted, module_path, packet, place, run, shape_of
+from .capture import Environment, is_static, lifted, module_path, packet, run, shape_of, site
 from .layers import Attend, Float64, Layer, Linear, Source
 from .view import View
 
@@ -58,7 +58,7 @@ def is_host(value: Abstract) -> bool:
 
 
 def unsupported(node: Node, why: str) -> UnsupportedError:
-    return UnsupportedError(f"{place(node)}: {why}")
+    return UnsupportedError(f"{site(node)}: {why}")
 
 
 class Values:
@@ -97,7 +97,7 @@ class Values:
 
     def root(self, node: Node) -> Value:
         """A tensor of the host as an activation of its own."""
-        shape = shape_of(node)
+        shape = shape_of(node) if is_static(node) else ()
         view = View.dense(shape)
         if len(shape) == 3 and shape[:2] == (self.seq, self.batch) != (self.batch, self.seq):
             view = View.dense((self.batch, self.seq, shape[2])).permute((1, 0, 2))  # as with batch_first=False

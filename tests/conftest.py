@@ -2,19 +2,14 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-# Tests run side by side; a BLAS that takes all cores for each of them makes them wait for each other.
-for _threads in ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS"):
-    os.environ.setdefault(_threads, "1")
+import hypothesis
+import pytest
 
-import hypothesis  # noqa: E402
-import pytest  # noqa: E402
-
-import rsn  # noqa: E402
+import rsn
 
 ROOT = Path(__file__).resolve().parent.parent
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
+from threadpoolctl import threadpool_limits
 
 from ...isa.network import Firings, Network
 from ...isa.packet import Words, decode_image
@@ -44,7 +45,9 @@ def simulate(
         record=True,
         where=program.where,
     )
-    busy = net.run()
+    # Tile products are too small for BLAS threads to pay, and on a loaded machine they wait for each other.
+    with threadpool_limits(1, user_api="blas"):
+        busy = net.run()
     launch = program.overlay.rates.get("launch_us")
     latency = busy + (launch.seconds if launch else 0.0)
     moved = {

@@ -2,14 +2,17 @@
 
 ::
 
-    LHS1 -> Compute1 -> OUT1 -> ddr              path 1, the first half of path 3
-    RHS1 ->                 \\
-    LHS2 -------------------> Mesh -> Compute2 -> OUT2 -> ddr      path 2 (from LHS2), path 4 (from OUT1)
-    RHS2 -------------------------->
+    LHS1, RHS1 -> Compute1 -> OUT1 -> ddr                  path 1; path 3 ends in OUT1
+                               |
+                               v
+                     LHS2 -> Mesh -> Compute2 -> OUT2 -> ddr      path 2 from LHS2; path 4 from OUT1
+                                        ^
+                             RHS2 ------+
 
 The LHS and RHS units read their tiles from off-chip memory themselves, the OUT units write theirs; each has a port of
-its own. Every buffer is a 10x10 tile, K = 10 fits into it whole. A product of two tiles is 1000 pairs of elements: row
-i of the left tile is sent once for each of the 10 columns of the right one.
+its own, so nothing orders a load behind a store: what a program stores it must not load again. Every buffer is a 10x10
+tile, K = 10 fits into it whole. A product of two tiles is 1000 pairs of elements: row i of the left tile is sent once
+for each of the 10 columns of the right one.
 
 Application 1 (programs/fig7_app1.rsn): both pipelines on one 20x10x10 layer, a tile of 10 rows each. Application 2
 (programs/fig7_app2.rsn): layer 1 in the first pipeline, its result through the Mesh into the second pipeline as an

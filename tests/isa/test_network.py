@@ -5,12 +5,14 @@ Rates: a step of "us" takes one microsecond times its amount. Ends are compared 
 
 import random
 from collections.abc import Callable, Sequence
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+
 from rsn.isa.datapath import PL_HZ, Overlay, Rate, Stream, UnitSpec
 from rsn.isa.errors import DeadlockError, ProgramError
 from rsn.isa.network import Fire, Network, Par, Steps, Unit
@@ -102,6 +104,12 @@ def test_bounded_fifo_obeys_its_recurrence(writer: list[int], reader: list[int],
     assert got == list(range(len(writer)))
 
 
+@pytest.mark.parametrize(("whole", "end"), [(False, 3), (True, 5)])
+def test_a_whole_step_delivers_at_its_end(whole: bool, end: float) -> None:
+    programs = {"A": [put("B", us=2, whole=whole)], "B": [get("A", us=3)]}
+    assert end_us(network([Stream("A", "B", 1)], programs)) == pytest.approx(end)
+
+
 def test_lanes_run_side_by_side_and_join() -> None:
     def kernel(unit: Unit) -> Steps:
         def work(us: float) -> Steps:
@@ -154,7 +162,7 @@ def two_cuts(draw: st.DrawFn) -> tuple[list[int], list[int]]:
 
     def cut() -> list[int]:
         marks = sorted({0, total, *draw(st.sets(st.integers(1, total)))})
-        return [b - a for a, b in zip(marks, marks[1:], strict=False)]
+        return [b - a for a, b in pairwise(marks)]
 
     return cut(), cut()
 
@@ -177,9 +185,11 @@ def test_tokens_are_split_and_gathered(cuts: tuple[list[int], list[int]]) -> Non
     np.testing.assert_array_equal(np.concatenate([g.reshape(-1) for g in got]), data)
 
 
-def test_a_gathered_token_is_complete_with_its_last_part() -> None:
-    programs = {"A": [put("B", 1, us=4), put("B", 1, us=5)], "B": [get("A", 2, us=1, whole=True)]}
-    assert end_us(network([Stream("A", "B", 2)], programs)) == pytest.approx(10)
+@pytest.mark.parametrize(("reader_us", "whole", "end"), [(1, True, 10), (1, False, 9), (12, False, 12)])
+def test_a_gathered_token_spans_its_parts(reader_us: float, whole: bool, end: float) -> None:
+    """Its first word is there from the start, its last one after 4 + 5 us."""
+    programs = {"A": [put("B", us=4), put("B", us=5)], "B": [get("A", 2, us=reader_us, whole=whole)]}
+    assert end_us(network([Stream("A", "B", 2)], programs)) == pytest.approx(end)
 
 
 def test_control_tokens_travel_without_data_too() -> None:
@@ -290,8 +300,8 @@ def forwarding(uops: int) -> list[Packet]:
 
 @pytest.mark.parametrize(("depth", "most"), [(1, 7), (6, 12), (9, 15)])
 def test_mop_fifo_depth_decides_whether_dispatch_deadlocks(depth: int, most: int) -> None:
-    """Before FU3 reads, there is room for two elements in the stream, one uOP in FU1, two in its FIFO, one in its decoder
-    and `depth` mOPs before that (paper section 3.3, "Deadlock")."""
+    """Before FU3 reads, there is room for two elements in the stream, one uOP in FU1, two in its FIFO, one in its
+    decoder and `depth` mOPs before that (paper section 3.3, "Deadlock")."""
     overlay = FIG6.with_rates(mop_fifo_depth=depth)
     Network(overlay, packets=forwarding(most)).run()
     with pytest.raises(DeadlockError) as e:

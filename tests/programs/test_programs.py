@@ -7,8 +7,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+
 import rsn
 from rsn.assembler.parser import parse
+from rsn.assembler.printer import show
 from rsn.host import tensors
 from rsn.host.runner import Result, Runner
 from rsn.hw.sim.machine import simulate
@@ -112,6 +114,14 @@ def test_order_of_stepping_changes_nothing(name: str, seed: int) -> None:
         np.testing.assert_array_equal(values, other_banks[bank])
 
 
+@pytest.mark.parametrize("name", REFERENCE)
+def test_packed_text_gives_the_same_image(name: str) -> None:
+    again = parse(show(program(name)), "again.rsn")
+    assert isinstance(again, Program)
+    np.testing.assert_array_equal(again.image, program(name).image)
+    assert again.buffers == program(name).buffers
+
+
 # -- what the paper says of them ----------------------------------------------------------------------------------
 
 
@@ -122,8 +132,8 @@ def test_fig6_needs_as_few_uops_as_the_paper(name: str, uops: tuple[int, int, in
 
 
 def test_fig6_units_work_at_the_same_time() -> None:
-    """Packets of 3, 2 and 3 words leave the dispatcher by cycle 8, FU3's decoder takes one more: its 100 elements arrive
-    at one a cycle from then on, read and incremented while it stores."""
+    """Packets of 3, 2 and 3 words have left the dispatcher at cycle 8, FU3's decoder takes one more; from then on it
+    stores an element a cycle, the next ones being read and incremented meanwhile."""
     assert simulate(program("fig6_app1")).latency_s == pytest.approx(109 / PL_HZ)
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -315,6 +317,29 @@ def test_activations(call: Call, randomised: Randomised, activate: Any, expected
     assert_close(call(traced, x), model(x))
 
 
+def test_operators_of_several_results_on_the_host(call: Call, randomised: Randomised) -> None:
+    class Sorted(Block):
+        def forward(self, x: torch.Tensor) -> Any:
+            x = x.sort(dim=-1)[0]
+            return self.dense(x).topk(3, dim=-1)
+
+    model, x = randomised(Sorted()), hidden()
+    traced = trace(model, (x,))
+    assert [p.op for p in traced.placements] == ["sort", "getitem", "linear", "topk", "getitem", "getitem"]
+    assert_close(call(traced, x)[0], model(x)[0])
+
+
+def test_shapes_on_the_host_may_depend_on_data(call: Call, randomised: Randomised) -> None:
+    class Counted(Block):
+        def forward(self, x: torch.Tensor) -> Any:
+            return self.dense(x), (x > 0).nonzero().t()
+
+    model, x = randomised(Counted()), hidden()
+    got, expected = call(trace(model, (x,)), x), model(x)
+    assert torch.equal(got[1], expected[1])
+    assert_close(got[0], expected[0])
+
+
 def test_structure_of_the_result_is_the_modules_own(call: Call, randomised: Randomised) -> None:
     class Nested(Block):
         def forward(self, x: torch.Tensor, flag: bool = False) -> Any:  # type: ignore[override]
@@ -337,18 +362,35 @@ def test_one_row_of_one_column(call: Call, randomised: Randomised) -> None:
 # -- the module and the arguments are left as they were
 
 
-def test_module_keeps_its_modes_and_the_network_its_weights(call: Call, randomised: Randomised) -> None:
-    model, x = randomised(Block()), hidden()
-    model.train()
+def test_module_keeps_its_modes(randomised: Randomised) -> None:
+    model = randomised(Block()).train()
     model.norm1.eval()
-    expected = model(x).detach()
-    traced = trace(model, (x,))
+    trace(model, (hidden(),))
     assert model.training
     assert not model.norm1.training
+
+
+def test_weights_are_those_of_the_time_of_tracing(call: Call, randomised: Randomised) -> None:
+    """On the machine and on the host alike."""
+    model, inputs = randomised(bert()), tokens(L, 7)
+    expected = model(**inputs)
+    traced = trace(model, inputs)
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.zero_()
-    assert_close(call(traced, x), expected)
+    got = call(traced, **inputs)
+    assert_close(got.last_hidden_state, expected.last_hidden_state)
+    assert_close(got.pooler_output, expected.pooler_output)
+
+
+def test_module_is_not_kept_alive(randomised: Randomised) -> None:
+    model = randomised(Block())
+    weight = weakref.ref(model.query.weight)
+    traced = trace(model, (hidden(),))
+    del model
+    gc.collect()
+    assert weight() is None
+    assert traced.network.layers
 
 
 @pytest.mark.parametrize(
@@ -496,6 +538,14 @@ class TwoMasks(Block):
         return (q @ k.transpose(2, 3) + torch.zeros(L) + torch.zeros(L, L)).softmax(-1) @ v
 
 
+class AddedTruth(Block):
+    """A bool mask added by hand adds 1; it does not hide."""
+
+    def attend(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+        q, k, v = self.split(q), self.split(k), self.split(v)
+        return (q @ k.transpose(2, 3) + right_padded(L, 4).bool()[:, None, None]).softmax(-1) @ v
+
+
 class MergedRows(Block):
     """Two rows become one: no longer the machine's rows, but still a product of many."""
 
@@ -520,6 +570,13 @@ class Buffered(Block):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         self.calls += 1
         return self.dense(x)
+
+
+class InnerGraph(Block):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = self.dense(x).sin()
+        with torch.enable_grad():
+            return self.dense(y)
 
 
 class DataDependent(Block):
@@ -563,13 +620,15 @@ class Both(Block):
         (NormedValues, r"at 0: its value is not a projection of 2 x 10 rows"),
         (Weights, r"aten\.softmax\.int at 0: its result is wanted on the host, but exists only inside the machine"),
         (Clamped, r"aten\.clamp\.default at 0: .* it stands between the two products of an attention"),
-        (TwoMasks, r"aten\.add\.Tensor at 0: an attention takes one mask, from the host"),
+        (TwoMasks, r"aten\.add\.Tensor at 0: an attention takes one mask, float and from the host"),
+        (AddedTruth, r"aten\.add\.Tensor at 0: an attention takes one mask, float and from the host"),
         (MergedRows, r"aten\.linear\.default at 0\.merge: its operand is not all of 2 x 10 rows on the machine"),
         (
             NormAfterActivation,
             r"0\.down: it depends on aten\.layer_norm\.default at 0\.norm1, .* only right after a matrix",
         ),
         (Buffered, r"Sequential changes its own state"),
+        (InnerGraph, r"wrap_with_set_grad_enabled at .*: it depends on aten\.sin\.default at 0, which cannot run"),
         (DataDependent, r"torch\.export cannot capture Sequential"),
         (NoProduct, r"nothing in this module runs on the machine: it has no matrix product"),
         (OwnWeights, r"nothing .*: aten\.linear\.default at 0: its weight or its bias is computed from the arguments"),
@@ -585,6 +644,11 @@ def test_refused(randomised: Randomised, kind: type[Block], message: str) -> Non
 def test_other_types_are_refused(dtype: torch.dtype) -> None:
     with pytest.raises(TensorError, match=rf"aten\.linear\.default at query: its weight is {dtype}; .* in float32"):
         trace(Block().to(dtype), (hidden().to(dtype),))
+
+
+def test_module_elsewhere_is_refused() -> None:
+    with pytest.raises(TensorError, match=r"query\.weight is on meta; move the module to the CPU"):
+        trace(Block().to("meta"), (hidden(),))
 
 
 def test_left_padding_in_the_example_is_no_reason(randomised: Randomised) -> None:

@@ -1,0 +1,104 @@
+"""The canonical layout of a text: indentation, spacing, blank lines. Words, their order and comments stay."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from itertools import groupby
+
+from .diagnostic import Text
+from .printer import INDENT, wrap
+from .syntax import read
+
+_TOKEN = re.compile(
+    r"(?P<space>[ \t]+)|(?P<string>\"(?:\\.|[^\"\\\n])*\")|(?P<word>\w+(?:\.\w+)*)"
+    r"|(?P<arrow>->|<-)|(?P<range>\.\.)|(?P<sign>[-+*/%])|(?P<other>.)"
+)
+_CODE = re.compile(r"(?:\"(?:\\.|[^\"\\\n])*\"|[^#\"\n])*")
+"""A line without its comment."""
+_VECTOR = re.compile(r"((?:[^\n#\"]*;)?[ \t]*(?:scale|shift)\s[^\n#\[]*)\[([^\]]*)\]")
+"""A line with a vector, which may go on for many lines."""
+_STRING = re.compile(r"\"(?:\\.|[^\"\\\n])*\"")
+
+
+def format_text(text: str, file: str) -> str:
+    """The text laid out; idempotent. Raises `SourceError` where it does not follow the grammar."""
+    read(Text(text, file))
+    rows: list[tuple[str, str]] = []  # code, comment
+    depth = 0
+    for line in _lines(text.replace("\r\n", "\n")):
+        vector = _VECTOR.match(line)
+        head, numbers = (vector[1], vector[2]) if vector else ("", "")
+        code, comment = (part.strip() for part in _split(line[vector.end() :] if vector else line))
+        laid = _spaced(head or code)
+        if not (laid or comment):
+            if rows and rows[-1] != ("", ""):
+                rows.append(("", ""))
+            continue
+        bare = _STRING.sub("", laid)
+        leading = len(bare) - len(bare.lstrip("} "))
+        laid = INDENT * (depth - bare[:leading].count("}")) + laid
+        depth += bare.count("{") - bare.count("}")
+        if vector:
+            rows += [(row, "") for row in wrap(f"{laid} [", re.split(r"[\s,]+", numbers.strip()), "]")]
+            rows[-1] = (rows[-1][0] + _spaced(code), comment)
+        else:
+            rows.append((laid, comment) if code else ("", laid + comment))
+    return "\n".join(_aligned(rows)).rstrip("\n") + "\n"
+
+
+def _aligned(rows: list[tuple[str, str]]) -> Iterator[str]:
+    """Comments behind the code of neighbouring lines stand below each other."""
+    for behind, run in groupby(rows, lambda row: bool(row[0] and row[1])):
+        block = list(run)
+        width = max(len(code) for code, _ in block)
+        yield from (f"{code:{width}}  {comment}" if behind else code + comment for code, comment in block)
+
+
+def _split(line: str) -> tuple[str, str]:
+    code = _CODE.match(line)
+    end = code.end() if code else 0
+    return line[:end], line[end:]
+
+
+def _lines(text: str) -> Iterator[str]:
+    """Lines; a vector, with all its lines, is one."""
+    at = 0
+    while at < len(text):
+        vector = _VECTOR.match(text, at)
+        end = text.find("\n", vector.end() if vector else at)
+        end = len(text) if end < 0 else end
+        yield text[at:end]
+        at = end + 1
+
+
+def _spaced(code: str) -> str:
+    """One line: a space between words, none around the `=` of a field; arithmetic and arrows as tight as written."""
+    tokens = [(m.lastgroup or "", m[0]) for m in _TOKEN.finditer(code.strip())]
+    declares = bool(tokens) and tokens[0][1] in ("const", "param")
+    out = ""
+    before = ("", "")
+    for i, (kind, token) in enumerate(tokens):
+        if kind == "space":
+            continue
+        wide = i > 0 and tokens[i - 1][0] == "space"
+        if out and _gap(before, (kind, token), wide, declares):
+            out += " "
+        prefix = before[0] in ("", "sign", "range") or before[1] in ("=", "(", "[", ":", ",")
+        out += token
+        if kind in ("sign", "arrow") and ((kind == "sign" and prefix) or (before[0] and not wide)):
+            kind = "tight"
+        before = (kind, token)
+    return out
+
+
+def _gap(before: tuple[str, str], now: tuple[str, str], wide: bool, declares: bool) -> bool:
+    """Whether there is a space between two tokens of a line. wide: whether there was one."""
+    kind, token = now
+    if before[0] in ("tight", "range") or before[1] in ("[", "(", ":") or kind == "range" or token in "]),;:":
+        return False
+    if "=" in (before[1], token):
+        return declares
+    if token in "[(":
+        return before[0] == "sign"
+    return wide if kind in ("sign", "arrow") else True

@@ -1,0 +1,202 @@
+"""The `rsn` command. It joins compiler, assembler and runner; what a command needs is imported when it runs."""
+
+from __future__ import annotations
+
+import errno
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from .. import __version__
+from ..isa.errors import RsnError, SourceError
+from .commands.check import check_command
+from .commands.compile import compile_command
+from .commands.doctor import doctor_command
+from .commands.run import run_command
+
+if TYPE_CHECKING:
+    from ..isa.program import Program
+
+
+class _Commands(click.Group):
+    """A group whose commands fail with one message on stderr and the error's exit code, never with a traceback."""
+
+    def invoke(self, ctx: click.Context) -> Any:
+        try:
+            return super().invoke(ctx)
+        except RsnError as e:
+            click.echo(str(e) if isinstance(e, SourceError) else f"error: {e}", err=True)
+            ctx.exit(e.exit_code)
+        except OSError as e:
+            if e.errno == errno.EPIPE:  # whoever reads our output has seen enough; click knows what to do
+                raise
+            name = f"{e.filename}: " if e.filename else ""
+            click.echo(f"error: {name}{e.strerror or e}", err=True)
+            ctx.exit(1)
+
+
+@click.group(cls=_Commands, context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(__version__, prog_name="rsn")
+def main() -> None:
+    """Compile, assemble, inspect and run programs for reconfigurable stream networks.
+
+    Exit codes: 0 ok, 1 the program or an input is at fault, 2 wrong usage, 3 the board or the environment is at fault.
+    """
+
+
+for _command in (compile_command, check_command, run_command, doctor_command):
+    main.add_command(_command)
+
+_path = click.Path(path_type=Path)
+_json = click.option("--json", "as_json", is_flag=True, help="one JSON object on stdout")
+
+
+@main.command()
+@click.argument("source", type=_path)
+@click.option("-o", "--output", type=_path, help="the file to write [default: SOURCE with .bin]")
+@click.option("--raw", is_flag=True, help="write the bare wire image: no buffers, no op lists")
+@_json
+def asm(source: Path, output: Path | None, raw: bool, as_json: bool) -> None:
+    """Assemble SOURCE (.rsn) to a program (.bin).
+
+    Kernel sequences (a section per unit) are packed; packets written by hand are taken as they are.
+    """
+    from ..assembler import container
+
+    program = _assembled(source)
+    target = output or source.with_suffix(".bin")
+    (container.write_raw if raw else container.write)(program, target)
+    if as_json:
+        facts = {"program": str(target), "extended": program.extended, "packets": len(program.packets)}
+        click.echo(json.dumps(facts | {"image_bytes": 4 * len(program.image)}))
+
+
+@main.command()
+@click.argument("program", type=_path)
+@click.option("-o", "--output", type=_path, help="the text to write [default: standard output]")
+@click.option("--raw", is_flag=True, help="PROGRAM is a bare wire image")
+@click.option("--overlay", default="xnn", show_default=True, help="with --raw: the overlay it is for")
+def dis(program: Path, output: Path | None, raw: bool, overlay: str) -> None:
+    """Disassemble PROGRAM (.bin) to text (.rsn) that assembles to the same binary."""
+    from ..assembler.printer import show
+    from .files import write_text
+
+    text = show(_loaded(program, raw, overlay))
+    if output is None:
+        click.echo(text, nl=False)
+    else:
+        write_text(output, text)
+
+
+@main.command()
+@click.argument("files", type=_path, nargs=-1, required=True)
+@click.option("--check", is_flag=True, help="change nothing; exit 1 if a file is not laid out so")
+def fmt(files: Sequence[Path], check: bool) -> None:
+    """Lay out .rsn FILES in place: indentation, spacing, blank lines. Words and comments stay."""
+    from ..assembler.formatter import format_text
+    from ..assembler.parser import read_text
+    from .files import write_text
+
+    changed = []
+    for path in files:
+        text = read_text(path)
+        laid = format_text(text, str(path))
+        if laid != text:
+            changed.append(path)
+            if not check:
+                write_text(path, laid)
+    for path in changed:
+        click.echo(f"{path}: {'not laid out; run rsn fmt' if check else 'laid out'}", err=True)
+    if check and changed:
+        raise SystemExit(1)
+
+
+@main.command()
+@click.argument("program", type=_path)
+@click.option("--raw", is_flag=True, help="PROGRAM is a bare wire image")
+@click.option("--overlay", default="xnn", show_default=True, help="with --raw: the overlay it is for")
+@_json
+def info(program: Path, raw: bool, overlay: str, as_json: bool) -> None:
+    """Show what PROGRAM (.bin or .rsn) consists of: mOPs, packets, bytes and uOPs per type of unit; its buffers."""
+    from ..isa.statistics import count
+
+    loaded = _loaded(program, raw, overlay)
+    sizes = count(loaded)
+    if as_json:
+        click.echo(json.dumps(_facts(loaded) | sizes))
+        return
+    kind = "extended" if loaded.extended else "base"
+    click.echo(f"{program}: {kind} program for overlay {loaded.overlay.name} ({loaded.overlay.fingerprint})")
+    kinds = [k for k in sizes["uops"] if k != "total"]
+    rows = [[k, *(str(sizes[key].get(k, "")) for key in sizes)] for k in (*kinds, "total")]
+    _table([["", *sizes], *rows])
+    if loaded.parameters:
+        click.echo()
+        columns = [[p.name, f"{p.low}..{p.high}", str(p.default), str(len(p.patches))] for p in loaded.parameters]
+        _table([["parameter", "range", "default", "places"], *columns])
+    if loaded.buffers:
+        click.echo()
+        columns = [
+            [b.name, b.bank, f"{b.offset:#x}", "x".join(map(str, b.shape)), b.layout.value, b.role.value]
+            for b in loaded.buffers
+        ]
+        _table([["buffer", "memory", "at", "shape", "layout", "role"], *columns])
+
+
+def _facts(program: Program) -> dict[str, Any]:
+    """What `info --json` says besides the counts. Offsets in units of the overlay's addresses."""
+    return {
+        "overlay": program.overlay.name,
+        "fingerprint": program.overlay.fingerprint,
+        "extended": program.extended,
+        "buffers": [
+            {
+                "name": b.name,
+                "bank": b.bank,
+                "offset": b.offset,
+                "shape": b.shape,
+                "view": b.view,
+                "layout": b.layout.value,
+                "role": b.role.value,
+            }
+            for b in program.buffers
+        ],
+        "parameters": [
+            {"name": p.name, "low": p.low, "high": p.high, "default": p.default, "patches": len(p.patches)}
+            for p in program.parameters
+        ],
+    }
+
+
+def _table(rows: Sequence[Sequence[str]]) -> None:
+    """Columns below each other: numbers to the right, words to the left; the first row is the heading."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    right = [all(c.isdecimal() or not c for c in column) for column in zip(*rows[1:], strict=True)]
+    for row in rows:
+        cells = (c.rjust(w) if r else c.ljust(w) for c, w, r in zip(row, widths, right, strict=True))
+        click.echo("  ".join(cells).rstrip())
+
+
+def _assembled(path: Path) -> Program:
+    from ..assembler.parser import parse_file
+    from ..isa.program import Program
+
+    source = parse_file(path)
+    if isinstance(source, Program):
+        return source
+    from ..scheduler.pack import pack
+
+    return pack(source)
+
+
+def _loaded(path: Path, raw: bool, overlay: str) -> Program:
+    """A program from a container, a bare image or a text."""
+    from ..assembler import container
+    from ..isa.overlays import find
+
+    if raw:
+        return container.read_raw(path, find(overlay))
+    return _assembled(path) if path.suffix == ".rsn" else container.read(path)

@@ -1,0 +1,76 @@
+"""`rsn compile`: a preset or a Python file's module to a program text."""
+
+from __future__ import annotations
+
+import json
+import os
+from typing import Any
+
+import click
+
+
+@click.command(name="compile")
+@click.argument("spec")
+@click.option("-o", "--output", required=True, type=click.Path(dir_okay=False), help="program text (.rsn) to write")
+@click.option(
+    "--weights", "weights_path", type=click.Path(dir_okay=False), help="packed weights (.safetensors) to write"
+)
+@click.option("--batch", type=click.IntRange(1), help="sequences in a batch [default: the preset's, mostly 1]")
+@click.option("--seq", type=click.IntRange(1), help="rows in a sequence [default: the preset's, mostly 128]")
+@click.option("--overlay", default="xnn", show_default=True, help="xnn, or xnn-base for the published machine")
+@click.option("--schedule", default="paper", show_default=True, help="paper or strict")
+@click.option("--seed", default=0, show_default=True, help="of the random weights of a preset")
+@click.option("--json", "as_json", is_flag=True, help="one JSON object on stdout")
+def compile_command(
+    spec: str,
+    output: str,
+    weights_path: str | None,
+    batch: int | None,
+    seq: int | None,
+    overlay: str,
+    schedule: str,
+    seed: int,
+    as_json: bool,
+) -> None:
+    """Compile SPEC: a preset (bert-large, bert-large-encoder, minilm, vit, ncf, mlp, gemm:MxKxN), or FILE.py:CALLABLE
+    that returns an nn.Module, or an nn.Module and its example inputs."""
+    from ...assembler.printer import show
+    from ...compiler import schedule_named
+    from ...isa.overlays import find
+    from ...isa.statistics import count
+    from ...rsnlib.models import load_spec
+    from ...rsnlib.trace import trace
+    from ...scheduler.build import build
+    from ..files import write_text
+    from ..tensors import save_tensors
+
+    target, plan = find(overlay), schedule_named(schedule)
+    model, example = load_spec(spec, batch=batch, seq=seq, seed=seed, base=target.extends is None)
+    traced = trace(model, example)
+    del model, example
+    network = traced.network
+    del traced  # its copy of the weights is the third one
+    built = build(network, target, plan)
+    if weights_path is not None:
+        save_tensors(weights_path, built.weights, packed=True)
+    write_text(output, show(built.program))
+    sizes = count(built.program)
+    facts: dict[str, Any] = {
+        "program": os.fspath(output),
+        "overlay": target.name,
+        "extended": built.program.extended,
+        "layers": len(network.layers),
+        "weights_bytes": sum(w.nbytes for w in built.weights.values()),
+        "mops": sizes["mops"],
+        "bytes": sizes["bytes"],
+    }
+    if as_json:
+        click.echo(json.dumps(facts))
+        return
+    kind = "extended (opcode 8)" if built.program.extended else "base"
+    click.echo(
+        f"{output}: {len(network.layers)} layers on {target.name}, {kind} program, {sizes['mops']['total']} mOPs in "
+        f"{sizes['packets']['total']} packets, {sizes['bytes']['total']} bytes"
+    )
+    if weights_path is not None:
+        click.echo(f"{weights_path}: {len(built.weights)} tensors, {facts['weights_bytes'] / 1e6:.1f} MB")
