@@ -275,10 +275,11 @@ def replace_file(path: str | Path, data: bytes) -> None:
         with open(beside, "xb") as f:
             f.write(data)
         os.replace(beside, target)
-    except BaseException:
+    except OSError as e:
+        raise OSError(e.errno, e.strerror, str(path)) from e
+    finally:
         with contextlib.suppress(OSError):
             beside.unlink()
-        raise
 
 
 # -- reading ------------------------------------------------------------------------------------------------------

@@ -70,7 +70,7 @@ def read_text(path: str | Path) -> str:
     try:
         return Path(path).read_bytes().decode("utf-8-sig")
     except UnicodeDecodeError as e:
-        raise SourceError(f"{path}: byte {e.start} is not UTF-8; is this an .rsn text?") from None
+        raise SourceError(f"{path}: error: byte {e.start} is not UTF-8; is this an .rsn text?") from None
 
 
 @dataclass(frozen=True)

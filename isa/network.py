@@ -493,7 +493,7 @@ class Network:
                 if fire.whole:
                     first = last
                 if first > start:
-                    start, before, before_end = first, firing, fire.whole
+                    start, before, before_end = first, firing, first == last
                 if last > finish:
                     finish, bound = last, firing
             for channel in fire.puts:

@@ -32,7 +32,7 @@ class Source:
 
 @dataclass(frozen=True, eq=False)
 class LayerNorm:
-    """LayerNorm over `width` columns; scale and shift are (width,)."""
+    """LayerNorm over the N columns; scale and shift are (N,)."""
 
     eps: float
     scale: Float64
@@ -62,8 +62,8 @@ class Linear:
 
     @property
     def is_open(self) -> bool:
-        """Something may still be added."""
-        return self.factor == 1.0 and self.activation is None and self.norm is None
+        """Whether something may still be added."""
+        return self.activation is None and self.norm is None
 
     @property
     def operands(self) -> tuple[Layer, ...]:

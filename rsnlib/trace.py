@@ -24,6 +24,7 @@ from .capture import (
     arguments,
     canonical,
     capture,
+    dtype_of,
     is_static,
     lifted,
     module_path,
@@ -100,6 +101,10 @@ class _Tracer:
             result = "its shape depends on data"
         elif rule is not None and not any(isinstance(x, After) for x in inputs):
             result = rule(self.values, node, arguments(node))
+            if isinstance(result, Value) and result.view.shape != shape_of(node):
+                result = f"its operands are of other shapes than its result {shape_of(node)}"
+            elif isinstance(result, Value) and not is_host(result) and dtype_of(node) != torch.float32:
+                result = f"its result is {dtype_of(node)}"
         if isinstance(result, str):
             return self._stay(node, inputs, result)
         if is_host(result):

@@ -111,7 +111,7 @@ def _read_raw(path: str, options: Mapping[str, Any]) -> Program:
     from ...isa.program import Buffer, Layout, Program, Role
 
     overlay = find(options["overlay"])
-    packets = read_raw(path, overlay)
+    packets = read_raw(path, overlay).packets
     ops: dict[str, tuple[Any, ...]] = {}
     if options["mme"]:
         try:

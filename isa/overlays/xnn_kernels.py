@@ -8,6 +8,7 @@ NaN: reading it shows in the result.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -34,11 +35,10 @@ class OffChip(Unit):
 
     def __init__(self, spec: UnitSpec, net: Network) -> None:
         super().__init__(spec, net)
-        self.memory: Any = net.banks.get(str(spec.bank))
         self._read, self._write = f"{spec.bank}_read_gbs", f"{spec.bank}_write_gbs"
 
-    def kernel(self, uop: f.Transfer | None) -> Steps:
-        if uop is None or not uop.peer:
+    def kernel(self, uop: f.Transfer) -> Steps:
+        if not uop.peer:
             return
         yield Fire("offchip_uop")
         at, left = uop.addr * UNIT, uop.size
@@ -50,30 +50,15 @@ class OffChip(Unit):
             words = piece // BIAS_WORD if uop.bias else piece * BLOCK_WORDS // BLOCK
             if uop.store:
                 source = (self.source(uop.peer),)
-                yield Fire(self._write, piece * 4, gets=source, words=words, do=self._writer(at, piece))
+                yield Fire(self._write, piece * 4, gets=source, words=words, do=partial(self.write, at))
             else:
                 sink = (self.sink(uop.peer),)
-                yield Fire(self._read, piece * 4, puts=sink, words=words, do=self._reader(at, piece))
+                yield Fire(self._read, piece * 4, puts=sink, words=words, do=partial(self._fetch, at, piece))
             at += piece
             left -= piece
 
-    def _reader(self, at: int, size: int) -> Any:
-        def read() -> tuple[Array]:
-            piece = self.memory[at : at + size]
-            if len(piece) != size:
-                raise ProgramError(f"{self.name} reads {size} elements at {at}, beyond its {len(self.memory)}")
-            return (piece.copy(),)
-
-        return read
-
-    def _writer(self, at: int, size: int) -> Any:
-        def write(piece: Array) -> None:
-            target = self.memory[at : at + size]
-            if len(target) != size:
-                raise ProgramError(f"{self.name} writes {size} elements at {at}, beyond its {len(self.memory)}")
-            target[:] = piece
-
-        return write
+    def _fetch(self, at: int, size: int) -> tuple[Array]:
+        return (self.read(at, size),)
 
 
 class PingPong(Unit):
@@ -111,9 +96,7 @@ class MemA(PingPong):
 
     ROWS, COLS = 256, 128
 
-    def kernel(self, uop: f.MemA | None) -> Steps:
-        if uop is None:
-            return self.lanes()
+    def kernel(self, uop: f.MemA) -> Steps:
         return self.lanes(self._load(uop) if uop.load else None, self._send(uop) if uop.send else None)
 
     def _load(self, uop: f.MemA) -> Steps:
@@ -145,9 +128,7 @@ class MemB(PingPong):
 
     ROWS, COLS = 128, 512
 
-    def kernel(self, uop: f.MemB | None) -> Steps:
-        if uop is None:
-            return self.lanes()
+    def kernel(self, uop: f.MemB) -> Steps:
         return self.lanes(self._load(uop) if uop.load else None, self._send(uop) if uop.send else None)
 
     def _load(self, uop: f.MemB) -> Steps:
@@ -232,9 +213,7 @@ class MemB2(MemB):
 class Mesh(Unit):
     """Copy tiles from each active source to all its active destinations, all sources in lock step."""
 
-    def kernel(self, uop: f.MeshA | f.MeshB | None) -> Steps:
-        if uop is None:
-            return
+    def kernel(self, uop: f.MeshA | f.MeshB) -> Steps:
         routes: dict[str, list[str]] = {}
         for field in uop.FIELDS:
             if field.source and field.to and getattr(uop, field.name):
@@ -372,11 +351,9 @@ class MemC(PingPong):
         if self.sends:
             self.softmax_links = (self.sink(self.neighbour, "softmax"), self.source(self.neighbour, "softmax"))
 
-    def kernel(self, uop: f.MemC | f.MemCConfig | None) -> Steps:
+    def kernel(self, uop: f.MemC | f.MemCConfig) -> Steps:
         if isinstance(uop, f.MemCConfig):
             return self._configure(uop)
-        if uop is None:
-            return self.lanes()
         out = self._send(uop) if uop.send and self.sends else self._store(uop) if uop.store else None
         return self.lanes(self._recv(uop) if uop.recv else None, out)
 

@@ -222,6 +222,16 @@ class OneProjection(Block):
         return self.dense(self.attend(q, q, self.value(x)).transpose(1, 2).reshape(x.shape))
 
 
+class Factors(Block):
+    """Before a residual, before an activation, and twice on a projection."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.norm1(x + 0.5 * self.dense(x))
+        keys = self.key(x) * torch.tensor(2.0) / 3
+        x = self.attend(self.query(x), keys, self.value(x)).transpose(1, 2).flatten(2)
+        return self.down(F.relu(self.up(x).mul(0.25)))
+
+
 class Interleaved(Block):
     """One projection with (q, k, v) packed inside each head."""
 
@@ -287,7 +297,19 @@ class NoGrad(Block):
 
 @pytest.mark.parametrize(
     "kind",
-    [Scaled, Eager, Premultiplied, OneProjection, Interleaved, Chunked, Conv1d, Positions, TwoProducts, NoGrad],
+    [
+        Scaled,
+        Eager,
+        Premultiplied,
+        OneProjection,
+        Factors,
+        Interleaved,
+        Chunked,
+        Conv1d,
+        Positions,
+        TwoProducts,
+        NoGrad,
+    ],
 )
 def test_variant(call: Call, randomised: Randomised, kind: type[Block]) -> None:
     model, x = randomised(kind()), hidden()
@@ -327,6 +349,17 @@ def test_operators_of_several_results_on_the_host(call: Call, randomised: Random
     traced = trace(model, (x,))
     assert [p.op for p in traced.placements] == ["sort", "getitem", "linear", "topk", "getitem", "getitem"]
     assert_close(call(traced, x)[0], model(x)[0])
+
+
+def test_factor_that_changes_shape_or_type_stays_on_the_host(call: Call, randomised: Randomised) -> None:
+    class Wide(Block):
+        def forward(self, x: torch.Tensor) -> Any:
+            return self.query(x) * torch.full((1, 1, 1, 1), 2.0), self.key(x) * torch.full((1,), 2.0).double()
+
+    model, x = randomised(Wide()), hidden()
+    for got, expected in zip(call(trace(model, (x,)), x), model(x), strict=True):
+        assert got.dtype == expected.dtype
+        assert_close(got, expected)
 
 
 def test_shapes_on_the_host_may_depend_on_data(call: Call, randomised: Randomised) -> None:

@@ -1,0 +1,111 @@
+"""The runner as serving scripts use it."""
+
+import dataclasses
+import threading
+
+import numpy as np
+import pytest
+from rsn.host.runner import Runner
+from rsn.isa.errors import BoardError, ProgramError, TensorError
+from rsn.isa.overlays import XNN
+from rsn.isa.program import Program
+from rsn.scheduler.build import Built, build
+from rsn.scheduler.schedule import PAPER
+from rsn.scheduler.segment import Attention, Gemm, Network, Output
+
+rng = np.random.default_rng(3)
+W, B = rng.standard_normal((100, 70)).astype(np.float32), rng.standard_normal(70).astype(np.float32)
+
+
+def linear() -> Built:
+    network = Network(1, 50, {"x": 100}, (Output("y"),), (Gemm("g", "x", "y", W, B),))
+    return build(network, XNN, PAPER)
+
+
+def attention() -> Built:
+    layers = [
+        Gemm(n, "x", n, rng.standard_normal((64, 64)).astype(np.float32) / 8, np.zeros(64, np.float32)) for n in "qkv"
+    ]
+    return build(Network(2, 9, {"x": 64}, (Output("y"),), (*layers, Attention("a", "q", "k", "v", "y", 1, 64, True))),
+                 XNN, PAPER)  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def built() -> Built:
+    return linear()
+
+
+def test_a_run_returns_outputs_and_time(built: Built) -> None:
+    x = rng.standard_normal((1, 50, 100)).astype(np.float32)
+    with Runner(built.program, weights=built.weights) as runner:
+        result = runner.run({"x": x})
+    np.testing.assert_allclose(result.outputs["y"][0], x[0] @ W + B, atol=1e-4)
+    assert 40e-6 < result.run.latency_s < 1e-3
+    assert sum(result.run.critical_path.values()) == pytest.approx(1, abs=1e-6)
+
+
+def test_threads_share_one_runner(built: Built) -> None:
+    xs = [rng.standard_normal((1, 50, 100)).astype(np.float32) for _ in range(8)]
+    got: dict[int, np.ndarray] = {}
+    with Runner(built.program, weights=built.weights) as runner:
+        threads = [
+            threading.Thread(target=lambda i=i: got.update({i: runner.run({"x": xs[i]}).outputs["y"]}))
+            for i in range(4)
+        ]
+        futures = {i: runner.submit({"x": xs[i]}) for i in range(4, 8)}
+        for t in threads:
+            t.start()
+        for t in threads:
+            t.join()
+        got |= {i: f.result(60).outputs["y"] for i, f in futures.items()}
+    for i, x in enumerate(xs):
+        np.testing.assert_allclose(got[i][0], x[0] @ W + B, atol=1e-4)
+
+
+def test_inputs_are_checked_by_name(built: Built) -> None:
+    with Runner(built.program, weights=built.weights) as runner:
+        with pytest.raises(TensorError, match="input 'x' is missing; this program takes x"):
+            runner.run({})
+        with pytest.raises(TensorError, match="no input 'z'"):
+            runner.run({"x": np.zeros((1, 50, 100), np.float32), "z": np.zeros(1, np.float32)})
+
+
+def test_parameters_are_range_checked() -> None:
+    built = attention()
+    x = {"x": np.zeros((2, 9, 64), np.float32)}
+    with Runner(built.program, weights=built.weights) as runner:
+        runner.run(x, {"len[1]": 4})
+        with pytest.raises(TensorError, match=r"len\[0\]=10 is out of range 1\.\.9"):
+            runner.run(x, {"len[0]": 10})
+        with pytest.raises(TensorError, match=r"no parameter 'length'; this program has len\[0\], len\[1\]"):
+            runner.run(x, {"length": 3})
+
+
+def test_missing_weights(built: Built) -> None:
+    with pytest.raises(TensorError, match=r"this program needs weights \(2 tensors, 'g\.weight' first\)"):
+        Runner(built.program)
+    with pytest.raises(TensorError, match=r"no weight 'g\.bias'"):
+        Runner(built.program, weights={"g.weight": built.weights["g.weight"]})
+
+
+def test_a_program_that_leaves_its_buffers_does_not_load(built: Built) -> None:
+    smaller = [dataclasses.replace(b, shape=(128, 64), view=None) if b.name == "y" else b for b in built.program.buffers]
+    program: Program = dataclasses.replace(built.program, buffers=tuple(smaller))
+    with pytest.raises(ProgramError, match=r"A01: DDR writes 16384 elements at ddr address 0x400, which lie in no decl"):
+        Runner(program, weights=built.weights)
+
+
+def test_a_closed_runner_says_so(built: Built) -> None:
+    runner = Runner(built.program, weights=built.weights)
+    runner.close()
+    runner.close()
+    with pytest.raises(BoardError, match="closed"):
+        runner.run({"x": np.zeros((1, 50, 100), np.float32)})
+    with pytest.raises(BoardError, match="closed"):
+        runner.submit({"x": np.zeros((1, 50, 100), np.float32)})
+
+
+def test_an_unknown_board_is_the_environments_fault(built: Built) -> None:
+    with pytest.raises(BoardError, match="no board 'fpga'; this version drives: sim") as e:
+        Runner(built.program, weights=built.weights, board="fpga")
+    assert e.value.exit_code == 3
