@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from .host.runner import Runner
@@ -62,7 +63,7 @@ class Compiled:
         from .assembler import container
 
         save_tensors(weights, self.weights, packed=True)
-        container.write(self.program, program)
+        container.write(self.program, Path(program))
 
     def close(self) -> None:
         """Give the board back."""

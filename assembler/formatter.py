@@ -10,15 +10,18 @@ from .diagnostic import Text
 from .printer import INDENT, wrap
 from .syntax import read
 
+_QUOTED = r"\"(?:\\.|[^\"\\\n])*\""
+_STRING = re.compile(_QUOTED)
 _TOKEN = re.compile(
-    r"(?P<space>[ \t]+)|(?P<string>\"(?:\\.|[^\"\\\n])*\")|(?P<word>\w+(?:\.\w+)*)"
+    rf"(?P<space>[ \t]+)|(?P<string>{_QUOTED})|(?P<word>\w+(?:\.\w+)*)"
     r"|(?P<arrow>->|<-)|(?P<range>\.\.)|(?P<sign>[-+*/%])|(?P<other>.)"
 )
-_CODE = re.compile(r"(?:\"(?:\\.|[^\"\\\n])*\"|[^#\"\n])*")
+_CODE = re.compile(rf"(?:{_QUOTED}|[^#\"\n])*")
 """A line without its comment."""
-_VECTOR = re.compile(r"((?:[^\n#\"]*;)?[ \t]*(?:scale|shift)\s[^\n#\[]*)\[([^\]]*)\]")
+_VECTOR = re.compile(
+    rf"((?:(?:{_QUOTED}|[^#\"\n])*;)?[ \t]*(?:scale|shift)[ \t]*(?:{_QUOTED}|[\w.]+)[ \t]*)\[([^\]]*)\]"
+)
 """A line with a vector, which may go on for many lines."""
-_STRING = re.compile(r"\"(?:\\.|[^\"\\\n])*\"")
 
 
 def format_text(text: str, file: str) -> str:
@@ -84,9 +87,10 @@ def _spaced(code: str) -> str:
         wide = i > 0 and tokens[i - 1][0] == "space"
         if out and _gap(before, (kind, token), wide, declares):
             out += " "
-        prefix = before[0] in ("", "sign", "range") or before[1] in ("=", "(", "[", ":", ",")
         out += token
-        if kind in ("sign", "arrow") and ((kind == "sign" and prefix) or (before[0] and not wide)):
+        prefix = before[0] in ("", "sign", "range") or before[1] in ("=", "(", "[", ":", ",")
+        touches = i + 1 < len(tokens) and tokens[i + 1][0] != "space"
+        if (kind == "sign" and (prefix or touches)) or (kind == "arrow" and before[0] and not wide):
             kind = "tight"
         before = (kind, token)
     return out

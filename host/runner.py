@@ -7,6 +7,7 @@ import threading
 from collections.abc import Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
+from pathlib import Path
 from types import TracebackType
 from typing import Self
 
@@ -49,7 +50,7 @@ class Runner:
         if not isinstance(program, Program):
             from ..assembler import container
 
-            program = container.read(program)
+            program = container.read(Path(program))
         require(program)
         self.program = program
         self._lock = threading.Lock()
@@ -73,9 +74,7 @@ class Runner:
                 raise TensorError(f"weight {b.name}: {weights[b.name].shape}; packed it has {b.size} elements")
         return {b.name: weights[b.name] for b in wanted}
 
-    def run(
-        self, inputs: Mapping[str, npt.NDArray[np.generic]], parameters: Mapping[str, int] | None = None
-    ) -> Result:
+    def run(self, inputs: Mapping[str, npt.NDArray[np.generic]], parameters: Mapping[str, int] | None = None) -> Result:
         """Run once. inputs: float32 tensors by buffer name; parameters: run-time integers such as len[0].
 
         Raises `TensorError` for inputs that do not fit, `DeadlockError` when the machine cannot go on.

@@ -32,7 +32,7 @@ def pack(buffer: Buffer, tensor: npt.NDArray[np.generic]) -> Array:
         raise TensorError(f"{buffer.name}: dtype {tensor.dtype}; this machine computes in float32, so convert it first")
     if tensor.shape != want and not (want[0] == 1 and tensor.shape == want[1:]):
         raise TensorError(f"{buffer.name}: shape {tensor.shape}; this program takes {want}")
-    values = tensor.reshape(want)
+    values: Array = tensor.reshape(want).astype(np.float32, copy=False)
     if buffer.shape != want:
         full = np.zeros(buffer.shape, np.float32)
         _viewed(full, buffer)[...] = values
@@ -61,7 +61,7 @@ def _viewed(stored: Array, buffer: Buffer) -> Array:
 
 
 def load_weights(path: str | os.PathLike[str], buffers: tuple[Buffer, ...]) -> dict[str, Array]:
-    """Weights by buffer name, as they lie in memory. Raises `TensorError` for a missing, misshapen or foreign tensor."""
+    """Weights by buffer name, as they lie in memory. Raises `TensorError` for one that is missing or does not fit."""
     tensors, packed = _safetensors(path)
     missing = [b.name for b in buffers if b.name not in tensors]
     if missing:

@@ -125,7 +125,13 @@ class Record:
         for spec in cls.FIELDS:
             if spec.name == name:
                 return spec
-        raise FieldError(f"{cls.__name__} has no field {name!r}; its fields are {', '.join(f.name for f in cls.FIELDS)}")
+        raise FieldError(
+            f"{cls.__name__} has no field {name!r}; its fields are {', '.join(f.name for f in cls.FIELDS)}"
+        )
+
+    def but(self, **changes: Any) -> Self:
+        """A copy with some fields changed."""
+        return dataclasses.replace(self, **changes)  # type: ignore[type-var]
 
     def encode(self) -> tuple[int, ...]:
         """The words on the wire, padding 0."""

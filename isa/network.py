@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from array import array
 from collections import deque
-from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -282,9 +282,9 @@ class Network:
         overlay: Overlay,
         *,
         packets: Sequence[Packet] | None = None,
-        issues: dict[str, Sequence[Any]] | None = None,
-        preloaded: dict[str, Sequence[Any]] | None = None,
-        banks: dict[str, Any] | None = None,
+        issues: Mapping[str, Sequence[Any]] | None = None,
+        preloaded: Mapping[str, Sequence[Any]] | None = None,
+        banks: Mapping[str, Any] | None = None,
         data: bool = False,
         order: Callable[[list[Any]], list[Any]] | None = None,
         record: bool = False,
@@ -292,7 +292,7 @@ class Network:
     ) -> None:
         self.overlay = overlay
         self.data = data
-        self.banks: dict[str, Any] = (banks or {}) if data else {}
+        self.banks: Mapping[str, Any] = (banks or {}) if data else {}
         self.where = where
         # an overlay that gives no rates for its instruction path gets it for free
         self._seconds = {FREE: 0.0, "dispatch": 0.0, "decode": 0.0}

@@ -50,9 +50,7 @@ def require(program: Program) -> None:
 
 def dry_run(program: Program) -> list[Finding]:
     """Run the image without data: sends against receives on every stream, and deadlock at the datapath's depths."""
-    net = Network(
-        program.overlay, packets=program.packets, preloaded=dict(program.preloaded), where=program.where
-    )
+    net = Network(program.overlay, packets=program.packets, preloaded=program.preloaded, where=program.where)
     try:
         net.run()
     except DeadlockError as e:

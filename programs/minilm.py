@@ -166,7 +166,7 @@ def main() -> int:
     console.print(machine_table(compiled))
     rows = sum(len(b) for b in BATCHES) // len(BATCHES)
     console.print(
-        f"modelled latency on the VCK190: {run.latency_s * 1e3:.3f} ms for {rows} sentences of at most {longest} tokens",
+        f"modelled latency on the VCK190: {run.latency_s * 1e3:.3f} ms for {rows} sentences of up to {longest} tokens",
         highlight=False,
     )
     path = ", ".join(f"{cause} {100 * share:.0f} %" for cause, share in list(run.critical_path.items())[:5])

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 from ..isa.datapath import Form, Overlay
@@ -53,11 +53,11 @@ def pack(kernels: Kernels) -> Program:
     pieces = {unit: _cut(unit, kernels) for unit in kernels.sequences}
     shared = _assemble(kernels, pieces, starts, share=True)
     try:
-        Network(overlay, packets=shared.packets, preloaded=dict(shared.preloaded)).run()
+        Network(overlay, packets=shared.packets, preloaded=shared.preloaded).run()
         return shared
     except DeadlockError:
         alone = _assemble(kernels, pieces, starts, share=False)
-        Network(overlay, packets=alone.packets, preloaded=dict(alone.preloaded), where=alone.where).run()
+        Network(overlay, packets=alone.packets, preloaded=alone.preloaded, where=alone.where).run()
         return alone
 
 
@@ -97,7 +97,7 @@ def _starts(kernels: Kernels) -> dict[str, list[tuple[float, int]]]:
             places, what = kernels.places.get(unit, ()), "mOP"
         return str(places[index]) if index < len(places) else f"{what} {index}"
 
-    net = Network(kernels.overlay, issues=issues, preloaded=dict(kernels.preloaded), where=where)
+    net = Network(kernels.overlay, issues=issues, preloaded=kernels.preloaded, where=where)
     net.run()
     out = {}
     for unit, first in firsts.items():
@@ -195,7 +195,7 @@ def _loops(form: Form, mops: Sequence[Record]) -> list[_Piece]:
         for j in range(w):
             mop = mops[at + j]
             if stride:
-                mop = replace(mop, reuse_stride=addr[at + w + j] - addr[at + j])  # type: ignore[call-arg]
+                mop = mop.but(reuse_stride=addr[at + w + j] - addr[at + j])
             window.append(mop)
         out.append(_Piece(form, tuple(window), repetitions, at))
         at += w * repetitions

@@ -1,4 +1,4 @@
-"""What the scheduler is given: matrix products and attention over named activations, everything foldable already folded.
+"""What the scheduler is given: matrix products and attention over named activations, all that folds already folded.
 
 An activation is a float32 matrix of `batch * seq` rows, known by name. Every matrix product here is one pass over the
 datapath with its non-MM neighbours fused as in section 4.3 and Fig. 11 of the paper.

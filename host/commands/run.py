@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from ...isa.program import Program
 
 
-class Setting(click.ParamType):
+class Setting(click.ParamType[tuple[str, float]]):
     """NAME=NUMBER."""
 
     name = "name=number"

@@ -27,9 +27,7 @@ class Run:
     critical_path: dict[str, float]
 
 
-def simulate(
-    program: Program, banks: Mapping[str, Array] | None = None, words: Words | None = None
-) -> Run:
+def simulate(program: Program, banks: Mapping[str, Array] | None = None, words: Words | None = None) -> Run:
     """Run `program` (or its image with other run-time parameters, `words`) to the end.
 
     banks: off-chip memories by name, changed in place; None runs without data, for time alone. Raises `DeadlockError`
@@ -39,8 +37,8 @@ def simulate(
     net = Network(
         program.overlay,
         packets=decode_image(image, program.overlay),
-        preloaded=dict(program.preloaded),
-        banks=dict(banks or {}),
+        preloaded=program.preloaded,
+        banks=banks,
         data=banks is not None,
         record=True,
         where=program.where,

@@ -22,6 +22,7 @@ from . import xnn_formats as f
 
 Array = npt.NDArray[np.float32]
 
+
 TILE = 128
 BLOCK_WORDS = 256
 BEATS = 512
@@ -553,24 +554,31 @@ class _Norm:
         self.unit.buffers[self.side][: self.rows, part.shape[1] :] = 0
 
 
+def erf(x: Array) -> Array:
+    """The error function, float32."""
+    from scipy import special  # here, because importing it takes longer than most commands
+
+    return np.asarray(special.erf(x), np.float32)
+
+
 def activation(x: Array, which: int) -> Array:
     """MemC's activation register applied to x: gelu tanh, gelu erf, relu, silu, identity."""
     match which:
         case 0:
             inner = np.float32(0.7978845608) * (x + np.float32(0.044715) * x * x * x)
-            return np.float32(0.5) * x * (1 + np.tanh(inner))
+            out = np.float32(0.5) * x * (1 + np.tanh(inner))
         case 1:
-            from scipy.special import erf
-
-            return np.float32(0.5) * x * (1 + np.asarray(erf(x * np.float32(0.70710678118)), np.float32))
+            out = np.float32(0.5) * x * (1 + erf(x * np.float32(0.7071067811865476)))
         case 2:
-            return np.maximum(x, 0)
+            out = np.maximum(x, 0)
         case 3:
             with np.errstate(over="ignore"):
-                return x / (1 + np.exp(-x))
+                out = x / (1 + np.exp(-x))
         case 4:
-            return x
-    raise ProgramError(f"MemC activation {which} is not defined")
+            out = x
+        case _:
+            raise ProgramError(f"MemC activation {which} is not defined")
+    return np.asarray(out, np.float32)
 
 
 def legal(unit: str, uop: Any) -> Iterator[str]:

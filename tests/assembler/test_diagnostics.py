@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
-from rsn.assembler.parser import NESTED, UNROLLED, parse, read_text
+from rsn.assembler.parser import NESTED, parse, read_text
 from rsn.isa.errors import SourceError
 
 HEAD = """\
@@ -34,9 +36,8 @@ def test_rendering() -> None:
 
 
 def test_tabs_keep_the_caret_in_place() -> None:
-    assert complaint("overlay xnn\nMemA0 {\n\tlaod\n}") == (
-        "gemm.rsn:3:2: error: MemA has no laod\n\tlaod\n\t^^^^\nnote: did you mean load?\nnote: its flags are load, send"
-    )
+    found = complaint("overlay xnn\nMemA0 {\n\tlaod\n}")
+    assert found.startswith("gemm.rsn:3:2: error: MemA has no laod\n\tlaod\n\t^^^^\nnote: did you mean load?\n")
 
 
 def test_several_errors_in_one_run() -> None:
@@ -61,119 +62,151 @@ def test_too_many_errors_are_counted() -> None:
     assert complaint(text).endswith("and 30 more errors")
 
 
-# statement in a section of the unit before the bar; column of the error in that line, message, and a part of the notes
+# A statement in a section of the unit before the bar, the mistake between « and »; what the message says, and a note.
 STATEMENTS = [
-    ("MemA0 | load dim1=128 dim3=128", "23 MemA has no dim3", "did you mean dim1?"),
-    ("MemA0 | load load", "14 load is set twice", ""),
-    ("MemA0 | dim1", "9 dim1 needs a value: dim1=...", ""),
-    ("MemA0 | dim1=K*100", "9 MemA.dim1: 800 does not fit in 9 bits (0..511)", ""),
-    ("MemA0 | dim1=-1", "9 MemA.dim1: -1 does not fit in 9 bits (0..511)", ""),
-    ("MemA0 | dim1=L", "14 L means nothing here", "names are K"),
-    ("MemA0 | dim1=9/2", "14 9/2 is not a whole number", "exact"),
-    ("MemA0 | dim1=1.5", "14 an integer belongs here, not 1.5", ""),
-    ("MemA0 | dim1=K/0", "14 division by zero", ""),
-    ("MemA0 | dim1=4294967296*4294967296", "14 this is beyond 64 bits", ""),
-    ("MemA0 | dim1=99999999999999999999999", "14 this number is beyond 64 bits", ""),
-    ("MemA0 | dim1=" + "-" * 300 + "1", "14 this expression is nested too deeply", ""),
-    ("MemA0 | dim1=x", "14 x is a buffer; its address belongs into addr", ""),
-    ("MemA0 | dim1=len", "14 len means nothing here", ""),
-    ("MemA0 | x[0:128, 0:64]", "9 MemA takes no buffer", ""),
-    ("MemA0 | load -> MeshA", "17 MemA0 cannot send to MeshA", "it sends to no unit by name"),
-    ("DDR | load x[0:128, 0:64] -> MemC0", "30 DDR cannot send to MemC0", "it sends to MemA0, MemA1"),
-    ("DDR | store x[0:128, 0:64] <- MemA0", "31 DDR cannot take from MemA0", "it takes from MemC0"),
-    ("DDR | load x[0:128, 0:64] -> MemA7", "30 this datapath has no MemA7", "MemA units are MemA0, MemA1, MemA2"),
-    ("DDR | load w[0:128, 0:64] -> MemA0", "12 w lies in lpddr; DDR reaches ddr", ""),
-    ("DDR | load addr=w", "17 w lies in lpddr; DDR reaches ddr", ""),
-    ("DDR | load y[0:128, 0:64]", "12 no buffer is called y", "buffers are x, w, b"),
-    ("DDR | load x[0:128]", "12 the slice has 1 of the 2 dimensions of x", "x is 768x1024 blocked"),
-    ("DDR | load x[0:100, 0:64]", "14 0:100 cuts a block; blocks are 128x64", ""),
-    ("DDR | load x[0:128, 32:+64]", "21 32:96 cuts a block", ""),
-    ("DDR | load x[0:128, 960:+128]", "21 960:1088 is not within 0:1024", ""),
-    ("DDR | load x[128:128, 0:64]", "14 128:128 is empty", ""),
-    ("DDR | load x[0:128, 0:64] size=5", "27 size is set twice", ""),
-    ("LPDDR | b[8:+32]", "10 8:40", ""),
-    ("LPDDR | b[8:+32]", "9 it does not start on whole address units of 16 elements", ""),
-    ("MeshA | MemA0->MME2 size=1", "9 MeshA has no route MemA0->MME2", "its routes are MemA0->MME0"),
-    ("MeshA | MemA0->MME9 size=1", "16 this datapath has no MME9", ""),
-    ("MemC0 | MemCConfig softmax_cols=clamp(len[1], 0, 256)", "39 no parameter is called len[1]", "mean len[0]?"),
-    ("MemC0 | MemCConfig softmax_cols=clamp(len[0], 1, 256)", "47 the lower bound of a clamp is 0", ""),
-    ("MemC0 | MemCConfig softmax_cols=clamp(len[0], 0, 4096)", "50 MemCConfig.softmax_cols: 4096", ""),
-    ("MemC0 | MemCConfig scale=clamp(len[0], 0, 1)", "26 scale is a real number; parameters are integers", ""),
-    ("MemC0 | MemCConfig eps=1e99", "20 MemCConfig.eps: 1e+99 is not a finite float32", ""),
-    ("MME0 | a_iter=clamp(len[0], 0, 1)", "15 MME ops are loaded beforehand", ""),
-    ("MemA0 | for k in 4..2 { load }", "21 4..2 runs backwards", ""),
-    ("MemA0 | for K in 0..2 { load }", "13 K has a meaning already", ""),
-    ("MemA0 | for 9999999 { load }", f"9 the text unrolls into more than {UNROLLED} statements", ""),
+    ("MemA0 | load dim1=128 «dim3»=128", "MemA has no dim3", "did you mean dim2?"),
+    ("MemA0 | load «load»", "load is set twice", ""),
+    ("MemA0 | «dim1»", "dim1 needs a value: dim1=...", ""),
+    ("MemA0 | «dim1=K*100»", "MemA.dim1: 800 does not fit in 9 bits (0..511)", ""),
+    ("MemA0 | «dim1=-1»", "MemA.dim1: -1 does not fit in 9 bits (0..511)", ""),
+    ("MemA0 | dim1=«L»", "L means nothing here", "names are K"),
+    ("MemA0 | dim1=«9/2»", "9/2 is not a whole number", "exact"),
+    ("MemA0 | dim1=«1.5»", "an integer belongs here, not 1.5", ""),
+    ("MemA0 | dim1=«K/0»", "division by zero", ""),
+    ("MemA0 | dim1=«4294967296*4294967296»", "this is beyond 64 bits", ""),
+    ("MemA0 | dim1=«99999999999999999999999»", "this number is beyond 64 bits", ""),
+    ("MemA0 | dim1=«x»", "x is a buffer; its address belongs into addr", ""),
+    ("MemA0 | dim1=«len»", "len means nothing here", ""),
+    ("MemA0 | «x[0:128, 0:64]»", "MemA takes no buffer", ""),
+    ("MemA0 | load -> «MeshA»", "MemA0 cannot send to MeshA", "it sends to no unit by name"),
+    ("DDR | load x[0:128, 0:64] -> «MemC0»", "DDR cannot send to MemC0", "it sends to MemA0, MemA1"),
+    ("DDR | store x[0:128, 0:64] <- «MemA0»", "DDR cannot take from MemA0", "it takes from MemC0"),
+    ("DDR | load x[0:128, 0:64] -> «MemA7»", "this datapath has no MemA7", "MemA units are MemA0, MemA1, MemA2"),
+    ("DDR | load «w»[0:128, 0:64] -> MemA0", "w lies in lpddr; DDR reaches ddr", ""),
+    ("DDR | load addr=«w»", "w lies in lpddr; DDR reaches ddr", ""),
+    ("DDR | load «y»[0:128, 0:64]", "no buffer is called y", "buffers are x, w, b"),
+    ("DDR | load «x[0:128]»", "the slice has 1 of the 2 dimensions of x", "x is 768x1024 blocked"),
+    ("DDR | load x[«0:100», 0:64]", "0:100 cuts a block; blocks are 128x64", ""),
+    ("DDR | load x[0:128, «32:+64»]", "32:96 cuts a block", ""),
+    ("DDR | load x[0:128, «960:+128»]", "960:1088 is not within 0:1024", ""),
+    ("DDR | load x[«128:128», 0:64]", "128:128 is empty", ""),
+    ("DDR | load x[0:128, 0:64] «size=5»", "size is set twice", ""),
+    ("LPDDR | «b[8:+32]»", "it does not start on whole address units of 16 elements", ""),
+    ("MeshA | «MemA0->MME2» size=1", "MeshA has no route MemA0->MME2", "its routes are MemA0->MME0"),
+    ("MeshA | MemA0->«MME9» size=1", "this datapath has no MME9", ""),
+    ("MemC0 | MemCConfig softmax_cols=clamp(«len[1]», 0, 256)", "no parameter is called len[1]", "mean len[0]?"),
+    ("MemC0 | MemCConfig softmax_cols=clamp(len[0], «1», 256)", "the lower bound of a clamp is 0", ""),
+    ("MemC0 | MemCConfig softmax_cols=clamp(len[0], 0, «4096»)", "MemCConfig.softmax_cols: 4096", ""),
+    ("MemC0 | MemCConfig scale=«clamp(len[0], 0, 1)»", "scale is a real number; parameters are integers", ""),
+    ("MemC0 | MemCConfig «eps=1e99»", "MemCConfig.eps: 1e+99 is not a finite float32", ""),
+    ("MME0 | a_iter=«clamp(len[0], 0, 1)»", "MME ops are loaded beforehand", ""),
+    ("MemA0 | for k in 4..«2» { load }", "4..2 runs backwards", ""),
+    ("MemA0 | for «K» in 0..2 { load }", "K has a meaning already", ""),
 ]
 
 
-@pytest.mark.parametrize(("statement", "error", "note"), STATEMENTS)
-def test_statement(statement: str, error: str, note: str) -> None:
-    unit, _, words = statement.partition(" | ")
-    if "8:40" in error:
-        pytest.skip("a linear buffer is cut anywhere but between address units")
-    text = f"{HEAD}{unit} {{\n        {words}\n}}"
-    column, _, message = error.partition(" ")
-    found = complaint(text)
+def marked(text: str) -> tuple[str, int, int]:
+    """The text without its marks; column and length of what stands between them."""
+    before, _, rest = text.partition("«")
+    wrong, _, after = rest.partition("»")
+    return before + wrong + after, len(before) + 1, len(wrong)
+
+
+def carets(found: str) -> tuple[int, int]:
+    """Column and length of the first caret line."""
+    line = found.splitlines()[2]
+    return line.index("^") + 1, line.count("^")
+
+
+@pytest.mark.parametrize(("statement", "message", "note"), STATEMENTS, ids=[row[0] for row in STATEMENTS])
+def test_statement(statement: str, message: str, note: str) -> None:
+    unit, _, rest = statement.partition(" | ")
+    words, column, length = marked(rest)
+    found = complaint(f"{HEAD}{unit} {{\n{words}\n}}")
     assert found.startswith(f"gemm.rsn:8:{column}: error: {message}"), found
+    assert carets(found) == (column, length)
     assert note in found
 
 
-# the line itself; it stands at line 7
+# The line itself; it stands at line 7.
 ITEMS = [
-    ("overlay xnn", "9 the overlay is xnn already", ""),
-    ("const K = 9", "7 K has a meaning already", ""),
-    ("buffer x ddr 128x64", "8 x has a meaning already", ""),
-    ("buffer y hbm 128x64", "10 this datapath has no memory hbm", "memories of xnn are ddr, lpddr"),
-    ("buffer y ddr 100x64", "14 a blocked buffer is a whole number of 128x64 blocks, not 100x64", ""),
-    ("buffer y ddr 128x64x2", "14 a buffer has one or two dimensions", ""),
-    ("buffer y ddr 128x64 blockd", "21 no layout or role is called blockd", "did you mean blocked?"),
-    ("buffer y ddr 128x64 view 2x128x64", "26 the view is larger than the buffer, 128x64", ""),
-    ("buffer y ddr 128x64 at 0-1", "24 an address lies within 0..2^48, not at -1", ""),
-    ("buffer y ddr 999999999999x999999999999", "14 no memory is that large", ""),
-    ("buffer y ddr 1310720x8192", "8 y ends at byte", ""),
-    ("param len[0] 0..1 = 1", "7 parameter len[0] is declared already", ""),
-    ("param n 1..3 = 4", "16 n: 4 is out of range 1..3", ""),
-    ("scale z [1]", "7 no buffer is called z", ""),
-    ("scale b [1 2]", "1 2 numbers for the 2048 columns of b", ""),
-    ("scale b [1 2x]", "12 2x is not a number", ""),
-    ("scale b [1e99]", "10 1e+99 is beyond float32", ""),
-    ("packet MemA0 { " + "load; " * 32 + "}", "1 a packet holds at most 31 mOPs, this one 32", ""),
-    ("packet MemA0 reuse=65536 { load }", "14 Header.reuse: 65536 does not fit in 16 bits (0..65535)", ""),
-    ("packet MemA0 window=2 { load }", "14 a packet header takes no window", ""),
-    ("packet MemA0 mask=2 { load }", "14 the units named make the mask already", ""),
-    ("packet MemA { load }", "8 no unit is named; MemA units are MemA0, MemA1, MemA2", ""),
-    ("packet MemA0 MemB0 { load }", "14 MemB0 and MemA0 are not of the same kind", ""),
-    ("packet MemA[0, 0] { load }", "8 MemA0 is named twice", ""),
-    ("packet MemA[2..0] { load }", "13 2..0 runs backwards", ""),
-    ("packet MemA[0..9] { load }", "13 this datapath has no MemA3", "MemA units are MemA0, MemA1, MemA2"),
-    ("packet Mema0 { load }", "8 this datapath has no Mema0", "did you mean MemA0?"),
-    ("packet MME0 { n128 }", "8 MME ops do not travel in packets", "MME[...] { ... }"),
-    ("packet MemCConfig MemA0 { alone }", "19 MemCConfig is for MemC units, not for MemA0", ""),
-    ("last MemCConfig MemC0", "6 a MemCConfig packet cannot be a terminator", ""),
-    ("last MemC0 reuse=1", "12 a packet header takes no reuse", ""),
-    ("MemA0 { load }\npacket MemA0 { load }", "", "line 7 has a section"),
-    ("for 2 { const J = 1 }", "15 declarations stand outside of loops", ""),
-    ("MME0 { for 511 { n128 } }", "1 MME0 holds at most 510 ops, these are 511", ""),
-    ("MemQ[0..1] { }", "1 this datapath has no MemQ units", "kinds of units are DDR, LPDDR"),
-    ("for 1 { " * (NESTED + 1) + "nop" + " }" * (NESTED + 1), "257 more than 32 loops inside each other", ""),
-    # syntax
-    ("MemA0 { load", "13 the end of the text is not expected here", "'}'"),
-    ("MemA0 { load ]", "14 ']' is not expected here", "a name"),
-    ("MemA0 { load ? }", "14 '?' is not expected here", ""),
-    ("buffer y", "9 the end of the text is not expected here", "a name"),
-    ("buffer y ddr\nnop", "13 the end of the line is not expected here", "a shape such as 768x1024"),
-    ("const J = ", "10 the end of the text is not expected here", "a number"),
+    ("overlay «xnn»", "the overlay is xnn already", ""),
+    ("const «K» = 9", "K has a meaning already", ""),
+    ("buffer «x» ddr 128x64", "x has a meaning already", ""),
+    ("buffer y «hbm» 128x64", "this datapath has no memory hbm", "memories of xnn are ddr, lpddr"),
+    ("buffer y ddr «100x64»", "a blocked buffer is a whole number of 128x64 blocks, not 100x64", ""),
+    ("buffer y ddr «128x64x2»", "a buffer has one or two dimensions", ""),
+    ("buffer y ddr 128x64 «blockd»", "no layout or role is called blockd", "did you mean blocked?"),
+    ("buffer y ddr 128x64 view «2x128x64»", "the view is larger than the buffer, 128x64", ""),
+    ("buffer y ddr 128x64 at «0-1»", "an address lies within 0..2^48, not at -1", ""),
+    ("buffer y ddr «999999999999x999999999999»", "no memory is that large", ""),
+    ("buffer «y» ddr 1310720x8192", "y ends at byte", ""),
+    ("param «len[0]» 0..1 = 1", "parameter len[0] is declared already", ""),
+    ("param n 1..3 = «4»", "n: 4 is out of range 1..3", ""),
+    ("scale «z» [1]", "no buffer is called z", ""),
+    ("«scale b [1 2]»", "2 numbers for the 2048 columns of b", ""),
+    ("scale b [1 «2x»]", "2x is not a number", ""),
+    ("scale b [«1e99»]", "1e+99 is beyond float32", ""),
+    ("packet MemA0 «reuse=65536» { load }", "Header.reuse: 65536 does not fit in 16 bits (0..65535)", ""),
+    ("packet MemA0 «window»=2 { load }", "a packet header takes no window", ""),
+    ("packet MemA0 «mask=2» { load }", "the units named make the mask already", ""),
+    ("packet «MemA» { load }", "no unit is named; MemA units are MemA0, MemA1, MemA2", ""),
+    ("packet MemA0 «MemB0» { load }", "MemB0 and MemA0 are not of the same kind", ""),
+    ("packet «MemA[0, 0]» { load }", "MemA0 is named twice", ""),
+    ("packet MemA[«2..0»] { load }", "2..0 runs backwards", ""),
+    ("packet MemA[«0..9»] { load }", "this datapath has no MemA3", "MemA units are MemA0, MemA1, MemA2"),
+    ("packet «Mema0» { load }", "this datapath has no Mema0", "did you mean MemC0?"),
+    ("packet «MME0» { n128 }", "MME ops do not travel in packets", "MME[...] { ... }"),
+    ("packet MemCConfig «MemA0» { alone }", "MemCConfig is for MemC units, not for MemA0", ""),
+    ("last «MemCConfig» MemC0", "a MemCConfig packet cannot be a terminator", ""),
+    ("last MemC0 «reuse»=1", "a packet header takes no reuse", ""),
+    ("for 2 { const «J = 1» }", "declarations stand outside of loops", ""),
+    ("«MME0» { for 511 { n128 } }", "MME0 holds at most 510 ops, these are 511", ""),
+    ("«MemQ»[0..1] { }", "this datapath has no MemQ units", "kinds of units are DDR, LPDDR"),
+    ("MemA0 { load«»", "the end of the text is not expected here", "'}'"),
+    ("MemA0 { load «]»", "']' is not expected here", "a name"),
+    ("MemA0 { load «?» }", "'?' is not expected here", ""),
+    ("buffer y«»", "the end of the text is not expected here", "a name"),
+    ("buffer y ddr«\n»nop", "the end of the line is not expected here", "a shape such as 768x1024"),
+    ("const J = «»", "the end of the text is not expected here", "a number"),
 ]
 
 
-@pytest.mark.parametrize(("line", "error", "note"), ITEMS, ids=[row[0][:40] for row in ITEMS])
-def test_item(line: str, error: str, note: str) -> None:
-    column, _, message = error.partition(" ")
-    found = complaint(HEAD + line)
-    if error:
-        assert found.startswith(f"gemm.rsn:7:{column}: error: {message}"), found
+@pytest.mark.parametrize(("line", "message", "note"), ITEMS, ids=[row[0] for row in ITEMS])
+def test_item(line: str, message: str, note: str) -> None:
+    text, column, length = marked(line)
+    found = complaint(HEAD + text)
+    assert found.startswith(f"gemm.rsn:7:{column}: error: {message}"), found
+    assert carets(found) == (column, max(1, length))
     assert note in found
+
+
+def test_window_has_an_end() -> None:
+    found = complaint("overlay xnn\npacket MemA0 { for 32 { load } }")
+    assert found.startswith("gemm.rsn:2:1: error: a packet holds at most 31 mOPs, this one 32\n")
+
+
+def test_sections_and_packets_do_not_mix() -> None:
+    found = complaint("overlay xnn\nMemA0 { load }\npacket MemA0 { load }")
+    assert found.startswith("gemm.rsn:3:1: error: sections and packets do not mix in one text\n")
+    assert "note: line 2 has a section\n" in found
+
+
+def test_nothing_is_nested_without_end() -> None:
+    found = complaint("overlay xnn\n" + "for 1 { " * (NESTED + 1) + "nop" + " }" * (NESTED + 1))
+    assert f"more than {NESTED} loops inside each other" in found
+    found = complaint("overlay xnn\nMemA0 { dim1=" + "-" * 300 + "1 }")
+    assert "this expression is nested too deeply" in found
+    found = complaint("overlay xnn\nMemA0 { dim1=" + "(" * 10000 + "1" + ")" * 9999 + " }")
+    assert "is not expected here" in found
+
+
+def test_nothing_is_unrolled_without_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("rsn.assembler.parser.UNROLLED", 1000)
+    for body in ("load", "", "for 1000 { }"):
+        found = complaint(f"overlay xnn\nMemA0 {{ for 4000000000 {{ {body} }} }}")
+        assert "the text unrolls into more than 1000 statements" in found
+    assert "more than 1000 statements" in complaint("overlay xnn\nfor 4000000000 { nop }")
 
 
 def test_overlay_comes_first() -> None:
@@ -190,7 +223,7 @@ def test_base_overlay_has_no_configuration() -> None:
     assert "2:9: error: MemC has no MemCConfig" in found
 
 
-def test_what_is_no_text(tmp_path) -> None:  # type: ignore[no-untyped-def]
+def test_what_is_no_text(tmp_path: Path) -> None:
     path = tmp_path / "x.rsn"
     path.write_bytes(b"overlay \xff")
     with pytest.raises(SourceError, match="byte 8 is not UTF-8"):

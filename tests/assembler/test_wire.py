@@ -40,8 +40,7 @@ WIRE = [
     ),
     # w3: 2^25 - 1 | 15 << 25 | B1 1 << 30
     (
-        "packet LPDDR reuse=3 {"
-        " -> MemB1 addr=7 size=65536 reuse_stride=4096 chunk_stride=33554431 chunks=15 }",
+        "packet LPDDR reuse=3 { -> MemB1 addr=7 size=65536 reuse_stride=4096 chunk_stride=33554431 chunks=15 }",
         "00030802 00000007 00010000 00001000 5fffffff",
     ),
     # w3: 1 << 25 | B0 1 << 29 | bias 1 << 31

@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from click.testing import CliRunner, Result
+
 from rsn.assembler import container
 from rsn.host.cli import main
 from rsn.host.tensors import load_tensors, save_tensors
@@ -41,6 +42,7 @@ def run_args(folder: Path, **changes: object) -> list[object]:
 
 def test_run_computes_and_reports(folder: Path, tmp_path: Path) -> None:
     import torch
+
     from rsn.rsnlib.models import preset
 
     model, _ = preset("gemm:200x100x70")

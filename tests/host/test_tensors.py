@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+
 from rsn.host import tensors
 from rsn.isa.errors import TensorError
 from rsn.isa.layout import padded

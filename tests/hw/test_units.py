@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+
 from rsn.isa.errors import DeadlockError, ProgramError
 from rsn.isa.layout import block, unblock
 from rsn.isa.network import Network
@@ -177,15 +178,23 @@ def softmax_pair(q: np.ndarray, k: np.ndarray, cfg: tuple[f.MemCConfig, f.MemCCo
         eye[64 * half : 64 * half + 64] = np.eye(64)
         ddr = np.concatenate([block(q), block(k), block(eye), np.zeros(8192, np.float32)])
         score = op(k128=0)
+        once = {"send": 1, "acc_a": 1, "acc_b": 1}
+        keys = {"load": 1, "transpose": 1, "dim1": 64, "dim2": 128}
         run(
             ddr,
             np.zeros(16, np.float32),
             {"MME0": [score], "MME1": [score], "MME4": [op(k_iter=2, n128=0, acc_k=1)]},
-            DDR=[load("MemA0", 0, 1), load("MemB0", 1, 1), load("MemB1", 2, 1), load("MemB2", 3, 2), store("MemC4", 5, 1)],
-            MemA0=chain(f.MemA, [{"load": 1, "dim1": 128, "dim2": 64}], {"send": 1, "acc_a": 1, "acc_b": 1}),
-            MemB0=chain(f.MemB, [{"load": 1, "transpose": 1, "dim1": 64, "dim2": 128}], {"send": 1, "acc_a": 1, "acc_b": 1}),
-            MemB1=chain(f.MemB, [{"load": 1, "transpose": 1, "dim1": 64, "dim2": 128}], {"send": 1, "acc_a": 1, "acc_b": 1}),
-            MemB2=chain(f.MemB, [{"load": 1, "dim1": 256, "dim2": 64}], {"send": 1, "acc_a": 1, "acc_b": 1, "acc_k": 2}),
+            DDR=[
+                load("MemA0", 0, 1),
+                load("MemB0", 1, 1),
+                load("MemB1", 2, 1),
+                load("MemB2", 3, 2),
+                store("MemC4", 5, 1),
+            ],
+            MemA0=chain(f.MemA, [{"load": 1, "dim1": 128, "dim2": 64}], once),
+            MemB0=chain(f.MemB, [keys], once),
+            MemB1=chain(f.MemB, [keys], once),
+            MemB2=chain(f.MemB, [{"load": 1, "dim1": 256, "dim2": 64}], once | {"acc_k": 2}),
             MeshA=[f.MeshA(size=512, a0_0=1, a0_1=1), f.MeshA(size=512, c0_4=1), f.MeshA(size=512, c1_4=1)],
             MeshB=[f.MeshB(size=512, b0_0=1, b1_1=1), f.MeshB(size=1024, b2_4=1)],
             **{
@@ -237,7 +246,7 @@ def test_the_causal_mask_counts_through_both_neighbours(offset: int) -> None:
     p = softmax_pair(Q, K, (cfg, cfg))
     np.testing.assert_allclose(p, reference_softmax(0.5 * (Q @ K.T), c <= r + offset), atol=1e-6)
     if offset < 0:  # rows without a valid column
-        assert (p[: -offset] == 0).all()
+        assert (p[:-offset] == 0).all()
 
 
 def test_without_exchange_each_neighbour_normalises_alone() -> None:

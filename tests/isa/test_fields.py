@@ -3,6 +3,7 @@
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+
 from rsn.isa.errors import FieldError
 from rsn.isa.fields import Field, Record, bits
 from rsn.isa.overlays import OVERLAYS

@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+
 from rsn.isa.errors import ImageError
 from rsn.isa.overlays import XNN, XNN_BASE
 from rsn.isa.overlays import xnn_formats as f

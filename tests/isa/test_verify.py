@@ -3,6 +3,7 @@
 import dataclasses
 
 import pytest
+
 from rsn.isa.overlays import XNN, XNN_BASE
 from rsn.isa.overlays import xnn_formats as f
 from rsn.isa.packet import Header, Packet

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from math import sqrt
 
 import numpy as np
+
 from rsn.hw.sim.machine import Run, simulate
 from rsn.isa.datapath import Overlay
 from rsn.isa.layout import block, unblock

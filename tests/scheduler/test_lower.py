@@ -5,12 +5,13 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+
 from rsn.hw.sim.machine import simulate
 from rsn.isa.errors import UnsupportedError
 from rsn.isa.overlays import XNN, XNN_BASE
 from rsn.isa.verify import verify
 from rsn.scheduler.build import build
-from rsn.scheduler.lower import row_tiles
+from rsn.scheduler.gemm import row_tiles
 from rsn.scheduler.schedule import PAPER, STRICT, Schedule
 from rsn.scheduler.segment import Activation, Gemm, Network, Norm, Output
 
@@ -76,9 +77,7 @@ def test_an_encoder_on_the_base_overlay(batch: int, seq: int, hidden: int, heads
     ffn=st.integers(1, 300),
     data=st.data(),
 )
-def test_any_encoder_with_masks(
-    batch: int, seq: int, heads: int, head_dim: int, ffn: int, data: st.DataObject
-) -> None:
+def test_any_encoder_with_masks(batch: int, seq: int, heads: int, head_dim: int, ffn: int, data: st.DataObject) -> None:
     """Padding leaks neither from masked keys nor from the rows and columns that fill up blocks."""
     network = Maker(np.random.default_rng(seq)).encoder(
         batch, seq, heads * head_dim, heads, ffn, act=Activation.GELU_ERF, eps=1e-12, masked=True
@@ -167,4 +166,3 @@ def test_the_bert_large_encoder_moves_the_published_bytes(make: Maker) -> None:
     assert run.bytes["lpddr_read"] == pytest.approx(201.4e6, rel=1e-3)
     assert not program.extended
     assert verify(program) == []
-

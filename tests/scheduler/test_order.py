@@ -1,6 +1,7 @@
 """The DDR order keeps read-after-write and each MemC's delivery order, whatever the schedule."""
 
 import pytest
+
 from rsn.isa.overlays import XNN
 from rsn.scheduler.lower import lower
 from rsn.scheduler.order import Access, Tile, order_accesses
@@ -36,7 +37,7 @@ def test_a_load_comes_behind_the_store_it_reads_and_what_is_before_that() -> Non
 
 @pytest.mark.parametrize("schedule", [PAPER, STRICT])
 def test_no_load_overtakes_a_store_to_what_it_reads(schedule: Schedule) -> None:
-    """In program order every activation is written before it is read; the DDR list must keep that, address by address."""
+    """In program order activations are written before they are read; the DDR list keeps that, block by block."""
     network = Maker().encoder(2, 256, 256, 4, 512, layers=2)
     ddr = lower(network, XNN, schedule).kernels.sequences["DDR"]
     strict = lower(network, XNN, STRICT).kernels.sequences["DDR"]

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+
 from rsn.isa.errors import DeadlockError, ProgramError
 from rsn.isa.fields import Record
 from rsn.isa.network import Network as Machine

@@ -1,0 +1,258 @@
+"""Attention as two products pipelined on chip (paper 4.3, mapping type D; contract section 2, attention wiring).
+
+Q K^T runs on MME 0-3, softmax in MemC 0-3, which send the probabilities to MME 4 and 5, where V comes from MemB2. A
+slot is one step of that pipeline: its scores go with the values of the slot before.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from ..isa.errors import UnsupportedError
+from ..isa.layout import BLOCK_ROWS
+from ..isa.overlays import xnn_formats as f
+from .order import Tile
+from .segment import Attention
+from .sequences import Job, Length, Sequences
+
+
+@dataclass
+class _Slot:
+    """One step of the attention pipeline. q, k: row and key blocks per half; start: first row block of the sequence."""
+
+    sequence: int
+    head: int
+    q: tuple[int, int]
+    k: tuple[int, int]
+    heads: int = 1
+    start: int = 0
+    alone: bool = False
+    tile: Tile = field(default_factory=Tile)
+
+
+def lower_attention(s: Sequences, att: Attention) -> None:
+    """QK^T on MME 0-3, softmax in MemC 0-3, PV on MME 4 and 5, pipelined over slots (mapping type D, section 4.3)."""
+    if s.seq_blocks == 1 and not s.extended:
+        raise UnsupportedError(
+            f"{att.path}: {s.net.seq} rows a sequence; overlay {s.overlay.name} splits the keys over two MemC "
+            f"and needs at least {2 * BLOCK_ROWS}"
+        )
+    if s.seq_blocks > 6:
+        raise UnsupportedError(
+            f"{att.path}: {s.net.seq} rows a sequence; a MemC pair feeds at most six key tiles, 768 rows"
+        )
+    slots = _single_slots(s, att) if s.seq_blocks == 1 else _pair_slots(s, att)
+    before: _Slot | None = None
+    for slot in [*slots, None]:  # the values of a slot go with the scores of the next one
+        tile = Tile(lag=2)
+        s.tiles.append(tile)
+        if slot is not None:
+            slot.tile = tile
+            _scores(s, att, slot, tile)
+        if before is not None:
+            _values(s, att, before, tile)
+        before = slot
+
+
+def _mask(s: Sequences, att: Attention, sequence: int, key_block: int, keys: int, alone: bool) -> dict[str, Any]:
+    """Softmax registers for keys from `key_block` on: the padding of the sequence, and its length where masked."""
+    if not s.extended:
+        return {}
+    base = key_block * BLOCK_ROWS
+    cols: Any = max(0, min(keys * BLOCK_ROWS, s.net.seq - base))
+    if att.masked:
+        cols = Length(sequence, base, keys * BLOCK_ROWS)
+    elif cols == keys * BLOCK_ROWS:
+        cols = 1023
+    return {"softmax_cols": cols, "max_sub": 1, "alone": int(alone)}
+
+
+def _single_slots(s: Sequences, att: Attention) -> list[_Slot]:
+    """Sequences of one row block: each of MME 0-3 serves a head of its own."""
+    out = []
+    for sequence in range(s.net.batch):
+        for head in range(0, att.heads, 4):
+            n = min(4, att.heads - head)
+            out.append(_Slot(sequence, head, heads=n, alone=True, q=(1, 1), k=(1, 1)))
+    return out
+
+
+def _pair_slots(s: Sequences, att: Attention) -> list[_Slot]:
+    """Longer sequences: one head at a time; row halves on MemA0 and MemA1, key halves on MemB0 and MemB1; at most
+    four row blocks a slot."""
+    blocks = s.seq_blocks
+    keys = (-(-blocks // 2), blocks // 2)
+    out = []
+    for sequence in range(s.net.batch):
+        for head in range(att.heads):
+            for start in range(0, blocks, 4):
+                n = min(4, blocks - start)
+                out.append(_Slot(sequence, head, q=(-(-n // 2), n // 2), k=keys, start=start))
+    return out
+
+
+def _scores(s: Sequences, att: Attention, slot: _Slot, tile: Tile) -> None:
+    if slot.alone:
+        _scores_single(s, att, slot, tile)
+    else:
+        _scores_pair(s, att, slot, tile)
+
+
+def _scores_single(s: Sequences, att: Attention, slot: _Slot, tile: Tile) -> None:
+    """Heads h, h+1 share MemA0, h+2, h+3 MemA1; h, h+2 share MemB0, h+1, h+3 MemB1. Each goes to its own MME."""
+    n, row, col = slot.heads, slot.sequence, slot.head
+    for i in range(2):
+        count = max(0, min(2, n - 2 * i))
+        if count:
+            tile.loads.append(s.blocks(att.q, row, 1, col + 2 * i, count, f"MemA{i}"))
+            s.mem[f"MemA{i}"].append(
+                Job({"load": 1, "dim1": 128 * count, "dim2": 64}, {"send": 1, "acc_a": count, "acc_b": 1})
+            )
+    for j in range(2):
+        heads = range(j, n, 2)
+        if heads:
+            for h in heads:
+                tile.loads.append(s.blocks(att.k, row, 1, col + h, 1, f"MemB{j}"))
+            s.mem[f"MemB{j}"].append(
+                Job(
+                    {"load": 1, "transpose": 1, "dim1": 64, "dim2": 128 * len(heads)},
+                    {"send": 1, "acc_a": 1, "acc_b": len(heads)},
+                )
+            )
+    for j in range(2):
+        s.route("MeshA", [f"a{m // 2}_{m}" for m in range(j, n, 2)], 1)
+    for i in range(2):
+        s.route("MeshB", [f"b{m % 2}_{m}" for m in range(2 * i, min(2 * i + 2, n))], 1)
+    for m in range(n):
+        _score_op(s, m, 1, 1)
+        s.mem[f"MemC{m}"].append(
+            Job(
+                {"recv": 1, "k_iter": 1, "recv_a": 1, "recv_b": 1, "softmax": 1},
+                {"send": 1, "send_a": 1, "send_b": 1, "send_k": 1},
+                recv_config=_mask(s, att, slot.sequence, 0, 1, alone=True),
+            )
+        )
+
+
+def _scores_pair(s: Sequences, att: Attention, slot: _Slot, tile: Tile) -> None:
+    row0 = slot.sequence * s.seq_blocks
+    q, k = slot.q, slot.k
+    groups = [i for i in range(2) if q[i]]
+    for i in groups:
+        at = row0 + slot.start + (q[0] if i else 0)
+        tile.loads.append(s.blocks(att.q, at, q[i], slot.head, 1, f"MemA{i}"))
+        s.mem[f"MemA{i}"].append(
+            Job({"load": 1, "dim1": 128 * q[i], "dim2": 64}, {"send": 1, "acc_a": q[i], "acc_b": k[0]})
+        )
+    for j in range(2):
+        at = row0 + (k[0] if j else 0)
+        tile.loads.append(s.blocks(att.k, at, k[j], slot.head, 1, f"MemB{j}"))
+        s.mem[f"MemB{j}"].append(
+            Job(
+                {"load": 1, "transpose": 1, "dim1": 64, "dim2": 128 * k[j]},
+                {"send": 1, "acc_a": q[0], "acc_b": k[j]},
+            )
+        )
+    for a in range(q[0]):
+        active = [i for i in groups if a < q[i]]
+        for halves, tiles in (((0, 1), k[1]), ((0,), k[0] - k[1])):  # the even MMEs alone take the odd key tile
+            s.route("MeshA", [f"a{i}_{2 * i + h}" for i in active for h in halves], tiles)
+            s.route("MeshB", [f"b{h}_{2 * i + h}" for i in active for h in halves], tiles)
+    for i in groups:
+        for j in range(2):
+            _score_op(s, 2 * i + j, q[i], k[j])
+            s.mem[f"MemC{2 * i + j}"].append(
+                Job(
+                    {"recv": 1, "k_iter": 1, "recv_a": q[i], "recv_b": k[j], "softmax": 1},
+                    {"send": 1, "send_a": q[i], "send_b": 1, "send_k": k[j]},
+                    recv_config=_mask(s, att, slot.sequence, k[0] if j else 0, k[j], alone=False),
+                )
+            )
+
+
+def _score_op(s: Sequences, mme: int, acc_a: int, acc_b: int) -> None:
+    """One product in K = 64 mode; equal ones in a row are one op, iterated over k."""
+    ops = s.mme[f"MME{mme}"]
+    op = f.Mme(a_iter=1, b_iter=1, k_iter=1, acc_a=acc_a, acc_b=acc_b, n128=1)
+    if ops and _same_but(ops[-1], op, "k_iter") and ops[-1].k_iter < 127:
+        op = op.but(k_iter=ops.pop().k_iter + 1)
+    ops.append(op)
+
+
+def _value_op(s: Sequences, mme: int, acc_a: int, k_iter: int) -> None:
+    """P V, accumulated over the key tiles in the MME, 64 columns wide; equal ones in a row count up a_iter."""
+    ops = s.mme[f"MME{mme}"]
+    op = f.Mme(a_iter=1, b_iter=1, k_iter=k_iter, acc_a=acc_a, acc_b=1, k128=1, acc_k=1)
+    if ops and _same_but(ops[-1], op, "a_iter") and ops[-1].a_iter < 15:
+        op = op.but(a_iter=ops.pop().a_iter + 1)
+    ops.append(op)
+
+
+def _values(s: Sequences, att: Attention, slot: _Slot, tile: Tile) -> None:
+    if slot.alone:
+        _values_single(s, att, slot, tile)
+    else:
+        _values_pair(s, att, slot, tile)
+
+
+def _values_single(s: Sequences, att: Attention, slot: _Slot, tile: Tile) -> None:
+    n, row, col = slot.heads, slot.sequence, slot.head
+    for h in range(n):
+        tile.loads.append(s.blocks(att.v, row, 1, col + h, 1, "MemB2"))
+    s.mem["MemB2"].append(
+        Job({"load": 1, "dim1": 128 * n, "dim2": 64}, {"send": 1, "acc_a": 1, "acc_b": 1, "acc_k": n})
+    )
+    for j in range(2):  # P of heads j and j+2, in lock step
+        s.route("MeshA", [f"c{m}_{4 + m // 2}" for m in range(j, n, 2)], 1)
+    for i in range(2):
+        count = max(0, min(2, n - 2 * i))
+        if not count:
+            continue
+        s.route("MeshB", [f"b2_{4 + i}"], count)
+        for _ in range(count):
+            _value_op(s, 4 + i, 1, 1)
+        c = f"MemC{4 + i}"
+        s.mem[c].append(
+            Job(
+                {"recv": 1, "k_iter": 1, "recv_a": count, "recv_b": 1},
+                {"store": 1, "dim1": 128 * count, "dim2": 64},
+            )
+        )
+        slot.tile.stores.append(s.blocks(att.y, row, 1, col + 2 * i, count, c, store=True))
+
+
+def _values_pair(s: Sequences, att: Attention, slot: _Slot, tile: Tile) -> None:
+    row0 = slot.sequence * s.seq_blocks
+    q, k = slot.q, slot.k
+    groups = [i for i in range(2) if q[i]]
+    parts = [(at, min(4, s.seq_blocks - at)) for at in range(0, s.seq_blocks, 4)]
+    repeats = 1 if len(parts) == 1 else q[0]
+    for repeat in range(repeats):
+        for start, count in parts:
+            load: dict[str, Any] = {}
+            if repeat == 0:
+                tile.loads.append(s.blocks(att.v, row0 + start, count, slot.head, 1, "MemB2"))
+                load = {"load": 1, "dim1": 128 * count, "dim2": 64}
+            rows = q[0] if len(parts) == 1 else 1
+            s.mem["MemB2"].append(Job(load, {"send": 1, "acc_a": rows, "acc_b": 1, "acc_k": count}))
+    for a in range(q[0]):
+        active = [i for i in groups if a < q[i]]
+        for j in range(2):
+            s.route("MeshA", [f"c{2 * i + j}_{4 + i}" for i in active], k[j])
+        s.route("MeshB", [f"b2_{4 + i}" for i in active], s.seq_blocks)
+    for i in groups:
+        _value_op(s, 4 + i, q[i], s.seq_blocks)
+        c = f"MemC{4 + i}"
+        s.mem[c].append(
+            Job(
+                {"recv": 1, "k_iter": 1, "recv_a": q[i], "recv_b": 1},
+                {"store": 1, "dim1": 128 * q[i], "dim2": 64},
+            )
+        )
+        at = row0 + slot.start + (q[0] if i else 0)
+        slot.tile.stores.append(s.blocks(att.y, at, q[i], slot.head, 1, c, store=True))
+
+
+def _same_but(a: f.Mme, b: f.Mme, name: str) -> bool:
+    return all(getattr(a, x.name) == getattr(b, x.name) for x in b.FIELDS if x.name != name)

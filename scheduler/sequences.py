@@ -1,0 +1,154 @@
+"""Kernel sequences in the making: what lowering a segment appends to, unit by unit.
+
+Every Mem keeps one chain for the whole program: uOP i loads (or receives) what job i needs while it sends (or stores)
+what job i - 1 brought. No unit drains between tiles, segments or layers. What DDR does is kept apart, as loads and
+stores per tile, because their order on the one channel is a decision of its own (`order`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from ..isa.datapath import Overlay
+from ..isa.fields import Record
+from ..isa.layout import BLOCK_COLS, BLOCK_ROWS, UNIT, block, padded
+from ..isa.overlays import xnn_formats as f
+from ..isa.program import Buffer, KernelPatch, Kernels, Layout, Parameter, Role
+from .memory import columns_of
+from .order import Access, Tile, order_accesses
+from .schedule import Schedule
+from .segment import Array, Network
+
+
+@dataclass
+class Job:
+    """What a Mem does for one piece of work, in two halves that fall into consecutive uOPs."""
+
+    first: dict[str, Any] = field(default_factory=dict)
+    second: dict[str, Any] = field(default_factory=dict)
+    recv_config: dict[str, Any] = field(default_factory=dict)
+    store_config: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Length:
+    """A run-time field value: clamp(len[sequence] - base, 0, cap)."""
+
+    sequence: int
+    base: int
+    cap: int
+
+
+class Sequences:
+    """The sequences of one program. extended: the overlay has opcode 8. row_blocks, seq_blocks: blocks of 128 rows in
+    all and in one sequence, padding included."""
+
+    def __init__(self, network: Network, overlay: Overlay, schedule: Schedule) -> None:
+        self.net = network
+        self.overlay = overlay
+        self.extended = overlay.extends is not None
+        self.schedule = schedule
+        self.columns = columns_of(network)
+        self.seq_blocks = padded(network.seq, BLOCK_ROWS) // BLOCK_ROWS
+        self.row_blocks = network.batch * self.seq_blocks
+        self.mem: dict[str, list[Job]] = {
+            u.name: [] for kind in ("MemA", "MemB", "MemC") for u in overlay.by_kind[kind]
+        }
+        self.mesh: dict[str, list[f.MeshA | f.MeshB]] = {"MeshA": [], "MeshB": []}
+        self.mme: dict[str, list[f.Mme]] = {u.name: [] for u in overlay.by_kind["MME"]}
+        self.lpddr: list[f.Lpddr] = []
+        self.tiles: list[Tile] = []
+        self.buffers: dict[str, Buffer] = {}
+        self.weights: dict[str, Array] = {}
+        self._lpddr_end = 0
+
+    def weight(self, name: str, stored: Array) -> Buffer:
+        """Append a weight matrix (blocked) or vector (linear) to LPDDR."""
+        base, n = name, 2
+        while name in self.buffers:
+            name, n = f"{base}.{n}", n + 1
+        layout = Layout.BLOCKED if stored.ndim == 2 else Layout.LINEAR
+        self.weights[name] = block(stored) if stored.ndim == 2 else stored
+        self.buffers[name] = Buffer(name, "lpddr", self._lpddr_end, stored.shape, layout, Role.WEIGHT)
+        self._lpddr_end += padded(stored.size // UNIT, 64)
+        return self.buffers[name]
+
+    def route(self, mesh: str, routes: Iterable[str], tiles: int) -> None:
+        """Append tiles along routes such as a0_1; equal routes in a row become one uOP."""
+        flags = dict.fromkeys(routes, 1)
+        sequence = self.mesh[mesh]
+        kind = f.MeshA if mesh == "MeshA" else f.MeshB
+        if tiles and flags:
+            sequence.append(kind(size=512 * tiles, **flags))
+
+    def op(self, mme: int, **fields: int) -> None:
+        self.mme[f"MME{mme}"].append(f.Mme(**fields))
+
+    def vector(self, buffer: Buffer, half: int, start: int, count: int) -> None:
+        """Load `count` floats of a vector into MemB `half` and send them to the MMEs as one B tile."""
+        groups = count // 32
+        rows = min(32, groups)
+        self.lpddr.append(f.Lpddr(addr=buffer.offset + start // UNIT, size=count, bias=1, **{f"to_b{half}": 1}))
+        self.mem[f"MemB{half}"].append(
+            Job({"load": 1, "bias": 1, "dim1": rows, "dim2": groups // rows}, {"send": 1, "acc_a": 1, "acc_b": 1})
+        )
+
+    def blocks(self, name: str, row: int, rows: int, col: int, cols: int, peer: str, store: bool = False) -> Access:
+        """A DDR access to `rows` x `cols` blocks of an activation, from block (row, col) on."""
+        b = self.buffers[name]
+        width = b.shape[1] // BLOCK_COLS
+        return Access(peer, store, b.offset, width, row, rows, col, cols)
+
+    def finish(self) -> Kernels:
+        """Order the off-chip accesses and write out the chains."""
+        patches: dict[str, list[KernelPatch]] = {}
+        sequences: dict[str, tuple[Record, ...]] = {
+            "DDR": tuple(order_accesses(self.tiles, self.schedule)),
+            "LPDDR": tuple(self.lpddr),
+            "MeshA": tuple(self.mesh["MeshA"]),
+            "MeshB": tuple(self.mesh["MeshB"]),
+            **{unit: tuple(self._chain(unit, jobs, patches)) for unit, jobs in self.mem.items()},
+        }
+        seq = self.net.seq
+        names = (_length_name(s) for s in range(self.net.batch))
+        return Kernels(
+            overlay=self.overlay,
+            sequences={u: s for u, s in sequences.items() if s},
+            preloaded={u: tuple(ops) for u, ops in self.mme.items()},
+            buffers=tuple(self.buffers.values()),
+            parameters=tuple(Parameter(name, 1, seq, seq) for name in names if name in patches),
+            patches={name: tuple(p) for name, p in patches.items()},
+        )
+
+    def _chain(self, unit: str, jobs: Sequence[Job], patches: dict[str, list[KernelPatch]]) -> list[Record]:
+        """uOP i does the first half of job i and the second half of job i - 1."""
+        kind = {"MemA": f.MemA, "MemB": f.MemB, "MemC": f.MemC}[unit[:4]]
+        out: list[Record] = []
+        current: dict[str, Any] = {}
+        for i in range(len(jobs) + 1 if jobs else 0):
+            fields: dict[str, Any] = {}
+            wanted: dict[str, Any] = {}
+            if i < len(jobs):
+                fields |= jobs[i].first
+                wanted |= jobs[i].recv_config
+            if i:
+                fields |= jobs[i - 1].second
+                wanted |= jobs[i - 1].store_config
+            if any(current.get(name, _POWER_ON.get(name)) != value for name, value in wanted.items()):
+                current |= wanted
+                lengths = {n: v for n, v in current.items() if isinstance(v, Length)}
+                for name, v in lengths.items():
+                    patch = KernelPatch(unit, len(out), name, v.base, v.cap)
+                    patches.setdefault(_length_name(v.sequence), []).append(patch)
+                out.append(f.MemCConfig(**{n: 0 if n in lengths else v for n, v in current.items()}))
+            out.append(kind(**fields))
+        return out
+
+
+_POWER_ON = {x.name: getattr(f.MemCConfig(), x.name) for x in f.MemCConfig.FIELDS}
+
+
+def _length_name(sequence: int) -> str:
+    return f"len[{sequence}]"
