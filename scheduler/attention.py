@@ -33,15 +33,7 @@ class _Slot:
 
 def lower_attention(s: Sequences, att: Attention) -> None:
     """QK^T on MME 0-3, softmax in MemC 0-3, PV on MME 4 and 5, pipelined over slots (mapping type D, section 4.3)."""
-    if s.seq_blocks == 1 and not s.extended:
-        raise UnsupportedError(
-            f"{att.path}: {s.net.seq} rows a sequence; overlay {s.overlay.name} splits the keys over two MemC "
-            f"and needs at least {2 * BLOCK_ROWS}"
-        )
-    if s.seq_blocks > 6:
-        raise UnsupportedError(
-            f"{att.path}: {s.net.seq} rows a sequence; a MemC pair feeds at most six key tiles, 768 rows"
-        )
+    _check(s, att)
     slots = _single_slots(s, att) if s.seq_blocks == 1 else _pair_slots(s, att)
     before: _Slot | None = None
     for slot in [*slots, None]:  # the values of a slot go with the scores of the next one
@@ -53,6 +45,23 @@ def lower_attention(s: Sequences, att: Attention) -> None:
         if before is not None:
             _values(s, att, before, tile)
         before = slot
+
+
+def _check(s: Sequences, att: Attention) -> None:
+    """What the machine cannot do, with the layer's name."""
+    rows = f"{att.path}: {s.net.seq} rows a sequence"
+    if s.net.seq % BLOCK_ROWS and not s.extended:
+        raise UnsupportedError(
+            f"{rows}; without masks (overlay {s.overlay.name}) it must be a multiple of {BLOCK_ROWS}"
+        )
+    if s.seq_blocks == 1 and not s.extended:
+        raise UnsupportedError(
+            f"{rows}; overlay {s.overlay.name} splits the keys over two MemC and needs at least {2 * BLOCK_ROWS}"
+        )
+    if s.seq_blocks > 6:
+        raise UnsupportedError(f"{rows}; a MemC pair feeds at most six key tiles, 768 rows")
+    if att.masked and not s.extended:
+        raise UnsupportedError(f"{att.path}: an attention mask; overlay {s.overlay.name} has none")
 
 
 def _mask(s: Sequences, att: Attention, sequence: int, key_block: int, keys: int, alone: bool) -> dict[str, Any]:

@@ -142,6 +142,9 @@ def test_refusals_name_the_layer_and_the_reason(make: Maker) -> None:
     )
     assert "l0.attention: 128 rows a sequence" in refused(make.encoder(1, 128, 1024, 16, 128))
     assert "l0.attention: 300 rows a sequence; without masks" in refused(make.encoder(1, 300, 1024, 16, 128))
+    assert "l0.attention: an attention mask; overlay xnn-base has none" in refused(
+        make.encoder(1, 256, 1024, 16, 128, masked=True)
+    )
     assert "activation gelu_erf" in refused(make.encoder(1, 256, 1024, 16, 128, act=Activation.GELU_ERF))
     assert "LayerNorm eps 1e-05" in refused(make.encoder(1, 256, 1024, 16, 128, eps=1e-5))
     assert "at most six key tiles" in refused(make.encoder(1, 896, 1024, 16, 128), XNN)
