@@ -18,8 +18,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
+from rich import box
 from rich.console import Console
 from rich.table import Table
 from torch import nn
@@ -97,24 +97,22 @@ def load(folder: Path) -> tuple[SentenceEncoder, Any]:
     return SentenceEncoder(BertModel.from_pretrained(folder, add_pooling_layer=False)).eval(), tokenizer
 
 
-def similarity_table(title: str, machine: torch.Tensor, reference: torch.Tensor) -> Table:
-    """Cosine similarities of all pairs, the machine's and PyTorch's side by side."""
+def similarities(machine: torch.Tensor, reference: torch.Tensor) -> Iterator[str]:
+    """Cosine similarities of all pairs: the machine's to the left, PyTorch's to the right."""
     n = len(machine)
-    table = Table(title=title, title_justify="left", pad_edge=False)
-    table.add_column("machine | PyTorch")
-    for i in range(n):
-        table.add_column(f"s{i + 1}", justify="right")
-    ours, theirs = machine @ machine.T, reference @ reference.T
-    for i in range(n):
-        table.add_row(f"s{i + 1}", *(f"{ours[i, j]:.3f} | {theirs[i, j]:.3f}" for j in range(n)))
-    return table
+    names = "".join(f"{f's{i + 1}':>7}" for i in range(n))
+    yield f"{'':3}{'machine':<{7 * n + 4}}PyTorch"
+    yield f"{'':3}{names}    {names}"
+    for i, (ours, theirs) in enumerate(zip(machine @ machine.T, reference @ reference.T, strict=True), 1):
+        rows = ("".join(f"{float(x):7.3f}" for x in side) for side in (ours, theirs))
+        yield f"{f's{i}':<3}" + "    ".join(rows)
 
 
 def machine_table(compiled: Compiled) -> Table:
     """Utilization per unit and program size per FU type."""
     run = compiled.last_run
     assert run is not None
-    table = Table(title="Units", title_justify="left", pad_edge=False)
+    table = Table(box=box.SIMPLE_HEAD, padding=(0, 2, 0, 0), pad_edge=False)
     for heading in ("FU type", "utilization", "mOPs", "packets", "bytes", "uOPs"):
         table.add_column(heading, justify="left" if heading == "FU type" else "right")
     sizes = count(compiled.program)
@@ -127,7 +125,7 @@ def machine_table(compiled: Compiled) -> Table:
 
 def main() -> int:
     """Run the job; 0 if every embedding agrees with PyTorch."""
-    console = Console(width=None if sys.stdout.isatty() else 140)
+    console = Console()
     times: list[tuple[str, float]] = []
 
     @contextmanager
@@ -155,10 +153,11 @@ def main() -> int:
         lengths = batch["attention_mask"].sum(1).tolist()
         difference = (machine - reference).abs().amax(1)
         worst = max(worst, float(difference.max()))
-        console.print()
+        console.print(f"\nBatch {number}: cosine similarities of {len(sentences)} sentences", highlight=False)
         for i, (sentence, length) in enumerate(zip(sentences, lengths, strict=True), 1):
             console.print(f"s{i}  {length:3d} tokens  {sentence}", highlight=False, soft_wrap=True)
-        console.print(similarity_table(f"Batch {number}: cosine similarity", machine, reference))
+        for line in similarities(machine, reference):
+            console.print(line, highlight=False, soft_wrap=True)
         console.print(f"largest difference of an embedding: {float(difference.max()):.1e}", highlight=False)
     run = compiled.last_run
     assert run is not None
@@ -171,9 +170,11 @@ def main() -> int:
     )
     path = ", ".join(f"{cause} {100 * share:.0f} %" for cause, share in list(run.critical_path.items())[:5])
     console.print(f"critical path: {path}", highlight=False)
-    moved = ", ".join(f"{name} {np.format_float_positional(n / 1e6, 1)} MB" for name, n in run.bytes.items())
+    moved = ", ".join(f"{name} {n / 1e6:.2f} MB" for name, n in run.bytes.items())
     console.print(f"moved: {moved}", highlight=False)
-    console.print("wall time: " + ", ".join(f"{name} {seconds:.2f} s" for name, seconds in times), highlight=False)
+    console.print("\nwall time on this machine")
+    for name, seconds in times:
+        console.print(f"  {seconds:6.2f} s  {name}", highlight=False)
     agreed = worst <= TOLERANCE
     verdict = "agree" if agreed else "DO NOT agree"
     console.print(f"the machine and PyTorch {verdict}: {worst:.1e} (tolerance {TOLERANCE:.0e})", highlight=False)

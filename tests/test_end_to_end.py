@@ -103,6 +103,5 @@ def test_the_trained_sentence_encoder(capsys: pytest.CaptureFixture[str]) -> Non
 
     assert minilm.main() == 0
     out = capsys.readouterr().out
-    assert "Batch 1" in out
-    assert "Batch 2" in out
+    assert out.count("cosine similarities of 8 sentences") == 2
     assert "the machine and PyTorch agree" in out

@@ -1,0 +1,143 @@
+"""The canonical text."""
+
+from __future__ import annotations
+
+import pytest
+
+from rsn.assembler.parser import parse
+from rsn.assembler.printer import group, label, repeats, shortest, show
+from rsn.isa.errors import ProgramError
+from rsn.isa.overlays.xnn import XNN
+from rsn.isa.packet import Header, Packet
+from rsn.isa.program import Buffer, Layout, Parameter, Patch, Program, Role
+
+GOLDEN = """\
+overlay xnn
+
+param len[0] 1..512 = 512
+param "rows of x" -4..4 = 0
+
+buffer x ddr 768x1024 blocked input at 0 view 6x100x1000
+buffer "layer 0/w" lpddr 1024x512 blocked weight at 64
+buffer b lpddr 512 weight at 32832
+buffer raw lpddr 8x64 linear at 40000
+buffer y ddr 768x64 blocked output at 49152
+
+scale y [0.0 0.1 0.2 0.3 0.4 0.5 0.6 0.7 0.8 0.9 1.0 1.1 1.2 1.3 1.4 1.5 1.6 1.7 1.8 1.9 2.0 2.1 2.2
+  2.3 2.4 2.5 2.6 2.7 2.8 2.9 3.0 3.1 3.2 3.3 3.4 3.5 3.6 3.7 3.8 3.9 4.0 4.1 4.2 4.3 4.4 4.5 4.6
+  4.7 4.8 4.9 5.0 5.1 5.2 5.3 5.4 5.5 5.6 5.7 5.8 5.9 6.0 6.1 6.2 6.3]
+
+MME[0..1, 3] {
+  for 4 { n128 k128 a_iter=1 b_iter=4 k_iter=8 acc_a=1 acc_b=1 }
+  n128 k128
+  for 3 {
+    k128
+    k128 prev
+  }
+}
+
+MME2 {
+  k128
+}
+
+packet DDR reuse=2 { load x[128:+128, 0:+128] -> MemA0 reuse_stride=64 }
+packet DDR {
+  load x[0:+256, 64:+128] -> MemA0
+  store y <- MemC0
+  load addr=x+7 size=2048 -> MemA1
+  load -> MemA2 addr=1000000 size=8192
+}
+packet LPDDR {
+  "layer 0/w"[0:+128, 0:+512] -> MemB0
+  bias b[256:+256] -> MemB1
+  raw[0:+8, 16:+32] -> MemB0
+}
+packet MemC[0..5] reuse=3 { recv recv_a=2 recv_b=4 k_iter=8 }
+packet MemCConfig MemC0 { alone softmax_cols=clamp(len[0]-0, 0, 256) }
+packet MemCConfig MemC1 { alone softmax_cols=clamp("rows of x"+300, 0, 512) scale=0.125 eps=1e-12 }
+nop
+last DDR
+last MemC[0..5]
+"""
+
+
+def test_golden_text() -> None:
+    program = parse(GOLDEN, "golden.rsn")
+    assert isinstance(program, Program)
+    text = show(program)
+    # A piece by address is printed with its flags first.
+    assert text == GOLDEN.replace("load addr=x+7 size=2048 -> MemA1", "load -> MemA1 addr=x+7 size=2048")
+
+
+def test_nearest_buffer_names_an_address() -> None:
+    outer = Buffer("outer", "ddr", 0, (1280, 64), Layout.BLOCKED, Role.SCRATCH)
+    inner = Buffer("inner", "ddr", 512, (128, 64), Layout.BLOCKED, Role.SCRATCH)
+    load = XNN.by_form["DDR"].mop
+    packets = [Packet.of(1, [load(load=1, addr=a, size=n)]) for a, n in ((512, 8192), (512, 16384), (2048, 8192))]
+    lines = show(Program(XNN, tuple(packets), buffers=(outer, inner))).splitlines()[-3:]
+    pieces = ["inner", "outer[128:+256, 0:+64]", "outer[512:+128, 0:+64]"]
+    assert lines == [f"packet DDR {{ load {piece} }}" for piece in pieces]
+
+
+@pytest.mark.parametrize(
+    ("indices", "text"),
+    [([2], "MemC2"), ([0, 1], "MemC[0..1]"), ([0, 2], "MemC[0, 2]"), ([5, 0, 1, 3, 4], "MemC[0..1, 3..5]")],
+)
+def test_group(indices: list[int], text: str) -> None:
+    assert group([XNN.by_unit[f"MemC{i}"] for i in indices]) == text
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("len", "len"),
+        ("len[3]", "len[3]"),
+        ("len[03]", '"len[03]"'),
+        ("len[]", '"len[]"'),
+        ("len[²]", '"len[²]"'),
+        ("len[1", '"len[1"'),
+        ("for[1]", '"for[1]"'),
+        ("a b", '"a b"'),
+        ('"\\\n', '"\\"\\\\\\n"'),
+        ("", '""'),
+    ],
+)
+def test_parameter_names(name: str, text: str) -> None:
+    assert label(name) == text
+    program = Program(XNN, (), parameters=(Parameter(name, 0, 1, 0),))
+    again = parse(show(program), "x.rsn")
+    assert again.parameters == program.parameters
+
+
+@pytest.mark.parametrize(
+    ("letters", "expected"),
+    [
+        ("aaaa", [("a", 4)]),
+        ("ababab", [("ab", 3)]),
+        ("xababy", [("x", 1), ("ab", 2), ("y", 1)]),
+        ("aabaab", [("aab", 2)]),
+        ("abc", [("a", 1), ("b", 1), ("c", 1)]),
+        ("", []),
+    ],
+)
+def test_repeats(letters: str, expected: list[tuple[str, int]]) -> None:
+    assert [("".join(p), n) for p, n in repeats(list(letters))] == expected
+
+
+@pytest.mark.parametrize(("value", "text"), [(0.1, "0.1"), (1e-6, "1e-06"), (1 / 3, "0.33333334"), (-0.0, "-0.0")])
+def test_shortest_float(value: float, text: str) -> None:
+    assert shortest(value) == text
+
+
+def test_what_cannot_be_said() -> None:
+    mem_a = XNN.by_form["MemA"].mop
+    packet = Packet.of(3, [mem_a()], mask=1)
+    twice = Parameter("n", 0, 1, 0, (Patch(0, 0, "dim1", 0, 1), Patch(0, 0, "dim1", 0, 2)))
+    with pytest.raises(ProgramError, match="dim1 is patched twice"):
+        show(Program(XNN, (packet,), parameters=(twice,)))
+    with pytest.raises(ProgramError, match="window=2 and 1 mOPs"):
+        show(Program(XNN, (Packet(Header(opcode=3, window=2), packet.mops),)))
+    with pytest.raises(ProgramError, match="skipped header with other bits"):
+        show(Program(XNN, (Packet(Header(opcode=0, mask=1)),)))
+    with pytest.raises(ProgramError, match="nan has no place"):
+        show(Program(XNN, (), buffers=(Buffer("x", "ddr", 0, (1,), Layout.LINEAR, scale=(float("nan"),)),)))
