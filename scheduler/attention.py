@@ -17,6 +17,10 @@ from .segment import Attention
 from .sequences import Job, Length, Sequences
 
 
+STORE_LAG = 3
+"""Slots from the loads of a head's scores to the stores of its output: scores, then values, then MemC 4 and 5 deliver."""
+
+
 @dataclass
 class _Slot:
     """One step of the attention pipeline. q, k: row and key blocks per half; start: first row block of the sequence."""
@@ -36,8 +40,9 @@ def lower_attention(s: Sequences, att: Attention) -> None:
     _check(s, att)
     slots = _single_slots(s, att) if s.seq_blocks == 1 else _pair_slots(s, att)
     before: _Slot | None = None
+    first = len(s.tiles)
     for slot in [*slots, None]:  # the values of a slot go with the scores of the next one
-        tile = Tile(lag=2)
+        tile = Tile(lag=STORE_LAG)
         s.tiles.append(tile)
         if slot is not None:
             slot.tile = tile
@@ -45,6 +50,9 @@ def lower_attention(s: Sequences, att: Attention) -> None:
         if before is not None:
             _values(s, att, before, tile)
         before = slot
+    # MemC 4 and 5 must be rid of the heads before the next segment's second tile
+    for i, tile in enumerate(reversed(s.tiles[first:])):
+        tile.lag = min(tile.lag, i + 1)
 
 
 def _check(s: Sequences, att: Attention) -> None:

@@ -1,0 +1,170 @@
+"""`rsn asm`, `dis`, `info` and `fmt`: files, exit codes, messages."""
+
+from __future__ import annotations
+
+import json
+import resource
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+
+from rsn.assembler.container import read
+from rsn.host.cli import main
+
+PACKETS = """\
+overlay xnn
+
+param len 1..512 = 100
+
+buffer x ddr 128x64 blocked output at 512
+
+MME0 {
+  k128
+}
+
+packet DDR reuse=2 { load x -> MemA0 }
+packet MemCConfig MemC1 { softmax_cols=clamp(len-0, 0, 256) }
+packet MemA[0..2] reuse=3 {
+  load dim1=128 dim2=128
+  send acc_a=1
+}
+nop
+last DDR
+"""
+
+
+@pytest.fixture
+def files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    (tmp_path / "p.rsn").write_text(PACKETS)
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def rsn(*args: str) -> Result:
+    result = CliRunner().invoke(main, args)
+    assert result.exception is None or isinstance(result.exception, SystemExit), result.exception
+    return result
+
+
+def test_text_to_binary_to_text_to_binary(files: Path) -> None:
+    assert rsn("asm", "p.rsn").exit_code == 0
+    assert rsn("dis", "p.bin").stdout == PACKETS
+    assert rsn("dis", "p.bin", "-o", "q.rsn").stdout == ""
+    assert (files / "q.rsn").read_text() == PACKETS
+    (files / "p.rsn").rename(files / "old.rsn")
+    (files / "q.rsn").rename(files / "p.rsn")
+    assert rsn("asm", "p.rsn", "-o", "again.bin").exit_code == 0
+    assert (files / "again.bin").read_bytes() == (files / "p.bin").read_bytes()
+
+
+def test_sections_are_packed(files: Path, root: Path) -> None:
+    assert rsn("asm", str(root / "programs" / "fig10.rsn"), "-o", "fig10.bin").exit_code == 0
+    program = read("fig10.bin")
+    assert program.packets[-1].header.last
+    assert Path(program.places[0].file).name == "fig10.rsn"
+
+
+def test_raw_image(files: Path) -> None:
+    result = rsn("asm", "p.rsn", "-o", "p.raw", "--raw", "--json")
+    facts = json.loads(result.stdout)
+    assert facts == {"program": "p.raw", "extended": True, "packets": 5, "image_bytes": 68}
+    assert (files / "p.raw").stat().st_size == 68
+    text = rsn("dis", "--raw", "p.raw").stdout
+    assert "packet DDR reuse=2 { load -> MemA0 addr=512 size=8192 }" in text
+    result = rsn("dis", "--raw", "--overlay", "xnn-base", "p.raw")
+    assert result.exit_code == 1
+    assert "opcode 8 means nothing on overlay xnn-base" in result.stderr
+    assert rsn("dis", "--raw", "--overlay", "ynn", "p.raw").exit_code == 1
+
+
+def test_info(files: Path) -> None:
+    rsn("asm", "p.rsn")
+    facts = json.loads(rsn("info", "--json", "p.bin").stdout)
+    assert (facts["overlay"], facts["extended"]) == ("xnn", True)
+    assert facts["mops"] | {"DDR": 1, "MemA": 2, "MemC": 1, "total": 4} == facts["mops"]
+    assert facts["packets"] | {"DDR": 2, "MemA": 1, "MemC": 1, "total": 5} == facts["packets"]
+    assert facts["bytes"] | {"DDR": 24, "MemA": 12, "MemC": 20, "total": 68} == facts["bytes"]
+    assert facts["uops"] | {"DDR": 3, "MemA": 18, "MemC": 1} == facts["uops"]
+    assert [(b["name"], b["offset"], b["shape"], b["role"]) for b in facts["buffers"]] == [
+        ("x", 512, [128, 64], "output")
+    ]
+    assert facts["parameters"] == [{"name": "len", "low": 1, "high": 512, "default": 100, "patches": 1}]
+    lines = rsn("info", "p.bin").stdout.splitlines()
+    assert lines[0].startswith("p.bin: extended program for overlay xnn (")
+    assert lines[1].split() == ["mops", "packets", "bytes", "uops"]
+    assert lines[2].split() == ["DDR", "1", "2", "24", "3"]
+    assert any(line.split() == ["x", "ddr", "0x200", "128x64", "blocked", "output"] for line in lines)
+    assert rsn("info", "p.rsn").stdout.splitlines()[1:] == lines[1:]
+
+
+def test_info_does_not_count_one_by_one(files: Path) -> None:
+    (files / "huge.rsn").write_text("overlay xnn\n" + "packet DDR reuse=65535 { for 31 { load chunks=15 } }\n" * 100)
+    facts = json.loads(rsn("info", "--json", "huge.rsn").stdout)
+    assert facts["uops"]["DDR"] == 100 * 31 * 15 * 65535
+
+
+def test_fmt(files: Path) -> None:
+    loose = files / "loose.rsn"
+    loose.write_text("overlay  xnn\nMemA0 {\nload\n}\n")
+    assert rsn("fmt", "--check", "p.rsn").exit_code == 0
+    result = rsn("fmt", "--check", "p.rsn", "loose.rsn")
+    assert result.exit_code == 1
+    assert result.stderr == "loose.rsn: not laid out; run rsn fmt\n"
+    assert rsn("fmt", "loose.rsn").exit_code == 0
+    assert loose.read_text() == "overlay xnn\nMemA0 {\n  load\n}\n"
+    assert rsn("fmt", "--check", "loose.rsn").exit_code == 0
+
+
+def test_mistakes_are_shown_as_they_are(files: Path) -> None:
+    (files / "bad.rsn").write_text("overlay xnn\nMemA9 { }\n")
+    result = rsn("asm", "bad.rsn")
+    assert result.exit_code == 1
+    assert result.stdout == ""
+    assert result.stderr == (
+        "bad.rsn:2:1: error: this datapath has no MemA9\nMemA9 { }\n^^^^^\nnote: MemA units are MemA0, MemA1, MemA2\n"
+    )
+    assert not (files / "bad.bin").exists()
+
+
+@pytest.mark.parametrize(
+    ("args", "code", "message"),
+    [
+        (["asm", "none.rsn"], 1, "error: none.rsn: No such file or directory"),
+        (["dis", "none.bin"], 1, "error: none.bin: No such file or directory"),
+        (["asm", "p.rsn", "-o", "no/p.bin"], 1, "error: no/p.bin: No such file or directory"),
+        (["dis", "p.rsn"], 0, ""),
+        (["dis", "notes.txt"], 1, "error: notes.txt: byte 0: not a program of this toolchain"),
+        (["asm", "."], 1, "error: .: Is a directory"),
+        (["info", "--raw", "notes.txt"], 1, "error: notes.txt: byte 5: an image consists of words"),
+        (["asm"], 2, "Missing argument 'SOURCE'"),
+        (["asm", "--nonsense", "p.rsn"], 2, "No such option"),
+        (["assemble"], 2, "No such command 'assemble'"),
+    ],
+)
+def test_exit_codes(files: Path, args: list[str], code: int, message: str) -> None:
+    (files / "notes.txt").write_text("notes")
+    result = rsn(*args)
+    assert result.exit_code == code
+    assert message in result.stderr
+    assert "Traceback" not in result.stderr
+
+
+def test_help_is_quick() -> None:
+    before = resource.getrusage(resource.RUSAGE_CHILDREN).ru_utime
+    code = "import sys; sys.argv = ['rsn', '--help']\nfrom rsn.host.cli import main\ntry: main()\nfinally: "
+    code += "print(*(m for m in ('numpy', 'lark', 'construct', 'torch') if m in sys.modules), file=sys.stderr)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert "disassemble" in done.stdout.lower()
+    assert done.stderr.strip() == ""
+    assert resource.getrusage(resource.RUSAGE_CHILDREN).ru_utime - before < 2  # seconds; 0.1 on an idle machine
+
+
+def test_closed_output_is_no_error(files: Path) -> None:
+    rsn("asm", "p.rsn")
+    command = f"{sys.executable} -m rsn dis p.bin | head -n 1; echo ${{PIPESTATUS[0]}}"
+    done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, check=False)
+    assert done.stdout.splitlines()[0] == "overlay xnn"
+    assert "Traceback" not in done.stderr
