@@ -7,6 +7,7 @@ the record that drives a unit (`spelling`), pieces of buffers from their layout 
 from __future__ import annotations
 
 import dataclasses
+import gc
 import operator
 import re
 import struct
@@ -57,7 +58,15 @@ def parse(text: str, file: str, overlays: Mapping[str, Overlay] = OVERLAYS) -> P
 
     `file` is how messages and the source map call the text. Raises `SourceError` with every mistake found.
     """
-    return _Assembler(Text(text, file), overlays).run()
+    # The tree holds no cycles and is alive until the end: all that the collector would do here is count it, again and
+    # again, for half of the time.
+    collecting = gc.isenabled()
+    gc.disable()
+    try:
+        return _Assembler(Text(text, file), overlays).run()
+    finally:
+        if collecting:
+            gc.enable()
 
 
 def parse_file(path: str | Path, overlays: Mapping[str, Overlay] = OVERLAYS) -> Program | Kernels:
@@ -351,11 +360,11 @@ class _Assembler:
         form, units, named = self._addressed(item)
         header = {"mask": sum(1 << u.index for u in units) if len(self.overlay.by_kind[form.kind]) > 1 else 0}
         for setting in item.settings:
-            name = str(setting.name)
+            name = setting.name
             known = ["mask"] if item.last else ["mask", "reuse"]
             if name not in known:
                 note = f"here may be set {listing(known)}"
-                raise Mistake(s.token_span(setting.name), f"a packet header takes no {name}", *meant(name, known), note)
+                raise Mistake(setting.name_span, f"a packet header takes no {name}", *meant(name, known), note)
             if isinstance(setting.value, s.Clamp):
                 raise Mistake(s.span(setting.value), "parameters set fields of mOPs, not of headers")
             if name == "mask" and header["mask"] and named:
@@ -408,15 +417,16 @@ class _Assembler:
 
     def _units(self, refs: tuple[s.Unit, ...]) -> tuple[UnitSpec, ...]:
         """The units of a list such as `MemC[0..2] MemC5`, all of one kind."""
-        out: list[UnitSpec] = []
+        out: dict[str, UnitSpec] = {}
+        kind = ""
         for ref in refs:
             for unit in self._unit(ref):
-                if unit in out:
+                if unit.name in out:
                     raise Mistake(s.span(ref), f"{unit.name} is named twice")
-                if out and unit.kind != out[0].kind:
-                    raise Mistake(s.span(ref), f"{unit.name} and {out[0].name} are not of the same kind")
-                out.append(unit)
-        return tuple(out)
+                if unit.kind != (kind := kind or unit.kind):
+                    raise Mistake(s.span(ref), f"{unit.name} is no {kind} unit; a group is of one kind")
+                out[unit.name] = unit
+        return tuple(out.values())
 
     def _unit(self, ref: s.Unit) -> Iterator[UnitSpec]:
         name = str(ref.name)
@@ -643,25 +653,25 @@ class _Mop:
                 self._bare(word)
 
     def _bare(self, word: s.Bare) -> None:
-        name = str(word.name)
-        f = self.spelling.fields.get(name)
+        name = s.unquoted(word.name)
+        quoted = word.name.type == "STRING"
+        f = None if quoted else self.spelling.fields.get(name)
         if f is not None and f.flag:
             self.set(name, 1, word)
         elif f is not None:
             raise Mistake(s.token_span(word.name), f"{name} needs a value: {name}=...")
-        elif self.spelling.sliced and (word.name.type == "STRING" or s.unquoted(word.name) in self.asm.buffers):
+        elif self.spelling.sliced and (quoted or name in self.asm.buffers):
             self._chunks(whole(self._reach(word.name)), word)
         else:
-            raise self._unknown(word.name, self.spelling.flags, "flags")
+            raise self._unknown(name, s.token_span(word.name), self.spelling.flags, "flags")
 
-    def _unknown(self, token: Token, known: list[str], what: str) -> Mistake:
-        name = s.unquoted(token)
+    def _unknown(self, name: str, span: Span, known: list[str], what: str) -> Mistake:
         buffers = list(self.asm.buffers) if self.spelling.sliced and what == "flags" else []
         notes = [f"its {what} are {listing(known)}"] if known else [f"it has no {what}"]
         if buffers:
             notes.append(f"buffers are {listing(buffers)}")
         close = meant(name, [*known, *buffers])
-        return Mistake(s.token_span(token), f"{self.type.__name__} has no {name}", *close, *notes)
+        return Mistake(span, f"{self.type.__name__} has no {name}", *close, *notes)
 
     def _peer(self, word: s.To | s.Source, peers: Mapping[str | None, Field], verb: str, verbs: str) -> None:
         name = str(word.unit)
@@ -674,10 +684,10 @@ class _Mop:
             raise Mistake(s.token_span(word.unit), f"{self._who} cannot {verb} {name}", note)
 
     def _setting(self, word: s.Setting) -> None:
-        name = str(word.name)
+        name = word.name
         f = self.spelling.fields.get(name)
         if f is None:
-            raise self._unknown(word.name, list(self.spelling.fields), "fields")
+            raise self._unknown(name, word.name_span, list(self.spelling.fields), "fields")
         if isinstance(word.value, s.Clamp):
             self.set(name, self._clamp(f, word.value), word)
         elif f.real:

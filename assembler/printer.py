@@ -179,17 +179,25 @@ class _Printer:
         chunks = Chunks(values["addr"], values["size"], values.get("chunks", 1), values.get("chunk_stride", 0))
         if chunks.chunks != 1 and not words.chunked:
             return [], set()
-        for b in self.atlas.near(units[0].bank, chunks.addr):
-            if chunks == whole(b):
-                return [quoted(b.name, {*words.fields, *self.overlay.by_unit, *self.overlay.by_form})], names
-            bounds = uncut(b, chunks, self.overlay.address_unit)
-            if bounds is not None:
-                inside = ", ".join(f"{start}:+{stop - start}" for start, stop in bounds)
-                return [f"{quoted(b.name)}[{inside}]"], names
+        bank, store = units[0].bank, any(getattr(mop, f.name) for f in words.source.values())
+        for order, b in self.atlas.around(bank, chunks.addr, store):
+            text = self._rectangle(b, chunks, words)
+            if text is not None:
+                if store:
+                    self.atlas.note_store(bank, order)
+                return [text], names
         return [], set()
 
+    def _rectangle(self, b: Buffer, chunks: Chunks, words: Spelling) -> str | None:
+        if chunks == whole(b):
+            return quoted(b.name, {*words.fields, *self.overlay.by_unit, *self.overlay.by_form})
+        bounds = uncut(b, chunks, self.overlay.address_unit)
+        if bounds is None:
+            return None
+        return f"{quoted(b.name)}[{', '.join(f'{start}:+{stop - start}' for start, stop in bounds)}]"
+
     def _address(self, addr: int, units: Sequence[UnitSpec]) -> str:
-        for b in self.atlas.near(units[0].bank or "", addr):
+        for _, b in self.atlas.around(units[0].bank or "", addr, False):
             return quoted(b.name) + (f"+{addr - b.offset}" if addr > b.offset else "")
         return str(addr)
 

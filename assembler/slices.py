@@ -88,20 +88,42 @@ def uncut(buffer: Buffer, chunks: Chunks, unit: int) -> list[tuple[int, int]] | 
 
 
 class Atlas:
-    """Finds the buffer that an address belongs to."""
+    """Names an address after a buffer. Where buffers share memory in turn, it follows the order of their declaration,
+    which is the order in which a compiler fills them: a store begins the next one, a load reads the latest one stored.
+    """
 
-    NESTED = 8
-    """How far to look back for a buffer around those that start nearer to the address."""
+    WINDOW = 256
+    """How many of the buffers that start at or before an address are looked at."""
+
+    EARLY = 2
+    """By how many buffers stores may run ahead of those to their neighbours."""
 
     def __init__(self, buffers: Iterable[Buffer], unit: int) -> None:
         self.unit = unit
-        self._banks: dict[str, list[Buffer]] = {}
-        for b in sorted(buffers, key=lambda b: b.offset):
-            self._banks.setdefault(b.bank, []).append(b)
-        self._starts = {bank: [b.offset for b in row] for bank, row in self._banks.items()}
+        self._banks: dict[str, list[tuple[int, int, Buffer]]] = {}
+        for order, b in enumerate(buffers):
+            self._banks.setdefault(b.bank, []).append((b.offset, order, b))
+        for row in self._banks.values():
+            row.sort(key=lambda entry: entry[:2])
+        self._starts = {bank: [offset for offset, _, _ in row] for bank, row in self._banks.items()}
+        self._stored: dict[str, int] = {}
 
-    def near(self, bank: str, addr: int) -> list[Buffer]:
-        """The buffers around an address, the one that starts nearest first."""
+    def around(self, bank: str, addr: int, store: bool) -> list[tuple[int, Buffer]]:
+        """The buffers that an address lies in, with their order of declaration, the likeliest first."""
         row = self._banks.get(bank, [])
         stop = bisect_right(self._starts.get(bank, []), addr)
-        return [b for b in reversed(row[max(0, stop - self.NESTED) : stop]) if (addr - b.offset) * self.unit < b.size]
+        found = [
+            (order, b)
+            for offset, order, b in row[max(0, stop - self.WINDOW) : stop]
+            if (addr - offset) * self.unit < b.size
+        ]
+        if len(found) > 1:
+            stored = self._stored.get(bank, -1)
+            if store:
+                found.sort(key=lambda entry: (entry[0] < stored - self.EARLY, entry[0]))
+            else:
+                found.sort(key=lambda entry: (entry[0] > stored, abs(entry[0] - stored)))
+        return found
+
+    def note_store(self, bank: str, order: int) -> None:
+        self._stored[bank] = max(order, self._stored.get(bank, -1))

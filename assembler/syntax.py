@@ -6,7 +6,6 @@ hundreds of thousands of them.
 
 from __future__ import annotations
 
-import gc
 import json
 from functools import cache
 from typing import Any, NamedTuple
@@ -65,8 +64,19 @@ class Source(NamedTuple):
 
 
 class Setting(NamedTuple):
-    name: Token
+    """`dim1=128`; key is `dim1=`."""
+
+    key: Token
     value: Expr | Clamp
+
+    @property
+    def name(self) -> str:
+        return self.key[:-1].rstrip()
+
+    @property
+    def name_span(self) -> Span:
+        start = token_span(self.key)[0]
+        return start, start + len(self.name)
 
 
 class Dim(NamedTuple):
@@ -260,7 +270,7 @@ class _Builder(Transformer[Token, Any]):
         return Dim(c[0], False, c[1])
 
     def extent(self, c: list[Any]) -> Dim:
-        return Dim(c[0], True, c[2])
+        return Dim(c[0], True, c[1])
 
     def clamp(self, c: list[Any]) -> Clamp:
         sign, base = (c[2], c[3]) if len(c) == 7 else (None, None)
@@ -335,23 +345,18 @@ def _parser() -> Lark:
 def read(text: Text) -> tuple[Item, ...]:
     """The syntax tree of a text. Raises `SourceError` at the first place where it does not follow the grammar."""
     report = Report(text)
-    # The tree holds no cycles and is all alive until the end: what the collector would do here is count it, again and
-    # again, for half of the time.
-    collecting = gc.isenabled()
-    gc.disable()
     try:
         return _parser().parse(text.text)  # type: ignore[return-value]
     except UnexpectedInput as e:
         report.add(_explained(e, text))
-    finally:
-        if collecting:
-            gc.enable()
     report.check()
     raise AssertionError("unreachable")
 
 
 _SPELLED = {
     "NAME": "a name",
+    "KEY": "a field and =",
+    "_BY": "':+'",
     "OVERLAY": "a name",
     "INT": "a number",
     "REAL": "a number",

@@ -12,13 +12,12 @@ from typing import Any
 from ..isa.errors import UnsupportedError
 from ..isa.layout import BLOCK_ROWS
 from ..isa.overlays import xnn_formats as f
-from .order import Tile
+from .order import Tile, When
 from .segment import Attention
 from .sequences import Job, Length, Sequences
 
-
 STORE_LAG = 3
-"""Slots from the loads of a head's scores to the stores of its output: scores, then values, then MemC 4 and 5 deliver."""
+"""Slots from the loads for a head's scores to the stores of its output: scores, values, then MemC 4 and 5 deliver."""
 
 
 @dataclass
@@ -50,9 +49,9 @@ def lower_attention(s: Sequences, att: Attention) -> None:
         if before is not None:
             _values(s, att, before, tile)
         before = slot
-    # MemC 4 and 5 must be rid of the heads before the next segment's second tile
     for i, tile in enumerate(reversed(s.tiles[first:])):
-        tile.lag = min(tile.lag, i + 1)
+        if i + 1 < tile.lag:  # MemC 4 and 5 must be rid of the heads before the next segment can get far
+            tile.lag, tile.when = i + 1, When.SOON
 
 
 def _check(s: Sequences, att: Attention) -> None:

@@ -17,7 +17,7 @@ from ..isa.layout import BLOCK, BLOCK_COLS, padded
 from ..isa.overlays import xnn_formats as f
 from ..isa.program import Buffer
 from .memory import Columns, stored_vector, stored_weight
-from .order import BLOCK_UNITS, Access, Tile
+from .order import BLOCK_UNITS, Tile, When
 from .segment import Activation, Array, Gemm
 from .sequences import Job, Sequences
 
@@ -156,7 +156,7 @@ def _gemm_op(
     s.route("MeshB", all_b, len(vectors))
     for row in rows:
         for n in chunk:
-            tile = Tile(late=bool(gemm.activation or gemm.norm))
+            tile = Tile(when=When.LATE if gemm.activation or gemm.norm else When.EVENLY)
             s.tiles.append(tile)
             if prev is not None:
                 _residual(s, gemm, plan, row, n, tile)
@@ -171,20 +171,23 @@ def _residual(s: Sequences, gemm: Gemm, plan: _Plan, row: RowTile, n: int, tile:
     MME 2i+1's as rows 128..255."""
     assert gemm.residual is not None
     width = s.columns[gemm.residual].stored // 128
-    halves, acc_b = plan.halves, plan.acc_b
     for a in range(row.acc):
-        for b in range(acc_b):
+        for b in range(plan.acc_b):
+            even, odd = ((n * plan.halves + j) * plan.acc_b + b for j in range(2))
+            if even >= width:  # a padded column tile: any finite tile serves, its weights are 0
+                even = 0
+            pair = odd - even if odd < width else 0
             for i in range(row.groups):
-                for j in range(halves):
-                    col = (n * halves + j) * acc_b + b
-                    if col >= width:  # a padded column tile: any finite tile serves, its weights are 0
-                        col = 0
-                    block_row = row.start + i * row.acc + a
-                    tile.loads.append(s.blocks(gemm.residual, block_row, 1, 2 * col, 2, f"MemA{i}"))
+                at = row.start + i * row.acc + a
+                where = gemm.residual, at, 1, 2 * even, 2, f"MemA{i}"
+                tile.loads.append(s.blocks(*where) if plan.halves == 1 else s.pair(*where, 2 * pair))
                 s.mem[f"MemA{i}"].append(
-                    Job({"load": 1, "dim1": 128 * halves, "dim2": 128}, {"send": 1, "acc_a": halves, "acc_b": 1})
+                    Job(
+                        {"load": 1, "dim1": 128 * plan.halves, "dim2": 128},
+                        {"send": 1, "acc_a": plan.halves, "acc_b": 1},
+                    )
                 )
-            for j in range(halves):
+            for j in range(plan.halves):
                 s.route("MeshA", [f"a{i}_{2 * i + j}" for i in range(row.groups)], 1)
 
 
@@ -216,7 +219,6 @@ def _results(s: Sequences, gemm: Gemm, plan: _Plan, row: RowTile, n: int, tile: 
     width = plan.y.stored // BLOCK_COLS
     rounds = plan.k_tiles + int(gemm.residual is not None)
     post = {"gelu": int(gemm.activation is not None), "layernorm": int(gemm.norm is not None)}
-    stores: list[list[Access]] = [[] for _ in range(row.acc)]
     for i in range(row.groups):
         for j in range(plan.halves):
             c = f"MemC{2 * i + j}"
@@ -233,10 +235,8 @@ def _results(s: Sequences, gemm: Gemm, plan: _Plan, row: RowTile, n: int, tile: 
                     store_config=registers,
                 )
             )
-            for a in range(row.acc if cols else 0):
-                at = row.start + i * row.acc + a
-                stores[a].append(s.blocks(gemm.y, at, 1, col, cols, c, store=True))
-    tile.stores = [s for line in stores for s in line]
+            if cols:
+                tile.stores.append(s.blocks(gemm.y, row.start + i * row.acc, row.acc, col, cols, c, store=True))
 
 
 def _check_norm(s: Sequences, gemm: Gemm, y: Columns) -> None:

@@ -14,6 +14,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
+
 from ..isa.datapath import Form, Overlay
 from ..isa.errors import DeadlockError, ProgramError
 from ..isa.fields import Record
@@ -154,54 +157,80 @@ def _repeats(
 
 
 def _loops(form: Form, mops: Sequence[Record]) -> list[_Piece]:
-    """Windows that repeat, addresses advancing by a constant stride per mOP; what does not repeat goes out as it is."""
-    stride = next((x for x in form.mop.FIELDS if x.name == "reuse_stride"), None)
-    most = (1 << stride.width) if stride else 1
-    keys = [tuple(getattr(m, x.name) for x in m.FIELDS if stride is None or x.name != "addr") for m in mops]
-    addr = [int(getattr(m, "addr", 0)) if stride else 0 for m in mops]
+    """Windows that repeat, addresses advancing by a constant stride per mOP, and literal packets between them: the
+    cheapest cut in bytes, found by dynamic programming over the sequence from its end."""
+    header, each = Header.WORDS, form.mop.WORDS
+    repeats = _repetitions(form, mops)
+    n = len(mops)
+    closed = [0] * (n + 1)  # cheapest encoding of mops[i:], in words
+    opened = [0] * (n + 1)  # the same behind a literal packet that mop i may join
+    loop: list[tuple[int, int] | None] = [None] * (n + 1)  # window and repetitions that start here, or a literal
+    join: list[tuple[int, int] | None] = [None] * (n + 1)  # the same with a literal packet open
+    for i in range(n - 1, -1, -1):
+        best, choice = header + each + opened[i + 1], None
+        open_best, open_choice = each + opened[i + 1], None
+        for w, most in repeats.get(i, ()):
+            for r in range(2, most + 1) if most <= 32 else (most - 1, most):
+                cost = header + each * w + closed[i + w * r]
+                if cost < best:
+                    best, choice = cost, (w, r)
+                if cost < open_best:
+                    open_best, open_choice = cost, (w, r)
+        closed[i], loop[i] = best, choice
+        opened[i], join[i] = open_best, open_choice
     out: list[_Piece] = []
-    plain = 0  # first mOP not yet in a packet
-    at = 0
-
-    def flush(end: int) -> None:
-        nonlocal plain
-        while plain < end:
-            stop = min(end, plain + MAX_WINDOW)
-            out.append(_Piece(form, tuple(mops[plain:stop]), 1, plain))
-            plain = stop
-
-    while at < len(mops):
-        best = (0, 1, 1)  # mOPs saved, window, repetitions
-        for w in range(1, min(MAX_WINDOW, (len(mops) - at) // 2) + 1):
-            if keys[at] != keys[at + w]:
-                continue
-            strides = [addr[at + w + j] - addr[at + j] for j in range(w)]
-            if any(not 0 <= s < most for s in strides):
-                continue
-            n = 0
-            end = min(len(mops), at + w * form.max_reuse)
-            while at + w + n < end and keys[at + n] == keys[at + w + n]:
-                if addr[at + w + n] - addr[at + n] != strides[n % w]:
-                    break
-                n += 1
-            repetitions = 1 + n // w
-            best = max(best, ((repetitions - 1) * w, -w, repetitions))
-        saved, w, repetitions = best[0], abs(best[1]), best[2]
-        if saved < 2 and not (saved == 1 and plain == at):
+    at, literal = 0, 0  # mops[literal:at] wait for their literal packet
+    while at < n:
+        choice = join[at] if literal < at else loop[at]
+        if choice is None and at - literal < MAX_WINDOW:
             at += 1
             continue
-        flush(at)
-        window = []
-        for j in range(w):
-            mop = mops[at + j]
-            if stride:
-                mop = mop.but(reuse_stride=addr[at + w + j] - addr[at + j])
-            window.append(mop)
-        out.append(_Piece(form, tuple(window), repetitions, at))
-        at += w * repetitions
-        plain = at
-    flush(len(mops))
+        if literal < at:
+            out.append(_Piece(form, tuple(mops[literal:at]), 1, literal))
+            literal = at
+        if choice is not None:
+            w, r = choice
+            out.append(_Piece(form, tuple(_advancing(mops, at, w)), r, at))
+            at = literal = at + w * r
+    if literal < n:
+        out.append(_Piece(form, tuple(mops[literal:]), 1, literal))
     return out
+
+
+def _advancing(mops: Sequence[Record], at: int, w: int) -> Iterator[Record]:
+    """The window at `at`, each mOP with the stride to its next occurrence."""
+    for j in range(at, at + w):
+        mop, after = mops[j], mops[j + w]
+        if hasattr(mop, "reuse_stride"):
+            mop = mop.but(reuse_stride=getattr(after, "addr", 0) - getattr(mop, "addr", 0))
+        yield mop
+
+
+def _repetitions(form: Form, mops: Sequence[Record]) -> dict[int, list[tuple[int, int]]]:
+    """Where windows repeat: position to (window, most repetitions), by comparing the sequence with itself shifted."""
+    stride = next((x for x in form.mop.FIELDS if x.name == "reuse_stride"), None)
+    compared = [x.name for x in form.mop.FIELDS if stride is None or x.name != "addr"]
+    numbers: dict[tuple[int, ...], int] = {}
+    key = np.array([numbers.setdefault(tuple(getattr(m, x) for x in compared), len(numbers)) for m in mops])
+    addr = np.array([getattr(m, "addr", 0) if stride else 0 for m in mops], np.int64)
+    out: dict[int, list[tuple[int, int]]] = {}
+    for w in range(1, min(MAX_WINDOW, len(mops) // 2) + 1):
+        step = addr[w:] - addr[:-w]
+        equal = (key[w:] == key[:-w]) & (step >= 0) & (step < (1 << stride.width if stride else 1))
+        steady = equal[w:] & equal[:-w] & (step[w:] == step[:-w])
+        twice, more = _run_lengths(equal), _run_lengths(steady)
+        for i in np.flatnonzero(twice >= w).tolist():
+            most = 2 + (int(more[i]) // w if i < len(more) else 0)
+            out.setdefault(i, []).append((w, min(most, form.max_reuse)))
+    return out
+
+
+def _run_lengths(flags: npt.NDArray[np.bool_]) -> npt.NDArray[np.int64]:
+    """How many flags in a row are set from each position on."""
+    stops = np.flatnonzero(~flags)
+    positions = np.arange(len(flags))
+    following = np.append(stops, len(flags))[np.searchsorted(stops, positions)]
+    return following - positions
 
 
 def _assemble(

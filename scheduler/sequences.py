@@ -17,7 +17,7 @@ from ..isa.layout import BLOCK_COLS, BLOCK_ROWS, UNIT, block, padded
 from ..isa.overlays import xnn_formats as f
 from ..isa.program import Buffer, KernelPatch, Kernels, Layout, Parameter, Role
 from .memory import columns_of
-from .order import Access, Tile, order_accesses
+from .order import BLOCK_UNITS, Access, Tile, order_accesses
 from .schedule import Schedule
 from .segment import Array, Network
 
@@ -99,7 +99,15 @@ class Sequences:
         """A DDR access to `rows` x `cols` blocks of an activation, from block (row, col) on."""
         b = self.buffers[name]
         width = b.shape[1] // BLOCK_COLS
-        return Access(peer, store, b.offset, width, row, rows, col, cols)
+        addr = b.offset + (row * width + col) * BLOCK_UNITS
+        if rows == 1 or cols == width:
+            return Access(peer, store, addr, rows * cols)
+        return Access(peer, store, addr, cols, rows, width)
+
+    def pair(self, name: str, row: int, rows: int, col: int, cols: int, peer: str, apart: int) -> Access:
+        """A load of two such pieces, the second `apart` columns of blocks further (or the same one twice, if 0)."""
+        one = self.blocks(name, row, rows, col, cols, peer)
+        return Access(peer, False, one.addr, one.blocks, 2, apart)
 
     def finish(self) -> Kernels:
         """Order the off-chip accesses and write out the chains."""

@@ -151,7 +151,7 @@ ITEMS = [
     ("packet MemA0 «window»=2 { load }", "a packet header takes no window", ""),
     ("packet MemA0 «mask=2» { load }", "the units named make the mask already", ""),
     ("packet «MemA» { load }", "no unit is named; MemA units are MemA0, MemA1, MemA2", ""),
-    ("packet MemA0 «MemB0» { load }", "MemB0 and MemA0 are not of the same kind", ""),
+    ("packet MemA0 «MemB0» { load }", "MemB0 is no MemA unit; a group is of one kind", ""),
     ("packet «MemA[0, 0]» { load }", "MemA0 is named twice", ""),
     ("packet MemA[«2..0»] { load }", "2..0 runs backwards", ""),
     ("packet MemA[«0..9»] { load }", "this datapath has no MemA3", "MemA units are MemA0, MemA1, MemA2"),

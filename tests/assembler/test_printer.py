@@ -69,14 +69,29 @@ def test_golden_text() -> None:
     assert text == GOLDEN.replace("load addr=x+7 size=2048 -> MemA1", "load -> MemA1 addr=x+7 size=2048")
 
 
-def test_nearest_buffer_names_an_address() -> None:
-    outer = Buffer("outer", "ddr", 0, (1280, 64), Layout.BLOCKED, Role.SCRATCH)
-    inner = Buffer("inner", "ddr", 512, (128, 64), Layout.BLOCKED, Role.SCRATCH)
-    load = XNN.by_form["DDR"].mop
-    packets = [Packet.of(1, [load(load=1, addr=a, size=n)]) for a, n in ((512, 8192), (512, 16384), (2048, 8192))]
-    lines = show(Program(XNN, tuple(packets), buffers=(outer, inner))).splitlines()[-3:]
-    pieces = ["inner", "outer[128:+256, 0:+64]", "outer[512:+128, 0:+64]"]
-    assert lines == [f"packet DDR {{ load {piece} }}" for piece in pieces]
+def test_buffers_that_share_memory_are_named_in_turn() -> None:
+    """h0 and h2 lie at the same address, as do h1 and h3: a store begins the next, a load reads the latest."""
+    text = """\
+overlay xnn
+
+buffer h0 ddr 128x64 blocked input at 0
+buffer h1 ddr 128x64 blocked at 512
+buffer h2 ddr 128x64 blocked at 0
+buffer h3 ddr 128x64 blocked at 512
+buffer h4 ddr 128x128 blocked at 0
+
+packet DDR { load h0 -> MemA0 }
+packet DDR { store h1 <- MemC0 }
+packet DDR { load h1 -> MemA0 }
+packet DDR { load h0 -> MemA1 }
+packet DDR { store h2 <- MemC0 }
+packet DDR { load h2 -> MemA0 }
+packet DDR { load h1 -> MemA1 }
+packet DDR { load h4 -> MemA1 }
+"""
+    program = parse(text, "h.rsn")
+    assert isinstance(program, Program)
+    assert show(program) == text
 
 
 @pytest.mark.parametrize(

@@ -11,11 +11,11 @@ from .networks import Maker
 
 
 def load(row: int) -> Access:
-    return Access("MemA0", False, 0, 1, row, 1, 0, 1)
+    return Access("MemA0", False, 512 * row, 1)
 
 
 def store(row: int, unit: str = "MemC0") -> Access:
-    return Access(unit, True, 0, 1, row, 1, 0, 1)
+    return Access(unit, True, 512 * row, 1)
 
 
 def rows(tiles: list[Tile], schedule: Schedule) -> list[str]:
