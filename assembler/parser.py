@@ -187,8 +187,11 @@ class _Assembler:
     def _overlay(self, items: tuple[s.Item, ...]) -> Overlay:
         first = items[0] if items else None
         if not isinstance(first, s.OverlayName):
-            at = s.span(first)[0] if first else 0
-            raise Mistake((at, at + 1), "a program begins with the overlay it is for", self._overlays())
+            raise Mistake(
+                s.start_span(first) if first else (0, 0),
+                "a program begins with the overlay it is for",
+                self._overlays(),
+            )
         name = s.unquoted(first.name)
         if name not in self.overlays:
             close = meant(name, self.overlays)
@@ -318,7 +321,7 @@ class _Assembler:
                         for _ in self._iterations(item, depth):
                             self._assemble(item.body, depth + 1)
                     case _ if depth:
-                        raise Mistake(s.span(item), "declarations stand outside of loops")
+                        raise Mistake(s.start_span(item), "declarations stand outside of loops")
             except Mistake as e:
                 self.report.add(e)
 
@@ -341,7 +344,7 @@ class _Assembler:
         else:
             self._either("section", item.units[0].name)
             configs = {f.name: f.mop for f in self.overlay.forms if f.kind == kind and f.config}
-            place = _Place(units, kind, self.overlay.form_of(kind).mop, configs)
+            place = _Place(units, kind, self._driver(kind, item.units[0]).mop, configs)
         sink = self.preloaded if preloaded else self.kernels
         lists = [sink.setdefault(u.name, []) for u in units]
         for line in self._lines_of(item.body, place, 0):
@@ -413,7 +416,13 @@ class _Assembler:
         kind = units[0].kind
         if kind in self.overlay.preloaded:
             raise Mistake(s.span(first), f"{kind} ops do not travel in packets", f"write {kind}[...] {{ ... }} instead")
-        return self.overlay.form_of(kind), units, True
+        return self._driver(kind, first), units, True
+
+    def _driver(self, kind: str, ref: s.Unit) -> Form:
+        """The format that drives a kind of units."""
+        if all(f.config for f in self.overlay.forms if f.kind == kind):
+            raise Mistake(s.span(ref), f"{kind} units take no instructions")
+        return self.overlay.form_of(kind)
 
     def _units(self, refs: tuple[s.Unit, ...]) -> tuple[UnitSpec, ...]:
         """The units of a list such as `MemC[0..2] MemC5`, all of one kind."""
@@ -564,7 +573,7 @@ class _Assembler:
                 raise Mistake(s.span(e), f"{left}/{right} is not a whole number", "divisions of integers are exact")
             return left // right
         value: Number = _OPERATORS[str(e.op)](left, right)
-        if isinstance(value, int) and abs(value) >= 1 << 63:
+        if isinstance(value, int) and abs(value) >= s.LIMIT:
             raise Mistake(s.span(e), "this is beyond 64 bits")
         return value
 

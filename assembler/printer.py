@@ -30,10 +30,10 @@ def show(program: Program) -> str:
 
 def shortest(value: float) -> str:
     """The shortest decimal that reads back as this float32."""
-    text = str(np.float32(value))
-    if not np.isfinite(np.float32(value)):
+    rounded = np.float32(value)
+    if not np.isfinite(rounded):
         raise ProgramError(f"{value} has no place in a program")
-    return text
+    return str(rounded)
 
 
 class _Printer:
@@ -155,7 +155,7 @@ class _Printer:
             value = getattr(mop, f.name)
             if f.name in clamps:
                 settings.append(f"{f.name}={clamps[f.name]}")
-            elif f.name in done or value == getattr(words.default, f.name):
+            elif f.name in done or repr(value) == repr(getattr(words.default, f.name)):  # -0.0 is not 0.0
                 continue
             elif f.flag and value == 1:
                 arrow = words.arrow(f)
@@ -183,8 +183,7 @@ class _Printer:
         for order, b in self.atlas.around(bank, chunks.addr, store):
             text = self._rectangle(b, chunks, words)
             if text is not None:
-                if store:
-                    self.atlas.note_store(bank, order)
+                self.atlas.touch(bank, order, store)
                 return [text], names
         return [], set()
 

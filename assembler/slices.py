@@ -89,14 +89,12 @@ def uncut(buffer: Buffer, chunks: Chunks, unit: int) -> list[tuple[int, int]] | 
 
 class Atlas:
     """Names an address after a buffer. Where buffers share memory in turn, it follows the order of their declaration,
-    which is the order in which a compiler fills them: a store begins the next one, a load reads the latest one stored.
+    which is the order in which a compiler fills them: a load reads the latest one stored, a store to what was loaded
+    begins the next.
     """
 
     WINDOW = 256
     """How many of the buffers that start at or before an address are looked at."""
-
-    EARLY = 2
-    """By how many buffers stores may run ahead of those to their neighbours."""
 
     def __init__(self, buffers: Iterable[Buffer], unit: int) -> None:
         self.unit = unit
@@ -107,6 +105,7 @@ class Atlas:
             row.sort(key=lambda entry: entry[:2])
         self._starts = {bank: [offset for offset, _, _ in row] for bank, row in self._banks.items()}
         self._stored: dict[str, int] = {}
+        self._loaded: set[int] = set()
 
     def around(self, bank: str, addr: int, store: bool) -> list[tuple[int, Buffer]]:
         """The buffers that an address lies in, with their order of declaration, the likeliest first."""
@@ -120,10 +119,14 @@ class Atlas:
         if len(found) > 1:
             stored = self._stored.get(bank, -1)
             if store:
-                found.sort(key=lambda entry: (entry[0] < stored - self.EARLY, entry[0]))
+                found.sort(key=lambda entry: (entry[0] < stored and entry[0] in self._loaded, entry[0]))
             else:
                 found.sort(key=lambda entry: (entry[0] > stored, abs(entry[0] - stored)))
         return found
 
-    def note_store(self, bank: str, order: int) -> None:
-        self._stored[bank] = max(order, self._stored.get(bank, -1))
+    def touch(self, bank: str, order: int, store: bool) -> None:
+        """Note that a buffer, by its order of declaration, is stored to or loaded from."""
+        if store:
+            self._stored[bank] = max(order, self._stored.get(bank, -1))
+        else:
+            self._loaded.add(order)

@@ -15,6 +15,9 @@ from lark.exceptions import UnexpectedCharacters, UnexpectedInput, UnexpectedTok
 
 from .diagnostic import Mistake, Report, Span, Text
 
+LIMIT = 1 << 63
+"""Numbers stay below it, and above its negative."""
+
 
 class Binary(NamedTuple):
     left: Expr
@@ -306,9 +309,11 @@ def unquoted(token: Token) -> str:
 
 def number(token: Token) -> int:
     """The value of an INT."""
-    if len(token) > 20:  # beyond 64 bits in any base; int() of a long text takes quadratic time
+    # int() of a long text takes quadratic time: look at the length first.
+    value = (int(token, 16) if token[:2] == "0x" else int(token)) if len(token) <= 20 else LIMIT
+    if value >= LIMIT:
         raise Mistake(token_span(token), "this number is beyond 64 bits")
-    return int(token, 16) if token[:2] == "0x" else int(token)
+    return value
 
 
 def token_span(token: Token) -> Span:
@@ -323,8 +328,13 @@ def _edge(node: Any, first: bool) -> Token:
     return node
 
 
+def start_span(node: Any) -> Span:
+    """Where the first token of a node stands in the text."""
+    return token_span(_edge(node, True))
+
+
 def span(node: Any) -> Span:
-    """Where a node that begins and ends with a token stands in the text."""
+    """Where a node stands in the text: a word, an expression, a unit; an item has no last token."""
     if isinstance(node, Slice):
         return token_span(node.buffer)[0], token_span(node.end)[1]
     return token_span(_edge(node, True))[0], token_span(_edge(node, False))[1]

@@ -24,6 +24,10 @@ NOP = 0
 """Opcode 0: one header word that the dispatcher skips."""
 
 
+MAX_WINDOW = 31
+"""mOPs that a packet can hold."""
+
+
 class Header(Record, words=1):
     """Packet header (contract 1.1)."""
 

@@ -12,10 +12,12 @@ from typing import Any
 from ..isa.errors import UnsupportedError
 from ..isa.layout import BLOCK_ROWS
 from ..isa.overlays import xnn_formats as f
-from .order import Tile, When
+from .order import Tile
 from .segment import Attention
 from .sequences import Job, Length, Sequences
 
+SOON = 6
+"""Loads of the next segment among which the last heads are stored: as many as its MMEs take before they need MemC."""
 STORE_LAG = 3
 """Slots from the loads for a head's scores to the stores of its output: scores, values, then MemC 4 and 5 deliver."""
 
@@ -51,7 +53,7 @@ def lower_attention(s: Sequences, att: Attention) -> None:
         before = slot
     for i, tile in enumerate(reversed(s.tiles[first:])):
         if i + 1 < tile.lag:  # MemC 4 and 5 must be rid of the heads before the next segment can get far
-            tile.lag, tile.when = i + 1, When.SOON
+            tile.lag, tile.within = i + 1, SOON
 
 
 def _check(s: Sequences, att: Attention) -> None:

@@ -13,16 +13,14 @@ from typing import Any
 import numpy as np
 
 from ..isa.errors import UnsupportedError
-from ..isa.layout import BLOCK, BLOCK_COLS, padded
+from ..isa.layout import BLOCK, BLOCK_COLS
 from ..isa.overlays import xnn_formats as f
 from ..isa.program import Buffer
-from .memory import Columns, stored_vector, stored_weight
-from .order import BLOCK_UNITS, Tile, When
-from .segment import Activation, Array, Gemm
+from .memory import Columns, column_tiles, stored_vector, stored_weight
+from .order import BLOCK_UNITS, Tile
+from .segment import Activation, Gemm
 from .sequences import Job, Sequences
 
-MAX_VECTOR = 2048
-"""Columns of a bias per MME and op."""
 LN_EPS = 1e-6
 """What the base machine's LayerNorm adds to the variance."""
 
@@ -49,95 +47,53 @@ def row_tiles(blocks: int, largest: int) -> list[RowTile]:
 
 @dataclass(frozen=True)
 class _Plan:
-    """How a matrix product is cut: `passes` column tiles of `halves` x `acc_b` column blocks each; `chunks` are the
-    column tiles of one MME op; registers are MemC's at the store."""
+    """How a matrix product is cut: `passes` column tiles of `halves` x `acc_b` column blocks each; registers are MemC's
+    at the store."""
 
     y: Columns
     k_tiles: int
     passes: int
     halves: int
     acc_b: int
-    chunks: tuple[range, ...]
     registers: dict[str, Any]
 
 
-@dataclass(frozen=True)
-class _Vectors:
-    """A stored vector; starts: first element and count for (first column tile of the op, half)."""
-
-    buffer: Buffer
-    starts: dict[tuple[int, int], tuple[int, int]]
-
-
 def lower_gemm(s: Sequences, gemm: Gemm) -> None:
-    """One matrix product with what is fused to it. Raises `UnsupportedError` naming the layer."""
+    """One matrix product with what is fused to it. Raises `UnsupportedError` naming the layer.
+
+    Column tiles outside, row tiles inside: the addresses of a column tile's loads and stores then advance by constant
+    strides, which one packet can loop over, and LPDDR moves the same bytes either way (paper section 5.3).
+    """
     x, y = s.columns[gemm.x], s.columns[gemm.y]
-    n_tiles = y.stored // 128
-    passes = -(-n_tiles // s.schedule.tile_cols)
     if gemm.norm is not None:
         _check_norm(s, gemm, y)
-        passes = 1
-    halves = 2 if n_tiles > passes or gemm.norm is not None else 1
-    acc_b = -(-n_tiles // (halves * passes))
-    per_op = 1 if gemm.residual else max(1, min(15, MAX_VECTOR // (acc_b * 128)))
-    plan = _Plan(
-        y=y,
-        k_tiles=x.stored // 128,
-        passes=passes,
-        halves=halves,
-        acc_b=acc_b,
-        chunks=tuple(range(p, min(p + per_op, passes)) for p in range(0, passes, per_op)),
-        registers=_post_op(s, gemm),
-    )
+    passes, halves, acc_b = column_tiles(y.stored // 128, s.schedule.tile_cols, gemm.norm is not None)
+    plan = _Plan(y, x.stored // 128, passes, halves, acc_b, _post_op(s, gemm))
     cols = passes * halves * acc_b * 128
     weight = s.weight(f"{gemm.path}.weight", stored_weight(gemm, x, y, cols))
-    bias = _vectors(s, f"{gemm.path}.bias", gemm.bias, cols, plan)
-    prev = None
+    vectors = [s.weight(f"{gemm.path}.bias", stored_vector(gemm.bias, y, cols))]
     if gemm.residual is not None:
         scale = gemm.residual_scale if gemm.residual_scale is not None else np.ones(y.count, np.float32)
-        prev = _vectors(s, f"{gemm.path}.residual_scale", scale, cols, plan)
+        vectors.insert(0, s.weight(f"{gemm.path}.residual_scale", stored_vector(scale, y, cols)))
     tiles = row_tiles(s.row_blocks, s.schedule.tile_rows)
-    for rows in _op_runs(tiles, merge=len(plan.chunks) == 1):
-        for chunk in plan.chunks:
-            _gemm_op(s, gemm, plan, rows, chunk, weight, bias, prev)
-
-
-def _vectors(s: Sequences, name: str, vector: Array, cols: int, plan: _Plan) -> _Vectors:
-    """Store a per-column vector so that each half of each op reads its own columns in one piece: the even column
-    blocks of an op's tiles, then the odd ones (contract section 3)."""
-    parts = stored_vector(vector, plan.y, cols).reshape(plan.passes, plan.halves, plan.acc_b * 128)
-    pieces: list[Array] = []
-    starts: dict[tuple[int, int], tuple[int, int]] = {}
-    at = 0
-    for chunk in plan.chunks:
-        for half in range(plan.halves):
-            piece = parts[chunk.start : chunk.stop, half].reshape(-1)
-            count = len(piece) if len(piece) <= 1024 else padded(len(piece), 1024)  # whole column blocks of MemB
-            pieces.append(np.pad(piece, (0, count - len(piece))))
-            starts[chunk.start, half] = at, count
-            at += count
-    return _Vectors(s.weight(name, np.concatenate(pieces)), starts)
+    for n in range(passes):
+        for rows in _op_runs(tiles):
+            _gemm_op(s, gemm, plan, rows, n, weight, vectors)
 
 
 def _gemm_op(
-    s: Sequences,
-    gemm: Gemm,
-    plan: _Plan,
-    rows: Sequence[RowTile],
-    chunk: range,
-    weight: Buffer,
-    bias: _Vectors,
-    prev: _Vectors | None,
+    s: Sequences, gemm: Gemm, plan: _Plan, rows: Sequence[RowTile], n: int, weight: Buffer, vectors: Sequence[Buffer]
 ) -> None:
-    """One MME op on every MME in use: the row tiles `rows`, each against the column tiles `chunk`."""
+    """One MME op on every MME in use: the row tiles `rows`, all of one shape, against column tile `n`. The even MemB
+    takes the first half of the tile's columns (contract section 3)."""
     groups, acc = rows[0].groups, rows[0].acc
     mmes = [(i, j) for i in range(groups) for j in range(plan.halves)]
-    residual = int(prev is not None)
+    residual = int(gemm.residual is not None)
     for i, j in mmes:
         s.op(
             2 * i + j,
             a_iter=len(rows),
-            b_iter=len(chunk),
+            b_iter=1,
             k_iter=plan.k_tiles,
             acc_a=acc,
             acc_b=plan.acc_b,
@@ -147,48 +103,68 @@ def _gemm_op(
             load_prev=residual,
             prev=residual,
         )
-    vectors = [bias] if prev is None else [prev, bias]
+    size = plan.acc_b * 128
     for v in vectors:
         for j in range(plan.halves):
-            s.vector(v.buffer, j, *v.starts[chunk.start, j])
+            s.vector(v, j, (n * plan.halves + j) * size, size)
     all_a = [f"a{i}_{2 * i + j}" for i, j in mmes]
     all_b = [f"b{j}_{2 * i + j}" for i, j in mmes]
     s.route("MeshB", all_b, len(vectors))
     for row in rows:
-        for n in chunk:
-            tile = Tile(when=When.LATE if gemm.activation or gemm.norm else When.EVENLY)
-            s.tiles.append(tile)
-            if prev is not None:
-                _residual(s, gemm, plan, row, n, tile)
-            _products(s, gemm, plan, row, n, weight, tile)
-            for mesh, routes in (("MeshA", all_a), ("MeshB", all_b)):
-                s.route(mesh, routes, plan.k_tiles * acc * plan.acc_b)
-            _results(s, gemm, plan, row, n, tile)
+        tile = Tile(ahead=_loads_ahead(s, gemm, plan, row), step=groups)
+        s.tiles.append(tile)
+        if residual:
+            _residual(s, gemm, plan, row, n, tile)
+            tile.head = len(tile.loads)
+        _products(s, gemm, plan, row, n, weight, tile)
+        for mesh, routes in (("MeshA", all_a), ("MeshB", all_b)):
+            s.route(mesh, routes, plan.k_tiles * acc * plan.acc_b)
+        _results(s, gemm, plan, row, n, tile)
+
+
+def _loads_ahead(s: Sequences, gemm: Gemm, plan: _Plan, row: RowTile) -> int:
+    """How many loads of the next tile pass while MemC finishes this one: its last product and its post-op.
+
+    Stores that come earlier make DDR wait for MemC, later ones leave it idle while the MMEs use up what is loaded.
+    """
+    if gemm.activation is None and gemm.norm is None:
+        return 0
+    rates = s.overlay.rates
+    block_s = BLOCK * 4 * rates["ddr_read_gbs"].seconds
+    slice_s = rates["mme_tile_us"].seconds * row.acc * plan.acc_b
+    left = rates["gelu_us" if gemm.norm is None else "norm_us"].seconds * row.acc / 2 + slice_s / 2
+    if gemm.residual is not None:
+        left -= row.groups * row.acc * plan.halves * plan.acc_b * 2 * block_s
+    k_loads = int(left / max(2 * row.acc * block_s, slice_s / row.groups)) if left > 0 else 0
+    return k_loads + (row.groups if gemm.residual is not None else 0)
 
 
 def _residual(s: Sequences, gemm: Gemm, plan: _Plan, row: RowTile, n: int, tile: Tile) -> None:
-    """The A tiles of the previous-layer term. A MemA holds the pair for its two MMEs: MME 2i's tile as rows 0..127,
-    MME 2i+1's as rows 128..255."""
+    """The A tiles of the previous-layer term, one MemA after the other, in the order its two MMEs take them: row tile
+    by row tile, first all columns of MME 2i, then all of MME 2i+1. A MemA holds two tiles at a time."""
     assert gemm.residual is not None
     width = s.columns[gemm.residual].stored // 128
-    for a in range(row.acc):
-        for b in range(plan.acc_b):
-            even, odd = ((n * plan.halves + j) * plan.acc_b + b for j in range(2))
-            if even >= width:  # a padded column tile: any finite tile serves, its weights are 0
-                even = 0
-            pair = odd - even if odd < width else 0
-            for i in range(row.groups):
-                at = row.start + i * row.acc + a
-                where = gemm.residual, at, 1, 2 * even, 2, f"MemA{i}"
-                tile.loads.append(s.blocks(*where) if plan.halves == 1 else s.pair(*where, 2 * pair))
-                s.mem[f"MemA{i}"].append(
-                    Job(
-                        {"load": 1, "dim1": 128 * plan.halves, "dim2": 128},
-                        {"send": 1, "acc_a": plan.halves, "acc_b": 1},
-                    )
-                )
+    first, count = n * plan.halves * plan.acc_b, plan.halves * plan.acc_b
+    valid = max(0, min(count, width - first))
+    for i in range(row.groups):
+        unit, at = f"MemA{i}", row.start + i * row.acc
+        if valid == count:
+            tile.loads.append(s.blocks(gemm.residual, at, row.acc, 2 * first, 2 * count, unit))
+        else:
+            for a in range(row.acc):
+                if valid:
+                    tile.loads.append(s.blocks(gemm.residual, at + a, 1, 2 * first, 2 * valid, unit))
+                # padded column tiles: any finite tile serves, its weights are 0
+                tile.loads += [s.blocks(gemm.residual, at + a, 1, 0, 2, unit)] * (count - valid)
+        tiles = row.acc * count
+        for t in range(0, tiles, 2):
+            held = min(2, tiles - t)
+            s.mem[unit].append(
+                Job({"load": 1, "dim1": 128 * held, "dim2": 128}, {"send": 1, "acc_a": held, "acc_b": 1})
+            )
+        for _ in range(row.acc):
             for j in range(plan.halves):
-                s.route("MeshA", [f"a{i}_{2 * i + j}" for i in range(row.groups)], 1)
+                s.route("MeshA", [f"a{i}_{2 * i + j}"], plan.acc_b)
 
 
 def _products(s: Sequences, gemm: Gemm, plan: _Plan, row: RowTile, n: int, weight: Buffer, tile: Tile) -> None:
@@ -272,11 +248,11 @@ def _post_op(s: Sequences, gemm: Gemm) -> dict[str, Any]:
     return out if s.extended else {}
 
 
-def _op_runs(tiles: Sequence[RowTile], merge: bool) -> list[list[RowTile]]:
+def _op_runs(tiles: Sequence[RowTile]) -> list[list[RowTile]]:
     """Row tiles of one MME op: neighbours of equal shape, at most 15."""
     out: list[list[RowTile]] = []
     for t in tiles:
-        if merge and out and len(out[-1]) < 15 and (out[-1][0].groups, out[-1][0].acc) == (t.groups, t.acc):
+        if out and len(out[-1]) < 15 and (out[-1][0].groups, out[-1][0].acc) == (t.groups, t.acc):
             out[-1].append(t)
         else:
             out.append([t])

@@ -46,7 +46,8 @@ def _place_activations(s: Sequences) -> None:
 
     def add(name: str, role: Role, output: Output | None = None) -> None:
         cols = s.columns[name]
-        shape = (s.row_blocks * BLOCK_ROWS, cols.stored)
+        panel = cols.panel or cols.stored
+        shape = (-(-cols.stored // panel) * s.row_blocks * BLOCK_ROWS, panel)
         at = arena.take(shape[0] * shape[1] // UNIT)
         view = (s.net.batch, s.net.seq, cols.count) if role is not Role.SCRATCH else None
         scale, shift = (None, None) if output is None else (_plain(output.scale), _plain(output.shift))

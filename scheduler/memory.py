@@ -23,6 +23,9 @@ class Columns:
     groups: int
     width: int
     pitch: int
+    panel: int | None = None
+    """Columns after which the matrix goes on below itself: panels of that width, one behind the other. Activations that
+    stay on the machine are stored as the column tiles they are computed in."""
 
     @property
     def count(self) -> int:
@@ -38,13 +41,25 @@ class Columns:
         return g * self.pitch + i
 
 
-def columns_of(network: Network) -> dict[str, Columns]:
-    """The column layout of every activation: heads get 64 columns each, everything else lies plain."""
+def column_tiles(blocks: int, most: int, whole: bool) -> tuple[int, int, int]:
+    """Cut `blocks` column blocks into equal tiles of at most `most`: tiles, halves (MemB) in use, blocks in a half.
+    `whole`: one tile over two MemCs, as a norm needs it."""
+    tiles = 1 if whole else -(-blocks // most)
+    halves = 2 if blocks > tiles or whole else 1
+    return tiles, halves, -(-blocks // (halves * tiles))
+
+
+def columns_of(network: Network, tile_cols: int) -> dict[str, Columns]:
+    """The column layout of every activation: heads get 64 columns each; what is computed in several column tiles and
+    stays on the machine lies in panels; everything else lies plain."""
+    outputs = {o.name for o in network.outputs}
     out: dict[str, Columns] = {n: Columns(1, c, padded(c, 128)) for n, c in network.inputs.items()}
     for layer in network.layers:
         if isinstance(layer, Gemm):
             n = layer.weight.shape[1]
-            out[layer.y] = Columns(1, n, padded(n, 128))
+            tiles, halves, blocks = column_tiles(padded(n, 128) // 128, tile_cols, layer.norm is not None)
+            panel = halves * blocks * 128 if tiles > 1 and layer.y not in outputs else None
+            out[layer.y] = Columns(1, n, padded(n, 128), panel)
     for layer in network.layers:
         if isinstance(layer, Attention):
             if layer.head_dim > HEAD_COLS:

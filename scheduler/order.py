@@ -10,29 +10,13 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from enum import Enum
 
-from ..isa.layout import BLOCK, UNIT
+from ..isa.layout import BLOCK, UNIT, padded
 from ..isa.overlays.xnn_formats import Ddr
+from ..isa.packet import MAX_WINDOW
 from .schedule import Interleave, Schedule
 
 BLOCK_UNITS = BLOCK // UNIT
-
-
-class When(Enum):
-    """Where the stores of a tile fall among later loads."""
-
-    EVENLY = "evenly"
-    LATE = "late"
-    """Behind the first `LATE_START` of them: a post-op keeps MemC busy first."""
-    SOON = "soon"
-    """Among the first `SOON_LOADS`: the next segment soon waits for the MemCs that hold them."""
-
-
-SOON_LOADS = 6
-LATE_START = 0.6
-"""Share of the next tile's loads that go ahead of the stores of a tile with a post-op, which keeps MemC busy first: a
-GELU or LayerNorm takes about half of the time of a large tile, and DDR would wait for it."""
 
 
 @dataclass(frozen=True)
@@ -67,31 +51,42 @@ class Access:
 @dataclass
 class Tile:
     """What one output tile (or attention slot) loads and stores. Its stores go among the loads of the tile `lag` later:
-    `when` says how far from the first to the last one."""
+    behind `ahead` of them, evenly spread over the next `within` (or all that follow). head: loads before the product's;
+    step: loads of one slice of K."""
 
     loads: list[Access] = field(default_factory=list)
     stores: list[Access] = field(default_factory=list)
     lag: int = 1
-    when: When = When.EVENLY
+    ahead: int = 0
+    within: int | None = None
+    head: int = 0
+    step: int = 1
 
 
 def order_accesses(tiles: Sequence[Tile], schedule: Schedule) -> Iterator[Ddr]:
     """The DDR uOP order of a program, as mOPs."""
     queue: deque[tuple[int, Access]] = deque()  # stores not yet issued, and the tile among whose loads they are due
-    whens: dict[int, When] = {}
+    due: dict[int, Tile] = {}
     for i, tile in enumerate(tiles):
-        ready = sum(1 for due, _ in queue if due <= i)
+        loads = tile.loads
+        ready = sum(1 for at, _ in queue if at <= i)
         if schedule.interleave is Interleave.STRICT:
             for _ in range(ready):
                 yield queue.popleft()[1].mop()
             ready = 0
-        when = whens.get(i, When.EVENLY)
-        start = int(len(tile.loads) * LATE_START) if when is When.LATE else 0
-        gaps = min(SOON_LOADS, len(tile.loads)) if when is When.SOON else len(tile.loads) - start
+        owner = due.get(i, Tile())
+        start = min(owner.ahead, len(loads))
+        gaps = min(owner.within or len(loads), len(loads) - start)
+        if ready and len(loads) + ready > MAX_WINDOW and gaps >= ready * tile.step:
+            # the tile cannot be one window: let the loads between two stores loop, and not across the ends of panels
+            every = tile.step << (gaps // ready // tile.step).bit_length() - 1
+            aligned = tile.head + padded(max(0, start - tile.head), every)
+            start = min(aligned, len(loads) - ready * every)
+            gaps = ready * every
         issued = 0
-        for n, load in enumerate(tile.loads):
+        for n, load in enumerate(loads):
             behind = max((k for k, (_, store) in enumerate(queue, 1) if _overlap(load, store)), default=0)
-            share = ready * min(n - start, gaps) // gaps if n >= start else 0
+            share = ready * min(n - start, gaps) // gaps if n >= start and gaps else 0
             for _ in range(max(behind, share - issued)):
                 yield queue.popleft()[1].mop()
                 issued += 1
@@ -100,7 +95,7 @@ def order_accesses(tiles: Sequence[Tile], schedule: Schedule) -> Iterator[Ddr]:
             yield queue.popleft()[1].mop()
         queue.extend((i + tile.lag, store) for store in tile.stores)
         if tile.stores:
-            whens[i + tile.lag] = tile.when
+            due[i + tile.lag] = tile
     while queue:
         yield queue.popleft()[1].mop()
 

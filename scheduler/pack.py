@@ -21,10 +21,9 @@ from ..isa.datapath import Form, Overlay
 from ..isa.errors import DeadlockError, ProgramError
 from ..isa.fields import Record
 from ..isa.network import Network
-from ..isa.packet import Header, Packet
+from ..isa.packet import MAX_WINDOW, Header, Packet
 from ..isa.program import Kernels, Parameter, Patch, Place, Program
 
-MAX_WINDOW = 31
 MEM_WINDOW = 4
 """mOPs in a packet whose decoder stores no window: below the depth of the mOP FIFOs."""
 CLOSE = 20e-6

@@ -50,7 +50,7 @@ class Sequences:
         self.overlay = overlay
         self.extended = overlay.extends is not None
         self.schedule = schedule
-        self.columns = columns_of(network)
+        self.columns = columns_of(network, schedule.tile_cols)
         self.seq_blocks = padded(network.seq, BLOCK_ROWS) // BLOCK_ROWS
         self.row_blocks = network.batch * self.seq_blocks
         self.mem: dict[str, list[Job]] = {
@@ -96,18 +96,15 @@ class Sequences:
         )
 
     def blocks(self, name: str, row: int, rows: int, col: int, cols: int, peer: str, store: bool = False) -> Access:
-        """A DDR access to `rows` x `cols` blocks of an activation, from block (row, col) on."""
+        """A DDR access to `rows` x `cols` blocks of an activation, from block (row, col) on. The columns lie within one
+        panel."""
         b = self.buffers[name]
         width = b.shape[1] // BLOCK_COLS
-        addr = b.offset + (row * width + col) * BLOCK_UNITS
+        panel, col = divmod(col, width)
+        addr = b.offset + ((panel * self.row_blocks + row) * width + col) * BLOCK_UNITS
         if rows == 1 or cols == width:
             return Access(peer, store, addr, rows * cols)
         return Access(peer, store, addr, cols, rows, width)
-
-    def pair(self, name: str, row: int, rows: int, col: int, cols: int, peer: str, apart: int) -> Access:
-        """A load of two such pieces, the second `apart` columns of blocks further (or the same one twice, if 0)."""
-        one = self.blocks(name, row, rows, col, cols, peer)
-        return Access(peer, False, one.addr, one.blocks, 2, apart)
 
     def finish(self) -> Kernels:
         """Order the off-chip accesses and write out the chains."""

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 from pathlib import Path
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from rsn.assembler.parser import NESTED, parse, read_text
 from rsn.isa.errors import SourceError
@@ -160,7 +163,9 @@ ITEMS = [
     ("packet MemCConfig «MemA0» { alone }", "MemCConfig is for MemC units, not for MemA0", ""),
     ("last «MemCConfig» MemC0", "a MemCConfig packet cannot be a terminator", ""),
     ("last MemC0 «reuse»=1", "a packet header takes no reuse", ""),
-    ("for 2 { const «J = 1» }", "declarations stand outside of loops", ""),
+    ("for 2 { const «J» = 1 }", "declarations stand outside of loops", ""),
+    ("for 2 { buffer «y» ddr 128x64 }", "declarations stand outside of loops", ""),
+    ("param n 0..«99999999999999999999» = 1", "this number is beyond 64 bits", ""),
     ("«MME0» { for 511 { n128 } }", "MME0 holds at most 510 ops, these are 511", ""),
     ("«MemQ»[0..1] { }", "this datapath has no MemQ units", "kinds of units are DDR, LPDDR"),
     ("MemA0 { load«»", "the end of the text is not expected here", "'}'"),
@@ -209,9 +214,26 @@ def test_nothing_is_unrolled_without_end(monkeypatch: pytest.MonkeyPatch) -> Non
     assert "more than 1000 statements" in complaint("overlay xnn\nfor 4000000000 { nop }")
 
 
+SOUP = """
+overlay xnn const param buffer x y ddr lpddr 128x64 blocked input at view scale shift [ ] { } ( ) , : + - * / % ; = ..
+packet last nop for in k MemA0 MemC MemCConfig MME0 DDR load store -> <- clamp len 0 1 2 64 128 0x40 1.5 size addr dim1
+reuse mask "x" addr=x+1 dim1= x[0:128,0:+64] [1,2] MemC[0..5]
+"""
+WORDS = st.sampled_from([*SOUP.split(), "\n", "# c\n", "packet MemA0 {", "for 3 {", "DDR {"])
+
+
+@settings(max_examples=300)
+@given(st.lists(WORDS, max_size=40), st.sampled_from([" ", ""]))
+def test_any_text_is_a_program_or_a_source_error(words: list[str], between: str) -> None:
+    head = "overlay xnn\nbuffer x ddr 128x64\nparam len 0..9 = 1\n"
+    with contextlib.suppress(SourceError):
+        parse(head + between.join(words), "soup.rsn")
+
+
 def test_overlay_comes_first() -> None:
     assert complaint("").startswith("gemm.rsn:1:1: error: a program begins with the overlay it is for")
-    assert complaint("\nconst K = 1").startswith("gemm.rsn:2:7: error: a program begins with")
+    for line in ("const K = 1", "packet MemA0 { }", "DDR { }", "buffer y ddr 1", "nop", "for 1 { }"):
+        assert complaint("\n" + line).startswith("gemm.rsn:2:"), line
     found = complaint("overlay xn")
     assert found.startswith("gemm.rsn:1:9: error: no overlay is called xn\n")
     assert "did you mean xnn?" in found

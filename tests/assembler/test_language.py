@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -216,3 +217,16 @@ packet DDR {{ {quote}
 load {quote}
 addr={quote}+1 size=clamp({quote}-1, 0, 4) }}"""
         assert len(program(text).packets) == 1, word
+
+
+def test_documentation(root: Path) -> None:
+    """docs/rsn-language.md: the example's mistake is reported as shown, the other examples assemble."""
+    blocks = re.findall(r"```\n(.*?)```", (root / "docs" / "rsn-language.md").read_text(encoding="utf-8"), re.DOTALL)
+    example, message = blocks[1], blocks[2]
+    with pytest.raises(SourceError) as caught:
+        parse(example, "gemm.rsn")
+    assert str(caught.value) == message.rstrip("\n")
+    assert set(kernels("\n".join(example.splitlines()[:-1])).sequences) == {"DDR", "LPDDR"}
+    head = "overlay xnn\nparam len[0] 1..512 = 512\nbuffer x ddr 3072x1024 blocked input\n"
+    assert len(kernels(head + blocks[4]).sequences["MemA0"]) == 17
+    assert len(program(head + blocks[5]).packets) == 6

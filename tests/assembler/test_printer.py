@@ -9,7 +9,7 @@ from rsn.assembler.printer import group, label, repeats, shortest, show
 from rsn.isa.errors import ProgramError
 from rsn.isa.overlays.xnn import XNN
 from rsn.isa.packet import Header, Packet
-from rsn.isa.program import Buffer, Layout, Parameter, Patch, Program, Role
+from rsn.isa.program import Buffer, Layout, Parameter, Patch, Program
 
 GOLDEN = """\
 overlay xnn
