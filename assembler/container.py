@@ -7,8 +7,6 @@ is allocated for it.
 
 from __future__ import annotations
 
-import contextlib
-import os
 import struct
 from bisect import bisect_right
 from collections import Counter
@@ -25,6 +23,7 @@ import numpy as np
 from ..isa.datapath import Overlay
 from ..isa.errors import ContainerError, FieldError, ImageError, ProgramError
 from ..isa.fields import Record
+from ..isa.files import write_bytes
 from ..isa.overlays import OVERLAYS
 from ..isa.packet import Packet, Words, decode_image
 from ..isa.program import Buffer, Layout, Parameter, Patch, Place, Program, Role
@@ -222,7 +221,7 @@ def _framed(sections: list[bytes]) -> bytes:
 
 def write(program: Program, path: str | Path) -> None:
     """Write a `.bin`: the old file or the new one is there, never half of one."""
-    replace_file(path, dumps(program))
+    write_bytes(path, dumps(program))
 
 
 def _in_order(lists: Mapping[str, tuple[T, ...]], program: Program) -> list[tuple[str, tuple[T, ...]]]:
@@ -262,24 +261,6 @@ def _sources(program: Program) -> bytes:
     packets = pairs(program.places)
     ops = [{"unit": u, "places": pairs(rows)} for u, rows in _in_order(program.preloaded_places, program)]
     return bytes(_SOURCES.build({"files": list(files), "packets": packets, "ops": ops}))
-
-
-def replace_file(path: str | Path, data: bytes) -> None:
-    """Write a file in one step: beside it first, then rename. What is no regular file (a pipe) is written to."""
-    target = Path(os.path.realpath(path))
-    if target.exists() and not target.is_file():
-        target.write_bytes(data)
-        return
-    beside = target.with_name(f".{target.name}.{os.getpid()}.part")
-    try:
-        with open(beside, "xb") as f:
-            f.write(data)
-        os.replace(beside, target)
-    except OSError as e:
-        raise OSError(e.errno, e.strerror, str(path)) from e
-    finally:
-        with contextlib.suppress(OSError):
-            beside.unlink()
 
 
 # -- reading ------------------------------------------------------------------------------------------------------
@@ -511,7 +492,7 @@ def _decode(data: bytes, overlay: Overlay, fail: Callable[[int, str], NoReturn])
 
 def write_raw(program: Program, path: str | Path) -> None:
     """Write the wire image alone: no op lists, no buffers."""
-    replace_file(path, program.image.astype("<u4").tobytes())
+    write_bytes(path, program.image.astype("<u4").tobytes())
 
 
 def read_raw(path: str | Path, overlay: Overlay) -> Program:

@@ -53,10 +53,10 @@ class _Printer:
         parts = [[f"overlay {quoted_overlay(self.overlay.name)}"]]
         parts.append([self._parameter(p) for p in self.program.parameters])
         parts.append([self._buffer(b) for b in self.program.buffers])
-        for b in self.program.buffers:
-            parts += [list(_vector(which, b)) for which in ("scale", "shift") if getattr(b, which) is not None]
         parts += [list(self._ops(units, ops)) for units, ops in self._op_lists()]
         parts.append([line for i, p in enumerate(self.program.packets) for line in self._packet(i, p)])
+        for b in self.program.buffers:  # long and dull, so last
+            parts += [list(_vector(which, b)) for which in ("scale", "shift") if getattr(b, which) is not None]
         return "\n\n".join("\n".join(lines) for lines in parts if lines) + "\n"
 
     # -- declarations ---------------------------------------------------------------------------------------------

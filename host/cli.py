@@ -82,7 +82,7 @@ def asm(source: Path, output: Path | None, raw: bool, as_json: bool) -> None:
 def dis(program: Path, output: Path | None, raw: bool, overlay: str) -> None:
     """Disassemble PROGRAM (.bin) to text (.rsn) that assembles to the same binary."""
     from ..assembler.printer import show
-    from .files import write_text
+    from ..isa.files import write_text
 
     text = show(_loaded(program, raw, overlay))
     if output is None:
@@ -98,7 +98,7 @@ def fmt(files: Sequence[Path], check: bool) -> None:
     """Lay out .rsn FILES in place: indentation, spacing, blank lines. Words and comments stay."""
     from ..assembler.formatter import format_text
     from ..assembler.parser import read_text
-    from .files import write_text
+    from ..isa.files import write_text
 
     changed = []
     for path in files:

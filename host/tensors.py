@@ -12,9 +12,9 @@ import numpy as np
 import numpy.typing as npt
 
 from ..isa.errors import TensorError
+from ..isa.files import replacing
 from ..isa.layout import block, unblock
 from ..isa.program import Buffer, Layout
-from .files import replacing
 
 Array = npt.NDArray[np.float32]
 

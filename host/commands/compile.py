@@ -36,12 +36,12 @@ def compile_command(
     that returns an nn.Module, or an nn.Module and its example inputs."""
     from ...assembler.printer import show
     from ...compiler import schedule_named
+    from ...isa.files import write_text
     from ...isa.overlays import find
     from ...isa.statistics import count
     from ...rsnlib.models import load_spec
     from ...rsnlib.trace import trace
     from ...scheduler.build import build
-    from ..files import write_text
     from ..tensors import save_tensors
 
     target, plan = find(overlay), schedule_named(schedule)

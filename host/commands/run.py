@@ -135,8 +135,8 @@ def _run_raw(program: Program, options: Mapping[str, Any]) -> Run:
 
     from ...hw.sim.machine import simulate
     from ...isa.errors import TensorError
+    from ...isa.files import replacing
     from ...isa.verify import require
-    from ..files import replacing
 
     if options["timing_only"]:
         return _time(program, {})
