@@ -116,13 +116,21 @@ def _safetensors(path: str | os.PathLike[str]) -> tuple[dict[str, npt.NDArray[np
         raise TensorError(f"{path}: not a readable safetensors file: {e}") from None
 
 
+def check_target(path: str | os.PathLike[str]) -> None:
+    """Raise `TensorError` for a path that `save_tensors` would refuse: before a long run, not after it."""
+    target = Path(path)
+    if target.suffix not in (".safetensors", ".npz"):
+        raise TensorError(f"{path}: tensors are written as .safetensors or .npz")
+    if not target.parent.is_dir():
+        raise TensorError(f"{path}: no folder {target.parent}")
+
+
 def save_tensors(path: str | os.PathLike[str], tensors: Mapping[str, Array], *, packed: bool = False) -> None:
     """Write `.safetensors` or `.npz`, whole or not at all."""
     from safetensors.numpy import save_file
 
     target = Path(path)
-    if target.suffix not in (".safetensors", ".npz"):
-        raise TensorError(f"{path}: tensors are written as .safetensors or .npz")
+    check_target(target)
     whole = {n: np.ascontiguousarray(t) for n, t in tensors.items()}
     with replacing(target) as temporary:
         if target.suffix == ".npz":

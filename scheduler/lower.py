@@ -36,7 +36,7 @@ def lower(network: Network, overlay: Overlay, schedule: Schedule) -> Lowered:
 
 
 def _place_activations(s: Sequences) -> None:
-    """Inputs and outputs get memory of their own; the rest shares it as soon as its last reader has passed."""
+    """Inputs and outputs keep their memory; the rest shares it as soon as its last reader has passed."""
     arena = Arena()
     outputs = {o.name: o for o in s.net.outputs}
     last: dict[str, int] = {}

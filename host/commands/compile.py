@@ -42,9 +42,11 @@ def compile_command(
     from ...rsnlib.models import load_spec
     from ...rsnlib.trace import trace
     from ...scheduler.build import build
-    from ..tensors import save_tensors
+    from ..tensors import check_target, save_tensors
 
     target, plan = find(overlay), schedule_named(schedule)
+    if weights_path is not None:
+        check_target(weights_path)
     model, example = load_spec(spec, batch=batch, seq=seq, seed=seed, base=target.extends is None)
     traced = trace(model, example)
     del model, example
@@ -59,7 +61,7 @@ def compile_command(
         "program": os.fspath(output),
         "overlay": target.name,
         "extended": built.program.extended,
-        "layers": len(network.layers),
+        "segments": len(network.layers),
         "weights_bytes": sum(w.nbytes for w in built.weights.values()),
         "mops": sizes["mops"],
         "bytes": sizes["bytes"],
@@ -69,7 +71,7 @@ def compile_command(
         return
     kind = "extended (opcode 8)" if built.program.extended else "base"
     click.echo(
-        f"{output}: {len(network.layers)} layers on {target.name}, {kind} program, {sizes['mops']['total']} mOPs in "
+        f"{output}: {len(network.layers)} segments on {target.name}, {kind} program, {sizes['mops']['total']} mOPs in "
         f"{sizes['packets']['total']} packets, {sizes['bytes']['total']} bytes"
     )
     if weights_path is not None:

@@ -55,10 +55,13 @@ class Setting(click.ParamType[tuple[str, float]]):
 @click.option("--json", "as_json", is_flag=True, help="one JSON object on stdout")
 def run_command(program: str, raw: bool, rates: tuple[tuple[str, float], ...], as_json: bool, **options: Any) -> None:
     """Run PROGRAM (.bin) and report the time it takes."""
+    from ..boards import open_board
+
     loaded = _read_raw(program, options) if raw else _read(program)
+    open_board(options["board"]).close()
+    if options["board"] != "sim" and (rates or raw or options["timing_only"]):
+        raise click.UsageError("--set, --raw and --timing-only are for the model of the machine, --board sim")
     if rates:
-        if options["board"] != "sim":
-            raise click.UsageError("--set changes the model of the machine; it goes with --board sim")
         loaded = dataclasses.replace(loaded, overlay=loaded.overlay.with_rates(**dict(rates)))
     run = _run_raw(loaded, options) if raw else _run(loaded, options)
     _report(loaded, run, options, as_json)
@@ -74,11 +77,13 @@ def _run(program: Program, options: Mapping[str, Any]) -> Run:
     from ...isa.errors import TensorError
     from ...isa.program import Role
     from ..runner import Runner
-    from ..tensors import load_tensors, save_tensors
+    from ..tensors import check_target, load_tensors, save_tensors
 
     params = dict(options["params"])
     if options["timing_only"]:
         return _time(program, params)
+    if options["outputs"]:
+        check_target(options["outputs"])
     inputs = program.with_role(Role.INPUT)
     for given, role, option in (("weights", Role.WEIGHT, "--weights"), ("inputs", Role.INPUT, "--inputs")):
         wanted = program.with_role(role)

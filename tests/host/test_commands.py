@@ -28,7 +28,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     out = tmp_path_factory.mktemp("gemm")
     made = rsn("compile", "gemm:200x100x70", "-o", out / "g.rsn", "--weights", out / "w.safetensors")
     assert made.exit_code == 0, made.output
-    assert "1 layers on xnn, base program" in made.output
+    assert "1 segments on xnn, base program" in made.output
     assert rsn("asm", out / "g.rsn", "-o", out / "g.bin").exit_code == 0
     rng = np.random.default_rng(0)
     np.savez(out / "x.npz", input=rng.standard_normal((200, 100)).astype(np.float32))
@@ -89,6 +89,8 @@ def test_check_and_doctor(folder: Path) -> None:
         ({"inputs": None}, "this program needs --inputs"),
         ({"weights": "nowhere.safetensors"}, "nowhere.safetensors: no such file"),
         ({"inputs": "nowhere.npz"}, "nowhere.npz: no such file"),
+        ({"outputs": "y.bin"}, "y.bin: tensors are written as .safetensors or .npz"),
+        ({"outputs": "nowhere/y.npz"}, "nowhere/y.npz: no folder nowhere"),
     ],
 )
 def test_what_is_missing_is_named(folder: Path, changes: dict, message: str) -> None:
