@@ -131,8 +131,8 @@ def info(program: Path, raw: bool, overlay: str, as_json: bool) -> None:
     kind = "extended" if loaded.extended else "base"
     click.echo(f"{program}: {kind} program for overlay {loaded.overlay.name} ({loaded.overlay.fingerprint})")
     kinds = [k for k in sizes["uops"] if k != "total"]
-    rows = [[k, *(str(sizes[key].get(k, "")) for key in sizes)] for k in (*kinds, "total")]
-    _table([["", *sizes], *rows])
+    rows = [[k, *(str(sizes[key].get(k, "")) for key in sizes), _ratio(sizes, k)] for k in (*kinds, "total")]
+    _table([["", *(key.replace("_", " ") for key in sizes), "uop bytes / bytes"], *rows])
     if loaded.parameters:
         click.echo()
         columns = [[p.name, f"{p.low}..{p.high}", str(p.default), str(len(p.patches))] for p in loaded.parameters]
@@ -144,6 +144,12 @@ def info(program: Path, raw: bool, overlay: str, as_json: bool) -> None:
             for b in loaded.buffers
         ]
         _table([["buffer", "memory", "at", "shape", "layout", "role"], *columns])
+
+
+def _ratio(sizes: dict[str, dict[str, int]], kind: str) -> str:
+    """How many bytes of uOPs a byte of instructions becomes (paper Fig. 9)."""
+    uops, instructions = (sizes[key].get(kind, 0) for key in ("uop_bytes", "bytes"))
+    return f"{uops / instructions:.1f}" if uops and instructions else ""
 
 
 def _facts(program: Program) -> dict[str, Any]:

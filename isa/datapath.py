@@ -95,6 +95,8 @@ class Form:
     uops: Callable[[Any, int], Iterator[Any]] = one_uop
     config: bool = False
     max_reuse: int = 0xFFFF
+    uop_bytes: int = 0
+    """What a decoder hands on per uOP: the fields of the mOP without strides and counts, in whole words."""
 
 
 @dataclass(frozen=True)

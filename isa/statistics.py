@@ -5,15 +5,18 @@ from __future__ import annotations
 from .program import Program
 
 
+KEYS = ("mops", "packets", "bytes", "uops", "uop_bytes")
+
+
 def count(program: Program) -> dict[str, dict[str, int]]:
-    """mOPs, packets, bytes and uOPs per FU type, each with a `total`.
+    """mOPs, packets, bytes, uOPs and bytes of uOPs per FU type, each with a `total`.
 
     A packet counts for its FU type once however many units it selects; uOPs count once per selected unit. Bytes are
     those of headers and mOPs; the image's two leading words are in the total alone. FU types without packets (MMEs)
     count the ops of one unit's list as uOPs and 4 bytes each, apart from the totals of the image.
     """
     overlay = program.overlay
-    out: dict[str, dict[str, int]] = {key: {} for key in ("mops", "packets", "bytes", "uops")}
+    out: dict[str, dict[str, int]] = {key: {} for key in KEYS}
 
     def add(key: str, kind: str, n: int) -> None:
         out[key][kind] = out[key].get(kind, 0) + n
@@ -32,7 +35,9 @@ def count(program: Program) -> dict[str, dict[str, int]]:
         add("bytes", form.kind, 4 * packet.words)
         # Each repetition gives as many uOPs as the first: counted once, a huge `reuse` costs nothing.
         each = sum(1 for mop in packet.mops for _ in form.uops(mop, 0))
-        add("uops", form.kind, units * (1 if header.last else header.reuse * each))
+        uops = units * (1 if header.last else header.reuse * each)
+        add("uops", form.kind, uops)
+        add("uop_bytes", form.kind, uops * (form.uop_bytes or 4 * form.mop.WORDS))
     for key, per_kind in out.items():
         per_kind["total"] = sum(per_kind.values())
         if key == "packets":

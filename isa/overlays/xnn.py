@@ -65,13 +65,13 @@ def _streams() -> list[Stream]:
 
 
 _BASE_FORMS = (
-    Form("DDR", 1, "DDR", f.Ddr, True, 8, f.ddr_uops),
-    Form("LPDDR", 2, "LPDDR", f.Lpddr, True, 8, f.lpddr_uops),
-    Form("MemA", 3, "MemA", f.MemA, False, 8),
-    Form("MemB", 4, "MemB", f.MemB, False, 8),
-    Form("MemC", 5, "MemC", f.MemC, False, 8),
-    Form("MeshA", 6, "MeshA", f.MeshA, True, 6),
-    Form("MeshB", 7, "MeshB", f.MeshB, True, 6, max_reuse=0x7FFF),
+    Form("DDR", 1, "DDR", f.Ddr, True, 8, f.ddr_uops, uop_bytes=12),
+    Form("LPDDR", 2, "LPDDR", f.Lpddr, True, 8, f.lpddr_uops, uop_bytes=12),
+    Form("MemA", 3, "MemA", f.MemA, False, 8, uop_bytes=4),
+    Form("MemB", 4, "MemB", f.MemB, False, 8, uop_bytes=8),
+    Form("MemC", 5, "MemC", f.MemC, False, 8, uop_bytes=8),
+    Form("MeshA", 6, "MeshA", f.MeshA, True, 6, uop_bytes=8),
+    Form("MeshB", 7, "MeshB", f.MeshB, True, 6, uop_bytes=8, max_reuse=0x7FFF),
 )
 
 XNN_BASE = Overlay(
@@ -92,6 +92,6 @@ XNN_BASE = Overlay(
 XNN = dataclasses.replace(
     XNN_BASE,
     name="xnn",
-    forms=(*_BASE_FORMS, Form("MemCConfig", 8, "MemC", f.MemCConfig, False, 8, config=True, max_reuse=1)),
+    forms=(*_BASE_FORMS, Form("MemCConfig", 8, "MemC", f.MemCConfig, False, 8, config=True, max_reuse=1, uop_bytes=16)),
     extends="xnn-base",
 )

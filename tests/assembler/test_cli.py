@@ -94,8 +94,8 @@ def test_info(files: Path) -> None:
     assert facts["parameters"] == [{"name": "len", "low": 1, "high": 512, "default": 100, "patches": 1}]
     lines = rsn("info", "p.bin").stdout.splitlines()
     assert lines[0].startswith("p.bin: extended program for overlay xnn (")
-    assert lines[1].split() == ["mops", "packets", "bytes", "uops"]
-    assert lines[2].split() == ["DDR", "1", "2", "24", "3"]
+    assert lines[1].split() == ["mops", "packets", "bytes", "uops", "uop", "bytes", "uop", "bytes", "/", "bytes"]
+    assert lines[2].split() == ["DDR", "1", "2", "24", "3", "36", "1.5"]
     assert any(line.split() == ["x", "ddr", "0x200", "128x64", "blocked", "output"] for line in lines)
     assert rsn("info", "p.rsn").stdout.splitlines()[1:] == lines[1:]
 
