@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from .program import Program
 
-
 KEYS = ("mops", "packets", "bytes", "uops", "uop_bytes")
 
 
