@@ -1,7 +1,10 @@
-# make demo   set up .venv and run the main example
-# make test   set up .venv, lint, check types, run the tests
-# make lint   the linter and the type-checker alone
-# make clean  remove everything that make made
+# make demo       set up .venv and run the main example
+# make test       set up .venv, lint, check types, run the tests
+# make lint       the linter and the type-checker alone
+# make generate   write what follows from the tables: hw/versal/isa.h, docs/isa.md
+# make bench      the benchmarks: figures, no verdict
+# make fuzz       coverage-guided fuzzing of the readers, FUZZ_SECONDS each (60)
+# make clean      remove everything that make made
 #
 # A step of the set-up is done once and leaves a stamp in .venv; it is done again when its versions change.
 
@@ -9,11 +12,12 @@
 PYTHON ?= $(shell for p in python3.11 python3 python3.12 python3.13; do \
 	$$p -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo $$p && break; done)
 PYTEST_ARGS ?= -n 2
+FUZZ_SECONDS ?= 60
 
 BIN := .venv/bin
 PIP := $(BIN)/python -m pip install --disable-pip-version-check --quiet
 
-.PHONY: demo test lint clean
+.PHONY: demo test lint generate bench fuzz clean
 .DELETE_ON_ERROR:
 
 demo: .venv/demo.stamp
@@ -25,6 +29,18 @@ test: lint
 lint: .venv/dev.stamp
 	$(BIN)/ruff check .
 	MYPYPATH=.typing $(BIN)/mypy -p rsn
+
+generate: .venv/demo.stamp
+	$(BIN)/python -m rsn.isa.generate
+
+bench: .venv/demo.stamp
+	set -e; for file in benchmarks/*.py; do echo "== $$file"; $(BIN)/python $$file; done
+
+# An input that breaks a reader is left in build/fuzz.
+fuzz: .venv/fuzz.stamp
+	mkdir -p build/fuzz
+	set -e; for target in image binary text; do \
+		$(BIN)/python -m rsn.fuzz.run $$target --seconds $(FUZZ_SECONDS) -- -artifact_prefix=build/fuzz/; done
 
 clean:
 	rm -rf .venv build dist rsn_toolchain.egg-info .hypothesis .mypy_cache .ruff_cache .pytest_cache tests/.pytest_cache
@@ -45,4 +61,8 @@ clean:
 
 .venv/dev.stamp: .venv/demo.stamp
 	$(PIP) --editable '.[dev]'
+	@touch $@
+
+.venv/fuzz.stamp: .venv/demo.stamp
+	$(PIP) --editable '.[fuzz]'
 	@touch $@

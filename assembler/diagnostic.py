@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from difflib import get_close_matches
 from functools import cached_property
 
@@ -15,6 +16,12 @@ Span = tuple[int, int]
 
 SHOWN = 20
 """Errors rendered per run; a broken line in a loop or a wrong overlay name would otherwise fill the screen."""
+
+ENOUGH = 1000
+"""Mistakes that end a run: a broken line in a long loop is explained again in every iteration."""
+
+CALLS = 6
+"""Calls of blocks inside each other that an error lists."""
 
 
 @dataclass(frozen=True)
@@ -35,11 +42,12 @@ class Mistake(Exception):
 
 
 class Text:
-    """A source text that knows its lines."""
+    """A source text that knows its lines. notes: said with every error in it, such as where it is included."""
 
-    def __init__(self, text: str, file: str) -> None:
+    def __init__(self, text: str, file: str, *notes: str) -> None:
         self.text = text
         self.file = file
+        self.notes = notes
 
     @cached_property
     def _starts(self) -> list[int]:
@@ -49,34 +57,61 @@ class Text:
         """Line number, from 1."""
         return bisect_right(self._starts, offset)
 
+    def at(self, offset: int) -> str:
+        """file:line:column."""
+        line = self.line(offset)
+        return f"{self.file}:{line}:{offset - self._starts[line - 1] + 1}"
+
     def render(self, d: Diagnostic) -> str:
         start, end = d.span
-        number = self.line(start)
-        begin = self._starts[number - 1]
+        begin = self._starts[self.line(start) - 1]
         line = self.text[begin:].split("\n", 1)[0].rstrip("\r")
         column = start - begin
         margin = "".join("\t" if c == "\t" else " " for c in line[:column])
         caret = "^" * max(1, min(end - start, len(line) - column))
-        out = [f"{self.file}:{number}:{column + 1}: error: {d.message}", line, margin + caret]
-        return "\n".join(out + [f"note: {n}" for n in d.notes])
+        out = [f"{self.at(start)}: error: {d.message}", line, margin + caret]
+        return "\n".join(out + [f"note: {n}" for n in (*d.notes, *self.notes)])
 
 
 class Report:
-    """The errors of one run, at most one per place: in an unrolled loop the first iteration that fails speaks."""
+    """The errors of one run, at most one per place: in an unrolled loop the first iteration that fails speaks.
+
+    text is the one that is being read: spans are offsets into it.
+    """
 
     def __init__(self, text: Text) -> None:
         self.text = text
-        self._found: dict[Span, Diagnostic] = {}
+        self._calls: tuple[str, ...] = ()
+        self._order: dict[int, int] = {}
+        self._found: dict[tuple[int, Span], tuple[Text, Diagnostic]] = {}
+        self._added = 0
+
+    @contextmanager
+    def inside(self, text: Text, *calls: str) -> Iterator[None]:
+        """While it lasts, errors lie in `text`. calls: notes on how the run came there, the latest first."""
+        before = self.text, self._calls
+        self.text, self._calls = text, (*calls, *self._calls)
+        try:
+            yield
+        finally:
+            self.text, self._calls = before
 
     def add(self, mistake: Mistake) -> None:
-        self._found.setdefault(mistake.diagnostic.span, mistake.diagnostic)
+        d = mistake.diagnostic
+        place = self._order.setdefault(id(self.text), len(self._order)), d.span
+        if place not in self._found:
+            calls = self._calls[:CALLS] + (("...",) if len(self._calls) > CALLS else ())
+            self._found[place] = self.text, replace(d, notes=(*d.notes, *calls))
+        self._added += 1
+        if self._added >= ENOUGH:
+            self.check()
 
     def check(self) -> None:
-        """Raise `SourceError` with everything found, in the order of the text; return if there is nothing."""
+        """Raise `SourceError` with everything found, text by text in their order; return if there is nothing."""
         if not self._found:
             return
-        found = sorted(self._found.values(), key=lambda d: d.span)
-        out = [self.text.render(d) for d in found[:SHOWN]]
+        found = [self._found[place] for place in sorted(self._found)]
+        out = [text.render(d) for text, d in found[:SHOWN]]
         if len(found) > SHOWN:
             out.append(f"and {len(found) - SHOWN} more errors")
         raise SourceError("\n".join(out))

@@ -7,7 +7,8 @@ from collections.abc import Iterator
 from itertools import groupby
 
 from .diagnostic import Text
-from .printer import INDENT, wrap
+from .lines import INDENT
+from .printer import wrap
 from .syntax import read
 
 _QUOTED = r"\"(?:\\.|[^\"\\\n])*\""
@@ -19,7 +20,8 @@ _TOKEN = re.compile(
 _CODE = re.compile(rf"(?:{_QUOTED}|[^#\"\n])*")
 """A line without its comment."""
 _VECTOR = re.compile(
-    rf"((?:(?:{_QUOTED}|[^#\"\n])*;)?[ \t]*(?:scale|shift)[ \t]*(?:{_QUOTED}|[\w.]+)[ \t]*)\[([^\]]*)\]"
+    rf"((?:(?:{_QUOTED}|[^#\"\n])*[;{{}}])?[ \t]*(?:scale|shift)[ \t]*(?:{_QUOTED}|[\w.]+)[ \t]*)"
+    r"(?:\[(?P<listed>[^\]]*)\]|f32\"(?P<packed>[^\"]*)\")"
 )
 """A line with a vector, which may go on for many lines."""
 
@@ -31,7 +33,7 @@ def format_text(text: str, file: str) -> str:
     depth = 0
     for line in _lines(text.replace("\r\n", "\n")):
         vector = _VECTOR.match(line)
-        head, numbers = (vector[1], vector[2]) if vector else ("", "")
+        head = vector[1] if vector else ""
         code, comment = (part.strip() for part in _split(line[vector.end() :] if vector else line))
         laid = _spaced(head or code)
         if not (laid or comment):
@@ -43,11 +45,19 @@ def format_text(text: str, file: str) -> str:
         laid = INDENT * (depth - bare[:leading].count("}")) + laid
         depth += bare.count("{") - bare.count("}")
         if vector:
-            rows += [(row, "") for row in wrap(f"{laid} [", re.split(r"[\s,]+", numbers.strip()), "]")]
-            rows[-1] = (rows[-1][0] + _spaced(code), comment)
+            rows += [(row, "") for row in _numbers(f"{laid} ", vector)]
+            behind = _spaced(code)
+            rows[-1] = (rows[-1][0] + (" " * (behind[:1] == "}")) + behind, comment)
+            depth += _STRING.sub("", behind).count("{") - _STRING.sub("", behind).count("}")
         else:
             rows.append((laid, comment) if code else ("", laid + comment))
     return "\n".join(_aligned(rows)).rstrip("\n") + "\n"
+
+
+def _numbers(start: str, vector: re.Match[str]) -> Iterator[str]:
+    if vector["packed"] is not None:
+        return iter([f'{start}f32"{"".join(vector["packed"].split())}"'])
+    return wrap(start + "[", re.split(r"[\s,]+", vector["listed"].strip()), "]")
 
 
 def _aligned(rows: list[tuple[str, str]]) -> Iterator[str]:
@@ -78,12 +88,14 @@ def _lines(text: str) -> Iterator[str]:
 def _spaced(code: str) -> str:
     """One line: a space between words, none around the `=` of a field; arithmetic and arrows as tight as written."""
     tokens = [(m.lastgroup or "", m[0]) for m in _TOKEN.finditer(code.strip())]
-    declares = bool(tokens) and tokens[0][1] in ("const", "param")
+    declares = False
     out = ""
     before = ("", "")
     for i, (kind, token) in enumerate(tokens):
         if kind == "space":
             continue
+        if before[1] in ("", ";", "{", "}"):
+            declares = token in ("const", "param")
         wide = i > 0 and tokens[i - 1][0] == "space"
         if out and _gap(before, (kind, token), wide, declares):
             out += " "

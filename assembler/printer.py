@@ -2,25 +2,30 @@
 
 from __future__ import annotations
 
+import base64
+import struct
 from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 
 from ..isa.datapath import Form, Overlay, UnitSpec
 from ..isa.errors import ProgramError
-from ..isa.fields import Record
+from ..isa.fields import Field, Record
 from ..isa.packet import NOP, Header, Packet
 from ..isa.program import Buffer, Layout, Parameter, Patch, Program, Role
+from .lines import INDENT, NUMBER, SUMMAND, Row, Slot, Words, label, named, rolled, written
+from .outline import outline
 from .slices import Atlas, Chunks, uncut, whole
-from .spelling import KEYWORDS, NAME, Spelling, quoted, spelling
+from .spelling import NAME, Spelling, quoted, spelling
 
-WIDTH = 100
+WIDTH = 120
 """Columns of a line, where it can be broken."""
 
-INDENT = "  "
+LISTED = 64
+"""Numbers of a vector that are written one by one; more are packed."""
 
-LONGEST_PATTERN = 8
-"""Ops that are looked at as one when repeats are sought."""
+DECLARED = 4.0
+"""What a loop around declarations costs in lines: a few names are better read than a rule for them."""
 
 
 def show(program: Program) -> str:
@@ -44,41 +49,56 @@ class _Printer:
         self.program = program
         self.overlay: Overlay = program.overlay
         self.atlas = Atlas(program.buffers, self.overlay.address_unit)
-        self.clamps: dict[tuple[int, int], dict[str, str]] = {}
+        self.clamps: dict[tuple[int, int], dict[str, Row]] = {}
+        overlay = self.overlay
+        self.taken = {b.name for b in program.buffers} | {p.name for p in program.parameters}
+        self.taken |= overlay.by_unit.keys() | overlay.by_kind.keys() | overlay.by_form.keys()
+        self.taken |= {f.name for form in overlay.forms for f in form.mop.FIELDS}
+        """Names that variables of loops and parameters of blocks must not have."""
         for parameter in program.parameters:
             for patch in parameter.patches:
                 self._clamp(parameter, patch)
 
     def text(self) -> str:
-        parts = [[f"overlay {quoted_overlay(self.overlay.name)}"]]
-        parts.append([self._parameter(p) for p in self.program.parameters])
-        parts.append([self._buffer(b) for b in self.program.buffers])
-        parts += [list(self._ops(units, ops)) for units, ops in self._op_lists()]
-        parts.append([line for i, p in enumerate(self.program.packets) for line in self._packet(i, p)])
+        declared = [self._parameter(p) for p in self.program.parameters]
+        parts = [[f"overlay {quoted_overlay(self.overlay.name)}"], self._laid(declared, DECLARED)]
+        parts.append(self._laid([self._buffer(b) for b in self.program.buffers], DECLARED))
+        for units, ops in self._op_lists():
+            rows = [self._mop(op, units, {}) for op in ops]
+            parts.append([f"{group(units)} {{", *(INDENT + line for line in self._laid(rows)), "}"])
+        packets = rolled([self._packet(i, p) for i, p in enumerate(self.program.packets)], WIDTH)
+        blocks = outline(packets, WIDTH, self.taken, self.overlay.by_unit)
+        parts += [written([block], self.taken, WIDTH) for block in blocks]
+        parts.append(written(packets, self.taken, WIDTH))
         for b in self.program.buffers:  # long and dull, so last
-            parts += [list(_vector(which, b)) for which in ("scale", "shift") if getattr(b, which) is not None]
+            parts += [vector(which, b) for which in ("scale", "shift") if getattr(b, which) is not None]
         return "\n\n".join("\n".join(lines) for lines in parts if lines) + "\n"
+
+    def _laid(self, rows: Sequence[Row], loop_cost: float = 1.0) -> list[str]:
+        return written(rolled(rows, WIDTH, loop_cost), self.taken, WIDTH)
 
     # -- declarations ---------------------------------------------------------------------------------------------
 
-    def _parameter(self, p: Parameter) -> str:
-        return f"param {label(p.name)} {p.low}..{p.high} = {p.default}"
+    def _parameter(self, p: Parameter) -> Row:
+        return Words().word("param").put(*label(p.name)).word(f"{p.low}..{p.high} = {p.default}").row()
 
-    def _buffer(self, b: Buffer) -> str:
+    def _buffer(self, b: Buffer) -> Row:
         usual = Layout.BLOCKED if len(b.shape) == 2 else Layout.LINEAR
-        words = ["buffer", quoted(b.name), b.bank, "x".join(map(str, b.shape))]
-        words += [b.layout.value] if b.layout is not usual or len(b.shape) == 2 else []
-        words += [b.role.value] if b.role is not Role.SCRATCH else []
-        words += ["at", str(b.offset)]
-        words += ["view", "x".join(map(str, b.view))] if b.view else []
-        return " ".join(words)
+        words = Words().word("buffer").put(*named(b.name)).word(f"{b.bank} {'x'.join(map(str, b.shape))}")
+        if b.layout is not usual or len(b.shape) == 2:
+            words.word(b.layout.value)
+        if b.role is not Role.SCRATCH:
+            words.word(b.role.value)
+        words.word("at").put(NUMBER, b.offset)
+        return (words.word(f"view {'x'.join(map(str, b.view))}") if b.view else words).row()
 
     def _clamp(self, parameter: Parameter, patch: Patch) -> None:
         fields = self.clamps.setdefault((patch.packet, patch.mop), {})
         if patch.field in fields:
             raise ProgramError(f"packet {patch.packet}, mOP {patch.mop}: {patch.field} is patched twice")
         sign, base = ("+", -patch.base) if patch.base < 0 else ("-", patch.base)
-        fields[patch.field] = f"clamp({label(parameter.name)}{sign}{base}, 0, {patch.cap})"
+        words = Words().word("clamp(").glue(*label(parameter.name)).glue(sign).glue(SUMMAND, base)
+        fields[patch.field] = words.glue(", 0, ").glue(NUMBER, patch.cap).glue(")").row()
 
     # -- op lists -------------------------------------------------------------------------------------------------
 
@@ -91,128 +111,131 @@ class _Printer:
                 groups.setdefault((unit.kind, ops), []).append(unit)
         return [(units, ops) for (_, ops), units in groups.items()]
 
-    def _ops(self, units: list[UnitSpec], ops: Sequence[Record]) -> Iterator[str]:
-        yield f"{group(units)} {{"
-        for pattern, count in repeats([self._mop(op, units, {}) for op in ops]):
-            if count == 1:
-                yield from (INDENT + line for line in pattern)
-            elif len(pattern) == 1 and len(pattern[0]) < WIDTH - 20:
-                yield f"{INDENT}for {count} {{ {pattern[0]} }}"
-            else:
-                yield f"{INDENT}for {count} {{"
-                yield from (2 * INDENT + line for line in pattern)
-                yield f"{INDENT}}}"
-        yield "}"
-
     # -- packets --------------------------------------------------------------------------------------------------
 
-    def _packet(self, number: int, packet: Packet) -> Iterator[str]:
+    def _packet(self, number: int, packet: Packet) -> Row:
         header = packet.header
         if header.window != len(packet.mops):
             raise ProgramError(f"packet {number}: window={header.window} and {len(packet.mops)} mOPs")
         if header.opcode == NOP:
             if header != Header(opcode=NOP):
                 raise ProgramError(f"packet {number}: a skipped header with other bits set")
-            yield "nop"
-            return
+            return Words().word("nop").row()
         form = self.overlay.by_opcode[header.opcode]
         units = self.overlay.selected(header.opcode, header.mask)
-        target = self._target(form, header.mask, units)
+        head = Words().word("last" if header.last else "packet")
+        self._target(head, form, header.mask, units)
         if header.last:
-            yield f"last {target}"
-            return
-        start = f"packet {target}" + (f" reuse={header.reuse}" if header.reuse != 1 else "")
+            return head.row()
+        if header.reuse != 1:
+            head.word("reuse=").glue(NUMBER, header.reuse)
         around = units or self.overlay.by_kind[form.kind][:1]
-        mops = [self._mop(m, around, self.clamps.get((number, i), {})) for i, m in enumerate(packet.mops)]
-        inline = f"{start} {{ {mops[0]} }}" if len(mops) == 1 else f"{start} {{ }}"
-        if len(mops) < 2 and len(inline) <= WIDTH:
-            yield inline
-            return
-        yield f"{start} {{"
-        yield from (INDENT + m for m in mops)
-        yield "}"
+        mops = (self._mop(m, around, self.clamps.get((number, i), {})) for i, m in enumerate(packet.mops))
+        return head.row(tuple(mops))
 
-    def _target(self, form: Form, mask: int, units: Sequence[UnitSpec]) -> str:
+    def _target(self, words: Words, form: Form, mask: int, units: Sequence[UnitSpec]) -> None:
         """Who a packet is for: units, before them the format if it is not the one that drives them, or a bare mask."""
         alone = len(self.overlay.by_kind[form.kind]) == 1
-        words = [form.name] if form is not self.overlay.form_of(form.kind) else []
+        if not alone and (not units or mask != sum(1 << u.index for u in units)):
+            words.word(f"{form.name} mask={mask}")
+            return
+        if form is not self.overlay.form_of(form.kind):
+            words.word(form.name)
         if alone:
-            return " ".join([*words, units[0].name, *([f"mask={mask}"] if mask else [])])
-        if not units or mask != sum(1 << u.index for u in units):
-            return f"{form.name} mask={mask}"
-        return " ".join([*words, group(units)])
+            words.word(units[0].name + (f" mask={mask}" if mask else ""))
+        elif len(units) == 1:
+            words.put(*self._unit(units[0].name))
+        else:
+            words.word(group(units))
+
+    def _unit(self, name: str) -> tuple[Slot | str, int] | tuple[str]:
+        """A unit by kind and index where that is its name."""
+        spec = self.overlay.by_unit.get(name)
+        if spec is None or name != f"{spec.kind}{spec.index}":
+            return (name,)
+        return Slot("unit", (spec.kind,)), spec.index
 
     # -- statements -----------------------------------------------------------------------------------------------
 
-    def _mop(self, mop: Record, units: Sequence[UnitSpec], clamps: Mapping[str, str]) -> str:
+    def _mop(self, mop: Record, units: Sequence[UnitSpec], clamps: Mapping[str, Row]) -> Row:
         """The words of one mOP: flags, a piece of a buffer, its peer, and what differs from the defaults."""
         words = spelling(type(mop))
-        flags: list[str] = []
-        arrows: list[str] = []
-        settings: list[str] = []
+        flags, arrows, settings = Words(), Words(), Words()
         piece, done = self._piece(mop, words, units, clamps)
         for f in mop.FIELDS:
             value = getattr(mop, f.name)
             if f.name in clamps:
-                settings.append(f"{f.name}={clamps[f.name]}")
+                settings.word(f"{f.name}=").append(clamps[f.name])
             elif f.name in done or repr(value) == repr(getattr(words.default, f.name)):  # -0.0 is not 0.0
                 continue
             elif f.flag and value == 1:
-                arrow = words.arrow(f)
-                (arrows if arrow else flags).append(arrow or f.name)
+                if f.name in words.arrows:
+                    self._arrow(arrows, f)
+                else:
+                    flags.word(f.name)
             elif f.name == "addr" and words.sliced:
-                settings.append(f"addr={self._address(value, units)}")
+                self._address(settings.word("addr="), value, units)
+            elif f.real:
+                settings.word(f"{f.name}={shortest(value)}")
             else:
-                settings.append(f"{f.name}={shortest(value) if f.real else value}")
-        out = [*flags, *piece, *arrows, *settings]
+                settings.word(f"{f.name}=").glue(NUMBER, value)
+        row = flags.join(piece).join(arrows).join(settings).row()
+        if row.parts:
+            return row
         # A format may have nothing to say; a statement needs a word.
-        return " ".join(out) if out else f"{mop.FIELDS[0].name}={getattr(mop, mop.FIELDS[0].name)}"
+        return Words().word(f"{mop.FIELDS[0].name}=").glue(NUMBER, getattr(mop, mop.FIELDS[0].name)).row()
+
+    def _arrow(self, words: Words, field: Field) -> None:
+        """`-> MemA0`, `<- MemC0` or `MemA0->MME0`."""
+        if field.source and field.to:
+            words.put(*self._unit(field.source)).glue("->").glue(*self._unit(field.to))
+        elif field.to:
+            words.word("->").put(*self._unit(field.to))
+        else:
+            words.word("<-").put(*self._unit(str(field.source)))
 
     def _piece(
-        self, mop: Record, words: Spelling, units: Sequence[UnitSpec], clamps: Mapping[str, str]
-    ) -> tuple[list[str], set[str]]:
+        self, mop: Record, words: Spelling, units: Sequence[UnitSpec], clamps: Mapping[str, Row]
+    ) -> tuple[Words, set[str]]:
         """The piece of a buffer that an mOP moves, and the fields it stands for; nothing if it is no such piece."""
         names = {"addr", "size", "chunks", "chunk_stride"} & words.fields.keys()
         if not words.sliced or names & clamps.keys() or units[0].bank is None:
-            return [], set()
+            return Words(), set()
         values: dict[str, int] = {n: getattr(mop, n) for n in names}
         chunks = Chunks(values["addr"], values["size"], values.get("chunks", 1), values.get("chunk_stride", 0))
         if chunks.chunks != 1 and not words.chunked:
-            return [], set()
+            return Words(), set()
         bank, store = units[0].bank, any(getattr(mop, f.name) for f in words.source.values())
         for order, b in self.atlas.around(bank, chunks.addr, store):
-            text = self._rectangle(b, chunks, words)
-            if text is not None:
+            found = self._rectangle(b, chunks, words)
+            if found is not None:
                 self.atlas.touch(bank, order, store)
-                return [text], names
-        return [], set()
+                return found, names
+        return Words(), set()
 
-    def _rectangle(self, b: Buffer, chunks: Chunks, words: Spelling) -> str | None:
+    def _rectangle(self, b: Buffer, chunks: Chunks, words: Spelling) -> Words | None:
         if chunks == whole(b):
-            return quoted(b.name, {*words.fields, *self.overlay.by_unit, *self.overlay.by_form})
+            taken = {*words.fields, *self.overlay.by_unit, *self.overlay.by_form}
+            return Words().put(*named(b.name, quote=b.name in taken))
         bounds = uncut(b, chunks, self.overlay.address_unit)
         if bounds is None:
             return None
-        return f"{quoted(b.name)}[{', '.join(f'{start}:+{stop - start}' for start, stop in bounds)}]"
+        piece = Words().put(*named(b.name)).glue("[")
+        for i, (start, stop) in enumerate(bounds):
+            piece.glue(", " if i else "").glue(NUMBER, start).glue(":+").glue(NUMBER, stop - start)
+        return piece.glue("]")
 
-    def _address(self, addr: int, units: Sequence[UnitSpec]) -> str:
+    def _address(self, words: Words, addr: int, units: Sequence[UnitSpec]) -> None:
         for _, b in self.atlas.around(units[0].bank or "", addr, False):
-            return quoted(b.name) + (f"+{addr - b.offset}" if addr > b.offset else "")
-        return str(addr)
+            words.glue(*named(b.name))
+            if addr > b.offset:
+                words.glue("+").glue(SUMMAND, addr - b.offset)
+            return
+        words.glue(NUMBER, addr)
 
 
 def quoted_overlay(name: str) -> str:
     return name if NAME.fullmatch(name.replace("-", "_")) else quoted(name)
-
-
-def label(name: str) -> str:
-    """A parameter's name: `len`, `len[3]`, or quoted."""
-    stem, bracket, index = name.partition("[")
-    if bracket and name.endswith("]") and NAME.fullmatch(stem) and stem not in KEYWORDS:
-        digits = index[:-1]
-        if digits.isascii() and digits.isdecimal() and digits == str(int(digits[:20])):
-            return name
-    return quoted(name)
 
 
 def group(units: Sequence[UnitSpec]) -> str:
@@ -229,24 +252,14 @@ def group(units: Sequence[UnitSpec]) -> str:
     return f"{units[0].kind}[{', '.join(shown)}]"
 
 
-def repeats(lines: Sequence[str]) -> Iterator[tuple[Sequence[str], int]]:
-    """Cut a list into patterns and how often each stands in a row; greedy, the pattern that covers most first."""
-    i = 0
-    while i < len(lines):
-        best = (1, 1)
-        for size in range(1, min(LONGEST_PATTERN, len(lines) - i) + 1):
-            count = 1
-            while lines[i + size * count : i + size * (count + 1)] == lines[i : i + size]:
-                count += 1
-            if count > 1 and size * count > best[0] * best[1]:
-                best = (size, count)
-        size, count = best
-        yield lines[i : i + size], count
-        i += size * count
-
-
-def _vector(which: str, b: Buffer) -> Iterator[str]:
-    return wrap(f"{which} {quoted(b.name)} [", [shortest(v) for v in getattr(b, which)], "]")
+def vector(which: str, b: Buffer) -> list[str]:
+    values = getattr(b, which)
+    start = f"{which} {quoted(b.name)} "
+    words = [shortest(v) for v in values]  # raises for what is not finite
+    if len(values) <= LISTED:
+        return list(wrap(start + "[", words, "]"))
+    data = base64.b64encode(struct.pack(f"<{len(values)}f", *values)).decode()
+    return [f'{start}f32"{data}"']
 
 
 def wrap(start: str, words: Sequence[str], end: str) -> Iterator[str]:

@@ -21,7 +21,9 @@ class Spelling:
 
     fields: every field, by name (`dim1=128`; one-bit fields also bare). to, source, routes: one-bit fields that stand
     for a stream, by peer (`-> MemA0`, `<- MemC0`, `MemA0->MME0`), where the peer names one field alone.
-    sliced: whether a piece of a buffer (`x[0:+128, 0:+64]`) sets addr and size, and whether it may have many chunks.
+    arrows: the names of those fields.
+    sliced: whether a piece of a buffer (`x[0:+128, 0:+64]`) sets addr and size; chunked: whether it may have many
+    chunks.
     """
 
     def __init__(self, record: type[Record]) -> None:
@@ -32,18 +34,10 @@ class Spelling:
         self.to: dict[str | None, Field] = {f.to: f for f in named if f.to and not f.source}
         self.source: dict[str | None, Field] = {f.source: f for f in named if f.source and not f.to}
         self.routes = {(f.source, f.to): f for f in named if f.source and f.to}
-        self._arrows = {f.name for f in named}
-        self.flags = [f.name for f in record.FIELDS if f.flag and f.name not in self._arrows]
+        self.arrows = {f.name for f in named}
+        self.flags = [f.name for f in record.FIELDS if f.flag and f.name not in self.arrows]
         self.sliced = {"addr", "size"} <= self.fields.keys()
         self.chunked = self.sliced and {"chunks", "chunk_stride"} <= self.fields.keys()
-
-    def arrow(self, field: Field) -> str | None:
-        """`-> MemA0`, `<- MemC0` or `MemA0->MME0`, if the field reads so."""
-        if field.name not in self._arrows:
-            return None
-        if field.source and field.to:
-            return f"{field.source}->{field.to}"
-        return f"-> {field.to}" if field.to else f"<- {field.source}"
 
 
 _KNOWN: dict[type[Record], Spelling] = {}
@@ -59,4 +53,9 @@ def spelling(record: type[Record]) -> Spelling:
 def quoted(name: str, taken: Container[str] = ()) -> str:
     """A name as it stands in a text; in quotes too where it would be read as one of `taken`."""
     plain = NAME.fullmatch(name) and name not in KEYWORDS and name not in taken
-    return name if plain else json.dumps(name, ensure_ascii=False)
+    return name if plain else f'"{letters(name)}"'
+
+
+def letters(name: str) -> str:
+    """A name, or part of it, as it stands between quotes."""
+    return json.dumps(name, ensure_ascii=False)[1:-1].replace("{", "\\u007b")  # a brace begins an expression

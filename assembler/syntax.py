@@ -7,6 +7,7 @@ hundreds of thousands of them.
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from functools import cache
 from typing import Any, NamedTuple
 
@@ -38,7 +39,7 @@ class Label(NamedTuple):
     """The name of a run-time parameter: `len`, `len[3]` or a quoted one."""
 
     token: Token
-    number: Token | None
+    number: Expr | None
     end: Token
 
 
@@ -59,11 +60,19 @@ class Bare(NamedTuple):
 
 
 class To(NamedTuple):
+    """`-> MemA0` or `-> MemA[k]`."""
+
     unit: Token
+    number: Expr | None
+    end: Token
 
 
 class Source(NamedTuple):
+    """`<- MemC0` or `<- MemC[k]`."""
+
     unit: Token
+    number: Expr | None
+    end: Token
 
 
 class Setting(NamedTuple):
@@ -82,17 +91,27 @@ class Setting(NamedTuple):
         return start, start + len(self.name)
 
 
-class Dim(NamedTuple):
-    """One dimension of a slice: start:end, or start:+extent."""
+class Sub(NamedTuple):
+    """What stands between brackets and commas: an index, `0..2`, `0:128` or `0:+128`; `how` is what joins the two.
+
+    The end of a single index is its start.
+    """
 
     start: Expr
-    extent: bool
+    how: str
     end: Expr
+
+    @property
+    def bounds(self) -> bool:
+        """Whether it bounds a piece of a buffer, rather than naming units."""
+        return self.how[:1] == ":"
 
 
 class Slice(NamedTuple):
-    buffer: Token
-    dims: tuple[Dim, ...]
+    """A piece of a buffer, `x[0:+128, 0:64]`; before `->` and as head of a section units, `MemC[0..2, 5]`."""
+
+    name: Token
+    subs: tuple[Sub, ...]
     end: Token
 
 
@@ -101,6 +120,14 @@ Word = Bare | To | Source | Setting | Slice
 
 class Mop(NamedTuple):
     words: tuple[Word, ...]
+
+
+class Call(NamedTuple):
+    """`stream(x, MemA0, 8)`: an argument is an expression, a name, or a group of units."""
+
+    name: Token
+    arguments: tuple[Expr | Unit, ...]
+    end: Token
 
 
 class Range(NamedTuple):
@@ -120,16 +147,21 @@ class Loop(NamedTuple):
 
 
 class Unit(NamedTuple):
-    """`MemA0`, or `MemC[0..2, 5]` with pairs of first and last index."""
+    """`MemA0`, or `MemC[0..2, 5]`."""
 
     name: Token
-    ranges: tuple[tuple[Token, Token], ...] | None
+    ranges: tuple[Sub, ...] | None
     end: Token
 
 
+Statement = Mop | Call | Loop
+
+
 class Section(NamedTuple):
-    units: tuple[Unit, ...]
-    body: tuple[Mop | Loop, ...]
+    """head: units; inside a block the words before the brace, which are units if the text is right."""
+
+    head: tuple[Unit | Word, ...]
+    body: tuple[Statement, ...]
 
 
 class Packet(NamedTuple):
@@ -138,7 +170,7 @@ class Packet(NamedTuple):
     start: Token
     units: tuple[Unit, ...]
     settings: tuple[Setting, ...]
-    body: tuple[Mop | Loop, ...]
+    body: tuple[Statement, ...]
     last: bool
 
 
@@ -148,6 +180,10 @@ class Nop(NamedTuple):
 
 class OverlayName(NamedTuple):
     name: Token
+
+
+class Include(NamedTuple):
+    file: Token
 
 
 class Const(NamedTuple):
@@ -178,14 +214,23 @@ class BufferLine(NamedTuple):
 
 
 class Vector(NamedTuple):
-    """`scale x [...]` or `shift x [...]`; the numbers are still text."""
+    """`scale x [...]` or `shift x f32"..."`; the numbers are still text."""
 
     which: Token
     buffer: Token
     numbers: Token
 
 
-Item = OverlayName | Const | Param | BufferLine | Vector | Section | Packet | Nop | Loop
+class Block(NamedTuple):
+    """body: statements, or sections and packets."""
+
+    start: Token
+    name: Token
+    parameters: tuple[Token, ...]
+    body: tuple[Any, ...]
+
+
+Item = OverlayName | Include | Const | Param | BufferLine | Vector | Section | Packet | Nop | Loop | Block | Call
 
 
 class _Builder(Transformer[Token, Any]):
@@ -196,6 +241,9 @@ class _Builder(Transformer[Token, Any]):
 
     def overlay(self, c: list[Any]) -> OverlayName:
         return OverlayName(*c)
+
+    def include(self, c: list[Any]) -> Include:
+        return Include(*c)
 
     def const(self, c: list[Any]) -> Const:
         return Const(*c)
@@ -219,10 +267,9 @@ class _Builder(Transformer[Token, Any]):
         return Vector(*c)
 
     def section(self, c: list[Any]) -> Section:
-        return Section(*c)
+        return Section(tuple(c[:-1]), c[-1])
 
-    def units(self, c: list[Any]) -> tuple[Unit, ...]:
-        return tuple(c)
+    units = section
 
     def packet(self, c: list[Any]) -> Packet:
         return _packet(c[0], c[1:-1], c[-1], False)
@@ -236,14 +283,28 @@ class _Builder(Transformer[Token, Any]):
     def unit(self, c: list[Any]) -> Unit:
         return Unit(c[0], tuple(c[1:-1]) if len(c) > 1 else None, c[-1])
 
-    def index(self, c: list[Any]) -> tuple[Token, Token]:
-        return c[0], c[-1]
+    group_of = unit
 
-    def body(self, c: list[Any]) -> tuple[Mop | Loop, ...]:
+    def item(self, c: list[Any]) -> Sub:
+        return Sub(c[0], "", c[0])
+
+    def span(self, c: list[Any]) -> Sub:
+        return Sub(c[0], "..", c[1])
+
+    def body(self, c: list[Any]) -> tuple[Statement, ...]:
         return tuple(c)
 
     def repeat(self, c: list[Any]) -> Loop:
         return Loop(c[0], c[1], tuple(c[2:]))
+
+    again = repeat
+
+    def block(self, c: list[Any]) -> Block:
+        close = next(i for i, x in enumerate(c) if isinstance(x, Token) and x.type == "RPAR")
+        return Block(c[0], c[1], tuple(c[2:close]), tuple(c[close + 1 :]))
+
+    def call(self, c: list[Any]) -> Call:
+        return Call(c[0], tuple(c[1:-1]), c[-1])
 
     def loop(self, c: list[Any]) -> Loop:
         return Loop(*c)
@@ -258,10 +319,10 @@ class _Builder(Transformer[Token, Any]):
         return Bare(c[0])
 
     def to(self, c: list[Any]) -> To:
-        return To(c[0])
+        return To(c[0], c[1] if len(c) > 1 else None, c[-1])
 
     def source(self, c: list[Any]) -> Source:
-        return Source(c[0])
+        return Source(c[0], c[1] if len(c) > 1 else None, c[-1])
 
     def setting(self, c: list[Any]) -> Setting:
         return Setting(c[0], c[1])
@@ -269,11 +330,11 @@ class _Builder(Transformer[Token, Any]):
     def slice(self, c: list[Any]) -> Slice:
         return Slice(c[0], tuple(c[1:-1]), c[-1])
 
-    def dim(self, c: list[Any]) -> Dim:
-        return Dim(c[0], False, c[1])
+    def dim(self, c: list[Any]) -> Sub:
+        return Sub(c[0], ":", c[1])
 
-    def extent(self, c: list[Any]) -> Dim:
-        return Dim(c[0], True, c[1])
+    def extent(self, c: list[Any]) -> Sub:
+        return Sub(c[0], ":+", c[1])
 
     def clamp(self, c: list[Any]) -> Clamp:
         sign, base = (c[2], c[3]) if len(c) == 7 else (None, None)
@@ -298,13 +359,19 @@ def _packet(start: Token, head: list[Any], body: tuple[Mop | Loop, ...], last: b
 
 
 def unquoted(token: Token) -> str:
-    """The name that a NAME or STRING stands for."""
-    if token.type != "STRING":
-        return str(token)
+    """A name, or what a JSON string says."""
+    return decoded(str(token), token) if token.type == "STRING" else str(token)
+
+
+def decoded(string: str, token: Token) -> str:
+    """What a JSON string says that is a token or part of one."""
     try:
-        return str(json.loads(token))
+        name = str(json.loads(string))
     except ValueError:
         raise Mistake(token_span(token), "quoted names are written as JSON strings") from None
+    if not name.isprintable() and any("\ud800" <= c <= "\udfff" for c in name):
+        raise Mistake(token_span(token), "half of a surrogate pair is no character")  # no file could hold it
+    return name
 
 
 def number(token: Token) -> int:
@@ -322,6 +389,11 @@ def token_span(token: Token) -> Span:
     return token.start_pos, token.end_pos
 
 
+def line(token: Token) -> int:
+    assert token.line is not None
+    return token.line
+
+
 def _edge(node: Any, first: bool) -> Token:
     while not isinstance(node, Token):
         node = node[0 if first else -1]
@@ -335,8 +407,6 @@ def start_span(node: Any) -> Span:
 
 def span(node: Any) -> Span:
     """Where a node stands in the text: a word, an expression, a unit; an item has no last token."""
-    if isinstance(node, Slice):
-        return token_span(node.buffer)[0], token_span(node.end)[1]
     return token_span(_edge(node, True))[0], token_span(_edge(node, False))[1]
 
 
@@ -347,6 +417,7 @@ def _parser() -> Lark:
         rel_to=__file__,
         parser="lalr",
         lexer="contextual",
+        start=["start", "expr"],
         transformer=_Builder(),
         maybe_placeholders=False,
     )
@@ -356,11 +427,42 @@ def read(text: Text) -> tuple[Item, ...]:
     """The syntax tree of a text. Raises `SourceError` at the first place where it does not follow the grammar."""
     report = Report(text)
     try:
-        return _parser().parse(text.text)  # type: ignore[return-value]
-    except UnexpectedInput as e:
-        report.add(_explained(e, text))
+        return tree(text)
+    except Mistake as e:
+        report.add(e)
     report.check()
     raise AssertionError("unreachable")
+
+
+def tree(text: Text) -> tuple[Item, ...]:
+    """`read`, with a `Mistake` for others to report."""
+    try:
+        return _parser().parse(text.text, start="start")  # type: ignore[return-value]
+    except UnexpectedInput as e:
+        raise _explained(e, text) from None
+
+
+def expression(text: str, at: int, line: int) -> Expr:
+    """An expression that stands inside a quoted name, at an offset and a line of the whole text."""
+    try:
+        found: Expr = _parser().parse(text, start="expr")  # type: ignore[assignment]
+    except UnexpectedInput:
+        raise Mistake((at, at + max(1, len(text))), "between the braces of a name stands an expression") from None
+    for token in _tokens(found):
+        assert token.start_pos is not None
+        assert token.end_pos is not None
+        token.start_pos, token.end_pos, token.line = token.start_pos + at, token.end_pos + at, line
+    return found
+
+
+def _tokens(e: Expr) -> Iterator[Token]:
+    stack = [e]
+    while stack:
+        node = stack.pop()
+        if isinstance(node, Token):
+            yield node
+        else:
+            stack += node
 
 
 _SPELLED = {
@@ -373,6 +475,7 @@ _SPELLED = {
     "STRING": "a name",
     "SHAPE": "a shape such as 768x1024",
     "VECTOR": "numbers in [ ]",
+    "PACKED": 'f32"..."',
     "_SEP": "the end of the line",
     "$END": "the end of the text",
     "FACTOR": "* / %",

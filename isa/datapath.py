@@ -13,6 +13,8 @@ from .errors import ProgramError
 from .fields import Record
 
 if TYPE_CHECKING:
+    from .expansion import Expansion
+    from .finding import Finding
     from .network import Unit
 
 
@@ -84,6 +86,8 @@ class Form:
 
     loops_window: the decoder stores the window and loops over it; otherwise each mOP repeats on its own.
     config: the format sets registers of a unit that another format drives; it never terminates a decoder.
+    addresses: for a format whose uOPs are named tuples that differ from one iteration to the next in `addr` alone: the
+    addresses of a mOP's uOPs, an array (iterations, uOPs in one), so that checks need not make every uOP.
     """
 
     name: str
@@ -97,6 +101,7 @@ class Form:
     max_reuse: int = 0xFFFF
     uop_bytes: int = 0
     """What a decoder hands on per uOP: the fields of the mOP without strides and counts, in whole words."""
+    addresses: Callable[[Any, int], Any] | None = None
 
 
 @dataclass(frozen=True)
@@ -118,6 +123,8 @@ class Overlay:
     that one step of an address or stride stands for.
     legal: given unit name and uOP, what is wrong with it beyond its bit ranges. transfer: the off-chip access of a
     unit's uOP, None if it makes none. flops: floating-point operations of a preloaded uOP.
+    doubts: given a mOP, what it says that the units do not heed. rules: what `check` looks at beyond what holds for
+    every overlay; told whether sends equal receives on every stream.
     extends: the overlay whose image format this one adds opcodes to.
     """
 
@@ -135,6 +142,8 @@ class Overlay:
     legal: Callable[[str, Any], Iterator[str]] = lambda unit, uop: iter(())
     transfer: Callable[[str, Any], Transfer | None] = lambda unit, uop: None
     flops: Callable[[Any], int] = lambda op: 0
+    doubts: Callable[[Any], Iterator[str]] = lambda mop: iter(())
+    rules: Callable[[Expansion, bool], Iterator[Finding]] = lambda expansion, balanced: iter(())
     extends: str | None = None
 
     @cached_property

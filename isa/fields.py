@@ -78,6 +78,10 @@ class Record:
     PADDING: ClassVar[tuple[int, ...]] = ()
     _BOUNDS: ClassVar[tuple[tuple[str, int, int], ...]] = ()
     _REALS: ClassVar[tuple[str, ...]] = ()
+    _PLAIN: ClassVar[tuple[tuple[str, int, int, int], ...]] = ()
+    """Name, word, lowest bit and mask before shifting, of what is neither signed nor real: nearly all fields, and what
+    takes nearly all the time of the codec."""
+    _OTHER: ClassVar[tuple[Field, ...]] = ()
 
     if TYPE_CHECKING:  # made by `dataclass`; every field has a default, which dataclass_transform cannot be told
 
@@ -103,6 +107,8 @@ class Record:
         cls.PADDING = tuple(0xFFFF_FFFF & ~u for u in used)
         cls._BOUNDS = tuple((s.name, *s.bounds) for s in specs if not s.real)
         cls._REALS = tuple(s.name for s in specs if s.real)
+        cls._OTHER = tuple(s for s in specs if s.signed or s.real)
+        cls._PLAIN = tuple((s.name, s.word, s.low, s.mask >> s.low) for s in specs if s not in cls._OTHER)
 
     def __post_init__(self) -> None:
         for name, low, high in self._BOUNDS:
@@ -110,6 +116,9 @@ class Record:
             if not low <= value <= high:
                 width = (high - low + 1).bit_length() - 1
                 raise FieldError(f"{type(self).__name__}.{name}: {value} does not fit in {width} bits ({low}..{high})")
+        self._round()
+
+    def _round(self) -> None:
         for name in self._REALS:  # as the wire holds it, so that what is decoded equals what was encoded
             value = getattr(self, name)
             try:
@@ -136,8 +145,11 @@ class Record:
     def encode(self) -> tuple[int, ...]:
         """The words on the wire, padding 0."""
         out = [0] * self.WORDS
-        for spec in self.FIELDS:
-            value = getattr(self, spec.name)
+        values = self.__dict__
+        for name, word, low, _ in self._PLAIN:
+            out[word] |= int(values[name]) << low
+        for spec in self._OTHER:
+            value = values[spec.name]
             if spec.real:
                 (value,) = struct.unpack("<I", struct.pack("<f", value))
             out[spec.word] |= (int(value) << spec.low) & spec.mask
@@ -148,16 +160,19 @@ class Record:
         """The record in `words`; padding bits are masked, as the hardware does (see `padding_set`)."""
         if len(words) != cls.WORDS:
             raise FieldError(f"{cls.__name__} takes {cls.WORDS} words, not {len(words)}")
-        values: dict[str, Any] = {}
-        for spec in cls.FIELDS:
-            raw = (int(words[spec.word]) & spec.mask) >> spec.low
+        raw = [int(w) for w in words]
+        values: dict[str, Any] = {name: raw[word] >> low & mask for name, word, low, mask in cls._PLAIN}
+        for spec in cls._OTHER:
+            value = (raw[spec.word] & spec.mask) >> spec.low
             if spec.real:
-                values[spec.name] = struct.unpack("<f", struct.pack("<I", raw))[0]
-            elif spec.signed and raw >> (spec.width - 1):
-                values[spec.name] = raw - (1 << spec.width)
+                values[spec.name] = struct.unpack("<f", struct.pack("<I", value))[0]
             else:
-                values[spec.name] = raw
-        return cls(**values)
+                values[spec.name] = value - (1 << spec.width) if value >> (spec.width - 1) else value
+        # What comes out of a field fits into it: only reals are left to check.
+        out = cls.__new__(cls)
+        out.__dict__.update(values)
+        out._round()
+        return out
 
     @classmethod
     def padding_set(cls, words: Sequence[int]) -> bool:

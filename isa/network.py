@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from array import array
 from collections import deque
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Generator, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -29,6 +29,12 @@ FREE = "free"
 NEVER = -1
 
 
+def seconds_by_rate(overlay: Overlay) -> dict[str, float]:
+    """Seconds per amount of every rate that a step can name. An overlay that gives no rates for its instruction path
+    gets it for free."""
+    return {FREE: 0.0, "dispatch": 0.0, "decode": 0.0} | {name: r.seconds for name, r in overlay.rates.items()}
+
+
 class Channel:
     """A stream at run time. Capacity and token sizes in words; one writer, one reader."""
 
@@ -41,8 +47,8 @@ class Channel:
         self.filled = 0
         self.tokens: deque[tuple[int, Any, float, float, int]] = deque()  # words, payload, first, last, firing
         self.credits: deque[tuple[int, float, int]] = deque([(capacity, 0.0, NEVER)])  # words, freed at, by firing
-        self.reader: _Task | None = None
-        self.writer: _Task | None = None
+        self.reader: Task | None = None
+        self.writer: Task | None = None
         self.last: tuple[str, int, Issue | None] = ("", NEVER, None)  # who put last: unit, uOP number, uOP
 
     def take(self, words: int) -> tuple[Any, float, float, int]:
@@ -158,6 +164,15 @@ class Unit:
         """What one uOP does. The only place where the unit's meaning is written down."""
         raise NotImplementedError
 
+    def effect_key(self, uop: Any) -> Hashable | None:
+        """What the steps of `kernel(uop)` depend on, data and addresses aside: uOPs of this unit with equal keys take
+        the same steps, so a run without data need not walk through each of them (`traces`).
+
+        None, which is always right, stands for "walk through it". It is the only right answer for a uOP that changes
+        state on which later steps depend; such state belongs to the keys of the uOPs that depend on it.
+        """
+        return None
+
 
 @dataclass(frozen=True)
 class Issue:
@@ -171,7 +186,7 @@ class Issue:
     last: bool = False
 
 
-class _Task:
+class Task:
     """A process or one lane of it: a generator, a clock, and who waits for it."""
 
     __slots__ = (
@@ -188,7 +203,7 @@ class _Task:
         "unit",
     )
 
-    def __init__(self, steps: Steps, unit: Progress, after: _Task | None = None, number: int = 0) -> None:
+    def __init__(self, steps: Steps, unit: Progress, after: Task | None = None, number: int = 0) -> None:
         self.steps = steps
         self.unit = unit
         self.after = after
@@ -217,7 +232,7 @@ class Progress:
         self.number = NEVER
         self.issue: Issue | None = None
         self.starts: list[tuple[float, int]] = []
-        self.task: _Task
+        self.task: Task
 
     @property
     def busy(self) -> float:
@@ -247,6 +262,35 @@ class Firings:
 
     def __len__(self) -> int:
         return len(self.end)
+
+    def chain(self) -> Chain:
+        """Walk back from the end of the run through whatever each step waited for. A step that streams a token through
+        ends when its source does: its own duration then does not count."""
+        chain = Chain([], [], [], [])
+        at = int(np.argmax(np.frombuffer(self.end, dtype=np.float64))) if len(self) else NEVER
+        from_end = True
+        while at >= 0:
+            if from_end and self.bound[at] >= 0:
+                at = self.bound[at]
+                continue
+            if from_end:
+                chain.unit.append(self.unit[at])
+                chain.rate.append(self.rate[at])
+                chain.seconds.append(self.end[at] - self.start[at])
+                chain.origin.append(self.origin[at])
+            at, from_end = self.before[at], bool(self.before_end[at])
+        return chain
+
+
+@dataclass(frozen=True)
+class Chain:
+    """The steps that decided when a run ended, the last one first: unit and rate by index as in `Firings`, seconds, and
+    the packet or list position of the uOP."""
+
+    unit: list[int]
+    rate: list[int]
+    seconds: list[float]
+    origin: list[int]
 
 
 @dataclass(frozen=True)
@@ -294,9 +338,7 @@ class Network:
         self.data = data
         self.banks: Mapping[str, Any] = (banks or {}) if data else {}
         self.where = where
-        # an overlay that gives no rates for its instruction path gets it for free
-        self._seconds = {FREE: 0.0, "dispatch": 0.0, "decode": 0.0}
-        self._seconds |= {name: r.seconds for name, r in overlay.rates.items()}
+        self._seconds = seconds_by_rate(overlay)
         self.rate_names = list(self._seconds)
         self._rate_index = {n: i for i, n in enumerate(self.rate_names)}
         self.amounts = dict.fromkeys(self.rate_names, 0.0)
@@ -305,7 +347,7 @@ class Network:
         self._channels = {s.name: Channel(s.name, s.depth) for s in overlay.streams}
         self.units = {u.name: u.behaviour(u, self) for u in overlay.units}
         self.progress: dict[str, Progress] = {}
-        self._tasks: list[_Task] = []
+        self._tasks: list[Task] = []
         preloaded = preloaded or {}
         if packets is not None:
             self._wire(packets)
@@ -328,12 +370,21 @@ class Network:
         except KeyError:
             raise ProgramError(f"overlay {self.overlay.name} has no stream {name}") from None
 
+    @property
+    def channels(self) -> tuple[Channel, ...]:
+        """Every stream, then the FIFOs of the instruction path."""
+        return tuple(self._channels.values())
+
+    def fifo(self, level: str, unit: str) -> Channel:
+        """The FIFO in front of a unit's decoder (`level` "mops") or of the unit ("uops")."""
+        return self._channels[f"{level} {unit}"]
+
     def has_channel(self, src: str, dst: str, label: str = "") -> bool:
         return f"{src}->{dst}" + (f".{label}" if label else "") in self._channels
 
     def _spawn(self, name: str, steps: Steps) -> None:
         progress = Progress(name, len(self.progress))
-        progress.task = _Task(steps, progress)
+        progress.task = Task(steps, progress)
         self.progress[name] = progress
         self._tasks.append(progress.task)
 
@@ -363,7 +414,7 @@ class Network:
             if not header.opcode:
                 continue
             form = self.overlay.by_opcode[header.opcode]
-            sinks = [self._channels[f"mops {u.name}"] for u in self.overlay.selected(header.opcode, header.mask)]
+            sinks = [self.fifo("mops", u.name) for u in self.overlay.selected(header.opcode, header.mask)]
             if header.last:
                 for sink in sinks:
                     yield Fire(puts=(sink,), send=((number, header, form, None),))
@@ -398,7 +449,7 @@ class Network:
 
     def _serve(self, name: str) -> Steps:
         """Run the uOPs that the decoder sends, one kernel at a time, until the last."""
-        unit, progress, source = self.units[name], self.progress[name], self._channels[f"uops {name}"]
+        unit, progress, source = self.units[name], self.progress[name], self.fifo("uops", name)
         while True:
             (issue,) = yield Fire(gets=(source,))
             progress.number += 1
@@ -421,28 +472,32 @@ class Network:
     def run(self) -> float:
         """Run to the end; the latency in seconds. Raises `DeadlockError` with the wait-for report, or `ProgramError`
         when tokens are left over."""
-        ready: deque[_Task] = deque(self._tasks)
-        alive: set[_Task] = set(self._tasks)
+        ready: deque[Task] = deque(self._tasks)
+        alive: set[Task] = set(self._tasks)
         end = 0.0
         while ready:
             task = ready.popleft()
             task.queued = False
             self._step(task, ready, alive)
             end = max(end, task.clock)
+        self.settle(alive)
+        return end
+
+    def settle(self, alive: Collection[Task]) -> None:
+        """Raise unless the run is complete, `alive` being the processes that can move no more."""
         if alive:
             raise DeadlockError(self._report(alive))
         left = [c for c in self._channels.values() if c.filled]
         if left:
             rows = "\n".join(f"  {self._leftover(c)}" for c in left)
             raise ProgramError(f"the program ends with data left in streams (more sent than received)\n{rows}")
-        return end
 
     def _leftover(self, channel: Channel) -> str:
         unit, number, issue = channel.last
         place = f" ({self.where(unit, issue.origin)})" if issue is not None else ""
         return f"{channel.name}: {channel.filled} of {channel.capacity} words, the last from {unit} uOP {number}{place}"
 
-    def _step(self, task: _Task, ready: deque[_Task], alive: set[_Task]) -> None:
+    def _step(self, task: Task, ready: deque[Task], alive: set[Task]) -> None:
         """Advance one process until it blocks, forks or ends."""
         fire = task.pending
         value: Any = None
@@ -460,7 +515,7 @@ class Network:
                         continue
                     task.children = len(effect.lanes)
                     for i, lane in enumerate(effect.lanes):
-                        child = _Task(lane, task.unit, task, i)
+                        child = Task(lane, task.unit, task, i)
                         alive.add(child)
                         ready.append(child)
                     return
@@ -553,7 +608,7 @@ class Network:
             value = payloads
             fire = task.pending = None
 
-    def _finish(self, task: _Task, ready: deque[_Task], alive: set[_Task]) -> None:
+    def _finish(self, task: Task, ready: deque[Task], alive: set[Task]) -> None:
         alive.discard(task)
         parent = task.after
         if parent is None:
@@ -570,11 +625,11 @@ class Network:
 
     # -- reports --------------------------------------------------------------------------------------------------
 
-    def _report(self, alive: Iterable[_Task]) -> str:
+    def _report(self, alive: Iterable[Task]) -> str:
         lines = [w.show(self.where) for w in self.waits(alive)]
         return "deadlock: no unit can move\n" + "\n".join(f"  {line}" for line in lines)
 
-    def waits(self, alive: Iterable[_Task]) -> Iterator[Wait]:
+    def waits(self, alive: Iterable[Task]) -> Iterator[Wait]:
         """Every process that cannot move, units first, in the overlay's order."""
         rank = {u.name: i for i, u in enumerate(self.overlay.units)}
         for task in sorted(alive, key=lambda t: (rank.get(t.unit.name, len(rank)), t.unit.index, t.lane)):

@@ -1,43 +1,37 @@
-"""What a program must satisfy before a machine may load it. Nothing here runs data; `dry_run` decides deadlock."""
+"""What a program must satisfy before a machine may load it, and what `rsn check` says beyond that.
+
+`verify` decides what may be loaded; it is quick. `check` adds what makes a program wrong or doubtful although it loads:
+sends against receives, order through memory, what buffers and tiles hold. Neither runs data; `dry_run` decides deadlock
+by running the network without.
+"""
 
 from __future__ import annotations
 
-from bisect import bisect_right
+import dataclasses
 from collections.abc import Iterator
-from dataclasses import dataclass
-from typing import Any
 
-from .datapath import Overlay
+import numpy as np
+
+from .balance import balance
+from .compiled import Plan
 from .errors import DeadlockError, ProgramError
-from .network import Network
-from .packet import Packet, expand
-from .program import Layout, Program
+from .expansion import Accesses, Expansion, Ints, at, uops_of
+from .finding import Finding as Finding
+from .hazards import hazards
+from .packet import Packet
+from .program import Layout, Parameter, Patch, Program
 
 MOST_UOPS = 4_000_000
 """A program that expands to more is refused: the largest real one (24 layers, B=8, L=384) has about 270,000."""
 
-
-@dataclass(frozen=True)
-class Finding:
-    """Something wrong: a stable code, what it is and what to do, and where. A warning does not keep a program from
-    loading."""
-
-    code: str
-    message: str
-    where: str
-    warning: bool = False
-
-    def __str__(self) -> str:
-        return f"{self.where}: {'warning' if self.warning else 'error'} {self.code}: {self.message}"
+MOST_VALUES = 64
+"""Values of a run-time parameter that are tried where it moves an access."""
 
 
 def verify(program: Program) -> list[Finding]:
-    """Every defect that can be seen without running: headers, terminators, ranges, memory bounds, parameters."""
-    findings = [*_buffers(program), *_preloaded(program), *_parameters(program)]
-    total = sum(_uops_in(p, program.overlay) for p in program.packets)
-    if total > MOST_UOPS:
-        return [*findings, Finding("P01", f"expands to {total} uOPs; {MOST_UOPS} is the most", "program")]
-    return [*findings, *_packets(program)]
+    """What keeps a program from being loaded: headers, terminators, ranges, memory bounds, parameters."""
+    findings, _ = _loadable(program)
+    return findings
 
 
 def require(program: Program) -> None:
@@ -48,21 +42,97 @@ def require(program: Program) -> None:
         raise ProgramError("\n".join(str(f) for f in errors[:5]) + more)
 
 
+def check(program: Program, *, roles: bool = True, op_lists: bool = True) -> list[Finding]:
+    """`verify`, and everything else that can be decided without running.
+
+    roles: the buffers say what they are for; else what they hold before the run is not known and order through memory
+    is not judged. op_lists: the preloaded lists are complete; else streams of their units are not counted.
+    """
+    findings, expansion = _loadable(program)
+    if expansion is None:
+        return findings
+    if not op_lists:
+        expansion.missing = frozenset(u.name for u in program.overlay.units if u.kind in program.overlay.preloaded)
+    if any(f.code in ("M01", "M03") for f in findings):
+        return findings
+    findings += _doubts(program)
+    counted = balance(expansion)
+    findings += counted.findings
+    reasons = dict.fromkeys(counted.undecided.values())
+    findings += [Finding("S02", f"not every stream was counted: {r}", "program", True) for r in reasons]
+    if not any(f.code in ("U01", "M04") for f in findings):  # rules take for granted what `legal` says
+        findings += program.overlay.rules(expansion, counted.even)
+    if roles and not any(f.code == "A01" for f in findings):
+        findings += hazards(expansion)
+    if not any(f.code in ("S01", "R02", "R03") for f in findings):
+        findings += _moving_streams(program)
+    return findings
+
+
 def dry_run(program: Program) -> list[Finding]:
-    """Run the image without data: sends against receives on every stream, and deadlock at the datapath's depths."""
-    net = Network(program.overlay, packets=program.packets, preloaded=program.preloaded, where=program.where)
+    """Run the image without data: deadlock at the datapath's depths, words left in streams."""
+    plan = _plan(program)
     try:
-        net.run()
+        plan.run()
     except DeadlockError as e:
-        return [Finding("D01", str(e), "program")]
+        depth = _deep_enough(plan, sum(len(p.mops) + 1 for p in program.packets))
+        if depth is None:
+            way_out = "units wait for each other whatever the order of packets: change what they send or receive"
+            return [Finding("D01", str(e), "program", help=way_out)]
+        way_out = f"issue the packets of the starving unit earlier; mOP FIFOs of depth {depth} would do too"
+        return [Finding("D03", f"the order of packets stalls the dispatcher; {e}", "program", help=way_out)]
     except ProgramError as e:
-        return [Finding("D02", str(e), "program")]
+        return [Finding("D02", str(e), "program", help="make sends equal receives on the streams named")]
     return []
 
 
-def _uops_in(packet: Packet, overlay: Overlay) -> int:
-    """An upper bound of the uOPs a packet expands to, from its counts alone."""
-    return packet.header.reuse * sum(int(getattr(m, "chunks", 1)) for m in packet.mops)
+def smallest_depth(program: Program) -> int | None:
+    """The smallest mOP FIFO depth at which the program still runs, up to the overlay's own; None if it never does."""
+    plan, depth = _plan(program), program.overlay.mop_fifo_depth
+    return _search(plan, 1, depth) if _runs(plan, depth) else None
+
+
+def _plan(program: Program) -> Plan:
+    return Plan(program.overlay, packets=program.packets, preloaded=program.preloaded, where=program.where)
+
+
+def _runs(plan: Plan, depth: int) -> bool:
+    try:
+        plan.run(dataclasses.replace(plan.overlay, mop_fifo_depth=depth))
+    except ProgramError:
+        return False
+    return True
+
+
+def _search(plan: Plan, low: int, high: int) -> int:
+    """The smallest depth that runs, where `high` does. More room never causes a deadlock, so halving finds it."""
+    while low < high:
+        middle = (low + high) // 2
+        low, high = (low, middle) if _runs(plan, middle) else (middle + 1, high)
+    return low
+
+
+def _deep_enough(plan: Plan, longest: int) -> int | None:
+    """The smallest depth beyond the overlay's own at which the program runs, of at most `longest`, where every mOP has
+    a slot; None if no depth helps."""
+    low = plan.overlay.mop_fifo_depth + 1
+    high = max(longest, low)
+    return _search(plan, low, high) if _runs(plan, high) else None
+
+
+def _loadable(program: Program) -> tuple[list[Finding], Expansion | None]:
+    findings = [*_buffers(program), *_preloaded(program)]
+    total = sum(uops_of(p, program.overlay) for p in program.packets)
+    if total > MOST_UOPS:
+        text = f"expands to {total} uOPs; {MOST_UOPS} is the most"
+        return [*findings, *_parameters(program), Finding("P01", text, "program", help="split the program")], None
+    findings += _packets(program)
+    expansion = Expansion(program)
+    findings += _uops(expansion)
+    memory = _Memory(program)
+    findings += _bounds(expansion, memory)
+    findings += _parameters(program, memory)
+    return findings, expansion
 
 
 def _buffers(program: Program) -> Iterator[Finding]:
@@ -120,7 +190,7 @@ def _preloaded(program: Program) -> Iterator[Finding]:
                 yield Finding("M04", reason, where)
 
 
-def _parameters(program: Program) -> Iterator[Finding]:
+def _parameters(program: Program, memory: _Memory | None = None) -> Iterator[Finding]:
     for p in program.parameters:
         where = f"parameter {p.name}"
         if not p.low <= p.default <= p.high:
@@ -134,52 +204,141 @@ def _parameters(program: Program) -> Iterator[Finding]:
             low, high = spec.bounds
             if spec.real or not (low <= patch.value(p.low) and patch.value(p.high) <= high):
                 yield Finding("R03", f"values up to {patch.cap} do not fit {patch.field} ({low}..{high})", where)
+            elif memory is not None:
+                yield from _moved_accesses(program, memory, p, patch)
+
+
+def _patched(program: Program, patch: Patch, value: int) -> Packet:
+    """The packet of a patch with the value in its field."""
+    packet = program.packets[patch.packet]
+    mops = list(packet.mops)
+    mops[patch.mop] = mops[patch.mop].but(**{patch.field: value})
+    return dataclasses.replace(packet, mops=tuple(mops))
+
+
+def _values(p: Parameter, patch: Patch) -> list[int]:
+    """The values that a field can take."""
+    low, high = patch.value(p.low), patch.value(p.high)
+    return list(range(low, high + 1)) if high - low < MOST_VALUES else [low, high]
+
+
+def _moved_accesses(program: Program, memory: _Memory, p: Parameter, patch: Patch) -> Iterator[Finding]:
+    """Off-chip accesses with a parameter at each of its values. Two parameters in one mOP are refused."""
+    overlay = program.overlay
+    header = program.packets[patch.packet].header
+    units = overlay.selected(header.opcode, header.mask)
+    if not any(u.bank for u in units):
+        return
+    where = f"parameter {p.name}"
+    others = [q for r in program.parameters for q in r.patches if (q.packet, q.mop) == (patch.packet, patch.mop)]
+    if len(others) > 1 or patch.value(p.high) - patch.value(p.low) >= MOST_VALUES:
+        text = f"{patch.field} of packet {patch.packet} decides where memory is accessed, in too many ways to check"
+        yield Finding("R04", text, where, help=f"at most {MOST_VALUES} values, and one parameter in an operation")
+        return
+    for value in _values(p, patch):
+        packets = [_patched(program, patch, value)]
+        if uops_of(packets[0], overlay) > MOST_UOPS:
+            yield Finding("P01", f"with {p.name} at its limit the program has too many uOPs", where)
+            return
+        moved = Expansion(dataclasses.replace(program, packets=tuple(packets), preloaded={}, parameters=(), places=()))
+        for finding in _bounds(moved, memory):
+            text = f"with {patch.field}={value}, {finding.message}"
+            yield Finding("R04", text, where, help="narrow the range of the parameter")
+            return
+
+
+def _moving_streams(program: Program) -> Iterator[Finding]:
+    """Parameters that change how much one unit sends, of which the others would not know."""
+    forms = program.overlay.by_opcode
+    patches = [
+        (p, patch)
+        for p in program.parameters
+        for patch in p.patches
+        if not forms[program.packets[patch.packet].header.opcode].config
+    ]
+    for end in ("lowest", "highest") if patches else ():
+        now = dataclasses.replace(program, parameters=())
+        packets = list(program.packets)
+        for p, patch in patches:
+            packets[patch.packet] = _patched(now, patch, patch.value(p.low if end == "lowest" else p.high))
+            now = dataclasses.replace(now, packets=tuple(packets))
+        if sum(uops_of(p, program.overlay) for p in packets) > MOST_UOPS:
+            yield Finding("P01", f"with all parameters at their {end}, more than {MOST_UOPS} uOPs", "program")
+            return
+        for finding in balance(Expansion(now)).findings[:1]:
+            text = f"with all parameters at their {end}, {finding.message}"
+            yield Finding("R05", text, finding.where, help="patch both ends of the stream alike")
 
 
 def _packets(program: Program) -> Iterator[Finding]:
     overlay = program.overlay
-    ended: set[str] = set()
-    memory = _Memory(program)
-    legal: dict[tuple[str, Any], tuple[str, ...]] = {}
+    ended: dict[str, int] = {}
     for number, packet in enumerate(program.packets):
         header = packet.header
         if not header.opcode:
             continue
         form = overlay.by_opcode[header.opcode]
+        kind = overlay.by_kind[form.kind]
         units = overlay.selected(header.opcode, header.mask)
-        where = program.where(units[0].name if units else "", number)
+        where = at(program, units[0].name if units else "", number)
         if not units:
-            yield Finding("P02", f"mask {header.mask:#b} selects no {form.kind}", where, warning=True)
+            text = f"mask {header.mask:#b} selects no {form.kind}"
+            yield Finding("P02", text, where, warning=True, help="drop the packet, or set the bits of its units")
+        known = sum(1 << u.index for u in kind) if len(kind) > 1 else 0
+        if units and header.mask & ~known:
+            text = f"mask {header.mask:#b} has bits that select nothing; {form.kind} has {_instances(len(kind))}"
+            yield Finding("P07", text, where, warning=True, help="clear them: the decoder ignores them")
         if header.reuse > form.max_reuse:
-            yield Finding("P03", f"reuse {header.reuse}; a {form.name} decoder counts to {form.max_reuse}", where)
+            text = f"reuse {header.reuse}; a {form.name} decoder counts to {form.max_reuse}"
+            yield Finding("P03", text, where, help="split the packet")
         if form.config and (header.window, header.reuse) != (1, 1):
-            yield Finding("P06", f"a {form.name} packet has window 1 and reuse 1", where)
+            yield Finding("P06", f"a {form.name} packet has window 1 and reuse 1", where, help="one packet each")
+        if not header.last and not packet.mops:
+            yield Finding("P08", "a packet without mOPs does nothing", where, warning=True, help="drop it")
         for unit in units:
             if unit.name in ended:
-                yield Finding("P04", f"{unit.name} has ended; this packet would block the dispatcher for ever", where)
-            if header.last:
-                ended.add(unit.name)
-                continue
-            for uop in expand(packet, overlay):
-                fixed = uop._replace(addr=0) if hasattr(uop, "_replace") else uop
-                key = (unit.name, fixed)
-                if key not in legal:
-                    legal[key] = tuple(overlay.legal(unit.name, uop))
-                for reason in legal[key]:
-                    yield Finding("U01", f"{unit.name}: {reason}", where)
-                touch = overlay.transfer(unit.name, uop)
-                if touch is not None and not memory.holds(touch.bank, touch.addr, touch.size):
-                    verb = "writes" if touch.store else "reads"
-                    yield Finding(
-                        "A01",
-                        f"{unit.name} {verb} {touch.size} elements at {touch.bank} address {touch.addr:#x}, which lie "
-                        f"in no declared buffer{memory.nearest(touch.bank, touch.addr)}",
-                        where,
-                    )
-                    break
+                since = at(program, unit.name, ended[unit.name])
+                text = f"{unit.name} has ended; this packet would block the dispatcher for ever"
+                way_out = "drop it: it was ended before" if header.last else "move it before the terminator"
+                yield Finding("P04", text, where, help=f"{way_out} ({since})")
+            elif header.last:
+                ended[unit.name] = number
     for spec in overlay.units:
         if spec.kind not in overlay.preloaded and spec.name not in ended:
-            yield Finding("P05", f"no terminator (`last {spec.name}`): its decoder would never end", spec.name)
+            text = f"no terminator (`last {spec.name}`): its decoder would never end"
+            yield Finding("P05", text, spec.name, help="end the image with one terminator per unit")
+
+
+def _instances(count: int) -> str:
+    return "one instance, for which the mask is 0" if count == 1 else f"{count} instances"
+
+
+def _doubts(program: Program) -> Iterator[Finding]:
+    """Bits that the machine does not heed."""
+    known: dict[object, tuple[str, ...]] = {}
+    overlay = program.overlay
+    for number, packet in enumerate(program.packets):
+        for mop in packet.mops:
+            if mop not in known:
+                known[mop] = tuple(overlay.doubts(mop))
+            for text in known[mop]:
+                unit = overlay.by_kind[overlay.by_opcode[packet.header.opcode].kind][0].name
+                yield Finding("U02", text, at(program, unit, number), True, "say only what the machine does")
+    for unit, ops in program.preloaded.items():
+        for i, op in enumerate(ops):
+            for text in overlay.doubts(op):
+                yield Finding("U02", f"{unit}: {text}", at(program, unit, i), True, "say only what the machine does")
+
+
+def _uops(expansion: Expansion) -> Iterator[Finding]:
+    """What the units cannot do, once per distinct uOP and unit."""
+    for name, run in expansion.runs.items():
+        if run.unit.kind in expansion.overlay.preloaded:
+            continue  # M04
+        distinct, first, times = np.unique(run.kinds, return_index=True, return_counts=True)
+        for kind, uop, n in zip(distinct.tolist(), first.tolist(), times.tolist(), strict=True):
+            for reason in expansion.overlay.legal(name, expansion.uops[kind]):
+                yield Finding("U01", f"{name}: {reason}", expansion.where(name, uop), times=n)
 
 
 class _Memory:
@@ -187,28 +346,46 @@ class _Memory:
 
     def __init__(self, program: Program) -> None:
         self.unit = program.overlay.address_unit
-        self.ranges: dict[str, list[tuple[int, int]]] = {}
-        self.names: dict[tuple[str, int], str] = {}
-        for b in program.buffers:
-            start = b.offset * self.unit
-            self.ranges.setdefault(b.bank, []).append((start, start + b.size))
-            self.names.setdefault((b.bank, start), b.name)
-        self.ranges = {bank: sorted(set(r)) for bank, r in self.ranges.items()}
-        self.longest = {bank: max(e - s for s, e in r) for bank, r in self.ranges.items()}
+        self.starts: dict[str, Ints] = {}
+        self.reach: dict[str, Ints] = {}
+        self.names: dict[str, list[str]] = {}
+        for bank in program.overlay.banks:
+            rows = sorted((b.offset * self.unit, b.size, b.name) for b in program.buffers if b.bank == bank)
+            self.starts[bank] = np.array([at for at, _, _ in rows], np.int64)
+            # an access fits if, of the buffers that begin at or before it, the one that reaches farthest holds its end
+            self.reach[bank] = np.maximum.accumulate(np.array([at + n for at, n, _ in rows], np.int64))
+            self.names[bank] = [name for _, _, name in rows]
 
-    def holds(self, bank: str, addr: int, size: int) -> bool:
-        start = addr * self.unit
-        ranges = self.ranges.get(bank, [])
-        i = bisect_right(ranges, (start, 1 << 62)) - 1
-        while i >= 0 and ranges[i][0] > start - self.longest[bank]:
-            if start + size <= ranges[i][1]:
-                return True
-            i -= 1
-        return False
+    def outside(self, bank: str, accesses: Accesses) -> Ints:
+        """Numbers of the accesses that lie in no buffer."""
+        starts = self.starts.get(bank)
+        if starts is None or not len(starts):
+            return np.arange(len(accesses))
+        i = np.searchsorted(starts, accesses.start, side="right") - 1
+        (out,) = np.nonzero((i < 0) | (accesses.end > self.reach[bank][i]))
+        return out
 
-    def nearest(self, bank: str, addr: int) -> str:
-        before = [r for r in self.ranges.get(bank, []) if r[0] <= addr * self.unit]
-        if not before:
+    def nearest(self, bank: str, start: int) -> str:
+        i = int(np.searchsorted(self.starts.get(bank, np.zeros(0)), start, side="right")) - 1
+        if i < 0:
             return ""
-        start, end = before[-1]
-        return f" (the one before is {self.names[bank, start]}, up to {end // self.unit:#x})"
+        return f" (the one before is {self.names[bank][i]}, up to {self.reach[bank][i] // self.unit:#x})"
+
+
+def _bounds(expansion: Expansion, memory: _Memory) -> Iterator[Finding]:
+    """Accesses that leave their buffers: the first of each packet."""
+    for bank, a in expansion.accesses.items():
+        seen: dict[tuple[int, int], int] = {}
+        out = memory.outside(bank, a)
+        for i in out.tolist():
+            seen.setdefault((int(a.unit[i]), int(a.origin[i])), i)
+        for i in seen.values():
+            unit = a.units[a.unit[i]].name
+            start, size = int(a.start[i]), int(a.size[i])
+            verb = "writes" if a.store[i] else "reads"
+            text = (
+                f"{unit} {verb} {size} elements at {bank} address {start // memory.unit:#x}, which lie "
+                f"in no declared buffer{memory.nearest(bank, start)}"
+            )
+            way_out = "correct address, size, chunks or strides, or declare the buffer as large as it is"
+            yield Finding("A01", text, expansion.where(unit, int(a.uop[i])), help=way_out)

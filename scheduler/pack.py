@@ -17,10 +17,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from ..isa.compiled import execute
 from ..isa.datapath import Form, Overlay
 from ..isa.errors import DeadlockError, ProgramError
 from ..isa.fields import Record
-from ..isa.network import Network
 from ..isa.packet import MAX_WINDOW, Header, Packet
 from ..isa.program import Kernels, Parameter, Patch, Place, Program
 
@@ -55,11 +55,11 @@ def pack(kernels: Kernels) -> Program:
     pieces = {unit: _cut(unit, kernels) for unit in kernels.sequences}
     shared = _assemble(kernels, pieces, starts, share=True)
     try:
-        Network(overlay, packets=shared.packets, preloaded=shared.preloaded).run()
+        execute(overlay, packets=shared.packets, preloaded=shared.preloaded)
         return shared
     except DeadlockError:
         alone = _assemble(kernels, pieces, starts, share=False)
-        Network(overlay, packets=alone.packets, preloaded=alone.preloaded, where=alone.where).run()
+        execute(overlay, packets=alone.packets, preloaded=alone.preloaded, where=alone.where)
         return alone
 
 
@@ -99,11 +99,10 @@ def _starts(kernels: Kernels) -> dict[str, list[tuple[float, int]]]:
             places, what = kernels.places.get(unit, ()), "mOP"
         return str(places[index]) if index < len(places) else f"{what} {index}"
 
-    net = Network(kernels.overlay, issues=issues, preloaded=kernels.preloaded, where=where)
-    net.run()
+    done = execute(kernels.overlay, issues=issues, preloaded=kernels.preloaded, where=where)
     out = {}
     for unit, first in firsts.items():
-        begun = net.progress[unit].starts
+        begun = done.starts(unit)
         out[unit] = [begun[min(f, len(begun) - 1)] for f in first]
     return out
 

@@ -1,33 +1,113 @@
-"""`rsn check`: would the machine load this program, and would it end."""
+"""`rsn check`: would the machine load this program, would it end, and does it do what it seems to say."""
 
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import click
 
+if TYPE_CHECKING:
+    from ...isa.finding import Finding
+    from ...isa.program import Program
+
+_size = click.IntRange(0)
+
 
 @click.command(name="check")
-@click.argument("program", type=click.Path(dir_okay=False))
+@click.argument("program", type=click.Path(dir_okay=False, path_type=Path))
+@click.option("--raw", is_flag=True, help="PROGRAM is a bare wire image")
+@click.option("--overlay", default="xnn-base", show_default=True, help="with --raw: the overlay it is for")
+@click.option("--ddr-bytes", type=_size, help="with --raw: size of the DDR buffer")
+@click.option("--lpddr-bytes", type=_size, help="with --raw: size of the LPDDR buffer")
+@click.option("--mme", type=click.Path(dir_okay=False, path_type=Path), help="with --raw: op lists, as for rsn run")
+@click.option("--most", default=10, show_default=True, type=click.IntRange(1), help="findings shown of each code")
 @click.option("--json", "as_json", is_flag=True, help="one JSON object on stdout")
-def check_command(program: str, as_json: bool) -> None:
-    """Check PROGRAM (.bin): sends against receives, memory bounds, terminators, deadlock at the FIFO depth."""
-    from ...assembler import container
-    from ...isa.verify import dry_run, verify
+def check_command(program: Path, raw: bool, most: int, as_json: bool, **options: Any) -> None:
+    """Check PROGRAM (.bin): streams, memory, buffers, terminators, deadlock at the datapath's FIFO depths.
 
-    loaded = container.read(program)
-    findings = verify(loaded)
-    if all(f.warning for f in findings):
+    Of a bare image (--raw) that is checked which can be decided without buffers' names and roles; without op lists
+    (--mme) neither the streams of their units nor deadlock.
+    """
+    from ...isa.finding import gather
+
+    if not raw and any(options[o] is not None for o in ("ddr_bytes", "lpddr_bytes", "mme")):
+        raise click.UsageError("--ddr-bytes, --lpddr-bytes and --mme go with --raw")
+    loaded, findings, runnable = _raw(program, options) if raw else _container(program)
+    depth = None
+    if runnable and all(f.warning for f in findings):
+        from ...isa.verify import dry_run, smallest_depth
+
         findings += dry_run(loaded)
+        if all(f.warning for f in findings):
+            depth = smallest_depth(loaded)
+    findings = gather(findings, most)
     ok = all(f.warning for f in findings)
     if as_json:
-        rows = [{"code": f.code, "message": f.message, "where": f.where, "warning": f.warning} for f in findings]
-        click.echo(json.dumps({"ok": ok, "findings": rows}))
+        click.echo(json.dumps({"ok": ok, "findings": [_row(f) for f in findings], "smallest_fifo_depth": depth}))
     else:
-        for finding in findings:
-            click.echo(str(finding))
+        _show(findings)
         if ok:
-            depth = loaded.overlay.mop_fifo_depth
-            click.echo(f"{program}: ok on {loaded.overlay.name}, runs at mOP FIFO depth {depth}")
+            click.echo(f"{program}: ok on {loaded.overlay.name}, {_depth(loaded, depth)}")
     if not ok:
         raise SystemExit(1)
+
+
+def _depth(program: Program, depth: int | None) -> str:
+    if depth is None:
+        return "deadlock not decided (needs the op lists, --mme)"
+    return f"runs at mOP FIFO depth {program.overlay.mop_fifo_depth} (and down to {depth})"
+
+
+def _row(f: Finding) -> dict[str, Any]:
+    row = {"code": f.code, "message": f.message, "where": f.where, "warning": f.warning}
+    return row | {"help": f.help, "times": f.times}
+
+
+def _show(findings: Sequence[Finding]) -> None:
+    for f in findings:
+        click.echo(str(f))
+        if f.help:
+            click.echo(f"  help: {f.help}")
+
+
+def _container(path: Path) -> tuple[Program, list[Finding], bool]:
+    from ...assembler import container
+    from ...isa.verify import check
+
+    loaded = container.read(path)
+    return loaded, check(loaded), True
+
+
+def _raw(path: Path, options: dict[str, Any]) -> tuple[Program, list[Finding], bool]:
+    """A bare image, as far as it can be told into packets; whether it can be run dry."""
+    from ...isa.errors import ProgramError
+    from ...isa.foreign import read_image, read_op_lists
+    from ...isa.overlays import find
+    from ...isa.program import Buffer, Layout, Program, Role
+    from ...isa.verify import check
+
+    overlay = find(options["overlay"])
+    image = read_image(path.read_bytes(), overlay)
+    findings = image.findings
+    lists: dict[str, Any] = {}
+    if options["mme"]:
+        try:
+            given = json.loads(options["mme"].read_text(encoding="utf-8"))
+        except ValueError as e:
+            raise ProgramError(f"{options['mme']}: no JSON: {e}") from None
+        lists, wrong = read_op_lists(given, overlay)
+        findings += wrong
+    buffers = []
+    for bank, largest in overlay.banks.items():
+        size = options.get(f"{bank}_bytes")
+        size = largest if size is None else size
+        if size >= 4:
+            buffers.append(Buffer(bank, bank, 0, (size // 4,), Layout.LINEAR, Role.SCRATCH))
+    program = Program(overlay, image.packets, lists, tuple(buffers))
+    known = bool(options["mme"]) or not overlay.preloaded
+    if image.complete:
+        findings += check(program, roles=False, op_lists=known)
+    return program, findings, known and image.complete

@@ -9,7 +9,9 @@ import numpy as np
 import numpy.typing as npt
 from threadpoolctl import threadpool_limits
 
-from ...isa.network import Firings, Network
+from ...isa.compiled import Timing, execute
+from ...isa.datapath import Overlay
+from ...isa.network import Chain, Network, seconds_by_rate
 from ...isa.packet import Words, decode_image
 from ...isa.program import Program
 
@@ -34,59 +36,52 @@ def simulate(program: Program, banks: Mapping[str, Array] | None = None, words: 
     or `ProgramError`.
     """
     image = program.image if words is None else words
-    net = Network(
-        program.overlay,
-        packets=decode_image(image, program.overlay),
-        preloaded=program.preloaded,
-        banks=banks,
-        data=banks is not None,
-        record=True,
-        where=program.where,
-    )
-    # Tile products are too small for BLAS threads to pay, and on a loaded machine they wait for each other.
-    with threadpool_limits(1, user_api="blas"):
-        busy = net.run()
-    launch = program.overlay.rates.get("launch_us")
-    latency = busy + (launch.seconds if launch else 0.0)
-    moved = {
-        name.removesuffix("_gbs"): int(net.amounts[name])
-        for name, rate in program.overlay.rates.items()
-        if rate.unit == "GB/s"
-    }
-    moved["instructions"] = 4 * len(image)
-    assert net.firings is not None
+    packets = decode_image(image, program.overlay)
+    if banks is None:
+        done = execute(program.overlay, packets=packets, preloaded=program.preloaded, where=program.where, record=True)
+    else:
+        net = Network(
+            program.overlay,
+            packets=packets,
+            preloaded=program.preloaded,
+            banks=banks,
+            data=True,
+            record=True,
+            where=program.where,
+        )
+        # Tile products are too small for BLAS threads to pay, and on a loaded machine they wait for each other.
+        with threadpool_limits(1, user_api="blas"):
+            done = Timing.of(net, net.run())
+    return summary(done, program.overlay, 4 * len(image))
+
+
+def summary(done: Timing, overlay: Overlay, instructions: int) -> Run:
+    """What a recorded run of a program with an image of `instructions` bytes took."""
+    launch = overlay.rates.get("launch_us")
+    latency = done.latency + (launch.seconds if launch else 0.0)
+    buses = [name for name, rate in overlay.rates.items() if rate.unit == "GB/s"]
+    moved = {name.removesuffix("_gbs"): int(done.amounts[name]) for name in buses}
+    moved["instructions"] = instructions
     return Run(
         latency_s=latency,
         bytes=moved,
-        utilization={u.name: net.progress[u.name].busy / latency if latency else 0.0 for u in program.overlay.units},
-        critical_path=critical_path(net, net.firings, latency),
+        utilization={u.name: done.busy[u.name] / latency if latency else 0.0 for u in overlay.units},
+        critical_path=critical_path(done.chain, overlay, latency),
     )
 
 
-def critical_path(net: Network, firings: Firings, latency: float) -> dict[str, float]:
-    """Share of `latency` per cause, walking back from the last step through whatever it waited for.
-
-    A step that streams a token through ends when its source does; its own duration then does not count.
-    """
+def critical_path(chain: Chain, overlay: Overlay, latency: float) -> dict[str, float]:
+    """Share of `latency` per cause, over the steps that decided it."""
     causes: dict[str, float] = {}
 
     def add(cause: str, seconds: float) -> None:
         if seconds > 0:
             causes[cause] = causes.get(cause, 0.0) + seconds
 
-    rates = net.overlay.rates
-    if len(firings):
-        at = int(np.argmax(np.frombuffer(firings.end, dtype=np.float64)))
-        from_end = True
-        while at >= 0:
-            if from_end and firings.bound[at] >= 0:
-                at = firings.bound[at]
-                continue
-            if from_end:
-                name = net.rate_names[firings.rate[at]]
-                add(rates[name].cause if name in rates else "control", firings.end[at] - firings.start[at])
-            at, from_end = firings.before[at], bool(firings.before_end[at])
-    launch = rates.get("launch_us")
+    of_rate = [overlay.rates[name].cause if name in overlay.rates else "control" for name in seconds_by_rate(overlay)]
+    for rate, seconds in zip(chain.rate, chain.seconds, strict=True):
+        add(of_rate[rate], seconds)
+    launch = overlay.rates.get("launch_us")
     if launch:
         add(launch.cause, launch.seconds)
     return {c: s / latency for c, s in sorted(causes.items(), key=lambda item: -item[1])} if latency else {}

@@ -17,7 +17,7 @@ Source: paper section 3.1, "Simple Overlay". The paper gives no times; the rates
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Hashable, Iterator
 from typing import Any
 
 import numpy as np
@@ -62,6 +62,9 @@ class FU1(Unit):
         for at in range(uop.addr, uop.addr + uop.size):
             yield Fire("ddr_read_gbs", ELEMENT, puts=(sink,), do=lambda at=at: (self.read(at, 1),))
 
+    def effect_key(self, uop: Read) -> Hashable:
+        return uop.size, uop.to_fu2
+
 
 class FU2(Unit):
     """Increment."""
@@ -71,6 +74,9 @@ class FU2(Unit):
         for _ in range(uop.size):
             yield Fire("add", gets=(source,), puts=(sink,), do=lambda x: (x + np.float32(1),))
 
+    def effect_key(self, uop: Add) -> Hashable:
+        return uop
+
 
 class FU3(Unit):
     """Sink."""
@@ -79,6 +85,9 @@ class FU3(Unit):
         source = self.source("FU2" if uop.from_fu2 else "FU1")
         for at in range(uop.addr, uop.addr + uop.size):
             yield Fire("ddr_write_gbs", ELEMENT, gets=(source,), do=lambda x, at=at: self.write(at, x))
+
+    def effect_key(self, uop: Write) -> Hashable:
+        return uop.size, uop.from_fu2
 
 
 def legal(unit: str, uop: Any) -> Iterator[str]:

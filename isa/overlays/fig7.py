@@ -28,7 +28,7 @@ Scenario". The paper gives no times; the rates here let an element pass every cy
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Hashable, Iterator
 from typing import Any
 
 import numpy as np
@@ -116,6 +116,9 @@ class OperandUnit(PingPong):
     def kernel(self, uop: Operand) -> Steps:
         return self.lanes(self._load(uop) if uop.load else None, self._send() if uop.send else None)
 
+    def effect_key(self, uop: Operand) -> Hashable:
+        return uop.size, uop.load, uop.send
+
     def _load(self, uop: Operand) -> Steps:
         tile = self.buffers[1 - self.current].reshape(-1)
 
@@ -129,11 +132,15 @@ class OperandUnit(PingPong):
 
 
 class LHSUnit(OperandUnit):
+    """Left operand: sends each row once per column of the product."""
+
     def _send(self) -> Steps:
         return self.send_rows(self.sink("Compute1" if self.index == 1 else "Mesh"))
 
 
 class RHSUnit(OperandUnit):
+    """Right operand: sends all columns once per row of the product."""
+
     def _send(self) -> Steps:
         return self.send_columns(self.sink(f"Compute{self.index}"))
 
@@ -150,6 +157,9 @@ class ComputeUnit(Unit):
                 yield Fire("multiply", gets=pair, do=self._add)
             yield Fire(puts=(sink,), do=lambda: (self.total,))
 
+    def effect_key(self, uop: Compute) -> Hashable:
+        return uop
+
     def _add(self, left: np.float32, right: np.float32) -> None:
         self.total += left * right
 
@@ -162,6 +172,9 @@ class MeshUnit(Unit):
         for _ in range(uop.n):
             yield Fire("word", gets=(source,), puts=(sink,), do=lambda x: (x,))
 
+    def effect_key(self, uop: Mesh) -> Hashable:
+        return uop
+
 
 class OutUnit(PingPong):
     """Results, on their way off chip or to the Mesh."""
@@ -169,6 +182,9 @@ class OutUnit(PingPong):
     def kernel(self, uop: Result) -> Steps:
         empty = self.send_rows(self.sink("Mesh")) if uop.send else self._store(uop) if uop.store else None
         return self.lanes(self._recv() if uop.recv else None, empty)
+
+    def effect_key(self, uop: Result) -> Hashable:
+        return uop.size, uop.recv, uop.store, uop.send
 
     def _recv(self) -> Steps:
         source, tile = self.source(f"Compute{self.index}"), self.buffers[1 - self.current].reshape(-1)

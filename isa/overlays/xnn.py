@@ -12,6 +12,7 @@ from ..datapath import Form, Overlay, Rate, Stream, UnitSpec
 from ..layout import UNIT
 from . import xnn_formats as f
 from . import xnn_kernels as k
+from . import xnn_rules as r
 
 RATES = {
     "ddr_read_gbs": Rate(21.0, "GB/s", "paper 5.3, observed", "DDR load"),
@@ -65,8 +66,8 @@ def _streams() -> list[Stream]:
 
 
 _BASE_FORMS = (
-    Form("DDR", 1, "DDR", f.Ddr, True, 8, f.ddr_uops, uop_bytes=12),
-    Form("LPDDR", 2, "LPDDR", f.Lpddr, True, 8, f.lpddr_uops, uop_bytes=12),
+    Form("DDR", 1, "DDR", f.Ddr, True, 8, f.ddr_uops, uop_bytes=12, addresses=f.addresses),
+    Form("LPDDR", 2, "LPDDR", f.Lpddr, True, 8, f.lpddr_uops, uop_bytes=12, addresses=f.addresses),
     Form("MemA", 3, "MemA", f.MemA, False, 8, uop_bytes=4),
     Form("MemB", 4, "MemB", f.MemB, False, 8, uop_bytes=8),
     Form("MemC", 5, "MemC", f.MemC, False, 8, uop_bytes=8),
@@ -87,6 +88,8 @@ XNN_BASE = Overlay(
     legal=k.legal,
     transfer=k.transfer,
     flops=k.flops,
+    doubts=r.doubts,
+    rules=r.rules,
 )
 
 XNN = dataclasses.replace(

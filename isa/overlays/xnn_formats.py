@@ -8,6 +8,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import NamedTuple
 
+import numpy as np
+import numpy.typing as npt
+
 from ..fields import Record, bits
 
 
@@ -186,3 +189,10 @@ def lpddr_uops(mop: Lpddr, iteration: int) -> Iterator[Transfer]:
     base = mop.addr + iteration * mop.reuse_stride
     for chunk in range(mop.chunks):
         yield Transfer((base + chunk * mop.chunk_stride) & 0xFFFF_FFFF, mop.size, False, peer, bool(mop.bias))
+
+
+def addresses(mop: Ddr | Lpddr, reuse: int) -> npt.NDArray[np.int64]:
+    """The addresses that `ddr_uops` and `lpddr_uops` give: (reuse, chunks)."""
+    iterations = np.arange(reuse, dtype=np.int64)[:, None] * mop.reuse_stride
+    chunks = np.arange(mop.chunks, dtype=np.int64)[None] * mop.chunk_stride
+    return np.asarray((mop.addr + iterations + chunks) & 0xFFFF_FFFF)

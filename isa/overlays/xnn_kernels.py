@@ -7,7 +7,7 @@ NaN: reading it shows in the result.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Hashable, Iterator
 from functools import partial
 from typing import Any
 
@@ -58,12 +58,16 @@ class OffChip(Unit):
             at += piece
             left -= piece
 
+    def effect_key(self, uop: f.Transfer) -> Hashable:
+        return uop.size, uop.store, uop.peer, uop.bias
+
     def _fetch(self, at: int, size: int) -> tuple[Array]:
         return (self.read(at, size),)
 
 
 class PingPong(Unit):
-    """A double buffer whose flag `cur` flips after every uOP, the empty ones included, and lives for the whole run."""
+    """A double buffer whose flag `cur` flips after every uOP, the empty ones included, and lives for the whole run. The
+    flag says which buffer a step touches, not which steps there are: it takes no part in any `effect_key`."""
 
     ROWS = 0
     COLS = 0
@@ -100,6 +104,9 @@ class MemA(PingPong):
     def kernel(self, uop: f.MemA) -> Steps:
         return self.lanes(self._load(uop) if uop.load else None, self._send(uop) if uop.send else None)
 
+    def effect_key(self, uop: f.MemA) -> Hashable:
+        return uop
+
     def _load(self, uop: f.MemA) -> Steps:
         side = 1 - self.cur
         source = (self.source("DDR"),)
@@ -131,6 +138,9 @@ class MemB(PingPong):
 
     def kernel(self, uop: f.MemB) -> Steps:
         return self.lanes(self._load(uop) if uop.load else None, self._send(uop) if uop.send else None)
+
+    def effect_key(self, uop: f.MemB) -> Hashable:
+        return uop
 
     def _load(self, uop: f.MemB) -> Steps:
         if uop.bias:
@@ -230,6 +240,9 @@ class Mesh(Unit):
             for _ in range(uop.size // BEATS):
                 yield Fire("mesh_beat", BEATS, gets=gets, puts=puts, do=copy)
 
+    def effect_key(self, uop: f.MeshA | f.MeshB) -> Hashable:
+        return uop
+
 
 class Mme(Unit):
     """Matrix multiplication engine: 64 AIE tiles that multiply a 128x128 by a 128x128 tile."""
@@ -274,6 +287,9 @@ class Mme(Unit):
                             start = self._vector(t) if bias and k == 0 else None
                             do = _Product(start, full_k, full_n)
                             yield Fire(rate, gets=ab, puts=c, do=do, whole=True)
+
+    def effect_key(self, op: f.Mme) -> Hashable:
+        return op
 
     def _vector(self, t: int) -> Array:
         return self.bias[t * TILE : t * TILE + TILE]
@@ -357,6 +373,12 @@ class MemC(PingPong):
             return self._configure(uop)
         out = self._send(uop) if uop.send and self.sends else self._store(uop) if uop.store else None
         return self.lanes(self._recv(uop) if uop.recv else None, out)
+
+    def effect_key(self, uop: f.MemC | f.MemCConfig) -> Hashable | None:
+        if isinstance(uop, f.MemCConfig):
+            return None  # it sets the registers
+        reg = self.registers
+        return uop, reg.alone, reg.causal, reg.max_sub, reg.rms
 
     def _configure(self, uop: f.MemCConfig) -> Steps:
         self.registers = uop

@@ -27,10 +27,7 @@ MME0 {
 
 packet DDR reuse=2 { load x -> MemA0 }
 packet MemCConfig MemC1 { softmax_cols=clamp(len-0, 0, 256) }
-packet MemA[0..2] reuse=3 {
-  load dim1=128 dim2=128
-  send acc_a=1
-}
+packet MemA[0..2] reuse=3 { load dim1=128 dim2=128; send acc_a=1 }
 nop
 last DDR
 """

@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rsn.assembler.parser import NESTED, parse, read_text
+from rsn.assembler.blocks import NESTED
+from rsn.assembler.parser import parse, read_text
 from rsn.isa.errors import SourceError
 
 HEAD = """\
@@ -163,8 +164,8 @@ ITEMS = [
     ("packet MemCConfig «MemA0» { alone }", "MemCConfig is for MemC units, not for MemA0", ""),
     ("last «MemCConfig» MemC0", "a MemCConfig packet cannot be a terminator", ""),
     ("last MemC0 «reuse»=1", "a packet header takes no reuse", ""),
-    ("for 2 { const «J» = 1 }", "declarations stand outside of loops", ""),
-    ("for 2 { buffer «y» ddr 128x64 }", "declarations stand outside of loops", ""),
+    ("for 2 { const «J» = 1 }", "constants, blocks and includes stand outside of loops", ""),
+    ("for 2 { buffer «y» ddr 128x64 }", "y has a meaning already", ""),
     ("param n 0..«99999999999999999999» = 1", "this number is beyond 64 bits", ""),
     ("«MME0» { for 511 { n128 } }", "MME0 holds at most 510 ops, these are 511", ""),
     ("«MemQ»[0..1] { }", "this datapath has no MemQ units", "kinds of units are DDR, LPDDR"),
@@ -199,7 +200,7 @@ def test_sections_and_packets_do_not_mix() -> None:
 
 def test_nothing_is_nested_without_end() -> None:
     found = complaint("overlay xnn\n" + "for 1 { " * (NESTED + 1) + "nop" + " }" * (NESTED + 1))
-    assert f"more than {NESTED} loops inside each other" in found
+    assert f"more than {NESTED} loops and calls inside each other" in found
     found = complaint("overlay xnn\nMemA0 { dim1=" + "-" * 300 + "1 }")
     assert "this expression is nested too deeply" in found
     found = complaint("overlay xnn\nMemA0 { dim1=" + "(" * 10000 + "1" + ")" * 9999 + " }")
@@ -207,7 +208,7 @@ def test_nothing_is_nested_without_end() -> None:
 
 
 def test_nothing_is_unrolled_without_end(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("rsn.assembler.parser.UNROLLED", 1000)
+    monkeypatch.setattr("rsn.assembler.blocks.UNROLLED", 1000)
     for body in ("load", "", "for 1000 { }"):
         found = complaint(f"overlay xnn\nMemA0 {{ for 4000000000 {{ {body} }} }}")
         assert "the text unrolls into more than 1000 statements" in found

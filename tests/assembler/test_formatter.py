@@ -8,6 +8,7 @@ import pytest
 
 from rsn.assembler.diagnostic import Text
 from rsn.assembler.formatter import format_text
+from rsn.assembler.printer import WIDTH
 from rsn.assembler.syntax import read
 from rsn.isa.errors import SourceError
 
@@ -83,5 +84,5 @@ def test_long_vectors_are_broken() -> None:
     laid = format_text(f"overlay xnn\nscale x [{' '.join(['0.125'] * 40)}]", "x.rsn")
     lines = laid.splitlines()[1:]
     assert len(lines) == 3
-    assert max(map(len, lines)) <= 100
+    assert max(map(len, lines)) <= WIDTH
     assert lines[1].startswith("  0.125 ")

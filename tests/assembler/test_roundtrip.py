@@ -241,3 +241,61 @@ def test_slices_invert(grid: tuple[int, int, int, int], ends: tuple[int, int, in
     assert found is not None
     assert cut(buffer, found, unit) == chunks
     assert chunks.size * chunks.chunks == (bottom - top) * step_r * (right - left) * step_c
+
+
+def later(mop: Record, steps: dict[str, int], times: int) -> Record:
+    """An mOP with some fields grown, as far as they hold it."""
+    values = {}
+    for name, step in steps.items():
+        if name in {f.name for f in mop.FIELDS if not f.real and not f.flag}:
+            low, high = mop.field(name).bounds
+            values[name] = min(max(getattr(mop, name) + step * times, low), high)
+    return replace(mop, **values)
+
+
+@st.composite
+def regular_programs(draw: st.DrawFn) -> Program:
+    """Programs whose packets, buffers and parameters repeat, with numbers that grow: what loops and blocks are for."""
+    overlay = draw(st.sampled_from(list(OVERLAYS.values())))
+    bank = draw(st.sampled_from(sorted(overlay.banks)))
+    names = draw(st.sampled_from(["w{}", "layers.{}.w", "{}", "a b{}{{", "i", "x_0{}"]))
+    count = draw(st.integers(1, 8))
+    rows = [Buffer(names.format(n), bank, 1024 * n, (128, 128)) for n in range(count if "{}" in names else 1)]
+    rows += [Buffer("other", bank, 65536, (256, 256))]
+    addresses = [b.offset + 512 * n for b in rows for n in range(2)]
+    stretch = draw(st.lists(packets(overlay, addresses), min_size=1, max_size=4))
+    image: list[Packet] = []
+    for _ in range(draw(st.integers(1, 3))):
+        steps = draw(
+            st.dictionaries(
+                st.sampled_from(["addr", "size", "dim1", "reuse_stride", "k_iter"]), st.sampled_from([1024, 512, 1, -1])
+            )
+        )
+        for times in range(draw(st.integers(1, 6))):
+            for p in stretch:
+                mops = tuple(later(m, steps, times) for m in p.mops)
+                image.append(Packet(p.header, mops))
+        image += draw(st.lists(packets(overlay, addresses), max_size=1))
+    fields = [(i, j, f) for i, p in enumerate(image) for j, m in enumerate(p.mops) for f in m.FIELDS if not f.real]
+    patched = []
+    title = draw(st.sampled_from(["len[{}]", "rows {}", "n{}"]))
+    for n, (i, j, f) in enumerate(fields[:: max(1, len(fields) // 6)] if draw(st.booleans()) else ()):
+        patched.append(Parameter(title.format(n), 0, 9, 1, (Patch(i, j, f.name, n, min(f.bounds[1], 3)),)))
+    mops = [list(p.mops) for p in image]
+    for parameter in patched:
+        for patch in parameter.patches:
+            changed = {patch.field: patch.value(parameter.default)}
+            mops[patch.packet][patch.mop] = replace(mops[patch.packet][patch.mop], **changed)
+    image = [Packet(p.header, tuple(m)) for p, m in zip(image, mops, strict=True)]
+    return Program(overlay, tuple(image), {}, tuple(rows), tuple(patched))
+
+
+@SLOW
+@given(regular_programs())
+def test_loops_and_blocks(program: Program) -> None:
+    text = show(program)
+    again = parse(text, "again.rsn")
+    assert isinstance(again, Program)
+    same(program, again)
+    assert show(again) == text
+    assert format_text(text, "x.rsn") == text

@@ -1,0 +1,191 @@
+"""Declarations of a text: its overlay, constants, run-time parameters, buffers and what is applied to them."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import dataclasses
+import re
+import struct
+from collections.abc import Mapping
+from math import isfinite, prod
+from typing import Any
+
+from lark import Token
+
+from ..isa.datapath import Overlay
+from ..isa.program import Buffer, Layout, Parameter, Role, place_buffers
+from . import syntax as s
+from .diagnostic import Mistake, Report, Span, Text, listing, meant
+from .names import Names
+from .slices import GRAIN
+
+
+def overlay(items: tuple[s.Item, ...], overlays: Mapping[str, Overlay]) -> Overlay:
+    """The overlay that a text begins with."""
+    first = items[0] if items else None
+    known = f"overlays are {listing(overlays)}"
+    if not isinstance(first, s.OverlayName):
+        raise Mistake(s.start_span(first) if first else (0, 0), "a program begins with the overlay it is for", known)
+    name = s.unquoted(first.name)
+    if name not in overlays:
+        raise Mistake(s.token_span(first.name), f"no overlay is called {name}", *meant(name, overlays), known)
+    return overlays[name]
+
+
+class Declarations:
+    """Takes declarations one by one, loops around them unrolled, and enters them into the names of the text."""
+
+    def __init__(self, names: Names, report: Report) -> None:
+        self.names = names
+        self.report = report
+        self._written: dict[str, tuple[Text, Token]] = {}
+        """Where a buffer is declared."""
+        self._vectors: list[tuple[Text, s.Vector, str]] = []
+
+    def take_looped(self, item: s.Item) -> None:
+        """`take`, inside a loop."""
+        if isinstance(item, s.Const | s.Include | s.Block):
+            raise Mistake(s.start_span(item), "constants, blocks and includes stand outside of loops")
+        self.take(item)
+
+    def take(self, item: s.Item) -> None:
+        """Enter a declaration; anything else is left to others."""
+        match item:
+            case s.OverlayName():
+                raise Mistake(s.token_span(item.name), f"the overlay is {self.names.overlay.name} already")
+            case s.Const():
+                name = self.names.new(item.name)
+                self.names.constants[name] = self.names.number(item.value)
+            case s.Param():
+                self._parameter(item)
+            case s.BufferLine():
+                self._buffer(item)
+            case s.Vector():
+                # Its buffer may stand below it.
+                self._vectors.append((self.report.text, item, self.names.name(item.buffer)))
+
+    def finish(self) -> None:
+        """Place the buffers, and give them their vectors."""
+        overlay, buffers = self.names.overlay, self.names.buffers
+        for b in place_buffers(buffers.values(), overlay.address_unit):
+            buffers[b.name] = b
+            end, size = b.offset * overlay.address_unit + b.size, overlay.banks[b.bank]
+            if 4 * end > size:
+                text, token = self._written[b.name]
+                with self.report.inside(text):
+                    message = f"{b.name} ends at byte {4 * end} of {b.bank}, which has {size}"
+                    self.report.add(Mistake(s.token_span(token), message))
+        for text, vector, name in self._vectors:
+            with self.report.inside(text):
+                try:
+                    self._vector(vector, name)
+                except Mistake as e:
+                    self.report.add(e)
+
+    def _parameter(self, item: s.Param) -> None:
+        names = self.names
+        name = names.label(item.label)
+        if name in names.parameters:
+            raise Mistake(s.span(item.label), f"parameter {name} is declared already")
+        low, high, default = (names.integer(e) for e in (item.low, item.high, item.default))
+        if not low <= default <= high:
+            raise Mistake(s.span(item.default), f"{name}: {default} is out of range {low}..{high}")
+        names.parameters[name] = Parameter(name, low, high, default)
+
+    def _buffer(self, item: s.BufferLine) -> None:
+        name = self.names.new(item.name)
+        bank, banks = str(item.bank), self.names.overlay.banks
+        if bank not in banks:
+            note = f"memories of {self.names.overlay.name} are {listing(banks)}"
+            raise Mistake(s.token_span(item.bank), f"this datapath has no memory {bank}", note)
+        shape = _shape(item.shape)
+        layout = Layout.BLOCKED if len(shape) == 2 else Layout.LINEAR
+        role, offset, view = Role.SCRATCH, -1, None
+        for option in item.options:
+            match option:
+                case s.At():
+                    offset = self.names.integer(option.value)
+                    if not 0 <= offset < 1 << 48:
+                        raise Mistake(s.span(option.value), f"an address lies within 0..2^48, not at {offset}")
+                case s.View():
+                    view = _shape(option.shape)
+                    if prod(view) > prod(shape):
+                        raise Mistake(s.token_span(option.shape), f"the view is larger than the buffer, {item.shape}")
+                case Token() if option in (x.value for x in Layout):
+                    layout = Layout(str(option))
+                case Token() if option in (x.value for x in Role):
+                    role = Role(str(option))
+                case _:
+                    known = [x.value for x in (*Layout, *Role)]
+                    note = f"a buffer is {listing(known)}"
+                    span = s.token_span(option)
+                    raise Mistake(span, f"no layout or role is called {option}", *meant(str(option), known), note)
+        if len(shape) > 2:
+            raise Mistake(s.token_span(item.shape), "a buffer has one or two dimensions")
+        if layout is Layout.BLOCKED:
+            rows, cols = GRAIN[layout]
+            if len(shape) != 2 or shape[0] % rows or shape[1] % cols:
+                message = f"a blocked buffer is a whole number of {rows}x{cols} blocks, not {item.shape}"
+                raise Mistake(s.token_span(item.shape), message)
+        self._written[name] = self.report.text, item.name
+        self.names.buffers[name] = Buffer(name, bank, offset, shape, layout, role, view)
+
+    def _vector(self, item: s.Vector, name: str) -> None:
+        buffer = self.names.declared(name, item.buffer)
+        values = _packed(item.numbers) if item.numbers.type == "PACKED" else _listed(item.numbers)
+        columns = (buffer.view or buffer.shape)[-1]
+        if len(values) not in (columns, buffer.shape[-1]):
+            raise Mistake(s.span(item), f"{len(values)} numbers for the {columns} columns of {buffer.name}")
+        which = str(item.which)
+        if getattr(buffer, which) is not None:
+            raise Mistake(s.token_span(item.which), f"{buffer.name} has its {which} already")
+        changed: dict[str, Any] = {which: tuple(values)}
+        self.names.buffers[name] = dataclasses.replace(buffer, **changed)
+
+
+_ELEMENT = re.compile(r"[^\s,]+")
+_REAL = re.compile(r"[-+]?([0-9]+(\.[0-9]*)?|\.[0-9]+)([eE][-+]?[0-9]+)?")
+
+
+def _listed(numbers: Token) -> list[float]:
+    """`[1 0.5, -2]`"""
+    values = []
+    for found in _ELEMENT.finditer(numbers[1:-1]):
+        start = s.token_span(numbers)[0] + 1 + found.start()
+        span = (start, start + len(found[0]))
+        if not _REAL.fullmatch(found[0]):
+            raise Mistake(span, f"{found[0]} is not a number")
+        values.append(_float32(float(found[0]), span))
+    return values
+
+
+def _packed(numbers: Token) -> list[float]:
+    """`f32"..."`: float32, little-endian, in base64."""
+    try:
+        data = base64.b64decode("".join(numbers[4:-1].split()), validate=True)
+        values = list(struct.unpack(f"<{len(data) // 4}f", data))
+    except (binascii.Error, ValueError):
+        raise Mistake(s.token_span(numbers), "this is not base64") from None
+    except struct.error:
+        raise Mistake(s.token_span(numbers), f"{len(data)} bytes are no whole number of float32") from None
+    if not all(map(isfinite, values)):
+        raise Mistake(s.token_span(numbers), "a number in it is not finite")
+    return values
+
+
+def _float32(value: float, span: Span) -> float:
+    try:
+        (rounded,) = struct.unpack("<f", struct.pack("<f", value))
+    except OverflowError:
+        rounded = float("inf")
+    if not isfinite(rounded):
+        raise Mistake(span, f"{value} is beyond float32")
+    return float(rounded)
+
+
+def _shape(token: Token) -> tuple[int, ...]:
+    shape = tuple(int(n) if len(n) < 16 else 0 for n in token.split("x"))
+    if 0 in shape or prod(shape[:16]) >= 1 << 48 or len(shape) > 16:
+        raise Mistake(s.token_span(token), "no memory is that large")
+    return shape

@@ -1,0 +1,125 @@
+"""Colours for `.rsn`: a lexer for Pygments, and the TextMate grammar of editors, from one list of words.
+
+`python -m rsn.assembler.highlight` prints rsn.tmLanguage.json. Pygments finds the lexer through an entry point.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any, ClassVar
+
+from pygments.lexer import RegexLexer, bygroups, words  # type: ignore[import-untyped]
+from pygments.token import Comment, Keyword, Name, Number, Operator, Punctuation, String, Text  # type: ignore[import-untyped]
+
+DECLARING = ("block", "buffer", "const", "include", "overlay", "param", "scale", "shift")
+"""Keywords that begin a declaration."""
+
+STANDING = ("for", "last", "nop", "packet")
+"""Keywords that begin anything else."""
+
+INSIDE = ("at", "clamp", "in", "view")
+"""Keywords elsewhere, which are names in other places."""
+
+TAGS = ("blocked", "linear", "input", "output", "weight", "scratch")
+"""Layouts and roles of buffers."""
+
+NAME = r"[A-Za-z_]\w*(?:\.\w+)*"
+UNIT = r"[A-Z]\w*"
+"""Units, kinds and formats: what overlays spell with a capital."""
+NUMBER = r"0x[0-9a-fA-F]+|[0-9]+(?:\.[0-9]+)?(?:[eE][-+]?[0-9]+)?"
+SHAPE = r"[1-9][0-9]*(?:x[1-9][0-9]*)+\b"
+OPERATOR = r"->|<-|\.\.|:[ \t]*\+|[-+*/%=:]"
+ESCAPE = r"\\(?:u[0-9a-fA-F]{4}|.)"
+
+
+class RsnLexer(RegexLexer):  # type: ignore[misc]
+    """`.rsn` programs of reconfigurable stream networks."""
+
+    name = "RSN"
+    aliases: ClassVar[list[str]] = ["rsn"]
+    filenames: ClassVar[list[str]] = ["*.rsn"]
+    url = ""
+    tokens: ClassVar[dict[str, Any]] = {
+        "root": [
+            (r"\s+", Text.Whitespace),
+            (r"#[^\n]*", Comment.Single),
+            (r'(f32)(")([^"]*)(")', bygroups(String.Affix, String, Number.Float, String)),
+            (r'"', String, "string"),
+            (r"(overlay)([ \t]+)([A-Za-z_][\w.-]*)", bygroups(Keyword.Declaration, Text.Whitespace, Name.Namespace)),
+            (rf"(block)([ \t]+)({NAME})", bygroups(Keyword.Declaration, Text.Whitespace, Name.Function)),
+            (rf"({NAME})([ \t]*)(=)", bygroups(Name.Attribute, Text.Whitespace, Operator)),
+            (words(DECLARING, prefix=r"(?<![\w.])", suffix=r"(?![\w.])"), Keyword.Declaration),
+            (words((*STANDING, *INSIDE), prefix=r"(?<![\w.])", suffix=r"(?![\w.])"), Keyword),
+            (words(TAGS, prefix=r"(?<![\w.])", suffix=r"(?![\w.])"), Keyword.Type),
+            (rf"({NAME})(?=\()", Name.Function),
+            (rf"{UNIT}(?![\w.])", Name.Class),
+            (NAME, Name),
+            (SHAPE, Number.Integer),
+            (NUMBER, Number),
+            (OPERATOR, Operator),
+            (r"[\[\](){},;]", Punctuation),
+        ],
+        "string": [
+            (r'"', String, "#pop"),
+            (r"\n", Text.Whitespace, "#pop"),
+            (ESCAPE, String.Escape),
+            (r"\{[^{}\"\n]*\}", String.Interpol),
+            (r'[^"\\{\n]+|.', String),
+        ],
+    }
+
+
+def textmate() -> dict[str, Any]:
+    """The TextMate grammar."""
+
+    def word(these: tuple[str, ...]) -> str:
+        return rf"(?<![\w.])(?:{'|'.join(these)})(?![\w.])"
+
+    def rule(match: str, name: str) -> dict[str, Any]:
+        return {"match": match, "name": f"{name}.rsn"}
+
+    return {
+        "$schema": "https://raw.githubusercontent.com/martinring/tmlanguage/master/tmlanguage.json",
+        "name": "RSN",
+        "scopeName": "source.rsn",
+        "fileTypes": ["rsn"],
+        "patterns": [
+            rule(r"#[^\n]*", "comment.line.number-sign"),
+            {"begin": r'f32"', "end": '"', "name": "constant.numeric.packed.rsn"},
+            {
+                "begin": '"',
+                "end": r'"|$',
+                "name": "string.quoted.double.rsn",
+                "patterns": [
+                    rule(ESCAPE, "constant.character.escape"),
+                    rule(r"\{[^{}\"]*\}", "meta.embedded.expression"),
+                ],
+            },
+            rule(rf"(?<=block )[ \t]*{NAME}", "entity.name.function"),
+            rule(rf"{NAME}(?=[ \t]*=)", "variable.other.field"),
+            rule(word(DECLARING), "keyword.declaration"),
+            rule(word((*STANDING, *INSIDE)), "keyword.control"),
+            rule(word(TAGS), "storage.modifier"),
+            rule(rf"{NAME}(?=\()", "entity.name.function"),
+            rule(rf"{UNIT}(?![\w.])", "entity.name.type"),
+            rule(NAME, "variable.other"),
+            rule(SHAPE, "constant.numeric.shape"),
+            rule(NUMBER, "constant.numeric"),
+            rule(OPERATOR, "keyword.operator"),
+            rule(r"[\[\](){},;]", "punctuation"),
+        ],
+    }
+
+
+def textmate_text() -> str:
+    return json.dumps(textmate(), indent=2) + "\n"
+
+
+def _main() -> None:
+    import sys
+
+    sys.stdout.write(textmate_text())
+
+
+if __name__ == "__main__":
+    _main()

@@ -1,0 +1,98 @@
+"""Texts that a text includes: found beside it, read once, with bounds on what a hostile one may ask for."""
+
+from __future__ import annotations
+
+import os
+import stat
+from pathlib import Path
+
+from . import syntax as s
+from .diagnostic import Mistake, Report, Text
+
+DEPTH = 16
+"""Texts that include each other in a chain."""
+
+LONGEST = 16 << 20
+"""Bytes of an included text."""
+
+Located = tuple[Text, s.Item]
+Identity = tuple[int, int]
+
+
+def items(text: Text, tree: tuple[s.Item, ...], report: Report) -> list[Located]:
+    """The items of a text, those of included texts in the place of the `include`; mistakes go to the report."""
+    reader = _Reader(report)
+    reader.read(text, tree, (_identity(text.file),))
+    return reader.found
+
+
+class _Reader:
+    def __init__(self, report: Report) -> None:
+        self.report = report
+        self.found: list[Located] = []
+        self._seen: set[Identity] = set()
+
+    def read(self, text: Text, tree: tuple[s.Item, ...], chain: tuple[Identity | None, ...]) -> None:
+        for item in tree:
+            if not isinstance(item, s.Include):
+                self.found.append((text, item))
+                continue
+            with self.report.inside(text):
+                try:
+                    included = self._open(text, item, chain)
+                except Mistake as e:
+                    self.report.add(e)
+                    continue
+            if included is None:
+                continue
+            with self.report.inside(included[0]):
+                try:
+                    inner = s.tree(included[0])
+                except Mistake as e:
+                    self.report.add(e)
+                    continue
+            self.read(included[0], inner, (*chain, included[1]))
+
+    def _open(self, text: Text, item: s.Include, chain: tuple[Identity | None, ...]) -> tuple[Text, Identity] | None:
+        """The included text; None if it has been read already."""
+        span = s.token_span(item.file)
+        name = s.unquoted(item.file)
+        if not name or "\0" in name or Path(name).is_absolute():
+            raise Mistake(span, "an include names a file relative to this one")
+        if len(chain) > DEPTH:
+            raise Mistake(span, f"more than {DEPTH} includes inside each other")
+        path = Path(text.file).parent / name
+        # Opened so that a pipe or a device does not block; what is read is bounded by the size of the file.
+        try:
+            handle = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_CLOEXEC", 0))
+        except OSError as e:
+            raise Mistake(span, f"{path} cannot be read: {e.strerror}") from None
+        try:
+            status = os.fstat(handle)
+            identity = status.st_dev, status.st_ino
+            if not stat.S_ISREG(status.st_mode):
+                raise Mistake(span, f"{path} is no regular file")
+            if identity in chain:
+                raise Mistake(span, f"{path} includes itself")
+            if identity in self._seen:
+                return None
+            if status.st_size > LONGEST:
+                raise Mistake(span, f"{path} has {status.st_size} bytes; a text has at most {LONGEST}")
+            with os.fdopen(handle, "rb", closefd=False) as file:
+                source = file.read(status.st_size).decode("utf-8-sig")
+        except UnicodeDecodeError as e:
+            raise Mistake(span, f"byte {e.start} of {path} is not UTF-8; is it an .rsn text?") from None
+        except OSError as e:
+            raise Mistake(span, f"{path} cannot be read: {e.strerror}") from None
+        finally:
+            os.close(handle)
+        self._seen.add(identity)
+        return Text(source, str(path), f"included from {text.at(span[0])}", *text.notes), identity
+
+
+def _identity(file: str) -> Identity | None:
+    try:
+        status = os.stat(file)
+    except (OSError, ValueError):
+        return None
+    return status.st_dev, status.st_ino

@@ -1,0 +1,313 @@
+"""What names and expressions of a text stand for: numbers, buffers, run-time parameters, units, in their scopes."""
+
+from __future__ import annotations
+
+import operator
+import re
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+from lark import Token
+
+from ..isa.datapath import Form, Overlay, UnitSpec
+from ..isa.program import Buffer, Parameter
+from . import syntax as s
+from .diagnostic import Mistake, Span, listing, meant
+
+DEEP = 200
+"""Operators inside operators."""
+
+OPERATIONS = 1 << 22
+"""Operators that a text may evaluate, unrolled: seconds, however long the expressions in its loops are."""
+
+Number = int | float
+Value = int | float | Buffer | tuple[UnitSpec, ...]
+"""What a parameter of a block may be: a number, a buffer, units of one kind."""
+
+
+class _Letters(str):
+    """Part of a quoted name, as it stands there."""
+
+
+class Names:
+    """Constants, buffers and parameters hold for the whole text. Variables of loops and parameters of blocks are local:
+    inside a block its own are seen and the caller's are not, and they hide what has the same name outside."""
+
+    def __init__(self, overlay: Overlay) -> None:
+        self.overlay = overlay
+        self.constants: dict[str, Number] = {}
+        self.buffers: dict[str, Buffer] = {}
+        self.parameters: dict[str, Parameter] = {}
+        self._local: dict[str, Value] = {}
+        self._in_block = False
+        self._operations = 0
+        self._templates: dict[int, tuple[Token, list[_Letters | s.Expr]]] = {}
+
+    # -- scopes ---------------------------------------------------------------------------------------------------
+
+    def new(self, token: Token) -> str:
+        """The name of something to declare. Raises `Mistake` where it has a meaning already."""
+        name = self.name(token)
+        outside = name in self.constants or name in self.buffers
+        if name in self._local or (outside and not self._in_block):
+            raise Mistake(s.token_span(token), f"{name} has a meaning already")
+        return name
+
+    @contextmanager
+    def variable(self, token: Token) -> Iterator[Callable[[int], None]]:
+        """The variable of a loop; what is yielded sets it."""
+        name = self.new(token)
+        try:
+            yield lambda value: self._local.__setitem__(name, value)
+        finally:
+            self._local.pop(name, None)
+
+    @contextmanager
+    def frame(self, values: Mapping[str, Value]) -> Iterator[None]:
+        """Inside a block: its parameters."""
+        before = self._local, self._in_block
+        self._local, self._in_block = dict(values), True
+        try:
+            yield
+        finally:
+            self._local, self._in_block = before
+
+    def local(self, token: Token) -> Value | None:
+        return self._local.get(str(token)) if token.type == "NAME" else None
+
+    def argument(self, e: s.Expr | s.Unit) -> Value:
+        """The value of an argument, in the caller's scope."""
+        if isinstance(e, s.Unit):
+            return self.units((e,))
+        if isinstance(e, Token) and e.type in ("NAME", "STRING"):
+            value = self.local(e)
+            if value is not None:
+                return value
+            if e.type == "NAME" and str(e) in self.overlay.by_unit:
+                return (self.overlay.by_unit[str(e)],)
+            if self.is_buffer(e):
+                return self.buffer(e)
+        return self.number(e)
+
+    # -- quoted names ---------------------------------------------------------------------------------------------
+
+    def name(self, token: Token) -> str:
+        """What a NAME, or a STRING with expressions in braces (`"layer{i}.x"`), stands for."""
+        if token.type != "STRING":
+            return str(token)
+        if id(token) not in self._templates:
+            self._templates[id(token)] = token, list(_pieces(token))
+        _, pieces = self._templates[id(token)]
+        return "".join(x if isinstance(x, _Letters) else str(self.integer(x)) for x in pieces)
+
+    def label(self, label: s.Label) -> str:
+        """The name of a run-time parameter."""
+        stem = self.name(label.token)
+        return stem if label.number is None else f"{stem}[{self.integer(label.number)}]"
+
+    # -- numbers --------------------------------------------------------------------------------------------------
+
+    def integer(self, e: s.Expr, units: tuple[UnitSpec, ...] | None = None) -> int:
+        value = self.number(e, units)
+        if not isinstance(value, int):
+            raise Mistake(s.span(e), f"an integer belongs here, not {value}")
+        return value
+
+    def number(self, e: s.Expr, units: tuple[UnitSpec, ...] | None = None, depth: int = 0) -> Number:
+        """The value of an expression. With the units that take it as an address, buffers stand for theirs."""
+        if isinstance(e, Token):
+            if e.type == "INT":
+                return s.number(e)
+            return float(e) if e.type == "REAL" else self._named(e, units)
+        if depth > DEEP:
+            raise Mistake(s.span(e), "this expression is nested too deeply")
+        self._operations += 1
+        if self._operations > OPERATIONS:
+            raise Mistake(s.span(e), f"the text evaluates more than {OPERATIONS} operators")
+        if isinstance(e, s.Negate):
+            return -self.number(e.operand, units, depth + 1)
+        left, right = self.number(e.left, units, depth + 1), self.number(e.right, units, depth + 1)
+        if e.op in ("/", "%") and not right:
+            raise Mistake(s.span(e), "division by zero")
+        if e.op == "/" and isinstance(left, int) and isinstance(right, int):
+            if left % right:
+                raise Mistake(s.span(e), f"{left}/{right} is not a whole number", "divisions of integers are exact")
+            return left // right
+        value: Number = _OPERATORS[str(e.op)](left, right)
+        if isinstance(value, int) and abs(value) >= s.LIMIT:
+            raise Mistake(s.span(e), "this is beyond 64 bits")
+        return value
+
+    def _named(self, token: Token, units: tuple[UnitSpec, ...] | None) -> Number:
+        name = self.name(token)
+        value = self.local(token)
+        if value is None and token.type == "NAME":
+            value = self.constants.get(name)
+        if value is None:
+            value = self.buffers.get(name)
+        if isinstance(value, int | float):
+            return value
+        if isinstance(value, Buffer):
+            if units is None:
+                raise Mistake(s.token_span(token), f"{name} is a buffer; its address belongs into addr")
+            return self.reached(value, token, units).offset
+        if value is not None:
+            raise Mistake(s.token_span(token), f"{name} stands for {listing(u.name for u in value)}, not for a number")
+        if name in self.parameters:
+            way = f"clamp({name}-0, 0, 256) puts it into a field"
+            raise Mistake(s.token_span(token), f"parameter {name} is known only at run time", way)
+        known = [*self._local, *self.constants, *(self.buffers if units else ())]
+        note = f"names are {listing(known)}" if known else "no constant is declared"
+        raise Mistake(s.token_span(token), f"{name} means nothing here", *meant(name, known), note)
+
+    # -- buffers --------------------------------------------------------------------------------------------------
+
+    def is_buffer(self, token: Token) -> bool:
+        """Whether a word without brackets stands for a buffer; one in quotes can be nothing else."""
+        local = self.local(token)
+        return isinstance(local, Buffer) or token.type == "STRING" or (local is None and str(token) in self.buffers)
+
+    def buffer(self, token: Token) -> Buffer:
+        local = self.local(token)
+        if isinstance(local, Buffer):
+            return local
+        name = self.name(token)
+        if local is not None:
+            raise Mistake(s.token_span(token), f"{name} is no buffer here")
+        return self.declared(name, token)
+
+    def declared(self, name: str, token: Token) -> Buffer:
+        if name not in self.buffers:
+            known = f"buffers are {listing(self.buffers)}" if self.buffers else "no buffer is declared"
+            raise Mistake(s.token_span(token), f"no buffer is called {name}", *meant(name, self.buffers), known)
+        return self.buffers[name]
+
+    def reached(self, buffer: Buffer, token: Token, units: tuple[UnitSpec, ...]) -> Buffer:
+        """The buffer, if the units can reach its bank."""
+        for unit in units:
+            if unit.bank != buffer.bank:
+                reach = f"{unit.name} reaches {unit.bank}" if unit.bank else f"{unit.name} reaches no memory"
+                raise Mistake(s.token_span(token), f"{buffer.name} lies in {buffer.bank}; {reach}")
+        return buffer
+
+    # -- units ----------------------------------------------------------------------------------------------------
+
+    def units(self, refs: tuple[s.Unit, ...]) -> tuple[UnitSpec, ...]:
+        """The units of a list such as `MemC[0..2] MemC5`, all of one kind."""
+        out: dict[str, UnitSpec] = {}
+        kind = ""
+        for ref in refs:
+            for unit in self._unit(ref):
+                if unit.name in out:
+                    raise Mistake(s.span(ref), f"{unit.name} is named twice")
+                if unit.kind != (kind := kind or unit.kind):
+                    raise Mistake(s.span(ref), f"{unit.name} is no {kind} unit; a group is of one kind")
+                out[unit.name] = unit
+        return tuple(out.values())
+
+    def _unit(self, ref: s.Unit) -> Iterator[UnitSpec]:
+        name = str(ref.name)
+        if ref.ranges is None:
+            yield from self._plain(ref.name)
+            return
+        if name not in self.overlay.by_kind:
+            close = meant(name, self.overlay.by_kind)
+            kinds = f"kinds of units are {listing(self.overlay.by_kind)}"
+            raise Mistake(s.token_span(ref.name), f"this datapath has no {name} units", *close, kinds)
+        there = {u.index: u for u in self.overlay.by_kind[name]}
+        for sub in ref.ranges:
+            first, last = self.integer(sub.start), self.integer(sub.end)
+            if first > last:
+                raise Mistake(s.span(sub), f"{first}..{last} runs backwards")
+            for index in range(first, min(last, first + len(there)) + 1):
+                if index not in there:
+                    raise self.no_unit(f"{name}{index}", s.span(sub))
+                yield there[index]
+
+    def _plain(self, token: Token) -> tuple[UnitSpec, ...]:
+        """The units that a name without brackets stands for."""
+        local = self.local(token)
+        if isinstance(local, tuple):
+            return local
+        if local is not None:
+            raise Mistake(s.token_span(token), f"{token} stands for no unit here")
+        if str(token) not in self.overlay.by_unit:
+            raise self.no_unit(str(token), s.token_span(token))
+        return (self.overlay.by_unit[str(token)],)
+
+    def peer(self, word: s.To | s.Source) -> str:
+        """The one unit behind an arrow."""
+        if word.number is not None:
+            index = s.Sub(word.number, "", word.number)
+            return self.units((s.Unit(word.unit, (index,), word.end),))[0].name
+        units = self._plain(word.unit)
+        if len(units) != 1:
+            raise Mistake(s.token_span(word.unit), f"{word.unit} stands for {len(units)} units; an arrow takes one")
+        return units[0].name
+
+    def route_source(self, word: s.Word) -> s.Unit | None:
+        """The unit that a word before an arrow names, if it does: `MemA0->MME1`, `MemA[k]->MME[2*k]`."""
+        if isinstance(word, s.Slice) and str(word.name) in self.overlay.by_kind and not word.subs[0].bounds:
+            return s.Unit(word.name, word.subs, word.end)
+        if isinstance(word, s.Bare) and word.name.type == "NAME":
+            known = str(word.name) in self.overlay.by_unit or isinstance(self.local(word.name), tuple)
+            return s.Unit(word.name, None, word.name) if known else None
+        return None
+
+    def head(self, words: tuple[s.Unit | s.Word, ...]) -> tuple[s.Unit, ...]:
+        """The units of a section's head."""
+        out = []
+        for word in words:
+            if isinstance(word, s.Unit):
+                out.append(word)
+            elif isinstance(word, s.Bare) and word.name.type == "NAME":
+                out.append(s.Unit(word.name, None, word.name))
+            elif isinstance(word, s.Slice) and word.name.type == "NAME" and not any(x.bounds for x in word.subs):
+                out.append(s.Unit(word.name, word.subs, word.end))
+            else:
+                raise Mistake(s.span(word), "a section begins with the names of its units")
+        return tuple(out)
+
+    def driver(self, kind: str, ref: s.Unit) -> Form:
+        """The format that drives a kind of units."""
+        if all(f.config for f in self.overlay.forms if f.kind == kind):
+            raise Mistake(s.span(ref), f"{kind} units take no instructions")
+        return self.overlay.form_of(kind)
+
+    def no_unit(self, name: str, span: Span) -> Mistake:
+        kind = name.rstrip("0123456789")
+        if kind in self.overlay.by_kind:
+            note = f"{kind} units are {listing(u.name for u in self.overlay.by_kind[kind])}"
+            return Mistake(span, f"this datapath has no {name}", note)
+        close = meant(name, self.overlay.by_unit)
+        return Mistake(span, f"this datapath has no {name}", *close, f"units are {listing(self.overlay.by_unit)}")
+
+
+_OPERATORS: dict[str, Callable[[Any, Any], Any]] = {
+    "+": operator.add,
+    "-": operator.sub,
+    "*": operator.mul,
+    "/": operator.truediv,
+    "%": operator.mod,
+}
+
+_BRACES = re.compile(r"\{([^{}]*)(\}?)")
+
+
+def _pieces(token: Token) -> Iterator[_Letters | s.Expr]:
+    """A quoted name in pieces: text, decoded, and the expressions in braces."""
+    start = s.token_span(token)[0]
+    at = 1
+    for found in _BRACES.finditer(token):
+        if not found[2]:
+            way = 'as a letter of the name, a brace is written "\\u007b"'
+            raise Mistake((start + found.start(), start + found.start() + 1), "this brace is not closed", way)
+        yield _Letters(_decoded(token, at, found.start()))
+        yield s.expression(found[1], start + found.start() + 1, s.line(token))
+        at = found.end()
+    yield _Letters(_decoded(token, at, len(token) - 1))
+
+
+def _decoded(token: Token, start: int, end: int) -> str:
+    return s.decoded(f'"{token[start:end]}"', token)

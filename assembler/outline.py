@@ -1,0 +1,214 @@
+"""Packets and loops that occur more than once, alike but for numbers and buffers, as blocks with parameters."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Container, Hashable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from .lines import NUMBER, Node, Slot, Sum, Variable, render
+
+SMALLEST = 4
+"""Lines of what becomes a block."""
+
+SAVED = 5
+"""Lines that a block must save."""
+
+BLOCKS = 24
+"""Blocks of a text; each is looked for in all of it."""
+
+PARAMETERS = 6
+"""Parameters that a reader can follow."""
+
+
+class Name(NamedTuple):
+    """A buffer's name that does not depend on the loops of the block."""
+
+    slot: Slot
+    sums: tuple[Sum, ...]
+
+    @property
+    def text(self) -> Hashable:
+        return self.slot.pieces, self.sums
+
+    @property
+    def fixed(self) -> bool:
+        return all(not x.terms for x in self.sums)
+
+
+@dataclass
+class Shape:
+    """What is alike in two nodes (key), and what may differ: numbers without the loops inside, and names."""
+
+    key: Hashable = ()
+    numbers: list[Sum] = field(default_factory=list)
+    names: list[Name] = field(default_factory=list)
+
+
+def outline(nodes: Sequence[Node], size: int, taken: Container[str], units: Container[str]) -> list[Node]:
+    """Blocks for nodes; in their places calls are left. size: columns of a line. taken: names to keep away from, units:
+    those that an argument would be taken for."""
+    blocks: list[Node] = []
+    count: Counter[str] = Counter()
+    while len(blocks) < BLOCKS:
+        classes: dict[Hashable, list[tuple[Node, Shape]]] = {}
+        for node in _eligible(nodes):
+            shape = _shape(node)
+            classes.setdefault(shape.key, []).append((node, shape))
+        found = [(_saved(members, size), members) for members in classes.values() if len(members) > 1]
+        usable = ((saved, members) for saved, members in found if saved >= SAVED)
+        for _, members in sorted(usable, key=lambda x: -x[0]):
+            made = _block([n for n, _ in members], [s for _, s in members], count, taken, units)
+            if made is not None:
+                blocks.append(made)
+                break
+        else:
+            break
+    return blocks
+
+
+def _eligible(nodes: Sequence[Node]) -> Iterator[Node]:
+    for node in nodes:
+        if node.children:
+            yield node
+            yield from _eligible(node.children)
+
+
+def _saved(members: Sequence[tuple[Node, Shape]], size: int) -> int:
+    lines = len(members[0][0].lines(size))
+    return (len(members) - 1) * lines - len(members) - 3 if lines >= SMALLEST else 0
+
+
+def _shape(root: Node) -> Shape:
+    inside: dict[Variable | str, int] = {}
+    out = Shape()
+
+    def walk(node: Node) -> Hashable:
+        if node.loop is not None and node.variable is not None:
+            inside[node.variable] = len(inside)
+        parts: list[Hashable] = []
+        at = 0
+        for part in node.parts:
+            if isinstance(part, str):
+                parts.append(part)
+                continue
+            sums = node.sums[at : at + part.numbers]
+            at += part.numbers
+            inner = tuple(tuple((inside[v], n) for v, n in x.terms if v in inside) for x in sums)
+            if part.named and not any(inner):
+                out.names.append(Name(part, sums))
+                parts.append(part.what)
+                continue
+            parts.append((part, inner))
+            out.numbers += [Sum(x.base, tuple(t for t in x.terms if t[0] not in inside)) for x in sums]
+        children = None if node.children is None else tuple(map(walk, node.children))
+        return node.loop, node.variable is None, node.inline, tuple(parts), children
+
+    out.key = walk(root)
+    return out
+
+
+def _block(
+    nodes: Sequence[Node], shapes: Sequence[Shape], count: Counter[str], taken: Container[str], units: Container[str]
+) -> Node | None:
+    """The block for nodes that are alike, which become calls; None if it would need too many parameters."""
+    letters = iter([c for c in "abcdefgh" if c not in taken])
+    others = iter([c for c in "xyzuvw" if c not in taken])
+    parameters: list[str] = []
+    arguments: list[list[tuple[str | Slot, tuple[Sum, ...]]]] = [[] for _ in nodes]
+    columns = list(zip(*(s.numbers for s in shapes), strict=True))
+    # Numbers that differ by the same amount in every node share a parameter.
+    groups: dict[Hashable, list[int]] = {}
+    for k, column in enumerate(columns):
+        if any(x.terms for x in column) or len({x.base for x in column}) > 1:
+            key = tuple((x.terms, x.base - column[0].base) for x in column)
+            groups.setdefault(key, []).append(k)
+    numbers: dict[int, tuple[str, int]] = {}
+    for members in groups.values():
+        name = next(letters, None)
+        if name is None or len(parameters) == PARAMETERS:
+            return None
+        least = min(members, key=lambda k: columns[k][0].base)
+        parameters.append(name)
+        for k in members:
+            numbers[k] = name, columns[k][0].base - columns[least][0].base
+        for row, shape in zip(arguments, shapes, strict=True):
+            row.append((NUMBER, (shape.numbers[least],)))
+    names: dict[int, str] = {}
+    known: dict[Hashable, str] = {}
+    for k, those in enumerate(zip(*(s.names for s in shapes), strict=True)):
+        texts = tuple(x.text for x in those)
+        if those[0].fixed and len(set(texts)) == 1:
+            continue
+        if texts not in known:
+            name = next(others, None)
+            if name is None or len(parameters) == PARAMETERS:
+                return None
+            known[texts] = name
+            parameters.append(name)
+            for row, x in zip(arguments, those, strict=True):
+                # A unit's name would be taken for the unit.
+                quote = x.fixed and render([x.slot], x.sums) in units
+                row.append((Slot("quote" if quote else "name", x.slot.pieces), x.sums))
+        names[k] = known[texts]
+    stem = _stem(nodes[0])
+    count[stem] += 1
+    title = f"{stem}{count[stem]}"
+    body = _generic(nodes[0], numbers, names)
+    for node, row in zip(nodes, arguments, strict=True):
+        parts: list[str | Slot] = [f"{title}("]
+        sums: list[Sum] = []
+        for i, (part, values) in enumerate(row):
+            parts += [", ", part] if i else [part]
+            sums += values
+        node.become((*parts, ")"), tuple(sums))
+    return Node((f"block {title}({', '.join(parameters)})",), (), [body], False)
+
+
+def _stem(node: Node) -> str:
+    while node.loop is not None and node.children:
+        node = node.children[0]
+    found = re.search(r"[A-Za-z]+", render(node.parts, node.sums).removeprefix("packet"))
+    return found[0].lower() if found else "block"
+
+
+def _generic(root: Node, numbers: dict[int, tuple[str, int]], names: dict[int, str]) -> Node:
+    """A copy of a node with parameters in it."""
+    inside: set[Variable | str] = set()
+    at_number = at_name = 0
+
+    def copy(node: Node) -> Node:
+        nonlocal at_number, at_name
+        if node.variable is not None:
+            inside.add(node.variable)
+        parts: list[str | Slot] = []
+        sums: list[Sum] = []
+        at = 0
+        for part in node.parts:
+            if isinstance(part, str):
+                parts.append(part)
+                continue
+            mine = node.sums[at : at + part.numbers]
+            at += part.numbers
+            if part.named and not any(v in inside for x in mine for v, _ in x.terms):
+                if at_name in names:
+                    parts.append(names[at_name])
+                else:
+                    parts.append(part)
+                    sums += mine
+                at_name += 1
+                continue
+            parts.append(part)
+            for x in mine:
+                terms = tuple(t for t in x.terms if t[0] in inside)
+                if at_number in numbers:
+                    name, more = numbers[at_number]
+                    x = Sum(more, ((name, 1), *terms))
+                sums.append(x)
+                at_number += 1
+        children = None if node.children is None else [copy(child) for child in node.children]
+        return Node(tuple(parts), tuple(sums), children, node.inline, node.loop, node.variable)
+
+    return copy(root)

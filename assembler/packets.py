@@ -1,0 +1,161 @@
+"""Sections and packets: who statements are for, headers, terminators."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from lark import Token
+
+from ..isa import packet as wire
+from ..isa.datapath import Form, UnitSpec
+from ..isa.program import Patch, Place
+from . import syntax as s
+from .blocks import Blocks
+from .diagnostic import Mistake, Report, Text, listing, meant
+from .names import Names
+from .statements import Line, Site, Statements, fitting
+
+
+@dataclass(frozen=True)
+class _First:
+    """Where the first section, or the first packet, stands."""
+
+    text: Text
+    line: int
+
+
+class Code:
+    """What the sections and packets of a text amount to: packets in their order, or kernel sequences; op lists."""
+
+    def __init__(self, names: Names, blocks: Blocks, report: Report) -> None:
+        self.names = names
+        self.blocks = blocks
+        self.report = report
+        self.statements = Statements(names, report)
+        self.packets: list[wire.Packet] = []
+        self.places: list[Place] = []
+        self.patches: dict[str, list[Patch]] = {}
+        self.kernels: dict[str, list[Line]] = {}
+        self.preloaded: dict[str, list[Line]] = {}
+        self.first: dict[str, _First] = {}
+
+    def take(self, item: s.Item | s.Mop) -> None:
+        """A section, a packet or a line; declarations are left to others."""
+        match item:
+            case s.Section():
+                self._section(item)
+            case s.Packet():
+                self._packet(item)
+            case s.Nop():
+                self._either("packet", item.start)
+                self._append(item.start, wire.Packet(wire.Header(opcode=wire.NOP)))
+            case s.Mop():
+                raise Mistake(s.start_span(item), "a statement stands inside a section or a packet")
+
+    def _either(self, which: str, token: Token) -> None:
+        """Note the first section or packet; there may not be both."""
+        self.first.setdefault(which, _First(self.report.text, s.line(token)))
+        for other, there in self.first.items():
+            if other != which:
+                of = "" if there.text is self.report.text else f" of {there.text.file}"
+                note = f"line {there.line}{of} has a {other}"
+                way = "give every unit a section, or write every packet by hand, terminators included"
+                raise Mistake(s.token_span(token), "sections and packets do not mix in one text", note, way)
+
+    def _lines(self, body: tuple[s.Statement, ...], site: Site) -> list[Line]:
+        lines: list[Line] = []
+
+        def visit(item: s.Item | s.Mop) -> None:
+            if not isinstance(item, s.Mop):
+                what = "section" if isinstance(item, s.Section) else "packet"
+                raise Mistake(s.start_span(item), f"a {what} stands in no other section or packet")
+            self.blocks.spend(s.start_span(item))
+            line = self.statements.read(item.words, site)
+            if line is not None:
+                lines.append(line)
+
+        self.blocks.walk(body, visit)
+        return lines
+
+    def _section(self, item: s.Section) -> None:
+        heads = self.names.head(item.head)
+        units = self.names.units(heads)
+        kind = units[0].kind
+        preloaded = kind in self.names.overlay.preloaded
+        if preloaded:
+            record, limit = self.names.overlay.preloaded[kind]
+            site = Site(units, kind, record, preloaded=True)
+        else:
+            self._either("section", heads[0].name)
+            configs = {f.name: f.mop for f in self.names.overlay.forms if f.kind == kind and f.config}
+            site = Site(units, kind, self.names.driver(kind, heads[0]).mop, configs)
+        sink = self.preloaded if preloaded else self.kernels
+        lines = self._lines(item.body, site)
+        for unit in units:
+            if lines or not preloaded:
+                sink.setdefault(unit.name, []).extend(lines)
+            total = len(sink.get(unit.name, ()))
+            if preloaded and total > limit:
+                raise Mistake(s.span(heads[0]), f"{unit.name} holds at most {limit} ops, these are {total}")
+
+    def _packet(self, item: s.Packet) -> None:
+        self._either("packet", item.start)
+        overlay = self.names.overlay
+        form, units, named = self._addressed(item)
+        header = {"mask": sum(1 << u.index for u in units) if len(overlay.by_kind[form.kind]) > 1 else 0}
+        for setting in item.settings:
+            name = setting.name
+            known = ["mask"] if item.last else ["mask", "reuse"]
+            if name not in known:
+                note = f"here may be set {listing(known)}"
+                raise Mistake(setting.name_span, f"a packet header takes no {name}", *meant(name, known), note)
+            if isinstance(setting.value, s.Clamp):
+                raise Mistake(s.span(setting.value), "parameters set fields of mOPs, not of headers")
+            if name == "mask" and header["mask"] and named:
+                raise Mistake(s.span(setting), "the units named make the mask already")
+            header[name] = fitting(wire.Header, name, self.names.integer(setting.value), s.span(setting))
+        if form.config and item.last:
+            raise Mistake(s.span(item.units[0]), f"a {form.name} packet cannot be a terminator")
+        if not units and all(x.name != "mask" for x in item.settings):
+            known = [u.name for u in overlay.by_kind[form.kind]]
+            raise Mistake(s.span(item.units[0]), f"no unit is named; {form.kind} units are {listing(known)}")
+        units = overlay.selected(form.opcode, header["mask"])
+        if item.last:
+            self._append(item.start, wire.Packet.terminator(form.opcode, header["mask"]))
+            return
+        lines = self._lines(item.body, Site(units, form.kind, form.mop))
+        room = wire.Header.field("window").bounds[1]
+        if len(lines) > room:
+            raise Mistake(s.token_span(item.start), f"a packet holds at most {room} mOPs, this one {len(lines)}")
+        for i, line in enumerate(lines):
+            for c in line.clamped:
+                patch = Patch(len(self.packets), i, c.field, c.base, c.cap)
+                self.patches.setdefault(c.parameter, []).append(patch)
+        self._append(item.start, wire.Packet.of(form.opcode, [x.record for x in lines], **header))
+
+    def _append(self, start: Token, packet: wire.Packet) -> None:
+        self.blocks.spend(s.token_span(start))
+        self.packets.append(packet)
+        self.places.append(self.statements.place(start))
+
+    def _addressed(self, item: s.Packet) -> tuple[Form, tuple[UnitSpec, ...], bool]:
+        """The format and units of a packet: `MemA[0, 2]`, `MemCConfig MemC0`, or a format alone (with mask=)."""
+        if not item.units:
+            raise Mistake(s.token_span(item.start), "which units is it for?")
+        overlay = self.names.overlay
+        first = item.units[0]
+        name = str(first.name)
+        if first.ranges is None and name in overlay.by_form and name not in overlay.by_unit:
+            form = overlay.by_form[name]
+            alone = overlay.by_kind[form.kind]
+            if len(item.units) == 1:
+                return form, alone if len(alone) == 1 else (), False
+            units = self.names.units(item.units[1:])
+            if units[0].kind != form.kind:
+                raise Mistake(s.span(item.units[1]), f"{name} is for {form.kind} units, not for {units[0].name}")
+            return form, units, True
+        units = self.names.units(item.units)
+        kind = units[0].kind
+        if kind in overlay.preloaded:
+            raise Mistake(s.span(first), f"{kind} ops do not travel in packets", f"write {kind}[...] {{ ... }} instead")
+        return self.names.driver(kind, first), units, True

@@ -1,0 +1,269 @@
+"""One statement, one mOP: what its words make of the fields."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from lark import Token
+
+from ..isa.datapath import UnitSpec
+from ..isa.errors import FieldError
+from ..isa.fields import Field, Record
+from ..isa.program import Buffer, Patch, Place
+from . import syntax as s
+from .diagnostic import Mistake, Report, Span, listing, meant
+from .names import Names, Number
+from .slices import Chunks, SliceError, cut, whole
+from .spelling import Spelling, spelling
+
+
+@dataclass(frozen=True)
+class Site:
+    """Where statements stand: the units they program and the formats they may use. configs: by name."""
+
+    units: tuple[UnitSpec, ...]
+    kind: str
+    record: type[Record]
+    configs: Mapping[str, type[Record]] = field(default_factory=dict)
+    preloaded: bool = False
+
+
+@dataclass(frozen=True)
+class Clamped:
+    """A field of one mOP that a run-time parameter sets."""
+
+    parameter: str
+    field: str
+    base: int
+    cap: int
+
+
+@dataclass(frozen=True)
+class Line:
+    """One mOP, unrolled."""
+
+    record: Record
+    clamped: tuple[Clamped, ...]
+    place: Place
+
+
+class Statements:
+    """Reads statements; their mistakes go to the report."""
+
+    def __init__(self, names: Names, report: Report) -> None:
+        self.names = names
+        self.report = report
+        self._places: dict[tuple[str, int], Place] = {}
+
+    def place(self, token: Token) -> Place:
+        """The line of a token, one object for each line."""
+        key = self.report.text.file, s.line(token)
+        if key not in self._places:
+            self._places[key] = Place(*key)
+        return self._places[key]
+
+    def read(self, words: tuple[s.Word, ...], site: Site) -> Line | None:
+        """One mOP from the words of a statement; None when they hold mistakes, which are then reported."""
+        first = words[0]
+        record, begin = site.record, 0
+        if isinstance(first, s.Bare) and str(first.name) in site.configs:
+            record, begin = site.configs[str(first.name)], 1
+        mop = _Mop(self.names, site, record)
+        sound, i = True, begin
+        while i < len(words):
+            word, following = words[i], words[i + 1] if i + 1 < len(words) else None
+            i += 1
+            try:
+                source = mop.route_source(word) if isinstance(following, s.To) else None
+                if source is not None and isinstance(following, s.To):
+                    i += 1
+                    mop.route(source, following)
+                else:
+                    mop.word(word)
+            except Mistake as e:
+                self.report.add(e)
+                sound = False
+        if not sound:
+            return None
+        try:
+            return Line(mop.record(), tuple(mop.clamped), self.place(first[0]))
+        except Mistake as e:
+            self.report.add(e)
+            return None
+
+
+class _Mop:
+    """The fields of one mOP, as the words of its statement set them."""
+
+    def __init__(self, names: Names, site: Site, record: type[Record]) -> None:
+        self.names = names
+        self.site = site
+        self.type = record
+        self.spelling: Spelling = spelling(record)
+        self.values: dict[str, Number] = {}
+        self.origin: dict[str, Any] = {}
+        self.clamped: list[Clamped] = []
+
+    def record(self) -> Record:
+        try:
+            return self.type(**self.values)
+        except FieldError as whole_error:
+            for name, value in self.values.items():
+                fitting(self.type, name, value, s.span(self.origin[name]))
+            raise Mistake(s.span(next(iter(self.origin.values()))), str(whole_error)) from None
+
+    def set(self, name: str, value: Number, word: s.Word) -> None:
+        if name in self.values:
+            raise Mistake(s.span(word), f"{name} is set twice")
+        self.values[name] = value
+        self.origin[name] = word
+
+    def route_source(self, word: s.Word) -> s.Unit | None:
+        """The unit before an arrow if the two make a route; else the arrow is a word of its own (`load -> MemA0`)."""
+        if isinstance(word, s.Bare) and str(word.name) in self.spelling.fields:
+            return None
+        return self.names.route_source(word)
+
+    def route(self, source: s.Unit, following: s.To) -> None:
+        edge = self.names.peer(s.To(*_alone(source))), self.names.peer(following)
+        if edge in self.spelling.routes:
+            self.set(self.spelling.routes[edge].name, 1, following)
+            return
+        known = [f"{a}->{b}" for a, b in self.spelling.routes]
+        note = f"its routes are {listing(known)}" if known else "it has no routes"
+        span = (s.token_span(source.name)[0], s.span(following)[1])
+        raise Mistake(span, f"{self._who} has no route {edge[0]}->{edge[1]}", note)
+
+    @property
+    def _who(self) -> str:
+        units = self.site.units
+        return units[0].name if len(units) == 1 else self.site.kind
+
+    def word(self, word: s.Word) -> None:
+        match word:
+            case s.Setting():
+                self._setting(word)
+            case s.To():
+                self._peer(word, self.spelling.to, "send to", "sends to")
+            case s.Source():
+                self._peer(word, self.spelling.source, "take from", "takes from")
+            case s.Slice():
+                self._slice(word)
+            case s.Bare():
+                self._bare(word)
+
+    def _bare(self, word: s.Bare) -> None:
+        name = str(word.name)
+        f = self.spelling.fields.get(name)
+        if f is not None and f.flag:
+            self.set(name, 1, word)
+        elif f is not None:
+            raise Mistake(s.token_span(word.name), f"{name} needs a value: {name}=...")
+        elif self.spelling.sliced and self.names.is_buffer(word.name):
+            self._chunks(whole(self._reach(word.name)), word)
+        else:
+            raise self._unknown(name, s.token_span(word.name), self.spelling.flags, "flags")
+
+    def _unknown(self, name: str, span: Span, known: list[str], what: str) -> Mistake:
+        buffers = list(self.names.buffers) if self.spelling.sliced and what == "flags" else []
+        notes = [f"its {what} are {listing(known)}"] if known else [f"it has no {what}"]
+        if buffers:
+            notes.append(f"buffers are {listing(buffers)}")
+        close = meant(name, [*known, *buffers])
+        return Mistake(span, f"{self.type.__name__} has no {name}", *close, *notes)
+
+    def _peer(self, word: s.To | s.Source, peers: Mapping[str | None, Field], verb: str, verbs: str) -> None:
+        # A peer may be no unit of a packet, so it is looked for by name first.
+        plain = word.number is None and self.names.local(word.unit) is None and str(word.unit) in peers
+        name = str(word.unit) if plain else self.names.peer(word)
+        if name in peers:
+            self.set(peers[name].name, 1, word)
+            return
+        note = f"it {verbs} {listing(map(str, peers))}" if peers else f"it {verbs} no unit by name"
+        raise Mistake(s.span(word), f"{self._who} cannot {verb} {name}", note)
+
+    def _setting(self, word: s.Setting) -> None:
+        name = word.name
+        f = self.spelling.fields.get(name)
+        if f is None:
+            raise self._unknown(name, word.name_span, list(self.spelling.fields), "fields")
+        if isinstance(word.value, s.Clamp):
+            self.set(name, self._clamp(f, word.value), word)
+        elif f.real:
+            self.set(name, float(self.names.number(word.value)), word)
+        else:
+            self.set(name, self.names.integer(word.value, self.site.units if name == "addr" else None), word)
+
+    def _clamp(self, f: Field, value: s.Clamp) -> int:
+        """The value for the parameter's default; what to patch is noted."""
+        name = self.names.label(value.label)
+        parameter = self.names.parameters.get(name)
+        if parameter is None:
+            known = self.names.parameters
+            note = f"parameters are {listing(known)}" if known else "no parameter is declared"
+            raise Mistake(s.span(value.label), f"no parameter is called {name}", *meant(name, known), note)
+        if self.site.preloaded:
+            raise Mistake(s.span(value), f"{self.site.kind} ops are loaded beforehand; parameters reach packets only")
+        if f.real:
+            raise Mistake(s.span(value), f"{f.name} is a real number; parameters are integers")
+        base = 0 if value.base is None else self.names.integer(value.base)
+        if value.sign == "+":
+            base = -base
+        if self.names.integer(value.low) != 0:
+            raise Mistake(s.span(value.low), "the lower bound of a clamp is 0")
+        cap = self.names.integer(value.cap)
+        if cap < 0:
+            raise Mistake(s.span(value.cap), "the upper bound of a clamp is at least 0")
+        fitting(self.type, f.name, cap, s.span(value.cap))
+        self.clamped.append(Clamped(name, f.name, base, cap))
+        return Patch(0, 0, f.name, base, cap).value(parameter.default)
+
+    def _reach(self, token: Token) -> Buffer:
+        return self.names.reached(self.names.buffer(token), token, self.site.units)
+
+    def _slice(self, word: s.Slice) -> None:
+        if not self.spelling.sliced:
+            raise Mistake(s.span(word), f"{self.type.__name__} takes no buffer")
+        buffer = self._reach(word.name)
+        bounds = []
+        for sub in word.subs:
+            if not sub.bounds:
+                raise Mistake(s.span(sub), "a piece of a buffer is start:end or start:+extent")
+            start, end = self.names.integer(sub.start), self.names.integer(sub.end)
+            bounds.append((start, start + end if sub.how == ":+" else end))
+        try:
+            chunks = cut(buffer, bounds, self.names.overlay.address_unit)
+        except SliceError as e:
+            span = s.span(word if e.dim is None else word.subs[e.dim])
+            shape = "x".join(map(str, buffer.shape))
+            raise Mistake(span, str(e), f"{buffer.name} is {shape} {buffer.layout.value}") from None
+        self._chunks(chunks, word)
+
+    def _chunks(self, chunks: Chunks, word: s.Word) -> None:
+        self.set("addr", chunks.addr, word)
+        self.set("size", chunks.size, word)
+        if self.spelling.chunked:
+            self.set("chunks", chunks.chunks, word)
+            self.set("chunk_stride", chunks.stride, word)
+        elif chunks.chunks > 1:
+            raise Mistake(s.span(word), f"these are {chunks.chunks} chunks; {self.type.__name__} moves one")
+
+
+def _alone(unit: s.Unit) -> tuple[Token, s.Expr | None, Token]:
+    """A unit before an arrow in the shape of one behind it."""
+    if unit.ranges is None:
+        return unit.name, None, unit.end
+    if len(unit.ranges) != 1 or unit.ranges[0].how:
+        raise Mistake(s.span(unit), "an arrow takes one unit")
+    return unit.name, unit.ranges[0].start, unit.end
+
+
+def fitting(record: type[Record], name: str, value: Number, span: Span) -> Any:
+    """The value, if its field holds it; the record says what is wrong with it."""
+    try:
+        record(**{name: value})
+    except FieldError as e:
+        raise Mistake(span, str(e)) from None
+    return value

@@ -1,0 +1,216 @@
+"""How fast the assembler is, beside GNU as: CPU time per instruction, both measured in one run.
+
+    python benchmarks/assembler.py [--program big.bin] [--runs 5] [--json]
+
+The program is 24 layers of BERT-Large at B = 8, L = 384 on the base overlay; without --program it is compiled first,
+with weights of 0. GNU as and objdump get x86-64 code of as many instructions. What counts as an instruction of ours is
+a choice, so both are shown: an mOP, which is what stands in the binary, and a uOP, which is what a unit executes. Whole
+commands are compared with whole commands: each side starts up, reads and writes. The steps inside come without that.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import gc
+import json
+import resource
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import click
+import numpy as np
+
+from rsn.assembler import container
+from rsn.assembler.parser import parse
+from rsn.assembler.printer import show
+from rsn.isa.overlays.xnn import XNN_BASE
+from rsn.isa.program import Program
+from rsn.isa.statistics import count
+from rsn.scheduler.build import build
+from rsn.scheduler.schedule import PAPER
+from rsn.scheduler.segment import Activation, Array, Attention, Gemm, Network, Norm, Output
+
+GOAL = 10.0
+"""Times GNU as per instruction that we may take."""
+
+HELP_GOAL = 0.2
+"""CPU seconds that `rsn --help` may take."""
+
+RSN = [sys.executable, "-m", "rsn"]
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--program", type=Path, help="a .bin to take instead of compiling the 24 layers")
+    parser.add_argument("--runs", type=int, default=5, help="of each measurement; the fastest counts [default: 5]")
+    parser.add_argument("--json", action="store_true", help="one object on stdout")
+    options = parser.parse_args(arguments)
+    if options.program is None:
+        click.echo("compiling 24 layers", err=True)
+        program = build(encoder(batch=8, seq=384, layers=24), XNN_BASE, PAPER).program
+    else:
+        program = container.read(options.program)
+    with tempfile.TemporaryDirectory() as folder:
+        result = measure(program, Path(folder), options.runs)
+    click.echo(json.dumps(result) if options.json else report(result))
+
+
+# -- what is measured ---------------------------------------------------------------------------------------------
+
+
+def measure(program: Program, folder: Path, runs: int) -> dict[str, Any]:
+    """CPU seconds of every task, and what they worked on."""
+    binary, text, out = folder / "program.bin", folder / "program.rsn", folder / "out"
+    container.write(program, binary)
+    text.write_text(show(program), encoding="utf-8")
+    source, data = text.read_text(encoding="utf-8"), binary.read_bytes()
+    sizes = count(program)
+    counts = {"mOP": sizes["mops"]["total"], "uOP": sizes["uops"]["total"]}
+
+    def best(task: Callable[[], float]) -> float:
+        return min(task() for _ in range(runs))
+
+    def gnu(n: int) -> dict[str, float]:
+        assembly, code = folder / "x86.s", folder / "x86.o"
+        assembly.write_text(x86(n), encoding="ascii")
+        return {
+            "asm": best(lambda: child(["as", "-o", str(code), str(assembly)])),
+            "dis": best(lambda: child(["objdump", "-d", str(code)])),
+        }
+
+    return {
+        "counts": counts,
+        "image_bytes": 4 * len(program.image),
+        "text_bytes": len(source),
+        "text_lines": source.count("\n"),
+        "gnu": {kind: gnu(n) for kind, n in counts.items()},
+        "rsn": {
+            "asm": best(lambda: child([*RSN, "asm", str(text), "-o", str(out)])),
+            "dis": best(lambda: child([*RSN, "dis", str(binary), "-o", str(out)])),
+        },
+        "steps": {
+            "parse": best(lambda: here(lambda: parse(source, "program.rsn"))),
+            "encode": best(lambda: here(lambda: container.dumps(dataclasses.replace(program)))),  # nothing cached
+            "read": best(lambda: here(lambda: container.loads(data))),
+            "print": best(lambda: here(lambda: show(program))),
+        },
+        "help": best(lambda: child([*RSN, "--help"])),
+        "help_loads_torch": loads_torch(),
+    }
+
+
+def child(command: Sequence[str]) -> float:
+    """CPU seconds, user and system, of a command from start to end."""
+
+    def spent() -> float:
+        usage = resource.getrusage(resource.RUSAGE_CHILDREN)
+        return usage.ru_utime + usage.ru_stime
+
+    before = spent()
+    subprocess.run(command, stdout=subprocess.DEVNULL, check=True)
+    return spent() - before
+
+
+def here(task: Callable[[], object]) -> float:
+    """CPU seconds of a call in this process."""
+    gc.collect()
+    before = time.process_time()
+    task()
+    return time.process_time() - before
+
+
+def loads_torch() -> bool:
+    code = (
+        "import sys; from rsn.host.cli import main; main(['--help'], standalone_mode=False);"
+        "sys.exit('torch' in sys.modules)"
+    )
+    return bool(subprocess.run([sys.executable, "-c", code], stdout=subprocess.DEVNULL, check=False).returncode)
+
+
+# -- the table ----------------------------------------------------------------------------------------------------
+
+
+def report(result: dict[str, Any]) -> str:
+    counts = result["counts"]
+    lines = [
+        f"{counts['mOP']:,} mOPs, {counts['uOP']:,} uOPs; image {result['image_bytes']:,} bytes, "
+        f"text {result['text_lines']:,} lines, {result['text_bytes']:,} bytes",
+        "",
+        f"{'CPU time':<34}{'seconds':>9}{'us/mOP':>9}{'us/uOP':>9}",
+    ]
+
+    def row(name: str, seconds: float, kinds: Sequence[str] = ("mOP", "uOP")) -> str:
+        each = [f"{seconds / counts[kind] * 1e6:9.2f}" if kind in kinds else f"{'':9}" for kind in counts]
+        return f"{name:<34}{seconds:9.3f}{''.join(each)}"
+
+    for kind, n in counts.items():
+        lines.append(row(f"as, {n:,} instructions", result["gnu"][kind]["asm"], (kind,)))
+        lines.append(row(f"objdump -d, {n:,} instructions", result["gnu"][kind]["dis"], (kind,)))
+    steps = result["steps"]
+    lines += [row("rsn asm", result["rsn"]["asm"]), *(row(f"  {s}", steps[s]) for s in ("parse", "encode"))]
+    lines += [row("rsn dis", result["rsn"]["dis"]), *(row(f"  {s}", steps[s]) for s in ("read", "print"))]
+    lines += ["", f"{'times GNU, per instruction':<34}{'':9}{'per mOP':>9}{'per uOP':>9}"]
+    for task, tool in (("asm", "as"), ("dis", "objdump -d")):
+        ratios = [result["rsn"][task] / result["gnu"][kind][task] for kind in counts]
+        lines.append(f"{f'rsn {task} / {tool}':<34}{'':9}{''.join(f'{r:9.1f}' for r in ratios)}   (goal: {GOAL:g})")
+    torch = "loads torch" if result["help_loads_torch"] else "does not load torch"
+    lines += ["", f"rsn --help: {1000 * result['help']:.0f} ms (goal: {1000 * HELP_GOAL:.0f}), {torch}"]
+    return "\n".join(lines)
+
+
+# -- what is assembled --------------------------------------------------------------------------------------------
+
+_X86 = """\
+movq {o}(%rbp), %rax
+addq $8, %rax
+leaq (%rdi,%rcx,8), %rsi
+vmovups {o}(%rsi), %ymm1
+vfmadd231ps {o}(%rdx,%rcx,4), %ymm1, %ymm0
+vaddps %ymm0, %ymm2, %ymm3
+imulq $48, %rdx, %r8
+movl %eax, {o}(%rsp)
+xorl %r9d, %r9d
+cmpq %rsi, %rax
+jne .L{label}
+vmovups %ymm0, {o}(%rdi)""".splitlines()
+
+
+def x86(n: int) -> str:
+    """n instructions such as a compiler writes: moves, arithmetic, vectors, and jumps to labels near by."""
+    lines = ["\t.text", "\t.globl f", "f:"]
+    for i in range(n):
+        if i % 96 == 0:
+            lines.append(f".L{i // 96}:")
+        lines.append("\t" + _X86[i % len(_X86)].format(o=8 * (i % 40), label=max(0, i // 96 - i % 3)))
+    return "\n".join([*lines, ""])
+
+
+def encoder(batch: int, seq: int, layers: int, hidden: int = 1024, heads: int = 16, ffn: int = 4096) -> Network:
+    """A transformer encoder after folding. All its weights are one 0, repeated without memory."""
+
+    def zeros(*shape: int) -> Array:
+        return np.broadcast_to(np.float32(0), shape)
+
+    norm = Norm(1e-6)
+    out: list[Gemm | Attention] = []
+    x = "x"
+    for i in range(layers):
+        q, k, v, c, x1, h, y = (f"l{i}.{n}" for n in ("q", "k", "v", "c", "x1", "h", "y"))
+        square, row = zeros(hidden, hidden), zeros(hidden)
+        out += [Gemm(f"{name}_proj", x, name, square, row) for name in (q, k, v)]
+        out.append(Attention(f"l{i}.attention", q, k, v, c, heads, hidden // heads))
+        out.append(Gemm(f"l{i}.dense", c, x1, square, row, None, x, row, norm))
+        out.append(Gemm(f"l{i}.up", x1, h, zeros(hidden, ffn), zeros(ffn), Activation.GELU_TANH))
+        out.append(Gemm(f"l{i}.down", h, y, zeros(ffn, hidden), row, None, x1, row, norm))
+        x = y
+    return Network(batch, seq, {"x": hidden}, (Output(x, row, row),), tuple(out))
+
+
+if __name__ == "__main__":
+    main()

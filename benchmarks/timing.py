@@ -1,0 +1,172 @@
+"""How long it takes to know how long a program takes: CPU time without data, compiled and in Python, in one run.
+
+    python benchmarks/timing.py [--runs 5] [--skip-python] [--json]
+
+The program is 24 layers of BERT-Large at B = 8, L = 384 on the base overlay, and one of its encoders. "first" is a
+process of its own that decodes an image, makes the traces and runs them, numba's import and the loading of its cached
+code included; the modules it starts with are not. "again" is another run with other rates, "why" one that records every
+step and gives the critical path. Python is the executor that defines the result. Latencies are compared exactly.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import json
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import click
+import numpy as np
+
+from rsn.assembler import container
+from rsn.hw.sim.machine import simulate, summary
+from rsn.isa.compiled import Plan, available
+from rsn.isa.network import Network
+from rsn.isa.overlays.xnn import XNN_BASE
+from rsn.isa.packet import decode_image
+from rsn.isa.program import Program
+from rsn.isa.statistics import count
+from rsn.isa.verify import smallest_depth
+from rsn.scheduler.lower import lower
+from rsn.scheduler.pack import pack
+from rsn.scheduler.schedule import PAPER
+from rsn.scheduler.segment import Activation, Array, Attention, Gemm, Norm, Output
+from rsn.scheduler.segment import Network as Layers
+
+FIRST_GOAL = 2.0
+"""CPU seconds that the first evaluation of the 24 layers may take."""
+AGAIN_GOAL = 0.1
+"""CPU seconds that another one with other rates may take."""
+
+FIRST = """
+import sys, time
+from rsn.assembler import container
+from rsn.isa.compiled import Plan
+from rsn.isa.packet import decode_image
+program = container.read(sys.argv[1])
+image = program.image
+before = time.process_time()
+packets = decode_image(image, program.overlay)
+latency = Plan(program.overlay, packets=packets, preloaded=program.preloaded).run().latency
+print(time.process_time() - before, latency.hex())
+"""
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--runs", type=int, default=5, help="of each compiled measurement; the fastest counts")
+    parser.add_argument("--skip-python", action="store_true", help="leave out the Python path (about 20 s)")
+    parser.add_argument("--json", action="store_true", help="one object on stdout")
+    options = parser.parse_args(arguments)
+    if not available():
+        parser.error("numba is not installed: pip install 'rsn-toolchain[fast]'")
+    rows = [measure(name, n, options.runs, not options.skip_python) for name, n in (("encoder", 1), ("24 layers", 24))]
+    click.echo(json.dumps(rows) if options.json else "\n\n".join(report(r) for r in rows))
+
+
+def measure(name: str, layers: int, runs: int, python: bool) -> dict[str, Any]:
+    """CPU seconds of every task on a program of so many layers."""
+    kernels = lower(encoder(8, 384, layers), XNN_BASE, PAPER).kernels
+    simulate(pack(kernels))  # loads the engine, and caches it for the child
+    packing, program = spent(lambda: pack(kernels))
+    decoding, packets = spent(lambda: decode_image(program.image, XNN_BASE))
+    tracing, plan = spent(lambda: Plan(XNN_BASE, packets=packets, preloaded=program.preloaded))
+    other = XNN_BASE.with_rates(ddr_read_gbs=42, ddr_write_gbs=47)
+    latency = plan.run().latency
+    result: dict[str, Any] = {
+        "name": name,
+        "uops": count(program)["uops"]["total"],
+        "first": first(program, latency, runs),
+        "decode": decoding,
+        "trace": tracing,
+        "again": best(runs, lambda: plan.run(other)),
+        "why": best(runs, lambda: summary(plan.run(other, record=True), other, 0)),
+        "depth": best(runs, lambda: smallest_depth(program)),
+        "pack": packing,
+        "latency_s": latency,
+    }
+    result["firings"] = len(plan.run(record=True).firings)
+    if python:
+        net = Network(XNN_BASE, packets=packets, preloaded=program.preloaded)
+        result["python"], defined = spent(net.run)
+        assert defined == latency, f"{defined!r} is not {latency!r}"
+    return result
+
+
+def spent(task: Callable[[], Any]) -> tuple[float, Any]:
+    """CPU seconds of a call in this process, and its result."""
+    gc.collect()
+    before = time.process_time()
+    result = task()
+    return time.process_time() - before, result
+
+
+def best(runs: int, task: Callable[[], Any]) -> float:
+    return min(spent(task)[0] for _ in range(runs))
+
+
+def first(program: Program, latency: float, runs: int) -> float:
+    """CPU seconds of the first evaluation, in a process that has done nothing of the kind before."""
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder) / "program.bin"
+        container.write(program, file)
+        seconds = []
+        for _ in range(runs):
+            command = [sys.executable, "-c", FIRST, str(file)]
+            taken, found = subprocess.run(command, capture_output=True, text=True, check=True).stdout.split()
+            assert float.fromhex(found) == latency
+            seconds.append(float(taken))
+    return min(seconds)
+
+
+def report(result: dict[str, Any]) -> str:
+    rows = [
+        ("first evaluation, new process", "first", f"   (goal for 24 layers: {FIRST_GOAL:g})"),
+        ("  decode the image", "decode", ""),
+        ("  make the traces", "trace", ""),
+        ("again, other rates", "again", f"   (goal for 24 layers: {AGAIN_GOAL:g})"),
+        ("again, with the critical path", "why", ""),
+        ("smallest FIFO depth", "depth", ""),
+        ("pack the kernels", "pack", ""),
+        ("Python path, one run", "python", ""),
+    ]
+    uops, firings = result["uops"], result["firings"]
+    lines = [
+        f"{result['name']}: {uops:,} uOPs, {firings:,} firings, modelled latency {1e3 * result['latency_s']:.3f} ms",
+        f"{'CPU time':<34}{'seconds':>9}{'ns/firing':>11}{'Python is':>12}",
+    ]
+    for name, key, goal in rows:
+        if key in result:
+            ratio = f"{result['python'] / result[key]:10.1f} x" if "python" in result else ""
+            lines.append(f"{name:<34}{result[key]:9.4f}{result[key] / firings * 1e9:11.1f}{ratio:>12}{goal}")
+    return "\n".join(lines)
+
+
+def encoder(batch: int, seq: int, layers: int, hidden: int = 1024, heads: int = 16, ffn: int = 4096) -> Layers:
+    """A transformer encoder after folding. All its weights are one 0, repeated without memory."""
+
+    def zeros(*shape: int) -> Array:
+        return np.broadcast_to(np.float32(0), shape)
+
+    norm, square, row = Norm(1e-6), zeros(hidden, hidden), zeros(hidden)
+    out: list[Gemm | Attention] = []
+    x = "x"
+    for i in range(layers):
+        q, k, v, c, x1, h, y = (f"l{i}.{n}" for n in ("q", "k", "v", "c", "x1", "h", "y"))
+        out += [Gemm(f"{name}_proj", x, name, square, row) for name in (q, k, v)]
+        out.append(Attention(f"l{i}.attention", q, k, v, c, heads, hidden // heads))
+        out.append(Gemm(f"l{i}.dense", c, x1, square, row, None, x, row, norm))
+        out.append(Gemm(f"l{i}.up", x1, h, zeros(hidden, ffn), zeros(ffn), Activation.GELU_TANH))
+        out.append(Gemm(f"l{i}.down", h, y, zeros(ffn, hidden), row, None, x1, row, norm))
+        x = y
+    return Layers(batch, seq, {"x": hidden}, (Output(x, row, row),), tuple(out))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,67 @@
+"""`rsn diff`: where two programs differ, in terms of kernels."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+if TYPE_CHECKING:
+    from ...isa.compare import Comparison
+    from ...isa.program import Program
+
+_path = click.Path(dir_okay=False, path_type=Path)
+
+
+@click.command(name="diff")
+@click.argument("first", type=_path)
+@click.argument("second", type=_path)
+@click.option("--raw", is_flag=True, help="both are bare wire images")
+@click.option("--overlay", default="xnn-base", show_default=True, help="with --raw: the overlay they are for")
+@click.option("--most", default=20, show_default=True, type=click.IntRange(1), help="differences shown")
+@click.option("--json", "as_json", is_flag=True, help="one JSON object on stdout")
+def diff_command(first: Path, second: Path, raw: bool, overlay: str, most: int, as_json: bool) -> None:
+    """Show where the programs FIRST and SECOND (.bin) differ: the uOPs of each unit, op lists, buffers, parameters.
+
+    Exits with 0 if the kernels are the same, however they are packed, else with 1.
+    """
+    from ...assembler import container
+    from ...isa.compare import compare
+    from ...isa.overlays import find
+
+    programs = [container.read_raw(p, find(overlay)) if raw else container.read(p) for p in (first, second)]
+    result = compare(*programs)
+    if as_json:
+        click.echo(json.dumps(_facts(programs, result, most)))
+    else:
+        _show(programs, result, most)
+    if not result.same:
+        raise SystemExit(1)
+
+
+def _facts(programs: list[Program], result: Comparison, most: int) -> dict[str, object]:
+    return {
+        "same": result.same,
+        "identical": result.identical,
+        "bytes": [4 * len(p.image) for p in programs],
+        "packets": [len(p.packets) for p in programs],
+        "differences": [asdict(d) for d in result.differences[:most]],
+        "more": max(0, len(result.differences) - most),
+    }
+
+
+def _show(programs: list[Program], result: Comparison, most: int) -> None:
+    if result.identical:
+        click.echo("the same image")
+        return
+    if result.same:
+        (a, b), (pa, pb) = ([4 * len(p.image) for p in programs], [len(p.packets) for p in programs])
+        click.echo(f"same kernels, other packing: {a} vs {b} bytes, {pa} vs {pb} packets")
+        return
+    for d in result.differences[:most]:
+        click.echo(str(d))
+    if len(result.differences) > most:
+        click.echo(f"... and {len(result.differences) - most} more differences (--most)")

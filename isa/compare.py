@@ -1,0 +1,375 @@
+"""Where two programs differ, in terms of kernels: the uOPs that each unit runs, not the packets that bring them."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from .expansion import Expansion, Ints, piece_name
+from .fields import Record
+from .program import Patch, Program
+
+MOST_EDITS = 300
+"""Insertions and deletions that are looked for between two sequences; beyond, what lies between is one replacement."""
+
+MOST_CHANGES = 40
+"""Different changes told of one unit; beyond, the unit is said to run something else."""
+
+Edit = tuple[int, int, int, int]
+"""a[i1:i2] became b[j1:j2]; what lies between edits is equal."""
+
+
+@dataclass(frozen=True)
+class Difference:
+    """One difference. what: overlay, buffer, parameter or kernel; text: all of it, for people. a, b: where it stands in
+    the two programs, if it does. uops: how many uOPs of either program it covers."""
+
+    what: str
+    text: str
+    a: str = ""
+    b: str = ""
+    uops: int = 0
+
+    def __str__(self) -> str:
+        places = " / ".join(x for x in (self.a, self.b) if x)
+        return self.text + (f" ({places})" if places else "")
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """same: the units run the same uOPs on the same buffers; identical: the images are equal too."""
+
+    differences: tuple[Difference, ...]
+    identical: bool
+
+    @property
+    def same(self) -> bool:
+        return not self.differences
+
+
+def compare(a: Program, b: Program) -> Comparison:
+    """Compare two programs. Those for machines with different units are only said to be so."""
+    if [u.name for u in a.overlay.units] != [u.name for u in b.overlay.units]:
+        text = f"programs for different machines: {a.overlay.name} and {b.overlay.name}"
+        return Comparison((Difference("overlay", text),), False)
+    found: list[Difference] = []
+    if a.overlay.fingerprint != b.overlay.fingerprint:
+        text = f"overlay {a.overlay.name} {a.overlay.fingerprint} -> {b.overlay.name} {b.overlay.fingerprint}"
+        found.append(Difference("overlay", text))
+    left, right = Expansion(a), Expansion(b)
+    found += _kernels(left, right)
+    found += _named("buffer", {x.name: _plain(x) for x in a.buffers}, {x.name: _plain(x) for x in b.buffers})
+    found += _named("parameter", _parameters(left), _parameters(right))
+    identical = not found and np.array_equal(a.image, b.image)
+    return Comparison(tuple(found), identical)
+
+
+# -- declarations ---------------------------------------------------------------------------------------------------
+
+
+def _plain(value: Any) -> dict[str, Any]:
+    return {x.name: getattr(value, x.name) for x in dataclasses.fields(value) if x.name != "name"}
+
+
+def _parameters(x: Expansion) -> dict[str, dict[str, Any]]:
+    out = {}
+    for p in x.program.parameters:
+        places = sorted(place for patch in p.patches for place in _places(x, patch))
+        out[p.name] = _plain(p) | {"patches": places}
+    return out
+
+
+def _places(x: Expansion, patch: Patch) -> Iterator[tuple[str, int, str, int, int]]:
+    """The uOPs that a patch reaches first, whatever packet brings them: unit, number, field, base, cap."""
+    packet = x.program.packets[patch.packet]
+    header = packet.header
+    form = x.overlay.by_opcode[header.opcode]
+    if form.loops_window:
+        before = sum(sum(1 for _ in form.uops(m, 0)) for m in packet.mops[: patch.mop])
+    else:
+        before = patch.mop * header.reuse
+    for u in x.overlay.selected(header.opcode, header.mask):
+        at = int(np.searchsorted(x.runs[u.name].origins, patch.packet)) + before
+        yield u.name, at, patch.field, patch.base, patch.cap
+
+
+def _named(what: str, a: dict[str, dict[str, Any]], b: dict[str, dict[str, Any]]) -> Iterator[Difference]:
+    for which, here, there in (("first", a, b), ("second", b, a)):
+        names = [n for n in here if n not in there]
+        if names:
+            many = f"{what}s" if len(names) > 1 else what
+            more = f" and {len(names) - 3} more" if len(names) > 3 else ""
+            yield Difference(what, f"{many} only in the {which}: {', '.join(names[:3])}{more}")
+    for name in a:
+        if name in b and a[name] != b[name]:
+            changes = ", ".join(_change(k, a[name][k], b[name][k]) for k in a[name] if a[name][k] != b[name][k])
+            yield Difference(what, f"{what} {name}: {changes}")
+
+
+def _change(name: str, old: Any, new: Any) -> str:
+    if isinstance(old, list | tuple) and isinstance(new, list | tuple) and max(len(old), len(new)) > 3:
+        n = sum(1 for x, y in zip(old, new, strict=False) if x != y) + abs(len(old) - len(new))
+        return f"{name} {n} of {max(len(old), len(new))} values"
+    return f"{name} {_value(old)} -> {_value(new)}"
+
+
+def _value(value: Any) -> str:
+    if isinstance(value, list | tuple):
+        return "x".join(map(str, value)) if len(value) < 4 else f"{len(value)} values"
+    return str(getattr(value, "value", value))
+
+
+# -- kernels --------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class _Piece:
+    """A difference of one unit, before units with the same one are told together. key: what must be equal for that."""
+
+    unit: str
+    key: tuple[Any, ...]
+    text: str
+    a: str
+    b: str
+    uops: int
+
+
+def _kernels(a: Expansion, b: Expansion) -> Iterator[Difference]:
+    together: dict[tuple[Any, ...], list[_Piece]] = {}
+    for unit in a.runs:
+        for piece in _unit(a, b, unit):
+            together.setdefault((a.runs[unit].unit.kind, *piece.key), []).append(piece)
+    for pieces in together.values():
+        first = pieces[0]
+        names = _units([p.unit for p in pieces])
+        yield Difference("kernel", f"{names} {first.text}", first.a, first.b, sum(p.uops for p in pieces))
+
+
+def _units(names: Sequence[str]) -> str:
+    return names[0] if len(names) == 1 else ", ".join(names)
+
+
+def _numbered(a: Expansion, b: Expansion, unit: str) -> tuple[Ints, Ints]:
+    """The two sequences of a unit as numbers: equal where uOP and address are."""
+    other = np.array([a.number(u) for u in b.uops] or [0], np.int64)
+    ra, rb = a.runs[unit], b.runs[unit]
+    return (ra.kinds << 40) + ra.shifts, (other[rb.kinds] << 40) + rb.shifts  # addresses have 32 bits
+
+
+def _unit(a: Expansion, b: Expansion, unit: str) -> Iterator[_Piece]:
+    sa, sb = _numbered(a, b, unit)
+    word = "op" if a.runs[unit].unit.kind in a.overlay.preloaded else "uOP"
+    script = edits(sa, sb)
+    alike = len(sa) == len(sb) or all(max(e[1] - e[0], e[3] - e[2]) <= MOST_EDITS for e in script)
+    if not alike:
+        yield _elsewise(a, b, unit, word, script)
+        return
+    found = list(_told(a, b, unit, word, script))
+    if len(found) > MOST_CHANGES:
+        yield _elsewise(a, b, unit, word, script)
+    else:
+        yield from found
+
+
+def _elsewise(a: Expansion, b: Expansion, unit: str, word: str, script: Sequence[Edit]) -> _Piece:
+    """One line for two sequences that have little in common."""
+    (i1, _, j1, _), (_, i2, _, j2) = script[0], script[-1]
+    n = len(a.runs[unit]), len(b.runs[unit])
+    text = f"has little in common: {i2 - i1} of {n[0]} {word}s became {j2 - j1} of {n[1]}, from {word} {i1} on"
+    return _Piece(unit, (text,), text, a.where(unit, i1), b.where(unit, j1), max(i2 - i1, j2 - j1))
+
+
+def _told(a: Expansion, b: Expansion, unit: str, word: str, script: Sequence[Edit]) -> Iterator[_Piece]:
+    """Every change of a unit: equal ones together, additions and removals one by one."""
+    changed: dict[str, list[tuple[int, int]]] = {}
+    for i1, i2, j1, j2 in script:
+        n = min(i2 - i1, j2 - j1)
+        for k in range(n):
+            changed.setdefault(_changes(a, b, unit, i1 + k, j1 + k), []).append((i1 + k, j1 + k))
+        for x, s, e, at, side in ((a, i1 + n, i2, j1 + n, "removed"), (b, j1 + n, j2, i1 + n, "added")):
+            if s < e:
+                many = f"{word}s {s}..{e - 1}" if e - s > 1 else f"{word} {s}"
+                shown = _show(x, unit, s) + (", ..." if e - s > 1 else "")
+                behind = f" behind {word} {at - 1}" if at else " at the start"
+                text = f"{many} {side}{behind if side == 'added' else ''}: {shown}"
+                place = x.where(unit, s)
+                yield _Piece(
+                    unit,
+                    (side, s, e, at, shown),
+                    text,
+                    place if side == "removed" else "",
+                    place if side == "added" else "",
+                    e - s,
+                )
+    for text, places in changed.items():
+        i, j = places[0]
+        ranges = _ranges([i for i, _ in places])
+        shifted = f" ({_ranges([j for _, j in places])} in the second)" if i != j else ""
+        yield _Piece(
+            unit,
+            (text, ranges),
+            f"{word} {ranges}{shifted}: {text}",
+            a.where(unit, i),
+            b.where(unit, j),
+            len(places),
+        )
+
+
+def _ranges(numbers: Sequence[int]) -> str:
+    """12..19, 40, ...: at most four ranges."""
+    out: list[list[int]] = []
+    for n in numbers:
+        if out and n == out[-1][1] + 1:
+            out[-1][1] = n
+        else:
+            out.append([n, n])
+    shown = ", ".join(str(s) if s == e else f"{s}..{e}" for s, e in out[:4])
+    return shown + (f" and {len(out) - 4} more places ({len(numbers)} in all)" if len(out) > 4 else "")
+
+
+def _fields(uop: Any) -> dict[str, Any]:
+    if isinstance(uop, Record):
+        return {x.name: getattr(uop, x.name) for x in uop.FIELDS}
+    return uop._asdict() if hasattr(uop, "_asdict") else {"uop": uop}
+
+
+def _at(x: Expansion, unit: str, i: int) -> tuple[Any, dict[str, Any]]:
+    run = x.runs[unit]
+    uop = x.uops[run.kinds[i]]
+    values = _fields(uop)
+    if "addr" in values:
+        values["addr"] += int(run.shifts[i])
+    return uop, values
+
+
+def _changes(a: Expansion, b: Expansion, unit: str, i: int, j: int) -> str:
+    """What became of one uOP: its fields, old -> new."""
+    (ua, old), (ub, new) = _at(a, unit, i), _at(b, unit, j)
+    if type(ua) is not type(ub):
+        return f"{_show(a, unit, i)} -> {_show(b, unit, j)}"
+    out = []
+    for name, value in old.items():
+        if value == new[name]:
+            continue
+        if name == "addr":
+            pieces = _memory(a, unit, i), _memory(b, unit, j)
+            if pieces[0] == pieces[1] != "":
+                out.append("addr, as the buffer moved")
+            else:
+                out.append(f"{pieces[0]} -> {pieces[1]}" if all(pieces) else f"addr {value:#x} -> {new[name]:#x}")
+        else:
+            out.append(f"{name} {_value(value)} -> {_value(new[name])}")
+    return ", ".join(out)
+
+
+def _memory(x: Expansion, unit: str, i: int) -> str:
+    """The piece of memory that a uOP touches, by name."""
+    run = x.runs[unit]
+    touch = x.overlay.transfer(unit, x.uops[run.kinds[i]])
+    if touch is None:
+        return ""
+    step = x.overlay.address_unit
+    start = (touch.addr + int(run.shifts[i])) * step
+    return piece_name([b for b in x.program.buffers if b.bank == touch.bank], step, start, start + touch.size)
+
+
+def _show(x: Expansion, unit: str, i: int) -> str:
+    """A uOP in a few words: the piece of memory it touches, and what is set in it."""
+    uop, values = _at(x, unit, i)
+    default = _fields(type(uop)()) if isinstance(uop, Record) else {}
+    piece = _memory(x, unit, i)
+    words = [piece] if piece else []
+    for name, value in values.items():
+        if (name in ("addr", "size") and piece) or value == default.get(name, 0):
+            continue
+        words.append(name if value is True or (value == 1 and name in _flags(uop)) else f"{name}={_value(value)}")
+    return " ".join(words) or "nothing"
+
+
+def _flags(uop: Any) -> set[str]:
+    return {x.name for x in uop.FIELDS if x.flag} if isinstance(uop, Record) else set()
+
+
+# -- sequences ------------------------------------------------------------------------------------------------------
+
+
+def edits(a: Ints, b: Ints) -> list[Edit]:
+    """How a became b. Equal lengths and few changes are compared place by place, else the shortest script is sought
+    (Myers, O(ND)), up to `MOST_EDITS`; beyond that one edit holds everything between the equal ends."""
+    if len(a) == len(b):
+        (differ,) = np.nonzero(a != b)
+        if not len(differ):
+            return []
+        if len(differ) <= len(a) // 4:
+            return [(s, e, s, e) for s, e in _stretches(differ)]
+    head = _equal(a, b, 0, 0)
+    tail = min(_equal(a[::-1], b[::-1], 0, 0), min(len(a), len(b)) - head)
+    inner = _shortest(a[head : len(a) - tail], b[head : len(b) - tail])
+    if inner is None:
+        if len(a) == len(b):
+            return [(s, e, s, e) for s, e in _stretches(np.flatnonzero(a != b))]
+        inner = [(0, len(a) - tail - head, 0, len(b) - tail - head)]
+    return [(i1 + head, i2 + head, j1 + head, j2 + head) for i1, i2, j1, j2 in inner]
+
+
+def _stretches(places: Ints) -> list[tuple[int, int]]:
+    """Runs of consecutive numbers."""
+    cuts = np.flatnonzero(np.diff(places) > 1) + 1
+    return [(int(p[0]), int(p[-1]) + 1) for p in np.split(places, cuts)]
+
+
+def _equal(a: Ints, b: Ints, i: int, j: int) -> int:
+    """How far a[i:] and b[j:] are equal."""
+    start, step = i, 32
+    while True:
+        x, y = a[i : i + step], b[j : j + step]
+        n = min(len(x), len(y))
+        if not n:
+            return i - start
+        differ = x[:n] != y[:n]
+        if differ.any():
+            return i - start + int(differ.argmax())
+        i, j, step = i + n, j + n, step * 4
+
+
+def _shortest(a: Ints, b: Ints) -> list[Edit] | None:
+    """The shortest edit script, None if it is longer than `MOST_EDITS`."""
+    n, m = len(a), len(b)
+    frontier = {1: 0}
+    trace: list[dict[int, int]] = []
+    for d in range(min(n + m, MOST_EDITS) + 1):
+        trace.append(dict(frontier))
+        for k in range(-d, d + 1, 2):
+            down = k == -d or (k != d and frontier[k - 1] < frontier[k + 1])
+            x = frontier[k + 1] if down else frontier[k - 1] + 1
+            if x <= n and x - k <= m:
+                x += _equal(a, b, x, x - k)
+            frontier[k] = x
+            if x >= n and x - k >= m:
+                return _script(trace, n, m)
+    return None
+
+
+def _script(trace: Sequence[dict[int, int]], n: int, m: int) -> list[Edit]:
+    """Walk the frontiers back from the end; neighbouring steps become one edit."""
+    steps: list[Edit] = []
+    x, y = n, m
+    for d in range(len(trace) - 1, 0, -1):
+        frontier, k = trace[d], x - y
+        down = k == -d or (k != d and frontier[k - 1] < frontier[k + 1])
+        before = k + 1 if down else k - 1
+        px = frontier[before]
+        py = px - before
+        steps.append((px, px, py, py + 1) if down else (px, px + 1, py, py))
+        x, y = px, py
+    out: list[Edit] = []
+    for i1, i2, j1, j2 in reversed(steps):
+        if out and (out[-1][1], out[-1][3]) == (i1, j1):
+            out[-1] = (out[-1][0], i2, out[-1][2], j2)
+        else:
+            out.append((i1, i2, j1, j2))
+    return out

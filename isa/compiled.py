@@ -1,0 +1,575 @@
+"""Runs without data, compiled: the same clocks as `Network`'s, from `traces`, without a Python step per firing.
+
+`execute` takes the quickest way there is and gives the same numbers on each. The engine needs numba (the extra `fast`),
+which is imported when a run is long enough to pay for it. `Plan` keeps the traces of a program to time it again with
+other rates or FIFO depths.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import sys
+from array import array
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import cache, cached_property
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from .datapath import Overlay
+from .network import NEVER, Chain, Fire, Firings, Issue, Network, Steps, Task, seconds_by_rate
+from .packet import Packet
+from .traces import (
+    FORK,
+    GETS,
+    MOST_WORDS,
+    PEERS,
+    PUTS,
+    RATE,
+    TIMES,
+    WHOLE,
+    WORDS,
+    Floats,
+    Ints,
+    Traces,
+    UntraceableError,
+    trace,
+)
+
+WORTHWHILE = 100_000
+"""Firings from which numba is loaded, with the engine's cached code: 0.4 s, as much as 150,000 firings in Python take;
+but a process that runs one program of this size often runs a second."""
+
+NOBODY = -1
+
+
+@dataclass(frozen=True, eq=False)
+class Timing:
+    """A complete run. latency: seconds, without the launch of the program. busy: seconds in which a process (a unit, a
+    decoder, the dispatcher) did not wait, by name. amounts: what was charged to each rate."""
+
+    latency: float
+    busy: Mapping[str, float]
+    amounts: Mapping[str, float]
+    _starts: Callable[[str], list[tuple[float, int]]]
+    _firings: Callable[[], Firings]
+    _chain: Callable[[], Chain]
+
+    @staticmethod
+    def of(net: Network, latency: float) -> Timing:
+        """What a run of `net` that took `latency` seconds found out."""
+
+        def recorded() -> Firings:
+            if net.firings is None:
+                raise ValueError("the run was not recorded")
+            return net.firings
+
+        return Timing(
+            latency,
+            {name: at.busy for name, at in net.progress.items()},
+            net.amounts,
+            lambda unit: net.progress[unit].starts,
+            recorded,
+            lambda: recorded().chain(),
+        )
+
+    def starts(self, unit: str) -> list[tuple[float, int]]:
+        """Clock and number of firings at which each uOP of a unit began, in a run without an instruction path."""
+        return self._starts(unit)
+
+    @cached_property
+    def firings(self) -> Firings:
+        """Every firing, if the run was recorded."""
+        return self._firings()
+
+    @cached_property
+    def chain(self) -> Chain:
+        """The steps that decided the latency, if the run was recorded."""
+        return self._chain()
+
+
+class Plan:
+    """A program ready to be timed as often as one likes, with other rates or FIFO depths. The arguments are those of
+    `Network`; the traces are made once."""
+
+    def __init__(
+        self,
+        overlay: Overlay,
+        *,
+        packets: Sequence[Packet] | None = None,
+        issues: Mapping[str, Sequence[Any]] | None = None,
+        preloaded: Mapping[str, Sequence[Any]] | None = None,
+        where: Callable[[str, int], str] = lambda unit, origin: f"packet {origin}",
+    ) -> None:
+        self.overlay = overlay
+        self._program: dict[str, Any] = {
+            "packets": packets,
+            "issues": issues,
+            "preloaded": preloaded,
+            "where": where,
+        }
+        self._traces: Traces | None = None
+        if available():
+            with suppress(UntraceableError):
+                self._traces = trace(overlay, **self._program)
+
+    def run(self, overlay: Overlay | None = None, *, record: bool = False) -> Timing:
+        """What `Network.run` finds out: the time, or a `DeadlockError` or `ProgramError` with its report.
+
+        overlay: the plan's own with other rates or FIFO depths.
+        """
+        overlay = overlay or self.overlay
+        traces = self._traces
+        if traces is not None and (traces.firings >= WORTHWHILE or "numba" in sys.modules) and _loads():
+            return run_traces(traces, overlay, record=record)
+        net = Network(overlay, **self._program, record=record)
+        return Timing.of(net, net.run())
+
+
+def execute(overlay: Overlay, *, record: bool = False, **program: Any) -> Timing:
+    """Time a program once; its parts are named as in `Plan`."""
+    return Plan(overlay, **program).run(record=record)
+
+
+@cache
+def available() -> bool:
+    """Whether there is a compiled engine, as far as can be said without loading it."""
+    return importlib.util.find_spec("numba") is not None
+
+
+@cache
+def _loads() -> bool:
+    try:
+        importlib.import_module("numba")
+    except ImportError:  # it refuses a numpy that is newer than itself
+        return False
+    return True
+
+
+@cache
+def _machine_code(function: Callable[..., Any]) -> Callable[..., Any]:
+    """`function` compiled, kept on disk from one process to the next where there is a place for it."""
+    numba = importlib.import_module("numba")
+    try:
+        return numba.njit(function, cache=True, nogil=True)  # type: ignore[no-any-return]
+    except RuntimeError:  # neither the package's folder nor the user's cache can be written
+        return numba.njit(function, nogil=True)  # type: ignore[no-any-return]
+
+
+def run_traces(
+    traces: Traces,
+    overlay: Overlay,
+    *,
+    record: bool = False,
+    compiled: Callable[[Callable[..., Any]], Callable[..., Any]] = _machine_code,
+) -> Timing:
+    """Run to the end, as `Network.run`. compiled: what makes the two loops below fast; they work without, slowly."""
+    net = traces.net
+    seconds = seconds_by_rate(overlay)
+    streams = overlay.streams
+    if list(seconds) != net.rate_names or [s.name for s in streams] != [s.name for s in net.overlay.streams]:
+        raise ValueError(f"overlay {overlay.name} has other rates or streams than the program's")
+    depths = list({s.name: s.depth for s in streams}.values())
+    depths += [overlay.mop_fifo_depth, overlay.uop_fifo_depth] * ((len(net.channels) - len(depths)) // 2)
+    capacity = np.minimum(depths, MOST_WORDS).astype(np.int32)
+    # All tokens but the first are whole puts, all credits but the first whole gets; one more of each passes by.
+    most = np.minimum(capacity[:, None] // traces.least[:, ::-1], traces.most[:, ::-1]) + 3
+    rings = 1 << np.ceil(np.log2(most)).astype(np.int64)
+    table = np.empty((traces.firings if record else 0, 4), np.int32)
+    clocks = np.empty((traces.firings if record else 0, 2), np.float64)
+    latency, alive, last, busy, amounts, starts, counts, channels, tasks = compiled(_run)(
+        traces.rows,
+        traces.amounts * np.array([*seconds.values()])[traces.rows[:, RATE]],
+        traces.amounts,
+        # what is used as an index alone: unsigned, it is not checked for counting from the end, a tenth of the time
+        traces.peers.view(np.uint32),
+        traces.at.view(np.uint32),
+        traces.items.view(np.uint32),
+        traces.bounds,
+        capacity,
+        rings,
+        traces.slots,
+        len(seconds),
+        table,
+        clocks,
+    )
+    if alive or channels[:, FILLED].any():
+        _strand(traces, capacity, channels, tasks)
+    names = list(net.progress)
+
+    def begun(unit: str) -> list[tuple[float, int]]:
+        p = names.index(unit)
+        if f"decoder {unit}" in net.progress:
+            return []
+        own = slice(traces.bounds[p], traces.bounds[p + 1])
+        return list(zip(starts[own].tolist(), counts[own].tolist(), strict=True))
+
+    def recorded() -> None:
+        if not record:
+            raise ValueError("the run was not recorded")
+
+    def firings() -> Firings:
+        recorded()
+        owner = np.repeat(np.arange(len(names)), np.diff(traces.bounds))
+        return Firings(
+            unit=_array("i", owner[table[:, LOG_ITEM]]),
+            rate=_array("i", table[:, LOG_RATE]),
+            start=_array("d", clocks[:, 0]),
+            end=_array("d", clocks[:, 1]),
+            before=_array("i", table[:, LOG_BEFORE] >> 1),
+            before_end=_array("i", table[:, LOG_BEFORE] & 1),
+            bound=_array("i", table[:, LOG_BOUND]),
+            origin=_array("i", traces.origin[table[:, LOG_ITEM]]),
+        )
+
+    def chain() -> Chain:
+        recorded()
+        at = compiled(_walk)(table, last)
+        item = table[at, LOG_ITEM]
+        return Chain(
+            unit=(np.searchsorted(traces.bounds, item, "right") - 1).tolist(),
+            rate=table[at, LOG_RATE].tolist(),
+            seconds=(clocks[at, 1] - clocks[at, 0]).tolist(),
+            origin=traces.origin[item].tolist(),
+        )
+
+    return Timing(
+        latency,
+        dict(zip(names, busy.tolist(), strict=True)),
+        dict(zip(seconds, amounts.tolist(), strict=True)),
+        begun,
+        firings,
+        chain,
+    )
+
+
+def _array(code: str, column: npt.NDArray[Any]) -> Any:
+    return array(code, column.astype(code).tobytes())
+
+
+def _nothing() -> Steps:
+    yield from ()
+
+
+def _strand(traces: Traces, capacity: Ints, channels: Ints, tasks: Ints) -> None:
+    """Put the network into the state in which the engine stopped, and let it say what it thinks of that."""
+    net = traces.net
+    by_index = net.channels
+    processes = list(net.progress.values())
+
+    def stand(progress: Any, item: int) -> None:
+        progress.number = int(traces.number[item]) if item >= 0 else NEVER
+        progress.issue = Issue(None, int(traces.origin[item])) if item >= 0 else None
+
+    for channel, depth, state in zip(by_index, capacity.tolist(), channels.tolist(), strict=True):
+        channel.capacity, channel.filled, channel.space = depth, state[FILLED], depth - state[FILLED]
+        item = state[LAST]
+        if item >= 0:
+            writer = processes[int(np.searchsorted(traces.bounds, item, "right")) - 1]
+            stand(writer, item)
+            channel.last = (writer.name, writer.number, writer.issue)
+    for progress, first, (*_, item) in zip(processes, traces.bounds.tolist(), tasks.tolist(), strict=False):
+        stand(progress, item if item >= first else NEVER)
+    made: dict[int, Task] = {}
+
+    def task(i: int) -> Task:
+        if i not in made:
+            _, process, parent, lane, *_ = tasks[i].tolist()
+            made[i] = Task(_nothing(), processes[process], None if parent == NOBODY else task(parent), lane)
+        return made[i]
+
+    alive = []
+    for i in np.flatnonzero(tasks[:, ALIVE]).tolist():
+        blocked = task(i)
+        if not tasks[i, CHILDREN]:
+            gets, puts, at, words, *_ = traces.rows[tasks[i, ROW]].tolist()
+            peers = [by_index[c] for c in traces.peers[at : at + gets + puts]]
+            blocked.pending = Fire(gets=peers[:gets], puts=peers[gets:], words=words)
+        alive.append(blocked)
+    net.settle(alive)
+
+
+ALIVE, PROCESS, PARENT, LANE, CHILDREN, QUEUED, FIRING, ROW, STOP, LEFT, ITEM = range(11)
+"""Columns of the engine's task table; ITEM only of a process, not of its lanes."""
+CLOCK, BUSY, SLOWEST = range(3)
+"""Columns of the table of the tasks' times, in seconds."""
+FILLED, READER, WRITER, LAST = range(4)
+TOKEN, TOKENS_END, TOKEN_PLACE, TOKEN_MASK = range(4, 8)
+CREDIT, CREDITS_END, CREDIT_PLACE, CREDIT_MASK = range(8, 12)
+"""Columns of the engine's channel table. LAST is the item that put last; tokens and credits are rings."""
+LOG_RATE, LOG_ITEM, LOG_BEFORE, LOG_BOUND = range(4)
+"""Columns of the log: as `Firings`, `before_end` being the lowest bit of LOG_BEFORE."""
+
+
+def _run(
+    rows: Ints,
+    duration: Floats,
+    amounts: Floats,
+    peers: npt.NDArray[np.uint32],
+    at: npt.NDArray[np.uint32],
+    items: npt.NDArray[np.uint32],
+    bounds: Ints,
+    capacity: Ints,
+    rings: npt.NDArray[np.int64],
+    slots: int,
+    rates: int,
+    log: Ints,
+    log_clocks: Floats,
+) -> Any:
+    """`Network.run`, statement by statement, on arrays: the order of stepping too, so that firings have its numbers.
+
+    One function, because calls between compiled functions would each have to be compiled and cached.
+    """
+    record = len(log) > 0
+    processes = len(bounds) - 1
+    size = processes + slots
+    tasks = np.zeros((size, 11), np.int32)
+    times = np.zeros((size, 3), np.float64)
+    ready = np.empty(size + 1, np.int32)
+    free = np.empty(slots + 1, np.int32)
+    for i in range(slots):
+        free[i] = size - 1 - i
+    unused = slots
+    for i in range(processes):
+        tasks[i, ALIVE] = 1
+        tasks[i, PROCESS] = i
+        tasks[i, PARENT] = NOBODY
+        tasks[i, QUEUED] = 1
+        tasks[i, FIRING] = NEVER
+        tasks[i, ITEM] = bounds[i] - 1
+        ready[i] = i
+    head, waiting = 0, processes
+    alive = processes
+    channels = np.zeros((len(capacity), 12), np.int32)
+    token_at = credit_at = 0
+    for c in range(len(capacity)):
+        channels[c, READER] = channels[c, WRITER] = NOBODY
+        channels[c, LAST] = NEVER
+        channels[c, TOKEN_PLACE], channels[c, TOKEN_MASK] = token_at, rings[c, 0] - 1
+        channels[c, CREDIT_PLACE], channels[c, CREDIT_MASK] = credit_at, rings[c, 1] - 1
+        token_at += rings[c, 0]
+        credit_at += rings[c, 1]
+    tokens = np.empty((token_at, 2), np.int32)  # words, firing
+    token_clocks = np.empty((token_at, 2), np.float64)  # first, last
+    credits = np.empty((credit_at, 2), np.int32)  # words, firing
+    credit_clocks = np.empty(credit_at, np.float64)  # freed
+    for c in range(len(capacity)):
+        place = channels[c, CREDIT_PLACE]
+        credits[place, 0], credits[place, 1], credit_clocks[place] = capacity[c], NEVER, 0.0
+        channels[c, CREDITS_END] = 1
+    starts = np.empty(len(items), np.float64)
+    counts = np.empty(len(items), np.int32)
+    total = np.zeros(rates, np.float64)
+    count = 0
+    latency, longest, last_firing = 0.0, -1.0, NEVER
+
+    while waiting:
+        task = ready[head]
+        head = head + 1 if head < size else 0
+        waiting -= 1
+        tasks[task, QUEUED] = 0
+        process = tasks[task, PROCESS]
+        item = tasks[process, ITEM]
+        row, stop, left = tasks[task, ROW], tasks[task, STOP], tasks[task, LEFT]
+        firing = tasks[task, FIRING]
+        clock, busy = times[task, CLOCK], times[task, BUSY]
+        while True:
+            if row == stop:
+                parent = tasks[task, PARENT]
+                if parent == NOBODY:
+                    if item + 1 < bounds[process + 1]:
+                        item += 1
+                        tasks[task, ITEM] = item
+                        starts[item] = clock
+                        counts[item] = count
+                        t = items[item]
+                        row, stop = at[t], at[t + 1]
+                        if row < stop:
+                            left = rows[row, TIMES]
+                        continue
+                else:
+                    if clock > times[parent, CLOCK]:
+                        times[parent, CLOCK] = clock
+                        tasks[parent, FIRING] = firing
+                    times[parent, SLOWEST] = max(times[parent, SLOWEST], busy)
+                    tasks[parent, CHILDREN] -= 1
+                    if tasks[parent, CHILDREN] == 0:
+                        times[parent, BUSY] += times[parent, SLOWEST]
+                        times[parent, SLOWEST] = 0.0
+                        tasks[parent, QUEUED] = 1
+                        tail = head + waiting
+                        ready[tail if tail <= size else tail - size - 1] = parent
+                        waiting += 1
+                    free[unused] = task
+                    unused += 1
+                tasks[task, ALIVE] = 0
+                alive -= 1
+                break
+            gets, puts, peer = rows[row, GETS], rows[row, PUTS], rows[row, PEERS]
+            if gets == FORK:
+                tasks[task, CHILDREN] = puts
+                for i in range(puts):
+                    unused -= 1
+                    lane = free[unused]
+                    t = peers[peer + i]
+                    tasks[lane, ALIVE] = 1
+                    tasks[lane, PROCESS] = process
+                    tasks[lane, PARENT] = task
+                    tasks[lane, LANE] = i
+                    tasks[lane, CHILDREN] = 0
+                    tasks[lane, QUEUED] = 1
+                    tasks[lane, FIRING] = firing
+                    tasks[lane, ROW], tasks[lane, STOP] = at[t], at[t + 1]
+                    if at[t] < at[t + 1]:
+                        tasks[lane, LEFT] = rows[at[t], TIMES]
+                    times[lane, CLOCK] = clock
+                    times[lane, BUSY] = times[lane, SLOWEST] = 0.0
+                    tail = head + waiting
+                    ready[tail if tail <= size else tail - size - 1] = lane
+                    waiting += 1
+                alive += puts
+                row += 1
+                if row < stop:
+                    left = rows[row, TIMES]
+                break
+            words, whole, rate = rows[row, WORDS], rows[row, WHOLE], rows[row, RATE]
+            took, amount = duration[row], amounts[row]
+            middle, final = peer + gets, peer + gets + puts
+            while left:
+                blocked = False
+                for i in range(peer, middle):
+                    c = peers[i]
+                    if channels[c, FILLED] < words:
+                        channels[c, READER] = task
+                        blocked = True
+                        break
+                if not blocked:
+                    for i in range(middle, final):
+                        c = peers[i]
+                        if capacity[c] - channels[c, FILLED] < words:
+                            channels[c, WRITER] = task
+                            blocked = True
+                            break
+                if blocked:
+                    break
+                # everything is there: the clocks
+                start, before, before_end = clock, firing, 1
+                finish, bound = 0.0, NEVER
+                for i in range(peer, middle):
+                    c = peers[i]
+                    channels[c, FILLED] -= words
+                    token, mask, base = channels[c, TOKEN], channels[c, TOKEN_MASK], channels[c, TOKEN_PLACE]
+                    place = base + (token & mask)
+                    first = token_clocks[place, 0]
+                    need = words
+                    while tokens[place, 0] < need:  # gather
+                        need -= tokens[place, 0]
+                        token += 1
+                        place = base + (token & mask)
+                    if tokens[place, 0] > need:  # split
+                        tokens[place, 0] -= need
+                    else:
+                        token += 1
+                    channels[c, TOKEN] = token
+                    last = token_clocks[place, 1]
+                    if whole:
+                        first = last
+                    if first > start:
+                        start, before, before_end = first, tokens[place, 1], 1 if first == last else 0
+                    if last > finish:
+                        finish, bound = last, tokens[place, 1]
+                for i in range(middle, final):
+                    c = peers[i]
+                    credit, mask, base = channels[c, CREDIT], channels[c, CREDIT_MASK], channels[c, CREDIT_PLACE]
+                    need = words
+                    while need:
+                        place = base + (credit & mask)
+                        piece = credits[place, 0]
+                        if piece > need:
+                            credits[place, 0] = piece - need
+                            need = 0
+                        else:
+                            need -= piece
+                            credit += 1
+                        if credit_clocks[place] > start:
+                            start, before, before_end = credit_clocks[place], credits[place, 1], 1
+                    channels[c, CREDIT] = credit
+                end = start + took
+                if finish > end:
+                    end = finish
+                else:
+                    bound = NEVER
+                if record:
+                    log[count, LOG_RATE], log[count, LOG_ITEM] = rate, item
+                    log[count, LOG_BEFORE], log[count, LOG_BOUND] = before * 2 + before_end, bound
+                    log_clocks[count, 0], log_clocks[count, 1] = start, end
+                    if end > longest:
+                        longest, last_firing = end, count
+                clock, firing = end, count
+                count += 1
+                busy += took
+                total[rate] += amount
+                for i in range(peer, middle):
+                    c = peers[i]
+                    place = channels[c, CREDIT_PLACE] + (channels[c, CREDITS_END] & channels[c, CREDIT_MASK])
+                    channels[c, CREDITS_END] += 1
+                    credits[place, 0], credits[place, 1], credit_clocks[place] = words, firing, end
+                    other = channels[c, WRITER]
+                    if other != NOBODY:
+                        channels[c, WRITER] = NOBODY
+                        if tasks[other, QUEUED] == 0:
+                            tasks[other, QUEUED] = 1
+                            tail = head + waiting
+                            ready[tail if tail <= size else tail - size - 1] = other
+                            waiting += 1
+                first = end if whole else start
+                for i in range(middle, final):
+                    c = peers[i]
+                    channels[c, FILLED] += words
+                    channels[c, LAST] = item
+                    place = channels[c, TOKEN_PLACE] + (channels[c, TOKENS_END] & channels[c, TOKEN_MASK])
+                    channels[c, TOKENS_END] += 1
+                    tokens[place, 0], tokens[place, 1] = words, firing
+                    token_clocks[place, 0], token_clocks[place, 1] = first, end
+                    other = channels[c, READER]
+                    if other != NOBODY:
+                        channels[c, READER] = NOBODY
+                        if tasks[other, QUEUED] == 0:
+                            tasks[other, QUEUED] = 1
+                            tail = head + waiting
+                            ready[tail if tail <= size else tail - size - 1] = other
+                            waiting += 1
+                left -= 1
+            if left:
+                break
+            row += 1
+            if row < stop:
+                left = rows[row, TIMES]
+        tasks[task, ROW], tasks[task, STOP], tasks[task, LEFT] = row, stop, left
+        tasks[task, FIRING] = firing
+        times[task, CLOCK], times[task, BUSY] = clock, busy
+        latency = max(latency, clock)
+    return latency, alive, last_firing, times[:processes, BUSY].copy(), total, starts, counts, channels, tasks
+
+
+def _walk(log: Ints, at: int) -> npt.NDArray[np.int64]:
+    """`Firings.chain`: the numbers of the firings whose own duration counts, last to first."""
+    out = np.empty(16, np.int64)
+    n = 0
+    from_end = True
+    while at >= 0:
+        if from_end and log[at, LOG_BOUND] >= 0:
+            at = log[at, LOG_BOUND]
+            continue
+        if from_end:
+            if n == len(out):
+                out = np.concatenate((out, out))
+            out[n] = at
+            n += 1
+        before = log[at, LOG_BEFORE]
+        at, from_end = before >> 1, (before & 1) == 1
+    return out[:n].copy()

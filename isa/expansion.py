@@ -1,0 +1,213 @@
+"""All uOPs of a program as numbers: which distinct uOP, from which packet, at which address.
+
+A program of 24 layers has a quarter of a million uOPs and a few thousand distinct ones. What depends on the uOP alone
+is worked out once per distinct uOP; what depends on addresses is worked out in arrays.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from .datapath import Form, Overlay, UnitSpec, one_uop
+from .fields import Record
+from .layout import BLOCK, BLOCK_COLS
+from .packet import Packet, expand
+from .program import Buffer, Layout, Program
+
+Ints = npt.NDArray[np.int64]
+_NONE: Ints = np.zeros(0, np.int64)
+
+
+@dataclass(frozen=True, eq=False)
+class Run:
+    """The uOPs of one unit in the order in which it runs them.
+
+    kinds: numbers of distinct uOPs. origins: packet, or position in a preloaded list, of each. shifts: what to add to
+    the address of the distinct uOP (address units).
+    """
+
+    unit: UnitSpec
+    kinds: Ints
+    origins: Ints
+    shifts: Ints
+
+    def __len__(self) -> int:
+        return len(self.kinds)
+
+
+@dataclass(frozen=True, eq=False)
+class Accesses:
+    """Off-chip accesses of one bank: per access its unit, uOP number, packet, first element, elements, direction."""
+
+    units: tuple[UnitSpec, ...]
+    unit: Ints
+    uop: Ints
+    origin: Ints
+    start: Ints
+    size: Ints
+    store: npt.NDArray[np.bool_]
+
+    @property
+    def end(self) -> Ints:
+        return self.start + self.size
+
+    def __len__(self) -> int:
+        return len(self.start)
+
+
+@dataclass(eq=False)
+class Expansion:
+    """Every unit's uOPs. uops: the distinct ones, by number; those of a form with `addresses` have address 0.
+
+    missing: units whose preloaded lists are not known (a foreign image without them).
+    """
+
+    program: Program
+    missing: frozenset[str] = frozenset()
+    uops: list[Any] = field(default_factory=list)
+    runs: dict[str, Run] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self._numbers: dict[Any, int] = {}
+        overlay = self.program.overlay
+        parts: dict[str, list[tuple[Ints, Ints, int]]] = {u.name: [] for u in overlay.units}
+        mops: dict[tuple[Record, int], tuple[Ints, Ints]] = {}
+        for number, packet in enumerate(self.program.packets):
+            header = packet.header
+            if not header.opcode or header.last or not header.reuse or not packet.mops:
+                continue
+            units = overlay.selected(header.opcode, header.mask)
+            if units:
+                kinds, shifts = self._packet(packet, overlay.by_opcode[header.opcode], mops)
+                for u in units:
+                    parts[u.name].append((kinds, shifts, number))
+        for u in overlay.units:
+            if u.kind in overlay.preloaded:
+                ops = self.program.preloaded.get(u.name, ())
+                kinds = np.array([self.number(op) for op in ops], np.int64)
+                self.runs[u.name] = Run(u, kinds, np.arange(len(ops)), np.zeros(len(ops), np.int64))
+                continue
+            pieces = parts[u.name]
+            self.runs[u.name] = Run(
+                u,
+                np.concatenate([k for k, _, _ in pieces]) if pieces else _NONE,
+                np.repeat([n for _, _, n in pieces], [len(k) for k, _, _ in pieces]) if pieces else _NONE,
+                np.concatenate([s for _, s, _ in pieces]) if pieces else _NONE,
+            )
+
+    @property
+    def overlay(self) -> Overlay:
+        return self.program.overlay
+
+    def number(self, uop: Any) -> int:
+        """The number of a distinct uOP."""
+        n = self._numbers.setdefault(uop, len(self.uops))
+        if n == len(self.uops):
+            self.uops.append(uop)
+        return n
+
+    def _packet(
+        self, packet: Packet, form: Form, mops: dict[tuple[Record, int], tuple[Ints, Ints]]
+    ) -> tuple[Ints, Ints]:
+        """Distinct uOPs and address shifts of one packet, in the order of `packet.expand`."""
+        reuse = packet.header.reuse
+        if form.addresses is None:
+            if form.uops is one_uop:
+                kinds = np.array([self.number(m) for m in packet.mops], np.int64)
+                kinds = np.tile(kinds, reuse) if form.loops_window else np.repeat(kinds, reuse)
+            else:
+                kinds = np.array([self.number(u) for u in expand(packet, self.overlay)], np.int64)
+            return kinds, np.zeros(len(kinds), np.int64)
+        rows = []  # per mOP: (reuse, uOPs in one iteration)
+        for mop in packet.mops:
+            key = (mop, reuse)
+            if key not in mops:
+                shifts = form.addresses(mop, reuse)
+                one = [self.number(u._replace(addr=0)) for u in form.uops(mop, 0)]
+                mops[key] = np.broadcast_to(np.array(one, np.int64), (reuse, len(one))), shifts
+            rows.append(mops[key])
+        if form.loops_window:
+            kinds, shifts = (np.concatenate(x, axis=1) for x in zip(*rows, strict=True))
+            return kinds.reshape(-1), shifts.reshape(-1)
+        kinds, shifts = (np.concatenate([y.reshape(-1) for y in x]) for x in zip(*rows, strict=True))
+        return kinds, shifts
+
+    # -- places ---------------------------------------------------------------------------------------------------
+
+    def where(self, unit: str, uop: int) -> str:
+        """Where a unit's uOP was written down."""
+        run = self.runs[unit]
+        return at(self.program, unit, int(run.origins[uop])) if uop < len(run) else unit
+
+    # -- off-chip memory ------------------------------------------------------------------------------------------
+
+    @cached_property
+    def accesses(self) -> dict[str, Accesses]:
+        """Per bank, unit after unit; in order within a unit."""
+        per_bank: dict[str, list[tuple[UnitSpec, Ints]]] = {}
+        for u in self.overlay.units:
+            run = self.runs[u.name]
+            distinct = np.unique(run.kinds).tolist()
+            touches = {k: t for k in distinct if (t := self.overlay.transfer(u.name, self.uops[k])) is not None}
+            for bank in sorted({t.bank for t in touches.values()}):
+                table = np.zeros((len(self.uops), 4), np.int64)
+                for k, t in touches.items():
+                    if t.bank == bank:
+                        table[k] = 1, t.addr, t.size, t.store
+                rows = table[run.kinds]
+                (uop,) = np.nonzero(rows[:, 0])
+                start = (rows[uop, 1] + run.shifts[uop]) * self.overlay.address_unit
+                columns = (uop, run.origins[uop], start, rows[uop, 2], rows[uop, 3])
+                per_bank.setdefault(bank, []).append((u, np.stack(columns)))
+        out = {}
+        for bank, parts in per_bank.items():
+            unit = np.repeat(np.arange(len(parts)), [c.shape[1] for _, c in parts])
+            uop, origin, start, size, store = np.concatenate([c for _, c in parts], axis=1)
+            out[bank] = Accesses(tuple(u for u, _ in parts), unit, uop, origin, start, size, store.astype(bool))
+        return out
+
+
+def at(program: Program, unit: str, origin: int) -> str:
+    """The source line of packet (or list position) `origin`; without one the packet and its word, or unit and op."""
+    place = program.where(unit, origin)
+    if unit not in program.preloaded and place == f"packet {origin}" and origin < len(program.packets):
+        return f"{place} (word {program.packet_offsets[origin]})"
+    return f"{unit} {place}" if place == f"op {origin}" else place
+
+
+def piece_name(buffers: Sequence[Buffer], unit: int, start: int, end: int) -> str:
+    """The buffers of a bank that hold elements start..end, and where in the first of them that is: `x [0:128, 0:64]`.
+
+    unit: elements of an address step.
+    """
+    held = [b for b in buffers if b.offset * unit <= start and end <= b.offset * unit + b.size]
+    if not held:
+        return f"{end - start} elements at address {start // unit:#x}"
+    names = " or ".join(b.name for b in held[:2]) + (" or ..." if len(held) > 2 else "")
+    at = held[0].offset * unit
+    return f"{names} {_piece(held[0], start - at, end - at)}"
+
+
+def _piece(b: Buffer, start: int, end: int) -> str:
+    """Rows and columns of a piece of a buffer, or its elements where it is no rectangle."""
+    if b.layout is Layout.BLOCKED and len(b.shape) == 2 and start % BLOCK == 0 and end % BLOCK == 0:
+        width = b.shape[1] // BLOCK_COLS
+        (r0, c0), (r1, c1) = divmod(start // BLOCK, width), divmod(end // BLOCK - 1, width)
+        if r0 == r1 or (c0, c1) == (0, width - 1):
+            return f"[{r0 * 128}:{r1 * 128 + 128}, {c0 * 64}:{c1 * 64 + 64}]"
+    return f"[{start}:{end}]"
+
+
+def uops_of(packet: Packet, overlay: Overlay) -> int:
+    """An upper bound of the uOPs that a packet expands to at all the units it selects, from its counts alone."""
+    header = packet.header
+    if not header.opcode:
+        return 0
+    each: Sequence[int] = [int(getattr(m, "chunks", 1)) for m in packet.mops]
+    return len(overlay.selected(header.opcode, header.mask)) * header.reuse * sum(each)

@@ -1,0 +1,33 @@
+"""Write what follows from the tables: the C++ header of the XNN machine, and the reference of all overlays.
+
+    python -m rsn.isa.generate        # or: make generate
+
+writes into the checkout. Neither file is edited by hand; a test makes them again and compares.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from functools import partial
+from pathlib import Path
+
+from .files import write_text
+from .header import header
+from .overlays.xnn import XNN
+from .reference import reference
+
+ROOT = Path(__file__).resolve().parent.parent
+
+OUTPUTS: Mapping[str, Callable[[], str]] = {
+    "hw/versal/isa.h": partial(header, XNN),
+    "docs/isa.md": reference,
+}
+
+
+def main() -> None:
+    for path, text in OUTPUTS.items():
+        write_text(ROOT / path, text())
+
+
+if __name__ == "__main__":
+    main()

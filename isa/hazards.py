@@ -1,0 +1,246 @@
+"""Order through off-chip memory: what a load sees, and what becomes of what is stored.
+
+A bank with one unit is accessed strictly in that unit's uOP order, so read-after-write and write-after-read follow from
+the order alone. Memory is cut into cells at every address where an access or a buffer begins or ends; for each access
+of a cell it is known how many stores came before. Several buffers may share memory in turn, and the image does not say
+which of them an access means. Decided is therefore, cell by cell:
+
+* H01, H02: a load of what no earlier store has written, although no input or weight lies there.
+* H03: a load across cells that the same several buffers share and that are stored equally often in all, but not equally
+  often so far: it reads half of one buffer and half of the next.
+* H04: a store that no load reads before the next store to the same place, or before the end.
+* H05 to H08, whatever the order: stores over weights and inputs, outputs never stored, inputs never loaded.
+
+Not seen: a load that reads the whole of what the buffer before left in shared memory, where other loads read the store
+that it should have waited for. In a bank of several units only the streams between them order accesses; H01, H03 and
+H04 are left out there, and a load of what is stored to at any time is a warning (H09).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from functools import cached_property
+
+import numpy as np
+import numpy.typing as npt
+
+from .expansion import Accesses, Expansion, Ints, piece_name
+from .finding import Finding
+from .layout import BLOCK, BLOCK_COLS, BLOCK_ROWS
+from .program import Buffer, Layout, Role
+
+MOST_PIECES = 16_000_000
+"""Accesses times the cells each touches, before the order is left unchecked; 24 layers (B=8, L=384) make 300,000."""
+
+MOST_FOUND = 100
+"""Accesses that are told one by one of each kind."""
+
+Flags = npt.NDArray[np.bool_]
+
+
+def hazards(expansion: Expansion) -> Iterator[Finding]:
+    """What is wrong with a program's use of its declared buffers, bank by bank."""
+    program = expansion.program
+    for bank in program.overlay.banks:
+        buffers = [b for b in program.buffers if b.bank == bank]
+        accesses = expansion.accesses.get(bank)
+        if accesses is not None and buffers:
+            yield from _Bank(expansion, bank, buffers, accesses).findings()
+
+
+class _Bank:
+    """One bank, its buffers and its accesses."""
+
+    def __init__(self, expansion: Expansion, bank: str, buffers: Sequence[Buffer], accesses: Accesses) -> None:
+        self.x = expansion
+        self.bank = bank
+        self.buffers = buffers
+        self.a = accesses
+        unit = expansion.overlay.address_unit
+        self.spans = [(b.offset * unit, b.offset * unit + b.size) for b in buffers]
+        edges = np.array(self.spans, np.int64).reshape(-1)
+        self.cells: Ints = np.unique(np.concatenate([accesses.start, accesses.end, edges]))
+        self.first: Ints = np.searchsorted(self.cells, accesses.start)
+        self.last: Ints = np.searchsorted(self.cells, accesses.end)
+        self.segment: Ints = np.searchsorted(np.unique(edges), self.cells, side="right")
+
+    def findings(self) -> Iterator[Finding]:
+        if int((self.last - self.first).sum()) > MOST_PIECES:
+            text = f"accesses to {self.bank} overlap too often to follow their order"
+            yield Finding("H10", text, "program", True, "nothing is wrong with that; run the program to be sure")
+            return
+        yield from self._roles()
+        yield from self._unused()
+        if len(self.a.units) == 1:
+            yield from self._order()
+        else:
+            yield from self._without_order()
+
+    # -- cells
+
+    def _covered(self, *roles: Role) -> Ints:
+        """How many buffers of these roles lie over each cell."""
+        return self._depth([s for b, s in zip(self.buffers, self.spans, strict=True) if b.role in roles])
+
+    def _depth(self, spans: Sequence[tuple[int, int]]) -> Ints:
+        if not spans:
+            return np.zeros(len(self.cells), np.int64)
+        starts, ends = np.searchsorted(self.cells, np.array(spans, np.int64)).T
+        return self._steps(starts, ends)
+
+    def _steps(self, starts: Ints, ends: Ints) -> Ints:
+        """How many of the ranges of cells hold each cell."""
+        n = len(self.cells)
+        return np.cumsum(np.bincount(starts, minlength=n) - np.bincount(ends, minlength=n))
+
+    @cached_property
+    def given(self) -> Flags:
+        """Cells that hold something before the run."""
+        return self._covered(Role.INPUT, Role.WEIGHT) > 0
+
+    @cached_property
+    def stored(self) -> Ints:
+        """How often each cell is stored to in the whole run."""
+        s = self.a.store
+        return self._steps(self.first[s], self.last[s])
+
+    def _spare(self, cell: Ints) -> Flags:
+        """Whether cells lie in the last 64 columns of a matrix that is padded to 128: with an odd number of heads
+        nothing writes those, and they meet weights of 0."""
+        at = self.cells[cell]
+        spare = np.zeros(len(cell), bool)
+        for b, (start, end) in zip(self.buffers, self.spans, strict=True):
+            if b.role is Role.SCRATCH and b.layout is Layout.BLOCKED and len(b.shape) == 2 and b.shape[1] % 128 == 0:
+                row = b.shape[1] * BLOCK_ROWS
+                spare |= (at >= start) & (at < end) & ((at - start) % row >= row - BLOCK)
+        return spare
+
+    def _any(self, flags: Flags) -> Flags:
+        """Whether any cell of each access has the flag."""
+        sums = np.concatenate([[0], np.cumsum(flags)])
+        return np.asarray(sums[self.last] > sums[self.first])
+
+    # -- places and names
+
+    def _each(self, code: str, accesses: Ints, text: str, help: str, warning: bool = False) -> Iterator[Finding]:
+        """A finding per access, the last of them for all beyond `MOST_FOUND`."""
+        for n, i in enumerate(accesses[:MOST_FOUND].tolist(), 1):
+            unit, uop = self.a.units[self.a.unit[i]].name, int(self.a.uop[i])
+            verb = "stores" if self.a.store[i] else "loads"
+            what = piece_name(self.buffers, self.x.overlay.address_unit, int(self.a.start[i]), int(self.a.end[i]))
+            times = len(accesses) - MOST_FOUND + 1 if n == MOST_FOUND else 1
+            message = f"{unit} uOP {uop} {verb} {what}{text}"
+            yield Finding(code, message, self.x.where(unit, uop), warning, help, times)
+
+    # -- whatever the order
+
+    def _roles(self) -> Iterator[Finding]:
+        stores = self.a.store
+        kept = ~(self._covered(Role.SCRATCH, Role.OUTPUT) > 0)
+        over = self._any(self._covered(Role.WEIGHT) > 0)
+        way_out = "store to a scratch or output buffer"
+        text = ", where weights lie; they are loaded once for many runs"
+        yield from self._each("H05", np.flatnonzero(stores & over), text, way_out)
+        over = ~over & self._any((self._covered(Role.INPUT) > 0) & kept)
+        yield from self._each("H06", np.flatnonzero(stores & over), ", over an input", way_out, True)
+
+    def _unused(self) -> Iterator[Finding]:
+        loaded = self._steps(self.first[~self.a.store], self.last[~self.a.store])
+        for b, (start, end) in zip(self.buffers, self.spans, strict=True):
+            s, e = np.searchsorted(self.cells, [start, end])
+            if b.role is Role.OUTPUT and (self.stored[s:e] == 0).any():
+                (bare,) = np.nonzero(self.stored[s:e] == 0)
+                lacking = _wanted(b, self.cells[s:e][bare] - start, self.cells[s + 1 : e + 1][bare] - start)
+                if lacking:
+                    text = f"{lacking} elements of this output are never stored"
+                    yield Finding("H07", text, f"buffer {b.name}", help="store all of it")
+            elif b.role in (Role.INPUT, Role.WEIGHT) and not loaded[s:e].any():
+                text = f"nothing loads this {b.role.value}"
+                yield Finding("H08", text, f"buffer {b.name}", True, "load it, or drop the buffer")
+
+    def _without_order(self) -> Iterator[Finding]:
+        loads = ~self.a.store
+        dark = self._any((self.stored == 0) & ~self.given)
+        yield from self._never(np.flatnonzero(loads & dark))
+        text = ", which is stored to as well; only streams order the two"
+        way_out = "make sure that a stream does, or use two buffers"
+        yield from self._each("H09", np.flatnonzero(loads & ~dark & self._any(self.stored > 0)), text, way_out, True)
+
+    def _never(self, accesses: Ints) -> Iterator[Finding]:
+        way_out = "store it, or make the buffer an input"
+        yield from self._each("H02", accesses, ", part of which nothing ever stores", way_out)
+
+    # -- in order
+
+    def _order(self) -> Iterator[Finding]:
+        a = self.a
+        sizes = self.last - self.first
+        n = int(sizes.sum())
+        if not n:
+            return
+        # a piece is one access of one cell; pieces are sorted by cell, those of a cell are in order of time
+        access = np.repeat(np.arange(len(a)), sizes)
+        cell = np.arange(n) - np.repeat(np.cumsum(sizes) - sizes, sizes) + self.first[access]
+        order = np.argsort(cell, kind="stable")
+        access, cell = access[order], cell[order]
+        store = a.store[access]
+        begin = np.maximum.accumulate(np.where(np.append(True, cell[1:] != cell[:-1]), np.arange(n), 0))
+        count = np.cumsum(store)
+        seen: Ints = count - store - (count - store)[begin]  # stores to the cell before this piece
+        writer = np.maximum.accumulate(np.where(store, np.arange(n), -1))
+        live = ~store & (writer >= begin)
+        read = np.zeros(len(a), bool)
+        read[access[writer[live]]] = True
+        yield from self._unwritten(access, cell, ~store & (seen == 0) & ~self.given[cell])
+        yield from self._mixed(access, cell, store, seen)
+        output = self._any(self._covered(Role.OUTPUT) > 0)
+        text = ", which nothing loads before it is overwritten or the program ends"
+        way_out = "drop the store, or move it before the load that wants it"
+        yield from self._each("H04", np.flatnonzero(a.store & ~read & ~output), text, way_out, True)
+
+    def _unwritten(self, access: Ints, cell: Ints, bare: Flags) -> Iterator[Finding]:
+        if not bare.any():
+            return
+        access, cell = access[bare], cell[bare]
+        shared = self._covered(Role.SCRATCH, Role.OUTPUT)[cell] > 1
+        later = self.stored[cell] > 0
+        tolerated = self._spare(cell) & (shared | ~later)
+        early, never = np.unique(access[later & ~tolerated]), np.unique(access[~later & ~tolerated])
+        yield from self._each("H01", early, " before the store that writes it", "move the load behind the store")
+        never = np.setdiff1d(never, early)
+        yield from self._never(never)
+        text = ": nothing stores its last 64 columns, which read as 0 or as what was there before"
+        way_out = "harmless where they meet weights of 0 (an odd head count)"
+        yield from self._each("H02", np.setdiff1d(access, np.union1d(early, never)), text, way_out, True)
+
+    def _mixed(self, access: Ints, cell: Ints, store: Flags, seen: Ints) -> Iterator[Finding]:
+        """Loads of cells of different age that should be of one age."""
+        several = ~store & (self._covered(Role.SCRATCH, Role.OUTPUT)[cell] > 1) & (self.stored[cell] > 0)
+        if not several.any():
+            return
+        access, cell, seen = access[several], cell[several], seen[several]
+        order = np.lexsort((seen, self.stored[cell], self.segment[cell], access))
+        keys = np.stack([access, self.segment[cell], self.stored[cell], seen])[:, order]
+        same = (keys[:3, 1:] == keys[:3, :-1]).all(axis=0) & (keys[3, 1:] != keys[3, :-1])
+        text = ": part of it has been stored once more than the rest, so it reads two buffers in one"
+        way_out = "move the load behind all stores of its buffer and before the next ones"
+        yield from self._each("H03", np.unique(keys[0, 1:][same]), text, way_out)
+
+
+def _wanted(b: Buffer, starts: Ints, ends: Ints) -> int:
+    """How many of the elements starts[i]..ends[i] of a buffer users see: those of its view, whole blocks or rows."""
+    view = b.view or b.shape
+    if len(b.shape) == 1 or len(view) == 1:
+        return int((np.minimum(ends, view[0]) - starts).clip(0).sum()) if len(view) == 1 else int((ends - starts).sum())
+    rows, cols = view[-2:]
+    pitch = b.shape[0] // (view[0] if len(view) == 3 else 1)
+    if b.layout is Layout.BLOCKED:
+        grain, width = BLOCK, b.shape[1] // BLOCK_COLS
+        row, col = np.divmod(np.arange(b.size // BLOCK), width)
+        seen = ((row * BLOCK_ROWS % pitch < rows) | (pitch % BLOCK_ROWS > 0)) & (col * BLOCK_COLS < cols)
+    else:
+        grain = b.shape[1]
+        seen = np.arange(b.shape[0]) % pitch < rows
+    sums = np.concatenate([[0], np.cumsum(seen)])
+    hit = sums[-(-ends // grain)] > sums[starts // grain]
+    return int((ends - starts)[hit].sum())

@@ -1,0 +1,314 @@
+"""hw/versal/isa.h: the formats of an overlay with their codec, and the sizes of its datapath, as C++17."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from textwrap import wrap
+from typing import Any
+
+import numpy as np
+
+from . import layout
+from .datapath import PL_HZ, Form, Overlay, Stream
+from .fields import Field, Record
+from .overlays import xnn_kernels
+from .packet import MAX_WINDOW, NOP, Header
+from .reference import MADE_BY, WIDTH, about, expansion
+
+_PROLOGUE = """\
+using Word = std::uint32_t;
+
+// Where a value sits: Width bits from bit Low of word Index. get and set see the raw bits.
+template <unsigned Index, unsigned Low, unsigned Width>
+struct Field {
+    static_assert(Width > 0 && Low + Width <= 32, "a field lies inside its word");
+    static constexpr unsigned word = Index;
+    static constexpr unsigned low = Low;
+    static constexpr unsigned width = Width;
+    static constexpr Word max = 0xFFFFFFFFu >> (32 - Width);
+    static constexpr Word mask = max << Low;
+
+    static constexpr Word get(const Word *words) { return (words[Index] >> Low) & max; }
+    static constexpr void set(Word *words, Word value) {
+        words[Index] = (words[Index] & ~mask) | ((value & max) << Low);
+    }
+};
+
+// The fields of one format: which bits of a word mean something, and whether no two fields share one.
+template <typename... F>
+struct Layout {
+    static constexpr Word used(unsigned word) { return (... | (F::word == word ? F::mask : 0u)); }
+    static constexpr bool disjoint(unsigned word) {
+        return (... + (F::word == word ? std::uint64_t{F::mask} : 0u)) == used(word);
+    }
+};
+
+// Two's complement of Width bits to a number; values of fewer than 32 bits are extended.
+template <unsigned Width>
+constexpr std::int32_t to_signed(Word raw) {
+    constexpr Word sign = Word{1} << (Width - 1);
+    return static_cast<std::int32_t>((raw ^ sign) - sign);
+}
+
+// IEEE binary32 and its bits. A union, because that is what HLS compilers turn into wires.
+inline float to_float(Word raw) {
+    union { Word bits; float value; } both;
+    both.bits = raw;
+    return both.value;
+}
+inline Word from_float(float value) {
+    union { Word bits; float value; } both;
+    both.value = value;
+    return both.bits;
+}
+"""
+
+
+def header(overlay: Overlay) -> str:
+    """The C++17 header of an overlay of the XNN family: formats with their codec, and the datapath's sizes."""
+    out = [
+        f"// The instruction set of overlay {overlay.name}: wire formats and their codec, units, streams, sizes.",
+        f"// {MADE_BY}",
+        "//",
+        "// Plain C++17 without library types, for HLS, AIE and native builds alike. docs/isa.md has the same as text.",
+        "// SPDX-License-Identifier: Apache-2.0",
+        "#ifndef RSN_XNN_ISA_H",
+        "#define RSN_XNN_ISA_H",
+        "",
+        "#include <cstdint>",
+        "",
+        "namespace rsn::xnn {",
+        "",
+        *_identity(overlay),
+        "",
+        *_PROLOGUE.splitlines(),
+        "",
+        *_opcodes(overlay),
+    ]
+    out += ["", "// Packet header.", *_struct(Header, [])]
+    for form in overlay.forms:
+        out += ["", *_form(form)]
+    for kind, (record, longest) in overlay.preloaded.items():
+        facts = [("longest_list", str(longest), "ops")]
+        out += ["", *_comment(f"{kind}, preloaded: {about(record)}"), *_struct(record, facts)]
+    out += ["", *_datapath(overlay), "", "}  // namespace rsn::xnn", "", "#endif  // RSN_XNN_ISA_H", ""]
+    return "\n".join(line.rstrip() for line in out)
+
+
+def _identity(overlay: Overlay) -> Iterator[str]:
+    yield "// Names of the formats below; a container carries the one it was made for."
+    yield f'inline constexpr char overlay[] = "{overlay.name}";'
+    yield f'inline constexpr char fingerprint[] = "{overlay.fingerprint}";'
+    if overlay.extends is not None:
+        yield f'inline constexpr char extends[] = "{overlay.extends}";'
+
+
+def _opcodes(overlay: Overlay) -> Iterator[str]:
+    rows = [("Nop", NOP, "skipped: one header word, no payload")]
+    rows += [(f.name, f.opcode, about(f.mop)) for f in overlay.forms]
+    yield "enum class Opcode : std::uint8_t {"
+    yield from _aligned([(f"    {name} = {value},", f"// {doc}") for name, value, doc in rows])
+    yield "};"
+
+
+def _form(form: Form) -> Iterator[str]:
+    yield from _comment(f"{form.name}, opcode {form.opcode}: {about(form.mop)}")
+    yield from _comment(expansion(form))
+    facts = [
+        ("opcode", f"static_cast<unsigned>(Opcode::{form.name})", ""),
+        ("max_reuse", str(form.max_reuse), ""),
+        ("decode_cycles", str(form.decode_cycles), "PL cycles per uOP, at least"),
+        ("loops_window", str(form.loops_window).lower(), ""),
+    ]
+    yield from _struct(form.mop, facts)
+
+
+def _struct(record: type[Record], facts: Sequence[tuple[str, str, str]]) -> Iterator[str]:
+    """One format: constants, where each field sits, the values, the codec, and the checks of the table.
+
+    A field whose name means something else in C++ shows when the header is compiled.
+    """
+    name, fields = record.__name__, record.FIELDS
+    constants = [("words", str(record.WORDS), ""), *facts]
+    yield f"struct {name} {{"
+    yield from _aligned(
+        [
+            (f"    static constexpr {_constant_type(value)} {key} = {value};", f"// {note}" if note else "")
+            for key, value, note in constants
+        ]
+    )
+    yield "    struct bits {"
+    yield from (f"        using {f.name} = Field<{f.word}, {f.low}, {f.width}>;" for f in fields)
+    yield "    };"
+    joined = ", ".join(f"bits::{f.name}" for f in fields)
+    yield from wrap(f"using layout = Layout<{joined}>;", WIDTH, initial_indent=" " * 4, subsequent_indent=" " * 8)
+    yield ""
+    default = record()
+    yield from _aligned(
+        [(f"    {_type(f)} {f.name} = {_literal(f, getattr(default, f.name))};", f"// {_meaning(f)}") for f in fields]
+    )
+    yield ""
+    constexpr = "" if any(f.real for f in fields) else "constexpr "
+    yield f"    static {constexpr}{name} decode(const Word *in) {{"
+    yield f"        {name} out;"
+    yield from (f"        out.{f.name} = {_from_bits(f)};" for f in fields)
+    yield "        return out;"
+    yield "    }"
+    yield f"    {constexpr}void encode(Word *out) const {{"
+    yield from (f"        out[{w}] = 0;" for w in range(record.WORDS))
+    yield from (f"        bits::{f.name}::set(out, {_to_bits(f)});" for f in fields)
+    yield "    }"
+    initial = default.encode()
+    raw = {f.name: (initial[f.word] & f.mask) >> f.low for f in fields}
+    if any(raw.values()):
+        words = ", ".join(f"0x{w:08X}u" for w in initial)
+        yield ""
+        yield "    // The words of a value in which nothing was changed."
+        yield f"    static constexpr Word initial[{record.WORDS}] = {{{words}}};"
+    yield "};"
+    for w, padding in enumerate(record.PADDING):
+        used = 0xFFFF_FFFF & ~padding
+        yield f"static_assert({name}::layout::used({w}) == 0x{used:08X}u && {name}::layout::disjoint({w}));"
+    for key, value in raw.items():
+        if value:
+            yield f"static_assert({name}::bits::{key}::get({name}::initial) == 0x{value:X}u);"
+
+
+def _constant_type(value: str) -> str:
+    return "bool" if value in ("true", "false") else "unsigned"
+
+
+def _type(f: Field) -> str:
+    if f.real:
+        return "float"
+    if f.flag:
+        return "bool"
+    size = 8 if f.width <= 8 else 16 if f.width <= 16 else 32
+    return f"std::{'' if f.signed else 'u'}int{size}_t"
+
+
+def _literal(f: Field, value: Any) -> str:
+    if f.flag:
+        return "true" if value else "false"
+    if f.real:
+        digits = str(np.float32(value))
+        return (digits if "." in digits or "e" in digits else f"{digits}.0") + "f"
+    return str(value)
+
+
+def _from_bits(f: Field) -> str:
+    raw = f"bits::{f.name}::get(in)"
+    if f.real:
+        return f"to_float({raw})"
+    if f.flag:
+        return f"{raw} != 0"
+    if f.signed:
+        value = f"to_signed<{f.width}>({raw})"
+        return value if f.width > 16 else f"static_cast<{_type(f)}>({value})"
+    return raw if f.width > 16 else f"static_cast<{_type(f)}>({raw})"
+
+
+def _to_bits(f: Field) -> str:
+    if f.real:
+        return f"from_float({f.name})"
+    if f.signed:
+        return f"static_cast<Word>({f.name})"
+    return f.name
+
+
+def _datapath(overlay: Overlay) -> Iterator[str]:
+    yield "// Instruction path."
+    yield from _constants(
+        [
+            ("image_words_before_packets", 2, "packet words, packets"),
+            ("max_window", MAX_WINDOW, "mOPs in a packet"),
+            ("mop_fifo_depth", overlay.mop_fifo_depth, "mOPs, with their window and reuse, per decoder"),
+            ("uop_fifo_depth", overlay.uop_fifo_depth, "uOPs, per unit"),
+            ("pl_hz", int(PL_HZ), "clock of the programmable logic"),
+        ]
+    )
+    yield ""
+    yield "// The order in which terminators are issued; every decoder needs exactly one."
+    names = ", ".join(f"Opcode::{name}" for name in overlay.terminators)
+    yield f"inline constexpr Opcode terminators[{len(overlay.terminators)}] = {{"
+    yield from wrap(names, WIDTH, initial_indent=" " * 4, subsequent_indent=" " * 4)
+    yield "};"
+    yield ""
+    yield "// Off-chip memory: matrices in blocks, addresses and strides in units."
+    yield from _constants(
+        [
+            ("address_unit", overlay.address_unit, "float32 elements"),
+            ("address_unit_bytes", 4 * overlay.address_unit, ""),
+            ("block_rows", layout.BLOCK_ROWS, ""),
+            ("block_cols", layout.BLOCK_COLS, ""),
+            ("block_size", layout.BLOCK, "elements"),
+            ("smallest_load", layout.QUARTER, "elements: a quarter block"),
+        ]
+    )
+    yield "// and how they travel: words of a stream to or from off-chip memory, beats of a Mesh."
+    yield from _constants(
+        [
+            ("tile", xnn_kernels.TILE, "rows and columns"),
+            ("beats_per_tile", xnn_kernels.BEATS, ""),
+            ("words_per_block", xnn_kernels.BLOCK_WORDS, "of 1024 bit"),
+            ("floats_per_bias_word", xnn_kernels.BIAS_WORD, ""),
+        ]
+    )
+    yield f"static_assert(address_unit_bytes == {layout.UNIT_BYTES} && block_size == block_rows * block_cols);"
+    yield ""
+    yield "// How many units there are of each type."
+    yield "namespace units {"
+    yield from _constants([(kind, len(units), "") for kind, units in overlay.by_kind.items()])
+    yield from _constants([("total", len(overlay.units), "")])
+    yield "}  // namespace units"
+    yield ""
+    yield "// Elements of one of the two buffers of a unit."
+    yield "namespace buffers {"
+    for kind, units in overlay.by_kind.items():
+        same = len({u.behaviour for u in units}) == 1
+        for name, behaviour in [(kind, units[0].behaviour)] if same else [(u.name, u.behaviour) for u in units]:
+            if issubclass(behaviour, xnn_kernels.PingPong):
+                yield from _constants([(f"{name}_rows", behaviour.ROWS, ""), (f"{name}_cols", behaviour.COLS, "")])
+    yield "}  // namespace buffers"
+    yield ""
+    yield "// What each stream holds: words of 1024 bit at the off-chip units, rows between neighbours, else tiles."
+    yield "namespace depth {"
+    yield from _constants([(_cpp_name(s), s.depth, "") for s in overlay.streams])
+    yield "}  // namespace depth"
+
+
+def _cpp_name(stream: Stream) -> str:
+    return f"{stream.src}_to_{stream.dst}" + (f"_{stream.label}" if stream.label else "")
+
+
+def _constants(rows: Iterable[tuple[str, int, str]]) -> Iterator[str]:
+    yield from _aligned(
+        [(f"inline constexpr unsigned {name} = {value};", f"// {note}" if note else "") for name, value, note in rows]
+    )
+
+
+def _aligned(rows: Sequence[tuple[str, str]]) -> Iterator[str]:
+    """Code and comment in two columns; a comment that would not fit goes above its line."""
+    room = max((len(code) for code, comment in rows if comment), default=0)
+    for code, comment in rows:
+        if not comment:
+            yield code
+        elif room + 2 + len(comment) <= WIDTH:
+            yield f"{code:<{room}}  {comment}"
+        else:
+            indent = " " * (len(code) - len(code.lstrip()))
+            yield from wrap(comment, WIDTH, initial_indent=indent, subsequent_indent=f"{indent}// ")
+            yield code
+
+
+def _comment(text: str) -> list[str]:
+    return wrap(text, WIDTH, initial_indent="// ", subsequent_indent="// ")
+
+
+def _meaning(f: Field) -> str:
+    """The field's meaning, with the stream that it stands for."""
+    if f.to and f.source:
+        return f"{f.doc}: {f.source} to {f.to}"
+    if f.to or f.source:
+        return f"{f.doc}: {f.to or f.source}"
+    return f.doc

@@ -1,0 +1,576 @@
+"""The compiled path against the executor that defines it: every number and every report to the letter."""
+
+from __future__ import annotations
+
+import dataclasses
+import subprocess
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from rsn.assembler.parser import parse
+from rsn.hw.sim.machine import simulate
+from rsn.isa import compiled
+from rsn.isa.compiled import Plan, Timing, available, execute, run_traces
+from rsn.isa.datapath import Form, Overlay, Rate, Stream, UnitSpec
+from rsn.isa.errors import DeadlockError, ProgramError
+from rsn.isa.fields import Record, bits
+from rsn.isa.network import Fire, Network, Par, Steps, Unit
+from rsn.isa.overlays import XNN, XNN_BASE
+from rsn.isa.overlays import xnn_formats as f
+from rsn.isa.overlays.fig6 import FIG6, Add, Read, Write
+from rsn.isa.packet import Packet, decode_image
+from rsn.isa.program import Program
+from rsn.isa.traces import UntraceableError, trace
+from rsn.isa.verify import dry_run, smallest_depth
+from rsn.scheduler import pack
+from rsn.scheduler.lower import lower
+from rsn.scheduler.schedule import PAPER, STRICT, Schedule
+from rsn.scheduler.segment import Activation, Attention, Gemm, Norm, Output
+from rsn.scheduler.segment import Network as Layers
+
+ENGINES = {
+    "uncompiled": lambda function: function,
+    "compiled": compiled._machine_code,
+}
+needs_numba = pytest.mark.skipif(not available(), reason="numba is not installed")
+PROGRAMS = sorted(p.stem for p in (Path(compiled.__file__).parent.parent / "programs").glob("*.rsn"))
+
+
+LARGE = {"hidden": 1024, "heads": 16, "ffn": 4096}
+
+
+def found(timing: Timing, units: Sequence[str]) -> dict[str, Any]:
+    """All that a run finds out."""
+    return {
+        "latency": timing.latency,
+        "busy": timing.busy,
+        "amounts": timing.amounts,
+        "starts": {u: timing.starts(u) for u in units},
+        "firings": timing.firings,
+        "chain": timing.chain,
+    }
+
+
+def same(overlay: Overlay, engine: str = "compiled", **program: Any) -> dict[str, Any] | tuple[type, str]:
+    """What both paths find out: the same, or this fails."""
+    units = [u.name for u in overlay.units]
+
+    def outcome(run: Callable[[], Timing]) -> dict[str, Any] | tuple[type, str]:
+        try:
+            return found(run(), units)
+        except ProgramError as e:
+            return type(e), str(e)
+
+    def defined() -> Timing:
+        net = Network(overlay, **program, record=True)
+        return Timing.of(net, net.run())
+
+    program.setdefault("where", lambda unit, origin: f"{unit} line {origin}")
+    traces = trace(overlay, **program)
+    got = outcome(lambda: run_traces(traces, overlay, record=True, compiled=ENGINES[engine]))
+    assert got == outcome(defined)
+    if isinstance(got, dict):
+        assert len(got["firings"]) == traces.firings
+    return got
+
+
+def parts(program: Program, depth: int | None = None) -> dict[str, Any]:
+    overlay = program.overlay if depth is None else program.overlay.with_rates(mop_fifo_depth=depth)
+    return {"overlay": overlay, "packets": program.packets, "preloaded": program.preloaded, "where": program.where}
+
+
+# -- programs -----------------------------------------------------------------------------------------------------
+
+
+@cache
+def example(name: str) -> Program:
+    file = Path(compiled.__file__).parent.parent / "programs" / f"{name}.rsn"
+    source = parse(file.read_text(), f"{name}.rsn")
+    return source if isinstance(source, Program) else pack.pack(source)
+
+
+def encoder(batch: int, seq: int, hidden: int = 128, heads: int = 2, ffn: int = 256, masked: bool = False) -> Layers:
+    """One transformer encoder; its numbers do not matter here."""
+
+    def gemm(x: str, y: str, k: int, n: int, **more: Any) -> Gemm:
+        return Gemm(y, x, y, np.zeros((k, n), np.float32), np.zeros(n, np.float32), **more)
+
+    one, norm = np.ones(hidden, np.float32), Norm(1e-6) if masked or hidden == 1024 else None
+    layers = (
+        *(gemm("x", y, hidden, hidden) for y in "qkv"),
+        Attention("a", "q", "k", "v", "c", heads, hidden // heads, masked),
+        gemm("c", "d", hidden, hidden, residual="x", residual_scale=one, norm=norm),
+        gemm("d", "h", hidden, ffn, activation=Activation.GELU_TANH),
+        gemm("h", "y", ffn, hidden, residual="d", residual_scale=one, norm=norm),
+    )
+    return Layers(batch, seq, {"x": hidden}, (Output("y"),), layers)
+
+
+@cache
+def packed(batch: int, seq: int, overlay: str = "xnn-base", schedule: Schedule = PAPER, **shape: Any) -> Program:
+    target = {"xnn": XNN, "xnn-base": XNN_BASE}[overlay]
+    return pack.pack(lower(encoder(batch, seq, **shape), target, schedule).kernels)
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+@pytest.mark.parametrize("engine", ["uncompiled", pytest.param("compiled", marks=needs_numba)])
+def test_shipped_programs(name: str, engine: str) -> None:
+    if engine == "uncompiled" and name.startswith(("fig10", "gemm", "fig7")):
+        pytest.skip("slow")
+    assert isinstance(same(engine=engine, **parts(example(name))), dict)
+
+
+@needs_numba
+@pytest.mark.parametrize(
+    "program",
+    [
+        lambda: packed(6, 512),
+        lambda: packed(1, 384),
+        lambda: packed(2, 640),
+        lambda: packed(3, 512, schedule=STRICT),
+        lambda: packed(2, 384, **LARGE),
+        lambda: packed(6, 128, "xnn"),
+        lambda: packed(2, 100, "xnn", masked=True),
+        lambda: packed(1, 384, "xnn", masked=True),
+        lambda: packed(3, 60, "xnn", masked=True, schedule=STRICT),
+    ],
+)
+def test_encoders(program: Callable[[], Program]) -> None:
+    p = program()
+    assert isinstance(same(**parts(p)), dict)
+
+
+@needs_numba
+def test_mask_lengths_change_nothing_of_the_traces() -> None:
+    """The image with other run-time parameters: registers of opcode 8 differ, and with them the keys."""
+    p = packed(2, 100, "xnn", masked=True)
+    for lengths in ({}, {"len[0]": 1, "len[1]": 100}):
+        same(p.overlay, packets=decode_image(p.bind(lengths), p.overlay), preloaded=p.preloaded)
+
+
+@needs_numba
+@pytest.mark.parametrize(
+    "program", [lambda: packed(2, 384), lambda: packed(6, 512, **LARGE), lambda: example("fig6_app2")]
+)
+def test_shallow_fifos(program: Callable[[], Program]) -> None:
+    """Runs or stalls as it does there, with the report to the letter; and so down from the smallest depth that runs."""
+    p = program()
+    verdicts = []
+    for depth in range(1, 7):
+        outcome = same(**parts(p, depth))
+        verdicts.append(isinstance(outcome, dict))
+        assert isinstance(outcome, dict) or outcome[0] is DeadlockError
+    assert verdicts == sorted(verdicts)
+    assert smallest_depth(p) == verdicts.index(True) + 1
+
+
+@needs_numba
+def test_what_the_packer_asks() -> None:
+    """Without an instruction path, with the start of every uOP."""
+    kernels = lower(encoder(2, 384), XNN_BASE, PAPER).kernels
+    issues = {
+        unit: [u for mop in mops for u in pack._form(XNN_BASE, unit, mop).uops(mop, 0)]
+        for unit, mops in kernels.sequences.items()
+    }
+    outcome = same(XNN_BASE, issues=issues, preloaded=kernels.preloaded)
+    assert isinstance(outcome, dict)
+    assert len(outcome["starts"]["DDR"]) == len(issues["DDR"])
+
+
+# -- mistakes -----------------------------------------------------------------------------------------------------
+
+
+def forwarding(uops: int) -> list[Packet]:
+    sends = [Packet.of(1, [Read(size=1, to_fu3=1)]) for _ in range(uops)]
+    return [*sends, Packet.of(3, [Write(size=uops, from_fu1=1)]), *(Packet.terminator(o) for o in (1, 2, 3))]
+
+
+LAST = [Packet.terminator(o) for o in (1, 2, 3)]
+BROKEN = {
+    "dispatch stalls": forwarding(20),
+    "more sent than received": [
+        Packet.of(1, [Read(size=3, to_fu3=1)]),
+        Packet.of(3, [Write(size=2, from_fu1=1)]),
+        *LAST,
+    ],
+    "less sent than received": [
+        Packet.of(1, [Read(size=2, to_fu3=1)]),
+        Packet.of(3, [Write(size=3, from_fu1=1)]),
+        *LAST,
+    ],
+    "no terminator": [Packet.of(1, [Read(size=1, to_fu3=1)]), Packet.of(3, [Write(size=1, from_fu1=1)]), *LAST[:2]],
+    "more after the terminator": [*LAST, *(Packet.of(2, [Add(size=1)]) for _ in range(3))],
+    "so much after it that dispatch stalls": [*LAST, *(Packet.of(2, [Add(size=1)]) for _ in range(9))],
+    "nothing at all": [],
+    "terminators": LAST,
+    "reuse 0": [Packet.of(2, [Add(size=1)] * 3, reuse=0), *LAST],
+    "opcode 0": [Packet.of(0, []), *LAST],
+    "windows that loop": [
+        Packet.of(1, [Read(size=2, to_fu2=1), Read(size=1, to_fu3=1)], reuse=3),
+        Packet.of(2, [Add(size=1), Add(size=1)], reuse=3),
+        Packet.of(3, [Write(size=2, from_fu2=1), Write(size=1, from_fu1=1)], reuse=3),
+        *LAST,
+    ],
+    "a window cut short": [
+        dataclasses.replace(p, header=p.header.but(window=3)) if i == 0 else p
+        for i, p in enumerate([Packet.of(1, [Read(size=1, to_fu3=1)]), Packet.of(3, [Write(size=1, from_fu1=1)])])
+    ],
+}
+
+
+@pytest.mark.parametrize("name", BROKEN)
+@pytest.mark.parametrize("engine", ["uncompiled", pytest.param("compiled", marks=needs_numba)])
+def test_verdicts(name: str, engine: str) -> None:
+    same(FIG6, engine, packets=BROKEN[name])
+
+
+@needs_numba
+def test_a_broken_encoder_is_reported_the_same() -> None:
+    """A packet left out, somewhere."""
+    p = packed(1, 384)
+    for i in range(0, len(p.packets), 7):
+        packets = p.packets[:i] + p.packets[i + 1 :]
+        same(XNN_BASE, packets=packets, preloaded=p.preloaded)
+
+
+# -- small random networks ----------------------------------------------------------------------------------------
+
+
+class Toy(Unit):
+    """A uOP is its own list of steps."""
+
+    def kernel(self, uop: Any) -> Steps:
+        for step in uop:
+            if isinstance(step, list):
+                yield Par(*(self.kernel(lane) for lane in step))
+            else:
+                amount, gets, puts, words, whole = step
+                yield Fire(
+                    "us",
+                    amount,
+                    gets=tuple(self.source(s) for s in gets),
+                    puts=tuple(self.sink(d) for d in puts),
+                    words=words,
+                    whole=whole,
+                )
+
+
+NAMES = "ABC"
+
+
+def toy(depths: Mapping[tuple[str, str], int], unit: type[Unit] = Toy) -> Overlay:
+    units = tuple(UnitSpec(n, n, 0, unit) for n in NAMES)
+    streams = tuple(Stream(a, b, d) for (a, b), d in depths.items())
+    return Overlay("toy", units, streams, (), {"us": Rate(1, "us", "a test", "work")}, ())
+
+
+@st.composite
+def networks(draw: st.DrawFn) -> tuple[dict[tuple[str, str], int], dict[str, list[Any]]]:
+    """Three units that move words among them, in pieces of their own size; some fit together and some do not."""
+    edges = [(a, b) for a in NAMES for b in NAMES if a != b]
+    depths = {e: draw(st.integers(1, 6)) for e in draw(st.permutations(edges))[: draw(st.integers(1, 6))]}
+
+    def step(unit: str) -> st.SearchStrategy[Any]:
+        sources = [a for a, b in depths if b == unit]
+        sinks = [b for a, b in depths if a == unit]
+        some = lambda names: st.lists(st.sampled_from(names), unique=True, max_size=2) if names else st.just([])  # noqa: E731
+        amount = st.sampled_from([0, 1, 2.5, 0.1, 1 / 3])
+        return st.tuples(amount, some(sources), some(sinks), st.sampled_from([1, 1, 1, 2, 3]), st.booleans())
+
+    def uop(unit: str) -> st.SearchStrategy[Any]:
+        steps = st.lists(step(unit), max_size=4)
+        lane = st.lists(step(unit) | st.lists(steps, max_size=2), max_size=3)
+        return st.lists(step(unit) | st.lists(lane, max_size=3), max_size=5)
+
+    return depths, {n: draw(st.lists(uop(n), max_size=4)) for n in NAMES}
+
+
+@st.composite
+def chatter(draw: st.DrawFn) -> tuple[dict[tuple[str, str], int], dict[str, list[Any]]]:
+    """The same number of words sent as received on each edge, so that most runs are complete."""
+    edges = [("A", "B"), ("B", "C"), ("A", "C"), ("C", "A")]
+    depths = {e: draw(st.integers(2, 7)) for e in edges}
+    programs: dict[str, list[Any]] = {n: [] for n in NAMES}
+    for a, b in draw(st.lists(st.sampled_from(edges), max_size=12)):
+        amount = st.sampled_from([0, 1, 2.5, 0.1, 1 / 3])
+        put, get = draw(st.sampled_from([(1, 1), (1, 2), (2, 1), (2, 2), (3, 2)]))
+        words = put * get * draw(st.integers(1, 2))
+        sends = [(draw(amount), [], [b], put, draw(st.booleans())) for _ in range(words // put)]
+        takes = [(draw(amount), [a], [], get, draw(st.booleans())) for _ in range(words // get)]
+        for unit, steps in ((a, sends), (b, takes)):
+            if programs[unit] and draw(st.booleans()):  # beside what the unit did last
+                programs[unit][-1] = [[steps, programs[unit][-1]]]
+            else:
+                programs[unit].append(steps)
+    return depths, programs
+
+
+@pytest.mark.parametrize("engine", ["uncompiled", pytest.param("compiled", marks=needs_numba)])
+@pytest.mark.parametrize("kind", [networks, chatter])
+def test_random_networks(engine: str, kind: Callable[[], st.SearchStrategy[Any]]) -> None:
+    @settings(max_examples=150 if engine == "compiled" else 40)
+    @given(kind())
+    def check(case: tuple[dict[tuple[str, str], int], dict[str, list[Any]]]) -> None:
+        depths, programs = case
+        same(toy(depths), engine, issues=programs)
+
+    check()
+
+
+@st.composite
+def images(draw: st.DrawFn) -> tuple[list[Packet], int]:
+    """Packets for Fig. 6 that mean something together, with some left out; and a FIFO depth."""
+    packets = []
+    for _ in range(draw(st.integers(0, 5))):
+        n, window, reuse = draw(st.integers(0, 3)), draw(st.integers(1, 3)), draw(st.integers(0, 3))
+        if draw(st.booleans()):
+            mops: list[list[Record]] = [[Read(size=n, to_fu3=1)] * window, [], [Write(size=n, from_fu1=1)] * window]
+        else:
+            mops = [[Read(size=n, to_fu2=1)] * window, [Add(size=n)] * window, [Write(size=n, from_fu2=1)] * window]
+        packets += [Packet.of(i + 1, m, reuse=reuse) for i, m in enumerate(mops) if m]
+    packets += [Packet.of(0, []), *LAST]
+    if draw(st.booleans()):
+        packets = draw(st.permutations(packets))
+    if packets and draw(st.booleans()):
+        packets.pop(draw(st.integers(0, len(packets) - 1)))
+    return packets, draw(st.integers(1, 3))
+
+
+@pytest.mark.parametrize("engine", ["uncompiled", pytest.param("compiled", marks=needs_numba)])
+def test_random_images(engine: str) -> None:
+    @settings(max_examples=100 if engine == "compiled" else 40)
+    @given(images())
+    def check(case: tuple[list[Packet], int]) -> None:
+        packets, depth = case
+        same(FIG6.with_rates(mop_fifo_depth=depth), engine, packets=packets)
+
+    check()
+
+
+# -- what is traced, and what is not ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_keys_leave_nothing_out(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Walking through every uOP gives the same traces as walking through one of each key."""
+    check_keys(example(name), monkeypatch)
+
+
+@pytest.mark.parametrize(
+    "program", [lambda: packed(1, 384), lambda: packed(2, 640), lambda: packed(2, 100, "xnn", masked=True)]
+)
+def test_keys_leave_nothing_out_of_an_encoder(program: Callable[[], Program], monkeypatch: pytest.MonkeyPatch) -> None:
+    check_keys(program(), monkeypatch)
+
+
+def check_keys(program: Program, monkeypatch: pytest.MonkeyPatch) -> None:
+    short = trace(**parts(program))
+    for spec in program.overlay.units:
+        monkeypatch.setattr(spec.behaviour, "effect_key", lambda unit, uop: None)
+    long = trace(**parts(program))
+    for field in dataclasses.fields(short):
+        if field.name != "net":
+            np.testing.assert_array_equal(getattr(short, field.name), getattr(long, field.name))
+
+
+def test_registers_decide_which_exchanges_there_are() -> None:
+    """The same MemC uOP before and after its registers were set."""
+    softmax = f.MemC(recv=1, k_iter=1, recv_a=1, recv_b=1, softmax=1)
+    issues = {
+        "MemC0": [softmax, f.MemCConfig(alone=1), softmax, f.MemCConfig(max_sub=1), softmax, f.MemCConfig(), softmax]
+    }
+    traces = trace(XNN, issues=issues, where=lambda unit, origin: "")
+    p = list(traces.net.progress).index("MemC0")
+    shared, _, alone, _, larger, _, again = traces.items[traces.bounds[p] : traces.bounds[p + 1]].tolist()
+    assert shared == again
+    assert len({shared, alone, larger}) == 3
+
+
+class Talker(Toy):
+    """Tells its reader what to do next."""
+
+    def kernel(self, uop: Any) -> Steps:
+        if uop == "tell":
+            yield Fire(puts=(self.sink("B"),), send=(3,))
+        else:
+            (times,) = yield Fire(gets=(self.source("A"),))
+            for _ in range(times):
+                yield Fire("us")
+
+
+def test_control_tokens_need_a_run() -> None:
+    overlay = toy({("A", "B"): 1}, Talker)
+    program: dict[str, Any] = {"issues": {"A": ["tell"], "B": ["listen"]}}
+    with pytest.raises(UntraceableError):
+        trace(overlay, **program, where=lambda unit, origin: "")
+    assert execute(overlay, **program).latency == pytest.approx(3e-6)
+
+
+def test_a_kernel_that_fails_fails_where_it_is_run() -> None:
+    """Behind a stall it is never reached."""
+    overlay = toy({("A", "B"): 1})
+    bad = [(1, ["C"], [], 1, False)]
+    with pytest.raises(ProgramError, match="no stream C->A"):
+        execute(overlay, issues={"A": [bad]})
+    with pytest.raises(DeadlockError):
+        execute(overlay, issues={"A": [[(1, [], ["B"], 1, False)] * 2, bad]})
+
+
+def test_a_uop_that_asks_for_too_much_is_left_to_the_run() -> None:
+    """A billion elements into a stream of two: the run stalls at once."""
+    packets = [Packet.of(1, [Read(size=(1 << 30) - 1, to_fu3=1)]), *LAST]
+    with pytest.raises(DeadlockError):
+        execute(FIG6, packets=packets)
+    with pytest.raises(UntraceableError):
+        trace(FIG6, packets=packets, where=lambda unit, origin: "")
+
+
+def test_a_key_does_not_speak_for_another_kernel() -> None:
+    """A subclass with a kernel of its own and the key of its base class."""
+
+    class Once(Toy):
+        def effect_key(self, uop: Any) -> Any:
+            return len(uop)
+
+    class Counting(Once):
+        count = 0
+
+        def kernel(self, uop: Any) -> Steps:
+            self.count += 1
+            for _ in range(self.count):
+                yield Fire("us")
+
+    assert trace(toy({}, Once), issues={"A": [[(1, [], [], 1, False)]] * 3}, where=lambda u, o: "").firings == 3
+    assert trace(toy({}, Counting), issues={"A": [[]] * 3}, where=lambda u, o: "").firings == 1 + 2 + 3
+
+
+# -- a unit of one's own, with an instruction path ----------------------------------------------------------------
+
+
+class Pulse(Record, words=1):
+    """`n` words to B, or from A."""
+
+    n: int = bits(0, 0, 16, "words")
+    step: int = bits(0, 16, 8, "words more in each iteration")
+
+
+def growing(mop: Pulse, iteration: int) -> Any:
+    yield mop.n + iteration * mop.step
+
+
+class Pulsing(Unit):
+    def kernel(self, uop: int) -> Steps:
+        for _ in range(uop):
+            if self.name == "A":
+                yield Fire("us", 1, puts=(self.sink("B"),))
+            else:
+                yield Fire("us", 2, gets=(self.source("A"),))
+
+
+class Keyed(Pulsing):
+    def kernel(self, uop: int) -> Steps:
+        return super().kernel(uop)
+
+    def effect_key(self, uop: int) -> int:
+        return uop
+
+
+class Remembering(Pulsing):
+    """Does as many words as it has done uOPs, whatever the uOP says."""
+
+    def __init__(self, spec: UnitSpec, net: Network) -> None:
+        super().__init__(spec, net)
+        self.done = 0
+
+    def kernel(self, uop: int) -> Steps:
+        self.done += 1
+        return super().kernel(self.done)
+
+
+@needs_numba
+@pytest.mark.parametrize("unit", [Pulsing, Keyed, Remembering])
+@pytest.mark.parametrize("addresses", [None, lambda mop, reuse: None])
+def test_uops_that_differ_from_iteration_to_iteration(unit: type[Unit], addresses: Any) -> None:
+    """Even where the format promises that they do not."""
+    overlay = Overlay(
+        "pulses",
+        (UnitSpec("A", "A", 0, unit), UnitSpec("B", "B", 0, unit)),
+        (Stream("A", "B", 2),),
+        tuple(Form(n, i, n, Pulse, True, 1, growing, addresses=addresses) for i, n in ((1, "A"), (2, "B"))),
+        {"us": Rate(1, "us", "a test", "work")},
+        ("A", "B"),
+    )
+    window = [Pulse(n=2, step=1), Pulse(n=1)]
+    packets = [Packet.of(o, window, reuse=3) for o in (1, 2)] + [Packet.terminator(o) for o in (1, 2)]
+    outcome = same(overlay, packets=packets)
+    assert isinstance(outcome, dict)
+    words = sum(range(1, 7)) if unit is Remembering else 2 + 3 + 4 + 3
+    assert outcome["amounts"]["us"] == 3 * words
+
+
+# -- one plan, many runs ------------------------------------------------------------------------------------------
+
+
+@needs_numba
+def test_other_rates_need_no_other_traces(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(compiled, "WORTHWHILE", 0)
+    program = parts(packed(6, 512, **LARGE))
+    overlay = program.pop("overlay")
+    plan = Plan(overlay, **program)
+    for changes in ({}, {"ddr_read_gbs": 42}, {"mme_tile_us": 0.5, "decode": 3}, {"mop_fifo_depth": 4}, {}):
+        other = overlay.with_rates(**changes)
+        net = Network(other, **program)
+        assert plan.run(other).latency == net.run()
+    with pytest.raises(DeadlockError) as e:
+        plan.run(overlay.with_rates(mop_fifo_depth=1))
+    with pytest.raises(DeadlockError) as defined:
+        Network(overlay.with_rates(mop_fifo_depth=1), **program).run()
+    assert str(e.value) == str(defined.value)
+    assert plan.run().latency == Network(overlay, **program).run()
+    with pytest.raises(ValueError, match="not recorded"):
+        _ = plan.run().chain
+    with pytest.raises(ValueError, match="other rates or streams"):
+        plan.run(FIG6)
+
+
+@pytest.mark.parametrize("name", ["fig6_app2", "fig10"])
+def test_without_numba_nothing_changes(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    p = example(name)
+    monkeypatch.setattr(compiled, "WORTHWHILE", 0)
+    fast = simulate(p), dry_run(p), smallest_depth(p)
+    monkeypatch.setattr(compiled, "available", lambda: False)
+    slow = simulate(p), dry_run(p), smallest_depth(p)
+    assert dataclasses.asdict(fast[0]) == dataclasses.asdict(slow[0])
+    assert fast[1:] == slow[1:]
+
+
+@needs_numba
+def test_numba_that_does_not_load_is_no_numba(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(compiled, "WORTHWHILE", 0)
+    monkeypatch.setitem(sys.modules, "numba", None)  # importing it raises ImportError
+    compiled._loads.cache_clear()
+    try:
+        assert simulate(example("fig6_app1")).latency_s > 0
+    finally:
+        compiled._loads.cache_clear()
+
+
+def test_numba_is_loaded_only_for_long_runs() -> None:
+    """It takes longer than most programs."""
+    code = """
+import sys
+import rsn.host.cli, rsn.hw.sim.machine, rsn.isa.verify
+from rsn.isa.compiled import execute
+from rsn.isa.overlays.fig6 import FIG6
+execute(FIG6, issues={})
+assert "numba" not in sys.modules
+"""
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
