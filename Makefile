@@ -40,7 +40,7 @@ bench: .venv/demo.stamp
 fuzz: .venv/fuzz.stamp
 	mkdir -p build/fuzz
 	set -e; for target in image binary text; do \
-		$(BIN)/python -m rsn.fuzz.run $$target --seconds $(FUZZ_SECONDS) -- -artifact_prefix=build/fuzz/; done
+		$(BIN)/python -m rsn.tests.fuzz.run $$target --seconds $(FUZZ_SECONDS) -- -artifact_prefix=build/fuzz/; done
 
 clean:
 	rm -rf .venv build dist rsn_toolchain.egg-info .hypothesis .mypy_cache .ruff_cache .pytest_cache tests/.pytest_cache

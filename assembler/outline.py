@@ -52,17 +52,23 @@ def outline(nodes: Sequence[Node], size: int, taken: Container[str], units: Cont
     those that an argument would be taken for."""
     blocks: list[Node] = []
     count: Counter[str] = Counter()
+    shapes: dict[Node, Shape] = {}  # of the last round; what has become a call since changes those around it alone
+    changed: set[Node] = set()
     while len(blocks) < BLOCKS:
+        for node in nodes:
+            _forget(node, changed, shapes)
         classes: dict[Hashable, list[tuple[Node, Shape]]] = {}
         for node in _eligible(nodes):
-            shape = _shape(node)
-            classes.setdefault(shape.key, []).append((node, shape))
+            if node not in shapes:
+                shapes[node] = _shape(node)
+            classes.setdefault(shapes[node].key, []).append((node, shapes[node]))
         found = [(_saved(members, size), members) for members in classes.values() if len(members) > 1]
         usable = ((saved, members) for saved, members in found if saved >= SAVED)
         for _, members in sorted(usable, key=lambda x: -x[0]):
             made = _block([n for n, _ in members], [s for _, s in members], count, taken, units)
             if made is not None:
                 blocks.append(made)
+                changed = {node for node, _ in members}
                 break
         else:
             break
@@ -74,6 +80,15 @@ def _eligible(nodes: Sequence[Node]) -> Iterator[Node]:
         if node.children:
             yield node
             yield from _eligible(node.children)
+
+
+def _forget(node: Node, changed: Container[Node], shapes: dict[Node, Shape]) -> bool:
+    """Drop the shapes of nodes that have changed, or hold one that has; whether this one is among them."""
+    inside = [_forget(child, changed, shapes) for child in node.children or ()]
+    stale = node in changed or any(inside)
+    if stale:
+        shapes.pop(node, None)
+    return stale
 
 
 def _saved(members: Sequence[tuple[Node, Shape]], size: int) -> int:

@@ -1,4 +1,4 @@
-"""Readers against hostile input: what fuzzing found, a small part of `fuzz/mutate.py`, and hypothesis."""
+"""Readers against hostile input: what fuzzing found, a small part of `tests/fuzz/mutate.py`, and hypothesis."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rsn.fuzz import mutate
-from rsn.fuzz.corpus import FOUND, covering
-from rsn.fuzz.mutate import FoundError, at_most, run
-from rsn.fuzz.targets import TARGETS, seeds
+from . import mutate
+from .corpus import FOUND, covering
+from .mutate import FoundError, at_most, run
+from .targets import TARGETS, seeds
 
 REGRESSIONS = sorted(path for target in TARGETS for path in (FOUND / target).glob("*"))
 
@@ -32,7 +32,7 @@ def test_inputs_that_cover_the_reader(target: str) -> None:
 
 @pytest.mark.parametrize(("target", "count"), [("image", 4000), ("binary", 600), ("text", 300)])
 def test_mutated_inputs(target: str, count: int) -> None:
-    """Both outcomes, and the bounds of `fuzz/mutate.py`."""
+    """Both outcomes, and the bounds of `tests/fuzz/mutate.py`."""
     outcomes = run(target, count, seed=1).outcomes
     assert outcomes.total() == count
     accepted = sum(outcomes[word] for word in ("image", "program", "kernels"))

@@ -26,7 +26,7 @@ from rsn.isa.program import Kernels, Program
 from rsn.isa.statistics import count
 from rsn.scheduler.pack import pack
 
-PROGRAMS = Path(__file__).resolve().parent.parent / "programs"
+PROGRAMS = Path(__file__).resolve().parents[2] / "programs"
 
 Target = Callable[[bytes], str]
 

@@ -1,10 +1,10 @@
 """What fuzzing has found, kept beside the tests: inputs that broke a reader, and inputs that cover it.
 
-    python -m rsn.fuzz.corpus image FOLDER
+    python -m rsn.tests.fuzz.corpus image FOLDER
 
-`tests/fuzz_corpus/<target>/` has a file for every input that once broke something. `tests/fuzz_corpus/<target>.hex` has
+`tests/fuzz/found/<target>/` has a file for every input that once broke something. `tests/fuzz/found/<target>.hex` has
 a line for every input of a small set that reaches all lines, in every order of two, that anything known reaches; the
-command makes it again from itself, the seeds, and a folder that `fuzz/run.py --corpus FOLDER` has filled.
+command makes it again from itself, the seeds, and a folder that `tests/fuzz/run.py --corpus FOLDER` has filled.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from typing import Any
 
 from .targets import TARGETS, Target, seeds
 
-ROOT = Path(__file__).resolve().parent.parent
-FOUND = ROOT / "tests" / "fuzz_corpus"
+FOUND = Path(__file__).resolve().parent / "found"
+ROOT = Path(__file__).resolve().parents[2]
 COVERED = (str(ROOT / "assembler"), str(ROOT / "isa"))
 
 LONGEST = 1500
@@ -31,7 +31,7 @@ Edge = tuple[str, int, int]
 def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("target", choices=list(TARGETS))
-    parser.add_argument("folder", type=Path, help="filled by fuzz/run.py --corpus")
+    parser.add_argument("folder", type=Path, help="filled by tests/fuzz/run.py --corpus")
     options = parser.parse_args(arguments)
     inputs = [path.read_bytes() for path in options.folder.iterdir()]
     kept = smallest(TARGETS[options.target], [*inputs, *covering(options.target), *seeds(options.target)])

@@ -1,8 +1,8 @@
 """A million mutated inputs: an error or a result for each, within bounds of time and memory.
 
-    python -m rsn.fuzz.mutate [--target image] [--count 1000000] [--seed 0]
+    python -m rsn.tests.fuzz.mutate [--target image] [--count 1000000] [--seed 0]
 
-Needs nothing but the package, unlike `fuzz/run.py`, and does the same again for the same seed. Prints how often each
+Needs nothing but the package, unlike `run.py`, and does the same again for the same seed. Prints how often each
 outcome came up; ends with exit code 1 and the input at hand when a target raises or a bound is exceeded.
 """
 

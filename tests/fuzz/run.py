@@ -1,10 +1,10 @@
 """Coverage-guided fuzzing of one reader with atheris (pip install '.[fuzz]'; make fuzz).
 
-    python -m rsn.fuzz.run image|binary|text [--seconds 60] [--runs N] [--corpus FOLDER] [-- libFuzzer options]
+    python -m rsn.tests.fuzz.run image|binary|text [--seconds 60] [--runs N] [--corpus FOLDER] [-- libFuzzer options]
 
-Starts from the seeds and from what was found before (`tests/fuzz_corpus/`). An input that a reader does not handle ends
+Starts from the seeds and from what was found before (`tests/fuzz/found/`). An input that a reader does not handle ends
 the run and is written to the current folder as crash-..., timeout-... or oom-...; minimised with
-`-minimize_crash=1 -runs=100000 crash-...` behind `--` and moved to `tests/fuzz_corpus/<target>/`, it becomes a test.
+`-minimize_crash=1 -runs=100000 crash-...` behind `--` and moved to `tests/fuzz/found/<target>/`, it becomes a test.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from pathlib import Path
 SECONDS_PER_INPUT = 20
 MEGABYTES = 2048
 
-FOUND = Path(__file__).resolve().parent.parent / "tests" / "fuzz_corpus"
+FOUND = Path(__file__).resolve().parent / "found"
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -39,7 +39,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     except ImportError:
         raise SystemExit("error: coverage-guided fuzzing needs atheris; pip install '.[fuzz]'") from None
     with atheris.instrument_imports(include=["rsn.assembler", "rsn.isa"]):
-        targets = importlib.import_module("rsn.fuzz.targets")
+        targets = importlib.import_module("rsn.tests.fuzz.targets")
     target = targets.TARGETS[options.target]
 
     def once(data: bytes) -> None:
