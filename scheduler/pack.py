@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -117,7 +117,9 @@ def _cut(unit: str, kernels: Kernels) -> list[_Piece]:
                 patches[p.index] = (*patches.get(p.index, ()), (name, p.field, p.base, p.cap))
     form = kernels.overlay.form_of(kernels.overlay.by_unit[unit].kind)
     if form.loops_window:
-        return _loops(form, mops)
+        merged, firsts = _chunked(form, mops)
+        plain, chunked = _loops(form, mops), [replace(p, first=firsts[p.first]) for p in _loops(form, merged)]
+        return min(plain, chunked, key=_words)
     return list(_repeats(kernels.overlay, unit, mops, patches))
 
 
@@ -152,6 +154,37 @@ def _repeats(
             window.append(runs[at][1])
             at += 1
         yield _Piece(form, tuple(window), count, first, patches.get(first, ()))
+
+
+def _words(pieces: Sequence[_Piece]) -> int:
+    return sum(Header.WORDS + len(p.mops) * p.form.mop.WORDS for p in pieces)
+
+
+def _chunked(form: Form, mops: Sequence[Record]) -> tuple[list[Record], list[int]]:
+    """The sequence with runs of equal accesses a constant stride apart as one mOP with chunks, and where each began.
+
+    Not always for the better: a run may reach across what would repeat as a window.
+    """
+    fields = {x.name: x for x in form.mop.FIELDS}
+    if not {"addr", "chunks", "chunk_stride"} <= set(fields):
+        return list(mops), list(range(len(mops)))
+    most, farthest = fields["chunks"].bounds[1], fields["chunk_stride"].bounds[1]
+    out: list[Record] = []
+    firsts: list[int] = []
+    at = 0
+    while at < len(mops):
+        first, n, stride = mops[at], 1, 0
+        while n < most and at + n < len(mops) and getattr(first, "chunks", 0) == 1:
+            step = getattr(mops[at + n], "addr", 0) - getattr(mops[at + n - 1], "addr", 0)
+            if n == 1:
+                stride = step
+            if step != stride or not 0 <= step <= farthest or mops[at + n].but(addr=0) != first.but(addr=0):
+                break
+            n += 1
+        out.append(first if n == 1 else first.but(chunks=n, chunk_stride=stride))
+        firsts.append(at)
+        at += n
+    return out, firsts
 
 
 def _loops(form: Form, mops: Sequence[Record]) -> list[_Piece]:

@@ -1,11 +1,14 @@
 """Packed programs expand to the sequences they came from, and run at the FIFO depth of the datapath."""
 
 from collections.abc import Sequence
+from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import rsn
+from rsn.assembler.parser import parse_file
 from rsn.isa.errors import DeadlockError, ProgramError
 from rsn.isa.fields import Record
 from rsn.isa.network import Network as Machine
@@ -14,7 +17,7 @@ from rsn.isa.overlays import xnn_formats as f
 from rsn.isa.packet import Packet, expand
 from rsn.isa.program import Kernels, Program
 from rsn.scheduler.lower import lower
-from rsn.scheduler.pack import _loops, _repeats, pack
+from rsn.scheduler.pack import _chunked, _loops, _repeats, pack
 from rsn.scheduler.schedule import PAPER, STRICT
 
 from .networks import Maker
@@ -70,10 +73,11 @@ def small_mops() -> st.SearchStrategy[list[Record]]:
 @given(small_mops())
 def test_windows_with_strides_expand_to_the_sequence(mops: Sequence[Record]) -> None:
     form = XNN_BASE.by_form["DDR"]
-    pieces = _loops(form, mops)
-    got = [u for p in pieces for u in expand(Packet.of(1, p.mops, reuse=p.reuse), XNN_BASE)]
-    assert got == [u for m in mops for u in form.uops(m, 0)]
-    assert sum(len(p.mops) for p in pieces) <= len(mops)
+    for sequence in (mops, _chunked(form, mops)[0]):
+        pieces = _loops(form, sequence)
+        got = [u for p in pieces for u in expand(Packet.of(1, p.mops, reuse=p.reuse), XNN_BASE)]
+        assert got == [u for m in mops for u in form.uops(m, 0)]
+        assert sum(len(p.mops) for p in pieces) <= len(mops)
 
 
 @given(st.lists(st.tuples(st.integers(0, 3), st.integers(1, 5)), max_size=12))
@@ -82,6 +86,33 @@ def test_repeats_expand_to_the_sequence(runs: list[tuple[int, int]]) -> None:
     pieces = list(_repeats(XNN, "MemA0", mops, {}))
     got = [u for p in pieces for u in expand(Packet.of(3, p.mops, mask=1, reuse=p.reuse), XNN)]
     assert got == mops
+
+
+def test_equal_accesses_a_stride_apart_become_chunks() -> None:
+    """Pieces of a column, then one of a row, twice: three mOPs loop instead of five."""
+    mops = [
+        f.Lpddr(addr=512 * (100 * i + k), size=8192, to_b0=1 if j < 4 else 0, to_b1=0 if j < 4 else 1)
+        for i in range(3)
+        for j, k in enumerate((0, 8, 16, 24, 1))
+    ]
+    form = XNN_BASE.by_form["LPDDR"]
+    merged, firsts = _chunked(form, mops)
+    assert [m.chunks for m in merged] == [4, 1] * 3
+    assert firsts == [0, 4, 5, 9, 10, 14]
+    (piece,) = _loops(form, merged)
+    assert list(expand(Packet.of(2, piece.mops, reuse=piece.reuse), XNN_BASE)) == [
+        u for m in mops for u in form.uops(m, 0)
+    ]
+
+
+PROGRAMS = sorted((Path(rsn.__file__).parent / "programs").glob("*.rsn"))
+
+
+@pytest.mark.parametrize("path", PROGRAMS, ids=lambda p: p.stem)
+def test_shipped_programs_expand_to_their_kernels(path: Path) -> None:
+    kernels = parse_file(path)
+    assert isinstance(kernels, Kernels)
+    assert {u: s for u, s in uops_of(pack(kernels)).items() if s} == uops_from(kernels)
 
 
 def test_a_regular_loop_becomes_one_packet() -> None:
