@@ -631,20 +631,26 @@ class Network:
 
     def waits(self, alive: Iterable[Task]) -> Iterator[Wait]:
         """Every process that cannot move, units first, in the overlay's order."""
+        waiting = list(alive)
+        going = {t.unit.name for t in waiting}
+        ends = {s.name: (s.src, s.dst) for s in self.overlay.streams}
         rank = {u.name: i for i, u in enumerate(self.overlay.units)}
-        for task in sorted(alive, key=lambda t: (rank.get(t.unit.name, len(rank)), t.unit.index, t.lane)):
+
+        def line(task: Task, what: str, channel: Channel, state: str) -> Wait:
+            at = task.unit
+            origin = at.issue.origin if at.issue is not None else NEVER
+            peer = ends.get(channel.name, ("", ""))[what == "put"]
+            over = f"; {peer} has ended" if peer and peer not in going else ""
+            fill = f"{channel.filled}/{channel.capacity}{state}{over}"
+            return Wait(at.name, at.number, origin, what, channel.name, fill)
+
+        for task in sorted(waiting, key=lambda t: (rank.get(t.unit.name, len(rank)), t.unit.index, t.lane)):
             fire = task.pending
             if fire is None:  # waits for its own lanes, which are listed
                 continue
-            at = task.unit
-            origin = at.issue.origin if at.issue is not None else NEVER
             for channel in fire.gets:
                 if channel.filled < fire.words:
-                    state = f", needs {fire.words}" if channel.filled else " empty"
-                    fill = f"{channel.filled}/{channel.capacity}{state}"
-                    yield Wait(at.name, at.number, origin, "get", channel.name, fill)
+                    yield line(task, "get", channel, f", needs {fire.words}" if channel.filled else " empty")
             for channel in fire.puts:
                 if channel.space < fire.words:
-                    state = f", needs room for {fire.words}" if channel.space else " full"
-                    fill = f"{channel.filled}/{channel.capacity}{state}"
-                    yield Wait(at.name, at.number, origin, "put", channel.name, fill)
+                    yield line(task, "put", channel, f", needs room for {fire.words}" if channel.space else " full")

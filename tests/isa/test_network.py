@@ -237,8 +237,8 @@ def test_deadlock_names_unit_uop_stream_and_line() -> None:
         "deadlock: no unit can move\n"
         "  A              uOP 1 (t.rsn:2)          waits to put A->B (1/1 full)\n"
         "  B              uOP 0 (t.rsn:1)          waits to put B->A (1/1 full)\n"
-        "  D              uOP 0 (t.rsn:1)          waits to put D->C (0/1, needs room for 2)\n"
-        "  D              uOP 0 (t.rsn:1)          waits to get C->D (0/1 empty)"
+        "  D              uOP 0 (t.rsn:1)          waits to put D->C (0/1, needs room for 2; C has ended)\n"
+        "  D              uOP 0 (t.rsn:1)          waits to get C->D (0/1 empty; C has ended)"
     )
 
 

@@ -181,7 +181,7 @@ the program ends with data left in streams (more sent than received)
         "x[0:99]",
         """\
 deadlock: no unit can move
-  FU2            uOP 0 (fig6_app1.rsn:12) waits to get FU1->FU2 (0/2 empty)
+  FU2            uOP 0 (fig6_app1.rsn:12) waits to get FU1->FU2 (0/2 empty; FU1 has ended)
   FU3            uOP 0 (fig6_app1.rsn:13) waits to get FU2->FU3 (0/2 empty)""",
     ),
     "no increment for the last piece": (
@@ -190,8 +190,8 @@ deadlock: no unit can move
         "size=100",
         """\
 deadlock: no unit can move
-  FU1            uOP 2 (fig6_app2.rsn:15) waits to put FU1->FU2 (2/2 full)
-  FU3            uOP 2 (fig6_app2.rsn:23) waits to get FU2->FU3 (0/2 empty)""",
+  FU1            uOP 2 (fig6_app2.rsn:15) waits to put FU1->FU2 (2/2 full; FU2 has ended)
+  FU3            uOP 2 (fig6_app2.rsn:23) waits to get FU2->FU3 (0/2 empty; FU2 has ended)""",
     ),
     "the wrong path": (
         "fig7_app2",
@@ -200,7 +200,7 @@ deadlock: no unit can move
         """\
 deadlock: no unit can move
   RHS2           uOP 1 (fig7_app2.rsn:30) waits to put RHS2->Compute2 (2/2 full)
-  Mesh           uOP 0 (fig7_app2.rsn:34) waits to get LHS2->Mesh (0/2 empty)
+  Mesh           uOP 0 (fig7_app2.rsn:34) waits to get LHS2->Mesh (0/2 empty; LHS2 has ended)
   Compute2       uOP 0 (fig7_app2.rsn:37) waits to get Mesh->Compute2 (0/2 empty)
   OUT1           uOP 1 (fig7_app2.rsn:42) waits to put OUT1->Mesh (2/2 full)
   OUT2           uOP 0 (fig7_app2.rsn:47) waits to get Compute2->OUT2 (0/2 empty)""",
@@ -211,7 +211,7 @@ deadlock: no unit can move
         "for STEPS {",
         """\
 deadlock: no unit can move
-  MemA0          uOP 16 (fig10.rsn:41)    waits to get DDR->MemA0 (0/256 empty)""",
+  MemA0          uOP 16 (fig10.rsn:41)    waits to get DDR->MemA0 (0/256 empty; DDR has ended)""",
     ),
     "one load too few": (
         "fig10",
@@ -219,8 +219,8 @@ deadlock: no unit can move
         "for STEPS-2 {",
         """\
 deadlock: no unit can move
-  DDR            uOP 17 (fig10.rsn:21)    waits to put DDR->MemA0 (256/256 full)
-  MeshA          uOP 0 (fig10.rsn:55)     waits to get MemA0->MeshA (0/1 empty)
+  DDR            uOP 17 (fig10.rsn:21)    waits to put DDR->MemA0 (256/256 full; MemA0 has ended)
+  MeshA          uOP 0 (fig10.rsn:55)     waits to get MemA0->MeshA (0/1 empty; MemA0 has ended)
   MME0           uOP 0 (fig10.rsn:59)     waits to get MeshA->MME0 (0/2 empty)
   MME1           uOP 0 (fig10.rsn:59)     waits to get MeshA->MME1 (0/2 empty)
   MemC0          uOP 1 (fig10.rsn:63)     waits to get MME0->MemC0 (0/2 empty)
