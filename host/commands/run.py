@@ -112,6 +112,7 @@ def _read_raw(path: str, options: Mapping[str, Any]) -> Program:
     """A bare image as a program whose only buffers are the two banks."""
     from ...assembler.container import read_raw
     from ...isa.errors import ProgramError
+    from ...isa.foreign import read_op_lists
     from ...isa.overlays import find
     from ...isa.program import Buffer, Layout, Program, Role
 
@@ -121,11 +122,11 @@ def _read_raw(path: str, options: Mapping[str, Any]) -> Program:
     if options["mme"]:
         try:
             lists = json.loads(Path(options["mme"]).read_text(encoding="utf-8"))
-            for unit, words in lists.items():
-                record, _ = overlay.preloaded[overlay.by_unit[unit].kind]
-                ops[unit] = tuple(record.decode([int(w)]) for w in words)
-        except (ValueError, KeyError, AttributeError, TypeError) as e:
-            raise ProgramError(f"{options['mme']}: expected unit names with lists of op words: {e}") from None
+        except ValueError as e:
+            raise ProgramError(f"{options['mme']}: not JSON: {e}") from None
+        ops, wrong = read_op_lists(lists, overlay)
+        if wrong:
+            raise ProgramError(f"{options['mme']}: {wrong[0]}")
     buffers = []
     for bank in overlay.banks:
         given = options.get(bank)

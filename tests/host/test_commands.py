@@ -218,3 +218,15 @@ def test_bare_images_run_like_their_programs(folder: Path, tmp_path: Path) -> No
     refused = rsn(*args)
     assert refused.exit_code == 1
     assert "a bare image needs --ddr" in refused.stderr
+
+
+@pytest.mark.parametrize(
+    ("lists", "message"),
+    [("{", "ops.json: not JSON"), ("[]", "unit names with lists of op words"), ('{"MME9": [1]}', "no unit MME9")],
+)
+def test_op_lists_of_a_bare_image_are_checked(folder: Path, tmp_path: Path, lists: str, message: str) -> None:
+    rsn("asm", folder / "g.rsn", "-o", tmp_path / "g.img", "--raw")
+    (tmp_path / "ops.json").write_text(lists)
+    result = rsn("run", tmp_path / "g.img", "--raw", "--mme", tmp_path / "ops.json", "--timing-only")
+    assert result.exit_code == 1
+    assert message in result.stderr
