@@ -26,19 +26,63 @@ class _Undecidable(Exception):
     """The kernels of a unit cannot be stepped alone."""
 
 
+@dataclass(frozen=True)
+class Imbalance:
+    """A stream on which a program sends more words than it receives, or fewer.
+
+    unit, uop: the first uOP whose words have no counterpart; where: its place.
+    """
+
+    stream: str
+    src: str
+    dst: str
+    sent: int
+    received: int
+    uop: int
+    where: str
+
+    @property
+    def unit(self) -> str:
+        """The unit that puts or gets too much."""
+        return self.src if self.sent > self.received else self.dst
+
+    @property
+    def other(self) -> str:
+        return self.dst if self.sent > self.received else self.src
+
+    def message(self, place: str = "") -> str:
+        verb, missing = ("sends", "receives") if self.sent > self.received else ("waits for", "sends")
+        at = f" ({place})" if place else ""
+        return (
+            f"{self.stream}: {self.sent} words sent, {self.received} received; {self.unit} uOP {self.uop}{at} is the "
+            f"first that {verb} words which {self.other} never {missing}"
+        )
+
+    @property
+    def finding(self) -> Finding:
+        verb = "take" if self.sent > self.received else "send"
+        less = abs(self.sent - self.received)
+        way_out = f"{self.other} must {verb} {less} words more, or {self.unit} as many fewer"
+        return Finding("S01", self.message(), self.where, help=way_out)
+
+
 @dataclass
 class Balance:
-    """What was counted. totals: words (sent, received) per stream. undecided: streams of which that cannot be said, and
-    why."""
+    """What was counted. uneven: in the overlay's order. totals: words (sent, received) per stream. undecided: streams
+    of which that cannot be said, and why."""
 
-    findings: list[Finding]
+    uneven: list[Imbalance]
     totals: dict[str, tuple[int, int]]
     undecided: dict[str, str]
 
     @property
+    def findings(self) -> list[Finding]:
+        return [i.finding for i in self.uneven]
+
+    @property
     def even(self) -> bool:
         """Whether every stream was counted and comes out even."""
-        return not self.undecided and not self.findings
+        return not self.undecided and not self.uneven
 
 
 def balance(expansion: Expansion) -> Balance:
@@ -69,23 +113,11 @@ def balance(expansion: Expansion) -> Balance:
         totals = int(sent.sum()), int(received.sum())
         out.totals[name] = totals
         if totals[0] != totals[1]:
-            out.findings.append(_uneven(expansion, stream.src, stream.dst, name, sent, received))
+            more, per_uop = (stream.src, sent) if totals[0] > totals[1] else (stream.dst, received)
+            uop = int(np.searchsorted(np.cumsum(per_uop), min(totals), side="right"))
+            where = expansion.where(more, uop)
+            out.uneven.append(Imbalance(name, stream.src, stream.dst, *totals, uop, where))
     return out
-
-
-def _uneven(expansion: Expansion, src: str, dst: str, name: str, sent: Ints, received: Ints) -> Finding:
-    """Names the first uOP whose words have no counterpart."""
-    s, r = int(sent.sum()), int(received.sum())
-    more, per_uop, limit = (src, sent, r) if s > r else (dst, received, s)
-    uop = int(np.searchsorted(np.cumsum(per_uop), limit, side="right"))
-    verb, missing = ("sends", "receives") if s > r else ("waits for", "sends")
-    message = (
-        f"{name}: {s} words sent, {r} received; {more} uOP {uop} is the first that {verb} words which "
-        f"{dst if s > r else src} never {missing}"
-    )
-    less = dst if s > r else src
-    way_out = f"{less} must {'take' if s > r else 'send'} {abs(s - r)} words more, or {more} as many fewer"
-    return Finding("S01", message, expansion.where(more, uop), help=way_out)
 
 
 @dataclass(frozen=True, eq=False)
@@ -173,7 +205,7 @@ class _Counts:
             for side, channels in ((0, effect.puts), (1, effect.gets)):
                 for channel in channels:
                     key = channel.name, side
-                    out[key] = out.get(key, 0) + effect.words
+                    out[key] = out.get(key, 0) + effect.words * effect.times
             if effect.send:
                 self.control.update(c.name for c in effect.puts)
             value = [None] * len(effect.gets)

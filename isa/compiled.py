@@ -21,7 +21,21 @@ import numpy as np
 import numpy.typing as npt
 
 from .datapath import Overlay
-from .network import NEVER, Chain, Fire, Firings, Issue, Network, Steps, Task, seconds_by_rate
+from .network import (
+    FIRST_WORD,
+    LAST_WORD,
+    NEVER,
+    OWN,
+    ROOM,
+    Chain,
+    Fire,
+    Firings,
+    Issue,
+    Network,
+    Steps,
+    Task,
+    seconds_by_rate,
+)
 from .packet import Packet
 from .traces import (
     FORK,
@@ -41,8 +55,8 @@ from .traces import (
 )
 
 WORTHWHILE = 100_000
-"""Firings from which numba is loaded, with the engine's cached code: 0.4 s, as much as 150,000 firings in Python take;
-but a process that runs one program of this size often runs a second."""
+"""Firings, of all runs of a plan together, from which numba is loaded, with the engine's cached code: 0.4 s, as much as
+150,000 firings in Python take; but a process that runs one program of this size often runs a second."""
 
 NOBODY = -1
 
@@ -50,11 +64,13 @@ NOBODY = -1
 @dataclass(frozen=True, eq=False)
 class Timing:
     """A complete run. latency: seconds, without the launch of the program. busy: seconds in which a process (a unit, a
-    decoder, the dispatcher) did not wait, by name. amounts: what was charged to each rate."""
+    decoder, the dispatcher) did not wait, by name. amounts: what was charged to each rate. waits: seconds in which the
+    reader of a stream waited for words (it was empty), and its writer for room (it was full), by the stream's name."""
 
     latency: float
     busy: Mapping[str, float]
     amounts: Mapping[str, float]
+    waits: Mapping[str, tuple[float, float]]
     _starts: Callable[[str], list[tuple[float, int]]]
     _firings: Callable[[], Firings]
     _chain: Callable[[], Chain]
@@ -72,6 +88,7 @@ class Timing:
             latency,
             {name: at.busy for name, at in net.progress.items()},
             net.amounts,
+            {c.name: (c.empty, c.full) for c in net.channels},
             lambda unit: net.progress[unit].starts,
             recorded,
             lambda: recorded().chain(),
@@ -113,9 +130,20 @@ class Plan:
             "where": where,
         }
         self._traces: Traces | None = None
-        if available():
-            with suppress(UntraceableError):
-                self._traces = trace(overlay, **self._program)
+        self._firings = 0  # of all runs so far
+        with suppress(UntraceableError):
+            self._traces = trace(overlay, **self._program)
+
+    @property
+    def traced(self) -> bool:
+        """Whether what the program does is known without data."""
+        return self._traces is not None
+
+    @cached_property
+    def processes(self) -> list[str]:
+        """What runs side by side, in the order in which a log numbers it: units, decoders, the dispatcher."""
+        net = self._traces.net if self._traces is not None else Network(self.overlay, **self._program)
+        return list(net.progress)
 
     def run(self, overlay: Overlay | None = None, *, record: bool = False) -> Timing:
         """What `Network.run` finds out: the time, or a `DeadlockError` or `ProgramError` with its report.
@@ -124,8 +152,11 @@ class Plan:
         """
         overlay = overlay or self.overlay
         traces = self._traces
-        if traces is not None and (traces.firings >= WORTHWHILE or "numba" in sys.modules) and _loads():
-            return run_traces(traces, overlay, record=record)
+        if traces is not None:
+            self._firings += traces.firings
+            worthwhile = self._firings >= WORTHWHILE or "numba" in sys.modules
+            if worthwhile and available() and _loads():
+                return run_traces(traces, overlay, record=record)
         net = Network(overlay, **self._program, record=record)
         return Timing.of(net, net.run())
 
@@ -180,10 +211,11 @@ def run_traces(
     most = np.minimum(capacity[:, None] // traces.least[:, ::-1], traces.most[:, ::-1]) + 3
     rings = 1 << np.ceil(np.log2(most)).astype(np.int64)
     table = np.empty((traces.firings if record else 0, 4), np.int32)
-    clocks = np.empty((traces.firings if record else 0, 2), np.float64)
-    latency, alive, last, busy, amounts, starts, counts, channels, tasks = compiled(_run)(
+    began = np.empty(traces.firings if record else 0, np.float64)
+    duration = traces.amounts * np.array([*seconds.values()])[traces.rows[:, RATE]]
+    latency, alive, last, busy, amounts, waits, starts, counts, channels, tasks = compiled(_run)(
         traces.rows,
-        traces.amounts * np.array([*seconds.values()])[traces.rows[:, RATE]],
+        duration,
         traces.amounts,
         # what is used as an index alone: unsigned, it is not checked for counting from the end, a tenth of the time
         traces.peers.view(np.uint32),
@@ -195,11 +227,18 @@ def run_traces(
         traces.slots,
         len(seconds),
         table,
-        clocks,
+        began,
     )
     if alive or channels[:, FILLED].any():
         _strand(traces, capacity, channels, tasks)
     names = list(net.progress)
+
+    def ended() -> Floats:
+        """When each firing ended: by its own duration, or with the one that bound it."""
+        root = np.where(table[:, LOG_BOUND] < 0, np.arange(len(table), dtype=np.int32), table[:, LOG_BOUND])
+        while (table[root, LOG_BOUND] >= 0).any():
+            root = root[root]
+        return np.asarray(began[root] + duration[table[root, LOG_ROW]])
 
     def begun(unit: str) -> list[tuple[float, int]]:
         p = names.index(unit)
@@ -216,31 +255,36 @@ def run_traces(
         recorded()
         owner = np.repeat(np.arange(len(names)), np.diff(traces.bounds))
         return Firings(
+            steps=traces.steps,
             unit=_array("i", owner[table[:, LOG_ITEM]]),
-            rate=_array("i", table[:, LOG_RATE]),
-            start=_array("d", clocks[:, 0]),
-            end=_array("d", clocks[:, 1]),
-            before=_array("i", table[:, LOG_BEFORE] >> 1),
-            before_end=_array("i", table[:, LOG_BEFORE] & 1),
+            step=_array("i", table[:, LOG_ROW]),
+            start=_array("d", began),
+            end=_array("d", ended()),
+            before=_array("i", table[:, LOG_BEFORE] >> 2),
+            via=_array("i", table[:, LOG_BEFORE] & 3),
             bound=_array("i", table[:, LOG_BOUND]),
+            number=_array("i", traces.number[table[:, LOG_ITEM]]),
             origin=_array("i", traces.origin[table[:, LOG_ITEM]]),
         )
 
     def chain() -> Chain:
         recorded()
-        at = compiled(_walk)(table, last)
+        at, via = compiled(_walk)(table, last)
         item = table[at, LOG_ITEM]
         return Chain(
-            unit=(np.searchsorted(traces.bounds, item, "right") - 1).tolist(),
-            rate=table[at, LOG_RATE].tolist(),
-            seconds=(clocks[at, 1] - clocks[at, 0]).tolist(),
-            origin=traces.origin[item].tolist(),
+            unit=(np.searchsorted(traces.bounds, item, "right") - 1).astype(np.int32),
+            rate=traces.rows[table[at, LOG_ROW], RATE],
+            start=began[at],
+            end=began[at] + duration[table[at, LOG_ROW]],
+            origin=traces.origin[item],
+            via=via,
         )
 
     return Timing(
         latency,
         dict(zip(names, busy.tolist(), strict=True)),
         dict(zip(seconds, amounts.tolist(), strict=True)),
+        dict(zip([c.name for c in net.channels], map(tuple, waits.tolist()), strict=True)),
         begun,
         firings,
         chain,
@@ -301,8 +345,8 @@ FILLED, READER, WRITER, LAST = range(4)
 TOKEN, TOKENS_END, TOKEN_PLACE, TOKEN_MASK = range(4, 8)
 CREDIT, CREDITS_END, CREDIT_PLACE, CREDIT_MASK = range(8, 12)
 """Columns of the engine's channel table. LAST is the item that put last; tokens and credits are rings."""
-LOG_RATE, LOG_ITEM, LOG_BEFORE, LOG_BOUND = range(4)
-"""Columns of the log: as `Firings`, `before_end` being the lowest bit of LOG_BEFORE."""
+LOG_ROW, LOG_ITEM, LOG_BEFORE, LOG_BOUND = range(4)
+"""Columns of the log: as `Firings`, `via` being the lowest two bits of LOG_BEFORE."""
 
 
 def _run(
@@ -318,7 +362,7 @@ def _run(
     slots: int,
     rates: int,
     log: Ints,
-    log_clocks: Floats,
+    log_start: Floats,
 ) -> Any:
     """`Network.run`, statement by statement, on arrays: the order of stepping too, so that firings have its numbers.
 
@@ -364,6 +408,7 @@ def _run(
     starts = np.empty(len(items), np.float64)
     counts = np.empty(len(items), np.int32)
     total = np.zeros(rates, np.float64)
+    waits = np.zeros((len(capacity), 2), np.float64)
     count = 0
     latency, longest, last_firing = 0.0, -1.0, NEVER
 
@@ -457,8 +502,8 @@ def _run(
                 if blocked:
                     break
                 # everything is there: the clocks
-                start, before, before_end = clock, firing, 1
-                finish, bound = 0.0, NEVER
+                start, before, via, awaited = clock, firing, OWN, 0
+                finish, bound, late = 0.0, NEVER, 0
                 for i in range(peer, middle):
                     c = peers[i]
                     channels[c, FILLED] -= words
@@ -479,9 +524,10 @@ def _run(
                     if whole:
                         first = last
                     if first > start:
-                        start, before, before_end = first, tokens[place, 1], 1 if first == last else 0
+                        start, before, awaited = first, tokens[place, 1], c
+                        via = LAST_WORD if first == last else FIRST_WORD
                     if last > finish:
-                        finish, bound = last, tokens[place, 1]
+                        finish, bound, late = last, tokens[place, 1], c
                 for i in range(middle, final):
                     c = peers[i]
                     credit, mask, base = channels[c, CREDIT], channels[c, CREDIT_MASK], channels[c, CREDIT_PLACE]
@@ -496,17 +542,20 @@ def _run(
                             need -= piece
                             credit += 1
                         if credit_clocks[place] > start:
-                            start, before, before_end = credit_clocks[place], credits[place, 1], 1
+                            start, before, via, awaited = credit_clocks[place], credits[place, 1], ROOM, c
                     channels[c, CREDIT] = credit
+                if via != OWN:
+                    waits[awaited, 1 if via == ROOM else 0] += start - clock
                 end = start + took
                 if finish > end:
+                    waits[late, 0] += finish - end
                     end = finish
                 else:
                     bound = NEVER
                 if record:
-                    log[count, LOG_RATE], log[count, LOG_ITEM] = rate, item
-                    log[count, LOG_BEFORE], log[count, LOG_BOUND] = before * 2 + before_end, bound
-                    log_clocks[count, 0], log_clocks[count, 1] = start, end
+                    log[count, LOG_ROW], log[count, LOG_ITEM] = row, item
+                    log[count, LOG_BEFORE], log[count, LOG_BOUND] = before * 4 + via, bound
+                    log_start[count] = start
                     if end > longest:
                         longest, last_firing = end, count
                 clock, firing = end, count
@@ -553,23 +602,24 @@ def _run(
         tasks[task, FIRING] = firing
         times[task, CLOCK], times[task, BUSY] = clock, busy
         latency = max(latency, clock)
-    return latency, alive, last_firing, times[:processes, BUSY].copy(), total, starts, counts, channels, tasks
+    return latency, alive, last_firing, times[:processes, BUSY].copy(), total, waits, starts, counts, channels, tasks
 
 
-def _walk(log: Ints, at: int) -> npt.NDArray[np.int64]:
-    """`Firings.chain`: the numbers of the firings whose own duration counts, last to first."""
+def _walk(log: Ints, at: int) -> tuple[npt.NDArray[np.int64], Ints]:
+    """`Firings.chain`: the numbers of the firings whose own duration counts, last to first, and how what came after
+    depended on each."""
     out = np.empty(16, np.int64)
-    n = 0
-    from_end = True
+    how = np.empty(16, np.int32)
+    n, via = 0, OWN
     while at >= 0:
-        if from_end and log[at, LOG_BOUND] >= 0:
-            at = log[at, LOG_BOUND]
-            continue
-        if from_end:
+        if via != FIRST_WORD:
+            if log[at, LOG_BOUND] >= 0:
+                at, via = log[at, LOG_BOUND], LAST_WORD
+                continue
             if n == len(out):
                 out = np.concatenate((out, out))
-            out[n] = at
+                how = np.concatenate((how, how))
+            out[n], how[n] = at, via
             n += 1
-        before = log[at, LOG_BEFORE]
-        at, from_end = before >> 1, (before & 1) == 1
-    return out[:n].copy()
+        at, via = log[at, LOG_BEFORE] >> 2, log[at, LOG_BEFORE] & 3
+    return out[:n].copy(), how[:n].copy()

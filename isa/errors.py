@@ -2,6 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from .deadlock import Deadlock
+
 
 class RsnError(Exception):
     """Base of every error this package raises on purpose.
@@ -37,7 +44,20 @@ class ProgramError(RsnError):
 
 
 class DeadlockError(ProgramError):
-    """No unit can move. The message is the wait-for report: unit, uOP, stream, source line."""
+    """No unit can move. The message is the report in words: who waits for whom (unit, uOP, stream, source line), and
+    the first stream on which sends and receives differ. explain: makes the report, when somebody asks for it."""
+
+    def __init__(self, explain: Callable[[], Deadlock]) -> None:
+        super().__init__()
+        self._explain = explain
+
+    @cached_property
+    def report(self) -> Deadlock:
+        """The facts."""
+        return self._explain()
+
+    def __str__(self) -> str:
+        return str(self.report)
 
 
 class TensorError(RsnError):

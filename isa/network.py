@@ -13,11 +13,12 @@ from __future__ import annotations
 
 from array import array
 from collections import deque
-from collections.abc import Callable, Collection, Generator, Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Generator, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 
 from .datapath import Overlay, UnitSpec
 from .errors import DeadlockError, ProgramError
@@ -36,15 +37,33 @@ def seconds_by_rate(overlay: Overlay) -> dict[str, float]:
 
 
 class Channel:
-    """A stream at run time. Capacity and token sizes in words; one writer, one reader."""
+    """A stream at run time. Capacity and token sizes in words; one writer, one reader.
 
-    __slots__ = ("capacity", "credits", "filled", "last", "name", "reader", "space", "tokens", "writer")
+    empty, full: seconds in which the reader waited for words and the writer for room.
+    """
+
+    __slots__ = (
+        "capacity",
+        "credits",
+        "empty",
+        "filled",
+        "full",
+        "last",
+        "name",
+        "number",
+        "reader",
+        "space",
+        "tokens",
+        "writer",
+    )
 
     def __init__(self, name: str, capacity: int) -> None:
         self.name = name
+        self.number = 0
         self.capacity = capacity
         self.space = capacity
         self.filled = 0
+        self.empty = self.full = 0.0
         self.tokens: deque[tuple[int, Any, float, float, int]] = deque()  # words, payload, first, last, firing
         self.credits: deque[tuple[int, float, int]] = deque([(capacity, 0.0, NEVER)])  # words, freed at, by firing
         self.reader: Task | None = None
@@ -90,7 +109,7 @@ class Fire:
     whole: the step needs its inputs complete before it starts (an MME) instead of streaming them through (a Mesh).
     """
 
-    __slots__ = ("amount", "do", "gets", "puts", "rate", "send", "whole", "words")
+    __slots__ = ("amount", "do", "gets", "puts", "rate", "send", "times", "whole", "words")
 
     def __init__(
         self,
@@ -112,6 +131,33 @@ class Fire:
         self.do = do
         self.send = send
         self.whole = whole
+        self.times = 1
+
+
+class Burst(Fire):
+    """`times` equal steps, one after the other. They mean the same as so many `Fire`s; whoever runs data alone may take
+    several at once.
+
+    do: called with how many of the steps are taken, and for each of `gets` the list of their payloads; returns for each
+    of `puts` such a list.
+    """
+
+    __slots__ = ()
+
+    def __init__(
+        self,
+        times: int,
+        rate: str = FREE,
+        amount: float = 1.0,
+        *,
+        gets: Sequence[Channel] = (),
+        puts: Sequence[Channel] = (),
+        words: int = 1,
+        do: Callable[..., Any] | None = None,
+        whole: bool = False,
+    ) -> None:
+        super().__init__(rate, amount, gets=gets, puts=puts, words=words, do=do, whole=whole)
+        self.times = times
 
 
 class Par:
@@ -196,9 +242,11 @@ class Task:
         "clock",
         "firing",
         "lane",
+        "left",
         "pending",
         "queued",
         "slowest",
+        "step",
         "steps",
         "unit",
     )
@@ -211,6 +259,8 @@ class Task:
         self.clock: float = after.clock if after else 0.0
         self.firing: int = after.firing if after else NEVER
         self.pending: Fire | None = None
+        self.left = 0  # of the pending step, how often yet
+        self.step = 0  # number of the pending step in `Firings.steps`
         self.children = 0
         self.queued = True
         self.busy = 0.0
@@ -239,26 +289,47 @@ class Progress:
         return self.task.busy
 
 
+class Step(NamedTuple):
+    """What a firing does, its clocks and its data aside: channels by their number in `Network.channels`, the rate by
+    its number in `Network.rate_names`. times: how often in a row, in a trace; 1 in a log."""
+
+    gets: tuple[int, ...]
+    puts: tuple[int, ...]
+    words: int
+    whole: bool
+    rate: int
+    amount: float
+    times: int = 1
+
+
+OWN, FIRST_WORD, LAST_WORD, ROOM = range(4)
+"""What decided when a firing could start: the end of its own process's last one; the first word of a token, or its last
+where it is needed whole; the slot that a get had freed."""
+
+
 @dataclass
 class Firings:
     """One row per firing, in an order in which every firing comes after those it depends on.
 
-    before/before_end: the firing that decided when this one could start, and whether its end (else its start) did.
-    bound: the firing whose last word decided when this one could end, or -1 where its own duration did.
+    unit: the process, by its number in `Network.progress`. step: which of `steps`. before, via: the firing that decided
+    when this one could start, and how. bound: the firing whose last word decided when this one could end, or -1 where
+    its own duration did. number, origin: the uOP, and the packet or list position from which it came.
     """
 
+    steps: list[Step]
     unit: array[int]
-    rate: array[int]
+    step: array[int]
     start: array[float]
     end: array[float]
     before: array[int]
-    before_end: array[int]
+    via: array[int]
     bound: array[int]
+    number: array[int]
     origin: array[int]
 
     @staticmethod
     def empty() -> Firings:
-        return Firings(*(array(c) for c in "iiddiiii"))  # type: ignore[arg-type]
+        return Firings([], *(array(c) for c in "iiddiiiii"))  # type: ignore[arg-type]
 
     def __len__(self) -> int:
         return len(self.end)
@@ -266,49 +337,33 @@ class Firings:
     def chain(self) -> Chain:
         """Walk back from the end of the run through whatever each step waited for. A step that streams a token through
         ends when its source does: its own duration then does not count."""
-        chain = Chain([], [], [], [])
+        rows: list[tuple[int, int, float, float, int, int]] = []
         at = int(np.argmax(np.frombuffer(self.end, dtype=np.float64))) if len(self) else NEVER
-        from_end = True
+        via = OWN
         while at >= 0:
-            if from_end and self.bound[at] >= 0:
-                at = self.bound[at]
-                continue
-            if from_end:
-                chain.unit.append(self.unit[at])
-                chain.rate.append(self.rate[at])
-                chain.seconds.append(self.end[at] - self.start[at])
-                chain.origin.append(self.origin[at])
-            at, from_end = self.before[at], bool(self.before_end[at])
-        return chain
+            if via != FIRST_WORD:
+                if self.bound[at] >= 0:
+                    at, via = self.bound[at], LAST_WORD
+                    continue
+                rate = self.steps[self.step[at]].rate
+                rows.append((self.unit[at], rate, self.start[at], self.end[at], self.origin[at], via))
+            at, via = self.before[at], self.via[at]
+        columns = list(zip(*rows, strict=True)) or [()] * 6
+        types = (np.int32, np.int32, np.float64, np.float64, np.int32, np.int32)
+        return Chain(*(np.array(c, t) for c, t in zip(columns, types, strict=True)))
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Chain:
-    """The steps that decided when a run ended, the last one first: unit and rate by index as in `Firings`, seconds, and
-    the packet or list position of the uOP."""
+    """The steps that decided when a run ended, the last one first: unit and rate by number as in `Firings` and `Step`,
+    clocks in seconds, the packet or list position of the uOP, and how what came after depended on it."""
 
-    unit: list[int]
-    rate: list[int]
-    seconds: list[float]
-    origin: list[int]
-
-
-@dataclass(frozen=True)
-class Wait:
-    """One line of a deadlock report."""
-
-    unit: str
-    uop: int
-    origin: int
-    what: str
-    stream: str
-    fill: str
-
-    def show(self, where: Callable[[str, int], str]) -> str:
-        place = where(self.unit, self.origin) if self.origin >= 0 else ""
-        at = f" ({place})" if place else ""
-        number = f"uOP {self.uop}{at}" if self.uop >= 0 else "start"
-        return f"{self.unit:<14} {number:<24} waits to {self.what} {self.stream} ({self.fill})"
+    unit: npt.NDArray[np.int32]
+    rate: npt.NDArray[np.int32]
+    start: npt.NDArray[np.float64]
+    end: npt.NDArray[np.float64]
+    origin: npt.NDArray[np.int32]
+    via: npt.NDArray[np.int32]
 
 
 class Network:
@@ -321,12 +376,14 @@ class Network:
     order: a permutation hook for tests, called with the list of processes.
     """
 
+    channel_type: type[Channel] = Channel
+
     def __init__(
         self,
         overlay: Overlay,
         *,
         packets: Sequence[Packet] | None = None,
-        issues: Mapping[str, Sequence[Any]] | None = None,
+        issues: Mapping[str, Iterable[Any]] | None = None,
         preloaded: Mapping[str, Sequence[Any]] | None = None,
         banks: Mapping[str, Any] | None = None,
         data: bool = False,
@@ -335,6 +392,9 @@ class Network:
         where: Callable[[str, int], str] = lambda unit, origin: f"packet {origin}",
     ) -> None:
         self.overlay = overlay
+        self.packets = packets
+        self.issues = issues or {}
+        self.preloaded = preloaded or {}
         self.data = data
         self.banks: Mapping[str, Any] = (banks or {}) if data else {}
         self.where = where
@@ -343,21 +403,23 @@ class Network:
         self._rate_index = {n: i for i, n in enumerate(self.rate_names)}
         self.amounts = dict.fromkeys(self.rate_names, 0.0)
         self.firings = Firings.empty() if record else None
+        self._known_steps: dict[Step, int] = {}
         self._count = 0
-        self._channels = {s.name: Channel(s.name, s.depth) for s in overlay.streams}
+        self._channels = {s.name: self.channel_type(s.name, s.depth) for s in overlay.streams}
         self.units = {u.name: u.behaviour(u, self) for u in overlay.units}
         self.progress: dict[str, Progress] = {}
         self._tasks: list[Task] = []
-        preloaded = preloaded or {}
         if packets is not None:
             self._wire(packets)
         for spec in overlay.units:
             if spec.kind in overlay.preloaded:
-                self._spawn(spec.name, self._feed(spec.name, preloaded.get(spec.name, ())))
+                self._spawn(spec.name, self._feed(spec.name, self.preloaded.get(spec.name, ())))
             elif packets is not None:
                 self._spawn(spec.name, self._serve(spec.name))
             else:
-                self._spawn(spec.name, self._feed(spec.name, (issues or {}).get(spec.name, ())))
+                self._spawn(spec.name, self._feed(spec.name, self.issues.get(spec.name, ())))
+        for number, channel in enumerate(self._channels.values()):
+            channel.number = number
         if order is not None:
             self._tasks = order(self._tasks)
 
@@ -458,7 +520,7 @@ class Network:
                 return
             yield from unit.kernel(issue.uop)
 
-    def _feed(self, name: str, uops: Sequence[Any]) -> Steps:
+    def _feed(self, name: str, uops: Iterable[Any]) -> Steps:
         """Run a list of uOPs without an instruction path."""
         unit, progress = self.units[name], self.progress[name]
         for number, uop in enumerate(uops):
@@ -486,7 +548,9 @@ class Network:
     def settle(self, alive: Collection[Task]) -> None:
         """Raise unless the run is complete, `alive` being the processes that can move no more."""
         if alive:
-            raise DeadlockError(self._report(alive))
+            from .deadlock import explain  # it counts streams, for which it needs a network
+
+            raise DeadlockError(explain(self, alive))
         left = [c for c in self._channels.values() if c.filled]
         if left:
             rows = "\n".join(f"  {self._leftover(c)}" for c in left)
@@ -500,6 +564,7 @@ class Network:
     def _step(self, task: Task, ready: deque[Task], alive: set[Task]) -> None:
         """Advance one process until it blocks, forks or ends."""
         fire = task.pending
+        left = task.left
         value: Any = None
         firings = self.firings
         while True:
@@ -513,13 +578,15 @@ class Network:
                     if not effect.lanes:
                         value = None
                         continue
-                    task.children = len(effect.lanes)
-                    for i, lane in enumerate(effect.lanes):
-                        child = Task(lane, task.unit, task, i)
-                        alive.add(child)
-                        ready.append(child)
+                    self._fork(task, effect, ready, alive)
                     return
+                left = effect.times
+                if not left:
+                    value = None
+                    continue
                 fire = effect
+                if firings is not None:
+                    task.step = self._step_number(firings, fire)
             words = fire.words
             blocked = False
             for channel in fire.gets:
@@ -534,11 +601,13 @@ class Network:
                         blocked = True
                         break
             if blocked:
-                task.pending = fire
+                task.pending, task.left = fire, left
                 return
             # everything is there: the clocks
-            start, before, before_end = task.clock, task.firing, True
+            start, before, via = task.clock, task.firing, OWN
             finish, bound = 0.0, NEVER
+            awaited: Channel | None = None
+            late: Channel | None = None
             number = self._count
             self._count = number + 1
             payloads: list[Any] = []
@@ -548,9 +617,9 @@ class Network:
                 if fire.whole:
                     first = last
                 if first > start:
-                    start, before, before_end = first, firing, first == last
+                    start, before, via, awaited = first, firing, LAST_WORD if first == last else FIRST_WORD, channel
                 if last > finish:
-                    finish, bound = last, firing
+                    finish, bound, late = last, firing, channel
             for channel in fire.puts:
                 channel.space -= words
                 need = words
@@ -561,10 +630,16 @@ class Network:
                         size = need
                     need -= size
                     if freed > start:
-                        start, before, before_end = freed, firing, True
+                        start, before, via, awaited = freed, firing, ROOM, channel
+            if awaited is not None:
+                if via == ROOM:
+                    awaited.full += start - task.clock
+                else:
+                    awaited.empty += start - task.clock
             duration = fire.amount * self._seconds[fire.rate]
             end = start + duration
-            if finish > end:
+            if late is not None and finish > end:
+                late.empty += finish - end
                 end = finish
             else:
                 bound = NEVER
@@ -573,18 +648,23 @@ class Network:
             self.amounts[fire.rate] += fire.amount
             if firings is not None:
                 firings.unit.append(task.unit.index)
-                firings.rate.append(self._rate_index[fire.rate])
+                firings.step.append(task.step)
                 firings.start.append(start)
                 firings.end.append(end)
                 firings.before.append(before)
-                firings.before_end.append(before_end)
+                firings.via.append(via)
                 firings.bound.append(bound)
                 issue = task.unit.issue
+                firings.number.append(task.unit.number)
                 firings.origin.append(issue.origin if issue is not None else NEVER)
             # the data
+            burst = isinstance(fire, Burst)
             results: Any = fire.send
             if fire.do is not None and self.data:
-                results = fire.do(*payloads)
+                if burst:
+                    results = [row[0] for row in fire.do(1, *([p] for p in payloads)) or ()]
+                else:
+                    results = fire.do(*payloads)
             for channel in fire.gets:
                 channel.space += words
                 channel.credits.append((words, end, number))
@@ -605,8 +685,26 @@ class Network:
                     if not reader.queued:
                         reader.queued = True
                         ready.append(reader)
-            value = payloads
-            fire = task.pending = None
+            left -= 1
+            if not left:
+                value = None if burst else payloads
+                fire = task.pending = None
+
+    def _step_number(self, log: Firings, fire: Fire) -> int:
+        """The number of a step in the log, where equal ones are listed once."""
+        gets, puts = tuple([c.number for c in fire.gets]), tuple([c.number for c in fire.puts])
+        step = Step(gets, puts, fire.words, fire.whole, self._rate_index[fire.rate], float(fire.amount))
+        known = self._known_steps.setdefault(step, len(self._known_steps))
+        if known == len(log.steps):
+            log.steps.append(step)
+        return known
+
+    def _fork(self, task: Task, par: Par, ready: deque[Task], alive: set[Task]) -> None:
+        task.children = len(par.lanes)
+        for i, lane in enumerate(par.lanes):
+            child = Task(lane, task.unit, task, i)
+            alive.add(child)
+            ready.append(child)
 
     def _finish(self, task: Task, ready: deque[Task], alive: set[Task]) -> None:
         alive.discard(task)
@@ -622,35 +720,3 @@ class Network:
             parent.slowest = 0.0
             parent.queued = True
             ready.append(parent)
-
-    # -- reports --------------------------------------------------------------------------------------------------
-
-    def _report(self, alive: Iterable[Task]) -> str:
-        lines = [w.show(self.where) for w in self.waits(alive)]
-        return "deadlock: no unit can move\n" + "\n".join(f"  {line}" for line in lines)
-
-    def waits(self, alive: Iterable[Task]) -> Iterator[Wait]:
-        """Every process that cannot move, units first, in the overlay's order."""
-        waiting = list(alive)
-        going = {t.unit.name for t in waiting}
-        ends = {s.name: (s.src, s.dst) for s in self.overlay.streams}
-        rank = {u.name: i for i, u in enumerate(self.overlay.units)}
-
-        def line(task: Task, what: str, channel: Channel, state: str) -> Wait:
-            at = task.unit
-            origin = at.issue.origin if at.issue is not None else NEVER
-            peer = ends.get(channel.name, ("", ""))[what == "put"]
-            over = f"; {peer} has ended" if peer and peer not in going else ""
-            fill = f"{channel.filled}/{channel.capacity}{state}{over}"
-            return Wait(at.name, at.number, origin, what, channel.name, fill)
-
-        for task in sorted(waiting, key=lambda t: (rank.get(t.unit.name, len(rank)), t.unit.index, t.lane)):
-            fire = task.pending
-            if fire is None:  # waits for its own lanes, which are listed
-                continue
-            for channel in fire.gets:
-                if channel.filled < fire.words:
-                    yield line(task, "get", channel, f", needs {fire.words}" if channel.filled else " empty")
-            for channel in fire.puts:
-                if channel.space < fire.words:
-                    yield line(task, "put", channel, f", needs room for {fire.words}" if channel.space else " full")

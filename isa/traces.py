@@ -12,6 +12,7 @@ executor in `network` remains the definition of what a program does. `compiled` 
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -21,7 +22,7 @@ import numpy.typing as npt
 
 from .datapath import Form, Overlay, one_uop
 from .fields import Record
-from .network import FREE, NEVER, Channel, Network, Par, Steps, Unit
+from .network import FREE, NEVER, Burst, Channel, Network, Par, Step, Steps, Unit
 from .packet import Header, Packet
 
 Ints = npt.NDArray[np.int32]
@@ -32,11 +33,11 @@ MOST_IN_ONE = 1 << 16
 MOST_STEPS = 1 << 22
 """Steps of all kernels that are traced."""
 MOST_UOPS = 1 << 23
-MOST_FIRINGS = 1 << 30
-"""Firings are numbered in 31 bits, of which the log takes one for a flag."""
+MOST_FIRINGS = 1 << 29
+"""Firings are numbered in 31 bits, of which the log takes two for what decided when they could start."""
 
 MOST_WORDS = 1 << 30
-"""Of a stream's depth and of a step, for the same reason."""
+"""Of a stream's depth and of a step: they are counted in 31 bits."""
 
 GETS, PUTS, PEERS, WORDS, WHOLE, TIMES, RATE = range(7)
 """Columns of `Traces.rows`."""
@@ -46,18 +47,6 @@ FORK = -1
 
 class UntraceableError(Exception):
     """The stream effects of this program cannot be known without running it. Not for users: there is another way."""
-
-
-class Step(NamedTuple):
-    """`times` equal firings: channels by number, the rate by its index in `Network.rate_names`."""
-
-    gets: tuple[int, ...]
-    puts: tuple[int, ...]
-    words: int
-    whole: bool
-    rate: int
-    amount: float
-    times: int
 
 
 class Fork(NamedTuple):
@@ -70,11 +59,11 @@ class Fork(NamedTuple):
 class Traces:
     """Every process of `net`, in the order of `net.progress`, as a list of traces.
 
-    rows, amounts: the steps (amounts in what the rate counts). peers: channels of a step, gets before puts, or traces
-    of a fork. at: trace t is rows[at[t]:at[t + 1]]. items: trace numbers, process p having those from bounds[p] to
-    bounds[p + 1]. number, origin: the uOP to which each item belongs, as `Progress` counts. least: smallest get and
-    put of each channel, in words; most: how many gets and puts it sees. firings: how many a complete run has. slots:
-    lanes that can be open at once.
+    rows, amounts: the steps (amounts in what the rate counts), `times` in a column of their own. peers: channels of a
+    step, gets before puts, or traces of a fork. at: trace t is rows[at[t]:at[t + 1]]. items: trace numbers, process p
+    having those from bounds[p] to bounds[p + 1]. number, origin: the uOP to which each item belongs, as `Progress`
+    counts. least: smallest get and put of each channel, in words; most: how many gets and puts it sees. firings: how
+    many a complete run has. slots: lanes that can be open at once.
     """
 
     net: Network
@@ -90,6 +79,16 @@ class Traces:
     most: npt.NDArray[np.int64]
     firings: int
     slots: int
+
+    @property
+    def steps(self) -> list[Step]:
+        """Each row as a step of a log; what stands for a fork is in no log."""
+        out = []
+        for (gets, puts, at, words, whole, _, rate), amount in zip(self.rows.tolist(), self.amounts, strict=True):
+            gets = max(gets, 0)
+            peers = self.peers[at : at + gets + puts].tolist()
+            out.append(Step(tuple(peers[:gets]), tuple(peers[gets:]), words, bool(whole), rate, float(amount)))
+        return out
 
 
 def trace(
@@ -132,9 +131,9 @@ class _Items:
     __slots__ = ("number", "origin", "traces")
 
     def __init__(self) -> None:
-        self.traces: list[int] = []
-        self.number: list[int] = []
-        self.origin: list[int] = []
+        self.traces = array("i")
+        self.number = array("i")
+        self.origin = array("i")
 
     def add(self, trace: int, number: int, origin: int) -> None:
         self.traces.append(trace)
@@ -142,7 +141,8 @@ class _Items:
         self.origin.append(origin)
 
     def columns(self) -> tuple[Ints, Ints, Ints]:
-        return tuple(np.array(x, np.int32) for x in (self.traces, self.number, self.origin))  # type: ignore[return-value]
+        columns = (self.traces, self.number, self.origin)
+        return tuple(np.frombuffer(x, np.int32) if x else np.zeros(0, np.int32) for x in columns)  # type: ignore[return-value]
 
 
 class _Table:
@@ -150,7 +150,6 @@ class _Table:
 
     def __init__(self, net: Network) -> None:
         self.net = net
-        self.index = {c: i for i, c in enumerate(net.channels)}
         self.rates = {name: i for i, name in enumerate(net.rate_names)}
         self.numbers: dict[tuple[Step | Fork, ...], int] = {}
         self.firings: list[int] = []
@@ -187,7 +186,7 @@ class _Table:
     ) -> Step:
         if not 0 < words <= MOST_WORDS or len(set(gets)) < len(gets) or len(set(puts)) < len(puts):
             raise UntraceableError("a step moves no words, or uses a stream twice")
-        get, put = (tuple(self.index[c] for c in side) for side in (gets, puts))
+        get, put = (tuple(c.number for c in side) for side in (gets, puts))
         return Step(get, put, words, whole, self.rates[rate], float(amount), times)
 
     def record(self, steps: Steps) -> int:
@@ -223,11 +222,11 @@ class _Table:
             gets = tuple(effect.gets)
             this = (gets, tuple(effect.puts), effect.words, effect.whole, effect.rate, effect.amount)
             if times and this == last:
-                times += 1
+                times += effect.times
             else:
                 flush()
-                last, times = this, 1
-            value = [None] * len(gets)
+                last, times = this, effect.times
+            value = None if isinstance(effect, Burst) else [None] * len(gets)
         flush()
         return self.trace(*rows)
 
@@ -357,8 +356,8 @@ class _Unit:
 
     def feed(self, uops: Iterable[Any]) -> _Items:
         items = _Items()
-        items.traces = [self._kernel(uop)[0] for uop in uops]
-        items.number = items.origin = list(range(len(items.traces)))
+        items.traces = array("i", [self._kernel(uop)[0] for uop in uops])
+        items.number = items.origin = array("i", range(len(items.traces)))
         return items
 
     def serve(self, queue: Sequence[Mop], loops_window: bool) -> tuple[_Items, _Items]:
@@ -426,8 +425,8 @@ class _Unit:
         """Get, kernel, get, kernel, ..., get: while it waits, a unit still stands at the uOP before."""
         items = _Items()
         n = len(kernels)
-        items.traces = [get] * (2 * n + 1)
-        items.traces[1::2] = kernels
-        items.number = [NEVER, *(i for i in range(n) for _ in "gk")]
-        items.origin = [NEVER, *(o for o in origins for _ in "gk")]
+        items.traces = array("i", [get]) * (2 * n + 1)
+        items.traces[1::2] = array("i", kernels)
+        items.number = array("i", [NEVER, *(i for i in range(n) for _ in "gk")])
+        items.origin = array("i", [NEVER, *(o for o in origins for _ in "gk")])
         return items

@@ -8,7 +8,7 @@ NaN: reading it shows in the result.
 from __future__ import annotations
 
 from collections.abc import Hashable, Iterator
-from functools import partial
+from itertools import cycle, islice
 from typing import Any
 
 import numpy as np
@@ -17,7 +17,7 @@ import numpy.typing as npt
 from ..datapath import Transfer, UnitSpec
 from ..errors import ProgramError
 from ..layout import BLOCK, QUARTER, UNIT, block, unblock
-from ..network import Channel, Fire, Network, Par, Steps, Unit
+from ..network import Burst, Channel, Fire, Network, Par, Steps, Unit
 from . import xnn_formats as f
 
 Array = npt.NDArray[np.float32]
@@ -42,27 +42,33 @@ class OffChip(Unit):
         if not uop.peer:
             return
         yield Fire("offchip_uop")
-        at, left = uop.addr * UNIT, uop.size
         limit = BLOCK_WORDS * BIAS_WORD if uop.bias else BLOCK
-        while left:
-            piece = min(limit, left)
-            if not uop.bias and piece < BLOCK:
-                piece = QUARTER
-            words = piece // BIAS_WORD if uop.bias else piece * BLOCK_WORDS // BLOCK
-            if uop.store:
-                source = (self.source(uop.peer),)
-                yield Fire(self._write, piece * 4, gets=source, words=words, do=partial(self.write, at))
-            else:
-                sink = (self.sink(uop.peer),)
-                yield Fire(self._read, piece * 4, puts=sink, words=words, do=partial(self._fetch, at, piece))
-            at += piece
-            left -= piece
+        whole, rest = divmod(uop.size, limit)
+        if whole:
+            yield self._move(uop, uop.addr * UNIT, whole, limit)
+        if rest:
+            piece = rest if uop.bias else QUARTER
+            yield self._move(uop, uop.addr * UNIT + whole * limit, -(-rest // piece), piece)
+
+    def _move(self, uop: f.Transfer, start: int, pieces: int, size: int) -> Burst:
+        """So many pieces of `size` elements each, from element `start` on."""
+        words = size // BIAS_WORD if uop.bias else size * BLOCK_WORDS // BLOCK
+        at = iter(range(start, start + pieces * size, size))
+
+        def fetch(n: int) -> tuple[list[Array]]:
+            return ([self.read(next(at), size) for _ in range(n)],)
+
+        def keep(n: int, tokens: list[Array]) -> None:
+            for token, place in zip(tokens, islice(at, n), strict=True):
+                self.write(place, token)
+
+        if uop.store:
+            source = (self.source(uop.peer),)
+            return Burst(pieces, self._write, size * 4, gets=source, words=words, do=keep)
+        return Burst(pieces, self._read, size * 4, puts=(self.sink(uop.peer),), words=words, do=fetch)
 
     def effect_key(self, uop: f.Transfer) -> Hashable:
         return uop.size, uop.store, uop.peer, uop.bias
-
-    def _fetch(self, at: int, size: int) -> tuple[Array]:
-        return (self.read(at, size),)
 
 
 class PingPong(Unit):
@@ -86,6 +92,20 @@ class PingPong(Unit):
             whole = rows >= self.ROWS and cols >= self.COLS
             self.buffers[side] = np.empty_like(old) if whole else old.copy()
 
+    def load(self, source: Channel, uop: f.MemA | f.MemB) -> Burst:
+        """Fill the buffer that is not current with dim1 x dim2, in 128x64 blocks as they come."""
+        side = 1 - self.cur
+        self.fresh(side, uop.dim1, uop.dim2)
+        places = iter(_blocks(uop.dim1, uop.dim2))
+
+        def put(n: int, pieces: list[Array]) -> None:
+            buffer = self.buffers[side]
+            for piece, (i, j) in zip(pieces, islice(places, n), strict=True):
+                buffer[i : i + 128, j : j + 64] = unblock(piece, 128, 64)
+
+        count = (uop.dim1 // 128) * (uop.dim2 // 64)
+        return Burst(count, "mem_word", BLOCK_WORDS, gets=(source,), words=BLOCK_WORDS, do=put)
+
     def lanes(self, *lanes: Steps | None) -> Steps:
         """Run what is enabled side by side, then flip."""
         active = [lane for lane in lanes if lane is not None]
@@ -94,6 +114,11 @@ class PingPong(Unit):
         elif active:
             yield from active[0]
         self.cur ^= 1
+
+
+def _blocks(rows: int, cols: int) -> Iterator[tuple[int, int]]:
+    """First row and column of each 128x64 block, row after row."""
+    return ((i, j) for i in range(0, rows - 127, 128) for j in range(0, cols - 63, 64))
 
 
 class MemA(PingPong):
@@ -108,27 +133,17 @@ class MemA(PingPong):
         return uop
 
     def _load(self, uop: f.MemA) -> Steps:
-        side = 1 - self.cur
-        source = (self.source("DDR"),)
-        self.fresh(side, uop.dim1, uop.dim2)
-        for i in range(uop.dim1 // 128):
-            for j in range(uop.dim2 // 64):
-
-                def put(piece: Array, i: int = i, j: int = j) -> None:
-                    self.buffers[side][i * 128 : i * 128 + 128, j * 64 : j * 64 + 64] = unblock(piece, 128, 64)
-
-                yield Fire("mem_word", BLOCK_WORDS, gets=source, words=BLOCK_WORDS, do=put)
+        yield self.load(self.source("DDR"), uop)
 
     def _send(self, uop: f.MemA) -> Steps:
         side = self.cur
-        sink = (self.sink("MeshA"),)
-        for a in range(uop.acc_a):
+        order = iter([a for a in range(uop.acc_a) for _ in range(uop.acc_b)])
 
-            def tile(a: int = a) -> tuple[Array]:
-                return (self.buffers[side][a * 128 : a * 128 + 128],)
+        def tiles(n: int) -> tuple[list[Array]]:
+            buffer = self.buffers[side]
+            return ([buffer[a * 128 : a * 128 + 128] for a in islice(order, n)],)
 
-            for _ in range(uop.acc_b):
-                yield Fire("mesh_beat", BEATS, puts=sink, do=tile)
+        yield Burst(uop.acc_a * uop.acc_b, "mesh_beat", BEATS, puts=(self.sink("MeshA"),), do=tiles)
 
 
 class MemB(PingPong):
@@ -150,28 +165,21 @@ class MemB(PingPong):
         return self._load_blocks(uop, self.source("LPDDR"))
 
     def _load_blocks(self, uop: f.MemB, source: Channel) -> Steps:
-        side = 1 - self.cur
-        self.fresh(side, uop.dim1, uop.dim2)
-        for i in range(uop.dim1 // 128):
-            for j in range(uop.dim2 // 64):
-
-                def put(piece: Array, i: int = i, j: int = j) -> None:
-                    self.buffers[side][i * 128 : i * 128 + 128, j * 64 : j * 64 + 64] = unblock(piece, 128, 64)
-
-                yield Fire("mem_word", BLOCK_WORDS, gets=(source,), words=BLOCK_WORDS, do=put)
+        yield self.load(source, uop)
 
     def _load_transposed(self, uop: f.MemB) -> Steps:
         """dim1 and dim2 are K and N after transposition; the blocks come as N x K."""
         side = 1 - self.cur
-        source = (self.source("DDR"),)
         self.fresh(side, uop.dim1, uop.dim2)
-        for i in range(uop.dim2 // 128):
-            for j in range(uop.dim1 // 64):
+        places = iter(_blocks(uop.dim2, uop.dim1))
 
-                def put(piece: Array, i: int = i, j: int = j) -> None:
-                    self.buffers[side][j * 64 : j * 64 + 64, i * 128 : i * 128 + 128] = unblock(piece, 128, 64).T
+        def put(n: int, pieces: list[Array]) -> None:
+            buffer = self.buffers[side]
+            for piece, (i, j) in zip(pieces, islice(places, n), strict=True):
+                buffer[j : j + 64, i : i + 128] = unblock(piece, 128, 64).T
 
-                yield Fire("mem_word", BLOCK_WORDS, gets=source, words=BLOCK_WORDS, do=put)
+        count, source = (uop.dim2 // 128) * (uop.dim1 // 64), (self.source("DDR"),)
+        yield Burst(count, "mem_word", BLOCK_WORDS, gets=source, words=BLOCK_WORDS, do=put)
 
     def _load_vector(self, uop: f.MemB) -> Steps:
         """Groups of 32 floats: group g lands at row 4*(g mod dim1), columns 32*(g div dim1)."""
@@ -189,14 +197,13 @@ class MemB(PingPong):
 
     def _send(self, uop: f.MemB) -> Steps:
         side = self.cur
-        sink = (self.sink("MeshB"),)
-        for _ in range(uop.acc_a):
-            for b in range(uop.acc_b):
+        order = iter([*range(uop.acc_b)] * uop.acc_a)
 
-                def tile(b: int = b) -> tuple[Array]:
-                    return (self.buffers[side][:, b * 128 : b * 128 + 128],)
+        def tiles(n: int) -> tuple[list[Array]]:
+            buffer = self.buffers[side]
+            return ([buffer[:, b * 128 : b * 128 + 128] for b in islice(order, n)],)
 
-                yield Fire("mesh_beat", BEATS, puts=sink, do=tile)
+        yield Burst(uop.acc_a * uop.acc_b, "mesh_beat", BEATS, puts=(self.sink("MeshB"),), do=tiles)
 
 
 class MemB2(MemB):
@@ -209,16 +216,18 @@ class MemB2(MemB):
 
     def _send(self, uop: f.MemB) -> Steps:
         side = self.cur
-        sink = (self.sink("MeshB"),)
-        for _ in range(uop.acc_a * uop.acc_b):
-            for k in range(uop.acc_k):
+        repeats = uop.acc_a * uop.acc_b
+        order = iter([*range(uop.acc_k)] * repeats)
 
-                def tile(k: int = k) -> tuple[Array]:
-                    out = np.zeros((TILE, TILE), np.float32)
-                    out[:, :64] = self.buffers[side][k * 128 : k * 128 + 128]
-                    return (out,)
+        def tiles(n: int) -> tuple[list[Array]]:
+            return ([self._padded(side, k) for k in islice(order, n)],)
 
-                yield Fire("mesh_beat", BEATS, puts=sink, do=tile)
+        yield Burst(uop.acc_k * repeats, "mesh_beat", BEATS, puts=(self.sink("MeshB"),), do=tiles)
+
+    def _padded(self, side: int, k: int) -> Array:
+        out = np.zeros((TILE, TILE), np.float32)
+        out[:, :64] = self.buffers[side][k * 128 : k * 128 + 128]
+        return out
 
 
 class Mesh(Unit):
@@ -233,12 +242,11 @@ class Mesh(Unit):
         puts = tuple(self.sink(d) for dests in routes.values() for d in dests)
         fan = tuple(len(dests) for dests in routes.values())
 
-        def copy(*tiles: Array) -> tuple[Array, ...]:
-            return tuple(t for t, n in zip(tiles, fan, strict=True) for _ in range(n))
+        def copy(n: int, *tiles: list[Array]) -> list[list[Array]]:
+            return [t for t, k in zip(tiles, fan, strict=True) for _ in range(k)]
 
         if gets:
-            for _ in range(uop.size // BEATS):
-                yield Fire("mesh_beat", BEATS, gets=gets, puts=puts, do=copy)
+            yield Burst(uop.size // BEATS, "mesh_beat", BEATS, gets=gets, puts=puts, do=copy)
 
     def effect_key(self, uop: f.MeshA | f.MeshB) -> Hashable:
         return uop
@@ -268,25 +276,18 @@ class Mme(Unit):
         for _ in range(op.a_iter):
             for bi in range(op.b_iter):
                 yield Fire("mme_setup_us")
-                tiles = range(bi * op.acc_b, (bi + 1) * op.acc_b)
+                block = [*range(bi * op.acc_b, (bi + 1) * op.acc_b)] * op.acc_a
                 if prev:
-                    for _ in range(op.acc_a):
-                        for t in tiles:
-                            yield Fire("mesh_beat", BEATS, gets=(self.a,), puts=c, do=self._scaler(t), whole=True)
+                    scale = self._scaler(iter(block))
+                    yield Burst(len(block), "mesh_beat", BEATS, gets=(self.a,), puts=c, do=scale, whole=True)
                 if acc_k:
-                    for _ in range(op.acc_a):
-                        for t in tiles:
-                            sums = _Sum(self._vector(t) if bias else None, full_n)
-                            for _ in range(op.k_iter - 1):
-                                yield Fire(rate, gets=ab, do=sums.add, whole=True)
-                            yield Fire(rate, gets=ab, puts=c, do=sums.emit, whole=True)
-                    continue
-                for k in range(op.k_iter):
-                    for _ in range(op.acc_a):
-                        for t in tiles:
-                            start = self._vector(t) if bias and k == 0 else None
-                            do = _Product(start, full_k, full_n)
-                            yield Fire(rate, gets=ab, puts=c, do=do, whole=True)
+                    for t in block:
+                        sums = _Sum(self._vector(t) if bias else None, full_n)
+                        yield Burst(op.k_iter - 1, rate, gets=ab, do=sums.add, whole=True)
+                        yield Fire(rate, gets=ab, puts=c, do=sums.emit, whole=True)
+                else:
+                    products = _Products(self._vectors(block) if bias else iter(()), full_k, full_n)
+                    yield Burst(op.k_iter * len(block), rate, gets=ab, puts=c, do=products, whole=True)
 
     def effect_key(self, op: f.Mme) -> Hashable:
         return op
@@ -294,15 +295,18 @@ class Mme(Unit):
     def _vector(self, t: int) -> Array:
         return self.bias[t * TILE : t * TILE + TILE]
 
+    def _vectors(self, block: list[int]) -> Iterator[Array]:
+        return (self._vector(t) for t in block)
+
     def _keep_bias(self, tile: Array) -> None:
         self.bias = vector_of(tile)
 
     def _keep_scale(self, tile: Array) -> None:
         self.scale = vector_of(tile)
 
-    def _scaler(self, t: int) -> Any:
-        def scale(tile: Array) -> tuple[Array]:
-            return (tile * self.scale[t * TILE : t * TILE + TILE],)
+    def _scaler(self, block: Iterator[int]) -> Any:
+        def scale(n: int, tiles: list[Array]) -> tuple[list[Array]]:
+            return ([x * self.scale[t * TILE : t * TILE + TILE] for x, t in zip(tiles, islice(block, n), strict=True)],)
 
         return scale
 
@@ -312,20 +316,22 @@ def vector_of(tile: Array) -> Array:
     return tile[::4].reshape(32, 4, 32).transpose(1, 0, 2).reshape(-1)
 
 
-class _Product:
-    """One tile product; columns beyond N are undefined, so NaN."""
+class _Products:
+    """Tile products. biases: what to add to the first of them, one each. Columns beyond N are undefined, so NaN."""
 
-    __slots__ = ("bias", "full_k", "full_n")
+    __slots__ = ("biases", "full_k", "full_n")
 
-    def __init__(self, bias: Array | None, full_k: bool, full_n: bool) -> None:
-        self.bias, self.full_k, self.full_n = bias, full_k, full_n
+    def __init__(self, biases: Iterator[Array], full_k: bool, full_n: bool) -> None:
+        self.biases, self.full_k, self.full_n = biases, full_k, full_n
 
-    def __call__(self, a: Array, b: Array) -> tuple[Array]:
-        out = a @ b if self.full_k else a[:, :64] @ b[:64]
-        if self.bias is not None:
-            out += self.bias
+    def __call__(self, n: int, a: list[Array], b: list[Array]) -> tuple[list[Array]]:
+        pairs = zip(a, b, strict=True)
+        out = [x @ y for x, y in pairs] if self.full_k else [x[:, :64] @ y[:64] for x, y in pairs]
+        for tile, bias in zip(out, self.biases, strict=False):
+            tile += bias
         if not self.full_n:
-            out[:, 64:] = np.nan
+            for tile in out:
+                tile[:, 64:] = np.nan
         return (out,)
 
 
@@ -338,14 +344,15 @@ class _Sum:
         self.bias, self.full_n = bias, full_n
         self.total: Array | None = None
 
-    def add(self, a: Array, b: Array) -> None:
-        if self.total is not None:
-            self.total += a @ b
-        else:
-            self.total = a @ b if self.bias is None else a @ b + self.bias
+    def add(self, n: int, a: list[Array], b: list[Array]) -> None:
+        for x, y in zip(a, b, strict=True):
+            if self.total is not None:
+                self.total += x @ y
+            else:
+                self.total = x @ y if self.bias is None else x @ y + self.bias
 
     def emit(self, a: Array, b: Array) -> tuple[Array]:
-        self.add(a, b)
+        self.add(1, [a], [b])
         out = self.total
         assert out is not None
         if not self.full_n:
@@ -391,18 +398,20 @@ class MemC(PingPong):
         source = (self.source(f"MME{self.index}"),)
         rows = uop.recv_a & 3 if self.sends else uop.recv_a
         self.fresh(side, rows * TILE, uop.recv_b * TILE)
-        for k in range(uop.k_iter):
-            for a in range(rows):
-                for b in range(uop.recv_b):
+        block = [(a * TILE, b * TILE) for a in range(rows) for b in range(uop.recv_b)]
+        places = cycle(block)
+        fresh = iter(block)  # those that nothing is in yet
 
-                    def put(tile: Array, a: int = a, b: int = b, first: bool = k == 0) -> None:
-                        part = self.buffers[side][a * TILE : (a + 1) * TILE, b * TILE : (b + 1) * TILE]
-                        if first:
-                            part[:] = tile
-                        else:
-                            part += tile
+        def put(n: int, tiles: list[Array]) -> None:
+            buffer = self.buffers[side]
+            for tile, (a, b) in zip(tiles, islice(places, n), strict=True):
+                part = buffer[a : a + TILE, b : b + TILE]
+                if next(fresh, None):
+                    part[:] = tile
+                else:
+                    part += tile
 
-                    yield Fire("mesh_beat", BEATS, gets=source, do=put)
+        yield Burst(uop.k_iter * len(block), "mesh_beat", BEATS, gets=source, do=put)
         if uop.softmax and self.sends:
             yield from self._softmax(side, rows, uop.recv_b)
 
@@ -432,14 +441,14 @@ class MemC(PingPong):
     def _send(self, uop: f.MemC) -> Steps:
         side = 1 - self.cur
         sink = (self.sink("MeshA"),)
-        for a in range(uop.send_a):
-            for _ in range(uop.send_b):
-                for k in range(uop.send_k & 3):
+        rows, depth = range(uop.send_a), range(uop.send_k & 3)
+        order = iter([(a * TILE, k * TILE) for a in rows for _ in range(uop.send_b) for k in depth])
 
-                    def tile(a: int = a, k: int = k) -> tuple[Array]:
-                        return (self.buffers[side][a * TILE : (a + 1) * TILE, k * TILE : (k + 1) * TILE],)
+        def tiles(n: int) -> tuple[list[Array]]:
+            buffer = self.buffers[side]
+            return ([buffer[a : a + TILE, k : k + TILE] for a, k in islice(order, n)],)
 
-                    yield Fire("mesh_beat", BEATS, puts=sink, do=tile)
+        yield Burst(len(rows) * uop.send_b * len(depth), "mesh_beat", BEATS, puts=sink, do=tiles)
 
     def _store(self, uop: f.MemC) -> Steps:
         side = 1 - self.cur
@@ -455,13 +464,14 @@ class MemC(PingPong):
         if uop.layernorm:
             yield from self._norm(side, uop.dim1)
         sink = (self.sink("DDR"),)
-        for i in range(uop.dim1 // 128):
-            for j in range(uop.dim2 // 64):
+        places = iter(_blocks(uop.dim1, uop.dim2))
 
-                def piece(i: int = i, j: int = j) -> tuple[Array]:
-                    return (block(self.buffers[side][i * 128 : i * 128 + 128, j * 64 : j * 64 + 64]),)
+        def pieces(n: int) -> tuple[list[Array]]:
+            buffer = self.buffers[side]
+            return ([block(buffer[i : i + 128, j : j + 64]) for i, j in islice(places, n)],)
 
-                yield Fire("mem_word", BLOCK_WORDS, puts=sink, words=BLOCK_WORDS, do=piece)
+        count = (uop.dim1 // 128) * (uop.dim2 // 64)
+        yield Burst(count, "mem_word", BLOCK_WORDS, puts=sink, words=BLOCK_WORDS, do=pieces)
 
     def _norm(self, side: int, rows: int) -> Steps:
         """Two passes over own and neighbour's columns; sums are exchanged together with counts."""
@@ -668,6 +678,10 @@ def _legal_mem_b(unit: str, uop: f.MemB) -> Iterator[str]:
 def _legal_mem_c(unit: str, uop: f.MemC) -> Iterator[str]:
     if unit in ("MemC4", "MemC5") and (uop.send or uop.softmax):
         yield "has no way to MeshA and no softmax"
+    if uop.recv and uop.softmax and not uop.recv_a & 3:
+        yield "a softmax over no rows"
+    if uop.store and uop.layernorm and not uop.dim1:
+        yield "a norm over no rows"
     if uop.recv and (uop.recv_a > 2 or uop.recv_b > 4):
         yield f"receives {uop.recv_a}x{uop.recv_b} tiles into a buffer of 2x4"
     if uop.store and (uop.dim1 > 256 or uop.dim2 > 512 or uop.dim1 % 128 or uop.dim2 % 64):

@@ -22,7 +22,7 @@ from rsn.isa.compiled import Plan, Timing, available, execute, run_traces
 from rsn.isa.datapath import Form, Overlay, Rate, Stream, UnitSpec
 from rsn.isa.errors import DeadlockError, ProgramError
 from rsn.isa.fields import Record, bits
-from rsn.isa.network import Fire, Network, Par, Steps, Unit
+from rsn.isa.network import Fire, Firings, Network, Par, Steps, Unit
 from rsn.isa.overlays import XNN, XNN_BASE
 from rsn.isa.overlays import xnn_formats as f
 from rsn.isa.overlays.fig6 import FIG6, Add, Read, Write
@@ -54,9 +54,17 @@ def found(timing: Timing, units: Sequence[str]) -> dict[str, Any]:
         "busy": timing.busy,
         "amounts": timing.amounts,
         "starts": {u: timing.starts(u) for u in units},
-        "firings": timing.firings,
-        "chain": timing.chain,
+        "waits": timing.waits,
+        "firings": rows(timing.firings),
+        "chain": [c.tolist() for c in vars(timing.chain).values()],
     }
+
+
+def rows(log: Firings) -> list[tuple[Any, ...]]:
+    """A log line by line; the order in which it lists its steps is nobody's business."""
+    steps = [log.steps[i] for i in log.step]
+    columns = (log.unit, log.start, log.end, log.before, log.via, log.bound, log.number, log.origin)
+    return list(zip(steps, *columns, strict=True))
 
 
 def same(overlay: Overlay, engine: str = "compiled", **program: Any) -> dict[str, Any] | tuple[type, str]:

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from rsn.isa.datapath import PL_HZ, Overlay, Rate, Stream, UnitSpec
 from rsn.isa.errors import DeadlockError, ProgramError
-from rsn.isa.network import Fire, Network, Par, Steps, Unit
+from rsn.isa.network import FIRST_WORD, Fire, Network, Par, Steps, Unit
 from rsn.isa.overlays.fig6 import FIG6, Add, Read, Write
 from rsn.isa.packet import Packet
 
@@ -149,7 +149,7 @@ def test_recorded_firings_follow_their_causes() -> None:
         before = log.before[i]
         assert before < i
         if before >= 0:
-            assert log.start[i] == (log.end[before] if log.before_end[i] else log.start[before])
+            assert log.start[i] == (log.start[before] if log.via[i] == FIRST_WORD else log.end[before])
 
 
 # -- tokens -------------------------------------------------------------------------------------------------------
@@ -233,12 +233,18 @@ def test_deadlock_names_unit_uop_stream_and_line() -> None:
     }
     with pytest.raises(DeadlockError) as e:
         network(streams, programs).run()
-    assert str(e.value) == (
-        "deadlock: no unit can move\n"
-        "  A              uOP 1 (t.rsn:2)          waits to put A->B (1/1 full)\n"
-        "  B              uOP 0 (t.rsn:1)          waits to put B->A (1/1 full)\n"
-        "  D              uOP 0 (t.rsn:1)          waits to put D->C (0/1, needs room for 2; C has ended)\n"
-        "  D              uOP 0 (t.rsn:1)          waits to get C->D (0/1 empty; C has ended)"
+    assert (
+        str(e.value)
+        == """\
+deadlock: no unit can move
+a cycle, in which each waits for the next and the last for the first:
+  A  uOP 1 (t.rsn:2)  waits to put A->B (1/1 full)
+  B  uOP 0 (t.rsn:1)  waits to put B->A (1/1 full)
+also blocked:
+  D  uOP 0 (t.rsn:1)  waits to put D->C (0/1, too shallow for 2; C has ended)
+  D  uOP 0 (t.rsn:1)  waits to get C->D (0/1 empty; C has ended)
+first imbalance: D->C: 2 words sent, 0 received; D uOP 0 (t.rsn:1) is the first that sends words which C never receives
+sends and receives differ also on C->D"""
     )
 
 
@@ -306,8 +312,11 @@ def test_mop_fifo_depth_decides_whether_dispatch_deadlocks(depth: int, most: int
     Network(overlay, packets=forwarding(most)).run()
     with pytest.raises(DeadlockError) as e:
         Network(overlay, packets=forwarding(most + 1)).run()
-    blocked = [line[2:].split("  ")[0] for line in str(e.value).splitlines()[1:]]
+    report = e.value.report
+    blocked = [w.unit for w in report.waits]
     assert blocked == ["FU1", "FU2", "FU3", "decoder FU1", "decoder FU2", "decoder FU3", "dispatcher"]
+    assert [w.unit for w in report.cycle] == ["FU1", "FU3", "decoder FU3", "dispatcher", "decoder FU1"]
+    assert "waiting for the dispatcher: FU2\nevery stream is balanced: order or depth is at fault" in str(e.value)
 
 
 def test_an_instruction_path_without_rates_is_free() -> None:

@@ -181,8 +181,11 @@ the program ends with data left in streams (more sent than received)
         "x[0:99]",
         """\
 deadlock: no unit can move
-  FU2            uOP 0 (fig6_app1.rsn:12) waits to get FU1->FU2 (0/2 empty; FU1 has ended)
-  FU3            uOP 0 (fig6_app1.rsn:13) waits to get FU2->FU3 (0/2 empty)""",
+each waits for the next, and the last for FU1, which has ended:
+  FU3  uOP 0 (fig6_app1.rsn:13)  waits to get FU2->FU3 (0/2 empty)
+  FU2  uOP 0 (fig6_app1.rsn:12)  waits to get FU1->FU2 (0/2 empty; FU1 has ended)
+first imbalance: FU1->FU2: 99 words sent, 100 received; FU2 uOP 0 (fig6_app1.rsn:12) is the first that waits for words \
+which FU1 never sends""",
     ),
     "no increment for the last piece": (
         "fig6_app2",
@@ -190,8 +193,13 @@ deadlock: no unit can move
         "size=100",
         """\
 deadlock: no unit can move
-  FU1            uOP 2 (fig6_app2.rsn:15) waits to put FU1->FU2 (2/2 full; FU2 has ended)
-  FU3            uOP 2 (fig6_app2.rsn:23) waits to get FU2->FU3 (0/2 empty; FU2 has ended)""",
+FU1 waits for FU2, which has ended:
+  FU1  uOP 2 (fig6_app2.rsn:15)  waits to put FU1->FU2 (2/2 full; FU2 has ended)
+also blocked:
+  FU3  uOP 2 (fig6_app2.rsn:23)  waits to get FU2->FU3 (0/2 empty; FU2 has ended)
+first imbalance: FU1->FU2: 200 words sent, 100 received; FU1 uOP 2 (fig6_app2.rsn:15) is the first that sends words \
+which FU2 never receives
+sends and receives differ also on FU2->FU3""",
     ),
     "the wrong path": (
         "fig7_app2",
@@ -199,11 +207,16 @@ deadlock: no unit can move
         "LHS2->Compute2",
         """\
 deadlock: no unit can move
-  RHS2           uOP 1 (fig7_app2.rsn:30) waits to put RHS2->Compute2 (2/2 full)
-  Mesh           uOP 0 (fig7_app2.rsn:34) waits to get LHS2->Mesh (0/2 empty; LHS2 has ended)
-  Compute2       uOP 0 (fig7_app2.rsn:37) waits to get Mesh->Compute2 (0/2 empty)
-  OUT1           uOP 1 (fig7_app2.rsn:42) waits to put OUT1->Mesh (2/2 full)
-  OUT2           uOP 0 (fig7_app2.rsn:47) waits to get Compute2->OUT2 (0/2 empty)""",
+each waits for the next, and the last for LHS2, which has ended:
+  RHS2      uOP 1 (fig7_app2.rsn:30)  waits to put RHS2->Compute2 (2/2 full)
+  Compute2  uOP 0 (fig7_app2.rsn:37)  waits to get Mesh->Compute2 (0/2 empty)
+  Mesh      uOP 0 (fig7_app2.rsn:34)  waits to get LHS2->Mesh (0/2 empty; LHS2 has ended)
+also blocked:
+  OUT1      uOP 1 (fig7_app2.rsn:42)  waits to put OUT1->Mesh (2/2 full)
+  OUT2      uOP 0 (fig7_app2.rsn:47)  waits to get Compute2->OUT2 (0/2 empty)
+first imbalance: LHS2->Mesh: 0 words sent, 2000 received; Mesh uOP 0 (fig7_app2.rsn:34) is the first that waits for \
+words which LHS2 never sends
+sends and receives differ also on OUT1->Mesh""",
     ),
     "one load too many": (
         "fig10",
@@ -211,7 +224,11 @@ deadlock: no unit can move
         "for STEPS {",
         """\
 deadlock: no unit can move
-  MemA0          uOP 16 (fig10.rsn:41)    waits to get DDR->MemA0 (0/256 empty; DDR has ended)""",
+MemA0 waits for DDR, which has ended:
+  MemA0  uOP 16 (fig10.rsn:41)  waits to get DDR->MemA0 (0/256 empty; DDR has ended)
+first imbalance: DDR->MemA0: 8192 words sent, 8704 received; MemA0 uOP 16 (fig10.rsn:41) is the first that waits for \
+words which DDR never sends
+sends and receives differ also on MemA0->MeshA""",
     ),
     "one load too few": (
         "fig10",
@@ -219,12 +236,17 @@ deadlock: no unit can move
         "for STEPS-2 {",
         """\
 deadlock: no unit can move
-  DDR            uOP 17 (fig10.rsn:21)    waits to put DDR->MemA0 (256/256 full; MemA0 has ended)
-  MeshA          uOP 0 (fig10.rsn:55)     waits to get MemA0->MeshA (0/1 empty; MemA0 has ended)
-  MME0           uOP 0 (fig10.rsn:59)     waits to get MeshA->MME0 (0/2 empty)
-  MME1           uOP 0 (fig10.rsn:59)     waits to get MeshA->MME1 (0/2 empty)
-  MemC0          uOP 1 (fig10.rsn:63)     waits to get MME0->MemC0 (0/2 empty)
-  MemC1          uOP 1 (fig10.rsn:63)     waits to get MME1->MemC1 (0/2 empty)""",
+each waits for the next, and the last for MemA0, which has ended:
+  MemC0  uOP 1 (fig10.rsn:63)   waits to get MME0->MemC0 (0/2 empty)
+  MME0   uOP 0 (fig10.rsn:59)   waits to get MeshA->MME0 (0/2 empty)
+  MeshA  uOP 0 (fig10.rsn:55)   waits to get MemA0->MeshA (0/1 empty; MemA0 has ended)
+also blocked:
+  DDR    uOP 17 (fig10.rsn:21)  waits to put DDR->MemA0 (256/256 full; MemA0 has ended)
+  MME1   uOP 0 (fig10.rsn:59)   waits to get MeshA->MME1 (0/2 empty)
+  MemC1  uOP 1 (fig10.rsn:63)   waits to get MME1->MemC1 (0/2 empty)
+first imbalance: MemA0->MeshA: 15 words sent, 16 received; MeshA uOP 0 (fig10.rsn:55) is the first that waits for \
+words which MemA0 never sends
+sends and receives differ also on DDR->MemA0""",
     ),
 }
 
