@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 
+from ..isa.atlas import Atlas
 from ..isa.datapath import Form, Overlay, UnitSpec
 from ..isa.errors import ProgramError
 from ..isa.fields import Field, Record
@@ -15,7 +16,7 @@ from ..isa.packet import NOP, Header, Packet
 from ..isa.program import Buffer, Layout, Parameter, Patch, Program, Role
 from .lines import INDENT, NUMBER, SUMMAND, Row, Slot, Words, label, named, rolled, written
 from .outline import outline
-from .slices import Atlas, Chunks, uncut, whole
+from .slices import Chunks, uncut, whole
 from .spelling import NAME, Spelling, quoted, spelling
 
 WIDTH = 120

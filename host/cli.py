@@ -93,6 +93,21 @@ def dis(program: Path, output: Path | None, raw: bool, overlay: str) -> None:
 
 
 @main.command()
+@click.argument("name", default="xnn")
+@_json
+def overlay(name: str, as_json: bool) -> None:
+    """Show the parameters of an overlay (xnn, xnn-base, fig6, fig7): value, unit, where each comes from.
+
+    What is printed is a file for rsn run --overlay-file: keep the lines to change.
+    """
+    from ..isa.overlays import find
+    from ..isa.overlays.file import facts, show
+
+    found = find(name)
+    click.echo(json.dumps(facts(found)) if as_json else show(found), nl=as_json)
+
+
+@main.command()
 @click.argument("files", type=_path, nargs=-1, required=True)
 @click.option("--check", is_flag=True, help="change nothing; exit 1 if a file is not laid out so")
 def fmt(files: Sequence[Path], check: bool) -> None:

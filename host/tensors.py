@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import os
 import zipfile
-from collections.abc import Mapping
-from math import prod
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from ..isa import files
 from ..isa.errors import TensorError
 from ..isa.files import replacing
 from ..isa.layout import block, unblock
@@ -60,29 +62,50 @@ def _viewed(stored: Array, buffer: Buffer) -> Array:
     return stored[tuple(slice(n) for n in view)]
 
 
-def load_weights(path: str | os.PathLike[str], buffers: tuple[Buffer, ...]) -> dict[str, Array]:
-    """Weights by buffer name, as they lie in memory. Raises `TensorError` for one that is missing or does not fit."""
-    tensors, packed = _safetensors(path)
-    missing = [b.name for b in buffers if b.name not in tensors]
-    if missing:
-        others = f" and {len(missing) - 1} others" if len(missing) > 1 else ""
-        raise TensorError(f"{path}: no tensor {missing[0]!r}{others}, which the program needs")
-    out = {}
-    for b in buffers:
-        t = tensors[b.name]
+class Weights(Mapping[str, Array]):
+    """A file's weights by buffer name, as they lie in memory, each read when it is asked for: a program's weights are
+    larger than anything else, and a board has memory of its own for them.
+
+    Raises `TensorError`, at once, for one that is missing or does not fit.
+    """
+
+    def __init__(self, path: str | os.PathLike[str], buffers: tuple[Buffer, ...]) -> None:
+        self._path = path
+        self._buffers = {b.name: b for b in buffers}
+        with _opened(path) as file:
+            self._packed = PACKED in (file.metadata() or {})
+            names = set(file.keys())
+            missing = [b.name for b in buffers if b.name not in names]
+            if missing:
+                others = f" and {len(missing) - 1} others" if len(missing) > 1 else ""
+                raise TensorError(f"{path}: no tensor {missing[0]!r}{others}, which the program needs")
+            for b in buffers if self._packed else ():
+                _check_stored(path, b, file.get_slice(b.name))
+        for b in buffers if not self._packed else ():
+            self[b.name]
+
+    def __getitem__(self, name: str) -> Array:
+        buffer = self._buffers[name]
+        with _opened(self._path) as file:
+            tensor = file.get_tensor(name)
         try:
-            out[b.name] = _stored(b, t) if packed else pack(b, t)
+            return tensor if self._packed else pack(buffer, tensor)
         except TensorError as e:
-            raise TensorError(f"{path}: {e}") from None
-    return out
+            raise TensorError(f"{self._path}: {e}") from None
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._buffers)
+
+    def __len__(self) -> int:
+        return len(self._buffers)
 
 
-def _stored(buffer: Buffer, tensor: npt.NDArray[np.generic]) -> Array:
-    if tensor.dtype != np.float32:
-        raise TensorError(f"{buffer.name}: dtype {tensor.dtype}, not float32")
-    if tensor.size != buffer.size or tensor.ndim != 1:
-        raise TensorError(f"{buffer.name}: {tensor.shape} elements; this program takes {buffer.size}, packed")
-    return tensor  # type: ignore[return-value]
+def _check_stored(path: str | os.PathLike[str], buffer: Buffer, stored: Any) -> None:
+    shape = tuple(stored.get_shape())
+    if stored.get_dtype() != "F32":
+        raise TensorError(f"{path}: {buffer.name}: dtype {stored.get_dtype()}, not float32")
+    if shape != (buffer.size,):
+        raise TensorError(f"{path}: {buffer.name}: {shape} elements; this program takes {buffer.size}, packed")
 
 
 def load_tensors(path: str | os.PathLike[str]) -> dict[str, npt.NDArray[np.generic]]:
@@ -104,15 +127,24 @@ def load_tensors(path: str | os.PathLike[str]) -> dict[str, npt.NDArray[np.gener
 
 
 def _safetensors(path: str | os.PathLike[str]) -> tuple[dict[str, npt.NDArray[np.generic]], bool]:
+    with _opened(path) as file:
+        metadata = file.metadata() or {}
+        return {name: file.get_tensor(name) for name in file.keys()}, PACKED in metadata  # noqa: SIM118
+
+
+@contextmanager
+def _opened(path: str | os.PathLike[str]) -> Iterator[Any]:
+    """A safetensors file; what goes wrong with it is a `TensorError`."""
     from safetensors import SafetensorError, safe_open
 
     try:
         with safe_open(path, framework="numpy") as file:
-            metadata = file.metadata() or {}
-            return {name: file.get_tensor(name) for name in file.keys()}, PACKED in metadata  # noqa: SIM118
+            yield file
     except FileNotFoundError:
         raise TensorError(f"{path}: no such file") from None
     except (SafetensorError, OSError, TypeError, ValueError) as e:
+        if isinstance(e, TensorError):
+            raise
         raise TensorError(f"{path}: not a readable safetensors file: {e}") from None
 
 
@@ -123,6 +155,7 @@ def check_target(path: str | os.PathLike[str]) -> None:
         raise TensorError(f"{path}: tensors are written as .safetensors or .npz")
     if not target.parent.is_dir():
         raise TensorError(f"{path}: no folder {target.parent}")
+    files.check_target(path)
 
 
 def save_tensors(path: str | os.PathLike[str], tensors: Mapping[str, Array], *, packed: bool = False) -> None:
@@ -137,8 +170,3 @@ def save_tensors(path: str | os.PathLike[str], tensors: Mapping[str, Array], *, 
             np.savez(temporary, **whole)  # type: ignore[arg-type]
         else:
             save_file(whole, temporary, metadata={PACKED: "blocked 128x64"} if packed else None)
-
-
-def zeros(buffer: Buffer) -> Array:
-    """What a timing run takes where no tensor is given."""
-    return np.zeros(prod(buffer.shape), np.float32)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
+import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -175,20 +176,31 @@ class Overlay:
         return units if len(units) == 1 else tuple(u for u in units if mask >> u.index & 1)
 
     def with_rates(self, **values: float) -> Overlay:
-        """A copy with some rates or FIFO depths replaced, e.g. ddr_read_gbs=42 or mop_fifo_depth=4."""
+        """A copy with some rates or FIFO depths replaced, e.g. ddr_read_gbs=42 or mop_fifo_depth=4.
+
+        An infinite bandwidth and a step that takes no time are allowed: bounds are found with them. Raises
+        `ProgramError` for unknown names and for what no machine can have.
+        """
         rates = dict(self.rates)
         plain: dict[str, int] = {}
         for name, value in values.items():
-            if not value > 0:
-                raise ProgramError(f"{name}={value}: must be greater than 0")
-            if name in ("mop_fifo_depth", "uop_fifo_depth"):
-                plain[name] = int(value)
+            if name in FIFO_DEPTHS:
+                plain[name] = _depth(name, value)
             elif name in rates:
-                rates[name] = dataclasses.replace(rates[name], value=value)
+                rates[name] = dataclasses.replace(rates[name], value=_physical(name, rates[name].unit, value))
             else:
-                known = ", ".join(["mop_fifo_depth", "uop_fifo_depth", *rates])
+                known = ", ".join([*FIFO_DEPTHS, *rates])
                 raise ProgramError(f"overlay {self.name} has no parameter {name!r}; it has {known}")
         return dataclasses.replace(self, rates=rates, **plain)  # type: ignore[arg-type]
+
+    def with_depths(self, depths: Mapping[str, float]) -> Overlay:
+        """A copy with some streams of other depths, in words, by name, e.g. "MeshA->MME0". Raises `ProgramError`."""
+        unknown = set(depths) - {s.name for s in self.streams}
+        if unknown:
+            raise ProgramError(f"overlay {self.name} has no stream {sorted(unknown)[0]!r}")
+        checked = {name: _depth(name, depth) for name, depth in depths.items()}
+        streams = tuple(dataclasses.replace(s, depth=checked.get(s.name, s.depth)) for s in self.streams)
+        return dataclasses.replace(self, streams=streams)
 
     @cached_property
     def fingerprint(self) -> str:
@@ -205,3 +217,24 @@ class Overlay:
             for b in record.FIELDS:
                 h.update(f"field {b.name} {b.word} {b.low} {b.width} {b.signed} {b.real};".encode())
         return h.hexdigest()[:16]
+
+
+FIFO_DEPTHS = ("mop_fifo_depth", "uop_fifo_depth")
+"""Parameters of the instruction path that count slots."""
+
+DEEPEST = 1 << 24
+
+
+def _depth(name: str, value: float) -> int:
+    if value != value or value != int(min(max(value, -1), DEEPEST + 1)) or not 1 <= value <= DEEPEST:
+        raise ProgramError(f"{name}={value}: a depth is a whole number from 1 to {DEEPEST}")
+    return int(value)
+
+
+def _physical(name: str, unit: str, value: float) -> float:
+    if unit == "GB/s":
+        if not value > 0:
+            raise ProgramError(f"{name}={value}: a bandwidth is greater than 0 {unit} (inf: without bound)")
+    elif not 0 <= value < math.inf:
+        raise ProgramError(f"{name}={value}: a time is 0 {unit} or more, and finite")
+    return value

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import tempfile
 from collections.abc import Iterator
@@ -34,6 +35,19 @@ def replacing(path: str | os.PathLike[str]) -> Iterator[Path]:
     finally:
         if temporary is not None:
             temporary.unlink(missing_ok=True)
+
+
+def check_target(path: str | os.PathLike[str]) -> None:
+    """Raise the `OSError` that writing `path` would raise: before a long run, not after it."""
+    target = Path(os.path.realpath(path))
+    if target.is_dir():
+        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), os.fspath(path))
+    if target.exists() and not target.is_file():
+        return
+    try:
+        tempfile.TemporaryFile(dir=target.parent).close()
+    except OSError as e:
+        raise OSError(e.errno, e.strerror, os.fspath(path)) from e
 
 
 def write_text(path: str | os.PathLike[str], text: str) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Protocol
 
 import numpy as np
@@ -22,8 +22,10 @@ class Board(Protocol):
     def load(self, program: Program, weights: Mapping[str, Array]) -> None:
         """Take a verified program and its weights."""
 
-    def run(self, words: Words, inputs: Mapping[str, Array]) -> tuple[dict[str, Array], Run]:
-        """Run the image `words` once; outputs and what the run took."""
+    def run(
+        self, words: Words, inputs: Mapping[str, Array], *, progress: Callable[[float], None] | None = None
+    ) -> tuple[dict[str, Array], Run]:
+        """Run the image `words` once; outputs and what the run took. progress: told the share done, where known."""
 
     def close(self) -> None:
         """Give the machine back."""

@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from .raw import read_raw_image, refuse_contradictions, with_memories
+
 if TYPE_CHECKING:
     from ...isa.finding import Finding
     from ...isa.program import Program
@@ -33,8 +35,7 @@ def check_command(program: Path, raw: bool, most: int, as_json: bool, **options:
     """
     from ...isa.finding import gather
 
-    if not raw and any(options[o] is not None for o in ("ddr_bytes", "lpddr_bytes", "mme")):
-        raise click.UsageError("--ddr-bytes, --lpddr-bytes and --mme go with --raw")
+    refuse_contradictions(raw)
     loaded, findings, runnable = _raw(program, options) if raw else _container(program)
     depth = None
     if runnable and all(f.warning for f in findings):
@@ -83,31 +84,13 @@ def _container(path: Path) -> tuple[Program, list[Finding], bool]:
 
 def _raw(path: Path, options: dict[str, Any]) -> tuple[Program, list[Finding], bool]:
     """A bare image, as far as it can be told into packets; whether it can be run dry."""
-    from ...isa.errors import ProgramError
-    from ...isa.foreign import read_image, read_op_lists
     from ...isa.overlays import find
-    from ...isa.program import Buffer, Layout, Program, Role
     from ...isa.verify import check
 
-    overlay = find(options["overlay"])
-    image = read_image(path.read_bytes(), overlay)
-    findings = image.findings
-    lists: dict[str, Any] = {}
-    if options["mme"]:
-        try:
-            given = json.loads(options["mme"].read_text(encoding="utf-8"))
-        except ValueError as e:
-            raise ProgramError(f"{options['mme']}: no JSON: {e}") from None
-        lists, wrong = read_op_lists(given, overlay)
-        findings += wrong
-    buffers = []
-    for bank, largest in overlay.banks.items():
-        size = options.get(f"{bank}_bytes")
-        size = largest if size is None else size
-        if size >= 4:
-            buffers.append(Buffer(bank, bank, 0, (size // 4,), Layout.LINEAR, Role.SCRATCH))
-    program = Program(overlay, image.packets, lists, tuple(buffers))
-    known = bool(options["mme"]) or not overlay.preloaded
-    if image.complete:
-        findings += check(program, roles=False, op_lists=known)
-    return program, findings, known and image.complete
+    read = read_raw_image(path, find(options["overlay"]), options["mme"])
+    given = {bank: options.get(f"{bank}_bytes") for bank in read.program.overlay.banks}
+    program = with_memories(read.program, {bank: size for bank, size in given.items() if size is not None})
+    findings = read.findings
+    if read.complete:
+        findings = findings + check(program, roles=False, op_lists=read.op_lists)
+    return program, findings, read.op_lists and read.complete

@@ -10,11 +10,13 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from .raw import load_raw_image, refuse_contradictions, with_files, write_memory
+
 if TYPE_CHECKING:
     import numpy as np
     import numpy.typing as npt
 
-    from ...hw.sim.machine import Run
+    from ...hw.sim.machine import Machine, Run
     from ...isa.program import Program
 
 
@@ -37,34 +39,105 @@ class Setting(click.ParamType[tuple[str, float]]):
             self.fail(f"{value!r}: " + (f"{number!r} is no {kind}" if sign else "expected NAME=NUMBER"), param, ctx)
 
 
+class At(click.ParamType[tuple[str, int]]):
+    """UNIT or UNIT:NUMBER."""
+
+    name = "unit[:uop]"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[str, int]:
+        if isinstance(value, tuple):
+            return value
+        unit, sign, number = str(value).partition(":")
+        if sign and not number.isdecimal():
+            self.fail(f"{value!r}: {number!r} is no uOP number", param, ctx)
+        return unit, int(number or 0)
+
+
+_file = click.Path(dir_okay=False)
+
+
 @click.command(name="run")
-@click.argument("program", type=click.Path(dir_okay=False))
+@click.argument("program", type=_file)
 @click.option("--board", default="sim", show_default=True, help="what to run on")
-@click.option("--weights", type=click.Path(dir_okay=False), help="weights (.safetensors)")
-@click.option("--inputs", type=click.Path(dir_okay=False), help="inputs (.safetensors, .npz or .npy)")
-@click.option("--outputs", type=click.Path(dir_okay=False), help="where to write the outputs (.safetensors or .npz)")
+@click.option("--weights", type=_file, help="weights (.safetensors)")
+@click.option("--inputs", type=_file, help="inputs (.safetensors, .npz or .npy)")
+@click.option("--outputs", type=_file, help="where to write the outputs (.safetensors or .npz)")
+@click.option("--param", "params", multiple=True, type=Setting(int), help="a run-time parameter, e.g. len[0]=17")
 @click.option("--timing-only", is_flag=True, help="model the time alone: no weights, no inputs, no results")
 @click.option("--set", "rates", multiple=True, type=Setting(float), help="another rate or depth, e.g. ddr_read_gbs=42")
-@click.option("--param", "params", multiple=True, type=Setting(int), help="a run-time parameter, e.g. len[0]=17")
+@click.option("--overlay-file", type=_file, help="other rates and depths (.toml, as rsn overlay prints them)")
+@click.option("--explain", "explains", is_flag=True, help="say where the time goes, and what would shorten it")
+@click.option("--trace", type=_file, help="write a trace for Perfetto or chrome://tracing (.json, .json.gz)")
+@click.option("--report", type=_file, help="write a page with timeline, roofline and tables (.html)")
+@click.option("--break", "stop_at", type=At(), help="stop UNIT before its uOP (0) and show what it holds")
+@click.option("--dump", type=_file, help="with --break: where to write buffers, flags and fills (.npz)")
+@click.option("--compare", "spec", help="compare each segment with PyTorch; SPEC as for rsn compile")
+@click.option("--bound", type=float, help="with --compare: the largest difference [default: 1e-4 of the largest value]")
+@click.option("--seed", type=int, help="with --compare: of a preset's random weights [default: 0]")
 @click.option("--raw", is_flag=True, help="PROGRAM is a bare wire image")
 @click.option("--overlay", default="xnn-base", show_default=True, help="overlay of a bare image")
-@click.option("--mme", type=click.Path(dir_okay=False), help="op lists of a bare image: JSON, unit name to words")
-@click.option("--ddr", type=click.Path(dir_okay=False), help="DDR contents of a bare image (float32)")
-@click.option("--lpddr", type=click.Path(dir_okay=False), help="LPDDR contents of a bare image (float32)")
-@click.option("--dump-ddr", type=click.Path(dir_okay=False), help="where to write DDR after a bare image has run")
+@click.option("--mme", type=_file, help="op lists of a bare image: JSON, MME index to words")
+@click.option("--ddr", type=_file, help="DDR contents of a bare image (float32)")
+@click.option("--lpddr", type=_file, help="LPDDR contents of a bare image (float32)")
+@click.option("--dump-ddr", type=_file, help="where to write DDR after a bare image has run")
 @click.option("--json", "as_json", is_flag=True, help="one JSON object on stdout")
-def run_command(program: str, raw: bool, rates: tuple[tuple[str, float], ...], as_json: bool, **options: Any) -> None:
+def run_command(program: str, raw: bool, as_json: bool, **options: Any) -> None:
     """Run PROGRAM (.bin) and report the time it takes."""
+    from ...isa.files import check_target
     from ..boards import open_board
 
-    loaded = _read_raw(program, options) if raw else _read(program)
+    refuse_contradictions(raw)
+    _refuse_misuse(raw, options)
+    loaded = load_raw_image(program, options) if raw else _read(program)
     open_board(options["board"]).close()
-    if options["board"] != "sim" and (rates or raw or options["timing_only"]):
-        raise click.UsageError("--set, --raw and --timing-only are for the model of the machine, --board sim")
-    if rates:
-        loaded = dataclasses.replace(loaded, overlay=loaded.overlay.with_rates(**dict(rates)))
-    run = _run_raw(loaded, options) if raw else _run(loaded, options)
-    _report(loaded, run, options, as_json)
+    loaded = _with_overlay(loaded, options)
+    for target in ("trace", "report", "dump", "dump_ddr"):
+        if options[target]:
+            check_target(options[target])
+    banks: dict[str, Any] | None = None
+    if raw:
+        loaded, memories = with_files(loaded, options)
+        banks = None if options["timing_only"] else memories
+    if options["spec"]:
+        _compare(loaded, options, as_json)
+    elif options["stop_at"]:
+        _stop(loaded, raw, banks, options, as_json)
+    else:
+        run = _run_raw(loaded, banks, options) if raw else _run(loaded, options)
+        machine = _picture(loaded, program, options)
+        _report(loaded, run, machine, options, as_json)
+
+
+MODEL_ONLY = {
+    "timing_only": "--timing-only",
+    "rates": "--set",
+    "overlay_file": "--overlay-file",
+    "explains": "--explain",
+    "trace": "--trace",
+    "report": "--report",
+    "stop_at": "--break",
+    "spec": "--compare",
+}
+"""Options about what the model of the machine alone can know."""
+
+
+def _refuse_misuse(raw: bool, options: Mapping[str, Any]) -> None:
+    """Raise `click.UsageError` for options that would be passed over."""
+    if options["board"] != "sim":
+        given = [option for name, option in MODEL_ONLY.items() if options[name]] + ["--raw"] * raw
+        if given:
+            raise click.UsageError(f"{', '.join(given)}: for the model of the machine, --board sim, alone")
+    pictures = [f"--{n}" for n in ("trace", "report") if options[n]] + ["--explain"] * options["explains"]
+    if options["dump"] and not options["stop_at"]:
+        raise click.UsageError("--dump goes with --break")
+    if (options["bound"] is not None or options["seed"] is not None) and not options["spec"]:
+        raise click.UsageError("--bound and --seed go with --compare")
+    for name, option in (("stop_at", "--break"), ("spec", "--compare")):
+        others = pictures + ["--outputs"] * bool(options["outputs"]) + ["--dump-ddr"] * bool(options["dump_ddr"])
+        if options[name] and others:
+            raise click.UsageError(f"{option} does not run to the end and writes no {', '.join(others)}")
+    if options["spec"] and (options["stop_at"] or raw or options["timing_only"]):
+        raise click.UsageError("--compare runs a compiled model with data, and to the end")
 
 
 def _read(path: str) -> Program:
@@ -73,95 +146,153 @@ def _read(path: str) -> Program:
     return container.read(path)
 
 
+def _with_overlay(program: Program, options: Mapping[str, Any]) -> Program:
+    overlay = program.overlay
+    if options["overlay_file"]:
+        from ...isa.overlays.file import changed
+
+        overlay = changed(overlay, options["overlay_file"])
+    if options["rates"]:
+        overlay = overlay.with_rates(**dict(options["rates"]))
+    return program if overlay is program.overlay else dataclasses.replace(program, overlay=overlay)
+
+
 def _run(program: Program, options: Mapping[str, Any]) -> Run:
-    from ...isa.errors import TensorError
-    from ...isa.program import Role
+    from ..progress import working
     from ..runner import Runner
-    from ..tensors import check_target, load_tensors, save_tensors
+    from ..tensors import check_target, save_tensors
 
     params = dict(options["params"])
     if options["timing_only"]:
-        return _time(program, params)
+        return _machine(program, params).run()
     if options["outputs"]:
         check_target(options["outputs"])
-    inputs = program.with_role(Role.INPUT)
-    for given, role, option in (("weights", Role.WEIGHT, "--weights"), ("inputs", Role.INPUT, "--inputs")):
-        wanted = program.with_role(role)
-        if wanted and options[given] is None:
-            names = ", ".join(b.name for b in wanted[:3]) + (", ..." if len(wanted) > 3 else "")
-            raise TensorError(f"this program needs {option} ({names}); --timing-only runs without")
-    tensors = load_tensors(options["inputs"]) if options["inputs"] else {}
-    if list(tensors) == [""] and len(inputs) == 1:
-        tensors = {inputs[0].name: tensors[""]}
-    with Runner(program, weights=options["weights"], board=options["board"]) as runner:
-        result = runner.run(tensors, params)
+    tensors = _inputs(program, options)
+    with Runner(program, weights=options["weights"], board=options["board"]) as runner, working("running") as progress:
+        result = runner.run(tensors, params, progress=progress)
     if options["outputs"]:
         save_tensors(options["outputs"], result.outputs)
     return result.run
 
 
-def _time(program: Program, params: Mapping[str, int]) -> Run:
-    from ...hw.sim.machine import simulate
-    from ...isa.verify import require
-
-    require(program)
-    return simulate(program, None, program.bind(params))
-
-
-def _read_raw(path: str, options: Mapping[str, Any]) -> Program:
-    """A bare image as a program whose only buffers are the two banks."""
-    from ...assembler.container import read_raw
-    from ...isa.errors import ProgramError
-    from ...isa.foreign import read_op_lists
-    from ...isa.overlays import find
-    from ...isa.program import Buffer, Layout, Program, Role
-
-    overlay = find(options["overlay"])
-    packets = read_raw(path, overlay).packets
-    ops: dict[str, tuple[Any, ...]] = {}
-    if options["mme"]:
-        try:
-            lists = json.loads(Path(options["mme"]).read_text(encoding="utf-8"))
-        except ValueError as e:
-            raise ProgramError(f"{options['mme']}: not JSON: {e}") from None
-        ops, wrong = read_op_lists(lists, overlay)
-        if wrong:
-            raise ProgramError(f"{options['mme']}: {wrong[0]}")
-    buffers = []
-    for bank in overlay.banks:
-        given = options.get(bank)
-        size = Path(given).stat().st_size // 4 if given else overlay.banks[bank] // 4
-        if size:
-            buffers.append(Buffer(bank, bank, 0, (size,), Layout.LINEAR, Role.SCRATCH))
-    return Program(overlay, packets, ops, tuple(buffers))
-
-
-def _run_raw(program: Program, options: Mapping[str, Any]) -> Run:
-    import numpy as np
-
-    from ...hw.sim.machine import simulate
+def _inputs(program: Program, options: Mapping[str, Any]) -> dict[str, npt.NDArray[np.generic]]:
+    """The inputs that were given. Raises `TensorError` where inputs or weights are missing."""
     from ...isa.errors import TensorError
-    from ...isa.files import replacing
+    from ...isa.program import Role
+    from ..tensors import load_tensors
+
+    for given, role, option in (("weights", Role.WEIGHT, "--weights"), ("inputs", Role.INPUT, "--inputs")):
+        wanted = program.with_role(role)
+        if wanted and options[given] is None and not (given == "inputs" and options["spec"]):
+            names = ", ".join(b.name for b in wanted[:3]) + (", ..." if len(wanted) > 3 else "")
+            raise TensorError(f"this program needs {option} ({names}); --timing-only runs without")
+    tensors = load_tensors(options["inputs"]) if options["inputs"] else {}
+    inputs = program.with_role(Role.INPUT)
+    return {inputs[0].name: tensors[""]} if list(tensors) == [""] and len(inputs) == 1 else tensors
+
+
+def _machine(program: Program, params: Mapping[str, int]) -> Machine:
+    from ...hw.sim.machine import Machine
     from ...isa.verify import require
 
-    if options["timing_only"]:
-        return _time(program, {})
     require(program)
-    banks: dict[str, npt.NDArray[np.float32]] = {}
-    for bank in program.overlay.banks:
-        if options.get(bank) is None:
-            raise TensorError(f"a bare image needs --{bank} with the memory's contents; --timing-only runs without")
-        banks[bank] = np.fromfile(options[bank], np.float32)
-    run = simulate(program, banks)
-    if options["dump_ddr"]:
-        with replacing(options["dump_ddr"]) as temporary:
-            banks["ddr"].tofile(temporary)
+    return Machine(program, program.bind(params))
+
+
+def _run_raw(program: Program, banks: dict[str, Any] | None, options: Mapping[str, Any]) -> Run:
+    from ...hw.sim.machine import Machine
+    from ..progress import working
+
+    with working("running") as progress:
+        run = Machine(program).run(banks, progress=progress)
+    if banks is not None and options["dump_ddr"]:
+        write_memory(options["dump_ddr"], banks["ddr"])
     return run
 
 
-def _report(program: Program, run: Run, options: Mapping[str, Any], as_json: bool) -> None:
+def _picture(program: Program, name: str, options: Mapping[str, Any]) -> Machine | None:
+    """Write what shows the run; the machine, if somebody wants its reasons."""
+    if not (options["explains"] or options["trace"] or options["report"]):
+        return None
+    from ...hw.sim.machine import Machine
+    from ..progress import working
+
+    machine = Machine(program, program.bind(dict(options["params"])))
+    with working("drawing"):
+        if options["trace"]:
+            from ...hw.sim.timeline import Timeline
+            from ...hw.sim.trace import write_trace
+
+            write_trace(Timeline(machine), options["trace"])
+        if options["report"]:
+            from ...hw.sim.report import write_report
+
+            write_report(machine, options["report"], title=Path(name).name)
+    return machine if options["explains"] else None
+
+
+def _stop(program: Program, raw: bool, banks: dict[str, Any] | None, options: Mapping[str, Any], as_json: bool) -> None:
+    from ...hw.sim.breakpoint import stop
+    from ..progress import working
+    from ..runner import Runner
+
+    unit, number = options["stop_at"]
+    params = dict(options["params"])
+    with working("running"):
+        if raw or options["timing_only"]:
+            stopped = stop(_machine(program, params), banks, unit, number)
+        else:
+            tensors = _inputs(program, options)
+            with Runner(program, weights=options["weights"]) as runner:
+                stopped = runner.stop(tensors, unit, number, params)
+    if options["dump"]:
+        stopped.save(options["dump"])
+    click.echo(json.dumps(stopped.as_json()) if as_json else str(stopped))
+
+
+def _compare(program: Program, options: Mapping[str, Any], as_json: bool) -> None:
+    """Exits with 1 where a segment is beyond the bound."""
+    import numpy as np
+
+    from ...compare import BOUND, compare, show
+    from ...isa.errors import TensorError
+    from ...isa.program import Role
+    from ...rsnlib.models import load_spec
+    from ...rsnlib.trace import trace
+    from ..progress import working
+    from ..tensors import Weights
+
+    given: dict[str, Any] = _inputs(program, options)
+    shape = next((b.view for b in program.with_role(Role.INPUT) if b.view and len(b.view) == 3), None)
+    if shape is None:
+        raise TensorError("--compare needs a program that was compiled from a model")
+    bound = BOUND if options["bound"] is None else options["bound"]
+    with working("comparing"):
+        base = program.overlay.extends is None
+        model, example = load_spec(options["spec"], batch=shape[0], seq=shape[1], seed=options["seed"] or 0, base=base)
+        traced = trace(model, example)
+        lengths = None
+        if not given:
+            given, lengths, _ = traced.prologue(*example) if isinstance(example, tuple) else traced.prologue(**example)
+        if program.parameters:
+            at = [p.default if lengths is None else int(lengths[i]) for i, p in enumerate(program.parameters)]
+            at = [dict(options["params"]).get(p.name, n) for p, n in zip(program.parameters, at, strict=True)]
+            lengths = np.array(at, np.int64)
+        weights = Weights(options["weights"], program.with_role(Role.WEIGHT)) if options["weights"] else {}
+        rows = compare(program, weights, traced.network, given, lengths)
+    if as_json:
+        click.echo(json.dumps({"bound": bound, "segments": [vars(r) for r in rows]}))
+    else:
+        click.echo(show(rows, bound))
+    if any(r.difference > bound for r in rows):
+        raise SystemExit(1)
+
+
+def _report(program: Program, run: Run, machine: Machine | None, options: Mapping[str, Any], as_json: bool) -> None:
+    from ...hw.sim.explain import explain
     from ...isa.statistics import count
 
+    reasons = explain(machine) if machine is not None else None
     if as_json:
         facts = {
             "latency_s": run.latency_s,
@@ -170,7 +301,7 @@ def _report(program: Program, run: Run, options: Mapping[str, Any], as_json: boo
             "utilization": run.utilization,
             "critical_path": run.critical_path,
         }
-        click.echo(json.dumps(facts))
+        click.echo(json.dumps(facts if reasons is None else facts | {"explain": reasons.as_json()}))
         return
     click.echo(f"latency        {run.latency_s * 1e3:.3f} ms (modelled)")
     moved = ", ".join(f"{name} {n / 1e6:.1f} MB" for name, n in run.bytes.items() if name != "instructions")
@@ -180,5 +311,8 @@ def _report(program: Program, run: Run, options: Mapping[str, Any], as_json: boo
     kinds = program.overlay.by_kind.items()
     used = [f"{kind} " + "/".join(f"{100 * run.utilization[u.name]:.0f}" for u in units) for kind, units in kinds]
     click.echo(f"utilization %  {', '.join(used)}")
-    if options.get("outputs"):
-        click.echo(f"outputs        {options['outputs']}")
+    for written in ("outputs", "trace", "report"):
+        if options.get(written):
+            click.echo(f"{written:<14} {options[written]}")
+    if reasons is not None:
+        click.echo(f"\n{reasons}")

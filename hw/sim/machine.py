@@ -1,21 +1,26 @@
-"""The simulator: run a program's decoded image on an overlay's network, with data or for time alone."""
+"""The simulator: a program's decoded image on an overlay's network, with data or for time alone."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 from threadpoolctl import threadpool_limits
 
-from ...isa.compiled import Timing, execute
+from ...isa.compiled import Plan, Timing
 from ...isa.datapath import Overlay
-from ...isa.network import Chain, Network, seconds_by_rate
+from ...isa.expansion import Expansion
+from ...isa.network import Network, seconds_by_rate
 from ...isa.packet import Words, decode_image
-from ...isa.program import Program
+from ...isa.program import Buffer, Program
+from ...isa.segments import segments
+from .dataflow import Dataflow
 
 Array = npt.NDArray[np.float32]
+Watch = Callable[[Buffer, Array], None]
 
 
 @dataclass(frozen=True, eq=False)
@@ -29,36 +34,102 @@ class Run:
     critical_path: dict[str, float]
 
 
-def simulate(program: Program, banks: Mapping[str, Array] | None = None, words: Words | None = None) -> Run:
-    """Run `program` (or its image with other run-time parameters, `words`) to the end.
+class Machine:
+    """A program, with one choice of its run-time parameters, on the simulator.
 
-    banks: off-chip memories by name, changed in place; None runs without data, for time alone. Raises `DeadlockError`
-    or `ProgramError`.
+    words: its image with parameters patched in; without, the defaults. Time does not depend on data: it is worked out
+    once, and what is timed again (`plan`) need not be traced again.
     """
-    image = program.image if words is None else words
-    packets = decode_image(image, program.overlay)
-    if banks is None:
-        done = execute(program.overlay, packets=packets, preloaded=program.preloaded, where=program.where, record=True)
-    else:
-        net = Network(
-            program.overlay,
-            packets=packets,
-            preloaded=program.preloaded,
-            banks=banks,
-            data=True,
-            record=True,
-            where=program.where,
-        )
-        # Tile products are too small for BLAS threads to pay, and on a loaded machine they wait for each other.
-        with threadpool_limits(1, user_api="blas"):
-            done = Timing.of(net, net.run())
-    return summary(done, program.overlay, 4 * len(image))
+
+    def __init__(self, program: Program, words: Words | None = None) -> None:
+        self.program = program
+        self.image = program.image if words is None else words
+        self.packets = decode_image(self.image, program.overlay)
+        self.plan = Plan(program.overlay, packets=self.packets, preloaded=program.preloaded, where=program.where)
+        self._timing: Timing | None = None
+        self._run: Run | None = None
+
+    @property
+    def timing(self) -> Timing:
+        """Every step of a run and when it is taken. Raises `DeadlockError` or `ProgramError`."""
+        if self._timing is None:
+            self._timing = self.plan.run(record=True)
+        return self._timing
+
+    def run(
+        self,
+        banks: Mapping[str, Array] | None = None,
+        watch: Watch | None = None,
+        progress: Callable[[float], None] | None = None,
+    ) -> Run:
+        """Run to the end.
+
+        banks: off-chip memories by name, changed in place; None runs without data, for time alone. watch: called with
+        each segment's buffer and what is in it when it is complete; its memory may serve another segment later.
+        progress: called with the share of the off-chip accesses that are done. Raises `DeadlockError` or
+        `ProgramError`, both before anything is changed where the time can be known beforehand.
+        """
+        if banks is not None and not self.plan.traced:
+            net = Network(self.program.overlay, **self._parts, banks=banks, data=True, record=True)
+            with one_blas_thread():
+                self._timing = Timing.of(net, net.run())
+            return summary(self._timing, self.program.overlay, 4 * len(self.image))
+        if self._run is None:
+            # not kept: the log of a long run is large, and only who asks for reasons needs it
+            done = self._timing or self.plan.run(record=True)
+            self._run = summary(done, self.program.overlay, 4 * len(self.image))
+        if banks is not None:
+            with one_blas_thread():
+                Dataflow(
+                    self.program.overlay, **self._parts, banks=banks, completed=self._told(banks, watch, progress)
+                ).run()
+        return self._run
+
+    def _told(
+        self, banks: Mapping[str, Array], watch: Watch | None, progress: Callable[[float], None] | None
+    ) -> Callable[[str, int], None] | None:
+        if watch is None and progress is None:
+            return None
+        unit = self.program.overlay.address_unit
+        expansion = Expansion(self.program)
+        last = {(s.unit, s.last): s.buffer for s in segments(expansion)}
+        total = {name: len(run) for name, run in expansion.runs.items() if run.unit.bank}
+        slowest = max(total, key=total.__getitem__, default="")
+
+        def completed(name: str, uop: int) -> None:
+            if progress is not None and name == slowest and not uop & 63:
+                progress(uop / total[name])
+            buffer = last.get((name, uop)) if watch is not None else None
+            if watch is not None and buffer is not None:
+                start = buffer.offset * unit
+                watch(buffer, banks[buffer.bank][start : start + buffer.size])
+
+        return completed
+
+    @property
+    def _parts(self) -> dict[str, Any]:
+        return {"packets": self.packets, "preloaded": self.program.preloaded, "where": self.program.where}
+
+
+def simulate(program: Program, banks: Mapping[str, Array] | None = None, words: Words | None = None) -> Run:
+    """Run a program once, as `Machine.run`."""
+    return Machine(program, words).run(banks)
+
+
+def one_blas_thread() -> threadpool_limits:
+    """Tile products are too small for BLAS threads to pay, and on a loaded machine they wait for each other."""
+    return threadpool_limits(1, user_api="blas")
+
+
+def launch_seconds(overlay: Overlay) -> float:
+    """What every run takes before its first instruction."""
+    launch = overlay.rates.get("launch_us")
+    return launch.seconds if launch else 0.0
 
 
 def summary(done: Timing, overlay: Overlay, instructions: int) -> Run:
     """What a recorded run of a program with an image of `instructions` bytes took."""
-    launch = overlay.rates.get("launch_us")
-    latency = done.latency + (launch.seconds if launch else 0.0)
+    latency = done.latency + launch_seconds(overlay)
     buses = [name for name, rate in overlay.rates.items() if rate.unit == "GB/s"]
     moved = {name.removesuffix("_gbs"): int(done.amounts[name]) for name in buses}
     moved["instructions"] = instructions
@@ -66,22 +137,25 @@ def summary(done: Timing, overlay: Overlay, instructions: int) -> Run:
         latency_s=latency,
         bytes=moved,
         utilization={u.name: done.busy[u.name] / latency if latency else 0.0 for u in overlay.units},
-        critical_path=critical_path(done.chain, overlay, latency),
+        critical_path={c: s / latency for c, s in critical_path(done, overlay).items()} if latency else {},
     )
 
 
-def critical_path(chain: Chain, overlay: Overlay, latency: float) -> dict[str, float]:
-    """Share of `latency` per cause, over the steps that decided it."""
-    causes: dict[str, float] = {}
+def causes(overlay: Overlay) -> list[str]:
+    """The heading of each rate, by its number in `Network.rate_names`."""
+    return [overlay.rates[name].cause if name in overlay.rates else "control" for name in seconds_by_rate(overlay)]
 
-    def add(cause: str, seconds: float) -> None:
-        if seconds > 0:
-            causes[cause] = causes.get(cause, 0.0) + seconds
 
-    of_rate = [overlay.rates[name].cause if name in overlay.rates else "control" for name in seconds_by_rate(overlay)]
-    for rate, seconds in zip(chain.rate, chain.seconds, strict=True):
-        add(of_rate[rate], seconds)
-    launch = overlay.rates.get("launch_us")
-    if launch:
-        add(launch.cause, launch.seconds)
-    return {c: s / latency for c, s in sorted(causes.items(), key=lambda item: -item[1])} if latency else {}
+def critical_path(done: Timing, overlay: Overlay) -> dict[str, float]:
+    """Seconds per cause over the steps that decided the latency, the longest first; they add up to it."""
+    headings = causes(overlay)
+    chain = done.chain
+    seconds = np.bincount(chain.rate, chain.end - chain.start, len(headings)).tolist()
+    found: dict[str, float] = {}
+    for heading, took in zip(headings, seconds, strict=True):
+        if took > 0:
+            found[heading] = found.get(heading, 0.0) + took
+    if launch_seconds(overlay):
+        cause = overlay.rates["launch_us"].cause
+        found[cause] = found.get(cause, 0.0) + launch_seconds(overlay)
+    return dict(sorted(found.items(), key=lambda item: -item[1]))

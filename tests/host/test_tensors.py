@@ -76,7 +76,7 @@ def test_packed_and_plain_weights_load_to_the_same(tmp_path: Path) -> None:
     w = np.random.default_rng(0).standard_normal((128, 64)).astype(np.float32)
     tensors.save_tensors(tmp_path / "plain.safetensors", {"w": w})
     tensors.save_tensors(tmp_path / "packed.safetensors", {"w": tensors.pack(WEIGHT, w)}, packed=True)
-    plain, packed = (tensors.load_weights(tmp_path / f"{n}.safetensors", (WEIGHT,)) for n in ("plain", "packed"))
+    plain, packed = (tensors.Weights(tmp_path / f"{n}.safetensors", (WEIGHT,)) for n in ("plain", "packed"))
     assert (plain["w"] == packed["w"]).all()
 
 
@@ -87,14 +87,14 @@ def test_packed_and_plain_weights_load_to_the_same(tmp_path: Path) -> None:
         ({"w": np.zeros((64, 128), np.float32)}, False, r"f.safetensors: w: shape \(64, 128\)"),
         ({"w": np.zeros((128, 64), np.float64)}, False, "w: dtype float64"),
         ({"w": np.zeros(100, np.float32)}, True, r"w: \(100,\) elements; this program takes 8192, packed"),
-        ({"w": np.zeros(8192, np.float16)}, True, "w: dtype float16"),
+        ({"w": np.zeros(8192, np.float16)}, True, "w: dtype F16"),
     ],
 )
 def test_weights_that_do_not_fit(tmp_path: Path, saved: dict, packed: bool, message: str) -> None:
     path = tmp_path / "f.safetensors"
     tensors.save_tensors(path, saved, packed=packed)
     with pytest.raises(TensorError, match=message):
-        tensors.load_weights(path, (WEIGHT,))
+        tensors.Weights(path, (WEIGHT,))
 
 
 @pytest.mark.parametrize("name", ["x.safetensors", "x.npz", "x.npy"])

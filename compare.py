@@ -1,0 +1,120 @@
+"""A compiled model on the simulator against PyTorch, segment by segment."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+import numpy.typing as npt
+
+from .host.boards.sim import SimBoard
+from .host.tensors import pack, unpack
+from .isa.errors import ProgramError, TensorError
+from .isa.expansion import Expansion
+from .isa.layout import unblock
+from .isa.program import Buffer, Program
+from .isa.segments import segments
+
+if TYPE_CHECKING:
+    from .scheduler.memory import Columns
+    from .scheduler.segment import Network
+
+Array = npt.NDArray[np.float32]
+
+BOUND = 1e-4
+"""Largest difference from PyTorch, relative to the largest magnitude of the tensor (design section 5)."""
+
+
+@dataclass(frozen=True)
+class Compared:
+    """One segment. where: source line of its first store. difference: from PyTorch's own chain of values; own: from
+    what PyTorch makes of the machine's values, so that mistakes of segments before it do not count. Both are the
+    largest, relative to the largest magnitude."""
+
+    name: str
+    path: str
+    where: str
+    difference: float
+    own: float
+
+
+def compare(
+    program: Program,
+    weights: Mapping[str, Array],
+    network: Network,
+    inputs: Mapping[str, Array],
+    lengths: npt.NDArray[np.int64] | None = None,
+) -> list[Compared]:
+    """Run `program`, compiled from `network`, and compare what every segment stores.
+
+    weights: by buffer name, packed. inputs: float32 (batch, seq, columns) by name; lengths: int64 (batch,). In the
+    network's order. Raises `ProgramError` if the program does not have the network's segments.
+    """
+    from .rsnlib.reference import compute
+    from .scheduler.memory import columns_of
+
+    columns = columns_of(network, 1)
+    where = {s.name: s for s in segments(Expansion(program))}
+    for layer in network.layers:
+        if layer.y not in where:
+            raise ProgramError(f"the program stores no {layer.y!r}: was it compiled from this model?")
+    wanted = {b.name for b in program.buffers if b.role.value == "input"}
+    if set(inputs) != wanted:
+        raise TensorError(f"inputs {', '.join(sorted(inputs))}; this program takes {', '.join(sorted(wanted))}")
+    machine: dict[str, Array] = dict(inputs)
+
+    def keep(buffer: Buffer, flat: Array) -> None:
+        if buffer.name in columns:
+            machine[buffer.name] = _logical(buffer, flat, network, columns[buffer.name])
+
+    board = SimBoard()
+    board.load(program, weights)
+    named = {} if lengths is None else {f"len[{i}]": int(n) for i, n in enumerate(lengths)}
+    packed = {name: pack(program.buffer(name), x) for name, x in inputs.items()}
+    board.run(program.bind(named), packed, watch=keep)
+    chain: dict[str, Array] = dict(inputs)
+    expansion = Expansion(program)
+    out = []
+    for layer in network.layers:
+        chain[layer.y] = compute(network, layer, chain, lengths)
+        own = compute(network, layer, machine, lengths)
+        got, at = machine[layer.y], where[layer.y]
+        place = expansion.where(at.unit, at.first)
+        out.append(Compared(layer.y, layer.path, place, _difference(got, chain[layer.y]), _difference(got, own)))
+    return out
+
+
+def _logical(buffer: Buffer, flat: Array, network: Network, columns: Columns) -> Array:
+    """An activation as (batch, seq, columns), from how it is stored."""
+    if buffer.view is not None:
+        return unpack(dataclasses.replace(buffer, scale=None, shift=None), flat)
+    width = buffer.shape[1]
+    panels = -(-columns.stored // width)
+    matrix = unblock(flat, *buffer.shape).reshape(panels, -1, width).transpose(1, 0, 2).reshape(-1, panels * width)
+    rows = matrix.reshape(network.batch, -1, panels * width)[:, : network.seq]
+    return np.ascontiguousarray(rows[:, :, columns.positions()])
+
+
+def _difference(got: Array, expected: Array) -> float:
+    """NaN counts as infinitely wrong."""
+    largest = float(np.abs(expected).max(initial=0.0)) or 1.0
+    worst = float(np.abs(got - expected).max(initial=0.0)) / largest
+    return worst if worst == worst else float("inf")
+
+
+def show(rows: list[Compared], bound: float = BOUND) -> str:
+    """A line per segment, and which is the first to exceed the bound."""
+    width = max([len(r.name) for r in rows] + [7])
+    out = [f"{'segment':<{width}}  from PyTorch  its own    stored at"]
+    for r in rows:
+        mark = "  <- beyond the bound" if r.difference > bound else ""
+        out.append(f"{r.name:<{width}}  {r.difference:12.1e}  {r.own:9.1e}  {r.where}{mark}")
+    bad = next((r for r in rows if r.difference > bound), None)
+    if bad is None:
+        out.append(f"all {len(rows)} segments within {bound:g} of PyTorch")
+    else:
+        out.append(f"first beyond {bound:g}: {bad.name} ({bad.path}), stored at {bad.where}")
+    return "\n".join(out)

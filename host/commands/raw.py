@@ -1,0 +1,189 @@
+"""Bare wire images, made elsewhere: what `rsn run --raw` and `rsn check --raw` have in common, and how one is run.
+
+Of the files nothing is asked but what the contract says: the image, op lists as JSON (the index of an MME to its op
+words), and the contents of the memories as little-endian float32.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
+
+    from ...isa.datapath import Overlay
+    from ...isa.fields import Record
+    from ...isa.finding import Finding
+    from ...isa.program import Program
+
+MOST_BYTES = 64 << 20
+"""A larger file is no image and no op lists: the reference setup has 512 KiB for an image."""
+MOST_SHOWN = 5
+"""Findings of one code that are shown."""
+
+OF_RAW = ("overlay", "mme", "ddr", "lpddr", "dump_ddr", "ddr_bytes", "lpddr_bytes")
+"""Options that say something about bare images alone."""
+OF_PROGRAMS = ("weights", "inputs", "outputs", "params")
+"""Options about tensors and parameters that have names, which a bare image does not know."""
+
+
+@dataclass
+class RawImage:
+    """What was read. program: as far as it could be told into packets, without buffers, because nobody has said yet how
+    large the memories are. complete: the whole image could be told into packets. op_lists: they are known."""
+
+    program: Program
+    findings: list[Finding]
+    complete: bool
+    op_lists: bool
+
+
+def refuse_contradictions(raw: bool) -> None:
+    """Raise `click.UsageError` for options of the running command that would be passed over."""
+    context = click.get_current_context()
+    default = click.core.ParameterSource.DEFAULT
+    given = {
+        str(p.name): p.opts[0]
+        for p in context.command.params
+        if context.get_parameter_source(str(p.name)) not in (None, default)
+    }
+    wrong = [given[name] for name in (OF_PROGRAMS if raw else OF_RAW) if name in given]
+    if wrong:
+        raise click.UsageError(f"{', '.join(wrong)}: {'not with --raw' if raw else 'only with --raw'}")
+    if raw and "timing_only" in given and "dump_ddr" in given:
+        raise click.UsageError("--dump-ddr: not with --timing-only, which computes nothing")
+
+
+def read_raw_image(path: Path, overlay: Overlay, op_lists: Path | None) -> RawImage:
+    """A bare image and its op lists, with everything in them that a machine would misread. Raises `ProgramError` only
+    where there is nothing to read: files too large, op lists that are no JSON."""
+    from ...isa.foreign import read_image
+    from ...isa.program import Program
+
+    image = read_image(bytes(_contents(path, MOST_BYTES)), overlay)
+    ops: dict[str, tuple[Record, ...]] = {}
+    findings: list[Finding] = []
+    if op_lists is not None:
+        ops, findings = _read_op_lists(op_lists, overlay)
+    known = all(f.warning for f in findings) if op_lists is not None else not overlay.preloaded
+    return RawImage(Program(overlay, image.packets, ops), image.findings + findings, image.complete, known)
+
+
+def _read_op_lists(path: Path, overlay: Overlay) -> tuple[dict[str, tuple[Record, ...]], list[Finding]]:
+    from ...isa.errors import ProgramError
+    from ...isa.foreign import read_op_lists
+
+    def unique(members: list[tuple[str, Any]]) -> dict[str, Any]:
+        """An object of JSON; `json` alone would keep the last of two equal keys and say nothing."""
+        out: dict[str, Any] = {}
+        for key, value in members:
+            if key in out:
+                raise ProgramError(f"{path}: key {key!r} is there twice")
+            out[key] = value
+        return out
+
+    try:
+        lists = json.loads(_contents(path, MOST_BYTES), object_pairs_hook=unique)
+    except (ValueError, RecursionError) as e:
+        raise ProgramError(f"{path}: not JSON: there is no JSON object in it ({e})") from None
+    ops, findings = read_op_lists(lists, overlay)
+    return ops, [dataclasses.replace(f, where=f"{path}: {f.where}") for f in findings]
+
+
+def with_memories(program: Program, sizes: Mapping[str, int], names: Mapping[str, str] | None = None) -> Program:
+    """The program with its memories as its only buffers. sizes: bytes by bank; banks that are not there are as large as
+    they can be. names: what messages call a memory, where not like its bank."""
+    from ...isa.program import Buffer, Layout, Role
+
+    called = names or {}
+    buffers = tuple(
+        Buffer(called.get(bank, bank), bank, 0, (sizes.get(bank, most) // 4,), Layout.LINEAR, Role.SCRATCH)
+        for bank, most in program.overlay.banks.items()
+    )
+    return dataclasses.replace(program, buffers=buffers)
+
+
+def load_raw_image(path: str, options: Mapping[str, Any]) -> Program:
+    """The image and op lists that `rsn run --raw` is to run; warnings go to stderr. Raises `ProgramError`."""
+    from ...isa.errors import ProgramError
+    from ...isa.overlays import find
+
+    overlay = find(options["overlay"])
+    read = read_raw_image(Path(path), overlay, Path(options["mme"]) if options["mme"] else None)
+    _refuse_errors(read.findings)
+    if not read.op_lists:
+        raise ProgramError(f"a bare image for {overlay.name} needs --mme with op lists (at least {{}})")
+    return read.program
+
+
+def with_files(program: Program, options: Mapping[str, Any]) -> tuple[Program, dict[str, npt.NDArray[np.float32]]]:
+    """The image with memories as large as the files given, and their contents. Raises `TensorError` where one is
+    missing, `ProgramError` where the image would leave them."""
+    from ...isa.errors import TensorError
+    from ...isa.verify import verify
+
+    files = {bank: str(options[bank]) for bank in program.overlay.banks if options.get(bank) is not None}
+    for bank in program.overlay.banks:
+        if bank not in files and not options["timing_only"]:
+            raise TensorError(f"a bare image needs --{bank} with the memory's contents; --timing-only runs without")
+    banks = {bank: _read_memory(Path(file), program.overlay.banks[bank]) for bank, file in files.items()}
+    program = with_memories(program, {bank: memory.nbytes for bank, memory in banks.items()}, files)
+    _refuse_errors(verify(program))
+    return program, banks
+
+
+def write_memory(path: str, bank: npt.NDArray[np.float32]) -> None:
+    """Write a memory as a file of little-endian float32."""
+    from ...isa.files import replacing
+
+    with replacing(path) as temporary:
+        temporary.write_bytes(bank.astype("<f4", copy=False).data)
+
+
+def _refuse_errors(findings: Iterable[Finding]) -> None:
+    """Show the warnings; raise `ProgramError` with the errors, if any."""
+    from ...isa.errors import ProgramError
+    from ...isa.finding import gather
+
+    shown = gather(findings, MOST_SHOWN)
+    for f in shown:
+        if f.warning:
+            click.echo(str(f), err=True)
+    errors = [str(f) for f in shown if not f.warning]
+    if errors:
+        raise ProgramError("\n".join(errors))
+
+
+def _read_memory(path: Path, most: int) -> npt.NDArray[np.float32]:
+    import numpy as np
+
+    from ...isa.errors import TensorError
+
+    data = _contents(path, most)
+    if len(data) % 4:
+        raise TensorError(f"{path}: a memory consists of float32 elements of 4 bytes, this one has {len(data)} bytes")
+    return np.frombuffer(data, "<f4").astype(np.float32, copy=False)
+
+
+def _contents(path: Path, most: int) -> bytearray:
+    """The bytes of a file, or of a pipe, of at most `most` bytes. Raises `ProgramError` for a larger one."""
+    from ...isa.errors import ProgramError
+
+    data = bytearray()
+    with open(path, "rb") as f:
+        fits = os.fstat(f.fileno()).st_size <= most  # of a pipe, 0
+        while fits and (piece := f.read(1 << 20)):
+            data += piece
+            fits = len(data) <= most
+    if not fits:
+        raise ProgramError(f"{path}: larger than {most >> 20} MiB")
+    return data

@@ -1,0 +1,194 @@
+"""Stop a unit before one of its uOPs and look at it: buffers, flags, what its streams hold.
+
+The unit is held for ever and the others run on until they wait for it. What happened up to the moment at which it would
+have begun cannot depend on what it would have done, so what is shown is exactly what a machine would show then.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from ...isa.errors import ProgramError
+from ...isa.expansion import Expansion, at
+from ...isa.fields import Record
+from ...isa.files import replacing
+from ...isa.network import Channel, Fire, Network, Steps, Unit
+from .machine import Array, Machine, launch_seconds, one_blas_thread
+
+
+@dataclass(frozen=True, eq=False)
+class Stopped:
+    """A unit before a uOP. clock: seconds since the start of the program. arrays: its buffers, by name; values that it
+    never received are NaN. flags: registers and single values. fills: per stream of the unit (its uOP FIFO included)
+    the words in it and how many it holds."""
+
+    unit: str
+    number: int
+    uop: str
+    where: str
+    clock: float
+    arrays: dict[str, npt.NDArray[Any]]
+    flags: dict[str, int | float]
+    fills: dict[str, tuple[int, int]]
+
+    def __str__(self) -> str:
+        place = f" ({self.where})" if self.where else ""
+        lines = [
+            f"{self.unit} stopped before uOP {self.number}{place} at {self.clock * 1e3:.4f} ms",
+            f"  {self.uop}",
+        ]
+        lines += [f"  {name:<24} {value}" for name, value in self.flags.items()]
+        for name, array in self.arrays.items():
+            lines.append(f"  {name:<24} {'x'.join(map(str, array.shape))}, {_range(array)}")
+        lines += [f"  {name:<24} {held}/{depth} words" for name, (held, depth) in self.fills.items()]
+        return "\n".join(lines)
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write arrays, `flag NAME` and `fill STREAM` (words, depth) as one `.npz`, whole or not at all."""
+        flags = {f"flag {name}": np.asarray(value) for name, value in self.flags.items()}
+        fills = {f"fill {name}": np.asarray(pair) for name, pair in self.fills.items()}
+        with replacing(path) as temporary, open(temporary, "wb") as file:
+            np.savez(file, **{**self.arrays, **flags, **fills})  # type: ignore[arg-type]
+
+    def as_json(self) -> dict[str, Any]:
+        """All but the arrays, of which only shapes are told."""
+        return {
+            "unit": self.unit,
+            "uop": self.number,
+            "what": self.uop,
+            "where": self.where,
+            "clock_s": self.clock,
+            "flags": self.flags,
+            "buffers": {name: list(array.shape) for name, array in self.arrays.items()},
+            "fills": {name: {"words": held, "depth": depth} for name, (held, depth) in self.fills.items()},
+        }
+
+
+def _range(array: npt.NDArray[Any]) -> str:
+    known = array[np.isfinite(array)] if array.dtype.kind == "f" else array.reshape(-1)
+    if not known.size:
+        return "never written"
+    never = 100 * (1 - known.size / array.size)
+    return f"{known.min():.6g} to {known.max():.6g}" + (f", {never:.1f} % never written" if never else "")
+
+
+def stop(machine: Machine, banks: Mapping[str, Array] | None, unit: str, number: int) -> Stopped:
+    """Run until `unit` is about to begin its uOP `number` (from 0 on).
+
+    banks: off-chip memories by name, changed in place; None runs without data, so that there are no buffers to look at.
+    Raises `ProgramError` for a unit or a uOP that is not there, and
+    `DeadlockError` where the program stops before.
+    """
+    overlay = machine.program.overlay
+    if unit not in overlay.by_unit:
+        raise ProgramError(f"overlay {overlay.name} has no unit {unit!r}; it has {', '.join(overlay.by_unit)}")
+    run = Expansion(machine.program).runs[unit]
+    if number >= len(run):
+        raise ProgramError(f"{unit} runs {len(run)} uOPs, numbered from 0: there is no uOP {number}")
+    net = _Halting(machine, banks, unit, number)
+    with one_blas_thread():
+        net.run()
+    held = net.units[unit]
+    clock = net.progress[unit].task.clock
+    arrays, flags = _state(held)
+    origin = int(run.origins[number])
+    return Stopped(
+        unit=unit,
+        number=number,
+        uop=_shown(net.held),
+        where=at(machine.program, unit, origin),
+        clock=clock + launch_seconds(overlay),
+        arrays=arrays,
+        flags=flags,
+        fills=net.fills(clock, [c for c in net.channels if _touches(net, c, unit)]),
+    )
+
+
+class _Halting(Network):
+    """Holds a unit before one of its uOPs."""
+
+    def __init__(self, machine: Machine, banks: Mapping[str, Array] | None, unit: str, number: int) -> None:
+        self.halt = (unit, number)
+        self.held: Any = None
+        program = machine.program
+        super().__init__(
+            program.overlay,
+            packets=machine.packets,
+            preloaded=program.preloaded,
+            banks=banks,
+            data=banks is not None,
+            record=True,
+            where=program.where,
+        )
+        stopped = self.units[unit]
+        kernel, count = stopped.kernel, 0
+
+        def counted(uop: Any) -> Steps:
+            nonlocal count
+            count += 1
+            return self._held(uop) if count > number else kernel(uop)
+
+        stopped.kernel = counted  # type: ignore[method-assign]
+
+    def _held(self, uop: Any) -> Steps:
+        self.held = uop
+        yield Fire(gets=(Channel("nothing", 1),))
+
+    def settle(self, alive: Collection[Any]) -> None:
+        if self.held is None:
+            super().settle(alive)
+
+    def fills(self, clock: float, channels: Sequence[Channel]) -> dict[str, tuple[int, int]]:
+        """Words in streams at a time, by the steps that had ended then."""
+        log = self.firings
+        assert log is not None
+        steps = np.frombuffer(log.step, np.int32)[np.frombuffer(log.end, np.float64) <= clock]
+        times = np.bincount(steps, minlength=len(log.steps)).tolist()
+        out = {}
+        for c in channels:
+            change = [s.words * ((c.number in s.puts) - (c.number in s.gets)) for s in log.steps]
+            out[c.name] = sum(n * words for n, words in zip(times, change, strict=True)), c.capacity
+        return out
+
+
+def _touches(net: Network, channel: Channel, unit: str) -> bool:
+    ends = next(((s.src, s.dst) for s in net.overlay.streams if s.name == channel.name), ())
+    return unit in ends or channel.name == f"uOP FIFO of {unit}"
+
+
+def _shown(uop: Any) -> str:
+    """A uOP without the fields that are 0."""
+    if not isinstance(uop, Record):
+        return str(uop)
+    fields = ((x.name, getattr(uop, x.name)) for x in uop.FIELDS)
+    return f"{type(uop).__name__} " + ", ".join(f"{name} {value}" for name, value in fields if value)
+
+
+def _state(unit: Unit) -> tuple[dict[str, npt.NDArray[Any]], dict[str, int | float]]:
+    """What a unit holds: arrays, and everything that is a single value."""
+    arrays: dict[str, npt.NDArray[Any]] = {}
+    flags: dict[str, int | float] = {}
+    for name, value in vars(unit).items():
+        if name.startswith("_") or name in ("name", "index", "memory"):
+            continue
+        for label, item in _items(name, value):
+            if isinstance(item, np.ndarray):
+                arrays[label] = item
+            elif isinstance(item, Record):
+                flags |= {f"{label}.{x.name}": getattr(item, x.name) for x in item.FIELDS}
+            elif type(item) in (int, float):
+                flags[label] = item
+    return arrays, flags
+
+
+def _items(name: str, value: Any) -> Iterator[tuple[str, Any]]:
+    if isinstance(value, (list, tuple)):
+        yield from ((f"{name}[{i}]", item) for i, item in enumerate(value))
+    else:
+        yield name, value

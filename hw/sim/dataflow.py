@@ -1,0 +1,170 @@
+"""Data without clocks: what a program computes, once it is known that and when it ends.
+
+Results of a Kahn network depend neither on time nor on how deep its streams are, as long as they are deep enough. So
+after a run for time alone, data may flow through deeper streams, many steps at once (`Burst`), past the instruction
+path. Source: design section 4.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+from ...isa.datapath import Overlay
+from ...isa.network import Burst, Channel, Network, Par, Task
+from ...isa.packet import Packet, expand
+
+DEEPER = 32
+"""How much deeper than the machine's the streams are: all tiles that a MemB sends for one MME op. What is on its way
+then takes at most some 60 MB on XNN."""
+
+
+class Queue(Channel):
+    """A stream whose tokens are words and payload alone."""
+
+    __slots__ = ()
+
+    tokens: deque[tuple[int, Any]]  # type: ignore[assignment]
+
+    def __init__(self, name: str, capacity: int) -> None:
+        super().__init__(name, capacity * DEEPER)
+
+    def take_all(self, words: int, times: int) -> list[Any]:
+        """`times` payloads of `words` words each."""
+        tokens = self.tokens
+        out = []
+        for _ in range(times):
+            size, payload = tokens.popleft()
+            if size != words:  # another size than the writer's
+                tokens.appendleft((size, payload))
+                payload = self._regrouped(words)
+            out.append(payload)
+        return out
+
+    def _regrouped(self, words: int) -> Any:
+        timed = Channel(self.name, self.capacity)
+        while words > timed.filled:
+            size, payload = self.tokens.popleft()
+            timed.tokens.append((size, payload, 0.0, 0.0, 0))
+            timed.filled += size
+        payload, *_ = timed.take(words)
+        self.tokens.extendleft((size, rest) for size, rest, *_ in reversed(timed.tokens))
+        return payload
+
+
+class Dataflow(Network):
+    """One run of a program for its data. It must be known to end: a deadlock that only the machine's own depths or its
+    instruction path have is not found here.
+
+    banks: off-chip memories by name, changed in place. completed: called with unit and number of every uOP of a unit
+    that packets drive, when its kernel has ended and before the next begins.
+    """
+
+    channel_type = Queue
+
+    def __init__(
+        self,
+        overlay: Overlay,
+        *,
+        packets: Sequence[Packet],
+        preloaded: Mapping[str, Sequence[Any]],
+        banks: Mapping[str, Any],
+        where: Callable[[str, int], str],
+        completed: Callable[[str, int], None] | None = None,
+    ) -> None:
+        issues: dict[str, Any] = {}
+        for u in overlay.units:
+            if u.kind not in overlay.preloaded:
+                uops = _uops(overlay, packets, u.name)
+                issues[u.name] = uops if completed is None else _told(uops, u.name, completed)
+        super().__init__(overlay, issues=issues, preloaded=preloaded, banks=banks, data=True, where=where)
+
+    def _step(self, task: Task, ready: deque[Task], alive: set[Task]) -> None:
+        fire = task.pending
+        left = task.left
+        value: Any = None
+        while True:
+            if fire is None:
+                try:
+                    effect = task.steps.send(value)
+                except StopIteration:
+                    self._finish(task, ready, alive)
+                    return
+                if isinstance(effect, Par):
+                    if not effect.lanes:
+                        value = None
+                        continue
+                    self._fork(task, effect, ready, alive)
+                    return
+                left = effect.times
+                if not left:
+                    value = None
+                    continue
+                fire = effect
+            words, gets, puts = fire.words, fire.gets, fire.puts
+            n = left
+            for channel in gets:
+                if channel.filled < n * words:
+                    n = channel.filled // words
+                    if not n:
+                        channel.reader = task
+                        break
+            else:
+                for channel in puts:
+                    if channel.space < n * words:
+                        n = channel.space // words
+                        if not n:
+                            channel.writer = task
+                            break
+            if not n:
+                task.pending, task.left = fire, left
+                return
+            tokens = [channel.take_all(words, n) for channel in gets]  # type: ignore[attr-defined]
+            results: Sequence[Any]
+            if isinstance(fire, Burst):
+                results = fire.do(n, *tokens) if fire.do is not None else ()
+            else:
+                value = [token for (token,) in tokens]
+                one = fire.do(*value) if fire.do is not None else fire.send
+                results = [(x,) for x in one] if one else ()
+            moved = n * words
+            for channel in gets:
+                channel.filled -= moved
+                channel.space += moved
+                _wake(channel.writer, ready)
+                channel.writer = None
+            for i, channel in enumerate(puts):
+                channel.filled += moved
+                channel.space -= moved
+                channel.last = (task.unit.name, task.unit.number, task.unit.issue)
+                payloads = results[i] if results else (None,) * n
+                channel.tokens.extend([(words, p) for p in payloads])  # type: ignore[misc]
+                _wake(channel.reader, ready)
+                channel.reader = None
+            left -= n
+            if not left:
+                if fire.times != 1:
+                    value = None
+                fire = task.pending = None
+
+
+def _wake(task: Task | None, ready: deque[Task]) -> None:
+    if task is not None and not task.queued:
+        task.queued = True
+        ready.append(task)
+
+
+def _told(uops: Iterator[Any], unit: str, completed: Callable[[str, int], None]) -> Iterator[Any]:
+    for number, uop in enumerate(uops):
+        yield uop
+        completed(unit, number)
+
+
+def _uops(overlay: Overlay, packets: Sequence[Packet], unit: str) -> Iterator[Any]:
+    """The uOPs that reach a unit."""
+    spec = overlay.by_unit[unit]
+    for packet in packets:
+        header = packet.header
+        if header.opcode and not header.last and spec in overlay.selected(header.opcode, header.mask):
+            yield from expand(packet, overlay)

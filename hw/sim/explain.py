@@ -1,0 +1,302 @@
+"""Why a run takes as long as it does: causes, segments, source lines, streams, and what another rate would change.
+
+Everything follows from one recorded run. Its critical path is a chain of steps without gaps from the launch to the end,
+so the seconds on it add up to the latency; waiting shows as what each step of the chain had waited for.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import zip_longest
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from ...isa.datapath import Overlay
+from ...isa.expansion import Expansion
+from ...isa.network import FIRST_WORD, LAST_WORD, OWN, ROOM, Chain
+from ...isa.segments import Segment, segments
+from .machine import Machine, causes, critical_path, launch_seconds
+from .timeline import Timeline
+
+Floats = npt.NDArray[np.float64]
+Ints = npt.NDArray[np.int64]
+
+DEPENDENCIES = ("an empty stream", "a full stream", "instructions", "nothing")
+"""What a unit on the critical path had waited for when it took over."""
+EMPTY, FULL, INSTRUCTIONS, NOTHING = range(len(DEPENDENCIES))
+
+
+@dataclass(frozen=True)
+class UnitTime:
+    """A unit's share of the run, in seconds; kind is its FU type. empty, full: waits for words and for room on its
+    streams, instructions: for uOPs; those of lanes that run side by side are added up."""
+
+    kind: str
+    busy: float
+    empty: float
+    full: float
+    instructions: float
+
+
+@dataclass(frozen=True)
+class StreamWait:
+    """Seconds in which the reader of a stream waited for words and its writer for room."""
+
+    name: str
+    empty: float
+    full: float
+
+
+@dataclass(frozen=True)
+class SegmentTime:
+    """The part of a run up to the last store to a segment's buffer, from the one before on. where: of its first store.
+    causes: seconds on the critical path."""
+
+    name: str
+    where: str
+    start: float
+    end: float
+    causes: dict[str, float]
+
+
+@dataclass(frozen=True)
+class LineTime:
+    """Seconds on the critical path spent by one unit on what one source line (or packet) asks for."""
+
+    where: str
+    unit: str
+    seconds: float
+    cause: str
+
+
+@dataclass(frozen=True)
+class WhatIf:
+    """The latency if a rate were twice as good, all else unchanged."""
+
+    rate: str
+    cause: str
+    latency_s: float
+
+
+@dataclass(frozen=True, eq=False)
+class Explanation:
+    """All in seconds; `causes` and `dependencies` add up to the latency, and so do those of the segments."""
+
+    latency_s: float
+    causes: dict[str, float]
+    dependencies: dict[str, float]
+    units: dict[str, UnitTime]
+    streams: list[StreamWait]
+    segments: list[SegmentTime]
+    lines: list[LineTime]
+    what_if: list[WhatIf]
+
+    def __str__(self) -> str:
+        return _screen(self)
+
+    def as_json(self) -> dict[str, Any]:
+        """The same as plain values."""
+        return {
+            "causes": self.causes,
+            "dependencies": self.dependencies,
+            "units": {name: vars(u) for name, u in self.units.items()},
+            "streams": [vars(s) for s in self.streams],
+            "segments": [vars(s) for s in self.segments],
+            "lines": [vars(line) for line in self.lines],
+            "what_if": [vars(w) for w in self.what_if],
+        }
+
+
+def explain(machine: Machine) -> Explanation:
+    """Work out the reasons for what a program takes. Raises as `Machine.timing`."""
+    overlay, done = machine.program.overlay, machine.timing
+    launch = launch_seconds(overlay)
+    latency = done.latency + launch
+    headings = causes(overlay)
+    path = _Path(done.chain)
+    waited = np.bincount(path.waited(_unit_numbers(machine)), path.seconds, len(DEPENDENCIES)).tolist()
+    dependencies = {name: seconds for name, seconds in zip(DEPENDENCIES, waited, strict=True) if seconds}
+    if launch:
+        dependencies[overlay.rates["launch_us"].cause] = launch
+    return Explanation(
+        latency_s=latency,
+        causes=critical_path(done, overlay),
+        dependencies=dependencies,
+        units=_units(overlay, machine),
+        streams=_streams(overlay, machine),
+        segments=_segments(machine, path, headings, launch),
+        lines=_lines(machine, path, headings),
+        what_if=_what_if(machine, latency),
+    )
+
+
+class _Path:
+    """The critical path as arrays."""
+
+    def __init__(self, chain: Chain) -> None:
+        self.unit, self.rate, self.origin, self.via = chain.unit, chain.rate, chain.origin, chain.via
+        self.start, self.end = chain.start, chain.end
+
+    @property
+    def seconds(self) -> Floats:
+        return self.end - self.start
+
+    def waited(self, units: Sequence[int]) -> Ints:
+        """What each step's process had waited for when it last took over the path: steps that follow on each other
+        inherit it. units: the numbers of the processes that are no part of the instruction path."""
+        via = np.r_[self.via[1:], OWN][: len(self.via)]  # how each step depended on the one before it in time
+        issued = ~np.isin(np.r_[self.unit[1:], -1][: len(via)], units) & np.isin(via, (FIRST_WORD, LAST_WORD))
+        kind = np.select([via == OWN, issued, via == ROOM], [NOTHING, INSTRUCTIONS, FULL], EMPTY)
+        at = np.where(via != OWN, np.arange(len(via)), len(via))
+        nearest = np.minimum.accumulate(at[::-1])[::-1]  # the latest step, at or before this one, that had to wait
+        return np.asarray(np.r_[kind, NOTHING][nearest], np.int64)
+
+
+def _unit_numbers(machine: Machine) -> list[int]:
+    units = machine.program.overlay.by_unit
+    return [i for i, name in enumerate(machine.plan.processes) if name in units]
+
+
+def _units(overlay: Overlay, machine: Machine) -> dict[str, UnitTime]:
+    done = machine.timing
+    out = {}
+    for u in overlay.units:
+        empty = sum(done.waits[s.name][0] for s in overlay.streams if s.dst == u.name)
+        full = sum(done.waits[s.name][1] for s in overlay.streams if s.src == u.name)
+        instructions = done.waits.get(f"uOP FIFO of {u.name}", (0.0, 0.0))[0]
+        out[u.name] = UnitTime(u.kind, done.busy[u.name], empty, full, instructions)
+    return out
+
+
+def _streams(overlay: Overlay, machine: Machine) -> list[StreamWait]:
+    """Those on which somebody waited, the longest waits first."""
+    waits = [StreamWait(s.name, *machine.timing.waits[s.name]) for s in overlay.streams]
+    return sorted((w for w in waits if w.empty or w.full), key=lambda w: -(w.empty + w.full))
+
+
+def _segments(machine: Machine, path: _Path, headings: Sequence[str], launch: float) -> list[SegmentTime]:
+    expansion = Expansion(machine.program)
+    found = segments(expansion)
+    timeline = Timeline(machine)
+    timed: list[tuple[float, Segment]] = []
+    for unit in {s.unit for s in found}:
+        own = [s for s in found if s.unit == unit]
+        timed += zip(timeline.ends(unit, [s.last for s in own]).tolist(), own, strict=True)
+    timed.sort(key=lambda pair: pair[0])
+    out = []
+    start = 0.0
+    for end, s in timed:
+        inside = np.clip(path.end, start, end) - np.clip(path.start, start, end)
+        shares = np.bincount(path.rate, inside, len(headings))
+        parts: dict[str, float] = {}
+        for heading, took in zip(headings, shares, strict=True):
+            if took > 0:
+                parts[heading] = parts.get(heading, 0.0) + float(took)
+        parts = dict(sorted(parts.items(), key=lambda item: -item[1]))
+        out.append(SegmentTime(s.name, expansion.where(s.unit, s.first), start + launch, end + launch, parts))
+        start = end
+    return out
+
+
+def _lines(machine: Machine, path: _Path, headings: Sequence[str]) -> list[LineTime]:
+    """The longest first."""
+    processes = machine.plan.processes
+    keys, which = np.unique(np.stack([path.unit, path.origin, path.rate]), axis=1, return_inverse=True)
+    seconds = np.bincount(which.reshape(-1), path.seconds, keys.shape[1])
+    lines: dict[tuple[str, str], dict[str, float]] = {}
+    for (unit, origin, rate), took in zip(keys.T.tolist(), seconds.tolist(), strict=True):
+        name = processes[unit]
+        parts = lines.setdefault((machine.program.where(name, origin), name), {})
+        parts[headings[rate]] = parts.get(headings[rate], 0.0) + took
+    out = [LineTime(at, u, sum(parts.values()), max(parts, key=parts.__getitem__)) for (at, u), parts in lines.items()]
+    return sorted((x for x in out if x.seconds > 0), key=lambda x: -x.seconds)
+
+
+def _what_if(machine: Machine, latency: float) -> list[WhatIf]:
+    """Every rate that the run was charged for, the most worthwhile first."""
+    overlay, done = machine.program.overlay, machine.timing
+    out = []
+    for name, rate in overlay.rates.items():
+        if name == "launch_us":
+            out.append(WhatIf(name, rate.cause, latency - rate.seconds / 2))
+        elif done.amounts.get(name):
+            value = rate.value * 2 if rate.unit == "GB/s" else rate.value / 2
+            other = overlay.with_rates(**{name: value})
+            out.append(WhatIf(name, rate.cause, machine.plan.run(other).latency + launch_seconds(other)))
+    return sorted(out, key=lambda w: w.latency_s)
+
+
+WIDTH = 104
+MOST = 8
+"""Segments, lines and rates shown each."""
+
+
+def _screen(e: Explanation) -> str:
+    """One screen: what matters most of everything."""
+
+    def ms(seconds: float) -> str:
+        return f"{seconds * 1e3:9.3f} ms"
+
+    def share(seconds: float) -> str:
+        return f"{100 * seconds / e.latency_s:5.1f} %" if e.latency_s else ""
+
+    path = [f"{name:<19}{ms(s)} {share(s)}" for name, s in e.causes.items() if s >= e.latency_s / 2000]
+    held = [f"{name:<19}{ms(s)} {share(s)}" for name, s in e.dependencies.items()]
+    gains = [
+        f"{w.rate:<19}{ms(w.latency_s)} {share(w.latency_s - e.latency_s)}"
+        for w in e.what_if[:MOST]
+        if w.latency_s < e.latency_s * 0.9995
+    ]
+    right = [*_under("whose unit had waited for", held), "", *_under("if this were twice as fast", gains)]
+    left = _under("critical path", path)
+    out = [f"{a:<{WIDTH // 2}}{b}".rstrip() for a, b in zip_longest(left, right, fillvalue="")]
+    rows = []
+    for name, times, seconds, parts in _alike(e.segments):
+        mostly = ", ".join(f"{cause} {100 * s / seconds:.0f} %" for cause, s in list(parts.items())[:3] if seconds)
+        rows.append(f"{name[:31]:<32}{f'x{times}' if times > 1 else '':<4}{ms(seconds)} {share(seconds)}  {mostly}")
+    out += ["", *_under("segment, to its last store", _most(rows))]
+    rows = [f"{x.where[-35:]:<36}{x.unit:<16}{ms(x.seconds)} {share(x.seconds)}  {x.cause}" for x in e.lines]
+    out += ["", *_under("source line on the critical path", _most(rows))]
+    return "\n".join([*out, "", *_busiest(e)])
+
+
+def _under(title: str, rows: Sequence[str]) -> list[str]:
+    return [title, *(f"  {row}" for row in rows or ["none"])]
+
+
+def _most(rows: Sequence[str]) -> list[str]:
+    return [*rows[:MOST], *([f"and {len(rows) - MOST} more"] if len(rows) > MOST else [])]
+
+
+def _alike(parts: Sequence[SegmentTime]) -> list[tuple[str, int, float, dict[str, float]]]:
+    """Name, number, seconds and causes of segments; where there are many, those whose names differ in numbers alone
+    become one."""
+    groups: dict[str, list[SegmentTime]] = {}
+    for s in parts:
+        groups.setdefault(re.sub(r"\d+", "*", s.name) if len(parts) > MOST else s.name, []).append(s)
+    out = []
+    for name, group in groups.items():
+        total: dict[str, float] = {}
+        for cause, seconds in (item for s in group for item in s.causes.items()):
+            total[cause] = total.get(cause, 0.0) + seconds
+        ordered = dict(sorted(total.items(), key=lambda item: -item[1]))
+        out.append((name, len(group), sum(s.end - s.start for s in group), ordered))
+    return out
+
+
+def _busiest(e: Explanation) -> list[str]:
+    """The busiest unit of each kind, in percent of the run."""
+    best: dict[str, str] = {}
+    for name, unit in e.units.items():
+        if unit.kind not in best or unit.busy > e.units[best[unit.kind]].busy:
+            best[unit.kind] = name
+    names = sorted((n for n in best.values() if e.units[n].busy), key=lambda n: -e.units[n].busy)
+    rows = [("busiest unit of a kind, %", names)]
+    for field in ("busy", "empty", "full", "instructions"):
+        label = "busy" if field == "busy" else f"waits, {field}"
+        rows.append((f"  {label}", [f"{100 * getattr(e.units[n], field) / e.latency_s:.0f}" for n in names]))
+    return [f"{label:<26}" + "".join(f"{cell:>8}" for cell in cells) for label, cells in rows]

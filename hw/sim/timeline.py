@@ -1,0 +1,228 @@
+"""A recorded run as arrays that pictures are drawn from: when each uOP ran, what moved off chip, how full streams were.
+
+A run of 24 layers has millions of steps; everything here is per uOP or binned, without a Python object per step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+import numpy.typing as npt
+
+from ...isa.network import Firings, seconds_by_rate
+from .machine import Machine, causes
+
+Floats = npt.NDArray[np.float64]
+Ints = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True, eq=False)
+class Track:
+    """The uOPs of one process (a unit, a decoder, the dispatcher), in order. Clocks in seconds from the first
+    instruction on: of the first step's start and of the last one's end.
+
+    number: of the uOP (of the mOP group, of the packet). origin: packet, or list position. cause: which
+    of `Timeline.causes` most of its time went to, by the steps' own durations. busy: seconds, at most the time between
+    start and end but where lanes run side by side. parts: the same per cause, a row for each uOP.
+    """
+
+    name: str
+    number: Ints
+    origin: Ints
+    start: Floats
+    end: Floats
+    busy: Floats
+    cause: Ints
+    parts: Floats
+
+
+@dataclass(frozen=True, eq=False)
+class Transfers:
+    """Steps that move bytes off chip at one rate: clocks in seconds and bytes of each."""
+
+    rate: str
+    cause: str
+    start: Floats
+    end: Floats
+    bytes: Floats
+
+
+@dataclass(frozen=True, eq=False)
+class Pairs:
+    """Words that went from one firing to another, by their rows in the log."""
+
+    put: Ints
+    got: Ints
+    words: Ints
+
+
+class Timeline:
+    """A program's run, to be drawn. Times leave out the launch."""
+
+    def __init__(self, machine: Machine) -> None:
+        self.machine = machine
+        self.log: Firings = machine.timing.firings
+        overlay = machine.program.overlay
+        self.causes: list[str] = list(dict.fromkeys(causes(overlay)))
+        """Headings of the critical path."""
+        self.rates = list(seconds_by_rate(overlay))
+        of_rate = np.array([self.causes.index(c) for c in causes(overlay)], np.int64)
+        steps = self.log.steps
+        seconds = np.array([*seconds_by_rate(overlay).values()])
+        self._rate_of_step = np.array([s.rate for s in steps] or [0], np.int64)
+        self._amount_of_step = np.array([s.amount for s in steps] or [0.0])
+        self._cause_of_step = of_rate[self._rate_of_step]
+        self._seconds_of_step = self._amount_of_step * seconds[self._rate_of_step]
+        self.unit = np.frombuffer(self.log.unit, np.int32)
+        self.step = np.frombuffer(self.log.step, np.int32)
+        self.start = np.frombuffer(self.log.start, np.float64)
+        self.end = np.frombuffer(self.log.end, np.float64)
+        self.number = np.frombuffer(self.log.number, np.int32)
+        self.origin = np.frombuffer(self.log.origin, np.int32)
+
+    @property
+    def seconds(self) -> float:
+        """When the last step ends."""
+        return self.machine.timing.latency
+
+    @cached_property
+    def took(self) -> Floats:
+        """Each step's own duration. What is left until its end it waited for words that stream in."""
+        return np.asarray(self._seconds_of_step[self.step])
+
+    @cached_property
+    def cause(self) -> Ints:
+        """Which of `causes` each step's duration counts under."""
+        return np.asarray(self._cause_of_step[self.step], np.int64)
+
+    @cached_property
+    def fetches(self) -> npt.NDArray[np.bool_]:
+        """Which steps are a unit's waiting for its next uOP. They belong to no uOP, although a log counts them with the
+        one before."""
+        overlay = self.machine.program.overlay
+        units = {u.name for u in overlay.units}
+        is_unit = np.array([name in units for name in self.machine.plan.processes])
+        fetch = np.array([any(c >= len(overlay.streams) for c in s.gets) for s in self.log.steps] or [False])
+        found: npt.NDArray[np.bool_] = is_unit[self.unit] & fetch[self.step]
+        return found
+
+    def ends(self, unit: str, uops: Sequence[int]) -> Floats:
+        """When the last step of each of these uOPs of a unit ends."""
+        own = (self.unit == self.machine.plan.processes.index(unit)) & ~self.fetches
+        at = np.zeros(max([*uops, int(self.number[own].max(initial=0))]) + 1)
+        np.maximum.at(at, self.number[own], self.end[own])
+        return at[list(uops)]
+
+    @cached_property
+    def tracks(self) -> list[Track]:
+        """Every process that did something, units first."""
+        names = self.machine.plan.processes
+        order = np.argsort(np.where(self.fetches, len(names), self.unit), kind="stable")
+        bounds = np.searchsorted(self.unit[order[: len(order) - self.fetches.sum()]], np.arange(len(names) + 1))
+        found = [self._track(name, order[a:b]) for name, a, b in zip(names, bounds, bounds[1:], strict=False) if a < b]
+        units = {u.name: i for i, u in enumerate(self.machine.program.overlay.units)}
+        return sorted(found, key=lambda t: units.get(t.name, len(units)))
+
+    def _track(self, name: str, rows: Ints) -> Track:
+        """rows: the process's firings."""
+        rows = rows[np.argsort(self.number[rows], kind="stable")]
+        number = self.number[rows]
+        first = np.flatnonzero(np.r_[True, number[1:] != number[:-1]])
+        took = self._seconds_of_step[self.step[rows]]
+        which = np.repeat(np.arange(len(first)), np.diff(np.r_[first, len(rows)]))
+        per_cause = np.zeros((len(first), len(self.causes)))
+        np.add.at(per_cause, (which, self._cause_of_step[self.step[rows]]), took)
+        return Track(
+            name=name,
+            number=number[first].astype(np.int64),
+            origin=np.maximum.reduceat(self.origin[rows], first).astype(np.int64),
+            start=np.minimum.reduceat(self.start[rows], first),
+            end=np.maximum.reduceat(self.end[rows], first),
+            busy=per_cause.sum(axis=1),
+            cause=per_cause.argmax(axis=1),
+            parts=per_cause,
+        )
+
+    @cached_property
+    def transfers(self) -> list[Transfers]:
+        """Of every rate in bytes per second, in the overlay's order."""
+        out = []
+        for i, name in enumerate(self.rates):
+            rate = self.machine.program.overlay.rates.get(name)
+            if rate is None or rate.unit != "GB/s":
+                continue
+            rows = np.flatnonzero(self._rate_of_step[self.step] == i)
+            amounts = self._amount_of_step[self.step[rows]]
+            out.append(Transfers(name, rate.cause, self.start[rows], self.end[rows], amounts))
+        return out
+
+    @cached_property
+    def streams(self) -> list[str]:
+        """Names by number, as in `Step.gets` and `Step.puts`; the FIFOs of the instruction path come last."""
+        return list(self.machine.timing.waits)
+
+    @cached_property
+    def _moves(self) -> list[tuple[Ints, Ints]]:
+        """Of each stream: the firings that put to it and those that got from it, in the order of its words."""
+        out = []
+        for kind in ("puts", "gets"):
+            peers = [getattr(s, kind) for s in self.log.steps]
+            counts = np.array([len(p) for p in peers] or [0], np.int64)
+            at = np.cumsum(counts) - counts
+            flat = np.array([c for p in peers for c in p], np.int16)
+            each = counts[self.step]
+            rows = np.repeat(np.arange(len(each)), each)
+            within = np.arange(len(rows)) - np.repeat(np.cumsum(each) - each, each)
+            stream = flat[at[self.step[rows]] + within]
+            order = np.argsort(stream, kind="stable")
+            out.append(np.split(rows[order], np.searchsorted(stream[order], np.arange(1, len(self.streams)))))
+        return list(zip(*out, strict=True))
+
+    @cached_property
+    def _words_of_step(self) -> Ints:
+        return np.array([s.words for s in self.log.steps] or [0], np.int64)
+
+    def moved(self, stream: int) -> Pairs:
+        """Who sent what to whom on a stream, by number: its words in order, cut where a put or a get ends. A stream is
+        a FIFO, so the n-th word put is the n-th word got."""
+        put, got = self._moves[stream]
+        sent, taken = (np.cumsum(self._words_of_step[self.step[rows]]) for rows in (put, got))
+        ends = np.union1d(sent, taken)
+        starts = np.r_[np.int64(0), ends][: len(ends)]
+        return Pairs(
+            put=put[np.searchsorted(sent, starts, "right")],
+            got=got[np.searchsorted(taken, starts, "right")],
+            words=ends - starts,
+        )
+
+    def fill(self, streams: Sequence[int]) -> Iterator[tuple[Floats, Ints]]:
+        """For each stream, by number: the clocks at which its fill changes, and the words in it from then on. A word is
+        in it from when its writer has put the last of it until its reader has taken the last."""
+        for stream in streams:
+            put, got = self._moves[stream]
+            rows = np.r_[put, got]
+            clocks = self.end[rows]
+            order = np.argsort(clocks, kind="stable")  # at one clock, in before out
+            words = self._words_of_step[self.step[rows]]
+            words[len(put) :] *= -1
+            clocks, level = clocks[order], np.cumsum(words[order])
+            last = np.r_[clocks[1:] != clocks[:-1], True][: len(clocks)]
+            yield clocks[last], level[last]
+
+    def binned(self, start: Floats, end: Floats, amount: Floats, edges: Floats) -> Floats:
+        """How much of each amount, spread evenly from its start to its end, falls between neighbouring edges."""
+        into = np.zeros(len(edges))
+        if not len(start):
+            return into[:-1]
+        length = np.maximum(end - start, 1e-15)
+        rate = amount / length
+        # the amount done by time t is the sum of clipped ramps: two straight pieces each
+        knots = np.r_[start, end]
+        slope = np.r_[rate, -rate]
+        order = np.argsort(knots, kind="stable")
+        knots, slope = knots[order], np.cumsum(slope[order])
+        done = np.r_[0.0, np.cumsum(np.diff(knots) * slope[:-1])]
+        return np.diff(np.interp(edges, knots, done))

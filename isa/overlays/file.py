@@ -1,0 +1,79 @@
+"""Overlay files: what is different from an overlay that ships, as TOML.
+
+```toml
+overlay = "xnn"
+[rates]
+ddr_read_gbs = 42.0
+mop_fifo_depth = 8
+[streams]
+"MeshA->MME0" = 4
+```
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import tomllib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from ..datapath import FIFO_DEPTHS, Overlay
+from ..errors import ProgramError
+
+SECTIONS = ("rates", "streams")
+
+
+def changed(overlay: Overlay, path: str | os.PathLike[str]) -> Overlay:
+    """`overlay` with what a file says. Raises `ProgramError` naming the file and what it cannot mean."""
+    try:
+        given = tomllib.loads(Path(path).read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise ProgramError(f"{path}: no such file") from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as e:
+        raise ProgramError(f"{path}: no TOML: {e}") from None
+    made_for = given.pop("overlay", overlay.name)
+    if made_for != overlay.name:
+        raise ProgramError(f"{path}: it is about overlay {made_for}, the program about {overlay.name}")
+    unknown = set(given) - set(SECTIONS)
+    if unknown:
+        raise ProgramError(
+            f"{path}: nothing is called {sorted(unknown)[0]!r} here, only overlay, {', '.join(SECTIONS)}"
+        )
+    try:
+        rates, depths = (dict(_numbers(name, given.get(name, {}))) for name in SECTIONS)
+        return overlay.with_depths(depths).with_rates(**rates)
+    except ProgramError as e:
+        raise ProgramError(f"{path}: {e}") from None
+
+
+def _numbers(section: str, given: Any) -> Iterator[tuple[str, float]]:
+    if not isinstance(given, dict):
+        raise ProgramError(f"{section} is a table of names and numbers")
+    for name, value in given.items():
+        if type(value) not in (int, float):
+            raise ProgramError(f"{section}: {name} = {value!r} is no number")
+        yield name, value
+
+
+def show(overlay: Overlay) -> str:
+    """An overlay's parameters as a file: value, unit, and where it comes from."""
+    lines = [f'overlay = "{overlay.name}"', "", "[rates]"]
+    for name, rate in overlay.rates.items():
+        how = "fitted" if rate.calibrated else "given"
+        lines.append(f"{f'{name} = {rate.value:g}':<24}# {rate.unit}; {how}: {rate.source}; counts as {rate.cause}")
+    lines += [f"{f'{name} = {getattr(overlay, name)}':<24}# slots" for name in FIFO_DEPTHS]
+    lines += ["", "[streams]  # depth in words"]
+    lines += [f'"{s.name}" = {s.depth}' for s in overlay.streams]
+    return "\n".join(lines) + "\n"
+
+
+def facts(overlay: Overlay) -> dict[str, Any]:
+    """The same as plain values."""
+    return {
+        "overlay": overlay.name,
+        "rates": {name: dataclasses.asdict(rate) for name, rate in overlay.rates.items()},
+        "fifos": {name: getattr(overlay, name) for name in FIFO_DEPTHS},
+        "streams": {s.name: s.depth for s in overlay.streams},
+    }

@@ -1,0 +1,55 @@
+"""The network of a traced module computed by PyTorch, segment by segment: what the machine is compared with."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+import numpy.typing as npt
+import torch
+import torch.nn.functional as F  # noqa: N812 - its name everywhere
+
+from ..scheduler.segment import Activation, Array, Attention, Gemm, Network
+
+_ACTIVATIONS = {
+    Activation.GELU_TANH: lambda y: F.gelu(y, approximate="tanh"),
+    Activation.GELU_ERF: F.gelu,
+    Activation.RELU: F.relu,
+    Activation.SILU: F.silu,
+}
+
+
+def compute(
+    network: Network, layer: Gemm | Attention, values: Mapping[str, Array], lengths: npt.NDArray[np.int64] | None
+) -> Array:
+    """What a layer makes of `values`, float32 activations (batch, seq, columns) by name; lengths: int64 (batch,), the
+    keys that take part in each sequence."""
+    known = {name: torch.from_numpy(np.ascontiguousarray(v)) for name, v in values.items()}
+    y = _gemm(layer, known) if isinstance(layer, Gemm) else _attention(network, layer, known, lengths)
+    out: Array = y.numpy()
+    return out
+
+
+def _gemm(layer: Gemm, known: Mapping[str, torch.Tensor]) -> torch.Tensor:
+    y = known[layer.x] @ torch.from_numpy(layer.weight) + torch.from_numpy(layer.bias)
+    if layer.residual is not None:
+        residual = known[layer.residual]
+        y += residual if layer.residual_scale is None else residual * torch.from_numpy(layer.residual_scale)
+    if layer.activation is not None:
+        y = _ACTIVATIONS[layer.activation](y)
+    return y if layer.norm is None else F.layer_norm(y, y.shape[-1:], eps=layer.norm.eps)
+
+
+def _attention(
+    network: Network,
+    layer: Attention,
+    known: Mapping[str, torch.Tensor],
+    lengths: npt.NDArray[np.int64] | None,
+) -> torch.Tensor:
+    shape = network.batch, network.seq, layer.heads, layer.head_dim
+    q, k, v = (known[name].view(shape).transpose(1, 2) for name in (layer.q, layer.k, layer.v))
+    mask = None
+    if layer.masked and lengths is not None:
+        mask = (torch.arange(network.seq) < torch.from_numpy(lengths)[:, None])[:, None, None, :]
+    y = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=1.0)
+    return y.transpose(1, 2).reshape(network.batch, network.seq, -1)
