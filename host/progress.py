@@ -32,4 +32,5 @@ def working(what: str) -> Iterator[Callable[[float], None]]:
     finally:
         timer.cancel()
         timer.join()
-        bar.stop()
+        if bar.live.is_started:  # else it would write a line on a terminal without a cursor
+            bar.stop()

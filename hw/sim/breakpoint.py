@@ -89,7 +89,7 @@ def stop(machine: Machine, banks: Mapping[str, Array] | None, unit: str, number:
     if unit not in overlay.by_unit:
         raise ProgramError(f"overlay {overlay.name} has no unit {unit!r}; it has {', '.join(overlay.by_unit)}")
     run = Expansion(machine.program).runs[unit]
-    if number >= len(run):
+    if not 0 <= number < len(run):
         raise ProgramError(f"{unit} runs {len(run)} uOPs, numbered from 0: there is no uOP {number}")
     net = _Halting(machine, banks, unit, number)
     with one_blas_thread():
@@ -182,6 +182,8 @@ def _state(unit: Unit) -> tuple[dict[str, npt.NDArray[Any]], dict[str, int | flo
                 arrays[label] = item
             elif isinstance(item, Record):
                 flags |= {f"{label}.{x.name}": getattr(item, x.name) for x in item.FIELDS}
+            elif isinstance(item, np.generic):
+                flags[label] = item.item()
             elif type(item) in (int, float):
                 flags[label] = item
     return arrays, flags

@@ -21,35 +21,50 @@ then takes at most some 60 MB on XNN."""
 
 
 class Queue(Channel):
-    """A stream whose tokens are words and payload alone."""
+    """A stream whose entries are what a step put: the words of one payload, and the payloads, which a step that takes
+    as many gets as they are."""
 
     __slots__ = ()
 
-    tokens: deque[tuple[int, Any]]  # type: ignore[assignment]
+    tokens: deque[tuple[int, Sequence[Any]]]  # type: ignore[assignment]
 
     def __init__(self, name: str, capacity: int) -> None:
         super().__init__(name, capacity * DEEPER)
 
-    def take_all(self, words: int, times: int) -> list[Any]:
-        """`times` payloads of `words` words each."""
-        tokens = self.tokens
-        out = []
-        for _ in range(times):
-            size, payload = tokens.popleft()
-            if size != words:  # another size than the writer's
-                tokens.appendleft((size, payload))
-                payload = self._regrouped(words)
-            out.append(payload)
-        return out
+    def ready(self, words: int) -> int:
+        """How many payloads of `words` words can be taken at once."""
+        if self.filled < words:
+            return 0
+        size, payloads = self.tokens[0]
+        return len(payloads) if size == words else 1
+
+    def take_all(self, words: int, times: int) -> Sequence[Any]:
+        """That many payloads, at most as many as are ready."""
+        self.filled -= words * times
+        self.space += words * times
+        size, payloads = self.tokens[0]
+        if size != words:  # another size than the writer's
+            return [self._regrouped(words)]
+        if len(payloads) == times:
+            self.tokens.popleft()
+            return payloads
+        self.tokens[0] = size, payloads[times:]
+        return payloads[:times]
+
+    def put_all(self, words: int, payloads: Sequence[Any]) -> None:
+        self.filled += words * len(payloads)
+        self.space -= words * len(payloads)
+        self.tokens.append((words, payloads))
 
     def _regrouped(self, words: int) -> Any:
         timed = Channel(self.name, self.capacity)
         while words > timed.filled:
-            size, payload = self.tokens.popleft()
-            timed.tokens.append((size, payload, 0.0, 0.0, 0))
-            timed.filled += size
+            size, payloads = self.tokens.popleft()
+            for payload in payloads:
+                timed.tokens.append((size, payload, 0.0, 0.0, 0))
+                timed.filled += size
         payload, *_ = timed.take(words)
-        self.tokens.extendleft((size, rest) for size, rest, *_ in reversed(timed.tokens))
+        self.tokens.extendleft((size, [rest]) for size, rest, *_ in reversed(timed.tokens))
         return payload
 
 
@@ -103,49 +118,43 @@ class Dataflow(Network):
                     continue
                 fire = effect
             words, gets, puts = fire.words, fire.gets, fire.puts
+            if not gets and not puts and fire.do is None:  # it takes time, and nothing else
+                value, fire = [], None
+                continue
             n = left
             for channel in gets:
-                if channel.filled < n * words:
-                    n = channel.filled // words
-                    if not n:
-                        channel.reader = task
-                        break
+                n = min(n, channel.ready(words))  # type: ignore[attr-defined]
+                if not n:
+                    channel.reader = task
+                    break
             else:
                 for channel in puts:
-                    if channel.space < n * words:
-                        n = channel.space // words
-                        if not n:
-                            channel.writer = task
-                            break
+                    if channel.space < words:  # with room for one there is room for all: nothing breaks up on its way
+                        channel.writer = task
+                        n = 0
+                        break
             if not n:
                 task.pending, task.left = fire, left
                 return
             tokens = [channel.take_all(words, n) for channel in gets]  # type: ignore[attr-defined]
             results: Sequence[Any]
             if isinstance(fire, Burst):
+                value = None
                 results = fire.do(n, *tokens) if fire.do is not None else ()
             else:
                 value = [token for (token,) in tokens]
                 one = fire.do(*value) if fire.do is not None else fire.send
                 results = [(x,) for x in one] if one else ()
-            moved = n * words
             for channel in gets:
-                channel.filled -= moved
-                channel.space += moved
                 _wake(channel.writer, ready)
                 channel.writer = None
             for i, channel in enumerate(puts):
-                channel.filled += moved
-                channel.space -= moved
                 channel.last = (task.unit.name, task.unit.number, task.unit.issue)
-                payloads = results[i] if results else (None,) * n
-                channel.tokens.extend([(words, p) for p in payloads])  # type: ignore[misc]
+                channel.put_all(words, results[i] if results else (None,) * n)  # type: ignore[attr-defined]
                 _wake(channel.reader, ready)
                 channel.reader = None
             left -= n
             if not left:
-                if fire.times != 1:
-                    value = None
                 fire = task.pending = None
 
 

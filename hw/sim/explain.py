@@ -253,15 +253,20 @@ def _screen(e: Explanation) -> str:
     ]
     right = [*_under("whose unit had waited for", held), "", *_under("if this were twice as fast", gains)]
     left = _under("critical path", path)
-    out = [f"{a:<{WIDTH // 2}}{b}".rstrip() for a, b in zip_longest(left, right, fillvalue="")]
+    out = [f"{a:<{WIDTH // 2}}{b}" for a, b in zip_longest(left, right, fillvalue="")]
     rows = []
     for name, times, seconds, parts in _alike(e.segments):
-        mostly = ", ".join(f"{cause} {100 * s / seconds:.0f} %" for cause, s in list(parts.items())[:3] if seconds)
-        rows.append(f"{name[:31]:<32}{f'x{times}' if times > 1 else '':<4}{ms(seconds)} {share(seconds)}  {mostly}")
+        row = f"{name[:31]:<32}{f'x{times}' if times > 1 else '':<4}{ms(seconds)} {share(seconds)}"
+        mostly = [f"{cause} {100 * s / seconds:.0f} %" for cause, s in parts.items() if seconds]
+        while len(", ".join(mostly)) > WIDTH - len(row) or len(mostly) > 3:
+            mostly.pop()
+        rows.append(f"{row}  {', '.join(mostly)}")
     out += ["", *_under("segment, to its last store", _most(rows))]
     rows = [f"{x.where[-35:]:<36}{x.unit:<16}{ms(x.seconds)} {share(x.seconds)}  {x.cause}" for x in e.lines]
     out += ["", *_under("source line on the critical path", _most(rows))]
-    return "\n".join([*out, "", *_busiest(e)])
+    # names come from the program, and a program from anywhere: nothing that a terminal would obey
+    lines = ["".join(c if c.isprintable() else "?" for c in line) for line in [*out, "", *_busiest(e)]]
+    return "\n".join(line.rstrip() for line in lines)
 
 
 def _under(title: str, rows: Sequence[str]) -> list[str]:

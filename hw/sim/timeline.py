@@ -214,15 +214,16 @@ class Timeline:
 
     def binned(self, start: Floats, end: Floats, amount: Floats, edges: Floats) -> Floats:
         """How much of each amount, spread evenly from its start to its end, falls between neighbouring edges."""
-        into = np.zeros(len(edges))
+        at_once = end <= start
+        into: Floats = np.histogram(start[at_once], edges, weights=amount[at_once])[0]
+        start, end, amount = (x[~at_once] for x in (start, end, amount))
         if not len(start):
-            return into[:-1]
-        length = np.maximum(end - start, 1e-15)
-        rate = amount / length
+            return into
+        rate = amount / (end - start)
         # the amount done by time t is the sum of clipped ramps: two straight pieces each
         knots = np.r_[start, end]
         slope = np.r_[rate, -rate]
         order = np.argsort(knots, kind="stable")
         knots, slope = knots[order], np.cumsum(slope[order])
         done = np.r_[0.0, np.cumsum(np.diff(knots) * slope[:-1])]
-        return np.diff(np.interp(edges, knots, done))
+        return into + np.diff(np.interp(edges, knots, done))

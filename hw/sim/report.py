@@ -1,0 +1,535 @@
+"""A run as one HTML page that needs no network: timeline, critical path, utilization, roofline, program size, rates.
+
+The page is for people who doubt: every picture has its numbers beside it, every number its unit, and each cell of a
+table holds the exact value (`<data value=...>`). Only the timeline needs JavaScript.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import math
+import os
+import re
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from importlib.resources import files
+from typing import Any
+
+import jinja2
+import numpy as np
+from markupsafe import Markup
+
+from ...isa.datapath import Overlay, Rate
+from ...isa.files import replacing
+from ...isa.network import seconds_by_rate
+from ...isa.overlays import OVERLAYS
+from ...isa.statistics import count
+from .explain import Explanation, SegmentTime, explain
+from .machine import Machine, Run, launch_seconds
+from .roofline import Point, Roofline, roofline
+from .scene import scene
+from .timeline import Timeline, Track
+
+HUES = 10
+"""Colours of `report.css` for causes; the instruction path and the launch have their own."""
+MOST_SEGMENTS = 12
+"""Beyond it, segments whose names differ in numbers alone share a row."""
+MOST_LINES = 200
+
+
+def write_report(machine: Machine, path: str | os.PathLike[str], *, title: str) -> None:
+    """Write the page of a program's run.
+
+    title: what the program is called. Raises as `Machine.timing`, or `OSError` naming `path`, before any work is done.
+    """
+    with replacing(path) as temporary:
+        temporary.write_text(page(machine, title), encoding="utf-8")
+
+
+def page(machine: Machine, title: str) -> str:
+    """The page of a program's run."""
+    overlay = machine.program.overlay
+    explanation = explain(machine)
+    timeline = Timeline(machine)
+    slots = colours(overlay, timeline.causes)
+    css, js = _resource("report.css"), _resource("report.js")
+    environment = jinja2.Environment(
+        loader=jinja2.FunctionLoader(_resource), autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=False
+    )
+    unit, scale = _clock(explanation.latency_s)
+
+    def t(seconds: float, digits: int = 3) -> Markup:
+        return _number(seconds, f"{seconds * scale:,.{digits}f}")
+
+    environment.filters |= {"t": t, "pct": _percent, "mb": _megabytes, "n": _whole, "num": _rounded}
+    facts = _Facts(machine, explanation, timeline, slots, unit, scale)
+    return environment.get_template("report.html.j2").render(
+        title=title,
+        css=Markup(css),
+        css_hash=Markup(_hash(css)),
+        js=Markup(js),
+        js_hash=Markup(_hash(js)),
+        scene=Markup(scene(timeline, explanation, slots)),
+        **facts.all(),
+    )
+
+
+def colours(overlay: Overlay, causes: Sequence[str]) -> dict[str, str]:
+    """The colour of each cause, by its name in `report.css`: the same for every program of an overlay."""
+    rates = overlay.rates
+    fixed = {"control": "issue"}
+    fixed |= {rates[name].cause: "issue" for name in ("dispatch", "decode") if name in rates}
+    fixed |= {rates[name].cause: "launch" for name in ("launch_us",) if name in rates}
+    others = [c for c in causes if c not in fixed]
+    return {c: fixed[c] if c in fixed else f"p{others.index(c) % HUES}" for c in causes}
+
+
+@dataclass(frozen=True)
+class Part:
+    """A piece of a bar, from `at` on, as shares of the whole. slot: its colour."""
+
+    name: str
+    slot: str
+    share: float | None
+    at: float = 0.0
+    seconds: float = 0.0
+
+
+def _bar(pieces: Sequence[tuple[str, str, float]], whole: float) -> list[Part]:
+    """Pieces (name, colour, amount) side by side."""
+    out, at = [], 0.0
+    for name, slot, amount in pieces:
+        share = amount / whole if whole else 0.0
+        out.append(Part(name, slot, share, at, amount))
+        at += share
+    return out
+
+
+@dataclass(frozen=True)
+class Group:
+    """A row of segments."""
+
+    name: str
+    count: int
+    seconds: float
+    bar: list[Part]
+    mostly: str
+
+
+class _Facts:
+    """What the template shows."""
+
+    def __init__(
+        self,
+        machine: Machine,
+        explanation: Explanation,
+        timeline: Timeline,
+        slots: Mapping[str, str],
+        unit: str,
+        scale: float,
+    ) -> None:
+        self.machine = machine
+        self.overlay = machine.program.overlay
+        self.explanation = explanation
+        self.timeline = timeline
+        self.slots = slots
+        self.unit, self.scale = unit, scale
+        self.latency = explanation.latency_s
+        self.run: Run = machine.run()
+
+    def all(self) -> dict[str, Any]:
+        explanation = self.explanation
+        roof = roofline(self.timeline, explanation)
+        rates = self._rates()
+        fitted = [r for r in rates if r["calibrated"]]
+        units = self._units()
+        grouped = len(explanation.segments) > MOST_SEGMENTS
+        path = _bar([(c, self.slots[c], s) for c, s in explanation.causes.items()], self.latency)
+        worked = {u["name"] for u in units if u["busy"] > 0}
+        return {
+            "overlay": self.overlay,
+            "run": self.run,
+            "unit": self.unit,
+            "latency": self.latency or 1.0,
+            "explanation": explanation,
+            "slots": self.slots,
+            "verdict": self._verdict(),
+            "rates": rates,
+            "fitted": fitted,
+            "fitted_share": self._fitted_share(),
+            "changed": [r for r in rates if r["kind"] == "changed"],
+            "causes_legend": self._causes_legend(),
+            "path_parts": path,
+            "what_if": self._what_if(),
+            "grouped": grouped,
+            "groups": self._groups(grouped),
+            "lines": self._lines(),
+            "lines_share": sum(x.seconds for x in explanation.lines[:20]) / (self.latency or 1.0),
+            "units": units,
+            "sideways": any(u["sideways"] for u in units),
+            "unused": [u.name for u in self.overlay.units if u.name not in worked],
+            "states_legend": self._states_legend(),
+            "roof": roof,
+            "roof_rows": _roof_rows(roof),
+            "panels": _panels(roof),
+            "numbered": roof is not None and len(roof.segments) <= MOST_SEGMENTS,
+            "sizes": self._sizes(),
+            "size_legend": [Part("uOPs", "pale", None), Part("instructions (headers and mOPs)", "plain", None)],
+        }
+
+    def _time(self, seconds: float) -> str:
+        return f"{seconds * self.scale:,.3f} {self.unit}"
+
+    def _verdict(self) -> str:
+        """What bounds the run, in a sentence or two."""
+        causes, latency = self.explanation.causes, self.latency
+        if not causes or not latency:
+            return "The program takes no time."
+        cause = next(iter(causes))
+        text = f"What bounds it most: {cause}, {self._time(causes[cause])} or {100 * causes[cause] / latency:.1f} %"
+        text += " of the critical path."
+        best = next(iter(self.explanation.what_if), None)
+        if best is not None and best.latency_s < latency * 0.9995:
+            gain = 100 * (1 - best.latency_s / latency)
+            text += f" The rate most worth improving is {best.rate}: twice as good, the run would take "
+            text += f"{self._time(best.latency_s)}, {gain:.1f} % less."
+        return text
+
+    def _causes_legend(self) -> list[Part]:
+        """The causes that some unit spent time on."""
+        spent: Counter[str] = Counter()
+        for track in self.timeline.tracks:
+            for cause, seconds in zip(self.timeline.causes, track.parts.sum(axis=0).tolist(), strict=True):
+                spent[cause] += seconds
+        return [
+            Part(c, self.slots[c], None) for c in self.timeline.causes if spent[c] > 0 or c in self.explanation.causes
+        ]
+
+    # -- critical path --------------------------------------------------------------------------------------------
+
+    def _what_if(self) -> list[dict[str, Any]]:
+        out = []
+        for w in self.explanation.what_if:
+            gain = 1 - w.latency_s / self.latency if self.latency else 0.0
+            out.append(vars(w) | {"gain": gain, "bar": _bar([("gain", self.slots[w.cause], max(gain, 0.0))], 0.5)})
+        return out
+
+    def _groups(self, grouped: bool) -> list[Group]:
+        """Segments, or where there are many of them, those whose names differ in numbers alone together."""
+        found: dict[str, list[SegmentTime]] = {}
+        for i, s in enumerate(self.explanation.segments):
+            # names may repeat: without grouping every segment is a row
+            found.setdefault(re.sub(r"\d+", "*", s.name) if grouped else str(i), []).append(s)
+        rows = []
+        for key, group in found.items():
+            total: Counter[str] = Counter()
+            for s in group:
+                total.update(s.causes)
+            seconds = sum(s.end - s.start for s in group)
+            most = [f"{c} {100 * x / seconds:.0f} %" for c, x in total.most_common(3) if seconds]
+            pieces = [(c, self.slots[c], total[c]) for c in self.explanation.causes if total[c] > 0]
+            name = key if grouped else group[0].name
+            rows.append((name, len(group), seconds, pieces, ", ".join(most)))
+        longest = max((r[2] for r in rows), default=0.0)
+        return [Group(name, times, s, _bar(pieces, longest), mostly) for name, times, s, pieces, mostly in rows]
+
+    def _lines(self) -> list[dict[str, Any]]:
+        lines = self.explanation.lines[:MOST_LINES]
+        longest = max((x.seconds for x in lines), default=0.0)
+        return [vars(x) | {"bar": _bar([(x.cause, self.slots[x.cause], x.seconds)], longest)} for x in lines]
+
+    # -- units ----------------------------------------------------------------------------------------------------
+
+    def _units(self) -> list[dict[str, Any]]:
+        timeline = self.timeline
+        launch = launch_seconds(self.overlay)
+        tracks = {t.name: t for t in timeline.tracks}
+        processes = timeline.machine.plan.processes
+        ends = np.zeros(len(processes))
+        np.maximum.at(ends, timeline.unit, timeline.end)
+        out = []
+        for name, u in self.explanation.units.items():
+            whole = self.latency or 1.0
+            ended = max(self.latency - launch - float(ends[processes.index(name)]), 0.0)
+            waits = {"empty": u.empty, "full": u.full, "wait": u.instructions}
+            added = sum(waits.values())
+            rest = max(self.latency - launch - u.busy - ended, 0.0)
+            fits = rest / added if added else 0.0
+            pieces = [("launch", "launch", launch)] if launch else []
+            pieces += self._busy(tracks.get(name), u.busy)
+            pieces += [(STATES[slot], slot, seconds * fits) for slot, seconds in waits.items()]
+            pieces.append((STATES["ended"], "ended", ended))
+            out.append(
+                {
+                    "name": name,
+                    "bar": _bar(pieces, whole),
+                    "busy": u.busy / whole,
+                    "empty": u.empty / whole,
+                    "full": u.full / whole,
+                    "instructions": u.instructions / whole,
+                    "ended": ended / whole,
+                    "sideways": abs(added - rest) > 1e-6 * whole,
+                }
+            )
+        return out
+
+    def _busy(self, track: Track | None, busy: float) -> list[tuple[str, str, float]]:
+        """A unit's busy time by cause; lanes side by side together make up no more than it."""
+        if track is None or not track.busy.sum():
+            return []
+        parts = track.parts.sum(axis=0) * (busy / track.busy.sum())
+        return [
+            (c, self.slots[c], float(s)) for c, s in zip(self.timeline.causes, parts.tolist(), strict=True) if s > 0
+        ]
+
+    def _states_legend(self) -> list[Part]:
+        return [Part(name, slot, None) for slot, name in STATES.items()]
+
+    # -- program and rates ----------------------------------------------------------------------------------------
+
+    def _sizes(self) -> dict[str, Any]:
+        counts = count(self.machine.program)
+        kinds = list(counts["uops"])
+        kinds = [k for k in kinds if k != "total"]
+        listed = [k for k in kinds if k in self.overlay.preloaded]
+        widest = max((counts[key].get(k, 0) for key in ("bytes", "uop_bytes") for k in kinds), default=0)
+        rows = []
+        for kind in [*(k for k in kinds if k not in listed), "total", *listed]:
+            size, uops = counts["bytes"].get(kind, 0), counts["uop_bytes"].get(kind)
+            rows.append(
+                {
+                    "kind": kind,
+                    "total": kind == "total",
+                    "bytes": size,
+                    "uop_bytes": uops,
+                    "ratio": uops / size if uops and size else 0.0,
+                    "packets": counts["packets"].get(kind),
+                    "mops": counts["mops"].get(kind),
+                    "uops": counts["uops"].get(kind, 0),
+                    "uops_bar": _bar([("uOP bytes", "pale", uops or 0)], widest),
+                    "bytes_bar": _bar([("instruction bytes", "plain", size)], widest),
+                }
+            )
+        return {"rows": rows, "listed": listed}
+
+    def _rates(self) -> list[dict[str, Any]]:
+        known = OVERLAYS.get(self.overlay.name)
+        same = known is not None and known.fingerprint == self.overlay.fingerprint
+        own = known.rates if known is not None and same else self.overlay.rates
+        amounts = self.machine.timing.amounts
+        out = []
+        for name, rate in self.overlay.rates.items():
+            original = own.get(name, rate).value
+            kind = "changed" if rate.value != original else "fitted" if rate.calibrated else "given"
+            charged = rate.seconds if name == "launch_us" else amounts.get(name, 0.0) * rate.seconds
+            out.append(
+                vars(rate)
+                | {"name": name, "kind": kind, "own": original, "charged": charged, "slot": self.slots[rate.cause]}
+            )
+        return out
+
+    def _fitted_share(self) -> float:
+        """Share of the critical path that is charged at fitted rates."""
+        if not self.latency:
+            return 0.0
+        chain = self.machine.timing.chain
+        rates: list[Rate | None] = [self.overlay.rates.get(name) for name in seconds_by_rate(self.overlay)]
+        fitted = np.array([rate is not None and rate.calibrated for rate in rates])
+        seconds = np.asarray(chain.end, np.float64) - np.asarray(chain.start, np.float64)
+        share = float(seconds[fitted[np.asarray(chain.rate, np.int64)]].sum()) if len(seconds) else 0.0
+        launch = self.overlay.rates.get("launch_us")
+        return (share + (launch.seconds if launch and launch.calibrated else 0.0)) / self.latency
+
+
+STATES = {
+    "launch": "launch",
+    "empty": "waits: a stream is empty",
+    "full": "waits: a stream is full",
+    "wait": "waits for instructions",
+    "ended": "has ended",
+}
+"""What a unit does when it is not busy, by colour."""
+
+
+# -- roofline ---------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Mark:
+    """A point of a roofline, in pixels of its panel, with its label's place."""
+
+    x: float
+    y: float
+    r: float
+    whole: bool
+    title: str
+    text: str = ""
+    tx: float = 0.0
+    ty: float = 0.0
+    anchor: str = "start"
+
+
+def _roof_rows(roof: Roofline | None) -> list[dict[str, Any]]:
+    if roof is None:
+        return []
+    rows = []
+    for number, point in enumerate([roof.whole, *roof.segments]):
+        attainable, limit = roof.attainable(point)
+        rows.append(
+            {
+                "number": str(number) if number else "◆",
+                "point": point,
+                "whole": not number,
+                "attainable": attainable,
+                "limit": limit if point.flops else "–",
+                "reached": point.speed / attainable if attainable else 0.0,
+            }
+        )
+    return rows
+
+
+def _panels(roof: Roofline | None) -> list[dict[str, Any]]:
+    """One panel per port, all with the same scale of speeds."""
+    if roof is None:
+        return []
+    points = [p for p in (*roof.segments, roof.whole) if p.flops]
+    low = min([p.speed for p in points] + [roof.mix]) / 1e9 / 1.6
+    high = roof.peak / 1e9 * 1.35
+    return [_panel(roof, port.name, port.ceiling, points, low, high) for port in roof.ports]
+
+
+def _panel(
+    roof: Roofline, port: str, ceiling: float, points: Sequence[Point], low: float, high: float
+) -> dict[str, Any]:
+    left, right, top, bottom, width, height = 50.0, 556.0, 18.0, 250.0, 560, 290
+    inside = [p for p in points if p.bytes[port]]
+    ridge = roof.peak / ceiling
+    across = [p.intensity(port) for p in inside] + [ridge]
+    first, last = min(across) / 2, max(across) * 2
+
+    def x(value: float) -> float:
+        return round(left + (right - left) * math.log(value / first) / math.log(last / first), 1)
+
+    def y(gflops: float) -> float:
+        return round(bottom - (bottom - top) * math.log(gflops / low) / math.log(high / low), 1)
+
+    def roofed(limit: float) -> str:
+        """From where the slope enters the panel, up to the ridge, then level."""
+        start = max(first, low * 1e9 / ceiling)
+        bend = limit / ceiling
+        corners = [(start, start * ceiling), (bend, limit), (last, limit)]
+        return " ".join(f"{x(a)},{y(b / 1e9)}" for a, b in corners)
+
+    few = len(roof.segments) <= MOST_SEGMENTS
+    marks: list[Mark] = []
+    taken: list[tuple[float, float, float, float]] = []
+    for p in points:
+        if p.bytes[port]:
+            taken.append((x(p.intensity(port)) - 5, y(p.speed / 1e9) - 5, 10.0, 10.0))
+    for p in inside:
+        at = x(p.intensity(port)), y(p.speed / 1e9)
+        attainable = min(roof.peak, ceiling * p.intensity(port))
+        title = f"{p.name}: {p.speed / 1e9:,.0f} GFLOP/s at {p.intensity(port):,.1f} FLOP/B, "
+        title += f"{100 * p.speed / attainable:.0f} % of what this port allows"
+        text = p.name if p is roof.whole else str(roof.segments.index(p) + 1) if few else ""
+        tx, ty, anchor = _place(at, text, taken, right) if text else (0.0, 0.0, "start")
+        marks.append(Mark(*at, 5.0 if few else 3.0, p is roof.whole, title, text, tx, ty, anchor))
+    whole = roof.whole
+    drop = None
+    if whole.bytes[port]:
+        limit = min(roof.peak, ceiling * whole.intensity(port))
+        drop = (x(whole.intensity(port)), y(whole.speed / 1e9), y(limit / 1e9))
+    return {
+        "port": port,
+        "ceiling": ceiling,
+        "left": left,
+        "right": right,
+        "top": top,
+        "bottom": bottom,
+        "width": width,
+        "height": height,
+        "x_ticks": [(x(v), f"{v:,g}") for v in _ticks(first, last)],
+        "y_ticks": [(y(v), f"{v:,g}") for v in _ticks(low, high)],
+        "roof": roofed(roof.peak),
+        "mix": roofed(roof.mix),
+        "drop": drop,
+        "marks": marks,
+    }
+
+
+def _place(
+    at: tuple[float, float], text: str, taken: list[tuple[float, float, float, float]], right: float
+) -> tuple[float, float, str]:
+    """Where a label touches neither a point nor another label, if there is such a place beside its point."""
+    wide, high = 6.6 * len(text), 11.0
+    x, y = at
+    best: tuple[float, float, float, str] | None = None
+    for dx, dy, anchor in (
+        (9, 4, "start"), (-9, 4, "end"), (0, -10, "middle"), (0, 19, "middle"),
+        (8, -7, "start"), (8, 15, "start"), (-8, -7, "end"), (-8, 15, "end"), (0, 32, "middle"), (0, -23, "middle"),
+    ):  # fmt: skip
+        box_x = x + dx - {"start": 0.0, "middle": wide / 2, "end": wide}[anchor]
+        box = (box_x, y + dy - high + 1, wide, high)
+        over = sum(_overlap(box, other) for other in taken) + max(0.0, box_x + wide - right) * high
+        if best is None or over < best[0]:
+            best = (over, x + dx, y + dy, anchor)
+    assert best is not None
+    box_x = best[1] - {"start": 0.0, "middle": wide / 2, "end": wide}[best[3]]
+    taken.append((box_x, best[2] - high + 1, wide, high))
+    return round(best[1], 1), round(best[2], 1), best[3]
+
+
+def _overlap(a: tuple[float, float, float, float], b: tuple[float, float, float, float]) -> float:
+    wide = min(a[0] + a[2], b[0] + b[2]) - max(a[0], b[0])
+    high = min(a[1] + a[3], b[1] + b[3]) - max(a[1], b[1])
+    return max(wide, 0.0) * max(high, 0.0)
+
+
+def _ticks(low: float, high: float) -> list[float]:
+    """1, 2 and 5 times powers of ten; finer within less than a decade, coarser over many."""
+    decades = math.log10(high / low)
+    steps = (1, 2, 3, 4, 5, 6, 8) if decades < 0.8 else (1, 2, 5) if decades < 4 else (1,)
+    exponents = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
+    return [s * 10.0**e for e in exponents for s in steps if low <= s * 10.0**e <= high]
+
+
+# -- text -------------------------------------------------------------------------------------------------------------
+
+
+def _resource(name: str) -> str:
+    return (files(__package__) / name).read_text(encoding="utf-8")
+
+
+def _hash(text: str) -> str:
+    """What the page's security policy allows: exactly this text."""
+    return "sha256-" + base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
+
+
+def _clock(latency: float) -> tuple[str, float]:
+    """The unit of times on a page, and how many of it make a second."""
+    return ("s", 1.0) if latency >= 1 else ("ms", 1e3) if latency >= 1e-3 else ("µs", 1e6)
+
+
+def _number(value: float, text: str) -> Markup:
+    return Markup('<data value="{}">{}</data>').format(repr(float(value)), text)
+
+
+def _whole(value: int) -> Markup:
+    return Markup('<data value="{}">{}</data>').format(int(value), f"{value:,}")
+
+
+def _rounded(value: float, digits: int) -> Markup:
+    return _number(value, f"{value:,.{digits}f}")
+
+
+def _percent(share: float) -> str:
+    return f"{100 * share:.1f} %"
+
+
+def _megabytes(size: int) -> Markup:
+    for unit, one in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
+        if size >= one:
+            return Markup('<data value="{}">{}</data> <small>{}</small>').format(size, f"{size / one:,.2f}", unit)
+    return Markup('<data value="{}">{}</data> <small>B</small>').format(size, f"{size:,}")

@@ -1,0 +1,154 @@
+"""Attainable against achieved: a program's roofline, from what the overlay says and what the run was charged.
+
+A port is a unit that moves bytes off chip. Its loads and stores take turns, so its ceiling is that of the program's mix
+of them. The compute ceiling is the best that any op of the program reaches while it computes, on every unit of its kind
+at once: no overlay states a peak, but what one op takes follows from its rates.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from .explain import Explanation
+from .machine import launch_seconds
+from .timeline import Floats, Timeline
+
+
+@dataclass(frozen=True)
+class Port:
+    """A unit that moves bytes off chip, and how fast it would if it never waited, in bytes per second."""
+
+    name: str
+    rates: tuple[str, ...]
+    bytes: float
+    ceiling: float
+
+
+@dataclass(frozen=True)
+class Point:
+    """The whole program or one segment of it: what happened between two clocks. bytes: by port."""
+
+    name: str
+    seconds: float
+    flops: float
+    bytes: dict[str, float]
+
+    @property
+    def speed(self) -> float:
+        """FLOP per second."""
+        return self.flops / self.seconds if self.seconds else 0.0
+
+    def intensity(self, port: str) -> float:
+        """FLOP per byte; infinite where no byte was moved."""
+        return self.flops / self.bytes[port] if self.bytes[port] else float("inf")
+
+
+@dataclass(frozen=True)
+class Roofline:
+    """peak: FLOP per second of `units` units together. best: the op that reaches it; mix: what the program's own ops
+    would reach on all of them without ever waiting, set-up included."""
+
+    peak: float
+    mix: float
+    units: int
+    best: str
+    ports: tuple[Port, ...]
+    whole: Point
+    segments: tuple[Point, ...]
+
+    def attainable(self, point: Point) -> tuple[float, str]:
+        """FLOP per second that a point could reach, and what limits it: a port, or "compute"."""
+        limits = {p.name: p.ceiling * point.intensity(p.name) for p in self.ports}
+        lowest = min(limits, key=lambda name: limits[name], default="")
+        return (limits[lowest], lowest) if lowest and limits[lowest] < self.peak else (self.peak, "compute")
+
+
+def roofline(timeline: Timeline, explanation: Explanation) -> Roofline | None:
+    """None where the overlay counts no floating-point operations, or the program has none."""
+    machine = timeline.machine
+    overlay = machine.program.overlay
+    launch = launch_seconds(overlay)
+    edges = [0.0, *(s.end - launch for s in explanation.segments)]
+    spread = np.zeros(len(edges) - 1)
+    flops = peak = alone = 0.0
+    best, kinds = "", set()
+    for track in timeline.tracks:
+        ops = machine.program.preloaded.get(track.name, ())
+        each = np.array([float(overlay.flops(op)) for op in ops])
+        if not each.any():
+            continue
+        kind = overlay.by_unit[track.name].kind
+        kinds.add(kind)
+        flops += float(each.sum())
+        alone += float(track.busy.sum())
+        count = len(overlay.by_kind[kind])
+        each = np.r_[each, 0.0][np.minimum(track.number, len(each))]
+        computing = track.parts[np.arange(len(track.number)), track.cause]
+        speed = np.divide(each, computing, out=np.zeros(len(each)), where=computing > 0) * count
+        if speed.max(initial=0.0) > peak:
+            peak = float(speed.max())
+            best = f"{track.name} op {track.number[speed.argmax()]}"
+        spread += _spread(timeline, track.name, each, computing, np.asarray(edges))
+    if not peak or not alone:
+        return None
+    ports = _ports(timeline)
+    moved = {p.name: _moved(timeline, p, np.asarray(edges)) for p in ports}
+    units = sum(len(overlay.by_kind[k]) for k in kinds)
+    return Roofline(
+        peak=peak,
+        mix=flops / alone * units,
+        units=units,
+        best=best,
+        ports=tuple(ports),
+        whole=Point("whole program", explanation.latency_s, flops, {p.name: p.bytes for p in ports}),
+        segments=tuple(
+            Point(s.name, s.end - s.start, float(spread[i]), {p.name: float(moved[p.name][i]) for p in ports})
+            for i, s in enumerate(explanation.segments)
+        ),
+    )
+
+
+def _spread(timeline: Timeline, unit: str, flops: Floats, computing: Floats, edges: Floats) -> Floats:
+    """A unit's operations between neighbouring edges: those of an op in proportion to the time it computes."""
+    if len(edges) < 2:
+        return np.zeros(0)
+    rows = np.flatnonzero(timeline.unit == timeline.machine.plan.processes.index(unit))
+    rows = rows[~timeline.fetches[rows]]
+    track = next(t for t in timeline.tracks if t.name == unit)
+    op = np.searchsorted(track.number, timeline.number[rows])
+    counts = timeline.cause[rows] == track.cause[op]
+    rows, op = rows[counts], op[counts]
+    rate = np.divide(flops, computing, out=np.zeros(len(flops)), where=computing > 0)
+    took = timeline.took[rows]
+    return timeline.binned(timeline.start[rows], timeline.start[rows] + took, took * rate[op], edges)
+
+
+def _ports(timeline: Timeline) -> list[Port]:
+    machine = timeline.machine
+    overlay = machine.program.overlay
+    moves = {t.rate: timeline.rates.index(t.rate) for t in timeline.transfers if len(t.bytes)}
+    rate_of_step = np.array([s.rate for s in timeline.log.steps] or [0])
+    amount_of_step = np.array([s.amount for s in timeline.log.steps] or [0.0])
+    out = []
+    for spec in overlay.units:
+        step = timeline.step[timeline.unit == machine.plan.processes.index(spec.name)]
+        moved = {n: float(amount_of_step[step[rate_of_step[step] == i]].sum()) for n, i in moves.items()}
+        moved = {n: b for n, b in moved.items() if b}
+        if moved:
+            seconds = sum(b * overlay.rates[n].seconds for n, b in moved.items())
+            out.append(Port(spec.name, tuple(moved), sum(moved.values()), sum(moved.values()) / seconds))
+    return out
+
+
+def _moved(timeline: Timeline, port: Port, edges: Floats) -> Floats:
+    """A port's bytes between neighbouring edges."""
+    if len(edges) < 2:
+        return np.zeros(0)
+    rates = [timeline.rates.index(r) for r in port.rates]
+    own = timeline.unit == timeline.machine.plan.processes.index(port.name)
+    rate_of_step = np.array([s.rate for s in timeline.log.steps] or [0])
+    amount_of_step = np.array([s.amount for s in timeline.log.steps] or [0.0])
+    rows = np.flatnonzero(own & np.isin(rate_of_step[timeline.step], rates))
+    return timeline.binned(timeline.start[rows], timeline.end[rows], amount_of_step[timeline.step[rows]], edges)

@@ -1,0 +1,391 @@
+"""A run as what the report's timeline draws: per lane its uOPs and, in fine bins, what its time went to.
+
+A page must stay small and quick for 24 layers, so what is drawn does not grow with the number of steps: time is cut
+into at most `MOST_BINS` bins, and uOPs beyond `MOST_UOPS` are merged. Everything else is a table of distinct texts.
+"""
+
+from __future__ import annotations
+
+import base64
+import dataclasses
+import json
+import zlib
+from collections.abc import Callable, Hashable, Mapping
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from ...isa.atlas import Atlas
+from ...isa.datapath import Overlay
+from ...isa.expansion import Accesses, Expansion
+from ...isa.fields import Record
+from ...isa.layout import BLOCK_COLS
+from ...isa.program import Layout, Program
+from .explain import Explanation
+from .machine import causes, launch_seconds
+from .timeline import Floats, Ints, Timeline, Track
+
+MOST_BINS = 1 << 16
+LEAST_BINS = 1 << 14
+"""Several to a pixel when the whole run is shown."""
+BIN = 0.25e-6
+"""Seconds; between those two, a bin is about as long."""
+MOST_UOPS = 400_000
+"""Over all lanes."""
+LEVELS = 255
+"""Of a share of a bin. Rounding is carried on to the next bin, so that sums are exact to one level."""
+LOAD, STORE = 0, 1
+
+
+class Blob:
+    """Arrays and a JSON header in one compressed text.
+
+    Layout before compression: the header's length (uint32), the header, zeros up to a multiple of 8, the arrays, each
+    at a multiple of 8. In the header an array stands as [offset, count, type].
+    """
+
+    def __init__(self) -> None:
+        self._parts: list[bytes] = []
+        self._size = 0
+
+    def array(self, values: npt.ArrayLike) -> list[Any]:
+        """Non-negative whole numbers, in the smallest type that holds them."""
+        wide = np.asarray(values, np.int64)
+        top = int(wide.max(initial=0))
+        kind = "u1" if top < 1 << 8 else "u2" if top < 1 << 16 else "u4"
+        data = np.minimum(wide, 0xFFFF_FFFF).astype(f"<{kind}").tobytes()
+        at = self._size
+        self._parts.append(data + bytes(-len(data) % 8))
+        self._size += len(self._parts[-1])
+        return [at, len(wide), kind]
+
+    def text(self, header: dict[str, Any]) -> str:
+        """All of it as base64."""
+        head = json.dumps(header, separators=(",", ":"), allow_nan=False).encode()
+        head += b" " * (-(len(head) + 4) % 8)
+        raw = b"".join([len(head).to_bytes(4, "little"), head, *self._parts])
+        return base64.b64encode(zlib.compress(raw, 6)).decode()
+
+
+class _Texts:
+    """Distinct texts by number."""
+
+    def __init__(self) -> None:
+        self.all: list[str] = []
+        self._known: dict[str, int] = {}
+
+    def number(self, text: str) -> int:
+        n = self._known.setdefault(text, len(self.all))
+        if n == len(self.all):
+            self.all.append(text)
+        return n
+
+
+def scene(timeline: Timeline, explanation: Explanation, slots: Mapping[str, str]) -> str:
+    """The data of the page's timeline, for `report.js`. slots: the colour of each cause."""
+    return _Scene(timeline, explanation).text(slots)
+
+
+class _Scene:
+    def __init__(self, timeline: Timeline, explanation: Explanation) -> None:
+        self.timeline = timeline
+        self.explanation = explanation
+        machine = timeline.machine
+        # as it ran: run-time parameters change uOPs
+        self.program: Program = dataclasses.replace(machine.program, packets=tuple(machine.packets))
+        self.overlay: Overlay = self.program.overlay
+        self.expansion = Expansion(self.program)
+        self.launch = launch_seconds(self.overlay)
+        self.latency = explanation.latency_s
+        bins = 1 << int(np.ceil(np.log2(max(self.latency / BIN, 1))))
+        self.edges = np.linspace(0, max(self.latency, 1e-12), int(np.clip(bins, LEAST_BINS, MOST_BINS)) + 1)
+        self.tick = max(1e-10, self.latency / 4e9)
+        self.blob = Blob()
+        self.texts, self.places = _Texts(), _Texts()
+        total = sum(len(t.number) for t in timeline.tracks)
+        self.merge = total > MOST_UOPS
+        self.most = max(1, MOST_UOPS // max(len(timeline.tracks), 1))
+        chain = machine.timing.chain
+        headings = np.array([timeline.causes.index(c) for c in causes(self.overlay)], np.int64)
+        first = [timeline.causes.index(self.overlay.rates["launch_us"].cause)] if self.launch else []
+        # from the launch on, which no unit has a part in; the chain itself runs backwards
+        self.path_unit = np.r_[[-1] * len(first), chain.unit[::-1]].astype(np.int64)
+        self.path_cause = np.r_[first, headings[np.array(chain.rate[::-1], np.int64)]].astype(np.int64)
+        self.path_start = np.r_[[0.0] * len(first), np.array(chain.start[::-1], np.float64) + self.launch]
+        self.path_end = np.r_[[self.launch] * len(first), np.array(chain.end[::-1], np.float64) + self.launch]
+
+    def text(self, slots: Mapping[str, str]) -> str:
+        units = {u.name for u in self.overlay.units}
+        path = [[c, rows] for c, rows in self._by_cause(self.path_start, self.path_end, self.path_cause)]
+        header = {
+            "latency": self.latency,
+            "launch": self.launch,
+            "tick": self.tick,
+            "bins": len(self.edges) - 1,
+            "levels": LEVELS,
+            "causes": self.timeline.causes,
+            "slots": [slots[c] for c in self.timeline.causes],
+            "segments": [[s.name, s.start, s.end] for s in self.explanation.segments],
+            "path": path,
+            "spans": self._spans(),
+            "lanes": [self._lane(t, t.name in units) for t in self.timeline.tracks],
+            "rates": self._rates(),
+            "buffers": [self._buffer(i) for i in range(len(self.program.buffers))],
+            "texts": self.texts.all,
+            "places": self.places.all,
+        }
+        return self.blob.text(header)
+
+    # -- shares of bins -------------------------------------------------------------------------------------------
+
+    def _share(self, start: Floats, end: Floats) -> list[Any] | None:
+        """How many levels of each bin the spans cover; None if none."""
+        filled = covered(start, end, self.edges) / (self.edges[1] - self.edges[0])
+        levels = np.diff(np.rint(np.cumsum(np.r_[0.0, filled]) * LEVELS)).astype(np.int64)
+        return self.blob.array(np.maximum(levels, 0)) if levels.any() else None
+
+    def _spans(self) -> dict[str, Any]:
+        """The critical path exactly: pieces of one cause on one lane, from clock 0 without gaps."""
+        lane = np.full(len(self.timeline.machine.plan.processes) + 1, 255, np.int64)
+        for i, track in enumerate(self.timeline.tracks[:255]):
+            lane[self.timeline.machine.plan.processes.index(track.name)] = i
+        on = lane[self.path_unit]  # the launch is on none, the last of `lane`
+        first = np.flatnonzero(np.r_[True, (np.diff(on) != 0) | (np.diff(self.path_cause) != 0)][: len(on)])
+        end = np.rint(np.r_[self.path_start[first[1:]], self.path_end[-1:]] / self.tick).astype(np.int64)
+        return {
+            "took": self.blob.array(np.diff(end, prepend=0)),
+            "cause": self.blob.array(self.path_cause[first]),
+            "lane": self.blob.array(on[first]),
+        }
+
+    def _by_cause(self, start: Floats, end: Floats, cause: Ints) -> list[tuple[int, list[Any]]]:
+        out = []
+        for c in np.unique(cause).tolist():
+            row = self._share(start[cause == c], end[cause == c])
+            if row is not None:
+                out.append((c, row))
+        return out
+
+    def _rates(self) -> list[dict[str, Any]]:
+        """Bytes per bin of every bandwidth that was used."""
+        out = []
+        for t in self.timeline.transfers:
+            if len(t.bytes):
+                moved = self.timeline.binned(t.start + self.launch, t.end + self.launch, t.bytes, self.edges)
+                whole = np.maximum(np.diff(np.rint(np.cumsum(np.r_[0.0, moved]))), 0)
+                gbs = self.overlay.rates[t.rate].value
+                cause = self.timeline.causes.index(t.cause)
+                out.append({"name": t.rate, "cause": cause, "gbs": gbs, "bytes": self.blob.array(whole)})
+        return out
+
+    # -- lanes ----------------------------------------------------------------------------------------------------
+
+    def _lane(self, track: Track, is_unit: bool) -> dict[str, Any]:
+        timeline = self.timeline
+        unit = timeline.machine.plan.processes.index(track.name)
+        rows = np.flatnonzero((timeline.unit == unit) & ~timeline.fetches)
+        start = timeline.start[rows] + self.launch
+        end, cause = start + timeline.took[rows], timeline.cause[rows]
+        held = self._held(track.name) if is_unit else None
+        directions: list[list[Any]] = []
+        if held is not None and 0 < held.store.sum() < len(held.store):
+            stores = np.zeros(int(timeline.number[rows].max(initial=0)) + 2, bool)
+            stores[held.uop[held.store]] = True
+            store = stores[timeline.number[rows]]
+            for way, which in ((LOAD, ~store), (STORE, store)):
+                directions += [[c, row, way] for c, row in self._by_cause(start[which], end[which], cause[which])]
+        else:
+            directions = [[c, row, LOAD] for c, row in self._by_cause(start, end, cause)]
+        mine = self.path_unit == unit
+        lane: dict[str, Any] = {
+            "name": track.name,
+            "unit": is_unit,
+            "ops": track.name in self.program.preloaded,
+            "both": any(way == STORE for _, _, way in directions),
+            "busy": timeline.machine.timing.busy[track.name] / self.latency if self.latency else 0.0,
+            "rows": directions,
+            "steps": int(np.count_nonzero(timeline.took[rows])),
+            "path": self._share(self.path_start[mine], self.path_end[mine]),
+        }
+        return lane | self._uops(track, is_unit, held)
+
+    def _uops(self, track: Track, is_unit: bool, held: _Held | None) -> dict[str, Any]:
+        """The uOPs of a lane, or where there are too many of them groups that follow on each other."""
+        count = len(track.number)
+        first = np.arange(count)
+        if self.merge and count and track.name not in self.program.preloaded:
+            first = np.flatnonzero(np.r_[True, track.origin[1:] != track.origin[:-1]])
+        if self.merge and len(first) > self.most:
+            first = first[:: -(-len(first) // self.most)]
+        size = np.diff(np.r_[first, count])
+        last = first + size - 1
+        start = np.rint((track.start[first] + self.launch) / self.tick).astype(np.int64)
+        end = np.rint((track.end[last] + self.launch) / self.tick).astype(np.int64)
+        parts = np.add.reduceat(track.parts, first, axis=0) if count else track.parts
+        mixes, mix = np.unique(np.rint(parts / self.tick).astype(np.int64), axis=0, return_inverse=True)
+        describe = self._describe_uop(track.name) if is_unit else self._describe_packet(track.name)
+        out: dict[str, Any] = {
+            "start": self.blob.array(np.diff(start, prepend=0)),
+            "took": self.blob.array(end - start),
+            "number": self.blob.array(np.diff(track.number[first], prepend=0)),
+            "size": self.blob.array(size),
+            "mix": self.blob.array(mix.reshape(-1)),
+            "mixes": [[[c, t] for c, t in enumerate(row) if t] for row in mixes.tolist()],
+            "text": self.blob.array(_numbered(track.number[first] if is_unit else track.origin[first], describe)),
+            "place": self.blob.array(
+                _numbered(track.origin[first], lambda o: self.places.number(self.program.where(track.name, o)))
+            ),
+        }
+        if held is not None:
+            buffer, at = held.table(int(track.number.max(initial=0)) + 1)
+            out["buffer"] = self.blob.array(buffer[track.number[first]] + 1)
+            out["at"] = self.blob.array(at[track.number[first]])
+            size_of = np.zeros(int(track.number.max(initial=0)) + 1, np.int64)
+            size_of[held.uop] = held.size
+            out["elements"] = self.blob.array(size_of[track.number[first]])
+        return out
+
+    def _describe_uop(self, unit: str) -> Callable[[int], int]:
+        """Number of the text for a uOP of a unit, by the uOP's number."""
+        kinds = self.expansion.runs[unit].kinds
+        known: dict[Hashable, int] = {}
+
+        def number(uop: int) -> int:
+            kind = int(kinds[uop]) if uop < len(kinds) else -1
+            if kind not in known:
+                text = "end" if kind < 0 else describe(unit, self.expansion.uops[kind], self.overlay)
+                known[kind] = self.texts.number(text)
+            return known[kind]
+
+        return number
+
+    def _describe_packet(self, process: str) -> Callable[[int], int]:
+        """The same for a decoder or the dispatcher, by packet."""
+        overlay = self.overlay
+
+        def number(packet: int) -> int:
+            if not 0 <= packet < len(self.program.packets):
+                return self.texts.number("")
+            h = self.program.packets[packet].header
+            if not h.opcode:
+                return self.texts.number("empty packet")
+            form = overlay.by_opcode[h.opcode]
+            to = (
+                "" if process != "dispatcher" else " → " + ", ".join(u.name for u in overlay.selected(h.opcode, h.mask))
+            )
+            what = "terminator" if h.last else f"{h.window} mOPs × {h.reuse}"
+            return self.texts.number(f"packet {packet}: {form.name}{to}, {what}")
+
+        return number
+
+    # -- off-chip memory ------------------------------------------------------------------------------------------
+
+    def _held(self, unit: str) -> _Held | None:
+        """What a unit's uOPs touch off chip."""
+        for bank, accesses in self.expansion.accesses.items():
+            mine = [i for i, u in enumerate(accesses.units) if u.name == unit]
+            if mine:
+                rows = np.flatnonzero(accesses.unit == mine[0])
+                owners = self._owners(bank, accesses)[rows]
+                unit_of = self.overlay.address_unit
+                offsets = np.array([b.offset * unit_of for b in self.program.buffers] or [0], np.int64)
+                at = accesses.start[rows] - np.where(owners >= 0, offsets[owners], 0)
+                return _Held(accesses.uop[rows], accesses.store[rows], accesses.size[rows], owners, at)
+        return None
+
+    def _owners(self, bank: str, accesses: Accesses) -> Ints:
+        """The buffer that each access touches, by number, or -1: as `isa.segments` tells apart those that share
+        memory."""
+        unit = self.overlay.address_unit
+        atlas = Atlas(self.program.buffers, unit)
+        buffers = [b for b in self.program.buffers if b.bank == bank]
+        edges = np.unique([e for b in buffers for e in (b.offset * unit, b.offset * unit + b.size)])
+        cells = np.searchsorted(edges, accesses.start, "right").tolist()
+        known: dict[tuple[int, bool], int] = {}
+        touched: set[tuple[int, bool]] = set()
+        out = np.full(len(accesses), -1, np.int64)
+        rows = zip(cells, accesses.start.tolist(), accesses.store.tolist(), strict=True)
+        for i, (cell, start, store) in enumerate(rows):
+            order = known.get((cell, store))
+            if order is None:
+                found = atlas.around(bank, start // unit, store)
+                order = known[cell, store] = found[0][0] if found else -1
+            out[i] = order
+            if order >= 0 and (order, store) not in touched:
+                touched.add((order, store))
+                atlas.touch(bank, order, store)
+                known.clear()
+        return out
+
+    def _buffer(self, number: int) -> list[Any]:
+        """Name, and in blocks of 128x64 how wide it is; 0 where it is not blocked."""
+        b = self.program.buffers[number]
+        return [b.name, b.shape[1] // BLOCK_COLS if b.layout is Layout.BLOCKED and len(b.shape) == 2 else 0]
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class _Held:
+    """Off-chip accesses of one unit: uOP number, direction, elements, buffer number or -1, first element in it."""
+
+    uop: Ints
+    store: npt.NDArray[np.bool_]
+    size: Ints
+    buffer: Ints
+    at: Ints
+
+    def table(self, count: int) -> tuple[Ints, Ints]:
+        """Buffer and first element by uOP number; -1 and 0 where there is none."""
+        buffer, at = np.full(count, -1, np.int64), np.zeros(count, np.int64)
+        inside = self.uop < count
+        buffer[self.uop[inside]], at[self.uop[inside]] = self.buffer[inside], self.at[inside]
+        return buffer, at
+
+
+def _numbered(keys: Ints, number: Callable[[int], int]) -> Ints:
+    """`number` of each key, asked once for each distinct one."""
+    distinct, which = np.unique(keys, return_inverse=True)
+    return np.array([number(int(k)) for k in distinct], np.int64)[which] if len(keys) else keys
+
+
+def covered(start: Floats, end: Floats, edges: Floats) -> Floats:
+    """Seconds of the spans between neighbouring edges, which are evenly spaced; spans may overlap."""
+    n, origin = len(edges) - 1, edges[0]
+    width = edges[1] - origin
+    done = np.zeros(n + 1)
+    for clocks, sign in ((start, 1.0), (end, -1.0)):
+        # what has begun before an edge has lasted for the edge's clock less its own
+        at = np.clip(np.floor((clocks - origin) / width).astype(np.int64), 0, n - 1)
+        begun = np.cumsum(np.bincount(at, minlength=n))
+        clock = np.cumsum(np.bincount(at, clocks - origin, minlength=n))
+        done[1:] += sign * ((edges[1:] - origin) * begun - clock)
+    return np.maximum(np.diff(done), 0.0)
+
+
+def describe(unit: str, uop: Any, overlay: Overlay) -> str:
+    """What a uOP does, in a few words. The address of an off-chip access is left out: it is looked up."""
+    transfer = overlay.transfer(unit, uop)
+    words: list[str] = []
+    skipped: set[str] = set()
+    if transfer is not None:
+        words.append("store" if transfer.store else "load")
+        skipped = {"addr", "size", "store", "load"}
+    if isinstance(uop, Record):
+        for f in uop.FIELDS:
+            value = getattr(uop, f.name)
+            if not value or f.name in skipped:
+                continue
+            if f.source or f.to:
+                words.append(f"{f.source or ''}→{f.to or ''}")
+            else:
+                words.append(f.name if f.flag else f"{f.name}={value:g}")
+        return " ".join(words) or "nothing"
+    fields = uop._asdict() if hasattr(uop, "_asdict") else {"": uop}
+    for name, value in fields.items():
+        if name in skipped or value is False or value is None:
+            continue
+        if name == "peer" and transfer is not None:
+            words.append(f"{value}→" if transfer.store else f"→{value}")
+        else:
+            words.append(name if value is True else f"{name}={value}" if name else str(value))
+    return " ".join(words) or "nothing"

@@ -1,0 +1,476 @@
+"""A recorded run as a file for Perfetto (ui.perfetto.dev) and chrome://tracing: a track per unit, flows along streams,
+counters for bandwidth and the fill of FIFOs.
+
+The JSON object format of "Trace Event Format", docs.google.com/document/d/1CvAClvFfyA5R-PhYUmn5OOQtYMH4h6I0nSsKchNAySU.
+Times are microseconds. Perfetto cuts them to whole nanoseconds and drops a slice that then overlaps another, so
+everything here is whole nanoseconds, rounded once: what does not overlap in the run does not overlap in the file.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import gzip
+import io
+import json
+import os
+from bisect import bisect_right
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import IO, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from ...isa.expansion import Expansion, at, piece_name
+from ...isa.fields import Record
+from ...isa.files import replacing
+from ...isa.network import FIRST_WORD, LAST_WORD
+from ...isa.packet import Packet
+from ...isa.program import Buffer
+from ...isa.segments import segments
+from .machine import Machine, launch_seconds
+from .timeline import Floats, Ints, Timeline, Track
+
+Event = dict[str, Any]
+Bools = npt.NDArray[np.bool_]
+
+UNITS, INSTRUCTIONS, MEMORY, STREAMS = 1, 2, 3, 4
+PROCESSES = {UNITS: "units", INSTRUCTIONS: "instruction path", MEMORY: "off-chip memory", STREAMS: "streams"}
+"""What the viewers call processes. Perfetto tells threads by their number alone, and takes one with the number of its
+process for the main one: the numbers of tracks start above these."""
+
+MOST_SLICES = 300_000
+"""uOPs drawn one by one; of more, those of a unit that come from one packet are drawn as one."""
+
+MOST_FLOWS = 100_000
+"""Flows drawn; of more, only those for whose words the reader had waited."""
+
+MOST_CHANGES = 400
+"""Changes of a FIFO's fill that are drawn one by one; of more, means over time."""
+
+MOST_TOLD = 8
+"""uOPs that take no time and are named with the next one that does."""
+
+BANDWIDTH_BINS, FILL_BINS = 1000, 400
+"""At most as many; at least two fifths of it, but for runs of nanoseconds."""
+
+
+def write_trace(timeline: Timeline, path: str | os.PathLike[str]) -> None:
+    """Write a trace, compressed if `path` ends in .gz, whole or not at all. Raises `OSError` naming `path`."""
+    picture = Picture(timeline)
+    encode = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode
+    with replacing(path) as temporary, _opened(temporary, compressed=Path(path).suffix == ".gz") as file:
+        file.write('{"traceEvents":[\n')
+        comma = ""
+        for event in picture.events():
+            file.write(comma + encode(event))
+            comma = ",\n"
+        # behind the events: older viewers took the unit of display for that of the times, if they had met it by then
+        file.write(f'\n],\n"displayTimeUnit":"ns",\n"otherData":{encode(picture.notes())}}}\n')
+
+
+def events(timeline: Timeline) -> Iterator[Event]:
+    """The events of a trace, in the order of the file."""
+    return Picture(timeline).events()
+
+
+@contextmanager
+def _opened(path: Path, compressed: bool) -> Iterator[IO[str]]:
+    if not compressed:
+        with path.open("w", encoding="utf-8") as file:
+            yield file
+        return
+    # without a name and a time, equal runs give equal files
+    with (
+        path.open("wb") as raw,
+        gzip.GzipFile("", "wb", fileobj=raw, compresslevel=6, mtime=0) as packed,
+        io.TextIOWrapper(packed, "utf-8") as file,
+    ):
+        yield file
+
+
+def nanoseconds(seconds: Floats) -> Ints:
+    return np.rint(seconds * 1e9).astype(np.int64)
+
+
+def microseconds(ns: Ints) -> list[float]:
+    """The numbers to write, such that multiplying by 1000 and cutting off, as Perfetto does, gives the nanoseconds
+    again."""
+    us = ns / 1000
+    return np.where(us * 1000 < ns, np.nextafter(us, np.inf), us).tolist()  # type: ignore[no-any-return]
+
+
+@dataclass(frozen=True, eq=False)
+class Slices:
+    """What is drawn on a track: its uOPs, or those of one packet as one. What takes no time (setting registers, say) is
+    told with what follows: Perfetto would take it for what goes on from then on.
+
+    thread: number of the track. first: the first uOP told of in each slice, by its place in the track; begin, count:
+    where those begin that take the slice's time, and how many there are. start, end: ns.
+    """
+
+    track: Track
+    thread: int
+    first: Ints
+    begin: Ints
+    count: Ints
+    start: Ints
+    end: Ints
+
+    @staticmethod
+    def of(track: Track, thread: int, together: bool) -> Slices:
+        """together: uOPs of one packet as one slice."""
+        begin = np.arange(len(track.number))
+        if together:
+            begin = np.flatnonzero(np.r_[True, track.origin[1:] != track.origin[:-1]])
+        last = np.r_[begin[1:], len(track.number)] - 1
+        start, end = nanoseconds(track.start[begin]), nanoseconds(track.end[last])
+        timed = np.flatnonzero(end > start)
+        if not len(timed):
+            timed = np.zeros(1, np.int64)
+        first = begin[np.r_[0, timed[:-1] + 1]]
+        return Slices(track, thread, first, begin[timed], (last - begin + 1)[timed], start[timed], end[timed])
+
+    def __len__(self) -> int:
+        return len(self.first)
+
+    def of_uops(self, numbers: npt.NDArray[np.integer[Any]]) -> Ints:
+        """The slices in which uOPs lie."""
+        at: Ints = np.searchsorted(self.track.number[self.first], numbers, "right") - 1
+        return at
+
+    def causes(self, kinds: int) -> Ints:
+        """What most of the time of each slice went to."""
+        track = self.track
+        seconds = np.zeros((len(self), kinds))
+        np.add.at(seconds, (self.of_uops(track.number), track.cause), track.busy)
+        most: Ints = seconds.argmax(axis=1)
+        return most
+
+
+@dataclass(frozen=True, eq=False)
+class Flows:
+    """Words on their way from one slice to another, along one stream. at, to: when they leave and arrive, ns.
+    waited: whether the reader had waited for them."""
+
+    stream: str
+    words: Ints
+    source: int
+    sink: int
+    at: Ints
+    to: Ints
+    waited: Bools
+
+    def __len__(self) -> int:
+        return len(self.at)
+
+    def only(self, rows: Bools) -> Flows:
+        columns = {name: getattr(self, name)[rows] for name in ("words", "at", "to", "waited")}
+        return dataclasses.replace(self, **columns)
+
+
+class Picture:
+    """What is drawn of a run."""
+
+    def __init__(self, timeline: Timeline) -> None:
+        self.timeline = timeline
+        self.machine = timeline.machine
+        self.overlay = self.machine.program.overlay
+        self.end = int(nanoseconds(np.array([timeline.seconds]))[0])
+        units = {u.name for u in self.overlay.units}
+        drawn = [t for t in timeline.tracks if t.name in units]
+        self.uops = sum(len(t.number) for t in drawn)
+        self.merged = self.uops > MOST_SLICES
+        thread = len(PROCESSES)
+        self.slices: dict[str, Slices] = {}
+        for track in timeline.tracks:
+            thread += 1
+            self.slices[track.name] = Slices.of(track, thread, self.merged and track.name in units)
+        self.process = {t.name: UNITS if t.name in units else INSTRUCTIONS for t in timeline.tracks}
+
+    def events(self) -> Iterator[Event]:
+        """Slices come before the flows that start or end in them: viewers heed the order of what is simultaneous."""
+        yield from self._names()
+        yield from self._work()
+        yield from self._arrows()
+        yield from self._bandwidth()
+        yield from self._fill()
+
+    def notes(self) -> dict[str, Any]:
+        """What the run was, and what was left out of its picture."""
+        program = self.machine.program
+        return {
+            "made by": "rsn",
+            "program": program.places[0].file if program.places else f"{len(self.machine.packets)} packets",
+            "overlay": f"{self.overlay.name} {self.overlay.fingerprint}",
+            "packets": len(self.machine.packets),
+            "uOPs": self.uops,
+            "time 0": f"the first instruction, {launch_seconds(self.overlay) * 1e6:g} us after the launch",
+            "latency": f"{(self.timeline.seconds + launch_seconds(self.overlay)) * 1e3:.6f} ms, launch included",
+            "rates": {n: f"{r.value:g} {r.unit} ({r.cause})" for n, r in self.overlay.rates.items()},
+            "FIFO depths": f"{self.overlay.mop_fifo_depth} mOPs, {self.overlay.uop_fifo_depth} uOPs",
+            "slices": f"one for the uOPs of a unit that come from one packet: {self.uops} uOPs are too many"
+            if self.merged
+            else "one per uOP",
+            "flows": f"only those for whose words the reader had waited: {self._all_flows} are too many"
+            if self._all_flows > MOST_FLOWS
+            else "one per stream, sending slice and receiving slice",
+            "bandwidth": f"means over {self._edges(BANDWIDTH_BINS)[1] / 1000:g} us",
+            "fill of FIFOs": f"every change; 'mean' over {self._edges(FILL_BINS)[1] / 1000:g} us where there are more "
+            f"than {MOST_CHANGES}",
+        }
+
+    def _names(self) -> Iterator[Event]:
+        for pid, name in PROCESSES.items():
+            yield {"ph": "M", "pid": pid, "name": "process_name", "args": {"name": name}}
+            yield {"ph": "M", "pid": pid, "name": "process_sort_index", "args": {"sort_index": pid}}
+        for name, s in self.slices.items():
+            head = {"ph": "M", "pid": self.process[name], "tid": s.thread}
+            yield {**head, "name": "thread_name", "args": {"name": name}}
+            yield {**head, "name": "thread_sort_index", "args": {"sort_index": s.thread}}
+
+    # -- slices ---------------------------------------------------------------------------------------------------
+
+    def _work(self) -> Iterator[Event]:
+        titles = Titles(self.machine)
+        program = titles.expansion.program
+        kinds = self.timeline.causes
+        for name, s in self.slices.items():
+            track = s.track
+            is_unit = self.process[name] == UNITS
+            head = {"ph": "X", "pid": self.process[name], "tid": s.thread}
+            seconds = track.end[s.begin + s.count - 1] - track.start[s.begin]
+            share = np.add.reduceat(track.busy, s.first) / np.maximum(seconds, 1e-15)
+            rows = zip(
+                s.first.tolist(),
+                s.begin.tolist(),
+                s.count.tolist(),
+                track.number[s.begin].tolist(),
+                track.origin[s.begin].tolist(),
+                s.causes(len(kinds)).tolist(),
+                np.minimum(share, 1).round(3).tolist(),  # lanes that run side by side are added up
+                microseconds(s.start),
+                microseconds(s.end - s.start),
+                strict=True,
+            )
+            where: dict[int, str] = {}
+            for first, begin, count, number, origin, cause, busy, start, took in rows:
+                place = where.get(origin)
+                if place is None:
+                    place = where[origin] = at(program, name, origin)
+                if is_unit:
+                    title = titles.uop(name, number) + (f" and {count - 1} more" if count > 1 else "")
+                    args: dict[str, Any] = {"uop": number, "where": place, "busy": busy}
+                    if count > 1:
+                        args["uops"] = count
+                    if begin > first:
+                        told = [
+                            titles.uop(name, n) for n in track.number[first : min(begin, first + MOST_TOLD)].tolist()
+                        ]
+                        args["before"] = "; ".join(told) + ("; ..." if begin > first + MOST_TOLD else "")
+                else:
+                    title = titles.packet(origin)
+                    args = {"packet": origin, "where": place, "busy": busy}
+                yield {**head, "ts": start, "dur": took, "name": title, "cat": kinds[cause], "args": args}
+
+    # -- flows ----------------------------------------------------------------------------------------------------
+
+    @cached_property
+    def _flows(self) -> list[Flows]:
+        found = [self._along(i) for i in range(len(self.overlay.streams))]
+        return [f for f in found if len(f)]
+
+    @cached_property
+    def _all_flows(self) -> int:
+        return sum(map(len, self._flows))
+
+    def _along(self, stream: int) -> Flows:
+        """One for every pair of slices between which words go."""
+        spec = self.overlay.streams[stream]
+        t = self.timeline
+        pairs = t.moved(stream)
+        if not len(pairs.words):
+            none = np.zeros(0, np.int64)
+            return Flows(spec.name, none, 0, 0, none, none, none > 0)
+        source, sink = self.slices[spec.src], self.slices[spec.dst]
+        a, b = source.of_uops(t.number[pairs.put]), sink.of_uops(t.number[pairs.got])
+        first = np.flatnonzero(np.r_[True, (a[1:] != a[:-1]) | (b[1:] != b[:-1])])
+        a, b, put, got = a[first], b[first], pairs.put[first], pairs.got[first]
+        whole = np.array([s.whole for s in t.log.steps])[t.step[put]]
+        left = nanoseconds(np.where(whole, t.end[put], t.start[put]))  # when the first word could be got
+        # a slice does not hold the moment of its end
+        to = np.minimum(nanoseconds(t.start[got]), sink.end[b] - 1)
+        leave = np.minimum(np.minimum(left, source.end[a] - 1), to)
+        before, via = (np.frombuffer(x, np.int32)[got] for x in (t.log.before, t.log.via))
+        waited = np.isin(via, (FIRST_WORD, LAST_WORD)) & (t.unit[before] == t.unit[put])
+        words = np.add.reduceat(pairs.words, first)
+        flows = Flows(spec.name, words, source.thread, sink.thread, leave, to, waited)
+        return flows.only((leave >= source.start[a]) & (to >= sink.start[b]))  # else a slice of less than 1 ns
+
+    def _arrows(self) -> Iterator[Event]:
+        number = 0
+        for f in self._flows:
+            shown = f.only(f.waited) if self._all_flows > MOST_FLOWS else f
+            head = {"pid": UNITS, "name": f.stream, "cat": "stream"}
+            rows = zip(microseconds(shown.at), microseconds(shown.to), shown.words.tolist(), strict=True)
+            for leave, arrive, words in rows:
+                number += 1
+                yield {"ph": "s", "tid": f.source, "ts": leave, "id": number, **head, "args": {"words": words}}
+                yield {"ph": "f", "bp": "e", "tid": f.sink, "ts": arrive, "id": number, **head}
+
+    # -- counters -------------------------------------------------------------------------------------------------
+
+    def _edges(self, most: int) -> Ints:
+        """Bins of a round width that reach beyond the end, ns."""
+        width = round_up(self.end / most)
+        return np.arange(0, self.end + 2 * width, width)
+
+    def _bandwidth(self) -> Iterator[Event]:
+        edges = self._edges(BANDWIDTH_BINS)
+        for moved in self.timeline.transfers:
+            if not len(moved.bytes):
+                continue
+            per_bin = self.timeline.binned(moved.start, moved.end, moved.bytes, edges / 1e9)
+            values = np.r_[(per_bin / np.diff(edges)).round(4), 0.0]  # bytes in a nanosecond
+            yield from _counter(MEMORY, moved.rate.removesuffix("_gbs"), "GB/s", edges, values)
+
+    def _fill(self) -> Iterator[Event]:
+        edges = self._edges(FILL_BINS)
+        names = self.timeline.streams
+        for i, (clocks, level) in enumerate(self.timeline.fill(range(len(names)))):
+            if not len(clocks):
+                continue
+            path = i >= len(self.overlay.streams)
+            what = "entries" if path else "words"
+            times: Ints = np.r_[0, nanoseconds(clocks)]
+            values: Any = np.r_[0, level]
+            if len(times) > MOST_CHANGES:
+                area = np.r_[0, np.cumsum(np.diff(times) * values[:-1])]
+                values = np.r_[(np.diff(np.interp(edges, times, area)) / np.diff(edges)).round(3), 0.0]
+                times, what = edges, f"{what} (mean)"
+            else:
+                last = np.r_[times[1:] != times[:-1], True]
+                times, values = times[last], values[last]
+            yield from _counter(INSTRUCTIONS if path else STREAMS, names[i], what, times, values)
+
+
+def _counter(pid: int, name: str, what: str, times: Ints, values: Any) -> Iterator[Event]:
+    """Its changes."""
+    changes = np.r_[True, values[1:] != values[:-1]]
+    head = {"ph": "C", "pid": pid, "name": name}
+    for ts, value in zip(microseconds(times[changes]), values[changes].tolist(), strict=True):
+        yield {**head, "ts": ts, "args": {what: value}}
+
+
+def round_up(ns: float) -> int:
+    """The next 1, 2 or 5 times a power of ten, ns."""
+    power = 1
+    while True:
+        for digit in (1, 2, 5):
+            if digit * power >= ns:
+                return digit * power
+        power *= 10
+
+
+class Titles:
+    """What slices are called."""
+
+    def __init__(self, machine: Machine) -> None:
+        # as it runs: with its run-time parameters
+        self.program = dataclasses.replace(machine.program, packets=tuple(machine.packets), parameters=())
+        self.expansion = Expansion(self.program)
+        self._words: dict[tuple[int, bool], str] = {}
+        self._packets: dict[int, str] = {}
+        self._segments = {s.name: s for s in segments(self.expansion)}
+        self._banks: dict[str, tuple[list[int], list[list[Buffer]]]] = {}
+
+    def uop(self, unit: str, number: int) -> str:
+        """The memory that it touches, and what is set in it: `load x [0:128, 0:64] -> MemA0`."""
+        run = self.expansion.runs[unit]
+        kind = int(run.kinds[number])
+        touch = self.program.overlay.transfer(unit, self.expansion.uops[kind])
+        words = self._words.get((kind, touch is not None))
+        if words is None:
+            words = self._words[kind, touch is not None] = spelled(self.expansion.uops[kind], touch is not None)
+        if touch is None:
+            return words or "nothing"
+        step = self.program.overlay.address_unit
+        start = (touch.addr + int(run.shifts[number])) * step
+        held = self._held(touch.bank, start, start + touch.size, unit, number)
+        piece = piece_name(held, step, start, start + touch.size)
+        return f"{'store' if touch.store else 'load'} {piece}" + (f" {words}" if words else "")
+
+    def _held(self, bank: str, start: int, end: int, unit: str, number: int) -> list[Buffer]:
+        """The buffers that hold some elements; where they share memory, the one that was begun last."""
+        step = self.program.overlay.address_unit
+        if bank not in self._banks:
+            spans = [(b.offset * step, b.offset * step + b.size, b) for b in self.program.buffers if b.bank == bank]
+            edges = sorted({e for span in spans for e in span[:2]})
+            cells = [[b for low, high, b in spans if low <= e < high] for e in edges]
+            self._banks[bank] = edges, cells
+        edges, cells = self._banks[bank]
+        cell = bisect_right(edges, start) - 1
+        held = [b for b in cells[cell] if end <= b.offset * step + b.size] if cell >= 0 else []
+        if len(held) > 1:
+            begun = {b.name: self._begun(b, unit) for b in held}
+            latest = max((n for n in begun.values() if n <= number), default=-1)
+            held = [b for b in held if begun[b.name] == latest]
+        return held
+
+    def _begun(self, buffer: Buffer, unit: str) -> int:
+        """The uOP of a unit that begins to store a buffer."""
+        segment = self._segments.get(buffer.name)
+        return segment.first if segment is not None and segment.unit == unit else -1
+
+    def packet(self, number: int) -> str:
+        if number not in self._packets:
+            self._packets[number] = _packet(number, self.program.packets[number], self.expansion)
+        return self._packets[number]
+
+
+def _packet(number: int, packet: Packet, x: Expansion) -> str:
+    header = packet.header
+    if not header.opcode:
+        return f"packet {number}: skipped"
+    units = [u.name for u in x.overlay.selected(header.opcode, header.mask)]
+    whom = ", ".join(units) or "nobody"
+    if header.last:
+        return f"packet {number}: end of {whom}"
+    many = f"{len(packet.mops)} mOP" + ("s" if len(packet.mops) != 1 else "")
+    return f"packet {number}: {many} for {whom}" + (f", {header.reuse} times" if header.reuse != 1 else "")
+
+
+def spelled(uop: Any, touches: bool) -> str:
+    """What is set in a uOP, in the words of the assembler: flags, streams, numbers. touches: the memory that it touches
+    is named beside it."""
+    flags: list[str] = []
+    numbers: list[str] = []
+    streams: dict[str, list[str]] = {}
+    if not isinstance(uop, Record):
+        fields = uop._asdict() if hasattr(uop, "_asdict") else {"uop": uop}
+        arrow = "<-" if fields.get("store") else "->"
+        for name, value in fields.items():
+            if not value or (touches and name in ("addr", "size", "store")):
+                continue
+            if isinstance(value, str):
+                streams.setdefault(arrow, []).append(value)
+            else:
+                (flags if value is True else numbers).append(name if value is True else f"{name}={value}")
+    else:
+        default = type(uop)()
+        for field in uop.FIELDS:
+            value = getattr(uop, field.name)
+            if value == getattr(default, field.name) or (touches and field.name in ("addr", "size", "load", "store")):
+                continue
+            if field.to or field.source:
+                head = f"{field.source}->" if field.to and field.source else "-> " if field.to else "<- "
+                streams.setdefault(head.strip(), []).append(str(field.to or field.source))
+            elif field.flag:
+                flags.append(field.name)
+            else:
+                numbers.append(f"{field.name}={value:g}" if field.real else f"{field.name}={value}")
+    routes = [head + ("" if len(head) > 2 else " ") + "/".join(ends) for head, ends in streams.items()]
+    return " ".join([*flags, *routes, *numbers])
