@@ -33,7 +33,7 @@ lint: .venv/dev.stamp
 generate: .venv/demo.stamp
 	$(BIN)/python -m rsn.isa.generate
 
-bench: .venv/demo.stamp
+bench: .venv/dev.stamp
 	set -e; for file in benchmarks/*.py; do echo "== $$file"; $(BIN)/python $$file; done
 
 # An input that breaks a reader is left in build/fuzz.

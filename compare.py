@@ -61,10 +61,16 @@ def compare(
     for layer in network.layers:
         if layer.y not in where:
             raise ProgramError(f"the program stores no {layer.y!r}: was it compiled from this model?")
+        buffer = where[layer.y].buffer
+        if not _fits(buffer, network, columns[layer.y]):
+            shape = "x".join(map(str, buffer.view or buffer.shape))
+            raise ProgramError(f"{layer.y!r} is {shape} in the program: was it compiled from this model?")
     wanted = {b.name for b in program.buffers if b.role.value == "input"}
     if set(inputs) != wanted:
         raise TensorError(f"inputs {', '.join(sorted(inputs))}; this program takes {', '.join(sorted(wanted))}")
-    machine: dict[str, Array] = dict(inputs)
+    packed = {name: pack(program.buffer(name), x) for name, x in inputs.items()}
+    chain = {name: x.reshape(network.batch, network.seq, -1) for name, x in inputs.items()}
+    machine = dict(chain)
 
     def keep(buffer: Buffer, flat: Array) -> None:
         if buffer.name in columns:
@@ -73,9 +79,7 @@ def compare(
     board = SimBoard()
     board.load(program, weights)
     named = {} if lengths is None else {f"len[{i}]": int(n) for i, n in enumerate(lengths)}
-    packed = {name: pack(program.buffer(name), x) for name, x in inputs.items()}
     board.run(program.bind(named), packed, watch=keep)
-    chain: dict[str, Array] = dict(inputs)
     expansion = Expansion(program)
     out = []
     for layer in network.layers:
@@ -85,6 +89,15 @@ def compare(
         place = expansion.where(at.unit, at.first)
         out.append(Compared(layer.y, layer.path, place, _difference(got, chain[layer.y]), _difference(got, own)))
     return out
+
+
+def _fits(buffer: Buffer, network: Network, columns: Columns) -> bool:
+    """Whether an activation of the network can be what a buffer holds."""
+    if buffer.view is not None:
+        return buffer.view == (network.batch, network.seq, columns.count)
+    panels = -(-columns.stored // buffer.shape[1])
+    pitch, rest = divmod(buffer.shape[0], panels * network.batch)
+    return not rest and pitch >= network.seq
 
 
 def _logical(buffer: Buffer, flat: Array, network: Network, columns: Columns) -> Array:
@@ -116,5 +129,6 @@ def show(rows: list[Compared], bound: float = BOUND) -> str:
     if bad is None:
         out.append(f"all {len(rows)} segments within {bound:g} of PyTorch")
     else:
-        out.append(f"first beyond {bound:g}: {bad.name} ({bad.path}), stored at {bad.where}")
+        path = f" ({bad.path})" if bad.path else ""
+        out.append(f"first beyond {bound:g}: {bad.name}{path}, stored at {bad.where}")
     return "\n".join(out)

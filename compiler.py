@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+from functools import cached_property
+from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -11,13 +13,16 @@ from .host.tensors import save_tensors
 from .hw.sim.machine import Run
 from .isa.errors import ScheduleError
 from .isa.overlays import find
-from .isa.program import Program
+from .isa.program import Program, Role
+from .isa.statistics import count
 from .scheduler.build import Built, build
 from .scheduler.schedule import SCHEDULES, Schedule
 
 if TYPE_CHECKING:
     from torch import nn
 
+    from .compare import Compared
+    from .hw.sim.explain import Explanation
     from .rsnlib.partition import Traced
 
 
@@ -57,6 +62,46 @@ class Compiled:
     def explain(self) -> str:
         """Which module runs where, and why."""
         return self._traced.explain()
+
+    @cached_property
+    def modelled(self) -> Explanation:
+        """How long the program takes on the machine, and why, by the simulator; with run-time parameters at their
+        defaults."""
+        from .hw.sim.explain import explain
+        from .hw.sim.machine import Machine
+
+        return explain(Machine(self.program))
+
+    def compare(self, *args: Any, **kwargs: Any) -> list[Compared]:
+        """Run on the simulator and compare every segment with PyTorch; arguments as for a call. See `rsn.compare`."""
+        from .compare import compare
+
+        inputs, lengths, _ = self._traced.prologue(*args, **kwargs)
+        return compare(self.program, self.weights, self._traced.network, inputs, lengths)
+
+    def __repr__(self) -> str:
+        network, sizes = self._traced.network, count(self.program)
+        return (
+            f"<rsn.Compiled: {len(network.layers)} segments, {network.batch} x {network.seq} rows, on "
+            f"{self.program.overlay.name}, {sizes['mops']['total']} mOPs, {sizes['bytes']['total']} bytes>"
+        )
+
+    def _repr_html_(self) -> str:
+        """What a notebook shows."""
+        e, sizes = self.modelled, count(self.program)
+        network = self._traced.network
+        facts = {
+            "network": f"{len(network.layers)} segments, {network.batch} × {network.seq} rows",
+            "overlay": self.program.overlay.name,
+            "program": f"{sizes['mops']['total']} mOPs in {sizes['packets']['total']} packets, "
+            f"{sizes['bytes']['total']} bytes",
+            "weights": f"{sum(4 * b.size for b in self.program.with_role(Role.WEIGHT)) / 1e6:.1f} MB",
+            "modelled latency": f"{e.latency_s * 1e3:.3f} ms",
+        }
+        rows = "".join(f"<tr><th>{escape(k)}</th><td>{escape(v)}</td></tr>" for k, v in facts.items())
+        return (
+            f"<table>{rows}</table><details><summary>where the time goes</summary><pre>{escape(str(e))}</pre></details>"
+        )
 
     def save(self, program: str | os.PathLike[str], weights: str | os.PathLike[str]) -> None:
         """Write the program (`.bin`) and its packed weights (`.safetensors`)."""

@@ -72,9 +72,7 @@ class Runner:
         for b in wanted:
             if b.name not in weights:
                 raise TensorError(f"no weight {b.name!r}, which the program needs")
-            if weights[b.name].shape != (b.size,):
-                raise TensorError(f"weight {b.name}: {weights[b.name].shape}; packed it has {b.size} elements")
-        return {b.name: weights[b.name] for b in wanted}
+        return tensors.Given(weights, wanted)
 
     def run(
         self,

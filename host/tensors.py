@@ -100,6 +100,26 @@ class Weights(Mapping[str, Array]):
         return len(self._buffers)
 
 
+class Given(Mapping[str, Array]):
+    """Weights by buffer name, as they lie in memory, checked when they are asked for: a mapping may make each anew."""
+
+    def __init__(self, given: Mapping[str, Array], buffers: tuple[Buffer, ...]) -> None:
+        self._given = given
+        self._buffers = {b.name: b for b in buffers}
+
+    def __getitem__(self, name: str) -> Array:
+        buffer, weight = self._buffers[name], self._given[name]
+        if weight.shape != (buffer.size,):
+            raise TensorError(f"weight {name}: {weight.shape}; packed it has {buffer.size} elements")
+        return weight
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._buffers)
+
+    def __len__(self) -> int:
+        return len(self._buffers)
+
+
 def _check_stored(path: str | os.PathLike[str], buffer: Buffer, stored: Any) -> None:
     shape = tuple(stored.get_shape())
     if stored.get_dtype() != "F32":

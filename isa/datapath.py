@@ -175,7 +175,7 @@ class Overlay:
         units = self.by_kind[self.by_opcode[opcode].kind]
         return units if len(units) == 1 else tuple(u for u in units if mask >> u.index & 1)
 
-    def with_rates(self, **values: float) -> Overlay:
+    def with_rates(self, /, **values: float) -> Overlay:
         """A copy with some rates or FIFO depths replaced, e.g. ddr_read_gbs=42 or mop_fifo_depth=4.
 
         An infinite bandwidth and a step that takes no time are allowed: bounds are found with them. Raises
@@ -187,7 +187,7 @@ class Overlay:
             if name in FIFO_DEPTHS:
                 plain[name] = _depth(name, value)
             elif name in rates:
-                rates[name] = dataclasses.replace(rates[name], value=_physical(name, rates[name].unit, value))
+                rates[name] = _physical(name, dataclasses.replace(rates[name], value=value))
             else:
                 known = ", ".join([*FIFO_DEPTHS, *rates])
                 raise ProgramError(f"overlay {self.name} has no parameter {name!r}; it has {known}")
@@ -231,10 +231,13 @@ def _depth(name: str, value: float) -> int:
     return int(value)
 
 
-def _physical(name: str, unit: str, value: float) -> float:
-    if unit == "GB/s":
-        if not value > 0:
-            raise ProgramError(f"{name}={value}: a bandwidth is greater than 0 {unit} (inf: without bound)")
-    elif not 0 <= value < math.inf:
-        raise ProgramError(f"{name}={value}: a time is 0 {unit} or more, and finite")
-    return value
+def _physical(name: str, rate: Rate) -> Rate:
+    try:
+        possible = rate.value >= 0 and 0 <= rate.seconds < math.inf
+    except (ZeroDivisionError, OverflowError):
+        possible = False
+    if not possible:
+        if rate.unit == "GB/s":
+            raise ProgramError(f"{name}={rate.value}: a bandwidth is greater than 0 {rate.unit} (inf: without bound)")
+        raise ProgramError(f"{name}={rate.value}: a time is 0 {rate.unit} or more, and finite")
+    return rate

@@ -138,8 +138,8 @@ class Burst(Fire):
     """`times` equal steps, one after the other. They mean the same as so many `Fire`s; whoever runs data alone may take
     several at once.
 
-    do: called with how many of the steps are taken, and for each of `gets` the list of their payloads; returns for each
-    of `puts` such a list.
+    do: called with how many of the steps are taken, and for each of `gets` the sequence of their payloads; returns for
+    each of `puts` such a sequence, which whoever takes as many gets as it is.
     """
 
     __slots__ = ()
@@ -176,7 +176,10 @@ class Unit:
     """A functional unit: the state that lives from kernel to kernel, and the kernel. Subclass it to define one.
 
     memory: the off-chip bank that its `UnitSpec` names, a float32 vector; None if the network runs without data.
+    read_only: nobody writes that bank while the network runs.
     """
+
+    read_only = False
 
     def __init__(self, spec: UnitSpec, net: Network) -> None:
         self.name = spec.name
@@ -193,11 +196,12 @@ class Unit:
         return self._net.channel(self.name, peer, label)
 
     def read(self, at: int, size: int) -> Any:
-        """A copy of `size` elements of the memory from element `at` on. For a step's `do`: there is data then."""
+        """`size` elements of the memory from element `at` on, not to be written to. For a step's `do`: there is data
+        then. A copy, because the memory may change before the reader has done with them, unless nobody writes it."""
         piece = self.memory[at : at + size]
         if len(piece) != size:
             raise ProgramError(f"{self.name} reads {size} elements at {at}, beyond its {len(self.memory)}")
-        return piece.copy()
+        return piece if self.read_only else piece.copy()
 
     def write(self, at: int, piece: Any) -> None:
         """Write the elements `piece` to the memory from element `at` on. For a step's `do`."""

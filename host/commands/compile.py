@@ -38,31 +38,34 @@ def compile_command(
     from ...compiler import schedule_named
     from ...isa.files import write_text
     from ...isa.overlays import find
+    from ...isa.program import Role
     from ...isa.statistics import count
     from ...rsnlib.models import load_spec
     from ...rsnlib.trace import trace
     from ...scheduler.build import build
+    from ..progress import working
     from ..tensors import check_target, save_tensors
 
     target, plan = find(overlay), schedule_named(schedule)
     if weights_path is not None:
         check_target(weights_path)
-    model, example = load_spec(spec, batch=batch, seq=seq, seed=seed, base=target.extends is None)
-    traced = trace(model, example)
-    del model, example
-    network = traced.network
-    del traced  # its copy of the weights is the third one
-    built = build(network, target, plan)
-    if weights_path is not None:
-        save_tensors(weights_path, built.weights, packed=True)
-    write_text(output, show(built.program))
+    with working("compiling"):
+        model, example = load_spec(spec, batch=batch, seq=seq, seed=seed, base=target.extends is None)
+        traced = trace(model, example)
+        del model, example
+        network = traced.network
+        del traced  # its copy of the weights is the third one
+        built = build(network, target, plan)
+        if weights_path is not None:
+            save_tensors(weights_path, built.weights, packed=True)
+        write_text(output, show(built.program))
     sizes = count(built.program)
     facts: dict[str, Any] = {
         "program": os.fspath(output),
         "overlay": target.name,
         "extended": built.program.extended,
         "segments": len(network.layers),
-        "weights_bytes": sum(w.nbytes for w in built.weights.values()),
+        "weights_bytes": sum(4 * b.size for b in built.program.with_role(Role.WEIGHT)),
         "mops": sizes["mops"],
         "bytes": sizes["bytes"],
     }

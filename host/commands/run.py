@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -129,15 +130,21 @@ def _refuse_misuse(raw: bool, options: Mapping[str, Any]) -> None:
             raise click.UsageError(f"{', '.join(given)}: for the model of the machine, --board sim, alone")
     pictures = [f"--{n}" for n in ("trace", "report") if options[n]] + ["--explain"] * options["explains"]
     if options["dump"] and not options["stop_at"]:
-        raise click.UsageError("--dump goes with --break")
-    if (options["bound"] is not None or options["seed"] is not None) and not options["spec"]:
-        raise click.UsageError("--bound and --seed go with --compare")
-    for name, option in (("stop_at", "--break"), ("spec", "--compare")):
-        others = pictures + ["--outputs"] * bool(options["outputs"]) + ["--dump-ddr"] * bool(options["dump_ddr"])
-        if options[name] and others:
-            raise click.UsageError(f"{option} does not run to the end and writes no {', '.join(others)}")
-    if options["spec"] and (options["stop_at"] or raw or options["timing_only"]):
-        raise click.UsageError("--compare runs a compiled model with data, and to the end")
+        raise click.UsageError("--dump: only with --break")
+    given = [f"--{n}" for n in ("bound", "seed") if options[n] is not None]
+    if given and not options["spec"]:
+        raise click.UsageError(f"{', '.join(given)}: only with --compare")
+    if options["bound"] is not None and not 0 <= options["bound"] < math.inf:
+        raise click.UsageError(f"--bound {options['bound']}: a difference is 0 or more, and finite")
+    results = pictures + [f"--{n.replace('_', '-')}" for n in ("outputs", "dump_ddr") if options[n]]
+    if options["stop_at"] and results:
+        raise click.UsageError(f"{', '.join(results)}: not with --break, which does not run to the end")
+    if options["spec"]:
+        others = ["--break"] * bool(options["stop_at"]) + ["--timing-only"] * options["timing_only"] + ["--raw"] * raw
+        if others + results:
+            raise click.UsageError(f"{', '.join(others + results)}: not with --compare")
+    if options["timing_only"] and options["outputs"]:
+        raise click.UsageError("--outputs: not with --timing-only, which computes nothing")
 
 
 def _read(path: str) -> Program:
@@ -262,6 +269,8 @@ def _compare(program: Program, options: Mapping[str, Any], as_json: bool) -> Non
     from ..progress import working
     from ..tensors import Weights
 
+    params = dict(options["params"])
+    program.bind(params)  # refuses what it has not
     given: dict[str, Any] = _inputs(program, options)
     shape = next((b.view for b in program.with_role(Role.INPUT) if b.view and len(b.view) == 3), None)
     if shape is None:
@@ -276,7 +285,7 @@ def _compare(program: Program, options: Mapping[str, Any], as_json: bool) -> Non
             given, lengths, _ = traced.prologue(*example) if isinstance(example, tuple) else traced.prologue(**example)
         if program.parameters:
             at = [p.default if lengths is None else int(lengths[i]) for i, p in enumerate(program.parameters)]
-            at = [dict(options["params"]).get(p.name, n) for p, n in zip(program.parameters, at, strict=True)]
+            at = [params.get(p.name, n) for p, n in zip(program.parameters, at, strict=True)]
             lengths = np.array(at, np.int64)
         weights = Weights(options["weights"], program.with_role(Role.WEIGHT)) if options["weights"] else {}
         rows = compare(program, weights, traced.network, given, lengths)

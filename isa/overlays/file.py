@@ -31,7 +31,7 @@ def changed(overlay: Overlay, path: str | os.PathLike[str]) -> Overlay:
         given = tomllib.loads(Path(path).read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise ProgramError(f"{path}: no such file") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as e:
+    except (ValueError, RecursionError) as e:  # not TOML's own errors alone: a number may have too many digits
         raise ProgramError(f"{path}: no TOML: {e}") from None
     made_for = given.pop("overlay", overlay.name)
     if made_for != overlay.name:
@@ -62,7 +62,7 @@ def show(overlay: Overlay) -> str:
     lines = [f'overlay = "{overlay.name}"', "", "[rates]"]
     for name, rate in overlay.rates.items():
         how = "fitted" if rate.calibrated else "given"
-        lines.append(f"{f'{name} = {rate.value:g}':<24}# {rate.unit}; {how}: {rate.source}; counts as {rate.cause}")
+        lines.append(f"{f'{name} = {rate.value}':<24}# {rate.unit}; {how}: {rate.source}; counts as {rate.cause}")
     lines += [f"{f'{name} = {getattr(overlay, name)}':<24}# slots" for name in FIFO_DEPTHS]
     lines += ["", "[streams]  # depth in words"]
     lines += [f'"{s.name}" = {s.depth}' for s in overlay.streams]

@@ -7,9 +7,10 @@ NaN: reading it shows in the result.
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterator
-from itertools import cycle, islice
-from typing import Any
+from collections.abc import Hashable, Iterator, Sequence
+from functools import cache
+from itertools import islice
+from typing import Any, overload
 
 import numpy as np
 import numpy.typing as npt
@@ -21,6 +22,9 @@ from ..network import Burst, Channel, Fire, Network, Par, Steps, Unit
 from . import xnn_formats as f
 
 Array = npt.NDArray[np.float32]
+Places = tuple[tuple[int, int], ...]
+Pieces = Sequence[Array] | Array
+"""Payloads of a burst: the rows of an array count as well."""
 
 
 TILE = 128
@@ -31,11 +35,63 @@ BIAS_WORD = 16
 """Floats in a stream word of bias mode."""
 
 
+class Tiles(Sequence[Array]):
+    """128x128 tiles of one matrix, in any order: what a burst of tiles is, as long as nobody takes it apart.
+
+    places: row and column, in tiles, of each.
+    """
+
+    __slots__ = ("matrix", "places")
+
+    def __init__(self, matrix: Array, places: Places) -> None:
+        self.matrix = matrix
+        self.places = places
+
+    def __len__(self) -> int:
+        return len(self.places)
+
+    def __iter__(self) -> Iterator[Array]:
+        return (self._tile(i, j) for i, j in self.places)
+
+    @overload
+    def __getitem__(self, at: int) -> Array: ...
+    @overload
+    def __getitem__(self, at: slice) -> Tiles: ...
+    def __getitem__(self, at: int | slice) -> Array | Tiles:
+        return Tiles(self.matrix, self.places[at]) if isinstance(at, slice) else self._tile(*self.places[at])
+
+    def _tile(self, i: int, j: int) -> Array:
+        return self.matrix[i * TILE : (i + 1) * TILE, j * TILE : (j + 1) * TILE]
+
+    def block(self, rows: int, cols: int) -> Array:
+        """The upper left part of the matrix, in tiles."""
+        return self.matrix[: rows * TILE, : cols * TILE]
+
+
+@cache
+def tile_rows(rows: int, times: int) -> Places:
+    """Each of `rows` tiles of a column so often: the order of a left operand."""
+    return tuple((i, 0) for i in range(rows) for _ in range(times))
+
+
+@cache
+def tile_columns(times: int, cols: int) -> Places:
+    """A row of `cols` tiles, so often: the order of a right operand."""
+    return tuple((0, j) for _ in range(times) for j in range(cols))
+
+
+@cache
+def tile_grid(rows: int, cols: int) -> Places:
+    """Row after row."""
+    return tuple((i, j) for i in range(rows) for j in range(cols))
+
+
 class OffChip(Unit):
     """DDR and LPDDR: one uOP after another, strictly in order, reading and writing never overlapped."""
 
     def __init__(self, spec: UnitSpec, net: Network) -> None:
         super().__init__(spec, net)
+        self.read_only = spec.bank == "lpddr"
         self._read, self._write = f"{spec.bank}_read_gbs", f"{spec.bank}_write_gbs"
 
     def kernel(self, uop: f.Transfer) -> Steps:
@@ -53,14 +109,18 @@ class OffChip(Unit):
     def _move(self, uop: f.Transfer, start: int, pieces: int, size: int) -> Burst:
         """So many pieces of `size` elements each, from element `start` on."""
         words = size // BIAS_WORD if uop.bias else size * BLOCK_WORDS // BLOCK
-        at = iter(range(start, start + pieces * size, size))
+        at = start
 
-        def fetch(n: int) -> tuple[list[Array]]:
-            return ([self.read(next(at), size) for _ in range(n)],)
+        def fetch(n: int) -> tuple[Array]:
+            nonlocal at
+            at += n * size
+            return (self.read(at - n * size, n * size).reshape(n, size),)
 
-        def keep(n: int, tokens: list[Array]) -> None:
-            for token, place in zip(tokens, islice(at, n), strict=True):
-                self.write(place, token)
+        def keep(n: int, tokens: Pieces) -> None:
+            nonlocal at
+            for token in tokens.reshape(1, -1) if isinstance(tokens, np.ndarray) else tokens:
+                self.write(at, token)
+                at += len(token)
 
         if uop.store:
             source = (self.source(uop.peer),)
@@ -95,16 +155,34 @@ class PingPong(Unit):
     def load(self, source: Channel, uop: f.MemA | f.MemB) -> Burst:
         """Fill the buffer that is not current with dim1 x dim2, in 128x64 blocks as they come."""
         side = 1 - self.cur
-        self.fresh(side, uop.dim1, uop.dim2)
-        places = iter(_blocks(uop.dim1, uop.dim2))
+        rows, cols = uop.dim1, uop.dim2
+        count = (rows // 128) * (cols // 64)
+        places = iter(_blocks(rows, cols))
+        self.fresh(side, rows, cols)
 
-        def put(n: int, pieces: list[Array]) -> None:
+        def put(n: int, pieces: Pieces) -> None:
+            if n == count and isinstance(pieces, np.ndarray):  # all of them, as they lay in memory
+                if (rows, cols) == (self.ROWS, self.COLS):
+                    self.buffers[side] = unblock(pieces, rows, cols)
+                else:
+                    self.buffers[side][:rows, :cols] = unblock(pieces, rows, cols)
+                return
             buffer = self.buffers[side]
             for piece, (i, j) in zip(pieces, islice(places, n), strict=True):
                 buffer[i : i + 128, j : j + 64] = unblock(piece, 128, 64)
 
-        count = (uop.dim1 // 128) * (uop.dim2 // 64)
         return Burst(count, "mem_word", BLOCK_WORDS, gets=(source,), words=BLOCK_WORDS, do=put)
+
+    def send(self, sink: Channel, side: int, index: Places) -> Burst:
+        """Send tiles of a buffer."""
+        at = 0
+
+        def tiles(n: int) -> tuple[Tiles]:
+            nonlocal at
+            at += n
+            return (Tiles(self.buffers[side], index[at - n : at]),)
+
+        return Burst(len(index), "mesh_beat", BEATS, puts=(sink,), do=tiles)
 
     def lanes(self, *lanes: Steps | None) -> Steps:
         """Run what is enabled side by side, then flip."""
@@ -136,14 +214,7 @@ class MemA(PingPong):
         yield self.load(self.source("DDR"), uop)
 
     def _send(self, uop: f.MemA) -> Steps:
-        side = self.cur
-        order = iter([a for a in range(uop.acc_a) for _ in range(uop.acc_b)])
-
-        def tiles(n: int) -> tuple[list[Array]]:
-            buffer = self.buffers[side]
-            return ([buffer[a * 128 : a * 128 + 128] for a in islice(order, n)],)
-
-        yield Burst(uop.acc_a * uop.acc_b, "mesh_beat", BEATS, puts=(self.sink("MeshA"),), do=tiles)
+        yield self.send(self.sink("MeshA"), self.cur, tile_rows(uop.acc_a, uop.acc_b))
 
 
 class MemB(PingPong):
@@ -196,14 +267,7 @@ class MemB(PingPong):
             yield Fire("mem_word", words, gets=(self.source("LPDDR"),), words=words, do=put)
 
     def _send(self, uop: f.MemB) -> Steps:
-        side = self.cur
-        order = iter([*range(uop.acc_b)] * uop.acc_a)
-
-        def tiles(n: int) -> tuple[list[Array]]:
-            buffer = self.buffers[side]
-            return ([buffer[:, b * 128 : b * 128 + 128] for b in islice(order, n)],)
-
-        yield Burst(uop.acc_a * uop.acc_b, "mesh_beat", BEATS, puts=(self.sink("MeshB"),), do=tiles)
+        yield self.send(self.sink("MeshB"), self.cur, tile_columns(uop.acc_a, uop.acc_b))
 
 
 class MemB2(MemB):
@@ -242,7 +306,7 @@ class Mesh(Unit):
         puts = tuple(self.sink(d) for dests in routes.values() for d in dests)
         fan = tuple(len(dests) for dests in routes.values())
 
-        def copy(n: int, *tiles: list[Array]) -> list[list[Array]]:
+        def copy(n: int, *tiles: Sequence[Array]) -> list[Sequence[Array]]:
             return [t for t, k in zip(tiles, fan, strict=True) for _ in range(k)]
 
         if gets:
@@ -286,7 +350,7 @@ class Mme(Unit):
                         yield Burst(op.k_iter - 1, rate, gets=ab, do=sums.add, whole=True)
                         yield Fire(rate, gets=ab, puts=c, do=sums.emit, whole=True)
                 else:
-                    products = _Products(self._vectors(block) if bias else iter(()), full_k, full_n)
+                    products = _Products(self._bias(bi, op) if bias else None, op, full_k, full_n)
                     yield Burst(op.k_iter * len(block), rate, gets=ab, puts=c, do=products, whole=True)
 
     def effect_key(self, op: f.Mme) -> Hashable:
@@ -295,8 +359,8 @@ class Mme(Unit):
     def _vector(self, t: int) -> Array:
         return self.bias[t * TILE : t * TILE + TILE]
 
-    def _vectors(self, block: list[int]) -> Iterator[Array]:
-        return (self._vector(t) for t in block)
+    def _bias(self, bi: int, op: f.Mme) -> Array:
+        return self.bias[bi * op.acc_b * TILE : (bi + 1) * op.acc_b * TILE]
 
     def _keep_bias(self, tile: Array) -> None:
         self.bias = vector_of(tile)
@@ -317,47 +381,69 @@ def vector_of(tile: Array) -> Array:
 
 
 class _Products:
-    """Tile products. biases: what to add to the first of them, one each. Columns beyond N are undefined, so NaN."""
+    """Tile products. bias: what to add to the rows of the first acc_a x acc_b of them. Columns beyond N are undefined,
+    so NaN."""
 
-    __slots__ = ("biases", "full_k", "full_n")
+    def __init__(self, bias: Array | None, op: f.Mme, full_k: bool, full_n: bool) -> None:
+        self.bias, self.rows, self.cols, self.full_k, self.full_n = bias, op.acc_a, op.acc_b, full_k, full_n
+        self.left, self.right = tile_rows(self.rows, self.cols), tile_columns(self.rows, self.cols)
+        self.done = 0
 
-    def __init__(self, biases: Iterator[Array], full_k: bool, full_n: bool) -> None:
-        self.biases, self.full_k, self.full_n = biases, full_k, full_n
-
-    def __call__(self, n: int, a: list[Array], b: list[Array]) -> tuple[list[Array]]:
-        pairs = zip(a, b, strict=True)
-        out = [x @ y for x, y in pairs] if self.full_k else [x[:, :64] @ y[:64] for x, y in pairs]
-        for tile, bias in zip(out, self.biases, strict=False):
-            tile += bias
-        if not self.full_n:
-            for tile in out:
-                tile[:, 64:] = np.nan
+    def __call__(self, n: int, a: Sequence[Array], b: Sequence[Array]) -> tuple[Sequence[Array]]:
+        if isinstance(a, Tiles) and isinstance(b, Tiles) and a.places == self.left and b.places == self.right:
+            return (self._block(a.block(self.rows, 1), b.block(1, self.cols)),)
+        out = [self._tile(x, y) for x, y in zip(a, b, strict=True)]
         return (out,)
+
+    def _block(self, a: Array, b: Array) -> Tiles:
+        """All of a slice of K in one product."""
+        out = product(a, b, self.full_k, self.full_n)
+        if self.bias is not None and not self.done:
+            out += self.bias
+        self.done += len(self.left)
+        return Tiles(out, tile_grid(self.rows, self.cols))
+
+    def _tile(self, a: Array, b: Array) -> Array:
+        out = product(a, b, self.full_k, self.full_n)
+        if self.bias is not None and self.done < len(self.left):
+            at = self.done % self.cols * TILE
+            out += self.bias[at : at + TILE]
+        self.done += 1
+        return out
+
+
+def product(a: Array, b: Array, full_k: bool, full_n: bool) -> Array:
+    """Of tiles, or of a column and a row of them. Only the first 64 of each tile's K and N count where it is not full;
+    what is beyond N is NaN."""
+    if not full_k:
+        a, b = a[:, :64], b[:64]
+    if full_n:
+        return np.asarray(a @ b)
+    out = np.full((len(a), b.shape[1]), np.nan, np.float32)
+    for j in range(0, b.shape[1], TILE):
+        np.matmul(a, b[:, j : j + 64], out=out[:, j : j + 64])
+    return out
 
 
 class _Sum:
     """Products summed over k inside the MME, one tile emitted."""
 
-    __slots__ = ("bias", "full_n", "total")
-
     def __init__(self, bias: Array | None, full_n: bool) -> None:
         self.bias, self.full_n = bias, full_n
         self.total: Array | None = None
 
-    def add(self, n: int, a: list[Array], b: list[Array]) -> None:
+    def add(self, n: int, a: Sequence[Array], b: Sequence[Array]) -> None:
         for x, y in zip(a, b, strict=True):
+            more = product(x, y, True, self.full_n)
             if self.total is not None:
-                self.total += x @ y
+                self.total += more
             else:
-                self.total = x @ y if self.bias is None else x @ y + self.bias
+                self.total = more if self.bias is None else more + self.bias
 
     def emit(self, a: Array, b: Array) -> tuple[Array]:
         self.add(1, [a], [b])
-        out = self.total
-        assert out is not None
-        if not self.full_n:
-            out[:, 64:] = np.nan
-        return (out,)
+        assert self.total is not None
+        return (self.total,)
 
 
 class MemC(PingPong):
@@ -398,18 +484,24 @@ class MemC(PingPong):
         source = (self.source(f"MME{self.index}"),)
         rows = uop.recv_a & 3 if self.sends else uop.recv_a
         self.fresh(side, rows * TILE, uop.recv_b * TILE)
-        block = [(a * TILE, b * TILE) for a in range(rows) for b in range(uop.recv_b)]
-        places = cycle(block)
-        fresh = iter(block)  # those that nothing is in yet
+        block = tile_grid(rows, uop.recv_b)
+        done = 0
 
-        def put(n: int, tiles: list[Array]) -> None:
+        def put(n: int, tiles: Sequence[Array]) -> None:
+            nonlocal done
             buffer = self.buffers[side]
-            for tile, (a, b) in zip(tiles, islice(places, n), strict=True):
-                part = buffer[a : a + TILE, b : b + TILE]
-                if next(fresh, None):
+            if isinstance(tiles, Tiles) and tiles.places == block and not done % len(block):
+                pairs = [(buffer[: rows * TILE, : uop.recv_b * TILE], tiles.block(rows, uop.recv_b))]
+            else:
+                places = (block[i % len(block)] for i in range(done, done + n))
+                parts = (buffer[i * TILE : (i + 1) * TILE, j * TILE : (j + 1) * TILE] for i, j in places)
+                pairs = list(zip(parts, tiles, strict=True))
+            for i, (part, tile) in enumerate(pairs, done):
+                if i < len(block):  # nothing is in it yet
                     part[:] = tile
                 else:
                     part += tile
+            done += n
 
         yield Burst(uop.k_iter * len(block), "mesh_beat", BEATS, gets=source, do=put)
         if uop.softmax and self.sends:
@@ -440,19 +532,15 @@ class MemC(PingPong):
 
     def _send(self, uop: f.MemC) -> Steps:
         side = 1 - self.cur
-        sink = (self.sink("MeshA"),)
         rows, depth = range(uop.send_a), range(uop.send_k & 3)
-        order = iter([(a * TILE, k * TILE) for a in rows for _ in range(uop.send_b) for k in depth])
-
-        def tiles(n: int) -> tuple[list[Array]]:
-            buffer = self.buffers[side]
-            return ([buffer[a : a + TILE, k : k + TILE] for a, k in islice(order, n)],)
-
-        yield Burst(len(rows) * uop.send_b * len(depth), "mesh_beat", BEATS, puts=sink, do=tiles)
+        index = tuple((a, k) for a in rows for _ in range(uop.send_b) for k in depth)
+        yield self.send(self.sink("MeshA"), side, index)
 
     def _store(self, uop: f.MemC) -> Steps:
         side = 1 - self.cur
         reg = self.registers
+        if uop.gelu or uop.layernorm:
+            self.fresh(side, 0, 0)  # tiles of it may still be on their way: an earlier uOP may have sent them
         if uop.gelu:
             cols = self.COLS if uop.layernorm else uop.dim2
 
@@ -464,13 +552,15 @@ class MemC(PingPong):
         if uop.layernorm:
             yield from self._norm(side, uop.dim1)
         sink = (self.sink("DDR"),)
+        count = (uop.dim1 // 128) * (uop.dim2 // 64)
         places = iter(_blocks(uop.dim1, uop.dim2))
 
-        def pieces(n: int) -> tuple[list[Array]]:
+        def pieces(n: int) -> tuple[Pieces]:
             buffer = self.buffers[side]
+            if n == count:
+                return (block(buffer[: uop.dim1, : uop.dim2]).reshape(count, BLOCK),)
             return ([block(buffer[i : i + 128, j : j + 64]) for i, j in islice(places, n)],)
 
-        count = (uop.dim1 // 128) * (uop.dim2 // 64)
         yield Burst(count, "mem_word", BLOCK_WORDS, puts=sink, words=BLOCK_WORDS, do=pieces)
 
     def _norm(self, side: int, rows: int) -> Steps:

@@ -1,0 +1,122 @@
+"""The progress bar: there once work takes long and somebody looks at a terminal, gone afterwards, and nowhere else."""
+
+from __future__ import annotations
+
+import json
+import os
+import pty
+import subprocess
+import sys
+import textwrap
+import threading
+from pathlib import Path
+
+import pytest
+
+from rsn.host import progress
+
+PREAMBLE = """
+import sys, time
+from rsn.host import progress
+progress.PATIENCE = {patience}
+"""
+
+
+def on_a_terminal(body: str, patience: float, **environment: str) -> tuple[bytes, bytes, int]:
+    """What a script writes to a terminal as its stderr, and to a pipe as its stdout; its exit code."""
+    controller, terminal = pty.openpty()
+    written: list[bytes] = []
+
+    def read() -> None:
+        while True:
+            try:
+                piece = os.read(controller, 4096)
+            except OSError:  # Linux's way to say that the other end is closed
+                return
+            if not piece:
+                return
+            written.append(piece)
+
+    reader = threading.Thread(target=read, daemon=True)
+    reader.start()
+    script = PREAMBLE.format(patience=patience) + textwrap.dedent(body)
+    env = os.environ | {"TERM": "xterm", "COLUMNS": "80"} | environment
+    env.pop("NO_COLOR", None)
+    try:
+        done = subprocess.run(
+            [sys.executable, "-c", script], stderr=terminal, stdout=subprocess.PIPE, env=env, timeout=60, check=False
+        )
+    finally:
+        os.close(terminal)
+        reader.join(timeout=10)
+        os.close(controller)
+    return b"".join(written), done.stdout, done.returncode
+
+
+LONG = """
+with progress.working("painting") as told:
+    for i in range(8):
+        time.sleep(0.05)
+        told(i / 8)
+print("result")
+"""
+
+
+def test_a_bar_shows_when_work_takes_long_and_goes_away() -> None:
+    seen, out, code = on_a_terminal(LONG, 0.05)
+    assert (out, code) == (b"result\n", 0)
+    assert b"painting" in seen
+    assert "\u2501".encode() in seen or b"-" in seen  # the bar itself
+    assert seen.endswith(b"\x1b[2K") or b"\x1b[?25h" in seen[-20:]  # taken away, and the cursor is back
+
+
+def test_a_bar_needs_nobody_to_tell_it() -> None:
+    seen, _, code = on_a_terminal('with progress.working("painting"):\n    time.sleep(0.4)', 0.05)
+    assert code == 0
+    assert b"painting" in seen
+
+
+@pytest.mark.parametrize("term", ["xterm", "dumb"])
+def test_nothing_shows_when_work_is_done_soon(term: str) -> None:
+    seen, out, code = on_a_terminal(LONG, 60, TERM=term)
+    assert (seen, out, code) == (b"", b"result\n", 0)
+
+
+def test_the_cursor_is_back_after_an_error() -> None:
+    body = 'with progress.working("painting"):\n    time.sleep(0.4)\n    raise SystemExit(7)'
+    seen, _, code = on_a_terminal(body, 0.05)
+    assert code == 7
+    assert seen.count(b"\x1b[?25l") == seen.count(b"\x1b[?25h") > 0
+
+
+def test_nothing_shows_where_stderr_is_a_pipe() -> None:
+    script = PREAMBLE.format(patience=0.01) + LONG
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, timeout=60, check=True)
+    assert (done.stdout, done.stderr) == (b"result\n", b"")
+
+
+def test_nothing_is_left_running(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No timer that would start a bar later."""
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True, raising=False)
+    before = threading.active_count()
+    for _ in range(3):
+        with progress.working("painting") as told:
+            told(0.5)
+    assert threading.active_count() == before
+
+
+def test_a_command_shows_it_beside_its_json(tmp_path: Path) -> None:
+    """`rsn run` itself, with work made slow."""
+    program = Path(progress.__file__).parent.parent / "programs" / "fig6_app1.rsn"
+    body = f"""
+    from rsn.hw.sim import breakpoint
+    from rsn.host.cli import main
+    main(["asm", {str(program)!r}, "-o", {str(tmp_path / "f.bin")!r}], standalone_mode=False)
+    stop = breakpoint.stop
+    breakpoint.stop = lambda *args: time.sleep(0.4) or stop(*args)
+    main(["run", {str(tmp_path / "f.bin")!r}, "--timing-only", "--break", "FU3", "--json"])
+    """
+    seen, out, code = on_a_terminal(body, 0.05)
+    assert code == 0
+    assert b"running" in seen
+    assert json.loads(out)["unit"] == "FU3"

@@ -1,0 +1,308 @@
+"""A burst is so many steps: the same clocks, results, counts and traces as those, in every engine, and the same data
+where there are no clocks."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from rsn.hw.sim.dataflow import Dataflow
+from rsn.isa.balance import balance
+from rsn.isa.compiled import Timing, available, run_traces
+from rsn.isa.datapath import Overlay, Rate, Stream, UnitSpec
+from rsn.isa.errors import DeadlockError, ProgramError
+from rsn.isa.expansion import Expansion
+from rsn.isa.fields import Record, bits
+from rsn.isa.network import Burst, Chain, Fire, Firings, Network, Par, Steps, Unit
+from rsn.isa.program import Program
+from rsn.isa.traces import trace
+
+NAMES = "ABC"
+EDGES = (("A", "B"), ("B", "C"), ("A", "C"), ("C", "A"))
+ELEMENTS = 2
+"""Of a word."""
+
+
+class Step(NamedTuple):
+    """`times` equal steps. As many equal ones in a row are the same thing said differently."""
+
+    times: int
+    amount: float
+    gets: tuple[str, ...]
+    puts: tuple[str, ...]
+    words: int
+    whole: bool
+
+
+class Lanes(NamedTuple):
+    lanes: tuple[tuple[Any, ...], ...]
+
+
+class State:
+    """What a lane has seen, as a number that everything it sends depends on."""
+
+    def __init__(self, seen: float) -> None:
+        self.seen = np.float32(seen)
+
+
+class Toy(Unit):
+    """A uOP is its own steps. received: by peer, every payload."""
+
+    def __init__(self, spec: UnitSpec, net: Network) -> None:
+        super().__init__(spec, net)
+        self.state = State(spec.index)
+        self.received: dict[str, list[bytes]] = {}
+        self.returned: list[int | None] = []
+
+    def kernel(self, uop: Any) -> Steps:
+        return self.walk(uop, self.state)
+
+    def walk(self, items: Sequence[Any], state: State) -> Steps:
+        for item in items:
+            if isinstance(item, Lanes):
+                states = [State(state.seen + i) for i in range(len(item.lanes))]
+                yield Par(*(self.walk(lane, s) for lane, s in zip(item.lanes, states, strict=True)))
+                state.seen = np.float32(sum(s.seen for s in states))
+            else:
+                yield from self.steps(item, state)
+
+    def one(self, step: Step, state: State) -> Callable[..., Any]:
+        def do(*payloads: Any) -> Any:
+            for peer, payload in zip(step.gets, payloads, strict=True):
+                state.seen = np.float32(state.seen / 2 + payload.reshape(-1) @ np.arange(payload.size))
+                self.received.setdefault(peer, []).append(payload.tobytes())
+            state.seen += np.float32(1)
+            ramp = np.arange(step.words * ELEMENTS, dtype=np.float32)
+            return tuple(ramp + state.seen + i for i in range(len(step.puts)))
+
+        return do
+
+    def parts(self, step: Step) -> dict[str, Any]:
+        return {
+            "gets": tuple(self.source(s) for s in step.gets),
+            "puts": tuple(self.sink(d) for d in step.puts),
+            "words": step.words,
+            "whole": step.whole,
+        }
+
+    def steps(self, step: Step, state: State) -> Steps:
+        raise NotImplementedError
+
+
+class Single(Toy):
+    def steps(self, step: Step, state: State) -> Steps:
+        for _ in range(step.times):
+            yield Fire("us", step.amount, do=self.one(step, state), **self.parts(step))
+
+
+class Bursting(Toy):
+    def steps(self, step: Step, state: State) -> Steps:
+        one = self.one(step, state)
+
+        def do(n: int, *tokens: list[Any]) -> Any:
+            assert n >= 1
+            assert all(len(t) == n for t in tokens)
+            results = [one(*(t[i] for t in tokens)) for i in range(n)]
+            return [list(row) for row in zip(*results, strict=True)]
+
+        value = yield Burst(step.times, "us", step.amount, do=do, **self.parts(step))
+        self.returned.append(value)
+
+
+class Op(Record, words=1):
+    """Not used: uOPs here are steps."""
+
+    n: int = bits(0, 0, 1, "nothing")
+
+
+def toy(unit: type[Unit], depths: dict[tuple[str, str], int]) -> Overlay:
+    units = tuple(UnitSpec(n, n, i, unit) for i, n in enumerate(NAMES))
+    streams = tuple(Stream(a, b, d) for (a, b), d in depths.items())
+    preloaded = dict.fromkeys(NAMES, (Op, 99))
+    return Overlay("toy", units, streams, (), {"us": Rate(1, "us", "a test", "work")}, (), preloaded)
+
+
+Case = tuple[dict[tuple[str, str], int], dict[str, list[Any]]]
+
+
+@st.composite
+def transfers(draw: st.DrawFn) -> Case:
+    """Words from unit to unit, in pieces of the writer's and of the reader's size, one transfer after the other or side
+    by side on other streams. Both ends do them in the same order and every stream has room for a piece of each, so that
+    each run ends."""
+    depths = {e: draw(st.integers(5, 9)) for e in EDGES}
+    programs: dict[str, list[Any]] = {n: [] for n in NAMES}
+    amount = st.sampled_from([0, 1, 2.5, 0.1, 1 / 3])
+    for a, b in draw(st.lists(st.sampled_from(EDGES), max_size=8)):
+        put, get = draw(st.sampled_from([(1, 1), (1, 3), (3, 1), (2, 2), (3, 2), (2, 3)]))
+        words = put * get * draw(st.integers(0, 3))
+        sends = Step(words // put, draw(amount), (), (b,), put, draw(st.booleans()))
+        takes = Step(words // get, draw(amount), (a,), (), get, draw(st.booleans()))
+        for unit, step in ((a, sends), (b, takes)):
+            before = programs[unit]
+            beside = before and isinstance(before[-1][0], Step) and before[-1][0][2:4] != step[2:4]
+            if beside and draw(st.booleans()):
+                before[-1] = (Lanes(((step,), before[-1])),)
+            else:
+                before.append((step,))
+    return depths, programs
+
+
+@st.composite
+def pipelines(draw: st.DrawFn) -> Case:
+    """A to B to C, B passing on what it gets, and C answering A at the end."""
+    words, times = draw(st.integers(1, 3)), draw(st.integers(1, 9))
+    depths = {e: draw(st.integers(words, 9)) for e in EDGES}
+    amount = st.sampled_from([0, 1, 0.1])
+    whole = st.booleans()
+    return depths, {
+        "A": [
+            (Step(times, draw(amount), (), ("B", "C"), words, draw(whole)),),
+            (Step(1, 0, ("C",), (), 1, False),),
+        ],
+        "B": [(Step(times, draw(amount), ("A",), ("C",), words, draw(whole)),)],
+        "C": [
+            (Step(times, draw(amount), ("B", "A"), (), words, draw(whole)), Step(1, 1, (), ("A",), 1, True)),
+        ],
+    }
+
+
+@st.composite
+def broken(draw: st.DrawFn) -> Case:
+    """A transfer whose other end is missing, somewhere."""
+    depths, programs = draw(transfers() | pipelines())
+    used = [n for n in NAMES if programs[n]]
+    if used:
+        uops = programs[draw(st.sampled_from(used))]
+        uops.pop(draw(st.integers(0, len(uops) - 1)))
+    return depths, programs
+
+
+def rows(log: Firings) -> list[tuple[Any, ...]]:
+    columns = (log.unit, log.start, log.end, log.before, log.via, log.bound, log.number, log.origin)
+    return list(zip([log.steps[i] for i in log.step], *columns, strict=True))
+
+
+def found(run: Callable[[], Timing]) -> Any:
+    """All that a run finds out."""
+    try:
+        t = run()
+    except ProgramError as e:
+        return type(e), str(e)
+    chain = [getattr(t.chain, field.name).tolist() for field in dataclasses.fields(Chain)]
+    return t.latency, dict(t.busy), dict(t.amounts), dict(t.waits), rows(t.firings), chain
+
+
+def in_network(unit: type[Unit], case: Case, data: bool) -> tuple[Any, Any]:
+    depths, programs = case
+    net = Network(toy(unit, depths), preloaded=programs, data=data, record=True)
+    return found(lambda: Timing.of(net, net.run())), {n: u.received for n, u in net.units.items()}  # type: ignore[attr-defined]
+
+
+@settings(max_examples=150)
+@given(transfers() | pipelines() | broken(), st.booleans())
+def test_a_burst_is_so_many_steps(case: Case, data: bool) -> None:
+    """Firings, times, busy times, waits, path, data, and reports of what goes wrong."""
+    assert in_network(Bursting, case, data) == in_network(Single, case, data)
+
+
+@settings(max_examples=60)
+@given(transfers() | pipelines() | broken())
+def test_traces_are_the_same(case: Case) -> None:
+    depths, programs = case
+    one, other = (trace(toy(u, depths), preloaded=programs, where=lambda u, o: "") for u in (Single, Bursting))
+    for field in dataclasses.fields(one):
+        if field.name != "net":
+            np.testing.assert_array_equal(getattr(one, field.name), getattr(other, field.name))
+
+
+@pytest.mark.skipif(not available(), reason="numba is not installed")
+@settings(max_examples=60)
+@given(transfers() | pipelines())
+def test_the_compiled_engine_takes_them_too(case: Case) -> None:
+    depths, programs = case
+    overlay = toy(Bursting, depths)
+    traces = trace(overlay, preloaded=programs, where=lambda unit, origin: f"packet {origin}")
+    assert found(lambda: run_traces(traces, overlay, record=True)) == in_network(Bursting, case, False)[0]
+
+
+@settings(max_examples=60)
+@given(transfers() | pipelines() | broken())
+def test_words_are_counted_the_same(case: Case) -> None:
+    depths, programs = case
+    lists = {unit: tuple(uops) for unit, uops in programs.items()}
+    one, other = (balance(Expansion(Program(toy(u, depths), (), lists))) for u in (Single, Bursting))
+    assert not other.undecided
+    assert (one.totals, one.uneven) == (other.totals, other.uneven)
+
+
+@settings(max_examples=150)
+@given(transfers() | pipelines(), st.sampled_from([Single, Bursting]))
+def test_dataflow_computes_the_same(case: Case, unit: type[Unit]) -> None:
+    """Bit for bit, every payload on every stream, whatever the writers' and readers' pieces; and nothing is left."""
+    depths, programs = case
+    net = Dataflow(toy(unit, depths), packets=[], preloaded=programs, banks={}, where=lambda u, o: "")
+    net.run()
+    expected = in_network(Single, case, True)
+    assert isinstance(expected[0][0], float)  # it ends
+    assert {n: u.received for n, u in net.units.items()} == expected[1]  # type: ignore[attr-defined]
+    for channel in net.channels:
+        assert (channel.filled, len(channel.tokens)) == (0, 0)
+
+
+@given(broken())
+def test_dataflow_reports_what_does_not_fit_together(case: Case) -> None:
+    """Words without a counterpart are left over or waited for, however deep the streams."""
+    depths, programs = case
+    totals = balance(Expansion(Program(toy(Single, depths), (), {n: tuple(p) for n, p in programs.items()}))).totals
+    net = Dataflow(toy(Bursting, depths), packets=[], preloaded=programs, banks={}, where=lambda u, o: f"line {o}")
+    if all(sent == received for sent, received in totals.values()):
+        net.run()
+        return
+    with pytest.raises(ProgramError, match=r"deadlock: no unit can move|data left in streams"):
+        net.run()
+
+
+@pytest.mark.parametrize("engine", [Network, Dataflow])
+@pytest.mark.parametrize("times", [1, 2])
+def test_a_kernel_learns_nothing_from_a_burst(engine: type[Network], times: int) -> None:
+    """What it takes is `do`'s alone, also where it is a single step and comes after one that returned something."""
+    after: list[Any] = []
+
+    class Reader(Single):
+        def walk(self, items: Sequence[Any], state: State) -> Steps:
+            if self.name == "A":
+                yield from super().walk(items, state)
+                return
+            after.append((yield Fire(gets=(self.source("A"),))))
+            after.append((yield Burst(times, gets=(self.source("A"),))))
+            after.append((yield Burst(0, gets=(self.source("A"),))))
+
+    overlay = toy(Reader, {("A", "B"): 9})
+    programs = {"A": [(Step(1 + times, 0, (), ("B",), 1, False),)], "B": [()]}
+    where = {"packets": [], "banks": {}, "where": lambda u, o: ""} if engine is Dataflow else {"data": True}
+    engine(overlay, preloaded=programs, **where).run()
+    assert len(after[0]) == 1
+    assert after[1:] == [None, None]
+
+
+def test_a_deadlock_without_clocks_names_unit_and_stream() -> None:
+    programs = {"A": [(Step(1, 0, (), ("B",), 1, False),)], "B": [(Step(2, 0, ("A",), (), 1, False),)]}
+    net = Dataflow(toy(Bursting, {("A", "B"): 2}), packets=[], preloaded=programs, banks={}, where=lambda u, o: "t:1")
+    with pytest.raises(DeadlockError) as e:
+        net.run()
+    (wait,) = e.value.report.waits
+    assert (wait.unit, wait.number, wait.stream, wait.place) == ("B", 0, "A->B", "t:1")
+
+
+def test_left_overs_without_clocks_name_who_sent_them() -> None:
+    programs = {"A": [(Step(3, 0, (), ("B",), 1, False),)], "B": [(Step(2, 0, ("A",), (), 1, False),)]}
+    net = Dataflow(toy(Bursting, {("A", "B"): 2}), packets=[], preloaded=programs, banks={}, where=lambda u, o: "t:1")
+    with pytest.raises(ProgramError, match=r"A->B: 1 of \d+ words, the last from A uOP 0 \(t:1\)"):
+        net.run()
