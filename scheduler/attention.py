@@ -18,12 +18,18 @@ from .sequences import Job, Length, Sequences
 
 SOON = 6
 """Loads of the next segment among which the last heads are stored: as many as its MMEs take before they need MemC."""
+MOST_A = 3
+"""What an op's acc_a counts to."""
+MOST_K = 127
+"""What an op's k_iter counts to."""
+MOST_SENT = 6
+"""Key tiles that a MemC pair can send: three each."""
 STORE_LAG = 3
 """Slots from the loads for a head's scores to the stores of its output: scores, values, then MemC 4 and 5 deliver."""
 
 
 @dataclass
-class _Slot:
+class Slot:
     """One step of the attention pipeline. q, k: row and key blocks per half; start: first row block of the sequence."""
 
     sequence: int
@@ -38,26 +44,26 @@ class _Slot:
 
 def lower_attention(s: Sequences, att: Attention) -> None:
     """QK^T on MME 0-3, softmax in MemC 0-3, PV on MME 4 and 5, pipelined over slots (mapping type D, section 4.3)."""
-    _check(s, att)
-    slots = _single_slots(s, att) if s.seq_blocks == 1 else _pair_slots(s, att)
-    before: _Slot | None = None
+    check(s, att)
+    slots = slots_of(s, att)
+    before: Slot | None = None
     first = len(s.tiles)
     for slot in [*slots, None]:  # the values of a slot go with the scores of the next one
         tile = Tile(lag=STORE_LAG)
         s.tiles.append(tile)
         if slot is not None:
             slot.tile = tile
-            _scores(s, att, slot, tile)
+            lower_slot_scores(s, att, slot, tile)
         if before is not None:
-            _values(s, att, before, tile)
+            lower_slot_values(s, att, before, tile)
         before = slot
     for i, tile in enumerate(reversed(s.tiles[first:])):
         if i + 1 < tile.lag:  # MemC 4 and 5 must be rid of the heads before the next segment can get far
             tile.lag, tile.within = i + 1, SOON
 
 
-def _check(s: Sequences, att: Attention) -> None:
-    """What the machine cannot do, with the layer's name."""
+def check(s: Sequences, att: Attention, most: int = MOST_SENT) -> None:
+    """What the machine cannot do, with the layer's name. most: key tiles that a MemC pair can hand on."""
     rows = f"{att.path}: {s.net.seq} rows a sequence"
     if s.net.seq % BLOCK_ROWS and not s.extended:
         raise UnsupportedError(
@@ -67,8 +73,8 @@ def _check(s: Sequences, att: Attention) -> None:
         raise UnsupportedError(
             f"{rows}; overlay {s.overlay.name} splits the keys over two MemC and needs at least {2 * BLOCK_ROWS}"
         )
-    if s.seq_blocks > 6:
-        raise UnsupportedError(f"{rows}; a MemC pair feeds at most six key tiles, 768 rows")
+    if s.seq_blocks > most:
+        raise UnsupportedError(f"{rows}; a MemC pair feeds at most {most} key tiles, {most * BLOCK_ROWS} rows")
     if att.masked and not s.extended:
         raise UnsupportedError(f"{att.path}: an attention mask; overlay {s.overlay.name} has none")
 
@@ -86,38 +92,54 @@ def _mask(s: Sequences, att: Attention, sequence: int, key_block: int, keys: int
     return {"softmax_cols": cols, "max_sub": 1, "alone": int(alone)}
 
 
-def _single_slots(s: Sequences, att: Attention) -> list[_Slot]:
+def slots_of(s: Sequences, att: Attention) -> list[Slot]:
+    """The steps in which heads go through the machine."""
+    return _single_slots(s, att) if s.seq_blocks == 1 else _pair_slots(s, att)
+
+
+def _single_slots(s: Sequences, att: Attention) -> list[Slot]:
     """Sequences of one row block: each of MME 0-3 serves a head of its own."""
     out = []
     for sequence in range(s.net.batch):
         for head in range(0, att.heads, 4):
             n = min(4, att.heads - head)
-            out.append(_Slot(sequence, head, heads=n, alone=True, q=(1, 1), k=(1, 1)))
+            out.append(Slot(sequence, head, heads=n, alone=True, q=(1, 1), k=(1, 1)))
     return out
 
 
-def _pair_slots(s: Sequences, att: Attention) -> list[_Slot]:
+def _pair_slots(s: Sequences, att: Attention) -> list[Slot]:
     """Longer sequences: one head at a time; row halves on MemA0 and MemA1, key halves on MemB0 and MemB1; at most
-    four row blocks a slot."""
+    four row blocks a slot. Where the halves are uneven and the schedule balances them, every other slot has the larger
+    ones on the other units."""
     blocks = s.seq_blocks
-    keys = (-(-blocks // 2), blocks // 2)
-    out = []
+    out: list[Slot] = []
     for sequence in range(s.net.batch):
         for head in range(att.heads):
             for start in range(0, blocks, 4):
                 n = min(4, blocks - start)
-                out.append(_Slot(sequence, head, q=(-(-n // 2), n // 2), k=keys, start=start))
+                q, k = (-(-n // 2), n // 2), (-(-blocks // 2), blocks // 2)
+                if s.schedule.balance and len(out) % 2:
+                    q, k = q[::-1], k[::-1]
+                out.append(Slot(sequence, head, q=q, k=k, start=start))
     return out
 
 
-def _scores(s: Sequences, att: Attention, slot: _Slot, tile: Tile) -> None:
+def lower_slot_scores(s: Sequences, att: Attention, slot: Slot, tile: Tile, stored: bool = False) -> None:
+    """softmax(Q K^T) of a slot, which MemC 0-3 then send to MME 4 and 5, or store."""
     if slot.alone:
-        _scores_single(s, att, slot, tile)
+        _scores_single(s, att, slot, tile, stored)
     else:
-        _scores_pair(s, att, slot, tile)
+        _scores_pair(s, att, slot, tile, stored)
 
 
-def _scores_single(s: Sequences, att: Attention, slot: _Slot, tile: Tile) -> None:
+def _handed_on(rows: int, keys: int, stored: bool) -> dict[str, Any]:
+    """What a MemC does with its scores."""
+    if stored:
+        return {"store": 1, "dim1": BLOCK_ROWS * rows, "dim2": BLOCK_ROWS * keys}
+    return {"send": 1, "send_a": rows, "send_b": 1, "send_k": keys}
+
+
+def _scores_single(s: Sequences, att: Attention, slot: Slot, tile: Tile, stored: bool) -> None:
     """Heads h, h+1 share MemA0, h+2, h+3 MemA1; h, h+2 share MemB0, h+1, h+3 MemB1. Each goes to its own MME."""
     n, row, col = slot.heads, slot.sequence, slot.head
     for i in range(2):
@@ -147,13 +169,13 @@ def _scores_single(s: Sequences, att: Attention, slot: _Slot, tile: Tile) -> Non
         s.mem[f"MemC{m}"].append(
             Job(
                 {"recv": 1, "k_iter": 1, "recv_a": 1, "recv_b": 1, "softmax": 1},
-                {"send": 1, "send_a": 1, "send_b": 1, "send_k": 1},
+                _handed_on(1, 1, stored),
                 recv_config=_mask(s, att, slot.sequence, 0, 1, alone=True),
             )
         )
 
 
-def _scores_pair(s: Sequences, att: Attention, slot: _Slot, tile: Tile) -> None:
+def _scores_pair(s: Sequences, att: Attention, slot: Slot, tile: Tile, stored: bool) -> None:
     row0 = slot.sequence * s.seq_blocks
     q, k = slot.q, slot.k
     groups = [i for i in range(2) if q[i]]
@@ -161,7 +183,7 @@ def _scores_pair(s: Sequences, att: Attention, slot: _Slot, tile: Tile) -> None:
         at = row0 + slot.start + (q[0] if i else 0)
         tile.loads.append(s.blocks(att.q, at, q[i], slot.head, 1, f"MemA{i}"))
         s.mem[f"MemA{i}"].append(
-            Job({"load": 1, "dim1": 128 * q[i], "dim2": 64}, {"send": 1, "acc_a": q[i], "acc_b": k[0]})
+            Job({"load": 1, "dim1": 128 * q[i], "dim2": 64}, {"send": 1, "acc_a": q[i], "acc_b": max(k)})
         )
     for j in range(2):
         at = row0 + (k[0] if j else 0)
@@ -169,12 +191,13 @@ def _scores_pair(s: Sequences, att: Attention, slot: _Slot, tile: Tile) -> None:
         s.mem[f"MemB{j}"].append(
             Job(
                 {"load": 1, "transpose": 1, "dim1": 64, "dim2": 128 * k[j]},
-                {"send": 1, "acc_a": q[0], "acc_b": k[j]},
+                {"send": 1, "acc_a": max(q), "acc_b": k[j]},
             )
         )
-    for a in range(q[0]):
+    larger = int(k[1] > k[0])
+    for a in range(max(q)):
         active = [i for i in groups if a < q[i]]
-        for halves, tiles in (((0, 1), k[1]), ((0,), k[0] - k[1])):  # the even MMEs alone take the odd key tile
+        for halves, tiles in (((0, 1), min(k)), ((larger,), max(k) - min(k))):  # half of the MMEs take the odd key tile
             s.route("MeshA", [f"a{i}_{2 * i + h}" for i in active for h in halves], tiles)
             s.route("MeshB", [f"b{h}_{2 * i + h}" for i in active for h in halves], tiles)
     for i in groups:
@@ -183,38 +206,50 @@ def _scores_pair(s: Sequences, att: Attention, slot: _Slot, tile: Tile) -> None:
             s.mem[f"MemC{2 * i + j}"].append(
                 Job(
                     {"recv": 1, "k_iter": 1, "recv_a": q[i], "recv_b": k[j], "softmax": 1},
-                    {"send": 1, "send_a": q[i], "send_b": 1, "send_k": k[j]},
+                    _handed_on(q[i], k[j], stored),
                     recv_config=_mask(s, att, slot.sequence, k[0] if j else 0, k[j], alone=False),
                 )
             )
 
 
 def _score_op(s: Sequences, mme: int, acc_a: int, acc_b: int) -> None:
-    """One product in K = 64 mode; equal ones in a row are one op, iterated over k."""
+    """Products in K = 64 mode: one of them emits one tile, so that an op is a number of products, whatever heads they
+    belong to."""
     ops = s.mme[f"MME{mme}"]
-    op = f.Mme(a_iter=1, b_iter=1, k_iter=1, acc_a=acc_a, acc_b=acc_b, n128=1)
-    if ops and _same_but(ops[-1], op, "k_iter") and ops[-1].k_iter < 127:
-        op = op.but(k_iter=ops.pop().k_iter + 1)
-    ops.append(op)
+    left = acc_a * acc_b
+    while left:
+        op = f.Mme(a_iter=1, b_iter=1, k_iter=0, acc_a=1, acc_b=1, n128=1)
+        if ops and _same_but(ops[-1], op, "k_iter") and 0 < ops[-1].k_iter < MOST_K:
+            op = ops.pop()
+        more = min(left, MOST_K - op.k_iter)
+        ops.append(op.but(k_iter=op.k_iter + more))
+        left -= more
 
 
-def _value_op(s: Sequences, mme: int, acc_a: int, k_iter: int) -> None:
-    """P V, accumulated over the key tiles in the MME, 64 columns wide; equal ones in a row count up a_iter."""
+def value_op(s: Sequences, mme: int, acc_a: int, k_iter: int) -> None:
+    """P V, accumulated over the key tiles in the MME, 64 columns wide; equal ones in a row count up a_iter. An MME sees
+    row tiles, whatever heads they belong to: where heads are split in turns, two of them are one iteration."""
     ops = s.mme[f"MME{mme}"]
     op = f.Mme(a_iter=1, b_iter=1, k_iter=k_iter, acc_a=acc_a, acc_b=1, k128=1, acc_k=1)
+    last = ops[-1] if ops else None
+    if last is not None and s.schedule.balance and last.acc_a + acc_a == MOST_A and last.a_iter == 1:
+        if _same_but(last.but(acc_a=acc_a), op, "a_iter"):
+            ops.pop()
+            op = op.but(acc_a=MOST_A)
     if ops and _same_but(ops[-1], op, "a_iter") and ops[-1].a_iter < 15:
         op = op.but(a_iter=ops.pop().a_iter + 1)
     ops.append(op)
 
 
-def _values(s: Sequences, att: Attention, slot: _Slot, tile: Tile) -> None:
+def lower_slot_values(s: Sequences, att: Attention, slot: Slot, tile: Tile) -> None:
+    """The probabilities of a slot, from MemC 0-3, times V."""
     if slot.alone:
         _values_single(s, att, slot, tile)
     else:
         _values_pair(s, att, slot, tile)
 
 
-def _values_single(s: Sequences, att: Attention, slot: _Slot, tile: Tile) -> None:
+def _values_single(s: Sequences, att: Attention, slot: Slot, tile: Tile) -> None:
     n, row, col = slot.heads, slot.sequence, slot.head
     for h in range(n):
         tile.loads.append(s.blocks(att.v, row, 1, col + h, 1, "MemB2"))
@@ -229,7 +264,7 @@ def _values_single(s: Sequences, att: Attention, slot: _Slot, tile: Tile) -> Non
             continue
         s.route("MeshB", [f"b2_{4 + i}"], count)
         for _ in range(count):
-            _value_op(s, 4 + i, 1, 1)
+            value_op(s, 4 + i, 1, 1)
         c = f"MemC{4 + i}"
         s.mem[c].append(
             Job(
@@ -240,27 +275,27 @@ def _values_single(s: Sequences, att: Attention, slot: _Slot, tile: Tile) -> Non
         slot.tile.stores.append(s.blocks(att.y, row, 1, col + 2 * i, count, c, store=True))
 
 
-def _values_pair(s: Sequences, att: Attention, slot: _Slot, tile: Tile) -> None:
+def _values_pair(s: Sequences, att: Attention, slot: Slot, tile: Tile) -> None:
     row0 = slot.sequence * s.seq_blocks
     q, k = slot.q, slot.k
     groups = [i for i in range(2) if q[i]]
     parts = [(at, min(4, s.seq_blocks - at)) for at in range(0, s.seq_blocks, 4)]
-    repeats = 1 if len(parts) == 1 else q[0]
+    repeats = 1 if len(parts) == 1 else max(q)
     for repeat in range(repeats):
         for start, count in parts:
             load: dict[str, Any] = {}
             if repeat == 0:
                 tile.loads.append(s.blocks(att.v, row0 + start, count, slot.head, 1, "MemB2"))
                 load = {"load": 1, "dim1": 128 * count, "dim2": 64}
-            rows = q[0] if len(parts) == 1 else 1
+            rows = max(q) if len(parts) == 1 else 1
             s.mem["MemB2"].append(Job(load, {"send": 1, "acc_a": rows, "acc_b": 1, "acc_k": count}))
-    for a in range(q[0]):
+    for a in range(max(q)):
         active = [i for i in groups if a < q[i]]
         for j in range(2):
             s.route("MeshA", [f"c{2 * i + j}_{4 + i}" for i in active], k[j])
         s.route("MeshB", [f"b2_{4 + i}" for i in active], s.seq_blocks)
     for i in groups:
-        _value_op(s, 4 + i, q[i], s.seq_blocks)
+        value_op(s, 4 + i, q[i], s.seq_blocks)
         c = f"MemC{4 + i}"
         s.mem[c].append(
             Job(

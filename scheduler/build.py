@@ -6,10 +6,10 @@ from dataclasses import dataclass
 
 from ..isa.datapath import Overlay
 from ..isa.program import Program
-from .lower import lower
+from .lower import Weights, lower
 from .pack import pack
 from .schedule import Schedule
-from .segment import Array, Network
+from .segment import Network
 
 
 @dataclass(frozen=True, eq=False)
@@ -17,7 +17,7 @@ class Built:
     """A program and its weights, by buffer name, as they lie in LPDDR."""
 
     program: Program
-    weights: dict[str, Array]
+    weights: Weights
 
 
 def build(network: Network, overlay: Overlay, schedule: Schedule) -> Built:

@@ -6,21 +6,24 @@ product of the two. Bias and previous-layer term enter through the MMEs, activat
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from ..isa.errors import UnsupportedError
-from ..isa.layout import BLOCK, BLOCK_COLS
+from ..isa.layout import BLOCK, BLOCK_COLS, padded
 from ..isa.overlays import xnn_formats as f
 from ..isa.program import Buffer
 from .memory import Columns, column_tiles, stored_vector, stored_weight
 from .order import BLOCK_UNITS, Tile
-from .segment import Activation, Gemm
+from .schedule import Loops
+from .segment import Activation, Array, Gemm
 from .sequences import Job, Sequences
 
+MOST_BIAS = 2048
+"""Columns of the bias that an MME holds."""
 LN_EPS = 1e-6
 """What the base machine's LayerNorm adds to the variance."""
 
@@ -58,34 +61,108 @@ class _Plan:
     registers: dict[str, Any]
 
 
-def lower_gemm(s: Sequences, gemm: Gemm) -> None:
-    """One matrix product with what is fused to it. Raises `UnsupportedError` naming the layer.
+@dataclass(frozen=True)
+class _Part:
+    """A column tile: column tile `n` of a matrix product, with its weights."""
 
-    Column tiles outside, row tiles inside: the addresses of a column tile's loads and stores then advance by constant
-    strides, which one packet can loop over, and LPDDR moves the same bytes either way (paper section 5.3).
+    gemm: Gemm
+    plan: _Plan
+    weight: Buffer
+    n: int
+
+
+def lower_gemm(s: Sequences, gemm: Gemm) -> None:
+    """One matrix product with what is fused to it. Raises `UnsupportedError` naming the layer."""
+    lower_gemms(s, [gemm])
+
+
+def lower_gemms(s: Sequences, gemms: Sequence[Gemm]) -> None:
+    """Matrix products of one activation, each with what is fused to it. Raises `UnsupportedError` naming the layer.
+
+    Loops.COLUMNS: column tiles outside, row tiles inside: the addresses of a column tile's loads and stores then
+    advance by constant strides, which one packet can loop over. Loops.ROWS: row tiles outside; MemA then still holds
+    the last two slices of K when the next column tile begins, which takes them first. LPDDR moves the same bytes either
+    way (paper section 5.3).
     """
+    parts = [part for gemm in gemms for part in _parts(s, gemm)]
+    tiles = row_tiles(s.row_blocks, s.schedule.tile_rows)
+    if s.schedule.loops is Loops.COLUMNS:
+        groups = [[part] for part in parts]
+    else:
+        groups = _op_columns(parts)
+    for group in groups:
+        vectors = _vectors(s, group)
+        for rows in _op_runs(tiles):
+            _gemm_op(s, group, rows, vectors)
+
+
+def _parts(s: Sequences, gemm: Gemm) -> list[_Part]:
     x, y = s.columns[gemm.x], s.columns[gemm.y]
     if gemm.norm is not None:
         _check_norm(s, gemm, y)
     passes, halves, acc_b = column_tiles(y.stored // 128, s.schedule.tile_cols, gemm.norm is not None)
     plan = _Plan(y, x.stored // 128, passes, halves, acc_b, _post_op(s, gemm))
     cols = passes * halves * acc_b * 128
-    weight = s.weight(f"{gemm.path}.weight", stored_weight(gemm, x, y, cols))
-    vectors = [s.weight(f"{gemm.path}.bias", stored_vector(gemm.bias, y, cols))]
+    weight = s.weight(f"{gemm.path}.weight", (x.stored, cols), lambda: stored_weight(gemm, x, y, cols))
+    return [_Part(gemm, plan, weight, n) for n in range(passes)]
+
+
+def _op_columns(parts: Sequence[_Part]) -> list[list[_Part]]:
+    """Column tiles that one MME op can go through: of equal shape, with biases that fit, and without residual, whose
+    weights are there for one column tile alone."""
+    out: list[list[_Part]] = []
+    for part in parts:
+        last = out[-1][-1] if out else None
+        fits = (
+            last is not None
+            and part.gemm.residual is None
+            and last.gemm.residual is None
+            and (part.plan.halves, part.plan.acc_b) == (last.plan.halves, last.plan.acc_b)
+            and (len(out[-1]) + 1) * part.plan.acc_b * 128 <= MOST_BIAS
+        )
+        if fits:
+            out[-1].append(part)
+        else:
+            out.append([part])
+    return out
+
+
+def _vectors(s: Sequences, group: Sequence[_Part]) -> list[Buffer]:
+    """The vectors that an op loads: previous-layer weights, bias. That of MemB 0 first, tile after tile, then that of
+    MemB 1 (contract section 3)."""
+    part = group[0]
+    plan, gemm, size = part.plan, part.gemm, part.plan.acc_b * 128
+
+    def arranged(vector_of: Callable[[_Part], Array]) -> Array:
+        out = np.zeros((plan.halves, _vector_length(group)), np.float32)
+        for j in range(plan.halves):
+            for at, p in enumerate(group):
+                start = (p.n * plan.halves + j) * size
+                out[j, at * size : (at + 1) * size] = vector_of(p)[start : start + size]
+        return out.reshape(-1)
+
+    def stored(p: _Part, vector: Array) -> Array:
+        return stored_vector(vector, p.plan.y, p.plan.passes * plan.halves * size)
+
+    shape = (plan.halves * _vector_length(group),)
+    out = [s.weight(f"{gemm.path}.bias", shape, lambda: arranged(lambda p: stored(p, p.gemm.bias)))]
     if gemm.residual is not None:
-        scale = gemm.residual_scale if gemm.residual_scale is not None else np.ones(y.count, np.float32)
-        vectors.insert(0, s.weight(f"{gemm.path}.residual_scale", stored_vector(scale, y, cols)))
-    tiles = row_tiles(s.row_blocks, s.schedule.tile_rows)
-    for n in range(passes):
-        for rows in _op_runs(tiles):
-            _gemm_op(s, gemm, plan, rows, n, weight, vectors)
+        scale = gemm.residual_scale if gemm.residual_scale is not None else np.ones(plan.y.count, np.float32)
+        name = f"{gemm.path}.residual_scale"
+        out.insert(0, s.weight(name, shape, lambda: arranged(lambda p: stored(p, scale))))
+    return out
 
 
-def _gemm_op(
-    s: Sequences, gemm: Gemm, plan: _Plan, rows: Sequence[RowTile], n: int, weight: Buffer, vectors: Sequence[Buffer]
-) -> None:
-    """One MME op on every MME in use: the row tiles `rows`, all of one shape, against column tile `n`. The even MemB
-    takes the first half of the tile's columns (contract section 3)."""
+def _vector_length(group: Sequence[_Part]) -> int:
+    """Floats of a vector that one MemB loads: what is longer than a column block of 32 groups is whole blocks."""
+    length = len(group) * group[0].plan.acc_b * 128
+    return length if length <= 1024 else padded(length, 1024)
+
+
+def _gemm_op(s: Sequences, group: Sequence[_Part], rows: Sequence[RowTile], vectors: Sequence[Buffer]) -> None:
+    """One MME op on every MME in use: the row tiles `rows`, all of one shape, each against the column tiles of `group`.
+    The even MemB takes the first half of a tile's columns (contract section 3)."""
+    gemm, plan = group[0].gemm, group[0].plan
     groups, acc = rows[0].groups, rows[0].acc
     mmes = [(i, j) for i in range(groups) for j in range(plan.halves)]
     residual = int(gemm.residual is not None)
@@ -93,7 +170,7 @@ def _gemm_op(
         s.op(
             2 * i + j,
             a_iter=len(rows),
-            b_iter=1,
+            b_iter=len(group),
             k_iter=plan.k_tiles,
             acc_a=acc,
             acc_b=plan.acc_b,
@@ -103,23 +180,29 @@ def _gemm_op(
             load_prev=residual,
             prev=residual,
         )
-    size = plan.acc_b * 128
+    size = _vector_length(group)
     for v in vectors:
         for j in range(plan.halves):
-            s.vector(v, j, (n * plan.halves + j) * size, size)
+            s.vector(v, j, j * size, size)
     all_a = [f"a{i}_{2 * i + j}" for i, j in mmes]
     all_b = [f"b{j}_{2 * i + j}" for i, j in mmes]
     s.route("MeshB", all_b, len(vectors))
     for row in rows:
-        tile = Tile(ahead=_loads_ahead(s, gemm, plan, row), step=groups)
-        s.tiles.append(tile)
-        if residual:
-            _residual(s, gemm, plan, row, n, tile)
-            tile.head = len(tile.loads)
-        _products(s, gemm, plan, row, n, weight, tile)
-        for mesh, routes in (("MeshA", all_a), ("MeshB", all_b)):
-            s.route(mesh, routes, plan.k_tiles * acc * plan.acc_b)
-        _results(s, gemm, plan, row, n, tile)
+        order = list(range(plan.k_tiles))
+        for n, part in enumerate(group):
+            held = 0
+            if n and s.schedule.loops is Loops.ROWS:
+                held = min(2, plan.k_tiles) if plan.k_tiles > 1 else 0
+                order = order[plan.k_tiles - held :] + order[: plan.k_tiles - held]
+            tile = Tile(ahead=_loads_ahead(s, part.gemm, plan, row), step=groups)
+            s.tiles.append(tile)
+            if residual:
+                _residual(s, part.gemm, plan, row, part.n, tile)
+                tile.head = len(tile.loads)
+            _products(s, part, row, tile, order, held)
+            for mesh, routes in (("MeshA", all_a), ("MeshB", all_b)):
+                s.route(mesh, routes, plan.k_tiles * acc * plan.acc_b)
+            _results(s, part.gemm, part.plan, row, part.n, tile)
 
 
 def _loads_ahead(s: Sequences, gemm: Gemm, plan: _Plan, row: RowTile) -> int:
@@ -167,19 +250,22 @@ def _residual(s: Sequences, gemm: Gemm, plan: _Plan, row: RowTile, n: int, tile:
                 s.route("MeshA", [f"a{i}_{2 * i + j}"], plan.acc_b)
 
 
-def _products(s: Sequences, gemm: Gemm, plan: _Plan, row: RowTile, n: int, weight: Buffer, tile: Tile) -> None:
-    """The k loop of one output tile: LHS from DDR into MemA, RHS from LPDDR into MemB."""
+def _products(s: Sequences, part: _Part, row: RowTile, tile: Tile, order: Sequence[int], held: int) -> None:
+    """The k loop of one output tile, slices of K in this order: LHS from DDR into MemA, but for the first `held`, which
+    are there; RHS from LPDDR into MemB."""
+    plan, weight = part.plan, part.weight
     width = weight.shape[1] // BLOCK_COLS
     acc_b = plan.acc_b
-    for k in range(plan.k_tiles):
+    for at_k, k in enumerate(order):
         for i in range(row.groups):
             at = row.start + i * row.acc
-            tile.loads.append(s.blocks(gemm.x, at, row.acc, 2 * k, 2, f"MemA{i}"))
-            s.mem[f"MemA{i}"].append(
-                Job({"load": 1, "dim1": 128 * row.acc, "dim2": 128}, {"send": 1, "acc_a": row.acc, "acc_b": acc_b})
-            )
+            load: dict[str, Any] = {}
+            if at_k >= held:
+                tile.loads.append(s.blocks(part.gemm.x, at, row.acc, 2 * k, 2, f"MemA{i}"))
+                load = {"load": 1, "dim1": 128 * row.acc, "dim2": 128}
+            s.mem[f"MemA{i}"].append(Job(load, {"send": 1, "acc_a": row.acc, "acc_b": acc_b}))
         for j in range(plan.halves):
-            col = (n * plan.halves + j) * acc_b * 2
+            col = (part.n * plan.halves + j) * acc_b * 2
             addr = weight.offset + (k * width + col) * BLOCK_UNITS
             s.lpddr.append(f.Lpddr(addr=addr, size=2 * acc_b * BLOCK, **{f"to_b{j}": 1}))
             s.mem[f"MemB{j}"].append(

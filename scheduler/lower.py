@@ -2,37 +2,74 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
 from ..isa.datapath import Overlay
 from ..isa.layout import BLOCK_ROWS, UNIT
 from ..isa.program import Buffer, Kernels, Layout, Role
 from .attention import lower_attention
-from .gemm import lower_gemm
+from .gemm import lower_gemms
 from .memory import Arena
-from .schedule import Schedule
+from .schedule import Loops, Schedule
 from .segment import Array, Attention, Gemm, Network, Output
 from .sequences import Sequences
 
 
 @dataclass(frozen=True)
 class Lowered:
-    """Kernel sequences, and the weights as they go into LPDDR (buffer name to its stored elements)."""
+    """Kernel sequences, and the weights as they go into LPDDR."""
 
     kernels: Kernels
-    weights: dict[str, Array]
+    weights: Weights
+
+
+class Weights(Mapping[str, Array]):
+    """Stored elements by buffer name, packed anew whenever they are asked for: together they are as large as the model,
+    and whoever needs them copies them somewhere."""
+
+    def __init__(self, made: Mapping[str, Callable[[], Array]]) -> None:
+        self._made = made
+
+    def __getitem__(self, name: str) -> Array:
+        return self._made[name]()
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._made)
+
+    def __len__(self) -> int:
+        return len(self._made)
 
 
 def lower(network: Network, overlay: Overlay, schedule: Schedule) -> Lowered:
     """Turn a network into kernel sequences for an XNN overlay. Raises `UnsupportedError` naming the layer."""
     sequences = Sequences(network, overlay, schedule)
     _place_activations(sequences)
-    for layer in network.layers:
-        if isinstance(layer, Gemm):
-            lower_gemm(sequences, layer)
+    for group in _groups(network, schedule):
+        if isinstance(group, Attention):
+            lower_attention(sequences, group)
         else:
-            lower_attention(sequences, layer)
-    return Lowered(sequences.finish(), sequences.weights)
+            lower_gemms(sequences, group)
+    return Lowered(sequences.finish(), Weights(sequences.weights))
+
+
+def _groups(network: Network, schedule: Schedule) -> Iterator[list[Gemm] | Attention]:
+    """What is lowered together: products of the same activation that follow on each other, where they share slices."""
+    waiting: list[Gemm] = []
+    for layer in network.layers:
+        if waiting and not (isinstance(layer, Gemm) and schedule.loops is Loops.ROWS and _shares(waiting[-1], layer)):
+            yield waiting
+            waiting = []
+        if isinstance(layer, Gemm):
+            waiting = [*waiting, layer]
+        else:
+            yield layer
+    if waiting:
+        yield waiting
+
+
+def _shares(a: Gemm, b: Gemm) -> bool:
+    return a.x == b.x and not (a.residual or b.residual or a.norm or b.norm)
 
 
 def _place_activations(s: Sequences) -> None:

@@ -17,6 +17,13 @@ class Interleave(Enum):
     """Stores of a tile go between the loads of the next one, across segments too (section 4.4)."""
 
 
+class Loops(Enum):
+    """Which loop over a product's output tiles is the outer one."""
+
+    COLUMNS = "columns"
+    ROWS = "rows"
+
+
 @dataclass(frozen=True)
 class Schedule:
     """How a network is put on the machine. tile_rows, tile_cols: the largest output tile, in 128-row and 128-column
@@ -25,6 +32,8 @@ class Schedule:
     interleave: Interleave = Interleave.INTERLEAVED
     tile_rows: int = 6
     tile_cols: int = 8
+    loops: Loops = Loops.COLUMNS
+    balance: bool = False
 
     def __post_init__(self) -> None:
         if self.tile_rows not in (1, 2, 3, 4, 6):

@@ -7,8 +7,9 @@ stores per tile, because their order on the one channel is a decision of its own
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
+from math import prod
 from typing import Any
 
 from ..isa.datapath import Overlay
@@ -61,18 +62,19 @@ class Sequences:
         self.lpddr: list[f.Lpddr] = []
         self.tiles: list[Tile] = []
         self.buffers: dict[str, Buffer] = {}
-        self.weights: dict[str, Array] = {}
+        self.weights: dict[str, Callable[[], Array]] = {}
         self._lpddr_end = 0
 
-    def weight(self, name: str, stored: Array) -> Buffer:
-        """Append a weight matrix (blocked) or vector (linear) to LPDDR."""
+    def weight(self, name: str, shape: tuple[int, ...], stored: Callable[[], Array]) -> Buffer:
+        """Append a weight matrix (blocked) or vector (linear) to LPDDR. It is made when somebody wants it: no schedule
+        depends on what is in it."""
         base, n = name, 2
         while name in self.buffers:
             name, n = f"{base}.{n}", n + 1
-        layout = Layout.BLOCKED if stored.ndim == 2 else Layout.LINEAR
-        self.weights[name] = block(stored) if stored.ndim == 2 else stored
-        self.buffers[name] = Buffer(name, "lpddr", self._lpddr_end, stored.shape, layout, Role.WEIGHT)
-        self._lpddr_end += padded(stored.size // UNIT, 64)
+        layout = Layout.BLOCKED if len(shape) == 2 else Layout.LINEAR
+        self.weights[name] = (lambda: block(stored())) if len(shape) == 2 else stored
+        self.buffers[name] = Buffer(name, "lpddr", self._lpddr_end, shape, layout, Role.WEIGHT)
+        self._lpddr_end += padded(prod(shape) // UNIT, 64)
         return self.buffers[name]
 
     def route(self, mesh: str, routes: Iterable[str], tiles: int) -> None:
