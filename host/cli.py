@@ -16,6 +16,7 @@ from .commands.check import check_command
 from .commands.compile import compile_command
 from .commands.diff import diff_command
 from .commands.doctor import doctor_command
+from .commands.reproduce import reproduce_command
 from .commands.run import run_command
 
 if TYPE_CHECKING:
@@ -48,7 +49,7 @@ def main() -> None:
     """
 
 
-for _command in (compile_command, check_command, diff_command, run_command, doctor_command):
+for _command in (compile_command, check_command, diff_command, run_command, reproduce_command, doctor_command):
     main.add_command(_command)
 
 _path = click.Path(path_type=Path)

@@ -65,12 +65,14 @@ NOBODY = -1
 class Timing:
     """A complete run. latency: seconds, without the launch of the program. busy: seconds in which a process (a unit, a
     decoder, the dispatcher) did not wait, by name. amounts: what was charged to each rate. waits: seconds in which the
-    reader of a stream waited for words (it was empty), and its writer for room (it was full), by the stream's name."""
+    reader of a stream waited for words (it was empty), and its writer for room (it was full), by the stream's name.
+    order: the jobs of an arbitration, as they were taken."""
 
     latency: float
     busy: Mapping[str, float]
     amounts: Mapping[str, float]
     waits: Mapping[str, tuple[float, float]]
+    order: Sequence[int]
     _starts: Callable[[str], list[tuple[float, int]]]
     _firings: Callable[[], Firings]
     _chain: Callable[[], Chain]
@@ -89,6 +91,7 @@ class Timing:
             {name: at.busy for name, at in net.progress.items()},
             net.amounts,
             {c.name: (c.empty, c.full) for c in net.channels},
+            (),
             lambda unit: net.progress[unit].starts,
             recorded,
             lambda: recorded().chain(),
@@ -107,6 +110,32 @@ class Timing:
     def chain(self) -> Chain:
         """The steps that decided the latency, if the run was recorded."""
         return self._chain()
+
+
+@dataclass(frozen=True, eq=False)
+class Arbitration:
+    """Work of one process in an order that is yet to be found: jobs, of which it takes one after the other, each whole,
+    always when no other process can go on without it. Times are exact: what the others are waiting for is known then.
+
+    It takes the job whose stream has waited longest for words; but first one that takes words from a stream, if that
+    delays the other by no more than its patience. Jobs of one stream keep their order.
+
+    first, last: items of the process (from 0) at which each job begins and ends. stream: the number of its stream. get:
+    whether it takes from it. seconds: how long it is. patience: in seconds. rank: which of several that could begin at
+    the same time goes first. needs: the jobs that must be done before it, those of job i from needs_at[i] to
+    needs_at[i + 1].
+    """
+
+    process: str
+    first: Ints
+    last: Ints
+    stream: Ints
+    get: npt.NDArray[np.bool_]
+    seconds: Floats
+    patience: Floats
+    rank: Ints
+    needs: Ints
+    needs_at: Ints
 
 
 class Plan:
@@ -196,9 +225,11 @@ def run_traces(
     overlay: Overlay,
     *,
     record: bool = False,
+    arbitration: Arbitration | None = None,
     compiled: Callable[[Callable[..., Any]], Callable[..., Any]] = _machine_code,
 ) -> Timing:
-    """Run to the end, as `Network.run`. compiled: what makes the two loops below fast; they work without, slowly."""
+    """Run to the end, as `Network.run`. arbitration: work whose order the run finds. compiled: what makes the two loops
+    below fast; they work without, slowly."""
     net = traces.net
     seconds = seconds_by_rate(overlay)
     streams = overlay.streams
@@ -213,7 +244,8 @@ def run_traces(
     table = np.empty((traces.firings if record else 0, 4), np.int32)
     began = np.empty(traces.firings if record else 0, np.float64)
     duration = traces.amounts * np.array([*seconds.values()])[traces.rows[:, RATE]]
-    latency, alive, last, busy, amounts, waits, starts, counts, channels, tasks = compiled(_run)(
+    arbiter, jobs, jobs_s, needs, queue, queue_at = _jobs(traces, arbitration)
+    latency, alive, last, busy, amounts, waits, starts, counts, channels, tasks, order = compiled(_run)(
         traces.rows,
         duration,
         traces.amounts,
@@ -228,6 +260,12 @@ def run_traces(
         len(seconds),
         table,
         began,
+        arbiter,
+        jobs,
+        jobs_s,
+        needs,
+        queue,
+        queue_at,
     )
     if alive or channels[:, FILLED].any():
         _strand(traces, capacity, channels, tasks)
@@ -285,6 +323,7 @@ def run_traces(
         dict(zip(names, busy.tolist(), strict=True)),
         dict(zip(seconds, amounts.tolist(), strict=True)),
         dict(zip([c.name for c in net.channels], map(tuple, waits.tolist()), strict=True)),
+        order.tolist(),
         begun,
         firings,
         chain,
@@ -337,6 +376,40 @@ def _strand(traces: Traces, capacity: Ints, channels: Ints, tasks: Ints) -> None
     net.settle(alive)
 
 
+JOB_FIRST, JOB_END, JOB_STREAM, JOB_GET, JOB_RANK, JOB_NEEDS, JOB_NEEDS_END = range(7)
+"""Columns of the table of jobs."""
+JOB_SECONDS, JOB_PATIENCE = range(2)
+"""Columns of the table of their times."""
+
+
+def _jobs(traces: Traces, given: Arbitration | None) -> tuple[int, Ints, Floats, Ints, Ints, Ints]:
+    """An arbitration for the engine: process, jobs, their times, needs, and the jobs of each stream in turn."""
+    streams = len(traces.net.channels)
+    if given is None:
+        none = np.zeros(0, np.int32)
+        return -1, np.zeros((0, 7), np.int32), np.zeros((0, 2)), none, none, np.zeros(streams + 1, np.int32)
+    process = list(traces.net.progress).index(given.process)
+    base = traces.bounds[process]
+    columns = (
+        given.first + base,
+        given.last + base,
+        given.stream,
+        given.get,
+        given.rank,
+        given.needs_at[:-1],
+        given.needs_at[1:],
+    )
+    queue = np.argsort(given.stream, kind="stable").astype(np.int32)
+    return (
+        process,
+        np.stack(columns, axis=1).astype(np.int32),
+        np.stack((given.seconds, given.patience), axis=1),
+        given.needs.astype(np.int32),
+        queue,
+        np.searchsorted(given.stream[queue], np.arange(streams + 1)).astype(np.int32),
+    )
+
+
 ALIVE, PROCESS, PARENT, LANE, CHILDREN, QUEUED, FIRING, ROW, STOP, LEFT, ITEM = range(11)
 """Columns of the engine's task table; ITEM only of a process, not of its lanes."""
 CLOCK, BUSY, SLOWEST = range(3)
@@ -363,8 +436,15 @@ def _run(
     rates: int,
     log: Ints,
     log_start: Floats,
+    arbiter: int,
+    jobs: Ints,
+    jobs_s: Floats,
+    needs: Ints,
+    queue: Ints,
+    queue_at: Ints,
 ) -> Any:
     """`Network.run`, statement by statement, on arrays: the order of stepping too, so that firings have its numbers.
+    And `Arbitration`, for the process `arbiter`.
 
     One function, because calls between compiled functions would each have to be compiled and cached.
     """
@@ -411,8 +491,60 @@ def _run(
     waits = np.zeros((len(capacity), 2), np.float64)
     count = 0
     latency, longest, last_firing = 0.0, -1.0, NEVER
+    picked = np.empty(len(jobs), np.int32)
+    done = np.zeros(len(jobs), np.bool_)
+    next_job = queue_at.copy()
+    chosen, job_end, parked = 0, bounds[arbiter] if arbiter >= 0 else 0, False
 
-    while waiting:
+    while True:
+        if not waiting:
+            if not parked:
+                break
+            now = times[arbiter, CLOCK]
+            put, put_start, put_since = -1, 0.0, 0.0
+            get, get_start = -1, 0.0
+            for c in range(len(capacity)):
+                if next_job[c] == queue_at[c + 1]:
+                    continue
+                job = queue[next_job[c]]
+                reader = channels[c, READER]
+                if channels[c, FILLED] == 0 if jobs[job, JOB_GET] else reader == NOBODY:
+                    continue
+                possible = True
+                for i in range(jobs[job, JOB_NEEDS], jobs[job, JOB_NEEDS_END]):
+                    if not done[needs[i]]:
+                        possible = False
+                        break
+                if not possible:
+                    continue
+                if jobs[job, JOB_GET]:
+                    place = channels[c, TOKEN_PLACE] + (channels[c, TOKEN] & channels[c, TOKEN_MASK])
+                    start = max(now, token_clocks[place, 0])
+                    first = start == get_start and jobs[job, JOB_RANK] < jobs[get, JOB_RANK]
+                    if get < 0 or start < get_start or first:
+                        get, get_start = job, start
+                else:
+                    since = times[reader, CLOCK]
+                    start = max(now, since)
+                    if put < 0 or start < put_start or (start == put_start and since < put_since):
+                        put, put_start, put_since = job, start, since
+            if get >= 0 and (put < 0 or get_start + jobs_s[get, JOB_SECONDS] <= put_start + jobs_s[get, JOB_PATIENCE]):
+                job = get
+            elif put >= 0:
+                job = put
+            else:
+                break
+            picked[chosen] = job
+            chosen += 1
+            done[job] = True
+            next_job[jobs[job, JOB_STREAM]] += 1
+            tasks[arbiter, ITEM] = jobs[job, JOB_FIRST] - 1
+            job_end = jobs[job, JOB_END]
+            parked = False
+            tasks[arbiter, QUEUED] = 1
+            tail = head
+            ready[tail if tail <= size else tail - size - 1] = arbiter
+            waiting = 1
         task = ready[head]
         head = head + 1 if head < size else 0
         waiting -= 1
@@ -426,7 +558,10 @@ def _run(
             if row == stop:
                 parent = tasks[task, PARENT]
                 if parent == NOBODY:
-                    if item + 1 < bounds[process + 1]:
+                    if process == arbiter and item + 1 >= job_end and chosen < len(jobs):
+                        parked = True
+                        break
+                    if item + 1 < (job_end if process == arbiter else bounds[process + 1]):
                         item += 1
                         tasks[task, ITEM] = item
                         starts[item] = clock
@@ -602,7 +737,19 @@ def _run(
         tasks[task, FIRING] = firing
         times[task, CLOCK], times[task, BUSY] = clock, busy
         latency = max(latency, clock)
-    return latency, alive, last_firing, times[:processes, BUSY].copy(), total, waits, starts, counts, channels, tasks
+    return (
+        latency,
+        alive,
+        last_firing,
+        times[:processes, BUSY].copy(),
+        total,
+        waits,
+        starts,
+        counts,
+        channels,
+        tasks,
+        picked,
+    )
 
 
 def _walk(log: Ints, at: int) -> tuple[npt.NDArray[np.int64], Ints]:

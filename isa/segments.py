@@ -9,10 +9,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
+import numpy.typing as npt
 
-from .atlas import Atlas
-from .expansion import Expansion
-from .program import Buffer
+from .expansion import Accesses, Expansion
+from .program import Buffer, Program, Role
 
 
 @dataclass(frozen=True)
@@ -30,31 +30,50 @@ class Segment:
 
 
 def segments(expansion: Expansion) -> list[Segment]:
-    """In the order in which they are completed. Buffers that share memory are told apart as the disassembler does."""
-    program = expansion.program
-    unit = program.overlay.address_unit
-    found: dict[tuple[str, int], list[int]] = {}
+    """Unit by unit in the order in which they are completed."""
+    found = []
     for bank, accesses in expansion.accesses.items():
-        atlas = Atlas(program.buffers, unit)
-        buffers = [b for b in program.buffers if b.bank == bank]
-        edges = np.unique([e for b in buffers for e in (b.offset * unit, b.offset * unit + b.size)])
-        cells = np.searchsorted(edges, accesses.start, "right").tolist()
-        known: dict[tuple[int, bool], int] = {}  # order of the buffer by cell and direction; good until one is touched
-        touched: set[tuple[int, bool]] = set()
-        rows = zip(cells, accesses.unit.tolist(), accesses.uop.tolist(), accesses.start.tolist(), strict=True)
-        for (cell, by, uop, start), store in zip(rows, accesses.store.tolist(), strict=True):
-            order = known.get((cell, store))
-            if order is None:
-                held = atlas.around(bank, start // unit, store)
-                order = known[cell, store] = held[0][0] if held else -1
-            if order < 0:
-                continue
-            if (order, store) not in touched:
-                touched.add((order, store))
-                atlas.touch(bank, order, store)
-                known.clear()
-            if store:
-                span = found.setdefault((accesses.units[by].name, order), [uop, uop])
-                span[1] = uop
-    rows_ = [Segment(program.buffers[order], name, first, last) for (name, order), (first, last) in found.items()]
-    return sorted(rows_, key=lambda s: s.last)
+        stored = owners(expansion.program, bank, accesses)
+        for unit, spec in enumerate(accesses.units):
+            own = (accesses.unit == unit) & (stored >= 0) & accesses.store
+            for order in np.unique(stored[own]).tolist():
+                uops = accesses.uop[own & (stored == order)]
+                found.append(Segment(expansion.program.buffers[order], spec.name, int(uops.min()), int(uops.max())))
+    return sorted(found, key=lambda s: (s.unit, s.last))
+
+
+def owners(program: Program, bank: str, accesses: Accesses) -> npt.NDArray[np.int64]:
+    """For each access the number of the buffer that it is about, -1 for none.
+
+    Buffers that share memory are filled in turn, in the order of their declaration: what is stored to an address for
+    the n-th time belongs to the n-th buffer there, and a load reads what was stored last, or an input.
+    """
+    unit = program.overlay.address_unit
+    out = np.full(len(accesses), -1, np.int64)
+    spans = [
+        (b.offset * unit, b.offset * unit + b.size, number, b.role in (Role.INPUT, Role.WEIGHT))
+        for number, b in enumerate(program.buffers)
+        if b.bank == bank
+    ]
+    edges = np.unique(np.concatenate([accesses.start, accesses.end]))
+    first, last = (np.searchsorted(edges, at).tolist() for at in (accesses.start, accesses.end))
+    times = [0] * len(edges)  # how often each piece between two edges was stored to
+    known: dict[int, tuple[list[int], int]] = {}
+    stores = accesses.store.tolist()
+    for i in np.lexsort((accesses.uop, accesses.unit)).tolist():
+        low, high = first[i], last[i]
+        if stores[i]:
+            for piece in range(low, high):
+                times[piece] += 1
+        if low not in known:
+            start = int(edges[low])
+            here = [(number, given) for begin, end, number, given in spans if begin <= start < end]
+            filled = [number for number, given in here if not given]
+            known[low] = filled, next((number for number, given in here if given), -1)
+        filled, held = known[low]
+        n = max(times[low:high], default=0)
+        if n and filled:
+            out[i] = filled[min(n, len(filled)) - 1]
+        elif held >= 0 or filled:
+            out[i] = held if held >= 0 else filled[0]
+    return out

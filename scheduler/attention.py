@@ -6,6 +6,7 @@ slot is one step of that pipeline: its scores go with the values of the slot bef
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -57,8 +58,13 @@ def lower_attention(s: Sequences, att: Attention) -> None:
         if before is not None:
             lower_slot_values(s, att, before, tile)
         before = slot
-    for i, tile in enumerate(reversed(s.tiles[first:])):
-        if i + 1 < tile.lag:  # MemC 4 and 5 must be rid of the heads before the next segment can get far
+    hurry(s.tiles[first:])
+
+
+def hurry(tiles: Sequence[Tile]) -> None:
+    """MemC 4 and 5 must be rid of the last heads before the next segment can get far."""
+    for i, tile in enumerate(reversed(tiles)):
+        if i + 1 < tile.lag:
             tile.lag, tile.within = i + 1, SOON
 
 
@@ -232,10 +238,10 @@ def value_op(s: Sequences, mme: int, acc_a: int, k_iter: int) -> None:
     ops = s.mme[f"MME{mme}"]
     op = f.Mme(a_iter=1, b_iter=1, k_iter=k_iter, acc_a=acc_a, acc_b=1, k128=1, acc_k=1)
     last = ops[-1] if ops else None
-    if last is not None and s.schedule.balance and last.acc_a + acc_a == MOST_A and last.a_iter == 1:
-        if _same_but(last.but(acc_a=acc_a), op, "a_iter"):
-            ops.pop()
-            op = op.but(acc_a=MOST_A)
+    pair = last is not None and s.schedule.balance and last.a_iter == 1 and last.acc_a + acc_a == MOST_A
+    if last is not None and pair and _same_but(last.but(acc_a=acc_a), op, "a_iter"):
+        ops.pop()
+        op = op.but(acc_a=MOST_A)
     if ops and _same_but(ops[-1], op, "a_iter") and ops[-1].a_iter < 15:
         op = op.but(a_iter=ops.pop().a_iter + 1)
     ops.append(op)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
+from ..isa.compiled import Timing
 from ..isa.datapath import Overlay
 from ..isa.layout import BLOCK_ROWS, UNIT
 from ..isa.program import Buffer, Kernels, Layout, Role
@@ -22,6 +23,8 @@ class Lowered:
 
     kernels: Kernels
     weights: Weights
+    found: Timing | None = None
+    """The run that found the order of DDR's accesses, where one did; without the instruction path."""
 
 
 class Weights(Mapping[str, Array]):
@@ -44,16 +47,20 @@ class Weights(Mapping[str, Array]):
 def lower(network: Network, overlay: Overlay, schedule: Schedule) -> Lowered:
     """Turn a network into kernel sequences for an XNN overlay. Raises `UnsupportedError` naming the layer."""
     sequences = Sequences(network, overlay, schedule)
-    _place_activations(sequences)
-    for group in _groups(network, schedule):
+    place_activations(sequences)
+    for group in groups_of(network, schedule):
+        first = len(sequences.tiles)
         if isinstance(group, Attention):
             lower_attention(sequences, group)
         else:
             lower_gemms(sequences, group)
-    return Lowered(sequences.finish(), Weights(sequences.weights))
+        for tile in sequences.tiles[first:]:
+            tile.kind = kind_of(group)
+    kernels = sequences.finish()
+    return Lowered(kernels, Weights(sequences.weights), sequences.found)
 
 
-def _groups(network: Network, schedule: Schedule) -> Iterator[list[Gemm] | Attention]:
+def groups_of(network: Network, schedule: Schedule) -> Iterator[list[Gemm] | Attention]:
     """What is lowered together: products of the same activation that follow on each other, where they share slices."""
     waiting: list[Gemm] = []
     for layer in network.layers:
@@ -68,11 +75,24 @@ def _groups(network: Network, schedule: Schedule) -> Iterator[list[Gemm] | Atten
         yield waiting
 
 
+def kind_of(group: list[Gemm] | Attention) -> str:
+    """What segments that are alike have in common, as schedules name them: `gemm 1024x4096 gelu`."""
+    if isinstance(group, Attention):
+        return f"attention {group.heads}x{group.head_dim}"
+    gemm = group[0]
+    words = [f"gemm {'x'.join(map(str, gemm.weight.shape))}"]
+    words += [f"times {len(group)}"] if len(group) > 1 else []
+    words += [gemm.activation.value] if gemm.activation else []
+    words += ["residual"] if gemm.residual else []
+    words += ["norm"] if gemm.norm else []
+    return " ".join(words)
+
+
 def _shares(a: Gemm, b: Gemm) -> bool:
     return a.x == b.x and not (a.residual or b.residual or a.norm or b.norm)
 
 
-def _place_activations(s: Sequences) -> None:
+def place_activations(s: Sequences) -> None:
     """Inputs and outputs keep their memory; the rest shares it as soon as its last reader has passed."""
     arena = Arena()
     outputs = {o.name: o for o in s.net.outputs}

@@ -68,8 +68,11 @@ def columns_of(network: Network, tile_cols: int) -> dict[str, Columns]:
                 )
             for name in (layer.q, layer.k, layer.v, layer.y):
                 out[name] = Columns(layer.heads, layer.head_dim, HEAD_COLS)
-                if name in network.inputs:
-                    raise UnsupportedError(f"{layer.path}: attention over a network input is not supported")
+                if name in network.inputs and layer.head_dim < HEAD_COLS:
+                    raise UnsupportedError(
+                        f"{layer.path}: attention over a network input with heads of {layer.head_dim} columns; "
+                        f"heads are stored {HEAD_COLS} columns wide"
+                    )
     return out
 
 

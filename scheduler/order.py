@@ -52,10 +52,11 @@ class Access:
 class Tile:
     """What one output tile (or attention slot) loads and stores. Its stores go among the loads of the tile `lag` later:
     behind `ahead` of them, evenly spread over the next `within` (or all that follow). head: loads before the product's;
-    step: loads of one slice of K."""
+    step: loads of one slice of K. kind: of the segment it belongs to."""
 
     loads: list[Access] = field(default_factory=list)
     stores: list[Access] = field(default_factory=list)
+    kind: str = ""
     lag: int = 1
     ahead: int = 0
     within: int | None = None

@@ -9,12 +9,41 @@ from ..isa.errors import ScheduleError
 
 
 class Interleave(Enum):
-    """The three ways of Fig. 12 to put loads and stores on one DDR channel that software can write down."""
+    """Ways to put loads and stores on one DDR channel: the three of Fig. 12, and one that looks at the machine."""
 
     STRICT = "strict"
     """Load, compute, store; the next tile's loads wait for the stores."""
     INTERLEAVED = "interleaved"
     """Stores of a tile go between the loads of the next one, across segments too (section 4.4)."""
+    HARDWARE = "hardware"
+    """First come, first served, as a memory controller arbitrates that knows nothing of the application."""
+    LISTED = "listed"
+    """List scheduling: whenever the channel is free, the load whose unit has waited longest, or a store before it."""
+
+
+@dataclass(frozen=True)
+class Rule:
+    """How the stores of a kind of segment are listed. patience_us: by how much one may delay a load that could begin.
+    store_blocks: the largest piece, in 128x64 blocks. by_columns: of the pieces that are ready, those of the first
+    columns first, so that the next segment can begin with them; otherwise MemC after MemC."""
+
+    patience_us: float = 4.0
+    store_blocks: int = 8
+    by_columns: bool = False
+
+    @property
+    def words(self) -> str:
+        order = "by columns" if self.by_columns else "by units"
+        return f"pieces of {self.store_blocks} blocks {order}, a load waits up to {self.patience_us:g} us"
+
+    def __post_init__(self) -> None:
+        if not -1000 <= self.patience_us <= 1000:
+            raise ScheduleError(f"patience_us={self.patience_us}: microseconds from -1000 to 1000")
+        if self.store_blocks not in STORE_BLOCKS:
+            raise ScheduleError(f"store_blocks={self.store_blocks}: pieces are of {', '.join(map(str, STORE_BLOCKS))}")
+
+
+STORE_BLOCKS = (1, 2, 4, 8, 16)
 
 
 class Loops(Enum):
@@ -27,13 +56,20 @@ class Loops(Enum):
 @dataclass(frozen=True)
 class Schedule:
     """How a network is put on the machine. tile_rows, tile_cols: the largest output tile, in 128-row and 128-column
-    blocks (paper section 5.3: 768x1024)."""
+    blocks (paper section 5.3: 768x1024). loops: the order of tiles in products of one activation. balance: in attention
+    over an odd number of key blocks, the larger halves go to either unit in turns. rules: for Interleave.LISTED, by
+    kind of segment; what is not there has the default `Rule`."""
 
     interleave: Interleave = Interleave.INTERLEAVED
     tile_rows: int = 6
     tile_cols: int = 8
     loops: Loops = Loops.COLUMNS
     balance: bool = False
+    rules: tuple[tuple[str, Rule], ...] = ()
+
+    def rule(self, kind: str) -> Rule:
+        """How the stores of a kind of segment are listed."""
+        return dict(self.rules).get(kind, Rule())
 
     def __post_init__(self) -> None:
         if self.tile_rows not in (1, 2, 3, 4, 6):

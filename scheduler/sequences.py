@@ -12,14 +12,16 @@ from dataclasses import dataclass, field
 from math import prod
 from typing import Any
 
+from ..isa.compiled import Timing
 from ..isa.datapath import Overlay
 from ..isa.fields import Record
-from ..isa.layout import BLOCK_COLS, BLOCK_ROWS, UNIT, block, padded
+from ..isa.layout import BLOCK, BLOCK_COLS, BLOCK_ROWS, UNIT, block, padded
 from ..isa.overlays import xnn_formats as f
 from ..isa.program import Buffer, KernelPatch, Kernels, Layout, Parameter, Role
+from .listing import list_accesses
 from .memory import columns_of
 from .order import BLOCK_UNITS, Access, Tile, order_accesses
-from .schedule import Schedule
+from .schedule import Interleave, Schedule
 from .segment import Array, Network
 
 
@@ -64,6 +66,8 @@ class Sequences:
         self.buffers: dict[str, Buffer] = {}
         self.weights: dict[str, Callable[[], Array]] = {}
         self._lpddr_end = 0
+        self.found: Timing | None = None
+        """The run that found the order of DDR, where one did."""
 
     def weight(self, name: str, shape: tuple[int, ...], stored: Callable[[], Array]) -> Buffer:
         """Append a weight matrix (blocked) or vector (linear) to LPDDR. It is made when somebody wants it: no schedule
@@ -112,22 +116,45 @@ class Sequences:
         """Order the off-chip accesses and write out the chains."""
         patches: dict[str, list[KernelPatch]] = {}
         sequences: dict[str, tuple[Record, ...]] = {
-            "DDR": tuple(order_accesses(self.tiles, self.schedule)),
             "LPDDR": tuple(self.lpddr),
             "MeshA": tuple(self.mesh["MeshA"]),
             "MeshB": tuple(self.mesh["MeshB"]),
             **{unit: tuple(self._chain(unit, jobs, patches)) for unit, jobs in self.mem.items()},
         }
+        preloaded = {u: tuple(ops) for u, ops in self.mme.items()}
+        if self.schedule.interleave in (Interleave.HARDWARE, Interleave.LISTED):
+            issues = {u: self._uops(u, mops) for u, mops in sequences.items()}
+            listed, self.found = list_accesses(
+                self.tiles, self._loads(), issues, preloaded, self.overlay, self.schedule
+            )
+            sequences["DDR"] = tuple(listed)
+        else:
+            sequences["DDR"] = tuple(order_accesses(self.tiles, self.schedule))
         seq = self.net.seq
         names = (_length_name(s) for s in range(self.net.batch))
         return Kernels(
             overlay=self.overlay,
             sequences={u: s for u, s in sequences.items() if s},
-            preloaded={u: tuple(ops) for u, ops in self.mme.items()},
+            preloaded=preloaded,
             buffers=tuple(self.buffers.values()),
             parameters=tuple(Parameter(name, 1, seq, seq) for name in names if name in patches),
             patches={name: tuple(p) for name, p in patches.items()},
         )
+
+    def _uops(self, unit: str, mops: Sequence[Record]) -> list[Any]:
+        kind = self.overlay.by_unit[unit].kind
+        forms = {form.mop: form for form in self.overlay.forms if form.kind == kind}
+        return [uop for mop in mops for uop in forms[type(mop)].uops(mop, 0)]
+
+    def _loads(self) -> dict[str, list[int]]:
+        """Blocks that each uOP loads from DDR, by Mem."""
+        out: dict[str, list[int]] = {}
+        for unit, jobs in self.mem.items():
+            loads = [job.first for job in jobs if job.first.get("load") and not job.first.get("bias")]
+            if unit in ("MemB0", "MemB1"):
+                loads = [load for load in loads if load.get("transpose")]
+            out[unit] = [load["dim1"] * load["dim2"] // BLOCK for load in loads]
+        return out
 
     def _chain(self, unit: str, jobs: Sequence[Job], patches: dict[str, list[KernelPatch]]) -> list[Record]:
         """uOP i does the first half of job i and the second half of job i - 1."""

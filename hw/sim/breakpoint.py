@@ -88,7 +88,7 @@ def stop(machine: Machine, banks: Mapping[str, Array] | None, unit: str, number:
     overlay = machine.program.overlay
     if unit not in overlay.by_unit:
         raise ProgramError(f"overlay {overlay.name} has no unit {unit!r}; it has {', '.join(overlay.by_unit)}")
-    run = Expansion(machine.program).runs[unit]
+    run = Expansion(machine.bound).runs[unit]
     if not 0 <= number < len(run):
         raise ProgramError(f"{unit} runs {len(run)} uOPs, numbered from 0: there is no uOP {number}")
     net = _Halting(machine, banks, unit, number)

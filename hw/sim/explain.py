@@ -179,7 +179,7 @@ def _streams(overlay: Overlay, machine: Machine) -> list[StreamWait]:
 
 
 def _segments(machine: Machine, path: _Path, headings: Sequence[str], launch: float) -> list[SegmentTime]:
-    expansion = Expansion(machine.program)
+    expansion = Expansion(machine.bound)
     found = segments(expansion)
     timeline = Timeline(machine)
     timed: list[tuple[float, Segment]] = []

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -91,7 +92,7 @@ class Machine:
         if watch is None and progress is None:
             return None
         unit = self.program.overlay.address_unit
-        expansion = Expansion(self.program)
+        expansion = Expansion(self.bound)
         last = {(s.unit, s.last): s.buffer for s in segments(expansion)}
         total = {name: len(run) for name, run in expansion.runs.items() if run.unit.bank}
         slowest = max(total, key=total.__getitem__, default="")
@@ -105,6 +106,11 @@ class Machine:
                 watch(buffer, banks[buffer.bank][start : start + buffer.size])
 
         return completed
+
+    @cached_property
+    def bound(self) -> Program:
+        """The program as it runs: its parameters are in its packets."""
+        return replace(self.program, packets=tuple(self.packets), parameters=())
 
     @property
     def _parts(self) -> dict[str, Any]:

@@ -16,12 +16,12 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from ...isa.atlas import Atlas
 from ...isa.datapath import Overlay
-from ...isa.expansion import Accesses, Expansion
+from ...isa.expansion import Expansion
 from ...isa.fields import Record
 from ...isa.layout import BLOCK_COLS
 from ...isa.program import Layout, Program
+from ...isa.segments import owners
 from .explain import Explanation
 from .machine import causes, launch_seconds
 from .timeline import Floats, Ints, Timeline, Track
@@ -92,8 +92,7 @@ class _Scene:
         self.timeline = timeline
         self.explanation = explanation
         machine = timeline.machine
-        # as it ran: run-time parameters change uOPs
-        self.program: Program = dataclasses.replace(machine.program, packets=tuple(machine.packets))
+        self.program: Program = machine.bound
         self.overlay: Overlay = self.program.overlay
         self.expansion = Expansion(self.program)
         self.launch = launch_seconds(self.overlay)
@@ -287,36 +286,12 @@ class _Scene:
             mine = [i for i, u in enumerate(accesses.units) if u.name == unit]
             if mine:
                 rows = np.flatnonzero(accesses.unit == mine[0])
-                owners = self._owners(bank, accesses)[rows]
+                about = owners(self.program, bank, accesses)[rows]
                 unit_of = self.overlay.address_unit
                 offsets = np.array([b.offset * unit_of for b in self.program.buffers] or [0], np.int64)
-                at = accesses.start[rows] - np.where(owners >= 0, offsets[owners], 0)
-                return _Held(accesses.uop[rows], accesses.store[rows], accesses.size[rows], owners, at)
+                at = accesses.start[rows] - np.where(about >= 0, offsets[about], 0)
+                return _Held(accesses.uop[rows], accesses.store[rows], accesses.size[rows], about, at)
         return None
-
-    def _owners(self, bank: str, accesses: Accesses) -> Ints:
-        """The buffer that each access touches, by number, or -1: as `isa.segments` tells apart those that share
-        memory."""
-        unit = self.overlay.address_unit
-        atlas = Atlas(self.program.buffers, unit)
-        buffers = [b for b in self.program.buffers if b.bank == bank]
-        edges = np.unique([e for b in buffers for e in (b.offset * unit, b.offset * unit + b.size)])
-        cells = np.searchsorted(edges, accesses.start, "right").tolist()
-        known: dict[tuple[int, bool], int] = {}
-        touched: set[tuple[int, bool]] = set()
-        out = np.full(len(accesses), -1, np.int64)
-        rows = zip(cells, accesses.start.tolist(), accesses.store.tolist(), strict=True)
-        for i, (cell, start, store) in enumerate(rows):
-            order = known.get((cell, store))
-            if order is None:
-                found = atlas.around(bank, start // unit, store)
-                order = known[cell, store] = found[0][0] if found else -1
-            out[i] = order
-            if order >= 0 and (order, store) not in touched:
-                touched.add((order, store))
-                atlas.touch(bank, order, store)
-                known.clear()
-        return out
 
     def _buffer(self, number: int) -> list[Any]:
         """Name, and in blocks of 128x64 how wide it is; 0 where it is not blocked."""

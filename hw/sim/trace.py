@@ -379,8 +379,7 @@ class Titles:
     """What slices are called."""
 
     def __init__(self, machine: Machine) -> None:
-        # as it runs: with its run-time parameters
-        self.program = dataclasses.replace(machine.program, packets=tuple(machine.packets), parameters=())
+        self.program = machine.bound
         self.expansion = Expansion(self.program)
         self._words: dict[tuple[int, bool], str] = {}
         self._packets: dict[int, str] = {}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 
 import numpy as np
@@ -9,7 +10,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rsn.isa.atlas import Atlas
 from rsn.isa.expansion import Expansion
 from rsn.isa.overlays import XNN
 from rsn.isa.overlays.fig6 import FIG6, Read, Write
@@ -72,21 +72,26 @@ def test_buffers_apart_from_each_other(sizes: list[int], gaps: list[int], data: 
 
 
 def slow(p: Program) -> list[Segment]:
-    """By the disassembler's rule, access by access and without remembering anything."""
+    """Access by access: what an address is stored to for the n-th time is the n-th buffer there."""
     expansion = Expansion(p)
     unit = p.overlay.address_unit
     rows: dict[tuple[int, str], list[int]] = {}
     for bank, accesses in expansion.accesses.items():
-        atlas = Atlas(p.buffers, unit)
-        for by, uop, start, store in zip(accesses.unit, accesses.uop, accesses.start, accesses.store, strict=True):
-            held = atlas.around(bank, int(start) // unit, bool(store))
-            if held:
-                order = held[0][0]
-                atlas.touch(bank, order, bool(store))
-                if store:
+        times: Counter[int] = Counter()
+        rows_of = zip(accesses.unit, accesses.uop, accesses.start, accesses.size, accesses.store, strict=True)
+        for by, uop, start, size, store in rows_of:
+            held = [
+                number
+                for number, b in enumerate(p.buffers)
+                if b.bank == bank and b.offset * unit <= start < b.offset * unit + b.size
+            ]
+            if store:
+                times.update(range(int(start), int(start + size)))
+                if held:
+                    most = max(times[at] for at in range(int(start), int(start + size)))
+                    order = held[min(most, len(held)) - 1]
                     rows.setdefault((order, accesses.units[by].name), []).append(int(uop))
-    out = [Segment(p.buffers[order], name, uops[0], uops[-1]) for (order, name), uops in rows.items()]
-    return sorted(out, key=lambda s: s.last)
+    return [Segment(p.buffers[order], name, min(uops), max(uops)) for (order, name), uops in rows.items()]
 
 
 @given(

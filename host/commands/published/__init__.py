@@ -1,0 +1,1 @@
+"""What the RSN paper measured, and the same measured on the model of the machine."""

@@ -1,0 +1,138 @@
+"""The networks of the paper's tables, without weights: no time depends on what is in them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import cache
+
+import numpy as np
+
+from ....isa.datapath import Overlay
+from ....isa.program import Program
+from ....scheduler.apart import lower_scores, lower_values, place_scores
+from ....scheduler.lower import place_activations
+from ....scheduler.pack import pack
+from ....scheduler.schedule import Schedule
+from ....scheduler.segment import Activation, Array, Attention, Gemm, Layer, Network, Norm, Output
+from ....scheduler.sequences import Sequences
+
+HIDDEN, INNER, HEADS, HEAD_DIM = 1024, 4096, 16, 64
+"""Of BERT-Large."""
+
+
+def _zeros(*shape: int) -> Array:
+    """One element, seen as often as wanted."""
+    return np.broadcast_to(np.float32(0), shape)
+
+
+def _gemm(x: str, y: str, k: int, n: int, *, residual: str | None = None, activation: Activation | None = None) -> Gemm:
+    """With a residual comes a LayerNorm, as everywhere in BERT."""
+    norm = None if residual is None else Norm(1e-6)
+    return Gemm(y, x, y, _zeros(k, n), _zeros(n), activation=activation, residual=residual, norm=norm)
+
+
+def _attention(prefix: str = "") -> Attention:
+    q, k, v, context = (prefix + name for name in ("q", "k", "v", "context"))
+    return Attention(context, q, k, v, context, HEADS, HEAD_DIM)
+
+
+def _network(batch: int, seq: int, inputs: dict[str, int], *layers: Layer) -> Network:
+    return Network(batch, seq, inputs, (Output(layers[-1].y),), layers)
+
+
+def _encoder_layers(x: str, prefix: str = "") -> list[Layer]:
+    q, k, v, context, x1, h, y = (prefix + n for n in ("q", "k", "v", "context", "x1", "h", "y"))
+    return [
+        *(_gemm(x, name, HIDDEN, HIDDEN) for name in (q, k, v)),
+        _attention(prefix),
+        _gemm(context, x1, HIDDEN, HIDDEN, residual=x),
+        _gemm(x1, h, HIDDEN, INNER, activation=Activation.GELU_TANH),
+        _gemm(h, y, INNER, HIDDEN, residual=x1),
+    ]
+
+
+@cache
+def encoder(batch: int, seq: int, layers: int = 1) -> Network:
+    """Encoder layers of BERT-Large."""
+    out: list[Layer] = []
+    for i in range(layers):
+        out += _encoder_layers(out[-1].y if out else "x", f"l{i}.")
+    return _network(batch, seq, {"x": HIDDEN}, *out)
+
+
+@cache
+def encoder_products(rows: int) -> Network:
+    """An encoder layer without its attention."""
+    *qkv, _, dense, up, down = _encoder_layers("x")
+    assert isinstance(dense, Gemm)
+    return _network(1, rows, {"x": HIDDEN}, *qkv, replace(dense, x="q"), up, down)
+
+
+@cache
+def segment(name: str, batch: int = 6, seq: int = 512) -> Network:
+    """A part of an encoder by its name in Table 9."""
+    qkv, attention, dense_ff = (_encoder_layers("x")[part] for part in (slice(0, 3), slice(3, 4), slice(4, 7)))
+    parts: dict[str, tuple[dict[str, int], list[Layer]]] = {
+        "key": ({"x": HIDDEN}, qkv[:1]),
+        "query": ({"x": HIDDEN}, qkv[:1]),
+        "value": ({"x": HIDDEN}, qkv[:1]),
+        "qkv": ({"x": HIDDEN}, qkv),
+        "attention": ({"q": HIDDEN, "k": HIDDEN, "v": HIDDEN}, attention),
+        "dense": ({"context": HIDDEN, "x": HIDDEN}, dense_ff[:1]),
+        "ff1": ({"x1": HIDDEN}, dense_ff[1:2]),
+        "ff2": ({"h": INNER, "x1": HIDDEN}, dense_ff[2:]),
+        "dense_ff": ({"context": HIDDEN, "x": HIDDEN}, dense_ff),
+    }
+    inputs, layers = parts[name]
+    if name == "qkv":
+        return Network(batch, seq, inputs, tuple(Output(x.y) for x in layers), tuple(layers))
+    return _network(batch, seq, inputs, *layers)
+
+
+@cache
+def product(m: int, k: int, n: int) -> Network:
+    return _network(1, m, {"x": k}, _gemm("x", "y", k, n))
+
+
+def _chain(shapes: Sequence[Sequence[int]], x: str = "x", name: str = "y") -> list[Gemm]:
+    """Products that feed each other."""
+    out: list[Gemm] = []
+    for i, (_, k, n) in enumerate(shapes):
+        out.append(_gemm(out[-1].y if out else x, f"{name}{i}", k, n))
+    return out
+
+
+def mlp(shapes: Sequence[Sequence[int]]) -> Network:
+    rows, width, _ = shapes[0]
+    return _network(1, rows, {"x": width}, *_chain(shapes))
+
+
+def ncf(shapes: Sequence[Sequence[int]]) -> Network:
+    """A tower, and a prediction whose columns are the tower's joined with others: an input of its own here, because
+    joining is no operation of the machine."""
+    *tower, predict = shapes
+    rows, width, _ = tower[0]
+    layers = [*_chain(tower), *_chain([predict], "joined", "predict")]
+    outputs = Output(layers[-2].y), Output(layers[-1].y)
+    return Network(1, rows, {"x": width, "joined": predict[1]}, outputs, tuple(layers))
+
+
+def vit(shapes: Sequence[Sequence[int]], batch: int, seq: int) -> Network:
+    """Embedding, three projections of it and their attention, a fourth one, feedforward, head: four projections,
+    because with three the published time is farther from that of the products."""
+    embed, _, _, projection, *tail = shapes
+    (x,) = _chain([embed], name="embedded")
+    qkv = [_gemm(x.y, name, HIDDEN, HIDDEN) for name in ("q", "k", "v")]
+    return _network(batch, seq, {"x": embed[1]}, x, *qkv, _attention(), *_chain([projection, *tail], "context"))
+
+
+def attention_half(second: bool, overlay: Overlay, schedule: Schedule) -> Program:
+    """One product of Table 9's attention as a program of its own: the scores go to DDR, or come from there."""
+    network = segment("attention")
+    s = Sequences(network, overlay, schedule)
+    place_activations(s)
+    (attention,) = network.layers
+    assert isinstance(attention, Attention)
+    (lower_values if second else lower_scores)(s, attention, place_scores(s, attention))
+    return pack(s.finish())

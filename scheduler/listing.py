@@ -1,0 +1,162 @@
+"""The order of loads and stores on the one DDR channel, found by running the program (list scheduling).
+
+The machine without its instruction path is run once; whenever DDR is free and nothing else can move without it, what
+each Mem has been waiting for, and since when, is known exactly, and DDR takes one of these. A store goes before the
+load whose unit has waited longest if it delays that load by no more than the `Rule` of its segment allows.
+
+What may not be exchanged: accesses of one unit keep their order; a load comes behind the stores that write what it
+reads, a store behind the loads and stores of what it overwrites, because accesses through DDR are ordered by nothing
+but this list.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from ..isa.compiled import Arbitration, Timing, run_traces
+from ..isa.datapath import Overlay
+from ..isa.layout import BLOCK
+from ..isa.overlays.xnn_formats import Ddr
+from ..isa.traces import trace
+from .order import BLOCK_UNITS, Access, Tile
+from .schedule import Interleave, Rule, Schedule
+
+HARDWARE = Rule(patience_us=0.0, store_blocks=16)
+
+
+@dataclass(frozen=True)
+class _Job:
+    """An access that DDR takes whole: what one Mem uOP loads, or a piece of what one stores."""
+
+    access: Access
+    rule: Rule
+    rank: int
+
+
+def list_accesses(
+    tiles: Sequence[Tile],
+    loads: Mapping[str, Sequence[int]],
+    issues: Mapping[str, Sequence[Any]],
+    preloaded: Mapping[str, Sequence[Any]],
+    overlay: Overlay,
+    schedule: Schedule,
+) -> tuple[list[Ddr], Timing]:
+    """The DDR mOPs in the order found, and the run that found it.
+
+    loads: the blocks that each uOP of a Mem loads from DDR, by unit. issues: every other unit's uOPs. Raises
+    `DeadlockError` where the program cannot go on, whatever DDR does.
+    """
+    jobs = list(_jobs(tiles, loads, schedule))
+    form = overlay.form_of("DDR")
+    mops = [job.access.mop() for job in jobs]
+    uops = [list(form.uops(mop, 0)) for mop in mops]
+    ends = np.cumsum([len(u) for u in uops]).astype(np.int32)
+    traces = trace(
+        overlay,
+        issues={**issues, "DDR": [uop for many in uops for uop in many]},
+        preloaded=preloaded,
+        where=lambda unit, origin: f"uOP {origin}",
+    )
+    streams = {c.name: c.number for c in traces.net.channels}
+    needs, needs_at = _needs([job.access for job in jobs])
+    stores = np.array([job.access.store for job in jobs], bool)
+    names = [f"{job.access.peer}->DDR" if job.access.store else f"DDR->{job.access.peer}" for job in jobs]
+    seconds = overlay.rates["ddr_write_gbs"].seconds
+    found = run_traces(
+        traces,
+        overlay,
+        arbitration=Arbitration(
+            process="DDR",
+            first=np.concatenate([[0], ends[:-1]]).astype(np.int32),
+            last=ends,
+            stream=np.array([streams[n] for n in names], np.int32),
+            get=stores,
+            seconds=np.array([job.access.blocks * job.access.chunks * BLOCK * 4 * seconds for job in jobs]),
+            patience=np.array([job.rule.patience_us * 1e-6 for job in jobs]),
+            rank=np.array([job.rank for job in jobs], np.int32),
+            needs=needs,
+            needs_at=needs_at,
+        ),
+    )
+    return [mops[i] for i in found.order], found
+
+
+def _jobs(tiles: Sequence[Tile], loads: Mapping[str, Sequence[int]], schedule: Schedule) -> Iterator[_Job]:
+    """Accesses in the order of the tiles, cut to what DDR may choose from."""
+    wanted = {unit: deque(blocks) for unit, blocks in loads.items()}
+    at = 0
+    for tile in tiles:
+        rule = HARDWARE if schedule.interleave is Interleave.HARDWARE else schedule.rule(tile.kind)
+        for access in tile.loads:
+            for piece in _as_loaded(access, wanted[access.peer]):
+                yield _Job(piece, rule, at)
+                at += 1
+        pieces: dict[str, int] = {}
+        for access in tile.stores:
+            for piece in _as_stored(access, rule.store_blocks):
+                turn = pieces.get(access.peer, 0)
+                pieces[access.peer] = turn + 1
+                # the left half of the columns is in the even MemCs
+                place = (int(access.peer[-1]) % 2 * 64 + turn) * 8 if rule.by_columns else 0
+                yield _Job(piece, rule, (at << 10 if not rule.by_columns else (at - at % 64 << 10)) + place)
+                at += 1
+
+
+def _as_loaded(access: Access, wanted: deque[int]) -> Iterator[Access]:
+    """Cut where one uOP of the Mem ends and the next begins. A uOP may take several accesses."""
+    left = access.blocks * access.chunks
+    done = 0
+    while left:
+        most = min(wanted[0], left)
+        if most == access.blocks * access.chunks:
+            yield access
+        elif access.chunks == 1:
+            yield replace(access, addr=access.addr + done * BLOCK_UNITS, blocks=most)
+        else:
+            chunk, start = divmod(done, access.blocks)
+            most = min(most, access.blocks - start)
+            addr = access.addr + (chunk * access.stride + start) * BLOCK_UNITS
+            yield replace(access, addr=addr, blocks=most, chunks=1, stride=0)
+        wanted[0] -= most
+        if not wanted[0]:
+            wanted.popleft()
+        done += most
+        left -= most
+
+
+def _as_stored(access: Access, most: int) -> Iterator[Access]:
+    """Contiguous pieces of at most so many blocks."""
+    for chunk in range(access.chunks):
+        for start in range(0, access.blocks, most):
+            addr = access.addr + (chunk * access.stride + start) * BLOCK_UNITS
+            yield replace(access, addr=addr, blocks=min(most, access.blocks - start), chunks=1, stride=0)
+
+
+def _needs(accesses: Sequence[Access]) -> tuple[Any, Any]:
+    """For each access those before it that touch the same memory, one of the two being a store: a list of all, and
+    where each one's begin."""
+    writer: dict[int, int] = {}
+    readers: dict[int, list[int]] = {}
+    needs: list[int] = []
+    at = [0]
+    for number, access in enumerate(accesses):
+        first = access.addr // BLOCK_UNITS
+        mine: set[int] = set()
+        for chunk in range(access.chunks):
+            start = first + chunk * access.stride
+            for block in range(start, start + access.blocks):
+                if block in writer:
+                    mine.add(writer[block])
+                if access.store:
+                    mine.update(readers.pop(block, ()))
+                    writer[block] = number
+                else:
+                    readers.setdefault(block, []).append(number)
+        needs.extend(sorted(mine))
+        at.append(len(needs))
+    return np.array(needs, np.int32), np.array(at, np.int32)

@@ -1,0 +1,150 @@
+"""Search for a schedule, with the timing engine as the cost model.
+
+Every candidate is lowered and listed; the run that finds the order of DDR's accesses is the price. Where a network
+repeats itself, two repetitions stand for all. What is tried, and in which order, depends on the network and the seed
+alone; the budget says how far one gets.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+
+from ..isa.datapath import Overlay
+from ..isa.errors import DeadlockError, ProgramError, ScheduleError, UnsupportedError
+from .lower import groups_of, kind_of, lower
+from .schedule import Interleave, Loops, Rule, Schedule
+from .segment import Attention, Gemm, Network, Output
+
+START = Rule(patience_us=4.0, store_blocks=4)
+PATIENCE_US = (0.0, 2.0, 3.0, 4.0, 5.0, 6.0, 8.0, 10.0, 14.0, 20.0)
+STORE_BLOCKS = (2, 4, 8, 16)
+
+
+@dataclass
+class Found:
+    """The best schedule, its modelled latency in seconds (of `sampled` of the network's segments), how many were tried,
+    and what made it better: words for people."""
+
+    schedule: Schedule
+    latency_s: float
+    sampled: int
+    tried: int = 0
+    steps: list[str] = field(default_factory=list)
+
+
+def search(
+    network: Network,
+    overlay: Overlay,
+    budget_s: float,
+    seed: int = 0,
+    progress: Callable[[float], None] = lambda share: None,
+) -> Found:
+    """The best schedule within a budget of seconds. Raises `ScheduleError` for a budget that is no time, and what
+    `lower` raises."""
+    if not budget_s > 0:
+        raise ScheduleError(f"budget of {budget_s} s: a search needs more than 0")
+    started = time.monotonic()
+    small = sample(network)
+    kinds: list[str] = []
+    found: Found | None = None
+    failure: Exception | None = None
+
+    def spent() -> float:
+        return (time.monotonic() - started) / budget_s
+
+    def attempt(schedule: Schedule, what: str) -> bool:
+        nonlocal found, failure
+        progress(min(1.0, spent()))
+        try:
+            run = lower(small, overlay, schedule).found
+        except (DeadlockError, ProgramError, UnsupportedError) as e:
+            failure = e
+            return False
+        assert run is not None
+        if found is None:
+            found = Found(schedule, run.latency, len(small.layers))
+            found.steps.append(f"{what}: {run.latency * 1e3:.3f} ms")
+        found.tried += 1
+        if run.latency < found.latency_s * (1 - 1e-6):
+            gain = 1 - run.latency / found.latency_s
+            found.steps.append(f"{what}: {run.latency * 1e3:.3f} ms, {100 * gain:.2f} % less")
+            found.schedule, found.latency_s = schedule, run.latency
+            return True
+        return False
+
+    for loops in (Loops.ROWS, Loops.COLUMNS):
+        for balance in (True, False):
+            for by_columns in (False, True):
+                base = Schedule(interleave=Interleave.LISTED, loops=loops, balance=balance)
+                kinds = list(dict.fromkeys(kind_of(group) for group in groups_of(small, base)))
+                rule = replace(START, by_columns=by_columns)
+                words = f"{loops.value} outside" + ", balanced" * balance + ", stores by columns" * by_columns
+                attempt(replace(base, rules=tuple((kind, rule) for kind in kinds)), words)
+                if found is not None and spent() > 1:
+                    return found
+    if found is None:
+        assert failure is not None
+        raise failure
+    rng = np.random.default_rng(seed)
+    improved = True
+    while improved:
+        improved = False
+        kinds = [kind for kind, _ in found.schedule.rules]
+        for kind in rng.permutation(len(kinds)):
+            for rule in _neighbours(found.schedule.rule(kinds[kind])):
+                if spent() > 1:
+                    return found
+                rules = tuple((dict(found.schedule.rules) | {kinds[kind]: rule}).items())
+                improved |= attempt(replace(found.schedule, rules=rules), f"{kinds[kind]}: {rule.words}")
+    return found
+
+
+def _neighbours(rule: Rule) -> Iterator[Rule]:
+    """Rules that differ in one knob, and then in two."""
+    yield replace(rule, by_columns=not rule.by_columns)
+    for blocks in STORE_BLOCKS:
+        yield replace(rule, store_blocks=blocks)
+    for patience in PATIENCE_US:
+        yield replace(rule, patience_us=patience)
+    for blocks in STORE_BLOCKS:
+        for patience in PATIENCE_US[1::2]:
+            if blocks != rule.store_blocks:
+                yield replace(rule, store_blocks=blocks, patience_us=patience)
+
+
+def sample(network: Network) -> Network:
+    """The network, or two of its repetitions if it has more."""
+    layers = network.layers
+    for period in range(1, len(layers) // 3 + 1):
+        if len(layers) % period == 0 and _repeats(network, period):
+            kept = layers[: 2 * period]
+            return replace(network, layers=kept, outputs=(Output(kept[-1].y),))
+    return network
+
+
+def _repeats(network: Network, period: int) -> bool:
+    """Whether the layers are the same again and again, but for their names and weights."""
+    shapes = [_shape(network, i) for i in range(len(network.layers))]
+    return all(shapes[i] == shapes[i - period] for i in range(2 * period, len(shapes))) and all(
+        a[0] == b[0] for a, b in zip(shapes[period : 2 * period], shapes, strict=False)
+    )
+
+
+def _shape(network: Network, at: int) -> tuple[object, ...]:
+    """A layer without its names: what it is, and how far back what it reads was made."""
+    layer = network.layers[at]
+    made = {other.y: i for i, other in enumerate(network.layers[:at])}
+    back = tuple(at - made[name] if name in made else None for name in _reads(layer))
+    if isinstance(layer, Attention):
+        return ("attention", layer.heads, layer.head_dim, layer.masked), back
+    return (layer.weight.shape, layer.activation, layer.residual is None, layer.norm), back
+
+
+def _reads(layer: Gemm | Attention) -> list[str]:
+    if isinstance(layer, Attention):
+        return [layer.q, layer.k, layer.v]
+    return [layer.x] if layer.residual is None else [layer.x, layer.residual]
