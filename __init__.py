@@ -10,12 +10,13 @@ from importlib import import_module
 from typing import Any
 
 __version__ = "0.1.0"
-__all__ = ["Program", "Runner", "__version__", "compile", "errors"]
+__all__ = ["Program", "Runner", "Schedule", "__version__", "compile", "errors"]
 
 # Public name -> where it lives: "module" or "module:attribute", relative to this package.
 _HOME = {
     "Program": ".isa.program:Program",
     "Runner": ".host.runner:Runner",
+    "Schedule": ".scheduler.schedule:Schedule",
     "compile": ".compiler:compile",
     "errors": ".isa.errors",
 }

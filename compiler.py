@@ -15,8 +15,9 @@ from .isa.errors import ScheduleError
 from .isa.overlays import find
 from .isa.program import Program, Role
 from .isa.statistics import count
+from .scheduler.best import Best
 from .scheduler.build import Built, build
-from .scheduler.schedule import SCHEDULES, Schedule
+from .scheduler.schedule import SCHEDULES, Schedule, read_schedule
 
 if TYPE_CHECKING:
     from torch import nn
@@ -26,14 +27,18 @@ if TYPE_CHECKING:
     from .rsnlib.partition import Traced
 
 
-def schedule_named(schedule: str | Schedule) -> Schedule:
-    """A schedule by name. Raises `ScheduleError` for an unknown one."""
-    if isinstance(schedule, Schedule):
+def schedule_named(schedule: str | Schedule | Best, budget_s: float = 30.0, seed: int = 0) -> Schedule | Best:
+    """A schedule by name, or from a file. budget_s, seed: of the search for "best". Raises `ScheduleError` for an
+    unknown one."""
+    if not isinstance(schedule, str):
         return schedule
-    try:
+    if schedule == "best":
+        return Best(budget_s, seed)
+    if schedule in SCHEDULES:
         return SCHEDULES[schedule]
-    except KeyError:
-        raise ScheduleError(f"no schedule {schedule!r}; there are {', '.join(SCHEDULES)}") from None
+    if schedule.endswith(".toml"):
+        return read_schedule(schedule)
+    raise ScheduleError(f"no schedule {schedule!r}; there are {', '.join(SCHEDULES)}, best, and files (.toml)")
 
 
 class Compiled:
@@ -47,6 +52,7 @@ class Compiled:
         self.weights = built.weights
         self.last_run: Run | None = None
         """What the most recent call took on the machine."""
+        self.schedule = built.chosen.schedule
         self._traced = traced
         self._runner = Runner(built.program, weights=built.weights, board=board)
 
@@ -121,15 +127,17 @@ def compile(
     *,
     board: str = "sim",
     overlay: str = "xnn",
-    schedule: str | Schedule = "paper",
+    schedule: str | Schedule | Best = "paper",
+    budget_s: float = 30.0,
 ) -> Compiled:
     """Compile the part of `model` that the machine can run: trace, lower, order, pack.
 
-    example_inputs: positional (tuple) or keyword (dict) arguments; their shapes are the program's. Raises
-    `UnsupportedError` naming operator and module path for what the machine cannot run.
+    example_inputs: positional (tuple) or keyword (dict) arguments; their shapes are the program's. schedule: "paper",
+    "strict", "best" (searched for, `budget_s` seconds at most, and kept), a file, or an `rsn.Schedule`. Raises
+    `UnsupportedError` naming operator and module path for what the machine cannot run, and `ScheduleError`.
     """
     from .rsnlib.trace import trace
 
     traced = trace(model, example_inputs)
-    built = build(traced.network, find(overlay), schedule_named(schedule))
+    built = build(traced.network, find(overlay), schedule_named(schedule, budget_s))
     return Compiled(traced, built, board)

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from ..isa.datapath import Overlay
 from ..isa.program import Program
+from .best import Best, Chosen, choose
 from .lower import Weights, lower
 from .pack import pack
 from .schedule import Schedule
@@ -18,9 +20,17 @@ class Built:
 
     program: Program
     weights: Weights
+    chosen: Chosen
 
 
-def build(network: Network, overlay: Overlay, schedule: Schedule) -> Built:
-    """Lower to kernel sequences, order the off-chip accesses, pack. Raises `UnsupportedError` or `ScheduleError`."""
-    lowered = lower(network, overlay, schedule)
-    return Built(pack(lowered.kernels), lowered.weights)
+def build(
+    network: Network,
+    overlay: Overlay,
+    schedule: Schedule | Best,
+    progress: Callable[[float], None] = lambda share: None,
+) -> Built:
+    """Choose a schedule where none is given, lower to kernel sequences, order the off-chip accesses, pack. progress:
+    told how much of a search's budget is spent. Raises `UnsupportedError` or `ScheduleError`."""
+    chosen = Chosen(schedule) if isinstance(schedule, Schedule) else choose(network, overlay, schedule, progress)
+    lowered = lower(network, overlay, chosen.schedule)
+    return Built(pack(lowered.kernels), lowered.weights, chosen)

@@ -78,6 +78,14 @@ def _form(overlay: Overlay, unit: str, mop: Record) -> Form:
     raise ProgramError(f"{type(mop).__name__} does not program {unit} on overlay {overlay.name}")
 
 
+def uops_of(kernels: Kernels) -> dict[str, list[Any]]:
+    """Each unit's uOPs, as if every mOP were issued once."""
+    return {
+        unit: [uop for mop in mops for uop in _form(kernels.overlay, unit, mop).uops(mop, 0)]
+        for unit, mops in kernels.sequences.items()
+    }
+
+
 def _starts(kernels: Kernels) -> dict[str, list[tuple[float, int]]]:
     """When each mOP's first uOP begins, with a tie-break that follows the dependencies."""
     issues: dict[str, list[Any]] = {}

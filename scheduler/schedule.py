@@ -2,8 +2,15 @@
 
 from __future__ import annotations
 
+import dataclasses
+import json
+import os
+import tomllib
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
+from pathlib import Path
+from typing import Any
 
 from ..isa.errors import ScheduleError
 
@@ -81,3 +88,73 @@ class Schedule:
 PAPER = Schedule()
 STRICT = Schedule(interleave=Interleave.STRICT)
 SCHEDULES = {"paper": PAPER, "strict": STRICT}
+
+
+def read_schedule(path: str | os.PathLike[str]) -> Schedule:
+    """A schedule from a TOML file, as `write_schedule` writes it; knobs that are not there have their defaults. Raises
+    `ScheduleError` naming file, knob and limit."""
+    try:
+        given = tomllib.loads(Path(path).read_text(encoding="utf-8"))
+        return _schedule(given)
+    except FileNotFoundError:
+        raise ScheduleError(f"{path}: no such file") from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as e:
+        raise ScheduleError(f"{path}: no TOML: {e}") from None
+    except ScheduleError as e:
+        raise ScheduleError(f"{path}: {e}") from None
+
+
+def _schedule(given: dict[str, Any]) -> Schedule:
+    rules = given.pop("rules", {})
+    if not isinstance(rules, dict) or not all(isinstance(r, dict) for r in rules.values()):
+        raise ScheduleError("rules is a table of tables, one for each kind of segment")
+    knobs = _knobs(Schedule, given, "")
+    named = tuple((kind, Rule(**_knobs(Rule, rule, f"rules.{kind!r}."))) for kind, rule in rules.items())
+    schedule = Schedule(**knobs, rules=named)
+    if named and schedule.interleave is not Interleave.LISTED:
+        raise ScheduleError(f'rules go with interleave = "listed", not with {schedule.interleave.value!r}')
+    return schedule
+
+
+def _knobs(made: type[Schedule] | type[Rule], given: dict[str, Any], where: str) -> dict[str, Any]:
+    """Values of the right types. Raises `ScheduleError` for an unknown knob or one of another type."""
+    fields = {f.name: f.default for f in dataclasses.fields(made) if f.name != "rules"}
+    out: dict[str, Any] = {}
+    for name, value in given.items():
+        if name not in fields:
+            raise ScheduleError(f"no knob {where}{name}; there are {', '.join([*fields, 'rules'])}")
+        default = fields[name]
+        if isinstance(default, Enum):
+            try:
+                out[name] = type(default)(value)
+            except ValueError:
+                known = ", ".join(repr(m.value) for m in type(default))
+                raise ScheduleError(f"{where}{name} = {value!r}: one of {known}") from None
+        elif isinstance(default, bool) or not isinstance(default, (int, float)):
+            if not isinstance(value, bool):
+                raise ScheduleError(f"{where}{name} = {value!r}: true or false")
+            out[name] = value
+        elif isinstance(value, bool) or not isinstance(value, (int, float)):
+            raise ScheduleError(f"{where}{name} = {value!r}: a number")
+        elif isinstance(default, int) and not isinstance(value, int):
+            raise ScheduleError(f"{where}{name} = {value!r}: a whole number")
+        else:
+            out[name] = type(default)(value)
+    return out
+
+
+def show_schedule(schedule: Schedule, why: Sequence[str] = ()) -> str:
+    """A schedule as TOML, after remarks."""
+    lines = [f"# {line}".rstrip() for line in why]
+    lines += [_line(schedule, f.name) for f in dataclasses.fields(schedule) if f.name != "rules"]
+    for kind, rule in schedule.rules:
+        quoted = json.dumps(kind)
+        lines += ["", f"[rules.{quoted}]", *(_line(rule, f.name) for f in dataclasses.fields(rule))]
+    return "\n".join(lines) + "\n"
+
+
+def _line(of: Schedule | Rule, name: str) -> str:
+    value = getattr(of, name)
+    if isinstance(value, Enum):
+        value = value.value
+    return f"{name} = {json.dumps(value)}"

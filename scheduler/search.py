@@ -13,10 +13,12 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
+from ..isa.compiled import Timing, execute
 from ..isa.datapath import Overlay
 from ..isa.errors import DeadlockError, ProgramError, ScheduleError, UnsupportedError
 from .lower import groups_of, kind_of, lower
-from .schedule import Interleave, Loops, Rule, Schedule
+from .pack import uops_of
+from .schedule import PAPER, Interleave, Loops, Rule, Schedule
 from .segment import Attention, Gemm, Network, Output
 
 START = Rule(patience_us=4.0, store_blocks=4)
@@ -32,8 +34,21 @@ class Found:
     schedule: Schedule
     latency_s: float
     sampled: int
+    segments: int
     tried: int = 0
     steps: list[str] = field(default_factory=list)
+    busy: dict[str, float] = field(default_factory=dict)
+    """Seconds in which a unit did not wait: no order is quicker than the busiest."""
+
+    @property
+    def words(self) -> list[str]:
+        of = "" if self.sampled == self.segments else f" for {self.sampled} of {self.segments} segments"
+        bounds = sorted(self.busy.items(), key=lambda item: -item[1])[:4]
+        return [
+            f"modelled {self.latency_s * 1e3:.3f} ms{of}, without launch; {self.tried} schedules tried",
+            "busy, a bound for every order: " + ", ".join(f"{unit} {s * 1e3:.3f} ms" for unit, s in bounds),
+            *self.steps,
+        ]
 
 
 def search(
@@ -60,21 +75,25 @@ def search(
         nonlocal found, failure
         progress(min(1.0, spent()))
         try:
-            run = lower(small, overlay, schedule).found
+            run = price(small, overlay, schedule)
         except (DeadlockError, ProgramError, UnsupportedError) as e:
-            failure = e
+            failure = failure or e
             return False
-        assert run is not None
         if found is None:
-            found = Found(schedule, run.latency, len(small.layers))
+            found = Found(schedule, run.latency, len(small.layers), len(network.layers))
             found.steps.append(f"{what}: {run.latency * 1e3:.3f} ms")
-        found.tried += 1
-        if run.latency < found.latency_s * (1 - 1e-6):
+        elif run.latency < found.latency_s * (1 - 1e-6):
             gain = 1 - run.latency / found.latency_s
             found.steps.append(f"{what}: {run.latency * 1e3:.3f} ms, {100 * gain:.2f} % less")
             found.schedule, found.latency_s = schedule, run.latency
-            return True
-        return False
+        else:
+            found.tried += 1
+            return False
+        found.tried += 1
+        found.busy = {u.name: run.busy[u.name] for u in overlay.units}
+        return True
+
+    attempt(PAPER, "as in the paper")
 
     for loops in (Loops.ROWS, Loops.COLUMNS):
         for balance in (True, False):
@@ -103,6 +122,14 @@ def search(
     return found
 
 
+def price(network: Network, overlay: Overlay, schedule: Schedule) -> Timing:
+    """The run of a network's kernels, without the instruction path. Raises as `lower`, and `DeadlockError`."""
+    lowered = lower(network, overlay, schedule)
+    if lowered.found is not None:
+        return lowered.found
+    return execute(overlay, issues=uops_of(lowered.kernels), preloaded=lowered.kernels.preloaded)
+
+
 def _neighbours(rule: Rule) -> Iterator[Rule]:
     """Rules that differ in one knob, and then in two."""
     yield replace(rule, by_columns=not rule.by_columns)
@@ -114,6 +141,12 @@ def _neighbours(rule: Rule) -> Iterator[Rule]:
         for patience in PATIENCE_US[1::2]:
             if blocks != rule.store_blocks:
                 yield replace(rule, store_blocks=blocks, patience_us=patience)
+
+
+def describe(network: Network) -> tuple[object, ...]:
+    """All of a network that a schedule can depend on."""
+    shapes = tuple(_shape(network, i) for i in range(len(network.layers)))
+    return network.batch, network.seq, tuple(network.inputs.values()), len(network.outputs), shapes
 
 
 def sample(network: Network) -> Network:

@@ -18,7 +18,9 @@ import click
 @click.option("--batch", type=click.IntRange(1), help="sequences in a batch [default: the preset's, mostly 1]")
 @click.option("--seq", type=click.IntRange(1), help="rows in a sequence [default: the preset's, mostly 128]")
 @click.option("--overlay", default="xnn", show_default=True, help="xnn, or xnn-base for the published machine")
-@click.option("--schedule", default="paper", show_default=True, help="paper or strict")
+@click.option("--schedule", default="paper", show_default=True, help="paper, strict, best, or a file")
+@click.option("--budget", type=float, help="with --schedule best: seconds to search at most [default: 30]")
+@click.option("--schedule-out", type=click.Path(dir_okay=False), help="where to write the schedule and why (.toml)")
 @click.option("--seed", default=0, show_default=True, help="of the random weights of a preset")
 @click.option("--json", "as_json", is_flag=True, help="one JSON object on stdout")
 def compile_command(
@@ -29,6 +31,8 @@ def compile_command(
     seq: int | None,
     overlay: str,
     schedule: str,
+    budget: float | None,
+    schedule_out: str | None,
     seed: int,
     as_json: bool,
 ) -> None:
@@ -36,6 +40,7 @@ def compile_command(
     that returns an nn.Module, or an nn.Module and its example inputs."""
     from ...assembler.printer import show
     from ...compiler import schedule_named
+    from ...isa.files import check_target as check_file
     from ...isa.files import write_text
     from ...isa.overlays import find
     from ...isa.program import Role
@@ -46,19 +51,26 @@ def compile_command(
     from ..progress import working
     from ..tensors import check_target, save_tensors
 
-    target, plan = find(overlay), schedule_named(schedule)
+    if budget is not None and schedule != "best":
+        raise click.UsageError("--budget goes with --schedule best")
+    target, plan = find(overlay), schedule_named(schedule, 30.0 if budget is None else budget, seed)
+    for path in (output, schedule_out):
+        if path is not None:
+            check_file(path)
     if weights_path is not None:
         check_target(weights_path)
-    with working("compiling"):
+    with working("compiling") as progress:
         model, example = load_spec(spec, batch=batch, seq=seq, seed=seed, base=target.extends is None)
         traced = trace(model, example)
         del model, example
         network = traced.network
         del traced  # its copy of the weights is the third one
-        built = build(network, target, plan)
+        built = build(network, target, plan, progress)
         if weights_path is not None:
             save_tensors(weights_path, built.weights, packed=True)
         write_text(output, show(built.program))
+        if schedule_out is not None:
+            write_text(schedule_out, built.chosen.show())
     sizes = count(built.program)
     facts: dict[str, Any] = {
         "program": os.fspath(output),

@@ -1,0 +1,88 @@
+"""The schedule `best`: found by search, or before, and kept."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from ..isa.datapath import Overlay
+from ..isa.errors import ScheduleError
+from ..isa.files import write_text
+from .schedule import Schedule, read_schedule, show_schedule
+from .search import describe, search
+from .segment import Network
+
+VERSION = 1
+"""Of what a search does: a schedule found by another one is looked for again."""
+
+
+@dataclass(frozen=True)
+class Best:
+    """Ask for the best schedule: how long to search, in seconds, and with which seed. cache: the folder that keeps what
+    was found; None for the user's."""
+
+    budget_s: float = 30.0
+    seed: int = 0
+    cache: Path | None = None
+
+    def __post_init__(self) -> None:
+        if not self.budget_s > 0:
+            raise ScheduleError(f"budget={self.budget_s}: a search takes more than 0 seconds")
+
+
+@dataclass(frozen=True)
+class Chosen:
+    """A schedule, and why, in words and numbers."""
+
+    schedule: Schedule
+    why: tuple[str, ...] = ()
+
+    def show(self) -> str:
+        """As a schedule file."""
+        return show_schedule(self.schedule, self.why)
+
+
+def choose(
+    network: Network, overlay: Overlay, best: Best, progress: Callable[[float], None] = lambda share: None
+) -> Chosen:
+    """The best schedule for a network on an overlay. What is found is kept, by network, overlay, seed and version, and
+    found again as long as nobody asks for a longer search. Raises `ScheduleError`."""
+    folder = best.cache or _user_cache()
+    path = folder / f"{_key(network, overlay, best.seed)}.toml"
+    kept = _kept(path, best.budget_s)
+    if kept is not None:
+        return kept
+    found = search(network, overlay, best.budget_s, best.seed, progress)
+    why = (f"searched for {best.budget_s:g} s", *found.words)
+    chosen = Chosen(found.schedule, why)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        write_text(path, chosen.show())
+    except OSError:
+        pass  # a cache that cannot be written costs time, nothing else
+    return chosen
+
+
+def _kept(path: Path, budget_s: float) -> Chosen | None:
+    try:
+        words = [line[2:] for line in path.read_text(encoding="utf-8").splitlines() if line.startswith("# ")]
+        if float(words[0].split()[2]) < budget_s:
+            return None
+        return Chosen(read_schedule(path), tuple(words))
+    except (OSError, ScheduleError, ValueError, IndexError, UnicodeDecodeError):
+        return None
+
+
+def _key(network: Network, overlay: Overlay, seed: int) -> str:
+    rates = {name: asdict(rate) for name, rate in overlay.rates.items()}
+    depths = (overlay.mop_fifo_depth, overlay.uop_fifo_depth)
+    facts = (VERSION, seed, overlay.name, overlay.fingerprint, rates, depths, describe(network))
+    return hashlib.sha256(repr(facts).encode()).hexdigest()[:32]
+
+
+def _user_cache() -> Path:
+    base = os.environ.get("XDG_CACHE_HOME")
+    return (Path(base) if base else Path.home() / ".cache") / "rsn" / "schedules"
