@@ -1,0 +1,110 @@
+"""`rsn reproduce`: the paper's tables, modelled and published side by side."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from .run import Setting
+
+if TYPE_CHECKING:
+    from .published.rows import Row
+
+TABLES = ("table3", "table6", "table7", "table9", "fig18", "table10", "table11", "fig9")
+
+
+@click.command(name="reproduce")
+@click.argument("table", default="all", type=click.Choice([*TABLES, "all"]))
+@click.option("--schedule", default="paper", show_default=True, help="of the programs that the paper calls optimised")
+@click.option(
+    "--set", "rates", multiple=True, type=Setting(float), help="another rate or depth, as rsn overlay names it"
+)
+@click.option("--json", "as_json", is_flag=True, help="one JSON object on stdout")
+def reproduce_command(table: str, schedule: str, rates: Sequence[tuple[str, float]], as_json: bool) -> None:
+    """Model what the paper measured: the rows of TABLE, or of all, each with its error and whether a constant of the
+    model was fitted on it."""
+    from ...compiler import schedule_named
+    from ..progress import working
+    from .published.rows import rows_of
+
+    plan = schedule_named(schedule)
+    with working("modelling") as progress:
+        rows = rows_of(list(TABLES) if table == "all" else [table], plan, dict(rates), progress)
+    if as_json:
+        click.echo(json.dumps({"rows": [row.as_json() for row in rows], "summary": _summary(rows)}))
+        return
+    _show(rows)
+    _show_summary(rows)
+
+
+def _mean_error(rows: Sequence[Row]) -> float | None:
+    return sum(abs(row.error_pct) for row in rows) / len(rows) if rows else None
+
+
+def _summary(rows: Sequence[Row]) -> dict[str, Any]:
+    """Numbers of rows, and mean absolute errors in percent. times: all but the counts of instructions, which are those
+    of our program and not of a model."""
+    from .published.rows import calibrated_parameters
+
+    groups = {
+        "all": list(rows),
+        "predicted": [r for r in rows if r.kind == "predicted"],
+        "predicted, instructions apart": [r for r in rows if r.kind == "predicted" and r.table != "fig9"],
+        "calibrated": [r for r in rows if r.kind == "calibrated"],
+        "perhaps calibrated": [r for r in rows if r.fit is not None and not r.fit.certain],
+    }
+    return {
+        "rows": {name: len(group) for name, group in groups.items()},
+        "mean_abs_error_pct": {name: _mean_error(group) for name, group in groups.items()},
+        "calibrated_parameters": calibrated_parameters(),
+    }
+
+
+def _show(rows: Sequence[Row]) -> None:
+    table = ""
+    widths = [max((len(cell) for cell in column), default=0) for column in zip(*map(_cells, rows), strict=True)]
+    for row in rows:
+        if row.table != table:
+            table = row.table
+            click.echo(f"{'' if row is rows[0] else chr(10)}{table}")
+        what, unit, *numbers, kind = (
+            c.rjust(w) if 2 <= i <= 4 else c.ljust(w) for i, (c, w) in enumerate(zip(_cells(row), widths, strict=True))
+        )
+        click.echo(f"  {what}  {unit}  {'  '.join(numbers)}  {kind}  {row.note}".rstrip())
+
+
+def _cells(row: Row) -> list[str]:
+    kind = row.kind if row.fit is None or row.fit.certain else "calibrated?"
+    return [row.row, row.unit, f"{row.paper:g}", _number(row.model), f"{row.error_pct:+.1f} %", kind]
+
+
+def _number(value: float) -> str:
+    """Four digits."""
+    return f"{value:.0f}" if abs(value) >= 1000 or value == int(value) else f"{value:.4g}"
+
+
+def _show_summary(rows: Sequence[Row]) -> None:
+    from .published.rows import FAR, PERHAPS_NOTE
+
+    facts = _summary(rows)
+    click.echo(f"\n{len(rows)} rows; mean absolute error:")
+    for name, error in facts["mean_abs_error_pct"].items():
+        if error is not None:
+            click.echo(f"  {name:<30} {error:5.1f} %  ({facts['rows'][name]} rows)")
+    far = [row for row in rows if row.far]
+    if far:
+        click.echo(f"\n{len(far)} {'row' if len(far) == 1 else 'rows'} beyond {FAR:g} %:")
+        width = max(len(row.row) for row in far)
+        before = ""
+        for row in far:
+            reason = row.explanation or "not explained"
+            ditto = '"' if reason == before else reason
+            click.echo(f"  {row.table:<8} {row.row:<{width}} {row.error_pct:+7.1f} %  {ditto}")
+            before = reason
+    if facts["rows"]["perhaps calibrated"]:
+        click.echo(f"\ncalibrated?: {PERHAPS_NOTE}")
+    fitted = facts["calibrated_parameters"]
+    click.echo(f"\n{len(fitted)} calibrated parameters: {', '.join(fitted)}")

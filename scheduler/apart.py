@@ -1,0 +1,135 @@
+"""Attention one product at a time: mapping types A, B and C (paper section 2.2 and Fig. 3). D is in `attention`.
+
+A keeps a head's scores in MemC 0-3; B takes all heads' through DDR. Type B ends the limit of three key tiles that a
+MemC can send (768 rows): what is stored may be four.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ..isa.layout import BLOCK_ROWS, UNIT, padded
+from ..isa.program import Buffer, Layout, Role
+from .attention import check, hurry, lower_attention, lower_slot_scores, lower_slot_values, slots_of, value_op
+from .mapping import MappingType, Shape, choose
+from .order import Tile
+from .schedule import Interleave
+from .segment import Attention
+from .sequences import Job, Sequences
+
+MOST_STORED = 8
+"""Key tiles that a MemC pair holds: four each."""
+VALUE_ROWS = 4
+"""Row blocks that MemB2 holds."""
+IN_TURN_LAG = 2
+"""Slots from the loads for a head to the stores of its output."""
+SCORES_LAG = 2
+"""Slots from the loads for a head to the stores of its scores: with 1, DDR waits for softmax."""
+
+
+def lower_as(s: Sequences, att: Attention, kind: MappingType | None = None) -> None:
+    """Attention by a mapping type; None chooses by the roofline."""
+    match kind or choose(Shape.of(s.net, att), s.overlay):
+        case MappingType.A:
+            lower_in_turn(s, att)
+        case MappingType.B | MappingType.C:
+            lower_apart(s, att)
+        case MappingType.D:
+            lower_attention(s, att)
+
+
+def lower_in_turn(s: Sequences, att: Attention) -> None:
+    """Type A: the MMEs of one product wait for those of the other, because MeshA passes on a head's probabilities
+    before it takes the next head's queries."""
+    check(s, att)
+    first = len(s.tiles)
+    for slot in slots_of(s, att):
+        tile = Tile(lag=IN_TURN_LAG)
+        s.tiles.append(tile)
+        slot.tile = tile
+        lower_slot_scores(s, att, slot, tile)
+        lower_slot_values(s, att, slot, tile)
+    hurry(s.tiles[first:])
+
+
+def lower_apart(s: Sequences, att: Attention) -> None:
+    """Types B and C: softmax(Q K^T) of all heads to DDR, then P V of all heads from there."""
+    scores = place_scores(s, att)
+    lower_scores(s, att, scores)
+    lower_values(s, att, scores)
+
+
+def place_scores(s: Sequences, att: Attention) -> str:
+    """Scratch memory for the scores of every head, a panel each, behind all that is in DDR. Layers share it."""
+    name, width = f"scores{att.heads}", s.seq_blocks * BLOCK_ROWS
+    if name not in s.buffers:
+        end = max(b.offset + b.size // UNIT for b in s.buffers.values() if b.bank == "ddr")
+        shape = (att.heads * s.row_blocks * BLOCK_ROWS, width)
+        s.buffers[name] = Buffer(name, "ddr", padded(end, 64), shape, Layout.BLOCKED, Role.SCRATCH)
+    return name
+
+
+def lower_scores(s: Sequences, att: Attention, scores: str) -> None:
+    """softmax(Q K^T) on MME 0-3, which MemC 0-3 store."""
+    check(s, att, MOST_STORED)
+    width = 2 * s.seq_blocks
+    lag = 1 if s.schedule.interleave is Interleave.STRICT else SCORES_LAG
+    for slot in slots_of(s, att):
+        tile = Tile(lag=lag)
+        s.tiles.append(tile)
+        lower_slot_scores(s, att, slot, tile, stored=True)
+        row = slot.sequence * s.seq_blocks + slot.start
+        if slot.alone:
+            for m in range(slot.heads):
+                tile.stores.append(s.blocks(scores, row, 1, (slot.head + m) * width, width, f"MemC{m}", store=True))
+            continue
+        for i, rows in enumerate(slot.q):
+            for j, keys in enumerate(slot.k):
+                if not rows:
+                    continue
+                at, col = row + (slot.q[0] if i else 0), slot.head * width + (2 * slot.k[0] if j else 0)
+                tile.stores.append(s.blocks(scores, at, rows, col, 2 * keys, f"MemC{2 * i + j}", store=True))
+
+
+def lower_values(s: Sequences, att: Attention, scores: str) -> None:
+    """P V on MME 4 and 5, the only ones that MemB2 with its untransposed V reaches. Both get P through MemA2, which
+    sends them the tiles of two row blocks in turns; a tile takes as long as a product, so that they work at half rate.
+    """
+    keys = s.seq_blocks
+    parts = [(at, min(VALUE_ROWS, keys - at)) for at in range(0, keys, VALUE_ROWS)]
+    for sequence in range(s.net.batch):
+        row0 = sequence * keys
+        for head in range(att.heads):
+            for start in range(0, keys, 2):
+                tile = Tile()
+                s.tiles.append(tile)
+                rows = min(2, keys - start)
+                for at, count in parts:
+                    load: dict[str, Any] = {}
+                    if start == 0:
+                        tile.loads.append(s.blocks(att.v, row0 + at, count, head, 1, "MemB2"))
+                        load = {"load": 1, "dim1": BLOCK_ROWS * count, "dim2": 64}
+                    if start == 0 or len(parts) > 1:
+                        times = -(-keys // 2) if len(parts) == 1 else 1
+                        s.mem["MemB2"].append(Job(load, {"send": 1, "acc_a": times, "acc_b": 1, "acc_k": count}))
+                _row_pair(s, att, scores, tile, head, row0 + start, rows)
+
+
+def _row_pair(s: Sequences, att: Attention, scores: str, tile: Tile, head: int, row: int, rows: int) -> None:
+    """One row block of a head on MME 4, the next on MME 5."""
+    keys = s.seq_blocks
+    for k in range(keys):
+        tile.loads.append(s.blocks(scores, row, rows, 2 * (head * keys + k), 2, "MemA2"))
+        s.mem["MemA2"].append(
+            Job({"load": 1, "dim1": BLOCK_ROWS * rows, "dim2": 128}, {"send": 1, "acc_a": rows, "acc_b": 1})
+        )
+        for i in range(rows):
+            s.route("MeshA", [f"a2_{4 + i}"], 1)
+    s.route("MeshB", [f"b2_{4 + i}" for i in range(rows)], keys)
+    for i in range(rows):
+        value_op(s, 4 + i, 1, keys)
+        c = f"MemC{4 + i}"
+        s.mem[c].append(
+            Job({"recv": 1, "k_iter": 1, "recv_a": 1, "recv_b": 1}, {"store": 1, "dim1": BLOCK_ROWS, "dim2": 64})
+        )
+        tile.stores.append(s.blocks(att.y, row + i, 1, head, 1, c, store=True))

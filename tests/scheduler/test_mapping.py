@@ -1,0 +1,67 @@
+"""What a roofline says of the four mapping types."""
+
+from __future__ import annotations
+
+import pytest
+
+from rsn.isa.overlays import XNN_BASE
+from rsn.scheduler.mapping import MOST_ROWS, MappingType, Roofline, Shape, choose, estimate
+from rsn.scheduler.segment import Attention, Network, Output
+
+A, B, C, D = MappingType
+
+# Table 3: ms with infinite FLOPS, share of the AIE tiles, ms of MM1, of MM2, with infinite bandwidth, final.
+TABLE3 = {
+    A: ("2.22", "0.64", "0.81", "1.62", "2.43", "2.43"),
+    B: ("10.9", "0.64", "0.81", "1.62", "2.43", "10.9"),
+    C: ("10.9", "0.96", "0.54", "0.54", "1.08", "10.9"),
+    D: ("2.24", "0.96", "0.81", "1.62", "1.62", "2.24"),
+}
+
+
+@pytest.mark.parametrize("kind", MappingType)
+def test_table_3_to_its_last_digit(kind: MappingType) -> None:
+    e = estimate(kind, Shape(96, 512), Roofline.published(XNN_BASE))
+    found = (1e3 * e.inf_flops_s, e.aie_used, *(1e3 * s for s in (e.mm1_s, e.mm2_s, e.inf_bw_s, e.final_s)))
+    digits = [f"{value:.{len(wanted.split('.')[1])}f}" for value, wanted in zip(found, TABLE3[kind], strict=True)]
+    assert tuple(digits) == TABLE3[kind]
+
+
+def test_shape_of_a_layer_is_padded_as_it_is_stored() -> None:
+    attention = Attention("a", "q", "k", "v", "y", 12, 32)
+    network = Network(3, 200, {"x": 384}, (Output("y"),), (attention,))
+    assert Shape.of(network, attention) == Shape(36, 256, 64)
+
+
+def test_scores_through_ddr_cost_their_bytes_twice() -> None:
+    """Two times 4 bytes for each of 512 x 512 scores."""
+    roofline = Roofline.of(XNN_BASE)
+    ways = [estimate(kind, Shape(1, 512), roofline).inf_flops_s for kind in (B, A)]
+    assert ways[0] - ways[1] == pytest.approx(2**20 * (1 / 21e9 + 1 / 23.5e9))
+
+
+def test_a_single_head_gains_nothing_from_a_pipeline_but_loses_nothing_either() -> None:
+    roofline = Roofline.of(XNN_BASE)
+    e = estimate(D, Shape(1, 512), roofline)
+    assert e.setup_s == pytest.approx(2 * 512 * 64 * 4 / 21e9)
+    assert e.steady_s == pytest.approx(max(e.inf_flops_s - e.setup_s, e.mm2_s))
+
+
+@pytest.mark.parametrize(("rows", "wanted"), [(128, D), (512, D), (768, D), (896, B), (1024, B)])
+def test_choice_is_the_pipeline_as_long_as_it_fits(rows: int, wanted: MappingType) -> None:
+    assert choose(Shape(96, rows), XNN_BASE) is wanted
+
+
+def test_choice_follows_the_rates() -> None:
+    """Where off-chip time is nothing the pipeline wins by the time of the first product, whatever the engines."""
+    fast = XNN_BASE.with_rates(ddr_read_gbs=float("inf"), ddr_write_gbs=float("inf"))
+    for shape in (Shape(1, 128), Shape(96, 512)):
+        bounds = {kind: estimate(kind, shape, Roofline.of(fast)).steady_s for kind in (A, B, D)}
+        assert choose(shape, fast) is min(bounds, key=bounds.__getitem__) is D
+
+
+def test_limits_are_the_lowerings() -> None:
+    from rsn.scheduler.apart import MOST_STORED
+    from rsn.scheduler.attention import MOST_SENT
+
+    assert MOST_ROWS == {A: 128 * MOST_SENT, B: 128 * MOST_STORED, C: 128 * MOST_STORED, D: 128 * MOST_SENT}
