@@ -126,6 +126,7 @@ class Overlay:
     unit's uOP, None if it makes none. flops: floating-point operations of a preloaded uOP.
     doubts: given a mOP, what it says that the units do not heed. rules: what `check` looks at beyond what holds for
     every overlay; told whether sends equal receives on every stream.
+    image_bytes: what the buffer for an instruction image holds, None if that is not said.
     extends: the overlay whose image format this one adds opcodes to.
     """
 
@@ -140,6 +141,7 @@ class Overlay:
     mop_fifo_depth: int = 6
     uop_fifo_depth: int = 2
     address_unit: int = 1
+    image_bytes: int | None = None
     legal: Callable[[str, Any], Iterator[str]] = lambda unit, uop: iter(())
     transfer: Callable[[str, Any], Transfer | None] = lambda unit, uop: None
     flops: Callable[[Any], int] = lambda op: 0

@@ -10,6 +10,7 @@ from typing import Any
 
 from ..isa.layout import BLOCK_ROWS, UNIT, padded
 from ..isa.program import Buffer, Layout, Role
+from . import streamed
 from .attention import check, hurry, lower_attention, lower_slot_scores, lower_slot_values, slots_of, value_op
 from .mapping import MappingType, Shape, choose
 from .order import Tile
@@ -35,7 +36,10 @@ def lower_as(s: Sequences, att: Attention, kind: MappingType | None = None) -> N
         case MappingType.B | MappingType.C:
             lower_apart(s, att)
         case MappingType.D:
-            lower_attention(s, att)
+            if s.schedule.balance and s.seq_blocks == streamed.BLOCKS:
+                streamed.lower_streamed(s, att)
+            else:
+                lower_attention(s, att)
 
 
 def lower_in_turn(s: Sequences, att: Attention) -> None:

@@ -19,8 +19,6 @@ from .sequences import Job, Length, Sequences
 
 SOON = 6
 """Loads of the next segment among which the last heads are stored: as many as its MMEs take before they need MemC."""
-MOST_A = 3
-"""What an op's acc_a counts to."""
 MOST_K = 127
 """What an op's k_iter counts to."""
 MOST_SENT = 6
@@ -85,7 +83,7 @@ def check(s: Sequences, att: Attention, most: int = MOST_SENT) -> None:
         raise UnsupportedError(f"{att.path}: an attention mask; overlay {s.overlay.name} has none")
 
 
-def _mask(s: Sequences, att: Attention, sequence: int, key_block: int, keys: int, alone: bool) -> dict[str, Any]:
+def mask_of(s: Sequences, att: Attention, sequence: int, key_block: int, keys: int, alone: bool) -> dict[str, Any]:
     """Softmax registers for keys from `key_block` on: the padding of the sequence, and its length where masked."""
     if not s.extended:
         return {}
@@ -115,19 +113,20 @@ def _single_slots(s: Sequences, att: Attention) -> list[Slot]:
 
 def _pair_slots(s: Sequences, att: Attention) -> list[Slot]:
     """Longer sequences: one head at a time; row halves on MemA0 and MemA1, key halves on MemB0 and MemB1; at most
-    four row blocks a slot. Where the halves are uneven and the schedule balances them, every other slot has the larger
-    ones on the other units."""
+    four row blocks a slot."""
     blocks = s.seq_blocks
-    out: list[Slot] = []
+    keys = halved(blocks)
+    out = []
     for sequence in range(s.net.batch):
         for head in range(att.heads):
             for start in range(0, blocks, 4):
-                n = min(4, blocks - start)
-                q, k = (-(-n // 2), n // 2), (-(-blocks // 2), blocks // 2)
-                if s.schedule.balance and len(out) % 2:
-                    q, k = q[::-1], k[::-1]
-                out.append(Slot(sequence, head, q=q, k=k, start=start))
+                out.append(Slot(sequence, head, q=halved(min(4, blocks - start)), k=keys, start=start))
     return out
+
+
+def halved(blocks: int) -> tuple[int, int]:
+    """Row or key blocks on the even and on the odd unit of a pair."""
+    return -(-blocks // 2), blocks // 2
 
 
 def lower_slot_scores(s: Sequences, att: Attention, slot: Slot, tile: Tile, stored: bool = False) -> None:
@@ -171,12 +170,12 @@ def _scores_single(s: Sequences, att: Attention, slot: Slot, tile: Tile, stored:
     for i in range(2):
         s.route("MeshB", [f"b{m % 2}_{m}" for m in range(2 * i, min(2 * i + 2, n))], 1)
     for m in range(n):
-        _score_op(s, m, 1, 1)
+        score_op(s, m, 1, 1)
         s.mem[f"MemC{m}"].append(
             Job(
                 {"recv": 1, "k_iter": 1, "recv_a": 1, "recv_b": 1, "softmax": 1},
                 _handed_on(1, 1, stored),
-                recv_config=_mask(s, att, slot.sequence, 0, 1, alone=True),
+                recv_config=mask_of(s, att, slot.sequence, 0, 1, alone=True),
             )
         )
 
@@ -189,7 +188,7 @@ def _scores_pair(s: Sequences, att: Attention, slot: Slot, tile: Tile, stored: b
         at = row0 + slot.start + (q[0] if i else 0)
         tile.loads.append(s.blocks(att.q, at, q[i], slot.head, 1, f"MemA{i}"))
         s.mem[f"MemA{i}"].append(
-            Job({"load": 1, "dim1": 128 * q[i], "dim2": 64}, {"send": 1, "acc_a": q[i], "acc_b": max(k)})
+            Job({"load": 1, "dim1": 128 * q[i], "dim2": 64}, {"send": 1, "acc_a": q[i], "acc_b": k[0]})
         )
     for j in range(2):
         at = row0 + (k[0] if j else 0)
@@ -197,28 +196,27 @@ def _scores_pair(s: Sequences, att: Attention, slot: Slot, tile: Tile, stored: b
         s.mem[f"MemB{j}"].append(
             Job(
                 {"load": 1, "transpose": 1, "dim1": 64, "dim2": 128 * k[j]},
-                {"send": 1, "acc_a": max(q), "acc_b": k[j]},
+                {"send": 1, "acc_a": q[0], "acc_b": k[j]},
             )
         )
-    larger = int(k[1] > k[0])
-    for a in range(max(q)):
+    for a in range(q[0]):
         active = [i for i in groups if a < q[i]]
-        for halves, tiles in (((0, 1), min(k)), ((larger,), max(k) - min(k))):  # half of the MMEs take the odd key tile
+        for halves, tiles in (((0, 1), k[1]), ((0,), k[0] - k[1])):  # the even MMEs alone take the odd key tile
             s.route("MeshA", [f"a{i}_{2 * i + h}" for i in active for h in halves], tiles)
             s.route("MeshB", [f"b{h}_{2 * i + h}" for i in active for h in halves], tiles)
     for i in groups:
         for j in range(2):
-            _score_op(s, 2 * i + j, q[i], k[j])
+            score_op(s, 2 * i + j, q[i], k[j])
             s.mem[f"MemC{2 * i + j}"].append(
                 Job(
                     {"recv": 1, "k_iter": 1, "recv_a": q[i], "recv_b": k[j], "softmax": 1},
                     _handed_on(q[i], k[j], stored),
-                    recv_config=_mask(s, att, slot.sequence, k[0] if j else 0, k[j], alone=False),
+                    recv_config=mask_of(s, att, slot.sequence, k[0] if j else 0, k[j], alone=False),
                 )
             )
 
 
-def _score_op(s: Sequences, mme: int, acc_a: int, acc_b: int) -> None:
+def score_op(s: Sequences, mme: int, acc_a: int, acc_b: int) -> None:
     """Products in K = 64 mode: one of them emits one tile, so that an op is a number of products, whatever heads they
     belong to."""
     ops = s.mme[f"MME{mme}"]
@@ -233,15 +231,9 @@ def _score_op(s: Sequences, mme: int, acc_a: int, acc_b: int) -> None:
 
 
 def value_op(s: Sequences, mme: int, acc_a: int, k_iter: int) -> None:
-    """P V, accumulated over the key tiles in the MME, 64 columns wide; equal ones in a row count up a_iter. An MME sees
-    row tiles, whatever heads they belong to: where heads are split in turns, two of them are one iteration."""
+    """P V, accumulated over the key tiles in the MME, 64 columns wide; equal ones in a row count up a_iter."""
     ops = s.mme[f"MME{mme}"]
     op = f.Mme(a_iter=1, b_iter=1, k_iter=k_iter, acc_a=acc_a, acc_b=1, k128=1, acc_k=1)
-    last = ops[-1] if ops else None
-    pair = last is not None and s.schedule.balance and last.a_iter == 1 and last.acc_a + acc_a == MOST_A
-    if last is not None and pair and _same_but(last.but(acc_a=acc_a), op, "a_iter"):
-        ops.pop()
-        op = op.but(acc_a=MOST_A)
     if ops and _same_but(ops[-1], op, "a_iter") and ops[-1].a_iter < 15:
         op = op.but(a_iter=ops.pop().a_iter + 1)
     ops.append(op)
@@ -286,16 +278,16 @@ def _values_pair(s: Sequences, att: Attention, slot: Slot, tile: Tile) -> None:
     q, k = slot.q, slot.k
     groups = [i for i in range(2) if q[i]]
     parts = [(at, min(4, s.seq_blocks - at)) for at in range(0, s.seq_blocks, 4)]
-    repeats = 1 if len(parts) == 1 else max(q)
+    repeats = 1 if len(parts) == 1 else q[0]
     for repeat in range(repeats):
         for start, count in parts:
             load: dict[str, Any] = {}
             if repeat == 0:
                 tile.loads.append(s.blocks(att.v, row0 + start, count, slot.head, 1, "MemB2"))
                 load = {"load": 1, "dim1": 128 * count, "dim2": 64}
-            rows = max(q) if len(parts) == 1 else 1
+            rows = q[0] if len(parts) == 1 else 1
             s.mem["MemB2"].append(Job(load, {"send": 1, "acc_a": rows, "acc_b": 1, "acc_k": count}))
-    for a in range(max(q)):
+    for a in range(q[0]):
         active = [i for i in groups if a < q[i]]
         for j in range(2):
             s.route("MeshA", [f"c{2 * i + j}_{4 + i}" for i in active], k[j])

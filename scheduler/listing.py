@@ -130,7 +130,10 @@ def _as_loaded(access: Access, wanted: deque[int]) -> Iterator[Access]:
 
 
 def _as_stored(access: Access, most: int) -> Iterator[Access]:
-    """Contiguous pieces of at most so many blocks."""
+    """Pieces of at most so many blocks, contiguous where it is not taken whole."""
+    if access.blocks * access.chunks <= most:
+        yield access
+        return
     for chunk in range(access.chunks):
         for start in range(0, access.blocks, most):
             addr = access.addr + (chunk * access.stride + start) * BLOCK_UNITS

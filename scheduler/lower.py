@@ -9,7 +9,7 @@ from ..isa.compiled import Timing
 from ..isa.datapath import Overlay
 from ..isa.layout import BLOCK_ROWS, UNIT
 from ..isa.program import Buffer, Kernels, Layout, Role
-from .attention import lower_attention
+from .apart import lower_as
 from .gemm import lower_gemms
 from .memory import Arena
 from .schedule import Loops, Schedule
@@ -51,7 +51,7 @@ def lower(network: Network, overlay: Overlay, schedule: Schedule) -> Lowered:
     for group in groups_of(network, schedule):
         first = len(sequences.tiles)
         if isinstance(group, Attention):
-            lower_attention(sequences, group)
+            lower_as(sequences, group, schedule.attention)
         else:
             lower_gemms(sequences, group)
         for tile in sequences.tiles[first:]:

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from ..isa.errors import ScheduleError
+from .mapping import MappingType
 
 
 class Interleave(Enum):
@@ -62,16 +63,20 @@ class Loops(Enum):
 
 @dataclass(frozen=True)
 class Schedule:
-    """How a network is put on the machine. tile_rows, tile_cols: the largest output tile, in 128-row and 128-column
-    blocks (paper section 5.3: 768x1024). loops: the order of tiles in products of one activation. balance: in attention
-    over an odd number of key blocks, the larger halves go to either unit in turns. rules: for Interleave.LISTED, by
-    kind of segment; what is not there has the default `Rule`."""
+    """How a network is put on the machine.
+
+    tile_rows, tile_cols: the largest output tile, in 128-row and 128-column blocks (paper section 5.3: 768x1024).
+    loops: the order of tiles in products of one activation. balance: attention over three row blocks as a stream of row
+    tiles (`streamed`). attention: its mapping type (section 2.2); None chooses by the roofline. rules: for
+    Interleave.LISTED, by kind of segment; what is not there has the default `Rule`.
+    """
 
     interleave: Interleave = Interleave.INTERLEAVED
     tile_rows: int = 6
     tile_cols: int = 8
     loops: Loops = Loops.COLUMNS
     balance: bool = False
+    attention: MappingType | None = None
     rules: tuple[tuple[str, Rule], ...] = ()
 
     def rule(self, kind: str) -> Rule:
@@ -124,7 +129,13 @@ def _knobs(made: type[Schedule] | type[Rule], given: dict[str, Any], where: str)
         if name not in fields:
             raise ScheduleError(f"no knob {where}{name}; there are {', '.join([*fields, 'rules'])}")
         default = fields[name]
-        if isinstance(default, Enum):
+        if name == "attention":
+            if value not in MappingType.__members__:
+                raise ScheduleError(
+                    f"attention = {value!r}: a mapping type, one of {', '.join(MappingType.__members__)}"
+                )
+            out[name] = MappingType[value]
+        elif isinstance(default, Enum):
             try:
                 out[name] = type(default)(value)
             except ValueError:
@@ -146,7 +157,9 @@ def _knobs(made: type[Schedule] | type[Rule], given: dict[str, Any], where: str)
 def show_schedule(schedule: Schedule, why: Sequence[str] = ()) -> str:
     """A schedule as TOML, after remarks."""
     lines = [f"# {line}".rstrip() for line in why]
-    lines += [_line(schedule, f.name) for f in dataclasses.fields(schedule) if f.name != "rules"]
+    lines += [_line(schedule, f.name) for f in dataclasses.fields(schedule) if f.name not in ("rules", "attention")]
+    if schedule.attention is not None:
+        lines.append(f'attention = "{schedule.attention.name}"')
     for kind, rule in schedule.rules:
         quoted = json.dumps(kind)
         lines += ["", f"[rules.{quoted}]", *(_line(rule, f.name) for f in dataclasses.fields(rule))]

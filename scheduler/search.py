@@ -17,11 +17,17 @@ from ..isa.compiled import Timing, execute
 from ..isa.datapath import Overlay
 from ..isa.errors import DeadlockError, ProgramError, ScheduleError, UnsupportedError
 from .lower import groups_of, kind_of, lower
-from .pack import uops_of
+from .pack import pack, uops_of
 from .schedule import PAPER, Interleave, Loops, Rule, Schedule
 from .segment import Attention, Gemm, Network, Output
 
-START = Rule(patience_us=4.0, store_blocks=4)
+DEAR = 3.0
+"""What a share of an image that is too large costs, in shares of the latency."""
+STARTS = (Rule(10.0, 8), Rule(5.0, 4), Rule(2.0, 2, by_columns=True))
+"""Rules that products begin with. A load waits for somewhat less than a piece takes: then a store goes first where it
+would be the second otherwise, and never two in a row."""
+ATTENTION = Rule(2.0, 4)
+"""What attention begins with: its pieces are of one or two blocks."""
 PATIENCE_US = (0.0, 2.0, 3.0, 4.0, 5.0, 6.0, 8.0, 10.0, 14.0, 20.0)
 STORE_BLOCKS = (2, 4, 8, 16)
 
@@ -67,12 +73,14 @@ def search(
     kinds: list[str] = []
     found: Found | None = None
     failure: Exception | None = None
+    price_s = 0.0
+    size = _Size(network, small, overlay)
 
     def spent() -> float:
         return (time.monotonic() - started) / budget_s
 
     def attempt(schedule: Schedule, what: str) -> bool:
-        nonlocal found, failure
+        nonlocal found, failure, price_s
         progress(min(1.0, spent()))
         try:
             run = price(small, overlay, schedule)
@@ -82,14 +90,16 @@ def search(
         if found is None:
             found = Found(schedule, run.latency, len(small.layers), len(network.layers))
             found.steps.append(f"{what}: {run.latency * 1e3:.3f} ms")
-        elif run.latency < found.latency_s * (1 - 1e-6):
-            gain = 1 - run.latency / found.latency_s
-            found.steps.append(f"{what}: {run.latency * 1e3:.3f} ms, {100 * gain:.2f} % less")
-            found.schedule, found.latency_s = schedule, run.latency
+            price_s = run.latency
         else:
             found.tried += 1
-            return False
-        found.tried += 1
+            if run.latency >= price_s * (1 - 1e-6):
+                return False
+            asked = run.latency * (1 + DEAR * size.excess(schedule))
+            if asked >= price_s * (1 - 1e-6):
+                return False
+            found.steps.append(f"{what}: {run.latency * 1e3:.3f} ms, {size.words(schedule)}")
+            found.schedule, found.latency_s, price_s = schedule, run.latency, asked
         found.busy = {u.name: run.busy[u.name] for u in overlay.units}
         return True
 
@@ -97,12 +107,12 @@ def search(
 
     for loops in (Loops.ROWS, Loops.COLUMNS):
         for balance in (True, False):
-            for by_columns in (False, True):
-                base = Schedule(interleave=Interleave.LISTED, loops=loops, balance=balance)
-                kinds = list(dict.fromkeys(kind_of(group) for group in groups_of(small, base)))
-                rule = replace(START, by_columns=by_columns)
-                words = f"{loops.value} outside" + ", balanced" * balance + ", stores by columns" * by_columns
-                attempt(replace(base, rules=tuple((kind, rule) for kind in kinds)), words)
+            base = Schedule(interleave=Interleave.LISTED, loops=loops, balance=balance)
+            kinds = list(dict.fromkeys(kind_of(group) for group in groups_of(small, base)))
+            for rule in STARTS:
+                words = f"{loops.value} outside" + ", balanced" * balance + f", {rule.words}"
+                rules = [(kind, ATTENTION if kind.startswith("attention") else rule) for kind in kinds]
+                attempt(replace(base, rules=tuple(rules)), words)
                 if found is not None and spent() > 1:
                     return found
     if found is None:
@@ -130,6 +140,45 @@ def price(network: Network, overlay: Overlay, schedule: Schedule) -> Timing:
     return execute(overlay, issues=uops_of(lowered.kernels), preloaded=lowered.kernels.preloaded)
 
 
+class _Size:
+    """How large images become, as far as the packed sample tells."""
+
+    def __init__(self, network: Network, small: Network, overlay: Overlay) -> None:
+        self._network, self._small, self._overlay = network, small, overlay
+        self._known: dict[Schedule, float] = {}
+        self._share: float | None = None
+
+    def bytes(self, schedule: Schedule) -> float:
+        """The image of the network, in bytes."""
+        if schedule not in self._known:
+            two = self._packed(self._small, schedule)
+            if self._share is None:  # what a repetition adds, of what two take
+                period, layers = len(self._small.layers) // 2, len(self._network.layers)
+                self._share = 1.0
+                if layers > 2 * period:
+                    more = self._packed(first(self._network, 3 * period), schedule) - two
+                    self._share = 1 + more / two * (layers // period - 2)
+            self._known[schedule] = two * self._share
+        return self._known[schedule]
+
+    def _packed(self, network: Network, schedule: Schedule) -> int:
+        return 4 * len(pack(lower(network, self._overlay, schedule).kernels).image)
+
+    def excess(self, schedule: Schedule) -> float:
+        """By how much an image is too large, as a share of what there is room for."""
+        most = self._overlay.image_bytes
+        return max(0.0, self.bytes(schedule) / most - 1) if most else 0.0
+
+    def words(self, schedule: Schedule) -> str:
+        return f"image about {self.bytes(schedule) / 1024:.0f} KiB"
+
+
+def first(network: Network, layers: int) -> Network:
+    """The network that ends with its layer number `layers`."""
+    kept = network.layers[:layers]
+    return replace(network, layers=kept, outputs=(Output(kept[-1].y),))
+
+
 def _neighbours(rule: Rule) -> Iterator[Rule]:
     """Rules that differ in one knob, and then in two."""
     yield replace(rule, by_columns=not rule.by_columns)
@@ -154,8 +203,7 @@ def sample(network: Network) -> Network:
     layers = network.layers
     for period in range(1, len(layers) // 3 + 1):
         if len(layers) % period == 0 and _repeats(network, period):
-            kept = layers[: 2 * period]
-            return replace(network, layers=kept, outputs=(Output(kept[-1].y),))
+            return first(network, 2 * period)
     return network
 
 

@@ -85,6 +85,7 @@ XNN_BASE = Overlay(
     preloaded={"MME": (f.Mme, MAX_MME_OPS)},
     banks={"ddr": 8 << 30, "lpddr": 8 << 30},
     address_unit=UNIT,
+    image_bytes=512 << 10,  # of the reference setup, contract section 4
     legal=k.legal,
     transfer=k.transfer,
     flops=k.flops,

@@ -1,0 +1,121 @@
+"""Attention over three row blocks as a stream of row tiles, so that both halves of the machine have the same to do.
+
+Three row blocks cannot be halved: head by head, one MemC pair would have two row tiles and the other one. Here the
+row tiles of all heads, in order, go to the pairs in turns, two a slot. Every third slot holds tiles of two heads; MemB
+then sends the keys (and MemB2 the values) of one head to one pair and those of the next to the other. All uOPs of a
+Mem are alike, whatever head they belong to, so the stream costs one mOP for as many of them as a packet can repeat.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from .attention import STORE_LAG, check, halved, hurry, mask_of, score_op
+from .order import Tile
+from .segment import Attention
+from .sequences import Job, Sequences
+
+BLOCKS = 3
+"""Row blocks of a sequence for which this is worthwhile."""
+MOST_A, MOST_A_ITER = 3, 15
+"""What an MME op's acc_a and a_iter count to."""
+
+Row = tuple[int, int, int]
+"""Sequence, head, row block in the sequence."""
+
+
+def lower_streamed(s: Sequences, att: Attention) -> None:
+    """Mapping type D, as `lower_attention`, for sequences of `BLOCKS` row blocks."""
+    check(s, att)
+    batch, heads = range(s.net.batch), range(att.heads)
+    rows: list[Row] = [(b, h, r) for b in batch for h in heads for r in range(BLOCKS)]
+    slots = [rows[i : i + 2] for i in range(0, len(rows), 2)]
+    first = len(s.tiles)
+    before: Sequence[Row] = ()
+    made: Tile | None = None
+    for slot in [*slots, ()]:  # the values of a slot go with the scores of the next one
+        tile = Tile(lag=STORE_LAG)
+        s.tiles.append(tile)
+        _scores(s, att, slot, tile)
+        if made is not None:
+            _values(s, att, before, tile, made)
+        before, made = slot, tile
+    for i in range(2):
+        _value_ops(s, 4 + i, sum(1 for slot in slots if i < len(slot)))
+    hurry(s.tiles[first:])
+
+
+def _begun(slot: Sequence[Row]) -> list[tuple[int, int]]:
+    """The heads whose first row tile is in a slot."""
+    return [(sequence, head) for sequence, head, row in slot if row == 0]
+
+
+def _passes(s: Sequences, att: Attention, sequence: int, head: int) -> int:
+    """The slots in which a head has row tiles: how often its keys and its values are sent."""
+    start = (sequence * att.heads + head) * BLOCKS
+    return (start + BLOCKS - 1) // 2 - start // 2 + 1
+
+
+def _in_turn(slot: Sequence[Row]) -> list[list[int]]:
+    """The pairs of a slot that what MemB holds goes to at the same time: both, or one after the other."""
+    if len({row[:2] for row in slot}) == 1:
+        return [list(range(len(slot)))]
+    return [[i] for i in range(len(slot))]
+
+
+def _scores(s: Sequences, att: Attention, slot: Sequence[Row], tile: Tile) -> None:
+    keys = halved(BLOCKS)
+    for sequence, head in _begun(slot):
+        for j in range(2):
+            at = sequence * BLOCKS + (keys[0] if j else 0)
+            tile.loads.append(s.blocks(att.k, at, keys[j], head, 1, f"MemB{j}"))
+            load: dict[str, Any] = {"load": 1, "transpose": 1, "dim1": 64, "dim2": 128 * keys[j]}
+            passes = _passes(s, att, sequence, head)
+            s.mem[f"MemB{j}"].append(Job(load, {"send": 1, "acc_a": passes, "acc_b": keys[j]}))
+    for i, (sequence, head, row) in enumerate(slot):
+        tile.loads.append(s.blocks(att.q, sequence * BLOCKS + row, 1, head, 1, f"MemA{i}"))
+        s.mem[f"MemA{i}"].append(Job({"load": 1, "dim1": 128, "dim2": 64}, {"send": 1, "acc_a": 1, "acc_b": keys[0]}))
+        for j in range(2):
+            score_op(s, 2 * i + j, 1, keys[j])
+            s.mem[f"MemC{2 * i + j}"].append(
+                Job(
+                    {"recv": 1, "k_iter": 1, "recv_a": 1, "recv_b": keys[j], "softmax": 1},
+                    {"send": 1, "send_a": 1, "send_b": 1, "send_k": keys[j]},
+                    recv_config=mask_of(s, att, sequence, keys[0] if j else 0, keys[j], alone=False),
+                )
+            )
+    halves = (((0, 1), keys[1]), ((0,), keys[0] - keys[1]))  # the even MMEs alone take the odd key tile
+    for which, tiles in halves:
+        s.route("MeshA", [f"a{i}_{2 * i + h}" for i in range(len(slot)) for h in which], tiles)
+    for pairs in _in_turn(slot):
+        for which, tiles in halves:
+            s.route("MeshB", [f"b{h}_{2 * i + h}" for i in pairs for h in which], tiles)
+
+
+def _values(s: Sequences, att: Attention, slot: Sequence[Row], tile: Tile, made: Tile) -> None:
+    """made: the tile that the slot's scores came with, which owns its stores."""
+    keys = halved(BLOCKS)
+    for sequence, head in _begun(slot):
+        tile.loads.append(s.blocks(att.v, sequence * BLOCKS, BLOCKS, head, 1, "MemB2"))
+        passes = _passes(s, att, sequence, head)
+        send = {"send": 1, "acc_a": passes, "acc_b": 1, "acc_k": BLOCKS}
+        s.mem["MemB2"].append(Job({"load": 1, "dim1": 128 * BLOCKS, "dim2": 64}, send))
+    for j in range(2):
+        s.route("MeshA", [f"c{2 * i + j}_{4 + i}" for i in range(len(slot))], keys[j])
+    for pairs in _in_turn(slot):
+        s.route("MeshB", [f"b2_{4 + i}" for i in pairs], BLOCKS)
+    for i, (sequence, head, row) in enumerate(slot):
+        c = f"MemC{4 + i}"
+        s.mem[c].append(Job({"recv": 1, "k_iter": 1, "recv_a": 1, "recv_b": 1}, {"store": 1, "dim1": 128, "dim2": 64}))
+        made.stores.append(s.blocks(att.y, sequence * BLOCKS + row, 1, head, 1, c, store=True))
+
+
+def _value_ops(s: Sequences, mme: int, rows: int) -> None:
+    """P V for so many row tiles: three an iteration, because an MME is set up for each."""
+    left = rows
+    while left:
+        acc_a = min(MOST_A, left)
+        a_iter = min(left // acc_a, MOST_A_ITER)
+        s.op(mme, a_iter=a_iter, b_iter=1, k_iter=BLOCKS, acc_a=acc_a, acc_b=1, k128=1, acc_k=1)
+        left -= acc_a * a_iter
