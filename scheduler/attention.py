@@ -78,7 +78,14 @@ def check(s: Sequences, att: Attention, most: int = MOST_SENT) -> None:
             f"{rows}; overlay {s.overlay.name} splits the keys over two MemC and needs at least {2 * BLOCK_ROWS}"
         )
     if s.seq_blocks > most:
-        raise UnsupportedError(f"{rows}; a MemC pair feeds at most {most} key tiles, {most * BLOCK_ROWS} rows")
+        way_out = (
+            "mapping type B takes the scores through DDR, and 1024 rows"
+            if most == MOST_SENT
+            else "more takes MemC with larger buffers"
+        )
+        raise UnsupportedError(
+            f"{rows}; a MemC pair feeds at most {most} key tiles, {most * BLOCK_ROWS} rows; {way_out}"
+        )
     if att.masked and not s.extended:
         raise UnsupportedError(f"{att.path}: an attention mask; overlay {s.overlay.name} has none")
 

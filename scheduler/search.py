@@ -127,8 +127,9 @@ def search(
             for rule in _neighbours(found.schedule.rule(kinds[kind])):
                 if spent() > 1:
                     return found
-                rules = tuple((dict(found.schedule.rules) | {kinds[kind]: rule}).items())
-                improved |= attempt(replace(found.schedule, rules=rules), f"{kinds[kind]}: {rule.words}")
+                changed = dict(found.schedule.rules) | {kinds[kind]: rule}
+                tried = replace(found.schedule, rules=tuple(changed.items()))
+                improved |= attempt(tried, f"{kinds[kind]}: {rule.words}")
     return found
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import cache
 
 import numpy as np
@@ -131,23 +132,19 @@ def test_too_long_a_sequence_is_refused(kind: MappingType, rows: int) -> None:
 
 @pytest.mark.parametrize("schedule", [PAPER, STRICT], ids=["paper", "strict"])
 @pytest.mark.parametrize(("kind", "overlay", "seq"), [(A, XNN_BASE, 256), (B, XNN_BASE, 384), (B, XNN, 200)])
-def test_between_other_layers(
-    kind: MappingType, overlay: Overlay, seq: int, schedule: Schedule, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_between_other_layers(kind: MappingType, overlay: Overlay, seq: int, schedule: Schedule) -> None:
     """No unit drains between them."""
-    monkeypatch.setattr("rsn.scheduler.lower.lower_attention", lambda s, att: lower_as(s, att, kind))
     network = Maker().encoder(2, seq, 1024, 16, 256, layers=2)
     x = np.random.default_rng(3).standard_normal((2, seq, 1024)).astype(np.float32)
-    y, p, _ = execute(network, x, overlay, schedule)
+    y, p, _ = execute(network, x, overlay, replace(schedule, attention=kind))
     assert error(y, reference(network, x)) < 1e-4
     assert check(p) == []
 
 
-def test_keys_beyond_the_length_take_no_part(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("rsn.scheduler.lower.lower_attention", lambda s, att: lower_as(s, att, B))
+def test_keys_beyond_the_length_take_no_part() -> None:
     network = Maker().encoder(2, 256, 256, 4, 256, masked=True)
     x = np.random.default_rng(4).standard_normal((2, 256, 256)).astype(np.float32)
-    y, _, _ = execute(network, x, XNN, lengths=[256, 77])
+    y, _, _ = execute(network, x, XNN, replace(PAPER, attention=B), lengths=[256, 77])
     assert error(y, reference(network, x, [256, 77])) < 1e-4
 
 
