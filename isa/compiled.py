@@ -220,6 +220,12 @@ def _machine_code(function: Callable[..., Any]) -> Callable[..., Any]:
         return numba.njit(function, nogil=True)  # type: ignore[no-any-return]
 
 
+def machine_code(function: Callable[..., Any]) -> Callable[..., Any]:
+    """`function`, a loop over arrays, compiled where numba is loaded already: loading it takes longer than most such
+    loops."""
+    return _machine_code(function) if "numba" in sys.modules and _loads() else function
+
+
 def run_traces(
     traces: Traces,
     overlay: Overlay,

@@ -66,11 +66,12 @@ class Tile:
 
 def order_accesses(tiles: Sequence[Tile], schedule: Schedule) -> Iterator[Ddr]:
     """The DDR uOP order of a program, as mOPs."""
-    queue: deque[tuple[int, Access]] = deque()  # stores not yet issued, and the tile among whose loads they are due
+    # stores not yet issued: the tile among whose loads they are due, and what they touch
+    queue: deque[tuple[int, Access, int, int]] = deque()
     due: dict[int, Tile] = {}
     for i, tile in enumerate(tiles):
         loads = tile.loads
-        ready = sum(1 for at, _ in queue if at <= i)
+        ready = sum(1 for at, *_ in queue if at <= i)
         if schedule.interleave is Interleave.STRICT:
             for _ in range(ready):
                 yield queue.popleft()[1].mop()
@@ -86,7 +87,11 @@ def order_accesses(tiles: Sequence[Tile], schedule: Schedule) -> Iterator[Ddr]:
             gaps = ready * every
         issued = 0
         for n, load in enumerate(loads):
-            behind = max((k for k, (_, store) in enumerate(queue, 1) if _overlap(load, store)), default=0)
+            low, high = load.span
+            behind = 0
+            for k, (_, _, first, end) in enumerate(queue, 1):
+                if first < high and low < end:
+                    behind = k
             share = ready * min(n - start, gaps) // gaps if n >= start and gaps else 0
             for _ in range(max(behind, share - issued)):
                 yield queue.popleft()[1].mop()
@@ -94,13 +99,8 @@ def order_accesses(tiles: Sequence[Tile], schedule: Schedule) -> Iterator[Ddr]:
             yield load.mop()
         for _ in range(ready - issued):
             yield queue.popleft()[1].mop()
-        queue.extend((i + tile.lag, store) for store in tile.stores)
+        queue.extend((i + tile.lag, store, *store.span) for store in tile.stores)
         if tile.stores:
             due[i + tile.lag] = tile
     while queue:
         yield queue.popleft()[1].mop()
-
-
-def _overlap(a: Access, b: Access) -> bool:
-    (a0, a1), (b0, b1) = a.span, b.span
-    return a0 < b1 and b0 < a1

@@ -12,17 +12,20 @@ from __future__ import annotations
 import heapq
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from operator import attrgetter
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from ..isa.compiled import execute
+from ..isa.compiled import execute, machine_code
 from ..isa.datapath import Form, Overlay
 from ..isa.errors import DeadlockError, ProgramError
 from ..isa.fields import Record
 from ..isa.packet import MAX_WINDOW, Header, Packet
 from ..isa.program import Kernels, Parameter, Patch, Place, Program
+
+Ints = npt.NDArray[np.int64]
 
 MEM_WINDOW = 4
 """mOPs in a packet whose decoder stores no window: below the depth of the mOP FIFOs."""
@@ -198,42 +201,48 @@ def _chunked(form: Form, mops: Sequence[Record]) -> tuple[list[Record], list[int
 def _loops(form: Form, mops: Sequence[Record]) -> list[_Piece]:
     """Windows that repeat, addresses advancing by a constant stride per mOP, and literal packets between them: the
     cheapest cut in bytes, found by dynamic programming over the sequence from its end."""
-    header, each = Header.WORDS, form.mop.WORDS
-    repeats = _repetitions(form, mops)
+    loop, join = machine_code(_cheapest)(*_repetitions(form, mops), Header.WORDS, form.mop.WORDS)
     n = len(mops)
-    closed = [0] * (n + 1)  # cheapest encoding of mops[i:], in words
-    opened = [0] * (n + 1)  # the same behind a literal packet that mop i may join
-    loop: list[tuple[int, int] | None] = [None] * (n + 1)  # window and repetitions that start here, or a literal
-    join: list[tuple[int, int] | None] = [None] * (n + 1)  # the same with a literal packet open
-    for i in range(n - 1, -1, -1):
-        best, choice = header + each + opened[i + 1], None
-        open_best, open_choice = each + opened[i + 1], None
-        for w, most in repeats.get(i, ()):
-            for r in range(2, most + 1) if most <= 32 else (most - 1, most):
-                cost = header + each * w + closed[i + w * r]
-                if cost < best:
-                    best, choice = cost, (w, r)
-                if cost < open_best:
-                    open_best, open_choice = cost, (w, r)
-        closed[i], loop[i] = best, choice
-        opened[i], join[i] = open_best, open_choice
     out: list[_Piece] = []
     at, literal = 0, 0  # mops[literal:at] wait for their literal packet
     while at < n:
-        choice = join[at] if literal < at else loop[at]
-        if choice is None and at - literal < MAX_WINDOW:
+        w, r = (join if literal < at else loop)[at].tolist()
+        if not w and at - literal < MAX_WINDOW:
             at += 1
             continue
         if literal < at:
             out.append(_Piece(form, tuple(mops[literal:at]), 1, literal))
             literal = at
-        if choice is not None:
-            w, r = choice
+        if w:
             out.append(_Piece(form, tuple(_advancing(mops, at, w)), r, at))
             at = literal = at + w * r
     if literal < n:
         out.append(_Piece(form, tuple(mops[literal:]), 1, literal))
     return out
+
+
+def _cheapest(starts: Ints, windows: Ints, times: Ints, header: int, each: int) -> tuple[Ints, Ints]:
+    """For each position the window and its repetitions that start there in the cheapest encoding, 0 for a literal; and
+    the same where a literal packet is open that the mOP may join."""
+    n = len(starts) - 1
+    closed = np.zeros(n + 1, np.int64)  # cheapest encoding of mops[i:], in words
+    opened = np.zeros(n + 1, np.int64)  # the same behind a literal packet that mop i may join
+    loop = np.zeros((n, 2), np.int64)
+    join = np.zeros((n, 2), np.int64)
+    for i in range(n - 1, -1, -1):
+        best, open_best = header + each + opened[i + 1], each + opened[i + 1]
+        for at in range(starts[i], starts[i + 1]):
+            w, most = windows[at], times[at]
+            for r in range(2 if most <= 32 else most - 1, most + 1):
+                cost = header + each * w + closed[i + w * r]
+                if cost < best:
+                    best = cost
+                    loop[i, 0], loop[i, 1] = w, r
+                if cost < open_best:
+                    open_best = cost
+                    join[i, 0], join[i, 1] = w, r
+        closed[i], opened[i] = best, open_best
+    return loop, join
 
 
 def _advancing(mops: Sequence[Record], at: int, w: int) -> Iterator[Record]:
@@ -245,23 +254,33 @@ def _advancing(mops: Sequence[Record], at: int, w: int) -> Iterator[Record]:
         yield mop
 
 
-def _repetitions(form: Form, mops: Sequence[Record]) -> dict[int, list[tuple[int, int]]]:
-    """Where windows repeat: position to (window, most repetitions), by comparing the sequence with itself shifted."""
+def _repetitions(form: Form, mops: Sequence[Record]) -> tuple[Ints, Ints, Ints]:
+    """Where windows repeat, by comparing the sequence with itself shifted: windows and most repetitions, those of
+    position i from the first array's element i to the next."""
     stride = next((x for x in form.mop.FIELDS if x.name == "reuse_stride"), None)
     compared = [x.name for x in form.mop.FIELDS if stride is None or x.name != "addr"]
-    numbers: dict[tuple[int, ...], int] = {}
-    key = np.array([numbers.setdefault(tuple(getattr(m, x) for x in compared), len(numbers)) for m in mops])
+    numbers: dict[Any, int] = {}
+    fields = attrgetter(*compared)
+    key = np.array([numbers.setdefault(fields(m), len(numbers)) for m in mops])
     addr = np.array([getattr(m, "addr", 0) if stride else 0 for m in mops], np.int64)
-    out: dict[int, list[tuple[int, int]]] = {}
+    places, windows, times = [], [], []
     for w in range(1, min(MAX_WINDOW, len(mops) // 2) + 1):
         step = addr[w:] - addr[:-w]
         equal = (key[w:] == key[:-w]) & (step >= 0) & (step < (1 << stride.width if stride else 1))
         steady = equal[w:] & equal[:-w] & (step[w:] == step[:-w])
         twice, more = _run_lengths(equal), _run_lengths(steady)
-        for i in np.flatnonzero(twice >= w).tolist():
-            most = 2 + (int(more[i]) // w if i < len(more) else 0)
-            out.setdefault(i, []).append((w, min(most, form.max_reuse)))
-    return out
+        at = np.flatnonzero(twice >= w)
+        further = np.where(at < len(more), more[np.minimum(at, len(more) - 1)] // w, 0) if len(more) else at * 0
+        places.append(at)
+        windows.append(np.full(len(at), w))
+        times.append(np.minimum(2 + further, form.max_reuse))
+    if not places:
+        none = np.zeros(0, np.int64)
+        return np.zeros(len(mops) + 1, np.int64), none, none
+    place = np.concatenate(places)
+    order = np.argsort(place, kind="stable")
+    starts = np.searchsorted(place[order], np.arange(len(mops) + 1))
+    return starts, np.concatenate(windows)[order], np.concatenate(times)[order]
 
 
 def _run_lengths(flags: npt.NDArray[np.bool_]) -> npt.NDArray[np.int64]:

@@ -160,6 +160,7 @@ class Sequences:
         """uOP i does the first half of job i and the second half of job i - 1."""
         kind = {"MemA": f.MemA, "MemB": f.MemB, "MemC": f.MemC}[unit[:4]]
         out: list[Record] = []
+        made: dict[tuple[tuple[str, Any], ...], Record] = {}
         current: dict[str, Any] = {}
         for i in range(len(jobs) + 1 if jobs else 0):
             fields: dict[str, Any] = {}
@@ -177,7 +178,10 @@ class Sequences:
                     patch = KernelPatch(unit, len(out), name, v.base, v.cap)
                     patches.setdefault(_length_name(v.sequence), []).append(patch)
                 out.append(f.MemCConfig(**{n: 0 if n in lengths else v for n, v in current.items()}))
-            out.append(kind(**fields))
+            key = tuple(fields.items())
+            if key not in made:
+                made[key] = kind(**fields)
+            out.append(made[key])
         return out
 
 
