@@ -31,6 +31,8 @@ class Best:
     def __post_init__(self) -> None:
         if not self.budget_s > 0:
             raise ScheduleError(f"budget={self.budget_s}: a search takes more than 0 seconds")
+        if self.seed < 0:
+            raise ScheduleError(f"seed={self.seed}: that of a search is 0 or more")
 
 
 @dataclass(frozen=True)
@@ -56,7 +58,7 @@ def choose(
     if kept is not None:
         return kept
     found = search(network, overlay, best.budget_s, best.seed, progress)
-    why = (f"searched for {best.budget_s:g} s", *found.words)
+    why = (f"searched for {best.budget_s} s", *found.words)
     chosen = Chosen(found.schedule, why)
     try:
         folder.mkdir(parents=True, exist_ok=True)

@@ -24,6 +24,8 @@ from .sequences import Job, Sequences
 
 MOST_BIAS = 2048
 """Columns of the bias that an MME holds."""
+MOST_B_ITER = 15
+"""What an MME op's b_iter counts to."""
 LN_EPS = 1e-6
 """What the base machine's LayerNorm adds to the variance."""
 
@@ -101,9 +103,9 @@ def _parts(s: Sequences, gemm: Gemm) -> list[_Part]:
     if gemm.norm is not None:
         _check_norm(s, gemm, y)
     passes, halves, acc_b = column_tiles(y.stored // 128, s.schedule.tile_cols, gemm.norm is not None)
-    plan = _Plan(y, x.stored // 128, passes, halves, acc_b, _post_op(s, gemm))
+    plan = _Plan(y, x.used // 128, passes, halves, acc_b, _post_op(s, gemm))
     cols = passes * halves * acc_b * 128
-    weight = s.weight(f"{gemm.path}.weight", (x.stored, cols), lambda: stored_weight(gemm, x, y, cols))
+    weight = s.weight(f"{gemm.path}.weight", (x.used, cols), lambda: stored_weight(gemm, x, y, cols))
     return [_Part(gemm, plan, weight, n) for n in range(passes)]
 
 
@@ -118,6 +120,7 @@ def _op_columns(parts: Sequence[_Part]) -> list[list[_Part]]:
             and part.gemm.residual is None
             and last.gemm.residual is None
             and (part.plan.halves, part.plan.acc_b) == (last.plan.halves, last.plan.acc_b)
+            and len(out[-1]) < MOST_B_ITER
             and (len(out[-1]) + 1) * part.plan.acc_b * 128 <= MOST_BIAS
         )
         if fits:

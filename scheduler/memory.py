@@ -35,6 +35,11 @@ class Columns:
     def stored(self) -> int:
         return padded(self.groups * self.pitch, 128)
 
+    @property
+    def used(self) -> int:
+        """The stored columns that a product takes: up to the last that is not padding, in whole slices of K."""
+        return padded((self.groups - 1) * self.pitch + self.width, 128)
+
     def positions(self) -> npt.NDArray[np.intp]:
         """Stored column of each logical column."""
         g, i = np.divmod(np.arange(self.count), self.width)
@@ -49,7 +54,7 @@ def column_tiles(blocks: int, most: int, whole: bool) -> tuple[int, int, int]:
     return tiles, halves, -(-blocks // (halves * tiles))
 
 
-def columns_of(network: Network, tile_cols: int) -> dict[str, Columns]:
+def columns_of(network: Network, tile_cols: int, whole_tiles: bool = False) -> dict[str, Columns]:
     """The column layout of every activation: heads get 64 columns each; what is computed in several column tiles and
     stays on the machine lies in panels; everything else lies plain."""
     outputs = {o.name for o in network.outputs}
@@ -57,9 +62,10 @@ def columns_of(network: Network, tile_cols: int) -> dict[str, Columns]:
     for layer in network.layers:
         if isinstance(layer, Gemm):
             n = layer.weight.shape[1]
-            tiles, halves, blocks = column_tiles(padded(n, 128) // 128, tile_cols, layer.norm is not None)
+            stored = padded(n, tile_cols * 128 if whole_tiles else 128)
+            tiles, halves, blocks = column_tiles(stored // 128, tile_cols, layer.norm is not None)
             panel = halves * blocks * 128 if tiles > 1 and layer.y not in outputs else None
-            out[layer.y] = Columns(1, n, padded(n, 128), panel)
+            out[layer.y] = Columns(1, n, stored, panel)
     for layer in network.layers:
         if isinstance(layer, Attention):
             if layer.head_dim > HEAD_COLS:
@@ -78,7 +84,7 @@ def columns_of(network: Network, tile_cols: int) -> dict[str, Columns]:
 
 def stored_weight(gemm: Gemm, x: Columns, y: Columns, cols: int) -> Array:
     """The weight as stored: rows by x's layout, columns by y's, zero-padded to `cols` columns."""
-    out = np.zeros((x.stored, cols), np.float32)
+    out = np.zeros((x.used, cols), np.float32)
     out[np.ix_(x.positions(), y.positions())] = gemm.weight
     return out
 

@@ -67,8 +67,10 @@ class Schedule:
 
     tile_rows, tile_cols: the largest output tile, in 128-row and 128-column blocks (paper section 5.3: 768x1024).
     loops: the order of tiles in products of one activation. balance: attention over three row blocks as a stream of row
-    tiles (`streamed`). attention: its mapping type (section 2.2); None chooses by the roofline. rules: for
-    Interleave.LISTED, by kind of segment; what is not there has the default `Rule`.
+    tiles (`streamed`). whole_tiles: products are padded to whole output tiles of 768 (or 384) rows and 1024 columns, as
+    the published host does (contract section 6); without, tiles are cut to size. attention: its mapping type (section
+    2.2); None chooses by the roofline. rules: for Interleave.LISTED, by kind of segment; what is not there has the
+    default `Rule`.
     """
 
     interleave: Interleave = Interleave.INTERLEAVED
@@ -76,6 +78,7 @@ class Schedule:
     tile_cols: int = 8
     loops: Loops = Loops.COLUMNS
     balance: bool = False
+    whole_tiles: bool = False
     attention: MappingType | None = None
     rules: tuple[tuple[str, Rule], ...] = ()
 
@@ -88,11 +91,16 @@ class Schedule:
             raise ScheduleError(f"tile_rows={self.tile_rows}: MemA and MemC hold tiles of 1, 2, 3, 4 or 6 row blocks")
         if not 1 <= self.tile_cols <= 8:
             raise ScheduleError(f"tile_cols={self.tile_cols}: two MemC of 512 columns hold 1 to 8 column blocks")
+        if self.rules and self.interleave is not Interleave.LISTED:
+            raise ScheduleError(f'rules go with interleave = "listed", not with {self.interleave.value!r}')
+        if len(dict(self.rules)) < len(self.rules):
+            raise ScheduleError("rules: two for the same kind of segment")
 
 
 PAPER = Schedule()
+PUBLISHED = Schedule(whole_tiles=True)
 STRICT = Schedule(interleave=Interleave.STRICT)
-SCHEDULES = {"paper": PAPER, "strict": STRICT}
+SCHEDULES = {"paper": PAPER, "strict": STRICT, "published": PUBLISHED}
 
 
 def read_schedule(path: str | os.PathLike[str]) -> Schedule:
@@ -103,7 +111,7 @@ def read_schedule(path: str | os.PathLike[str]) -> Schedule:
         return _schedule(given)
     except FileNotFoundError:
         raise ScheduleError(f"{path}: no such file") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as e:
+    except (ValueError, RecursionError) as e:  # ValueError: not UTF-8, not TOML, or a number of 5000 digits
         raise ScheduleError(f"{path}: no TOML: {e}") from None
     except ScheduleError as e:
         raise ScheduleError(f"{path}: {e}") from None
@@ -115,10 +123,7 @@ def _schedule(given: dict[str, Any]) -> Schedule:
         raise ScheduleError("rules is a table of tables, one for each kind of segment")
     knobs = _knobs(Schedule, given, "")
     named = tuple((kind, Rule(**_knobs(Rule, rule, f"rules.{kind!r}."))) for kind, rule in rules.items())
-    schedule = Schedule(**knobs, rules=named)
-    if named and schedule.interleave is not Interleave.LISTED:
-        raise ScheduleError(f'rules go with interleave = "listed", not with {schedule.interleave.value!r}')
-    return schedule
+    return Schedule(**knobs, rules=named)
 
 
 def _knobs(made: type[Schedule] | type[Rule], given: dict[str, Any], where: str) -> dict[str, Any]:
@@ -127,10 +132,11 @@ def _knobs(made: type[Schedule] | type[Rule], given: dict[str, Any], where: str)
     out: dict[str, Any] = {}
     for name, value in given.items():
         if name not in fields:
-            raise ScheduleError(f"no knob {where}{name}; there are {', '.join([*fields, 'rules'])}")
+            known = [f.name for f in dataclasses.fields(made)]
+            raise ScheduleError(f"no knob {where}{name}; there are {', '.join(known)}")
         default = fields[name]
         if name == "attention":
-            if value not in MappingType.__members__:
+            if not isinstance(value, str) or value not in MappingType.__members__:
                 raise ScheduleError(
                     f"attention = {value!r}: a mapping type, one of {', '.join(MappingType.__members__)}"
                 )
@@ -150,7 +156,10 @@ def _knobs(made: type[Schedule] | type[Rule], given: dict[str, Any], where: str)
         elif isinstance(default, int) and not isinstance(value, int):
             raise ScheduleError(f"{where}{name} = {value!r}: a whole number")
         else:
-            out[name] = type(default)(value)
+            try:
+                out[name] = type(default)(value)
+            except OverflowError:  # a whole number that is no float
+                raise ScheduleError(f"{where}{name}: too large a number") from None
     return out
 
 
@@ -161,7 +170,7 @@ def show_schedule(schedule: Schedule, why: Sequence[str] = ()) -> str:
     if schedule.attention is not None:
         lines.append(f'attention = "{schedule.attention.name}"')
     for kind, rule in schedule.rules:
-        quoted = json.dumps(kind)
+        quoted = json.dumps(kind, ensure_ascii=False).replace("\x7f", "\\u007f")  # TOML has no surrogate pairs
         lines += ["", f"[rules.{quoted}]", *(_line(rule, f.name) for f in dataclasses.fields(rule))]
     return "\n".join(lines) + "\n"
 

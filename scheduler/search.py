@@ -95,7 +95,10 @@ def search(
             found.tried += 1
             if run.latency >= price_s * (1 - 1e-6):
                 return False
-            asked = run.latency * (1 + DEAR * size.excess(schedule))
+            try:
+                asked = run.latency * (1 + DEAR * size.excess(schedule))
+            except ProgramError:  # it runs, but there is no image of it
+                return False
             if asked >= price_s * (1 - 1e-6):
                 return False
             found.steps.append(f"{what}: {run.latency * 1e3:.3f} ms, {size.words(schedule)}")
@@ -156,7 +159,7 @@ class _Size:
             if self._share is None:  # what a repetition adds, of what two take
                 period, layers = len(self._small.layers) // 2, len(self._network.layers)
                 self._share = 1.0
-                if layers > 2 * period:
+                if layers > len(self._small.layers):
                     more = self._packed(first(self._network, 3 * period), schedule) - two
                     self._share = 1 + more / two * (layers // period - 2)
             self._known[schedule] = two * self._share

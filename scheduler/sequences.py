@@ -14,6 +14,7 @@ from typing import Any
 
 from ..isa.compiled import Timing
 from ..isa.datapath import Overlay
+from ..isa.errors import ScheduleError
 from ..isa.fields import Record
 from ..isa.layout import BLOCK, BLOCK_COLS, BLOCK_ROWS, UNIT, block, padded
 from ..isa.overlays import xnn_formats as f
@@ -53,9 +54,9 @@ class Sequences:
         self.overlay = overlay
         self.extended = overlay.extends is not None
         self.schedule = schedule
-        self.columns = columns_of(network, schedule.tile_cols)
+        self.columns = columns_of(network, schedule.tile_cols, schedule.whole_tiles)
         self.seq_blocks = padded(network.seq, BLOCK_ROWS) // BLOCK_ROWS
-        self.row_blocks = network.batch * self.seq_blocks
+        self.row_blocks = self._row_blocks()
         self.mem: dict[str, list[Job]] = {
             u.name: [] for kind in ("MemA", "MemB", "MemC") for u in overlay.by_kind[kind]
         }
@@ -68,6 +69,17 @@ class Sequences:
         self._lpddr_end = 0
         self.found: Timing | None = None
         """The run that found the order of DDR, where one did."""
+
+    def _row_blocks(self) -> int:
+        """Of all sequences together. Raises `ScheduleError` where whole tiles would come between them."""
+        blocks = self.net.batch * self.seq_blocks
+        if not self.schedule.whole_tiles:
+            return blocks
+        whole = 3 if blocks <= 3 else padded(blocks, 6)
+        if whole != blocks and self.net.batch > 1:
+            rows = f"{self.net.batch} sequences of {self.seq_blocks * BLOCK_ROWS} rows"
+            raise ScheduleError(f"whole_tiles: {rows} are no whole number of tiles of 768 rows; only one may be padded")
+        return whole
 
     def weight(self, name: str, shape: tuple[int, ...], stored: Callable[[], Array]) -> Buffer:
         """Append a weight matrix (blocked) or vector (linear) to LPDDR. It is made when somebody wants it: no schedule

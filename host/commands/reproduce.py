@@ -18,7 +18,7 @@ TABLES = ("table3", "table6", "table7", "table9", "fig18", "table10", "table11",
 
 @click.command(name="reproduce")
 @click.argument("table", default="all", type=click.Choice([*TABLES, "all"]))
-@click.option("--schedule", default="paper", show_default=True, help="of the programs that the paper calls optimised")
+@click.option("--schedule", default="published", show_default=True, help="of what the paper calls optimised")
 @click.option(
     "--set", "rates", multiple=True, type=Setting(float), help="another rate or depth, as rsn overlay names it"
 )

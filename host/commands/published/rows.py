@@ -75,7 +75,7 @@ OWN_PACKING = "of our program: packed tighter than the authors'"
 
 EXPLAINED: dict[str, str] = {
     "table6.rsn_xnn.1024": "perhaps padding: our tiles are of 768 and 256 rows, two whole ones would make it {bound}",
-    "table7.rsn_xnn.NCF": "perhaps padding: we cut narrow products to size, 1024 columns would make it {bound}",
+    "table7.rsn_xnn.NCF": "how the published host pads narrow products is not known; to 1024 columns and back: {bound}",
     "fig18.latency_b1": "perhaps padding: we cut 512 rows to size, products of 768 rows would make it {bound}",
     "table10.vck190.1": "not explained; without interleaving it would be {bound}",
     "table10.dram_gb_b8": "perhaps another GB: of 1000 MiB, as Table 3 seems to have it, {bound}",
