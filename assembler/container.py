@@ -320,7 +320,8 @@ class _Reader:
             if data and MAGIC.startswith(data):
                 self.fail(len(data), "cut short in its first bytes")
             what = f"it begins with {data[:8]!r}" if data else "it is empty"
-            self.fail(0, f"not a program of this toolchain: {what} (a bare wire image is read with --raw)")
+            way_out = "a bare wire image is read with --raw, a text (.rsn) is assembled first, with rsn asm"
+            self.fail(0, f"not a program of this toolchain: {what} ({way_out})")
         version = int.from_bytes(data[8:10], "little")
         if len(data) >= 10 and version != VERSION:
             self.fail(8, f"container version {version}; this toolchain reads {VERSION}: assemble the program again")

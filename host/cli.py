@@ -60,17 +60,25 @@ _json = click.option("--json", "as_json", is_flag=True, help="one JSON object on
 @click.argument("source", type=_path)
 @click.option("-o", "--output", type=_path, help="the file to write [default: SOURCE with .bin]")
 @click.option("--raw", is_flag=True, help="write the bare wire image: no buffers, no op lists")
+@click.option("--mme", type=_path, help="with --raw: where to write the op lists (JSON, as rsn run --raw takes them)")
 @_json
-def asm(source: Path, output: Path | None, raw: bool, as_json: bool) -> None:
+def asm(source: Path, output: Path | None, raw: bool, mme: Path | None, as_json: bool) -> None:
     """Assemble SOURCE (.rsn) to a program (.bin).
 
     Kernel sequences (a section per unit) are packed; packets written by hand are taken as they are.
     """
     from ..assembler import container
+    from ..isa.files import write_text
 
+    if mme is not None and not raw:
+        raise click.UsageError("--mme goes with --raw; a program has its op lists in it")
     program = _assembled(source)
     target = output or source.with_suffix(".bin")
     (container.write_raw if raw else container.write)(program, target)
+    if mme is not None:
+        index = program.overlay.by_unit
+        lists = {str(index[u].index): [op.encode()[0] for op in ops] for u, ops in program.preloaded.items()}
+        write_text(mme, json.dumps(lists) + "\n")
     if as_json:
         facts = {"program": str(target), "extended": program.extended, "packets": len(program.packets)}
         click.echo(json.dumps(facts | {"image_bytes": 4 * len(program.image)}))

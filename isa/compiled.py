@@ -220,6 +220,11 @@ def _machine_code(function: Callable[..., Any]) -> Callable[..., Any]:
         return numba.njit(function, nogil=True)  # type: ignore[no-any-return]
 
 
+def engine() -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """What makes `run_traces` fast, as far as this installation goes; without numba it runs as it stands, slowly."""
+    return _machine_code if available() and _loads() else lambda function: function
+
+
 def machine_code(function: Callable[..., Any]) -> Callable[..., Any]:
     """`function`, a loop over arrays, compiled where numba is loaded already: loading it takes longer than most such
     loops."""
@@ -374,7 +379,7 @@ def _strand(traces: Traces, capacity: Ints, channels: Ints, tasks: Ints) -> None
     alive = []
     for i in np.flatnonzero(tasks[:, ALIVE]).tolist():
         blocked = task(i)
-        if not tasks[i, CHILDREN]:
+        if not tasks[i, CHILDREN] and tasks[i, ROW] < tasks[i, STOP]:  # else an arbiter that may begin nothing
             gets, puts, at, words, *_ = traces.rows[tasks[i, ROW]].tolist()
             peers = [by_index[c] for c in traces.peers[at : at + gets + puts]]
             blocked.pending = Fire(gets=peers[:gets], puts=peers[gets:], words=words)

@@ -42,6 +42,15 @@ def require(program: Program) -> None:
         raise ProgramError("\n".join(str(f) for f in errors[:5]) + more)
 
 
+def _too_large(program: Program) -> list[Finding]:
+    """An image is written to a buffer of the host's, whose size is not the machine's but that of its set-up."""
+    most, size = program.overlay.image_bytes, 4 * (2 + sum(p.words for p in program.packets))
+    if most is None or size <= most:
+        return []
+    text = f"the image has {size} bytes; the reference set-up has a buffer of {most}"
+    return [Finding("P09", text, "program", True, "give the host a larger buffer, or store in larger pieces")]
+
+
 def check(program: Program, *, roles: bool = True, op_lists: bool = True) -> list[Finding]:
     """`verify`, and everything else that can be decided without running.
 
@@ -56,6 +65,7 @@ def check(program: Program, *, roles: bool = True, op_lists: bool = True) -> lis
     if any(f.code in ("M01", "M03") for f in findings):
         return findings
     findings += _doubts(program)
+    findings += _too_large(program)
     counted = balance(expansion)
     findings += counted.findings
     reasons = dict.fromkeys(counted.undecided.values())

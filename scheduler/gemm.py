@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -232,14 +233,15 @@ def _residual(s: Sequences, gemm: Gemm, plan: _Plan, row: RowTile, n: int, tile:
     width = s.columns[gemm.residual].stored // 128
     first, count = n * plan.halves * plan.acc_b, plan.halves * plan.acc_b
     valid = max(0, min(count, width - first))
+    pieces = _panels(s.buffers[gemm.residual], first, valid)
     for i in range(row.groups):
         unit, at = f"MemA{i}", row.start + i * row.acc
-        if valid == count:
+        if pieces == [(first, count)]:
             tile.loads.append(s.blocks(gemm.residual, at, row.acc, 2 * first, 2 * count, unit))
         else:
             for a in range(row.acc):
-                if valid:
-                    tile.loads.append(s.blocks(gemm.residual, at + a, 1, 2 * first, 2 * valid, unit))
+                for start, columns in pieces:
+                    tile.loads.append(s.blocks(gemm.residual, at + a, 1, 2 * start, 2 * columns, unit))
                 # padded column tiles: any finite tile serves, its weights are 0
                 tile.loads += [s.blocks(gemm.residual, at + a, 1, 0, 2, unit)] * (count - valid)
         tiles = row.acc * count
@@ -251,6 +253,13 @@ def _residual(s: Sequences, gemm: Gemm, plan: _Plan, row: RowTile, n: int, tile:
         for _ in range(row.acc):
             for j in range(plan.halves):
                 s.route("MeshA", [f"a{i}_{2 * i + j}"], plan.acc_b)
+
+
+def _panels(stored: Buffer, first: int, count: int) -> list[tuple[int, int]]:
+    """`count` column blocks from `first` on, cut where a panel of what is stored ends: first block, how many."""
+    width = stored.shape[1] // 128
+    ends = [*range(first - first % width + width, first + count, width), first + count]
+    return [(a, b - a) for a, b in pairwise([first, *ends]) if b > a]
 
 
 def _products(s: Sequences, part: _Part, row: RowTile, tile: Tile, order: Sequence[int], held: int) -> None:

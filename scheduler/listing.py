@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from ..isa.compiled import Arbitration, Timing, run_traces
+from ..isa.compiled import Arbitration, Timing, engine, run_traces
 from ..isa.datapath import Overlay
 from ..isa.layout import BLOCK
 from ..isa.overlays.xnn_formats import Ddr
@@ -70,6 +70,7 @@ def list_accesses(
     found = run_traces(
         traces,
         overlay,
+        compiled=engine(),
         arbitration=Arbitration(
             process="DDR",
             first=np.concatenate([[0], ends[:-1]]).astype(np.int32),

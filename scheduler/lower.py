@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from ..isa.compiled import Timing
 from ..isa.datapath import Overlay
+from ..isa.errors import ScheduleError
 from ..isa.layout import BLOCK_ROWS, UNIT
 from ..isa.program import Buffer, Kernels, Layout, Role
 from .apart import lower_as
@@ -48,6 +49,7 @@ def lower(network: Network, overlay: Overlay, schedule: Schedule) -> Lowered:
     """Turn a network into kernel sequences for an XNN overlay. Raises `UnsupportedError` naming the layer."""
     sequences = Sequences(network, overlay, schedule)
     place_activations(sequences)
+    _check_rules(network, schedule)
     for group in groups_of(network, schedule):
         first = len(sequences.tiles)
         if isinstance(group, Attention):
@@ -73,6 +75,14 @@ def groups_of(network: Network, schedule: Schedule) -> Iterator[list[Gemm] | Att
             yield layer
     if waiting:
         yield waiting
+
+
+def _check_rules(network: Network, schedule: Schedule) -> None:
+    """Raises `ScheduleError` for a rule about segments that are not there."""
+    kinds = {kind_of(group) for group in groups_of(network, schedule)}
+    for kind, _ in schedule.rules:
+        if kind not in kinds:
+            raise ScheduleError(f"rules.{kind!r}: there is no such segment; there are {', '.join(sorted(kinds))}")
 
 
 def kind_of(group: list[Gemm] | Attention) -> str:

@@ -91,6 +91,8 @@ class Schedule:
             raise ScheduleError(f"tile_rows={self.tile_rows}: MemA and MemC hold tiles of 1, 2, 3, 4 or 6 row blocks")
         if not 1 <= self.tile_cols <= 8:
             raise ScheduleError(f"tile_cols={self.tile_cols}: two MemC of 512 columns hold 1 to 8 column blocks")
+        if self.whole_tiles and (self.tile_rows, self.tile_cols) != (6, 8):
+            raise ScheduleError("whole_tiles goes with tile_rows = 6 and tile_cols = 8, the published tiles")
         if self.rules and self.interleave is not Interleave.LISTED:
             raise ScheduleError(f'rules go with interleave = "listed", not with {self.interleave.value!r}')
         if len(dict(self.rules)) < len(self.rules):
@@ -132,8 +134,8 @@ def _knobs(made: type[Schedule] | type[Rule], given: dict[str, Any], where: str)
     out: dict[str, Any] = {}
     for name, value in given.items():
         if name not in fields:
-            known = [f.name for f in dataclasses.fields(made)]
-            raise ScheduleError(f"no knob {where}{name}; there are {', '.join(known)}")
+            known = ", ".join(f.name for f in dataclasses.fields(made))
+            raise ScheduleError(f"no knob {where}{name}; there are {known}")
         default = fields[name]
         if name == "attention":
             if not isinstance(value, str) or value not in MappingType.__members__:

@@ -18,10 +18,15 @@ import click
 @click.option("--batch", type=click.IntRange(1), help="sequences in a batch [default: the preset's, mostly 1]")
 @click.option("--seq", type=click.IntRange(1), help="rows in a sequence [default: the preset's, mostly 128]")
 @click.option("--overlay", default="xnn", show_default=True, help="xnn, or xnn-base for the published machine")
-@click.option("--schedule", default="paper", show_default=True, help="paper, strict, best, or a file")
+@click.option(
+    "--schedule",
+    default="paper",
+    show_default=True,
+    help="paper, strict, published, best (searched for, kept in the user's cache), or a file",
+)
 @click.option("--budget", type=float, help="with --schedule best: seconds to search at most [default: 30]")
 @click.option("--schedule-out", type=click.Path(dir_okay=False), help="where to write the schedule and why (.toml)")
-@click.option("--seed", default=0, show_default=True, help="of the random weights of a preset")
+@click.option("--seed", default=0, show_default=True, help="of the random weights of a preset, and of the search")
 @click.option("--json", "as_json", is_flag=True, help="one JSON object on stdout")
 def compile_command(
     spec: str,

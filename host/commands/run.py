@@ -192,7 +192,8 @@ def _inputs(program: Program, options: Mapping[str, Any]) -> dict[str, npt.NDArr
         wanted = program.with_role(role)
         if wanted and options[given] is None and not (given == "inputs" and options["spec"]):
             names = ", ".join(b.name for b in wanted[:3]) + (", ..." if len(wanted) > 3 else "")
-            raise TensorError(f"this program needs {option} ({names}); --timing-only runs without")
+            way_out = "" if options["spec"] else "; --timing-only runs without"
+            raise TensorError(f"this program needs {option} ({names}){way_out}")
     tensors = load_tensors(options["inputs"]) if options["inputs"] else {}
     inputs = program.with_role(Role.INPUT)
     return {inputs[0].name: tensors[""]} if list(tensors) == [""] and len(inputs) == 1 else tensors

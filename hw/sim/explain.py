@@ -245,7 +245,7 @@ def _screen(e: Explanation) -> str:
         return f"{100 * seconds / e.latency_s:5.1f} %" if e.latency_s else ""
 
     path = [f"{name:<19}{ms(s)} {share(s)}" for name, s in e.causes.items() if s >= e.latency_s / 2000]
-    held = [f"{name:<19}{ms(s)} {share(s)}" for name, s in e.dependencies.items()]
+    held = [f"{name:<19}{ms(s)} {share(s)}" for name, s in e.dependencies.items() if s >= e.latency_s / 2000]
     gains = [
         f"{w.rate:<19}{ms(w.latency_s)} {share(w.latency_s - e.latency_s)}"
         for w in e.what_if[:MOST]

@@ -313,7 +313,7 @@ def table9(bench: Bench) -> Iterator[Row]:
 
 
 def fig18(bench: Bench) -> Iterator[Row]:
-    note = "design says that off-chip set-up was fitted on encoder rows: B=6 as far as we know"
+    note = "off-chip set-up was fitted on encoder rows: B=6 as far as is recorded"
     b1, b3, b6 = (bench.ms(networks.encoder(batch, 512)) for batch in (1, 3, 6))
     rows = [bench.ms(networks.encoder_products(n), PAPER) for n in (512, padded(512, TILE_ROWS))]
     yield Row("fig18", "B=1 latency", "fig18.latency_b1", b1, note=note, bound=f"{b1 + rows[1] - rows[0]:.2f} ms")

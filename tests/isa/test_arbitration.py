@@ -1,0 +1,307 @@
+"""Work in an order that the engine finds: against the executor, which runs every prefix of that order, and the rule in
+plain Python."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from rsn.isa import compiled
+from rsn.isa.compiled import Arbitration, Timing, available, run_traces
+from rsn.isa.datapath import Overlay, Rate, Stream, UnitSpec
+from rsn.isa.errors import DeadlockError, ProgramError
+from rsn.isa.network import Fire, Network, Steps, Unit
+from rsn.isa.traces import trace
+
+ENGINES = {"uncompiled": lambda function: function, "compiled": compiled._machine_code}
+engines = pytest.mark.parametrize(
+    "engine",
+    ["uncompiled", pytest.param("compiled", marks=pytest.mark.skipif(not available(), reason="numba is missing"))],
+)
+
+Step = tuple[float, str, str, int]
+"""Microseconds, "get" or "put", the peer, words."""
+Uop = list[Step]
+
+
+class Toy(Unit):
+    """A uOP is its own list of steps."""
+
+    def kernel(self, uop: Uop) -> Steps:
+        for us, what, peer, words in uop:
+            if what == "get":
+                yield Fire("us", us, gets=(self.source(peer),), words=words)
+            else:
+                yield Fire("us", us, puts=(self.sink(peer),), words=words)
+
+
+NAMES = "ABCD"  # D is last: where it stops, nothing follows in the arrays
+
+
+def toy(depths: Mapping[tuple[str, str], int]) -> Overlay:
+    units = tuple(UnitSpec(n, n, 0, Toy) for n in NAMES)
+    streams = tuple(Stream(a, b, d) for (a, b), d in depths.items())
+    return Overlay("toy", units, streams, (), {"us": Rate(1, "us", "a test", "work")}, ())
+
+
+@dataclass(frozen=True)
+class Job:
+    """Work of D: uOPs that exchange words with one peer. seconds, patience: in microseconds here."""
+
+    peer: str
+    get: bool
+    uops: tuple[Uop, ...]
+    seconds: float = 1.0
+    patience: float = 0.0
+    rank: int = 0
+    needs: tuple[int, ...] = ()
+
+    @property
+    def stream(self) -> str:
+        return f"{self.peer}->D" if self.get else f"D->{self.peer}"
+
+
+def put(peer: str, us: float = 1.0, **more: Any) -> Job:
+    return Job(peer, False, ([(us, "put", peer, 1)],), seconds=us, **more)
+
+
+def get(peer: str, us: float = 1.0, **more: Any) -> Job:
+    return Job(peer, True, ([(us, "get", peer, 1)],), seconds=us, **more)
+
+
+Programs = dict[str, list[Uop]]
+
+
+def arbitrate(overlay: Overlay, jobs: Sequence[Job], programs: Programs, engine: str, record: bool = False) -> Timing:
+    issues: Programs = {**programs, "D": [u for job in jobs for u in job.uops]}
+    traces = trace(overlay, issues=issues, where=lambda unit, origin: f"uOP {origin}")
+    numbers = {c.name: c.number for c in traces.net.channels}
+    ends = np.cumsum([0, *(len(job.uops) for job in jobs)]).astype(np.int32)
+    arbitration = Arbitration(
+        process="D",
+        first=ends[:-1],
+        last=ends[1:],
+        stream=np.array([numbers[job.stream] for job in jobs], np.int32),
+        get=np.array([job.get for job in jobs], bool),
+        seconds=np.array([1e-6 * job.seconds for job in jobs]),
+        patience=np.array([1e-6 * job.patience for job in jobs]),
+        rank=np.array([job.rank for job in jobs], np.int32),
+        needs=np.array([n for job in jobs for n in job.needs], np.int32),
+        needs_at=np.cumsum([0, *(len(job.needs) for job in jobs)]).astype(np.int32),
+    )
+    return run_traces(traces, overlay, record=record, arbitration=arbitration, compiled=ENGINES[engine])
+
+
+def fixed(overlay: Overlay, jobs: Sequence[Job], programs: Programs, order: Sequence[int]) -> Network:
+    """The executor with the jobs in a given order."""
+    return Network(overlay, issues={**programs, "D": [u for i in order for u in jobs[i].uops]})
+
+
+def model(overlay: Overlay, jobs: Sequence[Job], programs: Programs) -> list[int] | None:
+    """The order by the rule as `Arbitration` states it, or None where nothing can go on. What the others do until they
+    cannot go on, the executor says: it is run anew for every job, with those before it."""
+    order: list[int] = []
+    while True:
+        net = fixed(overlay, jobs, programs, order)
+        try:
+            net.run()
+            stuck = False
+        except ProgramError:
+            stuck = True
+        own = net.progress["D"].task
+        if own.pending is not None:  # stuck in the midst of a job
+            return None
+        left = [i for i in range(len(jobs)) if i not in order]
+        if not left:
+            return None if stuck else order
+        channels = {c.name: c for c in net.channels}
+        loads, stores = [], []
+        for stream in dict.fromkeys(jobs[i].stream for i in left):
+            i = next(i for i in left if jobs[i].stream == stream)
+            channel = channels[stream]
+            if not set(jobs[i].needs) <= set(order):
+                continue
+            if jobs[i].get and channel.filled:
+                stores.append((max(own.clock, channel.tokens[0][2]), jobs[i].rank, channel.number, i))
+            if not jobs[i].get and channel.reader is not None:
+                since = channel.reader.clock
+                loads.append((max(own.clock, since), since, channel.number, i))
+        load, store = min(loads, default=None), min(stores, default=None)
+        if load is None and store is None:
+            return None
+        late = load is None or (
+            store is not None and store[0] + 1e-6 * jobs[store[-1]].seconds <= load[0] + 1e-6 * jobs[store[-1]].patience
+        )
+        order.append((store if late else load)[-1])  # type: ignore[index]
+
+
+@st.composite
+def cases(draw: st.DrawFn) -> tuple[dict[tuple[str, str], int], list[Job], Programs]:
+    """D exchanges words with A, B and C, which talk to each other too, sometimes in an order that cannot be."""
+    peers = NAMES[:3]
+    edges = [(a, b) for a in NAMES for b in NAMES if a != b]
+    depths = {e: draw(st.integers(1, 4)) for e in edges}
+    programs: Programs = {n: [] for n in peers}
+    jobs: list[Job] = []
+    us = st.sampled_from([0.0, 0.5, 1.0, 2.0, 3.25, 0.1, 1 / 3])
+    for _ in range(draw(st.integers(0, 12))):
+        a, b = draw(st.sampled_from([e for e in edges if "D" in e] * 2 + [e for e in edges if "D" not in e]))
+        words = draw(st.integers(1, min(2, depths[a, b])))
+        times = draw(st.integers(1, 2))
+        sends: list[Uop] = [[(draw(us), "put", b, words)] for _ in range(times)]
+        takes: list[Uop] = [[(draw(us), "get", a, words)] for _ in range(times)]
+        if draw(st.booleans()):  # one uOP of several steps instead of several uOPs
+            sends = [[s for u in sends for s in u]]
+        for unit, uops in ((a, sends), (b, takes)):
+            if unit != "D":
+                programs[unit] += uops
+        if "D" in (a, b):
+            more = {
+                "seconds": draw(us),
+                "patience": draw(st.sampled_from([-2.0, 0.0, 0.5, 1.0, 4.0, 1000.0])),
+                "rank": draw(st.integers(0, 3)),
+                "needs": tuple(draw(st.sets(st.integers(0, len(jobs) - 1), max_size=2))) if jobs else (),
+            }
+            peer, mine = (b, sends) if a == "D" else (a, takes)
+            jobs.append(Job(peer, a != "D", tuple(mine), **more))
+    if draw(st.integers(0, 3)) == 0:  # which mostly ends in a stall
+        unit = draw(st.sampled_from(peers))
+        programs[unit] = draw(st.permutations(programs[unit]))
+    return depths, jobs, programs
+
+
+@engines
+def test_random_networks_by_the_stated_rule(engine: str) -> None:
+    @settings(max_examples=250 if engine == "compiled" else 80)
+    @given(cases())
+    def check(case: tuple[dict[tuple[str, str], int], list[Job], Programs]) -> None:
+        depths, jobs, programs = case
+        overlay = toy(depths)
+        wanted = model(overlay, jobs, programs)
+        if wanted is None:
+            with pytest.raises(DeadlockError) as stalled:
+                arbitrate(overlay, jobs, programs, engine)
+            assert "no unit can move" in str(stalled.value)
+            return
+        got = arbitrate(overlay, jobs, programs, engine, record=True)
+        assert got.order == wanted
+        assert sorted(got.order) == list(range(len(jobs)))
+        net = fixed(overlay, jobs, programs, wanted)
+        assert got.latency == net.run()  # to the last bit
+        assert got.busy == {name: at.busy for name, at in net.progress.items()}
+        assert got.waits == {c.name: (c.empty, c.full) for c in net.channels}
+        if len(got.firings):
+            assert max(got.firings.end) == got.latency == got.chain.end[0]
+
+    check()
+
+
+DEPTHS = {(a, b): 2 for a in NAMES for b in NAMES if a != b}
+
+
+def wait(us: float, *steps: Step) -> list[Uop]:
+    """Whoever does this is `us` busy before, by talking to itself through another: here, by the duration of a put."""
+    return [list(steps)] if not us else [[(us, "put", "C", 1)], list(steps)]
+
+
+def order(jobs: Sequence[Job], engine: str = "uncompiled", **programs: list[Uop]) -> list[int]:
+    """With C taking what the others send it to pass the time."""
+    sent = sum(step[1:3] == ("put", "C") for unit in "AB" for uop in programs.get(unit, ()) for step in uop)
+    listening = {n: sum(s[1:3] == ("put", "C") for u in programs.get(n, ()) for s in u) for n in "AB"}
+    assert sent == sum(listening.values())
+    programs.setdefault("C", [[(0.0, "get", n, 1)] for n in "AB" for _ in range(listening[n])])
+    return list(arbitrate(toy(DEPTHS), jobs, programs, engine).order)
+
+
+def test_the_load_whose_unit_has_waited_longest_goes_first() -> None:
+    a, b = wait(3.0, (0, "get", "D", 1)), wait(2.0, (0, "get", "D", 1))
+    assert order([put("A"), put("B")], A=a, B=b) == [1, 0]
+    assert order([put("A"), put("B")], A=b, B=a) == [0, 1]
+    # waiting since the same time: the stream that the overlay names first
+    assert order([put("B"), put("A")], A=a, B=a) == [1, 0]
+
+
+@pytest.mark.parametrize(("patience", "wanted"), [(0.0, [0, 1]), (1.99, [0, 1]), (2.0, [1, 0]), (50.0, [1, 0])])
+def test_a_store_goes_first_if_it_delays_the_load_by_no_more_than_its_patience(patience: float, wanted: list) -> None:
+    """Both could begin at 0."""
+    jobs = [put("A"), get("B", 2.0, patience=patience)]
+    assert order(jobs, A=[[(0, "get", "D", 1)]], B=[[(0, "put", "D", 1)]]) == wanted
+
+
+def test_a_store_that_fits_before_the_load_needs_no_patience() -> None:
+    jobs = [put("A"), get("B", 2.0, patience=0.0)]
+    assert order(jobs, A=wait(2.0, (0, "get", "D", 1)), B=[[(0, "put", "D", 1)]]) == [1, 0]
+    assert order(jobs, A=wait(1.9, (0, "get", "D", 1)), B=[[(0, "put", "D", 1)]]) == [0, 1]
+
+
+def test_a_load_without_any_patience_waits_for_no_store_that_would_just_fit() -> None:
+    jobs = [put("A"), get("B", 2.0, patience=-1.0)]
+    assert order(jobs, A=wait(2.0, (0, "get", "D", 1)), B=[[(0, "put", "D", 1)]]) == [0, 1]
+
+
+@pytest.mark.parametrize("ranks", [(0, 1), (1, 0)])
+def test_of_two_stores_that_could_begin_at_once_the_lower_rank(ranks: tuple[int, int]) -> None:
+    jobs = [get("A", rank=ranks[0]), get("B", rank=ranks[1])]
+    assert order(jobs, A=[[(0, "put", "D", 1)]], B=[[(0, "put", "D", 1)]]) == list(ranks)
+
+
+def test_needs_hold_back_what_would_go_first() -> None:
+    jobs = [get("B", 2.0), put("A", needs=(0,))]
+    assert order(jobs, A=[[(0, "get", "D", 1)]], B=wait(9.0, (0, "put", "D", 1))) == [0, 1]
+    assert order([jobs[0], put("A")], A=[[(0, "get", "D", 1)]], B=wait(9.0, (0, "put", "D", 1))) == [1, 0]
+
+
+def test_a_load_goes_only_to_a_unit_that_waits_for_it() -> None:
+    """Not ahead, into the room of its stream: A waits for C, and C for D."""
+    jobs = [put("A"), put("C")]
+    programs: Programs = {
+        "A": [[(0, "get", "C", 1)], [(0, "get", "D", 1)]],
+        "C": [[(0, "get", "D", 1)], [(0, "put", "A", 1)]],
+    }
+    assert list(arbitrate(toy(DEPTHS), jobs, programs, "uncompiled").order) == [1, 0]
+
+
+@engines
+def test_without_jobs_it_is_a_run(engine: str) -> None:
+    programs: Programs = {"A": [[(1.0, "put", "B", 1)]], "B": [[(2.0, "get", "A", 1)]]}
+    got = arbitrate(toy(DEPTHS), [], programs, engine)
+    assert (list(got.order), got.latency) == ([], fixed(toy(DEPTHS), [], programs, []).run())
+
+
+@engines
+def test_an_arbiter_that_may_begin_nothing_waits_for_no_stream(engine: str) -> None:
+    """Its last job has ended; the report must not say what that did, nor what comes behind it in the arrays."""
+    jobs = [put("A"), put("A", needs=(2,)), get("B")]
+    programs: Programs = {"A": [[(0, "get", "D", 1)], [(0, "get", "D", 1)]], "B": []}
+    with pytest.raises(DeadlockError) as stalled:
+        arbitrate(toy(DEPTHS), jobs, programs, engine)
+    assert [(w.unit, w.what, w.stream) for w in stalled.value.report.waits] == [("A", "get", "D->A")]
+    assert "B->D: 0 words sent, 1 received" in str(stalled.value)
+    nothing = dataclasses.replace(jobs[0], needs=(1,))
+    with pytest.raises(DeadlockError) as stalled:
+        arbitrate(toy(DEPTHS), [nothing, get("B")], {"A": programs["A"][:1], "B": []}, engine)
+    assert [w.unit for w in stalled.value.report.waits] == ["A"]
+
+
+@engines
+def test_it_stalls_in_the_midst_of_a_job_as_the_executor_does(engine: str) -> None:
+    """A takes one of two words, and the other only when B has got one from D."""
+    two = Job("A", False, ([(1, "put", "A", 1)] * 4,))
+    programs: Programs = {
+        "A": [[(0, "get", "D", 1)], [(0, "get", "B", 1)], [(0, "get", "D", 1)] * 3],
+        "B": [[(0, "get", "A", 1)], [(0, "put", "A", 1)]],
+    }
+    with pytest.raises(DeadlockError) as stalled:
+        arbitrate(toy(DEPTHS), [two], programs, engine)
+    assert {(w.unit, w.stream) for w in stalled.value.report.waits} == {
+        ("A", "B->A"),
+        ("B", "A->B"),
+        ("D", "D->A"),
+    }

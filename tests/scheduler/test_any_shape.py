@@ -1,0 +1,232 @@
+"""Whatever the shape and whatever the schedule, the machine computes what numpy computes, or says why it cannot."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from rsn.isa.datapath import Overlay
+from rsn.isa.errors import UnsupportedError
+from rsn.isa.overlays import XNN, XNN_BASE
+from rsn.isa.verify import check, dry_run
+from rsn.scheduler.build import build
+from rsn.scheduler.lower import groups_of, kind_of
+from rsn.scheduler.mapping import MappingType
+from rsn.scheduler.schedule import PAPER, STORE_BLOCKS, STRICT, Interleave, Loops, Rule, Schedule
+from rsn.scheduler.segment import Activation, Attention, Gemm, Network, Norm, Output
+
+from .networks import Maker, error, execute, reference
+
+A, B, C, D = MappingType
+
+rules = st.builds(
+    Rule,
+    patience_us=st.floats(-1000, 1000),
+    store_blocks=st.sampled_from(STORE_BLOCKS),
+    by_columns=st.booleans(),
+)
+
+
+@st.composite
+def schedules(draw: st.DrawFn, network: Network) -> Schedule:
+    """Any that there is. Whether attention of a type is legal depends on the rows: up to 768 all are."""
+    knobs: dict[str, Any] = {
+        "interleave": draw(st.sampled_from(Interleave)),
+        "loops": draw(st.sampled_from(Loops)),
+        "balance": draw(st.booleans()),
+        "tile_rows": draw(st.sampled_from([1, 2, 3, 4, 6])),
+        "tile_cols": draw(st.integers(1, 8)),
+        "attention": draw(st.sampled_from([None, *MappingType])),
+    }
+    blocks = -(-network.seq // 128) * network.batch
+    attends = any(isinstance(layer, Attention) for layer in network.layers)
+    fits = blocks == 3 or blocks % 6 == 0 or (network.batch == 1 and not attends)
+    if fits and draw(st.integers(0, 3)) == 0:
+        knobs |= {"whole_tiles": True, "tile_rows": 6, "tile_cols": 8}
+    if knobs["interleave"] is Interleave.LISTED:
+        kinds = dict.fromkeys(kind_of(group) for group in groups_of(network, Schedule(loops=knobs["loops"])))
+        knobs["rules"] = tuple((kind, draw(rules)) for kind in kinds if draw(st.booleans()))
+    return Schedule(**knobs)
+
+
+def inputs(network: Network, seed: int = 1) -> np.ndarray:
+    shape = (network.batch, network.seq, network.inputs["x"])
+    return np.random.default_rng(seed).standard_normal(shape).astype(np.float32)
+
+
+def assert_computes(
+    network: Network, schedule: Schedule, overlay: Overlay = XNN, lengths: list[int] | None = None
+) -> None:
+    x = inputs(network)
+    y, program, _ = execute(network, x, overlay, schedule, lengths)
+    wanted = reference(network, x, lengths)
+    for b, n in enumerate(lengths or [network.seq] * network.batch):
+        assert error(y[b, :n], wanted[b, :n]) < 1e-4
+    assert [f for f in check(program) + dry_run(program) if not f.warning] == []
+    assert program.overlay.mop_fifo_depth == 6
+
+
+@settings(max_examples=40)
+@given(
+    seq=st.integers(1, 400) | st.sampled_from([127, 128, 129, 256, 257, 384, 385, 512, 640, 767, 768]),
+    heads=st.integers(1, 5),
+    head_dim=st.sampled_from([1, 8, 20, 33, 48, 64]),
+    ffn=st.integers(1, 700),
+    masked=st.booleans(),
+    data=st.data(),
+)
+def test_any_encoder_by_any_schedule(
+    seq: int, heads: int, head_dim: int, ffn: int, masked: bool, data: st.DataObject
+) -> None:
+    """In two layers the second reuses the memory of the first."""
+    batch = data.draw(st.integers(1, max(1, min(4, 700 // seq))), "batch")
+    layers = data.draw(st.integers(1, 2), "layers")
+    network = Maker().encoder(batch, seq, heads * head_dim, heads, ffn, masked=masked, layers=layers)
+    schedule = data.draw(schedules(network), "schedule")
+    lengths = [data.draw(st.integers(1, seq)) for _ in range(batch)] if masked else None
+    assert_computes(network, schedule, lengths=lengths)
+
+
+ROWS = Schedule(interleave=Interleave.LISTED, loops=Loops.ROWS, balance=True)
+
+
+@pytest.mark.parametrize(
+    ("batch", "seq", "heads", "ffn", "layers", "schedule"),
+    [
+        (1, 256, 16, 300, 1, ROWS),
+        (2, 384, 16, 200, 2, ROWS),
+        (1, 384, 32, 700, 1, Schedule(interleave=Interleave.HARDWARE, tile_rows=4, tile_cols=5)),
+        (1, 768, 16, 130, 1, Schedule(interleave=Interleave.LISTED, attention=A, tile_rows=1)),
+        (3, 256, 16, 1100, 1, Schedule(loops=Loops.ROWS, tile_cols=1)),
+        (1, 640, 16, 64, 1, Schedule(interleave=Interleave.STRICT, attention=B, loops=Loops.ROWS)),
+        (1, 896, 16, 128, 1, ROWS),
+    ],
+)
+def test_the_base_overlay(batch: int, seq: int, heads: int, ffn: int, layers: int, schedule: Schedule) -> None:
+    """What it can: whole row blocks, two of them at least; 1024 columns where there is a norm."""
+    network = Maker().encoder(batch, seq, 1024, heads, ffn, layers=layers)
+    assert not build(network, XNN_BASE, schedule).program.extended
+    assert_computes(network, schedule, XNN_BASE)
+
+
+@pytest.mark.parametrize("schedule", [PAPER, STRICT, ROWS], ids=["paper", "strict", "rows"])
+@pytest.mark.parametrize(("batch", "seq"), [(1, 1), (33, 1), (20, 130)])
+def test_many_short_sequences(batch: int, seq: int, schedule: Schedule) -> None:
+    """More row tiles than one MME op counts to."""
+    assert_computes(Maker().encoder(batch, seq, 40, 2, 50, masked=True), schedule, lengths=[max(1, seq - 5)] * batch)
+
+
+def shared(rows: int, k: int, widths: tuple[int, int], out: int, act: Activation | None) -> Network:
+    """Two products of one input, of any widths; then a third with the second as its residual."""
+    make = Maker()
+    n1, n2 = widths
+    layers = (
+        Gemm("first", "x", "a", make.matrix(k, n1), make.vector(n1), act),
+        Gemm("second", "x", "b", make.matrix(k, n2), make.vector(n2)),
+        Gemm("again", "b", "c", make.matrix(n2, n2), make.vector(n2)),
+        Gemm("last", "a", "y", make.matrix(n1, n2), make.vector(n2), None, "c", 1 + make.vector(n2), Norm(1e-5)),
+        Gemm("out", "y", "z", make.matrix(n2, out), make.vector(out)),
+    )
+    return Network(1, rows, {"x": k}, (Output("z"),), layers)
+
+
+@settings(max_examples=25)
+@given(
+    rows=st.integers(1, 900),
+    k=st.integers(1, 700),
+    widths=st.tuples(st.integers(1, 1400), st.integers(1, 1024)),
+    act=st.sampled_from([None, *Activation]),
+    data=st.data(),
+)
+def test_products_of_one_activation(
+    rows: int, k: int, widths: tuple[int, int], act: Activation | None, data: st.DataObject
+) -> None:
+    """They are lowered together, whether or not their tiles are alike."""
+    network = shared(rows, k, widths, data.draw(st.integers(1, 300)), act)
+    assert_computes(network, data.draw(schedules(network), "schedule"))
+
+
+@pytest.mark.parametrize(("n", "tile_cols"), [(2048, 1), (2000, 1), (4200, 2), (5000, 8), (3000, 3)])
+def test_more_column_tiles_than_an_op_counts_to(n: int, tile_cols: int) -> None:
+    """b_iter has 4 bits, and the bias of a group 2048 columns."""
+    network = Maker().gemm(200, 300, n)
+    for interleave in (Interleave.INTERLEAVED, Interleave.LISTED):
+        assert_computes(network, Schedule(interleave, loops=Loops.ROWS, tile_cols=tile_cols), XNN_BASE)
+
+
+# -- what is refused -----------------------------------------------------------------------------------------------
+
+
+def test_as_many_rows_as_there_may_be() -> None:
+    """Type B lifts the limit of 768, and is taken where there is no other."""
+    for seq in (769, 1024):
+        network = Maker().encoder(1, seq, 64, 1, 64, masked=True)
+        assert_computes(network, ROWS, lengths=[seq - 1])
+        assert_computes(network, Schedule(attention=B), lengths=[1])
+
+
+@pytest.mark.parametrize("schedule", [Schedule(attention=A), Schedule(attention=D), ROWS])
+@pytest.mark.parametrize("overlay", [XNN, XNN_BASE], ids=lambda o: o.name)
+def test_longer_sequences_are_refused_with_the_limit_and_what_lifts_it(overlay: Overlay, schedule: Schedule) -> None:
+    seq = 1152 if schedule is ROWS else 896
+    network = Maker().encoder(1, seq, 1024, 16, 128)
+    with pytest.raises(UnsupportedError) as refused:
+        build(network, overlay, schedule)
+    words = str(refused.value)
+    assert f"l0.attention: {seq} rows a sequence" in words
+    assert "768 rows" in words
+    assert "type B" in words
+    assert "1024 rows" in words
+
+
+def test_type_b_is_refused_with_its_own_limit() -> None:
+    with pytest.raises(UnsupportedError, match=r"l0.attention: 1025 rows a sequence; .* 1024 rows"):
+        build(Maker().encoder(1, 1025, 64, 1, 64), XNN, Schedule(attention=B))
+
+
+def test_more_ops_than_an_mme_holds_are_refused_by_name() -> None:
+    from rsn.isa.errors import ProgramError
+
+    layers = tuple(
+        Gemm(f"g{i}", "x" if not i else f"y{i}", f"y{i + 1}", np.zeros((8, 8), np.float32), np.zeros(8, np.float32))
+        for i in range(511)
+    )
+    for schedule in (PAPER, ROWS):
+        with pytest.raises(ProgramError, match="MME0 would need 511 ops, it holds 510"):
+            build(Network(1, 8, {"x": 8}, (Output("y511"),), layers), XNN, schedule)
+
+
+# -- PyTorch -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "schedule",
+    [
+        ROWS,
+        Schedule(Interleave.HARDWARE, tile_rows=4, tile_cols=3, attention=A),
+        Schedule(Interleave.LISTED, attention=B, rules=(("attention 3x24", Rule(-2.0, 1, by_columns=True)),)),
+    ],
+    ids=["rows", "hardware", "apart"],
+)
+def test_pytorchs_encoder(schedule: Schedule) -> None:
+    """Of odd sizes, with sequences of unequal length."""
+    torch = pytest.importorskip("torch")
+    import rsn
+
+    torch.manual_seed(0)
+    one = torch.nn.TransformerEncoderLayer(72, 3, 200, activation="gelu", batch_first=True)
+    model = torch.nn.TransformerEncoder(one, 2, enable_nested_tensor=False).eval()
+    x = torch.randn(3, 300, 72)
+    lengths = torch.tensor([300, 1, 129])
+    padding = torch.arange(300)[None] >= lengths[:, None]
+    compiled = rsn.compile(model, {"src": x, "src_key_padding_mask": padding}, schedule=schedule)
+    with torch.no_grad():
+        wanted = model(x, src_key_padding_mask=padding)
+        got = compiled(src=x, src_key_padding_mask=padding)
+    compiled.close()
+    for b, n in enumerate(lengths.tolist()):
+        assert error(got[b, :n].numpy(), wanted[b, :n].numpy()) < 1e-4

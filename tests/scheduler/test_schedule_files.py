@@ -1,0 +1,235 @@
+"""Schedules as files: what is written is read back, and what cannot be a schedule is refused by name."""
+
+from __future__ import annotations
+
+import dataclasses
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rsn.isa.errors import ScheduleError
+from rsn.scheduler.mapping import MappingType
+from rsn.scheduler.schedule import (
+    PAPER,
+    SCHEDULES,
+    STORE_BLOCKS,
+    Interleave,
+    Loops,
+    Rule,
+    Schedule,
+    read_schedule,
+    show_schedule,
+)
+
+rules = st.builds(
+    Rule,
+    patience_us=st.floats(-1000, 1000),
+    store_blocks=st.sampled_from(STORE_BLOCKS),
+    by_columns=st.booleans(),
+)
+kinds = st.sampled_from(["gemm 1024x4096 gelu_tanh", "attention 16x64"]) | st.text(
+    st.characters(codec="utf-8"), max_size=8
+)
+
+
+@st.composite
+def schedules(draw: st.DrawFn) -> Schedule:
+    interleave = draw(st.sampled_from(Interleave))
+    named = draw(st.dictionaries(kinds, rules, max_size=4)) if interleave is Interleave.LISTED else {}
+    whole = draw(st.booleans())
+    return Schedule(
+        interleave=interleave,
+        tile_rows=6 if whole else draw(st.sampled_from([1, 2, 3, 4, 6])),
+        tile_cols=8 if whole else draw(st.integers(1, 8)),
+        loops=draw(st.sampled_from(Loops)),
+        balance=draw(st.booleans()),
+        whole_tiles=whole,
+        attention=draw(st.sampled_from([None, *MappingType])),
+        rules=tuple(named.items()),
+    )
+
+
+remarks = st.lists(st.text(st.characters(codec="ascii", exclude_categories=["Cc"]), max_size=20), max_size=3)
+
+
+@given(schedules(), remarks)
+def test_what_is_written_is_read(tmp_path_factory: pytest.TempPathFactory, schedule: Schedule, why: list[str]) -> None:
+    path = tmp_path_factory.getbasetemp() / "s.toml"
+    path.write_text(show_schedule(schedule, why), encoding="utf-8")
+    assert read_schedule(path) == schedule
+
+
+def test_every_knob_is_written() -> None:
+    """One that is forgotten here would be lost between a search and the run."""
+    for f in dataclasses.fields(Schedule):
+        assert f.name in ("attention", "rules") or f"\n{f.name} = " in "\n" + show_schedule(PAPER)
+
+
+GOLDEN = """\
+# searched for 30.0 s
+# 24 segments
+interleave = "listed"
+tile_rows = 6
+tile_cols = 8
+loops = "rows"
+balance = true
+whole_tiles = false
+attention = "D"
+
+[rules."gemm 1024x4096 gelu_tanh"]
+patience_us = 10.0
+store_blocks = 8
+by_columns = false
+
+[rules."attention 16x64"]
+patience_us = -2.5
+store_blocks = 4
+by_columns = true
+"""
+
+
+def test_golden() -> None:
+    schedule = Schedule(
+        Interleave.LISTED,
+        loops=Loops.ROWS,
+        balance=True,
+        attention=MappingType.D,
+        rules=(
+            ("gemm 1024x4096 gelu_tanh", Rule(10.0, 8)),
+            ("attention 16x64", Rule(-2.5, 4, by_columns=True)),
+        ),
+    )
+    assert show_schedule(schedule, ["searched for 30.0 s", "24 segments"]) == GOLDEN
+
+
+def read(tmp_path: Path, text: str | bytes) -> Schedule:
+    path = tmp_path / "mine.toml"
+    path.write_bytes(text if isinstance(text, bytes) else text.encode())
+    return read_schedule(path)
+
+
+def test_knobs_that_are_not_there_have_their_defaults(tmp_path: Path) -> None:
+    assert read(tmp_path, "") == PAPER
+    assert read(tmp_path, 'interleave = "strict"') == SCHEDULES["strict"]
+    own = read(tmp_path, 'interleave = "listed"\n[rules.x]\npatience_us = 3')  # a whole number is a number
+    assert own.rule("x") == Rule(3.0)
+    assert isinstance(own.rule("x").patience_us, float)
+    assert own.rule("y") == Rule()
+
+
+LISTED = 'interleave = "listed"\n[rules."gemm 8x8"]\n'
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("tile_row = 6", r"no knob tile_row; there are interleave, tile_rows, .*, rules"),
+        (
+            LISTED + "patience = 3",
+            r"no knob rules.'gemm 8x8'.patience; there are patience_us, store_blocks, by_columns$",
+        ),
+        (LISTED + "rules = {}", r"no knob rules.'gemm 8x8'.rules; "),
+        ("tile_rows = 5", "tile_rows=5: MemA and MemC hold tiles of 1, 2, 3, 4 or 6 row blocks"),
+        ("tile_rows = 0", "tile_rows=0: "),
+        ("tile_rows = 6.0", "tile_rows = 6.0: a whole number"),
+        ("tile_rows = true", "tile_rows = True: a number"),
+        ('tile_cols = "8"', "tile_cols = '8': a number"),
+        ("tile_cols = 9", "tile_cols=9: .* hold 1 to 8 column blocks"),
+        ("tile_cols = -1", "tile_cols=-1: "),
+        ("tile_cols = [8]", r"tile_cols = \[8\]: a number"),
+        ('balance = "yes"', "balance = 'yes': true or false"),
+        ("balance = 1", "balance = 1: true or false"),
+        ('interleave = "fast"', "interleave = 'fast': one of 'strict', 'interleaved', 'hardware', 'listed'"),
+        ("interleave = []", r"interleave = \[\]: one of"),
+        ('loops = "Rows"', "loops = 'Rows': one of 'columns', 'rows'"),
+        ('attention = "E"', "attention = 'E': a mapping type, one of A, B, C, D"),
+        ("attention = []", r"attention = \[\]: a mapping type"),
+        ("attention = {}", "attention = {}: a mapping type"),
+        (LISTED + "patience_us = 1001", "patience_us=1001.0: microseconds from -1000 to 1000"),
+        (LISTED + "patience_us = nan", "patience_us=nan: microseconds"),
+        (LISTED + "patience_us = -inf", "patience_us=-inf: microseconds"),
+        (LISTED + "patience_us = 1979-05-27", "patience_us = .*: a number"),
+        (LISTED + "patience_us = 1" + 400 * "0", "rules.'gemm 8x8'.patience_us: too large a number"),
+        (LISTED + "store_blocks = 3", "store_blocks=3: pieces are of 1, 2, 4, 8, 16"),
+        (LISTED + "store_blocks = 8.5", "store_blocks = 8.5: a whole number"),
+        (LISTED + "by_columns = 0", "rules.'gemm 8x8'.by_columns = 0: true or false"),
+        ("rules = 3", "rules is a table of tables"),
+        ('interleave = "listed"\nrules.x = 3', "rules is a table of tables"),
+        ("[rules.x]\npatience_us = 3.0", "rules go with interleave = \"listed\", not with 'interleaved'"),
+        ('interleave = "hardware"\n[rules.x]', "rules go with interleave = \"listed\", not with 'hardware'"),
+        ("whole_tiles = true\ntile_cols = 4", "whole_tiles goes with tile_rows = 6 and tile_cols = 8"),
+        ("tile_rows = 6\ntile_cols = = 3", "no TOML: .*line 2"),
+        ("tile_rows = 6\ntile_rows = 6", "no TOML: "),
+        (LISTED + LISTED, "no TOML: "),
+        ("a = 1" + 5000 * "0", "no TOML: .*digits"),
+        (b"\xff\xfe", "no TOML: .*utf-8"),
+        ("a = " + 5000 * "[", "no TOML: "),
+    ],
+)
+def test_what_is_no_schedule_is_refused_by_file_and_knob(tmp_path: Path, text: str | bytes, message: str) -> None:
+    with pytest.raises(ScheduleError, match=message) as refused:
+        read(tmp_path, text)
+    assert str(refused.value).startswith(f"{tmp_path / 'mine.toml'}: ")
+    assert "\n" not in str(refused.value)
+
+
+@given(st.binary(max_size=60) | st.text(max_size=60).map(str.encode))
+def test_any_bytes_are_a_schedule_or_refused(tmp_path_factory: pytest.TempPathFactory, data: bytes) -> None:
+    path = tmp_path_factory.getbasetemp() / "any.toml"
+    path.write_bytes(data)
+    with suppress(ScheduleError):
+        assert isinstance(read_schedule(path), Schedule)
+
+
+def values() -> st.SearchStrategy[str]:
+    plain = st.sampled_from(
+        [
+            "1",
+            "-3",
+            "0.5",
+            "nan",
+            "inf",
+            "true",
+            '"listed"',
+            '"rows"',
+            '"A"',
+            "[1]",
+            "{}",
+            "{a = 1}",
+            "1979-05-27",
+            "''",
+        ]
+    )
+    return plain | st.integers(-(10**30), 10**30).map(str)
+
+
+names = st.sampled_from([f.name for f in dataclasses.fields(Schedule)] + ["rules.x", "rules.x.patience_us", "other"])
+
+
+@given(st.lists(st.tuples(names, values()), max_size=3))
+def test_any_knobs_of_any_type_are_a_schedule_or_refused(
+    tmp_path_factory: pytest.TempPathFactory, given: list[tuple[str, str]]
+) -> None:
+    path = tmp_path_factory.getbasetemp() / "knobs.toml"
+    path.write_text("\n".join(f"{name} = {value}" for name, value in given))
+    with suppress(ScheduleError):
+        schedule = read_schedule(path)
+        path.write_text(show_schedule(schedule))
+        assert read_schedule(path) == schedule
+
+
+def test_files_that_are_not_there(tmp_path: Path) -> None:
+    with pytest.raises(ScheduleError, match=r"nowhere.toml: no such file"):
+        read_schedule(tmp_path / "nowhere.toml")
+    with pytest.raises(OSError, match=str(tmp_path)):
+        read_schedule(tmp_path)
+
+
+def test_no_schedule_contradicts_itself() -> None:
+    with pytest.raises(ScheduleError, match="rules go with interleave"):
+        Schedule(rules=(("x", Rule()),))
+    with pytest.raises(ScheduleError, match="two for the same kind"):
+        Schedule(Interleave.LISTED, rules=(("x", Rule()), ("x", Rule(1.0))))
