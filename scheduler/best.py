@@ -15,7 +15,7 @@ from .schedule import Schedule, read_schedule, show_schedule
 from .search import describe, search
 from .segment import Network
 
-VERSION = 5
+VERSION = 6
 """Of what a search does: a schedule found by another one is looked for again."""
 
 

@@ -24,7 +24,8 @@ class Interleave(Enum):
     INTERLEAVED = "interleaved"
     """Stores of a tile go between the loads of the next one, across segments too (section 4.4)."""
     HARDWARE = "hardware"
-    """First come, first served, as a memory controller arbitrates that knows nothing of the application."""
+    """Reads first, as a memory controller arbitrates that knows nothing of the application: a store goes only where no
+    load has to wait for it."""
     LISTED = "listed"
     """List scheduling: whenever the channel is free, the load whose unit has waited longest, or a store before it."""
 

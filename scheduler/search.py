@@ -75,12 +75,16 @@ def search(
     failure: Exception | None = None
     price_s = 0.0
     size = _Size(network, small, overlay)
+    seen: set[Schedule] = set()
 
     def spent() -> float:
         return (time.monotonic() - started) / budget_s
 
     def attempt(schedule: Schedule, what: str) -> bool:
         nonlocal found, failure, price_s
+        if schedule in seen:
+            return False
+        seen.add(schedule)
         progress(min(1.0, spent()))
         try:
             run = price(small, overlay, schedule)
@@ -207,8 +211,15 @@ def sample(network: Network) -> Network:
     layers = network.layers
     for period in range(1, len(layers) // 3 + 1):
         if len(layers) % period == 0 and _repeats(network, period):
-            return first(network, 2 * period)
+            small = first(network, 2 * period)
+            if all(_kinds(small, loops) == _kinds(network, loops) for loops in Loops):
+                return small
     return network
+
+
+def _kinds(network: Network, loops: Loops) -> set[str]:
+    """Of segments: a part of what is lowered together is of another kind than the whole."""
+    return {kind_of(group) for group in groups_of(network, Schedule(loops=loops))}
 
 
 def _repeats(network: Network, period: int) -> bool:

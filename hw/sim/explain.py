@@ -262,11 +262,15 @@ def _screen(e: Explanation) -> str:
             mostly.pop()
         rows.append(f"{row}  {', '.join(mostly)}")
     out += ["", *_under("segment, to its last store", _most(rows))]
-    rows = [f"{x.where[-35:]:<36}{x.unit:<16}{ms(x.seconds)} {share(x.seconds)}  {x.cause}" for x in e.lines]
+    rows = [f"{_end(x.where, 35):<36}{x.unit:<16}{ms(x.seconds)} {share(x.seconds)}  {x.cause}" for x in e.lines]
     out += ["", *_under("source line on the critical path", _most(rows))]
     # names come from the program, and a program from anywhere: nothing that a terminal would obey
     lines = ["".join(c if c.isprintable() else "?" for c in line) for line in [*out, "", *_busiest(e)]]
     return "\n".join(line.rstrip() for line in lines)
+
+
+def _end(text: str, most: int) -> str:
+    return text if len(text) <= most else f"...{text[3 - most :]}"
 
 
 def _under(title: str, rows: Sequence[str]) -> list[str]:

@@ -20,7 +20,7 @@ from rsn.isa.overlays import XNN, XNN_BASE
 from rsn.isa.overlays.xnn_formats import Ddr
 from rsn.isa.verify import check, dry_run
 from rsn.scheduler import listing
-from rsn.scheduler.listing import _as_loaded, _as_stored
+from rsn.scheduler.listing import _as_loaded, _as_stored, _needs
 from rsn.scheduler.lower import Lowered, lower
 from rsn.scheduler.mapping import MappingType
 from rsn.scheduler.order import Access
@@ -196,6 +196,34 @@ def test_the_checker_sees_each_kind_of_exchange() -> None:
     ]:
         with pytest.raises(AssertionError):
             assert_kept(found, wanted)
+
+
+anywhere = st.builds(
+    Access,
+    st.just("MemC0"),
+    st.booleans(),
+    st.integers(0, 12).map(lambda n: 512 * n),
+    st.integers(1, 4),
+    st.integers(1, 3),
+    st.integers(4, 6),
+)
+
+
+@given(st.lists(anywhere, max_size=12))
+def test_needs_are_all_conflicts_with_what_comes_before(given: list[Access]) -> None:
+    """Directly, or through those between: written down two by two. Programs seldom lead to more than
+    reads after writes, because what overwrites something is mostly made of it."""
+    needs, at = _needs(given)
+    behind: list[set[int]] = []
+    for i, access in enumerate(given):
+        direct = set(needs[at[i] : at[i + 1]].tolist())
+        behind.append(direct.union(*(behind[j] for j in direct)))
+        touching = {
+            j
+            for j, other in enumerate(given[:i])
+            if (access.store or other.store) and not set(blocks_of(access)).isdisjoint(blocks_of(other))
+        }
+        assert direct <= touching <= behind[i]
 
 
 # -- what was found ------------------------------------------------------------------------------------------------

@@ -6,7 +6,7 @@ from itertools import pairwise
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
 from rsn.isa.datapath import Overlay
@@ -40,7 +40,7 @@ def assert_computes(network: Network, overlay: Overlay, schedule: Schedule, leng
     assert [f for f in check(program) + dry_run(program) if not f.warning] == []
 
 
-@settings(max_examples=15)
+@settings(max_examples=15, phases=(Phase.explicit, Phase.reuse, Phase.generate))  # to shrink takes minutes
 @given(
     batch=st.integers(1, 3),
     seq=st.integers(257, 384),
