@@ -573,22 +573,10 @@ class Network:
         firings = self.firings
         while True:
             if fire is None:
-                try:
-                    effect = task.steps.send(value)
-                except StopIteration:
-                    self._finish(task, ready, alive)
+                fire = self._next(task, value, ready, alive)
+                if fire is None:
                     return
-                if isinstance(effect, Par):
-                    if not effect.lanes:
-                        value = None
-                        continue
-                    self._fork(task, effect, ready, alive)
-                    return
-                left = effect.times
-                if not left:
-                    value = None
-                    continue
-                fire = effect
+                left = fire.times
                 if firings is not None:
                     task.step = self._step_number(firings, fire)
             words = fire.words
@@ -702,6 +690,22 @@ class Network:
         if known == len(log.steps):
             log.steps.append(step)
         return known
+
+    def _next(self, task: Task, value: Any, ready: deque[Task], alive: set[Task]) -> Fire | None:
+        """A process's next step, given what the last one got; None where it has ended or started lanes."""
+        while True:
+            try:
+                effect = task.steps.send(value)
+            except StopIteration:
+                self._finish(task, ready, alive)
+                return None
+            if isinstance(effect, Par):
+                if effect.lanes:
+                    self._fork(task, effect, ready, alive)
+                    return None
+            elif effect.times:
+                return effect
+            value = None
 
     def _fork(self, task: Task, par: Par, ready: deque[Task], alive: set[Task]) -> None:
         task.children = len(par.lanes)

@@ -81,7 +81,7 @@ def _kept(path: Path, budget_s: float) -> Chosen | None:
 def _key(network: Network, overlay: Overlay, seed: int) -> str:
     rates = {name: asdict(rate) for name, rate in overlay.rates.items()}
     depths = (overlay.mop_fifo_depth, overlay.uop_fifo_depth)
-    facts = (VERSION, seed, overlay.name, overlay.fingerprint, rates, depths, describe(network))
+    facts = (VERSION, seed, overlay.name, overlay.fingerprint, overlay.image_bytes, rates, depths, describe(network))
     return hashlib.sha256(repr(facts).encode()).hexdigest()[:32]
 
 

@@ -74,11 +74,6 @@ class _Part:
     n: int
 
 
-def lower_gemm(s: Sequences, gemm: Gemm) -> None:
-    """One matrix product with what is fused to it. Raises `UnsupportedError` naming the layer."""
-    lower_gemms(s, [gemm])
-
-
 def lower_gemms(s: Sequences, gemms: Sequence[Gemm]) -> None:
     """Matrix products of one activation, each with what is fused to it. Raises `UnsupportedError` naming the layer.
 

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from ...isa.datapath import Overlay
-from ...isa.network import Burst, Channel, Network, Par, Task
+from ...isa.network import Burst, Channel, Network, Task
 from ...isa.packet import Packet, expand
 
 DEEPER = 32
@@ -101,22 +101,10 @@ class Dataflow(Network):
         value: Any = None
         while True:
             if fire is None:
-                try:
-                    effect = task.steps.send(value)
-                except StopIteration:
-                    self._finish(task, ready, alive)
+                fire = self._next(task, value, ready, alive)
+                if fire is None:
                     return
-                if isinstance(effect, Par):
-                    if not effect.lanes:
-                        value = None
-                        continue
-                    self._fork(task, effect, ready, alive)
-                    return
-                left = effect.times
-                if not left:
-                    value = None
-                    continue
-                fire = effect
+                left = fire.times
             words, gets, puts = fire.words, fire.gets, fire.puts
             if not gets and not puts and fire.do is None:  # it takes time, and nothing else
                 value, fire = [], None

@@ -13,7 +13,6 @@ import gzip
 import io
 import json
 import os
-from bisect import bisect_right
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -29,8 +28,7 @@ from ...isa.fields import Record
 from ...isa.files import replacing
 from ...isa.network import FIRST_WORD, LAST_WORD
 from ...isa.packet import Packet
-from ...isa.program import Buffer
-from ...isa.segments import segments
+from ...isa.segments import owners
 from .machine import Machine, launch_seconds
 from .timeline import Floats, Ints, Timeline, Track
 
@@ -383,8 +381,11 @@ class Titles:
         self.expansion = Expansion(self.program)
         self._words: dict[tuple[int, bool], str] = {}
         self._packets: dict[int, str] = {}
-        self._segments = {s.name: s for s in segments(self.expansion)}
-        self._banks: dict[str, tuple[list[int], list[list[Buffer]]]] = {}
+        self._about: dict[str, dict[int, int]] = {}
+        for bank, accesses in self.expansion.accesses.items():
+            rows = zip(accesses.unit, accesses.uop, owners(self.program, bank, accesses), strict=True)
+            for by, uop, number in rows:
+                self._about.setdefault(accesses.units[by].name, {})[int(uop)] = int(number)
 
     def uop(self, unit: str, number: int) -> str:
         """The memory that it touches, and what is set in it: `load x [0:128, 0:64] -> MemA0`."""
@@ -398,31 +399,12 @@ class Titles:
             return words or "nothing"
         step = self.program.overlay.address_unit
         start = (touch.addr + int(run.shifts[number])) * step
-        held = self._held(touch.bank, start, start + touch.size, unit, number)
-        piece = piece_name(held, step, start, start + touch.size)
-        return f"{'store' if touch.store else 'load'} {piece}" + (f" {words}" if words else "")
-
-    def _held(self, bank: str, start: int, end: int, unit: str, number: int) -> list[Buffer]:
-        """The buffers that hold some elements; where they share memory, the one that was begun last."""
-        step = self.program.overlay.address_unit
-        if bank not in self._banks:
-            spans = [(b.offset * step, b.offset * step + b.size, b) for b in self.program.buffers if b.bank == bank]
-            edges = sorted({e for span in spans for e in span[:2]})
-            cells = [[b for low, high, b in spans if low <= e < high] for e in edges]
-            self._banks[bank] = edges, cells
-        edges, cells = self._banks[bank]
-        cell = bisect_right(edges, start) - 1
-        held = [b for b in cells[cell] if end <= b.offset * step + b.size] if cell >= 0 else []
-        if len(held) > 1:
-            begun = {b.name: self._begun(b, unit) for b in held}
-            latest = max((n for n in begun.values() if n <= number), default=-1)
-            held = [b for b in held if begun[b.name] == latest]
-        return held
-
-    def _begun(self, buffer: Buffer, unit: str) -> int:
-        """The uOP of a unit that begins to store a buffer."""
-        segment = self._segments.get(buffer.name)
-        return segment.first if segment is not None and segment.unit == unit else -1
+        about = self._about[unit][number]
+        end = start + touch.size
+        held = [self.program.buffers[about]] if about >= 0 else []
+        return f"{'store' if touch.store else 'load'} {piece_name(held, step, start, end)}" + (
+            f" {words}" if words else ""
+        )
 
     def packet(self, number: int) -> str:
         if number not in self._packets:
