@@ -111,12 +111,18 @@ class Record:
         cls._PLAIN = tuple((s.name, s.word, s.low, s.mask >> s.low) for s in specs if s not in cls._OTHER)
 
     def __post_init__(self) -> None:
+        values = self.__dict__
         for name, low, high in self._BOUNDS:
-            value = getattr(self, name)
-            if not low <= value <= high:
-                width = (high - low + 1).bit_length() - 1
-                raise FieldError(f"{type(self).__name__}.{name}: {value} does not fit in {width} bits ({low}..{high})")
-        self._round()
+            if not low <= values[name] <= high:
+                self._refuse(name)
+        if self._REALS:
+            self._round()
+
+    def _refuse(self, name: str) -> None:
+        low, high = self.field(name).bounds
+        width = (high - low + 1).bit_length() - 1
+        value = getattr(self, name)
+        raise FieldError(f"{type(self).__name__}.{name}: {value} does not fit in {width} bits ({low}..{high})")
 
     def _round(self) -> None:
         for name in self._REALS:  # as the wire holds it, so that what is decoded equals what was encoded
@@ -140,7 +146,14 @@ class Record:
 
     def but(self, **changes: Any) -> Self:
         """A copy with some fields changed."""
-        return dataclasses.replace(self, **changes)  # type: ignore[type-var]
+        out = object.__new__(type(self))
+        values = out.__dict__
+        values.update(self.__dict__)
+        values.update(changes)
+        if len(values) > len(self.__dict__):
+            raise TypeError(f"{type(self).__name__} has no {', '.join(changes.keys() - self.__dict__.keys())}")
+        out.__post_init__()
+        return out
 
     def encode(self) -> tuple[int, ...]:
         """The words on the wire, padding 0."""

@@ -263,24 +263,19 @@ def _products(s: Sequences, part: _Part, row: RowTile, tile: Tile, order: Sequen
     plan, weight = part.plan, part.weight
     width = weight.shape[1] // BLOCK_COLS
     acc_b = plan.acc_b
+    send = {"send": 1, "acc_a": row.acc, "acc_b": acc_b}
+    kept, lhs = Job({}, send), Job({"load": 1, "dim1": 128 * row.acc, "dim2": 128}, send)
+    rhs = Job({"load": 1, "dim1": 128, "dim2": 128 * acc_b}, send)
+    fetch = [f.Lpddr(size=2 * acc_b * BLOCK, **{f"to_b{j}": 1}) for j in range(plan.halves)]
     for at_k, k in enumerate(order):
         for i in range(row.groups):
-            at = row.start + i * row.acc
-            load: dict[str, Any] = {}
             if at_k >= held:
-                tile.loads.append(s.blocks(part.gemm.x, at, row.acc, 2 * k, 2, f"MemA{i}"))
-                load = {"load": 1, "dim1": 128 * row.acc, "dim2": 128}
-            s.mem[f"MemA{i}"].append(Job(load, {"send": 1, "acc_a": row.acc, "acc_b": acc_b}))
+                tile.loads.append(s.blocks(part.gemm.x, row.start + i * row.acc, row.acc, 2 * k, 2, f"MemA{i}"))
+            s.mem[f"MemA{i}"].append(lhs if at_k >= held else kept)
         for j in range(plan.halves):
             col = (part.n * plan.halves + j) * acc_b * 2
-            addr = weight.offset + (k * width + col) * BLOCK_UNITS
-            s.lpddr.append(f.Lpddr(addr=addr, size=2 * acc_b * BLOCK, **{f"to_b{j}": 1}))
-            s.mem[f"MemB{j}"].append(
-                Job(
-                    {"load": 1, "dim1": 128, "dim2": 128 * acc_b},
-                    {"send": 1, "acc_a": row.acc, "acc_b": acc_b},
-                )
-            )
+            s.lpddr.append(fetch[j].but(addr=weight.offset + (k * width + col) * BLOCK_UNITS))
+            s.mem[f"MemB{j}"].append(rhs)
 
 
 def _results(s: Sequences, gemm: Gemm, plan: _Plan, row: RowTile, n: int, tile: Tile) -> None:

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -117,12 +117,12 @@ def _as_loaded(access: Access, wanted: deque[int]) -> Iterator[Access]:
         if most == access.blocks * access.chunks:
             yield access
         elif access.chunks == 1:
-            yield replace(access, addr=access.addr + done * BLOCK_UNITS, blocks=most)
+            yield access._replace(addr=access.addr + done * BLOCK_UNITS, blocks=most)
         else:
             chunk, start = divmod(done, access.blocks)
             most = min(most, access.blocks - start)
             addr = access.addr + (chunk * access.stride + start) * BLOCK_UNITS
-            yield replace(access, addr=addr, blocks=most, chunks=1, stride=0)
+            yield access._replace(addr=addr, blocks=most, chunks=1, stride=0)
         wanted[0] -= most
         if not wanted[0]:
             wanted.popleft()
@@ -138,7 +138,7 @@ def _as_stored(access: Access, most: int) -> Iterator[Access]:
     for chunk in range(access.chunks):
         for start in range(0, access.blocks, most):
             addr = access.addr + (chunk * access.stride + start) * BLOCK_UNITS
-            yield replace(access, addr=addr, blocks=min(most, access.blocks - start), chunks=1, stride=0)
+            yield access._replace(addr=addr, blocks=min(most, access.blocks - start), chunks=1, stride=0)
 
 
 def _needs(accesses: Sequence[Access]) -> tuple[Any, Any]:

@@ -10,6 +10,8 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import cache
+from typing import NamedTuple
 
 from ..isa.layout import BLOCK, UNIT, padded
 from ..isa.overlays.xnn_formats import Ddr
@@ -19,8 +21,7 @@ from .schedule import Interleave, Schedule
 BLOCK_UNITS = BLOCK // UNIT
 
 
-@dataclass(frozen=True)
-class Access:
+class Access(NamedTuple):
     """`chunks` pieces of `blocks` contiguous blocks each, `stride` blocks apart, from address `addr` on."""
 
     peer: str
@@ -36,16 +37,20 @@ class Access:
         return self.addr, self.addr + ((self.chunks - 1) * self.stride + self.blocks) * BLOCK_UNITS
 
     def mop(self) -> Ddr:
-        flag = f"{'from' if self.store else 'to'}_{self.peer[3:].lower()}"
-        return Ddr(
-            addr=self.addr,
-            size=self.blocks * BLOCK,
-            chunks=self.chunks,
-            chunk_stride=self.stride * BLOCK_UNITS,
-            load=int(not self.store),
-            store=int(self.store),
-            **{flag: 1},
-        )
+        return _mop(self.peer, self.store, self.blocks, self.chunks, self.stride).but(addr=self.addr)
+
+
+@cache
+def _mop(peer: str, store: bool, blocks: int, chunks: int, stride: int) -> Ddr:
+    flag = f"{'from' if store else 'to'}_{peer[3:].lower()}"
+    return Ddr(
+        size=blocks * BLOCK,
+        chunks=chunks,
+        chunk_stride=stride * BLOCK_UNITS,
+        load=int(not store),
+        store=int(store),
+        **{flag: 1},
+    )
 
 
 @dataclass

@@ -12,6 +12,7 @@ from __future__ import annotations
 import heapq
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import accumulate, chain
 from operator import attrgetter
 from typing import Any
 
@@ -84,9 +85,20 @@ def _form(overlay: Overlay, unit: str, mop: Record) -> Form:
 def uops_of(kernels: Kernels) -> dict[str, list[Any]]:
     """Each unit's uOPs, as if every mOP were issued once."""
     return {
-        unit: [uop for mop in mops for uop in _form(kernels.overlay, unit, mop).uops(mop, 0)]
+        unit: list(chain.from_iterable(uops_by_mop(kernels.overlay, unit, mops)))
         for unit, mops in kernels.sequences.items()
     }
+
+
+def uops_by_mop(overlay: Overlay, unit: str, mops: Sequence[Record]) -> Iterator[Sequence[Any]]:
+    """The uOPs of each of a unit's mOPs, issued once."""
+    forms = {kind: _form(overlay, unit, mop) for kind, mop in {type(m): m for m in mops}.items()}
+    known: dict[int, Sequence[Any]] = {}  # by identity: equal mOPs are mostly one object
+    for mop in mops:
+        uops = known.get(id(mop))
+        if uops is None:
+            uops = known[id(mop)] = tuple(forms[type(mop)].uops(mop, 0))
+        yield uops
 
 
 def _starts(kernels: Kernels) -> dict[str, list[tuple[float, int]]]:
@@ -94,12 +106,9 @@ def _starts(kernels: Kernels) -> dict[str, list[tuple[float, int]]]:
     issues: dict[str, list[Any]] = {}
     firsts: dict[str, list[int]] = {}
     for unit, mops in kernels.sequences.items():
-        uops: list[Any] = []
-        first = []
-        for mop in mops:
-            first.append(len(uops))
-            uops.extend(_form(kernels.overlay, unit, mop).uops(mop, 0))
-        issues[unit], firsts[unit] = uops, first
+        by_mop = list(uops_by_mop(kernels.overlay, unit, mops))
+        issues[unit] = list(chain.from_iterable(by_mop))
+        firsts[unit] = [0, *accumulate(map(len, by_mop))][:-1]
 
     def where(unit: str, origin: int) -> str:
         first = firsts.get(unit)
@@ -180,19 +189,21 @@ def _chunked(form: Form, mops: Sequence[Record]) -> tuple[list[Record], list[int
     if not {"addr", "chunks", "chunk_stride"} <= set(fields):
         return list(mops), list(range(len(mops)))
     most, farthest = fields["chunks"].bounds[1], fields["chunk_stride"].bounds[1]
+    key = _numbered(mops, [name for name in fields if name != "addr"])
+    addr = np.array([getattr(m, "addr", 0) for m in mops], np.int64)
+    single = np.array([getattr(m, "chunks", 0) == 1 for m in mops], np.bool_)
+    step = np.diff(addr)
+    joins = single[:-1] & (key[1:] == key[:-1]) & (step >= 0) & (step <= farthest)
+    further = _run_lengths(joins[1:] & joins[:-1] & (step[1:] == step[:-1])).tolist() if len(mops) > 2 else []
     out: list[Record] = []
     firsts: list[int] = []
     at = 0
     while at < len(mops):
-        first, n, stride = mops[at], 1, 0
-        while n < most and at + n < len(mops) and getattr(first, "chunks", 0) == 1:
-            step = getattr(mops[at + n], "addr", 0) - getattr(mops[at + n - 1], "addr", 0)
-            if n == 1:
-                stride = step
-            if step != stride or not 0 <= step <= farthest or mops[at + n].but(addr=0) != first.but(addr=0):
-                break
-            n += 1
-        out.append(first if n == 1 else first.but(chunks=n, chunk_stride=stride))
+        n = 1
+        if at < len(joins) and joins[at]:
+            n = min(most, 2 + (further[at] if at < len(further) else 0))
+        first = mops[at]
+        out.append(first if n == 1 else first.but(chunks=n, chunk_stride=int(step[at])))
         firsts.append(at)
         at += n
     return out, firsts
@@ -258,10 +269,7 @@ def _repetitions(form: Form, mops: Sequence[Record]) -> tuple[Ints, Ints, Ints]:
     """Where windows repeat, by comparing the sequence with itself shifted: windows and most repetitions, those of
     position i from the first array's element i to the next."""
     stride = next((x for x in form.mop.FIELDS if x.name == "reuse_stride"), None)
-    compared = [x.name for x in form.mop.FIELDS if stride is None or x.name != "addr"]
-    numbers: dict[Any, int] = {}
-    fields = attrgetter(*compared)
-    key = np.array([numbers.setdefault(fields(m), len(numbers)) for m in mops])
+    key = _numbered(mops, [x.name for x in form.mop.FIELDS if stride is None or x.name != "addr"])
     addr = np.array([getattr(m, "addr", 0) if stride else 0 for m in mops], np.int64)
     places, windows, times = [], [], []
     for w in range(1, min(MAX_WINDOW, len(mops) // 2) + 1):
@@ -281,6 +289,13 @@ def _repetitions(form: Form, mops: Sequence[Record]) -> tuple[Ints, Ints, Ints]:
     order = np.argsort(place, kind="stable")
     starts = np.searchsorted(place[order], np.arange(len(mops) + 1))
     return starts, np.concatenate(windows)[order], np.concatenate(times)[order]
+
+
+def _numbered(mops: Sequence[Record], names: Sequence[str]) -> Ints:
+    """Equal numbers for mOPs that agree in these fields."""
+    numbers: dict[Any, int] = {}
+    fields = attrgetter(*names)
+    return np.array([numbers.setdefault(fields(m), len(numbers)) for m in mops], np.int64)
 
 
 def _run_lengths(flags: npt.NDArray[np.bool_]) -> npt.NDArray[np.int64]:

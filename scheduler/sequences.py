@@ -7,10 +7,13 @@ stores per tile, because their order on the one channel is a decision of its own
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from itertools import chain
 from math import prod
-from typing import Any
+from types import MappingProxyType
+from typing import Any, NamedTuple
 
 from ..isa.compiled import Timing
 from ..isa.datapath import Overlay
@@ -22,18 +25,20 @@ from ..isa.program import Buffer, KernelPatch, Kernels, Layout, Parameter, Role
 from .listing import list_accesses
 from .memory import columns_of
 from .order import BLOCK_UNITS, Access, Tile, order_accesses
+from .pack import uops_by_mop
 from .schedule import Interleave, Schedule
 from .segment import Array, Network
 
+_NOTHING: Mapping[str, Any] = MappingProxyType({})
 
-@dataclass
-class Job:
+
+class Job(NamedTuple):
     """What a Mem does for one piece of work, in two halves that fall into consecutive uOPs."""
 
-    first: dict[str, Any] = field(default_factory=dict)
-    second: dict[str, Any] = field(default_factory=dict)
-    recv_config: dict[str, Any] = field(default_factory=dict)
-    store_config: dict[str, Any] = field(default_factory=dict)
+    first: Mapping[str, Any] = _NOTHING
+    second: Mapping[str, Any] = _NOTHING
+    recv_config: Mapping[str, Any] = _NOTHING
+    store_config: Mapping[str, Any] = _NOTHING
 
 
 @dataclass(frozen=True)
@@ -95,11 +100,9 @@ class Sequences:
 
     def route(self, mesh: str, routes: Iterable[str], tiles: int) -> None:
         """Append tiles along routes such as a0_1; equal routes in a row become one uOP."""
-        flags = dict.fromkeys(routes, 1)
-        sequence = self.mesh[mesh]
-        kind = f.MeshA if mesh == "MeshA" else f.MeshB
-        if tiles and flags:
-            sequence.append(kind(size=512 * tiles, **flags))
+        active = tuple(routes)
+        if tiles and active:
+            self.mesh[mesh].append(_route(mesh, active, tiles))
 
     def op(self, mme: int, **fields: int) -> None:
         self.mme[f"MME{mme}"].append(f.Mme(**fields))
@@ -135,7 +138,7 @@ class Sequences:
         }
         preloaded = {u: tuple(ops) for u, ops in self.mme.items()}
         if self.schedule.interleave in (Interleave.HARDWARE, Interleave.LISTED):
-            issues = {u: self._uops(u, mops) for u, mops in sequences.items()}
+            issues = {u: list(chain.from_iterable(uops_by_mop(self.overlay, u, m))) for u, m in sequences.items()}
             listed, self.found = list_accesses(
                 self.tiles, self._loads(), issues, preloaded, self.overlay, self.schedule
             )
@@ -153,11 +156,6 @@ class Sequences:
             patches={name: tuple(p) for name, p in patches.items()},
         )
 
-    def _uops(self, unit: str, mops: Sequence[Record]) -> list[Any]:
-        kind = self.overlay.by_unit[unit].kind
-        forms = {form.mop: form for form in self.overlay.forms if form.kind == kind}
-        return [uop for mop in mops for uop in forms[type(mop)].uops(mop, 0)]
-
     def _loads(self) -> dict[str, list[int]]:
         """Blocks that each uOP loads from DDR, by Mem."""
         out: dict[str, list[int]] = {}
@@ -172,17 +170,10 @@ class Sequences:
         """uOP i does the first half of job i and the second half of job i - 1."""
         kind = {"MemA": f.MemA, "MemB": f.MemB, "MemC": f.MemC}[unit[:4]]
         out: list[Record] = []
-        made: dict[tuple[tuple[str, Any], ...], Record] = {}
+        made: dict[tuple[int, int], Record] = {}  # by the identities of its halves, which `jobs` keeps alive
         current: dict[str, Any] = {}
-        for i in range(len(jobs) + 1 if jobs else 0):
-            fields: dict[str, Any] = {}
-            wanted: dict[str, Any] = {}
-            if i < len(jobs):
-                fields |= jobs[i].first
-                wanted |= jobs[i].recv_config
-            if i:
-                fields |= jobs[i - 1].second
-                wanted |= jobs[i - 1].store_config
+        for begun, ended in zip([*jobs, Job()], [Job(), *jobs], strict=True) if jobs else ():
+            wanted = {**begun.recv_config, **ended.store_config}
             if any(current.get(name, _POWER_ON.get(name)) != value for name, value in wanted.items()):
                 current |= wanted
                 lengths = {n: v for n, v in current.items() if isinstance(v, Length)}
@@ -190,14 +181,20 @@ class Sequences:
                     patch = KernelPatch(unit, len(out), name, v.base, v.cap)
                     patches.setdefault(_length_name(v.sequence), []).append(patch)
                 out.append(f.MemCConfig(**{n: 0 if n in lengths else v for n, v in current.items()}))
-            key = tuple(fields.items())
+            key = id(begun.first), id(ended.second)
             if key not in made:
-                made[key] = kind(**fields)
+                made[key] = kind(**begun.first, **ended.second)
             out.append(made[key])
         return out
 
 
 _POWER_ON = {x.name: getattr(f.MemCConfig(), x.name) for x in f.MemCConfig.FIELDS}
+
+
+@cache
+def _route(mesh: str, active: tuple[str, ...], tiles: int) -> f.MeshA | f.MeshB:
+    kind = f.MeshA if mesh == "MeshA" else f.MeshB
+    return kind(size=512 * tiles, **dict.fromkeys(active, 1))
 
 
 def _length_name(sequence: int) -> str:

@@ -168,8 +168,8 @@ class Transfer(NamedTuple):
     bias: bool = False
 
 
-_LOADS = [(f.name, f.to) for f in Ddr.FIELDS if f.to]
-_STORES = [(f.name, f.source) for f in Ddr.FIELDS if f.source]
+_LOADS = [(f.name, str(f.to)) for f in Ddr.FIELDS if f.to]
+_STORES = [(f.name, str(f.source)) for f in Ddr.FIELDS if f.source]
 
 
 def ddr_uops(mop: Ddr, iteration: int) -> Iterator[Transfer]:
@@ -177,7 +177,8 @@ def ddr_uops(mop: Ddr, iteration: int) -> Iterator[Transfer]:
     store = bool(mop.store and not mop.load)
     peer = ""
     if mop.load or mop.store:
-        peer = next((str(p) for name, p in (_STORES if store else _LOADS) if getattr(mop, name)), "")
+        values = mop.__dict__
+        peer = next((p for name, p in (_STORES if store else _LOADS) if values[name]), "")
     base = mop.addr + iteration * mop.reuse_stride
     for chunk in range(mop.chunks):
         yield Transfer((base + chunk * mop.chunk_stride) & 0xFFFF_FFFF, mop.size, store, peer)
