@@ -14,7 +14,7 @@ from .host.boards.sim import SimBoard
 from .host.tensors import pack, unpack
 from .isa.errors import ProgramError, TensorError
 from .isa.expansion import Expansion
-from .isa.layout import unblock
+from .isa.layout import BLOCK_ROWS, padded, unblock
 from .isa.program import Buffer, Program
 from .isa.segments import segments
 
@@ -56,7 +56,7 @@ def compare(
     from .rsnlib.reference import compute
     from .scheduler.memory import columns_of
 
-    columns = columns_of(network, 1)
+    columns = columns_of(network, {})
     where = {s.name: s for s in segments(Expansion(program))}
     for layer in network.layers:
         if layer.y not in where:
@@ -86,6 +86,8 @@ def compare(
         chain[layer.y] = compute(network, layer, chain, lengths)
         own = compute(network, layer, machine, lengths)
         got, at = machine[layer.y], where[layer.y]
+        for sequence, rows in enumerate(network.rows):  # beyond, nothing is computed
+            chain[layer.y][sequence, rows:] = own[sequence, rows:] = 0
         place = expansion.where(at.unit, at.first)
         out.append(Compared(layer.y, layer.path, place, _difference(got, chain[layer.y]), _difference(got, own)))
     return out
@@ -94,10 +96,10 @@ def compare(
 def _fits(buffer: Buffer, network: Network, columns: Columns) -> bool:
     """Whether an activation of the network can be what a buffer holds."""
     if buffer.view is not None:
-        return buffer.view == (network.batch, network.seq, columns.count)
+        return (buffer.view, buffer.rows) == ((network.batch, network.seq, columns.count), network.lengths)
     panels = -(-columns.stored // buffer.shape[1])
-    pitch, rest = divmod(buffer.shape[0], panels * network.batch)
-    return not rest and pitch >= network.seq
+    blocks, rest = divmod(buffer.shape[0], panels * BLOCK_ROWS)
+    return not rest and blocks >= sum(padded(n, BLOCK_ROWS) // BLOCK_ROWS for n in network.rows)
 
 
 def _logical(buffer: Buffer, flat: Array, network: Network, columns: Columns) -> Array:
@@ -107,8 +109,11 @@ def _logical(buffer: Buffer, flat: Array, network: Network, columns: Columns) ->
     width = buffer.shape[1]
     panels = -(-columns.stored // width)
     matrix = unblock(flat, *buffer.shape).reshape(panels, -1, width).transpose(1, 0, 2).reshape(-1, panels * width)
-    rows = matrix.reshape(network.batch, -1, panels * width)[:, : network.seq]
-    return np.ascontiguousarray(rows[:, :, columns.positions()])
+    out, at = np.zeros((network.batch, network.seq, columns.count), np.float32), 0
+    for item, rows in zip(out, network.rows, strict=True):
+        item[:rows] = matrix[at : at + rows, columns.positions()]
+        at += padded(rows, BLOCK_ROWS)
+    return out
 
 
 def _difference(got: Array, expected: Array) -> float:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from functools import cached_property
 from html import escape
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Self
 
 from .host.runner import Runner
 from .host.tensors import save_tensors
@@ -88,7 +90,7 @@ class Compiled:
     def __repr__(self) -> str:
         network, sizes = self._traced.network, count(self.program)
         return (
-            f"<rsn.Compiled: {len(network.layers)} segments, {network.batch} x {network.seq} rows, on "
+            f"<rsn.Compiled: {len(network.layers)} segments, {network.size}, on "
             f"{self.program.overlay.name}, {sizes['mops']['total']} mOPs, {sizes['bytes']['total']} bytes>"
         )
 
@@ -97,7 +99,7 @@ class Compiled:
         e, sizes = self.modelled, count(self.program)
         network = self._traced.network
         facts = {
-            "network": f"{len(network.layers)} segments, {network.batch} × {network.seq} rows",
+            "network": f"{len(network.layers)} segments, {network.size}",
             "overlay": self.program.overlay.name,
             "program": f"{sizes['mops']['total']} mOPs in {sizes['packets']['total']} packets, "
             f"{sizes['bytes']['total']} bytes",
@@ -120,6 +122,14 @@ class Compiled:
         """Give the board back."""
         self._runner.close()
 
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
 
 def compile(
     model: nn.Module,
@@ -129,15 +139,20 @@ def compile(
     overlay: str = "xnn",
     schedule: str | Schedule | Best = "paper",
     budget_s: float = 30.0,
+    lengths: Sequence[int] | None = None,
 ) -> Compiled:
     """Compile the part of `model` that the machine can run: trace, lower, order, pack.
 
     example_inputs: positional (tuple) or keyword (dict) arguments; their shapes are the program's. schedule: "paper",
-    "strict", "best" (searched for, `budget_s` seconds at most, and kept), a file, or an `rsn.Schedule`. Raises
-    `UnsupportedError` naming operator and module path for what the machine cannot run, and `ScheduleError`.
+    "strict", "best" (searched for, `budget_s` seconds at most, and kept), a file, or an `rsn.Schedule`. lengths:
+    the most rows that each sequence of the batch will have, where they differ: a batch then costs what its sequences
+    need, and what lies beyond is 0 in the network's outputs. Raises `UnsupportedError` naming operator and module path
+    for what the machine cannot run, and `ScheduleError`.
     """
     from .rsnlib.trace import trace
 
     traced = trace(model, example_inputs)
+    if lengths is not None:
+        traced = traced.with_lengths(lengths)
     built = build(traced.network, find(overlay), schedule_named(schedule, budget_s))
     return Compiled(traced, built, board)

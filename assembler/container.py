@@ -35,7 +35,7 @@ T = TypeVar("T")
 MAGIC = b"\x93RSN\r\n\x1a\n"
 """Not text, and broken by whatever converts line ends or strips the eighth bit."""
 
-VERSION = 1
+VERSION = 2
 
 LARGEST = 1 << 48
 """Elements; no buffer comes near."""
@@ -67,6 +67,7 @@ _BUFFERS = c.PrefixedArray(
         "layout" / c.Mapping(_TEXT, {x: x.value for x in Layout}),
         "role" / c.Mapping(_TEXT, {x: x.value for x in Role}),
         "view" / _SHAPE,  # empty: none
+        "rows" / c.PrefixedArray(c.Int32ul, c.Int64ul),  # of each item of the view; empty: all that it has
         "scale" / _BLOB,  # float32; empty: none
         "shift" / _BLOB,
     ),
@@ -164,8 +165,8 @@ def _buffer_faults(b: Buffer, overlay: Overlay, unit: int) -> Iterator[str]:
         yield f"lies in {b.bank}; memories of {overlay.name} are {listing(overlay.banks)}"
     elif not 0 <= b.offset <= LARGEST or 4 * (b.offset * unit + b.size) > overlay.banks[b.bank]:
         yield f"does not lie within {b.bank}, {overlay.banks[b.bank]} bytes"
-    if b.view is not None and (len(b.view) > 15 or any(n < 1 for n in b.view) or prod(b.view) > b.size):
-        yield f"has the view {b.view}"
+    if not b.view_fits:
+        yield f"has the view {b.view}" + (f" with the rows of {len(b.rows)} items" if b.rows else "")
         return
     for which in ("scale", "shift"):
         values = getattr(b, which)
@@ -239,7 +240,7 @@ def _floats(values: tuple[float, ...] | None) -> bytes:
 
 def _buffer(b: Buffer) -> dict[str, Any]:
     row = {name: getattr(b, name) for name in ("name", "bank", "offset", "shape", "layout", "role")}
-    return row | {"view": b.view or (), "scale": _floats(b.scale), "shift": _floats(b.shift)}
+    return row | {"view": b.view or (), "rows": b.rows, "scale": _floats(b.scale), "shift": _floats(b.shift)}
 
 
 def _parameter(p: Parameter, program: Program) -> dict[str, Any]:
@@ -413,9 +414,9 @@ class _Reader:
                 self.fail(at, f"buffer {b.name}: {len(blob)} bytes of float32")
             return tuple(np.frombuffer(blob, "<f4").tolist()) if blob else None
 
-        view = tuple(b.view) or None
+        view, rows = tuple(b.view) or None, tuple(b.rows)
         return Buffer(
-            b.name, b.bank, b.offset, tuple(b.shape), b.layout, b.role, view, floats(b.scale), floats(b.shift)
+            b.name, b.bank, b.offset, tuple(b.shape), b.layout, b.role, view, rows, floats(b.scale), floats(b.shift)
         )
 
     def _parameter(self, p: Any, bare: Program) -> Parameter:

@@ -102,6 +102,8 @@ class Declarations:
         shape = _shape(item.shape)
         layout = Layout.BLOCKED if len(shape) == 2 else Layout.LINEAR
         role, offset, view = Role.SCRATCH, -1, None
+        items: tuple[int, ...] = ()
+        seen = s.token_span(item.shape)
         for option in item.options:
             match option:
                 case s.At():
@@ -109,9 +111,9 @@ class Declarations:
                     if not 0 <= offset < 1 << 48:
                         raise Mistake(s.span(option.value), f"an address lies within 0..2^48, not at {offset}")
                 case s.View():
-                    view = _shape(option.shape)
-                    if prod(view) > prod(shape):
-                        raise Mistake(s.token_span(option.shape), f"the view is larger than the buffer, {item.shape}")
+                    view, seen = _shape(option.shape), s.token_span(option.shape)
+                case s.Rows():
+                    items = tuple(self.names.integer(n) for n in option.each)
                 case Token() if option in (x.value for x in Layout):
                     layout = Layout(str(option))
                 case Token() if option in (x.value for x in Role):
@@ -128,8 +130,12 @@ class Declarations:
             if len(shape) != 2 or shape[0] % rows or shape[1] % cols:
                 message = f"a blocked buffer is a whole number of {rows}x{cols} blocks, not {item.shape}"
                 raise Mistake(s.token_span(item.shape), message)
+        made = Buffer(name, bank, offset, shape, layout, role, view, items)
+        if not made.view_fits:
+            each = f" with rows {', '.join(map(str, items))}" if items else ""
+            raise Mistake(seen, f"the view{each} does not fit in the buffer, {item.shape}")
         self._written[name] = self.report.text, item.name
-        self.names.buffers[name] = Buffer(name, bank, offset, shape, layout, role, view)
+        self.names.buffers[name] = made
 
     def _vector(self, item: s.Vector, name: str) -> None:
         buffer = self.names.declared(name, item.buffer)

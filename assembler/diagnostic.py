@@ -20,6 +20,9 @@ SHOWN = 20
 ENOUGH = 1000
 """Mistakes that end a run: a broken line in a long loop is explained again in every iteration."""
 
+WIDEST = 200
+"""Characters that an error shows of a line: packed vectors are long ones."""
+
 CALLS = 6
 """Calls of blocks inside each other that an error lists."""
 
@@ -66,11 +69,21 @@ class Text:
         start, end = d.span
         begin = self._starts[self.line(start) - 1]
         line = self.text[begin:].split("\n", 1)[0].rstrip("\r")
-        column = start - begin
+        line, column = _around(line, start - begin)
         margin = "".join("\t" if c == "\t" else " " for c in line[:column])
         caret = "^" * max(1, min(end - start, len(line) - column))
         out = [f"{self.at(start)}: error: {d.message}", line, margin + caret]
         return "\n".join(out + [f"note: {n}" for n in (*d.notes, *self.notes)])
+
+
+def _around(line: str, column: int) -> tuple[str, int]:
+    """A line, cut to what is around a column if it is long, and where the column is then."""
+    if len(line) <= WIDEST:
+        return line, column
+    start = max(0, min(column - WIDEST // 2, len(line) - WIDEST))
+    shown = line[start : start + WIDEST]
+    before, behind = "..." * (start > 0), "..." * (start + WIDEST < len(line))
+    return before + shown + behind, column - start + len(before)
 
 
 class Report:

@@ -17,7 +17,7 @@ DECLARING = ("block", "buffer", "const", "include", "overlay", "param", "scale",
 STANDING = ("for", "last", "nop", "packet")
 """Keywords that begin anything else."""
 
-INSIDE = ("at", "clamp", "in", "view")
+INSIDE = ("at", "clamp", "in", "rows", "view")
 """Keywords elsewhere, which are names in other places."""
 
 TAGS = ("blocked", "linear", "input", "output", "weight", "scratch")

@@ -91,7 +91,11 @@ class _Printer:
         if b.role is not Role.SCRATCH:
             words.word(b.role.value)
         words.word("at").put(NUMBER, b.offset)
-        return (words.word(f"view {'x'.join(map(str, b.view))}") if b.view else words).row()
+        if b.view:
+            words.word(f"view {'x'.join(map(str, b.view))}")
+        if b.rows:
+            words.word(f"rows {', '.join(map(str, b.rows))}")
+        return words.row()
 
     def _clamp(self, parameter: Parameter, patch: Patch) -> None:
         fields = self.clamps.setdefault((patch.packet, patch.mop), {})

@@ -206,11 +206,15 @@ class View(NamedTuple):
     shape: Token
 
 
+class Rows(NamedTuple):
+    each: tuple[Expr, ...]
+
+
 class BufferLine(NamedTuple):
     name: Token
     bank: Token
     shape: Token
-    options: tuple[Token | At | View, ...]
+    options: tuple[Token | At | View | Rows, ...]
 
 
 class Vector(NamedTuple):
@@ -262,6 +266,9 @@ class _Builder(Transformer[Token, Any]):
 
     def view(self, c: list[Any]) -> View:
         return View(*c)
+
+    def rows(self, c: list[Any]) -> Rows:
+        return Rows(tuple(c))
 
     def vector(self, c: list[Any]) -> Vector:
         return Vector(*c)

@@ -190,6 +190,7 @@ def _facts(program: Program) -> dict[str, Any]:
                 "offset": b.offset,
                 "shape": b.shape,
                 "view": b.view,
+                "rows": b.rows or None,
                 "layout": b.layout.value,
                 "role": b.role.value,
             }

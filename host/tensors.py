@@ -27,7 +27,8 @@ PACKED = "rsn.layout"
 def pack(buffer: Buffer, tensor: npt.NDArray[np.generic]) -> Array:
     """A tensor in the shape users see (`buffer.view`, else `buffer.shape`) to the buffer's elements in memory order.
 
-    Padding is 0. Raises `TensorError` naming the buffer for another shape or dtype than float32.
+    Padding is 0; what an item has beyond the buffer's rows of it is left out. Raises `TensorError` naming the buffer
+    for another shape or dtype than float32.
     """
     want = buffer.view or buffer.shape
     if tensor.dtype != np.float32:
@@ -37,29 +38,36 @@ def pack(buffer: Buffer, tensor: npt.NDArray[np.generic]) -> Array:
     values: Array = tensor.reshape(want).astype(np.float32, copy=False)
     if buffer.shape != want:
         full = np.zeros(buffer.shape, np.float32)
-        _viewed(full, buffer)[...] = values
+        if len(want) == 3:
+            for item, (at, rows) in zip(values, buffer.items, strict=True):
+                full[at : at + rows, : want[2]] = item[:rows]
+        else:
+            full[tuple(slice(n) for n in want)] = values
         values = full
     return block(values) if buffer.layout is Layout.BLOCKED else np.ascontiguousarray(values).reshape(-1)
 
 
 def unpack(buffer: Buffer, flat: Array) -> Array:
-    """The buffer's elements in memory order to the shape users see, scale and shift applied."""
+    """The buffer's elements in memory order to the shape users see, scale and shift applied. What an item has beyond
+    the buffer's rows of it is 0."""
     matrix = unblock(flat, *buffer.shape) if buffer.layout is Layout.BLOCKED else flat.reshape(buffer.shape)
-    out = np.ascontiguousarray(_viewed(matrix, buffer))
-    if buffer.scale is not None:
-        out = out * np.asarray(buffer.scale, np.float32)
-    if buffer.shift is not None:
-        out = out + np.asarray(buffer.shift, np.float32)
+    view = buffer.view or buffer.shape
+    if len(view) != 3:
+        return _finished(buffer, matrix[tuple(slice(n) for n in view)])
+    out = np.zeros(view, np.float32)
+    for item, (at, rows) in zip(out, buffer.items, strict=True):
+        item[:rows] = _finished(buffer, matrix[at : at + rows, : view[2]])
     return out
 
 
-def _viewed(stored: Array, buffer: Buffer) -> Array:
-    """The part of a stored matrix that users see."""
-    view = buffer.view or buffer.shape
-    if len(view) == 3:
-        pitch = buffer.shape[0] // view[0]
-        return stored.reshape(view[0], pitch, -1)[:, : view[1], : view[2]]
-    return stored[tuple(slice(n) for n in view)]
+def _finished(buffer: Buffer, values: Array) -> Array:
+    """A copy with the buffer's scale and shift."""
+    out = np.array(values)
+    if buffer.scale is not None:
+        out *= np.asarray(buffer.scale, np.float32)
+    if buffer.shift is not None:
+        out += np.asarray(buffer.shift, np.float32)
+    return out
 
 
 class Weights(Mapping[str, Array]):

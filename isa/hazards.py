@@ -233,14 +233,16 @@ def _wanted(b: Buffer, starts: Ints, ends: Ints) -> int:
     if len(b.shape) == 1 or len(view) == 1:
         return int((np.minimum(ends, view[0]) - starts).clip(0).sum()) if len(view) == 1 else int((ends - starts).sum())
     rows, cols = view[-2:]
-    pitch = b.shape[0] // (view[0] if len(view) == 3 else 1)
+    there = np.zeros(b.shape[0], np.bool_)
+    for first, count in b.items if len(view) == 3 else [(0, rows)]:
+        there[first : first + count] = True
     if b.layout is Layout.BLOCKED:
         grain, width = BLOCK, b.shape[1] // BLOCK_COLS
         row, col = np.divmod(np.arange(b.size // BLOCK), width)
-        seen = ((row * BLOCK_ROWS % pitch < rows) | (pitch % BLOCK_ROWS > 0)) & (col * BLOCK_COLS < cols)
+        touched = np.any(there.reshape(-1, BLOCK_ROWS), axis=1)
+        seen = touched[row] & (col * BLOCK_COLS < cols)
     else:
-        grain = b.shape[1]
-        seen = np.arange(b.shape[0]) % pitch < rows
+        grain, seen = b.shape[1], there
     sums = np.concatenate([[0], np.cumsum(seen)])
     hit = sums[-(-ends // grain)] > sums[starts // grain]
     return int((ends - starts)[hit].sum())

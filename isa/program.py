@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 from functools import cached_property
@@ -15,7 +15,7 @@ import numpy.typing as npt
 from .datapath import Overlay
 from .errors import ProgramError, TensorError
 from .fields import Record
-from .layout import padded
+from .layout import BLOCK_ROWS, padded
 from .packet import Packet, Words, encode_image
 
 Array = npt.NDArray[np.float32]
@@ -35,13 +35,19 @@ class Role(Enum):
     SCRATCH = "scratch"
 
 
+MOST_ROWS = 1 << 20
+"""Of an item that a view shows whole though the buffer holds less of it: such a tensor is larger than the buffer."""
+
+
 @dataclass(frozen=True)
 class Buffer:
     """A named piece of off-chip memory.
 
     offset in address units of the overlay; shape as stored (rows, columns) or (elements,), padding included.
     view: the shape that users see, (batch, rows, columns) or less: item b lies at rows b*pitch.. of the stored matrix,
-    pitch = rows // batch, and the rest is padding. scale, shift: per column, applied to an output when it is read.
+    pitch = rows // batch, and the rest is padding. rows: of each item, where they differ: item b then lies in whole
+    blocks of 128 rows behind item b - 1, and what a user's tensor has beyond is not there. scale, shift: per column,
+    applied to an output when it is read.
     """
 
     name: str
@@ -51,6 +57,7 @@ class Buffer:
     layout: Layout = Layout.BLOCKED
     role: Role = Role.SCRATCH
     view: tuple[int, ...] | None = None
+    rows: tuple[int, ...] = ()
     scale: tuple[float, ...] | None = None
     shift: tuple[float, ...] | None = None
 
@@ -58,6 +65,38 @@ class Buffer:
     def size(self) -> int:
         """Elements, padding included."""
         return prod(self.shape)
+
+    @property
+    def view_fits(self) -> bool:
+        """Whether what users see is there."""
+        view, shape = self.view, self.shape
+        if view is None:
+            return not self.rows
+        if not view or min(view) < 1:
+            return False
+        if self.rows:
+            return (
+                len(view) == 3
+                and len(shape) == 2
+                and len(self.rows) == view[0]
+                and all(1 <= n <= view[1] <= MOST_ROWS for n in self.rows)
+                and sum(padded(n, BLOCK_ROWS) for n in self.rows) <= shape[0]
+                and view[2] <= shape[1]
+            )
+        if len(shape) == 1:
+            return len(view) == 1 and view[0] <= shape[0]
+        if len(view) == 3:
+            return shape[0] % view[0] == 0 and view[1] <= shape[0] // view[0] and view[2] <= shape[1]
+        return len(view) == 2 and view[0] <= shape[0] and view[1] <= shape[1]
+
+    @property
+    def items(self) -> Iterator[tuple[int, int]]:
+        """The items of a three-dimensional view: the stored row where each begins, and how many it has."""
+        batch, rows, _ = self.view or ()
+        at = 0
+        for b in range(batch):
+            yield at, self.rows[b] if self.rows else rows
+            at += padded(self.rows[b], BLOCK_ROWS) if self.rows else self.shape[0] // batch
 
 
 @dataclass(frozen=True)

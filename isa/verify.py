@@ -160,8 +160,9 @@ def _buffers(program: Program) -> Iterator[Finding]:
         blocked = b.layout is Layout.BLOCKED
         if blocked and (len(b.shape) != 2 or b.shape[0] % 128 or b.shape[1] % 64):
             yield Finding("B04", f"shape {_x(b.shape)} is no whole number of 128x64 blocks", where)
-        if b.view is not None and not _view_fits(b.view, b.shape):
-            yield Finding("B05", f"view {_x(b.view)} does not fit in shape {_x(b.shape)}", where)
+        if not b.view_fits:
+            rows = f" with rows {', '.join(map(str, b.rows))}" if b.rows else ""
+            yield Finding("B05", f"view {_x(b.view or ())}{rows} does not fit in shape {_x(b.shape)}", where)
         for name, values in (("scale", b.scale), ("shift", b.shift)):
             if values is not None and len(values) != (b.view or b.shape)[-1]:
                 yield Finding("B06", f"{name} has {len(values)} values for {(b.view or b.shape)[-1]} columns", where)
@@ -169,16 +170,6 @@ def _buffers(program: Program) -> Iterator[Finding]:
 
 def _x(shape: tuple[int, ...]) -> str:
     return "x".join(map(str, shape))
-
-
-def _view_fits(view: tuple[int, ...], shape: tuple[int, ...]) -> bool:
-    if not view or min(view) < 1:
-        return False
-    if len(shape) == 1:
-        return len(view) == 1 and view[0] <= shape[0]
-    if len(view) == 3:
-        return shape[0] % view[0] == 0 and view[1] <= shape[0] // view[0] and view[2] <= shape[1]
-    return len(view) == 2 and view[0] <= shape[0] and view[1] <= shape[1]
 
 
 def _preloaded(program: Program) -> Iterator[Finding]:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from itertools import groupby
 from typing import Any
 
@@ -64,7 +64,14 @@ class Traced:
             raise TensorError("the layers' attention masks hide different keys; the machine has one length a sequence")
         needed = {x for node in (*self.after, self.interface.result) for x in node.all_input_nodes}
         state = {node: value for node, value in environment.items() if node in needed}
+        for i, (given, most) in enumerate(zip(lengths[0] if lengths else (), self.network.rows, strict=False)):
+            if given > most:
+                raise TensorError(f"sequence {i} has {given} rows; compiled for at most {most} (lengths)")
         return {name: x.reshape(batch, seq, -1) for name, x in inputs.items()}, lengths[0] if lengths else None, state
+
+    def with_lengths(self, lengths: Sequence[int]) -> Traced:
+        """The same for sequences of at most so many rows. Raises `ScheduleError`."""
+        return replace(self, network=self.network.with_lengths(lengths))
 
     def epilogue(self, outputs: Mapping[str, Array], state: Environment) -> Any:
         """What runs after the machine: the module's result, in the module's own structure.
@@ -84,7 +91,7 @@ class Traced:
         """A table of the module's operators: where each runs, and why."""
         network = self.network
         summary = (
-            f"{network.batch} x {network.seq} rows, {len(network.layers)} layers on the machine, "
+            f"{network.size}, {len(network.layers)} layers on the machine, "
             f"inputs {', '.join(network.inputs)}, outputs {', '.join(x.name for x in network.outputs)}"
         )
         table = [("module", "runs on", "why", "operators")]

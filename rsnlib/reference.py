@@ -49,7 +49,8 @@ def _attention(
     shape = network.batch, network.seq, layer.heads, layer.head_dim
     q, k, v = (known[name].view(shape).transpose(1, 2) for name in (layer.q, layer.k, layer.v))
     mask = None
-    if layer.masked and lengths is not None:
-        mask = (torch.arange(network.seq) < torch.from_numpy(lengths)[:, None])[:, None, None, :]
+    keys = lengths if layer.masked and lengths is not None else np.array(network.rows, np.int64)
+    if (keys < network.seq).any():
+        mask = (torch.arange(network.seq) < torch.from_numpy(keys)[:, None])[:, None, None, :]
     y = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=1.0)
     return y.transpose(1, 2).reshape(network.batch, network.seq, -1)

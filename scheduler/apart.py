@@ -36,7 +36,7 @@ def lower_as(s: Sequences, att: Attention, kind: MappingType | None = None) -> N
         case MappingType.B | MappingType.C:
             lower_apart(s, att)
         case MappingType.D:
-            if s.schedule.balance and s.seq_blocks == streamed.BLOCKS:
+            if s.schedule.balance and all(span.blocks == streamed.BLOCKS for span in s.spans):
                 streamed.lower_streamed(s, att)
             else:
                 lower_attention(s, att)
@@ -82,27 +82,27 @@ def lower_scores(s: Sequences, att: Attention, scores: str) -> None:
         tile = Tile(lag=lag)
         s.tiles.append(tile)
         lower_slot_scores(s, att, slot, tile, stored=True)
-        row = slot.sequence * s.seq_blocks + slot.start
+        row = s.spans[slot.sequence].start + slot.start
         if slot.alone:
             for m in range(slot.heads):
-                tile.stores.append(s.blocks(scores, row, 1, (slot.head + m) * width, width, f"MemC{m}", store=True))
+                tile.stores.append(s.blocks(scores, row, 1, (slot.head + m) * width, 2, f"MemC{m}", store=True))
             continue
         for i, rows in enumerate(slot.q):
             for j, keys in enumerate(slot.k):
                 if not rows:
                     continue
-                at, col = row + (slot.q[0] if i else 0), slot.head * width + (2 * slot.k[0] if j else 0)
-                tile.stores.append(s.blocks(scores, at, rows, col, 2 * keys, f"MemC{2 * i + j}", store=True))
+                at = row + (slot.q[0] if i else 0)
+                for head in range(slot.head, slot.head + slot.heads):
+                    col = head * width + (2 * slot.k[0] if j else 0)
+                    tile.stores.append(s.blocks(scores, at, rows, col, 2 * keys, f"MemC{2 * i + j}", store=True))
 
 
 def lower_values(s: Sequences, att: Attention, scores: str) -> None:
     """P V on MME 4 and 5, the only ones that MemB2 with its untransposed V reaches. Both get P through MemA2, which
     sends them the tiles of two row blocks in turns; a tile takes as long as a product, so that they work at half rate.
     """
-    keys = s.seq_blocks
-    parts = [(at, min(VALUE_ROWS, keys - at)) for at in range(0, keys, VALUE_ROWS)]
-    for sequence in range(s.net.batch):
-        row0 = sequence * keys
+    for row0, keys, _ in s.spans:
+        parts = [(at, min(VALUE_ROWS, keys - at)) for at in range(0, keys, VALUE_ROWS)]
         for head in range(att.heads):
             for start in range(0, keys, 2):
                 tile = Tile()
@@ -116,14 +116,13 @@ def lower_values(s: Sequences, att: Attention, scores: str) -> None:
                     if start == 0 or len(parts) > 1:
                         times = -(-keys // 2) if len(parts) == 1 else 1
                         s.mem["MemB2"].append(Job(load, {"send": 1, "acc_a": times, "acc_b": 1, "acc_k": count}))
-                _row_pair(s, att, scores, tile, head, row0 + start, rows)
+                _row_pair(s, att, scores, tile, head, row0 + start, rows, keys)
 
 
-def _row_pair(s: Sequences, att: Attention, scores: str, tile: Tile, head: int, row: int, rows: int) -> None:
+def _row_pair(s: Sequences, att: Attention, scores: str, tile: Tile, head: int, row: int, rows: int, keys: int) -> None:
     """One row block of a head on MME 4, the next on MME 5."""
-    keys = s.seq_blocks
     for k in range(keys):
-        tile.loads.append(s.blocks(scores, row, rows, 2 * (head * keys + k), 2, "MemA2"))
+        tile.loads.append(s.blocks(scores, row, rows, 2 * (head * s.seq_blocks + k), 2, "MemA2"))
         s.mem["MemA2"].append(
             Job({"load": 1, "dim1": BLOCK_ROWS * rows, "dim2": 128}, {"send": 1, "acc_a": rows, "acc_b": 1})
         )

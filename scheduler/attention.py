@@ -6,7 +6,7 @@ slot is one step of that pipeline: its scores go with the values of the slot bef
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -29,7 +29,8 @@ STORE_LAG = 3
 
 @dataclass
 class Slot:
-    """One step of the attention pipeline. q, k: row and key blocks per half; start: first row block of the sequence."""
+    """One step of the attention pipeline. q, k: row and key blocks per half, of each of `heads` heads; start: first row
+    block of the sequence."""
 
     sequence: int
     head: int
@@ -68,16 +69,20 @@ def hurry(tiles: Sequence[Tile]) -> None:
 
 def check(s: Sequences, att: Attention, most: int = MOST_SENT) -> None:
     """What the machine cannot do, with the layer's name. most: key tiles that a MemC pair can hand on."""
-    rows = f"{att.path}: {s.net.seq} rows a sequence"
-    if s.net.seq % BLOCK_ROWS and not s.extended:
-        raise UnsupportedError(
-            f"{rows}; without masks (overlay {s.overlay.name}) it must be a multiple of {BLOCK_ROWS}"
-        )
-    if s.seq_blocks == 1 and not s.extended:
-        raise UnsupportedError(
-            f"{rows}; overlay {s.overlay.name} splits the keys over two MemC and needs at least {2 * BLOCK_ROWS}"
-        )
+    if not s.extended:
+        for span in s.spans:
+            rows = f"{att.path}: {span.rows} rows a sequence"
+            if span.rows % BLOCK_ROWS:
+                raise UnsupportedError(
+                    f"{rows}; without masks (overlay {s.overlay.name}) it must be a multiple of {BLOCK_ROWS}"
+                )
+            if span.blocks == 1:
+                least = 2 * BLOCK_ROWS
+                raise UnsupportedError(
+                    f"{rows}; overlay {s.overlay.name} splits the keys over two MemC and needs at least {least}"
+                )
     if s.seq_blocks > most:
+        rows = f"{att.path}: {max(s.net.rows)} rows a sequence"
         way_out = (
             "mapping type B takes the scores through DDR, and 1024 rows"
             if most == MOST_SENT
@@ -95,7 +100,7 @@ def mask_of(s: Sequences, att: Attention, sequence: int, key_block: int, keys: i
     if not s.extended:
         return {}
     base = key_block * BLOCK_ROWS
-    cols: Any = max(0, min(keys * BLOCK_ROWS, s.net.seq - base))
+    cols: Any = max(0, min(keys * BLOCK_ROWS, s.spans[sequence].rows - base))
     if att.masked:
         cols = Length(sequence, base, keys * BLOCK_ROWS)
     elif cols == keys * BLOCK_ROWS:
@@ -105,30 +110,29 @@ def mask_of(s: Sequences, att: Attention, sequence: int, key_block: int, keys: i
 
 def slots_of(s: Sequences, att: Attention) -> list[Slot]:
     """The steps in which heads go through the machine."""
-    return _single_slots(s, att) if s.seq_blocks == 1 else _pair_slots(s, att)
+    return [
+        slot
+        for sequence, span in enumerate(s.spans)
+        for slot in (_single_slots if span.blocks == 1 else _pair_slots)(
+            sequence, span.blocks, att, s.schedule.heads_per_slot
+        )
+    ]
 
 
-def _single_slots(s: Sequences, att: Attention) -> list[Slot]:
-    """Sequences of one row block: each of MME 0-3 serves a head of its own."""
-    out = []
-    for sequence in range(s.net.batch):
-        for head in range(0, att.heads, 4):
-            n = min(4, att.heads - head)
-            out.append(Slot(sequence, head, heads=n, alone=True, q=(1, 1), k=(1, 1)))
-    return out
+def _single_slots(sequence: int, blocks: int, att: Attention, most: int) -> Iterator[Slot]:
+    """A sequence of one row block: each of MME 0-3 serves a head of its own."""
+    for head in range(0, att.heads, most):
+        yield Slot(sequence, head, heads=min(most, att.heads - head), alone=True, q=(1, 1), k=(1, 1))
 
 
-def _pair_slots(s: Sequences, att: Attention) -> list[Slot]:
-    """Longer sequences: one head at a time; row halves on MemA0 and MemA1, key halves on MemB0 and MemB1; at most
-    four row blocks a slot."""
-    blocks = s.seq_blocks
-    keys = halved(blocks)
-    out = []
-    for sequence in range(s.net.batch):
-        for head in range(att.heads):
-            for start in range(0, blocks, 4):
-                out.append(Slot(sequence, head, q=halved(min(4, blocks - start)), k=keys, start=start))
-    return out
+def _pair_slots(sequence: int, blocks: int, att: Attention, most: int) -> Iterator[Slot]:
+    """A longer sequence: row halves on MemA0 and MemA1, key halves on MemB0 and MemB1; at most four row blocks a slot.
+    One head at a time, or two of two row blocks, of which MemB2 holds the values."""
+    step = min(most, 2) if blocks == 2 else 1
+    for head in range(0, att.heads, step):
+        for start in range(0, blocks, 4):
+            q = halved(min(4, blocks - start))
+            yield Slot(sequence, head, heads=min(step, att.heads - head), q=q, k=halved(blocks), start=start)
 
 
 def halved(blocks: int) -> tuple[int, int]:
@@ -153,7 +157,7 @@ def _handed_on(rows: int, keys: int, stored: bool) -> dict[str, Any]:
 
 def _scores_single(s: Sequences, att: Attention, slot: Slot, tile: Tile, stored: bool) -> None:
     """Heads h, h+1 share MemA0, h+2, h+3 MemA1; h, h+2 share MemB0, h+1, h+3 MemB1. Each goes to its own MME."""
-    n, row, col = slot.heads, slot.sequence, slot.head
+    n, row, col = slot.heads, s.spans[slot.sequence].start, slot.head
     for i in range(2):
         count = max(0, min(2, n - 2 * i))
         if count:
@@ -188,36 +192,36 @@ def _scores_single(s: Sequences, att: Attention, slot: Slot, tile: Tile, stored:
 
 
 def _scores_pair(s: Sequences, att: Attention, slot: Slot, tile: Tile, stored: bool) -> None:
-    row0 = slot.sequence * s.seq_blocks
-    q, k = slot.q, slot.k
+    row0 = s.spans[slot.sequence].start
+    q, k, n = slot.q, slot.k, slot.heads  # of several heads q and k are one block each
     groups = [i for i in range(2) if q[i]]
     for i in groups:
         at = row0 + slot.start + (q[0] if i else 0)
-        tile.loads.append(s.blocks(att.q, at, q[i], slot.head, 1, f"MemA{i}"))
+        tile.loads.append(s.blocks(att.q, at, q[i], slot.head, n, f"MemA{i}"))
         s.mem[f"MemA{i}"].append(
-            Job({"load": 1, "dim1": 128 * q[i], "dim2": 64}, {"send": 1, "acc_a": q[i], "acc_b": k[0]})
+            Job({"load": 1, "dim1": 128 * q[i] * n, "dim2": 64}, {"send": 1, "acc_a": q[i] * n, "acc_b": k[0]})
         )
     for j in range(2):
         at = row0 + (k[0] if j else 0)
-        tile.loads.append(s.blocks(att.k, at, k[j], slot.head, 1, f"MemB{j}"))
+        tile.loads.append(s.blocks(att.k, at, k[j], slot.head, n, f"MemB{j}"))
         s.mem[f"MemB{j}"].append(
             Job(
-                {"load": 1, "transpose": 1, "dim1": 64, "dim2": 128 * k[j]},
-                {"send": 1, "acc_a": q[0], "acc_b": k[j]},
+                {"load": 1, "transpose": 1, "dim1": 64, "dim2": 128 * k[j] * n},
+                {"send": 1, "acc_a": q[0], "acc_b": k[j] * n},
             )
         )
     for a in range(q[0]):
         active = [i for i in groups if a < q[i]]
         for halves, tiles in (((0, 1), k[1]), ((0,), k[0] - k[1])):  # the even MMEs alone take the odd key tile
-            s.route("MeshA", [f"a{i}_{2 * i + h}" for i in active for h in halves], tiles)
-            s.route("MeshB", [f"b{h}_{2 * i + h}" for i in active for h in halves], tiles)
+            s.route("MeshA", [f"a{i}_{2 * i + h}" for i in active for h in halves], tiles * n)
+            s.route("MeshB", [f"b{h}_{2 * i + h}" for i in active for h in halves], tiles * n)
     for i in groups:
         for j in range(2):
-            score_op(s, 2 * i + j, q[i], k[j])
+            score_op(s, 2 * i + j, q[i] * n, k[j])
             s.mem[f"MemC{2 * i + j}"].append(
                 Job(
-                    {"recv": 1, "k_iter": 1, "recv_a": q[i], "recv_b": k[j], "softmax": 1},
-                    _handed_on(q[i], k[j], stored),
+                    {"recv": 1, "k_iter": 1, "recv_a": q[i] * n, "recv_b": k[j], "softmax": 1},
+                    _handed_on(q[i] * n, k[j], stored),
                     recv_config=mask_of(s, att, slot.sequence, k[0] if j else 0, k[j], alone=False),
                 )
             )
@@ -255,7 +259,7 @@ def lower_slot_values(s: Sequences, att: Attention, slot: Slot, tile: Tile) -> N
 
 
 def _values_single(s: Sequences, att: Attention, slot: Slot, tile: Tile) -> None:
-    n, row, col = slot.heads, slot.sequence, slot.head
+    n, row, col = slot.heads, s.spans[slot.sequence].start, slot.head
     for h in range(n):
         tile.loads.append(s.blocks(att.v, row, 1, col + h, 1, "MemB2"))
     s.mem["MemB2"].append(
@@ -281,35 +285,37 @@ def _values_single(s: Sequences, att: Attention, slot: Slot, tile: Tile) -> None
 
 
 def _values_pair(s: Sequences, att: Attention, slot: Slot, tile: Tile) -> None:
-    row0 = slot.sequence * s.seq_blocks
-    q, k = slot.q, slot.k
+    row0, blocks, _ = s.spans[slot.sequence]
+    q, k, n = slot.q, slot.k, slot.heads
     groups = [i for i in range(2) if q[i]]
-    parts = [(at, min(4, s.seq_blocks - at)) for at in range(0, s.seq_blocks, 4)]
+    parts = [(at, min(4, blocks - at)) for at in range(0, blocks, 4)]
     repeats = 1 if len(parts) == 1 else q[0]
     for repeat in range(repeats):
         for start, count in parts:
             load: dict[str, Any] = {}
             if repeat == 0:
-                tile.loads.append(s.blocks(att.v, row0 + start, count, slot.head, 1, "MemB2"))
-                load = {"load": 1, "dim1": 128 * count, "dim2": 64}
+                for head in range(slot.head, slot.head + n):
+                    tile.loads.append(s.blocks(att.v, row0 + start, count, head, 1, "MemB2"))
+                load = {"load": 1, "dim1": 128 * count * n, "dim2": 64}
             rows = q[0] if len(parts) == 1 else 1
-            s.mem["MemB2"].append(Job(load, {"send": 1, "acc_a": rows, "acc_b": 1, "acc_k": count}))
-    for a in range(q[0]):
-        active = [i for i in groups if a < q[i]]
+            s.mem["MemB2"].append(Job(load, {"send": 1, "acc_a": rows, "acc_b": 1, "acc_k": count * n}))
+    for a in range(q[0] * n):
+        active = [i for i in groups if a < q[i] * n]
         for j in range(2):
             s.route("MeshA", [f"c{2 * i + j}_{4 + i}" for i in active], k[j])
-        s.route("MeshB", [f"b2_{4 + i}" for i in active], s.seq_blocks)
+        s.route("MeshB", [f"b2_{4 + i}" for i in active], blocks)
     for i in groups:
-        value_op(s, 4 + i, q[i], s.seq_blocks)
+        for _ in range(n):
+            value_op(s, 4 + i, q[i], blocks)
         c = f"MemC{4 + i}"
         s.mem[c].append(
             Job(
-                {"recv": 1, "k_iter": 1, "recv_a": q[i], "recv_b": 1},
-                {"store": 1, "dim1": 128 * q[i], "dim2": 64},
+                {"recv": 1, "k_iter": 1, "recv_a": q[i] * n, "recv_b": 1},
+                {"store": 1, "dim1": 128 * q[i] * n, "dim2": 64},
             )
         )
         at = row0 + slot.start + (q[0] if i else 0)
-        slot.tile.stores.append(s.blocks(att.y, at, q[i], slot.head, 1, c, store=True))
+        slot.tile.stores.append(s.blocks(att.y, at, q[i], slot.head, n, c, store=True))
 
 
 def _same_but(a: f.Mme, b: f.Mme, name: str) -> bool:

@@ -13,15 +13,16 @@ from typing import Any
 
 import numpy as np
 
-from ..isa.errors import UnsupportedError
+from ..isa.errors import ScheduleError, UnsupportedError
 from ..isa.layout import BLOCK, BLOCK_COLS, padded
 from ..isa.overlays import xnn_formats as f
 from ..isa.program import Buffer
-from .memory import Columns, column_tiles, stored_vector, stored_weight
+from .memory import Columns, stored_vector, stored_weight
 from .order import BLOCK_UNITS, Tile
 from .schedule import Loops
 from .segment import Activation, Array, Gemm
 from .sequences import Job, Sequences
+from .tiles import RowTile, column_tiles, row_tiles
 
 MOST_BIAS = 2048
 """Columns of the bias that an MME holds."""
@@ -29,26 +30,6 @@ MOST_B_ITER = 15
 """What an MME op's b_iter counts to."""
 LN_EPS = 1e-6
 """What the base machine's LayerNorm adds to the variance."""
-
-
-@dataclass(frozen=True)
-class RowTile:
-    """Rows of one output tile: `groups` MemA with `acc` row blocks each, from row block `start` on."""
-
-    start: int
-    groups: int
-    acc: int
-
-
-def row_tiles(blocks: int, largest: int) -> list[RowTile]:
-    """Cut `blocks` row blocks into tiles that three MemA of two row blocks can hold."""
-    shapes = {1: (1, 1), 2: (2, 1), 3: (3, 1), 4: (2, 2), 6: (3, 2)}
-    out, at = [], 0
-    while at < blocks:
-        n = max(s for s in shapes if s <= min(blocks - at, largest))
-        out.append(RowTile(at, *shapes[n]))
-        at += n
-    return out
 
 
 @dataclass(frozen=True)
@@ -83,7 +64,7 @@ def lower_gemms(s: Sequences, gemms: Sequence[Gemm]) -> None:
     way (paper section 5.3).
     """
     parts = [part for gemm in gemms for part in _parts(s, gemm)]
-    tiles = row_tiles(s.row_blocks, s.schedule.tile_rows)
+    tiles = row_tiles(s.row_blocks, s.cuts[gemms[0].y])
     if s.schedule.loops is Loops.COLUMNS:
         groups = [[part] for part in parts]
     else:
@@ -98,7 +79,9 @@ def _parts(s: Sequences, gemm: Gemm) -> list[_Part]:
     x, y = s.columns[gemm.x], s.columns[gemm.y]
     if gemm.norm is not None:
         _check_norm(s, gemm, y)
-    passes, halves, acc_b = column_tiles(y.stored // 128, s.schedule.tile_cols, gemm.norm is not None)
+        if s.cuts[gemm.y].mme_cols == 1:
+            raise ScheduleError(f"mme_cols=1: the LayerNorm of {gemm.path} takes two MMEs' columns")
+    passes, halves, acc_b = column_tiles(y.stored // 128, s.cuts[gemm.y], gemm.norm is not None)
     plan = _Plan(y, x.used // 128, passes, halves, acc_b, _post_op(s, gemm))
     cols = passes * halves * acc_b * 128
     weight = s.weight(f"{gemm.path}.weight", (x.used, cols), lambda: stored_weight(gemm, x, y, cols))

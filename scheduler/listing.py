@@ -36,6 +36,8 @@ class _Job:
     access: Access
     rule: Rule
     rank: int
+    behind: tuple[int, ...] = ()
+    """Numbers of jobs that a drain puts before it."""
 
 
 def list_accesses(
@@ -63,7 +65,7 @@ def list_accesses(
         where=lambda unit, origin: f"uOP {origin}",
     )
     streams = {c.name: c.number for c in traces.net.channels}
-    needs, needs_at = _needs([job.access for job in jobs])
+    needs, needs_at = _needs(jobs)
     stores = np.array([job.access.store for job in jobs], bool)
     names = [f"{job.access.peer}->DDR" if job.access.store else f"DDR->{job.access.peer}" for job in jobs]
     seconds = overlay.rates["ddr_write_gbs"].seconds
@@ -91,11 +93,13 @@ def _jobs(tiles: Sequence[Tile], loads: Mapping[str, Sequence[int]], schedule: S
     """Accesses in the order of the tiles, cut to what DDR may choose from."""
     wanted = {unit: deque(blocks) for unit, blocks in loads.items()}
     at = 0
+    stored: dict[str, int] = {}  # the last store of each unit, which keeps the order of its own
+    drained: dict[str, tuple[int, ...]] = {}  # by unit that has not loaded since the last drain
     for tile in tiles:
         rule = HARDWARE if schedule.interleave is Interleave.HARDWARE else schedule.rule(tile.kind)
         for access in tile.loads:
             for piece in _as_loaded(access, wanted[access.peer]):
-                yield _Job(piece, rule, at)
+                yield _Job(piece, rule, at, drained.pop(access.peer, ()))
                 at += 1
         pieces: dict[str, int] = {}
         for access in tile.stores:
@@ -105,7 +109,10 @@ def _jobs(tiles: Sequence[Tile], loads: Mapping[str, Sequence[int]], schedule: S
                 # the left half of the columns is in the even MemCs
                 place = (int(access.peer[-1]) % 2 * 64 + turn) * 8 if rule.by_columns else 0
                 yield _Job(piece, rule, (at << 10 if not rule.by_columns else (at - at % 64 << 10)) + place)
+                stored[access.peer] = at
                 at += 1
+        if tile.drain:
+            drained = dict.fromkeys(wanted, tuple(stored.values()))
 
 
 def _as_loaded(access: Access, wanted: deque[int]) -> Iterator[Access]:
@@ -141,16 +148,17 @@ def _as_stored(access: Access, most: int) -> Iterator[Access]:
             yield access._replace(addr=addr, blocks=min(most, access.blocks - start), chunks=1, stride=0)
 
 
-def _needs(accesses: Sequence[Access]) -> tuple[Any, Any]:
-    """For each access those before it that touch the same memory, one of the two being a store: a list of all, and
-    where each one's begin."""
+def _needs(jobs: Sequence[_Job]) -> tuple[Any, Any]:
+    """For each access those before it that touch the same memory, one of the two being a store, or that a drain puts
+    before it: a list of all, and where each one's begin."""
     writer: dict[int, int] = {}
     readers: dict[int, list[int]] = {}
     needs: list[int] = []
     at = [0]
-    for number, access in enumerate(accesses):
+    for number, job in enumerate(jobs):
+        access = job.access
         first = access.addr // BLOCK_UNITS
-        mine: set[int] = set()
+        mine = set(job.behind)
         for chunk in range(access.chunks):
             start = first + chunk * access.stride
             for block in range(start, start + access.blocks):

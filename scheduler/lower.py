@@ -7,13 +7,13 @@ from dataclasses import dataclass
 
 from ..isa.compiled import Timing
 from ..isa.datapath import Overlay
-from ..isa.errors import ScheduleError
 from ..isa.layout import BLOCK_ROWS, UNIT
 from ..isa.program import Buffer, Kernels, Layout, Role
 from .apart import lower_as
 from .gemm import lower_gemms
+from .groups import groups_of, kind_of
 from .memory import Arena
-from .schedule import Loops, Schedule
+from .schedule import Schedule
 from .segment import Array, Attention, Gemm, Network, Output
 from .sequences import Sequences
 
@@ -49,57 +49,19 @@ def lower(network: Network, overlay: Overlay, schedule: Schedule) -> Lowered:
     """Turn a network into kernel sequences for an XNN overlay. Raises `UnsupportedError` naming the layer."""
     sequences = Sequences(network, overlay, schedule)
     place_activations(sequences)
-    _check_rules(network, schedule)
-    for group in groups_of(network, schedule):
+    for group in groups_of(network, schedule.loops):
         first = len(sequences.tiles)
         if isinstance(group, Attention):
             lower_as(sequences, group, schedule.attention)
         else:
             lower_gemms(sequences, group)
+        kind = kind_of(group)
         for tile in sequences.tiles[first:]:
-            tile.kind = kind_of(group)
+            tile.kind = kind
+        if kind in schedule.drain:
+            sequences.tiles[-1].drain = True
     kernels = sequences.finish()
     return Lowered(kernels, Weights(sequences.weights), sequences.found)
-
-
-def groups_of(network: Network, schedule: Schedule) -> Iterator[list[Gemm] | Attention]:
-    """What is lowered together: products of the same activation that follow on each other, where they share slices."""
-    waiting: list[Gemm] = []
-    for layer in network.layers:
-        if waiting and not (isinstance(layer, Gemm) and schedule.loops is Loops.ROWS and _shares(waiting[-1], layer)):
-            yield waiting
-            waiting = []
-        if isinstance(layer, Gemm):
-            waiting = [*waiting, layer]
-        else:
-            yield layer
-    if waiting:
-        yield waiting
-
-
-def _check_rules(network: Network, schedule: Schedule) -> None:
-    """Raises `ScheduleError` for a rule about segments that are not there."""
-    kinds = {kind_of(group) for group in groups_of(network, schedule)}
-    for kind, _ in schedule.rules:
-        if kind not in kinds:
-            raise ScheduleError(f"rules.{kind!r}: there is no such segment; there are {', '.join(sorted(kinds))}")
-
-
-def kind_of(group: list[Gemm] | Attention) -> str:
-    """What segments that are alike have in common, as schedules name them: `gemm 1024x4096 gelu`."""
-    if isinstance(group, Attention):
-        return f"attention {group.heads}x{group.head_dim}"
-    gemm = group[0]
-    words = [f"gemm {'x'.join(map(str, gemm.weight.shape))}"]
-    words += [f"times {len(group)}"] if len(group) > 1 else []
-    words += [gemm.activation.value] if gemm.activation else []
-    words += ["residual"] if gemm.residual else []
-    words += ["norm"] if gemm.norm else []
-    return " ".join(words)
-
-
-def _shares(a: Gemm, b: Gemm) -> bool:
-    return a.x == b.x and not (a.residual or b.residual or a.norm or b.norm)
 
 
 def place_activations(s: Sequences) -> None:
@@ -118,7 +80,8 @@ def place_activations(s: Sequences) -> None:
         at = arena.take(shape[0] * shape[1] // UNIT)
         view = (s.net.batch, s.net.seq, cols.count) if role is not Role.SCRATCH else None
         scale, shift = (None, None) if output is None else (_plain(output.scale), _plain(output.shift))
-        s.buffers[name] = Buffer(name, "ddr", at, shape, Layout.BLOCKED, role, view, scale, shift)
+        rows = s.net.lengths if view is not None else ()
+        s.buffers[name] = Buffer(name, "ddr", at, shape, Layout.BLOCKED, role, view, rows, scale, shift)
 
     for name in s.net.inputs:
         add(name, Role.INPUT)

@@ -42,7 +42,7 @@ class Shape:
 
     @staticmethod
     def of(network: Network, attention: Attention) -> Shape:
-        return Shape(network.batch * attention.heads, padded(network.seq, BLOCK_ROWS))
+        return Shape(network.batch * attention.heads, padded(max(network.rows), BLOCK_ROWS))
 
 
 @dataclass(frozen=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -10,7 +11,9 @@ import numpy.typing as npt
 from ..isa.errors import UnsupportedError
 from ..isa.layout import padded
 from .segment import Array, Attention, Gemm, Network
+from .tiles import Tiles, column_tiles
 
+USUAL = Tiles()
 HEAD_COLS = 64
 """Columns of a head on the machine; narrower heads are padded (MemB2 holds 64, K = 64 mode multiplies 64)."""
 
@@ -46,24 +49,18 @@ class Columns:
         return g * self.pitch + i
 
 
-def column_tiles(blocks: int, most: int, whole: bool) -> tuple[int, int, int]:
-    """Cut `blocks` column blocks into equal tiles of at most `most`: tiles, halves (MemB) in use, blocks in a half.
-    `whole`: one tile over two MemCs, as a norm needs it."""
-    tiles = 1 if whole else -(-blocks // most)
-    halves = 2 if blocks > tiles or whole else 1
-    return tiles, halves, -(-blocks // (halves * tiles))
-
-
-def columns_of(network: Network, tile_cols: int, whole_tiles: bool = False) -> dict[str, Columns]:
+def columns_of(network: Network, cuts: Mapping[str, Tiles], whole_tiles: bool = False) -> dict[str, Columns]:
     """The column layout of every activation: heads get 64 columns each; what is computed in several column tiles and
-    stays on the machine lies in panels; everything else lies plain."""
+    stays on the machine lies in panels; everything else lies plain. cuts: how the product is cut that makes an
+    activation, where it is not cut as usual."""
     outputs = {o.name for o in network.outputs}
     out: dict[str, Columns] = {n: Columns(1, c, padded(c, 128)) for n, c in network.inputs.items()}
     for layer in network.layers:
         if isinstance(layer, Gemm):
             n = layer.weight.shape[1]
-            stored = padded(n, tile_cols * 128 if whole_tiles else 128)
-            tiles, halves, blocks = column_tiles(stored // 128, tile_cols, layer.norm is not None)
+            cut = cuts.get(layer.y, USUAL)
+            stored = padded(n, cut.tile_cols * 128 if whole_tiles else 128)
+            tiles, halves, blocks = column_tiles(stored // 128, cut, layer.norm is not None)
             panel = halves * blocks * 128 if tiles > 1 and layer.y not in outputs else None
             out[layer.y] = Columns(1, n, stored, panel)
     for layer in network.layers:

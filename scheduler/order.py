@@ -57,7 +57,8 @@ def _mop(peer: str, store: bool, blocks: int, chunks: int, stride: int) -> Ddr:
 class Tile:
     """What one output tile (or attention slot) loads and stores. Its stores go among the loads of the tile `lag` later:
     behind `ahead` of them, evenly spread over the next `within` (or all that follow). head: loads before the product's;
-    step: loads of one slice of K. kind: of the segment it belongs to."""
+    step: loads of one slice of K. kind: of the segment it belongs to. drain: nothing is loaded behind it before all is
+    stored."""
 
     loads: list[Access] = field(default_factory=list)
     stores: list[Access] = field(default_factory=list)
@@ -67,6 +68,7 @@ class Tile:
     within: int | None = None
     head: int = 0
     step: int = 1
+    drain: bool = False
 
 
 def order_accesses(tiles: Sequence[Tile], schedule: Schedule) -> Iterator[Ddr]:
@@ -107,5 +109,7 @@ def order_accesses(tiles: Sequence[Tile], schedule: Schedule) -> Iterator[Ddr]:
         queue.extend((i + tile.lag, store, *store.span) for store in tile.stores)
         if tile.stores:
             due[i + tile.lag] = tile
+        while tile.drain and queue:
+            yield queue.popleft()[1].mop()
     while queue:
         yield queue.popleft()[1].mop()

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import os
 import tomllib
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from enum import Enum
 from pathlib import Path
 from typing import Any
 
 from ..isa.errors import ScheduleError
 from .mapping import MappingType
+from .tiles import Tiles
 
 
 class Interleave(Enum):
@@ -62,42 +62,48 @@ class Loops(Enum):
     ROWS = "rows"
 
 
-@dataclass(frozen=True)
-class Schedule:
-    """How a network is put on the machine.
+@dataclass(frozen=True, kw_only=True)
+class Schedule(Tiles):
+    """How a network is put on the machine. What it says of tiles holds for all products but those in `tiles`.
 
-    tile_rows, tile_cols: the largest output tile, in 128-row and 128-column blocks (paper section 5.3: 768x1024).
-    loops: the order of tiles in products of one activation. balance: attention over three row blocks as a stream of row
-    tiles (`streamed`). whole_tiles: products are padded to whole output tiles of 768 (or 384) rows and 1024 columns, as
-    the published host does (contract section 6); without, tiles are cut to size. attention: its mapping type (section
-    2.2); None chooses by the roofline. rules: for Interleave.LISTED, by kind of segment; what is not there has the
-    default `Rule`.
+    interleave: how loads and stores share DDR. drain: kinds of segments whose stores are done before the next segment
+    loads; between all others they overlap (section 4.4). loops: the order of tiles in products of one activation.
+    whole_tiles: products are padded to whole output tiles of 768 (or 384) rows and 1024 columns, as the published host
+    does (contract section 6); without, tiles are cut to size. attention: its mapping type (section 2.2); None chooses
+    by the roofline. heads_per_slot: how many short heads, of one or two row blocks, are taken at once, at most.
+    balance: attention over three row blocks as a stream of row tiles (`streamed`). rules: for Interleave.LISTED, by
+    kind of segment; what is not there has the default `Rule`.
     """
 
     interleave: Interleave = Interleave.INTERLEAVED
-    tile_rows: int = 6
-    tile_cols: int = 8
+    drain: tuple[str, ...] = ()
     loops: Loops = Loops.COLUMNS
-    balance: bool = False
     whole_tiles: bool = False
     attention: MappingType | None = None
+    heads_per_slot: int = 4
+    balance: bool = False
+    tiles: tuple[tuple[str, Tiles], ...] = ()
     rules: tuple[tuple[str, Rule], ...] = ()
 
     def rule(self, kind: str) -> Rule:
         """How the stores of a kind of segment are listed."""
         return dict(self.rules).get(kind, Rule())
 
+    def tiles_of(self, kind: str) -> Tiles:
+        """How a kind of segment is cut."""
+        return dict(self.tiles).get(kind, self)
+
     def __post_init__(self) -> None:
-        if self.tile_rows not in (1, 2, 3, 4, 6):
-            raise ScheduleError(f"tile_rows={self.tile_rows}: MemA and MemC hold tiles of 1, 2, 3, 4 or 6 row blocks")
-        if not 1 <= self.tile_cols <= 8:
-            raise ScheduleError(f"tile_cols={self.tile_cols}: two MemC of 512 columns hold 1 to 8 column blocks")
-        if self.whole_tiles and (self.tile_rows, self.tile_cols) != (6, 8):
-            raise ScheduleError("whole_tiles goes with tile_rows = 6 and tile_cols = 8, the published tiles")
+        super().__post_init__()
+        if self.whole_tiles and (self.tiles or any(getattr(self, f.name) != f.default for f in fields(Tiles))):
+            raise ScheduleError("whole_tiles goes with tiles of 768x1024 on all MMEs, the published ones")
+        if self.heads_per_slot not in (1, 2, 4):
+            raise ScheduleError(f"heads_per_slot={self.heads_per_slot}: the first product has four MMEs, for 1, 2 or 4")
         if self.rules and self.interleave is not Interleave.LISTED:
             raise ScheduleError(f'rules go with interleave = "listed", not with {self.interleave.value!r}')
-        if len(dict(self.rules)) < len(self.rules):
-            raise ScheduleError("rules: two for the same kind of segment")
+        for name, kinds in (("rules", dict(self.rules)), ("tiles", dict(self.tiles)), ("drain", set(self.drain))):
+            if len(kinds) < len(getattr(self, name)):
+                raise ScheduleError(f"{name}: two for the same kind of segment")
 
 
 PAPER = Schedule()
@@ -120,30 +126,47 @@ def read_schedule(path: str | os.PathLike[str]) -> Schedule:
         raise ScheduleError(f"{path}: {e}") from None
 
 
+TABLES: dict[str, type[Tiles] | type[Rule]] = {"tiles": Tiles, "rules": Rule}
+"""Knobs that are tables, one entry for each kind of segment."""
+
+
 def _schedule(given: dict[str, Any]) -> Schedule:
-    rules = given.pop("rules", {})
-    if not isinstance(rules, dict) or not all(isinstance(r, dict) for r in rules.values()):
-        raise ScheduleError("rules is a table of tables, one for each kind of segment")
-    knobs = _knobs(Schedule, given, "")
-    named = tuple((kind, Rule(**_knobs(Rule, rule, f"rules.{kind!r}."))) for kind, rule in rules.items())
-    return Schedule(**knobs, rules=named)
+    tables: dict[str, Any] = {}
+    for name, made in TABLES.items():
+        table = given.pop(name, {})
+        if not isinstance(table, dict) or not all(isinstance(knobs, dict) for knobs in table.values()):
+            raise ScheduleError(f"{name} is a table of tables, one for each kind of segment")
+        tables[name] = tuple((kind, _entry(made, knobs, f"{name}.{kind!r}")) for kind, knobs in table.items())
+    return Schedule(**_knobs(Schedule, given, ""), **tables)
 
 
-def _knobs(made: type[Schedule] | type[Rule], given: dict[str, Any], where: str) -> dict[str, Any]:
+def _entry(made: type[Tiles] | type[Rule], given: dict[str, Any], where: str) -> Tiles | Rule:
+    knobs = _knobs(made, given, f"{where}.")
+    try:
+        return made(**knobs)
+    except ScheduleError as e:
+        raise ScheduleError(f"{where}: {e}") from None
+
+
+def _knobs(made: type[Tiles] | type[Rule], given: dict[str, Any], where: str) -> dict[str, Any]:
     """Values of the right types. Raises `ScheduleError` for an unknown knob or one of another type."""
-    fields = {f.name: f.default for f in dataclasses.fields(made) if f.name != "rules"}
+    defaults = {f.name: f.default for f in fields(made) if f.name not in TABLES}
     out: dict[str, Any] = {}
     for name, value in given.items():
-        if name not in fields:
-            known = ", ".join(f.name for f in dataclasses.fields(made))
+        if name not in defaults:
+            known = ", ".join(f.name for f in fields(made))
             raise ScheduleError(f"no knob {where}{name}; there are {known}")
-        default = fields[name]
+        default = defaults[name]
         if name == "attention":
             if not isinstance(value, str) or value not in MappingType.__members__:
                 raise ScheduleError(
                     f"attention = {value!r}: a mapping type, one of {', '.join(MappingType.__members__)}"
                 )
             out[name] = MappingType[value]
+        elif isinstance(default, tuple):
+            if not isinstance(value, list) or not all(isinstance(kind, str) for kind in value):
+                raise ScheduleError(f"{where}{name} = {value!r}: a list of kinds of segments")
+            out[name] = tuple(value)
         elif isinstance(default, Enum):
             try:
                 out[name] = type(default)(value)
@@ -169,17 +192,21 @@ def _knobs(made: type[Schedule] | type[Rule], given: dict[str, Any], where: str)
 def show_schedule(schedule: Schedule, why: Sequence[str] = ()) -> str:
     """A schedule as TOML, after remarks."""
     lines = [f"# {line}".rstrip() for line in why]
-    lines += [_line(schedule, f.name) for f in dataclasses.fields(schedule) if f.name not in ("rules", "attention")]
+    lines += [_line(schedule, f.name) for f in fields(schedule) if f.name not in (*TABLES, "attention")]
     if schedule.attention is not None:
         lines.append(f'attention = "{schedule.attention.name}"')
-    for kind, rule in schedule.rules:
-        quoted = json.dumps(kind, ensure_ascii=False).replace("\x7f", "\\u007f")  # TOML has no surrogate pairs
-        lines += ["", f"[rules.{quoted}]", *(_line(rule, f.name) for f in dataclasses.fields(rule))]
+    for table in TABLES:
+        for kind, entry in getattr(schedule, table):
+            lines += ["", f"[{table}.{_quoted(kind)}]", *(_line(entry, f.name) for f in fields(entry))]
     return "\n".join(lines) + "\n"
 
 
-def _line(of: Schedule | Rule, name: str) -> str:
+def _line(of: Tiles | Rule, name: str) -> str:
     value = getattr(of, name)
     if isinstance(value, Enum):
         value = value.value
-    return f"{name} = {json.dumps(value)}"
+    return f"{name} = {_quoted(value)}"
+
+
+def _quoted(value: Any) -> str:
+    return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")  # TOML has no surrogate pairs

@@ -16,7 +16,8 @@ import numpy as np
 from ..isa.compiled import Timing, execute
 from ..isa.datapath import Overlay
 from ..isa.errors import DeadlockError, ProgramError, ScheduleError, UnsupportedError
-from .lower import groups_of, kind_of, lower
+from .groups import groups_of, kind_of
+from .lower import lower
 from .pack import pack, uops_of
 from .schedule import PAPER, Interleave, Loops, Rule, Schedule
 from .segment import Attention, Gemm, Network, Output
@@ -115,7 +116,7 @@ def search(
     for loops in (Loops.ROWS, Loops.COLUMNS):
         for balance in (True, False):
             base = Schedule(interleave=Interleave.LISTED, loops=loops, balance=balance)
-            kinds = list(dict.fromkeys(kind_of(group) for group in groups_of(small, base)))
+            kinds = list(dict.fromkeys(kind_of(group) for group in groups_of(small, loops)))
             for rule in STARTS:
                 words = f"{loops.value} outside" + ", balanced" * balance + f", {rule.words}"
                 rules = [(kind, ATTENTION if kind.startswith("attention") else rule) for kind in kinds]
@@ -203,7 +204,7 @@ def _neighbours(rule: Rule) -> Iterator[Rule]:
 def describe(network: Network) -> tuple[object, ...]:
     """All of a network that a schedule can depend on."""
     shapes = tuple(_shape(network, i) for i in range(len(network.layers)))
-    return network.batch, network.seq, tuple(network.inputs.values()), len(network.outputs), shapes
+    return network.rows, tuple(network.inputs.values()), len(network.outputs), shapes
 
 
 def sample(network: Network) -> Network:
@@ -219,7 +220,7 @@ def sample(network: Network) -> Network:
 
 def _kinds(network: Network, loops: Loops) -> set[str]:
     """Of segments: a part of what is lowered together is of another kind than the whole."""
-    return {kind_of(group) for group in groups_of(network, Schedule(loops=loops))}
+    return {kind_of(group) for group in groups_of(network, loops)}
 
 
 def _repeats(network: Network, period: int) -> bool:

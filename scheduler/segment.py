@@ -6,11 +6,14 @@ datapath with its non-MM neighbours fused as in section 4.3 and Fig. 11 of the p
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
 from enum import Enum
 
 import numpy as np
 import numpy.typing as npt
+
+from ..isa.errors import ScheduleError
 
 Array = npt.NDArray[np.float32]
 
@@ -82,10 +85,36 @@ class Output:
 
 @dataclass(frozen=True, eq=False)
 class Network:
-    """A chain of layers over `batch` sequences of `seq` rows. `inputs` maps an activation to its column count."""
+    """A chain of layers over `batch` sequences of `seq` rows. `inputs` maps an activation to its column count.
+
+    lengths: how many rows each sequence has, where they differ; the others are neither stored nor computed. Empty: all.
+    """
 
     batch: int
     seq: int
     inputs: dict[str, int]
     outputs: tuple[Output, ...]
     layers: tuple[Layer, ...] = field(default=())
+    lengths: tuple[int, ...] = ()
+
+    @property
+    def rows(self) -> tuple[int, ...]:
+        """Of each sequence."""
+        return self.lengths or (self.seq,) * self.batch
+
+    @property
+    def size(self) -> str:
+        """In words."""
+        if not self.lengths:
+            return f"{self.batch} x {self.seq} rows"
+        return f"{self.batch} sequences of {', '.join(map(str, self.lengths))} rows"
+
+    def with_lengths(self, lengths: Sequence[int]) -> Network:
+        """The same over sequences of so many rows. Raises `ScheduleError` for lengths that do not fit."""
+        if len(lengths) != self.batch:
+            raise ScheduleError(f"{len(lengths)} lengths for a batch of {self.batch} sequences")
+        for i, n in enumerate(lengths):
+            if not 1 <= n <= self.seq:
+                raise ScheduleError(f"length {n} of sequence {i}: sequences have 1 to {self.seq} rows")
+        same = all(n == self.seq for n in lengths)
+        return replace(self, lengths=() if same else tuple(int(n) for n in lengths))

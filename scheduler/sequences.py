@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
-from itertools import chain
+from itertools import accumulate, chain
 from math import prod
 from types import MappingProxyType
 from typing import Any, NamedTuple
@@ -22,6 +22,7 @@ from ..isa.fields import Record
 from ..isa.layout import BLOCK, BLOCK_COLS, BLOCK_ROWS, UNIT, block, padded
 from ..isa.overlays import xnn_formats as f
 from ..isa.program import Buffer, KernelPatch, Kernels, Layout, Parameter, Role
+from .groups import kinds_of
 from .listing import list_accesses
 from .memory import columns_of
 from .order import BLOCK_UNITS, Access, Tile, order_accesses
@@ -41,6 +42,15 @@ class Job(NamedTuple):
     store_config: Mapping[str, Any] = _NOTHING
 
 
+class Span(NamedTuple):
+    """Where a sequence lies among the rows of all: its first block of 128 rows, how many blocks, and how many rows of
+    those are no padding."""
+
+    start: int
+    blocks: int
+    rows: int
+
+
 @dataclass(frozen=True)
 class Length:
     """A run-time field value: clamp(len[sequence] - base, 0, cap)."""
@@ -51,16 +61,22 @@ class Length:
 
 
 class Sequences:
-    """The sequences of one program. extended: the overlay has opcode 8. row_blocks, seq_blocks: blocks of 128 rows in
-    all and in one sequence, padding included."""
+    """The kernel sequences of one program. extended: the overlay has opcode 8. spans: of the network's sequences.
+    row_blocks, seq_blocks: blocks of 128 rows in all and in the longest sequence, padding included."""
 
     def __init__(self, network: Network, overlay: Overlay, schedule: Schedule) -> None:
         self.net = network
         self.overlay = overlay
         self.extended = overlay.extends is not None
         self.schedule = schedule
-        self.columns = columns_of(network, schedule.tile_cols, schedule.whole_tiles)
-        self.seq_blocks = padded(network.seq, BLOCK_ROWS) // BLOCK_ROWS
+        kinds = kinds_of(network, schedule)
+        self.cuts = {name: schedule.tiles_of(kind) for name, kind in kinds.items()}
+        """How the segment that makes an activation is cut."""
+        self.columns = columns_of(network, self.cuts, schedule.whole_tiles)
+        blocks = [padded(n, BLOCK_ROWS) // BLOCK_ROWS for n in network.rows]
+        starts = accumulate(blocks, initial=0)
+        self.spans = [Span(*span) for span in zip(starts, blocks, network.rows, strict=False)]
+        self.seq_blocks = max(blocks)
         self.row_blocks = self._row_blocks()
         self.mem: dict[str, list[Job]] = {
             u.name: [] for kind in ("MemA", "MemB", "MemC") for u in overlay.by_kind[kind]
@@ -77,12 +93,12 @@ class Sequences:
 
     def _row_blocks(self) -> int:
         """Of all sequences together. Raises `ScheduleError` where whole tiles would come between them."""
-        blocks = self.net.batch * self.seq_blocks
+        blocks = sum(span.blocks for span in self.spans)
         if not self.schedule.whole_tiles:
             return blocks
         whole = 3 if blocks <= 3 else padded(blocks, 6)
         if whole != blocks and self.net.batch > 1:
-            rows = f"{self.net.batch} sequences of {self.seq_blocks * BLOCK_ROWS} rows"
+            rows = f"{self.net.batch} sequences of {blocks * BLOCK_ROWS} rows in all"
             raise ScheduleError(f"whole_tiles: {rows} are no whole number of tiles of 768 rows; only one may be padded")
         return whole
 
@@ -145,14 +161,13 @@ class Sequences:
             sequences["DDR"] = tuple(listed)
         else:
             sequences["DDR"] = tuple(order_accesses(self.tiles, self.schedule))
-        seq = self.net.seq
-        names = (_length_name(s) for s in range(self.net.batch))
+        most = {_length_name(i): span.rows for i, span in enumerate(self.spans)}
         return Kernels(
             overlay=self.overlay,
             sequences={u: s for u, s in sequences.items() if s},
             preloaded=preloaded,
             buffers=tuple(self.buffers.values()),
-            parameters=tuple(Parameter(name, 1, seq, seq) for name in names if name in patches),
+            parameters=tuple(Parameter(name, 1, n, n) for name, n in most.items() if name in patches),
             patches={name: tuple(p) for name, p in patches.items()},
         )
 

@@ -17,6 +17,7 @@ import click
 )
 @click.option("--batch", type=click.IntRange(1), help="sequences in a batch [default: the preset's, mostly 1]")
 @click.option("--seq", type=click.IntRange(1), help="rows in a sequence [default: the preset's, mostly 128]")
+@click.option("--lengths", help="the most rows of each sequence, where they differ: 512,128,77 [default: --seq each]")
 @click.option("--overlay", default="xnn", show_default=True, help="xnn, or xnn-base for the published machine")
 @click.option(
     "--schedule",
@@ -34,6 +35,7 @@ def compile_command(
     weights_path: str | None,
     batch: int | None,
     seq: int | None,
+    lengths: str | None,
     overlay: str,
     schedule: str,
     budget: float | None,
@@ -68,7 +70,7 @@ def compile_command(
         model, example = load_spec(spec, batch=batch, seq=seq, seed=seed, base=target.extends is None)
         traced = trace(model, example)
         del model, example
-        network = traced.network
+        network = traced.network if lengths is None else traced.network.with_lengths(_integers(lengths))
         del traced  # its copy of the weights is the third one
         built = build(network, target, plan, progress)
         if weights_path is not None:
@@ -96,3 +98,10 @@ def compile_command(
     )
     if weights_path is not None:
         click.echo(f"{weights_path}: {len(built.weights)} tensors, {facts['weights_bytes'] / 1e6:.1f} MB")
+
+
+def _integers(text: str) -> list[int]:
+    try:
+        return [int(n) for n in text.split(",")]
+    except ValueError:
+        raise click.UsageError(f"--lengths {text}: whole numbers and commas, such as 512,128,77") from None

@@ -273,23 +273,29 @@ def _compare(program: Program, options: Mapping[str, Any], as_json: bool) -> Non
     params = dict(options["params"])
     program.bind(params)  # refuses what it has not
     given: dict[str, Any] = _inputs(program, options)
-    shape = next((b.view for b in program.with_role(Role.INPUT) if b.view and len(b.view) == 3), None)
-    if shape is None:
+    source = next((b for b in program.with_role(Role.INPUT) if b.view and len(b.view) == 3), None)
+    if source is None or source.view is None:
         raise TensorError("--compare needs a program that was compiled from a model")
     bound = BOUND if options["bound"] is None else options["bound"]
     with working("comparing"):
         base = program.overlay.extends is None
-        model, example = load_spec(options["spec"], batch=shape[0], seq=shape[1], seed=options["seed"] or 0, base=base)
+        model, example = load_spec(
+            options["spec"], batch=source.view[0], seq=source.view[1], seed=options["seed"] or 0, base=base
+        )
         traced = trace(model, example)
-        lengths = None
+        network, lengths = traced.network, None
+        if source.rows:
+            network = network.with_lengths(source.rows)
         if not given:
             given, lengths, _ = traced.prologue(*example) if isinstance(example, tuple) else traced.prologue(**example)
         if program.parameters:
-            at = [p.default if lengths is None else int(lengths[i]) for i, p in enumerate(program.parameters)]
+            at = [
+                p.default if lengths is None else min(int(lengths[i]), p.high) for i, p in enumerate(program.parameters)
+            ]
             at = [params.get(p.name, n) for p, n in zip(program.parameters, at, strict=True)]
             lengths = np.array(at, np.int64)
         weights = Weights(options["weights"], program.with_role(Role.WEIGHT)) if options["weights"] else {}
-        rows = compare(program, weights, traced.network, given, lengths)
+        rows = compare(program, weights, network, given, lengths)
     if as_json:
         click.echo(json.dumps({"bound": bound, "segments": [vars(r) for r in rows]}))
     else:

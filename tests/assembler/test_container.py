@@ -104,7 +104,7 @@ def test_not_ours() -> None:
 def test_other_version(program: Program) -> None:
     data = bytearray(dumps(program))
     data[8:10] = (7).to_bytes(2, "little")
-    assert complaint(bytes(data)).startswith("x.bin: byte 8: container version 7; this toolchain reads 1: assemble")
+    assert complaint(bytes(data)).startswith("x.bin: byte 8: container version 7; this toolchain reads 2: assemble")
 
 
 def test_overlays_must_be_the_same(program: Program) -> None:

@@ -76,6 +76,12 @@ def buffers(draw: st.DrawFn, overlay: Overlay) -> tuple[Buffer, ...]:
         else:
             shape = tuple(draw(st.lists(st.integers(1, 40), min_size=1, max_size=2)))
             layout = Layout.LINEAR
+        view, rows = draw(st.sampled_from([None, shape, (1, *shape)[: len(shape) ** 2]])), ()
+        if len(shape) == 2 and draw(st.integers(0, 3)) == 0:
+            rows = tuple(draw(st.lists(st.integers(1, 128), min_size=1, max_size=max(1, shape[0] // 128))))
+            view = (len(rows), max(rows), shape[1])
+            rows = rows if sum(-(-n // 128) * 128 for n in rows) <= shape[0] else ()
+            view = view if rows else None
         vector = st.none() | st.lists(FLOATS, min_size=shape[-1], max_size=shape[-1]).map(tuple)
         out.append(
             Buffer(
@@ -85,7 +91,8 @@ def buffers(draw: st.DrawFn, overlay: Overlay) -> tuple[Buffer, ...]:
                 shape,
                 layout,
                 draw(st.sampled_from(Role)),
-                draw(st.none() | st.just(shape) | st.just((1, *shape))),
+                view,
+                rows,
                 draw(vector) if shape[-1] <= 64 else None,
                 draw(vector) if shape[-1] <= 64 else None,
             )

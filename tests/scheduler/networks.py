@@ -91,8 +91,9 @@ def reference(network: Network, x: np.ndarray, lengths: Sequence[int] | None = N
             shape = (network.batch, network.seq, layer.heads, layer.head_dim)
             q, k, v = (values[n].reshape(shape).transpose(0, 2, 1, 3) for n in (layer.q, layer.k, layer.v))
             s = q @ k.transpose(0, 1, 3, 2)
-            if lengths is not None:
-                s = np.where(np.arange(network.seq) < np.asarray(lengths)[:, None, None, None], s, -np.inf)
+            keys = network.rows if lengths is None else lengths
+            if min(keys) < network.seq:
+                s = np.where(np.arange(network.seq) < np.asarray(keys)[:, None, None, None], s, -np.inf)
             e = np.exp(s - s.max(-1, keepdims=True))
             p = e / e.sum(-1, keepdims=True)
             values[layer.y] = (p @ v).transpose(0, 2, 1, 3).reshape(network.batch, network.seq, -1)
@@ -120,14 +121,20 @@ def execute(
     for name, flat in built.weights.items():
         region(name)[:] = flat
     (source,) = program.with_role(Role.INPUT)
+    starts = [0]
+    for n in network.rows:
+        starts.append(starts[-1] + -(-n // 128) * 128)
     stored = np.zeros(source.shape, np.float32)
-    stored.reshape(network.batch, -1, source.shape[1])[:, : network.seq, : x.shape[2]] = x
+    for b, n in enumerate(network.rows):
+        stored[starts[b] : starts[b] + n, : x.shape[2]] = x[b, :n]
     region(source.name)[:] = block(stored)
     named = {} if lengths is None else {f"len[{i}]": n for i, n in enumerate(lengths)}
     run = simulate(program, banks, program.bind(named))
     (sink,) = program.with_role(Role.OUTPUT)
-    y = unblock(region(sink.name), *sink.shape).reshape(network.batch, -1, sink.shape[1])
-    y = y[:, : network.seq, : sink.view[-1]]
+    matrix = unblock(region(sink.name), *sink.shape)
+    y = np.zeros((network.batch, network.seq, sink.view[-1]), np.float32)
+    for b, n in enumerate(network.rows):
+        y[b, :n] = matrix[starts[b] : starts[b] + n, : sink.view[-1]]
     if sink.scale is not None:
         y = y * np.asarray(sink.scale, np.float32) + np.asarray(sink.shift, np.float32)
     return y, program, run

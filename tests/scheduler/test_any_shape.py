@@ -14,10 +14,11 @@ from rsn.isa.errors import UnsupportedError
 from rsn.isa.overlays import XNN, XNN_BASE
 from rsn.isa.verify import check, dry_run
 from rsn.scheduler.build import build
-from rsn.scheduler.lower import groups_of, kind_of
+from rsn.scheduler.groups import groups_of, kind_of
 from rsn.scheduler.mapping import MappingType
 from rsn.scheduler.schedule import PAPER, STORE_BLOCKS, STRICT, Interleave, Loops, Rule, Schedule
 from rsn.scheduler.segment import Activation, Attention, Gemm, Network, Norm, Output
+from rsn.scheduler.tiles import Tiles
 
 from .networks import Maker, error, execute, reference
 
@@ -34,23 +35,38 @@ rules = st.builds(
 
 
 @st.composite
+def cuts(draw: st.DrawFn, normed: bool) -> dict[str, int]:
+    """How products are cut; those with a norm take both columns of MMEs."""
+    rows, cols = draw(st.integers(1, 3)), 2 if normed else draw(st.integers(1, 2))
+    return {
+        "mme_rows": rows,
+        "mme_cols": cols,
+        "tile_rows": draw(st.sampled_from([n for n in (1, 2, 3, 4, 6) if n <= 2 * rows])),
+        "tile_cols": draw(st.integers(1, 4 * cols)),
+    }
+
+
+@st.composite
 def schedules(draw: st.DrawFn, network: Network) -> Schedule:
     """Any that there is. Whether attention of a type is legal depends on the rows: up to 768 all are."""
     knobs: dict[str, Any] = {
         "interleave": draw(st.sampled_from(Interleave)),
         "loops": draw(st.sampled_from(Loops)),
         "balance": draw(st.booleans()),
-        "tile_rows": draw(st.sampled_from([1, 2, 3, 4, 6])),
-        "tile_cols": draw(st.integers(1, 8)),
         "attention": draw(st.sampled_from([None, *MappingType])),
+        "heads_per_slot": draw(st.sampled_from([1, 2, 4])),
     }
-    blocks = -(-network.seq // 128) * network.batch
+    kinds = {kind_of(group): group for group in groups_of(network, knobs["loops"])}
+    products = {kind: any(g.norm for g in group) for kind, group in kinds.items() if isinstance(group, list)}
+    knobs |= draw(cuts(any(products.values())))
+    knobs["tiles"] = tuple((k, Tiles(**draw(cuts(normed)))) for k, normed in products.items() if draw(st.booleans()))
+    knobs["drain"] = tuple(kind for kind in kinds if draw(st.integers(0, 3)) == 0)
+    blocks = sum(-(-n // 128) for n in network.rows)
     attends = any(isinstance(layer, Attention) for layer in network.layers)
     fits = blocks == 3 or blocks % 6 == 0 or (network.batch == 1 and not attends)
     if fits and draw(st.integers(0, 3)) == 0:
-        knobs |= {"whole_tiles": True, "tile_rows": 6, "tile_cols": 8}
+        knobs |= {"whole_tiles": True, "tiles": (), **vars(Tiles())}
     if knobs["interleave"] is Interleave.LISTED:
-        kinds = dict.fromkeys(kind_of(group) for group in groups_of(network, Schedule(loops=knobs["loops"])))
         knobs["rules"] = tuple((kind, draw(rules)) for kind in kinds if draw(st.booleans()))
     return Schedule(**knobs)
 
@@ -66,7 +82,7 @@ def assert_computes(
     x = inputs(network)
     y, program, _ = execute(network, x, overlay, schedule, lengths)
     wanted = reference(network, x, lengths)
-    for b, n in enumerate(lengths or [network.seq] * network.batch):
+    for b, n in enumerate(lengths or network.rows):
         assert error(y[b, :n], wanted[b, :n]) < 1e-4
     assert [f for f in check(program) + dry_run(program) if not f.warning] == []
     assert program.overlay.mop_fifo_depth == 6
@@ -88,8 +104,10 @@ def test_any_encoder_by_any_schedule(
     batch = data.draw(st.integers(1, max(1, min(4, 700 // seq))), "batch")
     layers = data.draw(st.integers(1, 2), "layers")
     network = Maker().encoder(batch, seq, heads * head_dim, heads, ffn, masked=masked, layers=layers)
+    if data.draw(st.booleans(), "ragged"):
+        network = network.with_lengths([data.draw(st.integers(1, seq)) for _ in range(batch)])
     schedule = data.draw(schedules(network), "schedule")
-    lengths = [data.draw(st.integers(1, seq)) for _ in range(batch)] if masked else None
+    lengths = [data.draw(st.integers(1, n)) for n in network.rows] if masked else None
     assert_computes(network, schedule, lengths=lengths)
 
 
@@ -168,7 +186,7 @@ def test_more_column_tiles_than_an_op_counts_to(n: int, tile_cols: int) -> None:
     """b_iter has 4 bits, and the bias of a group 2048 columns."""
     network = Maker().gemm(200, 300, n)
     for interleave in (Interleave.INTERLEAVED, Interleave.LISTED):
-        assert_computes(network, Schedule(interleave, loops=Loops.ROWS, tile_cols=tile_cols), XNN_BASE)
+        assert_computes(network, Schedule(interleave=interleave, loops=Loops.ROWS, tile_cols=tile_cols), XNN_BASE)
 
 
 # -- what is refused -----------------------------------------------------------------------------------------------
@@ -220,8 +238,10 @@ def test_more_ops_than_an_mme_holds_are_refused_by_name() -> None:
     "schedule",
     [
         ROWS,
-        Schedule(Interleave.HARDWARE, tile_rows=4, tile_cols=3, attention=A),
-        Schedule(Interleave.LISTED, attention=B, rules=(("attention 3x24", Rule(-2.0, 1, by_columns=True)),)),
+        Schedule(interleave=Interleave.HARDWARE, tile_rows=4, tile_cols=3, attention=A),
+        Schedule(
+            interleave=Interleave.LISTED, attention=B, rules=(("attention 3x24", Rule(-2.0, 1, by_columns=True)),)
+        ),
     ],
     ids=["rows", "hardware", "apart"],
 )

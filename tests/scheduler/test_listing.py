@@ -20,13 +20,13 @@ from rsn.isa.overlays import XNN, XNN_BASE
 from rsn.isa.overlays.xnn_formats import Ddr
 from rsn.isa.verify import check, dry_run
 from rsn.scheduler import listing
-from rsn.scheduler.listing import _as_loaded, _as_stored, _needs
+from rsn.scheduler.listing import _as_loaded, _as_stored, _Job, _needs
 from rsn.scheduler.lower import Lowered, lower
 from rsn.scheduler.mapping import MappingType
 from rsn.scheduler.order import Access
 from rsn.scheduler.pack import pack, uops_of
 from rsn.scheduler.schedule import PAPER, STORE_BLOCKS, STRICT, Interleave, Loops, Rule, Schedule
-from rsn.scheduler.segment import Network
+from rsn.scheduler.segment import Gemm, Network, Output
 from rsn.scheduler.sequences import Sequences
 
 from .networks import Maker
@@ -213,7 +213,7 @@ anywhere = st.builds(
 def test_needs_are_all_conflicts_with_what_comes_before(given: list[Access]) -> None:
     """Directly, or through those between: written down two by two. Programs seldom lead to more than
     reads after writes, because what overwrites something is mostly made of it."""
-    needs, at = _needs(given)
+    needs, at = _needs([_Job(access, Rule(), 0) for access in given])
     behind: list[set[int]] = []
     for i, access in enumerate(given):
         direct = set(needs[at[i] : at[i + 1]].tolist())
@@ -285,6 +285,26 @@ def test_an_order_found_beats_the_published_one_on_the_base_machine() -> None:
     assert better is not None
     taken = compiled.execute(XNN_BASE, issues=uops_of(paper), preloaded=paper.preloaded).latency
     assert better.latency < 0.97 * taken
+
+
+@pytest.mark.parametrize("interleave", [Interleave.INTERLEAVED, Interleave.LISTED, Interleave.HARDWARE])
+def test_a_drain_puts_all_stores_of_a_segment_before_the_loads_of_the_next(interleave: Interleave) -> None:
+    make = Maker()
+    weights = [make.matrix(256, 1024), make.matrix(1024, 256)]
+    layers = tuple(Gemm(f"g{i}", "xyz"[i], "xyz"[i + 1], w, make.vector(w.shape[1])) for i, w in enumerate(weights))
+    network = Network(1, 1536, {"x": 256}, (Output("z"),), layers)
+
+    def overlap(drain: tuple[str, ...]) -> int:
+        """Stores to `y` that come behind the first load from it."""
+        kernels = lower(network, XNN, Schedule(interleave=interleave, drain=drain)).kernels
+        (y,) = (b for b in kernels.buffers if b.name == "y")
+        at = range(y.offset, y.offset + y.size // 16)
+        ddr = [mop for mop in kernels.sequences["DDR"] if mop.addr in at]
+        first = next(i for i, mop in enumerate(ddr) if mop.load)
+        return sum(mop.store for mop in ddr[first:])
+
+    assert overlap(()) > 0
+    assert overlap(("gemm 256x1024",)) == 0
 
 
 def test_rules_are_those_of_the_kind_of_segment() -> None:

@@ -11,9 +11,9 @@ from rsn.isa.errors import UnsupportedError
 from rsn.isa.overlays import XNN, XNN_BASE
 from rsn.isa.verify import verify
 from rsn.scheduler.build import build
-from rsn.scheduler.gemm import row_tiles
 from rsn.scheduler.schedule import PAPER, STRICT, Schedule
 from rsn.scheduler.segment import Activation, Gemm, Network, Norm, Output
+from rsn.scheduler.tiles import Tiles, row_tiles
 
 from .networks import Maker, error, execute, reference
 
@@ -124,7 +124,7 @@ def test_interleaving_is_faster_than_strict_order(make: Maker) -> None:
 def test_a_row_tile_never_exceeds_three_mema_of_two_blocks() -> None:
     for blocks in range(1, 40):
         for largest in (1, 2, 3, 4, 6):
-            tiles = row_tiles(blocks, largest)
+            tiles = row_tiles(blocks, Tiles(tile_rows=largest))
             assert [t.start for t in tiles] == list(np.cumsum([0] + [t.groups * t.acc for t in tiles])[:-1])
             assert sum(t.groups * t.acc for t in tiles) == blocks
             assert all(t.groups <= 3 and t.acc <= 2 and t.groups * t.acc <= largest for t in tiles)

@@ -16,6 +16,7 @@ from rsn.scheduler.schedule import (
     PAPER,
     SCHEDULES,
     STORE_BLOCKS,
+    TABLES,
     Interleave,
     Loops,
     Rule,
@@ -23,6 +24,7 @@ from rsn.scheduler.schedule import (
     read_schedule,
     show_schedule,
 )
+from rsn.scheduler.tiles import Tiles
 
 rules = st.builds(
     Rule,
@@ -36,18 +38,27 @@ kinds = st.sampled_from(["gemm 1024x4096 gelu_tanh", "attention 16x64"]) | st.te
 
 
 @st.composite
+def cuts(draw: st.DrawFn) -> Tiles:
+    rows, cols = draw(st.integers(1, 3)), draw(st.integers(1, 2))
+    tile_rows = draw(st.sampled_from([n for n in (1, 2, 3, 4, 6) if n <= 2 * rows]))
+    return Tiles(tile_rows, draw(st.integers(1, 4 * cols)), rows, cols)
+
+
+@st.composite
 def schedules(draw: st.DrawFn) -> Schedule:
     interleave = draw(st.sampled_from(Interleave))
     named = draw(st.dictionaries(kinds, rules, max_size=4)) if interleave is Interleave.LISTED else {}
     whole = draw(st.booleans())
     return Schedule(
+        **vars(Tiles() if whole else draw(cuts())),
         interleave=interleave,
-        tile_rows=6 if whole else draw(st.sampled_from([1, 2, 3, 4, 6])),
-        tile_cols=8 if whole else draw(st.integers(1, 8)),
+        drain=tuple(draw(st.lists(kinds, max_size=3, unique=True))),
         loops=draw(st.sampled_from(Loops)),
         balance=draw(st.booleans()),
         whole_tiles=whole,
         attention=draw(st.sampled_from([None, *MappingType])),
+        heads_per_slot=draw(st.sampled_from([1, 2, 4])),
+        tiles=() if whole else tuple(draw(st.dictionaries(kinds, cuts(), max_size=3)).items()),
         rules=tuple(named.items()),
     )
 
@@ -65,19 +76,29 @@ def test_what_is_written_is_read(tmp_path_factory: pytest.TempPathFactory, sched
 def test_every_knob_is_written() -> None:
     """One that is forgotten here would be lost between a search and the run."""
     for f in dataclasses.fields(Schedule):
-        assert f.name in ("attention", "rules") or f"\n{f.name} = " in "\n" + show_schedule(PAPER)
+        assert f.name in ("attention", *TABLES) or f"\n{f.name} = " in "\n" + show_schedule(PAPER)
 
 
 GOLDEN = """\
 # searched for 30.0 s
 # 24 segments
-interleave = "listed"
 tile_rows = 6
 tile_cols = 8
+mme_rows = 3
+mme_cols = 2
+interleave = "listed"
+drain = ["attention 16x64"]
 loops = "rows"
-balance = true
 whole_tiles = false
+heads_per_slot = 4
+balance = true
 attention = "D"
+
+[tiles."gemm 1024x1024"]
+tile_rows = 2
+tile_cols = 4
+mme_rows = 2
+mme_cols = 1
 
 [rules."gemm 1024x4096 gelu_tanh"]
 patience_us = 10.0
@@ -93,10 +114,12 @@ by_columns = true
 
 def test_golden() -> None:
     schedule = Schedule(
-        Interleave.LISTED,
+        interleave=Interleave.LISTED,
         loops=Loops.ROWS,
+        drain=("attention 16x64",),
         balance=True,
         attention=MappingType.D,
+        tiles=(("gemm 1024x1024", Tiles(2, 4, 2, 1)),),
         rules=(
             ("gemm 1024x4096 gelu_tanh", Rule(10.0, 8)),
             ("attention 16x64", Rule(-2.5, 4, by_columns=True)),
@@ -126,11 +149,23 @@ LISTED = 'interleave = "listed"\n[rules."gemm 8x8"]\n'
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("tile_row = 6", r"no knob tile_row; there are interleave, tile_rows, .*, rules"),
+        ("tile_row = 6", r"no knob tile_row; there are tile_rows, .*, interleave, .*, tiles, rules"),
         (
             LISTED + "patience = 3",
             r"no knob rules.'gemm 8x8'.patience; there are patience_us, store_blocks, by_columns$",
         ),
+        ("mme_rows = 4", "mme_rows=4: the MMEs are a grid of 3 rows and 2 columns"),
+        ("mme_cols = 0", "mme_cols=0: the MMEs are a grid"),
+        ("mme_rows = 2", "mme_rows=2 takes tiles of at most 4, not tile_rows=6"),
+        ("mme_cols = 1\ntile_cols = 5", "mme_cols=1 takes tiles of at most 4, not tile_cols=5"),
+        ("heads_per_slot = 3", "heads_per_slot=3: the first product has four MMEs, for 1, 2 or 4"),
+        ('drain = "a"', "drain = 'a': a list of kinds of segments"),
+        ("drain = [1]", r"drain = \[1\]: a list of kinds"),
+        ('drain = ["a", "a"]', "drain: two for the same kind of segment"),
+        ("[tiles.x]\ntile_rows = 5", "tiles.'x': tile_rows=5: MemA and MemC hold"),
+        ("[tiles.x]\nrows = 5", "no knob tiles.'x'.rows; there are tile_rows, tile_cols, mme_rows, mme_cols$"),
+        ("tiles = 3", "tiles is a table of tables"),
+        ("whole_tiles = true\n[tiles.x]", "whole_tiles goes with tiles of 768x1024"),
         (LISTED + "rules = {}", r"no knob rules.'gemm 8x8'.rules; "),
         ("tile_rows = 5", "tile_rows=5: MemA and MemC hold tiles of 1, 2, 3, 4 or 6 row blocks"),
         ("tile_rows = 0", "tile_rows=0: "),
@@ -160,7 +195,7 @@ LISTED = 'interleave = "listed"\n[rules."gemm 8x8"]\n'
         ('interleave = "listed"\nrules.x = 3', "rules is a table of tables"),
         ("[rules.x]\npatience_us = 3.0", "rules go with interleave = \"listed\", not with 'interleaved'"),
         ('interleave = "hardware"\n[rules.x]', "rules go with interleave = \"listed\", not with 'hardware'"),
-        ("whole_tiles = true\ntile_cols = 4", "whole_tiles goes with tile_rows = 6 and tile_cols = 8"),
+        ("whole_tiles = true\ntile_cols = 4", "whole_tiles goes with tiles of 768x1024 on all MMEs"),
         ("tile_rows = 6\ntile_cols = = 3", "no TOML: .*line 2"),
         ("tile_rows = 6\ntile_rows = 6", "no TOML: "),
         (LISTED + LISTED, "no TOML: "),
@@ -232,4 +267,4 @@ def test_no_schedule_contradicts_itself() -> None:
     with pytest.raises(ScheduleError, match="rules go with interleave"):
         Schedule(rules=(("x", Rule()),))
     with pytest.raises(ScheduleError, match="two for the same kind"):
-        Schedule(Interleave.LISTED, rules=(("x", Rule()), ("x", Rule(1.0))))
+        Schedule(interleave=Interleave.LISTED, rules=(("x", Rule()), ("x", Rule(1.0))))

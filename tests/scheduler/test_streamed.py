@@ -55,13 +55,13 @@ def test_any_number_of_heads_and_sequences(
     """An odd number of heads in all ends with half a slot."""
     corner = st.sampled_from([1, 127, 128, 129, 255, 256, 257])
     lengths = [data.draw(corner | st.integers(1, seq)) for _ in range(batch)] if masked else None
-    assert_computes(attention(batch, seq, heads, masked), XNN, Schedule(interleave, balance=True), lengths)
+    assert_computes(attention(batch, seq, heads, masked), XNN, Schedule(interleave=interleave, balance=True), lengths)
 
 
 @pytest.mark.parametrize(("batch", "heads"), [(1, 1), (1, 2), (3, 1), (3, 3), (2, 16)])
 def test_the_base_overlay(batch: int, heads: int) -> None:
     for interleave in (Interleave.INTERLEAVED, Interleave.LISTED):
-        assert_computes(attention(batch, 384, heads), XNN_BASE, Schedule(interleave, balance=True))
+        assert_computes(attention(batch, 384, heads), XNN_BASE, Schedule(interleave=interleave, balance=True))
 
 
 def test_more_row_tiles_than_an_op_counts_to() -> None:
@@ -129,7 +129,7 @@ def test_each_head_begins_once_and_stays_in_two_slots() -> None:
 def test_between_products_its_image_expands_to_the_kernels(batch: int, heads: int, masked: bool, layers: int) -> None:
     network = Maker().encoder(batch, 300, 64 * heads, heads, 100, masked=masked, layers=layers)
     for interleave in (Interleave.INTERLEAVED, Interleave.LISTED):
-        kernels = lower(network, XNN, Schedule(interleave, loops=Loops.ROWS, balance=True)).kernels
+        kernels = lower(network, XNN, Schedule(interleave=interleave, loops=Loops.ROWS, balance=True)).kernels
         program = pack(kernels)
         assert {u: s for u, s in uops_of(program).items() if s} == uops_from(kernels)
         assert dry_run(program) == []
