@@ -29,9 +29,13 @@ if TYPE_CHECKING:
     from .rsnlib.partition import Traced
 
 
-def schedule_named(schedule: str | Schedule | Best, budget_s: float = 30.0, seed: int = 0) -> Schedule | Best:
+def schedule_named(
+    schedule: str | os.PathLike[str] | Schedule | Best, budget_s: float = 30.0, seed: int = 0
+) -> Schedule | Best:
     """A schedule by name, or from a file. budget_s, seed: of the search for "best". Raises `ScheduleError` for an
     unknown one."""
+    if isinstance(schedule, os.PathLike):
+        return read_schedule(schedule)
     if not isinstance(schedule, str):
         return schedule
     if schedule == "best":
@@ -137,7 +141,7 @@ def compile(
     *,
     board: str = "sim",
     overlay: str = "xnn",
-    schedule: str | Schedule | Best = "paper",
+    schedule: str | os.PathLike[str] | Schedule | Best = "paper",
     budget_s: float = 30.0,
     lengths: Sequence[int] | None = None,
 ) -> Compiled:

@@ -61,10 +61,12 @@ def lower_attention(s: Sequences, att: Attention) -> None:
 
 
 def hurry(tiles: Sequence[Tile]) -> None:
-    """MemC 4 and 5 must be rid of the last heads before the next segment can get far."""
-    for i, tile in enumerate(reversed(tiles)):
-        if i + 1 < tile.lag:
-            tile.lag, tile.within = i + 1, SOON
+    """MemC 4 and 5 must be rid of the last heads before the next segment can get far: they take its first tile while
+    they store the last slot, but not before they have stored the one before, so that this one has to come first."""
+    last = max(i for i, tile in enumerate(tiles) if tile.stores)
+    for i, tile in enumerate(tiles):
+        if i + tile.lag >= len(tiles):
+            tile.lag, tile.within = (len(tiles) - i, SOON) if i == last else (len(tiles) - 1 - i, None)
 
 
 def check(s: Sequences, att: Attention, most: int = MOST_SENT) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import tempfile
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -15,7 +16,7 @@ from .schedule import Schedule, read_schedule, show_schedule
 from .search import describe, search
 from .segment import Network
 
-VERSION = 6
+VERSION = 7
 """Of what a search does: a schedule found by another one is looked for again."""
 
 
@@ -87,4 +88,7 @@ def _key(network: Network, overlay: Overlay, seed: int) -> str:
 
 def _user_cache() -> Path:
     base = os.environ.get("XDG_CACHE_HOME")
-    return (Path(base) if base else Path.home() / ".cache") / "rsn" / "schedules"
+    try:
+        return (Path(base) if base else Path.home() / ".cache") / "rsn" / "schedules"
+    except RuntimeError:  # a user without a home
+        return Path(tempfile.gettempdir()) / "rsn" / "schedules"

@@ -16,21 +16,27 @@ import numpy as np
 from ..isa.compiled import Timing, execute
 from ..isa.datapath import Overlay
 from ..isa.errors import DeadlockError, ProgramError, ScheduleError, UnsupportedError
+from ..isa.layout import BLOCK
 from .groups import groups_of, kind_of
 from .lower import lower
 from .pack import pack, uops_of
 from .schedule import PAPER, Interleave, Loops, Rule, Schedule
 from .segment import Attention, Gemm, Network, Output
+from .tiles import Tiles
 
 DEAR = 3.0
 """What a share of an image that is too large costs, in shares of the latency."""
-STARTS = (Rule(10.0, 8), Rule(5.0, 4), Rule(2.0, 2, by_columns=True))
-"""Rules that products begin with. A load waits for somewhat less than a piece takes: then a store goes first where it
-would be the second otherwise, and never two in a row."""
-ATTENTION = Rule(2.0, 4)
-"""What attention begins with: its pieces are of one or two blocks."""
-PATIENCE_US = (0.0, 2.0, 3.0, 4.0, 5.0, 6.0, 8.0, 10.0, 14.0, 20.0)
-STORE_BLOCKS = (2, 4, 8, 16)
+STARTS = (8, 4, 2)
+"""Blocks of the pieces that products begin with; the smallest by columns."""
+ATTENTION = 2
+"""Blocks that attention stores at a time."""
+WAIT = 0.9
+"""How long a load waits at first, in shares of the time that a piece takes: somewhat less, so that a store goes first
+where it would be the second otherwise, and never two in a row."""
+WAITS = (0.0, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.9, 1.2, 1.8)
+PIECES = (2, 4, 8, 16)
+CUTS = (Tiles(tile_rows=3), Tiles(tile_rows=4, mme_rows=2), Tiles(tile_cols=4), Tiles(tile_cols=6))
+"""Ways to cut products that are tried beside the usual one."""
 
 
 @dataclass
@@ -71,74 +77,101 @@ def search(
         raise ScheduleError(f"budget of {budget_s} s: a search needs more than 0")
     started = time.monotonic()
     small = sample(network)
-    kinds: list[str] = []
-    found: Found | None = None
-    failure: Exception | None = None
-    price_s = 0.0
-    size = _Size(network, small, overlay)
-    seen: set[Schedule] = set()
+    trial = _Trial(small, overlay, _Size(network, small, overlay))
+    moves = _moves(trial, small, _Pace(overlay), np.random.default_rng(seed))
+    for schedule, words in moves:
+        spent = (time.monotonic() - started) / budget_s
+        progress(min(1.0, spent))
+        if trial.found is not None and spent > 1:
+            break
+        trial.attempt(schedule, words)
+    if trial.found is None:
+        assert trial.failure is not None
+        raise trial.failure
+    trial.found.segments = len(network.layers)
+    return trial.found
 
-    def spent() -> float:
-        return (time.monotonic() - started) / budget_s
 
-    def attempt(schedule: Schedule, what: str) -> bool:
-        nonlocal found, failure, price_s
-        if schedule in seen:
-            return False
-        seen.add(schedule)
-        progress(min(1.0, spent()))
-        try:
-            run = price(small, overlay, schedule)
-        except (DeadlockError, ProgramError, UnsupportedError) as e:
-            failure = failure or e
-            return False
-        if found is None:
-            found = Found(schedule, run.latency, len(small.layers), len(network.layers))
-            found.steps.append(f"{what}: {run.latency * 1e3:.3f} ms")
-            price_s = run.latency
-        else:
-            found.tried += 1
-            if run.latency >= price_s * (1 - 1e-6):
-                return False
-            try:
-                asked = run.latency * (1 + DEAR * size.excess(schedule))
-            except ProgramError:  # it runs, but there is no image of it
-                return False
-            if asked >= price_s * (1 - 1e-6):
-                return False
-            found.steps.append(f"{what}: {run.latency * 1e3:.3f} ms, {size.words(schedule)}")
-            found.schedule, found.latency_s, price_s = schedule, run.latency, asked
-        found.busy = {u.name: run.busy[u.name] for u in overlay.units}
-        return True
-
-    attempt(PAPER, "as in the paper")
-
+def _moves(trial: _Trial, network: Network, pace: _Pace, rng: np.random.Generator) -> Iterator[tuple[Schedule, str]]:
+    """What to try next, and what it is, given what has been found so far: some to begin with, then steps from the best,
+    until none improves it."""
+    yield PAPER, "as in the paper"
     for loops in (Loops.ROWS, Loops.COLUMNS):
+        kinds = list(dict.fromkeys(kind_of(group) for group in groups_of(network, loops)))
         for balance in (True, False):
             base = Schedule(interleave=Interleave.LISTED, loops=loops, balance=balance)
-            kinds = list(dict.fromkeys(kind_of(group) for group in groups_of(small, loops)))
-            for rule in STARTS:
+            for blocks in STARTS:
+                rule, alone = pace.rule(WAIT, blocks, blocks == STARTS[-1]), pace.rule(WAIT, ATTENTION)
+                rules = [(kind, alone if kind.startswith("attention") else rule) for kind in kinds]
                 words = f"{loops.value} outside" + ", balanced" * balance + f", {rule.words}"
-                rules = [(kind, ATTENTION if kind.startswith("attention") else rule) for kind in kinds]
-                attempt(replace(base, rules=tuple(rules)), words)
-                if found is not None and spent() > 1:
-                    return found
-    if found is None:
-        assert failure is not None
-        raise failure
-    rng = np.random.default_rng(seed)
-    improved = True
-    while improved:
-        improved = False
-        kinds = [kind for kind, _ in found.schedule.rules]
-        for kind in rng.permutation(len(kinds)):
-            for rule in _neighbours(found.schedule.rule(kinds[kind])):
-                if spent() > 1:
-                    return found
-                changed = dict(found.schedule.rules) | {kinds[kind]: rule}
-                tried = replace(found.schedule, rules=tuple(changed.items()))
-                improved |= attempt(tried, f"{kinds[kind]}: {rule.words}")
-    return found
+                yield replace(base, rules=tuple(rules)), words
+    if trial.found is None:
+        return
+    before = None
+    while before is not trial.found.schedule:
+        before = trial.found.schedule
+        kinds = [kind for kind, _ in before.rules]
+        for kind in (kinds[at] for at in rng.permutation(len(kinds))):
+            for rule in _neighbours(trial.found.schedule.rule(kind), pace):
+                changed = dict(trial.found.schedule.rules) | {kind: rule}
+                yield replace(trial.found.schedule, rules=tuple(changed.items())), f"{kind}: {rule.words}"
+            for cut in () if kind.startswith("attention") else CUTS:
+                changed_cuts = dict(trial.found.schedule.tiles) | {kind: cut}
+                yield replace(trial.found.schedule, tiles=tuple(changed_cuts.items())), f"{kind}: {cut.words}"
+            drain = tuple(other for other in kinds if (other in trial.found.schedule.drain) != (other == kind))
+            yield replace(trial.found.schedule, drain=drain), f"{kind}: {'drained' if kind in drain else 'overlapped'}"
+        for heads in (1, 2):
+            yield replace(trial.found.schedule, heads_per_slot=heads), f"{heads} heads a slot at most"
+
+
+class _Trial:
+    """What has been tried, and the best of it."""
+
+    def __init__(self, network: Network, overlay: Overlay, size: _Size) -> None:
+        self._network, self._overlay, self._size = network, overlay, size
+        self._seen: set[Schedule] = set()
+        self._price_s = 0.0
+        self.found: Found | None = None
+        self.failure: Exception | None = None
+
+    def attempt(self, schedule: Schedule, what: str) -> None:
+        """Price a schedule, unless it has been, and keep it if it is better."""
+        if schedule in self._seen:
+            return
+        self._seen.add(schedule)
+        try:
+            run = price(self._network, self._overlay, schedule)
+            if self.found is None:
+                self._price_s, layers = run.latency, len(self._network.layers)
+                self.found = Found(schedule, run.latency, layers, layers, steps=[f"{what}: {run.latency * 1e3:.3f} ms"])
+            else:
+                self.found.tried += 1
+                if run.latency >= self._price_s * (1 - 1e-6):
+                    return
+                asked = run.latency * (1 + DEAR * self._size.excess(schedule))
+                if asked >= self._price_s * (1 - 1e-6):
+                    return
+                self.found.steps.append(f"{what}: {run.latency * 1e3:.3f} ms, {self._size.words(schedule)}")
+                self.found.schedule, self.found.latency_s, self._price_s = schedule, run.latency, asked
+        except (DeadlockError, ProgramError, UnsupportedError) as e:  # it does not run, or there is no image of it
+            self.failure = self.failure or e
+            return
+        self.found.busy = {u.name: run.busy[u.name] for u in self._overlay.units}
+
+
+class _Pace:
+    """Rules in shares of the time that a piece takes, so that they mean the same whatever the rates."""
+
+    def __init__(self, overlay: Overlay) -> None:
+        self._block_us = BLOCK * 4 * overlay.rates["ddr_write_gbs"].seconds * 1e6
+
+    def rule(self, wait: float, blocks: int, by_columns: bool = False) -> Rule:
+        """A load waits up to `wait` of the time that a piece of `blocks` takes."""
+        return Rule(min(1000.0, round(wait * blocks * self._block_us, 2)), blocks, by_columns)
+
+    def wait(self, rule: Rule) -> float:
+        """The share that a rule allows."""
+        return rule.patience_us / (rule.store_blocks * self._block_us) if self._block_us else WAIT
 
 
 def price(network: Network, overlay: Overlay, schedule: Schedule) -> Timing:
@@ -188,17 +221,17 @@ def first(network: Network, layers: int) -> Network:
     return replace(network, layers=kept, outputs=(Output(kept[-1].y),))
 
 
-def _neighbours(rule: Rule) -> Iterator[Rule]:
+def _neighbours(rule: Rule, pace: _Pace) -> Iterator[Rule]:
     """Rules that differ in one knob, and then in two."""
     yield replace(rule, by_columns=not rule.by_columns)
-    for blocks in STORE_BLOCKS:
-        yield replace(rule, store_blocks=blocks)
-    for patience in PATIENCE_US:
-        yield replace(rule, patience_us=patience)
-    for blocks in STORE_BLOCKS:
-        for patience in PATIENCE_US[1::2]:
+    for blocks in PIECES:
+        yield pace.rule(pace.wait(rule), blocks, rule.by_columns)
+    for wait in WAITS:
+        yield pace.rule(wait, rule.store_blocks, rule.by_columns)
+    for blocks in PIECES:
+        for wait in WAITS[1::2]:
             if blocks != rule.store_blocks:
-                yield replace(rule, store_blocks=blocks, patience_us=patience)
+                yield pace.rule(wait, blocks, rule.by_columns)
 
 
 def describe(network: Network) -> tuple[object, ...]:

@@ -18,6 +18,11 @@ class Tiles:
     mme_rows: int = 3
     mme_cols: int = 2
 
+    @property
+    def words(self) -> str:
+        grid = "" if (self.mme_rows, self.mme_cols) == (3, 2) else f" on {self.mme_rows}x{self.mme_cols} MMEs"
+        return f"tiles of {128 * self.tile_rows}x{128 * self.tile_cols}{grid}"
+
     def __post_init__(self) -> None:
         if self.tile_rows not in (1, 2, 3, 4, 6):
             raise ScheduleError(f"tile_rows={self.tile_rows}: MemA and MemC hold tiles of 1, 2, 3, 4 or 6 row blocks")
