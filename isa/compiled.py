@@ -117,8 +117,9 @@ class Arbitration:
     """Work of one process in an order that is yet to be found: jobs, of which it takes one after the other, each whole,
     always when no other process can go on without it. Times are exact: what the others are waiting for is known then.
 
-    It takes the job whose stream has waited longest for words; but first one that takes words from a stream, if that
-    delays the other by no more than its patience. Jobs of one stream keep their order.
+    It takes the job whose stream has waited longest for words, or, among those that are `in_order`, the one of lowest
+    rank; but first one that takes words from a stream, if that delays the other by no more than its patience. Jobs of
+    one stream keep their order.
 
     first, last: items of the process (from 0) at which each job begins and ends. stream: the number of its stream. get:
     whether it takes from it. seconds: how long it is. patience: in seconds. rank: which of several that could begin at
@@ -134,6 +135,7 @@ class Arbitration:
     seconds: Floats
     patience: Floats
     rank: Ints
+    in_order: npt.NDArray[np.bool_]
     needs: Ints
     needs_at: Ints
 
@@ -387,7 +389,7 @@ def _strand(traces: Traces, capacity: Ints, channels: Ints, tasks: Ints) -> None
     net.settle(alive)
 
 
-JOB_FIRST, JOB_END, JOB_STREAM, JOB_GET, JOB_RANK, JOB_NEEDS, JOB_NEEDS_END = range(7)
+JOB_FIRST, JOB_END, JOB_STREAM, JOB_GET, JOB_RANK, JOB_NEEDS, JOB_NEEDS_END, JOB_IN_ORDER = range(8)
 """Columns of the table of jobs."""
 JOB_SECONDS, JOB_PATIENCE = range(2)
 """Columns of the table of their times."""
@@ -398,7 +400,7 @@ def _jobs(traces: Traces, given: Arbitration | None) -> tuple[int, Ints, Floats,
     streams = len(traces.net.channels)
     if given is None:
         none = np.zeros(0, np.int32)
-        return -1, np.zeros((0, 7), np.int32), np.zeros((0, 2)), none, none, np.zeros(streams + 1, np.int32)
+        return -1, np.zeros((0, 8), np.int32), np.zeros((0, 2)), none, none, np.zeros(streams + 1, np.int32)
     process = list(traces.net.progress).index(given.process)
     base = traces.bounds[process]
     columns = (
@@ -409,6 +411,7 @@ def _jobs(traces: Traces, given: Arbitration | None) -> tuple[int, Ints, Floats,
         given.rank,
         given.needs_at[:-1],
         given.needs_at[1:],
+        given.in_order,
     )
     queue = np.argsort(given.stream, kind="stable").astype(np.int32)
     return (
@@ -537,7 +540,10 @@ def _run(
                 else:
                     since = times[reader, CLOCK]
                     start = max(now, since)
-                    if put < 0 or start < put_start or (start == put_start and since < put_since):
+                    earlier = since < put_since
+                    if put >= 0 and jobs[job, JOB_IN_ORDER] and jobs[put, JOB_IN_ORDER]:
+                        earlier = jobs[job, JOB_RANK] < jobs[put, JOB_RANK]
+                    if put < 0 or start < put_start or (start == put_start and earlier):
                         put, put_start, put_since = job, start, since
             if get >= 0 and (put < 0 or get_start + jobs_s[get, JOB_SECONDS] <= put_start + jobs_s[get, JOB_PATIENCE]):
                 job = get

@@ -16,7 +16,7 @@ from .schedule import Schedule, read_schedule, show_schedule
 from .search import describe, search
 from .segment import Network
 
-VERSION = 7
+VERSION = 8
 """Of what a search does: a schedule found by another one is looked for again."""
 
 

@@ -82,6 +82,7 @@ def list_accesses(
             seconds=np.array([job.access.blocks * job.access.chunks * BLOCK * 4 * seconds for job in jobs]),
             patience=np.array([job.rule.patience_us * 1e-6 for job in jobs]),
             rank=np.array([job.rank for job in jobs], np.int32),
+            in_order=np.array([job.rule.in_order for job in jobs], bool),
             needs=needs,
             needs_at=needs_at,
         ),

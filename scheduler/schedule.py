@@ -32,18 +32,21 @@ class Interleave(Enum):
 
 @dataclass(frozen=True)
 class Rule:
-    """How the stores of a kind of segment are listed. patience_us: by how much one may delay a load that could begin.
-    store_blocks: the largest piece, in 128x64 blocks. by_columns: of the pieces that are ready, those of the first
-    columns first, so that the next segment can begin with them; otherwise MemC after MemC."""
+    """How the accesses of a kind of segment are listed. patience_us: by how much a store may delay a load that could
+    begin. store_blocks: the largest piece, in 128x64 blocks. by_columns: of the pieces that are ready, those of the
+    first columns first, so that the next segment can begin with them; otherwise MemC after MemC. in_order: loads that
+    could begin go in the order of the program; otherwise the one whose unit has waited longest."""
 
     patience_us: float = 4.0
     store_blocks: int = 8
     by_columns: bool = False
+    in_order: bool = False
 
     @property
     def words(self) -> str:
         order = "by columns" if self.by_columns else "by units"
-        return f"pieces of {self.store_blocks} blocks {order}, a load waits up to {self.patience_us:g} us"
+        loads = ", loads in order" * self.in_order
+        return f"pieces of {self.store_blocks} blocks {order}, a load waits up to {self.patience_us:g} us{loads}"
 
     def __post_init__(self) -> None:
         if not -1000 <= self.patience_us <= 1000:

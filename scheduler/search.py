@@ -101,7 +101,8 @@ def _moves(trial: _Trial, network: Network, pace: _Pace, rng: np.random.Generato
         for balance in (True, False):
             base = Schedule(interleave=Interleave.LISTED, loops=loops, balance=balance)
             for blocks in STARTS:
-                rule, alone = pace.rule(WAIT, blocks, blocks == STARTS[-1]), pace.rule(WAIT, ATTENTION)
+                rule = pace.paced(Rule(by_columns=blocks == STARTS[-1]), WAIT, blocks)
+                alone = pace.paced(Rule(), WAIT, ATTENTION)
                 rules = [(kind, alone if kind.startswith("attention") else rule) for kind in kinds]
                 words = f"{loops.value} outside" + ", balanced" * balance + f", {rule.words}"
                 yield replace(base, rules=tuple(rules)), words
@@ -165,9 +166,9 @@ class _Pace:
     def __init__(self, overlay: Overlay) -> None:
         self._block_us = BLOCK * 4 * overlay.rates["ddr_write_gbs"].seconds * 1e6
 
-    def rule(self, wait: float, blocks: int, by_columns: bool = False) -> Rule:
-        """A load waits up to `wait` of the time that a piece of `blocks` takes."""
-        return Rule(min(1000.0, round(wait * blocks * self._block_us, 2)), blocks, by_columns)
+    def paced(self, rule: Rule, wait: float, blocks: int) -> Rule:
+        """The rule with pieces of so many blocks; a load waits up to `wait` of the time that one takes."""
+        return replace(rule, patience_us=min(1000.0, round(wait * blocks * self._block_us, 2)), store_blocks=blocks)
 
     def wait(self, rule: Rule) -> float:
         """The share that a rule allows."""
@@ -223,15 +224,16 @@ def first(network: Network, layers: int) -> Network:
 
 def _neighbours(rule: Rule, pace: _Pace) -> Iterator[Rule]:
     """Rules that differ in one knob, and then in two."""
+    yield replace(rule, in_order=not rule.in_order)
     yield replace(rule, by_columns=not rule.by_columns)
     for blocks in PIECES:
-        yield pace.rule(pace.wait(rule), blocks, rule.by_columns)
+        yield pace.paced(rule, pace.wait(rule), blocks)
     for wait in WAITS:
-        yield pace.rule(wait, rule.store_blocks, rule.by_columns)
+        yield pace.paced(rule, wait, rule.store_blocks)
     for blocks in PIECES:
         for wait in WAITS[1::2]:
             if blocks != rule.store_blocks:
-                yield pace.rule(wait, blocks, rule.by_columns)
+                yield pace.paced(rule, wait, blocks)
 
 
 def describe(network: Network) -> tuple[object, ...]:

@@ -61,6 +61,7 @@ class Job:
     seconds: float = 1.0
     patience: float = 0.0
     rank: int = 0
+    in_order: bool = False
     needs: tuple[int, ...] = ()
 
     @property
@@ -93,6 +94,7 @@ def arbitrate(overlay: Overlay, jobs: Sequence[Job], programs: Programs, engine:
         seconds=np.array([1e-6 * job.seconds for job in jobs]),
         patience=np.array([1e-6 * job.patience for job in jobs]),
         rank=np.array([job.rank for job in jobs], np.int32),
+        in_order=np.array([job.in_order for job in jobs], bool),
         needs=np.array([n for job in jobs for n in job.needs], np.int32),
         needs_at=np.cumsum([0, *(len(job.needs) for job in jobs)]).astype(np.int32),
     )
@@ -102,6 +104,12 @@ def arbitrate(overlay: Overlay, jobs: Sequence[Job], programs: Programs, engine:
 def fixed(overlay: Overlay, jobs: Sequence[Job], programs: Programs, order: Sequence[int]) -> Network:
     """The executor with the jobs in a given order."""
     return Network(overlay, issues={**programs, "D": [u for i in order for u in jobs[i].uops]})
+
+
+def goes_first(jobs: Sequence[Job], load: tuple[float, float, int, int], other: tuple[float, float, int, int]) -> bool:
+    """Whether a load goes before another that could begin at the same time."""
+    a, b = jobs[load[-1]], jobs[other[-1]]
+    return a.rank < b.rank if a.in_order and b.in_order else load[1] < other[1]
 
 
 def model(overlay: Overlay, jobs: Sequence[Job], programs: Programs) -> list[int] | None:
@@ -133,7 +141,10 @@ def model(overlay: Overlay, jobs: Sequence[Job], programs: Programs) -> list[int
             if not jobs[i].get and channel.reader is not None:
                 since = channel.reader.clock
                 loads.append((max(own.clock, since), since, channel.number, i))
-        load, store = min(loads, default=None), min(stores, default=None)
+        load, store = None, min(stores, default=None)
+        for other in sorted(loads, key=lambda found: found[2]):  # of those that begin earliest
+            if load is None or other[0] < load[0] or (other[0] == load[0] and goes_first(jobs, other, load)):
+                load = other
         if load is None and store is None:
             return None
         late = load is None or (
@@ -167,6 +178,7 @@ def cases(draw: st.DrawFn) -> tuple[dict[tuple[str, str], int], list[Job], Progr
                 "seconds": draw(us),
                 "patience": draw(st.sampled_from([-2.0, 0.0, 0.5, 1.0, 4.0, 1000.0])),
                 "rank": draw(st.integers(0, 3)),
+                "in_order": draw(st.booleans()),
                 "needs": tuple(draw(st.sets(st.integers(0, len(jobs) - 1), max_size=2))) if jobs else (),
             }
             peer, mine = (b, sends) if a == "D" else (a, takes)
@@ -226,6 +238,18 @@ def test_the_load_whose_unit_has_waited_longest_goes_first() -> None:
     assert order([put("A"), put("B")], A=b, B=a) == [0, 1]
     # waiting since the same time: the stream that the overlay names first
     assert order([put("B"), put("A")], A=a, B=a) == [1, 0]
+
+
+def test_loads_in_order_go_by_rank_and_not_by_how_long_their_units_waited() -> None:
+    """D is busy until both wait."""
+    a, b = wait(3.0, (0, "get", "D", 1)), wait(2.0, (0, "get", "D", 1))
+    busy = put("C", 5.0)
+    for ranks, wanted in (((1, 2), [0, 1, 2]), ((2, 1), [0, 2, 1])):
+        jobs = [busy, *(put(peer, rank=rank, in_order=True) for peer, rank in zip("AB", ranks, strict=True))]
+        c: list[Uop] = [[(0.0, "get", "D", 1)], *([(0.0, "get", n, 1)] for n in "AB")]
+        assert order(jobs, A=a, B=b, C=c) == wanted
+    mixed = [busy, put("A", rank=1, in_order=True), put("B", rank=2)]
+    assert order(mixed, A=a, B=b, C=[[(0.0, "get", "D", 1)], *([(0.0, "get", n, 1)] for n in "AB")]) == [0, 2, 1]
 
 
 @pytest.mark.parametrize(("patience", "wanted"), [(0.0, [0, 1]), (1.99, [0, 1]), (2.0, [1, 0]), (50.0, [1, 0])])

@@ -31,6 +31,7 @@ rules = st.builds(
     patience_us=st.floats(-1000, 1000),
     store_blocks=st.sampled_from(STORE_BLOCKS),
     by_columns=st.booleans(),
+    in_order=st.booleans(),
 )
 
 

@@ -65,6 +65,7 @@ rules = st.builds(
     patience_us=st.sampled_from([-1000.0, -3.0, 0.0, 1.0, 4.0, 10.0, 100.0, 1000.0]),
     store_blocks=st.sampled_from(STORE_BLOCKS),
     by_columns=st.booleans(),
+    in_order=st.booleans(),
 )
 
 

@@ -31,6 +31,7 @@ rules = st.builds(
     patience_us=st.floats(-1000, 1000),
     store_blocks=st.sampled_from(STORE_BLOCKS),
     by_columns=st.booleans(),
+    in_order=st.booleans(),
 )
 kinds = st.sampled_from(["gemm 1024x4096 gelu_tanh", "attention 16x64"]) | st.text(
     st.characters(codec="utf-8"), max_size=8
@@ -104,11 +105,13 @@ mme_cols = 1
 patience_us = 10.0
 store_blocks = 8
 by_columns = false
+in_order = false
 
 [rules."attention 16x64"]
 patience_us = -2.5
 store_blocks = 4
 by_columns = true
+in_order = true
 """
 
 
@@ -122,7 +125,7 @@ def test_golden() -> None:
         tiles=(("gemm 1024x1024", Tiles(2, 4, 2, 1)),),
         rules=(
             ("gemm 1024x4096 gelu_tanh", Rule(10.0, 8)),
-            ("attention 16x64", Rule(-2.5, 4, by_columns=True)),
+            ("attention 16x64", Rule(-2.5, 4, by_columns=True, in_order=True)),
         ),
     )
     assert show_schedule(schedule, ["searched for 30.0 s", "24 segments"]) == GOLDEN
@@ -152,7 +155,7 @@ LISTED = 'interleave = "listed"\n[rules."gemm 8x8"]\n'
         ("tile_row = 6", r"no knob tile_row; there are tile_rows, .*, interleave, .*, tiles, rules"),
         (
             LISTED + "patience = 3",
-            r"no knob rules.'gemm 8x8'.patience; there are patience_us, store_blocks, by_columns$",
+            r"no knob rules.'gemm 8x8'.patience; there are patience_us, store_blocks, by_columns, in_order$",
         ),
         ("mme_rows = 4", "mme_rows=4: the MMEs are a grid of 3 rows and 2 columns"),
         ("mme_cols = 0", "mme_cols=0: the MMEs are a grid"),
