@@ -152,7 +152,11 @@ class Record:
         values.update(changes)
         if len(values) > len(self.__dict__):
             raise TypeError(f"{type(self).__name__} has no {', '.join(changes.keys() - self.__dict__.keys())}")
-        out.__post_init__()
+        for name, low, high in self._BOUNDS:
+            if name in changes and not low <= values[name] <= high:
+                out._refuse(name)
+        if self._REALS:
+            out._round()
         return out
 
     def encode(self) -> tuple[int, ...]:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import gc
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 from ..isa.datapath import Overlay
@@ -32,5 +34,19 @@ def build(
     """Choose a schedule where none is given, lower to kernel sequences, order the off-chip accesses, pack. progress:
     told how much of a search's budget is spent. Raises `UnsupportedError` or `ScheduleError`."""
     chosen = Chosen(schedule) if isinstance(schedule, Schedule) else choose(network, overlay, schedule, progress)
-    lowered = lower(network, overlay, chosen.schedule)
-    return Built(pack(lowered.kernels), lowered.weights, chosen)
+    with _uncollected():
+        lowered = lower(network, overlay, chosen.schedule)
+        return Built(pack(lowered.kernels, lowered.starts), lowered.weights, chosen)
+
+
+@contextmanager
+def _uncollected() -> Iterator[None]:
+    """Without looking for cyclic garbage: hundreds of thousands of small values are made, none of them in a cycle, and
+    to look through them again and again takes a third of the time."""
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()

@@ -29,6 +29,15 @@ from .schedule import Interleave, Rule, Schedule
 HARDWARE = Rule(patience_us=0.0, store_blocks=16)
 
 
+@dataclass(frozen=True, eq=False)
+class Listed:
+    """The DDR mOPs in the order found, when each began, and the run that found it, without the instruction path."""
+
+    mops: list[Ddr]
+    starts: list[tuple[float, int]]
+    run: Timing
+
+
 @dataclass(frozen=True)
 class _Job:
     """An access that DDR takes whole: what one Mem uOP loads, or a piece of what one stores."""
@@ -47,8 +56,8 @@ def list_accesses(
     preloaded: Mapping[str, Sequence[Any]],
     overlay: Overlay,
     schedule: Schedule,
-) -> tuple[list[Ddr], Timing]:
-    """The DDR mOPs in the order found, and the run that found it.
+) -> Listed:
+    """The order in which DDR takes its accesses.
 
     loads: the blocks that each uOP of a Mem loads from DDR, by unit. issues: every other unit's uOPs. Raises
     `DeadlockError` where the program cannot go on, whatever DDR does.
@@ -87,7 +96,9 @@ def list_accesses(
             needs_at=needs_at,
         ),
     )
-    return [mops[i] for i in found.order], found
+    begun, order = found.starts("DDR"), found.order
+    firsts = np.concatenate([[0], ends[:-1]])
+    return Listed([mops[i] for i in order], [begun[at] for at in firsts[order]], found)
 
 
 def _jobs(tiles: Sequence[Tile], loads: Mapping[str, Sequence[int]], schedule: Schedule) -> Iterator[_Job]:

@@ -13,6 +13,7 @@ from .apart import lower_as
 from .gemm import lower_gemms
 from .groups import groups_of, kind_of
 from .memory import Arena
+from .pack import Starts
 from .schedule import Schedule
 from .segment import Array, Attention, Gemm, Network, Output
 from .sequences import Sequences
@@ -26,6 +27,8 @@ class Lowered:
     weights: Weights
     found: Timing | None = None
     """The run that found the order of DDR's accesses, where one did; without the instruction path."""
+    starts: Starts | None = None
+    """When each mOP began in it."""
 
 
 class Weights(Mapping[str, Array]):
@@ -61,7 +64,7 @@ def lower(network: Network, overlay: Overlay, schedule: Schedule) -> Lowered:
         if kind in schedule.drain:
             sequences.tiles[-1].drain = True
     kernels = sequences.finish()
-    return Lowered(kernels, Weights(sequences.weights), sequences.found)
+    return Lowered(kernels, Weights(sequences.weights), sequences.found, sequences.starts)
 
 
 def place_activations(s: Sequences) -> None:

@@ -10,7 +10,7 @@ them; the finished image is therefore run through the decoders, and packed witho
 from __future__ import annotations
 
 import heapq
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate, chain
 from operator import attrgetter
@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from ..isa.compiled import execute, machine_code
+from ..isa.compiled import Timing, execute, machine_code
 from ..isa.datapath import Form, Overlay
 from ..isa.errors import DeadlockError, ProgramError
 from ..isa.fields import Record
@@ -50,12 +50,17 @@ class _Piece:
         return (self.form, self.reuse, self.mops, self.patches) == (other.form, other.reuse, other.mops, other.patches)
 
 
-def pack(kernels: Kernels) -> Program:
-    """Kernel sequences to a program. Raises `DeadlockError` or `ProgramError` where the kernels themselves do not fit
-    together (sends unequal receives)."""
+Firsts = dict[str, list[int]]
+Starts = Mapping[str, Sequence[tuple[float, int]]]
+"""When each mOP's first uOP begins, by unit, with a tie-break that follows the dependencies."""
+
+
+def pack(kernels: Kernels, starts: Starts | None = None) -> Program:
+    """Kernel sequences to a program. starts: from a run of the kernels, where one is at hand. Raises `DeadlockError` or
+    `ProgramError` where the kernels themselves do not fit together (sends unequal receives)."""
     overlay = kernels.overlay
     _check(kernels)
-    starts = _starts(kernels)
+    starts = starts or _starts(kernels)
     pieces = {unit: _cut(unit, kernels) for unit in kernels.sequences}
     shared = _assemble(kernels, pieces, starts, share=True)
     try:
@@ -84,10 +89,7 @@ def _form(overlay: Overlay, unit: str, mop: Record) -> Form:
 
 def uops_of(kernels: Kernels) -> dict[str, list[Any]]:
     """Each unit's uOPs, as if every mOP were issued once."""
-    return {
-        unit: list(chain.from_iterable(uops_by_mop(kernels.overlay, unit, mops)))
-        for unit, mops in kernels.sequences.items()
-    }
+    return issued(kernels.overlay, kernels.sequences)[0]
 
 
 def uops_by_mop(overlay: Overlay, unit: str, mops: Sequence[Record]) -> Iterator[Sequence[Any]]:
@@ -101,14 +103,28 @@ def uops_by_mop(overlay: Overlay, unit: str, mops: Sequence[Record]) -> Iterator
         yield uops
 
 
-def _starts(kernels: Kernels) -> dict[str, list[tuple[float, int]]]:
-    """When each mOP's first uOP begins, with a tie-break that follows the dependencies."""
+def issued(overlay: Overlay, sequences: Mapping[str, Sequence[Record]]) -> tuple[dict[str, list[Any]], Firsts]:
+    """Each unit's uOPs, as if every mOP were issued once, and the number of each mOP's first uOP."""
     issues: dict[str, list[Any]] = {}
-    firsts: dict[str, list[int]] = {}
-    for unit, mops in kernels.sequences.items():
-        by_mop = list(uops_by_mop(kernels.overlay, unit, mops))
+    firsts: Firsts = {}
+    for unit, mops in sequences.items():
+        by_mop = list(uops_by_mop(overlay, unit, mops))
         issues[unit] = list(chain.from_iterable(by_mop))
         firsts[unit] = [0, *accumulate(map(len, by_mop))][:-1]
+    return issues, firsts
+
+
+def starts_of(run: Timing, firsts: Firsts) -> dict[str, list[tuple[float, int]]]:
+    """When each mOP began in a run without an instruction path."""
+    out = {}
+    for unit, first in firsts.items():
+        begun = run.starts(unit)
+        out[unit] = [begun[min(f, len(begun) - 1)] for f in first]
+    return out
+
+
+def _starts(kernels: Kernels) -> Starts:
+    issues, firsts = issued(kernels.overlay, kernels.sequences)
 
     def where(unit: str, origin: int) -> str:
         first = firsts.get(unit)
@@ -119,12 +135,7 @@ def _starts(kernels: Kernels) -> dict[str, list[tuple[float, int]]]:
             places, what = kernels.places.get(unit, ()), "mOP"
         return str(places[index]) if index < len(places) else f"{what} {index}"
 
-    done = execute(kernels.overlay, issues=issues, preloaded=kernels.preloaded, where=where)
-    out = {}
-    for unit, first in firsts.items():
-        begun = done.starts(unit)
-        out[unit] = [begun[min(f, len(begun) - 1)] for f in first]
-    return out
+    return starts_of(execute(kernels.overlay, issues=issues, preloaded=kernels.preloaded, where=where), firsts)
 
 
 def _cut(unit: str, kernels: Kernels) -> list[_Piece]:
@@ -300,15 +311,13 @@ def _numbered(mops: Sequence[Record], names: Sequence[str]) -> Ints:
 
 def _run_lengths(flags: npt.NDArray[np.bool_]) -> npt.NDArray[np.int64]:
     """How many flags in a row are set from each position on."""
-    stops = np.flatnonzero(~flags)
     positions = np.arange(len(flags))
-    following = np.append(stops, len(flags))[np.searchsorted(stops, positions)]
+    stops = np.where(flags, len(flags), positions)
+    following = np.minimum.accumulate(stops[::-1])[::-1]
     return following - positions
 
 
-def _assemble(
-    kernels: Kernels, pieces: dict[str, list[_Piece]], starts: dict[str, list[tuple[float, int]]], share: bool
-) -> Program:
+def _assemble(kernels: Kernels, pieces: dict[str, list[_Piece]], starts: Starts, share: bool) -> Program:
     """Issue every unit's packets in the order of their first uOPs; terminators last."""
     overlay = kernels.overlay
     packets: list[Packet] = []

@@ -205,7 +205,8 @@ class _Size:
         return self._known[schedule]
 
     def _packed(self, network: Network, schedule: Schedule) -> int:
-        return 4 * len(pack(lower(network, self._overlay, schedule).kernels).image)
+        lowered = lower(network, self._overlay, schedule)
+        return 4 * len(pack(lowered.kernels, lowered.starts).image)
 
     def excess(self, schedule: Schedule) -> float:
         """By how much an image is too large, as a share of what there is room for."""

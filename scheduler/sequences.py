@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
-from itertools import accumulate, chain
+from itertools import accumulate
 from math import prod
 from types import MappingProxyType
 from typing import Any, NamedTuple
@@ -26,7 +26,7 @@ from .groups import kinds_of
 from .listing import list_accesses
 from .memory import columns_of
 from .order import BLOCK_UNITS, Access, Tile, order_accesses
-from .pack import uops_by_mop
+from .pack import Starts, issued, starts_of
 from .schedule import Interleave, Schedule
 from .segment import Array, Network
 
@@ -90,6 +90,8 @@ class Sequences:
         self._lpddr_end = 0
         self.found: Timing | None = None
         """The run that found the order of DDR, where one did."""
+        self.starts: Starts | None = None
+        """Of that run."""
 
     def _row_blocks(self) -> int:
         """Of all sequences together. Raises `ScheduleError` where whole tiles would come between them."""
@@ -154,11 +156,10 @@ class Sequences:
         }
         preloaded = {u: tuple(ops) for u, ops in self.mme.items()}
         if self.schedule.interleave in (Interleave.HARDWARE, Interleave.LISTED):
-            issues = {u: list(chain.from_iterable(uops_by_mop(self.overlay, u, m))) for u, m in sequences.items()}
-            listed, self.found = list_accesses(
-                self.tiles, self._loads(), issues, preloaded, self.overlay, self.schedule
-            )
-            sequences["DDR"] = tuple(listed)
+            issues, firsts = issued(self.overlay, sequences)
+            listed = list_accesses(self.tiles, self._loads(), issues, preloaded, self.overlay, self.schedule)
+            sequences["DDR"], self.found = tuple(listed.mops), listed.run
+            self.starts = {**starts_of(listed.run, firsts), "DDR": listed.starts}
         else:
             sequences["DDR"] = tuple(order_accesses(self.tiles, self.schedule))
         most = {_length_name(i): span.rows for i, span in enumerate(self.spans)}

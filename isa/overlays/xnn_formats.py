@@ -178,7 +178,10 @@ def ddr_uops(mop: Ddr, iteration: int) -> Iterator[Transfer]:
     peer = ""
     if mop.load or mop.store:
         values = mop.__dict__
-        peer = next((p for name, p in (_STORES if store else _LOADS) if values[name]), "")
+        for name, other in _STORES if store else _LOADS:
+            if values[name]:
+                peer = other
+                break
     base = mop.addr + iteration * mop.reuse_stride
     for chunk in range(mop.chunks):
         yield Transfer((base + chunk * mop.chunk_stride) & 0xFFFF_FFFF, mop.size, store, peer)

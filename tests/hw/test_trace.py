@@ -510,7 +510,7 @@ def test_a_program_that_does_nothing(tmp_path: Path) -> None:
         ("gemm768", "packet 0: 3 mOPs for DDR, 8 times"),
         ("fig6_app1", "load x [0:100] -> FU2"),
         ("fig7_app2", "load x [100:200] send"),
-        ("encoder", "load l0.q [0:128, 0:64] -> MemA0"),
+        ("encoder", "load l0.q [0:128, 0:128] -> MemA0"),
         ("encoder", "load l1.v [0:128, 0:64] -> MemB2"),
     ],
 )

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from rsn.isa.compiled import execute
 from rsn.isa.errors import DeadlockError, ProgramError
 from rsn.isa.layout import block, unblock
 from rsn.isa.network import Network
@@ -330,6 +331,31 @@ def test_the_flag_flips_after_every_uop_even_an_empty_one() -> None:
     np.testing.assert_allclose(y[2], X @ W, **CLOSE)
 
 
+@pytest.mark.parametrize("sizes", [[2048, 8192, 6144], [6144, 2048, 8192], [4096, 10240, 2048], [14336, 2048]], ids=str)
+def test_a_block_may_begin_in_one_load_and_end_in_the_next(sizes: list[int]) -> None:
+    """A stream has room for one block; what comes next must not wait for the room of a whole one."""
+    starts = np.cumsum([0, *sizes])[:-1] // 16
+    x, w = random(128, 128), random(128, 128)
+    ddr = np.concatenate([block(x), np.zeros(2 * 8192, np.float32)])
+    loads = [f.Transfer(int(at), n, False, "MemA0") for at, n in zip(starts, sizes, strict=True)]
+    stores = [f.Transfer(1024 + int(at), n, True, "MemC0") for at, n in zip(starts, sizes, strict=True)]
+    send = {"send": 1, "acc_a": 1, "acc_b": 1}
+    issues: dict[str, list[Any]] = {
+        "DDR": [*loads, *stores],
+        "LPDDR": [load("MemB0", 0, 2)],
+        "MemA0": chain(f.MemA, [{"load": 1, "dim1": 128, "dim2": 128}], send),
+        "MemB0": chain(f.MemB, [{"load": 1, "dim1": 128, "dim2": 128}], send),
+        "MeshA": [f.MeshA(size=512, a0_0=1)],
+        "MeshB": [f.MeshB(size=512, b0_0=1)],
+        "MemC0": [RECV, STORE],
+    }
+    net = run(ddr, block(w), {"MME0": [op()]}, **issues)
+    np.testing.assert_allclose(unblock(ddr[16384:], 128, 128), x @ w, **CLOSE)
+    assert execute(XNN, issues=issues, preloaded={"MME0": [op()]}).latency == max(
+        p.task.clock for p in net.progress.values()
+    )
+
+
 def test_quarter_blocks_make_up_blocks() -> None:
     ddr = np.concatenate([block(X), np.zeros(2 * 8192, np.float32)])
     quarters = [f.Transfer(i * 128, 2048, False, "MemA0") for i in range(8)]
@@ -380,6 +406,7 @@ def test_reading_beyond_the_memory_is_an_error() -> None:
         ("MME0", op(k_iter=0), "does nothing"),
         ("MME0", op(bias=1, b_iter=5, acc_b=4), "2560 columns; 2048 is the most"),
         ("MME0", op(load_prev=1, prev=1, b_iter=2), "b_iter = 1 only"),
+        ("MME0", op(prev=1, b_iter=2), "b_iter = 1 only"),
     ],
 )
 def test_what_the_bits_allow_and_the_units_do_not(unit: str, uop: Any, reason: str) -> None:

@@ -20,6 +20,7 @@ from rsn.isa.overlays import XNN, XNN_BASE
 from rsn.isa.overlays.xnn_formats import Ddr
 from rsn.isa.verify import check, dry_run
 from rsn.scheduler import listing
+from rsn.scheduler import pack as packing
 from rsn.scheduler.listing import _as_loaded, _as_stored, _Job, _needs
 from rsn.scheduler.lower import Lowered, lower
 from rsn.scheduler.mapping import MappingType
@@ -306,6 +307,19 @@ def test_a_drain_puts_all_stores_of_a_segment_before_the_loads_of_the_next(inter
 
     assert overlap(()) > 0
     assert overlap(("gemm 256x1024",)) == 0
+
+
+@settings(max_examples=10)
+@given(programs())
+def test_the_run_that_found_the_order_says_when_each_mop_begins(case: tuple[Network, Overlay, Schedule]) -> None:
+    """As another run of the kernels would, so that packing needs none."""
+    network, overlay, schedule = case
+    lowered = lower(network, overlay, schedule)
+    again = packing._starts(lowered.kernels)
+    assert lowered.starts is not None
+    for unit, starts in again.items():
+        assert [clock for clock, _ in lowered.starts[unit]] == [clock for clock, _ in starts]
+    assert uops_of_image(pack(lowered.kernels, lowered.starts)) == uops_of_image(pack(lowered.kernels))
 
 
 def test_rules_are_those_of_the_kind_of_segment() -> None:

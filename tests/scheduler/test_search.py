@@ -182,7 +182,7 @@ def test_schedules_that_do_not_run_are_passed_over(monkeypatch: pytest.MonkeyPat
     found = searched(network)
     assert not found.schedule.balance
 
-    def unpackable(kernels: Any) -> Any:
+    def unpackable(kernels: Any, starts: object = None) -> Any:
         raise ProgramError("MME0 would need 511 ops, it holds 510")
 
     monkeypatch.setattr(module, "pack", unpackable)
