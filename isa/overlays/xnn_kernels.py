@@ -17,7 +17,7 @@ import numpy.typing as npt
 
 from ..datapath import Transfer, UnitSpec
 from ..errors import ProgramError
-from ..layout import BLOCK, QUARTER, UNIT, block, unblock
+from ..layout import BLOCK, QUARTER, UNIT, block, padded, unblock
 from ..network import Burst, Channel, Fire, Network, Par, Steps, Unit
 from . import xnn_formats as f
 
@@ -29,10 +29,16 @@ Pieces = Sequence[Array] | Array
 
 TILE = 128
 BLOCK_WORDS = 256
-BEATS = 512
+LANES = 16
+"""Streams of 64 bit between a Mesh or a MemC and an MME."""
+BEAT = 32
+"""Floats in a beat, which is a word of 1024 bit: two of each lane."""
+BEATS = TILE * TILE // BEAT
 """Mesh beats in a tile."""
 BIAS_WORD = 16
 """Floats in a stream word of bias mode."""
+FETCH_WORDS = 8
+"""Words of the image that are fetched ahead of the dispatcher."""
 
 
 class Tiles(Sequence[Array]):
@@ -93,18 +99,36 @@ class OffChip(Unit):
         super().__init__(spec, net)
         self.read_only = spec.bank == "lpddr"
         self._read, self._write = f"{spec.bank}_read_gbs", f"{spec.bank}_write_gbs"
+        self._begun: dict[tuple[str, bool], int] = {}
+        """Elements of a block that quarters have left begun, by peer and direction."""
 
     def kernel(self, uop: f.Transfer) -> Steps:
         if not uop.peer:
             return
         yield Fire("offchip_uop")
-        limit = BLOCK_WORDS * BIAS_WORD if uop.bias else BLOCK
-        whole, rest = divmod(uop.size, limit)
-        if whole:
-            yield self._move(uop, uop.addr * UNIT, whole, limit)
-        if rest:
-            piece = rest if uop.bias else QUARTER
-            yield self._move(uop, uop.addr * UNIT + whole * limit, -(-rest // piece), piece)
+        at = uop.addr * UNIT
+        for pieces, size in self._pieces(uop):
+            if pieces:
+                yield self._move(uop, at, pieces, size)
+            at += pieces * size
+
+    def _pieces(self, uop: f.Transfer) -> Iterator[tuple[int, int]]:
+        """How many of which size. Who is at the other end takes whole blocks, so one that quarters have begun is
+        completed first: a stream has room for one."""
+        if uop.bias:
+            whole, rest = divmod(uop.size, BLOCK_WORDS * BIAS_WORD)
+            yield whole, BLOCK_WORDS * BIAS_WORD
+            yield int(rest > 0), rest
+            return
+        begun = self._begun.get((uop.peer, uop.store), 0)
+        first = min(-begun % BLOCK, padded(uop.size, QUARTER))
+        whole, rest = divmod(uop.size - first, BLOCK)
+        yield first // QUARTER, QUARTER
+        yield whole, BLOCK
+        yield -(-rest // QUARTER), QUARTER
+        self._begun.pop((uop.peer, uop.store), None)
+        if left := (begun + padded(uop.size, QUARTER)) % BLOCK:
+            self._begun[uop.peer, uop.store] = left
 
     def _move(self, uop: f.Transfer, start: int, pieces: int, size: int) -> Burst:
         """So many pieces of `size` elements each, from element `start` on."""
@@ -128,6 +152,8 @@ class OffChip(Unit):
         return Burst(pieces, self._read, size * 4, puts=(self.sink(uop.peer),), words=words, do=fetch)
 
     def effect_key(self, uop: f.Transfer) -> Hashable:
+        if not uop.bias and (self._begun or uop.size % BLOCK):
+            return None  # what it does depends on what has been begun
         return uop.size, uop.store, uop.peer, uop.bias
 
 
@@ -319,6 +345,15 @@ class Mesh(Unit):
 class Mme(Unit):
     """Matrix multiplication engine: 64 AIE tiles that multiply a 128x128 by a 128x128 tile."""
 
+    @property
+    def products(self) -> type[_Products]:
+        """What multiplies tiles; with `sum`, all that depends on the order of summation."""
+        return _Products
+
+    @property
+    def sum(self) -> type[_Sum]:
+        return _Sum
+
     def __init__(self, spec: UnitSpec, net: Network) -> None:
         super().__init__(spec, net)
         self.a = self.source("MeshA")
@@ -344,13 +379,13 @@ class Mme(Unit):
                 if prev:
                     scale = self._scaler(iter(block))
                     yield Burst(len(block), "mesh_beat", BEATS, gets=(self.a,), puts=c, do=scale, whole=True)
-                if acc_k:
+                if acc_k and op.k_iter:
                     for t in block:
-                        sums = _Sum(self._vector(t) if bias else None, full_n)
+                        sums = self.sum(self._vector(t) if bias else None, full_n)
                         yield Burst(op.k_iter - 1, rate, gets=ab, do=sums.add, whole=True)
                         yield Fire(rate, gets=ab, puts=c, do=sums.emit, whole=True)
                 else:
-                    products = _Products(self._bias(bi, op) if bias else None, op, full_k, full_n)
+                    products = self.products(self._bias(bi, op) if bias else None, op, full_k, full_n)
                     yield Burst(op.k_iter * len(block), rate, gets=ab, puts=c, do=products, whole=True)
 
     def effect_key(self, op: f.Mme) -> Hashable:
@@ -795,7 +830,7 @@ def _legal_mme(op: f.Mme) -> Iterator[str]:
         yield "k_iter = 0 without a previous-layer term does nothing"
     if op.bias and op.b_iter * op.acc_b * TILE > 2048:
         yield f"a bias of {op.b_iter * op.acc_b * TILE} columns; 2048 is the most"
-    if op.load_prev and (op.b_iter != 1 or op.acc_b * TILE > 512):
+    if (op.load_prev or op.prev) and (op.b_iter > 1 or op.acc_b * TILE > 512):
         yield "previous-layer weights reach 512 columns, b_iter = 1 only"
 
 
