@@ -9,22 +9,25 @@ from __future__ import annotations
 
 import re
 from collections.abc import Container, Iterable
+from dataclasses import replace
 
 import numpy as np
 
 from ..isa.errors import UnsupportedError
 from ..scheduler.segment import Array, Attention, Gemm, Network, Norm, Output
-from .layers import Attend, Layer, LayerNorm, Linear, Source, ancestors
+from .layers import Attend, Layer, LayerNorm, Linear, Pass, Source, ancestors
 
 
 def fold(outputs: list[Layer], batch: int, seq: int) -> tuple[Network, dict[Layer, str]]:
     """The network that computes `outputs` over batch * seq rows, and the activation name of each layer in it.
 
-    Raises UnsupportedError where one product's result is wanted both with and without what is fused into it.
+    Raises UnsupportedError where a product's result is wanted with and without a residual that is added to it.
     """
+    originals = ancestors(outputs)
+    apart = _Apart(originals)
+    rebuilt = {layer: apart(layer) for layer in originals}
+    outputs = [rebuilt[layer] for layer in outputs]
     wanted = ancestors(outputs)
-    for layer in wanted:
-        _check_fused_once(layer, wanted)
     names = _name(sorted(wanted, key=lambda layer: not isinstance(layer, Source)))  # arguments keep their names
     layers = (_folded(layer, names) for layer in wanted)
     network = Network(
@@ -34,12 +37,63 @@ def fold(outputs: list[Layer], batch: int, seq: int) -> tuple[Network, dict[Laye
         outputs=tuple(_output(layer, names[layer]) for layer in outputs),
         layers=tuple(layer for layer in layers if layer is not None),
     )
-    return network, names
+    return network, names | {layer: names[new] for layer, new in rebuilt.items()}
+
+
+class _Apart:
+    """Layers again, with a pass of its own for what is fused into a result that is wanted without it too."""
+
+    def __init__(self, wanted: Container[Layer]) -> None:
+        self._wanted = wanted
+        self._made: dict[Layer, Layer] = {}
+
+    def __call__(self, layer: Layer) -> Layer:
+        if layer not in self._made:
+            self._made[layer] = self._again(layer)
+        return self._made[layer]
+
+    def _again(self, layer: Layer) -> Layer:
+        if isinstance(layer, Source):
+            return layer
+        if isinstance(layer, Attend):
+            q, k, v = (self(x) for x in layer.operands)
+            return layer if (q, k, v) == layer.operands else replace(layer, q=q, k=k, v=v)
+        if isinstance(layer, Pass):
+            return replace(layer, x=self(layer.x))
+        bare = self._wanted_before(layer)
+        if bare is not None:
+            return self._pass(layer, bare)
+        x = self(layer.x)
+        residual = None if layer.residual is None else self(layer.residual)
+        return layer if (x, residual) == (layer.x, layer.residual) else replace(layer, x=x, residual=residual)
+
+    def _wanted_before(self, layer: Linear) -> Linear | None:
+        before = layer.before
+        while before is not None and before not in self._wanted:
+            before = before.before
+        return before
+
+    def _pass(self, layer: Linear, bare: Linear) -> Pass:
+        kept = ("x", "weight", "bias", "factor", "residual")
+        if any(getattr(bare, name) is not getattr(layer, name) for name in kept):
+            raise UnsupportedError(
+                f"{layer.path}: its result is needed both before and after something is added to it, which the machine "
+                "fuses into the product"
+            )
+        norm = layer.norm if bare.norm is None else None
+        return Pass(
+            f"{layer.path}.{'norm' if norm is not None else 'activation'}",
+            self(bare),
+            layer.activation if bare.activation is None else None,
+            norm,
+        )
 
 
 def _folded(layer: Layer, names: dict[Layer, str]) -> Gemm | Attention | None:
     if isinstance(layer, Linear):
         return _gemm(layer, names)
+    if isinstance(layer, Pass):
+        return _pass(layer, names)
     if isinstance(layer, Attend):
         q, k, v = (names[x] for x in layer.operands)
         return Attention(layer.path, q, k, v, names[layer], layer.heads, layer.head_dim, layer.masked)
@@ -74,6 +128,23 @@ def _gemm(layer: Linear, names: dict[Layer, str]) -> Gemm:
     )
 
 
+def _pass(layer: Pass, names: dict[Layer, str]) -> Gemm:
+    affine = _affine(layer.x)
+    if affine is not None and affine.shift.any():
+        raise UnsupportedError(f"{layer.path}: a pass over what has been normalised with a shift")
+    return Gemm(
+        layer.path,
+        x=names[layer.x],
+        y=names[layer],
+        weight=np.zeros((0, layer.width), np.float32),
+        bias=np.zeros(layer.width, np.float32),
+        activation=layer.activation,
+        residual=names[layer.x],
+        residual_scale=(np.ones(layer.width) if affine is None else affine.scale).astype(np.float32),
+        norm=None if layer.norm is None else Norm(layer.norm.eps),
+    )
+
+
 def _output(layer: Layer, name: str) -> Output:
     affine = _affine(layer)
     if affine is None:
@@ -82,7 +153,7 @@ def _output(layer: Layer, name: str) -> Output:
 
 
 def _affine(layer: Layer) -> LayerNorm | None:
-    return layer.norm if isinstance(layer, Linear) else None
+    return layer.norm if isinstance(layer, Linear | Pass) else None
 
 
 PIECE = 16
@@ -104,17 +175,6 @@ def _times(vector: np.ndarray, weight: Array) -> np.ndarray:
     for at in range(0, len(out), PIECE):
         out[at : at + PIECE] = vector @ weight[:, at : at + PIECE].astype(np.float64)
     return out
-
-
-def _check_fused_once(layer: Layer, wanted: Container[Layer]) -> None:
-    before = layer.before if isinstance(layer, Linear) else None
-    while before is not None:
-        if before in wanted:
-            raise UnsupportedError(
-                f"{before.path}: its result is needed both before and after what follows it (layer_norm, activation or "
-                "addition), which the machine fuses into the product; pre-norm blocks are not supported yet"
-            )
-        before = before.before
 
 
 def _name(layers: Iterable[Layer]) -> dict[Layer, str]:

@@ -43,7 +43,8 @@ class LayerNorm:
 class Linear:
     """norm(activation(factor * (x @ weight + bias) + residual)); weight (K, N), bias (N,).
 
-    `before` is the layer that something was fused into to make this one: only one of the two can be wanted.
+    `before` is the layer that something was fused into to make this one. Where both are wanted, what was fused last
+    becomes a `Pass`.
     """
 
     path: str
@@ -71,6 +72,24 @@ class Linear:
 
 
 @dataclass(frozen=True, eq=False)
+class Pass:
+    """norm(activation(x)), where x is wanted for itself too: as in a pre-norm block, which normalises its residual."""
+
+    path: str
+    x: Layer
+    activation: Activation | None = None
+    norm: LayerNorm | None = None
+
+    @property
+    def width(self) -> int:
+        return self.x.width
+
+    @property
+    def operands(self) -> tuple[Layer, ...]:
+        return (self.x,)
+
+
+@dataclass(frozen=True, eq=False)
 class Attend:
     """softmax(q @ k^T) @ v per sequence and head, head h in columns h*head_dim ..; masked by the run-time lengths."""
 
@@ -91,7 +110,7 @@ class Attend:
         return (self.q, self.k, self.v)
 
 
-Layer = Source | Linear | Attend
+Layer = Source | Linear | Pass | Attend
 
 
 def ancestors(layers: Sequence[Layer]) -> dict[Layer, None]:

@@ -31,7 +31,7 @@ def compute(
 
 
 def _gemm(layer: Gemm, known: Mapping[str, torch.Tensor]) -> torch.Tensor:
-    y = known[layer.x] @ torch.from_numpy(layer.weight) + torch.from_numpy(layer.bias)
+    y = known[layer.x][..., : len(layer.weight)] @ torch.from_numpy(layer.weight) + torch.from_numpy(layer.bias)
     if layer.residual is not None:
         residual = known[layer.residual]
         y += residual if layer.residual_scale is None else residual * torch.from_numpy(layer.residual_scale)

@@ -51,7 +51,7 @@ class _Part:
 
     gemm: Gemm
     plan: _Plan
-    weight: Buffer
+    weight: Buffer | None
     n: int
 
 
@@ -82,9 +82,11 @@ def _parts(s: Sequences, gemm: Gemm) -> list[_Part]:
         if s.cuts[gemm.y].mme_cols == 1:
             raise ScheduleError(f"mme_cols=1: the LayerNorm of {gemm.path} takes two MMEs' columns")
     passes, halves, acc_b = column_tiles(y.stored // 128, s.cuts[gemm.y], gemm.norm is not None)
-    plan = _Plan(y, x.used // 128, passes, halves, acc_b, _post_op(s, gemm))
+    plan = _Plan(y, x.used // 128 if gemm.multiplies else 0, passes, halves, acc_b, _post_op(s, gemm))
     cols = passes * halves * acc_b * 128
-    weight = s.weight(f"{gemm.path}.weight", (x.used, cols), lambda: stored_weight(gemm, x, y, cols))
+    weight = None
+    if gemm.multiplies:
+        weight = s.weight(f"{gemm.path}.weight", (x.used, cols), lambda: stored_weight(gemm, x, y, cols))
     return [_Part(gemm, plan, weight, n) for n in range(passes)]
 
 
@@ -127,11 +129,13 @@ def _vectors(s: Sequences, group: Sequence[_Part]) -> list[Buffer]:
         return stored_vector(vector, p.plan.y, p.plan.passes * plan.halves * size)
 
     shape = (plan.halves * _vector_length(group),)
-    out = [s.weight(f"{gemm.path}.bias", shape, lambda: arranged(lambda p: stored(p, p.gemm.bias)))]
+    out = []
     if gemm.residual is not None:
         scale = gemm.residual_scale if gemm.residual_scale is not None else np.ones(plan.y.count, np.float32)
         name = f"{gemm.path}.residual_scale"
-        out.insert(0, s.weight(name, shape, lambda: arranged(lambda p: stored(p, scale))))
+        out.append(s.weight(name, shape, lambda: arranged(lambda p: stored(p, scale))))
+    if gemm.multiplies:
+        out.append(s.weight(f"{gemm.path}.bias", shape, lambda: arranged(lambda p: stored(p, p.gemm.bias))))
     return out
 
 
@@ -156,7 +160,7 @@ def _gemm_op(s: Sequences, group: Sequence[_Part], rows: Sequence[RowTile], vect
             k_iter=plan.k_tiles,
             acc_a=acc,
             acc_b=plan.acc_b,
-            bias=1,
+            bias=int(gemm.multiplies),
             n128=1,
             k128=1,
             load_prev=residual,
@@ -244,6 +248,8 @@ def _products(s: Sequences, part: _Part, row: RowTile, tile: Tile, order: Sequen
     """The k loop of one output tile, slices of K in this order: LHS from DDR into MemA, but for the first `held`, which
     are there; RHS from LPDDR into MemB."""
     plan, weight = part.plan, part.weight
+    if weight is None:
+        return
     width = weight.shape[1] // BLOCK_COLS
     acc_b = plan.acc_b
     send = {"send": 1, "acc_a": row.acc, "acc_b": acc_b}

@@ -32,7 +32,8 @@ def kind_of(group: Group) -> str:
     if isinstance(group, Attention):
         return f"attention {group.heads}x{group.head_dim}"
     gemm = group[0]
-    words = [f"gemm {'x'.join(map(str, gemm.weight.shape))}"]
+    k, n = gemm.weight.shape
+    words = [f"gemm {k}x{n}" if gemm.multiplies else f"pass {n}"]
     words += [f"times {len(group)}"] if len(group) > 1 else []
     words += [gemm.activation.value] if gemm.activation else []
     words += ["residual"] if gemm.residual else []

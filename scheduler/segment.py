@@ -39,7 +39,8 @@ class Gemm:
     """y = norm(activation(x @ weight + bias + residual * residual_scale)), each part but the product optional.
 
     weight is (K, N), bias and residual_scale are (N,), all float32. `activation` and `norm` exclude each other.
-    `path` is the module path, for messages.
+    `path` is the module path, for messages. With K = 0 there is no product and no bias: a pass over the residual, which
+    is `x` too, for what pre-norm models normalise and keep.
     """
 
     path: str
@@ -51,6 +52,11 @@ class Gemm:
     residual: str | None = None
     residual_scale: Array | None = None
     norm: Norm | None = None
+
+    @property
+    def multiplies(self) -> bool:
+        """Whether there is a product."""
+        return len(self.weight) > 0
 
 
 @dataclass(frozen=True, eq=False)

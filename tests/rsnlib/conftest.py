@@ -52,7 +52,7 @@ def _gemm(layer: Gemm, values: dict[str, Any]) -> Any:
     assert layer.bias.shape == (layer.weight.shape[1],)
     assert (layer.residual is None) == (layer.residual_scale is None)
     assert layer.activation is None or layer.norm is None
-    y = values[layer.x] @ layer.weight + layer.bias
+    y = values[layer.x][:, : len(layer.weight)] @ layer.weight + layer.bias
     if layer.residual is not None:
         y = y + values[layer.residual] * layer.residual_scale
     if layer.activation is not None:

@@ -9,7 +9,7 @@ from rsn.isa.errors import UnsupportedError
 from rsn.rsnlib.fold import fold
 from rsn.rsnlib.layers import Attend, LayerNorm, Linear, Source, ancestors
 from rsn.rsnlib.view import View
-from rsn.scheduler.segment import Attention, Gemm, Output
+from rsn.scheduler.segment import Attention, Gemm, Norm, Output
 
 RANDOM = np.random.default_rng(0)
 X = Source("x", 4, View.dense((2, 3, 4)))
@@ -87,10 +87,23 @@ def test_layers_come_after_their_operands_under_unique_names() -> None:
     assert set(names) == set(ancestors([attend])) | {layer for layer in names if names[layer] == "linear_0"}
 
 
-def test_result_wanted_before_and_after_its_norm_is_refused() -> None:
+def test_a_result_wanted_before_and_after_its_norm_is_normalised_by_a_pass() -> None:
     plain = linear("block.dense", X, 4)
-    after = Linear(
-        "block.dense", X, plain.weight, plain.bias, norm=LayerNorm(1e-6, np.ones(4), np.zeros(4)), before=plain
-    )
-    with pytest.raises(UnsupportedError, match=r"block\.dense: .*before and after.*pre-norm"):
-        fold([linear("next", after, 4, residual=plain)], 2, 3)
+    scale, shift = np.array([1.0, 2.0, 3.0, 4.0]), np.array([0.5, 0.0, 0.0, 0.0])
+    after = Linear("block.dense", X, plain.weight, plain.bias, norm=LayerNorm(1e-6, scale, shift), before=plain)
+    following = linear("next", after, 4, residual=plain)
+    network, names = fold([following], 2, 3)
+    dense, normed, last = network.layers
+    assert (dense.y, normed.x, normed.residual, last.x, last.residual) == (
+        "block_dense", "block_dense", "block_dense", "block_dense_norm", "block_dense",
+    )  # fmt: skip
+    assert (dense.norm, normed.norm, normed.weight.shape) == (None, Norm(1e-6), (0, 4))
+    assert np.array_equal(last.weight, (following.weight * scale[:, None]).astype(np.float32))
+    assert names[after] == "block_dense_norm"
+
+
+def test_result_wanted_before_and_after_a_sum_is_refused() -> None:
+    plain = linear("block.dense", X, 4)
+    added = Linear("block.dense", X, plain.weight, plain.bias, residual=X, before=plain)
+    with pytest.raises(UnsupportedError, match=r"block\.dense: .*before and after something is added"):
+        fold([linear("next", added, 4, residual=plain)], 2, 3)

@@ -49,25 +49,37 @@ class Maker:
         eps: float = 1e-6,
         masked: bool = False,
         layers: int = 1,
+        pre_norm: bool = False,
     ) -> Network:
         out: list[Gemm | Attention] = []
         x = "x"
         norm = Norm(eps)
+
+        def normed(name: str) -> str:
+            """Before a pre-norm block, which adds to what it does not normalise; a post-norm block has that behind."""
+            if not pre_norm:
+                return name
+            no_product, no_bias = np.zeros((0, hidden), np.float32), np.zeros(hidden, np.float32)
+            out.append(Gemm(f"{name}.norm", name, f"{name}.n", no_product, no_bias, None, name, None, norm))
+            return f"{name}.n"
+
+        behind = None if pre_norm else norm
         for i in range(layers):
             q, k, v, c, x1, h, y = (f"l{i}.{n}" for n in ("q", "k", "v", "c", "x1", "h", "y"))
+            into = normed(x)
             for name in (q, k, v):
                 weight, bias = self.matrix(hidden, hidden), self.vector(hidden)
                 if name == k:  # the score scale, folded
                     weight, bias = (np.float32((hidden // heads) ** -0.5) * a for a in (weight, bias))
-                out.append(Gemm(f"{name}_proj", x, name, weight, bias))
+                out.append(Gemm(f"{name}_proj", into, name, weight, bias))
             out.append(Attention(f"l{i}.attention", q, k, v, c, heads, hidden // heads, masked))
             scale = 1 + self.vector(hidden)
             out.append(
-                Gemm(f"l{i}.dense", c, x1, self.matrix(hidden, hidden), self.vector(hidden), None, x, scale, norm)
+                Gemm(f"l{i}.dense", c, x1, self.matrix(hidden, hidden), self.vector(hidden), None, x, scale, behind)
             )
-            out.append(Gemm(f"l{i}.up", x1, h, self.matrix(hidden, ffn), self.vector(ffn), act))
+            out.append(Gemm(f"l{i}.up", normed(x1), h, self.matrix(hidden, ffn), self.vector(ffn), act))
             scale = 1 + self.vector(hidden)
-            out.append(Gemm(f"l{i}.down", h, y, self.matrix(ffn, hidden), self.vector(hidden), None, x1, scale, norm))
+            out.append(Gemm(f"l{i}.down", h, y, self.matrix(ffn, hidden), self.vector(hidden), None, x1, scale, behind))
             x = y
         scale, shift = 1 + self.vector(hidden), self.vector(hidden)
         return Network(batch, seq, {"x": hidden}, (Output(x, scale, shift),), tuple(out))
@@ -78,9 +90,9 @@ def reference(network: Network, x: np.ndarray, lengths: Sequence[int] | None = N
     values = {"x": x.astype(np.float64)}
     for layer in network.layers:
         if isinstance(layer, Gemm):
-            y = values[layer.x] @ layer.weight + layer.bias
+            y = values[layer.x][..., : len(layer.weight)] @ layer.weight + layer.bias
             if layer.residual is not None:
-                y = y + values[layer.residual] * layer.residual_scale
+                y = y + values[layer.residual] * (1 if layer.residual_scale is None else layer.residual_scale)
             if layer.activation is not None:
                 y = activation(y.astype(np.float32), CODES[layer.activation]).astype(np.float64)
             if layer.norm is not None:
