@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Container, Iterable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from ..isa.errors import UnsupportedError
 from ..scheduler.segment import Array, Attention, Gemm, Network, Norm, Output
-from .layers import Attend, Layer, LayerNorm, Linear, Pass, Source, ancestors
+from .layers import Attend, Float64, Layer, Linear, Pass, Source, ancestors
 
 
 def fold(outputs: list[Layer], batch: int, seq: int) -> tuple[Network, dict[Layer, str]]:
@@ -74,8 +74,8 @@ class _Apart:
         return before
 
     def _pass(self, layer: Linear, bare: Linear) -> Pass:
-        kept = ("x", "weight", "bias", "factor", "residual")
-        if any(getattr(bare, name) is not getattr(layer, name) for name in kept):
+        kept = ("x", "weight", "bias", "residual")
+        if bare.factor != layer.factor or any(getattr(bare, name) is not getattr(layer, name) for name in kept):
             raise UnsupportedError(
                 f"{layer.path}: its result is needed both before and after something is added to it, which the machine "
                 "fuses into the product"
@@ -86,6 +86,7 @@ class _Apart:
             self(bare),
             layer.activation if bare.activation is None else None,
             norm,
+            layer.gain / bare.gain,
         )
 
 
@@ -96,7 +97,7 @@ def _folded(layer: Layer, names: dict[Layer, str]) -> Gemm | Attention | None:
         return _pass(layer, names)
     if isinstance(layer, Attend):
         q, k, v = (names[x] for x in layer.operands)
-        return Attention(layer.path, q, k, v, names[layer], layer.heads, layer.head_dim, layer.masked)
+        return Attention(layer.path, q, k, v, names[layer], layer.heads, layer.head_dim, layer.masked, layer.causal)
     return None
 
 
@@ -152,8 +153,20 @@ def _output(layer: Layer, name: str) -> Output:
     return Output(name, affine.scale.astype(np.float32), affine.shift.astype(np.float32))
 
 
-def _affine(layer: Layer) -> LayerNorm | None:
-    return layer.norm if isinstance(layer, Linear | Pass) else None
+@dataclass(frozen=True)
+class _Affine:
+    """What the machine leaves out of a result, (N,) each."""
+
+    scale: Float64
+    shift: Float64
+
+
+def _affine(layer: Layer) -> _Affine | None:
+    if not isinstance(layer, Linear | Pass):
+        return None
+    if layer.norm is not None:
+        return _Affine(layer.norm.scale, layer.norm.shift)
+    return None if layer.gain == 1 else _Affine(np.full(layer.width, layer.gain), np.zeros(layer.width))
 
 
 PIECE = 16

@@ -41,7 +41,8 @@ class LayerNorm:
 
 @dataclass(frozen=True, eq=False)
 class Linear:
-    """norm(activation(factor * (x @ weight + bias) + residual)); weight (K, N), bias (N,).
+    """norm(gain * activation(factor * (x @ weight + bias) + residual)); weight (K, N), bias (N,); with a norm
+    gain is 1.
 
     `before` is the layer that something was fused into to make this one. Where both are wanted, what was fused last
     becomes a `Pass`.
@@ -55,6 +56,7 @@ class Linear:
     residual: Layer | None = None
     activation: Activation | None = None
     norm: LayerNorm | None = None
+    gain: float = 1.0
     before: Linear | None = None
 
     @property
@@ -73,12 +75,14 @@ class Linear:
 
 @dataclass(frozen=True, eq=False)
 class Pass:
-    """norm(activation(x)), where x is wanted for itself too: as in a pre-norm block, which normalises its residual."""
+    """norm(gain * activation(x)), where x is wanted for itself too: as in a pre-norm block, which normalises its
+    residual."""
 
     path: str
     x: Layer
     activation: Activation | None = None
     norm: LayerNorm | None = None
+    gain: float = 1.0
 
     @property
     def width(self) -> int:
@@ -91,7 +95,8 @@ class Pass:
 
 @dataclass(frozen=True, eq=False)
 class Attend:
-    """softmax(q @ k^T) @ v per sequence and head, head h in columns h*head_dim ..; masked by the run-time lengths."""
+    """softmax(q @ k^T) @ v per sequence and head, head h in columns h*head_dim ..; masked by the run-time lengths,
+    and causal where each row takes no key behind it."""
 
     path: str
     q: Layer
@@ -100,6 +105,7 @@ class Attend:
     heads: int
     head_dim: int
     masked: bool
+    causal: bool = False
 
     @property
     def width(self) -> int:

@@ -13,12 +13,41 @@ from ..isa.errors import TensorError
 HIDDEN = -1e4
 
 
-def attended_keys(mask: torch.Tensor, batch: int, seq: int) -> npt.NDArray[np.bool_]:
+def attended_keys(mask: torch.Tensor, batch: int, seq: int, causal: bool = False) -> npt.NDArray[np.bool_]:
     """The keys that take part, (batch, seq), from a mask that broadcasts to (batch, heads, seq, seq).
 
-    A bool mask is True at such a key, a float mask 0 there and at most -1e4 elsewhere. Raises TensorError for other
-    values, another shape, and a mask that differs between heads or between query rows, as a causal one does.
+    A bool mask is True at such a key, a float mask 0 there and at most -1e4 elsewhere. With `causal` it hides for each
+    row the keys behind it too, and what the last row sees takes part. Raises TensorError for other values, another
+    shape, and a mask that differs between heads or, but for that, between query rows.
     """
+    mask = _truth(mask, batch, seq)
+    if causal:
+        keys: npt.NDArray[np.bool_] = mask[:, 0, -1].expand(batch, seq).numpy()
+        if not _is_causal(mask, seq):
+            raise TensorError("the attention mask is not causal, as it was in the example")
+        return keys
+    if not bool((mask == mask.narrow(2, 0, 1)).all()):
+        raise TensorError("the attention mask differs between query rows; supported are whole keys and causal masks")
+    keys = mask[:, 0, 0].expand(batch, seq).numpy()
+    return keys
+
+
+def is_causal(mask: torch.Tensor, batch: int, seq: int) -> bool:
+    """Whether an attention mask hides for each row the keys behind it, whatever else it hides. Raises TensorError for
+    what is no mask."""
+    mask = _truth(mask, batch, seq)
+    return seq > 1 and mask.shape[2] == seq and _is_causal(mask, seq)
+
+
+def _is_causal(mask: torch.Tensor, seq: int) -> bool:
+    if mask.shape[2] != seq:
+        return False
+    ahead = torch.ones(seq, seq, dtype=torch.bool).triu(1)
+    return bool((mask == (mask[:, :, -1:] & ~ahead)).all())
+
+
+def _truth(mask: torch.Tensor, batch: int, seq: int) -> torch.Tensor:
+    """Whether a key takes part, four-dimensional, heads dropped."""
     shape = (1,) * (4 - mask.ndim) + tuple(mask.shape)
     if len(shape) != 4 or shape[0] not in (1, batch) or shape[2] not in (1, seq) or shape[3] not in (1, seq):
         raise TensorError(f"an attention mask of {tuple(mask.shape)} does not fit {batch} sequences of {seq} rows")
@@ -33,19 +62,17 @@ def attended_keys(mask: torch.Tensor, batch: int, seq: int) -> npt.NDArray[np.bo
         if not bool((hidden | (mask == 0)).all()):
             raise TensorError(f"a float attention mask must be 0 or at most {HIDDEN:g}; a bias is not supported")
         mask = ~hidden
-    for axis, what in ((1, "heads"), (2, "query rows")):
-        if not bool((mask == mask.narrow(axis, 0, 1)).all()):
-            raise TensorError(f"the attention mask differs between {what}; only masks of whole keys are supported")
-    keys: npt.NDArray[np.bool_] = mask[:, 0, 0].expand(batch, seq).numpy()
-    return keys
+    if not bool((mask == mask.narrow(1, 0, 1)).all()):
+        raise TensorError("the attention mask differs between heads; supported are whole keys and causal masks")
+    return mask.narrow(1, 0, 1)
 
 
-def prefix_lengths(mask: torch.Tensor, batch: int, seq: int) -> npt.NDArray[np.int64]:
+def prefix_lengths(mask: torch.Tensor, batch: int, seq: int, causal: bool = False) -> npt.NDArray[np.int64]:
     """How many keys take part in each sequence, (batch,), each 1 .. seq; for masks see attended_keys.
 
     Raises TensorError, naming the sequence, where these keys are not the first ones or where there are none.
     """
-    keys = attended_keys(mask, batch, seq)
+    keys = attended_keys(mask, batch, seq, causal)
     lengths: npt.NDArray[np.int64] = keys.sum(axis=1, dtype=np.int64)
     for i in range(batch):
         if lengths[i] == 0:

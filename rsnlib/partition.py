@@ -35,7 +35,8 @@ class Traced:
 
     before and after: the host's operators, in order; constants: what they use of the module's weights. sources: the
     host's tensor behind each input of the network, and the view of the input that it shows. results: the tensors that
-    show outputs of the network, likewise. masks: the attention masks; all must hide the same keys.
+    show outputs of the network, likewise. masks: the attention masks; all must hide the same keys, but that those in
+    `causal` hide what is behind each row, too.
     """
 
     network: Network
@@ -47,6 +48,7 @@ class Traced:
     sources: Mapping[str, tuple[Node, View]]
     results: Mapping[Node, tuple[str, View]]
     masks: tuple[Node, ...]
+    causal: frozenset[Node] = frozenset()
 
     def prologue(self, *args: Any, **kwargs: Any) -> tuple[dict[str, Array], npt.NDArray[np.int64] | None, Environment]:
         """What runs before the machine, on the arguments of the module.
@@ -59,7 +61,7 @@ class Traced:
         environment = self.constants | self.interface.bind(args, kwargs)
         run(self.before, environment)
         inputs = {name: _rows(environment[node], view) for name, (node, view) in self.sources.items()}
-        lengths = [prefix_lengths(environment[mask], batch, seq) for mask in self.masks]
+        lengths = [prefix_lengths(environment[mask], batch, seq, mask in self.causal) for mask in self.masks]
         if any((other != lengths[0]).any() for other in lengths):
             raise TensorError("the layers' attention masks hide different keys; the machine has one length a sequence")
         needed = {x for node in (*self.after, self.interface.result) for x in node.all_input_nodes}

@@ -50,7 +50,9 @@ def _attention(
     q, k, v = (known[name].view(shape).transpose(1, 2) for name in (layer.q, layer.k, layer.v))
     mask = None
     keys = lengths if layer.masked and lengths is not None else np.array(network.rows, np.int64)
-    if (keys < network.seq).any():
+    if (keys < network.seq).any() or layer.causal:
         mask = (torch.arange(network.seq) < torch.from_numpy(keys)[:, None])[:, None, None, :]
+    if mask is not None and layer.causal:
+        mask = mask & torch.ones(network.seq, network.seq, dtype=torch.bool).tril()
     y = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=1.0)
     return y.transpose(1, 2).reshape(network.batch, network.seq, -1)

@@ -11,14 +11,17 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import torch
+from scipy.special import erf, expit
 from torch.fx import Node
 
 from ..isa.errors import TensorError
 from ..scheduler.segment import Activation
 from .capture import dtype_of, module_path, op_name, shape_of, site
-from .layers import Attend, Layer, LayerNorm, Linear, ancestors
-from .mask import prefix_lengths
+from .layers import Attend, Float64, Layer, LayerNorm, Linear, ancestors
+from .mask import is_causal, prefix_lengths
+from .pointwise import Pointwise, recognise, root_of
 from .values import Abstract, Scores, Value, Values, is_host, unsupported
 from .view import View
 
@@ -174,6 +177,53 @@ def activation(kind: Callable[[Arguments], Activation]) -> Rule:
     return rule
 
 
+def elementwise(function: Callable[..., Any], *names: str) -> Rule:
+    """A function of one or two numbers, element by element."""
+
+    def rule(values: Values, node: Node, a: Arguments) -> Abstract | str:
+        return pointwise(values, node, function, [a[name] for name in names])
+
+    return rule
+
+
+def pointwise(values: Values, node: Node, function: Callable[..., Any], operands: Sequence[Any]) -> Abstract | str:
+    """The function of what products, numbers and functions of products are, all of one product: an activation once it
+    is one."""
+    parts: list[Pointwise | float] = []
+    for x in operands:
+        number = values.number(x)
+        part = number if number is not None else _as_pointwise(values, x)
+        if part is None:
+            return f"{op_name(node)} is possible only as part of an activation"
+        parts.append(part)
+    of = [part for part in parts if isinstance(part, Pointwise)]
+    if not of or any((p.base, p.view) != (of[0].base, of[0].view) for p in of) or of[0].view.shape != shape_of(node):
+        return f"{op_name(node)} is possible only on the result of one matrix product"
+    base, view = of[0].base, of[0].view
+
+    def applied(x: Float64) -> Float64:
+        out: Float64 = function(*(p.function(x) if isinstance(p, Pointwise) else p for p in parts))
+        return out
+
+    found = recognise(applied)
+    if found is None or (base.residual is not None and found.factor != 1):
+        nodes = dict.fromkeys((*(n for p in of for n in p.nodes), node))
+        return Pointwise(base, view, applied, tuple(nodes))
+    factor = base.factor * found.factor
+    return Value(replace(base, factor=factor, activation=found.activation, gain=found.gain, before=base), view)
+
+
+def _as_pointwise(values: Values, x: Any) -> Pointwise | None:
+    value = values.of[x] if isinstance(x, Node) else None
+    if isinstance(value, Pointwise):
+        return value
+    found = open_product(values, x) if isinstance(value, Value) else None
+    if found is None:
+        return None
+    base, ratio = root_of(found[0])
+    return Pointwise(base, found[1], lambda t: ratio * t, ())
+
+
 def layer_norm(values: Values, node: Node, a: Arguments) -> Abstract | str:
     found = open_product(values, a["input"])
     if found is None or not in_rows(found[1], found[0].width) or list(a["normalized_shape"]) != [found[0].width]:
@@ -187,6 +237,8 @@ def layer_norm(values: Values, node: Node, a: Arguments) -> Abstract | str:
 
 def add(values: Values, node: Node, a: Arguments) -> Abstract | str:
     x, y = a["self"], a["other"]
+    if a["alpha"] == 1 and any(isinstance(n, Node) and isinstance(values.of[n], Pointwise) for n in (x, y)):
+        return pointwise(values, node, operator.add, (x, y))
     if a["alpha"] != 1 or not isinstance(x, Node) or not isinstance(y, Node):
         return "it adds a number or a multiple"
     for scores, mask in ((values.of[x], y), (values.of[y], x)):
@@ -230,12 +282,18 @@ def scale(values: Values, node: Node, a: Arguments) -> Abstract | str:
     if not division and values.number(y) is None:
         x, y = y, x
     factor = values.number(y)
-    if factor is None or not isinstance(x, Node) or a.get("rounding_mode"):
+    if a.get("rounding_mode"):
+        return "a division that rounds"
+    if factor is None or (isinstance(x, Node) and isinstance(values.of[x], Pointwise)):
+        return pointwise(values, node, operator.truediv if division else operator.mul, (a["self"], a["other"]))
+    if not isinstance(x, Node):
         return "a factor that is not a constant number"
     factor = 1 / factor if division else factor
     value = values.of[x]
     if isinstance(value, Scores) and value.mask is None and not value.normal:
         return replace(value, scale=value.scale * factor)
+    if isinstance(value, Value) and isinstance(value.base, Linear) and value.base.activation and not value.base.norm:
+        return Value(replace(value.base, gain=value.base.gain * factor, before=value.base), value.view)
     found = open_product(values, x)
     if found is None or found[0].residual is not None:
         return "a factor is possible only right after a matrix product"
@@ -258,17 +316,22 @@ def softmax(values: Values, node: Node, a: Arguments) -> Abstract | str:
 def scaled_dot_product_attention(values: Values, node: Node, a: Arguments) -> Abstract | str:
     if a["enable_gqa"]:
         raise unsupported(node, "grouped-query attention is not supported yet")
-    if a["is_causal"]:
-        raise unsupported(node, "causal attention is not supported yet")
     if a["dropout_p"]:
         raise unsupported(node, "dropout in training mode")
     q, k, v = (values.of[a[x]] for x in ("query", "key", "value"))
     factor = shape_of(a["query"])[-1] ** -0.5 if a["scale"] is None else float(a["scale"])
-    return attend(values, node, q, k, v, factor, a["attn_mask"])
+    return attend(values, node, q, k, v, factor, a["attn_mask"], a["is_causal"])
 
 
 def attend(
-    values: Values, node: Node, q: Abstract, k: Abstract, v: Abstract, factor: float, mask: Node | None
+    values: Values,
+    node: Node,
+    q: Abstract,
+    k: Abstract,
+    v: Abstract,
+    factor: float,
+    mask: Node | None,
+    causal: bool = False,
 ) -> Abstract:
     """softmax(factor * q @ k^T + mask) @ v, the operands as (batch, heads, seq, columns of a head)."""
     shapes = [x.view.shape if isinstance(x, Value) else () for x in (q, k, v)]
@@ -290,8 +353,9 @@ def attend(
             raise unsupported(node, "its key is not a plain projection whose weight could take up the score scale")
         # Not `before`: where queries and keys share a projection it is computed twice, with and without the scale.
         key = replace(key, factor=key.factor * factor, before=None)
+    causal = causal or (mask is not None and _is_causal(values, mask))
     masked = mask is not None and _hides(values, node, mask)
-    layer = Attend(module_path(node), query, key, value, heads, columns, masked)
+    layer = Attend(module_path(node), query, key, value, heads, columns, masked, causal)
     if mask is not None and masked:
         values.masks[layer] = mask
     return Value(layer, form)
@@ -299,9 +363,19 @@ def attend(
 
 def _projection(values: Values, node: Node, what: str, x: Abstract, form: View) -> Layer:
     found = values.fit(x, lambda view, width: view == form)
-    if found is None or (isinstance(found.base, Linear) and found.base.norm is not None):
+    if found is None or (isinstance(found.base, Linear) and (found.base.norm is not None or found.base.gain != 1)):
         raise unsupported(node, f"its {what} is not a projection of {values.batch} x {values.seq} rows, cut into heads")
     return found.base
+
+
+def _is_causal(values: Values, mask: Node) -> bool:
+    """Whether it hides for each row the keys behind it: of one from the arguments, whether the example's does."""
+    if not values.is_constant(mask):
+        return mask in values.causal
+    try:
+        return is_causal(values.constant(mask), values.batch, values.seq)
+    except TensorError:
+        return False  # whoever takes it says why it cannot be taken
 
 
 def _hides(values: Values, node: Node, mask: Node) -> bool:
@@ -311,7 +385,8 @@ def _hides(values: Values, node: Node, mask: Node) -> bool:
     if not values.is_constant(mask):
         return True
     try:
-        return bool((prefix_lengths(values.constant(mask), values.batch, values.seq) < values.seq).any())
+        lengths = prefix_lengths(values.constant(mask), values.batch, values.seq, _is_causal(values, mask))
+        return bool((lengths < values.seq).any())
     except TensorError as error:
         raise unsupported(node, str(error)) from error
 
@@ -336,6 +411,10 @@ RULES: dict[Any, Rule] = VIEWS | {
     aten.relu: activation(lambda a: Activation.RELU),
     aten.silu: activation(lambda a: Activation.SILU),
     aten.gelu: activation(lambda a: Activation.GELU_TANH if a["approximate"] == "tanh" else Activation.GELU_ERF),
+    aten.pow: elementwise(operator.pow, "self", "exponent"),
+    aten.tanh: elementwise(np.tanh, "self"),
+    aten.sigmoid: elementwise(expit, "self"),
+    aten.erf: elementwise(erf, "self"),
     aten.layer_norm: layer_norm,
     aten.add: add,
     aten.mul: scale,

@@ -20,6 +20,7 @@ from torch.fx import Node
 
 from ..isa.errors import TensorError, UnsupportedError
 from .capture import (
+    Environment,
     Interface,
     arguments,
     canonical,
@@ -36,8 +37,9 @@ from .capture import (
 )
 from .fold import fold
 from .layers import Attend, Linear, Source, ancestors
-from .mask import attended_keys
+from .mask import attended_keys, is_causal
 from .partition import Placement, Traced
+from .pointwise import Pointwise
 from .rules import CHECKS, PRODUCTS, RULES, VIEWS
 from .values import Abstract, After, Scores, Value, Values, is_host, unsupported
 
@@ -58,9 +60,14 @@ def trace(model: nn.Module, example_inputs: tuple[Any, ...] | dict[str, Any]) ->
     except TypeError as error:
         raise TensorError(f"the example inputs do not fit {type(model).__name__}.forward: {error}") from error
     program = capture(model, args, kwargs)
+    interface = Interface.of(program, signature)
     tracer = _Tracer(program)
-    traced = tracer.partition(Interface.of(program, signature))
-    tracer.check_masks(traced, args, kwargs)
+    environment = lifted(program) | interface.bind(args, kwargs)
+    causal = tracer.causal_masks(environment)
+    if causal:
+        tracer = _Tracer(program, causal)
+    traced = tracer.partition(interface)
+    tracer.check_masks(traced, environment)
     return traced
 
 
@@ -72,15 +79,29 @@ def _role(value: Abstract) -> str:
         return f"matrix product {k} x {n}" if layer.before is None else f"fused into {layer.path or 'the product'}"
     if isinstance(layer, Attend):
         return f"attention, {layer.heads} heads of {layer.head_dim}"
-    return "part of an attention"
+    return "part of an activation" if isinstance(value, Pointwise) else "part of an attention"
+
+
+def _computed(node: Node, environment: Environment) -> torch.Tensor:
+    """A tensor of the host, from the arguments and constants in `environment`, to which it is added."""
+    wanted, stack = set(), [node]
+    while stack:
+        x = stack.pop()
+        if x not in environment and x not in wanted:
+            wanted.add(x)
+            stack.extend(x.all_input_nodes)
+    run([x for x in node.graph.nodes if x in wanted], environment)
+    tensor: torch.Tensor = environment[node]
+    return tensor
 
 
 class _Tracer:
     """One pass over the graph."""
 
-    def __init__(self, program: ExportedProgram) -> None:
+    def __init__(self, program: ExportedProgram, causal: frozenset[Node] = frozenset()) -> None:
         self.program = program
-        self.values = Values(program)
+        self.values = Values(program, causal)
+        self.causal = causal
         self.before: list[Node] = []
         self.after: list[Node] = []
         self.results: dict[Node, Value] = {}
@@ -115,6 +136,10 @@ class _Tracer:
 
     def _stay(self, node: Node, inputs: Sequence[Abstract], why: str) -> Abstract:
         """Leave an operator to PyTorch, unless that would take a product away from the machine."""
+        for x in inputs:
+            if isinstance(x, Pointwise):
+                self._spill(x)
+        inputs = [self.values.of[x] for x in node.all_input_nodes]
         # A graph within the graph may have products of its own.
         is_product = packet(node) in PRODUCTS or isinstance(node.target, torch._ops.HigherOrderOperator)
         if all(map(is_host, inputs)):
@@ -138,10 +163,21 @@ class _Tracer:
         """Hand what an operator of the host needs from the machine back to it."""
         for x in node.all_input_nodes:
             value = self.values.of[x]
+            if isinstance(value, Pointwise):
+                self._spill(value)
             if isinstance(value, Scores | list) and not is_host(value):
                 raise unsupported(x, "its result is wanted on the host, but exists only inside the machine")
             if isinstance(value, Value) and not is_host(value):
                 self.results[x] = value
+
+    def _spill(self, value: Pointwise) -> None:
+        """Leave to PyTorch what has not become an activation."""
+        for node in value.nodes:
+            if not isinstance(self.values.of[node], After):
+                self._leave(node)
+                self.after.append(node)
+                self.values.of[node] = After(node, f"{op_name(node)} is no part of an activation of the machine")
+                self._place(node, "host", "after the machine: no activation of the machine's")
 
     def _place(self, node: Node, where: str, why: str) -> None:
         self.placements[node] = Placement(module_path(node), packet(node).__name__, where, why)
@@ -176,17 +212,26 @@ class _Tracer:
             sources=sources,
             results={node: (names[value.base], value.view) for node, value in self.results.items()},
             masks=masks,
+            causal=self.causal,
         )
 
-    def check_masks(self, traced: Traced, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """Refuse at once a model whose masks are of another kind than the machine's, such as causal ones."""
-        if not traced.masks:
-            return
-        environment = traced.constants | traced.interface.bind(args, kwargs)
-        run(traced.before, environment)
+    def causal_masks(self, environment: Environment) -> frozenset[Node]:
+        """The attention masks that are causal in the example, which is in `environment`."""
+        found = set()
+        for mask in dict.fromkeys(self.values.masks.values()):
+            try:
+                if is_causal(_computed(mask, environment), self.values.batch, self.values.seq):
+                    found.add(mask)
+            except TensorError:
+                pass  # check_masks says so, for whom it is
+        return frozenset(found)
+
+    def check_masks(self, traced: Traced, environment: Environment) -> None:
+        """Refuse at once a model whose masks are of another kind than the machine's."""
         for layer, mask in self.values.masks.items():
             try:
                 if mask in traced.masks:
-                    attended_keys(environment[mask], self.values.batch, self.values.seq)
+                    shown, batch, seq = _computed(mask, environment), self.values.batch, self.values.seq
+                    attended_keys(shown, batch, seq, mask in self.causal)
             except TensorError as error:
                 raise UnsupportedError(f"attention at {layer.path or 'the top level'}: {error}") from error

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Container
 from dataclasses import dataclass, replace
 from math import prod
 from typing import Any
@@ -15,6 +15,7 @@ from torch.fx import Node
 from ..isa.errors import UnsupportedError
 from .capture import Environment, is_static, lifted, module_path, packet, run, shape_of, site
 from .layers import Attend, Float64, Layer, Linear, Source
+from .pointwise import Pointwise
 from .view import View
 
 aten = torch.ops.aten
@@ -47,7 +48,7 @@ class After:
     why: str
 
 
-Abstract = Value | Scores | After | list[Value]
+Abstract = Value | Scores | Pointwise | After | list[Value]
 
 
 def is_host(value: Abstract) -> bool:
@@ -62,10 +63,12 @@ def unsupported(node: Node, why: str) -> UnsupportedError:
 
 
 class Values:
-    """The value of each node so far. Every activation of the machine has `rows` = batch * seq rows."""
+    """The value of each node so far. Every activation of the machine has `rows` = batch * seq rows. causal: attention
+    masks from the arguments that are causal in the example."""
 
-    def __init__(self, program: ExportedProgram) -> None:
+    def __init__(self, program: ExportedProgram, causal: Container[Node] = ()) -> None:
         self.program = program
+        self.causal = causal
         self.of: dict[Node, Abstract] = {}
         self.masks: dict[Attend, Node] = {}
         self.source_nodes: dict[Source, Node] = {}

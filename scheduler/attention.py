@@ -93,12 +93,17 @@ def check(s: Sequences, att: Attention, most: int = MOST_SENT) -> None:
         raise UnsupportedError(
             f"{rows}; a MemC pair feeds at most {most} key tiles, {most * BLOCK_ROWS} rows; {way_out}"
         )
+    if att.causal and not s.extended:
+        raise UnsupportedError(f"{att.path}: causal attention; overlay {s.overlay.name} has no masks")
     if att.masked and not s.extended:
         raise UnsupportedError(f"{att.path}: an attention mask; overlay {s.overlay.name} has none")
 
 
-def mask_of(s: Sequences, att: Attention, sequence: int, key_block: int, keys: int, alone: bool) -> dict[str, Any]:
-    """Softmax registers for keys from `key_block` on: the padding of the sequence, and its length where masked."""
+def mask_of(
+    s: Sequences, att: Attention, sequence: int, key_block: int, keys: int, alone: bool, row_block: int = 0
+) -> dict[str, Any]:
+    """Softmax registers for rows from `row_block` and keys from `key_block` on: the padding of the sequence, and its
+    length where masked."""
     if not s.extended:
         return {}
     base = key_block * BLOCK_ROWS
@@ -107,7 +112,8 @@ def mask_of(s: Sequences, att: Attention, sequence: int, key_block: int, keys: i
         cols = Length(sequence, base, keys * BLOCK_ROWS)
     elif cols == keys * BLOCK_ROWS:
         cols = 1023
-    return {"softmax_cols": cols, "max_sub": 1, "alone": int(alone)}
+    out = {"softmax_cols": cols, "max_sub": 1, "alone": int(alone)}
+    return out | {"causal": 1, "offset": row_block * BLOCK_ROWS} if att.causal else out | {"causal": 0}
 
 
 def slots_of(s: Sequences, att: Attention) -> list[Slot]:
@@ -129,8 +135,9 @@ def _single_slots(sequence: int, blocks: int, att: Attention, most: int) -> Iter
 
 def _pair_slots(sequence: int, blocks: int, att: Attention, most: int) -> Iterator[Slot]:
     """A longer sequence: row halves on MemA0 and MemA1, key halves on MemB0 and MemB1; at most four row blocks a slot.
-    One head at a time, or two of two row blocks, of which MemB2 holds the values."""
-    step = min(most, 2) if blocks == 2 else 1
+    One head at a time, or two of two row blocks, of which MemB2 holds the values; a causal mask counts the rows of a
+    MemC from its first, so that it takes but one head."""
+    step = min(most, 2) if blocks == 2 and not att.causal else 1
     for head in range(0, att.heads, step):
         for start in range(0, blocks, 4):
             q = halved(min(4, blocks - start))
@@ -224,7 +231,9 @@ def _scores_pair(s: Sequences, att: Attention, slot: Slot, tile: Tile, stored: b
                 Job(
                     {"recv": 1, "k_iter": 1, "recv_a": q[i] * n, "recv_b": k[j], "softmax": 1},
                     _handed_on(q[i] * n, k[j], stored),
-                    recv_config=mask_of(s, att, slot.sequence, k[0] if j else 0, k[j], alone=False),
+                    recv_config=mask_of(
+                        s, att, slot.sequence, k[0] if j else 0, k[j], False, slot.start + (q[0] if i else 0)
+                    ),
                 )
             )
 

@@ -30,7 +30,7 @@ def groups_of(network: Network, loops: Loops) -> Iterator[Group]:
 def kind_of(group: Group) -> str:
     """What segments that are alike have in common, as schedules name them: `gemm 1024x4096 gelu`."""
     if isinstance(group, Attention):
-        return f"attention {group.heads}x{group.head_dim}"
+        return f"attention {group.heads}x{group.head_dim}" + " causal" * group.causal
     gemm = group[0]
     k, n = gemm.weight.shape
     words = [f"gemm {k}x{n}" if gemm.multiplies else f"pass {n}"]

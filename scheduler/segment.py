@@ -64,7 +64,7 @@ class Attention:
     """y = softmax(q @ k^T) @ v for each sequence and head; the score scale is folded into the keys' weights already.
 
     q, k, v and y have heads * head_dim columns, head h in columns h*head_dim .. . With `masked`, keys at and beyond
-    the sequence's length (the run-time parameter len[b]) take no part.
+    the sequence's length (the run-time parameter len[b]) take no part; with `causal`, for each row, those behind it.
     """
 
     path: str
@@ -75,6 +75,7 @@ class Attention:
     heads: int
     head_dim: int
     masked: bool = False
+    causal: bool = False
 
 
 Layer = Gemm | Attention

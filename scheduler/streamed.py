@@ -82,7 +82,7 @@ def _scores(s: Sequences, att: Attention, slot: Sequence[Row], tile: Tile) -> No
                 Job(
                     {"recv": 1, "k_iter": 1, "recv_a": 1, "recv_b": keys[j], "softmax": 1},
                     {"send": 1, "send_a": 1, "send_b": 1, "send_k": keys[j]},
-                    recv_config=mask_of(s, att, sequence, keys[0] if j else 0, keys[j], alone=False),
+                    recv_config=mask_of(s, att, sequence, keys[0] if j else 0, keys[j], False, row),
                 )
             )
     halves = (((0, 1), keys[1]), ((0,), keys[0] - keys[1]))  # the even MMEs alone take the odd key tile

@@ -69,6 +69,8 @@ def _attention(layer: Attention, network: Network, values: dict[str, Any], lengt
     if layer.masked:
         assert lengths is not None
         scores[np.broadcast_to((np.arange(network.seq) >= lengths[:, None])[:, None, None], scores.shape)] = -np.inf
+    if layer.causal:
+        scores[np.broadcast_to(np.triu(np.ones((network.seq,) * 2, bool), 1), scores.shape)] = -np.inf
     p = np.exp(scores - scores.max(-1, keepdims=True))
     y = (p / p.sum(-1, keepdims=True)) @ v
     return y.transpose(0, 2, 1, 3).reshape(network.batch * network.seq, -1)

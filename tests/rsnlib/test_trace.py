@@ -195,6 +195,54 @@ def test_a_residual_that_is_normalised_and_kept(call: Call, randomised: Randomis
     assert_close(call(traced, x), model(x))
 
 
+class Causal(Block):
+    def attend(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+        return F.scaled_dot_product_attention(self.split(q), self.split(k), self.split(v), is_causal=True)
+
+
+class CausalMask(Block):
+    def attend(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+        mask = torch.ones(L, L).tril().bool()
+        return F.scaled_dot_product_attention(self.split(q), self.split(k), self.split(v), mask)
+
+
+class CausalSum(Block):
+    """Written out, as eager implementations do."""
+
+    def attend(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+        mask = torch.full((L, L), float("-inf")).triu(1)
+        scores = self.split(q) @ self.split(k).transpose(2, 3) / (C // H) ** 0.5 + mask
+        return scores.softmax(-1) @ self.split(v)
+
+
+@pytest.mark.parametrize("kind", [Causal, CausalMask, CausalSum])
+def test_causal_attention(call: Call, randomised: Randomised, kind: type[Block]) -> None:
+    model, x = randomised(kind()), hidden()
+    traced = trace(model, (x,))
+    (attention,) = (layer for layer in traced.network.layers if isinstance(layer, Attention))
+    assert (attention.causal, attention.masked) == (True, False)
+    assert_close(call(traced, x), model(x))
+
+
+class CausalPadded(Block):
+    def forward(self, x: torch.Tensor, keys: torch.Tensor) -> torch.Tensor:
+        q, k, v = (self.split(f(x)) for f in (self.query, self.key, self.value))
+        mask = torch.ones(L, L).tril().bool() & keys[:, None, None].bool()
+        context = F.scaled_dot_product_attention(q, k, v, mask)
+        return self.dense(context.transpose(1, 2).reshape(x.shape))
+
+
+def test_a_causal_mask_from_the_arguments_hides_padding_too(call: Call, randomised: Randomised) -> None:
+    """Whether it is causal, the example says; another kind of mask is refused when it comes."""
+    model, x = randomised(CausalPadded()), hidden()
+    traced = trace(model, (x, right_padded(L, L)))
+    (attention,) = (layer for layer in traced.network.layers if isinstance(layer, Attention))
+    assert (attention.causal, attention.masked) == (True, True)
+    got, wanted = call(traced, x, right_padded(L, 4)), model(x, right_padded(L, 4))
+    assert_close(got[0], wanted[0])
+    assert_close(got[1, :4], wanted[1, :4])
+
+
 def test_a_result_that_is_wanted_with_and_without_its_activation(call: Call, randomised: Randomised) -> None:
     class Both(Block):
         def forward(self, x: torch.Tensor) -> Any:
@@ -530,14 +578,9 @@ class RepeatedKeys(Block):
         return F.scaled_dot_product_attention(self.split(q), k, v)
 
 
-class Causal(Block):
+class Banded(Block):
     def attend(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
-        return F.scaled_dot_product_attention(self.split(q), self.split(k), self.split(v), is_causal=True)
-
-
-class CausalMask(Block):
-    def attend(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
-        mask = torch.ones(L, L).tril().bool()
+        mask = torch.ones(L, L).tril().triu(-2).bool()
         return F.scaled_dot_product_attention(self.split(q), self.split(k), self.split(v), mask)
 
 
@@ -664,8 +707,7 @@ class AddedTo(Block):
         ),
         (GroupedQuery, r"scaled_dot_product_attention\.default at 0: grouped-query attention is not supported yet"),
         (RepeatedKeys, r"scaled_dot_product_attention\.default at 0: it depends on aten\.expand\.default at 0"),
-        (Causal, r"scaled_dot_product_attention\.default at 0: causal attention is not supported yet"),
-        (CausalMask, r"at 0: the attention mask differs between query rows"),
+        (Banded, r"at 0: the attention mask differs between query rows; supported are whole keys and causal masks"),
         (Biased, r"attention at 0: a float attention mask must be 0 or at most -10000"),
         (Cross, r"at 0: its query, key and value are \(2, 3, 10, 8\), \(2, 3, 5, 8\) .* cross attention"),
         (UnsplitHeads, r"at 0: its query is not a projection of 2 x 10 rows, cut into heads"),

@@ -1,0 +1,130 @@
+"""Activations that a model spells out in elementwise operators, as GPT-2's GELU and CLIP's quick GELU.
+
+What such operators make of the result of a product is a function of one number, kept as just that. It is an activation
+of the machine when it agrees with one of them, its argument and its result scaled, wherever one looks. How it was
+written does not matter.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+from scipy.optimize import brentq
+from scipy.special import erf, expit, logit, ndtri
+from torch.fx import Node
+
+from ..scheduler.segment import Activation
+from .layers import Linear
+from .view import View
+
+Float64 = npt.NDArray[np.float64]
+Function = Callable[[Float64], Float64]
+
+
+@dataclass(frozen=True)
+class Pointwise:
+    """function(x) of each element of an open product as `view` shows it; nodes: the operators that it stands for."""
+
+    base: Linear
+    view: View
+    function: Function
+    nodes: tuple[Node, ...]
+
+
+@dataclass(frozen=True)
+class Found:
+    """gain * activation(factor * x)."""
+
+    activation: Activation
+    factor: float
+    gain: float
+
+
+def _gelu_tanh(x: Float64) -> Float64:
+    y: Float64 = 0.5 * x * (1 + np.tanh(np.sqrt(2 / np.pi) * (x + 0.044715 * x**3)))
+    return y
+
+
+def _gelu_tanh_argument(share: Float64) -> Float64:
+    """Where _gelu_tanh(x) / x is this."""
+    (p,) = share
+    return np.array([brentq(lambda x: _gelu_tanh(x) / x - p, 1e-9, 9) if 0.5 < p < 1 - 1e-9 else np.nan])
+
+
+def _gelu_erf(x: Float64) -> Float64:
+    y: Float64 = 0.5 * x * (1 + erf(x / np.sqrt(2)))
+    return y
+
+
+def _silu(x: Float64) -> Float64:
+    y: Float64 = x * expit(x)
+    return y
+
+
+# Each with the argument b at which activation(b) / b is a given number between 0 and 1.
+_SMOOTH: dict[Activation, tuple[Function, Function]] = {
+    Activation.SILU: (_silu, logit),
+    Activation.GELU_ERF: (_gelu_erf, ndtri),
+    Activation.GELU_TANH: (_gelu_tanh, _gelu_tanh_argument),
+}
+
+_SMALL = np.logspace(-5, 0, 26)
+LOOKED_AT = np.concatenate([np.linspace(-9, 9, 181), _SMALL, -_SMALL, [-40.0, 40.0]])
+CLOSE = 2e-6
+"""How far a function may be from an activation, relative to what that is at 9."""
+
+
+def recognise(function: Function) -> Found | None:
+    """The activation that a function is, or None."""
+    with np.errstate(all="ignore"):
+        slope = float(function(np.array([1e4]))[0]) / 1e4
+        if not np.isfinite(slope) or slope == 0:
+            return None
+        if _agree(function, _relu, 1.0, slope):
+            return Found(Activation.RELU, 1.0, _plain(slope))
+        for activation, (known, inverse) in _SMOOTH.items():
+            for factor in (1.0, *_guesses(function, inverse, slope)):
+                if _agree(function, known, factor, slope / factor):
+                    return Found(activation, _plain(factor), _plain(slope / factor))
+    return None
+
+
+def _guesses(function: Function, inverse: Function, slope: float) -> Iterator[float]:
+    """Factors, from what the function is in a few places."""
+    for at in (1.0, 0.1, 10.0):
+        guess = float(inverse(function(np.array([at])) / (slope * at))[0]) / at
+        if np.isfinite(guess) and 1e-3 < guess < 1e3:
+            yield guess
+
+
+def _agree(function: Function, known: Function, factor: float, gain: float) -> bool:
+    expected = gain * known(LOOKED_AT)
+    close = CLOSE * np.maximum(9 * abs(gain), np.abs(expected))
+    return bool((np.abs(function(LOOKED_AT / factor) - expected) <= close).all())
+
+
+def _relu(x: Float64) -> Float64:
+    y: Float64 = np.maximum(x, 0)
+    return y
+
+
+def _plain(x: float) -> float:
+    """A number as the model's author meant it: what is left of 1 is rounding."""
+    return 1.0 if abs(x - 1) < 1e-6 else x
+
+
+def root_of(base: Linear) -> tuple[Linear, float]:
+    """The product behind one that was only scaled since, and by how much."""
+    ratio = 1.0
+    while base.before is not None and _only_scaled(base, base.before):
+        ratio *= base.factor / base.before.factor
+        base = base.before
+    return base, ratio
+
+
+def _only_scaled(after: Linear, before: Linear) -> bool:
+    same = ("x", "weight", "bias", "residual")
+    return after.is_open and before.is_open and all(getattr(after, n) is getattr(before, n) for n in same)
