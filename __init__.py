@@ -10,7 +10,7 @@ from importlib import import_module
 from typing import Any
 
 __version__ = "0.1.0"
-__all__ = ["Program", "Runner", "Schedule", "__version__", "compile", "errors"]
+__all__ = ["Program", "Runner", "Schedule", "__version__", "compile", "errors", "explain"]
 
 # Public name -> where it lives: "module" or "module:attribute", relative to this package.
 _HOME = {
@@ -19,6 +19,7 @@ _HOME = {
     "Schedule": ".scheduler.schedule:Schedule",
     "compile": ".compiler:compile",
     "errors": ".isa.errors",
+    "explain": ".compiler:explain",
 }
 
 

@@ -135,6 +135,14 @@ class Compiled:
         self.close()
 
 
+def explain(model: nn.Module, example_inputs: tuple[Any, ...] | dict[str, Any]) -> str:
+    """Which operator of a module would run where, and why, without compiling or running anything. Raises as `compile`
+    where a product cannot run on the machine."""
+    from .rsnlib.trace import trace
+
+    return trace(model, example_inputs).explain()
+
+
 def compile(
     model: nn.Module,
     example_inputs: tuple[Any, ...] | dict[str, Any],

@@ -1,0 +1,71 @@
+"""A captured graph some of whose arguments are known, as a module of the others."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import nn
+from torch.fx import GraphModule
+from torch.fx.node import map_arg
+
+
+class Bound(nn.Module):
+    """`graph` with the arguments in `known`, by position. What is a tensor there is a parameter or a buffer of this
+    module under the graph's name for it, and so a constant to whoever traces it."""
+
+    def __init__(self, graph: GraphModule, known: Mapping[int, Any]) -> None:
+        super().__init__()
+        self._graph = _with_numbers(graph, {i: float(x) for i, x in known.items() if is_number(x)})
+        names = [node.name for node in graph.graph.find_nodes(op="placeholder")]
+        self._numbers = {i: value for i, value in known.items() if not isinstance(value, torch.Tensor)}
+        self._named = {i: names[i] for i in known if i not in self._numbers}
+        self._count = len(names)
+        for i, name in self._named.items():
+            tensor = known[i]
+            if isinstance(tensor, nn.Parameter):
+                self.register_parameter(name, tensor)
+            else:
+                self.register_buffer(name, tensor)
+
+    def forward(self, *others: Any) -> Any:
+        """The graph's result."""
+        rest = iter(others)
+        arguments = [self._argument(i, rest) for i in range(self._count)]
+        return self._graph(*arguments)
+
+    def _argument(self, i: int, rest: Any) -> Any:
+        if i in self._named:
+            return getattr(self, self._named[i])
+        return self._numbers[i] if i in self._numbers else next(rest)
+
+
+def is_number(argument: Any) -> bool:
+    """Whether an argument is a number that torch hands on as a tensor, such as the eps of a norm."""
+    return isinstance(argument, torch.Tensor) and argument.ndim == 0 and argument.dtype == torch.float64
+
+
+def _with_numbers(graph: GraphModule, numbers: Mapping[int, float]) -> GraphModule:
+    """The graph with numbers for what it takes out of these arguments."""
+    if not numbers:
+        return graph
+    made = copy.deepcopy(graph)
+    placeholders = made.graph.find_nodes(op="placeholder")
+    for i, value in numbers.items():
+        for taken in [n for n in placeholders[i].users if n.op == "call_method" and n.target == "item"]:
+            for user in list(taken.users):
+                user.args, user.kwargs = map_arg(
+                    (user.args, user.kwargs), lambda n, taken=taken, value=value: value if n is taken else n
+                )
+            made.graph.erase_node(taken)
+    made.recompile()
+    return made
+
+
+def is_static(graph: GraphModule, argument: Any, i: int) -> bool:
+    """Whether an argument is a parameter or a buffer of the module that a graph was captured from."""
+    node = graph.graph.find_nodes(op="placeholder")[i]
+    marked = "_dynamo_static_input_type" in node.meta.get("tensor_dict", {})
+    return isinstance(argument, nn.Parameter) or (marked and isinstance(argument, torch.Tensor))
