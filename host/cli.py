@@ -18,6 +18,7 @@ from .commands.diff import diff_command
 from .commands.doctor import doctor_command
 from .commands.reproduce import reproduce_command
 from .commands.run import run_command
+from .commands.serve_stdio import serve_stdio_command
 
 if TYPE_CHECKING:
     from ..isa.program import Program
@@ -51,6 +52,7 @@ def main() -> None:
 
 for _command in (compile_command, check_command, diff_command, run_command, reproduce_command, doctor_command):
     main.add_command(_command)
+main.add_command(serve_stdio_command)  # hidden: the other end of --board ssh://
 
 _path = click.Path(path_type=Path)
 _json = click.option("--json", "as_json", is_flag=True, help="one JSON object on stdout")
@@ -140,14 +142,44 @@ def fmt(files: Sequence[Path], check: bool) -> None:
 
 
 @main.command()
-@click.argument("program", type=_path)
+@click.argument("program", type=_path, required=False)
 @click.option("--raw", is_flag=True, help="PROGRAM is a bare wire image")
-@click.option("--overlay", default="xnn", show_default=True, help="with --raw: the overlay it is for")
+@click.option("--overlay", default="xnn", show_default=True, help="with --raw or without PROGRAM: the overlay")
+@click.option("--overlay-file", type=_path, help="with --resources or --cycles: an overlay file with what is different")
+@click.option("--resources", is_flag=True, help="what the machine takes of its device, instead")
+@click.option("--cycles", is_flag=True, help="how long its units take, by their sources and simulated, instead")
 @_json
-def info(program: Path, raw: bool, overlay: str, as_json: bool) -> None:
-    """Show what PROGRAM (.bin or .rsn) consists of: mOPs, packets, bytes and uOPs per type of unit; its buffers."""
+def info(
+    program: Path | None,
+    raw: bool,
+    overlay: str,
+    overlay_file: Path | None,
+    resources: bool,
+    cycles: bool,
+    as_json: bool,
+) -> None:
+    """Show what PROGRAM (.bin or .rsn) consists of: mOPs, packets, bytes and uOPs per type of unit; its buffers.
+
+    With --resources or --cycles: what the machine that it is for, or the one of --overlay, costs.
+    """
     from ..isa.statistics import count
 
+    if resources and cycles:
+        raise click.UsageError("--resources or --cycles, one at a time")
+    if resources or cycles:
+        from ..isa.overlays import find
+        from ..isa.overlays.file import changed
+        from .commands.machine import show_cycles, show_resources
+
+        machine = find(overlay) if program is None else _loaded(program, raw, overlay).overlay
+        if overlay_file is not None:
+            machine = changed(machine, overlay_file)
+        (show_resources if resources else show_cycles)(machine, as_json)
+        return
+    if overlay_file is not None:
+        raise click.UsageError("--overlay-file goes with --resources or --cycles")
+    if program is None:
+        raise click.UsageError("Missing argument 'PROGRAM'; it may be left out with --resources and --cycles")
     loaded = _loaded(program, raw, overlay)
     sizes = count(loaded)
     if as_json:

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from .expansion import Expansion
     from .finding import Finding
     from .network import Unit
+    from .resources import Cost, Device, Need
 
 
 @dataclass(frozen=True)
@@ -126,6 +127,8 @@ class Overlay:
     unit's uOP, None if it makes none. flops: floating-point operations of a preloaded uOP.
     doubts: given a mOP, what it says that the units do not heed. rules: what `check` looks at beyond what holds for
     every overlay; told whether sends equal receives on every stream.
+    device, needs: the chip it is for, None if that is not said, and what each part of the datapath takes of it.
+    costs: how long its units take, as their sources state it.
     image_bytes: what the buffer for an instruction image holds, None if that is not said.
     extends: the overlay whose image format this one adds opcodes to.
     """
@@ -148,6 +151,9 @@ class Overlay:
     doubts: Callable[[Any], Iterator[str]] = lambda mop: iter(())
     rules: Callable[[Expansion, bool], Iterator[Finding]] = lambda expansion, balanced: iter(())
     extends: str | None = None
+    device: Device | None = None
+    needs: Callable[[Overlay], Iterator[Need]] = lambda overlay: iter(())
+    costs: Callable[[Overlay], Iterator[Cost]] = lambda overlay: iter(())
 
     @cached_property
     def by_opcode(self) -> dict[int, Form]:

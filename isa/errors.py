@@ -60,6 +60,10 @@ class DeadlockError(ProgramError):
         return str(self.report)
 
 
+class ResourceError(RsnError):
+    """A datapath that its device cannot hold. Names the resource."""
+
+
 class TensorError(RsnError):
     """Weights or inputs that are missing or whose name, shape or dtype does not fit the program."""
 

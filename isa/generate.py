@@ -1,4 +1,4 @@
-"""Write what follows from the tables: the C++ header of the XNN machine, and the reference of all overlays.
+"""Write what follows from the tables: header and connections of the XNN machine, and the reference of all overlays.
 
     python -m rsn.isa.generate        # or: make generate
 
@@ -14,12 +14,14 @@ from pathlib import Path
 from .files import write_text
 from .header import header
 from .overlays.xnn import XNN
+from .overlays.xnn_board import system_cfg
 from .reference import reference
 
 ROOT = Path(__file__).resolve().parent.parent
 
 OUTPUTS: Mapping[str, Callable[[], str]] = {
     "hw/versal/isa.h": partial(header, XNN),
+    "hw/versal/system.cfg": partial(system_cfg, XNN),
     "docs/isa.md": reference,
 }
 

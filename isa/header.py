@@ -12,6 +12,7 @@ from . import layout
 from .datapath import PL_HZ, Form, Overlay, Stream
 from .fields import Field, Record
 from .overlays import xnn_kernels
+from .overlays.xnn_cycles import LOOPS
 from .packet import MAX_WINDOW, NOP, Header
 from .reference import MADE_BY, WIDTH, about, expansion
 
@@ -99,6 +100,7 @@ def _identity(overlay: Overlay) -> Iterator[str]:
     yield "// Names of the formats below; a container carries the one it was made for."
     yield f'inline constexpr char overlay[] = "{overlay.name}";'
     yield f'inline constexpr char fingerprint[] = "{overlay.fingerprint}";'
+    yield f"inline constexpr std::uint64_t fingerprint_bits = 0x{overlay.fingerprint}u;"
     if overlay.extends is not None:
         yield f'inline constexpr char extends[] = "{overlay.extends}";'
 
@@ -224,6 +226,7 @@ def _datapath(overlay: Overlay) -> Iterator[str]:
             ("max_window", MAX_WINDOW, "mOPs in a packet"),
             ("mop_fifo_depth", overlay.mop_fifo_depth, "mOPs, with their window and reuse, per decoder"),
             ("uop_fifo_depth", overlay.uop_fifo_depth, "uOPs, per unit"),
+            ("fetch_depth", xnn_kernels.FETCH_WORDS, "words of the image, ahead of the dispatcher"),
             ("pl_hz", int(PL_HZ), "clock of the programmable logic"),
         ]
     )
@@ -251,6 +254,15 @@ def _datapath(overlay: Overlay) -> Iterator[str]:
             ("tile", xnn_kernels.TILE, "rows and columns"),
             ("beats_per_tile", xnn_kernels.BEATS, ""),
             ("words_per_block", xnn_kernels.BLOCK_WORDS, "of 1024 bit"),
+            ("lanes", xnn_kernels.LANES, "of a beat, each a 64-bit stream to or from an MME"),
+            ("beat_floats", xnn_kernels.BEAT, "floats in a beat or word of 1024 bit"),
+            ("lane_floats", xnn_kernels.BEAT // xnn_kernels.LANES, "of them in a lane"),
+            ("line_floats", xnn_kernels.BEAT // 2, "and from or to one AXI port"),
+            (
+                "port_lines",
+                layout.QUARTER // xnn_kernels.BEAT,
+                "that a port moves before the next address is the other's",
+            ),
             ("floats_per_bias_word", xnn_kernels.BIAS_WORD, ""),
         ]
     )
@@ -275,6 +287,11 @@ def _datapath(overlay: Overlay) -> Iterator[str]:
     yield "namespace depth {"
     yield from _constants([(_cpp_name(s), s.depth, "") for s in overlay.streams])
     yield "}  // namespace depth"
+    yield ""
+    yield "// Cycles from one round of a loop to the next."
+    yield "namespace ii {"
+    yield from _constants([(name, loop.ii, loop.doc) for name, loop in LOOPS.items()])
+    yield "}  // namespace ii"
 
 
 def _cpp_name(stream: Stream) -> str:

@@ -11,13 +11,14 @@ from ...hw.sim.breakpoint import Stopped, stop
 from ...hw.sim.machine import Machine, Run, Watch
 from ...isa.errors import BoardError
 from ...isa.packet import Words
-from ...isa.program import Buffer, Program, Role
+from ...isa.program import Program
+from .memories import Memories
 
 Array = npt.NDArray[np.float32]
 
 
 class SimBoard:
-    """Holds a program and its off-chip memories. Memory that nobody has written is 0.
+    """Holds a program and its off-chip memories.
 
     How long a run takes depends on the run-time parameters alone, so the last few are remembered.
     """
@@ -25,22 +26,12 @@ class SimBoard:
     REMEMBERED = 8
 
     def __init__(self) -> None:
-        self._program: Program | None = None
-        self._banks: dict[str, Array] = {}
+        self._memories: Memories | None = None
         self._machines: dict[bytes, Machine] = {}
 
     def load(self, program: Program, weights: Mapping[str, Array]) -> None:
-        self._program = program
         self._machines = {}
-        self._banks = {bank: np.zeros(program.bank_size(bank), np.float32) for bank in program.overlay.banks}
-        for name, flat in weights.items():
-            self._region(program.buffer(name))[:] = flat
-
-    def _region(self, buffer: Buffer) -> Array:
-        if self._program is None:
-            raise BoardError("no program is loaded")
-        start = buffer.offset * self._program.overlay.address_unit
-        return self._banks[buffer.bank][start : start + buffer.size]
+        self._memories = Memories(program, weights)
 
     def run(
         self,
@@ -51,20 +42,20 @@ class SimBoard:
         watch: Watch | None = None,
     ) -> tuple[dict[str, Array], Run]:
         """As every board; `watch` as `Machine.run`."""
-        program = self._filled(inputs)
-        result = self._machine(program, words).run(self._banks, watch, progress)
-        return {b.name: self._region(b).copy() for b in program.with_role(Role.OUTPUT)}, result
+        held = self._filled(inputs)
+        result = self._machine(held.program, words).run(held.banks, watch, progress)
+        return held.outputs(), result
 
     def stop(self, words: Words, inputs: Mapping[str, Array], unit: str, number: int) -> Stopped:
         """Run until a unit is about to begin a uOP, and look at it. The memories are in disorder afterwards."""
-        return stop(Machine(self._filled(inputs), words), self._banks, unit, number)
+        held = self._filled(inputs)
+        return stop(Machine(held.program, words), held.banks, unit, number)
 
-    def _filled(self, inputs: Mapping[str, Array]) -> Program:
-        if self._program is None:
+    def _filled(self, inputs: Mapping[str, Array]) -> Memories:
+        if self._memories is None:
             raise BoardError("no program is loaded")
-        for name, flat in inputs.items():
-            self._region(self._program.buffer(name))[:] = flat
-        return self._program
+        self._memories.fill(inputs)
+        return self._memories
 
     def _machine(self, program: Program, words: Words) -> Machine:
         image = words.tobytes()
@@ -75,6 +66,5 @@ class SimBoard:
         return machine
 
     def close(self) -> None:
-        self._program = None
-        self._banks = {}
+        self._memories = None
         self._machines = {}

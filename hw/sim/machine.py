@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
@@ -27,12 +27,17 @@ Watch = Callable[[Buffer, Array], None]
 @dataclass(frozen=True, eq=False)
 class Run:
     """What a run took. latency in seconds; bytes moved per direction; utilization: share of the latency in which a
-    unit did not wait; critical_path: share of the latency per cause, along the chain of steps that decided it."""
+    unit did not wait; critical_path: share of the latency per cause, along the chain of steps that decided it. clock:
+    whose seconds these are, "modelled" for the machine's; "measured" for those of a real one, as its host sees them;
+    "wall" for this computer's, of a board that computes what the machine does and knows nothing of its time. facts:
+    what is known of the board that ran it, by name."""
 
     latency_s: float
     bytes: dict[str, int]
     utilization: dict[str, float]
     critical_path: dict[str, float]
+    clock: str = "modelled"
+    facts: dict[str, str] = field(default_factory=dict)
 
 
 class Machine:

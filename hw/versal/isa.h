@@ -13,6 +13,7 @@ namespace rsn::xnn {
 // Names of the formats below; a container carries the one it was made for.
 inline constexpr char overlay[] = "xnn";
 inline constexpr char fingerprint[] = "22bf5132d7a861f2";
+inline constexpr std::uint64_t fingerprint_bits = 0x22bf5132d7a861f2u;
 inline constexpr char extends[] = "xnn-base";
 
 using Word = std::uint32_t;
@@ -768,6 +769,7 @@ inline constexpr unsigned image_words_before_packets = 2;  // packet words, pack
 inline constexpr unsigned max_window = 31;                 // mOPs in a packet
 inline constexpr unsigned mop_fifo_depth = 6;              // mOPs, with their window and reuse, per decoder
 inline constexpr unsigned uop_fifo_depth = 2;              // uOPs, per unit
+inline constexpr unsigned fetch_depth = 8;                 // words of the image, ahead of the dispatcher
 inline constexpr unsigned pl_hz = 260000000;               // clock of the programmable logic
 
 // The order in which terminators are issued; every decoder needs exactly one.
@@ -786,6 +788,11 @@ inline constexpr unsigned smallest_load = 2048;  // elements: a quarter block
 inline constexpr unsigned tile = 128;             // rows and columns
 inline constexpr unsigned beats_per_tile = 512;
 inline constexpr unsigned words_per_block = 256;  // of 1024 bit
+inline constexpr unsigned lanes = 16;             // of a beat, each a 64-bit stream to or from an MME
+inline constexpr unsigned beat_floats = 32;       // floats in a beat or word of 1024 bit
+inline constexpr unsigned lane_floats = 2;        // of them in a lane
+inline constexpr unsigned line_floats = 16;       // and from or to one AXI port
+inline constexpr unsigned port_lines = 64;        // that a port moves before the next address is the other's
 inline constexpr unsigned floats_per_bias_word = 16;
 static_assert(address_unit_bytes == 64 && block_size == block_rows * block_cols);
 
@@ -871,6 +878,26 @@ inline constexpr unsigned MemC3_to_MemC2_softmax = 256;
 inline constexpr unsigned MemC4_to_MemC5_norm = 256;
 inline constexpr unsigned MemC5_to_MemC4_norm = 256;
 }  // namespace depth
+
+// Cycles from one round of a loop to the next.
+namespace ii {
+inline constexpr unsigned fetch = 1;           // a word of the image
+inline constexpr unsigned decode = 1;          // a uOP, once its window is there
+inline constexpr unsigned port = 1;            // a word from or to both ports of a bank, in bursts of 64
+inline constexpr unsigned load = 1;            // a word into a buffer
+inline constexpr unsigned store = 1;           // a word out of a buffer
+inline constexpr unsigned send = 1;            // a beat out of a buffer
+inline constexpr unsigned mesh = 1;            // a beat from all sources to all destinations
+inline constexpr unsigned receive = 1;         // a beat added to a buffer
+inline constexpr unsigned exchange = 1;        // a row's number to or from a neighbour, or made of both
+inline constexpr unsigned softmax_max = 1;     // a 4x8 patch: row maxima
+inline constexpr unsigned softmax_exp = 1;     // a 4x8 patch: scale, subtract, exp, row sums
+inline constexpr unsigned softmax_divide = 1;  // a 4x8 patch
+inline constexpr unsigned activation = 8;      // a 4x8 patch, four elements a cycle
+inline constexpr unsigned norm_sum = 2;        // a 4x8 patch: row sums
+inline constexpr unsigned norm_squares = 4;    // a 4x8 patch: sums of squares
+inline constexpr unsigned norm_scale = 4;      // a 4x8 patch: subtract, divide
+}  // namespace ii
 
 }  // namespace rsn::xnn
 

@@ -10,9 +10,12 @@ import dataclasses
 
 from ..datapath import Form, Overlay, Rate, Stream, UnitSpec
 from ..layout import UNIT
+from ..resources import VC1902
 from . import xnn_formats as f
 from . import xnn_kernels as k
 from . import xnn_rules as r
+from .xnn_cycles import costs
+from .xnn_resources import needs
 
 RATES = {
     "ddr_read_gbs": Rate(21.0, "GB/s", "paper 5.3, observed", "DDR load"),
@@ -91,6 +94,9 @@ XNN_BASE = Overlay(
     flops=k.flops,
     doubts=r.doubts,
     rules=r.rules,
+    device=VC1902,
+    needs=needs,
+    costs=costs,
 )
 
 XNN = dataclasses.replace(

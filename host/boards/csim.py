@@ -1,0 +1,47 @@
+"""The machine's C++ sources as a board: built when first asked for, run in this process."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from threading import Event
+
+import numpy as np
+import numpy.typing as npt
+
+from ...hw.sim.machine import Run
+from ...hw.versal.csim.machine import Native, require_runs
+from ...isa.errors import BoardError
+from ...isa.packet import Words
+from ...isa.program import Program
+from .memories import Memories
+
+Array = npt.NDArray[np.float32]
+
+
+class CsimBoard:
+    """Holds a program and its off-chip memories. It knows results, not the machine's time: runs take wall time."""
+
+    def __init__(self) -> None:
+        self._native = Native()
+        self._memories: Memories | None = None
+        self._closed = Event()
+
+    def load(self, program: Program, weights: Mapping[str, Array]) -> None:
+        require_runs(program)
+        self._closed.clear()
+        self._memories = Memories(program, weights)
+
+    def run(
+        self, words: Words, inputs: Mapping[str, Array], *, progress: Callable[[float], None] | None = None
+    ) -> tuple[dict[str, Array], Run]:
+        held = self._memories
+        if held is None:
+            raise BoardError("no program is loaded")
+        held.fill(inputs)
+        took = self._native.run(held.program, held.banks, words, stop=self._closed)
+        return held.outputs(), Run(took, {"instructions": 4 * len(words)}, {}, {}, clock="wall")
+
+    def close(self) -> None:
+        """Also ends a run that is under way in another thread."""
+        self._closed.set()
+        self._memories = None

@@ -1,0 +1,86 @@
+"""`rsn info --resources` and `--cycles`: what the machine itself costs, not a program on it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+
+import click
+
+from ...isa.datapath import PL_HZ, Overlay
+from ...isa.errors import ResourceError
+from ...isa.resources import Row, budget, require_fits
+
+
+def show_resources(overlay: Overlay, as_json: bool) -> None:
+    """What the datapath takes of its device. Raises `ResourceError`, behind the table, where it does not fit."""
+    device = overlay.device
+    if device is None:
+        raise ResourceError(f"overlay {overlay.name} does not say which device it is for")
+    rows = budget(overlay.needs(overlay), device)
+    if as_json:
+        click.echo(
+            json.dumps(
+                {
+                    "overlay": overlay.name,
+                    "device": device.name,
+                    "fits": all(row.share <= 1 for row in rows),
+                    "resources": {row.resource: _facts(row) for row in rows},
+                }
+            )
+        )
+    else:
+        click.echo(f"overlay {overlay.name} on a {device.name}; ~ is an estimate\n")
+        click.echo(f"{'':<10}{'needed':>9}{'of':>9}{'':>7}{'paper':>9}")
+        for row in rows:
+            needed = f"{'~' if row.estimate else ''}{row.needed}"
+            published = "" if row.capacity.published is None else str(row.capacity.published)
+            line = f"{row.resource:<10}{needed:>9}{row.capacity.amount:>9}{row.share:>7.0%}{published:>9}"
+            click.echo(f"{line}  {row.capacity.unit}" + (f"; {row.capacity.remark}" if row.capacity.remark else ""))
+        for row in rows:
+            click.echo(f"\n{row.resource}: available according to {row.capacity.source}")
+            for part, amount in row.parts.items():
+                click.echo(f"{amount:>9}  {part}")
+    require_fits(rows, device)
+
+
+def _facts(row: Row) -> dict[str, object]:
+    return {
+        "needed": row.needed,
+        "available": row.capacity.amount,
+        "share": row.share,
+        "estimate": row.estimate,
+        "published": row.capacity.published,
+        "remark": row.capacity.remark,
+        "unit": row.capacity.unit,
+        "source": row.capacity.source,
+        "parts": row.parts,
+    }
+
+
+def show_cycles(overlay: Overlay, as_json: bool) -> None:
+    """How long the units take, as their sources state it, beside what the simulator charges."""
+    costs = list(overlay.costs(overlay))
+    if not costs:
+        raise ResourceError(f"overlay {overlay.name} has no sources that say what they cost")
+    if as_json:
+        rows = [
+            {
+                "what": c.what,
+                "cycles": c.cycles,
+                "seconds": c.seconds,
+                "simulated_s": c.simulated,
+                "difference": c.difference,
+                "remark": c.remark,
+            }
+            for c in costs
+        ]
+        click.echo(json.dumps({"overlay": overlay.name, "pl_hz": PL_HZ, "costs": rows}))
+        return
+    click.echo(f"overlay {overlay.name} at {PL_HZ / 1e6:.0f} MHz: as hw/versal/pl states it, and as simulated\n")
+    width = max(len(c.what) for c in costs)
+    click.echo(f"{'':<{width}}{'cycles':>9}{'us':>10}{'simulated':>12}")
+    for c in costs:
+        times: Sequence[float] = (c.seconds * 1e6, c.simulated * 1e6)
+        line = f"{c.what:<{width}}{c.cycles:>9}{times[0]:>10.3f}{times[1]:>12.3f}{c.difference:>+8.0%}"
+        click.echo(f"{line}  {c.remark}".rstrip())

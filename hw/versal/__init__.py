@@ -1,0 +1,1 @@
+"""The machine's sources for the VCK190."""

@@ -1,0 +1,89 @@
+// Six MMEs of 4x4x4 AIE tiles: 192 streams in, 96 out, each 64 bit wide; 384 of the 400 tiles of a VC1902.
+//
+// An MME fills eight columns of the array from bottom to top, two cascades to a row. A cascade runs along its row, from
+// west to east in rows 0, 2, 4 and 6 and back in the others. Lane 4r + c of A goes to the tiles (r, 0..3, c), lane
+// 4n + c of B to (0..3, n, c), and lane 4r + n of C comes from (r, n, 3).
+// SPDX-License-Identifier: Apache-2.0
+#ifndef RSN_AIE_GRAPH_H
+#define RSN_AIE_GRAPH_H
+
+#include <string>
+
+#include <adf.h>
+
+#include "kernels.h"
+
+namespace rsn::mme {
+
+constexpr unsigned engines = xnn::units::MME;
+constexpr unsigned side = 4;  // of an MME in tiles: rows, columns, cascade
+constexpr unsigned lanes = side * side;
+constexpr unsigned first_column = 1;  // of the array; 48 of 50 are taken
+
+// The four tiles that share K.
+class Cascade : public adf::graph {
+  public:
+    adf::kernel k0, k1, k2, k3;
+    adf::port<adf::input> a[side], b[side], ops[side];
+    adf::port<adf::output> c;
+
+    Cascade() {
+        k0 = adf::kernel::create(mme_first);
+        k1 = adf::kernel::create(mme_middle);
+        k2 = adf::kernel::create(mme_middle);
+        k3 = adf::kernel::create(mme_last);
+        adf::kernel *const all[side] = {&k0, &k1, &k2, &k3};
+        for (unsigned i = 0; i < side; ++i) {
+            adf::kernel &k = *all[i];
+            adf::source(k) = "kernels.cc";
+            adf::runtime<adf::ratio>(k) = 1.0;
+            adf::stack_size(k) = stack_bytes(i);
+            adf::connect(a[i], k.in[0]);
+            adf::connect(b[i], k.in[1]);
+            if (i) adf::connect<adf::cascade>(all[i - 1]->out[0], k.in[2]);
+            adf::connect<adf::parameter>(ops[i], adf::sync(k.in[i ? 3 : 2]));
+        }
+        adf::connect(k3.out[0], c);
+    }
+
+    void place(unsigned column, unsigned row) {
+        adf::kernel *const all[side] = {&k0, &k1, &k2, &k3};
+        for (unsigned i = 0; i < side; ++i)
+            adf::location<adf::kernel>(*all[i]) = adf::tile(column + (row % 2 ? side - 1 - i : i), row);
+    }
+};
+
+class Engines : public adf::graph {
+  public:
+    Cascade FG[engines][side][side];  // MME, row lane, column lane
+    adf::input_plio a[engines][lanes], b[engines][lanes];
+    adf::output_plio c[engines][lanes];
+    adf::input_port ops[engines][side][side][side];
+
+    Engines() {
+        for (unsigned m = 0; m < engines; ++m) {
+            for (unsigned lane = 0; lane < lanes; ++lane) {
+                const std::string name = std::to_string(m) + "_" + std::to_string(lane);
+                a[m][lane] = adf::input_plio::create("A" + name, adf::plio_64_bits, "A" + name + ".txt");
+                b[m][lane] = adf::input_plio::create("B" + name, adf::plio_64_bits, "B" + name + ".txt");
+                c[m][lane] = adf::output_plio::create("C" + name, adf::plio_64_bits, "C" + name + ".txt");
+            }
+            for (unsigned r = 0; r < side; ++r) {
+                for (unsigned n = 0; n < side; ++n) {
+                    Cascade &tiles = FG[m][r][n];
+                    for (unsigned i = 0; i < side; ++i) {
+                        adf::connect(a[m][side * r + i].out[0], tiles.a[i]);
+                        adf::connect(b[m][side * n + i].out[0], tiles.b[i]);
+                        adf::connect<adf::parameter>(ops[m][r][n][i], tiles.ops[i]);
+                    }
+                    adf::connect(tiles.c, c[m][side * r + n].in[0]);
+                    tiles.place(first_column + 2 * side * m + side * (n % 2), 2 * r + n / 2);
+                }
+            }
+        }
+    }
+};
+
+}  // namespace rsn::mme
+
+#endif  // RSN_AIE_GRAPH_H

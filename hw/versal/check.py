@@ -1,0 +1,215 @@
+"""Whether the C++ sources, system.cfg, hls.cfg and what hosts know of the kernel fit together, without AMD's tools.
+
+    python -m rsn.hw.versal.check        # or, here: make check
+
+The kernel's ports come from the text of its signature; the graph's from running its constructor on this computer.
+"""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+import tempfile
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+import click
+
+from ...isa.errors import RsnError
+from ...isa.generate import OUTPUTS
+from ...isa.overlays.xnn import XNN
+from ...isa.overlays.xnn_board import ARGUMENTS, FINGERPRINT, KERNEL, lanes
+from .csim.build import FLAGS, compiler
+
+HERE = Path(__file__).resolve().parent
+
+PORTS = """\
+#include <cstdio>
+#include "aie/graph.h"
+#include "pl/types.h"
+using namespace rsn::xnn;
+static_assert(sizeof(Line) * 8 == 512 && sizeof(Beat) * 8 == 1024 && sizeof(Lane) * 8 == 64);
+int main() {
+    adf::native::Design design;
+    adf::native::Design::current = &design;
+    rsn::mme::Engines graph;
+    for (const auto &plio : design.inputs) std::printf("in %s\\n", plio->plio.c_str());
+    for (const auto &plio : design.outputs) std::printf("out %s\\n", plio->plio.c_str());
+    for (const auto &kernel : design.kernels) std::printf("kernel %zu\\n", kernel->in.size());
+}
+"""
+"""Prints what the graph is made of. The stand-in for AMD's graph library takes PLIOs of 64 bit only."""
+
+
+@dataclass(frozen=True)
+class Sources:
+    """The files of the machine, in `root`."""
+
+    root: Path
+
+    def text(self, name: str) -> str:
+        return (self.root / name).read_text(encoding="utf-8")
+
+    @cached_property
+    def arguments(self) -> list[tuple[str, str]]:
+        """Type and name of each argument of the kernel, as declared in its header."""
+        body = re.search(rf"void {KERNEL}\((.*?)\);", self.text(f"pl/{KERNEL}.h"), re.DOTALL)
+        if body is None:
+            raise RsnError(f"pl/{KERNEL}.h declares no function {KERNEL}")
+        out = []
+        for one in body[1].split(","):
+            kind, name = re.fullmatch(r"\s*(.*?)[\s*&]*(\w+)(?:\[.*\])?\s*", one, re.DOTALL).groups()  # type: ignore[union-attr]
+            out.append((kind, name))
+        return out
+
+    @cached_property
+    def ports(self) -> set[str]:
+        """Streams of the kernel: an array of them becomes ports with a number each."""
+        return {f"{name}_{i}" for kind, name in self.arguments if "hls::stream" in kind for i in range(16)}
+
+    @cached_property
+    def graph(self) -> list[str]:
+        """What the graph is made of, a line each: in or out and the name of a PLIO, or a kernel."""
+        with tempfile.TemporaryDirectory() as folder:
+            source, program = Path(folder) / "ports.cpp", Path(folder) / "ports"
+            source.write_text(PORTS, encoding="utf-8")
+            flags = [f for f in FLAGS if f != "-O3"]
+            parts = [str(source), *(str(self.root / p) for p in ("aie/kernels.cc", "csim/machine.cpp"))]
+            include = [f"-I{self.root}", f"-I{self.root / 'csim' / 'include'}"]
+            done = subprocess.run(
+                [compiler(), *flags, *include, *parts, "-o", str(program)], capture_output=True, text=True, check=False
+            )
+            if done.returncode:
+                raise RsnError(f"the graph does not compile:\n{done.stderr}")
+            done = subprocess.run([program], capture_output=True, text=True, check=False)
+            if done.returncode:
+                raise RsnError(f"the graph cannot be built: {done.stderr.strip()}")
+            return done.stdout.splitlines()
+
+    def config(self, key: str, file: str = "system.cfg") -> list[str]:
+        """The values of a key, in order."""
+        return re.findall(rf"^{re.escape(key)}=(.*)$", self.text(file), re.MULTILINE)
+
+
+Findings = Iterator[str]
+"""What is wrong, a sentence each."""
+
+
+def generated(s: Sources) -> Findings:
+    """what is generated is up to date"""
+    for path, text in OUTPUTS.items():
+        name = Path(path)
+        if name.parts[:2] == ("hw", "versal") and s.text(name.name) != text():
+            yield f"{name.name} is not what the tables say (make generate)"
+
+
+def argument_order(s: Sources) -> Findings:
+    """the kernel's arguments are in the order in which hosts set them"""
+    names = [name for kind, name in s.arguments if "hls::stream" not in kind]
+    wanted = [*(a.name for a in ARGUMENTS), FINGERPRINT]
+    if names != wanted:
+        yield f"{KERNEL} takes {', '.join(names)}; hosts set {', '.join(wanted)}"
+
+
+def interfaces(s: Sources) -> Findings:
+    """every argument of the kernel says what interface it becomes"""
+    text = s.text(f"pl/{KERNEL}.cpp")
+    for kind, name in s.arguments:
+        modes = re.findall(rf"#pragma HLS INTERFACE (\w+) port={name}\b", text)
+        memory = "Port" in kind or "Word" in kind
+        wanted = ["axis"] if "stream" in kind else ["m_axi", "s_axilite"] if memory else ["s_axilite"]
+        if modes != wanted:
+            yield f"{name} is {' and '.join(modes) or 'nothing'}; {' and '.join(wanted)} was expected"
+
+
+def memories(s: Sources) -> Findings:
+    """each AXI port of the kernel goes to the memory that hosts allocate its buffer in"""
+    wanted = {f"{KERNEL}_1.{a.name}:{a.memory}" for a in ARGUMENTS}
+    for line in sorted(wanted.symmetric_difference(s.config("sp"))):
+        yield f"sp={line} is {'missing' if line in wanted else 'not what hosts expect'}"
+
+
+def connections(s: Sources) -> Findings:
+    """288 lanes join port and PLIO of the same name, each in its direction, each once"""
+    plios = {name: way == "in" for way, name in (line.split() for line in s.graph) if way != "kernel"}
+    ends: Counter[str] = Counter()
+    for line in s.config("sc"):
+        source, sink = line.split(":")
+        inward = source.startswith(f"{KERNEL}_1.")
+        port, plio = (end.split(".")[1] for end in ((source, sink) if inward else (sink, source)))
+        ends += Counter([port, plio])
+        if port not in s.ports:
+            yield f"sc={line}: {KERNEL} has no port {port}"
+        if plio not in plios:
+            yield f"sc={line}: the graph has no PLIO {plio}"
+        elif plios[plio] != inward:
+            yield f"sc={line}: {plio} leads the other way"
+        if port.upper() != plio:
+            yield f"sc={line} joins different lanes"
+    for name in sorted(s.ports | plios.keys()):
+        if ends[name] != 1:
+            yield f"{name} is connected {ends[name]} times"
+    if set(ends) != {name for port, plio, _ in lanes(XNN) for name in (port, plio)}:
+        yield "the lanes are not those of the datapath"
+
+
+def tiles(s: Sources) -> Findings:
+    """64 AIE tiles to an MME, with the run-time parameters of each where hosts look for them"""
+    inputs = Counter(line for line in s.graph if line.startswith("kernel"))
+    mmes = len(XNN.by_kind["MME"])
+    if inputs != {"kernel 3": 16 * mmes, "kernel 4": 48 * mmes}:
+        yield f"{sum(inputs.values())} kernels in the graph; inputs of each: {dict(inputs)}"
+
+
+def streams(s: Sources) -> Findings:
+    """every stream of the datapath is in the kernel, under its name and with its depth"""
+    text = s.text(f"pl/{KERNEL}.cpp")
+    for stream in XNN.streams:
+        if "MME" in stream.src or "MME" in stream.dst:
+            continue
+        label = f"_{stream.label}" if stream.label else ""
+        depth = rf"depth::{stream.src}_to_{stream.dst}{label}\b( \* beats_per_tile)?"
+        found = re.findall(rf'hls::stream<\w+, {depth}> \w+\("{re.escape(stream.name)}"\)', text)
+        if len(found) != 1 or bool(found[0]) != stream.dst.startswith("Mesh"):
+            yield f"{stream.name} is declared {len(found)} times with its depth"
+    for unit in XNN.units:
+        if unit.kind != "MME" and text.count(f'RSN_PROCESS("{unit.name}",') != 1:
+            yield f"{unit.name} is not there once"
+
+
+def hls_files(s: Sources) -> Findings:
+    """hls.cfg names every file of the kernel"""
+    wanted = {f"pl/{path.name}" for path in (s.root / "pl").glob("*.cpp")}
+    for name in sorted(wanted.symmetric_difference(s.config("syn.file", "hls.cfg"))):
+        yield f"{name} is {'not in hls.cfg' if name in wanted else 'in hls.cfg alone'}"
+
+
+CHECKS: tuple[Callable[[Sources], Findings], ...] = (
+    *(generated, argument_order, interfaces, memories, connections, tiles, streams, hls_files),
+)
+
+
+@click.command()
+@click.argument("root", type=click.Path(path_type=Path), default=HERE)
+def main(root: Path) -> None:
+    """Check the sources in ROOT [default: those of this installation]."""
+    sources = Sources(root)
+    wrong = 0
+    for check in CHECKS:
+        try:
+            found = list(check(sources))
+        except (RsnError, OSError) as e:
+            found = [str(e)]
+        click.echo(f"{'wrong' if found else 'ok   '}  {check.__doc__}")
+        for finding in found:
+            click.echo(f"       {finding}")
+        wrong += len(found)
+    sys.exit(1 if wrong else 0)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,1 @@
+"""The machine's C++ sources, running on this computer."""

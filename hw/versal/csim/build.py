@@ -1,0 +1,108 @@
+"""Build the machine's C++ sources for this computer: a library for `rsn run --board csim`, or a program of its own.
+
+    python -m rsn.hw.versal.csim.build                     # prints where the library is
+    python -m rsn.hw.versal.csim.build --program
+    python -m rsn.hw.versal.csim.build --program --sanitize thread
+
+What is built is kept in the user's cache, under the hash of the sources, the compiler and the options.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import os
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+from ....isa.errors import BoardError
+from ....isa.files import replacing
+
+VERSAL = Path(__file__).resolve().parent.parent
+LIBRARY = ("pl/*.cpp", "aie/kernels.cc", "csim/csim.cpp", "csim/machine.cpp", "csim/mme.cpp")
+PROGRAM = (*LIBRARY, "csim/main.cpp")
+SANITIZERS = ("thread", "address,undefined")
+
+# Nothing that reorders or fuses float arithmetic, and nothing for this processor alone: results are the same bits on
+# any. Labels name loops, pragmas are for other compilers.
+FLAGS = (
+    *("-std=c++17", "-O3", "-fPIC", "-pthread", "-fvisibility=hidden", "-ffp-contract=off", "-DRSN_CSIM"),
+    *("-Wall", "-Wextra", "-Werror", "-Wno-unused-label", "-Wno-unknown-pragmas"),
+)
+MEND = "install a C++17 compiler (Debian, Ubuntu: sudo apt install g++), or name one in CXX"
+
+
+def compiler() -> str:
+    """The C++ compiler to build with. Raises `BoardError` where there is none."""
+    name = os.environ.get("CXX", "g++")
+    found = shutil.which(name)
+    if found is None:
+        raise BoardError(f"board csim is built from C++ and there is no compiler {name!r}; {MEND}")
+    return found
+
+
+def build(*, program: bool = False, sanitize: str = "", versal: Path = VERSAL) -> Path:
+    """The library, or the program, of the sources in `versal`; built if it is not there yet.
+
+    sanitize: one of `SANITIZERS`, for the program. Several processes may build at once. Raises `BoardError` where there
+    is no compiler, or it refuses the sources.
+    """
+    cxx = compiler()
+    flags = [*FLAGS, f"-fsanitize={sanitize}", "-fno-sanitize-recover=all", "-g1", "-O1"] if sanitize else [*FLAGS]
+    sources = [path for pattern in (PROGRAM if program else LIBRARY) for path in sorted(versal.glob(pattern))]
+    target = _cache() / _key(cxx, flags, versal) / ("rsn-csim" if program else "librsn_csim.so")
+    if not target.exists():
+        try:
+            target.parent.mkdir(parents=True, exist_ok=True)
+            with replacing(target) as made:
+                _compile(cxx, [*flags, f"-I{versal / 'csim' / 'include'}"], sources, made, shared=not program)
+            target.chmod(0o755)
+        except OSError as e:
+            raise BoardError(f"board csim cannot be built: {e}; XDG_CACHE_HOME names another folder for it") from e
+    return target
+
+
+def _cache() -> Path:
+    base = os.environ.get("XDG_CACHE_HOME")
+    return (Path(base) if base else Path.home() / ".cache") / "rsn" / "csim"
+
+
+def _key(cxx: str, flags: Sequence[str], versal: Path) -> str:
+    """What the result depends on; not where the sources lie."""
+    version = subprocess.run([cxx, "--version"], capture_output=True, text=True, check=False).stdout
+    h = hashlib.sha256(repr((version, flags)).encode())
+    for path in sorted(p for suffix in ("h", "hpp", "cpp", "cc") for p in versal.rglob(f"*.{suffix}")):
+        h.update(f"{path.relative_to(versal)}\0".encode() + path.read_bytes() + b"\0")
+    return h.hexdigest()[:16]
+
+
+def _compile(cxx: str, flags: Sequence[str], sources: Sequence[Path], target: Path, *, shared: bool) -> None:
+    with tempfile.TemporaryDirectory(prefix="rsn-csim-") as folder:
+        objects = [str(Path(folder) / f"{i}.o") for i in range(len(sources))]
+        commands = [[cxx, *flags, "-c", str(s), "-o", o] for s, o in zip(sources, objects, strict=True)]
+        with ThreadPoolExecutor(os.cpu_count()) as pool:
+            list(pool.map(_call, commands))
+        _call([cxx, *flags, *(["-shared"] if shared else []), *objects, "-o", str(target)])
+
+
+def _call(command: Sequence[str]) -> None:
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode:
+        said = "\n".join((done.stderr or done.stdout).splitlines()[:20])
+        raise BoardError(f"board csim cannot be built: {' '.join(command)}\n{said}")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--program", action="store_true", help="a program of its own instead of the library")
+    parser.add_argument("--sanitize", choices=SANITIZERS, default="", help="with these checks built in")
+    given = parser.parse_args()
+    print(build(program=given.program, sanitize=given.sanitize))  # noqa: T201
+
+
+if __name__ == "__main__":
+    main()

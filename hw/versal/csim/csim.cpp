@@ -1,0 +1,192 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "csim.h"
+
+#include <algorithm>
+#include <exception>
+#include <sstream>
+#include <stdexcept>
+
+#include "../aie/graph.h"
+#include "../pl/dma_hls.h"
+#include "machine.h"
+#include "mme.h"
+#include "process.h"
+
+namespace {
+
+using namespace rsn;
+using namespace rsn::xnn;
+using csim::Machine;
+using Lanes = hls::stream<Lane>[xnn::lanes];
+
+static_assert(RSN_CSIM_MMES == units::MME, "as many op lists as MMEs");
+
+// An MME's own buffers hold two tiles of each operand and result, and a tile leaves them when it has been used: as
+// FIFOs, two tiles deep, that are looked into. In the array these are windows behind lanes. A lane holds part of a tile
+// there, which lets nobody finish one: it changes no verdict, and threads take turns less often.
+constexpr std::size_t mme_depth = 2 * beats_per_tile;
+constexpr std::size_t lane_depth = beats_per_tile / 4;
+
+struct Streams {
+    Lanes a[units::MME], b[units::MME], c[units::MME];
+
+    explicit Streams(std::size_t depth) {
+        for (unsigned m = 0; m < units::MME; ++m) {
+            const std::string mme = "MME" + std::to_string(m);
+            for (unsigned i = 0; i < xnn::lanes; ++i) {
+                const std::string lane = "[" + std::to_string(i) + "]";
+                a[m][i].open(("MeshA->" + mme + lane).c_str(), depth);
+                b[m][i].open(("MeshB->" + mme + lane).c_str(), depth);
+                c[m][i].open((mme + "->MemC" + std::to_string(m) + lane).c_str(), depth);
+            }
+        }
+    }
+    // By the name of its PLIO: A, B or C, the MME, and the lane.
+    hls::stream<Lane> &at(const std::string &plio) {
+        const unsigned m = plio[1] - '0', lane = std::stoul(plio.substr(3));
+        return (plio[0] == 'A' ? a : plio[0] == 'B' ? b : c)[m][lane];
+    }
+};
+
+// What a decoder or the fetch cannot cope with: they know where a packet ends only from what it says.
+void require_well_formed(const Word *image, std::uint64_t size) {
+    if (size < image_words_before_packets || image[0] > size - image_words_before_packets)
+        throw std::invalid_argument("the image is shorter than it says");
+    std::uint64_t at = image_words_before_packets;
+    const std::uint64_t end = at + image[0];
+    for (Word packet = 0; packet < image[1]; ++packet) {
+        if (at == end) throw std::invalid_argument("the image has fewer packets than it says");
+        const Header header = Header::decode(image + at++);
+        constexpr unsigned words[] = {0, Ddr::words, Lpddr::words, MemA::words, MemB::words, MemC::words, MeshA::words,
+                                      MeshB::words, MemCConfig::words};
+        if (header.opcode >= std::size(words)) throw std::invalid_argument("packet with an unknown opcode");
+        at += header.last ? 0 : std::uint64_t{words[header.opcode]} * header.window;
+        if (at > end) throw std::invalid_argument("the last packet of the image is cut short");
+    }
+    if (at != end) throw std::invalid_argument("the image has more words than packets");
+}
+
+// The array's parameters: every tile of an MME has its list, and the tiles that hold weights are told so.
+void set_ops(mme::Engines &graph, const std::vector<Word> (&ops)[units::MME]) {
+    for (unsigned m = 0; m < units::MME; ++m) {
+        for (unsigned r = 0; r < mme::side; ++r)
+            for (unsigned n = 0; n < mme::side; ++n)
+                for (unsigned c = 0; c < mme::side; ++c) {
+                    Word list[mme::parameters] = {0, static_cast<Word>(ops[m].size())};
+                    std::copy(ops[m].begin(), ops[m].end(), list + 2);
+                    for (Word i = 0; i < list[1]; ++i) Mme::bits::holds_weight::set(&list[2 + i], c == n);
+                    graph.update(graph.ops[m][r][n][c], list, mme::parameters);
+                }
+    }
+}
+
+// Of an array's process or window, named after a PLIO: the unit or stream that it is a part of.
+std::string unit_of(const std::string &name) { return name[0] == 'C' ? std::string("MME") + name[1] : name; }
+
+bool is_plio(const std::string &name) { return name.size() > 3 && name[2] == '_' && name[1] >= '0' && name[1] <= '9'; }
+
+std::string stream_of(const std::string &plio) {
+    const std::string mme = std::string("MME") + plio[1], lane = "[" + plio.substr(3) + "]";
+    return (plio[0] == 'C' ? mme + "->MemC" + plio[1] : std::string("Mesh") + plio[0] + "->" + mme) + lane;
+}
+
+std::map<std::string, std::size_t> depths_of(const rsn_csim_program &program) {
+    std::map<std::string, std::size_t> out;
+    if (program.mop_fifo_depth) out["mOP FIFO"] = program.mop_fifo_depth;
+    if (program.uop_fifo_depth) out["uOP FIFO"] = program.uop_fifo_depth;
+    return out;
+}
+
+}  // namespace
+
+struct rsn_csim {
+    explicit rsn_csim(const rsn_csim_program &program) : program(program), machine(depths_of(program)) {
+        for (unsigned m = 0; m < units::MME; ++m)
+            ops[m].assign(program.ops[m], program.ops[m] + program.op_counts[m]);
+        machine.start("top", [this] { run(); });
+    }
+
+    void run() {
+        require_well_formed(program.image, program.image_words);
+        for (const auto &list : ops)
+            if (list.size() > Mme::longest_list) throw std::invalid_argument("an MME has more ops than it can hold");
+        const auto port = [](float *memory, std::uint64_t floats) {
+            return Port(reinterpret_cast<Line *>(memory), floats / line_floats);
+        };
+        const Port ddr = port(program.ddr, program.ddr_floats), lpddr = port(program.lpddr, program.lpddr_floats);
+        std::uint64_t fingerprint = 0;
+        Streams lanes(program.array ? lane_depth : mme_depth);
+        auto &a = lanes.a, &b = lanes.b, &c = lanes.c;
+        adf::native::Design design;
+        adf::native::Design::current = &design;
+        std::unique_ptr<mme::Engines> graph;
+        RSN_DATAFLOW();
+        if (program.array) {
+            graph = std::make_unique<mme::Engines>();
+            set_ops(*graph, ops);
+            design.start(rsn_region, [&](const std::string &plio) -> hls::stream<Lane> & { return lanes.at(plio); });
+        } else {
+            for (unsigned m = 0; m < units::MME; ++m) {
+                const std::string name = "MME" + std::to_string(m);
+                rsn_region.start(name.c_str(), [this, m, &a, &b, &c] { csim::mme(a[m], b[m], c[m], ops[m]); });
+            }
+        }
+        RSN_PROCESS("dma_hls", dma_hls, lpddr, lpddr, ddr, ddr, program.image, &fingerprint, a[0], a[1], a[2], a[3],
+                    a[4], a[5], b[0], b[1], b[2], b[3], b[4], b[5], c[0], c[1], c[2], c[3], c[4], c[5]);
+    }
+
+    std::string told() const {
+        std::ostringstream out;
+        if (!machine.error().empty()) out << "error\t" << machine.error() << '\n';
+        for (const auto &wait : machine.waits()) {
+            if (wait.channel == "cascade") continue;  // a tile of an array waits for its neighbour
+            const bool inside = is_plio(wait.channel);
+            out << "wait\t" << (inside ? unit_of(wait.unit) : wait.unit) << '\t' << wait.uop << '\t'
+                << (wait.direction == csim::Channel::get ? "get" : "put") << '\t'
+                << (inside ? stream_of(wait.channel) : wait.channel) << '\t' << (inside ? wait.wanted / 2 : wait.wanted)
+                << '\n';
+        }
+        // Windows of the array are the far ends of lanes, in floats.
+        std::map<std::string, csim::Count> streams;
+        for (const auto &count : machine.counts())
+            if (!is_plio(count.name) && count.name != "cascade") streams[count.name] = count;
+        for (const auto &count : machine.counts()) {
+            if (!is_plio(count.name)) continue;
+            csim::Count &lane = streams[stream_of(count.name)];
+            lane.depth = mme_depth;
+            if (count.name[0] == 'C') lane.written = count.written / 2, lane.last = count.last;
+            else lane.taken = std::min(lane.taken, count.taken / 2);
+        }
+        for (const auto &[name, count] : streams)
+            out << "stream\t" << name << '\t' << count.depth << '\t' << count.written << '\t' << count.taken << '\t'
+                << count.last << '\n';
+        return out.str();
+    }
+
+    const rsn_csim_program program;
+    std::vector<Word> ops[units::MME];
+    std::string report;
+    Machine machine;  // declared last: its processes end before what they use does
+};
+
+const char *rsn_csim_fingerprint(void) { return fingerprint; }
+
+int rsn_csim_start(const rsn_csim_program *program, rsn_csim **run) try {
+    *run = new rsn_csim(*program);
+    return 0;
+} catch (...) {
+    return 1;
+}
+
+int rsn_csim_wait(rsn_csim *run, int milliseconds) { return static_cast<int>(run->machine.wait(milliseconds)); }
+
+void rsn_csim_stop(rsn_csim *run) { run->machine.stop(); }
+
+const char *rsn_csim_report(rsn_csim *run) try {
+    run->report = run->told();
+    return run->report.c_str();
+} catch (...) {
+    return "error\tno memory for a report\n";
+}
+
+void rsn_csim_free(rsn_csim *run) { delete run; }

@@ -1,0 +1,83 @@
+// Stands in for AMD's header of this name where it is not installed: a stream that is as deep as it says, whose reader
+// and writer wait. AMD's own C simulation never blocks a writer, and so hides deadlocks.
+//
+// One process reads, one writes; both may change as long as the old one has ended.
+// SPDX-License-Identifier: Apache-2.0
+#ifndef RSN_CSIM_HLS_STREAM_H
+#define RSN_CSIM_HLS_STREAM_H
+
+#include <memory>
+
+#include "../machine.h"
+
+namespace hls {
+
+template <typename T, int DEPTH = 0>
+class stream;
+
+template <typename T>
+class stream<T, 0> {
+  public:
+    stream() = default;
+    explicit stream(const char *name) { open(name, 2); }
+
+    T read() {
+        channel_.wait(Get, 1);
+        T value = ring_[channel_.at(Get)];
+        channel_.move(Get, 1);
+        return value;
+    }
+    void read(T &value) { value = read(); }
+    void write(const T &value) {
+        channel_.wait(Put, 1);
+        ring_[channel_.at(Put)] = value;
+        channel_.move(Put, 1);
+    }
+    stream &operator>>(T &value) {
+        value = read();
+        return *this;
+    }
+    stream &operator<<(const T &value) {
+        write(value);
+        return *this;
+    }
+    // For one look, not to poll: nobody waits in them.
+    bool empty() { return !channel_.ask(Get); }
+    bool full() { return !channel_.ask(Put); }
+
+    // Beyond AMD's: a name and depth for a stream out of an array, and windows. A window of `count` elements, of which
+    // the depth is a multiple, lies in one piece if windows are all that its end of the stream uses.
+    void open(const char *name, std::size_t depth) {
+        channel_.open(name, depth);
+        ring_ = std::make_unique<T[]>(channel_.depth());
+    }
+    T *window_to_read(std::size_t count) {
+        channel_.wait(Get, count);
+        return &ring_[channel_.at(Get)];
+    }
+    void taken(std::size_t count) { channel_.move(Get, count); }
+    T *window_to_write(std::size_t count) {
+        channel_.wait(Put, count);
+        return &ring_[channel_.at(Put)];
+    }
+    void written(std::size_t count) { channel_.move(Put, count); }
+    rsn::csim::Channel &channel() { return channel_; }
+
+  private:
+    static constexpr auto Get = rsn::csim::Channel::get;
+    static constexpr auto Put = rsn::csim::Channel::put;
+
+    std::unique_ptr<T[]> ring_;
+    rsn::csim::Channel channel_;
+};
+
+template <typename T, int DEPTH>
+class stream : public stream<T, 0> {
+  public:
+    stream() { this->open("", DEPTH); }
+    explicit stream(const char *name) { this->open(name, DEPTH); }
+};
+
+}  // namespace hls
+
+#endif  // RSN_CSIM_HLS_STREAM_H

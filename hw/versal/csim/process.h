@@ -1,0 +1,32 @@
+// What pl/dataflow.h means natively: a process is a thread, a region ends when its processes have.
+// SPDX-License-Identifier: Apache-2.0
+#ifndef RSN_CSIM_PROCESS_H
+#define RSN_CSIM_PROCESS_H
+
+#include "machine.h"
+
+namespace rsn::csim {
+
+class Region {
+  public:
+    Region() = default;
+    Region(const Region &) = delete;
+    Region &operator=(const Region &) = delete;
+    ~Region() { Machine::current->join(processes_); }
+
+    void start(const char *name, std::function<void()> body, bool daemon = false) {
+        processes_.push_back(Machine::current->start(name, std::move(body), daemon));
+    }
+
+  private:
+    std::vector<Process *> processes_;
+};
+
+}  // namespace rsn::csim
+
+// A guard: what its processes use is declared before it, so that it outlives them.
+#define RSN_DATAFLOW() rsn::csim::Region rsn_region
+#define RSN_PROCESS(name, function, ...) rsn_region.start(name, [&] { function(__VA_ARGS__); })
+#define RSN_UOP(number) rsn::csim::Process::current->begin(number)
+
+#endif  // RSN_CSIM_PROCESS_H

@@ -1,0 +1,211 @@
+"""Why a native run came to its end, in the words of the network executor.
+
+The native machine moves beats where the executor moves whole steps. It says what every process waits for and what every
+stream has carried; from this the executor's state at the same point follows: which step of which uOP each unit has yet
+to take, and what the steps before it have left in the streams. Then the executor itself draws up the report.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import astuple, dataclass, field
+from typing import Any
+
+from ....isa.network import Fire, Issue, Network, Par, Task
+from ....isa.overlays.xnn_kernels import BEATS
+from ....isa.packet import Packet, expand
+
+End = tuple[str, bool]
+"""A stream, and whether it is put into or got from."""
+
+
+@dataclass(frozen=True)
+class Wait:
+    """A process that waits to `get` from a stream or to `put` into it."""
+
+    process: str
+    uop: int
+    put: bool
+    stream: str
+
+
+@dataclass(frozen=True)
+class Flow:
+    """What a stream has carried, in its elements, and the uOP that wrote last."""
+
+    depth: int
+    written: int
+    taken: int
+    last: int
+
+    def least(self, other: Flow) -> Flow:
+        """Of two lanes: what both have carried."""
+        return Flow(*map(min, astuple(self), astuple(other)))
+
+
+@dataclass
+class Facts:
+    """What the native machine reports. A stream in lanes goes by its own name here."""
+
+    error: str = ""
+    waits: list[Wait] = field(default_factory=list)
+    streams: dict[str, Flow] = field(default_factory=dict)
+
+    @property
+    def complete(self) -> bool:
+        """Whether everything has ended and nothing is left."""
+        return not self.waits and all(f.written == f.taken for f in self.streams.values())
+
+    @staticmethod
+    def parse(report: str) -> Facts:
+        out = Facts()
+        for line in report.splitlines():
+            kind, *rest = line.split("\t")
+            if kind == "wait":
+                process, uop, what, stream, _ = rest
+                out.waits.append(Wait(process, int(uop), what == "put", _whole(stream)))
+            elif kind == "stream":
+                name, flow = _whole(rest[0]), Flow(*map(int, rest[1:]))
+                out.streams[name] = flow.least(out.streams.get(name, flow))
+            else:
+                out.error = "\t".join(rest)
+        return out
+
+
+def _whole(stream: str) -> str:
+    return stream.partition("[")[0]
+
+
+def settle(net: Network, facts: Facts) -> None:
+    """Raise what `net.run()` would have raised at this point: `DeadlockError`, `ProgramError` for what is left in
+    streams, or nothing. net: a network of the program that has not run; without data."""
+    alive: set[Task] = set()
+    moved: dict[End, int] = {}
+    for name, flow in facts.streams.items():
+        moved[name, False], moved[name, True] = _words(name, flow.taken), _words(name, flow.written)
+    for name in dict.fromkeys(w.process for w in facts.waits):
+        if name in net.progress:  # nobody else knows of the fetch
+            waits = [w for w in facts.waits if w.process == name]
+            alive |= set(_tasks(net, name, waits, moved))
+    for channel in net.channels:
+        channel.filled = moved.get((channel.name, True), 0) - moved.get((channel.name, False), 0)
+        channel.space = channel.capacity - channel.filled
+        if channel.filled:
+            writer, last = _writer(net, channel.name), facts.streams[channel.name].last
+            channel.last = (writer, last, Issue(None, _origin(net, writer, last)))
+    net.settle(alive)
+
+
+def _words(stream: str, elements: int) -> int:
+    """Elements of a native stream in words of the executor's: to it, a tile is one."""
+    tiles = "Mesh" in stream or "MME" in stream
+    return elements // BEATS if tiles and "FIFO" not in stream else elements
+
+
+def _tasks(net: Network, name: str, waits: Sequence[Wait], moved: dict[End, int]) -> Iterator[Task]:
+    """A process with its lanes, each at the step that it cannot take. Steps that are not taken have moved nothing."""
+    progress = net.progress[name]
+    task = progress.task
+    progress.number = waits[0].uop
+    progress.issue = Issue(None, _origin(net, name, progress.number))
+    yield task
+    control = name not in net.units
+    channels = {c.name: c for c in net.channels}
+    idle = any(w.stream.startswith("uOP FIFO") and not w.put for w in waits)
+    if control or idle:
+        channel = channels[waits[0].stream]
+        task.pending = Fire(puts=(channel,)) if waits[0].put else Fire(gets=(channel,))
+        return
+    before, lanes = _steps(net, name, progress.number)
+    for number, steps in enumerate(lanes):
+        wanted = {(w.stream, w.put) for w in waits}
+        done = dict(before)
+        for fire in steps:
+            ends = [(c.name, False) for c in fire.gets] + [(c.name, True) for c in fire.puts]
+            stuck = [end for end in ends if end in wanted]
+            times = fire.times
+            if stuck:  # how often it was taken: as often as all that it waits for let it
+                times = min((moved[end] - done.get(end, 0)) // fire.words for end in stuck)
+            for end in ends:
+                done[end] = done.get(end, 0) + min(times, fire.times) * fire.words
+            if times < fire.times:
+                for end in ends:
+                    moved[end] = done[end]
+                lane = task if len(lanes) == 1 else Task(iter(()), progress, task, number)  # type: ignore[arg-type]
+                lane.pending = fire
+                yield lane
+                break
+
+
+def _steps(net: Network, name: str, number: int) -> tuple[dict[End, int], list[list[Fire]]]:
+    """What a unit's uOPs before this one have moved, by stream and direction, and the steps of this one by lane."""
+    unit = net.units[name]
+    total: dict[End, int] = {}
+    for i, uop in enumerate(_uops(net, name)):
+        lanes = _lanes(unit.kernel(uop))
+        if i == number:
+            return total, lanes
+        for fire in (fire for lane in lanes for fire in lane):
+            for channels, put in ((fire.gets, False), (fire.puts, True)):
+                for c in channels:
+                    total[c.name, put] = total.get((c.name, put), 0) + fire.times * fire.words
+    return total, []
+
+
+def _lanes(steps: Any) -> list[list[Fire]]:
+    lanes: list[list[Fire]] = [[]]
+    for effect in steps:
+        if isinstance(effect, Par):
+            lanes = [[f for f in lane if isinstance(f, Fire)] for lane in effect.lanes]
+        elif effect.times > 0:
+            lanes[0].append(effect)
+    return lanes
+
+
+def _uops(net: Network, name: str) -> Iterator[Any]:
+    if name in net.preloaded:
+        yield from net.preloaded[name]
+        return
+    for packet in _packets(net, name):
+        if not packet.header.last:
+            yield from expand(packet, net.overlay)
+
+
+def _packets(net: Network, name: str) -> Iterator[Packet]:
+    """The packets that reach a unit."""
+    spec = net.overlay.by_unit[name]
+    for packet in net.packets or ():
+        header = packet.header
+        if header.opcode and spec in net.overlay.selected(header.opcode, header.mask):
+            yield packet
+
+
+def _writer(net: Network, stream: str) -> str:
+    """The process that writes a stream."""
+    if stream.startswith("mOP FIFO"):
+        return "dispatcher"
+    if stream.startswith("uOP FIFO of "):
+        return "decoder " + stream.removeprefix("uOP FIFO of ")
+    return stream.partition("->")[0]
+
+
+def _origin(net: Network, name: str, number: int) -> int:
+    """The packet, or position in a preloaded list, of what a process calls its uOP of this number."""
+    unit = name.removeprefix("decoder ")
+    if number < 0 or name == "dispatcher" or unit in net.preloaded or unit not in net.units:
+        return number
+    loops = net.overlay.form_of(net.overlay.by_unit[unit].kind).loops_window
+    for i, packet in enumerate(net.packets or ()):
+        header = packet.header
+        if not header.opcode or net.overlay.by_unit[unit] not in net.overlay.selected(header.opcode, header.mask):
+            continue
+        if header.last:
+            taken = 1
+        elif name == unit:
+            taken = sum(1 for _ in expand(packet, net.overlay))
+        else:
+            taken = min(1, header.window) if loops else header.window
+        if number < taken:
+            return i
+        number -= taken
+    return -1

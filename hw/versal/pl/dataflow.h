@@ -1,0 +1,22 @@
+// Processes of a dataflow region. To Vitis HLS each is a plain call in a function that says `#pragma HLS dataflow`;
+// natively (RSN_CSIM) each is a thread, and the region ends when all of them have.
+// SPDX-License-Identifier: Apache-2.0
+#ifndef RSN_PL_DATAFLOW_H
+#define RSN_PL_DATAFLOW_H
+
+#ifdef RSN_CSIM
+
+#include "../csim/process.h"
+
+#else
+
+// At the head of a region, behind the streams and memories that its processes share.
+#define RSN_DATAFLOW()
+// A unit, decoder or dispatcher under its name; "" for what a unit does side by side with something else.
+#define RSN_PROCESS(name, function, ...) function(__VA_ARGS__)
+// The calling process begins its uOP (a decoder: window or mOP; the dispatcher: packet) of this number, from 0.
+#define RSN_UOP(number) static_cast<void>(number)
+
+#endif
+
+#endif  // RSN_PL_DATAFLOW_H

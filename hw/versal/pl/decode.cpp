@@ -1,0 +1,162 @@
+// Second-level decoders: mOPs to uOPs (contract 1.3).
+//
+// One uOP a cycle where the unit takes it. DDR, LPDDR and the Meshes loop over a window that they keep, DDR and LPDDR
+// over the chunks of a mOP besides; the Mems repeat one mOP after the other.
+// SPDX-License-Identifier: Apache-2.0
+#include "dataflow.h"
+#include "units.h"
+
+namespace rsn::xnn {
+
+namespace {
+
+static_assert(MeshA::words == MeshB::words, "one decoder for both");
+
+// Which of these is set first, and whether any is: destinations and sources have a precedence.
+template <unsigned N>
+bool first_of(const bool (&peers)[N], std::uint8_t &first) {
+#pragma HLS INLINE
+    bool any = false;
+first_peer:
+    for (unsigned i = N; i-- > 0;) {
+#pragma HLS UNROLL
+        if (peers[i]) {
+            any = true;
+            first = i;
+        }
+    }
+    return any;
+}
+
+void expand(const Ddr &mop, std::uint16_t iteration, hls::stream<Transfer> &uops) {
+    const bool destinations[] = {mop.to_a0, mop.to_a1, mop.to_a2, mop.to_b0, mop.to_b1, mop.to_b2};
+    const bool sources[] = {mop.from_c0, mop.from_c1, mop.from_c2, mop.from_c3, mop.from_c4, mop.from_c5};
+    Transfer uop = {};
+    uop.load = mop.load && first_of(destinations, uop.peer);
+    uop.store = !mop.load && mop.store && first_of(sources, uop.peer);
+    uop.addr = mop.addr + iteration * mop.reuse_stride;
+    uop.size = mop.size;
+ddr_chunks:
+    for (unsigned chunk = 0; chunk < mop.chunks; ++chunk) {
+#pragma HLS PIPELINE II=ii::decode
+        uops << uop;
+        uop.addr += mop.chunk_stride;
+    }
+}
+
+void expand(const Lpddr &mop, std::uint16_t iteration, hls::stream<Transfer> &uops) {
+    Transfer uop = {};
+    uop.load = mop.to_b0 || mop.to_b1 || mop.bias;
+    uop.bias = mop.bias;
+    uop.peer = mop.to_b0 ? 0 : 1;
+    uop.addr = mop.addr + iteration * mop.reuse_stride;
+    uop.size = mop.size;
+lpddr_chunks:
+    for (unsigned chunk = 0; chunk < mop.chunks; ++chunk) {
+#pragma HLS PIPELINE II=ii::decode
+        uops << uop;
+        uop.addr += mop.chunk_stride;
+    }
+}
+
+template <unsigned Words>
+Uop<Words> uop_of(const Mop<Words> &mop) {
+#pragma HLS INLINE
+    Uop<Words> uop = {mop.last, mop.config, {}};
+uop_words:
+    for (unsigned i = 0; i < Words; ++i) {
+#pragma HLS UNROLL
+        uop.words[i] = mop.words[i];
+    }
+    return uop;
+}
+
+// The mOPs of the packet that `first` belongs to. The next packet is not touched before all uOPs of this one are out.
+template <unsigned Words>
+void collect(const Mop<Words> &first, hls::stream<Mop<Words>> &mops, Mop<Words> window[max_window]) {
+    window[0] = first;
+collect_mops:
+    for (unsigned i = 1; i < first.window; ++i) {
+#pragma HLS PIPELINE II=1
+        window[i] = mops.read();
+    }
+}
+
+template <typename Op>
+void decode_chunks(hls::stream<Mop<Op::words>> &mops, hls::stream<Transfer> &uops) {
+    Mop<Op::words> window[max_window];
+    unsigned number = 0;
+chunk_windows:
+    for (;;) {
+        const Mop<Op::words> first = mops.read();
+        RSN_UOP(number++);
+        if (first.last) break;
+        collect(first, mops, window);
+    chunk_repeat:
+        for (unsigned iteration = 0; iteration < first.reuse; ++iteration) {
+        chunk_mops:
+            for (unsigned i = 0; i < first.window; ++i) expand(Op::decode(window[i].words), iteration, uops);
+        }
+    }
+    uops << Transfer{true, false, false, false, 0, 0, 0};
+}
+
+template <unsigned Words>
+void decode_repeated(hls::stream<Mop<Words>> &mops, hls::stream<Uop<Words>> &uops) {
+    unsigned number = 0;
+repeated_mops:
+    for (;;) {
+        const Mop<Words> mop = mops.read();
+        RSN_UOP(number++);
+        if (mop.last) break;
+    repeat:
+        for (unsigned iteration = 0; iteration < mop.reuse; ++iteration) {
+#pragma HLS PIPELINE II=ii::decode
+            uops << uop_of(mop);
+        }
+    }
+    uops << Uop<Words>{true, false, {}};
+}
+
+}  // namespace
+
+void decode_ddr(hls::stream<Mop<Ddr::words>> &mops, hls::stream<Transfer> &uops) { decode_chunks<Ddr>(mops, uops); }
+
+void decode_lpddr(hls::stream<Mop<Lpddr::words>> &mops, hls::stream<Transfer> &uops) {
+    decode_chunks<Lpddr>(mops, uops);
+}
+
+void decode_mesh(hls::stream<Mop<MeshA::words>> &mops, hls::stream<Uop<MeshA::words>> &uops) {
+    Mop<MeshA::words> window[max_window];
+    unsigned number = 0;
+mesh_windows:
+    for (;;) {
+        const Mop<MeshA::words> first = mops.read();
+        RSN_UOP(number++);
+        if (first.last) break;
+        collect(first, mops, window);
+    mesh_repeat:
+        for (unsigned iteration = 0; iteration < first.reuse; ++iteration) {
+        mesh_mops:
+            for (unsigned i = 0; i < first.window; ++i) {
+#pragma HLS PIPELINE II=ii::decode
+                uops << uop_of(window[i]);
+            }
+        }
+    }
+    uops << Uop<MeshA::words>{true, false, {}};
+}
+
+void decode_mem_a(hls::stream<Mop<MemA::words>> &mops, hls::stream<Uop<MemA::words>> &uops) {
+    decode_repeated(mops, uops);
+}
+
+void decode_mem_b(hls::stream<Mop<MemB::words>> &mops, hls::stream<Uop<MemB::words>> &uops) {
+    decode_repeated(mops, uops);
+}
+
+void decode_mem_c(hls::stream<Mop<MemCConfig::words>> &mops, hls::stream<Uop<MemCConfig::words>> &uops) {
+    decode_repeated(mops, uops);
+}
+
+}  // namespace rsn::xnn

@@ -1,0 +1,100 @@
+// Fetch and dispatcher: the image, word by word, to the mOP FIFOs of the decoders (contract 1).
+//
+// One packet after the other, strictly in image order; a mOP for several units goes to them in ascending index, and
+// each write waits for room. A mOP of n words takes n cycles.
+// SPDX-License-Identifier: Apache-2.0
+#include "dataflow.h"
+#include "units.h"
+
+namespace rsn::xnn {
+
+namespace {
+
+// The next mOP, of so many words. Under a terminator there is none.
+template <unsigned Words>
+Mop<Words> take(const Header &header, unsigned size, hls::stream<Word> &words) {
+    Mop<Words> mop = {header.last, header.opcode == MemCConfig::opcode, header.window, header.reuse, {}};
+take_words:
+    for (unsigned i = 0; i < size; ++i) {
+#pragma HLS PIPELINE II=1
+        mop.words[i] = words.read();
+    }
+    return mop;
+}
+
+}  // namespace
+
+void fetch(const Word *instructions, hls::stream<Word> &words) {
+    const Word count = image_words_before_packets + instructions[0];
+fetch_words:
+    for (Word i = 0; i < count; ++i) {
+#pragma HLS PIPELINE II=ii::fetch
+        words << instructions[i];
+    }
+}
+
+void dispatch(hls::stream<Word> &words, hls::stream<Mop<Ddr::words>> &ddr, hls::stream<Mop<Lpddr::words>> &lpddr,
+              hls::stream<Mop<MemA::words>> &mem_a0, hls::stream<Mop<MemA::words>> &mem_a1,
+              hls::stream<Mop<MemA::words>> &mem_a2, hls::stream<Mop<MemB::words>> &mem_b0,
+              hls::stream<Mop<MemB::words>> &mem_b1, hls::stream<Mop<MemB::words>> &mem_b2,
+              hls::stream<Mop<MemCConfig::words>> &mem_c0, hls::stream<Mop<MemCConfig::words>> &mem_c1,
+              hls::stream<Mop<MemCConfig::words>> &mem_c2, hls::stream<Mop<MemCConfig::words>> &mem_c3,
+              hls::stream<Mop<MemCConfig::words>> &mem_c4, hls::stream<Mop<MemCConfig::words>> &mem_c5,
+              hls::stream<Mop<MeshA::words>> &mesh_a, hls::stream<Mop<MeshB::words>> &mesh_b) {
+    words.read();  // their number, which the fetch needs
+    const Word packets = words.read();
+dispatch_packets:
+    for (Word packet = 0; packet < packets; ++packet) {
+        const Word raw = words.read();
+        RSN_UOP(packet);
+        const Header header = Header::decode(&raw);
+        const unsigned slots = header.last ? 1 : header.window;
+    dispatch_mops:
+        for (unsigned m = 0; m < slots; ++m) {
+            switch (static_cast<Opcode>(header.opcode)) {
+            case Opcode::DDR:
+                ddr << take<Ddr::words>(header, header.last ? 0 : Ddr::words, words);
+                break;
+            case Opcode::LPDDR:
+                lpddr << take<Lpddr::words>(header, header.last ? 0 : Lpddr::words, words);
+                break;
+            case Opcode::MemA: {
+                const auto mop = take<MemA::words>(header, header.last ? 0 : MemA::words, words);
+                if (header.mask & 1) mem_a0 << mop;
+                if (header.mask & 2) mem_a1 << mop;
+                if (header.mask & 4) mem_a2 << mop;
+                break;
+            }
+            case Opcode::MemB: {
+                const auto mop = take<MemB::words>(header, header.last ? 0 : MemB::words, words);
+                if (header.mask & 1) mem_b0 << mop;
+                if (header.mask & 2) mem_b1 << mop;
+                if (header.mask & 4) mem_b2 << mop;
+                break;
+            }
+            case Opcode::MemC:
+            case Opcode::MemCConfig: {
+                const unsigned size = header.opcode == MemC::opcode ? MemC::words : MemCConfig::words;
+                const auto mop = take<MemCConfig::words>(header, header.last ? 0 : size, words);
+                if (header.mask & 1) mem_c0 << mop;
+                if (header.mask & 2) mem_c1 << mop;
+                if (header.mask & 4) mem_c2 << mop;
+                if (header.mask & 8) mem_c3 << mop;
+                if (header.mask & 16) mem_c4 << mop;
+                if (header.mask & 32) mem_c5 << mop;
+                break;
+            }
+            case Opcode::MeshA:
+                mesh_a << take<MeshA::words>(header, header.last ? 0 : MeshA::words, words);
+                break;
+            case Opcode::MeshB:
+                mesh_b << take<MeshB::words>(header, header.last ? 0 : MeshB::words, words);
+                break;
+            case Opcode::Nop:
+                break;
+            }
+        }
+    }
+}
+
+}  // namespace rsn::xnn

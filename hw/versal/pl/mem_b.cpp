@@ -1,0 +1,141 @@
+// MemB: right operands. Fills one buffer from LPDDR or DDR while it sends the other to MeshB.
+//
+// 256 words to a block in, transposed or not, 16 floats of a vector; 512 beats to a tile out; one a cycle each.
+// SPDX-License-Identifier: Apache-2.0
+#include "dataflow.h"
+#include "tiles.h"
+#include "units.h"
+
+namespace rsn::xnn {
+
+namespace {
+
+constexpr unsigned cols = buffers::MemB0_cols;
+using Buffer = Cell<turning>[turning][depth_of(buffers::MemB0_rows, cols)];
+static_assert(buffers::MemB1_rows == buffers::MemB0_rows && buffers::MemB1_cols == cols);
+
+constexpr unsigned cols2 = buffers::MemB2_cols;
+using Buffer2 = Cell<plain>[plain][depth_of(buffers::MemB2_rows, cols2)];
+
+// dim1 x dim2 elements whose blocks come as dim2 x dim1.
+void fill_transposed(const MemB &op, hls::stream<Beat> &ddr, Buffer &buffer) {
+#pragma HLS INLINE
+transpose_cols:
+    for (unsigned col = 0; col + block_rows <= op.dim2; col += block_rows) {
+    transpose_blocks:
+        for (unsigned row = 0; row + block_cols <= op.dim1; row += block_cols) {
+        transpose_words:
+            for (unsigned w = 0; w < words_per_block; ++w) {
+#pragma HLS PIPELINE II=ii::load
+                put_word_transposed<cols>(buffer, row + word_col(w), col + word_row(w), ddr.read());
+            }
+        }
+    }
+}
+
+// Groups of 32 floats into every fourth row, where an MME looks for them. The row below is overwritten too.
+void fill_vector(const MemB &op, hls::stream<Beat> &lpddr, Buffer &buffer) {
+#pragma HLS INLINE
+vector_blocks:
+    for (unsigned j = 0; j < op.dim2; ++j) {
+    vector_words:
+        for (unsigned n = 0; n < 2u * op.dim1; ++n) {
+#pragma HLS PIPELINE II=ii::load
+            put_word<cols>(buffer, n / 2 * 4, j * 32 + n % 2 * floats_per_bias_word, lpddr.read());
+        }
+    }
+}
+
+void load(const MemB op, hls::stream<Beat> &lpddr, hls::stream<Beat> &ddr, Buffer &buffer) {
+    if (!op.load) return;
+    if (op.bias) fill_vector(op, lpddr, buffer);
+    else if (op.transpose) fill_transposed(op, ddr, buffer);
+    else fill<cols>(buffer, op.dim1, op.dim2, lpddr);
+}
+
+void send(const MemB op, const Buffer &buffer, hls::stream<Beat> &mesh) {
+send_times:
+    for (unsigned a = 0; op.send && a < op.acc_a; ++a) {
+    send_cols:
+        for (unsigned b = 0; b < op.acc_b; ++b) send_right<cols>(buffer, 0, b * tile, mesh);
+    }
+}
+
+void mem_b_step(const MemB op, hls::stream<Beat> &lpddr, hls::stream<Beat> &ddr, Buffer &filled, const Buffer &sent,
+                hls::stream<Beat> &mesh) {
+#pragma HLS DATAFLOW
+    RSN_DATAFLOW();
+    RSN_PROCESS("", load, op, lpddr, ddr, filled);
+    RSN_PROCESS("", send, op, sent, mesh);
+}
+
+void load2(const MemB op, hls::stream<Beat> &ddr, Buffer2 &buffer) {
+    if (op.load) fill<cols2>(buffer, op.dim1, op.dim2, ddr);
+}
+
+void send2(const MemB op, const Buffer2 &buffer, hls::stream<Beat> &mesh) {
+    const unsigned times = op.send ? op.acc_a * op.acc_b : 0;
+send2_times:
+    for (unsigned n = 0; n < times; ++n) {
+    send2_rows:
+        for (unsigned k = 0; k < op.acc_k; ++k) send_right<cols2>(buffer, k * tile, 0, mesh);
+    }
+}
+
+void mem_b2_step(const MemB op, hls::stream<Beat> &ddr, Buffer2 &filled, const Buffer2 &sent, hls::stream<Beat> &mesh) {
+#pragma HLS DATAFLOW
+    RSN_DATAFLOW();
+    RSN_PROCESS("", load2, op, ddr, filled);
+    RSN_PROCESS("", send2, op, sent, mesh);
+}
+
+}  // namespace
+
+void mem_b(hls::stream<Uop<MemB::words>> &uops, hls::stream<Beat> &lpddr, hls::stream<Beat> &ddr,
+           hls::stream<Beat> &mesh) {
+#pragma HLS ALLOCATION function instances=mem_b_step limit=1
+    Buffer ping, pong;
+#pragma HLS ARRAY_PARTITION variable=ping complete dim=1
+#pragma HLS ARRAY_PARTITION variable=pong complete dim=1
+#pragma HLS BIND_STORAGE variable=ping type=ram_s2p impl=uram
+#pragma HLS BIND_STORAGE variable=pong type=ram_s2p impl=uram
+    poison(ping);
+    poison(pong);
+    bool cur = false;  // pong is the current one
+    unsigned number = 0;
+mem_b_uops:
+    for (;;) {
+        const Uop<MemB::words> uop = uops.read();
+        RSN_UOP(number++);
+        if (uop.last) break;
+        const MemB op = MemB::decode(uop.words);
+        if (cur) mem_b_step(op, lpddr, ddr, ping, pong, mesh);
+        else mem_b_step(op, lpddr, ddr, pong, ping, mesh);
+        cur = !cur;
+    }
+}
+
+void mem_b2(hls::stream<Uop<MemB::words>> &uops, hls::stream<Beat> &ddr, hls::stream<Beat> &mesh) {
+#pragma HLS ALLOCATION function instances=mem_b2_step limit=1
+    Buffer2 ping, pong;
+#pragma HLS ARRAY_PARTITION variable=ping complete dim=1
+#pragma HLS ARRAY_PARTITION variable=pong complete dim=1
+#pragma HLS BIND_STORAGE variable=ping type=ram_s2p impl=bram
+#pragma HLS BIND_STORAGE variable=pong type=ram_s2p impl=bram
+    poison(ping);
+    poison(pong);
+    bool cur = false;
+    unsigned number = 0;
+mem_b2_uops:
+    for (;;) {
+        const Uop<MemB::words> uop = uops.read();
+        RSN_UOP(number++);
+        if (uop.last) break;
+        const MemB op = MemB::decode(uop.words);
+        if (cur) mem_b2_step(op, ddr, ping, pong, mesh);
+        else mem_b2_step(op, ddr, pong, ping, mesh);
+        cur = !cur;
+    }
+}
+
+}  // namespace rsn::xnn

@@ -1,0 +1,163 @@
+// Softmax of what a MemC0-3 has received, over its columns and its neighbour's: exp of the scaled scores, by default
+// without subtracting a maximum, divided by the sums of both.
+//
+// A round per 4x8 patch for the maxima (where they are asked for), for exp and for the division; a tile has 512. To the
+// neighbour goes the number of columns (causal), a maximum per row, a sum per row, and the same comes back.
+// SPDX-License-Identifier: Apache-2.0
+#ifndef RSN_PL_SOFTMAX_H
+#define RSN_PL_SOFTMAX_H
+
+#include <limits>
+
+#include "mem_c.h"
+
+namespace rsn::xnn {
+
+// Which scores count. left: columns of the neighbour that come before these.
+struct Mask {
+    unsigned cols;
+    unsigned left;
+    bool causal;
+    std::int32_t offset;
+
+    bool valid(unsigned row, unsigned col) const {
+#pragma HLS INLINE
+        const std::int32_t ahead = static_cast<std::int32_t>(col + left) - static_cast<std::int32_t>(row);
+        return col < cols && (!causal || ahead <= offset);
+    }
+};
+
+inline void send_rows(const Rows &mine, unsigned rows, hls::stream<float> &to) {
+send_rows:
+    for (unsigned row = 0; row < rows; ++row) {
+#pragma HLS PIPELINE II=ii::exchange
+        to << mine[row % patch_rows][row / patch_rows];
+    }
+}
+
+// Of the scaled scores. As rounding keeps order, the largest score is scaled alone; the smallest, if scale is negative.
+inline void find_maxima(const MemCBuffer &buffer, unsigned rows, unsigned cols, float scale, const Mask &mask,
+                        Rows &top) {
+    const bool turn = scale < 0.0f;
+    Walk at = {rows};
+maxima:
+    for (unsigned n = 0; n < patches(rows, cols); ++n) {
+#pragma HLS PIPELINE II=ii::softmax_max
+#pragma HLS DEPENDENCE variable=top type=inter direction=RAW distance=32 dependent=true
+        const Beat x = get_beat<by_rows, mem_c_cols>(buffer, at.row, at.col);
+        for (unsigned r = 0; r < patch_rows; ++r) {
+#pragma HLS UNROLL
+            float &running = top[r][at.row / patch_rows];
+            float most = at.col == 0 ? -std::numeric_limits<float>::infinity() : running;
+            for (unsigned c = 0; c < patch_cols; ++c) {
+#pragma HLS UNROLL
+                const float score = turn ? -x[by_rows(r, c)] : x[by_rows(r, c)];
+                if (mask.valid(at.row + r, at.col + c) && score > most) most = score;
+            }
+            running = at.col + patch_cols == cols ? most * (turn ? -scale : scale) : most;
+        }
+        at.next();
+    }
+}
+
+// Replaces scores by their exp, by 0 where they do not count. top: what to subtract.
+inline void take_exp(MemCBuffer &buffer, unsigned rows, unsigned cols, float scale, const Mask &mask, const Rows &top,
+                     Rows &total) {
+    Walk at = {rows};
+exps:
+    for (unsigned n = 0; n < patches(rows, cols); ++n) {
+#pragma HLS PIPELINE II=ii::softmax_exp
+#pragma HLS DEPENDENCE variable=buffer type=inter dependent=false
+#pragma HLS DEPENDENCE variable=total type=inter direction=RAW distance=32 dependent=true
+        Beat x = get_beat<by_rows, mem_c_cols>(buffer, at.row, at.col);
+        for (unsigned r = 0; r < patch_rows; ++r) {
+#pragma HLS UNROLL
+            float e[patch_cols];
+            for (unsigned c = 0; c < patch_cols; ++c) {
+#pragma HLS UNROLL
+                const float scaled = x[by_rows(r, c)] * scale;
+                const float score = scaled - top[r][at.row / patch_rows];
+#pragma HLS BIND_OP variable=scaled op=fmul impl=fabric
+#pragma HLS BIND_OP variable=score op=fsub impl=fabric
+                e[c] = mask.valid(at.row + r, at.col + c) ? exp_of(score) : 0.0f;
+                x[by_rows(r, c)] = e[c];
+            }
+            float &running = total[r][at.row / patch_rows];
+            running = at.col == 0 ? sum(e) : running + sum(e);
+        }
+        put_beat<by_rows, mem_c_cols>(buffer, at.row, at.col, x);
+        at.next();
+    }
+}
+
+// masked: a row may have nothing that counts; it becomes 0.
+inline void divide(MemCBuffer &buffer, unsigned rows, unsigned cols, const Rows &total, bool masked) {
+    Walk at = {rows};
+divisions:
+    for (unsigned n = 0; n < patches(rows, cols); ++n) {
+#pragma HLS PIPELINE II=ii::softmax_divide
+#pragma HLS DEPENDENCE variable=buffer type=inter dependent=false
+        Beat x = get_beat<by_rows, mem_c_cols>(buffer, at.row, at.col);
+        for (unsigned r = 0; r < patch_rows; ++r) {
+#pragma HLS UNROLL
+            const float by = total[r][at.row / patch_rows];
+            for (unsigned c = 0; c < patch_cols; ++c) {
+#pragma HLS UNROLL
+                const float quotient = x[by_rows(r, c)] / by;
+                x[by_rows(r, c)] = masked && by == 0.0f ? 0.0f : quotient;
+            }
+        }
+        put_beat<by_rows, mem_c_cols>(buffer, at.row, at.col, x);
+        at.next();
+    }
+}
+
+inline void softmax(MemCBuffer &buffer, unsigned rows, unsigned cols, const MemCConfig &reg, bool odd,
+                    hls::stream<float> &to, hls::stream<float> &from) {
+    Rows top, total;
+#pragma HLS ARRAY_PARTITION variable=top complete dim=1
+#pragma HLS ARRAY_PARTITION variable=total complete dim=1
+    Mask mask = {reg.softmax_cols, 0, reg.causal, reg.offset};
+    if (reg.causal && !reg.alone) {
+        to << static_cast<float>(cols);
+        const float theirs = from.read();
+        if (odd) mask.left = static_cast<unsigned>(theirs);
+    }
+start_rows:
+    for (unsigned i = 0; i < row_patches; ++i) {
+#pragma HLS PIPELINE II=1
+        for (unsigned r = 0; r < patch_rows; ++r) {
+#pragma HLS UNROLL
+            top[r][i] = reg.max_sub ? -std::numeric_limits<float>::infinity() : 0.0f;
+            total[r][i] = 0.0f;
+        }
+    }
+    if (reg.max_sub) {
+        find_maxima(buffer, rows, cols, reg.scale, mask, top);
+        if (!reg.alone) send_rows(top, rows, to);
+    combine_maxima:
+        for (unsigned row = 0; row < rows; ++row) {
+#pragma HLS PIPELINE II=ii::exchange
+#pragma HLS DEPENDENCE variable=top type=inter dependent=false
+            float &own = top[row % patch_rows][row / patch_rows];
+            const float theirs = reg.alone ? own : from.read();
+            const float most = theirs > own ? theirs : own;
+            own = finite(most) ? most : 0.0f;  // nothing counts in this row
+        }
+    }
+    take_exp(buffer, rows, cols, reg.scale, mask, top, total);
+    if (!reg.alone) {
+        if (cols) send_rows(total, rows, to);
+    combine_sums:
+        for (unsigned row = 0; row < rows; ++row) {
+#pragma HLS PIPELINE II=ii::exchange
+#pragma HLS DEPENDENCE variable=total type=inter dependent=false
+            total[row % patch_rows][row / patch_rows] += from.read();
+        }
+    }
+    divide(buffer, rows, cols, total, reg.causal || reg.softmax_cols < cols);
+}
+
+}  // namespace rsn::xnn
+
+#endif  // RSN_PL_SOFTMAX_H

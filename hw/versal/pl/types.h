@@ -1,0 +1,66 @@
+// What travels between the units.
+// SPDX-License-Identifier: Apache-2.0
+#ifndef RSN_PL_TYPES_H
+#define RSN_PL_TYPES_H
+
+#include <cstdint>
+
+#include <hls_burst_maxi.h>
+#include <hls_stream.h>
+#include <hls_vector.h>
+
+#include "../isa.h"
+
+namespace rsn::xnn {
+
+// 512 bit: one access of an AXI port of a memory.
+using Line = hls::vector<float, line_floats>;
+
+// An AXI port, whose bursts the units ask for themselves: they know better than the compiler what comes next.
+using Port = hls::burst_maxi<Line>;
+
+// 1024 bit: one word of every stream between two units. From and to off-chip memory it is two lines, one of each port;
+// from and to a Mesh it is a beat: 16 lanes of 2 floats, lane i at 2i and 2i+1.
+using Beat = hls::vector<float, beat_floats>;
+
+// 64 bit: one lane of a beat, on its way to or from an AIE tile.
+using Lane = hls::vector<float, lane_floats>;
+
+// A mOP in the FIFO of its decoder, with the header it came under. A terminator takes a slot too.
+template <unsigned Words>
+struct Mop {
+    bool last;
+    bool config;          // opcode 8: registers
+    std::uint8_t window;  // mOPs in its packet
+    std::uint16_t reuse;
+    Word words[Words];
+};
+
+// A uOP in the FIFO of its unit. Where last is set it is empty: the unit ends.
+template <unsigned Words>
+struct Uop {
+    bool last;
+    bool config;
+    Word words[Words];
+};
+
+// A uOP of DDR or LPDDR: one chunk, from or to one peer.
+struct Transfer {
+    bool last;
+    bool load;
+    bool store;
+    bool bias;
+    std::uint8_t peer;  // its number among those that can be loaded, or stored from
+    std::uint32_t addr;
+    std::uint32_t size;
+};
+
+// Of a row: a sum, and over how many columns.
+struct Partial {
+    float sum;
+    float count;
+};
+
+}  // namespace rsn::xnn
+
+#endif  // RSN_PL_TYPES_H

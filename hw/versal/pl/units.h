@@ -1,0 +1,64 @@
+// The processes of the machine, each in the file of its name. All of them return: decoders and units after their
+// terminator, the dispatcher after the last packet.
+// SPDX-License-Identifier: Apache-2.0
+#ifndef RSN_PL_UNITS_H
+#define RSN_PL_UNITS_H
+
+#include "types.h"
+
+namespace rsn::xnn {
+
+void announce(std::uint64_t *fingerprint);
+
+// dispatch.cpp
+void fetch(const Word *instructions, hls::stream<Word> &words);
+void dispatch(hls::stream<Word> &words, hls::stream<Mop<Ddr::words>> &ddr, hls::stream<Mop<Lpddr::words>> &lpddr,
+              hls::stream<Mop<MemA::words>> &mem_a0, hls::stream<Mop<MemA::words>> &mem_a1,
+              hls::stream<Mop<MemA::words>> &mem_a2, hls::stream<Mop<MemB::words>> &mem_b0,
+              hls::stream<Mop<MemB::words>> &mem_b1, hls::stream<Mop<MemB::words>> &mem_b2,
+              hls::stream<Mop<MemCConfig::words>> &mem_c0, hls::stream<Mop<MemCConfig::words>> &mem_c1,
+              hls::stream<Mop<MemCConfig::words>> &mem_c2, hls::stream<Mop<MemCConfig::words>> &mem_c3,
+              hls::stream<Mop<MemCConfig::words>> &mem_c4, hls::stream<Mop<MemCConfig::words>> &mem_c5,
+              hls::stream<Mop<MeshA::words>> &mesh_a, hls::stream<Mop<MeshB::words>> &mesh_b);
+
+// decode.cpp
+void decode_ddr(hls::stream<Mop<Ddr::words>> &mops, hls::stream<Transfer> &uops);
+void decode_lpddr(hls::stream<Mop<Lpddr::words>> &mops, hls::stream<Transfer> &uops);
+void decode_mesh(hls::stream<Mop<MeshA::words>> &mops, hls::stream<Uop<MeshA::words>> &uops);
+void decode_mem_a(hls::stream<Mop<MemA::words>> &mops, hls::stream<Uop<MemA::words>> &uops);
+void decode_mem_b(hls::stream<Mop<MemB::words>> &mops, hls::stream<Uop<MemB::words>> &uops);
+void decode_mem_c(hls::stream<Mop<MemCConfig::words>> &mops, hls::stream<Uop<MemCConfig::words>> &uops);
+
+void ddr(hls::stream<Transfer> &uops, Port port0, Port port1, hls::stream<Beat> &mem_a0, hls::stream<Beat> &mem_a1,
+         hls::stream<Beat> &mem_a2, hls::stream<Beat> &mem_b0, hls::stream<Beat> &mem_b1, hls::stream<Beat> &mem_b2,
+         hls::stream<Beat> &mem_c0, hls::stream<Beat> &mem_c1, hls::stream<Beat> &mem_c2, hls::stream<Beat> &mem_c3,
+         hls::stream<Beat> &mem_c4, hls::stream<Beat> &mem_c5);
+void lpddr(hls::stream<Transfer> &uops, Port port0, Port port1, hls::stream<Beat> &mem_b0, hls::stream<Beat> &mem_b1);
+
+void mem_a(hls::stream<Uop<MemA::words>> &uops, hls::stream<Beat> &ddr, hls::stream<Beat> &mesh);
+// MemB0, MemB1: matrices and vectors from LPDDR, matrices to transpose from DDR.
+void mem_b(hls::stream<Uop<MemB::words>> &uops, hls::stream<Beat> &lpddr, hls::stream<Beat> &ddr,
+           hls::stream<Beat> &mesh);
+// MemB2: attention's values.
+void mem_b2(hls::stream<Uop<MemB::words>> &uops, hls::stream<Beat> &ddr, hls::stream<Beat> &mesh);
+// MemC0-3. odd: its columns come behind those of its neighbour.
+void mem_c(hls::stream<Uop<MemCConfig::words>> &uops, bool odd, hls::stream<Lane> mme[lanes], hls::stream<Beat> &ddr,
+           hls::stream<Beat> &mesh, hls::stream<float> &to_softmax, hls::stream<float> &from_softmax,
+           hls::stream<Partial> &to_norm, hls::stream<Partial> &from_norm);
+// MemC4, MemC5: no softmax, no way to MeshA.
+void mem_c_last(hls::stream<Uop<MemCConfig::words>> &uops, hls::stream<Lane> mme[lanes], hls::stream<Beat> &ddr,
+                hls::stream<Partial> &to_norm, hls::stream<Partial> &from_norm);
+
+void mesh_a(hls::stream<Uop<MeshA::words>> &uops, hls::stream<Beat> &mem_a0, hls::stream<Beat> &mem_a1,
+            hls::stream<Beat> &mem_a2, hls::stream<Beat> &mem_c0, hls::stream<Beat> &mem_c1, hls::stream<Beat> &mem_c2,
+            hls::stream<Beat> &mem_c3, hls::stream<Lane> mme0[lanes], hls::stream<Lane> mme1[lanes],
+            hls::stream<Lane> mme2[lanes], hls::stream<Lane> mme3[lanes], hls::stream<Lane> mme4[lanes],
+            hls::stream<Lane> mme5[lanes]);
+void mesh_b(hls::stream<Uop<MeshB::words>> &uops, hls::stream<Beat> &mem_b0, hls::stream<Beat> &mem_b1,
+            hls::stream<Beat> &mem_b2, hls::stream<Lane> mme0[lanes], hls::stream<Lane> mme1[lanes],
+            hls::stream<Lane> mme2[lanes], hls::stream<Lane> mme3[lanes], hls::stream<Lane> mme4[lanes],
+            hls::stream<Lane> mme5[lanes]);
+
+}  // namespace rsn::xnn
+
+#endif  // RSN_PL_UNITS_H

@@ -1,0 +1,84 @@
+"""The MME's sums in the order in which its AIE tiles form them, to compare with other machines to the bit.
+
+A cascade of four tiles shares K: tile c sums over k = c mod 4, in increasing order and from the bias on where c is 0;
+the result is ((S0 + S1) + S2) + S3 (contract section 2). Every product and every sum is rounded. The simulator leaves
+the order to numpy, which takes whatever is fast.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+
+import numpy as np
+
+from ..datapath import Overlay
+from .xnn_kernels import TILE, Array, Mme, Tiles, _Products, _Sum, tile_grid
+
+CASCADES = 4
+
+
+def cascade(a: Array, b: Array, start: Array | None) -> Array:
+    """a @ b. start: of what the sums of the first tile begin with, a row."""
+    sums = np.zeros((CASCADES, len(a), b.shape[1]), np.float32)
+    if start is not None:
+        sums[0] = start
+    for k in range(0, a.shape[1], CASCADES):
+        sums += a[:, k : k + CASCADES].T[:, :, None] * b[k : k + CASCADES, None, :]
+    return np.asarray(((sums[0] + sums[1]) + sums[2]) + sums[3])
+
+
+def product(a: Array, b: Array, start: Array | None, full_k: bool, full_n: bool) -> Array:
+    """Of a column and a row of tiles; columns beyond N are NaN."""
+    if not full_k:
+        a, b = a[:, :64], b[:64]
+    out = cascade(a, b, start)
+    if not full_n:
+        out.reshape(len(a), -1, TILE)[:, :, 64:] = np.nan
+    return out
+
+
+class _CascadeProducts(_Products):
+    def _block(self, a: Array, b: Array) -> Tiles:
+        out = product(a, b, self.bias if not self.done else None, self.full_k, self.full_n)
+        self.done += len(self.left)
+        return Tiles(out, tile_grid(self.rows, self.cols))
+
+    def _tile(self, a: Array, b: Array) -> Array:
+        at = self.done % self.cols * TILE
+        start = self.bias[at : at + TILE] if self.bias is not None and self.done < len(self.left) else None
+        self.done += 1
+        return product(a, b, start, self.full_k, self.full_n)
+
+
+class _CascadeSum(_Sum):
+    """Each tile goes on summing over all of K; the cascade adds up once."""
+
+    def __init__(self, bias: Array | None, full_n: bool) -> None:
+        super().__init__(bias, full_n)
+        self.a: list[Array] = []
+        self.b: list[Array] = []
+
+    def add(self, n: int, a: Sequence[Array], b: Sequence[Array]) -> None:
+        self.a += a
+        self.b += b
+
+    def emit(self, a: Array, b: Array) -> tuple[Array]:
+        left, right = np.concatenate([*self.a, a], axis=1), np.concatenate([*self.b, b])
+        return (product(left, right, self.bias, True, self.full_n),)
+
+
+class CascadeMme(Mme):
+    @property
+    def products(self) -> type[_Products]:
+        return _CascadeProducts
+
+    @property
+    def sum(self) -> type[_Sum]:
+        return _CascadeSum
+
+
+def in_cascade_order(overlay: Overlay) -> Overlay:
+    """The same machine, its sums to the bit those of the hardware; some hundred times slower at them."""
+    units = [dataclasses.replace(u, behaviour=CascadeMme) if u.kind == "MME" else u for u in overlay.units]
+    return dataclasses.replace(overlay, units=tuple(units))

@@ -1,0 +1,302 @@
+"""The way to a bitstream, as far as it goes without AMD's tools: what make asks for, and what `make check` finds."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+from collections.abc import Callable, Iterable
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from rsn.hw.versal import check
+from rsn.hw.versal.check import Sources
+from rsn.isa.errors import RsnError
+
+GXX = ["g++", "-std=c++17", "-Wall", "-Wextra", "-Werror", "-Wno-unknown-pragmas", "-Wno-unused-label", "-DRSN_CSIM"]
+
+
+@pytest.fixture
+def versal(root: Path, tmp_path: Path) -> Path:
+    """A copy to change."""
+    ignored = shutil.ignore_patterns("__pycache__", "build")
+    return Path(shutil.copytree(root / "hw/versal", tmp_path / "versal", ignore=ignored))
+
+
+# -- make check -------------------------------------------------------------------------------------------------------
+
+
+def test_check_finds_nothing_wrong() -> None:
+    done = CliRunner().invoke(check.main)
+    assert done.exit_code == 0, done.output
+    assert done.output.count("ok     ") == len(check.CHECKS)
+
+
+Check = Callable[[Sources], check.Findings]
+MISTAKES: Iterable[tuple[Check, str, str, str, str]] = [
+    (check.connections, "system.cfg", "a0_3:", "a0_2:", "a0_2 is connected 2 times"),
+    (check.connections, "system.cfg", "ai_engine_0.B5_15", "ai_engine_0.B5_16", "the graph has no PLIO B5_16"),
+    (
+        check.connections,
+        "system.cfg",
+        "dma_hls_1.a1_0:ai_engine_0.A1_0",
+        "ai_engine_0.A1_0:dma_hls_1.a1_0",
+        "other way",
+    ),
+    (check.connections, "system.cfg", "sc=ai_engine_0.C0_0:dma_hls_1.c0_0\n", "", "C0_0 is connected 0 times"),
+    (check.connections, "aie/graph.h", '"C" + name, adf', '"D" + name, adf', "the graph has no PLIO C0_0"),
+    (check.connections, "aie/graph.h", "plio_64_bits", "plio_128_bits", "natively a PLIO has 64 bits"),
+    (check.connections, "pl/types.h", "lane_floats>", "line_floats>", "the graph does not compile"),
+    (check.tiles, "aie/graph.h", "engines = xnn::units::MME", "engines = 5", "320 kernels in the graph"),
+    (check.memories, "system.cfg", "ddr1:DDR", "ddr1:LPDDR", "sp=dma_hls_1.ddr1:DDR is missing"),
+    (check.generated, "system.cfg", "nk=", "# nk=", "system.cfg is not what the tables say"),
+    (check.generated, "isa.h", "mop_fifo_depth = 6", "mop_fifo_depth = 5", "isa.h is not what the tables say"),
+    (
+        check.argument_order,
+        "pl/dma_hls.h",
+        "Port ddr0, rsn::xnn::Port ddr1",
+        "Port ddr1, rsn::xnn::Port ddr0",
+        "hosts set",
+    ),
+    (
+        check.interfaces,
+        "pl/dma_hls.cpp",
+        "#pragma HLS INTERFACE axis port=c3\n",
+        "",
+        "c3 is nothing; axis was expected",
+    ),
+    (check.interfaces, "pl/dma_hls.cpp", "m_axi port=ddr0", "axis port=ddr0", "ddr0 is axis and s_axilite"),
+    (check.streams, "pl/dma_hls.cpp", '("MemC0->DDR")', '("MemC1->DDR")', "MemC0->DDR is declared 0 times"),
+    (check.streams, "pl/dma_hls.cpp", "MemB2_to_MeshB * beats_per_tile", "MemB2_to_MeshB", "MemB2->MeshB is declared"),
+    (check.streams, "pl/dma_hls.cpp", '"MeshB", mesh_b', '"MeshA", mesh_b', "MeshA is not there once"),
+    (check.hls_files, "hls.cfg", "syn.file=pl/lpddr.cpp\n", "", "pl/lpddr.cpp is not in hls.cfg"),
+]
+
+
+@pytest.mark.parametrize(("checked", "file", "old", "new", "finding"), MISTAKES)
+def test_check_finds_a_mistake(versal: Path, checked: Check, file: str, old: str, new: str, finding: str) -> None:
+    path = versal / file
+    text = path.read_text(encoding="utf-8")
+    assert old in text
+    path.write_text(text.replace(old, new), encoding="utf-8")
+    assert finding in "\n".join(found(checked, versal))
+
+
+def found(checked: Check, versal: Path) -> list[str]:
+    try:
+        return list(checked(Sources(versal)))
+    except RsnError as e:
+        return [str(e)]
+
+
+def test_check_says_what_is_wrong_and_exits_1(versal: Path) -> None:
+    (versal / "hls.cfg").unlink()
+    done = CliRunner().invoke(check.main, [str(versal)])
+    assert done.exit_code == 1
+    assert "wrong  hls.cfg names every file of the kernel\n" in done.output
+
+
+# -- make without tools -----------------------------------------------------------------------------------------------
+
+
+def make(versal: Path, *arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    env = {k: v for k, v in os.environ.items() if k not in ("PLATFORM", "COMMON_IMAGE", "MAKEFLAGS")}
+    command = ["make", "-C", str(versal), *arguments]
+    return subprocess.run(command, capture_output=True, text=True, check=False, env=env | environment)
+
+
+def test_help_names_every_target(versal: Path) -> None:
+    done = make(versal)
+    assert done.returncode == 0
+    for target in ("aie", "pl", "xclbin", "package", "csim", "check", "clean"):
+        assert f"make {target} " in done.stdout
+
+
+@pytest.mark.parametrize("target", ["aie", "pl", "xclbin", "package"])
+def test_without_tools_make_says_what_is_missing(versal: Path, target: str) -> None:
+    done = make(versal, target, PATH="/usr/bin:/bin")
+    assert done.returncode != 0
+    assert "error: v++ not found; install AMD Vitis 2024.1 and source env.sh" in done.stderr
+    assert not (versal / "build").exists()
+
+
+def test_env_without_vitis_says_so(versal: Path) -> None:
+    script = f"VITIS=/nowhere . {versal / 'env.sh'}"
+    done = subprocess.run(["sh", "-c", script], capture_output=True, text=True, check=True)
+    assert done.stderr == "env.sh: no Vitis at /nowhere; say VITIS=/path/to/Vitis/2024.1\n"
+
+
+# -- make with something that answers to v++ --------------------------------------------------------------------------
+
+VPP = """\
+#!/bin/sh
+[ "$1" = --version ] && { echo "****** v++ v2024.1 (64-bit)"; exit; }
+echo "$@" >> "$LOG"
+for word in "$@"; do
+    [ "$last" = -o ] && touch "$word"
+    [ "$last" = --package.out_dir ] && mkdir -p "$word" && touch "$word/sd_card.img"
+    [ "$last" = --work_dir ] && mkdir -p "$word/out" && touch "$word/out/dma_hls.xo"
+    [ "$word" = aie ] && touch libadf.a
+    last=$word
+done
+"""
+
+
+@pytest.fixture
+def tools(versal: Path) -> dict[str, str]:
+    """A v++ that writes down what it is asked for, and leaves the files behind that it would make."""
+    folder = versal.parent / "bin"
+    folder.mkdir()
+    (folder / "v++").write_text(VPP, encoding="utf-8")
+    (folder / "v++").chmod(0o755)
+    for name in ("board.xpfm", "Image", "rootfs.ext4"):
+        (folder / name).touch()
+    return {
+        "PATH": f"{folder}:/usr/bin:/bin",
+        "LOG": str(folder / "log"),
+        "PLATFORM": str(folder / "board.xpfm"),
+        "COMMON_IMAGE": str(folder),
+    }
+
+
+def test_make_asks_for_each_step_once_in_order(versal: Path, tools: dict[str, str]) -> None:
+    done = make(versal, "package", **tools)
+    assert done.returncode == 0, done.stderr
+    steps = Path(tools["LOG"]).read_text(encoding="utf-8").splitlines()
+    assert len(steps) == 5
+    kernel, graph = sorted(steps[:2], key=lambda step: "--mode aie" in step)
+    assert f"-c --mode hls --platform {tools['PLATFORM']} --freqhz=260000000 --config hls.cfg" in kernel
+    assert "-c --mode aie --freqhz=260000000" in graph
+    assert graph.endswith("../aie/graph.cpp")
+    link, binary, image = steps[2:]
+    assert " -l --freqhz=260000000:dma_hls_1 --config ../system.cfg " in link
+    assert link.endswith("-o rsn.xsa dma_hls.xo libadf.a")
+    assert " -p --package.defer_aie_run " in binary
+    assert binary.endswith("-o rsn.xclbin rsn.xsa libadf.a")
+    assert f"--package.rootfs {tools['COMMON_IMAGE']}/rootfs.ext4" in image
+    assert "--package.sd_file rsn.xclbin" in image
+    for name in ("libadf.a", "dma_hls.xo", "rsn.xsa", "rsn.xclbin", "sd_card.img"):
+        assert (versal / "build" / name).is_file()
+    assert make(versal, "package", **tools).returncode == 0
+    assert len(Path(tools["LOG"]).read_text(encoding="utf-8").splitlines()) == 5  # nothing is made twice
+
+
+def test_a_changed_source_is_built_again(versal: Path, tools: dict[str, str]) -> None:
+    assert make(versal, "pl", **tools).returncode == 0
+    later = (versal / "build/dma_hls.xo").stat().st_mtime + 10
+    os.utime(versal / "pl/softmax.h", (later, later))
+    assert make(versal, "pl", **tools).returncode == 0
+    assert len(Path(tools["LOG"]).read_text(encoding="utf-8").splitlines()) == 2
+
+
+@pytest.mark.parametrize(
+    ("target", "variable", "message"),
+    [("pl", "PLATFORM", "error: no platform at '/nowhere'"), ("package", "COMMON_IMAGE", "error: no Image and rootfs")],
+)
+def test_make_names_a_missing_file(
+    versal: Path, tools: dict[str, str], target: str, variable: str, message: str
+) -> None:
+    done = make(versal, target, **tools | {variable: "/nowhere"})
+    assert done.returncode != 0
+    assert message in done.stderr
+
+
+def test_make_warns_of_another_version(versal: Path, tools: dict[str, str]) -> None:
+    vpp = Path(tools["PATH"].split(":")[0]) / "v++"
+    vpp.write_text(VPP.replace("2024.1", "2023.2"), encoding="utf-8")
+    assert "warning: v++ is not 2024.1" in make(versal, "pl", **tools).stderr
+
+
+# -- the sources ------------------------------------------------------------------------------------------------------
+
+BUFFERS = """\
+#include <cstdio>
+#include "pl/buffer.h"
+using namespace rsn::xnn;
+
+// What lies at (row, col) of a 32x64 matrix.
+static float at(unsigned row, unsigned col) { return row * 64.0f + col; }
+
+template <Order order, unsigned Banks>
+int wrong(const Cell<Banks> (&buffer)[Banks][depth_of(32, 64)]) {
+    int count = 0;
+    for (unsigned row = 0; row < 32; row += 4)
+        for (unsigned col = 0; col < 64; col += 8) {
+            const Beat beat = get_beat<order, 64>(buffer, row, col);
+            for (unsigned r = 0; r < 4; ++r)
+                for (unsigned c = 0; c < 8; ++c) {
+                    const unsigned lane = order == Order(by_rows) ? 4 * r + c % 4 : 4 * (c % 4) + r;
+                    count += beat[2 * lane + c / 4] != at(row + r, col + c);
+                }
+        }
+    return count;
+}
+
+template <unsigned Banks>
+int filled_with_words() {
+    Cell<Banks> buffer[Banks][depth_of(32, 64)], copy[Banks][depth_of(32, 64)];
+    int count = 0;
+    for (unsigned row = 0; row < 32; row += 2)
+        for (unsigned col = 0; col < 64; col += 16) {
+            Beat word;
+            for (unsigned n = 0; n < 32; ++n) word[n] = at(row + n / 16, col + n % 16);
+            put_word<64>(buffer, row, col, word);
+        }
+    for (unsigned row = 0; row < 32; row += 4)
+        for (unsigned col = 0; col < 64; col += 8)
+            put_beat<by_cols, 64>(copy, row, col, get_beat<by_cols, 64>(buffer, row, col));
+    for (unsigned row = 0; row < 32; row += 2)
+        for (unsigned col = 0; col < 64; col += 16) {
+            const Beat word = get_word<64>(copy, row, col);
+            for (unsigned n = 0; n < 32; ++n) count += word[n] != at(row + n / 16, col + n % 16);
+        }
+    return count + wrong<by_rows>(buffer) + wrong<by_cols>(copy);
+}
+
+int filled_transposed() {
+    Cell<turning> buffer[turning][depth_of(32, 64)];
+    for (unsigned col = 0; col < 64; col += 2)
+        for (unsigned row = 0; row < 32; row += 16) {
+            Beat word;
+            for (unsigned n = 0; n < 32; ++n) word[n] = at(row + n % 16, col + n / 16);
+            put_word_transposed<64>(buffer, row, col, word);
+        }
+    return wrong<by_rows>(buffer) + wrong<by_cols>(buffer);
+}
+
+int main() {
+    std::printf("%d %d %d\\n", filled_with_words<plain>(), filled_with_words<turning>(), filled_transposed());
+}
+"""
+
+
+def test_buffers_give_back_in_one_shape_what_was_put_in_another(root: Path, tmp_path: Path) -> None:
+    """That an access takes one cell from each bank is how it is written; here: that they are the right ones."""
+    versal = root / "hw/versal"
+    (tmp_path / "t.cpp").write_text(BUFFERS, encoding="utf-8")
+    include = [f"-I{versal}", f"-I{versal / 'csim/include'}"]
+    sources = [str(tmp_path / "t.cpp"), str(versal / "csim/machine.cpp")]
+    subprocess.run([*GXX, *include, *sources, "-pthread", "-o", str(tmp_path / "t")], check=True)
+    done = subprocess.run([str(tmp_path / "t")], capture_output=True, text=True, check=True)
+    assert done.stdout == "0 0 0\n"
+
+
+def test_kernel_compiles_as_a_plain_function(root: Path, tmp_path: Path) -> None:
+    """As AMD's compiler sees it: processes are calls, functions come from hls_math.h."""
+    versal = root / "hw/versal"
+    math = "#include <cmath>\nnamespace hls { using std::exp; using std::sqrt; }\n"
+    (tmp_path / "hls_math.h").write_text(math, encoding="utf-8")
+    flags = [flag for flag in GXX if flag != "-DRSN_CSIM"]
+    for source in sorted((versal / "pl").glob("*.cpp")):
+        command = [*flags, f"-I{tmp_path}", f"-I{versal / 'csim/include'}", "-fsyntax-only", str(source)]
+        subprocess.run(command, check=True)
+
+
+def test_sources_name_their_licence(root: Path) -> None:
+    files = [
+        p for p in (root / "hw/versal").rglob("*") if p.is_file() and p.suffix in (".h", ".cpp", ".cc", ".cfg", ".sh")
+    ]
+    missing = [p.name for p in files if "SPDX-License-Identifier: Apache-2.0" not in p.read_text(encoding="utf-8")]
+    assert missing == []

@@ -1,0 +1,189 @@
+"""What the machine takes of its device and how long its units take, from the tables and from the C++ sources."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import re
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from rsn.host.cli import main
+from rsn.isa.datapath import Overlay, UnitSpec
+from rsn.isa.errors import ResourceError
+from rsn.isa.overlays import FIG6, XNN, XNN_BASE
+from rsn.isa.overlays.xnn_cycles import LOOPS
+from rsn.isa.overlays.xnn_kernels import PingPong
+from rsn.isa.overlays.xnn_resources import block_rams, ultra_rams
+from rsn.isa.resources import VC1902, Row, budget, require_fits
+
+
+def rows(overlay: Overlay) -> dict[str, Row]:
+    return {row.resource: row for row in budget(overlay.needs(overlay), VC1902)}
+
+
+def test_what_follows_from_the_structure_is_the_published_machines() -> None:
+    """Paper sections 5.2 and 5.3; the buffers of the MemCs are the 41 % of the UltraRAM that the paper names."""
+    found = rows(XNN)
+    assert [found[r].needed for r in ("AIE", "PLIO in", "PLIO out")] == [384, 192, 96]
+    assert found["URAM"].parts["buffers of MemC"] == round(0.415 * 463)
+    for row in found.values():
+        published = row.capacity.published
+        assert published is not None
+        assert published <= row.capacity.amount
+
+
+@pytest.mark.parametrize("overlay", [XNN, XNN_BASE], ids=lambda o: o.name)
+def test_the_machine_fits(overlay: Overlay) -> None:
+    require_fits(rows(overlay).values(), VC1902)
+
+
+def test_memories_hold_what_is_put_into_them() -> None:
+    """No memory is smaller than the bits that it stores."""
+    bits = sum(2 * 32 * u.behaviour.ROWS * u.behaviour.COLS for u in XNN.units if issubclass(u.behaviour, PingPong))
+    found = rows(XNN)
+    blocks = [
+        found[r].parts.get(f"buffers of {kind}", 0) * size
+        for r, size in (("URAM", 4096 * 64), ("BRAM", 32768))
+        for kind in ("MemA", "MemB", "MemC")
+    ]
+    assert sum(blocks) >= bits
+
+
+@pytest.mark.parametrize(
+    ("width", "depth", "blocks"),
+    [(72, 512, 1), (1024, 512, 15), (1024, 256, 15), (36, 1024, 1), (512, 1024, 15), (9, 4096, 1)],
+)
+def test_blocks_of_a_memory(width: int, depth: int, blocks: int) -> None:
+    """The shapes of a RAMB36 with one port to write and one to read (AM007)."""
+    assert block_rams(width, depth) == blocks
+
+
+@pytest.mark.parametrize(("width", "depth", "blocks"), [(72, 4096, 1), (128, 2048, 2), (512, 4096, 8), (64, 4097, 2)])
+def test_ultra_blocks_of_a_memory(width: int, depth: int, blocks: int) -> None:
+    assert ultra_rams(width, depth) == blocks
+
+
+def test_a_seventh_engine_does_not_fit() -> None:
+    mme = XNN.by_kind["MME"][0]
+    more = dataclasses.replace(XNN, units=(*XNN.units, UnitSpec("MME6", "MME", 6, mme.behaviour)))
+    with pytest.raises(ResourceError, match="needs 448 AIE \\(tiles\\) and a VC1902 has 400; MMEs alone: 448"):
+        require_fits(rows(more).values(), VC1902)
+
+
+def test_deeper_streams_do_not_fit() -> None:
+    depths = {s.name: 8 for s in XNN.streams if s.dst.startswith("Mesh")}
+    with pytest.raises(ResourceError, match=r"about \d+ BRAM"):
+        require_fits(rows(XNN.with_depths(depths)).values(), VC1902)
+
+
+# -- the command line -------------------------------------------------------------------------------------------------
+
+
+def test_info_shows_resources() -> None:
+    done = CliRunner().invoke(main, ["info", "--resources"])
+    assert done.exit_code == 0, done.stderr
+    assert re.search(r"^AIE +384 +400 +96% +384  tiles$", done.stdout, re.MULTILINE)
+    assert re.search(r"^URAM +256 +463 ", done.stdout, re.MULTILINE)
+
+
+def test_info_resources_json() -> None:
+    done = CliRunner().invoke(main, ["info", "--resources", "--overlay", "xnn-base", "--json"])
+    facts = json.loads(done.stdout)
+    assert (facts["overlay"], facts["device"], facts["fits"]) == ("xnn-base", "VC1902", True)
+    plio = facts["resources"]["PLIO in"]
+    assert (plio["needed"], plio["available"], plio["estimate"]) == (192, 234, False)
+    assert all(
+        sum(r["parts"].values()) == r["needed"] and r["unit"] and r["source"] for r in facts["resources"].values()
+    )
+
+
+def test_info_refuses_a_datapath_that_cannot_fit(tmp_path: Path) -> None:
+    file = tmp_path / "deep.toml"
+    file.write_text('[streams]\n"MemC0->DDR" = 65536\n', encoding="utf-8")
+    done = CliRunner().invoke(main, ["info", "--resources", "--overlay-file", str(file), "--json"])
+    assert done.exit_code == 1
+    assert "BRAM" in done.stderr
+    assert "streams MemC->DDR alone" in done.stderr
+    assert json.loads(done.stdout)["fits"] is False
+
+
+def test_info_of_the_machine_of_a_program(root: Path) -> None:
+    done = CliRunner().invoke(main, ["info", "--resources", str(root / "programs/gemm768.rsn"), "--json"])
+    assert json.loads(done.stdout)["overlay"].startswith("xnn")
+
+
+@pytest.mark.parametrize("what", ["--resources", "--cycles"])
+def test_info_of_a_machine_without_sources(what: str) -> None:
+    done = CliRunner().invoke(main, ["info", what, "--overlay", FIG6.name])
+    assert done.exit_code == 1
+    assert FIG6.name in done.stderr
+
+
+@pytest.mark.parametrize("arguments", [[], ["--resources", "--cycles"], ["--overlay-file", "x.toml", "p.bin"]])
+def test_info_used_wrongly(arguments: list[str]) -> None:
+    assert CliRunner().invoke(main, ["info", *arguments]).exit_code == 2
+
+
+# -- cycles -----------------------------------------------------------------------------------------------------------
+
+
+def test_sources_state_the_intervals_of_the_table(root: Path) -> None:
+    """Each loop of the table is one of the sources', and no pipeline there has an interval of its own but 1."""
+    text = "".join(path.read_text(encoding="utf-8") for path in sorted((root / "hw/versal/pl").iterdir()))
+    intervals = re.findall(r"#pragma HLS PIPELINE (.*)", text)
+    assert {i for i in intervals if i != "II=1"} == {f"II=ii::{name}" for name in LOOPS}
+    header = (root / "hw/versal/isa.h").read_text(encoding="utf-8")
+    stated = re.findall(r"unsigned (\w+) = (\d+);", header[header.index("namespace ii {") :])
+    assert {name: int(value) for name, value in stated} == {name: loop.ii for name, loop in LOOPS.items()}
+
+
+def test_every_loop_of_the_sources_has_a_name(root: Path) -> None:
+    """A label is how a loop is found in AMD's reports. Loops that are unrolled within a round need none."""
+    bare = []
+    for path in sorted((root / "hw/versal/pl").iterdir()):
+        lines = path.read_text(encoding="utf-8").splitlines()
+        for i, line in enumerate(lines):
+            if re.match(r" *for \(", line) and not re.match(r" *\w+:$", lines[i - 1]):
+                follows = lines[i + 1 : i + 2]
+                if not (follows and "UNROLL" in follows[0]) and "auto &" not in line and "Cell<" not in line:
+                    bare.append(f"{path.name}:{i + 1}: {line.strip()}")
+    assert bare == []
+
+
+def test_moving_data_costs_what_the_simulator_charges() -> None:
+    """Where structure decides, within the depth of a pipeline; where it does not, the difference is explained."""
+    for cost in XNN.costs(XNN):
+        if any(word in cost.what for word in ("fill", "drain", "send", "receive", "a tile")):
+            assert abs(cost.difference) < 0.03, cost.what
+        elif abs(cost.difference) > 0.03:
+            assert cost.remark, cost.what
+
+
+def test_info_cycles_json() -> None:
+    facts = json.loads(CliRunner().invoke(main, ["info", "--cycles", "--json"]).stdout)
+    norm = next(c for c in facts["costs"] if "layer norm" in c["what"])
+    assert norm["seconds"] == pytest.approx(norm["cycles"] / facts["pl_hz"])
+    assert norm["simulated_s"] == pytest.approx(162e-6)
+    assert norm["difference"] == pytest.approx(norm["seconds"] / 162e-6 - 1)
+
+
+def test_readme_has_these_figures(root: Path) -> None:
+    """hw/versal/README.md discusses them."""
+    text = (root / "hw/versal/README.md").read_text(encoding="utf-8")
+    found = rows(XNN)
+    assert f"| {found['PLIO in'].needed}, {found['PLIO out'].needed} | 234, 156 |" in text
+    for resource in ("AIE", "URAM", "BRAM", "DSP"):
+        assert f"| {found[resource].needed} | {found[resource].capacity.amount} |" in text
+    assert f"| {found['LUT'].needed // 1000},000 | 899,840 |" in text
+    for what, name in (("GELU", "activation"), ("LayerNorm", "layer norm"), ("softmax", "softmax")):
+        cost = next(c for c in XNN.costs(XNN) if name in c.what)
+        assert f"{what} of" in text
+        assert (
+            f"| {cost.seconds * 1e6:.1f} us | {cost.simulated * 1e6:.0f} us (fitted) | {cost.difference:+.0%}".replace(
+                "%", " %"
+            )
+            in text
+        )
