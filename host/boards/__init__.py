@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Mapping
 from typing import Protocol
 
@@ -9,7 +10,6 @@ import numpy as np
 import numpy.typing as npt
 
 from ...hw.sim.machine import Run
-from ...isa.errors import BoardError
 from ...isa.packet import Words
 from ...isa.program import Program
 
@@ -31,10 +31,24 @@ class Board(Protocol):
         """Give the machine back."""
 
 
-def open_board(name: str) -> Board:
-    """The board called `name`. Raises `BoardError` for one that this installation cannot drive."""
+def open_board(name: str, *, xclbin: str | os.PathLike[str] | None = None) -> Board:
+    """The board called `name`: sim, csim, or PROFILE[@DEVICE[:INDEX]] (docs/boards.md), or one of another computer,
+    ssh://[USER@]HOST[:PORT][/BOARD] (docs/remote.md). xclbin: what a real one loads.
+
+    Raises `BoardError` for one that this installation cannot drive; nothing is taken before a program is loaded.
+    """
     if name == "sim":
         from .sim import SimBoard
 
         return SimBoard()
-    raise BoardError(f"no board {name!r}; this version drives: sim")
+    if name == "csim":
+        from .csim import CsimBoard
+
+        return CsimBoard()
+    if name.startswith("ssh:"):
+        from .ssh import SshBoard
+
+        return SshBoard(name, xclbin=xclbin)
+    from .named import open_profile
+
+    return open_profile(name, xclbin)

@@ -1,16 +1,233 @@
-"""`rsn doctor`: what this installation can do, and the command that mends what it cannot."""
+"""`rsn doctor`: what this machine can run, what is missing, and the command that mends it.
+
+It believes nothing that is installed: what may take the process down with it is tried in another one.
+"""
 
 from __future__ import annotations
 
 import importlib.metadata
 import importlib.util
 import json
+import os
 import platform
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass
+from pathlib import Path
 
 import click
 
+from ... import __version__
+
+PATIENCE_S = 10.0
+"""Of a program that is asked for its version."""
+
+
+@dataclass(frozen=True)
+class Check:
+    """What was looked for. problem, mend: why it does not do, and what to type; empty where it does. runs: boards that
+    work with it."""
+
+    what: str
+    purpose: str
+    version: str = ""
+    problem: str = ""
+    mend: str = ""
+    runs: tuple[str, ...] = ()
+
+    @property
+    def ok(self) -> bool:
+        return not self.problem
+
+    def __str__(self) -> str:
+        first = f"{'ok' if self.ok else 'no':<4}{' '.join(filter(None, (self.what, self.version)))} ({self.purpose})"
+        more = "; ".join(filter(None, (self.problem, self.mend)))
+        return f"{first}\n      {more}" if more else first
+
+
+@click.command(name="doctor")
+@click.option("--json", "as_json", is_flag=True, help="one JSON object on stdout")
+def doctor_command(as_json: bool) -> None:
+    """Show what this machine can run, and what is missing.
+
+    Exits with 3 where no board at all can be used, not even the simulator.
+    """
+    with ThreadPoolExecutor() as pool:
+        checks = [c for found in pool.map(_guarded, CHECKS.items()) for c in found]
+    runs = [board for c in checks if c.ok for board in c.runs]
+    if as_json:
+        rows = [{**asdict(c), "ok": c.ok, "for": c.purpose} for c in checks]
+        for row in rows:
+            del row["purpose"], row["runs"]
+        click.echo(
+            json.dumps({"version": __version__, "python": platform.python_version(), "runs": runs, "checks": rows})
+        )
+    else:
+        click.echo(f"rsn {__version__}, Python {platform.python_version()}, {platform.machine()}")
+        click.echo(f"boards that can be used here: {', '.join(runs) or 'none'}\n")
+        for check in checks:
+            click.echo(str(check))
+    if not any(board for board in runs if board != SSH):
+        raise SystemExit(3)
+
+
+SSH = "ssh://"
+
+
+def _guarded(check: tuple[str, Callable[[], list[Check]]]) -> list[Check]:
+    """A doctor does not fall ill: whatever is wrong with an installation is a finding."""
+    what, look = check
+    try:
+        return look()
+    except Exception as e:
+        return [Check(what, "could not be looked at", problem=_line(e), mend="install rsn and what it needs anew")]
+
+
+def _sim() -> list[Check]:
+    what, purpose = "board sim", "rsn run: results, and modelled time"
+    try:
+        from ..boards.sim import SimBoard
+
+        SimBoard().close()
+    except Exception as e:
+        return [Check(what, purpose, problem=_line(e), mend="install rsn and what it needs anew")]
+    return [Check(what, purpose, runs=("sim",))]
+
+
+def _csim() -> list[Check]:
+    from ...hw.versal.csim.build import MEND, compiler
+    from ...isa.errors import BoardError
+
+    purpose = "rsn run --board csim: results by the machine's C++ sources"
+    try:
+        found = compiler()
+    except BoardError:
+        return [Check("board csim", purpose, problem="no C++ compiler", mend=MEND)]
+    said = _said([found, "--version"])
+    if said is None:  # building would take longer than anybody waits for a doctor
+        return [Check("board csim", purpose, problem=f"{found} does not run", mend=MEND)]
+    version = re.search(r"\d+\.\d+(\.\d+)?", said)
+    return [Check(f"board csim with {found}", purpose, version[0] if version else "", runs=("csim",))]
+
+
+_TRY_XRT = """
+import ctypes
+from rsn.host.boards.xrt_ctypes import INSTALL, LIBRARY, Library
+from rsn.isa.errors import BoardError
+try:
+    ctypes.CDLL(LIBRARY)  # first: Library looks at the environment, which matters only where there is XRT
+except OSError as e:
+    raise BoardError(f"{e}: install XRT ({INSTALL})") from None
+xrt = Library()
+print("\\nlibrary", xrt.version)
+device = xrt.call("xrtDeviceOpen", 0)
+if device is not None:
+    xrt.call("xrtDeviceClose", device)
+    print("\\ndevice 0")
+"""
+
+
+def _xrt() -> list[Check]:
+    from ..boards.profile import PROFILES
+    from ..boards.xrt_ctypes import INSTALL
+
+    boards = tuple(PROFILES)
+    library, device = f"boards {', '.join(boards)}", "what they run on"
+    # XRT may end the process that loads it, print, or wait for a device that does not answer
+    try:
+        done = subprocess.run(
+            [sys.executable, "-P", "-c", _TRY_XRT], capture_output=True, timeout=PATIENCE_S, check=False,
+            stdin=subprocess.DEVNULL,
+        )  # fmt: skip
+        said, code = done.stdout.decode(errors="replace"), done.returncode
+        last = done.stderr.decode(errors="replace").strip().splitlines()[-1:]
+        reason = _plain(last[0].partition("BoardError: ")[2] or last[0]) if last else ""
+    except subprocess.TimeoutExpired as e:
+        said, code, reason = (e.stdout or b"").decode(errors="replace"), 0, f"it does not answer in {PATIENCE_S:g} s"
+    version = re.search(r"^library (\S+)", said, re.MULTILINE)
+    if version is None:
+        reason = f"loading it ends the process with signal {-code}" if code < 0 else reason
+        problem, _, mend = reason.rpartition(": ")
+        if not mend.startswith(("export ", "install ")):
+            way = "export XILINX_XRT=FOLDER" if "XILINX_XRT" in reason else f"install it anew: {INSTALL}"
+            problem, mend = reason or "it cannot be loaded", way
+        none = Check("XRT device 0", device, problem="not asked", mend="the library first")
+        return [Check("XRT library", library, problem=problem, mend=mend), none]
+    checks = [Check("XRT library", library, version[1])]
+    mode = os.environ.get("XCL_EMULATION_MODE")
+    if mode:
+        emulated = f"XCL_EMULATION_MODE={mode}: what answers is no board"
+        checks.append(Check("XRT device 0", device, problem=emulated, mend="unset XCL_EMULATION_MODE"))
+    elif "\ndevice 0" not in said:
+        mend = "on a board: modprobe zocl, and look at dmesg; elsewhere: rsn run --board ssh://USER@BOARD"
+        checks.append(Check("XRT device 0", device, problem="there is none, or it cannot be opened", mend=mend))
+    else:
+        checks += [Check("XRT device 0", device, runs=boards), _bitstream()]
+    return checks
+
+
+def _bitstream() -> Check:
+    from ...isa.errors import BoardError
+    from ..boards.xclbin import read_xclbin
+    from ..boards.xrt import XCLBIN_VARIABLE
+
+    what, purpose = "bitstream", "what the device is programmed with"
+    named = os.environ.get(XCLBIN_VARIABLE)
+    if not named:
+        mend = f"rsn run --xclbin FILE, or export {XCLBIN_VARIABLE}=FILE"
+        return Check(what, purpose, problem="none is named", mend=mend)
+    try:
+        return Check(f"{what} {named}", purpose, read_xclbin(Path(named)).uuid)
+    except (BoardError, OSError) as e:
+        return Check(what, purpose, problem=_line(e), mend=f"export {XCLBIN_VARIABLE}=FILE")
+
+
+VITIS = "2024.1"
+
+
+def _vitis() -> list[Check]:
+    purpose = "making the bitstream from hw/versal"
+    roots = [Path(os.environ[name]) for name in ("VITIS", "XILINX_VITIS") if os.environ.get(name)]
+    roots.append(Path("/tools/Xilinx/Vitis") / VITIS)
+    on_path = shutil.which("v++")
+    found = on_path or next((str(r / "bin" / "v++") for r in roots if (r / "bin" / "v++").is_file()), None)
+    if found is None:
+        return [Check("Vitis", purpose, problem="no v++", mend=f"install AMD Vitis {VITIS}, then: . hw/versal/env.sh")]
+    known = re.search(r"\d{4}\.\d", found)  # it takes long to say so itself
+    version = known[0] if known else ""
+    if on_path is None:
+        return [Check("Vitis", purpose, version, problem=f"{found} is not on PATH", mend=". hw/versal/env.sh")]
+    if version not in ("", VITIS):
+        return [Check("Vitis", purpose, version, problem="untried", mend=f"the sources are for {VITIS}")]
+    return [Check(f"Vitis at {found}", purpose, version)]
+
+
+def _ssh() -> list[Check]:
+    purpose, mend = "rsn run --board ssh://USER@BOARD", "sudo apt install openssh-client"
+    found = shutil.which("ssh")
+    said = _said([found, "-V"]) if found else None
+    if said is None:
+        problem = f"{found} does not run" if found else "not on PATH"
+        return [Check("ssh client", purpose, problem=problem, mend=mend)]
+    version = re.match(r"OpenSSH_([^\s,]+)", said)
+    if version is None:
+        return [Check("ssh client", purpose, problem=f"{found} is not OpenSSH", mend=mend)]
+    return [Check("ssh client OpenSSH", purpose, version[1], runs=(SSH,))]
+
+
 # What is needed for what: distribution, module, purpose, command.
 OPTIONAL = (
+    (
+        "pyxrt",
+        "pyxrt",
+        "--board vck190@pyxrt; without it, XRT's C library does",
+        "export PYTHONPATH=$XILINX_XRT/python",
+    ),
+    ("pynq", "pynq", "boards that run PYNQ: --board vck190@pynq", "on the board: pip install pynq"),
     ("torch", "torch", "rsn compile, rsn.compile", "pip install torch==2.13.0"),
     ("numba", "numba", "timing and --schedule best in seconds", "pip install numba"),
     ("transformers", "transformers", "models from transformers", "pip install transformers"),
@@ -18,22 +235,48 @@ OPTIONAL = (
 )
 
 
-@click.command(name="doctor")
-@click.option("--json", "as_json", is_flag=True, help="one JSON object on stdout")
-def doctor_command(as_json: bool) -> None:
-    """Show what this installation can run, and what is missing."""
-    rows = [
-        {"what": f"Python {platform.python_version()}", "ok": True, "for": "everything", "mend": ""},
-        {"what": "board sim", "ok": True, "for": "rsn run, results and time", "mend": ""},
-    ]
-    for name, module, purpose, command in OPTIONAL:
-        found = importlib.util.find_spec(module) is not None
-        label = f"{name} {importlib.metadata.version(name)}" if found else name
-        rows.append({"what": label, "ok": found, "for": purpose, "mend": "" if found else command})
-    if as_json:
-        click.echo(json.dumps({"checks": rows}))
-        return
-    for row in rows:
-        state = "ok     " if row["ok"] else "missing"
-        mend = f"; {row['mend']}" if row["mend"] else ""
-        click.echo(f"{state}  {row['what']} ({row['for']}){mend}")
+def _optional() -> list[Check]:
+    return [_package(*row) for row in OPTIONAL]
+
+
+def _package(name: str, module: str, purpose: str, mend: str) -> Check:
+    """Whether a package is there. It is not imported: that takes seconds, and may fail in any way."""
+    try:
+        there = importlib.util.find_spec(module) is not None
+    except (ImportError, ValueError) as e:
+        return Check(name, purpose, problem=_line(e), mend=mend)
+    if not there:
+        return Check(name, purpose, problem="not installed", mend=mend)
+    try:
+        return Check(name, purpose, importlib.metadata.version(name))
+    except importlib.metadata.PackageNotFoundError:
+        return Check(name, purpose)
+
+
+CHECKS: dict[str, Callable[[], list[Check]]] = {
+    "board sim": _sim,
+    "board csim": _csim,
+    "XRT": _xrt,
+    "ssh client": _ssh,
+    "Vitis": _vitis,
+    "Python packages": _optional,
+}
+
+
+def _said(command: list[str]) -> str | None:
+    """What a program says; None where it fails, or does not end."""
+    try:
+        done = subprocess.run(
+            command, capture_output=True, timeout=PATIENCE_S, check=False, stdin=subprocess.DEVNULL, errors="replace"
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    return _plain(done.stdout + done.stderr) if done.returncode == 0 else None
+
+
+def _line(error: Exception) -> str:
+    return _plain(f"{type(error).__name__}: {error}".partition("\n")[0])
+
+
+def _plain(text: str) -> str:
+    return "".join(c if c.isprintable() else " " for c in text)

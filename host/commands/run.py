@@ -59,7 +59,8 @@ _file = click.Path(dir_okay=False)
 
 @click.command(name="run")
 @click.argument("program", type=_file)
-@click.option("--board", default="sim", show_default=True, help="what to run on")
+@click.option("--board", default="sim", show_default=True, help="what to run on: sim, csim, vck190, ...")
+@click.option("--xclbin", type=_file, help="the bitstream of a real board [default: RSN_XCLBIN]")
 @click.option("--weights", type=_file, help="weights (.safetensors)")
 @click.option("--inputs", type=_file, help="inputs (.safetensors, .npz or .npy)")
 @click.option("--outputs", type=_file, help="where to write the outputs (.safetensors or .npz)")
@@ -86,11 +87,13 @@ def run_command(program: str, raw: bool, as_json: bool, **options: Any) -> None:
     """Run PROGRAM (.bin) and report the time it takes."""
     from ...isa.files import check_target
     from ..boards import open_board
+    from ..progress import working
 
     refuse_contradictions(raw)
     _refuse_misuse(raw, options)
     loaded = load_raw_image(program, options) if raw else _read(program)
-    open_board(options["board"]).close()
+    with working(f"opening board {options['board']}"):  # one of them is built when it is first asked for
+        open_board(options["board"], xclbin=options["xclbin"]).close()
     loaded = _with_overlay(loaded, options)
     for target in ("trace", "report", "dump", "dump_ddr"):
         if options[target]:
@@ -128,6 +131,8 @@ def _refuse_misuse(raw: bool, options: Mapping[str, Any]) -> None:
         given = [option for name, option in MODEL_ONLY.items() if options[name]] + ["--raw"] * raw
         if given:
             raise click.UsageError(f"{', '.join(given)}: for the model of the machine, --board sim, alone")
+    if options["xclbin"] and options["board"] in ("sim", "csim"):
+        raise click.UsageError("--xclbin: for a real board")
     pictures = [f"--{n}" for n in ("trace", "report") if options[n]] + ["--explain"] * options["explains"]
     if options["dump"] and not options["stop_at"]:
         raise click.UsageError("--dump: only with --break")
@@ -175,7 +180,8 @@ def _run(program: Program, options: Mapping[str, Any]) -> Run:
     if options["outputs"]:
         check_target(options["outputs"])
     tensors = _inputs(program, options)
-    with Runner(program, weights=options["weights"], board=options["board"]) as runner, working("running") as progress:
+    runner = Runner(program, weights=options["weights"], board=options["board"], xclbin=options["xclbin"])
+    with runner, working("running") as progress:
         result = runner.run(tensors, params, progress=progress)
     if options["outputs"]:
         save_tensors(options["outputs"], result.outputs)
@@ -308,6 +314,9 @@ def _report(program: Program, run: Run, machine: Machine | None, options: Mappin
     from ...hw.sim.explain import explain
     from ...isa.statistics import count
 
+    if run.clock != "modelled":
+        _report_timed(program, run, options, as_json)
+        return
     reasons = explain(machine) if machine is not None else None
     if as_json:
         facts = {
@@ -332,3 +341,24 @@ def _report(program: Program, run: Run, machine: Machine | None, options: Mappin
             click.echo(f"{written:<14} {options[written]}")
     if reasons is not None:
         click.echo(f"\n{reasons}")
+
+
+def _report_timed(program: Program, run: Run, options: Mapping[str, Any], as_json: bool) -> None:
+    """Of a board that took time itself: the machine's own, or this computer's, which says nothing of the machine."""
+    from ...isa.statistics import count
+
+    measured = run.clock == "measured"
+    if as_json:
+        facts: dict[str, Any] = {"latency_s": run.latency_s if measured else None, "wall_s": run.latency_s}
+        facts |= {"mops": count(program)["mops"], "bytes": run.bytes}
+        click.echo(json.dumps(facts | ({"facts": run.facts} if run.facts else {})))
+        return
+    if measured:
+        click.echo(f"latency        {run.latency_s * 1e3:.3f} ms (measured by the host)")
+    else:
+        click.echo(f"wall time      {run.latency_s:.3f} s on this computer; board sim models the machine's")
+    width = max((len(name) for name in run.facts), default=0)
+    for name, fact in run.facts.items():
+        click.echo(f"{name:<{max(width, 14)}} {fact}")
+    if options["outputs"]:
+        click.echo(f"{'outputs':<14} {options['outputs']}")

@@ -1,0 +1,80 @@
+"""Boards by name: PROFILE[@DEVICE[:INDEX]]."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from weakref import WeakValueDictionary
+
+from ...isa.errors import BoardError
+from .device import Device
+from .lock import DeviceLock
+from .profile import PROFILES, find_profile
+from .session import Session
+from .xrt import XrtBoard, find_xclbin
+
+
+def _ctypes(index: int) -> Device:
+    from .xrt_ctypes import CtypesXrt
+
+    return CtypesXrt(index)
+
+
+def _pyxrt(index: int) -> Device:
+    from .xrt_pyxrt import Pyxrt
+
+    return Pyxrt(index)
+
+
+def _pynq(index: int) -> Device:
+    from .pynq import PynqDevice
+
+    return PynqDevice(index)
+
+
+def _sim(index: int) -> Device:
+    from .in_process import InProcess
+
+    return InProcess()
+
+
+def _csim(index: int) -> Device:
+    from .in_process import InProcess, native
+
+    return InProcess(native(), "csim")
+
+
+REAL: dict[str, Callable[[int], Device]] = {"xrt": _ctypes, "pyxrt": _pyxrt, "pynq": _pynq}
+"""Devices that there is one of: they have a bitstream and a lock."""
+IN_PROCESS: dict[str, Callable[[int], Device]] = {"sim": _sim, "csim": _csim}
+
+_sessions: WeakValueDictionary[object, Session] = WeakValueDictionary()
+"""Those of real devices that somebody uses in this process."""
+_mutex = threading.Lock()
+
+
+def open_profile(name: str, xclbin: str | os.PathLike[str] | None) -> XrtBoard:
+    """Raises `BoardError` for a name that means nothing here, or for what is missing."""
+    profile_name, _, device_name = name.partition("@")
+    kind, _, number = (device_name or "xrt").partition(":")
+    devices = REAL | IN_PROCESS
+    if profile_name not in PROFILES and not profile_name.endswith(".toml"):
+        known = ", ".join(("sim", "csim", *PROFILES))
+        raise BoardError(f"no board {name!r}; there are {known}, and profiles of your own (.toml)")
+    if kind not in devices or not (number or "0").isdecimal():
+        known = ", ".join(devices)
+        raise BoardError(f"no device {device_name!r}; a board is PROFILE@DEVICE[:INDEX], DEVICE one of {known}")
+    profile, index = find_profile(profile_name), int(number or 0)
+    if kind in IN_PROCESS:
+        return XrtBoard(Session(profile, IN_PROCESS[kind](index), bitstream=Path(xclbin) if xclbin else None))
+    with _mutex:
+        device = REAL[kind](index)
+        bitstream = find_xclbin(xclbin, profile)
+        key = (profile_name, kind, index, bitstream.absolute())
+        session = _sessions.get(key)
+        if session is None:
+            session = Session(profile, device, bitstream=bitstream, lock=DeviceLock(f"device{index}"))
+            _sessions[key] = session
+        return XrtBoard(session)

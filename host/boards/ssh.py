@@ -1,0 +1,350 @@
+"""A board of another computer: ssh://[USER@]HOST[:PORT][/BOARD].
+
+The system's OpenSSH client, with the user's own keys, configuration and known hosts, starts `rsn serve-stdio` over
+there and ends it with the connection. Nothing that a program, a file or a URL contains gets to a shell: what is to be
+done travels as data, through the client's pipes.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import shlex
+import shutil
+import subprocess
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from ... import __version__
+from ...assembler import container
+from ...hw.sim.machine import Run
+from ...isa.errors import BoardError
+from ...isa.packet import Words
+from ...isa.program import Program, Role
+from .device import BoardLost, BoardMismatch, BoardTimeout
+from .ssh_cache import checksum
+from .ssh_frames import Beat, Ended, Frames, Message, Silent
+from .ssh_remote import ERRORS
+
+Array = npt.NDArray[np.float32]
+
+DEFAULT = "vck190"
+
+COMMAND_VARIABLE = "RSN_REMOTE"
+"""The `rsn` of the other side, where its shell does not find one: a path, from the home folder there."""
+
+OPTIONS = {
+    "BatchMode": "yes",
+    "ConnectTimeout": "20",
+    "ServerAliveInterval": "10",
+    "ServerAliveCountMax": "3",
+    "RemoteCommand": "none",
+}
+"""What must hold whatever the user's configuration says: nobody is there to answer questions, and a connection that is
+dead is noticed."""
+
+ENDS_S = 5.0
+"""How long the client may take to end by itself."""
+
+MOST_SAID = 8 << 10
+"""Bytes of what the client prints that are kept."""
+
+# Narrower than what OpenSSH takes: the user's configuration may put both into a command of a shell (ProxyCommand).
+_URL = re.compile(
+    r"ssh://(?:(?P<user>[A-Za-z0-9_][A-Za-z0-9_.+-]*)@)?"
+    r"(?P<host>[A-Za-z0-9_][A-Za-z0-9_.-]*|\[[0-9A-Fa-f:.]+\])"
+    r"(?::(?P<port>[0-9]{1,5}))?(?:/(?P<board>[^\x00-\x1f\x7f]*))?"
+)
+
+
+@dataclass(frozen=True)
+class Target:
+    """A board's URL, in its parts. port: 0 where it says none, and ssh's configuration decides."""
+
+    user: str
+    host: str
+    port: int
+    board: str
+
+    @classmethod
+    def parse(cls, url: str) -> Target:
+        """Raises `BoardError` for what is no such URL."""
+        found = _URL.fullmatch(url)
+        if found is None or not 0 < int(found["port"] or 22) < 1 << 16:
+            password = ":" in url[6:].partition("@")[0] and "@" in url
+            hint = "; passwords are not taken, keys are ssh's affair" if password else ""
+            raise BoardError(f"{url!r} is no board: it is ssh://[USER@]HOST[:PORT][/BOARD]{hint}")
+        host = found["host"].strip("[]")
+        return cls(found["user"] or "", host, int(found["port"] or 0), found["board"] or DEFAULT)
+
+    @property
+    def arguments(self) -> list[str]:
+        """Of ssh: where to."""
+        port, user = ["-p", str(self.port)] * bool(self.port), ["-l", self.user] * bool(self.user)
+        return [*port, *user, "--", self.host]
+
+    def __str__(self) -> str:
+        return f"{self.user}@{self.host}" if self.user else self.host
+
+
+class SshBoard:
+    """Holds a program on another computer's board. Connects when one is loaded. After an error of the connection
+    everything is given up, and the next run connects, and loads, anew; weights are still there."""
+
+    def __init__(self, url: str, *, xclbin: str | os.PathLike[str] | None = None) -> None:
+        """xclbin: a path over there. Raises `BoardError` for a URL that is none, and without an ssh client."""
+        self.target = Target.parse(url)
+        self._ssh = ssh_client()
+        self._xclbin = None if xclbin is None else os.fspath(xclbin)
+        self._link: _Link | None = None
+        self._program: Program | None = None
+        self._weights: Mapping[str, Array] = {}
+        self._checksums: dict[str, str] = {}
+
+    def load(self, program: Program, weights: Mapping[str, Array]) -> None:
+        self._program, self._weights = program, weights
+        self._checksums = {b.name: checksum(weights[b.name]) for b in program.with_role(Role.WEIGHT)}
+        with self._dropping():
+            self._connected(program, anew=True)
+
+    def run(
+        self, words: Words, inputs: Mapping[str, Array], *, progress: Callable[[float], None] | None = None
+    ) -> tuple[dict[str, Array], Run]:
+        program = self._program
+        if program is None:
+            raise BoardError("no program is loaded")
+        wanted = program.with_role(Role.OUTPUT)
+        blobs = [np.ascontiguousarray(words, "<u4").data, *(_raw(flat) for flat in inputs.values())]
+        with self._dropping():
+            link = self._connected(program)
+            link.send({"run": list(inputs)}, *blobs)
+            message, outputs = link.answer(sum(4 * b.size for b in wanted), progress)
+            if "error" not in message:
+                names, sizes = [b.name for b in wanted], [4 * b.size for b in wanted]
+                if message.get("outputs") != names or [len(o) for o in outputs] != sizes:
+                    raise self._misunderstood()
+                try:
+                    run = Run(**message["run"])
+                except (KeyError, TypeError):
+                    raise self._misunderstood() from None
+        _raise_there(message, self.target)
+        named = {b.name: np.frombuffer(o, "<f4") for b, o in zip(wanted, outputs, strict=True)}
+        run.facts["host"] = str(self.target)
+        return named, run
+
+    def close(self) -> None:
+        self._program, self._weights = None, {}
+        self._drop()
+
+    def _connected(self, program: Program, *, anew: bool = False) -> _Link:
+        """The connection, with the program loaded on its other side."""
+        if anew:
+            self._drop()
+        if self._link is None:
+            command = os.environ.get(COMMAND_VARIABLE) or "rsn"
+            self._link = link = _Link(self._ssh, self.target, command)
+            link.greet()
+            request = {"load": self.target.board, "xclbin": self._xclbin, "weights": self._checksums}
+            link.send(request, container.dumps(program))
+            message, _ = link.answer(0)
+            names = {checksum: name for name, checksum in self._checksums.items()}
+            match message:
+                case {"missing": list(missing)} if all(isinstance(m, str) and m in names for m in missing):
+                    for m in missing:
+                        link.send({"weight": m}, _raw(self._weights[names[m]]))
+                    message, _ = link.answer(0)
+            _raise_there(message, self.target)
+            if "loaded" not in message:
+                raise self._misunderstood()
+        return self._link
+
+    def _misunderstood(self) -> BoardError:
+        return BoardMismatch(f"{self.target}: what came back is no answer to what was asked; it has another rsn")
+
+    @contextmanager
+    def _dropping(self) -> Iterator[None]:
+        """Whatever goes wrong, ^C included: nobody knows where in its messages the connection is, so it ends."""
+        try:
+            yield
+        except BaseException:
+            self._drop()
+            raise
+
+    def _drop(self) -> None:
+        link, self._link = self._link, None
+        if link is not None:
+            link.close()
+
+
+class _Link:
+    """A running ssh, and frames through it. Every method raises `BoardError` where the connection is at fault."""
+
+    def __init__(self, ssh: str, target: Target, command: str) -> None:
+        self._target, self._command = target, command
+        options = [part for key, value in OPTIONS.items() for part in ("-o", f"{key}={value}")]
+        # "exec": the shell over there gives way to rsn. A session of its own: ^C is for us, who then ends it in order.
+        self._process = subprocess.Popen(
+            [ssh, "-T", *options, *target.arguments, f"exec {shlex.quote(command)} serve-stdio"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            bufsize=0,
+            start_new_session=True,
+        )
+        to, back = self._process.stdin, self._process.stdout
+        assert to is not None
+        assert back is not None
+        self._frames = Frames(back.fileno(), to.fileno())
+        self._said = bytearray()
+        self._listener = threading.Thread(target=self._listen, name="rsn ssh stderr", daemon=True)
+        self._listener.start()
+        self._beat = Beat(lambda: self._frames.send({}))
+        self._began = False
+
+    def greet(self) -> None:
+        """Wait for the other side, and make sure that it is of this version."""
+        with self._lost_is_an_error():
+            try:
+                self._frames.skip_to_greeting()
+            except Ended as e:
+                self._said += b"".join(e.args)
+                raise
+        message, _ = self.answer(0)
+        self._began = True
+        self._beat.start()
+        if message.get("rsn") != __version__:
+            raise BoardMismatch(
+                f"{self._target} has rsn {message.get('rsn')}, this is {__version__}: install the same version on both"
+            )
+
+    def send(self, message: Message, *blobs: bytes | memoryview) -> None:
+        with self._lost_is_an_error():
+            self._frames.send(message, *blobs)
+
+    def answer(self, most: int, progress: Callable[[float], None] | None = None) -> tuple[Message, list[bytearray]]:
+        """The next message that is more than a sign of life, with at most so many bytes behind it."""
+        while True:
+            with self._lost_is_an_error():
+                message, blobs = self._frames.receive(most)
+            if "progress" in message and progress is not None:
+                progress(message["progress"])
+            if message and "progress" not in message:
+                return message, blobs
+
+    def close(self) -> None:
+        """End the connection, and with it what runs on the other side. Raises nothing."""
+        process = self._process
+        if self._began and not self._beat.stop(1.0):
+            process.kill()  # nobody takes what is being sent
+            self._beat.stop()
+        for pipe in (process.stdin, process.stdout):  # now that nobody uses their numbers
+            with contextlib.suppress(OSError):
+                if pipe is not None:
+                    pipe.close()
+        if self._code() is None:
+            process.kill()
+            process.wait()
+        self._listener.join(1.0)  # a shared connection's master may hold the pipe open
+
+    def _code(self) -> int | None:
+        try:
+            return self._process.wait(ENDS_S)
+        except subprocess.TimeoutExpired:
+            return None
+
+    def _listen(self) -> None:
+        pipe = self._process.stderr
+        assert pipe is not None
+        with pipe:
+            while piece := pipe.read(MOST_SAID):
+                self._said += piece
+                del self._said[:-MOST_SAID]
+
+    @contextmanager
+    def _lost_is_an_error(self) -> Iterator[None]:
+        try:
+            yield
+        except Silent:
+            raise BoardTimeout(
+                f"{self._target}: no sign of life for {self._frames.silence_s:g} s; the connection has been given up, "
+                "the next run begins anew"
+            ) from None
+        except Ended:
+            raise self._lost() from None
+
+    def _lost(self) -> BoardError:
+        """Why there is no other side, as far as ssh says."""
+        code = self._code()
+        self._listener.join(0.5)
+        heard = self._said.decode(errors="replace")
+        lines = ["".join(c if c.isprintable() else "?" for c in line) for line in heard.splitlines()]
+        said = "\n".join(f"    {line[:200]}" for line in lines[-6:])
+        reason = _reason(code, heard, self._target, self._command, self._began)
+        kind = BoardLost if self._began else BoardError
+        return kind(f"{self._target}: {reason}" + (f"\n{said}" if said else ""))
+
+
+SAID = {
+    "REMOTE HOST IDENTIFICATION HAS CHANGED": "its host key is not the one that is known. If you know why, remove the "
+    "known one (ssh-keygen -R {name}), and connect once by hand: {by_hand}",
+    "Host key verification failed": "its host key is not known yet: connect once by hand, and accept it: {by_hand}",
+    "Permission denied": "it takes none of your keys: ssh-copy-id brings one there, ssh-add unlocks one that has a "
+    "passphrase",
+    "Could not resolve hostname": "there is no host of this name",
+    "Connection refused": "no ssh server listens there: is the board up, and the port right?",
+    "timed out": "it does not answer: is the board up, and the network right?",
+    "No route to host": "it cannot be reached: is the board up, and the network right?",
+    "No such command": "its rsn is of another version: install {version} there",
+}
+"""What ssh prints, and what it means. The first that fits counts."""
+
+
+def _reason(code: int | None, said: str, target: Target, command: str, began: bool) -> str:
+    if began:
+        return "the connection was lost, or rsn was ended over there; the next run begins anew"
+    port = ["-p", str(target.port)] * bool(target.port)
+    words = {
+        "by_hand": shlex.join(["ssh", *port, str(target)]),
+        "name": shlex.quote(f"[{target.host}]:{target.port}" if target.port else target.host),
+        "version": __version__,
+    }
+    if code in (126, 127):
+        return (
+            f"no {command} there that its shell can start: install rsn-toolchain {__version__} there, or say in "
+            f"{COMMAND_VARIABLE} where it is, such as .venv/bin/rsn"
+        )
+    for sign, meaning in SAID.items():
+        if sign in said:
+            return meaning.format(**words)
+    if code == 255:
+        return f"ssh cannot connect; try it by hand: {words['by_hand']} true"
+    return (
+        f"rsn did not start there (exit code {code}); try it by hand: {words['by_hand']} {shlex.quote(command)} doctor"
+    )
+
+
+def _raise_there(message: Message, target: Target) -> None:
+    """Raise an error of the other side as the one that it is. One of the environment says whose."""
+    if "error" in message:
+        kind, text = ERRORS.get(str(message["error"]), BoardError), str(message.get("text"))
+        raise kind(f"{target}: {text}" if issubclass(kind, BoardError) else text)
+
+
+def _raw(flat: Array) -> memoryview:
+    return np.ascontiguousarray(flat, "<f4").data
+
+
+def ssh_client() -> str:
+    """The system's OpenSSH client. Raises `BoardError` where there is none."""
+    found = shutil.which("ssh")
+    if found is None:
+        raise BoardError(
+            "a board behind ssh:// needs the OpenSSH client (Debian, Ubuntu: sudo apt install openssh-client)"
+        )
+    return found

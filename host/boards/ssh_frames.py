@@ -1,0 +1,151 @@
+"""What the two ends of `ssh://` say to each other over a pair of pipes: JSON, and raw bytes behind it.
+
+A frame is the length of its JSON (4 bytes, little endian), the JSON, and as many bytes as its `blobs` say.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import struct
+import threading
+from collections.abc import Callable
+from typing import Any
+
+Message = dict[str, Any]
+
+GREETING = b"\0rsn-stdio 1\n"
+"""Ahead of the first frame from the board's end: what comes before it was printed by a login script."""
+
+BEAT_S = 5.0
+"""An end that has nothing to say says so this often, while the other one listens."""
+
+SILENCE_S = 60.0
+"""An end that has not been heard of for this long is gone."""
+
+MOST_JSON = 64 << 20
+MOST_NOISE = 64 << 10
+CHUNK = 1 << 20
+
+_LENGTH = struct.Struct("<I")
+
+
+class Ended(Exception):
+    """The other end has closed its pipe, or sent what is no frame."""
+
+
+class Silent(Exception):
+    """The other end has not moved a byte in time."""
+
+
+class Frames:
+    """Frames over two file descriptors, which become non-blocking. Any thread may send, one at a time receives."""
+
+    def __init__(self, read: int, write: int, silence_s: float = SILENCE_S) -> None:
+        self._read, self._write, self.silence_s = read, write, silence_s
+        self._sending = threading.Lock()
+        for file in (read, write):
+            os.set_blocking(file, False)
+
+    def send(self, message: Message, *blobs: bytes | memoryview) -> None:
+        """Raises `Ended` or `Silent`."""
+        raw = [memoryview(b).cast("B") for b in blobs]
+        text = json.dumps(message | {"blobs": [len(r) for r in raw]}).encode()
+        with self._sending:
+            self._put(memoryview(_LENGTH.pack(len(text)) + text))
+            for r in raw:
+                self._put(r)
+
+    def receive(self, most: int) -> tuple[Message, list[bytearray]]:
+        """The next frame, whose blobs hold no more than `most` bytes. Raises `Ended` or `Silent`."""
+        (length,) = _LENGTH.unpack(self._get(4))
+        if length > MOST_JSON:
+            raise Ended
+        try:
+            message = json.loads(self._get(length))
+        except (ValueError, RecursionError):
+            raise Ended from None
+        sizes = message.pop("blobs", None) if isinstance(message, dict) else None
+        if not isinstance(sizes, list) or not all(type(n) is int and n >= 0 for n in sizes) or sum(sizes) > most:
+            raise Ended
+        return message, [self._get(n) for n in sizes]
+
+    def skip_to_greeting(self) -> bytes:
+        """What came before the greeting. Raises `Ended` or `Silent`, and `Ended` where there is too much of it."""
+        seen = bytearray()
+        while not seen.endswith(GREETING):
+            if len(seen) > MOST_NOISE:
+                raise Ended(bytes(seen))
+            try:
+                seen += self._get(1)
+            except Ended:
+                raise Ended(bytes(seen)) from None
+        return bytes(seen[: -len(GREETING)])
+
+    def greet(self) -> None:
+        with self._sending:
+            self._put(memoryview(GREETING))
+
+    def _put(self, data: memoryview) -> None:
+        while data:
+            self._wait(self._write, select.POLLOUT)
+            try:
+                data = data[os.write(self._write, data[:CHUNK]) :]
+            except BlockingIOError:
+                continue
+            except OSError:
+                raise Ended from None
+
+    def _get(self, size: int) -> bytearray:
+        """So many bytes. Memory is taken as they come, not as they are announced."""
+        out = bytearray()
+        while len(out) < size:
+            self._wait(self._read, select.POLLIN)
+            try:
+                piece = os.read(self._read, min(size - len(out), CHUNK))
+            except BlockingIOError:
+                continue
+            except OSError:
+                raise Ended from None
+            if not piece:
+                raise Ended
+            out += piece
+        return out
+
+    def _wait(self, file: int, event: int) -> None:
+        poll = select.poll()  # unlike select, of files of any number
+        poll.register(file, event)
+        if not poll.poll(1000 * self.silence_s):
+            raise Silent
+
+
+class Beat:
+    """Calls a function at intervals in a thread of its own, until it raises or is stopped."""
+
+    def __init__(self, call: Callable[[], None], every_s: float = BEAT_S) -> None:
+        self._call, self._every_s = call, every_s
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._beat, name="rsn ssh", daemon=True)
+
+    def _beat(self) -> None:
+        while not self._stop.wait(self._every_s):
+            try:
+                self._call()
+            except (Ended, Silent):
+                return  # whoever waits for an answer finds out, too
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def stop(self, patience_s: float | None = None) -> bool:
+        """Whether it has stopped in time: it may be in the middle of sending what nobody takes."""
+        self._stop.set()
+        self._thread.join(patience_s)
+        return not self._thread.is_alive()
+
+    def __enter__(self) -> None:
+        self.start()
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()

@@ -1,0 +1,172 @@
+"""The board's end of `ssh://`: `rsn serve-stdio`, which lives as long as the connection that started it."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import queue
+import signal
+import threading
+import time
+from collections.abc import Callable, Mapping
+
+import numpy as np
+
+from ... import __version__
+from ...assembler import container
+from ...isa.errors import BoardError, ContainerError, ImageError, ProgramError, RsnError, TensorError
+from ...isa.packet import Words
+from ...isa.program import Program, Role
+from ...isa.verify import require
+from . import Array, Board, open_board
+from .device import BoardBusy, BoardLost, BoardMemory, BoardMismatch, BoardTimeout
+from .ssh_cache import WeightCache, is_checksum
+from .ssh_frames import SILENCE_S, Beat, Ended, Frames, Message, Silent
+
+ERRORS: dict[str, type[RsnError]] = {
+    e.__name__: e
+    for e in (
+        *(BoardBusy, BoardLost, BoardMemory, BoardMismatch, BoardTimeout, BoardError),
+        *(ContainerError, ImageError, ProgramError, TensorError, RsnError),
+    )
+}
+"""Errors that cross the connection, by name; one of another class goes as its nearest base."""
+
+MOST = 1 << 36
+"""Bytes of a frame's blobs; no weight comes near."""
+
+GRACE_S = 10.0
+"""How long a board may take to be given back once nobody waits for it; then the process ends as it is."""
+
+PROGRESS_S = 0.5
+
+
+def serve(read: int, write: int, silence_s: float = SILENCE_S) -> None:
+    """Drive boards for the other end of two pipes until it ends, or falls silent. Takes over SIGINT, SIGTERM, SIGHUP:
+    each gives the board back."""
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.default_int_handler)
+    frames = Frames(read, write, silence_s)
+    session = _Session(frames)
+    try:
+        frames.greet()
+        frames.send({"rsn": __version__})
+        session.listen()
+        session.work()
+    except (KeyboardInterrupt, Ended, Silent):
+        pass
+    finally:
+        signal.signal(signal.SIGINT, signal.SIG_IGN)  # the end is being dealt with
+        session.close()
+
+
+class _Session:
+    """One connection. A thread listens, so that its end is noticed while a board runs."""
+
+    def __init__(self, frames: Frames) -> None:
+        self._frames = frames
+        # one ahead: the other end sends weights faster than a board's storage takes them
+        self._inbox: queue.Queue[tuple[Message, list[bytearray]]] = queue.Queue(1)
+        self._board: Board | None = None
+        self._program: Program | None = None
+
+    def listen(self) -> None:
+        threading.Thread(target=self._listen, name="rsn ssh reader", daemon=True).start()
+
+    def _listen(self) -> None:
+        with contextlib.suppress(Exception):  # whatever ends this thread ends the session
+            while True:
+                frame = self._frames.receive(MOST)
+                if frame[0]:  # else it only says that it is there
+                    self._inbox.put(frame)
+        signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)  # wakes it wherever it waits
+        time.sleep(GRACE_S)
+        os._exit(BoardError.exit_code)
+
+    def work(self) -> None:
+        while True:
+            frame = self._inbox.get()
+            with Beat(lambda: self._frames.send({})):
+                try:
+                    self._answer(*frame)
+                except RsnError as e:
+                    self._fail(next(c.__name__ for c in type(e).__mro__ if c.__name__ in ERRORS), str(e))
+                except MemoryError:
+                    self._fail(BoardMemory.__name__, "no memory on the board's own computer")
+                except (Ended, Silent):
+                    raise
+                except Exception as e:
+                    self._fail(BoardError.__name__, f"rsn failed on the board's side: {type(e).__name__}: {e}")
+
+    def _fail(self, error: str, text: str) -> None:
+        self._frames.send({"error": error, "text": text})
+
+    def _answer(self, message: Message, blobs: list[bytearray]) -> None:
+        match message:
+            case {"load": str(board), "xclbin": str() | None as xclbin, "weights": dict(weights)} if len(blobs) == 1:
+                self._load(board, xclbin, container.loads(bytes(blobs[0]), "the program"), weights)
+            case {"run": list(names)} if len(blobs) == 1 + len(names):
+                self._run(np.frombuffer(blobs[0], "<u4"), dict(zip(names, blobs[1:], strict=True)))
+            case _:
+                raise BoardError("the board's side does not understand this request; it has another version of rsn")
+
+    def _load(self, name: str, xclbin: str | None, program: Program, weights: Mapping[str, str]) -> None:
+        require(program)
+        wanted = {b.name: b for b in program.with_role(Role.WEIGHT)}
+        if set(weights) != set(wanted) or not all(map(is_checksum, weights.values())):
+            raise TensorError("the weights that were announced are not those of the program")
+        if name.startswith("ssh:"):
+            raise BoardError(f"board {name} is behind this one: name it alone, with a ProxyJump in ssh's configuration")
+        self.close()
+        self._board = open_board(name, xclbin=xclbin)
+        cache = WeightCache()
+        sizes = {weights[n]: b.size for n, b in wanted.items()}
+        found = {checksum: cache.find(checksum, size) for checksum, size in sizes.items()}
+        missing = [checksum for checksum, weight in found.items() if weight is None]
+        cache.prune(keep=found, room=4 * sum(sizes[checksum] for checksum in missing))
+        self._frames.send({"missing": missing})
+        for checksum in missing:
+            message, blobs = self._inbox.get()
+            if message != {"weight": checksum} or len(blobs) != 1:
+                raise BoardError("another message came where a weight was announced")
+            cache.put(checksum, blobs[0])
+            found[checksum] = cache.find(checksum, sizes[checksum])
+        given: dict[str, Array] = {}
+        for n, b in wanted.items():
+            weight = found[weights[n]]
+            if weight is None or weight.size != b.size:
+                raise BoardError(f"weight {n} does not fit the program, or was lost on the board's side; run it again")
+            given[n] = weight
+        self._board.load(program, given)
+        self._program = program
+        self._frames.send({"loaded": name})
+
+    def _run(self, words: Words, inputs: Mapping[str, bytearray]) -> None:
+        program, board = self._program, self._board
+        if program is None or board is None:
+            raise BoardError("no program is loaded")
+        sizes = {b.name: 4 * b.size for b in program.with_role(Role.INPUT)}
+        if {n: len(raw) for n, raw in inputs.items()} != sizes or len(words) != len(program.image):
+            raise TensorError("what was sent are not the inputs of the program that is loaded")
+        packed: dict[str, Array] = {n: np.frombuffer(raw, "<f4") for n, raw in inputs.items()}
+        with np.errstate(all="ignore"):  # infinities, and what is no number, are the caller's business
+            outputs, run = board.run(words, packed, progress=self._progress())
+        facts = {k: getattr(run, k) for k in ("latency_s", "bytes", "utilization", "critical_path", "clock", "facts")}
+        flat = [np.ascontiguousarray(o, "<f4").data for o in outputs.values()]
+        self._frames.send({"run": facts, "outputs": list(outputs)}, *flat)
+
+    def _progress(self) -> Callable[[float], None]:
+        told = time.monotonic()
+
+        def progress(share: float) -> None:
+            nonlocal told
+            if time.monotonic() - told >= PROGRESS_S:
+                told = time.monotonic()
+                self._frames.send({"progress": float(share)})
+
+        return progress
+
+    def close(self) -> None:
+        board, self._board, self._program = self._board, None, None
+        if board is not None:
+            board.close()

@@ -1,0 +1,172 @@
+"""A real board: one way to run programs, whatever stands behind `Device`."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+from ...hw.sim.machine import Run
+from ...isa.errors import BoardError
+from ...isa.packet import Words
+from ...isa.program import Buffer, Program, Role
+from .device import BoardMemory
+from .match import match_program
+from .profile import INSTRUCTIONS, Profile
+from .session import LOADING_S, Held, NoRoom, Session
+from .tiles import parameters
+
+Array = npt.NDArray[np.float32]
+
+XCLBIN_VARIABLE = "RSN_XCLBIN"
+
+CHUNK = 16 << 20
+"""Bytes of zeros that are written at a time."""
+
+
+class XrtBoard:
+    """Runs a program on a device. After an error everything has been given back, and the next run begins anew: it takes
+    the device, loads the bitstream, matches, and uploads.
+
+    Boards of one session keep their programs resident beside each other; those with the same weights share them.
+    """
+
+    def __init__(self, session: Session) -> None:
+        self._session = session
+        self._program: Program | None = None
+        self._weights: Mapping[str, Array] = {}
+        self._parameters: dict[str, Words] = {}
+        self._held: dict[str, Held] = {}
+        self._age = -1
+        self._image = b""
+
+    def load(self, program: Program, weights: Mapping[str, Array]) -> None:
+        match_program(program, self._session.profile)
+        self._program, self._weights = program, weights
+        self._parameters = parameters(program, self._session.profile.graph)
+        with self._session.turn():
+            self._session.bounded(lambda: self._place(program), LOADING_S)
+
+    def run(
+        self, words: Words, inputs: Mapping[str, Array], *, progress: Callable[[float], None] | None = None
+    ) -> tuple[dict[str, Array], Run]:
+        program, session = self._program, self._session
+        if program is None:
+            raise BoardError("no program is loaded")
+        with session.turn():
+            if self._age != session.age:
+                session.bounded(lambda: self._place(program), LOADING_S)
+            session.bounded(lambda: self._hand_over(program, words, inputs))
+            took = session.execute(self._held, session.profile.timeout_s)
+            outputs = session.bounded(lambda: {b.name: self._read(program, b) for b in program.with_role(Role.OUTPUT)})
+            facts = dict(session.facts)
+        return outputs, Run(took, {"instructions": 4 * len(words)}, {}, {}, clock=session.clock, facts=facts)
+
+    def close(self) -> None:
+        self._program, self._weights = None, {}
+        self._session.leave(self._held.values(), self._age)
+        self._forget()
+
+    def _forget(self) -> None:
+        self._held, self._image, self._age = {}, b"", -1
+
+    def _hand_over(self, program: Program, words: Words, inputs: Mapping[str, Array]) -> None:
+        """All that a run needs and the last one has not left."""
+        device = self._session.device
+        for name, flat in inputs.items():
+            self._write(program, program.buffer(name), flat)
+        self._write_image(words)
+        device.reset_graph()
+        device.run_graph()
+        for port, told in self._parameters.items():
+            device.update_parameter(port, told)
+
+    # -- what lies where
+
+    def _place(self, program: Program) -> None:
+        """Upload what does not change from run to run, but for weights that are there already, by their checksums. The
+        rest begins as 0."""
+        banks = {bank: tuple(b for b in program.buffers if b.bank == bank) for bank in program.overlay.banks}
+        shared = {bank: held for bank, buffers in banks.items() if (held := self._shared(buffers)) is not None}
+        missing = [bank for bank in banks if bank not in shared]
+        self._session.release(self._held.values(), self._age)  # only now: what is shared may have been this board's
+        self._forget()
+        self._age, self._held = self._session.age, shared
+        try:
+            self._held[INSTRUCTIONS] = self._session.allocate(INSTRUCTIONS, program.image.nbytes)
+            for bank in missing:
+                self._held[bank] = self._session.allocate(bank, 4 * program.bank_size(bank))
+        except BoardMemory as e:
+            others = len(self._session.held) - len(self._held)
+            self._session.release(self._held.values(), self._age)
+            self._forget()
+            if others:
+                raise NoRoom(f"{e}, beside {others} buffers of other programs") from e
+            raise
+        for bank in missing:
+            self._fill(program, bank, banks[bank])
+
+    def _fill(self, program: Program, bank: str, buffers: tuple[Buffer, ...]) -> None:
+        checksum = hashlib.blake2b()
+        for b in buffers:
+            if b.role is Role.WEIGHT:
+                weight = np.ascontiguousarray(self._weights[b.name], np.float32)
+                self._write(program, b, weight)
+                checksum.update(weight.data)
+            else:
+                self._clear(program, b)
+        if buffers and all(b.role is Role.WEIGHT for b in buffers):
+            self._held[bank].contents = buffers, checksum.digest()
+
+    def _shared(self, buffers: tuple[Buffer, ...]) -> Held | None:
+        """A bank of the device that holds these weights, and is now this board's, too."""
+        there = [h for h in self._session.held if h.contents is not None and h.contents[0] == buffers]
+        if not there:  # then nobody need read the weights for their checksum alone
+            return None
+        checksum = hashlib.blake2b()
+        for b in buffers:
+            checksum.update(np.ascontiguousarray(self._weights[b.name], np.float32).data)
+        for held in there:
+            if held.contents == (buffers, checksum.digest()):
+                held.users += 1
+                return held
+        return None
+
+    def _write(self, program: Program, buffer: Buffer, flat: Array) -> None:
+        at = 4 * buffer.offset * program.overlay.address_unit
+        self._session.device.write(self._held[buffer.bank].handle, at, np.ascontiguousarray(flat, np.float32))
+
+    def _clear(self, program: Program, buffer: Buffer) -> None:
+        at = 4 * buffer.offset * program.overlay.address_unit
+        zeros = np.zeros(min(4 * buffer.size, CHUNK), np.uint8)
+        for done in range(0, 4 * buffer.size, CHUNK):
+            self._session.device.write(self._held[buffer.bank].handle, at + done, zeros[: 4 * buffer.size - done])
+
+    def _read(self, program: Program, buffer: Buffer) -> Array:
+        at = 4 * buffer.offset * program.overlay.address_unit
+        flat = np.empty(buffer.size, np.float32)
+        came = self._session.device.read(self._held[buffer.bank].handle, at, flat)
+        if came != flat.nbytes:
+            raise BoardError(f"{buffer.name}: {came} of {flat.nbytes} bytes came back from the device; run it again")
+        return flat
+
+    def _write_image(self, words: Words) -> None:
+        image = words.tobytes()
+        if image != self._image:
+            self._image = b""
+            self._session.device.write(self._held[INSTRUCTIONS].handle, 0, np.ascontiguousarray(words))
+            self._image = image
+
+
+def find_xclbin(given: str | os.PathLike[str] | None, profile: Profile) -> Path:
+    """The bitstream: what the caller says, else the environment, else the profile. Raises `BoardError`."""
+    named = given or os.environ.get(XCLBIN_VARIABLE) or profile.xclbin
+    if not named:
+        raise BoardError(
+            f"board {profile.name} needs its bitstream: --xclbin FILE, Runner(xclbin=...) or {XCLBIN_VARIABLE}"
+        )
+    return Path(named)

@@ -1,0 +1,265 @@
+"""XRT through ctypes: its C API in libxrt_coreutil, which every XRT installation has, embedded ones included."""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import os
+import platform
+import re
+from collections.abc import Callable, Sequence
+from ctypes import c_char_p, c_int, c_size_t, c_uint, c_uint32, c_uint64, c_void_p
+from pathlib import Path
+from typing import Any
+from uuid import UUID
+
+import numpy as np
+import numpy.typing as npt
+
+from ...isa.errors import BoardError
+from ...isa.packet import Words
+from .device import BoardBusy, BoardLost, BoardMemory, BoardMismatch, Bytes, Facts
+from .profile import Profile
+
+LIBRARY = "libxrt_coreutil.so.2"
+INSTALL = "Debian's libxrt1, or AMD's XRT; on a board, the XRT of its image"
+
+PLUGINS = {
+    None: "libxrt_core.so.2",
+    "noop": "libxrt_noop.so.2",
+    "hw_emu": "libxrt_hwemu.so.2",
+    "sw_emu": "libxrt_swemu.so.2",
+}
+"""What drives the device, by XCL_EMULATION_MODE."""
+
+TO_DEVICE, FROM_DEVICE = 0, 1
+"""xclBOSyncDirection of xrt.h."""
+
+COMPLETED = 4
+NOT_ENDED = (1, 2, 3, 7, 8)
+STATES = {5: "error", 6: "abort", 9: "no response"}
+"""ert_cmd_state of ert.h. 8 is what a wait gives that was not long enough."""
+
+# Result and arguments of each function that is called, as xrt/xrt_device.h, xrt_bo.h, xrt_kernel.h and xrt_graph.h
+# declare them. xrtRunSetArg takes a variable number of arguments; ours are pointers.
+FUNCTIONS: dict[str, tuple[Any, ...]] = {
+    "xrtDeviceOpen": (c_void_p, c_uint),
+    "xrtDeviceClose": (c_int, c_void_p),
+    "xrtDeviceLoadXclbinFile": (c_int, c_void_p, c_char_p),
+    "xrtDeviceGetXclbinUUID": (c_int, c_void_p, c_void_p),
+    "xrtPLKernelOpenExclusive": (c_void_p, c_void_p, c_void_p, c_char_p),
+    "xrtKernelClose": (c_int, c_void_p),
+    "xrtKernelArgGroupId": (c_int, c_void_p, c_int),
+    "xrtKernelArgOffset": (c_uint32, c_void_p, c_int),
+    "xrtKernelReadRegister": (c_int, c_void_p, c_uint32, ctypes.POINTER(c_uint32)),
+    "xrtRunOpen": (c_void_p, c_void_p),
+    "xrtRunSetArg": (c_int, c_void_p, c_int, c_void_p),
+    "xrtRunStart": (c_int, c_void_p),
+    "xrtRunWaitFor": (c_int, c_void_p, c_uint),
+    "xrtRunClose": (c_int, c_void_p),
+    "xrtBOAlloc": (c_void_p, c_void_p, c_size_t, c_uint64, c_uint32),
+    "xrtBOFree": (c_int, c_void_p),
+    "xrtBOMap": (c_void_p, c_void_p),
+    "xrtBOSync": (c_int, c_void_p, c_int, c_size_t, c_size_t),
+    "xrtGraphOpen": (c_void_p, c_void_p, c_void_p, c_char_p),
+    "xrtGraphClose": (None, c_void_p),
+    "xrtGraphReset": (c_int, c_void_p),
+    "xrtGraphRun": (c_int, c_void_p, c_int),
+    "xrtGraphUpdateRTP": (c_int, c_void_p, c_char_p, c_char_p, c_size_t),
+}
+
+_TYPES: dict[int, type[BoardError]] = {
+    errno.EBUSY: BoardBusy,
+    errno.EAGAIN: BoardBusy,
+    errno.ENOMEM: BoardMemory,
+    errno.ENODEV: BoardLost,
+    errno.ENXIO: BoardLost,
+    errno.EIO: BoardLost,
+}
+
+
+class Library:
+    """The C API, by function name. What fails is a `BoardError` of the type that errno says."""
+
+    def __init__(self, path: str = LIBRARY) -> None:
+        _check_environment()
+        try:
+            self._library = ctypes.CDLL(path, use_errno=True)
+        except OSError as e:
+            raise BoardError(f"XRT cannot be loaded ({e}): install it ({INSTALL})") from None
+        self._functions: dict[str, Callable[..., Any]] = {}
+        for name, (result, *arguments) in FUNCTIONS.items():
+            try:
+                function = self._library[name]
+            except AttributeError:
+                raise BoardError(f"{path} has no {name}; XRT 2.13 (2022.1) or newer is needed") from None
+            function.restype, function.argtypes = result, arguments
+            self._functions[name] = function
+
+    def call(self, name: str, *arguments: Any) -> Any:
+        """What a function gives back, errors included; errno is left for `failed`."""
+        ctypes.set_errno(0)
+        return self._functions[name](*arguments)
+
+    def must(self, what: str, name: str, *arguments: Any) -> Any:
+        """Call a function whose result is a handle, or 0 for success."""
+        result = self.call(name, *arguments)
+        if result is None or (FUNCTIONS[name][0] is c_int and result != 0):
+            raise failed(f"{what} ({name})", result)
+        return result
+
+    @property
+    def version(self) -> str:
+        """Of the file that was loaded."""
+        try:
+            maps = Path("/proc/self/maps").read_text(encoding="utf-8", errors="replace")
+        except OSError:
+            return "unknown"
+        found = re.search(r"libxrt_coreutil\.so\.(\d+\.\d+\.\d+)", maps)
+        return found[1] if found else "unknown"
+
+
+def failed(what: str, result: object = None) -> BoardError:
+    """The error of the call before. XRT gives errno, or its negative as result; its own words go to stderr."""
+    code = ctypes.get_errno() or (-result if isinstance(result, int) and result < -1 else 0)
+    reason = os.strerror(code) if code else "no reason given"
+    return _TYPES.get(code, BoardError)(f"XRT: {what} failed: {reason}; its own message is on stderr")
+
+
+def ended(state: int) -> bool:
+    """Whether this is the state of a run that has ended. Raises `BoardLost` for one that has failed."""
+    if state in NOT_ENDED:
+        return False
+    if state != COMPLETED:
+        raise BoardLost(f"XRT: the kernel ended in state {STATES.get(state, state)}; see dmesg on the board")
+    return True
+
+
+def _check_environment() -> None:
+    """XRT ends the process where it does not find the library that drives the device, so look first. On boards it
+    needs no XILINX_XRT: that is /usr."""
+    mode, root = os.environ.get("XCL_EMULATION_MODE"), os.environ.get("XILINX_XRT", "")
+    if mode not in PLUGINS:
+        known = ", ".join(m for m in PLUGINS if m)
+        raise BoardError(f"XCL_EMULATION_MODE={mode}: XRT knows {known}; unset it for a real board")
+    if not root and (mode or platform.machine() not in ("aarch64", "armv7l")):
+        raise BoardError(
+            "XILINX_XRT is not set: export XILINX_XRT=/opt/xilinx/xrt, or another folder whose lib holds the libraries"
+        )
+    if root and not (Path(root) / "lib" / PLUGINS[mode]).exists():
+        raise BoardError(
+            f"XILINX_XRT={root}: no lib/{PLUGINS[mode]} there; it is a folder whose lib holds XRT's libraries"
+        )
+
+
+class CtypesXrt:
+    """A device behind XRT. Buffers are mapped: writing and reading copy memory and keep the device's view the same."""
+
+    def __init__(self, index: int = 0, library: Library | None = None) -> None:
+        self.index = index
+        self._xrt = library or Library()
+        self._device: Any = None
+        self._kernel: Any = None
+        self._graph: Any = None
+        self._run: Any = None
+        self._buffers: dict[int, Bytes] = {}
+
+    def open(self, profile: Profile, bitstream: Path | None) -> Facts:
+        if bitstream is None:
+            raise BoardError(f"board {profile.name} needs its bitstream")
+        xrt = self._xrt
+        self._device = xrt.call("xrtDeviceOpen", self.index)
+        if self._device is None:
+            raise failed(f"there is no device {self.index}, or it cannot be opened (xrtDeviceOpen)")
+        xrt.must(f"loading {bitstream}", "xrtDeviceLoadXclbinFile", self._device, os.fsencode(bitstream))
+        uuid = (ctypes.c_ubyte * 16)()
+        xrt.must("asking what is loaded", "xrtDeviceGetXclbinUUID", self._device, uuid)
+        self._kernel = self._open_kernel(profile.kernel, uuid)
+        self._graph = xrt.must(
+            f"opening graph {profile.graph}", "xrtGraphOpen", self._device, uuid, profile.graph.encode()
+        )
+        known = {"runtime": f"XRT {xrt.version} through ctypes", "device": str(self.index)}
+        return Facts(str(UUID(bytes=bytes(uuid))), known)
+
+    def _open_kernel(self, name: str, uuid: Any) -> Any:
+        """Exclusively: only then may registers be read, and nobody else may start the kernel."""
+        what = f"opening kernel {name}"
+        return self._xrt.must(what, "xrtPLKernelOpenExclusive", self._device, uuid, name.encode())
+
+    def close(self) -> None:
+        call = self._xrt.call
+        if self._run is not None:
+            call("xrtRunClose", self._run)
+        if self._graph is not None:
+            call("xrtGraphReset", self._graph)
+            call("xrtGraphClose", self._graph)
+        for buffer in self._buffers:
+            call("xrtBOFree", buffer)
+        if self._kernel is not None:
+            call("xrtKernelClose", self._kernel)
+        if self._device is not None:
+            call("xrtDeviceClose", self._device)
+        self._run = self._graph = self._kernel = self._device = None
+        self._buffers = {}
+
+    def allocate(self, argument: int, size: int) -> int:
+        group = self._xrt.call("xrtKernelArgGroupId", self._kernel, argument)
+        if group < 0:
+            raise BoardMismatch(f"XRT knows no memory for argument {argument} of the kernel: the xclbin does not say")
+        what = f"allocating {size} bytes for argument {argument} of the kernel, in memory group {group}"
+        buffer: int | None = self._xrt.call("xrtBOAlloc", self._device, size, 0, group)
+        if buffer is None:
+            raise failed(f"{what} (xrtBOAlloc)")
+        address = self._xrt.call("xrtBOMap", buffer)
+        if address is None:
+            self._xrt.call("xrtBOFree", buffer)
+            raise BoardMemory(f"XRT: {what}: the buffer cannot be mapped; give Linux more contiguous memory (cma=)")
+        self._buffers[buffer] = np.ctypeslib.as_array((ctypes.c_ubyte * size).from_address(address))
+        return buffer
+
+    def free(self, buffer: int) -> None:
+        del self._buffers[buffer]
+        self._xrt.must("freeing a buffer", "xrtBOFree", buffer)
+
+    def write(self, buffer: int, at: int, data: npt.NDArray[Any]) -> None:
+        raw = data.view(np.uint8).reshape(-1)
+        self._buffers[buffer][at : at + len(raw)] = raw
+        self._xrt.must("writing a buffer", "xrtBOSync", buffer, TO_DEVICE, len(raw), at)
+
+    def read(self, buffer: int, at: int, into: npt.NDArray[Any]) -> int:
+        raw = into.view(np.uint8).reshape(-1)
+        self._xrt.must("reading a buffer", "xrtBOSync", buffer, FROM_DEVICE, len(raw), at)
+        there = self._buffers[buffer][at : at + len(raw)]
+        raw[: len(there)] = there
+        return len(there)
+
+    def reset_graph(self) -> None:
+        self._xrt.must("resetting the graph", "xrtGraphReset", self._graph)
+
+    def run_graph(self) -> None:
+        self._xrt.must("running the graph", "xrtGraphRun", self._graph, 1)
+
+    def update_parameter(self, port: str, words: Words) -> None:
+        told = words.astype("<u4").tobytes()
+        self._xrt.must(f"setting {port}", "xrtGraphUpdateRTP", self._graph, port.encode(), told, len(told))
+
+    def start(self, buffers: Sequence[int]) -> None:
+        if self._run is None:
+            self._run = self._xrt.must("preparing a run", "xrtRunOpen", self._kernel)
+        for argument, buffer in enumerate(buffers):
+            self._xrt.must(f"setting argument {argument}", "xrtRunSetArg", self._run, argument, buffer)
+        self._xrt.must("starting the kernel", "xrtRunStart", self._run)
+
+    def wait(self, seconds: float) -> bool:
+        state = self._xrt.call("xrtRunWaitFor", self._run, max(1, round(1000 * seconds)))
+        return ended(state)
+
+    def register(self, argument: int) -> int:
+        offset = self._xrt.call("xrtKernelArgOffset", self._kernel, argument)
+        halves = []
+        for at in (offset, offset + 4):
+            half = c_uint32()
+            what = f"reading the register of argument {argument} of the kernel"
+            self._xrt.must(what, "xrtKernelReadRegister", self._kernel, at, ctypes.byref(half))
+            halves.append(half.value)
+        return halves[0] | halves[1] << 32

@@ -1,0 +1,22 @@
+"""`rsn serve-stdio`: what `--board ssh://` starts on the other side. Nothing for people."""
+
+from __future__ import annotations
+
+import os
+import sys
+
+import click
+
+
+@click.command(name="serve-stdio", hidden=True)
+@click.option("--silence", type=click.FloatRange(0, min_open=True), help="seconds without a sign of life until it ends")
+def serve_stdio_command(silence: float | None) -> None:
+    """Drive boards for whoever is at the other end of stdin and stdout."""
+    from ..boards.ssh_frames import SILENCE_S
+    from ..boards.ssh_remote import serve
+
+    # what libraries print must not come between the frames
+    frames = os.dup(1)
+    os.dup2(2, 1)
+    sys.stdout = sys.stderr
+    serve(0, frames, silence or SILENCE_S)

@@ -1,0 +1,408 @@
+"""Each fault through the real runner: a typed error that says what to do, everything given back, and the next run
+right. Nothing hangs."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from rsn.assembler import container
+from rsn.host import tensors
+from rsn.host.boards import session, xrt
+from rsn.host.boards.device import BoardBusy, BoardLost, BoardMemory, BoardMismatch, BoardTimeout
+from rsn.host.boards.in_process import InProcess
+from rsn.host.boards.lock import DeviceLock
+from rsn.host.boards.profile import VCK190
+from rsn.host.boards.session import Session
+from rsn.host.boards.xrt import XrtBoard
+from rsn.host.runner import Runner
+from rsn.isa.errors import BoardError, TensorError
+from rsn.isa.overlays import XNN, XNN_BASE
+from rsn.scheduler.build import Built
+
+from .faulty import CALLS, Fault, Faulty, raising
+from .programs import X, attention, stuck
+
+LENGTHS = {"len[0]": 17}
+
+
+class Rig:
+    """The vck190 on a device that fails when told to, behind a lock as a real one, with a short patience."""
+
+    def __init__(self, folder: Path) -> None:
+        self.device = Faulty()
+        self.folder = folder
+
+    def lock(self) -> DeviceLock:
+        return DeviceLock("test", self.folder)
+
+    def board(self) -> XrtBoard:
+        return XrtBoard(Session(dataclasses.replace(VCK190, timeout_s=0.4), self.device, lock=self.lock()))
+
+    def runner(self, built: Built | None = None) -> Runner:
+        built = built or attention()
+        return Runner(built.program, weights=built.weights, board=self.board)
+
+    @property
+    def given_back(self) -> bool:
+        return not self.device.open_now
+
+
+@pytest.fixture
+def rig(tmp_path: Path) -> Iterator[Rig]:
+    rig = Rig(tmp_path)
+    yield rig
+    assert rig.given_back
+    lock = rig.lock()
+    lock.acquire()
+    lock.release()
+
+
+@pytest.fixture(scope="module")
+def expected() -> np.ndarray:
+    with Runner(attention().program, weights=attention().weights) as runner:
+        return run(runner)
+
+
+def run(runner: Runner) -> np.ndarray:
+    return runner.run({"x": X}, LENGTHS).outputs["y"]
+
+
+def never(call: Callable[[], Any]) -> bool:
+    """The kernel runs, and nobody hears that it has ended."""
+    time.sleep(0.1)
+    return False
+
+
+def short(call: Callable[[], int]) -> int:
+    return call() - 4
+
+
+def other_bitstream(call: Callable[[], int]) -> int:
+    return int(XNN_BASE.fingerprint, 16)
+
+
+FAULTS: dict[str, tuple[str, Fault, type[BaseException], str]] = {
+    "device busy": (
+        "open",
+        raising(BoardBusy("XRT: opening kernel failed: Device or resource busy")),
+        BoardBusy,
+        "busy",
+    ),
+    "no room": ("allocate", raising(BoardMemory("XRT: allocating 1 GB failed")), BoardMemory, "1 GB"),
+    "short read": ("read", short, BoardError, r"y: \d+ of \d+ bytes came back .*; run it again"),
+    "kernel error": ("wait", raising(BoardLost("the kernel ended in state error")), BoardLost, "state error"),
+    "busy at the start": (
+        "start",
+        raising(BoardBusy("XRT: starting failed: Device or resource busy")),
+        BoardBusy,
+        "busy",
+    ),
+    "^C": ("wait", raising(KeyboardInterrupt()), KeyboardInterrupt, "^$"),
+    "^C while uploading": ("write", raising(KeyboardInterrupt()), KeyboardInterrupt, "^$"),
+    "no memory here": ("read", raising(MemoryError()), MemoryError, "^$"),
+}
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_fault_in_mid_run(rig: Rig, expected: np.ndarray, fault: str) -> None:
+    """In the second run, after a good one; the third is good again."""
+    call, action, error, message = FAULTS[fault]
+    with rig.runner() as runner:
+        np.testing.assert_array_equal(run(runner), expected)
+        if call in ("open", "allocate"):  # made again only when everything was given back
+            rig.device.next("start", raising(BoardLost("gone")))
+            with pytest.raises(BoardLost):
+                run(runner)
+        rig.device.next(call, action)
+        with pytest.raises(error, match=message):
+            run(runner)
+        assert rig.given_back
+        np.testing.assert_array_equal(run(runner), expected)
+
+
+@pytest.mark.parametrize("call", CALLS)
+@pytest.mark.parametrize("number", [1, 2])
+def test_the_device_is_lost_at_any_call(rig: Rig, expected: np.ndarray, call: str, number: int) -> None:
+    """From opening to reading back; the second call of a kind, too, until there has been one."""
+    rig.device.next(call, raising(BoardLost("XRT: failed: No such device")), number)
+    for _ in range(2):
+        try:
+            with rig.runner() as runner:
+                for _ in range(2):
+                    np.testing.assert_array_equal(run(runner), expected)
+        except BoardLost:
+            assert rig.device.made[call] == number
+            assert rig.given_back
+            with rig.runner() as runner:
+                np.testing.assert_array_equal(run(runner), expected)
+            return
+    raise AssertionError("nobody noticed")
+
+
+def test_a_kernel_that_never_ends(rig: Rig, expected: np.ndarray) -> None:
+    with rig.runner() as runner:
+        for number in range(1, 100):
+            rig.device.next("wait", never, number)
+        began = time.monotonic()
+        with pytest.raises(BoardTimeout, match=r"did not end in 0\.4 s; `rsn check` says"):
+            run(runner)
+        assert time.monotonic() - began < 2
+        assert rig.given_back
+        with pytest.raises(BoardTimeout, match=r"does not even end when it has nothing to do.*restart the board"):
+            run(runner)  # it hangs still, and the probe finds out
+        rig.device.faults.clear()
+        np.testing.assert_array_equal(run(runner), expected)
+
+
+def test_a_program_that_cannot_end(rig: Rig) -> None:
+    """Not an injected fault: the machine in this process does not come to an end either."""
+    with Runner(stuck(), board=rig.board) as runner:
+        for _ in range(2):
+            with pytest.raises(BoardTimeout):
+                runner.run({"x": np.ones((512, 64), np.float32)})
+            assert rig.given_back
+
+
+@pytest.mark.parametrize(
+    ("call", "number"), [("open", 1), ("start", 1), ("start", 2), ("update_parameter", 9), ("wait", 2), ("read", 1)]
+)
+def test_a_driver_that_never_comes_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: str, number: int
+) -> None:
+    """Nobody can take a device from it in this process; but nobody waits for it, and others see that it is taken."""
+    for limit in ("CALLS_S", "LOADING_S"):
+        monkeypatch.setattr(session, limit, 0.5)
+    monkeypatch.setattr(xrt, "LOADING_S", 0.5)
+    rig, back = Rig(tmp_path), threading.Event()
+    rig.device.next(call, lambda real: back.wait(30), number)
+    try:
+        board, x = rig.board(), {"x": np.zeros(attention().program.buffer("x").size, np.float32)}
+        began = time.monotonic()
+
+        def load_and_run() -> None:
+            board.load(attention().program, attention().weights)
+            board.run(attention().program.image, x)
+
+        with pytest.raises(BoardLost, match="has not come back: nothing but the end of this process"):
+            load_and_run()
+        with pytest.raises(BoardLost, match="has not come back"):
+            board.load(attention().program, attention().weights)
+        with pytest.raises(BoardBusy):
+            rig.board().load(attention().program, attention().weights)
+        board.close()
+        assert time.monotonic() - began < 5
+    finally:
+        back.set()
+
+
+def test_an_interrupt_waits_for_the_driver(rig: Rig, expected: np.ndarray) -> None:
+    """What it would interrupt is given back only when nobody works on it any more."""
+    log: list[str] = []
+
+    def slow(real: Callable[[], Any]) -> Any:
+        signal.raise_signal(signal.SIGINT)  # the main thread hears of it at once
+        time.sleep(0.5)
+        log.append("back")
+        return real()
+
+    def close(real: Callable[[], Any]) -> Any:
+        log.append("closed")
+        return real()
+
+    with rig.runner() as runner:
+        rig.device.next("update_parameter", slow, 7)
+        rig.device.next("close", close)
+        with pytest.raises(KeyboardInterrupt):
+            run(runner)
+        assert log == ["back", "closed"]
+        np.testing.assert_array_equal(run(runner), expected)
+
+
+def test_the_wrong_bitstream(rig: Rig) -> None:
+    rig.device.next("register", other_bitstream)
+    text = (
+        f"overlay xnn is {XNN.fingerprint} here, the bitstream is {XNN_BASE.fingerprint}: build the bitstream anew "
+        r"\(make -C hw/versal xclbin\), or use the version of rsn that it was built with"
+    )
+    with pytest.raises(BoardMismatch, match=text):
+        rig.runner()
+    assert rig.device.made["start"] == 1  # the probe alone
+
+
+def test_a_device_without_room(rig: Rig, expected: np.ndarray) -> None:
+    rig.device.inner = InProcess(memory=1 << 20)
+    with pytest.raises(BoardMemory, match=r"no room for \d+ bytes for argument 2"):
+        rig.runner()
+
+
+def test_weights_that_cannot_be_read_give_the_device_back(rig: Rig) -> None:
+    built = attention()
+    weights = {name: flat if name != "v.weight" else flat[:-1] for name, flat in built.weights.items()}
+    with pytest.raises(TensorError, match=r"v\.weight"):
+        Runner(built.program, weights=weights, board=rig.board)
+
+
+def test_a_second_runner_has_to_wait(rig: Rig, expected: np.ndarray) -> None:
+    with rig.runner() as first:
+        with pytest.raises(BoardBusy, match=rf"in use by process {os.getpid()} .*; wait for it, or end it"):
+            rig.runner()
+        np.testing.assert_array_equal(run(first), expected)
+    with rig.runner() as second:
+        np.testing.assert_array_equal(run(second), expected)
+
+
+def test_many_threads_and_a_board_that_fails(rig: Rig, expected: np.ndarray) -> None:
+    """Every request gets its own result or a typed error."""
+    for number in (5, 11, 16):
+        rig.device.next("start", raising(BoardLost("gone")), number)
+    results: list[np.ndarray | BoardLost] = []
+
+    with rig.runner() as runner:
+
+        def client() -> None:
+            for _ in range(4):
+                try:
+                    results.append(run(runner))
+                except BoardLost as e:
+                    results.append(e)
+
+        threads = [threading.Thread(target=client) for _ in range(4)]
+        for t in threads:
+            t.start()
+        for t in threads:
+            t.join(30)
+    good = [r for r in results if not isinstance(r, BoardLost)]
+    assert len(results) == 16
+    assert 13 <= len(good) < 16
+    for r in good:
+        np.testing.assert_array_equal(r, expected)
+
+
+# -- processes
+
+HOLDER = """
+import sys, time
+from pathlib import Path
+from rsn.host.boards.lock import DeviceLock
+from rsn.host.boards.profile import VCK190
+DeviceLock("test", Path(sys.argv[1])).acquire()
+print("held", flush=True)
+time.sleep(60)
+"""
+
+
+def test_a_lock_goes_with_its_holder(tmp_path: Path) -> None:
+    holder = subprocess.Popen([sys.executable, "-c", HOLDER, str(tmp_path)], stdout=subprocess.PIPE, text=True)
+    try:
+        assert holder.stdout is not None
+        assert holder.stdout.readline() == "held\n"
+        lock = DeviceLock("test", tmp_path)
+        with pytest.raises(BoardBusy, match=f"process {holder.pid} "):
+            lock.acquire()
+        holder.kill()
+        holder.wait()
+        lock.acquire()
+        lock.acquire()  # its own
+        lock.release()
+    finally:
+        holder.kill()
+        holder.wait()
+
+
+def test_a_lock_does_not_follow_links(tmp_path: Path) -> None:
+    target = tmp_path / "target"
+    target.write_text("precious", encoding="utf-8")
+    (tmp_path / "rsn-test.lock").symlink_to(target)
+    with pytest.raises(BoardError, match=r"rsn-test\.lock: .*the lock of the device cannot be opened"):
+        DeviceLock("test", tmp_path).acquire()
+    assert target.read_text(encoding="utf-8") == "precious"
+
+
+@pytest.fixture
+def command(tmp_path: Path) -> Callable[..., list[str]]:
+    """`rsn run` of the program that cannot end."""
+    container.write(stuck(), tmp_path / "stuck.bin")
+    np.save(tmp_path / "x.npy", np.ones((512, 64), np.float32))
+
+    def of(board: str) -> list[str]:
+        rsn = [sys.executable, "-m", "rsn", "run", str(tmp_path / "stuck.bin"), "--board", board]
+        return [*rsn, "--inputs", str(tmp_path / "x.npy"), "--json"]
+
+    return of
+
+
+def test_the_command_line_says_that_the_board_is_at_fault(command: Callable[..., list[str]], tmp_path: Path) -> None:
+    hasty = tmp_path / "hasty.toml"
+    hasty.write_text('base = "vck190"\ntimeout_s = 0.4\n', encoding="utf-8")
+    for board, message in (
+        (f"{hasty}@sim", "error: hasty: the kernel did not end in 0.4 s"),
+        ("vck191", "error: no board 'vck191'; there are sim, csim, vck190, vck190-isca25"),
+        ("vck190@gpu", "error: no device 'gpu'"),
+    ):
+        done = subprocess.run(command(board), capture_output=True, text=True, timeout=60, check=False)
+        assert (done.returncode, done.stdout) == (3, "")
+        assert message in done.stderr
+        assert "Traceback" not in done.stderr
+
+
+TELLS = """
+import sys
+from rsn.host.boards.in_process import InProcess
+from rsn.host.cli import main
+start = InProcess.start
+def told(device, buffers):
+    probe = not device._graph_runs
+    start(device, buffers)
+    if not probe:
+        print("started", flush=True)
+InProcess.start = told
+main(sys.argv[1:])
+"""
+
+
+def test_an_interrupt_ends_the_command_at_once(command: Callable[..., list[str]]) -> None:
+    tells = [sys.executable, "-c", TELLS, *command("vck190@sim")[3:]]
+    run = subprocess.Popen(tells, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    try:
+        assert run.stdout is not None
+        assert run.stderr is not None
+        assert run.stdout.readline() == "started\n", run.stderr.read()
+        time.sleep(0.3)
+        assert run.poll() is None  # it would wait for a minute
+        run.send_signal(signal.SIGINT)
+        _, said = run.communicate(timeout=5)
+    finally:
+        run.kill()
+    assert run.returncode == 1
+    assert "Traceback" not in said
+
+
+def test_a_run_through_the_command_line(tmp_path: Path) -> None:
+    built = attention()
+    container.write(built.program, tmp_path / "a.bin")
+    tensors.save_tensors(tmp_path / "w.safetensors", dict(built.weights), packed=True)
+    np.savez(tmp_path / "x.npz", x=X)
+    files = ["--weights", "w.safetensors", "--inputs", "x.npz", "--outputs", "y.npz"]
+    outputs = {}
+    for board in ("sim", "vck190@sim"):
+        command = [sys.executable, "-m", "rsn", "run", "a.bin", "--board", board, *files, "--json"]
+        done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=60, check=True)
+        outputs[board] = np.load(tmp_path / "y.npz")["y"]
+    np.testing.assert_array_equal(*outputs.values())
+    said = json.loads(done.stdout)
+    assert said["latency_s"] is None  # this computer's time is not the machine's
+    assert said["wall_s"] > 0
+    assert said["facts"]["board"] == "vck190"

@@ -1,0 +1,694 @@
+"""Boards behind ssh://, against an sshd of the test's own on the loopback interface, with the simulator behind it."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import json
+import os
+import shlex
+import shutil
+import signal
+import socket
+import struct
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from click.testing import CliRunner
+
+import rsn
+from rsn.assembler import container
+from rsn.host.boards import ssh
+from rsn.host.boards.device import BoardLost, BoardMismatch, BoardTimeout
+from rsn.host.boards.ssh import SshBoard, Target, _Link
+from rsn.host.boards.ssh_cache import WeightCache, checksum
+from rsn.host.boards.ssh_frames import GREETING, Ended, Frames
+from rsn.host.cli import main
+from rsn.host.runner import Result, Runner
+from rsn.host.tensors import load_tensors, save_tensors
+from rsn.isa.errors import BoardError, ImageError, ProgramError, TensorError
+from rsn.isa.overlays import XNN
+from rsn.isa.program import Program
+from rsn.scheduler.build import Built, build
+from rsn.scheduler.schedule import PAPER
+from rsn.scheduler.segment import Attention, Gemm, Network, Output
+
+rng = np.random.default_rng(7)
+W, B = rng.standard_normal((100, 70)).astype(np.float32), rng.standard_normal(70).astype(np.float32)
+X = {"x": rng.standard_normal((1, 50, 100)).astype(np.float32)}
+
+WRAPPER = """
+import os, pathlib, sys, time
+from rsn.host.boards import sim, ssh_frames, ssh_remote
+
+folder, plain = pathlib.Path({folder!r}), sim.SimBoard.run
+ssh_remote.GRACE_S = 0.5
+ssh_frames.Beat.__init__.__defaults__ = (0.2,)
+
+def run(self, *args, **kwargs):
+    hold = folder / "hold"
+    how = hold.read_text() if hold.exists() else ""
+    if how:
+        (folder / "new").write_text(str(os.getpid()))
+        os.replace(folder / "new", folder / "running")
+    while hold.exists():
+        try:
+            time.sleep(0.01)
+        except KeyboardInterrupt:
+            if how != "deaf":
+                raise
+    return plain(self, *args, **kwargs)
+
+sim.SimBoard.run = run
+from rsn.host.cli import main
+main(prog_name="rsn")
+"""
+"""The `rsn` of the other side: a run takes as long as there is a file called hold."""
+
+
+def linear(weight: str = "g") -> Built:
+    network = Network(1, 50, {"x": 100}, (Output("y"),), (Gemm(weight, "x", "y", W, B),))
+    return build(network, XNN, PAPER)
+
+
+def attention() -> Built:
+    w = [rng.standard_normal((64, 64)).astype(np.float32) / 8 for _ in "qkv"]
+    layers = [Gemm(n, "x", n, w[i], np.zeros(64, np.float32)) for i, n in enumerate("qkv")]
+    whole = (*layers, Attention("a", "q", "k", "v", "y", 1, 64, True))
+    return build(Network(2, 9, {"x": 64}, (Output("y"),), whole), XNN, PAPER)
+
+
+def until(what: Callable[[], bool], seconds: float = 15.0) -> None:
+    end = time.monotonic() + seconds
+    while not what():
+        assert time.monotonic() < end, "this never came"
+        time.sleep(0.01)
+
+
+def children(pid: int) -> list[int]:
+    """Of a process, and theirs, nearest first."""
+    found = []
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        with contextlib.suppress(OSError):
+            if int(stat.read_text().rpartition(")")[2].split()[1]) == pid:
+                child = int(stat.parent.name)
+                found += [child, *children(child)]
+    return found
+
+
+def gone(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
+    except OSError:
+        return True
+
+
+def shell_script(path: Path, text: str) -> None:
+    path.write_text(f"#!/bin/sh\n{text}\n")
+    path.chmod(0o755)
+
+
+@dataclass(frozen=True)
+class Server:
+    """An sshd, and what is around it. bin: what PATH finds over there. config: of the client."""
+
+    folder: Path
+    port: int
+    pid: int
+
+    @property
+    def url(self) -> str:
+        return f"ssh://127.0.0.1:{self.port}/sim"
+
+    @property
+    def cache(self) -> Path:
+        return self.folder / "cache" / "rsn" / "weights"
+
+    def kept(self) -> set[str]:
+        return {p.name for p in self.cache.iterdir()} if self.cache.is_dir() else set()
+
+    def running(self) -> int:
+        """The process over there whose run is held."""
+        until((self.folder / "running").exists)
+        return int((self.folder / "running").read_text())
+
+
+@pytest.fixture(scope="module")
+def _server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    sshd = shutil.which("sshd", path=os.environ.get("PATH", "") + ":/usr/sbin:/usr/local/sbin")
+    keygen = shutil.which("ssh-keygen")
+    if sshd is None or keygen is None or shutil.which("ssh") is None:
+        pytest.skip("needs sshd, ssh and ssh-keygen (Debian, Ubuntu: openssh-server, openssh-client)")
+    if os.geteuid() == 0:
+        Path("/run/sshd").mkdir(mode=0o755, exist_ok=True)  # sshd gives up its rights there
+    folder = tmp_path_factory.mktemp("ssh")
+    for name in ("host", "user", "stranger"):
+        subprocess.run([keygen, "-q", "-t", "ed25519", "-N", "", "-f", folder / name], check=True)
+    (folder / "authorized").write_text((folder / "user.pub").read_text())
+    (folder / "bin").mkdir()
+    (folder / "wrapper.py").write_text(WRAPPER.format(folder=str(folder)))
+    python = shlex.join([sys.executable, str(folder / "wrapper.py")])
+    shell_script(folder / "bin" / "rsn", f'exec {python} "$@"')
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    (folder / "xrt").mkdir()
+    (folder / "xrt" / "lib").symlink_to("/usr/lib/x86_64-linux-gnu")
+    # sums in the same order on both sides
+    blas = " ".join(f"{k}={v}" for k, v in os.environ.items() if k.startswith("OPENBLAS_") and v.isalnum())
+    environment = (
+        f"PATH={folder}/bin:/usr/bin:/bin XDG_CACHE_HOME={folder}/cache "
+        f"XILINX_XRT={folder}/xrt XCL_EMULATION_MODE=noop {blas}"
+    )
+    (folder / "sshd_config").write_text(
+        f"""ListenAddress 127.0.0.1
+Port {port}
+HostKey {folder}/host
+PidFile none
+AuthorizedKeysFile {folder}/authorized
+StrictModes no
+UsePAM no
+PasswordAuthentication no
+KbdInteractiveAuthentication no
+PermitRootLogin prohibit-password
+SetEnv {environment}
+"""
+    )
+    host = " ".join((folder / "host.pub").read_text().split()[:2])
+    other = " ".join((folder / "stranger.pub").read_text().split()[:2])
+    known = {"known": f"[127.0.0.1]:{port} {host}\n", "unknown": "", "changed": f"[127.0.0.1]:{port} {other}\n"}
+    for name, text in known.items():
+        (folder / f"{name}_hosts").write_text(text)
+        for key in ("user", "stranger"):
+            (folder / f"{name}_{key}").write_text(
+                f"IdentityFile {folder}/{key}\nIdentitiesOnly yes\nIdentityAgent none\n"
+                f"GlobalKnownHostsFile none\nUserKnownHostsFile {folder}/{name}_hosts\n"
+            )
+    with (folder / "sshd.log").open("wb") as log:
+        server = subprocess.Popen(
+            [sshd, "-D", "-e", "-f", folder / "sshd_config"], stdin=subprocess.DEVNULL, stderr=log
+        )
+    try:
+        until(lambda: b"Server listening" in (folder / "sshd.log").read_bytes() or server.poll() is not None)
+        if server.poll() is not None:
+            pytest.skip(f"sshd does not start here: {(folder / 'sshd.log').read_text()[-300:]}")
+        yield Server(folder, port, server.pid)
+    finally:
+        for pid in (*children(server.pid), server.pid):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        server.wait()
+
+
+def late(*_: object) -> None:
+    raise TimeoutError("this test takes too long")
+
+
+@pytest.fixture
+def server(_server: Server, monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:
+    """With the user's ssh: the system's client, told on the command line which configuration is the user's."""
+    client = shutil.which("ssh")
+    folder = _server.folder / "client"
+    folder.mkdir(exist_ok=True)
+    shell_script(
+        folder / "ssh",
+        f'printf "%s\\n" "$@" >{shlex.quote(str(_server.folder))}/arguments\n'
+        f'exec {client} -F {shlex.quote(str(_server.folder))}/"${{CONFIG:-known_user}}" "$@"',
+    )
+    monkeypatch.setenv("PATH", str(folder), prepend=os.pathsep)
+    monkeypatch.delenv("RSN_REMOTE", raising=False)
+    signal.signal(signal.SIGALRM, late)  # a board over there that hangs must not hang the tests
+    signal.alarm(60)
+    yield _server
+    signal.alarm(0)
+    for name in ("hold", "running"):
+        (_server.folder / name).unlink(missing_ok=True)
+    until(lambda: children(_server.pid) == [])  # nothing is left running over there
+    assert [name for name in _server.kept() if name.startswith(".")] == []
+
+
+@pytest.fixture(scope="module")
+def built() -> Built:
+    return linear()
+
+
+def held_run(runner: Runner, server: Server, how: str = "hold") -> tuple[int, Callable[[], BaseException]]:
+    """Begin a run that does not end: the process over there, and what becomes of the run."""
+    (server.folder / "hold").write_text(how)
+    caught: list[BaseException] = []
+
+    def run() -> None:
+        try:
+            runner.run(X)
+        except BaseException as e:
+            caught.append(e)
+
+    thread = threading.Thread(target=run)
+    thread.start()
+
+    def outcome() -> BaseException:
+        thread.join(20)
+        assert not thread.is_alive()
+        return caught[0]
+
+    return server.running(), outcome
+
+
+def same(a: Result, b: Result) -> None:
+    assert a.outputs.keys() == b.outputs.keys()
+    for name in a.outputs:
+        np.testing.assert_array_equal(a.outputs[name], b.outputs[name])
+    assert dataclasses.replace(a.run, facts={}).__dict__ == dataclasses.replace(b.run, facts={}).__dict__
+
+
+def local(built: Built, inputs: dict[str, Any], parameters: dict[str, int] | None = None) -> Result:
+    with Runner(built.program, weights=built.weights) as runner:
+        return runner.run(inputs, parameters)
+
+
+# -- what it does
+
+
+def test_results_and_time_are_those_of_the_board(server: Server) -> None:
+    built = attention()
+    x = {"x": rng.standard_normal((2, 9, 64)).astype(np.float32)}
+    with Runner(built.program, weights=built.weights, board=server.url) as runner:
+        for parameters in ({}, {"len[1]": 4}):
+            there = runner.run(x, parameters)
+            same(there, local(built, x, parameters))
+            assert there.run.facts["host"] == "127.0.0.1"
+        assert there.outputs["y"].flags.writeable
+
+
+def test_a_device_with_a_profile(server: Server, built: Built) -> None:
+    url = server.url.replace("/sim", "/vck190@sim")
+    with Runner(built.program, weights=built.weights, board=url) as runner:
+        there = runner.run(X)
+    np.testing.assert_array_equal(there.outputs["y"], local(built, X).outputs["y"])
+    assert there.run.clock == "wall"
+    assert (there.run.facts["board"], there.run.facts["host"]) == ("vck190", "127.0.0.1")
+
+
+def test_rsn_run(server: Server, built: Built, tmp_path: Path) -> None:
+    container.write(built.program, tmp_path / "p.bin")
+    save_tensors(tmp_path / "w.safetensors", dict(built.weights), packed=True)
+    save_tensors(tmp_path / "x.safetensors", X)
+    files = [
+        x for n in ("weights", "inputs") for x in (f"--{n}", str(tmp_path / f"{n[0].replace('i', 'x')}.safetensors"))
+    ]
+    command = ["run", str(tmp_path / "p.bin"), "--board", server.url, *files, "--outputs", str(tmp_path / "y.npz")]
+    done = CliRunner().invoke(main, [*command, "--json"])
+    assert done.exit_code == 0, done.stderr
+    assert json.loads(done.stdout)["latency_s"] == local(built, X).run.latency_s
+    np.testing.assert_array_equal(load_tensors(tmp_path / "y.npz")["y"], local(built, X).outputs["y"])
+    refused = CliRunner().invoke(main, ["run", str(tmp_path / "p.bin"), "--board", server.url, "--timing-only"])
+    assert refused.exit_code == 2
+
+
+def test_weights_cross_the_network_once(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    sent: list[str] = []
+    plain = _Link.send
+    monkeypatch.setattr(
+        _Link, "send", lambda self, message, *blobs: (sent.append(message.get("weight")), plain(self, message, *blobs))
+    )
+    weights = dict(linear().weights)
+    weights["g.bias"] = np.full_like(weights["g.bias"], 3.0)
+    program = linear().program
+
+    def crossed() -> set[str]:
+        sent.clear()
+        with Runner(program, weights=weights, board=server.url) as there, Runner(program, weights=weights) as here:
+            same(there.run(X), here.run(X))
+        return {s for s in sent if s is not None}
+
+    crossed()
+    assert {checksum(w) for w in weights.values()} <= server.kept()
+    assert crossed() == set()
+    weights["g.bias"] = np.full_like(weights["g.bias"], 4.0)
+    assert crossed() == {checksum(weights["g.bias"])}
+    with (server.cache / checksum(weights["g.weight"])).open("r+b") as file:  # a card that forgets
+        file.seek(100)
+        file.write(b"\xff\xff\xff\xff")
+    (server.cache / checksum(weights["g.bias"])).write_bytes(b"short")
+    assert crossed() == {checksum(w) for w in weights.values()}
+
+
+HOSTILE = ["../../pwned", "$(touch {})", "'; touch {}; '", "`touch {}`", "a\nb", "-oProxyCommand=touch {}", "\x1b[2J"]
+
+
+def test_names_reach_no_shell_and_no_path(server: Server, built: Built, tmp_path: Path) -> None:
+    pwned = tmp_path / "pwned"
+    new = {b.name: HOSTILE[i].format(pwned) for i, b in enumerate(built.program.buffers)}
+    assert len(new) >= 4
+    buffers = tuple(dataclasses.replace(b, name=new[b.name]) for b in built.program.buffers)
+    program: Program = dataclasses.replace(built.program, buffers=buffers)
+    weights = {new[n]: w for n, w in built.weights.items()}
+    before = server.kept()
+    with Runner(program, weights=weights, board=server.url) as runner:
+        outputs = runner.run({new["x"]: X["x"]}).outputs
+    np.testing.assert_array_equal(outputs[new["y"]], local(built, X).outputs["y"])
+    arguments = (server.folder / "arguments").read_text().splitlines()
+    assert arguments[-3:] == ["--", "127.0.0.1", "exec rsn serve-stdio"]
+    assert "BatchMode=yes" in arguments
+    assert server.kept() - before <= {checksum(w) for w in weights.values()}
+    assert not pwned.exists()
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "ssh://-oProxyCommand=touch pwned/sim",
+        "ssh://-oProxyCommand=touch%20pwned@127.0.0.1/sim",
+        "ssh://a;touch pwned/sim",
+        "ssh://$(touch pwned)@127.0.0.1/sim",
+        "ssh://127.0.0.1`touch pwned`/sim",
+        "ssh://127.0.0.1:22 -oProxyCommand=x/sim",
+        "ssh://127.0.0.1:0/sim",
+        "ssh://127.0.0.1:70000/sim",
+        "ssh://127.0.0.1\n/sim",
+        "ssh://127.0.0.1/sim\n",
+        "ssh://",
+        "ssh:127.0.0.1",
+        "ssh://a@b@c",
+    ],
+)
+def test_urls_that_are_none(url: str, built: Built, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(BoardError, match=r"is no board: it is ssh://\[USER@\]HOST\[:PORT\]\[/BOARD\]") as e:
+        Runner(built.program, weights=built.weights, board=url)
+    assert e.value.exit_code == 3
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_urls() -> None:
+    assert Target.parse("ssh://board") == Target("", "board", 0, "vck190")
+    assert Target.parse("ssh://root@10.0.0.2:2222/vck190@xrt:1") == Target("root", "10.0.0.2", 2222, "vck190@xrt:1")
+    assert Target.parse("ssh://[fe80::1]:22//etc/my.toml") == Target("", "fe80::1", 22, "/etc/my.toml")
+    with pytest.raises(BoardError, match="passwords are not taken"):
+        Target.parse("ssh://root:secret@board")
+
+
+# -- what goes wrong
+
+
+def test_a_connection_that_breaks_in_mid_run(server: Server, built: Built) -> None:
+    with Runner(built.program, weights=built.weights, board=server.url) as runner:
+        there, outcome = held_run(runner, server)
+        connection = [pid for pid in children(server.pid) if pid not in (there, *children(there))]
+        began = time.monotonic()
+        for pid in connection:
+            os.kill(pid, signal.SIGKILL)
+        error = outcome()
+        assert isinstance(error, BoardLost), error
+        assert "127.0.0.1: the connection was lost, or rsn was ended over there; the next run begins anew" in str(error)
+        until(lambda: gone(there))
+        assert time.monotonic() - began < 5
+        (server.folder / "hold").unlink()
+        same(runner.run(X), local(built, X))
+
+
+def test_an_rsn_that_is_killed_over_there(server: Server, built: Built) -> None:
+    with Runner(built.program, weights=built.weights, board=server.url) as runner:
+        there, outcome = held_run(runner, server)
+        os.kill(there, signal.SIGKILL)
+        assert isinstance(outcome(), BoardLost)
+        (server.folder / "hold").unlink()
+        same(runner.run(X), local(built, X))
+        for pid in children(server.pid):  # between two runs
+            os.kill(pid, signal.SIGKILL)
+        with pytest.raises(BoardLost):
+            runner.run(X)
+        same(runner.run(X), local(built, X))
+
+
+def test_another_side_that_falls_silent(server: Server, built: Built, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ssh, "ENDS_S", 0.5)
+    board = SshBoard(server.url)
+    board.load(built.program, built.weights)
+    assert board._link is not None
+    board._link._frames.silence_s = 1.0
+    (server.folder / "hold").write_text("hold")
+    stopped: list[float] = []
+
+    def stop() -> None:
+        there = server.running()
+        time.sleep(1.5)  # a run may take longer than silence may last
+        os.kill(there, signal.SIGSTOP)
+        stopped.append(time.monotonic())
+
+    watcher = threading.Thread(target=stop)
+    watcher.start()
+    with pytest.raises(BoardTimeout, match=r"127\.0\.0\.1: no sign of life for 1 s"):
+        board.run(built.program.image, {"x": np.zeros(built.program.buffer("x").size, np.float32)})
+    assert stopped
+    watcher.join()
+    there = server.running()
+    os.kill(there, signal.SIGCONT)
+    until(lambda: gone(there))
+
+
+@pytest.mark.parametrize("how", ["hold", "deaf"])
+def test_interrupt_in_mid_run(how: str, server: Server, built: Built, tmp_path: Path) -> None:
+    """^C; also where what runs over there does not heed it."""
+    container.write(built.program, tmp_path / "p.bin")
+    save_tensors(tmp_path / "w.safetensors", dict(built.weights), packed=True)
+    save_tensors(tmp_path / "x.safetensors", X)
+    (server.folder / "hold").write_text(how)
+    files = ["--weights", tmp_path / "w.safetensors", "--inputs", tmp_path / "x.safetensors"]
+    command = [sys.executable, "-m", "rsn", "run", tmp_path / "p.bin", "--board", server.url, *files]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, cwd=tmp_path) as process:
+        there = server.running()
+        process.send_signal(signal.SIGINT)
+        _, said = process.communicate(timeout=20)
+    assert (process.returncode, said.split()) == (1, [b"Aborted!"])
+    until(lambda: gone(there))
+
+
+@pytest.mark.parametrize(
+    ("config", "said", "hint"),
+    [
+        ("unknown_user", "Host key verification failed", "accept it: ssh -p {port} 127.0.0.1"),
+        ("changed_user", "REMOTE HOST IDENTIFICATION HAS CHANGED|Host key", "ssh-keygen -R '[127.0.0.1]:{port}'"),
+        ("known_stranger", "Permission denied", "it takes none of your keys: ssh-copy-id"),
+    ],
+)
+def test_keys(config: str, said: str, hint: str, server: Server, built: Built, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CONFIG", config)
+    with pytest.raises(BoardError, match=said) as e:
+        Runner(built.program, weights=built.weights, board=server.url)
+    assert hint.format(port=server.port) in str(e.value)
+    assert e.value.exit_code == 3
+
+
+def test_nobody_listens(server: Server, built: Built) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))  # and does not listen
+        with pytest.raises(BoardError, match="no ssh server listens there"):
+            Runner(built.program, weights=built.weights, board=f"ssh://127.0.0.1:{taken.getsockname()[1]}/sim")
+
+
+def test_no_rsn_there(server: Server, built: Built, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RSN_REMOTE", "no where/$(touch pwned)/rsn")
+    with pytest.raises(BoardError, match=r"no no where/\$\(touch pwned\)/rsn there that its shell can start") as e:
+        Runner(built.program, weights=built.weights, board=server.url)
+    assert f"install rsn-toolchain {rsn.__version__} there, or say in RSN_REMOTE where it is" in str(e.value)
+
+
+@pytest.mark.parametrize(
+    ("script", "kind", "message"),
+    [
+        ("exec {rsn} no-such-command", BoardError, "its rsn is of another version: install {version} there"),
+        ("exit 9", BoardError, r"rsn did not start there \(exit code 9\); try it by hand: ssh -p "),
+        ("head -c 70000 /dev/zero", BoardError, "rsn did not start there"),
+        (
+            r'printf "\000rsn-stdio 1\n\033\000\000\000{{\"rsn\": \"0.0\", \"blobs\": []}}"; cat >/dev/null',
+            BoardMismatch,
+            r"127\.0\.0\.1 has rsn 0\.0, this is {version}: install the same version on both",
+        ),
+    ],
+)
+def test_another_rsn_there(
+    script: str,
+    kind: type[BoardError],
+    message: str,
+    server: Server,
+    built: Built,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    there = tmp_path / "an rsn"
+    shell_script(there, script.format(rsn=shlex.quote(f"{server.folder}/bin/rsn")))
+    monkeypatch.setenv("RSN_REMOTE", str(there))
+    with pytest.raises(BoardError, match=message.format(version=rsn.__version__)) as e:
+        Runner(built.program, weights=built.weights, board=server.url)
+    assert isinstance(e.value, kind)
+
+
+def test_a_shell_that_greets(server: Server, built: Built, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Login scripts that print, and libraries that do, where frames go."""
+    shell_script(tmp_path / "rsn", f'echo welcome; echo; exec {shlex.quote(f"{server.folder}/bin/rsn")} "$@"')
+    monkeypatch.setenv("RSN_REMOTE", str(tmp_path / "rsn"))
+    with Runner(built.program, weights=built.weights, board=server.url) as runner:
+        same(runner.run(X), local(built, X))
+
+
+def test_errors_over_there_keep_their_type(server: Server, built: Built) -> None:
+    with pytest.raises(BoardError, match=r"^127\.0\.0\.1: no board 'nowhere'"):
+        Runner(built.program, weights=built.weights, board=server.url.replace("/sim", "/nowhere"))
+    with pytest.raises(BoardError, match="is behind this one"):
+        Runner(built.program, weights=built.weights, board=server.url.replace("/sim", "/ssh://b"))
+    there = server.folder / "not here.xclbin"  # a file of the board's
+    with pytest.raises(BoardError, match=r"^127\.0\.0\.1: .*(not here\.xclbin|XRT cannot be loaded|no lib/)"):
+        Runner(built.program, weights=built.weights, board=server.url.replace("/sim", ""), xclbin=there)
+    board = SshBoard(server.url)
+    board.load(built.program, built.weights)
+    x = {"x": np.zeros(built.program.buffer("x").size, np.float32)}
+    with pytest.raises(TensorError, match="not the inputs"):
+        board.run(built.program.image, {})
+    with pytest.raises(ImageError, match="word 0: the image announces 0 packet words"):
+        board.run(np.concatenate([[np.uint32(0)], built.program.image[1:]]).astype(np.uint32), x)
+    outputs, _ = board.run(built.program.image, x)
+    assert list(outputs) == ["y"]
+    board.close()
+    with pytest.raises(BoardError, match="no program is loaded"):
+        board.run(built.program.image, x)
+
+
+def test_a_program_that_is_stuck_over_there(server: Server, built: Built) -> None:
+    stuck = dataclasses.replace(built.program, preloaded={})
+    with Runner(stuck, weights=built.weights, board=server.url) as runner:
+        for _ in range(2):
+            with pytest.raises(ProgramError, match="no unit can move"):
+                runner.run(X)
+
+
+def test_without_a_client(built: Built, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(BoardError, match="sudo apt install openssh-client"):
+        Runner(built.program, weights=built.weights, board="ssh://board")
+
+
+# -- the other side alone
+
+
+@contextlib.contextmanager
+def stdio(tmp_path: Path, *options: str) -> Iterator[tuple[subprocess.Popen[bytes], Frames]]:
+    command = [sys.executable, "-m", "rsn", "serve-stdio", *options]
+    environment = os.environ | {"XDG_CACHE_HOME": str(tmp_path)}
+    with subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, bufsize=0, env=environment,
+        cwd=tmp_path,
+    ) as process:  # fmt: skip
+        assert process.stdin is not None
+        assert process.stdout is not None
+        frames = Frames(process.stdout.fileno(), process.stdin.fileno(), 20)
+        assert frames.skip_to_greeting() == b""
+        assert frames.receive(0) == ({"rsn": rsn.__version__}, [])
+        yield process, frames
+
+
+def test_it_ends_when_nobody_is_heard_of(tmp_path: Path) -> None:
+    with stdio(tmp_path, "--silence", "0.3") as (process, _):
+        assert process.wait(10) == 0
+        assert process.stderr is not None
+        assert process.stderr.read() == b""
+
+
+@pytest.mark.parametrize("number", [signal.SIGHUP, signal.SIGTERM])
+def test_it_ends_when_told_to(number: signal.Signals, tmp_path: Path) -> None:
+    with stdio(tmp_path) as (process, _):
+        process.send_signal(number)
+        assert process.wait(10) == 0
+
+
+def test_a_transfer_that_breaks_off_leaves_nothing(built: Built, tmp_path: Path) -> None:
+    sums = {n: checksum(w) for n, w in built.weights.items()}
+    with stdio(tmp_path) as (process, frames):
+        assert process.stdin is not None
+        frames.send({"load": "sim", "xclbin": None, "weights": sums}, container.dumps(built.program))
+        message, _ = frames.receive(0)
+        assert set(message["missing"]) == set(sums.values())
+        header = json.dumps({"weight": message["missing"][0], "blobs": [10_000]}).encode()
+        process.stdin.write(struct.pack("<I", len(header)) + header + bytes(5_000))
+        process.stdin.close()
+        assert process.wait(10) == 0
+    assert [p for p in tmp_path.rglob("*") if p.is_file()] == []
+
+
+def test_a_weight_that_is_not_the_one_announced(built: Built, tmp_path: Path) -> None:
+    sums = {n: checksum(w) for n, w in built.weights.items()}
+    with stdio(tmp_path) as (process, frames):
+        frames.send({"load": "sim", "xclbin": None, "weights": sums}, container.dumps(built.program))
+        missing = frames.receive(0)[0]["missing"]
+        frames.send({"weight": missing[0]}, bytes(64))
+        message, _ = frames.receive(0)
+        assert message["error"] == "BoardError"
+        assert "arrived damaged" in message["text"]
+        for weights in ({}, sums | {"g.weight": "../../etc/passwd"}, sums | {"other": sums["g.bias"]}):
+            frames.send({"load": "sim", "xclbin": None, "weights": weights}, container.dumps(built.program))
+            assert frames.receive(0)[0]["error"] == "TensorError"
+        frames.send({"load": "sim", "xclbin": None, "weights": sums}, b"nothing")
+        assert frames.receive(0)[0]["error"] == "ContainerError"
+        frames.send({"what": 1})
+        assert "does not understand" in frames.receive(0)[0]["text"]
+        assert process.stdin is not None
+        process.stdin.close()
+        assert process.wait(10) == 0
+    assert [p for p in tmp_path.rglob("*") if p.is_file()] == []
+
+
+def test_the_cache_is_bounded(tmp_path: Path) -> None:
+    cache = WeightCache(tmp_path, most=3000)
+    names = []
+    for age, value in enumerate((1.0, 2.0, 3.0)):
+        raw = bytearray(np.full(250, value, np.float32).tobytes())
+        names.append(checksum(raw))
+        cache.put(names[-1], raw)
+        os.utime(tmp_path / names[-1], (1000 + age, 1000 + age))
+    (tmp_path / ".broken-off").write_bytes(bytes(500))
+    os.utime(tmp_path / ".broken-off", (500, 500))
+    mapped = cache.find(names[0], 250)  # the oldest, but now it has been used
+    cache.prune(keep=[names[1]], room=1000)
+    assert {p.name for p in tmp_path.iterdir()} == {names[0], names[1]}
+    cache.prune(keep=[names[1]], room=10_000)
+    assert {p.name for p in tmp_path.iterdir()} == {names[1]}
+    assert mapped is not None
+    assert (mapped == 1.0).all()
+    assert cache.find(names[1], 249) is None
+
+
+@pytest.mark.parametrize(
+    "raw",
+    [
+        b"",
+        b"\x02\0",
+        b"\x02\0\0\0{}",
+        b"\x02\0\0\0[]",
+        b"\xff\xff\xff\xff{}",
+        b"\x0b\0\0\0" + b'{"blobs":3}',
+        b"\x0d\0\0\0" + b'{"blobs":[9]}12345',
+        b"\x0e\0\0\0" + b'{"blobs":[-1]}',
+        b"\x10\0\0\0" + b'{"blobs":[true]}1',
+        b"\x11\0\0\0" + b'{"blobs":[99999]}',
+        GREETING,
+    ],
+)
+def test_what_is_no_frame(raw: bytes) -> None:
+    read, write = os.pipe()
+    try:
+        frames = Frames(read, os.dup(write), 5)
+        os.write(write, raw)
+        os.close(write)
+        os.close(frames._write)
+        with pytest.raises(Ended):
+            frames.receive(1000)
+    finally:
+        os.close(read)
