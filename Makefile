@@ -3,6 +3,7 @@
 # make lint       the linter and the type-checker alone
 # make generate   write what follows from the tables: hw/versal/isa.h, docs/isa.md
 # make bench      the benchmarks: figures, no verdict
+# make soak       many clients on simulated boards that fail: nothing lost, answered twice or wrong
 # make fuzz       coverage-guided fuzzing of the readers, FUZZ_SECONDS each (60)
 # make clean      remove everything that make made
 #
@@ -17,7 +18,7 @@ FUZZ_SECONDS ?= 60
 BIN := .venv/bin
 PIP := $(BIN)/python -m pip install --disable-pip-version-check --quiet
 
-.PHONY: demo test lint generate bench fuzz clean
+.PHONY: demo test lint generate bench soak fuzz clean
 .DELETE_ON_ERROR:
 
 demo: .venv/demo.stamp
@@ -35,6 +36,9 @@ generate: .venv/demo.stamp
 
 bench: .venv/dev.stamp
 	set -e; for file in benchmarks/*.py; do echo "== $$file"; $(BIN)/python $$file; done
+
+soak: .venv/dev.stamp
+	$(BIN)/python -m rsn.tests.host.soak
 
 # An input that breaks a reader is left in build/fuzz.
 fuzz: .venv/fuzz.stamp

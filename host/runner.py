@@ -2,67 +2,100 @@
 
 from __future__ import annotations
 
+import heapq
 import os
 import threading
-from collections.abc import Callable, Mapping
-from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
+import time
+import weakref
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
+from itertools import count
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import TYPE_CHECKING, Self
 
 import numpy as np
 import numpy.typing as npt
 
 from ..hw.sim.breakpoint import Stopped
-from ..hw.sim.machine import Run
-from ..isa.errors import BoardError, TensorError
-from ..isa.packet import Words
-from ..isa.program import Program, Role
+from ..isa.errors import BoardError, RsnError, TensorError
+from ..isa.program import Program
 from ..isa.verify import require
 from . import tensors
-from .boards import open_board
+from .boards import Board, open_board
+from .serving import ALONE, Health, QueueFull, RequestTimeout, Serving, State
+from .serving.family import Batch, Family, Request, Result
+from .serving.open_boards import OpenBoards
+
+if TYPE_CHECKING:
+    from .serving.metrics import Metrics
+
+__all__ = ["Result", "Runner"]
 
 Array = npt.NDArray[np.float32]
-
-
-@dataclass(frozen=True, eq=False)
-class Result:
-    """Outputs by buffer name, in the shape users see, and what the run took."""
-
-    outputs: dict[str, Array]
-    run: Run
+Inputs = Mapping[str, npt.NDArray[np.generic]]
+Source = str | os.PathLike[str]
 
 
 class Runner:
-    """Runs one program on one board; thread-safe, one run at a time.
+    """Runs a program on a board; thread-safe, one run at a time.
 
-    program: a `Program` or the path of a `.bin`. weights: a safetensors path, or tensors by buffer name (packed, as
-    the compiler makes them). Raises `ProgramError` for a program that could leave its buffers, `TensorError` for
-    weights that do not fit, `BoardError` where the board is at fault.
+    program: a `Program` or the path of a `.bin`, or several of them: one network at several batch sizes and lengths,
+    with the same weights. Requests that wait then share a run of the smallest that takes them all (docs/serving.md).
+    weights: a safetensors path, or tensors by buffer name (packed, as the compiler makes them). board: a name, or what
+    opens one; xclbin: what a real one loads. serving: how requests wait and what happens when the board fails;
+    without, an error of the board is the caller's at once. metrics: where to count, under the runner's name.
+
+    Raises `ProgramError` for a program that could leave its buffers, `TensorError` for weights that do not fit,
+    `BoardError` where the board is at fault.
     """
 
     def __init__(
         self,
-        program: Program | str | os.PathLike[str],
+        program: Program | Source | Sequence[Program | Source],
         *,
-        weights: Mapping[str, Array] | str | os.PathLike[str] | None = None,
-        board: str = "sim",
+        weights: Mapping[str, Array] | Source | None = None,
+        board: str | Callable[[], Board] = "sim",
+        xclbin: Source | None = None,
+        serving: Serving = ALONE,
+        metrics: Metrics | None = None,
+        name: str = "rsn",
     ) -> None:
-        if not isinstance(program, Program):
-            from ..assembler import container
-
-            program = container.read(Path(program))
-        require(program)
-        self.program = program
+        given = [program] if isinstance(program, Program | str | os.PathLike) else list(program)
+        self._family = Family([_verified(p) for p in given])
+        self.program = self._family.members[-1].program
+        """The largest of the programs."""
+        self.serving = serving
+        self._boards = OpenBoards(
+            board if callable(board) else lambda: open_board(board, xclbin=xclbin),
+            [m.program for m in self._family.members],
+            self._weights(weights),
+        )
+        self._turn = threading.Lock()
+        """Whoever holds it has the boards."""
         self._lock = threading.Lock()
-        self._pool: ThreadPoolExecutor | None = None
-        self._closed = False
-        self._board = open_board(board)
-        self._board.load(program, self._weights(weights))
+        """Of all that follows; nobody waits for the turn with it."""
+        self._work, self._room, self._due = (threading.Condition(self._lock) for _ in range(3))
+        self._queue: deque[Request] = deque()
+        self._deadlines: list[tuple[float, int, weakref.ref[Request]]] = []
+        """References that keep nothing alive: results are large, and a deadline may be far away."""
+        self._numbers = count()
+        self._threads: dict[str, threading.Thread] = {}
+        self._closed = self._ended = False
+        self._health = Health()
+        self._down_since = self._retry_at = self._backoff = 0.0
+        self._boards.open()
+        try:
+            self._figures = metrics.of(name, lambda: len(self._queue)) if metrics else None
+        except BaseException:
+            self._boards.close()
+            raise
+        if self._figures:
+            self._figures.state(self._health.state)
 
-    def _weights(self, weights: Mapping[str, Array] | str | os.PathLike[str] | None) -> Mapping[str, Array]:
-        wanted = self.program.with_role(Role.WEIGHT)
+    def _weights(self, weights: Mapping[str, Array] | Source | None) -> Mapping[str, Array]:
+        wanted = self._family.weights
         if weights is None:
             if wanted:
                 raise TensorError(f"this program needs weights ({len(wanted)} tensors, {wanted[0].name!r} first)")
@@ -74,79 +107,90 @@ class Runner:
                 raise TensorError(f"no weight {b.name!r}, which the program needs")
         return tensors.Given(weights, wanted)
 
+    # -- asking
+
     def run(
         self,
-        inputs: Mapping[str, npt.NDArray[np.generic]],
+        inputs: Inputs,
         parameters: Mapping[str, int] | None = None,
         *,
         progress: Callable[[float], None] | None = None,
+        timeout: float | None = None,
     ) -> Result:
-        """Run once. inputs: float32 tensors by buffer name; parameters: run-time integers such as len[0]; progress:
-        told now and then which share is done.
+        """Run once. inputs: float32 tensors by buffer name, of the program's shape or of fewer and, where it has masks,
+        shorter sequences (sequence, rows, columns); parameters: run-time integers such as len[0], of the request's own
+        sequences; progress: told now and then which share is done; timeout: seconds for waiting and running.
 
-        Raises `TensorError` for inputs that do not fit, `DeadlockError` when the machine cannot go on.
+        Raises `TensorError` for inputs that do not fit, `DeadlockError` when the machine cannot go on, `BoardError`,
+        and of these `RequestTimeout`. With neither others waiting nor a time-out it runs in this thread, so that ^C
+        reaches the board.
         """
-        words, packed = self._bound(inputs, parameters)
-        with self._lock:
-            self._open()
-            flat, run = self._board.run(words, packed, progress=progress)
-        outputs = {name: tensors.unpack(self.program.buffer(name), f) for name, f in flat.items()}
-        return Result(outputs, run)
+        self._refuse_own_thread("run")
+        request = self._request(inputs, parameters, timeout, progress)
+        if not self._ran_here(request):
+            self._enqueue(request, None)
+        try:
+            return request.future.result()
+        except BaseException:
+            request.future.cancel()  # ^C while it waited; nothing to a request that was answered
+            raise
 
-    def stop(
+    def submit(
         self,
-        inputs: Mapping[str, npt.NDArray[np.generic]],
-        unit: str,
-        number: int,
+        inputs: Inputs,
         parameters: Mapping[str, int] | None = None,
-    ) -> Stopped:
+        *,
+        timeout: float | None = None,
+        wait: float | None = None,
+    ) -> Future[Result]:
+        """`run` in the background, in the order of submission; requests that wait may share a run.
+
+        timeout: seconds until the answer is `RequestTimeout`. wait: seconds for room in the queue, 0 for none; without,
+        as long as it takes. The future can be cancelled until its run begins. Raises `TensorError` and `QueueFull` here
+        and now; the other errors of `run` are the future's.
+        """
+        request = self._request(inputs, parameters, timeout, None)
+        self._enqueue(request, wait)
+        return request.future
+
+    def stop(self, inputs: Inputs, unit: str, number: int, parameters: Mapping[str, int] | None = None) -> Stopped:
         """Run until `unit` is about to begin its uOP `number`, and look at it (simulator only). Raises as `run`,
         `ProgramError` for a unit or uOP that is not there, and `BoardError` for a board that cannot be stopped."""
         from .boards.sim import SimBoard
 
-        words, packed = self._bound(inputs, parameters)
-        with self._lock:
-            self._open()
-            if not isinstance(self._board, SimBoard):
+        batch = self._family.batch([self._request(inputs, parameters, None, None)])
+        with self._turn:
+            with self._lock:
+                self._refuse_closed()
+            board = self._boards.board(batch.member.program)
+            if not isinstance(board, SimBoard):
                 raise BoardError("only the simulator (board sim) can be stopped")
-            return self._board.stop(words, packed, unit, number)
+            return board.stop(*batch.bound(), unit, number)
 
-    def _open(self) -> None:
-        if self._closed:
-            raise BoardError("this runner is closed")
-
-    def _bound(
-        self, inputs: Mapping[str, npt.NDArray[np.generic]], parameters: Mapping[str, int] | None
-    ) -> tuple[Words, dict[str, Array]]:
-        """The image with parameters, and the inputs as they lie in memory."""
-        wanted = {b.name: b for b in self.program.with_role(Role.INPUT)}
-        for name in inputs:
-            if name not in wanted:
-                raise TensorError(f"no input {name!r}; this program takes {', '.join(wanted) or 'none'}")
-        for name in wanted:
-            if name not in inputs:
-                raise TensorError(f"input {name!r} is missing; this program takes {', '.join(wanted)}")
-        words = self.program.bind(dict(parameters or {}))
-        return words, {name: tensors.pack(wanted[name], t) for name, t in inputs.items()}
-
-    def submit(
-        self, inputs: Mapping[str, npt.NDArray[np.generic]], parameters: Mapping[str, int] | None = None
-    ) -> Future[Result]:
-        """`run` in the background, in the order of submission."""
-        with self._lock:
-            self._open()
-            if self._pool is None:
-                self._pool = ThreadPoolExecutor(1, thread_name_prefix="rsn")
-        return self._pool.submit(self.run, inputs, parameters)
+    @property
+    def health(self) -> Health:
+        """Whether requests are answered, and what went wrong last."""
+        return self._health
 
     def close(self) -> None:
         """Finish what was submitted and give the board back. Further calls do nothing."""
-        if self._pool is not None:
-            self._pool.shutdown()
+        self._refuse_own_thread("close")
         with self._lock:
-            if not self._closed:
-                self._closed = True
-                self._board.close()
+            self._closed = True
+            self._work.notify_all()
+            self._room.notify_all()
+            worker = self._threads.get("rsn-runs")
+        if worker is not None:
+            worker.join()
+        with self._turn:
+            self._boards.close()
+        with self._lock:
+            first, self._ended = not self._ended, True
+            self._due.notify_all()
+            if first:
+                self._become(self._health.to(State.CLOSED))
+                if self._figures:
+                    self._figures.close()
 
     def __enter__(self) -> Self:
         return self
@@ -155,3 +199,251 @@ class Runner:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+    # -- the queue
+
+    def _request(
+        self,
+        inputs: Inputs,
+        parameters: Mapping[str, int] | None,
+        timeout: float | None,
+        progress: Callable[[float], None] | None,
+    ) -> Request:
+        request = self._family.admit(inputs, parameters or {})
+        request.arrived = time.monotonic()
+        request.deadline = None if timeout is None else request.arrived + timeout
+        request.progress = progress
+        return request
+
+    def _ran_here(self, request: Request) -> bool:
+        """Run it in this thread, if nobody and nothing keeps it waiting."""
+        if request.deadline is not None or self.serving.max_wait_s or not self._turn.acquire(blocking=False):
+            return False
+        try:
+            with self._lock:
+                self._refuse_closed()
+                if self._queue or (self.serving.give_up_s and not self._boards.are_open):
+                    return False
+                self._starts(request)
+            self._execute(self._family.batch([request]))
+            return True
+        finally:
+            self._turn.release()
+
+    def _enqueue(self, request: Request, wait: float | None) -> None:
+        """Raises `QueueFull`, also where waiting for room would be waiting for oneself."""
+        if request.deadline is not None:
+            left = max(request.deadline - time.monotonic(), 0.0)
+            wait = left if wait is None else min(wait, left)
+        with self._lock:
+            self._refuse_closed()
+            if len(self._queue) >= self.serving.queue:
+                own = threading.current_thread() in self._threads.values()
+                room = self._room.wait_for(
+                    lambda: self._closed or len(self._queue) < self.serving.queue, 0.0 if own else wait
+                )
+                self._refuse_closed()
+                if not room:
+                    self._count("full")
+                    raise QueueFull(f"{len(self._queue)} requests wait, and none was taken in {wait or 0.0:g} s")
+            self._queue.append(request)
+            self._start_thread("rsn-runs", self._serve)
+            self._work.notify()
+            if request.deadline is not None:
+                heapq.heappush(self._deadlines, (request.deadline, next(self._numbers), weakref.ref(request)))
+                self._start_thread("rsn-deadlines", self._watch)
+                self._due.notify()
+        asked = weakref.ref(request)
+        request.future.add_done_callback(lambda future: self._forget(asked()) if future.cancelled() else None)
+
+    def _start_thread(self, name: str, target: Callable[[], None]) -> None:
+        """Daemons: a script that forgets to close ends all the same."""
+        if name not in self._threads:
+            self._threads[name] = threading.Thread(target=target, name=name, daemon=True)
+            self._threads[name].start()
+
+    def _forget(self, request: Request | None) -> None:
+        """It was cancelled."""
+        with self._lock:
+            self._count("cancelled")
+            if request is None:
+                return
+            self._remove(request)
+            self._starts(request)  # tells those who wait for several futures
+
+    def _remove(self, request: Request) -> None:
+        if request in self._queue:
+            self._queue.remove(request)
+            self._room.notify()
+
+    def _watch(self) -> None:
+        """Answer requests whose time is over, whether they wait or run."""
+        while True:
+            late: list[Request] = []
+            with self._lock:
+                while not self._ended and not (self._deadlines and self._deadlines[0][0] <= time.monotonic()):
+                    self._due.wait(self._deadlines[0][0] - time.monotonic() if self._deadlines else None)
+                if self._ended:
+                    return
+                while self._deadlines and self._deadlines[0][0] <= time.monotonic():
+                    request = heapq.heappop(self._deadlines)[2]()
+                    if request is not None:
+                        self._remove(request)
+                        late.append(request)
+            for request in late:
+                what = "its run has not ended" if request.runs else "it still waited"
+                seconds = (request.deadline or 0.0) - request.arrived
+                self._answer(request, RequestTimeout(f"no answer in {seconds:g} s: {what}"))
+
+    def _serve(self) -> None:
+        """Run what waits, until the runner is closed and nothing does."""
+        while self._wait_for_work():
+            with self._turn:
+                if not self._boards.are_open:
+                    try:
+                        self._boards.reopen()
+                    except BoardError as e:
+                        self._fail(e)
+                        continue
+                    with self._lock:
+                        self._become(self._health.to(State.DEGRADED))
+                batch = self._take()
+                if batch is not None:
+                    self._execute(batch)
+                    del batch  # what was answered is not kept until there is more to do
+
+    def _wait_for_work(self) -> bool:
+        """Wait until there is something to run, or a board to open again. Whether there is."""
+        with self._lock:
+            while True:
+                down = self._health.state is State.FAILING
+                if self._closed:
+                    return bool(self._queue)
+                until = self._retry_at if down else self._gathered() if self._queue else None
+                left = None if until is None else until - time.monotonic()
+                if left is not None and left <= 0:
+                    return True
+                self._work.wait(left)
+
+    def _gathered(self) -> float:
+        """When the first that waits has waited long enough for others."""
+        first = self._queue[0]
+        waiting = sum(len(r.sequences) for r in self._queue)
+        full = waiting >= self._family.most or len(self._queue) >= self.serving.queue
+        return 0.0 if full or first.member or first.progress else first.arrived + self.serving.max_wait_s
+
+    def _take(self) -> Batch | None:
+        """What runs next, which from now on cannot be cancelled."""
+        with self._lock:
+            while self._queue:
+                batch = self._family.batch(self._queue)
+                for request in batch.requests:
+                    self._remove(request)
+                live = [r for r in batch.requests if self._starts(r)]
+                if live:
+                    return batch if len(live) == len(batch.requests) else self._family.batch(live)
+            return None
+
+    def _starts(self, request: Request) -> bool:
+        """Whether somebody still waits for it."""
+        if not request.started and not request.answered:
+            request.started = request.future.set_running_or_notify_cancel()
+            request.answered = not request.started  # by whoever cancelled it
+        return request.started and not request.answered
+
+    # -- running
+
+    def _execute(self, batch: Batch) -> None:
+        """Run, and answer or try again. The turn is the caller's."""
+        began = time.monotonic()
+        for request in batch.requests:
+            request.runs += 1
+        try:
+            self._boards.reopen()
+            flat, run = self._boards.run(batch.member.program, *batch.bound(), batch.requests[0].progress)
+            outputs = batch.outputs(flat)
+        except BoardError as e:
+            self._boards.close()
+            self._fail(e, batch.requests)
+        except BaseException as e:
+            if not isinstance(e, RsnError):  # nobody knows what state the board is in
+                self._boards.close()
+            for request in batch.requests:
+                self._answer(request, e)
+            if not isinstance(e, Exception):
+                raise
+        else:
+            if self._figures:
+                waited = [began - r.arrived for r in batch.requests]
+                self._figures.ran(waited, time.monotonic() - began, batch.fill, run)
+            with self._lock:
+                self._backoff = 0.0
+                self._become(self._health.to(State.READY))
+            for request, tensors_ in zip(batch.requests, outputs, strict=True):
+                self._answer(request, Result(tensors_, run))
+
+    def _fail(self, error: BoardError, running: Sequence[Request] = ()) -> None:
+        """The board is down: it failed with these requests running, or when it was opened."""
+        with self._lock:
+            now = time.monotonic()
+            if self._health.state is not State.FAILING:
+                self._down_since = now
+            self._backoff = min(2 * self._backoff or self.serving.backoff_s, self.serving.backoff_limit_s)
+            self._retry_at = now + self._backoff
+            self._become(self._health.failed(error))
+            if self._figures:
+                self._figures.failed()
+            ends = self._closed and threading.current_thread() is not self._threads.get("rsn-runs")
+            retries = 0 if ends else self.serving.retries  # nobody would take it from the queue
+            lost = [r for r in running if r.runs > retries]
+            again = [r for r in running if r.runs <= retries]
+            self._queue.extendleft(reversed(again))
+            if not running and (self._closed or now - self._down_since >= self.serving.give_up_s):
+                lost += self._queue
+                self._queue.clear()
+                self._room.notify_all()
+            if not self._closed and (self._queue or self.serving.give_up_s):
+                self._start_thread("rsn-runs", self._serve)
+        for request in lost:
+            self._answer(request, error)
+
+    def _answer(self, request: Request, answer: Result | BaseException) -> None:
+        """The first answer to a request is the one."""
+        with self._lock:
+            if not self._starts(request):
+                return
+            request.answered = True
+            if not isinstance(answer, BaseException):
+                self._count("ok")
+            else:
+                self._count("timeout" if isinstance(answer, RequestTimeout) else "error")
+        if isinstance(answer, BaseException):
+            request.future.set_exception(answer)
+        else:
+            request.future.set_result(answer)
+
+    def _become(self, health: Health) -> None:
+        if self._figures and health is not self._health:
+            self._figures.state(health.state)
+        self._health = health
+
+    def _count(self, outcome: str) -> None:
+        if self._figures:
+            self._figures.answered(outcome)
+
+    def _refuse_closed(self) -> None:
+        if self._closed:
+            raise BoardError("this runner is closed")
+
+    def _refuse_own_thread(self, what: str) -> None:
+        if threading.current_thread() in self._threads.values():
+            raise RuntimeError(f"{what} in a callback of one of this runner's own futures would wait for itself")
+
+
+def _verified(program: Program | Source) -> Program:
+    if not isinstance(program, Program):
+        from ..assembler import container
+
+        program = container.read(Path(program))
+    require(program)
+    return program

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 import os
 import zipfile
 from collections.abc import Iterator, Mapping
@@ -22,6 +24,9 @@ Array = npt.NDArray[np.float32]
 
 PACKED = "rsn.layout"
 """Key of the safetensors metadata that says that every tensor of the file is stored as it lies in memory."""
+LONGEST_SHOWN = 100
+CHECKSUMS = "rsn.blake2b"
+"""Key of their checksums: a JSON object, name to hexadecimal digest (BLAKE2b, 16 bytes) of the bytes in the file."""
 
 
 def pack(buffer: Buffer, tensor: npt.NDArray[np.generic]) -> Array:
@@ -31,10 +36,9 @@ def pack(buffer: Buffer, tensor: npt.NDArray[np.generic]) -> Array:
     for another shape or dtype than float32.
     """
     want = buffer.view or buffer.shape
-    if tensor.dtype != np.float32:
-        raise TensorError(f"{buffer.name}: dtype {tensor.dtype}; this machine computes in float32, so convert it first")
+    check_dtype(buffer.name, tensor)
     if tensor.shape != want and not (want[0] == 1 and tensor.shape == want[1:]):
-        raise TensorError(f"{buffer.name}: shape {tensor.shape}; this program takes {want}")
+        raise TensorError(f"{shown(buffer.name)}: shape {tensor.shape}; this program takes {want}")
     values: Array = tensor.reshape(want).astype(np.float32, copy=False)
     if buffer.shape != want:
         full = np.zeros(buffer.shape, np.float32)
@@ -45,6 +49,17 @@ def pack(buffer: Buffer, tensor: npt.NDArray[np.generic]) -> Array:
             full[tuple(slice(n) for n in want)] = values
         values = full
     return block(values) if buffer.layout is Layout.BLOCKED else np.ascontiguousarray(values).reshape(-1)
+
+
+def shown(name: str) -> str:
+    """A name in a message: whoever wrote the file chose it, so what a terminal would obey is escaped."""
+    return name if name.isprintable() and len(name) <= LONGEST_SHOWN else repr(name[:LONGEST_SHOWN])
+
+
+def check_dtype(name: str, tensor: npt.NDArray[np.generic]) -> None:
+    """Raises `TensorError` for another than float32."""
+    if tensor.dtype != np.float32:
+        raise TensorError(f"{shown(name)}: dtype {tensor.dtype}; this machine computes in float32, so convert it first")
 
 
 def unpack(buffer: Buffer, flat: Array) -> Array:
@@ -81,7 +96,9 @@ class Weights(Mapping[str, Array]):
         self._path = path
         self._buffers = {b.name: b for b in buffers}
         with _opened(path) as file:
-            self._packed = PACKED in (file.metadata() or {})
+            metadata = file.metadata() or {}
+            self._packed = PACKED in metadata
+            self._checksums = _read_checksums(path, metadata.get(CHECKSUMS, "{}"))
             names = set(file.keys())
             missing = [b.name for b in buffers if b.name not in names]
             if missing:
@@ -96,6 +113,8 @@ class Weights(Mapping[str, Array]):
         buffer = self._buffers[name]
         with _opened(self._path) as file:
             tensor = file.get_tensor(name)
+        if name in self._checksums and self._checksums[name] != _checksum(tensor):
+            raise TensorError(f"{self._path}: {name!r} is not what was written: its checksum differs; copy it again")
         try:
             return tensor if self._packed else pack(buffer, tensor)
         except TensorError as e:
@@ -117,8 +136,9 @@ class Given(Mapping[str, Array]):
 
     def __getitem__(self, name: str) -> Array:
         buffer, weight = self._buffers[name], self._given[name]
+        check_dtype(f"weight {name}", weight)
         if weight.shape != (buffer.size,):
-            raise TensorError(f"weight {name}: {weight.shape}; packed it has {buffer.size} elements")
+            raise TensorError(f"weight {shown(name)}: {weight.shape}; packed it has {buffer.size} elements")
         return weight
 
     def __iter__(self) -> Iterator[str]:
@@ -128,12 +148,26 @@ class Given(Mapping[str, Array]):
         return len(self._buffers)
 
 
+def _checksum(tensor: npt.NDArray[np.generic]) -> str:
+    return hashlib.blake2b(np.ascontiguousarray(tensor).data, digest_size=16).hexdigest()
+
+
+def _read_checksums(path: str | os.PathLike[str], text: str) -> dict[str, Any]:
+    try:
+        found = json.loads(text)
+    except (ValueError, RecursionError):
+        found = None
+    if not isinstance(found, dict):
+        raise TensorError(f"{path}: {CHECKSUMS} in its metadata is no JSON object")
+    return found
+
+
 def _check_stored(path: str | os.PathLike[str], buffer: Buffer, stored: Any) -> None:
     shape = tuple(stored.get_shape())
     if stored.get_dtype() != "F32":
-        raise TensorError(f"{path}: {buffer.name}: dtype {stored.get_dtype()}, not float32")
+        raise TensorError(f"{path}: {shown(buffer.name)}: dtype {stored.get_dtype()}, not float32")
     if shape != (buffer.size,):
-        raise TensorError(f"{path}: {buffer.name}: {shape} elements; this program takes {buffer.size}, packed")
+        raise TensorError(f"{path}: {shown(buffer.name)}: {shape} elements; this program takes {buffer.size}, packed")
 
 
 def load_tensors(path: str | os.PathLike[str]) -> dict[str, npt.NDArray[np.generic]]:
@@ -193,8 +227,13 @@ def save_tensors(path: str | os.PathLike[str], tensors: Mapping[str, Array], *, 
     target = Path(path)
     check_target(target)
     whole = {n: np.ascontiguousarray(t) for n, t in tensors.items()}
+    taken = whole.keys() & {"file", "allow_pickle"}  # what numpy calls its own arguments
+    if target.suffix == ".npz" and taken:
+        raise TensorError(f"{path}: no tensor of an .npz can be called {min(taken)!r}; write .safetensors")
     with replacing(target) as temporary:
         if target.suffix == ".npz":
             np.savez(temporary, **whole)  # type: ignore[arg-type]
         else:
-            save_file(whole, temporary, metadata={PACKED: "blocked 128x64"} if packed else None)
+            checksums = json.dumps({n: _checksum(t) for n, t in whole.items()}) if packed else ""
+            metadata = {PACKED: "blocked 128x64", CHECKSUMS: checksums} if packed else None
+            save_file(whole, temporary, metadata=metadata)

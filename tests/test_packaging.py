@@ -52,8 +52,10 @@ def test_core_does_not_need_torch() -> None:
 
 def test_every_import_is_a_declared_dependency() -> None:
     """What is not declared is there by accident, as something else's dependency."""
-    extra = PROJECT["project"]["optional-dependencies"]["torch"]
-    declared = {re.split(r"[^\w-]", line)[0] for line in (*PROJECT["project"]["dependencies"], *extra)}
+    extras = PROJECT["project"]["optional-dependencies"]
+    optional = [line for name in ("torch", "serve", "ray") for line in extras[name]]
+    lines = (*PROJECT["project"]["dependencies"], *optional)
+    declared = {re.split(r"[^\w-]", line)[0].replace("-", "_") for line in lines}
     known = declared | sys.stdlib_module_names | {"rsn"}
     undeclared = []
     for path in sorted(path for name in FOLDERS for path in (ROOT / name).rglob("*.py")):

@@ -2,10 +2,14 @@
 
 import dataclasses
 import threading
+from pathlib import Path
 
 import numpy as np
 import pytest
+from safetensors.numpy import save_file
 
+from rsn.assembler import container
+from rsn.host import tensors
 from rsn.host.runner import Runner
 from rsn.isa.errors import BoardError, ProgramError, TensorError
 from rsn.isa.overlays import XNN
@@ -89,6 +93,57 @@ def test_missing_weights(built: Built) -> None:
         Runner(built.program, weights={"g.weight": built.weights["g.weight"]})
 
 
+def test_weights_that_were_altered(built: Built, tmp_path: Path) -> None:
+    file = tmp_path / "w.safetensors"
+    tensors.save_tensors(file, dict(built.weights), packed=True)
+    Runner(built.program, weights=file).close()
+    data = bytearray(file.read_bytes())
+    data[-1] ^= 1
+    file.write_bytes(data)
+    with pytest.raises(TensorError, match=r"w\.safetensors: 'g\.\w+' is not what was written: its checksum differs"):
+        Runner(built.program, weights=file)
+
+
+def test_checksums_that_are_none(built: Built, tmp_path: Path) -> None:
+    file = tmp_path / "w.safetensors"
+    for text in ("[]", "{", "[" * 100_000):
+        save_file(dict(built.weights), file, metadata={tensors.PACKED: "", tensors.CHECKSUMS: text})
+        with pytest.raises(TensorError, match=r"rsn\.blake2b in its metadata is no JSON object"):
+            Runner(built.program, weights=file)
+
+
+@pytest.mark.parametrize("name", ["", "a b", "x\x1b[31m", "x\ny", "x" * 256, "\u202ex"])
+def test_hostile_names(built: Built, name: str) -> None:
+    """In a program and in a request: they run, and messages show them so that a terminal does not obey them."""
+    buffers = tuple(dataclasses.replace(b, name=name) if b.name == "x" else b for b in built.program.buffers)
+    program = container.loads(container.dumps(dataclasses.replace(built.program, buffers=buffers)))
+    x = np.zeros((1, 50, 100), np.float32)
+    errors = []
+    with Runner(program, weights=built.weights) as runner:
+        np.testing.assert_array_equal(runner.run({name: x}).outputs["y"][0, 7], B)
+        for inputs, parameters in (
+            ({name: x, "\x07": x}, {}),
+            ({}, {}),
+            ({name: x[:, :7]}, {}),
+            ({name: x.astype(float)}, {}),
+            ({name: x}, {name: 1}),
+        ):
+            with pytest.raises(TensorError) as e:
+                runner.run(inputs, parameters)
+            errors.append(str(e.value))
+    weights = {n: flat for n, flat in built.weights.items() if n != "g.bias"} | {name: built.weights["g.bias"]}
+    with pytest.raises(TensorError) as e:
+        Runner(built.program, weights=weights)
+    assert all(error.isprintable() for error in [*errors, str(e.value)])
+
+
+@pytest.mark.parametrize("name", ["file", "allow_pickle"])
+def test_names_that_numpy_has_taken(name: str, tmp_path: Path) -> None:
+    with pytest.raises(TensorError, match=f"no tensor of an .npz can be called '{name}'"):
+        tensors.save_tensors(tmp_path / "y.npz", {name: W})
+    tensors.save_tensors(tmp_path / "y.safetensors", {name: W})
+
+
 def test_a_program_that_leaves_its_buffers_does_not_load(built: Built) -> None:
     smaller = [
         dataclasses.replace(b, shape=(128, 64), view=None) if b.name == "y" else b for b in built.program.buffers
@@ -109,6 +164,6 @@ def test_a_closed_runner_says_so(built: Built) -> None:
 
 
 def test_an_unknown_board_is_the_environments_fault(built: Built) -> None:
-    with pytest.raises(BoardError, match="no board 'fpga'; this version drives: sim") as e:
+    with pytest.raises(BoardError, match="no board 'fpga'; there are sim") as e:
         Runner(built.program, weights=built.weights, board="fpga")
     assert e.value.exit_code == 3

@@ -1,0 +1,266 @@
+"""Programs of one network at several batch sizes and lengths; how requests share a run of one of them.
+
+A request is one or more sequences of the same number of rows. Sequences do not see each other: what comes out of one
+does not depend on which others were in the run. That is so for whatever the compiler makes, and must be so for a
+program by hand whose tensors have three dimensions, the first of them its batch.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from ...hw.sim.machine import Run
+from ...isa.errors import ProgramError, TensorError
+from ...isa.packet import Words
+from ...isa.program import Buffer, Program, Role
+from .. import tensors
+
+Array = npt.NDArray[np.float32]
+
+
+class Member:
+    """A program of a family. slots: the rows of each sequence it has room for, or () where its tensors do not say that
+    it has sequences; masked: whether sequences may be shorter, by the run-time parameters len[i]."""
+
+    def __init__(self, program: Program) -> None:
+        self.program = program
+        self.inputs = {b.name: b for b in program.with_role(Role.INPUT)}
+        self.outputs = program.with_role(Role.OUTPUT)
+        self.masked = bool(program.parameters)
+        self.slots = self._slots()
+        self.size = sum(self.slots)
+
+    def _slots(self) -> tuple[int, ...]:
+        ends = [*self.inputs.values(), *self.outputs]
+        shapes = {(b.view[:2], b.rows) if b.view and len(b.view) == 3 else None for b in ends}
+        if len(shapes) != 1 or None in shapes or not self.inputs:
+            return ()
+        slots = tuple(rows for _, rows in ends[0].items)
+        lengths = {(p.name, p.low, p.high, p.default) for p in self.program.parameters}
+        if lengths and lengths != {(f"len[{i}]", 1, n, n) for i, n in enumerate(slots)}:
+            return ()
+        return slots
+
+    def place(self, sequences: Sequence[Sized]) -> list[int] | None:
+        """A slot for each sequence, or None where they do not fit. The longest chooses first, and takes the smallest
+        that will do: whatever a longer one can use, a shorter one can use too."""
+        free = sorted(range(len(self.slots)), key=self.slots.__getitem__)
+        if len(sequences) > len(free):
+            return None
+        chosen = [0] * len(sequences)
+        for i in sorted(range(len(sequences)), key=lambda i: -sequences[i].rows):
+            rows, mask = sequences[i].rows, sequences[i].mask
+            fits = (s for s in free if (self.slots[s] >= rows if self.masked else self.slots[s] == rows and not mask))
+            slot = next(fits, None)
+            if slot is None:
+                return None
+            free.remove(slot)
+            chosen[i] = slot
+        return chosen
+
+
+@dataclass(frozen=True)
+class Sized:
+    """A sequence: its rows, and whether it can do with a program that has masks alone."""
+
+    rows: int
+    mask: bool
+
+
+@dataclass(frozen=True, eq=False)
+class Result:
+    """Outputs by buffer name, in the shape users see, and what the run took, which others may have shared."""
+
+    outputs: dict[str, Array]
+    run: Run
+
+
+@dataclass(eq=False)
+class Request:
+    """What waits. sequences: empty for one that fits a program as it is, and runs by itself on `member`.
+
+    inputs: float32 (sequence, rows, columns), or as that program takes them; parameters by name. Times by
+    `time.monotonic`.
+    """
+
+    inputs: dict[str, Array]
+    parameters: dict[str, int]
+    sequences: tuple[Sized, ...] = ()
+    member: Member | None = None
+    future: Future[Result] = field(default_factory=Future)
+    arrived: float = 0.0
+    deadline: float | None = None
+    progress: Callable[[float], None] | None = None
+    runs: int = 0
+    started: bool = False
+    answered: bool = False
+
+
+@dataclass(frozen=True, eq=False)
+class Batch:
+    """Requests that share a run. slots: of each request's sequences."""
+
+    member: Member
+    requests: list[Request]
+    slots: list[list[int]]
+
+    @property
+    def fill(self) -> float:
+        """Share of the program's slots that are taken."""
+        return sum(map(len, self.slots)) / len(self.member.slots) if self.slots else 1.0
+
+    def bound(self) -> tuple[Words, dict[str, Array]]:
+        """The image with its parameters, and the inputs as they lie in memory. Slots that nobody has taken hold zeros
+        and are of full length, so that a full program and one with room to spare often have the same image."""
+        member = self.member
+        if not self.slots:
+            (request,) = self.requests
+            values, given = request.parameters, request.inputs
+        else:
+            values = {}
+            given = {name: np.zeros(b.view or b.shape, np.float32) for name, b in member.inputs.items()}
+            for request, slots in zip(self.requests, self.slots, strict=True):
+                for i, slot in enumerate(slots):
+                    rows = request.sequences[i].rows
+                    for name, tensor in request.inputs.items():
+                        given[name][slot, :rows] = tensor[i]
+                    if member.masked:
+                        values[f"len[{slot}]"] = request.parameters.get(f"len[{i}]", rows)
+        packed = {name: tensors.pack(member.inputs[name], t) for name, t in given.items()}
+        return member.program.bind(values), packed
+
+    def outputs(self, flat: Mapping[str, Array]) -> list[dict[str, Array]]:
+        """Of each request, padding cut away."""
+        whole = {name: tensors.unpack(self.member.program.buffer(name), f) for name, f in flat.items()}
+        if not self.slots:
+            return [whole]
+        # indexing with a list copies, so that no answer holds on to another one's
+        return [
+            {name: t[slots, : request.sequences[0].rows] for name, t in whole.items()}
+            for request, slots in zip(self.requests, self.slots, strict=True)
+        ]
+
+
+class Family:
+    """Raises `ProgramError` for programs that cannot be of one network: inputs, outputs or weights differ."""
+
+    def __init__(self, programs: Sequence[Program]) -> None:
+        if not programs:
+            raise ProgramError("a runner needs a program")
+        self.members = sorted(map(Member, programs), key=lambda m: m.size)
+        self.most = max(len(m.slots) for m in self.members)
+        """Sequences of the largest batch."""
+        self.weights = programs[0].with_role(Role.WEIGHT)
+        expected = _interface(programs[0])
+        for i, program in enumerate(programs[1:], 1):
+            differs = _interface(program) ^ expected
+            if differs:
+                role, name, *shape = min(differs, key=str)
+                raise ProgramError(
+                    f"programs 0 and {i} are not of one network: {role} {name!r}, {shape}, is in one of them alone"
+                )
+
+    def admit(self, inputs: Mapping[str, npt.NDArray[np.generic]], parameters: Mapping[str, int]) -> Request:
+        """A copy of what is asked, checked. Raises `TensorError`."""
+        self._check_names(inputs)
+        values = {name: _integer(name, value) for name, value in parameters.items()}
+        sized = self._sized(inputs, bool(values))
+        fitting = next((m for m in self.members if sized and m.place(sized)), None)
+        if fitting is None:
+            return self._whole(inputs, values)
+        if values:
+            fitting.program.bind(values)  # names
+            for i, s in enumerate(sized):
+                if not 1 <= values.pop(f"len[{i}]", s.rows) <= s.rows:
+                    raise TensorError(f"len[{i}]={parameters[f'len[{i}]']} is out of range 1..{s.rows}")
+            if values:
+                raise TensorError(f"{min(values)}: the request has {len(sized)} sequences")
+        copied = {n: np.array(t if t.ndim == 3 else t[None], np.float32) for n, t in inputs.items()}
+        return Request(copied, dict(parameters), sized)
+
+    def _whole(self, inputs: Mapping[str, npt.NDArray[np.generic]], values: dict[str, int]) -> Request:
+        """For a program that takes just these shapes."""
+        shapes = {name: t.shape for name, t in inputs.items()}
+        member = next((m for m in self.members if {n: b.view or b.shape for n, b in m.inputs.items()} == shapes), None)
+        if member is None and len(self.members) > 1:
+            sizes = "; ".join(
+                f"up to {len(m.slots)} sequences of {'at most' if m.masked else 'just'} {max(m.slots)} rows"
+                for m in self.members
+                if m.slots
+            )
+            asked = ", ".join(f"{tensors.shown(name)} of {shape}" for name, shape in shapes.items())
+            raise TensorError(f"none of these programs takes {asked}; they take {sizes or 'their own shapes'}")
+        member = member or self.members[0]
+        member.program.bind(values)
+        for name, t in inputs.items():
+            tensors.pack(member.inputs[name], t)
+        return Request({name: np.array(t, np.float32) for name, t in inputs.items()}, values, (), member)
+
+    def _check_names(self, inputs: Mapping[str, npt.NDArray[np.generic]]) -> None:
+        wanted = self.members[0].inputs
+        takes = ", ".join(map(tensors.shown, wanted))
+        for name in inputs:
+            if name not in wanted:
+                raise TensorError(f"no input {name!r}; this program takes {takes or 'none'}")
+        for name in wanted:
+            if name not in inputs:
+                raise TensorError(f"input {name!r} is missing; this program takes {takes}")
+        for name, t in inputs.items():
+            if not isinstance(t, np.ndarray):
+                raise TensorError(f"{tensors.shown(name)}: a numpy array is wanted, not {type(t).__name__}")
+            tensors.check_dtype(name, t)
+
+    def _sized(self, inputs: Mapping[str, npt.NDArray[np.generic]], mask: bool) -> tuple[Sized, ...]:
+        """The sequences of a request, or () where it has none."""
+        shapes = {t.shape if t.ndim == 3 else (1, *t.shape) for t in inputs.values()}
+        if len({s[:2] for s in shapes}) != 1 or any(len(s) != 3 for s in shapes):
+            return ()
+        for name, t in inputs.items():
+            view = self.members[0].inputs[name].view
+            if not view or t.shape[-1] != view[-1]:
+                return ()
+        n, rows, _ = next(iter(shapes))
+        # not more than could fit: a request may be of any size
+        return (Sized(rows, mask),) * n if n <= self.most and rows else ()
+
+    def batch(self, waiting: Iterable[Request]) -> Batch:
+        """The first that waits, and of the others, in their order, those that still fit; on the smallest program that
+        takes them all. waiting: not empty."""
+        first, *others = waiting
+        if first.member is not None:
+            return Batch(first.member, [first], [])
+        taken, sequences = [first], list(first.sequences)
+        for request in others if first.progress is None else ():
+            if len(sequences) == self.most:
+                break
+            more = [*sequences, *request.sequences]
+            alone = request.member is not None or request.progress is not None
+            if not alone and len(more) <= self.most and any(m.place(more) for m in self.members):
+                taken.append(request)
+                sequences = more
+        member, places = next((m, p) for m in self.members if (p := m.place(sequences)))
+        at = iter(places)
+        return Batch(member, taken, [[next(at) for _ in r.sequences] for r in taken])
+
+
+def _interface(program: Program) -> set[tuple[Any, ...]]:
+    """What programs of one network have in common: names; columns of inputs and outputs, and weights as they lie."""
+
+    def shape(b: Buffer) -> tuple[Any, ...]:
+        return (*b.shape, b.layout.value) if b.role is Role.WEIGHT else (b.view or b.shape)[-1:]
+
+    return {(b.role.value, b.name, *shape(b)) for b in program.buffers if b.role is not Role.SCRATCH}
+
+
+def _integer(name: str, value: Any) -> int:
+    try:
+        return operator.index(value)
+    except TypeError:
+        raise TensorError(f"{name!r} is {value!r}, no whole number") from None

@@ -1,0 +1,79 @@
+"""A runner's figures for Prometheus. Needs prometheus-client (the extra `serve`)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from prometheus_client import REGISTRY, CollectorRegistry, Counter, Enum, Gauge, Histogram
+
+from ...hw.sim.machine import Run
+from .health import State
+
+SECONDS = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0, 60.0)
+SHARES = (0.125, 0.25, 0.375, 0.5, 0.625, 0.75, 0.875, 1.0)
+OUTCOMES = ("ok", "error", "timeout", "cancelled", "full")
+
+
+class Metrics:
+    """The figures of all runners of a registry. Their only labels are the runner's name, which its owner chooses, and
+    words of ours: nothing that a request or a file holds becomes one."""
+
+    def __init__(self, registry: CollectorRegistry = REGISTRY) -> None:
+        self._names: set[str] = set()
+
+        def histogram(name: str, text: str, buckets: tuple[float, ...] = SECONDS) -> Histogram:
+            return Histogram(f"rsn_{name}", text, ["runner"], registry=registry, buckets=buckets)
+
+        self._requests = Counter("rsn_requests", "Requests, by outcome", ["runner", "outcome"], registry=registry)
+        self._failures = Counter("rsn_board_failures", "Failures of the board", ["runner"], registry=registry)
+        self._depth = Gauge("rsn_queue_depth", "Requests that wait", ["runner"], registry=registry)
+        self._health = Enum("rsn_health", "State", ["runner"], registry=registry, states=[s.value for s in State])
+        self._fill = histogram("batch_fill", "Share of a program's sequences that a run used", SHARES)
+        self._waiting = histogram("waiting_seconds", "From a request's arrival to its run")
+        self._running = histogram("running_seconds", "Of a run, by the wall clock")
+        self._modelled = histogram("modelled_seconds", "Of a run on the machine, by its model, where the board has one")
+
+    def of(self, runner: str, depth: Callable[[], int]) -> Figures:
+        """The figures of one runner. depth: says how many requests wait. Raises `ValueError` for a name that another
+        open runner has."""
+        name = runner.encode("utf-8", "backslashreplace").decode()  # a page of metrics is UTF-8
+        if name in self._names:
+            raise ValueError(f"another runner of these metrics is called {runner!r}")
+        self._names.add(name)
+        self._depth.labels(name).set_function(depth)
+        for outcome in OUTCOMES:  # a counter that appears with its first event has no rate before the second
+            self._requests.labels(name, outcome)
+        return Figures(self, name)
+
+
+class Figures:
+    """Of one runner."""
+
+    def __init__(self, metrics: Metrics, name: str) -> None:
+        self._metrics = metrics
+        self._name = name
+
+    def answered(self, outcome: str) -> None:
+        """outcome: one of `OUTCOMES`."""
+        self._metrics._requests.labels(self._name, outcome).inc()
+
+    def ran(self, waited_s: list[float], took_s: float, fill: float, run: Run) -> None:
+        """A run ended well. waited_s: of each request in it."""
+        m, name = self._metrics, self._name
+        for seconds in waited_s:
+            m._waiting.labels(name).observe(seconds)
+        m._running.labels(name).observe(took_s)
+        m._fill.labels(name).observe(fill)
+        if run.clock == "modelled":
+            m._modelled.labels(name).observe(run.latency_s)
+
+    def failed(self) -> None:
+        self._metrics._failures.labels(self._name).inc()
+
+    def state(self, state: State) -> None:
+        self._metrics._health.labels(self._name).state(state.value)
+
+    def close(self) -> None:
+        """The runner is closed: it holds no queue any more, and its name is free."""
+        self._metrics._depth.labels(self._name).set_function(lambda: 0)
+        self._metrics._names.discard(self._name)
