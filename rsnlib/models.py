@@ -186,13 +186,15 @@ def _example(x: torch.Tensor, random: torch.Generator) -> torch.Tensor:
 def load_spec(
     spec: str, batch: int | None = None, seq: int | None = None, seed: int = 0, base: bool = False
 ) -> tuple[nn.Module, Inputs]:
-    """A module and example inputs from a preset's name or from FILE.py:CALLABLE.
+    """A module and example inputs from a preset's name, from FILE.py:CALLABLE or from FILE.onnx.
 
     The callable is given those of batch, seq and seed that it has parameters for, and returns (module, example inputs),
     or a module alone, whose inputs then follow from its forward: int64 `input_ids` and `attention_mask` (batch, seq),
     and for one other parameter without default float32 (batch, seq, in_features of the module's first Linear). Raises
     SpecError where nothing of that applies; what the file itself raises passes through.
     """
+    if spec.endswith(".onnx"):
+        return _onnx(spec, batch or 1, seq or 128)
     file, colon, attribute = spec.rpartition(":")
     if not colon or not file.endswith(".py"):
         return preset(spec, batch, seq, seed, base)
@@ -210,6 +212,16 @@ def load_spec(
     if inputs is None:
         inputs = _guessed_inputs(spec, module, given["batch"], given["seq"])
     return module, inputs
+
+
+def _onnx(path: str, batch: int, seq: int) -> tuple[nn.Module, Inputs]:
+    """Sizes that the model leaves open are batch and seq, in this order; integers are 1, as in a mask."""
+    try:
+        from .onnx_module import load_onnx
+    except ImportError:
+        raise SpecError(f"{path}: models from ONNX take the package onnx: pip install onnx") from None
+    model = load_onnx(path).eval()
+    return model, model.example(batch, seq)
 
 
 def _attribute(file: Path, name: str) -> Callable[..., Any]:

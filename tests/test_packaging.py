@@ -53,7 +53,7 @@ def test_core_does_not_need_torch() -> None:
 def test_every_import_is_a_declared_dependency() -> None:
     """What is not declared is there by accident, as something else's dependency."""
     extras = PROJECT["project"]["optional-dependencies"]
-    optional = [line for name in ("torch", "serve", "ray") for line in extras[name]]
+    optional = [line for name in ("torch", "serve", "ray", "onnx") for line in extras[name]]
     lines = (*PROJECT["project"]["dependencies"], *optional)
     declared = {re.split(r"[^\w-]", line)[0].replace("-", "_") for line in lines}
     known = declared | sys.stdlib_module_names | {"rsn"}

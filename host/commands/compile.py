@@ -43,8 +43,8 @@ def compile_command(
     seed: int,
     as_json: bool,
 ) -> None:
-    """Compile SPEC: a preset (bert-large, bert-large-encoder, minilm, vit, ncf, mlp, gemm:MxKxN), or FILE.py:CALLABLE
-    that returns an nn.Module, or an nn.Module and its example inputs."""
+    """Compile SPEC: a preset (bert-large, bert-large-encoder, minilm, vit, ncf, mlp, gemm:MxKxN), FILE.py:CALLABLE that
+    returns an nn.Module, or an nn.Module and its example inputs, or FILE.onnx."""
     from ...assembler.printer import show
     from ...compiler import schedule_named
     from ...isa.files import check_target as check_file
