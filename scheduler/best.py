@@ -16,7 +16,7 @@ from .schedule import Schedule, read_schedule, show_schedule
 from .search import describe, search
 from .segment import Network
 
-VERSION = 8
+VERSION = 9
 """Of what a search does: a schedule found by another one is looked for again."""
 
 
