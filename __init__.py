@@ -10,13 +10,14 @@ from importlib import import_module
 from typing import Any
 
 __version__ = "0.1.0"
-__all__ = ["Program", "Runner", "Schedule", "__version__", "compile", "errors", "explain"]
+__all__ = ["Program", "Runner", "Schedule", "Serving", "__version__", "compile", "errors", "explain"]
 
 # Public name -> where it lives: "module" or "module:attribute", relative to this package.
 _HOME = {
     "Program": ".isa.program:Program",
     "Runner": ".host.runner:Runner",
     "Schedule": ".scheduler.schedule:Schedule",
+    "Serving": ".host.serving:Serving",
     "compile": ".compiler:compile",
     "errors": ".isa.errors",
     "explain": ".compiler:explain",
