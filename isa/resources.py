@@ -89,13 +89,14 @@ def require_fits(rows: Iterable[Row], device: Device) -> None:
 @dataclass(frozen=True)
 class Cost:
     """How long a unit takes for something: as its sources state it, and as the simulator has it. remark: what the
-    difference is, or means."""
+    difference is, or means. rate: the simulator's rate that this speaks of, and its value by the sources."""
 
     what: str
     cycles: int
     seconds: float
     simulated: float
     remark: str = ""
+    rate: tuple[str, float] | None = None
 
     @property
     def difference(self) -> float:

@@ -67,6 +67,7 @@ _file = click.Path(dir_okay=False)
 @click.option("--param", "params", multiple=True, type=Setting(int), help="a run-time parameter, e.g. len[0]=17")
 @click.option("--timing-only", is_flag=True, help="model the time alone: no weights, no inputs, no results")
 @click.option("--set", "rates", multiple=True, type=Setting(float), help="another rate or depth, e.g. ddr_read_gbs=42")
+@click.option("--source-rates", is_flag=True, help="post-ops take what hw/versal's sources state, not what was fitted")
 @click.option("--overlay-file", type=_file, help="other rates and depths (.toml, as rsn overlay prints them)")
 @click.option("--explain", "explains", is_flag=True, help="say where the time goes, and what would shorten it")
 @click.option("--trace", type=_file, help="write a trace for Perfetto or chrome://tracing (.json, .json.gz)")
@@ -115,6 +116,7 @@ def run_command(program: str, raw: bool, as_json: bool, **options: Any) -> None:
 MODEL_ONLY = {
     "timing_only": "--timing-only",
     "rates": "--set",
+    "source_rates": "--source-rates",
     "overlay_file": "--overlay-file",
     "explains": "--explain",
     "trace": "--trace",
@@ -164,6 +166,11 @@ def _with_overlay(program: Program, options: Mapping[str, Any]) -> Program:
         from ...isa.overlays.file import changed
 
         overlay = changed(overlay, options["overlay_file"])
+    if options["source_rates"]:
+        stated = dict(c.rate for c in overlay.costs(overlay) if c.rate)
+        if not stated:
+            raise click.UsageError(f"--source-rates: overlay {overlay.name} has no sources that say what they cost")
+        overlay = overlay.with_rates(**stated)
     if options["rates"]:
         overlay = overlay.with_rates(**dict(options["rates"]))
     return program if overlay is program.overlay else dataclasses.replace(program, overlay=overlay)

@@ -162,6 +162,18 @@ def test_moving_data_costs_what_the_simulator_charges() -> None:
             assert cost.remark, cost.what
 
 
+@pytest.mark.parametrize(("overlay", "softmax"), [(XNN, "maximum subtracted"), (XNN_BASE, "256x256")])
+def test_rates_by_the_sources_are_those_of_the_table(overlay: Overlay, softmax: str) -> None:
+    costs = {c.what: c for c in overlay.costs(overlay)}
+    changed = overlay.with_rates(**dict(c.rate for c in costs.values() if c.rate))
+    pieces = {"softmax_us": (softmax, 4), "gelu_us": ("activation", 1), "norm_us": ("layer norm", 1)}
+    for name, (words, parts) in pieces.items():
+        (cost,) = (c for what, c in costs.items() if what.endswith(words) or (parts == 1 and words in what))
+        assert parts * changed.rates[name].seconds == pytest.approx(cost.seconds)
+    same = [n for n in overlay.rates if n not in pieces]
+    assert all(changed.rates[n] == overlay.rates[n] for n in same)
+
+
 def test_info_cycles_json() -> None:
     facts = json.loads(CliRunner().invoke(main, ["info", "--cycles", "--json"]).stdout)
     norm = next(c for c in facts["costs"] if "layer norm" in c["what"])
