@@ -19,7 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ..hw.sim.breakpoint import Stopped
-from ..isa.errors import BoardError, RsnError, TensorError
+from ..isa.errors import BoardError, ProgramError, RsnError, TensorError
 from ..isa.program import Program
 from ..isa.verify import require
 from . import tensors
@@ -444,6 +444,9 @@ def _verified(program: Program | Source) -> Program:
     if not isinstance(program, Program):
         from ..assembler import container
 
-        program = container.read(Path(program))
+        try:
+            program = container.read(Path(program))
+        except OSError as e:
+            raise ProgramError(f"{program}: {e.strerror}") from None
     require(program)
     return program

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import cached_property
+from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -17,6 +18,18 @@ class RsnError(Exception):
     """
 
     exit_code = 1
+
+
+class MissingError(RsnError, ImportError):
+    """A package that is not installed, and the command that installs it."""
+
+    exit_code = 3
+
+
+def require(module: str, purpose: str, mend: str) -> None:
+    """Raise `MissingError` where a package is not installed that `purpose` takes."""
+    if find_spec(module) is None:
+        raise MissingError(f"{purpose} takes {module}, which is not installed: {mend}")
 
 
 class FieldError(RsnError, ValueError):

@@ -188,7 +188,11 @@ class Program:
 
     def _known_parameters(self) -> str:
         names = [p.name for p in self.parameters]
-        return f"this program has {', '.join(names)}" if names else "this program has none"
+        return (
+            f"this program has {', '.join(names)}"
+            if names
+            else "this program has none: what is compiled with an attention mask has"
+        )
 
     def patched_field(self, patch: Patch) -> Any:
         return self.packets[patch.packet].mops[patch.mop].field(patch.field)

@@ -8,7 +8,9 @@ from __future__ import annotations
 import importlib.util
 import inspect
 import re
-from collections.abc import Callable
+import traceback
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -191,7 +193,7 @@ def load_spec(
     The callable is given those of batch, seq and seed that it has parameters for, and returns (module, example inputs),
     or a module alone, whose inputs then follow from its forward: int64 `input_ids` and `attention_mask` (batch, seq),
     and for one other parameter without default float32 (batch, seq, in_features of the module's first Linear). Raises
-    SpecError where nothing of that applies; what the file itself raises passes through.
+    SpecError where nothing of that applies, and for what the file itself raises, with the line.
     """
     if spec.endswith(".onnx"):
         return _onnx(spec, batch or 1, seq or 128)
@@ -202,7 +204,8 @@ def load_spec(
     torch.manual_seed(seed)
     given = {"batch": batch or 1, "seq": seq or 128, "seed": seed}
     wanted = inspect.signature(builder).parameters
-    made = builder(**{key: value for key, value in given.items() if key in wanted})
+    with _of_the_user(Path(file)):
+        made = builder(**{key: value for key, value in given.items() if key in wanted})
     module: Any
     module, inputs = made if isinstance(made, tuple) and len(made) == 2 else (made, None)
     if not isinstance(module, nn.Module):
@@ -224,6 +227,19 @@ def _onnx(path: str, batch: int, seq: int) -> tuple[nn.Module, Inputs]:
     return model, model.example(batch, seq)
 
 
+@contextmanager
+def _of_the_user(file: Path) -> Iterator[None]:
+    """What a file of the user's raises, as an error with its own last line; the rest of the trace is ours."""
+    try:
+        yield
+    except SyntaxError as e:
+        raise SpecError(f"{e.filename}:{e.lineno}: {type(e).__name__}: {e.msg}") from e
+    except Exception as e:
+        frames = [f for f in traceback.extract_tb(e.__traceback__) if Path(f.filename).resolve() == file.resolve()]
+        where = f"{file}:{frames[-1].lineno}, in {frames[-1].name}" if frames else str(file)
+        raise SpecError(f"{where}: {type(e).__name__}: {e}") from e
+
+
 def _attribute(file: Path, name: str) -> Callable[..., Any]:
     if not file.is_file():
         raise SpecError(f"no file {file}")
@@ -231,7 +247,8 @@ def _attribute(file: Path, name: str) -> Callable[..., Any]:
     assert found is not None
     assert found.loader is not None
     source = importlib.util.module_from_spec(found)
-    found.loader.exec_module(source)
+    with _of_the_user(file):
+        found.loader.exec_module(source)
     builder: Callable[..., Any] | None = getattr(source, name, None)
     if not callable(builder):
         raise SpecError(f"{file} has no callable {name!r}")

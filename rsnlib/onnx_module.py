@@ -81,17 +81,18 @@ class OnnxModule(nn.Module):
         else:
             self._constants[name] = array
 
-    def example(self, batch: int, seq: int) -> tuple[torch.Tensor, ...]:
+    def example(self, batch: int, seq: int) -> dict[str, torch.Tensor]:
         """Inputs of the model's types: what it leaves open of a shape is batch, then seq; integers are 1, as in a mask,
         numbers random."""
-        out = []
+        out = {}
         for x in self._given:
             kind = x.type.tensor_type
             open_sizes = iter([batch, seq, *[1] * len(kind.shape.dim)])
             shape = [d.dim_value or next(open_sizes) for d in kind.shape.dim]
             dtype = torch.from_numpy(np.zeros(0, helper.tensor_dtype_to_np_dtype(kind.elem_type))).dtype
-            out.append(torch.randn(shape, dtype=dtype) if dtype.is_floating_point else torch.ones(shape, dtype=dtype))
-        return tuple(out)
+            make = torch.randn if dtype.is_floating_point else torch.ones
+            out[x.name] = make(shape, dtype=dtype)
+        return out
 
     def forward(self, *args: torch.Tensor, **kwargs: torch.Tensor) -> Any:
         """Run the nodes."""
@@ -265,6 +266,11 @@ OPERATORS: dict[str, Callable[..., Any]] = {
     "Sub": _binary(lambda x, y: x - y),
     "Mul": _binary(lambda x, y: x * y),
     "Div": _binary(lambda x, y: x / y),
+    "Mod": _binary(lambda x, y: x % y),
+    "Max": _binary(lambda x, y: torch.maximum(torch.as_tensor(x), torch.as_tensor(y))),
+    "Min": _binary(lambda x, y: torch.minimum(torch.as_tensor(x), torch.as_tensor(y))),
+    "Abs": lambda a, x: x.abs(),
+    "Exp": lambda a, x: x.exp(),
     "Pow": _binary(lambda x, y: x**y),
     "And": _binary(lambda x, y: x & y),
     "Or": _binary(lambda x, y: x | y),

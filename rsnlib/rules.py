@@ -148,7 +148,10 @@ def product(
         return f"its operand is not all of {values.batch} x {values.seq} rows on the machine"
     for what, tensor in (("weight", weight), ("operand", x)):
         if dtype_of(tensor) != torch.float32:
-            raise TensorError(f"{site(node)}: its {what} is {dtype_of(tensor)}; the machine computes in float32")
+            raise TensorError(
+                f"{site(node)}: its {what} is {dtype_of(tensor)}; the machine computes in float32: convert it "
+                "first, as model.float() does"
+            )
     matrix = values.constant(weight).numpy()
     matrix = matrix.T if transposed else matrix
     vector = values.vector(bias, matrix.shape[1], 0.0)

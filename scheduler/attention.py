@@ -86,7 +86,7 @@ def check(s: Sequences, att: Attention, most: int = MOST_SENT) -> None:
     if s.seq_blocks > most:
         rows = f"{att.path}: {max(s.net.rows)} rows a sequence"
         way_out = (
-            "mapping type B takes the scores through DDR, and 1024 rows"
+            "mapping type B takes the scores through DDR, and at most 1024 rows"
             if most == MOST_SENT
             else "more takes MemC with larger buffers"
         )

@@ -159,3 +159,17 @@ def test_file_that_is_not_there() -> None:
 def test_package_loads_without_torch() -> None:
     code = "import sys, rsn.rsnlib, rsn.rsnlib.fold; assert 'torch' not in sys.modules"
     subprocess.run([sys.executable, "-c", code], check=True, timeout=120)
+
+
+@pytest.mark.parametrize(
+    ("text", "complaint"),
+    [
+        ("import torc\n", r"mine\.py:1, in <module>: ModuleNotFoundError: No module named 'torc'"),
+        ("def make():\n    return 1 / 0\n", r"mine\.py:2, in make: ZeroDivisionError: division by zero"),
+        ("def make(:\n", r"mine\.py:1: SyntaxError: "),
+    ],
+)
+def test_mistakes_in_the_users_file_are_told_by_its_own_line(tmp_path: Path, text: str, complaint: str) -> None:
+    (tmp_path / "mine.py").write_text(text)
+    with pytest.raises(SpecError, match=complaint):
+        load_spec(f"{tmp_path / 'mine.py'}:make")
