@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import sys
 import time
 import urllib.error
 import urllib.request
@@ -66,6 +67,8 @@ def expected(seed: int, sentences: list[str]) -> list[list[float]]:
 def url() -> Iterator[str]:
     from ray import serve
 
+    # replicas are processes of their own, which know nothing of the folder that pytest runs in
+    ray.cloudpickle.register_pickle_by_value(sys.modules[__name__])
     ray.init(num_cpus=4, resources={BOARD: 2}, include_dashboard=False, log_to_driver=False)
     try:
         serve.start(http_options={"host": "127.0.0.1", "port": PORT})
