@@ -147,7 +147,7 @@ def test_refusals_name_the_layer_and_the_reason(make: Maker) -> None:
     )
     assert "activation gelu_erf" in refused(make.encoder(1, 256, 1024, 16, 128, act=Activation.GELU_ERF))
     assert "LayerNorm eps 1e-05" in refused(make.encoder(1, 256, 1024, 16, 128, eps=1e-5))
-    assert "at most 6 key tiles, 768 rows; mapping type B takes the scores through DDR, and at most 1024 rows" in refused(
+    assert "768 rows; mapping type B takes the scores through DDR, and at most 1024 rows" in refused(
         make.encoder(1, 1152, 1024, 16, 128), XNN
     )
     assert "heads of 96 columns" in refused(make.encoder(1, 128, 192, 2, 128), XNN)
