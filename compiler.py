@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Self
 from .host.runner import Runner
 from .host.tensors import save_tensors
 from .hw.sim.machine import Run
-from .isa.errors import ScheduleError, require
+from .isa.errors import ScheduleError, require_torch
 from .isa.overlays import find
 from .isa.program import Program, Role
 from .isa.statistics import count
@@ -135,14 +135,10 @@ class Compiled:
         self.close()
 
 
-def _require_torch() -> None:
-    require("torch", "compiling a model", "pip install torch==2.13.0")
-
-
 def explain(model: nn.Module, example_inputs: tuple[Any, ...] | dict[str, Any]) -> str:
     """Which operator of a module would run where, and why, without compiling or running anything. Raises as `compile`
     where a product cannot run on the machine."""
-    _require_torch()
+    require_torch("compiling a model")
     from .rsnlib.trace import trace
 
     return trace(model, example_inputs).explain()
@@ -166,7 +162,7 @@ def compile(
     need, and what lies beyond is 0 in the network's outputs. Raises `UnsupportedError` naming operator and module path
     for what the machine cannot run, and `ScheduleError`.
     """
-    _require_torch()
+    require_torch("compiling a model")
     from .rsnlib.trace import trace
 
     traced = trace(model, example_inputs)

@@ -26,10 +26,13 @@ class MissingError(RsnError, ImportError):
     exit_code = 3
 
 
-def require(module: str, purpose: str, mend: str) -> None:
-    """Raise `MissingError` where a package is not installed that `purpose` takes."""
-    if find_spec(module) is None:
-        raise MissingError(f"{purpose} takes {module}, which is not installed: {mend}")
+INSTALL_TORCH = "pip install torch==2.13.0"
+
+
+def require_torch(purpose: str) -> None:
+    """Raise `MissingError` where PyTorch is not installed, which `purpose` takes."""
+    if find_spec("torch") is None:
+        raise MissingError(f"{purpose} takes torch, which is not installed: {INSTALL_TORCH}")
 
 
 class FieldError(RsnError, ValueError):

@@ -237,7 +237,7 @@ def _reduce_mean(a: Attributes, x: torch.Tensor, axes: Any = None) -> torch.Tens
     return x.mean(over, keepdim=bool(a.get("keepdims", 1)))
 
 
-def _attention_softmax(a: Attributes, x: torch.Tensor) -> torch.Tensor:
+def _softmax(a: Attributes, x: torch.Tensor) -> torch.Tensor:
     return x.softmax(a.get("axis", -1))
 
 
@@ -287,7 +287,7 @@ OPERATORS: dict[str, Callable[..., Any]] = {
     "Sigmoid": lambda a, x: x.sigmoid(),
     "Relu": lambda a, x: x.relu(),
     "Gelu": lambda a, x: F.gelu(x, approximate=a.get("approximate", "none")),
-    "Softmax": _attention_softmax,
+    "Softmax": _softmax,
     "LayerNormalization": _layer_norm,
     "MatMul": _binary(lambda x, y: x @ y),
     "Gemm": _gemm,

@@ -45,9 +45,9 @@ def compile_command(
 ) -> None:
     """Compile SPEC: a preset (bert-large, bert-large-encoder, minilm, vit, ncf, mlp, gemm:MxKxN), FILE.py:CALLABLE that
     returns an nn.Module, or an nn.Module and its example inputs, or FILE.onnx."""
-    from ...isa.errors import require
+    from ...isa.errors import require_torch
 
-    require("torch", "compiling a model", "pip install torch==2.13.0")
+    require_torch("compiling a model")
     from ...assembler.printer import show
     from ...compiler import schedule_named
     from ...isa.files import check_target as check_file

