@@ -55,7 +55,7 @@ class _Part:
     n: int
 
 
-def lower_gemms(s: Sequences, gemms: Sequence[Gemm]) -> None:
+def lower_gemms(s: Sequences, gemms: Sequence[Gemm], loops: Loops) -> None:
     """Matrix products of one activation, each with what is fused to it. Raises `UnsupportedError` naming the layer.
 
     Loops.COLUMNS: column tiles outside, row tiles inside: the addresses of a column tile's loads and stores then
@@ -65,14 +65,14 @@ def lower_gemms(s: Sequences, gemms: Sequence[Gemm]) -> None:
     """
     parts = [part for gemm in gemms for part in _parts(s, gemm)]
     tiles = row_tiles(s.row_blocks, s.cuts[gemms[0].y])
-    if s.schedule.loops is Loops.COLUMNS:
+    if loops is Loops.COLUMNS:
         groups = [[part] for part in parts]
     else:
         groups = _op_columns(parts)
     for group in groups:
         vectors = _vectors(s, group)
         for rows in _op_runs(tiles):
-            _gemm_op(s, group, rows, vectors)
+            _gemm_op(s, group, rows, vectors, loops)
 
 
 def _parts(s: Sequences, gemm: Gemm) -> list[_Part]:
@@ -145,7 +145,9 @@ def _vector_length(group: Sequence[_Part]) -> int:
     return length if length <= 1024 else padded(length, 1024)
 
 
-def _gemm_op(s: Sequences, group: Sequence[_Part], rows: Sequence[RowTile], vectors: Sequence[Buffer]) -> None:
+def _gemm_op(
+    s: Sequences, group: Sequence[_Part], rows: Sequence[RowTile], vectors: Sequence[Buffer], loops: Loops
+) -> None:
     """One MME op on every MME in use: the row tiles `rows`, all of one shape, each against the column tiles of `group`.
     The even MemB takes the first half of a tile's columns (contract section 3)."""
     gemm, plan = group[0].gemm, group[0].plan
@@ -177,7 +179,7 @@ def _gemm_op(s: Sequences, group: Sequence[_Part], rows: Sequence[RowTile], vect
         order = list(range(plan.k_tiles))
         for n, part in enumerate(group):
             held = 0
-            if n and s.schedule.loops is Loops.ROWS:
+            if n and loops is Loops.ROWS:
                 held = min(2, plan.k_tiles) if plan.k_tiles > 1 else 0
                 order = order[plan.k_tiles - held :] + order[: plan.k_tiles - held]
             tile = Tile(ahead=_loads_ahead(s, part.gemm, plan, row), step=groups)

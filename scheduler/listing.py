@@ -24,9 +24,7 @@ from ..isa.layout import BLOCK
 from ..isa.overlays.xnn_formats import Ddr
 from ..isa.traces import trace
 from .order import BLOCK_UNITS, Access, Tile
-from .schedule import Interleave, Rule, Schedule
-
-HARDWARE = Rule(patience_us=0.0, store_blocks=16)
+from .schedule import Rule
 
 
 @dataclass(frozen=True, eq=False)
@@ -55,14 +53,13 @@ def list_accesses(
     issues: Mapping[str, Sequence[Any]],
     preloaded: Mapping[str, Sequence[Any]],
     overlay: Overlay,
-    schedule: Schedule,
 ) -> Listed:
     """The order in which DDR takes its accesses.
 
     loads: the blocks that each uOP of a Mem loads from DDR, by unit. issues: every other unit's uOPs. Raises
     `DeadlockError` where the program cannot go on, whatever DDR does.
     """
-    jobs = list(_jobs(tiles, loads, schedule))
+    jobs = list(_jobs(tiles, loads))
     form = overlay.form_of("DDR")
     mops = [job.access.mop() for job in jobs]
     uops = [list(form.uops(mop, 0)) for mop in mops]
@@ -101,14 +98,14 @@ def list_accesses(
     return Listed([mops[i] for i in order], [begun[at] for at in firsts[order]], found)
 
 
-def _jobs(tiles: Sequence[Tile], loads: Mapping[str, Sequence[int]], schedule: Schedule) -> Iterator[_Job]:
+def _jobs(tiles: Sequence[Tile], loads: Mapping[str, Sequence[int]]) -> Iterator[_Job]:
     """Accesses in the order of the tiles, cut to what DDR may choose from."""
     wanted = {unit: deque(blocks) for unit, blocks in loads.items()}
     at = 0
     stored: dict[str, int] = {}  # the last store of each unit, which keeps the order of its own
     drained: dict[str, tuple[int, ...]] = {}  # by unit that has not loaded since the last drain
     for tile in tiles:
-        rule = HARDWARE if schedule.interleave is Interleave.HARDWARE else schedule.rule(tile.kind)
+        rule = tile.rule
         for access in tile.loads:
             for piece in _as_loaded(access, wanted[access.peer]):
                 yield _Job(piece, rule, at, drained.pop(access.peer, ()))

@@ -11,7 +11,6 @@ from ..isa.layout import BLOCK_ROWS, UNIT
 from ..isa.program import Buffer, Kernels, Layout, Role
 from .apart import lower_as
 from .gemm import lower_gemms
-from .groups import groups_of, kind_of
 from .memory import Arena
 from .pack import Starts
 from .schedule import Schedule
@@ -52,17 +51,15 @@ def lower(network: Network, overlay: Overlay, schedule: Schedule) -> Lowered:
     """Turn a network into kernel sequences for an XNN overlay. Raises `UnsupportedError` naming the layer."""
     sequences = Sequences(network, overlay, schedule)
     place_activations(sequences)
-    for group in groups_of(network, schedule.loops):
+    for segment in sequences.plan:
         first = len(sequences.tiles)
-        if isinstance(group, Attention):
-            lower_as(sequences, group, schedule.attention)
+        if isinstance(segment.layers, Attention):
+            lower_as(sequences, segment.layers, segment.mapping)
         else:
-            lower_gemms(sequences, group)
-        kind = kind_of(group)
+            lower_gemms(sequences, segment.layers, segment.loops)
         for tile in sequences.tiles[first:]:
-            tile.kind = kind
-        if kind in schedule.drain:
-            sequences.tiles[-1].drain = True
+            tile.rule = segment.rule
+        sequences.tiles[-1].drain = segment.drain
     kernels = sequences.finish()
     return Lowered(kernels, Weights(sequences.weights), sequences.found, sequences.starts)
 

@@ -16,7 +16,7 @@ from typing import NamedTuple
 from ..isa.layout import BLOCK, UNIT, padded
 from ..isa.overlays.xnn_formats import Ddr
 from ..isa.packet import MAX_WINDOW
-from .schedule import Interleave, Schedule
+from .schedule import Interleave, Rule, Schedule
 
 BLOCK_UNITS = BLOCK // UNIT
 
@@ -57,12 +57,12 @@ def _mop(peer: str, store: bool, blocks: int, chunks: int, stride: int) -> Ddr:
 class Tile:
     """What one output tile (or attention slot) loads and stores. Its stores go among the loads of the tile `lag` later:
     behind `ahead` of them, evenly spread over the next `within` (or all that follow). head: loads before the product's;
-    step: loads of one slice of K. kind: of the segment it belongs to. drain: nothing is loaded behind it before all is
+    step: loads of one slice of K. rule: of the segment it belongs to. drain: nothing is loaded behind it before all is
     stored."""
 
     loads: list[Access] = field(default_factory=list)
     stores: list[Access] = field(default_factory=list)
-    kind: str = ""
+    rule: Rule = field(default_factory=Rule)
     lag: int = 1
     ahead: int = 0
     within: int | None = None

@@ -5,11 +5,12 @@ from __future__ import annotations
 import json
 import os
 import tomllib
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from dataclasses import dataclass, fields
 from enum import Enum
 from pathlib import Path
-from typing import Any
+from types import NoneType
+from typing import Any, get_args, get_type_hints
 
 from ..isa.errors import ScheduleError
 from .mapping import MappingType
@@ -65,6 +66,30 @@ class Loops(Enum):
     ROWS = "rows"
 
 
+@dataclass(frozen=True)
+class Segment:
+    """Layers that go through the machine together, by module path, and how (paper section 4.5, Fig. 13).
+
+    layers: paths, in which `*` stands for one part or some of it: `layers.*.attention` is the attention of every layer.
+    Several name products of one activation, such as queries, keys and values, which then share its slices. What is None
+    is as for segments that nobody names. overlap: whether its stores go among the loads of what follows; mapping: of an
+    attention; tiles and loops: of products; rule: with Interleave.LISTED.
+    """
+
+    layers: tuple[str, ...] | str
+    mapping: MappingType | None = None
+    overlap: bool | None = None
+    tiles: Tiles | None = None
+    loops: Loops | None = None
+    rule: Rule | None = None
+
+    def __post_init__(self) -> None:
+        layers = (self.layers,) if isinstance(self.layers, str) else tuple(self.layers)
+        object.__setattr__(self, "layers", layers)
+        if not layers or len(set(layers)) < len(layers):
+            raise ScheduleError(f"segments: layers = {list(layers)}: different module paths, one at least")
+
+
 @dataclass(frozen=True, kw_only=True)
 class Schedule(Tiles):
     """How a network is put on the machine. What it says of tiles holds for all products but those in `tiles`.
@@ -75,7 +100,8 @@ class Schedule(Tiles):
     does (contract section 6); without, tiles are cut to size. attention: its mapping type (section 2.2); None chooses
     by the roofline. heads_per_slot: how many short heads, of one or two row blocks, are taken at once, at most.
     balance: attention over three row blocks as a stream of row tiles (`streamed`). rules: for Interleave.LISTED, by
-    kind of segment; what is not there has the default `Rule`.
+    kind of segment; what is not there has the default `Rule`. segments: by module path, before all that is said by
+    kind; of several that name a layer, the first.
     """
 
     interleave: Interleave = Interleave.INTERLEAVED
@@ -87,6 +113,7 @@ class Schedule(Tiles):
     balance: bool = False
     tiles: tuple[tuple[str, Tiles], ...] = ()
     rules: tuple[tuple[str, Rule], ...] = ()
+    segments: tuple[Segment, ...] = ()
 
     def rule(self, kind: str) -> Rule:
         """How the stores of a kind of segment are listed."""
@@ -98,11 +125,14 @@ class Schedule(Tiles):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.whole_tiles and (self.tiles or any(getattr(self, f.name) != f.default for f in fields(Tiles))):
+        object.__setattr__(self, "segments", tuple(self.segments))
+        cut = self.tiles or any(segment.tiles for segment in self.segments)
+        if self.whole_tiles and (cut or any(getattr(self, f.name) != f.default for f in fields(Tiles))):
             raise ScheduleError("whole_tiles goes with tiles of 768x1024 on all MMEs, the published ones")
         if self.heads_per_slot not in (1, 2, 4):
             raise ScheduleError(f"heads_per_slot={self.heads_per_slot}: the first product has four MMEs, for 1, 2 or 4")
-        if self.rules and self.interleave is not Interleave.LISTED:
+        rules = self.rules or any(segment.rule for segment in self.segments)
+        if rules and self.interleave is not Interleave.LISTED:
             raise ScheduleError(f'rules go with interleave = "listed", not with {self.interleave.value!r}')
         for name, kinds in (("rules", dict(self.rules)), ("tiles", dict(self.tiles)), ("drain", set(self.drain))):
             if len(kinds) < len(getattr(self, name)):
@@ -129,8 +159,14 @@ def read_schedule(path: str | os.PathLike[str]) -> Schedule:
         raise ScheduleError(f"{path}: {e}") from None
 
 
-TABLES: dict[str, type[Tiles] | type[Rule]] = {"tiles": Tiles, "rules": Rule}
+TABLES: dict[str, type[Tiles | Rule]] = {"tiles": Tiles, "rules": Rule}
 """Knobs that are tables, one entry for each kind of segment."""
+
+
+NAMED = "segments"
+"""Knobs by module path, an array of tables."""
+INNER: dict[str, type[Tiles | Rule]] = {"tiles": Tiles, "rule": Rule}
+"""What is a table in an entry of these."""
 
 
 def _schedule(given: dict[str, Any]) -> Schedule:
@@ -140,10 +176,32 @@ def _schedule(given: dict[str, Any]) -> Schedule:
         if not isinstance(table, dict) or not all(isinstance(knobs, dict) for knobs in table.values()):
             raise ScheduleError(f"{name} is a table of tables, one for each kind of segment")
         tables[name] = tuple((kind, _entry(made, knobs, f"{name}.{kind!r}")) for kind, knobs in table.items())
-    return Schedule(**_knobs(Schedule, given, ""), **tables)
+    named = given.pop(NAMED, [])
+    if not isinstance(named, list) or not all(isinstance(entry, dict) for entry in named):
+        raise ScheduleError(f"{NAMED} are tables of their own, [[{NAMED}]], each with its layers")
+    segments = tuple(_segment(entry, f"{NAMED}[{i}]") for i, entry in enumerate(named))
+    return Schedule(**_knobs(Schedule, given, ""), **tables, segments=segments)
 
 
-def _entry(made: type[Tiles] | type[Rule], given: dict[str, Any], where: str) -> Tiles | Rule:
+def _segment(given: dict[str, Any], where: str) -> Segment:
+    layers = given.pop("layers", None)
+    inner: dict[str, Any] = {}
+    if not isinstance(layers, list) or not all(isinstance(path, str) for path in layers):
+        raise ScheduleError(f"{where}.layers = {layers!r}: a list of module paths")
+    for name, made in INNER.items():
+        if name in given:
+            knobs = given.pop(name)
+            if not isinstance(knobs, dict):
+                raise ScheduleError(f"{where}.{name} = {knobs!r}: a table")
+            inner[name] = _entry(made, knobs, f"{where}.{name}")
+    knobs = _knobs(Segment, given, f"{where}.")
+    try:
+        return Segment(tuple(layers), **knobs, **inner)
+    except ScheduleError as e:
+        raise ScheduleError(f"{where}: {e}") from None
+
+
+def _entry(made: type[Tiles | Rule], given: dict[str, Any], where: str) -> Tiles | Rule:
     knobs = _knobs(made, given, f"{where}.")
     try:
         return made(**knobs)
@@ -151,65 +209,69 @@ def _entry(made: type[Tiles] | type[Rule], given: dict[str, Any], where: str) ->
         raise ScheduleError(f"{where}: {e}") from None
 
 
-def _knobs(made: type[Tiles] | type[Rule], given: dict[str, Any], where: str) -> dict[str, Any]:
+def _knobs(made: type[Tiles | Rule | Segment], given: dict[str, Any], where: str) -> dict[str, Any]:
     """Values of the right types. Raises `ScheduleError` for an unknown knob or one of another type."""
-    defaults = {f.name: f.default for f in fields(made) if f.name not in TABLES}
+    types = get_type_hints(made)
     out: dict[str, Any] = {}
     for name, value in given.items():
-        if name not in defaults:
-            known = ", ".join(f.name for f in fields(made))
-            raise ScheduleError(f"no knob {where}{name}; there are {known}")
-        default = defaults[name]
-        if name == "attention":
-            if not isinstance(value, str) or value not in MappingType.__members__:
-                raise ScheduleError(
-                    f"attention = {value!r}: a mapping type, one of {', '.join(MappingType.__members__)}"
-                )
-            out[name] = MappingType[value]
-        elif isinstance(default, tuple):
-            if not isinstance(value, list) or not all(isinstance(kind, str) for kind in value):
-                raise ScheduleError(f"{where}{name} = {value!r}: a list of kinds of segments")
-            out[name] = tuple(value)
-        elif isinstance(default, Enum):
-            try:
-                out[name] = type(default)(value)
-            except ValueError:
-                known = ", ".join(repr(m.value) for m in type(default))
-                raise ScheduleError(f"{where}{name} = {value!r}: one of {known}") from None
-        elif isinstance(default, bool) or not isinstance(default, (int, float)):
-            if not isinstance(value, bool):
-                raise ScheduleError(f"{where}{name} = {value!r}: true or false")
-            out[name] = value
-        elif isinstance(value, bool) or not isinstance(value, (int, float)):
-            raise ScheduleError(f"{where}{name} = {value!r}: a number")
-        elif isinstance(default, int) and not isinstance(value, int):
-            raise ScheduleError(f"{where}{name} = {value!r}: a whole number")
-        else:
-            try:
-                out[name] = type(default)(value)
-            except OverflowError:  # a whole number that is no float
-                raise ScheduleError(f"{where}{name}: too large a number") from None
+        if name not in types or name in TABLES:
+            raise ScheduleError(f"no knob {where}{name}; there are {', '.join(f.name for f in fields(made))}")
+        out[name] = _value(types[name], value, f"{where}{name}")
     return out
+
+
+def _value(wanted: Any, value: Any, name: str) -> Any:
+    """A value of TOML as one of a knob's type, such as int or Loops | None."""
+    wanted = next((x for x in get_args(wanted) if isinstance(x, type) and x is not NoneType), wanted)
+    if wanted is MappingType:
+        if not isinstance(value, str) or value not in MappingType.__members__:
+            raise ScheduleError(f"{name} = {value!r}: a mapping type, one of {', '.join(MappingType.__members__)}")
+        return MappingType[value]
+    if issubclass(wanted, Enum):
+        try:
+            return wanted(value)
+        except ValueError:
+            raise ScheduleError(f"{name} = {value!r}: one of {', '.join(repr(m.value) for m in wanted)}") from None
+    if wanted is str:
+        if not isinstance(value, list) or not all(isinstance(kind, str) for kind in value):
+            raise ScheduleError(f"{name} = {value!r}: a list of kinds of segments")
+        return tuple(value)
+    if wanted is bool:
+        if not isinstance(value, bool):
+            raise ScheduleError(f"{name} = {value!r}: true or false")
+        return value
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        raise ScheduleError(f"{name} = {value!r}: a number")
+    if wanted is int and not isinstance(value, int):
+        raise ScheduleError(f"{name} = {value!r}: a whole number")
+    try:
+        return wanted(value)
+    except OverflowError:  # a whole number that is no float
+        raise ScheduleError(f"{name}: too large a number") from None
 
 
 def show_schedule(schedule: Schedule, why: Sequence[str] = ()) -> str:
     """A schedule as TOML, after remarks."""
     lines = [f"# {line}".rstrip() for line in why]
-    lines += [_line(schedule, f.name) for f in fields(schedule) if f.name not in (*TABLES, "attention")]
-    if schedule.attention is not None:
-        lines.append(f'attention = "{schedule.attention.name}"')
+    lines += _lines(schedule, (*TABLES, NAMED))
     for table in TABLES:
         for kind, entry in getattr(schedule, table):
-            lines += ["", f"[{table}.{_quoted(kind)}]", *(_line(entry, f.name) for f in fields(entry))]
+            lines += ["", f"[{table}.{_quoted(kind)}]", *_lines(entry)]
+    for segment in schedule.segments:
+        lines += ["", f"[[{NAMED}]]", *_lines(segment, INNER)]
+        for name in INNER:
+            entry = getattr(segment, name)
+            lines += [] if entry is None else [f"[{NAMED}.{name}]", *_lines(entry)]
     return "\n".join(lines) + "\n"
 
 
-def _line(of: Tiles | Rule, name: str) -> str:
-    value = getattr(of, name)
-    if isinstance(value, Enum):
-        value = value.value
-    return f"{name} = {_quoted(value)}"
+def _lines(of: Tiles | Rule | Segment, but: Container[str] = ()) -> list[str]:
+    """All knobs that are set; those of the tables apart."""
+    values = {f.name: getattr(of, f.name) for f in fields(of) if f.name not in but}
+    return [f"{name} = {_quoted(value)}" for name, value in values.items() if value is not None]
 
 
 def _quoted(value: Any) -> str:
+    if isinstance(value, Enum):
+        value = value.name if isinstance(value, MappingType) else value.value
     return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")  # TOML has no surrogate pairs

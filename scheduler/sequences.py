@@ -22,13 +22,13 @@ from ..isa.fields import Record
 from ..isa.layout import BLOCK, BLOCK_COLS, BLOCK_ROWS, UNIT, block, padded
 from ..isa.overlays import xnn_formats as f
 from ..isa.program import Buffer, KernelPatch, Kernels, Layout, Parameter, Role
-from .groups import kinds_of
+from .groups import plan
 from .listing import list_accesses
 from .memory import columns_of
 from .order import BLOCK_UNITS, Access, Tile, order_accesses
 from .pack import Starts, issued, starts_of
 from .schedule import Interleave, Schedule
-from .segment import Array, Network
+from .segment import Array, Attention, Network
 
 _NOTHING: Mapping[str, Any] = MappingProxyType({})
 
@@ -69,8 +69,13 @@ class Sequences:
         self.overlay = overlay
         self.extended = overlay.extends is not None
         self.schedule = schedule
-        kinds = kinds_of(network, schedule)
-        self.cuts = {name: schedule.tiles_of(kind) for name, kind in kinds.items()}
+        self.plan = plan(network, schedule)
+        self.cuts = {
+            gemm.y: segment.tiles
+            for segment in self.plan
+            if not isinstance(segment.layers, Attention)
+            for gemm in segment.layers
+        }
         """How the segment that makes an activation is cut."""
         self.columns = columns_of(network, self.cuts, schedule.whole_tiles)
         blocks = [padded(n, BLOCK_ROWS) // BLOCK_ROWS for n in network.rows]
@@ -157,7 +162,7 @@ class Sequences:
         preloaded = {u: tuple(ops) for u, ops in self.mme.items()}
         if self.schedule.interleave in (Interleave.HARDWARE, Interleave.LISTED):
             issues, firsts = issued(self.overlay, sequences)
-            listed = list_accesses(self.tiles, self._loads(), issues, preloaded, self.overlay, self.schedule)
+            listed = list_accesses(self.tiles, self._loads(), issues, preloaded, self.overlay)
             sequences["DDR"], self.found = tuple(listed.mops), listed.run
             self.starts = {**starts_of(listed.run, firsts), "DDR": listed.starts}
         else:

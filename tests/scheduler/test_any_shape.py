@@ -14,9 +14,9 @@ from rsn.isa.errors import UnsupportedError
 from rsn.isa.overlays import XNN, XNN_BASE
 from rsn.isa.verify import check, dry_run
 from rsn.scheduler.build import build
-from rsn.scheduler.groups import groups_of, kind_of
+from rsn.scheduler.groups import plan
 from rsn.scheduler.mapping import MappingType
-from rsn.scheduler.schedule import PAPER, STORE_BLOCKS, STRICT, Interleave, Loops, Rule, Schedule
+from rsn.scheduler.schedule import PAPER, STORE_BLOCKS, STRICT, Interleave, Loops, Rule, Schedule, Segment
 from rsn.scheduler.segment import Activation, Attention, Gemm, Network, Norm, Output
 from rsn.scheduler.tiles import Tiles
 
@@ -57,19 +57,37 @@ def schedules(draw: st.DrawFn, network: Network) -> Schedule:
         "attention": draw(st.sampled_from([None, *MappingType])),
         "heads_per_slot": draw(st.sampled_from([1, 2, 4])),
     }
-    kinds = {kind_of(group): group for group in groups_of(network, knobs["loops"])}
+    blocks = sum(-(-n // 128) for n in network.rows)
+    attends = any(isinstance(layer, Attention) for layer in network.layers)
+    fits = blocks == 3 or blocks % 6 == 0 or (network.batch == 1 and not attends)
+    whole = fits and draw(st.integers(0, 3)) == 0
+    knobs["segments"] = tuple(draw(segments(network, whole)))
+    planned = plan(network, Schedule(loops=knobs["loops"], segments=knobs["segments"]))
+    kinds = {segment.kind: segment.layers for segment in planned}
     products = {kind: any(g.norm for g in group) for kind, group in kinds.items() if isinstance(group, list)}
     knobs |= draw(cuts(any(products.values())))
     knobs["tiles"] = tuple((k, Tiles(**draw(cuts(normed)))) for k, normed in products.items() if draw(st.booleans()))
     knobs["drain"] = tuple(kind for kind in kinds if draw(st.integers(0, 3)) == 0)
-    blocks = sum(-(-n // 128) for n in network.rows)
-    attends = any(isinstance(layer, Attention) for layer in network.layers)
-    fits = blocks == 3 or blocks % 6 == 0 or (network.batch == 1 and not attends)
-    if fits and draw(st.integers(0, 3)) == 0:
+    if whole:
         knobs |= {"whole_tiles": True, "tiles": (), **vars(Tiles())}
     if knobs["interleave"] is Interleave.LISTED:
         knobs["rules"] = tuple((kind, draw(rules)) for kind in kinds if draw(st.booleans()))
     return Schedule(**knobs)
+
+
+@st.composite
+def segments(draw: st.DrawFn, network: Network, whole: bool) -> list[Segment]:
+    """Layers by name: queries, keys and values together, an attention of another type, a product of its own."""
+    out: list[Segment] = []
+    paths = {layer.path for layer in network.layers}
+    together = [path for path in ("l0.q_proj", "l0.k_proj", "l0.v_proj") if path in paths]
+    if together and draw(st.booleans()):
+        out.append(Segment(together, overlap=draw(st.booleans()), loops=draw(st.sampled_from([None, *Loops]))))
+    if "l0.attention" in paths and draw(st.booleans()):
+        out.append(Segment("l*.attention", draw(st.sampled_from(MappingType)), draw(st.booleans())))
+    if "l0.up" in paths and draw(st.booleans()):
+        out.append(Segment("*.up", tiles=None if whole else Tiles(**draw(cuts(normed=False)))))
+    return out
 
 
 def inputs(network: Network, seed: int = 1) -> np.ndarray:

@@ -58,7 +58,7 @@ def kinds(network: Network, **knobs: Any) -> list[str]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("rsn.scheduler.lower.Sequences", Seen)
         lower(network, XNN, Schedule(**knobs))
-    return list(dict.fromkeys(tile.kind for tile in sequences[0].tiles))
+    return list(dict.fromkeys(segment.kind for segment in sequences[0].plan))
 
 
 rules = st.builds(

@@ -21,6 +21,7 @@ from rsn.scheduler.schedule import (
     Loops,
     Rule,
     Schedule,
+    Segment,
     read_schedule,
     show_schedule,
 )
@@ -50,6 +51,16 @@ def schedules(draw: st.DrawFn) -> Schedule:
     interleave = draw(st.sampled_from(Interleave))
     named = draw(st.dictionaries(kinds, rules, max_size=4)) if interleave is Interleave.LISTED else {}
     whole = draw(st.booleans())
+    rule = st.none() | rules if interleave is Interleave.LISTED else st.none()
+    segments = st.builds(
+        Segment,
+        layers=st.lists(kinds, min_size=1, max_size=3, unique=True),
+        mapping=st.sampled_from([None, *MappingType]),
+        overlap=st.none() | st.booleans(),
+        tiles=st.none() if whole else st.none() | cuts(),
+        loops=st.sampled_from([None, *Loops]),
+        rule=rule,
+    )
     return Schedule(
         **vars(Tiles() if whole else draw(cuts())),
         interleave=interleave,
@@ -61,6 +72,7 @@ def schedules(draw: st.DrawFn) -> Schedule:
         heads_per_slot=draw(st.sampled_from([1, 2, 4])),
         tiles=() if whole else tuple(draw(st.dictionaries(kinds, cuts(), max_size=3)).items()),
         rules=tuple(named.items()),
+        segments=draw(st.lists(segments, max_size=3)),
     )
 
 
@@ -77,7 +89,7 @@ def test_what_is_written_is_read(tmp_path_factory: pytest.TempPathFactory, sched
 def test_every_knob_is_written() -> None:
     """One that is forgotten here would be lost between a search and the run."""
     for f in dataclasses.fields(Schedule):
-        assert f.name in ("attention", *TABLES) or f"\n{f.name} = " in "\n" + show_schedule(PAPER)
+        assert f.name in ("attention", "segments", *TABLES) or f"\n{f.name} = " in "\n" + show_schedule(PAPER)
 
 
 GOLDEN = """\
@@ -91,9 +103,9 @@ interleave = "listed"
 drain = ["attention 16x64"]
 loops = "rows"
 whole_tiles = false
+attention = "D"
 heads_per_slot = 4
 balance = true
-attention = "D"
 
 [tiles."gemm 1024x1024"]
 tile_rows = 2
@@ -112,6 +124,20 @@ patience_us = -2.5
 store_blocks = 4
 by_columns = true
 in_order = true
+
+[[segments]]
+layers = ["layers.*.query", "layers.*.key", "layers.*.value"]
+overlap = false
+loops = "rows"
+[segments.tiles]
+tile_rows = 4
+tile_cols = 8
+mme_rows = 2
+mme_cols = 2
+
+[[segments]]
+layers = ["layers.0"]
+mapping = "A"
 """
 
 
@@ -126,6 +152,15 @@ def test_golden() -> None:
         rules=(
             ("gemm 1024x4096 gelu_tanh", Rule(10.0, 8)),
             ("attention 16x64", Rule(-2.5, 4, by_columns=True, in_order=True)),
+        ),
+        segments=(
+            Segment(
+                ("layers.*.query", "layers.*.key", "layers.*.value"),
+                overlap=False,
+                loops=Loops.ROWS,
+                tiles=Tiles(4, mme_rows=2),
+            ),
+            Segment("layers.0", mapping=MappingType.A),
         ),
     )
     assert show_schedule(schedule, ["searched for 30.0 s", "24 segments"]) == GOLDEN
@@ -147,6 +182,7 @@ def test_knobs_that_are_not_there_have_their_defaults(tmp_path: Path) -> None:
 
 
 LISTED = 'interleave = "listed"\n[rules."gemm 8x8"]\n'
+SEGMENT = '[[segments]]\nlayers = ["a"]\n'
 
 
 @pytest.mark.parametrize(
@@ -199,6 +235,17 @@ LISTED = 'interleave = "listed"\n[rules."gemm 8x8"]\n'
         ("[rules.x]\npatience_us = 3.0", "rules go with interleave = \"listed\", not with 'interleaved'"),
         ('interleave = "hardware"\n[rules.x]', "rules go with interleave = \"listed\", not with 'hardware'"),
         ("whole_tiles = true\ntile_cols = 4", "whole_tiles goes with tiles of 768x1024 on all MMEs"),
+        ("[segments]", r"segments are tables of their own, \[\[segments\]\], each with its layers"),
+        ("[[segments]]", r"segments\[0\].layers = None: a list of module paths"),
+        ('[[segments]]\nlayers = "a"', r"segments\[0\].layers = 'a': a list of module paths"),
+        ("[[segments]]\nlayers = []", r"segments\[0\]: segments: layers = \[\]: different module paths, one at least"),
+        (SEGMENT + "tile = 3", r"no knob segments\[0\].tile; there are layers, mapping, overlap, tiles, loops, rule$"),
+        (SEGMENT + "overlap = 1", r"segments\[0\].overlap = 1: true or false"),
+        (SEGMENT + 'mapping = "E"', r"segments\[0\].mapping = 'E': a mapping type, one of A, B, C, D"),
+        (SEGMENT + "tiles = 3", r"segments\[0\].tiles = 3: a table"),
+        (SEGMENT + "[segments.tiles]\ntile_rows = 5", r"segments\[0\].tiles: tile_rows=5: MemA and MemC"),
+        (SEGMENT + "[segments.rule]", "rules go with interleave = \"listed\", not with 'interleaved'"),
+        ("whole_tiles = true\n" + SEGMENT + "[segments.tiles]", "whole_tiles goes with tiles of 768x1024"),
         ("tile_rows = 6\ntile_cols = = 3", "no TOML: .*line 2"),
         ("tile_rows = 6\ntile_rows = 6", "no TOML: "),
         (LISTED + LISTED, "no TOML: "),

@@ -1,0 +1,120 @@
+"""Segments by module path (paper section 4.5, Fig. 13): what goes together, how, and what is refused."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pytest
+
+from rsn.isa.errors import ScheduleError
+from rsn.isa.overlays import XNN
+from rsn.scheduler.groups import Planned, plan
+from rsn.scheduler.mapping import MappingType
+from rsn.scheduler.schedule import Interleave, Loops, Rule, Schedule, Segment
+from rsn.scheduler.search import price
+from rsn.scheduler.segment import Attention, Network
+from rsn.scheduler.tiles import Tiles
+
+from .networks import Maker, error, execute, reference
+from .test_any_shape import inputs
+
+QKV = ("*.q_proj", "*.k_proj", "*.v_proj")
+
+
+def encoder(layers: int = 2) -> Network:
+    return Maker().encoder(2, 256, 256, 4, 512, layers=layers)
+
+
+def paths(planned: Planned) -> Sequence[str]:
+    return [planned.layers.path] if isinstance(planned.layers, Attention) else [g.path for g in planned.layers]
+
+
+def of(network: Network, path: str, *segments: Segment, **knobs: object) -> Planned:
+    schedule = Schedule(segments=segments, **knobs)  # type: ignore[arg-type]
+    return next(planned for planned in plan(network, schedule) if path in paths(planned))
+
+
+def test_products_of_one_activation_go_together_in_every_layer() -> None:
+    planned = plan(encoder(), Schedule(segments=(Segment(QKV),)))
+    assert [paths(p) for p in planned if len(paths(p)) > 1] == [
+        ["l0.q_proj", "l0.k_proj", "l0.v_proj"],
+        ["l1.q_proj", "l1.k_proj", "l1.v_proj"],
+    ]
+    assert {p.loops for p in planned if len(paths(p)) > 1} == {Loops.ROWS}
+    assert {p.loops for p in planned if len(paths(p)) == 1} == {Loops.COLUMNS}
+
+
+def test_a_product_that_is_named_alone_leaves_the_others() -> None:
+    planned = plan(encoder(1), Schedule(loops=Loops.ROWS, segments=(Segment("l0.q_proj", tiles=Tiles(2)),)))
+    assert [paths(p) for p in planned[:2]] == [["l0.q_proj"], ["l0.k_proj", "l0.v_proj"]]
+    assert [p.tiles.tile_rows for p in planned[:2]] == [2, 6]
+
+
+def test_the_first_that_names_a_layer_holds_and_the_rest_is_as_by_kind() -> None:
+    two = Segment("l1.attention", MappingType.A), Segment("l*.attention", MappingType.B, overlap=False)
+    network = encoder()
+    assert of(network, "l1.attention", *two).mapping is MappingType.A
+    assert of(network, "l0.attention", *two).mapping is MappingType.B
+    assert [of(network, f"l{i}.attention", *two).drain for i in range(2)] == [True, False]
+    kind = of(network, "l0.up").kind
+    drained = of(network, "l0.up", Segment("l0.up", overlap=True), drain=(kind,)), of(network, "l1.up", drain=(kind,))
+    assert [planned.drain for planned in drained] == [False, True]
+    rule = Rule(1.0, 4)
+    listed = of(network, "l0.up", Segment("l0.up", rule=rule), interleave=Interleave.LISTED)
+    assert (listed.rule, of(network, "l0.down", interleave=Interleave.LISTED).rule) == (rule, Rule())
+
+
+@pytest.mark.parametrize(
+    "schedule",
+    [
+        Schedule(segments=(Segment(QKV, overlap=False), Segment("l1.attention", MappingType.B))),
+        Schedule(segments=(Segment("l0.attention", MappingType.A), Segment("*.up", tiles=Tiles(2, 2, 1, 1)))),
+    ],
+)
+def test_the_machine_computes_the_same(schedule: Schedule) -> None:
+    network = encoder()
+    x = inputs(network)
+    y, program, _ = execute(network, x, XNN, schedule)
+    assert error(y, reference(network, x)) < 1e-5
+    plain = execute(network, x)[1]
+    assert program.image.tolist() != plain.image.tolist()
+
+
+def test_overlap_is_worth_time() -> None:
+    network = encoder()
+    apart = tuple(Segment(layer.path, overlap=False) for layer in network.layers)
+    assert price(network, XNN, Schedule(segments=apart)).latency > 1.02 * price(network, XNN, Schedule()).latency
+
+
+@pytest.mark.parametrize(
+    ("segments", "message"),
+    [
+        (
+            [Segment("l*.query")],
+            "segments: 'l*.query' is no layer, or one that an earlier entry names; there are l0.q_proj, l0.k_proj, "
+            "l0.v_proj, l0.attention, l0.dense, l0.up, l0.down",
+        ),
+        (
+            [Segment("l0.*"), Segment("l0.up")],
+            "segments: 'l0.up' is no layer, or one that an earlier entry names; there are l0.q_proj, l0.k_proj, "
+            "l0.v_proj, l0.attention, l0.dense, l0.up, l0.down",
+        ),
+        (
+            [Segment(("l0.up", "l0.down"))],
+            "segments: l0.up cannot go together with l0.down: one segment are products of the same activation that "
+            "follow on each other, without residual or LayerNorm, or one attention",
+        ),
+        (
+            [Segment("l0.attention", tiles=Tiles(2))],
+            "segments: l0.attention is an attention: tiles and loops go with products",
+        ),
+        (
+            [Segment("l0.up", MappingType.A)],
+            "segments: l0.up: a mapping type goes with an attention, not with a product",
+        ),
+    ],
+)
+def test_what_does_not_go_together_is_refused_by_path(segments: list[Segment], message: str) -> None:
+    with pytest.raises(ScheduleError) as refused:
+        plan(encoder(1), Schedule(segments=tuple(segments)))
+    assert str(refused.value) == message
