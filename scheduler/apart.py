@@ -36,7 +36,7 @@ def lower_as(s: Sequences, att: Attention, kind: MappingType | None = None) -> N
         case MappingType.B | MappingType.C:
             lower_apart(s, att)
         case MappingType.D:
-            if s.schedule.balance and all(span.blocks == streamed.BLOCKS for span in s.spans):
+            if s.schedule.balance and att.bias is None and all(span.blocks == streamed.BLOCKS for span in s.spans):
                 streamed.lower_streamed(s, att)
             else:
                 lower_attention(s, att)
@@ -77,7 +77,9 @@ def lower_scores(s: Sequences, att: Attention, scores: str) -> None:
     """softmax(Q K^T) on MME 0-3, which MemC 0-3 store."""
     check(s, att, MOST_STORED)
     width = 2 * s.seq_blocks
-    lag = 1 if s.schedule.interleave is Interleave.STRICT else SCORES_LAG
+    # With a bias, MemC takes a slot's first scores with its first loads, and must be rid of those two slots before.
+    in_turn = s.schedule.interleave is Interleave.STRICT or att.bias is not None
+    lag = 1 if in_turn else SCORES_LAG
     for slot in slots_of(s, att):
         tile = Tile(lag=lag)
         s.tiles.append(tile)

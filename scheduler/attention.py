@@ -13,6 +13,7 @@ from typing import Any
 from ..isa.errors import UnsupportedError
 from ..isa.layout import BLOCK_ROWS
 from ..isa.overlays import xnn_formats as f
+from . import bias
 from .order import Tile
 from .segment import Attention
 from .sequences import Job, Length, Sequences
@@ -167,33 +168,27 @@ def _handed_on(rows: int, keys: int, stored: bool) -> dict[str, Any]:
 def _scores_single(s: Sequences, att: Attention, slot: Slot, tile: Tile, stored: bool) -> None:
     """Heads h, h+1 share MemA0, h+2, h+3 MemA1; h, h+2 share MemB0, h+1, h+3 MemB1. Each goes to its own MME."""
     n, row, col = slot.heads, s.spans[slot.sequence].start, slot.head
-    for i in range(2):
-        count = max(0, min(2, n - 2 * i))
-        if count:
-            tile.loads.append(s.blocks(att.q, row, 1, col + 2 * i, count, f"MemA{i}"))
-            s.mem[f"MemA{i}"].append(
-                Job({"load": 1, "dim1": 128 * count, "dim2": 64}, {"send": 1, "acc_a": count, "acc_b": 1})
-            )
-    for j in range(2):
-        heads = range(j, n, 2)
+    _score_ops(s, att, [(m, 1, 1) for m in range(n)])
+    halves = [range(col + 2 * i, col + min(n, 2 * i + 2)) for i in range(2)]
+    for i, heads in enumerate(halves):
+        if heads and att.bias is not None:
+            for m, head in enumerate(heads, 2 * i):
+                bias.send_bias(s, att, slot.sequence, i, [(head, 0)], [(m, 1)], tile)
+    for i, heads in enumerate(halves):
         if heads:
-            for h in heads:
-                tile.loads.append(s.blocks(att.k, row, 1, col + h, 1, f"MemB{j}"))
-            s.mem[f"MemB{j}"].append(
-                Job(
-                    {"load": 1, "transpose": 1, "dim1": 64, "dim2": 128 * len(heads)},
-                    {"send": 1, "acc_a": 1, "acc_b": len(heads)},
-                )
-            )
+            _queries(s, att, row, 1, heads, i, {"send": 1, "acc_a": len(heads), "acc_b": 1}, tile)
+    for j in range(2):
+        heads = range(col + j, col + n, 2)
+        if heads:
+            _keys(s, att, row, 1, heads, j, {"send": 1, "acc_a": 1, "acc_b": len(heads)}, tile)
     for j in range(2):
         s.route("MeshA", [f"a{m // 2}_{m}" for m in range(j, n, 2)], 1)
     for i in range(2):
         s.route("MeshB", [f"b{m % 2}_{m}" for m in range(2 * i, min(2 * i + 2, n))], 1)
     for m in range(n):
-        score_op(s, m, 1, 1)
         s.mem[f"MemC{m}"].append(
             Job(
-                {"recv": 1, "k_iter": 1, "recv_a": 1, "recv_b": 1, "softmax": 1},
+                {"recv": 1, "k_iter": _rounds(att), "recv_a": 1, "recv_b": 1, "softmax": 1},
                 _handed_on(1, 1, stored),
                 recv_config=mask_of(s, att, slot.sequence, 0, 1, alone=True),
             )
@@ -204,21 +199,18 @@ def _scores_pair(s: Sequences, att: Attention, slot: Slot, tile: Tile, stored: b
     row0 = s.spans[slot.sequence].start
     q, k, n = slot.q, slot.k, slot.heads  # of several heads q and k are one block each
     groups = [i for i in range(2) if q[i]]
+    heads = range(slot.head, slot.head + n)
+    _score_ops(s, att, [(2 * i + j, q[i] * n, k[j]) for i in groups for j in range(2)])
+    for i in groups if att.bias is not None else ():
+        start = slot.start + (q[0] if i else 0)
+        places = [(head, row) for row in range(start, start + q[i]) for head in heads]
+        bias.send_bias(s, att, slot.sequence, i, places, [(2 * i, k[0]), (2 * i + 1, k[1])], tile)
     for i in groups:
         at = row0 + slot.start + (q[0] if i else 0)
-        tile.loads.append(s.blocks(att.q, at, q[i], slot.head, n, f"MemA{i}"))
-        s.mem[f"MemA{i}"].append(
-            Job({"load": 1, "dim1": 128 * q[i] * n, "dim2": 64}, {"send": 1, "acc_a": q[i] * n, "acc_b": k[0]})
-        )
+        _queries(s, att, at, q[i], heads, i, {"send": 1, "acc_a": q[i] * n, "acc_b": k[0]}, tile)
     for j in range(2):
         at = row0 + (k[0] if j else 0)
-        tile.loads.append(s.blocks(att.k, at, k[j], slot.head, n, f"MemB{j}"))
-        s.mem[f"MemB{j}"].append(
-            Job(
-                {"load": 1, "transpose": 1, "dim1": 64, "dim2": 128 * k[j] * n},
-                {"send": 1, "acc_a": q[0], "acc_b": k[j] * n},
-            )
-        )
+        _keys(s, att, at, k[j], heads, j, {"send": 1, "acc_a": q[0], "acc_b": k[j] * n}, tile)
     for a in range(q[0]):
         active = [i for i in groups if a < q[i]]
         for halves, tiles in (((0, 1), k[1]), ((0,), k[0] - k[1])):  # the even MMEs alone take the odd key tile
@@ -226,16 +218,61 @@ def _scores_pair(s: Sequences, att: Attention, slot: Slot, tile: Tile, stored: b
             s.route("MeshB", [f"b{h}_{2 * i + h}" for i in active for h in halves], tiles * n)
     for i in groups:
         for j in range(2):
-            score_op(s, 2 * i + j, q[i] * n, k[j])
             s.mem[f"MemC{2 * i + j}"].append(
                 Job(
-                    {"recv": 1, "k_iter": 1, "recv_a": q[i] * n, "recv_b": k[j], "softmax": 1},
+                    {"recv": 1, "k_iter": _rounds(att), "recv_a": q[i] * n, "recv_b": k[j], "softmax": 1},
                     _handed_on(q[i] * n, k[j], stored),
                     recv_config=mask_of(
                         s, att, slot.sequence, k[0] if j else 0, k[j], False, slot.start + (q[0] if i else 0)
                     ),
                 )
             )
+
+
+def _rounds(att: Attention) -> int:
+    """How often MemC receives: the bias is a round of its own."""
+    return 1 if att.bias is None else 2
+
+
+def _queries(
+    s: Sequences, att: Attention, row: int, rows: int, heads: range, i: int, send: dict[str, Any], tile: Tile
+) -> None:
+    """Into MemA i: `rows` row tiles from block `row` on, of each of `heads`, which follow on each other."""
+    unit = f"MemA{i}"
+    if att.bias is None:
+        tile.loads.append(s.blocks(att.q, row, rows, heads.start, len(heads), unit))
+    else:
+        bias.load_queries(s, att, row, rows, heads, unit, tile)
+    s.mem[unit].append(Job({"load": 1, "dim1": 128 * rows * len(heads), "dim2": _k_columns(att)}, send))
+
+
+def _keys(
+    s: Sequences, att: Attention, row: int, rows: int, heads: range, j: int, send: dict[str, Any], tile: Tile
+) -> None:
+    """Into MemB j, transposed: `rows` key tiles from block `row` on, of each of `heads`."""
+    unit = f"MemB{j}"
+    if att.bias is not None:
+        bias.load_keys(s, att, row, rows, heads, unit, tile)
+    elif heads.step == 1:
+        tile.loads.append(s.blocks(att.k, row, rows, heads.start, len(heads), unit))
+    else:
+        tile.loads += [s.blocks(att.k, row, rows, head, 1, unit) for head in heads]
+    load = {"load": 1, "transpose": 1, "dim1": _k_columns(att), "dim2": 128 * rows * len(heads)}
+    s.mem[unit].append(Job(load, send))
+
+
+def _k_columns(att: Attention) -> int:
+    """A head's, and with a bias its neighbour's."""
+    return 64 if att.bias is None else 128
+
+
+def _score_ops(s: Sequences, att: Attention, shapes: Sequence[tuple[int, int, int]]) -> None:
+    """The ops of a slot: for each MME its number, acc_a and acc_b."""
+    if att.bias is not None:
+        bias.score_ops(s, shapes)
+        return
+    for mme, acc_a, acc_b in shapes:
+        score_op(s, mme, acc_a, acc_b)
 
 
 def score_op(s: Sequences, mme: int, acc_a: int, acc_b: int) -> None:

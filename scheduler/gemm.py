@@ -77,6 +77,8 @@ def lower_gemms(s: Sequences, gemms: Sequence[Gemm], loops: Loops) -> None:
 
 def _parts(s: Sequences, gemm: Gemm) -> list[_Part]:
     x, y = s.columns[gemm.x], s.columns[gemm.y]
+    if gemm.residual is not None and (s.columns[gemm.residual].is_plain, y.is_plain) != (True, True):
+        raise UnsupportedError(f"{gemm.path}: a residual among heads that are stored wider than they are")
     if gemm.norm is not None:
         _check_norm(s, gemm, y)
         if s.cuts[gemm.y].mme_cols == 1:

@@ -144,7 +144,11 @@ def _together(a: Gemm, b: Gemm, loops: Loops, chosen: _Chosen | None) -> bool:
 def kind_of(group: Group) -> str:
     """What segments that are alike have in common, as schedules name them: `gemm 1024x4096 gelu`."""
     if isinstance(group, Attention):
-        return f"attention {group.heads}x{group.head_dim}" + " causal" * group.causal
+        return (
+            f"attention {group.heads}x{group.head_dim}"
+            + " causal" * group.causal
+            + ("" if group.bias is None else " biased")
+        )
     gemm = group[0]
     k, n = gemm.weight.shape
     words = [f"gemm {k}x{n}" if gemm.multiplies else f"pass {n}"]

@@ -9,6 +9,7 @@ from ..isa.compiled import Timing
 from ..isa.datapath import Overlay
 from ..isa.layout import BLOCK_ROWS, UNIT
 from ..isa.program import Buffer, Kernels, Layout, Role
+from . import bias
 from .apart import lower_as
 from .gemm import lower_gemms
 from .memory import Arena
@@ -66,7 +67,10 @@ def lower(network: Network, overlay: Overlay, schedule: Schedule) -> Lowered:
 
 def place_activations(s: Sequences) -> None:
     """Inputs and outputs keep their memory; the rest shares it as soon as its last reader has passed."""
-    arena = Arena()
+    for layer in s.net.layers:
+        if isinstance(layer, Attention) and layer.bias is not None:
+            bias.place(s, layer)
+    arena = Arena(s.ends["ddr"])
     outputs = {o.name: o for o in s.net.outputs}
     last: dict[str, int] = {}
     for i, layer in enumerate(s.net.layers):

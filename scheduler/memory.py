@@ -43,6 +43,11 @@ class Columns:
         """The stored columns that a product takes: up to the last that is not padding, in whole slices of K."""
         return padded((self.groups - 1) * self.pitch + self.width, 128)
 
+    @property
+    def is_plain(self) -> bool:
+        """Whether columns lie side by side."""
+        return self.groups == 1 or self.pitch == self.width
+
     def positions(self) -> npt.NDArray[np.intp]:
         """Stored column of each logical column."""
         g, i = np.divmod(np.arange(self.count), self.width)
@@ -76,6 +81,11 @@ def columns_of(network: Network, cuts: Mapping[str, Tiles], whole_tiles: bool = 
                         f"{layer.path}: attention over a network input with heads of {layer.head_dim} columns; "
                         f"heads are stored {HEAD_COLS} columns wide"
                     )
+    for name in outputs:
+        if not out[name].is_plain:
+            raise UnsupportedError(
+                f"{name}: heads of {out[name].width} columns as an output; they are stored {out[name].pitch} wide"
+            )
     return out
 
 
@@ -97,8 +107,8 @@ class Arena:
     """Offsets in one bank. Freed pieces are reused by pieces of the same size, so that the layers of a stack share
     their intermediate activations."""
 
-    def __init__(self) -> None:
-        self._end = 0
+    def __init__(self, start: int = 0) -> None:
+        self._end = start
         self._free: dict[int, list[int]] = {}
 
     def take(self, units: int) -> int:

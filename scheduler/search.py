@@ -292,7 +292,8 @@ def _shape(network: Network, at: int) -> tuple[object, ...]:
     made = {other.y: i for i, other in enumerate(network.layers[:at])}
     back = tuple(at - made[name] if name in made else None for name in _reads(layer))
     if isinstance(layer, Attention):
-        return ("attention", layer.heads, layer.head_dim, layer.masked, layer.causal), back
+        bias = None if layer.bias is None else layer.bias.shape
+        return ("attention", layer.heads, layer.head_dim, layer.masked, layer.causal, bias), back
     return (layer.weight.shape, layer.activation, layer.residual is None, layer.norm), back
 
 

@@ -61,10 +61,12 @@ class Gemm:
 
 @dataclass(frozen=True, eq=False)
 class Attention:
-    """y = softmax(q @ k^T) @ v for each sequence and head; the score scale is folded into the keys' weights already.
+    """y = softmax(q @ k^T + bias) @ v for each sequence and head; the score scale is folded into the keys' weights
+    already.
 
     q, k, v and y have heads * head_dim columns, head h in columns h*head_dim .. . With `masked`, keys at and beyond
     the sequence's length (the run-time parameter len[b]) take no part; with `causal`, for each row, those behind it.
+    bias is (batch or 1, heads or 1, seq, seq), finite: what depends on positions alone, or any other mask.
     """
 
     path: str
@@ -76,6 +78,7 @@ class Attention:
     head_dim: int
     masked: bool = False
     causal: bool = False
+    bias: Array | None = None
 
 
 Layer = Gemm | Attention

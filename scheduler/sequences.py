@@ -92,7 +92,9 @@ class Sequences:
         self.tiles: list[Tile] = []
         self.buffers: dict[str, Buffer] = {}
         self.weights: dict[str, Callable[[], Array]] = {}
-        self._lpddr_end = 0
+        self.ends = dict.fromkeys(overlay.banks, 0)
+        """Behind the weights in each bank, in address units."""
+        self._shared: dict[object, Buffer] = {}
         self.found: Timing | None = None
         """The run that found the order of DDR, where one did."""
         self.starts: Starts | None = None
@@ -109,17 +111,23 @@ class Sequences:
             raise ScheduleError(f"whole_tiles: {rows} are no whole number of tiles of 768 rows; only one may be padded")
         return whole
 
-    def weight(self, name: str, shape: tuple[int, ...], stored: Callable[[], Array]) -> Buffer:
-        """Append a weight matrix (blocked) or vector (linear) to LPDDR. It is made when somebody wants it: no schedule
+    def weight(self, name: str, shape: tuple[int, ...], stored: Callable[[], Array], bank: str = "lpddr") -> Buffer:
+        """Append a weight matrix (blocked) or vector (linear) to a bank. It is made when somebody wants it: no schedule
         depends on what is in it."""
         base, n = name, 2
         while name in self.buffers:
             name, n = f"{base}.{n}", n + 1
         layout = Layout.BLOCKED if len(shape) == 2 else Layout.LINEAR
         self.weights[name] = (lambda: block(stored())) if len(shape) == 2 else stored
-        self.buffers[name] = Buffer(name, "lpddr", self._lpddr_end, shape, layout, Role.WEIGHT)
-        self._lpddr_end += padded(prod(shape) // UNIT, 64)
+        self.buffers[name] = Buffer(name, bank, self.ends[bank], shape, layout, Role.WEIGHT)
+        self.ends[bank] += padded(prod(shape) // UNIT, 64)
         return self.buffers[name]
+
+    def shared(self, key: object, name: str, shape: tuple[int, ...], stored: Callable[[], Array], bank: str) -> Buffer:
+        """A weight that there is once for all who have the same key."""
+        if key not in self._shared:
+            self._shared[key] = self.weight(name, shape, stored, bank)
+        return self._shared[key]
 
     def route(self, mesh: str, routes: Iterable[str], tiles: int) -> None:
         """Append tiles along routes such as a0_1; equal routes in a row become one uOP."""

@@ -50,10 +50,13 @@ class Maker:
         masked: bool = False,
         layers: int = 1,
         pre_norm: bool = False,
+        biases: tuple[int, int] | None = None,
     ) -> Network:
+        """biases: for how many sequences and heads the scores have a bias of their own; layers share it."""
         out: list[Gemm | Attention] = []
         x = "x"
         norm = Norm(eps)
+        scores = None if biases is None else self.rng.standard_normal((*biases, seq, seq)).astype(np.float32)
 
         def normed(name: str) -> str:
             """Before a pre-norm block, which adds to what it does not normalise; a post-norm block has that behind."""
@@ -72,7 +75,7 @@ class Maker:
                 if name == k:  # the score scale, folded
                     weight, bias = (np.float32((hidden // heads) ** -0.5) * a for a in (weight, bias))
                 out.append(Gemm(f"{name}_proj", into, name, weight, bias))
-            out.append(Attention(f"l{i}.attention", q, k, v, c, heads, hidden // heads, masked))
+            out.append(Attention(f"l{i}.attention", q, k, v, c, heads, hidden // heads, masked, bias=scores))
             scale = 1 + self.vector(hidden)
             out.append(
                 Gemm(f"l{i}.dense", c, x1, self.matrix(hidden, hidden), self.vector(hidden), None, x, scale, behind)
@@ -102,7 +105,7 @@ def reference(network: Network, x: np.ndarray, lengths: Sequence[int] | None = N
         else:
             shape = (network.batch, network.seq, layer.heads, layer.head_dim)
             q, k, v = (values[n].reshape(shape).transpose(0, 2, 1, 3) for n in (layer.q, layer.k, layer.v))
-            s = q @ k.transpose(0, 1, 3, 2)
+            s = q @ k.transpose(0, 1, 3, 2) + (0 if layer.bias is None else layer.bias)
             keys = network.rows if lengths is None else lengths
             if min(keys) < network.seq:
                 s = np.where(np.arange(network.seq) < np.asarray(keys)[:, None, None, None], s, -np.inf)

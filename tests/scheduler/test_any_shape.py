@@ -123,7 +123,18 @@ def test_any_encoder_by_any_schedule(
     batch = data.draw(st.integers(1, max(1, min(4, 700 // seq))), "batch")
     layers = data.draw(st.integers(1, 2), "layers")
     pre_norm = data.draw(st.booleans(), "pre_norm")
-    network = Maker().encoder(batch, seq, heads * head_dim, heads, ffn, masked=masked, layers=layers, pre_norm=pre_norm)
+    biases = data.draw(st.none() | st.tuples(st.sampled_from([1, batch]), st.sampled_from([1, heads])), "biases")
+    network = Maker().encoder(
+        batch,
+        seq,
+        heads * head_dim,
+        heads,
+        ffn,
+        masked=masked,
+        layers=layers,
+        pre_norm=pre_norm,
+        biases=biases,
+    )
     if data.draw(st.booleans(), "ragged"):
         network = network.with_lengths([data.draw(st.integers(1, seq)) for _ in range(batch)])
     schedule = data.draw(schedules(network), "schedule")

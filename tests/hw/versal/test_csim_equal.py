@@ -96,7 +96,8 @@ def test_any_gemm_by_any_schedule_to_the_bit(
 def test_any_encoder_by_any_schedule(
     seq: int, heads: int, head_dim: int, ffn: int, act: Activation, masked: bool, data: st.DataObject
 ) -> None:
-    network = Maker().encoder(1, seq, heads * head_dim, heads, ffn, act=act, masked=masked)
+    biases = data.draw(st.sampled_from([None, (1, 1), (1, heads)]), "biases")
+    network = Maker().encoder(1, seq, heads * head_dim, heads, ffn, act=act, masked=masked, biases=biases)
     e = made(network, data.draw(schedules(network)))
     words = e.program.bind({"len[0]": data.draw(st.integers(1, seq))} if masked else {})
     check_same(*on_both(e.program, e.banks(), words), within=1e-5)

@@ -1,0 +1,117 @@
+"""Attention whose scores have a bias, through the previous-layer term of MME 0-3 (contract section 7, at its end).
+
+An MME emits the tiles of the bias, times 1, before the products, and MemC adds them up. That takes K = 128 mode, while
+a head has 64 columns: the keys of two neighbouring heads come in one tile, and the other head's meet queries of 0.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from ..isa.layout import BLOCK_COLS, BLOCK_ROWS
+from ..isa.overlays import xnn_formats as f
+from ..isa.program import Buffer
+from .order import Tile
+from .segment import Array, Attention
+from .sequences import Job, Sequences
+
+MOST_A_ITER = 15
+"""What an MME op's a_iter counts to."""
+ONES = 512
+"""Columns of an MME, each of which has a previous-layer weight of 1."""
+HELD = 2
+"""Tiles that a MemA holds."""
+
+
+def place(s: Sequences, att: Attention) -> None:
+    """What is the same in every run, in memory before any activation is."""
+    _bias(s, att)
+    _zeros(s)
+    _ones(s)
+
+
+def _bias(s: Sequences, att: Attention) -> Buffer:
+    """In DDR, a matrix for each sequence and head, one below the other. Layers with the same bias share it."""
+    assert att.bias is not None
+    bias, size = att.bias, s.seq_blocks * BLOCK_ROWS
+    batch, heads, *_ = bias.shape
+
+    def stored() -> Array:
+        kept = bias[:, :, :size, :size]
+        out = np.zeros((batch, heads, size, size), np.float32)
+        out[:, :, : kept.shape[2], : kept.shape[3]] = kept
+        return out.reshape(-1, size)
+
+    return s.shared(id(bias), f"{att.path}.scores_bias", (batch * heads * size, size), stored, "ddr")
+
+
+def _zeros(s: Sequences) -> Buffer:
+    shape = (BLOCK_ROWS, BLOCK_COLS)
+    return s.shared("zeros", "zeros", shape, lambda: np.zeros(shape, np.float32), "ddr")
+
+
+def _ones(s: Sequences) -> Buffer:
+    return s.shared("ones", "ones", (ONES,), lambda: np.ones(ONES, np.float32), "lpddr")
+
+
+def load_queries(
+    s: Sequences, att: Attention, row: int, rows: int, heads: Sequence[int], unit: str, tile: Tile
+) -> None:
+    """Row tiles of queries, each in the half of its columns in which the head's keys are."""
+    for at in range(row, row + rows):
+        for head in heads:
+            halves = [s.blocks(att.q, at, 1, head, 1, unit), s.blocks(_zeros(s).name, 0, 1, 0, 1, unit)]
+            tile.loads += reversed(halves) if head % 2 else halves
+
+
+def load_keys(s: Sequences, att: Attention, row: int, rows: int, heads: Sequence[int], unit: str, tile: Tile) -> None:
+    """Key tiles, each with the keys of the head's neighbour."""
+    if len(heads) == 1:
+        tile.loads.append(s.blocks(att.k, row, rows, heads[0] & ~1, 2, unit))
+        return
+    for at in range(row, row + rows):
+        tile.loads += [s.blocks(att.k, at, 1, head & ~1, 2, unit) for head in heads]
+
+
+def send_bias(
+    s: Sequences,
+    att: Attention,
+    sequence: int,
+    i: int,
+    places: Sequence[tuple[int, int]],
+    keys: Sequence[tuple[int, int]],
+    tile: Tile,
+) -> None:
+    """What MME 2i and 2i+1 add, through MemA i: for each of `places`, a head and a row block of the sequence, the key
+    blocks of `keys`: which MME takes so many. A MemA holds two tiles at a time."""
+    assert att.bias is not None
+    batch, heads, *_ = att.bias.shape
+    unit, name, total = f"MemA{i}", _bias(s, att).name, sum(count for _, count in keys)
+    for head, row in places:
+        at = (sequence % batch * heads + head % heads) * s.seq_blocks + row
+        tile.loads.append(s.blocks(name, at, 1, 0, 2 * total, unit))
+        for mme, count in keys:
+            s.route("MeshA", [f"a{i}_{mme}"], count)
+    tiles = len(places) * total
+    for t in range(0, tiles, HELD):
+        held = min(HELD, tiles - t)
+        s.mem[unit].append(Job({"load": 1, "dim1": 128 * held, "dim2": 128}, {"send": 1, "acc_a": held, "acc_b": 1}))
+
+
+def score_ops(s: Sequences, shapes: Sequence[tuple[int, int, int]]) -> None:
+    """An op for each MME of a slot, given its number, acc_a and acc_b; equal ones in a row count up a_iter and read the
+    weights once."""
+    fresh = []
+    for mme, acc_a, acc_b in shapes:
+        ops = s.mme[f"MME{mme}"]
+        op = f.Mme(a_iter=1, b_iter=1, k_iter=1, acc_a=acc_a, acc_b=acc_b, n128=1, k128=1, load_prev=1, prev=1)
+        if ops and ops[-1].a_iter < MOST_A_ITER and ops[-1].but(a_iter=1) == op:
+            op = op.but(a_iter=ops.pop().a_iter + 1)
+        else:
+            fresh.append(mme)
+        ops.append(op)
+    for half in sorted({mme % 2 for mme in fresh}):
+        s.vector(_ones(s), half, 0, ONES)
+    s.route("MeshB", [f"b{mme % 2}_{mme}" for mme in fresh], 1)
