@@ -10,17 +10,50 @@ from importlib import import_module
 from typing import Any
 
 __version__ = "0.1.0"
-__all__ = ["Program", "Runner", "Schedule", "Serving", "__version__", "compile", "errors", "explain"]
+__all__ = [
+    "Batch",
+    "Best",
+    "Interleave",
+    "Length",
+    "Loops",
+    "MappingType",
+    "Price",
+    "Program",
+    "Rule",
+    "Runner",
+    "Schedule",
+    "Segment",
+    "Serving",
+    "Tiles",
+    "__version__",
+    "compile",
+    "errors",
+    "explain",
+    "shown",
+]
 
 # Public name -> where it lives: "module" or "module:attribute", relative to this package.
 _HOME = {
+    "Batch": ".shapes:Batch",
+    "Best": ".scheduler.best:Best",
+    "Interleave": ".scheduler.schedule:Interleave",
+    "Length": ".shapes:Length",
+    "Loops": ".scheduler.schedule:Loops",
+    "MappingType": ".scheduler.mapping:MappingType",
+    "Passes": ".rsnlib.passes:Passes",  # not in __all__, as nn
+    "Price": ".scheduler.search:Price",
     "Program": ".isa.program:Program",
+    "Rule": ".scheduler.schedule:Rule",
     "Runner": ".host.runner:Runner",
     "Schedule": ".scheduler.schedule:Schedule",
+    "Segment": ".scheduler.schedule:Segment",
     "Serving": ".host.serving:Serving",
+    "Tiles": ".scheduler.tiles:Tiles",
     "compile": ".compiler:compile",
     "errors": ".isa.errors",
     "explain": ".compiler:explain",
+    "nn": ".nn",  # not in __all__: `from rsn import *` would take torch
+    "shown": ".passes:shown",
 }
 
 

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import cached_property
 from html import escape
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, Self, overload
 
 from .host.runner import Runner
 from .host.tensors import save_tensors
@@ -20,6 +20,7 @@ from .isa.statistics import count
 from .scheduler.best import Best
 from .scheduler.build import Built, build
 from .scheduler.schedule import SCHEDULES, Schedule, read_schedule
+from .shapes import Family, Shapes
 
 if TYPE_CHECKING:
     from torch import nn
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
     from .compare import Compared
     from .hw.sim.explain import Explanation
     from .rsnlib.partition import Traced
+    from .rsnlib.passes import Passes
 
 
 def schedule_named(
@@ -135,15 +137,46 @@ class Compiled:
         self.close()
 
 
-def explain(model: nn.Module, example_inputs: tuple[Any, ...] | dict[str, Any]) -> str:
-    """Which operator of a module would run where, and why, without compiling or running anything. Raises as `compile`
-    where a product cannot run on the machine."""
+def explain(model: Callable[..., Any], example_inputs: tuple[Any, ...] | dict[str, Any]) -> str:
+    """Which operator of a module would run where, and why, without compiling or running anything on the machine. Raises
+    as `compile` where a product cannot run on the machine.
+
+    model: a module, or what `torch.compile(..., backend="rsn")` has made of a module or a function: then PyTorch runs
+    it, twice, and what it would do with what it captures is said, its breaks and what stays in PyTorch too.
+    """
     require_torch("compiling a model")
+    from .dynamo import explain as explain_captured
+    from .dynamo import is_captured
     from .rsnlib.trace import trace
 
-    return trace(model, example_inputs).explain()
+    return explain_captured(model, example_inputs) if is_captured(model) else trace(model, example_inputs).explain()
 
 
+@overload
+def compile(
+    model: nn.Module,
+    example_inputs: tuple[Any, ...] | dict[str, Any],
+    *,
+    board: str = ...,
+    overlay: str = ...,
+    schedule: str | os.PathLike[str] | Schedule | Best = ...,
+    budget_s: float = ...,
+    lengths: Sequence[int] | None = ...,
+    dynamic_shapes: None = ...,
+    passes: Passes | None = ...,
+) -> Compiled: ...
+@overload
+def compile(
+    model: nn.Module,
+    example_inputs: tuple[Any, ...] | dict[str, Any],
+    *,
+    board: str = ...,
+    overlay: str = ...,
+    schedule: str | os.PathLike[str] | Schedule | Best = ...,
+    budget_s: float = ...,
+    dynamic_shapes: Shapes,
+    passes: Passes | None = ...,
+) -> Family: ...
 def compile(
     model: nn.Module,
     example_inputs: tuple[Any, ...] | dict[str, Any],
@@ -153,20 +186,36 @@ def compile(
     schedule: str | os.PathLike[str] | Schedule | Best = "paper",
     budget_s: float = 30.0,
     lengths: Sequence[int] | None = None,
-) -> Compiled:
+    dynamic_shapes: Shapes | None = None,
+    passes: Passes | None = None,
+) -> Compiled | Family:
     """Compile the part of `model` that the machine can run: trace, lower, order, pack.
 
     example_inputs: positional (tuple) or keyword (dict) arguments; their shapes are the program's. schedule: "paper",
     "strict", "best" (searched for, `budget_s` seconds at most, and kept), a file, or an `rsn.Schedule`. lengths:
     the most rows that each sequence of the batch will have, where they differ: a batch then costs what its sequences
-    need, and what lies beyond is 0 in the network's outputs. Raises `UnsupportedError` naming operator and module path
-    for what the machine cannot run, and `ScheduleError`.
+    need, and what lies beyond is 0 in the network's outputs. dynamic_shapes: by argument, which of its dimensions calls
+    choose, and for which sizes there are programs: `{"input_ids": {0: rsn.Batch(1, 8), 1: rsn.Length(128, 512)}}`; what
+    comes back is then a `Family`. passes: the compiler's, where some of them are replaced or watched. Raises
+    `UnsupportedError` naming operator and module path for what the machine cannot run, and `ScheduleError`.
     """
     require_torch("compiling a model")
+    from .rsnlib.passes import USUAL
     from .rsnlib.trace import trace
 
-    traced = trace(model, example_inputs)
+    passes = passes or USUAL
+    if dynamic_shapes is not None:
+        if lengths is not None:
+            raise ScheduleError("lengths are of one program; with dynamic_shapes give sizes as rsn.Length")
+
+        def made(example: dict[str, Any]) -> Compiled:
+            return compile(
+                model, example, board=board, overlay=overlay, schedule=schedule, budget_s=budget_s, passes=passes
+            )
+
+        return Family(model, example_inputs, dynamic_shapes, made)
+    traced = trace(model, example_inputs, passes)
     if lengths is not None:
         traced = traced.with_lengths(lengths)
-    built = build(traced.network, find(overlay), schedule_named(schedule, budget_s))
+    built = build(traced.network, find(overlay), schedule_named(schedule, budget_s), passes=passes)
     return Compiled(traced, built, board)

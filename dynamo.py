@@ -1,17 +1,23 @@
 """`torch.compile(model, backend="rsn")`: what torch captures runs on the machine, or in PyTorch, which is said.
 
     model = torch.compile(model, backend="rsn", options={"schedule": "best", "fallback": "error"})
+    print(rsn.explain(model, example_inputs))
 
 torch captures one or several graphs of a model; each is compiled when it is first called, anew for other shapes. A
-graph that the machine cannot run stays in PyTorch with a `Fallback` warning that says why, or is an error.
+graph that the machine cannot run in one is cut where the machine cannot go on; what stays in PyTorch stays with a
+`Fallback` warning that says why, or is an error. The logger `rsn` has a line at INFO for each graph that is compiled.
 """
 
 from __future__ import annotations
 
+import logging
+import re
 import warnings
 from collections import OrderedDict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextvars import ContextVar
 from dataclasses import dataclass, fields
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from .isa.errors import ScheduleError, TensorError, UnsupportedError
@@ -19,18 +25,29 @@ from .isa.errors import ScheduleError, TensorError, UnsupportedError
 if TYPE_CHECKING:
     from torch.fx import GraphModule
 
+    from .rsnlib.partition import Traced
+    from .rsnlib.pieces import Split
+    from .rsnlib.uncaptured import Uncaptured
+
 REMEMBERED = 8
 """Programs that are kept of a graph, for as many shapes."""
+TOLD = 3
+"""Reasons that a warning gives; `explain` gives all."""
+
+Refusal = (UnsupportedError, TensorError, ScheduleError)
+log = logging.getLogger("rsn")
+
+_watch: ContextVar[_Watch | None] = ContextVar("_watch", default=None)
 
 
 class Fallback(UserWarning):
-    """A graph runs in PyTorch. The message says why."""
+    """A graph, or a part of it, runs in PyTorch. The message says why."""
 
 
 @dataclass(frozen=True)
 class Options:
     """board, overlay, schedule: as for `rsn.compile`. fallback: what becomes of a graph that the machine cannot run:
-    "warn" leaves it to PyTorch and says so, "error" raises `UnsupportedError`."""
+    "warn" leaves it, or what of it must be, to PyTorch and says so, "error" raises `UnsupportedError`."""
 
     board: str = "sim"
     overlay: str = "xnn"
@@ -58,23 +75,53 @@ def backend(
     return _Graph(graph, Options.of(options or {}))
 
 
+# -- a graph
+
+
 class _Graph:
     """One captured graph, and its programs by the shapes of what it was called with."""
 
     def __init__(self, graph: GraphModule, options: Options) -> None:
         self._graph = graph
-        self._options = options
+        self.options = options
         self._programs: OrderedDict[Any, Callable[..., Any]] = OrderedDict()
+        self.title = _title(graph)
+        self.end = _end(graph)
 
     def __call__(self, *args: Any) -> Any:
         key = tuple(map(self._facts, range(len(args)), args)), self._wants_gradients(args)
+        watch = _watch.get()
+        if watch is not None:
+            return watch.called(self, key, args)
         program = self._programs.get(key)
         if program is None:
             program = self._programs[key] = self._compiled(args)
             while len(self._programs) > REMEMBERED:
                 self._programs.popitem(last=False)
         self._programs.move_to_end(key)
-        return program(*args)
+        try:
+            return program(*args)
+        except TensorError as e:  # such as a mask of another kind than in the first call
+            if self.options.fallback == "error":
+                raise
+            warnings.warn(f"this call of the graph runs in PyTorch: {e}", Fallback, stacklevel=2)
+            return self.in_pytorch(*args)
+
+    def in_pytorch(self, *args: Any) -> Any:
+        """What the graph computes."""
+        return self._graph.forward(*args)
+
+    def divided(self, args: Sequence[Any]) -> Traced | Split:
+        """What of it runs where. Raises one of `Refusal` where nothing would run on the machine, and with the option
+        fallback="error" where not all is the machine's that has to be."""
+        from .rsnlib.bound import Bound
+        from .rsnlib.pieces import split
+
+        if self._wants_gradients(args):
+            raise UnsupportedError("gradients are wanted, and the machine has none: call it under torch.no_grad()")
+        known = self._known(args)
+        others = tuple(x for i, x in enumerate(args) if i not in known)
+        return split(Bound(self._graph, known).eval(), others, whole=self.options.fallback == "error")
 
     def _facts(self, i: int, x: Any) -> Any:
         """All that a program depends on: of weights, that they are these, unchanged."""
@@ -82,7 +129,16 @@ class _Graph:
 
         if not hasattr(x, "shape") or is_number(x):
             return float(x)
-        return (id(x), x._version) if is_static(self._graph, x, i) else (tuple(x.shape), x.dtype, x.device)
+        if is_static(self._graph, x, i):
+            return id(x), 0 if x.is_inference() else x._version  # what is made for inference cannot be changed
+        return tuple(x.shape), x.dtype, x.device
+
+    def _known(self, args: Sequence[Any]) -> dict[int, Any]:
+        from .rsnlib.bound import is_number, is_static
+
+        return {
+            i: x for i, x in enumerate(args) if not hasattr(x, "shape") or is_number(x) or is_static(self._graph, x, i)
+        }
 
     def _wants_gradients(self, args: Sequence[Any]) -> bool:
         import torch
@@ -90,25 +146,178 @@ class _Graph:
         return torch.is_grad_enabled() and any(getattr(x, "requires_grad", False) for x in args)
 
     def _compiled(self, args: Sequence[Any]) -> Callable[..., Any]:
-        from .compiler import compile
-        from .rsnlib.bound import Bound, is_number, is_static
+        from .rsnlib.trace import NoProductError
 
-        known = {
-            i: x for i, x in enumerate(args) if not hasattr(x, "shape") or is_number(x) or is_static(self._graph, x, i)
-        }
-        others = tuple(x for i, x in enumerate(args) if i not in known)
-        options = self._options
         try:
-            if self._wants_gradients(args):
-                raise UnsupportedError("gradients are wanted, and the machine has none: call it under torch.no_grad()")
-            module = Bound(self._graph, known)
-            made = compile(
-                module.eval(), others, board=options.board, overlay=options.overlay, schedule=options.schedule
-            )
-        except (UnsupportedError, TensorError, ScheduleError) as e:
-            if options.fallback == "error":
+            run, reasons = self._built(self.divided(args))
+        except NoProductError as e:  # what lies between, and no reason to warn
+            log.info("%s: in PyTorch: %s", self.title, e)
+            return self.in_pytorch
+        except Refusal as e:
+            if self.options.fallback == "error":
                 raise
-            warnings.warn(f"this graph runs in PyTorch: {e}", Fallback, stacklevel=2)
-            in_pytorch: Callable[..., Any] = self._graph.forward
-            return in_pytorch
-        return lambda *given: made(*(x for i, x in enumerate(given) if i not in known))
+            log.info("%s: in PyTorch: %s", self.title, e)
+            warnings.warn(f"this graph runs in PyTorch: {e}", Fallback, stacklevel=3)
+            return self.in_pytorch
+        if reasons:
+            told = "; ".join(reasons[:TOLD]) + (f"; and {len(reasons) - TOLD} more" if len(reasons) > TOLD else "")
+            warnings.warn(f"a part of this graph runs in PyTorch: {told}", Fallback, stacklevel=3)
+        known = self._known(args)
+        return lambda *given: run(*(x for i, x in enumerate(given) if i not in known))
+
+    def _built(self, found: Traced | Split) -> tuple[Callable[..., Any], list[str]]:
+        """What computes it, and what of it is PyTorch's, or why it comes in pieces. Raises one of `Refusal`."""
+        from .rsnlib.partition import Traced
+
+        if isinstance(found, Traced):
+            made = self._program(found)
+            log.info("%s: on the machine: %s, %d layers", self.title, found.network.size, len(found.network.layers))
+            return made, []
+        programs: list[Callable[..., Any] | None] = []
+        reasons = found.reasons
+        for piece in found.pieces:
+            try:
+                programs.append(None if piece.traced is None else self._program(piece.traced))
+            except Refusal as e:
+                programs.append(None)
+                reasons.append(str(e))
+        count = sum(program is not None for program in programs)
+        if not count:
+            raise UnsupportedError(reasons[-1])
+        log.info("%s: %d of %d pieces on the machine: %s", self.title, count, len(programs), "; ".join(reasons))
+        return lambda *given: found.run(programs, given), reasons
+
+    def _program(self, traced: Traced) -> Callable[..., Any]:
+        from .compiler import Compiled, schedule_named
+        from .isa.overlays import find
+        from .scheduler.build import build
+
+        built = build(traced.network, find(self.options.overlay), schedule_named(self.options.schedule))
+        return Compiled(traced, built, self.options.board)
+
+
+# -- before anything runs
+
+
+def is_captured(model: object) -> bool:
+    """Whether torch.compile has made it, of a module or a function, or is to run when a module is called."""
+    return any(
+        getattr(model, name, None) is not None
+        for name in ("_orig_mod", "_torchdynamo_orig_callable", "_compiled_call_impl")
+    )
+
+
+def explain(model: Callable[..., Any], example_inputs: tuple[Any, ...] | dict[str, Any]) -> str:
+    """What of `model`, which torch.compile has made, would run where, and why; nothing is compiled, PyTorch computes.
+
+    Raises `UnsupportedError` as the model itself would with the option fallback="error", and `TensorError` for example
+    inputs that do not fit.
+    """
+    import torch
+
+    from .rsnlib.capture import fitting
+    from .rsnlib.uncaptured import Uncaptured
+
+    original = getattr(model, "_orig_mod", getattr(model, "_torchdynamo_orig_callable", model))
+    forward = getattr(original, "forward", original)
+    args, kwargs, _ = fitting(forward, getattr(original, "__qualname__", type(original).__name__), example_inputs)
+    watch, wants_gradients = _Watch(Uncaptured()), torch.is_grad_enabled()
+    token = _watch.set(watch)
+    try:
+        with torch.no_grad():
+            model(*args, **kwargs)
+            with watch.outside:  # now that all is captured
+                model(*args, **kwargs)
+    finally:
+        _watch.reset(token)
+    return "\n".join(watch.lines(wants_gradients))
+
+
+class _Watch:
+    """Asked instead of the machine while a model is explained."""
+
+    def __init__(self, outside: Uncaptured) -> None:
+        self.outside = outside
+        self._told: dict[Any, list[str]] = {}
+        self._ends: list[str] = []
+        self._has_gradients = False
+
+    def called(self, graph: _Graph, key: Any, args: tuple[Any, ...]) -> Any:
+        """What the graph computes, by PyTorch. Raises as `_Graph.divided`, with the option fallback="error"."""
+        if (graph, key) not in self._told:
+            self._told[graph, key] = list(_told(graph, args))
+            self._ends += [graph.end] if graph.end and graph.end not in self._ends else []
+            self._has_gradients |= any(getattr(x, "requires_grad", False) for x in args)
+        with self.outside.graph():
+            return graph.in_pytorch(*args)
+
+    def lines(self, wants_gradients: bool) -> Iterator[str]:
+        """The summary."""
+        yield f"torch.compile: {_many(len(self._told), 'graph')}, {_many(len(self._ends), 'graph break')}"
+        yield from self._ends
+        for i, told in enumerate(self._told.values(), 1):
+            yield f"graph {i}, {told[0]}"
+            yield from told[1:]
+        if not self._told:
+            yield 'nothing was captured for the machine; was it compiled with backend="rsn"?'
+        for place, operators in self.outside.found.items():
+            yield f"in PyTorch, as torch did not capture it: {', '.join(sorted(operators))} in {_place(*place)}"
+        if self.outside.found:
+            yield "TORCH_LOGS=graph_breaks says why"
+        if wants_gradients and self._has_gradients:
+            yield "this holds under torch.no_grad(); with gradients all of it runs in PyTorch"
+
+
+def _told(graph: _Graph, args: tuple[Any, ...]) -> Iterator[str]:
+    """What would run where, in lines."""
+    from .rsnlib.partition import Traced
+    from .rsnlib.trace import NoProductError
+
+    try:
+        found = graph.divided(args)
+    except Refusal as e:
+        if graph.options.fallback == "error" and not isinstance(e, NoProductError):
+            raise
+        yield f"{graph.title}: in PyTorch: {e}"
+        return
+    if isinstance(found, Traced):
+        yield f"{graph.title}: on the machine"
+        yield from ("  " + line for line in found.explain().splitlines())
+        return
+    yield f"{graph.title}: in {len(found.pieces)} pieces"
+    for i, piece in enumerate(found.pieces, 1):
+        why = "; ".join(piece.why)
+        if piece.traced is None:
+            yield f"  piece {i}, in PyTorch: {why or 'no product and no attention'}"
+        else:
+            yield f"  piece {i}, on the machine{f'; cut here because of {why}' if why else ''}"
+            yield from ("    " + line for line in piece.traced.explain().splitlines())
+
+
+def _many(count: int, what: str) -> str:
+    return f"{count} {what}{'' if count == 1 else 's'}"
+
+
+def _title(graph: GraphModule) -> str:
+    """Where in the user's code it begins: in the outermost `forward`, or function."""
+    for node in graph.graph.nodes:
+        if node.op not in ("placeholder", "get_attr") and node.stack_trace:
+            lines = re.findall(r'File "(.*)", line (\d+), in (\S+)', node.stack_trace)
+            for path, line, name in sorted(lines, key=lambda x: x[2] != "forward")[:1]:
+                return _place(path, line, name)
+    return "without operators"
+
+
+def _end(graph: GraphModule) -> str:
+    """Why and where torch broke the graph, "" where it ends with the function."""
+    reason: Any = getattr(graph, "compile_subgraph_reason", None)
+    if reason is None or not reason.graph_break:
+        return ""
+    where = [_place(x.filename, x.lineno, x.name) for x in reason.user_stack[-1:]]
+    return f"graph break in {where[0] if where else 'code that is not known'}: {reason.reason.splitlines()[0]}"
+
+
+def _place(path: str, line: int | str, function: str) -> str:
+    file = Path(path)
+    shown = file.relative_to(Path.cwd()) if file.is_relative_to(Path.cwd()) else file
+    return f"{function} at {shown}:{line}"

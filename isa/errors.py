@@ -29,10 +29,15 @@ class MissingError(RsnError, ImportError):
 INSTALL_TORCH = "pip install torch==2.13.0"
 
 
+def require(package: str, purpose: str, install: str) -> None:
+    """Raise `MissingError` where a package is not installed that `purpose` takes. install: the command."""
+    if find_spec(package) is None:
+        raise MissingError(f"{purpose} takes {package}, which is not installed: {install}")
+
+
 def require_torch(purpose: str) -> None:
     """Raise `MissingError` where PyTorch is not installed, which `purpose` takes."""
-    if find_spec("torch") is None:
-        raise MissingError(f"{purpose} takes torch, which is not installed: {INSTALL_TORCH}")
+    require("torch", purpose, INSTALL_TORCH)
 
 
 class FieldError(RsnError, ValueError):

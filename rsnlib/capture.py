@@ -3,56 +3,162 @@
 from __future__ import annotations
 
 import inspect
+import re
+import traceback
 import warnings
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import nn
 from torch.export import ExportedProgram
 from torch.export.graph_signature import InputKind, OutputKind
 from torch.fx import Node
+from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
 from torch.fx.node import map_arg
+from torch.fx.traceback import preserve_node_meta
 from torch.utils import _pytree as pytree
 
 from ..isa.errors import TensorError, UnsupportedError
 
 Environment = dict[Node, Any]
+FLOAT32 = "the machine computes in float32"
+TORCH = Path(torch.__file__).parent
 LIFTED = (InputKind.PARAMETER, InputKind.BUFFER, InputKind.CONSTANT_TENSOR)
 
 
-def capture(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> ExportedProgram:
-    """The undecomposed graph of the module in eval mode.
+def module_of(model: Any) -> nn.Module:
+    """The module to capture: in eval mode, its weights on the CPU.
 
-    Raises UnsupportedError where torch cannot capture it, TensorError for a module that is not on the CPU.
+    Raises UnsupportedError for what is none, or none that can be captured, and TensorError for weights elsewhere.
     """
+    if isinstance(model, type):
+        raise UnsupportedError(f"{model.__name__} is a class: give a module, {model.__name__}(...)")
+    if isinstance(model, torch.jit.ScriptModule):
+        raise UnsupportedError(f"{type(model).__name__}: TorchScript; give the module that it was made of")
+    if isinstance(model, ExportedProgram):
+        raise UnsupportedError("an ExportedProgram: give the module that it was made of")
+    if not isinstance(model, nn.Module):
+        function = '; a function goes through torch.compile(function, backend="rsn")' if callable(model) else ""
+        raise UnsupportedError(f"a model is a torch.nn.Module, not {type(model).__name__}{function}")
+    module: nn.Module = getattr(model, "_orig_mod", model)
+    for path, part in module.named_modules():
+        where = f"{path} ({type(part).__name__})" if path else type(part).__name__
+        if ".quantized" in type(part).__module__:
+            raise UnsupportedError(f"{where} is quantized; {FLOAT32}: give the model that was quantized")
+        if part.training:
+            raise UnsupportedError(f"{where} is in training mode: call model.eval() first")
+    for path, parameter in module.named_parameters():
+        if nn.parameter.is_lazy(parameter):
+            raise UnsupportedError(f"{path} has no shape yet: call the model once first")
+        if not parameter.numel():
+            raise TensorError(f"{path} is empty, {tuple(parameter.shape)}")
+        _check_place(path, parameter, "model")
+    for path, tensor in module.named_buffers():
+        _check_place(path, tensor, "model")
+    if torch.is_autocast_enabled("cpu"):
+        raise UnsupportedError(f"torch.autocast is on; {FLOAT32}: leave it first")
+    return module
+
+
+def _check_place(name: str, tensor: torch.Tensor, owner: str) -> None:
+    if tensor.device.type == "meta":
+        raise TensorError(f"{name} is on meta, without values: make it on the CPU")
+    if tensor.device.type != "cpu":
+        raise TensorError(f'{name} is on {tensor.device}: call {owner}.to("cpu") first')
+
+
+def _check_argument(name: str, x: Any) -> None:
+    what = f"argument {name}"
+    if isinstance(x, np.ndarray):
+        raise TensorError(f"{what} is a numpy array: torch.from_numpy({name}) makes a tensor of it")
+    if not isinstance(x, torch.Tensor):
+        return
+    _check_place(what, x, name)
+    if x.is_nested:
+        raise TensorError(f"{what} is nested: torch.nested.to_padded_tensor makes a padded one of it")
+    if x.layout != torch.strided:
+        raise TensorError(f"{what} is {x.layout}: {name}.to_dense() makes a dense one of it")
+    if not x.numel():
+        raise TensorError(f"{what} is empty, {tuple(x.shape)}: a program is for at least one row")
+
+
+def capture(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> ExportedProgram:
+    """The undecomposed graph of a module from `module_of`. Raises UnsupportedError where torch cannot capture it."""
     name = type(model).__name__
-    modes = {module: module.training for module in model.modules()}
-    for path, tensor in (*model.named_parameters(), *model.named_buffers()):
-        if tensor.device.type != "cpu":
-            raise TensorError(f"{path} is on {tensor.device}; move the module to the CPU")
     # The same tensor given for two arguments would become one.
     args, kwargs = pytree.tree_map_only(torch.Tensor, torch.Tensor.detach, (args, kwargs))
     try:
         # Without gradients, or each `with torch.no_grad()` inside the module would become a graph of its own.
-        with torch.no_grad():
-            program = torch.export.export(model.eval(), args, kwargs, strict=False)
+        with torch.no_grad(), preserve_node_meta():
+            program = torch.export.export(model, args, kwargs, strict=False)
             if any(writes_in_place(node) for node in program.graph.nodes):
                 program = _without_writes(program)
     except Exception as error:  # there is no common type for what cannot be captured
-        message = str(error).strip().partition("\n")[0] or type(error).__name__
-        raise UnsupportedError(f"torch.export cannot capture {name}: {message}") from error
-    finally:
-        for module, mode in modes.items():
-            module.training = mode
+        raise UnsupportedError(_why_not(name, error)) from error
     signature = program.graph_signature
     if any(spec.kind != OutputKind.USER_OUTPUT for spec in signature.output_specs):
         raise UnsupportedError(f"{name} changes its own state or its arguments when called")
     for spec in signature.input_specs:
         if spec.kind not in (*LIFTED, InputKind.USER_INPUT):
             raise UnsupportedError(f"{name} has an input of kind {spec.kind.name}")
+    for node in program.graph.nodes:
+        _check_types(node)
     return program
+
+
+def _check_types(node: Node) -> None:
+    """What PyTorch refuses or does only when it runs."""
+    if node.op == "call_function" and op_name(node) == "wrap_with_autocast" and node.args[2]:
+        raise TensorError(f"{site(node)}: torch.autocast; {FLOAT32}: leave it away")
+    if packet(node) not in (torch.ops.aten.layer_norm, torch.ops.aten.linear, torch.ops.aten.addmm):
+        return
+    operands = {name: x for name, x in arguments(node).items() if isinstance(x, Node)}
+    types = {dtype_of(x) for x in operands.values()}
+    if len(types) > 1:
+        name, odd = next((name, x) for name, x in operands.items() if dtype_of(x) != torch.float32)
+        raise TensorError(
+            f"{site(node)}: its {name} is {dtype_of(odd)}; {FLOAT32}: convert it first, as model.float() does"
+        )
+
+
+def _why_not(name: str, error: Exception) -> str:
+    """In a line, with the user's own where there is one."""
+    frames = traceback.extract_tb(error.__traceback__)
+    begun = next((i for i, frame in enumerate(frames) if Path(frame.filename).is_relative_to(TORCH)), 0)
+    own = [x for x in frames[begun:] if not Path(x.filename).is_relative_to(TORCH) and x.filename[:1] != "<"]
+    where = f", at {own[-1].filename}:{own[-1].lineno}, in {own[-1].name}" if own else ""
+    message = str(error).strip().partition("\n")[0]
+    if isinstance(error, GuardOnDataDependentSymNode):
+        return (
+            f"{name} decides by what is in a tensor{where}: take that out of the module, or use torch.compile(model, "
+            'backend="rsn"), which breaks the graph there'
+        )
+    if own and own[-1] is frames[-1]:
+        return f"{name} raises {type(error).__name__}: {message}{where}"
+    return f"torch.export cannot capture {name}: {message or type(error).__name__}{where}"
+
+
+def fitting(
+    forward: Callable[..., Any], name: str, example_inputs: tuple[Any, ...] | dict[str, Any]
+) -> tuple[tuple[Any, ...], dict[str, Any], inspect.Signature]:
+    """Example inputs by position and by name, in one form, and the signature that they fit. name: of what is called.
+    Raises TensorError."""
+    if not isinstance(example_inputs, tuple | dict):
+        raise TensorError(f"example inputs are a tuple or a dict of tensors, not {type(example_inputs).__name__}")
+    args, kwargs = (example_inputs, {}) if isinstance(example_inputs, tuple) else ((), example_inputs)
+    signature = inspect.signature(forward)
+    try:
+        args, kwargs = canonical(signature, args, kwargs)
+    except TypeError as error:
+        raise TensorError(f"the example inputs do not fit {name}{signature}: {error}") from error
+    for argument, given in signature.bind(*args, **kwargs).arguments.items():
+        for x in pytree.tree_leaves(given):
+            _check_argument(argument, x)
+    return args, kwargs, signature
 
 
 def _without_writes(program: ExportedProgram) -> ExportedProgram:
@@ -147,7 +253,10 @@ def op_name(node: Node) -> str:
 def module_path(node: Node) -> str:
     """Where in the module an operator comes from, "" for the module itself."""
     stack = list(node.meta.get("nn_module_stack", {}).values())
-    return str(stack[-1][0]) if stack else ""
+    path = str(stack[-1][0]) if stack else ""
+    # torch.compile names a module by the variable that it found it in: G['model'].layers.0, or L['self'].layers.0; it
+    # calls a module of PyTorch's own fn.
+    return re.sub(r"^[LG]\['(\w+)'\]", r"\1", re.sub(r"^L\['(self|fn)'\]\.?", "", path))
 
 
 def site(node: Node) -> str:

@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from ..isa.errors import UnsupportedError
+from ..scheduler.memory import HEAD_COLS
 from ..scheduler.segment import Array, Attention, Gemm, Network, Norm, Output
 from .layers import Attend, Float64, Layer, Linear, Pass, Source, ancestors
 
@@ -26,6 +27,7 @@ def fold(outputs: list[Layer], batch: int, seq: int) -> tuple[Network, dict[Laye
     originals = ancestors(outputs)
     apart = _Apart(originals)
     rebuilt = {layer: apart(layer) for layer in originals}
+    rebuilt |= {layer: apart.in_a_row(layer) for layer in outputs}
     outputs = [rebuilt[layer] for layer in outputs]
     wanted = ancestors(outputs)
     names = _name(sorted(wanted, key=lambda layer: not isinstance(layer, Source)))  # arguments keep their names
@@ -40,23 +42,43 @@ def fold(outputs: list[Layer], batch: int, seq: int) -> tuple[Network, dict[Laye
     return network, names | {layer: names[new] for layer, new in rebuilt.items()}
 
 
+class FoldError(UnsupportedError):
+    """Layers that do not become segments. layer: which."""
+
+    def __init__(self, layer: Layer, message: str) -> None:
+        super().__init__(message)
+        self.layer = layer
+
+
 class _Apart:
     """Layers again, with a pass of its own for what is fused into a result that is wanted without it too."""
 
     def __init__(self, wanted: Container[Layer]) -> None:
         self._wanted = wanted
         self._made: dict[Layer, Layer] = {}
+        self._rows: dict[Layer, Linear] = {}
 
     def __call__(self, layer: Layer) -> Layer:
         if layer not in self._made:
             self._made[layer] = self._again(layer)
         return self._made[layer]
 
+    def in_a_row(self, layer: Layer) -> Layer:
+        """For whoever is no product of it: heads that are narrower than the machine's lie apart, and a product with the
+        identity, which is exact, puts their columns side by side."""
+        made = self(layer)
+        if not isinstance(made, Attend) or made.head_dim == HEAD_COLS:
+            return made
+        if made not in self._rows:
+            eye, zeros = np.eye(made.width, dtype=np.float32), np.zeros(made.width)
+            self._rows[made] = Linear(f"{made.path}.columns".lstrip("."), made, eye, zeros)
+        return self._rows[made]
+
     def _again(self, layer: Layer) -> Layer:
         if isinstance(layer, Source):
             return layer
         if isinstance(layer, Attend):
-            q, k, v = (self(x) for x in layer.operands)
+            q, k, v = (self.in_a_row(x) for x in layer.operands)
             return layer if (q, k, v) == layer.operands else replace(layer, q=q, k=k, v=v)
         if isinstance(layer, Pass):
             return replace(layer, x=self(layer.x))
@@ -64,7 +86,7 @@ class _Apart:
         if bare is not None:
             return self._pass(layer, bare)
         x = self(layer.x)
-        residual = None if layer.residual is None else self(layer.residual)
+        residual = None if layer.residual is None else self.in_a_row(layer.residual)
         return layer if (x, residual) == (layer.x, layer.residual) else replace(layer, x=x, residual=residual)
 
     def _wanted_before(self, layer: Linear) -> Linear | None:
@@ -76,9 +98,10 @@ class _Apart:
     def _pass(self, layer: Linear, bare: Linear) -> Pass:
         kept = ("x", "weight", "bias", "residual")
         if bare.factor != layer.factor or any(getattr(bare, name) is not getattr(layer, name) for name in kept):
-            raise UnsupportedError(
+            raise FoldError(
+                layer,
                 f"{layer.path}: its result is needed both before and after something is added to it, which the machine "
-                "fuses into the product"
+                "fuses into the product",
             )
         norm = layer.norm if bare.norm is None else None
         return Pass(
@@ -97,7 +120,8 @@ def _folded(layer: Layer, names: dict[Layer, str]) -> Gemm | Attention | None:
         return _pass(layer, names)
     if isinstance(layer, Attend):
         q, k, v = (names[x] for x in layer.operands)
-        return Attention(layer.path, q, k, v, names[layer], layer.heads, layer.head_dim, layer.masked, layer.causal)
+        shape = layer.heads, layer.head_dim
+        return Attention(layer.path, q, k, v, names[layer], *shape, layer.masked, layer.causal, layer.bias)
     return None
 
 

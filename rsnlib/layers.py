@@ -5,7 +5,7 @@ Layers refer to each other as objects and are compared by identity. Fusing somet
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -95,8 +95,8 @@ class Pass:
 
 @dataclass(frozen=True, eq=False)
 class Attend:
-    """softmax(q @ k^T) @ v per sequence and head, head h in columns h*head_dim ..; masked by the run-time lengths,
-    and causal where each row takes no key behind it."""
+    """softmax(q @ k^T + bias) @ v per sequence and head, head h in columns h*head_dim ..; masked by the run-time
+    lengths, and causal where each row takes no key behind it. bias: (batch or 1, heads or 1, seq, seq)."""
 
     path: str
     q: Layer
@@ -106,6 +106,7 @@ class Attend:
     head_dim: int
     masked: bool
     causal: bool = False
+    bias: Array | None = None
 
     @property
     def width(self) -> int:
@@ -117,6 +118,32 @@ class Attend:
 
 
 Layer = Source | Linear | Pass | Attend
+
+
+def show_layers(outputs: Sequence[Layer]) -> str:
+    """In words, a line for each layer, operands first."""
+    numbers = {layer: f"%{i}" for i, layer in enumerate(ancestors(outputs))}
+    lines = [f"{name} = {_words(layer, numbers)}" for layer, name in numbers.items()]
+    return "\n".join([*lines, "-> " + ", ".join(numbers[layer] for layer in outputs)]) + "\n"
+
+
+def _words(layer: Layer, numbers: Mapping[Layer, str]) -> str:
+    of = [numbers[x] for x in layer.operands]
+    if isinstance(layer, Source):
+        return f"{layer.name}, {layer.width} columns, from the host"
+    if isinstance(layer, Attend):
+        more = ", masked" * layer.masked + ", causal" * layer.causal + ", biased" * (layer.bias is not None)
+        return f"attention({', '.join(of)}), {layer.heads} heads of {layer.head_dim}{more}  # {layer.path}"
+    words = of[0]
+    if isinstance(layer, Linear):
+        k, n = layer.weight.shape
+        words = f"{of[0]} @ weight {k}x{n} + bias"
+        words = words if layer.factor == 1 else f"{layer.factor:g} * ({words})"
+        words += f" + {of[1]}" if layer.residual is not None else ""
+    words = words if layer.activation is None else f"{layer.activation.value}({words})"
+    words = words if layer.gain == 1 else f"{layer.gain:g} * {words}"
+    words = words if layer.norm is None else f"layer_norm({words}, eps {layer.norm.eps:g})"
+    return f"{words}  # {layer.path}"
 
 
 def ancestors(layers: Sequence[Layer]) -> dict[Layer, None]:

@@ -19,7 +19,7 @@ import torch
 import torch.nn.functional as F  # noqa: N812 - its name everywhere
 from torch import nn
 
-from ..isa.errors import RsnError
+from ..isa.errors import RsnError, require
 
 Inputs = tuple[Any, ...] | dict[str, Any]
 
@@ -212,6 +212,7 @@ def load_spec(
         raise SpecError(
             f"{spec} must return a torch.nn.Module, or that and example inputs, not {type(module).__name__}"
         )
+    module = module.eval()  # nobody trains at a command line
     if inputs is None:
         inputs = _guessed_inputs(spec, module, given["batch"], given["seq"])
     return module, inputs
@@ -219,10 +220,9 @@ def load_spec(
 
 def _onnx(path: str, batch: int, seq: int) -> tuple[nn.Module, Inputs]:
     """Sizes that the model leaves open are batch and seq, in this order; integers are 1, as in a mask."""
-    try:
-        from .onnx_module import load_onnx
-    except ImportError:
-        raise SpecError(f"{path}: models from ONNX take the package onnx: pip install onnx") from None
+    require("onnx", f"{path}: a model from ONNX", "pip install onnx")
+    from .onnx_module import load_onnx
+
     model = load_onnx(path).eval()
     return model, model.example(batch, seq)
 

@@ -54,5 +54,8 @@ def _attention(
         mask = (torch.arange(network.seq) < torch.from_numpy(keys)[:, None])[:, None, None, :]
     if mask is not None and layer.causal:
         mask = mask & torch.ones(network.seq, network.seq, dtype=torch.bool).tril()
+    if layer.bias is not None:
+        bias = torch.from_numpy(layer.bias)
+        mask = bias if mask is None else torch.where(mask, bias, -torch.inf)
     y = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=1.0)
     return y.transpose(1, 2).reshape(network.batch, network.seq, -1)

@@ -17,8 +17,8 @@ from scipy.special import erf, expit
 from torch.fx import Node
 
 from ..isa.errors import TensorError
-from ..scheduler.segment import Activation
-from .capture import dtype_of, module_path, op_name, shape_of, site
+from ..scheduler.segment import Activation, Array
+from .capture import arguments, dtype_of, module_path, op_name, packet, shape_of, site
 from .layers import Attend, Float64, Layer, LayerNorm, Linear, ancestors
 from .mask import is_causal, prefix_lengths
 from .pointwise import Pointwise, recognise, root_of
@@ -29,6 +29,8 @@ aten = torch.ops.aten
 Arguments = dict[str, Any]
 Rule = Callable[[Values, Node, Arguments], Abstract | str]
 
+FORBIDDEN = -1e5
+"""What is added to scores that take no part: as good as -inf beside any score, but a number."""
 MIXES = "the rows and columns it mixes do not come apart again"
 
 
@@ -36,11 +38,12 @@ MIXES = "the rows and columns it mixes do not come apart again"
 
 
 def identity(values: Values, node: Node, a: Arguments) -> Abstract | str:
+    """Nothing changes: copies, dropout in eval mode, conversions to the type that it has."""
     x = node.all_input_nodes[0]
     if a.get("train") and a.get("p"):
         return "dropout in training mode"
     if dtype_of(node) != dtype_of(x) or shape_of(node) != shape_of(x):
-        return f"a conversion from {dtype_of(x)} to {dtype_of(node)}"
+        return f"a conversion from {dtype_of(x)} to {dtype_of(node)}; the machine computes in float32"
     return values.of[x]
 
 
@@ -54,10 +57,12 @@ def moved(values: Values, node: Node, move: Callable[[View], View | None]) -> Ab
 
 
 def regroup(values: Values, node: Node, a: Arguments) -> Abstract | str:
+    """The same elements in the same order, as another shape: the activation stays where it is."""
     return moved(values, node, lambda view: view.regroup(shape_of(node)))
 
 
 def permute(values: Values, node: Node, a: Arguments) -> Abstract | str:
+    """Dimensions in another order: the activation stays where it is, and is seen otherwise."""
     # Which dimension goes where, whatever the operator calls it: the strides of a tensor without data tell.
     probe = torch.empty((2,) * len(shape_of(node)), device="meta")
     strides = node.target(probe, *node.args[1:], **node.kwargs).stride()
@@ -70,12 +75,14 @@ def narrow(view: View, axis: int, start: int, length: int, shape: Sequence[int])
 
 
 def select(values: Values, node: Node, a: Arguments) -> Abstract | str:
+    """One position of a dimension, such as the queries of what holds queries, keys and values."""
     shape = shape_of(a["self"])
     axis = a["dim"] % len(shape)
     return moved(values, node, lambda view: narrow(view, axis, a["index"] % shape[axis], 1, shape_of(node)))
 
 
 def slice_(values: Values, node: Node, a: Arguments) -> Abstract | str:
+    """A range of positions of a dimension, without gaps."""
     if a["step"] != 1:
         return "a slice with a step"
     shape = shape_of(a["self"])
@@ -85,6 +92,7 @@ def slice_(values: Values, node: Node, a: Arguments) -> Abstract | str:
 
 
 def split(values: Values, node: Node, a: Arguments) -> Abstract | str:
+    """Several ranges of a dimension, as projections that are packed in one come apart."""
     value, shape = values.of[a["self"]], shape_of(a["self"])
     if not isinstance(value, Value):
         return "it splits what is no activation"
@@ -101,6 +109,7 @@ def split(values: Values, node: Node, a: Arguments) -> Abstract | str:
 
 
 def getitem(values: Values, node: Node, a: Arguments) -> Abstract | str:
+    """One of the parts of a split."""
     parts, index = values.of[node.all_input_nodes[0]], node.args[1]
     if not isinstance(parts, list) or not isinstance(index, int):
         return "it takes apart what is no activation"
@@ -116,20 +125,23 @@ def in_rows(view: View, width: int) -> bool:
 
 
 def linear(values: Values, node: Node, a: Arguments) -> Abstract | str:
+    """A product with a constant weight (N, K), and a bias."""
     return product(values, node, a["input"], a["weight"], a["bias"], transposed=True)
 
 
 def addmm(values: Values, node: Node, a: Arguments) -> Abstract | str:
+    """A bias and a product with a constant weight (K, N)."""
     if a["beta"] != 1 or a["alpha"] != 1:
         return "addmm with factors"
     return product(values, node, a["mat1"], a["mat2"], a["self"], transposed=False)
 
 
 def matmul(values: Values, node: Node, a: Arguments) -> Abstract | str:
+    """A product with a constant weight (K, N), the scores of an attention, or its values."""
     x, y = a["self"], a["mat2"] if "mat2" in a else a["other"]
     left, right = values.of[x], values.of[y]
     if isinstance(left, Scores) and left.normal:
-        return attend(values, node, left.q, left.k, right, left.scale, left.mask)
+        return attend(values, node, left.q, left.k, right, left.scale, left.masks)
     if values.is_constant(y) and len(shape_of(y)) == 2:
         return product(values, node, x, y, None, transposed=False)
     on_machine = not (is_host(left) and is_host(right)) and len(shape_of(x)) == len(shape_of(y)) == 4
@@ -141,6 +153,7 @@ def matmul(values: Values, node: Node, a: Arguments) -> Abstract | str:
 def product(
     values: Values, node: Node, x: Node, weight: Node, bias: Node | None, *, transposed: bool
 ) -> Abstract | str:
+    """x @ weight + bias over all rows, weight and bias constant and float32: a layer of its own."""
     if not values.is_constant(weight) or not (bias is None or values.is_constant(bias)):
         return "its weight or its bias is computed from the arguments"
     operand = None if values.is_constant(x) else values.operand(x, in_rows)
@@ -171,6 +184,7 @@ def open_product(values: Values, x: Node) -> tuple[Linear, View] | None:
 
 def activation(kind: Callable[[Arguments], Activation]) -> Rule:
     def rule(values: Values, node: Node, a: Arguments) -> Abstract | str:
+        """An activation that MemC knows, right behind a product: it is applied before the store."""
         found = open_product(values, a["self"])
         if found is None:
             return f"{op_name(node)} is possible only right after a matrix product"
@@ -184,6 +198,7 @@ def elementwise(function: Callable[..., Any], *names: str) -> Rule:
     """A function of one or two numbers, element by element."""
 
     def rule(values: Values, node: Node, a: Arguments) -> Abstract | str:
+        """Perhaps a part of an activation that is spelled out; `pointwise` sees what it comes to."""
         return pointwise(values, node, function, [a[name] for name in names])
 
     return rule
@@ -228,6 +243,8 @@ def _as_pointwise(values: Values, x: Any) -> Pointwise | None:
 
 
 def layer_norm(values: Values, node: Node, a: Arguments) -> Abstract | str:
+    """Over all columns of a product, residual included: MemC does it before the store, without scale and shift, which
+    are folded into what comes next."""
     found = open_product(values, a["input"])
     if found is None or not in_rows(found[1], found[0].width) or list(a["normalized_shape"]) != [found[0].width]:
         return f"{op_name(node)} is possible only right after a matrix product and its residual, over all columns"
@@ -239,6 +256,7 @@ def layer_norm(values: Values, node: Node, a: Arguments) -> Abstract | str:
 
 
 def add(values: Values, node: Node, a: Arguments) -> Abstract | str:
+    """To scores a mask, to a product a bias or a residual, to a part of an activation whatever belongs to it."""
     x, y = a["self"], a["other"]
     if a["alpha"] == 1 and any(isinstance(n, Node) and isinstance(values.of[n], Pointwise) for n in (x, y)):
         return pointwise(values, node, operator.add, (x, y))
@@ -246,9 +264,9 @@ def add(values: Values, node: Node, a: Arguments) -> Abstract | str:
         return "it adds a number or a multiple"
     for scores, mask in ((values.of[x], y), (values.of[y], x)):
         if isinstance(scores, Scores):
-            if scores.mask is None and not scores.normal and is_host(values.of[mask]) and dtype_of(mask) != torch.bool:
-                return replace(scores, mask=mask)
-            return "an attention takes one mask, float and from the host, before its softmax"
+            if not scores.normal and is_host(values.of[mask]) and dtype_of(mask) != torch.bool:
+                return replace(scores, masks=(*scores.masks, mask))
+            return "an attention takes masks that are float and from the host, before its softmax"
     for taking, other in ((x, y), (y, x)):
         found = open_product(values, taking)
         if found is None or found[1].shape != shape_of(node) or dtype_of(other) != torch.float32:
@@ -260,6 +278,7 @@ def add(values: Values, node: Node, a: Arguments) -> Abstract | str:
 
 
 def with_bias(values: Values, before: Linear, view: View, other: Node) -> Linear | None:
+    """A constant vector becomes part of the product's own bias."""
     shape = shape_of(other)
     bias = values.vector(other, before.width, 0.0)
     if bias is None or shape[-1:] != (before.width,) or before.factor != 1 or not in_rows(view, before.width):
@@ -268,6 +287,7 @@ def with_bias(values: Values, before: Linear, view: View, other: Node) -> Linear
 
 
 def with_residual(values: Values, before: Linear, view: View, other: Node) -> Linear | None:
+    """What has the same shape becomes the previous-layer term, unless it depends on the product itself."""
     if before.residual is not None:
         return None
     residual = values.operand(other, lambda shown, width: (shown, width) == (view, before.width))
@@ -280,6 +300,7 @@ def with_residual(values: Values, before: Linear, view: View, other: Node) -> Li
 
 
 def scale(values: Values, node: Node, a: Arguments) -> Abstract | str:
+    """A number times scores or a product goes into weights; times something else it may be part of an activation."""
     x, y = a["self"], a["other"]
     division = op_name(node).startswith("aten.div")
     if not division and values.number(y) is None:
@@ -293,7 +314,7 @@ def scale(values: Values, node: Node, a: Arguments) -> Abstract | str:
         return "a factor that is not a constant number"
     factor = 1 / factor if division else factor
     value = values.of[x]
-    if isinstance(value, Scores) and value.mask is None and not value.normal:
+    if isinstance(value, Scores) and not value.masks and not value.normal:
         return replace(value, scale=value.scale * factor)
     if isinstance(value, Value) and isinstance(value.base, Linear) and value.base.activation and not value.base.norm:
         return Value(replace(value.base, gain=value.base.gain * factor, before=value.base), value.view)
@@ -308,6 +329,7 @@ def scale(values: Values, node: Node, a: Arguments) -> Abstract | str:
 
 
 def softmax(values: Values, node: Node, a: Arguments) -> Abstract | str:
+    """Over the keys of an attention."""
     scores = values.of[a["self"]]
     if not isinstance(scores, Scores) or scores.normal or a["dim"] not in (-1, 3):
         return "a softmax is possible only over the keys of an attention"
@@ -317,13 +339,15 @@ def softmax(values: Values, node: Node, a: Arguments) -> Abstract | str:
 
 
 def scaled_dot_product_attention(values: Values, node: Node, a: Arguments) -> Abstract | str:
+    """An attention in one operator."""
     if a["enable_gqa"]:
         raise unsupported(node, "grouped-query attention is not supported yet")
     if a["dropout_p"]:
         raise unsupported(node, "dropout in training mode")
     q, k, v = (values.of[a[x]] for x in ("query", "key", "value"))
     factor = shape_of(a["query"])[-1] ** -0.5 if a["scale"] is None else float(a["scale"])
-    return attend(values, node, q, k, v, factor, a["attn_mask"], a["is_causal"])
+    masks = () if a["attn_mask"] is None else (a["attn_mask"],)
+    return attend(values, node, q, k, v, factor, masks, a["is_causal"])
 
 
 def attend(
@@ -333,10 +357,10 @@ def attend(
     k: Abstract,
     v: Abstract,
     factor: float,
-    mask: Node | None,
+    masks: Sequence[Node],
     causal: bool = False,
 ) -> Abstract:
-    """softmax(factor * q @ k^T + mask) @ v, the operands as (batch, heads, seq, columns of a head)."""
+    """softmax(factor * q @ k^T + masks) @ v, the operands as (batch, heads, seq, columns of a head)."""
     shapes = [x.view.shape if isinstance(x, Value) else () for x in (q, k, v)]
     if len(shapes[0]) != 4 or shapes[0][::2] != (values.batch, values.seq):
         raise unsupported(node, f"its query is {shapes[0]}, not ({values.batch}, heads, {values.seq}, columns)")
@@ -356,12 +380,74 @@ def attend(
             raise unsupported(node, "its key is not a plain projection whose weight could take up the score scale")
         # Not `before`: where queries and keys share a projection it is computed twice, with and without the scale.
         key = replace(key, factor=key.factor * factor, before=None)
+    mask, constant = _masks(values, node, masks)
+    if mask is not None and any(_is_only_causal(values, term) for term in constant):
+        causal, constant = True, [term for term in constant if not _is_only_causal(values, term)]
     causal = causal or (mask is not None and _is_causal(values, mask))
-    masked = mask is not None and _hides(values, node, mask)
-    layer = Attend(module_path(node), query, key, value, heads, columns, masked, causal)
+    masked = mask is not None and _hides(values, mask)
+    bias = _bias(values, node, constant, heads) if constant else None
+    layer = Attend(module_path(node), query, key, value, heads, columns, masked, causal, bias)
     if mask is not None and masked:
         values.masks[layer] = mask
     return Value(layer, form)
+
+
+def _masks(values: Values, node: Node, masks: Sequence[Node]) -> tuple[Node | None, list[Node]]:
+    """The mask that the machine applies by itself, which hides whole keys or is causal; and others, whose sum, which is
+    the same in every run, is a bias of the scores."""
+    terms = [term for mask in masks for term in _terms(values, mask)]
+    if not all(is_host(values.of[term]) for term in terms):
+        raise unsupported(node, "its mask is computed on the machine")
+    own = [term for term in terms if not values.is_constant(term)]
+    if len(own) > 1:
+        raise unsupported(node, f"{len(own)} masks come from the arguments; the machine takes one")
+    constant = [term for term in terms if values.is_constant(term)]
+    if not own:
+        own = [term for term in constant if _is_plain(values, term)][:1]
+    return (own[0] if own else None), [term for term in constant if term not in own]
+
+
+def _terms(values: Values, mask: Node) -> list[Node]:
+    """What a mask is the sum of, where that tells apart what is constant, or what the machine knows."""
+    if packet(mask) is not aten.add or arguments(mask)["alpha"] != 1:
+        return [mask]
+    parts = mask.args[:2]
+    if not all(isinstance(part, Node) for part in parts) or not any(map(values.is_constant, parts)):
+        return [mask]
+    return [term for part in parts for term in _terms(values, part)]
+
+
+def _is_only_causal(values: Values, mask: Node) -> bool:
+    """Whether a constant mask hides for each row the keys behind it, and nothing else."""
+    return _is_causal(values, mask) and not _hides(values, mask)
+
+
+def _is_plain(values: Values, mask: Node) -> bool:
+    """Whether a constant mask is of the kinds that the machine knows without a bias."""
+    try:
+        prefix_lengths(values.constant(mask), values.batch, values.seq, _is_causal(values, mask))
+    except TensorError:
+        return False
+    return True
+
+
+def _bias(values: Values, node: Node, terms: Sequence[Node], heads: int) -> Array:
+    """The sum of constant masks, (batch or 1, heads or 1, seq, seq)."""
+    total = torch.zeros(())
+    for term in terms:
+        value = values.constant(term)
+        total = total + (torch.where(value, 0.0, FORBIDDEN) if value.dtype == torch.bool else value.float())
+    shape = (1,) * (4 - total.ndim) + tuple(total.shape)
+    most = (values.batch, heads, values.seq, values.seq)
+    if len(shape) != 4 or any(n not in (1, m) for n, m in zip(shape, most, strict=True)):
+        raise unsupported(node, f"its mask is {tuple(total.shape)}, which does not fit scores {most}")
+    total = total.reshape(shape).clamp(min=FORBIDDEN).expand(*shape[:2], values.seq, values.seq)
+    for axis in (0, 1):
+        if bool((total == total.narrow(axis, 0, 1)).all()):
+            total = total.narrow(axis, 0, 1)
+    if not bool(total.isfinite().all()):
+        raise unsupported(node, "its mask has values that are no numbers")
+    return values.once("bias", total.contiguous().numpy())
 
 
 def _projection(values: Values, node: Node, what: str, x: Abstract, form: View) -> Layer:
@@ -381,17 +467,12 @@ def _is_causal(values: Values, mask: Node) -> bool:
         return False  # whoever takes it says why it cannot be taken
 
 
-def _hides(values: Values, node: Node, mask: Node) -> bool:
+def _hides(values: Values, mask: Node) -> bool:
     """Whether the mask may hide a key."""
-    if not is_host(values.of[mask]):
-        raise unsupported(node, "its mask is computed on the machine")
     if not values.is_constant(mask):
         return True
-    try:
-        lengths = prefix_lengths(values.constant(mask), values.batch, values.seq, _is_causal(values, mask))
-        return bool((lengths < values.seq).any())
-    except TensorError as error:
-        raise unsupported(node, str(error)) from error
+    lengths = prefix_lengths(values.constant(mask), values.batch, values.seq, _is_causal(values, mask))
+    return bool((lengths < values.seq).any())
 
 
 VIEWS: dict[Any, Rule] = {

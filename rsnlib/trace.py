@@ -8,8 +8,8 @@ product over the machine's rows or an attention never does so silently: it is an
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Sequence
+from contextlib import suppress
 from math import prod
 from typing import Any
 
@@ -23,11 +23,12 @@ from .capture import (
     Environment,
     Interface,
     arguments,
-    canonical,
     capture,
     dtype_of,
+    fitting,
     is_static,
     lifted,
+    module_of,
     module_path,
     op_name,
     packet,
@@ -35,37 +36,61 @@ from .capture import (
     shape_of,
     site,
 )
-from .fold import fold
-from .layers import Attend, Linear, Source, ancestors
+from .fold import FoldError
+from .layers import Attend, Layer, Linear, Source, ancestors
 from .mask import attended_keys, is_causal
 from .partition import Placement, Traced
+from .passes import USUAL, Passes
 from .pointwise import Pointwise
-from .rules import CHECKS, PRODUCTS, RULES, VIEWS
-from .values import Abstract, After, Scores, Value, Values, is_host, unsupported
+from .rewrites import rewrite
+from .rules import CHECKS, PRODUCTS, VIEWS
+from .values import Abstract, After, RefusedError, Scores, Value, Values, is_host, unsupported
+
+NOTHING = "nothing in this module runs on the machine: "
 
 
-def trace(model: nn.Module, example_inputs: tuple[Any, ...] | dict[str, Any]) -> Traced:
+class NoProductError(UnsupportedError):
+    """A module in which nothing is for the machine."""
+
+
+def trace(model: nn.Module, example_inputs: tuple[Any, ...] | dict[str, Any], passes: Passes = USUAL) -> Traced:
     """Split a module into host, machine and host; batch, seq and every shape are those of the example.
 
-    example_inputs: positional (tuple) or keyword (dict) arguments of the module's forward. The module is traced in eval
-    mode, and its weights are copied. Raises UnsupportedError for a module that the machine cannot run, naming operator
-    and module path, and TensorError for weights or activations that are not float32.
+    example_inputs: positional (tuple) or keyword (dict) arguments of the module's forward. The module must be in eval
+    mode; its weights are copied. Raises UnsupportedError for a module that the machine cannot run, naming operator and
+    module path, and TensorError for weights or activations that are not float32.
     """
-    if not isinstance(example_inputs, tuple | dict):
-        raise TensorError(f"example inputs are a tuple or a dict of tensors, not {type(example_inputs).__name__}")
-    args, kwargs = (example_inputs, {}) if isinstance(example_inputs, tuple) else ((), example_inputs)
-    signature = inspect.signature(model.forward)
-    try:
-        args, kwargs = canonical(signature, args, kwargs)
-    except TypeError as error:
-        raise TensorError(f"the example inputs do not fit {type(model).__name__}.forward: {error}") from error
+    program, interface, environment = captured(model, example_inputs)
+    passes.observe("capture", program)
+    if rewrite(program, passes.rewrites):
+        passes.observe("rewrite", program)
+        with suppress(UnsupportedError):
+            return interpret(program, interface, environment, passes)
+        # What the rewrites make possible here takes away something else: as it was.
+        program, interface, environment = captured(model, example_inputs)
+    passes.observe("rewrite", program)
+    return interpret(program, interface, environment, passes)
+
+
+def captured(
+    model: nn.Module, example_inputs: tuple[Any, ...] | dict[str, Any]
+) -> tuple[ExportedProgram, Interface, Environment]:
+    """A module's graph, how it is called, and the values of the example for what is no operator of the graph."""
+    model = module_of(model)
+    args, kwargs, signature = fitting(model.forward, f"{type(model).__name__}.forward", example_inputs)
     program = capture(model, args, kwargs)
     interface = Interface.of(program, signature)
-    tracer = _Tracer(program)
-    environment = lifted(program) | interface.bind(args, kwargs)
+    return program, interface, lifted(program) | interface.bind(args, kwargs)
+
+
+def interpret(
+    program: ExportedProgram, interface: Interface, environment: Environment, passes: Passes = USUAL
+) -> Traced:
+    """As `trace`, of a graph: what is no operator of it is in `environment`, with the values of the example."""
+    tracer = _Tracer(program, passes)
     causal = tracer.causal_masks(environment)
     if causal:
-        tracer = _Tracer(program, causal)
+        tracer = _Tracer(program, passes, causal)
     traced = tracer.partition(interface)
     tracer.check_masks(traced, environment)
     return traced
@@ -78,7 +103,9 @@ def _role(value: Abstract) -> str:
         k, n = layer.weight.shape
         return f"matrix product {k} x {n}" if layer.before is None else f"fused into {layer.path or 'the product'}"
     if isinstance(layer, Attend):
-        return f"attention, {layer.heads} heads of {layer.head_dim}"
+        words = [f"attention, {layer.heads} heads of {layer.head_dim}", "masked" * layer.masked]
+        words += ["causal" * layer.causal, "" if layer.bias is None else "its scores with a bias"]
+        return ", ".join(filter(None, words))
     return "part of an activation" if isinstance(value, Pointwise) else "part of an attention"
 
 
@@ -98,8 +125,9 @@ def _computed(node: Node, environment: Environment) -> torch.Tensor:
 class _Tracer:
     """One pass over the graph."""
 
-    def __init__(self, program: ExportedProgram, causal: frozenset[Node] = frozenset()) -> None:
+    def __init__(self, program: ExportedProgram, passes: Passes, causal: frozenset[Node] = frozenset()) -> None:
         self.program = program
+        self.passes = passes
         self.values = Values(program, causal)
         self.causal = causal
         self.before: list[Node] = []
@@ -116,7 +144,7 @@ class _Tracer:
 
     def _visit(self, node: Node) -> Abstract:
         inputs = [self.values.of[x] for x in node.all_input_nodes]
-        rule = RULES.get(packet(node))
+        rule = self.passes.rules.get(packet(node))
         result: Abstract | str = f"{op_name(node)} is not an operation of the machine"
         if not all(map(is_static, (node, *node.all_input_nodes))):
             result = "its shape depends on data"
@@ -151,7 +179,7 @@ class _Tracer:
             raise unsupported(node, f"{why}; it stands between the two products of an attention")
         left = next((x for x in inputs if isinstance(x, After)), After(node, why))
         *rows, _ = shape_of(node) or (self.values.rows, 1)
-        if is_product and prod(rows) > self.values.batch:
+        if is_product and (not is_static(node) or prod(rows) > self.values.batch):
             reason = f"it depends on {site(left.node)}, which cannot run on the machine: {left.why}"
             raise unsupported(node, why if left.node is node else reason)
         self._leave(node)
@@ -186,9 +214,15 @@ class _Tracer:
         """The three parts; of the operators before the machine only those that something needs."""
         wanted = list(dict.fromkeys(value.base for value in self.results.values()))
         if not wanted:
-            reason = self.refused[0] if self.refused else "it has no matrix product and no attention"
-            raise UnsupportedError(f"nothing in this module runs on the machine: {reason}")
-        network, names = fold(wanted, self.values.batch, self.values.seq)
+            if not self.refused:
+                raise NoProductError(f"{NOTHING}it has no matrix product and no attention")
+            raise UnsupportedError(f"{NOTHING}{self.refused[0]}")
+        try:
+            self.passes.observe("match", wanted)
+            network, names = self.passes.fold(wanted, self.values.batch, self.values.seq)
+            self.passes.observe("fold", network)
+        except FoldError as error:
+            raise RefusedError(self._node_of(error.layer), str(error)) from error
         used = ancestors(wanted)
         sources = {names[x]: (self.values.source_nodes[x], x.view) for x in used if isinstance(x, Source)}
         masks = tuple(dict.fromkeys(mask for layer, mask in self.values.masks.items() if layer in used))
@@ -234,4 +268,8 @@ class _Tracer:
                     shown, batch, seq = _computed(mask, environment), self.values.batch, self.values.seq
                     attended_keys(shown, batch, seq, mask in self.causal)
             except TensorError as error:
-                raise UnsupportedError(f"attention at {layer.path or 'the top level'}: {error}") from error
+                message = f"attention at {layer.path or 'the top level'}: {error}"
+                raise RefusedError(self._node_of(layer), message) from error
+
+    def _node_of(self, layer: Layer) -> Node:
+        return next(node for node, x in self.values.of.items() if isinstance(x, Value) and x.base is layer)

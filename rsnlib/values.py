@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable, Container
 from dataclasses import dataclass, replace
 from math import prod
@@ -13,6 +14,7 @@ from torch.export import ExportedProgram
 from torch.fx import Node
 
 from ..isa.errors import UnsupportedError
+from ..scheduler.segment import Array
 from .capture import Environment, is_static, lifted, module_path, packet, run, shape_of, site
 from .layers import Attend, Float64, Layer, Linear, Source
 from .pointwise import Pointwise
@@ -31,12 +33,12 @@ class Value:
 
 @dataclass(frozen=True)
 class Scores:
-    """scale * q @ k^T + mask, (batch, heads, seq, seq), and the softmax of that if `normal`."""
+    """scale * q @ k^T + masks, (batch, heads, seq, seq), and the softmax of that if `normal`."""
 
     q: Value
     k: Value
     scale: float = 1.0
-    mask: Node | None = None
+    masks: tuple[Node, ...] = ()
     normal: bool = False
 
 
@@ -58,8 +60,16 @@ def is_host(value: Abstract) -> bool:
     return isinstance(value, Value) and isinstance(value.base, Source)
 
 
+class RefusedError(UnsupportedError):
+    """What the machine cannot run. node: where the graph would have to be cut."""
+
+    def __init__(self, node: Node, message: str) -> None:
+        super().__init__(message)
+        self.node = node
+
+
 def unsupported(node: Node, why: str) -> UnsupportedError:
-    return UnsupportedError(f"{site(node)}: {why}")
+    return RefusedError(node, f"{site(node)}: {why}")
 
 
 class Values:
@@ -152,6 +162,12 @@ class Values:
             run([node], self._constants)
         tensor: torch.Tensor = self._constants[node]
         return tensor
+
+    def once(self, what: str, array: Array) -> Array:
+        """The same array for all that have equal ones, as the layers of a stack have."""
+        digest = hashlib.blake2b(np.ascontiguousarray(array).data).digest()
+        made: Array = self._made.setdefault((what, array.shape, digest), array)
+        return made
 
     def vector(self, node: Node | None, width: int, default: float) -> Float64 | None:
         """A parameter (width,) in float64, `default` everywhere if there is none; None if it is not such a vector."""

@@ -13,7 +13,7 @@ from ..isa.datapath import Overlay
 from ..isa.errors import ScheduleError
 from ..isa.files import write_text
 from .schedule import Schedule, read_schedule, show_schedule
-from .search import describe, search
+from .search import CostModel, describe, price, search
 from .segment import Network
 
 VERSION = 9
@@ -23,11 +23,13 @@ VERSION = 9
 @dataclass(frozen=True)
 class Best:
     """Ask for the best schedule: how long to search, in seconds, and with which seed. cache: the folder that keeps what
-    was found; None for the user's."""
+    was found; None for the user's. cost: what a schedule costs; what is found by another model than ours is not kept.
+    """
 
     budget_s: float = 30.0
     seed: int = 0
     cache: Path | None = None
+    cost: CostModel = price
 
     def __post_init__(self) -> None:
         if not self.budget_s > 0:
@@ -53,6 +55,9 @@ def choose(
 ) -> Chosen:
     """The best schedule for a network on an overlay. What is found is kept, by network, overlay, seed and version, and
     found again as long as nobody asks for a longer search. Raises `ScheduleError`."""
+    if best.cost is not price:
+        found = search(network, overlay, best.budget_s, best.seed, progress, best.cost)
+        return Chosen(found.schedule, (f"searched for {best.budget_s} s by another cost model", *found.words))
     folder = best.cache or _user_cache()
     path = folder / f"{_key(network, overlay, best.seed)}.toml"
     kept = _kept(path, best.budget_s)

@@ -8,35 +8,62 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 from ..isa.datapath import Overlay
-from ..isa.program import Program
+from ..isa.program import Kernels, Program
 from .best import Best, Chosen, choose
-from .lower import Weights, lower
-from .pack import pack
+from .lower import Lowered, Weights, lower
+from .pack import Starts, pack
 from .schedule import Schedule
 from .segment import Network
 
 
 @dataclass(frozen=True, eq=False)
 class Built:
-    """A program and its weights, by buffer name, as they lie in LPDDR."""
+    """A program and its weights, by buffer name, as they lie off chip."""
 
     program: Program
     weights: Weights
     chosen: Chosen
 
 
+Progress = Callable[[float], None]
+
+
+def _unobserved(name: str, made: object) -> None:
+    """Nobody wants to know."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Passes:
+    """The scheduler's passes; one that replaces another takes and returns the same. choose: a schedule, where a search
+    is asked for; lower: to kernel sequences, with the off-chip accesses in their order; pack: to the packets of an
+    image. observe: told the name of each pass, when it is done, and what it made."""
+
+    choose: Callable[[Network, Overlay, Best, Progress], Chosen] = choose
+    lower: Callable[[Network, Overlay, Schedule], Lowered] = lower
+    pack: Callable[[Kernels, Starts | None], Program] = pack
+    observe: Callable[[str, object], None] = _unobserved
+
+
+USUAL = Passes()
+
+
 def build(
     network: Network,
     overlay: Overlay,
     schedule: Schedule | Best,
-    progress: Callable[[float], None] = lambda share: None,
+    progress: Progress = lambda share: None,
+    passes: Passes = USUAL,
 ) -> Built:
     """Choose a schedule where none is given, lower to kernel sequences, order the off-chip accesses, pack. progress:
     told how much of a search's budget is spent. Raises `UnsupportedError` or `ScheduleError`."""
-    chosen = Chosen(schedule) if isinstance(schedule, Schedule) else choose(network, overlay, schedule, progress)
+    chosen = Chosen(schedule) if isinstance(schedule, Schedule) else passes.choose(network, overlay, schedule, progress)
+    passes.observe("schedule", chosen)
     with _uncollected():
-        lowered = lower(network, overlay, chosen.schedule)
-        return Built(pack(lowered.kernels, lowered.starts), lowered.weights, chosen)
+        lowered = passes.lower(network, overlay, chosen.schedule)
+        passes.observe("lower", lowered)
+        program = passes.pack(lowered.kernels, lowered.starts)
+        passes.observe("pack", program)
+        return Built(program, lowered.weights, chosen)
 
 
 @contextmanager

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from itertools import groupby
 
 from ..isa.compiled import Timing
 from ..isa.datapath import Overlay
+from ..isa.fields import Record
 from ..isa.layout import BLOCK_ROWS, UNIT
 from ..isa.program import Buffer, Kernels, Layout, Role
 from . import bias
@@ -29,6 +31,19 @@ class Lowered:
     """The run that found the order of DDR's accesses, where one did; without the instruction path."""
     starts: Starts | None = None
     """When each mOP began in it."""
+
+    def show(self) -> str:
+        """Unit by unit, what follows on each other and is equal as one line."""
+        out = []
+        for unit, sequence in {**self.kernels.sequences, **self.kernels.preloaded}.items():
+            out.append(f"{unit}: {len(sequence)}")
+            out += [f"  {len(list(equal)):>4} x {_words(record)}" for record, equal in groupby(sequence)]
+        return "\n".join(out) + "\n"
+
+
+def _words(record: Record) -> str:
+    values = {x.name: getattr(record, x.name) for x in record.FIELDS}
+    return " ".join([type(record).__name__, *(f"{name}={value:g}" for name, value in values.items() if value)])
 
 
 class Weights(Mapping[str, Array]):

@@ -1,4 +1,4 @@
-"""Search for a schedule, with the timing engine as the cost model.
+"""Search for a schedule by a cost model, which is the timing engine where nobody brings another.
 
 Every candidate is lowered and listed; the run that finds the order of DDR's accesses is the price. Where a network
 repeats itself, two repetitions stand for all. What is tried, and in which order, depends on the network and the seed
@@ -8,9 +8,10 @@ alone; the budget says how far one gets.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from math import inf
+from typing import Protocol
 
 import numpy as np
 
@@ -65,20 +66,43 @@ class Found:
         ]
 
 
+class Price(Protocol):
+    """What a cost model says of a schedule. latency: in seconds; the search looks for the lowest. busy: by unit, the
+    seconds in which it did not wait, for people to read: no order is quicker than the busiest."""
+
+    @property
+    def latency(self) -> float: ...
+    @property
+    def busy(self) -> Mapping[str, float]: ...
+
+
+CostModel = Callable[[Network, Overlay, Schedule], Price]
+"""Raises `ScheduleError`, `UnsupportedError`, `ProgramError` or `DeadlockError` for what cannot run."""
+
+
+def price(network: Network, overlay: Overlay, schedule: Schedule) -> Timing:
+    """The run of a network's kernels, without the instruction path. Raises as `lower`, and `DeadlockError`."""
+    lowered = lower(network, overlay, schedule)
+    if lowered.found is not None:
+        return lowered.found
+    return execute(overlay, issues=uops_of(lowered.kernels), preloaded=lowered.kernels.preloaded)
+
+
 def search(
     network: Network,
     overlay: Overlay,
     budget_s: float,
     seed: int = 0,
     progress: Callable[[float], None] = lambda share: None,
+    cost: CostModel = price,
 ) -> Found:
-    """The best schedule within a budget of seconds. Raises `ScheduleError` for a budget that is no time, and what
-    `lower` raises."""
+    """The best schedule within a budget of seconds, by a cost model. Raises `ScheduleError` for a budget that is no
+    time, and what `lower` raises."""
     if not budget_s > 0:
         raise ScheduleError(f"budget of {budget_s} s: a search needs more than 0")
     started = time.monotonic()
     small = sample(network)
-    trial = _Trial(small, overlay, _Size(network, small, overlay))
+    trial = _Trial(small, overlay, _Size(network, small, overlay), cost)
     moves = _moves(trial, small, _Pace(overlay), np.random.default_rng(seed))
     for schedule, words in moves:
         spent = (time.monotonic() - started) / budget_s
@@ -142,8 +166,8 @@ def _smaller(trial: _Trial, pace: _Pace) -> Iterator[tuple[Schedule, str]]:
 class _Trial:
     """What has been tried, and the best of it."""
 
-    def __init__(self, network: Network, overlay: Overlay, size: _Size) -> None:
-        self._network, self._overlay, self._size = network, overlay, size
+    def __init__(self, network: Network, overlay: Overlay, size: _Size, cost: CostModel) -> None:
+        self._network, self._overlay, self._size, self._cost = network, overlay, size, cost
         self._seen: set[Schedule] = set()
         self._price_s = 0.0
         self.found: Found | None = None
@@ -158,7 +182,7 @@ class _Trial:
             return
         self._seen.add(schedule)
         try:
-            run = price(self._network, self._overlay, schedule)
+            run = self._cost(self._network, self._overlay, schedule)
             if run.latency < self._fastest_s:
                 self.fastest, self._fastest_s = schedule, run.latency
             if self.found is None:
@@ -176,7 +200,7 @@ class _Trial:
         except (DeadlockError, ProgramError, UnsupportedError) as e:  # it does not run, or there is no image of it
             self.failure = self.failure or e
             return
-        self.found.busy = {u.name: run.busy[u.name] for u in self._overlay.units}
+        self.found.busy = {u.name: run.busy[u.name] for u in self._overlay.units if u.name in run.busy}
 
 
 class _Pace:
@@ -192,14 +216,6 @@ class _Pace:
     def wait(self, rule: Rule) -> float:
         """The share that a rule allows."""
         return rule.patience_us / (rule.store_blocks * self._block_us) if self._block_us else WAIT
-
-
-def price(network: Network, overlay: Overlay, schedule: Schedule) -> Timing:
-    """The run of a network's kernels, without the instruction path. Raises as `lower`, and `DeadlockError`."""
-    lowered = lower(network, overlay, schedule)
-    if lowered.found is not None:
-        return lowered.found
-    return execute(overlay, issues=uops_of(lowered.kernels), preloaded=lowered.kernels.preloaded)
 
 
 class _Size:

@@ -119,6 +119,13 @@ class Network:
             return f"{self.batch} x {self.seq} rows"
         return f"{self.batch} sequences of {', '.join(map(str, self.lengths))} rows"
 
+    def show(self) -> str:
+        """In words: what comes in, a line for each layer, what goes out."""
+        inputs = ", ".join(f"{name} ({columns} columns)" for name, columns in self.inputs.items())
+        outputs = ", ".join(out.name + " * scale + shift" * (out.scale is not None) for out in self.outputs)
+        lines = [f"  {layer.y} = {_formula(layer)}" for layer in self.layers]
+        return "\n".join([f"{self.size}: {inputs}", *lines, f"  -> {outputs}"]) + "\n"
+
     def with_lengths(self, lengths: Sequence[int]) -> Network:
         """The same over sequences of so many rows. Raises `ScheduleError` for lengths that do not fit."""
         if len(lengths) != self.batch:
@@ -128,3 +135,17 @@ class Network:
                 raise ScheduleError(f"length {n} of sequence {i}: sequences have 1 to {self.seq} rows")
         same = all(n == self.seq for n in lengths)
         return replace(self, lengths=() if same else tuple(int(n) for n in lengths))
+
+
+def _formula(layer: Layer) -> str:
+    if isinstance(layer, Attention):
+        bias = "" if layer.bias is None else " + bias " + "x".join(map(str, layer.bias.shape))
+        words = f"softmax({layer.q} @ {layer.k}^T{bias}) @ {layer.v}, {layer.heads} heads of {layer.head_dim}"
+        return words + ", masked" * layer.masked + ", causal" * layer.causal
+    k, n = layer.weight.shape
+    words = f"{layer.x} @ weight {k}x{n} + bias" if layer.multiplies else ""
+    if layer.residual is not None:
+        words += " + " * bool(words) + layer.residual + " * scale" * (layer.residual_scale is not None)
+    if layer.activation is not None:
+        words = f"{layer.activation.value}({words})"
+    return words if layer.norm is None else f"norm({words}, eps {layer.norm.eps:g})"

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import logging
+import re
 import warnings
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,9 +15,10 @@ torch = pytest.importorskip("torch")
 
 from torch import nn  # noqa: E402 - torch first: it may be missing
 
+import rsn  # noqa: E402
 from rsn.compiler import Compiled  # noqa: E402
 from rsn.dynamo import Fallback  # noqa: E402
-from rsn.isa.errors import UnsupportedError  # noqa: E402
+from rsn.isa.errors import TensorError, UnsupportedError  # noqa: E402
 
 
 @pytest.fixture(autouse=True)
@@ -97,14 +101,94 @@ def test_graphs_between_which_python_decides(runs: list[str]) -> None:
     assert len(runs) == 2
 
 
+class Columns(nn.Module):
+    """A product of two activations that is no attention."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.bmm(x.transpose(1, 2), x)
+
+
 def test_what_the_machine_cannot_run_stays_in_pytorch_and_says_so(runs: list[str]) -> None:
-    model, x = nn.Sequential(nn.Linear(20, 30), nn.Tanh(), nn.Linear(30, 7)).eval(), torch.randn(5, 20)
+    model, x = Columns(), torch.randn(2, 5, 20)
     fast = torch.compile(model, backend="rsn")
-    with pytest.warns(Fallback, match="this graph runs in PyTorch: .*tanh.* cannot run on the machine"):
+    with pytest.warns(Fallback, match=r"this graph runs in PyTorch: .*aten\.bmm\.default .*not an operation"):
         close(fast(x), model(x))
     with warnings.catch_warnings():
         warnings.simplefilter("error", Fallback)  # once for each program
         close(fast(x), model(x))
+    assert runs == []
+
+
+class Bmm(nn.Module):
+    """An attention that is capped, which the machine cannot do."""
+
+    def __init__(self, columns: int) -> None:
+        super().__init__()
+        self.query, self.key, self.value = (nn.Linear(columns, columns) for _ in range(3))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        scores = torch.bmm(self.query(x), self.key(x).transpose(1, 2))
+        return x + torch.bmm((5 * torch.tanh(scores / 5)).softmax(-1), self.value(x))
+
+
+class Recurrent(nn.Module):
+    def __init__(self, columns: int) -> None:
+        super().__init__()
+        self.gru = nn.GRU(columns, columns, batch_first=True)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y, _ = self.gru(x)
+        return x + y
+
+
+class Tanh(nn.Module):
+    """Nothing but what stands between products."""
+
+    def __init__(self, columns: int) -> None:
+        super().__init__()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x.tanh()
+
+
+def sandwich(middle: type[nn.Module]) -> nn.Module:
+    """Two layers that the machine takes, and another between them."""
+    layers = [nn.TransformerEncoderLayer(48, 3, 80, activation="gelu", batch_first=True) for _ in range(2)]
+    return nn.Sequential(layers[0], middle(48), layers[1]).eval()
+
+
+MIDDLES = [
+    (Bmm, r"aten\.bmm\.default at 1: aten\.bmm\.default is not an operation of the machine"),
+    (Recurrent, r"aten\.gru\.input at 1\.gru: aten\.gru\.input is not an operation of the machine"),
+    (Tanh, r"aten\.linear\.default at 2\.self_attn: it depends on aten\.tanh\.default at 1, which cannot run"),
+]
+
+
+@pytest.mark.parametrize(("middle", "reason"), MIDDLES)
+def test_the_rest_of_a_graph_runs_on_the_machine(middle: type[nn.Module], reason: str, runs: list[str]) -> None:
+    model, x = sandwich(middle), torch.randn(2, 10, 48)
+    fast = torch.compile(model, backend="rsn")
+    with torch._dynamo.config.patch(allow_rnn=True):
+        text = rsn.explain(fast, (x,))
+        assert runs == []
+        with pytest.warns(Fallback, match="a part of this graph .*: " + reason):
+            got = fast(x)
+    wanted = model(x)
+    assert (got - wanted).abs().max() <= 1e-5 * wanted.abs().max()
+    assert [("2 x 10 rows" in run) for run in runs] == [True] * 2
+    assert re.search(r"piece 2, on the machine; cut here because of " + reason, text)
+    for product in ("0.self_attn", "0.linear2", "2.self_attn", "2.linear2"):
+        assert re.search(rf"^ +{re.escape(product)} +machine +matrix product", text, re.M)
+    assert not re.search(r"^ +1\S* +machine.*(bmm|gru|tanh)", text, re.M)
+
+
+@pytest.mark.parametrize(("middle", "reason"), MIDDLES)
+def test_or_that_is_an_error(middle: type[nn.Module], reason: str, runs: list[str]) -> None:
+    fast, x = torch.compile(sandwich(middle), backend="rsn", options={"fallback": "error"}), torch.randn(2, 10, 48)
+    with torch._dynamo.config.patch(allow_rnn=True):
+        for call in (lambda: rsn.explain(fast, (x,)), lambda: fast(x)):
+            with pytest.raises(UnsupportedError, match=reason):
+                call()
     assert runs == []
 
 
@@ -141,3 +225,177 @@ def test_half_precision_says_what_to_do() -> None:
     fast = torch.compile(nn.Linear(20, 30).half().eval(), backend="rsn", options={"fallback": "error"})
     with pytest.raises(Exception, match=r"float16; the machine computes in float32"):
         fast(torch.randn(5, 20).half())
+
+
+def test_deberta_runs_in_pieces(runs: list[str]) -> None:
+    """Its attention has products of its own for positions; all around it is the machine's."""
+    transformers = pytest.importorskip("transformers")
+    sizes = {"hidden_size": 48, "num_hidden_layers": 2, "num_attention_heads": 3, "intermediate_size": 80}
+    positions = {"relative_attention": True, "pos_att_type": ["c2p", "p2c"], "position_buckets": 8}
+    config = transformers.DebertaV2Config(vocab_size=100, **sizes, **positions)
+    model, ids = transformers.DebertaV2Model(config).eval(), torch.randint(5, 90, (2, 12))
+    with pytest.warns(Fallback, match=r"aten\.bmm\.default at encoder\.layer\.0\.attention\.self: aten\.bmm"):
+        got = torch.compile(model, backend="rsn")(ids).last_hidden_state
+    wanted = model(ids).last_hidden_state
+    assert (got - wanted).abs().max() <= 1e-5 * wanted.abs().max()
+    assert len(runs) == 3
+
+
+# -- the summary
+
+
+def test_summary_before_anything_runs(runs: list[str]) -> None:
+    model, x = Mixed().eval(), torch.randn(5, 20)
+    fast = torch.compile(model, backend="rsn", options={"fallback": "error"})
+    lines = rsn.explain(fast, {"x": x}).splitlines()
+    assert runs == []
+    assert lines[0] == "torch.compile: 2 graphs, 1 graph break"
+    here = Path(__file__).name
+    assert re.fullmatch(rf"graph break in forward at .*{here}:\d+: Unsupported Tensor\.item\(\) .*", lines[1])
+    assert re.fullmatch(rf"graph 1, forward at .*{here}:\d+: on the machine", lines[2])
+    assert lines[3] == "  1 x 5 rows, 1 layers on the machine, inputs others_0, outputs first"
+    second = next(i for i, line in enumerate(lines) if line.startswith("graph 2, "))
+    assert re.search(r"^ +second +machine +matrix product 30 x 7 +linear$", "\n".join(lines[second:]), re.M)
+    close(fast(x), model(x))
+    assert len(runs) == 2
+    assert rsn.explain(fast, {"x": x}).splitlines() == lines  # now that it has run, too
+
+
+def test_summary_of_a_function(runs: list[str]) -> None:
+    layer = nn.Linear(20, 30).eval()
+
+    @torch.compile(backend="rsn")
+    def function(x: torch.Tensor, *, twice: bool = False) -> torch.Tensor:
+        return layer(x) + layer(x) if twice else layer(x).relu()
+
+    x = torch.randn(5, 20)
+    text = rsn.explain(function, {"x": x, "twice": True})
+    assert re.search(r"^graph 1, function at .*: on the machine$", text, re.M)
+    assert re.search(r"^ +layer +machine +matrix product 20 x 30 +linear$", text, re.M)
+    assert runs == []
+    close(function(x), layer(x).relu())
+    with pytest.raises(
+        TensorError, match=r"example inputs do not fit .*function\(x: .*: missing a required argument: 'x'"
+    ):
+        rsn.explain(function, ())
+
+
+def test_summary_of_a_module_compiled_in_place() -> None:
+    model = Mixed().eval()
+    model.compile(backend="rsn")
+    assert "2 graphs, 1 graph break" in rsn.explain(model, (torch.randn(5, 20),))
+
+
+def test_summary_says_what_torch_did_not_capture(runs: list[str]) -> None:
+    class Opaque(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.second = nn.Linear(20, 30), nn.Linear(30, 7)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            with torch.profiler.record_function("a context that torch does not go on in"):
+                for _ in range(2):
+                    y = self.first(x)
+                    torch._dynamo.graph_break()
+            return self.second(y)
+
+    lines = rsn.explain(torch.compile(Opaque().eval(), backend="rsn"), (torch.randn(5, 20),)).splitlines()
+    assert lines[:2] == [
+        "torch.compile: 0 graphs, 0 graph breaks",
+        'nothing was captured for the machine; was it compiled with backend="rsn"?',
+    ]
+    outside = [
+        line for line in lines if line.startswith("in PyTorch, as torch did not capture it: addmm in forward at")
+    ]
+    assert len(outside) == 2
+    assert runs == []
+
+
+def test_summary_says_that_gradients_are_another_thing() -> None:
+    fast, x = torch.compile(nn.Linear(20, 30).eval(), backend="rsn"), torch.randn(5, 20)
+    note = "this holds under torch.no_grad(); with gradients all of it runs in PyTorch"
+    assert note not in rsn.explain(fast, (x,))
+    with torch.enable_grad():
+        assert rsn.explain(fast, (x,)).endswith(note)
+
+
+def test_a_line_of_the_log_for_each_graph(caplog: pytest.LogCaptureFixture) -> None:
+    x = torch.randn(2, 10, 48)
+    with caplog.at_level(logging.INFO, "rsn"), warnings.catch_warnings():
+        warnings.simplefilter("ignore", Fallback)
+        for model in (encoder(), sandwich(Tanh), Columns(), Tanh(48)):
+            torch.compile(model, backend="rsn")(x)
+    said = [record.getMessage().split(": ", 1)[1] for record in caplog.records if record.name == "rsn"]
+    assert said[0] == "on the machine: 2 x 10 rows, 17 layers"
+    assert said[1].startswith("2 of 2 pieces on the machine: aten.linear.default at 2.self_attn: it depends on")
+    assert said[2].startswith("in PyTorch: nothing in this module runs on the machine: aten.bmm.default at")
+    assert (
+        said[3] == "in PyTorch: nothing in this module runs on the machine: it has no matrix product and no attention"
+    )
+
+
+# -- modes, masks
+
+
+def test_without_a_product_nothing_falls_back() -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", Fallback)
+        for fallback in ("warn", "error"):
+            torch.compile(Tanh(48), backend="rsn", options={"fallback": fallback})(torch.randn(2, 3))
+
+
+def test_dropout_in_training_mode_stays_in_pytorch(runs: list[str]) -> None:
+    model = nn.Sequential(nn.Linear(20, 30), nn.Dropout(0.5), nn.Linear(30, 7))
+    fast = torch.compile(model, backend="rsn")
+    with pytest.warns(
+        Fallback, match=r"aten\.dropout\.default at 1: dropout in training mode: call model\.eval\(\) first"
+    ):
+        fast(torch.randn(5, 20))
+    assert runs == []
+
+
+def test_training_mode_without_dropout_makes_no_difference(runs: list[str]) -> None:
+    model, x = nn.Sequential(nn.Linear(20, 30), nn.ReLU(), nn.Linear(30, 7)).train(), torch.randn(5, 20)
+    close(torch.compile(model, backend="rsn", options={"fallback": "error"})(x), model(x))
+    assert len(runs) == 1
+
+
+def test_inference_mode(runs: list[str]) -> None:
+    model, x = encoder(), torch.randn(2, 10, 48)
+    with torch.inference_mode():
+        close(torch.compile(model, backend="rsn", options={"fallback": "error"})(x), model(x))
+    assert len(runs) == 1
+
+
+def test_weights_of_inference_mode(runs: list[str]) -> None:
+    with torch.inference_mode():
+        model, x = encoder(), torch.randn(2, 10, 48)
+        close(torch.compile(model, backend="rsn", options={"fallback": "error"})(x), model(x))
+    assert len(runs) == 1
+
+
+class Masked(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.TransformerEncoderLayer(48, 3, 80, batch_first=True)
+
+    def forward(self, x: torch.Tensor, lengths: torch.Tensor, start: torch.Tensor) -> torch.Tensor:
+        keys = torch.arange(x.shape[1])
+        return self.layer(x, src_key_padding_mask=(keys >= lengths[:, None]) | (keys < start[:, None]))
+
+
+@pytest.mark.parametrize("fallback", ["warn", "error"])
+def test_a_mask_of_another_kind_in_a_later_call(fallback: str, runs: list[str]) -> None:
+    model, x = Masked().eval(), torch.randn(2, 10, 48)
+    fast = torch.compile(model, backend="rsn", options={"fallback": fallback})
+    lengths, zeros = torch.tensor([10, 7]), torch.tensor([0, 0])
+    close(fast(x, lengths, zeros), model(x, lengths, zeros))
+    left = torch.tensor([0, 3])
+    if fallback == "error":
+        with pytest.raises(TensorError, match="mask of sequence 1 is not a prefix"):
+            fast(x, lengths, left)
+        return
+    with pytest.warns(Fallback, match="this call of the graph runs in PyTorch: .*mask of sequence 1 is not a prefix"):
+        close(fast(x, lengths, left), model(x, lengths, left))
+    close(fast(x, lengths, zeros), model(x, lengths, zeros))
+    assert len(runs) == 3

@@ -8,6 +8,9 @@ from typing import Any
 
 import click
 
+PASSES = ("capture", "rewrite", "match", "fold", "schedule", "lower", "pack")
+"""Those of `rsn.passes.SHOWN`, which only a command that runs may import."""
+
 
 @click.command(name="compile")
 @click.argument("spec")
@@ -28,6 +31,13 @@ import click
 @click.option("--budget", type=float, help="with --schedule best: seconds to search at most [default: 30]")
 @click.option("--schedule-out", type=click.Path(dir_okay=False), help="where to write the schedule and why (.toml)")
 @click.option("--seed", default=0, show_default=True, help="of the random weights of a preset, and of the search")
+@click.option(
+    "--dump-after",
+    "dumped",
+    multiple=True,
+    type=click.Choice([*PASSES, "all"]),
+    help="print what a pass made (to stderr with --json); several times for several passes",
+)
 @click.option("--json", "as_json", is_flag=True, help="one JSON object on stdout")
 def compile_command(
     spec: str,
@@ -41,6 +51,7 @@ def compile_command(
     budget: float | None,
     schedule_out: str | None,
     seed: int,
+    dumped: tuple[str, ...],
     as_json: bool,
 ) -> None:
     """Compile SPEC: a preset (bert-large, bert-large-encoder, minilm, vit, ncf, mlp, gemm:MxKxN), FILE.py:CALLABLE that
@@ -55,7 +66,9 @@ def compile_command(
     from ...isa.overlays import find
     from ...isa.program import Role
     from ...isa.statistics import count
+    from ...passes import shown
     from ...rsnlib.models import load_spec
+    from ...rsnlib.passes import Passes
     from ...rsnlib.trace import trace
     from ...scheduler.build import build
     from ..progress import working
@@ -69,13 +82,19 @@ def compile_command(
             check_file(path)
     if weights_path is not None:
         check_target(weights_path)
+
+    def dump(name: str, made: object) -> None:
+        if name in dumped or "all" in dumped:
+            click.echo(f"-- after {name}\n{shown(name, made)}", err=as_json)
+
+    passes = Passes(observe=dump)
     with working("compiling") as progress:
         model, example = load_spec(spec, batch=batch, seq=seq, seed=seed, base=target.extends is None)
-        traced = trace(model, example)
+        traced = trace(model, example, passes)
         del model, example
         network = traced.network if lengths is None else traced.network.with_lengths(_integers(lengths))
         del traced  # its copy of the weights is the third one
-        built = build(network, target, plan, progress)
+        built = build(network, target, plan, progress, passes)
         if weights_path is not None:
             save_tensors(weights_path, built.weights, packed=True)
         write_text(output, show(built.program))

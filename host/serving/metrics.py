@@ -4,10 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from prometheus_client import REGISTRY, CollectorRegistry, Counter, Enum, Gauge, Histogram
-
 from ...hw.sim.machine import Run
+from ...isa.errors import MissingError
 from .health import State
+
+try:
+    from prometheus_client import REGISTRY, CollectorRegistry, Counter, Enum, Gauge, Histogram
+except ImportError:
+    raise MissingError(
+        "metrics of a runner take prometheus_client, which is not installed: pip install prometheus-client"
+    ) from None
 
 SECONDS = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0, 60.0)
 SHARES = (0.125, 0.25, 0.375, 0.5, 0.625, 0.75, 0.875, 1.0)

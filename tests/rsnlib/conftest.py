@@ -65,7 +65,7 @@ def _gemm(layer: Gemm, values: dict[str, Any]) -> Any:
 def _attention(layer: Attention, network: Network, values: dict[str, Any], lengths: Lengths) -> Any:
     shape = (network.batch, network.seq, layer.heads, layer.head_dim)
     q, k, v = (values[name].reshape(shape).transpose(0, 2, 1, 3) for name in (layer.q, layer.k, layer.v))
-    scores = q @ k.swapaxes(2, 3)
+    scores = q @ k.swapaxes(2, 3) + (0 if layer.bias is None else layer.bias)
     if layer.masked:
         assert lengths is not None
         scores[np.broadcast_to((np.arange(network.seq) >= lengths[:, None])[:, None, None], scores.shape)] = -np.inf

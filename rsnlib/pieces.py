@@ -1,0 +1,270 @@
+"""A graph that the machine cannot run in one, cut so that it runs what it can.
+
+Where an operator is refused, it and what depends on it are cut off: behind the cut its operands are the host's, and it
+may be supported there. If it is refused even so, it is a piece of its own, for PyTorch.
+"""
+
+from __future__ import annotations
+
+import inspect
+import operator
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from itertools import groupby
+from typing import Any
+
+import torch
+from torch import nn
+from torch.export import ExportedProgram
+from torch.export.graph_signature import (
+    ExportGraphSignature,
+    InputKind,
+    InputSpec,
+    OutputKind,
+    OutputSpec,
+    TensorArgument,
+)
+from torch.fx import Graph, Node
+from torch.utils import _pytree as pytree
+
+from ..isa.errors import TensorError, UnsupportedError
+from .capture import Environment, Interface, arguments, is_static, lifted, packet, run, site
+from .partition import Traced
+from .rewrites import rewrite
+from .rules import CHECKS
+from .trace import NOTHING, NoProductError, captured, interpret, trace
+from .values import RefusedError, Values
+
+
+@dataclass(frozen=True, eq=False)
+class Piece:
+    """Operators of a graph, in order, as `traced`; as they are, for PyTorch, where that is None.
+
+    takes: the graph's values that `traced` is called with, in its order; gives: those that it returns. why: of one for
+    PyTorch what the machine cannot run in it, nothing where it has no product; else what the graph is cut for before
+    it, nothing where that is the piece before.
+    """
+
+    nodes: tuple[Node, ...]
+    takes: tuple[Node, ...]
+    gives: tuple[Node, ...]
+    traced: Traced | None
+    why: tuple[str, ...]
+
+
+@dataclass(frozen=True, eq=False)
+class Split:
+    """A module as pieces, to be run one after the other. constants: what of its weights they and its result take."""
+
+    interface: Interface
+    constants: Environment
+    pieces: tuple[Piece, ...]
+
+    @property
+    def reasons(self) -> list[str]:
+        """Why it is cut, or in PyTorch."""
+        return list(dict.fromkeys(text for piece in self.pieces for text in piece.why))
+
+    def run(self, programs: Sequence[Callable[..., Any] | None], args: tuple[Any, ...]) -> Any:
+        """What the module returns. programs: what to call for each piece, None for PyTorch. Raises TensorError where
+        the arguments are not as in the example."""
+        environment = self.constants | self.interface.bind(args, {})
+        for piece, program in zip(self.pieces, programs, strict=True):
+            if program is None:
+                run(piece.nodes, environment)
+            else:
+                given = program(*(environment[node] for node in piece.takes))
+                environment.update(zip(piece.gives, given, strict=True))
+        return self.interface.unbind(environment)
+
+
+def split(model: nn.Module, example_inputs: tuple[Any, ...], *, whole: bool = False) -> Traced | Split:
+    """As `trace`, but in pieces what cannot be had in one, unless `whole`.
+
+    Raises UnsupportedError or TensorError where nothing of it would run on the machine.
+    """
+    try:
+        return trace(model, example_inputs)
+    except RefusedError as refused:
+        if whole:
+            raise
+        program, interface, environment = captured(model, example_inputs)
+        _check_dropout(program)
+        cut = _Cut(program, environment)
+        try:
+            pieces = tuple(cut.pieces())
+        except CutError:
+            pieces = ()
+        if all(piece.traced is None for piece in pieces):
+            raise refused
+    needed = {x for piece in pieces for node in (*piece.nodes, interface.result) for x in node.all_input_nodes}
+    return Split(interface, {node: cut.example[node] for node in needed if cut.values.is_constant(node)}, pieces)
+
+
+def _check_dropout(program: ExportedProgram) -> None:
+    """The mode of a module that torch.compile has captured is in its operators alone."""
+    for node in _operators(program):
+        given = arguments(node)
+        if given.get("dropout_p") or (given.get("train") and (given.get("p") or given.get("dropout"))):
+            raise UnsupportedError(f"{site(node)}: dropout in training mode: call model.eval() first")
+
+
+def _operators(program: ExportedProgram) -> list[Node]:
+    return [node for node in program.graph.nodes if node.op == "call_function"]
+
+
+class CutError(Exception):
+    """A place where a graph cannot be cut."""
+
+
+class _Cut:
+    """A graph that is being cut. example: the value of every node, as the example's arguments have it."""
+
+    def __init__(self, program: ExportedProgram, environment: Environment) -> None:
+        self.values = Values(program)
+        self.example = dict(environment)
+        self.program = program
+        placeholders = program.graph.find_nodes(op="placeholder")
+        self.specs = dict(zip(placeholders, program.graph_signature.input_specs, strict=True))
+        self._place = {node: i for i, node in enumerate(program.graph.nodes)}
+        run(_operators(program), self.example)
+
+    def pieces(self) -> Iterator[Piece]:
+        """In order; of neighbours for PyTorch one is made."""
+        for traced, group in groupby(self._cut(), key=lambda piece: piece.traced):
+            pieces = list(group)
+            if traced is not None:
+                yield pieces[0]
+            else:
+                why = dict.fromkeys(text for piece in pieces for text in piece.why)
+                yield replace(pieces[0], nodes=tuple(n for piece in pieces for n in piece.nodes), why=tuple(why))
+
+    def _cut(self) -> Iterator[Piece]:
+        todo: list[tuple[tuple[Node, ...], tuple[str, ...]]] = [(tuple(self._order()), ())]
+        while todo:
+            nodes, why = todo.pop()
+            try:
+                yield self._piece(nodes, why)
+            except RefusedError as refused:
+                first, rest = _apart(nodes, refused.node)
+                if first:
+                    todo += [(rest, (str(refused),)), (first, why)]
+                else:
+                    yield Piece(rest[:1], (), (), None, (str(refused),))
+                    todo += [(rest[1:], ())] if rest[1:] else []
+            except NoProductError:
+                yield Piece(nodes, (), (), None, ())
+            except (UnsupportedError, TensorError) as error:
+                yield Piece(nodes, (), (), None, (str(error).removeprefix(NOTHING),))
+
+    def _piece(self, nodes: tuple[Node, ...], why: tuple[str, ...]) -> Piece:
+        """One for the machine. Raises RefusedError with one of these nodes, UnsupportedError or TensorError."""
+        part = _Part(self, nodes)
+        if rewrite(part.program):
+            with suppress(UnsupportedError, TensorError):
+                return Piece(nodes, part.takes, part.gives, part.traced(), why)
+            part = _Part(self, nodes)
+        try:
+            return Piece(nodes, part.takes, part.gives, part.traced(), why)
+        except RefusedError as refused:
+            blamed = next((node for node in nodes if part.copies[node] is refused.node), nodes[0])
+            raise RefusedError(blamed, str(refused)) from refused
+
+    def _order(self) -> Iterator[Node]:
+        """The operators that depend on arguments; parts of a list right behind it, as only tensors can cross a cut."""
+        for node in _operators(self.program):
+            if not self.values.is_constant(node) and packet(node) not in CHECKS and not _is_part(node):
+                yield node
+                yield from filter(_is_part, node.users)
+
+    def sorted(self, nodes: Iterable[Node]) -> tuple[Node, ...]:
+        """In the order of the graph."""
+        return tuple(sorted(nodes, key=self._place.__getitem__))
+
+
+class _Part:
+    """A graph of its own of some operators, with the constants that they need. copies: its node for each of theirs."""
+
+    def __init__(self, cut: _Cut, nodes: tuple[Node, ...]) -> None:
+        self._cut = cut
+        self.takes, self.gives = _takes(cut, nodes), _gives(nodes)
+        graph = Graph()
+        self.copies: dict[Node, Node] = {}
+        inputs: list[InputSpec] = []
+        constants = _constants(cut, nodes)
+        for node in (*(x for x in constants if x.op == "placeholder"), *self.takes):
+            made = self.copies[node] = graph.placeholder(node.name)
+            made.meta = dict(node.meta)
+            spec = cut.specs.get(node) if node in constants else None
+            argument = TensorArgument(made.name)
+            inputs.append(replace(spec, arg=argument) if spec else InputSpec(InputKind.USER_INPUT, argument, None))
+        for node in (*constants, *nodes):
+            if node.op != "placeholder":
+                self.copies[node] = graph.node_copy(node, self.copies.__getitem__)
+        graph.output(tuple(self.copies[node] for node in self.gives))
+        outputs = [OutputSpec(OutputKind.USER_OUTPUT, TensorArgument(self.copies[n].name), None) for n in self.gives]
+        whole = cut.program
+        self.program = ExportedProgram(
+            whole.graph_module,
+            graph,
+            ExportGraphSignature(inputs, outputs),
+            whole.state_dict,
+            {},
+            whole.module_call_graph,
+            constants=whole.constants,
+        )
+
+    def traced(self) -> Traced:
+        """Raises as `interpret`."""
+        arguments = tuple(self.copies[node] for node in self.takes)
+        interface = Interface(
+            inspect.signature(lambda *values: values),
+            arguments,
+            pytree.tree_structure((arguments, {})),
+            self.program.graph.output_node(),
+            pytree.tree_structure(self.gives),
+        )
+        environment = lifted(self.program) | {self.copies[node]: self._cut.example[node] for node in self.takes}
+        return interpret(self.program, interface, environment)
+
+
+def _apart(nodes: tuple[Node, ...], at: Node) -> tuple[tuple[Node, ...], tuple[Node, ...]]:
+    """What does not depend on one of them, and it with what does."""
+    behind = {at}
+    for node in nodes:
+        if not behind.isdisjoint(node.all_input_nodes):
+            behind.add(node)
+    return tuple(node for node in nodes if node not in behind), tuple(node for node in nodes if node in behind)
+
+
+def _takes(cut: _Cut, nodes: tuple[Node, ...]) -> tuple[Node, ...]:
+    """What comes from outside."""
+    inner = set(nodes)
+    found = {x for n in nodes for x in n.all_input_nodes if x not in inner and not cut.values.is_constant(x)}
+    for x in found:
+        if not isinstance(x.meta.get("val"), torch.Tensor) or not is_static(x):
+            raise CutError(f"{site(x)}: its result is no tensor of a known shape")
+    return cut.sorted(found)
+
+
+def _gives(nodes: tuple[Node, ...]) -> tuple[Node, ...]:
+    """What is wanted outside."""
+    inner = set(nodes)
+    return tuple(node for node in nodes if not inner.issuperset(node.users))
+
+
+def _constants(cut: _Cut, nodes: tuple[Node, ...]) -> tuple[Node, ...]:
+    """What they need that depends on no argument."""
+    found: set[Node] = set()
+    stack = list(nodes)
+    while stack:
+        new = {x for x in stack.pop().all_input_nodes if cut.values.is_constant(x)} - found
+        found |= new
+        stack += new
+    return cut.sorted(found)
+
+
+def _is_part(node: Node) -> bool:
+    """Whether it is one of the results of an operator that has several."""
+    return node.target is operator.getitem

@@ -1,0 +1,486 @@
+"""Rewrites of the captured graph, after which the machine can take more of it; what the graph computes stays the same.
+
+The rules of the tracer see one operator at a time. What becomes possible only when several operators change together
+is here: a function per rewrite, from a node to the node that takes its place, or to None where it is left alone. What
+a rewrite adds carries the module path of the operator it comes from, and its shape and type.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import accumulate, pairwise
+from math import prod
+from typing import Any
+
+import torch
+from torch._guards import detect_fake_mode
+from torch.export import ExportedProgram
+from torch.fx import Node
+from torch.fx.node import map_arg
+
+from .capture import arguments, dtype_of, is_static, lifted, packet, shape_of
+from .layers import Source
+from .rules import CHECKS, RULES, VIEWS, identity
+from .values import Value, Values
+from .view import View
+
+aten = torch.ops.aten
+
+CONVOLUTIONS = {aten.conv1d: 1, aten.conv2d: 2, aten.conv3d: 3}  # each with its spatial dimensions
+JOINS = {aten.cat, aten.concat, aten.concatenate}
+IDENTITIES = {op for op, rule in VIEWS.items() if rule is identity}
+PRODUCTS = {aten.linear, aten.addmm, aten.mm, aten.matmul}
+CLOSING = {aten.layer_norm, aten.relu, aten.gelu, aten.silu}  # after these, nothing more can be added to a product
+
+
+@dataclass(frozen=True)
+class Product:
+    """x @ weight + bias with a constant weight, which is (N, K) if `transposed`, else (K, N); bias (N,) or None."""
+
+    node: Node
+    x: Node
+    weight: Node
+    bias: Node | None
+    transposed: bool
+
+    @property
+    def width(self) -> int:
+        return shape_of(self.node)[-1]
+
+
+class Rewriter:
+    """A captured graph that grows.
+
+    constants: the nodes that depend on no argument; products: those that the machine may compute, if it has their
+    rows; computed: all that depends on a product. What is not computed is the host's before the machine starts.
+    """
+
+    def __init__(self, program: ExportedProgram) -> None:
+        self.program = program
+        self.graph = program.graph
+        self.constants: set[Node] = set(lifted(program))
+        self.products: dict[Node, Product] = {}
+        self.computed: set[Node] = set()
+        self._mode = detect_fake_mode([x.meta["val"] for x in self.graph.nodes if "val" in x.meta])
+        self._gone: set[Node] = set()
+        for node in self.graph.nodes:
+            self._note(node)
+
+    def _note(self, node: Node) -> None:
+        """What is known of a node once it is of its operands."""
+        inputs = node.all_input_nodes
+        random = torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ())
+        if node.op == "call_function" and not random and all(x in self.constants for x in inputs):
+            self.constants.add(node)
+            return
+        product = self._product(node)
+        if product is not None:
+            self.products[node] = product
+        attention = packet(node) is aten.scaled_dot_product_attention
+        if product is not None or attention or any(x in self.computed for x in inputs):
+            self.computed.add(node)
+
+    def _product(self, node: Node) -> Product | None:
+        op, a = packet(node), arguments(node)
+        if op is aten.linear:
+            found = Product(node, a["input"], a["weight"], a["bias"], True)
+        elif op is aten.addmm and a["beta"] == a["alpha"] == 1:
+            found = Product(node, a["mat1"], a["mat2"], a["self"], False)
+        elif op in (aten.mm, aten.matmul):
+            found = Product(node, a["self"], a["mat2" if op is aten.mm else "other"], None, False)
+        else:
+            return None
+        floats = all(dtype_of(x) == torch.float32 for x in (node, found.x, found.weight))
+        plain = is_static(node) and is_static(found.x) and len(shape_of(found.x)) > 1 == len(shape_of(found.weight)) - 1
+        vector = found.bias is None or (found.bias in self.constants and shape_of(found.bias) == (found.width,))
+        return found if floats and plain and vector and found.weight in self.constants else None
+
+    def insert(self, at: Node, target: Any, *args: Any, origin: Node | None = None, **kwargs: Any) -> Node:
+        """A new operator before `at`, as if written in the module of `origin` (of `at`)."""
+        with self.graph.inserting_before(at):
+            node = self.graph.call_function(target, args, kwargs)
+        node.meta = {key: value for key, value in (origin or at).meta.items() if key != "val"}
+        with self._mode, torch.no_grad():
+            values = map_arg((args, kwargs), lambda x: x.meta["val"])
+            node.meta["val"] = target(*values[0], **values[1])
+        self._note(node)
+        return node
+
+    def put(self, new: Node, old: Node) -> None:
+        """Use `new` for `old`, and drop what nobody uses any more."""
+        users = old.replace_all_uses_with(new)
+        stack = [new] if new in self.computed else []
+        while stack:
+            found = [x for x in stack.pop().users if x not in self.computed]
+            self.computed.update(found)
+            stack.extend(found)
+        for user in users:  # what was known of its operands
+            self.products.pop(user, None)
+            self._note(user)
+        stack = [old]
+        while stack:
+            node = stack.pop()
+            if node in self._gone or node.op != "call_function" or self.users(node):
+                continue
+            for check in list(node.users):
+                self._erase(check)
+            stack.extend(node.all_input_nodes)
+            self._erase(node)
+
+    def _erase(self, node: Node) -> None:
+        self._gone.add(node)
+        self.graph.erase_node(node)
+
+    def nodes(self) -> Iterator[Node]:
+        """The operators there are now, in order, but for those dropped meanwhile."""
+        return (x for x in list(self.graph.nodes) if x.op == "call_function" and x not in self._gone)
+
+    @staticmethod
+    def users(node: Node) -> list[Node]:
+        return [x for x in node.users if packet(x) not in CHECKS]
+
+    def is_sole(self, node: Node) -> bool:
+        return len(self.users(node)) == 1
+
+    def weight(self, at: Node, product: Product, spans: Sequence[tuple[int, int]] = ()) -> Node:
+        """The weight (N, K) of a product: of the operand's columns in `spans` alone, where there are any."""
+        axis = 1 if product.transposed else 0
+        origin = product.node
+        pieces = [self.insert(at, aten.slice.Tensor, product.weight, axis, *span, origin=origin) for span in spans]
+        weight = pieces[0] if pieces else product.weight
+        if len(pieces) > 1:
+            weight = self.insert(at, aten.cat.default, pieces, axis, origin=origin)
+        return weight if product.transposed else self.insert(at, aten.t.default, weight, origin=origin)
+
+
+Rewrite = Callable[[Rewriter, Node], Node | None]
+
+
+# -- a tensor's type and shape
+
+
+def likes(graph: Rewriter, node: Node) -> Node | None:
+    """type_as(x, y) and expand_as(x, y) take of y its type or its shape alone, and those are known.
+
+    As where position embeddings are converted to the type of what they are added to: they are the host's then, though
+    the machine computes y. Left alone: where the shape depends on data.
+    """
+    op, a = packet(node), arguments(node)
+    if op not in (aten.type_as, aten.expand_as) or not is_static(node):
+        return None
+    x: Node = a["self"]
+    if op is aten.expand_as:
+        return graph.insert(node, aten.expand.default, x, list(shape_of(node)))
+    return x if dtype_of(x) == dtype_of(node) else graph.insert(node, aten.to.dtype, x, dtype_of(node))
+
+
+# -- a convolution of patches
+
+
+def patches(graph: Rewriter, node: Node) -> Node | None:
+    """A convolution whose patches neither overlap nor leave gaps is a matrix product with a patch in each row.
+
+    (..., C, H, W) is cut into rows (..., patches, C * kernel) on the host, without what is left of the image beyond
+    the last whole patch; the product's result becomes (..., N, H / kernel, W / kernel) again. Left alone: with another
+    stride, padding, dilation or groups; with a weight that is no constant; where the machine could not go on from the
+    result, so that it would only stand in the way of what the machine does later; and on the machine's results, unless
+    each position is a patch of its own.
+    """
+    n = CONVOLUTIONS.get(packet(node), 0)
+    if not n or not is_static(node):
+        return None
+    a = arguments(node)
+    x, weight, bias = a["input"], a["weight"], a["bias"]
+    kernel, shape = shape_of(weight)[2:], shape_of(x)
+    settings = {"stride": kernel, "padding": (0,) * n, "dilation": (1,) * n, "groups": (1,) * n}
+    plain = all(_each(a[name], n) == wanted for name, wanted in settings.items())
+    constant = weight in graph.constants and (bias is None or bias in graph.constants) and x not in graph.constants
+    if not plain or not constant or any(dtype_of(v) != torch.float32 for v in (node, x, weight)):
+        return None
+    if (x in graph.computed and prod(kernel) > 1) or (x not in graph.computed and not _goes_on(graph, node)):
+        return None
+    *leading, channels = shape[:-n]
+    counts = [size // k for size, k in zip(shape[-n:], kernel, strict=True)]
+    for axis, (size, count, k) in enumerate(zip(shape[-n:], counts, kernel, strict=True), len(shape) - n):
+        if size != count * k:
+            x = graph.insert(node, aten.slice.Tensor, x, axis, 0, count * k, origin=node)
+    both = [size for pair in zip(counts, kernel, strict=True) for size in pair]
+    first = len(leading)
+    order = [*range(first), *range(first + 1, first + 1 + 2 * n, 2), first, *range(first + 2, first + 2 + 2 * n, 2)]
+    x = graph.insert(node, aten.reshape.default, x, [*leading, channels, *both])
+    x = graph.insert(node, aten.permute.default, x, order)
+    x = graph.insert(node, aten.reshape.default, x, [*leading, prod(counts), channels * prod(kernel)])
+    matrix = graph.insert(node, aten.flatten.using_ints, weight, 1)
+    y = graph.insert(node, aten.linear.default, x, matrix, bias)
+    y = graph.insert(node, aten.transpose.int, y, -2, -1)
+    return graph.insert(node, aten.reshape.default, y, list(shape_of(node)))
+
+
+def _each(setting: Any, n: int) -> tuple[Any, ...]:
+    """A convolution's setting for each of its dimensions."""
+    if setting == "valid":
+        return (0,) * n
+    many = tuple(setting) if isinstance(setting, list | tuple) else (setting,)
+    return many * n if len(many) == 1 else many
+
+
+def _goes_on(graph: Rewriter, node: Node, is_open: bool = True) -> bool:
+    """Whether the machine could take all that uses a product's result, as far as the next products. is_open: whether
+    something can still be added."""
+    users = graph.users(node)
+    return all(_takes(graph, user, node, is_open, len(users) == 1) for user in users)
+
+
+def _takes(graph: Rewriter, user: Node, node: Node, is_open: bool, is_sole: bool) -> bool:
+    op = packet(user)
+    if user.op == "output" or op in PRODUCTS or op is aten.scaled_dot_product_attention:
+        return True
+    if op in VIEWS and op is not operator.getitem:
+        return _goes_on(graph, user, is_open)
+    others = [x for x in user.all_input_nodes if x is not node]
+    if op is aten.add and any(x in graph.computed for x in others):
+        return True  # a residual
+    if op is aten.add or op in JOINS:
+        return is_open and is_sole and not any(x in graph.computed for x in others) and _goes_on(graph, user)
+    return (is_open or op is aten.layer_norm) and op in CLOSING and _goes_on(graph, user, False)
+
+
+# -- rows of the host among those of a product
+
+
+def rows(graph: Rewriter, node: Node) -> Node | None:
+    """Rows of the host before or after those of a product, as class tokens before patches, become rows of the product.
+
+    cat([token, x @ W + b], -2) becomes cat([0, x], -2) @ W + cat([token, b], -2), one product with one residual; the
+    0 and the b have as many rows as what they stand for. Left alone: where more than one part is computed on the
+    machine or the product's operand is, since rows cannot be added there; where more than views lie between product
+    and cat; where the product's result is used elsewhere; and where the machine could not go on from the result.
+    """
+    if packet(node) not in JOINS or not is_static(node):
+        return None
+    parts, axis, ndim = arguments(node)["tensors"], arguments(node)["dim"], len(shape_of(node))
+    same = all(len(shape_of(x)) == ndim and dtype_of(x) == torch.float32 for x in parts)
+    computed = [i for i, x in enumerate(parts) if x in graph.computed]
+    if not same or ndim < 2 or axis % ndim != ndim - 2 or len(computed) != 1:
+        return None
+    at = computed[0]
+    product = _seen_in_full(graph, parts[at])
+    if product is None or product.x in graph.computed or not _goes_on(graph, node):
+        return None
+    origin, shape = product.node, shape_of(parts[at])
+    x = product.x
+    if shape_of(x)[:-1] != shape[:-1]:
+        x = graph.insert(node, aten.reshape.default, x, [*shape[:-1], shape_of(x)[-1]], origin=origin)
+    before, after = (sum(shape_of(part)[-2] for part in some) for some in (parts[:at], parts[at + 1 :]))
+    x = graph.insert(node, aten.constant_pad_nd.default, x, [0, 0, before, after], origin=origin)
+    y = graph.insert(node, aten.linear.default, x, graph.weight(node, product), origin=origin)
+    if product.bias is not None:
+        bias = graph.insert(node, aten.expand.default, product.bias, list(shape), origin=origin)
+    else:
+        bias = graph.insert(node, aten.zeros.default, list(shape), dtype=torch.float32, origin=origin)
+    residual = graph.insert(node, aten.cat.default, [*parts[:at], bias, *parts[at + 1 :]], axis)
+    return graph.insert(node, aten.add.Tensor, y, residual)
+
+
+def _views(node: Node) -> Iterator[Node]:
+    """A node, and all that it is a view of."""
+    yield node
+    while packet(node) in VIEWS:
+        node = node.all_input_nodes[0]
+        yield node
+
+
+def _seen_in_full(graph: Rewriter, node: Node) -> Product | None:
+    """The product whose rows, all and in order, a node shows through views that nobody else uses."""
+    chain = list(_views(node))
+    product = graph.products.get(chain[-1])
+    if product is None or not all(map(graph.is_sole, chain)) or shape_of(node)[-1] != product.width:
+        return None
+    values, view = Values(graph.program), View.dense(shape_of(product.node))
+    values.of[product.node] = Value(Source("", product.width, view), view)
+    for x in reversed(chain[:-1]):
+        shown = VIEWS[packet(x)](values, x, arguments(x))
+        if not isinstance(shown, Value):
+            return None
+        values.of[x] = shown
+    final = values.of[node]
+    return product if isinstance(final, Value) and final.view == View.dense(shape_of(node)) else None
+
+
+# -- what the host adds to a product
+
+
+def host_sums(graph: Rewriter, node: Node) -> Node | None:
+    """(x @ W + g) + h with g and h from the host becomes x @ W + (g + h): the machine adds one thing to a product.
+
+    As where class tokens (`rows`) and then position embeddings are added; through views of the product and through
+    dropout, which is none here. Left alone: where x @ W + g is used elsewhere too; and where g or h is a constant
+    vector, which the product takes up in its bias anyway.
+    """
+    outer = _host_sum(graph, node)
+    if outer is None:
+        return None
+    inside = outer[0]
+    while _is_identity(inside) and graph.is_sole(inside):
+        inside = inside.all_input_nodes[0]
+    inner = _host_sum(graph, inside)
+    if inner is None or not graph.is_sole(inside) or shape_of(inside) != shape_of(node):
+        return None
+    taking = inner[0]
+    *_, behind = _views(taking)
+    if behind not in graph.products or shape_of(taking) != shape_of(node):
+        return None
+    residual = graph.insert(node, aten.add.Tensor, inner[1], outer[1])
+    return graph.insert(node, aten.add.Tensor, taking, residual)
+
+
+def _host_sum(graph: Rewriter, node: Node) -> tuple[Node, Node] | None:
+    """What is computed and what the host adds to it, if it is such a sum."""
+    a = arguments(node)
+    if packet(node) is not aten.add or a["alpha"] != 1 or dtype_of(node) != torch.float32:
+        return None
+    x, y = a["self"], a["other"]
+    if not isinstance(x, Node) or not isinstance(y, Node):
+        return None
+    if y in graph.computed:
+        x, y = y, x
+    if x not in graph.computed or y in graph.computed or dtype_of(y) != torch.float32:
+        return None
+    is_vector = y in graph.constants and prod(shape_of(y)) == (shape_of(y) or (1,))[-1]
+    return None if is_vector else (x, y)
+
+
+def _is_identity(node: Node) -> bool:
+    if packet(node) not in IDENTITIES:
+        return False
+    a, x = arguments(node), node.all_input_nodes[0]
+    return (shape_of(x), dtype_of(x)) == (shape_of(node), dtype_of(node)) and not (a.get("train") and a.get("p"))
+
+
+# -- a norm of a norm
+
+
+def norms(graph: Rewriter, node: Node) -> Node | None:
+    """A LayerNorm of a LayerNorm's result on the machine becomes one of that result times the unit matrix.
+
+    A norm is fused into a product, and there is only one for each; the unit matrix makes another, and takes up scale
+    and shift of the first norm. As in CLIP's images, before the first layer. Left alone: where no product of the same
+    rows comes later, since PyTorch can then do it after the machine.
+    """
+    if packet(node) is not aten.layer_norm or node not in graph.computed:
+        return None
+    a = arguments(node)
+    x, first = a["input"], a["input"]
+    while _is_identity(first):
+        first = first.all_input_nodes[0]
+    shape = shape_of(node)
+    if packet(first) is not aten.layer_norm or list(a["normalized_shape"]) != [*shape[-1:]]:
+        return None
+    if dtype_of(x) != torch.float32 or not _is_possible(graph, first) or not _feeds(graph, node, prod(shape[:-1])):
+        return None
+    unit = graph.insert(node, aten.eye.default, shape[-1], dtype=torch.float32)
+    y = graph.insert(node, aten.linear.default, x, unit)
+    return graph.insert(node, aten.layer_norm.default, y, *node.args[1:], **node.kwargs)
+
+
+def _feeds(graph: Rewriter, node: Node, count: int) -> bool:
+    """Whether a product of as many rows is computed from it."""
+    seen, stack = {node}, [node]
+    while stack:
+        found = [x for x in stack.pop().users if x not in seen]
+        if any(x in graph.products and prod(shape_of(x)[:-1]) == count for x in found):
+            return True
+        seen.update(found)
+        stack.extend(found)
+    return False
+
+
+# -- products of columns from several places
+
+
+def columns(graph: Rewriter, node: Node) -> Node | None:
+    """A product of columns of the machine and others side by side becomes a sum of products, one for each of them.
+
+    cat([g, h, x], -1) @ W + b becomes x @ W_x + (cat([g, h], -1) @ W_gh + b), with g and h from the host and x from the
+    machine: each product is the residual of the next. Left alone: where all parts are the host's, which can join them;
+    where none has the rows of a product, as when only single rows of each sequence are left; and where a part is
+    computed by what the machine does not do between products, as the product of two activations element by element.
+    """
+    product = graph.products.get(node)
+    if product is None:
+        return None
+    joined = product.x
+    while _is_identity(joined):
+        joined = joined.all_input_nodes[0]
+    if packet(joined) not in JOINS or arguments(joined)["dim"] % len(shape_of(node)) != len(shape_of(node)) - 1:
+        return None
+    parts = arguments(joined)["tensors"]
+    count = prod(shape_of(node)[:-1])
+    if not any(_has_rows(graph, part, count) for part in parts) or not all(_is_possible(graph, x) for x in parts):
+        return None
+    ends = list(accumulate((shape_of(part)[-1] for part in parts), initial=0))
+    spanned = list(zip(parts, pairwise(ends), strict=True))
+    host = [pair for pair in spanned if pair[0] not in graph.computed]
+    groups = [host] if host else []
+    groups += [[pair] for pair in spanned if pair[0] in graph.computed]
+    total = None
+    for group in groups:
+        members = [part for part, _ in group]
+        x = members[0]
+        if len(members) > 1:
+            x = graph.insert(node, aten.cat.default, members, -1, origin=joined)
+        weight = graph.weight(node, product, [span for _, span in group])
+        y = graph.insert(node, aten.linear.default, x, weight, product.bias if total is None else None)
+        total = y if total is None else graph.insert(node, aten.add.Tensor, y, total)
+    return total
+
+
+def _has_rows(graph: Rewriter, node: Node, count: int) -> bool:
+    """Whether a product of as many rows stands behind it."""
+    return any(prod(shape_of(x)[:-1]) == count for x in _behind(graph, node))
+
+
+def _behind(graph: Rewriter, node: Node) -> set[Node]:
+    """The products and attentions that a node is computed from, without those behind them."""
+    found, seen, stack = set(), set(), [node]
+    while stack:
+        x = stack.pop()
+        if x in graph.products or packet(x) is aten.scaled_dot_product_attention:
+            found.add(x)
+        elif x in graph.computed and x not in seen:
+            seen.add(x)
+            stack.extend(x.all_input_nodes)
+    return found
+
+
+def _is_possible(graph: Rewriter, node: Node) -> bool:
+    """Whether the machine may do all that lies between the products and this node."""
+    seen, stack = set(), [node]
+    while stack:
+        x = stack.pop()
+        if x in graph.computed and x not in graph.products and x not in seen:
+            seen.add(x)
+            stack.extend(x.all_input_nodes)
+            factors = [y for y in x.all_input_nodes if y in graph.computed] if packet(x) in (aten.mul, aten.div) else []
+            if packet(x) not in RULES or (len(factors) > 1 and len(_behind(graph, x)) > 1):
+                return False
+    return True
+
+
+REWRITES: tuple[Rewrite, ...] = (likes, patches, rows, host_sums, norms, columns)
+"""In this order: a rewrite may make room for the next."""
+
+
+def rewrite(program: ExportedProgram, rules: Sequence[Rewrite] = REWRITES) -> bool:
+    """Apply these, in place. Returns whether there was something to rewrite."""
+    graph, changed = Rewriter(program), False
+    for rule in rules:
+        for node in graph.nodes():
+            new = rule(graph, node)
+            if new is not None:
+                graph.put(new, node)
+                changed = True
+    program.graph_module.recompile()
+    return changed

@@ -1,0 +1,124 @@
+"""Masks of scores that are the same in every run: what the machine applies by itself, and what becomes a bias."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import rsn
+from rsn.isa.errors import UnsupportedError
+from rsn.rsnlib.trace import trace
+from rsn.scheduler.segment import Attention, Network
+
+SEQ, HEADS, DIM = 140, 3, 32
+
+
+class Attending(nn.Module):
+    """Self-attention whose scores are masked by the sum of what `terms` gives for the arguments, in one of the ways in
+    which models spell it."""
+
+    def __init__(self, *terms: Any, eager: bool) -> None:
+        super().__init__()
+        self.terms, self.eager = terms, eager
+        self.q, self.k, self.v = (nn.Linear(HEADS * DIM, HEADS * DIM) for _ in range(3))
+
+    def forward(self, x: torch.Tensor, keys: torch.Tensor | None = None) -> torch.Tensor:
+        q, k, v = (f(x).unflatten(-1, (HEADS, DIM)).transpose(1, 2) for f in (self.q, self.k, self.v))
+        terms = [term(keys) if callable(term) else term for term in self.terms]
+        if not self.eager:
+            y = nn.functional.scaled_dot_product_attention(q, k, v, attn_mask=sum(terms[1:], terms[0]))
+        else:
+            scores = q @ k.transpose(-2, -1) * DIM**-0.5
+            for term in terms:
+                scores = scores + term
+            y = scores.softmax(-1) @ v
+        return y.transpose(1, 2).flatten(2)
+
+
+def additive(allowed: torch.Tensor) -> torch.Tensor:
+    return torch.where(allowed, 0.0, torch.finfo(torch.float32).min)
+
+
+def padding(keys: torch.Tensor) -> torch.Tensor:
+    return (1.0 - keys[:, None, None, :].float()) * torch.finfo(torch.float32).min
+
+
+torch.manual_seed(0)
+POSITIONS = torch.randn(1, HEADS, SEQ, SEQ)
+ROWS, COLUMNS = torch.arange(SEQ)[:, None], torch.arange(SEQ)[None]
+CAUSAL = additive(COLUMNS <= ROWS)[None, None]
+WINDOW = additive((COLUMNS - ROWS).abs() <= 9)
+SLOPES = -(2.0 ** -torch.arange(1.0, HEADS + 1))[:, None, None] * (ROWS - COLUMNS).abs()
+KEYS = (torch.arange(SEQ) < torch.tensor([SEQ, 77])[:, None]).long()
+CASES: dict[str, tuple[list[Any], bool, bool, bool]] = {  # terms; masked by length, causal, with a bias
+    "positions": ([POSITIONS], False, False, True),
+    "positions and padding": ([POSITIONS, padding], True, False, True),
+    "padding and positions": ([padding, POSITIONS], True, False, True),
+    "causal": ([CAUSAL], False, True, False),
+    "causal and padding": ([CAUSAL, padding], True, True, False),
+    "causal, positions and padding": ([CAUSAL, POSITIONS, padding], True, True, True),
+    "a window": ([WINDOW], False, False, True),
+    "a window of two dimensions, and slopes": ([WINDOW, SLOPES], False, False, True),
+    "each sequence its own": ([torch.randn(2, 1, SEQ, SEQ)], False, False, True),
+    "left padding": ([additive(torch.tensor([0, 30])[:, None] <= COLUMNS)[:, None, None]], False, False, True),
+}
+
+
+def attention_of(network: Network) -> Attention:
+    (found,) = (layer for layer in network.layers if isinstance(layer, Attention))
+    return found
+
+
+@pytest.mark.parametrize("eager", [True, False])
+@pytest.mark.parametrize("case", CASES)
+def test_masks(case: str, eager: bool) -> None:
+    terms, masked, causal, biased = CASES[case]
+    module, x = Attending(*terms, eager=eager).eval(), torch.randn(2, SEQ, HEADS * DIM)
+    given = (x, KEYS) if masked else (x,)
+    found = attention_of(trace(module, given).network)
+    assert (found.masked, found.causal, found.bias is not None) == (masked, causal, biased)
+    with rsn.compile(module, given) as compiled, torch.no_grad():
+        got, wanted = compiled(*given), module(*given)
+        assert all(segment.difference < 1e-5 for segment in compiled.compare(*given))
+    for b, n in enumerate([SEQ, 77] if masked else [SEQ, SEQ]):
+        assert (got[b, :n] - wanted[b, :n]).abs().max() <= 1e-5 * wanted.abs().max()
+
+
+def test_a_bool_mask_of_any_pattern() -> None:
+    allowed = torch.rand(2, HEADS, SEQ, SEQ) < 0.7
+    module, x = Attending(allowed, eager=False).eval(), torch.randn(2, SEQ, HEADS * DIM)
+    with rsn.compile(module, (x,)) as compiled, torch.no_grad():
+        assert torch.allclose(compiled(x), module(x), atol=1e-5)
+
+
+def test_what_all_sequences_and_heads_share_is_kept_once() -> None:
+    same = POSITIONS[:, :1].expand(2, HEADS, SEQ, SEQ).contiguous()
+    network = trace(Attending(same, eager=True).eval(), (torch.randn(2, SEQ, HEADS * DIM),)).network
+    bias = attention_of(network).bias
+    assert bias is not None
+    assert bias.shape == (1, 1, SEQ, SEQ)
+
+
+def test_layers_share_a_bias() -> None:
+    module = nn.Sequential(*(Attending(POSITIONS.clone(), eager=False) for _ in range(2))).eval()
+    compiled = rsn.compile(module, (torch.randn(2, SEQ, HEADS * DIM),))
+    assert [b.name for b in compiled.program.buffers if b.name.endswith("scores_bias")] == ["0.scores_bias"]
+
+
+@pytest.mark.parametrize(
+    ("terms", "complaint"),
+    [
+        ([padding, padding], "2 masks come from the arguments; the machine takes one"),
+        ([POSITIONS * torch.nan], "its mask has values that are no numbers"),
+        (
+            [lambda keys: torch.randn(1, 1, SEQ, SEQ) + keys[:, None, None]],
+            "a float attention mask must be 0 or at most",
+        ),
+    ],
+)
+def test_refused(terms: list[Any], complaint: str) -> None:
+    with pytest.raises(UnsupportedError, match=complaint):
+        trace(Attending(*terms, eager=True).eval(), (torch.randn(2, SEQ, HEADS * DIM), KEYS))

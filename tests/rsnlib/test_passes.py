@@ -1,0 +1,159 @@
+"""The compiler's passes: watched, shown and replaced."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from click.testing import CliRunner
+from torch import nn
+
+import rsn
+from rsn.host.cli import main
+from rsn.host.commands.compile import PASSES
+from rsn.isa.datapath import Overlay
+from rsn.passes import SHOWN, shown
+from rsn.rsnlib.layers import Linear
+from rsn.rsnlib.rules import RULES, Arguments
+from rsn.rsnlib.values import Abstract, Value, Values
+from rsn.scheduler.lower import Lowered, lower
+from rsn.scheduler.schedule import Schedule
+from rsn.scheduler.segment import Gemm, Network
+
+
+def model() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(64, 128), nn.ReLU(), nn.Linear(128, 64)).eval()
+
+
+X = torch.randn(20, 64)
+
+
+def test_they_are_told_in_their_order_with_what_they_made() -> None:
+    seen: list[tuple[str, str]] = []
+    passes = rsn.Passes(observe=lambda name, made: seen.append((name, shown(name, made))))
+    rsn.compile(model(), (X,), passes=passes)
+    assert [name for name, _ in seen] == list(SHOWN) == list(PASSES)
+    texts = dict(seen)
+    assert "torch.ops.aten.linear.default" in texts["capture"]
+    assert texts["match"].splitlines() == [
+        "%0 = input, 64 columns, from the host",
+        "%1 = relu(%0 @ weight 64x128 + bias)  # 0",
+        "%2 = %1 @ weight 128x64 + bias  # 2",
+        "-> %2",
+    ]
+    assert texts["fold"].splitlines() == [
+        "1 x 20 rows: input (64 columns)",
+        "  linear_0 = relu(input @ weight 64x128 + bias)",
+        "  linear_2 = linear_0 @ weight 128x64 + bias",
+        "  -> linear_2",
+    ]
+    assert texts["schedule"].startswith("tile_rows = 6\n")
+    assert "MemC0: " in texts["lower"]
+    assert texts["pack"].startswith("overlay xnn")
+
+
+def test_dump_after(tmp_path: Path) -> None:
+    given = ["compile", "gemm:128x64x64", "-o", str(tmp_path / "p.rsn"), "--dump-after", "fold"]
+    result = CliRunner().invoke(main, given)
+    assert result.exit_code == 0
+    assert "-- after fold\n1 x 128 rows: input (64 columns)\n" in result.output
+    assert "-- after pack" not in result.output
+    result = CliRunner().invoke(main, [*given, "--dump-after", "pack", "--json"])
+    assert json.loads(result.stdout)["segments"] == 1
+    assert "-- after pack\noverlay xnn" in result.stderr
+    result = CliRunner().invoke(main, [*given[:4], "--dump-after", "all"])
+    assert [line for line in result.stdout.splitlines() if line.startswith("-- ")] == [f"-- after {p}" for p in PASSES]
+
+
+def test_a_rule_for_an_operator_of_ones_own() -> None:
+    """It is a rule of what is done on the machine: here `negative` becomes a factor of the product before it."""
+
+    def negative(values: Values, node: Any, a: Arguments) -> Abstract | str:
+        value = values.of[a["self"]]
+        if not isinstance(value, Value) or not isinstance(value.base, Linear) or not value.base.is_open:
+            return "it is possible only behind a product"
+        return Value(replace(value.base, factor=-value.base.factor, before=value.base), value.view)
+
+    class Negative(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(64, 64)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return torch.neg(self.layer(x))
+
+    module = Negative().eval()
+    passes = rsn.Passes(rules={**RULES, torch.ops.aten.neg: negative})
+    with rsn.compile(module, (X,)) as usual, rsn.compile(module, (X,), passes=passes) as own:
+        assert "neg" in usual.explain().split("host")[1]
+        assert "host" not in own.explain().split("operators")[1]
+        assert torch.allclose(own(X), module(X), atol=1e-5)
+
+
+def test_another_lowering() -> None:
+    """One that only counts, and hands on to ours."""
+    calls: list[int] = []
+
+    def counting(network: Network, overlay: Overlay, schedule: Schedule) -> Lowered:
+        calls.append(len(network.layers))
+        return lower(network, overlay, schedule)
+
+    rsn.compile(model(), (X,), passes=rsn.Passes(lower=counting))
+    assert calls == [2]
+
+
+@dataclass
+class Accesses:
+    """A cost model, if an odd one: the more DDR accesses, the better."""
+
+    latency: float
+    busy: dict[str, float]
+
+    @classmethod
+    def of(cls, network: Network, overlay: Overlay, schedule: Schedule) -> Accesses:
+        count = len(lower(network, overlay, schedule).kernels.sequences["DDR"])
+        return cls(1 / count, {"DDR": 1 / count})
+
+
+def test_another_cost_model(tmp_path: Path) -> None:
+    """The search finds what is best by it, and does not keep that for ours."""
+    chosen: list[Any] = []
+    passes = rsn.Passes(observe=lambda name, made: chosen.append(made) if name == "schedule" else None)
+    best = rsn.Best(budget_s=5, cache=tmp_path, cost=Accesses.of)
+    x = torch.randn(1000, 256)
+    wide = nn.Sequential(nn.Linear(256, 1024), nn.Linear(1024, 256)).eval()
+    networks: list[Network] = []
+    fold = rsn.Passes(observe=lambda name, made: networks.append(made) if name == "fold" else None)  # type: ignore[arg-type]
+    rsn.compile(wide, (x,), passes=fold)
+    with rsn.compile(wide, (x,), schedule=best, passes=passes) as compiled:
+        assert torch.allclose(compiled(x), wide(x), atol=1e-4)
+    found, overlay = chosen[0].schedule, compiled.program.overlay
+    paper = Accesses.of(networks[0], overlay, Schedule())
+    assert Accesses.of(networks[0], overlay, found).latency < paper.latency
+    assert "by another cost model" in chosen[0].why[0]
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_another_fold() -> None:
+    """It sees the layers before scale and shift go into weights; here it leaves out the last one's bias."""
+    from rsn.rsnlib.fold import fold
+
+    def without_bias(outputs: Any, batch: int, seq: int) -> Any:
+        network, names = fold(outputs, batch, seq)
+        *first, last = network.layers
+        assert isinstance(last, Gemm)
+        return replace(network, layers=(*first, replace(last, bias=0 * last.bias))), names
+
+    module = model()
+    with rsn.compile(module, (X,), passes=rsn.Passes(fold=without_bias)) as compiled, torch.no_grad():
+        assert torch.allclose(compiled(X) + module[2].bias, module(X), atol=1e-5)
+
+
+def test_unknown_pass() -> None:
+    with pytest.raises(KeyError):
+        shown("optimise", None)

@@ -1,0 +1,171 @@
+"""Each rule of the table: an operator of PyTorch that the machine takes, alone in a module, and what it becomes."""
+
+from __future__ import annotations
+
+import inspect
+import operator
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F  # noqa: N812 - its name everywhere
+from torch import nn
+
+from rsn.rsnlib.capture import packet
+from rsn.rsnlib.rules import RULES
+from rsn.rsnlib.trace import captured, trace
+from rsn.scheduler.segment import Network
+
+aten = torch.ops.aten
+B, L, H, D = 2, 6, 2, 4
+C = H * D
+
+
+class Case(nn.Module):
+    """What an operator is applied to: a product y of x, queries, keys and values of it, or their scores."""
+
+    def __init__(self, forward: Callable[[Any], torch.Tensor]) -> None:
+        super().__init__()
+        torch.manual_seed(1)
+        self.given = forward
+        self.product, self.q, self.k, self.v, self.last = (nn.Linear(C, C) for _ in range(5))
+        self.three = nn.Linear(C, 3 * C)
+        self.norm = nn.LayerNorm(C)
+        self.other = nn.Parameter(torch.randn(C, C))
+        self.bias = nn.Parameter(torch.randn(C))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.x = x
+        return self.given(self)
+
+    @property
+    def y(self) -> torch.Tensor:
+        return self.product(self.x)
+
+    def heads(self, x: torch.Tensor) -> torch.Tensor:
+        return x.unflatten(-1, (H, D)).transpose(1, 2)
+
+    @property
+    def scores(self) -> torch.Tensor:
+        return self.heads(self.q(self.x)) @ self.heads(self.k(self.x)).transpose(-2, -1)
+
+    def attended(self, scores: torch.Tensor) -> torch.Tensor:
+        return self.last((scores.softmax(-1) @ self.heads(self.v(self.x))).transpose(1, 2).flatten(2))
+
+    def packed(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+        return self.last(F.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2))
+
+
+def spelled(m: Case) -> torch.Tensor:
+    """GELU by tanh, spelled out."""
+    y = m.y
+    return m.last(0.5 * y * (1.0 + torch.tanh((2 / torch.pi) ** 0.5 * (y + 0.044715 * torch.pow(y, 3.0)))))
+
+
+def quick(m: Case) -> torch.Tensor:
+    y = m.y
+    return m.last(y * torch.sigmoid(1.702 * y))
+
+
+def exact(m: Case) -> torch.Tensor:
+    y = m.y
+    return m.last(y * 0.5 * (1.0 + torch.erf(y / 2**0.5)))
+
+
+def typed(m: Case) -> torch.Tensor:
+    y = m.y
+    return m.last(y.type_as(y))
+
+
+def chunks(m: Case) -> torch.Tensor:
+    return m.packed(*map(m.heads, m.three(m.x).chunk(3, -1)))
+
+
+def moved(m: Case) -> torch.Tensor:
+    """Queries, keys and values as dimensions of their own, taken apart one by one."""
+    three = m.three(m.x).view(B, L, 3, H, D)
+    return m.packed(*(three[:, :, i].transpose(1, 2) for i in range(3)))
+
+
+FORMS: dict[Any, Callable[[Case], torch.Tensor]] = {
+    aten.alias: lambda m: m.last(aten.alias(m.y)),
+    aten.clone: lambda m: m.last(m.y.clone()),
+    aten.contiguous: lambda m: m.last(m.heads(m.y).contiguous().transpose(1, 2).reshape(B, L, C)),
+    aten.detach: lambda m: m.last(aten.detach(m.y)),
+    aten.dropout: lambda m: m.last(F.dropout(m.y, 0.1, training=False)),
+    aten.to: lambda m: m.last(m.y.to(torch.float32)),
+    aten._to_copy: lambda m: m.last(aten._to_copy(m.y, dtype=torch.float32)),
+    aten.type_as: typed,
+    aten.view: lambda m: m.last(m.y.view(B * L, C).view(B, L, C)),
+    aten._unsafe_view: lambda m: m.last(aten._unsafe_view(m.y, [B, L, C])),
+    aten.reshape: lambda m: m.last(m.y.reshape(B, L, H, D).reshape(B, L, C)),
+    aten.flatten: lambda m: m.last(m.y.view(B, L, H, D).flatten(2)),
+    aten.unflatten: lambda m: m.last(m.y.unflatten(-1, (H, D)).flatten(2)),
+    aten.unsqueeze: lambda m: m.last(m.y.unsqueeze(1).squeeze(1)),
+    aten.squeeze: lambda m: m.last(m.y.unsqueeze(0).squeeze(0)),
+    aten.permute: lambda m: m.last(m.y.permute(1, 0, 2).permute(1, 0, 2)),
+    aten.transpose: lambda m: m.last(m.y.transpose(1, 2).transpose(1, 2)),
+    aten.t: lambda m: m.last(m.y.view(B * L, C).t().t().view(B, L, C)),
+    aten.movedim: lambda m: m.last(m.y.movedim(2, 0).movedim(0, 2)),
+    aten.swapaxes: lambda m: m.last(m.y.swapaxes(0, 1).swapaxes(0, 1)),
+    aten.mT: lambda m: m.last(m.y.mT.mT),
+    aten.chunk: chunks,
+    aten.split: lambda m: m.packed(*map(m.heads, m.three(m.x).split(C, -1))),
+    aten.split_with_sizes: lambda m: m.packed(*map(m.heads, aten.split_with_sizes(m.three(m.x), [C, C, C], -1))),
+    aten.unbind: lambda m: m.packed(*(m.three(m.x).view(B, L, 3, H, D).permute(2, 0, 3, 1, 4).unbind(0))),
+    aten.select: moved,
+    aten.slice: lambda m: m.packed(*(m.heads(m.three(m.x)[..., i * C : (i + 1) * C]) for i in range(3))),
+    operator.getitem: chunks,
+    aten.linear: lambda m: m.y,
+    aten.addmm: lambda m: torch.addmm(m.bias, m.x.view(B * L, C), m.other).view(B, L, C),
+    aten.mm: lambda m: torch.mm(m.x.view(B * L, C), m.other).view(B, L, C),
+    aten.matmul: lambda m: m.attended(m.scores),
+    aten.relu: lambda m: m.last(m.y.relu()),
+    aten.silu: lambda m: m.last(F.silu(m.y)),
+    aten.gelu: lambda m: m.last(F.gelu(m.y)),
+    aten.pow: spelled,
+    aten.tanh: spelled,
+    aten.sigmoid: quick,
+    aten.erf: exact,
+    aten.layer_norm: lambda m: m.last(m.norm(m.y + m.x)),
+    aten.add: lambda m: m.y + m.x,
+    aten.mul: lambda m: m.last(m.y * 0.5),
+    aten.div: lambda m: m.attended(m.scores / 2.0),
+    aten.softmax: lambda m: m.attended(m.scores),
+    aten.scaled_dot_product_attention: chunks,
+}
+
+
+def test_there_is_a_case_for_each_rule() -> None:
+    assert set(FORMS) == set(RULES)
+
+
+@pytest.mark.parametrize("op", FORMS, ids=str)
+def test_rule(op: Any, call: Callable[..., Any]) -> None:
+    """It is in the graph, leaves nothing of it to PyTorch, and the result is PyTorch's."""
+    module, x = Case(FORMS[op]).eval(), torch.randn(B, L, C)
+    assert op in {packet(node) for node in captured(module, (x,))[0].graph.nodes}
+    traced = trace(module, (x,))
+    assert {p.op for p in traced.placements if p.where == "host"} == set()
+    got, wanted = call(traced, x), module(x)
+    assert got.shape == wanted.shape
+    assert (got - wanted).abs().max() <= 1e-5 * wanted.abs().max()
+
+
+@pytest.mark.parametrize("op", RULES, ids=str)
+def test_every_rule_says_what_it_does(op: Any) -> None:
+    assert inspect.getdoc(RULES[op])
+
+
+def network_of(forward: Callable[[Case], torch.Tensor]) -> Network:
+    return trace(Case(forward).eval(), (torch.randn(B, L, C),)).network
+
+
+def test_what_moves_or_scales_costs_the_machine_nothing() -> None:
+    """A view, a conversion, a factor: the network has as many layers as products and attentions."""
+    assert len(network_of(FORMS[aten.transpose]).layers) == 2
+    assert len(network_of(FORMS[aten.mul]).layers) == 2
+    assert len(network_of(FORMS[aten.div]).layers) == 5
+    assert len(network_of(FORMS[aten.pow]).layers) == 2
+    assert len(network_of(chunks).layers) == 5

