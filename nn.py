@@ -1,0 +1,31 @@
+"""`rsn.nn`: the machine's operators as PyTorch modules. They are in `rsn.rsnlib.nn`."""
+
+from __future__ import annotations
+
+from .isa.errors import require_torch
+
+require_torch("rsn.nn")
+
+from .rsnlib.nn import (  # noqa: E402 - what is missing is said first
+    Activation,
+    Attention,
+    Encoder,
+    EncoderLayer,
+    FeedForward,
+    Linear,
+    OperatorError,
+    ResidualNorm,
+    validate,
+)
+
+__all__ = [
+    "Activation",
+    "Attention",
+    "Encoder",
+    "EncoderLayer",
+    "FeedForward",
+    "Linear",
+    "OperatorError",
+    "ResidualNorm",
+    "validate",
+]

@@ -1,0 +1,299 @@
+"""RSNlib (paper section 4.5, Fig. 13): the machine's operators as PyTorch modules, for models that are written for it.
+
+    model = rsn.nn.Encoder(layers=2, hidden=768, heads=12, inner=3072)
+    rsn.nn.validate(model, "xnn", seq=512)  # takes neither weights nor inputs
+    compiled = rsn.compile(model.eval(), (hidden_states, attention_mask))
+
+Each is plain PyTorch, to train or to run anywhere. `rsn.compile` looks at the operators of PyTorch that they call, not
+at their classes, so that they mix with any other module. The machine fuses what is no matrix product into the product
+before it (section 4.3): an activation or a norm goes behind a `Linear`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Literal, NamedTuple
+
+import numpy as np
+import torch
+import torch.nn.functional as F  # noqa: N812 - its name everywhere
+from torch import nn
+
+from ..isa.errors import FieldError, RsnError, UnsupportedError
+from ..isa.overlays import find
+from ..scheduler import segment
+from ..scheduler.lower import lower
+from ..scheduler.schedule import Schedule
+
+__all__ = [
+    "Activation",
+    "Attention",
+    "Encoder",
+    "EncoderLayer",
+    "FeedForward",
+    "Linear",
+    "OperatorError",
+    "ResidualNorm",
+    "validate",
+]
+
+
+class OperatorError(RsnError, ValueError):
+    """An operator's argument that makes sense nowhere, whatever the machine."""
+
+
+def _check_sizes(of: nn.Module, **sizes: int) -> None:
+    for name, size in sizes.items():
+        if size < 1:
+            raise OperatorError(f"{type(of).__name__}: {name}={size}; it is at least 1")
+
+
+def _check_choice(of: nn.Module, name: str, given: str, choices: Iterable[str]) -> None:
+    known = list(choices)
+    if given not in known:
+        raise OperatorError(f"{type(of).__name__}: no {name} {given!r}; there are {', '.join(known)}")
+
+
+class Linear(nn.Linear):
+    """x @ weight^T + bias, (..., in_features) to (..., out_features)."""
+
+    def __init__(self, in_features: int, out_features: int, bias: bool = True) -> None:
+        _check_sizes(self, in_features=in_features, out_features=out_features)
+        super().__init__(in_features, out_features, bias)
+
+
+class _Kind(NamedTuple):
+    function: Callable[[torch.Tensor], torch.Tensor]
+    machine: segment.Activation
+    """What it is on the machine, its argument scaled."""
+
+
+_KINDS = {
+    "gelu": _Kind(F.gelu, segment.Activation.GELU_ERF),
+    "gelu_tanh": _Kind(lambda x: F.gelu(x, approximate="tanh"), segment.Activation.GELU_TANH),
+    "quick_gelu": _Kind(lambda x: x * torch.sigmoid(1.702 * x), segment.Activation.SILU),
+    "relu": _Kind(F.relu, segment.Activation.RELU),
+    "silu": _Kind(F.silu, segment.Activation.SILU),
+}
+
+
+class Activation(nn.Module):
+    """A function of each element: "gelu" (with erf), "gelu_tanh", "quick_gelu" (x * sigmoid(1.702 x), on the machine a
+    SiLU), "relu" or "silu". The machine applies it to the result of a product."""
+
+    def __init__(self, kind: str = "gelu") -> None:
+        super().__init__()
+        _check_choice(self, "activation", kind, _KINDS)
+        self.kind = kind
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return _KINDS[self.kind].function(x)
+
+    def extra_repr(self) -> str:
+        return self.kind
+
+
+class Attention(nn.Module):
+    """Self-attention between projections of its own: softmax(query @ key^T / sqrt(head_dim)) @ value in each of `heads`
+    heads, on (batch, seq, hidden). causal: no row takes a key behind it. head_dim: hidden / heads where None."""
+
+    def __init__(self, hidden: int, heads: int, head_dim: int | None = None, causal: bool = False) -> None:
+        super().__init__()
+        _check_sizes(self, hidden=hidden, heads=heads)
+        if head_dim is None and hidden % heads:
+            raise OperatorError(
+                f"Attention: {hidden} columns are no whole number for each of {heads} heads; choose other heads, or "
+                "give head_dim"
+            )
+        self.heads, self.causal = heads, causal
+        self.head_dim = hidden // heads if head_dim is None else head_dim
+        _check_sizes(self, head_dim=self.head_dim)
+        columns = heads * self.head_dim
+        self.query, self.key, self.value = (Linear(hidden, columns) for _ in range(3))
+        self.output = Linear(columns, hidden)
+
+    def forward(self, x: torch.Tensor, mask: torch.Tensor | None = None) -> torch.Tensor:
+        """mask: (batch, seq), 1 or True at the keys that take part; or of four dimensions, the whole mask as
+        F.scaled_dot_product_attention takes it. The machine pads on the right: such keys are the first ones."""
+        split = (self.heads, self.head_dim)
+        q, k, v = (f(x).unflatten(-1, split).transpose(1, 2) for f in (self.query, self.key, self.value))
+        seen = None if mask is None else _seen(mask, self.causal)
+        context = F.scaled_dot_product_attention(q, k, v, attn_mask=seen, is_causal=self.causal and mask is None)
+        return self.output(context.transpose(1, 2).flatten(2))
+
+    def extra_repr(self) -> str:
+        return f"heads={self.heads}, head_dim={self.head_dim}, causal={self.causal}"
+
+
+def _seen(mask: torch.Tensor, causal: bool) -> torch.Tensor:
+    """The keys that each row takes, to broadcast to (batch, heads, seq, seq), from those that take part."""
+    if mask.ndim == 4:
+        return mask
+    keys = mask.bool()[:, None, None, :]
+    seq = mask.shape[-1]
+    return keys & torch.ones(seq, seq, dtype=torch.bool, device=mask.device).tril() if causal else keys
+
+
+class ResidualNorm(nn.LayerNorm):
+    """LayerNorm(x + residual), or of x alone, over the last dimension of `hidden` columns."""
+
+    def __init__(self, hidden: int, eps: float = 1e-12) -> None:
+        _check_sizes(self, hidden=hidden)
+        super().__init__(hidden, eps)
+
+    def forward(self, x: torch.Tensor, residual: torch.Tensor | None = None) -> torch.Tensor:
+        return super().forward(x if residual is None else x + residual)
+
+
+class FeedForward(nn.Module):
+    """down(activation(up(x))): `hidden` columns, `inner` between."""
+
+    def __init__(self, hidden: int, inner: int, activation: str = "gelu") -> None:
+        super().__init__()
+        _check_sizes(self, hidden=hidden, inner=inner)
+        self.up = Linear(hidden, inner)
+        self.activation = Activation(activation)
+        self.down = Linear(inner, hidden)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.down(self.activation(self.up(x)))
+
+
+Order = Literal["post", "pre"]
+
+
+class EncoderLayer(nn.Module):
+    """Attention and feed-forward, each added to what it got. norm: "post" normalises the sums, as BERT; "pre" what
+    attention and feed-forward get, as GPT-2 and ViT. With causal a decoder's layer."""
+
+    def __init__(
+        self,
+        hidden: int,
+        heads: int,
+        inner: int,
+        activation: str = "gelu",
+        eps: float = 1e-12,
+        norm: Order = "post",
+        causal: bool = False,
+    ) -> None:
+        super().__init__()
+        _check_choice(self, "norm", norm, ("post", "pre"))
+        self.norm = norm
+        self.attention = Attention(hidden, heads, causal=causal)
+        self.attention_norm = ResidualNorm(hidden, eps)
+        self.feed_forward = FeedForward(hidden, inner, activation)
+        self.output_norm = ResidualNorm(hidden, eps)
+
+    def forward(self, x: torch.Tensor, mask: torch.Tensor | None = None) -> torch.Tensor:
+        """(batch, seq, hidden); for the mask see `Attention`."""
+        if self.norm == "post":
+            x = self.attention_norm(self.attention(x, mask), x)
+            return self.output_norm(self.feed_forward(x), x)
+        x = x + self.attention(self.attention_norm(x), mask)
+        return x + self.feed_forward(self.output_norm(x))
+
+    def extra_repr(self) -> str:
+        return f"norm={self.norm}"
+
+
+class Encoder(nn.Module):
+    """A stack of encoder layers; with norm="pre" a norm at its end, which the last sum still lacks."""
+
+    def __init__(
+        self,
+        layers: int,
+        hidden: int,
+        heads: int,
+        inner: int,
+        activation: str = "gelu",
+        eps: float = 1e-12,
+        norm: Order = "post",
+        causal: bool = False,
+    ) -> None:
+        super().__init__()
+        _check_sizes(self, layers=layers)
+        self.causal = causal
+        self.layers = nn.ModuleList(
+            EncoderLayer(hidden, heads, inner, activation, eps, norm, causal) for _ in range(layers)
+        )
+        self.norm = ResidualNorm(hidden, eps) if norm == "pre" else None
+
+    def forward(self, hidden_states: torch.Tensor, attention_mask: torch.Tensor | None = None) -> torch.Tensor:
+        """(batch, seq, hidden); for the mask see `Attention`."""
+        # Once for all layers: the host works out every mask before the machine starts.
+        mask = None if attention_mask is None else _seen(attention_mask, self.causal)
+        for layer in self.layers:
+            hidden_states = layer(hidden_states, mask)
+        return hidden_states if self.norm is None else self.norm(hidden_states)
+
+
+def validate(model: nn.Module, overlay: str = "xnn", *, seq: int = 512, masked: bool = False) -> None:
+    """Raise `UnsupportedError` with a line for each operator in `model` that an overlay cannot run: its module path,
+    what is wrong, what would be supported.
+
+    seq: rows of a sequence; masked: whether there will be an attention mask. Only the operators of this module are
+    looked at, one by one, each lowered as `rsn.compile` would lower it: what stands between them, and the size of the
+    program, `rsn.compile` alone can judge. Also raised where there are none; `ProgramError` for an unknown overlay.
+    """
+    target, schedule = find(overlay), Schedule()
+    faults, seen = [], 0
+    for path, module in model.named_modules():
+        where = path or "the top level"
+        network = _network(where, module, seq, masked)
+        if network is None:
+            continue
+        seen += 1
+        try:
+            lower(network, target, schedule)
+        except UnsupportedError as error:
+            faults.append(str(error))
+        except FieldError as error:  # a count that no instruction holds; it does not know whose it is
+            faults.append(f"{where}: {error}")
+    if not seen:
+        raise UnsupportedError(
+            f"{type(model).__name__} has no operator of rsn.nn; of other modules rsn.compile says what is not supported"
+        )
+    if faults:
+        raise UnsupportedError("\n  ".join((f"overlay {overlay} cannot run this model:", *faults)))
+
+
+WIDTH = 128
+"""Columns around an operator that does not care."""
+
+
+def _network(path: str, module: nn.Module, seq: int, masked: bool) -> segment.Network | None:
+    """An operator as the only one of a network; None for what is none, or consists of others."""
+    width = WIDTH
+    layers: list[segment.Layer]
+    match module:
+        case Linear():
+            width = module.in_features
+            layers = [_gemm(path, "y", width, module.out_features)]
+        case Activation():
+            layers = [_gemm(path, "y", width, WIDTH, activation=_KINDS[module.kind].machine)]
+        case ResidualNorm():
+            layers = [_gemm(path, "y", width, module.normalized_shape[0], norm=segment.Norm(module.eps))]
+        case Attention():
+            heads, columns = module.heads, module.head_dim
+            layers = [_gemm(path, name, width, heads * columns) for name in ("q", "k", "v")]
+            layers += [
+                segment.Attention(path, "q", "k", "v", "heads", heads, columns, masked=masked, causal=module.causal),
+                _gemm(path, "y", heads * columns, width, x="heads"),
+            ]
+        case _:
+            return None
+    return segment.Network(1, seq, {"x": width}, (segment.Output("y"),), tuple(layers))
+
+
+def _gemm(
+    path: str,
+    y: str,
+    k: int,
+    n: int,
+    activation: segment.Activation | None = None,
+    norm: segment.Norm | None = None,
+    x: str = "x",
+) -> segment.Gemm:
+    """A product, (k, n), whose weights take no memory."""
+    zeros = np.broadcast_to(np.float32(0), (k, n))
+    return segment.Gemm(path, x, y, zeros, zeros[0], activation, norm=norm)
