@@ -1,7 +1,8 @@
 # make demo       set up .venv and run the main example
 # make test       set up .venv, lint, check types, run the tests
 # make lint       the linter and the type-checker alone
-# make generate   write what follows from the tables: hw/versal/isa.h, docs/isa.md
+# make generate   write what follows from tables and programs: hw/versal/isa.h, docs/isa.md, docs/pictures
+# make docs       the documentation as a site, in build/docs
 # make bench      the benchmarks: figures, no verdict
 # make soak       many clients on simulated boards that fail: nothing lost, answered twice or wrong
 # make fuzz       coverage-guided fuzzing of the readers, FUZZ_SECONDS each (60)
@@ -18,7 +19,7 @@ FUZZ_SECONDS ?= 60
 BIN := .venv/bin
 PIP := $(BIN)/python -m pip install --disable-pip-version-check --quiet
 
-.PHONY: demo test lint generate bench soak fuzz clean
+.PHONY: demo test lint generate docs bench soak fuzz clean
 .DELETE_ON_ERROR:
 
 demo: .venv/demo.stamp
@@ -33,6 +34,10 @@ lint: .venv/dev.stamp
 
 generate: .venv/demo.stamp
 	$(BIN)/python -m rsn.isa.generate
+	$(BIN)/python docs/timeline.py
+
+docs: .venv/docs.stamp
+	$(BIN)/python -m sphinx -q -W --keep-going docs build/docs
 
 bench: .venv/dev.stamp
 	set -e; for file in benchmarks/*.py; do echo "== $$file"; $(BIN)/python $$file; done
@@ -65,6 +70,10 @@ clean:
 
 .venv/dev.stamp: .venv/demo.stamp
 	$(PIP) --editable '.[dev]'
+	@touch $@
+
+.venv/docs.stamp: .venv/demo.stamp
+	$(PIP) --editable '.[docs]'
 	@touch $@
 
 .venv/fuzz.stamp: .venv/demo.stamp
