@@ -150,7 +150,8 @@ def _segments(found: list[SegmentTime], latency: float, head: int, bottom: int) 
     scale = (WIDTH - LEFT - RIGHT) // COLUMN * COLUMN / latency
     for segment in found:
         start, end = LEFT + segment.start * scale, LEFT + segment.end * scale
-        name = segment.name.removeprefix("layers_0_").replace("layers_0", "attention")
+        name = segment.name.removeprefix("layers_0_").removeprefix("attn_").removeprefix("ffn_")
+        name = {"attn": "attention"}.get(name, name)
         if end - start > 6.8 * len(name):
             yield f'<text class="middle strong" x="{(start + end) / 2:.0f}" y="{head - 8}">{escape(name)}</text>'
         yield f'<path class="line" d="M{end:.0f} {head - 18}V{bottom}"/>'

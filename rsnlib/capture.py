@@ -23,6 +23,7 @@ from torch.fx.traceback import preserve_node_meta
 from torch.utils import _pytree as pytree
 
 from ..isa.errors import TensorError, UnsupportedError
+from ..scheduler.segment import TOP
 
 Environment = dict[Node, Any]
 FLOAT32 = "the machine computes in float32"
@@ -261,7 +262,7 @@ def module_path(node: Node) -> str:
 
 def site(node: Node) -> str:
     """For messages."""
-    return f"{op_name(node)} at {module_path(node) or 'the top level'}"
+    return f"{op_name(node)} at {module_path(node) or TOP}"
 
 
 def shape_of(node: Node) -> tuple[int, ...]:

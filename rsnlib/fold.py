@@ -15,7 +15,7 @@ import numpy as np
 
 from ..isa.errors import UnsupportedError
 from ..scheduler.memory import HEAD_COLS
-from ..scheduler.segment import Array, Attention, Gemm, Network, Norm, Output
+from ..scheduler.segment import TOP, Array, Attention, Gemm, Network, Norm, Output
 from .layers import Attend, Float64, Layer, Linear, Pass, Source, ancestors
 
 
@@ -100,8 +100,8 @@ class _Apart:
         if bare.factor != layer.factor or any(getattr(bare, name) is not getattr(layer, name) for name in kept):
             raise FoldError(
                 layer,
-                f"{layer.path}: its result is needed both before and after something is added to it, which the machine "
-                "fuses into the product",
+                f"{layer.path or TOP}: its result is needed both before and after something is added to it, which the "
+                "machine fuses into the product",
             )
         norm = layer.norm if bare.norm is None else None
         return Pass(
@@ -156,7 +156,7 @@ def _gemm(layer: Linear, names: dict[Layer, str]) -> Gemm:
 def _pass(layer: Pass, names: dict[Layer, str]) -> Gemm:
     affine = _affine(layer.x)
     if affine is not None and affine.shift.any():
-        raise UnsupportedError(f"{layer.path}: a pass over what has been normalised with a shift")
+        raise UnsupportedError(f"{layer.path or TOP}: a pass over what has been normalised with a shift")
     return Gemm(
         layer.path,
         x=names[layer.x],

@@ -20,6 +20,7 @@ import torch.nn.functional as F  # noqa: N812 - its name everywhere
 from torch import nn
 
 from ..isa.errors import RsnError, require
+from .nn import Attention, Encoder, Linear
 
 Inputs = tuple[Any, ...] | dict[str, Any]
 
@@ -30,46 +31,12 @@ class SpecError(RsnError, ValueError):
     exit_code = 2
 
 
-class EncoderLayer(nn.Module):
-    """One post-norm encoder layer of BERT."""
-
-    def __init__(self, hidden: int, heads: int, inner: int, eps: float, tanh_gelu: bool) -> None:
-        super().__init__()
-        self.heads, self.tanh_gelu = heads, tanh_gelu
-        self.query, self.key, self.value, self.dense = (nn.Linear(hidden, hidden) for _ in range(4))
-        self.attention_norm = nn.LayerNorm(hidden, eps)
-        self.up, self.down = nn.Linear(hidden, inner), nn.Linear(inner, hidden)
-        self.output_norm = nn.LayerNorm(hidden, eps)
-
-    def forward(self, x: torch.Tensor, mask: torch.Tensor | None) -> torch.Tensor:
-        batch, seq, hidden = x.shape
-        q, k, v = (f(x).view(batch, seq, self.heads, -1).transpose(1, 2) for f in (self.query, self.key, self.value))
-        context = F.scaled_dot_product_attention(q, k, v, attn_mask=mask)
-        x = self.attention_norm(x + self.dense(context.transpose(1, 2).reshape(batch, seq, hidden)))
-        inner = F.gelu(self.up(x), approximate="tanh" if self.tanh_gelu else "none")
-        return self.output_norm(x + self.down(inner))
-
-
-class Encoder(nn.Module):
-    """A stack of encoder layers on (batch, seq, hidden); an attention mask (batch, seq) is 1 at keys that take part."""
-
-    def __init__(self, layers: int, hidden: int, heads: int, inner: int, eps: float, tanh_gelu: bool) -> None:
-        super().__init__()
-        self.layers = nn.ModuleList(EncoderLayer(hidden, heads, inner, eps, tanh_gelu) for _ in range(layers))
-
-    def forward(self, hidden_states: torch.Tensor, attention_mask: torch.Tensor | None = None) -> torch.Tensor:
-        mask = None if attention_mask is None else attention_mask.bool()[:, None, None, :]
-        for layer in self.layers:
-            hidden_states = layer(hidden_states, mask)
-        return hidden_states
-
-
 class Mlp(nn.Module):
     """Linear layers of these widths with ReLU between them."""
 
     def __init__(self, *widths: int) -> None:
         super().__init__()
-        self.layers = nn.ModuleList(nn.Linear(k, n) for k, n in pairwise(widths))
+        self.layers = nn.ModuleList(Linear(k, n) for k, n in pairwise(widths))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         for i, layer in enumerate(self.layers):
@@ -87,7 +54,7 @@ class Ncf(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.tower = Mlp(4096, 2048, 1024, 512, 256, 128, 64, 32, 16)
-        self.predict = nn.Linear(32, 1)
+        self.predict = Linear(32, 1)
 
     def forward(self, x: torch.Tensor, joined: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         return self.tower(x), self.predict(joined)
@@ -96,19 +63,14 @@ class Ncf(nn.Module):
 class Vit(nn.Module):
     """The products of CHARM's ViT benchmark, on (48, 64, 3024): four projections, attention, nothing between."""
 
-    heads = 16
-
     def __init__(self) -> None:
         super().__init__()
-        self.embed = nn.Linear(3024, 1024)
-        self.query, self.key, self.value, self.dense = (nn.Linear(1024, 1024) for _ in range(4))
-        self.up, self.down, self.head = nn.Linear(1024, 4096), nn.Linear(4096, 1024), nn.Linear(1024, 3048)
+        self.embed = Linear(3024, 1024)
+        self.attn = Attention(1024, heads=16)
+        self.up, self.down, self.head = Linear(1024, 4096), Linear(4096, 1024), Linear(1024, 3048)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        x = self.embed(x)
-        q, k, v = (f(x).unflatten(-1, (self.heads, -1)).transpose(1, 2) for f in (self.query, self.key, self.value))
-        context = F.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2)
-        head: torch.Tensor = self.head(self.down(self.up(self.dense(context))))
+        head: torch.Tensor = self.head(self.down(self.up(self.attn(self.embed(x)))))
         return head
 
 
@@ -118,7 +80,8 @@ def _encoder(layers: int, hidden: int, heads: int, inner: int, masked: bool) -> 
         inputs: dict[str, Any] = {"hidden_states": torch.empty(batch, seq, hidden)}
         if masked and not base:
             inputs["attention_mask"] = torch.ones(batch, seq, dtype=torch.int64)
-        return Encoder(layers, hidden, heads, inner, 1e-6 if base else 1e-12, base), inputs
+        activation, eps = ("gelu_tanh", 1e-6) if base else ("gelu", 1e-12)
+        return Encoder(layers, hidden, heads, inner, activation, eps), inputs
 
     return build
 
@@ -161,7 +124,7 @@ def preset(
         gemm = re.fullmatch(r"gemm:([1-9]\d*)x([1-9]\d*)x([1-9]\d*)", name)
         if gemm:
             m, k, n = map(int, gemm.groups())
-            module = nn.Linear(k, n, bias=False)
+            module = Linear(k, n, bias=False)
             inputs = (torch.empty(m, k),)
         elif name in PRESETS:
             module, inputs = PRESETS[name](batch, seq, base)

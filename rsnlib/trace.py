@@ -19,6 +19,7 @@ from torch.export import ExportedProgram
 from torch.fx import Node
 
 from ..isa.errors import TensorError, UnsupportedError
+from ..scheduler.segment import TOP
 from .capture import (
     Environment,
     Interface,
@@ -268,7 +269,7 @@ class _Tracer:
                     shown, batch, seq = _computed(mask, environment), self.values.batch, self.values.seq
                     attended_keys(shown, batch, seq, mask in self.causal)
             except TensorError as error:
-                message = f"attention at {layer.path or 'the top level'}: {error}"
+                message = f"attention at {layer.path or TOP}: {error}"
                 raise RefusedError(self._node_of(layer), message) from error
 
     def _node_of(self, layer: Layer) -> Node:

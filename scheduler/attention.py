@@ -74,7 +74,7 @@ def check(s: Sequences, att: Attention, most: int = MOST_SENT) -> None:
     """What the machine cannot do, with the layer's name. most: key tiles that a MemC pair can hand on."""
     if not s.extended:
         for span in s.spans:
-            rows = f"{att.path}: {span.rows} rows a sequence"
+            rows = f"{att.place}: {span.rows} rows a sequence"
             if span.rows % BLOCK_ROWS:
                 raise UnsupportedError(
                     f"{rows}; without masks (overlay {s.overlay.name}) it must be a multiple of {BLOCK_ROWS}"
@@ -85,7 +85,7 @@ def check(s: Sequences, att: Attention, most: int = MOST_SENT) -> None:
                     f"{rows}; overlay {s.overlay.name} splits the keys over two MemC and needs at least {least}"
                 )
     if s.seq_blocks > most:
-        rows = f"{att.path}: {max(s.net.rows)} rows a sequence"
+        rows = f"{att.place}: {max(s.net.rows)} rows a sequence"
         way_out = (
             "mapping type B takes the scores through DDR, and at most 1024 rows"
             if most == MOST_SENT
@@ -95,9 +95,9 @@ def check(s: Sequences, att: Attention, most: int = MOST_SENT) -> None:
             f"{rows}; a MemC pair feeds at most {most} key tiles, {most * BLOCK_ROWS} rows; {way_out}"
         )
     if att.causal and not s.extended:
-        raise UnsupportedError(f"{att.path}: causal attention; overlay {s.overlay.name} has no masks")
+        raise UnsupportedError(f"{att.place}: causal attention; overlay {s.overlay.name} has no masks")
     if att.masked and not s.extended:
-        raise UnsupportedError(f"{att.path}: an attention mask; overlay {s.overlay.name} has none")
+        raise UnsupportedError(f"{att.place}: an attention mask; overlay {s.overlay.name} has none")
 
 
 def mask_of(

@@ -26,6 +26,8 @@ from .tiles import RowTile, column_tiles, row_tiles
 
 MOST_BIAS = 2048
 """Columns of the bias that an MME holds."""
+MOST_K = 127
+"""Slices of 128 columns that an MME op's k_iter counts to."""
 MOST_B_ITER = 15
 """What an MME op's b_iter counts to."""
 LN_EPS = 1e-6
@@ -77,12 +79,14 @@ def lower_gemms(s: Sequences, gemms: Sequence[Gemm], loops: Loops) -> None:
 
 def _parts(s: Sequences, gemm: Gemm) -> list[_Part]:
     x, y = s.columns[gemm.x], s.columns[gemm.y]
+    if x.used > MOST_K * 128:
+        raise UnsupportedError(f"{gemm.place}: a product over {x.count} columns; an MME op counts to {MOST_K * 128}")
     if gemm.residual is not None and (s.columns[gemm.residual].is_plain, y.is_plain) != (True, True):
-        raise UnsupportedError(f"{gemm.path}: a residual among heads that are stored wider than they are")
+        raise UnsupportedError(f"{gemm.place}: a residual among heads that are stored wider than they are")
     if gemm.norm is not None:
         _check_norm(s, gemm, y)
         if s.cuts[gemm.y].mme_cols == 1:
-            raise ScheduleError(f"mme_cols=1: the LayerNorm of {gemm.path} takes two MMEs' columns")
+            raise ScheduleError(f"mme_cols=1: the LayerNorm of {gemm.place} takes two MMEs' columns")
     passes, halves, acc_b = column_tiles(y.stored // 128, s.cuts[gemm.y], gemm.norm is not None)
     plan = _Plan(y, x.used // 128 if gemm.multiplies else 0, passes, halves, acc_b, _post_op(s, gemm))
     cols = passes * halves * acc_b * 128
@@ -298,19 +302,19 @@ def _results(s: Sequences, gemm: Gemm, plan: _Plan, row: RowTile, n: int, tile: 
 
 def _check_norm(s: Sequences, gemm: Gemm, y: Columns) -> None:
     if y.count > 1024:
-        raise UnsupportedError(f"{gemm.path}: LayerNorm over {y.count} columns; two MemC hold at most 1024")
+        raise UnsupportedError(f"{gemm.place}: LayerNorm over {y.count} columns; two MemC hold at most 1024")
     if y.groups != 1:
-        raise UnsupportedError(f"{gemm.path}: LayerNorm in front of attention heads is not supported")
+        raise UnsupportedError(f"{gemm.place}: LayerNorm in front of attention heads is not supported")
     assert gemm.norm is not None
     if s.extended:
         return
     if y.count != 1024:
         raise UnsupportedError(
-            f"{gemm.path}: LayerNorm over {y.count} columns; overlay {s.overlay.name} normalises exactly 1024"
+            f"{gemm.place}: LayerNorm over {y.count} columns; overlay {s.overlay.name} normalises exactly 1024"
         )
     if abs(gemm.norm.eps - LN_EPS) > 1e-6:
         raise UnsupportedError(
-            f"{gemm.path}: LayerNorm eps {gemm.norm.eps:g}; overlay {s.overlay.name} adds {LN_EPS:g}"
+            f"{gemm.place}: LayerNorm eps {gemm.norm.eps:g}; overlay {s.overlay.name} adds {LN_EPS:g}"
         )
 
 
@@ -321,7 +325,7 @@ def _post_op(s: Sequences, gemm: Gemm) -> dict[str, Any]:
     if gemm.activation is not None:
         if not s.extended and gemm.activation is not Activation.GELU_TANH:
             raise UnsupportedError(
-                f"{gemm.path}: activation {gemm.activation.value}; overlay {s.overlay.name} knows gelu_tanh alone"
+                f"{gemm.place}: activation {gemm.activation.value}; overlay {s.overlay.name} knows gelu_tanh alone"
             )
         out["activation"] = codes[gemm.activation]
     if gemm.norm is not None:

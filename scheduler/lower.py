@@ -8,6 +8,7 @@ from itertools import groupby
 
 from ..isa.compiled import Timing
 from ..isa.datapath import Overlay
+from ..isa.errors import UnsupportedError
 from ..isa.fields import Record
 from ..isa.layout import BLOCK_ROWS, UNIT
 from ..isa.program import Buffer, Kernels, Layout, Role
@@ -65,6 +66,8 @@ class Weights(Mapping[str, Array]):
 
 def lower(network: Network, overlay: Overlay, schedule: Schedule) -> Lowered:
     """Turn a network into kernel sequences for an XNN overlay. Raises `UnsupportedError` naming the layer."""
+    if not {"DDR", "LPDDR", "MemA", "MemB", "MemC", "MeshA", "MeshB", "MME"} <= overlay.by_kind.keys():
+        raise UnsupportedError(f"overlay {overlay.name} lacks units that networks take; xnn and xnn-base have them")
     sequences = Sequences(network, overlay, schedule)
     place_activations(sequences)
     for segment in sequences.plan:

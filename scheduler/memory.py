@@ -72,13 +72,13 @@ def columns_of(network: Network, cuts: Mapping[str, Tiles], whole_tiles: bool = 
         if isinstance(layer, Attention):
             if layer.head_dim > HEAD_COLS:
                 raise UnsupportedError(
-                    f"{layer.path}: heads of {layer.head_dim} columns; MemB2 holds values of at most {HEAD_COLS}"
+                    f"{layer.place}: heads of {layer.head_dim} columns; MemB2 holds values of at most {HEAD_COLS}"
                 )
             for name in (layer.q, layer.k, layer.v, layer.y):
                 out[name] = Columns(layer.heads, layer.head_dim, HEAD_COLS)
                 if name in network.inputs and layer.head_dim < HEAD_COLS:
                     raise UnsupportedError(
-                        f"{layer.path}: attention over a network input with heads of {layer.head_dim} columns; "
+                        f"{layer.place}: attention over a network input with heads of {layer.head_dim} columns; "
                         f"heads are stored {HEAD_COLS} columns wide"
                     )
     for name in outputs:

@@ -16,6 +16,8 @@ import numpy.typing as npt
 from ..isa.errors import ScheduleError
 
 Array = npt.NDArray[np.float32]
+TOP = "the top level"
+"""What the module itself is called, whose path is empty."""
 
 
 class Activation(Enum):
@@ -54,6 +56,11 @@ class Gemm:
     norm: Norm | None = None
 
     @property
+    def place(self) -> str:
+        """For messages."""
+        return self.path or TOP
+
+    @property
     def multiplies(self) -> bool:
         """Whether there is a product."""
         return len(self.weight) > 0
@@ -79,6 +86,11 @@ class Attention:
     masked: bool = False
     causal: bool = False
     bias: Array | None = None
+
+    @property
+    def place(self) -> str:
+        """For messages."""
+        return self.path or TOP
 
 
 Layer = Gemm | Attention

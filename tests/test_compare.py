@@ -23,7 +23,8 @@ from rsn.host.tensors import load_tensors, save_tensors
 from rsn.isa.errors import ProgramError, TensorError
 from rsn.isa.overlays import XNN
 from rsn.isa.program import Program, Role
-from rsn.rsnlib.models import Encoder, Mlp
+from rsn.nn import Encoder
+from rsn.rsnlib.models import Mlp
 from rsn.rsnlib.trace import trace
 from rsn.scheduler.build import build
 from rsn.scheduler.schedule import PAPER, STRICT, Schedule
@@ -58,7 +59,7 @@ def encoder(layers: int = 2, batch: int = 2, seq: int = 70, schedule: Schedule =
     mask = torch.ones(batch, seq, dtype=torch.int64)
     mask[0, seq // 2 :] = 0
     x = torch.randn(batch, seq, 128)
-    return made(Encoder(layers, 128, heads, 256, 1e-12, False), {"hidden_states": x, "attention_mask": mask}, schedule)
+    return made(Encoder(layers, 128, heads, 256), {"hidden_states": x, "attention_mask": mask}, schedule)
 
 
 @cache
@@ -193,9 +194,7 @@ def test_places_are_those_of_the_first_stores() -> None:
 def other(hidden: int = 128, inner: int = 256, batch: int = 2, seq: int = 70, layers: int = 2) -> Case:
     mask = torch.ones(batch, seq, dtype=torch.int64)
     x = torch.randn(batch, seq, hidden)
-    return made(
-        Encoder(layers, hidden, hidden // 64, inner, 1e-12, False), {"hidden_states": x, "attention_mask": mask}
-    )
+    return made(Encoder(layers, hidden, hidden // 64, inner), {"hidden_states": x, "attention_mask": mask})
 
 
 @pytest.mark.parametrize(
@@ -342,12 +341,12 @@ def test_a_masked_model_from_a_file(tmp_path: Path) -> None:
     (tmp_path / "m.py").write_text(
         """
 import torch
-from rsn.rsnlib.models import Encoder
+from rsn.nn import Encoder
 
 def make(batch, seq):
     mask = torch.ones(batch, seq, dtype=torch.int64)
     mask[-1, seq // 2:] = 0
-    return Encoder(1, 64, 1, 64, 1e-12, False), {
+    return Encoder(1, 64, 1, 64), {
         "hidden_states": torch.randn(batch, seq, 64), "attention_mask": mask}
 """
     )

@@ -72,14 +72,14 @@ def test_bert_large_with_24_weight_sets_equals_the_transformers_encoder(tmp_path
     with torch.device("meta"):
         encoder = transformers.BertModel(config, add_pooling_layer=False).encoder
     names = {
-        "attention.self.query": "query",
-        "attention.self.key": "key",
-        "attention.self.value": "value",
-        "attention.output.dense": "dense",
-        "attention.output.LayerNorm": "attention_norm",
-        "intermediate.dense": "up",
-        "output.dense": "down",
-        "output.LayerNorm": "output_norm",
+        "attention.self.query": "attn.query",
+        "attention.self.key": "attn.key",
+        "attention.self.value": "attn.value",
+        "attention.output.dense": "attn.out",
+        "attention.output.LayerNorm": "attn_norm",
+        "intermediate.dense": "ffn.up",
+        "output.dense": "ffn.down",
+        "output.LayerNorm": "ffn_norm",
     }
     ours = dict(model.named_parameters())
     theirs = {

@@ -10,7 +10,7 @@ torch = pytest.importorskip("torch")
 
 import rsn  # noqa: E402 - torch first: it may be missing
 from rsn.isa.errors import ScheduleError, TensorError, UnsupportedError  # noqa: E402
-from rsn.rsnlib.models import Encoder  # noqa: E402
+from rsn.nn import Encoder  # noqa: E402
 from rsn.shapes import Dim  # noqa: E402
 
 HIDDEN = 64
@@ -24,7 +24,7 @@ class Classifier(torch.nn.Module):
         torch.manual_seed(0)
         self.pooled = pooled
         self.words = torch.nn.Embedding(50, HIDDEN)
-        self.encoder = Encoder(1, HIDDEN, 2, 128, 1e-12, False)
+        self.encoder = Encoder(1, HIDDEN, 2, 128)
         self.head = torch.nn.Linear(HIDDEN, 5)
 
     def forward(self, ids: Any, mask: Any = None, scale: float = 1.0, **more: Any) -> dict[str, Any]:

@@ -97,12 +97,12 @@ def test_a_layer_is_seven_segments_and_its_passes(randomised: Randomised, norm: 
     """All that is no product goes with one; a sum that is normalised and kept is passed over once more."""
     with rsn.compile(randomised(Encoder(2, C, 3, 128, norm=norm)), (torch.randn(B, L, C),)) as compiled:
         lines = compiled.explain().splitlines()
-    paths = ["attention.query", "attention.key", "attention.value", "attention", "attention.output"]
-    paths += ["feed_forward.up", "feed_forward.down"]
+    paths = ["attn.query", "attn.key", "attn.value", "attn", "attn.out"]
+    paths += ["ffn.up", "ffn.down"]
     products = [line.split()[0] for line in lines if "matrix product" in line or " heads of " in line]
     assert products == [f"layers.{i}.{path}" for i in range(2) for path in paths]
     host = [line.split()[0] for line in lines[2:] if line.split()[1] == "host"]
-    assert host == ([] if norm == "post" else ["layers.0.attention_norm"])
+    assert host == ([] if norm == "post" else ["layers.0.attn_norm"])
     assert f", {14 if norm == 'post' else 17} layers on the machine" in lines[0]
 
 
@@ -134,8 +134,8 @@ def test_any_size(
 
 def test_names_of_the_weights() -> None:
     names = list(Encoder(1, 8, 2, 16, norm="pre").state_dict())
-    modules = ["attention.query", "attention.key", "attention.value", "attention.output", "attention_norm"]
-    modules += ["feed_forward.up", "feed_forward.down", "output_norm"]
+    modules = ["attn.query", "attn.key", "attn.value", "attn.out", "attn_norm"]
+    modules += ["ffn.up", "ffn.down", "ffn_norm"]
     paths = [*(f"layers.0.{module}" for module in modules), "norm"]
     assert names == [f"{path}.{part}" for path in paths for part in PARTS]
 
@@ -151,7 +151,7 @@ def test_gradients(norm: Any, causal: bool) -> None:
     (model(x, mask) * torch.randn_like(x)).sum().backward()
     # What all keys of a row have in common, softmax takes out.
     still = [path for path, p in model.named_parameters() if p.grad is None or p.grad.abs().max() < 1e-9]
-    assert still == [f"layers.{i}.attention.key.bias" for i in range(2)]
+    assert still == [f"layers.{i}.attn.key.bias" for i in range(2)]
 
 
 def test_a_row_takes_the_keys_that_the_mask_leaves_and_none_behind_it() -> None:
@@ -182,15 +182,15 @@ def test_activation(kind: str) -> None:
 def from_torch(layer: nn.TransformerEncoderLayer) -> dict[str, torch.Tensor]:
     """The weights of PyTorch's layer under the names of ours."""
     names = {
-        "self_attn.out_proj": "attention.output",
-        "linear1": "feed_forward.up",
-        "linear2": "feed_forward.down",
-        "norm1": "attention_norm",
-        "norm2": "output_norm",
+        "self_attn.out_proj": "attn.out",
+        "linear1": "ffn.up",
+        "linear2": "ffn.down",
+        "norm1": "attn_norm",
+        "norm2": "ffn_norm",
     }
     theirs = layer.state_dict()
     ours = {
-        f"attention.{name}.{part}": x
+        f"attn.{name}.{part}": x
         for part in PARTS
         for name, x in zip(("query", "key", "value"), theirs[f"self_attn.in_proj_{part}"].chunk(3), strict=True)
     }
@@ -219,14 +219,14 @@ def test_bert_layer_of_transformers(randomised: Randomised) -> None:
         hidden_size=C, num_attention_heads=3, intermediate_size=128, attn_implementation="sdpa"
     )
     names = {
-        "attention.self.query": "attention.query",
-        "attention.self.key": "attention.key",
-        "attention.self.value": "attention.value",
-        "attention.output.dense": "attention.output",
-        "attention.output.LayerNorm": "attention_norm",
-        "intermediate.dense": "feed_forward.up",
-        "output.dense": "feed_forward.down",
-        "output.LayerNorm": "output_norm",
+        "attention.self.query": "attn.query",
+        "attention.self.key": "attn.key",
+        "attention.self.value": "attn.value",
+        "attention.output.dense": "attn.out",
+        "attention.output.LayerNorm": "attn_norm",
+        "intermediate.dense": "ffn.up",
+        "output.dense": "ffn.down",
+        "output.LayerNorm": "ffn_norm",
     }
     theirs, ours = randomised(bert.BertLayer(config)), EncoderLayer(C, 3, 128)
     state = theirs.state_dict()
@@ -273,7 +273,7 @@ REFUSED: dict[str, tuple[Callable[[], nn.Module], Mapping[str, Any], list[str]]]
         [
             f"layers.{i}.{what}"
             for i in range(2)
-            for what in (f"attention: {HEADS}", f"attention_norm: {WIDE}", f"output_norm: {WIDE}")
+            for what in (f"attn: {HEADS}", f"attn_norm: {WIDE}", f"ffn_norm: {WIDE}")
         ],
     ),
     "top level": (lambda: Attention(192, 2), {}, [f"the top level: {HEADS}"]),
@@ -286,7 +286,7 @@ REFUSED: dict[str, tuple[Callable[[], nn.Module], Mapping[str, Any], list[str]]]
         lambda: EncoderLayer(64, 1, 64),
         {"seq": 1025},
         [
-            "attention: 1025 rows a sequence; a MemC pair feeds at most 6 key tiles, 768 rows; mapping type B takes "
+            "attn: 1025 rows a sequence; a MemC pair feeds at most 6 key tiles, 768 rows; mapping type B takes "
             "the scores through DDR, and at most 1024 rows"
         ],
     ),
@@ -294,18 +294,18 @@ REFUSED: dict[str, tuple[Callable[[], nn.Module], Mapping[str, Any], list[str]]]
         for_base(),
         {"overlay": "xnn-base", "seq": 300},
         [
-            "layers.0.attention: 300 rows a sequence; without masks (overlay xnn-base) it must be a multiple of 128",
+            "layers.0.attn: 300 rows a sequence; without masks (overlay xnn-base) it must be a multiple of 128",
         ],
     ),
     "base, activation": (
         for_base("relu"),
         {"overlay": "xnn-base"},
-        [f"layers.0.feed_forward.activation: activation relu; {TANH}"],
+        [f"layers.0.ffn.activation: activation relu; {TANH}"],
     ),
     "base, eps": (
         for_base(eps=1e-5),
         {"overlay": "xnn-base"},
-        [f"layers.0.{x}_norm: LayerNorm eps 1e-05; overlay xnn-base adds 1e-06" for x in ("attention", "output")],
+        [f"layers.0.{x}_norm: LayerNorm eps 1e-05; overlay xnn-base adds 1e-06" for x in ("attn", "ffn")],
     ),
     "base, columns": (
         lambda: ResidualNorm(768, 1e-6),
@@ -315,12 +315,12 @@ REFUSED: dict[str, tuple[Callable[[], nn.Module], Mapping[str, Any], list[str]]]
     "base, causal": (
         for_base(causal=True),
         {"overlay": "xnn-base"},
-        ["layers.0.attention: causal attention; overlay xnn-base has no masks"],
+        ["layers.0.attn: causal attention; overlay xnn-base has no masks"],
     ),
     "base, masked": (
         for_base(),
         {"overlay": "xnn-base", "masked": True},
-        ["layers.0.attention: an attention mask; overlay xnn-base has none"],
+        ["layers.0.attn: an attention mask; overlay xnn-base has none"],
     ),
 }
 
