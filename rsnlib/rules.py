@@ -19,7 +19,7 @@ from torch.fx import Node
 from ..isa.errors import TensorError
 from ..scheduler.segment import Activation, Array
 from .capture import arguments, dtype_of, module_path, op_name, packet, shape_of, site
-from .layers import Attend, Float64, Layer, LayerNorm, Linear, ancestors
+from .layers import Attend, Float64, Layer, LayerNorm, Linear, Pass, ancestors
 from .mask import is_causal, prefix_lengths
 from .pointwise import Pointwise, recognise, root_of
 from .values import Abstract, Scores, Value, Values, is_host, unsupported
@@ -176,10 +176,14 @@ def product(
 
 def open_product(values: Values, x: Node) -> tuple[Linear, View] | None:
     """The product that an operator on x can be fused into, and how x shows it."""
+    found = product_of(values, x)
+    return found if found is not None and found[0].is_open else None
+
+
+def product_of(values: Values, x: Node) -> tuple[Linear, View] | None:
+    """The product that x shows, with all that is fused into it, and how."""
     value = None if is_host(values.of[x]) else values.operand(x, lambda view, width: True)
-    if value is None or not isinstance(value.base, Linear) or not value.base.is_open:
-        return None
-    return value.base, value.view
+    return (value.base, value.view) if value is not None and isinstance(value.base, Linear) else None
 
 
 def activation(kind: Callable[[Arguments], Activation]) -> Rule:
@@ -244,15 +248,21 @@ def _as_pointwise(values: Values, x: Any) -> Pointwise | None:
 
 def layer_norm(values: Values, node: Node, a: Arguments) -> Abstract | str:
     """Over all columns of a product, residual included: MemC does it before the store, without scale and shift, which
-    are folded into what comes next."""
-    found = open_product(values, a["input"])
-    if found is None or not in_rows(found[1], found[0].width) or list(a["normalized_shape"]) != [found[0].width]:
+    are folded into what comes next. Behind an activation it is a pass of its own."""
+    found = product_of(values, a["input"])
+    open_or_activated = found is not None and found[0].norm is None
+    if not found or not open_or_activated or list(a["normalized_shape"]) != [found[0].width]:
         return f"{op_name(node)} is possible only right after a matrix product and its residual, over all columns"
     before, view = found
+    if not in_rows(view, before.width):
+        return f"{op_name(node)} is possible only over the columns of a product"
     scale, shift = values.vector(a["weight"], before.width, 1.0), values.vector(a["bias"], before.width, 0.0)
     if scale is None or shift is None:
         return "its scale or its shift is computed from the arguments"
-    return Value(replace(before, norm=LayerNorm(a["eps"], scale, shift), before=before), view)
+    norm = LayerNorm(a["eps"], scale, shift)
+    if before.activation is not None:
+        return Value(Pass(module_path(node), before, norm=norm), view)
+    return Value(replace(before, norm=norm, before=before), view)
 
 
 def add(values: Values, node: Node, a: Arguments) -> Abstract | str:
@@ -308,6 +318,9 @@ def scale(values: Values, node: Node, a: Arguments) -> Abstract | str:
     factor = values.number(y)
     if a.get("rounding_mode"):
         return "a division that rounds"
+    scaled = _scaled_by_head(values, a, division) if factor is None else None
+    if scaled is not None:
+        return scaled
     if factor is None or (isinstance(x, Node) and isinstance(values.of[x], Pointwise)):
         return pointwise(values, node, operator.truediv if division else operator.mul, (a["self"], a["other"]))
     if not isinstance(x, Node):
@@ -323,6 +336,20 @@ def scale(values: Values, node: Node, a: Arguments) -> Abstract | str:
         return "a factor is possible only right after a matrix product"
     before, view = found
     return Value(replace(before, factor=before.factor * factor, before=before), view)
+
+
+def _scaled_by_head(values: Values, a: Arguments, division: bool) -> Scores | None:
+    """Scores (batch, heads, seq, seq) times (or by) a constant for each head, (heads, 1, 1)."""
+    pairs = [(a["self"], a["other"])] + ([] if division else [(a["other"], a["self"])])
+    for x, y in pairs:
+        scores = values.of[x] if isinstance(x, Node) else None
+        if not isinstance(scores, Scores) or scores.masks or scores.normal or not values.is_constant(y):
+            continue
+        heads = shape_of(x)[1]
+        each = values.vector(y, heads, 1.0) if shape_of(y)[-3:] == (heads, 1, 1) else None
+        if each is not None:
+            return replace(scores, scale=scores.scale * (1 / each if division else each))
+    return None
 
 
 # -- attention
@@ -356,11 +383,12 @@ def attend(
     q: Abstract,
     k: Abstract,
     v: Abstract,
-    factor: float,
+    factor: float | Float64,
     masks: Sequence[Node],
     causal: bool = False,
 ) -> Abstract:
-    """softmax(factor * q @ k^T + masks) @ v, the operands as (batch, heads, seq, columns of a head)."""
+    """softmax(factor * q @ k^T + masks) @ v, the operands as (batch, heads, seq, columns of a head); factor: of all
+    heads, or (heads,)."""
     shapes = [x.view.shape if isinstance(x, Value) else () for x in (q, k, v)]
     if len(shapes[0]) != 4 or shapes[0][::2] != (values.batch, values.seq):
         raise unsupported(node, f"its query is {shapes[0]}, not ({values.batch}, heads, {values.seq}, columns)")
@@ -375,17 +403,21 @@ def attend(
     query, key, value = (
         _projection(values, node, what, x, form) for what, x in (("query", q), ("key", k), ("value", v))
     )
-    if factor != 1:
+    if np.any(factor != 1):
         if not isinstance(key, Linear) or not key.is_open or key.residual is not None:
             raise unsupported(node, "its key is not a plain projection whose weight could take up the score scale")
         # Not `before`: where queries and keys share a projection it is computed twice, with and without the scale.
-        key = replace(key, factor=key.factor * factor, before=None)
+        if isinstance(factor, float):
+            key = replace(key, factor=key.factor * factor, before=None)
+        else:
+            each = np.repeat(factor, columns)
+            key = replace(key, weight=(key.weight * each).astype(np.float32), bias=key.bias * each, before=None)
     mask, constant = _masks(values, node, masks)
     if mask is not None and any(_is_only_causal(values, term) for term in constant):
         causal, constant = True, [term for term in constant if not _is_only_causal(values, term)]
     causal = causal or (mask is not None and _is_causal(values, mask))
     masked = mask is not None and _hides(values, mask)
-    bias = _bias(values, node, constant, heads) if constant else None
+    bias = _bias(values, node, constant, heads)
     layer = Attend(module_path(node), query, key, value, heads, columns, masked, causal, bias)
     if mask is not None and masked:
         values.masks[layer] = mask
@@ -431,8 +463,10 @@ def _is_plain(values: Values, mask: Node) -> bool:
     return True
 
 
-def _bias(values: Values, node: Node, terms: Sequence[Node], heads: int) -> Array:
-    """The sum of constant masks, (batch or 1, heads or 1, seq, seq)."""
+def _bias(values: Values, node: Node, terms: Sequence[Node], heads: int) -> Array | None:
+    """The sum of constant masks, (batch or 1, heads or 1, seq, seq); None where it is 0 or there are none."""
+    if not terms:
+        return None
     total = torch.zeros(())
     for term in terms:
         value = values.constant(term)
@@ -447,7 +481,7 @@ def _bias(values: Values, node: Node, terms: Sequence[Node], heads: int) -> Arra
             total = total.narrow(axis, 0, 1)
     if not bool(total.isfinite().all()):
         raise unsupported(node, "its mask has values that are no numbers")
-    return values.once("bias", total.contiguous().numpy())
+    return values.once("bias", total.contiguous().numpy()) if bool(total.any()) else None
 
 
 def _projection(values: Values, node: Node, what: str, x: Abstract, form: View) -> Layer:

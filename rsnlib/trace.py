@@ -38,7 +38,7 @@ from .capture import (
     site,
 )
 from .fold import FoldError
-from .layers import Attend, Layer, Linear, Source, ancestors
+from .layers import Attend, Layer, Linear, Pass, Source, ancestors
 from .mask import attended_keys, is_causal
 from .partition import Placement, Traced
 from .passes import USUAL, Passes
@@ -103,6 +103,8 @@ def _role(value: Abstract) -> str:
     if isinstance(layer, Linear):
         k, n = layer.weight.shape
         return f"matrix product {k} x {n}" if layer.before is None else f"fused into {layer.path or 'the product'}"
+    if isinstance(layer, Pass):
+        return f"a pass over {layer.x.path if isinstance(layer.x, Linear) else 'what is before it'}"
     if isinstance(layer, Attend):
         words = [f"attention, {layer.heads} heads of {layer.head_dim}", "masked" * layer.masked]
         words += ["causal" * layer.causal, "" if layer.bias is None else "its scores with a bias"]

@@ -33,11 +33,12 @@ class Value:
 
 @dataclass(frozen=True)
 class Scores:
-    """scale * q @ k^T + masks, (batch, heads, seq, seq), and the softmax of that if `normal`."""
+    """scale * q @ k^T + masks, (batch, heads, seq, seq), and the softmax of that if `normal`; scale: of all heads, or
+    (heads,)."""
 
     q: Value
     k: Value
-    scale: float = 1.0
+    scale: float | Float64 = 1.0
     masks: tuple[Node, ...] = ()
     normal: bool = False
 

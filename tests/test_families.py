@@ -133,3 +133,24 @@ def test_what_the_machine_cannot_run_is_refused_by_module(name: str, complaint: 
     module = getattr(transformers, f"{name}Model")(getattr(transformers, f"{name}Config")(**WORDS, **SIZES)).eval()
     with pytest.raises(UnsupportedError, match=complaint):
         rsn.compile(module, text(True))
+
+
+HEADS = {
+    "BertForMaskedLM": WORDS | SIZES,
+    "BertForTokenClassification": WORDS | SIZES,
+    "BertForSequenceClassification": WORDS | SIZES,
+    "DistilBertForQuestionAnswering": WORDS | DISTIL,
+    "GPT2LMHeadModel": WORDS | GPT2 | {"bos_token_id": 0, "eos_token_id": 0},
+}
+
+
+@pytest.mark.parametrize("name", HEADS)
+def test_task(name: str) -> None:
+    """What stands on an encoder runs on the machine where it has a row for each word."""
+    torch.manual_seed(0)
+    made = getattr(transformers, name)
+    module, given = made(made.config_class(**HEADS[name])).eval(), text(True)
+    with rsn.compile(module, given) as compiled, torch.no_grad():
+        results = zip(compiled(**given).to_tuple(), module(**given).to_tuple(), strict=True)
+    for got, wanted in results:  # of the first sequence, which has no padding
+        assert (got[0] - wanted[0]).abs().max() <= 1e-5 * wanted[0].abs().max()

@@ -34,6 +34,7 @@ class Case(nn.Module):
         self.norm = nn.LayerNorm(C)
         self.other = nn.Parameter(torch.randn(C, C))
         self.bias = nn.Parameter(torch.randn(C))
+        self.each = nn.Parameter(torch.rand(1, H, 1, 1) + 0.5)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         self.x = x
@@ -137,6 +138,17 @@ FORMS: dict[Any, Callable[[Case], torch.Tensor]] = {
 }
 
 
+MORE: dict[str, Callable[[Case], torch.Tensor]] = {
+    "a norm behind an activation": lambda m: m.last(m.norm(F.gelu(m.y))),
+    "a norm behind an activation and a factor": lambda m: m.last(m.norm(F.relu(m.y) * 0.3)),
+    "scores times a factor for each head": lambda m: m.attended(m.scores * m.each),
+    "a factor for each head times scores": lambda m: m.attended(m.each * m.scores),
+    "scores over a factor for each head, which is one of three dimensions": lambda m: m.attended(m.scores / m.each[0]),
+    "two kinds of factors": lambda m: m.attended(m.scores * 0.5 * m.each),
+}
+"""What a rule takes besides."""
+
+
 def test_there_is_a_case_for_each_rule() -> None:
     assert set(FORMS) == set(RULES)
 
@@ -146,6 +158,16 @@ def test_rule(op: Any, call: Callable[..., Any]) -> None:
     """It is in the graph, leaves nothing of it to PyTorch, and the result is PyTorch's."""
     module, x = Case(FORMS[op]).eval(), torch.randn(B, L, C)
     assert op in {packet(node) for node in captured(module, (x,))[0].graph.nodes}
+    assert_taken(module, x, call)
+
+
+@pytest.mark.parametrize("what", MORE)
+def test_what_a_rule_takes_besides(what: str, call: Callable[..., Any]) -> None:
+    assert_taken(Case(MORE[what]).eval(), torch.randn(B, L, C), call)
+
+
+def assert_taken(module: nn.Module, x: torch.Tensor, call: Callable[..., Any]) -> None:
+    """By the machine, to the last operator, with PyTorch's result."""
     traced = trace(module, (x,))
     assert {p.op for p in traced.placements if p.where == "host"} == set()
     got, wanted = call(traced, x), module(x)
