@@ -28,9 +28,23 @@ import pytest
 ROOT = Path(__file__).resolve().parent.parent
 DOCS = ROOT / "docs"
 PAGES = [ROOT / "README.md", *sorted(DOCS.glob("*.md"))]
-LEARNED_FROM = ["README.md", "docs/getting-started.md", "docs/tutorial.md", "docs/own-overlay.md"]
+LEARNED_FROM = [
+    "README.md",
+    "docs/getting-started.md",
+    "docs/models.md",
+    "docs/own-overlay.md",
+    "docs/rsnlib.md",
+    "docs/tutorial.md",
+]
 """Pages to type along with: no block of theirs goes untried."""
-SLOW = {"docs/getting-started.md", "docs/simulator.md", "docs/time.md", "docs/tutorial.md"}
+SLOW = {
+    "docs/getting-started.md",
+    "docs/models.md",
+    "docs/rsnlib.md",
+    "docs/simulator.md",
+    "docs/time.md",
+    "docs/tutorial.md",
+}
 NOTEBOOK = DOCS / "encoder.ipynb"
 
 

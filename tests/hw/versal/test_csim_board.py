@@ -125,7 +125,7 @@ def test_a_compiled_model_runs_on_it() -> None:
     torch = pytest.importorskip("torch")
     import rsn as package
 
-    model = torch.nn.Linear(100, 70)
+    model = torch.nn.Linear(100, 70).eval()
     x = torch.from_numpy(rng.standard_normal((50, 100)).astype(np.float32))
     with package.compile(model, (x,), board="csim") as compiled, torch.no_grad():
         np.testing.assert_allclose(compiled(x).numpy(), model(x).numpy(), atol=1e-5)
