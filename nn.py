@@ -6,26 +6,5 @@ from .isa.errors import require_torch
 
 require_torch("rsn.nn")
 
-from .rsnlib.nn import (  # noqa: E402 - what is missing is said first
-    Activation,
-    Attention,
-    Encoder,
-    EncoderLayer,
-    FeedForward,
-    Linear,
-    OperatorError,
-    ResidualNorm,
-    validate,
-)
-
-__all__ = [
-    "Activation",
-    "Attention",
-    "Encoder",
-    "EncoderLayer",
-    "FeedForward",
-    "Linear",
-    "OperatorError",
-    "ResidualNorm",
-    "validate",
-]
+from .rsnlib.nn import *  # noqa: E402, F403 - what is missing is said first
+from .rsnlib.nn import __all__ as __all__  # noqa: E402
