@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
     from .compare import Compared
     from .hw.sim.explain import Explanation
+    from .hw.sim.machine import Machine
     from .rsnlib.partition import Traced
     from .rsnlib.passes import Passes
 
@@ -82,9 +83,23 @@ class Compiled:
         """How long the program takes on the machine, and why, by the simulator; with run-time parameters at their
         defaults."""
         from .hw.sim.explain import explain
+
+        return explain(self._machine)
+
+    def latency_at(self, **settings: float) -> float:
+        """The modelled latency, in seconds, on a machine with other rates or depths, by their names in `rsn overlay`:
+        `latency_at(ddr_read_gbs=42)`. The program stays as it is. Raises `ProgramError` for unknown names and for what
+        no machine can have, `DeadlockError` where it cannot run."""
+        from .hw.sim.machine import launch_seconds
+
+        overlay = self.program.overlay.with_rates(**settings)
+        return self._machine.plan.run(overlay).latency + launch_seconds(overlay)
+
+    @cached_property
+    def _machine(self) -> Machine:
         from .hw.sim.machine import Machine
 
-        return explain(Machine(self.program))
+        return Machine(self.program)
 
     def compare(self, *args: Any, **kwargs: Any) -> list[Compared]:
         """Run on the simulator and compare every segment with PyTorch; arguments as for a call. See `rsn.compare`."""
