@@ -47,8 +47,8 @@ class Mlp(nn.Module):
 class Ncf(nn.Module):
     """Neural collaborative filtering, as CHARM's benchmark counts it: a tower down to 16 columns and a prediction.
 
-    The prediction's 32 columns join the tower's with 16 others. The benchmark counts it as a product of its own, so they
-    are an input here.
+    The prediction's 32 columns join the tower's with 16 others. The benchmark counts it as a product of its own, so
+    they are an input here.
     """
 
     def __init__(self) -> None:
