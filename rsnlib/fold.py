@@ -149,7 +149,7 @@ def _gemm(layer: Linear, names: dict[Layer, str]) -> Gemm:
         activation=layer.activation,
         residual=None if layer.residual is None else names[layer.residual],
         residual_scale=None if scale is None else scale.astype(np.float32),
-        norm=None if layer.norm is None else Norm(layer.norm.eps),
+        norm=None if layer.norm is None else Norm(layer.norm.eps, layer.norm.rms),
     )
 
 
@@ -166,7 +166,7 @@ def _pass(layer: Pass, names: dict[Layer, str]) -> Gemm:
         activation=layer.activation,
         residual=names[layer.x],
         residual_scale=(np.ones(layer.width) if affine is None else affine.scale).astype(np.float32),
-        norm=None if layer.norm is None else Norm(layer.norm.eps),
+        norm=None if layer.norm is None else Norm(layer.norm.eps, layer.norm.rms),
     )
 
 

@@ -32,11 +32,12 @@ class Source:
 
 @dataclass(frozen=True, eq=False)
 class LayerNorm:
-    """LayerNorm over the N columns; scale and shift are (N,)."""
+    """LayerNorm over the N columns, or RMSNorm; scale and shift are (N,)."""
 
     eps: float
     scale: Float64
     shift: Float64
+    rms: bool = False
 
 
 @dataclass(frozen=True, eq=False)
@@ -142,7 +143,9 @@ def _words(layer: Layer, numbers: Mapping[Layer, str]) -> str:
         words += f" + {of[1]}" if layer.residual is not None else ""
     words = words if layer.activation is None else f"{layer.activation.value}({words})"
     words = words if layer.gain == 1 else f"{layer.gain:g} * {words}"
-    words = words if layer.norm is None else f"layer_norm({words}, eps {layer.norm.eps:g})"
+    words = (
+        words if layer.norm is None else f"{'rms' if layer.norm.rms else 'layer'}_norm({words}, eps {layer.norm.eps:g})"
+    )
     return f"{words}  # {layer.path}"
 
 

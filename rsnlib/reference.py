@@ -37,7 +37,9 @@ def _gemm(layer: Gemm, known: Mapping[str, torch.Tensor]) -> torch.Tensor:
         y += residual if layer.residual_scale is None else residual * torch.from_numpy(layer.residual_scale)
     if layer.activation is not None:
         y = _ACTIVATIONS[layer.activation](y)
-    return y if layer.norm is None else F.layer_norm(y, y.shape[-1:], eps=layer.norm.eps)
+    if layer.norm is None:
+        return y
+    return (F.rms_norm if layer.norm.rms else F.layer_norm)(y, y.shape[-1:], eps=layer.norm.eps)
 
 
 def _attention(

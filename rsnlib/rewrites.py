@@ -32,7 +32,13 @@ CONVOLUTIONS = {aten.conv1d: 1, aten.conv2d: 2, aten.conv3d: 3}  # each with its
 JOINS = {aten.cat, aten.concat, aten.concatenate}
 IDENTITIES = {op for op, rule in VIEWS.items() if rule is identity}
 PRODUCTS = {aten.linear, aten.addmm, aten.mm, aten.matmul}
-CLOSING = {aten.layer_norm, aten.relu, aten.gelu, aten.silu}  # after these, nothing more can be added to a product
+CLOSING = {
+    aten.layer_norm,
+    aten.rms_norm,
+    aten.relu,
+    aten.gelu,
+    aten.silu,
+}  # after these, nothing more can be added to a product
 
 
 @dataclass(frozen=True)
@@ -362,6 +368,58 @@ def _is_identity(node: Node) -> bool:
 # -- a norm of a norm
 
 
+def roots(graph: Rewriter, node: Node) -> Node | None:
+    """x * rsqrt(mean(x^2) + eps), and that times a constant vector, becomes rms_norm, as models spell it that are older
+    than the operator.
+
+    Left alone: a mean over anything but the last dimension, another x below the root, a vector of other columns.
+    """
+    if packet(node) is not aten.mul or not is_static(node) or dtype_of(node) != torch.float32:
+        return None
+    for x, factor in (node.args[:2], reversed(node.args[:2])):
+        if not isinstance(x, Node) or not isinstance(factor, Node):
+            continue
+        columns = list(shape_of(node)[-1:])
+        if packet(x) is aten.rms_norm and arguments(x)["weight"] is None and list(shape_of(factor)) == columns:
+            if factor in graph.constants and dtype_of(factor) == torch.float32 and graph.is_sole(x):
+                a = arguments(x)
+                return graph.insert(node, aten.rms_norm.default, a["input"], columns, factor, a["eps"])
+        elif shape_of(x) == shape_of(node):
+            eps = _root_of_mean_square(_origin(x), factor)
+            if eps is not None:
+                return graph.insert(node, aten.rms_norm.default, x, columns, None, eps)
+    return None
+
+
+def _root_of_mean_square(x: Node, factor: Node) -> float | None:
+    """eps, if `factor` is rsqrt(mean(x^2, -1, keepdim) + eps)."""
+    total = factor.all_input_nodes[0] if packet(factor) is aten.rsqrt else None
+    if total is None or packet(total) is not aten.add or not isinstance(total.args[1], float) or total.kwargs:
+        return None
+    mean = total.args[0]
+    if not isinstance(mean, Node) or packet(mean) is not aten.mean:
+        return None
+    a = arguments(mean)
+    if not a.get("keepdim") or list(a.get("dim") or ()) not in ([-1], [len(shape_of(x)) - 1]) or a.get("dtype"):
+        return None
+    square = a["self"]
+    if packet(square) is aten.pow and square.args[1] == 2:
+        bases = square.args[:1]
+    elif packet(square) is aten.square:
+        bases = square.args
+    else:
+        bases = square.args[:2] if packet(square) is aten.mul else ()
+    same = bases and all(isinstance(base, Node) and _origin(base) is x for base in bases)
+    return float(total.args[1]) if same else None
+
+
+def _origin(node: Node) -> Node:
+    """What it is, without conversions to the type that it has."""
+    while _is_identity(node):
+        node = node.all_input_nodes[0]
+    return node
+
+
 def norms(graph: Rewriter, node: Node) -> Node | None:
     """A LayerNorm of a LayerNorm's result on the machine becomes one of that result times the unit matrix.
 
@@ -469,7 +527,7 @@ def _is_possible(graph: Rewriter, node: Node) -> bool:
     return True
 
 
-REWRITES: tuple[Rewrite, ...] = (likes, patches, rows, host_sums, norms, columns)
+REWRITES: tuple[Rewrite, ...] = (likes, roots, patches, rows, host_sums, norms, columns)
 """In this order: a rewrite may make room for the next."""
 
 

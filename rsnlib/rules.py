@@ -20,7 +20,7 @@ from ..isa.errors import TensorError
 from ..scheduler.segment import Activation, Array
 from .capture import arguments, dtype_of, module_path, op_name, packet, shape_of, site
 from .layers import Attend, Float64, Layer, LayerNorm, Linear, Pass, ancestors
-from .mask import is_causal, prefix_lengths
+from .mask import HIDDEN, is_causal, prefix_lengths
 from .pointwise import Pointwise, recognise, root_of
 from .values import Abstract, Scores, Value, Values, is_host, unsupported
 from .view import View
@@ -249,6 +249,17 @@ def _as_pointwise(values: Values, x: Any) -> Pointwise | None:
 def layer_norm(values: Values, node: Node, a: Arguments) -> Abstract | str:
     """Over all columns of a product, residual included: MemC does it before the store, without scale and shift, which
     are folded into what comes next. Behind an activation it is a pass of its own."""
+    return normed(values, node, a, a["eps"], rms=False)
+
+
+def rms_norm(values: Values, node: Node, a: Arguments) -> Abstract | str:
+    """As a LayerNorm, without a mean and without shift."""
+    eps = torch.finfo(torch.float32).eps if a["eps"] is None else a["eps"]  # what PyTorch takes then
+    return normed(values, node, {**a, "bias": None}, eps, rms=True)
+
+
+def normed(values: Values, node: Node, a: Arguments, eps: float, *, rms: bool) -> Abstract | str:
+    """Either of them."""
     found = product_of(values, a["input"])
     open_or_activated = found is not None and found[0].norm is None
     if not found or not open_or_activated or list(a["normalized_shape"]) != [found[0].width]:
@@ -259,7 +270,7 @@ def layer_norm(values: Values, node: Node, a: Arguments) -> Abstract | str:
     scale, shift = values.vector(a["weight"], before.width, 1.0), values.vector(a["bias"], before.width, 0.0)
     if scale is None or shift is None:
         return "its scale or its shift is computed from the arguments"
-    norm = LayerNorm(a["eps"], scale, shift)
+    norm = LayerNorm(eps, scale, shift, rms)
     if before.activation is not None:
         return Value(Pass(module_path(node), before, norm=norm), view)
     return Value(replace(before, norm=norm, before=before), view)
@@ -440,7 +451,15 @@ def _masks(values: Values, node: Node, masks: Sequence[Node]) -> tuple[Node | No
 
 
 def _terms(values: Values, mask: Node) -> list[Node]:
-    """What a mask is the sum of, where that tells apart what is constant, or what the machine knows."""
+    """What a mask is the sum of, where that tells apart what is constant, or what the machine knows: a constant where a
+    condition holds, and what hides elsewhere, is that constant and the condition."""
+    while VIEWS.get(packet(mask)) is identity and dtype_of(mask) == dtype_of(mask.all_input_nodes[0]):
+        mask = mask.all_input_nodes[0]
+    if packet(mask) is aten.where:
+        a = arguments(mask)
+        condition, kept, other = a["condition"], a["self"], values.number(a["other"])
+        hides = other is not None and other <= HIDDEN and dtype_of(condition) == torch.bool
+        return [condition, *_terms(values, kept)] if hides and values.is_constant(kept) else [mask]
     if packet(mask) is not aten.add or arguments(mask)["alpha"] != 1:
         return [mask]
     parts = mask.args[:2]
@@ -534,6 +553,7 @@ RULES: dict[Any, Rule] = VIEWS | {
     aten.sigmoid: elementwise(expit, "self"),
     aten.erf: elementwise(erf, "self"),
     aten.layer_norm: layer_norm,
+    aten.rms_norm: rms_norm,
     aten.add: add,
     aten.mul: scale,
     aten.div: scale,

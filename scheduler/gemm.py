@@ -312,6 +312,8 @@ def _check_norm(s: Sequences, gemm: Gemm, y: Columns) -> None:
         raise UnsupportedError(
             f"{gemm.place}: LayerNorm over {y.count} columns; overlay {s.overlay.name} normalises exactly 1024"
         )
+    if gemm.norm.rms:
+        raise UnsupportedError(f"{gemm.place}: RMSNorm; overlay {s.overlay.name} has LayerNorm alone")
     if abs(gemm.norm.eps - LN_EPS) > 1e-6:
         raise UnsupportedError(
             f"{gemm.place}: LayerNorm eps {gemm.norm.eps:g}; overlay {s.overlay.name} adds {LN_EPS:g}"
@@ -329,7 +331,7 @@ def _post_op(s: Sequences, gemm: Gemm) -> dict[str, Any]:
             )
         out["activation"] = codes[gemm.activation]
     if gemm.norm is not None:
-        out["eps"] = float(np.float32(gemm.norm.eps))
+        out |= {"eps": float(np.float32(gemm.norm.eps)), "rms": int(gemm.norm.rms)}
     return out if s.extended else {}
 
 

@@ -155,7 +155,7 @@ def kind_of(group: Group) -> str:
     words += [f"times {len(group)}"] if len(group) > 1 else []
     words += [gemm.activation.value] if gemm.activation else []
     words += ["residual"] if gemm.residual else []
-    words += ["norm"] if gemm.norm else []
+    words += ["rms" * gemm.norm.rms + "norm"] if gemm.norm else []
     return " ".join(words)
 
 

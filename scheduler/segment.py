@@ -31,9 +31,11 @@ class Activation(Enum):
 
 @dataclass(frozen=True)
 class Norm:
-    """LayerNorm over the columns, biased variance, without scale and shift (those are folded into the consumers)."""
+    """LayerNorm over the columns, biased variance, without scale and shift (those are folded into the consumers); or,
+    with `rms`, division by the root of the mean square."""
 
     eps: float
+    rms: bool = False
 
 
 @dataclass(frozen=True, eq=False)
@@ -160,4 +162,4 @@ def _formula(layer: Layer) -> str:
         words += " + " * bool(words) + layer.residual + " * scale" * (layer.residual_scale is not None)
     if layer.activation is not None:
         words = f"{layer.activation.value}({words})"
-    return words if layer.norm is None else f"norm({words}, eps {layer.norm.eps:g})"
+    return words if layer.norm is None else f"{'rms_' * layer.norm.rms}norm({words}, eps {layer.norm.eps:g})"

@@ -22,8 +22,8 @@ LENGTHS = [20, 13]
 
 def model(name: str, attention: str, **config: Any) -> Any:
     torch.manual_seed(0)
-    made = getattr(transformers, f"{name}Config")(attn_implementation=attention, **config)
-    return getattr(transformers, f"{name}Model")(made).eval()
+    kind = getattr(transformers, f"{name}Model")
+    return kind(kind.config_class(attn_implementation=attention, **config)).eval()
 
 
 def text(masked: bool) -> dict[str, Any]:
@@ -38,6 +38,7 @@ def images() -> dict[str, Any]:
     return {"pixel_values": torch.randn(2, 3, 64, 64)}
 
 
+T5 = {"d_model": 96, "d_kv": 32, "d_ff": 128, "num_layers": 2, "num_heads": 3}
 GPT2 = {"n_embd": 96, "n_layer": 2, "n_head": 3, "n_positions": 64, "use_cache": False}
 DISTIL = {"dim": 96, "n_layers": 2, "n_heads": 3, "hidden_dim": 128}
 FAMILIES: dict[str, tuple[str, dict[str, Any], Callable[[], dict[str, Any]]]] = {
@@ -48,6 +49,7 @@ FAMILIES: dict[str, tuple[str, dict[str, Any], Callable[[], dict[str, Any]]]] = 
     "electra": ("Electra", WORDS | SIZES | {"embedding_size": 96}, lambda: text(True)),
     "electra, narrow embedding": ("Electra", WORDS | SIZES | {"embedding_size": 40}, lambda: text(True)),
     "mpnet": ("MPNet", WORDS | SIZES, lambda: text(True)),
+    "t5": ("T5Encoder", WORDS | T5, lambda: text(True)),
     "gpt2": ("GPT2", WORDS | GPT2, lambda: text(False)),
     "gpt2, padded": ("GPT2", WORDS | GPT2, lambda: text(True)),
     "clip, text": ("CLIPText", WORDS | SIZES | {"max_position_embeddings": 32}, lambda: text(False)),

@@ -57,6 +57,8 @@ def _gemm(layer: Gemm, values: dict[str, Any]) -> Any:
         y = y + values[layer.residual] * layer.residual_scale
     if layer.activation is not None:
         y = ACTIVATIONS[layer.activation](y)
+    if layer.norm is not None and layer.norm.rms:
+        return y / np.sqrt((y**2).mean(-1, keepdims=True) + layer.norm.eps)
     if layer.norm is not None:
         y = (y - y.mean(1, keepdims=True)) / np.sqrt(y.var(1, keepdims=True) + layer.norm.eps)
     return y

@@ -49,6 +49,12 @@ def padding(keys: torch.Tensor) -> torch.Tensor:
 torch.manual_seed(0)
 POSITIONS = torch.randn(1, HEADS, SEQ, SEQ)
 ROWS, COLUMNS = torch.arange(SEQ)[:, None], torch.arange(SEQ)[None]
+
+
+def hidden_elsewhere(keys: torch.Tensor) -> torch.Tensor:
+    return torch.where(keys[:, None, None, :].bool().expand(-1, 1, SEQ, SEQ), POSITIONS, -1e30)
+
+
 CAUSAL = additive(COLUMNS <= ROWS)[None, None]
 WINDOW = additive((COLUMNS - ROWS).abs() <= 9)
 SLOPES = -(2.0 ** -torch.arange(1.0, HEADS + 1))[:, None, None] * (ROWS - COLUMNS).abs()
@@ -57,6 +63,7 @@ CASES: dict[str, tuple[list[Any], bool, bool, bool]] = {  # terms; masked by len
     "positions": ([POSITIONS], False, False, True),
     "positions and padding": ([POSITIONS, padding], True, False, True),
     "padding and positions": ([padding, POSITIONS], True, False, True),
+    "positions where there is no padding": ([hidden_elsewhere], True, False, True),
     "causal": ([CAUSAL], False, True, False),
     "causal and padding": ([CAUSAL, padding], True, True, False),
     "causal, positions and padding": ([CAUSAL, POSITIONS, padding], True, True, True),

@@ -12,7 +12,7 @@ from torch import nn
 
 from rsn.isa.errors import UnsupportedError
 from rsn.rsnlib.capture import capture, lifted, module_path, packet, run
-from rsn.rsnlib.rewrites import REWRITES, Rewrite, columns, host_sums, likes, norms, patches, rewrite, rows
+from rsn.rsnlib.rewrites import REWRITES, Rewrite, columns, host_sums, likes, norms, patches, rewrite, roots, rows
 from rsn.rsnlib.trace import trace
 
 aten = torch.ops.aten
@@ -101,6 +101,51 @@ def test_shapes_that_depend_on_data_are_left_alone() -> None:
         return m.token.expand_as(x[x > 0])
 
     assert is_left_alone(Model(found, token=torch.randn(1)), (hidden(),), likes)
+
+
+# -- roots
+
+
+def rms(x: torch.Tensor, square: Callable[[Any], torch.Tensor], dim: int = -1) -> torch.Tensor:
+    return torch.rsqrt(square(x).mean(dim, keepdim=True) + 1e-5)
+
+
+ROOTS: dict[str, Function] = {
+    "pow": lambda m, x: m.up(m.scale * (m.dense(x) * rms(m.dense(x), lambda y: y.pow(2)))),
+    "as in T5": lambda m, x: m.up(m.scale * (lambda y: y * rms(y.float(), lambda z: z.pow(2)))(m.dense(x) + x)),
+    "product": lambda m, x: m.up((lambda y: rms(y, lambda z: z * z) * y)(m.dense(x)) * m.scale),
+    "square, last of three": lambda m, x: m.up((lambda y: y * rms(y, torch.square, 2))(m.dense(x)) * m.scale),
+    "without scale": lambda m, x: m.up((lambda y: y * rms(y, lambda z: z.pow(2)))(m.dense(x))),
+}
+
+
+def root_model(function: Function) -> Model:
+    return Model(function, dense=nn.Linear(C, C), up=nn.Linear(C, 7), scale=torch.rand(C) + 0.5)
+
+
+@pytest.mark.parametrize("what", [x for x in ROOTS if x != "pow"])
+def test_a_root_mean_square_that_is_spelled_out(call: Call, what: str) -> None:
+    model, x = root_model(ROOTS[what]), hidden()
+    found = operators(model, (x,), roots)
+    assert (found.count(aten.rms_norm), found.count(aten.rsqrt)) == (1, 0)
+    traced = trace(model, (x,))
+    assert [layer.norm is not None and layer.norm.rms for layer in traced.network.layers] == [True, False]  # type: ignore[union-attr]
+    assert_close(call(traced, x), model(x))
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        ROOTS["pow"],  # of another product, if an equal one
+        lambda m, x: m.up((lambda y: y * rms(y, lambda z: z.pow(2), 1))(m.dense(x))),
+        lambda m, x: m.up((lambda y: y * rms(y, lambda z: z.pow(4)))(m.dense(x))),
+        lambda m, x: m.up((lambda y: y * rms(y, lambda z: z * m.scale))(m.dense(x).abs())),
+        lambda m, x: m.up((lambda y: y * torch.rsqrt(y.pow(2).mean(-1, keepdim=True)))(m.dense(x))),
+        lambda m, x: m.up((lambda y: y * torch.rsqrt(y.pow(2).sum(-1, keepdim=True) + 1e-5))(m.dense(x))),
+    ],
+)
+def test_other_roots_are_left_alone(function: Function) -> None:
+    assert is_left_alone(root_model(function), (hidden(),), roots)
 
 
 # -- patches

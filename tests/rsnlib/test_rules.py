@@ -74,6 +74,11 @@ def exact(m: Case) -> torch.Tensor:
     return m.last(y * 0.5 * (1.0 + torch.erf(y / 2**0.5)))
 
 
+def spelled_norm(m: Case) -> torch.Tensor:
+    y = m.y
+    return m.last(m.bias * (y * torch.rsqrt(y.to(torch.float32).pow(2).mean(-1, keepdim=True) + 1e-6)))
+
+
 def typed(m: Case) -> torch.Tensor:
     y = m.y
     return m.last(y.type_as(y))
@@ -129,6 +134,7 @@ FORMS: dict[Any, Callable[[Case], torch.Tensor]] = {
     aten.tanh: spelled,
     aten.sigmoid: quick,
     aten.erf: exact,
+    aten.rms_norm: lambda m: m.last(F.rms_norm(m.y + m.x, (C,), m.bias, 1e-5)),
     aten.layer_norm: lambda m: m.last(m.norm(m.y + m.x)),
     aten.add: lambda m: m.y + m.x,
     aten.mul: lambda m: m.last(m.y * 0.5),
@@ -144,6 +150,8 @@ MORE: dict[str, Callable[[Case], torch.Tensor]] = {
     "scores times a factor for each head": lambda m: m.attended(m.scores * m.each),
     "a factor for each head times scores": lambda m: m.attended(m.each * m.scores),
     "scores over a factor for each head, which is one of three dimensions": lambda m: m.attended(m.scores / m.each[0]),
+    "a norm without eps": lambda m: m.last(F.rms_norm(m.y, (C,))),
+    "a norm that is spelled out": spelled_norm,
     "two kinds of factors": lambda m: m.attended(m.scores * 0.5 * m.each),
 }
 """What a rule takes besides."""

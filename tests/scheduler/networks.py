@@ -51,11 +51,12 @@ class Maker:
         layers: int = 1,
         pre_norm: bool = False,
         biases: tuple[int, int] | None = None,
+        rms: bool = False,
     ) -> Network:
         """biases: for how many sequences and heads the scores have a bias of their own; layers share it."""
         out: list[Gemm | Attention] = []
         x = "x"
-        norm = Norm(eps)
+        norm = Norm(eps, rms)
         scores = None if biases is None else self.rng.standard_normal((*biases, seq, seq)).astype(np.float32)
 
         def normed(name: str) -> str:
@@ -99,7 +100,7 @@ def reference(network: Network, x: np.ndarray, lengths: Sequence[int] | None = N
             if layer.activation is not None:
                 y = activation(y.astype(np.float32), CODES[layer.activation]).astype(np.float64)
             if layer.norm is not None:
-                centred = y - y.mean(-1, keepdims=True)
+                centred = y if layer.norm.rms else y - y.mean(-1, keepdims=True)
                 y = centred / np.sqrt((centred**2).mean(-1, keepdims=True) + layer.norm.eps)
             values[layer.y] = y
         else:

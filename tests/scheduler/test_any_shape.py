@@ -134,6 +134,7 @@ def test_any_encoder_by_any_schedule(
         layers=layers,
         pre_norm=pre_norm,
         biases=biases,
+        rms=data.draw(st.booleans(), "rms"),
     )
     if data.draw(st.booleans(), "ragged"):
         network = network.with_lengths([data.draw(st.integers(1, seq)) for _ in range(batch)])
