@@ -100,6 +100,8 @@ def capture(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> 
                 program = _without_writes(program)
     except Exception as error:  # there is no common type for what cannot be captured
         raise UnsupportedError(_why_not(name, error)) from error
+    # What a module throws away, such as the weights of an attention, need not be possible on the machine.
+    program.graph.eliminate_dead_code()
     signature = program.graph_signature
     if any(spec.kind != OutputKind.USER_OUTPUT for spec in signature.output_specs):
         raise UnsupportedError(f"{name} changes its own state or its arguments when called")

@@ -253,6 +253,70 @@ def _takes(graph: Rewriter, user: Node, node: Node, is_open: bool, is_sole: bool
     return (is_open or op is aten.layer_norm) and op in CLOSING and _goes_on(graph, user, False)
 
 
+# -- attention over batches of heads
+
+
+def heads(graph: Rewriter, node: Node) -> Node | None:
+    """bmm(softmax(bmm(q, k^T)), v) over (batch * heads, seq, columns), with factors and masks between, becomes the same
+    with heads in a dimension of their own, as attention is spelled elsewhere.
+
+    As in nn.MultiheadAttention, which spells it so unless it is told need_weights=False. How many sequences there are
+    follows from the product that queries come from. Left alone: what else may be between the two products.
+    """
+    if packet(node) is not aten.bmm or packet(_origin(node.args[0])) is not aten.softmax:
+        return None
+    soft = _origin(node.args[0])
+    a = arguments(soft)
+    if a["dim"] not in (-1, 2) or a["dtype"] not in (None, torch.float32):
+        return None
+    between: list[tuple[Any, Any]] = []
+    x = _origin(a["self"])
+    while packet(x) in (aten.add, aten.mul, aten.div) and not x.kwargs:
+        scores, other = x.args[:2]
+        if packet(x) is not aten.div and (not isinstance(scores, Node) or scores not in graph.computed):
+            scores, other = other, scores
+        if not isinstance(scores, Node) or scores not in graph.computed or other in graph.computed:
+            return None
+        between.append((x.target, other))
+        x = _origin(scores)
+    a = arguments(x)
+    if packet(x) is aten.baddbmm and a["beta"] == a["alpha"] == 1:
+        between.append((aten.add.Tensor, a["self"]))
+        q, k = a["batch1"], a["batch2"]
+    elif packet(x) is aten.bmm:
+        q, k = a["self"], a["mat2"]
+    else:
+        return None
+    count, seq, _ = shape_of(q)
+    rows = _rows_behind(graph, q)
+    if rows is None or rows % seq or count % (rows // seq):
+        return None
+    batch = rows // seq
+
+    def apart(x: Any) -> Any:
+        shape = shape_of(x) if isinstance(x, Node) else ()
+        if len(shape) != 3 or shape[0] != count:
+            return x
+        return graph.insert(node, aten.reshape.default, x, [batch, count // batch, *shape[1:]])
+
+    y = graph.insert(node, aten.matmul.default, apart(q), apart(k))
+    for target, other in reversed(between):
+        y = graph.insert(node, target, y, apart(other))
+    y = graph.insert(node, aten.softmax.int, y, -1)
+    y = graph.insert(node, aten.matmul.default, y, apart(node.args[1]))
+    return graph.insert(node, aten.reshape.default, y, list(shape_of(node)))
+
+
+def _rows_behind(graph: Rewriter, node: Node) -> int | None:
+    """Rows of the product that a tensor is a view of, or a multiple."""
+    while node not in graph.products:
+        computed = [x for x in node.all_input_nodes if x in graph.computed]
+        if len(computed) != 1 or not (packet(node) in VIEWS or packet(node) in (aten.mul, aten.div)):
+            return None
+        (node,) = computed
+    return prod(shape_of(node)[:-1])
+
+
 # -- rows of the host among those of a product
 
 
@@ -527,7 +591,7 @@ def _is_possible(graph: Rewriter, node: Node) -> bool:
     return True
 
 
-REWRITES: tuple[Rewrite, ...] = (likes, roots, patches, rows, host_sums, norms, columns)
+REWRITES: tuple[Rewrite, ...] = (likes, roots, heads, patches, rows, host_sums, norms, columns)
 """In this order: a rewrite may make room for the next."""
 
 

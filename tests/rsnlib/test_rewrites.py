@@ -12,7 +12,19 @@ from torch import nn
 
 from rsn.isa.errors import UnsupportedError
 from rsn.rsnlib.capture import capture, lifted, module_path, packet, run
-from rsn.rsnlib.rewrites import REWRITES, Rewrite, columns, host_sums, likes, norms, patches, rewrite, roots, rows
+from rsn.rsnlib.rewrites import (
+    REWRITES,
+    Rewrite,
+    columns,
+    heads,
+    host_sums,
+    likes,
+    norms,
+    patches,
+    rewrite,
+    roots,
+    rows,
+)
 from rsn.rsnlib.trace import trace
 
 aten = torch.ops.aten
@@ -146,6 +158,75 @@ def test_a_root_mean_square_that_is_spelled_out(call: Call, what: str) -> None:
 )
 def test_other_roots_are_left_alone(function: Function) -> None:
     assert is_left_alone(root_model(function), (hidden(),), roots)
+
+
+# -- heads
+
+
+class Attending(nn.Module):
+    """As nn.MultiheadAttention is used most."""
+
+    def __init__(self, batch_first: bool, keys: torch.Tensor | None = None, mask: torch.Tensor | None = None) -> None:
+        super().__init__()
+        self.attention = nn.MultiheadAttention(C, 3, batch_first=batch_first)
+        self.norm = nn.LayerNorm(C)
+        self.keys, self.mask = keys, mask
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        hidden, _ = self.attention(x, x, x, key_padding_mask=self.keys, attn_mask=self.mask)
+        return self.norm(x + hidden)
+
+
+HIDDEN_KEYS = torch.arange(L) >= torch.tensor([L, 6])[:, None]
+AHEAD = torch.ones(L, L, dtype=torch.bool).triu(1)
+
+
+@pytest.mark.parametrize("batch_first", [True, False])
+@pytest.mark.parametrize(
+    ("keys", "mask"),
+    [(None, None), (None, AHEAD), (HIDDEN_KEYS, None), (HIDDEN_KEYS, AHEAD), (None, torch.randn(B * 3, L, L))],
+    ids=["plain", "causal", "padding", "causal and padding", "positions of each head"],
+)
+def test_attention_over_batches_of_heads(
+    call: Call, batch_first: bool, keys: torch.Tensor | None, mask: torch.Tensor | None
+) -> None:
+    model = Attending(batch_first, keys, mask)
+    x = hidden() if batch_first else hidden().transpose(0, 1).contiguous()
+    assert aten.bmm not in operators(model, (x,), heads)
+    traced = trace(model, (x,))
+    assert {p.op for p in traced.placements if p.where == "machine"} >= {"matmul", "softmax", "layer_norm"}
+    assert_close(call(traced, x), model(x))
+
+
+def batches_of_heads(between: Callable[[torch.Tensor], torch.Tensor]) -> Function:
+    def function(m: Any, x: torch.Tensor) -> torch.Tensor:
+        q, k, v = (y.view(B, L, 3, 8).transpose(1, 2).reshape(B * 3, L, 8) for y in (m.dense(x), m.up(x), m.down(x)))
+        y = torch.bmm(between(torch.bmm(q, k.transpose(1, 2))), v)
+        return y.view(B, 3, L, 8).transpose(1, 2).reshape(B, L, C)
+
+    return function
+
+
+@pytest.mark.parametrize(
+    "between",
+    [
+        lambda s: s,
+        lambda s: s.tanh().softmax(-1),
+        lambda s: s.softmax(1),
+        lambda s: (s * s).softmax(-1),
+        lambda s: s.softmax(-1, dtype=torch.float64).float(),
+    ],
+)
+def test_other_products_of_batches_are_left_alone(between: Callable[[torch.Tensor], torch.Tensor]) -> None:
+    layers = {name: nn.Linear(C, C) for name in ("dense", "up", "down")}
+    assert is_left_alone(Model(batches_of_heads(between), **layers), (hidden(),), heads)
+
+
+@pytest.mark.parametrize("between", [lambda s: s.softmax(-1), lambda s: (s / 3.0 + 0.5 * torch.eye(L)).softmax(2)])
+def test_products_of_batches_that_are_an_attention(call: Call, between: Callable[[torch.Tensor], torch.Tensor]) -> None:
+    layers = {name: nn.Linear(C, C) for name in ("dense", "up", "down")}
+    model, x = Model(batches_of_heads(between), **layers).eval(), hidden()
+    assert_close(call(trace(model, (x,)), x), model(x))
 
 
 # -- patches
