@@ -11,6 +11,8 @@ from torch import nn
 from torch.fx import GraphModule, Interpreter
 from torch.fx.node import map_arg
 
+from .fused import FUSED
+
 
 class Bound(nn.Module):
     """`graph` with the arguments in `known`, by position. What is a tensor there is a parameter or a buffer of this
@@ -35,12 +37,19 @@ class Bound(nn.Module):
         rest = iter(others)
         arguments = [self._argument(i, rest) for i in range(self._count)]
         # Node by node: each hands its module and its line on to whoever traces this.
-        return Interpreter(self._graph).run(*arguments)
+        return _Unfused(self._graph).run(*arguments)
 
     def _argument(self, i: int, rest: Any) -> Any:
         if i in self._named:
             return getattr(self, self._named[i])
         return self._numbers[i] if i in self._numbers else next(rest)
+
+
+class _Unfused(Interpreter):
+    """With what an operator of PyTorch's fast path consists of in its place."""
+
+    def call_function(self, target: Any, args: Any, kwargs: Any) -> Any:
+        return super().call_function(FUSED.get(target, target), args, kwargs)
 
 
 def is_number(argument: Any) -> bool:

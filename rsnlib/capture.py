@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import inspect
+import logging
 import re
+import sys
 import traceback
 import warnings
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, redirect_stderr
 from dataclasses import dataclass
+from io import StringIO
 from pathlib import Path
 from typing import Any
 
@@ -94,7 +98,7 @@ def capture(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> 
     args, kwargs = pytree.tree_map_only(torch.Tensor, torch.Tensor.detach, (args, kwargs))
     try:
         # Without gradients, or each `with torch.no_grad()` inside the module would become a graph of its own.
-        with torch.no_grad(), preserve_node_meta():
+        with torch.no_grad(), preserve_node_meta(), _unlogged():
             program = torch.export.export(model, args, kwargs, strict=False)
             if any(writes_in_place(node) for node in program.graph.nodes):
                 program = _without_writes(program)
@@ -164,6 +168,24 @@ def fitting(
     return args, kwargs, signature
 
 
+@contextmanager
+def _unlogged() -> Iterator[None]:
+    """Without what torch logs and prints of what it cannot capture, graphs and traces: the error says it. What is
+    printed where nothing fails is printed."""
+    names = [name for name in logging.root.manager.loggerDict if name == "torch" or name.startswith("torch.")]
+    handlers = [handler for name in names for handler in logging.getLogger(name).handlers]
+    levels = [handler.level for handler in handlers]
+    try:
+        for handler in handlers:
+            handler.setLevel(logging.CRITICAL)
+        with redirect_stderr(StringIO()) as printed:
+            yield
+        sys.stderr.write(printed.getvalue())
+    finally:
+        for handler, level in zip(handlers, levels, strict=True):
+            handler.setLevel(level)
+
+
 def _without_writes(program: ExportedProgram) -> ExportedProgram:
     """The same operators, but none in place."""
     with warnings.catch_warnings():
@@ -199,10 +221,13 @@ class Interface:
         for node, value in zip(self.arguments, flat, strict=True):
             example = node.meta["val"]
             if not isinstance(example, torch.Tensor):
-                if isinstance(value, torch.Tensor) or value != example:
+                if type(value) is not type(example) or value != example:
                     raise TensorError(f"argument {node.name} is not {example!r}, as when the module was traced")
             elif not isinstance(value, torch.Tensor):
                 raise TensorError(f"argument {node.name} must be a tensor, not {type(value).__name__}")
+            elif value.layout != torch.strided or value.device.type != "cpu":
+                kind = value.layout if value.layout != torch.strided else value.device
+                raise TensorError(f"argument {node.name} is a tensor of {kind}; it must be a plain one on the CPU")
             elif (value.dtype, value.shape) != (example.dtype, example.shape):
                 raise TensorError(
                     f"argument {node.name} is {value.dtype} {tuple(value.shape)}; the module was traced with "
@@ -221,7 +246,7 @@ def canonical(
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """The arguments in one form, whether given by position or by name. Raises TypeError if they do not fit."""
     bound = signature.bind(*args, **kwargs)
-    return bound.args, bound.kwargs
+    return bound.args, dict(sorted(bound.kwargs.items()))  # in whatever order they were given
 
 
 def run(nodes: Iterable[Node], environment: Environment) -> None:

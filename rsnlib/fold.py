@@ -8,7 +8,7 @@ the output n with scale g and shift s. All of it in float64, rounded once.
 from __future__ import annotations
 
 import re
-from collections.abc import Container, Iterable
+from collections.abc import Container, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -26,8 +26,9 @@ def fold(outputs: list[Layer], batch: int, seq: int) -> tuple[Network, dict[Laye
     """
     originals = ancestors(outputs)
     apart = _Apart(originals)
-    rebuilt = {layer: apart(layer) for layer in originals}
-    rebuilt |= {layer: apart.in_a_row(layer) for layer in outputs}
+    laid_out = _LaidOut([apart(layer) for layer in outputs])
+    rebuilt = {layer: laid_out(apart(layer)) for layer in originals}
+    rebuilt |= {layer: laid_out.side_by_side(apart(layer)) for layer in outputs}
     outputs = [rebuilt[layer] for layer in outputs]
     wanted = ancestors(outputs)
     names = _name(sorted(wanted, key=lambda layer: not isinstance(layer, Source)))  # arguments keep their names
@@ -39,7 +40,7 @@ def fold(outputs: list[Layer], batch: int, seq: int) -> tuple[Network, dict[Laye
         outputs=tuple(_output(layer, names[layer]) for layer in outputs),
         layers=tuple(layer for layer in layers if layer is not None),
     )
-    return network, names | {layer: names[new] for layer, new in rebuilt.items()}
+    return network, names | {layer: names[new] for layer, new in rebuilt.items() if new in names}
 
 
 class FoldError(UnsupportedError):
@@ -56,29 +57,17 @@ class _Apart:
     def __init__(self, wanted: Container[Layer]) -> None:
         self._wanted = wanted
         self._made: dict[Layer, Layer] = {}
-        self._rows: dict[Layer, Linear] = {}
 
     def __call__(self, layer: Layer) -> Layer:
         if layer not in self._made:
             self._made[layer] = self._again(layer)
         return self._made[layer]
 
-    def in_a_row(self, layer: Layer) -> Layer:
-        """For whoever is no product of it: heads that are narrower than the machine's lie apart, and a product with the
-        identity, which is exact, puts their columns side by side."""
-        made = self(layer)
-        if not isinstance(made, Attend) or made.head_dim == HEAD_COLS:
-            return made
-        if made not in self._rows:
-            eye, zeros = np.eye(made.width, dtype=np.float32), np.zeros(made.width)
-            self._rows[made] = Linear(f"{made.path}.columns".lstrip("."), made, eye, zeros)
-        return self._rows[made]
-
     def _again(self, layer: Layer) -> Layer:
         if isinstance(layer, Source):
             return layer
         if isinstance(layer, Attend):
-            q, k, v = (self.in_a_row(x) for x in layer.operands)
+            q, k, v = (self(x) for x in layer.operands)
             return layer if (q, k, v) == layer.operands else replace(layer, q=q, k=k, v=v)
         if isinstance(layer, Pass):
             return replace(layer, x=self(layer.x))
@@ -86,7 +75,7 @@ class _Apart:
         if bare is not None:
             return self._pass(layer, bare)
         x = self(layer.x)
-        residual = None if layer.residual is None else self.in_a_row(layer.residual)
+        residual = None if layer.residual is None else self(layer.residual)
         return layer if (x, residual) == (layer.x, layer.residual) else replace(layer, x=x, residual=residual)
 
     def _wanted_before(self, layer: Linear) -> Linear | None:
@@ -111,6 +100,83 @@ class _Apart:
             norm,
             layer.gain / bare.gain,
         )
+
+
+Layout = tuple[int, int] | None
+"""How many heads, of how many columns each, lie apart because they are narrower than the machine's; None: none do."""
+
+
+class _LaidOut:
+    """Layers again, with a product with the identity, which is exact, wherever one wants columns to lie otherwise than
+    they do, or an attention wants what is scaled or shifted yet.
+
+    A product may store its columns in the heads of one attention, if they are wanted so and not otherwise; products of
+    its result take them in any way.
+    """
+
+    def __init__(self, outputs: Sequence[Layer]) -> None:
+        self._made: dict[Layer, Layer] = {}
+        self._again: dict[tuple[Layer, Layout], Linear] = {}
+        wanted: dict[Layer, dict[Layout, None]] = {layer: {None: None} for layer in outputs}
+        for layer in ancestors(outputs):
+            for operand, layout in _layouts_wanted(layer):
+                wanted.setdefault(operand, {})[layout] = None
+        self._wanted = wanted
+
+    def __call__(self, layer: Layer) -> Layer:
+        if layer not in self._made:
+            made = layer
+            if isinstance(layer, Attend):
+                layout = _apart(layer.heads, layer.head_dim)
+                q, k, v = (self._attended(x, layout) for x in layer.operands)
+                made = layer if (q, k, v) == layer.operands else replace(layer, q=q, k=k, v=v)
+            elif isinstance(layer, Pass):
+                x = self.side_by_side(layer.x)
+                made = layer if x is layer.x else replace(layer, x=x)
+            elif isinstance(layer, Linear):
+                residual = None if layer.residual is None else self.side_by_side(layer.residual)
+                x = self(layer.x)
+                made = layer if (x, residual) == (layer.x, layer.residual) else replace(layer, x=x, residual=residual)
+            self._made[layer] = made
+        return self._made[layer]
+
+    def side_by_side(self, layer: Layer) -> Layer:
+        """For whoever is neither a product of it nor an attention."""
+        return self(layer) if self._layout(layer) is None else self._moved(layer, None)
+
+    def _attended(self, layer: Layer, layout: Layout) -> Layer:
+        fits = self._layout(layer) == layout and _affine(layer) is None
+        return self(layer) if fits else self._moved(layer, layout)
+
+    def _layout(self, layer: Layer) -> Layout:
+        """As it is stored."""
+        if isinstance(layer, Attend):
+            return _apart(layer.heads, layer.head_dim)
+        if not isinstance(layer, Linear) or layer.residual is not None or _affine(layer) is not None:
+            return None
+        wanted = self._wanted.get(layer, {})
+        return None if None in wanted else next(iter(wanted), None)
+
+    def _moved(self, layer: Layer, layout: Layout) -> Linear:
+        if (layer, layout) not in self._again:
+            eye, zeros = np.eye(layer.width, dtype=np.float32), np.zeros(layer.width)
+            path = layer.name if isinstance(layer, Source) else layer.path
+            self._again[layer, layout] = Linear(f"{path}.columns".lstrip("."), self(layer), eye, zeros)
+        return self._again[layer, layout]
+
+
+def _layouts_wanted(layer: Layer) -> Iterator[tuple[Layer, Layout]]:
+    """Of a layer's operands, but for a product's own, which may lie in any way."""
+    if isinstance(layer, Attend):
+        yield from ((x, _apart(layer.heads, layer.head_dim)) for x in layer.operands)
+    elif isinstance(layer, Pass):
+        yield layer.x, None
+    elif isinstance(layer, Linear) and layer.residual is not None:
+        yield layer.residual, None
+
+
+def _apart(heads: int, head_dim: int) -> Layout:
+    return (heads, head_dim) if head_dim < HEAD_COLS else None
 
 
 def _folded(layer: Layer, names: dict[Layer, str]) -> Gemm | Attention | None:

@@ -117,7 +117,7 @@ def _shown(flat: torch.Tensor, view: View) -> torch.Tensor:
 
 def _rows(tensor: torch.Tensor, view: View) -> Array:
     """The activation, flat, of which `view` shows this tensor (or what it broadcasts to)."""
-    tensor = tensor.broadcast_to(view.shape)
+    tensor = tensor.detach().broadcast_to(view.shape)
     flat = torch.empty(tensor.numel(), dtype=torch.float32)
     shown = _shown(flat, view)
     shown.copy_(tensor.reshape(shown.shape))

@@ -542,6 +542,8 @@ def columns(graph: Rewriter, node: Node) -> Node | None:
     count = prod(shape_of(node)[:-1])
     if not any(_has_rows(graph, part, count) for part in parts) or not all(_is_possible(graph, x) for x in parts):
         return None
+    if any(dtype_of(part) != torch.float32 for part in parts if part in graph.computed):
+        return None
     ends = list(accumulate((shape_of(part)[-1] for part in parts), initial=0))
     spanned = list(zip(parts, pairwise(ends), strict=True))
     host = [pair for pair in spanned if pair[0] not in graph.computed]
@@ -549,7 +551,7 @@ def columns(graph: Rewriter, node: Node) -> Node | None:
     groups += [[pair] for pair in spanned if pair[0] in graph.computed]
     total = None
     for group in groups:
-        members = [part for part, _ in group]
+        members = [_as_float(graph, node, part) for part, _ in group]
         x = members[0]
         if len(members) > 1:
             x = graph.insert(node, aten.cat.default, members, -1, origin=joined)
@@ -557,6 +559,13 @@ def columns(graph: Rewriter, node: Node) -> Node | None:
         y = graph.insert(node, aten.linear.default, x, weight, product.bias if total is None else None)
         total = y if total is None else graph.insert(node, aten.add.Tensor, y, total)
     return total
+
+
+def _as_float(graph: Rewriter, at: Node, part: Node) -> Node:
+    """In the type that it gets when it is joined with floats."""
+    if dtype_of(part) == torch.float32:
+        return part
+    return graph.insert(at, aten._to_copy.default, part, dtype=torch.float32, origin=part)
 
 
 def _has_rows(graph: Rewriter, node: Node, count: int) -> bool:

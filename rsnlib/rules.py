@@ -9,6 +9,7 @@ from __future__ import annotations
 import operator
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from math import isfinite
 from typing import Any
 
 import numpy as np
@@ -29,7 +30,7 @@ aten = torch.ops.aten
 Arguments = dict[str, Any]
 Rule = Callable[[Values, Node, Arguments], Abstract | str]
 
-FORBIDDEN = -1e5
+FORBIDDEN = -1e30
 """What is added to scores that take no part: as good as -inf beside any score, but a number."""
 MIXES = "the rows and columns it mixes do not come apart again"
 
@@ -165,9 +166,12 @@ def product(
                 f"{site(node)}: its {what} is {dtype_of(tensor)}; the machine computes in float32: convert it "
                 "first, as model.float() does"
             )
+    if len(shape_of(weight)) != 2:
+        return "its weight is no matrix"
     matrix = values.constant(weight).numpy()
     matrix = matrix.T if transposed else matrix
-    vector = values.vector(bias, matrix.shape[1], 0.0)
+    columns = () if bias is None else shape_of(bias)
+    vector = values.vector(bias, matrix.shape[1], 0.0) if columns[-1:] in ((), matrix.shape[1:]) else None
     view = operand.view.with_columns(*matrix.shape)
     if vector is None or view is None:
         return "its bias is not a vector"
@@ -336,6 +340,8 @@ def scale(values: Values, node: Node, a: Arguments) -> Abstract | str:
         return pointwise(values, node, operator.truediv if division else operator.mul, (a["self"], a["other"]))
     if not isinstance(x, Node):
         return "a factor that is not a constant number"
+    if not (isfinite(factor) and factor):
+        return f"a {'division by' if division else 'factor of'} {factor:g}"
     factor = 1 / factor if division else factor
     value = values.of[x]
     if isinstance(value, Scores) and not value.masks and not value.normal:
@@ -465,6 +471,8 @@ def _terms(values: Values, mask: Node) -> list[Node]:
     parts = mask.args[:2]
     if not all(isinstance(part, Node) for part in parts) or not any(map(values.is_constant, parts)):
         return [mask]
+    if any(dtype_of(part) != torch.float32 for part in parts):  # truths are added as numbers, or as truths
+        return [mask]
     return [term for part in parts for term in _terms(values, part)]
 
 
@@ -494,7 +502,10 @@ def _bias(values: Values, node: Node, terms: Sequence[Node], heads: int) -> Arra
     most = (values.batch, heads, values.seq, values.seq)
     if len(shape) != 4 or any(n not in (1, m) for n, m in zip(shape, most, strict=True)):
         raise unsupported(node, f"its mask is {tuple(total.shape)}, which does not fit scores {most}")
-    total = total.reshape(shape).clamp(min=FORBIDDEN).expand(*shape[:2], values.seq, values.seq)
+    total = total.reshape(shape).expand(*shape[:2], values.seq, values.seq)
+    if bool((total.amax(-1) <= HIDDEN).any()):
+        raise unsupported(node, "its mask hides every key of a row")
+    total = total.clamp(min=FORBIDDEN)
     for axis in (0, 1):
         if bool((total == total.narrow(axis, 0, 1)).all()):
             total = total.narrow(axis, 0, 1)
@@ -505,7 +516,7 @@ def _bias(values: Values, node: Node, terms: Sequence[Node], heads: int) -> Arra
 
 def _projection(values: Values, node: Node, what: str, x: Abstract, form: View) -> Layer:
     found = values.fit(x, lambda view, width: view == form)
-    if found is None or (isinstance(found.base, Linear) and (found.base.norm is not None or found.base.gain != 1)):
+    if found is None:
         raise unsupported(node, f"its {what} is not a projection of {values.batch} x {values.seq} rows, cut into heads")
     return found.base
 

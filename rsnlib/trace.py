@@ -65,7 +65,7 @@ def trace(model: nn.Module, example_inputs: tuple[Any, ...] | dict[str, Any], pa
     passes.observe("capture", program)
     if rewrite(program, passes.rewrites):
         passes.observe("rewrite", program)
-        with suppress(UnsupportedError):
+        with suppress(UnsupportedError, TensorError):
             return interpret(program, interface, environment, passes)
         # What the rewrites make possible here takes away something else: as it was.
         program, interface, environment = captured(model, example_inputs)

@@ -140,8 +140,8 @@ class Values:
         if not isinstance(value, Value):
             return None
         base, columns = value.base, value.view.columns(self.rows, value.base.width)
-        if columns is None:
-            return None
+        if columns is None or (isinstance(base, Source) and prod(base.view.shape) != self.rows * base.width):
+            return None  # also where it shows the first rows of a tensor that has more
         index, view = columns
         if not np.array_equal(index, np.arange(base.width)):
             if not isinstance(base, Linear) or base.residual is not None or base.norm is not None:

@@ -95,6 +95,8 @@ class View:
         The returned view is of an activation that consists of just those columns, in that order. None unless every row
         is seen once, each with the same columns.
         """
+        if not width:
+            return None
         dims: list[list[Atom]] = [[] for _ in self.dims]
         row_atoms: list[Atom] = []
         index = np.array([self.offset % width])

@@ -68,14 +68,22 @@ def columns_of(network: Network, cuts: Mapping[str, Tiles], whole_tiles: bool = 
             tiles, halves, blocks = column_tiles(stored // 128, cut, layer.norm is not None)
             panel = halves * blocks * 128 if tiles > 1 and layer.y not in outputs else None
             out[layer.y] = Columns(1, n, stored, panel)
+    heads_of: dict[str, Columns] = {}
     for layer in network.layers:
         if isinstance(layer, Attention):
             if layer.head_dim > HEAD_COLS:
                 raise UnsupportedError(
                     f"{layer.place}: heads of {layer.head_dim} columns; MemB2 holds values of at most {HEAD_COLS}"
                 )
+            heads = Columns(layer.heads, layer.head_dim, HEAD_COLS)
             for name in (layer.q, layer.k, layer.v, layer.y):
-                out[name] = Columns(layer.heads, layer.head_dim, HEAD_COLS)
+                known = heads_of.setdefault(name, heads)
+                if known != heads and not (known.is_plain and heads.is_plain):
+                    raise UnsupportedError(
+                        f"{layer.place}: {name} in {heads.groups} heads of {heads.width} columns; another attention "
+                        f"has it in {known.groups} of {known.width}"
+                    )
+                out[name] = heads
                 if name in network.inputs and layer.head_dim < HEAD_COLS:
                     raise UnsupportedError(
                         f"{layer.place}: attention over a network input with heads of {layer.head_dim} columns; "

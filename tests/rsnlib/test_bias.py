@@ -101,6 +101,27 @@ def test_a_bool_mask_of_any_pattern() -> None:
         assert torch.allclose(compiled(x), module(x), atol=1e-5)
 
 
+def test_truths_are_not_taken_apart() -> None:
+    """A sum of two is what either says; a number and one is a number more."""
+    either = [(COLUMNS < 60)[None, None], lambda keys: keys[:, None, None].bool()]
+    x = torch.randn(2, SEQ, HEADS * DIM)
+    module = Attending(*either, eager=False).eval()
+    with rsn.compile(module, (x, KEYS)) as compiled, torch.no_grad():
+        assert torch.allclose(compiled(x, KEYS), module(x, KEYS), atol=1e-5)
+    module = Attending(0.5 * POSITIONS, COLUMNS < 60, eager=False).eval()
+    with rsn.compile(module, (x,)) as compiled, torch.no_grad():
+        assert torch.allclose(compiled(x), module(x), atol=1e-5)
+
+
+def test_a_mask_hides_large_scores_too() -> None:
+    module, x = Attending(WINDOW, eager=True).eval(), torch.randn(2, SEQ, HEADS * DIM)
+    with torch.no_grad():
+        module.q.weight *= 300
+        module.k.weight *= 300
+    with rsn.compile(module, (x,)) as compiled, torch.no_grad():
+        assert (compiled(x) - module(x)).abs().max() < 2e-2  # scores of 1e5 have two digits behind the point
+
+
 def test_what_all_sequences_and_heads_share_is_kept_once() -> None:
     same = POSITIONS[:, :1].expand(2, HEADS, SEQ, SEQ).contiguous()
     network = trace(Attending(same, eager=True).eval(), (torch.randn(2, SEQ, HEADS * DIM),)).network
@@ -115,9 +136,14 @@ def test_layers_share_a_bias() -> None:
     assert [b.name for b in compiled.program.buffers if b.name.endswith("scores_bias")] == ["0.scores_bias"]
 
 
+ROW_HIDDEN = additive(ROWS > COLUMNS)
+
+
 @pytest.mark.parametrize(
     ("terms", "complaint"),
     [
+        ([ROW_HIDDEN], "its mask hides every key of a row"),
+        ([torch.randn(SEQ, SEQ) * 1000 - 3e5], "its mask hides every key of a row"),
         ([padding, padding], "2 masks come from the arguments; the machine takes one"),
         ([POSITIONS * torch.nan], "its mask has values that are no numbers"),
         (

@@ -359,6 +359,11 @@ class TwoMasks(Block):
         return (q @ k.transpose(2, 3) + torch.zeros(L) + torch.zeros(L, L)).softmax(-1) @ v
 
 
+class NormedValues(Block):
+    def attend(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+        return super().attend(q, k, self.norm2(v))
+
+
 class Positions(Block):
     """What is added to a product is computed on the host and broadcast over the sequences."""
 
@@ -397,6 +402,7 @@ class NoGrad(Block):
         Conv1d,
         Banded,
         TwoMasks,
+        NormedValues,
         Positions,
         TwoProducts,
         NoGrad,
@@ -619,11 +625,6 @@ class BareKeys(Block):
         return F.scaled_dot_product_attention(self.split(q), self.split(F.relu(k)), self.split(v))
 
 
-class NormedValues(Block):
-    def attend(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
-        return super().attend(q, k, self.norm2(v))
-
-
 class Weights(Block):
     """The probabilities of an attention wanted outside."""
 
@@ -714,7 +715,6 @@ class AddedTo(Block):
         (Cross, r"at 0: its query, key and value are \(2, 3, 10, 8\), \(2, 3, 5, 8\) .* cross attention"),
         (UnsplitHeads, r"at 0: its query is not a projection of 2 x 10 rows, cut into heads"),
         (BareKeys, r"at 0: its key is not a plain projection whose weight could take up the score scale"),
-        (NormedValues, r"at 0: its value is not a projection of 2 x 10 rows"),
         (Weights, r"aten\.softmax\.int at 0: its result is wanted on the host, but exists only inside the machine"),
         (Clamped, r"aten\.clamp\.default at 0: .* it stands between the two products of an attention"),
         (AddedTruth, r"aten\.add\.Tensor at 0: an attention takes masks that are float and from the host"),
