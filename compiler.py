@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 from html import escape
 from pathlib import Path
@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Self, overload
 from .host.runner import Runner
 from .host.tensors import save_tensors
 from .hw.sim.machine import Run
-from .isa.errors import ScheduleError, require_torch
+from .isa.errors import ScheduleError, TensorError, require_torch
 from .isa.overlays import find
 from .isa.program import Program, Role
 from .isa.statistics import count
@@ -39,8 +39,13 @@ def schedule_named(
     unknown one."""
     if isinstance(schedule, os.PathLike):
         return read_schedule(schedule)
-    if not isinstance(schedule, str):
+    if isinstance(schedule, Schedule | Best):
         return schedule
+    if not isinstance(schedule, str):
+        raise ScheduleError(
+            f"schedule = {schedule!r}: a name ({', '.join(SCHEDULES)}, best), a file (.toml), an rsn.Schedule(...) or "
+            "an rsn.Best(...)"
+        )
     if schedule == "best":
         return Best(budget_s, seed)
     if schedule in SCHEDULES:
@@ -152,6 +157,15 @@ class Compiled:
         self.close()
 
 
+def _examples(given: Any) -> tuple[Any, ...] | dict[str, Any]:
+    """Example inputs; a tokenizer's result is a mapping, but no dict. Raises `TensorError`."""
+    if isinstance(given, Mapping):
+        return dict(given)
+    if isinstance(given, list) or hasattr(given, "shape"):
+        raise TensorError(f"example inputs are a tuple or a dict of tensors, not {type(given).__name__}; write (x,)")
+    return given  # type: ignore[no-any-return]
+
+
 def explain(model: Callable[..., Any], example_inputs: tuple[Any, ...] | dict[str, Any]) -> str:
     """Which operator of a module would run where, and why, without compiling or running anything on the machine. Raises
     as `compile` where a product cannot run on the machine.
@@ -164,6 +178,7 @@ def explain(model: Callable[..., Any], example_inputs: tuple[Any, ...] | dict[st
     from .dynamo import is_captured
     from .rsnlib.trace import trace
 
+    example_inputs = _examples(example_inputs)
     return explain_captured(model, example_inputs) if is_captured(model) else trace(model, example_inputs).explain()
 
 
@@ -218,7 +233,7 @@ def compile(
     from .rsnlib.passes import USUAL
     from .rsnlib.trace import trace
 
-    passes = passes or USUAL
+    passes, example_inputs = passes or USUAL, _examples(example_inputs)
     if dynamic_shapes is not None:
         if lengths is not None:
             raise ScheduleError("lengths are of one program; with dynamic_shapes give sizes as rsn.Length")

@@ -20,7 +20,7 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from .isa.errors import ScheduleError, TensorError, UnsupportedError
+from .isa.errors import BoardError, ProgramError, ScheduleError, TensorError, UnsupportedError
 
 if TYPE_CHECKING:
     from torch.fx import GraphModule
@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from .rsnlib.partition import Traced
     from .rsnlib.pieces import Split
     from .rsnlib.uncaptured import Uncaptured
+    from .scheduler.segment import Network
 
 REMEMBERED = 8
 """Programs that are kept of a graph, for as many shapes."""
@@ -55,8 +56,36 @@ class Options:
     fallback: str = "warn"
 
     def __post_init__(self) -> None:
+        """Raises `UnsupportedError` for what no graph could be compiled with: that is nothing to fall back from."""
+        from .compiler import schedule_named
+        from .isa.overlays import find
+        from .scheduler.lower import lower
+        from .scheduler.schedule import PAPER
+        from .scheduler.segment import Network
+
         if self.fallback not in ("warn", "error"):
             raise UnsupportedError(f'fallback {self.fallback!r}: "warn" or "error"')
+        try:
+            schedule = schedule_named(self.schedule)
+        except ScheduleError as e:
+            raise UnsupportedError(f"option schedule: {e}") from None
+        object.__setattr__(self, "schedule", schedule)
+        try:
+            lower(Network(1, 1, {}, (), ()), find(self.overlay), PAPER)
+        except (ProgramError, UnsupportedError) as e:
+            raise UnsupportedError(f"option overlay: {e}") from None
+        try:
+            _check_board(self.board)
+        except BoardError as e:
+            raise UnsupportedError(f"option board: {e}") from None
+
+    def lower(self, network: Network) -> None:
+        """Whether it can be put on the machine. Raises `UnsupportedError` or `ScheduleError`."""
+        from .isa.overlays import find
+        from .scheduler.lower import lower
+        from .scheduler.schedule import PAPER, Schedule
+
+        lower(network, find(self.overlay), self.schedule if isinstance(self.schedule, Schedule) else PAPER)
 
     @classmethod
     def of(cls, given: Mapping[str, Any]) -> Options:
@@ -68,10 +97,30 @@ class Options:
         return cls(**given)
 
 
+def _check_board(name: str) -> None:
+    """Whether there is one of this name; none is opened. Raises `BoardError`."""
+    from .host.boards.named import IN_PROCESS, REAL
+    from .host.boards.profile import PROFILES, find_profile
+    from .host.boards.ssh import Target
+
+    if name in ("sim", "csim"):
+        return
+    if name.startswith("ssh:"):
+        Target.parse(name)
+        return
+    profile, _, device = name.partition("@")
+    kind = device.partition(":")[0]
+    if profile not in PROFILES and not profile.endswith(".toml"):
+        raise BoardError(f"no board {name!r}; there are sim, csim, {', '.join(PROFILES)}, and profiles (.toml)")
+    find_profile(profile)
+    if kind and kind not in REAL | IN_PROCESS:
+        raise BoardError(f"no device {device!r}; there are {', '.join(REAL | IN_PROCESS)}")
+
+
 def backend(
     graph: GraphModule, example_inputs: Sequence[Any], *, options: Mapping[str, Any] | None = None, **others: Any
 ) -> Callable[..., Any]:
-    """As torch.compile asks for it. Raises `UnsupportedError` for unknown options."""
+    """As torch.compile asks for it. Raises `UnsupportedError` for options that are unknown or wrong."""
     return _Graph(graph, Options.of(options or {}))
 
 
@@ -121,7 +170,8 @@ class _Graph:
             raise UnsupportedError("gradients are wanted, and the machine has none: call it under torch.no_grad()")
         known = self._known(args)
         others = tuple(x for i, x in enumerate(args) if i not in known)
-        return split(Bound(self._graph, known).eval(), others, whole=self.options.fallback == "error")
+        whole = self.options.fallback == "error"
+        return split(Bound(self._graph, known).eval(), others, self.options.lower, whole=whole)
 
     def _facts(self, i: int, x: Any) -> Any:
         """All that a program depends on: of weights, that they are these, unchanged."""
@@ -188,11 +238,11 @@ class _Graph:
         return lambda *given: found.run(programs, given), reasons
 
     def _program(self, traced: Traced) -> Callable[..., Any]:
-        from .compiler import Compiled, schedule_named
+        from .compiler import Compiled
         from .isa.overlays import find
         from .scheduler.build import build
 
-        built = build(traced.network, find(self.options.overlay), schedule_named(self.options.schedule))
+        built = build(traced.network, find(self.options.overlay), self.options.schedule)
         return Compiled(traced, built, self.options.board)
 
 
@@ -205,6 +255,14 @@ def is_captured(model: object) -> bool:
         getattr(model, name, None) is not None
         for name in ("_orig_mod", "_torchdynamo_orig_callable", "_compiled_call_impl")
     )
+
+
+def _backend_of(model: object) -> str | None:
+    """The name of the backend that a module was compiled with, where torch can be asked for it."""
+    asked: Any = getattr(getattr(model, "dynamo_ctx", None), "callback", None)
+    while asked is not None and getattr(asked, "compiler_name", None) is None:
+        asked = getattr(asked, "_torchdynamo_orig_backend", None)
+    return getattr(asked, "compiler_name", None)
 
 
 def explain(model: Callable[..., Any], example_inputs: tuple[Any, ...] | dict[str, Any]) -> str:
@@ -221,7 +279,7 @@ def explain(model: Callable[..., Any], example_inputs: tuple[Any, ...] | dict[st
     original = getattr(model, "_orig_mod", getattr(model, "_torchdynamo_orig_callable", model))
     forward = getattr(original, "forward", original)
     args, kwargs, _ = fitting(forward, getattr(original, "__qualname__", type(original).__name__), example_inputs)
-    watch, wants_gradients = _Watch(Uncaptured()), torch.is_grad_enabled()
+    watch, wants_gradients = _Watch(Uncaptured(), _backend_of(model)), torch.is_grad_enabled()
     token = _watch.set(watch)
     try:
         with torch.no_grad():
@@ -236,8 +294,9 @@ def explain(model: Callable[..., Any], example_inputs: tuple[Any, ...] | dict[st
 class _Watch:
     """Asked instead of the machine while a model is explained."""
 
-    def __init__(self, outside: Uncaptured) -> None:
+    def __init__(self, outside: Uncaptured, backend: str | None) -> None:
         self.outside = outside
+        self._backend = backend
         self._told: dict[Any, list[str]] = {}
         self._ends: list[str] = []
         self._has_gradients = False
@@ -258,10 +317,13 @@ class _Watch:
         for i, told in enumerate(self._told.values(), 1):
             yield f"graph {i}, {told[0]}"
             yield from told[1:]
-        if not self._told:
+        if not self._told and self._backend == "rsn":
+            yield "torch captured nothing for the machine; all of it runs in PyTorch"
+        elif not self._told:
             yield 'nothing was captured for the machine; was it compiled with backend="rsn"?'
         for place, operators in self.outside.found.items():
-            yield f"in PyTorch, as torch did not capture it: {', '.join(sorted(operators))} in {_place(*place)}"
+            where = "a module of PyTorch's own" if place[0] == __file__ else _place(*place)
+            yield f"in PyTorch, as torch did not capture it: {', '.join(sorted(operators))} in {where}"
         if self.outside.found:
             yield "TORCH_LOGS=graph_breaks says why"
         if wants_gradients and self._has_gradients:

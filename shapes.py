@@ -30,7 +30,7 @@ REMEMBERED = 8
 """Programs of a model that are kept, each with a copy of its weights."""
 
 
-@dataclass(frozen=True, eq=False, init=False)
+@dataclass(frozen=True, init=False)
 class Dim:
     """A dimension of arguments whose size calls choose. sizes: those that there are programs for. exact: calls have one
     of these sizes; otherwise any up to the largest, and what is missing is filled in."""
@@ -40,6 +40,8 @@ class Dim:
 
     def __init__(self, *sizes: int, exact: bool = False) -> None:
         """Raises `TensorError` for what are no sizes."""
+        if any(isinstance(n, bool) or not isinstance(n, int) for n in sizes):
+            raise TensorError(f"{type(self).__name__}{sizes}: sizes are whole numbers")
         if not sizes or min(sizes) < 1:
             raise TensorError(f"{type(self).__name__}{sizes}: at least one size, and each 1 or more")
         object.__setattr__(self, "sizes", tuple(sorted(set(sizes))))
@@ -73,6 +75,19 @@ Shapes = Mapping[str, Mapping[int, Dim]]
 """By argument, which of its dimensions calls choose."""
 
 
+FORM = '{"input_ids": {0: rsn.Batch(1, 8), 1: rsn.Length(128, 512)}}'
+
+
+def _check_form(shapes: object) -> None:
+    whole = isinstance(shapes, Mapping) and shapes and all(isinstance(d, Mapping) and d for d in shapes.values())
+    if not isinstance(shapes, Mapping) or not whole:
+        raise TensorError(f"dynamic_shapes = {shapes!r}: by argument, which dimensions calls choose, such as {FORM}")
+    for name, dims in shapes.items():
+        for axis, dim in dims.items():
+            if isinstance(axis, bool) or not isinstance(axis, int) or not isinstance(dim, Batch | Length):
+                raise TensorError(f"dynamic_shapes[{name!r}]: {axis!r}: {dim!r}; write {FORM}")
+
+
 class Family:
     """A module as several programs. Call it as the module; it returns what the module returns.
 
@@ -87,6 +102,7 @@ class Family:
         shapes: Shapes,
         make: Callable[[dict[str, Any]], Compiled],
     ) -> None:
+        _check_form(shapes)
         self._signature = inspect.signature(model.forward)
         self._shapes, self._make = shapes, make
         args, kwargs = (example_inputs, {}) if isinstance(example_inputs, tuple) else ((), example_inputs)
@@ -107,6 +123,10 @@ class Family:
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Raises as a call of `Compiled`, and `TensorError` for sizes beyond those listed."""
         given = self._named(args, kwargs)
+        for name, x in self._example.items():
+            if hasattr(x, "shape") and not hasattr(given.get(name), "device"):
+                what = f"is a {type(given[name]).__name__}" if name in given else "is missing"
+                raise TensorError(f"argument {name} {what}; the example has a tensor")
         asked = self._sizes(given)
         taken = tuple(d.fitting(n) for d, n in zip(self._dims, asked, strict=True))
         with self._lock:
@@ -211,40 +231,83 @@ class Family:
     def _follow(self, model: nn.Module) -> list[dict[int, int]]:
         """By output and dimension of it, the number of the dimension of ours that it has; found out by asking PyTorch,
         and with it that what is filled in does not matter."""
-        here = self._sizes(self._example)
-        of = _tensors(_called(model, self._example))
-        follows: list[dict[int, int]] = [{} for _ in of]
-        for i, (dim, size) in enumerate(zip(self._dims, here, strict=True)):
-            other = max(1, size // 2) if size > 1 else 2
-            sizes = (*here[:i], other, *here[i + 1 :])
-            short = self._resized(self._example, sizes)
+        sizes = tuple(map(_base_size, self._dims, self._sizes(self._example)))
+        base = self._varied(sizes)
+        first = _leaves(self._asked(model, base, self._dims, sizes))
+        follows: list[dict[int, int]] = [{} for _ in first]
+        for turn, example in enumerate((base, {name: _negated(x) for name, x in base.items()})):
             try:
-                apart = _tensors(_called(model, short))
-            except Exception as error:  # whatever the model raises
-                message = str(error).strip().partition("\n")[0]
-                raise TensorError(
-                    f"the module cannot be called with a {dim.what} of {other} ({type(error).__name__}: {message}); "
-                    f"dynamic_shapes names every argument that has a {dim.what}"
-                ) from error
-            for n, (a, b) in enumerate(zip(of, apart, strict=True)):
-                for axis, (was, now) in enumerate(zip(a.shape, b.shape, strict=True)):
-                    if was != now:
-                        if (was, now) != (size, other):
-                            raise UnsupportedError(
-                                f"a {dim.what} of {size} makes dimension {axis} of output {n} {was}, one of {other} "
-                                f"{now}: what belongs to which sequence cannot be told"
-                            )
-                        follows[n][axis] = i
-            if not dim.exact and other < size:
-                filled = _tensors(_called(model, self._resized(short, here)))
-                self._check(dim, apart, [_narrowed(x, follows[n], sizes) for n, x in enumerate(filled)])
+                apart = first if turn == 0 else _leaves(_called(model, example))
+            except Exception:
+                continue
+            for i, (dim, size) in enumerate(zip(self._dims, sizes, strict=True)):
+                other = dim.sizes[-1] if dim.sizes[-1] > size else size + 1
+                if len(dim.sizes) == 1 and (dim.exact or dim.sizes == (1,)):
+                    continue  # calls have this size: nothing is filled up
+                filled = self._resized(example, (*sizes[:i], other, *sizes[i + 1 :]))
+                full = _leaves(self._asked(model, filled, [dim], [other]))
+                self._find(dim, i, (size, other), apart, full, follows)
+                if not dim.exact:
+                    self._check(dim, apart, [_narrowed(x, follows[n], sizes) for n, x in enumerate(full)])
         return follows
 
-    def _check(self, dim: Dim, apart: Sequence[torch.Tensor], filled: Sequence[torch.Tensor]) -> None:
+    def _varied(self, sizes: Sequence[int]) -> dict[str, Any]:
+        """The example in these sizes. Sequences differ where they can, and no row is filled in."""
+        wanted, out = dict(zip(self._dims, sizes, strict=True)), dict(self._example)
+        for name, axis, dim in self._places(self._example):
+            out[name] = _varied(out[name], axis, wanted[dim], isinstance(dim, Batch))
+        return out
+
+    def _asked(self, model: nn.Module, example: dict[str, Any], dims: Sequence[Dim], sizes: Sequence[int]) -> Any:
+        try:
+            return _called(model, example)
+        except Exception as error:  # whatever the model raises
+            message = str(error).strip().partition("\n")[0]
+            what = " and ".join(f"a {dim.what} of {size}" for dim, size in zip(dims, sizes, strict=True))
+            raise TensorError(
+                f"the module cannot be called with {what} ({type(error).__name__}: {message}); "
+                f"dynamic_shapes names every argument that has a {dims[0].what}"
+            ) from error
+
+    def _find(
+        self,
+        dim: Dim,
+        i: int,
+        sizes: tuple[int, int],
+        apart: Sequence[Any],
+        full: Sequence[Any],
+        follows: list[dict[int, int]],
+    ) -> None:
+        """Which dimensions of outputs are this one."""
+        if len(apart) != len(full):
+            raise UnsupportedError(f"with another {dim.what} the module has another number of outputs")
+        for n, (a, b) in enumerate(zip(apart, full, strict=True)):
+            if not hasattr(a, "shape") or not hasattr(b, "shape"):
+                if isinstance(a, PLAIN) and a != b and not dim.exact:
+                    raise UnsupportedError(f"output {n} is no tensor and changes with the {dim.what}: {a}, {b}")
+                continue
+            if a.ndim != b.ndim:
+                raise UnsupportedError(f"output {n} has {a.ndim} dimensions or {b.ndim}, by the {dim.what}")
+            for axis, (was, now) in enumerate(zip(a.shape, b.shape, strict=True)):
+                if was == now:
+                    continue
+                if (was, now) != sizes:
+                    raise UnsupportedError(
+                        f"a {dim.what} of {sizes[0]} makes dimension {axis} of output {n} {was}, one of {sizes[1]} "
+                        f"{now}: what belongs to which sequence cannot be told"
+                    )
+                if follows[n].setdefault(axis, i) != i:
+                    raise UnsupportedError(f"dimension {axis} of output {n} follows two of dynamic_shapes")
+
+    def _check(self, dim: Dim, apart: Sequence[Any], filled: Sequence[Any]) -> None:
         for n, (a, b) in enumerate(zip(apart, filled, strict=True)):
+            if not hasattr(a, "shape"):
+                continue
             if not a.is_floating_point():
                 same, difference = bool((a == b).all()), ""
             else:
+                both = (a == b) | (a.isnan() & b.isnan())  # infinities too, whose difference is no number
+                a, b = a.masked_fill(both & ~a.isfinite(), 0), b.masked_fill(both & ~b.isfinite(), 0)
                 off = float((a - b).abs().max() / a.abs().max().clamp(min=1e-30)) if a.numel() else 0.0
                 same, difference = off <= BOUND, f" by {off:.2g} of its largest value"
             if not same:
@@ -258,8 +321,7 @@ class Family:
         from torch.utils import _pytree as pytree
 
         flat, structure = pytree.tree_flatten(result)
-        number = iter(range(len(self._outputs)))
-        cut = [_narrowed(x, self._outputs[next(number)], sizes) if hasattr(x, "shape") else x for x in flat]
+        cut = [_narrowed(x, follows, sizes) for x, follows in zip(flat, self._outputs, strict=True)]
         return pytree.tree_unflatten(cut, structure)
 
 
@@ -275,7 +337,7 @@ def _resized(x: torch.Tensor, axis: int, size: int, copies: bool) -> torch.Tenso
 
 
 def _narrowed(x: torch.Tensor, follows: Mapping[int, int], sizes: Sequence[int]) -> torch.Tensor:
-    for axis, i in follows.items():
+    for axis, i in follows.items():  # none of what is no tensor
         x = x.narrow(axis, 0, sizes[i])
     return x
 
@@ -287,7 +349,43 @@ def _called(model: nn.Module, arguments: dict[str, Any]) -> Any:
         return model(**arguments)
 
 
-def _tensors(result: Any) -> list[torch.Tensor]:
+PLAIN = (int, float, str, tuple)
+"""Results that are compared where they are no tensors."""
+
+
+def _leaves(result: Any) -> list[Any]:
     from torch.utils import _pytree as pytree
 
-    return [x for x in pytree.tree_leaves(result) if hasattr(x, "shape")]
+    return list(pytree.tree_leaves(result))
+
+
+def _base_size(dim: Dim, size: int) -> int:
+    """Of an example that can be told from one that is filled up."""
+    if dim.exact:
+        return dim.sizes[0]
+    largest = dim.sizes[-1]
+    return min(largest, 2) if largest <= 2 else min(max(size, 2), largest - 1)
+
+
+def _varied(x: torch.Tensor, axis: int, size: int, batch: bool) -> torch.Tensor:
+    import torch
+
+    known = x.shape[axis]
+    if size <= known:
+        x = x.narrow(axis, 0, size)
+    else:
+        x = x.index_select(axis, torch.arange(size, device=x.device) % known)
+    if not batch or x.dtype == torch.bool or len(x.unique()) <= 2:
+        return x
+    rows = list(x.split(1, axis))
+    for i, row in enumerate(rows):
+        if x.is_floating_point():
+            rows[i] = row * (1 + 0.1 * i)
+        elif i >= known:
+            rows[i] = row.flip(-1)
+    return torch.cat(rows, axis)
+
+
+def _negated(x: Any) -> Any:
+    floats = hasattr(x, "is_floating_point") and x.is_floating_point()
+    return -x if floats and len(x.unique()) > 2 else x

@@ -10,9 +10,9 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-import torch.nn.functional as F
+from torch import Tensor
+from torch.nn import functional
 
-Tensor = torch.Tensor
 PADDING = 1
 """The mask_type of one that is the same for all rows of a sequence."""
 
@@ -40,10 +40,10 @@ def _attention(
             given["key_padding_mask"] = hidden
         else:
             given["attn_mask"] = hidden.flatten(0, 1) if hidden.ndim == 4 else hidden
-    first = query.transpose(0, 1)
-    others = [first if x is query else x.transpose(0, 1) for x in (key, value)]
-    result, weights = F.multi_head_attention_forward(
-        first, *others, columns, heads, qkv_weight, qkv_bias, None, None, False, 0.0, weight, bias,
+    x = query.transpose(0, 1)
+    k, v = (x if y is query else y.transpose(0, 1) for y in (key, value))
+    result, weights = functional.multi_head_attention_forward(
+        x, k, v, columns, heads, qkv_weight, qkv_bias, None, None, False, 0.0, weight, bias,
         training=False, need_weights=need_weights, average_attn_weights=average_attn_weights, **given,
     )  # fmt: skip
     return result.transpose(0, 1), weights
@@ -78,14 +78,16 @@ def _encoder_layer(
         return _attention(x, x, x, *given, need_weights=False, mask_type=mask_type)[0]
 
     def feed_forward(x: Tensor) -> Tensor:
-        inner = F.linear(x, ffn_weight_1, ffn_bias_1)
-        return F.linear(F.gelu(inner) if use_gelu else F.relu(inner), ffn_weight_2, ffn_bias_2)
+        inner = functional.linear(x, ffn_weight_1, ffn_bias_1)
+        return functional.linear(
+            functional.gelu(inner) if use_gelu else functional.relu(inner), ffn_weight_2, ffn_bias_2
+        )
 
     def first(x: Tensor) -> Tensor:
-        return F.layer_norm(x, (columns,), norm_weight_1, norm_bias_1, eps)
+        return functional.layer_norm(x, (columns,), norm_weight_1, norm_bias_1, eps)
 
     def second(x: Tensor) -> Tensor:
-        return F.layer_norm(x, (columns,), norm_weight_2, norm_bias_2, eps)
+        return functional.layer_norm(x, (columns,), norm_weight_2, norm_bias_2, eps)
 
     if norm_first:
         x = x + attention(first(x))

@@ -160,6 +160,8 @@ def load_spec(
     """
     if spec.endswith(".onnx"):
         return _onnx(spec, batch or 1, seq or 128)
+    if spec.endswith(".py"):
+        raise SpecError(f"{spec}: which callable of it? {spec}:NAME")
     file, colon, attribute = spec.rpartition(":")
     if not colon or not file.endswith(".py"):
         return preset(spec, batch, seq, seed, base)
@@ -177,7 +179,10 @@ def load_spec(
         )
     module = module.eval()  # nobody trains at a command line
     if inputs is None:
-        inputs = _guessed_inputs(spec, module, given["batch"], given["seq"])
+        return module, _guessed_inputs(spec, module, given["batch"], given["seq"])
+    for name, asked in (("batch", batch), ("seq", seq)):
+        if asked is not None and name not in wanted:
+            raise SpecError(f"--{name} {asked}: {spec} brings its own inputs, and has no parameter {name}")
     return module, inputs
 
 
@@ -186,7 +191,7 @@ def _onnx(path: str, batch: int, seq: int) -> tuple[nn.Module, Inputs]:
     require("onnx", f"{path}: a model from ONNX", "pip install onnx")
     from .onnx_module import load_onnx
 
-    model = load_onnx(path).eval()
+    model = load_onnx(path)
     return model, model.example(batch, seq)
 
 

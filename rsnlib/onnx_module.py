@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Sequence
 from math import prod
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -36,15 +37,19 @@ class _IsNan:
 
 def load_onnx(path: str | os.PathLike[str]) -> OnnxModule:
     """The model in a file, with tensors that it keeps beside itself. Raises `UnsupportedError` naming file and node."""
+    if not Path(path).is_file():
+        raise UnsupportedError(f"{path}: no such file")
     try:
         model = onnx.load(path)
         onnx.checker.check_model(model)
     except Exception as e:  # onnx reads with protobuf, whose errors have no public name here
         raise UnsupportedError(f"{path}: no ONNX model: {str(e).splitlines()[0] if str(e) else e!r}") from None
     try:
-        return OnnxModule(model)
+        module = OnnxModule(model)
     except UnsupportedError as e:
         raise UnsupportedError(f"{path}: {e}") from None
+    module.eval()
+    return module
 
 
 class OnnxModule(nn.Module):

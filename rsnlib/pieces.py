@@ -1,7 +1,8 @@
 """A graph that the machine cannot run in one, cut so that it runs what it can.
 
 Where an operator is refused, it and what depends on it are cut off: behind the cut its operands are the host's, and it
-may be supported there. If it is refused even so, it is a piece of its own, for PyTorch.
+may be supported there. If it is refused even so, it is a piece of its own, for PyTorch. A layer that the scheduler
+refuses is cut likewise, at an operator that it was made of.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from dataclasses import dataclass, replace
 from itertools import groupby
 from typing import Any
 
+import numpy as np
 import torch
 from torch import nn
 from torch.export import ExportedProgram
@@ -28,8 +30,9 @@ from torch.export.graph_signature import (
 from torch.fx import Graph, Node
 from torch.utils import _pytree as pytree
 
-from ..isa.errors import TensorError, UnsupportedError
-from .capture import Environment, Interface, arguments, is_static, lifted, packet, run, site
+from ..isa.errors import ScheduleError, TensorError, UnsupportedError
+from ..scheduler.segment import Attention, Gemm, Layer, Network, Output
+from .capture import Environment, Interface, arguments, is_static, lifted, module_path, packet, run, site
 from .partition import Traced
 from .rewrites import rewrite
 from .rules import CHECKS
@@ -79,19 +82,27 @@ class Split:
         return self.interface.unbind(environment)
 
 
-def split(model: nn.Module, example_inputs: tuple[Any, ...], *, whole: bool = False) -> Traced | Split:
-    """As `trace`, but in pieces what cannot be had in one, unless `whole`.
+Lower = Callable[[Network], object]
+"""Raises UnsupportedError for a network that the scheduler cannot put on the machine, ScheduleError for a schedule."""
 
-    Raises UnsupportedError or TensorError where nothing of it would run on the machine.
+
+class LimitError(UnsupportedError):
+    """A network that the scheduler cannot put on the machine."""
+
+
+def split(model: nn.Module, example_inputs: tuple[Any, ...], lower: Lower, *, whole: bool = False) -> Traced | Split:
+    """As `trace`, but in pieces what cannot be had in one, unless `whole`. What is the machine's can be lowered.
+
+    Raises UnsupportedError, TensorError or ScheduleError where nothing of it would run on the machine.
     """
     try:
-        return trace(model, example_inputs)
-    except RefusedError as refused:
+        return _lowered(trace(model, example_inputs), lower)
+    except (RefusedError, LimitError) as refused:
         if whole:
             raise
         program, interface, environment = captured(model, example_inputs)
         _check_dropout(program)
-        cut = _Cut(program, environment)
+        cut = _Cut(program, environment, lower)
         try:
             pieces = tuple(cut.pieces())
         except CutError:
@@ -100,6 +111,15 @@ def split(model: nn.Module, example_inputs: tuple[Any, ...], *, whole: bool = Fa
             raise refused
     needed = {x for piece in pieces for node in (*piece.nodes, interface.result) for x in node.all_input_nodes}
     return Split(interface, {node: cut.example[node] for node in needed if cut.values.is_constant(node)}, pieces)
+
+
+def _lowered(traced: Traced, lower: Lower) -> Traced:
+    """Raises LimitError where it cannot be lowered."""
+    try:
+        lower(traced.network)
+    except UnsupportedError as error:
+        raise LimitError(str(error)) from error
+    return traced
 
 
 def _check_dropout(program: ExportedProgram) -> None:
@@ -114,6 +134,15 @@ def _operators(program: ExportedProgram) -> list[Node]:
     return [node for node in program.graph.nodes if node.op == "call_function"]
 
 
+@dataclass(frozen=True)
+class _Why:
+    """Why a graph is cut in front of an operator. is_limit: it was supported but for its size, so that what is said of
+    it behind the cut explains less."""
+
+    texts: tuple[str, ...] = ()
+    is_limit: bool = False
+
+
 class CutError(Exception):
     """A place where a graph cannot be cut."""
 
@@ -121,8 +150,9 @@ class CutError(Exception):
 class _Cut:
     """A graph that is being cut. example: the value of every node, as the example's arguments have it."""
 
-    def __init__(self, program: ExportedProgram, environment: Environment) -> None:
+    def __init__(self, program: ExportedProgram, environment: Environment, lower: Lower) -> None:
         self.values = Values(program)
+        self.lower = lower
         self.example = dict(environment)
         self.program = program
         placeholders = program.graph.find_nodes(op="placeholder")
@@ -141,35 +171,68 @@ class _Cut:
                 yield replace(pieces[0], nodes=tuple(n for piece in pieces for n in piece.nodes), why=tuple(why))
 
     def _cut(self) -> Iterator[Piece]:
-        todo: list[tuple[tuple[Node, ...], tuple[str, ...]]] = [(tuple(self._order()), ())]
+        todo: list[tuple[tuple[Node, ...], _Why]] = [(tuple(self._order()), _Why())]
         while todo:
             nodes, why = todo.pop()
             try:
-                yield self._piece(nodes, why)
+                yield self._piece(nodes, why.texts)
             except RefusedError as refused:
                 first, rest = _apart(nodes, refused.node)
                 if first:
-                    todo += [(rest, (str(refused),)), (first, why)]
+                    todo += [(rest, _Why((str(refused),), isinstance(refused.__cause__, LimitError))), (first, why)]
                 else:
-                    yield Piece(rest[:1], (), (), None, (str(refused),))
-                    todo += [(rest[1:], ())] if rest[1:] else []
+                    yield Piece(rest[:1], (), (), None, why.texts if why.is_limit else (str(refused),))
+                    todo += [(rest[1:], _Why())] if rest[1:] else []
             except NoProductError:
-                yield Piece(nodes, (), (), None, ())
-            except (UnsupportedError, TensorError) as error:
+                yield Piece(nodes, (), (), None, why.texts if why.is_limit else ())
+            except (UnsupportedError, TensorError, ScheduleError) as error:
                 yield Piece(nodes, (), (), None, (str(error).removeprefix(NOTHING),))
 
     def _piece(self, nodes: tuple[Node, ...], why: tuple[str, ...]) -> Piece:
-        """One for the machine. Raises RefusedError with one of these nodes, UnsupportedError or TensorError."""
+        """One for the machine. Raises RefusedError with one of these nodes, UnsupportedError, TensorError or
+        ScheduleError."""
         part = _Part(self, nodes)
+        traced = None
         if rewrite(part.program):
             with suppress(UnsupportedError, TensorError):
-                return Piece(nodes, part.takes, part.gives, part.traced(), why)
+                traced = part.traced()
+        if traced is None:
             part = _Part(self, nodes)
+            try:
+                traced = part.traced()
+            except RefusedError as refused:
+                blamed = next((node for node in nodes if part.copies[node] is refused.node), nodes[0])
+                raise RefusedError(blamed, str(refused)) from refused
         try:
-            return Piece(nodes, part.takes, part.gives, part.traced(), why)
-        except RefusedError as refused:
-            blamed = next((node for node in nodes if part.copies[node] is refused.node), nodes[0])
-            raise RefusedError(blamed, str(refused)) from refused
+            return Piece(nodes, part.takes, part.gives, _lowered(traced, self.lower), why)
+        except LimitError as error:
+            at = self._at_fault(nodes, traced)
+            if at is None:
+                raise
+            raise RefusedError(at, str(error)) from error
+
+    def _at_fault(self, nodes: tuple[Node, ...], traced: Traced) -> Node | None:
+        """Where to cut for a layer that cannot be lowered: in front of an attention, or of the last that is fused into
+        a product. None where no layer is at fault alone."""
+        for layer in traced.network.layers:
+            try:
+                self.lower(_alone(traced.network, layer))
+            except UnsupportedError:
+                break
+            except ScheduleError:  # it speaks of layers that are not here
+                continue
+        else:
+            return None
+        if isinstance(layer, Attention):
+            own = {(p.path, p.op) for p in traced.placements if p.path == layer.path and "attention" in p.why}
+            return next((node for node in nodes if (module_path(node), packet(node).__name__) in own), None)
+        own = {
+            (p.path, p.op)
+            for p in traced.placements
+            if p.why == f"fused into {layer.path or 'the product'}"
+            or (p.path == layer.path and p.why.startswith(("matrix product", "a pass over")))
+        }
+        return next((node for node in reversed(nodes) if (module_path(node), packet(node).__name__) in own), None)
 
     def _order(self) -> Iterator[Node]:
         """The operators that depend on arguments; parts of a list right behind it, as only tensors can cross a cut."""
@@ -236,6 +299,22 @@ def _apart(nodes: tuple[Node, ...], at: Node) -> tuple[tuple[Node, ...], tuple[N
         if not behind.isdisjoint(node.all_input_nodes):
             behind.add(node)
     return tuple(node for node in nodes if node not in behind), tuple(node for node in nodes if node in behind)
+
+
+def _alone(network: Network, layer: Layer) -> Network:
+    """A network with one layer, and with products around an attention, whose heads no network takes or gives."""
+    if isinstance(layer, Gemm):
+        columns = layer.weight.shape[1]
+        inputs = {layer.x: len(layer.weight) or columns} | ({} if layer.residual is None else {layer.residual: columns})
+        return replace(network, inputs=inputs, outputs=(Output(layer.y),), layers=(layer,))
+    columns = layer.heads * layer.head_dim
+    heads = [_zeros("in", name, 128, columns) for name in dict.fromkeys((layer.q, layer.k, layer.v))]
+    around: tuple[Layer, ...] = (*heads, layer, _zeros(layer.y, "out", columns, 128))
+    return replace(network, inputs={"in": 128}, outputs=(Output("out"),), layers=around)
+
+
+def _zeros(x: str, y: str, k: int, n: int) -> Gemm:
+    return Gemm(y, x, y, np.zeros((k, n), np.float32), np.zeros(n, np.float32))
 
 
 def _takes(cut: _Cut, nodes: tuple[Node, ...]) -> tuple[Node, ...]:

@@ -152,7 +152,10 @@ class _Tracer:
         if not all(map(is_static, (node, *node.all_input_nodes))):
             result = "its shape depends on data"
         elif rule is not None and not any(isinstance(x, After) for x in inputs):
-            result = rule(self.values, node, arguments(node))
+            made: object = rule(self.values, node, arguments(node))
+            if not isinstance(made, str | Value | Scores | Pointwise | After | list):  # a rule of somebody else's
+                raise TypeError(f"the rule for {op_name(node)} returned {type(made).__name__}, no value or reason")
+            result = made
             if isinstance(result, Value) and result.view.shape != shape_of(node):
                 result = f"its operands are of other shapes than its result {shape_of(node)}"
             elif isinstance(result, Value) and not is_host(result) and dtype_of(node) != torch.float32:

@@ -14,6 +14,8 @@ from torch.utils.flop_counter import flop_registry
 
 from .rules import PRODUCTS
 
+RECURRENT = {getattr(torch.ops.aten, name) for name in ("mkldnn_rnn_layer", "_cudnn_rnn", "miopen_rnn")}
+"""Whole layers as one operator."""
 TORCH = Path(torch.__file__).parent
 
 
@@ -42,7 +44,7 @@ class Uncaptured(TorchDispatchMode):
 
     def __torch_dispatch__(self, operator: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         packet = operator.overloadpacket
-        if not self._in_graph and (packet in PRODUCTS or packet in flop_registry):
+        if not self._in_graph and (packet in PRODUCTS or packet in RECURRENT or packet in flop_registry):
             self.found.setdefault(_caller(), set()).add(packet.__name__)
         return operator(*args, **(kwargs or {}))
 

@@ -5,15 +5,17 @@ from __future__ import annotations
 import hashlib
 import os
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
+from numbers import Real
 from pathlib import Path
 
 from ..isa.datapath import Overlay
 from ..isa.errors import ScheduleError
 from ..isa.files import write_text
+from .knobs import converted
 from .schedule import Schedule, read_schedule, show_schedule
-from .search import CostModel, describe, price, search
+from .search import CostModel, Price, describe, price, search
 from .segment import Network
 
 VERSION = 9
@@ -32,6 +34,14 @@ class Best:
     cost: CostModel = price
 
     def __post_init__(self) -> None:
+        converted(float, self.budget_s, "budget_s")  # checked alone: it is shown as it was written
+        object.__setattr__(self, "seed", converted(int, self.seed, "seed"))
+        cache: object = self.cache
+        if cache is not None and not isinstance(cache, str | Path):
+            raise ScheduleError(f"cache = {cache!r}: a folder")
+        object.__setattr__(self, "cache", None if cache is None else Path(cache))
+        if not callable(self.cost):
+            raise ScheduleError(f"cost = {self.cost!r}: a function of network, overlay and schedule, to a Price")
         if not self.budget_s > 0:
             raise ScheduleError(f"budget={self.budget_s}: a search takes more than 0 seconds")
         if self.seed < 0:
@@ -56,7 +66,10 @@ def choose(
     """The best schedule for a network on an overlay. What is found is kept, by network, overlay, seed and version, and
     found again as long as nobody asks for a longer search. Raises `ScheduleError`."""
     if best.cost is not price:
-        found = search(network, overlay, best.budget_s, best.seed, progress, best.cost)
+        try:
+            found = search(network, overlay, best.budget_s, best.seed, progress, _checked(best.cost))
+        except _NoPriceError as e:
+            raise ScheduleError(str(e)) from None
         return Chosen(found.schedule, (f"searched for {best.budget_s} s by another cost model", *found.words))
     folder = best.cache or _user_cache()
     path = folder / f"{_key(network, overlay, best.seed)}.toml"
@@ -72,6 +85,24 @@ def choose(
     except OSError:
         pass  # a cache that cannot be written costs time, nothing else
     return chosen
+
+
+class _NoPriceError(Exception):
+    """What a search must not take for a schedule that cannot run."""
+
+
+def _checked(cost: CostModel) -> CostModel:
+    def checked(network: Network, overlay: Overlay, schedule: Schedule) -> Price:
+        found = cost(network, overlay, schedule)
+        if not isinstance(getattr(found, "latency", None), Real) or not isinstance(
+            getattr(found, "busy", None), Mapping
+        ):
+            raise _NoPriceError(
+                f"the cost model returned {found!r}: a Price has latency, in seconds, and busy, by unit"
+            )
+        return found
+
+    return checked
 
 
 def _kept(path: Path, budget_s: float) -> Chosen | None:

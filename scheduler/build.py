@@ -57,13 +57,20 @@ def build(
     """Choose a schedule where none is given, lower to kernel sequences, order the off-chip accesses, pack. progress:
     told how much of a search's budget is spent. Raises `UnsupportedError` or `ScheduleError`."""
     chosen = Chosen(schedule) if isinstance(schedule, Schedule) else passes.choose(network, overlay, schedule, progress)
-    passes.observe("schedule", chosen)
+    passes.observe("schedule", _made("choose", chosen, Chosen))
     with _uncollected():
         lowered = passes.lower(network, overlay, chosen.schedule)
-        passes.observe("lower", lowered)
+        passes.observe("lower", _made("lower", lowered, Lowered))
         program = passes.pack(lowered.kernels, lowered.starts)
-        passes.observe("pack", program)
+        passes.observe("pack", _made("pack", program, Program))
         return Built(program, lowered.weights, chosen)
+
+
+def _made(name: str, made: object, kind: type) -> object:
+    """What a pass returned, if it is of the right kind. Raises `TypeError`: whoever replaced the pass is at fault."""
+    if not isinstance(made, kind):
+        raise TypeError(f"Passes.{name} returned {type(made).__name__}, not {kind.__name__}")
+    return made
 
 
 @contextmanager

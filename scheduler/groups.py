@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from difflib import get_close_matches
 from fnmatch import fnmatchcase
 
 from ..isa.errors import ScheduleError
@@ -15,6 +16,8 @@ from .tiles import Tiles
 
 Group = list[Gemm] | Attention
 """Products of one activation, or one attention."""
+SHOWN = 8
+"""Module paths in a message, at most."""
 HARDWARE = Rule(patience_us=0.0, store_blocks=16)
 """How a memory controller orders stores that knows nothing of the application: reads first."""
 
@@ -84,14 +87,22 @@ class _Chosen:
         """Raises `ScheduleError` for a segment that is not there, in full, or says what does not go with it."""
         missing = {(i, p) for i, segment in enumerate(self._segments) for p in segment.layers}
         for _, pattern in sorted(missing - set(self._of.values())):
-            raise ScheduleError(
-                f"segments: {pattern!r} is no layer, or one that an earlier entry names; there are "
-                f"{', '.join(dict.fromkeys(layer.path for layer in self._network.layers))}"
-            )
+            raise ScheduleError(f"segments: {pattern!r} {self._why_missing(pattern)}")
         for group in groups:
             segment = self.of(group)
             if segment is not None:
                 self._check(group, segment)
+
+    def _why_missing(self, pattern: str) -> str:
+        known = list(dict.fromkeys(layer.path for layer in self._network.layers))
+        if any(_matches(pattern, path) for path in known):
+            return "names no layer that an earlier entry does not name: the first that names a layer holds"
+        depth = len(pattern.split("."))
+        below = [path for path in known if _matches(pattern, ".".join(path.split(".")[:depth]))]
+        if below:
+            return f"is no layer but holds some: {_some(below)}"
+        close = get_close_matches(pattern, known, n=3)
+        return f"is no layer; did you mean {_some(close)}?" if close else f"is no layer; there are {_some(known)}"
 
     def _check(self, group: Group, segment: Segment) -> None:
         paths = ", ".join(layer.path for layer in _layers(group))
@@ -106,6 +117,11 @@ class _Chosen:
             raise ScheduleError(f"segments: {paths} is an attention: tiles and loops go with products")
         if not isinstance(group, Attention) and segment.mapping:
             raise ScheduleError(f"segments: {paths}: a mapping type goes with an attention, not with a product")
+
+
+def _some(paths: Sequence[str]) -> str:
+    more = len(paths) - SHOWN
+    return ", ".join(paths[:SHOWN]) + f" and {more} more" * (more > 0)
 
 
 def _matches(pattern: str, path: str) -> bool:

@@ -9,10 +9,10 @@ from collections.abc import Container, Sequence
 from dataclasses import dataclass, fields
 from enum import Enum
 from pathlib import Path
-from types import NoneType
-from typing import Any, get_args, get_type_hints
+from typing import Any
 
 from ..isa.errors import ScheduleError
+from .knobs import check, converted, types_of
 from .mapping import MappingType
 from .tiles import Tiles
 
@@ -50,6 +50,7 @@ class Rule:
         return f"pieces of {self.store_blocks} blocks {order}, a load waits up to {self.patience_us:g} us{loads}"
 
     def __post_init__(self) -> None:
+        check(self)
         if not -1000 <= self.patience_us <= 1000:
             raise ScheduleError(f"patience_us={self.patience_us}: microseconds from -1000 to 1000")
         if self.store_blocks not in STORE_BLOCKS:
@@ -84,10 +85,18 @@ class Segment:
     rule: Rule | None = None
 
     def __post_init__(self) -> None:
-        layers = (self.layers,) if isinstance(self.layers, str) else tuple(self.layers)
+        layers = (self.layers,) if isinstance(self.layers, str) else self.layers
+        if not isinstance(layers, list | tuple) or not all(isinstance(path, str) for path in layers):
+            raise ScheduleError(f"layers = {layers!r}: a list of module paths")
+        check(self, but=("layers",))
+        layers = tuple(layers)
         object.__setattr__(self, "layers", layers)
         if not layers or len(set(layers)) < len(layers):
             raise ScheduleError(f"segments: layers = {list(layers)}: different module paths, one at least")
+
+
+TABLES: dict[str, type[Tiles | Rule]] = {"tiles": Tiles, "rules": Rule}
+"""Knobs that are tables, one entry for each kind of segment."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -125,7 +134,11 @@ class Schedule(Tiles):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        if not isinstance(self.segments, list | tuple) or not all(isinstance(x, Segment) for x in self.segments):
+            raise ScheduleError(f"segments = {self.segments!r}: a list of Segment(...)")
         object.__setattr__(self, "segments", tuple(self.segments))
+        for name, made in TABLES.items():
+            object.__setattr__(self, name, _pairs(getattr(self, name), made, name))
         cut = self.tiles or any(segment.tiles for segment in self.segments)
         if self.whole_tiles and (cut or any(getattr(self, f.name) != f.default for f in fields(Tiles))):
             raise ScheduleError("whole_tiles goes with tiles of 768x1024 on all MMEs, the published ones")
@@ -137,6 +150,15 @@ class Schedule(Tiles):
         for name, kinds in (("rules", dict(self.rules)), ("tiles", dict(self.tiles)), ("drain", set(self.drain))):
             if len(kinds) < len(getattr(self, name)):
                 raise ScheduleError(f"{name}: two for the same kind of segment")
+
+
+def _pairs(given: object, made: type[Tiles | Rule], name: str) -> tuple[tuple[str, Tiles | Rule], ...]:
+    if not isinstance(given, list | tuple) or not all(
+        isinstance(pair, tuple) and len(pair) == 2 and isinstance(pair[0], str) and type(pair[1]) is made
+        for pair in given
+    ):
+        raise ScheduleError(f"{name} = {given!r}: pairs of a kind of segment and its {made.__name__}(...)")
+    return tuple(given)
 
 
 PAPER = Schedule()
@@ -157,10 +179,6 @@ def read_schedule(path: str | os.PathLike[str]) -> Schedule:
         raise ScheduleError(f"{path}: no TOML: {e}") from None
     except ScheduleError as e:
         raise ScheduleError(f"{path}: {e}") from None
-
-
-TABLES: dict[str, type[Tiles | Rule]] = {"tiles": Tiles, "rules": Rule}
-"""Knobs that are tables, one entry for each kind of segment."""
 
 
 NAMED = "segments"
@@ -211,43 +229,14 @@ def _entry(made: type[Tiles | Rule], given: dict[str, Any], where: str) -> Tiles
 
 def _knobs(made: type[Tiles | Rule | Segment], given: dict[str, Any], where: str) -> dict[str, Any]:
     """Values of the right types. Raises `ScheduleError` for an unknown knob or one of another type."""
-    types = get_type_hints(made)
+    of: Any = made
+    types = types_of(of)
     out: dict[str, Any] = {}
     for name, value in given.items():
         if name not in types or name in TABLES:
             raise ScheduleError(f"no knob {where}{name}; there are {', '.join(f.name for f in fields(made))}")
-        out[name] = _value(types[name], value, f"{where}{name}")
+        out[name] = converted(types[name], value, f"{where}{name}")
     return out
-
-
-def _value(wanted: Any, value: Any, name: str) -> Any:
-    """A value of TOML as one of a knob's type, such as int or Loops | None."""
-    wanted = next((x for x in get_args(wanted) if isinstance(x, type) and x is not NoneType), wanted)
-    if wanted is MappingType:
-        if not isinstance(value, str) or value not in MappingType.__members__:
-            raise ScheduleError(f"{name} = {value!r}: a mapping type, one of {', '.join(MappingType.__members__)}")
-        return MappingType[value]
-    if issubclass(wanted, Enum):
-        try:
-            return wanted(value)
-        except ValueError:
-            raise ScheduleError(f"{name} = {value!r}: one of {', '.join(repr(m.value) for m in wanted)}") from None
-    if wanted is str:
-        if not isinstance(value, list) or not all(isinstance(kind, str) for kind in value):
-            raise ScheduleError(f"{name} = {value!r}: a list of kinds of segments")
-        return tuple(value)
-    if wanted is bool:
-        if not isinstance(value, bool):
-            raise ScheduleError(f"{name} = {value!r}: true or false")
-        return value
-    if isinstance(value, bool) or not isinstance(value, (int, float)):
-        raise ScheduleError(f"{name} = {value!r}: a number")
-    if wanted is int and not isinstance(value, int):
-        raise ScheduleError(f"{name} = {value!r}: a whole number")
-    try:
-        return wanted(value)
-    except OverflowError:  # a whole number that is no float
-        raise ScheduleError(f"{name}: too large a number") from None
 
 
 def show_schedule(schedule: Schedule, why: Sequence[str] = ()) -> str:

@@ -142,6 +142,12 @@ class Network:
 
     def with_lengths(self, lengths: Sequence[int]) -> Network:
         """The same over sequences of so many rows. Raises `ScheduleError` for lengths that do not fit."""
+        given: object = lengths
+        if isinstance(given, str) or not hasattr(given, "__len__"):
+            raise ScheduleError(f"lengths = {lengths!r}: a list of whole numbers, one for each sequence")
+        for n in lengths:
+            if isinstance(n, bool) or not hasattr(n, "__index__"):
+                raise ScheduleError(f"lengths: {n!r} is no whole number")
         if len(lengths) != self.batch:
             raise ScheduleError(f"{len(lengths)} lengths for a batch of {self.batch} sequences")
         for i, n in enumerate(lengths):

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from ..isa.errors import ScheduleError
+from .knobs import check
 
 
 @dataclass(frozen=True)
@@ -24,6 +25,7 @@ class Tiles:
         return f"tiles of {128 * self.tile_rows}x{128 * self.tile_cols}{grid}"
 
     def __post_init__(self) -> None:
+        check(self, but=("segments", "tiles", "rules"))  # of a Schedule, which looks at them itself
         if self.tile_rows not in (1, 2, 3, 4, 6):
             raise ScheduleError(f"tile_rows={self.tile_rows}: MemA and MemC hold tiles of 1, 2, 3, 4 or 6 row blocks")
         if not 1 <= self.tile_cols <= 8:

@@ -204,12 +204,137 @@ def test_or_is_an_error() -> None:
     [
         ({"falback": "error"}, "no option 'falback' of backend rsn; there are board, overlay, schedule, fallback"),
         ({"fallback": "silent"}, 'fallback \'silent\': "warn" or "error"'),
+        ({"schedule": "bst"}, "option schedule: no schedule 'bst'"),
+        ({"schedule": "nofile.toml"}, r"option schedule: nofile\.toml: no such file"),
+        ({"schedule": 3}, "option schedule: .*3: a name"),
+        ({"overlay": "xn"}, "option overlay: no overlay 'xn'; there are xnn"),
+        ({"overlay": "fig6"}, "option overlay: overlay fig6 lacks units"),
+        ({"board": "vck19"}, "option board: no board 'vck19'; there are sim, csim, vck190"),
+        ({"board": "vck190@xtr"}, "option board: no device 'xtr'; there are xrt"),
+        ({"board": "ssh://"}, "option board: .*ssh://"),
     ],
 )
-def test_options(options: dict[str, str], complaint: str) -> None:
-    fast = torch.compile(nn.Linear(3, 4).eval(), backend="rsn", options=options)
+@pytest.mark.parametrize("asked", ["called", "explained"])
+def test_options(options: dict[str, Any], complaint: str, asked: str) -> None:
+    fast, x = torch.compile(nn.Linear(3, 4).eval(), backend="rsn", options=options), torch.randn(2, 3)
     with pytest.raises(Exception, match=complaint):
-        fast(torch.randn(2, 3))
+        fast(x) if asked == "called" else rsn.explain(fast, (x,))
+
+
+def test_a_board_that_is_not_here_can_be_explained() -> None:
+    for board in ("vck190", "ssh://board"):
+        fast = torch.compile(nn.Linear(3, 4).eval(), backend="rsn", options={"board": board})
+        assert "on the machine" in rsn.explain(fast, (torch.randn(2, 3),))
+        torch._dynamo.reset()
+
+
+def test_a_schedule_for_segments_that_a_graph_does_not_have(runs: list[str]) -> None:
+    schedule = rsn.Schedule(segments=(rsn.Segment("other"),))
+    fast, x = torch.compile(nn.Linear(3, 4).eval(), backend="rsn", options={"schedule": schedule}), torch.randn(2, 3)
+    assert re.search(r"in PyTorch: .*other", rsn.explain(fast, (x,)))
+    with pytest.warns(Fallback, match="this graph runs in PyTorch: .*other"):
+        fast(x)
+    assert runs == []
+
+
+class Wide(nn.Module):
+    """An attention with heads that are too wide for the machine."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.TransformerEncoderLayer(256, 2, 80, batch_first=True)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.layer(x)
+
+
+LIMITS = [
+    (Wide, (2, 10, 256), "heads of 128 columns", 2),
+    (lambda: nn.Sequential(nn.Linear(64, 1280), nn.LayerNorm(1280), nn.Linear(1280, 64)), (9, 64), "over 1280 col", 2),
+    (lambda: nn.TransformerEncoderLayer(64, 1, 80, batch_first=True), (1, 1100, 64), "1100 rows a sequence", 2),
+    (lambda: nn.Sequential(nn.Linear(20000, 64), nn.ReLU(), nn.Linear(64, 8)), (3, 20000), "over 20000 columns", 1),
+]
+
+
+@pytest.mark.parametrize(
+    ("make", "shape", "reason", "pieces", "schedule"),
+    [*((*limit, "paper") for limit in LIMITS), (*LIMITS[0], rsn.Best(budget_s=0.1))],
+)
+def test_a_layer_beyond_a_limit_is_cut_out(
+    make: Any, shape: tuple[int, ...], reason: str, pieces: int, schedule: Any, runs: list[str]
+) -> None:
+    model, x = make().eval(), torch.randn(shape)
+    fast = torch.compile(model, backend="rsn", options={"schedule": schedule})
+    text = rsn.explain(fast, (x,))
+    assert reason in text
+    assert runs == []
+    with pytest.warns(Fallback, match=reason):
+        close(fast(x), model(x))
+    assert len(runs) == pieces == len(re.findall("^  piece .*on the machine", text, re.M))
+    refused = torch.compile(model, backend="rsn", options={"schedule": schedule, "fallback": "error"})
+    for call in (lambda: rsn.explain(refused, (x,)), lambda: refused(x)):
+        with pytest.raises(UnsupportedError, match=reason):
+            call()
+
+
+class Layer(nn.Module):
+    """Called so that PyTorch would take its fast path."""
+
+    def __init__(self, mask: str, norm_first: bool) -> None:
+        super().__init__()
+        self.layer = nn.TransformerEncoderLayer(48, 4, 80, activation="gelu", batch_first=True, norm_first=norm_first)
+        self.mask = mask
+
+    def forward(self, x: torch.Tensor, lengths: torch.Tensor) -> torch.Tensor:
+        count = x.shape[1]
+        causal = nn.Transformer.generate_square_subsequent_mask(count) if "causal" in self.mask else None
+        padding = torch.arange(count) >= lengths[:, None] if "padding" in self.mask else None
+        return self.layer(x, src_mask=causal, src_key_padding_mask=padding)
+
+
+@pytest.mark.parametrize("norm_first", [False, True])
+@pytest.mark.parametrize("mask", ["", "causal", "padding"])
+def test_the_fast_path_is_for_the_machine(mask: str, norm_first: bool, runs: list[str]) -> None:
+    model, x, lengths = Layer(mask, norm_first).eval(), torch.randn(2, 10, 48), torch.tensor([10, 7])
+    fast = torch.compile(model, backend="rsn", options={"fallback": "error"})
+    assert "attention, 4 heads of 12" in rsn.explain(fast, (x, lengths))
+    got, wanted = fast(x, lengths), model(x, lengths)
+    close(got[0], wanted[0])
+    close(got[1, :7], wanted[1, :7])
+    assert len(runs) == 1
+
+
+@pytest.mark.parametrize("need_weights", [False, True])
+def test_the_fast_path_of_attention(need_weights: bool, runs: list[str]) -> None:
+    class Attention(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = nn.MultiheadAttention(48, 4, batch_first=True)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.inner(x, x, x, need_weights=need_weights)[0]
+
+    model, x = Attention().eval(), torch.randn(2, 10, 48)
+    close(torch.compile(model, backend="rsn", options={"fallback": "error"})(x), model(x))
+    assert len(runs) == 1
+
+
+@pytest.mark.parametrize("kind", [nn.LSTM, nn.GRU])
+def test_summary_of_what_torch_does_not_capture_at_all(kind: type[nn.Module], runs: list[str]) -> None:
+    class Wrapped(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = kind(20, 30)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.inner(x)[0]
+
+    x = torch.randn(2, 5, 20)
+    text = rsn.explain(torch.compile(Wrapped().eval(), backend="rsn", options={"fallback": "error"}), (x,))
+    assert "torch captured nothing for the machine; all of it runs in PyTorch" in text
+    assert re.search(r"^in PyTorch, as torch did not capture it: .*(rnn|mm).* in forward at", text, re.M)
+    torch._dynamo.reset()
+    assert 'was it compiled with backend="rsn"?' in rsn.explain(torch.compile(Wrapped().eval(), backend="eager"), (x,))
 
 
 def test_gradients_stay_in_pytorch(runs: list[str]) -> None:
@@ -302,7 +427,7 @@ def test_summary_says_what_torch_did_not_capture(runs: list[str]) -> None:
     lines = rsn.explain(torch.compile(Opaque().eval(), backend="rsn"), (torch.randn(5, 20),)).splitlines()
     assert lines[:2] == [
         "torch.compile: 0 graphs, 0 graph breaks",
-        'nothing was captured for the machine; was it compiled with backend="rsn"?',
+        "torch captured nothing for the machine; all of it runs in PyTorch",
     ]
     outside = [
         line for line in lines if line.startswith("in PyTorch, as torch did not capture it: addmm in forward at")

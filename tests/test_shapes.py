@@ -116,7 +116,7 @@ BOTH = {"ids": {0: BATCH}, "mask": {0: BATCH}}
         (
             {"ids": {0: rsn.Batch(1, 2)}},
             {},
-            r"the module cannot be called with a batch of 1 \(RuntimeError: .*\); dynamic_shapes names every argument "
+            r"the module cannot be called with a batch of 3 \(RuntimeError: .*\); dynamic_shapes names every argument "
             "that has a batch",
         ),
         ({"words": {0: rsn.Batch(2)}}, {}, "dynamic_shapes: no argument 'words' in the example; there are ids, mask"),
@@ -140,7 +140,7 @@ def test_what_belongs_together_has_one_size() -> None:
 
 def test_outputs_that_cannot_be_cut() -> None:
     with pytest.raises(
-        UnsupportedError, match="a batch of 2 makes dimension 0 of output 0 4, one of 1 2: what belongs"
+        UnsupportedError, match="a batch of 2 makes dimension 0 of output 0 4, one of 4 8: what belongs"
     ):
         rsn.compile(Doubled().eval(), (torch.randn(2, 4, 8),), dynamic_shapes={"x": {0: rsn.Batch(2, 4)}})
 
@@ -152,3 +152,49 @@ def test_sizes() -> None:
         rsn.Length(0)
     with pytest.raises(ScheduleError, match=r"with dynamic_shapes give sizes as rsn\.Length"):
         rsn.compile(Classifier().eval(), inputs(2, 16), lengths=[3, 4], dynamic_shapes=BOTH)  # type: ignore[call-overload]
+
+
+class Of(torch.nn.Module):
+    """What a function makes of a layer and an argument."""
+
+    def __init__(self, made: Any) -> None:
+        super().__init__()
+        self.layer, self.made = torch.nn.Linear(64, 64), made
+
+    def forward(self, x: Any) -> Any:
+        return self.made(self.layer, x)
+
+
+@pytest.mark.parametrize(
+    ("made", "shape", "dims", "message"),
+    [
+        *(
+            (lambda s, x: s(x - x.mean(0, keepdim=True)), (n, 4, 64), {0: rsn.Batch(8)}, "filling up the batch changes")
+            for n in (1, 2, 3)
+        ),
+        (lambda s, x: s(x)[:, -1], (2, 1, 64), {1: rsn.Length(8)}, "filling up the length changes output 0"),
+        (lambda s, x: s(x) + x.amax(1, keepdim=True), (2, 4, 64), {1: rsn.Length(8)}, "filling up the length changes"),
+        (
+            lambda s, x: (s(x), x.shape[1]),
+            (2, 13, 64),
+            {1: rsn.Length(30)},
+            "output 1 is no tensor and changes with the length: 13, 30",
+        ),
+    ],
+)
+def test_small_examples_are_looked_at_too(made: Any, shape: Any, dims: Any, message: str) -> None:
+    torch.manual_seed(0)
+    with pytest.raises(UnsupportedError, match=message):
+        rsn.compile(Of(made).eval(), (torch.rand(shape),), dynamic_shapes={"x": dims})
+
+
+@pytest.mark.parametrize("shapes", [{}, {"x": {}}, {"x": rsn.Batch(2)}, 5, {"x": {0: 2}}, {"x": {"0": rsn.Batch(2)}}])
+def test_what_are_no_shapes(shapes: Any) -> None:
+    with pytest.raises(TensorError, match=r"^dynamic_shapes.*rsn\.Batch\(1, 8\)"):
+        rsn.compile(Classifier().eval(), inputs(2, 16), dynamic_shapes=shapes)
+
+
+def test_a_dimension_is_its_sizes() -> None:
+    assert rsn.Length(40, 128) == rsn.Length(128, 40) != rsn.Batch(40, 128)
+    with pytest.raises(TensorError, match="sizes are whole numbers"):
+        rsn.Batch(True)

@@ -74,7 +74,7 @@ def test_rows_can_be_given() -> None:
     assert x.shape == (10, 2048)
 
 
-@pytest.mark.parametrize("name", ["resnet", "gemm:1x2", "gemm:0x1x1", "nothing.py"])
+@pytest.mark.parametrize("name", ["resnet", "gemm:1x2", "gemm:0x1x1", "nothing"])
 def test_unknown_preset_lists_the_known(name: str) -> None:
     with pytest.raises(ValueError, match="known are bert-large, bert-large-encoder, minilm, mlp, ncf, vit, gemm:MxKxN"):
         load_spec(name)
@@ -173,3 +173,13 @@ def test_mistakes_in_the_users_file_are_told_by_its_own_line(tmp_path: Path, tex
     (tmp_path / "mine.py").write_text(text)
     with pytest.raises(SpecError, match=complaint):
         load_spec(f"{tmp_path / 'mine.py'}:make")
+
+
+def test_a_file_without_a_callable_and_sizes_that_it_does_not_take(tmp_path: Path) -> None:
+    file = tmp_path / "mine.py"
+    file.write_text("import torch\ndef make():\n    return torch.nn.Linear(4, 4), (torch.zeros(2, 4),)\n")
+    with pytest.raises(SpecError, match=r"mine\.py: which callable of it"):
+        load_spec(str(file))
+    with pytest.raises(SpecError, match=r"--batch 4: .*:make brings its own inputs, and has no parameter batch"):
+        load_spec(f"{file}:make", batch=4)
+    assert not load_spec(f"{file}:make")[0].training

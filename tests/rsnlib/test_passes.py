@@ -157,3 +157,16 @@ def test_another_fold() -> None:
 def test_unknown_pass() -> None:
     with pytest.raises(KeyError):
         shown("optimise", None)
+
+
+@pytest.mark.parametrize("name", ["choose", "lower", "pack"])
+def test_a_pass_that_returns_something_else(name: str) -> None:
+    passes = rsn.Passes(**{name: lambda *args: None})  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match=f"Passes.{name} returned NoneType, not "):
+        rsn.compile(model(), (X,), schedule=rsn.Best(budget_s=1), passes=passes)
+
+
+def test_a_rule_that_returns_something_else() -> None:
+    passes = rsn.Passes(rules={**RULES, torch.ops.aten.relu: lambda *args: 5})  # type: ignore[dict-item, return-value]
+    with pytest.raises(TypeError, match=r"the rule for aten\.relu\.default returned int, no value or reason"):
+        rsn.compile(model(), (X,), passes=passes)

@@ -318,3 +318,46 @@ def test_no_schedule_contradicts_itself() -> None:
         Schedule(rules=(("x", Rule()),))
     with pytest.raises(ScheduleError, match="two for the same kind"):
         Schedule(interleave=Interleave.LISTED, rules=(("x", Rule()), ("x", Rule(1.0))))
+
+
+def test_in_python_as_in_a_file() -> None:
+    as_text = Schedule(
+        attention="A",  # type: ignore[arg-type]
+        interleave="listed",  # type: ignore[arg-type]
+        loops="rows",  # type: ignore[arg-type]
+        segments=[Segment("x", mapping="B")],  # type: ignore[arg-type]
+    )
+    assert as_text == Schedule(
+        attention=MappingType.A,
+        interleave=Interleave.LISTED,
+        loops=Loops.ROWS,
+        segments=(Segment("x", mapping=MappingType.B),),
+    )
+
+
+@pytest.mark.parametrize(
+    ("made", "knobs", "message"),
+    [
+        (Schedule, {"attention": "E"}, "attention = 'E': a mapping type, one of A, B, C, D"),
+        (Schedule, {"attention": Loops.ROWS}, "attention = <Loops.ROWS: 'rows'>: one of "),
+        (Schedule, {"interleave": "fast"}, "interleave = 'fast': one of 'strict', "),
+        (Schedule, {"interleave": None}, "interleave = None: one of 'strict', "),
+        (Schedule, {"drain": "x"}, "drain = 'x': a list of kinds of segments"),
+        (Schedule, {"balance": 1}, "balance = 1: true or false"),
+        (Schedule, {"tile_rows": "6"}, "tile_rows = '6': a number"),
+        (Schedule, {"segments": Segment("x")}, "segments = Segment(layers=('x',)"),
+        (Schedule, {"segments": ("x",)}, "segments = ('x',): a list of Segment(...)"),
+        (Schedule, {"tiles": {"x": 3}}, "tiles = {'x': 3}: pairs of a kind of segment and its Tiles(...)"),
+        (Segment, {"layers": "x", "mapping": "E"}, "mapping = 'E': a mapping type"),
+        (Segment, {"layers": "x", "overlap": "no"}, "overlap = 'no': true or false"),
+        (Segment, {"layers": "x", "tiles": {"tile_rows": 3}}, "tiles = {'tile_rows': 3}: Tiles(...)"),
+        (Segment, {"layers": "x", "rule": {}}, "rule = {}: Rule(...)"),
+        (Segment, {"layers": 5}, "layers = 5: a list of module paths"),
+        (Tiles, {"tile_cols": 2.5}, "tile_cols = 2.5: a whole number"),
+        (Rule, {"patience_us": "4"}, "patience_us = '4': a number"),
+    ],
+)
+def test_what_is_no_schedule_in_python(made: type, knobs: dict[str, object], message: str) -> None:
+    with pytest.raises(ScheduleError) as refused:
+        made(**knobs)
+    assert str(refused.value).startswith(message)

@@ -91,13 +91,18 @@ def test_overlap_is_worth_time() -> None:
     [
         (
             [Segment("l*.query")],
-            "segments: 'l*.query' is no layer, or one that an earlier entry names; there are l0.q_proj, l0.k_proj, "
-            "l0.v_proj, l0.attention, l0.dense, l0.up, l0.down",
+            "segments: 'l*.query' is no layer; there are l0.q_proj, l0.k_proj, l0.v_proj, l0.attention, l0.dense, "
+            "l0.up, l0.down",
         ),
         (
             [Segment("l0.*"), Segment("l0.up")],
-            "segments: 'l0.up' is no layer, or one that an earlier entry names; there are l0.q_proj, l0.k_proj, "
-            "l0.v_proj, l0.attention, l0.dense, l0.up, l0.down",
+            "segments: 'l0.up' names no layer that an earlier entry does not name: the first that names a layer holds",
+        ),
+        ([Segment("l0.q_prj")], "segments: 'l0.q_prj' is no layer; did you mean l0.q_proj, l0.v_proj, l0.k_proj?"),
+        (
+            [Segment("l0")],
+            "segments: 'l0' is no layer but holds some: l0.q_proj, l0.k_proj, l0.v_proj, l0.attention, l0.dense, "
+            "l0.up, l0.down",
         ),
         (
             [Segment(("l0.up", "l0.down"))],
