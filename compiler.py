@@ -19,7 +19,8 @@ from .isa.program import Program, Role
 from .isa.statistics import count
 from .scheduler.best import Best
 from .scheduler.build import Built, build
-from .scheduler.schedule import SCHEDULES, Schedule, read_schedule
+from .scheduler.lower import lower
+from .scheduler.schedule import PAPER, SCHEDULES, Schedule, read_schedule
 from .shapes import Family, Shapes
 
 if TYPE_CHECKING:
@@ -166,12 +167,15 @@ def _examples(given: Any) -> tuple[Any, ...] | dict[str, Any]:
     return given  # type: ignore[no-any-return]
 
 
-def explain(model: Callable[..., Any], example_inputs: tuple[Any, ...] | dict[str, Any]) -> str:
+def explain(
+    model: Callable[..., Any], example_inputs: tuple[Any, ...] | dict[str, Any], *, overlay: str = "xnn"
+) -> str:
     """Which operator of a module would run where, and why, without compiling or running anything on the machine. Raises
-    as `compile` where a product cannot run on the machine.
+    as `compile` where a product cannot run on the machine, or is beyond what the overlay has room for.
 
     model: a module, or what `torch.compile(..., backend="rsn")` has made of a module or a function: then PyTorch runs
-    it, twice, and what it would do with what it captures is said, its breaks and what stays in PyTorch too.
+    it, twice, and what it would do with what it captures is said, its breaks and what stays in PyTorch too; the overlay
+    is then that of its options.
     """
     require_torch("compiling a model")
     from .dynamo import explain as explain_captured
@@ -179,7 +183,11 @@ def explain(model: Callable[..., Any], example_inputs: tuple[Any, ...] | dict[st
     from .rsnlib.trace import trace
 
     example_inputs = _examples(example_inputs)
-    return explain_captured(model, example_inputs) if is_captured(model) else trace(model, example_inputs).explain()
+    if is_captured(model):
+        return explain_captured(model, example_inputs)
+    traced = trace(model, example_inputs)
+    lower(traced.network, find(overlay), PAPER)  # limits are found here
+    return traced.explain()
 
 
 @overload

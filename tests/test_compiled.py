@@ -7,7 +7,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 import rsn  # noqa: E402 - torch first: it may be missing
-from rsn.isa.errors import ProgramError  # noqa: E402
+from rsn.isa.errors import ProgramError, TensorError, UnsupportedError  # noqa: E402
 
 
 def test_a_compiled_model_is_timed_at_other_rates() -> None:
@@ -17,3 +17,26 @@ def test_a_compiled_model_is_timed_at_other_rates() -> None:
         assert compiled.latency_at(ddr_read_gbs=5) > compiled.latency_at() > compiled.latency_at(ddr_read_gbs=100)
         with pytest.raises(ProgramError, match="no parameter 'ddr'"):
             compiled.latency_at(ddr=1)
+
+
+def test_explain_knows_the_limits_of_an_overlay() -> None:
+    """What it says of the machine is true of `compile`."""
+    wide = rsn.nn.Encoder(1, 256, 2, 128).eval()
+    with pytest.raises(UnsupportedError, match=r"layers\.0\.attn: heads of 128 columns"):
+        rsn.explain(wide, (torch.randn(1, 20, 256),))
+    masked, x = rsn.nn.Encoder(1, 128, 2, 128).eval(), torch.randn(1, 256, 128)
+    assert "attention, 2 heads of 64, masked" in rsn.explain(masked, (x, torch.ones(1, 256, dtype=torch.int64)))
+    with pytest.raises(UnsupportedError, match="overlay xnn-base"):
+        rsn.explain(masked, (x, torch.ones(1, 256, dtype=torch.int64)), overlay="xnn-base")
+
+
+@pytest.mark.parametrize("inputs", [[torch.randn(2, 8)], torch.randn(2, 8)])
+def test_inputs_that_are_neither_a_tuple_nor_a_mapping(inputs: object) -> None:
+    with pytest.raises(TensorError, match=r"write \(x,\)"):
+        rsn.compile(torch.nn.Linear(8, 8).eval(), inputs)  # type: ignore[call-overload]
+
+
+@pytest.mark.parametrize("schedule", [None, {}, rsn.Schedule, 3])
+def test_what_is_no_schedule(schedule: object) -> None:
+    with pytest.raises(rsn.errors.ScheduleError):
+        rsn.compile(torch.nn.Linear(8, 8).eval(), (torch.randn(2, 8),), schedule=schedule)  # type: ignore[call-overload]
