@@ -14,14 +14,13 @@ from ..isa.errors import UnsupportedError
 from ..isa.layout import BLOCK_ROWS
 from ..isa.overlays import xnn_formats as f
 from . import bias
+from .counts import MOST_A_ITER, MOST_K_ITER
 from .order import Tile
 from .segment import Attention
 from .sequences import Job, Length, Sequences
 
 SOON = 6
 """Loads of the next segment among which the last heads are stored: as many as its MMEs take before they need MemC."""
-MOST_K = 127
-"""What an op's k_iter counts to."""
 MOST_SENT = 6
 """Key tiles that a MemC pair can send: three each."""
 STORE_LAG = 3
@@ -282,9 +281,9 @@ def score_op(s: Sequences, mme: int, acc_a: int, acc_b: int) -> None:
     left = acc_a * acc_b
     while left:
         op = f.Mme(a_iter=1, b_iter=1, k_iter=0, acc_a=1, acc_b=1, n128=1)
-        if ops and _same_but(ops[-1], op, "k_iter") and 0 < ops[-1].k_iter < MOST_K:
+        if ops and _same_but(ops[-1], op, "k_iter") and 0 < ops[-1].k_iter < MOST_K_ITER:
             op = ops.pop()
-        more = min(left, MOST_K - op.k_iter)
+        more = min(left, MOST_K_ITER - op.k_iter)
         ops.append(op.but(k_iter=op.k_iter + more))
         left -= more
 
@@ -293,7 +292,7 @@ def value_op(s: Sequences, mme: int, acc_a: int, k_iter: int) -> None:
     """P V, accumulated over the key tiles in the MME, 64 columns wide; equal ones in a row count up a_iter."""
     ops = s.mme[f"MME{mme}"]
     op = f.Mme(a_iter=1, b_iter=1, k_iter=k_iter, acc_a=acc_a, acc_b=1, k128=1, acc_k=1)
-    if ops and _same_but(ops[-1], op, "a_iter") and ops[-1].a_iter < 15:
+    if ops and _same_but(ops[-1], op, "a_iter") and ops[-1].a_iter < MOST_A_ITER:
         op = op.but(a_iter=ops.pop().a_iter + 1)
     ops.append(op)
 

@@ -13,12 +13,11 @@ import numpy as np
 from ..isa.layout import BLOCK_COLS, BLOCK_ROWS
 from ..isa.overlays import xnn_formats as f
 from ..isa.program import Buffer
+from .counts import MOST_A_ITER
 from .order import Tile
 from .segment import Array, Attention
 from .sequences import Job, Sequences
 
-MOST_A_ITER = 15
-"""What an MME op's a_iter counts to."""
 ONES = 512
 """Columns of an MME, each of which has a previous-layer weight of 1."""
 HELD = 2

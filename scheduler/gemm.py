@@ -17,6 +17,7 @@ from ..isa.errors import ScheduleError, UnsupportedError
 from ..isa.layout import BLOCK, BLOCK_COLS, padded
 from ..isa.overlays import xnn_formats as f
 from ..isa.program import Buffer
+from .counts import MOST_A_ITER, MOST_B_ITER, MOST_K_ITER
 from .memory import Columns, stored_vector, stored_weight
 from .order import BLOCK_UNITS, Tile
 from .schedule import Loops
@@ -26,10 +27,6 @@ from .tiles import RowTile, column_tiles, row_tiles
 
 MOST_BIAS = 2048
 """Columns of the bias that an MME holds."""
-MOST_K = 127
-"""Slices of 128 columns that an MME op's k_iter counts to."""
-MOST_B_ITER = 15
-"""What an MME op's b_iter counts to."""
 LN_EPS = 1e-6
 """What the base machine's LayerNorm adds to the variance."""
 
@@ -79,8 +76,10 @@ def lower_gemms(s: Sequences, gemms: Sequence[Gemm], loops: Loops) -> None:
 
 def _parts(s: Sequences, gemm: Gemm) -> list[_Part]:
     x, y = s.columns[gemm.x], s.columns[gemm.y]
-    if x.used > MOST_K * 128:
-        raise UnsupportedError(f"{gemm.place}: a product over {x.count} columns; an MME op counts to {MOST_K * 128}")
+    if x.used > MOST_K_ITER * 128:
+        raise UnsupportedError(
+            f"{gemm.place}: a product over {x.count} columns; an MME op counts to {MOST_K_ITER * 128}"
+        )
     if gemm.residual is not None and (s.columns[gemm.residual].is_plain, y.is_plain) != (True, True):
         raise UnsupportedError(f"{gemm.place}: a residual among heads that are stored wider than they are")
     if gemm.norm is not None:
@@ -336,10 +335,10 @@ def _post_op(s: Sequences, gemm: Gemm) -> dict[str, Any]:
 
 
 def _op_runs(tiles: Sequence[RowTile]) -> list[list[RowTile]]:
-    """Row tiles of one MME op: neighbours of equal shape, at most 15."""
+    """Row tiles of one MME op: neighbours of equal shape, as many as it counts."""
     out: list[list[RowTile]] = []
     for t in tiles:
-        if out and len(out[-1]) < 15 and (out[-1][0].groups, out[-1][0].acc) == (t.groups, t.acc):
+        if out and len(out[-1]) < MOST_A_ITER and (out[-1][0].groups, out[-1][0].acc) == (t.groups, t.acc):
             out[-1].append(t)
         else:
             out.append([t])

@@ -11,9 +11,6 @@ from typing import Any, get_args, get_type_hints
 
 from ..isa.errors import ScheduleError
 
-BY_NAME = "MappingType"
-"""The enum that people know by its members' names; the module that has it takes tiles, and these take this one."""
-
 
 @cache
 def types_of(made: Any) -> dict[str, Any]:
@@ -37,10 +34,6 @@ def check(knobs: Any, but: tuple[str, ...] = ()) -> None:
 def converted(wanted: Any, given: Any, name: str) -> Any:
     """A value as one of a knob's type, such as int or Loops | None. Raises `ScheduleError`."""
     wanted = next((x for x in get_args(wanted) if isinstance(x, type) and x is not NoneType), wanted)
-    if wanted.__name__ == BY_NAME and not isinstance(given, Enum):
-        if not isinstance(given, str) or given not in wanted.__members__:
-            raise ScheduleError(f"{name} = {given!r}: a mapping type, one of {', '.join(wanted.__members__)}")
-        return wanted[given]
     if issubclass(wanted, Enum):
         try:
             return wanted(given)

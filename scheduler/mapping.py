@@ -21,15 +21,15 @@ AIE_TILES = 400
 class MappingType(Enum):
     """A head is a task of Fig. 3, Q K^T and P V are its two layers."""
 
-    A = "layer by layer"
-    """One product at a time, head after head: a head's scores stay on chip, and wait there for P V."""
-    B = "task by task"
-    """One product at a time, first Q K^T of all heads: the scores go through DDR."""
-    C = "task-parallel"
-    """As B, but with heads side by side on all MMEs. On this datapath the same program as B: softmax is in MemC 0-3,
-    which MME 0-3 alone reach, and V is with MME 4 and 5 alone, so a product never has all six."""
-    D = "pipelined"
-    """Q K^T of a head while P V of the head before runs on other MMEs: the scores stay on chip."""
+    A = "A"
+    """Layer by layer. One product at a time, head after head: a head's scores stay on chip, and wait there for P V."""
+    B = "B"
+    """Task by task. One product at a time, first Q K^T of all heads: the scores go through DDR."""
+    C = "C"
+    """Task-parallel. As B, but with heads side by side on all MMEs. On this datapath the same program as B: softmax is
+    in MemC 0-3, which MME 0-3 alone reach, and V is with MME 4 and 5 alone, so a product never has all six."""
+    D = "D"
+    """Pipelined. Q K^T of a head while P V of the head before runs on other MMEs: the scores stay on chip."""
 
 
 @dataclass(frozen=True)

@@ -88,11 +88,10 @@ class Segment:
         layers = (self.layers,) if isinstance(self.layers, str) else self.layers
         if not isinstance(layers, list | tuple) or not all(isinstance(path, str) for path in layers):
             raise ScheduleError(f"layers = {layers!r}: a list of module paths")
-        check(self, but=("layers",))
-        layers = tuple(layers)
-        object.__setattr__(self, "layers", layers)
         if not layers or len(set(layers)) < len(layers):
-            raise ScheduleError(f"segments: layers = {list(layers)}: different module paths, one at least")
+            raise ScheduleError(f"layers = {list(layers)!r}: different module paths, one at least")
+        object.__setattr__(self, "layers", tuple(layers))
+        check(self, but=("layers",))
 
 
 TABLES: dict[str, type[Tiles | Rule]] = {"tiles": Tiles, "rules": Rule}
@@ -204,8 +203,6 @@ def _schedule(given: dict[str, Any]) -> Schedule:
 def _segment(given: dict[str, Any], where: str) -> Segment:
     layers = given.pop("layers", None)
     inner: dict[str, Any] = {}
-    if not isinstance(layers, list) or not all(isinstance(path, str) for path in layers):
-        raise ScheduleError(f"{where}.layers = {layers!r}: a list of module paths")
     for name, made in INNER.items():
         if name in given:
             knobs = given.pop(name)
@@ -214,7 +211,7 @@ def _segment(given: dict[str, Any], where: str) -> Segment:
             inner[name] = _entry(made, knobs, f"{where}.{name}")
     knobs = _knobs(Segment, given, f"{where}.")
     try:
-        return Segment(tuple(layers), **knobs, **inner)
+        return Segment(layers, **knobs, **inner)
     except ScheduleError as e:
         raise ScheduleError(f"{where}: {e}") from None
 
@@ -262,5 +259,5 @@ def _lines(of: Tiles | Rule | Segment, but: Container[str] = ()) -> list[str]:
 
 def _quoted(value: Any) -> str:
     if isinstance(value, Enum):
-        value = value.name if isinstance(value, MappingType) else value.value
+        value = value.value
     return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")  # TOML has no surrogate pairs

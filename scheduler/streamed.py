@@ -12,14 +12,13 @@ from collections.abc import Sequence
 from typing import Any
 
 from .attention import STORE_LAG, check, halved, hurry, mask_of, score_op
+from .counts import MOST_A_ITER, MOST_ACC_A
 from .order import Tile
 from .segment import Attention
 from .sequences import Job, Sequences
 
 BLOCKS = 3
 """Row blocks of a sequence for which this is worthwhile."""
-MOST_A, MOST_A_ITER = 3, 15
-"""What an MME op's acc_a and a_iter count to."""
 
 Row = tuple[int, int, int]
 """Sequence, head, row block in the sequence."""
@@ -115,7 +114,7 @@ def _value_ops(s: Sequences, mme: int, rows: int) -> None:
     """P V for so many row tiles: three an iteration, because an MME is set up for each."""
     left = rows
     while left:
-        acc_a = min(MOST_A, left)
+        acc_a = min(MOST_ACC_A, left)
         a_iter = min(left // acc_a, MOST_A_ITER)
         s.op(mme, a_iter=a_iter, b_iter=1, k_iter=BLOCKS, acc_a=acc_a, acc_b=1, k128=1, acc_k=1)
         left -= acc_a * a_iter
