@@ -10,6 +10,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self, overload
 
+from .family import Family
 from .host.runner import Runner
 from .host.tensors import save_tensors
 from .hw.sim.machine import Run
@@ -21,7 +22,7 @@ from .scheduler.best import Best
 from .scheduler.build import Built, build
 from .scheduler.lower import lower
 from .scheduler.schedule import PAPER, SCHEDULES, Schedule, read_schedule
-from .shapes import Family, Shapes
+from .shapes import Shapes
 
 if TYPE_CHECKING:
     from torch import nn

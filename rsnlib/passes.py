@@ -17,8 +17,10 @@ from ..scheduler import build
 from ..scheduler.segment import Network
 from .fold import fold
 from .layers import Layer
-from .rewrites import REWRITES, Rewrite
-from .rules import RULES, Rule
+from .rewriter import Rewrite
+from .rewrites import REWRITES
+from .rules import RULES
+from .values import Rule
 
 Fold = Callable[[list[Layer], int, int], tuple[Network, dict[Layer, str]]]
 

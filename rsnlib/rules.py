@@ -1,7 +1,8 @@
 """What the machine can take: one rule for each operator of PyTorch, from the values of its operands to its own.
 
 A rule returns the value, or the reason why the machine does not take the operator here; the operator then stays in
-PyTorch. An attention never does: its rule raises UnsupportedError.
+PyTorch. An attention never does: its rule raises UnsupportedError. Rules of what moves nothing are in `view_rules`, of
+attention in `attention_rules`; here are those of products and of what is fused into them, and the table of all.
 """
 
 from __future__ import annotations
@@ -18,106 +19,16 @@ from scipy.special import erf, expit
 from torch.fx import Node
 
 from ..isa.errors import TensorError
-from ..scheduler.segment import Activation, Array
-from .capture import arguments, dtype_of, module_path, op_name, packet, shape_of, site
-from .layers import Attend, Float64, Layer, LayerNorm, Linear, Pass, ancestors
-from .mask import HIDDEN, is_causal, prefix_lengths
+from ..scheduler.segment import Activation
+from .attention_rules import attend, scaled_dot_product_attention, softmax
+from .capture import dtype_of, module_path, op_name, shape_of, site
+from .layers import Float64, LayerNorm, Linear, Pass, ancestors
 from .pointwise import Pointwise, recognise, root_of
-from .values import Abstract, Scores, Value, Values, is_host, unsupported
+from .values import Abstract, Arguments, Rule, Scores, Value, Values, is_host
 from .view import View
+from .view_rules import VIEWS
 
 aten = torch.ops.aten
-Arguments = dict[str, Any]
-Rule = Callable[[Values, Node, Arguments], Abstract | str]
-
-FORBIDDEN = -1e30
-"""What is added to scores that take no part: as good as -inf beside any score, but a number."""
-MIXES = "the rows and columns it mixes do not come apart again"
-
-
-# -- identities and views: the activation stays where it is
-
-
-def identity(values: Values, node: Node, a: Arguments) -> Abstract | str:
-    """Nothing changes: copies, dropout in eval mode, conversions to the type that it has."""
-    x = node.all_input_nodes[0]
-    if a.get("train") and a.get("p"):
-        return "dropout in training mode"
-    if dtype_of(node) != dtype_of(x) or shape_of(node) != shape_of(x):
-        return f"a conversion from {dtype_of(x)} to {dtype_of(node)}; the machine computes in float32"
-    return values.of[x]
-
-
-def moved(values: Values, node: Node, move: Callable[[View], View | None]) -> Abstract | str:
-    x = node.all_input_nodes[0]
-    value = values.of[x]
-    if not isinstance(value, Value) or dtype_of(node) != dtype_of(x):
-        return "it moves what is no activation"
-    view = move(value.view)
-    return MIXES if view is None else Value(value.base, view)
-
-
-def regroup(values: Values, node: Node, a: Arguments) -> Abstract | str:
-    """The same elements in the same order, as another shape: the activation stays where it is."""
-    return moved(values, node, lambda view: view.regroup(shape_of(node)))
-
-
-def permute(values: Values, node: Node, a: Arguments) -> Abstract | str:
-    """Dimensions in another order: the activation stays where it is, and is seen otherwise."""
-    # Which dimension goes where, whatever the operator calls it: the strides of a tensor without data tell.
-    probe = torch.empty((2,) * len(shape_of(node)), device="meta")
-    strides = node.target(probe, *node.args[1:], **node.kwargs).stride()
-    return moved(values, node, lambda view: view.permute([probe.stride().index(s) for s in strides]))
-
-
-def narrow(view: View, axis: int, start: int, length: int, shape: Sequence[int]) -> View | None:
-    part = view.narrow(axis, start, length) if length else None
-    return None if part is None else part.regroup(shape)
-
-
-def select(values: Values, node: Node, a: Arguments) -> Abstract | str:
-    """One position of a dimension, such as the queries of what holds queries, keys and values."""
-    shape = shape_of(a["self"])
-    axis = a["dim"] % len(shape)
-    return moved(values, node, lambda view: narrow(view, axis, a["index"] % shape[axis], 1, shape_of(node)))
-
-
-def slice_(values: Values, node: Node, a: Arguments) -> Abstract | str:
-    """A range of positions of a dimension, without gaps."""
-    if a["step"] != 1:
-        return "a slice with a step"
-    shape = shape_of(a["self"])
-    axis = a["dim"] % len(shape)
-    start, _, _ = slice(a["start"], None).indices(shape[axis])
-    return moved(values, node, lambda view: narrow(view, axis, start, shape_of(node)[axis], shape_of(node)))
-
-
-def split(values: Values, node: Node, a: Arguments) -> Abstract | str:
-    """Several ranges of a dimension, as projections that are packed in one come apart."""
-    value, shape = values.of[a["self"]], shape_of(a["self"])
-    if not isinstance(value, Value):
-        return "it splits what is no activation"
-    axis = a["dim"] % len(shape)
-    parts, start = [], 0
-    for part in node.meta["val"]:
-        length = part.shape[axis] if part.ndim == len(shape) else 1  # unbind drops the dimension
-        view = narrow(value.view, axis, start, length, part.shape)
-        if view is None:
-            return MIXES
-        parts.append(Value(value.base, view))
-        start += length
-    return parts
-
-
-def getitem(values: Values, node: Node, a: Arguments) -> Abstract | str:
-    """One of the parts of a split."""
-    parts, index = values.of[node.all_input_nodes[0]], node.args[1]
-    if not isinstance(parts, list) or not isinstance(index, int):
-        return "it takes apart what is no activation"
-    return parts[index]
-
-
-# -- matrix products and what is fused into them
 
 
 def in_rows(view: View, width: int) -> bool:
@@ -368,188 +279,6 @@ def _scaled_by_head(values: Values, a: Arguments, division: bool) -> Scores | No
             return replace(scores, scale=scores.scale * (1 / each if division else each))
     return None
 
-
-# -- attention
-
-
-def softmax(values: Values, node: Node, a: Arguments) -> Abstract | str:
-    """Over the keys of an attention."""
-    scores = values.of[a["self"]]
-    if not isinstance(scores, Scores) or scores.normal or a["dim"] not in (-1, 3):
-        return "a softmax is possible only over the keys of an attention"
-    if dtype_of(node) != torch.float32:
-        return f"a softmax in {dtype_of(node)}"
-    return replace(scores, normal=True)
-
-
-def scaled_dot_product_attention(values: Values, node: Node, a: Arguments) -> Abstract | str:
-    """An attention in one operator."""
-    if a["enable_gqa"]:
-        raise unsupported(node, "grouped-query attention is not supported yet")
-    if a["dropout_p"]:
-        raise unsupported(node, "dropout in training mode")
-    q, k, v = (values.of[a[x]] for x in ("query", "key", "value"))
-    factor = shape_of(a["query"])[-1] ** -0.5 if a["scale"] is None else float(a["scale"])
-    masks = () if a["attn_mask"] is None else (a["attn_mask"],)
-    return attend(values, node, q, k, v, factor, masks, a["is_causal"])
-
-
-def attend(
-    values: Values,
-    node: Node,
-    q: Abstract,
-    k: Abstract,
-    v: Abstract,
-    factor: float | Float64,
-    masks: Sequence[Node],
-    causal: bool = False,
-) -> Abstract:
-    """softmax(factor * q @ k^T + masks) @ v, the operands as (batch, heads, seq, columns of a head); factor: of all
-    heads, or (heads,)."""
-    shapes = [x.view.shape if isinstance(x, Value) else () for x in (q, k, v)]
-    if len(shapes[0]) != 4 or shapes[0][::2] != (values.batch, values.seq):
-        raise unsupported(node, f"its query is {shapes[0]}, not ({values.batch}, heads, {values.seq}, columns)")
-    if len(set(shapes)) > 1:
-        raise unsupported(
-            node,
-            f"its query, key and value are {shapes[0]}, {shapes[1]} and {shapes[2]}: grouped-query attention, cross "
-            "attention and a key-value cache are not supported yet",
-        )
-    _, heads, _, columns = shapes[0]
-    form = View.dense((values.batch, values.seq, heads, columns)).permute((0, 2, 1, 3))
-    query, key, value = (
-        _projection(values, node, what, x, form) for what, x in (("query", q), ("key", k), ("value", v))
-    )
-    if np.any(factor != 1):
-        if not isinstance(key, Linear) or not key.is_open or key.residual is not None:
-            raise unsupported(node, "its key is not a plain projection whose weight could take up the score scale")
-        # Not `before`: where queries and keys share a projection it is computed twice, with and without the scale.
-        if isinstance(factor, float):
-            key = replace(key, factor=key.factor * factor, before=None)
-        else:
-            each = np.repeat(factor, columns)
-            key = replace(key, weight=(key.weight * each).astype(np.float32), bias=key.bias * each, before=None)
-    mask, constant = _masks(values, node, masks)
-    if mask is not None and any(_is_only_causal(values, term) for term in constant):
-        causal, constant = True, [term for term in constant if not _is_only_causal(values, term)]
-    causal = causal or (mask is not None and _is_causal(values, mask))
-    masked = mask is not None and _hides(values, mask)
-    bias = _bias(values, node, constant, heads)
-    layer = Attend(module_path(node), query, key, value, heads, columns, masked, causal, bias)
-    if mask is not None and masked:
-        values.masks[layer] = mask
-    return Value(layer, form)
-
-
-def _masks(values: Values, node: Node, masks: Sequence[Node]) -> tuple[Node | None, list[Node]]:
-    """The mask that the machine applies by itself, which hides whole keys or is causal; and others, whose sum, which is
-    the same in every run, is a bias of the scores."""
-    terms = [term for mask in masks for term in _terms(values, mask)]
-    if not all(is_host(values.of[term]) for term in terms):
-        raise unsupported(node, "its mask is computed on the machine")
-    own = [term for term in terms if not values.is_constant(term)]
-    if len(own) > 1:
-        raise unsupported(node, f"{len(own)} masks come from the arguments; the machine takes one")
-    constant = [term for term in terms if values.is_constant(term)]
-    if not own:
-        own = [term for term in constant if _is_plain(values, term)][:1]
-    return (own[0] if own else None), [term for term in constant if term not in own]
-
-
-def _terms(values: Values, mask: Node) -> list[Node]:
-    """What a mask is the sum of, where that tells apart what is constant, or what the machine knows: a constant where a
-    condition holds, and what hides elsewhere, is that constant and the condition."""
-    while VIEWS.get(packet(mask)) is identity and dtype_of(mask) == dtype_of(mask.all_input_nodes[0]):
-        mask = mask.all_input_nodes[0]
-    if packet(mask) is aten.where:
-        a = arguments(mask)
-        condition, kept, other = a["condition"], a["self"], values.number(a["other"])
-        hides = other is not None and other <= HIDDEN and dtype_of(condition) == torch.bool
-        return [condition, *_terms(values, kept)] if hides and values.is_constant(kept) else [mask]
-    if packet(mask) is not aten.add or arguments(mask)["alpha"] != 1:
-        return [mask]
-    parts = mask.args[:2]
-    if not all(isinstance(part, Node) for part in parts) or not any(map(values.is_constant, parts)):
-        return [mask]
-    if any(dtype_of(part) != torch.float32 for part in parts):  # truths are added as numbers, or as truths
-        return [mask]
-    return [term for part in parts for term in _terms(values, part)]
-
-
-def _is_only_causal(values: Values, mask: Node) -> bool:
-    """Whether a constant mask hides for each row the keys behind it, and nothing else."""
-    return _is_causal(values, mask) and not _hides(values, mask)
-
-
-def _is_plain(values: Values, mask: Node) -> bool:
-    """Whether a constant mask is of the kinds that the machine knows without a bias."""
-    try:
-        prefix_lengths(values.constant(mask), values.batch, values.seq, _is_causal(values, mask))
-    except TensorError:
-        return False
-    return True
-
-
-def _bias(values: Values, node: Node, terms: Sequence[Node], heads: int) -> Array | None:
-    """The sum of constant masks, (batch or 1, heads or 1, seq, seq); None where it is 0 or there are none."""
-    if not terms:
-        return None
-    total = torch.zeros(())
-    for term in terms:
-        value = values.constant(term)
-        total = total + (torch.where(value, 0.0, FORBIDDEN) if value.dtype == torch.bool else value.float())
-    shape = (1,) * (4 - total.ndim) + tuple(total.shape)
-    most = (values.batch, heads, values.seq, values.seq)
-    if len(shape) != 4 or any(n not in (1, m) for n, m in zip(shape, most, strict=True)):
-        raise unsupported(node, f"its mask is {tuple(total.shape)}, which does not fit scores {most}")
-    total = total.reshape(shape).expand(*shape[:2], values.seq, values.seq)
-    if bool((total.amax(-1) <= HIDDEN).any()):
-        raise unsupported(node, "its mask hides every key of a row")
-    total = total.clamp(min=FORBIDDEN)
-    for axis in (0, 1):
-        if bool((total == total.narrow(axis, 0, 1)).all()):
-            total = total.narrow(axis, 0, 1)
-    if not bool(total.isfinite().all()):
-        raise unsupported(node, "its mask has values that are no numbers")
-    return values.once("bias", total.contiguous().numpy()) if bool(total.any()) else None
-
-
-def _projection(values: Values, node: Node, what: str, x: Abstract, form: View) -> Layer:
-    found = values.fit(x, lambda view, width: view == form)
-    if found is None:
-        raise unsupported(node, f"its {what} is not a projection of {values.batch} x {values.seq} rows, cut into heads")
-    return found.base
-
-
-def _is_causal(values: Values, mask: Node) -> bool:
-    """Whether it hides for each row the keys behind it: of one from the arguments, whether the example's does."""
-    if not values.is_constant(mask):
-        return mask in values.causal
-    try:
-        return is_causal(values.constant(mask), values.batch, values.seq)
-    except TensorError:
-        return False  # whoever takes it says why it cannot be taken
-
-
-def _hides(values: Values, mask: Node) -> bool:
-    """Whether the mask may hide a key."""
-    if not values.is_constant(mask):
-        return True
-    lengths = prefix_lengths(values.constant(mask), values.batch, values.seq, _is_causal(values, mask))
-    return bool((lengths < values.seq).any())
-
-
-VIEWS: dict[Any, Rule] = {
-    **dict.fromkeys((aten.alias, aten.clone, aten.contiguous, aten.detach), identity),
-    **dict.fromkeys((aten.dropout, aten.to, aten._to_copy, aten.type_as), identity),
-    **dict.fromkeys((aten.view, aten._unsafe_view, aten.reshape, aten.flatten, aten.unflatten), regroup),
-    **dict.fromkeys((aten.unsqueeze, aten.squeeze), regroup),
-    **dict.fromkeys((aten.permute, aten.transpose, aten.t, aten.movedim, aten.swapaxes, aten.mT), permute),
-    **dict.fromkeys((aten.chunk, aten.split, aten.split_with_sizes, aten.unbind), split),
-    aten.select: select,
-    aten.slice: slice_,
-    operator.getitem: getitem,
-}
 
 RULES: dict[Any, Rule] = VIEWS | {
     aten.linear: linear,

@@ -44,8 +44,9 @@ from .partition import Placement, Traced
 from .passes import USUAL, Passes
 from .pointwise import Pointwise
 from .rewrites import rewrite
-from .rules import CHECKS, PRODUCTS, VIEWS
+from .rules import CHECKS, PRODUCTS
 from .values import Abstract, After, RefusedError, Scores, Value, Values, is_host, unsupported
+from .view_rules import VIEWS
 
 NOTHING = "nothing in this module runs on the machine: "
 

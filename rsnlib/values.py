@@ -184,3 +184,9 @@ class Values:
         if isinstance(x, int | float):
             return float(x)
         return float(self.constant(x)) if self.is_constant(x) and self.constant(x).numel() == 1 else None
+
+
+Arguments = dict[str, Any]
+"""Of an operator, by name."""
+Rule = Callable[[Values, Node, Arguments], Abstract | str]
+"""From what an operator is given to what it makes, or to why the machine does not take it."""

@@ -18,8 +18,8 @@ from rsn.host.commands.compile import PASSES
 from rsn.isa.datapath import Overlay
 from rsn.passes import SHOWN, shown
 from rsn.rsnlib.layers import Linear
-from rsn.rsnlib.rules import RULES, Arguments
-from rsn.rsnlib.values import Abstract, Value, Values
+from rsn.rsnlib.rules import RULES
+from rsn.rsnlib.values import Abstract, Arguments, Value, Values
 from rsn.scheduler.lower import Lowered, lower
 from rsn.scheduler.schedule import Schedule
 from rsn.scheduler.segment import Gemm, Network

@@ -12,9 +12,9 @@ from torch import nn
 
 from rsn.isa.errors import UnsupportedError
 from rsn.rsnlib.capture import capture, lifted, module_path, packet, run
+from rsn.rsnlib.rewriter import Rewrite
 from rsn.rsnlib.rewrites import (
     REWRITES,
-    Rewrite,
     columns,
     heads,
     host_sums,

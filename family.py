@@ -1,0 +1,124 @@
+"""`rsn.compile(..., dynamic_shapes=...)`: one model, called with batches and lengths of many sizes.
+
+A program is for one size. Here is a family of them, for the sizes that are listed, each compiled when it is first
+wanted; a call takes the smallest that it fits into, filled up, and its result is cut to what was asked. That filling up
+changes nothing is not taken for granted: see `filling`.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from itertools import product
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Self
+
+from .filling import follow, narrowed
+from .isa.errors import TensorError
+from .shapes import Arguments, Dim, Shapes
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from .compiler import Compiled
+    from .hw.sim.machine import Run
+
+REMEMBERED = 8
+"""Programs of a model that are kept, each with a copy of its weights."""
+
+
+class Family:
+    """A module as several programs. Call it as the module; it returns what the module returns.
+
+    make: the compiler, from example inputs by name. Raises `UnsupportedError` for a module whose result depends on what
+    is filled in, `TensorError` for shapes that do not fit.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        example_inputs: tuple[Any, ...] | dict[str, Any],
+        shapes: Shapes,
+        make: Callable[[dict[str, Any]], Compiled],
+    ) -> None:
+        self._arguments, self._make = Arguments(model.forward, example_inputs, shapes), make
+        self._made: OrderedDict[tuple[int, ...], Compiled] = OrderedDict()
+        self._lock = threading.RLock()
+        """One call at a time, as on a board."""
+        self._latest: Compiled | None = None
+        self._outputs = follow(model, self._arguments)
+        """For each output which of its dimensions are of these sizes."""
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Raises as a call of `Compiled`, and `TensorError` for sizes beyond those listed."""
+        given = self._arguments.named(args, kwargs)
+        for name, x in self._arguments.example.items():
+            if hasattr(x, "shape") and not hasattr(given.get(name), "device"):
+                what = f"is a {type(given[name]).__name__}" if name in given else "is missing"
+                raise TensorError(f"argument {name} {what}; the example has a tensor")
+        asked = self._arguments.sizes(given)
+        taken = tuple(d.fitting(n) for d, n in zip(self._arguments.dims, asked, strict=True))
+        with self._lock:
+            self._latest = self.program(*taken)
+            return self._cut(self._latest(**self._arguments.resized(given, taken)), asked)
+
+    def program(self, *sizes: int) -> Compiled:
+        """The program for these sizes, in the order of `dims`; compiled now, if it was not before."""
+        with self._lock:
+            if sizes not in self._made:
+                self._made[sizes] = self._make(self._arguments.resized(self._arguments.example, sizes))
+                while len(self._made) > REMEMBERED:
+                    self._made.popitem(last=False)[1].close()
+            self._made.move_to_end(sizes)
+            return self._made[sizes]
+
+    def prepare(self) -> Self:
+        """Compile for all sizes now, rather than when they are first wanted."""
+        for sizes in product(*(d.sizes for d in self._arguments.dims)):
+            self.program(*sizes)
+        return self
+
+    @property
+    def programs(self) -> dict[tuple[int, ...], Compiled]:
+        """Those that were compiled, by their sizes."""
+        with self._lock:
+            return dict(self._made)
+
+    @property
+    def dims(self) -> tuple[Dim, ...]:
+        return self._arguments.dims
+
+    @property
+    def last_run(self) -> Run | None:
+        """What the most recent call took on the machine."""
+        return None if self._latest is None else self._latest.last_run
+
+    def explain(self) -> str:
+        """Which module runs where, and why, in the program for the largest sizes."""
+        return self.program(*(d.sizes[-1] for d in self._arguments.dims)).explain()
+
+    def close(self) -> None:
+        """Give the boards back."""
+        with self._lock:
+            while self._made:
+                self._made.popitem()[1].close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        sizes = ", ".join(f"{d.what} {'|'.join(map(str, d.sizes))}" for d in self._arguments.dims)
+        return f"<rsn.Family: {sizes}; {len(self._made)} programs so far>"
+
+    def _cut(self, result: Any, sizes: Sequence[int]) -> Any:
+        from torch.utils import _pytree as pytree
+
+        flat, structure = pytree.tree_flatten(result)
+        cut = [narrowed(x, follows, sizes) for x, follows in zip(flat, self._outputs, strict=True)]
+        return pytree.tree_unflatten(cut, structure)

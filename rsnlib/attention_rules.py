@@ -1,0 +1,191 @@
+"""Rules of attention, from its scores to its values: which masks the machine applies by itself, which become a bias."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+import torch
+from torch.fx import Node
+
+from ..isa.errors import TensorError
+from ..scheduler.segment import Array
+from .capture import arguments, dtype_of, module_path, packet, shape_of
+from .layers import Attend, Float64, Layer, Linear
+from .mask import HIDDEN, is_causal, prefix_lengths
+from .values import Abstract, Arguments, Scores, Value, Values, is_host, unsupported
+from .view import View
+from .view_rules import IDENTITIES
+
+aten = torch.ops.aten
+
+FORBIDDEN = -1e30
+"""What is added to scores that take no part: as good as -inf beside any score, but a number."""
+
+
+def softmax(values: Values, node: Node, a: Arguments) -> Abstract | str:
+    """Over the keys of an attention."""
+    scores = values.of[a["self"]]
+    if not isinstance(scores, Scores) or scores.normal or a["dim"] not in (-1, 3):
+        return "a softmax is possible only over the keys of an attention"
+    if dtype_of(node) != torch.float32:
+        return f"a softmax in {dtype_of(node)}"
+    return replace(scores, normal=True)
+
+
+def scaled_dot_product_attention(values: Values, node: Node, a: Arguments) -> Abstract | str:
+    """An attention in one operator."""
+    if a["enable_gqa"]:
+        raise unsupported(node, "grouped-query attention is not supported yet")
+    if a["dropout_p"]:
+        raise unsupported(node, "dropout in training mode")
+    q, k, v = (values.of[a[x]] for x in ("query", "key", "value"))
+    factor = shape_of(a["query"])[-1] ** -0.5 if a["scale"] is None else float(a["scale"])
+    masks = () if a["attn_mask"] is None else (a["attn_mask"],)
+    return attend(values, node, q, k, v, factor, masks, a["is_causal"])
+
+
+def attend(
+    values: Values,
+    node: Node,
+    q: Abstract,
+    k: Abstract,
+    v: Abstract,
+    factor: float | Float64,
+    masks: Sequence[Node],
+    causal: bool = False,
+) -> Abstract:
+    """softmax(factor * q @ k^T + masks) @ v, the operands as (batch, heads, seq, columns of a head); factor: of all
+    heads, or (heads,)."""
+    shapes = [x.view.shape if isinstance(x, Value) else () for x in (q, k, v)]
+    if len(shapes[0]) != 4 or shapes[0][::2] != (values.batch, values.seq):
+        raise unsupported(node, f"its query is {shapes[0]}, not ({values.batch}, heads, {values.seq}, columns)")
+    if len(set(shapes)) > 1:
+        raise unsupported(
+            node,
+            f"its query, key and value are {shapes[0]}, {shapes[1]} and {shapes[2]}: grouped-query attention, cross "
+            "attention and a key-value cache are not supported yet",
+        )
+    _, heads, _, columns = shapes[0]
+    form = View.dense((values.batch, values.seq, heads, columns)).permute((0, 2, 1, 3))
+    query, key, value = (
+        _projection(values, node, what, x, form) for what, x in (("query", q), ("key", k), ("value", v))
+    )
+    if np.any(factor != 1):
+        if not isinstance(key, Linear) or not key.is_open or key.residual is not None:
+            raise unsupported(node, "its key is not a plain projection whose weight could take up the score scale")
+        # Not `before`: where queries and keys share a projection it is computed twice, with and without the scale.
+        if isinstance(factor, float):
+            key = replace(key, factor=key.factor * factor, before=None)
+        else:
+            each = np.repeat(factor, columns)
+            key = replace(key, weight=(key.weight * each).astype(np.float32), bias=key.bias * each, before=None)
+    mask, constant = _masks(values, node, masks)
+    if mask is not None and any(_is_only_causal(values, term) for term in constant):
+        causal, constant = True, [term for term in constant if not _is_only_causal(values, term)]
+    causal = causal or (mask is not None and _is_causal(values, mask))
+    masked = mask is not None and _hides(values, mask)
+    bias = _bias(values, node, constant, heads)
+    layer = Attend(module_path(node), query, key, value, heads, columns, masked, causal, bias)
+    if mask is not None and masked:
+        values.masks[layer] = mask
+    return Value(layer, form)
+
+
+def _masks(values: Values, node: Node, masks: Sequence[Node]) -> tuple[Node | None, list[Node]]:
+    """The mask that the machine applies by itself, which hides whole keys or is causal; and others, whose sum, which is
+    the same in every run, is a bias of the scores."""
+    terms = [term for mask in masks for term in _terms(values, mask)]
+    if not all(is_host(values.of[term]) for term in terms):
+        raise unsupported(node, "its mask is computed on the machine")
+    own = [term for term in terms if not values.is_constant(term)]
+    if len(own) > 1:
+        raise unsupported(node, f"{len(own)} masks come from the arguments; the machine takes one")
+    constant = [term for term in terms if values.is_constant(term)]
+    if not own:
+        own = [term for term in constant if _is_plain(values, term)][:1]
+    return (own[0] if own else None), [term for term in constant if term not in own]
+
+
+def _terms(values: Values, mask: Node) -> list[Node]:
+    """What a mask is the sum of, where that tells apart what is constant, or what the machine knows: a constant where a
+    condition holds, and what hides elsewhere, is that constant and the condition."""
+    while packet(mask) in IDENTITIES and dtype_of(mask) == dtype_of(mask.all_input_nodes[0]):
+        mask = mask.all_input_nodes[0]
+    if packet(mask) is aten.where:
+        a = arguments(mask)
+        condition, kept, other = a["condition"], a["self"], values.number(a["other"])
+        hides = other is not None and other <= HIDDEN and dtype_of(condition) == torch.bool
+        return [condition, *_terms(values, kept)] if hides and values.is_constant(kept) else [mask]
+    if packet(mask) is not aten.add or arguments(mask)["alpha"] != 1:
+        return [mask]
+    parts = mask.args[:2]
+    if not all(isinstance(part, Node) for part in parts) or not any(map(values.is_constant, parts)):
+        return [mask]
+    if any(dtype_of(part) != torch.float32 for part in parts):  # truths are added as numbers, or as truths
+        return [mask]
+    return [term for part in parts for term in _terms(values, part)]
+
+
+def _is_only_causal(values: Values, mask: Node) -> bool:
+    """Whether a constant mask hides for each row the keys behind it, and nothing else."""
+    return _is_causal(values, mask) and not _hides(values, mask)
+
+
+def _is_plain(values: Values, mask: Node) -> bool:
+    """Whether a constant mask is of the kinds that the machine knows without a bias."""
+    try:
+        prefix_lengths(values.constant(mask), values.batch, values.seq, _is_causal(values, mask))
+    except TensorError:
+        return False
+    return True
+
+
+def _bias(values: Values, node: Node, terms: Sequence[Node], heads: int) -> Array | None:
+    """The sum of constant masks, (batch or 1, heads or 1, seq, seq); None where it is 0 or there are none."""
+    if not terms:
+        return None
+    total = torch.zeros(())
+    for term in terms:
+        value = values.constant(term)
+        total = total + (torch.where(value, 0.0, FORBIDDEN) if value.dtype == torch.bool else value.float())
+    shape = (1,) * (4 - total.ndim) + tuple(total.shape)
+    most = (values.batch, heads, values.seq, values.seq)
+    if len(shape) != 4 or any(n not in (1, m) for n, m in zip(shape, most, strict=True)):
+        raise unsupported(node, f"its mask is {tuple(total.shape)}, which does not fit scores {most}")
+    total = total.reshape(shape).expand(*shape[:2], values.seq, values.seq)
+    if bool((total.amax(-1) <= HIDDEN).any()):
+        raise unsupported(node, "its mask hides every key of a row")
+    total = total.clamp(min=FORBIDDEN)
+    for axis in (0, 1):
+        if bool((total == total.narrow(axis, 0, 1)).all()):
+            total = total.narrow(axis, 0, 1)
+    if not bool(total.isfinite().all()):
+        raise unsupported(node, "its mask has values that are no numbers")
+    return values.once("bias", total.contiguous().numpy()) if bool(total.any()) else None
+
+
+def _projection(values: Values, node: Node, what: str, x: Abstract, form: View) -> Layer:
+    found = values.fit(x, lambda view, width: view == form)
+    if found is None:
+        raise unsupported(node, f"its {what} is not a projection of {values.batch} x {values.seq} rows, cut into heads")
+    return found.base
+
+
+def _is_causal(values: Values, mask: Node) -> bool:
+    """Whether it hides for each row the keys behind it: of one from the arguments, whether the example's does."""
+    if not values.is_constant(mask):
+        return mask in values.causal
+    try:
+        return is_causal(values.constant(mask), values.batch, values.seq)
+    except TensorError:
+        return False  # whoever takes it says why it cannot be taken
+
+
+def _hides(values: Values, mask: Node) -> bool:
+    """Whether the mask may hide a key."""
+    if not values.is_constant(mask):
+        return True
+    lengths = prefix_lengths(values.constant(mask), values.batch, values.seq, _is_causal(values, mask))
+    return bool((lengths < values.seq).any())

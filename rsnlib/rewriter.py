@@ -1,0 +1,141 @@
+"""A captured graph while it is rewritten: what is known of its operators, and how they are replaced."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch._guards import detect_fake_mode
+from torch.export import ExportedProgram
+from torch.fx import Node
+from torch.fx.node import map_arg
+
+from .capture import arguments, dtype_of, is_static, lifted, packet, shape_of
+from .rules import CHECKS
+
+aten = torch.ops.aten
+
+
+@dataclass(frozen=True)
+class Product:
+    """x @ weight + bias with a constant weight, which is (N, K) if `transposed`, else (K, N); bias (N,) or None."""
+
+    node: Node
+    x: Node
+    weight: Node
+    bias: Node | None
+    transposed: bool
+
+    @property
+    def width(self) -> int:
+        return shape_of(self.node)[-1]
+
+
+class Rewriter:
+    """A captured graph that grows.
+
+    constants: the nodes that depend on no argument; products: those that the machine may compute, if it has their
+    rows; computed: all that depends on a product. What is not computed is the host's before the machine starts.
+    """
+
+    def __init__(self, program: ExportedProgram) -> None:
+        self.program = program
+        self.graph = program.graph
+        self.constants: set[Node] = set(lifted(program))
+        self.products: dict[Node, Product] = {}
+        self.computed: set[Node] = set()
+        self._mode = detect_fake_mode([x.meta["val"] for x in self.graph.nodes if "val" in x.meta])
+        self._gone: set[Node] = set()
+        for node in self.graph.nodes:
+            self._note(node)
+
+    def _note(self, node: Node) -> None:
+        """What is known of a node once it is of its operands."""
+        inputs = node.all_input_nodes
+        random = torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ())
+        if node.op == "call_function" and not random and all(x in self.constants for x in inputs):
+            self.constants.add(node)
+            return
+        product = self._product(node)
+        if product is not None:
+            self.products[node] = product
+        attention = packet(node) is aten.scaled_dot_product_attention
+        if product is not None or attention or any(x in self.computed for x in inputs):
+            self.computed.add(node)
+
+    def _product(self, node: Node) -> Product | None:
+        op, a = packet(node), arguments(node)
+        if op is aten.linear:
+            found = Product(node, a["input"], a["weight"], a["bias"], True)
+        elif op is aten.addmm and a["beta"] == a["alpha"] == 1:
+            found = Product(node, a["mat1"], a["mat2"], a["self"], False)
+        elif op in (aten.mm, aten.matmul):
+            found = Product(node, a["self"], a["mat2" if op is aten.mm else "other"], None, False)
+        else:
+            return None
+        floats = all(dtype_of(x) == torch.float32 for x in (node, found.x, found.weight))
+        plain = is_static(node) and is_static(found.x) and len(shape_of(found.x)) > 1 == len(shape_of(found.weight)) - 1
+        vector = found.bias is None or (found.bias in self.constants and shape_of(found.bias) == (found.width,))
+        return found if floats and plain and vector and found.weight in self.constants else None
+
+    def insert(self, at: Node, target: Any, *args: Any, origin: Node | None = None, **kwargs: Any) -> Node:
+        """A new operator before `at`, as if written in the module of `origin` (of `at`)."""
+        with self.graph.inserting_before(at):
+            node = self.graph.call_function(target, args, kwargs)
+        node.meta = {key: value for key, value in (origin or at).meta.items() if key != "val"}
+        with self._mode, torch.no_grad():
+            values = map_arg((args, kwargs), lambda x: x.meta["val"])
+            node.meta["val"] = target(*values[0], **values[1])
+        self._note(node)
+        return node
+
+    def put(self, new: Node, old: Node) -> None:
+        """Use `new` for `old`, and drop what nobody uses any more."""
+        users = old.replace_all_uses_with(new)
+        stack = [new] if new in self.computed else []
+        while stack:
+            found = [x for x in stack.pop().users if x not in self.computed]
+            self.computed.update(found)
+            stack.extend(found)
+        for user in users:  # what was known of its operands
+            self.products.pop(user, None)
+            self._note(user)
+        stack = [old]
+        while stack:
+            node = stack.pop()
+            if node in self._gone or node.op != "call_function" or self.users(node):
+                continue
+            for check in list(node.users):
+                self._erase(check)
+            stack.extend(node.all_input_nodes)
+            self._erase(node)
+
+    def _erase(self, node: Node) -> None:
+        self._gone.add(node)
+        self.graph.erase_node(node)
+
+    def nodes(self) -> Iterator[Node]:
+        """The operators there are now, in order, but for those dropped meanwhile."""
+        return (x for x in list(self.graph.nodes) if x.op == "call_function" and x not in self._gone)
+
+    @staticmethod
+    def users(node: Node) -> list[Node]:
+        return [x for x in node.users if packet(x) not in CHECKS]
+
+    def is_sole(self, node: Node) -> bool:
+        return len(self.users(node)) == 1
+
+    def weight(self, at: Node, product: Product, spans: Sequence[tuple[int, int]] = ()) -> Node:
+        """The weight (N, K) of a product: of the operand's columns in `spans` alone, where there are any."""
+        axis = 1 if product.transposed else 0
+        origin = product.node
+        pieces = [self.insert(at, aten.slice.Tensor, product.weight, axis, *span, origin=origin) for span in spans]
+        weight = pieces[0] if pieces else product.weight
+        if len(pieces) > 1:
+            weight = self.insert(at, aten.cat.default, pieces, axis, origin=origin)
+        return weight if product.transposed else self.insert(at, aten.t.default, weight, origin=origin)
+
+
+Rewrite = Callable[[Rewriter, Node], Node | None]
