@@ -53,7 +53,7 @@ _HOME = {
     "errors": ".isa.errors",
     "explain": ".compiler:explain",
     "nn": ".nn",  # not in __all__: `from rsn import *` would take torch
-    "shown": ".passes:shown",
+    "shown": ".dump:shown",
 }
 
 

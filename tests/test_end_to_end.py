@@ -11,6 +11,7 @@ from click.testing import CliRunner
 
 from rsn.host.cli import main
 from rsn.host.tensors import load_tensors, save_tensors
+from rsn.tests.bert_names import BERT_NAMES
 
 torch = pytest.importorskip("torch")
 pytestmark = pytest.mark.slow
@@ -71,21 +72,11 @@ def test_bert_large_with_24_weight_sets_equals_the_transformers_encoder(tmp_path
     )
     with torch.device("meta"):
         encoder = transformers.BertModel(config, add_pooling_layer=False).encoder
-    names = {
-        "attention.self.query": "attn.query",
-        "attention.self.key": "attn.key",
-        "attention.self.value": "attn.value",
-        "attention.output.dense": "attn.out",
-        "attention.output.LayerNorm": "attn_norm",
-        "intermediate.dense": "ffn.up",
-        "output.dense": "ffn.down",
-        "output.LayerNorm": "ffn_norm",
-    }
     ours = dict(model.named_parameters())
     theirs = {
-        f"layer.{i}.{name}.{part}": ours[f"layers.{i}.{names[name]}.{part}"]
+        f"layer.{i}.{name}.{part}": ours[f"layers.{i}.{BERT_NAMES[name]}.{part}"]
         for i in range(24)
-        for name in names
+        for name in BERT_NAMES
         for part in ("weight", "bias")
     }
     encoder.load_state_dict(theirs, assign=True)

@@ -9,7 +9,7 @@ from typing import Any
 import click
 
 PASSES = ("capture", "rewrite", "match", "fold", "schedule", "lower", "pack")
-"""Those of `rsn.passes.SHOWN`, which only a command that runs may import."""
+"""Those of `rsn.dump.SHOWN`, which only a command that runs may import."""
 
 
 @click.command(name="compile")
@@ -61,12 +61,12 @@ def compile_command(
     require_torch("compiling a model")
     from ...assembler.printer import show
     from ...compiler import schedule_named
+    from ...dump import shown
     from ...isa.files import check_target as check_file
     from ...isa.files import write_text
     from ...isa.overlays import find
     from ...isa.program import Role
     from ...isa.statistics import count
-    from ...passes import shown
     from ...rsnlib.models import load_spec
     from ...rsnlib.passes import Passes
     from ...rsnlib.trace import trace

@@ -28,6 +28,7 @@ from rsn.nn import (
     ResidualNorm,
     validate,
 )
+from rsn.tests.bert_names import BERT_NAMES
 
 Randomised = Callable[..., Any]
 ACTIVATIONS = ("gelu", "gelu_tanh", "quick_gelu", "relu", "silu")
@@ -218,19 +219,11 @@ def test_bert_layer_of_transformers(randomised: Randomised) -> None:
     config = pytest.importorskip("transformers").BertConfig(
         hidden_size=C, num_attention_heads=3, intermediate_size=128, attn_implementation="sdpa"
     )
-    names = {
-        "attention.self.query": "attn.query",
-        "attention.self.key": "attn.key",
-        "attention.self.value": "attn.value",
-        "attention.output.dense": "attn.out",
-        "attention.output.LayerNorm": "attn_norm",
-        "intermediate.dense": "ffn.up",
-        "output.dense": "ffn.down",
-        "output.LayerNorm": "ffn_norm",
-    }
     theirs, ours = randomised(bert.BertLayer(config)), EncoderLayer(C, 3, 128)
     state = theirs.state_dict()
-    ours.load_state_dict({f"{our}.{part}": state[f"{name}.{part}"] for name, our in names.items() for part in PARTS})
+    ours.load_state_dict(
+        {f"{our}.{part}": state[f"{name}.{part}"] for name, our in BERT_NAMES.items() for part in PARTS}
+    )
     x, mask = torch.randn(B, L, C), padding()
     with torch.no_grad():
         wanted = theirs(x, attention_mask=mask.bool()[:, None, None, :])

@@ -13,10 +13,10 @@ from click.testing import CliRunner
 from torch import nn
 
 import rsn
+from rsn.dump import SHOWN, shown
 from rsn.host.cli import main
 from rsn.host.commands.compile import PASSES
 from rsn.isa.datapath import Overlay
-from rsn.passes import SHOWN, shown
 from rsn.rsnlib.layers import Linear
 from rsn.rsnlib.rules import RULES
 from rsn.rsnlib.values import Abstract, Arguments, Value, Values
