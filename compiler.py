@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import cached_property
 from html import escape
 from pathlib import Path
@@ -19,13 +20,14 @@ from .isa.overlays import find
 from .isa.program import Program, Role
 from .isa.statistics import count
 from .scheduler.best import Best
-from .scheduler.build import Built, build
+from .scheduler.build import Built, Observe, build
 from .scheduler.lower import lower
 from .scheduler.schedule import PAPER, SCHEDULES, Schedule, read_schedule
 from .shapes import Shapes
 
 if TYPE_CHECKING:
     from torch import nn
+    from torch.export import ExportedProgram
 
     from .compare import Compared
     from .hw.sim.explain import Explanation
@@ -192,6 +194,17 @@ def explain(
     return traced.explain()
 
 
+def _also(check: Callable[[ExportedProgram], None], observe: Observe) -> Observe:
+    """An observer that is shown the captured graph first."""
+
+    def observed(name: str, made: Any) -> None:
+        if name == "capture":
+            check(made)
+        observe(name, made)
+
+    return observed
+
+
 @overload
 def compile(
     model: nn.Module,
@@ -248,9 +261,10 @@ def compile(
         if lengths is not None:
             raise ScheduleError("lengths are of one program; with dynamic_shapes give sizes as rsn.Length")
 
-        def made(example: dict[str, Any]) -> Compiled:
+        def made(example: dict[str, Any], check: Callable[[ExportedProgram], None]) -> Compiled:
+            checked = replace(passes, observe=_also(check, passes.observe))
             return compile(
-                model, example, board=board, overlay=overlay, schedule=schedule, budget_s=budget_s, passes=passes
+                model, example, board=board, overlay=overlay, schedule=schedule, budget_s=budget_s, passes=checked
             )
 
         return Family(model, example_inputs, dynamic_shapes, made)

@@ -9,17 +9,18 @@ from __future__ import annotations
 
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from itertools import product
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
-from .filling import follow, narrowed
+from .filling import Filling
 from .isa.errors import TensorError
 from .shapes import Arguments, Dim, Shapes
 
 if TYPE_CHECKING:
     from torch import nn
+    from torch.export import ExportedProgram
 
     from .compiler import Compiled
     from .hw.sim.machine import Run
@@ -28,11 +29,14 @@ REMEMBERED = 8
 """Programs of a model that are kept, each with a copy of its weights."""
 
 
+Make = Callable[[dict[str, Any], Callable[["ExportedProgram"], None]], "Compiled"]
+
+
 class Family:
     """A module as several programs. Call it as the module; it returns what the module returns.
 
-    make: the compiler, from example inputs by name. Raises `UnsupportedError` for a module whose result depends on what
-    is filled in, `TensorError` for shapes that do not fit.
+    make: the compiler, from example inputs by name; it shows the captured graph to a function that it is given. Raises
+    `UnsupportedError` for a module whose result depends on what is filled in, `TensorError` for shapes that do not fit.
     """
 
     def __init__(
@@ -40,15 +44,14 @@ class Family:
         model: nn.Module,
         example_inputs: tuple[Any, ...] | dict[str, Any],
         shapes: Shapes,
-        make: Callable[[dict[str, Any]], Compiled],
+        make: Make,
     ) -> None:
         self._arguments, self._make = Arguments(model.forward, example_inputs, shapes), make
         self._made: OrderedDict[tuple[int, ...], Compiled] = OrderedDict()
         self._lock = threading.RLock()
         """One call at a time, as on a board."""
         self._latest: Compiled | None = None
-        self._outputs = follow(model, self._arguments)
-        """For each output which of its dimensions are of these sizes."""
+        self._filling = Filling(model, self._arguments)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Raises as a call of `Compiled`, and `TensorError` for sizes beyond those listed."""
@@ -58,16 +61,18 @@ class Family:
                 what = f"is a {type(given[name]).__name__}" if name in given else "is missing"
                 raise TensorError(f"argument {name} {what}; the example has a tensor")
         asked = self._arguments.sizes(given)
+        self._filling.check_sizes(asked)
         taken = tuple(d.fitting(n) for d, n in zip(self._arguments.dims, asked, strict=True))
         with self._lock:
             self._latest = self.program(*taken)
-            return self._cut(self._latest(**self._arguments.resized(given, taken)), asked)
+            return self._cut(self._latest(**self._arguments.resized(given, taken)), taken, asked)
 
     def program(self, *sizes: int) -> Compiled:
         """The program for these sizes, in the order of `dims`; compiled now, if it was not before."""
         with self._lock:
             if sizes not in self._made:
-                self._made[sizes] = self._make(self._arguments.resized(self._arguments.example, sizes))
+                example = self._arguments.resized(self._arguments.example, sizes)
+                self._made[sizes] = self._make(example, lambda captured: self._filling.check(sizes, captured))
                 while len(self._made) > REMEMBERED:
                     self._made.popitem(last=False)[1].close()
             self._made.move_to_end(sizes)
@@ -116,9 +121,8 @@ class Family:
         sizes = ", ".join(f"{d.what} {'|'.join(map(str, d.sizes))}" for d in self._arguments.dims)
         return f"<rsn.Family: {sizes}; {len(self._made)} programs so far>"
 
-    def _cut(self, result: Any, sizes: Sequence[int]) -> Any:
+    def _cut(self, result: Any, taken: tuple[int, ...], asked: tuple[int, ...]) -> Any:
         from torch.utils import _pytree as pytree
 
         flat, structure = pytree.tree_flatten(result)
-        cut = [narrowed(x, follows, sizes) for x, follows in zip(flat, self._outputs, strict=True)]
-        return pytree.tree_unflatten(cut, structure)
+        return pytree.tree_unflatten(self._filling.cut(flat, taken, asked), structure)

@@ -1,12 +1,15 @@
-"""Whether a module's result depends on what its arguments are filled up with, and which dimensions of it follow theirs.
+"""Whether a module's result depends on what its arguments are filled up with, and which axes of it follow theirs.
 
-PyTorch says so: it computes an example as it is and filled up, and again with numbers of the other sign, since what is
-filled in is 0 or a copy, which a maximum or a mean may or may not notice.
+The captured graph decides (`rsnlib.padding`). A second line, should a rule there be wrong: PyTorch computes examples as
+they are and filled up.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import product
+from math import prod
 from typing import TYPE_CHECKING, Any
 
 from .compare import BOUND
@@ -16,52 +19,231 @@ from .shapes import Arguments, Batch, Dim
 if TYPE_CHECKING:
     import torch
     from torch import nn
+    from torch.export import ExportedProgram
+
+    from .rsnlib.padding.check import Graph, Growing, Outcome
+    from .rsnlib.padding.state import Atom
+
+Sizes = tuple[int, ...]
+"""Of each of the dimensions in `Arguments.dims`."""
 
 
-def follow(model: nn.Module, arguments: Arguments) -> list[dict[int, int]]:
-    """For each output and dimension of it, the number of the dimension of `arguments` that it has.
+class Filling:
+    """How results for filled-up arguments are cut. It holds for all sizes once each program's graph has been checked.
 
-    Raises `UnsupportedError` for a module whose result depends on what is filled in, `TensorError` where it cannot be
-    called with other sizes.
+    Raises `UnsupportedError` for a module whose result depends on what is filled in or cannot be cut, `TensorError`
+    where it cannot be called with other sizes.
     """
-    return _Probe(model, arguments).follow()
-
-
-def narrowed(x: torch.Tensor, follows: Mapping[int, int], sizes: Sequence[int]) -> torch.Tensor:
-    """An output cut to these sizes."""
-    for axis, i in follows.items():  # none of what is no tensor
-        x = x.narrow(axis, 0, sizes[i])
-    return x
-
-
-class _Probe:
-    """A module that is called with arguments of several sizes."""
 
     def __init__(self, model: nn.Module, arguments: Arguments) -> None:
         self._model, self._of = model, arguments
+        self._captured: dict[Sizes, Graph] = {}
+        self._least: dict[Dim, int] = {}
+        self._cuts: dict[Sizes, list[_Cut | None]] = {}
+        """By the sizes of a program."""
+        probe = _Probe(model, arguments)
+        probe.call_with_other_sizes()
+        usual = tuple(dim.sizes[0] if dim.exact else dim.sizes[-1] for dim in arguments.dims)
+        if self._growing(usual):
+            self.check(usual, self._graph(usual).program)
+            probe.compare(lambda leaves, taken, asked: self._cut(self._cuts[usual], leaves, taken, asked))
 
-    def follow(self) -> list[dict[int, int]]:
-        """By output and dimension of it, the number of the dimension of ours that it has; found out by asking PyTorch,
-        and with it that what is filled in does not matter."""
-        sizes = tuple(map(_base_size, self._of.dims, self._of.sizes(self._of.example)))
-        base = self._varied(sizes)
-        first = _leaves(self._asked(base, self._of.dims, sizes))
-        follows: list[dict[int, int]] = [{} for _ in first]
-        for turn, example in enumerate((base, {name: _negated(x) for name, x in base.items()})):
+    def check(self, sizes: Sizes, program: ExportedProgram) -> None:
+        """Whether the graph of a program for these sizes may serve smaller ones. Raises `UnsupportedError`."""
+        growing = self._growing(sizes)
+        if growing:
+            outcome = self._check(growing, self._of_program(program, sizes), sizes)
+            self._cuts[sizes] = [None if axes is None else _Cut.of(axes, growing) for axes in outcome.outputs]
+
+    def check_sizes(self, sizes: Sizes) -> None:
+        """Raises `TensorError` for sizes for which the module itself cannot be called."""
+        for dim, size in zip(self._of.dims, sizes, strict=True):
+            if size < self._least.get(dim, 1):
+                raise TensorError(
+                    f"a {dim.what} of {size}; this module takes a {dim.what} of {self._least[dim]} or more"
+                )
+
+    def cut(self, leaves: Sequence[Any], taken: Sizes, asked: Sizes) -> list[Any]:
+        """The results of a program for the sizes `taken`, as they are for those that were asked for."""
+        cuts = self._cuts.get(taken)
+        return list(leaves) if cuts is None else self._cut(cuts, leaves, taken, asked)
+
+    @staticmethod
+    def _cut(cuts: Sequence[_Cut | None], leaves: Sequence[Any], taken: Sizes, asked: Sizes) -> list[Any]:
+        return [x if cut is None else cut(x, taken, asked) for x, cut in zip(leaves, cuts, strict=True)]
+
+    def _growing(self, sizes: Sizes) -> list[int]:
+        """The dimensions that a program for these sizes fills up."""
+        return [i for i, (dim, size) in enumerate(zip(self._of.dims, sizes, strict=True)) if size > 1 and not dim.exact]
+
+    def _check(self, growing: Sequence[int], graph: Graph, sizes: Sizes) -> Outcome:
+        from .rsnlib.padding.check import FillingError, check
+
+        dims = [self._of.dims[i] for i in growing]
+        other = self._other(growing, sizes)
+        described = [_growing(dim, other[i], sizes[i]) for i, dim in zip(growing, dims, strict=True)]
+        try:
+            outcome = check(described, _renumbered(self._graph(other), growing), _renumbered(graph, growing))
+        except FillingError as error:
+            raise _refusal(dims[error.dim], str(error)) from None
+        for n, axes in enumerate(outcome.outputs):
+            for atom in (atom for axis in axes or () for atom in axis):
+                if atom.dim is not None and not atom.offset + sizes[growing[atom.dim]] >= 0:
+                    raise UnsupportedError(f"output {n} cannot be cut")
+        for i, least in outcome.least.items():
+            self._least[dims[i]] = max(self._least.get(dims[i], 1), least)
+        return outcome
+
+    def _other(self, growing: Sequence[int], sizes: Sizes) -> Sizes:
+        """Sizes for a graph to compare with: others, and each by another number; captured already, if there are any."""
+
+        def fits(other: Sizes) -> bool:
+            apart = [sizes[i] - other[i] for i in growing]
+            same = all(other[i] == n for i, n in enumerate(sizes) if i not in growing)
+            return same and 0 not in apart and len(set(apart)) == len(apart)
+
+        known = next(filter(fits, self._captured), None)
+        if known is not None:
+            return known
+        usual = [_base_size(d, n) for d, n in zip(self._of.dims, self._of.sizes(self._of.example), strict=True)]
+        near = (
+            [n for n in (base, base - 1, base + 1, base - 2, base + 2) if n > 1] if i in growing else [sizes[i]]
+            for i, base in enumerate(usual)
+        )
+        return next(filter(fits, product(*near)))
+
+    def _graph(self, sizes: Sizes) -> Graph:
+        from .rsnlib.trace import captured
+
+        if sizes not in self._captured:
+            example = self._of.resized(self._of.example, sizes)
             try:
-                apart = first if turn == 0 else _leaves(_called(self._model, example))
-            except Exception:  # what it says of numbers that it was not made for is no matter of sizes
-                continue
-            for i, (dim, size) in enumerate(zip(self._of.dims, sizes, strict=True)):
-                other = dim.sizes[-1] if dim.sizes[-1] > size else size + 1
-                if len(dim.sizes) == 1 and (dim.exact or dim.sizes == (1,)):
-                    continue  # calls have this size: nothing is filled up
-                filled = self._of.resized(example, (*sizes[:i], other, *sizes[i + 1 :]))
-                full = _leaves(self._asked(filled, [dim], [other]))
-                self._find(dim, i, (size, other), apart, full, follows)
-                if not dim.exact:
-                    self._check(dim, apart, [narrowed(x, follows[n], sizes) for n, x in enumerate(full)])
-        return follows
+                program = captured(self._model, example)[0]
+            except UnsupportedError as error:
+                raise _cannot_be_called(self._of.dims, sizes, str(error)) from error
+            self._captured[sizes] = self._of_program(program, sizes)
+        return self._captured[sizes]
+
+    def _of_program(self, program: ExportedProgram, sizes: Sizes) -> Graph:
+        from torch.export.graph_signature import InputKind
+
+        from .rsnlib.padding.check import Graph
+
+        specs = zip(program.graph.find_nodes(op="placeholder"), program.graph_signature.input_specs, strict=True)
+        nodes = [node for node, spec in specs if spec.kind == InputKind.USER_INPUT]
+        return Graph(program, nodes, self._of.places_of_leaves())
+
+
+def _renumbered(graph: Graph, growing: Sequence[int]) -> Graph:
+    """With the numbers that the dimensions have among those that are filled up."""
+    from .rsnlib.padding.check import Graph
+
+    sizes = [{axis: growing.index(i) for axis, i in leaf.items() if i in growing} for leaf in graph.sizes]
+    return Graph(graph.program, graph.arguments, sizes)
+
+
+def _growing(dim: Dim, small: int, large: int) -> Growing:
+    from .rsnlib.padding.check import Growing
+    from .rsnlib.padding.state import Fill
+
+    fill = Fill(copies=True) if isinstance(dim, Batch) else Fill(value=0.0)
+    return Growing(dim.what, "sequences" if isinstance(dim, Batch) else "rows", small, large, fill)
+
+
+def _refusal(dim: Dim, why: str) -> UnsupportedError:
+    output, _, rest = why.partition(": ")
+    changes = f" changes {output}" if rest else ""
+    return UnsupportedError(
+        f"filling up the {dim.what}{changes}: {rest or why}; hide what is filled in, by an attention mask among "
+        f"dynamic_shapes, or say {type(dim).__name__}(..., exact=True) and call it with those sizes alone"
+    )
+
+
+@dataclass(frozen=True)
+class _Cut:
+    """How a result is cut. axes: of each, in order, the factors that it has. dims: the number among `Arguments.dims` of
+    the dimension that a factor follows."""
+
+    axes: tuple[tuple[Atom, ...], ...]
+    dims: Sequence[int]
+
+    @classmethod
+    def of(cls, axes: tuple[tuple[Atom, ...], ...], dims: Sequence[int]) -> _Cut | None:
+        """None where there is nothing to cut."""
+        return None if all(atom.dim is None for axis in axes for atom in axis) else cls(axes, dims)
+
+    def __call__(self, x: torch.Tensor, taken: Sizes, asked: Sizes) -> torch.Tensor:
+        def shape(sizes: Sizes) -> list[list[int]]:
+            return [[a.size if a.dim is None else a.count(sizes[self.dims[a.dim]]) for a in axis] for axis in self.axes]
+
+        have, want = shape(taken), shape(asked)
+        x = x.reshape([n for axis in have for n in axis])
+        for at, n in enumerate(n for axis in want for n in axis):
+            x = x.narrow(at, 0, n)
+        return x.reshape([prod(axis) for axis in want])
+
+
+class _Probe:
+    """A module that PyTorch calls with examples of several sizes, numbers and signs."""
+
+    def __init__(self, model: nn.Module, arguments: Arguments) -> None:
+        self._model, self._of = model, arguments
+        sizes = self._of.sizes(self._of.example)
+        self._sizes = tuple(map(_base_size, self._of.dims, sizes))
+
+    def call_with_other_sizes(self) -> None:
+        """Raises `TensorError` where that cannot be, and `UnsupportedError` where something else comes back then."""
+        first = _leaves(self._asked(self._varied(self._sizes), self._of.dims, self._sizes))
+        for i, (dim, size) in enumerate(zip(self._of.dims, self._sizes, strict=True)):
+            if len(dim.sizes) == 1 and (dim.exact or dim.sizes == (1,)):
+                continue  # calls have this size: nothing is filled up
+            other = self._other(dim, size)
+            resized = self._of.resized(self._of.example, (*self._sizes[:i], other, *self._sizes[i + 1 :]))
+            full = _leaves(self._asked(resized, [dim], [other]))
+            if len(first) != len(full):
+                raise UnsupportedError(f"with another {dim.what} the module has another number of outputs")
+            for n, (a, b) in enumerate(zip(first, full, strict=True)):
+                if isinstance(a, PLAIN) and a != b and not dim.exact:
+                    raise UnsupportedError(f"output {n} is no tensor and changes with the {dim.what}: {a}, {b}")
+
+    def compare(self, cut: Callable[[Sequence[Any], Sizes, Sizes], list[Any]]) -> None:
+        """Filled up and not, in PyTorch. cut: of results for some sizes to others. Raises `UnsupportedError` where
+        results differ."""
+        for example in self._examples():
+            for sizes in self._smaller():
+                given = self._of.resized(example, sizes)
+                try:
+                    apart = _leaves(_called(self._model, given))
+                except Exception:  # what it says of numbers and sizes that it was not made for is no matter of filling
+                    continue
+                if not all(_is_finite(x) for x in apart):
+                    continue
+                for i, (dim, size) in enumerate(zip(self._of.dims, sizes, strict=True)):
+                    if dim.exact or dim.sizes == (1,):
+                        continue
+                    taken = (*sizes[:i], self._other(dim, size), *sizes[i + 1 :])
+                    full = _leaves(self._asked(self._of.resized(given, taken), [dim], [taken[i]]))
+                    _check(dim, apart, cut(full, taken, sizes))
+
+    def _smaller(self) -> Iterator[Sizes]:
+        """The example's sizes, and each dimension with just one."""
+        yield self._sizes
+        for i, dim in enumerate(self._of.dims):
+            if not dim.exact and self._sizes[i] > 1:
+                yield (*self._sizes[:i], 1, *self._sizes[i + 1 :])
+
+    def _examples(self) -> Iterator[dict[str, Any]]:
+        """Of the base sizes: as given; with the other sign; with numbers of other sizes; with other whole numbers."""
+        base = self._varied(self._sizes)
+        yield base
+        for change in (_negated, _times(10.0), _times(1000.0), _shuffled):
+            changed = {name: change(x) if hasattr(x, "shape") else x for name, x in base.items()}
+            if any(changed[name] is not x for name, x in base.items()):
+                yield changed
+
+    @staticmethod
+    def _other(dim: Dim, size: int) -> int:
+        return next((n for n in dim.sizes if n > size), size + 1)
 
     def _varied(self, sizes: Sequence[int]) -> dict[str, Any]:
         """The example in these sizes. Sequences differ where they can, and no row is filled in."""
@@ -75,59 +257,36 @@ class _Probe:
             return _called(self._model, example)
         except Exception as error:  # whatever the model raises
             message = str(error).strip().partition("\n")[0]
-            what = " and ".join(f"a {dim.what} of {size}" for dim, size in zip(dims, sizes, strict=True))
-            raise TensorError(
-                f"the module cannot be called with {what} ({type(error).__name__}: {message}); "
-                f"dynamic_shapes names every argument that has a {dims[0].what}"
-            ) from error
+            raise _cannot_be_called(dims, sizes, f"{type(error).__name__}: {message}") from error
 
-    def _find(
-        self,
-        dim: Dim,
-        i: int,
-        sizes: tuple[int, int],
-        apart: Sequence[Any],
-        full: Sequence[Any],
-        follows: list[dict[int, int]],
-    ) -> None:
-        """Which dimensions of outputs are this one."""
-        if len(apart) != len(full):
-            raise UnsupportedError(f"with another {dim.what} the module has another number of outputs")
-        for n, (a, b) in enumerate(zip(apart, full, strict=True)):
-            if not hasattr(a, "shape") or not hasattr(b, "shape"):
-                if isinstance(a, PLAIN) and a != b and not dim.exact:
-                    raise UnsupportedError(f"output {n} is no tensor and changes with the {dim.what}: {a}, {b}")
-                continue
-            if a.ndim != b.ndim:
-                raise UnsupportedError(f"output {n} has {a.ndim} dimensions or {b.ndim}, by the {dim.what}")
-            for axis, (was, now) in enumerate(zip(a.shape, b.shape, strict=True)):
-                if was == now:
-                    continue
-                if (was, now) != sizes:
-                    raise UnsupportedError(
-                        f"a {dim.what} of {sizes[0]} makes dimension {axis} of output {n} {was}, one of {sizes[1]} "
-                        f"{now}: what belongs to which sequence cannot be told"
-                    )
-                if follows[n].setdefault(axis, i) != i:
-                    raise UnsupportedError(f"dimension {axis} of output {n} follows two of dynamic_shapes")
 
-    def _check(self, dim: Dim, apart: Sequence[Any], filled: Sequence[Any]) -> None:
-        for n, (a, b) in enumerate(zip(apart, filled, strict=True)):
-            if not hasattr(a, "shape"):
-                continue
-            if not a.is_floating_point():
-                same, difference = bool((a == b).all()), ""
-            else:
-                both = (a == b) | (a.isnan() & b.isnan())  # infinities too, whose difference is no number
-                a, b = a.masked_fill(both & ~a.isfinite(), 0), b.masked_fill(both & ~b.isfinite(), 0)
-                off = float((a - b).abs().max() / a.abs().max().clamp(min=1e-30)) if a.numel() else 0.0
-                same, difference = off <= BOUND, f" by {off:.2g} of its largest value"
-            if not same:
-                raise UnsupportedError(
-                    f"filling up the {dim.what} changes output {n}{difference}: nothing hides what is filled in, as an "
-                    f"attention mask among dynamic_shapes would; or say {type(dim).__name__}(..., exact=True) and call "
-                    "it with those sizes alone"
-                )
+def _cannot_be_called(dims: Sequence[Dim], sizes: Sequence[int], why: str) -> TensorError:
+    what = " and ".join(f"a {dim.what} of {size}" for dim, size in zip(dims, sizes, strict=True))
+    return TensorError(
+        f"the module cannot be called with {what} ({why}); "
+        f"dynamic_shapes names every argument that has a {dims[0].what}"
+    )
+
+
+def _check(dim: Dim, apart: Sequence[Any], filled: Sequence[Any]) -> None:
+    for n, (a, b) in enumerate(zip(apart, filled, strict=True)):
+        if not hasattr(a, "shape"):
+            continue
+        if a.shape != b.shape:
+            raise UnsupportedError(
+                f"output {n} is {tuple(b.shape)} when the {dim.what} is filled up, not {tuple(a.shape)}"
+            )
+        if not a.is_floating_point():
+            same, difference = bool((a == b).all()), ""
+        else:
+            off = float((a - b).abs().max() / a.abs().max().clamp(min=1e-30)) if a.numel() else 0.0
+            same, difference = off <= BOUND, f"it differs by {off:.2g} of its largest value"  # NaN is not the same
+        if not same:
+            raise _refusal(dim, f"output {n}: {difference or 'it differs'}")
+
+
+def _is_finite(x: Any) -> bool:
+    return not hasattr(x, "isfinite") or bool(x.isfinite().all())
 
 
 def _called(model: nn.Module, arguments: dict[str, Any]) -> Any:
@@ -163,7 +322,7 @@ def _varied(x: torch.Tensor, axis: int, size: int, batch: bool) -> torch.Tensor:
         x = x.narrow(axis, 0, size)
     else:
         x = x.index_select(axis, torch.arange(size, device=x.device) % known)
-    if not batch or x.dtype == torch.bool or len(x.unique()) <= 2:
+    if not batch or not _is_data(x):
         return x
     rows = list(x.split(1, axis))
     for i, row in enumerate(rows):
@@ -174,6 +333,26 @@ def _varied(x: torch.Tensor, axis: int, size: int, batch: bool) -> torch.Tensor:
     return torch.cat(rows, axis)
 
 
-def _negated(x: Any) -> Any:
-    floats = hasattr(x, "is_floating_point") and x.is_floating_point()
-    return -x if floats and len(x.unique()) > 2 else x
+def _is_data(x: torch.Tensor) -> bool:
+    """Numbers, and not a mask."""
+    import torch
+
+    return x.dtype != torch.bool and len(x.unique()) > 2
+
+
+def _negated(x: torch.Tensor) -> torch.Tensor:
+    return -x if x.is_floating_point() and _is_data(x) else x
+
+
+def _times(factor: float) -> Callable[[torch.Tensor], torch.Tensor]:
+    return lambda x: x * factor if x.is_floating_point() and _is_data(x) else x
+
+
+def _shuffled(x: torch.Tensor) -> torch.Tensor:
+    """Other whole numbers at each place, of those that the example has: which others there may be is not known."""
+    import torch
+
+    if x.is_floating_point() or not _is_data(x):
+        return x
+    order = torch.randperm(x.numel(), generator=torch.Generator().manual_seed(0))
+    return x.reshape(-1)[order].reshape(x.shape)

@@ -110,7 +110,22 @@ class Arguments:
                     raise TensorError(f"argument {name} is {shown}; dimension {axis} of it is the {dim.what}")
                 yield name, axis, dim
 
+    def places_of_leaves(self) -> list[dict[int, int]]:
+        """For each argument, flat as torch.export has them, by axis the number of the dimension of ours that it has."""
+        from torch.utils import _pytree as pytree
+
+        from .rsnlib.capture import canonical
+
+        marked: dict[str, Any] = dict(self.example)
+        for name, axis, dim in self.places(self.example):
+            if not isinstance(marked[name], _Marked):
+                marked[name] = _Marked({})
+            marked[name].axes[axis % self.example[name].ndim] = self.dims.index(dim)
+        leaves = pytree.tree_leaves(canonical(self._signature, (), marked))
+        return [leaf.axes if isinstance(leaf, _Marked) else {} for leaf in leaves]
+
     def sizes(self, given: Mapping[str, Any]) -> tuple[int, ...]:
+        """Of the dimensions in `dims`. Raises `TensorError` where arguments have different ones."""
         found: dict[Dim, tuple[str, int]] = {}
         for name, axis, dim in self.places(given):
             size = given[name].shape[axis]
@@ -125,6 +140,13 @@ class Arguments:
         for name, axis, dim in self.places(given):
             out[name] = _resized(out[name], axis, wanted[dim], copies=isinstance(dim, Batch))
         return out
+
+
+@dataclass(frozen=True)
+class _Marked:
+    """In place of an argument some of whose axes have dimensions of ours."""
+
+    axes: dict[int, int]
 
 
 def _resized(x: torch.Tensor, axis: int, size: int, copies: bool) -> torch.Tensor:

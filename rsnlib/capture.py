@@ -268,6 +268,30 @@ def lifted(program: ExportedProgram) -> Environment:
     return values
 
 
+class Constants:
+    """What of a graph depends on no argument, with the values that it has. They are worked out when asked for."""
+
+    def __init__(self, program: ExportedProgram) -> None:
+        self._values = lifted(program)
+        self._nodes = set(self._values)
+        for node in program.graph.nodes:
+            random = torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ())
+            if node.op == "call_function" and not random and all(x in self._nodes for x in node.all_input_nodes):
+                self._nodes.add(node)
+
+    def __contains__(self, x: object) -> bool:
+        return isinstance(x, Node) and x in self._nodes
+
+    def value(self, node: Node) -> torch.Tensor:
+        """Of one of these nodes."""
+        if node not in self._values:
+            for x in node.all_input_nodes:
+                self.value(x)
+            run([node], self._values)
+        tensor: torch.Tensor = self._values[node]
+        return tensor
+
+
 def packet(node: Node) -> Any:
     """The operator without its overload, such as torch.ops.aten.add."""
     return getattr(node.target, "overloadpacket", node.target)

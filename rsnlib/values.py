@@ -15,7 +15,7 @@ from torch.fx import Node
 
 from ..isa.errors import UnsupportedError
 from ..scheduler.segment import Array
-from .capture import Environment, is_static, lifted, module_path, packet, run, shape_of, site
+from .capture import Constants, is_static, module_path, packet, shape_of, site
 from .layers import Attend, Float64, Layer, Linear, Source
 from .pointwise import Pointwise
 from .view import View
@@ -84,12 +84,7 @@ class Values:
         self.masks: dict[Attend, Node] = {}
         self.source_nodes: dict[Source, Node] = {}
         self._made: dict[Any, Any] = {}
-        self._constants: Environment = lifted(program)
-        self._constant_nodes = set(self._constants)
-        for node in program.graph.nodes:
-            random = torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ())
-            if node.op == "call_function" and not random and all(map(self.is_constant, node.all_input_nodes)):
-                self._constant_nodes.add(node)
+        self._constants = Constants(program)
         self.batch, self.seq = self._find_rows()
         self.rows = self.batch * self.seq
 
@@ -154,15 +149,11 @@ class Values:
 
     def is_constant(self, x: Any) -> bool:
         """Whether it depends on no argument of the module."""
-        return isinstance(x, Node) and x in self._constant_nodes
+        return x in self._constants
 
     def constant(self, node: Node) -> torch.Tensor:
-        if node not in self._constants:
-            for x in node.all_input_nodes:
-                self.constant(x)
-            run([node], self._constants)
-        tensor: torch.Tensor = self._constants[node]
-        return tensor
+        """The value of one that depends on none."""
+        return self._constants.value(node)
 
     def once(self, what: str, array: Array) -> Array:
         """The same array for all that have equal ones, as the layers of a stack have."""

@@ -28,6 +28,9 @@ class Built:
 Progress = Callable[[float], None]
 
 
+Observe = Callable[[str, object], None]
+
+
 def _unobserved(name: str, made: object) -> None:
     """Nobody wants to know."""
 
@@ -41,7 +44,7 @@ class Passes:
     choose: Callable[[Network, Overlay, Best, Progress], Chosen] = choose
     lower: Callable[[Network, Overlay, Schedule], Lowered] = lower
     pack: Callable[[Kernels, Starts | None], Program] = pack
-    observe: Callable[[str, object], None] = _unobserved
+    observe: Observe = _unobserved
 
 
 USUAL = Passes()

@@ -1,0 +1,366 @@
+"""A module's graph for one size, followed from its arguments to its results, beside its graph for another size."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from math import inf, isfinite, isnan
+from typing import Any
+
+import torch
+from torch.export import ExportedProgram
+from torch.fx import Node
+from torch.utils import _pytree as pytree
+
+from ..capture import Constants, arguments, dtype_of, is_static, packet, shape_of, site
+from ..rules import CHECKS
+from .elementwise import CASTS, elementwise, is_elementwise
+from .moves import MOVES
+from .products import PRODUCING
+from .reductions import REDUCING
+from .state import Atom, Axis, Fill, Mixed, MixedError, State, number, plain, size_of
+
+RULES: dict[Any, Callable[[Walk, Node, dict[str, Any]], State | list[State]]] = {**MOVES, **REDUCING, **PRODUCING}
+LARGEST_LOOKED_AT = 1 << 22
+"""Elements of a constant whose values are looked at, where its shape does not follow a size."""
+FARTHEST = 64
+"""What an axis may have more or less than the size that it follows."""
+
+
+@dataclass(frozen=True)
+class Growing:
+    """A dynamic dimension. what: its name; rows: of what it has many, in words; small, large: its size in the two
+    graphs, which differ, and by another number for each dimension; fill: what is filled in, in arguments."""
+
+    what: str
+    rows: str
+    small: int
+    large: int
+    fill: Fill
+
+
+@dataclass(frozen=True)
+class Graph:
+    """A captured module: `program`, and its arguments, flat. sizes: for each argument by axis the number of the dynamic
+    dimension that it has."""
+
+    program: ExportedProgram
+    arguments: Sequence[Node]
+    sizes: Sequence[Mapping[int, int]]
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """outputs: for each result in order the axes that it has, None for what is no tensor. least: by dynamic dimension
+    the smallest size for which the module can be called."""
+
+    outputs: list[tuple[Axis, ...] | None]
+    least: dict[int, int]
+
+
+class FillingError(Exception):
+    """A result depends on what is filled in. dim: of which dynamic dimension; message: output, operator and why."""
+
+    def __init__(self, dim: int, message: str) -> None:
+        super().__init__(message)
+        self.dim = dim
+
+
+def check(dims: Sequence[Growing], small: Graph, large: Graph) -> Outcome:
+    """Whether results for filled-up arguments are those of the arguments as they are, for any size up to the larger
+    graph's. Raises `FillingError`."""
+    walk = Walk(dims, small, large)
+    outputs: list[tuple[Axis, ...] | None] = []
+    leaves = [pytree.tree_leaves(g.program.graph.output_node().args[0]) for g in (large, small)]
+    for n, (x, other) in enumerate(zip(*leaves, strict=True)):
+        if not isinstance(x, Node):
+            if x != other:
+                raise FillingError(0, f"output {n} is no tensor and changes with the size: {other}, {x}")
+            outputs.append(None)
+            continue
+        state = walk.of(x)
+        if state.mixed is not None:
+            raise FillingError(state.mixed.dim, f"output {n}: {site(state.mixed.node)}: {state.mixed.why}")
+        outputs.append(state.axes)
+    return Outcome(outputs, walk.least)
+
+
+class Walk:
+    """One pass over the larger graph. states: of each node so far."""
+
+    def __init__(self, dims: Sequence[Growing], small: Graph, large: Graph) -> None:
+        self.dims = dims
+        self.least: dict[int, int] = {}
+        self.states: dict[Node, State | list[State]] = {}
+        self._pairs = _paired(small.program, large.program)
+        self._differs = {node: _literals_differ(node, other) for node, other in self._pairs.items()}
+        self._constants, self._small_constants = Constants(large.program), Constants(small.program)
+        self._varying: set[Node] = set()
+        given = dict(zip(large.arguments, large.sizes, strict=True))
+        for node in large.program.graph.nodes:
+            if node.op == "output" or packet(node) in CHECKS:
+                continue
+            if node in given:
+                self.states[node] = self._argument(node, given[node])
+            elif node in self._constants:
+                self.states[node] = self._constant(node)
+            else:
+                self.states[node] = self._visit(node)
+
+    # -- what rules ask
+
+    def of(self, x: Any) -> State:
+        """An operand."""
+        if not isinstance(x, Node):
+            return number(float(x))
+        state = self.states[x]
+        assert isinstance(state, State), x
+        return state
+
+    def rows(self, dim: int) -> str:
+        """What a dynamic dimension has many of."""
+        return self.dims[dim].rows
+
+    def is_constant(self, node: Node) -> bool:
+        """Whether it depends on no argument."""
+        return node in self._constants
+
+    def constant(self, node: Node) -> torch.Tensor:
+        """Its value in the larger graph."""
+        return self._constants.value(node)
+
+    def differs(self, node: Node, *names: str) -> bool:
+        """Whether a number among an operator's arguments (these, or any) is another one in the smaller graph."""
+        found = self._differs[node]
+        return bool(found if not names else found.intersection(names))
+
+    def no_sizes(self, node: Node) -> None:
+        """Raises `MixedError` where an operator takes a number that depends on the size."""
+        for name in sorted(self._differs[node]):
+            given, (other,) = arguments(node).get(name), self.small(node, name)
+            if isinstance(given, int | float) and isinstance(other, int | float):
+                dims = [i for i, dim in enumerate(self.dims) if given - other == dim.large - dim.small]
+                raise MixedError(dims[0] if dims else 0, f"its {name} is {given:g} here, and another for another size")
+            raise MixedError(0, f"its {name} depends on the size")
+
+    def small(self, node: Node, *names: str) -> tuple[Any, ...]:
+        """These arguments of an operator in the smaller graph."""
+        given = arguments(self._pairs[node])
+        return tuple(given[name] for name in names)
+
+    def small_shape(self, node: Node) -> tuple[int, ...]:
+        """In the smaller graph."""
+        return shape_of(self._pairs[node])
+
+    def needs(self, atom: Atom, count: int) -> None:
+        """Calls have to have so many valid positions there."""
+        if atom.dim is not None:
+            self.least[atom.dim] = max(self.least.get(atom.dim, 1), count - atom.offset)
+
+    def shaped(self, node: Node) -> tuple[Axis, ...]:
+        """The axes of a tensor of which the shapes in both graphs are all that is known. Raises `MixedError`."""
+        return tuple(self._axis(*sizes) for sizes in zip(self.small_shape(node), shape_of(node), strict=True))
+
+    def _axis(self, small: int, large: int) -> Axis:
+        if small == large:
+            return plain(large)
+        for i, dim in enumerate(self.dims):
+            offset = large - dim.large
+            if small - dim.small == offset and abs(offset) <= FARTHEST:
+                return (Atom(large, i, offset),)
+        raise MixedError(0, f"how its shape follows from the size ({small}, {large}) is not understood")
+
+    # -- states
+
+    def _argument(self, node: Node, sizes: Mapping[int, int]) -> State:
+        low, high = (0.0, 1.0) if dtype_of(node) == torch.bool else (-inf, inf)
+        low = 0.0 if _is_looked_up(node) else low
+        axes = []
+        for axis, size in enumerate(shape_of(node)):
+            dim = sizes.get(axis)
+            axes.append(plain(size) if dim is None else (Atom(size, dim, 0, self.dims[dim].fill),))
+        return State(tuple(axes), low, high)
+
+    def _visit(self, node: Node) -> State | list[State]:
+        try:
+            return self._checked(node, self._made(node))
+        except MixedError as error:
+            return self._mixed(node, Mixed(node, str(error), error.dim))
+
+    def _made(self, node: Node) -> State | list[State]:
+        inputs = [self.states[x] for x in node.all_input_nodes]
+        flat = [part for x in inputs for part in (x if isinstance(x, list) else [x])]
+        of_shape = packet(node).__name__.startswith(("new_", "zeros_like", "ones_like", "full_like"))
+        for part in flat if node.target is not operator.getitem else []:
+            if part.mixed is not None and not of_shape and packet(node) not in SHAPED_AS:
+                return self._mixed(node, part.mixed)
+        rule = RULES.get(packet(node))
+        if rule is not None:
+            made = rule(self, node, arguments(node))
+            if rule not in FREE_OF_SIZES:
+                self.no_sizes(node)
+            return made
+        if is_elementwise(node):
+            self.no_sizes(node)
+            return elementwise(node, {x: self.of(x) for x in node.all_input_nodes})
+        for part in flat:
+            for dim in part.dims:
+                raise MixedError(dim, f"how its result depends on the {self.rows(dim)} is not known")
+        self.no_sizes(node)
+        values = node.meta.get("val")
+        if isinstance(values, list | tuple):
+            return [State(tuple(map(plain, value.shape))) for value in values]
+        return State(self.shaped(node))
+
+    def _checked(self, node: Node, made: State | list[State]) -> State | list[State]:
+        """A result whose axes are those that the operator has in both graphs. Raises `MixedError`."""
+        if not is_static(node):
+            raise MixedError(0, "its shape depends on data")
+        values, others = node.meta["val"], self._pairs[node].meta["val"]
+        if not isinstance(made, list):
+            values, others = [values], [others]
+        parts = made if isinstance(made, list) else [made]
+        for part, value, other in zip(parts, values, others, strict=True):
+            if part.mixed is not None:
+                continue
+            shape = tuple(size_of(axis) for axis in part.axes)
+            small = tuple(size_of(tuple(map(self._shrunk, axis))) for axis in part.axes)
+            if (shape, small) != (tuple(value.shape), tuple(other.shape)):
+                dim = next(iter(part.dims), 0)
+                raise MixedError(dim, f"how its shape follows from the size ({small}, {shape}) is not understood")
+            for atom in part.atoms:
+                if atom.dim is not None and atom.size < 2:
+                    raise MixedError(atom.dim, "it leaves too little of it to tell what is valid")
+        return made
+
+    def _shrunk(self, atom: Atom) -> Atom:
+        return atom if atom.dim is None else replace(atom, size=atom.count(self.dims[atom.dim].small))
+
+    def _mixed(self, node: Node, mixed: Mixed) -> State | list[State]:
+        values = node.meta.get("val")
+        if isinstance(values, list | tuple):
+            return [State((), mixed=mixed) for _ in values]
+        return State((), mixed=mixed)
+
+    def _constant(self, node: Node) -> State:
+        """Of what depends on no argument; but its shape, and then its values, may follow the size."""
+        value = node.meta.get("val")
+        if not isinstance(value, torch.Tensor):
+            self.states[node] = State(())
+            return State(())
+        try:
+            return self._of_constant(node)
+        except MixedError as error:
+            return State((), mixed=Mixed(node, str(error), error.dim))
+
+    def _of_constant(self, node: Node) -> State:
+        operands = node.all_input_nodes
+        grows = self.small_shape(node) != shape_of(node)
+        if grows or self._differs[node] or any(x in self._varying for x in operands):
+            self._varying.add(node)
+        axes = self.shaped(node)
+        if node not in self._varying and node.meta["val"].numel() > LARGEST_LOOKED_AT:
+            return State(axes)
+        large = self._constants.value(node)
+        if node in self._varying:
+            small = self._small_constants.value(self._pairs[node])
+            for at, (axis, size) in enumerate(zip(axes, small.shape, strict=True)):
+                count = min(size, large.shape[at]) if axis and axis[0].dim is not None else size
+                small = small.narrow(at, 0, count)
+            part = large
+            for at, size in enumerate(small.shape):
+                part = part.narrow(at, 0, size)
+            if not torch.equal(part.nan_to_num(), small.nan_to_num()):
+                raise MixedError(next((a[0].dim or 0 for a in axes if a), 0), "its values depend on the size")
+        return _of_value(large, axes)
+
+
+SHAPED_AS = {torch.ops.aten.expand_as, torch.ops.aten.type_as}
+FREE_OF_SIZES = {
+    *(RULES[getattr(torch.ops.aten, name)] for name in ("view", "expand", "slice", "narrow", "select", "zeros_like")),
+    *(RULES[getattr(torch.ops.aten, name)] for name in ("repeat", "permute", "split")),
+}
+"""Rules that look at numbers that follow the size by themselves."""
+
+
+def _is_looked_up(node: Node) -> bool:
+    """Whether rows of a table are looked up with an argument: its numbers are not negative then."""
+    stack, seen = [node], set()
+    while stack:
+        x = stack.pop()
+        for user in x.users:
+            if packet(user) is torch.ops.aten.embedding and arguments(user)["indices"] is x:
+                return True
+            same = RULES.get(packet(user)) is RULES[torch.ops.aten.view] or packet(user) in CASTS
+            if same and not (dtype_of(user) or torch.int64).is_floating_point and user not in seen:
+                seen.add(user)
+                stack.append(user)
+    return False
+
+
+def _of_value(value: torch.Tensor, axes: tuple[Axis, ...]) -> State:
+    """What is known of a tensor of known values."""
+    if not value.numel() or value.is_complex():
+        return State(axes)
+    value = value.detach().double()
+    known = list(axes)
+    for at, axis in enumerate(axes):
+        if axis and axis[0].dim is not None:
+            begin = max(1 + axis[0].offset, 0)  # a call has at least one valid position
+            lines = value.movedim(at, 0)
+            same = lines[max(begin - 1, 0) :]
+            fill = _fill_of(lines[begin:])
+            known[at] = (replace(axis[0], fill=replace(fill, copies=bool((same == same[:1]).all()))),)
+    for at, axis in enumerate(known):
+        for other, rows in enumerate(known):
+            if axis and rows and at != other and axis[0].dim is not None and axis[0].dim == rows[0].dim:
+                ahead = torch.arange(axis[0].size) > torch.arange(rows[0].size)[:, None]
+                known[at] = (replace(known[at][0], ahead=_fill_of(value.movedim((other, at), (0, 1))[ahead])),)
+    low, high = float(value.min()), float(value.max())
+    if isnan(low):
+        return State(tuple(known))
+    return State(tuple(known), low, high, low if low == high else None)
+
+
+def _fill_of(value: torch.Tensor) -> Fill:
+    if not value.numel():
+        return Fill()
+    low, high = float(value.min()), float(value.max())
+    if isnan(low):
+        return Fill(finite=False)
+    return Fill(False, low if low == high else None, high, low, isfinite(low) and isfinite(high))
+
+
+def _paired(small: ExportedProgram, large: ExportedProgram) -> dict[Node, Node]:
+    """The node of the smaller graph for each of the larger. Raises `FillingError` where they are not the same graph."""
+    lists = [[x for x in program.graph.nodes if packet(x) not in CHECKS] for program in (large, small)]
+    pairs: dict[Node, Node] = {}
+    for node, other in zip(*lists, strict=False):
+        same = (node.op, packet(node)) == (other.op, packet(other)) or node.op == other.op != "call_function"
+        if not same or [pairs[x] for x in node.all_input_nodes] != other.all_input_nodes:
+            raise FillingError(0, f"for one size the module computes {_name(node)}, for another {_name(other)} there")
+        pairs[node] = other
+    if len(lists[0]) != len(lists[1]):
+        longer = max(lists, key=len)[min(map(len, lists))]
+        raise FillingError(0, f"for one size alone the module computes {_name(longer)}")
+    return pairs
+
+
+def _name(node: Node) -> str:
+    return site(node) if node.op == "call_function" else f"its {node.op}"
+
+
+def _literals_differ(node: Node, other: Node) -> set[str]:
+    """Which arguments of an operator hold other numbers than those of the same operator of another graph."""
+    if node.op != "call_function":
+        return set()
+    given, others = arguments(node), arguments(other)
+    if not given:  # no operator of PyTorch's
+        given, others = ({str(i): x for i, x in enumerate(n.args)} for n in (node, other))
+    return {name for name, x in given.items() if _numbers(x) != _numbers(others[name])}
+
+
+def _numbers(x: Any) -> Any:
+    """An argument without the graph's values."""
+    return pytree.tree_map(lambda leaf: None if isinstance(leaf, Node) else leaf, x)

@@ -1,0 +1,367 @@
+"""Operators that take elements at the same position of their operands: what is filled in stays where it is."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from math import inf, isfinite, isnan
+from typing import Any
+
+import torch
+from torch.fx import Node
+
+from ..capture import arguments, dtype_of, packet
+from ..mask import HIDDEN
+from .state import Atom, Axis, Fill, State, along, broadcast
+
+aten = torch.ops.aten
+
+Bounds = tuple[float, float]
+
+CASTS = {aten.to, aten._to_copy, aten.type_as, aten.alias, aten.clone, aten.contiguous, aten.detach, aten.dropout}
+"""The same numbers, perhaps as another type."""
+ALSO = {aten.__and__, aten.__or__, aten.__xor__, aten.masked_fill, aten.where, aten.square, aten.isfinite, aten.isnan}
+"""Element by element, though PyTorch does not mark them so."""
+FINITE = {
+    *(aten.add, aten.sub, aten.rsub, aten.mul, aten.neg, aten.abs, aten.square, aten.sign, aten.lerp, aten.addcmul),
+    *(aten.relu, aten.gelu, aten.silu, aten.sigmoid, aten.tanh, aten.erf, aten.elu, aten.selu, aten.celu, aten.mish),
+    *(aten.leaky_relu, aten.hardtanh, aten.relu6, aten.softplus, aten.hardswish, aten.hardsigmoid, aten.threshold),
+    *(aten.sin, aten.cos, aten.atan, aten.floor, aten.ceil, aten.round, aten.trunc, aten.log_sigmoid),
+    *(aten.clamp, aten.clamp_min, aten.clamp_max, aten.maximum, aten.minimum, aten.where, aten.masked_fill, *CASTS),
+}
+"""Of finite numbers, but for overflows, they make finite ones."""
+AND = {aten.bitwise_and, aten.logical_and, aten.__and__}
+OR = {aten.bitwise_or, aten.logical_or, aten.__or__}
+EXP_OVERFLOWS = 80.0
+
+
+def is_elementwise(node: Node) -> bool:
+    op = packet(node)
+    return op in CASTS or op in ALSO or torch.Tag.pointwise in getattr(node.target, "tags", ())
+
+
+@dataclass(frozen=True)
+class _Operator:
+    """An operator, and what it is given: fills by operand, at one place."""
+
+    node: Node
+    fills: Mapping[Node, Fill]
+    bounds: Mapping[Node, Bounds]
+
+    def fill(self, x: Any) -> Fill:
+        if isinstance(x, Node):
+            return self.fills[x]
+        return Fill(copies=True, value=float(x), finite=isfinite(x)) if isinstance(x, int | float) else Fill()
+
+
+def elementwise(node: Node, states: Mapping[Node, State]) -> State:
+    """The result of an operator on the elements of its operands. Raises `MixedError`."""
+    if packet(node) in CASTS:
+        first = node.all_input_nodes[0]
+        states = {first: states[first]}
+    ndim = max(len(state.axes) for state in states.values())
+    axes = broadcast(list(states.values()), ndim)
+    bounds = {x: (state.low, state.high) for x, state in states.items()}
+    low, high = _bounds(node, bounds)
+
+    def fill(operands: list[tuple[State, Axis]], place: int) -> Fill:
+        atoms = next(axis for _, axis in operands if axis)
+        fills = {x: along(s, axis, atoms[place], place) for x, (s, axis) in zip(states, operands, strict=True)}
+        return _filled(_Operator(node, fills, bounds))
+
+    made: list[Axis] = []
+    for own in axes:
+        shown = next((axis for axis in own if axis), ())
+        operands = list(zip(states.values(), own, strict=True))
+        made.append(
+            tuple(
+                replace(atom, fill=fill(operands, i), ahead=None) if atom.dim is not None else atom
+                for i, atom in enumerate(shown)
+            )
+        )
+    result = State(tuple(made), low, high, indexes=_indexes(node, states))
+    values = {x: Fill(value=state.value) for x, state in states.items()}
+    if all(f.value is not None for f in values.values()):
+        result = replace(result, value=_evaluated(_Operator(node, values, bounds)))
+    return _with_ahead(node, states, axes, result, bounds)
+
+
+def _with_ahead(
+    node: Node,
+    states: Mapping[Node, State],
+    axes: list[list[Axis]],
+    result: State,
+    bounds: Mapping[Node, Bounds],
+) -> State:
+    """The result with what is known of what lies ahead, where an operand knows that."""
+    if not any(atom.ahead is not None for state in states.values() for atom in state.atoms):
+        return result
+    made: list[Axis] = []
+    for own, axis in zip(axes, result.axes, strict=True):
+        atoms: list[Atom] = []
+        for place, atom in enumerate(axis):
+            known = [part[place].ahead if part else None for part in own]
+            if atom.dim is not None and any(known) and result.query_of(atom) is not None:
+                fills = {
+                    x: ahead if ahead is not None else _varying(state)
+                    for (x, state), ahead in zip(states.items(), known, strict=True)
+                }
+                atom = replace(atom, ahead=replace(_filled(_Operator(node, fills, bounds)), copies=False))
+            atoms.append(atom)
+        made.append(tuple(atoms))
+    return replace(result, axes=tuple(made))
+
+
+def _varying(state: State) -> Fill:
+    """What is known of an operand's elements at any positions."""
+    return Fill(value=state.value, finite=state.is_finite and (state.value is None or isfinite(state.value)))
+
+
+def _indexes(node: Node, states: Mapping[Node, State]) -> int | None:
+    return next(iter(states.values())).indexes if packet(node) in CASTS else None
+
+
+def _filled(op: _Operator) -> Fill:
+    """What the operator makes of what is known of its operands."""
+    fills, kind = op.fills.values(), packet(op.node)
+    copies = all(fill.copies for fill in fills)
+    if all(fill.value is not None for fill in fills):
+        value = _evaluated(op)
+        return Fill(copies, value, finite=value is not None and isfinite(value))
+    dtype = dtype_of(op.node)
+    finite = all(fill.finite for fill in fills) and (kind in FINITE or _is_finite_here(op))
+    finite = finite or (dtype is not None and not dtype.is_floating_point)
+    rule = _KNOWN.get(kind)
+    known = None if rule is None else rule(op, arguments(op.node))
+    if known is None:
+        return Fill(copies, finite=finite)
+    if known.value is not None:
+        return Fill(copies, known.value, finite=isfinite(known.value))
+    return Fill(copies, None, known.most, known.least, finite and known.finite)
+
+
+def _evaluated(op: _Operator) -> float | None:
+    """What the operator makes of numbers."""
+
+    def tensor(x: Node) -> Any:
+        return torch.tensor(op.fills[x].value, dtype=dtype_of(x))
+
+    args, kwargs = torch.fx.node.map_arg((op.node.args, op.node.kwargs), lambda x: tensor(x) if x in op.fills else None)
+    try:
+        made = float(op.node.target(*args, **kwargs))
+    except (RuntimeError, TypeError, ValueError, ZeroDivisionError):
+        return None
+    return None if isnan(made) else made
+
+
+# -- where not all operands are known
+
+
+Known = Callable[[_Operator, dict[str, Any]], Fill | None]
+
+
+def _mul(op: _Operator, a: dict[str, Any]) -> Fill | None:
+    x, y = op.fill(a["self"]), op.fill(a["other"])
+    for one, other in ((x, y), (y, x)):
+        if one.value == 0 and other.finite:
+            return Fill(value=0.0)
+        if one.value is not None and one.value > 0:
+            return _scaled(other, one.value)
+    return None
+
+
+def _div(op: _Operator, a: dict[str, Any]) -> Fill | None:
+    y = op.fill(a["other"])
+    return _scaled(op.fill(a["self"]), 1 / y.value) if y.value is not None and y.value > 0 else None
+
+
+def _scaled(fill: Fill, factor: float) -> Fill:
+    most = None if fill.most is None else fill.most * factor
+    return Fill(most=most, least=None if fill.least is None else fill.least * factor, finite=fill.finite)
+
+
+def _and(op: _Operator, a: dict[str, Any]) -> Fill | None:
+    return Fill(value=0.0) if 0 in (op.fill(a["self"]).value, op.fill(a["other"]).value) else None
+
+
+def _or(op: _Operator, a: dict[str, Any]) -> Fill | None:
+    is_truth = dtype_of(op.node) == torch.bool
+    return Fill(value=1.0) if is_truth and 1 in (op.fill(a["self"]).value, op.fill(a["other"]).value) else None
+
+
+def _chosen(condition: Fill, yes: Fill, no: Fill) -> Fill:
+    if condition.value is not None:
+        return yes if condition.value else no
+    value = yes.value if yes.value == no.value else None
+    most, least = max(yes.top, no.top), min(yes.bottom, no.bottom)
+    return Fill(False, value, most if most < inf else None, least if least > -inf else None, yes.finite and no.finite)
+
+
+def _where(op: _Operator, a: dict[str, Any]) -> Fill | None:
+    return _chosen(op.fill(a["condition"]), op.fill(a["self"]), op.fill(a["other"]))
+
+
+def _masked_fill(op: _Operator, a: dict[str, Any]) -> Fill | None:
+    return _chosen(op.fill(a["mask"]), op.fill(a["value"]), op.fill(a["self"]))
+
+
+def _sum(x: Fill, y: Fill) -> Fill | None:
+    """Something huge, and something ordinary or huge in the same direction."""
+    for one, other in ((x, y), (y, x)):
+        if one.value is not None and not isfinite(one.value) and other.finite:
+            return Fill(value=one.value)
+        if one.top <= HIDDEN and (other.finite or other.top <= HIDDEN):
+            return Fill(most=one.top, finite=one.finite and other.finite)
+        if one.bottom >= -HIDDEN and (other.finite or other.bottom >= -HIDDEN):
+            return Fill(least=one.bottom, finite=one.finite and other.finite)
+    return None
+
+
+def _add(op: _Operator, a: dict[str, Any]) -> Fill | None:
+    return _sum(op.fill(a["self"]), op.fill(a["other"])) if a["alpha"] == 1 else None
+
+
+def _sub(op: _Operator, a: dict[str, Any]) -> Fill | None:
+    return _sum(op.fill(a["self"]), _negated(op.fill(a["other"]))) if a["alpha"] == 1 else None
+
+
+def _negated(x: Fill) -> Fill:
+    value = None if x.value is None else -x.value
+    most, least = (None if n is None else -n for n in (x.least, x.most))
+    return replace(x, value=value, most=most, least=least)
+
+
+def _relu(op: _Operator, a: dict[str, Any]) -> Fill | None:
+    return Fill(value=0.0) if op.fill(a["self"]).top <= 0 else None
+
+
+def _vanishing(op: _Operator, a: dict[str, Any]) -> Fill | None:
+    """exp and sigmoid, far below 0."""
+    return Fill(value=0.0) if op.fill(a["self"]).top <= HIDDEN else None
+
+
+def _same(op: _Operator, a: dict[str, Any]) -> Fill | None:
+    (x,) = op.fills
+    both = [dtype for dtype in (dtype_of(x), dtype_of(op.node)) if dtype is not None and dtype.is_floating_point]
+    return op.fills[x] if len(both) == 2 or dtype_of(x) == dtype_of(op.node) else None
+
+
+def _is_greater(x: Fill, y: Fill) -> Fill | None:
+    """x > y, or x >= y, where it is not close."""
+    if x.top < y.bottom:
+        return Fill(value=0.0)
+    return Fill(value=1.0) if x.bottom > y.top else None
+
+
+def _greater(op: _Operator, a: dict[str, Any]) -> Fill | None:
+    return _is_greater(op.fill(a["self"]), op.fill(a["other"]))
+
+
+def _less(op: _Operator, a: dict[str, Any]) -> Fill | None:
+    return _is_greater(op.fill(a["other"]), op.fill(a["self"]))
+
+
+_KNOWN: dict[Any, Known] = {
+    **dict.fromkeys((aten.gt, aten.ge), _greater),
+    **dict.fromkeys((aten.lt, aten.le), _less),
+    aten.relu: _relu,
+    **dict.fromkeys((aten.exp, aten.sigmoid), _vanishing),
+    aten.mul: _mul,
+    aten.div: _div,
+    **dict.fromkeys(AND, _and),
+    **dict.fromkeys(OR, _or),
+    aten.where: _where,
+    aten.masked_fill: _masked_fill,
+    aten.add: _add,
+    aten.sub: _sub,
+    **dict.fromkeys(CASTS, _same),
+}
+
+
+# -- bounds of all elements
+
+
+def _is_finite_here(op: _Operator) -> bool:
+    """Whether an operator that has poles, or grows fast, is away from them."""
+    kind, a = packet(op.node), arguments(op.node)
+
+    def bounds(name: str) -> Bounds:
+        return _bounds_of(a[name], op.bounds)
+
+    if kind is aten.div:
+        low, high = bounds("other")
+        return low > 0 or high < 0
+    if kind in (aten.sqrt, aten.rsqrt, aten.log):
+        return bounds("self")[0] > 0 or (kind is aten.sqrt and bounds("self")[0] == 0)
+    if kind is aten.log1p:
+        return bounds("self")[0] > -1
+    if kind in (aten.exp, aten.expm1):
+        return bounds("self")[1] <= EXP_OVERFLOWS
+    if kind is aten.pow:
+        return isinstance(a["exponent"], int | float) and a["exponent"] >= 0 and float(a["exponent"]).is_integer()
+    return False
+
+
+def _bounds_of(x: Any, bounds: Mapping[Node, Bounds]) -> Bounds:
+    if isinstance(x, Node):
+        return bounds.get(x, (-inf, inf))
+    return (float(x), float(x)) if isinstance(x, int | float) else (-inf, inf)
+
+
+NON_NEGATIVE = {aten.relu, aten.relu6, aten.abs, aten.exp, aten.square, aten.sqrt, aten.rsqrt, aten.softplus}
+SHARES = {aten.sigmoid, aten.hardsigmoid}
+
+
+def _bounds(node: Node, bounds: Mapping[Node, Bounds]) -> Bounds:
+    """Of the operator's result."""
+    kind, a = packet(node), arguments(node)
+
+    def of(name: str) -> Bounds:
+        return _bounds_of(a[name], bounds)
+
+    if dtype_of(node) == torch.bool or kind in SHARES:
+        return 0.0, 1.0
+    if kind in NON_NEGATIVE:
+        return 0.0, inf
+    if kind in CASTS:
+        return bounds[node.all_input_nodes[0]]
+    if kind in (aten.tanh, aten.sin, aten.cos, aten.erf):
+        return -1.0, 1.0
+    if kind is aten.pow:
+        return (0.0, inf) if a["exponent"] in (2, 4) else (-inf, inf)
+    if kind in (aten.add, aten.sub) and a["alpha"] == 1:
+        (low, high), (less, more) = of("self"), of("other")
+        return _ordered(low + less, high + more) if kind is aten.add else _ordered(low - more, high - less)
+    if kind is aten.rsub and a["alpha"] == 1:
+        (low, high), (less, more) = of("other"), of("self")
+        return _ordered(low - more, high - less)
+    if kind is aten.neg:
+        low, high = of("self")
+        return -high, -low
+    if kind is aten.mul and a["self"] is a["other"]:
+        return 0.0, inf
+    if kind is aten.mul or (kind is aten.div and of("other")[0] > 0 and a.get("rounding_mode") is None):
+        (low, high), (less, more) = of("self"), of("other")
+        if kind is aten.div:
+            return (0.0 if low >= 0 else -inf), (0.0 if high <= 0 else inf)
+        corners = [x * y for x in (low, high) for y in (less, more)]
+        corners = [0.0 if isnan(c) else c for c in corners]  # 0 times what has no bound
+        return min(corners), max(corners)
+    if kind in (aten.where, aten.masked_fill):
+        (low, high), (less, more) = of("self"), of("other" if kind is aten.where else "value")
+        return min(low, less), max(high, more)
+    if kind in (aten.clamp, aten.clamp_min, aten.clamp_max):
+        low, high = of("self")
+        for name, choose in (("min", max), ("max", min)):
+            if a.get(name) is not None:
+                limit = _bounds_of(a[name], bounds)
+                low, high = choose(low, limit[0]), choose(high, limit[1])
+        return low, high
+    if kind in (aten.maximum, aten.minimum):
+        (low, high), (less, more) = of("self"), of("other")
+        return (max(low, less), max(high, more)) if kind is aten.maximum else (min(low, less), min(high, more))
+    return -inf, inf
+
+
+def _ordered(low: float, high: float) -> Bounds:
+    return (-inf if isnan(low) else low), (inf if isnan(high) else high)

@@ -1,0 +1,440 @@
+"""Operators that move elements, or take some of them: views, parts, several side by side, and what indices name."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
+from math import prod
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch.fx import Node
+
+from ..capture import dtype_of, packet, shape_of
+from .state import Atom, Axis, Fill, Mixed, MixedError, State, broadcast, is_plain, plain, refilled, size_of, tidy
+
+if TYPE_CHECKING:
+    from .check import Walk
+
+aten = torch.ops.aten
+
+Made = State | list[State]
+Rule = Callable[["Walk", Node, dict[str, Any]], Made]
+
+
+def regroup(walk: Walk, node: Node, a: dict[str, Any]) -> State:
+    """The same elements in the same order, as another shape."""
+    state = walk.of(node.all_input_nodes[0])
+    rest = list(reversed(tidy(state.atoms)))
+    axes: list[Axis] = []
+    for size in shape_of(node):
+        axis: list[Atom] = []
+        while size > 1 and rest:
+            atom = rest.pop()
+            if size % atom.size:
+                if atom.dim is not None or atom.size % size:
+                    raise MixedError(_dim_of([atom, *rest]), "it takes apart what follows the size")
+                rest.append(Atom(atom.size // size))
+                atom = Atom(size)
+            axis.append(atom)
+            size //= atom.size
+        axes.append(tidy(axis))
+    return replace(state, axes=tuple(axes))
+
+
+def _dim_of(atoms: Iterable[Atom]) -> int:
+    return next((atom.dim for atom in atoms if atom.dim is not None), 0)
+
+
+def permute(walk: Walk, node: Node, a: dict[str, Any]) -> State:
+    """Dimensions in another order."""
+    state = walk.of(node.all_input_nodes[0])
+    # Which dimension goes where, whatever the operator calls it: the strides of a tensor without data tell.
+    probe = torch.empty((2,) * len(state.axes), device="meta")
+    strides = node.target(probe, *node.args[1:], **node.kwargs).stride()
+    return replace(state, axes=tuple(state.axes[probe.stride().index(s)] for s in strides))
+
+
+def expand(walk: Walk, node: Node, a: dict[str, Any]) -> State:
+    """More positions with the same elements."""
+    state = walk.of(a["self"])
+    new, missing = walk.shaped(node), len(shape_of(node)) - len(state.axes)
+    axes = []
+    for i, axis in enumerate(new):
+        own = state.axes[i - missing] if i >= missing else ()
+        axes.append(own or tuple(replace(atom, fill=_repeated(state)) for atom in axis))
+    return replace(state, axes=tuple(axes))
+
+
+def _repeated(state: State) -> Fill:
+    return Fill(copies=True, value=state.value, finite=state.is_finite)
+
+
+def select(walk: Walk, node: Node, a: dict[str, Any]) -> State:
+    """One position of a dimension."""
+    state, at = walk.of(a["self"]), a["dim"] % len(shape_of(a["self"]))
+    axis = state.axes[at]
+    rest = replace(state, axes=_without(state.axes, at))
+    if is_plain(axis):
+        return rest
+    atom = _sole(axis, "it selects a position of")
+    index = a["index"]
+    if walk.differs(node, "index"):
+        raise MixedError(_dim_of(axis), f"which position it selects ({index}) depends on the size")
+    if index == -1 and atom.fill.copies:
+        return rest
+    if index < 0:
+        raise MixedError(_dim_of(axis), "it selects a position counted from the end, where rows are filled in")
+    walk.needs(atom, index + 1)
+    return rest
+
+
+def _sole(axis: Axis, what: str) -> Atom:
+    """The only atom of an axis that follows a size."""
+    if len(axis) != 1 or axis[0].every > 1:
+        raise MixedError(_dim_of(axis), f"{what} a dimension that several were made into, or that was thinned out")
+    return axis[0]
+
+
+def slice_(walk: Walk, node: Node, a: dict[str, Any]) -> State:
+    """A range of positions of a dimension."""
+    return _ranged(walk, node, a["self"], a["dim"], (a["start"], a["end"]), walk.small(node, "start", "end"), a["step"])
+
+
+def narrow(walk: Walk, node: Node, a: dict[str, Any]) -> State:
+    """As `slice_`, by its length."""
+    begin, length = walk.small(node, "start", "length")
+    return _ranged(walk, node, a["self"], a["dim"], (a["start"], a["start"] + a["length"]), (begin, begin + length), 1)
+
+
+def _ranged(
+    walk: Walk, node: Node, x: Node, dim: int, range_: tuple[Any, Any], small_range: tuple[Any, Any], step: int
+) -> State:
+    state, at = walk.of(x), dim % len(shape_of(x))
+    size, axis = shape_of(x)[at], state.axes[at]
+    start, stop, _ = slice(*range_).indices(size)
+    length = max(stop - start, 0)
+    if is_plain(axis):
+        return replace(state, axes=_with(state.axes, at, plain(len(range(start, stop, step)))))
+    if (start, length, step) == (0, size, 1):
+        return state
+    atom = _sole(axis, "it takes a part of")
+    if step != 1 and (start, stop) == (0, size):
+        thinned = Atom(len(range(0, size, step)), atom.dim, atom.offset, replace(atom.fill, copies=False), every=step)
+        return replace(state, axes=_with(state.axes, at, (thinned,)))
+    if step != 1:
+        raise MixedError(_dim_of(axis), "of a part of what follows the size it takes one in so many")
+    other = walk.small_shape(x)[at]
+    small = slice(*small_range).indices(other)
+    if start != small[0] or (range_[0] or 0) < 0:
+        raise MixedError(_dim_of(axis), f"where its range begins ({start}) depends on the size")
+    if stop == small[1] and stop < min(size, other):  # the first ones
+        walk.needs(atom, stop)
+        return replace(state, axes=_with(state.axes, at, plain(length)))
+    if size - stop != other - small[1]:
+        raise MixedError(_dim_of(axis), f"where its range ends ({stop}) depends on the size")
+    walk.needs(atom, start + size - stop + 1)
+    cut = Fill(finite=atom.fill.finite) if stop < size else atom.fill
+    kept = Atom(length, atom.dim, atom.offset - start - (size - stop), cut)
+    return replace(state, axes=_with(state.axes, at, (kept,)))
+
+
+def _with(axes: tuple[Axis, ...], at: int, axis: Axis) -> tuple[Axis, ...]:
+    """With another axis there; what is known of what lies ahead holds for the old one."""
+    return tuple(axis if i == at else _unrelated(x, axes[at]) for i, x in enumerate(axes))
+
+
+def _without(axes: tuple[Axis, ...], at: int) -> tuple[Axis, ...]:
+    changed = _with(axes, at, ())
+    return (*changed[:at], *changed[at + 1 :])
+
+
+def _unrelated(axis: Axis, gone: Axis) -> Axis:
+    dims = {atom.dim for atom in gone}
+    return tuple(replace(atom, ahead=None) if atom.dim in dims else atom for atom in axis)
+
+
+def split(walk: Walk, node: Node, a: dict[str, Any]) -> list[State]:
+    """Several ranges of a dimension."""
+    state, shape = walk.of(a["self"]), shape_of(a["self"])
+    at = a["dim"] % len(shape)
+    if not is_plain(state.axes[at]):
+        return _first_part(walk, node, state, at)
+    parts = []
+    for part in node.meta["val"]:
+        if part.ndim == len(shape):
+            parts.append(replace(state, axes=_with(state.axes, at, plain(part.shape[at]))))
+        else:  # unbind drops the dimension
+            parts.append(replace(state, axes=_without(state.axes, at)))
+    return parts
+
+
+def _first_part(walk: Walk, node: Node, state: State, at: int) -> list[State]:
+    """Of parts of what follows the size the first alone lies at the same positions whatever the size is."""
+    why = Mixed(node, "but for the first, which positions its parts have depends on the size", _dim_of(state.axes[at]))
+    if packet(node) is not aten.chunk:
+        raise MixedError(why.dim, "it takes apart what follows the size")
+    atom, count = _sole(state.axes[at], "it takes apart"), node.args[1]
+    assert isinstance(count, int)
+    first = Atom(node.meta["val"][0].shape[at], atom.dim, atom.offset, Fill(finite=atom.fill.finite), every=count)
+    others = [State((), mixed=why) for _ in node.meta["val"][1:]]
+    return [replace(state, axes=_with(state.axes, at, (first,))), *others]
+
+
+def getitem(walk: Walk, node: Node, a: dict[str, Any]) -> State:
+    """One of several results."""
+    parts, index = walk.states[node.all_input_nodes[0]], node.args[1]
+    assert isinstance(parts, list)
+    assert isinstance(index, int)
+    return parts[index]
+
+
+# -- several side by side
+
+
+def cat(walk: Walk, node: Node, a: dict[str, Any]) -> State:
+    """One behind the other along a dimension: what follows the size has to be the last."""
+    states = [walk.of(x) for x in a["tensors"] if prod(shape_of(x))]
+    at = a["dim"] % len(shape_of(node))
+    along = [state.axes[at] for state in states]
+    dynamic = [axis for axis in along if not is_plain(axis)]
+    if dynamic:
+        if len(dynamic) > 1 or along[-1] is not dynamic[0]:
+            raise MixedError(_dim_of(dynamic[0]), "behind what is filled in it puts something else")
+        last = _sole(dynamic[0], "it puts something before")
+        before = sum(size_of(axis) for axis in along[:-1])
+        joined: Axis = (Atom(last.size + before, last.dim, last.offset + before, last.fill),)
+    else:
+        joined = plain(shape_of(node)[at])
+    return _joined(states, at, joined)
+
+
+def stack(walk: Walk, node: Node, a: dict[str, Any]) -> State:
+    """In a dimension of its own."""
+    at = a["dim"] % len(shape_of(node))
+    states = []
+    for x in a["tensors"]:
+        state = walk.of(x)
+        states.append(replace(state, axes=(*state.axes[:at], (), *state.axes[at:])))
+    return _joined(states, at, plain(len(states)))
+
+
+def _joined(states: Sequence[State], at: int, axis: Axis) -> State:
+    """What is known of all of them; `axis` in place of their own at `at`."""
+    others = [replace(state, axes=_with(state.axes, at, ())) for state in states]
+    axes = broadcast(others, len(others[0].axes))
+    made: list[Axis] = []
+    for own in axes:
+        shown = next((x for x in own if x), ())
+        made.append(
+            tuple(
+                replace(atom, fill=_common([x[i].fill if x else Fill() for x in own]), ahead=None)
+                if atom.dim is not None
+                else atom
+                for i, atom in enumerate(shown)
+            )
+        )
+    made[at] = axis
+    return State(tuple(made), min(s.low for s in states), max(s.high for s in states))
+
+
+def _common(fills: Sequence[Fill]) -> Fill:
+    """What holds for all of them."""
+    first = fills[0]
+    value = first.value if all(fill.value == first.value for fill in fills) else None
+    return Fill(all(fill.copies for fill in fills), value, finite=all(fill.finite for fill in fills))
+
+
+def repeat(walk: Walk, node: Node, a: dict[str, Any]) -> State:
+    """A tensor several times along its dimensions."""
+    state = walk.of(a["self"])
+    counts = list(a["repeats"] if "repeats" in a else a["dims"])
+    if walk.differs(node):
+        raise MixedError(next(iter(state.dims), 0), "how often it repeats depends on the size")
+    missing = len(shape_of(node)) - len(state.axes)
+    axes = (*((),) * missing, *state.axes)
+    counts = [1] * (len(axes) - len(counts)) + counts
+    return replace(state, axes=tuple(tidy((*plain(n), *axis)) for n, axis in zip(counts, axes, strict=True)))
+
+
+def repeat_interleave(walk: Walk, node: Node, a: dict[str, Any]) -> State:
+    """Each position several times."""
+    state, count, dim = walk.of(a["self"]), a["repeats"], a["dim"]
+    if not isinstance(count, int) or dim is None or walk.differs(node):
+        raise MixedError(next(iter(state.dims), 0), "how often it repeats what is not known")
+    at = dim % len(state.axes)
+    return replace(state, axes=_with(state.axes, at, tidy((*state.axes[at], *plain(count)))))
+
+
+def pad(walk: Walk, node: Node, a: dict[str, Any]) -> State:
+    """More positions around, with one number."""
+    state, widths = walk.of(a["self"]), list(a["pad"])
+    value = a.get("value") or 0
+    if a.get("mode", "constant") != "constant" and any(
+        not is_plain(state.axes[-1 - i]) for i in range(len(widths) // 2)
+    ):
+        raise MixedError(next(iter(state.dims)), "it pads with what lies at the end, where rows are filled in")
+    if not isinstance(value, int | float) or walk.differs(node):
+        raise MixedError(next(iter(state.dims), 0), "what it pads with depends on the size")
+    axes = list(refilled(state.axes))
+    for i, (left, right) in enumerate(zip(widths[::2], widths[1::2], strict=True)):
+        at = len(axes) - 1 - i
+        if is_plain(axes[at]):
+            axes[at] = plain(shape_of(node)[at])
+        elif left or right:
+            atom = _sole(state.axes[at], "it pads")
+            behind = max(right, 0)
+            if left < 0 or right < 0 or (behind and atom.fill.value != value):
+                raise MixedError(_dim_of([atom]), "it pads behind what is filled in")
+            new = Atom(shape_of(node)[at], atom.dim, atom.offset + left + right, atom.fill)
+            axes[at] = (new,)
+    return State(tuple(axes), min(state.low, value), max(state.high, value))
+
+
+# -- new tensors of a known shape
+
+
+def full(walk: Walk, node: Node, a: dict[str, Any]) -> State:
+    """One number everywhere; of its operand it takes the shape alone, or not even that."""
+    name = packet(node).__name__
+    value = a.get("fill_value", 1 if "ones" in name else 0)
+    if not isinstance(value, int | float) or walk.differs(node, "fill_value"):
+        raise MixedError(0, "what it fills with depends on the size")
+    axes = refilled(walk.shaped(node), Fill(copies=True, value=float(value)))
+    return State(axes, float(value), float(value), float(value))
+
+
+def expand_as(walk: Walk, node: Node, a: dict[str, Any]) -> State:
+    """As `expand`, to the shape of another tensor."""
+    return expand(walk, node, a)
+
+
+# -- what indices name
+
+
+def embedding(walk: Walk, node: Node, a: dict[str, Any]) -> State:
+    """Rows of a table, by number."""
+    index, table = walk.of(a["indices"]), walk.of(a["weight"])
+    if table.dims:
+        raise MixedError(next(iter(table.dims)), "its table follows the size")
+    return State((*refilled(index.axes), table.axes[1]), table.low, table.high)
+
+
+def index(walk: Walk, node: Node, a: dict[str, Any]) -> State:
+    """Positions of several dimensions at once, by number."""
+    state, indices = walk.of(a["self"]), list(a["indices"])
+    used = [i for i, x in enumerate(indices) if x is not None]
+    given = [walk.of(indices[i]) for i in used]
+    if any(dtype_of(indices[i]) in (torch.bool, torch.uint8) for i in used):
+        raise MixedError(next(iter(state.dims), 0), "how many positions it takes depends on data")
+    ndim = max(len(s.axes) for s in given)
+    shown = [next((axis for axis in own if axis), ()) for own in broadcast(given, ndim)]
+    if all(is_plain(state.axes[i]) for i in used):
+        taken = list(refilled(shown))
+    else:
+        taken = list(refilled(shown, Fill(finite=state.is_finite)))
+    for i, position in zip(used, given, strict=True):
+        fill = _named(walk, state.axes[i], indices[i], position)
+        if fill is not None:
+            taken = [_put(axis, position.axes, ndim, n, fill) for n, axis in enumerate(taken)]
+    others = list(refilled(axis for i, axis in enumerate(state.axes) if i not in used))
+    first = used[0] if used == list(range(used[0], used[-1] + 1)) else 0
+    return State((*others[:first], *taken, *others[first:]), state.low, state.high)
+
+
+def _put(axis: Axis, own: tuple[Axis, ...], ndim: int, n: int, fill: Fill) -> Axis:
+    """The fill of an indexed dimension, where the indices are its positions in order."""
+    back = ndim - n
+    shown = own[-back] if back <= len(own) else ()
+    return tuple(replace(atom, fill=fill) if atom.dim is not None else atom for atom in axis) if shown else axis
+
+
+def _named(walk: Walk, axis: Axis, index: Node, position: State) -> Fill | None:
+    """What is filled in where the indices are the positions of an axis in order; None where nothing is known. Raises
+    `MixedError` where an index may name a position that is filled in."""
+    if is_plain(axis):
+        return None
+    atom = _sole(axis, "it indexes")
+    return _valid(walk, atom, index, position)
+
+
+def _valid(walk: Walk, atom: Atom, index: Node, position: State) -> Fill | None:
+    if walk.is_constant(index):
+        value = walk.constant(index)
+        if not position.dims:
+            least, most = int(value.min()), int(value.max())
+            if least < 0:
+                raise MixedError(_dim_of([atom]), "it counts positions from the end, where rows are filled in")
+            walk.needs(atom, most + 1)
+            return None
+        mine = [i for i, axis in enumerate(position.axes) if axis]
+        if len(mine) == 1 and [x.place for x in position.axes[mine[0]]] == [atom.place]:
+            line = value.reshape(-1)
+            count = torch.arange(len(line))
+            if bool((line == count).all()):
+                return atom.fill
+            if bool(((line <= count) & (line >= 0)).all()):
+                return None
+        raise MixedError(_dim_of([atom]), "its indices may name positions that are filled in")
+    if position.indexes == atom.dim and atom.offset >= 0:
+        return None
+    raise MixedError(_dim_of([atom]), "its indices may name positions that are filled in")
+
+
+def index_select(walk: Walk, node: Node, a: dict[str, Any]) -> State:
+    """Positions of one dimension, by number."""
+    state, position = walk.of(a["self"]), walk.of(a["index"])
+    at = a["dim"] % len(state.axes)
+    fill = _named(walk, state.axes[at], a["index"], position)
+    axis = position.axes[0] if position.axes else ()
+    axes = list(refilled(state.axes))
+    known = Fill(finite=state.is_finite) if fill is None else fill
+    axes[at] = tuple(replace(atom, fill=known) if atom.dim is not None else atom for atom in axis)
+    return State(tuple(axes), state.low, state.high)
+
+
+def gather(walk: Walk, node: Node, a: dict[str, Any]) -> State:
+    """For each element of the indices one of the same line."""
+    indices: Node = a["index"] if "index" in a else a["indices"]
+    state, position = walk.of(a["self"]), walk.of(indices)
+    if a.get("dim") is None:
+        raise MixedError(next(iter(state.dims | position.dims), 0), "it indexes what several dimensions were made into")
+    at = a["dim"] % len(state.axes)
+    if not is_plain(state.axes[at]):
+        _valid(walk, _sole(state.axes[at], "it indexes"), indices, position)
+    axes = list(refilled(position.axes))
+    for i, (own, other) in enumerate(zip(state.axes, axes, strict=True)):
+        if i != at and not (is_plain(own) and is_plain(other)):
+            if [atom.place for atom in own] != [atom.place for atom in other]:
+                raise MixedError(_dim_of((*own, *other)), "its indices do not lie beside what they index")
+            copies = all(atom.fill.copies for atom in own)
+            axes[i] = refilled([other], copies=copies)[0]
+    axes[at] = refilled([position.axes[at]], copies=is_plain(state.axes[at]))[0]
+    return State(tuple(axes), state.low, state.high)
+
+
+MOVES: dict[Any, Rule] = {
+    **dict.fromkeys((aten.view, aten._unsafe_view, aten.reshape, aten.flatten, aten.unflatten), regroup),
+    **dict.fromkeys((aten.unsqueeze, aten.squeeze, aten.view_as, aten.reshape_as), regroup),
+    **dict.fromkeys((aten.permute, aten.transpose, aten.t, aten.movedim, aten.swapaxes, aten.mT), permute),
+    **dict.fromkeys((aten.chunk, aten.split, aten.split_with_sizes, aten.unbind, aten.tensor_split), split),
+    **dict.fromkeys((aten.cat, aten.concat, aten.concatenate), cat),
+    **dict.fromkeys((aten.zeros_like, aten.ones_like, aten.full_like), full),
+    **dict.fromkeys((aten.new_zeros, aten.new_ones, aten.new_full), full),
+    **dict.fromkeys((aten.repeat, aten.tile), repeat),
+    **dict.fromkeys((aten.pad, aten.constant_pad_nd), pad),
+    **dict.fromkeys((aten.gather, aten.take_along_dim), gather),
+    aten.expand: expand,
+    aten.expand_as: expand,
+    aten.broadcast_to: expand,
+    aten.select: select,
+    aten.slice: slice_,
+    aten.narrow: narrow,
+    aten.stack: stack,
+    aten.repeat_interleave: repeat_interleave,
+    aten.embedding: embedding,
+    aten.index: index,
+    aten.index_select: index_select,
+    operator.getitem: getitem,
+}

@@ -1,0 +1,234 @@
+"""Products of tensors: what lies along a dimension that is summed over has to be 0 where it is filled in."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch.fx import Node
+
+from ..capture import dtype_of, shape_of
+from ..mask import HIDDEN
+from .state import Atom, Axis, Fill, MixedError, State, is_plain, plain, refilled
+
+if TYPE_CHECKING:
+    from .check import Walk
+
+aten = torch.ops.aten
+
+Rule = Callable[["Walk", Node, dict[str, Any]], State]
+Labels = Sequence[Any]
+"""A name for each axis of an operand; equal ones are multiplied with each other."""
+
+
+def contracted(walk: Walk, operands: Sequence[tuple[State, Labels]], result: Labels) -> State:
+    """The sum of products over all axes that the result does not have, as torch.einsum has it. Raises `MixedError`."""
+    by_label: dict[Any, list[tuple[State, Axis]]] = {}
+    for state, labels in operands:
+        if len(set(labels)) != len(labels):
+            _refuse(state, "it takes a diagonal of what follows the size")
+        for label, axis in zip(labels, state.axes, strict=True):
+            by_label.setdefault(label, []).append((state, axis))
+    lost: set[int] = set()
+    for label, found in by_label.items():
+        shown = [(state, axis) for state, axis in found if axis]
+        if any([a.place for a in axis] != [a.place for a in shown[0][1]] for _, axis in shown):
+            for state, axis in shown:
+                if not is_plain(axis):
+                    _refuse(state, "it multiplies what does not lie side by side")
+        if label not in result:
+            for place in range(len(shown[0][1]) if shown else 0):
+                _sum_over(walk, [(state, axis[place]) for state, axis in shown], lost)
+    axes = []
+    for label in result:
+        given = [axis for _, axis in by_label[label] if axis]
+        axes.append(tuple(_product_of([axis[i] for axis in given], lost) for i in range(len(given[0]) if given else 0)))
+    return State(tuple(axes))
+
+
+def _sum_over(walk: Walk, atoms: Sequence[tuple[State, Atom]], lost: set[int]) -> None:
+    """Raises `MixedError` where what is filled in along these takes part. lost: gets the dimension where that holds in
+    valid rows alone."""
+    dim = atoms[0][1].dim
+    if dim is None:
+        return
+    zero = [(state, atom) for state, atom in atoms if atom.fill.value == 0]
+    ahead = [(s, a) for s, a in atoms if a.ahead is not None and a.ahead.value == 0 and s.query_of(a) is not None]
+    taken = zero or ahead
+    if taken and not all(atom.fill.finite for pair in atoms for atom in pair[1:] if pair not in taken):
+        raise MixedError(dim, f"the {walk.rows(dim)} that are filled in may be infinite here, and 0 times that is NaN")
+    if zero:
+        return
+    if ahead:
+        lost.add(dim)
+        return
+    raise MixedError(dim, f"it takes in the {walk.rows(dim)} that are filled in, and nothing hides them")
+
+
+def _product_of(atoms: Sequence[Atom], lost: set[int]) -> Atom:
+    first = atoms[0]
+    if first.dim is None:
+        return first
+    fills = [atom.fill for atom in atoms]
+    finite = all(fill.finite for fill in fills)
+    if first.dim in lost:
+        return replace(first, fill=Fill(finite=finite), ahead=None)
+    return replace(first, fill=Fill(all(fill.copies for fill in fills), finite=finite), ahead=None)
+
+
+def _refuse(state: State, why: str) -> None:
+    for dim in state.dims:
+        raise MixedError(dim, why)
+
+
+def _plus(total: State, bias: State | None) -> State:
+    """With something added that has only axes of the same size in every call, or those of the total."""
+    if bias is None:
+        return total
+    if not bias.dims:
+        return total
+    axes = list(total.axes)
+    for back in range(1, len(bias.axes) + 1):
+        own, other = axes[-back], bias.axes[-back]
+        if other and [a.place for a in own] != [a.place for a in other]:
+            _refuse(bias, "it adds what does not lie side by side")
+        if other:
+            axes[-back] = tuple(_product_of([x, y], set()) for x, y in zip(own, other, strict=True))
+    return replace(total, axes=tuple(axes))
+
+
+def matmul(walk: Walk, node: Node, a: dict[str, Any]) -> State:
+    """Matrices, batches of them and vectors."""
+    names = [name for name in ("self", "other", "mat2", "vec", "vec2", "tensor") if isinstance(a.get(name), Node)]
+    x, y = (walk.of(a[name]) for name in names[:2])
+    return _matrices(walk, x, y)
+
+
+def _matrices(walk: Walk, x: State, y: State) -> State:
+    def leading(count: int) -> list[Any]:
+        return [("batch", back) for back in range(count, 0, -1)]
+
+    left: Labels = ["k"] if len(x.axes) == 1 else [*leading(len(x.axes) - 2), "m", "k"]
+    right: Labels = ["k"] if len(y.axes) == 1 else [*leading(len(y.axes) - 2), "k", "n"]
+    most = max(len(x.axes), len(y.axes)) - 2
+    result = [*leading(most), *(["m"] if "m" in left else []), *(["n"] if "n" in right else [])]
+    return contracted(walk, [(x, left), (y, right)], result)
+
+
+def outer(walk: Walk, node: Node, a: dict[str, Any]) -> State:
+    """Each element of a vector times each of another."""
+    x, y = walk.of(a["self"]), walk.of(a["vec2"])
+    return contracted(walk, [(x, ["m"]), (y, ["n"])], ["m", "n"])
+
+
+def linear(walk: Walk, node: Node, a: dict[str, Any]) -> State:
+    """x @ weight^T + bias."""
+    x, weight = walk.of(a["input"]), walk.of(a["weight"])
+    leading = [("batch", i) for i in range(len(x.axes) - 1)]
+    wide = ["n", "k"] if len(weight.axes) == 2 else ["k"]
+    made = contracted(walk, [(x, [*leading, "k"]), (weight, wide)], [*leading, *wide[:-1]])
+    return _plus(made, None if a["bias"] is None else walk.of(a["bias"]))
+
+
+def addmm(walk: Walk, node: Node, a: dict[str, Any]) -> State:
+    """Something and a product of matrices."""
+    x, y = walk.of(a.get("mat1", a.get("batch1"))), walk.of(a.get("mat2", a.get("batch2")))
+    return _plus(_matrices(walk, x, y), walk.of(a["self"]))
+
+
+def einsum(walk: Walk, node: Node, a: dict[str, Any]) -> State:
+    """By labels."""
+    left, _, right = a["equation"].replace(" ", "").partition("->")
+    operands = [walk.of(x) for x in a["tensors"]]
+    if "..." in left or "->" not in a["equation"]:
+        for state in operands:
+            _refuse(state, "its equation leaves labels away")
+    return contracted(walk, list(zip(operands, left.split(","), strict=True)), right)
+
+
+def attention(walk: Walk, node: Node, a: dict[str, Any]) -> State:
+    """softmax(q @ k^T + mask) @ v in one operator."""
+    q, k, v = (walk.of(a[name]) for name in ("query", "key", "value"))
+    leading = [("batch", i) for i in range(len(q.axes) - 2)]
+    scores = contracted(walk, [(q, [*leading, "q", "c"]), (k, [*leading, "k", "c"])], [*leading, "q", "k"])
+    mask = None if a["attn_mask"] is None else walk.of(a["attn_mask"])
+    truths = a["attn_mask"] is not None and dtype_of(a["attn_mask"]) == torch.bool
+    keys = []
+    for place, atom in enumerate(scores.axes[-1]):
+        if atom.dim is None:
+            keys.append(atom)
+            continue
+        shown = () if mask is None else mask.axes[-1]
+        known = shown[place] if shown else None
+        hidden = known is not None and _hides(known.fill, truths)
+        ahead = bool(a["is_causal"]) and scores.query_of(atom) in scores.axes[-2] and _are_sole(scores)
+        if mask is not None and known is not None and known.ahead is not None and _hides(known.ahead, truths):
+            ahead = ahead or mask.query_of(known) is not None
+        zero = Fill(value=0.0)
+        keys.append(replace(atom, fill=zero if hidden else Fill(), ahead=zero if ahead else None))
+    rows = list(scores.axes)
+    if mask is not None:  # copies of a sequence have copies of its mask
+        for back in range(2, len(mask.axes) + 1):
+            own, other = rows[-back], mask.axes[-back]
+            if other and [x.place for x in own] == [x.place for x in other]:
+                rows[-back] = tuple(_product_of([x, y], set()) for x, y in zip(own, other, strict=True))
+    shares = State((*rows[:-1], tuple(keys)))
+    made = contracted(walk, [(shares, [*leading, "q", "k"]), (v, [*leading, "k", "c"])], [*leading, "q", "c"])
+    finite = [replace(x, fill=replace(x.fill, finite=True)) if x.dim is not None else x for x in made.axes[-2]]
+    return replace(made, axes=(*made.axes[:-2], tuple(finite), made.axes[-1]))
+
+
+def _are_sole(scores: State) -> bool:
+    return all(len(axis) == 1 for axis in scores.axes[-2:])
+
+
+def _hides(fill: Fill, truths: bool) -> bool:
+    return fill.value == 0 if truths else fill.top <= HIDDEN
+
+
+def convolution(walk: Walk, node: Node, a: dict[str, Any]) -> State:
+    """Each position of the result sees a window of positions."""
+    state, weight, shape = walk.of(a["input"]), a["weight"], shape_of(node)
+    spatial = len(shape) - 2
+    axes = list(refilled(state.axes))
+    if not is_plain(state.axes[1]) or walk.of(weight).dims or a.get("transposed"):
+        _refuse(state, "it takes in what is filled in")
+    axes[1] = plain(shape[1])
+    for i in range(spatial):
+        axis = state.axes[2 + i]
+        if is_plain(axis):
+            axes[2 + i] = plain(shape[2 + i])
+            continue
+        atom, kernel = axis[0], shape_of(weight)[2 + i]
+        padding = a["padding"]
+        step, gap = (_each(a[name], i) for name in ("stride", "dilation"))
+        reach = gap * (kernel - 1)
+        width = 0 if padding == "valid" else reach if padding == "same" else 2 * _each(padding, i)
+        if len(axis) > 1 or step != 1 or atom.every > 1:
+            raise MixedError(atom.dim or 0, "it moves over what is filled in by more than one position")
+        if width and atom.fill.value != 0:
+            rows = walk.rows(atom.dim or 0)
+            raise MixedError(atom.dim or 0, f"where it pads with 0, {rows} are filled in, and nothing makes them 0")
+        walk.needs(atom, max(reach - width + 1, 1))
+        offset = atom.offset + width - reach
+        axes[2 + i] = (Atom(shape[2 + i], atom.dim, offset, Fill(finite=atom.fill.finite)),)
+    return State(tuple(axes))
+
+
+def _each(setting: Any, i: int) -> int:
+    """A convolution's setting for one of its dimensions."""
+    many = list(setting) if isinstance(setting, list | tuple) else [setting]
+    return int(many[i] if len(many) > 1 else many[0])
+
+
+PRODUCING: dict[Any, Rule] = {
+    **dict.fromkeys((aten.matmul, aten.mm, aten.bmm, aten.mv, aten.dot), matmul),
+    **dict.fromkeys((aten.addmm, aten.baddbmm), addmm),
+    **dict.fromkeys((aten.outer, aten.ger), outer),
+    **dict.fromkeys((aten.conv1d, aten.conv2d, aten.conv3d), convolution),
+    aten.linear: linear,
+    aten.einsum: einsum,
+    aten.scaled_dot_product_attention: attention,
+}

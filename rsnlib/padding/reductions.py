@@ -1,0 +1,430 @@
+"""Operators that take whole lines of a tensor: sums, extremes, norms, scans, sorting, softmax."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
+from math import inf
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch.fx import Node
+
+from ..capture import dtype_of, packet, shape_of
+from ..mask import HIDDEN
+from .state import HIDES, Atom, Axis, Fill, Mixed, MixedError, State, broadcast, is_plain, plain, refilled
+
+if TYPE_CHECKING:
+    from .check import Walk
+
+aten = torch.ops.aten
+
+Made = State | list[State]
+Rule = Callable[["Walk", Node, dict[str, Any]], Made]
+Neutral = Callable[[Fill, State], bool]
+"""Whether what is filled in takes no part, in a line of such a tensor."""
+
+
+def _is_zero(fill: Fill, state: State) -> bool:
+    return fill.value == 0
+
+
+def _is_one(fill: Fill, state: State) -> bool:
+    return fill.value == 1
+
+
+def _is_true(fill: Fill, state: State) -> bool:
+    return fill.value not in (None, 0)
+
+
+def _is_low(fill: Fill, state: State) -> bool:
+    return fill.top <= HIDES or (fill.value is not None and fill.value <= state.low)
+
+
+def _is_high(fill: Fill, state: State) -> bool:
+    return fill.bottom >= -HIDES or (fill.value is not None and fill.value >= state.high)
+
+
+def _is_hidden(fill: Fill, state: State) -> bool:
+    return fill.top <= HIDES
+
+
+def _is_hidden_key(fill: Fill, state: State) -> bool:
+    """Among the scores of an attention, of which the machine leaves out what is hidden."""
+    return fill.top <= HIDDEN
+
+
+SUMS = {aten.sum, aten.nansum, aten.count_nonzero, aten.linalg_vector_norm, aten.norm}
+HIGHEST = {aten.amax, aten.max, aten.argmax}
+LOWEST = {aten.amin, aten.min, aten.argmin}
+NEUTRAL: dict[Any, Neutral] = {
+    **dict.fromkeys(SUMS, _is_zero),
+    **dict.fromkeys(HIGHEST, _is_low),
+    **dict.fromkeys(LOWEST, _is_high),
+    aten.prod: _is_one,
+    aten.any: _is_zero,
+    aten.all: _is_true,
+    aten.logsumexp: _is_hidden,
+}
+"""A reduction without an entry sees everything: its result depends on how many there are."""
+ALIKE = {*HIGHEST, *LOWEST, aten.aminmax, aten.any, aten.all}
+"""Another copy changes nothing, and of equal ones they name the first."""
+KEEPING = {aten.amax, aten.amin, aten.max, aten.min, aten.mean, aten.median, aten.mode}
+"""Of equal numbers they make that number."""
+EXTREMES = {aten.amax, aten.amin, aten.max, aten.min}
+REDUCTIONS = {
+    *NEUTRAL,
+    *(aten.mean, aten.nanmean, aten.var, aten.std, aten.var_mean, aten.std_mean, aten.median, aten.nanmedian),
+    *(aten.mode, aten.quantile, aten.nanquantile, aten.aminmax),
+}
+INDEX_ALONE = {aten.argmax, aten.argmin}
+NO_RESULT_BELOW_0 = {aten.count_nonzero, aten.linalg_vector_norm, aten.norm, aten.var, aten.std, *INDEX_ALONE}
+
+
+def reduction(walk: Walk, node: Node, a: dict[str, Any]) -> Made:
+    """One number of each line, or two."""
+    kind, x = packet(node), a.get("self", a.get("input"))
+    state = walk.of(x)
+    gone = _axes(a, len(state.axes))
+    walk.no_sizes(node)
+    neutral, alike = NEUTRAL.get(kind), kind in ALIKE
+    if kind in (aten.linalg_vector_norm, aten.norm):
+        order = a.get("ord", a.get("p"))
+        neutral = neutral if order is None or order == "fro" or float(order) > 0 else None
+        alike = order == inf
+    lost: set[int] = set()
+    for at in gone:
+        for atom in state.axes[at]:
+            if atom.dim is not None and not (alike and atom.fill.copies):
+                _take_out(walk, node, state, atom, neutral, lost)
+    if kind in INDEX_ALONE and a["dim"] is None:
+        _check_flat_index([atom for axis in state.axes for atom in axis])
+    elif kind in INDEX_ALONE or isinstance(node.meta["val"], list | tuple):
+        for at in gone:
+            _check_flat_index(state.axes[at])
+    numbers = [
+        state.axes[at][0].dim
+        for at in gone
+        if len(gone) == 1 and len(state.axes[at]) == 1 and state.axes[at][0].offset == 0
+    ]
+    axes = refilled(() if i in gone else axis for i, axis in enumerate(state.axes))
+    if all(is_plain(state.axes[at]) for at in gone) or kind in KEEPING or kind in SUMS:
+        same = [() if i in gone else axis for i, axis in enumerate(state.axes)]
+        axes = tuple(
+            tuple(_of_equal(node, new, old) for new, old in zip(axis, before, strict=True))
+            for axis, before in zip(axes, same, strict=True)
+        )
+    axes = tuple(tuple(_unsure(atom) if atom.dim in lost else atom for atom in axis) for axis in axes)
+    if not a.get("keepdim"):
+        axes = tuple(axis for i, axis in enumerate(axes) if i not in gone)
+    low, high = _bounds(kind, state)
+    index = State(axes, 0.0, inf, indexes=numbers[0] if numbers else None)
+    if kind in INDEX_ALONE:
+        return index
+    values = State(axes, low, high)
+    results = node.meta["val"]
+    if not isinstance(results, list | tuple):
+        return values
+    is_index = [not r.dtype.is_floating_point and i > 0 and kind is not aten.aminmax for i, r in enumerate(results)]
+    return [index if yes else values for yes in is_index]
+
+
+def _axes(a: dict[str, Any], ndim: int) -> list[int]:
+    """Over which it goes."""
+    dim = a.get("dim")
+    if dim is None or (isinstance(dim, list | tuple) and not dim):
+        return list(range(ndim))
+    dims = [dim] if isinstance(dim, int) else list(dim)
+    return [d % ndim for d in dims] if ndim else []
+
+
+def _take_out(walk: Walk, node: Node, state: State, atom: Atom, neutral: Neutral | None, lost: set[int]) -> None:
+    """Raises `MixedError` where what is filled in along an atom takes part. lost: gets the dimension where that holds
+    in valid rows alone, as where each row hides what is ahead."""
+    assert atom.dim is not None
+    if neutral is None:
+        raise MixedError(atom.dim, f"its result depends on how many {walk.rows(atom.dim)} there are")
+    if neutral(atom.fill, state):
+        return
+    if atom.ahead is not None and neutral(atom.ahead, state) and state.query_of(atom) is not None:
+        lost.add(atom.dim)
+        return
+    raise MixedError(atom.dim, _nothing_hides(walk, atom.dim))
+
+
+def _nothing_hides(walk: Walk, dim: int) -> str:
+    return f"it takes in the {walk.rows(dim)} that are filled in, and nothing hides them"
+
+
+def _check_flat_index(atoms: Sequence[Atom]) -> None:
+    for atom in atoms[1:]:
+        if atom.dim is not None:
+            raise MixedError(atom.dim, "it numbers positions of several dimensions, so the numbers depend on the size")
+
+
+def _of_equal(node: Node, new: Atom, old: Atom) -> Atom:
+    """With what is known of the results where the elements of a line are known: equal, or all beyond a bound."""
+    if old.dim is None:
+        return new
+    fill = new.fill
+    if packet(node) in EXTREMES:
+        fill = replace(fill, most=old.fill.most, least=old.fill.least)
+    if old.fill.value is not None and isinstance(node.meta["val"], torch.Tensor):
+        x = node.all_input_nodes[0]
+        line = torch.full(shape_of(x), old.fill.value, dtype=dtype_of(x))
+        made = node.target(*torch.fx.node.map_arg(node.args, lambda _: line), **node.kwargs)
+        values = made.double().unique()
+        if len(values) == 1 and not bool(values.isnan()):
+            fill = replace(fill, value=float(values))
+    return replace(new, fill=fill)
+
+
+def _unsure(atom: Atom) -> Atom:
+    return replace(atom, fill=Fill(finite=atom.fill.finite))
+
+
+def _bounds(kind: Any, state: State) -> tuple[float, float]:
+    if kind in KEEPING or kind in (aten.quantile, aten.nanmedian, aten.aminmax):
+        return state.low, state.high
+    if kind in NO_RESULT_BELOW_0 or (kind in SUMS and state.low >= 0) or (kind is aten.prod and state.low >= 0):
+        return 0.0, inf
+    return -inf, inf
+
+
+# -- as many numbers as before
+
+
+SCANS = {aten.cumsum, aten.cumprod, aten.cummax, aten.cummin, aten.logcumsumexp}
+
+
+def scan(walk: Walk, node: Node, a: dict[str, Any]) -> Made:
+    """Each position sees those before it: the valid ones come first."""
+    state = walk.of(a["self"])
+    at = a["dim"] % len(state.axes)
+    _check_first(state.axes[at])
+    axes = list(refilled(state.axes))
+    axes[at] = tuple(_unsure(atom) if atom.dim is not None else atom for atom in axes[at])
+    low = 0.0 if state.low >= 0 and packet(node) is not aten.logcumsumexp else -inf
+    values = State(tuple(axes), low)
+    return values if not isinstance(node.meta["val"], list | tuple) else [values, State(tuple(axes), 0.0)]
+
+
+def _check_first(axis: Axis) -> None:
+    for atom in axis[1:]:
+        if atom.dim is not None:
+            raise MixedError(atom.dim, "behind what is filled in it comes upon what is valid")
+
+
+def softmax(walk: Walk, node: Node, a: dict[str, Any]) -> State:
+    """Shares of a line, or their logarithms."""
+    state = walk.of(a["self"])
+    at = a["dim"] % len(state.axes)
+    is_log = packet(node) in (aten.log_softmax, aten._log_softmax)
+    neutral = _is_hidden_key if len(state.axes) == 4 and not is_log else _is_hidden
+    lost: set[int] = set()
+    for atom in state.axes[at]:
+        if atom.dim is not None:
+            _take_out(walk, node, state, atom, neutral, lost)
+    axes = list(refilled(state.axes))
+    axes = [tuple(_unsure(atom) if atom.dim in lost else atom for atom in axis) for axis in axes]
+    zero = Fill(finite=False) if is_log else Fill(value=0.0)
+    made = []
+    for new, old in zip(axes[at], state.axes[at], strict=True):
+        if old.dim is None:
+            made.append(new)
+        elif old.dim in lost:
+            made.append(replace(new, ahead=zero))
+        else:
+            made.append(replace(new, fill=zero, ahead=None if old.ahead is None else Fill()))
+    axes[at] = tuple(made)
+    return State(tuple(axes), -inf if is_log else 0.0, 0.0 if is_log else 1.0)
+
+
+def sort(walk: Walk, node: Node, a: dict[str, Any]) -> Made:
+    """A line in order, or the first few of that, or one."""
+    kind, state = packet(node), walk.of(a["self"])
+    at = a["dim"] % len(state.axes)
+    down = a["largest"] if kind is aten.topk else bool(a.get("descending"))
+    axes = list(refilled(state.axes))
+    axis, indexes, tied = state.axes[at], None, None
+    walk.no_sizes(node)
+    for atom in axis:
+        if atom.dim is None or (a.get("k") == 1 and atom.fill.copies):
+            continue
+        neutral = _is_low(atom.fill, state) if down else _is_high(atom.fill, state)
+        if len(axis) > 1 or not neutral:
+            raise MixedError(atom.dim, _nothing_hides(walk, atom.dim))
+        if not (atom.fill.top <= HIDES if down else atom.fill.bottom >= -HIDES):
+            tied = Mixed(node, f"the {walk.rows(atom.dim)} that are filled in may be as good as valid ones", atom.dim)
+        indexes = atom.dim if atom.offset == 0 else None
+        if a.get("k"):
+            walk.needs(atom, a["k"])
+    if kind is aten.topk:
+        axes[at] = plain(a["k"])
+    elif kind is aten.kthvalue:
+        axes[at : at + 1] = [()] if a["keepdim"] else []
+    values = State(tuple(axes), state.low, state.high)
+    index = State(tuple(axes), 0.0, indexes=indexes, mixed=tied)
+    return index if kind is aten.argsort else [values, index]
+
+
+def norm(walk: Walk, node: Node, a: dict[str, Any]) -> State:
+    """Over the last dimensions, with vectors of their size."""
+    state, count = walk.of(a["input"]), len(a["normalized_shape"])
+    for axis in state.axes[len(state.axes) - count :]:
+        _check_plain(axis, "it normalises over what is filled in")
+    return State(refilled(state.axes))
+
+
+def channels(walk: Walk, node: Node, a: dict[str, Any]) -> State:
+    """Over groups of channels and all that lies behind them."""
+    state = walk.of(a["input"])
+    for axis in state.axes[1:]:
+        _check_plain(axis, "it normalises over what is filled in")
+    return State(refilled(state.axes))
+
+
+def batch_norm(walk: Walk, node: Node, a: dict[str, Any]) -> State:
+    """With what it has learnt, a factor and a sum for each channel."""
+    state = walk.of(a["input"])
+    if a.get("training") or a.get("use_input_stats"):
+        raise MixedError(next(iter(state.dims)), "it normalises over the batch, with what is filled in")
+    return State(refilled(state.axes))
+
+
+def _check_plain(axis: Axis, why: str) -> None:
+    for atom in axis:
+        if atom.dim is not None:
+            raise MixedError(atom.dim, why)
+
+
+def prelu(walk: Walk, node: Node, a: dict[str, Any]) -> State:
+    """Element by element, with a slope for each channel."""
+    return State(refilled(walk.of(a["self"]).axes))
+
+
+# -- along a dimension that has the same size in every call
+
+
+def lines(walk: Walk, node: Node, a: dict[str, Any]) -> State:
+    """Each line by itself, into one of another size perhaps."""
+    x = a.get("self", a.get("input"))
+    state = walk.of(x)
+    walk.no_sizes(node)
+    given = a.get("dim", a.get("dims", a.get("axis")))
+    if given is None or (isinstance(given, list | tuple) and not given):
+        gone = list(range(len(state.axes)))
+    else:
+        gone = [d % len(state.axes) for d in ([given] if isinstance(given, int) else given)]
+    for at in gone:
+        _check_plain(state.axes[at], "it takes in what is filled in")
+    shape = shape_of(node)
+    axes = [plain(shape[i]) if i in gone else axis for i, axis in enumerate(refilled(state.axes))]
+    return State(tuple(axes))
+
+
+def roll(walk: Walk, node: Node, a: dict[str, Any]) -> State:
+    """Each line begins with what was its end."""
+    state = walk.of(a["self"])
+    axis = state.axes[a["dims"][0]] if len(a["dims"]) == 1 else ()
+    if list(a["shifts"]) == [1] and len(axis) == 1 and axis[0].fill.copies:  # which is a copy of the last
+        at = a["dims"][0] % len(state.axes)
+        axes = list(refilled(state.axes))
+        axes[at] = (_unsure(axes[at][0]),)
+        return State(tuple(axes), state.low, state.high)
+    return lines(walk, node, a)
+
+
+def difference(walk: Walk, node: Node, a: dict[str, Any]) -> State:
+    """Of neighbours: a line has one fewer for each time."""
+    state, at = walk.of(a["self"]), a["dim"] % len(shape_of(a["self"]))
+    if is_plain(state.axes[at]) or a.get("prepend") is not None or a.get("append") is not None or a["n"] < 0:
+        return lines(walk, node, a)
+    axis = state.axes[at]
+    atom = axis[0]
+    if len(axis) > 1 or atom.every > 1:
+        raise MixedError(next(iter(state.dims)), "it takes differences along several dimensions made into one")
+    walk.needs(atom, a["n"] + 1)
+    axes = list(refilled(state.axes))
+    axes[at] = (Atom(atom.size - a["n"], atom.dim, atom.offset - a["n"], Fill(finite=atom.fill.finite)),)
+    return State(tuple(axes))
+
+
+def triangle(walk: Walk, node: Node, a: dict[str, Any]) -> State:
+    """Zeros on one side of a diagonal, which begins at the first positions."""
+    state = walk.of(a["self"])
+    walk.no_sizes(node)
+    axes = list(refilled(state.axes))
+    for i in (-2, -1):
+        axes[i] = tuple(
+            replace(new, fill=replace(_unsure(new).fill, value=0.0 if old.fill.value == 0 else None))
+            if new.dim is not None
+            else new
+            for new, old in zip(axes[i], state.axes[i], strict=True)
+        )
+    if packet(node) is aten.tril and a["diagonal"] <= 0:
+        rows, columns = axes[-2], axes[-1]
+        if len(rows) == len(columns) == 1 and rows[0].place == columns[0].place and rows[0].dim is not None:
+            axes[-1] = (replace(columns[0], ahead=Fill(value=0.0)),)
+    return State(tuple(axes), min(state.low, 0.0), max(state.high, 0.0))
+
+
+def similarity(walk: Walk, node: Node, a: dict[str, Any]) -> State:
+    """Of two lines a number."""
+    x, y = (a[name] for name in a if name in ("x1", "x2"))
+    states = [walk.of(x), walk.of(y)]
+    ndim = max(len(state.axes) for state in states)
+    at = a.get("dim", -1) % ndim
+    axes: list[Axis] = []
+    for own in broadcast(states, ndim):
+        copies = all(atom.fill.copies for axis in own for atom in axis if atom.dim is not None)
+        finite = all(atom.fill.finite for axis in own for atom in axis if atom.dim is not None)
+        axes.append(refilled([next((axis for axis in own if axis), ())], Fill(copies, finite=finite))[0])
+    _check_plain(axes[at], "it compares what is filled in")
+    if a.get("keepdim"):
+        axes[at] = ()
+    else:
+        del axes[at]
+    return State(tuple(axes))
+
+
+def scatter(walk: Walk, node: Node, a: dict[str, Any]) -> State:
+    """Some elements of each line get other values."""
+    names = [name for name in ("self", "index", "src") if isinstance(a.get(name), Node)]
+    states = [walk.of(a[name]) for name in names]
+    ndim = len(states[0].axes)
+    at = a["dim"] % ndim
+    for state in states:
+        _check_plain(state.axes[at], "it writes into what is filled in")
+    axes = []
+    for i in range(ndim):
+        own = [state.axes[i] for state in states]
+        places = [[atom.place for atom in axis] for axis in own if not is_plain(axis)]
+        if places and (len(places) < len(own) or any(p != places[0] for p in places)):
+            _check_plain(next(axis for axis in own if not is_plain(axis)), "its operands do not lie side by side")
+        copies = all(atom.fill.copies for axis in own for atom in axis)
+        axes.append(refilled([states[0].axes[i]], copies=copies)[0])
+    return State(tuple(axes))
+
+
+def _shared(ops: Iterable[Any], rule: Rule) -> dict[Any, Rule]:
+    return dict.fromkeys(ops, rule)
+
+
+REDUCING: dict[Any, Rule] = {
+    **_shared(REDUCTIONS, reduction),
+    **_shared(SCANS, scan),
+    **_shared((aten.softmax, aten._softmax, aten.log_softmax, aten._log_softmax), softmax),
+    **_shared((aten.sort, aten.argsort, aten.topk, aten.kthvalue), sort),
+    **_shared((aten.layer_norm, aten.rms_norm), norm),
+    **_shared((aten.group_norm, aten.instance_norm), channels),
+    **_shared((aten.flip, aten.glu, aten.trapezoid, aten.cross, aten.linalg_cross), lines),
+    **_shared((aten.cosine_similarity, aten.pairwise_distance), similarity),
+    **_shared((aten.tril, aten.triu), triangle),
+    **_shared((aten.scatter, aten.scatter_add, aten.scatter_reduce), scatter),
+    aten.batch_norm: batch_norm,
+    aten.prelu: prelu,
+    aten._prelu_kernel: prelu,
+    aten.diff: difference,
+    aten.roll: roll,
+}

@@ -1,0 +1,193 @@
+"""What is filled in reaches no result: the operators' rules, against PyTorch with and without filling up."""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+import rsn  # noqa: E402 - torch first: it may be missing
+from rsn.filling import Filling  # noqa: E402
+from rsn.isa.errors import TensorError, UnsupportedError  # noqa: E402
+from rsn.shapes import Arguments  # noqa: E402
+from rsn.tests.padding.heads import HEADS, draw, tried  # noqa: E402
+
+B, L, C = 3, 5, 6
+
+
+def test_random_heads() -> None:
+    """None is wrong, and few are refused without need. `python -m rsn.tests.padding.heads` tries more."""
+    start = 0 if os.environ.get("CI") else torch.seed() % 1_000_000
+    found = Counter((verdict, f"{case} {why}") for case, verdict, why in tried(range(start, start + 100)))
+    assert not [text for verdict, text in found if verdict == "wrong"]
+    strict = [text for verdict, text in found if verdict == "too strict"]
+    right = sum(count for (verdict, _), count in found.items() if verdict == "right")
+    assert right > 40
+    assert len(strict) <= 0.12 * right, strict  # of 3000 it is 3 %
+
+
+def test_the_heads_are_many() -> None:
+    assert len(HEADS) >= 25
+    assert len({draw(seed).head for seed in range(1000)}) == len(HEADS)
+
+
+class Of(torch.nn.Module):
+    """A function of a layer's result, of a mask and of token numbers."""
+
+    def __init__(self, made: Callable[..., Any]) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.layer, self.made, self.words = torch.nn.Linear(C, C), made, torch.nn.Embedding(50, C)
+        self.register_buffer("positions", torch.randn(1, 32, C))
+
+    def forward(self, x: Any, mask: Any, ids: Any) -> Any:
+        return self.made(self, self.layer(x), mask, ids)
+
+
+def filling(made: Callable[..., Any], batch: Any = None, length: Any = None) -> tuple[Filling, Of, Arguments]:
+    model = Of(made).eval()
+    dims = {0: rsn.Batch(4) if batch is None else batch, 1: rsn.Length(8) if length is None else length}
+    x = {"x": torch.randn(B, L, C), "mask": torch.ones(B, L, dtype=torch.int64), "ids": torch.randint(1, 50, (B, L))}
+    given = Arguments(model.forward, x, dict.fromkeys(x, dims))
+    return Filling(model, given), model, given
+
+
+def check(made: Callable[..., Any], sizes: list[tuple[int, int]], **dims: Any) -> None:
+    """Filled up to the largest and cut, results are those of the arguments as they are."""
+    found, model, given = filling(made, **dims)
+    largest = tuple(dim.sizes[-1] for dim in given.dims)
+    for batch, length in sizes:
+        x = {
+            "x": torch.randn(batch, length, C),
+            "mask": torch.ones(batch, length, dtype=torch.int64),
+            "ids": torch.randint(1, 50, (batch, length)),
+        }
+        found.check_sizes((batch, length))
+        with torch.no_grad():
+            wanted = torch.utils._pytree.tree_leaves(model(**x))
+            full = torch.utils._pytree.tree_leaves(model(**given.resized(x, largest)))
+        for a, b in zip(found.cut(full, largest, (batch, length)), wanted, strict=True):
+            torch.testing.assert_close(a, b)
+
+
+def attention(query: Any, mask: Any, is_causal: bool = False) -> Any:
+    q = query.unflatten(-1, (2, 3)).transpose(1, 2)
+    hidden = None if mask is None else mask[:, None, None, :].bool()
+    y = torch.nn.functional.scaled_dot_product_attention(q, q, q, hidden, is_causal=is_causal)
+    return y.transpose(1, 2).flatten(2)
+
+
+def eager(y: Any, added: Any) -> Any:
+    q = y.unflatten(-1, (2, 3)).transpose(1, 2)
+    return (q @ q.transpose(2, 3) + added).softmax(-1) @ q
+
+
+def causal(length: int) -> Any:
+    return torch.full((length, length), -1e30).triu(1)
+
+
+SIZES = [(1, 1), (2, 3), (4, 8), (3, 7)]
+
+
+@pytest.mark.parametrize(
+    "made",
+    [
+        lambda m, y, mask, ids: attention(y, mask),
+        lambda m, y, mask, ids: attention(y, None, is_causal=True),
+        lambda m, y, mask, ids: eager(y, causal(y.shape[1])),
+        lambda m, y, mask, ids: eager(y, (1 - mask[:, None, None].float()) * torch.finfo(torch.float32).min),
+        lambda m, y, mask, ids: attention(y, mask).reshape(-1, C),  # batch and length in one dimension
+        lambda m, y, mask, ids: y + m.positions[:, : y.shape[1]] + m.words(ids),
+        lambda m, y, mask, ids: (y * mask[..., None]).sum(1) / mask.sum(1, keepdim=True),
+        lambda m, y, mask, ids: y.masked_fill(mask[..., None] == 0, -torch.inf).amax((0, 1)),
+        lambda m, y, mask, ids: y[torch.arange(y.shape[0]), (torch.arange(y.shape[1]) * mask.bool()).argmax(1)],
+        lambda m, y, mask, ids: y[:, 0],
+        lambda m, y, mask, ids: y[-1],  # of a batch the last, of which there are copies
+        lambda m, y, mask, ids: y[:, ::2],
+        lambda m, y, mask, ids: torch.cat([m.positions[:, :2].expand(y.shape[0], -1, -1), y], 1)[:, :-1],
+        lambda m, y, mask, ids: torch.cumsum(ids.ne(0).int(), 1) * ids.ne(0).int(),
+        lambda m, y, mask, ids: (y.relu() * ids.ne(0)[..., None]).amax(1),
+        lambda m, y, mask, ids: y[torch.arange(y.shape[0]), ids.argmax(1)] + m.words(ids)[:, 0],
+        lambda m, y, mask, ids: torch.einsum("bld,bl->bd", y, mask.float()),
+        lambda m, y, mask, ids: y.transpose(0, 1).flip(2).roll(1, 2).transpose(0, 1).diff(dim=2),
+    ],
+)
+def test_what_may_be_filled_up(made: Callable[..., Any]) -> None:
+    check(made, SIZES)
+
+
+@pytest.mark.parametrize(
+    ("made", "why"),
+    [
+        (lambda m, y, mask, ids: attention(y, None), "scaled_dot_product_attention.*nothing hides them"),
+        (lambda m, y, mask, ids: y.amax(1), "the length changes output 0: aten.amax.default .*nothing hides them"),
+        (lambda m, y, mask, ids: (y, m.layer(y).argmax(1)), "the length changes output 1: aten.argmax"),
+        (lambda m, y, mask, ids: m.layer(y.relu()).topk(2, 1), "the length changes output 0: aten.topk"),
+        (lambda m, y, mask, ids: y / y.abs().amax(), "aten.amax"),
+        (lambda m, y, mask, ids: (y * mask[..., None]).amax(1), "aten.amax"),  # 0 may be the largest
+        (lambda m, y, mask, ids: (y * mask[..., None]).mean(1), "how many rows there are"),
+        (lambda m, y, mask, ids: y * y.shape[1], "the length .*its other is 8 here"),
+        (lambda m, y, mask, ids: y + torch.linspace(0, 1, y.shape[1])[:, None], "its values depend on the size"),
+        (lambda m, y, mask, ids: y[:, -1], "counted from the end"),
+        (lambda m, y, mask, ids: y[:, y.shape[1] // 2], "which position it selects"),
+        (lambda m, y, mask, ids: y[torch.arange(y.shape[0]), mask.sum(1) - 1], "may name positions"),
+        (lambda m, y, mask, ids: y.reciprocal().log() * mask[..., None] @ y.mT.amax(-1, True), "aten"),
+        (lambda m, y, mask, ids: (y.log() * mask[..., None]).sum(1), "nothing hides them"),  # 0 times -inf
+        (lambda m, y, mask, ids: (y.cumsum(0), y.mean(0)), "the batch changes output 1.*how many sequences"),
+        (
+            lambda m, y, mask, ids: torch.fft.fft(y, dim=1).real,
+            "how its result depends on the (rows|sequences) is not known",
+        ),
+    ],
+)
+def test_what_may_not(made: Callable[..., Any], why: str) -> None:
+    with pytest.raises(UnsupportedError, match=f"filling up .*{why}.*exact=True"):
+        filling(made)
+
+
+def test_least_size() -> None:
+    """Where the module itself cannot be called."""
+    found, *_ = filling(lambda m, y, mask, ids: y[:, 3])
+    found.check_sizes((1, 4))
+    with pytest.raises(TensorError, match=r"^a length of 3; this module takes a length of 4 or more$"):
+        found.check_sizes((1, 3))
+
+
+def test_another_graph_for_another_size() -> None:
+    def made(m: Any, y: Any, mask: Any, ids: Any) -> Any:
+        return y.relu() if y.shape[1] % 8 else y
+
+    with pytest.raises(UnsupportedError, match="for one size"):
+        filling(made)
+
+
+@pytest.mark.parametrize("dims", [{"length": rsn.Length(4, 8, exact=True)}, {"batch": rsn.Batch(1)}])
+def test_sizes_that_are_not_filled_up(dims: Any) -> None:
+    """A mean over what calls have all of."""
+    axis = 1 if "length" in dims else 0
+    filling(lambda m, y, mask, ids: y.mean(axis), **dims)
+
+
+def test_each_program_is_looked_at() -> None:
+    """The graph for some size may be another one than for the largest."""
+
+    class Model(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = torch.nn.Linear(64, 64)
+
+        def forward(self, x: Any) -> Any:
+            y = self.layer(x)
+            return y + y.amax(1, keepdim=True) if x.shape[1] == 12 else y
+
+    with rsn.compile(
+        Model().eval(), (torch.randn(1, 4, 64),), dynamic_shapes={"x": {1: rsn.Length(8, 12, 16)}}
+    ) as family:
+        family(torch.randn(1, 7, 64))
+        with pytest.raises(UnsupportedError, match="for one size"):
+            family(torch.randn(1, 9, 64))
