@@ -10,9 +10,11 @@ KEYS = ("mops", "packets", "bytes", "uops", "uop_bytes")
 def count(program: Program) -> dict[str, dict[str, int]]:
     """mOPs, packets, bytes, uOPs and bytes of uOPs per FU type, each with a `total`.
 
-    A packet counts for its FU type once however many units it selects; uOPs count once per selected unit. Bytes are
-    those of headers and mOPs; the image's two leading words are in the total alone. FU types without packets (MMEs)
-    count the ops of one unit's list as uOPs and 4 bytes each, apart from the totals of the image.
+    A packet counts for its FU type once however many units it selects; uOPs count once per selected unit. Terminators
+    are packets with bytes, but no uOPs: what a decoder hands on when it ends enables nothing and launches no kernel
+    (contract 1.3 and 5, paper section 3.1). Bytes are those of headers and mOPs; the image's two leading words are in
+    the total alone. FU types without packets (MMEs) count the ops of one unit's list as uOPs and 4 bytes each, apart
+    from the totals of the image.
     """
     overlay = program.overlay
     out: dict[str, dict[str, int]] = {key: {} for key in KEYS}
@@ -34,7 +36,7 @@ def count(program: Program) -> dict[str, dict[str, int]]:
         add("bytes", form.kind, 4 * packet.words)
         # Each repetition gives as many uOPs as the first: counted once, a huge `reuse` costs nothing.
         each = sum(1 for mop in packet.mops for _ in form.uops(mop, 0))
-        uops = units * (1 if header.last else header.reuse * each)
+        uops = 0 if header.last else units * header.reuse * each
         add("uops", form.kind, uops)
         add("uop_bytes", form.kind, uops * (form.uop_bytes or 4 * form.mop.WORDS))
     for key, per_kind in out.items():
