@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import errno
 import json
-from collections.abc import Sequence
+from collections.abc import Container, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,6 +16,7 @@ from .commands.check import check_command
 from .commands.compile import compile_command
 from .commands.diff import diff_command
 from .commands.doctor import doctor_command
+from .commands.raw import RawImage, load_raw_image, raw_options, refuse_contradictions, was_given
 from .commands.reproduce import reproduce_command
 from .commands.run import run_command
 from .commands.serve_stdio import serve_stdio_command
@@ -54,6 +55,9 @@ for _command in (compile_command, check_command, diff_command, run_command, repr
     main.add_command(_command)
 main.add_command(serve_stdio_command)  # hidden: the other end of --board ssh://
 
+MACHINE = "xnn"
+"""The overlay whose resources and cycles are shown if none is named: the one of hw/versal."""
+
 _path = click.Path(path_type=Path)
 _json = click.option("--json", "as_json", is_flag=True, help="one JSON object on stdout")
 
@@ -67,7 +71,8 @@ _json = click.option("--json", "as_json", is_flag=True, help="one JSON object on
 def asm(source: Path, output: Path | None, raw: bool, mme: Path | None, as_json: bool) -> None:
     """Assemble SOURCE (.rsn) to a program (.bin).
 
-    Kernel sequences (a section per unit) are packed; packets written by hand are taken as they are.
+    Kernel sequences (a section per unit) are packed; packets written by hand are taken as they are. A program needs
+    buffers where it accesses memory, and op lists where it uses MMEs; a bare image (--raw) does without.
     """
     from ..assembler import container
     from ..isa.files import write_text
@@ -75,6 +80,7 @@ def asm(source: Path, output: Path | None, raw: bool, mme: Path | None, as_json:
     if mme is not None and not raw:
         raise click.UsageError("--mme goes with --raw; a program has its op lists in it")
     program = _assembled(source)
+    _refuse_incomplete(program, {"A01", "M05"} if not raw else {"M05"} if mme is not None else set())
     target = output or source.with_suffix(".bin")
     (container.write_raw if raw else container.write)(program, target)
     if mme is not None:
@@ -89,18 +95,26 @@ def asm(source: Path, output: Path | None, raw: bool, mme: Path | None, as_json:
 @main.command()
 @click.argument("program", type=_path)
 @click.option("-o", "--output", type=_path, help="the text to write [default: standard output]")
-@click.option("--raw", is_flag=True, help="PROGRAM is a bare wire image")
-@click.option("--overlay", default="xnn", show_default=True, help="with --raw: the overlay it is for")
-def dis(program: Path, output: Path | None, raw: bool, overlay: str) -> None:
-    """Disassemble PROGRAM (.bin) to text (.rsn) that assembles to the same binary."""
+@raw_options()
+def dis(program: Path, output: Path | None, raw: bool, overlay: str, mme: Path | None) -> None:
+    """Disassemble PROGRAM (.bin) to text (.rsn) that assembles to the same binary.
+
+    The text of a bare image (--raw) has no buffers, and op lists only with --mme: it assembles to the same image (rsn
+    asm --raw), and to a program once what is missing has been written.
+    """
     from ..assembler.printer import show
     from ..isa.files import write_text
 
-    text = show(_loaded(program, raw, overlay))
+    refuse_contradictions(raw)
+    loaded = _loaded(program, raw, overlay, mme)
+    text = show(loaded.program)
     if output is None:
         click.echo(text, nl=False)
     else:
         write_text(output, text)
+    if raw:
+        missing = "no buffers" if loaded.op_lists else "no buffers and no op lists (--mme)"
+        click.echo(f"{program}: a bare image; its text has {missing}: rsn asm --raw takes it, rsn asm asks", err=True)
 
 
 @main.command()
@@ -143,8 +157,7 @@ def fmt(files: Sequence[Path], check: bool) -> None:
 
 @main.command()
 @click.argument("program", type=_path, required=False)
-@click.option("--raw", is_flag=True, help="PROGRAM is a bare wire image")
-@click.option("--overlay", default="xnn", show_default=True, help="with --raw or without PROGRAM: the overlay")
+@raw_options("with --raw: the overlay it is for; without PROGRAM: the machine's, by default xnn")
 @click.option("--overlay-file", type=_path, help="with --resources or --cycles: an overlay file with what is different")
 @click.option("--resources", is_flag=True, help="what the machine takes of its device, instead")
 @click.option("--cycles", is_flag=True, help="how long its units take, by their sources and simulated, instead")
@@ -153,6 +166,7 @@ def info(
     program: Path | None,
     raw: bool,
     overlay: str,
+    mme: Path | None,
     overlay_file: Path | None,
     resources: bool,
     cycles: bool,
@@ -160,35 +174,48 @@ def info(
 ) -> None:
     """Show what PROGRAM (.bin or .rsn) consists of: mOPs, packets, bytes and uOPs per type of unit; its buffers.
 
+    Packets and bytes include terminators, which are no uOPs. Of a bare image (--raw) without op lists (--mme), ops of
+    MMEs are not known.
+
     With --resources or --cycles: what the machine that it is for, or the one of --overlay, costs.
     """
-    from ..isa.statistics import count
-
     if resources and cycles:
         raise click.UsageError("--resources or --cycles, one at a time")
+    if overlay_file is not None and not (resources or cycles):
+        raise click.UsageError("--overlay-file goes with --resources or --cycles")
+    if program is not None:
+        refuse_contradictions(raw)
+    elif not (resources or cycles) or raw or mme is not None:
+        raise click.UsageError("Missing argument 'PROGRAM'; it may be left out with --resources and --cycles")
+    loaded = None if program is None else _loaded(program, raw, overlay, mme)
     if resources or cycles:
         from ..isa.overlays import find
         from ..isa.overlays.file import changed
         from .commands.machine import show_cycles, show_resources
 
-        machine = find(overlay) if program is None else _loaded(program, raw, overlay).overlay
+        machine = loaded.program.overlay if loaded else find(overlay if was_given("overlay") else MACHINE)
         if overlay_file is not None:
             machine = changed(machine, overlay_file)
         (show_resources if resources else show_cycles)(machine, as_json)
         return
-    if overlay_file is not None:
-        raise click.UsageError("--overlay-file goes with --resources or --cycles")
-    if program is None:
-        raise click.UsageError("Missing argument 'PROGRAM'; it may be left out with --resources and --cycles")
-    loaded = _loaded(program, raw, overlay)
-    sizes = count(loaded)
+    assert loaded is not None
+    _show_program(str(program), loaded, as_json)
+
+
+def _show_program(name: str, read: RawImage, as_json: bool) -> None:
+    from ..isa.statistics import count
+
+    loaded = read.program
+    sizes: dict[str, dict[str, int | None]] = {key: {**per_kind} for key, per_kind in count(loaded).items()}
+    for kind in () if read.op_lists else loaded.overlay.preloaded:
+        sizes["uops"][kind] = sizes["bytes"][kind] = None  # not 0: nobody has said
     if as_json:
         click.echo(json.dumps(_facts(loaded) | sizes))
         return
-    kind = "extended" if loaded.extended else "base"
-    click.echo(f"{program}: {kind} program for overlay {loaded.overlay.name} ({loaded.overlay.fingerprint})")
+    extent = "extended" if loaded.extended else "base"
+    click.echo(f"{name}: {extent} program for overlay {loaded.overlay.name} ({loaded.overlay.fingerprint})")
     kinds = [k for k in sizes["uops"] if k != "total"]
-    rows = [[k, *(str(sizes[key].get(k, "")) for key in sizes), _ratio(sizes, k)] for k in (*kinds, "total")]
+    rows = [[k, *(_number(sizes[key].get(k)) for key in sizes), _ratio(sizes, k)] for k in (*kinds, "total")]
     _table([["", *(key.replace("_", " ") for key in sizes), "uop bytes / bytes"], *rows])
     if loaded.parameters:
         click.echo()
@@ -203,9 +230,13 @@ def info(
         _table([["buffer", "memory", "at", "shape", "layout", "role"], *columns])
 
 
-def _ratio(sizes: dict[str, dict[str, int]], kind: str) -> str:
+def _number(n: int | None) -> str:
+    return "" if n is None else str(n)
+
+
+def _ratio(sizes: Mapping[str, Mapping[str, int | None]], kind: str) -> str:
     """How many bytes of uOPs a byte of instructions becomes (paper Fig. 9)."""
-    uops, instructions = (sizes[key].get(kind, 0) for key in ("uop_bytes", "bytes"))
+    uops, instructions = (sizes[key].get(kind) for key in ("uop_bytes", "bytes"))
     return f"{uops / instructions:.1f}" if uops and instructions else ""
 
 
@@ -256,11 +287,21 @@ def _assembled(path: Path) -> Program:
     return pack(source)
 
 
-def _loaded(path: Path, raw: bool, overlay: str) -> Program:
+def _refuse_incomplete(program: Program, codes: Container[str]) -> None:
+    """Raise `ProgramError` where a text lacks what its packets take for granted."""
+    from ..isa.errors import ProgramError
+    from ..isa.verify import incomplete
+
+    found = [f for f in incomplete(program) if f.code in codes]
+    if found:
+        raise ProgramError("\n".join(f"{f}\n  help: {f.help}" for f in found))
+
+
+def _loaded(path: Path, raw: bool, overlay: str, mme: Path | None) -> RawImage:
     """A program from a container, a bare image or a text."""
     from ..assembler import container
-    from ..isa.overlays import find
 
     if raw:
-        return container.read_raw(path, find(overlay))
-    return _assembled(path) if path.suffix == ".rsn" else container.read(path)
+        return load_raw_image(path, overlay, mme)
+    program = _assembled(path) if path.suffix == ".rsn" else container.read(path)
+    return RawImage(program, [], complete=True, op_lists=True)

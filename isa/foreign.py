@@ -174,7 +174,7 @@ class _Reader:
         lost = "; where the next packet begins is not known"
         if form is None:
             text = f"opcode {header.opcode} means nothing on overlay {self.overlay.name}{lost}"
-            other = " (opcode 8 belongs to overlay xnn)" if header.opcode == 8 else ""
+            other = " (opcode 8 belongs to overlay xnn: --overlay xnn)" if header.opcode == 8 else ""
             self.error("F04", at, text, f"is it an image for another overlay{other}, or a payload of another length?")
             return at, None
         if header.last and (header.window or header.reuse):

@@ -8,11 +8,11 @@ by running the network without.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator
+from collections.abc import Container, Iterator
 
 import numpy as np
 
-from .balance import balance
+from .balance import Balance, balance
 from .compiled import Plan
 from .errors import DeadlockError, ProgramError
 from .expansion import Accesses, Expansion, Ints, at, uops_of
@@ -42,6 +42,42 @@ def require(program: Program) -> None:
         raise ProgramError("\n".join(str(f) for f in errors[:5]) + more)
 
 
+def incomplete(program: Program) -> list[Finding]:
+    """What a text lacks that was made of a bare image, which has neither buffers nor op lists: a buffer in each memory
+    that is accessed (A01), ops for any of the units that take them from lists (M05). Quick where both are there."""
+    without = set(program.overlay.banks) - {b.bank for b in program.buffers}
+    if not without and not _lists_missing(program):
+        return []
+    if sum(uops_of(p, program.overlay) for p in program.packets) > MOST_UOPS:
+        return []  # P01
+    expansion = Expansion(program)
+    out = [f for f in _bounds(expansion, _Memory(program), without) if f.code == "A01"]
+    return out + missing_op_lists(program, balance(expansion) if _lists_missing(program) else None)
+
+
+def missing_op_lists(program: Program, counted: Balance | None) -> list[Finding]:
+    """Words for, or from, units with op lists, where none of them has any ops: as one finding, not stream by stream."""
+    preloaded = program.overlay.preloaded
+    kind_of = {u.name: u.kind for u in program.overlay.units}
+    found: dict[str, Finding] = {}
+    for i in counted.uneven if counted is not None and _lists_missing(program) else ():
+        kind = kind_of[i.other]
+        if kind in preloaded and kind not in found:
+            verb = f"sends {i.sent} words to" if i.sent else f"waits for {i.received} words from"
+            text = f"no {kind} has ops, but {i.unit} {verb} {i.other}"
+            way_out = (
+                f"write the ops of each {kind} that works, as a section `{i.other} {{ ... }}`; a bare image does not "
+                "hold them: rsn dis --raw IMAGE --mme OPS.json"
+            )
+            found[kind] = Finding("M05", text, i.where, help=way_out)
+    return list(found.values())
+
+
+def _lists_missing(program: Program) -> bool:
+    """Whether the overlay has op lists and the program no op."""
+    return bool(program.overlay.preloaded) and not any(program.preloaded.values())
+
+
 def _too_large(program: Program) -> list[Finding]:
     """An image is written to a buffer of the host's, whose size is not the machine's but that of its set-up."""
     most, size = program.overlay.image_bytes, 4 * (2 + sum(p.words for p in program.packets))
@@ -67,14 +103,18 @@ def check(program: Program, *, roles: bool = True, op_lists: bool = True) -> lis
     findings += _doubts(program)
     findings += _too_large(program)
     counted = balance(expansion)
-    findings += counted.findings
+    unlisted = missing_op_lists(program, counted)
+    kinds = set(program.overlay.preloaded) if unlisted else set()
+    by_unit = program.overlay.by_unit
+    findings += unlisted
+    findings += [i.finding for i in counted.uneven if not {by_unit[i.src].kind, by_unit[i.dst].kind} & kinds]
     reasons = dict.fromkeys(counted.undecided.values())
     findings += [Finding("S02", f"not every stream was counted: {r}", "program", True) for r in reasons]
     if not any(f.code in ("U01", "M04") for f in findings):  # rules take for granted what `legal` says
         findings += program.overlay.rules(expansion, counted.even)
     if roles and not any(f.code == "A01" for f in findings):
         findings += hazards(expansion)
-    if not any(f.code in ("S01", "R02", "R03") for f in findings):
+    if not any(f.code in ("S01", "M05", "R02", "R03") for f in findings):
         findings += _moving_streams(program)
     return findings
 
@@ -373,9 +413,12 @@ class _Memory:
         return f" (the one before is {self.names[bank][i]}, up to {self.reach[bank][i] // self.unit:#x})"
 
 
-def _bounds(expansion: Expansion, memory: _Memory) -> Iterator[Finding]:
-    """Accesses that leave their buffers: the first of each packet."""
+def _bounds(expansion: Expansion, memory: _Memory, banks: Container[str] | None = None) -> Iterator[Finding]:
+    """Accesses that leave their buffers: the first of each packet; of a memory without buffers, the first alone. banks:
+    the memories to look at; without, all of them."""
     for bank, a in expansion.accesses.items():
+        if banks is not None and bank not in banks:
+            continue
         seen: dict[tuple[int, int], int] = {}
         out = memory.outside(bank, a)
         for i in out.tolist():
@@ -389,4 +432,13 @@ def _bounds(expansion: Expansion, memory: _Memory) -> Iterator[Finding]:
                 f"in no declared buffer{memory.nearest(bank, start)}"
             )
             way_out = "correct address, size, chunks or strides, or declare the buffer as large as it is"
-            yield Finding("A01", text, expansion.where(unit, int(a.uop[i])), help=way_out)
+            where = expansion.where(unit, int(a.uop[i]))
+            if not memory.names.get(bank):
+                text += f": the program declares none in {bank}, and accesses its elements up to {int(a.end.max())}"
+                way_out = (
+                    f"declare what lies in {bank}, as `buffer NAME {bank} ROWSxCOLUMNS blocked input`; a bare image "
+                    "does not say it, but runs as it is: rsn run --raw"
+                )
+                yield Finding("A01", text, where, help=way_out, times=len(seen))
+                break
+            yield Finding("A01", text, where, help=way_out)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from .raw import read_raw_image, refuse_contradictions, with_memories
+from .raw import raw_options, read_raw_image, refuse_contradictions, with_memories
 
 if TYPE_CHECKING:
     from ...isa.finding import Finding
@@ -20,11 +20,9 @@ _size = click.IntRange(0)
 
 @click.command(name="check")
 @click.argument("program", type=click.Path(dir_okay=False, path_type=Path))
-@click.option("--raw", is_flag=True, help="PROGRAM is a bare wire image")
-@click.option("--overlay", default="xnn-base", show_default=True, help="with --raw: the overlay it is for")
+@raw_options()
 @click.option("--ddr-bytes", type=_size, help="with --raw: size of the DDR buffer")
 @click.option("--lpddr-bytes", type=_size, help="with --raw: size of the LPDDR buffer")
-@click.option("--mme", type=click.Path(dir_okay=False, path_type=Path), help="with --raw: op lists, as for rsn run")
 @click.option("--most", default=10, show_default=True, type=click.IntRange(1), help="findings shown of each code")
 @click.option("--json", "as_json", is_flag=True, help="one JSON object on stdout")
 def check_command(program: Path, raw: bool, most: int, as_json: bool, **options: Any) -> None:

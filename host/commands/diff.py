@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING
 
 import click
 
+from .raw import OVERLAY
+
 if TYPE_CHECKING:
     from ...isa.compare import Comparison
     from ...isa.program import Program
@@ -20,7 +22,7 @@ _path = click.Path(dir_okay=False, path_type=Path)
 @click.argument("first", type=_path)
 @click.argument("second", type=_path)
 @click.option("--raw", is_flag=True, help="both are bare wire images")
-@click.option("--overlay", default="xnn-base", show_default=True, help="with --raw: the overlay they are for")
+@click.option("--overlay", default=OVERLAY, show_default=True, help="with --raw: the overlay they are for")
 @click.option("--most", default=20, show_default=True, type=click.IntRange(1), help="differences shown")
 @click.option("--json", "as_json", is_flag=True, help="one JSON object on stdout")
 def diff_command(first: Path, second: Path, raw: bool, overlay: str, most: int, as_json: bool) -> None:

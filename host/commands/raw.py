@@ -1,4 +1,4 @@
-"""Bare wire images, made elsewhere: what `rsn run --raw` and `rsn check --raw` have in common, and how one is run.
+"""Bare wire images, made elsewhere: options and readers of all commands that take --raw, and how one is run.
 
 Of the files nothing is asked but what the contract says: the image, op lists as JSON (the index of an MME to its op
 words), and the contents of the memories as little-endian float32.
@@ -9,10 +9,10 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
@@ -30,10 +30,40 @@ MOST_BYTES = 64 << 20
 MOST_SHOWN = 5
 """Findings of one code that are shown."""
 
+OVERLAY = "xnn-base"
+"""What a bare image is for if nobody says: the published machine. An image does not name its overlay, and one with the
+opcodes of another is refused."""
+
 OF_RAW = ("overlay", "mme", "ddr", "lpddr", "dump_ddr", "ddr_bytes", "lpddr_bytes")
 """Options that say something about bare images alone."""
 OF_PROGRAMS = ("weights", "inputs", "outputs", "params")
 """Options about tensors and parameters that have names, which a bare image does not know."""
+
+
+_Command = TypeVar("_Command", bound=Callable[..., object])
+
+
+def raw_options(overlay: str = "with --raw: the overlay it is for") -> Callable[[_Command], _Command]:
+    """--raw, --overlay and --mme of a command with an argument PROGRAM. overlay: what the help says of that option."""
+    file = click.Path(dir_okay=False, path_type=Path)
+    options = (
+        click.option("--raw", is_flag=True, help="PROGRAM is a bare wire image: no buffers, no op lists"),
+        click.option("--overlay", default=OVERLAY, show_default=True, help=overlay),
+        click.option("--mme", type=file, help="with --raw: its op lists (JSON, an MME's index to its op words)"),
+    )
+
+    def decorate(command: _Command) -> _Command:
+        for option in reversed(options):
+            command = option(command)
+        return command
+
+    return decorate
+
+
+def was_given(name: str) -> bool:
+    """Whether an option of the running command was written, and is not its default."""
+    source = click.get_current_context().get_parameter_source(name)
+    return source not in (None, click.core.ParameterSource.DEFAULT)
 
 
 @dataclass
@@ -49,13 +79,8 @@ class RawImage:
 
 def refuse_contradictions(raw: bool) -> None:
     """Raise `click.UsageError` for options of the running command that would be passed over."""
-    context = click.get_current_context()
-    default = click.core.ParameterSource.DEFAULT
-    given = {
-        str(p.name): p.opts[0]
-        for p in context.command.params
-        if context.get_parameter_source(str(p.name)) not in (None, default)
-    }
+    command = click.get_current_context().command
+    given = {str(p.name): p.opts[0] for p in command.params if was_given(str(p.name))}
     wrong = [given[name] for name in (OF_PROGRAMS if raw else OF_RAW) if name in given]
     if wrong:
         raise click.UsageError(f"{', '.join(wrong)}: {'not with --raw' if raw else 'only with --raw'}")
@@ -63,9 +88,10 @@ def refuse_contradictions(raw: bool) -> None:
         raise click.UsageError("--dump-ddr: not with --timing-only, which computes nothing")
 
 
-def read_raw_image(path: Path, overlay: Overlay, op_lists: Path | None) -> RawImage:
-    """A bare image and its op lists, with everything in them that a machine would misread. Raises `ProgramError` only
-    where there is nothing to read: files too large, op lists that are no JSON."""
+def read_raw_image(path: Path, overlay: Overlay, op_lists: Path | None, *, named: bool = False) -> RawImage:
+    """A bare image and its op lists, with everything in them that a machine would misread. named: findings in the image
+    name its file. Raises `ProgramError` only where there is nothing to read: files too large, op lists that are no
+    JSON."""
     from ...isa.foreign import read_image
     from ...isa.program import Program
 
@@ -75,6 +101,8 @@ def read_raw_image(path: Path, overlay: Overlay, op_lists: Path | None) -> RawIm
     if op_lists is not None:
         ops, findings = _read_op_lists(op_lists, overlay)
     known = all(f.warning for f in findings) if op_lists is not None else not overlay.preloaded
+    if named:
+        image.findings = [dataclasses.replace(f, where=f"{path}: {f.where}") for f in image.findings]
     return RawImage(Program(overlay, image.packets, ops), image.findings + findings, image.complete, known)
 
 
@@ -112,17 +140,18 @@ def with_memories(program: Program, sizes: Mapping[str, int], names: Mapping[str
     return dataclasses.replace(program, buffers=buffers)
 
 
-def load_raw_image(path: str, options: Mapping[str, Any]) -> Program:
-    """The image and op lists that `rsn run --raw` is to run; warnings go to stderr. Raises `ProgramError`."""
+def load_raw_image(path: Path, overlay: str, op_lists: Path | None, *, runs: bool = False) -> RawImage:
+    """A bare image without errors; warnings go to stderr. runs: it is to run, which takes its op lists. Raises
+    `ProgramError`."""
     from ...isa.errors import ProgramError
     from ...isa.overlays import find
 
-    overlay = find(options["overlay"])
-    read = read_raw_image(Path(path), overlay, Path(options["mme"]) if options["mme"] else None)
+    found = find(overlay)
+    read = read_raw_image(path, found, op_lists, named=True)
     _refuse_errors(read.findings)
-    if not read.op_lists:
-        raise ProgramError(f"a bare image for {overlay.name} needs --mme with op lists (at least {{}})")
-    return read.program
+    if runs and not read.op_lists:
+        raise ProgramError(f"a bare image for {found.name} needs --mme with op lists (at least {{}})")
+    return read
 
 
 def with_files(program: Program, options: Mapping[str, Any]) -> tuple[Program, dict[str, npt.NDArray[np.float32]]]:
@@ -158,7 +187,7 @@ def _refuse_errors(findings: Iterable[Finding]) -> None:
     for f in shown:
         if f.warning:
             click.echo(str(f), err=True)
-    errors = [str(f) for f in shown if not f.warning]
+    errors = [str(f) + (f"\n  help: {f.help}" if f.help else "") for f in shown if not f.warning]
     if errors:
         raise ProgramError("\n".join(errors))
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from .raw import load_raw_image, refuse_contradictions, with_files, write_memory
+from .raw import load_raw_image, raw_options, refuse_contradictions, with_files, write_memory
 
 if TYPE_CHECKING:
     import numpy as np
@@ -77,12 +77,10 @@ _file = click.Path(dir_okay=False)
 @click.option("--compare", "spec", help="compare each segment with PyTorch; SPEC as for rsn compile")
 @click.option("--bound", type=float, help="with --compare: the largest difference [default: 1e-4 of the largest value]")
 @click.option("--seed", type=int, help="with --compare: of a preset's random weights [default: 0]")
-@click.option("--raw", is_flag=True, help="PROGRAM is a bare wire image")
-@click.option("--overlay", default="xnn-base", show_default=True, help="overlay of a bare image")
-@click.option("--mme", type=_file, help="op lists of a bare image: JSON, MME index to words")
-@click.option("--ddr", type=_file, help="DDR contents of a bare image (float32)")
-@click.option("--lpddr", type=_file, help="LPDDR contents of a bare image (float32)")
-@click.option("--dump-ddr", type=_file, help="where to write DDR after a bare image has run")
+@raw_options()
+@click.option("--ddr", type=_file, help="with --raw: DDR contents (float32)")
+@click.option("--lpddr", type=_file, help="with --raw: LPDDR contents (float32)")
+@click.option("--dump-ddr", type=_file, help="with --raw: where to write DDR after the run")
 @click.option("--json", "as_json", is_flag=True, help="one JSON object on stdout")
 def run_command(program: str, raw: bool, as_json: bool, **options: Any) -> None:
     """Run PROGRAM (.bin) and report the time it takes."""
@@ -92,7 +90,10 @@ def run_command(program: str, raw: bool, as_json: bool, **options: Any) -> None:
 
     refuse_contradictions(raw)
     _refuse_misuse(raw, options)
-    loaded = load_raw_image(program, options) if raw else _read(program)
+    if raw:
+        loaded = load_raw_image(Path(program), options["overlay"], options["mme"], runs=True).program
+    else:
+        loaded = _read(program)
     with working(f"opening board {options['board']}"):  # one of them is built when it is first asked for
         open_board(options["board"], xclbin=options["xclbin"]).close()
     loaded = _with_overlay(loaded, options)

@@ -69,11 +69,12 @@ def test_raw_image(files: Path) -> None:
     facts = json.loads(result.stdout)
     assert facts == {"program": "p.raw", "extended": True, "packets": 5, "image_bytes": 68}
     assert (files / "p.raw").stat().st_size == 68
-    text = rsn("dis", "--raw", "p.raw").stdout
+    text = rsn("dis", "--raw", "--overlay", "xnn", "p.raw").stdout
     assert "packet DDR reuse=2 { load -> MemA0 addr=512 size=8192 }" in text
-    result = rsn("dis", "--raw", "--overlay", "xnn-base", "p.raw")
+    result = rsn("dis", "--raw", "p.raw")
     assert result.exit_code == 1
-    assert "opcode 8 means nothing on overlay xnn-base" in result.stderr
+    assert result.stderr.startswith("error: p.raw: word 7: error F04: opcode 8 means nothing on overlay xnn-base; ")
+    assert "(opcode 8 belongs to overlay xnn: --overlay xnn)" in result.stderr
     assert rsn("dis", "--raw", "--overlay", "ynn", "p.raw").exit_code == 1
 
 
@@ -101,6 +102,100 @@ def test_info_does_not_count_one_by_one(files: Path) -> None:
     (files / "huge.rsn").write_text("overlay xnn\n" + "packet DDR reuse=65535 { for 31 { load chunks=15 } }\n" * 100)
     facts = json.loads(rsn("info", "--json", "huge.rsn").stdout)
     assert facts["uops"]["DDR"] == 100 * 31 * 15 * 65535
+
+
+BARE = """\
+overlay xnn-base
+
+packet DDR reuse=2 { load -> MemA0 addr=512 size=8192 }
+packet MemA0 { load dim1=128 dim2=128; send acc_a=1 acc_b=1 }
+packet MeshA { MemA0->MME0 size=512 }
+last DDR
+last MemA[0..2]
+last MeshA
+"""
+LISTS = '{"0": [29526049]}'
+
+
+@pytest.fixture
+def bare(files: Path) -> Path:
+    """A bare image, its op lists, and the texts that they are disassembled to."""
+    (files / "bare.rsn").write_text(BARE)
+    (files / "mme.json").write_text(LISTS)
+    assert rsn("asm", "--raw", "bare.rsn", "-o", "bare.raw").exit_code == 0
+    return files
+
+
+def test_a_bare_image_there_and_back(bare: Path) -> None:
+    """Its text has neither buffers nor, without --mme, op lists: which is said at once, and asked for by asm."""
+    result = rsn("dis", "--raw", "bare.raw")
+    assert (result.exit_code, result.stdout) == (0, BARE)
+    assert "its text has no buffers and no op lists (--mme)" in result.stderr
+    result = rsn("dis", "--raw", "bare.raw", "--mme", "mme.json", "-o", "listed.rsn")
+    assert "its text has no buffers:" in result.stderr
+    assert rsn("asm", "--raw", "listed.rsn", "-o", "again.raw", "--mme", "again.json").exit_code == 0
+    assert (bare / "again.raw").read_bytes() == (bare / "bare.raw").read_bytes()
+    assert json.loads((bare / "again.json").read_text()) == json.loads(LISTS)
+
+
+NO_BUFFER = (
+    "error: {}: error A01: DDR reads 8192 elements at ddr address 0x200, which lie in no declared buffer: the program "
+    "declares none in ddr, and accesses its elements up to 16384\n"
+    "  help: declare what lies in ddr, as `buffer NAME ddr ROWSxCOLUMNS blocked input`; a bare image does not say it, "
+    "but runs as it is: rsn run --raw\n"
+)
+NO_OPS = (
+    (
+        "bare.rsn:5: error M05: no MME has ops, but MeshA sends 1 words to MME0\n"
+        "  help: write the ops of each MME that works, as a section `MME0 {{ ... }}`; a bare image does not hold them: "
+        "rsn dis --raw IMAGE --mme OPS.json\n"
+    )
+    .replace("{{", "{")
+    .replace("}}", "}")
+)
+
+
+def test_asm_says_what_the_text_of_a_bare_image_lacks(bare: Path) -> None:
+    result = rsn("asm", "bare.rsn")
+    assert (result.exit_code, result.stdout, result.stderr) == (1, "", NO_BUFFER.format("bare.rsn:3") + NO_OPS)
+    assert not (bare / "bare.bin").exists()
+    rsn("dis", "--raw", "bare.raw", "--mme", "mme.json", "-o", "listed.rsn")
+    assert rsn("asm", "listed.rsn").stderr == NO_BUFFER.format("listed.rsn:7")
+    result = rsn("asm", "--raw", "bare.rsn", "--mme", "lists.json")  # lists of no ops would be a lie
+    assert (result.exit_code, result.stderr) == (1, f"error: {NO_OPS}")
+    assert not (bare / "lists.json").exists()
+    text = (bare / "listed.rsn").read_text().replace("\n\n", "\n\nbuffer x ddr 256x128 blocked input\n\n", 1)
+    (bare / "whole.rsn").write_text(text)
+    assert rsn("asm", "whole.rsn").exit_code == 0
+
+
+def test_ops_that_nobody_gave_are_not_counted_as_none(bare: Path) -> None:
+    unknown = json.loads(rsn("info", "--raw", "bare.raw", "--json").stdout)
+    known = json.loads(rsn("info", "--raw", "bare.raw", "--mme", "mme.json", "--json").stdout)
+    assert (unknown["uops"]["MME"], unknown["bytes"]["MME"]) == (None, None)
+    assert (known["uops"]["MME"], known["bytes"]["MME"]) == (1, 4)
+    assert unknown["uops"]["total"] == known["uops"]["total"] == 5
+    assert any(line.split() == ["MME"] for line in rsn("info", "--raw", "bare.raw").stdout.splitlines())
+
+
+def test_the_overlay_of_a_bare_image_is_the_same_for_all(bare: Path) -> None:
+    for command in (["dis"], ["info"], ["check", "--mme", "mme.json"], ["run", "--mme", "mme.json", "--timing-only"]):
+        result = rsn(*command, "--raw", "bare.raw", "--overlay", "fig6")
+        assert (result.exit_code, "on overlay fig6" in result.output) == (1, True), command
+    assert rsn("dis", "--raw", "bare.raw").stdout.startswith("overlay xnn-base\n")
+    assert json.loads(rsn("info", "--raw", "bare.raw", "--json").stdout)["overlay"] == "xnn-base"
+    assert "on xnn-base" not in rsn("check", "--raw", "bare.raw", "--overlay", "xnn").stdout
+    assert json.loads(rsn("info", "--resources", "--json").stdout)["overlay"] == "xnn"
+
+
+@pytest.mark.parametrize("command", ["dis", "info"])
+def test_options_of_bare_images_alone(bare: Path, command: str) -> None:
+    rsn("asm", "p.rsn")
+    for given in (["--overlay", "xnn"], ["--mme", "mme.json"]):
+        result = rsn(command, "p.bin", *given)
+        assert (result.exit_code, f"{given[0]}: only with --raw" in result.stderr) == (2, True)
+    result = rsn(command, "--raw", "bare.raw", "--mme", "bare.raw")
+    assert (result.exit_code, "bare.raw: not JSON" in result.stderr) == (1, True)
 
 
 def test_fmt(files: Path) -> None:
@@ -135,7 +230,7 @@ def test_mistakes_are_shown_as_they_are(files: Path) -> None:
         (["dis", "p.rsn"], 0, ""),
         (["dis", "notes.txt"], 1, "error: notes.txt: byte 0: not a program of this toolchain"),
         (["asm", "."], 1, "error: .: Is a directory"),
-        (["info", "--raw", "notes.txt"], 1, "error: notes.txt: byte 5: an image consists of words"),
+        (["info", "--raw", "notes.txt"], 1, "error: notes.txt: word 1: error F01: an image consists of words"),
         (["asm"], 2, "Missing argument 'SOURCE'"),
         (["asm", "--nonsense", "p.rsn"], 2, "No such option"),
         (["assemble"], 2, "No such command 'assemble'"),
