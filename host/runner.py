@@ -10,6 +10,7 @@ import weakref
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
+from dataclasses import replace
 from itertools import count
 from pathlib import Path
 from types import TracebackType
@@ -24,6 +25,7 @@ from ..isa.program import Program
 from ..isa.verify import require
 from . import tensors
 from .boards import Board, open_board
+from .forks import fail, forget_in_children
 from .serving import ALONE, Health, QueueFull, RequestTimeout, Serving, State
 from .serving.family import Batch, Family, Request, Result
 from .serving.open_boards import OpenBoards
@@ -40,6 +42,10 @@ Source = str | os.PathLike[str]
 
 class Runner:
     """Runs a program on a board; thread-safe, one run at a time.
+
+    It belongs to the process that made it. In a process forked from that one, `run`, `submit` and `stop` raise
+    `BoardError` at once, futures without an answer have that error too, `health` is closed, and `close` does nothing;
+    the board stays as it is. Make a runner in each process, after the fork (docs/serving.md).
 
     program: a `Program` or the path of a `.bin`, or several of them: one network at several batch sizes and lengths,
     with the same weights. Requests that wait then share a run of the smallest that takes them all (docs/serving.md).
@@ -83,6 +89,9 @@ class Runner:
         self._numbers = count()
         self._threads: dict[str, threading.Thread] = {}
         self._closed = self._ended = False
+        self._process = os.getpid()
+        self._futures: weakref.WeakSet[Future[Result]] = weakref.WeakSet()
+        """Those that somebody holds. Requests would not do: a fork destroys what the other threads alone hold."""
         self._health = Health()
         self._down_since = self._retry_at = self._backoff = 0.0
         self._boards.open()
@@ -93,6 +102,7 @@ class Runner:
             raise
         if self._figures:
             self._figures.state(self._health.state)
+        forget_in_children(self)
 
     def _weights(self, weights: Mapping[str, Array] | Source | None) -> Mapping[str, Array]:
         wanted = self._family.weights
@@ -125,6 +135,7 @@ class Runner:
         and of these `RequestTimeout`. With neither others waiting nor a time-out it runs in this thread, so that ^C
         reaches the board.
         """
+        self._refuse_child()
         self._refuse_own_thread("run")
         request = self._request(inputs, parameters, timeout, progress)
         if not self._ran_here(request):
@@ -149,6 +160,7 @@ class Runner:
         as long as it takes. The future can be cancelled until its run begins. Raises `TensorError` and `QueueFull` here
         and now; the other errors of `run` are the future's.
         """
+        self._refuse_child()
         request = self._request(inputs, parameters, timeout, None)
         self._enqueue(request, wait)
         return request.future
@@ -158,6 +170,7 @@ class Runner:
         `ProgramError` for a unit or uOP that is not there, and `BoardError` for a board that cannot be stopped."""
         from .boards.sim import SimBoard
 
+        self._refuse_child()
         batch = self._family.batch([self._request(inputs, parameters, None, None)])
         with self._turn:
             with self._lock:
@@ -173,7 +186,10 @@ class Runner:
         return self._health
 
     def close(self) -> None:
-        """Finish what was submitted and give the board back. Further calls do nothing."""
+        """Finish what was submitted and give the board back. Further calls do nothing, and so do calls in a process
+        forked from the runner's: its board is still in use."""
+        if self._in_child:
+            return
         self._refuse_own_thread("close")
         with self._lock:
             self._closed = True
@@ -213,11 +229,13 @@ class Runner:
         request.arrived = time.monotonic()
         request.deadline = None if timeout is None else request.arrived + timeout
         request.progress = progress
+        self._futures.add(request.future)
         return request
 
     def _ran_here(self, request: Request) -> bool:
         """Run it in this thread, if nobody and nothing keeps it waiting."""
-        if request.deadline is not None or self.serving.max_wait_s or not self._turn.acquire(blocking=False):
+        turn = self._turn  # `progress` may fork, and the child has another
+        if request.deadline is not None or self.serving.max_wait_s or not turn.acquire(blocking=False):
             return False
         try:
             with self._lock:
@@ -228,7 +246,7 @@ class Runner:
             self._execute(self._family.batch([request]))
             return True
         finally:
-            self._turn.release()
+            turn.release()
 
     def _enqueue(self, request: Request, wait: float | None) -> None:
         """Raises `QueueFull`, also where waiting for room would be waiting for oneself."""
@@ -410,7 +428,7 @@ class Runner:
     def _answer(self, request: Request, answer: Result | BaseException) -> None:
         """The first answer to a request is the one."""
         with self._lock:
-            if not self._starts(request):
+            if self._in_child or not self._starts(request):
                 return
             request.answered = True
             if not isinstance(answer, BaseException):
@@ -430,6 +448,37 @@ class Runner:
     def _count(self, outcome: str) -> None:
         if self._figures:
             self._figures.answered(outcome)
+
+    # -- forks
+
+    def forget(self) -> None:
+        """See `forks`. The board, the queue and the threads are the parent's."""
+        self._turn, self._lock = threading.Lock(), threading.Lock()
+        self._work, self._room, self._due = (threading.Condition(self._lock) for _ in range(3))
+        self._queue, self._deadlines, self._threads = deque(), [], {}
+        self._closed = self._ended = True
+        self._boards.forget()
+        error = BoardError(self._where_it_is())
+        self._health = replace(self._health.to(State.CLOSED), error=f"{type(error).__name__}: {error}")
+        for future in list(self._futures):
+            fail(future, error)
+        figures, self._figures = self._figures, None
+        if figures:
+            figures.forget()
+
+    @property
+    def _in_child(self) -> bool:
+        return os.getpid() != self._process
+
+    def _where_it_is(self) -> str:
+        return (
+            f"this runner was made in process {self._process}, and this is process {os.getpid()}, forked from it: "
+            "board, queue and threads are there; make a Runner in this process, after the fork, or let that one answer"
+        )
+
+    def _refuse_child(self) -> None:
+        if self._in_child:
+            raise BoardError(self._where_it_is())
 
     def _refuse_closed(self) -> None:
         if self._closed:

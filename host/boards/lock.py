@@ -8,6 +8,7 @@ import tempfile
 from pathlib import Path
 
 from ...isa.errors import BoardError
+from ..forks import forget_in_children
 from .device import BoardBusy
 
 
@@ -17,6 +18,7 @@ class DeviceLock:
     def __init__(self, device: str, folder: Path | None = None) -> None:
         self.path = (folder or Path(tempfile.gettempdir())) / f"rsn-{device}.lock"
         self._file: int | None = None
+        forget_in_children(self)
 
     def acquire(self) -> None:
         """Raises `BoardBusy`, saying who has it, at once."""
@@ -39,6 +41,10 @@ class DeviceLock:
         if self._file is not None:
             os.close(self._file)
             self._file = None
+
+    def forget(self) -> None:
+        """See `forks`: the lock is the parent's. An open copy of the file would hold it when the parent lets it go."""
+        self.release()
 
     def _open(self) -> int:
         """The file is shared by all users and never removed: who removed it could lock it beside another."""

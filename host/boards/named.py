@@ -55,6 +55,15 @@ _sessions: WeakValueDictionary[object, Session] = WeakValueDictionary()
 _mutex = threading.Lock()
 
 
+def _forget() -> None:
+    """In a child (see `forks`): the sessions are the parent's, and open devices of it."""
+    global _sessions, _mutex
+    _sessions, _mutex = WeakValueDictionary(), threading.Lock()
+
+
+os.register_at_fork(after_in_child=_forget)
+
+
 def open_profile(name: str, xclbin: str | os.PathLike[str] | None) -> XrtBoard:
     """Raises `BoardError` for a name that means nothing here, or for what is missing."""
     profile_name, _, device_name = name.partition("@")

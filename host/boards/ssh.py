@@ -27,6 +27,7 @@ from ...hw.sim.machine import Run
 from ...isa.errors import BoardError
 from ...isa.packet import Words
 from ...isa.program import Program, Role
+from ..forks import forget_in_children
 from .device import BoardLost, BoardMismatch, BoardTimeout
 from .ssh_cache import checksum
 from .ssh_frames import Beat, Ended, Frames, Message, Silent
@@ -206,6 +207,7 @@ class _Link:
         self._listener.start()
         self._beat = Beat(lambda: self._frames.send({}))
         self._began = False
+        forget_in_children(self)
 
     def greet(self) -> None:
         """Wait for the other side, and make sure that it is of this version."""
@@ -251,6 +253,13 @@ class _Link:
             process.kill()
             process.wait()
         self._listener.join(1.0)  # a shared connection's master may hold the pipe open
+
+    def forget(self) -> None:
+        """See `forks`: the connection is the parent's, and could not end while copies of its pipes are open."""
+        for pipe in (self._process.stdin, self._process.stdout, self._process.stderr):
+            with contextlib.suppress(OSError):
+                if pipe is not None:
+                    pipe.close()
 
     def _code(self) -> int | None:
         try:

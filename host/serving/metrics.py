@@ -83,3 +83,7 @@ class Figures:
         """The runner is closed: it holds no queue any more, and its name is free."""
         self._metrics._depth.labels(self._name).set_function(lambda: 0)
         self._metrics._names.discard(self._name)
+
+    def forget(self) -> None:
+        """See `forks`: the name is free for a runner of the child. Figures are not touched: each has a lock."""
+        self._metrics._names.discard(self._name)

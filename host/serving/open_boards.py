@@ -14,6 +14,7 @@ from ...isa.packet import Words
 from ...isa.program import Program
 from ..boards import Board
 from ..boards.device import BoardBusy, BoardMemory
+from ..forks import keep_for_ever
 
 Array = npt.NDArray[np.float32]
 
@@ -79,6 +80,11 @@ class OpenBoards:
             _, board = self._boards.popitem()
             with contextlib.suppress(Exception):
                 board.close()
+
+    def forget(self) -> None:
+        """See `forks`: the boards are the parent's. Nothing is closed, now or later."""
+        keep_for_ever(self._boards)
+        self._boards = {}
 
     def _load(self, i: int) -> None:
         board = self._opener()
