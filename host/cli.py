@@ -80,8 +80,9 @@ def asm(source: Path, output: Path | None, raw: bool, mme: Path | None, as_json:
     if mme is not None and not raw:
         raise click.UsageError("--mme goes with --raw; a program has its op lists in it")
     program = _assembled(source)
-    _refuse_incomplete(program, {"A01", "M05"} if not raw else {"M05"} if mme is not None else set())
     target = output or source.with_suffix(".bin")
+    _refuse_overwriting({"--output": target, "--mme": mme}, {"SOURCE": source})
+    _refuse_incomplete(program, {"A01", "M05"} if not raw else {"M05"} if mme is not None else set())
     (container.write_raw if raw else container.write)(program, target)
     if mme is not None:
         index = program.overlay.by_unit
@@ -106,6 +107,7 @@ def dis(program: Path, output: Path | None, raw: bool, overlay: str, mme: Path |
     from ..isa.files import write_text
 
     refuse_contradictions(raw)
+    _refuse_overwriting({"--output": output}, {"PROGRAM": program, "--mme": mme})
     loaded = _loaded(program, raw, overlay, mme)
     text = show(loaded.program)
     if output is None:
@@ -285,6 +287,18 @@ def _assembled(path: Path) -> Program:
     from ..scheduler.pack import pack
 
     return pack(source)
+
+
+def _refuse_overwriting(written: Mapping[str, Path | None], read: Mapping[str, Path | None]) -> None:
+    """Raise `click.UsageError` where a file would be written that is also read, or written twice. What is no regular
+    file, such as /dev/stdout, may be both."""
+    seen = {path.resolve(): name for name, path in read.items() if path is not None}
+    for name, path in written.items():
+        if path is None or (path.exists() and not path.is_file()):
+            continue
+        other = seen.setdefault(path.resolve(), name)
+        if other != name:
+            raise click.UsageError(f"{name} {path} is {other}, too: it would be overwritten; name another file")
 
 
 def _refuse_incomplete(program: Program, codes: Container[str]) -> None:

@@ -17,8 +17,8 @@ def replacing(path: str | os.PathLike[str]) -> Iterator[Path]:
     What is no regular file (a pipe, a device) is written to directly. Raises `OSError` naming `path`.
     """
     target = Path(os.path.realpath(path))
-    if target.exists() and not target.is_file():
-        yield target
+    if _is_written_to(path):
+        yield Path(path)
         return
     temporary: Path | None = None
     try:
@@ -42,12 +42,17 @@ def check_target(path: str | os.PathLike[str]) -> None:
     target = Path(os.path.realpath(path))
     if target.is_dir():
         raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), os.fspath(path))
-    if target.exists() and not target.is_file():
+    if _is_written_to(path):
         return
     try:
         tempfile.TemporaryFile(dir=target.parent).close()
     except OSError as e:
         raise OSError(e.errno, e.strerror, os.fspath(path)) from e
+
+
+def _is_written_to(path: str | os.PathLike[str]) -> bool:
+    """Whether it is no regular file. Asked of the path as given: the real one of a pipe leads nowhere."""
+    return Path(path).exists() and not Path(path).is_file()
 
 
 def write_text(path: str | os.PathLike[str], text: str) -> None:

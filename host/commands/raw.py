@@ -91,11 +91,18 @@ def refuse_contradictions(raw: bool) -> None:
 def read_raw_image(path: Path, overlay: Overlay, op_lists: Path | None, *, named: bool = False) -> RawImage:
     """A bare image and its op lists, with everything in them that a machine would misread. named: findings in the image
     name its file. Raises `ProgramError` only where there is nothing to read: files too large, op lists that are no
-    JSON."""
+    JSON, a program or a text instead of an image."""
+    from ...assembler.container import MAGIC
+    from ...isa.errors import ProgramError
     from ...isa.foreign import read_image
     from ...isa.program import Program
 
-    image = read_image(bytes(_contents(path, MOST_BYTES)), overlay)
+    data = bytes(_contents(path, MOST_BYTES))
+    if data.startswith(MAGIC):
+        raise ProgramError(f"{path}: a program of this toolchain, no bare image: it is read without --raw")
+    if path.suffix == ".rsn":
+        raise ProgramError(f"{path}: a text, no bare image: rsn asm --raw makes one of it")
+    image = read_image(data, overlay)
     ops: dict[str, tuple[Record, ...]] = {}
     findings: list[Finding] = []
     if op_lists is not None:

@@ -198,6 +198,40 @@ def test_options_of_bare_images_alone(bare: Path, command: str) -> None:
     assert (result.exit_code, "bare.raw: not JSON" in result.stderr) == (1, True)
 
 
+@pytest.mark.parametrize(
+    ("args", "message"),
+    [
+        (["asm", "bare.rsn", "-o", "bare.rsn"], "--output bare.rsn is SOURCE, too: it would be overwritten"),
+        (["asm", "bare.rsn", "--raw", "-o", "./sub/../bare.rsn"], "is SOURCE, too"),
+        (["asm", "text.bin"], "--output text.bin is SOURCE, too"),
+        (["asm", "bare.rsn", "--raw", "--mme", "bare.rsn"], "--mme bare.rsn is SOURCE, too"),
+        (["asm", "bare.rsn", "--raw", "-o", "new", "--mme", "new"], "--mme new is --output, too"),
+        (["dis", "--raw", "bare.raw", "-o", "bare.raw"], "--output bare.raw is PROGRAM, too"),
+        (["dis", "--raw", "bare.raw", "--mme", "mme.json", "-o", "link"], "--output link is --mme, too"),
+    ],
+)
+def test_no_file_is_overwritten_that_was_read(bare: Path, args: list[str], message: str) -> None:
+    (bare / "sub").mkdir()
+    (bare / "text.bin").write_text(PACKETS)
+    (bare / "link").symlink_to("mme.json")
+    before = {path.name: path.read_bytes() for path in bare.iterdir() if path.is_file()}
+    result = rsn(*args)
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert message in result.stderr
+    assert {path.name: path.read_bytes() for path in bare.iterdir() if path.is_file()} == before
+
+
+@pytest.mark.parametrize("command", [["dis"], ["info"], ["check"], ["run", "--timing-only", "--mme", "mme.json"]])
+def test_a_program_or_a_text_is_no_bare_image(bare: Path, command: list[str]) -> None:
+    rsn("asm", "p.rsn")
+    result = rsn(*command, "--raw", "p.bin")
+    message = "error: p.bin: a program of this toolchain, no bare image: it is read without --raw\n"
+    assert (result.exit_code, result.stdout, result.stderr) == (1, "", message)
+    result = rsn(*command, "--raw", "p.rsn")
+    message = "error: p.rsn: a text, no bare image: rsn asm --raw makes one of it\n"
+    assert (result.exit_code, result.stdout, result.stderr) == (1, "", message)
+
+
 def test_fmt(files: Path) -> None:
     loose = files / "loose.rsn"
     loose.write_text("overlay  xnn\nMemA0 {\nload\n}\n")
@@ -260,3 +294,9 @@ def test_closed_output_is_no_error(files: Path) -> None:
     done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, check=False)
     assert done.stdout.splitlines()[0] == "overlay xnn"
     assert "Traceback" not in done.stderr
+
+
+def test_standard_output_may_be_the_target(files: Path) -> None:
+    rsn("asm", "p.rsn")
+    command = [sys.executable, "-m", "rsn", "asm", "p.rsn", "-o", "/dev/stdout"]
+    assert subprocess.run(command, capture_output=True, check=True).stdout == (files / "p.bin").read_bytes()
