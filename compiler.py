@@ -3,24 +3,26 @@
 from __future__ import annotations
 
 import os
+import threading
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
-from functools import cached_property
+from dataclasses import dataclass, replace
 from html import escape
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self, overload
 
-from .family import Family
+from .family import HELD, Family
+from .host.forks import forget_in_children
 from .host.runner import Runner
 from .host.tensors import save_tensors
 from .hw.sim.machine import Run
-from .isa.errors import ScheduleError, TensorError, require_torch
+from .isa.datapath import Overlay
+from .isa.errors import ScheduleError, TensorError, UnsupportedError, require_torch
 from .isa.overlays import find
 from .isa.program import Program, Role
 from .isa.statistics import count
 from .scheduler.best import Best
-from .scheduler.build import Built, Observe, build
+from .scheduler.build import Built, Observe, build, rebuild
 from .scheduler.lower import lower
 from .scheduler.schedule import PAPER, SCHEDULES, Schedule, read_schedule
 from .shapes import Shapes
@@ -32,6 +34,7 @@ if TYPE_CHECKING:
     from .compare import Compared
     from .hw.sim.explain import Explanation
     from .hw.sim.machine import Machine
+    from .rsnlib.changes import Followed
     from .rsnlib.partition import Traced
     from .rsnlib.passes import Passes
 
@@ -59,41 +62,138 @@ def schedule_named(
     raise ScheduleError(f"no schedule {schedule!r}; there are {', '.join(SCHEDULES)}, best, and files (.toml)")
 
 
+@dataclass(frozen=True, eq=False)
+class Recipe:
+    """How a program was made of a model, to make it again when the model has changed. schedule: as asked for."""
+
+    followed: Followed
+    example: tuple[Any, ...] | dict[str, Any]
+    overlay: Overlay
+    schedule: Schedule | Best
+    lengths: Sequence[int] | None
+    passes: Passes
+
+    def trace(self) -> Traced:
+        """The model as it is now. Raises `UnsupportedError` or `TensorError`."""
+        from .rsnlib.trace import trace
+
+        return self._with_lengths(trace(self.followed.module, self.example, self.passes))
+
+    def trace_again(self, traced: Traced) -> Traced:
+        """The same graph with other weights."""
+        try:
+            if traced.again is not None:
+                return self._with_lengths(traced.again())
+        except (UnsupportedError, TensorError):  # with these numbers the graph as it was rewritten does not do
+            pass
+        return self.trace()
+
+    def _with_lengths(self, traced: Traced) -> Traced:
+        return traced if self.lengths is None else traced.with_lengths(self.lengths)
+
+    def build(self, traced: Traced) -> Built:
+        """Raises `UnsupportedError` or `ScheduleError`."""
+        return build(traced.network, self.overlay, self.schedule, passes=self.passes)
+
+    def rebuild(self, built: Built, traced: Traced) -> Built:
+        """With the schedule that was chosen, where the network still has its segments."""
+        try:
+            return rebuild(built, traced.network, self.overlay, self.passes)
+        except ScheduleError:
+            return self.build(traced)
+
+
 class Compiled:
     """A module whose encoder stack runs on the machine. Call it as the module; it returns what the module returns.
 
-    program and weights (by buffer name, as they lie in LPDDR) can be saved and run elsewhere with `Runner`.
+    It follows the model that it was compiled from: each call looks whether parameters, buffers, submodules, attributes
+    or hooks have changed, or the mode, and takes over what has (docs/models.md, "When the model changes"). Calls take
+    turns, whatever threads they come from.
     """
 
-    def __init__(self, traced: Traced, built: Built, board: str) -> None:
-        self.program: Program = built.program
-        self.weights = built.weights
+    def __init__(self, traced: Traced, built: Built, board: str, recipe: Recipe | None = None, seen: int = 0) -> None:
+        """recipe: without one, no model is followed. seen: how often the model had changed when it was traced."""
         self.last_run: Run | None = None
         """What the most recent call took on the machine."""
-        self.schedule = built.chosen.schedule
-        self._traced = traced
+        self._traced, self._built, self._board = traced, built, board
+        self._recipe, self._seen = recipe, seen
+        self._turn = threading.RLock()
+        self._simulated: Machine | None = None
         self._runner = Runner(built.program, weights=built.weights, board=board)
+        forget_in_children(self)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Host part, machine, host part. Raises `TensorError` for arguments that differ from the example's in shape or
-        dtype, or for an attention mask that is no prefix."""
-        inputs, lengths, state = self._traced.prologue(*args, **kwargs)
-        named = {} if lengths is None else {f"len[{i}]": int(n) for i, n in enumerate(lengths)}
-        result = self._runner.run(inputs, named)
-        self.last_run = result.run
-        return self._traced.epilogue(result.outputs, state)
+        dtype, or for an attention mask that is no prefix; and as `rsn.compile` where the model has changed to what
+        cannot be compiled."""
+        return self.call_with(None, args, kwargs)
+
+    def call_with(self, seen: int | None, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """As a call. seen: how often the model has changed, where that was just looked at."""
+        with self._turn:
+            self._follow(seen)
+            inputs, lengths, state = self._traced.prologue(*args, **kwargs)
+            named = {} if lengths is None else {f"len[{i}]": int(n) for i, n in enumerate(lengths)}
+            result = self._runner.run(inputs, named)
+            self.last_run = result.run
+            return self._traced.epilogue(result.outputs, state)
+
+    def refresh(self) -> None:
+        """Compile the model as it is now: for changes that cannot be seen, such as writes through NumPy. Raises as
+        `rsn.compile`."""
+        if self._recipe is None:
+            return
+        self._recipe.followed.changed()
+        with self._turn:
+            self._follow()
+
+    def _follow(self, seen: int | None = None) -> None:
+        """Take over what has changed in the model. Where that fails, the next call tries again."""
+        recipe = self._recipe
+        if recipe is None:
+            return
+        seen = recipe.followed.look() if seen is None else seen
+        change = recipe.followed.change_since(self._seen)
+        if not change:
+            return
+        numbers = change == change.NUMBERS
+        traced = recipe.trace_again(self._traced) if numbers else recipe.trace()
+        built = recipe.rebuild(self._built, traced)
+        self._runner.close()  # a board is for one
+        self._runner = Runner(built.program, weights=built.weights, board=self._board)
+        self._traced, self._built, self._seen, self._simulated = traced, built, seen, None
+
+    def _now(self) -> Built:
+        with self._turn:
+            self._follow()
+            return self._built
+
+    @property
+    def program(self) -> Program:
+        return self._now().program
+
+    @property
+    def weights(self) -> Mapping[str, Any]:
+        """By buffer name, as they lie in LPDDR."""
+        return self._now().weights
+
+    @property
+    def schedule(self) -> Schedule:
+        """As it was chosen."""
+        return self._now().chosen.schedule
 
     def explain(self) -> str:
         """Which module runs where, and why."""
+        self._now()
         return self._traced.explain()
 
-    @cached_property
+    @property
     def modelled(self) -> Explanation:
         """How long the program takes on the machine, and why, by the simulator; with run-time parameters at their
         defaults."""
         from .hw.sim.explain import explain
 
-        return explain(self._machine)
+        return explain(self._machine())
 
     def latency_at(self, **settings: float) -> float:
         """The modelled latency, in seconds, on a machine with other rates or depths, by their names in `rsn overlay`:
@@ -101,39 +201,46 @@ class Compiled:
         no machine can have, `DeadlockError` where it cannot run."""
         from .hw.sim.machine import launch_seconds
 
-        overlay = self.program.overlay.with_rates(**settings)
-        return self._machine.plan.run(overlay).latency + launch_seconds(overlay)
+        machine = self._machine()
+        overlay = self._built.program.overlay.with_rates(**settings)
+        return machine.plan.run(overlay).latency + launch_seconds(overlay)
 
-    @cached_property
     def _machine(self) -> Machine:
         from .hw.sim.machine import Machine
 
-        return Machine(self.program)
+        with self._turn:
+            self._follow()
+            if self._simulated is None:
+                self._simulated = Machine(self._built.program)
+            return self._simulated
 
     def compare(self, *args: Any, **kwargs: Any) -> list[Compared]:
         """Run on the simulator and compare every segment with PyTorch; arguments as for a call. See `rsn.compare`."""
         from .compare import compare
 
-        inputs, lengths, _ = self._traced.prologue(*args, **kwargs)
-        return compare(self.program, self.weights, self._traced.network, inputs, lengths)
+        with self._turn:
+            built = self._now()
+            inputs, lengths, _ = self._traced.prologue(*args, **kwargs)
+            return compare(built.program, built.weights, self._traced.network, inputs, lengths)
 
     def __repr__(self) -> str:
-        network, sizes = self._traced.network, count(self.program)
+        network, program = self._traced.network, self._built.program
+        sizes = count(program)
         return (
             f"<rsn.Compiled: {len(network.layers)} segments, {network.size}, on "
-            f"{self.program.overlay.name}, {sizes['mops']['total']} mOPs, {sizes['bytes']['total']} bytes>"
+            f"{program.overlay.name}, {sizes['mops']['total']} mOPs, {sizes['bytes']['total']} bytes>"
         )
 
     def _repr_html_(self) -> str:
         """What a notebook shows."""
-        e, sizes = self.modelled, count(self.program)
-        network = self._traced.network
+        e, program, network = self.modelled, self._built.program, self._traced.network
+        sizes = count(program)
         facts = {
             "network": f"{len(network.layers)} segments, {network.size}",
-            "overlay": self.program.overlay.name,
+            "overlay": program.overlay.name,
             "program": f"{sizes['mops']['total']} mOPs in {sizes['packets']['total']} packets, "
             f"{sizes['bytes']['total']} bytes",
-            "weights": f"{sum(4 * b.size for b in self.program.with_role(Role.WEIGHT)) / 1e6:.1f} MB",
+            "weights": f"{sum(4 * b.size for b in program.with_role(Role.WEIGHT)) / 1e6:.1f} MB",
             "modelled latency": f"{e.latency_s * 1e3:.3f} ms",
         }
         rows = "".join(f"<tr><th>{escape(k)}</th><td>{escape(v)}</td></tr>" for k, v in facts.items())
@@ -145,8 +252,9 @@ class Compiled:
         """Write the program (`.bin`) and its packed weights (`.safetensors`)."""
         from .assembler import container
 
-        save_tensors(weights, self.weights, packed=True)
-        container.write(self.program, Path(program))
+        built = self._now()
+        save_tensors(weights, built.weights, packed=True)
+        container.write(built.program, Path(program))
 
     def close(self) -> None:
         """Give the board back."""
@@ -159,6 +267,16 @@ class Compiled:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+    def forget(self) -> None:
+        """In a forked process: the turn may have been another thread's."""
+        self._turn = threading.RLock()
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Self:
+        raise UnsupportedError(HELD)
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        raise UnsupportedError(HELD)
 
 
 def _examples(given: Any) -> tuple[Any, ...] | dict[str, Any]:
@@ -217,6 +335,7 @@ def compile(
     lengths: Sequence[int] | None = ...,
     dynamic_shapes: None = ...,
     passes: Passes | None = ...,
+    checksums: bool = ...,
 ) -> Compiled: ...
 @overload
 def compile(
@@ -229,6 +348,7 @@ def compile(
     budget_s: float = ...,
     dynamic_shapes: Shapes,
     passes: Passes | None = ...,
+    checksums: bool = ...,
 ) -> Family: ...
 def compile(
     model: nn.Module,
@@ -241,6 +361,7 @@ def compile(
     lengths: Sequence[int] | None = None,
     dynamic_shapes: Shapes | None = None,
     passes: Passes | None = None,
+    checksums: bool = False,
 ) -> Compiled | Family:
     """Compile the part of `model` that the machine can run: trace, lower, order, pack.
 
@@ -249,27 +370,36 @@ def compile(
     the most rows that each sequence of the batch will have, where they differ: a batch then costs what its sequences
     need, and what lies beyond is 0 in the network's outputs. dynamic_shapes: by argument, which of its dimensions calls
     choose, and for which sizes there are programs: `{"input_ids": {0: rsn.Batch(1, 8), 1: rsn.Length(128, 512)}}`; what
-    comes back is then a `Family`. passes: the compiler's, where some of them are replaced or watched. Raises
+    comes back is then a `Family`. passes: the compiler's, where some of them are replaced or watched.
+
+    What is compiled follows the model: a call takes over what has changed in it (docs/models.md, "When the model
+    changes"). checksums: each call also looks at all the numbers of the model, so that it notices writes that PyTorch
+    does not count, through `.data` or NumPy; that takes about a second for each GB.
+
+    Raises
     `UnsupportedError` naming operator and module path for what the machine cannot run, and `ScheduleError`.
     """
     require_torch("compiling a model")
+    from .rsnlib.capture import module_of
+    from .rsnlib.changes import Followed
     from .rsnlib.passes import USUAL
-    from .rsnlib.trace import trace
 
     passes, example_inputs = passes or USUAL, _examples(example_inputs)
-    if dynamic_shapes is not None:
-        if lengths is not None:
-            raise ScheduleError("lengths are of one program; with dynamic_shapes give sizes as rsn.Length")
+    if dynamic_shapes is not None and lengths is not None:
+        raise ScheduleError("lengths are of one program; with dynamic_shapes give sizes as rsn.Length")
+    followed = Followed(module_of(model), checksums)
+    chosen = schedule_named(schedule, budget_s)
 
-        def made(example: dict[str, Any], check: Callable[[ExportedProgram], None]) -> Compiled:
-            checked = replace(passes, observe=_also(check, passes.observe))
-            return compile(
-                model, example, board=board, overlay=overlay, schedule=schedule, budget_s=budget_s, passes=checked
-            )
+    def made(example: tuple[Any, ...] | dict[str, Any], passes: Passes) -> Compiled:
+        seen = followed.look()
+        recipe = Recipe(followed, example, find(overlay), chosen, lengths, passes)
+        traced = recipe.trace()
+        return Compiled(traced, recipe.build(traced), board, recipe, seen)
 
-        return Family(model, example_inputs, dynamic_shapes, made)
-    traced = trace(model, example_inputs, passes)
-    if lengths is not None:
-        traced = traced.with_lengths(lengths)
-    built = build(traced.network, find(overlay), schedule_named(schedule, budget_s), passes=passes)
-    return Compiled(traced, built, board)
+    if dynamic_shapes is None:
+        return made(example_inputs, passes)
+
+    def checked(example: dict[str, Any], check: Callable[[ExportedProgram], None]) -> Compiled:
+        return made(example, replace(passes, observe=_also(check, passes.observe)))
+
+    return Family(followed, example_inputs, dynamic_shapes, checked)

@@ -12,14 +12,19 @@ from __future__ import annotations
 
 import logging
 import re
+import sys
+import threading
 import warnings
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass, fields
+from operator import is_
 from pathlib import Path
+from types import FrameType
 from typing import TYPE_CHECKING, Any
 
+from .host.forks import forget_in_children
 from .isa.errors import BoardError, ProgramError, ScheduleError, TensorError, UnsupportedError
 
 if TYPE_CHECKING:
@@ -47,13 +52,14 @@ class Fallback(UserWarning):
 
 @dataclass(frozen=True)
 class Options:
-    """board, overlay, schedule: as for `rsn.compile`. fallback: what becomes of a graph that the machine cannot run:
-    "warn" leaves it, or what of it must be, to PyTorch and says so, "error" raises `UnsupportedError`."""
+    """board, overlay, schedule, checksums: as for `rsn.compile`. fallback: what becomes of a graph that the machine
+    cannot run: "warn" leaves it, or what of it must be, to PyTorch and says so, "error" raises `UnsupportedError`."""
 
     board: str = "sim"
     overlay: str = "xnn"
     schedule: Any = "paper"
     fallback: str = "warn"
+    checksums: bool = False
 
     def __post_init__(self) -> None:
         """Raises `UnsupportedError` for what no graph could be compiled with: that is nothing to fall back from."""
@@ -121,10 +127,62 @@ def backend(
     graph: GraphModule, example_inputs: Sequence[Any], *, options: Mapping[str, Any] | None = None, **others: Any
 ) -> Callable[..., Any]:
     """As torch.compile asks for it. Raises `UnsupportedError` for options that are unknown or wrong."""
+    _watch_recompile_limit()
     return _Graph(graph, Options.of(options or {}))
 
 
+class _RecompileLimit(logging.Filter):
+    """Sees torch say that it compiles a function no more, after `recompile_limit` variants: from then on it calls no
+    backend for other shapes, and raises nothing. No other sign of that reaches a backend."""
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        """Raises `UnsupportedError` for a function that was compiled with the option fallback="error"."""
+        if str(record.msg).startswith("torch._dynamo hit config."):
+            self._told(record)
+        return True
+
+    @staticmethod
+    def _told(record: logging.LogRecord) -> None:
+        frame: FrameType | None = sys._getframe()
+        while frame is not None and "compiler_fn" not in frame.f_locals:
+            frame = frame.f_back
+        asked = None if frame is None else frame.f_locals["compiler_fn"]
+        if getattr(asked, "compiler_name", None) != "rsn":
+            return
+        limit = record.args[0] if isinstance(record.args, tuple) and record.args else "recompile_limit"
+        why = (
+            f"torch compiles no more variants of this function (torch._dynamo.config.{limit}): calls of other shapes "
+            f"run in PyTorch; give torch.compile dynamic=True, or a larger {limit}"
+        )
+        options = getattr(asked, "kwargs", {}).get("options") or {}
+        if options.get("fallback") == "error":
+            raise UnsupportedError(why)
+        warnings.warn(why, Fallback, stacklevel=2)
+
+
+_recompile_limit = _RecompileLimit()
+
+
+def _watch_recompile_limit() -> None:
+    logging.getLogger("torch._dynamo.convert_frame").addFilter(_recompile_limit)  # once, however often it is added
+
+
 # -- a graph
+
+
+class _Weights:
+    """The weights that a program was compiled with; they are kept, so that others cannot have their identity."""
+
+    def __init__(self, tensors: Sequence[Any], checksums: bool) -> None:
+        from .rsnlib.changes import Numbers
+
+        self._tensors = tensors
+        self._numbers = Numbers(tensors, checksums)
+
+    def are(self, tensors: Sequence[Any]) -> bool:
+        """Whether these are they, unchanged."""
+        same = all(map(is_, tensors, self._tensors))
+        return same and not self._numbers.have_moved() and not self._numbers.have_changed()
 
 
 class _Graph:
@@ -133,21 +191,29 @@ class _Graph:
     def __init__(self, graph: GraphModule, options: Options) -> None:
         self._graph = graph
         self.options = options
-        self._programs: OrderedDict[Any, Callable[..., Any]] = OrderedDict()
+        self._programs: OrderedDict[Any, tuple[Callable[..., Any], _Weights]] = OrderedDict()
+        self._kinds: tuple[list[int], list[int]] | None = None
+        self._turn = threading.RLock()
         self.title = _title(graph)
         self.end = _end(graph)
+        forget_in_children(self)
 
     def __call__(self, *args: Any) -> Any:
-        key = tuple(map(self._facts, range(len(args)), args)), self._wants_gradients(args)
+        others, weights = self._sorted(args)
+        key = tuple(map(_facts, others)), self._wants_gradients(args)
         watch = _watch.get()
         if watch is not None:
             return watch.called(self, key, args)
-        program = self._programs.get(key)
-        if program is None:
-            program = self._programs[key] = self._compiled(args)
-            while len(self._programs) > REMEMBERED:
-                self._programs.popitem(last=False)
-        self._programs.move_to_end(key)
+        with self._turn:
+            program, compiled_with = self._programs.get(key, (None, None))
+            if program is None or compiled_with is None or not compiled_with.are(weights):
+                self._programs.pop(key, None)
+                kept = _Weights(weights, self.options.checksums)  # before they are read
+                program = self._compiled(args)
+                self._programs[key] = program, kept
+                while len(self._programs) > REMEMBERED:
+                    self._programs.popitem(last=False)
+            self._programs.move_to_end(key)
         try:
             return program(*args)
         except TensorError as e:  # such as a mask of another kind than in the first call
@@ -155,6 +221,20 @@ class _Graph:
                 raise
             warnings.warn(f"this call of the graph runs in PyTorch: {e}", Fallback, stacklevel=2)
             return self.in_pytorch(*args)
+
+    def _sorted(self, args: Sequence[Any]) -> tuple[list[Any], list[Any]]:
+        """Arguments of each call, and weights. Which are which is the same in every call."""
+        if self._kinds is None:
+            from .rsnlib.bound import static_arguments
+
+            weights = static_arguments(self._graph, args)
+            self._kinds = [i for i in range(len(args)) if i not in weights], sorted(weights)
+        others, weights_ = self._kinds
+        return [args[i] for i in others], [args[i] for i in weights_]
+
+    def forget(self) -> None:
+        """In a forked process: the turn may have been another thread's."""
+        self._turn = threading.RLock()
 
     def in_pytorch(self, *args: Any) -> Any:
         """What the graph computes."""
@@ -173,22 +253,11 @@ class _Graph:
         whole = self.options.fallback == "error"
         return split(Bound(self._graph, known).eval(), others, self.options.lower, whole=whole)
 
-    def _facts(self, i: int, x: Any) -> Any:
-        """All that a program depends on: of weights, that they are these, unchanged."""
-        from .rsnlib.bound import is_number, is_static
-
-        if not hasattr(x, "shape") or is_number(x):
-            return float(x)
-        if is_static(self._graph, x, i):
-            return id(x), 0 if x.is_inference() else x._version  # what is made for inference cannot be changed
-        return tuple(x.shape), x.dtype, x.device
-
     def _known(self, args: Sequence[Any]) -> dict[int, Any]:
-        from .rsnlib.bound import is_number, is_static
-
-        return {
-            i: x for i, x in enumerate(args) if not hasattr(x, "shape") or is_number(x) or is_static(self._graph, x, i)
-        }
+        """What a program is compiled for, by position: weights and numbers."""
+        self._sorted(args)
+        weights = set(self._kinds[1]) if self._kinds else set()
+        return {i: x for i, x in enumerate(args) if i in weights or _is_number(x)}
 
     def _wants_gradients(self, args: Sequence[Any]) -> bool:
         import torch
@@ -244,6 +313,17 @@ class _Graph:
 
         built = build(traced.network, find(self.options.overlay), self.options.schedule)
         return Compiled(traced, built, self.options.board)
+
+
+def _is_number(x: Any) -> bool:
+    from .rsnlib.bound import is_number
+
+    return not hasattr(x, "shape") or is_number(x)
+
+
+def _facts(x: Any) -> Any:
+    """All that a program depends on of an argument."""
+    return float(x) if _is_number(x) else (tuple(x.shape), x.dtype, x.device)
 
 
 # -- before anything runs

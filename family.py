@@ -15,19 +15,25 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
 from .filling import Filling
-from .isa.errors import TensorError
+from .host.forks import forget_in_children
+from .isa.errors import TensorError, UnsupportedError
 from .shapes import Arguments, Dim, Shapes
 
 if TYPE_CHECKING:
-    from torch import nn
     from torch.export import ExportedProgram
 
     from .compiler import Compiled
     from .hw.sim.machine import Run
+    from .rsnlib.changes import Followed
 
 REMEMBERED = 8
 """Programs of a model that are kept, each with a copy of its weights."""
 
+
+HELD = (
+    "what rsn.compile made holds a board and cannot be copied or pickled: copy the model and compile that, or "
+    "save(program, weights), which rsn.Runner runs anywhere"
+)
 
 Make = Callable[[dict[str, Any], Callable[["ExportedProgram"], None]], "Compiled"]
 
@@ -41,17 +47,19 @@ class Family:
 
     def __init__(
         self,
-        model: nn.Module,
+        followed: Followed,
         example_inputs: tuple[Any, ...] | dict[str, Any],
         shapes: Shapes,
         make: Make,
     ) -> None:
-        self._arguments, self._make = Arguments(model.forward, example_inputs, shapes), make
+        self._followed, self._seen = followed, followed.look()
+        self._arguments, self._make = Arguments(followed.module.forward, example_inputs, shapes), make
         self._made: OrderedDict[tuple[int, ...], Compiled] = OrderedDict()
         self._lock = threading.RLock()
         """One call at a time, as on a board."""
         self._latest: Compiled | None = None
-        self._filling = Filling(model, self._arguments)
+        self._filling = Filling(followed.module, self._arguments)
+        forget_in_children(self)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Raises as a call of `Compiled`, and `TensorError` for sizes beyond those listed."""
@@ -64,11 +72,40 @@ class Family:
         self._filling.check_sizes(asked)
         taken = tuple(d.fitting(n) for d, n in zip(self._arguments.dims, asked, strict=True))
         with self._lock:
-            self._latest = self.program(*taken)
-            return self._cut(self._latest(**self._arguments.resized(given, taken)), taken, asked)
+            seen = self._follow()
+            self._latest = self._program(taken)
+            result = self._latest.call_with(seen, (), self._arguments.resized(given, taken))
+            return self._cut(result, taken, asked)
+
+    def refresh(self) -> None:
+        """Compile the model as it is now, each program when it is next called: for changes that cannot be seen, such as
+        writes through NumPy."""
+        self._followed.changed()
+        with self._lock:
+            self._follow()
+
+    def _follow(self) -> int:
+        """Look whether the model has changed, and then whether it still may be filled up. How often it has changed."""
+        seen = self._followed.look()
+        change = self._followed.change_since(self._seen)
+        if change:
+            if change == change.NUMBERS:
+                self._filling.check_again()
+            else:
+                self._filling = Filling(self._followed.module, self._arguments)
+                for made in self._made.values():
+                    made.close()
+                self._made.clear()
+            self._seen = seen
+        return seen
 
     def program(self, *sizes: int) -> Compiled:
         """The program for these sizes, in the order of `dims`; compiled now, if it was not before."""
+        with self._lock:
+            self._follow()
+            return self._program(sizes)
+
+    def _program(self, sizes: tuple[int, ...]) -> Compiled:
         with self._lock:
             if sizes not in self._made:
                 example = self._arguments.resized(self._arguments.example, sizes)
@@ -108,6 +145,16 @@ class Family:
         with self._lock:
             while self._made:
                 self._made.popitem()[1].close()
+
+    def forget(self) -> None:
+        """In a forked process: the lock may have been another thread's."""
+        self._lock = threading.RLock()
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Self:
+        raise UnsupportedError(HELD)
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        raise UnsupportedError(HELD)
 
     def __enter__(self) -> Self:
         return self

@@ -40,7 +40,6 @@ class Filling:
         self._captured: dict[Sizes, Graph] = {}
         self._least: dict[Dim, int] = {}
         self._cuts: dict[Sizes, list[_Cut | None]] = {}
-        """By the sizes of a program."""
         probe = _Probe(model, arguments)
         probe.call_with_other_sizes()
         usual = tuple(dim.sizes[0] if dim.exact else dim.sizes[-1] for dim in arguments.dims)
@@ -54,6 +53,11 @@ class Filling:
         if growing:
             outcome = self._check(growing, self._of_program(program, sizes), sizes)
             self._cuts[sizes] = [None if axes is None else _Cut.of(axes, growing) for axes in outcome.outputs]
+
+    def check_again(self) -> None:
+        """With what the module's parameters and buffers hold now. Raises `UnsupportedError`."""
+        for sizes in list(self._cuts):
+            self.check(sizes, self._graph(sizes).program)
 
     def check_sizes(self, sizes: Sizes) -> None:
         """Raises `TensorError` for sizes for which the module itself cannot be called."""
@@ -117,10 +121,7 @@ class Filling:
 
         if sizes not in self._captured:
             example = self._of.resized(self._of.example, sizes)
-            try:
-                program = captured(self._model, example)[0]
-            except UnsupportedError as error:
-                raise _cannot_be_called(self._of.dims, sizes, str(error)) from error
+            program = captured(self._model, example)[0]
             self._captured[sizes] = self._of_program(program, sizes)
         return self._captured[sizes]
 

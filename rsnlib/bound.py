@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -74,8 +74,13 @@ def _with_numbers(graph: GraphModule, numbers: Mapping[int, float]) -> GraphModu
     return made
 
 
-def is_static(graph: GraphModule, argument: Any, i: int) -> bool:
-    """Whether an argument is a parameter or a buffer of the module that a graph was captured from."""
-    node = graph.graph.find_nodes(op="placeholder")[i]
-    marked = "_dynamo_static_input_type" in node.meta.get("tensor_dict", {})
-    return isinstance(argument, nn.Parameter) or (marked and isinstance(argument, torch.Tensor))
+def static_arguments(graph: GraphModule, arguments: Sequence[Any]) -> set[int]:
+    """Which arguments are parameters or buffers of the module that a graph was captured from."""
+    marked = [
+        "_dynamo_static_input_type" in n.meta.get("tensor_dict", {}) for n in graph.graph.find_nodes(op="placeholder")
+    ]
+    return {
+        i
+        for i, x in enumerate(arguments)
+        if isinstance(x, nn.Parameter) or (marked[i] and isinstance(x, torch.Tensor) and not is_number(x))
+    }

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import copy
 import inspect
 import logging
+import os
 import re
 import sys
+import threading
 import traceback
 import warnings
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, redirect_stderr
 from dataclasses import dataclass
 from io import StringIO
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -97,8 +101,9 @@ def capture(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> 
     # The same tensor given for two arguments would become one.
     args, kwargs = pytree.tree_map_only(torch.Tensor, torch.Tensor.detach, (args, kwargs))
     try:
+        model = _twin(model)
         # Without gradients, or each `with torch.no_grad()` inside the module would become a graph of its own.
-        with torch.no_grad(), preserve_node_meta(), _unlogged():
+        with _turn, torch.no_grad(), preserve_node_meta(), _unlogged():
             program = torch.export.export(model, args, kwargs, strict=False)
             if any(writes_in_place(node) for node in program.graph.nodes):
                 program = _without_writes(program)
@@ -115,6 +120,29 @@ def capture(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> 
     for node in program.graph.nodes:
         _check_types(node)
     return program
+
+
+_turn = threading.Lock()
+"""torch.export exchanges parts of PyTorch while it captures: one thread at a time."""
+
+
+def _turn_in_child() -> None:
+    global _turn  # another thread may have held it when the process was forked
+    _turn = threading.Lock()
+
+
+os.register_at_fork(after_in_child=_turn_in_child)
+
+
+def _twin(model: nn.Module) -> nn.Module:
+    """Other modules with the same tensors: torch.export puts tensors without values in place of a module's own, which
+    other threads may be using. The module itself where it cannot be copied."""
+    attributes = (x for module in model.modules() for x in vars(module).values() if isinstance(x, torch.Tensor))
+    tensors = {id(x): x for x in chain(model.parameters(), model.buffers(), attributes)}
+    try:
+        return copy.deepcopy(model, dict(tensors))
+    except Exception:  # whatever a copy of what it holds raises
+        return model
 
 
 def _check_types(node: Node) -> None:

@@ -10,6 +10,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import suppress
+from dataclasses import replace
+from functools import partial
 from math import prod
 from typing import Any
 
@@ -89,13 +91,15 @@ def interpret(
     program: ExportedProgram, interface: Interface, environment: Environment, passes: Passes = USUAL
 ) -> Traced:
     """As `trace`, of a graph: what is no operator of it is in `environment`, with the values of the example."""
+    again = partial(interpret, program, interface, environment, passes)
+    environment = dict(environment)
     tracer = _Tracer(program, passes)
     causal = tracer.causal_masks(environment)
     if causal:
         tracer = _Tracer(program, passes, causal)
     traced = tracer.partition(interface)
     tracer.check_masks(traced, environment)
-    return traced
+    return replace(traced, again=again)
 
 
 def _role(value: Abstract) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from ..isa.datapath import Overlay
 from ..isa.program import Kernels, Program
@@ -18,11 +18,12 @@ from .segment import Network
 
 @dataclass(frozen=True, eq=False)
 class Built:
-    """A program and its weights, by buffer name, as they lie off chip."""
+    """A program and its weights, by buffer name, as they lie off chip. kernels: what the program was packed from."""
 
     program: Program
     weights: Weights
     chosen: Chosen
+    kernels: Kernels
 
 
 Progress = Callable[[float], None]
@@ -61,12 +62,35 @@ def build(
     told how much of a search's budget is spent. Raises `UnsupportedError` or `ScheduleError`."""
     chosen = Chosen(schedule) if isinstance(schedule, Schedule) else passes.choose(network, overlay, schedule, progress)
     passes.observe("schedule", _made("choose", chosen, Chosen))
+    return _built(network, overlay, chosen, passes, None)
+
+
+def rebuild(built: Built, network: Network, overlay: Overlay, passes: Passes = USUAL) -> Built:
+    """The same for a network with other weights, with the schedule that was chosen: the program stays as it is, but for
+    what its outputs are multiplied with, unless a weight decides something in the kernels. Raises as `build`."""
+    return _built(network, overlay, built.chosen, passes, built)
+
+
+def _built(network: Network, overlay: Overlay, chosen: Chosen, passes: Passes, before: Built | None) -> Built:
     with _uncollected():
         lowered = passes.lower(network, overlay, chosen.schedule)
         passes.observe("lower", _made("lower", lowered, Lowered))
-        program = passes.pack(lowered.kernels, lowered.starts)
+        if before is not None and _is_same(lowered.kernels, before.kernels):
+            program = replace(before.program, buffers=lowered.kernels.buffers)
+        else:
+            program = passes.pack(lowered.kernels, lowered.starts)
         passes.observe("pack", _made("pack", program, Program))
-        return Built(program, lowered.weights, chosen)
+        return Built(program, lowered.weights, chosen, lowered.kernels)
+
+
+def _is_same(kernels: Kernels, before: Kernels) -> bool:
+    """Whether they make the same program, but for the factors and the sums of its outputs."""
+
+    def all_but_scales(k: Kernels) -> tuple[object, ...]:
+        plain = [replace(b, scale=None, shift=None) for b in k.buffers]
+        return k.sequences, k.preloaded, plain, k.parameters, k.patches
+
+    return all_but_scales(kernels) == all_but_scales(before)
 
 
 def _made(name: str, made: object, kind: type) -> object:

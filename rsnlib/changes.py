@@ -1,0 +1,170 @@
+"""Whether a module has changed since it was captured: a look that costs microseconds, before each call.
+
+Seen: writes to parameters and buffers that PyTorch counts (in place, `load_state_dict`), other tensors in their place
+(`model.weight = ...`, `.data = ...`), other submodules and attributes, hooks, and `train()`. Not seen: writes through
+`.data` or NumPy, but by `checksums`; what lies inside attributes that are lists, dictionaries or other objects, such as
+`model.config.x = ...`; and globals. `refresh` of what was compiled is for these.
+"""
+
+from __future__ import annotations
+
+import threading
+import zlib
+from collections.abc import Iterable
+from enum import IntEnum
+from itertools import chain
+from operator import attrgetter, getitem, is_
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils.hooks import RemovableHandle
+
+_version = attrgetter("_version")
+_training = attrgetter("training")
+_OWN = frozenset(vars(nn.Module()))
+"""What each module has of PyTorch's. The dictionaries among them are looked at by themselves."""
+INERT = frozenset({"in_features", "out_features", "num_embeddings", "embedding_dim", "elementwise_affine", "affine"})
+"""Attributes that PyTorch's modules do not look at when they are called."""
+_HOOKS = ("_forward_hooks", "_forward_pre_hooks")
+
+
+class Change(IntEnum):
+    """How far a module has changed: not; other numbers in the same tensors; anything else that can be seen."""
+
+    NONE = 0
+    NUMBERS = 1
+    STRUCTURE = 2
+
+
+class Numbers:
+    """What tensors hold now, as far as PyTorch counts writes to them. checksums: all of it, about 1 GB in a second."""
+
+    def __init__(self, tensors: Iterable[torch.Tensor], checksums: bool = False) -> None:
+        self._tensors = list({id(x): x for x in tensors}.values())
+        # Those made for inference count nothing, and cannot be written to outside of it.
+        self._counting = [x for x in self._tensors if not x.is_inference()]
+        self._versions = list(map(_version, self._counting))
+        self._pointers = list(map(torch.Tensor.data_ptr, self._tensors))
+        self._sums = _sums(self._tensors) if checksums else None
+
+    def have_moved(self) -> bool:
+        """Whether one lies elsewhere, as after `.data = ...`."""
+        return list(map(torch.Tensor.data_ptr, self._tensors)) != self._pointers
+
+    def have_changed(self) -> bool:
+        """Whether those that lie where they did hold other numbers, or may."""
+        if list(map(_version, self._counting)) != self._versions:
+            return True
+        return self._sums is not None and _sums(self._tensors) != self._sums
+
+
+class Snapshot:
+    """What a module is like now. checksums: as for `Numbers`."""
+
+    def __init__(self, module: nn.Module, checksums: bool = False) -> None:
+        self._modules = list(module.modules())
+        attributes = list(map(vars, self._modules))
+        self._dicts = [d[name] for d in attributes for name in ("_parameters", "_buffers", "_modules") if d[name]]
+        self._entries = [dict(d) for d in self._dicts]
+        self._attributes, self._counts = attributes, list(map(len, attributes))
+        named = [
+            (d, name, value) for d in attributes for name, value in d.items() if name not in _OWN and name not in INERT
+        ]
+        self._owners, self._names, self._values = ([x[i] for x in named] for i in range(3))
+        owned = chain(module.parameters(), module.buffers(), (x for x in self._values if isinstance(x, torch.Tensor)))
+        self._numbers = Numbers(owned, checksums)
+        self._hooked = [d[name] for d in attributes for name in _HOOKS if d[name]]
+        self._hooks = [list(hooks) for hooks in self._hooked]
+        self._hooks_so_far = RemovableHandle.next_id
+        self._is_training = any(map(_training, self._modules))
+
+    def change(self) -> Change:
+        """Since the snapshot was taken."""
+        try:
+            if self._dicts != self._entries:  # of equal objects, only whether they are the same is compared
+                return Change.STRUCTURE
+        except (RuntimeError, ValueError):  # tensors that are not the same have no one answer
+            return Change.STRUCTURE
+        if list(map(len, self._attributes)) != self._counts or not self._has_same_attributes():
+            return Change.STRUCTURE
+        if any(map(_training, self._modules)) != self._is_training or self._has_other_hooks():
+            return Change.STRUCTURE
+        if self._numbers.have_moved():
+            return Change.STRUCTURE
+        return Change.NUMBERS if self._numbers.have_changed() else Change.NONE
+
+    def _has_same_attributes(self) -> bool:
+        try:
+            values = list(map(getitem, self._owners, self._names))
+        except KeyError:
+            return False
+        if all(map(is_, values, self._values)):
+            return True
+        return all(a is b or _equal(a, b) for a, b in zip(values, self._values, strict=True))
+
+    def _has_other_hooks(self) -> bool:
+        """Any that were registered since, or one of those before that is gone."""
+        if [list(hooks) for hooks in self._hooked] != self._hooks:
+            return True
+        if RemovableHandle.next_id == self._hooks_so_far:
+            return False
+        now = [d[name] for d in self._attributes for name in _HOOKS if d[name]]
+        if [list(hooks) for hooks in now] != self._hooks:
+            return True
+        self._hooks_so_far = RemovableHandle.next_id  # of other modules, or of tensors
+        return False
+
+
+def _equal(a: object, b: object) -> bool:
+    """Of numbers, texts and tuples of them."""
+    return type(a) is type(b) and isinstance(a, int | float | str | tuple) and a == b
+
+
+def _sums(tensors: Iterable[torch.Tensor]) -> list[int]:
+    return [zlib.crc32(_bytes(x)) for x in tensors]
+
+
+def _bytes(x: torch.Tensor) -> Any:
+    flat = x.detach().contiguous().view(-1).view(torch.uint8) if x.numel() else torch.empty(0, dtype=torch.uint8)
+    return memoryview(flat.numpy())
+
+
+class Followed:
+    """A module whose changes are counted. Several programs of one module share it; any thread may look."""
+
+    def __init__(self, module: nn.Module, checksums: bool = False) -> None:
+        self.module = module
+        self._checksums = checksums
+        self._lock = threading.Lock()
+        self._snapshot = Snapshot(module, checksums)
+        self._count = self._structure = 0
+
+    def look(self) -> int:
+        """How often the module was found to have changed; it looks again."""
+        with self._lock:
+            change = self._snapshot.change()
+            if change:
+                self._note(change)
+            return self._count
+
+    def change_since(self, count: int) -> Change:
+        """What has changed since there were so many changes."""
+        if count == self._count:
+            return Change.NONE
+        return Change.STRUCTURE if count < self._structure else Change.NUMBERS
+
+    def changed(self) -> None:
+        """Count a change, whether one can be seen or not."""
+        with self._lock:
+            self._note(Change.STRUCTURE)
+
+    def _note(self, change: Change) -> None:
+        self._count += 1
+        if change is Change.STRUCTURE:
+            self._structure = self._count
+        self._snapshot = Snapshot(self.module, self._checksums)
+
+    def forget(self) -> None:
+        """In a forked process: a lock that another thread held."""
+        self._lock = threading.Lock()

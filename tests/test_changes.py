@@ -1,0 +1,306 @@
+"""A model that changes after it was compiled: taken over at the next call, by all programs, or refused."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+import rsn  # noqa: E402 - torch first: it may be missing
+from rsn.isa.errors import UnsupportedError  # noqa: E402
+from rsn.rsnlib.changes import Change, Snapshot  # noqa: E402
+
+nn = torch.nn
+C = 64
+
+
+class Block(nn.Module):
+    """Products, norms, a residual, a table of positions, a mask and a factor: weights become all of these."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.first, self.second, self.out = nn.Linear(C, C), nn.Linear(C, C), nn.Linear(C, C)
+        self.norm, self.last = nn.LayerNorm(C), nn.LayerNorm(C)
+        self.qkv = nn.Linear(C, 3 * C)
+        self.register_buffer("positions", torch.randn(32, C))
+        self.register_buffer("hidden", torch.zeros(32, 32), persistent=False)
+        self.factor = 1.5
+        self.loose = torch.ones(C)
+
+    def forward(self, x: Any) -> Any:
+        n = x.shape[1]
+        y = self.norm(self.second(self.first(x + self.positions[:n]).relu()) + x)
+        q, k, v = (z.unflatten(-1, (2, 32)).transpose(1, 2) for z in self.qkv(y).chunk(3, -1))
+        y = (q @ k.transpose(2, 3) * self.factor + self.hidden[:n, :n]).softmax(-1) @ v
+        return self.last(self.out(y.transpose(1, 2).flatten(2)) + x) * self.loose
+
+
+def load(model: Block) -> None:
+    other = {name: x + 0.1 * torch.randn_like(x) for name, x in model.state_dict().items()}
+    model.load_state_dict(other)
+
+
+def assign(model: Block) -> None:
+    model.load_state_dict({name: 1.1 * x for name, x in model.state_dict().items()}, assign=True)
+
+
+def step(model: Block) -> None:
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+    with torch.enable_grad():
+        model(torch.randn(2, 5, C)).square().sum().backward()
+    optimizer.step()
+
+
+@torch.no_grad()
+def in_place(model: Block) -> None:
+    model.second.weight.mul_(1.2)
+
+
+def data(model: Block) -> None:
+    model.first.weight.data = model.first.weight.data * 0.5
+
+
+def parameter(model: Block) -> None:
+    model.first.bias = nn.Parameter(torch.randn(C))
+
+
+def submodule(model: Block) -> None:
+    model.second = nn.Linear(C, C).eval()
+
+
+def buffer(model: Block) -> None:
+    model.positions.add_(1)
+
+
+def a_mask(model: Block) -> None:
+    """It had no effect, so that nothing was made of it."""
+    model.hidden.copy_(torch.full((32, 32), -1e9).triu(1))
+
+
+def epsilon(model: Block) -> None:
+    model.norm.eps = 0.3
+
+
+def attribute(model: Block) -> None:
+    model.factor = 0.2
+
+
+def loose(model: Block) -> None:
+    model.loose.mul_(2)
+
+
+def hook(model: Block) -> None:
+    model.first.register_forward_hook(lambda module, given, result: result * 2)
+
+
+def forward(model: Block) -> None:
+    model.first.forward = lambda x: nn.functional.linear(x, model.first.weight)  # type: ignore[method-assign]
+
+
+CHANGES = (load, assign, step, in_place, data, parameter, submodule, buffer, a_mask)
+CHANGES += (epsilon, attribute, loose, hook, forward)
+
+
+def close(got: Any, wanted: Any) -> None:
+    assert float((got - wanted).abs().max() / wanted.abs().max()) < 1e-5
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_a_program_takes_over(change: Callable[[Block], None]) -> None:
+    model, x = Block().eval(), torch.randn(2, 5, C)
+    with rsn.compile(model, (x,)) as compiled, torch.no_grad():
+        close(compiled(x), model(x))
+        before = model(x)
+        change(model)
+        assert float((model(x) - before).abs().max()) > 1e-2  # or the test would say nothing
+        close(compiled(x), model(x))
+        runner, program = compiled._runner, compiled.program
+        close(compiled(x), model(x))
+        assert compiled._runner is runner
+        assert compiled.program is program
+
+
+def test_new_weights_are_no_new_program() -> None:
+    model, x = Block().eval(), torch.randn(2, 5, C)
+    with rsn.compile(model, (x,)) as compiled:
+        packets, old = compiled.program.packets, dict(compiled.weights)
+        load(model)
+        assert compiled.program.packets is packets
+        new = dict(compiled.weights)
+        assert new.keys() == old.keys()
+        assert any((new[name] != old[name]).any() for name in new)
+        epsilon(model)
+        assert compiled.program.packets is not packets
+
+
+@pytest.mark.parametrize("change", [load, in_place, a_mask, epsilon, submodule])
+def test_a_family_is_never_mixed(change: Callable[[Block], None]) -> None:
+    model = Block().eval()
+    shapes = {"x": {0: rsn.Batch(1, 4)}}
+    with rsn.compile(model, (torch.randn(2, 5, C),), dynamic_shapes=shapes) as family, torch.no_grad():
+        for batch in (1, 4):
+            family(torch.randn(batch, 5, C))
+        change(model)
+        x = torch.randn(1, 5, C)
+        four = torch.cat([x, torch.randn(3, 5, C)])
+        close(family(x), model(x))
+        close(family(four), model(four))
+        close(family(four)[:1], family(x))
+
+
+def test_a_family_is_checked_again() -> None:
+    """A table that is the same at all positions hides that it is read backwards."""
+
+    class Backwards(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(C, C)
+            self.register_buffer("table", torch.zeros(32, C))
+
+        def forward(self, x: Any) -> Any:
+            return self.layer(x) + self.table[: x.shape[1]].flip(0)
+
+    model = Backwards().eval()
+    with rsn.compile(model, (torch.randn(1, 5, C),), dynamic_shapes={"x": {1: rsn.Length(8, 16)}}) as family:
+        family(torch.randn(1, 7, C))
+        model.table.normal_()
+        with pytest.raises(UnsupportedError, match=r"filling up the length changes output 0.*its values depend"):
+            family(torch.randn(1, 7, C))
+
+
+@pytest.mark.parametrize("change", [*CHANGES[:9], loose])
+def test_torch_compile_takes_over(change: Callable[[Block], None]) -> None:
+    torch._dynamo.reset()
+    model, x = Block().eval(), torch.randn(2, 5, C)
+    fast = torch.compile(model, backend="rsn", options={"fallback": "error"})
+    with torch.no_grad():
+        close(fast(x), model(x))
+        change(model)
+        close(fast(x), model(x))
+
+
+def test_training_mode_is_refused() -> None:
+    model, x = Block().eval(), torch.randn(2, 5, C)
+    with rsn.compile(model, (x,)) as compiled, torch.no_grad():
+        model.train()
+        with pytest.raises(UnsupportedError, match=r"Block is in training mode: call model\.eval\(\) first"):
+            compiled(x)
+        model.eval()
+        close(compiled(x), model(x))
+
+
+def test_what_cannot_be_seen() -> None:
+    """But with checksums, or when it is said."""
+    model, x = Block().eval(), torch.randn(2, 5, C)
+    with (
+        rsn.compile(model, (x,)) as compiled,
+        rsn.compile(model, (x,), checksums=True) as checked,
+        torch.no_grad(),
+    ):
+        before = compiled(x)
+        model.second.weight.numpy()[:] *= 2
+        close(checked(x), model(x))
+        assert float((compiled(x) - before).abs().max()) == 0  # nothing of it, rather than a part
+        compiled.refresh()
+        close(compiled(x), model(x))
+
+
+def test_a_failure_is_not_the_end() -> None:
+    """A model that cannot be compiled any more, and then can."""
+    model, x = Block().eval(), torch.randn(2, 5, C)
+    with rsn.compile(model, (x,)) as compiled, torch.no_grad():
+        kept, model.second = model.second, nn.Identity().eval()
+        model.second.register_forward_hook(lambda module, given, result: result @ result.transpose(1, 2) @ result)
+        for _ in range(2):
+            with pytest.raises(UnsupportedError, match=r"bmm|matmul"):
+                compiled(x)
+        model.second = kept
+        close(compiled(x), model(x))
+
+
+def test_snapshots() -> None:
+    model = Block().eval()
+    snapshot = Snapshot(model)
+    assert snapshot.change() is Change.NONE
+    nn.Linear(3, 3).register_forward_hook(lambda *_: None)  # of another module
+    handle = model.last.register_forward_hook(lambda *_: None)
+    assert snapshot.change() is Change.STRUCTURE
+    handle.remove()
+    assert snapshot.change() is Change.NONE
+    model.factor = 1.5
+    assert snapshot.change() is Change.NONE
+    in_place(model)
+    assert snapshot.change() is Change.NUMBERS
+    del model.loose
+    assert snapshot.change() is Change.STRUCTURE
+
+
+def test_copies() -> None:
+    model, x = Block().eval(), torch.randn(2, 5, C)
+    family = rsn.compile(model, (x,), dynamic_shapes={"x": {0: rsn.Batch(2)}})
+    with rsn.compile(model, (x,)) as compiled, family:
+        for made in (compiled, family):
+            for copied in (copy.copy, copy.deepcopy, pickle.dumps):
+                with pytest.raises(UnsupportedError, match=r"holds a board and cannot be copied .*rsn\.Runner"):
+                    copied(made)
+
+
+def test_other_threads_run_the_module_meanwhile() -> None:
+    """Capturing leaves the module alone: they never see it without values."""
+    model = Block().eval()
+    x, stop, wrong = torch.randn(2, 5, C), threading.Event(), []
+    with torch.no_grad():
+        wanted = model(x)
+
+    def run() -> None:
+        with torch.no_grad():
+            while not stop.is_set():
+                try:
+                    if not torch.equal(model(x), wanted):
+                        wrong.append("other numbers")
+                except Exception as error:  # whatever a module raises that is changed under it
+                    wrong.append(repr(error))
+
+    threads = [threading.Thread(target=run) for _ in range(2)]
+    family = rsn.compile(model, (x,), dynamic_shapes={"x": {0: rsn.Batch(1, 2, 3, 4)}})
+    for thread in threads:
+        thread.start()
+    try:
+        with family, torch.no_grad():
+            for batch in (1, 2, 3, 4):
+                given = torch.randn(batch, 5, C)
+                close(family(given), model(given))
+    finally:
+        stop.set()
+        for thread in threads:
+            thread.join()
+    assert not wrong
+
+
+def test_torch_stops_compiling() -> None:
+    """After so many shapes, without a word to the backend."""
+    torch._dynamo.reset()
+    model = nn.Sequential(nn.Linear(8, 8)).eval()
+    limit = torch._dynamo.config.recompile_limit
+    with torch.no_grad():
+        strict = torch.compile(model, backend="rsn", dynamic=False, options={"fallback": "error"})
+        for n in range(1, limit + 1):
+            strict(torch.randn(n + 1, 8))
+        for n in (limit + 1, limit + 2):
+            with pytest.raises(UnsupportedError, match="torch compiles no more variants of this function"):
+                strict(torch.randn(n + 1, 8))
+        strict(torch.randn(2, 8))
+        torch._dynamo.reset()
+        lenient = torch.compile(model, backend="rsn", dynamic=False)
+        for n in range(1, limit + 1):
+            lenient(torch.randn(n + 1, 8))
+        x = torch.randn(limit + 2, 8)
+        with pytest.warns(rsn.dynamo.Fallback, match="torch compiles no more variants of this function"):
+            close(lenient(x), model(x))
