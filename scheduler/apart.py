@@ -78,7 +78,7 @@ def lower_scores(s: Sequences, att: Attention, scores: str) -> None:
     check(s, att, MOST_STORED)
     width = 2 * s.seq_blocks
     # With a bias, MemC takes a slot's first scores with its first loads, and must be rid of those two slots before.
-    in_turn = s.schedule.interleave is Interleave.STRICT or att.bias is not None
+    in_turn = s.interleave is Interleave.STRICT or att.bias is not None
     lag = 1 if in_turn else SCORES_LAG
     for slot in slots_of(s, att):
         tile = Tile(lag=lag)

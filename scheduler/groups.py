@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
 from fnmatch import fnmatchcase
+from itertools import pairwise
 
 from ..isa.errors import ScheduleError
 from .mapping import MappingType
@@ -43,11 +44,31 @@ def plan(network: Network, schedule: Schedule) -> list[Planned]:
     chosen.check(groups)
     kinds = [kind_of(group) for group in groups]
     _check_kinds(schedule, set(kinds))
-    return [_planned(group, kind, schedule, chosen.of(group)) for group, kind in zip(groups, kinds, strict=True)]
+    ends = _ends(groups) if schedule.interleave is Interleave.PUBLISHED else [False] * len(groups)
+    return [
+        _planned(group, kind, schedule, chosen.of(group), end)
+        for group, kind, end in zip(groups, kinds, ends, strict=True)
+    ]
 
 
-def _planned(group: Group, kind: str, schedule: Schedule, chosen: Segment | None) -> Planned:
-    """By its module path, else by its kind, else as all."""
+def _ends(groups: Sequence[Group]) -> list[bool]:
+    """Whether one of the groups of Table 9 ends with a segment: before the products that an attention takes, before the
+    attention, and behind it."""
+    taken_by = {
+        name: group.y for group in groups if isinstance(group, Attention) for name in (group.q, group.k, group.v)
+    }
+
+    def takers(group: Group) -> set[str]:
+        return {taken_by[layer.y] for layer in _layers(group) if layer.y in taken_by}
+
+    return [
+        isinstance(a, Attention) or isinstance(b, Attention) or bool(takers(b) and takers(a) != takers(b))
+        for a, b in pairwise(groups)
+    ] + [False] * bool(groups)
+
+
+def _planned(group: Group, kind: str, schedule: Schedule, chosen: Segment | None, end: bool) -> Planned:
+    """By its module path, else by its kind, else as all. end: what it belongs to ends with it."""
     said = chosen or Segment("")
     rule = HARDWARE if schedule.interleave is Interleave.HARDWARE else said.rule or schedule.rule(kind)
     together = Loops.ROWS if isinstance(group, list) and len(group) > 1 else schedule.loops
@@ -58,7 +79,7 @@ def _planned(group: Group, kind: str, schedule: Schedule, chosen: Segment | None
         said.tiles or schedule.tiles_of(kind),
         rule,
         said.mapping or schedule.attention,
-        kind in schedule.drain if said.overlap is None else not said.overlap,
+        end or kind in schedule.drain if said.overlap is None else not said.overlap,
     )
 
 

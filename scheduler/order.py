@@ -71,15 +71,30 @@ class Tile:
     drain: bool = False
 
 
-def order_accesses(tiles: Sequence[Tile], schedule: Schedule) -> Iterator[Ddr]:
-    """The DDR uOP order of a program, as mOPs."""
+HALF_TILE = 3
+"""Row blocks of an output tile of which each MemA and MemC holds but one, of the two that it has room for."""
+
+
+def interleave_of(schedule: Schedule, row_blocks: int) -> Interleave:
+    """How loads and stores of a program of so many row blocks share DDR.
+
+    The published host has its programs of half tiles run layer by layer, without interleaving. That is known of the
+    projections of BERT-Large at L = 384, B = 1; of its other layers it is inferred from the time of the whole.
+    """
+    if schedule.interleave is not Interleave.PUBLISHED:
+        return schedule.interleave
+    return Interleave.STRICT if row_blocks <= HALF_TILE else Interleave.INTERLEAVED
+
+
+def order_accesses(tiles: Sequence[Tile], interleave: Interleave) -> Iterator[Ddr]:
+    """The DDR uOP order of a program, as mOPs. interleave: STRICT or INTERLEAVED."""
     # stores not yet issued: the tile among whose loads they are due, and what they touch
     queue: deque[tuple[int, Access, int, int]] = deque()
     due: dict[int, Tile] = {}
     for i, tile in enumerate(tiles):
         loads = tile.loads
         ready = sum(1 for at, *_ in queue if at <= i)
-        if schedule.interleave is Interleave.STRICT:
+        if interleave is Interleave.STRICT:
             for _ in range(ready):
                 yield queue.popleft()[1].mop()
             ready = 0

@@ -18,7 +18,8 @@ from .tiles import Tiles
 
 
 class Interleave(Enum):
-    """Ways to put loads and stores on one DDR channel: the three of Fig. 12, and one that looks at the machine."""
+    """Ways to put loads and stores on one DDR channel: the three of Fig. 12, one that looks at the machine, and the
+    published host's."""
 
     STRICT = "strict"
     """Load, compute, store; the next tile's loads wait for the stores."""
@@ -29,6 +30,9 @@ class Interleave(Enum):
     load has to wait for it."""
     LISTED = "listed"
     """List scheduling: whenever the channel is free, the load whose unit has waited longest, or a store before it."""
+    PUBLISHED = "published"
+    """As the published host: INTERLEAVED within each group of Table 9 (the products that an attention takes, the
+    attention, the products behind it), which ends when all is stored; STRICT where one tile of 384 rows holds all."""
 
 
 @dataclass(frozen=True)
@@ -103,13 +107,13 @@ class Schedule(Tiles):
     """How a network is put on the machine. What it says of tiles holds for all products but those in `tiles`.
 
     interleave: how loads and stores share DDR. drain: kinds of segments whose stores are done before the next segment
-    loads; between all others they overlap (section 4.4). loops: the order of tiles in products of one activation.
-    whole_tiles: products are padded to whole output tiles of 768 (or 384) rows and 1024 columns, as the published host
-    does (contract section 6); without, tiles are cut to size. attention: its mapping type (section 2.2); None chooses
-    by the roofline. heads_per_slot: how many short heads, of one or two row blocks, are taken at once, at most.
-    balance: attention over three row blocks as a stream of row tiles (`streamed`). rules: for Interleave.LISTED, by
-    kind of segment; what is not there has the default `Rule`. segments: by module path, before all that is said by
-    kind; of several that name a layer, the first.
+    loads; between all others they overlap (section 4.4), but with Interleave.PUBLISHED within a group only. loops: the
+    order of tiles in products of one activation. whole_tiles: products are padded to whole output tiles of 768 (or 384)
+    rows and 1024 columns, as the published host does (contract section 6); without, tiles are cut to size. attention:
+    its mapping type (section 2.2); None chooses by the roofline. heads_per_slot: how many short heads, of one or two
+    row blocks, are taken at once, at most. balance: attention over three row blocks as a stream of row tiles
+    (`streamed`). rules: for Interleave.LISTED, by kind of segment; what is not there has the default `Rule`. segments:
+    by module path, before all that is said by kind; of several that name a layer, the first.
     """
 
     interleave: Interleave = Interleave.INTERLEAVED
@@ -161,7 +165,7 @@ def _pairs(given: object, made: type[Tiles | Rule], name: str) -> tuple[tuple[st
 
 
 PAPER = Schedule()
-PUBLISHED = Schedule(whole_tiles=True)
+PUBLISHED = Schedule(interleave=Interleave.PUBLISHED, whole_tiles=True)
 STRICT = Schedule(interleave=Interleave.STRICT)
 SCHEDULES = {"paper": PAPER, "strict": STRICT, "published": PUBLISHED}
 

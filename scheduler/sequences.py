@@ -25,7 +25,7 @@ from ..isa.program import Buffer, KernelPatch, Kernels, Layout, Parameter, Role
 from .groups import plan
 from .listing import list_accesses
 from .memory import columns_of
-from .order import BLOCK_UNITS, Access, Tile, order_accesses
+from .order import BLOCK_UNITS, Access, Tile, interleave_of, order_accesses
 from .pack import Starts, issued, starts_of
 from .schedule import Interleave, Schedule
 from .segment import Array, Attention, Network
@@ -83,6 +83,7 @@ class Sequences:
         self.spans = [Span(*span) for span in zip(starts, blocks, network.rows, strict=False)]
         self.seq_blocks = max(blocks)
         self.row_blocks = self._row_blocks()
+        self.interleave = interleave_of(schedule, self.row_blocks)
         self.mem: dict[str, list[Job]] = {
             u.name: [] for kind in ("MemA", "MemB", "MemC") for u in overlay.by_kind[kind]
         }
@@ -168,13 +169,13 @@ class Sequences:
             **{unit: tuple(self._chain(unit, jobs, patches)) for unit, jobs in self.mem.items()},
         }
         preloaded = {u: tuple(ops) for u, ops in self.mme.items()}
-        if self.schedule.interleave in (Interleave.HARDWARE, Interleave.LISTED):
+        if self.interleave in (Interleave.HARDWARE, Interleave.LISTED):
             issues, firsts = issued(self.overlay, sequences)
             listed = list_accesses(self.tiles, self._loads(), issues, preloaded, self.overlay)
             sequences["DDR"], self.found = tuple(listed.mops), listed.run
             self.starts = {**starts_of(listed.run, firsts), "DDR": listed.starts}
         else:
-            sequences["DDR"] = tuple(order_accesses(self.tiles, self.schedule))
+            sequences["DDR"] = tuple(order_accesses(self.tiles, self.interleave))
         most = {_length_name(i): span.rows for i, span in enumerate(self.spans)}
         return Kernels(
             overlay=self.overlay,

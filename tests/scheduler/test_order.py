@@ -5,7 +5,7 @@ import pytest
 from rsn.isa.overlays import XNN
 from rsn.scheduler.lower import lower
 from rsn.scheduler.order import Access, Tile, order_accesses
-from rsn.scheduler.schedule import PAPER, STRICT, Schedule
+from rsn.scheduler.schedule import PAPER, STRICT, Interleave, Schedule, Segment
 
 from .networks import Maker
 
@@ -18,19 +18,27 @@ def store(row: int, unit: str = "MemC0") -> Access:
     return Access(unit, True, 512 * row, 1)
 
 
-def rows(tiles: list[Tile], schedule: Schedule) -> list[str]:
-    return [f"{'store' if m.store else 'load'} {m.addr // 512}" for m in order_accesses(tiles, schedule)]
+def rows(tiles: list[Tile], interleave: Interleave) -> list[str]:
+    return [f"{'store' if m.store else 'load'} {m.addr // 512}" for m in order_accesses(tiles, interleave)]
 
 
 def test_stores_fall_between_the_next_tiles_loads() -> None:
     tiles = [Tile([load(0)], [store(10), store(11)]), Tile([load(1), load(2), load(3), load(4)])]
-    assert rows(tiles, PAPER) == ["load 0", "load 1", "load 2", "store 10", "load 3", "load 4", "store 11"]
-    assert rows(tiles, STRICT) == ["load 0", "store 10", "store 11", "load 1", "load 2", "load 3", "load 4"]
+    assert rows(tiles, Interleave.INTERLEAVED) == [
+        "load 0",
+        "load 1",
+        "load 2",
+        "store 10",
+        "load 3",
+        "load 4",
+        "store 11",
+    ]
+    assert rows(tiles, Interleave.STRICT) == ["load 0", "store 10", "store 11", "load 1", "load 2", "load 3", "load 4"]
 
 
 def test_a_load_comes_behind_the_store_it_reads_and_what_is_before_that() -> None:
     tiles = [Tile([load(0)], [store(10), store(11), store(12)]), Tile([load(1), load(11), load(2), load(3)])]
-    assert rows(tiles, PAPER) == [
+    assert rows(tiles, Interleave.INTERLEAVED) == [
         "load 0", "load 1", "store 10", "store 11", "load 11", "load 2", "load 3", "store 12",
     ]  # fmt: skip
 
@@ -57,3 +65,20 @@ def test_no_load_overtakes_a_store_to_what_it_reads(schedule: Schedule) -> None:
         return sorted(out)
 
     assert versions(ddr) == versions(strict)
+
+
+@pytest.mark.parametrize(("rows", "interleave"), [(384, Interleave.STRICT), (512, Interleave.INTERLEAVED)])
+def test_the_published_order_interleaves_from_whole_tiles_on(rows: int, interleave: Interleave) -> None:
+    """Up to 384 rows a program goes layer by layer; above, each group of Table 9 does."""
+    network = Maker().encoder(1, rows, 256, 4, 512, layers=2)
+    published = lower(network, XNN, Schedule(interleave=Interleave.PUBLISHED)).kernels.sequences
+    groups = tuple(Segment(f"*.{end}", overlap=False) for end in ("v_proj", "attention", "down"))
+    assert published == lower(network, XNN, Schedule(interleave=interleave, segments=groups)).kernels.sequences
+    other = Interleave.INTERLEAVED if interleave is Interleave.STRICT else Interleave.STRICT
+    assert published["DDR"] != lower(network, XNN, Schedule(interleave=other, segments=groups)).kernels.sequences["DDR"]
+
+
+def test_sequences_that_fill_one_half_tile_together_are_not_interleaved_either() -> None:
+    network = Maker().encoder(3, 128, 256, 4, 512)
+    published = lower(network, XNN, Schedule(interleave=Interleave.PUBLISHED)).kernels.sequences
+    assert published == lower(network, XNN, STRICT).kernels.sequences

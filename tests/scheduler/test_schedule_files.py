@@ -216,7 +216,10 @@ SEGMENT = '[[segments]]\nlayers = ["a"]\n'
         ("tile_cols = [8]", r"tile_cols = \[8\]: a number"),
         ('balance = "yes"', "balance = 'yes': true or false"),
         ("balance = 1", "balance = 1: true or false"),
-        ('interleave = "fast"', "interleave = 'fast': one of 'strict', 'interleaved', 'hardware', 'listed'"),
+        (
+            'interleave = "fast"',
+            "interleave = 'fast': one of 'strict', 'interleaved', 'hardware', 'listed', 'published'",
+        ),
         ("interleave = []", r"interleave = \[\]: one of"),
         ('loops = "Rows"', "loops = 'Rows': one of 'columns', 'rows'"),
         ('attention = "E"', "attention = 'E': one of 'A', 'B', 'C', 'D'"),

@@ -123,3 +123,17 @@ def test_what_does_not_go_together_is_refused_by_path(segments: list[Segment], m
     with pytest.raises(ScheduleError) as refused:
         plan(encoder(1), Schedule(segments=tuple(segments)))
     assert str(refused.value) == message
+
+
+def test_the_published_order_drains_between_the_groups_of_table_9() -> None:
+    """Projections, attention, what is behind it; a group of products, which no attention takes, is none of its own."""
+    planned = plan(encoder(), Schedule(interleave=Interleave.PUBLISHED))
+    assert [path for p in planned for path in paths(p) if p.drain] == [
+        "l0.v_proj", "l0.attention", "l0.down", "l1.v_proj", "l1.attention",
+    ]  # fmt: skip
+    together = plan(encoder(1), Schedule(interleave=Interleave.PUBLISHED, segments=(Segment(QKV),)))
+    assert [paths(p)[-1] for p in together if p.drain] == ["l0.v_proj", "l0.attention"]
+    chain = Maker().gemm(768, 128, 128)
+    assert [p.drain for p in plan(chain, Schedule(interleave=Interleave.PUBLISHED))] == [False]
+    overlapped = Segment("l0.attention", overlap=True)
+    assert not of(encoder(), "l0.attention", overlapped, interleave=Interleave.PUBLISHED).drain
