@@ -16,6 +16,7 @@ import numpy as np
 from ..isa.errors import ScheduleError, UnsupportedError
 from ..isa.layout import BLOCK, BLOCK_COLS, padded
 from ..isa.overlays import xnn_formats as f
+from ..isa.overlays.xnn_kernels import BEAT, MemC
 from ..isa.program import Buffer
 from .counts import MOST_A_ITER, MOST_B_ITER, MOST_K_ITER
 from .memory import Columns, stored_vector, stored_weight
@@ -29,6 +30,8 @@ MOST_BIAS = 2048
 """Columns of the bias that an MME holds."""
 LN_EPS = 1e-6
 """What the base machine's LayerNorm adds to the variance."""
+MEM_C_BEATS = MemC.ROWS * MemC.COLS // BEAT
+"""In one of MemC's buffers."""
 
 
 @dataclass(frozen=True)
@@ -208,7 +211,8 @@ def _loads_ahead(s: Sequences, gemm: Gemm, plan: _Plan, row: RowTile) -> int:
     rates = s.overlay.rates
     block_s = BLOCK * 4 * rates["ddr_read_gbs"].seconds
     slice_s = rates["mme_tile_us"].seconds * row.acc * plan.acc_b
-    left = rates["gelu_us" if gemm.norm is None else "norm_us"].seconds * row.acc / 2 + slice_s / 2
+    post = rates["norm_us"].seconds if gemm.norm is not None else MEM_C_BEATS * rates["gelu_beat"].seconds
+    left = post * row.acc / 2 + slice_s / 2
     if gemm.residual is not None:
         left -= row.groups * row.acc * plan.halves * plan.acc_b * 2 * block_s
     k_loads = int(left / max(2 * row.acc * block_s, slice_s / row.groups)) if left > 0 else 0

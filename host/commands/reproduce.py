@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from fnmatch import fnmatch
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -45,8 +46,7 @@ def _mean_error(rows: Sequence[Row]) -> float | None:
 
 
 def _summary(rows: Sequence[Row]) -> dict[str, Any]:
-    """Numbers of rows, and mean absolute errors in percent. times: all but the counts of instructions, which are those
-    of our program and not of a model."""
+    """Numbers of rows, mean absolute errors in percent, and the timed row that is farthest off."""
     from .published.rows import calibrated_parameters
 
     groups = {
@@ -55,10 +55,13 @@ def _summary(rows: Sequence[Row]) -> dict[str, Any]:
         "predicted, instructions apart": [r for r in rows if r.kind == "predicted" and r.table != "fig9"],
         "calibrated": [r for r in rows if r.kind == "calibrated"],
         "perhaps calibrated": [r for r in rows if r.fit is not None and not r.fit.certain],
+        "timed": [r for r in rows if r.timed],
     }
+    worst = max(groups["timed"], key=lambda row: abs(row.error_pct), default=None)
     return {
         "rows": {name: len(group) for name, group in groups.items()},
         "mean_abs_error_pct": {name: _mean_error(group) for name, group in groups.items()},
+        "worst_timed": worst and {"table": worst.table, "row": worst.row, "error_pct": worst.error_pct},
         "calibrated_parameters": calibrated_parameters(),
     }
 
@@ -73,7 +76,8 @@ def _show(rows: Sequence[Row]) -> None:
         what, unit, *numbers, kind = (
             c.rjust(w) if 2 <= i <= 4 else c.ljust(w) for i, (c, w) in enumerate(zip(_cells(row), widths, strict=True))
         )
-        click.echo(f"  {what}  {unit}  {'  '.join(numbers)}  {kind}  {row.note}".rstrip())
+        note = "; ".join(filter(None, (row.fitted, row.known)))
+        click.echo(f"  {what}  {unit}  {'  '.join(numbers)}  {kind}  {note}".rstrip())
 
 
 def _cells(row: Row) -> list[str]:
@@ -87,13 +91,22 @@ def _number(value: float) -> str:
 
 
 def _show_summary(rows: Sequence[Row]) -> None:
-    from .published.rows import FAR, PERHAPS_NOTE
+    from .published.rows import FAR, PERHAPS_NOTE, UNTIMED
 
     facts = _summary(rows)
     click.echo(f"\n{len(rows)} rows; mean absolute error:")
     for name, error in facts["mean_abs_error_pct"].items():
         if error is not None:
             click.echo(f"  {name:<30} {error:5.1f} %  ({facts['rows'][name]} rows)")
+    if worst := facts["worst_timed"]:
+        click.echo(f"  {'timed, the worst':<30} {worst['error_pct']:+5.1f} %  ({worst['table']}, {worst['row']})")
+    if facts["rows"]["timed"] < len(rows):
+        click.echo("\nnot among the timed rows:")
+        for pattern, reason in UNTIMED.items():
+            left_out = [row for row in rows if fnmatch(row.key, pattern)]
+            if left_out:
+                what = left_out[0].row if len(left_out) == 1 else f"{len(left_out)} rows"
+                click.echo(f"  {left_out[0].table:<8} {what:<28} {reason}")
     far = [row for row in rows if row.far]
     if far:
         click.echo(f"\n{len(far)} {'row' if len(far) == 1 else 'rows'} beyond {FAR:g} %:")

@@ -14,8 +14,15 @@ from ..resources import VC1902
 from . import xnn_formats as f
 from . import xnn_kernels as k
 from . import xnn_rules as r
-from .xnn_cycles import costs
+from .xnn_cycles import LOOPS, costs
 from .xnn_resources import needs
+
+
+def _fill(*loops: str, of: str) -> Rate:
+    """Cycles until the first round of loops of hw/versal has gone through. An estimate, but of the sources: nothing is
+    fitted."""
+    return Rate(sum(LOOPS[name].fill for name in loops), "PL cycles", f"fill of the loops of {of}", "post-op")
+
 
 RATES = {
     "ddr_read_gbs": Rate(21.0, "GB/s", "paper 5.3, observed", "DDR load"),
@@ -28,8 +35,15 @@ RATES = {
     "mme_k64_us": Rate(2.064, "us", "paper Table 6a, K = 64", "MME compute"),
     "mme_n64_us": Rate(1.995, "us", "paper Table 6a, N = 64", "MME compute"),
     "mme_setup_us": Rate(3.0, "us", "per (a_iter, b_iter), fitted on the square GEMMs", "MME set-up", True),
-    "softmax_us": Rate(15.0 / 4, "us", "per 128x128 tile, fitted on Table 9", "post-op", True),
-    "gelu_us": Rate(114.0, "us", "per 256x512 MemC buffer, fitted on Table 9", "post-op", True),
+    "softmax_beat": Rate(
+        1, "PL cycles", "structure: a pass is 512 beats a 128x128 tile; exp, divide; with opcode 8 maxima", "post-op"
+    ),
+    "softmax_fill": _fill("softmax_exp", "softmax_divide", of="softmax.h, per uOP: exps, divisions"),
+    "softmax_max_fill": _fill("softmax_max", of="softmax.h, per uOP that subtracts maxima (opcode 8): maxima"),
+    "exchange_fill": _fill("exchange", of="softmax.h, per row vector to or from the neighbour: send_rows, combine_*"),
+    "gelu_beat": Rate(
+        8, "PL cycles", "structure: 4 elements a cycle; always 512 columns, so 32768 cycles a MemC buffer", "post-op"
+    ),
     "norm_us": Rate(162.0, "us", "per 256x512 MemC buffer, fitted on Table 9", "post-op", True),
     "launch_us": Rate(40.0, "us", "per program, fitted on the square GEMMs", "launch", True),
     "dispatch": Rate(1, "PL cycles", "structure: one word a cycle", "instruction issue"),

@@ -53,9 +53,8 @@ def costs(overlay: Overlay) -> Iterator[Cost]:
     """Cycles of each kind of work, beside the rates that the simulator charges for it."""
     rate = {name: r.seconds for name, r in overlay.rates.items()}
 
-    def cost(what: str, cycles: int, simulated: float, remark: str = "", sets: str = "", parts: int = 1) -> Cost:
-        seconds = cycles / PL_HZ
-        return Cost(what, cycles, seconds, simulated, remark, (sets, seconds * 1e6 / parts) if sets else None)
+    def cost(what: str, cycles: int, simulated: float, remark: str = "", sets: tuple[str, float] | None = None) -> Cost:
+        return Cost(what, cycles, cycles / PL_HZ, simulated, remark, sets)
 
     def walk(rows: int, cols: int) -> int:
         return rows * cols // BEAT
@@ -76,33 +75,30 @@ def costs(overlay: Overlay) -> Iterator[Cost]:
     square, whole = walk(256, 256), walk(256, 512)
     rows = loop["exchange"](256)
     softmax = loop["softmax_exp"](square) + loop["softmax_divide"](square) + 2 * rows
-    masks = overlay.extends is not None  # what is compiled for opcode 8 subtracts the maximum
+    charged = rate["softmax_fill"] + 2 * square * rate["softmax_beat"] + 2 * rate["exchange_fill"]
     yield cost(
         "MemC: softmax of 256x256",
         softmax,
-        4 * rate["softmax_us"],
-        "hidden: MemC waits for operands for longer",
-        "" if masks else "softmax_us",
-        4,
+        charged,
+        "rows to and from the neighbour, a cycle each; hidden: MemC waits for operands for longer",
+        ("exchange_fill", rows),
     )
     yield cost(
         "MemC: softmax of 256x256, maximum subtracted",
         softmax + loop["softmax_max"](square) + 2 * rows,
-        4 * rate["softmax_us"],
+        charged + rate["softmax_max_fill"] + square * rate["softmax_beat"] + 2 * rate["exchange_fill"],
         "opcode 8; the published machine has none",
-        "softmax_us" if masks else "",
-        4,
     )
     yield cost(
         "MemC: activation of 256x512",
         loop["activation"](whole),
-        rate["gelu_us"],
+        whole * rate["gelu_beat"],
         "as many lanes as the DSPs allow",
-        "gelu_us",
+        ("gelu_beat", loop["activation"](whole) / whole),
     )
     passes = loop["norm_squares"](whole) + loop["norm_scale"](whole) + 3 * rows
     layer_norm = passes + loop["norm_sum"](whole) + 2 * rows
-    yield cost("MemC: layer norm of 256x512", layer_norm, rate["norm_us"], sets="norm_us")
+    yield cost("MemC: layer norm of 256x512", layer_norm, rate["norm_us"], sets=("norm_us", layer_norm / PL_HZ * 1e6))
     yield cost("MemC: RMS norm of 256x512", passes, rate["norm_us"], "opcode 8; no mean")
     for kind in ("DDR", "MeshA"):
         name = "DDR, LPDDR, Mem" if kind == "DDR" else "Mesh"

@@ -543,25 +543,35 @@ class MemC(PingPong):
             yield from self._softmax(side, rows, uop.recv_b)
 
     def _softmax(self, side: int, row_tiles: int, col_tiles: int) -> Steps:
-        """exp over the valid columns, divided by the row sum over both neighbours."""
+        """exp over the valid columns, divided by the row sum over both neighbours.
+
+        A pass walks over all that was received, whatever is masked: one for the maxima where they are subtracted, one
+        for exp, one for the division. Between passes a number per row goes to the neighbour and comes back, at the cost
+        of filling the two loops that do it."""
         reg = self.registers
         rows, cols = row_tiles * TILE, col_tiles * TILE
+        beats = row_tiles * col_tiles * BEATS
+        some = int(beats > 0)
         state = _Softmax(self, side, rows, cols)
-        yield Fire("softmax_us", row_tiles * col_tiles, do=state.begin)
+        yield Fire("softmax_fill", some, do=state.begin)
         if reg.alone:
-            yield Fire(do=state.finish)
+            yield Fire("softmax_max_fill", some * reg.max_sub)
+            yield Fire("softmax_beat", (2 + reg.max_sub) * beats, do=state.finish)
             return
         out, back = self.softmax_links
         if reg.causal:  # the odd unit counts its columns behind the even one's
             yield Fire(puts=(out,), do=lambda: (cols,))
             yield Fire(gets=(back,), do=state.set_left)
         if reg.max_sub:
-            yield Fire(puts=(out,), words=rows, do=state.own_max)
-            yield Fire(gets=(back,), words=rows, do=state.other_max)
+            yield Fire("softmax_max_fill", some)
+            yield Fire("softmax_beat", beats)
+            yield Fire("exchange_fill", puts=(out,), words=rows, do=state.own_max)
+            yield Fire("exchange_fill", gets=(back,), words=rows, do=state.other_max)
+        yield Fire("softmax_beat", beats)
         if cols:
-            yield Fire(puts=(out,), words=rows, do=state.own_sum)
-        yield Fire(gets=(back,), words=rows, do=state.other_sum)
-        yield Fire(do=state.finish)
+            yield Fire("exchange_fill", puts=(out,), words=rows, do=state.own_sum)
+        yield Fire("exchange_fill", gets=(back,), words=rows, do=state.other_sum)
+        yield Fire("softmax_beat", beats, do=state.finish)
 
     # -- sending side
 
@@ -583,7 +593,8 @@ class MemC(PingPong):
                 part = self.buffers[side][: uop.dim1, :cols]
                 part[:] = activation(part, reg.activation)
 
-            yield Fire("gelu_us", uop.dim1 / self.ROWS, do=activate)
+            beats = uop.dim1 * self.COLS // BEAT  # all columns, whatever is stored
+            yield Fire("gelu_beat", beats, do=activate)
         if uop.layernorm:
             yield from self._norm(side, uop.dim1)
         sink = (self.sink("DDR"),)
