@@ -18,10 +18,11 @@ from .xnn_cycles import LOOPS, costs
 from .xnn_resources import needs
 
 
-def _fill(*loops: str, of: str) -> Rate:
-    """Cycles until the first round of loops of hw/versal has gone through. An estimate, but of the sources: nothing is
-    fitted."""
-    return Rate(sum(LOOPS[name].fill for name in loops), "PL cycles", f"fill of the loops of {of}", "post-op")
+def _fill(*loops: str, of: str, per: str) -> Rate:
+    """Cycles until the first round of loops of hw/versal has gone through: an estimate, but nothing is fitted. of:
+    their labels in the source."""
+    cycles = sum(LOOPS[name].fill for name in loops)
+    return Rate(cycles, "PL cycles", f"depth of loops {of} in hw/versal/pl/softmax.h, per {per}", "post-op")
 
 
 RATES = {
@@ -38,9 +39,9 @@ RATES = {
     "softmax_beat": Rate(
         1, "PL cycles", "structure: a pass is 512 beats a 128x128 tile; exp, divide; with opcode 8 maxima", "post-op"
     ),
-    "softmax_fill": _fill("softmax_exp", "softmax_divide", of="softmax.h, per uOP: exps, divisions"),
-    "softmax_max_fill": _fill("softmax_max", of="softmax.h, per uOP that subtracts maxima (opcode 8): maxima"),
-    "exchange_fill": _fill("exchange", of="softmax.h, per row vector to or from the neighbour: send_rows, combine_*"),
+    "softmax_fill": _fill("softmax_exp", "softmax_divide", of="exps, divisions", per="uOP"),
+    "softmax_max_fill": _fill("softmax_max", of="maxima", per="uOP that subtracts maxima (opcode 8)"),
+    "exchange_fill": _fill("exchange", of="send_rows, combine_*", per="vector of rows to or from the neighbour"),
     "gelu_beat": Rate(
         8, "PL cycles", "structure: 4 elements a cycle; always 512 columns, so 32768 cycles a MemC buffer", "post-op"
     ),
