@@ -207,9 +207,14 @@ class Row:
         return "; ".join(filter(None, (self.note, found)))
 
     @property
+    def untimed(self) -> str:
+        """Why its error is none of the model of time; empty: it is one."""
+        return next((reason for p, reason in UNTIMED.items() if fnmatch(self.key, p)), "")
+
+    @property
     def timed(self) -> bool:
         """Whether its error is one of the model of time."""
-        return not any(fnmatch(self.key, p) for p in UNTIMED)
+        return not self.untimed
 
     @property
     def fitted(self) -> str:
@@ -229,6 +234,8 @@ class Row:
         facts |= {"error_pct": self.error_pct, "kind": self.kind, "unit": self.unit, "timed": self.timed}
         if self.fit is not None:
             facts["fitted"] = list(self.fit.constants)
+        if self.untimed:
+            facts["untimed"] = self.untimed
         if self.notes:
             facts["note"] = self.notes
         if self.far:
