@@ -93,8 +93,9 @@ class _Apart:
                 "machine fuses into the product",
             )
         norm = layer.norm if bare.norm is None else None
+        own = layer.fused_path if layer.fused_path != layer.path else ""
         return Pass(
-            f"{layer.path}.{'norm' if norm is not None else 'activation'}",
+            own or f"{layer.path}.{'norm' if norm is not None else 'activation'}",
             self(bare),
             layer.activation if bare.activation is None else None,
             norm,
@@ -220,18 +221,20 @@ def _gemm(layer: Linear, names: dict[Layer, str]) -> Gemm:
 
 
 def _pass(layer: Pass, names: dict[Layer, str]) -> Gemm:
+    """An operation over its operand as residual, without a product. That has no bias: where the operand lacks a shift,
+    the product with its scale as a diagonal matrix, which is exact, adds it."""
     affine = _affine(layer.x)
-    if affine is not None and affine.shift.any():
-        raise UnsupportedError(f"{layer.path or TOP}: a pass over what has been normalised with a shift")
+    scale = (np.ones(layer.width) if affine is None else affine.scale).astype(np.float32)
+    shifts = affine is not None and bool(affine.shift.any())
     return Gemm(
         layer.path,
         x=names[layer.x],
         y=names[layer],
-        weight=np.zeros((0, layer.width), np.float32),
-        bias=np.zeros(layer.width, np.float32),
+        weight=np.diag(scale) if shifts else np.zeros((0, layer.width), np.float32),
+        bias=(affine.shift if affine is not None and shifts else np.zeros(layer.width)).astype(np.float32),
         activation=layer.activation,
-        residual=names[layer.x],
-        residual_scale=(np.ones(layer.width) if affine is None else affine.scale).astype(np.float32),
+        residual=None if shifts else names[layer.x],
+        residual_scale=None if shifts else scale,
         norm=None if layer.norm is None else Norm(layer.norm.eps, layer.norm.rms),
     )
 

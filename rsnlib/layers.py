@@ -46,7 +46,7 @@ class Linear:
     gain is 1.
 
     `before` is the layer that something was fused into to make this one. Where both are wanted, what was fused last
-    becomes a `Pass`.
+    becomes a `Pass`. fused_path: the module path of the activation or norm, "" where it is the product's own.
     """
 
     path: str
@@ -59,6 +59,7 @@ class Linear:
     norm: LayerNorm | None = None
     gain: float = 1.0
     before: Linear | None = None
+    fused_path: str = ""
 
     @property
     def width(self) -> int:

@@ -311,7 +311,7 @@ def _host_sum(graph: Rewriter, node: Node) -> tuple[Node, Node] | None:
     return None if is_vector else (x, y)
 
 
-# -- norms
+# -- norms that are spelled out
 
 
 def roots(graph: Rewriter, node: Node) -> Node | None:
@@ -357,39 +357,6 @@ def _root_of_mean_square(x: Node, factor: Node) -> float | None:
         bases = square.args[:2] if packet(square) is aten.mul else ()
     same = bases and all(isinstance(base, Node) and _origin(base) is x for base in bases)
     return float(total.args[1]) if same else None
-
-
-def norms(graph: Rewriter, node: Node) -> Node | None:
-    """A LayerNorm of a LayerNorm's result on the machine becomes one of that result times the unit matrix.
-
-    A norm is fused into a product, and there is only one for each; the unit matrix makes another, and takes up scale
-    and shift of the first norm. As in CLIP's images, before the first layer. Left alone: where no product of the same
-    rows comes later, since PyTorch can then do it after the machine.
-    """
-    if packet(node) is not aten.layer_norm or node not in graph.computed:
-        return None
-    a = arguments(node)
-    x, first = a["input"], _origin(a["input"])
-    shape = shape_of(node)
-    if packet(first) is not aten.layer_norm or list(a["normalized_shape"]) != [*shape[-1:]]:
-        return None
-    if dtype_of(x) != torch.float32 or not _is_possible(graph, first) or not _feeds(graph, node, prod(shape[:-1])):
-        return None
-    unit = graph.insert(node, aten.eye.default, shape[-1], dtype=torch.float32)
-    y = graph.insert(node, aten.linear.default, x, unit)
-    return graph.insert(node, aten.layer_norm.default, y, *node.args[1:], **node.kwargs)
-
-
-def _feeds(graph: Rewriter, node: Node, count: int) -> bool:
-    """Whether a product of as many rows is computed from it."""
-    seen, stack = {node}, [node]
-    while stack:
-        found = [x for x in stack.pop().users if x not in seen]
-        if any(x in graph.products and prod(shape_of(x)[:-1]) == count for x in found):
-            return True
-        seen.update(found)
-        stack.extend(found)
-    return False
 
 
 # -- products of columns from several places
@@ -471,7 +438,7 @@ def _is_possible(graph: Rewriter, node: Node) -> bool:
     return True
 
 
-REWRITES: tuple[Rewrite, ...] = (likes, roots, heads, patches, rows, host_sums, norms, columns)
+REWRITES: tuple[Rewrite, ...] = (likes, roots, heads, patches, rows, host_sums, columns)
 """In this order: a rewrite may make room for the next."""
 
 

@@ -108,7 +108,7 @@ def activation(kind: Callable[[Arguments], Activation]) -> Rule:
         if found is None:
             return f"{op_name(node)} is possible only right after a matrix product"
         before, view = found
-        return Value(replace(before, activation=kind(a), before=before), view)
+        return Value(replace(before, activation=kind(a), before=before, fused_path=module_path(node)), view)
 
     return rule
 
@@ -147,7 +147,8 @@ def pointwise(values: Values, node: Node, function: Callable[..., Any], operands
         nodes = dict.fromkeys((*(n for p in of for n in p.nodes), node))
         return Pointwise(base, view, applied, tuple(nodes))
     factor = base.factor * found.factor
-    return Value(replace(base, factor=factor, activation=found.activation, gain=found.gain, before=base), view)
+    kind, path = found.activation, module_path(node)
+    return Value(replace(base, factor=factor, activation=kind, gain=found.gain, before=base, fused_path=path), view)
 
 
 def _as_pointwise(values: Values, x: Any) -> Pointwise | None:
@@ -163,7 +164,7 @@ def _as_pointwise(values: Values, x: Any) -> Pointwise | None:
 
 def layer_norm(values: Values, node: Node, a: Arguments) -> Abstract | str:
     """Over all columns of a product, residual included: MemC does it before the store, without scale and shift, which
-    are folded into what comes next. Behind an activation it is a pass of its own."""
+    are folded into what comes next. Behind an activation or another norm it is a layer of its own, a `Pass`."""
     return normed(values, node, a, a["eps"], rms=False)
 
 
@@ -175,20 +176,20 @@ def rms_norm(values: Values, node: Node, a: Arguments) -> Abstract | str:
 
 def normed(values: Values, node: Node, a: Arguments, eps: float, *, rms: bool) -> Abstract | str:
     """Either of them."""
-    found = product_of(values, a["input"])
-    open_or_activated = found is not None and found[0].norm is None
-    if not found or not open_or_activated or list(a["normalized_shape"]) != [found[0].width]:
+    found = None if is_host(values.of[a["input"]]) else values.operand(a["input"], lambda view, width: True)
+    before = None if found is None else found.base
+    if found is None or not isinstance(before, Linear | Pass) or list(a["normalized_shape"]) != [before.width]:
         return f"{op_name(node)} is possible only right after a matrix product and its residual, over all columns"
-    before, view = found
+    view = found.view
     if not in_rows(view, before.width):
         return f"{op_name(node)} is possible only over the columns of a product"
     scale, shift = values.vector(a["weight"], before.width, 1.0), values.vector(a["bias"], before.width, 0.0)
     if scale is None or shift is None:
         return "its scale or its shift is computed from the arguments"
     norm = LayerNorm(eps, scale, shift, rms)
-    if before.activation is not None:
+    if isinstance(before, Pass) or not before.is_open:
         return Value(Pass(module_path(node), before, norm=norm), view)
-    return Value(replace(before, norm=norm, before=before), view)
+    return Value(replace(before, norm=norm, before=before, fused_path=module_path(node)), view)
 
 
 def add(values: Values, node: Node, a: Arguments) -> Abstract | str:

@@ -19,7 +19,6 @@ from rsn.rsnlib.rewrites import (
     heads,
     host_sums,
     likes,
-    norms,
     patches,
     rewrite,
     roots,
@@ -528,56 +527,6 @@ def activated(m: Any, x: torch.Tensor) -> torch.Tensor:
 @pytest.mark.parametrize("function", [sum_used_elsewhere, vectors, computed, wider, multiple, number, activated])
 def test_other_sums_are_left_alone(function: Function) -> None:
     assert is_left_alone(sum_model(function), (hidden(),), host_sums)
-
-
-# -- norms
-
-
-def norm_model(function: Function) -> Model:
-    first, second = nn.LayerNorm(C), nn.LayerNorm(C, eps=1e-3)
-    for parameter in (*first.parameters(), *second.parameters()):
-        nn.init.normal_(parameter, 0.5, 0.2)
-    return Model(function, dense=nn.Linear(C, C), first=first, second=second, up=nn.Linear(C, 7))
-
-
-def of_a_norm(m: Any, x: torch.Tensor) -> torch.Tensor:
-    return m.up(m.second(F.dropout(m.first(m.dense(x)), 0.1, False)))
-
-
-def of_a_residual(m: Any, x: torch.Tensor) -> torch.Tensor:
-    """As where layers follow that normalise their operand."""
-    h = m.first(m.dense(x))
-    return m.up(m.first(h + m.dense(m.second(h))))
-
-
-@pytest.mark.parametrize("function", [of_a_norm, of_a_residual])
-def test_a_norm_of_a_norm_becomes_one_of_a_product(call: Call, function: Function) -> None:
-    model, x = norm_model(function), hidden()
-    assert aten.eye in operators(model, (x,), norms)
-    traced = trace(model, (x,))
-    assert not [p for p in traced.placements if p.where == "host"]
-    assert_close(call(traced, x), model(x))
-
-
-def last(m: Any, x: torch.Tensor) -> torch.Tensor:
-    return m.up(m.second(m.first(m.dense(x)))[:, 0])
-
-
-def on_the_host(m: Any, x: torch.Tensor) -> torch.Tensor:
-    return m.up(m.second(m.first(x)))
-
-
-def behind_the_machine(m: Any, x: torch.Tensor) -> torch.Tensor:
-    return m.up(m.second(m.first(m.dense(x).sin())))
-
-
-def over_rows(m: Any, x: torch.Tensor) -> torch.Tensor:
-    return m.up(F.layer_norm(m.first(m.dense(x)), (L, C)))
-
-
-@pytest.mark.parametrize("function", [last, on_the_host, behind_the_machine, over_rows])
-def test_other_norms_are_left_alone(function: Function) -> None:
-    assert is_left_alone(norm_model(function), (hidden(),), norms)
 
 
 # -- columns
