@@ -93,9 +93,11 @@ class _Apart:
                 "machine fuses into the product",
             )
         norm = layer.norm if bare.norm is None else None
-        own = layer.fused_path if layer.fused_path != layer.path else ""
+        path = layer.fused_path
+        if path in ("", layer.path) and layer.path:
+            path = f"{layer.path}.{'norm' if norm is not None else 'activation'}"
         return Pass(
-            own or f"{layer.path}.{'norm' if norm is not None else 'activation'}",
+            path,
             self(bare),
             layer.activation if bare.activation is None else None,
             norm,
@@ -290,7 +292,7 @@ def _name(layers: Iterable[Layer]) -> dict[Layer, str]:
     for layer in layers:
         stem = re.sub(r"\W", "_", layer.name if isinstance(layer, Source) else layer.path)
         if not stem or stem[0].isdigit():
-            kind = "attention" if isinstance(layer, Attend) else "linear"
+            kind = "attention" if isinstance(layer, Attend) else "pass" if isinstance(layer, Pass) else "linear"
             stem = f"{kind}_{stem}".removesuffix("_")
         name, n = stem, 1
         while name in taken:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import groupby
 from typing import Any
 
@@ -36,7 +36,8 @@ class Traced:
     before and after: the host's operators, in order; constants: what they use of the module's weights. sources: the
     host's tensor behind each input of the network, and the view of the input that it shows. results: the tensors that
     show outputs of the network, likewise. masks: the attention masks; all must hide the same keys, but that those in
-    `causal` hide what is behind each row, too. again: the same graph with what its weights hold now.
+    `causal` hide what is behind each row, too. origins: for each layer of the network, by its result, the operator to
+    cut the graph at if the machine has no room for the layer. again: the same graph with what its weights hold now.
     """
 
     network: Network
@@ -49,6 +50,7 @@ class Traced:
     results: Mapping[Node, tuple[str, View]]
     masks: tuple[Node, ...]
     causal: frozenset[Node] = frozenset()
+    origins: Mapping[str, Node] = field(default_factory=dict)
     again: Callable[[], Traced] | None = None
 
     def prologue(self, *args: Any, **kwargs: Any) -> tuple[dict[str, Array], npt.NDArray[np.int64] | None, Environment]:

@@ -32,7 +32,7 @@ from torch.utils import _pytree as pytree
 
 from ..isa.errors import ScheduleError, TensorError, UnsupportedError
 from ..scheduler.segment import Attention, Gemm, Layer, Network, Output
-from .capture import Environment, Interface, arguments, is_static, lifted, module_path, packet, run, site
+from .capture import Environment, Interface, arguments, is_static, lifted, packet, run, site
 from .partition import Traced
 from .rewrites import rewrite
 from .rules import CHECKS
@@ -201,38 +201,30 @@ class _Cut:
             try:
                 traced = part.traced()
             except RefusedError as refused:
-                blamed = next((node for node in nodes if part.copies[node] is refused.node), nodes[0])
-                raise RefusedError(blamed, str(refused)) from refused
+                raise RefusedError(part.original(refused.node) or nodes[0], str(refused)) from refused
         try:
             return Piece(nodes, part.takes, part.gives, _lowered(traced, self.lower), why)
         except LimitError as error:
-            at = self._at_fault(nodes, traced)
-            if at is None:
+            found = self._at_fault(part, traced)
+            if found is None:
                 raise
-            raise RefusedError(at, str(error)) from error
+            at, limit = found
+            raise RefusedError(at, f"{site(at)}: {limit}") from error
 
-    def _at_fault(self, nodes: tuple[Node, ...], traced: Traced) -> Node | None:
-        """Where to cut for a layer that cannot be lowered: in front of an attention, or of the last that is fused into
-        a product. None where no layer is at fault alone."""
+    def _at_fault(self, part: _Part, traced: Traced) -> tuple[Node, str] | None:
+        """Where to cut for the first layer that cannot be lowered alone, and why it cannot: at the operator that was
+        fused last, or at the first of an attention. None where no layer is at fault alone."""
         for layer in traced.network.layers:
             try:
                 self.lower(_alone(traced.network, layer))
-            except UnsupportedError:
-                break
+            except UnsupportedError as limit:
+                # A product that was inserted to lay out columns has no operator; what it lays out has.
+                made = [traced.origins[y] for y in (layer.y, *_operands(layer)) if y in traced.origins]
+                at = part.original(made[0]) if made else None
+                return None if at is None else (at, str(limit).removeprefix(f"{layer.place}: "))
             except ScheduleError:  # it speaks of layers that are not here
                 continue
-        else:
-            return None
-        if isinstance(layer, Attention):
-            own = {(p.path, p.op) for p in traced.placements if p.path == layer.path and "attention" in p.why}
-            return next((node for node in nodes if (module_path(node), packet(node).__name__) in own), None)
-        own = {
-            (p.path, p.op)
-            for p in traced.placements
-            if p.why == f"fused into {layer.path or 'the product'}"
-            or (p.path == layer.path and p.why.startswith(("matrix product", "a pass over")))
-        }
-        return next((node for node in reversed(nodes) if (module_path(node), packet(node).__name__) in own), None)
+        return None
 
     def _order(self) -> Iterator[Node]:
         """The operators that depend on arguments; parts of a list right behind it, as only tensors can cross a cut."""
@@ -249,6 +241,9 @@ class _Cut:
 class _Part:
     """A graph of its own of some operators, with the constants that they need. copies: its node for each of theirs."""
 
+    NAME = "rsn_original"
+    """In a node's meta: the operator of the whole graph that it is a copy of, or was rewritten from."""
+
     def __init__(self, cut: _Cut, nodes: tuple[Node, ...]) -> None:
         self._cut = cut
         self.takes, self.gives = _takes(cut, nodes), _gives(nodes)
@@ -264,7 +259,9 @@ class _Part:
             inputs.append(replace(spec, arg=argument) if spec else InputSpec(InputKind.USER_INPUT, argument, None))
         for node in (*constants, *nodes):
             if node.op != "placeholder":
-                self.copies[node] = graph.node_copy(node, self.copies.__getitem__)
+                made = self.copies[node] = graph.node_copy(node, self.copies.__getitem__)
+                made.meta[self.NAME] = node.name
+        self._originals = {node.name: node for node in nodes}
         graph.output(tuple(self.copies[node] for node in self.gives))
         outputs = [OutputSpec(OutputKind.USER_OUTPUT, TensorArgument(self.copies[n].name), None) for n in self.gives]
         whole = cut.program
@@ -277,6 +274,11 @@ class _Part:
             whole.module_call_graph,
             constants=whole.constants,
         )
+
+    def original(self, node: Node) -> Node | None:
+        """The operator that a node of this graph is a copy of, or was rewritten from; None where it is none of these
+        operators."""
+        return self._originals.get(node.meta.get(self.NAME, ""))
 
     def traced(self) -> Traced:
         """Raises as `interpret`."""
@@ -311,6 +313,13 @@ def _alone(network: Network, layer: Layer) -> Network:
     heads = [_zeros("in", name, 128, columns) for name in dict.fromkeys((layer.q, layer.k, layer.v))]
     around: tuple[Layer, ...] = (*heads, layer, _zeros(layer.y, "out", columns, 128))
     return replace(network, inputs={"in": 128}, outputs=(Output("out"),), layers=around)
+
+
+def _operands(layer: Layer) -> tuple[str, ...]:
+    """The activations that it takes."""
+    if isinstance(layer, Attention):
+        return (layer.q, layer.k, layer.v)
+    return (layer.x,) if layer.residual is None else (layer.x, layer.residual)
 
 
 def _zeros(x: str, y: str, k: int, n: int) -> Gemm:

@@ -8,7 +8,7 @@ product over the machine's rows or an attention never does so silently: it is an
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
@@ -258,7 +258,33 @@ class _Tracer:
             results={node: (names[value.base], value.view) for node, value in self.results.items()},
             masks=masks,
             causal=self.causal,
+            origins=self._origins(names),
         )
+
+    def _origins(self, names: Mapping[Layer, str]) -> dict[str, Node]:
+        """The operator that completes each layer of a network; of an attention the first that is part of it. names: of
+        the layers' results."""
+        completed: dict[Layer, Node] = {}
+        for node, value in self.values.of.items():
+            if isinstance(value, Value) and not is_host(value):
+                completed.setdefault(value.base, node)
+        origins: dict[str, Node] = {}
+        for layer, name in names.items():
+            node = completed.get(layer)
+            if node is None and isinstance(layer, Linear):  # some columns of a product, or it times a factor
+                whole = (x for x in completed if isinstance(x, Linear) and (x.path, x.x) == (layer.path, layer.x))
+                node = next((completed[x] for x in whole), None)
+            if node is not None:
+                origins.setdefault(name, self._first_of(node) if isinstance(layer, Attend) else node)
+        return origins
+
+    def _first_of(self, node: Node) -> Node:
+        """The first operator of the attention that ends with this one."""
+        while True:
+            part = next((x for x in node.all_input_nodes if isinstance(self.values.of.get(x), Scores)), None)
+            if part is None:
+                return node
+            node = part
 
     def causal_masks(self, environment: Environment) -> frozenset[Node]:
         """The attention masks that are causal in the example, which is in `environment`."""

@@ -304,11 +304,12 @@ def _results(s: Sequences, gemm: Gemm, plan: _Plan, row: RowTile, n: int, tile: 
 
 
 def _check_norm(s: Sequences, gemm: Gemm, y: Columns) -> None:
-    if y.count > 1024:
-        raise UnsupportedError(f"{gemm.place}: LayerNorm over {y.count} columns; two MemC hold at most 1024")
-    if y.groups != 1:
-        raise UnsupportedError(f"{gemm.place}: LayerNorm in front of attention heads is not supported")
     assert gemm.norm is not None
+    kind = "RMSNorm" if gemm.norm.rms else "LayerNorm"
+    if y.count > 1024:
+        raise UnsupportedError(f"{gemm.place}: {kind} over {y.count} columns; two MemC hold at most 1024")
+    if y.groups != 1:
+        raise UnsupportedError(f"{gemm.place}: {kind} in front of attention heads is not supported")
     if s.extended:
         return
     if y.count != 1024:

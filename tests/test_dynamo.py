@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import re
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +13,8 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from torch import nn  # noqa: E402 - torch first: it may be missing
+import torch.nn.functional as F  # noqa: E402, N812 - torch first: it may be missing
+from torch import nn  # noqa: E402
 
 import rsn  # noqa: E402
 from rsn.compiler import Compiled  # noqa: E402
@@ -275,6 +276,116 @@ def test_a_layer_beyond_a_limit_is_cut_out(
     for call in (lambda: rsn.explain(refused, (x,)), lambda: refused(x)):
         with pytest.raises(UnsupportedError, match=reason):
             call()
+
+
+class Attention(nn.Module):
+    """As GPT-2 spells it."""
+
+    def __init__(self, columns: int, heads: int) -> None:
+        super().__init__()
+        self.c_attn, self.c_proj, self.heads = nn.Linear(columns, 3 * columns), nn.Linear(columns, columns), heads
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        q, k, v = (y.unflatten(-1, (self.heads, -1)).transpose(1, 2) for y in self.c_attn(x).chunk(3, -1))
+        return self.c_proj(F.scaled_dot_product_attention(q, k, v, is_causal=True).transpose(1, 2).flatten(2))
+
+
+class PreNorm(nn.Module):
+    def __init__(self, columns: int, heads: int, norm: Callable[[int], nn.Module]) -> None:
+        super().__init__()
+        self.ln_1, self.attn, self.ln_2 = norm(columns), Attention(columns, heads), norm(columns)
+        self.mlp = nn.Sequential(nn.Linear(columns, 96), nn.GELU("tanh"), nn.Linear(96, columns))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = x + self.attn(self.ln_1(x))
+        return x + self.mlp(self.ln_2(x))
+
+
+class SpelledRms(nn.Module):
+    """RMSNorm as models spell it that are older than the operator."""
+
+    def __init__(self, columns: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.rand(columns) + 0.5)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.weight * (x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + 1e-6))
+
+
+class Stack(nn.Module):
+    def __init__(self, layers: int, norm: Callable[[int], nn.Module]) -> None:
+        super().__init__()
+        self.h = nn.ModuleList(PreNorm(1280, 20, norm) for _ in range(layers))
+        self.ln_f = norm(1280)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for layer in self.h:
+            x = layer(x)
+        return self.ln_f(x)
+
+
+@pytest.mark.parametrize(
+    ("layers", "norm", "kind"),
+    [(2, nn.LayerNorm, "LayerNorm"), (1, nn.RMSNorm, "RMSNorm"), (1, SpelledRms, "RMSNorm")],
+)
+def test_norms_wider_than_the_machine_are_cut_out_alone(layers: int, norm: Any, kind: str, runs: list[str]) -> None:
+    model, x = Stack(layers, norm).eval(), torch.randn(1, 5, 1280)
+    fast = torch.compile(model, backend="rsn")
+    text = rsn.explain(fast, (x,))
+    for i in range(layers):
+        for product in ("attn.c_attn", "attn.c_proj", "mlp.0", "mlp.2"):
+            assert re.search(rf"^ +h\.{i}\.{re.escape(product)} +machine +matrix product", text, re.M)
+        assert re.search(rf"^ +h\.{i}\.attn +machine +attention, 20 heads of 64", text, re.M)
+        assert re.search(rf"aten\.\S+ at h\.{i}\.ln_2: {kind} over 1280 columns", text)
+    assert re.search(rf"in PyTorch: aten\.\S+ at ln_f: {kind} over 1280 columns", text)
+    with pytest.warns(Fallback, match=rf"aten\.\S+ at h\.0\.ln_2: {kind} over 1280 columns"):
+        got = fast(x)
+    torch.testing.assert_close(got, model(x), rtol=0, atol=1e-5)
+    assert len(runs) == 2 * layers
+    with pytest.raises(UnsupportedError, match=rf"^h\.0\.ln_2: {kind} over 1280 columns"):
+        rsn.compile(model, (x,))
+
+
+def test_norms_of_the_fast_path_are_cut_out_alone(runs: list[str]) -> None:
+    model = nn.TransformerEncoderLayer(1280, 20, 96, batch_first=True, norm_first=True).eval()
+    fast, x = torch.compile(model, backend="rsn"), torch.randn(1, 5, 1280)
+    assert len(re.findall("machine +(?:matrix product|attention)", rsn.explain(fast, (x,)))) == 5
+    with pytest.warns(Fallback, match=r"aten\.layer_norm\.default at the top level: LayerNorm over 1280 columns"):
+        torch.testing.assert_close(fast(x), model(x), rtol=0, atol=1e-5)
+    assert len(runs) == 2
+
+
+class Wanted(nn.Module):
+    """A product whose result is wanted bare, and with something fused into it that the machine cannot do."""
+
+    def __init__(self, columns: int, *fused: nn.Module) -> None:
+        super().__init__()
+        self.up, self.down, self.fused = nn.Linear(32, columns), nn.Linear(columns, 16), nn.Sequential(*fused)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        h = self.up(x)
+        return self.down(h) + self.down(self.fused(h))
+
+
+@pytest.mark.parametrize(
+    ("columns", "fused", "overlay", "reason"),
+    [
+        (1040, [nn.LayerNorm(1040)], "xnn", r"at fused\.0: LayerNorm over 1040"),
+        (1040, [nn.GELU(), nn.RMSNorm(1040)], "xnn", r"at fused\.1: RMSNorm over 1040"),
+        (1040, [nn.LayerNorm(1040), nn.LayerNorm(1040)], "xnn", r"at fused\.0: LayerNorm over 1040"),
+        (64, [nn.ReLU()], "xnn-base", r"at fused\.0: activation relu; overlay xnn-base"),
+        (64, [nn.RMSNorm(64)], "xnn-base", r"at fused\.0: .*overlay xnn-base normalises exactly 1024"),
+    ],
+)
+def test_a_pass_that_the_machine_has_no_room_for(
+    columns: int, fused: list[nn.Module], overlay: str, reason: str, runs: list[str]
+) -> None:
+    model, x = Wanted(columns, *fused).eval(), torch.randn(7, 32)
+    fast = torch.compile(model, backend="rsn", options={"overlay": overlay})
+    assert len(re.findall("machine +matrix product", rsn.explain(fast, (x,)))) == 3
+    with pytest.warns(Fallback, match=reason):
+        torch.testing.assert_close(fast(x), model(x), rtol=0, atol=1e-5)
+    assert len(runs) == 2
 
 
 class Layer(nn.Module):
