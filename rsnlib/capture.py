@@ -63,8 +63,6 @@ def module_of(model: Any) -> nn.Module:
     for path, parameter in module.named_parameters():
         if nn.parameter.is_lazy(parameter):
             raise UnsupportedError(f"{path} has no shape yet: call the model once first")
-        if not parameter.numel():
-            raise TensorError(f"{path} is empty, {tuple(parameter.shape)}")
         _check_place(path, parameter, "model")
     for path, tensor in module.named_buffers():
         _check_place(path, tensor, "model")
@@ -347,6 +345,11 @@ def site(node: Node) -> str:
 def shape_of(node: Node) -> tuple[int, ...]:
     value = node.meta.get("val")
     return tuple(value.shape) if isinstance(value, torch.Tensor) else ()
+
+
+def is_empty(node: Node) -> bool:
+    """Whether it is known to be a tensor without elements."""
+    return any(isinstance(n, int) and n == 0 for n in shape_of(node))
 
 
 def is_static(node: Node) -> bool:

@@ -12,7 +12,7 @@ from torch.export import ExportedProgram
 from torch.fx import Node
 from torch.fx.node import map_arg
 
-from .capture import arguments, dtype_of, is_static, lifted, packet, shape_of
+from .capture import arguments, dtype_of, is_empty, is_static, lifted, packet, shape_of
 from .rules import CHECKS
 
 aten = torch.ops.aten
@@ -67,6 +67,8 @@ class Rewriter:
 
     def _product(self, node: Node) -> Product | None:
         op, a = packet(node), arguments(node)
+        if any(map(is_empty, (node, *node.all_input_nodes))):
+            return None
         if op is aten.linear:
             found = Product(node, a["input"], a["weight"], a["bias"], True)
         elif op is aten.addmm and a["beta"] == a["alpha"] == 1:

@@ -17,7 +17,7 @@ import torch
 from torch.export import ExportedProgram
 from torch.fx import Node
 
-from .capture import arguments, dtype_of, is_static, packet, shape_of
+from .capture import arguments, dtype_of, is_empty, is_static, packet, shape_of
 from .layers import Source
 from .rewriter import Product, Rewrite, Rewriter
 from .rules import RULES
@@ -71,6 +71,20 @@ def likes(graph: Rewriter, node: Node) -> Node | None:
     return x if dtype_of(x) == dtype_of(node) else graph.insert(node, aten.to.dtype, x, dtype_of(node))
 
 
+def joins(graph: Rewriter, node: Node) -> Node | None:
+    """cat does without the parts that have no elements, as the tokens or the prefix that a model may have and has not.
+
+    Left alone: where no part has elements, and where the parts are of several types, which make that of the result.
+    """
+    if packet(node) not in JOINS or not is_static(node) or is_empty(node):
+        return None
+    a = arguments(node)
+    parts = [x for x in a["tensors"] if not is_empty(x)]
+    if len(parts) == len(a["tensors"]) or len({dtype_of(x) for x in a["tensors"]}) > 1:
+        return None
+    return graph.insert(node, aten.cat.default, parts, a["dim"]) if len(parts) > 1 else parts[0]
+
+
 # -- a convolution of patches
 
 
@@ -84,7 +98,7 @@ def patches(graph: Rewriter, node: Node) -> Node | None:
     each position is a patch of its own.
     """
     n = CONVOLUTIONS.get(packet(node), 0)
-    if not n or not is_static(node):
+    if not n or not is_static(node) or is_empty(node):
         return None
     a = arguments(node)
     x, weight, bias = a["input"], a["weight"], a["bias"]
@@ -152,7 +166,7 @@ def heads(graph: Rewriter, node: Node) -> Node | None:
     As in nn.MultiheadAttention, which spells it so unless it is told need_weights=False. How many sequences there are
     follows from the product that queries come from. Left alone: what else may be between the two products.
     """
-    if packet(node) is not aten.bmm or packet(_origin(node.args[0])) is not aten.softmax:
+    if packet(node) is not aten.bmm or is_empty(node) or packet(_origin(node.args[0])) is not aten.softmax:
         return None
     soft = _origin(node.args[0])
     a = arguments(soft)
@@ -438,7 +452,7 @@ def _is_possible(graph: Rewriter, node: Node) -> bool:
     return True
 
 
-REWRITES: tuple[Rewrite, ...] = (likes, roots, heads, patches, rows, host_sums, columns)
+REWRITES: tuple[Rewrite, ...] = (likes, joins, roots, heads, patches, rows, host_sums, columns)
 """In this order: a rewrite may make room for the next."""
 
 

@@ -29,6 +29,7 @@ from .capture import (
     capture,
     dtype_of,
     fitting,
+    is_empty,
     is_static,
     lifted,
     module_of,
@@ -117,6 +118,13 @@ def _role(value: Abstract) -> str:
     return "part of an activation" if isinstance(value, Pointwise) else "part of an attention"
 
 
+def _emptiness(node: Node) -> str:
+    """Which of an operator's tensors has no elements, for messages."""
+    names = {x: name for name, x in arguments(node).items() if isinstance(x, Node)}
+    x = next((x for x in node.all_input_nodes if is_empty(x)), node)
+    return f"its {'result' if x is node else names.get(x, 'operand')} is empty, {shape_of(x)}"
+
+
 def _computed(node: Node, environment: Environment) -> torch.Tensor:
     """A tensor of the host, from the arguments and constants in `environment`, to which it is added."""
     wanted, stack = set(), [node]
@@ -143,6 +151,7 @@ class _Tracer:
         self.results: dict[Node, Value] = {}
         self.placements: dict[Node, Placement] = {}
         self.refused: list[str] = []
+        self.empty: list[str] = []
         for node in program.graph.nodes:
             if node.op == "call_function" and packet(node) not in CHECKS:
                 self.values.of[node] = self._visit(node)
@@ -156,6 +165,8 @@ class _Tracer:
         result: Abstract | str = f"{op_name(node)} is not an operation of the machine"
         if not all(map(is_static, (node, *node.all_input_nodes))):
             result = "its shape depends on data"
+        elif any(map(is_empty, (node, *node.all_input_nodes))):
+            result = _emptiness(node)
         elif rule is not None and not any(isinstance(x, After) for x in inputs):
             made: object = rule(self.values, node, arguments(node))
             if not isinstance(made, str | Value | Scores | Pointwise | After | list):  # a rule of somebody else's
@@ -181,6 +192,9 @@ class _Tracer:
         inputs = [self.values.of[x] for x in node.all_input_nodes]
         # A graph within the graph may have products of its own.
         is_product = packet(node) in PRODUCTS or isinstance(node.target, torch._ops.HigherOrderOperator)
+        if is_product and any(map(is_empty, (node, *node.all_input_nodes))):
+            is_product = False  # there is nothing to multiply
+            self.empty.append(f"{site(node)}: {why}")
         if all(map(is_host, inputs)):
             self.before.append(node)
             self._place(node, "host", f"before the machine: {why}" if is_product else "before the machine")
@@ -226,7 +240,7 @@ class _Tracer:
         wanted = list(dict.fromkeys(value.base for value in self.results.values()))
         if not wanted:
             if not self.refused:
-                raise NoProductError(f"{NOTHING}it has no matrix product and no attention")
+                raise NoProductError(f"{NOTHING}{(*self.empty, 'it has no matrix product and no attention')[0]}")
             raise UnsupportedError(f"{NOTHING}{self.refused[0]}")
         try:
             self.passes.observe("match", wanted)

@@ -15,7 +15,7 @@ from torch.fx import Node
 
 from ..isa.errors import UnsupportedError
 from ..scheduler.segment import Array
-from .capture import Constants, is_static, module_path, packet, shape_of, site
+from .capture import Constants, is_empty, is_static, module_path, packet, shape_of, site
 from .layers import Attend, Float64, Layer, Linear, Source
 from .pointwise import Pointwise
 from .view import View
@@ -93,6 +93,8 @@ class Values:
         products = []
         for node in self.program.graph.nodes:
             op, shape = packet(node), shape_of(node)
+            if any(map(is_empty, (node, *node.all_input_nodes))):
+                continue
             if op in (aten.scaled_dot_product_attention, aten.softmax) and len(shape) == 4:
                 return shape[0], shape[2]
             if op in (aten.linear, aten.mm, aten.addmm, aten.matmul):

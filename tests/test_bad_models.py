@@ -305,7 +305,8 @@ def test_quantized() -> None:
 def test_weights_that_are_none() -> None:
     told = said(nn.LazyLinear(4).eval(), (rows(),), UnsupportedError)
     assert told == "weight has no shape yet: call the model once first"
-    assert said(nn.Linear(8, 0).eval(), (rows(),), TensorError) == "weight is empty, (0, 8)"
+    told = said(nn.Linear(8, 0).eval(), (rows(),), UnsupportedError)
+    assert told.endswith("runs on the machine: aten.linear.default at the top level: its weight is empty, (0, 8)")
 
 
 def hooked() -> nn.Module:
