@@ -89,7 +89,7 @@ class Recipe:
         return self.trace()
 
     def _with_lengths(self, traced: Traced) -> Traced:
-        return traced if self.lengths is None else traced.with_lengths(self.lengths)
+        return traced if self.lengths is None else traced.with_lengths(self.lengths, self.example)
 
     def build(self, traced: Traced) -> Built:
         """Raises `UnsupportedError` or `ScheduleError`."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from itertools import groupby
 from typing import Any
@@ -13,7 +14,8 @@ import torch
 from torch.fx import Node
 
 from ..isa.errors import TensorError
-from ..scheduler.segment import Array, Network
+from ..scheduler.segment import Array, Attention, Network
+from .beyond import check_rows_beyond
 from .capture import Environment, Interface, run, shape_of
 from .mask import prefix_lengths
 from .view import View
@@ -52,18 +54,20 @@ class Traced:
     causal: frozenset[Node] = frozenset()
     origins: Mapping[str, Node] = field(default_factory=dict)
     again: Callable[[], Traced] | None = None
+    _checked: set[tuple[int, ...]] = field(default_factory=set)
 
     def prologue(self, *args: Any, **kwargs: Any) -> tuple[dict[str, Array], npt.NDArray[np.int64] | None, Environment]:
         """What runs before the machine, on the arguments of the module.
 
         Returns the network's inputs by activation name, float32 (batch, seq, columns); how many keys take part in each
         sequence, int64 (batch,), or None for a network without masks; and what the epilogue needs. Raises TensorError
-        where an argument differs from the example in structure, shape or type, or a mask is not a prefix.
+        where an argument differs from the example in structure, shape or type, or a mask is not a prefix, and
+        UnsupportedError where the host's part depends on rows beyond the lengths that the network is for.
         """
         batch, seq = self.network.batch, self.network.seq
-        environment = self.constants | self.interface.bind(args, kwargs)
+        arguments = self.interface.bind(args, kwargs)
+        environment = self.constants | arguments
         run(self.before, environment)
-        inputs = {name: _rows(environment[node], view) for name, (node, view) in self.sources.items()}
         lengths = [prefix_lengths(environment[mask], batch, seq, mask in self.causal) for mask in self.masks]
         if any((other != lengths[0]).any() for other in lengths):
             raise TensorError("the layers' attention masks hide different keys; the machine has one length a sequence")
@@ -72,11 +76,26 @@ class Traced:
         for i, (given, most) in enumerate(zip(lengths[0] if lengths else (), self.network.rows, strict=False)):
             if given > most:
                 raise TensorError(f"sequence {i} has {given} rows; compiled for at most {most} (lengths)")
-        return {name: x.reshape(batch, seq, -1) for name, x in inputs.items()}, lengths[0] if lengths else None, state
+        if self.network.lengths and self.network.lengths not in self._checked and check_rows_beyond(self, arguments):
+            self._checked.add(self.network.lengths)
+        return self.inputs(environment), lengths[0] if lengths else None, state
 
-    def with_lengths(self, lengths: Sequence[int]) -> Traced:
-        """The same for sequences of at most so many rows. Raises `ScheduleError`."""
-        return replace(self, network=self.network.with_lengths(lengths))
+    def inputs(self, environment: Environment) -> dict[str, Array]:
+        """The network's inputs by activation name, float32 (batch, seq, columns), from the host's tensors."""
+        shape = (self.network.batch, self.network.seq, -1)
+        return {name: _rows(environment[node], view).reshape(shape) for name, (node, view) in self.sources.items()}
+
+    def with_lengths(
+        self, lengths: Sequence[int], example_inputs: tuple[Any, ...] | dict[str, Any] | None = None
+    ) -> Traced:
+        """The same for sequences of at most so many rows. example_inputs: with which the host's part is checked, if
+        their masks fit; else the first call does that. Raises `ScheduleError`, and UnsupportedError as the prologue."""
+        traced = replace(self, network=self.network.with_lengths(lengths))
+        if example_inputs is not None:
+            by_position, by_name = ((), example_inputs) if isinstance(example_inputs, dict) else (example_inputs, {})
+            with suppress(TensorError):
+                traced.prologue(*by_position, **by_name)
+        return traced
 
     def epilogue(self, outputs: Mapping[str, Array], state: Environment) -> Any:
         """What runs after the machine: the module's result, in the module's own structure.
@@ -85,12 +104,21 @@ class Traced:
         comes from the prologue of the same call. Raises TensorError for an output that is missing or misshapen.
         """
         environment = dict(state)
+        self.take(outputs, environment)
+        run(self.after, environment)
+        return self.interface.unbind(environment)
+
+    def take(self, outputs: Mapping[str, Array], environment: Environment) -> None:
+        """Add the tensors that show outputs of the network. Raises as the epilogue."""
         for node, (name, view) in self.results.items():
             if name not in outputs:
                 raise TensorError(f"the network's output {name} is missing")
             environment[node] = _shown(self._flat(name, outputs[name]), view).reshape(shape_of(node))
-        run(self.after, environment)
-        return self.interface.unbind(environment)
+
+    def columns(self, name: str) -> int:
+        """Of a layer's result."""
+        layer = next(layer for layer in self.network.layers if layer.y == name)
+        return layer.heads * layer.head_dim if isinstance(layer, Attention) else int(layer.weight.shape[1])
 
     def explain(self) -> str:
         """A table of the module's operators: where each runs, and why."""

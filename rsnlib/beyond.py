@@ -1,0 +1,156 @@
+"""Whether what PyTorch computes around a network with lengths makes use of rows beyond a sequence's length.
+
+The machine neither reads nor computes these rows; its outputs are 0 there. A mean over all rows would take those zeros
+for rows. So PyTorch's part is run with several values in these rows, of the machine's outputs and, where no mask of
+the model hides them, of the arguments that the machine's inputs are made of: nothing but the same rows of its results
+may change.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch.fx import Node
+
+from ..isa.errors import UnsupportedError
+from .capture import Environment, run, site
+
+if TYPE_CHECKING:
+    from .partition import Traced
+
+LARGE = 30.0
+"""What takes the place of machine outputs that are about 1. Less than what hides a score (`mask.HIDDEN`)."""
+VARIANTS: tuple[Callable[[torch.Tensor], torch.Tensor], ...] = (
+    lambda x: LARGE * (1 + x.abs()),
+    lambda x: -LARGE * (1 + x.abs()),
+    lambda x: LARGE * x,
+)
+"""From numbers about 0 to those beyond the lengths, each another: of a row of equal ones a norm leaves nothing."""
+CLOSE = 1e-5
+
+
+def check_rows_beyond(traced: Traced, arguments: Environment) -> bool:
+    """Raises UnsupportedError, naming the operator, where a result depends on rows beyond a length that are not in it.
+
+    arguments: by placeholder, as `Interface.bind` returns them, with masks that fit the lengths. Returns whether it is
+    so for other arguments too: not where PyTorch's part behind the machine takes some, but for those that masks are
+    made of, which are checked anyway.
+    """
+    batch, seq = traced.network.batch, traced.network.seq
+    beyond = torch.arange(seq) >= torch.tensor(traced.network.rows)[:, None]
+    random = torch.Generator().manual_seed(0)
+    valid = {
+        output.name: torch.randn(batch, seq, traced.columns(output.name), generator=random)
+        for output in traced.network.outputs
+    }
+
+    def computed(arguments: Environment, fill: Callable[[torch.Tensor], torch.Tensor]) -> Environment:
+        outputs = {name: torch.where(beyond[..., None], fill(x), x).numpy() for name, x in valid.items()}
+        environment = traced.constants | arguments
+        run(traced.before, environment)
+        traced.take(outputs, environment)
+        run(traced.after, environment)
+        return environment
+
+    masks = _placeholders(traced.masks)
+    given = set() if masks else _placeholders(node for node, _ in traced.sources.values()) & set(arguments)
+    first = computed(arguments, torch.zeros_like)
+    for variant in VARIANTS:
+        other = computed(arguments | {x: _varied(arguments[x], beyond, variant) for x in given}, variant)
+        _check_inputs(traced, first, other, beyond)
+        for node in traced.interface.result.all_input_nodes:
+            if not _is_confined(first[node], other[node], beyond):
+                raise _error(traced, node, first, other, beyond)
+    made = {*traced.after, *traced.results}
+    behind = {x for node in (*traced.after, traced.interface.result) for x in node.all_input_nodes} - made
+    return (_placeholders(behind) & set(arguments)) <= masks
+
+
+def _placeholders(nodes: Iterable[Node]) -> set[Node]:
+    """The arguments, parameters and buffers that these are computed from."""
+    return {node for node in _ancestors(nodes) if node.op == "placeholder"}
+
+
+def _ancestors(nodes: Iterable[Node]) -> set[Node]:
+    """These, and what they are computed from."""
+    found = set(nodes)
+    stack = list(found)
+    while stack:
+        new = set(stack.pop().all_input_nodes) - found
+        found |= new
+        stack += new
+    return found
+
+
+def _check_inputs(traced: Traced, first: Environment, other: Environment, beyond: torch.Tensor) -> None:
+    """The rows that the machine computes with."""
+    one, two = (traced.inputs(environment) for environment in (first, other))
+    for name, (node, _) in traced.sources.items():
+        changed = _changed(torch.from_numpy(one[name]), torch.from_numpy(two[name]))
+        if bool((changed & ~beyond[..., None]).any()):
+            raise _error(traced, node, first, other, beyond)
+
+
+def _error(
+    traced: Traced, result: Node, first: Environment, other: Environment, beyond: torch.Tensor
+) -> UnsupportedError:
+    """Names the first operator behind which other rows change, of those that the result is computed from."""
+    found = _ancestors([result])
+    order = [node for node in result.graph.nodes if node in found and node in first and node in other]
+    at = next((node for node in order if not _is_confined(first[node], other[node], beyond)), result)
+    return UnsupportedError(
+        f"{site(at)}: its result depends on rows beyond a sequence's length, which take no part (lengths); hide them "
+        "with a mask that is an argument, or take this out of the module"
+    )
+
+
+def _is_confined(one: Any, two: Any, beyond: torch.Tensor) -> bool:
+    """Whether they differ in rows beyond a length alone, wherever these are in them."""
+    if not isinstance(one, torch.Tensor) or one.shape != two.shape:
+        return True
+    changed = _changed(one, two)
+    return not bool(changed.any()) or any(not bool((changed & ~rows).any()) for rows in _places(one.shape, beyond))
+
+
+def _changed(one: torch.Tensor, two: torch.Tensor) -> torch.Tensor:
+    if not one.dtype.is_floating_point:
+        return one != two
+    most = one[one.isfinite()].abs().max() if bool(one.isfinite().any()) else one.new_zeros(())
+    return ~torch.isclose(one, two, rtol=0, atol=CLOSE * float(most), equal_nan=True)
+
+
+def _places(shape: Sequence[int], beyond: torch.Tensor) -> Iterator[torch.Tensor]:
+    """`beyond`, (batch, seq), as it may lie in a tensor: with sequences and rows in two dimensions, in one dimension
+    together, or, of one sequence, with rows alone."""
+    batch, seq = beyond.shape
+    for j, size in enumerate(shape):
+        if size == batch * seq:
+            yield beyond.reshape([batch * seq if k == j else 1 for k in range(len(shape))])
+        for i in range(len(shape)):
+            if i != j and (shape[i], size) == (batch, seq):
+                rows = beyond if i < j else beyond.T
+                yield rows.reshape([shape[k] if k in (i, j) else 1 for k in range(len(shape))])
+
+
+def _varied(argument: Any, beyond: torch.Tensor, variant: Callable[[torch.Tensor], torch.Tensor]) -> Any:
+    """An argument whose first dimensions are sequences and rows, or rows and sequences, with other numbers beyond the
+    lengths; of whole numbers, some that it has elsewhere."""
+    if not isinstance(argument, torch.Tensor) or argument.dtype == torch.bool:
+        return argument
+    batch, seq = beyond.shape
+    if argument.shape[:2] == (batch, seq):
+        rows = beyond
+    elif argument.shape[:2] == (seq, batch):
+        rows = beyond.T
+    elif argument.shape[:1] == (batch * seq,):
+        rows = beyond.reshape(-1)
+    else:
+        return argument
+    random = torch.Generator().manual_seed(0)
+    if argument.dtype.is_floating_point:
+        other = variant(torch.randn(argument.shape, generator=random)).to(argument.dtype)
+    else:
+        other = argument.flatten()[torch.randint(argument.numel(), argument.shape, generator=random)]
+    return torch.where(rows.reshape(*rows.shape, *(1,) * (argument.ndim - rows.ndim)), other, argument)
