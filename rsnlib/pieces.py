@@ -37,7 +37,7 @@ from .partition import Traced
 from .rewrites import rewrite
 from .rules import CHECKS
 from .trace import NOTHING, NoProductError, captured, interpret, trace
-from .values import RefusedError, Values
+from .values import RefusedError, Values, WrongTypeError
 
 
 @dataclass(frozen=True, eq=False)
@@ -97,7 +97,7 @@ def split(model: nn.Module, example_inputs: tuple[Any, ...], lower: Lower, *, wh
     """
     try:
         return _lowered(trace(model, example_inputs), lower)
-    except (RefusedError, LimitError) as refused:
+    except (RefusedError, WrongTypeError, LimitError) as refused:
         if whole:
             raise
         program, interface, environment = captured(model, example_inputs)
@@ -200,7 +200,7 @@ class _Cut:
             part = _Part(self, nodes)
             try:
                 traced = part.traced()
-            except RefusedError as refused:
+            except (RefusedError, WrongTypeError) as refused:
                 raise RefusedError(part.original(refused.node) or nodes[0], str(refused)) from refused
         try:
             return Piece(nodes, part.takes, part.gives, _lowered(traced, self.lower), why)

@@ -18,13 +18,12 @@ import torch
 from scipy.special import erf, expit
 from torch.fx import Node
 
-from ..isa.errors import TensorError
 from ..scheduler.segment import Activation
 from .attention_rules import attend, scaled_dot_product_attention, softmax
 from .capture import dtype_of, module_path, op_name, shape_of, site
 from .layers import Float64, LayerNorm, Linear, Pass, ancestors
 from .pointwise import Pointwise, recognise, root_of
-from .values import Abstract, Arguments, Rule, Scores, Value, Values, is_host
+from .values import Abstract, Arguments, Rule, Scores, Value, Values, WrongTypeError, is_host
 from .view import View
 from .view_rules import VIEWS
 
@@ -73,9 +72,10 @@ def product(
         return f"its operand is not all of {values.batch} x {values.seq} rows on the machine"
     for what, tensor in (("weight", weight), ("operand", x)):
         if dtype_of(tensor) != torch.float32:
-            raise TensorError(
+            raise WrongTypeError(
+                node,
                 f"{site(node)}: its {what} is {dtype_of(tensor)}; the machine computes in float32: convert it "
-                "first, as model.float() does"
+                "first, as model.float() does",
             )
     if len(shape_of(weight)) != 2:
         return "its weight is no matrix"

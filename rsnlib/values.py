@@ -13,7 +13,7 @@ import torch
 from torch.export import ExportedProgram
 from torch.fx import Node
 
-from ..isa.errors import UnsupportedError
+from ..isa.errors import TensorError, UnsupportedError
 from ..scheduler.segment import Array
 from .capture import Constants, is_empty, is_static, module_path, packet, shape_of, site
 from .layers import Attend, Float64, Layer, Linear, Source
@@ -63,6 +63,14 @@ def is_host(value: Abstract) -> bool:
 
 class RefusedError(UnsupportedError):
     """What the machine cannot run. node: where the graph would have to be cut."""
+
+    def __init__(self, node: Node, message: str) -> None:
+        super().__init__(message)
+        self.node = node
+
+
+class WrongTypeError(TensorError):
+    """A tensor of another type than float32 where the machine computes. node: the operator that takes it."""
 
     def __init__(self, node: Node, message: str) -> None:
         super().__init__(message)

@@ -457,6 +457,25 @@ def test_gradients_stay_in_pytorch(runs: list[str]) -> None:
     assert runs == []
 
 
+class Half(nn.Module):
+    """A layer in another type than what is around it."""
+
+    def __init__(self, columns: int) -> None:
+        super().__init__()
+        self.layer = nn.Linear(columns, columns).half()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.layer(x.half()).float()
+
+
+def test_a_layer_of_another_type_is_cut_out(runs: list[str]) -> None:
+    model, x = sandwich(Half), torch.randn(2, 10, 48)
+    with pytest.warns(Fallback, match=r"aten\.linear\.default at 1\.layer: its weight is torch\.float16"):
+        got = torch.compile(model, backend="rsn")(x)
+    torch.testing.assert_close(got, model(x), rtol=0, atol=1e-3)  # half rounds what the two differ by
+    assert len(runs) == 2
+
+
 def test_half_precision_says_what_to_do() -> None:
     fast = torch.compile(nn.Linear(20, 30).half().eval(), backend="rsn", options={"fallback": "error"})
     with pytest.raises(Exception, match=r"float16; the machine computes in float32"):
