@@ -21,7 +21,7 @@ from torch.export import ExportedProgram
 from torch.fx import Node
 
 from ..isa.errors import TensorError, UnsupportedError
-from ..scheduler.segment import TOP
+from ..scheduler.segment import TOP, Gemm, Network
 from .capture import (
     Environment,
     Interface,
@@ -272,24 +272,30 @@ class _Tracer:
             results={node: (names[value.base], value.view) for node, value in self.results.items()},
             masks=masks,
             causal=self.causal,
-            origins=self._origins(names),
+            origins=self._origins(network, names),
         )
 
-    def _origins(self, names: Mapping[Layer, str]) -> dict[str, Node]:
+    def _origins(self, network: Network, names: Mapping[Layer, str]) -> dict[str, Node]:
         """The operator that completes each layer of a network; of an attention the first that is part of it. names: of
         the layers' results."""
         completed: dict[Layer, Node] = {}
         for node, value in self.values.of.items():
             if isinstance(value, Value) and not is_host(value):
                 completed.setdefault(value.base, node)
+        made = {layer.y: layer for layer in network.layers}
         origins: dict[str, Node] = {}
         for layer, name in names.items():
             node = completed.get(layer)
             if node is None and isinstance(layer, Linear):  # some columns of a product, or it times a factor
                 whole = (x for x in completed if isinstance(x, Linear) and (x.path, x.x) == (layer.path, layer.x))
                 node = next((completed[x] for x in whole), None)
+            if node is not None and isinstance(layer, Attend):
+                node = self._first_of(node)
+                last = made.get(name)
+                if isinstance(last, Gemm):  # which puts narrow heads side by side
+                    origins.setdefault(last.x, node)
             if node is not None:
-                origins.setdefault(name, self._first_of(node) if isinstance(layer, Attend) else node)
+                origins.setdefault(name, node)
         return origins
 
     def _first_of(self, node: Node) -> Node:

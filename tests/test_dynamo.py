@@ -355,6 +355,26 @@ def test_norms_of_the_fast_path_are_cut_out_alone(runs: list[str]) -> None:
     assert len(runs) == 2
 
 
+def test_an_attention_in_a_layout_of_its_own_is_cut_out(runs: list[str]) -> None:
+    """Its heads are narrow, and its result is the last: a product puts them side by side."""
+
+    class Narrow(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.qkv = nn.Linear(40, 120)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            q, k, v = (y.unflatten(-1, (8, 5)).transpose(1, 2) for y in self.qkv(x).chunk(3, -1))
+            return F.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2)
+
+    model, x = Narrow().eval(), torch.randn(1, 64, 40)
+    fast = torch.compile(model, backend="rsn", options={"overlay": "xnn-base"})
+    assert re.search("qkv +machine +matrix product 40 x 120", rsn.explain(fast, (x,)))
+    with pytest.warns(Fallback, match=r"aten\.scaled_dot_product_attention\.default at .*: 64 rows a sequence"):
+        torch.testing.assert_close(fast(x), model(x), rtol=0, atol=1e-5)
+    assert len(runs) == 1
+
+
 class Wanted(nn.Module):
     """A product whose result is wanted bare, and with something fused into it that the machine cannot do."""
 
