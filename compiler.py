@@ -366,18 +366,21 @@ def compile(
     """Compile the part of `model` that the machine can run: trace, lower, order, pack.
 
     example_inputs: positional (tuple) or keyword (dict) arguments; their shapes are the program's. schedule: "paper",
-    "strict", "best" (searched for, `budget_s` seconds at most, and kept), a file, or an `rsn.Schedule`. lengths:
-    the most rows that each sequence of the batch will have, where they differ: a batch then costs what its sequences
-    need, and what lies beyond is 0 in the network's outputs. dynamic_shapes: by argument, which of its dimensions calls
-    choose, and for which sizes there are programs: `{"input_ids": {0: rsn.Batch(1, 8), 1: rsn.Length(128, 512)}}`; what
-    comes back is then a `Family`. passes: the compiler's, where some of them are replaced or watched.
+    "strict", "best" (searched for, `budget_s` seconds at most, and kept), a file, or an `rsn.Schedule`. lengths: the
+    most rows that each sequence of the batch will have, where they differ: each sequence is computed as if it were
+    alone and had so many rows, with or without a mask; rows beyond are not looked at, and are 0 in the network's
+    outputs.
+    dynamic_shapes: by argument, which of its dimensions calls choose, and for which sizes there are programs:
+    `{"input_ids": {0: rsn.Batch(1, 8), 1: rsn.Length(128, 512)}}`; what comes back is then a `Family`. passes: the
+    compiler's, where some of them are replaced or watched.
 
     What is compiled follows the model: a call takes over what has changed in it (docs/models.md, "When the model
     changes"). checksums: each call also looks at all the numbers of the model, so that it notices writes that PyTorch
     does not count, through `.data` or NumPy; that takes about a second for each GB.
 
-    Raises
-    `UnsupportedError` naming operator and module path for what the machine cannot run, and `ScheduleError`.
+    Raises `UnsupportedError` naming operator and module path for what the machine cannot run, also where a result would
+    depend on rows beyond `lengths` or on what is filled in for `dynamic_shapes`; `TensorError` for inputs that do not
+    fit; and `ScheduleError`.
     """
     require_torch("compiling a model")
     from .rsnlib.capture import module_of

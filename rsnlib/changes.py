@@ -24,8 +24,13 @@ _version = attrgetter("_version")
 _training = attrgetter("training")
 _OWN = frozenset(vars(nn.Module()))
 """What each module has of PyTorch's. The dictionaries among them are looked at by themselves."""
-INERT = frozenset({"in_features", "out_features", "num_embeddings", "embedding_dim", "elementwise_affine", "affine"})
-"""Attributes that PyTorch's modules do not look at when they are called."""
+INERT: dict[type[nn.Module], frozenset[str]] = {
+    nn.Linear: frozenset({"in_features", "out_features"}),
+    nn.Embedding: frozenset({"num_embeddings", "embedding_dim"}),
+    nn.LayerNorm: frozenset({"elementwise_affine"}),
+    nn.Dropout: frozenset({"p", "inplace"}),
+}
+"""Attributes that change nothing of what a module of just this class computes, in eval mode."""
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks")
 
 
@@ -69,7 +74,10 @@ class Snapshot:
         self._entries = [dict(d) for d in self._dicts]
         self._attributes, self._counts = attributes, list(map(len, attributes))
         named = [
-            (d, name, value) for d in attributes for name, value in d.items() if name not in _OWN and name not in INERT
+            (vars(part), name, value)
+            for part in self._modules
+            for name, value in vars(part).items()
+            if name not in _OWN and name not in _inert(part)
         ]
         self._owners, self._names, self._values = ([x[i] for x in named] for i in range(3))
         owned = chain(module.parameters(), module.buffers(), (x for x in self._values if isinstance(x, torch.Tensor)))
@@ -119,6 +127,10 @@ class Snapshot:
 def _equal(a: object, b: object) -> bool:
     """Of numbers, texts and tuples of them."""
     return type(a) is type(b) and isinstance(a, int | float | str | tuple) and a == b
+
+
+def _inert(module: nn.Module) -> frozenset[str]:
+    return INERT.get(type(module), frozenset())
 
 
 def _sums(tensors: Iterable[torch.Tensor]) -> list[int]:
