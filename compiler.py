@@ -269,8 +269,10 @@ class Compiled:
         self.close()
 
     def forget(self) -> None:
-        """In a forked process: the turn may have been another thread's."""
+        """In a forked process: locks may have been another thread's."""
         self._turn = threading.RLock()
+        if self._recipe is not None:
+            self._recipe.followed.forget()
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Self:
         raise UnsupportedError(HELD)
@@ -287,6 +289,14 @@ def _examples(given: Any) -> tuple[Any, ...] | dict[str, Any]:
         raise TensorError(f"example inputs are a tuple or a dict of tensors, not {type(given).__name__}; write (x,)")
     others: tuple[Any, ...] = given  # or whatever it is: who captures the module says so
     return others
+
+
+def _kept(example: Any) -> Any:
+    """A copy, to compile again with when the model has changed: callers may write into their own tensors."""
+    import torch
+    from torch.utils import _pytree as pytree
+
+    return pytree.tree_map_only(torch.Tensor, lambda x: x.detach().clone(), example)
 
 
 def explain(
@@ -390,6 +400,7 @@ def compile(
     passes, example_inputs = passes or USUAL, _examples(example_inputs)
     if dynamic_shapes is not None and lengths is not None:
         raise ScheduleError("lengths are of one program; with dynamic_shapes give sizes as rsn.Length")
+    example_inputs = _kept(example_inputs)
     followed = Followed(module_of(model), checksums)
     chosen = schedule_named(schedule, budget_s)
 

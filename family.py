@@ -147,8 +147,9 @@ class Family:
                 self._made.popitem()[1].close()
 
     def forget(self) -> None:
-        """In a forked process: the lock may have been another thread's."""
+        """In a forked process: locks may have been another thread's."""
         self._lock = threading.RLock()
+        self._followed.forget()
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Self:
         raise UnsupportedError(HELD)

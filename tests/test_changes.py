@@ -186,6 +186,26 @@ def test_torch_compile_takes_over(change: Callable[[Block], None]) -> None:
         close(fast(x), model(x))
 
 
+def test_examples_are_kept_as_they_were() -> None:
+    """A caller who writes other numbers into the same tensors, as loops do."""
+
+    class Masked(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.encoder = rsn.nn.Encoder(1, C, 2, 128)
+
+        def forward(self, x: Any, mask: Any) -> Any:
+            return self.encoder(x, mask)
+
+    model, x, mask = Masked().eval(), torch.randn(1, 5, C), torch.ones(1, 5, dtype=torch.int64)
+    with rsn.compile(model, (x, mask)) as compiled, torch.no_grad():
+        mask[:, 0] = 0  # no mask that the machine has
+        x.fill_(torch.nan)
+        model.encoder.layers[0].ffn.up.weight.mul_(2)
+        given = torch.randn(1, 5, C), torch.ones(1, 5, dtype=torch.int64)
+        close(compiled(*given), model(*given))
+
+
 def test_training_mode_is_refused() -> None:
     model, x = Block().eval(), torch.randn(2, 5, C)
     with rsn.compile(model, (x,)) as compiled, torch.no_grad():
