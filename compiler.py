@@ -77,13 +77,13 @@ class Recipe:
         """The model as it is now. Raises `UnsupportedError` or `TensorError`."""
         from .rsnlib.trace import trace
 
-        return self._with_lengths(trace(self.followed.module, self.example, self.passes))
+        return self._with_lengths(trace(self.followed.module, self.example, self.passes, again=True))
 
-    def trace_again(self, traced: Traced) -> Traced:
+    def trace_again(self, graph: Callable[[], Traced] | None) -> Traced:
         """The same graph with other weights."""
         try:
-            if traced.again is not None:
-                return self._with_lengths(traced.again())
+            if graph is not None:
+                return self._with_lengths(graph())
         except (UnsupportedError, TensorError):  # with these numbers the graph as it was rewritten does not do
             pass
         return self.trace()
@@ -115,8 +115,8 @@ class Compiled:
         """recipe: without one, no model is followed. seen: how often the model had changed when it was traced."""
         self.last_run: Run | None = None
         """What the most recent call took on the machine."""
-        self._traced, self._built, self._board = traced, built, board
         self._recipe, self._seen = recipe, seen
+        self._traced, self._built, self._board = self._kept(traced), built, board
         self._turn = threading.RLock()
         self._simulated: Machine | None = None
         self._runner = Runner(built.program, weights=built.weights, board=board)
@@ -143,7 +143,7 @@ class Compiled:
         `rsn.compile`."""
         if self._recipe is None:
             return
-        self._recipe.followed.changed()
+        self._recipe.followed.changed()  # raises where the model is gone
         with self._turn:
             self._follow()
 
@@ -157,11 +157,18 @@ class Compiled:
         if not change:
             return
         numbers = change == change.NUMBERS
-        traced = recipe.trace_again(self._traced) if numbers else recipe.trace()
+        graph = recipe.followed.graphs.get(self) if numbers else None
+        traced = recipe.trace_again(graph)
         built = recipe.rebuild(self._built, traced)
         self._runner.close()  # a board is for one
         self._runner = Runner(built.program, weights=built.weights, board=self._board)
-        self._traced, self._built, self._seen, self._simulated = traced, built, seen, None
+        self._traced, self._built, self._seen, self._simulated = self._kept(traced), built, seen, None
+
+    def _kept(self, traced: Traced) -> Traced:
+        """Without the graph that it could be traced again from: that holds the model's weights, and goes with it."""
+        if self._recipe is not None and traced.again is not None:
+            self._recipe.followed.graphs[self] = traced.again
+        return replace(traced, again=None)
 
     def _now(self) -> Built:
         with self._turn:

@@ -53,6 +53,8 @@ class Family:
         make: Make,
     ) -> None:
         self._followed, self._seen = followed, followed.look()
+        self._model = followed.module
+        """Kept, for programs that are yet to be compiled."""
         self._arguments, self._make = Arguments(followed.module.forward, example_inputs, shapes), make
         self._made: OrderedDict[tuple[int, ...], Compiled] = OrderedDict()
         self._lock = threading.RLock()

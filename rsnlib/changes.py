@@ -9,19 +9,25 @@ Seen: writes to parameters and buffers that PyTorch counts (in place, `load_stat
 from __future__ import annotations
 
 import threading
+import weakref
 import zlib
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from enum import IntEnum
 from itertools import chain
-from operator import attrgetter, getitem, is_
-from typing import Any
+from operator import attrgetter, getitem, is_, itemgetter
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
 from torch.utils.hooks import RemovableHandle
 
+from ..isa.errors import UnsupportedError
+
+if TYPE_CHECKING:
+    from .partition import Traced
+
 _version = attrgetter("_version")
-_training = attrgetter("training")
+_training = itemgetter("training")
 _OWN = frozenset(vars(nn.Module()))
 """What each module has of PyTorch's. The dictionaries among them are looked at by themselves."""
 INERT: dict[type[nn.Module], frozenset[str]] = {
@@ -68,14 +74,14 @@ class Snapshot:
     """What a module is like now. checksums: as for `Numbers`."""
 
     def __init__(self, module: nn.Module, checksums: bool = False) -> None:
-        self._modules = list(module.modules())
-        attributes = list(map(vars, self._modules))
+        # Of the module itself its attributes alone: a snapshot does not keep it alive.
+        attributes = list(map(vars, module.modules()))
         self._dicts = [d[name] for d in attributes for name in ("_parameters", "_buffers", "_modules") if d[name]]
         self._entries = [dict(d) for d in self._dicts]
         self._attributes, self._counts = attributes, list(map(len, attributes))
         named = [
             (vars(part), name, value)
-            for part in self._modules
+            for part in module.modules()
             for name, value in vars(part).items()
             if name not in _OWN and name not in _inert(part)
         ]
@@ -85,7 +91,7 @@ class Snapshot:
         self._hooked = [d[name] for d in attributes for name in _HOOKS if d[name]]
         self._hooks = [list(hooks) for hooks in self._hooked]
         self._hooks_so_far = RemovableHandle.next_id
-        self._is_training = any(map(_training, self._modules))
+        self._is_training = any(map(_training, attributes))
 
     def change(self) -> Change:
         """Since the snapshot was taken."""
@@ -96,7 +102,7 @@ class Snapshot:
             return Change.STRUCTURE
         if list(map(len, self._attributes)) != self._counts or not self._has_same_attributes():
             return Change.STRUCTURE
-        if any(map(_training, self._modules)) != self._is_training or self._has_other_hooks():
+        if any(map(_training, self._attributes)) != self._is_training or self._has_other_hooks():
             return Change.STRUCTURE
         if self._numbers.have_moved():
             return Change.STRUCTURE
@@ -143,19 +149,34 @@ def _bytes(x: torch.Tensor) -> Any:
 
 
 class Followed:
-    """A module whose changes are counted. Several programs of one module share it; any thread may look."""
+    """A module whose changes are counted. Several programs of one module share it; any thread may look.
+
+    It does not keep the module alive: what is gone changes no more. graphs: what programs keep of it to be made again,
+    for as long as it lives.
+    """
 
     def __init__(self, module: nn.Module, checksums: bool = False) -> None:
-        self.module = module
+        self._module = weakref.ref(module)
         self._checksums = checksums
         self._lock = threading.Lock()
-        self._snapshot = Snapshot(module, checksums)
+        self._snapshot: Snapshot | None = Snapshot(module, checksums)
         self._count = self._structure = 0
+        self.graphs: weakref.WeakKeyDictionary[object, Callable[[], Traced]] = weakref.WeakKeyDictionary()
+        weakref.finalize(module, Followed._drop, weakref.ref(self))
+
+    @property
+    def module(self) -> nn.Module:
+        """Raises UnsupportedError where it is gone."""
+        module = self._module()
+        if module is None:
+            raise UnsupportedError("the model that this was compiled from is gone: compile one again")
+        return module
 
     def look(self) -> int:
         """How often the module was found to have changed; it looks again."""
         with self._lock:
-            change = self._snapshot.change()
+            snapshot = self._snapshot
+            change = Change.NONE if snapshot is None else snapshot.change()
             if change:
                 self._note(change)
             return self._count
@@ -167,15 +188,23 @@ class Followed:
         return Change.STRUCTURE if count < self._structure else Change.NUMBERS
 
     def changed(self) -> None:
-        """Count a change, whether one can be seen or not."""
+        """Count a change, whether one can be seen or not. Raises UnsupportedError where the module is gone."""
         with self._lock:
             self._note(Change.STRUCTURE)
 
     def _note(self, change: Change) -> None:
+        self._snapshot = Snapshot(self.module, self._checksums)
         self._count += 1
         if change is Change.STRUCTURE:
             self._structure = self._count
-        self._snapshot = Snapshot(self.module, self._checksums)
+
+    @staticmethod
+    def _drop(followed: weakref.ref[Followed]) -> None:
+        """The module is gone. Without the lock: this may run in the middle of anything."""
+        mine = followed()
+        if mine is not None:
+            mine._snapshot = None
+            mine.graphs.clear()
 
     def forget(self) -> None:
         """In a forked process: a lock that another thread held."""

@@ -58,23 +58,26 @@ class NoProductError(UnsupportedError):
     """A module in which nothing is for the machine."""
 
 
-def trace(model: nn.Module, example_inputs: tuple[Any, ...] | dict[str, Any], passes: Passes = USUAL) -> Traced:
+def trace(
+    model: nn.Module, example_inputs: tuple[Any, ...] | dict[str, Any], passes: Passes = USUAL, *, again: bool = False
+) -> Traced:
     """Split a module into host, machine and host; batch, seq and every shape are those of the example.
 
     example_inputs: positional (tuple) or keyword (dict) arguments of the module's forward. The module must be in eval
-    mode; its weights are copied. Raises UnsupportedError for a module that the machine cannot run, naming operator and
-    module path, and TensorError for weights or activations that are not float32.
+    mode; its weights are copied. again: so that it can be traced again with other weights, which keeps them. Raises
+    UnsupportedError for a module that the machine cannot run, naming operator and module path, and TensorError for
+    weights or activations that are not float32.
     """
     program, interface, environment = captured(model, example_inputs)
     passes.observe("capture", program)
     if rewrite(program, passes.rewrites):
         passes.observe("rewrite", program)
         with suppress(UnsupportedError, TensorError):
-            return interpret(program, interface, environment, passes)
+            return interpret(program, interface, environment, passes, again=again)
         # What the rewrites make possible here takes away something else: as it was.
         program, interface, environment = captured(model, example_inputs)
     passes.observe("rewrite", program)
-    return interpret(program, interface, environment, passes)
+    return interpret(program, interface, environment, passes, again=again)
 
 
 def captured(
@@ -89,18 +92,24 @@ def captured(
 
 
 def interpret(
-    program: ExportedProgram, interface: Interface, environment: Environment, passes: Passes = USUAL
+    program: ExportedProgram,
+    interface: Interface,
+    environment: Environment,
+    passes: Passes = USUAL,
+    *,
+    again: bool = False,
 ) -> Traced:
     """As `trace`, of a graph: what is no operator of it is in `environment`, with the values of the example."""
-    again = partial(interpret, program, interface, environment, passes)
-    environment = dict(environment)
+    given, environment = environment, dict(environment)
     tracer = _Tracer(program, passes)
     causal = tracer.causal_masks(environment)
     if causal:
         tracer = _Tracer(program, passes, causal)
     traced = tracer.partition(interface)
     tracer.check_masks(traced, environment)
-    return replace(traced, again=again)
+    if not again:
+        return traced
+    return replace(traced, again=partial(interpret, program, interface, given, passes, again=True))
 
 
 def _role(value: Abstract) -> str:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import copy
+import gc
 import pickle
 import threading
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -243,6 +245,23 @@ def test_a_failure_is_not_the_end() -> None:
                 compiled(x)
         model.second = kept
         close(compiled(x), model(x))
+
+
+def test_a_model_is_not_kept_alive() -> None:
+    """Its weights have become the program's. What is gone changes no more."""
+    model, x = Block().eval(), torch.randn(2, 5, C)
+    weight = weakref.ref(model.qkv.weight)
+    with rsn.compile(model, (x,)) as compiled, torch.no_grad():
+        wanted = model(x)
+        load(model)
+        model.load_state_dict(Block().state_dict())
+        close(compiled(x), wanted)
+        del model
+        gc.collect()
+        assert weight() is None
+        close(compiled(x), wanted)
+        with pytest.raises(UnsupportedError, match="the model that this was compiled from is gone"):
+            compiled.refresh()
 
 
 def test_snapshots() -> None:
