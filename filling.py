@@ -6,8 +6,9 @@ they are and filled up.
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import product
 from math import prod
 from typing import TYPE_CHECKING, Any
@@ -99,7 +100,11 @@ class Filling:
         return outcome
 
     def _other(self, growing: Sequence[int], sizes: Sizes) -> Sizes:
-        """Sizes for a graph to compare with: others, and each by another number; captured already, if there are any."""
+        """Sizes for a graph to compare with: others, and each by another number; captured already, if there are any.
+
+        Such a graph is to show all that follows the size, as its half or what is left of it beside a multiple of 8: so
+        the sizes are odd, and far from those compared with, where the module can be called so.
+        """
 
         def fits(other: Sizes) -> bool:
             apart = [sizes[i] - other[i] for i in growing]
@@ -110,10 +115,21 @@ class Filling:
         if known is not None:
             return known
         usual = [_base_size(d, n) for d, n in zip(self._of.dims, self._of.sizes(self._of.example), strict=True)]
-        near = (
+        far = [
+            [_odd(n * 5 // 8), _odd(n * 5 // 8) + 2, _odd(n * 3 // 8)] if i in growing else [n]
+            for i, n in enumerate(sizes)
+        ]
+        near = [
             [n for n in (base, base - 1, base + 1, base - 2, base + 2) if n > 1] if i in growing else [sizes[i]]
             for i, base in enumerate(usual)
-        )
+        ]
+        first = next(filter(fits, product(*far)), None)
+        for other in filter(fits, (*([first] if first else []), *product(*near))):
+            try:
+                self._graph(other)
+            except TensorError:  # it may need more than that
+                continue
+            return other
         return next(filter(fits, product(*near)))
 
     def _graph(self, sizes: Sizes) -> Graph:
@@ -128,19 +144,23 @@ class Filling:
     def _of_program(self, program: ExportedProgram, sizes: Sizes) -> Graph:
         from torch.export.graph_signature import InputKind
 
+        from .rsnlib.capture import canonical
         from .rsnlib.padding.check import Graph
 
+        given = _leaves(canonical(inspect.signature(self._model.forward), (), dict(self._of.example)))
         specs = zip(program.graph.find_nodes(op="placeholder"), program.graph_signature.input_specs, strict=True)
         nodes = [node for node, spec in specs if spec.kind == InputKind.USER_INPUT]
-        return Graph(program, nodes, self._of.places_of_leaves())
+        return Graph(program, nodes, self._of.places_of_leaves(), list(map(_is_mask, given)))
+
+
+def _odd(size: int) -> int:
+    return max(size | 1, 3)
 
 
 def _renumbered(graph: Graph, growing: Sequence[int]) -> Graph:
     """With the numbers that the dimensions have among those that are filled up."""
-    from .rsnlib.padding.check import Graph
-
     sizes = [{axis: growing.index(i) for axis, i in leaf.items() if i in growing} for leaf in graph.sizes]
-    return Graph(graph.program, graph.arguments, sizes)
+    return replace(graph, sizes=sizes)
 
 
 def _growing(dim: Dim, small: int, large: int) -> Growing:
@@ -210,8 +230,8 @@ class _Probe:
     def compare(self, cut: Callable[[Sequence[Any], Sizes, Sizes], list[Any]]) -> None:
         """Filled up and not, in PyTorch. cut: of results for some sizes to others. Raises `UnsupportedError` where
         results differ."""
-        for example in self._examples():
-            for sizes in self._smaller():
+        for number, example in enumerate(self._examples()):
+            for sizes in dict.fromkeys(self._smaller(many=not number)):
                 given = self._of.resized(example, sizes)
                 try:
                     apart = _leaves(_called(self._model, given))
@@ -226,12 +246,13 @@ class _Probe:
                     full = _leaves(self._asked(self._of.resized(given, taken), [dim], [taken[i]]))
                     _check(dim, apart, cut(full, taken, sizes))
 
-    def _smaller(self) -> Iterator[Sizes]:
-        """The example's sizes, and each dimension with just one."""
+    def _smaller(self, many: bool) -> Iterator[Sizes]:
+        """The example's sizes, and each dimension with just one, or with some between too."""
         yield self._sizes
-        for i, dim in enumerate(self._of.dims):
-            if not dim.exact and self._sizes[i] > 1:
-                yield (*self._sizes[:i], 1, *self._sizes[i + 1 :])
+        for i, (dim, size) in enumerate(zip(self._of.dims, self._sizes, strict=True)):
+            for n in (1, 2, size // 2, size - 1) if many else (1,):
+                if not dim.exact and 0 < n < size:
+                    yield (*self._sizes[:i], n, *self._sizes[i + 1 :])
 
     def _examples(self) -> Iterator[dict[str, Any]]:
         """Of the base sizes: as given; with the other sign; with numbers of other sizes; with other whole numbers."""
@@ -339,6 +360,13 @@ def _is_data(x: torch.Tensor) -> bool:
     import torch
 
     return x.dtype != torch.bool and len(x.unique()) > 2
+
+
+def _is_mask(x: Any) -> bool:
+    """Whether an argument holds whole numbers, each 0 or 1: so it will in all calls."""
+    if not hasattr(x, "is_floating_point") or x.is_floating_point() or x.is_complex():
+        return False
+    return bool(((x == 0) | (x == 1)).all())
 
 
 def _negated(x: torch.Tensor) -> torch.Tensor:

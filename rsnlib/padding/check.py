@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import operator
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -16,10 +17,13 @@ from torch.utils import _pytree as pytree
 from ..capture import Constants, arguments, dtype_of, is_static, packet, shape_of, site
 from ..rules import CHECKS
 from .elementwise import CASTS, elementwise, is_elementwise
-from .moves import MOVES
+from .moves import MOVES, expand, full, getitem, narrow, regroup, repeat, select, slice_, split
 from .products import PRODUCING
 from .reductions import REDUCING
 from .state import Atom, Axis, Fill, Mixed, MixedError, State, number, plain, size_of
+
+aten = torch.ops.aten
+log = logging.getLogger(__name__)
 
 RULES: dict[Any, Callable[[Walk, Node, dict[str, Any]], State | list[State]]] = {**MOVES, **REDUCING, **PRODUCING}
 LARGEST_LOOKED_AT = 1 << 22
@@ -43,11 +47,12 @@ class Growing:
 @dataclass(frozen=True)
 class Graph:
     """A captured module: `program`, and its arguments, flat. sizes: for each argument by axis the number of the dynamic
-    dimension that it has."""
+    dimension that it has; masks: whether it is a mask of whole numbers, each 0 or 1."""
 
     program: ExportedProgram
     arguments: Sequence[Node]
     sizes: Sequence[Mapping[int, int]]
+    masks: Sequence[bool]
 
 
 @dataclass(frozen=True)
@@ -97,6 +102,7 @@ class Walk:
         self._differs = {node: _literals_differ(node, other) for node, other in self._pairs.items()}
         self._constants, self._small_constants = Constants(large.program), Constants(small.program)
         self._varying: set[Node] = set()
+        self._masks = {x for x, is_mask in zip(large.arguments, large.masks, strict=True) if is_mask}
         given = dict(zip(large.arguments, large.sizes, strict=True))
         for node in large.program.graph.nodes:
             if node.op == "output" or packet(node) in CHECKS:
@@ -121,6 +127,17 @@ class Walk:
     def rows(self, dim: int) -> str:
         """What a dynamic dimension has many of."""
         return self.dims[dim].rows
+
+    def is_mask(self, node: Node, state: State) -> bool:
+        """Whether each element of a tensor of whole numbers is 0 or 1."""
+        dtype = dtype_of(node)
+        if dtype is None or dtype.is_floating_point or dtype.is_complex:
+            return False
+        if state.low >= 0 and state.high <= 1:
+            return True
+        while node not in self._masks and (packet(node) in CASTS or RULES.get(packet(node)) is regroup):
+            node = node.all_input_nodes[0]
+        return node in self._masks
 
     def is_constant(self, node: Node) -> bool:
         """Whether it depends on no argument."""
@@ -160,9 +177,10 @@ class Walk:
 
     def shaped(self, node: Node) -> tuple[Axis, ...]:
         """The axes of a tensor of which the shapes in both graphs are all that is known. Raises `MixedError`."""
-        return tuple(self._axis(*sizes) for sizes in zip(self.small_shape(node), shape_of(node), strict=True))
+        return tuple(self.axis(*sizes) for sizes in zip(self.small_shape(node), shape_of(node), strict=True))
 
-    def _axis(self, small: int, large: int) -> Axis:
+    def axis(self, small: int, large: int) -> Axis:
+        """Of these sizes in the two graphs. Raises `MixedError`."""
         if small == large:
             return plain(large)
         for i, dim in enumerate(self.dims):
@@ -175,7 +193,7 @@ class Walk:
 
     def _argument(self, node: Node, sizes: Mapping[int, int]) -> State:
         low, high = (0.0, 1.0) if dtype_of(node) == torch.bool else (-inf, inf)
-        low = 0.0 if _is_looked_up(node) else low
+        low = 0.0 if dtype_of(node) in (torch.int32, torch.int64) and _is_looked_up(node) else low
         axes = []
         for axis, size in enumerate(shape_of(node)):
             dim = sizes.get(axis)
@@ -184,27 +202,48 @@ class Walk:
 
     def _visit(self, node: Node) -> State | list[State]:
         try:
-            return self._checked(node, self._made(node))
+            return self._checked(node, self._followed(node))
         except MixedError as error:
             return self._mixed(node, Mixed(node, str(error), error.dim))
 
-    def _made(self, node: Node) -> State | list[State]:
-        inputs = [self.states[x] for x in node.all_input_nodes]
-        flat = [part for x in inputs for part in (x if isinstance(x, list) else [x])]
-        of_shape = packet(node).__name__.startswith(("new_", "zeros_like", "ones_like", "full_like"))
-        for part in flat if node.target is not operator.getitem else []:
-            if part.mixed is not None and not of_shape and packet(node) not in SHAPED_AS:
+    def _followed(self, node: Node) -> State | list[State]:
+        """What the operator makes of its operands, and whether that is finite."""
+        if node.target is operator.getitem:
+            return getitem(self, node, {})
+        used = node.all_input_nodes
+        if packet(node) in SHAPE_ALONE:
+            used = used[:0] if SHAPE_ALONE[packet(node)] is full else used[:1]
+        flat = [part for x in used for part in _parts(self.states[x])]
+        for part in flat:
+            if part.mixed is not None:
                 return self._mixed(node, part.mixed)
-        rule = RULES.get(packet(node))
-        if rule is not None:
-            made = rule(self, node, arguments(node))
-            if rule not in FREE_OF_SIZES:
-                self.no_sizes(node)
+        made = self._made(node, flat)
+        if is_elementwise(node) or packet(node) in FINITE_RESULTS:
             return made
+        mask = arguments(node).get("attn_mask")
+        finite = all(part.is_finite for x in used if x is not mask for part in _parts(self.states[x]))
+        if not isinstance(made, list):
+            return replace(made, finite=made.finite and finite)
+        return [replace(part, finite=part.finite and finite) for part in made]
+
+    def _made(self, node: Node, operands: Sequence[State]) -> State | list[State]:
         if is_elementwise(node):
             self.no_sizes(node)
             return elementwise(node, {x: self.of(x) for x in node.all_input_nodes})
-        for part in flat:
+        rule = RULES.get(packet(node))
+        if rule is not None:
+            try:
+                made = rule(self, node, arguments(node))
+            except MixedError:
+                raise
+            except (ArithmeticError, AssertionError, LookupError, RuntimeError, TypeError, ValueError) as error:
+                # A form of the operator that its rule was not written for; without a rule see below.
+                log.debug("%s: %r", node.format_node(), error)
+            else:
+                if rule not in FREE_OF_SIZES:
+                    self.no_sizes(node)
+                return made
+        for part in operands:
             for dim in part.dims:
                 raise MixedError(dim, f"how its result depends on the {self.rows(dim)} is not known")
         self.no_sizes(node)
@@ -261,7 +300,7 @@ class Walk:
             self._varying.add(node)
         axes = self.shaped(node)
         if node not in self._varying and node.meta["val"].numel() > LARGEST_LOOKED_AT:
-            return State(axes)
+            return State(axes, finite=False)
         large = self._constants.value(node)
         if node in self._varying:
             small = self._small_constants.value(self._pairs[node])
@@ -276,12 +315,23 @@ class Walk:
         return _of_value(large, axes)
 
 
-SHAPED_AS = {torch.ops.aten.expand_as, torch.ops.aten.type_as}
-FREE_OF_SIZES = {
-    *(RULES[getattr(torch.ops.aten, name)] for name in ("view", "expand", "slice", "narrow", "select", "zeros_like")),
-    *(RULES[getattr(torch.ops.aten, name)] for name in ("repeat", "permute", "split")),
+def _parts(state: State | list[State]) -> list[State]:
+    return state if isinstance(state, list) else [state]
+
+
+SHAPE_ALONE: dict[Any, Any] = {
+    **{op: full for op, rule in MOVES.items() if rule is full},
+    **dict.fromkeys((aten.expand_as, aten.view_as, aten.reshape_as), regroup),
+    aten.type_as: elementwise,
 }
+"""Operators that take the shape or the type of their last operand alone; those by `full`, of the only one."""
+FREE_OF_SIZES = {regroup, expand, slice_, narrow, select, full, repeat, split}
 """Rules that look at numbers that follow the size by themselves."""
+FINITE_RESULTS = {
+    *(aten.softmax, aten._softmax, aten.amax, aten.amin, aten.max, aten.min, aten.argmax, aten.argmin),
+    *(aten.any, aten.all, aten.count_nonzero, aten.isin, *(op for op, rule in MOVES.items() if rule is full)),
+}
+"""Finite for what is not all hidden, though they take what is hidden by an infinite number."""
 
 
 def _is_looked_up(node: Node) -> bool:
@@ -292,8 +342,8 @@ def _is_looked_up(node: Node) -> bool:
         for user in x.users:
             if packet(user) is torch.ops.aten.embedding and arguments(user)["indices"] is x:
                 return True
-            same = RULES.get(packet(user)) is RULES[torch.ops.aten.view] or packet(user) in CASTS
-            if same and not (dtype_of(user) or torch.int64).is_floating_point and user not in seen:
+            same = RULES.get(packet(user)) is regroup or packet(user) in CASTS
+            if same and dtype_of(user) in (torch.int32, torch.int64) and user not in seen:
                 seen.add(user)
                 stack.append(user)
     return False
@@ -302,9 +352,9 @@ def _is_looked_up(node: Node) -> bool:
 def _of_value(value: torch.Tensor, axes: tuple[Axis, ...]) -> State:
     """What is known of a tensor of known values."""
     if not value.numel() or value.is_complex():
-        return State(axes)
+        return State(axes, finite=False)
     value = value.detach().double()
-    known = list(axes)
+    known, finite = list(axes), bool(value.isfinite().all())
     for at, axis in enumerate(axes):
         if axis and axis[0].dim is not None:
             begin = max(1 + axis[0].offset, 0)  # a call has at least one valid position
@@ -319,8 +369,8 @@ def _of_value(value: torch.Tensor, axes: tuple[Axis, ...]) -> State:
                 known[at] = (replace(known[at][0], ahead=_fill_of(value.movedim((other, at), (0, 1))[ahead])),)
     low, high = float(value.min()), float(value.max())
     if isnan(low):
-        return State(tuple(known))
-    return State(tuple(known), low, high, low if low == high else None)
+        return State(tuple(known), finite=False)
+    return State(tuple(known), low, high, low if low == high else None, finite)
 
 
 def _fill_of(value: torch.Tensor) -> Fill:
@@ -337,8 +387,8 @@ def _paired(small: ExportedProgram, large: ExportedProgram) -> dict[Node, Node]:
     lists = [[x for x in program.graph.nodes if packet(x) not in CHECKS] for program in (large, small)]
     pairs: dict[Node, Node] = {}
     for node, other in zip(*lists, strict=False):
-        same = (node.op, packet(node)) == (other.op, packet(other)) or node.op == other.op != "call_function"
-        if not same or [pairs[x] for x in node.all_input_nodes] != other.all_input_nodes:
+        same = (node.op, node.target) == (other.op, other.target) or node.op == other.op != "call_function"
+        if not same or [pairs.get(x) for x in node.all_input_nodes] != other.all_input_nodes:
             raise FillingError(0, f"for one size the module computes {_name(node)}, for another {_name(other)} there")
         pairs[node] = other
     if len(lists[0]) != len(lists[1]):

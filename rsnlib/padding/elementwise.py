@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from math import inf, isfinite, isnan
+from math import inf, isfinite, isnan, trunc
 from typing import Any
 
 import torch
@@ -20,8 +20,32 @@ Bounds = tuple[float, float]
 
 CASTS = {aten.to, aten._to_copy, aten.type_as, aten.alias, aten.clone, aten.contiguous, aten.detach, aten.dropout}
 """The same numbers, perhaps as another type."""
-ALSO = {aten.__and__, aten.__or__, aten.__xor__, aten.masked_fill, aten.where, aten.square, aten.isfinite, aten.isnan}
+SAME_AS = {
+    aten.multiply: aten.mul,
+    aten.subtract: aten.sub,
+    aten.divide: aten.div,
+    aten.true_divide: aten.div,
+    aten.absolute: aten.abs,
+    aten.negative: aten.neg,
+    aten.clip: aten.clamp,
+    aten.fix: aten.trunc,
+    aten.greater: aten.gt,
+    aten.greater_equal: aten.ge,
+    aten.less: aten.lt,
+    aten.less_equal: aten.le,
+    aten.not_equal: aten.ne,
+    aten.max: aten.maximum,
+    aten.min: aten.minimum,
+    aten.special_expit: aten.sigmoid,
+}
+"""Other names of operators; aten.max and aten.min where they are given two tensors."""
+ALSO = {
+    *(aten.__and__, aten.__or__, aten.__xor__, aten.masked_fill, aten.where, aten.square, aten.isfinite, aten.isnan),
+    *(aten.floor_divide, aten.log_sigmoid, aten.logical_and, aten.logical_or, *SAME_AS),
+}
 """Element by element, though PyTorch does not mark them so."""
+NOT = {aten.equal, aten.frexp}
+"""Marked so, though they give one truth for all elements, or two results."""
 FINITE = {
     *(aten.add, aten.sub, aten.rsub, aten.mul, aten.neg, aten.abs, aten.square, aten.sign, aten.lerp, aten.addcmul),
     *(aten.relu, aten.gelu, aten.silu, aten.sigmoid, aten.tanh, aten.erf, aten.elu, aten.selu, aten.celu, aten.mish),
@@ -37,7 +61,14 @@ EXP_OVERFLOWS = 80.0
 
 def is_elementwise(node: Node) -> bool:
     op = packet(node)
+    if op in NOT or (op in (aten.max, aten.min) and "other" not in arguments(node)):
+        return False
     return op in CASTS or op in ALSO or torch.Tag.pointwise in getattr(node.target, "tags", ())
+
+
+def kind_of(node: Node) -> Any:
+    """The operator, under one name."""
+    return SAME_AS.get(packet(node), packet(node))
 
 
 @dataclass(frozen=True)
@@ -56,7 +87,7 @@ class _Operator:
 
 def elementwise(node: Node, states: Mapping[Node, State]) -> State:
     """The result of an operator on the elements of its operands. Raises `MixedError`."""
-    if packet(node) in CASTS:
+    if kind_of(node) in CASTS:
         first = node.all_input_nodes[0]
         states = {first: states[first]}
     ndim = max(len(state.axes) for state in states.values())
@@ -79,10 +110,10 @@ def elementwise(node: Node, states: Mapping[Node, State]) -> State:
                 for i, atom in enumerate(shown)
             )
         )
-    result = State(tuple(made), low, high, indexes=_indexes(node, states))
-    values = {x: Fill(value=state.value) for x, state in states.items()}
-    if all(f.value is not None for f in values.values()):
-        result = replace(result, value=_evaluated(_Operator(node, values, bounds)))
+    everywhere = _filled(_Operator(node, {x: _varying(state) for x, state in states.items()}, bounds))
+    result = State(tuple(made), low, high, everywhere.value, everywhere.finite, _indexes(node, states))
+    if kind_of(node) in CASTS:
+        result = replace(result, counts=next(iter(states.values())).counts)
     return _with_ahead(node, states, axes, result, bounds)
 
 
@@ -114,21 +145,35 @@ def _with_ahead(
 
 def _varying(state: State) -> Fill:
     """What is known of an operand's elements at any positions."""
-    return Fill(value=state.value, finite=state.is_finite and (state.value is None or isfinite(state.value)))
+    return Fill(value=state.value, finite=state.is_finite)
 
 
 def _indexes(node: Node, states: Mapping[Node, State]) -> int | None:
-    return next(iter(states.values())).indexes if packet(node) in CASTS else None
+    """The numbers of valid positions stay such ones as another type and where they are not below 0 anyway; how many
+    there are, less 1, is the number of the last."""
+    kind, a = kind_of(node), arguments(node)
+    if kind in CASTS:
+        return next(iter(states.values())).indexes
+    x = states.get(a.get("self"))
+    if x is None or len(states) != 1:
+        return None
+    if kind in (aten.clamp, aten.clamp_min, aten.relu) and not a.get("min") and a.get("max") is None:
+        return x.indexes
+    change = {aten.sub: a.get("other"), aten.add: -a["other"] if isinstance(a.get("other"), int) else None}.get(kind)
+    return x.counts if change == 1 and a.get("alpha", 1) == 1 else None
 
 
 def _filled(op: _Operator) -> Fill:
     """What the operator makes of what is known of its operands."""
-    fills, kind = op.fills.values(), packet(op.node)
+    fills, kind = op.fills.values(), kind_of(op.node)
     copies = all(fill.copies for fill in fills)
+    may_be_nan = any(fill.may_be_nan for fill in fills)
+    dtype = dtype_of(op.node)
+    if may_be_nan and (kind not in FINITE or dtype is None or not dtype.is_floating_point):
+        return Fill(copies, finite=dtype is not None and not dtype.is_floating_point)
     if all(fill.value is not None for fill in fills):
         value = _evaluated(op)
-        return Fill(copies, value, finite=value is not None and isfinite(value))
-    dtype = dtype_of(op.node)
+        return Fill(copies, value, finite=value is not None and isfinite(value) and not may_be_nan)
     finite = all(fill.finite for fill in fills) and (kind in FINITE or _is_finite_here(op))
     finite = finite or (dtype is not None and not dtype.is_floating_point)
     rule = _KNOWN.get(kind)
@@ -136,7 +181,7 @@ def _filled(op: _Operator) -> Fill:
     if known is None:
         return Fill(copies, finite=finite)
     if known.value is not None:
-        return Fill(copies, known.value, finite=isfinite(known.value))
+        return Fill(copies, known.value, finite=isfinite(known.value) and known.finite)
     return Fill(copies, None, known.most, known.least, finite and known.finite)
 
 
@@ -164,15 +209,18 @@ def _mul(op: _Operator, a: dict[str, Any]) -> Fill | None:
     x, y = op.fill(a["self"]), op.fill(a["other"])
     for one, other in ((x, y), (y, x)):
         if one.value == 0 and other.finite:
-            return Fill(value=0.0)
+            return Fill(value=0.0, finite=one.finite)
         if one.value is not None and one.value > 0:
             return _scaled(other, one.value)
     return None
 
 
 def _div(op: _Operator, a: dict[str, Any]) -> Fill | None:
-    y = op.fill(a["other"])
-    return _scaled(op.fill(a["self"]), 1 / y.value) if y.value is not None and y.value > 0 else None
+    x, y = op.fill(a["self"]), op.fill(a["other"])
+    if x.value == 0 and y.copies and y.finite and y.value is None:
+        # Of 0 / 0 NaN comes; but then the last valid element was divided by that 0 as well.
+        return Fill(value=0.0, finite=x.finite and _is_finite_here(op))
+    return _scaled(x, 1 / y.value) if y.value is not None and y.value > 0 else None
 
 
 def _scaled(fill: Fill, factor: float) -> Fill:
@@ -190,7 +238,7 @@ def _or(op: _Operator, a: dict[str, Any]) -> Fill | None:
 
 
 def _chosen(condition: Fill, yes: Fill, no: Fill) -> Fill:
-    if condition.value is not None:
+    if condition.value is not None and not condition.may_be_nan:
         return yes if condition.value else no
     value = yes.value if yes.value == no.value else None
     most, least = max(yes.top, no.top), min(yes.bottom, no.bottom)
@@ -283,7 +331,7 @@ _KNOWN: dict[Any, Known] = {
 
 def _is_finite_here(op: _Operator) -> bool:
     """Whether an operator that has poles, or grows fast, is away from them."""
-    kind, a = packet(op.node), arguments(op.node)
+    kind, a = kind_of(op.node), arguments(op.node)
 
     def bounds(name: str) -> Bounds:
         return _bounds_of(a[name], op.bounds)
@@ -314,7 +362,7 @@ SHARES = {aten.sigmoid, aten.hardsigmoid}
 
 def _bounds(node: Node, bounds: Mapping[Node, Bounds]) -> Bounds:
     """Of the operator's result."""
-    kind, a = packet(node), arguments(node)
+    kind, a = kind_of(node), arguments(node)
 
     def of(name: str) -> Bounds:
         return _bounds_of(a[name], bounds)
@@ -324,7 +372,7 @@ def _bounds(node: Node, bounds: Mapping[Node, Bounds]) -> Bounds:
     if kind in NON_NEGATIVE:
         return 0.0, inf
     if kind in CASTS:
-        return bounds[node.all_input_nodes[0]]
+        return _cast(bounds[node.all_input_nodes[0]], dtype_of(node))
     if kind in (aten.tanh, aten.sin, aten.cos, aten.erf):
         return -1.0, 1.0
     if kind is aten.pow:
@@ -361,6 +409,17 @@ def _bounds(node: Node, bounds: Mapping[Node, Bounds]) -> Bounds:
         (low, high), (less, more) = of("self"), of("other")
         return (max(low, less), max(high, more)) if kind is aten.maximum else (min(low, less), min(high, more))
     return -inf, inf
+
+
+def _cast(bounds: Bounds, dtype: torch.dtype | None) -> Bounds:
+    """Of the same numbers as another type: rounded towards 0, or taken apart where they are too large for it."""
+    if dtype is None or dtype.is_floating_point or dtype.is_complex:
+        return bounds
+    limits = torch.iinfo(dtype)
+    low, high = (n if abs(n) == inf else float(trunc(n)) for n in bounds)
+    if dtype == torch.int64:
+        return low, high
+    return (low, high) if limits.min <= low and high <= limits.max else (limits.min, limits.max)
 
 
 def _ordered(low: float, high: float) -> Bounds:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import operator
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
-from math import prod
+from math import isfinite, prod
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -26,6 +26,8 @@ Rule = Callable[["Walk", Node, dict[str, Any]], Made]
 def regroup(walk: Walk, node: Node, a: dict[str, Any]) -> State:
     """The same elements in the same order, as another shape."""
     state = walk.of(node.all_input_nodes[0])
+    if dtype_of(node) != dtype_of(node.all_input_nodes[0]):  # the same bits, as other numbers
+        state = State(refilled(state.axes, Fill(finite=False)), finite=False)
     rest = list(reversed(tidy(state.atoms)))
     axes: list[Axis] = []
     for size in shape_of(node):
@@ -59,11 +61,11 @@ def permute(walk: Walk, node: Node, a: dict[str, Any]) -> State:
 def expand(walk: Walk, node: Node, a: dict[str, Any]) -> State:
     """More positions with the same elements."""
     state = walk.of(a["self"])
-    new, missing = walk.shaped(node), len(shape_of(node)) - len(state.axes)
+    missing = len(shape_of(node)) - len(state.axes)
     axes = []
-    for i, axis in enumerate(new):
+    for i, sizes in enumerate(zip(walk.small_shape(node), shape_of(node), strict=True)):
         own = state.axes[i - missing] if i >= missing else ()
-        axes.append(own or tuple(replace(atom, fill=_repeated(state)) for atom in axis))
+        axes.append(own or tuple(replace(atom, fill=_repeated(state)) for atom in walk.axis(*sizes)))
     return replace(state, axes=tuple(axes))
 
 
@@ -76,16 +78,18 @@ def select(walk: Walk, node: Node, a: dict[str, Any]) -> State:
     state, at = walk.of(a["self"]), a["dim"] % len(shape_of(a["self"]))
     axis = state.axes[at]
     rest = replace(state, axes=_without(state.axes, at))
+    index = a["index"]
+    if walk.differs(node, "index", "dim"):
+        raise MixedError(_dim_of(axis), f"which position it selects ({index}) depends on the size")
     if is_plain(axis):
         return rest
     atom = _sole(axis, "it selects a position of")
-    index = a["index"]
-    if walk.differs(node, "index"):
-        raise MixedError(_dim_of(axis), f"which position it selects ({index}) depends on the size")
     if index == -1 and atom.fill.copies:
         return rest
     if index < 0:
-        raise MixedError(_dim_of(axis), "it selects a position counted from the end, where rows are filled in")
+        raise MixedError(
+            _dim_of(axis), f"it counts a position from the end, where {walk.rows(_dim_of(axis))} are filled in"
+        )
     walk.needs(atom, index + 1)
     return rest
 
@@ -115,7 +119,13 @@ def _ranged(
     size, axis = shape_of(x)[at], state.axes[at]
     start, stop, _ = slice(*range_).indices(size)
     length = max(stop - start, 0)
+    other = walk.small_shape(x)[at]
+    small = slice(*small_range).indices(other)
+    if walk.differs(node, "dim", "step"):
+        walk.no_sizes(node)
     if is_plain(axis):
+        if length and start != small[0]:
+            raise MixedError(0, f"where its range begins ({start}) depends on the size")
         return replace(state, axes=_with(state.axes, at, plain(len(range(start, stop, step)))))
     if (start, length, step) == (0, size, 1):
         return state
@@ -125,8 +135,6 @@ def _ranged(
         return replace(state, axes=_with(state.axes, at, (thinned,)))
     if step != 1:
         raise MixedError(_dim_of(axis), "of a part of what follows the size it takes one in so many")
-    other = walk.small_shape(x)[at]
-    small = slice(*small_range).indices(other)
     if start != small[0] or (range_[0] or 0) < 0:
         raise MixedError(_dim_of(axis), f"where its range begins ({start}) depends on the size")
     if stop == small[1] and stop < min(size, other):  # the first ones
@@ -161,6 +169,8 @@ def split(walk: Walk, node: Node, a: dict[str, Any]) -> list[State]:
     at = a["dim"] % len(shape)
     if not is_plain(state.axes[at]):
         return _first_part(walk, node, state, at)
+    if walk.differs(node):
+        walk.no_sizes(node)
     parts = []
     for part in node.meta["val"]:
         if part.ndim == len(shape):
@@ -301,13 +311,11 @@ def full(walk: Walk, node: Node, a: dict[str, Any]) -> State:
     value = a.get("fill_value", 1 if "ones" in name else 0)
     if not isinstance(value, int | float) or walk.differs(node, "fill_value"):
         raise MixedError(0, "what it fills with depends on the size")
-    axes = refilled(walk.shaped(node), Fill(copies=True, value=float(value)))
-    return State(axes, float(value), float(value), float(value))
-
-
-def expand_as(walk: Walk, node: Node, a: dict[str, Any]) -> State:
-    """As `expand`, to the shape of another tensor."""
-    return expand(walk, node, a)
+    value = float(torch.full((), value, dtype=dtype_of(node)))  # as the type has it
+    like = walk.of(node.all_input_nodes[0])
+    has_its_shape = like.mixed is None and shape_of(node) == shape_of(node.all_input_nodes[0])
+    axes = like.axes if has_its_shape and packet(node).__name__.endswith("_like") else walk.shaped(node)
+    return State(refilled(axes, Fill(copies=True, value=value, finite=isfinite(value))), value, value, value)
 
 
 # -- what indices name
@@ -329,25 +337,21 @@ def index(walk: Walk, node: Node, a: dict[str, Any]) -> State:
     if any(dtype_of(indices[i]) in (torch.bool, torch.uint8) for i in used):
         raise MixedError(next(iter(state.dims), 0), "how many positions it takes depends on data")
     ndim = max(len(s.axes) for s in given)
-    shown = [next((axis for axis in own if axis), ()) for own in broadcast(given, ndim)]
-    if all(is_plain(state.axes[i]) for i in used):
-        taken = list(refilled(shown))
-    else:
-        taken = list(refilled(shown, Fill(finite=state.is_finite)))
-    for i, position in zip(used, given, strict=True):
-        fill = _named(walk, state.axes[i], indices[i], position)
-        if fill is not None:
-            taken = [_put(axis, position.axes, ndim, n, fill) for n, axis in enumerate(taken)]
+    named = [_named(walk, state.axes[i], indices[i], s) for i, s in zip(used, given, strict=True)]
+    taken: list[Axis] = []
+    for own in broadcast(given, ndim):
+        shown = next((axis for axis in own if axis), ())
+        fill, copies = Fill(finite=state.is_finite), True
+        for axis, known in zip(own, named, strict=True):
+            if known is not None and axis:
+                fill, copies = known, copies and known.copies
+            else:  # copies of an index name the same element
+                copies = copies and all(atom.fill.copies for atom in axis if atom.dim is not None)
+        fill = replace(fill, copies=copies)
+        taken.append(tuple(replace(atom, fill=fill, ahead=None) if atom.dim is not None else atom for atom in shown))
     others = list(refilled(axis for i, axis in enumerate(state.axes) if i not in used))
     first = used[0] if used == list(range(used[0], used[-1] + 1)) else 0
     return State((*others[:first], *taken, *others[first:]), state.low, state.high)
-
-
-def _put(axis: Axis, own: tuple[Axis, ...], ndim: int, n: int, fill: Fill) -> Axis:
-    """The fill of an indexed dimension, where the indices are its positions in order."""
-    back = ndim - n
-    shown = own[-back] if back <= len(own) else ()
-    return tuple(replace(atom, fill=fill) if atom.dim is not None else atom for atom in axis) if shown else axis
 
 
 def _named(walk: Walk, axis: Axis, index: Node, position: State) -> Fill | None:
@@ -376,10 +380,14 @@ def _valid(walk: Walk, atom: Atom, index: Node, position: State) -> Fill | None:
                 return atom.fill
             if bool(((line <= count) & (line >= 0)).all()):
                 return None
-        raise MixedError(_dim_of([atom]), "its indices may name positions that are filled in")
+        raise MixedError(_dim_of([atom]), f"its indices may name {walk.rows(_dim_of([atom]))} that are filled in")
     if position.indexes == atom.dim and atom.offset >= 0:
         return None
-    raise MixedError(_dim_of([atom]), "its indices may name positions that are filled in")
+    raise MixedError(
+        _dim_of([atom]),
+        f"its indices may name {walk.rows(_dim_of([atom]))} that are filled in (of a mask, mask.bool().sum(1) - 1 or "
+        "an argmax of what is masked names none)",
+    )
 
 
 def index_select(walk: Walk, node: Node, a: dict[str, Any]) -> State:
@@ -410,8 +418,40 @@ def gather(walk: Walk, node: Node, a: dict[str, Any]) -> State:
                 raise MixedError(_dim_of((*own, *other)), "its indices do not lie beside what they index")
             copies = all(atom.fill.copies for atom in own)
             axes[i] = refilled([other], copies=copies)[0]
+    if not state.is_finite:
+        axes = [tuple(replace(x, fill=replace(x.fill, finite=False)) for x in axis) for axis in axes]
     axes[at] = refilled([position.axes[at]], copies=is_plain(state.axes[at]))[0]
     return State(tuple(axes), state.low, state.high)
+
+
+def isin(walk: Walk, node: Node, a: dict[str, Any]) -> State:
+    """Whether each element is one of some numbers."""
+    state, others = walk.of(a["elements"]), walk.of(a["test_elements"])
+    for dim in others.dims:
+        raise MixedError(dim, "what it looks for follows the size")
+    if not isinstance(a["elements"], Node):
+        return State((), 0.0, 1.0)
+    axes = list(refilled(state.axes))
+    if isinstance(a["test_elements"], Node) and walk.is_constant(a["test_elements"]):
+        numbers = walk.constant(a["test_elements"])
+        for i, (axis, own) in enumerate(zip(axes, state.axes, strict=True)):
+            axes[i] = tuple(_with_value(new, _found(old.fill, numbers)) for new, old in zip(axis, own, strict=True))
+    return State(tuple(axes), 0.0, 1.0)
+
+
+def _found(fill: Fill, numbers: torch.Tensor) -> float | None:
+    return None if fill.value is None or fill.may_be_nan else float((numbers == fill.value).any())
+
+
+def _with_value(atom: Atom, value: float | None) -> Atom:
+    return replace(atom, fill=replace(atom.fill, value=value)) if atom.dim is not None else atom
+
+
+def one_hot(walk: Walk, node: Node, a: dict[str, Any]) -> State:
+    """1 at the column of each number, 0 elsewhere."""
+    if a["num_classes"] < 0:
+        raise MixedError(0, "how many columns it has depends on data")
+    return State((*refilled(walk.of(a["self"]).axes), plain(shape_of(node)[-1])), 0.0, 1.0)
 
 
 MOVES: dict[Any, Rule] = {
@@ -427,6 +467,8 @@ MOVES: dict[Any, Rule] = {
     **dict.fromkeys((aten.gather, aten.take_along_dim), gather),
     aten.expand: expand,
     aten.expand_as: expand,
+    aten.isin: isin,
+    aten.one_hot: one_hot,
     aten.broadcast_to: expand,
     aten.select: select,
     aten.slice: slice_,

@@ -37,7 +37,7 @@ def contracted(walk: Walk, operands: Sequence[tuple[State, Labels]], result: Lab
         if any([a.place for a in axis] != [a.place for a in shown[0][1]] for _, axis in shown):
             for state, axis in shown:
                 if not is_plain(axis):
-                    _refuse(state, "it multiplies what does not lie side by side")
+                    _refuse(state, "the positions of its operands do not correspond")
         if label not in result:
             for place in range(len(shown[0][1]) if shown else 0):
                 _sum_over(walk, [(state, axis[place]) for state, axis in shown], lost)
@@ -55,16 +55,20 @@ def _sum_over(walk: Walk, atoms: Sequence[tuple[State, Atom]], lost: set[int]) -
     if dim is None:
         return
     zero = [(state, atom) for state, atom in atoms if atom.fill.value == 0]
-    ahead = [(s, a) for s, a in atoms if a.ahead is not None and a.ahead.value == 0 and s.query_of(a) is not None]
+    ahead = [(s, a) for s, a in atoms if (hidden := s.hidden_ahead(a)) is not None and hidden.value == 0]
     taken = zero or ahead
     if taken and not all(atom.fill.finite for pair in atoms for atom in pair[1:] if pair not in taken):
-        raise MixedError(dim, f"the {walk.rows(dim)} that are filled in may be infinite here, and 0 times that is NaN")
+        raise MixedError(dim, _may_be_infinite(walk, dim))
     if zero:
         return
     if ahead:
         lost.add(dim)
         return
     raise MixedError(dim, f"it takes in the {walk.rows(dim)} that are filled in, and nothing hides them")
+
+
+def _may_be_infinite(walk: Walk, dim: int) -> str:
+    return f"the {walk.rows(dim)} that are filled in may be infinite here, and a mask makes NaN of that"
 
 
 def _product_of(atoms: Sequence[Atom], lost: set[int]) -> Atom:
@@ -93,7 +97,7 @@ def _plus(total: State, bias: State | None) -> State:
     for back in range(1, len(bias.axes) + 1):
         own, other = axes[-back], bias.axes[-back]
         if other and [a.place for a in own] != [a.place for a in other]:
-            _refuse(bias, "it adds what does not lie side by side")
+            _refuse(bias, "the positions of its operands do not correspond")
         if other:
             axes[-back] = tuple(_product_of([x, y], set()) for x, y in zip(own, other, strict=True))
     return replace(total, axes=tuple(axes))
@@ -140,12 +144,22 @@ def addmm(walk: Walk, node: Node, a: dict[str, Any]) -> State:
 
 def einsum(walk: Walk, node: Node, a: dict[str, Any]) -> State:
     """By labels."""
-    left, _, right = a["equation"].replace(" ", "").partition("->")
+    left, arrow, right = a["equation"].replace(" ", "").partition("->")
     operands = [walk.of(x) for x in a["tensors"]]
-    if "..." in left or "->" not in a["equation"]:
-        for state in operands:
-            _refuse(state, "its equation leaves labels away")
-    return contracted(walk, list(zip(operands, left.split(","), strict=True)), right)
+    terms = left.split(",")
+    hidden = [len(s.axes) - len(term.replace("...", "")) for s, term in zip(operands, terms, strict=True)]
+    if not arrow:  # the labels that occur once, in the order of the alphabet
+        once = [label for label in sorted(set(left) - set(".,")) if left.count(label) == 1]
+        right = ("..." if "..." in left else "") + "".join(once)
+    labels = [_labels(term, count) for term, count in zip(terms, hidden, strict=True)]
+    return contracted(walk, list(zip(operands, labels, strict=True)), _labels(right, max(hidden)))
+
+
+def _labels(term: str, hidden: int) -> list[Any]:
+    """Of one operand. hidden: the dimensions that "..." stands for, of which the last ones correspond."""
+    before, dots, behind = term.partition("...")
+    between = [("...", back) for back in range(hidden, 0, -1)] if dots else []
+    return [*before, *between, *behind]
 
 
 def attention(walk: Walk, node: Node, a: dict[str, Any]) -> State:
@@ -161,23 +175,34 @@ def attention(walk: Walk, node: Node, a: dict[str, Any]) -> State:
             keys.append(atom)
             continue
         shown = () if mask is None else mask.axes[-1]
+        if shown and [x.place for x in shown] != [x.place for x in scores.axes[-1]]:
+            raise MixedError(atom.dim, "the positions of its mask are not those of its keys")
         known = shown[place] if shown else None
         hidden = known is not None and _hides(known.fill, truths)
-        ahead = bool(a["is_causal"]) and scores.query_of(atom) in scores.axes[-2] and _are_sole(scores)
-        if mask is not None and known is not None and known.ahead is not None and _hides(known.ahead, truths):
-            ahead = ahead or mask.query_of(known) is not None
         zero = Fill(value=0.0)
+        ahead = bool(a["is_causal"]) and scores.query_of(atom) in scores.axes[-2] and _are_sole(scores)
+        ahead = ahead and scores.lies_ahead(atom)
+        if mask is not None and known is not None:
+            behind = mask.hidden_ahead(known)
+            ahead = ahead or (behind is not None and _hides(behind, truths))
+        if (hidden or ahead) and not atom.fill.finite:
+            raise MixedError(atom.dim, _may_be_infinite(walk, atom.dim))
         keys.append(replace(atom, fill=zero if hidden else Fill(), ahead=zero if ahead else None))
     rows = list(scores.axes)
     if mask is not None:  # copies of a sequence have copies of its mask
         for back in range(2, len(mask.axes) + 1):
             own, other = rows[-back], mask.axes[-back]
             if other and [x.place for x in own] == [x.place for x in other]:
-                rows[-back] = tuple(_product_of([x, y], set()) for x, y in zip(own, other, strict=True))
+                rows[-back] = tuple(_alike(x, y) for x, y in zip(own, other, strict=True))
     shares = State((*rows[:-1], tuple(keys)))
     made = contracted(walk, [(shares, [*leading, "q", "k"]), (v, [*leading, "k", "c"])], [*leading, "q", "c"])
-    finite = [replace(x, fill=replace(x.fill, finite=True)) if x.dim is not None else x for x in made.axes[-2]]
-    return replace(made, axes=(*made.axes[:-2], tuple(finite), made.axes[-1]))
+    return made
+
+
+def _alike(row: Atom, mask: Atom) -> Atom:
+    """A row's scores with a mask: a row all of which is hidden comes to 0, whatever hides it."""
+    fill = Fill(row.fill.copies and mask.fill.copies, finite=row.fill.finite)
+    return row if row.dim is None else replace(row, fill=fill, ahead=None)
 
 
 def _are_sole(scores: State) -> bool:

@@ -90,7 +90,7 @@ def reduction(walk: Walk, node: Node, a: dict[str, Any]) -> Made:
     neutral, alike = NEUTRAL.get(kind), kind in ALIKE
     if kind in (aten.linalg_vector_norm, aten.norm):
         order = a.get("ord", a.get("p"))
-        neutral = neutral if order is None or order == "fro" or float(order) > 0 else None
+        neutral = neutral if order is None or order == "fro" or float(order) >= 0 else None
         alike = order == inf
     lost: set[int] = set()
     for at in gone:
@@ -107,6 +107,7 @@ def reduction(walk: Walk, node: Node, a: dict[str, Any]) -> Made:
         for at in gone
         if len(gone) == 1 and len(state.axes[at]) == 1 and state.axes[at][0].offset == 0
     ]
+    whole = numbers[0] if numbers and state.axes[gone[0]][0].every == 1 else None
     axes = refilled(() if i in gone else axis for i, axis in enumerate(state.axes))
     if all(is_plain(state.axes[at]) for at in gone) or kind in KEEPING or kind in SUMS:
         same = [() if i in gone else axis for i, axis in enumerate(state.axes)]
@@ -121,7 +122,8 @@ def reduction(walk: Walk, node: Node, a: dict[str, Any]) -> Made:
     index = State(axes, 0.0, inf, indexes=numbers[0] if numbers else None)
     if kind in INDEX_ALONE:
         return index
-    values = State(axes, low, high)
+    is_count = kind is aten.count_nonzero or (kind is aten.sum and walk.is_mask(node.all_input_nodes[0], state))
+    values = State(axes, low, high, counts=whole if is_count else None)
     results = node.meta["val"]
     if not isinstance(results, list | tuple):
         return values
@@ -146,7 +148,8 @@ def _take_out(walk: Walk, node: Node, state: State, atom: Atom, neutral: Neutral
         raise MixedError(atom.dim, f"its result depends on how many {walk.rows(atom.dim)} there are")
     if neutral(atom.fill, state):
         return
-    if atom.ahead is not None and neutral(atom.ahead, state) and state.query_of(atom) is not None:
+    ahead = state.hidden_ahead(atom)
+    if ahead is not None and neutral(ahead, state):
         lost.add(atom.dim)
         return
     raise MixedError(atom.dim, _nothing_hides(walk, atom.dim))
@@ -172,15 +175,16 @@ def _of_equal(node: Node, new: Atom, old: Atom) -> Atom:
     if old.fill.value is not None and isinstance(node.meta["val"], torch.Tensor):
         x = node.all_input_nodes[0]
         line = torch.full(shape_of(x), old.fill.value, dtype=dtype_of(x))
-        made = node.target(*torch.fx.node.map_arg(node.args, lambda _: line), **node.kwargs)
-        values = made.double().unique()
-        if len(values) == 1 and not bool(values.isnan()):
-            fill = replace(fill, value=float(values))
+        if node.all_input_nodes == [x]:
+            made = node.target(*torch.fx.node.map_arg(node.args, lambda _: line), **node.kwargs)
+            values = made.double().unique()
+            if len(values) == 1 and not bool(values.isnan()):
+                fill = replace(fill, value=float(values))
     return replace(new, fill=fill)
 
 
-def _unsure(atom: Atom) -> Atom:
-    return replace(atom, fill=Fill(finite=atom.fill.finite))
+def _unsure(atom: Atom, finite: bool = True) -> Atom:
+    return replace(atom, fill=Fill(finite=finite and atom.fill.finite))
 
 
 def _bounds(kind: Any, state: State) -> tuple[float, float]:
@@ -203,7 +207,7 @@ def scan(walk: Walk, node: Node, a: dict[str, Any]) -> Made:
     at = a["dim"] % len(state.axes)
     _check_first(state.axes[at])
     axes = list(refilled(state.axes))
-    axes[at] = tuple(_unsure(atom) if atom.dim is not None else atom for atom in axes[at])
+    axes[at] = tuple(_unsure(atom, state.is_finite) if atom.dim is not None else atom for atom in axes[at])
     low = 0.0 if state.low >= 0 and packet(node) is not aten.logcumsumexp else -inf
     values = State(tuple(axes), low)
     return values if not isinstance(node.meta["val"], list | tuple) else [values, State(tuple(axes), 0.0)]
@@ -235,9 +239,13 @@ def softmax(walk: Walk, node: Node, a: dict[str, Any]) -> State:
         elif old.dim in lost:
             made.append(replace(new, ahead=zero))
         else:
-            made.append(replace(new, fill=zero, ahead=None if old.ahead is None else Fill()))
+            made.append(replace(new, fill=zero))
     axes[at] = tuple(made)
     return State(tuple(axes), -inf if is_log else 0.0, 0.0 if is_log else 1.0)
+
+
+STABLE = {aten.sort, aten.argsort}
+"""On a CPU they leave equal elements in their order: the valid ones come first."""
 
 
 def sort(walk: Walk, node: Node, a: dict[str, Any]) -> Made:
@@ -248,14 +256,19 @@ def sort(walk: Walk, node: Node, a: dict[str, Any]) -> Made:
     axes = list(refilled(state.axes))
     axis, indexes, tied = state.axes[at], None, None
     walk.no_sizes(node)
+    one = a.get("k") == 1
     for atom in axis:
-        if atom.dim is None or (a.get("k") == 1 and atom.fill.copies):
+        if atom.dim is None:
             continue
+        copies = one and atom.fill.copies
         neutral = _is_low(atom.fill, state) if down else _is_high(atom.fill, state)
-        if len(axis) > 1 or not neutral:
+        if len(axis) > 1 or not (neutral or copies):
             raise MixedError(atom.dim, _nothing_hides(walk, atom.dim))
-        if not (atom.fill.top <= HIDES if down else atom.fill.bottom >= -HIDES):
-            tied = Mixed(node, f"the {walk.rows(atom.dim)} that are filled in may be as good as valid ones", atom.dim)
+        beyond = atom.fill.top <= HIDES if down else atom.fill.bottom >= -HIDES
+        if not (one and beyond and not copies) and not (kind in STABLE and atom.fill.value is not None):
+            tied = Mixed(
+                node, f"its numbers may name {walk.rows(atom.dim)} that are filled in, of equal ones", atom.dim
+            )
         indexes = atom.dim if atom.offset == 0 else None
         if a.get("k"):
             walk.needs(atom, a["k"])
@@ -288,7 +301,8 @@ def batch_norm(walk: Walk, node: Node, a: dict[str, Any]) -> State:
     """With what it has learnt, a factor and a sum for each channel."""
     state = walk.of(a["input"])
     if a.get("training") or a.get("use_input_stats"):
-        raise MixedError(next(iter(state.dims)), "it normalises over the batch, with what is filled in")
+        for dim in state.dims:
+            raise MixedError(dim, "it normalises over the batch, with what is filled in")
     return State(refilled(state.axes))
 
 
@@ -323,10 +337,23 @@ def lines(walk: Walk, node: Node, a: dict[str, Any]) -> State:
     return State(tuple(axes))
 
 
+def windows(count: int) -> Rule:
+    """Of the last dimensions, this many: pools, and pictures made larger or smaller."""
+
+    def rule(walk: Walk, node: Node, a: dict[str, Any]) -> State:
+        state = walk.of(a["self"] if "self" in a else a["input"])
+        for axis in state.axes[-count:]:
+            _check_plain(axis, "its windows take in what is filled in")
+        return State((*refilled(state.axes[:-count]), *(plain(n) for n in shape_of(node)[-count:])))
+
+    return rule
+
+
 def roll(walk: Walk, node: Node, a: dict[str, Any]) -> State:
     """Each line begins with what was its end."""
     state = walk.of(a["self"])
     axis = state.axes[a["dims"][0]] if len(a["dims"]) == 1 else ()
+    walk.no_sizes(node)
     if list(a["shifts"]) == [1] and len(axis) == 1 and axis[0].fill.copies:  # which is a copy of the last
         at = a["dims"][0] % len(state.axes)
         axes = list(refilled(state.axes))
@@ -346,7 +373,7 @@ def difference(walk: Walk, node: Node, a: dict[str, Any]) -> State:
         raise MixedError(next(iter(state.dims)), "it takes differences along several dimensions made into one")
     walk.needs(atom, a["n"] + 1)
     axes = list(refilled(state.axes))
-    axes[at] = (Atom(atom.size - a["n"], atom.dim, atom.offset - a["n"], Fill(finite=atom.fill.finite)),)
+    axes[at] = (Atom(atom.size - a["n"], atom.dim, atom.offset - a["n"], Fill(finite=state.is_finite)),)
     return State(tuple(axes))
 
 
@@ -401,9 +428,12 @@ def scatter(walk: Walk, node: Node, a: dict[str, Any]) -> State:
         own = [state.axes[i] for state in states]
         places = [[atom.place for atom in axis] for axis in own if not is_plain(axis)]
         if places and (len(places) < len(own) or any(p != places[0] for p in places)):
-            _check_plain(next(axis for axis in own if not is_plain(axis)), "its operands do not lie side by side")
+            _check_plain(
+                next(axis for axis in own if not is_plain(axis)), "the positions of its operands do not correspond"
+            )
         copies = all(atom.fill.copies for axis in own for atom in axis)
-        axes.append(refilled([states[0].axes[i]], copies=copies)[0])
+        finite = all(state.is_finite for state in states)
+        axes.append(refilled([states[0].axes[i]], Fill(copies, finite=finite))[0])
     return State(tuple(axes))
 
 
@@ -418,7 +448,10 @@ REDUCING: dict[Any, Rule] = {
     **_shared((aten.sort, aten.argsort, aten.topk, aten.kthvalue), sort),
     **_shared((aten.layer_norm, aten.rms_norm), norm),
     **_shared((aten.group_norm, aten.instance_norm), channels),
-    **_shared((aten.flip, aten.glu, aten.trapezoid, aten.cross, aten.linalg_cross), lines),
+    **_shared((aten.flip, aten.glu), lines),
+    **_shared((aten.max_pool1d, aten.avg_pool1d, aten.adaptive_avg_pool1d), windows(1)),
+    **_shared((aten.max_pool2d, aten.avg_pool2d, aten.adaptive_avg_pool2d), windows(2)),
+    **_shared((aten.upsample_nearest2d, aten.upsample_bilinear2d, aten.upsample_bicubic2d), windows(2)),
     **_shared((aten.cosine_similarity, aten.pairwise_distance), similarity),
     **_shared((aten.tril, aten.triu), triangle),
     **_shared((aten.scatter, aten.scatter_add, aten.scatter_reduce), scatter),

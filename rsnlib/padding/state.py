@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from math import inf, prod
+from math import inf, isfinite, prod
 
 from torch.fx import Node
 
@@ -17,7 +17,8 @@ class Fill:
     """What is known of the elements at filled-up positions of a dimension, whatever their other positions are.
 
     copies: each equals the element at the last valid position. value: each is this number (a truth is 0 or 1). most,
-    least: each is at most, at least this, but for what ordinary numbers add to it. finite: none is infinite or NaN.
+    least: each is at most, at least this, but for what ordinary numbers add to it. finite: none is infinite or NaN; a
+    finite `value` without that may be NaN in lines whose valid elements are infinite or NaN themselves.
     """
 
     copies: bool = False
@@ -25,6 +26,11 @@ class Fill:
     most: float | None = None
     least: float | None = None
     finite: bool = True
+
+    @property
+    def may_be_nan(self) -> bool:
+        """Whether `value` holds but for such lines."""
+        return self.value is not None and isfinite(self.value) and not self.finite
 
     @property
     def top(self) -> float:
@@ -43,9 +49,8 @@ class Atom:
 
     dim: the number of the dynamic dimension that it follows, whose size plus `offset` it has, or, rounded up, one in
     `every` of that; its first positions are the valid ones. None: it has the same size in every call. fill: of the
-    positions behind the valid ones. ahead: of
-    elements whose position in this atom is larger than that in the other atom of the same dimension, as those that a
-    causal mask hides.
+    positions behind the valid ones. ahead: of elements whose position in this atom is larger than that in the other
+    atom of the same dimension, as those that a causal mask hides.
     """
 
     size: int
@@ -112,14 +117,18 @@ class MixedError(Exception):
 
 @dataclass(frozen=True)
 class State:
-    """A tensor. low, high: bounds of all its elements. value: of all of them, where it is known. indexes: the dynamic
-    dimension of whose valid positions its valid elements are numbers. mixed: where nothing of the rest holds."""
+    """A tensor. low, high: bounds of all its elements. value: of all of them, where it is known. finite: none of them
+    is infinite or NaN, but for overflows. indexes: the dynamic dimension of whose valid positions its valid elements
+    are numbers. counts: the dynamic dimension of which they count valid positions, at least one. mixed: where nothing
+    of the rest holds."""
 
     axes: tuple[Axis, ...]
     low: float = -inf
     high: float = inf
     value: float | None = None
+    finite: bool = True
     indexes: int | None = None
+    counts: int | None = None
     mixed: Mixed | None = None
 
     @property
@@ -138,18 +147,28 @@ class State:
 
     @property
     def is_finite(self) -> bool:
-        """Whether all that is filled in is."""
-        return all(fill.finite for fill in self.fills)
+        """Whether all its elements are, what is filled in too."""
+        return self.finite and all(fill.finite for fill in self.fills)
 
     def query_of(self, key: Atom) -> Atom | None:
         """The one other atom of the same dimension."""
         others = [atom for atom in self.atoms if atom.dim == key.dim and atom is not key]
         return others[0] if len(others) == 1 else None
 
+    def hidden_ahead(self, key: Atom) -> Fill | None:
+        """What is known of filled-up positions of an atom in all valid rows, which are those of the other atom of its
+        dimension: where a row hides what is ahead of it, it hides what is filled in. None where that does not hold."""
+        return key.ahead if self.lies_ahead(key) else None
+
+    def lies_ahead(self, key: Atom) -> bool:
+        """Whether its filled-up positions are ahead of all valid rows, which are those of the other atom."""
+        query = self.query_of(key)
+        return query is not None and key.every == query.every == 1 and key.offset >= query.offset
+
 
 def number(value: float) -> State:
     """A number of the graph."""
-    return State((), value, value, value)
+    return State((), value, value, value, isfinite(value))
 
 
 def along(state: State, axis: Axis, atom: Atom, place: int) -> Fill:
@@ -158,7 +177,7 @@ def along(state: State, axis: Axis, atom: Atom, place: int) -> Fill:
     if axis and atom.dim is not None:
         return axis[place].fill
     if state.value is not None:
-        return Fill(copies=True, value=state.value, finite=abs(state.value) != inf)
+        return Fill(copies=True, value=state.value, finite=isfinite(state.value))
     return Fill(copies=True, finite=state.is_finite)  # it does not vary there
 
 
@@ -171,7 +190,7 @@ def broadcast(states: Sequence[State], ndim: int) -> list[list[Axis]]:
         shown = [axis for axis in axes if axis]
         if any([a.place for a in axis] != [a.place for a in shown[0]] for axis in shown):
             dims = [a.dim for axis in shown for a in axis if a.dim is not None]
-            raise MixedError(dims[0], "it combines what does not lie side by side")
+            raise MixedError(next(iter(dims), 0), "the positions of its operands do not correspond")
         out.append(axes)
     return out
 

@@ -87,6 +87,10 @@ def eager(y: Any, added: Any) -> Any:
     return (q @ q.transpose(2, 3) + added).softmax(-1) @ q
 
 
+def added(y: Any, mask: Any, number: float) -> Any:
+    return y.masked_fill(mask[..., None] == 0, number) if number == -torch.inf else y + (1 - mask[..., None]) * number
+
+
 def causal(length: int) -> Any:
     return torch.full((length, length), -1e30).triu(1)
 
@@ -106,6 +110,17 @@ SIZES = [(1, 1), (2, 3), (4, 8), (3, 7)]
         lambda m, y, mask, ids: (y * mask[..., None]).sum(1) / mask.sum(1, keepdim=True),
         lambda m, y, mask, ids: y.masked_fill(mask[..., None] == 0, -torch.inf).amax((0, 1)),
         lambda m, y, mask, ids: y[torch.arange(y.shape[0]), (torch.arange(y.shape[1]) * mask.bool()).argmax(1)],
+        lambda m, y, mask, ids: y[torch.arange(y.shape[0]), mask.sum(1) - 1],
+        lambda m, y, mask, ids: y[torch.arange(y.shape[0]), mask.bool().sum(1) - 1],
+        lambda m, y, mask, ids: y.gather(1, (mask.sum(1) - 1).clamp(min=0)[:, None, None].expand(-1, 1, C)),
+        lambda m, y, mask, ids: (y * (mask / mask.sum(1, keepdim=True))[..., None]).sum(1),
+        lambda m, y, mask, ids: torch.isin(ids, torch.tensor([3, 7])).sum(1),
+        lambda m, y, mask, ids: torch.max(y, m.layer(y)) - torch.clip(torch.multiply(y, y), 0, 1),
+        lambda m, y, mask, ids: torch.einsum("...ld,...l", y, mask.float()),
+        lambda m, y, mask, ids: y.flatten(0, 1) * torch.ones_like(y.flatten(0, 1)).cumsum(1),
+        lambda m, y, mask, ids: torch.nn.functional.max_pool1d(y, 2),
+        lambda m, y, mask, ids: added(y, mask, -torch.inf).sort(1, descending=True)[0],
+        lambda m, y, mask, ids: torch.where(mask.bool(), y[..., 0], -1e9).argsort(1, descending=True),
         lambda m, y, mask, ids: y[:, 0],
         lambda m, y, mask, ids: y[-1],  # of a batch the last, of which there are copies
         lambda m, y, mask, ids: y[:, ::2],
@@ -133,9 +148,26 @@ def test_what_may_be_filled_up(made: Callable[..., Any]) -> None:
         (lambda m, y, mask, ids: (y * mask[..., None]).mean(1), "how many rows there are"),
         (lambda m, y, mask, ids: y * y.shape[1], "the length .*its other is 8 here"),
         (lambda m, y, mask, ids: y + torch.linspace(0, 1, y.shape[1])[:, None], "its values depend on the size"),
-        (lambda m, y, mask, ids: y[:, -1], "counted from the end"),
+        (lambda m, y, mask, ids: y[:, -1], "a position from the end, where rows are filled in"),
         (lambda m, y, mask, ids: y[:, y.shape[1] // 2], "which position it selects"),
-        (lambda m, y, mask, ids: y[torch.arange(y.shape[0]), mask.sum(1) - 1], "may name positions"),
+        (lambda m, y, mask, ids: y[torch.arange(y.shape[0]), ids[:, 0] % 2], "indices may name rows that are filled"),
+        (lambda m, y, mask, ids: y[torch.arange(y.shape[0]), -mask.sum(1)], "indices may name rows that are filled"),
+        (lambda m, y, mask, ids: y / y.amax().type_as(mask.float()), "aten.amax"),
+        (lambda m, y, mask, ids: y[..., y.shape[1] % 6], "which position it selects"),  # of a dimension of one size
+        (lambda m, y, mask, ids: y[..., y.shape[1] % 4 : y.shape[1] % 4 + 2], "where its range begins"),
+        (lambda m, y, mask, ids: y[torch.arange(y.shape[0]), :, torch.arange(y.shape[0])].amax(0), "nothing hides"),
+        (lambda m, y, mask, ids: (y.topk(1, 0)[1], y), "the batch changes output 0: aten.topk"),  # of equal ones which?
+        (lambda m, y, mask, ids: added(y, mask, -1e9).topk(2, 1)[1], "aten.topk.* of equal ones"),
+        (lambda m, y, mask, ids: added(y, mask, -1e9).argsort(1, descending=True), "aten.argsort.* of equal ones"),
+        (lambda m, y, mask, ids: attention(y.log(), mask), "may be infinite"),
+        (lambda m, y, mask, ids: y[:, : y.shape[1] // 2], "where its range ends"),
+        (
+            # A query before the others sees one row more than is valid.
+            lambda m, y, mask, ids: (
+                (torch.cat([y[:, :1], y], 1) @ y.mT + causal(y.shape[1] + 1)[:, :-1]).softmax(-1) @ y
+            ),
+            "aten.softmax.*nothing hides",
+        ),
         (lambda m, y, mask, ids: y.reciprocal().log() * mask[..., None] @ y.mT.amax(-1, True), "aten"),
         (lambda m, y, mask, ids: (y.log() * mask[..., None]).sum(1), "nothing hides them"),  # 0 times -inf
         (lambda m, y, mask, ids: (y.cumsum(0), y.mean(0)), "the batch changes output 1.*how many sequences"),
