@@ -82,10 +82,16 @@ class Filling:
         return [i for i, (dim, size) in enumerate(zip(self._of.dims, sizes, strict=True)) if size > 1 and not dim.exact]
 
     def _check(self, growing: Sequence[int], graph: Graph, sizes: Sizes) -> Outcome:
+        outcome = self._compared(growing, graph, sizes, self._other(growing, sizes))
+        smallest = self._smallest(growing, sizes, outcome)
+        if smallest is not None:
+            outcome = self._compared(growing, graph, sizes, smallest)
+        return outcome
+
+    def _compared(self, growing: Sequence[int], graph: Graph, sizes: Sizes, other: Sizes) -> Outcome:
         from .rsnlib.padding.check import FillingError, check
 
         dims = [self._of.dims[i] for i in growing]
-        other = self._other(growing, sizes)
         described = [_growing(dim, other[i], sizes[i]) for i, dim in zip(growing, dims, strict=True)]
         try:
             outcome = check(described, _renumbered(self._graph(other), growing), _renumbered(graph, growing))
@@ -131,6 +137,20 @@ class Filling:
                 continue
             return other
         return next(filter(fits, product(*near)))
+
+    def _smallest(self, growing: Sequence[int], sizes: Sizes, outcome: Outcome) -> Sizes | None:
+        """Sizes with which the module can just be called, to compare with as well; None where there are no others."""
+        least = {i: max(2, outcome.least.get(n, 1)) for n, i in enumerate(growing)}
+        choices = [[least[i], least[i] + 1] if i in growing else [n] for i, n in enumerate(sizes)]
+        for other in product(*choices):
+            apart = [n - other[i] for i, n in enumerate(sizes) if i in growing]
+            if min(apart) > 0 and len(set(apart)) == len(apart):
+                try:
+                    self._graph(other)
+                except TensorError:  # it may need more than what the rules know of
+                    return None
+                return other
+        return None
 
     def _graph(self, sizes: Sizes) -> Graph:
         from .rsnlib.trace import captured

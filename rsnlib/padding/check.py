@@ -16,7 +16,7 @@ from torch.utils import _pytree as pytree
 
 from ..capture import Constants, arguments, dtype_of, is_static, packet, shape_of, site
 from ..rules import CHECKS
-from .elementwise import CASTS, elementwise, is_elementwise
+from .elementwise import CASTS, elementwise, is_elementwise, is_masked_put, masked_put
 from .moves import MOVES, expand, full, getitem, narrow, regroup, repeat, select, slice_, split
 from .products import PRODUCING
 from .reductions import REDUCING
@@ -128,17 +128,6 @@ class Walk:
         """What a dynamic dimension has many of."""
         return self.dims[dim].rows
 
-    def is_mask(self, node: Node, state: State) -> bool:
-        """Whether each element of a tensor of whole numbers is 0 or 1."""
-        dtype = dtype_of(node)
-        if dtype is None or dtype.is_floating_point or dtype.is_complex:
-            return False
-        if state.low >= 0 and state.high <= 1:
-            return True
-        while node not in self._masks and (packet(node) in CASTS or RULES.get(packet(node)) is regroup):
-            node = node.all_input_nodes[0]
-        return node in self._masks
-
     def is_constant(self, node: Node) -> bool:
         """Whether it depends on no argument."""
         return node in self._constants
@@ -192,7 +181,7 @@ class Walk:
     # -- states
 
     def _argument(self, node: Node, sizes: Mapping[int, int]) -> State:
-        low, high = (0.0, 1.0) if dtype_of(node) == torch.bool else (-inf, inf)
+        low, high = (0.0, 1.0) if dtype_of(node) == torch.bool or node in self._masks else (-inf, inf)
         low = 0.0 if dtype_of(node) in (torch.int32, torch.int64) and _is_looked_up(node) else low
         axes = []
         for axis, size in enumerate(shape_of(node)):
@@ -218,7 +207,7 @@ class Walk:
             if part.mixed is not None:
                 return self._mixed(node, part.mixed)
         made = self._made(node, flat)
-        if is_elementwise(node) or packet(node) in FINITE_RESULTS:
+        if is_elementwise(node) or is_masked_put(node) or packet(node) in FINITE_RESULTS:
             return made
         mask = arguments(node).get("attn_mask")
         finite = all(part.is_finite for x in used if x is not mask for part in _parts(self.states[x]))
@@ -230,6 +219,8 @@ class Walk:
         if is_elementwise(node):
             self.no_sizes(node)
             return elementwise(node, {x: self.of(x) for x in node.all_input_nodes})
+        if is_masked_put(node):
+            return masked_put(node, {x: self.of(x) for x in node.all_input_nodes})
         rule = RULES.get(packet(node))
         if rule is not None:
             try:

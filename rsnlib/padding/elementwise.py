@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch.fx import Node
 
-from ..capture import arguments, dtype_of, packet
+from ..capture import arguments, dtype_of, packet, shape_of
 from ..mask import HIDDEN
 from .state import Atom, Axis, Fill, State, along, broadcast
 
@@ -66,6 +66,15 @@ def is_elementwise(node: Node) -> bool:
     return op in CASTS or op in ALSO or torch.Tag.pointwise in getattr(node.target, "tags", ())
 
 
+def is_masked_put(node: Node) -> bool:
+    """x[mask] = number, which is a choice for each element."""
+    a = arguments(node)
+    if packet(node) is not aten.index_put or a["accumulate"] or len(a["indices"]) != 1:
+        return False
+    mask, value = a["indices"][0], a["values"]
+    return dtype_of(mask) == torch.bool and shape_of(value) == ()
+
+
 def kind_of(node: Node) -> Any:
     """The operator, under one name."""
     return SAME_AS.get(packet(node), packet(node))
@@ -83,6 +92,31 @@ class _Operator:
         if isinstance(x, Node):
             return self.fills[x]
         return Fill(copies=True, value=float(x), finite=isfinite(x)) if isinstance(x, int | float) else Fill()
+
+
+def masked_put(node: Node, states: Mapping[Node, State]) -> State:
+    """As aten.where, with a mask that may lack the last dimensions. Raises `MixedError`."""
+    a = arguments(node)
+    x, mask, value = a["self"], a["indices"][0], a["values"]
+    missing = len(states[x].axes) - len(states[mask].axes)
+    shaped = replace(states[mask], axes=(*states[mask].axes, *((),) * missing))
+    given = {mask: shaped, value: states[value], x: states[x]}
+
+    def chosen(x: State, y: State) -> tuple[float, float]:
+        return min(x.low, y.low), max(x.high, y.high)
+
+    axes = []
+    for own in broadcast(list(given.values()), len(states[x].axes)):
+        shown = next((axis for axis in own if axis), ())
+        atoms = []
+        for place, atom in enumerate(shown):
+            fills = [along(s, axis, atom, place) for s, axis in zip(given.values(), own, strict=True)]
+            made = _chosen(*fills)
+            made = replace(made, copies=all(fill.copies for fill in fills), shared=False)
+            atoms.append(replace(atom, fill=made, ahead=None) if atom.dim is not None else atom)
+        axes.append(tuple(atoms))
+    low, high = chosen(states[x], states[value])
+    return State(tuple(axes), low, high, finite=states[x].is_finite and states[value].is_finite)
 
 
 def elementwise(node: Node, states: Mapping[Node, State]) -> State:
@@ -179,10 +213,19 @@ def _filled(op: _Operator) -> Fill:
     rule = _KNOWN.get(kind)
     known = None if rule is None else rule(op, arguments(op.node))
     if known is None:
-        return Fill(copies, finite=finite)
+        return Fill(copies, finite=finite, shared=_is_shared(op, kind))
     if known.value is not None:
         return Fill(copies, known.value, finite=isfinite(known.value) and known.finite)
-    return Fill(copies, None, known.most, known.least, finite and known.finite)
+    return Fill(copies, None, known.most, known.least, finite and known.finite, _is_shared(op, kind))
+
+
+def _is_shared(op: _Operator, kind: Any) -> bool:
+    """Whether the result is as finite as its last valid element: a sum or a product of such, or a choice that is the
+    same there."""
+    if kind not in (aten.add, aten.sub, aten.mul, aten.neg, aten.masked_fill, aten.where, *CASTS):
+        return False
+    condition = arguments(op.node).get({aten.where: "condition", aten.masked_fill: "mask"}.get(kind, ""))
+    return all(fill.copies if x is condition else fill.is_as_finite for x, fill in op.fills.items())
 
 
 def _evaluated(op: _Operator) -> float | None:

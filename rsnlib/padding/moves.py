@@ -458,6 +458,7 @@ MOVES: dict[Any, Rule] = {
     **dict.fromkeys((aten.view, aten._unsafe_view, aten.reshape, aten.flatten, aten.unflatten), regroup),
     **dict.fromkeys((aten.unsqueeze, aten.squeeze, aten.view_as, aten.reshape_as), regroup),
     **dict.fromkeys((aten.permute, aten.transpose, aten.t, aten.movedim, aten.swapaxes, aten.mT), permute),
+    **dict.fromkeys((aten.numpy_T, aten.moveaxis, aten.swapdims, aten.adjoint, aten.mH), permute),
     **dict.fromkeys((aten.chunk, aten.split, aten.split_with_sizes, aten.unbind, aten.tensor_split), split),
     **dict.fromkeys((aten.cat, aten.concat, aten.concatenate), cat),
     **dict.fromkeys((aten.zeros_like, aten.ones_like, aten.full_like), full),

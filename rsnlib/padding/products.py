@@ -57,7 +57,7 @@ def _sum_over(walk: Walk, atoms: Sequence[tuple[State, Atom]], lost: set[int]) -
     zero = [(state, atom) for state, atom in atoms if atom.fill.value == 0]
     ahead = [(s, a) for s, a in atoms if (hidden := s.hidden_ahead(a)) is not None and hidden.value == 0]
     taken = zero or ahead
-    if taken and not all(atom.fill.finite for pair in atoms for atom in pair[1:] if pair not in taken):
+    if taken and not all(atom.fill.is_as_finite for pair in atoms for atom in pair[1:] if pair not in taken):
         raise MixedError(dim, _may_be_infinite(walk, dim))
     if zero:
         return
@@ -79,7 +79,8 @@ def _product_of(atoms: Sequence[Atom], lost: set[int]) -> Atom:
     finite = all(fill.finite for fill in fills)
     if first.dim in lost:
         return replace(first, fill=Fill(finite=finite), ahead=None)
-    return replace(first, fill=Fill(all(fill.copies for fill in fills), finite=finite), ahead=None)
+    shared = all(fill.is_as_finite for fill in fills)
+    return replace(first, fill=Fill(all(fill.copies for fill in fills), finite=finite, shared=shared), ahead=None)
 
 
 def _refuse(state: State, why: str) -> None:
@@ -185,7 +186,7 @@ def attention(walk: Walk, node: Node, a: dict[str, Any]) -> State:
         if mask is not None and known is not None:
             behind = mask.hidden_ahead(known)
             ahead = ahead or (behind is not None and _hides(behind, truths))
-        if (hidden or ahead) and not atom.fill.finite:
+        if (hidden or ahead) and not atom.fill.is_as_finite:
             raise MixedError(atom.dim, _may_be_infinite(walk, atom.dim))
         keys.append(replace(atom, fill=zero if hidden else Fill(), ahead=zero if ahead else None))
     rows = list(scores.axes)

@@ -122,7 +122,8 @@ def reduction(walk: Walk, node: Node, a: dict[str, Any]) -> Made:
     index = State(axes, 0.0, inf, indexes=numbers[0] if numbers else None)
     if kind in INDEX_ALONE:
         return index
-    is_count = kind is aten.count_nonzero or (kind is aten.sum and walk.is_mask(node.all_input_nodes[0], state))
+    is_mask = state.low >= 0 and state.high <= 1 and not (dtype_of(node) or torch.bool).is_floating_point
+    is_count = kind is aten.count_nonzero or (kind is aten.sum and is_mask)
     values = State(axes, low, high, counts=whole if is_count else None)
     results = node.meta["val"]
     if not isinstance(results, list | tuple):
@@ -229,7 +230,13 @@ def softmax(walk: Walk, node: Node, a: dict[str, Any]) -> State:
     for atom in state.axes[at]:
         if atom.dim is not None:
             _take_out(walk, node, state, atom, neutral, lost)
-    axes = list(refilled(state.axes))
+    # A line all of which is hidden comes to NaN; where one mask hides it, so it is in a valid row.
+    axes = [
+        tuple(
+            replace(new, fill=replace(new.fill, finite=old.fill.is_as_finite)) for new, old in zip(*pair, strict=True)
+        )
+        for pair in zip(refilled(state.axes), state.axes, strict=True)
+    ]
     axes = [tuple(_unsure(atom) if atom.dim in lost else atom for atom in axis) for axis in axes]
     zero = Fill(finite=False) if is_log else Fill(value=0.0)
     made = []

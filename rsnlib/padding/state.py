@@ -18,7 +18,8 @@ class Fill:
 
     copies: each equals the element at the last valid position. value: each is this number (a truth is 0 or 1). most,
     least: each is at most, at least this, but for what ordinary numbers add to it. finite: none is infinite or NaN; a
-    finite `value` without that may be NaN in lines whose valid elements are infinite or NaN themselves.
+    finite `value` without that may be NaN in lines whose valid elements are infinite or NaN themselves. shared: none is
+    infinite or NaN but where the element at the last valid position is, as what one mask hides in all rows.
     """
 
     copies: bool = False
@@ -26,6 +27,12 @@ class Fill:
     most: float | None = None
     least: float | None = None
     finite: bool = True
+    shared: bool = False
+
+    @property
+    def is_as_finite(self) -> bool:
+        """Whether each is finite where the element at the last valid position is."""
+        return self.finite or self.copies or self.shared
 
     @property
     def may_be_nan(self) -> bool:

@@ -91,6 +91,16 @@ def added(y: Any, mask: Any, number: float) -> Any:
     return y.masked_fill(mask[..., None] == 0, number) if number == -torch.inf else y + (1 - mask[..., None]) * number
 
 
+def hidden(mask: Any) -> Any:
+    return torch.zeros(mask.shape).masked_fill(mask == 0, -torch.inf)[:, None, None]
+
+
+def put(y: Any, where: Any, number: float) -> Any:
+    y = y.clone()
+    y[where] = number
+    return y
+
+
 def causal(length: int) -> Any:
     return torch.full((length, length), -1e30).triu(1)
 
@@ -121,6 +131,9 @@ SIZES = [(1, 1), (2, 3), (4, 8), (3, 7)]
         lambda m, y, mask, ids: torch.nn.functional.max_pool1d(y, 2),
         lambda m, y, mask, ids: added(y, mask, -torch.inf).sort(1, descending=True)[0],
         lambda m, y, mask, ids: torch.where(mask.bool(), y[..., 0], -1e9).argsort(1, descending=True),
+        lambda m, y, mask, ids: eager(eager(y, hidden(mask)).transpose(1, 2).flatten(2), hidden(mask)),
+        lambda m, y, mask, ids: put(y, mask[..., None].expand(y.shape) == 0, -1e9).max(1)[0],
+        lambda m, y, mask, ids: put(y, ~mask.bool(), 0.0).sum(1),
         lambda m, y, mask, ids: y[:, 0],
         lambda m, y, mask, ids: y[-1],  # of a batch the last, of which there are copies
         lambda m, y, mask, ids: y[:, ::2],
@@ -160,6 +173,7 @@ def test_what_may_be_filled_up(made: Callable[..., Any]) -> None:
         (lambda m, y, mask, ids: added(y, mask, -1e9).topk(2, 1)[1], "aten.topk.* of equal ones"),
         (lambda m, y, mask, ids: added(y, mask, -1e9).argsort(1, descending=True), "aten.argsort.* of equal ones"),
         (lambda m, y, mask, ids: attention(y.log(), mask), "may be infinite"),
+        (lambda m, y, mask, ids: y[:, min(y.shape[1] // 3, 1)], "which position it selects"),  # 0, 1, 1, 1
         (lambda m, y, mask, ids: y[:, : y.shape[1] // 2], "where its range ends"),
         (
             # A query before the others sees one row more than is valid.
