@@ -65,7 +65,8 @@ class Filling:
         for dim, size in zip(self._of.dims, sizes, strict=True):
             if size < self._least.get(dim, 1):
                 raise TensorError(
-                    f"a {dim.what} of {size}; this module takes a {dim.what} of {self._least[dim]} or more"
+                    f"a {dim.what} of {size}; this module takes a {dim.what} of {self._least[dim]} or more, or "
+                    f"{type(dim).__name__}(..., exact=True)"
                 )
 
     def cut(self, leaves: Sequence[Any], taken: Sizes, asked: Sizes) -> list[Any]:
@@ -195,9 +196,16 @@ def _refusal(dim: Dim, why: str) -> UnsupportedError:
     output, _, rest = why.partition(": ")
     changes = f" changes {output}" if rest else ""
     return UnsupportedError(
-        f"filling up the {dim.what}{changes}: {rest or why}; hide what is filled in, by an attention mask among "
-        f"dynamic_shapes, or say {type(dim).__name__}(..., exact=True) and call it with those sizes alone"
+        f"filling up the {dim.what}{changes}: {rest or why}; {_way_out(dim)}or say {type(dim).__name__}(..., "
+        "exact=True) and call it with those sizes alone"
     )
+
+
+def _way_out(dim: Dim) -> str:
+    """A batch is filled up with copies, which no mask hides."""
+    if isinstance(dim, Batch):
+        return "let no sequence depend on others, "
+    return "hide what is filled in, by a mask among dynamic_shapes that is 1 or True at rows that count, "
 
 
 @dataclass(frozen=True)

@@ -282,6 +282,10 @@ class Walk:
         try:
             return self._of_constant(node)
         except MixedError as error:
+            # What its values and its shape do not show, as a batch and heads made into one dimension, its operator may.
+            followed = self._visit(node) if node.all_input_nodes else None
+            if isinstance(followed, State) and followed.mixed is None:
+                return followed
             return State((), mixed=Mixed(node, str(error), error.dim))
 
     def _of_constant(self, node: Node) -> State:

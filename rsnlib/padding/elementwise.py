@@ -296,7 +296,7 @@ def _masked_fill(op: _Operator, a: dict[str, Any]) -> Fill | None:
     return _chosen(op.fill(a["mask"]), op.fill(a["value"]), op.fill(a["self"]))
 
 
-def _sum(x: Fill, y: Fill) -> Fill | None:
+def sum_of(x: Fill, y: Fill) -> Fill | None:
     """Something huge, and something ordinary or huge in the same direction."""
     for one, other in ((x, y), (y, x)):
         if one.value is not None and not isfinite(one.value) and other.finite:
@@ -309,11 +309,11 @@ def _sum(x: Fill, y: Fill) -> Fill | None:
 
 
 def _add(op: _Operator, a: dict[str, Any]) -> Fill | None:
-    return _sum(op.fill(a["self"]), op.fill(a["other"])) if a["alpha"] == 1 else None
+    return sum_of(op.fill(a["self"]), op.fill(a["other"])) if a["alpha"] == 1 else None
 
 
 def _sub(op: _Operator, a: dict[str, Any]) -> Fill | None:
-    return _sum(op.fill(a["self"]), _negated(op.fill(a["other"]))) if a["alpha"] == 1 else None
+    return sum_of(op.fill(a["self"]), _negated(op.fill(a["other"]))) if a["alpha"] == 1 else None
 
 
 def _negated(x: Fill) -> Fill:

@@ -11,6 +11,7 @@ from torch.fx import Node
 
 from ..capture import dtype_of, shape_of
 from ..mask import HIDDEN
+from .elementwise import sum_of
 from .state import Atom, Axis, Fill, MixedError, State, is_plain, plain, refilled
 
 if TYPE_CHECKING:
@@ -45,7 +46,7 @@ def contracted(walk: Walk, operands: Sequence[tuple[State, Labels]], result: Lab
     for label in result:
         given = [axis for _, axis in by_label[label] if axis]
         axes.append(tuple(_product_of([axis[i] for axis in given], lost) for i in range(len(given[0]) if given else 0)))
-    return State(tuple(axes))
+    return State(tuple(axes), finite=all(state.is_finite for state, _ in operands))
 
 
 def _sum_over(walk: Walk, atoms: Sequence[tuple[State, Atom]], lost: set[int]) -> None:
@@ -100,8 +101,20 @@ def _plus(total: State, bias: State | None) -> State:
         if other and [a.place for a in own] != [a.place for a in other]:
             _refuse(bias, "the positions of its operands do not correspond")
         if other:
-            axes[-back] = tuple(_product_of([x, y], set()) for x, y in zip(own, other, strict=True))
+            axes[-back] = tuple(_hidden_by(total, x, y) for x, y in zip(own, other, strict=True))
     return replace(total, axes=tuple(axes))
+
+
+def _hidden_by(total: State, own: Atom, added: Atom) -> Atom:
+    """Of a sum, where a mask may be what is added."""
+    made = _product_of([own, added], set())
+    if own.dim is None:
+        return made
+    fill = sum_of(own.fill, added.fill)
+    if fill is not None:
+        made = replace(made, fill=replace(fill, copies=made.fill.copies))
+    ahead = None if added.ahead is None else sum_of(Fill(finite=total.is_finite), added.ahead)
+    return replace(made, ahead=ahead)
 
 
 def matmul(walk: Walk, node: Node, a: dict[str, Any]) -> State:
@@ -140,7 +153,10 @@ def linear(walk: Walk, node: Node, a: dict[str, Any]) -> State:
 def addmm(walk: Walk, node: Node, a: dict[str, Any]) -> State:
     """Something and a product of matrices."""
     x, y = walk.of(a.get("mat1", a.get("batch1"))), walk.of(a.get("mat2", a.get("batch2")))
-    return _plus(_matrices(walk, x, y), walk.of(a["self"]))
+    made = _plus(_matrices(walk, x, y), walk.of(a["self"]))
+    if (a["beta"], a["alpha"]) != (1, 1):
+        return replace(made, axes=refilled(made.axes))
+    return made
 
 
 def einsum(walk: Walk, node: Node, a: dict[str, Any]) -> State:
@@ -202,7 +218,7 @@ def attention(walk: Walk, node: Node, a: dict[str, Any]) -> State:
 
 def _alike(row: Atom, mask: Atom) -> Atom:
     """A row's scores with a mask: a row all of which is hidden comes to 0, whatever hides it."""
-    fill = Fill(row.fill.copies and mask.fill.copies, finite=row.fill.finite)
+    fill = Fill(row.fill.copies and mask.fill.copies, finite=row.fill.finite, shared=row.fill.is_as_finite)
     return row if row.dim is None else replace(row, fill=fill, ahead=None)
 
 

@@ -15,6 +15,7 @@ import rsn  # noqa: E402 - torch first: it may be missing
 from rsn.filling import Filling  # noqa: E402
 from rsn.isa.errors import TensorError, UnsupportedError  # noqa: E402
 from rsn.shapes import Arguments  # noqa: E402
+from rsn.tests.padding import chains  # noqa: E402
 from rsn.tests.padding.heads import HEADS, draw, tried  # noqa: E402
 
 B, L, C = 3, 5, 6
@@ -23,12 +24,20 @@ B, L, C = 3, 5, 6
 def test_random_heads() -> None:
     """None is wrong, and few are refused without need. `python -m rsn.tests.padding.heads` tries more."""
     start = 0 if os.environ.get("CI") else torch.seed() % 1_000_000
-    found = Counter((verdict, f"{case} {why}") for case, verdict, why in tried(range(start, start + 100)))
+    found = Counter((verdict, f"{case} {why}") for case, verdict, why in tried(range(start, start + 60)))
     assert not [text for verdict, text in found if verdict == "wrong"]
     strict = [text for verdict, text in found if verdict == "too strict"]
     right = sum(count for (verdict, _), count in found.items() if verdict == "right")
-    assert right > 40
-    assert len(strict) <= 0.12 * right, strict  # of 3000 it is 3 %
+    assert right > 20
+    assert len(strict) <= 0.15 * right, strict  # of 600 it is 2 %
+
+
+def test_random_chains() -> None:
+    """None is wrong. `python -m rsn.tests.padding.chains` tries more."""
+    start = 0 if os.environ.get("CI") else torch.seed() % 1_000_000
+    found = [chains.verdict(seed) for seed in range(start, start + 30)]
+    assert not [(chain.steps, start) for chain, verdict, _ in found if verdict == "wrong"]
+    assert any(verdict == "right" for _, verdict, _ in found)
 
 
 def test_the_heads_are_many() -> None:
@@ -43,6 +52,7 @@ class Of(torch.nn.Module):
         super().__init__()
         torch.manual_seed(0)
         self.layer, self.made, self.words = torch.nn.Linear(C, C), made, torch.nn.Embedding(50, C)
+        self.heads = torch.nn.MultiheadAttention(C, 2, batch_first=True)
         self.register_buffer("positions", torch.randn(1, 32, C))
 
     def forward(self, x: Any, mask: Any, ids: Any) -> Any:
@@ -134,6 +144,7 @@ SIZES = [(1, 1), (2, 3), (4, 8), (3, 7)]
         lambda m, y, mask, ids: eager(eager(y, hidden(mask)).transpose(1, 2).flatten(2), hidden(mask)),
         lambda m, y, mask, ids: put(y, mask[..., None].expand(y.shape) == 0, -1e9).max(1)[0],
         lambda m, y, mask, ids: put(y, ~mask.bool(), 0.0).sum(1),
+        lambda m, y, mask, ids: m.heads(m.positions[:, :2].expand(y.shape[0], -1, -1), y, y, ~mask.bool())[0],
         lambda m, y, mask, ids: y[:, 0],
         lambda m, y, mask, ids: y[-1],  # of a batch the last, of which there are copies
         lambda m, y, mask, ids: y[:, ::2],
@@ -200,7 +211,7 @@ def test_least_size() -> None:
     """Where the module itself cannot be called."""
     found, *_ = filling(lambda m, y, mask, ids: y[:, 3])
     found.check_sizes((1, 4))
-    with pytest.raises(TensorError, match=r"^a length of 3; this module takes a length of 4 or more$"):
+    with pytest.raises(TensorError, match=r"^a length of 3; this module takes a length of 4 or more, or Length"):
         found.check_sizes((1, 3))
 
 
