@@ -137,7 +137,7 @@ def _ranged(
         raise MixedError(_dim_of(axis), "of a part of what follows the size it takes one in so many")
     if start != small[0] or (range_[0] or 0) < 0:
         raise MixedError(_dim_of(axis), f"where its range begins ({start}) depends on the size")
-    if stop == small[1] and stop < min(size, other):  # the first ones
+    if stop == small[1] and stop < size:  # the first ones
         walk.needs(atom, stop)
         return replace(state, axes=_with(state.axes, at, plain(length)))
     if size - stop != other - small[1]:
