@@ -72,6 +72,7 @@ class Family:
                 raise TensorError(f"argument {name} {what}; the example has a tensor")
         asked = self._arguments.sizes(given)
         self._filling.check_sizes(asked)
+        self._filling.check_masks(given)
         taken = tuple(d.fitting(n) for d, n in zip(self._arguments.dims, asked, strict=True))
         with self._lock:
             seen = self._follow()

@@ -7,11 +7,11 @@ they are and filled up.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
 from math import prod
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from .compare import BOUND
 from .isa.errors import TensorError, UnsupportedError
@@ -41,6 +41,7 @@ class Filling:
         self._captured: dict[Sizes, Graph] = {}
         self._least: dict[Dim, int] = {}
         self._cuts: dict[Sizes, list[_Cut | None]] = {}
+        self._masks = [name for name, x in arguments.example.items() if _is_mask(x)]
         probe = _Probe(model, arguments)
         probe.call_with_other_sizes()
         usual = tuple(dim.sizes[0] if dim.exact else dim.sizes[-1] for dim in arguments.dims)
@@ -67,6 +68,16 @@ class Filling:
                 raise TensorError(
                     f"a {dim.what} of {size}; this module takes a {dim.what} of {self._least[dim]} or more, or "
                     f"{type(dim).__name__}(..., exact=True)"
+                )
+
+    def check_masks(self, given: Mapping[str, Any]) -> None:
+        """Raises `TensorError` for an argument that is a mask in the example and holds other numbers now."""
+        for name in self._masks:
+            x = given.get(name)
+            if hasattr(x, "shape") and not _is_zero_or_one(x):
+                raise TensorError(
+                    f"argument {name} is 0 or 1 everywhere in the example, as a mask, and other numbers here; give an "
+                    "example that has others too"
                 )
 
     def cut(self, leaves: Sequence[Any], taken: Sizes, asked: Sizes) -> list[Any]:
@@ -256,35 +267,55 @@ class _Probe:
                     raise UnsupportedError(f"output {n} is no tensor and changes with the {dim.what}: {a}, {b}")
 
     def compare(self, cut: Callable[[Sequence[Any], Sizes, Sizes], list[Any]]) -> None:
-        """Filled up and not, in PyTorch. cut: of results for some sizes to others. Raises `UnsupportedError` where
-        results differ."""
-        for number, example in enumerate(self._examples()):
-            for sizes in dict.fromkeys(self._smaller(many=not number)):
+        """Filled up and not, in PyTorch, in small sizes if the module can be called so. cut: of results for some sizes
+        to others. Raises `UnsupportedError` where results differ."""
+        small = tuple(n if d.exact else min(n, FEW) for d, n in zip(self._of.dims, self._sizes, strict=True))
+        base = small if self._calls(self._of.resized(self._of.example, small)) else self._sizes
+        for number, example in enumerate(self._examples(base)):
+            for sizes in dict.fromkeys(self._smaller(base, many=not number)):
                 given = self._of.resized(example, sizes)
-                try:
-                    apart = _leaves(_called(self._model, given))
-                except Exception:  # what it says of numbers and sizes that it was not made for is no matter of filling
+                apart = self._calls(given)
+                if not apart or not all(_is_finite(x) for x in apart):
                     continue
-                if not all(_is_finite(x) for x in apart):
-                    continue
-                for i, (dim, size) in enumerate(zip(self._of.dims, sizes, strict=True)):
-                    if dim.exact or dim.sizes == (1,):
-                        continue
-                    taken = (*sizes[:i], self._other(dim, size), *sizes[i + 1 :])
-                    full = _leaves(self._asked(self._of.resized(given, taken), [dim], [taken[i]]))
-                    _check(dim, apart, cut(full, taken, sizes))
+                everything = tuple(map(self._more, self._of.dims, sizes))
+                full = _leaves(self._asked(self._of.resized(given, everything), self._of.dims, everything))
+                if _difference(apart, cut(full, everything, sizes)):
+                    self._refuse(given, sizes, apart, cut)
 
-    def _smaller(self, many: bool) -> Iterator[Sizes]:
-        """The example's sizes, and each dimension with just one, or with some between too."""
-        yield self._sizes
-        for i, (dim, size) in enumerate(zip(self._of.dims, self._sizes, strict=True)):
+    def _refuse(self, given: dict[str, Any], sizes: Sizes, apart: Sequence[Any], cut: Any) -> NoReturn:
+        """For the dimension that makes a difference by itself, or the last."""
+        for i, dim in enumerate(self._of.dims):
+            taken = (*sizes[:i], self._more(dim, sizes[i]), *sizes[i + 1 :])
+            full = _leaves(self._asked(self._of.resized(given, taken), [dim], [taken[i]]))
+            why = _difference(apart, cut(full, taken, sizes))
+            if why or i == len(sizes) - 1:
+                raise _refusal(dim, why or "output 0: it differs where several are filled up")
+        raise AssertionError("no dimension")
+
+    def _calls(self, example: dict[str, Any]) -> list[Any]:
+        """What the module makes of it; nothing where it raises: what it says of numbers and sizes that it was not made
+        for is no matter of filling."""
+        try:
+            return _leaves(_called(self._model, example))
+        except Exception:
+            return []
+
+    @staticmethod
+    def _more(dim: Dim, size: int) -> int:
+        """A size that is filled up to."""
+        return size if dim.exact or dim.sizes == (1,) else min(size + FILLED, max(dim.sizes[-1], size + 1))
+
+    def _smaller(self, sizes: Sizes, many: bool) -> Iterator[Sizes]:
+        """These, and each dimension with just one, or with some between too."""
+        yield sizes
+        for i, (dim, size) in enumerate(zip(self._of.dims, sizes, strict=True)):
             for n in (1, 2, size // 2, size - 1) if many else (1,):
                 if not dim.exact and 0 < n < size:
-                    yield (*self._sizes[:i], n, *self._sizes[i + 1 :])
+                    yield (*sizes[:i], n, *sizes[i + 1 :])
 
-    def _examples(self) -> Iterator[dict[str, Any]]:
-        """Of the base sizes: as given; with the other sign; with numbers of other sizes; with other whole numbers."""
-        base = self._varied(self._sizes)
+    def _examples(self, sizes: Sizes) -> Iterator[dict[str, Any]]:
+        """As given; with the other sign; with numbers of other sizes; with other whole numbers."""
+        base = self._varied(sizes)
         yield base
         for change in (_negated, _times(10.0), _times(1000.0), _shuffled):
             changed = {name: change(x) if hasattr(x, "shape") else x for name, x in base.items()}
@@ -318,21 +349,21 @@ def _cannot_be_called(dims: Sequence[Dim], sizes: Sequence[int], why: str) -> Te
     )
 
 
-def _check(dim: Dim, apart: Sequence[Any], filled: Sequence[Any]) -> None:
+def _difference(apart: Sequence[Any], filled: Sequence[Any]) -> str:
+    """Of which output, and by how much; empty where there is none."""
     for n, (a, b) in enumerate(zip(apart, filled, strict=True)):
         if not hasattr(a, "shape"):
             continue
         if a.shape != b.shape:
-            raise UnsupportedError(
-                f"output {n} is {tuple(b.shape)} when the {dim.what} is filled up, not {tuple(a.shape)}"
-            )
+            return f"output {n}: it is {tuple(b.shape)} then, not {tuple(a.shape)}"
         if not a.is_floating_point():
-            same, difference = bool((a == b).all()), ""
-        else:
-            off = float((a - b).abs().max() / a.abs().max().clamp(min=1e-30)) if a.numel() else 0.0
-            same, difference = off <= BOUND, f"it differs by {off:.2g} of its largest value"  # NaN is not the same
-        if not same:
-            raise _refusal(dim, f"output {n}: {difference or 'it differs'}")
+            if not bool((a == b).all()):
+                return f"output {n}: it differs"
+        elif a.numel():
+            off = float((a - b).abs().max() / a.abs().max().clamp(min=1e-30))
+            if not off <= BOUND:  # NaN is not the same
+                return f"output {n}: it differs by {off:.2g} of its largest value"
+    return ""
 
 
 def _is_finite(x: Any) -> bool:
@@ -346,6 +377,10 @@ def _called(model: nn.Module, arguments: dict[str, Any]) -> Any:
         return model(**arguments)
 
 
+FEW = 12
+"""Rows and sequences of examples that PyTorch computes."""
+FILLED = 5
+"""How many are filled in there."""
 PLAIN = (int, float, str, tuple)
 """Results that are compared where they are no tensors."""
 
@@ -391,9 +426,13 @@ def _is_data(x: torch.Tensor) -> bool:
 
 
 def _is_mask(x: Any) -> bool:
-    """Whether an argument holds whole numbers, each 0 or 1: so it will in all calls."""
+    """Whether an argument holds whole numbers, each 0 or 1, and not 0 alone, as token types do."""
     if not hasattr(x, "is_floating_point") or x.is_floating_point() or x.is_complex():
         return False
+    return _is_zero_or_one(x) and bool((x == 1).any())
+
+
+def _is_zero_or_one(x: torch.Tensor) -> bool:
     return bool(((x == 0) | (x == 1)).all())
 
 

@@ -17,7 +17,7 @@ from torch.utils import _pytree as pytree
 from ..capture import Constants, arguments, dtype_of, is_static, packet, shape_of, site
 from ..rules import CHECKS
 from .elementwise import CASTS, elementwise, is_elementwise, is_masked_put, masked_put
-from .moves import MOVES, expand, full, getitem, narrow, regroup, repeat, select, slice_, split
+from .moves import MOVES, expand, full, getitem, narrow, part_or_whole, regroup, repeat, select, slice_, split
 from .products import PRODUCING
 from .reductions import REDUCING
 from .state import Atom, Axis, Fill, Mixed, MixedError, State, number, plain, size_of
@@ -26,8 +26,8 @@ aten = torch.ops.aten
 log = logging.getLogger(__name__)
 
 RULES: dict[Any, Callable[[Walk, Node, dict[str, Any]], State | list[State]]] = {**MOVES, **REDUCING, **PRODUCING}
-LARGEST_LOOKED_AT = 1 << 22
-"""Elements of a constant whose values are looked at, where its shape does not follow a size."""
+LARGEST_LOOKED_AT = 1 << 16
+"""Elements of a constant whose values are looked at one by one, where its shape does not follow a size."""
 FARTHEST = 64
 """What an axis may have more or less than the size that it follows."""
 
@@ -216,6 +216,8 @@ class Walk:
         return [replace(part, finite=part.finite and finite) for part in made]
 
     def _made(self, node: Node, operands: Sequence[State]) -> State | list[State]:
+        if packet(node) is not packet(self._pairs[node]):
+            return part_or_whole(self, node, self._pairs[node])
         if is_elementwise(node):
             self.no_sizes(node)
             return elementwise(node, {x: self.of(x) for x in node.all_input_nodes})
@@ -294,9 +296,9 @@ class Walk:
         if grows or self._differs[node] or any(x in self._varying for x in operands):
             self._varying.add(node)
         axes = self.shaped(node)
-        if node not in self._varying and node.meta["val"].numel() > LARGEST_LOOKED_AT:
-            return State(axes, finite=False)
         large = self._constants.value(node)
+        if node not in self._varying and large.numel() > LARGEST_LOOKED_AT:
+            return State(axes, finite=bool(large.sum().isfinite()))
         if node in self._varying:
             small = self._small_constants.value(self._pairs[node])
             for at, (axis, size) in enumerate(zip(axes, small.shape, strict=True)):
@@ -383,6 +385,7 @@ def _paired(small: ExportedProgram, large: ExportedProgram) -> dict[Node, Node]:
     pairs: dict[Node, Node] = {}
     for node, other in zip(*lists, strict=False):
         same = (node.op, node.target) == (other.op, other.target) or node.op == other.op != "call_function"
+        same = same or {packet(node), packet(other)} == {aten.alias, aten.slice}  # a part, and just the whole
         if not same or [pairs.get(x) for x in node.all_input_nodes] != other.all_input_nodes:
             raise FillingError(0, f"for one size the module computes {_name(node)}, for another {_name(other)} there")
         pairs[node] = other
@@ -398,7 +401,7 @@ def _name(node: Node) -> str:
 
 def _literals_differ(node: Node, other: Node) -> set[str]:
     """Which arguments of an operator hold other numbers than those of the same operator of another graph."""
-    if node.op != "call_function":
+    if node.op != "call_function" or packet(node) is not packet(other):
         return set()
     given, others = arguments(node), arguments(other)
     if not given:  # no operator of PyTorch's

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.fx import Node
 
-from ..capture import dtype_of, packet, shape_of
+from ..capture import arguments, dtype_of, packet, shape_of
 from .state import Atom, Axis, Fill, Mixed, MixedError, State, broadcast, is_plain, plain, refilled, size_of, tidy
 
 if TYPE_CHECKING:
@@ -110,6 +110,16 @@ def narrow(walk: Walk, node: Node, a: dict[str, Any]) -> State:
     """As `slice_`, by its length."""
     begin, length = walk.small(node, "start", "length")
     return _ranged(walk, node, a["self"], a["dim"], (a["start"], a["start"] + a["length"]), (begin, begin + length), 1)
+
+
+def part_or_whole(walk: Walk, node: Node, small: Node) -> State:
+    """As `slice_`, where the range is the whole in one of the two graphs, and so no operator there."""
+    x, whole = node.all_input_nodes[0], (0, None)
+    a = arguments(node if packet(node) is aten.slice else small)
+    large, small_range = (a["start"], a["end"]), whole
+    if packet(node) is not aten.slice:
+        large, small_range = small_range, large
+    return _ranged(walk, node, x, a["dim"], large, small_range, a["step"])
 
 
 def _ranged(
