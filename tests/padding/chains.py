@@ -402,8 +402,10 @@ def example(batch: int, length: int, seed: int, hides: bool = True) -> dict[str,
 SIZES = [(1, 1), (2, 3), (3, 5), (1, 7), (3, 1), (2, 8), (4, 4), (3, 6), (4, 2), (2, 5)]
 
 
-def is_right(model: Model, given: Arguments, cut: Callable[..., list[Any]] | None) -> bool | None:
-    """As `heads.is_right`; None also where the results are the same for all numbers: such a chain shows nothing."""
+def is_right(model: Model, given: Arguments, filling: Filling | None) -> bool | None:
+    """As `heads.is_right`; None also where the results are the same for all numbers: such a chain shows nothing. Sizes
+    that a family refuses are left out."""
+    cut = None if filling is None else filling.cut
     tried, seen = 0, {}
     varies = False
     for n in range(3 * len(SIZES)):
@@ -411,8 +413,10 @@ def is_right(model: Model, given: Arguments, cut: Callable[..., list[Any]] | Non
         x = example(*sizes, n)
         with torch.no_grad():
             try:
+                if filling is not None:
+                    filling.check_sizes(sizes)
                 wanted = model(**x)
-            except (RuntimeError, IndexError):
+            except (RuntimeError, IndexError, TensorError):
                 continue
             if not all(w.isfinite().all() for w in wanted):
                 continue
@@ -442,7 +446,7 @@ def verdict(seed: int) -> tuple[Chain, str, str]:
         return chain, "none" if right is None else "too strict" if right else "refused", str(error)
     except TensorError as error:
         return chain, "none", str(error)
-    right = is_right(model, given, filling.cut)
+    right = is_right(model, given, filling)
     return chain, "none" if right is None else "right" if right else "wrong", ""
 
 
