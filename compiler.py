@@ -17,6 +17,7 @@ from .host.runner import Runner
 from .host.tensors import save_tensors
 from .hw.sim.machine import Run
 from .isa.datapath import Overlay
+from .isa.durations import duration
 from .isa.errors import ScheduleError, TensorError, UnsupportedError, require_torch
 from .isa.overlays import find
 from .isa.program import Program, Role
@@ -248,7 +249,7 @@ class Compiled:
             "program": f"{sizes['mops']['total']} mOPs in {sizes['packets']['total']} packets, "
             f"{sizes['bytes']['total']} bytes",
             "weights": f"{sum(4 * b.size for b in program.with_role(Role.WEIGHT)) / 1e6:.1f} MB",
-            "modelled latency": f"{e.latency_s * 1e3:.3f} ms",
+            "modelled latency": duration(e.latency_s),
         }
         rows = "".join(f"<tr><th>{escape(k)}</th><td>{escape(v)}</td></tr>" for k, v in facts.items())
         return (

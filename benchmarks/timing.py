@@ -27,6 +27,7 @@ import numpy as np
 from rsn.assembler import container
 from rsn.hw.sim.machine import simulate, summary
 from rsn.isa.compiled import Plan, available
+from rsn.isa.durations import duration
 from rsn.isa.network import Network
 from rsn.isa.overlays.xnn import XNN_BASE
 from rsn.isa.packet import decode_image
@@ -138,7 +139,7 @@ def report(result: dict[str, Any]) -> str:
     ]
     uops, firings = result["uops"], result["firings"]
     lines = [
-        f"{result['name']}: {uops:,} uOPs, {firings:,} firings, modelled latency {1e3 * result['latency_s']:.3f} ms",
+        f"{result['name']}: {uops:,} uOPs, {firings:,} firings, modelled latency {duration(result['latency_s'])}",
         f"{'CPU time':<34}{'seconds':>9}{'ns/firing':>11}{'Python is':>12}",
     ]
     for name, key, goal in rows:

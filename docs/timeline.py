@@ -20,6 +20,7 @@ from rsn.hw.sim.explain import SegmentTime, explain
 from rsn.hw.sim.machine import Machine, causes, launch_seconds
 from rsn.hw.sim.scene import covered
 from rsn.hw.sim.timeline import Timeline
+from rsn.isa.durations import unit_of
 from rsn.isa.program import Program
 
 Floats = npt.NDArray[np.float64]
@@ -158,7 +159,8 @@ def _segments(found: list[SegmentTime], latency: float, head: int, bottom: int) 
 
 
 def _axis(latency: float, at: int) -> Iterator[str]:
-    unit, factor = ("ms", 1e3) if latency >= 1e-3 else ("µs", 1e6)
+    unit, factor = unit_of(latency)
+    unit = unit.replace("u", "µ")
     span = latency * factor
     step = next(s for s in (0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 50, 100, 200) if span / s <= 12 or s == 200)
     for i in range(int(span / step) + 1):

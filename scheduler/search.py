@@ -17,6 +17,7 @@ import numpy as np
 
 from ..isa.compiled import Timing, execute
 from ..isa.datapath import Overlay
+from ..isa.durations import duration
 from ..isa.errors import DeadlockError, ProgramError, ScheduleError, UnsupportedError
 from ..isa.layout import BLOCK
 from .groups import groups_of, kind_of
@@ -60,8 +61,8 @@ class Found:
         of = "" if self.sampled == self.segments else f" for {self.sampled} of {self.segments} segments"
         bounds = sorted(self.busy.items(), key=lambda item: -item[1])[:4]
         return [
-            f"modelled {self.latency_s * 1e3:.3f} ms{of}, without launch; {self.tried} schedules tried",
-            "busy, a bound for every order: " + ", ".join(f"{unit} {s * 1e3:.3f} ms" for unit, s in bounds),
+            f"modelled {duration(self.latency_s)}{of}, without launch; {self.tried} schedules tried",
+            "busy, a bound for every order: " + ", ".join(f"{unit} {duration(s)}" for unit, s in bounds),
             *self.steps,
         ]
 
@@ -187,7 +188,7 @@ class _Trial:
                 self.fastest, self._fastest_s = schedule, run.latency
             if self.found is None:
                 self._price_s, layers = run.latency, len(self._network.layers)
-                self.found = Found(schedule, run.latency, layers, layers, steps=[f"{what}: {run.latency * 1e3:.3f} ms"])
+                self.found = Found(schedule, run.latency, layers, layers, steps=[f"{what}: {duration(run.latency)}"])
             else:
                 self.found.tried += 1
                 if run.latency >= self._price_s * (1 - 1e-6):
@@ -195,7 +196,7 @@ class _Trial:
                 asked = run.latency * (1 + DEAR * self._size.excess(schedule))
                 if asked >= self._price_s * (1 - 1e-6):
                     return
-                self.found.steps.append(f"{what}: {run.latency * 1e3:.3f} ms, {self._size.words(schedule)}")
+                self.found.steps.append(f"{what}: {duration(run.latency)}, {self._size.words(schedule)}")
                 self.found.schedule, self.found.latency_s, self._price_s = schedule, run.latency, asked
         except (DeadlockError, ProgramError, UnsupportedError) as e:  # it does not run, or there is no image of it
             self.failure = self.failure or e

@@ -323,6 +323,7 @@ def _compare(program: Program, options: Mapping[str, Any], as_json: bool) -> Non
 
 def _report(program: Program, run: Run, machine: Machine | None, options: Mapping[str, Any], as_json: bool) -> None:
     from ...hw.sim.explain import explain
+    from ...isa.durations import duration
     from ...isa.statistics import count
 
     if run.clock != "modelled":
@@ -339,7 +340,7 @@ def _report(program: Program, run: Run, machine: Machine | None, options: Mappin
         }
         click.echo(json.dumps(facts if reasons is None else facts | {"explain": reasons.as_json()}))
         return
-    click.echo(f"latency        {run.latency_s * 1e3:.3f} ms (modelled)")
+    click.echo(f"latency        {duration(run.latency_s)} (modelled)")
     moved = ", ".join(f"{name} {n / 1e6:.1f} MB" for name, n in run.bytes.items() if name != "instructions")
     click.echo(f"moved          {moved}, instructions {run.bytes['instructions']} bytes")
     path = ", ".join(f"{cause} {100 * share:.0f} %" for cause, share in run.critical_path.items() if share >= 0.01)
@@ -356,6 +357,7 @@ def _report(program: Program, run: Run, machine: Machine | None, options: Mappin
 
 def _report_timed(program: Program, run: Run, options: Mapping[str, Any], as_json: bool) -> None:
     """Of a board that took time itself: the machine's own, or this computer's, which says nothing of the machine."""
+    from ...isa.durations import duration
     from ...isa.statistics import count
 
     measured = run.clock == "measured"
@@ -365,9 +367,9 @@ def _report_timed(program: Program, run: Run, options: Mapping[str, Any], as_jso
         click.echo(json.dumps(facts | ({"facts": run.facts} if run.facts else {})))
         return
     if measured:
-        click.echo(f"latency        {run.latency_s * 1e3:.3f} ms (measured by the host)")
+        click.echo(f"latency        {duration(run.latency_s)} (measured by the host)")
     else:
-        click.echo(f"wall time      {run.latency_s:.3f} s on this computer; board sim models the machine's")
+        click.echo(f"wall time      {duration(run.latency_s)} on this computer; board sim models the machine's")
     width = max((len(name) for name in run.facts), default=0)
     for name, fact in run.facts.items():
         click.echo(f"{name:<{max(width, 14)}} {fact}")

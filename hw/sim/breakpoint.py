@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from ...isa.durations import duration
 from ...isa.errors import ProgramError
 from ...isa.expansion import Expansion, at
 from ...isa.fields import Record
@@ -40,7 +41,7 @@ class Stopped:
     def __str__(self) -> str:
         place = f" ({self.where})" if self.where else ""
         lines = [
-            f"{self.unit} stopped before uOP {self.number}{place} at {self.clock * 1e3:.4f} ms",
+            f"{self.unit} stopped before uOP {self.number}{place} at {duration(self.clock)}",
             f"  {self.uop}",
         ]
         lines += [f"  {name:<24} {value}" for name, value in self.flags.items()]

@@ -16,6 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ...isa.datapath import Overlay
+from ...isa.durations import unit_of
 from ...isa.expansion import Expansion
 from ...isa.network import FIRST_WORD, LAST_WORD, OWN, ROOM, Chain
 from ...isa.segments import Segment, segments
@@ -238,16 +239,20 @@ MOST = 8
 def _screen(e: Explanation) -> str:
     """One screen: what matters most of everything."""
 
-    def ms(seconds: float) -> str:
-        return f"{seconds * 1e3:9.3f} ms"
+    unit, factor = unit_of(
+        min(e.latency_s, 0.1)
+    )  # one for all, to compare them; s would leave nothing of what is short
+
+    def time(seconds: float) -> str:
+        return f"{seconds * factor:9.3f} {unit:<2}"
 
     def share(seconds: float) -> str:
         return f"{100 * seconds / e.latency_s:5.1f} %" if e.latency_s else ""
 
-    path = [f"{name:<19}{ms(s)} {share(s)}" for name, s in e.causes.items() if s >= e.latency_s / 2000]
-    held = [f"{name:<19}{ms(s)} {share(s)}" for name, s in e.dependencies.items() if s >= e.latency_s / 2000]
+    path = [f"{name:<19}{time(s)} {share(s)}" for name, s in e.causes.items() if s >= e.latency_s / 2000]
+    held = [f"{name:<19}{time(s)} {share(s)}" for name, s in e.dependencies.items() if s >= e.latency_s / 2000]
     gains = [
-        f"{w.rate:<19}{ms(w.latency_s)} {share(w.latency_s - e.latency_s)}"
+        f"{w.rate:<19}{time(w.latency_s)} {share(w.latency_s - e.latency_s)}"
         for w in e.what_if[:MOST]
         if w.latency_s < e.latency_s * 0.9995
     ]
@@ -256,13 +261,13 @@ def _screen(e: Explanation) -> str:
     out = [f"{a:<{WIDTH // 2}}{b}" for a, b in zip_longest(left, right, fillvalue="")]
     rows = []
     for name, times, seconds, parts in _alike(e.segments):
-        row = f"{name[:31]:<32}{f'x{times}' if times > 1 else '':<4}{ms(seconds)} {share(seconds)}"
+        row = f"{name[:31]:<32}{f'x{times}' if times > 1 else '':<4}{time(seconds)} {share(seconds)}"
         mostly = [f"{cause} {100 * s / seconds:.0f} %" for cause, s in parts.items() if seconds]
         while len(", ".join(mostly)) > WIDTH - len(row) or len(mostly) > 3:
             mostly.pop()
         rows.append(f"{row}  {', '.join(mostly)}")
     out += ["", *_under("segment, to its last store", _most(rows))]
-    rows = [f"{_end(x.where, 35):<36}{x.unit:<16}{ms(x.seconds)} {share(x.seconds)}  {x.cause}" for x in e.lines]
+    rows = [f"{_end(x.where, 35):<36}{x.unit:<16}{time(x.seconds)} {share(x.seconds)}  {x.cause}" for x in e.lines]
     out += ["", *_under("source line on the critical path", _most(rows))]
     # names come from the program, and a program from anywhere: nothing that a terminal would obey
     lines = ["".join(c if c.isprintable() else "?" for c in line) for line in [*out, "", *_busiest(e)]]

@@ -22,6 +22,7 @@ import numpy as np
 from markupsafe import Markup
 
 from ...isa.datapath import Overlay, Rate
+from ...isa.durations import unit_of
 from ...isa.files import replacing
 from ...isa.network import seconds_by_rate
 from ...isa.overlays import OVERLAYS
@@ -509,7 +510,8 @@ def _hash(text: str) -> str:
 
 def _clock(latency: float) -> tuple[str, float]:
     """The unit of times on a page, and how many of it make a second."""
-    return ("s", 1.0) if latency >= 1 else ("ms", 1e3) if latency >= 1e-3 else ("µs", 1e6)
+    name, factor = unit_of(latency)
+    return name.replace("u", "µ"), factor
 
 
 def _number(value: float, text: str) -> Markup:

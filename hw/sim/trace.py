@@ -23,6 +23,7 @@ from typing import IO, Any
 import numpy as np
 import numpy.typing as npt
 
+from ...isa.durations import duration
 from ...isa.expansion import Expansion, at, piece_name
 from ...isa.fields import Record
 from ...isa.files import replacing
@@ -207,7 +208,7 @@ class Picture:
             "packets": len(self.machine.packets),
             "uOPs": self.uops,
             "time 0": f"the first instruction, {launch_seconds(self.overlay) * 1e6:g} us after the launch",
-            "latency": f"{(self.timeline.seconds + launch_seconds(self.overlay)) * 1e3:.6f} ms, launch included",
+            "latency": f"{duration(self.timeline.seconds + launch_seconds(self.overlay))}, launch included",
             "rates": {n: f"{r.value:g} {r.unit} ({r.cause})" for n, r in self.overlay.rates.items()},
             "FIFO depths": f"{self.overlay.mop_fifo_depth} mOPs, {self.overlay.uop_fifo_depth} uOPs",
             "slices": f"one for the uOPs of a unit that come from one packet: {self.uops} uOPs are too many"

@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 from rsn.hw.sim import breakpoint as breakpoints
 from rsn.hw.sim.breakpoint import Stopped, stop
 from rsn.hw.sim.machine import Machine, launch_seconds, one_blas_thread
+from rsn.isa.durations import duration
 from rsn.isa.errors import DeadlockError, ProgramError
 from rsn.isa.expansion import Expansion
 from rsn.isa.fields import Record
@@ -260,7 +261,7 @@ def stopped_memc() -> Stopped:
 def test_the_text_says_where_and_what() -> None:
     stopped = stop(machine("fig6_app2"), example("fig6_app2").banks(), "FU3", 1)
     first, what, *rest = str(stopped).splitlines()
-    assert first == f"FU3 stopped before uOP 1 (fig6_app2.rsn:21) at {stopped.clock * 1e3:.4f} ms"
+    assert first == f"FU3 stopped before uOP 1 (fig6_app2.rsn:21) at {duration(stopped.clock)}"
     assert what == "  Write addr 420, size 100, from_fu1 1"
     assert [row.split()[0] for row in rest] == ["FU1->FU3", "FU2->FU3", "uOP"]
     text = str(stopped_memc())

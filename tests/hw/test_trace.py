@@ -21,6 +21,7 @@ from rsn.hw.sim import trace
 from rsn.hw.sim.machine import Machine
 from rsn.hw.sim.timeline import Timeline
 from rsn.hw.sim.trace import UNITS, Picture, Titles, events, microseconds, round_up, write_trace
+from rsn.isa.durations import duration
 from rsn.isa.overlays import XNN
 from rsn.isa.program import Kernels, Program
 from rsn.scheduler.lower import lower
@@ -560,7 +561,7 @@ def test_notes_say_what_was_run() -> None:
     notes = Picture(timeline("gemm768")).notes()
     assert notes["program"] == "gemm768.rsn"
     assert notes["rates"]["ddr_read_gbs"] == "21 GB/s (DDR load)"
-    assert notes["latency"].startswith(f"{timeline('gemm768').machine.run().latency_s * 1e3:.6f} ms")
+    assert notes["latency"].startswith(f"{duration(timeline('gemm768').machine.run().latency_s)}, ")
 
 
 @pytest.mark.parametrize("name", ["no/such/folder/t.json", "file/t.json", "folder", "no/such/folder/t.json.gz"])
