@@ -70,14 +70,14 @@ def choose(
             found = search(network, overlay, best.budget_s, best.seed, progress, _checked(best.cost))
         except _NoPriceError as e:
             raise ScheduleError(str(e)) from None
-        return Chosen(found.schedule, (f"searched for {best.budget_s} s by another cost model", *found.words))
+        return Chosen(found.schedule, (f"searched for {best.budget_s} s at most by another cost model", *found.words))
     folder = best.cache or _user_cache()
     path = folder / f"{_key(network, overlay, best.seed)}.toml"
     kept = _kept(path, best.budget_s)
     if kept is not None:
         return kept
     found = search(network, overlay, best.budget_s, best.seed, progress)
-    why = (f"searched for {best.budget_s} s", *found.words)
+    why = (f"searched for {best.budget_s} s at most", *found.words)
     chosen = Chosen(found.schedule, why)
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -110,7 +110,7 @@ def _kept(path: Path, budget_s: float) -> Chosen | None:
         words = [line[2:] for line in path.read_text(encoding="utf-8").splitlines() if line.startswith("# ")]
         if float(words[0].split()[2]) < budget_s:
             return None
-        return Chosen(read_schedule(path), tuple(words))
+        return Chosen(read_schedule(path), (f"from the cache: {words[0]}, in an earlier run", *words[1:]))
     except (OSError, ScheduleError, ValueError, IndexError, UnicodeDecodeError):
         return None
 
