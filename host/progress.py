@@ -1,36 +1,145 @@
-"""A progress bar for work that takes long, on a terminal's stderr."""
+"""Progress of work that takes long, on a terminal's stderr: a bar, and a line for each step that is done."""
 
 from __future__ import annotations
 
 import sys
 import threading
-from collections.abc import Callable, Iterator
+import time
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from rich.progress import Progress
 
 PATIENCE = 2.0
-"""Seconds before anything is shown."""
+"""Seconds before a bar is shown."""
 
 
 @contextmanager
 def working(what: str) -> Iterator[Callable[[float], None]]:
     """Show a bar once the block has taken two seconds, and take it away at its end; nothing where stderr is no
     terminal. What is yielded is told how much is done, from 0 to 1; the bar only moves along until it is."""
-    if not sys.stderr.isatty():
-        yield lambda share: None
-        return
-    from rich.console import Console
-    from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+    with _bar(what) as bar:
+        yield (lambda share: None) if bar is None else bar.share
 
-    columns = SpinnerColumn(), TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn(), TimeRemainingColumn()
-    bar = Progress(*columns, console=Console(stderr=True), transient=True)
-    task = bar.add_task(what, total=None)
-    timer = threading.Timer(PATIENCE, bar.start)
-    timer.daemon = True
-    timer.start()
+
+class Steps:
+    """Steps of work, one after the other. names: of the steps, in their order."""
+
+    def __init__(self, bar: _Bar | None, names: Sequence[str]) -> None:
+        self._bar, self._names = bar, names
+        self._width = max(map(len, names))
+        self._begun = time.perf_counter()
+
+    def share(self, share: float) -> None:
+        """How much of the step that runs is done, from 0 to 1."""
+        if self._bar is not None:
+            self._bar.share(share)
+
+    def done(self, name: str, remark: str = "") -> None:
+        """A step has ended: a line with its name, the time since the last one ended, and a remark."""
+        if self._bar is None:
+            return
+        seconds = time.perf_counter() - self._begun
+        self._bar.line(f"  {name:<{self._width}} {seconds:6.1f} s  {remark}".rstrip())
+        following = self._names.index(name) + 1 if name in self._names else len(self._names)
+        if following < len(self._names):
+            self._bar.relabel(self._names[following])
+        self._begun = time.perf_counter()
+
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        """Without the bar, to print something else. The time is no step's."""
+        if self._bar is None:
+            yield
+            return
+        begun = time.perf_counter()
+        with self._bar.hidden():
+            yield
+        self._begun += time.perf_counter() - begun
+
+
+@contextmanager
+def stepping(what: str, names: Sequence[str]) -> Iterator[Steps]:
+    """Show `what` and a line for each step as it ends; for a step that takes long, a bar with its name, which is taken
+    away at the end. Nothing where stderr is no terminal."""
+    with _bar(names[0]) as bar:
+        if bar is not None:
+            bar.line(what)
+        yield Steps(bar, names)
+
+
+class _Bar:
+    """A bar that shows after a while. It may be hidden and shown again."""
+
+    def __init__(self, label: str) -> None:
+        from rich.console import Console
+        from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+
+        columns = SpinnerColumn(), TextColumn("{task.description}"), BarColumn()
+        times = TimeElapsedColumn(), TimeRemainingColumn()
+        # stdout is not the bar's: rich would send what is printed there to stderr
+        self._progress: Progress = Progress(
+            *columns, *times, console=Console(stderr=True), transient=True, redirect_stdout=False
+        )
+        self._task = self._progress.add_task(label, total=None)
+        self._lock = threading.Lock()
+        self._is_due = self._is_hidden = False
+        self._timer = threading.Timer(PATIENCE, self._due)
+        self._timer.daemon = True
+        self._timer.start()
+
+    def share(self, share: float) -> None:
+        self._progress.update(self._task, total=1.0, completed=share)
+
+    def relabel(self, label: str) -> None:
+        """Another step begins; how much of it is done is not known yet."""
+        self._progress.remove_task(self._task)
+        self._task = self._progress.add_task(label, total=None)
+
+    def line(self, text: str) -> None:
+        self._progress.console.print(text, markup=False, highlight=False, soft_wrap=True)
+
+    @contextmanager
+    def hidden(self) -> Iterator[None]:
+        with self._lock:
+            self._is_hidden = True
+            self._stop()
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._is_hidden = False
+                self._start()
+
+    def close(self) -> None:
+        self._timer.cancel()
+        self._timer.join()
+        self._stop()
+
+    def _due(self) -> None:
+        with self._lock:
+            self._is_due = True
+            self._start()
+
+    def _start(self) -> None:
+        if self._is_due and not self._is_hidden:
+            self._progress.start()
+
+    def _stop(self) -> None:
+        if self._progress.live.is_started:  # else it would write a line on a terminal without a cursor
+            self._progress.stop()
+
+
+@contextmanager
+def _bar(label: str) -> Iterator[_Bar | None]:
+    """None where stderr is no terminal."""
+    if not sys.stderr.isatty():
+        yield None
+        return
+    bar = _Bar(label)
     try:
-        yield lambda share: bar.update(task, total=1.0, completed=share)
+        yield bar
     finally:
-        timer.cancel()
-        timer.join()
-        if bar.live.is_started:  # else it would write a line on a terminal without a cursor
-            bar.stop()
+        bar.close()

@@ -10,6 +10,8 @@ import click
 
 PASSES = ("capture", "rewrite", "match", "fold", "schedule", "lower", "pack")
 """Those of `rsn.dump.SHOWN`, which only a command that runs may import."""
+STEPS = ("start PyTorch", "load the model", *PASSES, "write")
+"""As shown on a terminal."""
 
 
 @click.command(name="compile")
@@ -59,47 +61,54 @@ def compile_command(
     from ...isa.errors import require_torch
 
     require_torch("compiling a model")
-    from ...assembler.printer import show
-    from ...compiler import schedule_named
-    from ...dump import shown
-    from ...isa.files import check_target as check_file
-    from ...isa.files import write_text
-    from ...isa.overlays import find
-    from ...isa.program import Role
-    from ...isa.statistics import count
-    from ...rsnlib.models import load_spec
-    from ...rsnlib.passes import Passes
-    from ...rsnlib.trace import trace
-    from ...scheduler.build import build
-    from ..progress import working
-    from ..tensors import check_target, save_tensors
+    from ..progress import stepping
 
     if budget is not None and schedule != "best":
         raise click.UsageError("--budget goes with --schedule best")
-    target, plan = find(overlay), schedule_named(schedule, 30.0 if budget is None else budget, seed)
-    for path in (output, schedule_out):
-        if path is not None:
-            check_file(path)
-    if weights_path is not None:
-        check_target(weights_path)
+    with stepping(f"compiling {spec} for {overlay}", STEPS) as steps:
+        from ...assembler.printer import show
+        from ...compiler import schedule_named
+        from ...dump import shown
+        from ...isa.files import check_target as check_file
+        from ...isa.files import write_text
+        from ...isa.overlays import find
+        from ...isa.program import Role
+        from ...isa.statistics import count
+        from ...rsnlib.models import load_spec
+        from ...rsnlib.passes import Passes
+        from ...rsnlib.trace import trace
+        from ...scheduler.best import Chosen
+        from ...scheduler.build import build
+        from ..tensors import check_target, save_tensors
 
-    def dump(name: str, made: object) -> None:
-        if name in dumped or "all" in dumped:
-            click.echo(f"-- after {name}\n{shown(name, made)}", err=as_json)
+        target, plan = find(overlay), schedule_named(schedule, 30.0 if budget is None else budget, seed)
+        for path in (output, schedule_out):
+            if path is not None:
+                check_file(path)
+        if weights_path is not None:
+            check_target(weights_path)
+        steps.done(STEPS[0])
 
-    passes = Passes(observe=dump)
-    with working("compiling") as progress:
+        def observe(name: str, made: object) -> None:
+            steps.done(name, made.why[0] if isinstance(made, Chosen) and made.why else "")
+            if name in dumped or "all" in dumped:
+                with steps.paused():
+                    click.echo(f"-- after {name}\n{shown(name, made)}", err=as_json)
+
+        passes = Passes(observe=observe)
         model, example = load_spec(spec, batch=batch, seq=seq, seed=seed, base=target.extends is None)
+        steps.done("load the model")
         traced = trace(model, example, passes)
         del model, example
         network = traced.network if lengths is None else traced.network.with_lengths(_integers(lengths))
         del traced  # its copy of the weights is the third one
-        built = build(network, target, plan, progress, passes)
+        built = build(network, target, plan, steps.share, passes)
         if weights_path is not None:
             save_tensors(weights_path, built.weights, packed=True)
         write_text(output, show(built.program))
         if schedule_out is not None:
             write_text(schedule_out, built.chosen.show())
+        steps.done("write")
     sizes = count(built.program)
     facts: dict[str, Any] = {
         "program": os.fspath(output),

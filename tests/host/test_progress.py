@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import pty
+import re
 import subprocess
 import sys
 import textwrap
@@ -14,10 +15,12 @@ from pathlib import Path
 import pytest
 
 from rsn.host import progress
+from rsn.host.commands import compile as compiling
 
 PREAMBLE = """
 import sys, time
 from rsn.host import progress
+from rsn.host.commands import compile as compiling
 progress.PATIENCE = {patience}
 """
 
@@ -120,3 +123,71 @@ def test_a_command_shows_it_beside_its_json(tmp_path: Path) -> None:
     assert code == 0
     assert b"running" in seen
     assert json.loads(out)["unit"] == "FU3"
+
+
+STEPS = """
+with progress.stepping("painting the house", ["wall", "door", "roof"]) as steps:
+    time.sleep(0.25)
+    steps.done("wall")
+    steps.share(0.5)
+    steps.done("door", "[red] at most")
+    with steps.paused():
+        print("hello")
+        time.sleep(0.3)
+    time.sleep(0.3)
+    steps.done("roof")
+print("result")
+"""
+
+
+def test_steps_are_lines_that_stay() -> None:
+    seen, out, code = on_a_terminal(STEPS, 60)
+    assert (out, code) == (b"hello\nresult\n", 0)
+    heading, *lines = seen.decode().splitlines()
+    assert heading == "painting the house"
+    assert [line.split()[0] for line in lines] == ["wall", "door", "roof"]
+    assert lines[1].endswith(" 0.0 s  [red] at most")
+    times = [float(line.split()[1]) for line in lines]
+    assert times[0] >= 0.2
+    assert 0.3 <= times[2] < 0.6  # without the pause
+
+
+def test_a_bar_has_the_name_of_the_step_that_runs() -> None:
+    """It shows what runs, what is printed to stdout meanwhile stays there, and while it is hidden nothing moves."""
+    seen, out, code = on_a_terminal(STEPS, 0.05)
+    assert (out, code) == (b"hello\nresult\n", 0)
+    text = re.sub("\x1b\\[[0-9;]*m", "", seen.decode())
+    assert text.index("wall \u2501") < text.index(" 0.0 s  [red] at most") < text.index("roof \u2501")
+    assert seen.count(b"\x1b[?25l") == seen.count(b"\x1b[?25h") == 2
+
+
+def test_what_is_printed_beside_a_bar_goes_to_stdout() -> None:
+    body = 'with progress.working("painting"):\n    time.sleep(0.3)\n    print("result")'
+    seen, out, _ = on_a_terminal(body, 0.05)
+    assert b"painting" in seen
+    assert (out, b"result" in seen) == (b"result\n", False)
+
+
+def test_no_steps_where_stderr_is_a_pipe() -> None:
+    script = PREAMBLE.format(patience=0.01) + STEPS
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, timeout=60, check=True)
+    assert (done.stdout, done.stderr) == (b"hello\nresult\n", b"")
+
+
+def test_compile_shows_its_passes(tmp_path: Path) -> None:
+    command = ["compile", "gemm:130x64x70", "-o", str(tmp_path / "g.rsn"), "--json", "--dump-after", "lower"]
+    seen, out, code = on_a_terminal(f"from rsn.host.cli import main\nmain({command!r})", 60)
+    assert code == 0
+    assert json.loads(out)["segments"] == 1
+    heading, *lines = seen.decode().splitlines()
+    assert heading == "compiling gemm:130x64x70 for xnn"
+    names = [line[2:16].strip() for line in lines if line.endswith(" s")]
+    assert names == list(compiling.STEPS)
+    assert "-- after lower" in lines
+
+
+def test_compile_stops_showing_where_it_fails(tmp_path: Path) -> None:
+    command = ["compile", "no-such-model", "-o", str(tmp_path / "g.rsn")]
+    seen, out, code = on_a_terminal(f"from rsn.host.cli import main\nmain({command!r})", 60)
+    assert (out, code) == (b"", 2)
+    assert seen.decode().splitlines()[-1].startswith("error: ")
