@@ -29,6 +29,7 @@ from .scheduler.schedule import PAPER, SCHEDULES, Schedule, read_schedule
 from .shapes import Shapes
 
 if TYPE_CHECKING:
+    import torch
     from torch import nn
     from torch.export import ExportedProgram
 
@@ -129,6 +130,10 @@ class Compiled:
         cannot be compiled."""
         return self.call_with(None, args, kwargs)
 
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """The same as a call, under the name that a module has for it."""
+        return self(*args, **kwargs)
+
     def call_with(self, seen: int | None, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """As a call. seen: how often the model has changed, where that was just looked at."""
         with self._turn:
@@ -184,6 +189,20 @@ class Compiled:
     def weights(self) -> Mapping[str, Any]:
         """By buffer name, as they lie in LPDDR."""
         return self._now().weights
+
+    @property
+    def device(self) -> torch.device:
+        """Where arguments and results are: the CPU."""
+        import torch
+
+        return torch.device("cpu")
+
+    @property
+    def config(self) -> Any:
+        """The model's, where there is one. Raises `AttributeError` otherwise."""
+        if self._recipe is None:
+            raise AttributeError("config: no model is followed")
+        return self._recipe.followed.module.config
 
     @property
     def schedule(self) -> Schedule:

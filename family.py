@@ -14,12 +14,15 @@ from itertools import product
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
+import numpy as np
+
 from .filling import Filling
 from .host.forks import forget_in_children
 from .isa.errors import TensorError, UnsupportedError
 from .shapes import Arguments, Dim, Shapes
 
 if TYPE_CHECKING:
+    import torch
     from torch.export import ExportedProgram
 
     from .compiler import Compiled
@@ -65,9 +68,13 @@ class Family:
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Raises as a call of `Compiled`, and `TensorError` for sizes beyond those listed."""
+        from .rsnlib.capture import as_tensor
+
         given = self._arguments.named(args, kwargs)
         for name, x in self._arguments.example.items():
-            if hasattr(x, "shape") and not hasattr(given.get(name), "device"):
+            if hasattr(x, "shape") and isinstance(given.get(name), np.ndarray):
+                given[name] = as_tensor(name, given[name])
+            elif hasattr(x, "shape") and not hasattr(given.get(name), "device"):
                 what = f"is a {type(given[name]).__name__}" if name in given else "is missing"
                 raise TensorError(f"argument {name} {what}; the example has a tensor")
         asked = self._arguments.sizes(given)
@@ -79,6 +86,10 @@ class Family:
             self._latest = self._program(taken)
             result = self._latest.call_with(seen, (), self._arguments.resized(given, taken))
             return self._cut(result, taken, asked)
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """The same as a call, under the name that a module has for it."""
+        return self(*args, **kwargs)
 
     def refresh(self) -> None:
         """Compile the model as it is now, each program when it is next called: for changes that cannot be seen, such as
@@ -133,6 +144,18 @@ class Family:
     @property
     def dims(self) -> tuple[Dim, ...]:
         return self._arguments.dims
+
+    @property
+    def device(self) -> torch.device:
+        """Where arguments and results are: the CPU."""
+        import torch
+
+        return torch.device("cpu")
+
+    @property
+    def config(self) -> Any:
+        """The model's, where it has one. Raises `AttributeError` otherwise."""
+        return self._followed.module.config
 
     @property
     def last_run(self) -> Run | None:

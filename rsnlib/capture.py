@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import nn
 from torch.export import ExportedProgram
@@ -243,9 +244,11 @@ class Interface:
         except TypeError as error:
             raise TensorError(f"the module's arguments: {error}") from error
         if structure != self.structure:
-            raise TensorError("the arguments differ in number or structure from those the module was traced with")
-        for node, value in zip(self.arguments, flat, strict=True):
+            raise TensorError(self._difference(args, kwargs))
+        for i, (node, value) in enumerate(zip(self.arguments, flat, strict=True)):
             example = node.meta["val"]
+            if isinstance(value, np.ndarray) and isinstance(example, torch.Tensor):
+                value = flat[i] = as_tensor(node.name, value)
             if not isinstance(example, torch.Tensor):
                 if type(value) is not type(example) or value != example:
                     raise TensorError(f"argument {node.name} is not {example!r}, as when the module was traced")
@@ -261,10 +264,49 @@ class Interface:
                 )
         return dict(zip(self.arguments, flat, strict=True))
 
+    def _difference(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
+        """The first argument that the example has not, or has in another form."""
+        example_args, example_kwargs = pytree.tree_unflatten(list(self.arguments), self.structure)
+        known = _by_name(self.signature, example_args, example_kwargs)
+        given = _by_name(self.signature, args, kwargs)
+        there = ", ".join(known)
+        for name in given:
+            if name not in known:
+                return f"unexpected argument {name}: the example has {there}; what a call gives, the example must have"
+        for name in known:
+            if name not in given:
+                return f"argument {name} is missing; the example has {there}"
+        for name, value in given.items():
+            if pytree.tree_structure(value) != pytree.tree_structure(known[name]):
+                form = "a tensor or a number" if isinstance(known[name], Node) else f"a {type(known[name]).__name__}"
+                return f"argument {name} ({type(value).__name__}) has another structure than in the example: {form}"
+        return "the arguments differ in number or structure from those the module was traced with"
+
     def unbind(self, environment: Environment) -> Any:
         """The module's result, in the module's own structure."""
         (values,) = map_arg(self.result.args, environment.__getitem__)
         return pytree.tree_unflatten(values, self.result_structure)
+
+
+def as_tensor(name: str, array: npt.NDArray[Any]) -> torch.Tensor:
+    """What a NumPy array holds, in its memory if PyTorch can use that. name: of the argument. Raises TensorError for a
+    dtype that PyTorch has not, and for a masked array, whose mask a tensor would lose."""
+    if isinstance(array, np.ma.MaskedArray):
+        raise TensorError(f"argument {name} is a masked array: {name}.filled() makes a plain one of it")
+    plain = array.dtype.isnative and array.flags.writeable and min(array.strides, default=0) >= 0
+    try:
+        return torch.from_numpy(array if plain else np.array(array, array.dtype.newbyteorder("="), order="C"))
+    except (TypeError, ValueError):
+        raise TensorError(f"argument {name} is a NumPy array of {array.dtype}, which PyTorch has not") from None
+
+
+def _by_name(signature: inspect.Signature, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
+    """Arguments by name; those that a module takes by any name have their own."""
+    named: dict[str, Any] = {}
+    for name, value in signature.bind(*args, **kwargs).arguments.items():
+        is_any = signature.parameters[name].kind == inspect.Parameter.VAR_KEYWORD
+        named |= value if is_any else {name: value}
+    return named
 
 
 def canonical(
