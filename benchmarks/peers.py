@@ -230,7 +230,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         return
     click.echo(report(rows))
     if not available():
-        click.echo("\nnumba is not installed, so ours are the Python path's: pip install 'rsn-toolchain[fast]'")
+        click.echo("\nnumba is not installed, so ours are the Python path's: pip install numba")
     if not (options.zigzag and options.stream):
         setup = "\n".join(line for line in (__doc__ or "").splitlines() if line.startswith("    "))
         click.echo(f"\nNot measured, as no interpreter was given: ZigZag, Stream or both. To set them up:\n\n{setup}")

@@ -66,7 +66,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--json", action="store_true", help="one object on stdout")
     options = parser.parse_args(arguments)
     if not available():
-        parser.error("numba is not installed: pip install 'rsn-toolchain[fast]'")
+        parser.error("numba is not installed: pip install numba")
     rows = [measure(name, n, options.runs, not options.skip_python) for name, n in (("encoder", 1), ("24 layers", 24))]
     click.echo(json.dumps(rows) if options.json else "\n\n".join(report(r) for r in rows))
 

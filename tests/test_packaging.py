@@ -46,6 +46,25 @@ def test_every_data_file_is_packaged() -> None:
     assert [str(path.relative_to(ROOT)) for path in data if not is_packaged(path)] == []
 
 
+def test_nothing_says_to_install_the_package_by_its_name() -> None:
+    """No package index has it: extras are installed from a checkout, `pip install -e '.[serve]'`."""
+    name = PROJECT["project"]["name"]
+    texts = [path for folder in (*FOLDERS, "docs", "benchmarks", "tests") for path in (ROOT / folder).rglob("*.*")]
+    texts = [path for path in (*texts, *ROOT.glob("*.*")) if path.suffix in (".md", ".py", ".ipynb") and path.is_file()]
+    saying = [path for path in texts if re.search(rf"install [^\n]*{name}", path.read_text(encoding="utf-8"))]
+    assert len(texts) > 300
+    assert [str(path.relative_to(ROOT)) for path in saying] == []
+
+
+def test_every_extra_that_is_named_exists() -> None:
+    extras = set(PROJECT["project"]["optional-dependencies"])
+    texts = [*(ROOT / "docs").rglob("*.md"), *ROOT.glob("*.md"), ROOT / "Makefile"]
+    named = [re.findall(r"install [^\n]*'\.\[([\w,]+)\]'", path.read_text(encoding="utf-8")) for path in texts]
+    found = {extra for text in named for group in text for extra in group.split(",")}
+    assert found
+    assert found <= extras
+
+
 def test_core_does_not_need_torch() -> None:
     assert not [line for line in PROJECT["project"]["dependencies"] if line.startswith(("torch", "transformers"))]
 

@@ -325,8 +325,8 @@ def _reason(code: int | None, said: str, target: Target, command: str, began: bo
     }
     if code in (126, 127):
         return (
-            f"no {command} there that its shell can start: install rsn-toolchain {__version__} there, or say in "
-            f"{COMMAND_VARIABLE} where it is, such as .venv/bin/rsn"
+            f"no {command} there that its shell can start: install rsn {__version__} there (in a checkout: pip install "
+            f"-e .), or say in {COMMAND_VARIABLE} where it is, such as .venv/bin/rsn"
         )
     for sign, meaning in SAID.items():
         if sign in said:

@@ -499,7 +499,9 @@ def test_no_rsn_there(server: Server, built: Built, monkeypatch: pytest.MonkeyPa
     monkeypatch.setenv("RSN_REMOTE", "no where/$(touch pwned)/rsn")
     with pytest.raises(BoardError, match=r"no no where/\$\(touch pwned\)/rsn there that its shell can start") as e:
         Runner(built.program, weights=built.weights, board=server.url)
-    assert f"install rsn-toolchain {rsn.__version__} there, or say in RSN_REMOTE where it is" in str(e.value)
+    assert f"install rsn {rsn.__version__} there (in a checkout: pip install -e .), or say in RSN_REMOTE" in str(
+        e.value
+    )
 
 
 @pytest.mark.parametrize(

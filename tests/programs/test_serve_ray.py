@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-ray = pytest.importorskip("ray", reason='Ray Serve is not installed: pip install "rsn-toolchain[ray]"')
+ray = pytest.importorskip("ray", reason="Ray Serve is not installed: pip install -e '.[ray]'")
 torch = pytest.importorskip("torch")
 
 from rsn.host.boards.device import BoardBusy, BoardMemory  # noqa: E402
