@@ -24,7 +24,6 @@ from .isa.program import Program, Role
 from .isa.statistics import count
 from .scheduler.best import Best
 from .scheduler.build import Built, Observe, build, rebuild
-from .scheduler.lower import lower
 from .scheduler.schedule import PAPER, SCHEDULES, Schedule, read_schedule
 from .shapes import Shapes
 
@@ -39,6 +38,8 @@ if TYPE_CHECKING:
     from .rsnlib.changes import Followed
     from .rsnlib.partition import Traced
     from .rsnlib.passes import Passes
+    from .rsnlib.summary import Modelled
+    from .scheduler.segment import Network
 
 
 def schedule_named(
@@ -210,9 +211,10 @@ class Compiled:
         return self._now().chosen.schedule
 
     def explain(self) -> str:
-        """Which module runs where, and why."""
-        self._now()
-        return self._traced.explain()
+        """Which module runs where, with its share of the FLOPs and of the modelled time, and why."""
+        with self._turn:
+            machine = self._machine()
+            return self._traced.explain(modelled_layers(machine.program, self._traced.network, machine))
 
     @property
     def modelled(self) -> Explanation:
@@ -329,8 +331,8 @@ def _kept(example: Any) -> Any:
 def explain(
     model: Callable[..., Any], example_inputs: tuple[Any, ...] | dict[str, Any], *, overlay: str = "xnn"
 ) -> str:
-    """Which operator of a module would run where, and why, without compiling or running anything on the machine. Raises
-    as `compile` where a product cannot run on the machine, or is beyond what the overlay has room for.
+    """Which operator of a module would run where, and why, with the share of each module in the FLOPs and in the time
+    that is modelled for the machine, with the schedule "paper". Nothing runs on a board. Raises as `compile`.
 
     model: a module, or what `torch.compile(..., backend="rsn")` has made of a module or a function: then PyTorch runs
     it, twice, and what it would do with what it captures is said, its breaks and what stays in PyTorch too; the overlay
@@ -345,8 +347,20 @@ def explain(
     if is_captured(model):
         return explain_captured(model, example_inputs)
     traced = trace(model, example_inputs)
-    lower(traced.network, find(overlay), PAPER)  # limits are found here
-    return traced.explain()
+    built = build(traced.network, find(overlay), PAPER)
+    return traced.explain(modelled_layers(built.program, traced.network))
+
+
+def modelled_layers(program: Program, network: Network, machine: Machine | None = None) -> Modelled:
+    """The latency of a program and the seconds of each layer of the network that it was built from, with run-time
+    parameters at their defaults."""
+    from .hw.sim.explain import seconds_of
+    from .hw.sim.machine import Machine, launch_seconds
+    from .rsnlib.summary import Modelled
+
+    machine = machine or Machine(program)
+    latency = machine.timing.latency + launch_seconds(program.overlay)
+    return Modelled(latency, seconds_of(machine, {layer.y for layer in network.layers}))
 
 
 def _also(check: Callable[[ExportedProgram], None], observe: Observe) -> Observe:

@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 
     from .rsnlib.partition import Traced
     from .rsnlib.pieces import Split
+    from .rsnlib.summary import Modelled, Work
     from .rsnlib.uncaptured import Uncaptured
     from .scheduler.segment import Network
 
@@ -92,6 +93,17 @@ class Options:
         from .scheduler.schedule import PAPER, Schedule
 
         lower(network, find(self.overlay), self.schedule if isinstance(self.schedule, Schedule) else PAPER)
+
+    def modelled(self, network: Network) -> Modelled:
+        """Its modelled time on the machine, where no schedule is searched for with this one, else with the schedule
+        "paper". Raises `UnsupportedError` or `ScheduleError`."""
+        from .compiler import modelled_layers
+        from .isa.overlays import find
+        from .scheduler.build import build
+        from .scheduler.schedule import PAPER, Schedule
+
+        schedule = self.schedule if isinstance(self.schedule, Schedule) else PAPER
+        return modelled_layers(build(network, find(self.overlay), schedule).program, network)
 
     @classmethod
     def of(cls, given: Mapping[str, Any]) -> Options:
@@ -377,26 +389,41 @@ class _Watch:
     def __init__(self, outside: Uncaptured, backend: str | None) -> None:
         self.outside = outside
         self._backend = backend
-        self._told: dict[Any, list[str]] = {}
+        self._told: dict[Any, _Told] = {}
         self._ends: list[str] = []
         self._has_gradients = False
 
     def called(self, graph: _Graph, key: Any, args: tuple[Any, ...]) -> Any:
         """What the graph computes, by PyTorch. Raises as `_Graph.divided`, with the option fallback="error"."""
         if (graph, key) not in self._told:
-            self._told[graph, key] = list(_told(graph, args))
+            told = self._told[graph, key] = _told(graph, args)
             self._ends += [graph.end] if graph.end and graph.end not in self._ends else []
             self._has_gradients |= any(getattr(x, "requires_grad", False) for x in args)
+            if told.is_refused:
+                return told.counted(graph, args)
         with self.outside.graph():
             return graph.in_pytorch(*args)
 
     def lines(self, wants_gradients: bool) -> Iterator[str]:
-        """The summary."""
-        yield f"torch.compile: {_many(len(self._told), 'graph')}, {_many(len(self._ends), 'graph break')}"
+        """The summary of all graphs, and what of each runs where."""
+        from .rsnlib.summary import head, table
+
+        count = f"torch.compile: {_many(len(self._told), 'graph')}, {_many(len(self._ends), 'graph break')}"
+        told = self._told.values()
+        work = [x for one in told for x in one.work]
+        if any(x.flops for x in work):
+            latency = sum(one.latency_s for one in told)
+            yield f"{count}; on the machine: {head(work, latency or None)}"
+            yield from table(work, latency or None)
+            if self.outside.found:
+                yield "what torch did not capture is not counted"
+            yield ""
+        else:
+            yield count
         yield from self._ends
-        for i, told in enumerate(self._told.values(), 1):
-            yield f"graph {i}, {told[0]}"
-            yield from told[1:]
+        for i, one in enumerate(told, 1):
+            yield f"graph {i}, {one.lines[0]}"
+            yield from one.lines[1:]
         if not self._told and self._backend == "rsn":
             yield "torch captured nothing for the machine; all of it runs in PyTorch"
         elif not self._told:
@@ -410,30 +437,62 @@ class _Watch:
             yield "this holds under torch.no_grad(); with gradients all of it runs in PyTorch"
 
 
-def _told(graph: _Graph, args: tuple[Any, ...]) -> Iterator[str]:
-    """What would run where, in lines."""
+@dataclass
+class _Told:
+    """What of a graph would run where: in lines, and counted. latency_s: modelled, of all its programs. is_refused:
+    whether all of it is PyTorch's, and yet to be counted."""
+
+    lines: list[str]
+    work: list[Work]
+    latency_s: float = 0.0
+    is_refused: bool = False
+
+    def add(self, traced: Traced, modelled: Modelled, indent: str) -> None:
+        """What runs on the machine, in one program."""
+        self.work += traced.work(modelled)
+        self.latency_s += modelled.latency_s
+        self.lines += [indent + line for line in (traced.title, *traced.operators())]
+
+    def counted(self, graph: _Graph, args: tuple[Any, ...]) -> Any:
+        """What the graph computes, by PyTorch; counted as one module."""
+        from .rsnlib.flops import counted
+        from .rsnlib.summary import Work
+
+        result, flops = counted(lambda: graph.in_pytorch(*args))
+        self.work.append(Work(graph.title, flops))
+        return result
+
+
+def _told(graph: _Graph, args: tuple[Any, ...]) -> _Told:
+    """What would run where. Raises as `_Graph.divided`, with the option fallback="error"."""
     from .rsnlib.partition import Traced
+    from .rsnlib.pieces import work_of
     from .rsnlib.trace import NoProductError
 
     try:
         found = graph.divided(args)
+        if isinstance(found, Traced):
+            told = _Told([f"{graph.title}: on the machine"], [])
+            told.add(found, graph.options.modelled(found.network), "  ")
+            return told
     except Refusal as e:
         if graph.options.fallback == "error" and not isinstance(e, NoProductError):
             raise
-        yield f"{graph.title}: in PyTorch: {e}"
-        return
-    if isinstance(found, Traced):
-        yield f"{graph.title}: on the machine"
-        yield from ("  " + line for line in found.explain().splitlines())
-        return
-    yield f"{graph.title}: in {len(found.pieces)} pieces"
+        return _Told([f"{graph.title}: in PyTorch: {e}"], [], is_refused=True)
+    told = _Told([f"{graph.title}: in {len(found.pieces)} pieces"], [])
     for i, piece in enumerate(found.pieces, 1):
         why = "; ".join(piece.why)
-        if piece.traced is None:
-            yield f"  piece {i}, in PyTorch: {why or 'no product and no attention'}"
+        try:
+            modelled = None if piece.traced is None else graph.options.modelled(piece.traced.network)
+        except Refusal as e:
+            modelled, why = None, str(e)
+        if piece.traced is None or modelled is None:
+            told.lines.append(f"  piece {i}, in PyTorch: {why or 'no product and no attention'}")
+            told.work += work_of(piece)
         else:
-            yield f"  piece {i}, on the machine{f'; cut here because of {why}' if why else ''}"
-            yield from ("    " + line for line in piece.traced.explain().splitlines())
+            told.lines.append(f"  piece {i}, on the machine{f'; cut here because of {why}' if why else ''}")
+            told.add(piece.traced, modelled, "    ")
+    return told
 
 
 def _many(count: int, what: str) -> str:

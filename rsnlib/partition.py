@@ -17,18 +17,21 @@ from ..isa.errors import TensorError
 from ..scheduler.segment import Array, Attention, Network
 from .beyond import check_rows_beyond
 from .capture import Environment, Interface, run, shape_of
+from .flops import FlopCounter
 from .mask import prefix_lengths
+from .summary import Modelled, Work, head, table
 from .view import View
 
 
 @dataclass(frozen=True)
 class Placement:
-    """Where an operator of the module runs, "host" or "machine", and why there."""
+    """Where an operator of the module runs, "host" or "machine", and why there. node: the operator."""
 
     path: str
     op: str
     where: str
     why: str
+    node: Node
 
 
 @dataclass(frozen=True, eq=False)
@@ -120,19 +123,41 @@ class Traced:
         layer = next(layer for layer in self.network.layers if layer.y == name)
         return layer.heads * layer.head_dim if isinstance(layer, Attention) else int(layer.weight.shape[1])
 
-    def explain(self) -> str:
+    def work(self, modelled: Modelled | None = None) -> list[Work]:
+        """What each module computes, where; `modelled` adds the machine's time, by layer."""
+        counter = FlopCounter()
+        work = [Work(p.path, counter.of(p.node), p.where == "machine") for p in self.placements]
+        if modelled is not None:
+            paths = {layer.y: layer.path for layer in self.network.layers}
+            work += [Work(paths[y], 0, True, s) for y, s in modelled.segments.items() if y in paths]
+        return work
+
+    def explain(self, modelled: Modelled | None = None) -> str:
+        """A summary: which share of the FLOPs, and of the modelled time, each module has on the machine. Then a table
+        of the module's operators: where each runs, and why."""
+        latency_s = None if modelled is None else modelled.latency_s
+        work = self.work(modelled)
+        first = f"{self.title}: {head(work, latency_s)}"
+        lines = [first, *table(work, latency_s)]
+        if self.network.lengths:
+            lines.append("FLOPs of rows beyond the lengths are counted; the machine does not compute them")
+        return "\n".join([*lines, "", *self.operators()])
+
+    @property
+    def title(self) -> str:
+        """Sizes, in words."""
+        return f"{self.network.size}, {len(self.network.layers)} layers on the machine"
+
+    def operators(self) -> list[str]:
         """A table of the module's operators: where each runs, and why."""
         network = self.network
-        summary = (
-            f"{network.size}, {len(network.layers)} layers on the machine, "
-            f"inputs {', '.join(network.inputs)}, outputs {', '.join(x.name for x in network.outputs)}"
-        )
+        ends = f"inputs {', '.join(network.inputs)}; outputs {', '.join(x.name for x in network.outputs)}"
         table = [("module", "runs on", "why", "operators")]
         for (path, where, why), group in groupby(self.placements, key=lambda p: (p.path, p.where, p.why)):
             table.append((path or "(top level)", where, why, ", ".join(dict.fromkeys(p.op for p in group))))
         widths = [max(len(row[i]) for row in table) for i in range(4)]
         lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)) for row in table]
-        return "\n".join([summary, *(line.rstrip() for line in lines)])
+        return [ends, *(line.rstrip() for line in lines)]
 
     def _flat(self, name: str, array: Array) -> torch.Tensor:
         batch, seq = self.network.batch, self.network.seq

@@ -32,10 +32,12 @@ from torch.utils import _pytree as pytree
 
 from ..isa.errors import ScheduleError, TensorError, UnsupportedError
 from ..scheduler.segment import Attention, Gemm, Layer, Network, Output
-from .capture import Environment, Interface, arguments, is_static, lifted, packet, run, site
+from .capture import Environment, Interface, arguments, is_static, lifted, module_path, packet, run, site
+from .flops import FlopCounter
 from .partition import Traced
 from .rewrites import rewrite
 from .rules import CHECKS
+from .summary import Work
 from .trace import NOTHING, NoProductError, captured, interpret, trace
 from .values import RefusedError, Values, WrongTypeError
 
@@ -54,6 +56,12 @@ class Piece:
     gives: tuple[Node, ...]
     traced: Traced | None
     why: tuple[str, ...]
+
+
+def work_of(piece: Piece) -> list[Work]:
+    """What PyTorch computes in a piece that is its own."""
+    counter = FlopCounter()
+    return [Work(module_path(node), counter.of(node)) for node in piece.nodes]
 
 
 @dataclass(frozen=True, eq=False)

@@ -242,7 +242,7 @@ class _Tracer:
                 self._place(node, "host", "after the machine: no activation of the machine's")
 
     def _place(self, node: Node, where: str, why: str) -> None:
-        self.placements[node] = Placement(module_path(node), packet(node).__name__, where, why)
+        self.placements[node] = Placement(module_path(node), packet(node).__name__, where, why, node)
 
     def partition(self, interface: Interface) -> Traced:
         """The three parts; of the operators before the machine only those that something needs."""

@@ -524,11 +524,14 @@ def test_summary_before_anything_runs(runs: list[str]) -> None:
     fast = torch.compile(model, backend="rsn", options={"fallback": "error"})
     lines = rsn.explain(fast, {"x": x}).splitlines()
     assert runs == []
-    assert lines[0] == "torch.compile: 2 graphs, 1 graph break"
-    here = Path(__file__).name
-    assert re.fullmatch(rf"graph break in forward at .*{here}:\d+: Unsupported Tensor\.item\(\) .*", lines[1])
-    assert re.fullmatch(rf"graph 1, forward at .*{here}:\d+: on the machine", lines[2])
-    assert lines[3] == "  1 x 5 rows, 1 layers on the machine, inputs others_0, outputs first"
+    start = r"torch\.compile: 2 graphs, 1 graph break; on the machine: 100\.0 % of 8\.1 kFLOP, modelled latency .* us"
+    assert re.fullmatch(start, lines[0])
+    assert [line.split()[:2] for line in lines[2:4]] == [["first", "6.000"], ["second", "2.100"]]
+    here, after = Path(__file__).name, lines.index("")
+    assert re.fullmatch(rf"graph break in forward at .*{here}:\d+: Unsupported Tensor\.item\(\) .*", lines[after + 1])
+    assert re.fullmatch(rf"graph 1, forward at .*{here}:\d+: on the machine", lines[after + 2])
+    assert lines[after + 3] == "  1 x 5 rows, 1 layers on the machine"
+    assert lines[after + 4] == "  inputs others_0; outputs first"
     second = next(i for i, line in enumerate(lines) if line.startswith("graph 2, "))
     assert re.search(r"^ +second +machine +matrix product 30 x 7 +linear$", "\n".join(lines[second:]), re.M)
     close(fast(x), model(x))

@@ -7,7 +7,7 @@ so the seconds on it add up to the latency; waiting shows as what each step of t
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from dataclasses import dataclass
 from itertools import zip_longest
 from typing import Any
@@ -179,18 +179,35 @@ def _streams(overlay: Overlay, machine: Machine) -> list[StreamWait]:
     return sorted((w for w in waits if w.empty or w.full), key=lambda w: -(w.empty + w.full))
 
 
-def _segments(machine: Machine, path: _Path, headings: Sequence[str], launch: float) -> list[SegmentTime]:
-    expansion = Expansion(machine.bound)
+def seconds_of(machine: Machine, buffers: Container[str]) -> dict[str, float]:
+    """The modelled seconds of some segments by their buffers: from the last store of the one before to its own last
+    store; what other segments take in between is part of it. With the launch they add up to the latency, if what is
+    stored last is one of them. Raises as `Machine.timing`."""
+    out: dict[str, float] = {}
+    start = 0.0
+    for end, s in _stored(machine, Expansion(machine.bound)):
+        if s.name in buffers:
+            out[s.name] = out.get(s.name, 0.0) + end - start
+            start = end
+    return out
+
+
+def _stored(machine: Machine, expansion: Expansion) -> list[tuple[float, Segment]]:
+    """Each segment with the time of its last store, in this order."""
     found = segments(expansion)
     timeline = Timeline(machine)
     timed: list[tuple[float, Segment]] = []
     for unit in {s.unit for s in found}:
         own = [s for s in found if s.unit == unit]
         timed += zip(timeline.ends(unit, [s.last for s in own]).tolist(), own, strict=True)
-    timed.sort(key=lambda pair: pair[0])
+    return sorted(timed, key=lambda pair: pair[0])
+
+
+def _segments(machine: Machine, path: _Path, headings: Sequence[str], launch: float) -> list[SegmentTime]:
+    expansion = Expansion(machine.bound)
     out = []
     start = 0.0
-    for end, s in timed:
+    for end, s in _stored(machine, expansion):
         inside = np.clip(path.end, start, end) - np.clip(path.start, start, end)
         shares = np.bincount(path.rate, inside, len(headings))
         parts: dict[str, float] = {}

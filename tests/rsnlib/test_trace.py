@@ -104,8 +104,10 @@ def test_bert_hands_out_every_hidden_state(call: Call, randomised: Randomised) -
 
 def test_explain_says_where_everything_runs(randomised: Randomised) -> None:
     text = trace(randomised(bert()), tokens(L, 7)).explain()
-    assert text.startswith("2 x 10 rows, 14 layers on the machine, inputs embeddings_LayerNorm")
-    lines = {line.split()[0]: " ".join(line.split()[1:]) for line in text.splitlines()[2:]}
+    assert text.startswith("2 x 10 rows, 14 layers on the machine: 99.4 % of ")
+    operators = text.splitlines()[text.splitlines().index("") + 1 :]
+    assert operators[0] == "inputs embeddings_LayerNorm; outputs encoder_layer_1_output_dense"
+    lines = {line.split()[0]: " ".join(line.split()[1:]) for line in operators[2:]}
     assert lines["embeddings.LayerNorm"] == "host before the machine layer_norm"
     assert lines["encoder.layer.1.output.dense"] == "machine matrix product 200 x 96 linear"
     assert lines["encoder.layer.1.output.LayerNorm"] == "machine fused into encoder.layer.1.output.dense layer_norm"
