@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from html import escape
 from pathlib import Path
@@ -24,6 +25,7 @@ from .isa.program import Program, Role
 from .isa.statistics import count
 from .scheduler.best import Best
 from .scheduler.build import Built, Observe, build, rebuild
+from .scheduler.lower import lower
 from .scheduler.schedule import PAPER, SCHEDULES, Schedule, read_schedule
 from .shapes import Shapes
 
@@ -346,8 +348,11 @@ def explain(
     example_inputs = _examples(example_inputs)
     if is_captured(model):
         return explain_captured(model, example_inputs)
-    traced = trace(model, example_inputs)
-    built = build(traced.network, find(overlay), PAPER)
+    target = find(overlay)
+    with _proposing(model, example_inputs, target):
+        traced = trace(model, example_inputs)
+    with _proposing(model, example_inputs, target, True):
+        built = build(traced.network, target, PAPER)
     return traced.explain(modelled_layers(built.program, traced.network))
 
 
@@ -361,6 +366,24 @@ def modelled_layers(program: Program, network: Network, machine: Machine | None 
     machine = machine or Machine(program)
     latency = machine.timing.latency + launch_seconds(program.overlay)
     return Modelled(latency, seconds_of(machine, {layer.y for layer in network.layers}))
+
+
+@contextmanager
+def _proposing(model: nn.Module, example: Any, overlay: Overlay, is_built: bool = False) -> Iterator[None]:
+    """Propose torch.compile where a module is refused as a whole, if some of it would run on the machine then.
+    is_built: it was captured, so that what is refused is beyond a limit of the machine."""
+    try:
+        yield
+    except UnsupportedError as error:
+        from .rsnlib.capture import module_of
+        from .rsnlib.pieces import LimitError, runs_in_pieces
+
+        refused = LimitError(str(error)) if is_built else error
+        if not runs_in_pieces(refused, module_of(model), example, lambda network: lower(network, overlay, PAPER)):
+            raise
+        options = "" if overlay.name == "xnn" else f", options={{'overlay': '{overlay.name}'}}"
+        way_out = f'torch.compile(model, backend="rsn"{options}) runs the rest on the machine, in pieces'
+        raise UnsupportedError(f"{error}; {way_out}") from error
 
 
 def _also(check: Callable[[ExportedProgram], None], observe: Observe) -> Observe:
@@ -448,8 +471,12 @@ def compile(
     def made(example: tuple[Any, ...] | dict[str, Any], passes: Passes) -> Compiled:
         seen = followed.look()
         recipe = Recipe(followed, example, find(overlay), chosen, lengths, passes)
-        traced = recipe.trace()
-        return Compiled(traced, recipe.build(traced), board, recipe, seen)
+        is_usual = lengths is None and (passes.rules, passes.lower) == (USUAL.rules, USUAL.lower)
+        with _proposing(followed.module, example, recipe.overlay) if is_usual else nullcontext():
+            traced = recipe.trace()
+        with _proposing(followed.module, example, recipe.overlay, True) if is_usual else nullcontext():
+            built = recipe.build(traced)
+        return Compiled(traced, built, board, recipe, seen)
 
     if dynamic_shapes is None:
         return made(example_inputs, passes)

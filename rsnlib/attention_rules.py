@@ -37,7 +37,7 @@ def softmax(values: Values, node: Node, a: Arguments) -> Abstract | str:
 def scaled_dot_product_attention(values: Values, node: Node, a: Arguments) -> Abstract | str:
     """An attention in one operator."""
     if a["enable_gqa"]:
-        raise unsupported(node, "grouped-query attention is not supported yet")
+        raise unsupported(node, "its queries have more heads than its keys (enable_gqa)")
     if a["dropout_p"]:
         raise unsupported(node, "dropout in training mode")
     q, k, v = (values.of[a[x]] for x in ("query", "key", "value"))
@@ -64,8 +64,7 @@ def attend(
     if len(set(shapes)) > 1:
         raise unsupported(
             node,
-            f"its query, key and value are {shapes[0]}, {shapes[1]} and {shapes[2]}: grouped-query attention, cross "
-            "attention and a key-value cache are not supported yet",
+            f"its query, key and value are {shapes[0]}, {shapes[1]} and {shapes[2]}; the machine takes equal shapes",
         )
     _, heads, _, columns = shapes[0]
     form = View.dense((values.batch, values.seq, heads, columns)).permute((0, 2, 1, 3))

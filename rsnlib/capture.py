@@ -171,6 +171,11 @@ def _why_not(name: str, error: Exception) -> str:
             f"{name} decides by what is in a tensor{where}: take that out of the module, or use torch.compile(model, "
             'backend="rsn"), which breaks the graph there'
         )
+    unknown = re.match(r"Found <class '(?:.*\.)?(\w+)'> in output", message)
+    if unknown:
+        is_cache = "cache" in unknown[1].lower()
+        way_out = "a cache of keys and values: use_cache=False leaves it out" if is_cache else "return tensors instead"
+        return f"{name} returns a {unknown[1]}, which torch.export does not know ({way_out})"
     if own and own[-1] is frames[-1]:
         return f"{name} raises {type(error).__name__}: {message}{where}"
     return f"torch.export cannot capture {name}: {message or type(error).__name__}{where}"

@@ -12,7 +12,8 @@ import operator
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from itertools import groupby
+from functools import cached_property
+from itertools import groupby, islice
 from typing import Any
 
 import numpy as np
@@ -34,6 +35,7 @@ from ..isa.errors import ScheduleError, TensorError, UnsupportedError
 from ..scheduler.segment import Attention, Gemm, Layer, Network, Output
 from .capture import Environment, Interface, arguments, is_static, lifted, module_path, packet, run, site
 from .flops import FlopCounter
+from .ideas import with_ideas
 from .partition import Traced
 from .rewrites import rewrite
 from .rules import CHECKS
@@ -94,6 +96,11 @@ Lower = Callable[[Network], object]
 """Raises UnsupportedError for a network that the scheduler cannot put on the machine, ScheduleError for a schedule."""
 
 
+Examples = tuple[Any, ...] | dict[str, Any]
+MAX_LOOKS = 8
+"""Pieces that are tried to find one for the machine."""
+
+
 class LimitError(UnsupportedError):
     """A network that the scheduler cannot put on the machine."""
 
@@ -108,7 +115,7 @@ def split(model: nn.Module, example_inputs: tuple[Any, ...], lower: Lower, *, wh
     except (RefusedError, WrongTypeError, LimitError) as refused:
         if whole:
             raise
-        program, interface, environment = captured(model, example_inputs)
+        program, interface, environment = _captured(refused, model, example_inputs)
         _check_dropout(program)
         cut = _Cut(program, environment, lower)
         try:
@@ -119,6 +126,26 @@ def split(model: nn.Module, example_inputs: tuple[Any, ...], lower: Lower, *, wh
             raise refused
     needed = {x for piece in pieces for node in (*piece.nodes, interface.result) for x in node.all_input_nodes}
     return Split(interface, {node: cut.example[node] for node in needed if cut.values.is_constant(node)}, pieces)
+
+
+def runs_in_pieces(refused: UnsupportedError, model: nn.Module, example_inputs: Examples, lower: Lower) -> bool:
+    """Whether some of a module that is refused as a whole, for an operator or for a limit of the machine, would run on
+    the machine in pieces. It looks for the first such piece alone, among the first `MAX_LOOKS`."""
+    if not isinstance(refused, RefusedError | LimitError):
+        return False
+    try:
+        program, _, environment = _captured(refused, model, example_inputs)
+        _check_dropout(program)
+        return any(piece.traced is not None for piece in islice(_Cut(program, environment, lower).cut(), MAX_LOOKS))
+    except (CutError, UnsupportedError, TensorError, ScheduleError):
+        return False
+
+
+def _captured(
+    refused: Exception, model: nn.Module, example_inputs: Examples
+) -> tuple[ExportedProgram, Interface, Environment]:
+    found = refused.captured if isinstance(refused, RefusedError) else None
+    return captured(model, example_inputs) if found is None else found
 
 
 def _lowered(traced: Traced, lower: Lower) -> Traced:
@@ -156,21 +183,31 @@ class CutError(Exception):
 
 
 class _Cut:
-    """A graph that is being cut. example: the value of every node, as the example's arguments have it."""
+    """A graph that is being cut. environment: as of `captured`."""
 
     def __init__(self, program: ExportedProgram, environment: Environment, lower: Lower) -> None:
         self.values = Values(program)
         self.lower = lower
-        self.example = dict(environment)
+        self._given = environment
         self.program = program
         placeholders = program.graph.find_nodes(op="placeholder")
         self.specs = dict(zip(placeholders, program.graph_signature.input_specs, strict=True))
         self._place = {node: i for i, node in enumerate(program.graph.nodes)}
-        run(_operators(program), self.example)
+
+    @cached_property
+    def example(self) -> Environment:
+        """The value of every node."""
+        environment = dict(self._given)
+        run(_operators(self.program), environment)
+        return environment
+
+    def value(self, node: Node) -> Any:
+        """Of one node; the graph is run only where it is none of an argument."""
+        return self._given[node] if node in self._given else self.example[node]
 
     def pieces(self) -> Iterator[Piece]:
         """In order; of neighbours for PyTorch one is made."""
-        for traced, group in groupby(self._cut(), key=lambda piece: piece.traced):
+        for traced, group in groupby(self.cut(), key=lambda piece: piece.traced):
             pieces = list(group)
             if traced is not None:
                 yield pieces[0]
@@ -178,7 +215,8 @@ class _Cut:
                 why = dict.fromkeys(text for piece in pieces for text in piece.why)
                 yield replace(pieces[0], nodes=tuple(n for piece in pieces for n in piece.nodes), why=tuple(why))
 
-    def _cut(self) -> Iterator[Piece]:
+    def cut(self) -> Iterator[Piece]:
+        """In order, as they are found."""
         todo: list[tuple[tuple[Node, ...], _Why]] = [(tuple(self._order()), _Why())]
         while todo:
             nodes, why = todo.pop()
@@ -209,7 +247,8 @@ class _Cut:
             try:
                 traced = part.traced()
             except (RefusedError, WrongTypeError) as refused:
-                raise RefusedError(part.original(refused.node) or nodes[0], str(refused)) from refused
+                at = part.original(refused.node) or nodes[0]
+                raise RefusedError(at, with_ideas(self.program, at, site(refused.node), str(refused))) from refused
         try:
             return Piece(nodes, part.takes, part.gives, _lowered(traced, self.lower), why)
         except LimitError as error:
@@ -298,7 +337,7 @@ class _Part:
             self.program.graph.output_node(),
             pytree.tree_structure(self.gives),
         )
-        environment = lifted(self.program) | {self.copies[node]: self._cut.example[node] for node in self.takes}
+        environment = lifted(self.program) | {self.copies[node]: self._cut.value(node) for node in self.takes}
         return interpret(self.program, interface, environment)
 
 

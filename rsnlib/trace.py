@@ -9,7 +9,6 @@ product over the machine's rows or an attention never does so silently: it is an
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from math import prod
@@ -41,6 +40,7 @@ from .capture import (
     site,
 )
 from .fold import FoldError
+from .ideas import ideas, with_ideas
 from .layers import Attend, Layer, Linear, Pass, Source, ancestors
 from .mask import attended_keys, is_causal
 from .partition import Placement, Traced
@@ -68,16 +68,35 @@ def trace(
     UnsupportedError for a module that the machine cannot run, naming operator and module path, and TensorError for
     weights or activations that are not float32.
     """
-    program, interface, environment = captured(model, example_inputs)
+    program, interface, environment = found = captured(model, example_inputs)
     passes.observe("capture", program)
+    rewritten: RefusedError | None = None
+    """The refusal of the rewritten graph, where it names an idea."""
     if rewrite(program, passes.rewrites):
         passes.observe("rewrite", program)
-        with suppress(UnsupportedError, TensorError):
+        try:
             return interpret(program, interface, environment, passes, again=again)
+        except (UnsupportedError, TensorError) as error:
+            if isinstance(error, RefusedError) and ideas(program, error.node):
+                rewritten = _told(error, program)
         # What the rewrites make possible here takes away something else: as it was.
-        program, interface, environment = captured(model, example_inputs)
+        program, interface, environment = found = captured(model, example_inputs)
     passes.observe("rewrite", program)
-    return interpret(program, interface, environment, passes, again=again)
+    try:
+        return interpret(program, interface, environment, passes, again=again)
+    except RefusedError as refused:
+        # The user's own operators, unless only the rewritten ones show what they are part of: a rewrite may have made
+        # possible what is refused here.
+        told = _told(refused, program) if rewritten is None or ideas(program, refused.node) else rewritten
+        told.captured = found
+        raise told from refused.__cause__
+
+
+def _told(refused: RefusedError, program: ExportedProgram) -> RefusedError:
+    """With the ideas of what is refused."""
+    told = RefusedError(refused.node, with_ideas(program, refused.node, site(refused.node), str(refused)))
+    told.__cause__ = refused.__cause__
+    return told
 
 
 def captured(
@@ -159,7 +178,7 @@ class _Tracer:
         self.after: list[Node] = []
         self.results: dict[Node, Value] = {}
         self.placements: dict[Node, Placement] = {}
-        self.refused: list[str] = []
+        self.refused: list[tuple[Node, str]] = []
         self.empty: list[str] = []
         for node in program.graph.nodes:
             if node.op == "call_function" and packet(node) not in CHECKS:
@@ -207,7 +226,7 @@ class _Tracer:
         if all(map(is_host, inputs)):
             self.before.append(node)
             self._place(node, "host", f"before the machine: {why}" if is_product else "before the machine")
-            self.refused += [f"{site(node)}: {why}"] if is_product else []
+            self.refused += [(node, why)] if is_product else []
             return self.values.root(node)
         if any(isinstance(x, Scores) for x in inputs):
             raise unsupported(node, f"{why}; it stands between the two products of an attention")
@@ -250,7 +269,8 @@ class _Tracer:
         if not wanted:
             if not self.refused:
                 raise NoProductError(f"{NOTHING}{(*self.empty, 'it has no matrix product and no attention')[0]}")
-            raise UnsupportedError(f"{NOTHING}{self.refused[0]}")
+            node, why = self.refused[0]
+            raise UnsupportedError(f"{NOTHING}{with_ideas(self.program, node, site(node), f'{site(node)}: {why}')}")
         try:
             self.passes.observe("match", wanted)
             network, names = self.passes.fold(wanted, self.values.batch, self.values.seq)

@@ -15,7 +15,7 @@ from torch.fx import Node
 
 from ..isa.errors import TensorError, UnsupportedError
 from ..scheduler.segment import Array
-from .capture import Constants, is_empty, is_static, module_path, packet, shape_of, site
+from .capture import Constants, Environment, Interface, is_empty, is_static, module_path, packet, shape_of, site
 from .layers import Attend, Float64, Layer, Linear, Source
 from .pointwise import Pointwise
 from .view import View
@@ -62,11 +62,13 @@ def is_host(value: Abstract) -> bool:
 
 
 class RefusedError(UnsupportedError):
-    """What the machine cannot run. node: where the graph would have to be cut."""
+    """What the machine cannot run. node: where the graph would have to be cut. captured: of a module that is refused as
+    a whole, its graph, how it is called and the example's values, so that nobody has to capture it again to cut it."""
 
     def __init__(self, node: Node, message: str) -> None:
         super().__init__(message)
         self.node = node
+        self.captured: tuple[ExportedProgram, Interface, Environment] | None = None
 
 
 class WrongTypeError(TensorError):

@@ -712,13 +712,19 @@ class AddedTo(Block):
             r"aten\.linear\.default at 0\.down: it depends on aten\.sin\.default at 0, which cannot run on the "
             r"machine: aten\.sin\.default is not an operation of the machine",
         ),
-        (GroupedQuery, r"scaled_dot_product_attention\.default at 0: grouped-query attention is not supported yet"),
-        (RepeatedKeys, r"scaled_dot_product_attention\.default at 0: it depends on aten\.expand\.default at 0"),
+        (GroupedQuery, r"scaled_dot_product_attention\.default at 0 \(grouped queries\): its queries have more heads"),
+        (
+            RepeatedKeys,
+            r"at 0 \(grouped queries\): it depends on aten\.expand\.default at 0",
+        ),
         (Biased, r"attention at 0: a float attention mask must be 0 or at most -10000"),
-        (Cross, r"at 0: its query, key and value are \(2, 3, 10, 8\), \(2, 3, 5, 8\) .* cross attention"),
+        (Cross, r"at 0 \(cross attention\): its query, key and value are \(2, 3, 10, 8\), \(2, 3, 5, 8\)"),
         (UnsplitHeads, r"at 0: its query is not a projection of 2 x 10 rows, cut into heads"),
         (BareKeys, r"at 0: its key is not a plain projection whose weight could take up the score scale"),
-        (Weights, r"aten\.softmax\.int at 0: its result is wanted on the host, but exists only inside the machine"),
+        (
+            Weights,
+            r"aten\.softmax\.int at 0 \(attention weights as a result\): its result is wanted on the host",
+        ),
         (Clamped, r"aten\.clamp\.default at 0: .* it stands between the two products of an attention"),
         (AddedTruth, r"aten\.add\.Tensor at 0: an attention takes masks that are float and from the host"),
         (MergedRows, r"aten\.linear\.default at 0\.merge: its operand is not all of 2 x 10 rows on the machine"),
