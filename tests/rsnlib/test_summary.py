@@ -10,7 +10,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 import torch.nn.functional as F  # noqa: E402, N812 - torch first: it may be missing
-from hypothesis import given  # noqa: E402
+from hypothesis import given, settings  # noqa: E402
 from hypothesis import strategies as st  # noqa: E402
 from torch import nn  # noqa: E402
 
@@ -84,6 +84,7 @@ def test_flops_of_a_recurrence() -> None:
 
 
 @given(rows=st.integers(1, 5), inner=st.integers(1, 9), columns=st.integers(1, 9))
+@settings(max_examples=20)
 def test_flops_of_any_product(rows: int, inner: int, columns: int) -> None:
     assert total_flops(nn.Linear(inner, columns).eval(), torch.randn(rows, inner)) == 2 * rows * inner * columns
 
