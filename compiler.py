@@ -77,6 +77,8 @@ class Recipe:
     schedule: Schedule | Best
     lengths: Sequence[int] | None
     passes: Passes
+    config: Any = None
+    """The model's, which may be gone when it is asked for."""
 
     def trace(self) -> Traced:
         """The model as it is now. Raises `UnsupportedError` or `TensorError`."""
@@ -202,10 +204,10 @@ class Compiled:
 
     @property
     def config(self) -> Any:
-        """The model's, where there is one. Raises `AttributeError` otherwise."""
-        if self._recipe is None:
-            raise AttributeError("config: no model is followed")
-        return self._recipe.followed.module.config
+        """The model's, where it has one. Raises `AttributeError` otherwise."""
+        if self._recipe is None or self._recipe.config is None:
+            raise AttributeError("config: the model has none")
+        return self._recipe.config
 
     @property
     def schedule(self) -> Schedule:
@@ -470,7 +472,8 @@ def compile(
 
     def made(example: tuple[Any, ...] | dict[str, Any], passes: Passes) -> Compiled:
         seen = followed.look()
-        recipe = Recipe(followed, example, find(overlay), chosen, lengths, passes)
+        config = getattr(followed.module, "config", None)
+        recipe = Recipe(followed, example, find(overlay), chosen, lengths, passes, config)
         is_usual = lengths is None and (passes.rules, passes.lower) == (USUAL.rules, USUAL.lower)
         with _proposing(followed.module, example, recipe.overlay) if is_usual else nullcontext():
             traced = recipe.trace()
