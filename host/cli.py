@@ -210,7 +210,7 @@ def _show_program(name: str, read: RawImage, as_json: bool) -> None:
     loaded = read.program
     sizes: dict[str, dict[str, int | None]] = {key: {**per_kind} for key, per_kind in count(loaded).items()}
     for kind in () if read.op_lists else loaded.overlay.preloaded:
-        sizes["uops"][kind] = sizes["bytes"][kind] = None  # not 0: nobody has said
+        sizes["uops"][kind] = sizes["bytes"][kind] = None  # not 0: the image does not say
     if as_json:
         click.echo(json.dumps(_facts(loaded) | sizes))
         return

@@ -182,7 +182,7 @@ class Followed:
             return self._count
 
     def change_since(self, count: int) -> Change:
-        """What has changed since there were so many changes."""
+        """What has changed since `look` returned `count`."""
         if count == self._count:
             return Change.NONE
         return Change.STRUCTURE if count < self._structure else Change.NUMBERS

@@ -160,7 +160,7 @@ class Walk:
         return shape_of(self._pairs[node])
 
     def needs(self, atom: Atom, count: int) -> None:
-        """Calls have to have so many valid positions there."""
+        """A call must have at least `count` valid positions in this atom."""
         if atom.dim is not None:
             self.least[atom.dim] = max(self.least.get(atom.dim, 1), count - atom.offset)
 

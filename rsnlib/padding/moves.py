@@ -144,7 +144,7 @@ def _ranged(
         thinned = Atom(len(range(0, size, step)), atom.dim, atom.offset, replace(atom.fill, copies=False), every=step)
         return replace(state, axes=_with(state.axes, at, (thinned,)))
     if step != 1:
-        raise MixedError(_dim_of(axis), "of a part of what follows the size it takes one in so many")
+        raise MixedError(_dim_of(axis), "it takes a part of what follows the size with a step")
     if start != small[0] or (range_[0] or 0) < 0:
         raise MixedError(_dim_of(axis), f"where its range begins ({start}) depends on the size")
     if stop == small[1] and stop < size:  # the first ones
