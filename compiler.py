@@ -143,11 +143,11 @@ class Compiled:
         """As a call. seen: how often the model has changed, where that was just looked at."""
         with self._turn:
             self._follow(seen)
-            inputs, lengths, state = self._traced.prologue(*args, **kwargs)
+            inputs, lengths, state = self._traced.host.prologue(*args, **kwargs)
             named = {} if lengths is None else {f"len[{i}]": int(n) for i, n in enumerate(lengths)}
             result = self._runner.run(inputs, named)
             self.last_run = result.run
-            return self._traced.epilogue(result.outputs, state)
+            return self._traced.host.epilogue(result.outputs, state)
 
     def refresh(self) -> None:
         """Compile the model as it is now: for changes that cannot be seen, such as writes through NumPy. Raises as
@@ -253,7 +253,7 @@ class Compiled:
 
         with self._turn:
             built = self._now()
-            inputs, lengths, _ = self._traced.prologue(*args, **kwargs)
+            inputs, lengths, _ = self._traced.host.prologue(*args, **kwargs)
             return compare(built.program, built.weights, self._traced.network, inputs, lengths)
 
     def __repr__(self) -> str:

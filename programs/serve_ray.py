@@ -109,7 +109,7 @@ class Encoder:
         padded, mask = torch.zeros(2, 1, rows, dtype=torch.long)
         padded[0, : len(ids)] = torch.tensor(ids)
         mask[0, : len(ids)] = 1
-        host = self._hosts[rows]
+        host = self._hosts[rows].host
         inputs, _, state = host.prologue(input_ids=padded, attention_mask=mask)
 
         def after(result: Result) -> list[float]:

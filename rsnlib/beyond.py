@@ -18,7 +18,7 @@ from ..isa.errors import UnsupportedError
 from .capture import Environment, run, site
 
 if TYPE_CHECKING:
-    from .partition import Traced
+    from .host_part import HostPart
 
 LARGE = 30.0
 """What takes the place of machine outputs that are about 1. Less than what hides a score (`mask.HIDDEN`)."""
@@ -31,40 +31,37 @@ VARIANTS: tuple[Callable[[torch.Tensor], torch.Tensor], ...] = (
 CLOSE = 1e-5
 
 
-def check_rows_beyond(traced: Traced, arguments: Environment) -> bool:
+def check_rows_beyond(host: HostPart, arguments: Environment) -> bool:
     """Raises UnsupportedError, naming the operator, where a result depends on rows beyond a length that are not in it.
 
     arguments: by placeholder, as `Interface.bind` returns them, with masks that fit the lengths. Returns whether it is
     so for other arguments too: not where PyTorch's part behind the machine takes some, but for those that masks are
     made of, which are checked anyway.
     """
-    batch, seq = traced.network.batch, traced.network.seq
-    beyond = torch.arange(seq) >= torch.tensor(traced.network.rows)[:, None]
+    batch, seq = host.batch, host.seq
+    beyond = torch.arange(seq) >= torch.tensor(host.rows)[:, None]
     random = torch.Generator().manual_seed(0)
-    valid = {
-        output.name: torch.randn(batch, seq, traced.columns(output.name), generator=random)
-        for output in traced.network.outputs
-    }
+    valid = {name: torch.randn(batch, seq, columns, generator=random) for name, columns in host.columns.items()}
 
     def computed(arguments: Environment, fill: Callable[[torch.Tensor], torch.Tensor]) -> Environment:
         outputs = {name: torch.where(beyond[..., None], fill(x), x).numpy() for name, x in valid.items()}
-        environment = traced.constants | arguments
-        run(traced.before, environment)
-        traced.take(outputs, environment)
-        run(traced.after, environment)
+        environment = host.constants | arguments
+        run(host.before, environment)
+        host.take(outputs, environment)
+        run(host.after, environment)
         return environment
 
-    masks = _placeholders(traced.masks)
-    given = set() if masks else _placeholders(node for node, _ in traced.sources.values()) & set(arguments)
+    masks = _placeholders(host.masks)
+    given = set() if masks else _placeholders(node for node, _ in host.sources.values()) & set(arguments)
     first = computed(arguments, torch.zeros_like)
     for variant in VARIANTS:
         other = computed(arguments | {x: _varied(arguments[x], beyond, variant) for x in given}, variant)
-        _check_inputs(traced, first, other, beyond)
-        for node in traced.interface.result.all_input_nodes:
+        _check_inputs(host, first, other, beyond)
+        for node in host.interface.result.all_input_nodes:
             if not _is_confined(first[node], other[node], beyond):
-                raise _error(traced, node, first, other, beyond)
-    made = {*traced.after, *traced.results}
-    behind = {x for node in (*traced.after, traced.interface.result) for x in node.all_input_nodes} - made
+                raise _error(host, node, first, other, beyond)
+    made = {*host.after, *host.results}
+    behind = {x for node in (*host.after, host.interface.result) for x in node.all_input_nodes} - made
     return (_placeholders(behind) & set(arguments)) <= masks
 
 
@@ -84,17 +81,17 @@ def _ancestors(nodes: Iterable[Node]) -> set[Node]:
     return found
 
 
-def _check_inputs(traced: Traced, first: Environment, other: Environment, beyond: torch.Tensor) -> None:
+def _check_inputs(host: HostPart, first: Environment, other: Environment, beyond: torch.Tensor) -> None:
     """The rows that the machine computes with."""
-    one, two = (traced.inputs(environment) for environment in (first, other))
-    for name, (node, _) in traced.sources.items():
+    one, two = (host.inputs(environment) for environment in (first, other))
+    for name, (node, _) in host.sources.items():
         changed = _changed(torch.from_numpy(one[name]), torch.from_numpy(two[name]))
         if bool((changed & ~beyond[..., None]).any()):
-            raise _error(traced, node, first, other, beyond)
+            raise _error(host, node, first, other, beyond)
 
 
 def _error(
-    traced: Traced, result: Node, first: Environment, other: Environment, beyond: torch.Tensor
+    host: HostPart, result: Node, first: Environment, other: Environment, beyond: torch.Tensor
 ) -> UnsupportedError:
     """Names the first operator behind which other rows change, of those that the result is computed from."""
     found = _ancestors([result])

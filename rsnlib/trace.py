@@ -40,6 +40,7 @@ from .capture import (
     site,
 )
 from .fold import FoldError
+from .host_part import HostPart
 from .ideas import ideas, with_ideas
 from .layers import Attend, Layer, Linear, Pass, Source, ancestors
 from .mask import attended_keys, is_causal
@@ -286,9 +287,11 @@ class _Tracer:
             if node in needed:
                 needed.update(node.all_input_nodes)
         dropped = {node for node in self.before if node not in needed}
-        return Traced(
-            network,
-            placements=tuple(p for node, p in self.placements.items() if node not in dropped),
+        host = HostPart(
+            network.batch,
+            network.seq,
+            network.lengths,
+            columns={out.name: network.columns(out.name) for out in network.outputs},
             interface=interface,
             constants={
                 node: value.clone() if isinstance(value, torch.Tensor) else value
@@ -301,8 +304,9 @@ class _Tracer:
             results={node: (names[value.base], value.view) for node, value in self.results.items()},
             masks=masks,
             causal=self.causal,
-            origins=self._origins(network, names),
         )
+        placements = tuple(p for node, p in self.placements.items() if node not in dropped)
+        return Traced(network, host, placements, self._origins(network, names))
 
     def _origins(self, network: Network, names: Mapping[Layer, str]) -> dict[str, Node]:
         """The operator that completes each layer of a network; of an attention the first that is part of it. names: of
@@ -350,7 +354,7 @@ class _Tracer:
         """Refuse at once a model whose masks are of another kind than the machine's."""
         for layer, mask in self.values.masks.items():
             try:
-                if mask in traced.masks:
+                if mask in traced.host.masks:
                     shown, batch, seq = _computed(mask, environment), self.values.batch, self.values.seq
                     attended_keys(shown, batch, seq, mask in self.causal)
             except TensorError as error:

@@ -133,6 +133,11 @@ class Network:
             return f"{self.batch} x {self.seq} rows"
         return f"{self.batch} sequences of {', '.join(map(str, self.lengths))} rows"
 
+    def columns(self, name: str) -> int:
+        """Of the activation that a layer makes."""
+        layer = next(layer for layer in self.layers if layer.y == name)
+        return layer.heads * layer.head_dim if isinstance(layer, Attention) else int(layer.weight.shape[1])
+
     def show(self) -> str:
         """In words: what comes in, a line for each layer, what goes out."""
         inputs = ", ".join(f"{name} ({columns} columns)" for name, columns in self.inputs.items())

@@ -48,7 +48,7 @@ class Case:
 def made(module: torch.nn.Module, example: tuple[Any, ...] | dict[str, Any], schedule: Schedule = PAPER) -> Case:
     traced = trace(module.eval(), example)
     built = build(traced.network, XNN, schedule)
-    prologue = traced.prologue(*example) if isinstance(example, tuple) else traced.prologue(**example)
+    prologue = traced.host.prologue(*example) if isinstance(example, tuple) else traced.host.prologue(**example)
     return Case(built.program, dict(built.weights), traced.network, prologue[0], prologue[1])
 
 

@@ -304,7 +304,8 @@ def _compare(program: Program, options: Mapping[str, Any], as_json: bool) -> Non
         if source.rows:
             network = network.with_lengths(source.rows)
         if not given:
-            given, lengths, _ = traced.prologue(*example) if isinstance(example, tuple) else traced.prologue(**example)
+            by_position, by_name = (example, {}) if isinstance(example, tuple) else ((), example)
+            given, lengths, _ = traced.host.prologue(*by_position, **by_name)
         if program.parameters:
             at = [
                 p.default if lengths is None else min(int(lengths[i]), p.high) for i, p in enumerate(program.parameters)

@@ -83,11 +83,11 @@ def call() -> Callable[..., Any]:
     """call(traced, *args, **kwargs) is what the compiled module returns."""
 
     def call(traced: Traced, *args: Any, **kwargs: Any) -> Any:
-        inputs, lengths, state = traced.prologue(*args, **kwargs)
+        inputs, lengths, state = traced.host.prologue(*args, **kwargs)
         for name, width in traced.network.inputs.items():
             assert inputs[name].shape == (traced.network.batch, traced.network.seq, width)
             assert inputs[name].dtype == np.float32
-        return traced.epilogue(interpret(traced.network, inputs, lengths), state)
+        return traced.host.epilogue(interpret(traced.network, inputs, lengths), state)
 
     return call
 

@@ -77,7 +77,7 @@ def test_bert_without_mask(call: Call, randomised: Randomised) -> None:
     model = randomised(bert())
     ids = tokens(L, L)["input_ids"]
     traced = trace(model, (ids,))
-    assert traced.prologue(ids)[1] is None
+    assert traced.host.prologue(ids)[1] is None
     assert not any(x.masked for x in traced.network.layers if isinstance(x, Attention))
     assert_close(call(traced, input_ids=ids).last_hidden_state, model(ids).last_hidden_state)
 
@@ -541,17 +541,17 @@ def test_module_is_not_kept_alive(randomised: Randomised) -> None:
 def test_prologue_checks_its_arguments(randomised: Randomised, args: Any, kwargs: Any, message: str) -> None:
     traced = trace(randomised(Block()), (hidden(),))
     with pytest.raises(TensorError, match=message):
-        traced.prologue(*args, **kwargs)
+        traced.host.prologue(*args, **kwargs)
 
 
 def test_epilogue_checks_the_outputs(randomised: Randomised) -> None:
     x = hidden()
     traced = trace(randomised(Block()), (x,))
-    _, _, state = traced.prologue(x)
+    _, _, state = traced.host.prologue(x)
     with pytest.raises(TensorError, match="output down is missing"):
-        traced.epilogue({}, state)
+        traced.host.epilogue({}, state)
     with pytest.raises(TensorError, match=r"output down has shape \(20, 24\)"):
-        traced.epilogue({"down": np.zeros((B * L, C), np.float32)}, state)
+        traced.host.epilogue({"down": np.zeros((B * L, C), np.float32)}, state)
 
 
 def test_masks_at_run_time_must_be_prefixes(randomised: Randomised) -> None:
@@ -559,7 +559,7 @@ def test_masks_at_run_time_must_be_prefixes(randomised: Randomised) -> None:
     inputs = tokens(L, 7)
     inputs["attention_mask"] = inputs["attention_mask"].flip(1)
     with pytest.raises(TensorError, match="mask of sequence 1 is not a prefix"):
-        traced.prologue(**inputs)
+        traced.host.prologue(**inputs)
 
 
 def test_layers_must_agree_on_the_mask(randomised: Randomised) -> None:
@@ -577,9 +577,9 @@ def test_layers_must_agree_on_the_mask(randomised: Randomised) -> None:
 
     mask = right_padded(L, 6).bool()
     traced = trace(randomised(Two()), (hidden(), mask, mask))
-    assert traced.prologue(hidden(), mask, mask.clone())[1].tolist() == [L, 6]  # type: ignore[union-attr]
+    assert traced.host.prologue(hidden(), mask, mask.clone())[1].tolist() == [L, 6]  # type: ignore[union-attr]
     with pytest.raises(TensorError, match="hide different keys"):
-        traced.prologue(hidden(), mask, right_padded(L, 5).bool())
+        traced.host.prologue(hidden(), mask, right_padded(L, 5).bool())
 
 
 # -- refusals
