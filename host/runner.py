@@ -115,7 +115,7 @@ class Runner:
         for b in wanted:
             if b.name not in weights:
                 raise TensorError(f"no weight {b.name!r}, which the program needs")
-        return tensors.Given(weights, wanted)
+        return weights if isinstance(weights, tensors.Images) else tensors.Given(weights, wanted)
 
     # -- asking
 

@@ -148,6 +148,45 @@ class Given(Mapping[str, Array]):
         return len(self._buffers)
 
 
+class Images(Mapping[str, Array]):
+    """Weights by buffer name that lie in images of whole banks: a board in this process takes an image as its memory,
+    without a copy. They are read-only.
+
+    banks: flat images by bank. buffers: of the weights. others: those that lie in no image. unit: elements of an
+    address. Raises `TensorError` for a weight that is in neither.
+    """
+
+    def __init__(
+        self, banks: Mapping[str, Array], buffers: tuple[Buffer, ...], others: Mapping[str, Array], unit: int
+    ) -> None:
+        self._banks, self._others, self._unit = banks, others, unit
+        self._buffers = {b.name: b for b in buffers}
+        for image in banks.values():
+            image.flags.writeable = False
+        for b in buffers:
+            if self[b.name].shape != (b.size,):
+                raise TensorError(f"weight {shown(b.name)}: {self[b.name].shape}; packed it has {b.size} elements")
+
+    def image(self, bank: str) -> Array | None:
+        """Of a whole bank, if there is one."""
+        return self._banks.get(bank)
+
+    def __getitem__(self, name: str) -> Array:
+        buffer = self._buffers[name]
+        if buffer.bank in self._banks:
+            start = buffer.offset * self._unit
+            return self._banks[buffer.bank][start : start + buffer.size]
+        if name not in self._others:
+            raise TensorError(f"no weight {name!r}, which the program needs")
+        return self._others[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._buffers)
+
+    def __len__(self) -> int:
+        return len(self._buffers)
+
+
 def _checksum(tensor: npt.NDArray[np.generic]) -> str:
     return hashlib.blake2b(np.ascontiguousarray(tensor).data, digest_size=16).hexdigest()
 

@@ -33,6 +33,7 @@ from torch.utils import _pytree as pytree
 
 from ..isa.errors import TensorError, UnsupportedError
 from ..scheduler.segment import TOP
+from .structure import Structure
 
 Environment = dict[Node, Any]
 FLOAT32 = "the machine computes in float32"
@@ -233,7 +234,7 @@ class Interface:
     arguments: tuple[Node, ...]
     structure: pytree.TreeSpec
     result: Node
-    result_structure: pytree.TreeSpec
+    result_structure: pytree.TreeSpec | Structure
 
     @classmethod
     def of(cls, program: ExportedProgram, signature: inspect.Signature) -> Interface:
@@ -290,7 +291,7 @@ class Interface:
     def unbind(self, environment: Environment) -> Any:
         """The module's result, in the module's own structure."""
         (values,) = map_arg(self.result.args, environment.__getitem__)
-        return pytree.tree_unflatten(values, self.result_structure)
+        return self.result_structure.unflatten(values)
 
 
 def as_tensor(name: str, array: npt.NDArray[Any]) -> torch.Tensor:

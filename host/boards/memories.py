@@ -2,23 +2,88 @@
 
 from __future__ import annotations
 
+import os
+import threading
+import weakref
 from collections.abc import Mapping
+from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 
 from ...isa.program import Buffer, Program, Role
+from ..tensors import Images
 
 Array = npt.NDArray[np.float32]
 
 
+@dataclass(eq=False)
+class _Shared:
+    """A bank that holds weights alone, for all programs of this process that have the same ones in it. buffers: where
+    they lie; elements: read-only."""
+
+    buffers: tuple[Buffer, ...]
+    elements: Array
+
+
+_shared: weakref.WeakSet[_Shared] = weakref.WeakSet()
+_turn = threading.Lock()
+
+
+def _turn_in_child() -> None:
+    global _turn  # another thread may have held it when the process was forked
+    _turn = threading.Lock()
+
+
+os.register_at_fork(after_in_child=_turn_in_child)
+
+
 class Memories:
-    """A program and its memories, by bank. What nobody has written is 0."""
+    """A program and its memories, by bank. What nobody has written is 0. A bank that holds weights alone cannot be
+    written to; programs of one family have it in common, as on a device (`xrt.XrtBoard`), and where weights come as an
+    image of the bank, it is that image."""
 
     def __init__(self, program: Program, weights: Mapping[str, Array]) -> None:
         self.program = program
-        self.banks = {bank: np.zeros(program.bank_size(bank), np.float32) for bank in program.overlay.banks}
-        self.fill(weights)
+        self.banks: dict[str, Array] = {}
+        self._shares: list[_Shared] = []
+        for bank in program.overlay.banks:
+            buffers = tuple(b for b in program.buffers if b.bank == bank)
+            if buffers and all(b.role is Role.WEIGHT for b in buffers):
+                with _turn:
+                    share = self._share(bank, buffers, weights)
+                self._shares.append(share)
+                self.banks[bank] = share.elements
+            else:
+                self.banks[bank] = np.zeros(program.bank_size(bank), np.float32)
+                self.fill({b.name: weights[b.name] for b in buffers if b.role is Role.WEIGHT})
+
+    def _share(self, bank: str, buffers: tuple[Buffer, ...], weights: Mapping[str, Array]) -> _Shared:
+        image = weights.image(bank) if isinstance(weights, Images) else None
+        if image is not None:
+            return _Shared(buffers, image)
+        unit = self.program.overlay.address_unit
+        candidates = [x for x in _shared if x.buffers == buffers]
+        own: Array | None = None
+        for i, b in enumerate(buffers):
+            place = slice(b.offset * unit, b.offset * unit + b.size)
+            weight = weights[b.name]  # it may be made each time it is asked for
+            if own is None:
+                rest = [x for x in candidates if np.array_equal(_bits(x.elements[place]), _bits(weight))]
+                if not rest:
+                    own = np.zeros(self.program.bank_size(bank), np.float32)
+                    for done in buffers[:i]:
+                        at = slice(done.offset * unit, done.offset * unit + done.size)
+                        own[at] = candidates[0].elements[at]
+                candidates = rest or candidates
+            if own is not None:
+                own[place] = weight
+        if own is None:
+            return candidates[0]
+        own.flags.writeable = False
+        made = _Shared(buffers, own)
+        _shared.add(made)
+        return made
 
     def fill(self, tensors: Mapping[str, Array]) -> None:
         """Write buffers, by name."""
@@ -32,3 +97,8 @@ class Memories:
     def _region(self, buffer: Buffer) -> Array:
         start = buffer.offset * self.program.overlay.address_unit
         return self.banks[buffer.bank][start : start + buffer.size]
+
+
+def _bits(x: Array) -> npt.NDArray[np.uint32]:
+    """To compare: what is no number is equal to itself, and 0 is not -0."""
+    return np.ascontiguousarray(x, np.float32).view(np.uint32)

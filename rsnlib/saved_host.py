@@ -1,0 +1,279 @@
+"""The host's part of a model as JSON and tensors, and back: no pickle, and nothing in it is executed but operators.
+
+Only operators of PyTorch's own library `aten` that compute new tensors are written and read: none that writes to its
+arguments, reads files, or shows memory that nothing was written to.
+"""
+
+from __future__ import annotations
+
+import inspect
+import math
+import operator
+from collections.abc import Callable, Iterable, Mapping
+from itertools import chain
+from math import prod
+from typing import Any, cast
+
+import torch
+from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException, FakeTensorMode
+from torch.fx import Graph, Node
+
+from ..isa.errors import UnsupportedError
+from .capture import Environment, Interface, run, shape_of, site
+from .host_part import HostPart
+from .structure import Structure, describe
+from .view import View, merge
+
+Json = Any
+MOST_BYTES = 1 << 36
+"""Of a tensor that an operator makes."""
+INTERNAL = frozenset(
+    {
+        "_adaptive_avg_pool2d",
+        "_convolution",
+        "_embedding_bag",
+        "_log_softmax",
+        "_native_batch_norm_legit_no_training",
+        "_safe_softmax",
+        "_softmax",
+        "_to_copy",
+        "_unsafe_view",
+        "_weight_norm",
+    }
+)
+"""Operators with a name of PyTorch's inside that graphs have."""
+REFUSED = frozenset({"empty", "empty_like", "empty_permuted", "empty_strided", "from_file", "new_empty"})
+"""And `new_empty_strided`, by its beginning."""
+VALUES: dict[str, type] = {"dtype": torch.dtype, "layout": torch.layout, "memory_format": torch.memory_format}
+"""What operators take that is named as an attribute of `torch`."""
+
+
+def is_allowed(target: object) -> bool:
+    """Whether an operator may be in a file."""
+    if target is operator.getitem:
+        return True
+    if not isinstance(target, torch._ops.OpOverload) or target.namespace != "aten" or target._schema.is_mutable:
+        return False
+    name = target.overloadpacket.__name__
+    if name.startswith("_") and not name.startswith("__"):
+        return name in INTERNAL
+    return name not in REFUSED and not name.startswith("new_empty")
+
+
+def encode(host: HostPart, keep: Callable[[torch.Tensor], str]) -> Json:
+    """The host's part as JSON. keep: stores a tensor, and returns its name.
+
+    Raises UnsupportedError, naming operator and module path, for what cannot be written.
+    """
+    interface = host.interface
+    for node in (*host.before, *host.after):
+        if not is_allowed(node.target):
+            raise UnsupportedError(
+                f"{site(node)}: a file holds operators of PyTorch's own library alone that compute new tensors, and "
+                "this is none of them"
+            )
+    for node, value in host.constants.items():
+        if not isinstance(value, torch.Tensor):
+            raise UnsupportedError(f"{node.name} is a {type(value).__name__}, which cannot be saved")
+    parameters = interface.signature.parameters.values()
+    return {
+        "batch": host.batch,
+        "seq": host.seq,
+        "lengths": list(host.lengths),
+        "columns": dict(host.columns),
+        "signature": [[p.name, p.kind.name, p.default is not p.empty] for p in parameters],
+        "arguments": [[node.name, _example(node)] for node in interface.arguments],
+        "argument_structure": describe(interface.structure, "an argument"),
+        "constants": [[node.name, keep(value)] for node, value in host.constants.items()],
+        "before": [_operator(node) for node in host.before],
+        "after": [_operator(node) for node in host.after],
+        "sources": [[name, node.name, _view(view)] for name, (node, view) in host.sources.items()],
+        "results": [
+            [node.name, name, _view(view), list(shape_of(node))] for node, (name, view) in host.results.items()
+        ],
+        "masks": [[node.name, node in host.causal] for node in host.masks],
+        "result": _value(interface.result.args[0]),
+        "result_structure": describe(interface.result_structure, "the model's result"),
+    }
+
+
+def decode(said: Json, tensor: Callable[[str], torch.Tensor]) -> HostPart:
+    """The host's part from JSON. tensor: one by its name. Raises whatever a description that is none makes: callers
+    read files that anybody may have written."""
+    graph = Graph()
+    nodes: dict[str, Node] = {}
+
+    def add(name: str, node: Node) -> Node:
+        if name in nodes:
+            raise ValueError(f"two values are called {name!r}")
+        nodes[name] = node
+        return node
+
+    def outside(name: str, value: Any) -> Node:
+        node = add(name, graph.placeholder(name))
+        node.meta["val"] = value
+        return node
+
+    def operators(lines: Iterable[Json]) -> tuple[Node, ...]:
+        made = []
+        for name, target, args, kwargs in lines:
+            by_position = tuple(_read(x, nodes) for x in args)
+            by_name = {key: _read(x, nodes) for key, x in kwargs.items()}
+            made.append(add(name, graph.call_function(_target(target), by_position, by_name)))
+        return tuple(made)
+
+    arguments = tuple(outside(name, _of_example(x)) for name, x in said["arguments"])
+    constants = {outside(name, None): tensor(stored) for name, stored in said["constants"]}
+    before = operators(said["before"])
+    sources = {name: (nodes[node], _of_view(view)) for name, node, view in said["sources"]}
+    masks = tuple(nodes[name] for name, _ in said["masks"])
+    results = {
+        outside(node, torch.empty(shape, device="meta")): (name, _of_view(view))
+        for node, name, view, shape in said["results"]
+    }
+    after = operators(said["after"])
+    result = graph.output(tuple(_read(said["result"], nodes)))
+    structure, argument_structure = Structure(said["result_structure"]), Structure(said["argument_structure"])
+    if structure.leaves != len(result.args[0]) or argument_structure.leaves != len(arguments):
+        raise ValueError("structures of arguments or results have another number of values")
+    interface = Interface(
+        inspect.Signature([_parameter(*x) for x in said["signature"]]),
+        arguments,
+        argument_structure.spec,
+        result,
+        structure,
+    )
+    columns = {str(name): int(n) for name, n in said["columns"].items()}
+    host = HostPart(
+        int(said["batch"]),
+        int(said["seq"]),
+        tuple(map(int, said["lengths"])),
+        columns,
+        interface,
+        constants,
+        before,
+        after,
+        sources,
+        results,
+        masks,
+        frozenset(nodes[name] for name, is_causal in said["masks"] if is_causal),
+    )
+    _check(host)
+    return host
+
+
+def _operator(node: Node) -> Json:
+    """Its result's name, what it is, what it takes."""
+    name = "getitem" if node.target is operator.getitem else str(node.target)
+    return [node.name, name, _value(list(node.args)), {key: _value(x) for key, x in node.kwargs.items()}]
+
+
+def _target(name: str) -> Callable[..., Any]:
+    if name == "getitem":
+        return operator.getitem
+    library, packet, overload = name.split(".")
+    target: Any = getattr(getattr(torch.ops.aten, packet), overload) if library == "aten" else None
+    if not is_allowed(target):
+        raise ValueError(f"operator {name} may not be in a file")
+    return cast("Callable[..., Any]", target)
+
+
+def _value(x: Any) -> Json:
+    """What an operator takes. Raises UnsupportedError for what has no description."""
+    if x is None or isinstance(x, bool | int | str) or (isinstance(x, float) and math.isfinite(x)):
+        return x
+    if isinstance(x, Node):
+        return {"of": x.name}
+    if isinstance(x, float):
+        return {"float": str(x)}
+    if isinstance(x, list | tuple):
+        made = [_value(part) for part in x]
+        return made if isinstance(x, list) else {"tuple": made}
+    if isinstance(x, torch.device) and x.type == "cpu":
+        return {"device": "cpu"}
+    for kind, of in VALUES.items():
+        if isinstance(x, of):
+            return {kind: str(x).removeprefix("torch.")}
+    raise UnsupportedError(f"an operator of PyTorch's part takes a {type(x).__name__}, which cannot be saved")
+
+
+def _read(said: Json, nodes: Mapping[str, Node]) -> Any:
+    if said is None or isinstance(said, bool | int | float | str):
+        return said
+    if isinstance(said, list):
+        return [_read(part, nodes) for part in said]
+    ((kind, x),) = said.items()
+    if kind == "of":
+        return nodes[x]
+    if kind == "float":
+        return float(x)
+    if kind == "tuple":
+        return tuple(_read(part, nodes) for part in x)
+    if kind == "device":
+        return torch.device("cpu")
+    return _named(x, VALUES[kind])
+
+
+def _named(name: str, kind: type) -> Any:
+    """An attribute of torch, of this kind."""
+    found = getattr(torch, name)
+    if not isinstance(found, kind):
+        raise ValueError(f"torch.{name} is no {kind.__name__}")
+    return found
+
+
+def _example(node: Node) -> Json:
+    """What an argument must be: shape and dtype of a tensor, or the value of anything else."""
+    x = node.meta["val"]
+    if isinstance(x, torch.Tensor):
+        return {"shape": list(x.shape), "dtype": str(x.dtype).removeprefix("torch.")}
+    return {"equal": _value(x)}
+
+
+def _of_example(said: Json) -> Any:
+    if "equal" in said:
+        return _read(said["equal"], {})
+    return torch.empty(said["shape"], dtype=_named(said["dtype"], torch.dtype), device="meta")
+
+
+def _parameter(name: str, kind: str, has_default: bool) -> inspect.Parameter:
+    kinds = {k.name: k for k in (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD,
+                                 inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.KEYWORD_ONLY,
+                                 inspect.Parameter.VAR_KEYWORD)}  # fmt: skip
+    return inspect.Parameter(name, kinds[kind], default=None if has_default else inspect.Parameter.empty)
+
+
+def _view(view: View) -> Json:
+    return [view.offset, [[list(atom) for atom in dim] for dim in view.dims]]
+
+
+def _of_view(said: Json) -> View:
+    offset, dims = said
+    return View(tuple(tuple((int(size), int(stride)) for size, stride in dim) for dim in dims), int(offset))
+
+
+def _check(host: HostPart) -> None:
+    """Run it without values: operators and shapes must fit each other. Raises whatever PyTorch raises, and `ValueError`
+    for tensors beyond all reason. What depends on values is seen when it runs."""
+    for node, view in host.sources.values():
+        if merge(sorted(view.atoms, key=lambda atom: -atom[1])) != merge([(prod(view.shape), 1)]) or view.offset:
+            raise ValueError(f"{node.name} is not each element of an input of the network once")
+    with FakeTensorMode() as mode:
+        values: Environment = {node: mode.from_tensor(x) for node, x in host.constants.items()}
+        for node in (*host.interface.arguments, *host.results):
+            x = node.meta["val"]
+            values[node] = torch.empty(x.shape, dtype=x.dtype) if isinstance(x, torch.Tensor) else x
+        for node in chain(host.before, host.after):
+            if not all(x in values for x in node.all_input_nodes):
+                continue  # it depends on values
+            try:
+                run([node], values)
+            except (DataDependentOutputException, DynamicOutputShapeException):
+                continue
+            made = values[node]
+            for x in made if isinstance(made, list | tuple) else [made]:
+                if isinstance(x, torch.Tensor) and x.numel() * x.element_size() > MOST_BYTES:
+                    raise ValueError(f"{node.target} makes a tensor of {x.numel()} elements")
+        for node, view in host.sources.values():
+            if node in values:
+                values[node].broadcast_to(view.shape)
