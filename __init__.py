@@ -29,6 +29,7 @@ __all__ = [
     "compile",
     "errors",
     "explain",
+    "load",
     "shown",
 ]
 
@@ -52,6 +53,7 @@ _HOME = {
     "compile": ".compiler:compile",
     "errors": ".isa.errors",
     "explain": ".compiler:explain",
+    "load": ".loaded:load",
     "nn": ".nn",  # not in __all__: `from rsn import *` would take torch
     "shown": ".dump:shown",
 }

@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from .compare import Compared
     from .hw.sim.explain import Explanation
     from .hw.sim.machine import Machine
+    from .model_file import Part
     from .rsnlib.changes import Followed
     from .rsnlib.partition import Traced
     from .rsnlib.passes import Passes
@@ -281,13 +282,30 @@ class Compiled:
             f"<table>{rows}</table><details><summary>where the time goes</summary><pre>{escape(str(e))}</pre></details>"
         )
 
-    def save(self, program: str | os.PathLike[str], weights: str | os.PathLike[str]) -> None:
-        """Write the program (`.bin`) and its packed weights (`.safetensors`)."""
+    def save(self, path: str | os.PathLike[str], weights: str | os.PathLike[str] | None = None) -> None:
+        """Write the whole model (`.rsnmodel`), for `rsn.load`: program, weights, and what PyTorch runs of it.
+
+        With `weights`, write the program (`.bin`) to `path` and its packed weights (`.safetensors`) there, for
+        `rsn.Runner`. Raises `UnsupportedError`, naming the operator, for a host's part that cannot be written."""
+        with self._turn:
+            built = self._now()
+            if weights is None:
+                from .model_file import write
+
+                write(path, [self.part()], None)
+                return
         from .assembler import container
 
-        built = self._now()
         save_tensors(weights, built.weights, packed=True)
-        container.write(built.program, Path(program))
+        container.write(built.program, Path(path))
+
+    def part(self, sizes: tuple[int, ...] = ()) -> Part:
+        """What of a file this program is. sizes: that it is for, in a family."""
+        from .model_file import Part
+
+        with self._turn:
+            built = self._now()
+            return Part(sizes, built.program, built.weights, self._traced.host)
 
     def close(self) -> None:
         """Give the board back."""

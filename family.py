@@ -7,18 +7,18 @@ changes nothing is not taken for granted: see `filling`.
 
 from __future__ import annotations
 
+import inspect
+import os
 import threading
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from itertools import product
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
-import numpy as np
-
 from .filling import Filling
 from .host.forks import forget_in_children
-from .isa.errors import TensorError, UnsupportedError
+from .isa.errors import UnsupportedError
 from .shapes import Arguments, Dim, Shapes
 
 if TYPE_CHECKING:
@@ -58,7 +58,8 @@ class Family:
         self._followed, self._seen = followed, followed.look()
         self._model = followed.module
         """Kept, for programs that are yet to be compiled."""
-        self._arguments, self._make = Arguments(followed.module.forward, example_inputs, shapes), make
+        self._arguments = Arguments(inspect.signature(followed.module.forward), example_inputs, shapes)
+        self._make = make
         self._made: OrderedDict[tuple[int, ...], Compiled] = OrderedDict()
         self._lock = threading.RLock()
         """One call at a time, as on a board."""
@@ -68,24 +69,11 @@ class Family:
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Raises as a call of `Compiled`, and `TensorError` for sizes beyond those listed."""
-        from .rsnlib.capture import as_tensor
-
-        given = self._arguments.named(args, kwargs)
-        for name, x in self._arguments.example.items():
-            if hasattr(x, "shape") and isinstance(given.get(name), np.ndarray):
-                given[name] = as_tensor(name, given[name])
-            elif hasattr(x, "shape") and not hasattr(given.get(name), "device"):
-                what = f"is a {type(given[name]).__name__}" if name in given else "is missing"
-                raise TensorError(f"argument {name} {what}; the example has a tensor")
-        asked = self._arguments.sizes(given)
-        self._filling.check_sizes(asked)
-        self._filling.check_masks(given)
-        taken = tuple(d.fitting(n) for d, n in zip(self._arguments.dims, asked, strict=True))
+        call = self._filling.buckets.fit(args, kwargs)
         with self._lock:
             seen = self._follow()
-            self._latest = self._program(taken)
-            result = self._latest.call_with(seen, (), self._arguments.resized(given, taken))
-            return self._cut(result, taken, asked)
+            self._latest = self._program(call.taken)
+            return self._filling.buckets.cut(self._latest.call_with(seen, (), call.given), call)
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """The same as a call, under the name that a module has for it."""
@@ -131,9 +119,14 @@ class Family:
 
     def prepare(self) -> Self:
         """Compile for all sizes now, rather than when they are first wanted."""
-        for sizes in product(*(d.sizes for d in self._arguments.dims)):
+        for sizes in self._every:
             self.program(*sizes)
         return self
+
+    @property
+    def _every(self) -> Iterator[tuple[int, ...]]:
+        """All sizes that there are programs for."""
+        return product(*(d.sizes for d in self._arguments.dims))
 
     @property
     def programs(self) -> dict[tuple[int, ...], Compiled]:
@@ -166,6 +159,16 @@ class Family:
         """Which module runs where, and why, in the program for the largest sizes."""
         return self.program(*(d.sizes[-1] for d in self._arguments.dims)).explain()
 
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write the whole model (`.rsnmodel`), for `rsn.load`: programs for all sizes, weights once, and what PyTorch
+        runs of it. What was not compiled yet is, now. Raises as `rsn.compile`, and `UnsupportedError`, naming the
+        operator, for a host's part that cannot be written."""
+        from .model_file import write
+
+        with self._lock:
+            self._follow()
+            write(path, (self._program(sizes).part(sizes) for sizes in self._every), self._filling.buckets)
+
     def close(self) -> None:
         """Give the boards back."""
         with self._lock:
@@ -194,9 +197,3 @@ class Family:
     def __repr__(self) -> str:
         sizes = ", ".join(f"{d.what} {'|'.join(map(str, d.sizes))}" for d in self._arguments.dims)
         return f"<rsn.Family: {sizes}; {len(self._made)} programs so far>"
-
-    def _cut(self, result: Any, taken: tuple[int, ...], asked: tuple[int, ...]) -> Any:
-        from torch.utils import _pytree as pytree
-
-        flat, structure = pytree.tree_flatten(result)
-        return pytree.tree_unflatten(self._filling.cut(flat, taken, asked), structure)

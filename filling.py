@@ -7,12 +7,12 @@ they are and filled up.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from itertools import product
-from math import prod
 from typing import TYPE_CHECKING, Any, NoReturn
 
+from .buckets import Buckets, Cut, Factor, Sizes, is_zero_or_one
 from .compare import BOUND
 from .isa.errors import TensorError, UnsupportedError
 from .shapes import Arguments, Batch, Dim
@@ -25,9 +25,6 @@ if TYPE_CHECKING:
     from .rsnlib.padding.check import Graph, Growing, Outcome
     from .rsnlib.padding.state import Atom
 
-Sizes = tuple[int, ...]
-"""Of each of the dimensions in `Arguments.dims`."""
-
 
 class Filling:
     """How results for filled-up arguments are cut. It holds for all sizes once each program's graph has been checked.
@@ -39,55 +36,31 @@ class Filling:
     def __init__(self, model: nn.Module, arguments: Arguments) -> None:
         self._model, self._of = model, arguments
         self._captured: dict[Sizes, Graph] = {}
-        self._least: dict[Dim, int] = {}
-        self._cuts: dict[Sizes, list[_Cut | None]] = {}
-        self._masks = [name for name, x in arguments.example.items() if _is_mask(x)]
+        self.buckets = Buckets(arguments, [name for name, x in arguments.example.items() if _is_mask(x)])
+        """What was found out."""
         probe = _Probe(model, arguments)
         probe.call_with_other_sizes()
         usual = tuple(dim.sizes[0] if dim.exact else dim.sizes[-1] for dim in arguments.dims)
         if self._growing(usual):
             self.check(usual, self._graph(usual).program)
-            probe.compare(lambda leaves, taken, asked: self._cut(self._cuts[usual], leaves, taken, asked))
+            cuts = self.buckets.cuts[usual]
+            probe.compare(
+                lambda leaves, taken, asked: [
+                    x if cut is None else cut(x, taken, asked) for x, cut in zip(leaves, cuts, strict=True)
+                ]
+            )
 
     def check(self, sizes: Sizes, program: ExportedProgram) -> None:
         """Whether the graph of a program for these sizes may serve smaller ones. Raises `UnsupportedError`."""
         growing = self._growing(sizes)
         if growing:
             outcome = self._check(growing, self._of_program(program, sizes), sizes)
-            self._cuts[sizes] = [None if axes is None else _Cut.of(axes, growing) for axes in outcome.outputs]
+            self.buckets.cuts[sizes] = [None if axes is None else _cut(axes, growing) for axes in outcome.outputs]
 
     def check_again(self) -> None:
         """With what the module's parameters and buffers hold now. Raises `UnsupportedError`."""
-        for sizes in list(self._cuts):
+        for sizes in list(self.buckets.cuts):
             self.check(sizes, self._graph(sizes).program)
-
-    def check_sizes(self, sizes: Sizes) -> None:
-        """Raises `TensorError` for sizes for which the module itself cannot be called."""
-        for dim, size in zip(self._of.dims, sizes, strict=True):
-            if size < self._least.get(dim, 1):
-                raise TensorError(
-                    f"a {dim.what} of {size}; this module takes a {dim.what} of {self._least[dim]} or more, or "
-                    f"{type(dim).__name__}(..., exact=True)"
-                )
-
-    def check_masks(self, given: Mapping[str, Any]) -> None:
-        """Raises `TensorError` for an argument that is a mask in the example and holds other numbers now."""
-        for name in self._masks:
-            x = given.get(name)
-            if hasattr(x, "shape") and not _is_zero_or_one(x):
-                raise TensorError(
-                    f"argument {name} is 0 or 1 everywhere in the example, as a mask, and other numbers here; give an "
-                    "example that has others too"
-                )
-
-    def cut(self, leaves: Sequence[Any], taken: Sizes, asked: Sizes) -> list[Any]:
-        """The results of a program for the sizes `taken`, as they are for those that were asked for."""
-        cuts = self._cuts.get(taken)
-        return list(leaves) if cuts is None else self._cut(cuts, leaves, taken, asked)
-
-    @staticmethod
-    def _cut(cuts: Sequence[_Cut | None], leaves: Sequence[Any], taken: Sizes, asked: Sizes) -> list[Any]:
-        return [x if cut is None else cut(x, taken, asked) for x, cut in zip(leaves, cuts, strict=True)]
 
     def _growing(self, sizes: Sizes) -> list[int]:
         """The dimensions that a program for these sizes fills up."""
@@ -114,7 +87,7 @@ class Filling:
                 if atom.dim is not None and not atom.offset + sizes[growing[atom.dim]] >= 0:
                     raise UnsupportedError(f"output {n} cannot be cut")
         for i, least in outcome.least.items():
-            self._least[dims[i]] = max(self._least.get(dims[i], 1), least)
+            self.buckets.least[dims[i]] = max(self.buckets.least.get(dims[i], 1), least)
         return outcome
 
     def _other(self, growing: Sequence[int], sizes: Sizes) -> Sizes:
@@ -219,28 +192,15 @@ def _way_out(dim: Dim) -> str:
     return "hide what is filled in, by a mask among dynamic_shapes that is 1 or True at rows that count, "
 
 
-@dataclass(frozen=True)
-class _Cut:
-    """How a result is cut. axes: of each, in order, the factors that it has. dims: the number among `Arguments.dims` of
-    the dimension that a factor follows."""
-
-    axes: tuple[tuple[Atom, ...], ...]
-    dims: Sequence[int]
-
-    @classmethod
-    def of(cls, axes: tuple[tuple[Atom, ...], ...], dims: Sequence[int]) -> _Cut | None:
-        """None where there is nothing to cut."""
-        return None if all(atom.dim is None for axis in axes for atom in axis) else cls(axes, dims)
-
-    def __call__(self, x: torch.Tensor, taken: Sizes, asked: Sizes) -> torch.Tensor:
-        def shape(sizes: Sizes) -> list[list[int]]:
-            return [[a.size if a.dim is None else a.count(sizes[self.dims[a.dim]]) for a in axis] for axis in self.axes]
-
-        have, want = shape(taken), shape(asked)
-        x = x.reshape([n for axis in have for n in axis])
-        for at, n in enumerate(n for axis in want for n in axis):
-            x = x.narrow(at, 0, n)
-        return x.reshape([prod(axis) for axis in want])
+def _cut(axes: tuple[tuple[Atom, ...], ...], dims: Sequence[int]) -> Cut | None:
+    """dims: the numbers in `Arguments.dims` of the dimensions that atoms follow. None where nothing is cut."""
+    cut = Cut(
+        tuple(
+            tuple(Factor(a.size, None if a.dim is None else dims[a.dim], a.offset, a.every) for a in axis)
+            for axis in axes
+        )
+    )
+    return cut if cut.is_needed else None
 
 
 class _Probe:
@@ -429,11 +389,7 @@ def _is_mask(x: Any) -> bool:
     """Whether an argument holds whole numbers, each 0 or 1, and not 0 alone, as token types do."""
     if not hasattr(x, "is_floating_point") or x.is_floating_point() or x.is_complex():
         return False
-    return _is_zero_or_one(x) and bool((x == 1).any())
-
-
-def _is_zero_or_one(x: torch.Tensor) -> bool:
-    return bool(((x == 0) | (x == 1)).all())
+    return is_zero_or_one(x) and bool((x == 1).any())
 
 
 def _negated(x: torch.Tensor) -> torch.Tensor:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -72,12 +72,13 @@ def _check_form(shapes: object) -> None:
 
 
 class Arguments:
-    """The arguments of a function, by name, some of whose dimensions calls choose. example: of one call; dims: those
-    dimensions, each once. Raises `TensorError` for shapes that are none of these arguments'."""
+    """The arguments of a function, by name, some of whose dimensions calls choose. signature: of the function; example:
+    of one call; dims: those dimensions, each once. Raises `TensorError` for shapes that are none of these arguments'.
+    """
 
-    def __init__(self, function: Callable[..., Any], example: tuple[Any, ...] | dict[str, Any], shapes: Shapes) -> None:
+    def __init__(self, signature: inspect.Signature, example: tuple[Any, ...] | dict[str, Any], shapes: Shapes) -> None:
         _check_form(shapes)
-        self._signature = inspect.signature(function)
+        self.signature = signature
         self.shapes = shapes
         args, kwargs = (example, {}) if isinstance(example, tuple) else ((), example)
         self.example = self.named(args, kwargs)
@@ -91,7 +92,7 @@ class Arguments:
     def named(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
         """Arguments by name, whether given by position or by name. Raises `TensorError` if they do not fit."""
         try:
-            bound = self._signature.bind(*args, **kwargs)
+            bound = self.signature.bind(*args, **kwargs)
         except TypeError as error:
             raise TensorError(f"the module's arguments: {error}") from error
         if len(bound.kwargs) + len(bound.args) > len(bound.arguments) + len(bound.kwargs):
@@ -121,7 +122,7 @@ class Arguments:
             if not isinstance(marked[name], _Marked):
                 marked[name] = _Marked({})
             marked[name].axes[axis % self.example[name].ndim] = self.dims.index(dim)
-        leaves = pytree.tree_leaves(canonical(self._signature, (), marked))
+        leaves = pytree.tree_leaves(canonical(self.signature, (), marked))
         return [leaf.axes if isinstance(leaf, _Marked) else {} for leaf in leaves]
 
     def sizes(self, given: Mapping[str, Any]) -> tuple[int, ...]:

@@ -53,7 +53,8 @@ class ImageError(RsnError):
 
 
 class ContainerError(RsnError):
-    """A `.bin` that is cut short, altered, or of another version. Names the file and the byte offset."""
+    """A `.bin` or an `.rsnmodel` that is cut short, altered, or of another version. Names the file, and of a `.bin` the
+    byte offset."""
 
 
 class SourceError(RsnError):

@@ -47,6 +47,14 @@ REFUSED = frozenset({"empty", "empty_like", "empty_permuted", "empty_strided", "
 VALUES: dict[str, type] = {"dtype": torch.dtype, "layout": torch.layout, "memory_format": torch.memory_format}
 """What operators take that is named as an attribute of `torch`."""
 
+KINDS = (
+    inspect.Parameter.POSITIONAL_ONLY,
+    inspect.Parameter.POSITIONAL_OR_KEYWORD,
+    inspect.Parameter.VAR_POSITIONAL,
+    inspect.Parameter.KEYWORD_ONLY,
+    inspect.Parameter.VAR_KEYWORD,
+)
+
 
 def is_allowed(target: object) -> bool:
     """Whether an operator may be in a file."""
@@ -75,14 +83,13 @@ def encode(host: HostPart, keep: Callable[[torch.Tensor], str]) -> Json:
     for node, value in host.constants.items():
         if not isinstance(value, torch.Tensor):
             raise UnsupportedError(f"{node.name} is a {type(value).__name__}, which cannot be saved")
-    parameters = interface.signature.parameters.values()
     return {
         "batch": host.batch,
         "seq": host.seq,
         "lengths": list(host.lengths),
         "columns": dict(host.columns),
-        "signature": [[p.name, p.kind.name, p.default is not p.empty] for p in parameters],
-        "arguments": [[node.name, _example(node)] for node in interface.arguments],
+        "signature": parameters(interface.signature),
+        "arguments": [[node.name, described(node.meta["val"])] for node in interface.arguments],
         "argument_structure": describe(interface.structure, "an argument"),
         "constants": [[node.name, keep(value)] for node, value in host.constants.items()],
         "before": [_operator(node) for node in host.before],
@@ -122,7 +129,7 @@ def decode(said: Json, tensor: Callable[[str], torch.Tensor]) -> HostPart:
             made.append(add(name, graph.call_function(_target(target), by_position, by_name)))
         return tuple(made)
 
-    arguments = tuple(outside(name, _of_example(x)) for name, x in said["arguments"])
+    arguments = tuple(outside(name, of_described(x)) for name, x in said["arguments"])
     constants = {outside(name, None): tensor(stored) for name, stored in said["constants"]}
     before = operators(said["before"])
     sources = {name: (nodes[node], _of_view(view)) for name, node, view in said["sources"]}
@@ -134,10 +141,10 @@ def decode(said: Json, tensor: Callable[[str], torch.Tensor]) -> HostPart:
     after = operators(said["after"])
     result = graph.output(tuple(_read(said["result"], nodes)))
     structure, argument_structure = Structure(said["result_structure"]), Structure(said["argument_structure"])
-    if structure.leaves != len(result.args[0]) or argument_structure.leaves != len(arguments):
+    if structure.num_leaves != len(result.args[0]) or argument_structure.num_leaves != len(arguments):
         raise ValueError("structures of arguments or results have another number of values")
     interface = Interface(
-        inspect.Signature([_parameter(*x) for x in said["signature"]]),
+        of_parameters(said["signature"]),
         arguments,
         argument_structure.spec,
         result,
@@ -222,25 +229,37 @@ def _named(name: str, kind: type) -> Any:
     return found
 
 
-def _example(node: Node) -> Json:
-    """What an argument must be: shape and dtype of a tensor, or the value of anything else."""
-    x = node.meta["val"]
+def described(x: Any) -> Json:
+    """What an argument must be: shape and dtype of a tensor, or the value of a number, a text or nothing; of what is
+    made of several, nothing."""
     if isinstance(x, torch.Tensor):
         return {"shape": list(x.shape), "dtype": str(x.dtype).removeprefix("torch.")}
-    return {"equal": _value(x)}
+    return {"equal": _value(x)} if x is None or isinstance(x, bool | int | float | str) else {"several": True}
 
 
-def _of_example(said: Json) -> Any:
+def of_described(said: Json) -> Any:
+    """A tensor without numbers, or the value; raises whatever what is no description makes."""
+    if "several" in said:
+        return ()
     if "equal" in said:
         return _read(said["equal"], {})
     return torch.empty(said["shape"], dtype=_named(said["dtype"], torch.dtype), device="meta")
 
 
-def _parameter(name: str, kind: str, has_default: bool) -> inspect.Parameter:
-    kinds = {k.name: k for k in (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD,
-                                 inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.KEYWORD_ONLY,
-                                 inspect.Parameter.VAR_KEYWORD)}  # fmt: skip
-    return inspect.Parameter(name, kinds[kind], default=None if has_default else inspect.Parameter.empty)
+def parameters(signature: inspect.Signature) -> Json:
+    """Of a function: names, kinds, and which have a default."""
+    return [[p.name, p.kind.name, p.default is not p.empty] for p in signature.parameters.values()]
+
+
+def of_parameters(said: Json) -> inspect.Signature:
+    """A signature, to bind arguments with; what a call does not give is not bound."""
+    kinds = {kind.name: kind for kind in KINDS}
+    return inspect.Signature(
+        [
+            inspect.Parameter(name, kinds[kind], default=None if has_default else inspect.Parameter.empty)
+            for name, kind, has_default in said
+        ]
+    )
 
 
 def _view(view: View) -> Json:

@@ -86,7 +86,7 @@ class Structure:
         return made
 
     @property
-    def leaves(self) -> int:
+    def num_leaves(self) -> int:
         """How many there are."""
         numbers = count()
         _build(self.description, numbers)

@@ -8,6 +8,7 @@ prints a table of them as `heads` does.
 from __future__ import annotations
 
 import argparse
+import inspect
 import random
 from collections import Counter
 from collections.abc import Callable
@@ -405,7 +406,7 @@ SIZES = [(1, 1), (2, 3), (3, 5), (1, 7), (3, 1), (2, 8), (4, 4), (3, 6), (4, 2),
 def is_right(model: Model, given: Arguments, filling: Filling | None) -> bool | None:
     """As `heads.is_right`; None also where the results are the same for all numbers: such a chain shows nothing. Sizes
     that a family refuses are left out."""
-    cut = None if filling is None else filling.cut
+    cut = None if filling is None else filling.buckets.cut_leaves
     tried, seen = 0, {}
     varies = False
     for n in range(3 * len(SIZES)):
@@ -414,7 +415,7 @@ def is_right(model: Model, given: Arguments, filling: Filling | None) -> bool | 
         with torch.no_grad():
             try:
                 if filling is not None:
-                    filling.check_sizes(sizes)
+                    filling.buckets.check_sizes(sizes)
                 wanted = model(**x)
             except (RuntimeError, IndexError, TensorError):
                 continue
@@ -438,7 +439,7 @@ def verdict(seed: int) -> tuple[Chain, str, str]:
     chain = draw(seed)
     model = Model(chain, seed).double().eval()
     shapes = {name: {0: rsn.Batch(BATCH), 1: rsn.Length(LENGTH)} for name in ("x", "mask", "ids")}
-    given = Arguments(model.forward, example(3, 6, seed, hides=False), shapes)
+    given = Arguments(inspect.signature(model.forward), example(3, 6, seed, hides=False), shapes)
     try:
         filling = Filling(model, given)
     except UnsupportedError as error:

@@ -9,6 +9,7 @@ although it does not ("too strict").
 from __future__ import annotations
 
 import argparse
+import inspect
 import random
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -183,7 +184,7 @@ def example(batch: int, length: int, seed: int, scale: float = 1.0) -> dict[str,
 def arguments(model: Model, growing: str) -> Arguments:
     """Of a family with programs for one size."""
     shapes = {name: {0: rsn.Batch(BATCH)} if growing == "batch" else {1: rsn.Length(LENGTH)} for name in ("x", "mask")}
-    return Arguments(model.forward, example(3, 5, 1), shapes)
+    return Arguments(inspect.signature(model.forward), example(3, 5, 1), shapes)
 
 
 def growing_of(case: Case) -> str:
@@ -250,7 +251,7 @@ def verdict(case: Case) -> tuple[str, str]:
         return ("none" if right is None else "too strict" if right else "refused"), str(error)
     except TensorError as error:
         return "none", str(error)
-    right = is_right(case, model, filling.cut)
+    right = is_right(case, model, filling.buckets.cut_leaves)
     return ("none" if right is None else "right" if right else "wrong"), ""
 
 

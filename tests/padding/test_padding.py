@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import os
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -74,7 +75,7 @@ def filling(made: Callable[..., Any], batch: Any = None, length: Any = None) -> 
     model = Of(made).eval()
     dims = {0: rsn.Batch(4) if batch is None else batch, 1: rsn.Length(8) if length is None else length}
     x = {"x": torch.randn(B, L, C), "mask": torch.ones(B, L, dtype=torch.int64), "ids": torch.randint(1, 50, (B, L))}
-    given = Arguments(model.forward, x, dict.fromkeys(x, dims))
+    given = Arguments(inspect.signature(model.forward), x, dict.fromkeys(x, dims))
     return Filling(model, given), model, given
 
 
@@ -88,11 +89,11 @@ def check(made: Callable[..., Any], sizes: list[tuple[int, int]], **dims: Any) -
             "mask": torch.ones(batch, length, dtype=torch.int64),
             "ids": torch.randint(1, 50, (batch, length)),
         }
-        found.check_sizes((batch, length))
+        found.buckets.check_sizes((batch, length))
         with torch.no_grad():
             wanted = torch.utils._pytree.tree_leaves(model(**x))
             full = torch.utils._pytree.tree_leaves(model(**given.resized(x, largest)))
-        for a, b in zip(found.cut(full, largest, (batch, length)), wanted, strict=True):
+        for a, b in zip(found.buckets.cut_leaves(full, largest, (batch, length)), wanted, strict=True):
             torch.testing.assert_close(a, b)
 
 
@@ -222,9 +223,9 @@ def test_what_may_not(made: Callable[..., Any], why: str) -> None:
 def test_least_size() -> None:
     """Where the module itself cannot be called."""
     found, *_ = filling(lambda m, y, mask, ids: y[:, 3])
-    found.check_sizes((1, 4))
+    found.buckets.check_sizes((1, 4))
     with pytest.raises(TensorError, match=r"^a length of 3; this module takes a length of 4 or more, or Length"):
-        found.check_sizes((1, 3))
+        found.buckets.check_sizes((1, 3))
 
 
 def test_another_graph_for_another_size() -> None:
@@ -269,6 +270,6 @@ def test_a_table_of_just_the_largest_size() -> None:
 
 def test_a_mask_stays_one() -> None:
     found, _, given = filling(lambda m, y, mask, ids: y * mask[..., None])
-    found.check_masks(given.example)
+    found.buckets.check_masks(given.example)
     with pytest.raises(TensorError, match=r"^argument mask is 0 or 1 everywhere in the example, as a mask, and other"):
-        found.check_masks(given.example | {"mask": 2 * given.example["mask"]})
+        found.buckets.check_masks(given.example | {"mask": 2 * given.example["mask"]})

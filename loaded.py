@@ -1,0 +1,213 @@
+"""`rsn.load`: a model from a file, without the code that it was made of."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Self
+
+import numpy as np
+
+from .buckets import Fitted
+from .host.boards import Board
+from .host.runner import Runner
+from .host.serving import ALONE, Serving
+from .host.serving.arguments import Argument
+from .host.serving.server import Asked, Server
+from .hw.sim.machine import Run
+from .isa.program import Program
+from .model_file import Part, Saved, read
+from .shapes import Batch, Dim
+
+if TYPE_CHECKING:
+    import torch
+
+    from .host.serving.metrics import Metrics
+
+
+def load(
+    path: str | os.PathLike[str],
+    *,
+    board: str | Callable[[], Board] = "sim",
+    xclbin: str | os.PathLike[str] | None = None,
+) -> Loaded:
+    """A model that `save(path)` wrote, ready to be called or served.
+
+    It needs PyTorch, for what the machine does not run, but neither the model's code nor `transformers`. board: a name,
+    or what opens one; xclbin: what a real one loads. Weights stay in the file until they are used.
+
+    Raises `ContainerError`, naming the file, for one that is cut short, altered, or of another version. Nothing that a
+    file holds is executed: it names operators of PyTorch, and classes of results, which are looked for in modules that
+    the process has imported already and in `transformers`.
+    """
+    return Loaded(read(path), board, xclbin)
+
+
+class Loaded:
+    """A model from a file. Call it as the model: it returns what the model returns, of its class where that can be
+    imported, of one with the same fields otherwise. Calls may come from any thread; the board is opened by the first.
+    """
+
+    def __init__(self, saved: Saved, board: str | Callable[[], Board], xclbin: str | os.PathLike[str] | None) -> None:
+        self._saved, self._board, self._xclbin = saved, board, xclbin
+        self._parts = {part.sizes: i for i, part in enumerate(saved.parts)}
+        self._opened: dict[int, Runner] | None = None
+        self._turn = threading.Lock()
+        self.last_run: Run | None = None
+        """What the most recent call took on the machine."""
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Host part, machine, host part. Raises `TensorError` for arguments that differ from the example's in shape or
+        dtype, for sizes beyond those that there are programs for, and for an attention mask that is no prefix."""
+        asked = self._asked(args, kwargs)
+        result = self._runners()[asked.group].run(asked.inputs, asked.parameters)
+        self.last_run = result.run
+        return asked.finish(result.outputs)
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """The same as a call, under the name that a module has for it."""
+        return self(*args, **kwargs)
+
+    def server(self, serving: Serving | None = None, *, metrics: Metrics | None = None, name: str = "rsn") -> Server:
+        """This model as a server, with a board of its own: requests wait in its queue and share runs. serving: how they
+        wait, and what happens when the board fails. metrics: where to count, under `name`. Raises `BoardError`."""
+        opened = self._open(serving or Serving(), metrics, name)
+        return Server(opened, lambda inputs: self._asked((), dict(inputs)), name, self.arguments, self.sizes)
+
+    @property
+    def programs(self) -> dict[tuple[int, ...], Program]:
+        """By the sizes that they are for, in the order of `dims`; () for a model of one size."""
+        return {part.sizes: part.program for part in self._saved.parts}
+
+    @property
+    def dims(self) -> tuple[Dim, ...]:
+        """Those whose sizes calls choose."""
+        return () if self._saved.buckets is None else self._saved.buckets.arguments.dims
+
+    @property
+    def sizes(self) -> dict[str, tuple[int, ...]]:
+        """By what a dimension is called, the sizes that there are programs for."""
+        return {name: dim.sizes for name, dim in zip(self._dim_names, self.dims, strict=True)}
+
+    @property
+    def arguments(self) -> tuple[Argument, ...]:
+        """The tensors that calls give."""
+        buckets = self._saved.buckets
+        if buckets is None:
+            return tuple(
+                _argument(node.name, node.meta["val"])
+                for node in self._saved.parts[0].host.interface.arguments
+                if hasattr(node.meta["val"], "shape")
+            )
+        names = dict(zip(self.dims, self._dim_names, strict=True))
+        return tuple(
+            _argument(
+                name, x, {axis % x.ndim: names[dim] for axis, dim in buckets.arguments.shapes.get(name, {}).items()}
+            )
+            for name, x in buckets.arguments.example.items()
+            if hasattr(x, "shape")
+        )
+
+    @property
+    def device(self) -> torch.device:
+        """Where arguments and results are: the CPU."""
+        import torch
+
+        return torch.device("cpu")
+
+    def close(self) -> None:
+        """Give the board back. Servers have their own."""
+        with self._turn:
+            opened, self._opened = self._opened or {}, None
+        for runner in opened.values():
+            runner.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        sizes = "; ".join(f"{name} {'|'.join(map(str, of))}" for name, of in self.sizes.items()) or "one size"
+        takes = ", ".join(map(str, self.arguments))
+        return f"<rsn.Loaded: {takes}; {sizes}; {len(self._saved.parts)} programs>"
+
+    @property
+    def _dim_names(self) -> list[str]:
+        """What the dimensions are called: by what they are, with a number from the second of a kind on."""
+        names: list[str] = []
+        for dim in self.dims:
+            same = sum(name.rstrip("0123456789") == dim.what for name in names)
+            names.append(f"{dim.what}{same + 1}" if same else dim.what)
+        return names
+
+    def _runners(self) -> dict[int, Runner]:
+        with self._turn:
+            if self._opened is None:
+                self._opened = self._open(ALONE, None, "rsn")
+            return self._opened
+
+    def _open(self, serving: Serving, metrics: Metrics | None, name: str) -> dict[int, Runner]:
+        """A runner for each group of programs that have the same weights, by the number of its first program."""
+        opened: dict[int, Runner] = {}
+        try:
+            for first in dict.fromkeys(self._saved.same):
+                members = [p for p, group in zip(self._saved.parts, self._saved.same, strict=True) if group == first]
+                opened[first] = Runner(
+                    [part.program for part in members],
+                    weights=members[0].weights,
+                    board=self._board,
+                    xclbin=self._xclbin,
+                    serving=serving,
+                    metrics=metrics,
+                    name=name if not opened else f"{name} {len(opened) + 1}",
+                )
+        except BaseException:
+            for runner in opened.values():
+                runner.close()
+            raise
+        return opened
+
+    def _asked(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Asked:
+        """What the machine is asked for a call, and what makes the model's result of its answer."""
+        buckets = self._saved.buckets
+        call = Fitted(kwargs, (), ()) if buckets is None else buckets.fit(args, kwargs)
+        number = self._parts[call.taken]
+        part = self._saved.parts[number]
+        inputs, lengths, state = part.host.prologue(*(args if buckets is None else ()), **call.given)
+        n = self._sequences(part, call)
+        named = {} if lengths is None else {f"len[{i}]": int(length) for i, length in enumerate(lengths[:n])}
+
+        def finish(outputs: Mapping[str, Any]) -> Any:
+            # Sequences that were filled in are copies of the last, and so is what the machine would make of them.
+            whole = {
+                name: np.concatenate([y, np.repeat(y[-1:], part.host.batch - n, 0)]) for name, y in outputs.items()
+            }
+            result = part.host.epilogue(whole, state)
+            return result if buckets is None else buckets.cut(result, call)
+
+        return Asked(self._saved.same[number], {name: x[:n] for name, x in inputs.items()}, named, finish)
+
+    def _sequences(self, part: Part, call: Fitted) -> int:
+        """How many of the network's sequences belong to the call. Those behind them are copies, where the batch is the
+        network's: in each program, and in programs for several batches."""
+        batches = [i for i, dim in enumerate(self.dims) if isinstance(dim, Batch)]
+        if len(batches) != 1:
+            return part.host.batch
+        (i,) = batches
+        if (
+            any(p.host.batch != p.sizes[i] for p in self._saved.parts)
+            or len({p.sizes[i] for p in self._saved.parts}) == 1
+        ):
+            return part.host.batch
+        return call.asked[i]
+
+
+def _argument(name: str, x: torch.Tensor, dims: Mapping[int, str] | None = None) -> Argument:
+    shape: Sequence[int | str] = [(dims or {}).get(axis, n) for axis, n in enumerate(x.shape)]
+    return Argument(name, str(x.dtype).removeprefix("torch."), tuple(shape))

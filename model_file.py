@@ -1,0 +1,302 @@
+"""A whole model in one file (`.rsnmodel`): programs for all of its sizes, its weights once, and PyTorch's part.
+
+The file is a safetensors file. Its tensors are the images of banks that hold weights, weights that lie elsewhere, the
+constants of the host's part, and the containers of programs; equal ones are there once. What they are, the host's
+operators, and the names and shapes of arguments and results, is JSON in its metadata. Nothing in it is executed, but
+operators of PyTorch that make new tensors (`rsnlib.saved_host`). Checksums show what was altered or cut short.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from . import __version__
+from .assembler import container
+from .buckets import Buckets, Cut, Factor, Sizes
+from .host.tensors import Images
+from .isa.errors import ContainerError, MissingError, RsnError, require_torch
+from .isa.files import check_target, replacing
+from .isa.program import Program, Role
+from .shapes import Arguments, Batch, Dim, Length
+
+if TYPE_CHECKING:
+    import torch
+
+    from .rsnlib.host_part import HostPart
+
+Json = Any
+SUFFIX = ".rsnmodel"
+DESCRIPTION = "rsn.model"
+"""Key of the safetensors metadata: the description, as JSON."""
+CHECKSUM = "rsn.model.blake2b"
+"""Key of its checksum."""
+FORMAT = 1
+KINDS: dict[str, type[Dim]] = {"batch": Batch, "length": Length}
+
+
+@dataclass(frozen=True, eq=False)
+class Part:
+    """A model for one choice of sizes. sizes: of the dimensions that calls choose, () where there are none. weights: by
+    buffer name, as they lie off chip."""
+
+    sizes: Sizes
+    program: Program
+    weights: Mapping[str, Any]
+    host: HostPart
+
+
+@dataclass(frozen=True, eq=False)
+class Saved:
+    """What is in a file. buckets: None for a model of one size. same: for each part, the number of the first one that
+    has the same weights in the same places. version: of the toolchain that wrote it."""
+
+    parts: tuple[Part, ...]
+    buckets: Buckets | None
+    same: tuple[int, ...]
+    version: str
+
+
+class _Tensors:
+    """What is to be written, each content once, by a name that says what it is."""
+
+    def __init__(self) -> None:
+        self.kept: dict[str, torch.Tensor] = {}
+        self.checksums: dict[str, str] = {}
+        self._names: dict[tuple[Any, ...], str] = {}
+
+    def keep(self, what: str, tensor: torch.Tensor) -> str:
+        tensor = tensor.detach().contiguous()
+        checksum = _checksum(tensor)
+        key = (tensor.dtype, tuple(tensor.shape), checksum)
+        if key not in self._names:
+            name = f"{what}/{len(self.kept)}"
+            self.kept[name] = tensor if tensor.nbytes == tensor.untyped_storage().nbytes() else tensor.clone()
+            self._names[key], self.checksums[name] = name, checksum
+        return self._names[key]
+
+    def keep_array(self, what: str, array: np.ndarray[Any, Any]) -> str:
+        import torch
+
+        return self.keep(what, torch.from_numpy(array))
+
+
+def _checksum(tensor: torch.Tensor) -> str:
+    import torch
+
+    flat = tensor.reshape(-1)
+    raw = flat.view(torch.uint8).numpy() if flat.numel() else np.empty(0, np.uint8)
+    return hashlib.blake2b(raw.data, digest_size=16).hexdigest()
+
+
+def write(path: str | os.PathLike[str], parts: Iterable[Part], buckets: Buckets | None) -> None:
+    """Write a model, whole or not at all. parts: one for each choice of sizes; they are asked for one by one. Raises
+    `UnsupportedError` for a host's part that cannot be written, `OSError` where the file cannot be."""
+    from safetensors.torch import save_file
+
+    target = Path(path)
+    check_target(target)
+    tensors = _Tensors()
+    said: dict[str, Json] = {"format": FORMAT, "version": __version__}
+    said["parts"] = [_part(part, tensors) for part in parts]
+    said["buckets"] = None if buckets is None else _buckets(buckets)
+    said["checksums"] = tensors.checksums
+    text = json.dumps(said, allow_nan=False)
+    metadata = {DESCRIPTION: text, CHECKSUM: _digest(text)}
+    with replacing(target) as temporary:
+        save_file(tensors.kept, temporary, metadata=metadata)
+
+
+def _digest(text: str) -> str:
+    return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
+
+
+def _part(part: Part, tensors: _Tensors) -> Json:
+    from .rsnlib.saved_host import encode
+
+    program, images = part.program, {}
+    for bank in program.overlay.banks:
+        buffers = [b for b in program.buffers if b.bank == bank]
+        if buffers and all(b.role is Role.WEIGHT for b in buffers):
+            image = np.zeros(program.bank_size(bank), np.float32)
+            for b in buffers:
+                start = b.offset * program.overlay.address_unit
+                image[start : start + b.size] = part.weights[b.name]
+            images[bank] = tensors.keep_array("bank", image)
+    others = [b.name for b in program.with_role(Role.WEIGHT) if b.bank not in images]
+    return {
+        "sizes": list(part.sizes),
+        "program": tensors.keep_array("program", np.frombuffer(container.dumps(program), np.uint8).copy()),
+        "banks": images,
+        "weights": {name: tensors.keep_array("weight", np.array(part.weights[name], np.float32)) for name in others},
+        "host": encode(part.host, lambda x: tensors.keep("constant", x)),
+    }
+
+
+def _buckets(buckets: Buckets) -> Json:
+    from .rsnlib.saved_host import described, parameters
+
+    arguments, dims = buckets.arguments, buckets.arguments.dims
+    return {
+        "dims": [[type(d).what, list(d.sizes), d.exact] for d in dims],
+        "signature": parameters(arguments.signature),
+        "example": [[name, described(x)] for name, x in arguments.example.items()],
+        "shapes": {
+            name: [[axis, dims.index(dim)] for axis, dim in axes.items()] for name, axes in arguments.shapes.items()
+        },
+        "masks": list(buckets.masks),
+        "least": [[dims.index(dim), n] for dim, n in buckets.least.items()],
+        "cuts": [[list(sizes), [_cut(cut) for cut in cuts]] for sizes, cuts in buckets.cuts.items()],
+    }
+
+
+def _cut(cut: Cut | None) -> Json:
+    return None if cut is None else [[[f.size, f.dim, f.offset, f.every] for f in axis] for axis in cut.axes]
+
+
+def read(path: str | os.PathLike[str]) -> Saved:
+    """Read a model. Its weights are mapped, not copied: they are read from the file when they are used, and processes
+    that load the same file share them. Raises `ContainerError`, naming the file, for one that is cut short, altered, no
+    model, or of another version."""
+    require_torch("loading a model")
+    try:
+        said, tensors = _opened(path)
+        return _saved(said, tensors)
+    except FileNotFoundError:
+        raise ContainerError(f"{path}: no such file") from None
+    except (MissingError, MemoryError):
+        raise
+    except RsnError as e:
+        raise ContainerError(f"{path}: {e}") from e
+    except OSError as e:
+        raise ContainerError(f"{path}: {e.strerror or e}") from e
+    except Exception as e:  # whatever a description that nobody of ours wrote leads to
+        message = str(e).strip().partition("\n")[0]
+        raise ContainerError(f"{path}: not a model that rsn can read: {type(e).__name__}: {message}") from e
+
+
+def _opened(path: str | os.PathLike[str]) -> tuple[Json, Mapping[str, torch.Tensor]]:
+    """The description, and the tensors, mapped and checked."""
+    from safetensors import SafetensorError, safe_open
+
+    if Path(path).is_dir():
+        raise ContainerError(f"a folder; a model is one file ({SUFFIX})")
+    try:
+        with safe_open(path, framework="pt") as file:
+            metadata = file.metadata() or {}
+            if DESCRIPTION not in metadata:
+                raise ContainerError(
+                    "no model: compiled.save(path), with one argument, writes one; rsn.Runner takes weights"
+                )
+            if metadata.get(CHECKSUM) != _digest(metadata[DESCRIPTION]):
+                raise ContainerError("its description is not what was written: copy the file again")
+            said = json.loads(metadata[DESCRIPTION])
+            if said["format"] != FORMAT:
+                wrote = f"rsn {said['version']} wrote it"
+                raise ContainerError(f"format {said['format']}, {wrote}; rsn {__version__} reads format {FORMAT}")
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+    except SafetensorError as e:
+        raise ContainerError(f"not a safetensors file, which a model is: {e}") from e
+    checksums = said["checksums"]
+    with ThreadPoolExecutor() as pool:
+        for (name, _), found in zip(tensors.items(), pool.map(_checksum, tensors.values()), strict=True):
+            if checksums[name] != found:
+                raise ContainerError(f"{name} is not what was written: its checksum differs; copy the file again")
+    return said, tensors
+
+
+def _saved(said: Json, tensors: Mapping[str, torch.Tensor]) -> Saved:
+    arrays = {name: x.numpy() for name, x in tensors.items() if name.partition("/")[0] in ("bank", "weight")}
+    parts = tuple(_of_part(part, tensors, arrays) for part in said["parts"])
+    if not parts:
+        raise ValueError("it has no program")
+    placed = [(part["banks"], part["weights"]) for part in said["parts"]]
+    same = tuple(
+        next(
+            j for j, other in enumerate(parts) if placed[j] == placed[i] and _ends(other.program) == _ends(part.program)
+        )
+        for i, part in enumerate(parts)
+    )
+    buckets = None if said["buckets"] is None else _of_buckets(said["buckets"], parts)
+    if buckets is None and len(parts) > 1:
+        raise ValueError("it has several programs, and nothing says which is for which call")
+    return Saved(parts, buckets, same, str(said["version"]))
+
+
+def _ends(program: Program) -> list[tuple[Any, ...]]:
+    """What programs of one network have in common: their inputs and outputs, but for the number of rows."""
+    ends = [b for b in program.buffers if b.role in (Role.INPUT, Role.OUTPUT)]
+    return sorted((b.name, b.role.value, (b.view or b.shape)[-1:], b.scale, b.shift) for b in ends)
+
+
+def _of_part(said: Json, tensors: Mapping[str, torch.Tensor], arrays: Mapping[str, Any]) -> Part:
+    from .rsnlib.saved_host import decode
+
+    program = container.loads(tensors[said["program"]].numpy().tobytes(), said["program"])
+    images = {bank: arrays[name] for bank, name in said["banks"].items()}
+    for bank, image in images.items():
+        if image.shape != (program.bank_size(bank),) or image.dtype != np.float32:
+            raise ValueError(
+                f"the image of {bank} is {image.dtype} {image.shape}, not {program.bank_size(bank)} float32"
+            )
+    others = {buffer: arrays[name] for buffer, name in said["weights"].items()}
+    weights = Images(images, program.with_role(Role.WEIGHT), others, program.overlay.address_unit)
+    host = decode(said["host"], tensors.__getitem__)
+    _check_ends(program, host)
+    return Part(tuple(map(int, said["sizes"])), program, weights, host)
+
+
+def _check_ends(program: Program, host: HostPart) -> None:
+    """The host's part and the program belong together."""
+    inputs = {b.name: b.view for b in program.with_role(Role.INPUT)}
+    given = {
+        name: (host.batch, host.seq, int(np.prod(view.shape)) // (host.batch * host.seq))
+        for name, (_, view) in host.sources.items()
+    }
+    outputs = {b.name: b.view for b in program.with_role(Role.OUTPUT)}
+    taken = {name: (host.batch, host.seq, columns) for name, columns in host.columns.items()}
+    shown = {name for name, _ in host.results.values()}
+    if inputs != given or outputs != taken or not shown <= outputs.keys():
+        raise ValueError(f"the program takes {inputs} and gives {outputs}; PyTorch's part gives {given}, takes {taken}")
+    if bool(program.parameters) != bool(host.masks):
+        raise ValueError("the program and PyTorch's part differ in whether there are masks")
+
+
+def _of_buckets(said: Json, parts: Sequence[Part]) -> Buckets:
+    from .rsnlib.saved_host import of_described, of_parameters
+
+    dims = [KINDS[kind](*sizes, exact=bool(exact)) for kind, sizes, exact in said["dims"]]
+    shapes = {name: {axis: dims[i] for axis, i in axes} for name, axes in said["shapes"].items()}
+    example = {name: of_described(x) for name, x in said["example"]}
+    arguments = Arguments(of_parameters(said["signature"]), example, shapes)
+    if arguments.dims != tuple(dims):
+        raise ValueError("its dimensions are not those of its arguments")
+    buckets = Buckets(arguments, said["masks"])
+    buckets.least = {dims[i]: int(n) for i, n in said["least"]}
+    for sizes, cuts in said["cuts"]:
+        buckets.cuts[tuple(sizes)] = [None if cut is None else _of_cut(cut, len(dims)) for cut in cuts]
+    for part in parts:
+        if len(part.sizes) != len(dims) or any(n not in d.sizes for n, d in zip(part.sizes, dims, strict=True)):
+            raise ValueError(f"a program for {part.sizes}, which are none of its sizes")
+        results = part.host.interface.result_structure.num_leaves
+        if len(buckets.cuts.get(part.sizes) or range(results)) != results:
+            raise ValueError(f"the program for {part.sizes} has {results} results, and others are cut")
+    return buckets
+
+
+def _of_cut(said: Json, dims: int) -> Cut:
+    cut = Cut(tuple(tuple(Factor(size, dim, offset, every) for size, dim, offset, every in axis) for axis in said))
+    for factor in (factor for axis in cut.axes for factor in axis):
+        if factor.dim is not None and not 0 <= factor.dim < dims:
+            raise ValueError(f"a result follows dimension {factor.dim} of {dims}")
+        if min(factor.size, factor.every) < 1:
+            raise ValueError("a factor of an axis without size")
+    return cut
