@@ -1,0 +1,37 @@
+"""The arguments of a served model: what each takes, and the message where a call does not fit."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from ...isa.errors import TensorError
+from ..tensors import shown
+
+
+@dataclass(frozen=True)
+class Argument:
+    """A tensor that the model's forward takes.
+
+    dtype: as NumPy names it: int64, float32, bool, ... shape: for each dimension its size, or the name of a size that
+    calls choose, such as "batch" or "length".
+    """
+
+    name: str
+    dtype: str
+    shape: tuple[int | str, ...]
+
+    def __str__(self) -> str:
+        """As messages show it, for example `input_ids: int64 (batch, length)`."""
+        return f"{shown(self.name)}: {self.dtype} ({', '.join(map(str, self.shape))})"
+
+
+def check_names(arguments: Sequence[Argument], given: Iterable[str]) -> None:
+    """Raises `TensorError` that names the first unknown or missing argument."""
+    known, names = {a.name for a in arguments}, set(given)
+    takes = ", ".join(shown(a.name) for a in arguments) or "no arguments"
+    if unknown := sorted(names - known):
+        raise TensorError(f"no argument {shown(unknown[0])}; this model takes {takes}")
+    for argument in arguments:
+        if argument.name not in names:
+            raise TensorError(f"argument {shown(argument.name)} is missing; this model takes {takes}")

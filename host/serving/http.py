@@ -1,0 +1,326 @@
+"""A model behind HTTP, in JSON: the ASGI application, and one process that serves it (docs/serving.md).
+
+Needs starlette and uvicorn (the extra `serve`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import math
+import signal
+import socket
+import threading
+from collections.abc import Awaitable, Callable, Mapping
+from concurrent.futures import Executor, Future, ThreadPoolExecutor
+from typing import TYPE_CHECKING, Any, Protocol
+
+from ... import __version__
+from ...isa.errors import BoardError, MissingError, RsnError, TensorError
+from .arguments import Argument
+from .health import Health, State
+from .http_json import NotJson, NotTheForm, dtype_of, read_question, write_json
+from .policy import QueueFull, RequestTimeout
+
+try:
+    from starlette.applications import Starlette
+    from starlette.exceptions import HTTPException
+    from starlette.requests import ClientDisconnect
+    from starlette.responses import Response
+    from starlette.routing import Route
+except ImportError:
+    raise MissingError(
+        "serving over HTTP takes starlette, which is not installed: pip install starlette uvicorn"
+    ) from None
+
+if TYPE_CHECKING:
+    from prometheus_client import CollectorRegistry
+
+    Send = Callable[[dict[str, Any]], Awaitable[None]]
+
+log = logging.getLogger("rsn.http")
+
+LIMIT_BYTES = 64 << 20
+TIMEOUT_S = 60.0
+THREADS = 8
+"""Read bodies, ask, and write answers, so that the event loop is free for health checks."""
+LINGER_S = 2.0
+"""So long a body that is too large is read and dropped: a client that still sends does not see the answer."""
+STATUS: tuple[tuple[type[RsnError], int], ...] = (
+    (NotJson, 400),
+    (NotTheForm, 422),
+    (TensorError, 422),
+    (RequestTimeout, 504),
+    (QueueFull, 503),
+    (BoardError, 503),
+    (RsnError, 500),
+)
+
+
+class Server(Protocol):
+    """A model that answers calls. Its methods may be called from any thread."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def arguments(self) -> tuple[Argument, ...]: ...
+
+    @property
+    def sizes(self) -> Mapping[str, tuple[int, ...]]:
+        """By the name of a dimension, the sizes that the model was compiled for."""
+
+    @property
+    def health(self) -> Health: ...
+
+    def ask(self, inputs: Mapping[str, Any], *, timeout: float | None = None, wait: float | None = None) -> Future[Any]:
+        """inputs: a NumPy array for each argument. timeout: seconds until the answer is `RequestTimeout`. wait: seconds
+        for room in the queue. Raises `TensorError` for inputs that do not fit, and `QueueFull`; the future has the
+        model's result, or `RequestTimeout`, `BoardError` or another `RsnError`."""
+
+    def close(self) -> None:
+        """Finish what was asked, and give the board back."""
+
+
+class _TooLarge(Exception):
+    """The body of a request."""
+
+
+class _Gone(Exception):
+    """The client has disconnected."""
+
+
+def application(
+    server: Server,
+    *,
+    registry: CollectorRegistry | None = None,
+    timeout_s: float = TIMEOUT_S,
+    limit_bytes: int = LIMIT_BYTES,
+) -> Any:
+    """The ASGI application. It does not close the server.
+
+    registry: whose figures /metrics shows; without, there is no such path. timeout_s: the most seconds that a request
+    may wait and run; also for its body to arrive. limit_bytes: of a body. Raises `UnsupportedError` for an argument
+    whose dtype JSON cannot hold.
+    """
+    for argument in server.arguments:
+        dtype_of(argument)
+    return _Service(server, registry, timeout_s, limit_bytes).application()
+
+
+class _Service:
+    def __init__(self, server: Server, registry: CollectorRegistry | None, timeout_s: float, limit_bytes: int) -> None:
+        self._server = server
+        self._registry = registry
+        self._timeout_s = timeout_s
+        self._limit = limit_bytes
+        self._threads: Executor = ThreadPoolExecutor(THREADS, "rsn-http")
+
+    def application(self) -> Any:
+        routes = [Route("/", self._root, methods=["GET", "POST"]), Route("/health", self._health, methods=["GET"])]
+        if self._registry is not None:
+            routes.append(Route("/metrics", self._metrics, methods=["GET"]))
+        app = Starlette(routes=routes, exception_handlers={HTTPException: _refused, Exception: _failed})
+        app.router.redirect_slashes = False
+        return app
+
+    async def _root(self, request: Any) -> Any:
+        if request.method == "POST":
+            return await self._answer(request)
+        server = self._server
+        return _json(
+            {
+                "name": server.name,
+                "arguments": [{"name": a.name, "dtype": a.dtype, "shape": list(a.shape)} for a in server.arguments],
+                "sizes": {name: list(sizes) for name, sizes in server.sizes.items()},
+                "version": __version__,
+            }
+        )
+
+    async def _health(self, request: Any) -> Any:
+        health = self._server.health
+        known = {"state": health.state.value, "error": health.error, "since": health.since, "failures": health.failures}
+        return _json(known, 200 if health.state in (State.READY, State.DEGRADED) else 503)
+
+    async def _metrics(self, request: Any) -> Any:
+        from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
+
+        assert self._registry is not None
+        return Response(generate_latest(self._registry), headers={"content-type": CONTENT_TYPE_LATEST})
+
+    # -- questions
+
+    async def _answer(self, request: Any) -> Any:
+        try:
+            async with asyncio.timeout(self._timeout_s):
+                body = await self._body(request)
+        except _TooLarge:
+            waits = request.headers.get("expect", "").lower() == "100-continue"
+            return _too_large(f"the body has more than {self._limit} bytes", waits)
+        except TimeoutError:
+            return _error(408, f"the body did not arrive in {self._timeout_s:g} s", {"connection": "close"})
+        except ClientDisconnect:
+            return Response(status_code=400)  # nobody sees it
+        gone = asyncio.create_task(_disconnected(request.receive))
+        try:
+            return _json_text(await self._result(body, gone))
+        except _Gone:
+            return Response(status_code=400)
+        except RsnError as e:
+            status = next(code for kind, code in STATUS if isinstance(e, kind))
+            if status == 500:
+                log.error("%s: %s", type(e).__name__, e)
+            return _error(status, str(e), {"retry-after": "1"} if status == 503 else {})
+        finally:
+            gone.cancel()
+
+    async def _body(self, request: Any) -> bytes:
+        """Raises `_TooLarge`, as soon as that is known."""
+        declared = request.headers.get("content-length", "0")
+        if declared.isdecimal() and int(declared[:20]) > self._limit:
+            raise _TooLarge
+        chunks, size = [], 0
+        async for chunk in request.stream():
+            size += len(chunk)
+            if size > self._limit:
+                raise _TooLarge
+            chunks.append(chunk)
+        return b"".join(chunks)
+
+    async def _result(self, body: bytes, gone: asyncio.Task[None]) -> bytes:
+        """gone: is done when the client has disconnected."""
+        loop = asyncio.get_running_loop()
+        asked = asyncio.wrap_future(await loop.run_in_executor(self._threads, self._ask, body, gone))
+        try:
+            await asyncio.wait({asked, gone}, return_when=asyncio.FIRST_COMPLETED)
+            if not asked.done():
+                raise _Gone
+        finally:
+            asked.cancel()  # also what the server has queued; nothing to what is done
+        if asked.cancelled():
+            raise BoardError("the server was closed")
+        return await loop.run_in_executor(self._threads, write_json, {"outputs": asked.result()})
+
+    def _ask(self, body: bytes, gone: asyncio.Task[None]) -> Future[Any]:
+        question = read_question(body, self._server.arguments)
+        if gone.done():
+            raise _Gone
+        timeout = min(question.timeout or self._timeout_s, self._timeout_s)
+        # no waiting for room: a balancer may have another server
+        return self._server.ask(question.inputs, timeout=timeout, wait=0.0)
+
+
+async def _disconnected(receive: Callable[[], Awaitable[dict[str, Any]]]) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass
+
+
+# -- answers
+
+
+def _json_text(text: bytes, status: int = 200, headers: Mapping[str, str] | None = None) -> Any:
+    return Response(text, status, headers, media_type="application/json")
+
+
+def _json(value: Mapping[str, Any], status: int = 200, headers: Mapping[str, str] | None = None) -> Any:
+    return _json_text(write_json(value), status, headers)
+
+
+def _error(status: int, message: str, headers: Mapping[str, str] | None = None) -> Any:
+    return _json({"error": message}, status, headers)
+
+
+def _refused(request: Any, error: Any) -> Any:
+    """A path or method that is not there."""
+    if error.status_code == 405:
+        allowed = ", ".join(sorted(error.headers["Allow"].split(", ")))
+        return _error(405, f"this path takes {allowed}", {"allow": allowed})
+    return _error(error.status_code, "nothing is at this path; GET / describes the model, POST / asks it")
+
+
+def _failed(request: Any, error: Exception) -> Any:
+    """Starlette raises the error again after this answer, and the ASGI server logs it with its traceback."""
+    return _error(500, "internal error")
+
+
+def _too_large(message: str, waits: bool) -> Any:
+    """An answer that a client gets although it still sends. waits: it sends nothing until it is told to."""
+
+    async def respond(scope: Any, receive: Callable[[], Awaitable[dict[str, Any]]], send: Send) -> None:
+        response = _error(413, message, {"connection": "close"})
+        await send({"type": "http.response.start", "status": 413, "headers": response.raw_headers})
+        await send({"type": "http.response.body", "body": response.body, "more_body": True})
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(0 if waits else LINGER_S):
+                while (await receive()).get("more_body"):
+                    pass
+        await send({"type": "http.response.body", "body": b""})
+
+    return respond
+
+
+# -- a process that serves
+
+
+def listener(host: str, port: int) -> socket.socket:
+    """A socket with this address, which takes no connections yet. port: 0 for a free one. Raises `BoardError` where the
+    address is taken or no address of this machine."""
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(
+            host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )[0]
+        made = socket.socket(family, kind, protocol)
+    except (OSError, ValueError) as e:
+        raise _no_address(host, port, e) from None
+    try:
+        made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        made.bind(address)
+    except OSError as e:
+        made.close()
+        raise _no_address(host, port, e) from None
+    return made
+
+
+def _no_address(host: str, port: int, error: Exception) -> BoardError:
+    return BoardError(f"cannot listen at {host}, port {port}: {getattr(error, 'strerror', None) or error}")
+
+
+def serve(app: Any, sock: socket.socket, *, ready: Callable[[str], None], timeout_s: float = TIMEOUT_S) -> None:
+    """Serve in this process until SIGTERM or SIGINT, and answer what is under way then; a second SIGINT ends that.
+
+    sock: of `listener`; it is closed in the end. ready: called with the URL when connections are taken. timeout_s: as
+    for `application`. Must run in the main thread. Raises `BoardError` where the address is taken, and `MissingError`.
+    """
+    try:
+        import uvicorn
+    except ImportError:
+        raise MissingError(
+            "serving over HTTP takes uvicorn, which is not installed: pip install starlette uvicorn"
+        ) from None
+    if threading.current_thread() is not threading.main_thread():
+        raise RuntimeError("serve handles signals, which only the main thread can")
+    # Ends idle connections at once. Requests end by their time-outs; a few seconds more for their answers to be sent.
+    config = uvicorn.Config(
+        app, log_config=None, access_log=False, server_header=False, lifespan="off", ws="none",
+        timeout_graceful_shutdown=math.ceil(timeout_s) + 5,
+    )  # fmt: skip
+    running = uvicorn.Server(config)
+
+    def stop(number: int, frame: object) -> None:
+        running.should_exit = True
+
+    # uvicorn has handlers of its own while it runs. At its end it raises the signals again, for those before: these.
+    before = {number: signal.signal(number, stop) for number in (signal.SIGINT, signal.SIGTERM)}
+    host, port = sock.getsockname()[:2]
+    try:
+        try:
+            sock.listen(config.backlog)
+        except OSError as e:
+            raise _no_address(host, port, e) from None
+        ready(f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}")
+        running.run(sockets=[sock])
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+        sock.close()

@@ -1,0 +1,310 @@
+"""JSON bodies of the HTTP interface: a request to NumPy arrays, a model's result to text.
+
+Both run in threads beside an event loop. They work in steps of Python bytecode, never in one long call into C, which
+would hold the interpreter's lock and with it the loop.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from ...isa.errors import RsnError, TensorError, UnsupportedError
+from ..tensors import LONGEST_SHOWN, shown
+from .arguments import Argument, check_names
+
+Tensor = npt.NDArray[np.generic]
+
+CHUNK = 1 << 16
+"""Elements that one call into C converts."""
+LONGEST_INTEGER = 4000
+"""Digits; Python refuses to convert 4300 and more. A longer one fits no dtype, as a float it is infinite."""
+FORM = '{"inputs": {"NAME": [...], ...}, "timeout_s": SECONDS}; timeout_s may be left out'
+KINDS: Mapping[str, tuple[frozenset[type], str]] = {
+    "b": (frozenset({bool}), "true or false"),
+    "i": (frozenset({int}), "a whole number without fraction and exponent"),
+    "u": (frozenset({int}), "a whole number without fraction and exponent"),
+    "f": (frozenset({int, float}), "a number"),
+}
+"""By a dtype's kind: the Python types of JSON values that become it, and what they are called."""
+
+
+class NotJson(RsnError, ValueError):
+    """The body is no JSON text in UTF-8."""
+
+
+class NotTheForm(RsnError, ValueError):
+    """JSON, but no request."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Question:
+    """A request. timeout: seconds, None where it does not say."""
+
+    inputs: Mapping[str, Tensor]
+    timeout: float | None
+
+
+# -- requests
+
+
+def read_question(body: bytes, arguments: Sequence[Argument]) -> Question:
+    """Raises `NotJson`, `NotTheForm`, and `TensorError` that names the argument that does not fit. Sizes are the
+    server's business: an argument has the dtype and the number of dimensions that it should have, no more."""
+    fields = _parsed(body)
+    if not isinstance(fields, dict):
+        raise NotTheForm(f"the body is {_kind(fields)}; it should be {FORM}")
+    for name in fields:
+        if name not in ("inputs", "timeout_s"):
+            raise NotTheForm(f"the body has {_quoted(name)}, which means nothing; it should be {FORM}")
+    if "inputs" not in fields:
+        raise NotTheForm(f'the body has no "inputs"; it should be {FORM}')
+    inputs = fields["inputs"]
+    if not isinstance(inputs, dict):
+        raise NotTheForm(f'"inputs" is {_kind(inputs)}, not an object with the arguments by name')
+    timeout = fields.get("timeout_s")
+    if timeout is not None and (type(timeout) not in (int, float) or not 0 < timeout < math.inf):
+        raise NotTheForm(f'"timeout_s" is {_value(timeout)}; it should be a number of seconds above 0')
+    check_names(arguments, inputs)
+    arrays = {a.name: read_array(a, inputs[a.name]) for a in arguments}
+    return Question(arrays, None if timeout is None else _float(timeout))
+
+
+def _parsed(body: bytes) -> Any:
+    try:
+        return json.loads(
+            body.decode(),
+            object_pairs_hook=_object,
+            parse_int=_integer,
+            parse_float=_float,
+            parse_constant=_no_constant,
+        )
+    except RecursionError:
+        raise NotTheForm("the body has too many levels of lists or objects") from None
+    except UnicodeDecodeError as e:
+        raise NotJson(f"the body is not JSON: byte {e.start} is not UTF-8") from None
+    except json.JSONDecodeError as e:
+        raise NotJson(f"the body is not JSON: {e}") from None
+
+
+def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        counted = Counter(name for name, _ in pairs)
+        twice = next(name for name, n in counted.items() if n > 1)
+        raise NotTheForm(f"the name {_quoted(twice)} is there twice in one object")
+    return found
+
+
+# Functions of Python, although `float` alone would do: at their calls other threads get their turn.
+
+
+def _integer(digits: str) -> int | float:
+    return int(digits) if len(digits) < LONGEST_INTEGER else float(digits)
+
+
+def _float(digits: str | float) -> float:
+    try:
+        return float(digits)
+    except OverflowError:  # a whole number
+        return math.inf
+
+
+def _no_constant(word: str) -> Any:
+    raise NotJson(f"the body is not JSON: {word} is no number of JSON")
+
+
+def read_array(argument: Argument, value: Any) -> Tensor:
+    """A value of JSON as an array of the argument's dtype and number of dimensions.
+
+    A float is rounded to the dtype, as every decimal fraction is; what would become infinite is refused. Raises
+    `TensorError` that names the argument, and the place in it."""
+    dtype = dtype_of(argument)
+    flat, shape = _flattened(argument, value)
+    array = np.empty(len(flat), dtype)
+    for at in range(0, len(flat), CHUNK):
+        _convert(argument, flat[at : at + CHUNK], array[at : at + CHUNK], at, shape)
+    return array.reshape(shape)
+
+
+def dtype_of(argument: Argument) -> np.dtype[np.generic]:
+    """Raises `UnsupportedError` for a dtype whose values JSON has not."""
+    try:
+        dtype: np.dtype[np.generic] = np.dtype(argument.dtype)
+    except TypeError:
+        dtype = np.dtype(object)
+    if dtype.kind not in KINDS:
+        raise UnsupportedError(f"{argument}: values of this dtype cannot be given in JSON")
+    return dtype
+
+
+def _flattened(argument: Argument, value: Any) -> tuple[list[Any], tuple[int, ...]]:
+    """All elements in order, and the shape. After an empty list the sizes are 0."""
+    level: list[Any] = [value]
+    shape: tuple[int, ...] = ()
+    for depth in range(len(argument.shape), 0, -1):
+        first = level[0] if level else []
+        if type(first) is not list:
+            raise _wrong(argument, 0, shape, first, f"a list, of {depth} level{'s' if depth > 1 else ''}")
+        for i, part in enumerate(level):
+            if type(part) is not list or len(part) != len(first):
+                raise _wrong(argument, i, shape, part, f"a list of {len(first)}, as the first one is")
+        level = [element for part in level for element in part]
+        shape = (*shape, len(first))
+    return level, shape
+
+
+def _convert(argument: Argument, values: list[Any], into: Tensor, at: int, shape: tuple[int, ...]) -> None:
+    """at: the number of the first of the values, for messages."""
+    types, wanted = KINDS[into.dtype.kind]
+    if not types.issuperset(map(type, values)):
+        i = next(i for i, v in enumerate(values) if type(v) not in types)
+        raise _wrong(argument, at + i, shape, values[i], wanted)
+    try:
+        with np.errstate(over="ignore"):
+            into[:] = np.array(values, into.dtype)
+        if into.dtype.kind == "f" and not np.isfinite(into).all():
+            raise OverflowError
+    except OverflowError:
+        i = next(i for i, v in enumerate(values) if not _fits(v, into.dtype))
+        raise _wrong(argument, at + i, shape, values[i], f"a number that {argument.dtype} can hold") from None
+
+
+def _fits(value: float, dtype: np.dtype[np.generic]) -> bool:
+    try:
+        with np.errstate(over="ignore"):
+            return bool(np.isfinite(np.array(value, dtype)))
+    except OverflowError:
+        return False
+
+
+def _wrong(argument: Argument, number: int, shape: tuple[int, ...], value: Any, wanted: str) -> TensorError:
+    """number: of the value among all of its level, whose sizes are in shape."""
+    place = "".join(f"[{i}]" for i in np.unravel_index(number, shape)) if shape else ""
+    return TensorError(f"{shown(argument.name)}{place} is {_value(value)}; it should be {wanted} ({argument})")
+
+
+def _value(value: Any) -> str:
+    """Of JSON, in a message."""
+    if type(value) in (list, dict) or value is None or type(value) is bool:
+        return _kind(value)
+    if isinstance(value, int) and abs(value) >= 10**LONGEST_SHOWN:
+        return "a whole number of more than 100 digits"
+    if isinstance(value, float) and math.isinf(value):
+        return "a number beyond all floats"
+    return _quoted(value) if isinstance(value, str) else repr(value)
+
+
+def _quoted(text: str) -> str:
+    return repr(text) if len(text) <= LONGEST_SHOWN else f"{text[:LONGEST_SHOWN]!r}..."
+
+
+def _kind(value: Any) -> str:
+    match value:
+        case None:
+            return "null"
+        case bool():
+            return "true" if value else "false"
+        case dict():
+            return "an object"
+        case list():
+            return f"a list of {len(value)}"
+        case str():
+            return "a string"
+    return "a number"
+
+
+# -- results
+
+
+def write_json(value: Any) -> bytes:
+    """A model's result as JSON, in ASCII.
+
+    Mappings, dataclasses and named tuples become objects, with their fields in their order; lists and tuples lists;
+    tensors (of NumPy or PyTorch) nested lists. Floats keep every bit. NaN and infinities, which JSON has not, become
+    null. Raises `UnsupportedError` for what JSON cannot hold.
+    """
+    return "".join(_written(value, "")).encode()
+
+
+def _written(value: Any, name: str) -> Iterator[str]:
+    """name: of the value, for messages."""
+    if value is None or isinstance(value, bool | int):
+        yield json.dumps(value)
+    elif isinstance(value, float):
+        yield json.dumps(float(value) if math.isfinite(value) else None)
+    elif isinstance(value, str):
+        yield _text(value)
+    elif isinstance(value, Mapping):
+        yield from _members(value.items(), name)
+    elif dataclasses.is_dataclass(value) and not isinstance(value, type):
+        yield from _members([(f.name, getattr(value, f.name)) for f in dataclasses.fields(value)], name)
+    elif isinstance(value, tuple) and hasattr(value, "_fields"):
+        yield from _members(zip(value._fields, value, strict=True), name)
+    elif isinstance(value, list | tuple):
+        yield "["
+        for i, element in enumerate(value):
+            yield "," if i else ""
+            yield from _written(element, f"{name}[{i}]")
+        yield "]"
+    elif hasattr(value, "tolist") and hasattr(value, "shape"):
+        yield from _elements(value, name)
+    else:
+        raise UnsupportedError(f"{shown(name)}: JSON cannot hold a {type(value).__name__}")
+
+
+def _members(members: Any, name: str) -> Iterator[str]:
+    seen: set[str] = set()
+    yield "{"
+    for key, value in members:
+        if not isinstance(key, str | int) or str(key) in seen:
+            raise UnsupportedError(f"{shown(name)}: {shown(repr(key))} cannot be a name in an object of JSON")
+        yield "," if seen else ""
+        seen.add(str(key))
+        yield f"{_text(str(key))}:"
+        yield from _written(value, f"{name}.{key}" if name else str(key))
+    yield "}"
+
+
+def _elements(tensor: Any, name: str) -> Iterator[str]:
+    """Of a tensor, some rows at a time."""
+    row = math.prod(tensor.shape[1:])
+    if row * (tensor.shape[0] if tensor.shape else 1) <= CHUNK:
+        yield _numbers(tensor.tolist(), tensor, name)
+        return
+    yield "["
+    step = max(CHUNK // row, 1)
+    for at in range(0, tensor.shape[0], step):
+        yield "," if at else ""
+        if row > CHUNK:
+            yield from _elements(tensor[at], name)
+        else:
+            yield _numbers(tensor[at : at + step].tolist(), tensor, name)[1:-1]
+    yield "]"
+
+
+def _numbers(values: Any, tensor: Any, name: str) -> str:
+    try:
+        return json.dumps(values, allow_nan=False, separators=(",", ":"))
+    except ValueError:
+        return json.dumps(_finite(values), separators=(",", ":"))
+    except TypeError:
+        raise UnsupportedError(f"{shown(name)}: JSON cannot hold {tensor.dtype}") from None
+
+
+def _finite(values: Any) -> Any:
+    if isinstance(values, list):
+        return [_finite(v) for v in values]
+    return None if isinstance(values, float) and not math.isfinite(values) else values
+
+
+def _text(text: str) -> str:
+    """A string of JSON. A surrogate without its pair is no character, and many readers refuse it: it becomes U+FFFD."""
+    return json.dumps(text.encode("utf-16", "surrogatepass").decode("utf-16", "replace"))
