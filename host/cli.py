@@ -19,6 +19,7 @@ from .commands.doctor import doctor_command
 from .commands.raw import RawImage, load_raw_image, raw_options, refuse_contradictions, was_given
 from .commands.reproduce import reproduce_command
 from .commands.run import run_command
+from .commands.serve import serve_command
 from .commands.serve_stdio import serve_stdio_command
 
 if TYPE_CHECKING:
@@ -51,7 +52,15 @@ def main() -> None:
     """
 
 
-for _command in (compile_command, check_command, diff_command, run_command, reproduce_command, doctor_command):
+for _command in (
+    compile_command,
+    check_command,
+    diff_command,
+    run_command,
+    serve_command,
+    reproduce_command,
+    doctor_command,
+):
     main.add_command(_command)
 main.add_command(serve_stdio_command)  # hidden: the other end of --board ssh://
 

@@ -28,6 +28,8 @@ def without(monkeypatch: pytest.MonkeyPatch) -> Without:
             return None if name == package else find(name)
 
         monkeypatch.setattr(errors, "find_spec", spec)
+        for loaded in [name for name in sys.modules if name.startswith(f"{package}.")]:
+            monkeypatch.delitem(sys.modules, loaded)
         monkeypatch.setitem(sys.modules, package, None)  # importing it raises ImportError
 
     return hide
@@ -70,6 +72,11 @@ def test_the_sentence_encoder_takes_transformers(without: Without) -> None:
             "rsn.host.serving.metrics",
             "prometheus_client",
             "metrics of a runner take prometheus_client, which is not installed: pip install prometheus-client",
+        ),
+        (
+            "rsn.host.serving.http",
+            "starlette",
+            "serving over HTTP takes starlette, which is not installed: pip install starlette uvicorn",
         ),
         (
             "rsn.programs.serve_ray",

@@ -17,7 +17,7 @@ from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any, Protocol
 
 from ... import __version__
-from ...isa.errors import BoardError, MissingError, RsnError, TensorError
+from ...isa.errors import BoardError, MissingError, RsnError, TensorError, require
 from .arguments import Argument
 from .health import Health, State
 from .http_json import NotJson, NotTheForm, dtype_of, read_question, write_json
@@ -292,12 +292,9 @@ def serve(app: Any, sock: socket.socket, *, ready: Callable[[str], None], timeou
     sock: of `listener`; it is closed in the end. ready: called with the URL when connections are taken. timeout_s: as
     for `application`. Must run in the main thread. Raises `BoardError` where the address is taken, and `MissingError`.
     """
-    try:
-        import uvicorn
-    except ImportError:
-        raise MissingError(
-            "serving over HTTP takes uvicorn, which is not installed: pip install starlette uvicorn"
-        ) from None
+    require("uvicorn", "serving over HTTP", "pip install starlette uvicorn")
+    import uvicorn
+
     if threading.current_thread() is not threading.main_thread():
         raise RuntimeError("serve handles signals, which only the main thread can")
     # Ends idle connections at once. Requests end by their time-outs; a few seconds more for their answers to be sent.

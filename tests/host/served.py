@@ -1,19 +1,30 @@
-"""Servers for the HTTP interface: the small attention of `rigged` behind a runner, and one that does as it is told."""
+"""Servers for the HTTP interface: the small attention of `rigged` behind a runner, and one that does as it is told.
+
+    python -m rsn.tests.host.served MODEL --port 0 ...
+
+is `rsn serve` with a MODEL of `MODELS` instead of a file; flaky:SEED:SHARE is an attention whose board fails at random.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future
+from contextlib import contextmanager
+from subprocess import PIPE, Popen
 from typing import Any
 
+import rsn.host.commands.serve as command
 from rsn.host.boards import Board
+from rsn.host.cli import main
 from rsn.host.runner import Runner
 from rsn.host.serving import Health, Serving
 from rsn.host.serving.arguments import Argument, check_names
 from rsn.host.serving.metrics import Metrics
 from rsn.isa.errors import TensorError
 
-from .rigged import COLUMNS, attention, weights_of
+from .rigged import COLUMNS, Flaky, Rig, attention, weights_of
 
 ARGUMENTS = (Argument("x", "float32", ("batch", "length", COLUMNS)), Argument("lengths", "int64", ("batch",)))
 
@@ -95,3 +106,52 @@ class Stub:
         return future
 
     def close(self) -> None: ...
+
+
+SHAPES = ((1, 8), (4, 8), (2, 16), (8, 16))
+
+
+def _broken(inputs: Mapping[str, Any]) -> Any:
+    raise ValueError("a secret")
+
+
+MODELS: Mapping[str, Callable[..., Any]] = {
+    "attention": lambda **options: AttentionServer(*SHAPES, **options),
+    "slow": lambda **options: AttentionServer((1, 8), board=Rig(before=lambda n: time.sleep(1)), **options),
+    "broken": lambda **options: Stub(_broken, *ARGUMENTS),
+}
+
+
+def opened(model: Any, board: str, xclbin: str | None, serving: Serving, metrics: Any) -> Any:
+    """Instead of the command's: it knows `MODELS`."""
+    name, *more = str(model).split(":")
+    if name == "flaky":
+        return AttentionServer(*SHAPES, board=Flaky(int(more[0]), float(more[1])), serving=serving, metrics=metrics)
+    return MODELS[name](serving=serving, metrics=metrics)
+
+
+def start(model: str, *options: str, port: int = 0) -> tuple[Popen[str], str]:
+    """A process that serves, and its URL."""
+    command = [sys.executable, "-m", "rsn.tests.host.served", model, "--port", str(port), *options]
+    process = Popen(command, stdout=PIPE, stderr=PIPE, text=True)
+    assert process.stdout is not None
+    line = process.stdout.readline()
+    if " at http://" not in line:
+        process.kill()
+        raise AssertionError(f"{line}{process.communicate()[1]}")
+    return process, line.split(" at ")[1].split()[0]
+
+
+@contextmanager
+def serving(model: str, *options: str) -> Iterator[tuple[Popen[str], str]]:
+    process, url = start(model, *options)
+    with process:
+        try:
+            yield process, url
+        finally:
+            process.kill()
+
+
+if __name__ == "__main__":
+    command._open = opened
+    main(["serve", *sys.argv[1:]])

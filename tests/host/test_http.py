@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import http.client
 import json
 import math
+import signal
+import socket
 import sys
 import threading
 import time
@@ -17,13 +20,16 @@ from typing import Any
 import httpx
 import numpy as np
 import pytest
+from click.testing import CliRunner, Result
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from prometheus_client import CollectorRegistry
 from prometheus_client.parser import text_string_to_metric_families
 
 import rsn
+import rsn.host.commands.serve as command
 from rsn.host.boards.device import BoardLost
+from rsn.host.cli import main
 from rsn.host.serving import Health, QueueFull, RequestTimeout, Serving, State
 from rsn.host.serving.arguments import Argument
 from rsn.host.serving.http import application
@@ -32,7 +38,8 @@ from rsn.host.serving.metrics import Metrics
 from rsn.isa.errors import BoardError, ProgramError, TensorError, UnsupportedError
 
 from .rigged import COLUMNS, Gate, Rig, attended
-from .served import AttentionServer, Stub
+from .served import AttentionServer, Stub, opened, serving
+from .test_serving import until
 
 IDS = Argument("input_ids", "int64", ("batch", "length"))
 FLOATS = Argument("x", "float32", ("n",))
@@ -596,3 +603,112 @@ def test_large_bodies_leave_the_loop_free() -> None:
     assert response.status_code == 200
     assert len(waits) > 5
     assert max(waits) < 0.5, sorted(waits)[-5:]
+
+
+# -- the command, in a process of its own
+
+BODY = asking(x=np.ones((1, 8, COLUMNS)).tolist(), lengths=[8])
+
+
+def figure(url: str, name: str, **labels: str) -> float:
+    families = text_string_to_metric_families(httpx.get(f"{url}/metrics").text)
+    samples = [s for family in families for s in family.samples if s.name == name]
+    return next(s.value for s in samples if s.labels.items() >= labels.items())
+
+
+def test_sigterm_answers_what_is_under_way() -> None:
+    """Of three requests one runs, which takes a second, one waits, and the last one leaves while it waits."""
+    with serving("slow") as (process, url):
+        connections = [http.client.HTTPConnection(url.removeprefix("http://"), timeout=30) for _ in range(3)]
+        for waiting, connection in enumerate(connections):
+            connection.request("POST", "/", json.dumps(BODY))
+            until(lambda waiting=waiting: figure(url, "rsn_queue_depth") >= waiting)
+        connections.pop().close()
+        until(lambda: figure(url, "rsn_requests_total", outcome="cancelled") == 1)
+        assert httpx.get(f"{url}/health").json()["state"] == "ready"
+        process.send_signal(signal.SIGTERM)
+        for connection in connections:
+            with connection.getresponse() as response:
+                assert response.status == 200
+                y = strict(response.read().decode())["outputs"]["y"]
+            np.testing.assert_allclose(np.array(y), attended(np.ones((1, 8, COLUMNS), np.float32)), atol=1e-4)
+        out, err = process.communicate(timeout=20)
+        assert (process.returncode, out, err) == (0, "", "")
+        with pytest.raises(httpx.ConnectError):
+            httpx.get(url)
+
+
+def test_a_real_socket() -> None:
+    with serving("attention", "--limit-mb", "1") as (process, url):
+        response = httpx.post(url, content=b" " * 5_000_000)
+        assert answered(response, 413) == {"error": "the body has more than 1000000 bytes"}
+        assert response.headers["connection"] == "close"
+        response = httpx.post(url, content=iter([b" " * 100_000] * 50))
+        answered(response, 413)
+        with httpx.Client(base_url=url) as client:
+            answered(client.post("/", json=BODY))
+            answered(client.post("/", content=b"["), 400)
+            answered(client.post("/", json={}), 422)
+            answered(client.get("/nowhere"), 404)
+            answered(client.put("/"), 405)
+            answered(client.post("/", json=BODY))
+            assert client.head("/").content == b""
+        process.send_signal(signal.SIGINT)
+        _, err = process.communicate(timeout=20)
+        assert (process.returncode, err) == (0, "")
+
+
+def test_a_traceback_stays_here() -> None:
+    with serving("broken") as (process, url):
+        assert answered(httpx.post(url, json=BODY), 500) == {"error": "internal error"}
+        process.terminate()
+        _, err = process.communicate(timeout=20)
+    assert process.returncode == 0
+    assert "Traceback (most recent call last)" in err
+    assert "ValueError: a secret" in err
+
+
+def rsn_serve(*options: str) -> Result:
+    return CliRunner().invoke(main, ["serve", "attention", *options])
+
+
+@pytest.mark.parametrize("listens", [True, False])
+def test_a_port_that_is_taken(listens: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("rsn.host.commands.serve._open", opened)
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        if listens:
+            taken.listen()
+        port = taken.getsockname()[1]
+        result = rsn_serve("--port", str(port))
+    assert result.exit_code == 3
+    assert result.stderr == f"error: cannot listen at 127.0.0.1, port {port}: Address already in use\n"
+
+
+@pytest.mark.parametrize("host", ["256.0.0.1", "192.0.2.1", "\ud800", "a" * 300])
+def test_an_address_that_is_not_ours(host: str) -> None:
+    result = rsn_serve("--host", host, "--port", "0")
+    assert result.exit_code == 3
+    assert result.stderr.startswith("error: cannot listen at ")
+
+
+def test_figures_are_left_out_where_prometheus_client_is_not_installed(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert all(command._figures())
+    monkeypatch.setitem(sys.modules, "prometheus_client", None)
+    assert command._figures() == (None, None)
+
+
+@pytest.mark.parametrize("package", ["starlette", "uvicorn"])
+def test_what_is_not_installed_is_said(package: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, package, None)
+    result = rsn_serve("--port", "0")
+    assert result.exit_code == 3
+    assert result.stderr == (
+        f"error: serving over HTTP takes {package}, which is not installed: pip install starlette uvicorn\n"
+    )
+
+
+@pytest.mark.parametrize("option", [["--port", "65536"], ["--timeout", "0"], ["--timeout", "nan"], ["--queue", "0"],
+                                    ["--max-wait", "inf"], ["--limit-mb", "0"], ["--limit-mb", "nan"]])  # fmt: skip
+def test_wrong_usage(option: list[str]) -> None:
+    assert rsn_serve(*option).exit_code == 2
