@@ -2,7 +2,8 @@
 
     python -m rsn.tests.host.served MODEL --port 0 ...
 
-is `rsn serve` with a MODEL of `MODELS` instead of a file; flaky:SEED:SHARE is an attention whose board fails at random.
+is `rsn serve` with a MODEL of `MODELS` instead of a file; flaky:SEED:SHARE is an attention whose board fails at random,
+late:SEED:SHARE one that now and then gives the answer to another request.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future
 from contextlib import contextmanager
+from dataclasses import replace
 from subprocess import PIPE, Popen
 from typing import Any
 
@@ -81,6 +83,20 @@ class AttentionServer:
         self.runner.close()
 
 
+class OneLate(AttentionServer):
+    """Its every 50th answer is that to the request before: what a soak must find."""
+
+    _asked = 0
+    _before: Future[dict[str, Any]] | None = None
+
+    def ask(
+        self, inputs: Mapping[str, Any], *, timeout: float | None = None, wait: float | None = None
+    ) -> Future[dict[str, Any]]:
+        before, self._before = self._before, super().ask(inputs, timeout=timeout, wait=wait)
+        self._asked += 1
+        return before if before is not None and self._asked % 50 == 0 else self._before
+
+
 class Stub:
     """Keeps what it is asked; answer: makes the future of each question."""
 
@@ -125,8 +141,10 @@ MODELS: Mapping[str, Callable[..., Any]] = {
 def opened(model: Any, board: str, xclbin: str | None, serving: Serving, metrics: Any) -> Any:
     """Instead of the command's: it knows `MODELS`."""
     name, *more = str(model).split(":")
-    if name == "flaky":
-        return AttentionServer(*SHAPES, board=Flaky(int(more[0]), float(more[1])), serving=serving, metrics=metrics)
+    if name in ("flaky", "late"):
+        board, quick = Flaky(int(more[0]), float(more[1])), replace(serving, backoff_s=0.002, backoff_limit_s=0.05)
+        kind = AttentionServer if name == "flaky" else OneLate
+        return kind(*SHAPES, board=board, serving=quick, metrics=metrics)
     return MODELS[name](serving=serving, metrics=metrics)
 
 

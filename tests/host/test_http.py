@@ -39,6 +39,7 @@ from rsn.isa.errors import BoardError, ProgramError, TensorError, UnsupportedErr
 
 from .rigged import COLUMNS, Gate, Rig, attended
 from .served import AttentionServer, Stub, opened, serving
+from .soak_http import soak
 from .test_serving import until
 
 IDS = Argument("input_ids", "int64", ("batch", "length"))
@@ -712,3 +713,19 @@ def test_what_is_not_installed_is_said(package: str, monkeypatch: pytest.MonkeyP
                                     ["--max-wait", "inf"], ["--limit-mb", "0"], ["--limit-mb", "nan"]])  # fmt: skip
 def test_wrong_usage(option: list[str]) -> None:
     assert rsn_serve(*option).exit_code == 2
+
+
+# -- many clients
+
+
+def test_a_small_soak() -> None:
+    tally = soak(requests=200, clients=16, seed=2, faults=0.15, kills=2)
+    assert tally.problems == []
+    assert tally.ended.total() == 2
+    assert tally.failures > 0
+    assert tally.outcomes["ok"] > 150
+
+
+def test_a_soak_finds_an_answer_to_another_request() -> None:
+    tally = soak(requests=150, clients=8, seed=3, faults=0.0, kills=0, model="late")
+    assert any("AssertionError: the answer to another request" in problem for problem in tally.problems)
