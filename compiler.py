@@ -41,6 +41,7 @@ if TYPE_CHECKING:
     from .rsnlib.changes import Followed
     from .rsnlib.partition import Traced
     from .rsnlib.passes import Passes
+    from .rsnlib.pool import Pool
     from .rsnlib.summary import Modelled
     from .scheduler.segment import Network
 
@@ -80,23 +81,27 @@ class Recipe:
     passes: Passes
     config: Any = None
     """The model's, which may be gone when it is asked for."""
+    pool: Pool | None = None
+    """Of the family's weights, where the program is one of several."""
 
     def trace(self) -> Traced:
         """The model as it is now. Raises `UnsupportedError` or `TensorError`."""
         from .rsnlib.trace import trace
 
-        return self._with_lengths(trace(self.followed.module, self.example, self.passes, again=True))
+        return self._finished(trace(self.followed.module, self.example, self.passes, again=True))
 
     def trace_again(self, graph: Callable[[], Traced] | None) -> Traced:
         """The same graph with other weights."""
         try:
             if graph is not None:
-                return self._with_lengths(graph())
+                return self._finished(graph())
         except (UnsupportedError, TensorError):  # with these numbers the graph as it was rewritten does not do
             pass
         return self.trace()
 
-    def _with_lengths(self, traced: Traced) -> Traced:
+    def _finished(self, traced: Traced) -> Traced:
+        if self.pool is not None:
+            traced = self.pool.shared(traced)
         return traced if self.lengths is None else traced.with_lengths(self.lengths, self.example)
 
     def build(self, traced: Traced) -> Built:
@@ -480,6 +485,7 @@ def compile(
     from .rsnlib.capture import module_of
     from .rsnlib.changes import Followed
     from .rsnlib.passes import USUAL
+    from .rsnlib.pool import Pool
 
     passes, example_inputs = passes or USUAL, _examples(example_inputs)
     if dynamic_shapes is not None and lengths is not None:
@@ -487,11 +493,12 @@ def compile(
     example_inputs = _kept(example_inputs)
     followed = Followed(module_of(model), checksums)
     chosen = schedule_named(schedule, budget_s)
+    pool = None if dynamic_shapes is None else Pool()
 
     def made(example: tuple[Any, ...] | dict[str, Any], passes: Passes) -> Compiled:
         seen = followed.look()
         config = getattr(followed.module, "config", None)
-        recipe = Recipe(followed, example, find(overlay), chosen, lengths, passes, config)
+        recipe = Recipe(followed, example, find(overlay), chosen, lengths, passes, config, pool)
         is_usual = lengths is None and (passes.rules, passes.lower) == (USUAL.rules, USUAL.lower)
         with _proposing(followed.module, example, recipe.overlay) if is_usual else nullcontext():
             traced = recipe.trace()

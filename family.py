@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from .rsnlib.changes import Followed
 
 REMEMBERED = 8
-"""Programs of a model that are kept, each with a copy of its weights."""
+"""Programs of a model that are kept."""
 
 
 HELD = (

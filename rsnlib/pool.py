@@ -1,0 +1,49 @@
+"""Equal numbers once, for programs of one model: their networks and host's parts hold the same weights."""
+
+from __future__ import annotations
+
+import hashlib
+import weakref
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import torch
+
+from ..scheduler.segment import Array, Gemm
+from .partition import Traced
+
+SMALL = 1 << 14
+"""Bytes up to which nothing is gained."""
+
+
+class Pool:
+    """What several programs hold, for as long as one of them does."""
+
+    def __init__(self) -> None:
+        self._arrays: weakref.WeakValueDictionary[tuple[Any, ...], Array] = weakref.WeakValueDictionary()
+        self._tensors: weakref.WeakValueDictionary[tuple[Any, ...], torch.Tensor] = weakref.WeakValueDictionary()
+
+    def shared(self, traced: Traced) -> Traced:
+        """The same, with weights that others hold already where these are equal."""
+        layers = tuple(
+            replace(x, weight=self._array(x.weight), bias=self._array(x.bias)) if isinstance(x, Gemm) else x
+            for x in traced.network.layers
+        )
+        constants = {
+            node: self._tensor(x) if isinstance(x, torch.Tensor) else x for node, x in traced.host.constants.items()
+        }
+        network, host = replace(traced.network, layers=layers), replace(traced.host, constants=constants)
+        return replace(traced, network=network, host=host)
+
+    def _array(self, x: Array) -> Array:
+        return x if x.nbytes <= SMALL else self._arrays.setdefault((x.shape, _digest(x)), x)
+
+    def _tensor(self, x: torch.Tensor) -> torch.Tensor:
+        if x.nbytes <= SMALL or not x.is_contiguous():
+            return x
+        return self._tensors.setdefault((x.dtype, x.shape, _digest(x.view(torch.uint8).numpy())), x)
+
+
+def _digest(x: np.ndarray[Any, Any]) -> bytes:
+    return hashlib.blake2b(np.ascontiguousarray(x).data, digest_size=16).digest()
