@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
@@ -17,6 +18,7 @@ from .host.serving import ALONE, Serving
 from .host.serving.arguments import Argument
 from .host.serving.server import Asked, Server
 from .hw.sim.machine import Run
+from .isa.errors import RsnError, TensorError
 from .isa.program import Program
 from .model_file import Part, Saved, read
 from .shapes import Batch, Dim
@@ -179,7 +181,8 @@ class Loaded:
         call = Fitted(kwargs, (), ()) if buckets is None else buckets.fit(args, kwargs)
         number = self._parts[call.taken]
         part = self._saved.parts[number]
-        inputs, lengths, state = part.host.prologue(*(args if buckets is None else ()), **call.given)
+        with _typed():
+            inputs, lengths, state = part.host.prologue(*(args if buckets is None else ()), **call.given)
         n = self._sequences(part, call)
         named = {} if lengths is None else {f"len[{i}]": int(length) for i, length in enumerate(lengths[:n])}
 
@@ -188,8 +191,9 @@ class Loaded:
             whole = {
                 name: np.concatenate([y, np.repeat(y[-1:], part.host.batch - n, 0)]) for name, y in outputs.items()
             }
-            result = part.host.epilogue(whole, state)
-            return result if buckets is None else buckets.cut(result, call)
+            with _typed():
+                result = part.host.epilogue(whole, state)
+                return result if buckets is None else buckets.cut(result, call)
 
         return Asked(self._saved.same[number], {name: x[:n] for name, x in inputs.items()}, named, finish)
 
@@ -206,6 +210,18 @@ class Loaded:
         ):
             return part.host.batch
         return call.asked[i]
+
+
+@contextmanager
+def _typed() -> Iterator[None]:
+    """Raises `TensorError` for what PyTorch refuses, such as a token number that its table has not."""
+    try:
+        yield
+    except RsnError:
+        raise
+    except (ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError, ValueError) as e:
+        message = str(e).strip().partition("\n")[0]
+        raise TensorError(f"PyTorch's part cannot run with these arguments: {message}") from e
 
 
 def _argument(name: str, x: torch.Tensor, dims: Mapping[int, str] | None = None) -> Argument:

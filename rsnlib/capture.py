@@ -103,7 +103,7 @@ def capture(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> 
     try:
         model = _twin(model)
         # Without gradients, or each `with torch.no_grad()` inside the module would become a graph of its own.
-        with _turn, torch.no_grad(), preserve_node_meta(), _unlogged():
+        with _turn, torch.no_grad(), preserve_node_meta(), unlogged():
             program = torch.export.export(model, args, kwargs, strict=False)
             if any(writes_in_place(node) for node in program.graph.nodes):
                 program = _without_writes(program)
@@ -202,7 +202,7 @@ def fitting(
 
 
 @contextmanager
-def _unlogged() -> Iterator[None]:
+def unlogged() -> Iterator[None]:
     """Without what torch logs and prints of what it cannot capture, graphs and traces: the error says it. What is
     printed where nothing fails is printed."""
     names = [name for name in logging.root.manager.loggerDict if name == "torch" or name.startswith("torch.")]

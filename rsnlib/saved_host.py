@@ -19,7 +19,7 @@ from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicO
 from torch.fx import Graph, Node
 
 from ..isa.errors import UnsupportedError
-from .capture import Environment, Interface, run, shape_of, site
+from .capture import Environment, Interface, run, shape_of, site, unlogged
 from .host_part import HostPart
 from .structure import Structure, describe
 from .view import View, merge
@@ -277,7 +277,7 @@ def _check(host: HostPart) -> None:
     for node, view in host.sources.values():
         if merge(sorted(view.atoms, key=lambda atom: -atom[1])) != merge([(prod(view.shape), 1)]) or view.offset:
             raise ValueError(f"{node.name} is not each element of an input of the network once")
-    with FakeTensorMode() as mode:
+    with unlogged(), FakeTensorMode() as mode:
         values: Environment = {node: mode.from_tensor(x) for node, x in host.constants.items()}
         for node in (*host.interface.arguments, *host.results):
             x = node.meta["val"]
