@@ -91,7 +91,7 @@ def serve_command(
             serve(
                 app,
                 sock,
-                ready=lambda url: click.echo(f"{model}: {server.name} at {url} on board {board}{figures}"),
+                ready=lambda url: click.echo(f"{click.format_filename(model)} at {url} on board {board}{figures}"),
                 timeout_s=timeout,
             )
         finally:

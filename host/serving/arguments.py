@@ -27,11 +27,11 @@ class Argument:
 
 
 def check_names(arguments: Sequence[Argument], given: Iterable[str]) -> None:
-    """Raises `TensorError` that names the first unknown or missing argument."""
+    """Raises `TensorError` that names an unknown or missing argument."""
     known, names = {a.name for a in arguments}, set(given)
     takes = ", ".join(shown(a.name) for a in arguments) or "no arguments"
-    if unknown := sorted(names - known):
-        raise TensorError(f"no argument {shown(unknown[0])}; this model takes {takes}")
+    if unknown := names - known:
+        raise TensorError(f"no argument {shown(min(unknown))}; this model takes {takes}")
     for argument in arguments:
         if argument.name not in names:
             raise TensorError(f"argument {shown(argument.name)} is missing; this model takes {takes}")
