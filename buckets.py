@@ -100,17 +100,20 @@ class Buckets:
         asked = self.arguments.sizes(given)
         self.check_sizes(asked)
         self.check_masks(given)
-        taken = tuple(dim.fitting(n) for dim, n in zip(self.arguments.dims, asked, strict=True))
+        taken = tuple(
+            dim.fitting(n, name)
+            for dim, n, name in zip(self.arguments.dims, asked, self.arguments.first_names, strict=True)
+        )
         return Fitted(self.arguments.resized(given, taken), taken, asked)
 
     def check_sizes(self, sizes: Sizes) -> None:
         """Raises `TensorError` for sizes for which the module itself cannot be called."""
-        for dim, size in zip(self.arguments.dims, sizes, strict=True):
-            if size < self.least.get(dim, 1):
-                raise TensorError(
-                    f"a {dim.what} of {size}; this module takes a {dim.what} of {self.least[dim]} or more, or "
-                    f"{type(dim).__name__}(..., exact=True)"
-                )
+        for dim, size, name in zip(self.arguments.dims, sizes, self.arguments.first_names, strict=True):
+            least = self.least.get(dim, 1)
+            if size < least:
+                way_out = f", or {type(dim).__name__}(..., exact=True)" if size else ""
+                takes = f"this module takes a {dim.what} of {least} or more{way_out}"
+                raise TensorError(f"argument {name} has a {dim.what} of {size}; {takes}")
 
     def check_masks(self, given: Mapping[str, Any]) -> None:
         """Raises `TensorError` for an argument that is a mask in the example and holds other numbers now."""

@@ -30,13 +30,13 @@ class Dim:
         object.__setattr__(self, "sizes", tuple(sorted(set(sizes))))
         object.__setattr__(self, "exact", exact)
 
-    def fitting(self, size: int) -> int:
-        """The smallest that takes so many. Raises `TensorError`."""
+    def fitting(self, size: int, name: str) -> int:
+        """The smallest that takes so many. name: of the argument that has them, for messages. Raises `TensorError`."""
         found = next((n for n in self.sizes if n == size or (n > size and not self.exact)), None)
         if found is None or not size:
             known = ", ".join(map(str, self.sizes))
             limit = f"of {known} alone" if self.exact else f"of 1 to {self.sizes[-1]}"
-            raise TensorError(f"a {self.what} of {size}; compiled for those {limit}")
+            raise TensorError(f"argument {name} has a {self.what} of {size}; compiled for those {limit}")
         return found
 
     what = "size"
@@ -88,6 +88,8 @@ class Arguments:
                 f"dynamic_shapes: no argument {unknown[0]!r} in the example; there are {', '.join(self.example)}"
             )
         self.dims: tuple[Dim, ...] = tuple(dict.fromkeys(d for dims in shapes.values() for d in dims.values()))
+        self.first_names = [next(name for name, of in shapes.items() if dim in of.values()) for dim in self.dims]
+        """For each dimension, the first argument that has it."""
 
     def named(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
         """Arguments by name, whether given by position or by name. Raises `TensorError` if they do not fit."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -67,11 +68,18 @@ ATTENTIONS = [
 
 
 @pytest.mark.parametrize(("family", "attention"), ATTENTIONS)
-def test_family(family: str, attention: str) -> None:
+def test_family(family: str, attention: str, tmp_path: Path) -> None:
+    """Compiled, and written to a file and loaded."""
     name, config, inputs = FAMILIES[family]
     module, given = model(name, attention, **config), inputs()
     with rsn.compile(module, given) as compiled, torch.no_grad():
-        got, wanted = compiled(**given).last_hidden_state, module(**given).last_hidden_state
+        answer, wanted = compiled(**given), module(**given).last_hidden_state
+        compiled.save(tmp_path / "x.rsnmodel")
+    with rsn.load(tmp_path / "x.rsnmodel") as loaded:
+        again = loaded(**given)
+    assert type(again) is type(answer)
+    assert all(torch.equal(again[field], answer[field]) for field in answer)
+    got = answer.last_hidden_state
     lengths = LENGTHS if "attention_mask" in given else [wanted.shape[1]] * len(wanted)
     for b, n in enumerate(lengths):
         assert (got[b, :n] - wanted[b, :n]).abs().max() <= 1e-5 * wanted[b, :n].abs().max()

@@ -224,7 +224,9 @@ def test_least_size() -> None:
     """Where the module itself cannot be called."""
     found, *_ = filling(lambda m, y, mask, ids: y[:, 3])
     found.buckets.check_sizes((1, 4))
-    with pytest.raises(TensorError, match=r"^a length of 3; this module takes a length of 4 or more, or Length"):
+    with pytest.raises(
+        TensorError, match=r"^argument x has a length of 3; this module takes a length of 4 or more, or Length"
+    ):
         found.buckets.check_sizes((1, 3))
 
 

@@ -1,0 +1,404 @@
+"""Whole models in files: written, loaded and served, against the compiled ones that they were made of."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import textwrap
+import threading
+from collections import OrderedDict
+from concurrent.futures import CancelledError
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch")
+
+import rsn  # noqa: E402 - torch first: it may be missing
+from rsn.host.boards.sim import SimBoard  # noqa: E402
+from rsn.host.serving import QueueFull, RequestTimeout, State  # noqa: E402
+from rsn.isa.errors import BoardError, ContainerError, TensorError, UnsupportedError  # noqa: E402
+from rsn.isa.program import Role  # noqa: E402
+from rsn.tests.fuzz import models  # noqa: E402
+from rsn.tests.host.rigged import Rig  # noqa: E402
+
+C = 64
+
+
+class Pair(NamedTuple):
+    rows: Any
+    first: Any
+
+
+@dataclass
+class Answer:
+    rows: Any
+    first: Any = None
+
+
+torch.export.register_dataclass(Answer)
+
+
+class Stack(torch.nn.Module):
+    """An encoder with masks. result: makes of its rows what the module returns."""
+
+    def __init__(self, result: Any, layers: int = 1) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.words = torch.nn.Embedding(50, C)
+        self.encoder = rsn.nn.Encoder(layers, C, 2, 128)
+        self.result = result
+
+    def forward(self, ids: Any, mask: Any) -> Any:
+        return self.result(self.encoder(self.words(ids), mask))
+
+
+def given(batch: int, length: int) -> dict[str, Any]:
+    generator = torch.Generator().manual_seed(batch * 100 + length)
+    ids = torch.randint(0, 50, (batch, length), generator=generator)
+    mask = torch.ones_like(ids)
+    mask[-1, max(1, length - 2) :] = 0
+    return {"ids": ids, "mask": mask}
+
+
+def equal(a: Any, b: Any) -> bool:
+    """Whether two results are the same, to the last bit and in structure."""
+    (x, one), (y, other) = (torch.utils._pytree.tree_flatten(r) for r in (a, b))
+    return one == other and all(torch.equal(p, q) if hasattr(p, "shape") else p == q for p, q in zip(x, y, strict=True))
+
+
+RESULTS: dict[str, Any] = {
+    "a tensor": lambda y: y,
+    "a tuple": lambda y: (y, y[:, 0]),
+    "a list": lambda y: [y, [y[:, 0].tanh()]],
+    "a dictionary": lambda y: {"rows": y, "more": {"first": y[:, 0], "number": 3, "text": "x", "none": None}},
+    "an ordered dictionary": lambda y: OrderedDict(b=y, a=y[:, 0]),
+    "a named tuple": lambda y: Pair(y, y[:, 0]),
+    "a dataclass": lambda y: Answer(y, y[:, 0]),
+    "a dataclass, in part": lambda y: (Answer(y), 1.5),
+}
+
+
+@pytest.mark.parametrize("name", RESULTS)
+def test_results_come_back_in_their_structure(name: str, tmp_path: Path) -> None:
+    path = tmp_path / "x.rsnmodel"
+    with rsn.compile(Stack(RESULTS[name]).eval(), given(2, 12)) as compiled:
+        compiled.save(path)
+        expected = compiled(**given(2, 12))
+    with rsn.load(path) as loaded:
+        answer = loaded(**given(2, 12))
+        assert type(answer) is type(expected)
+        assert equal(answer, expected)
+        x = given(2, 12)
+        assert equal(loaded(x["ids"], x["mask"]), expected)
+        assert equal(loaded(x["ids"].numpy(), mask=x["mask"]), expected)
+        assert loaded.last_run is not None
+        with pytest.raises(
+            TensorError, match=r"torch.int64 \(2, 11\); the module was traced with torch.int64 \(2, 12\)"
+        ):
+            loaded(**given(2, 11))
+        with pytest.raises(TensorError, match="missing a required argument: 'mask'"):
+            loaded(ids=x["ids"])
+        with pytest.raises(TensorError, match="unexpected keyword argument 'more'"):
+            loaded(**x, more=1)
+        with pytest.raises(TensorError, match="PyTorch's part cannot run with these arguments: index out of range"):
+            loaded(ids=x["ids"] + 50, mask=x["mask"])
+
+
+def dims(batches: tuple[int, ...], lengths: tuple[int, ...]) -> dict[str, Any]:
+    both = {0: rsn.Batch(*batches), 1: rsn.Length(*lengths)}
+    return {"ids": both, "mask": both}
+
+
+@pytest.fixture(scope="module")
+def family(tmp_path_factory: pytest.TempPathFactory) -> tuple[Any, Path]:
+    """A model in four sizes, and the file of it."""
+    path = tmp_path_factory.mktemp("family") / "x.rsnmodel"
+    made = rsn.compile(
+        Stack(RESULTS["a dictionary"]).eval(), given(4, 24), dynamic_shapes=dims((1, 4), (12, 24))
+    )  # fmt: skip
+    made.save(path)
+    return made, path
+
+
+@pytest.mark.parametrize("sizes", [(1, 1), (1, 12), (2, 5), (3, 13), (4, 24), (4, 1)])
+def test_a_family_answers_all_sizes(family: tuple[Any, Path], sizes: tuple[int, int]) -> None:
+    made, path = family
+    with rsn.load(path) as loaded:
+        answer, expected = loaded(**given(*sizes)), made(**given(*sizes))
+    assert equal(answer, expected)
+    assert answer["rows"].shape == (*sizes, C)
+    assert answer["more"]["first"].shape == (sizes[0], C)
+
+
+def test_what_a_loaded_family_says_of_itself(family: tuple[Any, Path]) -> None:
+    loaded = rsn.load(family[1])
+    assert repr(loaded) == (
+        "<rsn.Loaded: ids: int64 (batch, length), mask: int64 (batch, length); batch 1|4; length 12|24; 4 programs>"
+    )
+    assert loaded.sizes == {"batch": (1, 4), "length": (12, 24)}
+    assert loaded.dims == (rsn.Batch(1, 4), rsn.Length(12, 24))
+    assert list(loaded.programs) == [(1, 12), (1, 24), (4, 12), (4, 24)]
+    assert loaded.device == torch.device("cpu")
+    for wrong, words in (
+        (given(5, 12), "argument ids has a batch of 5; compiled for those of 1 to 4"),
+        (given(1, 25), "argument ids has a length of 25; compiled for those of 1 to 24"),
+        (dict.fromkeys(("ids", "mask"), torch.ones(0, 0).long()), "argument ids has a batch of 0; this module takes"),
+        ({"ids": given(1, 9)["ids"], "mask": given(1, 8)["mask"]}, "mask has a length of 8, and ids one of 9"),
+    ):
+        with pytest.raises(TensorError, match=words):
+            loaded(**wrong)
+
+
+def test_weights_are_once_in_the_file_in_memory_and_on_the_board(family: tuple[Any, Path]) -> None:
+    made, path = family
+    loaded = rsn.load(path)
+    _, tensors = models.contents(path)
+    images = [x for name, x in tensors.items() if name.startswith("bank")]
+    assert len(images) == 1
+    words = [x for name, x in tensors.items() if name.startswith("constant") and x.shape == (50, C)]
+    assert len(words) == 1
+    images = [part.weights.image("lpddr") for part in loaded._saved.parts]
+    assert all(np.shares_memory(images[0], image) for image in images)
+    assert not images[0].flags.writeable
+    boards = [SimBoard() for _ in images]
+    for board, part in zip(boards, loaded._saved.parts, strict=True):
+        board.load(part.program, part.weights)
+    banks = [board._memories.banks["lpddr"] for board in boards]  # type: ignore[union-attr]
+    assert all(np.shares_memory(banks[0], bank) for bank in (*banks, *images))
+    # What was compiled, too: its weights are packed for each board, and are equal.
+    for board, sizes in zip(boards, made.programs, strict=True):
+        part = made.program(*sizes).part(sizes)
+        board.load(part.program, part.weights)
+    banks = [board._memories.banks["lpddr"] for board in boards]  # type: ignore[union-attr]
+    assert all(np.shares_memory(banks[0], bank) for bank in banks)
+    networks = [made.program(*sizes)._traced.network for sizes in made.programs]
+    assert len({id(layer.weight) for net in networks for layer in net.layers if layer.path.endswith("up")}) == 1
+
+
+def test_boards_with_other_weights_share_nothing() -> None:
+    """The same program, with other numbers in its last weight alone."""
+    built = [rsn.compile(Stack(RESULTS["a tensor"]).eval(), given(1, 12)).part() for _ in range(2)]
+    one, other = ({name: part.weights[name] for name in part.weights} for part in built)
+    last = list(built[1].program.with_role(Role.WEIGHT))[-1].name
+    other[last] = other[last] + 1
+    boards = SimBoard(), SimBoard(), SimBoard()
+    for board, weights in zip(boards, (one, other, one), strict=True):
+        board.load(built[0].program, weights)
+    banks = [board._memories.banks["lpddr"] for board in boards]  # type: ignore[union-attr]
+    assert np.shares_memory(banks[0], banks[2])
+    assert not np.shares_memory(banks[0], banks[1])
+    buffer = built[0].program.buffer(last)
+    unit = built[0].program.overlay.address_unit
+    at = slice(buffer.offset * unit, buffer.offset * unit + buffer.size)
+    assert (banks[1][at] == other[last]).all()
+    assert (
+        np.delete(banks[1], np.arange(at.start, at.stop)) == np.delete(banks[0], np.arange(at.start, at.stop))
+    ).all()
+
+
+def test_a_model_with_a_bias_for_each_length_keeps_its_programs_apart(tmp_path: Path) -> None:
+    """Relative positions: what lies in DDR follows the length, so that a request runs on its own program alone."""
+    transformers = pytest.importorskip("transformers")
+    torch.manual_seed(0)
+    config = transformers.T5Config(vocab_size=50, d_model=64, d_kv=32, d_ff=128, num_layers=1, num_heads=2)
+    model = transformers.T5EncoderModel(config).eval()
+    x = given(2, 12)
+    inputs = {"input_ids": x["ids"], "attention_mask": x["mask"]}
+    both = {0: rsn.Batch(1, 2), 1: rsn.Length(12, 24)}
+    with rsn.compile(model, inputs, dynamic_shapes=dict.fromkeys(inputs, both)) as made:
+        made.save(tmp_path / "t5.rsnmodel")
+        loaded = rsn.load(tmp_path / "t5.rsnmodel")
+        assert len(set(loaded._saved.same)) == 2
+        with loaded, loaded.server() as server:
+            for sizes in ((1, 3), (2, 12), (1, 20), (2, 24)):
+                x = given(*sizes)
+                inputs = {"input_ids": x["ids"], "attention_mask": x["mask"]}
+                expected = made(**inputs)
+                assert equal(loaded(**inputs), expected)
+                assert type(expected) is type(loaded(**inputs))
+                assert torch.allclose(
+                    server.submit(**inputs).result(60).last_hidden_state, expected.last_hidden_state, atol=1e-5
+                )
+            assert server.health.state is State.READY
+
+
+FRESH = """
+    import sys
+    class Without:
+        def find_spec(self, name, *rest):
+            if name.partition(".")[0] in ("transformers", "answers"):
+                raise ImportError(name)
+    if {without}:
+        sys.meta_path.insert(0, Without())
+    import torch, rsn
+    if {imported}:
+        import answers
+    with rsn.load({path!r}) as loaded:
+        answer = loaded(torch.ones(1, 8, dtype=torch.long), torch.ones(1, 8, dtype=torch.long))
+    print(type(answer).__module__, type(answer).__name__, list(answer), answer.missing, tuple(answer[0].shape))
+    print(answer.rows.shape == answer["rows"].shape, repr(answer)[:12], "answers" in sys.modules)
+"""
+
+ANSWERS = """
+    from dataclasses import dataclass
+    from typing import Any
+    from transformers.utils import ModelOutput
+
+    @dataclass
+    class Answer(ModelOutput):
+        rows: Any = None
+        missing: Any = None
+        first: Any = None
+"""
+
+
+def test_a_fresh_process_without_the_code_of_the_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The class of the result is there where it was imported, and there is one with the same fields elsewhere. A file
+    has no module imported that is not of transformers."""
+    pytest.importorskip("transformers")
+    (tmp_path / "answers.py").write_text(textwrap.dedent(ANSWERS))
+    monkeypatch.syspath_prepend(str(tmp_path))
+    import answers  # type: ignore[import-not-found]
+
+    path = tmp_path / "x.rsnmodel"
+    model = Stack(lambda y: answers.Answer(rows=y, first=y[:, 0])).eval()
+    with rsn.compile(model, given(1, 8)) as compiled:
+        compiled.save(path)
+    printed = []
+    for without, imported in ((True, False), (False, False), (False, True)):
+        script = textwrap.dedent(FRESH).format(without=without, imported=imported, path=str(path))
+        ran = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, cwd=tmp_path, check=False)
+        assert not ran.returncode, ran.stderr
+        printed.append(ran.stdout.splitlines())
+    ours = ["rsn.rsnlib.structure Record ['rows', 'first'] None (1, 8, 64)", "True Answer(rows= False"]
+    assert printed[0] == printed[1] == ours
+    assert printed[2] == ["answers Answer ['rows', 'first'] None (1, 8, 64)", "True Answer(rows= True"]
+
+
+def test_requests_of_all_sizes_share_runs(family: tuple[Any, Path]) -> None:
+    made, path = family
+    asked, rig = [given(1 + i % 3, 1 + (7 * i) % 24) for i in range(40)], Rig()
+    with rsn.load(path, board=rig).server(rsn.Serving(queue=64, max_wait_s=0.2), name="x") as server:
+        futures = [server.submit(**x) for x in asked]
+        for x, future in zip(asked, futures, strict=True):
+            answer, expected = future.result(120), made(**x)
+            rows, first = answer["rows"], answer["more"]["first"]
+            assert rows.shape == expected["rows"].shape
+            valid = x["mask"].bool()
+            for a, b in ((rows[valid], expected["rows"][valid]), (first, expected["more"]["first"])):
+                assert float((a - b).abs().max()) <= 1e-5 * float(b.abs().max())
+        assert len(rig.runs) < len(asked) * 0.75
+        assert server.health.state is State.READY
+        assert server.sizes == {"batch": (1, 4), "length": (12, 24)}
+    assert server.health.state is State.CLOSED
+    with pytest.raises(BoardError, match="closed"):
+        server.submit(**asked[0])
+
+
+def test_a_server_cancels_times_out_and_refuses(tmp_path: Path) -> None:
+    path = tmp_path / "x.rsnmodel"
+    with rsn.compile(Stack(RESULTS["a tensor"]).eval(), given(1, 8)) as compiled:
+        compiled.save(path)
+        expected = compiled(**given(1, 8))
+    runs, let = threading.Semaphore(0), threading.Event()
+    rig = Rig(before=lambda n: (runs.release(), let.wait()))  # type: ignore[func-returns-value,arg-type,return-value]
+    with rsn.load(path, board=rig).server(rsn.Serving(queue=2)) as server:
+        running = server.submit(**given(1, 8))
+        assert runs.acquire(timeout=60)
+        waiting = server.submit(**given(1, 8))
+        late = server.ask(given(1, 8), timeout=0.01)
+        with pytest.raises(RequestTimeout):
+            late.result(60)
+        third = server.ask(given(1, 8), wait=0)
+        with pytest.raises(QueueFull):
+            server.ask(given(1, 8), wait=0)
+        assert waiting.cancel()
+        with pytest.raises(CancelledError):
+            waiting.result(1)
+        with pytest.raises(TensorError, match="missing a required argument: 'mask'"):
+            server.submit(ids=given(1, 8)["ids"])
+        let.set()
+        assert torch.equal(running.result(60), expected)
+        assert torch.equal(third.result(60), expected)
+
+
+def test_what_cannot_be_saved(tmp_path: Path) -> None:
+    class Own:
+        def __init__(self, rows: Any) -> None:
+            self.rows = rows
+
+    torch.utils._pytree.register_pytree_node(Own, lambda x: ([x.rows], None), lambda values, _: Own(*values))
+    with rsn.compile(Stack(Own).eval(), given(1, 8)) as compiled:
+        with pytest.raises(
+            UnsupportedError, match="the model's result is a Own, which cannot be saved: return tensors"
+        ):
+            compiled.save(tmp_path / "x.rsnmodel")
+        with pytest.raises(OSError, match="No such file"):
+            compiled.save(tmp_path / "nowhere" / "x.rsnmodel")
+    with rsn.compile(Stack(lambda y: torch.empty_like(y).fill_(1) + y).eval(), given(1, 8)) as compiled:  # noqa: SIM117
+        with pytest.raises(UnsupportedError, match=r"aten.empty_like.default at .*: a file holds operators of PyTorch"):
+            compiled.save(tmp_path / "x.rsnmodel")
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_saved_model_has_the_weights_of_now(tmp_path: Path) -> None:
+    model = Stack(RESULTS["a tensor"]).eval()
+    with rsn.compile(model, given(1, 8)) as compiled:
+        with torch.no_grad():
+            model.words.weight.mul_(2)
+            next(model.encoder.parameters()).mul_(0.5)
+        compiled.save(tmp_path / "x.rsnmodel")
+        assert torch.equal(rsn.load(tmp_path / "x.rsnmodel")(**given(1, 8)), compiled(**given(1, 8)))
+
+
+def test_files_that_are_no_models(family: tuple[Any, Path], tmp_path: Path) -> None:
+    path = tmp_path / "x.rsnmodel"
+    whole = family[1].read_bytes()
+    said, tensors = models.contents(family[1])
+
+    def refused(words: str) -> None:
+        with pytest.raises(ContainerError, match=rf"x\.rsnmodel: {words}"):
+            rsn.load(path)
+
+    refused("no such file")
+    for cut in (0, 7, 100, len(whole) // 2, len(whole) - 1):
+        path.write_bytes(whole[:cut])
+        refused("not a safetensors file")
+    path.write_bytes(whole[:-9] + bytes([whole[-9] ^ 1]) + whole[-8:])
+    refused(r"\w+/\d+ is not what was written: its checksum differs; copy the file again")
+    at = whole.index(b"aten.")
+    path.write_bytes(whole[:at] + b"b" + whole[at + 1 :])
+    refused("its description is not what was written")
+    models.save_file(tensors, path, metadata={"rsn.layout": "blocked"})
+    refused(r"no model: compiled\.save\(path\), with one argument, writes one")
+    models.seal(path, said | {"format": 2, "version": "9.1"}, tensors)
+    refused(r"format 2, rsn 9\.1 wrote it; rsn \S+ reads format 1")
+    models.seal(path, said, {name: x for name, x in tensors.items() if not name.startswith("bank")})
+    refused("not a model that rsn can read")
+    for old, new, words in (
+        ("aten.embedding.default", "aten.embedding_renorm_.default", "may not be in a file"),
+        ("aten.embedding.default", "aten.from_file.default", "may not be in a file"),
+        ("aten.embedding.default", "aten.new_empty.default", "may not be in a file"),
+        ("aten.embedding.default", "prims.add.default", "may not be in a file"),
+        ("aten.embedding.default", "aten.nothing.default", "has no attribute 'nothing'"),
+        ('"dict"', '"set"', "no structure is called 'set'"),
+    ):
+        text = json.dumps(said)
+        assert old in text
+        models.seal(path, json.loads(text.replace(old, new)), tensors)
+        refused(f"not a model that rsn can read: .*{words}")
+    with pytest.raises(ContainerError, match="a folder; a model is one file"):
+        rsn.load(tmp_path)
+
+
+def test_changed_descriptions() -> None:
+    """A tenth of the full run, `python -m rsn.tests.fuzz.models`, would be too slow; a seeded part of it."""
+    outcomes = models.run(150, seed=1)
+    assert outcomes.total() == 150
+    assert outcomes["refused"] > 100
+    assert outcomes["answers"] > 3
