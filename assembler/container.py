@@ -321,7 +321,10 @@ class _Reader:
             if data and MAGIC.startswith(data):
                 self.fail(len(data), "cut short in its first bytes")
             what = f"it begins with {data[:8]!r}" if data else "it is empty"
-            way_out = "a bare wire image is read with --raw, a text (.rsn) is assembled first, with rsn asm"
+            way_out = (
+                "a bare wire image is read with --raw, a text (.rsn) is assembled first, with rsn asm, a whole model "
+                "(.rsnmodel) is served, with rsn serve"
+            )
             self.fail(0, f"not a program of this toolchain: {what} ({way_out})")
         version = int.from_bytes(data[8:10], "little")
         if len(data) >= 10 and version != VERSION:

@@ -1,4 +1,4 @@
-"""`rsn compile`: a preset or a Python file's module to a program text."""
+"""`rsn compile`: a preset or a Python file's module to a program text, or to a whole model."""
 
 from __future__ import annotations
 
@@ -16,7 +16,13 @@ STEPS = ("start PyTorch", "load the model", *PASSES, "write")
 
 @click.command(name="compile")
 @click.argument("spec")
-@click.option("-o", "--output", required=True, type=click.Path(dir_okay=False), help="program text (.rsn) to write")
+@click.option(
+    "-o",
+    "--output",
+    required=True,
+    type=click.Path(dir_okay=False),
+    help="program text (.rsn) to write, or a whole model (.rsnmodel)",
+)
 @click.option(
     "--weights", "weights_path", type=click.Path(dir_okay=False), help="packed weights (.safetensors) to write"
 )
@@ -57,7 +63,11 @@ def compile_command(
     as_json: bool,
 ) -> None:
     """Compile SPEC: a preset (bert-large, bert-large-encoder, minilm, vit, ncf, mlp, gemm:MxKxN), FILE.py:CALLABLE that
-    returns an nn.Module, or an nn.Module and its example inputs, or FILE.onnx."""
+    returns an nn.Module, or an nn.Module and its example inputs, or FILE.onnx.
+
+    A program text is for rsn asm and rsn run. A whole model, with weights and what PyTorch runs of it, is for rsn serve
+    and rsn.load.
+    """
     from ...isa.errors import require_torch
 
     require_torch("compiling a model")
@@ -74,6 +84,7 @@ def compile_command(
         from ...isa.overlays import find
         from ...isa.program import Role
         from ...isa.statistics import count
+        from ...model_file import SUFFIX, Part, write
         from ...rsnlib.models import load_spec
         from ...rsnlib.passes import Passes
         from ...rsnlib.trace import trace
@@ -100,12 +111,17 @@ def compile_command(
         steps.done("load the model")
         traced = trace(model, example, passes)
         del model, example
-        network = traced.network if lengths is None else traced.network.with_lengths(_integers(lengths))
+        if lengths is not None:
+            traced = traced.with_lengths(_integers(lengths))
+        network, host = traced.network, traced.host if output.endswith(SUFFIX) else None
         del traced  # its copy of the weights is the third one
         built = build(network, target, plan, steps.share, passes)
         if weights_path is not None:
             save_tensors(weights_path, built.weights, packed=True)
-        write_text(output, show(built.program))
+        if host is not None:
+            write(output, [Part((), built.program, built.weights, host)], None)
+        else:
+            write_text(output, show(built.program))
         if schedule_out is not None:
             write_text(schedule_out, built.chosen.show())
         steps.done("write")

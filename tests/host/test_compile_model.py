@@ -1,0 +1,44 @@
+"""`rsn compile -o x.rsnmodel`: a whole model, by the command line."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+torch = pytest.importorskip("torch")
+
+import rsn  # noqa: E402 - torch first: it may be missing
+from rsn.host.cli import main  # noqa: E402
+from rsn.rsnlib.models import load_spec  # noqa: E402
+
+MODEL = """
+import torch
+
+def make():
+    torch.manual_seed(0)
+    return torch.nn.Sequential(torch.nn.Linear(64, 128), torch.nn.GELU()), (torch.ones(20, 64),)
+"""
+
+
+@pytest.mark.parametrize("options", [[], ["--lengths", "13,20"]])
+def test_a_whole_model(options: list[str], tmp_path: Path) -> None:
+    spec, path = (
+        ["minilm", "--batch", "2", "--seq", "20"] if options else [f"{tmp_path / 'm.py'}:make"],
+        tmp_path / "x.rsnmodel",
+    )
+    (tmp_path / "m.py").write_text(MODEL)
+    ran = CliRunner().invoke(main, ["compile", *spec, *options, "-o", str(path)])
+    assert not ran.exit_code, ran.output
+    assert ran.output.startswith(f"{path}: ")
+    model, example = load_spec(spec[0], batch=2 if options else None, seq=20 if options else None, seed=0, base=False)
+    given = example if isinstance(example, dict) else dict(zip(["input"], example, strict=True))
+    if "attention_mask" in given:
+        given["attention_mask"][0, 13:] = 0
+    with rsn.load(path) as loaded, torch.no_grad():
+        got, wanted = loaded(**given), model.eval()(**given)
+    if options:
+        got, wanted = got[0, :13], wanted[0, :13]
+    assert got.shape == wanted.shape
+    assert float((got - wanted).abs().max()) <= 1e-4 * float(wanted.abs().max())
