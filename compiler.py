@@ -26,6 +26,7 @@ from .isa.statistics import count
 from .scheduler.best import Best
 from .scheduler.build import Built, Observe, build, rebuild
 from .scheduler.lower import lower
+from .scheduler.room import RoomError
 from .scheduler.schedule import PAPER, SCHEDULES, Schedule, read_schedule
 from .shapes import Shapes
 
@@ -368,6 +369,7 @@ def explain(
     require_torch("compiling a model")
     from .dynamo import explain as explain_captured
     from .dynamo import is_captured
+    from .rsnlib.passes import within
     from .rsnlib.trace import trace
 
     example_inputs = _examples(example_inputs)
@@ -375,7 +377,7 @@ def explain(
         return explain_captured(model, example_inputs)
     target = find(overlay)
     with _proposing(model, example_inputs, target):
-        traced = trace(model, example_inputs)
+        traced = trace(model, example_inputs, within(target))
     with _proposing(model, example_inputs, target, True):
         built = build(traced.network, target, PAPER)
     return traced.explain(modelled_layers(built.program, traced.network))
@@ -399,6 +401,8 @@ def _proposing(model: nn.Module, example: Any, overlay: Overlay, is_built: bool 
     is_built: it was captured, so that what is refused is beyond a limit of the machine."""
     try:
         yield
+    except RoomError:
+        raise  # pieces are as large together
     except UnsupportedError as error:
         from .rsnlib.capture import module_of
         from .rsnlib.pieces import LimitError, runs_in_pieces
@@ -484,7 +488,7 @@ def compile(
     require_torch("compiling a model")
     from .rsnlib.capture import module_of
     from .rsnlib.changes import Followed
-    from .rsnlib.passes import USUAL
+    from .rsnlib.passes import USUAL, within
     from .rsnlib.pool import Pool
 
     passes, example_inputs = passes or USUAL, _examples(example_inputs)
@@ -498,7 +502,8 @@ def compile(
     def made(example: tuple[Any, ...] | dict[str, Any], passes: Passes) -> Compiled:
         seen = followed.look()
         config = getattr(followed.module, "config", None)
-        recipe = Recipe(followed, example, find(overlay), chosen, lengths, passes, config, pool)
+        target = find(overlay)
+        recipe = Recipe(followed, example, target, chosen, lengths, within(target, passes), config, pool)
         is_usual = lengths is None and (passes.rules, passes.lower) == (USUAL.rules, USUAL.lower)
         with _proposing(followed.module, example, recipe.overlay) if is_usual else nullcontext():
             traced = recipe.trace()

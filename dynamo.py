@@ -255,7 +255,9 @@ class _Graph:
     def divided(self, args: Sequence[Any]) -> Traced | Split:
         """What of it runs where. Raises one of `Refusal` where nothing would run on the machine, and with the option
         fallback="error" where not all is the machine's that has to be."""
+        from .isa.overlays import find
         from .rsnlib.bound import Bound
+        from .rsnlib.passes import within
         from .rsnlib.pieces import split
 
         if self._wants_gradients(args):
@@ -263,7 +265,8 @@ class _Graph:
         known = self._known(args)
         others = tuple(x for i, x in enumerate(args) if i not in known)
         whole = self.options.fallback == "error"
-        return split(Bound(self._graph, known).eval(), others, self.options.lower, whole=whole)
+        passes = within(find(self.options.overlay))
+        return split(Bound(self._graph, known).eval(), others, self.options.lower, whole=whole, passes=passes)
 
     def _known(self, args: Sequence[Any]) -> dict[int, Any]:
         """What a program is compiled for, by position: weights and numbers."""

@@ -10,13 +10,15 @@ A pass is a function; `Passes` says which ones run. Replace one, or add a rewrit
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
+from ..isa.datapath import Overlay
 from ..scheduler import build
+from ..scheduler.room import check_weights
 from ..scheduler.segment import Network
 from .fold import fold
-from .layers import Layer
+from .layers import Layer, Linear, ancestors
 from .rewriter import Rewrite
 from .rewrites import REWRITES
 from .rules import RULES
@@ -37,3 +39,17 @@ class Passes(build.Passes):
 
 
 USUAL = Passes()
+
+
+def within(overlay: Overlay, passes: Passes = USUAL) -> Passes:
+    """The same passes; before weights are folded, which copies them, they raise `RoomError` for weights that no bank of
+    the overlay holds."""
+
+    def observe(name: str, made: Any) -> None:
+        if name == "match" and passes.fold is fold:  # another one may need fewer
+            # Two layers of the same weight may become one product.
+            weights = {id(x.weight): x.weight.size for x in ancestors(made) if isinstance(x, Linear)}
+            check_weights(sum(weights.values()), overlay)
+        passes.observe(name, made)
+
+    return replace(passes, observe=observe)

@@ -37,6 +37,7 @@ from .capture import Environment, Interface, arguments, is_static, lifted, modul
 from .flops import FlopCounter
 from .ideas import with_ideas
 from .partition import Traced
+from .passes import USUAL, Passes
 from .rewrites import rewrite
 from .rules import CHECKS
 from .summary import Work
@@ -105,13 +106,16 @@ class LimitError(UnsupportedError):
     """A network that the scheduler cannot put on the machine."""
 
 
-def split(model: nn.Module, example_inputs: tuple[Any, ...], lower: Lower, *, whole: bool = False) -> Traced | Split:
+def split(
+    model: nn.Module, example_inputs: tuple[Any, ...], lower: Lower, *, whole: bool = False, passes: Passes = USUAL
+) -> Traced | Split:
     """As `trace`, but in pieces what cannot be had in one, unless `whole`. What is the machine's can be lowered.
+    passes: those that trace it as a whole.
 
     Raises UnsupportedError, TensorError or ScheduleError where nothing of it would run on the machine.
     """
     try:
-        return _lowered(trace(model, example_inputs), lower)
+        return _lowered(trace(model, example_inputs, passes), lower)
     except (RefusedError, WrongTypeError, LimitError) as refused:
         if whole:
             raise

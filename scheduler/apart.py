@@ -11,7 +11,16 @@ from typing import Any
 from ..isa.layout import BLOCK_ROWS, UNIT, padded
 from ..isa.program import Buffer, Layout, Role
 from . import streamed
-from .attention import check, hurry, lower_attention, lower_slot_scores, lower_slot_values, slots_of, value_op
+from .attention import (
+    MOST_SENT,
+    check,
+    hurry,
+    lower_attention,
+    lower_slot_scores,
+    lower_slot_values,
+    slots_of,
+    value_op,
+)
 from .mapping import MappingType, Shape, choose
 from .order import Tile
 from .schedule import Interleave
@@ -40,6 +49,15 @@ def lower_as(s: Sequences, att: Attention, kind: MappingType | None = None) -> N
                 streamed.lower_streamed(s, att)
             else:
                 lower_attention(s, att)
+
+
+def place_as(s: Sequences, att: Attention, kind: MappingType | None = None) -> None:
+    """The scratch memory of attention by a mapping type, as `lower_as` takes it. Raises `UnsupportedError` naming the
+    layer."""
+    in_ddr = (kind or choose(Shape.of(s.net, att), s.overlay)) in (MappingType.B, MappingType.C)
+    check(s, att, MOST_STORED if in_ddr else MOST_SENT)
+    if in_ddr:
+        place_scores(s, att)
 
 
 def lower_in_turn(s: Sequences, att: Attention) -> None:

@@ -118,7 +118,8 @@ def _kept(path: Path, budget_s: float) -> Chosen | None:
 def _key(network: Network, overlay: Overlay, seed: int) -> str:
     rates = {name: asdict(rate) for name, rate in overlay.rates.items()}
     depths = (overlay.mop_fifo_depth, overlay.uop_fifo_depth)
-    facts = (VERSION, seed, overlay.name, overlay.fingerprint, overlay.image_bytes, rates, depths, describe(network))
+    memory = (overlay.image_bytes, dict(overlay.banks))
+    facts = (VERSION, seed, overlay.name, overlay.fingerprint, memory, rates, depths, describe(network))
     return hashlib.sha256(repr(facts).encode()).hexdigest()[:32]
 
 

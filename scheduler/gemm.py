@@ -57,24 +57,35 @@ class _Part:
     n: int
 
 
-def lower_gemms(s: Sequences, gemms: Sequence[Gemm], loops: Loops) -> None:
-    """Matrix products of one activation, each with what is fused to it. Raises `UnsupportedError` naming the layer.
+@dataclass(frozen=True)
+class PlacedGemms:
+    """Column tiles that one MME op goes through each, with the vectors that it loads."""
+
+    gemms: Sequence[Gemm]
+    groups: Sequence[tuple[Sequence[_Part], Sequence[Buffer]]]
+    loops: Loops
+
+
+def place_gemms(s: Sequences, gemms: Sequence[Gemm], loops: Loops) -> PlacedGemms:
+    """Append the weights of matrix products of one activation, each with what is fused to it. Raises `UnsupportedError`
+    naming the layer."""
+    parts = [part for gemm in gemms for part in _parts(s, gemm)]
+    groups = [[part] for part in parts] if loops is Loops.COLUMNS else _op_columns(parts)
+    return PlacedGemms(gemms, [(group, _vectors(s, group)) for group in groups], loops)
+
+
+def lower_gemms(s: Sequences, placed: PlacedGemms) -> None:
+    """The kernels of matrix products whose weights are placed.
 
     Loops.COLUMNS: column tiles outside, row tiles inside: the addresses of a column tile's loads and stores then
     advance by constant strides, which one packet can loop over. Loops.ROWS: row tiles outside; MemA then still holds
     the last two slices of K when the next column tile begins, which takes them first. LPDDR moves the same bytes either
     way (paper section 5.3).
     """
-    parts = [part for gemm in gemms for part in _parts(s, gemm)]
-    tiles = row_tiles(s.row_blocks, s.cuts[gemms[0].y])
-    if loops is Loops.COLUMNS:
-        groups = [[part] for part in parts]
-    else:
-        groups = _op_columns(parts)
-    for group in groups:
-        vectors = _vectors(s, group)
+    tiles = row_tiles(s.row_blocks, s.cuts[placed.gemms[0].y])
+    for group, vectors in placed.groups:
         for rows in _op_runs(tiles):
-            _gemm_op(s, group, rows, vectors, loops)
+            _gemm_op(s, group, rows, vectors, placed.loops)
 
 
 def _parts(s: Sequences, gemm: Gemm) -> list[_Part]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 
@@ -13,10 +13,11 @@ from ..isa.fields import Record
 from ..isa.layout import BLOCK_ROWS, UNIT
 from ..isa.program import Buffer, Kernels, Layout, Role
 from . import bias
-from .apart import lower_as
-from .gemm import lower_gemms
+from .apart import lower_as, place_as
+from .gemm import PlacedGemms, lower_gemms, place_gemms
 from .memory import Arena
 from .pack import Starts
+from .room import check_room
 from .schedule import Schedule
 from .segment import Array, Attention, Gemm, Network, Output
 from .sequences import Sequences
@@ -65,22 +66,43 @@ class Weights(Mapping[str, Array]):
 
 
 def lower(network: Network, overlay: Overlay, schedule: Schedule) -> Lowered:
-    """Turn a network into kernel sequences for an XNN overlay. Raises `UnsupportedError` naming the layer."""
-    if not {"DDR", "LPDDR", "MemA", "MemB", "MemC", "MeshA", "MeshB", "MME"} <= overlay.by_kind.keys():
-        raise UnsupportedError(f"overlay {overlay.name} lacks units that networks take; xnn and xnn-base have them")
-    sequences = Sequences(network, overlay, schedule)
-    place_activations(sequences)
-    for segment in sequences.plan:
+    """Turn a network into kernel sequences for an XNN overlay. Raises `UnsupportedError` naming the layer, or the bank
+    that has no room for it."""
+    sequences, placed = _placed(network, overlay, schedule)
+    for segment, gemms in zip(sequences.plan, placed, strict=True):
         first = len(sequences.tiles)
         if isinstance(segment.layers, Attention):
             lower_as(sequences, segment.layers, segment.mapping)
-        else:
-            lower_gemms(sequences, segment.layers, segment.loops)
+        elif gemms is not None:
+            lower_gemms(sequences, gemms)
         for tile in sequences.tiles[first:]:
             tile.rule = segment.rule
         sequences.tiles[-1].drain = segment.drain
     kernels = sequences.finish()
     return Lowered(kernels, Weights(sequences.weights), sequences.found, sequences.starts)
+
+
+def place(network: Network, overlay: Overlay, schedule: Schedule) -> None:
+    """Look whether a network has room off chip, without lowering it. Raises as `lower`."""
+    _placed(network, overlay, schedule)
+
+
+def _placed(network: Network, overlay: Overlay, schedule: Schedule) -> tuple[Sequences, Sequence[PlacedGemms | None]]:
+    """Sequences without kernels, with all that lies off chip, and the products of each segment that is none of
+    attention."""
+    if not {"DDR", "LPDDR", "MemA", "MemB", "MemC", "MeshA", "MeshB", "MME"} <= overlay.by_kind.keys():
+        raise UnsupportedError(f"overlay {overlay.name} lacks units that networks take; xnn and xnn-base have them")
+    sequences = Sequences(network, overlay, schedule)
+    place_activations(sequences)
+    placed: list[PlacedGemms | None] = []
+    for segment in sequences.plan:
+        if isinstance(segment.layers, Attention):
+            place_as(sequences, segment.layers, segment.mapping)
+            placed.append(None)
+        else:
+            placed.append(place_gemms(sequences, segment.layers, segment.loops))
+    check_room(sequences.buffers.values(), overlay, network.size)
+    return sequences, placed
 
 
 def place_activations(s: Sequences) -> None:

@@ -21,7 +21,7 @@ from ..isa.durations import duration
 from ..isa.errors import DeadlockError, ProgramError, ScheduleError, UnsupportedError
 from ..isa.layout import BLOCK
 from .groups import groups_of, kind_of
-from .lower import lower
+from .lower import lower, place
 from .pack import pack, uops_of
 from .schedule import PAPER, Interleave, Loops, Rule, Schedule
 from .segment import Attention, Gemm, Network, Output
@@ -103,7 +103,7 @@ def search(
         raise ScheduleError(f"budget of {budget_s} s: a search needs more than 0")
     started = time.monotonic()
     small = sample(network)
-    trial = _Trial(small, overlay, _Size(network, small, overlay), cost)
+    trial = _Trial(small, overlay, _Size(network, small, overlay), cost, network)
     moves = _moves(trial, small, _Pace(overlay), np.random.default_rng(seed))
     for schedule, words in moves:
         spent = (time.monotonic() - started) / budget_s
@@ -165,10 +165,11 @@ def _smaller(trial: _Trial, pace: _Pace) -> Iterator[tuple[Schedule, str]]:
 
 
 class _Trial:
-    """What has been tried, and the best of it."""
+    """What has been tried, and the best of it. network: what is priced; whole: what must have room off chip."""
 
-    def __init__(self, network: Network, overlay: Overlay, size: _Size, cost: CostModel) -> None:
+    def __init__(self, network: Network, overlay: Overlay, size: _Size, cost: CostModel, whole: Network) -> None:
         self._network, self._overlay, self._size, self._cost = network, overlay, size, cost
+        self._whole = whole
         self._seen: set[Schedule] = set()
         self._price_s = 0.0
         self.found: Found | None = None
@@ -183,6 +184,7 @@ class _Trial:
             return
         self._seen.add(schedule)
         try:
+            place(self._whole, self._overlay, schedule)
             run = self._cost(self._network, self._overlay, schedule)
             if run.latency < self._fastest_s:
                 self.fastest, self._fastest_s = schedule, run.latency

@@ -86,7 +86,7 @@ def compile_command(
         from ...isa.statistics import count
         from ...model_file import SUFFIX, Part, write
         from ...rsnlib.models import load_spec
-        from ...rsnlib.passes import Passes
+        from ...rsnlib.passes import Passes, within
         from ...rsnlib.trace import trace
         from ...scheduler.best import Chosen
         from ...scheduler.build import build
@@ -106,7 +106,7 @@ def compile_command(
                 with steps.paused():
                     click.echo(f"-- after {name}\n{shown(name, made)}", err=as_json)
 
-        passes = Passes(observe=observe)
+        passes = within(target, Passes(observe=observe))
         model, example = load_spec(spec, batch=batch, seq=seq, seed=seed, base=target.extends is None)
         steps.done("load the model")
         traced = trace(model, example, passes)
