@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
@@ -43,6 +44,7 @@ if TYPE_CHECKING:
     from .rsnlib.partition import Traced
     from .rsnlib.passes import Passes
     from .rsnlib.pool import Pool
+    from .rsnlib.precision import Borders
     from .rsnlib.summary import Modelled
     from .scheduler.segment import Network
 
@@ -125,11 +127,20 @@ class Compiled:
     turns, whatever threads they come from.
     """
 
-    def __init__(self, traced: Traced, built: Built, board: str, recipe: Recipe | None = None, seen: int = 0) -> None:
-        """recipe: without one, no model is followed. seen: how often the model had changed when it was traced."""
+    def __init__(
+        self,
+        traced: Traced,
+        built: Built,
+        board: str,
+        recipe: Recipe | None = None,
+        seen: int = 0,
+        borders: Borders | None = None,
+    ) -> None:
+        """recipe: without one, no model is followed. seen: how often the model had changed when it was traced. borders:
+        of a model whose weights are in half precision."""
         self.last_run: Run | None = None
         """What the most recent call took on the machine."""
-        self._recipe, self._seen = recipe, seen
+        self._recipe, self._seen, self._borders = recipe, seen, borders
         self._traced, self._built, self._board = self._kept(traced), built, board
         self._turn = threading.RLock()
         self._simulated: Machine | None = None
@@ -150,11 +161,19 @@ class Compiled:
         """As a call. seen: how often the model has changed, where that was just looked at."""
         with self._turn:
             self._follow(seen)
+            args, kwargs = self._widened(args, kwargs)
             inputs, lengths, state = self._traced.host.prologue(*args, **kwargs)
             named = {} if lengths is None else {f"len[{i}]": int(n) for i, n in enumerate(lengths)}
             result = self._runner.run(inputs, named)
             self.last_run = result.run
-            return self._traced.host.epilogue(result.outputs, state)
+            returned = self._traced.host.epilogue(result.outputs, state)
+            return returned if self._borders is None else self._borders.narrowed(returned)
+
+    def _widened(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """In float32 what is given in half precision."""
+        if self._borders is None:
+            return args, kwargs
+        return self._borders.widened(self._traced.host.interface.signature, args, kwargs)
 
     def refresh(self) -> None:
         """Compile the model as it is now: for changes that cannot be seen, such as writes through NumPy. Raises as
@@ -260,6 +279,7 @@ class Compiled:
 
         with self._turn:
             built = self._now()
+            args, kwargs = self._widened(args, kwargs)
             inputs, lengths, _ = self._traced.host.prologue(*args, **kwargs)
             return compare(built.program, built.weights, self._traced.network, inputs, lengths)
 
@@ -298,7 +318,7 @@ class Compiled:
             if weights is None:
                 from .model_file import write
 
-                write(path, [self.part()], None)
+                write(path, [self.part()], None, self._borders)
                 return
         from .assembler import container
 
@@ -369,16 +389,22 @@ def explain(
     require_torch("compiling a model")
     from .dynamo import explain as explain_captured
     from .dynamo import is_captured
+    from .rsnlib.capture import module_of
     from .rsnlib.passes import within
+    from .rsnlib.precision import Widened, widened_example
     from .rsnlib.trace import trace
 
     example_inputs = _examples(example_inputs)
     if is_captured(model):
         return explain_captured(model, example_inputs)
     target = find(overlay)
-    with _proposing(model, example_inputs, target):
-        traced = trace(model, example_inputs, within(target))
-    with _proposing(model, example_inputs, target, True):
+    module = module_of(model)
+    borders = _borders(module, example_inputs)
+    if borders is not None:
+        module, example_inputs = Widened(module).module, widened_example(example_inputs)
+    with _proposing(module, example_inputs, target, borders):
+        traced = trace(module, example_inputs, within(target))
+    with _proposing(module, example_inputs, target, borders, True):
         built = build(traced.network, target, PAPER)
     return traced.explain(modelled_layers(built.program, traced.network))
 
@@ -395,23 +421,36 @@ def modelled_layers(program: Program, network: Network, machine: Machine | None 
     return Modelled(latency, seconds_of(machine, {layer.y for layer in network.layers}))
 
 
+def _borders(module: nn.Module, example: Any) -> Borders | None:
+    """Of a model whose weights are in half precision, which is said. Raises as `trace`."""
+    from .rsnlib.precision import Borders
+
+    borders = Borders.of(module, example)
+    if borders is not None:
+        warnings.warn(borders.told, stacklevel=3)
+    return borders
+
+
 @contextmanager
-def _proposing(model: nn.Module, example: Any, overlay: Overlay, is_built: bool = False) -> Iterator[None]:
-    """Propose torch.compile where a module is refused as a whole, if some of it would run on the machine then.
-    is_built: it was captured, so that what is refused is beyond a limit of the machine."""
+def _proposing(
+    model: nn.Module, example: Any, overlay: Overlay, borders: Borders | None, is_built: bool = False
+) -> Iterator[None]:
+    """Propose torch.compile where a module is refused as a whole, if some of it would run on the machine then. borders:
+    of the user's own model, where this one is its copy in float32. is_built: it was captured, so that what is refused
+    is beyond a limit of the machine."""
     try:
         yield
     except RoomError:
         raise  # pieces are as large together
     except UnsupportedError as error:
-        from .rsnlib.capture import module_of
         from .rsnlib.pieces import LimitError, runs_in_pieces
 
         refused = LimitError(str(error)) if is_built else error
-        if not runs_in_pieces(refused, module_of(model), example, lambda network: lower(network, overlay, PAPER)):
+        if not runs_in_pieces(refused, model, example, lambda network: lower(network, overlay, PAPER)):
             raise
         options = "" if overlay.name == "xnn" else f", options={{'overlay': '{overlay.name}'}}"
-        way_out = f'torch.compile(model, backend="rsn"{options}) runs the rest on the machine, in pieces'
+        given = "model" if borders is None else "model.float()"
+        way_out = f'torch.compile({given}, backend="rsn"{options}) runs the rest on the machine, in pieces'
         raise UnsupportedError(f"{error}; {way_out}") from error
 
 
@@ -481,6 +520,9 @@ def compile(
     changes"). checksums: each call also looks at all the numbers of the model, so that it notices writes that PyTorch
     does not count, through `.data` or NumPy; that takes about a second for each GB.
 
+    Weights in float16 or bfloat16 are widened, which a warning says: arguments are taken, and results returned, in the
+    model's own types (docs/models.md, "Half precision").
+
     Raises `UnsupportedError` naming operator and module path for what the machine cannot run, also where a result would
     depend on rows beyond `lengths` or on what is filled in for `dynamic_shapes`; `TensorError` for inputs that do not
     fit; and `ScheduleError`.
@@ -490,26 +532,32 @@ def compile(
     from .rsnlib.changes import Followed
     from .rsnlib.passes import USUAL, within
     from .rsnlib.pool import Pool
+    from .rsnlib.precision import widened_example
 
     passes, example_inputs = passes or USUAL, _examples(example_inputs)
     if dynamic_shapes is not None and lengths is not None:
         raise ScheduleError("lengths are of one program; with dynamic_shapes give sizes as rsn.Length")
     example_inputs = _kept(example_inputs)
-    followed = Followed(module_of(model), checksums)
+    module = module_of(model)
+    borders = _borders(module, example_inputs)
+    if borders is not None:
+        example_inputs = widened_example(example_inputs)
+    followed = Followed(module, checksums)
     chosen = schedule_named(schedule, budget_s)
     pool = None if dynamic_shapes is None else Pool()
 
     def made(example: tuple[Any, ...] | dict[str, Any], passes: Passes) -> Compiled:
         seen = followed.look()
-        config = getattr(followed.module, "config", None)
+        config = getattr(followed.original, "config", None)
         target = find(overlay)
         recipe = Recipe(followed, example, target, chosen, lengths, within(target, passes), config, pool)
         is_usual = lengths is None and (passes.rules, passes.lower) == (USUAL.rules, USUAL.lower)
-        with _proposing(followed.module, example, recipe.overlay) if is_usual else nullcontext():
+        with _proposing(followed.module, example, target, borders) if is_usual else nullcontext():
             traced = recipe.trace()
-        with _proposing(followed.module, example, recipe.overlay, True) if is_usual else nullcontext():
+        with _proposing(followed.module, example, target, borders, True) if is_usual else nullcontext():
             built = recipe.build(traced)
-        return Compiled(traced, built, board, recipe, seen)
+        # The programs of a family are in float32; its borders are its own.
+        return Compiled(traced, built, board, recipe, seen, borders if dynamic_shapes is None else None)
 
     if dynamic_shapes is None:
         return made(example_inputs, passes)
@@ -517,4 +565,4 @@ def compile(
     def checked(example: dict[str, Any], check: Callable[[ExportedProgram], None]) -> Compiled:
         return made(example, replace(passes, observe=_also(check, passes.observe)))
 
-    return Family(followed, example_inputs, dynamic_shapes, checked)
+    return Family(followed, example_inputs, dynamic_shapes, checked, borders)

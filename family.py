@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from .compiler import Compiled
     from .hw.sim.machine import Run
     from .rsnlib.changes import Followed
+    from .rsnlib.precision import Borders
 
 REMEMBERED = 8
 """Programs of a model that are kept."""
@@ -46,6 +47,7 @@ class Family:
 
     make: the compiler, from example inputs by name; it shows the captured graph to a function that it is given. Raises
     `UnsupportedError` for a module whose result depends on what is filled in, `TensorError` for shapes that do not fit.
+    borders: of a model whose weights are in half precision; example inputs and programs are in float32.
     """
 
     def __init__(
@@ -54,11 +56,12 @@ class Family:
         example_inputs: tuple[Any, ...] | dict[str, Any],
         shapes: Shapes,
         make: Make,
+        borders: Borders | None = None,
     ) -> None:
-        self._followed, self._seen = followed, followed.look()
-        self._model = followed.module
+        self._followed, self._seen, self._borders = followed, followed.look(), borders
+        self._model = followed.original
         """Kept, for programs that are yet to be compiled."""
-        self._arguments = Arguments(inspect.signature(followed.module.forward), example_inputs, shapes)
+        self._arguments = Arguments(inspect.signature(self._model.forward), example_inputs, shapes)
         self._make = make
         self._made: OrderedDict[tuple[int, ...], Compiled] = OrderedDict()
         self._lock = threading.RLock()
@@ -69,11 +72,14 @@ class Family:
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Raises as a call of `Compiled`, and `TensorError` for sizes beyond those listed."""
+        if self._borders is not None:
+            args, kwargs = self._borders.widened(self._arguments.signature, args, kwargs)
         call = self._filling.buckets.fit(args, kwargs)
         with self._lock:
             seen = self._follow()
             self._latest = self._program(call.taken)
-            return self._filling.buckets.cut(self._latest.call_with(seen, (), call.given), call)
+            result = self._filling.buckets.cut(self._latest.call_with(seen, (), call.given), call)
+            return result if self._borders is None else self._borders.narrowed(result)
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """The same as a call, under the name that a module has for it."""
@@ -148,7 +154,7 @@ class Family:
     @property
     def config(self) -> Any:
         """The model's, where it has one. Raises `AttributeError` otherwise."""
-        return self._followed.module.config
+        return self._model.config
 
     @property
     def last_run(self) -> Run | None:
@@ -167,7 +173,8 @@ class Family:
 
         with self._lock:
             self._follow()
-            write(path, (self._program(sizes).part(sizes) for sizes in self._every), self._filling.buckets)
+            parts = (self._program(sizes).part(sizes) for sizes in self._every)
+            write(path, parts, self._filling.buckets, self._borders)
 
     def close(self) -> None:
         """Give the boards back."""

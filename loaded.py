@@ -6,6 +6,7 @@ import os
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from inspect import Signature
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
@@ -76,7 +77,7 @@ class Loaded:
         """This model as a server, with a board of its own: requests wait in its queue and share runs. serving: how they
         wait, and what happens when the board fails. metrics: where to count, under `name`. Raises `BoardError`."""
         opened = self._open(serving or Serving(), metrics, name)
-        return Server(opened, lambda inputs: self._asked((), dict(inputs)), name, self.arguments, self.sizes)
+        return Server(opened, self._asked_by_name, name, self.arguments, self.sizes)
 
     @property
     def programs(self) -> dict[tuple[int, ...], Program]:
@@ -175,9 +176,20 @@ class Loaded:
             raise
         return opened
 
-    def _asked(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Asked:
-        """What the machine is asked for a call, and what makes the model's result of its answer."""
-        buckets = self._saved.buckets
+    def _asked_by_name(self, inputs: Mapping[str, Any]) -> Asked:
+        """For a server: what the model takes in half precision may be given in float32, which JSON is read to."""
+        if self._saved.borders is None:
+            return self._asked((), dict(inputs))
+        from .rsnlib.precision import widened_example
+
+        return self._asked((), widened_example(dict(inputs)), True)
+
+    def _asked(self, args: tuple[Any, ...], kwargs: dict[str, Any], is_widened: bool = False) -> Asked:
+        """What the machine is asked for a call, and what makes the model's result of its answer. is_widened: what the
+        model takes in half precision is given in float32."""
+        buckets, borders = self._saved.buckets, self._saved.borders
+        if borders is not None and not is_widened:
+            args, kwargs = borders.widened(self._signature, args, kwargs)
         call = Fitted(kwargs, (), ()) if buckets is None else buckets.fit(args, kwargs)
         number = self._parts[call.taken]
         part = self._saved.parts[number]
@@ -193,9 +205,15 @@ class Loaded:
             }
             with _typed():
                 result = part.host.epilogue(whole, state)
-                return result if buckets is None else buckets.cut(result, call)
+                result = result if buckets is None else buckets.cut(result, call)
+                return result if borders is None else borders.narrowed(result)
 
         return Asked(self._saved.same[number], {name: x[:n] for name, x in inputs.items()}, named, finish)
+
+    @property
+    def _signature(self) -> Signature:
+        buckets = self._saved.buckets
+        return self._saved.parts[0].host.interface.signature if buckets is None else buckets.arguments.signature
 
     def _sequences(self, part: Part, call: Fitted) -> int:
         """How many of the network's sequences belong to the call. Those behind them are copies, where the batch is the

@@ -13,7 +13,7 @@ import json
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     import torch
 
     from .rsnlib.host_part import HostPart
+    from .rsnlib.precision import Borders
 
 Json = Any
 SUFFIX = ".rsnmodel"
@@ -56,11 +57,13 @@ class Part:
 
 @dataclass(frozen=True, eq=False)
 class Saved:
-    """What is in a file. buckets: None for a model of one size. same: for each part, the number of the first one that
-    has the same weights in the same places. version: of the toolchain that wrote it."""
+    """What is in a file. buckets: None for a model of one size. borders: of a model in half precision. same: for each
+    part, the number of the first one that has the same weights in the same places. version: of the toolchain that wrote
+    it."""
 
     parts: tuple[Part, ...]
     buckets: Buckets | None
+    borders: Borders | None
     same: tuple[int, ...]
     version: str
 
@@ -97,9 +100,12 @@ def _checksum(tensor: torch.Tensor) -> str:
     return hashlib.blake2b(raw.data, digest_size=16).hexdigest()
 
 
-def write(path: str | os.PathLike[str], parts: Iterable[Part], buckets: Buckets | None) -> None:
-    """Write a model, whole or not at all. parts: one for each choice of sizes; they are asked for one by one. Raises
-    `UnsupportedError` for a host's part that cannot be written, `OSError` where the file cannot be."""
+def write(
+    path: str | os.PathLike[str], parts: Iterable[Part], buckets: Buckets | None, borders: Borders | None
+) -> None:
+    """Write a model, whole or not at all. parts: one for each choice of sizes; they are asked for one by one. borders:
+    of a model in half precision. Raises `UnsupportedError` for a host's part that cannot be written, `OSError` where
+    the file cannot be."""
     from safetensors.torch import save_file
 
     target = Path(path)
@@ -108,6 +114,7 @@ def write(path: str | os.PathLike[str], parts: Iterable[Part], buckets: Buckets 
     said: dict[str, Json] = {"format": FORMAT, "version": __version__}
     said["parts"] = [_part(part, tensors) for part in parts]
     said["buckets"] = None if buckets is None else _buckets(buckets)
+    said["borders"] = None if borders is None else asdict(borders)
     said["checksums"] = tensors.checksums
     text = json.dumps(said, allow_nan=False)
     metadata = {DESCRIPTION: text, CHECKSUM: _digest(text)}
@@ -228,7 +235,7 @@ def _saved(said: Json, tensors: Mapping[str, torch.Tensor]) -> Saved:
     buckets = None if said["buckets"] is None else _of_buckets(said["buckets"], parts)
     if buckets is None and len(parts) > 1:
         raise ValueError("it has several programs, and nothing says which is for which call")
-    return Saved(parts, buckets, same, str(said["version"]))
+    return Saved(parts, buckets, _of_borders(said["borders"], parts), same, str(said["version"]))
 
 
 def _ends(program: Program) -> list[tuple[Any, ...]]:
@@ -290,6 +297,24 @@ def _of_buckets(said: Json, parts: Sequence[Part]) -> Buckets:
         if len(buckets.cuts.get(part.sizes) or range(results)) != results:
             raise ValueError(f"the program for {part.sizes} has {results} results, and others are cut")
     return buckets
+
+
+def _of_borders(said: Json, parts: Sequence[Part]) -> Borders | None:
+    from .rsnlib.precision import HALVES, Borders
+
+    if said is None:
+        return None
+
+    def dtypes(names: Sequence[str | None]) -> tuple[str | None, ...]:
+        if any(name is not None and name not in HALVES for name in names):
+            raise ValueError(f"{names} are no types of half precision")
+        return tuple(names)
+
+    results = None if said["results"] is None else dtypes(said["results"])
+    if results is not None and any(p.host.interface.result_structure.num_leaves != len(results) for p in parts):
+        raise ValueError(f"types of {len(results)} results, of which there are others")
+    arguments = {name: dtypes(of) for name, of in said["arguments"].items()}
+    return Borders(dtypes(said["weights"]), arguments, results, dtypes([said["usual"]])[0])
 
 
 def _of_cut(said: Json, dims: int) -> Cut:

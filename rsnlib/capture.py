@@ -11,12 +11,13 @@ import sys
 import threading
 import traceback
 import warnings
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, redirect_stderr
 from dataclasses import dataclass
 from io import StringIO
 from itertools import chain
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -103,7 +104,7 @@ def capture(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> 
     try:
         model = _twin(model)
         # Without gradients, or each `with torch.no_grad()` inside the module would become a graph of its own.
-        with _turn, torch.no_grad(), preserve_node_meta(), unlogged():
+        with in_turn(), torch.no_grad(), preserve_node_meta():
             program = torch.export.export(model, args, kwargs, strict=False)
             if any(writes_in_place(node) for node in program.graph.nodes):
                 program = _without_writes(program)
@@ -134,14 +135,31 @@ def _turn_in_child() -> None:
 os.register_at_fork(after_in_child=_turn_in_child)
 
 
+@contextmanager
+def in_turn() -> Iterator[None]:
+    """For what makes torch look at a module without values: alone, and without what torch logs of it."""
+    with _turn, unlogged():
+        yield
+
+
+def tensors_of(model: nn.Module) -> Iterable[torch.Tensor]:
+    """Parameters, buffers and attributes, each once."""
+    attributes = (x for module in model.modules() for x in vars(module).values() if isinstance(x, torch.Tensor))
+    return {id(x): x for x in chain(model.parameters(), model.buffers(), attributes)}.values()
+
+
+def copied(model: nn.Module, others: Mapping[int, torch.Tensor] = MappingProxyType({})) -> nn.Module:
+    """Other modules with the same tensors, but for those that have another one in `others`, by their identity. Raises
+    whatever a copy of what the module holds raises."""
+    return copy.deepcopy(model, {id(x): others.get(id(x), x) for x in tensors_of(model)})
+
+
 def _twin(model: nn.Module) -> nn.Module:
     """Other modules with the same tensors: torch.export puts tensors without values in place of a module's own, which
     other threads may be using. The module itself where it cannot be copied."""
-    attributes = (x for module in model.modules() for x in vars(module).values() if isinstance(x, torch.Tensor))
-    tensors = {id(x): x for x in chain(model.parameters(), model.buffers(), attributes)}
     try:
-        return copy.deepcopy(model, dict(tensors))
-    except Exception:  # whatever a copy of what it holds raises
+        return copied(model)
+    except Exception:
         return model
 
 
@@ -273,8 +291,8 @@ class Interface:
     def _difference(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
         """The first argument that the example has not, or has in another form."""
         example_args, example_kwargs = pytree.tree_unflatten(list(self.arguments), self.structure)
-        known = _by_name(self.signature, example_args, example_kwargs)
-        given = _by_name(self.signature, args, kwargs)
+        known = by_name(self.signature, example_args, example_kwargs)
+        given = by_name(self.signature, args, kwargs)
         there = ", ".join(known)
         for name in given:
             if name not in known:
@@ -306,7 +324,7 @@ def as_tensor(name: str, array: npt.NDArray[Any]) -> torch.Tensor:
         raise TensorError(f"argument {name} is a NumPy array of {array.dtype}, which PyTorch has not") from None
 
 
-def _by_name(signature: inspect.Signature, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
+def by_name(signature: inspect.Signature, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
     """Arguments by name; those that a module takes by any name have their own."""
     named: dict[str, Any] = {}
     for name, value in signature.bind(*args, **kwargs).arguments.items():

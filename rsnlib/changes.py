@@ -21,7 +21,8 @@ import torch
 from torch import nn
 from torch.utils.hooks import RemovableHandle
 
-from ..isa.errors import UnsupportedError
+from ..isa.errors import TensorError, UnsupportedError
+from .precision import Widened, floating_dtypes, has_halves
 
 if TYPE_CHECKING:
     from .partition import Traced
@@ -152,7 +153,7 @@ class Followed:
     """A module whose changes are counted. Several programs of one module share it; any thread may look.
 
     It does not keep the module alive: what is gone changes no more. graphs: what programs keep of it to be made again,
-    for as long as it lives.
+    for as long as it lives. Of a module with weights in half precision, a copy in float32 is kept with it.
     """
 
     def __init__(self, module: nn.Module, checksums: bool = False) -> None:
@@ -161,16 +162,38 @@ class Followed:
         self._lock = threading.Lock()
         self._snapshot: Snapshot | None = Snapshot(module, checksums)
         self._count = self._structure = 0
+        self._dtypes = floating_dtypes(module)
+        self._is_half = has_halves(module)
+        self._widened: Widened | None = None
         self.graphs: weakref.WeakKeyDictionary[object, Callable[[], Traced]] = weakref.WeakKeyDictionary()
         weakref.finalize(module, Followed._drop, weakref.ref(self))
 
     @property
-    def module(self) -> nn.Module:
-        """Raises UnsupportedError where it is gone."""
+    def original(self) -> nn.Module:
+        """The module itself. Raises UnsupportedError where it is gone."""
         module = self._module()
         if module is None:
             raise UnsupportedError("the model that this was compiled from is gone: compile one again")
         return module
+
+    @property
+    def module(self) -> nn.Module:
+        """The module to compile: itself, or its copy in float32 as of the last look. Raises UnsupportedError where it
+        is gone, and TensorError where a weight of a model in half precision has another type than at first, so that
+        arguments and results would be of other types."""
+        original = self.original
+        if not self._is_half:
+            return original
+        with self._lock:
+            for name, dtype in floating_dtypes(original).items():
+                first = self._dtypes.get(name, dtype)
+                if first != dtype:
+                    raise TensorError(
+                        f"{name} was {first} when the model was compiled, and is {dtype}: compile it again"
+                    )
+            if self._widened is None:
+                self._widened = Widened(original)
+            return self._widened.module
 
     def look(self) -> int:
         """How often the module was found to have changed; it looks again."""
@@ -193,17 +216,19 @@ class Followed:
             self._note(Change.STRUCTURE)
 
     def _note(self, change: Change) -> None:
-        self._snapshot = Snapshot(self.module, self._checksums)
+        self._snapshot = Snapshot(self.original, self._checksums)
         self._count += 1
         if change is Change.STRUCTURE:
-            self._structure = self._count
+            self._structure, self._widened = self._count, None
+        elif self._widened is not None:
+            self._widened.update()
 
     @staticmethod
     def _drop(followed: weakref.ref[Followed]) -> None:
         """The module is gone. Without the lock: this may run in the middle of anything."""
         mine = followed()
         if mine is not None:
-            mine._snapshot = None
+            mine._snapshot = mine._widened = None
             mine.graphs.clear()
 
     def forget(self) -> None:

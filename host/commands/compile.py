@@ -85,8 +85,10 @@ def compile_command(
         from ...isa.program import Role
         from ...isa.statistics import count
         from ...model_file import SUFFIX, Part, write
+        from ...rsnlib.capture import module_of
         from ...rsnlib.models import load_spec
         from ...rsnlib.passes import Passes, within
+        from ...rsnlib.precision import Borders, Widened, widened_example
         from ...rsnlib.trace import trace
         from ...scheduler.best import Chosen
         from ...scheduler.build import build
@@ -109,6 +111,12 @@ def compile_command(
         passes = within(target, Passes(observe=observe))
         model, example = load_spec(spec, batch=batch, seq=seq, seed=seed, base=target.extends is None)
         steps.done("load the model")
+        model = module_of(model)
+        borders = Borders.of(model, example)
+        if borders is not None:
+            with steps.paused():
+                click.echo(f"warning: {borders.told}", err=True)
+            model, example = Widened(model).module, widened_example(example)
         traced = trace(model, example, passes)
         del model, example
         if lengths is not None:
@@ -119,7 +127,7 @@ def compile_command(
         if weights_path is not None:
             save_tensors(weights_path, built.weights, packed=True)
         if host is not None:
-            write(output, [Part((), built.program, built.weights, host)], None)
+            write(output, [Part((), built.program, built.weights, host)], None, borders)
         else:
             write_text(output, show(built.program))
         if schedule_out is not None:

@@ -1,0 +1,188 @@
+"""Models whose weights are float16 or bfloat16: computed in float32, converted at the borders.
+
+The machine computes in float32, so a copy of the module is compiled whose tensors are widened, which is exact.
+`Borders` says which arguments a caller gives in half precision and which results PyTorch's own model returns in it;
+behind them nothing knows of another type.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass
+from itertools import chain
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.utils import _pytree as pytree
+
+from ..isa.errors import TensorError
+from .capture import FLOAT32, as_tensor, by_name, copied, fitting, in_turn, tensors_of
+
+HALVES = {"float16": torch.float16, "bfloat16": torch.bfloat16}
+"""By name. Every value of theirs is one of float32."""
+
+Dtypes = tuple[str | None, ...]
+"""Of the leaves of a structure: "float16" or "bfloat16" for a tensor of that type, None for all else."""
+
+
+@dataclass(frozen=True)
+class Borders:
+    """Types at the borders of a model with half-precision weights; plain data.
+
+    weights: their types. arguments: by name, the types of an argument's leaves. results: those of the result's leaves;
+    None where PyTorch itself cannot run the model: then floating results get the type `usual`, None for float32.
+    """
+
+    weights: Dtypes
+    arguments: Mapping[str, Dtypes]
+    results: Dtypes | None
+    usual: str | None
+
+    @classmethod
+    def of(cls, model: nn.Module, example_inputs: tuple[Any, ...] | dict[str, Any]) -> Borders | None:
+        """None for a model without half-precision tensors. Raises as `trace` for example inputs that do not fit."""
+        count = Counter[str | None]()
+        for x in tensors_of(model):
+            if x.is_floating_point():
+                count[_half(x)] += x.numel()
+        weights = tuple(name for name in HALVES if name in count)
+        if not weights:
+            return None
+        args, kwargs, signature = fitting(model.forward, f"{type(model).__name__}.forward", example_inputs)
+        arguments = {name: _dtypes(x) for name, x in by_name(signature, args, kwargs).items()}
+        return cls(weights, arguments, _results(model, args, kwargs), count.most_common(1)[0][0])
+
+    @property
+    def told(self) -> str:
+        """What a user is told, once for each compilation."""
+        return (
+            f"the model's weights are {' and '.join(filter(None, self.weights))}: the machine computes in float32; "
+            "arguments and results are converted"
+        )
+
+    def widened(
+        self, signature: inspect.Signature, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """Arguments of a call, for the model in float32. Raises TensorError for one of another type than the
+        example's."""
+        try:
+            bound = signature.bind(*args, **kwargs)
+        except TypeError:
+            return args, kwargs  # the model's own interface says what does not fit
+        for name, value in bound.arguments.items():
+            is_any = signature.parameters[name].kind == inspect.Parameter.VAR_KEYWORD
+            bound.arguments[name] = self.named(value) if is_any else self.named({name: value})[name]
+        return bound.args, bound.kwargs
+
+    def named(self, given: Mapping[str, Any]) -> dict[str, Any]:
+        """The same for arguments by name."""
+        return {name: self._argument(name, value) for name, value in given.items()}
+
+    def narrowed(self, result: Any) -> Any:
+        """A result of the model in float32, in the types of PyTorch's model."""
+        leaves, structure = pytree.tree_flatten(result)
+        dtypes = self.results
+        if dtypes is None or len(dtypes) != len(leaves):
+            dtypes = (self.usual,) * len(leaves)
+        return pytree.tree_unflatten([_narrow(x, name) for x, name in zip(leaves, dtypes, strict=True)], structure)
+
+    def _argument(self, name: str, value: Any) -> Any:
+        leaves, structure = pytree.tree_flatten(value)
+        dtypes = self.arguments.get(name, ())
+        if len(dtypes) != len(leaves):
+            return value  # another structure than in the example, which the model's own interface says
+        return pytree.tree_unflatten([_widen(name, x, d) for x, d in zip(leaves, dtypes, strict=True)], structure)
+
+
+def widened_example(example_inputs: tuple[Any, ...] | dict[str, Any]) -> Any:
+    """Example inputs for the model in float32."""
+    return pytree.tree_map_only(torch.Tensor, lambda x: x if _half(x) is None else x.float(), example_inputs)
+
+
+class Widened:
+    """A copy of a module in float32. Tensors that are no halves are the module's own.
+
+    Raises TensorError for a module that cannot be copied.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        self._halves = [(x, _float32(x)) for x in tensors_of(model) if _half(x) is not None]
+        try:
+            self.module = copied(model, {id(x): wide for x, wide in self._halves})
+        except Exception as error:  # whatever a copy of what it holds raises
+            raise TensorError(
+                f"{type(model).__name__} has weights in half precision and cannot be copied ({error}); {FLOAT32}: "
+                "convert it first, as model.float() does"
+            ) from error
+
+    def update(self) -> None:
+        """With the numbers that the module's tensors hold now."""
+        with torch.no_grad():
+            for x, wide in self._halves:
+                wide.copy_(x)
+
+
+def floating_dtypes(model: nn.Module) -> dict[str, torch.dtype]:
+    """Of parameters and buffers, by their names."""
+    named = chain(model.named_parameters(remove_duplicate=False), model.named_buffers(remove_duplicate=False))
+    return {name: x.dtype for name, x in named if x.is_floating_point()}
+
+
+def has_halves(model: nn.Module) -> bool:
+    """Whether any of its tensors is in half precision."""
+    return any(_half(x) is not None for x in tensors_of(model))
+
+
+def _half(x: Any) -> str | None:
+    """The name of its type, if that is one of `HALVES`."""
+    return next((name for name, dtype in HALVES.items() if getattr(x, "dtype", None) == dtype), None)
+
+
+def _dtypes(x: Any) -> Dtypes:
+    return tuple(_half(leaf) for leaf in pytree.tree_leaves(x))
+
+
+def _float32(x: torch.Tensor) -> torch.Tensor:
+    """A copy that can be written to, also where this one was made for inference."""
+    with torch.inference_mode(False), torch.no_grad():
+        wide = torch.empty(x.shape, dtype=torch.float32).copy_(x)
+        return nn.Parameter(wide, requires_grad=False) if isinstance(x, nn.Parameter) else wide
+
+
+def _widen(name: str, x: Any, wanted: str | None) -> Any:
+    if wanted is None:
+        return x
+    if isinstance(x, np.ndarray):
+        x = as_tensor(name, x)
+    if isinstance(x, torch.Tensor):
+        if _half(x) != wanted:
+            raise TensorError(f"argument {name} is {x.dtype}; the example's is {HALVES[wanted]}")
+        return x.float()
+    return x
+
+
+def _narrow(x: Any, name: str | None) -> Any:
+    return x.to(HALVES[name]) if name is not None and isinstance(x, torch.Tensor) and x.is_floating_point() else x
+
+
+def _results(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Dtypes | None:
+    """What PyTorch's model returns, by tensors without values, or else by running it; None where it cannot be run."""
+
+    def without_values() -> Any:
+        twin = copied(model)  # outside of the mode, which copies what it finds
+        with in_turn(), FakeTensorMode(allow_non_fake_inputs=True) as mode:
+            by_position, by_name = pytree.tree_map_only(torch.Tensor, mode.from_tensor, (args, kwargs))
+            return twin(*by_position, **by_name)
+
+    for called in (without_values, lambda: copied(model)(*args, **kwargs)):
+        try:
+            with torch.no_grad():
+                return _dtypes(called())
+        except Exception:  # whatever a model raises
+            continue
+    return None
