@@ -14,6 +14,7 @@ import numpy as np
 
 from .buckets import Fitted
 from .host.boards import Board
+from .host.forks import forget_in_children
 from .host.runner import Runner
 from .host.serving import ALONE, Serving
 from .host.serving.arguments import Argument
@@ -60,6 +61,7 @@ class Loaded:
         self._turn = threading.Lock()
         self.last_run: Run | None = None
         """What the most recent call took on the machine."""
+        forget_in_children(self)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Host part, machine, host part. Raises `TensorError` for arguments that differ from the example's in shape or
@@ -126,6 +128,10 @@ class Loaded:
             opened, self._opened = self._opened or {}, None
         for runner in opened.values():
             runner.close()
+
+    def forget(self) -> None:
+        """In a forked process: the board that is open is the parent's, and the next call opens another one."""
+        self._turn, self._opened = threading.Lock(), None
 
     def __enter__(self) -> Self:
         return self

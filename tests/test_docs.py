@@ -17,9 +17,11 @@ from __future__ import annotations
 import json
 import os
 import re
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import closing, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -41,6 +43,7 @@ SLOW = {
     "docs/getting-started.md",
     "docs/models.md",
     "docs/rsnlib.md",
+    "docs/serving.md",
     "docs/simulator.md",
     "docs/time.md",
     "docs/tutorial.md",
@@ -126,6 +129,7 @@ class Shell:
 
     def __init__(self, folder: Path) -> None:
         self._cwd, self._exported = folder / ".cwd", folder / ".exported"
+        self._groups: list[int] = []
         self._cwd.write_text(str(folder))
         self._exported.touch()
         scripts = Path(sys.executable).parent
@@ -142,7 +146,7 @@ class Shell:
     def run(self, command: str) -> tuple[int, str]:
         """Exit code, and what is printed."""
         kept = f"code=$?\npwd > {self._cwd}\nexport -p > {self._exported}\nexit $code"
-        done = subprocess.run(
+        started = subprocess.Popen(
             ["bash", "-c", f". {self._exported}\n{command}\n{kept}"],
             cwd=self.cwd,
             env=self._environment,
@@ -150,14 +154,27 @@ class Shell:
             stderr=subprocess.STDOUT,
             stdin=subprocess.DEVNULL,
             text=True,
-            timeout=300,
+            process_group=0,
         )
-        return done.returncode, done.stdout
+        self._groups.append(started.pid)
+        printed, _ = started.communicate(timeout=300)
+        return started.returncode, printed + "\n" * (printed[-1:] not in ("", "\n"))  # as curl leaves a line open
+
+    def close(self) -> None:
+        """End what still runs in the background."""
+        for group in self._groups:
+            with suppress(ProcessLookupError):
+                os.killpg(group, signal.SIGTERM)
 
 
 def tried(page: Path, folder: Path) -> int:
     """Do what a page says; how many commands it has."""
-    shell, count = Shell(folder), 0
+    with closing(Shell(folder)) as shell:
+        return typed(page, shell)
+
+
+def typed(page: Path, shell: Shell) -> int:
+    count = 0
     for block in blocks(page):
         if block.file is not None:
             name, more = block.file

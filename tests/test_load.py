@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 import textwrap
 import threading
 from collections import OrderedDict
 from concurrent.futures import CancelledError
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -402,3 +404,56 @@ def test_changed_descriptions() -> None:
     assert outcomes.total() == 150
     assert outcomes["refused"] > 100
     assert outcomes["answers"] > 3
+
+
+def test_a_forked_process_opens_a_board_of_its_own(family: tuple[Any, Path]) -> None:
+    made, path = family
+    expected = made(**given(2, 9))["rows"]
+    with rsn.load(path) as loaded, loaded.server() as server:
+        assert torch.equal(loaded(**given(2, 9))["rows"], expected)
+        child = os.fork()
+        if not child:
+            code = 1
+            with suppress(BaseException):
+                torch.set_num_threads(1)
+                assert torch.equal(loaded(**given(2, 9))["rows"], expected)
+                try:
+                    server.submit(**given(2, 9))
+                except BoardError:
+                    code = 0
+            os._exit(code)
+        assert os.waitpid(child, 0)[1] == 0
+        assert torch.equal(server.submit(**given(2, 9)).result(60)["rows"], expected)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_half_precision(dtype: Any, tmp_path: Path) -> None:
+    """Converted at the borders, as what was compiled does; a server takes float32, too."""
+
+    class Rows(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            torch.manual_seed(0)
+            self.encoder = rsn.nn.Encoder(1, C, 2, 128)
+
+        def forward(self, x: Any, mask: Any) -> Any:
+            y = self.encoder(x, mask)
+            return {"rows": y, "first": y[:, 0].float()}
+
+    x, mask = torch.randn(2, 8, C, dtype=dtype), torch.ones(2, 8, dtype=torch.long)
+    dims = {0: rsn.Batch(1, 2), 1: rsn.Length(8)}
+    with pytest.warns(UserWarning, match="arguments and results are converted"):
+        made = rsn.compile(Rows().to(dtype).eval(), {"x": x, "mask": mask}, dynamic_shapes={"x": dims, "mask": dims})
+    made.save(tmp_path / "x.rsnmodel")
+    expected = made(x=x[:, :5], mask=mask[:, :5])
+    assert (expected["rows"].dtype, expected["first"].dtype) == (dtype, torch.float32)
+    with rsn.load(tmp_path / "x.rsnmodel") as loaded, loaded.server() as server:
+        assert [a.dtype for a in loaded.arguments] == ["float32", "int64"]
+        assert equal(loaded(x=x[:, :5], mask=mask[:, :5]), expected)
+        with pytest.raises(TensorError, match=f"argument x is torch.float32; the example's is {dtype}"):
+            loaded(x=x[:, :5].float(), mask=mask[:, :5])
+        for given in (x[:, :5], x[:, :5].float(), x[:, :5].float().numpy()):
+            assert equal(server.submit(x=given, mask=mask[:, :5]).result(60), expected)
+    with rsn.compile(Rows().to(dtype).eval(), (x, mask)) as one:
+        one.save(tmp_path / "one.rsnmodel")
+        assert equal(rsn.load(tmp_path / "one.rsnmodel")(x, mask), one(x, mask))
