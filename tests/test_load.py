@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 import textwrap
@@ -415,6 +416,7 @@ def test_a_forked_process_opens_a_board_of_its_own(family: tuple[Any, Path]) -> 
         if not child:
             code = 1
             with suppress(BaseException):
+                signal.alarm(120)
                 torch.set_num_threads(1)
                 assert torch.equal(loaded(**given(2, 9))["rows"], expected)
                 try:
