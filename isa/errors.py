@@ -102,3 +102,11 @@ class BoardError(RsnError):
     """The board or the environment is at fault, not the program."""
 
     exit_code = 3
+
+
+class BoardBusy(BoardError):
+    """Another process, or another runner of this one, has the device."""
+
+
+class BoardMemory(BoardError):
+    """The device has no room for a buffer."""

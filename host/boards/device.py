@@ -10,23 +10,17 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
+from ...isa.errors import BoardBusy as BoardBusy
 from ...isa.errors import BoardError
+from ...isa.errors import BoardMemory as BoardMemory
 from ...isa.packet import Words
 from .profile import Profile
 
 Bytes = npt.NDArray[np.uint8]
 
 
-class BoardBusy(BoardError):
-    """Another process, or another runner of this one, has the device."""
-
-
 class BoardLost(BoardError):
     """The device is gone, or no longer answers."""
-
-
-class BoardMemory(BoardError):
-    """The device has no room for a buffer."""
 
 
 class BoardMismatch(BoardError):

@@ -20,7 +20,7 @@ from ... import __version__
 from ...isa.errors import BoardError, MissingError, RsnError, TensorError, require
 from .arguments import Argument
 from .health import Health, State
-from .http_json import NotJson, NotTheForm, dtype_of, read_question, write_json
+from .http_json import Form, NotJson, NotTheForm, Tensors, write_json
 from .policy import QueueFull, RequestTimeout
 
 try:
@@ -75,9 +75,9 @@ class Server(Protocol):
     def health(self) -> Health: ...
 
     def ask(self, inputs: Mapping[str, Any], *, timeout: float | None = None, wait: float | None = None) -> Future[Any]:
-        """inputs: a NumPy array for each argument. timeout: seconds until the answer is `RequestTimeout`. wait: seconds
-        for room in the queue. Raises `TensorError` for inputs that do not fit, and `QueueFull`; the future has the
-        model's result, or `RequestTimeout`, `BoardError` or another `RsnError`."""
+        """inputs: by argument, as the form reads them: NumPy arrays. timeout: seconds until the answer is
+        `RequestTimeout`. wait: seconds for room in the queue. Raises `TensorError` for inputs that do not fit, and
+        `QueueFull`; the future has the model's result, or `RequestTimeout`, `BoardError` or another `RsnError`."""
 
     def close(self) -> None:
         """Finish what was asked, and give the board back."""
@@ -94,24 +94,27 @@ class _Gone(Exception):
 def application(
     server: Server,
     *,
+    form: Form | None = None,
     registry: CollectorRegistry | None = None,
     timeout_s: float = TIMEOUT_S,
     limit_bytes: int = LIMIT_BYTES,
 ) -> Any:
     """The ASGI application. It does not close the server.
 
-    registry: whose figures /metrics shows; without, there is no such path. timeout_s: the most seconds that a request
-    may wait and run; also for its body to arrive. limit_bytes: of a body. Raises `UnsupportedError` for an argument
-    whose dtype JSON cannot hold.
+    form: of bodies; without, `http_json.Tensors`. registry: whose figures /metrics shows; without, there is no such
+    path. timeout_s: the most seconds that a request may wait and run; also for its body to arrive. limit_bytes: of a
+    body. Raises `UnsupportedError` for an argument whose dtype JSON cannot hold.
     """
-    for argument in server.arguments:
-        dtype_of(argument)
-    return _Service(server, registry, timeout_s, limit_bytes).application()
+    form = form or Tensors(server.arguments)
+    return _Service(server, form, registry, timeout_s, limit_bytes).application()
 
 
 class _Service:
-    def __init__(self, server: Server, registry: CollectorRegistry | None, timeout_s: float, limit_bytes: int) -> None:
+    def __init__(
+        self, server: Server, form: Form, registry: CollectorRegistry | None, timeout_s: float, limit_bytes: int
+    ) -> None:
         self._server = server
+        self._form = form
         self._registry = registry
         self._timeout_s = timeout_s
         self._limit = limit_bytes
@@ -200,10 +203,10 @@ class _Service:
             asked.cancel()  # also what the server has queued; nothing to what is done
         if asked.cancelled():
             raise BoardError("the server was closed")
-        return await loop.run_in_executor(self._threads, write_json, {"outputs": asked.result()})
+        return await loop.run_in_executor(self._threads, self._form.write, asked.result())
 
     def _ask(self, body: bytes, gone: asyncio.Task[None]) -> Future[Any]:
-        question = read_question(body, self._server.arguments)
+        question = self._form.read(body)
         if gone.done():
             raise _Gone
         timeout = min(question.timeout or self._timeout_s, self._timeout_s)

@@ -11,7 +11,7 @@ import json
 import math
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -46,10 +46,36 @@ class NotTheForm(RsnError, ValueError):
 
 @dataclasses.dataclass(frozen=True)
 class Question:
-    """A request. timeout: seconds, None where it does not say."""
+    """A request. inputs: what the server is asked. timeout: seconds, None where it does not say."""
 
-    inputs: Mapping[str, Tensor]
+    inputs: Mapping[str, Any]
     timeout: float | None
+
+
+class Form(Protocol):
+    """What the bodies of requests and of answers are. Its methods are called from any thread."""
+
+    def read(self, body: bytes) -> Question:
+        """Raises `NotJson`, `NotTheForm`, and `TensorError`."""
+
+    def write(self, result: Any) -> bytes:
+        """A model's result, in JSON. Raises `UnsupportedError`."""
+
+
+class Tensors:
+    """The form for any model: its arguments by name, and its result."""
+
+    def __init__(self, arguments: Sequence[Argument]) -> None:
+        """Raises `UnsupportedError` for an argument whose dtype JSON cannot hold."""
+        for argument in arguments:
+            dtype_of(argument)
+        self._arguments = tuple(arguments)
+
+    def read(self, body: bytes) -> Question:
+        return read_question(body, self._arguments)
+
+    def write(self, result: Any) -> bytes:
+        return write_json({"outputs": result})
 
 
 # -- requests
@@ -58,23 +84,28 @@ class Question:
 def read_question(body: bytes, arguments: Sequence[Argument]) -> Question:
     """Raises `NotJson`, `NotTheForm`, and `TensorError` that names the argument that does not fit. Sizes are the
     server's business: an argument has the dtype and the number of dimensions that it should have, no more."""
+    inputs, timeout = read_fields(body, "inputs", FORM)
+    if not isinstance(inputs, dict):
+        raise NotTheForm(f'"inputs" is {kind_of(inputs)}, not an object with the arguments by name')
+    check_names(arguments, inputs)
+    return Question({a.name: read_array(a, inputs[a.name]) for a in arguments}, timeout)
+
+
+def read_fields(body: bytes, name: str, form: str) -> tuple[Any, float | None]:
+    """Of an object of JSON, the member `name` and "timeout_s", which may be left out; there may be no others. form:
+    what the body should be, for messages. Raises `NotJson` and `NotTheForm`."""
     fields = _parsed(body)
     if not isinstance(fields, dict):
-        raise NotTheForm(f"the body is {_kind(fields)}; it should be {FORM}")
-    for name in fields:
-        if name not in ("inputs", "timeout_s"):
-            raise NotTheForm(f"the body has {_quoted(name)}, which means nothing; it should be {FORM}")
-    if "inputs" not in fields:
-        raise NotTheForm(f'the body has no "inputs"; it should be {FORM}')
-    inputs = fields["inputs"]
-    if not isinstance(inputs, dict):
-        raise NotTheForm(f'"inputs" is {_kind(inputs)}, not an object with the arguments by name')
+        raise NotTheForm(f"the body is {kind_of(fields)}; it should be {form}")
+    for other in fields:
+        if other not in (name, "timeout_s"):
+            raise NotTheForm(f"the body has {_quoted(other)}, which means nothing; it should be {form}")
+    if name not in fields:
+        raise NotTheForm(f'the body has no "{name}"; it should be {form}')
     timeout = fields.get("timeout_s")
     if timeout is not None and (type(timeout) not in (int, float) or not 0 < timeout < math.inf):
-        raise NotTheForm(f'"timeout_s" is {_value(timeout)}; it should be a number of seconds above 0')
-    check_names(arguments, inputs)
-    arrays = {a.name: read_array(a, inputs[a.name]) for a in arguments}
-    return Question(arrays, None if timeout is None else _float(timeout))
+        raise NotTheForm(f'"timeout_s" is {value_of(timeout)}; it should be a number of seconds above 0')
+    return fields[name], None if timeout is None else _float(timeout)
 
 
 def _parsed(body: bytes) -> Any:
@@ -188,13 +219,13 @@ def _fits(value: float, dtype: np.dtype[np.generic]) -> bool:
 def _wrong(argument: Argument, number: int, shape: tuple[int, ...], value: Any, wanted: str) -> TensorError:
     """number: of the value among all of its level, whose sizes are in shape."""
     place = "".join(f"[{i}]" for i in np.unravel_index(number, shape)) if shape else ""
-    return TensorError(f"{shown(argument.name)}{place} is {_value(value)}; it should be {wanted} ({argument})")
+    return TensorError(f"{shown(argument.name)}{place} is {value_of(value)}; it should be {wanted} ({argument})")
 
 
-def _value(value: Any) -> str:
+def value_of(value: Any) -> str:
     """Of JSON, in a message."""
     if type(value) in (list, dict) or value is None or type(value) is bool:
-        return _kind(value)
+        return kind_of(value)
     if isinstance(value, int) and abs(value) >= 10**LONGEST_SHOWN:
         return "a whole number of more than 100 digits"
     if isinstance(value, float) and math.isinf(value):
@@ -206,7 +237,8 @@ def _quoted(text: str) -> str:
     return repr(text) if len(text) <= LONGEST_SHOWN else f"{text[:LONGEST_SHOWN]!r}..."
 
 
-def _kind(value: Any) -> str:
+def kind_of(value: Any) -> str:
+    """Of a value of JSON, in a message."""
     match value:
         case None:
             return "null"
