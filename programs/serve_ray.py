@@ -1,337 +1,565 @@
-"""The sentence encoder behind HTTP: Ray Serve with a replica per board.
+"""Saved models behind HTTP on several boards: a server on each, which Ray Serve places and restarts.
 
-    python -m rsn.programs.serve_ray --boards vck190@xrt:0 vck190@xrt:1
+    python -m rsn.programs.serve_ray bert.rsnmodel --boards vck190@xrt:0 vck190@xrt:1
+    curl localhost:8000 -d '{"inputs": {"input_ids": [[101, 2023, 102]], "attention_mask": [[1, 1, 1]]}}'
+
+    python -m rsn.programs.serve_ray                # the sentence encoder of the demo, on two simulated boards
     curl localhost:8000 -d '{"sentences": ["The cat sits on the mat."]}'    # one vector each, 384 numbers of length 1
-    curl localhost:8000                                                     # health, and what the start took
 
-Needs the extras `torch` and `ray`. Ray places the replicas, routes requests, restarts what fails its health check and,
-with --least, starts and stops replicas by load. A replica takes the first board of the list that is free, and has one
-runner for each model: what several clients send at a time shares runs. The first model is loaded before a replica is
-ready, others when they are first asked for (HTTP header serve_multiplexed_model_id; Ray prefers replicas that have it).
-A model's programs and weights stay on the board while there is room; else those that were not used for longest make
-way, and are uploaded again when needed.
+Needs the extras `torch` and `ray`. This process takes the requests, with the HTTP interface of `rsn serve`.
+Each board has a process of its own, a replica of Ray's, which loads the files and takes the first board of the list
+that is free. A request whose replica dies is asked again on another one. Ray starts another replica for one that died
+or whose board stays down, and with --least, starts and stops replicas by load.
+
+Of several models the HTTP header serve_multiplexed_model_id names the one that is asked, the first if there is none.
+They stay on a board while there is room; else those that were not used for longest make way.
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
+import contextlib
 import logging
+import os
 import sys
+import tempfile
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
-import numpy as np
-import torch
-
-from ..host.boards.device import BoardBusy, BoardMemory
-from ..host.runner import Result, Runner
-from ..host.serving import QueueFull, RequestTimeout, Serving, State
-from ..isa.errors import BoardError, MissingError, RsnError, TensorError
-from ..isa.overlays import find
-from ..isa.program import Program
-from ..rsnlib.partition import Traced
-from ..rsnlib.trace import trace
-from ..scheduler.build import build
-from ..scheduler.schedule import PAPER
-from . import minilm
+from .. import errors, load
+from ..host.serving import Health, QueueFull, RequestTimeout, Serving, State
+from ..host.serving.arguments import Argument
+from ..host.serving.http import LIMIT_BYTES, application, listener
+from ..host.serving.http import Server as HttpServer
+from ..host.serving.http import serve as serve_http
+from ..host.serving.http_json import Form, write_json
+from .sentences import LIMIT_BYTES as SENTENCES_LIMIT_BYTES
+from .sentences import SentenceForm, Sentences, Tokenizer, save
 
 try:
     import ray
     from ray import serve
+    from ray.exceptions import NodeDiedError, ObjectLostError, RayActorError, TaskCancelledError, WorkerCrashedError
+    from ray.serve.exceptions import BackPressureError, DeploymentUnavailableError, ReplicaUnavailableError
 except ImportError:
     missing = "serving with Ray takes ray, which is not installed: pip install 'ray[serve]'"
     if __name__ == "__main__":
         print(f"rsn.programs.serve_ray: {missing}", file=sys.stderr)
-        sys.exit(MissingError.exit_code)
-    raise MissingError(missing) from None
+        sys.exit(errors.MissingError.exit_code)
+    raise errors.MissingError(missing) from None
 
-log = logging.getLogger("ray.serve")
-
-Load = Callable[[], tuple[Any, Any]]
-"""Makes a model, (input_ids, attention_mask) to one vector a sentence, and its tokenizer, text to input_ids."""
+log = logging.getLogger("rsn.ray")
 
 BOARD = "rsn_board"
 """Ray's name for a board as a resource: nodes of a cluster say how many they have, ray start --resources=..."""
+HEADER = b"serve_multiplexed_model_id"
+APPLICATION = "rsn"
+DIED = (
+    RayActorError,
+    ReplicaUnavailableError,
+    TaskCancelledError,
+    WorkerCrashedError,
+    NodeDiedError,
+    ObjectLostError,
+)
+"""What the caller of a replica sees when that ends before it has answered."""
+PAUSES_S = (0.0, 0.05, 0.5)
+"""Before a request is asked, and asked again: so often at most, since it might be what the replicas die of."""
+GRACE_S = 1.0
+"""A replica answers what takes too long itself; after so many seconds more it counts as hanging."""
+POLL_S = 1.0
+POLL_LIMIT_S = 5.0
 
 
 @dataclass(frozen=True)
 class Settings:
-    """shapes: (sentences, tokens) of the programs of a model. memory: bytes of a board for all its models, None where
-    that is not to be counted. timeout_s: for a request. metrics: whether a replica serves its figures to Prometheus, on
-    a free port of its node."""
+    """models: files, by name; the first is loaded before a replica is ready, others when they are first asked for.
+    boards: a replica each. least: replicas that run without load, None for all. timeout_s: the most for a request."""
 
-    models: Mapping[str, Load]
-    boards: Sequence[str] = ("sim",)
-    shapes: Sequence[tuple[int, int]] = ((1, 128), (8, 128))
-    memory: int | None = None
+    models: Mapping[str, str]
+    boards: Sequence[Any] = ("sim",)
+    least: int | None = None
     timeout_s: float = 60.0
-    metrics: bool = False
     serving: Serving = field(default_factory=lambda: Serving(max_wait_s=0.002))
 
 
-class Encoder:
-    """A model in three parts: PyTorch before the machine, programs for it, PyTorch after it."""
-
-    def __init__(self, load: Load, shapes: Sequence[tuple[int, int]]) -> None:
-        began = time.perf_counter()
-        self._model, self._tokenizer = load()
-        loaded = time.perf_counter()
-        lengths = sorted({rows for _, rows in shapes})
-        self._hosts = {rows: self._traced(1, rows) for rows in lengths}
-        made = [
-            build(
-                (self._hosts[rows] if batch == 1 else self._traced(batch, rows)).network, find("xnn"), PAPER
-            )
-            for batch, rows in shapes
-        ]  # fmt: skip
-        self.programs: list[Program] = [b.program for b in made]
-        self.weights = made[0].weights
-        self.bytes = sum(4 * p.bank_size(bank) for p in self.programs for bank in p.overlay.banks)
-        """Of a board."""
-        self.cold_start_s = {"load": loaded - began, "compile": time.perf_counter() - loaded}
-
-    def _traced(self, batch: int, rows: int) -> Traced:
-        ones = torch.ones(batch, rows, dtype=torch.long)
-        return trace(self._model, {"input_ids": ones, "attention_mask": ones})
-
-    def before(self, sentence: str) -> tuple[dict[str, Any], Callable[[Result], list[float]]]:
-        """What the machine is asked, of no more rows than the sentence has tokens, and what to make of its answer.
-        Raises `TensorError` for a sentence that is too long."""
-        ids = self._tokenizer(sentence)["input_ids"]
-        rows = next((rows for rows in self._hosts if rows >= len(ids)), None)
-        if rows is None:
-            raise TensorError(f"a sentence of {len(ids)} tokens; these programs take up to {max(self._hosts)}")
-        padded, mask = torch.zeros(2, 1, rows, dtype=torch.long)
-        padded[0, : len(ids)] = torch.tensor(ids)
-        mask[0, : len(ids)] = 1
-        host = self._hosts[rows].host
-        inputs, _, state = host.prologue(input_ids=padded, attention_mask=mask)
-
-        def after(result: Result) -> list[float]:
-            whole = {n: np.pad(y, ((0, 0), (0, rows - len(ids)), (0, 0))) for n, y in result.outputs.items()}
-            vector: list[float] = host.epilogue(whole, state)[0].tolist()
-            return vector
-
-        return {name: x[:, : len(ids)] for name, x in inputs.items()}, after
+# -- in a process of its own: a board
 
 
 class Replica:
-    """What runs in one of Ray's processes: one board, and the models that were asked for."""
+    """One board, and servers of the models that were asked for."""
 
     FAILING_S = 60.0
     """So long a board may be down before Ray is told to start another replica."""
 
     def __init__(self, settings: Settings) -> None:
+        """Raises `BoardBusy` and `BoardMemory` of the last board, where none is free, and `BoardError`."""
         self._settings = settings
-        self._board: str | None = None
         self._lock = threading.Lock()
-        self._encoders: dict[str, Encoder] = {}
-        self._runners: OrderedDict[str, Runner] = OrderedDict()
+        self._models: dict[str, Any] = {}
+        self._servers: OrderedDict[str, Any] = OrderedDict()
         """Open ones; last the one that was used last."""
-        self._metrics: Any = None
-        self._address = ""
-        if settings.metrics:
-            from prometheus_client import start_http_server
+        self._cold_start_s: dict[str, dict[str, float]] = {}
+        self._registry, self._metrics = _figures()
+        first = next(iter(settings.models))
+        no_room: errors.BoardError = errors.BoardBusy("there is no board")
+        for self._board in settings.boards:
+            try:
+                self.load(first)
+            except (errors.BoardBusy, errors.BoardMemory) as e:
+                no_room = e
+                del self._models[first]
+            else:
+                return
+        raise no_room
 
-            from ..host.serving.metrics import Metrics
-
-            self._metrics = Metrics()
-            server, _ = start_http_server(0)
-            self._address = f"http://{ray.util.get_node_ip_address()}:{server.server_port}/metrics"
-
-        self.load(next(iter(settings.models)))
-
-    def load(self, model: str) -> Encoder:
-        """What is there already, or what is made now."""
-        if model in self._encoders:
-            return self._encoders[model]
-        encoder = Encoder(self._settings.models[model], self._settings.shapes)
-        self._encoders[model] = encoder
-        with self._lock:
-            self._opened(model)
-        log.info("%s: cold start %s", model, {k: round(s, 2) for k, s in encoder.cold_start_s.items()})
-        return encoder
-
-    def _opened(self, model: str) -> Runner:
-        """The model's runner; others make way where there is no room for all. The lock is the caller's."""
-        if model in self._runners:
-            self._runners.move_to_end(model)
-            return self._runners[model]
-        encoder, memory = self._encoders[model], self._settings.memory
-        if memory is not None:
-            if encoder.bytes > memory:
-                raise BoardMemory(f"{model} needs {encoder.bytes} bytes of a board, which has {memory}")
-            while encoder.bytes + sum(self._encoders[m].bytes for m in self._runners) > memory:
-                self._make_way()
+    def load(self, model: str) -> None:
+        """If it is not there already."""
+        if model in self._models:
+            return
         began = time.perf_counter()
-        while True:
-            for board in [self._board] if self._board else self._settings.boards:
-                try:
-                    self._runners[model] = Runner(
-                        encoder.programs, weights=encoder.weights, board=board, serving=self._settings.serving,
-                        metrics=self._metrics, name=model,
-                    )  # fmt: skip
-                except (BoardBusy, BoardMemory) as e:
-                    no_room = e
-                else:
-                    self._board = board
-                    encoder.cold_start_s["open"] = time.perf_counter() - began
-                    return self._runners[model]
-            if not self._runners:
-                raise no_room
-            self._make_way()
+        loaded = load(self._settings.models[model], board=self._board)
+        read = time.perf_counter()
+        with self._lock:
+            if model in self._models:
+                return
+            self._models[model] = loaded
+            self._opened(model)
+        self._cold_start_s[model] = {"load": read - began, "open": time.perf_counter() - read}
+
+    def _opened(self, model: str) -> Any:
+        """The model's server; others make way where there is no room for all. The lock is the caller's."""
+        while model not in self._servers:
+            try:
+                self._servers[model] = self._models[model].server(
+                    self._settings.serving, metrics=self._metrics, name=model
+                )
+            except (errors.BoardBusy, errors.BoardMemory):
+                if not self._servers:
+                    raise
+                self._make_way()
+        self._servers.move_to_end(model)
+        return self._servers[model]
 
     def _make_way(self) -> None:
-        _, runner = self._runners.popitem(last=False)
-        runner.close()
+        _, server = self._servers.popitem(last=False)
+        server.close()
 
-    def ask(self, model: str, sentences: Sequence[str]) -> list[tuple[Any, Callable[[Result], list[float]]]]:
-        """Queue them; a future for each, and what to make of it. All or none."""
-        parts = [self._encoders[model].before(s) for s in sentences]
-        asked: list[tuple[Any, Callable[[Result], list[float]]]] = []
-        with self._lock:
-            runner = self._opened(model)
-            try:
-                for inputs, after in parts:
-                    # no waiting for room: Ray has queues of its own, and other replicas
-                    asked.append((runner.submit(inputs, timeout=self._settings.timeout_s, wait=0), after))
-            except RsnError:
-                for future, _ in asked:
-                    future.cancel()
-                raise
-        return asked
-
-    async def encode(self, model: str, sentences: Sequence[str]) -> list[list[float]]:
-        asked = await asyncio.to_thread(self.ask, model, sentences)
-        results = await asyncio.gather(*(asyncio.wrap_future(future) for future, _ in asked))
-        return await asyncio.to_thread(lambda: [after(r) for (_, after), r in zip(asked, results, strict=True)])
+    def submit(self, model: str, inputs: Mapping[str, Any], timeout: float) -> Future[Any]:
+        """As `Server.ask`, of a model that is loaded."""
+        with self._lock:  # until it is queued the server must stay
+            # no waiting for room: Ray has a queue of its own, and other replicas
+            answer: Future[Any] = self._opened(model).ask(inputs, timeout=timeout, wait=0.0)
+        return answer
 
     def status(self) -> dict[str, Any]:
+        """JSON, for people."""
         return {
-            "replica": serve.get_replica_context().replica_id.unique_id,
-            "board": self._board,
-            "metrics": self._address or None,
+            "process": os.getpid(),
+            "board": str(self._board),
             "models": {
                 name: {
-                    "cold_start_s": {k: round(s, 3) for k, s in encoder.cold_start_s.items()},
-                    "bytes": encoder.bytes,
-                    "resident": name in self._runners,
-                    "health": vars(self._runners[name].health) if name in self._runners else None,
+                    "cold_start_s": {what: round(s, 3) for what, s in self._cold_start_s.get(name, {}).items()},
+                    "resident": (server := self._servers.get(name)) is not None,
+                    "health": None if server is None else vars(server.health),
                 }
-                for name, encoder in list(self._encoders.items())
+                for name in list(self._models)
             },
         }
 
+    def figures(self) -> str:
+        """For Prometheus; "" without prometheus_client."""
+        if self._registry is None:
+            return ""
+        from prometheus_client import generate_latest
+
+        return generate_latest(self._registry).decode()
+
     def check_health(self) -> None:
         """Ray's: raises where a new replica is called for."""
-        for name, runner in list(self._runners.items()):
-            health = runner.health
+        for name, server in list(self._servers.items()):
+            health = server.health
             if health.state is State.FAILING and time.time() - health.since > self.FAILING_S:
-                raise BoardError(f"{name} on {self._board}: {health.error}")
+                raise errors.BoardError(f"{name} on {self._board}: {health.error}")
 
     def close(self) -> None:
         with self._lock:
-            while self._runners:
+            while self._servers:
                 self._make_way()
 
 
-STATUS: tuple[tuple[type[RsnError], int], ...] = (
-    (RequestTimeout, 504),
-    (QueueFull, 503),
-    (BoardError, 503),
-    (TensorError, 422),
-    (RsnError, 500),
-)
+def _figures() -> tuple[Any, Any]:
+    """A registry of Prometheus with its `Metrics`; (None, None) where prometheus_client is not installed."""
+    try:
+        from prometheus_client import CollectorRegistry
 
-SENTENCES = 256
-"""That a request may have."""
+        from ..host.serving.metrics import Metrics
+    except ImportError:
+        return None, None
+    registry = CollectorRegistry()
+    return registry, Metrics(registry)
 
 
-def application(settings: Settings, least: int | None = None) -> serve.Application:
-    """For `serve.run`. least: replicas that run without load; None for one on each board at all times."""
+def deployment(settings: Settings) -> serve.Application:
+    """The replicas, for `serve.run`."""
     boards = len(settings.boards)
-    default = next(iter(settings.models))
 
-    class Encoders(Replica):
+    class OfRay(Replica):
+        """Its methods run in Ray's event loop."""
+
         @serve.multiplexed(max_num_models_per_replica=-1)  # type: ignore[untyped-decorator]
-        async def encoder(self, model: str) -> Encoder:
-            return await asyncio.to_thread(self.load, model)
+        async def model(self, name: str) -> str:
+            """Ray prefers replicas that have called this with the request's model."""
+            await asyncio.to_thread(self.load, name)
+            return name
 
-        async def __call__(self, request: Any) -> Any:
-            from starlette.responses import JSONResponse
+        async def ask(self, inputs: Mapping[str, Any], timeout: float) -> Any:
+            """The result, or the error: one that is raised would come back with a traceback."""
+            ends = time.monotonic() + timeout
+            try:
+                name = await self.model(serve.get_multiplexed_model_id())
+                left = ends - time.monotonic()
+                if left <= 0:
+                    raise RequestTimeout(f"no answer in {timeout:g} s: the model took that long to load")
+                return await asyncio.wrap_future(await asyncio.to_thread(self.submit, name, inputs, left))
+            except errors.RsnError as e:
+                return _plain(e)
 
-            if request.method == "GET":
-                return JSONResponse(self.status())
-            model = serve.get_multiplexed_model_id() or default
-            if model not in settings.models:
-                known = ", ".join(settings.models)
-                return JSONResponse({"error": f"no model {model!r}; there are {known}"}, 404)
-            try:
-                sentences = (await request.json())["sentences"]
-                if not all(isinstance(s, str) for s in sentences) or not 1 <= len(sentences) <= SENTENCES:
-                    raise ValueError
-            except (ValueError, TypeError, KeyError, RecursionError):
-                wanted = f'{{"sentences": [...]}}, 1 to {SENTENCES} strings'
-                return JSONResponse({"error": f"the body is not {wanted}"}, 400)
-            try:
-                await self.encoder(model)
-                embeddings = await self.encode(model, sentences)
-            except RsnError as e:
-                code = next(code for kind, code in STATUS if isinstance(e, kind))
-                return JSONResponse({"error": f"{type(e).__name__}: {e}"}, code)
-            return {"model": model, "board": self._board, "embeddings": embeddings}
+        async def report(self) -> tuple[str, dict[str, Any], str]:
+            """Name, status and figures."""
+            name = serve.get_replica_context().replica_id.unique_id
+            return name, await asyncio.to_thread(self.status), await asyncio.to_thread(self.figures)
 
         def __del__(self) -> None:
-            self.close()
+            if hasattr(self, "_servers"):
+                self.close()
 
     scale: dict[str, Any] = {"num_replicas": boards}
-    if least is not None:
-        scale = {"autoscaling_config": {"min_replicas": least, "max_replicas": boards}}
-    deployment = serve.deployment(
-        Encoders,
-        name="encoders",
-        ray_actor_options={"resources": {BOARD: 1}},
+    if settings.least is not None:
+        scale = {"autoscaling_config": {"min_replicas": settings.least, "max_replicas": boards}}
+    made = serve.deployment(
+        OfRay,
+        name="boards",
+        ray_actor_options={"num_cpus": 0, "resources": {BOARD: 1}},
         max_ongoing_requests=settings.serving.queue,
+        max_queued_requests=settings.serving.queue,
+        logging_config={"enable_access_log": False},
         **scale,
     )
-    return deployment.bind(settings)
+    return made.bind(settings)
 
 
-def main() -> None:
-    """Serve until interrupted."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--boards", nargs="+", default=["sim", "sim"], help="one replica each [default: sim sim]")
-    parser.add_argument("--host", default="127.0.0.1")
-    parser.add_argument("--port", type=int, default=8000)
-    parser.add_argument("--timeout", type=float, default=60.0, help="seconds for a request")
-    parser.add_argument("--memory-gb", type=float, help="of a board, for all its models")
-    parser.add_argument("--least", type=int, help="replicas that run without load [default: all]")
-    parser.add_argument("--metrics", action="store_true", help="let replicas serve their figures to Prometheus")
-    parser.add_argument("--cluster", help="address of a cluster that runs; its nodes have resources " + BOARD)
-    given = parser.parse_args()
-    if given.cluster:
-        ray.init(address=given.cluster)
+KINDS = (RequestTimeout, QueueFull, errors.TensorError, errors.BoardError)
+
+
+def _plain(error: errors.RsnError) -> errors.RsnError:
+    """One that can be pickled, of the kinds that HTTP tells apart."""
+    kind: type[errors.RsnError] = next((kind for kind in KINDS if isinstance(error, kind)), errors.RsnError)
+    return kind(str(error))
+
+
+# -- in the process that takes the requests
+
+
+class Replicas:
+    """Asks the replicas, and watches them. handle: Ray's, of `deployment`."""
+
+    def __init__(self, handle: Any, settings: Settings) -> None:
+        self._handle, self._boards = handle, len(settings.boards)
+        self._least = self._boards if settings.least is None else settings.least
+        self.health = Health()
+        self.known: dict[str, tuple[dict[str, Any], str]] = {}
+        """By the name of a replica, its status and figures, as of the last second."""
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, name="rsn-ray", daemon=True)
+        self._thread.start()
+        self._watch = asyncio.run_coroutine_threadsafe(self._watching(), self._loop)
+
+    def ask(self, model: str, inputs: Mapping[str, Any], timeout: float) -> Future[Any]:
+        return asyncio.run_coroutine_threadsafe(self._answer(model, inputs, timeout), self._loop)
+
+    async def _answer(self, model: str, inputs: Mapping[str, Any], timeout: float) -> Any:
+        ends = time.monotonic() + timeout
+        for pause in PAUSES_S:
+            await asyncio.sleep(pause)
+            left = ends - time.monotonic()
+            if left <= 0:
+                break
+            try:
+                answer = await self._once(model, inputs, left)
+            except TimeoutError:
+                break
+            except DIED as e:
+                log.warning("%s: a replica died under a request: %s", model, type(e).__name__)
+                continue
+            except BackPressureError:
+                raise QueueFull("as many requests wait for a replica as may, and none was taken") from None
+            except DeploymentUnavailableError:
+                raise errors.BoardError("no replica could be started; its log says why") from None
+            if isinstance(answer, RequestTimeout):
+                break
+            if isinstance(answer, errors.RsnError):
+                raise answer
+            return answer
+        else:
+            raise errors.BoardError(f"{len(PAUSES_S)} replicas died under this request")
+        raise RequestTimeout(f"no answer in {timeout:g} s")
+
+    async def _once(self, model: str, inputs: Mapping[str, Any], left: float) -> Any:
+        response = self._handle.options(multiplexed_model_id=model).ask.remote(inputs, left)
+        done = False
+        try:
+            async with asyncio.timeout(left + GRACE_S):
+                answer = await response
+            done = True
+            return answer
+        finally:
+            if not done:
+                response.cancel()
+
+    async def _watching(self) -> None:
+        while True:
+            try:
+                async with asyncio.timeout(POLL_LIMIT_S):
+                    reports = await self._handle.broadcast("report").results_async(return_exceptions=True)
+            except TimeoutError:
+                # One hangs, and so does the answer of all. Ray's own check will find it.
+                self._now(State.DEGRADED, "a replica does not answer")
+            except Exception as e:  # there is no replica, or Ray is at its end
+                self.known = {}
+                self._now(State.FAILING, f"no replica: {type(e).__name__}")
+            else:
+                self.known = {r[0]: r[1:] for r in reports if not isinstance(r, BaseException)}
+                self._judge()
+            await asyncio.sleep(POLL_S)
+
+    def _judge(self) -> None:
+        """Ready with all replicas that there should be, all ready; failing where none could answer."""
+        healths = {
+            name: [m["health"] for m in status["models"].values() if m["health"]]
+            for name, (status, _) in self.known.items()
+        }
+        down = [h for of in healths.values() for h in of if h["state"] not in (State.READY, State.DEGRADED)]
+        up = sum(all(h["state"] in (State.READY, State.DEGRADED) for h in of) for of in healths.values())
+        if up == len(healths) and up >= self._least:
+            self._now(State.READY, None)
+        else:
+            error = down[0]["error"] if down else f"{up} of {self._least} replicas are there"
+            self._now(State.DEGRADED if up else State.FAILING, error)
+
+    def _now(self, state: State, error: str | None) -> None:
+        """failures: times that it was not ready."""
+        was = self.health
+        failed = was.state is State.READY and state is not State.READY
+        self.health = replace(was.to(state), error=error or was.error, failures=was.failures + failed)
+
+    def collect(self) -> Iterator[Any]:
+        """The figures of all for a registry of Prometheus, with a label `replica`."""
+        from prometheus_client.parser import text_string_to_metric_families
+
+        families: dict[str, Any] = {}
+        for replica, (_, text) in self.known.items():
+            for found in text_string_to_metric_families(text):
+                samples, found.samples = found.samples, []
+                family = families.setdefault(found.name, found)
+                family.samples += [s._replace(labels={**s.labels, "replica": replica}) for s in samples]
+        yield from families.values()
+
+    def close(self) -> None:
+        self._watch.cancel()
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+
+
+class Model:
+    """One of the models of the replicas, as `rsn.host.serving.http.application` takes a server."""
+
+    replicas: Replicas
+    """Set when there are some."""
+
+    def __init__(self, name: str, path: str, timeout_s: float) -> None:
+        """Raises `ContainerError` for what is no model."""
+        loaded = load(path)
+        self.name = name
+        self.arguments: tuple[Argument, ...] = loaded.arguments
+        self.sizes: Mapping[str, tuple[int, ...]] = loaded.sizes
+        self._timeout_s = timeout_s
+
+    @property
+    def health(self) -> Health:
+        return self.replicas.health
+
+    def ask(self, inputs: Mapping[str, Any], *, timeout: float | None = None, wait: float | None = None) -> Future[Any]:
+        """All errors are the future's. wait: without a meaning here; Ray's queue takes so many requests and no more."""
+        return self.replicas.ask(self.name, inputs, self._timeout_s if timeout is None else timeout)
+
+    def close(self) -> None: ...
+
+
+def front(
+    replicas: Replicas,
+    servers: Mapping[str, HttpServer],
+    *,
+    form: Form | None = None,
+    timeout_s: float = 60.0,
+    limit_bytes: int = LIMIT_BYTES,
+) -> Any:
+    """The ASGI application for all models: by the header that of one of them, and /replicas."""
+    registry: Any = None
+    with contextlib.suppress(ImportError):
+        from prometheus_client import CollectorRegistry
+
+        registry = CollectorRegistry()
+        registry.register(replicas)
+    apps = {
+        name: application(server, form=form, registry=registry, timeout_s=timeout_s, limit_bytes=limit_bytes)
+        for name, server in servers.items()
+    }
+    default = next(iter(apps))
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        from starlette.responses import Response
+
+        def answer(value: Any, status: int = 200) -> Any:
+            return Response(write_json(value), status, media_type="application/json")
+
+        found = next((value.decode("latin-1") for name, value in scope["headers"] if name == HEADER), "") or default
+        if scope["path"] == "/replicas" and scope["method"] in ("GET", "HEAD"):
+            await answer({name: status for name, (status, _) in replicas.known.items()})(scope, receive, send)
+        elif found in apps:
+            await apps[found](scope, receive, send)
+        else:
+            message = f"no model {found[:100]!r}; there are {', '.join(apps)}"
+            await answer({"error": message}, 404)(scope, receive, send)
+
+    return app
+
+
+@contextlib.contextmanager
+def started(settings: Settings, cluster: str | None = None) -> Iterator[Replicas]:
+    """Replicas, of which the first ones are ready. cluster: the address of one that runs; a new one on this machine
+    otherwise. Raises `BoardError` where none could be started."""
+    if cluster is not None:
+        ray.init(address=cluster, logging_level=logging.WARNING)
     else:
-        ray.init(resources={BOARD: len(given.boards)})
-    settings = Settings(
-        models={"minilm": lambda: minilm.load(minilm.model_folder())},
-        boards=given.boards,
-        memory=None if given.memory_gb is None else int(given.memory_gb * 1e9),
-        timeout_s=given.timeout,
-        metrics=given.metrics,
+        ray.init(resources={BOARD: len(settings.boards)}, include_dashboard=False, logging_level=logging.WARNING)
+    try:
+        serve.start(proxy_location="Disabled", logging_config={"log_level": "WARNING"})
+        try:
+            handle = serve.run(deployment(settings), name=APPLICATION, route_prefix=None)
+        except RuntimeError as e:
+            raise errors.BoardError(f"no replica could be started: {e}") from e
+        replicas = Replicas(handle, settings)
+        try:
+            yield replicas
+        finally:
+            replicas.close()
+    finally:
+        with contextlib.suppress(Exception):  # what is there of a cluster that has died
+            serve.delete(APPLICATION) if cluster is not None else serve.shutdown()
+        ray.shutdown()
+
+
+def run(
+    settings: Settings,
+    *,
+    host: str = "127.0.0.1",
+    port: int = 8000,
+    limit_bytes: int = LIMIT_BYTES,
+    cluster: str | None = None,
+    tokenizer: Tokenizer | None = None,
+) -> None:
+    """Serve until SIGTERM or ^C, and answer what is under way then. tokenizer: for a model of token ids and their mask;
+    clients then send sentences. Raises `BoardError` and `ContainerError`."""
+    with listener(host, port) as sock, contextlib.ExitStack() as stack:  # before models and replicas, which take longer
+        models = {name: Model(name, path, settings.timeout_s) for name, path in settings.models.items()}
+        replicas = stack.enter_context(started(settings, cluster))
+        servers: dict[str, HttpServer] = {}
+        for name, model in models.items():
+            model.replicas = replicas
+            servers[name] = model if tokenizer is None else Sentences(model, tokenizer)
+        app = front(
+            replicas,
+            servers,
+            form=None if tokenizer is None else SentenceForm(),
+            timeout_s=settings.timeout_s,
+            limit_bytes=limit_bytes,
+        )
+        on = f"on boards {', '.join(map(str, settings.boards))}"
+        serve_http(
+            app,
+            sock,
+            ready=lambda url: print(f"{', '.join(servers)} at {url} {on}", flush=True),
+            timeout_s=settings.timeout_s,
+        )
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Serve until interrupted."""
+    parser = argparse.ArgumentParser(
+        prog="rsn.programs.serve_ray", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    serve.start(http_options={"host": given.host, "port": given.port})
-    serve.run(application(settings, given.least), blocking=True)
+    parser.add_argument("models", nargs="*", metavar="MODEL", help=".rsnmodel; none for the demo's sentence encoder")
+    parser.add_argument("--boards", nargs="+", default=["sim", "sim"], help="a replica each [default: sim sim]")
+    parser.add_argument("--host", default="127.0.0.1", help="the address to listen at [default: %(default)s]")
+    parser.add_argument("--port", type=int, default=8000, help="0 for a free one [default: %(default)s]")
+    parser.add_argument("--queue", type=int, default=256, help="requests that may wait [default: %(default)s]")
+    parser.add_argument(
+        "--max-wait", type=float, default=0.002, help="seconds to wait for others that share a run [default: 0.002]"
+    )
+    parser.add_argument("--timeout", type=float, default=60.0, help="the most seconds for a request [default: 60]")
+    parser.add_argument("--limit-mb", type=float, help="of a request's body [default: 64; of sentences 1]")
+    parser.add_argument("--least", type=int, help="replicas that run without load [default: all]")
+    parser.add_argument("--cluster", help="address of a cluster that runs; its nodes have resources " + BOARD)
+    given = parser.parse_args(arguments)
+    for what, number, low, high in (
+        ("--port", given.port, 0, 65535),
+        ("--timeout", given.timeout, 0.001, 24 * 3600.0),
+        ("--limit-mb", given.limit_mb, 0.001, 65536),
+        ("--least", given.least, 1, len(given.boards)),
+    ):
+        if number is not None and not low <= number <= high:
+            parser.error(f"argument {what}: {number} is not in the range {low} to {high}")
+    names = [Path(path).stem for path in given.models]
+    if twice := sorted({name for name in names if names.count(name) > 1}):
+        parser.error(f"two models are called {twice[0]}; the files' names must differ")
+    try:
+        serving = Serving(queue=given.queue, max_wait_s=given.max_wait)
+    except ValueError as e:
+        parser.error(str(e))
+    logging.basicConfig(format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    with tempfile.TemporaryDirectory(prefix="rsn") as folder:
+        tokenizer: Tokenizer | None = None
+        if given.models:
+            # replicas may have another working directory
+            models = dict(zip(names, (os.path.abspath(path) for path in given.models), strict=True))
+        else:
+            from . import minilm
+
+            encoder, tokenizer = minilm.load(minilm.model_folder())
+            models = {"minilm": os.path.join(folder, "minilm.rsnmodel")}
+            save(encoder, Path(models["minilm"]))
+        limit = LIMIT_BYTES if given.models else SENTENCES_LIMIT_BYTES
+        run(
+            Settings(models, given.boards, given.least, given.timeout, serving),
+            host=given.host,
+            port=given.port,
+            limit_bytes=limit if given.limit_mb is None else int(given.limit_mb * 1e6),
+            cluster=given.cluster,
+            tokenizer=tokenizer,
+        )
 
 
 if __name__ == "__main__":
     try:
         main()
-    except RsnError as error:
+    except errors.RsnError as error:
         print(f"rsn.programs.serve_ray: {error}", file=sys.stderr)
         sys.exit(error.exit_code)

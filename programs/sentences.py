@@ -1,0 +1,160 @@
+"""The sentence encoder of the demo as a server of text: JSON with sentences in, one vector for each out.
+
+    {"sentences": ["The cat sits on the mat."]}  ->  {"embeddings": [[0.13, ...]]}
+
+The tokenizer runs here; the server behind it takes token ids.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+
+from ..compiler import compile as rsn_compile
+from ..host.serving import Health
+from ..host.serving.arguments import Argument
+from ..host.serving.http import Server
+from ..host.serving.http_json import NotTheForm, Question, kind_of, read_fields, value_of, write_json
+from ..isa.errors import BoardError, TensorError
+from ..shapes import Batch, Length
+
+MOST = 256
+"""Sentences that a request may have."""
+LIMIT_BYTES = 1 << 20
+"""Of a body: enough for that many, and tokenizers are slow with more."""
+FORM = f'{{"sentences": ["...", ...], "timeout_s": SECONDS}} with 1 to {MOST} strings; timeout_s may be left out'
+
+
+class Tokenizer(Protocol):
+    def __call__(self, sentence: str) -> Mapping[str, Any]:
+        """Has "input_ids", a list of numbers."""
+
+
+def save(model: torch.nn.Module, path: Path, batches: Sequence[int] = (1, 8), length: int = 128) -> None:
+    """Compile a model of token ids and their mask, for up to so many sentences of up to so many tokens."""
+    mask = torch.ones(max(batches), length, dtype=torch.long)
+    example = {"input_ids": 2 * mask, "attention_mask": mask}  # ids of 0 and 1 would be taken for a mask
+    sizes = {0: Batch(*batches), 1: Length(length)}
+    rsn_compile(model, example, dynamic_shapes=dict.fromkeys(example, sizes)).save(path)
+
+
+class SentenceForm:
+    """Of bodies, for `rsn.host.serving.http.application`."""
+
+    def read(self, body: bytes) -> Question:
+        """Raises `NotJson`, and `NotTheForm` that names the sentence that is none."""
+        sentences, timeout = read_fields(body, "sentences", FORM)
+        if type(sentences) is not list:
+            raise NotTheForm(f'"sentences" is {kind_of(sentences)}; the body should be {FORM}')
+        if not 1 <= len(sentences) <= MOST:
+            raise NotTheForm(f"{len(sentences)} sentences; a request has 1 to {MOST}")
+        for i, sentence in enumerate(sentences):
+            if type(sentence) is not str:
+                raise NotTheForm(f"sentences[{i}] is {value_of(sentence)}; it should be a string")
+            if any("\ud800" <= letter <= "\udfff" for letter in sentence):
+                raise NotTheForm(f"sentences[{i}] is no text: it has half a character, a surrogate without its pair")
+        return Question({"sentences": sentences}, timeout)
+
+    def write(self, result: Any) -> bytes:
+        return write_json({"embeddings": result})
+
+
+class Sentences:
+    """A server of sentences before one of token ids, which must take `input_ids` and `attention_mask` of several sizes
+    and give a vector for each sentence. Closing it closes that."""
+
+    def __init__(self, server: Server, tokenizer: Tokenizer) -> None:
+        self._server, self._tokenizer = server, tokenizer
+        self._turn = threading.Lock()  # tokenizers are not made for threads
+        self._most, self._longest = max(server.sizes["batch"]), max(server.sizes["length"])
+
+    @property
+    def name(self) -> str:
+        return self._server.name
+
+    @property
+    def arguments(self) -> tuple[Argument, ...]:
+        return (Argument("sentences", "str", ("batch",)),)
+
+    @property
+    def sizes(self) -> Mapping[str, tuple[int, ...]]:
+        """length: in tokens, of a sentence."""
+        return {"batch": (MOST,), "length": self._server.sizes["length"]}
+
+    @property
+    def health(self) -> Health:
+        return self._server.health
+
+    def ask(self, inputs: Mapping[str, Any], *, timeout: float | None = None, wait: float | None = None) -> Future[Any]:
+        """inputs: "sentences", a list of strings. The future has float32 (sentences, columns). All of them or none: a
+        request for more than a run takes becomes several."""
+        ids = [self._tokens(i, sentence) for i, sentence in enumerate(inputs["sentences"])]
+        parts: list[Future[Any]] = []
+        try:
+            for part in self._filled(ids):
+                parts.append(self._server.ask(part, timeout=timeout, wait=wait))
+        except BaseException:
+            for future in parts:
+                future.cancel()
+            raise
+        return joined(parts, lambda results: np.concatenate([np.asarray(y, np.float32) for y in results]))
+
+    def _tokens(self, i: int, sentence: str) -> list[int]:
+        with self._turn:
+            ids: list[int] = list(self._tokenizer(sentence)["input_ids"])
+        if len(ids) > self._longest:
+            raise TensorError(f"sentences[{i}] has {len(ids)} tokens; this model takes up to {self._longest}")
+        return ids
+
+    def _filled(self, ids: Sequence[Sequence[int]]) -> Iterator[dict[str, Any]]:
+        """As many sentences at a time as a run takes."""
+        for at in range(0, len(ids), self._most):
+            some = ids[at : at + self._most]
+            padded, mask = np.zeros((2, len(some), max(map(len, some))), np.int64)
+            for i, sentence in enumerate(some):
+                padded[i, : len(sentence)], mask[i, : len(sentence)] = sentence, 1
+            yield {"input_ids": padded, "attention_mask": mask}
+
+    def close(self) -> None:
+        self._server.close()
+
+
+def joined(parts: Sequence[Future[Any]], join: Callable[[list[Any]], Any]) -> Future[Any]:
+    """A future for all: what join makes of their results, or the first error, which cancels the others, as does
+    cancelling it."""
+    whole: Future[Any] = Future()
+    lock, left, over = threading.Lock(), len(parts), False
+
+    def cancel() -> None:
+        for part in parts:
+            part.cancel()
+
+    def ended(part: Future[Any]) -> None:
+        nonlocal left, over
+        error = BoardError("the server was closed") if part.cancelled() else part.exception()
+        with lock:
+            left -= 1
+            if over or (error is None and left):
+                return
+            over = True
+        if not whole.set_running_or_notify_cancel():
+            return
+        if error is None:
+            try:
+                whole.set_result(join([part.result() for part in parts]))
+            except BaseException as e:
+                whole.set_exception(e)
+        else:
+            whole.set_exception(error)
+            cancel()
+
+    whole.add_done_callback(lambda whole: cancel() if whole.cancelled() else None)
+    for part in parts:
+        part.add_done_callback(ended)
+    return whole
