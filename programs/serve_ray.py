@@ -34,6 +34,7 @@ from pathlib import Path
 from typing import Any
 
 from .. import errors, load
+from ..host.boards import open_board
 from ..host.serving import Health, QueueFull, RequestTimeout, Serving, State
 from ..host.serving.arguments import Argument
 from ..host.serving.http import LIMIT_BYTES, application, listener
@@ -250,6 +251,7 @@ def deployment(settings: Settings) -> serve.Application:
         ray_actor_options={"num_cpus": 0, "resources": {BOARD: 1}},
         max_ongoing_requests=settings.serving.queue,
         max_queued_requests=settings.serving.queue,
+        max_constructor_retry_count=3,
         logging_config={"enable_access_log": False},
         **scale,
     )
@@ -280,7 +282,7 @@ class Replicas:
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="rsn-ray", daemon=True)
         self._thread.start()
-        self._watch = asyncio.run_coroutine_threadsafe(self._watching(), self._loop)
+        asyncio.run_coroutine_threadsafe(self._watching(), self._loop)
 
     def ask(self, model: str, inputs: Mapping[str, Any], timeout: float) -> Future[Any]:
         return asyncio.run_coroutine_threadsafe(self._answer(model, inputs, timeout), self._loop)
@@ -373,9 +375,18 @@ class Replicas:
         yield from families.values()
 
     def close(self) -> None:
-        self._watch.cancel()
+        """What is under way is cancelled."""
+
+        async def end() -> None:
+            rest = asyncio.all_tasks() - {asyncio.current_task()}
+            for task in rest:
+                task.cancel()
+            await asyncio.gather(*rest, return_exceptions=True)
+
+        asyncio.run_coroutine_threadsafe(end(), self._loop).result()
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()
+        self._loop.close()
 
 
 class Model:
@@ -480,6 +491,10 @@ def run(
     clients then send sentences. Raises `BoardError` and `ContainerError`."""
     with listener(host, port) as sock, contextlib.ExitStack() as stack:  # before models and replicas, which take longer
         models = {name: Model(name, path, settings.timeout_s) for name, path in settings.models.items()}
+        if cluster is None:
+            for board in settings.boards:
+                if isinstance(board, str):
+                    open_board(board).close()  # nothing is taken; a name that means nothing is said now
         replicas = stack.enter_context(started(settings, cluster))
         servers: dict[str, HttpServer] = {}
         for name, model in models.items():
