@@ -4,7 +4,8 @@
 # make generate   write what follows from tables and programs: hw/versal/isa.h, docs/isa.md, docs/pictures
 # make docs       the documentation as a site, in build/docs
 # make bench      the benchmarks: figures, no verdict
-# make soak       many clients on simulated boards that fail, without and with HTTP: nothing lost, doubled or wrong
+# make soak       many clients on simulated boards that fail, without and with HTTP (and Ray, where it is installed):
+#                 nothing lost, doubled or wrong
 # make fuzz       coverage-guided fuzzing of the readers, FUZZ_SECONDS each (60)
 # make clean      remove everything that make made
 #
@@ -53,6 +54,7 @@ bench: .venv/dev.stamp
 soak: .venv/dev.stamp
 	$(BIN)/python -m rsn.tests.host.soak
 	$(BIN)/python -m rsn.tests.host.soak_http
+	if $(BIN)/python -c 'import ray' 2>/dev/null; then $(BIN)/python -m rsn.tests.programs.soak_ray; fi
 
 # An input that breaks a reader is left in build/fuzz.
 fuzz: .venv/fuzz.stamp

@@ -20,11 +20,12 @@ import sys
 import threading
 import time
 from collections import Counter, deque
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from http.client import HTTPConnection, HTTPException
 from subprocess import Popen
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 from prometheus_client.parser import text_string_to_metric_families
@@ -79,6 +80,12 @@ def _listed(counted: Counter[str]) -> str:
     return ", ".join(f"{n} {word}" for word, n in sorted(counted.items())) or "none"
 
 
+class Addressed(Protocol):
+    """address: host and port, None where nothing is there."""
+
+    address: str | None
+
+
 class Server:
     """One process after the other. address: of the one that runs, None where none does."""
 
@@ -120,11 +127,13 @@ class Server:
 class Client:
     """Keeps a connection to each server."""
 
-    def __init__(self, servers: list[Server]) -> None:
+    def __init__(self, servers: Sequence[Addressed]) -> None:
         self._servers = servers
         self._connections: list[HTTPConnection | None] = [None] * len(servers)
 
-    def send(self, i: int, method: str, path: str, body: str | None = None) -> HTTPConnection:
+    def send(
+        self, i: int, method: str, path: str, body: str | None = None, headers: Mapping[str, str] | None = None
+    ) -> HTTPConnection:
         """Raises `Broken`."""
         connection = self._connections[i]
         if connection is None:
@@ -132,13 +141,15 @@ class Client:
             if address is None:
                 raise ConnectionError
             connection = self._connections[i] = HTTPConnection(address, timeout=LONGEST_S)
-        connection.request(method, path, body)
+        connection.request(method, path, body, headers or {})
         return connection
 
-    def ask(self, i: int, method: str, path: str, body: str | None = None) -> tuple[int, Any, str]:
+    def ask(
+        self, i: int, method: str, path: str, body: str | None = None, headers: Mapping[str, str] | None = None
+    ) -> tuple[int, Any, str]:
         """Status, headers and body. Raises `Broken`."""
         try:
-            with self.send(i, method, path, body).getresponse() as response:
+            with self.send(i, method, path, body, headers).getresponse() as response:
                 return response.status, response.headers, response.read().decode()
         except Broken:
             self.leave(i)
