@@ -6,6 +6,7 @@ In README.md and docs/*.md
   checkout. Lines after `$ ` are commands, which a backslash at the end continues; what follows is what they print,
   where `...` stands for anything, on a line of its own for any number of lines. A command without output may print
   what it likes. It has to succeed, unless what it prints is said to hold an error;
+  ```` ```console ray ```` is left out where `ray` is not installed;
 * a block whose first line is `# NAME.EXT` is that file, where the shell is; `# NAME.EXT, continued` adds to it;
 * a block ```` ```text ```` is a drawing.
 
@@ -23,6 +24,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import closing, suppress
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -62,6 +64,12 @@ class Block:
     at: int
     language: str
     lines: tuple[str, ...]
+    needs: str = ""
+    """A package."""
+
+    @property
+    def typed(self) -> bool:
+        return self.language == "console" and (not self.needs or find_spec(self.needs) is not None)
 
     @property
     def file(self) -> tuple[str, bool] | None:
@@ -92,7 +100,8 @@ def blocks(page: Path) -> list[Block]:
             if fence := re.fullmatch(r"(`{3,})([^`]*)", line):
                 opened, lines = (at + 1, fence[1], fence[2].strip()), []
         elif line == opened[1]:
-            found.append(Block(opened[0], opened[2], tuple(lines)))
+            language, _, needs = opened[2].partition(" ")
+            found.append(Block(opened[0], language, tuple(lines), needs))
             opened = None
         else:
             lines.append(line)
@@ -180,7 +189,7 @@ def typed(page: Path, shell: Shell) -> int:
             name, more = block.file
             with (shell.cwd / name).open("a" if more else "w", encoding="utf-8") as file:
                 file.write("\n".join(block.lines[more:]) + "\n")
-        for command in commands(block) if block.language == "console" else ():
+        for command in commands(block) if block.typed else ():
             count += 1
             code, printed = shell.run(command.text)
             where = f"{name_of(page)}:{command.at}: {command.text}"
@@ -191,7 +200,7 @@ def typed(page: Path, shell: Shell) -> int:
     return count
 
 
-TYPED = [page for page in PAGES if any(block.language == "console" for block in blocks(page))]
+TYPED = [page for page in PAGES if any(block.typed for block in blocks(page))]
 
 
 @pytest.mark.parametrize(
