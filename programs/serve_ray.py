@@ -47,7 +47,7 @@ from .sentences import SentenceForm, Sentences, Tokenizer, save
 try:
     import ray
     from ray import serve
-    from ray.exceptions import NodeDiedError, ObjectLostError, RayActorError, TaskCancelledError, WorkerCrashedError
+    from ray.exceptions import RayError, RayTaskError, TaskCancelledError
     from ray.serve.exceptions import BackPressureError, DeploymentUnavailableError, ReplicaUnavailableError
 except ImportError:
     missing = "serving with Ray takes ray, which is not installed: pip install 'ray[serve]'"
@@ -62,15 +62,6 @@ BOARD = "rsn_board"
 """Ray's name for a board as a resource: nodes of a cluster say how many they have, ray start --resources=..."""
 HEADER = b"serve_multiplexed_model_id"
 APPLICATION = "rsn"
-DIED = (
-    RayActorError,
-    ReplicaUnavailableError,
-    TaskCancelledError,
-    WorkerCrashedError,
-    NodeDiedError,
-    ObjectLostError,
-)
-"""What the caller of a replica sees when that ends before it has answered."""
 PAUSES_S = (0.0, 0.05, 0.5)
 """Before a request is asked, and asked again: so often at most, since it might be what the replicas die of."""
 GRACE_S = 1.0
@@ -236,7 +227,7 @@ def deployment(settings: Settings) -> serve.Application:
         async def report(self) -> tuple[str, dict[str, Any], str]:
             """Name, status and figures."""
             name = serve.get_replica_context().replica_id.unique_id
-            return name, await asyncio.to_thread(self.status), await asyncio.to_thread(self.figures)
+            return name, self.status(), self.figures()
 
         def __del__(self) -> None:
             if hasattr(self, "_servers"):
@@ -298,7 +289,9 @@ class Replicas:
                 answer = await self._once(model, inputs, left)
             except TimeoutError:
                 break
-            except DIED as e:
+            except (RayError, ReplicaUnavailableError) as e:
+                if isinstance(e, RayTaskError) and not isinstance(e, TaskCancelledError):
+                    raise  # the replica lives: an error in its code
                 log.warning("%s: a replica died under a request: %s", model, type(e).__name__)
                 continue
             except BackPressureError:
@@ -437,6 +430,10 @@ def front(
 
     async def app(scope: Any, receive: Any, send: Any) -> None:
         from starlette.responses import Response
+
+        if scope["type"] != "http":
+            await apps[default](scope, receive, send)
+            return
 
         def answer(value: Any, status: int = 200) -> Any:
             return Response(write_json(value), status, media_type="application/json")
