@@ -151,8 +151,8 @@ def joined(parts: Sequence[Future[Any]], join: Callable[[list[Any]], Any]) -> Fu
             except BaseException as e:
                 whole.set_exception(e)
         else:
-            whole.set_exception(error)
             cancel()
+            whole.set_exception(error)
 
     whole.add_done_callback(lambda whole: cancel() if whole.cancelled() else None)
     for part in parts:

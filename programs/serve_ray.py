@@ -455,9 +455,18 @@ def started(settings: Settings, cluster: str | None = None) -> Iterator[Replicas
     """Replicas, of which the first ones are ready. cluster: the address of one that runs; a new one on this machine
     otherwise. Raises `BoardError` where none could be started."""
     if cluster is not None:
-        ray.init(address=cluster, logging_level=logging.WARNING)
+        try:
+            ray.init(address=cluster, logging_level=logging.WARNING)
+        except (OSError, RuntimeError, ValueError) as e:
+            raise errors.BoardError(f"no cluster at {cluster!r} takes a connection: {e}") from e
     else:
-        ray.init(resources={BOARD: len(settings.boards)}, include_dashboard=False, logging_level=logging.WARNING)
+        # "local": without it Ray would join a cluster that it finds on this machine
+        ray.init(
+            address="local",
+            resources={BOARD: len(settings.boards)},
+            include_dashboard=False,
+            logging_level=logging.WARNING,
+        )
     try:
         serve.start(proxy_location="Disabled", logging_config={"log_level": "WARNING"})
         try:
