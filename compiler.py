@@ -10,10 +10,10 @@ from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from html import escape
 from pathlib import Path
-from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self, overload
 
 from .family import HELD, Family
+from .host.closing import Closing
 from .host.forks import forget_in_children
 from .host.runner import Runner
 from .host.tensors import save_tensors
@@ -119,7 +119,7 @@ class Recipe:
             return self.build(traced)
 
 
-class Compiled:
+class Compiled(Closing):
     """A module whose encoder stack runs on the machine. Call it as the module; it returns what the module returns.
 
     It follows the model that it was compiled from: each call looks whether parameters, buffers, submodules, attributes
@@ -336,14 +336,6 @@ class Compiled:
     def close(self) -> None:
         """Give the board back."""
         self._runner.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
     def forget(self) -> None:
         """In a forked process: locks may have been another thread's."""

@@ -13,10 +13,10 @@ import threading
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from itertools import product
-from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
 from .filling import Filling
+from .host.closing import Closing
 from .host.forks import forget_in_children
 from .isa.errors import UnsupportedError
 from .shapes import Arguments, Dim, Shapes
@@ -42,7 +42,7 @@ HELD = (
 Make = Callable[[dict[str, Any], Callable[["ExportedProgram"], None]], "Compiled"]
 
 
-class Family:
+class Family(Closing):
     """A module as several programs. Call it as the module; it returns what the module returns.
 
     make: the compiler, from example inputs by name; it shows the captured graph to a function that it is given. Raises
@@ -192,14 +192,6 @@ class Family:
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         raise UnsupportedError(HELD)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
     def __repr__(self) -> str:
         sizes = ", ".join(f"{d.what} {'|'.join(map(str, d.sizes))}" for d in self._arguments.dims)

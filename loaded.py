@@ -7,13 +7,13 @@ import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from inspect import Signature
-from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from .buckets import Fitted
 from .host.boards import Board
+from .host.closing import Closing
 from .host.forks import forget_in_children
 from .host.runner import Runner
 from .host.serving import ALONE, Serving
@@ -49,7 +49,7 @@ def load(
     return Loaded(read(path), board, xclbin)
 
 
-class Loaded:
+class Loaded(Closing):
     """A model from a file. Call it as the model: it returns what the model returns, of its class where that can be
     imported, of one with the same fields otherwise. Calls may come from any thread; the board is opened by the first.
     """
@@ -132,14 +132,6 @@ class Loaded:
     def forget(self) -> None:
         """In a forked process: the board that is open is the parent's, and the next call opens another one."""
         self._turn, self._opened = threading.Lock(), None
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
     def __repr__(self) -> str:
         sizes = "; ".join(f"{name} {'|'.join(map(str, of))}" for name, of in self.sizes.items()) or "one size"

@@ -13,8 +13,7 @@ from concurrent.futures import Future
 from dataclasses import replace
 from itertools import count
 from pathlib import Path
-from types import TracebackType
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
@@ -25,6 +24,7 @@ from ..isa.program import Program
 from ..isa.verify import require
 from . import tensors
 from .boards import Board, open_board
+from .closing import Closing
 from .forks import fail, forget_in_children
 from .serving import ALONE, Health, QueueFull, RequestTimeout, Serving, State
 from .serving.family import Batch, Family, Request, Result
@@ -40,7 +40,7 @@ Inputs = Mapping[str, npt.NDArray[np.generic]]
 Source = str | os.PathLike[str]
 
 
-class Runner:
+class Runner(Closing):
     """Runs a program on a board; thread-safe, one run at a time.
 
     It belongs to the process that made it. In a process forked from that one, `run`, `submit` and `stop` raise
@@ -207,14 +207,6 @@ class Runner:
                 self._become(self._health.to(State.CLOSED))
                 if self._figures:
                     self._figures.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
     # -- the queue
 

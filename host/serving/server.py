@@ -6,13 +6,13 @@ import weakref
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from ...isa.errors import BoardError
+from ..closing import Closing
 from ..forks import fail, forget_in_children
 from ..runner import Result, Runner
 from .arguments import Argument
@@ -37,7 +37,7 @@ class Asked:
     finish: Callable[[Mapping[str, Array]], Any]
 
 
-class Server:
+class Server(Closing):
     """Answers calls of a model. Any thread may ask.
 
     runners: for each group of programs, by the number of its first one. prepare: from the model's arguments, by name,
@@ -107,14 +107,6 @@ class Server:
         for runner in self._runners.values():
             runner.close()
         self._pool.shutdown()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
     def forget(self) -> None:
         """See `forks`: threads and board are the parent's."""
