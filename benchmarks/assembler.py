@@ -127,7 +127,7 @@ def here(task: Callable[[], object]) -> float:
 
 def loads_torch() -> bool:
     code = (
-        "import sys; from rsn.host.cli import main; main(['--help'], standalone_mode=False);"
+        "import sys; from rsn.cli.main import main; main(['--help'], standalone_mode=False);"
         "sys.exit('torch' in sys.modules)"
     )
     return bool(subprocess.run([sys.executable, "-c", code], stdout=subprocess.DEVNULL, check=False).returncode)

@@ -13,7 +13,7 @@ from tempfile import TemporaryDirectory
 import click
 
 from rsn.assembler import container
-from rsn.host.commands.published.networks import encoder
+from rsn.cli.published.networks import encoder
 from rsn.isa.overlays.xnn import XNN_BASE
 from rsn.scheduler.best import Best
 from rsn.scheduler.build import build

@@ -173,7 +173,7 @@ def pictures() -> dict[str, str]:
     """What docs/pictures holds: name to content."""
     from click.testing import CliRunner
 
-    from rsn.host.cli import main
+    from rsn.cli.main import main
 
     def made(*command: str) -> None:
         result = CliRunner().invoke(main, command)

@@ -20,8 +20,8 @@ from torch import nn  # noqa: E402
 from torch.nn.utils import parametrizations, prune, spectral_norm, weight_norm  # noqa: E402
 
 import rsn  # noqa: E402
+from rsn.cli.main import main  # noqa: E402
 from rsn.dynamo import Fallback  # noqa: E402
-from rsn.host.cli import main  # noqa: E402
 from rsn.isa.errors import RsnError, TensorError, UnsupportedError  # noqa: E402
 
 HALF = torch.float16

@@ -17,8 +17,8 @@ from click.testing import CliRunner, Result
 pytest.importorskip("torch")
 import torch
 
+from rsn.cli.main import main
 from rsn.compare import BOUND, Compared, compare, show
-from rsn.host.cli import main
 from rsn.host.tensors import load_tensors, save_tensors
 from rsn.isa.errors import ProgramError, TensorError
 from rsn.isa.overlays import XNN

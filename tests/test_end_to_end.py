@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from click.testing import CliRunner
 
-from rsn.host.cli import main
+from rsn.cli.main import main
 from rsn.host.tensors import load_tensors, save_tensors
 from rsn.tests.bert_names import BERT_NAMES
 

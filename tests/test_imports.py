@@ -23,15 +23,11 @@ MAY_IMPORT = {
     "rsnlib": {"isa", "scheduler"},
     "host": {"assembler", "hw", "isa"},
     "root": {"assembler", "host", "hw", "isa", "rsnlib", "scheduler"},
+    "cli": {"assembler", "host", "hw", "isa", "root", "rsnlib", "scheduler"},
     "programs": {"assembler", "host", "hw", "isa", "root", "rsnlib", "scheduler"},
 }
-# The command line joins compiler and runner: it may import these too, but only inside the function that needs them.
-COMMAND_LINE = {Path("host/cli.py"), Path("host/commands")}
-COMMAND_LINE_LAZILY = {"root", "rsnlib", "scheduler"}
-# Both ends of a connection compare it.
-MAY_KNOW = {("host", "rsn.__version__")}
-# What commands alone load, inside their functions: it may import these at module level.
-LOADED_BY_COMMANDS = Path("host/commands/published")
+# Both ends of a connection compare the version; `python -m rsn` is the command line.
+MAY_KNOW = {("host", "rsn.__version__"), ("root", "rsn.cli.main"), ("root", "rsn.cli.main.main")}
 # Importing these takes seconds: inside functions only, except in these folders.
 SLOW = {"torch", "transformers"}
 MAY_BE_SLOW = {"rsnlib", "programs"}
@@ -112,11 +108,6 @@ def violations(file: Path, source: str) -> list[str]:
             continue
         target = folder_of(line.module)
         allowed = target == folder or target in MAY_IMPORT[folder] or (folder, line.module) in MAY_KNOW
-        if COMMAND_LINE & {file, *file.parents} and target in COMMAND_LINE_LAZILY:
-            allowed = line.lazy or line.typing or line.module == "rsn.__version__" or LOADED_BY_COMMANDS in file.parents
-        late = module_name(LOADED_BY_COMMANDS)
-        if f"{line.module}.".startswith(f"{late}.") and LOADED_BY_COMMANDS not in file.parents:
-            allowed = line.lazy or line.typing
         if not allowed:
             found.append(f"{line.where}: {folder} imports {line.module}")
     return found
@@ -136,11 +127,9 @@ def test_imports_follow_the_table(file: Path) -> None:
         ("hw/sim/a.py", "import rsn.scheduler.cost", "hw imports rsn.scheduler.cost"),
         ("hw/sim/__init__.py", "from ...assembler import parser", "hw imports rsn.assembler.parser"),
         ("host/a.py", "if TYPE_CHECKING:\n from ..rsnlib import nn", "host imports rsn.rsnlib.nn"),
-        ("host/cli.py", "from ..rsnlib import nn", "host imports rsn.rsnlib.nn"),
-        ("host/cli.py", "from ..programs import minilm", "host imports rsn.programs.minilm"),
+        ("host/a.py", "from ..cli import run", "host imports rsn.cli.run"),
+        ("cli/main.py", "from ..programs import minilm", "cli imports rsn.programs.minilm"),
         ("host/a.py", "class C:\n import torch", "torch at module level"),
-        ("host/commands/a.py", "from ...scheduler import pack", "host imports rsn.scheduler.pack"),
-        ("host/commands/a.py", "from .published import rows", "host imports rsn.host.commands.published.rows"),
         ("assembler/a.py", "from isa import packet", "isa.packet is ours; say rsn.isa.packet, or import it relatively"),
     ],
 )
@@ -154,10 +143,9 @@ def test_forbidden_import_is_found(file: str, source: str, expected: str) -> Non
     [
         ("isa/overlays/xnn.py", "from ..uops import Uop\nfrom . import fig6"),
         ("hw/sim/engine.py", "from ...isa import network\nfrom .decoder import decode"),
-        ("host/cli.py", "from .. import __version__\ndef f():\n from ..rsnlib import nn\n import torch"),
+        ("cli/main.py", "from .. import __version__\ndef f():\n from ..rsnlib import nn\n import torch"),
         ("host/runner.py", "if TYPE_CHECKING:\n import torch"),
-        ("host/commands/published/a.py", "from ....scheduler import pack\nfrom . import rows"),
-        ("host/commands/a.py", "def f():\n from .published import rows"),
+        ("cli/published/a.py", "from ...scheduler import pack\nfrom . import rows"),
         ("programs/minilm.py", "import torch\nimport rsn"),
         ("rsnlib/trace.py", "import torch"),
     ],
@@ -193,7 +181,7 @@ import sys
 import rsn.isa.errors
 assert rsn.errors is rsn.isa.errors
 print(*sorted(n for n in sys.modules if n.split(".")[-1] == "errors" and "rsn" in n))
-print(*(n for n in ("isa", "host", "hw", "assembler") if n in sys.modules))
+print(*(n for n in ("isa", "cli", "host", "hw", "assembler") if n in sys.modules))
 """
     assert run_python(code, root / cwd) == "rsn.isa.errors"
 

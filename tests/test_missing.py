@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from rsn.host.cli import main
+from rsn.cli.main import main
 from rsn.isa import errors
 
 Without = Callable[[str], None]

@@ -16,7 +16,7 @@ import rsn
 ROOT = Path(__file__).resolve().parent.parent
 PROJECT: dict[str, Any] = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
 SETUPTOOLS = PROJECT["tool"]["setuptools"]
-FOLDERS = ["assembler", "host", "hw", "isa", "programs", "rsnlib", "scheduler"]
+FOLDERS = ["assembler", "cli", "host", "hw", "isa", "programs", "rsnlib", "scheduler"]
 
 
 def package_of(folder: Path) -> str:

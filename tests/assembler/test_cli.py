@@ -12,7 +12,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from rsn.assembler.container import read
-from rsn.host.cli import main
+from rsn.cli.main import main
 
 PACKETS = """\
 overlay xnn
@@ -280,7 +280,7 @@ def test_exit_codes(files: Path, args: list[str], code: int, message: str) -> No
 
 def test_help_is_quick() -> None:
     before = resource.getrusage(resource.RUSAGE_CHILDREN).ru_utime
-    code = "import sys; sys.argv = ['rsn', '--help']\nfrom rsn.host.cli import main\ntry: main()\nfinally: "
+    code = "import sys; sys.argv = ['rsn', '--help']\nfrom rsn.cli.main import main\ntry: main()\nfinally: "
     code += "print(*(m for m in ('numpy', 'lark', 'construct', 'torch') if m in sys.modules), file=sys.stderr)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert "disassemble" in done.stdout.lower()

@@ -9,7 +9,7 @@ from click.testing import CliRunner
 
 from rsn.assembler.parser import parse
 from rsn.assembler.printer import show
-from rsn.host.cli import main
+from rsn.cli.main import main
 from rsn.isa.program import Program
 
 

@@ -17,9 +17,9 @@ from dataclasses import replace
 from subprocess import PIPE, Popen
 from typing import Any
 
-import rsn.host.commands.serve as command
+import rsn.cli.serve as command
+from rsn.cli.main import main
 from rsn.host.boards import Board
-from rsn.host.cli import main
 from rsn.host.runner import Runner
 from rsn.host.serving import Health, Serving
 from rsn.host.serving.arguments import Argument, check_names

@@ -27,9 +27,9 @@ from prometheus_client import CollectorRegistry
 from prometheus_client.parser import text_string_to_metric_families
 
 import rsn
-import rsn.host.commands.serve as command
+import rsn.cli.serve as command
+from rsn.cli.main import main
 from rsn.host.boards.device import BoardLost
-from rsn.host.cli import main
 from rsn.host.serving import Health, QueueFull, RequestTimeout, Serving, State
 from rsn.host.serving.arguments import Argument
 from rsn.host.serving.http import application
@@ -675,7 +675,7 @@ def rsn_serve(*options: str) -> Result:
 
 @pytest.mark.parametrize("listens", [True, False])
 def test_a_port_that_is_taken(listens: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("rsn.host.commands.serve._open", opened)
+    monkeypatch.setattr("rsn.cli.serve._open", opened)
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         if listens:

@@ -26,12 +26,12 @@ from click.testing import CliRunner
 
 import rsn
 from rsn.assembler import container
+from rsn.cli.main import main
 from rsn.host.boards import ssh
 from rsn.host.boards.device import BoardLost, BoardMismatch, BoardTimeout
 from rsn.host.boards.ssh import SshBoard, Target, _Link
 from rsn.host.boards.ssh_cache import WeightCache, checksum
 from rsn.host.boards.ssh_frames import GREETING, Ended, Frames
-from rsn.host.cli import main
 from rsn.host.runner import Result, Runner
 from rsn.host.tensors import load_tensors, save_tensors
 from rsn.isa.errors import BoardError, ImageError, ProgramError, TensorError
@@ -68,7 +68,7 @@ def run(self, *args, **kwargs):
     return plain(self, *args, **kwargs)
 
 sim.SimBoard.run = run
-from rsn.host.cli import main
+from rsn.cli.main import main
 main(prog_name="rsn")
 """
 """The `rsn` of the other side: a run takes as long as there is a file called hold."""

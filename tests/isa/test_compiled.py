@@ -575,7 +575,7 @@ def test_numba_is_loaded_only_for_long_runs() -> None:
     """It takes longer than most programs."""
     code = """
 import sys
-import rsn.host.cli, rsn.hw.sim.machine, rsn.isa.verify
+import rsn.cli.main, rsn.hw.sim.machine, rsn.isa.verify
 from rsn.isa.compiled import execute
 from rsn.isa.overlays.fig6 import FIG6
 execute(FIG6, issues={})

@@ -13,7 +13,7 @@ from click.testing import CliRunner
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rsn.host.cli import main
+from rsn.cli.main import main
 from rsn.isa.datapath import DEEPEST, Overlay
 from rsn.isa.errors import ProgramError
 from rsn.isa.overlays import XNN, XNN_BASE

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from rsn.host.cli import main
+from rsn.cli.main import main
 from rsn.isa.datapath import Overlay, UnitSpec
 from rsn.isa.errors import ResourceError
 from rsn.isa.overlays import FIG6, XNN, XNN_BASE

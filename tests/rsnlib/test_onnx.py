@@ -17,7 +17,7 @@ onnx = pytest.importorskip("onnx")
 onnxruntime = pytest.importorskip("onnxruntime")
 
 import rsn  # noqa: E402 - onnx first: it may be missing
-from rsn.host.cli import main  # noqa: E402
+from rsn.cli.main import main  # noqa: E402
 from rsn.isa.errors import UnsupportedError  # noqa: E402
 from rsn.rsnlib.onnx_module import load_onnx  # noqa: E402
 

@@ -14,9 +14,9 @@ from click.testing import CliRunner
 from torch import nn
 
 import rsn
+from rsn.cli.compile import PASSES
+from rsn.cli.main import main
 from rsn.dump import SHOWN, shown
-from rsn.host.cli import main
-from rsn.host.commands.compile import PASSES
 from rsn.isa.datapath import Overlay
 from rsn.rsnlib.layers import Linear
 from rsn.rsnlib.rules import RULES

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from click.testing import CliRunner
 
-from rsn.host.cli import main
+from rsn.cli.main import main
 from rsn.isa.errors import ScheduleError, TensorError
 from rsn.isa.overlays import XNN
 from rsn.scheduler.build import build

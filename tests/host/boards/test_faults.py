@@ -361,7 +361,7 @@ def test_the_command_line_says_that_the_board_is_at_fault(command: Callable[...,
 TELLS = """
 import sys
 from rsn.host.boards.in_process import InProcess
-from rsn.host.cli import main
+from rsn.cli.main import main
 start = InProcess.start
 def told(device, buffers):
     probe = not device._graph_runs

@@ -18,9 +18,9 @@ import pytest
 from click.testing import CliRunner, Result
 
 from rsn.assembler import container
+from rsn.cli.main import main
 from rsn.host.boards import open_board
 from rsn.host.boards.csim import CsimBoard
-from rsn.host.cli import main
 from rsn.host.runner import Runner
 from rsn.host.tensors import load_tensors, save_tensors
 from rsn.isa.errors import BoardError, DeadlockError

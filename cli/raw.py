@@ -20,10 +20,10 @@ if TYPE_CHECKING:
     import numpy as np
     import numpy.typing as npt
 
-    from ...isa.datapath import Overlay
-    from ...isa.fields import Record
-    from ...isa.finding import Finding
-    from ...isa.program import Program
+    from ..isa.datapath import Overlay
+    from ..isa.fields import Record
+    from ..isa.finding import Finding
+    from ..isa.program import Program
 
 MOST_BYTES = 64 << 20
 """A larger file is no image and no op lists: the reference setup has 512 KiB for an image."""
@@ -92,10 +92,10 @@ def read_raw_image(path: Path, overlay: Overlay, op_lists: Path | None, *, named
     """A bare image and its op lists, with everything in them that a machine would misread. named: findings in the image
     name its file. Raises `ProgramError` only where there is nothing to read: files too large, op lists that are no
     JSON, a program or a text instead of an image."""
-    from ...assembler.container import MAGIC
-    from ...isa.errors import ProgramError
-    from ...isa.foreign import read_image
-    from ...isa.program import Program
+    from ..assembler.container import MAGIC
+    from ..isa.errors import ProgramError
+    from ..isa.foreign import read_image
+    from ..isa.program import Program
 
     data = bytes(_contents(path, MOST_BYTES))
     if data.startswith(MAGIC):
@@ -114,8 +114,8 @@ def read_raw_image(path: Path, overlay: Overlay, op_lists: Path | None, *, named
 
 
 def _read_op_lists(path: Path, overlay: Overlay) -> tuple[dict[str, tuple[Record, ...]], list[Finding]]:
-    from ...isa.errors import ProgramError
-    from ...isa.foreign import read_op_lists
+    from ..isa.errors import ProgramError
+    from ..isa.foreign import read_op_lists
 
     def unique(members: list[tuple[str, Any]]) -> dict[str, Any]:
         """An object of JSON; `json` alone would keep the last of two equal keys and say nothing."""
@@ -137,7 +137,7 @@ def _read_op_lists(path: Path, overlay: Overlay) -> tuple[dict[str, tuple[Record
 def with_memories(program: Program, sizes: Mapping[str, int], names: Mapping[str, str] | None = None) -> Program:
     """The program with its memories as its only buffers. sizes: bytes by bank; banks that are not there are as large as
     they can be. names: what messages call a memory, where not like its bank."""
-    from ...isa.program import Buffer, Layout, Role
+    from ..isa.program import Buffer, Layout, Role
 
     called = names or {}
     buffers = tuple(
@@ -150,8 +150,8 @@ def with_memories(program: Program, sizes: Mapping[str, int], names: Mapping[str
 def load_raw_image(path: Path, overlay: str, op_lists: Path | None, *, runs: bool = False) -> RawImage:
     """A bare image without errors; warnings go to stderr. runs: it is to run, which takes its op lists. Raises
     `ProgramError`."""
-    from ...isa.errors import ProgramError
-    from ...isa.overlays import find
+    from ..isa.errors import ProgramError
+    from ..isa.overlays import find
 
     found = find(overlay)
     read = read_raw_image(path, found, op_lists, named=True)
@@ -164,8 +164,8 @@ def load_raw_image(path: Path, overlay: str, op_lists: Path | None, *, runs: boo
 def with_files(program: Program, options: Mapping[str, Any]) -> tuple[Program, dict[str, npt.NDArray[np.float32]]]:
     """The image with memories as large as the files given, and their contents. Raises `TensorError` where one is
     missing, `ProgramError` where the image would leave them."""
-    from ...isa.errors import TensorError
-    from ...isa.verify import verify
+    from ..isa.errors import TensorError
+    from ..isa.verify import verify
 
     files = {bank: str(options[bank]) for bank in program.overlay.banks if options.get(bank) is not None}
     for bank in program.overlay.banks:
@@ -179,7 +179,7 @@ def with_files(program: Program, options: Mapping[str, Any]) -> tuple[Program, d
 
 def write_memory(path: str, bank: npt.NDArray[np.float32]) -> None:
     """Write a memory as a file of little-endian float32."""
-    from ...isa.files import replacing
+    from ..isa.files import replacing
 
     with replacing(path) as temporary:
         temporary.write_bytes(bank.astype("<f4", copy=False).data)
@@ -187,8 +187,8 @@ def write_memory(path: str, bank: npt.NDArray[np.float32]) -> None:
 
 def _refuse_errors(findings: Iterable[Finding]) -> None:
     """Show the warnings; raise `ProgramError` with the errors, if any."""
-    from ...isa.errors import ProgramError
-    from ...isa.finding import gather
+    from ..isa.errors import ProgramError
+    from ..isa.finding import gather
 
     shown = gather(findings, MOST_SHOWN)
     for f in shown:
@@ -202,7 +202,7 @@ def _refuse_errors(findings: Iterable[Finding]) -> None:
 def _read_memory(path: Path, most: int) -> npt.NDArray[np.float32]:
     import numpy as np
 
-    from ...isa.errors import TensorError
+    from ..isa.errors import TensorError
 
     data = _contents(path, most)
     if len(data) % 4:
@@ -212,7 +212,7 @@ def _read_memory(path: Path, most: int) -> npt.NDArray[np.float32]:
 
 def _contents(path: Path, most: int) -> bytearray:
     """The bytes of a file, or of a pipe, of at most `most` bytes. Raises `ProgramError` for a larger one."""
-    from ...isa.errors import ProgramError
+    from ..isa.errors import ProgramError
 
     data = bytearray()
     with open(path, "rb") as f:

@@ -12,8 +12,8 @@ import click
 from .raw import raw_options, read_raw_image, refuse_contradictions, with_memories
 
 if TYPE_CHECKING:
-    from ...isa.finding import Finding
-    from ...isa.program import Program
+    from ..isa.finding import Finding
+    from ..isa.program import Program
 
 _size = click.IntRange(0)
 
@@ -31,13 +31,13 @@ def check_command(program: Path, raw: bool, most: int, as_json: bool, **options:
     Of a bare image (--raw) that is checked which can be decided without buffers' names and roles; without op lists
     (--mme) neither the streams of their units nor deadlock.
     """
-    from ...isa.finding import gather
+    from ..isa.finding import gather
 
     refuse_contradictions(raw)
     loaded, findings, runnable = _raw(program, options) if raw else _container(program)
     depth = None
     if runnable and all(f.warning for f in findings):
-        from ...isa.verify import dry_run, smallest_depth
+        from ..isa.verify import dry_run, smallest_depth
 
         findings += dry_run(loaded)
         if all(f.warning for f in findings):
@@ -73,8 +73,8 @@ def _show(findings: Sequence[Finding]) -> None:
 
 
 def _container(path: Path) -> tuple[Program, list[Finding], bool]:
-    from ...assembler import container
-    from ...isa.verify import check
+    from ..assembler import container
+    from ..isa.verify import check
 
     loaded = container.read(path)
     return loaded, check(loaded), True
@@ -82,8 +82,8 @@ def _container(path: Path) -> tuple[Program, list[Finding], bool]:
 
 def _raw(path: Path, options: dict[str, Any]) -> tuple[Program, list[Finding], bool]:
     """A bare image, as far as it can be told into packets; whether it can be run dry."""
-    from ...isa.overlays import find
-    from ...isa.verify import check
+    from ..isa.overlays import find
+    from ..isa.verify import check
 
     read = read_raw_image(path, find(options["overlay"]), options["mme"])
     given = {bank: options.get(f"{bank}_bytes") for bank in read.program.overlay.banks}

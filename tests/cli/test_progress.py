@@ -14,13 +14,13 @@ from pathlib import Path
 
 import pytest
 
-from rsn.host import progress
-from rsn.host.commands import compile as compiling
+from rsn.cli import compile as compiling
+from rsn.cli import progress
 
 PREAMBLE = """
 import sys, time
-from rsn.host import progress
-from rsn.host.commands import compile as compiling
+from rsn.cli import progress
+from rsn.cli import compile as compiling
 progress.PATIENCE = {patience}
 """
 
@@ -113,7 +113,7 @@ def test_a_command_shows_it_beside_its_json(tmp_path: Path) -> None:
     program = Path(progress.__file__).parent.parent / "programs" / "fig6_app1.rsn"
     body = f"""
     from rsn.hw.sim import breakpoint
-    from rsn.host.cli import main
+    from rsn.cli.main import main
     main(["asm", {str(program)!r}, "-o", {str(tmp_path / "f.bin")!r}], standalone_mode=False)
     stop = breakpoint.stop
     breakpoint.stop = lambda *args: time.sleep(0.4) or stop(*args)
@@ -176,7 +176,7 @@ def test_no_steps_where_stderr_is_a_pipe() -> None:
 
 def test_compile_shows_its_passes(tmp_path: Path) -> None:
     command = ["compile", "gemm:130x64x70", "-o", str(tmp_path / "g.rsn"), "--json", "--dump-after", "lower"]
-    seen, out, code = on_a_terminal(f"from rsn.host.cli import main\nmain({command!r})", 60)
+    seen, out, code = on_a_terminal(f"from rsn.cli.main import main\nmain({command!r})", 60)
     assert code == 0
     assert json.loads(out)["segments"] == 1
     heading, *lines = seen.decode().splitlines()
@@ -188,6 +188,6 @@ def test_compile_shows_its_passes(tmp_path: Path) -> None:
 
 def test_compile_stops_showing_where_it_fails(tmp_path: Path) -> None:
     command = ["compile", "no-such-model", "-o", str(tmp_path / "g.rsn")]
-    seen, out, code = on_a_terminal(f"from rsn.host.cli import main\nmain({command!r})", 60)
+    seen, out, code = on_a_terminal(f"from rsn.cli.main import main\nmain({command!r})", 60)
     assert (out, code) == (b"", 2)
     assert seen.decode().splitlines()[-1].startswith("error: ")

@@ -12,8 +12,8 @@ import click
 @click.option("--silence", type=click.FloatRange(0, min_open=True), help="seconds without a sign of life until it ends")
 def serve_stdio_command(silence: float | None) -> None:
     """Drive boards for whoever is at the other end of stdin and stdout."""
-    from ..boards.ssh_frames import SILENCE_S
-    from ..boards.ssh_remote import serve
+    from ..host.boards.ssh_frames import SILENCE_S
+    from ..host.boards.ssh_remote import serve
 
     # what libraries print must not come between the frames
     frames = os.dup(1)

@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 from click.testing import CliRunner, Result
 
-from rsn.host.cli import main
-from rsn.host.commands.published import networks, rows
-from rsn.host.commands.reproduce import TABLES
+from rsn.cli.main import main
+from rsn.cli.published import networks, rows
+from rsn.cli.reproduce import TABLES
 from rsn.isa.overlays import XNN_BASE
 from rsn.scheduler.lower import lower
 from rsn.scheduler.schedule import PAPER, PUBLISHED

@@ -68,31 +68,31 @@ def compile_command(
     A program text is for rsn asm and rsn run. A whole model, with weights and what PyTorch runs of it, is for rsn serve
     and rsn.load.
     """
-    from ...isa.errors import require_torch
+    from ..isa.errors import require_torch
 
     require_torch("compiling a model")
-    from ..progress import stepping
+    from .progress import stepping
 
     if budget is not None and schedule != "best":
         raise click.UsageError("--budget goes with --schedule best")
     with stepping(f"compiling {spec} for {overlay}", STEPS) as steps:
-        from ...assembler.printer import show
-        from ...compiler import schedule_named
-        from ...dump import shown
-        from ...isa.files import check_target as check_file
-        from ...isa.files import write_text
-        from ...isa.overlays import find
-        from ...isa.program import Role
-        from ...isa.statistics import count
-        from ...model_file import SUFFIX, Part, write
-        from ...rsnlib.capture import module_of
-        from ...rsnlib.models import load_spec
-        from ...rsnlib.passes import Passes, within
-        from ...rsnlib.precision import Borders, Widened, widened_example
-        from ...rsnlib.trace import trace
-        from ...scheduler.best import Chosen
-        from ...scheduler.build import build
-        from ..tensors import check_target, save_tensors
+        from ..assembler.printer import show
+        from ..compiler import schedule_named
+        from ..dump import shown
+        from ..host.tensors import check_target, save_tensors
+        from ..isa.files import check_target as check_file
+        from ..isa.files import write_text
+        from ..isa.overlays import find
+        from ..isa.program import Role
+        from ..isa.statistics import count
+        from ..model_file import SUFFIX, Part, write
+        from ..rsnlib.capture import module_of
+        from ..rsnlib.models import load_spec
+        from ..rsnlib.passes import Passes, within
+        from ..rsnlib.precision import Borders, Widened, widened_example
+        from ..rsnlib.trace import trace
+        from ..scheduler.best import Chosen
+        from ..scheduler.build import build
 
         target, plan = find(overlay), schedule_named(schedule, 30.0 if budget is None else budget, seed)
         for path in (output, schedule_out):

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from click.testing import CliRunner, Result
 
-from rsn.host.cli import main
+from rsn.cli.main import main
 from rsn.isa.errors import ScheduleError
 from rsn.scheduler import best as best_module
 from rsn.scheduler.schedule import PAPER, read_schedule

@@ -12,7 +12,7 @@ from click.testing import CliRunner, Result
 import rsn as package
 from rsn.assembler import container
 from rsn.assembler.parser import parse
-from rsn.host.cli import main
+from rsn.cli.main import main
 from rsn.isa.packet import Packet
 from rsn.isa.program import Kernels, Program
 from rsn.scheduler.pack import pack

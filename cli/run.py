@@ -17,8 +17,8 @@ if TYPE_CHECKING:
     import numpy as np
     import numpy.typing as npt
 
-    from ...hw.sim.machine import Machine, Run
-    from ...isa.program import Program
+    from ..hw.sim.machine import Machine, Run
+    from ..isa.program import Program
 
 
 class Setting(click.ParamType[tuple[str, float]]):
@@ -84,9 +84,9 @@ _file = click.Path(dir_okay=False)
 @click.option("--json", "as_json", is_flag=True, help="one JSON object on stdout")
 def run_command(program: str, raw: bool, as_json: bool, **options: Any) -> None:
     """Run PROGRAM (.bin) and report the time it takes."""
-    from ...isa.files import check_target
-    from ..boards import open_board
-    from ..progress import working
+    from ..host.boards import open_board
+    from ..isa.files import check_target
+    from .progress import working
 
     refuse_contradictions(raw)
     _refuse_misuse(raw, options)
@@ -156,7 +156,7 @@ def _refuse_misuse(raw: bool, options: Mapping[str, Any]) -> None:
 
 
 def _read(path: str) -> Program:
-    from ...assembler import container
+    from ..assembler import container
 
     return container.read(path)
 
@@ -164,7 +164,7 @@ def _read(path: str) -> Program:
 def _with_overlay(program: Program, options: Mapping[str, Any]) -> Program:
     overlay = program.overlay
     if options["overlay_file"]:
-        from ...isa.overlays.file import changed
+        from ..isa.overlays.file import changed
 
         overlay = changed(overlay, options["overlay_file"])
     if options["source_rates"]:
@@ -178,9 +178,9 @@ def _with_overlay(program: Program, options: Mapping[str, Any]) -> Program:
 
 
 def _run(program: Program, options: Mapping[str, Any]) -> Run:
-    from ..progress import working
-    from ..runner import Runner
-    from ..tensors import check_target, save_tensors
+    from ..host.runner import Runner
+    from ..host.tensors import check_target, save_tensors
+    from .progress import working
 
     params = dict(options["params"])
     if options["timing_only"]:
@@ -198,9 +198,9 @@ def _run(program: Program, options: Mapping[str, Any]) -> Run:
 
 def _inputs(program: Program, options: Mapping[str, Any]) -> dict[str, npt.NDArray[np.generic]]:
     """The inputs that were given. Raises `TensorError` where inputs or weights are missing."""
-    from ...isa.errors import TensorError
-    from ...isa.program import Role
-    from ..tensors import load_tensors
+    from ..host.tensors import load_tensors
+    from ..isa.errors import TensorError
+    from ..isa.program import Role
 
     for given, role, option in (("weights", Role.WEIGHT, "--weights"), ("inputs", Role.INPUT, "--inputs")):
         wanted = program.with_role(role)
@@ -214,16 +214,16 @@ def _inputs(program: Program, options: Mapping[str, Any]) -> dict[str, npt.NDArr
 
 
 def _machine(program: Program, params: Mapping[str, int]) -> Machine:
-    from ...hw.sim.machine import Machine
-    from ...isa.verify import require
+    from ..hw.sim.machine import Machine
+    from ..isa.verify import require
 
     require(program)
     return Machine(program, program.bind(params))
 
 
 def _run_raw(program: Program, banks: dict[str, Any] | None, options: Mapping[str, Any]) -> Run:
-    from ...hw.sim.machine import Machine
-    from ..progress import working
+    from ..hw.sim.machine import Machine
+    from .progress import working
 
     with working("running") as progress:
         run = Machine(program).run(banks, progress=progress)
@@ -236,27 +236,27 @@ def _picture(program: Program, name: str, options: Mapping[str, Any]) -> Machine
     """Write what shows the run; the machine, if somebody wants its reasons."""
     if not (options["explains"] or options["trace"] or options["report"]):
         return None
-    from ...hw.sim.machine import Machine
-    from ..progress import working
+    from ..hw.sim.machine import Machine
+    from .progress import working
 
     machine = Machine(program, program.bind(dict(options["params"])))
     with working("drawing"):
         if options["trace"]:
-            from ...hw.sim.timeline import Timeline
-            from ...hw.sim.trace import write_trace
+            from ..hw.sim.timeline import Timeline
+            from ..hw.sim.trace import write_trace
 
             write_trace(Timeline(machine), options["trace"])
         if options["report"]:
-            from ...hw.sim.report import write_report
+            from ..hw.sim.report import write_report
 
             write_report(machine, options["report"], title=Path(name).name)
     return machine if options["explains"] else None
 
 
 def _stop(program: Program, raw: bool, banks: dict[str, Any] | None, options: Mapping[str, Any], as_json: bool) -> None:
-    from ...hw.sim.breakpoint import stop
-    from ..progress import working
-    from ..runner import Runner
+    from ..host.runner import Runner
+    from ..hw.sim.breakpoint import stop
+    from .progress import working
 
     unit, number = options["stop_at"]
     params = dict(options["params"])
@@ -276,16 +276,16 @@ def _compare(program: Program, options: Mapping[str, Any], as_json: bool) -> Non
     """Exits with 1 where a segment is beyond the bound."""
     import numpy as np
 
-    from ...isa.errors import require_torch
+    from ..isa.errors import require_torch
 
     require_torch("--compare")
-    from ...compare import BOUND, compare, show
-    from ...isa.errors import TensorError
-    from ...isa.program import Role
-    from ...rsnlib.models import load_spec
-    from ...rsnlib.trace import trace
-    from ..progress import working
-    from ..tensors import Weights
+    from ..compare import BOUND, compare, show
+    from ..host.tensors import Weights
+    from ..isa.errors import TensorError
+    from ..isa.program import Role
+    from ..rsnlib.models import load_spec
+    from ..rsnlib.trace import trace
+    from .progress import working
 
     params = dict(options["params"])
     program.bind(params)  # refuses what it has not
@@ -323,9 +323,9 @@ def _compare(program: Program, options: Mapping[str, Any], as_json: bool) -> Non
 
 
 def _report(program: Program, run: Run, machine: Machine | None, options: Mapping[str, Any], as_json: bool) -> None:
-    from ...hw.sim.explain import explain
-    from ...isa.durations import duration
-    from ...isa.statistics import count
+    from ..hw.sim.explain import explain
+    from ..isa.durations import duration
+    from ..isa.statistics import count
 
     if run.clock != "modelled":
         _report_timed(program, run, options, as_json)
@@ -358,8 +358,8 @@ def _report(program: Program, run: Run, machine: Machine | None, options: Mappin
 
 def _report_timed(program: Program, run: Run, options: Mapping[str, Any], as_json: bool) -> None:
     """Of a board that took time itself: the machine's own, or this computer's, which says nothing of the machine."""
-    from ...isa.durations import duration
-    from ...isa.statistics import count
+    from ..isa.durations import duration
+    from ..isa.statistics import count
 
     measured = run.clock == "measured"
     if as_json:

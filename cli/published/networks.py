@@ -8,14 +8,14 @@ from functools import cache
 
 import numpy as np
 
-from ....isa.datapath import Overlay
-from ....isa.program import Program
-from ....scheduler.apart import lower_scores, lower_values, place_scores
-from ....scheduler.lower import place_activations
-from ....scheduler.pack import pack
-from ....scheduler.schedule import Schedule
-from ....scheduler.segment import Activation, Array, Attention, Gemm, Layer, Network, Norm, Output
-from ....scheduler.sequences import Sequences
+from ...isa.datapath import Overlay
+from ...isa.program import Program
+from ...scheduler.apart import lower_scores, lower_values, place_scores
+from ...scheduler.lower import place_activations
+from ...scheduler.pack import pack
+from ...scheduler.schedule import Schedule
+from ...scheduler.segment import Activation, Array, Attention, Gemm, Layer, Network, Norm, Output
+from ...scheduler.sequences import Sequences
 
 HIDDEN, INNER, HEADS, HEAD_DIM = 1024, 4096, 16, 64
 """Of BERT-Large."""

@@ -15,7 +15,7 @@ from click.testing import CliRunner, Result
 
 from rsn.assembler import container
 from rsn.assembler.parser import parse
-from rsn.host.cli import main
+from rsn.cli.main import main
 from rsn.hw.sim.explain import explain
 from rsn.hw.sim.machine import Machine
 from rsn.isa.program import Kernels, Program

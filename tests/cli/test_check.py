@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 import rsn as package
 from rsn.assembler import container
 from rsn.assembler.parser import parse
-from rsn.host.cli import main
+from rsn.cli.main import main
 from rsn.hw.sim.machine import simulate
 from rsn.isa.packet import Packet
 from rsn.isa.program import Kernels, Program, Role

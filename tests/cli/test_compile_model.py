@@ -10,7 +10,7 @@ from click.testing import CliRunner
 torch = pytest.importorskip("torch")
 
 import rsn  # noqa: E402 - torch first: it may be missing
-from rsn.host.cli import main  # noqa: E402
+from rsn.cli.main import main  # noqa: E402
 from rsn.rsnlib.models import load_spec  # noqa: E402
 
 MODEL = """

@@ -21,8 +21,8 @@ from pathlib import Path
 
 import click
 
-from ... import __version__
-from ...isa.errors import INSTALL_TORCH
+from .. import __version__
+from ..isa.errors import INSTALL_TORCH
 
 PATIENCE_S = 10.0
 """Of a program that is asked for its version."""
@@ -91,7 +91,7 @@ def _guarded(check: tuple[str, Callable[[], list[Check]]]) -> list[Check]:
 def _sim() -> list[Check]:
     what, purpose = "board sim", "rsn run: results, and modelled time"
     try:
-        from ..boards.sim import SimBoard
+        from ..host.boards.sim import SimBoard
 
         SimBoard().close()
     except Exception as e:
@@ -100,8 +100,8 @@ def _sim() -> list[Check]:
 
 
 def _csim() -> list[Check]:
-    from ...hw.versal.csim.build import MEND, compiler
-    from ...isa.errors import BoardError
+    from ..hw.versal.csim.build import MEND, compiler
+    from ..isa.errors import BoardError
 
     purpose = "rsn run --board csim: results by the machine's C++ sources"
     try:
@@ -133,8 +133,8 @@ if device is not None:
 
 
 def _xrt() -> list[Check]:
-    from ..boards.profile import PROFILES
-    from ..boards.xrt_ctypes import INSTALL
+    from ..host.boards.profile import PROFILES
+    from ..host.boards.xrt_ctypes import INSTALL
 
     boards = tuple(PROFILES)
     library, device = f"boards {', '.join(boards)}", "what they run on"
@@ -172,9 +172,9 @@ def _xrt() -> list[Check]:
 
 
 def _bitstream() -> Check:
-    from ...isa.errors import BoardError
-    from ..boards.xclbin import read_xclbin
-    from ..boards.xrt import XCLBIN_VARIABLE
+    from ..host.boards.xclbin import read_xclbin
+    from ..host.boards.xrt import XCLBIN_VARIABLE
+    from ..isa.errors import BoardError
 
     what, purpose = "bitstream", "what the device is programmed with"
     named = os.environ.get(XCLBIN_VARIABLE)

@@ -12,15 +12,15 @@ import click
 
 from .. import __version__
 from ..isa.errors import RsnError, SourceError
-from .commands.check import check_command
-from .commands.compile import compile_command
-from .commands.diff import diff_command
-from .commands.doctor import doctor_command
-from .commands.raw import RawImage, load_raw_image, raw_options, refuse_contradictions, was_given
-from .commands.reproduce import reproduce_command
-from .commands.run import run_command
-from .commands.serve import serve_command
-from .commands.serve_stdio import serve_stdio_command
+from .check import check_command
+from .compile import compile_command
+from .diff import diff_command
+from .doctor import doctor_command
+from .raw import RawImage, load_raw_image, raw_options, refuse_contradictions, was_given
+from .reproduce import reproduce_command
+from .run import run_command
+from .serve import serve_command
+from .serve_stdio import serve_stdio_command
 
 if TYPE_CHECKING:
     from ..isa.program import Program
@@ -202,7 +202,7 @@ def info(
     if resources or cycles:
         from ..isa.overlays import find
         from ..isa.overlays.file import changed
-        from .commands.machine import show_cycles, show_resources
+        from .machine import show_cycles, show_resources
 
         machine = loaded.program.overlay if loaded else find(overlay if was_given("overlay") else MACHINE)
         if overlay_file is not None:

@@ -19,9 +19,8 @@ import numpy as np
 import pytest
 from click.testing import CliRunner, Result
 
-from rsn.host.cli import main
-
-from . import words as w
+from rsn.cli.main import main
+from rsn.tests.host import words as w
 
 Array = w.Array
 

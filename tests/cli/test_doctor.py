@@ -15,9 +15,9 @@ import pytest
 from click.testing import CliRunner
 
 import rsn
+from rsn.cli import doctor
+from rsn.cli.main import main
 from rsn.host.boards.xrt_ctypes import LIBRARY
-from rsn.host.cli import main
-from rsn.host.commands import doctor
 
 LIBRARIES = Path("/usr/lib/x86_64-linux-gnu")
 
@@ -197,7 +197,7 @@ def test_nothing_it_does_may_raise(machine: Path, monkeypatch: pytest.MonkeyPatc
 def test_it_is_quick_and_loads_nothing_heavy(tmp_path: Path) -> None:
     code = (
         "import sys, time; t = time.perf_counter()\n"
-        "from rsn.host.cli import main\n"
+        "from rsn.cli.main import main\n"
         "main(['doctor'], standalone_mode=False)\n"
         "print(sorted({'torch', 'transformers', 'numba', 'pynq', 'pyxrt'} & set(sys.modules)), file=sys.stderr)\n"
         "print(time.perf_counter() - t < 5, file=sys.stderr)"

@@ -7,9 +7,9 @@ from collections.abc import Sequence
 
 import click
 
-from ...isa.datapath import PL_HZ, Overlay
-from ...isa.errors import ResourceError
-from ...isa.resources import Row, budget, require_fits
+from ..isa.datapath import PL_HZ, Overlay
+from ..isa.errors import ResourceError
+from ..isa.resources import Row, budget, require_fits
 
 
 def show_resources(overlay: Overlay, as_json: bool) -> None:

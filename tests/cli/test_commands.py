@@ -10,7 +10,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from rsn.assembler import container
-from rsn.host.cli import main
+from rsn.cli.main import main
 from rsn.host.tensors import load_tensors, save_tensors
 
 

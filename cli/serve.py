@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 if TYPE_CHECKING:
-    from ..serving.http import Server
+    from ..host.serving.http import Server
 
 LONGEST_S = 24 * 3600.0
 """Of a time that may be asked for: threads cannot wait for any number of seconds."""
@@ -71,13 +71,13 @@ def serve_command(
     POST / asks the model, in JSON; GET / describes it; /health and /metrics are for load balancers and Prometheus
     (docs/serving.md). One process, one board, no encryption and no passwords: for more, put a proxy before it.
     """
-    from ...isa.errors import require
+    from ..isa.errors import require
 
     for package in ("starlette", "uvicorn"):
         require(package, "serving over HTTP", "pip install starlette uvicorn")
-    from ..progress import working
-    from ..serving.http import application, listener, serve
-    from ..serving.policy import Serving
+    from ..host.serving.http import application, listener, serve
+    from ..host.serving.policy import Serving
+    from .progress import working
 
     logging.basicConfig(format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     sock = listener(host, port)  # before the model, which takes longer
@@ -104,7 +104,7 @@ def _figures() -> tuple[Any, Any]:
         return None, None
     from prometheus_client import CollectorRegistry, ProcessCollector
 
-    from ..serving.metrics import Metrics
+    from ..host.serving.metrics import Metrics
 
     registry = CollectorRegistry()
     ProcessCollector(registry=registry)
@@ -113,7 +113,7 @@ def _figures() -> tuple[Any, Any]:
 
 def _open(model: Path, board: str, xclbin: str | None, serving: Any, metrics: Any) -> Server:
     """The model's server, with its board open."""
-    from ...loaded import load
+    from ..loaded import load
 
     server: Server = load(model, board=board, xclbin=xclbin).server(serving, metrics=metrics, name=model.stem)
     return server

@@ -12,8 +12,8 @@ import click
 from .raw import OVERLAY
 
 if TYPE_CHECKING:
-    from ...isa.compare import Comparison
-    from ...isa.program import Program
+    from ..isa.compare import Comparison
+    from ..isa.program import Program
 
 _path = click.Path(dir_okay=False, path_type=Path)
 
@@ -30,9 +30,9 @@ def diff_command(first: Path, second: Path, raw: bool, overlay: str, most: int, 
 
     Exits with 0 if the kernels are the same, however they are packed, else with 1.
     """
-    from ...assembler import container
-    from ...isa.compare import compare
-    from ...isa.overlays import find
+    from ..assembler import container
+    from ..isa.compare import compare
+    from ..isa.overlays import find
 
     programs = [container.read_raw(p, find(overlay)) if raw else container.read(p) for p in (first, second)]
     result = compare(*programs)

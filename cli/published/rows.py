@@ -15,19 +15,19 @@ from importlib import resources
 from math import inf
 from typing import Any
 
-from ....hw.sim.machine import launch_seconds
-from ....isa.compiled import Plan, Timing
-from ....isa.datapath import Overlay, Rate
-from ....isa.layout import padded
-from ....isa.overlays.xnn import XNN, XNN_BASE
-from ....isa.overlays.xnn_formats import Mme
-from ....isa.program import Program
-from ....isa.statistics import count
-from ....scheduler.best import Best
-from ....scheduler.build import build
-from ....scheduler.mapping import AIE_OF_MME, Estimate, MappingType, Roofline, Shape, estimate
-from ....scheduler.schedule import PAPER, STRICT, Schedule, Segment
-from ....scheduler.segment import Attention, Network
+from ...hw.sim.machine import launch_seconds
+from ...isa.compiled import Plan, Timing
+from ...isa.datapath import Overlay, Rate
+from ...isa.layout import padded
+from ...isa.overlays.xnn import XNN, XNN_BASE
+from ...isa.overlays.xnn_formats import Mme
+from ...isa.program import Program
+from ...isa.statistics import count
+from ...scheduler.best import Best
+from ...scheduler.build import build
+from ...scheduler.mapping import AIE_OF_MME, Estimate, MappingType, Roofline, Shape, estimate
+from ...scheduler.schedule import PAPER, STRICT, Schedule, Segment
+from ...scheduler.segment import Attention, Network
 from . import networks
 
 BANDWIDTHS = ("ddr_read_gbs", "ddr_write_gbs", "lpddr_read_gbs")
