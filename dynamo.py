@@ -64,8 +64,8 @@ class Options:
 
     def __post_init__(self) -> None:
         """Raises `UnsupportedError` for what no graph could be compiled with: that is nothing to fall back from."""
-        from .compiler import schedule_named
         from .isa.overlays import find
+        from .scheduler.best import schedule_named
         from .scheduler.lower import lower
         from .scheduler.schedule import PAPER
         from .scheduler.segment import Network
@@ -97,7 +97,7 @@ class Options:
     def modelled(self, network: Network) -> Modelled:
         """Its modelled time on the machine, where no schedule is searched for with this one, else with the schedule
         "paper". Raises `UnsupportedError` or `ScheduleError`."""
-        from .compiler import modelled_layers
+        from .compiled import modelled_layers
         from .isa.overlays import find
         from .scheduler.build import build
         from .scheduler.schedule import PAPER, Schedule
@@ -322,7 +322,7 @@ class _Graph:
         return lambda *given: found.run(programs, given), reasons
 
     def _program(self, traced: Traced) -> Callable[..., Any]:
-        from .compiler import Compiled
+        from .compiled import Compiled
         from .isa.overlays import find
         from .scheduler.build import build
 

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     import torch
     from torch.export import ExportedProgram
 
-    from .compiler import Compiled
+    from .compiled import Compiled
     from .hw.sim.machine import Run
     from .rsnlib.changes import Followed
     from .rsnlib.precision import Borders

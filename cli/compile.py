@@ -77,7 +77,6 @@ def compile_command(
         raise click.UsageError("--budget goes with --schedule best")
     with stepping(f"compiling {spec} for {overlay}", STEPS) as steps:
         from ..assembler.printer import show
-        from ..compiler import schedule_named
         from ..dump import shown
         from ..host.tensors import check_target, save_tensors
         from ..isa.files import check_target as check_file
@@ -91,7 +90,7 @@ def compile_command(
         from ..rsnlib.passes import Passes, within
         from ..rsnlib.precision import Borders, Widened, widened_example
         from ..rsnlib.trace import trace
-        from ..scheduler.best import Chosen
+        from ..scheduler.best import Chosen, schedule_named
         from ..scheduler.build import build
 
         target, plan = find(overlay), schedule_named(schedule, 30.0 if budget is None else budget, seed)

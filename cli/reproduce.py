@@ -27,7 +27,7 @@ TABLES = ("table3", "table6", "table7", "table9", "fig18", "table10", "table11",
 def reproduce_command(table: str, schedule: str, rates: Sequence[tuple[str, float]], as_json: bool) -> None:
     """Model what the paper measured: the rows of TABLE, or of all, each with its error and whether a constant of the
     model was fitted on it."""
-    from ..compiler import schedule_named
+    from ..scheduler.best import schedule_named
     from .progress import working
     from .published.rows import rows_of
 

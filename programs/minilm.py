@@ -30,7 +30,7 @@ from rich.console import Console
 from rich.table import Table
 from torch import nn
 
-from ..compiler import Compiled
+from ..compiled import Compiled
 from ..compiler import compile as rsn_compile
 from ..isa.durations import duration
 from ..isa.errors import BoardError, RsnError, require

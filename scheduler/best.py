@@ -14,7 +14,7 @@ from ..isa.datapath import Overlay
 from ..isa.errors import ScheduleError
 from ..isa.files import write_text
 from .knobs import converted
-from .schedule import Schedule, read_schedule, show_schedule
+from .schedule import SCHEDULES, Schedule, read_schedule, show_schedule
 from .search import CostModel, Price, describe, price, search
 from .segment import Network
 
@@ -129,3 +129,26 @@ def _user_cache() -> Path:
         return (Path(base) if base else Path.home() / ".cache") / "rsn" / "schedules"
     except RuntimeError:  # a user without a home
         return Path(tempfile.gettempdir()) / "rsn" / "schedules"
+
+
+def schedule_named(
+    schedule: str | os.PathLike[str] | Schedule | Best, budget_s: float = 30.0, seed: int = 0
+) -> Schedule | Best:
+    """A schedule by name, or from a file. budget_s, seed: of the search for "best". Raises `ScheduleError` for an
+    unknown one."""
+    if isinstance(schedule, os.PathLike):
+        return read_schedule(schedule)
+    if isinstance(schedule, Schedule | Best):
+        return schedule
+    if not isinstance(schedule, str):
+        raise ScheduleError(
+            f"schedule = {schedule!r}: a name ({', '.join(SCHEDULES)}, best), a file (.toml), an rsn.Schedule(...) or "
+            "an rsn.Best(...)"
+        )
+    if schedule == "best":
+        return Best(budget_s, seed)
+    if schedule in SCHEDULES:
+        return SCHEDULES[schedule]
+    if schedule.endswith(".toml"):
+        return read_schedule(schedule)
+    raise ScheduleError(f"no schedule {schedule!r}; there are {', '.join(SCHEDULES)}, best, and files (.toml)")

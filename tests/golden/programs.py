@@ -24,12 +24,12 @@ from torch import nn
 import rsn
 from rsn.assembler import container
 from rsn.assembler.parser import parse_file
-from rsn.compiler import schedule_named
 from rsn.hw.sim.machine import Machine, launch_seconds
 from rsn.isa.overlays import OVERLAYS, find
 from rsn.isa.program import Kernels, Program
 from rsn.rsnlib.models import preset
 from rsn.rsnlib.trace import trace
+from rsn.scheduler.best import schedule_named
 from rsn.scheduler.build import build
 from rsn.scheduler.pack import pack
 from rsn.scheduler.segment import Activation, Attention, Gemm, Network, Norm, Output
