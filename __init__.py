@@ -35,10 +35,10 @@ __all__ = [
 
 # Public name -> where it lives: "module" or "module:attribute", relative to this package.
 _HOME = {
-    "Batch": ".shapes:Batch",
+    "Batch": ".rsnlib.shapes:Batch",
     "Best": ".scheduler.best:Best",
     "Interleave": ".scheduler.schedule:Interleave",
-    "Length": ".shapes:Length",
+    "Length": ".rsnlib.shapes:Length",
     "Loops": ".scheduler.schedule:Loops",
     "MappingType": ".scheduler.mapping:MappingType",
     "Passes": ".rsnlib.passes:Passes",  # not in __all__, as nn
@@ -53,9 +53,9 @@ _HOME = {
     "compile": ".compiler:compile",
     "errors": ".isa.errors",
     "explain": ".compiler:explain",
-    "load": ".loaded:load",
+    "load": ".host.model.loaded:load",
     "nn": ".nn",  # not in __all__: `from rsn import *` would take torch
-    "shown": ".dump:shown",
+    "shown": ".rsnlib.dump:shown",
 }
 
 

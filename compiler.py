@@ -9,17 +9,17 @@ from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, overload
 
-from .compiled import Compiled, Recipe, modelled_layers
-from .family import Family
+from .host.model.compiled import Compiled, Recipe, modelled_layers
+from .host.model.family import Family
 from .isa.datapath import Overlay
 from .isa.errors import ScheduleError, TensorError, UnsupportedError, require_torch
 from .isa.overlays import find
+from .rsnlib.shapes import Shapes
 from .scheduler.best import Best, schedule_named
 from .scheduler.build import Observe, build
 from .scheduler.lower import lower
 from .scheduler.room import RoomError
 from .scheduler.schedule import PAPER, Schedule
-from .shapes import Shapes
 
 if TYPE_CHECKING:
     from torch import nn
@@ -58,8 +58,8 @@ def explain(
     is then that of its options.
     """
     require_torch("compiling a model")
-    from .dynamo import explain as explain_captured
-    from .dynamo import is_captured
+    from .host.model.torch_backend import explain as explain_captured
+    from .host.model.torch_backend import is_captured
     from .rsnlib.capture import module_of
     from .rsnlib.passes import within
     from .rsnlib.precision import Widened, widened_example

@@ -9,7 +9,7 @@ from typing import Any
 import click
 
 PASSES = ("capture", "rewrite", "match", "fold", "schedule", "lower", "pack")
-"""Those of `rsn.dump.SHOWN`, which only a command that runs may import."""
+"""Those of `rsn.rsnlib.dump.SHOWN`, which only a command that runs may import."""
 STEPS = ("start PyTorch", "load the model", *PASSES, "write")
 """As shown on a terminal."""
 
@@ -77,15 +77,15 @@ def compile_command(
         raise click.UsageError("--budget goes with --schedule best")
     with stepping(f"compiling {spec} for {overlay}", STEPS) as steps:
         from ..assembler.printer import show
-        from ..dump import shown
+        from ..host.model.file import SUFFIX, Part, write
         from ..host.tensors import check_target, save_tensors
         from ..isa.files import check_target as check_file
         from ..isa.files import write_text
         from ..isa.overlays import find
         from ..isa.program import Role
         from ..isa.statistics import count
-        from ..model_file import SUFFIX, Part, write
         from ..rsnlib.capture import module_of
+        from ..rsnlib.dump import shown
         from ..rsnlib.models import load_spec
         from ..rsnlib.passes import Passes, within
         from ..rsnlib.precision import Borders, Widened, widened_example

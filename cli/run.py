@@ -279,10 +279,11 @@ def _compare(program: Program, options: Mapping[str, Any], as_json: bool) -> Non
     from ..isa.errors import require_torch
 
     require_torch("--compare")
-    from ..compare import BOUND, compare, show
+    from ..host.model.compare import compare, show
     from ..host.tensors import Weights
     from ..isa.errors import TensorError
     from ..isa.program import Role
+    from ..isa.tolerance import BOUND
     from ..rsnlib.models import load_spec
     from ..rsnlib.trace import trace
     from .progress import working

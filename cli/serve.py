@@ -113,7 +113,7 @@ def _figures() -> tuple[Any, Any]:
 
 def _open(model: Path, board: str, xclbin: str | None, serving: Any, metrics: Any) -> Server:
     """The model's server, with its board open."""
-    from ..loaded import load
+    from ..host.model.loaded import load
 
     server: Server = load(model, board=board, xclbin=xclbin).server(serving, metrics=metrics, name=model.stem)
     return server

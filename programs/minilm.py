@@ -30,8 +30,8 @@ from rich.console import Console
 from rich.table import Table
 from torch import nn
 
-from ..compiled import Compiled
 from ..compiler import compile as rsn_compile
+from ..host.model.compiled import Compiled
 from ..isa.durations import duration
 from ..isa.errors import BoardError, RsnError, require
 from ..isa.statistics import count

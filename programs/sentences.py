@@ -22,7 +22,7 @@ from ..host.serving.arguments import Argument
 from ..host.serving.http import Server
 from ..host.serving.http_json import NotTheForm, Question, kind_of, read_fields, value_of, write_json
 from ..isa.errors import BoardError, TensorError
-from ..shapes import Batch, Length
+from ..rsnlib.shapes import Batch, Length
 
 MOST = 256
 """Sentences that a request may have."""

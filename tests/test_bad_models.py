@@ -21,7 +21,7 @@ from torch.nn.utils import parametrizations, prune, spectral_norm, weight_norm  
 
 import rsn  # noqa: E402
 from rsn.cli.main import main  # noqa: E402
-from rsn.dynamo import Fallback  # noqa: E402
+from rsn.host.model.torch_backend import Fallback  # noqa: E402
 from rsn.isa.errors import RsnError, TensorError, UnsupportedError  # noqa: E402
 
 HALF = torch.float16

@@ -341,5 +341,7 @@ def test_torch_stops_compiling() -> None:
         for n in range(1, limit + 1):
             lenient(torch.randn(n + 1, 8))
         x = torch.randn(limit + 2, 8)
-        with pytest.warns(rsn.dynamo.Fallback, match="torch compiles no more variants of this function"):
+        with pytest.warns(
+            rsn.host.model.torch_backend.Fallback, match="torch compiles no more variants of this function"
+        ):
             close(lenient(x), model(x))

@@ -18,11 +18,12 @@ pytest.importorskip("torch")
 import torch
 
 from rsn.cli.main import main
-from rsn.compare import BOUND, Compared, compare, show
+from rsn.host.model.compare import Compared, compare, show
 from rsn.host.tensors import load_tensors, save_tensors
 from rsn.isa.errors import ProgramError, TensorError
 from rsn.isa.overlays import XNN
 from rsn.isa.program import Program, Role
+from rsn.isa.tolerance import BOUND
 from rsn.nn import Encoder
 from rsn.rsnlib.models import Mlp
 from rsn.rsnlib.trace import trace

@@ -11,7 +11,7 @@ torch = pytest.importorskip("torch")
 import rsn  # noqa: E402 - torch first: it may be missing
 from rsn.isa.errors import ScheduleError, TensorError, UnsupportedError  # noqa: E402
 from rsn.nn import Encoder  # noqa: E402
-from rsn.shapes import Dim  # noqa: E402
+from rsn.rsnlib.shapes import Dim  # noqa: E402
 
 HIDDEN = 64
 

@@ -21,9 +21,9 @@ from torch import nn
 from torch.nn import functional
 
 import rsn
-from rsn.filling import Filling
 from rsn.isa.errors import TensorError, UnsupportedError
-from rsn.shapes import Arguments
+from rsn.rsnlib.padding_check import Filling
+from rsn.rsnlib.shapes import Arguments
 
 COLUMNS, BATCH, LENGTH = 6, 4, 8
 AXES = {"batch": 0, "rows": 1, "columns": 2}

@@ -13,9 +13,9 @@ import pytest
 torch = pytest.importorskip("torch")
 
 import rsn  # noqa: E402 - torch first: it may be missing
-from rsn.filling import Filling  # noqa: E402
 from rsn.isa.errors import TensorError, UnsupportedError  # noqa: E402
-from rsn.shapes import Arguments  # noqa: E402
+from rsn.rsnlib.padding_check import Filling  # noqa: E402
+from rsn.rsnlib.shapes import Arguments  # noqa: E402
 from rsn.tests.padding import chains  # noqa: E402
 from rsn.tests.padding.heads import HEADS, draw, tried  # noqa: E402
 

@@ -109,5 +109,5 @@ def test_what_the_machine_would_need_is_refused(function: Callable[..., Any], re
     model, x = Model(function).eval(), torch.randn(B, L, C)
     with pytest.raises(UnsupportedError, match=reason):
         rsn.compile(model, (x,))
-    with torch.no_grad(), pytest.warns(rsn.dynamo.Fallback, match=reason):
+    with torch.no_grad(), pytest.warns(rsn.host.model.torch_backend.Fallback, match=reason):
         assert_same(torch.compile(model, backend="rsn")(x), model(x))

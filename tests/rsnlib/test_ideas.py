@@ -13,7 +13,7 @@ import torch.nn.functional as F  # noqa: E402, N812 - torch first: it may be mis
 from torch import nn  # noqa: E402
 
 import rsn  # noqa: E402
-from rsn.dynamo import Fallback  # noqa: E402
+from rsn.host.model.torch_backend import Fallback  # noqa: E402
 from rsn.isa.errors import UnsupportedError  # noqa: E402
 from rsn.rsnlib import pieces  # noqa: E402
 from rsn.rsnlib.trace import trace  # noqa: E402

@@ -16,8 +16,8 @@ from torch import nn
 import rsn
 from rsn.cli.compile import PASSES
 from rsn.cli.main import main
-from rsn.dump import SHOWN, shown
 from rsn.isa.datapath import Overlay
+from rsn.rsnlib.dump import SHOWN, shown
 from rsn.rsnlib.layers import Linear
 from rsn.rsnlib.rules import RULES
 from rsn.rsnlib.values import Abstract, Arguments, Value, Values

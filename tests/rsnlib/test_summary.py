@@ -15,7 +15,7 @@ from hypothesis import strategies as st  # noqa: E402
 from torch import nn  # noqa: E402
 
 import rsn  # noqa: E402
-from rsn.compiled import modelled_layers  # noqa: E402
+from rsn.host.model.compiled import modelled_layers  # noqa: E402
 from rsn.rsnlib.flops import FlopCounter  # noqa: E402
 from rsn.rsnlib.summary import MAX_LINES, Modelled, Work, head, table  # noqa: E402
 from rsn.rsnlib.trace import trace  # noqa: E402

@@ -19,20 +19,20 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from . import __version__
-from .assembler import container
-from .buckets import Buckets, Cut, Factor, Sizes
-from .host.tensors import Images
-from .isa.errors import ContainerError, MissingError, RsnError, require_torch
-from .isa.files import check_target, replacing
-from .isa.program import Program, Role
-from .shapes import Arguments, Batch, Dim, Length
+from ... import __version__
+from ...assembler import container
+from ...isa.errors import ContainerError, MissingError, RsnError, require_torch
+from ...isa.files import check_target, replacing
+from ...isa.program import Program, Role
+from ...rsnlib.buckets import Buckets, Cut, Factor, Sizes
+from ...rsnlib.shapes import Arguments, Batch, Dim, Length
+from ..tensors import Images
 
 if TYPE_CHECKING:
     import torch
 
-    from .rsnlib.host_part import HostPart
-    from .rsnlib.precision import Borders
+    from ...rsnlib.host_part import HostPart
+    from ...rsnlib.precision import Borders
 
 Json = Any
 SUFFIX = ".rsnmodel"
@@ -127,7 +127,7 @@ def _digest(text: str) -> str:
 
 
 def _part(part: Part, tensors: _Tensors) -> Json:
-    from .rsnlib.saved_host import encode
+    from ...rsnlib.saved_host import encode
 
     program, images = part.program, {}
     for bank in program.overlay.banks:
@@ -149,7 +149,7 @@ def _part(part: Part, tensors: _Tensors) -> Json:
 
 
 def _buckets(buckets: Buckets) -> Json:
-    from .rsnlib.saved_host import described, parameters
+    from ...rsnlib.saved_host import described, parameters
 
     arguments, dims = buckets.arguments, buckets.arguments.dims
     return {
@@ -245,7 +245,7 @@ def _ends(program: Program) -> list[tuple[Any, ...]]:
 
 
 def _of_part(said: Json, tensors: Mapping[str, torch.Tensor], arrays: Mapping[str, Any]) -> Part:
-    from .rsnlib.saved_host import decode
+    from ...rsnlib.saved_host import decode
 
     program = container.loads(tensors[said["program"]].numpy().tobytes(), said["program"])
     images = {bank: arrays[name] for bank, name in said["banks"].items()}
@@ -278,7 +278,7 @@ def _check_ends(program: Program, host: HostPart) -> None:
 
 
 def _of_buckets(said: Json, parts: Sequence[Part]) -> Buckets:
-    from .rsnlib.saved_host import of_described, of_parameters
+    from ...rsnlib.saved_host import of_described, of_parameters
 
     dims = [KINDS[kind](*sizes, exact=bool(exact)) for kind, sizes, exact in said["dims"]]
     shapes = {name: {axis: dims[i] for axis, i in axes} for name, axes in said["shapes"].items()}
@@ -300,7 +300,7 @@ def _of_buckets(said: Json, parts: Sequence[Part]) -> Buckets:
 
 
 def _of_borders(said: Json, parts: Sequence[Part]) -> Borders | None:
-    from .rsnlib.precision import HALVES, Borders
+    from ...rsnlib.precision import HALVES, Borders
 
     if said is None:
         return None

@@ -24,17 +24,17 @@ from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
-from .host.forks import forget_in_children
-from .isa.errors import BoardError, ProgramError, ScheduleError, TensorError, UnsupportedError
+from ...isa.errors import BoardError, ProgramError, ScheduleError, TensorError, UnsupportedError
+from ..forks import forget_in_children
 
 if TYPE_CHECKING:
     from torch.fx import GraphModule
 
-    from .rsnlib.partition import Traced
-    from .rsnlib.pieces import Split
-    from .rsnlib.summary import Modelled, Work
-    from .rsnlib.uncaptured import Uncaptured
-    from .scheduler.segment import Network
+    from ...rsnlib.partition import Traced
+    from ...rsnlib.pieces import Split
+    from ...rsnlib.summary import Modelled, Work
+    from ...rsnlib.uncaptured import Uncaptured
+    from ...scheduler.segment import Network
 
 REMEMBERED = 8
 """Programs that are kept of a graph, for as many shapes."""
@@ -64,11 +64,11 @@ class Options:
 
     def __post_init__(self) -> None:
         """Raises `UnsupportedError` for what no graph could be compiled with: that is nothing to fall back from."""
-        from .isa.overlays import find
-        from .scheduler.best import schedule_named
-        from .scheduler.lower import lower
-        from .scheduler.schedule import PAPER
-        from .scheduler.segment import Network
+        from ...isa.overlays import find
+        from ...scheduler.best import schedule_named
+        from ...scheduler.lower import lower
+        from ...scheduler.schedule import PAPER
+        from ...scheduler.segment import Network
 
         if self.fallback not in ("warn", "error"):
             raise UnsupportedError(f'fallback {self.fallback!r}: "warn" or "error"')
@@ -88,19 +88,19 @@ class Options:
 
     def lower(self, network: Network) -> None:
         """Whether it can be put on the machine. Raises `UnsupportedError` or `ScheduleError`."""
-        from .isa.overlays import find
-        from .scheduler.lower import lower
-        from .scheduler.schedule import PAPER, Schedule
+        from ...isa.overlays import find
+        from ...scheduler.lower import lower
+        from ...scheduler.schedule import PAPER, Schedule
 
         lower(network, find(self.overlay), self.schedule if isinstance(self.schedule, Schedule) else PAPER)
 
     def modelled(self, network: Network) -> Modelled:
         """Its modelled time on the machine, where no schedule is searched for with this one, else with the schedule
         "paper". Raises `UnsupportedError` or `ScheduleError`."""
+        from ...isa.overlays import find
+        from ...scheduler.build import build
+        from ...scheduler.schedule import PAPER, Schedule
         from .compiled import modelled_layers
-        from .isa.overlays import find
-        from .scheduler.build import build
-        from .scheduler.schedule import PAPER, Schedule
 
         schedule = self.schedule if isinstance(self.schedule, Schedule) else PAPER
         return modelled_layers(build(network, find(self.overlay), schedule).program, network)
@@ -117,9 +117,9 @@ class Options:
 
 def _check_board(name: str) -> None:
     """Whether there is one of this name; none is opened. Raises `BoardError`."""
-    from .host.boards.named import IN_PROCESS, REAL
-    from .host.boards.profile import PROFILES, find_profile
-    from .host.boards.ssh import Target
+    from ..boards.named import IN_PROCESS, REAL
+    from ..boards.profile import PROFILES, find_profile
+    from ..boards.ssh import Target
 
     if name in ("sim", "csim"):
         return
@@ -186,7 +186,7 @@ class _Weights:
     """The weights that a program was compiled with; they are kept, so that others cannot have their identity."""
 
     def __init__(self, tensors: Sequence[Any], checksums: bool) -> None:
-        from .rsnlib.changes import Numbers
+        from ...rsnlib.changes import Numbers
 
         self._tensors = tensors
         self._numbers = Numbers(tensors, checksums)
@@ -237,7 +237,7 @@ class _Graph:
     def _sorted(self, args: Sequence[Any]) -> tuple[list[Any], list[Any]]:
         """Arguments of each call, and weights. Which are which is the same in every call."""
         if self._kinds is None:
-            from .rsnlib.bound import static_arguments
+            from ...rsnlib.bound import static_arguments
 
             weights = static_arguments(self._graph, args)
             self._kinds = [i for i in range(len(args)) if i not in weights], sorted(weights)
@@ -255,10 +255,10 @@ class _Graph:
     def divided(self, args: Sequence[Any]) -> Traced | Split:
         """What of it runs where. Raises one of `Refusal` where nothing would run on the machine, and with the option
         fallback="error" where not all is the machine's that has to be."""
-        from .isa.overlays import find
-        from .rsnlib.bound import Bound
-        from .rsnlib.passes import within
-        from .rsnlib.pieces import split
+        from ...isa.overlays import find
+        from ...rsnlib.bound import Bound
+        from ...rsnlib.passes import within
+        from ...rsnlib.pieces import split
 
         if self._wants_gradients(args):
             raise UnsupportedError("gradients are wanted, and the machine has none: call it under torch.no_grad()")
@@ -280,7 +280,7 @@ class _Graph:
         return torch.is_grad_enabled() and any(getattr(x, "requires_grad", False) for x in args)
 
     def _compiled(self, args: Sequence[Any]) -> Callable[..., Any]:
-        from .rsnlib.trace import NoProductError
+        from ...rsnlib.trace import NoProductError
 
         try:
             run, reasons = self._built(self.divided(args))
@@ -301,7 +301,7 @@ class _Graph:
 
     def _built(self, found: Traced | Split) -> tuple[Callable[..., Any], list[str]]:
         """What computes it, and what of it is PyTorch's, or why it comes in pieces. Raises one of `Refusal`."""
-        from .rsnlib.partition import Traced
+        from ...rsnlib.partition import Traced
 
         if isinstance(found, Traced):
             made = self._program(found)
@@ -322,16 +322,16 @@ class _Graph:
         return lambda *given: found.run(programs, given), reasons
 
     def _program(self, traced: Traced) -> Callable[..., Any]:
+        from ...isa.overlays import find
+        from ...scheduler.build import build
         from .compiled import Compiled
-        from .isa.overlays import find
-        from .scheduler.build import build
 
         built = build(traced.network, find(self.options.overlay), self.options.schedule)
         return Compiled(traced, built, self.options.board)
 
 
 def _is_number(x: Any) -> bool:
-    from .rsnlib.bound import is_number
+    from ...rsnlib.bound import is_number
 
     return not hasattr(x, "shape") or is_number(x)
 
@@ -368,8 +368,8 @@ def explain(model: Callable[..., Any], example_inputs: tuple[Any, ...] | dict[st
     """
     import torch
 
-    from .rsnlib.capture import fitting
-    from .rsnlib.uncaptured import Uncaptured
+    from ...rsnlib.capture import fitting
+    from ...rsnlib.uncaptured import Uncaptured
 
     original = getattr(model, "_orig_mod", getattr(model, "_torchdynamo_orig_callable", model))
     forward = getattr(original, "forward", original)
@@ -409,7 +409,7 @@ class _Watch:
 
     def lines(self, wants_gradients: bool) -> Iterator[str]:
         """The summary of all graphs, and what of each runs where."""
-        from .rsnlib.summary import head, table
+        from ...rsnlib.summary import head, table
 
         count = f"torch.compile: {_many(len(self._told), 'graph')}, {_many(len(self._ends), 'graph break')}"
         told = self._told.values()
@@ -458,8 +458,8 @@ class _Told:
 
     def counted(self, graph: _Graph, args: tuple[Any, ...]) -> Any:
         """What the graph computes, by PyTorch; counted as one module."""
-        from .rsnlib.flops import counted
-        from .rsnlib.summary import Work
+        from ...rsnlib.flops import counted
+        from ...rsnlib.summary import Work
 
         result, flops = counted(lambda: graph.in_pytorch(*args))
         self.work.append(Work(graph.title, flops))
@@ -468,9 +468,9 @@ class _Told:
 
 def _told(graph: _Graph, args: tuple[Any, ...]) -> _Told:
     """What would run where. Raises as `_Graph.divided`, with the option fallback="error"."""
-    from .rsnlib.partition import Traced
-    from .rsnlib.pieces import work_of
-    from .rsnlib.trace import NoProductError
+    from ...rsnlib.partition import Traced
+    from ...rsnlib.pieces import work_of
+    from ...rsnlib.trace import NoProductError
 
     try:
         found = graph.divided(args)

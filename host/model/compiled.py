@@ -10,35 +10,35 @@ from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
+from ...hw.sim.machine import Run
+from ...isa.datapath import Overlay
+from ...isa.durations import duration
+from ...isa.errors import ScheduleError, TensorError, UnsupportedError
+from ...isa.program import Program, Role
+from ...isa.statistics import count
+from ...scheduler.best import Best
+from ...scheduler.build import Built, build, rebuild
+from ...scheduler.schedule import Schedule
+from ..closing import Closing
+from ..forks import forget_in_children
+from ..runner import Runner
+from ..tensors import save_tensors
 from .family import HELD
-from .host.closing import Closing
-from .host.forks import forget_in_children
-from .host.runner import Runner
-from .host.tensors import save_tensors
-from .hw.sim.machine import Run
-from .isa.datapath import Overlay
-from .isa.durations import duration
-from .isa.errors import ScheduleError, TensorError, UnsupportedError
-from .isa.program import Program, Role
-from .isa.statistics import count
-from .scheduler.best import Best
-from .scheduler.build import Built, build, rebuild
-from .scheduler.schedule import Schedule
 
 if TYPE_CHECKING:
     import torch
 
+    from ...hw.sim.explain import Explanation
+    from ...hw.sim.machine import Machine
+    from ...rsnlib.changes import Followed
+    from ...rsnlib.partition import Traced
+    from ...rsnlib.passes import Passes
+    from ...rsnlib.pool import Pool
+    from ...rsnlib.precision import Borders
+    from ...rsnlib.summary import Modelled
+    from ...scheduler.segment import Network
     from .compare import Compared
-    from .hw.sim.explain import Explanation
-    from .hw.sim.machine import Machine
-    from .model_file import Part
-    from .rsnlib.changes import Followed
-    from .rsnlib.partition import Traced
-    from .rsnlib.passes import Passes
-    from .rsnlib.pool import Pool
-    from .rsnlib.precision import Borders
-    from .rsnlib.summary import Modelled
-    from .scheduler.segment import Network
+    from .file import Part
 
 
 @dataclass(frozen=True, eq=False)
@@ -58,7 +58,7 @@ class Recipe:
 
     def trace(self) -> Traced:
         """The model as it is now. Raises `UnsupportedError` or `TensorError`."""
-        from .rsnlib.trace import trace
+        from ...rsnlib.trace import trace
 
         return self._finished(trace(self.followed.module, self.example, self.passes, again=True))
 
@@ -219,7 +219,7 @@ class Compiled(Closing):
     def modelled(self) -> Explanation:
         """How long the program takes on the machine, and why, by the simulator; with run-time parameters at their
         defaults."""
-        from .hw.sim.explain import explain
+        from ...hw.sim.explain import explain
 
         return explain(self._machine())
 
@@ -227,14 +227,14 @@ class Compiled(Closing):
         """The modelled latency, in seconds, on a machine with other rates or depths, by their names in `rsn overlay`:
         `latency_at(ddr_read_gbs=42)`. The program stays as it is. Raises `ProgramError` for unknown names and for what
         no machine can have, `DeadlockError` where it cannot run."""
-        from .hw.sim.machine import launch_seconds
+        from ...hw.sim.machine import launch_seconds
 
         machine = self._machine()
         overlay = self._built.program.overlay.with_rates(**settings)
         return machine.plan.run(overlay).latency + launch_seconds(overlay)
 
     def _machine(self) -> Machine:
-        from .hw.sim.machine import Machine
+        from ...hw.sim.machine import Machine
 
         with self._turn:
             self._follow()
@@ -243,7 +243,7 @@ class Compiled(Closing):
             return self._simulated
 
     def compare(self, *args: Any, **kwargs: Any) -> list[Compared]:
-        """Run on the simulator and compare every segment with PyTorch; arguments as for a call. See `rsn.compare`."""
+        """Run on the simulator and compare every segment with PyTorch; arguments as for a call."""
         from .compare import compare
 
         with self._turn:
@@ -285,18 +285,18 @@ class Compiled(Closing):
         with self._turn:
             built = self._now()
             if weights is None:
-                from .model_file import write
+                from .file import write
 
                 write(path, [self.part()], None, self._borders)
                 return
-        from .assembler import container
+        from ...assembler import container
 
         save_tensors(weights, built.weights, packed=True)
         container.write(built.program, Path(path))
 
     def part(self, sizes: tuple[int, ...] = ()) -> Part:
         """What of a file this program is. sizes: that it is for, in a family."""
-        from .model_file import Part
+        from .file import Part
 
         with self._turn:
             built = self._now()
@@ -322,9 +322,9 @@ class Compiled(Closing):
 def modelled_layers(program: Program, network: Network, machine: Machine | None = None) -> Modelled:
     """The latency of a program and the seconds of each layer of the network that it was built from, with run-time
     parameters at their defaults."""
-    from .hw.sim.explain import seconds_of
-    from .hw.sim.machine import Machine, launch_seconds
-    from .rsnlib.summary import Modelled
+    from ...hw.sim.explain import seconds_of
+    from ...hw.sim.machine import Machine, launch_seconds
+    from ...rsnlib.summary import Modelled
 
     machine = machine or Machine(program)
     latency = machine.timing.latency + launch_seconds(program.overlay)

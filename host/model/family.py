@@ -2,7 +2,7 @@
 
 A program is for one size. Here is a family of them, for the sizes that are listed, each compiled when it is first
 wanted; a call takes the smallest that it fits into, filled up, and its result is cut to what was asked. That filling up
-changes nothing is not taken for granted: see `filling`.
+changes nothing is not taken for granted: see `rsnlib.padding_check`.
 """
 
 from __future__ import annotations
@@ -15,20 +15,20 @@ from collections.abc import Callable, Iterator
 from itertools import product
 from typing import TYPE_CHECKING, Any, Self
 
-from .filling import Filling
-from .host.closing import Closing
-from .host.forks import forget_in_children
-from .isa.errors import UnsupportedError
-from .shapes import Arguments, Dim, Shapes
+from ...isa.errors import UnsupportedError
+from ...rsnlib.padding_check import Filling
+from ...rsnlib.shapes import Arguments, Dim, Shapes
+from ..closing import Closing
+from ..forks import forget_in_children
 
 if TYPE_CHECKING:
     import torch
     from torch.export import ExportedProgram
 
+    from ...hw.sim.machine import Run
+    from ...rsnlib.changes import Followed
+    from ...rsnlib.precision import Borders
     from .compiled import Compiled
-    from .hw.sim.machine import Run
-    from .rsnlib.changes import Followed
-    from .rsnlib.precision import Borders
 
 REMEMBERED = 8
 """Programs of a model that are kept."""
@@ -169,7 +169,7 @@ class Family(Closing):
         """Write the whole model (`.rsnmodel`), for `rsn.load`: programs for all sizes, weights once, and what PyTorch
         runs of it. What was not compiled yet is, now. Raises as `rsn.compile`, and `UnsupportedError`, naming the
         operator, for a host's part that cannot be written."""
-        from .model_file import write
+        from .file import write
 
         with self._lock:
             self._follow()

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from .isa.errors import TensorError
+from ..isa.errors import TensorError
 from .shapes import Arguments, Dim
 
 if TYPE_CHECKING:
@@ -88,7 +88,7 @@ class Buckets:
     def fit(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Fitted:
         """The arguments of a call, filled up to the smallest program that takes them. Raises `TensorError` for sizes
         beyond those listed, and for arguments that differ from the example's in more than these sizes."""
-        from .rsnlib.capture import as_tensor
+        from .capture import as_tensor
 
         given = self.arguments.named(args, kwargs)
         for name, x in self.arguments.example.items():

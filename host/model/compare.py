@@ -10,22 +10,20 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
-from .host.boards.sim import SimBoard
-from .host.tensors import pack, unpack
-from .isa.errors import ProgramError, TensorError
-from .isa.expansion import Expansion
-from .isa.layout import BLOCK_ROWS, padded, unblock
-from .isa.program import Buffer, Program
-from .isa.segments import segments
+from ...isa.errors import ProgramError, TensorError
+from ...isa.expansion import Expansion
+from ...isa.layout import BLOCK_ROWS, padded, unblock
+from ...isa.program import Buffer, Program
+from ...isa.segments import segments
+from ...isa.tolerance import BOUND
+from ..boards.sim import SimBoard
+from ..tensors import pack, unpack
 
 if TYPE_CHECKING:
-    from .scheduler.memory import Columns
-    from .scheduler.segment import Network
+    from ...scheduler.memory import Columns
+    from ...scheduler.segment import Network
 
 Array = npt.NDArray[np.float32]
-
-BOUND = 1e-4
-"""Largest difference from PyTorch, relative to the largest magnitude of the tensor (design section 5)."""
 
 
 @dataclass(frozen=True)
@@ -53,8 +51,8 @@ def compare(
     weights: by buffer name, packed. inputs: float32 (batch, seq, columns) by name; lengths: int64 (batch,). In the
     network's order. Raises `ProgramError` if the program does not have the network's segments.
     """
-    from .rsnlib.reference import compute
-    from .scheduler.memory import columns_of
+    from ...rsnlib.reference import compute
+    from ...scheduler.memory import columns_of
 
     columns = columns_of(network, {})
     where = {s.name: s for s in segments(Expansion(program))}

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from .assembler.printer import show
-from .isa.errors import require_torch
+from ..assembler.printer import show
+from ..isa.errors import require_torch
 
 
 def _graph(program: Any) -> str:
@@ -15,7 +15,7 @@ def _graph(program: Any) -> str:
 
 
 def _layers(layers: Any) -> str:
-    from .rsnlib.layers import show_layers
+    from .layers import show_layers
 
     return show_layers(layers)
 

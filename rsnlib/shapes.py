@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from .isa.errors import TensorError
+from ..isa.errors import TensorError
 
 if TYPE_CHECKING:
     import torch
@@ -117,7 +117,7 @@ class Arguments:
         """For each argument, flat as torch.export has them, by axis the number of the dimension of ours that it has."""
         from torch.utils import _pytree as pytree
 
-        from .rsnlib.capture import canonical
+        from .capture import canonical
 
         marked: dict[str, Any] = dict(self.example)
         for name, axis, dim in self.places(self.example):

@@ -11,24 +11,24 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from .buckets import Fitted
-from .host.boards import Board
-from .host.closing import Closing
-from .host.forks import forget_in_children
-from .host.runner import Runner
-from .host.serving import ALONE, Serving
-from .host.serving.arguments import Argument
-from .host.serving.server import Asked, Server
-from .hw.sim.machine import Run
-from .isa.errors import RsnError, TensorError
-from .isa.program import Program
-from .model_file import Part, Saved, read
-from .shapes import Batch, Dim
+from ...hw.sim.machine import Run
+from ...isa.errors import RsnError, TensorError
+from ...isa.program import Program
+from ...rsnlib.buckets import Fitted
+from ...rsnlib.shapes import Batch, Dim
+from ..boards import Board
+from ..closing import Closing
+from ..forks import forget_in_children
+from ..runner import Runner
+from ..serving import ALONE, Serving
+from ..serving.arguments import Argument
+from ..serving.server import Asked, Server
+from .file import Part, Saved, read
 
 if TYPE_CHECKING:
     import torch
 
-    from .host.serving.metrics import Metrics
+    from ..serving.metrics import Metrics
 
 
 def load(
@@ -178,7 +178,7 @@ class Loaded(Closing):
         """For a server: what the model takes in half precision may be given in float32, which JSON is read to."""
         if self._saved.borders is None:
             return self._asked((), dict(inputs))
-        from .rsnlib.precision import widened_example
+        from ...rsnlib.precision import widened_example
 
         return self._asked((), widened_example(dict(inputs)), True)
 

@@ -12,9 +12,9 @@ from dataclasses import replace
 from itertools import product
 from typing import TYPE_CHECKING, Any, NoReturn
 
+from ..isa.errors import TensorError, UnsupportedError
+from ..isa.tolerance import BOUND
 from .buckets import Buckets, Cut, Factor, Sizes, is_zero_or_one
-from .compare import BOUND
-from .isa.errors import TensorError, UnsupportedError
 from .shapes import Arguments, Batch, Dim
 
 if TYPE_CHECKING:
@@ -22,8 +22,8 @@ if TYPE_CHECKING:
     from torch import nn
     from torch.export import ExportedProgram
 
-    from .rsnlib.padding.check import Graph, Growing, Outcome
-    from .rsnlib.padding.state import Atom
+    from .padding.check import Graph, Growing, Outcome
+    from .padding.state import Atom
 
 
 class Filling:
@@ -74,7 +74,7 @@ class Filling:
         return outcome
 
     def _compared(self, growing: Sequence[int], graph: Graph, sizes: Sizes, other: Sizes) -> Outcome:
-        from .rsnlib.padding.check import FillingError, check
+        from .padding.check import FillingError, check
 
         dims = [self._of.dims[i] for i in growing]
         described = [_growing(dim, other[i], sizes[i]) for i, dim in zip(growing, dims, strict=True)]
@@ -138,7 +138,7 @@ class Filling:
         return None
 
     def _graph(self, sizes: Sizes) -> Graph:
-        from .rsnlib.trace import captured
+        from .trace import captured
 
         if sizes not in self._captured:
             example = self._of.resized(self._of.example, sizes)
@@ -149,8 +149,8 @@ class Filling:
     def _of_program(self, program: ExportedProgram, sizes: Sizes) -> Graph:
         from torch.export.graph_signature import InputKind
 
-        from .rsnlib.capture import canonical
-        from .rsnlib.padding.check import Graph
+        from .capture import canonical
+        from .padding.check import Graph
 
         given = _leaves(canonical(inspect.signature(self._model.forward), (), dict(self._of.example)))
         specs = zip(program.graph.find_nodes(op="placeholder"), program.graph_signature.input_specs, strict=True)
@@ -169,8 +169,8 @@ def _renumbered(graph: Graph, growing: Sequence[int]) -> Graph:
 
 
 def _growing(dim: Dim, small: int, large: int) -> Growing:
-    from .rsnlib.padding.check import Growing
-    from .rsnlib.padding.state import Fill
+    from .padding.check import Growing
+    from .padding.state import Fill
 
     fill = Fill(copies=True) if isinstance(dim, Batch) else Fill(value=0.0)
     return Growing(dim.what, "sequences" if isinstance(dim, Batch) else "rows", small, large, fill)

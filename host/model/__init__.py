@@ -1,0 +1,1 @@
+"""Models that run on a board: what is compiled, and what is loaded from a file."""
