@@ -1,17 +1,20 @@
-"""Lines of a text as shapes with slots for numbers, and lists of lines laid out with loops (`rolling`)."""
+"""Lines of a text as words with slots for numbers, and how they are written, in loops and braces."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Container, Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import count, islice
 from typing import NamedTuple, Self
 
-from .rolling import Item, Loop, Roller, Written
 from .spelling import KEYWORDS, NAME, letters, quoted
 
 INDENT = "  "
+
+SHARING = 2
+"""Statements that may share a line."""
 
 NESTED = 32
 """Loops inside each other: each at least halves what is left, so these do for any image."""
@@ -134,6 +137,9 @@ class Sum(NamedTuple):
             out += f"{self.base:+d}" if out else str(self.base)
         return "-".join([out, *minus])
 
+    def plus(self, variable: Variable, step: int) -> Sum:
+        return Sum(self.base, (*self.terms, (variable, step)))
+
     @property
     def plain(self) -> bool:
         return not self.terms
@@ -185,7 +191,8 @@ def _filled(slot: Slot, sums: Sequence[Sum]) -> str:
 
 @dataclass(eq=False)
 class Node:
-    """A line; or what stands in braces behind it, or behind a `for`. loop: how often, and where its variable begins."""
+    """A line; or what stands in braces behind it, or behind a `for`. loop: how often, and where its variable begins;
+    inline: whether it may be one line; shape: the number that `rolling` gave its kind, -1 before."""
 
     parts: tuple[str | Slot, ...]
     sums: tuple[Sum, ...]
@@ -193,14 +200,59 @@ class Node:
     inline: bool = True
     loop: tuple[int, int] | None = None
     variable: Variable | None = None
+    shape: int = -1
+
+    @classmethod
+    def of(cls, row: Row) -> Node:
+        children = None if row.body is None else [cls.of(x) for x in row.body]
+        return cls(row.parts, tuple([Sum(n) for n in row.numbers]), children)
+
+    @cached_property
+    def bases(self) -> tuple[int, ...]:
+        """All numbers, those of its body too, in the first round of every loop."""
+        own = tuple([x.base for x in self.sums])
+        return own if not self.children else own + tuple(n for child in self.children for n in child.bases)
+
+    @property
+    def stepped(self) -> bool:
+        """Whether a number in its line depends on a loop."""
+        return any(x.terms for x in self.sums)
+
+    def slots(self) -> Iterator[tuple[Slot, Sum]]:
+        """All numbers with their slots, those of its body too."""
+        slots = (part for part in self.parts if isinstance(part, Slot) for _ in range(part.numbers))
+        yield from zip(slots, self.sums, strict=True)
+        for child in self.children or ():
+            yield from child.slots()
+
+    def looped(self, later: Node, variable: Variable) -> Node:
+        """The same in a loop whose variable begins at 0; `later` is this node in the second round."""
+        pairs = zip(self.sums, later.sums, strict=True)
+        sums = tuple([a.plus(variable, b.base - a.base) if b.base != a.base else a for a, b in pairs])
+        children = None
+        if self.children is not None and later.children is not None:
+            children = [a.looped(b, variable) for a, b in zip(self.children, later.children, strict=True)]
+        return Node(self.parts, sums, children, self.inline, self.loop, self.variable)
+
+    def begin_at(self, variable: Variable, start: int) -> None:
+        """Let a variable begin at `start` instead of 0, with the same numbers."""
+        self.sums = tuple(
+            x._replace(base=x.base - start * sum(step for v, step in x.terms if v is variable)) for x in self.sums
+        )
+        for child in self.children or ():
+            child.begin_at(variable, start)
 
     def become(self, parts: tuple[str | Slot, ...], sums: tuple[Sum, ...]) -> None:
         """Turn into a line."""
         self.parts, self.sums, self.children, self.loop, self.variable = parts, sums, None, None, None
 
+    def head(self) -> str:
+        """Its line, without braces and loop."""
+        return render(self.parts, self.sums)
+
     def lines(self, width: int, variables: Sequence[str] = "ijklmn" * NESTED) -> list[str]:
         """Its text. variables: names for those of the loops inside."""
-        head = render(self.parts, self.sums)
+        head = self.head()
         if self.loop is not None:
             rounds, start = self.loop
             head = f"for {rounds}"
@@ -211,16 +263,10 @@ class Node:
             return [head]
         inner = [line for child in self.children for line in child.lines(width, variables)]
         line = f"{head} {{ {'; '.join(inner)} }}" if inner else f"{head} {{ }}"
-        if self.inline and len(line) <= width:
+        alone = len(self.children) < 2 or all(child.children is None for child in self.children)
+        if self.inline and alone and len(inner) == len(self.children) <= SHARING and len(line) <= width:
             return [line]
         return [f"{head} {{", *(INDENT + line for line in inner), "}"]
-
-
-def rolled(rows: Sequence[Row], width: int, loop_cost: float = 1.0) -> list[Node]:
-    """Rows with their loops rolled up."""
-    roller = Roller(width, loop_cost)
-    plan = roller.plan([_item(row, roller) for row in rows])
-    return _nodes(plan.steps, [_live(row) for row in rows])
 
 
 def written(nodes: Sequence[Node], taken: Container[str], width: int) -> list[str]:
@@ -228,74 +274,3 @@ def written(nodes: Sequence[Node], taken: Container[str], width: int) -> list[st
     names = (name for n in count() for name in ("ijklmn" if not n else (f"i{n}",)) if name not in taken)
     variables = list(islice(names, NESTED))
     return [line for node in nodes for line in node.lines(width, variables)]
-
-
-def _item(row: Row, roller: Roller) -> Item:
-    body = None if row.body is None else tuple(_item(x, roller) for x in row.body)
-    columns = len(render(row.parts, [Sum(n) for n in row.numbers]))
-    shape = roller.shape((row.parts, None if body is None else tuple(x.shape for x in body)))
-    return Item(shape, row.numbers, columns, body)
-
-
-class _Live(NamedTuple):
-    """A row inside loops: its numbers depend on their variables."""
-
-    parts: tuple[str | Slot, ...]
-    sums: tuple[Sum, ...]
-    body: tuple[_Live, ...] | None
-
-    def growth(self, later: _Live) -> Iterator[tuple[Slot, int, int]]:
-        """For each number its slot, its value in the first round, and how it grows until a later round."""
-        slots = (part for part in self.parts if isinstance(part, Slot) for _ in range(part.numbers))
-        for slot, a, b in zip(slots, self.sums, later.sums, strict=True):
-            yield slot, a.base, b.base - a.base
-        for mine, its in zip(self.body or (), later.body or (), strict=True):
-            yield from mine.growth(its)
-
-    def looped(self, later: _Live, variable: Variable, start: int) -> _Live:
-        """The same in a loop whose variable begins at `start`; `later` is this row in the next round."""
-        sums = []
-        for a, b in zip(self.sums, later.sums, strict=True):
-            step = b.base - a.base
-            sums.append(Sum(a.base - step * start, (*a.terms, (variable, step)) if step else a.terms))
-        pairs = zip(self.body or (), later.body or (), strict=True)
-        body = None if self.body is None else tuple(a.looped(b, variable, start) for a, b in pairs)
-        return _Live(self.parts, tuple(sums), body)
-
-
-def _live(row: Row) -> _Live:
-    body = None if row.body is None else tuple(map(_live, row.body))
-    return _Live(row.parts, tuple(map(Sum, row.numbers)), body)
-
-
-def _nodes(steps: Written, rows: Sequence[_Live]) -> list[Node]:
-    """The plan carried out on rows."""
-    out: list[Node] = []
-    for step in steps:
-        if isinstance(step, Loop):
-            out.append(_loop(step, rows))
-            continue
-        row = rows[step.start]
-        inner = None if step.steps is None or row.body is None else _nodes(step.steps, row.body)
-        out.append(Node(row.parts, row.sums, inner, step.inline))
-    return out
-
-
-def _loop(loop: Loop, rows: Sequence[_Live]) -> Node:
-    middle = loop.start + loop.period
-    now, later = rows[loop.start : middle], rows[middle : middle + loop.period]
-    growth = [g for a, b in zip(now, later, strict=True) for g in a.growth(b)]
-    if not any(step for _, _, step in growth):
-        return Node((), (), _nodes(loop.steps, now), loop.inline, (loop.rounds, 0))
-    variable, start = Variable(), _start(growth)
-    body = [a.looped(b, variable, start) for a, b in zip(now, later, strict=True)]
-    return Node((), (), _nodes(loop.steps, body), loop.inline, (loop.rounds, start), variable)
-
-
-def _start(growth: Sequence[tuple[Slot, int, int]]) -> int:
-    """Where a loop begins to count: with the first name or unit that it counts, else at 0."""
-    for names in (("name", "quote", "label", "title"), ("unit",)):
-        for slot, base, step in growth:
-            if slot.what in names and step == 1:
-                return base
-    return 0

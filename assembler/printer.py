@@ -14,8 +14,9 @@ from ..isa.errors import ProgramError
 from ..isa.fields import Field, Record
 from ..isa.packet import NOP, Header, Packet
 from ..isa.program import Buffer, Layout, Parameter, Patch, Program, Role
-from .lines import INDENT, NUMBER, SUMMAND, Row, Slot, Words, label, named, rolled, written
+from .lines import INDENT, NUMBER, SUMMAND, Row, Slot, Words, label, named, written
 from .outline import outline
+from .rolling import rolled
 from .slices import Chunks, uncut, whole
 from .spelling import NAME, Spelling, quoted, spelling
 

@@ -1,25 +1,35 @@
-"""Loops rolled up again: in a list of lines, the stretches that repeat with numbers in arithmetic progression.
+"""Loops rolled up again: in a list of nodes, the stretches that repeat with numbers in arithmetic progression.
 
-A line is a shape and its numbers. Where `count` stretches of `period` lines have the same shapes and each number grows
-by the same step from stretch to stretch, they are a loop over one stretch, whose lines have a step beside each number.
-Loops inside it are found the same way, among lines that also agree in those steps; so a plan of nested loops is the
-cheapest of all that are looked at. Which are looked at is bounded: what is beyond the bounds stays unrolled.
+Every node has a shape (its words, and how its numbers grow in the loops around it) and numbers. `rounds` stretches of
+`period` nodes are a loop where their shapes are the same, and each number grows by the same step from one stretch to
+the next. Of all loops in a list, those are taken that save most lines and do not overlap; each becomes one node, whose
+body is rolled up in the same way, and then the shorter list is searched again, until nothing is saved. What stands in
+the braces of a packet is rolled up last: around it, a packet is one node with all its numbers.
+
+Lists are searched for one period after the other, with NumPy, so that a long program takes time in proportion to its
+length; what is beyond the bounds below stays unrolled.
 """
 
 from __future__ import annotations
 
-from bisect import bisect_right
-from collections.abc import Hashable, Iterator, Sequence
-from dataclasses import dataclass, field
-from typing import NamedTuple
+from collections.abc import Hashable, Iterable, Iterator, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 
-SEARCHED = 1 << 26
-"""Pairs of lines that are compared in search of a period."""
+from .lines import SHARING, Node, Row, Variable
 
-WORK = 1 << 19
-"""Lines that are looked at in all stretches together, for one list of lines; some seconds."""
+SEARCHED = 1 << 26
+"""Pairs of nodes whose shapes are compared in search of a period, for one list."""
+
+WORK = 1 << 23
+"""Numbers that are compared, for one list; about a second."""
+
+REMEMBERED = 64
+"""Nodes of a list whose loops are remembered: bodies of packets, which are often alike."""
+
+BRACES = 2
+"""Lines that a body takes that is not on the line of its head."""
 
 FOR = 17
 """Columns of `for i in 0..8 {  }` on the line of its body."""
@@ -27,239 +37,295 @@ FOR = 17
 GROWN = 4
 """Columns that a variable adds to a number."""
 
-SHARING = 2
-"""Statements that may share a line."""
-
 JOINED = 0.4
-"""Lines that a statement costs that shares one with others."""
+"""Lines that a statement costs that shares one with another."""
 
 DOUBTFUL = 0.15
-"""Lines that a number must save that grows over two stretches."""
+"""Lines that a number must save that grows over two stretches: two always are a progression."""
 
-Numbers = tuple[int, ...]
+DOWNWARD = 4 * DOUBTFUL
+"""The same where it falls."""
 
+SPLIT = 0.01
+"""Lines that a loop must save that begins between two nodes of one shape: of equal loops, another is taken."""
 
-class Item(NamedTuple):
-    """One line, or the head of a body (a packet). width: about its columns."""
+SHORTENED = 3
+"""Rounds that a loop may have less than it could, so that another begins earlier."""
 
-    shape: int
-    numbers: Numbers
-    width: int = 0
-    body: tuple[Item, ...] | None = None
+LARGEST = 1 << 61
+"""Numbers from here on are words, so that differences fit into 64 bits."""
 
-    def minus(self, other: Item) -> Steps:
-        """From another item of this shape to this one."""
-        own = tuple(a - b for a, b in zip(self.numbers, other.numbers, strict=True))
-        pairs = zip(self.body or (), other.body or (), strict=True)
-        return Steps(own, tuple(a.minus(b) for a, b in pairs))
-
-
-class Steps(NamedTuple):
-    own: Numbers
-    body: tuple[Steps, ...]
-
-    def all(self) -> Iterator[int]:
-        yield from self.own
-        for steps in self.body:
-            yield from steps.all()
+Integers = np.ndarray[tuple[int], np.dtype[np.int64]]
+Flags = np.ndarray[tuple[int], np.dtype[np.bool_]]
 
 
 class Loop(NamedTuple):
-    """`rounds` stretches of `period` items from `start`; steps are for the first of them."""
+    """`rounds` stretches of `period` nodes from `start`."""
 
     start: int
     period: int
     rounds: int
-    steps: Written
-    inline: bool
 
     @property
-    def items(self) -> int:
-        return self.period * self.rounds
+    def end(self) -> int:
+        return self.start + self.period * self.rounds
 
 
-class Single(NamedTuple):
-    """One item; steps are for its body, None if it has none."""
+class Candidate(NamedTuple):
+    """A loop of up to `rounds` rounds. each: lines of a round; price: lines of the loop; doubt: more of two rounds;
+    short: whether it is one line."""
 
-    start: int
-    steps: Written | None
-    inline: bool
-
-    @property
-    def items(self) -> int:
-        return 1
-
-
-Written = tuple[Loop | Single, ...]
+    period: int
+    rounds: int
+    each: float
+    price: float
+    doubt: float
+    short: bool
 
 
-class Line(NamedTuple):
-    """Items on one line."""
-
-    cost: float
-    width: int
-    steps: Written
-
-
-class Plan(NamedTuple):
-    """Items in their order. cost: about the lines they take; line: how they fit on one, if they do."""
-
-    cost: float
-    steps: Written
-    line: Line | None
+def rolled(rows: Sequence[Row], width: int, loop_cost: float = 1.0) -> list[Node]:
+    """Rows with their loops rolled up. width: columns of a line. loop_cost: what a loop costs beside its lines, so that
+    a short stretch stays as it is."""
+    roller = _Roller(width, loop_cost)
+    nodes = roller.roll([Node.of(row) for row in rows], 0)
+    roller.roll_bodies(nodes)
+    for node in nodes:
+        _start(node)
+    return nodes
 
 
-@dataclass
-class Roller:
-    """Makes plans. width: columns that a loop or packet on one line may have. loop_cost: what a loop costs beside its
-    lines, so that a short stretch stays as it is."""
+class _Roller:
+    def __init__(self, width: int, loop_cost: float) -> None:
+        self.width = width
+        self.loop_cost = loop_cost
+        self._shapes: dict[Hashable, int] = {}
+        self._found: dict[Hashable, list[Loop]] = {}
+        self._costs: dict[Hashable, float] = {}
 
-    width: int = 100
-    loop_cost: float = 1.0
-    _shapes: dict[Hashable, int] = field(default_factory=dict)
-    _plans: dict[Hashable, Plan] = field(default_factory=dict)
-    _work: int = 0
+    def roll(self, nodes: list[Node], braces: int = BRACES) -> list[Node]:
+        """Nodes with their loops; bodies of packets stay as they are. braces: lines that it saves if all become one."""
+        while len(nodes) > 1 and self._line(nodes)[0] > self.width:
+            loops = self._loops(nodes, braces)
+            if not loops:
+                break
+            out: list[Node] = []
+            at = 0
+            for loop in loops:
+                out += nodes[at : loop.start]
+                middle = loop.start + loop.period
+                out.append(self._rolled(nodes[loop.start : middle], nodes[middle : middle + loop.period], loop.rounds))
+                at = loop.end
+            nodes = out + nodes[at:]
+        return nodes
 
-    def shape(self, key: Hashable) -> int:
-        """A number for each kind of line."""
-        return self._shapes.setdefault(key, len(self._shapes))
+    def roll_bodies(self, nodes: Iterable[Node]) -> None:
+        """Roll up the bodies of packets, also of those in loops."""
+        for node in nodes:
+            if node.loop is not None:
+                self.roll_bodies(node.children or ())
+            elif node.children:
+                node.children = self.roll(node.children)
 
-    def plan(self, items: Sequence[Item]) -> Plan:
-        self._work += len(items)
-        key = _signature(items)
-        if key not in self._plans:
-            self._plans[key] = self._make(items)
-        return self._plans[key]
+    def _rolled(self, first: Sequence[Node], second: Sequence[Node], rounds: int) -> Node:
+        """A loop from its first two rounds."""
+        variable = Variable()
+        grows = any(a != b for x, y in zip(first, second, strict=True) for a, b in zip(x.bases, y.bases, strict=True))
+        body = [a.looped(b, variable) for a, b in zip(first, second, strict=True)] if grows else list(first)
+        return Node((), (), self.roll(body), loop=(rounds, 0), variable=variable if grows else None)
 
-    def _make(self, items: Sequence[Item]) -> Plan:
-        n = len(items)
-        starts = self._candidates(items)
-        lines = [_joined(items)] if 0 < n <= SHARING and all(item.body is None for item in items) else []
-        # From the back: the cheapest way to write what begins at i.
-        best = [0.0] * (n + 1)
-        chosen: list[Loop | Single] = []
+    # -- which loops to take --------------------------------------------------------------------------------------
+
+    def _loops(self, nodes: Sequence[Node], braces: int) -> list[Loop]:
+        """The loops that save most, in their order."""
+        shapes = [self._shape(node) for node in nodes]
+        key = (braces, _signature(shapes, nodes)) if len(nodes) <= REMEMBERED else None
+        if key is None or key not in self._found:
+            found = self._best(nodes, shapes, braces)
+            if key is None:
+                return found
+            self._found[key] = found
+        return self._found[key]
+
+    def _best(self, nodes: Sequence[Node], shapes: Sequence[int], braces: int) -> list[Loop]:
+        n = len(nodes)
+        starts = self._candidates(nodes, shapes, braces)
+        # From the back: the most lines that can be saved from a node on, and the loop that begins there.
+        saved = [0.0] * (n + 1)
+        chosen: list[Loop | None] = [None] * n
         for i in range(n - 1, -1, -1):
-            cost, columns, single = self._single(items[i], i)
-            best[i] = cost + best[i + 1]
-            choice: Loop | Single = single
-            if n == 1 and columns is not None:
-                lines.append(Line(cost, columns, (single,)))
-            for period, most in starts.get(i, ()):
-                self._work += period + most
-                if self._work > WORK:
-                    break
-                steps = [items[j + period].minus(items[j]) for j in range(i, i + period)]
-                body = self.plan([self._stepped(items[i + j], step) for j, step in enumerate(steps)])
-                grown = [g for step in steps for g in step.all() if g]
-                around = self.loop_cost * (1.0 if grown else 0.5)
-                # Two stretches always are a progression: this says little where much or downward grows.
-                doubt = sum(DOUBTFUL if g > 0 else 4 * DOUBTFUL for g in grown)
-                loops: list[tuple[float, int | None, Written]] = [(body.cost + 2, None, body.steps)]
-                if body.line and (most_columns := body.line.width + FOR + GROWN * len(grown)) <= self.width:
-                    loops.append((body.line.cost, most_columns, body.line.steps))
-                for inner, width, inside in loops:
-                    for count in range(most, 1, -1):
-                        cost = inner + around + (doubt if count == 2 else 0)
-                        loop = Loop(i, period, count, inside, width is not None)
-                        if cost + best[i + loop.items] < best[i] - 1e-9:
-                            best[i], choice = cost + best[i + loop.items], loop
-                        if width is not None and loop.items == n:
-                            lines.append(Line(cost, width, (loop,)))
-            chosen.append(choice)
-        chosen.reverse()
-        taken: list[Loop | Single] = []
+            saved[i] = saved[i + 1]
+            for x in starts.get(i, ()):
+                for rounds in range(x.rounds, max(2, x.rounds - SHORTENED) - 1, -1):
+                    loop = Loop(i, x.period, rounds)
+                    gain = rounds * x.each - x.price - (x.doubt if rounds == 2 else 0.0)
+                    if x.short and rounds * x.period == n:
+                        gain += braces
+                    if gain > 0 and gain + saved[loop.end] > saved[i] - (1e-9 if chosen[i] is None else -1e-9):
+                        saved[i], chosen[i] = gain + saved[loop.end], loop
+        out: list[Loop] = []
         i = 0
         while i < n:
-            taken.append(chosen[i])
-            i += chosen[i].items
-        fitting = [line for line in lines if line.width <= self.width]
-        return Plan(best[0], tuple(taken), min(fitting, key=lambda line: line.cost, default=None))
+            taken = chosen[i]
+            if taken is not None:
+                out.append(taken)
+            i = i + 1 if taken is None else taken.end
+        return out
 
-    def _single(self, item: Item, i: int) -> tuple[float, int | None, Single]:
-        """Cost of an item, and its columns if it is one line."""
-        if not item.body:
-            return 1.0, item.width, Single(i, None if item.body is None else (), True)
-        body = self.plan(item.body)
-        if body.line and item.width + body.line.width + 5 <= self.width and body.line.cost <= body.cost + 2:
-            return body.line.cost, item.width + body.line.width + 5, Single(i, body.line.steps, True)
-        return body.cost + 2, None, Single(i, body.steps, False)
-
-    def _candidates(self, items: Sequence[Item]) -> dict[int, list[tuple[int, int]]]:
-        """Where loops may begin: start -> periods, with the largest count of each."""
-        out: dict[int, list[tuple[int, int]]] = {}
-        n = len(items)
-        shapes = np.array([item.shape for item in items], dtype=np.int64)
-        progressions: dict[int, list[tuple[int, int]]] = {}
+    def _candidates(self, nodes: Sequence[Node], shapes: Sequence[int], braces: int) -> dict[int, list[Candidate]]:
+        """Where loops may begin that save lines."""
+        n = len(nodes)
+        kinds = np.array(shapes, np.int64)
+        numbers = np.array([x for node in nodes for x in node.bases], np.int64)
+        at = _sums(np.array([len(node.bases) for node in nodes], np.int64))  # where a node's numbers begin
+        lines = _sums(np.array([self._cost(node) for node in nodes]))
+        reach: dict[int, Integers] = {}  # by period: how far the progression goes that begins at a node
+        out: dict[int, list[Candidate]] = {}
+        work = 0
         for period in range(1, min(n // 2, SEARCHED // max(n, 1)) + 1):
-            same = shapes[period:] == shapes[:-period]
+            same = kinds[period:] == kinds[:-period]
             if np.count_nonzero(same) < period:
                 continue
             for a, b in _runs(same, period):
-                if _covered(progressions, period, a, b + period):
+                # The nodes a..b have the shapes of those one period later: there, loops of two rounds or more begin.
+                begin = np.arange(a, b - period + 1)
+                wanted = np.ones(len(begin), np.bool_)
+                for shorter, ends in reach.items():
+                    if period % shorter == 0:
+                        wanted &= ends[begin] < begin + 2 * period
+                if not wanted.any():
                     continue
-                self._work += 2 * (b - a)
-                if self._work > WORK:
+                work += int(at[b + period] - at[a])
+                if work > WORK:
                     return out
-                steps = [items[j + period].minus(items[j]) for j in range(a, b)]
-                # On from j, so many steps equal those one period later.
-                steady = [0] * (b - a + 1)
-                for j in range(b - a - period - 1, -1, -1):
-                    steady[j] = steady[j + 1] + 1 if steps[j] == steps[j + period] else 0
-                for j in range(b - a):
-                    if steady[j] and (not j or not steady[j - 1]):
-                        progressions.setdefault(period, []).append((a + j, a + j + steady[j] + 2 * period))
-                counts = [2 + steady[j] // period for j in range(b - a - period + 1)]
-                for j, count in enumerate(counts):
-                    begun = j >= period and counts[j - period] == count + 1  # the same loop, a round later
-                    if not begun and not _covered(progressions, period, a + j, a + j + 2 * period):
-                        out.setdefault(a + j, []).append((period, count))
+                steps = numbers[at[a + period] : at[b + period]] - numbers[at[a] : at[b]]
+                here = at[a : b + 1] - at[a]  # where the steps of a node begin
+                later = int(at[a + period] - at[a])
+                broken = _sums(steps[later:] != steps[: len(steps) - later])
+                steady = _until(broken[here[1 : b - a - period + 1]] > broken[here[: b - a - period]])
+                steady = np.append(steady, 0)  # nodes from here on whose steps are those of the next round
+                rounds = 2 + steady // period
+                ends = reach.setdefault(period, np.zeros(n, np.int64))
+                ends[begin] = np.where(steady > 0, begin + steady + 2 * period, 0)
+                wanted[period:] &= rounds[:-period] != rounds[period:] + 1  # the same loop, a round later
+                doubts = _sums(np.where(steps > 0, DOUBTFUL, 0.0) + np.where(steps < 0, DOWNWARD, 0.0))
+                doubt = doubts[here[period:]] - doubts[here[: b - a - period + 1]]
+                each = lines[begin + period] - lines[begin]
+                around = np.where(doubt > 0, self.loop_cost, self.loop_cost / 2)
+                least = each / (SHARING if period <= SHARING else 1) + around + np.where(rounds == 2, doubt, 0)
+                least -= braces * (rounds * period == n)
+                for j in np.flatnonzero(wanted & (rounds * each > least)).tolist():
+                    i = a + j
+                    grown = int(np.count_nonzero(steps[here[j] : here[j + period]])) if period <= SHARING else 0
+                    columns, price = self._line(nodes[i : i + period])
+                    short = columns + FOR + GROWN * grown <= self.width
+                    price = float(around[j]) + (price if short else float(each[j]) + BRACES)
+                    price += SPLIT if i and shapes[i - 1] == shapes[i] else 0.0
+                    candidate = Candidate(period, int(rounds[j]), float(each[j]), price, float(doubt[j]), short)
+                    out.setdefault(i, []).append(candidate)
         return out
 
-    def _stepped(self, item: Item, steps: Steps) -> Item:
-        """An item inside a loop: its steps belong to its shape."""
-        body = None
-        if item.body is not None:
-            body = tuple(self._stepped(x, y) for x, y in zip(item.body, steps.body, strict=True))
-        return item._replace(shape=self.shape((item.shape, steps)), body=body)
+    # -- what nodes cost ------------------------------------------------------------------------------------------
+
+    def _line(self, body: Sequence[Node]) -> tuple[float, float]:
+        """Columns and lines of a body that is one line; infinite columns where it cannot be."""
+        if len(body) == 1:
+            return self._columns(body[0]), self._cost(body[0])
+        if len(body) > SHARING or any(node.children is not None for node in body):
+            return float("inf"), 0.0
+        return sum(self._columns(node) + 2 for node in body), 1 + JOINED * (len(body) - 1)
+
+    def _columns(self, node: Node) -> float:
+        if node.children is None:
+            return len(node.head())
+        around = FOR if node.loop is not None else len(node.head()) + 5
+        return around + (self._line(self._inside(node))[0] if node.children else 0)
+
+    def _inside(self, node: Node) -> list[Node]:
+        """A body, rolled up."""
+        children = node.children or []
+        return children if node.loop is not None else self.roll(children)
+
+    def _cost(self, node: Node) -> float:
+        """About the lines that a node takes."""
+        if not node.children:
+            return 1.0
+        key = None if node.loop is not None else _signature([self._shape(x) for x in node.children], node.children)
+        if key is not None and key in self._costs:
+            return self._costs[key]
+        body = self._inside(node)
+        columns, cost = self._line(body)
+        head = FOR if node.loop is not None else len(node.head()) + 5
+        if columns + head > self.width:
+            cost = sum(map(self._cost, body)) + BRACES
+        if node.loop is not None:
+            cost += self.loop_cost / (2 if node.variable is None else 1)
+        if key is not None:
+            self._costs[key] = cost
+        return cost
+
+    def _shape(self, node: Node) -> int:
+        """A number for each kind of node."""
+        if node.shape < 0:
+            node.shape = self._shapes.setdefault(_key(node, {}), len(self._shapes))
+        return node.shape
 
 
-def _joined(items: Sequence[Item]) -> Line:
-    """Lines on one, with semicolons between them."""
-    steps = tuple(Single(i, None, True) for i in range(len(items)))
-    return Line(1 + JOINED * (len(items) - 1), sum(item.width + 2 for item in items), steps)
+def _key(node: Node, inside: dict[Variable | str, int]) -> Hashable:
+    """What is the same in nodes of one shape: all but the numbers, and which variables the loops inside have."""
+    if node.loop is not None and node.variable is not None:
+        inside[node.variable] = len(inside)
+    terms = tuple(tuple((inside.get(v, v), n) for v, n in x.terms) for x in node.sums) if node.stepped else None
+    large = tuple(x.base for x in node.sums if not -LARGEST < x.base < LARGEST)
+    body = None if node.children is None else tuple(_key(child, inside) for child in node.children)
+    return node.parts, terms, large, node.loop, node.variable is None, body
 
 
-def _signature(items: Sequence[Item]) -> Hashable:
-    """What a plan depends on: shapes, and numbers relative to the first line of each shape."""
-    first: dict[int, Numbers] = {}
-    out: list[Hashable] = []
-
-    def add(item: Item) -> None:
-        base = first.setdefault(item.shape, item.numbers)
-        out.append((item.shape, *(a - b for a, b in zip(item.numbers, base, strict=True))))
-        for inner in item.body or ():
-            add(inner)
-
-    for item in items:
-        add(item)
+def _signature(shapes: Sequence[int], nodes: Sequence[Node]) -> Hashable:
+    """What the loops of a list depend on: shapes, and numbers relative to the first of each shape."""
+    first: dict[int, tuple[int, ...]] = {}
+    out: list[Any] = []
+    for shape, node in zip(shapes, nodes, strict=True):
+        base = first.setdefault(shape, node.bases)
+        out.append(shape)
+        if base is not node.bases:
+            out += [a - b for a, b in zip(node.bases, base, strict=True)]
     return tuple(out)
 
 
-def _runs(flags: np.ndarray[tuple[int], np.dtype[np.bool_]], least: int) -> list[tuple[int, int]]:
+def _sums(values: np.ndarray[tuple[int], np.dtype[Any]]) -> np.ndarray[tuple[int], np.dtype[Any]]:
+    """Sums of the first 0, 1, 2 ... values."""
+    kind = np.float64 if values.dtype == np.float64 else np.int64
+    out = np.zeros(len(values) + 1, kind)
+    np.cumsum(values, out=out[1:])
+    return out
+
+
+def _until(flags: Flags) -> Integers:
+    """How far it is from each flag to the next that is set, or to the end."""
+    n = len(flags)
+    there = np.where(flags, np.arange(n), n)
+    nearest: Integers = np.minimum.accumulate(there[::-1])[::-1]
+    return nearest - np.arange(n)
+
+
+def _runs(flags: Flags, least: int) -> Iterator[tuple[int, int]]:
     """Stretches of at least so many flags that are set."""
     edges = np.flatnonzero(np.diff(np.concatenate(([0], flags.astype(np.int8), [0]))))
-    starts, ends = edges[::2], edges[1::2]
-    long = ends - starts >= least
-    return [(int(a), int(b)) for a, b in zip(starts[long], ends[long], strict=True)]
+    for a, b in zip(edges[::2].tolist(), edges[1::2].tolist(), strict=True):
+        if b - a >= least:
+            yield a, b
 
 
-def _covered(progressions: dict[int, list[tuple[int, int]]], period: int, start: int, end: int) -> bool:
-    """Whether a shorter period, of which this one is a multiple, goes through all of start..end."""
-    for short, rows in progressions.items():
-        if short < period and period % short == 0:
-            i = bisect_right(rows, (start, end))
-            if i < len(rows) and rows[i][0] == start and rows[i][1] >= end:
-                return True
-            if i and rows[i - 1][1] >= end:
-                return True
-    return False
+def _start(node: Node) -> None:
+    """Let loops begin to count with the first name or unit that they count, else at 0."""
+    if node.loop is not None and node.variable is not None:
+        grown = [(slot, *x) for slot, x in node.slots() for v, step in x.terms if v is node.variable and step == 1]
+        for names in (("name", "quote", "label", "title"), ("unit",)):
+            begin = next((base for slot, base, _ in grown if slot.what in names), 0)
+            if begin:
+                break
+        if begin:
+            node.loop = node.loop[0], begin
+            node.begin_at(node.variable, begin)
+    for child in node.children or ():
+        _start(child)
