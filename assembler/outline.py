@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Container, Hashable, Iterator, Sequence
+from collections.abc import Container, Hashable, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from .lines import NUMBER, Node, Slot, Sum, Variable, render
 
@@ -52,13 +52,19 @@ def outline(nodes: Sequence[Node], size: int, taken: Container[str], units: Cont
     those that an argument would be taken for."""
     blocks: list[Node] = []
     count: Counter[str] = Counter()
-    shapes: dict[Node, Shape] = {}  # of the last round; what has become a call since changes those around it alone
+    # Of the last round; what has become a call since changes those around it alone.
+    shapes: dict[Node, Shape] = {}
+    outlines: dict[Node, int] = {}
+    numbers: dict[Hashable, int] = {}
     changed: set[Node] = set()
     while len(blocks) < BLOCKS:
         for node in nodes:
-            _forget(node, changed, shapes)
+            _forget(node, changed, shapes, outlines)
+        similar: dict[int, list[Node]] = {}
+        for node in nodes:
+            _similar(node, outlines, numbers, similar)
         classes: dict[Hashable, list[tuple[Node, Shape]]] = {}
-        for node in _eligible(nodes):
+        for node in (node for members in similar.values() if len(members) > 1 for node in members):
             if node not in shapes:
                 shapes[node] = _shape(node)
             classes.setdefault(shapes[node].key, []).append((node, shapes[node]))
@@ -75,19 +81,27 @@ def outline(nodes: Sequence[Node], size: int, taken: Container[str], units: Cont
     return blocks
 
 
-def _eligible(nodes: Sequence[Node]) -> Iterator[Node]:
-    for node in nodes:
-        if node.children:
-            yield node
-            yield from _eligible(node.children)
+def _similar(
+    node: Node, outlines: dict[Node, int], numbers: dict[Hashable, int], similar: dict[int, list[Node]]
+) -> int:
+    """A number for the outline of a node: the same for all of one shape, and found without walking through its body for
+    each of the nodes around it. similar: the nodes with bodies, by outline; this one and those in it are added."""
+    inside = tuple([_similar(child, outlines, numbers, similar) for child in node.children or ()])
+    if node not in outlines:
+        parts = tuple([part if isinstance(part, str) else part.what for part in node.parts])
+        outlines[node] = numbers.setdefault((parts, node.loop, node.children is None, inside), len(numbers))
+    if node.children:
+        similar.setdefault(outlines[node], []).append(node)
+    return outlines[node]
 
 
-def _forget(node: Node, changed: Container[Node], shapes: dict[Node, Shape]) -> bool:
-    """Drop the shapes of nodes that have changed, or hold one that has; whether this one is among them."""
-    inside = [_forget(child, changed, shapes) for child in node.children or ()]
+def _forget(node: Node, changed: Container[Node], *known: dict[Node, Any]) -> bool:
+    """Drop what is known of nodes that have changed, or hold one that has; whether this one is among them."""
+    inside = [_forget(child, changed, *known) for child in node.children or ()]
     stale = node in changed or any(inside)
     if stale:
-        shapes.pop(node, None)
+        for facts in known:
+            facts.pop(node, None)
     return stale
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import base64
 import struct
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterator, Mapping, Sequence, Set
 
 import numpy as np
 
@@ -52,6 +52,7 @@ class _Printer:
         self.overlay: Overlay = program.overlay
         self.atlas = Atlas(program.buffers, self.overlay.address_unit)
         self.clamps: dict[tuple[int, int], dict[str, Row]] = {}
+        self._said: dict[Hashable, tuple[Words, Words]] = {}
         overlay = self.overlay
         self.taken = {b.name for b in program.buffers} | {p.name for p in program.parameters}
         self.taken |= overlay.by_unit.keys() | overlay.by_kind.keys() | overlay.by_form.keys()
@@ -165,14 +166,33 @@ class _Printer:
 
     def _mop(self, mop: Record, units: Sequence[UnitSpec], clamps: Mapping[str, Row]) -> Row:
         """The words of one mOP: flags, a piece of a buffer, its peer, and what differs from the defaults."""
+        spelled = spelling(type(mop))
+        piece, done = self._piece(mop, spelled, units, clamps)
+        if clamps or (spelled.sliced and not done):  # a name for an address depends on what was stored before
+            before, after = self._settings(mop, units, clamps, done)
+        else:
+            values = mop.__dict__
+            key = type(mop), tuple([repr(values[n]) for n in values if n not in done])  # -0.0 is not 0.0
+            if key not in self._said:
+                self._said[key] = self._settings(mop, units, clamps, done)
+            before, after = self._said[key]
+        row = Words().join(before).join(piece).join(after).row()
+        if row.parts:
+            return row
+        # A format may have nothing to say; a statement needs a word.
+        return Words().word(f"{mop.FIELDS[0].name}=").glue(NUMBER, getattr(mop, mop.FIELDS[0].name)).row()
+
+    def _settings(
+        self, mop: Record, units: Sequence[UnitSpec], clamps: Mapping[str, Row], done: Set[str]
+    ) -> tuple[Words, Words]:
+        """The words before a piece of a buffer and those behind it. done: fields that the piece stands for."""
         words = spelling(type(mop))
         flags, arrows, settings = Words(), Words(), Words()
-        piece, done = self._piece(mop, words, units, clamps)
         for f in mop.FIELDS:
             value = getattr(mop, f.name)
             if f.name in clamps:
                 settings.word(f"{f.name}=").append(clamps[f.name])
-            elif f.name in done or repr(value) == repr(getattr(words.default, f.name)):  # -0.0 is not 0.0
+            elif f.name in done or repr(value) == repr(getattr(words.default, f.name)):
                 continue
             elif f.flag and value == 1:
                 if f.name in words.arrows:
@@ -185,11 +205,7 @@ class _Printer:
                 settings.word(f"{f.name}={shortest(value)}")
             else:
                 settings.word(f"{f.name}=").glue(NUMBER, value)
-        row = flags.join(piece).join(arrows).join(settings).row()
-        if row.parts:
-            return row
-        # A format may have nothing to say; a statement needs a word.
-        return Words().word(f"{mop.FIELDS[0].name}=").glue(NUMBER, getattr(mop, mop.FIELDS[0].name)).row()
+        return flags, arrows.join(settings)
 
     def _arrow(self, words: Words, field: Field) -> None:
         """`-> MemA0`, `<- MemC0` or `MemA0->MME0`."""
@@ -202,27 +218,26 @@ class _Printer:
 
     def _piece(
         self, mop: Record, words: Spelling, units: Sequence[UnitSpec], clamps: Mapping[str, Row]
-    ) -> tuple[Words, set[str]]:
+    ) -> tuple[Words, Set[str]]:
         """The piece of a buffer that an mOP moves, and the fields it stands for; nothing if it is no such piece."""
-        names = {"addr", "size", "chunks", "chunk_stride"} & words.fields.keys()
-        if not words.sliced or names & clamps.keys() or units[0].bank is None:
+        if not words.sliced or words.piece & clamps.keys() or units[0].bank is None:
             return Words(), set()
-        values: dict[str, int] = {n: getattr(mop, n) for n in names}
+        values = mop.__dict__
         chunks = Chunks(values["addr"], values["size"], values.get("chunks", 1), values.get("chunk_stride", 0))
         if chunks.chunks != 1 and not words.chunked:
             return Words(), set()
-        bank, store = units[0].bank, any(getattr(mop, f.name) for f in words.source.values())
+        bank, store = units[0].bank, any(values[f.name] for f in words.source.values())
         for order, b in self.atlas.around(bank, chunks.addr, store):
             found = self._rectangle(b, chunks, words)
             if found is not None:
                 self.atlas.touch(bank, order, store)
-                return found, names
+                return found, words.piece
         return Words(), set()
 
     def _rectangle(self, b: Buffer, chunks: Chunks, words: Spelling) -> Words | None:
         if chunks == whole(b):
-            taken = {*words.fields, *self.overlay.by_unit, *self.overlay.by_form}
-            return Words().put(*named(b.name, quote=b.name in taken))
+            taken = b.name in words.fields or b.name in self.overlay.by_unit or b.name in self.overlay.by_form
+            return Words().put(*named(b.name, quote=taken))
         bounds = uncut(b, chunks, self.overlay.address_unit)
         if bounds is None:
             return None

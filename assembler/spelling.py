@@ -23,7 +23,7 @@ class Spelling:
     for a stream, by peer (`-> MemA0`, `<- MemC0`, `MemA0->MME0`), where the peer names one field alone.
     arrows: the names of those fields.
     sliced: whether a piece of a buffer (`x[0:+128, 0:+64]`) sets addr and size; chunked: whether it may have many
-    chunks.
+    chunks; piece: the fields that it sets.
     """
 
     def __init__(self, record: type[Record]) -> None:
@@ -38,6 +38,7 @@ class Spelling:
         self.flags = [f.name for f in record.FIELDS if f.flag and f.name not in self.arrows]
         self.sliced = {"addr", "size"} <= self.fields.keys()
         self.chunked = self.sliced and {"chunks", "chunk_stride"} <= self.fields.keys()
+        self.piece = {"addr", "size", "chunks", "chunk_stride"} & self.fields.keys()
 
 
 _KNOWN: dict[type[Record], Spelling] = {}

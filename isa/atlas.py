@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Iterable
+from itertools import accumulate
 
 from .program import Buffer
 
@@ -19,24 +20,28 @@ class Atlas:
 
     def __init__(self, buffers: Iterable[Buffer], unit: int) -> None:
         self.unit = unit
-        self._banks: dict[str, list[tuple[int, int, Buffer]]] = {}
+        self._banks: dict[str, list[tuple[int, int, int, Buffer]]] = {}
         for order, b in enumerate(buffers):
-            self._banks.setdefault(b.bank, []).append((b.offset, order, b))
+            self._banks.setdefault(b.bank, []).append((b.offset, order, b.offset - (-b.size // unit), b))
         for row in self._banks.values():
             row.sort(key=lambda entry: entry[:2])
-        self._starts = {bank: [offset for offset, _, _ in row] for bank, row in self._banks.items()}
+        self._starts = {bank: [offset for offset, *_ in row] for bank, row in self._banks.items()}
+        # Where the buffers up to here end: before that, no address lies in any of them.
+        self._ends = {bank: list(accumulate((end for _, _, end, _ in row), max)) for bank, row in self._banks.items()}
         self._stored: dict[str, int] = {}
         self._loaded: set[int] = set()
 
     def around(self, bank: str, addr: int, store: bool) -> list[tuple[int, Buffer]]:
         """The buffers that an address lies in, with their order of declaration, the likeliest first."""
-        row = self._banks.get(bank, [])
+        row, ends = self._banks.get(bank, []), self._ends.get(bank, [])
         stop = bisect_right(self._starts.get(bank, []), addr)
-        found = [
-            (order, b)
-            for offset, order, b in row[max(0, stop - self.WINDOW) : stop]
-            if (addr - offset) * self.unit < b.size
-        ]
+        found = []
+        for i in range(stop - 1, max(0, stop - self.WINDOW) - 1, -1):
+            if ends[i] <= addr:
+                break
+            _, order, end, b = row[i]
+            if addr < end:
+                found.append((order, b))
         if len(found) > 1:
             stored = self._stored.get(bank, -1)
             if store:

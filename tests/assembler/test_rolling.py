@@ -59,6 +59,21 @@ def test_unrolled_text_is_rolled_up() -> None:
     )
 
 
+def test_long_stretches_become_a_loop() -> None:
+    """Twelve rounds of 150 packets, in which nothing else repeats."""
+    draw = random.Random(0).randrange
+    rows = [(128 * draw(24), 64 * draw(15), draw(3), 2 + draw(500)) for _ in range(150)]
+    packets = [
+        f"packet DDR reuse={reuse + i} {{ load x[{row}:+128, {column}:+64] -> MemA{unit} reuse_stride={64 * i + 64} }}"
+        for i in range(12)
+        for row, column, unit, reuse in rows
+    ]
+    lines = printed("\n".join(packets)).splitlines()
+    assert lines[0] == "for i in 0..12 {"
+    assert len(lines) == 152
+    assert all(line.startswith("  packet DDR reuse=i+") for line in lines[1:-1])
+
+
 def test_what_recurs_becomes_a_block() -> None:
     def packet(reuse: int, row: int, buffer: str) -> str:
         loads = [f"load {buffer}[{row + 256 * i * i}:+256, {64 * i * i}:+64] -> MemA0" for i in range(3)]
