@@ -24,6 +24,7 @@ from ..isa.datapath import Overlay
 from ..isa.errors import ContainerError, FieldError, ImageError, ProgramError
 from ..isa.fields import Record
 from ..isa.files import write_bytes
+from ..isa.garbage import uncollected
 from ..isa.overlays import OVERLAYS
 from ..isa.packet import Packet, Words, decode_image
 from ..isa.program import Buffer, Layout, Parameter, Patch, Place, Program, Role
@@ -275,6 +276,7 @@ def read(path: str | Path, overlays: Mapping[str, Overlay] = OVERLAYS) -> Progra
     return loads(data, str(path), overlays)
 
 
+@uncollected()
 def loads(data: bytes, name: str = "<bytes>", overlays: Mapping[str, Overlay] = OVERLAYS) -> Program:
     """The program in the bytes of a `.bin`; `name` is what messages call it."""
     return _Reader(data, name, overlays).program()

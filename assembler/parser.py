@@ -10,12 +10,12 @@ the record that drives a unit (`spelling`), pieces of buffers from their layout 
 from __future__ import annotations
 
 import dataclasses
-import gc
 from collections.abc import Mapping
 from pathlib import Path
 
 from ..isa.datapath import Overlay
 from ..isa.errors import SourceError
+from ..isa.garbage import uncollected
 from ..isa.overlays import OVERLAYS
 from ..isa.program import KernelPatch, Kernels, Program
 from . import declarations, include
@@ -33,15 +33,8 @@ def parse(text: str, file: str, overlays: Mapping[str, Overlay] = OVERLAYS) -> P
     `file` is how messages and the source map call the text; what it includes is looked for in the same folder. Raises
     `SourceError` with every mistake found.
     """
-    # The tree holds no cycles and is alive until the end: all that the collector would do here is count it, again and
-    # again, for half of the time.
-    collecting = gc.isenabled()
-    gc.disable()
-    try:
+    with uncollected():
         return _assemble(Text(text, file), overlays)
-    finally:
-        if collecting:
-            gc.enable()
 
 
 def parse_file(path: str | Path, overlays: Mapping[str, Overlay] = OVERLAYS) -> Program | Kernels:

@@ -12,6 +12,7 @@ from ..isa.atlas import Atlas
 from ..isa.datapath import Form, Overlay, UnitSpec
 from ..isa.errors import ProgramError
 from ..isa.fields import Field, Record
+from ..isa.garbage import uncollected
 from ..isa.packet import NOP, Header, Packet
 from ..isa.program import Buffer, Layout, Parameter, Patch, Program, Role
 from .lines import INDENT, NUMBER, SUMMAND, Row, Slot, Words, label, named, written
@@ -32,7 +33,8 @@ DECLARED = 4.0
 
 def show(program: Program) -> str:
     """The canonical text of a program. Raises `ProgramError` for what the language cannot say (see `_Printer`)."""
-    return _Printer(program).text()
+    with uncollected():
+        return _Printer(program).text()
 
 
 def shortest(value: float) -> str:

@@ -86,6 +86,7 @@ def compile_command(
         from ..isa.statistics import count
         from ..rsnlib.capture import module_of
         from ..rsnlib.dump import shown
+        from ..rsnlib.fold import fold, fold_shapes
         from ..rsnlib.models import load_spec
         from ..rsnlib.passes import Passes, within
         from ..rsnlib.precision import Borders, Widened, widened_example
@@ -107,7 +108,9 @@ def compile_command(
                 with steps.paused():
                     click.echo(f"-- after {name}\n{shown(name, made)}", err=as_json)
 
-        passes = within(target, Passes(observe=observe))
+        is_model = output.endswith(SUFFIX)
+        is_program_alone = weights_path is None and not is_model
+        passes = within(target, Passes(observe=observe, fold=fold_shapes if is_program_alone else fold))
         model, example = load_spec(spec, batch=batch, seq=seq, seed=seed, base=target.extends is None)
         steps.done("load the model")
         model = module_of(model)
@@ -120,7 +123,7 @@ def compile_command(
         del model, example
         if lengths is not None:
             traced = traced.with_lengths(_integers(lengths))
-        network, host = traced.network, traced.host if output.endswith(SUFFIX) else None
+        network, host = traced.network, traced.host if is_model else None
         del traced  # its copy of the weights is the third one
         built = build(network, target, plan, steps.share, passes)
         if weights_path is not None:

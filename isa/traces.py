@@ -22,6 +22,7 @@ import numpy.typing as npt
 
 from .datapath import Form, Overlay, one_uop
 from .fields import Record
+from .garbage import uncollected
 from .network import FREE, NEVER, Burst, Channel, Network, Par, Step, Steps, Unit
 from .packet import Header, Packet
 
@@ -91,6 +92,7 @@ class Traces:
         return out
 
 
+@uncollected()
 def trace(
     overlay: Overlay,
     *,

@@ -17,6 +17,7 @@ from .compiled import Plan
 from .errors import DeadlockError, ProgramError
 from .expansion import Accesses, Expansion, Ints, at, uops_of
 from .finding import Finding as Finding
+from .garbage import uncollected
 from .hazards import hazards
 from .packet import Packet
 from .program import Layout, Parameter, Patch, Program
@@ -28,6 +29,7 @@ MOST_VALUES = 64
 """Values of a run-time parameter that are tried where it moves an access."""
 
 
+@uncollected()
 def verify(program: Program) -> list[Finding]:
     """What keeps a program from being loaded: headers, terminators, ranges, memory bounds, parameters."""
     findings, _ = _loadable(program)
@@ -87,6 +89,7 @@ def _too_large(program: Program) -> list[Finding]:
     return [Finding("P09", text, "program", True, "give the host a larger buffer, or store in larger pieces")]
 
 
+@uncollected()
 def check(program: Program, *, roles: bool = True, op_lists: bool = True) -> list[Finding]:
     """`verify`, and everything else that can be decided without running.
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Container, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 import numpy as np
 
@@ -19,10 +20,12 @@ from ..scheduler.segment import TOP, Array, Attention, Gemm, Network, Norm, Outp
 from .layers import Attend, Float64, Layer, Linear, Pass, Source, ancestors
 
 
-def fold(outputs: list[Layer], batch: int, seq: int) -> tuple[Network, dict[Layer, str]]:
+def fold(outputs: list[Layer], batch: int, seq: int, weights: bool = True) -> tuple[Network, dict[Layer, str]]:
     """The network that computes `outputs` over batch * seq rows, and the activation name of each layer in it.
 
-    Raises UnsupportedError where a product's result is wanted with and without a residual that is added to it.
+    weights: without, weights and biases of products are NaN that takes no memory, for a program alone: all else, also
+    scales and shifts of outputs, which stand in a program, is the same. Raises UnsupportedError where a product's
+    result is wanted with and without a residual that is added to it.
     """
     originals = ancestors(outputs)
     apart = _Apart(originals)
@@ -32,7 +35,7 @@ def fold(outputs: list[Layer], batch: int, seq: int) -> tuple[Network, dict[Laye
     outputs = [rebuilt[layer] for layer in outputs]
     wanted = ancestors(outputs)
     names = _name(sorted(wanted, key=lambda layer: not isinstance(layer, Source)))  # arguments keep their names
-    layers = (_folded(layer, names) for layer in wanted)
+    layers = (_folded(layer, names, weights) for layer in wanted)
     network = Network(
         batch,
         seq,
@@ -41,6 +44,9 @@ def fold(outputs: list[Layer], batch: int, seq: int) -> tuple[Network, dict[Laye
         layers=tuple(layer for layer in layers if layer is not None),
     )
     return network, names | {layer: names[new] for layer, new in rebuilt.items() if new in names}
+
+
+fold_shapes = partial(fold, weights=False)
 
 
 class FoldError(UnsupportedError):
@@ -182,9 +188,9 @@ def _apart(heads: int, head_dim: int) -> Layout:
     return (heads, head_dim) if head_dim < HEAD_COLS else None
 
 
-def _folded(layer: Layer, names: dict[Layer, str]) -> Gemm | Attention | None:
+def _folded(layer: Layer, names: dict[Layer, str], weights: bool) -> Gemm | Attention | None:
     if isinstance(layer, Linear):
-        return _gemm(layer, names)
+        return _gemm(layer, names, weights)
     if isinstance(layer, Pass):
         return _pass(layer, names)
     if isinstance(layer, Attend):
@@ -194,16 +200,8 @@ def _folded(layer: Layer, names: dict[Layer, str]) -> Gemm | Attention | None:
     return None
 
 
-def _gemm(layer: Linear, names: dict[Layer, str]) -> Gemm:
-    weight, bias = layer.weight, layer.bias
-    affine = _affine(layer.x)
-    factor = np.float64(layer.factor)
-    if affine is not None:
-        bias = bias + _times(affine.shift, weight)
-        weight = _scaled(weight, affine.scale * factor)
-    else:
-        weight = _scaled(weight, np.broadcast_to(factor, len(weight)))
-    bias = bias * factor
+def _gemm(layer: Linear, names: dict[Layer, str], weights: bool) -> Gemm:
+    weight, bias = _product(layer) if weights else (_unknown(layer.weight), _unknown(layer.bias))
     scale = None
     if layer.residual is not None:
         residual = _affine(layer.residual)
@@ -220,6 +218,21 @@ def _gemm(layer: Linear, names: dict[Layer, str]) -> Gemm:
         residual_scale=None if scale is None else scale.astype(np.float32),
         norm=None if layer.norm is None else Norm(layer.norm.eps, layer.norm.rms),
     )
+
+
+def _product(layer: Linear) -> tuple[Array, Float64]:
+    """Its weight and bias, with what the machine leaves out of its operand."""
+    affine = _affine(layer.x)
+    factor = np.float64(layer.factor)
+    if affine is None:
+        return _scaled(layer.weight, np.broadcast_to(factor, len(layer.weight))), layer.bias * factor
+    bias = layer.bias + _times(affine.shift, layer.weight)
+    return _scaled(layer.weight, affine.scale * factor), bias * factor
+
+
+def _unknown(like: np.ndarray) -> Array:
+    """As many numbers, which spoil every result that they get into."""
+    return np.broadcast_to(np.float32(np.nan), like.shape)
 
 
 def _pass(layer: Pass, names: dict[Layer, str]) -> Gemm:

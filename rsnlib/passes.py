@@ -17,7 +17,7 @@ from ..isa.datapath import Overlay
 from ..scheduler import build
 from ..scheduler.room import check_weights
 from ..scheduler.segment import Network
-from .fold import fold
+from .fold import fold, fold_shapes
 from .layers import Layer, Linear, ancestors
 from .rewriter import Rewrite
 from .rewrites import REWRITES
@@ -46,7 +46,7 @@ def within(overlay: Overlay, passes: Passes = USUAL) -> Passes:
     the overlay holds."""
 
     def observe(name: str, made: Any) -> None:
-        if name == "match" and passes.fold is fold:  # another one may need fewer
+        if name == "match" and passes.fold in (fold, fold_shapes):  # another one may need fewer
             # Two layers of the same weight may become one product.
             weights = {id(x.weight): x.weight.size for x in ancestors(made) if isinstance(x, Linear)}
             check_weights(sum(weights.values()), overlay)

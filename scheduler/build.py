@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import gc
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from ..isa.datapath import Overlay
+from ..isa.garbage import uncollected
 from ..isa.program import Kernels, Program
 from .best import Best, Chosen, choose
 from .lower import Lowered, Weights, lower
@@ -72,7 +71,7 @@ def rebuild(built: Built, network: Network, overlay: Overlay, passes: Passes = U
 
 
 def _built(network: Network, overlay: Overlay, chosen: Chosen, passes: Passes, before: Built | None) -> Built:
-    with _uncollected():
+    with uncollected():
         lowered = passes.lower(network, overlay, chosen.schedule)
         passes.observe("lower", _made("lower", lowered, Lowered))
         if before is not None and _is_same(lowered.kernels, before.kernels):
@@ -98,16 +97,3 @@ def _made(name: str, made: object, kind: type) -> object:
     if not isinstance(made, kind):
         raise TypeError(f"Passes.{name} returned {type(made).__name__}, not {kind.__name__}")
     return made
-
-
-@contextmanager
-def _uncollected() -> Iterator[None]:
-    """Without looking for cyclic garbage: hundreds of thousands of small values are made, none of them in a cycle, and
-    to look through them again and again takes a third of the time."""
-    enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if enabled:
-            gc.enable()

@@ -40,6 +40,19 @@ def run_args(folder: Path, **changes: object) -> list[object]:
     return ["run", folder / "g.bin", *(x for k, v in options.items() if v is not None for x in (f"--{k}", v))]
 
 
+@pytest.mark.parametrize("spec", ["minilm", "gemm:200x100x70", "vit"])
+def test_the_program_is_the_same_without_its_weights(spec: str, tmp_path: Path) -> None:
+    """Also the scales and shifts of its outputs, which follow from the model's numbers."""
+    pytest.importorskip("torch")
+    texts = []
+    for options in ([], ["--weights", tmp_path / "w.safetensors"]):
+        made = rsn("compile", spec, "-o", tmp_path / "x.rsn", *options)
+        assert made.exit_code == 0, made.output
+        texts.append((tmp_path / "x.rsn").read_text())
+    assert texts[0] == texts[1]
+    assert all(np.isfinite(x).all() for x in load_tensors(tmp_path / "w.safetensors").values())
+
+
 def test_run_computes_and_reports(folder: Path, tmp_path: Path) -> None:
     import torch
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from rsn.isa.errors import UnsupportedError
-from rsn.rsnlib.fold import fold
+from rsn.rsnlib.fold import fold, fold_shapes
 from rsn.rsnlib.layers import Attend, LayerNorm, Linear, Source, ancestors
 from rsn.rsnlib.view import View
 from rsn.scheduler.segment import Attention, Gemm, Norm, Output
@@ -39,6 +39,20 @@ def test_consumer_of_a_norm_takes_scale_and_shift() -> None:
     weight = second.weight.astype(np.float64)
     assert np.array_equal(folded.weight, (weight * (g * 0.25)[:, None]).astype(np.float32))
     assert np.array_equal(folded.bias, ((second.bias + s @ weight) * 0.25).astype(np.float32))
+
+
+def test_without_weights_all_else_is_the_same() -> None:
+    second = linear("second", normed("first"), 5, residual=linear("other", X, 5))
+    (full, names), (bare, same) = fold([second], 2, 3), fold_shapes([second], 2, 3)
+    assert names == same
+    assert bare.show() == full.show()
+    for a, b in zip(full.layers, bare.layers, strict=True):
+        assert isinstance(a, Gemm)
+        assert isinstance(b, Gemm)
+        assert (a.weight.shape, a.bias.shape) == (b.weight.shape, b.bias.shape)
+        assert np.isnan(b.weight).all()
+        assert np.isnan(b.bias).all()
+        assert np.array_equal(a.residual_scale, b.residual_scale) if a.residual else b.residual_scale is None
 
 
 def test_residual_of_a_norm_takes_scale_and_shift() -> None:
