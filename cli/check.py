@@ -37,11 +37,12 @@ def check_command(program: Path, raw: bool, most: int, as_json: bool, **options:
     loaded, findings, runnable = _raw(program, options) if raw else _container(program)
     depth = None
     if runnable and all(f.warning for f in findings):
-        from ..isa.verify import dry_run, smallest_depth
+        from ..isa.verify import dry_plan, dry_run, smallest_depth
 
-        findings += dry_run(loaded)
+        plan = dry_plan(loaded)
+        findings += dry_run(loaded, plan)
         if all(f.warning for f in findings):
-            depth = smallest_depth(loaded)
+            depth = smallest_depth(loaded, plan)
     findings = gather(findings, most)
     ok = all(f.warning for f in findings)
     if as_json:

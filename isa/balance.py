@@ -6,6 +6,7 @@ and of the unit's registers, so each distinct pair is stepped once.
 
 from __future__ import annotations
 
+from collections.abc import Hashable
 from dataclasses import dataclass
 from typing import Any
 
@@ -145,11 +146,24 @@ class _Counts:
         return self._remembered(expansion, name) or self._stepped(expansion, name)
 
     def _stepped(self, expansion: Expansion, name: str) -> _Traffic:
-        """Every kernel stepped, because the unit's state cannot be compared."""
+        """Kernels stepped one after the other, because the unit's state cannot be compared; those of one key once."""
         spec = expansion.overlay.by_unit[name]
         unit = spec.behaviour(spec, self.net)
-        table = [self._effect(unit, expansion.uops[kind]) for kind in expansion.runs[name].kinds.tolist()]
-        return _Traffic(np.arange(len(table)), table)
+        kinds = expansion.runs[name].kinds.tolist()
+        keys = {k: unit.effect_key(expansion.uops[k]) if unit.is_keyed() else None for k in set(kinds)}
+        known: dict[Hashable, int] = {}
+        table: list[dict[tuple[str, int], int]] = []
+        out = []
+        for kind in kinds:
+            key = keys[kind]
+            effect = None if key is None else known.get(key)
+            if effect is None:
+                effect = len(table)
+                table.append(self._effect(unit, expansion.uops[kind]))
+                if key is not None:
+                    known[key] = effect
+            out.append(effect)
+        return _Traffic(np.array(out, np.int64), table)
 
     def _remembered(self, expansion: Expansion, name: str) -> _Traffic | None:
         """Each pair of state and uOP stepped once; None where the state cannot be compared."""

@@ -223,6 +223,12 @@ class Unit:
         """
         return None
 
+    @classmethod
+    def is_keyed(cls) -> bool:
+        """Whether `effect_key` speaks for this class's kernel, not for one that a subclass has replaced."""
+        owner = next(c for c in cls.__mro__ if "kernel" in vars(c))
+        return any("effect_key" in vars(c) for c in cls.__mro__ if issubclass(c, owner))
+
 
 @dataclass(frozen=True)
 class Issue:

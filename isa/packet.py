@@ -80,6 +80,7 @@ def decode_image(words: Words, overlay: Overlay) -> tuple[Packet, ...]:
     if packets > count:
         raise ImageError(f"the image announces {packets} packets in {count} words", 1)
     raw: list[int] = words.tolist()
+    known: dict[tuple[type[Record], tuple[int, ...]], Record] = {}  # a program repeats itself
     out: list[Packet] = []
     at = 2
     end = 2 + count
@@ -106,7 +107,11 @@ def decode_image(words: Words, overlay: Overlay) -> tuple[Packet, ...]:
         mops = []
         for w in range(at + 1, stop, size):
             try:
-                mops.append(form.mop.decode(raw[w : w + size]))
+                key = form.mop, tuple(raw[w : w + size])
+                mop = known.get(key)
+                if mop is None:
+                    mop = known[key] = form.mop.decode(key[1])
+                mops.append(mop)
             except FieldError as e:
                 raise ImageError(str(e), w) from e
         out.append(Packet(header, tuple(mops)))

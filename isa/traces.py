@@ -342,9 +342,7 @@ class _Unit:
         self.unit = unit
         self.known: dict[Any, int] = {}
         self.uops = 0
-        # A key speaks for the kernel that its class has, not for one that a subclass puts in its place.
-        owner = next(c for c in type(unit).__mro__ if "kernel" in vars(c))
-        self.keyed = any("effect_key" in vars(c) for c in type(unit).__mro__ if issubclass(c, owner))
+        self.keyed = unit.is_keyed()
 
     def _kernel(self, uop: Any) -> tuple[int, bool]:
         """The trace of a uOP, and whether it depends on the unit's past."""

@@ -122,9 +122,10 @@ def check(program: Program, *, roles: bool = True, op_lists: bool = True) -> lis
     return findings
 
 
-def dry_run(program: Program) -> list[Finding]:
-    """Run the image without data: deadlock at the datapath's depths, words left in streams."""
-    plan = _plan(program)
+def dry_run(program: Program, plan: Plan | None = None) -> list[Finding]:
+    """Run the image without data: deadlock at the datapath's depths, words left in streams. plan: as `dry_plan` makes
+    it, where there is one already."""
+    plan = plan or dry_plan(program)
     try:
         plan.run()
     except DeadlockError as e:
@@ -139,13 +140,14 @@ def dry_run(program: Program) -> list[Finding]:
     return []
 
 
-def smallest_depth(program: Program) -> int | None:
+def smallest_depth(program: Program, plan: Plan | None = None) -> int | None:
     """The smallest mOP FIFO depth at which the program still runs, up to the overlay's own; None if it never does."""
-    plan, depth = _plan(program), program.overlay.mop_fifo_depth
+    plan, depth = plan or dry_plan(program), program.overlay.mop_fifo_depth
     return _search(plan, 1, depth) if _runs(plan, depth) else None
 
 
-def _plan(program: Program) -> Plan:
+def dry_plan(program: Program) -> Plan:
+    """What `dry_run` and `smallest_depth` run: its traces take longer than a run."""
     return Plan(program.overlay, packets=program.packets, preloaded=program.preloaded, where=program.where)
 
 
