@@ -1,4 +1,4 @@
-"""`rsn.compile`: where the compiler and the runner meet."""
+"""`rsn.compile`: from a PyTorch module to a model that runs on a board."""
 
 from __future__ import annotations
 
