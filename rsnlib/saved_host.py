@@ -25,8 +25,8 @@ from .structure import Structure, describe
 from .view import View, merge
 
 Json = Any
-MOST_BYTES = 1 << 36
-"""Of a tensor that an operator makes."""
+MOST_BYTES = 1 << 34
+"""Of all tensors that the operators make: a file cannot ask for more memory than that."""
 INTERNAL = frozenset(
     {
         "_adaptive_avg_pool2d",
@@ -282,6 +282,8 @@ def _check(host: HostPart) -> None:
         for node in (*host.interface.arguments, *host.results):
             x = node.meta["val"]
             values[node] = torch.empty(x.shape, dtype=x.dtype) if isinstance(x, torch.Tensor) else x
+        made_bytes: dict[int, int] = {}
+        """By storage: views take no memory."""
         for node in chain(host.before, host.after):
             if not all(x in values for x in node.all_input_nodes):
                 continue  # it depends on values
@@ -291,8 +293,10 @@ def _check(host: HostPart) -> None:
                 continue
             made = values[node]
             for x in made if isinstance(made, list | tuple) else [made]:
-                if isinstance(x, torch.Tensor) and x.numel() * x.element_size() > MOST_BYTES:
-                    raise ValueError(f"{node.target} makes a tensor of {x.numel()} elements")
+                if isinstance(x, torch.Tensor):
+                    made_bytes[x.untyped_storage()._cdata] = x.untyped_storage().nbytes()
+            if sum(made_bytes.values()) > MOST_BYTES:
+                raise ValueError(f"{node.target} and the operators before it make more than {MOST_BYTES >> 30} GiB")
         for node, view in host.sources.values():
             if node in values:
                 values[node].broadcast_to(view.shape)
