@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Container, Iterator, Sequence
+from collections.abc import Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import count, islice
@@ -139,6 +139,9 @@ class Sum(NamedTuple):
 
     def plus(self, variable: Variable, step: int) -> Sum:
         return Sum(self.base, (*self.terms, (variable, step)))
+
+    def sorted(self, order: Mapping[Variable | str, int]) -> Sum:
+        return Sum(self.base, tuple(sorted(self.terms, key=lambda term: order[term[0]])))
 
     @property
     def plain(self) -> bool:

@@ -25,6 +25,9 @@ SEARCHED = 1 << 26
 WORK = 1 << 23
 """Numbers that are compared, for one list; about a second."""
 
+CANDIDATES = 1 << 14
+"""Loops that are looked at, for one list; of two rounds, none beyond."""
+
 REMEMBERED = 64
 """Nodes of a list whose loops are remembered: bodies of packets, which are often alike."""
 
@@ -90,7 +93,7 @@ def rolled(rows: Sequence[Row], width: int, loop_cost: float = 1.0) -> list[Node
     nodes = roller.roll([Node.of(row) for row in rows], 0)
     roller.roll_bodies(nodes)
     for node in nodes:
-        _start(node)
+        _start(node, {})
     return nodes
 
 
@@ -175,12 +178,12 @@ class _Roller:
         """Where loops may begin that save lines."""
         n = len(nodes)
         kinds = np.array(shapes, np.int64)
-        numbers = np.array([x for node in nodes for x in node.bases], np.int64)
+        numbers = _integers([x for node in nodes for x in node.bases])
         at = _sums(np.array([len(node.bases) for node in nodes], np.int64))  # where a node's numbers begin
         lines = _sums(np.array([self._cost(node) for node in nodes]))
         reach: dict[int, Integers] = {}  # by period: how far the progression goes that begins at a node
         out: dict[int, list[Candidate]] = {}
-        work = 0
+        work = found = 0
         for period in range(1, min(n // 2, SEARCHED // max(n, 1)) + 1):
             same = kinds[period:] == kinds[:-period]
             if np.count_nonzero(same) < period:
@@ -213,7 +216,11 @@ class _Roller:
                 around = np.where(doubt > 0, self.loop_cost, self.loop_cost / 2)
                 least = each / (SHARING if period <= SHARING else 1) + around + np.where(rounds == 2, doubt, 0)
                 least -= braces * (rounds * period == n)
-                for j in np.flatnonzero(wanted & (rounds * each > least)).tolist():
+                wanted &= rounds * each > least
+                if found > CANDIDATES:
+                    wanted &= rounds > 2
+                found += int(np.count_nonzero(wanted))
+                for j in np.flatnonzero(wanted).tolist():
                     i = a + j
                     grown = int(np.count_nonzero(steps[here[j] : here[j + period]])) if period <= SHARING else 0
                     columns, price = self._line(nodes[i : i + period])
@@ -292,6 +299,13 @@ def _signature(shapes: Sequence[int], nodes: Sequence[Node]) -> Hashable:
     return tuple(out)
 
 
+def _integers(values: list[int]) -> Integers:
+    """The largest numbers as 0: they are the same in nodes of one shape."""
+    if max(values, default=0) >= LARGEST or min(values, default=0) <= -LARGEST:
+        values = [x if -LARGEST < x < LARGEST else 0 for x in values]
+    return np.array(values, np.int64)
+
+
 def _sums(values: np.ndarray[tuple[int], np.dtype[Any]]) -> np.ndarray[tuple[int], np.dtype[Any]]:
     """Sums of the first 0, 1, 2 ... values."""
     kind = np.float64 if values.dtype == np.float64 else np.int64
@@ -316,8 +330,10 @@ def _runs(flags: Flags, least: int) -> Iterator[tuple[int, int]]:
             yield a, b
 
 
-def _start(node: Node) -> None:
-    """Let loops begin to count with the first name or unit that they count, else at 0."""
+def _start(node: Node, around: dict[Variable | str, int]) -> None:
+    """Let loops begin to count with the first name or unit that they count, else at 0; variables stand in the order of
+    their loops. around: those of the loops around, numbered."""
+    node.sums = tuple([x.sorted(around) if len(x.terms) > 1 else x for x in node.sums])
     if node.loop is not None and node.variable is not None:
         grown = [(slot, *x) for slot, x in node.slots() for v, step in x.terms if v is node.variable and step == 1]
         for names in (("name", "quote", "label", "title"), ("unit",)):
@@ -327,5 +343,6 @@ def _start(node: Node) -> None:
         if begin:
             node.loop = node.loop[0], begin
             node.begin_at(node.variable, begin)
+        around = {**around, node.variable: len(around)}
     for child in node.children or ():
-        _start(child)
+        _start(child, around)
