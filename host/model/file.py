@@ -185,7 +185,7 @@ def read(path: str | os.PathLike[str]) -> Saved:
         raise ContainerError(f"{path}: {e}") from e
     except OSError as e:
         raise ContainerError(f"{path}: {e.strerror or e}") from e
-    except Exception as e:  # whatever a description that nobody of ours wrote leads to
+    except Exception as e:  # a hostile description may raise anything
         message = str(e).strip().partition("\n")[0]
         raise ContainerError(f"{path}: not a model that rsn can read: {type(e).__name__}: {message}") from e
 

@@ -164,7 +164,7 @@ class _Service:
         except TimeoutError:
             return _error(408, f"the body did not arrive in {self._timeout_s:g} s", {"connection": "close"})
         except ClientDisconnect:
-            return Response(status_code=400)  # nobody sees it
+            return Response(status_code=400)  # the client is gone
         gone = asyncio.create_task(_disconnected(request.receive))
         try:
             return _json_text(await self._result(body, gone))
