@@ -180,8 +180,16 @@ class Overlay:
 
     def selected(self, opcode: int, mask: int) -> tuple[UnitSpec, ...]:
         """The units that a packet reaches; FU types with one instance ignore the mask."""
-        units = self.by_kind[self.by_opcode[opcode].kind]
-        return units if len(units) == 1 else tuple(u for u in units if mask >> u.index & 1)
+        key = opcode, mask
+        if key not in self._selections:
+            units = self.by_kind[self.by_opcode[opcode].kind]
+            self._selections[key] = units if len(units) == 1 else tuple(u for u in units if mask >> u.index & 1)
+        return self._selections[key]
+
+    @cached_property
+    def _selections(self) -> dict[tuple[int, int], tuple[UnitSpec, ...]]:
+        """What `selected` has found so far; a packet has one of few masks."""
+        return {}
 
     def with_rates(self, /, **values: float) -> Overlay:
         """A copy with some rates or FIFO depths replaced, e.g. ddr_read_gbs=42 or mop_fifo_depth=4.

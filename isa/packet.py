@@ -61,12 +61,16 @@ class Packet:
 def encode_image(packets: Sequence[Packet]) -> Words:
     """The wire image: packet words W, packet count P, then the packets back to back (contract 1)."""
     body: list[int] = []
+    known: dict[int, tuple[int, ...]] = {}  # by identity: what was decoded has each mOP once
     for packet in packets:
         if packet.header.window != len(packet.mops):
             raise ImageError(f"header says window={packet.header.window}, the packet holds {len(packet.mops)} mOPs")
         body.extend(packet.header.encode())
         for mop in packet.mops:
-            body.extend(mop.encode())
+            words = known.get(id(mop))
+            if words is None:
+                words = known[id(mop)] = mop.encode()
+            body.extend(words)
     return np.array([len(body), len(packets), *body], dtype=np.uint32)
 
 

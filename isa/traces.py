@@ -427,6 +427,7 @@ class _Unit:
         n = len(kernels)
         items.traces = array("i", [get]) * (2 * n + 1)
         items.traces[1::2] = array("i", kernels)
-        items.number = array("i", [NEVER, *(i for i in range(n) for _ in "gk")])
-        items.origin = array("i", [NEVER, *(o for o in origins for _ in "gk")])
+        for column, values in ((items.number, np.arange(n)), (items.origin, origins)):
+            column.append(NEVER)
+            column.frombytes(np.repeat(np.asarray(values, np.int32), 2).tobytes())
         return items

@@ -1,0 +1,102 @@
+"""CPU seconds of whole commands, start-up included, on 24 layers of BERT-Large at B = 8, L = 384, beside their targets.
+
+    python benchmarks/commands.py [--runs 3] [--json] [--skip-compile]
+
+Programs of 1, 4 and 24 layers are made first, without weights, so that it shows whether the time to print a program
+grows with its length. The median of the runs counts.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import resource
+import statistics
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any, NamedTuple
+
+import click
+
+from rsn.assembler import container
+from rsn.assembler.printer import show
+from rsn.host.commands.published.networks import encoder
+from rsn.isa.overlays.xnn import XNN
+from rsn.scheduler.build import build
+from rsn.scheduler.schedule import PAPER
+
+RSN = [sys.executable, "-m", "rsn"]
+
+
+class Row(NamedTuple):
+    """target: CPU seconds, None for a row that is there to be compared with."""
+
+    title: str
+    arguments: list[str]
+    target: float | None
+
+
+def rows(folder: Path, compiles: bool) -> list[Row]:
+    """The commands, with the files that they read."""
+    out = folder / "out"
+    made: list[Row] = []
+    if compiles:
+        command = ["compile", "bert-large", "--batch", "8", "--seq", "384", "-o", str(out.with_suffix(".rsn"))]
+        made.append(Row("rsn compile bert-large, B = 8, L = 384", command, 10.0))
+    for layers in (1, 4, 24):
+        program = build(encoder(8, 384, layers), XNN, PAPER).program
+        binary, raw, text = (folder / f"{layers}.{kind}" for kind in ("bin", "raw", "rsn"))
+        container.write(program, binary)
+        container.write_raw(program, raw)
+        text.write_text(show(program), encoding="utf-8")
+        target = {24: 3.0}.get(layers)
+        many = f"{layers} layer{'s' * (layers > 1)}"
+        made.append(Row(f"rsn dis, {many}", ["dis", str(binary), "-o", str(out)], target))
+        made.append(Row(f"rsn dis --raw, {many}", ["dis", str(raw), "--raw", "--overlay", "xnn", "-o", str(out)], None))
+    made += [
+        Row("rsn asm, 24 layers", ["asm", str(text), "-o", str(out)], 1.0),
+        Row("rsn run --timing-only, 24 layers", ["run", str(binary), "--timing-only"], 1.5),
+        Row("rsn check, 24 layers", ["check", str(binary)], 1.2),
+        Row("rsn --help", ["--help"], 0.2),
+    ]
+    return made
+
+
+def child(command: Sequence[str]) -> float:
+    """CPU seconds, user and system, of a command from start to end."""
+
+    def spent() -> float:
+        usage = resource.getrusage(resource.RUSAGE_CHILDREN)
+        return usage.ru_utime + usage.ru_stime
+
+    before = spent()
+    subprocess.run(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, check=True)
+    return spent() - before
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--runs", type=int, default=3, help="of each command; the median counts [default: 3]")
+    parser.add_argument("--json", action="store_true", help="one object on stdout")
+    parser.add_argument("--skip-compile", action="store_true", help="without the one command that takes torch")
+    options = parser.parse_args(arguments)
+    found: list[dict[str, Any]] = []
+    with TemporaryDirectory() as folder:
+        if not options.json:
+            click.echo(f"{'':42}{'CPU s':>8}{'target':>8}")
+        for row in rows(Path(folder), not options.skip_compile):
+            child([*RSN, *row.arguments])  # what is compiled once and kept is no part of it
+            seconds = statistics.median(child([*RSN, *row.arguments]) for _ in range(options.runs))
+            found.append({"command": row.title, "cpu_s": seconds, "target_s": row.target})
+            if not options.json:
+                target = "" if row.target is None else f"{row.target:8.1f}"
+                click.echo(f"{row.title:42}{seconds:8.2f}{target}")
+    if options.json:
+        click.echo(json.dumps(found))
+
+
+if __name__ == "__main__":
+    main()
