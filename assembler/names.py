@@ -128,13 +128,14 @@ class Names:
         if isinstance(e, s.Negate):
             return -self.number(e.operand, units, depth + 1)
         left, right = self.number(e.left, units, depth + 1), self.number(e.right, units, depth + 1)
-        if e.op in ("/", "%") and not right:
+        op: str = e.op.value  # a token takes ten times as long to compare
+        if op in "/%" and not right:
             raise Mistake(s.span(e), "division by zero")
-        if e.op == "/" and isinstance(left, int) and isinstance(right, int):
+        if op == "/" and isinstance(left, int) and isinstance(right, int):
             if left % right:
                 raise Mistake(s.span(e), f"{left}/{right} is not a whole number", "divisions of integers are exact")
             return left // right
-        value: Number = _OPERATORS[str(e.op)](left, right)
+        value: Number = _OPERATORS[op](left, right)
         if isinstance(value, int) and abs(value) >= s.LIMIT:
             raise Mistake(s.span(e), "this is beyond 64 bits")
         return value

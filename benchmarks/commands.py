@@ -23,7 +23,7 @@ import click
 
 from rsn.assembler import container
 from rsn.assembler.printer import show
-from rsn.host.commands.published.networks import encoder
+from rsn.cli.published.networks import encoder
 from rsn.isa.overlays.xnn import XNN
 from rsn.scheduler.build import build
 from rsn.scheduler.schedule import PAPER

@@ -38,11 +38,13 @@ def check_command(program: Path, raw: bool, most: int, as_json: bool, **options:
     depth = None
     if runnable and all(f.warning for f in findings):
         from ..isa.verify import dry_plan, dry_run, smallest_depth
+        from .progress import TIMING, working
 
-        plan = dry_plan(loaded)
-        findings += dry_run(loaded, plan)
-        if all(f.warning for f in findings):
-            depth = smallest_depth(loaded, plan)
+        with working(TIMING):
+            plan = dry_plan(loaded)
+            findings += dry_run(loaded, plan)
+            if all(f.warning for f in findings):
+                depth = smallest_depth(loaded, plan)
     findings = gather(findings, most)
     ok = all(f.warning for f in findings)
     if as_json:

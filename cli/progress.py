@@ -15,6 +15,9 @@ if TYPE_CHECKING:
 PATIENCE = 2.0
 """Seconds before a bar is shown."""
 
+TIMING = "timing (once after an installation, the engine is compiled first)"
+"""What a run without data is called: it takes longer than `PATIENCE` only then, or for a very large program."""
+
 
 @contextmanager
 def working(what: str) -> Iterator[Callable[[float], None]]:

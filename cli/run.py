@@ -180,11 +180,12 @@ def _with_overlay(program: Program, options: Mapping[str, Any]) -> Program:
 def _run(program: Program, options: Mapping[str, Any]) -> Run:
     from ..host.runner import Runner
     from ..host.tensors import check_target, save_tensors
-    from .progress import working
+    from .progress import TIMING, working
 
     params = dict(options["params"])
     if options["timing_only"]:
-        return _machine(program, params).run()
+        with working(TIMING):
+            return _machine(program, params).run()
     if options["outputs"]:
         check_target(options["outputs"])
     tensors = _inputs(program, options)
