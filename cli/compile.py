@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from contextlib import ExitStack
 from typing import Any
 
 import click
@@ -75,12 +76,13 @@ def compile_command(
 
     if budget is not None and schedule != "best":
         raise click.UsageError("--budget goes with --schedule best")
-    with stepping(f"compiling {spec} for {overlay}", STEPS) as steps:
+    with stepping(f"compiling {spec} for {overlay}", STEPS) as steps, ExitStack() as stack:
         from ..assembler.printer import show
         from ..host.model.file import SUFFIX, Part, write
         from ..host.tensors import check_target, save_tensors
         from ..isa.files import check_target as check_file
         from ..isa.files import write_text
+        from ..isa.garbage import uncounted
         from ..isa.overlays import find
         from ..isa.program import Role
         from ..isa.statistics import count
@@ -100,6 +102,7 @@ def compile_command(
                 check_file(path)
         if weights_path is not None:
             check_target(weights_path)
+        stack.enter_context(uncounted())  # PyTorch's modules stay
         steps.done(STEPS[0])
 
         def observe(name: str, made: object) -> None:

@@ -18,3 +18,17 @@ def uncollected() -> Iterator[None]:
     finally:
         if enabled:
             gc.enable()
+
+
+@contextmanager
+def uncounted() -> Iterator[None]:
+    """Without looking through what is there already, such as the modules of PyTorch. Where somebody has frozen objects
+    before (`gc.freeze`), it is left at that."""
+    if gc.get_freeze_count():
+        yield
+        return
+    gc.freeze()
+    try:
+        yield
+    finally:
+        gc.unfreeze()
