@@ -6,6 +6,7 @@ imports torch.
 
 from __future__ import annotations
 
+import warnings
 from importlib import import_module
 from typing import Any
 
@@ -13,13 +14,13 @@ __version__ = "0.1.0"
 __all__ = [
     "Batch",
     "Best",
+    "DramPolicy",
     "Interleave",
     "Length",
     "Loops",
     "MappingType",
     "Price",
     "Program",
-    "Rule",
     "Runner",
     "Schedule",
     "Segment",
@@ -37,6 +38,7 @@ __all__ = [
 _HOME = {
     "Batch": ".rsnlib.shapes:Batch",
     "Best": ".scheduler.best:Best",
+    "DramPolicy": ".scheduler.schedule:DramPolicy",
     "Interleave": ".scheduler.schedule:Interleave",
     "Length": ".rsnlib.shapes:Length",
     "Loops": ".scheduler.schedule:Loops",
@@ -44,22 +46,27 @@ _HOME = {
     "Passes": ".rsnlib.passes:Passes",  # not in __all__, as nn
     "Price": ".scheduler.search:Price",
     "Program": ".isa.program:Program",
-    "Rule": ".scheduler.schedule:Rule",
     "Runner": ".host.runner:Runner",
     "Schedule": ".scheduler.schedule:Schedule",
     "Segment": ".scheduler.schedule:Segment",
     "Serving": ".host.serving:Serving",
     "Tiles": ".scheduler.tiles:Tiles",
     "compile": ".compiler:compile",
-    "errors": ".isa.errors",
+    "errors": ".base.errors",
     "explain": ".compiler:explain",
     "load": ".host.model.loaded:load",
     "nn": ".nn",  # not in __all__: `from rsn import *` would take torch
     "shown": ".rsnlib.dump:shown",
 }
 
+_RENAMED = {"Rule": "DramPolicy"}
+"""Former public name -> its name now."""
+
 
 def __getattr__(name: str) -> Any:
+    if name in _RENAMED:
+        warnings.warn(f"rsn.{name} is called rsn.{_RENAMED[name]} now", DeprecationWarning, stacklevel=2)
+        return __getattr__(_RENAMED[name])
     if name not in _HOME:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     module, _, attribute = _HOME[name].partition(":")

@@ -9,10 +9,10 @@ from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, overload
 
+from .base.errors import ScheduleError, TensorError, UnsupportedError, require_torch
 from .host.model.compiled import Compiled, Recipe, modelled_layers
 from .host.model.family import Family
-from .isa.datapath import Overlay
-from .isa.errors import ScheduleError, TensorError, UnsupportedError, require_torch
+from .isa.overlay import Overlay
 from .isa.overlays import find
 from .rsnlib.shapes import Shapes
 from .scheduler.best import Best, schedule_named
@@ -102,7 +102,7 @@ def _proposing(
     except RoomError:
         raise  # pieces are as large together
     except UnsupportedError as error:
-        from .rsnlib.pieces import LimitError, runs_in_pieces
+        from .rsnlib.graph_split import LimitError, runs_in_pieces
 
         refused = LimitError(str(error)) if is_built else error
         if not runs_in_pieces(refused, model, example, lambda network: lower(network, overlay, PAPER)):

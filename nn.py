@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from .isa.errors import require_torch
+from .base.errors import require_torch
 
 require_torch("rsn.nn")
 

@@ -43,7 +43,7 @@ class Blocks:
         for p in block.parameters:
             if str(p) in seen:
                 raise Mistake(s.token_span(p), f"parameter {p} is named twice")
-            if str(p) in overlay.by_unit or str(p) in overlay.by_kind or str(p) in overlay.by_form:
+            if str(p) in overlay.by_unit or str(p) in overlay.by_kind or str(p) in overlay.by_format:
                 raise Mistake(s.token_span(p), f"{p} is a name of the datapath")
             seen.add(str(p))
         self._blocks[name] = block, self.report.text

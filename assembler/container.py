@@ -20,11 +20,11 @@ from zlib import crc32
 import construct as c
 import numpy as np
 
-from ..isa.datapath import Overlay
-from ..isa.errors import ContainerError, FieldError, ImageError, ProgramError
+from ..base.errors import ContainerError, FieldError, ImageError, ProgramError
+from ..base.files import write_bytes
+from ..base.garbage import uncollected
 from ..isa.fields import Record
-from ..isa.files import write_bytes
-from ..isa.garbage import uncollected
+from ..isa.overlay import Overlay
 from ..isa.overlays import OVERLAYS
 from ..isa.packet import Packet, Words, decode_image
 from ..isa.program import Buffer, Layout, Parameter, Patch, Place, Program, Role

@@ -13,7 +13,7 @@ from typing import Any
 
 from lark import Token
 
-from ..isa.datapath import Overlay
+from ..isa.overlay import Overlay
 from ..isa.program import Buffer, Layout, Parameter, Role, place_buffers
 from . import syntax as s
 from .diagnostic import Mistake, Report, Span, Text, listing, meant

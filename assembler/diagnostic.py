@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from difflib import get_close_matches
 from functools import cached_property
 
-from ..isa.errors import SourceError
+from ..base.errors import SourceError
 
 Span = tuple[int, int]
 """Offsets of the first character and of the one behind the last."""

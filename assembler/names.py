@@ -10,7 +10,7 @@ from typing import Any
 
 from lark import Token
 
-from ..isa.datapath import Form, Overlay, UnitSpec
+from ..isa.overlay import InstructionFormat, Overlay, UnitSpec
 from ..isa.program import Buffer, Parameter
 from . import syntax as s
 from .diagnostic import Mistake, Span, listing, meant
@@ -270,11 +270,11 @@ class Names:
                 raise Mistake(s.span(word), "a section begins with the names of its units")
         return tuple(out)
 
-    def driver(self, kind: str, ref: s.Unit) -> Form:
+    def driver(self, kind: str, ref: s.Unit) -> InstructionFormat:
         """The format that drives a kind of units."""
-        if all(f.config for f in self.overlay.forms if f.kind == kind):
+        if all(f.config for f in self.overlay.formats if f.kind == kind):
             raise Mistake(s.span(ref), f"{kind} units take no instructions")
-        return self.overlay.form_of(kind)
+        return self.overlay.format_of(kind)
 
     def no_unit(self, name: str, span: Span) -> Mistake:
         kind = name.rstrip("0123456789")

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from lark import Token
 
 from ..isa import packet as wire
-from ..isa.datapath import Form, UnitSpec
+from ..isa.overlay import InstructionFormat, UnitSpec
 from ..isa.program import Patch, Place
 from . import syntax as s
 from .blocks import Blocks
@@ -87,7 +87,7 @@ class Code:
             site = Site(units, kind, record, preloaded=True)
         else:
             self._either("section", heads[0].name)
-            configs = {f.name: f.mop for f in self.names.overlay.forms if f.kind == kind and f.config}
+            configs = {f.name: f.mop for f in self.names.overlay.formats if f.kind == kind and f.config}
             site = Site(units, kind, self.names.driver(kind, heads[0]).mop, configs)
         sink = self.preloaded if preloaded else self.kernels
         lines = self._lines(item.body, site)
@@ -138,15 +138,15 @@ class Code:
         self.packets.append(packet)
         self.places.append(self.statements.place(start))
 
-    def _addressed(self, item: s.Packet) -> tuple[Form, tuple[UnitSpec, ...], bool]:
+    def _addressed(self, item: s.Packet) -> tuple[InstructionFormat, tuple[UnitSpec, ...], bool]:
         """The format and units of a packet: `MemA[0, 2]`, `MemCConfig MemC0`, or a format alone (with mask=)."""
         if not item.units:
             raise Mistake(s.token_span(item.start), "which units is it for?")
         overlay = self.names.overlay
         first = item.units[0]
         name = str(first.name)
-        if first.ranges is None and name in overlay.by_form and name not in overlay.by_unit:
-            form = overlay.by_form[name]
+        if first.ranges is None and name in overlay.by_format and name not in overlay.by_unit:
+            form = overlay.by_format[name]
             alone = overlay.by_kind[form.kind]
             if len(item.units) == 1:
                 return form, alone if len(alone) == 1 else (), False

@@ -13,9 +13,9 @@ import dataclasses
 from collections.abc import Mapping
 from pathlib import Path
 
-from ..isa.datapath import Overlay
-from ..isa.errors import SourceError
-from ..isa.garbage import uncollected
+from ..base.errors import SourceError
+from ..base.garbage import uncollected
+from ..isa.overlay import Overlay
 from ..isa.overlays import OVERLAYS
 from ..isa.program import KernelPatch, Kernels, Program
 from . import declarations, include

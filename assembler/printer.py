@@ -8,11 +8,11 @@ from collections.abc import Hashable, Iterator, Mapping, Sequence, Set
 
 import numpy as np
 
-from ..isa.atlas import Atlas
-from ..isa.datapath import Form, Overlay, UnitSpec
-from ..isa.errors import ProgramError
+from ..base.errors import ProgramError
+from ..base.garbage import uncollected
+from ..isa.buffer_map import BufferMap
 from ..isa.fields import Field, Record
-from ..isa.garbage import uncollected
+from ..isa.overlay import InstructionFormat, Overlay, UnitSpec
 from ..isa.packet import NOP, Header, Packet
 from ..isa.program import Buffer, Layout, Parameter, Patch, Program, Role
 from .lines import INDENT, NUMBER, SUMMAND, Row, Slot, Words, label, named, written
@@ -52,13 +52,13 @@ class _Printer:
     def __init__(self, program: Program) -> None:
         self.program = program
         self.overlay: Overlay = program.overlay
-        self.atlas = Atlas(program.buffers, self.overlay.address_unit)
+        self.atlas = BufferMap(program.buffers, self.overlay.address_unit)
         self.clamps: dict[tuple[int, int], dict[str, Row]] = {}
         self._said: dict[Hashable, tuple[Words, Words]] = {}
         overlay = self.overlay
         self.taken = {b.name for b in program.buffers} | {p.name for p in program.parameters}
-        self.taken |= overlay.by_unit.keys() | overlay.by_kind.keys() | overlay.by_form.keys()
-        self.taken |= {f.name for form in overlay.forms for f in form.mop.FIELDS}
+        self.taken |= overlay.by_unit.keys() | overlay.by_kind.keys() | overlay.by_format.keys()
+        self.taken |= {f.name for form in overlay.formats for f in form.mop.FIELDS}
         """Names that variables of loops and parameters of blocks must not have."""
         for parameter in program.parameters:
             for patch in parameter.patches:
@@ -142,13 +142,13 @@ class _Printer:
         mops = (self._mop(m, around, self.clamps.get((number, i), {})) for i, m in enumerate(packet.mops))
         return head.row(tuple(mops))
 
-    def _target(self, words: Words, form: Form, mask: int, units: Sequence[UnitSpec]) -> None:
+    def _target(self, words: Words, form: InstructionFormat, mask: int, units: Sequence[UnitSpec]) -> None:
         """Who a packet is for: units, before them the format if it is not the one that drives them, or a bare mask."""
         alone = len(self.overlay.by_kind[form.kind]) == 1
         if not alone and (not units or mask != sum(1 << u.index for u in units)):
             words.word(f"{form.name} mask={mask}")
             return
-        if form is not self.overlay.form_of(form.kind):
+        if form is not self.overlay.format_of(form.kind):
             words.word(form.name)
         if alone:
             words.word(units[0].name + (f" mask={mask}" if mask else ""))
@@ -238,7 +238,7 @@ class _Printer:
 
     def _rectangle(self, b: Buffer, chunks: Chunks, words: Spelling) -> Words | None:
         if chunks == whole(b):
-            taken = b.name in words.fields or b.name in self.overlay.by_unit or b.name in self.overlay.by_form
+            taken = b.name in words.fields or b.name in self.overlay.by_unit or b.name in self.overlay.by_format
             return Words().put(*named(b.name, quote=taken))
         bounds = uncut(b, chunks, self.overlay.address_unit)
         if bounds is None:

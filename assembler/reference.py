@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
-from ..isa.datapath import Overlay
 from ..isa.fields import Field, Record
+from ..isa.overlay import Overlay
 from ..isa.overlays import OVERLAYS
 from .spelling import spelling
 
@@ -23,8 +23,8 @@ def tables(overlays: Mapping[str, Overlay] = OVERLAYS) -> str:
     parts = []
     for overlay in sorted(overlays.values(), key=lambda o: (o.extends or o.name, o.extends is not None)):
         base = overlays.get(overlay.extends or "")
-        known = {form.name for form in base.forms} if base else set()
-        rows = [_row(f"`{f.name}`" if f.config else f.kind, f.mop) for f in overlay.forms if f.name not in known]
+        known = {form.name for form in base.formats} if base else set()
+        rows = [_row(f"`{f.name}`" if f.config else f.kind, f.mop) for f in overlay.formats if f.name not in known]
         if base is None:
             rows += [_row(kind, record) for kind, (record, _) in overlay.preloaded.items()]
         more = f", beside the words of `{base.name}`" if base else ""

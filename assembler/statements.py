@@ -8,9 +8,9 @@ from typing import Any
 
 from lark import Token
 
-from ..isa.datapath import UnitSpec
-from ..isa.errors import FieldError
+from ..base.errors import FieldError
 from ..isa.fields import Field, Record
+from ..isa.overlay import UnitSpec
 from ..isa.program import Buffer, Patch, Place
 from . import syntax as s
 from .diagnostic import Mistake, Report, Span, listing, meant

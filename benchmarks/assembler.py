@@ -33,8 +33,8 @@ from rsn.isa.overlays.xnn import XNN_BASE
 from rsn.isa.program import Program
 from rsn.isa.statistics import count
 from rsn.scheduler.build import build
+from rsn.scheduler.graph import Activation, Array, Attention, Gemm, LayerGraph, Norm, Output
 from rsn.scheduler.schedule import PAPER
-from rsn.scheduler.segment import Activation, Array, Attention, Gemm, Network, Norm, Output
 
 GOAL = 10.0
 """Times GNU as per instruction that we may take."""
@@ -191,7 +191,7 @@ def x86(n: int) -> str:
     return "\n".join([*lines, ""])
 
 
-def encoder(batch: int, seq: int, layers: int, hidden: int = 1024, heads: int = 16, ffn: int = 4096) -> Network:
+def encoder(batch: int, seq: int, layers: int, hidden: int = 1024, heads: int = 16, ffn: int = 4096) -> LayerGraph:
     """A transformer encoder after folding. All its weights are one 0, repeated without memory."""
 
     def zeros(*shape: int) -> Array:
@@ -209,7 +209,7 @@ def encoder(batch: int, seq: int, layers: int, hidden: int = 1024, heads: int = 
         out.append(Gemm(f"l{i}.up", x1, h, zeros(hidden, ffn), zeros(ffn), Activation.GELU_TANH))
         out.append(Gemm(f"l{i}.down", h, y, zeros(ffn, hidden), row, None, x1, row, norm))
         x = y
-    return Network(batch, seq, {"x": hidden}, (Output(x, row, row),), tuple(out))
+    return LayerGraph(batch, seq, {"x": hidden}, (Output(x, row, row),), tuple(out))
 
 
 if __name__ == "__main__":

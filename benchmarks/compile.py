@@ -17,11 +17,11 @@ from rsn.cli.published.networks import encoder
 from rsn.isa.overlays.xnn import XNN_BASE
 from rsn.scheduler.best import Best
 from rsn.scheduler.build import build
+from rsn.scheduler.graph import LayerGraph
 from rsn.scheduler.schedule import PAPER, Schedule
-from rsn.scheduler.segment import Network
 
 
-def spent(network: Network, schedule: Schedule | Best, target: Path) -> float:
+def spent(network: LayerGraph, schedule: Schedule | Best, target: Path) -> float:
     """CPU seconds from a network to a container."""
     start = time.process_time()
     container.write(build(network, XNN_BASE, schedule).program, target)

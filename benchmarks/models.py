@@ -25,8 +25,8 @@ import torch
 from torch import nn
 from torch.utils import _pytree as pytree
 
+from rsn.base.errors import RsnError
 from rsn.host.model.compiled import Compiled
-from rsn.isa.errors import RsnError
 from rsn.isa.overlays import find
 from rsn.rsnlib.models import preset
 from rsn.rsnlib.partition import Traced

@@ -42,7 +42,7 @@ from typing import Any
 
 import click
 
-from rsn.isa.compiled import available
+from rsn.machine.fast_engine import available
 
 Row = dict[str, Any]
 
@@ -57,13 +57,13 @@ task = json.loads(sys.argv[1])
 sys.path.insert(0, task["benchmarks"])
 import numpy as np
 from rsn.assembler import container
-from rsn.isa.compiled import Plan
+from rsn.machine.fast_engine import Plan
 from rsn.isa.overlays.xnn import XNN_BASE
 from rsn.isa.packet import decode_image
 from rsn.scheduler.lower import lower
 from rsn.scheduler.pack import pack
 from rsn.scheduler.schedule import PAPER
-from rsn.scheduler.segment import Gemm, Network, Output
+from rsn.scheduler.graph import Gemm, Network, Output
 from timing import encoder
 
 if len(task["shapes"]) > 1:

@@ -25,20 +25,20 @@ import click
 import numpy as np
 
 from rsn.assembler import container
+from rsn.base.durations import duration
 from rsn.hw.sim.machine import simulate, summary
-from rsn.isa.compiled import Plan, available
-from rsn.isa.durations import duration
-from rsn.isa.network import Network
 from rsn.isa.overlays.xnn import XNN_BASE
 from rsn.isa.packet import decode_image
 from rsn.isa.program import Program
 from rsn.isa.statistics import count
 from rsn.isa.verify import smallest_depth
+from rsn.machine.executor import ProcessNetwork
+from rsn.machine.fast_engine import Plan, available
+from rsn.scheduler.graph import Activation, Array, Attention, Gemm, Norm, Output
+from rsn.scheduler.graph import LayerGraph as Layers
 from rsn.scheduler.lower import lower
 from rsn.scheduler.pack import pack
 from rsn.scheduler.schedule import PAPER
-from rsn.scheduler.segment import Activation, Array, Attention, Gemm, Norm, Output
-from rsn.scheduler.segment import Network as Layers
 
 FIRST_GOAL = 2.0
 """CPU seconds that the first evaluation of the 24 layers may take."""
@@ -48,7 +48,7 @@ AGAIN_GOAL = 0.1
 FIRST = """
 import sys, time
 from rsn.assembler import container
-from rsn.isa.compiled import Plan
+from rsn.machine.fast_engine import Plan
 from rsn.isa.packet import decode_image
 program = container.read(sys.argv[1])
 image = program.image
@@ -94,7 +94,7 @@ def measure(name: str, layers: int, runs: int, python: bool) -> dict[str, Any]:
     }
     result["firings"] = len(plan.run(record=True).firings)
     if python:
-        net = Network(XNN_BASE, packets=packets, preloaded=program.preloaded)
+        net = ProcessNetwork(XNN_BASE, packets=packets, preloaded=program.preloaded)
         result["python"], defined = spent(net.run)
         assert defined == latency, f"{defined!r} is not {latency!r}"
     return result

@@ -12,7 +12,7 @@ import click
 from .raw import raw_options, read_raw_image, refuse_contradictions, with_memories
 
 if TYPE_CHECKING:
-    from ..isa.finding import Finding
+    from ..base.finding import Finding
     from ..isa.program import Program
 
 _size = click.IntRange(0)
@@ -31,7 +31,7 @@ def check_command(program: Path, raw: bool, most: int, as_json: bool, **options:
     Of a bare image (--raw) that is checked which can be decided without buffers' names and roles; without op lists
     (--mme) neither the streams of their units nor deadlock.
     """
-    from ..isa.finding import gather
+    from ..base.finding import gather
 
     refuse_contradictions(raw)
     loaded, findings, runnable = _raw(program, options) if raw else _container(program)

@@ -69,7 +69,7 @@ def compile_command(
     A program text is for rsn asm and rsn run. A whole model, with weights and what PyTorch runs of it, is for rsn serve
     and rsn.load.
     """
-    from ..isa.errors import require_torch
+    from ..base.errors import require_torch
 
     require_torch("compiling a model")
     from .progress import stepping
@@ -78,11 +78,11 @@ def compile_command(
         raise click.UsageError("--budget goes with --schedule best")
     with stepping(f"compiling {spec} for {overlay}", STEPS) as steps, ExitStack() as stack:
         from ..assembler.printer import show
+        from ..base.files import check_target as check_file
+        from ..base.files import write_text
+        from ..base.garbage import uncounted
         from ..host.model.file import SUFFIX, Part, write
         from ..host.tensors import check_target, save_tensors
-        from ..isa.files import check_target as check_file
-        from ..isa.files import write_text
-        from ..isa.garbage import uncounted
         from ..isa.overlays import find
         from ..isa.program import Role
         from ..isa.statistics import count

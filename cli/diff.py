@@ -12,8 +12,8 @@ import click
 from .raw import OVERLAY
 
 if TYPE_CHECKING:
-    from ..isa.compare import Comparison
     from ..isa.program import Program
+    from ..isa.program_diff import Comparison
 
 _path = click.Path(dir_okay=False, path_type=Path)
 
@@ -31,8 +31,8 @@ def diff_command(first: Path, second: Path, raw: bool, overlay: str, most: int, 
     Exits with 0 if the kernels are the same, however they are packed, else with 1.
     """
     from ..assembler import container
-    from ..isa.compare import compare
     from ..isa.overlays import find
+    from ..isa.program_diff import compare
 
     programs = [container.read_raw(p, find(overlay)) if raw else container.read(p) for p in (first, second)]
     result = compare(*programs)

@@ -22,7 +22,7 @@ from pathlib import Path
 import click
 
 from .. import __version__
-from ..isa.errors import INSTALL_TORCH
+from ..base.errors import INSTALL_TORCH
 
 PATIENCE_S = 10.0
 """Of a program that is asked for its version."""
@@ -100,8 +100,8 @@ def _sim() -> list[Check]:
 
 
 def _csim() -> list[Check]:
+    from ..base.errors import BoardError
     from ..hw.versal.csim.build import MEND, compiler
-    from ..isa.errors import BoardError
 
     purpose = "rsn run --board csim: results by the machine's C++ sources"
     try:
@@ -118,7 +118,7 @@ def _csim() -> list[Check]:
 _TRY_XRT = """
 import ctypes
 from rsn.host.boards.xrt_ctypes import INSTALL, LIBRARY, Library
-from rsn.isa.errors import BoardError
+from rsn.base.errors import BoardError
 try:
     ctypes.CDLL(LIBRARY)  # first: Library looks at the environment, which matters only where there is XRT
 except OSError as e:
@@ -172,9 +172,9 @@ def _xrt() -> list[Check]:
 
 
 def _bitstream() -> Check:
+    from ..base.errors import BoardError
     from ..host.boards.xclbin import read_xclbin
     from ..host.boards.xrt import XCLBIN_VARIABLE
-    from ..isa.errors import BoardError
 
     what, purpose = "bitstream", "what the device is programmed with"
     named = os.environ.get(XCLBIN_VARIABLE)

@@ -7,9 +7,9 @@ from collections.abc import Sequence
 
 import click
 
-from ..isa.datapath import PL_HZ, Overlay
-from ..isa.errors import ResourceError
-from ..isa.resources import Row, budget, require_fits
+from ..base.errors import ResourceError
+from ..isa.overlay import PL_HZ, Overlay
+from ..machine.resources import ResourceUse, budget, require_fits
 
 
 def show_resources(overlay: Overlay, as_json: bool) -> None:
@@ -17,7 +17,7 @@ def show_resources(overlay: Overlay, as_json: bool) -> None:
     device = overlay.device
     if device is None:
         raise ResourceError(f"overlay {overlay.name} does not say which device it is for")
-    rows = budget(overlay.needs(overlay), device)
+    rows = budget(overlay.resources(overlay), device)
     if as_json:
         click.echo(
             json.dumps(
@@ -44,7 +44,7 @@ def show_resources(overlay: Overlay, as_json: bool) -> None:
     require_fits(rows, device)
 
 
-def _facts(row: Row) -> dict[str, object]:
+def _facts(row: ResourceUse) -> dict[str, object]:
     return {
         "needed": row.needed,
         "available": row.capacity.amount,

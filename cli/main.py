@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from .. import __version__
-from ..isa.errors import RsnError, SourceError
+from ..base.errors import RsnError, SourceError
 from .check import check_command
 from .compile import compile_command
 from .diff import diff_command
@@ -84,7 +84,7 @@ def asm(source: Path, output: Path | None, raw: bool, mme: Path | None, as_json:
     buffers where it accesses memory, and op lists where it uses MMEs; a bare image (--raw) does without.
     """
     from ..assembler import container
-    from ..isa.files import write_text
+    from ..base.files import write_text
 
     if mme is not None and not raw:
         raise click.UsageError("--mme goes with --raw; a program has its op lists in it")
@@ -113,7 +113,7 @@ def dis(program: Path, output: Path | None, raw: bool, overlay: str, mme: Path |
     asm --raw), and to a program once what is missing has been written.
     """
     from ..assembler.printer import show
-    from ..isa.files import write_text
+    from ..base.files import write_text
 
     refuse_contradictions(raw)
     _refuse_overwriting({"--output": output}, {"PROGRAM": program, "--mme": mme})
@@ -150,7 +150,7 @@ def fmt(files: Sequence[Path], check: bool) -> None:
     """Lay out .rsn FILES in place: indentation, spacing, blank lines. Words and comments stay."""
     from ..assembler.formatter import format_text
     from ..assembler.parser import read_text
-    from ..isa.files import write_text
+    from ..base.files import write_text
 
     changed = []
     for path in files:
@@ -312,7 +312,7 @@ def _refuse_overwriting(written: Mapping[str, Path | None], read: Mapping[str, P
 
 def _refuse_incomplete(program: Program, codes: Container[str]) -> None:
     """Raise `ProgramError` where a text lacks what its packets take for granted."""
-    from ..isa.errors import ProgramError
+    from ..base.errors import ProgramError
     from ..isa.verify import incomplete
 
     found = [f for f in incomplete(program) if f.code in codes]

@@ -20,14 +20,14 @@ if TYPE_CHECKING:
     import numpy as np
     import numpy.typing as npt
 
-    from ..isa.datapath import Overlay
+    from ..base.finding import Finding
     from ..isa.fields import Record
-    from ..isa.finding import Finding
+    from ..isa.overlay import Overlay
     from ..isa.program import Program
 
-MOST_BYTES = 64 << 20
+MAX_BYTES = 64 << 20
 """A larger file is no image and no op lists: the reference setup has 512 KiB for an image."""
-MOST_SHOWN = 5
+MAX_SHOWN = 5
 """Findings of one code that are shown."""
 
 OVERLAY = "xnn-base"
@@ -93,11 +93,11 @@ def read_raw_image(path: Path, overlay: Overlay, op_lists: Path | None, *, named
     name its file. Raises `ProgramError` only where there is nothing to read: files too large, op lists that are no
     JSON, a program or a text instead of an image."""
     from ..assembler.container import MAGIC
-    from ..isa.errors import ProgramError
-    from ..isa.foreign import read_image
+    from ..base.errors import ProgramError
+    from ..isa.lenient_decode import read_image
     from ..isa.program import Program
 
-    data = bytes(_contents(path, MOST_BYTES))
+    data = bytes(_contents(path, MAX_BYTES))
     if data.startswith(MAGIC):
         raise ProgramError(f"{path}: a program of this toolchain, no bare image: it is read without --raw")
     if path.suffix == ".rsn":
@@ -114,8 +114,8 @@ def read_raw_image(path: Path, overlay: Overlay, op_lists: Path | None, *, named
 
 
 def _read_op_lists(path: Path, overlay: Overlay) -> tuple[dict[str, tuple[Record, ...]], list[Finding]]:
-    from ..isa.errors import ProgramError
-    from ..isa.foreign import read_op_lists
+    from ..base.errors import ProgramError
+    from ..isa.lenient_decode import read_op_lists
 
     def unique(members: list[tuple[str, Any]]) -> dict[str, Any]:
         """An object of JSON; `json` alone would keep the last of two equal keys and say nothing."""
@@ -127,7 +127,7 @@ def _read_op_lists(path: Path, overlay: Overlay) -> tuple[dict[str, tuple[Record
         return out
 
     try:
-        lists = json.loads(_contents(path, MOST_BYTES), object_pairs_hook=unique)
+        lists = json.loads(_contents(path, MAX_BYTES), object_pairs_hook=unique)
     except (ValueError, RecursionError) as e:
         raise ProgramError(f"{path}: not JSON: there is no JSON object in it ({e})") from None
     ops, findings = read_op_lists(lists, overlay)
@@ -150,7 +150,7 @@ def with_memories(program: Program, sizes: Mapping[str, int], names: Mapping[str
 def load_raw_image(path: Path, overlay: str, op_lists: Path | None, *, runs: bool = False) -> RawImage:
     """A bare image without errors; warnings go to stderr. runs: it is to run, which takes its op lists. Raises
     `ProgramError`."""
-    from ..isa.errors import ProgramError
+    from ..base.errors import ProgramError
     from ..isa.overlays import find
 
     found = find(overlay)
@@ -164,7 +164,7 @@ def load_raw_image(path: Path, overlay: str, op_lists: Path | None, *, runs: boo
 def with_files(program: Program, options: Mapping[str, Any]) -> tuple[Program, dict[str, npt.NDArray[np.float32]]]:
     """The image with memories as large as the files given, and their contents. Raises `TensorError` where one is
     missing, `ProgramError` where the image would leave them."""
-    from ..isa.errors import TensorError
+    from ..base.errors import TensorError
     from ..isa.verify import verify
 
     files = {bank: str(options[bank]) for bank in program.overlay.banks if options.get(bank) is not None}
@@ -179,7 +179,7 @@ def with_files(program: Program, options: Mapping[str, Any]) -> tuple[Program, d
 
 def write_memory(path: str, bank: npt.NDArray[np.float32]) -> None:
     """Write a memory as a file of little-endian float32."""
-    from ..isa.files import replacing
+    from ..base.files import replacing
 
     with replacing(path) as temporary:
         temporary.write_bytes(bank.astype("<f4", copy=False).data)
@@ -187,10 +187,10 @@ def write_memory(path: str, bank: npt.NDArray[np.float32]) -> None:
 
 def _refuse_errors(findings: Iterable[Finding]) -> None:
     """Show the warnings; raise `ProgramError` with the errors, if any."""
-    from ..isa.errors import ProgramError
-    from ..isa.finding import gather
+    from ..base.errors import ProgramError
+    from ..base.finding import gather
 
-    shown = gather(findings, MOST_SHOWN)
+    shown = gather(findings, MAX_SHOWN)
     for f in shown:
         if f.warning:
             click.echo(str(f), err=True)
@@ -202,7 +202,7 @@ def _refuse_errors(findings: Iterable[Finding]) -> None:
 def _read_memory(path: Path, most: int) -> npt.NDArray[np.float32]:
     import numpy as np
 
-    from ..isa.errors import TensorError
+    from ..base.errors import TensorError
 
     data = _contents(path, most)
     if len(data) % 4:
@@ -212,7 +212,7 @@ def _read_memory(path: Path, most: int) -> npt.NDArray[np.float32]:
 
 def _contents(path: Path, most: int) -> bytearray:
     """The bytes of a file, or of a pipe, of at most `most` bytes. Raises `ProgramError` for a larger one."""
-    from ..isa.errors import ProgramError
+    from ..base.errors import ProgramError
 
     data = bytearray()
     with open(path, "rb") as f:

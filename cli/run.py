@@ -84,8 +84,8 @@ _file = click.Path(dir_okay=False)
 @click.option("--json", "as_json", is_flag=True, help="one JSON object on stdout")
 def run_command(program: str, raw: bool, as_json: bool, **options: Any) -> None:
     """Run PROGRAM (.bin) and report the time it takes."""
+    from ..base.files import check_target
     from ..host.boards import open_board
-    from ..isa.files import check_target
     from .progress import working
 
     refuse_contradictions(raw)
@@ -199,8 +199,8 @@ def _run(program: Program, options: Mapping[str, Any]) -> Run:
 
 def _inputs(program: Program, options: Mapping[str, Any]) -> dict[str, npt.NDArray[np.generic]]:
     """The inputs that were given. Raises `TensorError` where inputs or weights are missing."""
+    from ..base.errors import TensorError
     from ..host.tensors import load_tensors
-    from ..isa.errors import TensorError
     from ..isa.program import Role
 
     for given, role, option in (("weights", Role.WEIGHT, "--weights"), ("inputs", Role.INPUT, "--inputs")):
@@ -277,14 +277,14 @@ def _compare(program: Program, options: Mapping[str, Any], as_json: bool) -> Non
     """Exits with 1 where a segment is beyond the bound."""
     import numpy as np
 
-    from ..isa.errors import require_torch
+    from ..base.errors import require_torch
 
     require_torch("--compare")
+    from ..base.errors import TensorError
+    from ..base.tolerance import BOUND
     from ..host.model.compare import compare, show
     from ..host.tensors import Weights
-    from ..isa.errors import TensorError
     from ..isa.program import Role
-    from ..isa.tolerance import BOUND
     from ..rsnlib.models import load_spec
     from ..rsnlib.trace import trace
     from .progress import working
@@ -325,8 +325,8 @@ def _compare(program: Program, options: Mapping[str, Any], as_json: bool) -> Non
 
 
 def _report(program: Program, run: Run, machine: Machine | None, options: Mapping[str, Any], as_json: bool) -> None:
+    from ..base.durations import duration
     from ..hw.sim.explain import explain
-    from ..isa.durations import duration
     from ..isa.statistics import count
 
     if run.clock != "modelled":
@@ -360,7 +360,7 @@ def _report(program: Program, run: Run, machine: Machine | None, options: Mappin
 
 def _report_timed(program: Program, run: Run, options: Mapping[str, Any], as_json: bool) -> None:
     """Of a board that took time itself: the machine's own, or this computer's, which says nothing of the machine."""
-    from ..isa.durations import duration
+    from ..base.durations import duration
     from ..isa.statistics import count
 
     measured = run.clock == "measured"

@@ -71,7 +71,7 @@ def serve_command(
     POST / asks the model, in JSON; GET / describes it; /health and /metrics are for load balancers and Prometheus
     (docs/serving.md). One process, one board, no encryption and no passwords: for more, put a proxy before it.
     """
-    from ..isa.errors import require
+    from ..base.errors import require
 
     for package in ("starlette", "uvicorn"):
         require(package, "serving over HTTP", "pip install starlette uvicorn")

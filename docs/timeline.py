@@ -16,11 +16,11 @@ import numpy as np
 import numpy.typing as npt
 
 from rsn.assembler import container
+from rsn.base.durations import unit_of
 from rsn.hw.sim.explain import SegmentTime, explain
 from rsn.hw.sim.machine import Machine, causes, launch_seconds
 from rsn.hw.sim.scene import covered
 from rsn.hw.sim.timeline import Timeline
-from rsn.isa.durations import unit_of
 from rsn.isa.program import Program
 
 Floats = npt.NDArray[np.float64]
@@ -65,7 +65,7 @@ def draw(program: Program, title: str) -> str:
     edges = np.linspace(0.0, latency, columns + 1)
     kinds = timeline.causes
     lanes = list(_units(timeline, launch, edges))
-    chain, of_rate = machine.timing.chain, np.array([kinds.index(c) for c in causes(program.overlay)])
+    chain, of_rate = machine.timing.critical_path, np.array([kinds.index(c) for c in causes(program.overlay)])
     path = _shares(chain.start + launch, chain.end + launch, of_rate[chain.rate], len(kinds), edges)
     if launch:
         path[kinds.index(program.overlay.rates["launch_us"].cause)] += covered(

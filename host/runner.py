@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
+from ..base.errors import BoardError, ProgramError, RsnError, TensorError
 from ..hw.sim.breakpoint import Stopped
-from ..isa.errors import BoardError, ProgramError, RsnError, TensorError
 from ..isa.program import Program
 from ..isa.verify import require
 from . import tensors

@@ -14,9 +14,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from ..isa import files
-from ..isa.errors import TensorError
-from ..isa.files import replacing
+from ..base import files
+from ..base.errors import TensorError
+from ..base.files import replacing
 from ..isa.layout import block, unblock
 from ..isa.program import Buffer, Layout
 

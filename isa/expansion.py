@@ -14,9 +14,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from .datapath import Form, Overlay, UnitSpec, one_uop
 from .fields import Record
 from .layout import BLOCK, BLOCK_COLS
+from .overlay import InstructionFormat, Overlay, UnitSpec, one_uop
 from .packet import Packet, expand
 from .program import Buffer, Layout, Program
 
@@ -25,7 +25,7 @@ _NONE: Ints = np.zeros(0, np.int64)
 
 
 @dataclass(frozen=True, eq=False)
-class Run:
+class UopSequence:
     """The uOPs of one unit in the order in which it runs them.
 
     kinds: numbers of distinct uOPs. origins: packet, or position in a preloaded list, of each. shifts: what to add to
@@ -71,7 +71,7 @@ class Expansion:
     program: Program
     missing: frozenset[str] = frozenset()
     uops: list[Any] = field(default_factory=list)
-    runs: dict[str, Run] = field(default_factory=dict)
+    sequences: dict[str, UopSequence] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self._numbers: dict[Any, int] = {}
@@ -91,10 +91,10 @@ class Expansion:
             if u.kind in overlay.preloaded:
                 ops = self.program.preloaded.get(u.name, ())
                 kinds = np.array([self.number(op) for op in ops], np.int64)
-                self.runs[u.name] = Run(u, kinds, np.arange(len(ops)), np.zeros(len(ops), np.int64))
+                self.sequences[u.name] = UopSequence(u, kinds, np.arange(len(ops)), np.zeros(len(ops), np.int64))
                 continue
             pieces = parts[u.name]
-            self.runs[u.name] = Run(
+            self.sequences[u.name] = UopSequence(
                 u,
                 np.concatenate([k for k, _, _ in pieces]) if pieces else _NONE,
                 np.repeat([n for _, _, n in pieces], [len(k) for k, _, _ in pieces]) if pieces else _NONE,
@@ -113,7 +113,7 @@ class Expansion:
         return n
 
     def _packet(
-        self, packet: Packet, form: Form, mops: dict[tuple[Record, int], tuple[Ints, Ints]]
+        self, packet: Packet, form: InstructionFormat, mops: dict[tuple[Record, int], tuple[Ints, Ints]]
     ) -> tuple[Ints, Ints]:
         """Distinct uOPs and address shifts of one packet, in the order of `packet.expand`."""
         reuse = packet.header.reuse
@@ -142,7 +142,7 @@ class Expansion:
 
     def where(self, unit: str, uop: int) -> str:
         """Where a unit's uOP was written down."""
-        run = self.runs[unit]
+        run = self.sequences[unit]
         return at(self.program, unit, int(run.origins[uop])) if uop < len(run) else unit
 
     # -- off-chip memory ------------------------------------------------------------------------------------------
@@ -152,7 +152,7 @@ class Expansion:
         """Per bank, unit after unit; in order within a unit."""
         per_bank: dict[str, list[tuple[UnitSpec, Ints]]] = {}
         for u in self.overlay.units:
-            run = self.runs[u.name]
+            run = self.sequences[u.name]
             distinct = np.unique(run.kinds).tolist()
             touches = {k: t for k in distinct if (t := self.overlay.transfer(u.name, self.uops[k])) is not None}
             for bank in sorted({t.bank for t in touches.values()}):

@@ -17,7 +17,7 @@ import struct
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
-from .errors import FieldError
+from ..base.errors import FieldError
 
 
 @dataclasses.dataclass(frozen=True)
@@ -144,7 +144,7 @@ class Record:
             f"{cls.__name__} has no field {name!r}; its fields are {', '.join(f.name for f in cls.FIELDS)}"
         )
 
-    def but(self, **changes: Any) -> Self:
+    def replace(self, **changes: Any) -> Self:
         """A copy with some fields changed."""
         out = object.__new__(type(self))
         values = out.__dict__

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 
-from .files import write_text
+from ..base.files import write_text
 from .header import header
 from .overlays.xnn import XNN
 from .overlays.xnn_board import system_cfg

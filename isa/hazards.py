@@ -24,15 +24,15 @@ from functools import cached_property
 import numpy as np
 import numpy.typing as npt
 
+from ..base.finding import Finding
 from .expansion import Accesses, Expansion, Ints, piece_name
-from .finding import Finding
 from .layout import BLOCK, BLOCK_COLS, BLOCK_ROWS
 from .program import Buffer, Layout, Role
 
-MOST_PIECES = 16_000_000
+MAX_PIECES = 16_000_000
 """Accesses times the cells each touches, before the order is left unchecked; 24 layers (B=8, L=384) make 300,000."""
 
-MOST_FOUND = 100
+MAX_FOUND = 100
 """Accesses that are told one by one of each kind."""
 
 Flags = npt.NDArray[np.bool_]
@@ -65,7 +65,7 @@ class _Bank:
         self.segment: Ints = np.searchsorted(np.unique(edges), self.cells, side="right")
 
     def findings(self) -> Iterator[Finding]:
-        if int((self.last - self.first).sum()) > MOST_PIECES:
+        if int((self.last - self.first).sum()) > MAX_PIECES:
             text = f"accesses to {self.bank} overlap too often to follow their order"
             yield Finding("H10", text, "program", True, "nothing is wrong with that; run the program to be sure")
             return
@@ -123,12 +123,12 @@ class _Bank:
     # -- places and names
 
     def _each(self, code: str, accesses: Ints, text: str, help: str, warning: bool = False) -> Iterator[Finding]:
-        """A finding per access, the last of them for all beyond `MOST_FOUND`."""
-        for n, i in enumerate(accesses[:MOST_FOUND].tolist(), 1):
+        """A finding per access, the last of them for all beyond `MAX_FOUND`."""
+        for n, i in enumerate(accesses[:MAX_FOUND].tolist(), 1):
             unit, uop = self.a.units[self.a.unit[i]].name, int(self.a.uop[i])
             verb = "stores" if self.a.store[i] else "loads"
             what = piece_name(self.buffers, self.x.overlay.address_unit, int(self.a.start[i]), int(self.a.end[i]))
-            times = len(accesses) - MOST_FOUND + 1 if n == MOST_FOUND else 1
+            times = len(accesses) - MAX_FOUND + 1 if n == MAX_FOUND else 1
             message = f"{unit} uOP {uop} {verb} {what}{text}"
             yield Finding(code, message, self.x.where(unit, uop), warning, help, times)
 

@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 
 from . import layout
-from .datapath import PL_HZ, Form, Overlay, Stream
 from .fields import Field, Record
+from .overlay import PL_HZ, InstructionFormat, Overlay, Stream
 from .overlays import xnn_kernels
 from .overlays.xnn_cycles import LOOPS
 from .packet import MAX_WINDOW, NOP, Header
@@ -87,7 +87,7 @@ def header(overlay: Overlay) -> str:
         *_opcodes(overlay),
     ]
     out += ["", "// Packet header.", *_struct(Header, [])]
-    for form in overlay.forms:
+    for form in overlay.formats:
         out += ["", *_form(form)]
     for kind, (record, longest) in overlay.preloaded.items():
         facts = [("longest_list", str(longest), "ops")]
@@ -107,13 +107,13 @@ def _identity(overlay: Overlay) -> Iterator[str]:
 
 def _opcodes(overlay: Overlay) -> Iterator[str]:
     rows = [("Nop", NOP, "skipped: one header word, no payload")]
-    rows += [(f.name, f.opcode, about(f.mop)) for f in overlay.forms]
+    rows += [(f.name, f.opcode, about(f.mop)) for f in overlay.formats]
     yield "enum class Opcode : std::uint8_t {"
     yield from _aligned([(f"    {name} = {value},", f"// {doc}") for name, value, doc in rows])
     yield "};"
 
 
-def _form(form: Form) -> Iterator[str]:
+def _form(form: InstructionFormat) -> Iterator[str]:
     yield from _comment(f"{form.name}, opcode {form.opcode}: {about(form.mop)}")
     yield from _comment(expansion(form))
     facts = [

@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from .errors import FieldError, ImageError
+from ..base.errors import FieldError, ImageError
 from .fields import Record, bits
 
 if TYPE_CHECKING:
-    from .datapath import Overlay
+    from .overlay import Overlay
 
 Words = npt.NDArray[np.uint32]
 

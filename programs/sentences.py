@@ -16,19 +16,19 @@ from typing import Any, Protocol
 import numpy as np
 import torch
 
+from ..base.errors import BoardError, TensorError
 from ..compiler import compile as rsn_compile
 from ..host.serving import Health
 from ..host.serving.arguments import Argument
 from ..host.serving.http import Server
 from ..host.serving.http_json import NotTheForm, Question, kind_of, read_fields, value_of, write_json
-from ..isa.errors import BoardError, TensorError
 from ..rsnlib.shapes import Batch, Length
 
-MOST = 256
+MAX = 256
 """Sentences that a request may have."""
 LIMIT_BYTES = 1 << 20
 """Of a body: enough for that many, and tokenizers are slow with more."""
-FORM = f'{{"sentences": ["...", ...], "timeout_s": SECONDS}} with 1 to {MOST} strings; timeout_s may be left out'
+FORM = f'{{"sentences": ["...", ...], "timeout_s": SECONDS}} with 1 to {MAX} strings; timeout_s may be left out'
 
 
 class Tokenizer(Protocol):
@@ -52,8 +52,8 @@ class SentenceForm:
         sentences, timeout = read_fields(body, "sentences", FORM)
         if type(sentences) is not list:
             raise NotTheForm(f'"sentences" is {kind_of(sentences)}; the body should be {FORM}')
-        if not 1 <= len(sentences) <= MOST:
-            raise NotTheForm(f"{len(sentences)} sentences; a request has 1 to {MOST}")
+        if not 1 <= len(sentences) <= MAX:
+            raise NotTheForm(f"{len(sentences)} sentences; a request has 1 to {MAX}")
         for i, sentence in enumerate(sentences):
             if type(sentence) is not str:
                 raise NotTheForm(f"sentences[{i}] is {value_of(sentence)}; it should be a string")
@@ -85,7 +85,7 @@ class Sentences:
     @property
     def sizes(self) -> Mapping[str, tuple[int, ...]]:
         """length: in tokens, of a sentence."""
-        return {"batch": (MOST,), "length": self._server.sizes["length"]}
+        return {"batch": (MAX,), "length": self._server.sizes["length"]}
 
     @property
     def health(self) -> Health:

@@ -9,13 +9,13 @@ import numpy as np
 import torch
 from torch.fx import Node
 
-from ..isa.errors import TensorError
-from ..scheduler.segment import Array
+from ..base.errors import TensorError
+from ..machine.view import View
+from ..scheduler.graph import Array
 from .capture import arguments, dtype_of, module_path, packet, shape_of
 from .layers import Attend, Float64, Layer, Linear
 from .mask import HIDDEN, is_causal, prefix_lengths
-from .values import Abstract, Arguments, Scores, Value, Values, is_host, unsupported
-from .view import View
+from .values import Abstract, AbstractState, Arguments, PartialAttention, Value, is_host, unsupported
 from .view_rules import IDENTITIES
 
 aten = torch.ops.aten
@@ -24,17 +24,17 @@ FORBIDDEN = -1e30
 """What is added to scores that take no part: as good as -inf beside any score, but a number."""
 
 
-def softmax(values: Values, node: Node, a: Arguments) -> Abstract | str:
+def softmax(values: AbstractState, node: Node, a: Arguments) -> Abstract | str:
     """Over the keys of an attention."""
     scores = values.of[a["self"]]
-    if not isinstance(scores, Scores) or scores.normal or a["dim"] not in (-1, 3):
+    if not isinstance(scores, PartialAttention) or scores.normal or a["dim"] not in (-1, 3):
         return "a softmax is possible only over the keys of an attention"
     if dtype_of(node) != torch.float32:
         return f"a softmax in {dtype_of(node)}"
     return replace(scores, normal=True)
 
 
-def scaled_dot_product_attention(values: Values, node: Node, a: Arguments) -> Abstract | str:
+def scaled_dot_product_attention(values: AbstractState, node: Node, a: Arguments) -> Abstract | str:
     """An attention in one operator."""
     if a["enable_gqa"]:
         raise unsupported(node, "its queries have more heads than its keys (enable_gqa)")
@@ -47,7 +47,7 @@ def scaled_dot_product_attention(values: Values, node: Node, a: Arguments) -> Ab
 
 
 def attend(
-    values: Values,
+    values: AbstractState,
     node: Node,
     q: Abstract,
     k: Abstract,
@@ -92,7 +92,7 @@ def attend(
     return Value(layer, form)
 
 
-def _masks(values: Values, node: Node, masks: Sequence[Node]) -> tuple[Node | None, list[Node]]:
+def _masks(values: AbstractState, node: Node, masks: Sequence[Node]) -> tuple[Node | None, list[Node]]:
     """The mask that the machine applies by itself, which hides whole keys or is causal; and others, whose sum, which is
     the same in every run, is a bias of the scores."""
     terms = [term for mask in masks for term in _terms(values, mask)]
@@ -107,7 +107,7 @@ def _masks(values: Values, node: Node, masks: Sequence[Node]) -> tuple[Node | No
     return (own[0] if own else None), [term for term in constant if term not in own]
 
 
-def _terms(values: Values, mask: Node) -> list[Node]:
+def _terms(values: AbstractState, mask: Node) -> list[Node]:
     """What a mask is the sum of, where that tells apart what is constant, or what the machine knows: a constant where a
     condition holds, and what hides elsewhere, is that constant and the condition."""
     while packet(mask) in IDENTITIES and dtype_of(mask) == dtype_of(mask.all_input_nodes[0]):
@@ -127,12 +127,12 @@ def _terms(values: Values, mask: Node) -> list[Node]:
     return [term for part in parts for term in _terms(values, part)]
 
 
-def _is_only_causal(values: Values, mask: Node) -> bool:
+def _is_only_causal(values: AbstractState, mask: Node) -> bool:
     """Whether a constant mask hides for each row the keys behind it, and nothing else."""
     return _is_causal(values, mask) and not _hides(values, mask)
 
 
-def _is_plain(values: Values, mask: Node) -> bool:
+def _is_plain(values: AbstractState, mask: Node) -> bool:
     """Whether a constant mask is of the kinds that the machine knows without a bias."""
     try:
         prefix_lengths(values.constant(mask), values.batch, values.seq, _is_causal(values, mask))
@@ -141,7 +141,7 @@ def _is_plain(values: Values, mask: Node) -> bool:
     return True
 
 
-def _bias(values: Values, node: Node, terms: Sequence[Node], heads: int) -> Array | None:
+def _bias(values: AbstractState, node: Node, terms: Sequence[Node], heads: int) -> Array | None:
     """The sum of constant masks, (batch or 1, heads or 1, seq, seq); None where it is 0 or there are none."""
     if not terms:
         return None
@@ -165,14 +165,14 @@ def _bias(values: Values, node: Node, terms: Sequence[Node], heads: int) -> Arra
     return values.once("bias", total.contiguous().numpy()) if bool(total.any()) else None
 
 
-def _projection(values: Values, node: Node, what: str, x: Abstract, form: View) -> Layer:
+def _projection(values: AbstractState, node: Node, what: str, x: Abstract, form: View) -> Layer:
     found = values.fit(x, lambda view, width: view == form)
     if found is None:
         raise unsupported(node, f"its {what} is not a projection of {values.batch} x {values.seq} rows, cut into heads")
     return found.base
 
 
-def _is_causal(values: Values, mask: Node) -> bool:
+def _is_causal(values: AbstractState, mask: Node) -> bool:
     """Whether it hides for each row the keys behind it: of one from the arguments, whether the example's does."""
     if not values.is_constant(mask):
         return mask in values.causal
@@ -182,7 +182,7 @@ def _is_causal(values: Values, mask: Node) -> bool:
         return False  # whoever takes it says why it cannot be taken
 
 
-def _hides(values: Values, mask: Node) -> bool:
+def _hides(values: AbstractState, mask: Node) -> bool:
     """Whether the mask may hide a key."""
     if not values.is_constant(mask):
         return True

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.fx import Node
 
-from ..isa.errors import UnsupportedError
+from ..base.errors import UnsupportedError
 from .capture import Environment, run, site
 
 if TYPE_CHECKING:

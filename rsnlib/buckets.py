@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ..isa.errors import TensorError
+from ..base.errors import TensorError
 from .shapes import Arguments, Dim
 
 if TYPE_CHECKING:

@@ -32,8 +32,8 @@ from torch.fx.node import map_arg
 from torch.fx.traceback import preserve_node_meta
 from torch.utils import _pytree as pytree
 
-from ..isa.errors import TensorError, UnsupportedError
-from ..scheduler.segment import TOP
+from ..base.errors import TensorError, UnsupportedError
+from ..scheduler.graph import TOP
 from .structure import Structure
 
 Environment = dict[Node, Any]

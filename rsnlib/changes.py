@@ -21,7 +21,7 @@ import torch
 from torch import nn
 from torch.utils.hooks import RemovableHandle
 
-from ..isa.errors import TensorError, UnsupportedError
+from ..base.errors import TensorError, UnsupportedError
 from .precision import Widened, floating_dtypes, has_halves
 
 if TYPE_CHECKING:

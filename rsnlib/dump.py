@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from ..assembler.printer import show
-from ..isa.errors import require_torch
+from ..base.errors import require_torch
 
 
 def _graph(program: Any) -> str:

@@ -14,13 +14,13 @@ from functools import partial
 
 import numpy as np
 
-from ..isa.errors import UnsupportedError
+from ..base.errors import UnsupportedError
+from ..scheduler.graph import TOP, Array, Attention, Gemm, LayerGraph, Norm, Output
 from ..scheduler.memory import HEAD_COLS
-from ..scheduler.segment import TOP, Array, Attention, Gemm, Network, Norm, Output
 from .layers import Attend, Float64, Layer, Linear, Pass, Source, ancestors
 
 
-def fold(outputs: list[Layer], batch: int, seq: int, weights: bool = True) -> tuple[Network, dict[Layer, str]]:
+def fold(outputs: list[Layer], batch: int, seq: int, weights: bool = True) -> tuple[LayerGraph, dict[Layer, str]]:
     """The network that computes `outputs` over batch * seq rows, and the activation name of each layer in it.
 
     weights: without, weights and biases of products are NaN that takes no memory, for a program alone: all else, also
@@ -36,7 +36,7 @@ def fold(outputs: list[Layer], batch: int, seq: int, weights: bool = True) -> tu
     wanted = ancestors(outputs)
     names = _name(sorted(wanted, key=lambda layer: not isinstance(layer, Source)))  # arguments keep their names
     layers = (_folded(layer, names, weights) for layer in wanted)
-    network = Network(
+    network = LayerGraph(
         batch,
         seq,
         inputs={names[layer]: layer.width for layer in wanted if isinstance(layer, Source)},

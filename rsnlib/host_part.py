@@ -15,12 +15,12 @@ import numpy.typing as npt
 import torch
 from torch.fx import Node
 
-from ..isa.errors import TensorError
-from ..scheduler.segment import Array
+from ..base.errors import TensorError
+from ..machine.view import View
+from ..scheduler.graph import Array
 from .beyond import check_rows_beyond
 from .capture import Environment, Interface, run, shape_of
 from .mask import prefix_lengths
-from .view import View
 
 
 @dataclass(frozen=True, eq=False)
@@ -28,7 +28,7 @@ class HostPart:
     """The operators of the host, in order, before and after the machine. Calling the model is: prologue, machine,
     epilogue.
 
-    batch, seq, lengths: of the network, as in `Network`. columns: of each of its outputs, by activation name.
+    batch, seq, lengths: of the network, as in `LayerGraph`. columns: of each of its outputs, by activation name.
     constants: what the operators use of the model's weights. sources: the host's tensor behind each input of the
     network, and the view of the input that it shows. results: the tensors that show outputs of the network, likewise.
     masks: the attention masks; all must hide the same keys, but that those in `causal` hide what is behind each row,

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from ..scheduler.segment import Activation, Array
-from .view import View
+from ..machine.view import View
+from ..scheduler.graph import Activation, Array
 
 Float64 = npt.NDArray[np.float64]
 

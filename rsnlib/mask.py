@@ -6,7 +6,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from ..isa.errors import TensorError
+from ..base.errors import TensorError
 
 # An additive mask at or below this hides a key: its exponential is zero in float32 beside any realistic score. Models
 # use -inf, the least float32 and, in the past, -10000.

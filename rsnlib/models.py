@@ -19,7 +19,7 @@ import torch
 import torch.nn.functional as F  # noqa: N812 - its name everywhere
 from torch import nn
 
-from ..isa.errors import RsnError, require
+from ..base.errors import RsnError, require
 from .nn import Attention, Encoder, Linear
 
 Inputs = tuple[Any, ...] | dict[str, Any]

@@ -19,9 +19,9 @@ import torch
 import torch.nn.functional as F  # noqa: N812 - its name everywhere
 from torch import nn
 
-from ..isa.errors import RsnError, UnsupportedError
+from ..base.errors import RsnError, UnsupportedError
 from ..isa.overlays import find
-from ..scheduler import segment
+from ..scheduler import graph as segment
 from ..scheduler.lower import lower
 from ..scheduler.schedule import Schedule
 
@@ -259,7 +259,7 @@ WIDTH = 128
 """Columns around an operator that does not care."""
 
 
-def _network(path: str, module: nn.Module, seq: int, masked: bool) -> segment.Network | None:
+def _network(path: str, module: nn.Module, seq: int, masked: bool) -> segment.LayerGraph | None:
     """An operator as the only one of a network; None for what is none, or consists of others."""
     width = WIDTH
     layers: list[segment.Layer]
@@ -280,7 +280,7 @@ def _network(path: str, module: nn.Module, seq: int, masked: bool) -> segment.Ne
             ]
         case _:
             return None
-    return segment.Network(1, seq, {"x": width}, (segment.Output("y"),), tuple(layers))
+    return segment.LayerGraph(1, seq, {"x": width}, (segment.Output("y"),), tuple(layers))
 
 
 def _gemm(

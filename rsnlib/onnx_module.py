@@ -20,7 +20,7 @@ from onnx import helper, numpy_helper
 from onnx.reference import ReferenceEvaluator
 from torch import nn
 
-from ..isa.errors import UnsupportedError
+from ..base.errors import UnsupportedError
 
 OLDEST = 17
 """Opset from which on models are taken: the first with LayerNormalization."""

@@ -12,8 +12,8 @@ from dataclasses import replace
 from itertools import product
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from ..isa.errors import TensorError, UnsupportedError
-from ..isa.tolerance import BOUND
+from ..base.errors import TensorError, UnsupportedError
+from ..base.tolerance import BOUND
 from .buckets import Buckets, Cut, Factor, Sizes, is_zero_or_one
 from .shapes import Arguments, Batch, Dim
 

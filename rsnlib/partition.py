@@ -10,8 +10,8 @@ from typing import Any
 
 from torch.fx import Node
 
-from ..isa.errors import TensorError
-from ..scheduler.segment import Network
+from ..base.errors import TensorError
+from ..scheduler.graph import LayerGraph
 from .flops import FlopCounter
 from .host_part import HostPart
 from .summary import Modelled, Work, head, table
@@ -36,7 +36,7 @@ class Traced:
     for the layer. again: the same graph with what its weights hold now.
     """
 
-    network: Network
+    network: LayerGraph
     host: HostPart
     placements: tuple[Placement, ...]
     origins: Mapping[str, Node] = field(default_factory=dict)

@@ -13,18 +13,18 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from ..isa.datapath import Overlay
+from ..isa.overlay import Overlay
 from ..scheduler import build
+from ..scheduler.graph import LayerGraph
 from ..scheduler.room import check_weights
-from ..scheduler.segment import Network
 from .fold import fold, fold_shapes
 from .layers import Layer, Linear, ancestors
 from .rewriter import Rewrite
 from .rewrites import REWRITES
 from .rules import RULES
-from .values import Rule
+from .values import LoweringPattern
 
-Fold = Callable[[list[Layer], int, int], tuple[Network, dict[Layer, str]]]
+Fold = Callable[[list[Layer], int, int], tuple[LayerGraph, dict[Layer, str]]]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,7 +34,7 @@ class Passes(build.Passes):
     of each layer's result in it (`fold`). What follows is the scheduler's."""
 
     rewrites: Sequence[Rewrite] = REWRITES
-    rules: Mapping[Any, Rule] = field(default_factory=lambda: RULES)
+    rules: Mapping[Any, LoweringPattern] = field(default_factory=lambda: RULES)
     fold: Fold = fold
 
 

@@ -16,9 +16,9 @@ from scipy.optimize import brentq
 from scipy.special import erf, expit, logit, ndtri
 from torch.fx import Node
 
-from ..scheduler.segment import Activation
+from ..machine.view import View
+from ..scheduler.graph import Activation
 from .layers import Linear
-from .view import View
 
 Float64 = npt.NDArray[np.float64]
 Function = Callable[[Float64], Float64]

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from ..scheduler.segment import Array, Gemm
+from ..scheduler.graph import Array, Gemm
 from .partition import Traced
 
 SMALL = 1 << 14

@@ -20,7 +20,7 @@ from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils import _pytree as pytree
 
-from ..isa.errors import TensorError
+from ..base.errors import TensorError
 from .capture import FLOAT32, as_tensor, by_name, copied, fitting, in_turn, tensors_of
 
 HALVES = {"float16": torch.float16, "bfloat16": torch.bfloat16}

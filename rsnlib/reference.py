@@ -9,7 +9,7 @@ import numpy.typing as npt
 import torch
 import torch.nn.functional as F  # noqa: N812 - its name everywhere
 
-from ..scheduler.segment import Activation, Array, Attention, Gemm, Network
+from ..scheduler.graph import Activation, Array, Attention, Gemm, LayerGraph
 
 _ACTIVATIONS = {
     Activation.GELU_TANH: lambda y: F.gelu(y, approximate="tanh"),
@@ -20,7 +20,7 @@ _ACTIVATIONS = {
 
 
 def compute(
-    network: Network, layer: Gemm | Attention, values: Mapping[str, Array], lengths: npt.NDArray[np.int64] | None
+    network: LayerGraph, layer: Gemm | Attention, values: Mapping[str, Array], lengths: npt.NDArray[np.int64] | None
 ) -> Array:
     """What a layer makes of `values`, float32 activations (batch, seq, columns) by name; lengths: int64 (batch,), the
     keys that take part in each sequence."""
@@ -43,7 +43,7 @@ def _gemm(layer: Gemm, known: Mapping[str, torch.Tensor]) -> torch.Tensor:
 
 
 def _attention(
-    network: Network,
+    network: LayerGraph,
     layer: Attention,
     known: Mapping[str, torch.Tensor],
     lengths: npt.NDArray[np.int64] | None,

@@ -17,12 +17,12 @@ import torch
 from torch.export import ExportedProgram
 from torch.fx import Node
 
+from ..machine.view import View
 from .capture import arguments, dtype_of, is_empty, is_static, packet, shape_of
 from .layers import Source
 from .rewriter import Product, Rewrite, Rewriter
 from .rules import RULES
-from .values import Value, Values
-from .view import View
+from .values import AbstractState, Value
 from .view_rules import IDENTITIES, VIEWS
 
 aten = torch.ops.aten
@@ -271,7 +271,7 @@ def _seen_in_full(graph: Rewriter, node: Node) -> Product | None:
     product = graph.products.get(chain[-1])
     if product is None or not all(map(graph.is_sole, chain)) or shape_of(node)[-1] != product.width:
         return None
-    values, view = Values(graph.program), View.dense(shape_of(product.node))
+    values, view = AbstractState(graph.program), View.dense(shape_of(product.node))
     values.of[product.node] = Value(Source("", product.width, view), view)
     for x in reversed(chain[:-1]):
         shown = VIEWS[packet(x)](values, x, arguments(x))

@@ -18,13 +18,22 @@ import torch
 from scipy.special import erf, expit
 from torch.fx import Node
 
-from ..scheduler.segment import Activation
+from ..machine.view import View
+from ..scheduler.graph import Activation
 from .attention_rules import attend, scaled_dot_product_attention, softmax
 from .capture import dtype_of, module_path, op_name, shape_of, site
 from .layers import Float64, LayerNorm, Linear, Pass, ancestors
 from .pointwise import Pointwise, recognise, root_of
-from .values import Abstract, Arguments, Rule, Scores, Value, Values, WrongTypeError, is_host
-from .view import View
+from .values import (
+    Abstract,
+    AbstractState,
+    Arguments,
+    LoweringPattern,
+    PartialAttention,
+    Value,
+    WrongTypeError,
+    is_host,
+)
 from .view_rules import VIEWS
 
 aten = torch.ops.aten
@@ -35,34 +44,34 @@ def in_rows(view: View, width: int) -> bool:
     return view.with_columns(width, width) is not None
 
 
-def linear(values: Values, node: Node, a: Arguments) -> Abstract | str:
+def linear(values: AbstractState, node: Node, a: Arguments) -> Abstract | str:
     """A product with a constant weight (N, K), and a bias."""
     return product(values, node, a["input"], a["weight"], a["bias"], transposed=True)
 
 
-def addmm(values: Values, node: Node, a: Arguments) -> Abstract | str:
+def addmm(values: AbstractState, node: Node, a: Arguments) -> Abstract | str:
     """A bias and a product with a constant weight (K, N)."""
     if a["beta"] != 1 or a["alpha"] != 1:
         return "addmm with factors"
     return product(values, node, a["mat1"], a["mat2"], a["self"], transposed=False)
 
 
-def matmul(values: Values, node: Node, a: Arguments) -> Abstract | str:
+def matmul(values: AbstractState, node: Node, a: Arguments) -> Abstract | str:
     """A product with a constant weight (K, N), the scores of an attention, or its values."""
     x, y = a["self"], a["mat2"] if "mat2" in a else a["other"]
     left, right = values.of[x], values.of[y]
-    if isinstance(left, Scores) and left.normal:
+    if isinstance(left, PartialAttention) and left.normal:
         return attend(values, node, left.q, left.k, right, left.scale, left.masks)
     if values.is_constant(y) and len(shape_of(y)) == 2:
         return product(values, node, x, y, None, transposed=False)
     on_machine = not (is_host(left) and is_host(right)) and len(shape_of(x)) == len(shape_of(y)) == 4
     if on_machine and isinstance(left, Value) and isinstance(right, Value):
-        return Scores(left, Value(right.base, right.view.permute((0, 1, 3, 2))))
+        return PartialAttention(left, Value(right.base, right.view.permute((0, 1, 3, 2))))
     return "a product of two activations is possible only in an attention"
 
 
 def product(
-    values: Values, node: Node, x: Node, weight: Node, bias: Node | None, *, transposed: bool
+    values: AbstractState, node: Node, x: Node, weight: Node, bias: Node | None, *, transposed: bool
 ) -> Abstract | str:
     """x @ weight + bias over all rows, weight and bias constant and float32: a layer of its own."""
     if not values.is_constant(weight) or not (bias is None or values.is_constant(bias)):
@@ -89,20 +98,20 @@ def product(
     return Value(Linear(module_path(node), operand.base, matrix, vector), view)
 
 
-def open_product(values: Values, x: Node) -> tuple[Linear, View] | None:
+def open_product(values: AbstractState, x: Node) -> tuple[Linear, View] | None:
     """The product that an operator on x can be fused into, and how x shows it."""
     found = product_of(values, x)
     return found if found is not None and found[0].is_open else None
 
 
-def product_of(values: Values, x: Node) -> tuple[Linear, View] | None:
+def product_of(values: AbstractState, x: Node) -> tuple[Linear, View] | None:
     """The product that x shows, with all that is fused into it, and how."""
     value = None if is_host(values.of[x]) else values.operand(x, lambda view, width: True)
     return (value.base, value.view) if value is not None and isinstance(value.base, Linear) else None
 
 
-def activation(kind: Callable[[Arguments], Activation]) -> Rule:
-    def rule(values: Values, node: Node, a: Arguments) -> Abstract | str:
+def activation(kind: Callable[[Arguments], Activation]) -> LoweringPattern:
+    def rule(values: AbstractState, node: Node, a: Arguments) -> Abstract | str:
         """An activation that MemC knows, right behind a product: it is applied before the store."""
         found = open_product(values, a["self"])
         if found is None:
@@ -113,17 +122,19 @@ def activation(kind: Callable[[Arguments], Activation]) -> Rule:
     return rule
 
 
-def elementwise(function: Callable[..., Any], *names: str) -> Rule:
+def elementwise(function: Callable[..., Any], *names: str) -> LoweringPattern:
     """A function of one or two numbers, element by element."""
 
-    def rule(values: Values, node: Node, a: Arguments) -> Abstract | str:
+    def rule(values: AbstractState, node: Node, a: Arguments) -> Abstract | str:
         """Perhaps a part of an activation that is spelled out; `pointwise` sees what it comes to."""
         return pointwise(values, node, function, [a[name] for name in names])
 
     return rule
 
 
-def pointwise(values: Values, node: Node, function: Callable[..., Any], operands: Sequence[Any]) -> Abstract | str:
+def pointwise(
+    values: AbstractState, node: Node, function: Callable[..., Any], operands: Sequence[Any]
+) -> Abstract | str:
     """The function of what products, numbers and functions of products are, all of one product: an activation once it
     is one."""
     parts: list[Pointwise | float] = []
@@ -151,7 +162,7 @@ def pointwise(values: Values, node: Node, function: Callable[..., Any], operands
     return Value(replace(base, factor=factor, activation=kind, gain=found.gain, before=base, fused_path=path), view)
 
 
-def _as_pointwise(values: Values, x: Any) -> Pointwise | None:
+def _as_pointwise(values: AbstractState, x: Any) -> Pointwise | None:
     value = values.of[x] if isinstance(x, Node) else None
     if isinstance(value, Pointwise):
         return value
@@ -162,19 +173,19 @@ def _as_pointwise(values: Values, x: Any) -> Pointwise | None:
     return Pointwise(base, found[1], lambda t: ratio * t, ())
 
 
-def layer_norm(values: Values, node: Node, a: Arguments) -> Abstract | str:
+def layer_norm(values: AbstractState, node: Node, a: Arguments) -> Abstract | str:
     """Over all columns of a product, residual included: MemC does it before the store, without scale and shift, which
     are folded into what comes next. Behind an activation or another norm it is a layer of its own, a `Pass`."""
     return normed(values, node, a, a["eps"], rms=False)
 
 
-def rms_norm(values: Values, node: Node, a: Arguments) -> Abstract | str:
+def rms_norm(values: AbstractState, node: Node, a: Arguments) -> Abstract | str:
     """As a LayerNorm, without a mean and without shift."""
     eps = torch.finfo(torch.float32).eps if a["eps"] is None else a["eps"]  # what PyTorch takes then
     return normed(values, node, {**a, "bias": None}, eps, rms=True)
 
 
-def normed(values: Values, node: Node, a: Arguments, eps: float, *, rms: bool) -> Abstract | str:
+def normed(values: AbstractState, node: Node, a: Arguments, eps: float, *, rms: bool) -> Abstract | str:
     """Either of them."""
     found = None if is_host(values.of[a["input"]]) else values.operand(a["input"], lambda view, width: True)
     before = None if found is None else found.base
@@ -192,7 +203,7 @@ def normed(values: Values, node: Node, a: Arguments, eps: float, *, rms: bool) -
     return Value(replace(before, norm=norm, before=before, fused_path=module_path(node)), view)
 
 
-def add(values: Values, node: Node, a: Arguments) -> Abstract | str:
+def add(values: AbstractState, node: Node, a: Arguments) -> Abstract | str:
     """To scores a mask, to a product a bias or a residual, to a part of an activation whatever belongs to it."""
     x, y = a["self"], a["other"]
     if a["alpha"] == 1 and any(isinstance(n, Node) and isinstance(values.of[n], Pointwise) for n in (x, y)):
@@ -200,7 +211,7 @@ def add(values: Values, node: Node, a: Arguments) -> Abstract | str:
     if a["alpha"] != 1 or not isinstance(x, Node) or not isinstance(y, Node):
         return "it adds a number or a multiple"
     for scores, mask in ((values.of[x], y), (values.of[y], x)):
-        if isinstance(scores, Scores):
+        if isinstance(scores, PartialAttention):
             if not scores.normal and is_host(values.of[mask]) and dtype_of(mask) != torch.bool:
                 return replace(scores, masks=(*scores.masks, mask))
             return "an attention takes masks that are float and from the host, before its softmax"
@@ -214,7 +225,7 @@ def add(values: Values, node: Node, a: Arguments) -> Abstract | str:
     return "it adds to something other than the result of a matrix product"
 
 
-def with_bias(values: Values, before: Linear, view: View, other: Node) -> Linear | None:
+def with_bias(values: AbstractState, before: Linear, view: View, other: Node) -> Linear | None:
     """A constant vector becomes part of the product's own bias."""
     shape = shape_of(other)
     bias = values.vector(other, before.width, 0.0)
@@ -223,7 +234,7 @@ def with_bias(values: Values, before: Linear, view: View, other: Node) -> Linear
     return replace(before, bias=before.bias + bias, before=before)
 
 
-def with_residual(values: Values, before: Linear, view: View, other: Node) -> Linear | None:
+def with_residual(values: AbstractState, before: Linear, view: View, other: Node) -> Linear | None:
     """What has the same shape becomes the previous-layer term, unless it depends on the product itself."""
     if before.residual is not None:
         return None
@@ -236,7 +247,7 @@ def with_residual(values: Values, before: Linear, view: View, other: Node) -> Li
     return replace(before, residual=residual.base, before=before)
 
 
-def scale(values: Values, node: Node, a: Arguments) -> Abstract | str:
+def scale(values: AbstractState, node: Node, a: Arguments) -> Abstract | str:
     """A number times scores or a product goes into weights; times something else it may be part of an activation."""
     x, y = a["self"], a["other"]
     division = op_name(node).startswith("aten.div")
@@ -256,7 +267,7 @@ def scale(values: Values, node: Node, a: Arguments) -> Abstract | str:
         return f"a {'division by' if division else 'factor of'} {factor:g}"
     factor = 1 / factor if division else factor
     value = values.of[x]
-    if isinstance(value, Scores) and not value.masks and not value.normal:
+    if isinstance(value, PartialAttention) and not value.masks and not value.normal:
         return replace(value, scale=value.scale * factor)
     if isinstance(value, Value) and isinstance(value.base, Linear) and value.base.activation and not value.base.norm:
         return Value(replace(value.base, gain=value.base.gain * factor, before=value.base), value.view)
@@ -267,12 +278,12 @@ def scale(values: Values, node: Node, a: Arguments) -> Abstract | str:
     return Value(replace(before, factor=before.factor * factor, before=before), view)
 
 
-def _scaled_by_head(values: Values, a: Arguments, division: bool) -> Scores | None:
+def _scaled_by_head(values: AbstractState, a: Arguments, division: bool) -> PartialAttention | None:
     """Scores (batch, heads, seq, seq) times (or by) a constant for each head, (heads, 1, 1)."""
     pairs = [(a["self"], a["other"])] + ([] if division else [(a["other"], a["self"])])
     for x, y in pairs:
         scores = values.of[x] if isinstance(x, Node) else None
-        if not isinstance(scores, Scores) or scores.masks or scores.normal or not values.is_constant(y):
+        if not isinstance(scores, PartialAttention) or scores.masks or scores.normal or not values.is_constant(y):
             continue
         heads = shape_of(x)[1]
         each = values.vector(y, heads, 1.0) if shape_of(y)[-3:] == (heads, 1, 1) else None
@@ -281,7 +292,7 @@ def _scaled_by_head(values: Values, a: Arguments, division: bool) -> Scores | No
     return None
 
 
-RULES: dict[Any, Rule] = VIEWS | {
+RULES: dict[Any, LoweringPattern] = VIEWS | {
     aten.linear: linear,
     aten.addmm: addmm,
     aten.mm: matmul,

@@ -18,14 +18,14 @@ import torch
 from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException, FakeTensorMode
 from torch.fx import Graph, Node
 
-from ..isa.errors import UnsupportedError
+from ..base.errors import UnsupportedError
+from ..machine.view import View, merge
 from .capture import Environment, Interface, run, shape_of, site, unlogged
 from .host_part import HostPart
 from .structure import Structure, describe
-from .view import View, merge
 
 Json = Any
-MOST_BYTES = 1 << 34
+MAX_BYTES = 1 << 34
 """Of all tensors that the operators make: a file cannot ask for more memory than that."""
 INTERNAL = frozenset(
     {
@@ -295,8 +295,8 @@ def _check(host: HostPart) -> None:
             for x in made if isinstance(made, list | tuple) else [made]:
                 if isinstance(x, torch.Tensor):
                     made_bytes[x.untyped_storage()._cdata] = x.untyped_storage().nbytes()
-            if sum(made_bytes.values()) > MOST_BYTES:
-                raise ValueError(f"{node.target} and the operators before it make more than {MOST_BYTES >> 30} GiB")
+            if sum(made_bytes.values()) > MAX_BYTES:
+                raise ValueError(f"{node.target} and the operators before it make more than {MAX_BYTES >> 30} GiB")
         for node, view in host.sources.values():
             if node in values:
                 values[node].broadcast_to(view.shape)

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from ..isa.errors import TensorError
+from ..base.errors import TensorError
 
 if TYPE_CHECKING:
     import torch

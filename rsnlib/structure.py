@@ -19,7 +19,7 @@ from typing import Any
 
 from torch.utils import _pytree as pytree
 
-from ..isa.errors import UnsupportedError
+from ..base.errors import UnsupportedError
 
 Json = Any
 LEAF = "*"

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import groupby
 
-from ..scheduler.segment import TOP
+from ..scheduler.graph import TOP
 
 MAX_LINES = 16
 """Lines of modules in a summary, at most."""

@@ -1,9 +1,10 @@
 """From a PyTorch module to the machine's network, by abstract interpretation of what torch.export captures.
 
-Each value of the graph is one of four things: a tensor that the host computes before the machine starts (`Value` over
-a `Source`), an activation of the machine seen through some reshaping (`Value`), a half-finished attention (`Scores`),
-or a tensor that the host computes after the machine (`After`). Operators that no rule takes stay in PyTorch. A matrix
-product over the machine's rows or an attention never does so silently: it is an error that names who is to blame.
+Each value of the graph is one of four things: a tensor that the host computes before the machine starts (`Value` over a
+`Source`), an activation of the machine seen through some reshaping (`Value`), a half-finished attention
+(`PartialAttention`), or a tensor that the host computes after the machine (`HostSuffix`). Operators that no rule takes
+stay in PyTorch. A matrix product over the machine's rows or an attention never does so silently: it is an error that
+names who is to blame.
 """
 
 from __future__ import annotations
@@ -19,8 +20,8 @@ from torch import nn
 from torch.export import ExportedProgram
 from torch.fx import Node
 
-from ..isa.errors import TensorError, UnsupportedError
-from ..scheduler.segment import TOP, Gemm, Network
+from ..base.errors import TensorError, UnsupportedError
+from ..scheduler.graph import TOP, Gemm, LayerGraph
 from .capture import (
     Environment,
     Interface,
@@ -49,7 +50,7 @@ from .passes import USUAL, Passes
 from .pointwise import Pointwise
 from .rewrites import rewrite
 from .rules import CHECKS, PRODUCTS
-from .values import Abstract, After, RefusedError, Scores, Value, Values, is_host, unsupported
+from .values import Abstract, AbstractState, HostSuffix, PartialAttention, RefusedError, Value, is_host, unsupported
 from .view_rules import VIEWS
 
 NOTHING = "nothing in this module runs on the machine: "
@@ -173,7 +174,7 @@ class _Tracer:
     def __init__(self, program: ExportedProgram, passes: Passes, causal: frozenset[Node] = frozenset()) -> None:
         self.program = program
         self.passes = passes
-        self.values = Values(program, causal)
+        self.values = AbstractState(program, causal)
         self.causal = causal
         self.before: list[Node] = []
         self.after: list[Node] = []
@@ -196,9 +197,11 @@ class _Tracer:
             result = "its shape depends on data"
         elif any(map(is_empty, (node, *node.all_input_nodes))):
             result = _emptiness(node)
-        elif rule is not None and not any(isinstance(x, After) for x in inputs):
+        elif rule is not None and not any(isinstance(x, HostSuffix) for x in inputs):
             made: object = rule(self.values, node, arguments(node))
-            if not isinstance(made, str | Value | Scores | Pointwise | After | list):  # a rule of somebody else's
+            if not isinstance(
+                made, str | Value | PartialAttention | Pointwise | HostSuffix | list
+            ):  # a rule of somebody else's
                 raise TypeError(f"the rule for {op_name(node)} returned {type(made).__name__}, no value or reason")
             result = made
             if isinstance(result, Value) and result.view.shape != shape_of(node):
@@ -229,9 +232,9 @@ class _Tracer:
             self._place(node, "host", f"before the machine: {why}" if is_product else "before the machine")
             self.refused += [(node, why)] if is_product else []
             return self.values.root(node)
-        if any(isinstance(x, Scores) for x in inputs):
+        if any(isinstance(x, PartialAttention) for x in inputs):
             raise unsupported(node, f"{why}; it stands between the two products of an attention")
-        left = next((x for x in inputs if isinstance(x, After)), After(node, why))
+        left = next((x for x in inputs if isinstance(x, HostSuffix)), HostSuffix(node, why))
         *rows, _ = shape_of(node) or (self.values.rows, 1)
         if is_product and (not is_static(node) or prod(rows) > self.values.batch):
             reason = f"it depends on {site(left.node)}, which cannot run on the machine: {left.why}"
@@ -247,7 +250,7 @@ class _Tracer:
             value = self.values.of[x]
             if isinstance(value, Pointwise):
                 self._spill(value)
-            if isinstance(value, Scores | list) and not is_host(value):
+            if isinstance(value, PartialAttention | list) and not is_host(value):
                 raise unsupported(x, "its result is wanted on the host, but exists only inside the machine")
             if isinstance(value, Value) and not is_host(value):
                 self.results[x] = value
@@ -255,10 +258,10 @@ class _Tracer:
     def _spill(self, value: Pointwise) -> None:
         """Leave to PyTorch what has not become an activation."""
         for node in value.nodes:
-            if not isinstance(self.values.of[node], After):
+            if not isinstance(self.values.of[node], HostSuffix):
                 self._leave(node)
                 self.after.append(node)
-                self.values.of[node] = After(node, f"{op_name(node)} is no part of an activation of the machine")
+                self.values.of[node] = HostSuffix(node, f"{op_name(node)} is no part of an activation of the machine")
                 self._place(node, "host", "after the machine: no activation of the machine's")
 
     def _place(self, node: Node, where: str, why: str) -> None:
@@ -308,7 +311,7 @@ class _Tracer:
         placements = tuple(p for node, p in self.placements.items() if node not in dropped)
         return Traced(network, host, placements, self._origins(network, names))
 
-    def _origins(self, network: Network, names: Mapping[Layer, str]) -> dict[str, Node]:
+    def _origins(self, network: LayerGraph, names: Mapping[Layer, str]) -> dict[str, Node]:
         """The operator that completes each layer of a network; of an attention the first that is part of it. names: of
         the layers' results."""
         completed: dict[Layer, Node] = {}
@@ -334,7 +337,7 @@ class _Tracer:
     def _first_of(self, node: Node) -> Node:
         """The first operator of the attention that ends with this one."""
         while True:
-            part = next((x for x in node.all_input_nodes if isinstance(self.values.of.get(x), Scores)), None)
+            part = next((x for x in node.all_input_nodes if isinstance(self.values.of.get(x), PartialAttention)), None)
             if part is None:
                 return node
             node = part

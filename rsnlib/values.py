@@ -13,12 +13,12 @@ import torch
 from torch.export import ExportedProgram
 from torch.fx import Node
 
-from ..isa.errors import TensorError, UnsupportedError
-from ..scheduler.segment import Array
+from ..base.errors import TensorError, UnsupportedError
+from ..machine.view import View
+from ..scheduler.graph import Array
 from .capture import Constants, Environment, Interface, is_empty, is_static, module_path, packet, shape_of, site
 from .layers import Attend, Float64, Layer, Linear, Source
 from .pointwise import Pointwise
-from .view import View
 
 aten = torch.ops.aten
 
@@ -32,7 +32,7 @@ class Value:
 
 
 @dataclass(frozen=True)
-class Scores:
+class PartialAttention:
     """scale * q @ k^T + masks, (batch, heads, seq, seq), and the softmax of that if `normal`; scale: of all heads, or
     (heads,)."""
 
@@ -44,14 +44,14 @@ class Scores:
 
 
 @dataclass(frozen=True)
-class After:
+class HostSuffix:
     """A tensor of the host that depends on the machine: which operator left the machine, and why."""
 
     node: Node
     why: str
 
 
-Abstract = Value | Scores | Pointwise | After | list[Value]
+Abstract = Value | PartialAttention | Pointwise | HostSuffix | list[Value]
 
 
 def is_host(value: Abstract) -> bool:
@@ -83,7 +83,7 @@ def unsupported(node: Node, why: str) -> UnsupportedError:
     return RefusedError(node, f"{site(node)}: {why}")
 
 
-class Values:
+class AbstractState:
     """The value of each node so far. Every activation of the machine has `rows` = batch * seq rows. causal: attention
     masks from the arguments that are causal in the example."""
 
@@ -191,5 +191,5 @@ class Values:
 
 Arguments = dict[str, Any]
 """Of an operator, by name."""
-Rule = Callable[[Values, Node, Arguments], Abstract | str]
+LoweringPattern = Callable[[AbstractState, Node, Arguments], Abstract | str]
 """From what an operator is given to what it makes, or to why the machine does not take it."""

@@ -9,16 +9,16 @@ from typing import Any
 import torch
 from torch.fx import Node
 
+from ..machine.view import View
 from .capture import dtype_of, shape_of
-from .values import Abstract, Arguments, Rule, Value, Values
-from .view import View
+from .values import Abstract, AbstractState, Arguments, LoweringPattern, Value
 
 aten = torch.ops.aten
 
 MIXES = "the rows and columns it mixes do not come apart again"
 
 
-def identity(values: Values, node: Node, a: Arguments) -> Abstract | str:
+def identity(values: AbstractState, node: Node, a: Arguments) -> Abstract | str:
     """Nothing changes: copies, dropout in eval mode, conversions to the type that it has."""
     x = node.all_input_nodes[0]
     if a.get("train") and a.get("p"):
@@ -28,7 +28,7 @@ def identity(values: Values, node: Node, a: Arguments) -> Abstract | str:
     return values.of[x]
 
 
-def moved(values: Values, node: Node, move: Callable[[View], View | None]) -> Abstract | str:
+def moved(values: AbstractState, node: Node, move: Callable[[View], View | None]) -> Abstract | str:
     x = node.all_input_nodes[0]
     value = values.of[x]
     if not isinstance(value, Value) or dtype_of(node) != dtype_of(x):
@@ -37,12 +37,12 @@ def moved(values: Values, node: Node, move: Callable[[View], View | None]) -> Ab
     return MIXES if view is None else Value(value.base, view)
 
 
-def regroup(values: Values, node: Node, a: Arguments) -> Abstract | str:
+def regroup(values: AbstractState, node: Node, a: Arguments) -> Abstract | str:
     """The same elements in the same order, as another shape: the activation stays where it is."""
     return moved(values, node, lambda view: view.regroup(shape_of(node)))
 
 
-def permute(values: Values, node: Node, a: Arguments) -> Abstract | str:
+def permute(values: AbstractState, node: Node, a: Arguments) -> Abstract | str:
     """Dimensions in another order: the activation stays where it is, and is seen otherwise."""
     # Which dimension goes where, whatever the operator calls it: the strides of a tensor without data tell.
     probe = torch.empty((2,) * len(shape_of(node)), device="meta")
@@ -55,14 +55,14 @@ def narrow(view: View, axis: int, start: int, length: int, shape: Sequence[int])
     return None if part is None else part.regroup(shape)
 
 
-def select(values: Values, node: Node, a: Arguments) -> Abstract | str:
+def select(values: AbstractState, node: Node, a: Arguments) -> Abstract | str:
     """One position of a dimension, such as the queries of what holds queries, keys and values."""
     shape = shape_of(a["self"])
     axis = a["dim"] % len(shape)
     return moved(values, node, lambda view: narrow(view, axis, a["index"] % shape[axis], 1, shape_of(node)))
 
 
-def slice_(values: Values, node: Node, a: Arguments) -> Abstract | str:
+def slice_(values: AbstractState, node: Node, a: Arguments) -> Abstract | str:
     """A range of positions of a dimension, without gaps."""
     if a["step"] != 1:
         return "a slice with a step"
@@ -72,7 +72,7 @@ def slice_(values: Values, node: Node, a: Arguments) -> Abstract | str:
     return moved(values, node, lambda view: narrow(view, axis, start, shape_of(node)[axis], shape_of(node)))
 
 
-def split(values: Values, node: Node, a: Arguments) -> Abstract | str:
+def split(values: AbstractState, node: Node, a: Arguments) -> Abstract | str:
     """Several ranges of a dimension, as projections that are packed in one come apart."""
     value, shape = values.of[a["self"]], shape_of(a["self"])
     if not isinstance(value, Value):
@@ -89,7 +89,7 @@ def split(values: Values, node: Node, a: Arguments) -> Abstract | str:
     return parts
 
 
-def getitem(values: Values, node: Node, a: Arguments) -> Abstract | str:
+def getitem(values: AbstractState, node: Node, a: Arguments) -> Abstract | str:
     """One of the parts of a split."""
     parts, index = values.of[node.all_input_nodes[0]], node.args[1]
     if not isinstance(parts, list) or not isinstance(index, int):
@@ -97,7 +97,7 @@ def getitem(values: Values, node: Node, a: Arguments) -> Abstract | str:
     return parts[index]
 
 
-VIEWS: dict[Any, Rule] = {
+VIEWS: dict[Any, LoweringPattern] = {
     **dict.fromkeys((aten.alias, aten.clone, aten.contiguous, aten.detach), identity),
     **dict.fromkeys((aten.dropout, aten.to, aten._to_copy, aten.type_as), identity),
     **dict.fromkeys((aten.view, aten._unsafe_view, aten.reshape, aten.flatten, aten.unflatten), regroup),

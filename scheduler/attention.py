@@ -10,18 +10,18 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from ..isa.errors import UnsupportedError
+from ..base.errors import UnsupportedError
 from ..isa.layout import BLOCK_ROWS
 from ..isa.overlays import xnn_formats as f
 from . import bias
-from .counts import MOST_A_ITER, MOST_K_ITER
+from .counts import MAX_A_ITER, MAX_K_ITER
+from .graph import Attention
+from .kernel_builder import KernelBuilder, LengthField, WorkItem
 from .order import Tile
-from .segment import Attention
-from .sequences import Job, Length, Sequences
 
 SOON = 6
 """Loads of the next segment among which the last heads are stored: as many as its MMEs take before they need MemC."""
-MOST_SENT = 6
+MAX_SENT = 6
 """Key tiles that a MemC pair can send: three each."""
 STORE_LAG = 3
 """Slots from the loads for a head's scores to the stores of its output: scores, values, then MemC 4 and 5 deliver."""
@@ -42,7 +42,7 @@ class Slot:
     tile: Tile = field(default_factory=Tile)
 
 
-def lower_attention(s: Sequences, att: Attention) -> None:
+def lower_attention(s: KernelBuilder, att: Attention) -> None:
     """QK^T on MME 0-3, softmax in MemC 0-3, PV on MME 4 and 5, pipelined over slots (mapping type D, section 4.3)."""
     check(s, att)
     slots = slots_of(s, att)
@@ -69,7 +69,7 @@ def hurry(tiles: Sequence[Tile]) -> None:
             tile.lag, tile.within = (len(tiles) - i, SOON) if i == last else (len(tiles) - 1 - i, None)
 
 
-def check(s: Sequences, att: Attention, most: int = MOST_SENT) -> None:
+def check(s: KernelBuilder, att: Attention, most: int = MAX_SENT) -> None:
     """What the machine cannot do, with the layer's name. most: key tiles that a MemC pair can hand on."""
     if not s.extended:
         for span in s.spans:
@@ -87,7 +87,7 @@ def check(s: Sequences, att: Attention, most: int = MOST_SENT) -> None:
         rows = f"{att.place}: {max(s.net.rows)} rows a sequence"
         way_out = (
             "mapping type B takes the scores through DDR, and at most 1024 rows"
-            if most == MOST_SENT
+            if most == MAX_SENT
             else "more takes MemC with larger buffers"
         )
         raise UnsupportedError(
@@ -100,7 +100,7 @@ def check(s: Sequences, att: Attention, most: int = MOST_SENT) -> None:
 
 
 def mask_of(
-    s: Sequences, att: Attention, sequence: int, key_block: int, keys: int, alone: bool, row_block: int = 0
+    s: KernelBuilder, att: Attention, sequence: int, key_block: int, keys: int, alone: bool, row_block: int = 0
 ) -> dict[str, Any]:
     """Softmax registers for rows from `row_block` and keys from `key_block` on: the padding of the sequence, and its
     length where masked."""
@@ -109,14 +109,14 @@ def mask_of(
     base = key_block * BLOCK_ROWS
     cols: Any = max(0, min(keys * BLOCK_ROWS, s.spans[sequence].rows - base))
     if att.masked:
-        cols = Length(sequence, base, keys * BLOCK_ROWS)
+        cols = LengthField(sequence, base, keys * BLOCK_ROWS)
     elif cols == keys * BLOCK_ROWS:
         cols = 1023
     out = {"softmax_cols": cols, "max_sub": 1, "alone": int(alone)}
     return out | {"causal": 1, "offset": row_block * BLOCK_ROWS} if att.causal else out | {"causal": 0}
 
 
-def slots_of(s: Sequences, att: Attention) -> list[Slot]:
+def slots_of(s: KernelBuilder, att: Attention) -> list[Slot]:
     """The steps in which heads go through the machine."""
     return [
         slot
@@ -149,7 +149,7 @@ def halved(blocks: int) -> tuple[int, int]:
     return -(-blocks // 2), blocks // 2
 
 
-def lower_slot_scores(s: Sequences, att: Attention, slot: Slot, tile: Tile, stored: bool = False) -> None:
+def lower_slot_scores(s: KernelBuilder, att: Attention, slot: Slot, tile: Tile, stored: bool = False) -> None:
     """softmax(Q K^T) of a slot, which MemC 0-3 then send to MME 4 and 5, or store."""
     if slot.alone:
         _scores_single(s, att, slot, tile, stored)
@@ -164,7 +164,7 @@ def _handed_on(rows: int, keys: int, stored: bool) -> dict[str, Any]:
     return {"send": 1, "send_a": rows, "send_b": 1, "send_k": keys}
 
 
-def _scores_single(s: Sequences, att: Attention, slot: Slot, tile: Tile, stored: bool) -> None:
+def _scores_single(s: KernelBuilder, att: Attention, slot: Slot, tile: Tile, stored: bool) -> None:
     """Heads h, h+1 share MemA0, h+2, h+3 MemA1; h, h+2 share MemB0, h+1, h+3 MemB1. Each goes to its own MME."""
     n, row, col = slot.heads, s.spans[slot.sequence].start, slot.head
     _score_ops(s, att, [(m, 1, 1) for m in range(n)])
@@ -186,7 +186,7 @@ def _scores_single(s: Sequences, att: Attention, slot: Slot, tile: Tile, stored:
         s.route("MeshB", [f"b{m % 2}_{m}" for m in range(2 * i, min(2 * i + 2, n))], 1)
     for m in range(n):
         s.mem[f"MemC{m}"].append(
-            Job(
+            WorkItem(
                 {"recv": 1, "k_iter": _rounds(att), "recv_a": 1, "recv_b": 1, "softmax": 1},
                 _handed_on(1, 1, stored),
                 recv_config=mask_of(s, att, slot.sequence, 0, 1, alone=True),
@@ -194,7 +194,7 @@ def _scores_single(s: Sequences, att: Attention, slot: Slot, tile: Tile, stored:
         )
 
 
-def _scores_pair(s: Sequences, att: Attention, slot: Slot, tile: Tile, stored: bool) -> None:
+def _scores_pair(s: KernelBuilder, att: Attention, slot: Slot, tile: Tile, stored: bool) -> None:
     row0 = s.spans[slot.sequence].start
     q, k, n = slot.q, slot.k, slot.heads  # of several heads q and k are one block each
     groups = [i for i in range(2) if q[i]]
@@ -218,7 +218,7 @@ def _scores_pair(s: Sequences, att: Attention, slot: Slot, tile: Tile, stored: b
     for i in groups:
         for j in range(2):
             s.mem[f"MemC{2 * i + j}"].append(
-                Job(
+                WorkItem(
                     {"recv": 1, "k_iter": _rounds(att), "recv_a": q[i] * n, "recv_b": k[j], "softmax": 1},
                     _handed_on(q[i] * n, k[j], stored),
                     recv_config=mask_of(
@@ -234,7 +234,7 @@ def _rounds(att: Attention) -> int:
 
 
 def _queries(
-    s: Sequences, att: Attention, row: int, rows: int, heads: range, i: int, send: dict[str, Any], tile: Tile
+    s: KernelBuilder, att: Attention, row: int, rows: int, heads: range, i: int, send: dict[str, Any], tile: Tile
 ) -> None:
     """Into MemA i: `rows` row tiles from block `row` on, of each of `heads`, which follow on each other."""
     unit = f"MemA{i}"
@@ -242,11 +242,11 @@ def _queries(
         tile.loads.append(s.blocks(att.q, row, rows, heads.start, len(heads), unit))
     else:
         bias.load_queries(s, att, row, rows, heads, unit, tile)
-    s.mem[unit].append(Job({"load": 1, "dim1": 128 * rows * len(heads), "dim2": _k_columns(att)}, send))
+    s.mem[unit].append(WorkItem({"load": 1, "dim1": 128 * rows * len(heads), "dim2": _k_columns(att)}, send))
 
 
 def _keys(
-    s: Sequences, att: Attention, row: int, rows: int, heads: range, j: int, send: dict[str, Any], tile: Tile
+    s: KernelBuilder, att: Attention, row: int, rows: int, heads: range, j: int, send: dict[str, Any], tile: Tile
 ) -> None:
     """Into MemB j, transposed: `rows` key tiles from block `row` on, of each of `heads`."""
     unit = f"MemB{j}"
@@ -257,7 +257,7 @@ def _keys(
     else:
         tile.loads += [s.blocks(att.k, row, rows, head, 1, unit) for head in heads]
     load = {"load": 1, "transpose": 1, "dim1": _k_columns(att), "dim2": 128 * rows * len(heads)}
-    s.mem[unit].append(Job(load, send))
+    s.mem[unit].append(WorkItem(load, send))
 
 
 def _k_columns(att: Attention) -> int:
@@ -265,7 +265,7 @@ def _k_columns(att: Attention) -> int:
     return 64 if att.bias is None else 128
 
 
-def _score_ops(s: Sequences, att: Attention, shapes: Sequence[tuple[int, int, int]]) -> None:
+def _score_ops(s: KernelBuilder, att: Attention, shapes: Sequence[tuple[int, int, int]]) -> None:
     """The ops of a slot: for each MME its number, acc_a and acc_b."""
     if att.bias is not None:
         bias.score_ops(s, shapes)
@@ -274,30 +274,30 @@ def _score_ops(s: Sequences, att: Attention, shapes: Sequence[tuple[int, int, in
         score_op(s, mme, acc_a, acc_b)
 
 
-def score_op(s: Sequences, mme: int, acc_a: int, acc_b: int) -> None:
+def score_op(s: KernelBuilder, mme: int, acc_a: int, acc_b: int) -> None:
     """Products in K = 64 mode: one of them emits one tile, so that an op is a number of products, whatever heads they
     belong to."""
     ops = s.mme[f"MME{mme}"]
     left = acc_a * acc_b
     while left:
         op = f.Mme(a_iter=1, b_iter=1, k_iter=0, acc_a=1, acc_b=1, n128=1)
-        if ops and _same_but(ops[-1], op, "k_iter") and 0 < ops[-1].k_iter < MOST_K_ITER:
+        if ops and _same_but(ops[-1], op, "k_iter") and 0 < ops[-1].k_iter < MAX_K_ITER:
             op = ops.pop()
-        more = min(left, MOST_K_ITER - op.k_iter)
-        ops.append(op.but(k_iter=op.k_iter + more))
+        more = min(left, MAX_K_ITER - op.k_iter)
+        ops.append(op.replace(k_iter=op.k_iter + more))
         left -= more
 
 
-def value_op(s: Sequences, mme: int, acc_a: int, k_iter: int) -> None:
+def value_op(s: KernelBuilder, mme: int, acc_a: int, k_iter: int) -> None:
     """P V, accumulated over the key tiles in the MME, 64 columns wide; equal ones in a row count up a_iter."""
     ops = s.mme[f"MME{mme}"]
     op = f.Mme(a_iter=1, b_iter=1, k_iter=k_iter, acc_a=acc_a, acc_b=1, k128=1, acc_k=1)
-    if ops and _same_but(ops[-1], op, "a_iter") and ops[-1].a_iter < MOST_A_ITER:
-        op = op.but(a_iter=ops.pop().a_iter + 1)
+    if ops and _same_but(ops[-1], op, "a_iter") and ops[-1].a_iter < MAX_A_ITER:
+        op = op.replace(a_iter=ops.pop().a_iter + 1)
     ops.append(op)
 
 
-def lower_slot_values(s: Sequences, att: Attention, slot: Slot, tile: Tile) -> None:
+def lower_slot_values(s: KernelBuilder, att: Attention, slot: Slot, tile: Tile) -> None:
     """The probabilities of a slot, from MemC 0-3, times V."""
     if slot.alone:
         _values_single(s, att, slot, tile)
@@ -305,12 +305,12 @@ def lower_slot_values(s: Sequences, att: Attention, slot: Slot, tile: Tile) -> N
         _values_pair(s, att, slot, tile)
 
 
-def _values_single(s: Sequences, att: Attention, slot: Slot, tile: Tile) -> None:
+def _values_single(s: KernelBuilder, att: Attention, slot: Slot, tile: Tile) -> None:
     n, row, col = slot.heads, s.spans[slot.sequence].start, slot.head
     for h in range(n):
         tile.loads.append(s.blocks(att.v, row, 1, col + h, 1, "MemB2"))
     s.mem["MemB2"].append(
-        Job({"load": 1, "dim1": 128 * n, "dim2": 64}, {"send": 1, "acc_a": 1, "acc_b": 1, "acc_k": n})
+        WorkItem({"load": 1, "dim1": 128 * n, "dim2": 64}, {"send": 1, "acc_a": 1, "acc_b": 1, "acc_k": n})
     )
     for j in range(2):  # P of heads j and j+2, in lock step
         s.route("MeshA", [f"c{m}_{4 + m // 2}" for m in range(j, n, 2)], 1)
@@ -323,7 +323,7 @@ def _values_single(s: Sequences, att: Attention, slot: Slot, tile: Tile) -> None
             value_op(s, 4 + i, 1, 1)
         c = f"MemC{4 + i}"
         s.mem[c].append(
-            Job(
+            WorkItem(
                 {"recv": 1, "k_iter": 1, "recv_a": count, "recv_b": 1},
                 {"store": 1, "dim1": 128 * count, "dim2": 64},
             )
@@ -331,7 +331,7 @@ def _values_single(s: Sequences, att: Attention, slot: Slot, tile: Tile) -> None
         slot.tile.stores.append(s.blocks(att.y, row, 1, col + 2 * i, count, c, store=True))
 
 
-def _values_pair(s: Sequences, att: Attention, slot: Slot, tile: Tile) -> None:
+def _values_pair(s: KernelBuilder, att: Attention, slot: Slot, tile: Tile) -> None:
     row0, blocks, _ = s.spans[slot.sequence]
     q, k, n = slot.q, slot.k, slot.heads
     groups = [i for i in range(2) if q[i]]
@@ -345,7 +345,7 @@ def _values_pair(s: Sequences, att: Attention, slot: Slot, tile: Tile) -> None:
                     tile.loads.append(s.blocks(att.v, row0 + start, count, head, 1, "MemB2"))
                 load = {"load": 1, "dim1": 128 * count * n, "dim2": 64}
             rows = q[0] if len(parts) == 1 else 1
-            s.mem["MemB2"].append(Job(load, {"send": 1, "acc_a": rows, "acc_b": 1, "acc_k": count * n}))
+            s.mem["MemB2"].append(WorkItem(load, {"send": 1, "acc_a": rows, "acc_b": 1, "acc_k": count * n}))
     for a in range(q[0] * n):
         active = [i for i in groups if a < q[i] * n]
         for j in range(2):
@@ -356,7 +356,7 @@ def _values_pair(s: Sequences, att: Attention, slot: Slot, tile: Tile) -> None:
             value_op(s, 4 + i, q[i], blocks)
         c = f"MemC{4 + i}"
         s.mem[c].append(
-            Job(
+            WorkItem(
                 {"recv": 1, "k_iter": 1, "recv_a": q[i] * n, "recv_b": 1},
                 {"store": 1, "dim1": 128 * q[i] * n, "dim2": 64},
             )

@@ -10,13 +10,13 @@ from dataclasses import asdict, dataclass
 from numbers import Real
 from pathlib import Path
 
-from ..isa.datapath import Overlay
-from ..isa.errors import ScheduleError
-from ..isa.files import write_text
+from ..base.errors import ScheduleError
+from ..base.files import write_text
+from ..isa.overlay import Overlay
+from .graph import LayerGraph
 from .knobs import converted
 from .schedule import SCHEDULES, Schedule, read_schedule, show_schedule
 from .search import CostModel, Price, describe, price, search
-from .segment import Network
 
 VERSION = 9
 """Of what a search does: a schedule found by another one is looked for again."""
@@ -61,7 +61,7 @@ class Chosen:
 
 
 def choose(
-    network: Network, overlay: Overlay, best: Best, progress: Callable[[float], None] = lambda share: None
+    network: LayerGraph, overlay: Overlay, best: Best, progress: Callable[[float], None] = lambda share: None
 ) -> Chosen:
     """The best schedule for a network on an overlay. What is found is kept, by network, overlay, seed and version, and
     found again as long as nobody asks for a longer search. Raises `ScheduleError`."""
@@ -92,7 +92,7 @@ class _NoPriceError(Exception):
 
 
 def _checked(cost: CostModel) -> CostModel:
-    def checked(network: Network, overlay: Overlay, schedule: Schedule) -> Price:
+    def checked(network: LayerGraph, overlay: Overlay, schedule: Schedule) -> Price:
         found = cost(network, overlay, schedule)
         if not isinstance(getattr(found, "latency", None), Real) or not isinstance(
             getattr(found, "busy", None), Mapping
@@ -115,7 +115,7 @@ def _kept(path: Path, budget_s: float) -> Chosen | None:
         return None
 
 
-def _key(network: Network, overlay: Overlay, seed: int) -> str:
+def _key(network: LayerGraph, overlay: Overlay, seed: int) -> str:
     rates = {name: asdict(rate) for name, rate in overlay.rates.items()}
     depths = (overlay.mop_fifo_depth, overlay.uop_fifo_depth)
     memory = (overlay.image_bytes, dict(overlay.banks))

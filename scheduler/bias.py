@@ -13,10 +13,10 @@ import numpy as np
 from ..isa.layout import BLOCK_COLS, BLOCK_ROWS
 from ..isa.overlays import xnn_formats as f
 from ..isa.program import Buffer
-from .counts import MOST_A_ITER
+from .counts import MAX_A_ITER
+from .graph import Array, Attention
+from .kernel_builder import KernelBuilder, WorkItem
 from .order import Tile
-from .segment import Array, Attention
-from .sequences import Job, Sequences
 
 ONES = 512
 """Columns of an MME, each of which has a previous-layer weight of 1."""
@@ -24,14 +24,14 @@ HELD = 2
 """Tiles that a MemA holds."""
 
 
-def place(s: Sequences, att: Attention) -> None:
+def place(s: KernelBuilder, att: Attention) -> None:
     """What is the same in every run, in memory before any activation is."""
     _bias(s, att)
     _zeros(s)
     _ones(s)
 
 
-def _bias(s: Sequences, att: Attention) -> Buffer:
+def _bias(s: KernelBuilder, att: Attention) -> Buffer:
     """In DDR, a matrix for each sequence and head, one below the other. Layers with the same bias share it."""
     assert att.bias is not None
     bias, size = att.bias, s.seq_blocks * BLOCK_ROWS
@@ -46,17 +46,17 @@ def _bias(s: Sequences, att: Attention) -> Buffer:
     return s.shared(id(bias), f"{att.path}.scores_bias", (batch * heads * size, size), stored, "ddr")
 
 
-def _zeros(s: Sequences) -> Buffer:
+def _zeros(s: KernelBuilder) -> Buffer:
     shape = (BLOCK_ROWS, BLOCK_COLS)
     return s.shared("zeros", "zeros", shape, lambda: np.zeros(shape, np.float32), "ddr")
 
 
-def _ones(s: Sequences) -> Buffer:
+def _ones(s: KernelBuilder) -> Buffer:
     return s.shared("ones", "ones", (ONES,), lambda: np.ones(ONES, np.float32), "lpddr")
 
 
 def load_queries(
-    s: Sequences, att: Attention, row: int, rows: int, heads: Sequence[int], unit: str, tile: Tile
+    s: KernelBuilder, att: Attention, row: int, rows: int, heads: Sequence[int], unit: str, tile: Tile
 ) -> None:
     """Row tiles of queries, each in the half of its columns in which the head's keys are."""
     for at in range(row, row + rows):
@@ -65,7 +65,9 @@ def load_queries(
             tile.loads += reversed(halves) if head % 2 else halves
 
 
-def load_keys(s: Sequences, att: Attention, row: int, rows: int, heads: Sequence[int], unit: str, tile: Tile) -> None:
+def load_keys(
+    s: KernelBuilder, att: Attention, row: int, rows: int, heads: Sequence[int], unit: str, tile: Tile
+) -> None:
     """Key tiles, each with the keys of the head's neighbour."""
     if len(heads) == 1:
         tile.loads.append(s.blocks(att.k, row, rows, heads[0] & ~1, 2, unit))
@@ -75,7 +77,7 @@ def load_keys(s: Sequences, att: Attention, row: int, rows: int, heads: Sequence
 
 
 def send_bias(
-    s: Sequences,
+    s: KernelBuilder,
     att: Attention,
     sequence: int,
     i: int,
@@ -96,18 +98,20 @@ def send_bias(
     tiles = len(places) * total
     for t in range(0, tiles, HELD):
         held = min(HELD, tiles - t)
-        s.mem[unit].append(Job({"load": 1, "dim1": 128 * held, "dim2": 128}, {"send": 1, "acc_a": held, "acc_b": 1}))
+        s.mem[unit].append(
+            WorkItem({"load": 1, "dim1": 128 * held, "dim2": 128}, {"send": 1, "acc_a": held, "acc_b": 1})
+        )
 
 
-def score_ops(s: Sequences, shapes: Sequence[tuple[int, int, int]]) -> None:
+def score_ops(s: KernelBuilder, shapes: Sequence[tuple[int, int, int]]) -> None:
     """An op for each MME of a slot, given its number, acc_a and acc_b; equal ones in a row count up a_iter and read the
     weights once."""
     fresh = []
     for mme, acc_a, acc_b in shapes:
         ops = s.mme[f"MME{mme}"]
         op = f.Mme(a_iter=1, b_iter=1, k_iter=1, acc_a=acc_a, acc_b=acc_b, n128=1, k128=1, load_prev=1, prev=1)
-        if ops and ops[-1].a_iter < MOST_A_ITER and ops[-1].but(a_iter=1) == op:
-            op = op.but(a_iter=ops.pop().a_iter + 1)
+        if ops and ops[-1].a_iter < MAX_A_ITER and ops[-1].replace(a_iter=1) == op:
+            op = op.replace(a_iter=ops.pop().a_iter + 1)
         else:
             fresh.append(mme)
         ops.append(op)

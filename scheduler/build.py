@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from ..isa.datapath import Overlay
-from ..isa.garbage import uncollected
+from ..base.garbage import uncollected
+from ..isa.overlay import Overlay
 from ..isa.program import Kernels, Program
 from .best import Best, Chosen, choose
+from .graph import LayerGraph
 from .lower import Lowered, Weights, lower
 from .pack import Starts, pack
 from .schedule import Schedule
-from .segment import Network
 
 
 @dataclass(frozen=True, eq=False)
@@ -41,8 +41,8 @@ class Passes:
     is asked for; lower: to kernel sequences, with the off-chip accesses in their order; pack: to the packets of an
     image. observe: told the name of each pass, when it is done, and what it made."""
 
-    choose: Callable[[Network, Overlay, Best, Progress], Chosen] = choose
-    lower: Callable[[Network, Overlay, Schedule], Lowered] = lower
+    choose: Callable[[LayerGraph, Overlay, Best, Progress], Chosen] = choose
+    lower: Callable[[LayerGraph, Overlay, Schedule], Lowered] = lower
     pack: Callable[[Kernels, Starts | None], Program] = pack
     observe: Observe = _unobserved
 
@@ -51,7 +51,7 @@ USUAL = Passes()
 
 
 def build(
-    network: Network,
+    network: LayerGraph,
     overlay: Overlay,
     schedule: Schedule | Best,
     progress: Progress = lambda share: None,
@@ -64,13 +64,13 @@ def build(
     return _built(network, overlay, chosen, passes, None)
 
 
-def rebuild(built: Built, network: Network, overlay: Overlay, passes: Passes = USUAL) -> Built:
+def rebuild(built: Built, network: LayerGraph, overlay: Overlay, passes: Passes = USUAL) -> Built:
     """The same for a network with other weights, with the schedule that was chosen: the program stays as it is, but for
     what its outputs are multiplied with, unless a weight decides something in the kernels. Raises as `build`."""
     return _built(network, overlay, built.chosen, passes, built)
 
 
-def _built(network: Network, overlay: Overlay, chosen: Chosen, passes: Passes, before: Built | None) -> Built:
+def _built(network: LayerGraph, overlay: Overlay, chosen: Chosen, passes: Passes, before: Built | None) -> Built:
     with uncollected():
         lowered = passes.lower(network, overlay, chosen.schedule)
         passes.observe("lower", _made("lower", lowered, Lowered))

@@ -2,6 +2,6 @@
 
 from ..isa.overlays.xnn_formats import Mme
 
-MOST_A_ITER, MOST_B_ITER, MOST_K_ITER, MOST_ACC_A = (
+MAX_A_ITER, MAX_B_ITER, MAX_K_ITER, MAX_ACC_A = (
     Mme.field(name).bounds[1] for name in ("a_iter", "b_iter", "k_iter", "acc_a")
 )

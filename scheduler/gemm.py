@@ -13,20 +13,20 @@ from typing import Any
 
 import numpy as np
 
-from ..isa.errors import ScheduleError, UnsupportedError
+from ..base.errors import ScheduleError, UnsupportedError
 from ..isa.layout import BLOCK, BLOCK_COLS, padded
 from ..isa.overlays import xnn_formats as f
 from ..isa.overlays.xnn_kernels import BEAT, MemC
 from ..isa.program import Buffer
-from .counts import MOST_A_ITER, MOST_B_ITER, MOST_K_ITER
+from .counts import MAX_A_ITER, MAX_B_ITER, MAX_K_ITER
+from .graph import Activation, Array, Gemm
+from .kernel_builder import KernelBuilder, WorkItem
 from .memory import Columns, stored_vector, stored_weight
 from .order import BLOCK_UNITS, Tile
 from .schedule import Loops
-from .segment import Activation, Array, Gemm
-from .sequences import Job, Sequences
 from .tiles import RowTile, column_tiles, row_tiles
 
-MOST_BIAS = 2048
+MAX_BIAS = 2048
 """Columns of the bias that an MME holds."""
 LN_EPS = 1e-6
 """What the base machine's LayerNorm adds to the variance."""
@@ -66,7 +66,7 @@ class PlacedGemms:
     loops: Loops
 
 
-def place_gemms(s: Sequences, gemms: Sequence[Gemm], loops: Loops) -> PlacedGemms:
+def place_gemms(s: KernelBuilder, gemms: Sequence[Gemm], loops: Loops) -> PlacedGemms:
     """Append the weights of matrix products of one activation, each with what is fused to it. Raises `UnsupportedError`
     naming the layer."""
     parts = [part for gemm in gemms for part in _parts(s, gemm)]
@@ -74,7 +74,7 @@ def place_gemms(s: Sequences, gemms: Sequence[Gemm], loops: Loops) -> PlacedGemm
     return PlacedGemms(gemms, [(group, _vectors(s, group)) for group in groups], loops)
 
 
-def lower_gemms(s: Sequences, placed: PlacedGemms) -> None:
+def lower_gemms(s: KernelBuilder, placed: PlacedGemms) -> None:
     """The kernels of matrix products whose weights are placed.
 
     Loops.COLUMNS: column tiles outside, row tiles inside: the addresses of a column tile's loads and stores then
@@ -88,11 +88,11 @@ def lower_gemms(s: Sequences, placed: PlacedGemms) -> None:
             _gemm_op(s, group, rows, vectors, placed.loops)
 
 
-def _parts(s: Sequences, gemm: Gemm) -> list[_Part]:
+def _parts(s: KernelBuilder, gemm: Gemm) -> list[_Part]:
     x, y = s.columns[gemm.x], s.columns[gemm.y]
-    if x.used > MOST_K_ITER * 128:
+    if x.used > MAX_K_ITER * 128:
         raise UnsupportedError(
-            f"{gemm.place}: a product over {x.count} columns; an MME op counts to {MOST_K_ITER * 128}"
+            f"{gemm.place}: a product over {x.count} columns; an MME op counts to {MAX_K_ITER * 128}"
         )
     if gemm.residual is not None and (s.columns[gemm.residual].is_plain, y.is_plain) != (True, True):
         raise UnsupportedError(f"{gemm.place}: a residual among heads that are stored wider than they are")
@@ -120,8 +120,8 @@ def _op_columns(parts: Sequence[_Part]) -> list[list[_Part]]:
             and part.gemm.residual is None
             and last.gemm.residual is None
             and (part.plan.halves, part.plan.acc_b) == (last.plan.halves, last.plan.acc_b)
-            and len(out[-1]) < MOST_B_ITER
-            and (len(out[-1]) + 1) * part.plan.acc_b * 128 <= MOST_BIAS
+            and len(out[-1]) < MAX_B_ITER
+            and (len(out[-1]) + 1) * part.plan.acc_b * 128 <= MAX_BIAS
         )
         if fits:
             out[-1].append(part)
@@ -130,7 +130,7 @@ def _op_columns(parts: Sequence[_Part]) -> list[list[_Part]]:
     return out
 
 
-def _vectors(s: Sequences, group: Sequence[_Part]) -> list[Buffer]:
+def _vectors(s: KernelBuilder, group: Sequence[_Part]) -> list[Buffer]:
     """The vectors that an op loads: previous-layer weights, bias. That of MemB 0 first, tile after tile, then that of
     MemB 1 (contract section 3)."""
     part = group[0]
@@ -165,7 +165,7 @@ def _vector_length(group: Sequence[_Part]) -> int:
 
 
 def _gemm_op(
-    s: Sequences, group: Sequence[_Part], rows: Sequence[RowTile], vectors: Sequence[Buffer], loops: Loops
+    s: KernelBuilder, group: Sequence[_Part], rows: Sequence[RowTile], vectors: Sequence[Buffer], loops: Loops
 ) -> None:
     """One MME op on every MME in use: the row tiles `rows`, all of one shape, each against the column tiles of `group`.
     The even MemB takes the first half of a tile's columns (contract section 3)."""
@@ -212,7 +212,7 @@ def _gemm_op(
             _results(s, part.gemm, part.plan, row, part.n, tile)
 
 
-def _loads_ahead(s: Sequences, gemm: Gemm, plan: _Plan, row: RowTile) -> int:
+def _loads_ahead(s: KernelBuilder, gemm: Gemm, plan: _Plan, row: RowTile) -> int:
     """How many loads of the next tile pass while MemC finishes this one: its last product and its post-op.
 
     Stores that come earlier make DDR wait for MemC, later ones leave it idle while the MMEs use up what is loaded.
@@ -230,7 +230,7 @@ def _loads_ahead(s: Sequences, gemm: Gemm, plan: _Plan, row: RowTile) -> int:
     return k_loads + (row.groups if gemm.residual is not None else 0)
 
 
-def _residual(s: Sequences, gemm: Gemm, plan: _Plan, row: RowTile, n: int, tile: Tile) -> None:
+def _residual(s: KernelBuilder, gemm: Gemm, plan: _Plan, row: RowTile, n: int, tile: Tile) -> None:
     """The A tiles of the previous-layer term, one MemA after the other, in the order its two MMEs take them: row tile
     by row tile, first all columns of MME 2i, then all of MME 2i+1. A MemA holds two tiles at a time."""
     assert gemm.residual is not None
@@ -252,7 +252,7 @@ def _residual(s: Sequences, gemm: Gemm, plan: _Plan, row: RowTile, n: int, tile:
         for t in range(0, tiles, 2):
             held = min(2, tiles - t)
             s.mem[unit].append(
-                Job({"load": 1, "dim1": 128 * held, "dim2": 128}, {"send": 1, "acc_a": held, "acc_b": 1})
+                WorkItem({"load": 1, "dim1": 128 * held, "dim2": 128}, {"send": 1, "acc_a": held, "acc_b": 1})
             )
         for _ in range(row.acc):
             for j in range(plan.halves):
@@ -266,7 +266,7 @@ def _panels(stored: Buffer, first: int, count: int) -> list[tuple[int, int]]:
     return [(a, b - a) for a, b in pairwise([first, *ends]) if b > a]
 
 
-def _products(s: Sequences, part: _Part, row: RowTile, tile: Tile, order: Sequence[int], held: int) -> None:
+def _products(s: KernelBuilder, part: _Part, row: RowTile, tile: Tile, order: Sequence[int], held: int) -> None:
     """The k loop of one output tile, slices of K in this order: LHS from DDR into MemA, but for the first `held`, which
     are there; RHS from LPDDR into MemB."""
     plan, weight = part.plan, part.weight
@@ -275,8 +275,8 @@ def _products(s: Sequences, part: _Part, row: RowTile, tile: Tile, order: Sequen
     width = weight.shape[1] // BLOCK_COLS
     acc_b = plan.acc_b
     send = {"send": 1, "acc_a": row.acc, "acc_b": acc_b}
-    kept, lhs = Job({}, send), Job({"load": 1, "dim1": 128 * row.acc, "dim2": 128}, send)
-    rhs = Job({"load": 1, "dim1": 128, "dim2": 128 * acc_b}, send)
+    kept, lhs = WorkItem({}, send), WorkItem({"load": 1, "dim1": 128 * row.acc, "dim2": 128}, send)
+    rhs = WorkItem({"load": 1, "dim1": 128, "dim2": 128 * acc_b}, send)
     fetch = [f.Lpddr(size=2 * acc_b * BLOCK, **{f"to_b{j}": 1}) for j in range(plan.halves)]
     for at_k, k in enumerate(order):
         for i in range(row.groups):
@@ -285,11 +285,11 @@ def _products(s: Sequences, part: _Part, row: RowTile, tile: Tile, order: Sequen
             s.mem[f"MemA{i}"].append(lhs if at_k >= held else kept)
         for j in range(plan.halves):
             col = (part.n * plan.halves + j) * acc_b * 2
-            s.lpddr.append(fetch[j].but(addr=weight.offset + (k * width + col) * BLOCK_UNITS))
+            s.lpddr.append(fetch[j].replace(addr=weight.offset + (k * width + col) * BLOCK_UNITS))
             s.mem[f"MemB{j}"].append(rhs)
 
 
-def _results(s: Sequences, gemm: Gemm, plan: _Plan, row: RowTile, n: int, tile: Tile) -> None:
+def _results(s: KernelBuilder, gemm: Gemm, plan: _Plan, row: RowTile, n: int, tile: Tile) -> None:
     """Receive, accumulate, apply the post-op and store one output tile."""
     width = plan.y.stored // BLOCK_COLS
     rounds = plan.k_tiles + int(gemm.residual is not None)
@@ -304,7 +304,7 @@ def _results(s: Sequences, gemm: Gemm, plan: _Plan, row: RowTile, n: int, tile: 
                 registers["norm_cols"] = max(0, min(plan.acc_b * 128, plan.y.count - j * plan.acc_b * 128))
             store = {"store": 1, "dim1": 128 * row.acc, "dim2": 64 * cols, **post}
             s.mem[c].append(
-                Job(
+                WorkItem(
                     {"recv": 1, "k_iter": rounds, "recv_a": row.acc, "recv_b": plan.acc_b},
                     store if cols or gemm.norm is not None else {},  # without columns it may still owe its sums
                     store_config=registers,
@@ -314,7 +314,7 @@ def _results(s: Sequences, gemm: Gemm, plan: _Plan, row: RowTile, n: int, tile: 
                 tile.stores.append(s.blocks(gemm.y, row.start + i * row.acc, row.acc, col, cols, c, store=True))
 
 
-def _check_norm(s: Sequences, gemm: Gemm, y: Columns) -> None:
+def _check_norm(s: KernelBuilder, gemm: Gemm, y: Columns) -> None:
     assert gemm.norm is not None
     kind = "RMSNorm" if gemm.norm.rms else "LayerNorm"
     if y.count > 1024:
@@ -335,7 +335,7 @@ def _check_norm(s: Sequences, gemm: Gemm, y: Columns) -> None:
         )
 
 
-def _post_op(s: Sequences, gemm: Gemm) -> dict[str, Any]:
+def _post_op(s: KernelBuilder, gemm: Gemm) -> dict[str, Any]:
     """The MemC registers that the store needs, on an extended overlay."""
     codes = {Activation.GELU_TANH: 0, Activation.GELU_ERF: 1, Activation.RELU: 2, Activation.SILU: 3}
     out: dict[str, Any] = {}
@@ -354,7 +354,7 @@ def _op_runs(tiles: Sequence[RowTile]) -> list[list[RowTile]]:
     """Row tiles of one MME op: neighbours of equal shape, as many as it counts."""
     out: list[list[RowTile]] = []
     for t in tiles:
-        if out and len(out[-1]) < MOST_A_ITER and (out[-1][0].groups, out[-1][0].acc) == (t.groups, t.acc):
+        if out and len(out[-1]) < MAX_A_ITER and (out[-1][0].groups, out[-1][0].acc) == (t.groups, t.acc):
             out[-1].append(t)
         else:
             out.append([t])

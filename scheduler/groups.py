@@ -9,17 +9,17 @@ from difflib import get_close_matches
 from fnmatch import fnmatchcase
 from itertools import pairwise
 
-from ..isa.errors import ScheduleError
+from ..base.errors import ScheduleError
+from .graph import Attention, Gemm, LayerGraph
 from .mapping import MappingType
-from .schedule import Interleave, Loops, Rule, Schedule, Segment
-from .segment import Attention, Gemm, Network
+from .schedule import DramPolicy, Interleave, Loops, Schedule, Segment
 from .tiles import Tiles
 
 Group = list[Gemm] | Attention
 """Products of one activation, or one attention."""
 SHOWN = 8
 """Module paths in a message, at most."""
-HARDWARE = Rule(patience_us=0.0, store_blocks=16)
+HARDWARE = DramPolicy(patience_us=0.0, store_blocks=16)
 """How a memory controller orders stores that knows nothing of the application: reads first."""
 
 
@@ -31,12 +31,12 @@ class Planned:
     kind: str
     loops: Loops
     tiles: Tiles
-    rule: Rule
+    rule: DramPolicy
     mapping: MappingType | None
     drain: bool
 
 
-def plan(network: Network, schedule: Schedule) -> list[Planned]:
+def plan(network: LayerGraph, schedule: Schedule) -> list[Planned]:
     """The segments of a network in their order. Raises `ScheduleError` where the schedule speaks of segments or layers
     that are not there, or puts together what the machine cannot."""
     chosen = _Chosen(network, schedule.segments)
@@ -86,7 +86,7 @@ def _planned(group: Group, kind: str, schedule: Schedule, chosen: Segment | None
 class _Chosen:
     """Which of a schedule's segments each layer belongs to: the first that names it."""
 
-    def __init__(self, network: Network, segments: Sequence[Segment]) -> None:
+    def __init__(self, network: LayerGraph, segments: Sequence[Segment]) -> None:
         self._segments = segments
         self._network = network
         self._of: dict[str, tuple[int, str]] = {}
@@ -155,7 +155,7 @@ def _layers(group: Group) -> Sequence[Gemm | Attention]:
     return [group] if isinstance(group, Attention) else group
 
 
-def groups_of(network: Network, loops: Loops, chosen: _Chosen | None = None) -> Iterator[Group]:
+def groups_of(network: LayerGraph, loops: Loops, chosen: _Chosen | None = None) -> Iterator[Group]:
     """What is lowered together: products of the same activation that follow on each other, where they share slices.
     chosen: what a schedule says of layers by name."""
     waiting: list[Gemm] = []

@@ -9,7 +9,7 @@ from numbers import Integral, Real
 from types import NoneType
 from typing import Any, get_args, get_type_hints
 
-from ..isa.errors import ScheduleError
+from ..base.errors import ScheduleError
 
 
 @cache

@@ -2,7 +2,7 @@
 
 The machine without its instruction path is run once; whenever DDR is free and nothing else can move without it, what
 each Mem has been waiting for, and since when, is known exactly, and DDR takes one of these. A store goes before the
-load whose unit has waited longest if it delays that load by no more than the `Rule` of its segment allows.
+load whose unit has waited longest if it delays that load by no more than the `DramPolicy` of its segment allows.
 
 What may not be exchanged: accesses of one unit keep their order; a load comes behind the stores that write what it
 reads, a store behind the loads and stores of what it overwrites, because accesses through DDR are ordered by nothing
@@ -18,13 +18,13 @@ from typing import Any
 
 import numpy as np
 
-from ..isa.compiled import Arbitration, Timing, engine, run_traces
-from ..isa.datapath import Overlay
 from ..isa.layout import BLOCK
+from ..isa.overlay import Overlay
 from ..isa.overlays.xnn_formats import Ddr
-from ..isa.traces import trace
+from ..machine.fast_engine import ListSchedulingProblem, Timing, engine, run_traces
+from ..machine.traces import trace
 from .order import BLOCK_UNITS, Access, Tile
-from .schedule import Rule
+from .schedule import DramPolicy
 
 
 @dataclass(frozen=True, eq=False)
@@ -41,7 +41,7 @@ class _Job:
     """An access that DDR takes whole: what one Mem uOP loads, or a piece of what one stores."""
 
     access: Access
-    rule: Rule
+    rule: DramPolicy
     rank: int
     behind: tuple[int, ...] = ()
     """Numbers of jobs that a drain puts before it."""
@@ -60,7 +60,7 @@ def list_accesses(
     `DeadlockError` where the program cannot go on, whatever DDR does.
     """
     jobs = list(_jobs(tiles, loads))
-    form = overlay.form_of("DDR")
+    form = overlay.format_of("DDR")
     mops = [job.access.mop() for job in jobs]
     uops = [list(form.uops(mop, 0)) for mop in mops]
     ends = np.cumsum([len(u) for u in uops]).astype(np.int32)
@@ -79,7 +79,7 @@ def list_accesses(
         traces,
         overlay,
         compiled=engine(),
-        arbitration=Arbitration(
+        arbitration=ListSchedulingProblem(
             process="DDR",
             first=np.concatenate([[0], ends[:-1]]).astype(np.int32),
             last=ends,

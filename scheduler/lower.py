@@ -6,21 +6,21 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 
-from ..isa.compiled import Timing
-from ..isa.datapath import Overlay
-from ..isa.errors import UnsupportedError
+from ..base.errors import UnsupportedError
 from ..isa.fields import Record
 from ..isa.layout import BLOCK_ROWS, UNIT
+from ..isa.overlay import Overlay
 from ..isa.program import Buffer, Kernels, Layout, Role
+from ..machine.fast_engine import Timing
 from . import bias
-from .apart import lower_as, place_as
+from .attention_unfused import lower_as, place_as
 from .gemm import PlacedGemms, lower_gemms, place_gemms
+from .graph import Array, Attention, Gemm, LayerGraph, Output
+from .kernel_builder import KernelBuilder
 from .memory import Arena
 from .pack import Starts
 from .room import check_room
 from .schedule import Schedule
-from .segment import Array, Attention, Gemm, Network, Output
-from .sequences import Sequences
 
 
 @dataclass(frozen=True)
@@ -65,7 +65,7 @@ class Weights(Mapping[str, Array]):
         return len(self._made)
 
 
-def lower(network: Network, overlay: Overlay, schedule: Schedule) -> Lowered:
+def lower(network: LayerGraph, overlay: Overlay, schedule: Schedule) -> Lowered:
     """Turn a network into kernel sequences for an XNN overlay. Raises `UnsupportedError` naming the layer, or the bank
     that has no room for it."""
     sequences, placed = _placed(network, overlay, schedule)
@@ -82,17 +82,19 @@ def lower(network: Network, overlay: Overlay, schedule: Schedule) -> Lowered:
     return Lowered(kernels, Weights(sequences.weights), sequences.found, sequences.starts)
 
 
-def place(network: Network, overlay: Overlay, schedule: Schedule) -> None:
+def place(network: LayerGraph, overlay: Overlay, schedule: Schedule) -> None:
     """Look whether a network has room off chip, without lowering it. Raises as `lower`."""
     _placed(network, overlay, schedule)
 
 
-def _placed(network: Network, overlay: Overlay, schedule: Schedule) -> tuple[Sequences, Sequence[PlacedGemms | None]]:
+def _placed(
+    network: LayerGraph, overlay: Overlay, schedule: Schedule
+) -> tuple[KernelBuilder, Sequence[PlacedGemms | None]]:
     """Sequences without kernels, with all that lies off chip, and the products of each segment that is none of
     attention."""
     if not {"DDR", "LPDDR", "MemA", "MemB", "MemC", "MeshA", "MeshB", "MME"} <= overlay.by_kind.keys():
         raise UnsupportedError(f"overlay {overlay.name} lacks units that networks take; xnn and xnn-base have them")
-    sequences = Sequences(network, overlay, schedule)
+    sequences = KernelBuilder(network, overlay, schedule)
     place_activations(sequences)
     placed: list[PlacedGemms | None] = []
     for segment in sequences.plan:
@@ -105,7 +107,7 @@ def _placed(network: Network, overlay: Overlay, schedule: Schedule) -> tuple[Seq
     return sequences, placed
 
 
-def place_activations(s: Sequences) -> None:
+def place_activations(s: KernelBuilder) -> None:
     """Inputs and outputs keep their memory; the rest shares it as soon as its last reader has passed."""
     for layer in s.net.layers:
         if isinstance(layer, Attention) and layer.bias is not None:

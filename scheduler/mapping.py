@@ -6,10 +6,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import Enum
 
-from ..isa.datapath import Overlay
 from ..isa.layout import BLOCK_ROWS, padded
+from ..isa.overlay import Overlay
+from .graph import Attention, LayerGraph
 from .memory import HEAD_COLS
-from .segment import Attention, Network
 
 TILE_FLOPS = 2 * BLOCK_ROWS * BLOCK_ROWS * HEAD_COLS
 """Operations of a product of tiles that is 64 wide in K (Q K^T) or in N (P V)."""
@@ -41,7 +41,7 @@ class Shape:
     cols: int = HEAD_COLS
 
     @staticmethod
-    def of(network: Network, attention: Attention) -> Shape:
+    def of(network: LayerGraph, attention: Attention) -> Shape:
         return Shape(network.batch * attention.heads, padded(max(network.rows), BLOCK_ROWS))
 
 
@@ -119,13 +119,13 @@ def estimate(kind: MappingType, shape: Shape, roofline: Roofline) -> Estimate:
     )
 
 
-MOST_ROWS = {MappingType.A: 768, MappingType.B: 1024, MappingType.C: 1024, MappingType.D: 768}
+MAX_ROWS = {MappingType.A: 768, MappingType.B: 1024, MappingType.C: 1024, MappingType.D: 768}
 """Rows of a sequence. A MemC sends three key tiles at most, but stores four."""
 
 
 def choose(shape: Shape, overlay: Overlay) -> MappingType:
     """The type that can run it with the lowest bound in the steady state, the pipeline among equals."""
     roofline = Roofline.of(overlay)
-    fits = [kind for kind in MappingType if shape.rows <= MOST_ROWS[kind]] or [MappingType.D]
+    fits = [kind for kind in MappingType if shape.rows <= MAX_ROWS[kind]] or [MappingType.D]
     programs = [kind for kind in (MappingType.D, MappingType.A, MappingType.B) if kind in fits]
     return min(programs, key=lambda kind: estimate(kind, shape, roofline).steady_s)

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from ..isa.errors import UnsupportedError
+from ..base.errors import UnsupportedError
 from ..isa.layout import padded
-from .segment import Array, Attention, Gemm, Network
+from .graph import Array, Attention, Gemm, LayerGraph
 from .tiles import Tiles, column_tiles
 
 USUAL = Tiles()
@@ -54,7 +54,7 @@ class Columns:
         return g * self.pitch + i
 
 
-def columns_of(network: Network, cuts: Mapping[str, Tiles], whole_tiles: bool = False) -> dict[str, Columns]:
+def columns_of(network: LayerGraph, cuts: Mapping[str, Tiles], whole_tiles: bool = False) -> dict[str, Columns]:
     """The column layout of every activation: heads get 64 columns each; what is computed in several column tiles and
     stays on the machine lies in panels; everything else lies plain. cuts: how the product is cut that makes an
     activation, where it is not cut as usual."""

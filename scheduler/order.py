@@ -16,7 +16,7 @@ from typing import NamedTuple
 from ..isa.layout import BLOCK, UNIT, padded
 from ..isa.overlays.xnn_formats import Ddr
 from ..isa.packet import MAX_WINDOW
-from .schedule import Interleave, Rule, Schedule
+from .schedule import DramPolicy, Interleave, Schedule
 
 BLOCK_UNITS = BLOCK // UNIT
 
@@ -37,7 +37,7 @@ class Access(NamedTuple):
         return self.addr, self.addr + ((self.chunks - 1) * self.stride + self.blocks) * BLOCK_UNITS
 
     def mop(self) -> Ddr:
-        return _mop(self.peer, self.store, self.blocks, self.chunks, self.stride).but(addr=self.addr)
+        return _mop(self.peer, self.store, self.blocks, self.chunks, self.stride).replace(addr=self.addr)
 
 
 @cache
@@ -62,7 +62,7 @@ class Tile:
 
     loads: list[Access] = field(default_factory=list)
     stores: list[Access] = field(default_factory=list)
-    rule: Rule = field(default_factory=Rule)
+    rule: DramPolicy = field(default_factory=DramPolicy)
     lag: int = 1
     ahead: int = 0
     within: int | None = None

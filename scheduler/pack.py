@@ -19,12 +19,12 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from ..isa.compiled import Timing, execute, machine_code
-from ..isa.datapath import Form, Overlay
-from ..isa.errors import DeadlockError, ProgramError
+from ..base.errors import DeadlockError, ProgramError
 from ..isa.fields import Record
+from ..isa.overlay import InstructionFormat, Overlay
 from ..isa.packet import MAX_WINDOW, Header, Packet
 from ..isa.program import Kernels, Parameter, Patch, Place, Program
+from ..machine.fast_engine import Timing, execute, machine_code
 
 Ints = npt.NDArray[np.int64]
 
@@ -38,7 +38,7 @@ CLOSE = 20e-6
 class _Piece:
     """A packet of one unit, before units with the same packet share it."""
 
-    form: Form
+    form: InstructionFormat
     mops: tuple[Record, ...]
     reuse: int
     first: int
@@ -79,9 +79,9 @@ def _check(kernels: Kernels) -> None:
             raise ProgramError(f"{unit} would need {len(ops)} ops, it holds {most}")
 
 
-def _form(overlay: Overlay, unit: str, mop: Record) -> Form:
+def _form(overlay: Overlay, unit: str, mop: Record) -> InstructionFormat:
     kind = overlay.by_unit[unit].kind
-    for form in overlay.forms:
+    for form in overlay.formats:
         if form.kind == kind and form.mop is type(mop):
             return form
     raise ProgramError(f"{type(mop).__name__} does not program {unit} on overlay {overlay.name}")
@@ -146,7 +146,7 @@ def _cut(unit: str, kernels: Kernels) -> list[_Piece]:
         for p in places:
             if p.unit == unit:
                 patches[p.index] = (*patches.get(p.index, ()), (name, p.field, p.base, p.cap))
-    form = kernels.overlay.form_of(kernels.overlay.by_unit[unit].kind)
+    form = kernels.overlay.format_of(kernels.overlay.by_unit[unit].kind)
     if form.loops_window:
         merged, firsts = _chunked(form, mops)
         plain, chunked = _loops(form, mops), [replace(p, first=firsts[p.first]) for p in _loops(form, merged)]
@@ -191,7 +191,7 @@ def _words(pieces: Sequence[_Piece]) -> int:
     return sum(Header.WORDS + len(p.mops) * p.form.mop.WORDS for p in pieces)
 
 
-def _chunked(form: Form, mops: Sequence[Record]) -> tuple[list[Record], list[int]]:
+def _chunked(form: InstructionFormat, mops: Sequence[Record]) -> tuple[list[Record], list[int]]:
     """The sequence with runs of equal accesses a constant stride apart as one mOP with chunks, and where each began.
 
     Not always for the better: a run may reach across what would repeat as a window.
@@ -214,13 +214,13 @@ def _chunked(form: Form, mops: Sequence[Record]) -> tuple[list[Record], list[int
         if at < len(joins) and joins[at]:
             n = min(most, 2 + (further[at] if at < len(further) else 0))
         first = mops[at]
-        out.append(first if n == 1 else first.but(chunks=n, chunk_stride=int(step[at])))
+        out.append(first if n == 1 else first.replace(chunks=n, chunk_stride=int(step[at])))
         firsts.append(at)
         at += n
     return out, firsts
 
 
-def _loops(form: Form, mops: Sequence[Record]) -> list[_Piece]:
+def _loops(form: InstructionFormat, mops: Sequence[Record]) -> list[_Piece]:
     """Windows that repeat, addresses advancing by a constant stride per mOP, and literal packets between them: the
     cheapest cut in bytes, found by dynamic programming over the sequence from its end."""
     loop, join = machine_code(_cheapest)(*_repetitions(form, mops), Header.WORDS, form.mop.WORDS)
@@ -272,11 +272,11 @@ def _advancing(mops: Sequence[Record], at: int, w: int) -> Iterator[Record]:
     for j in range(at, at + w):
         mop, after = mops[j], mops[j + w]
         if hasattr(mop, "reuse_stride"):
-            mop = mop.but(reuse_stride=getattr(after, "addr", 0) - getattr(mop, "addr", 0))
+            mop = mop.replace(reuse_stride=getattr(after, "addr", 0) - getattr(mop, "addr", 0))
         yield mop
 
 
-def _repetitions(form: Form, mops: Sequence[Record]) -> tuple[Ints, Ints, Ints]:
+def _repetitions(form: InstructionFormat, mops: Sequence[Record]) -> tuple[Ints, Ints, Ints]:
     """Where windows repeat, by comparing the sequence with itself shifted: windows and most repetitions, those of
     position i from the first array's element i to the next."""
     stride = next((x for x in form.mop.FIELDS if x.name == "reuse_stride"), None)
@@ -354,7 +354,7 @@ def _assemble(kernels: Kernels, pieces: dict[str, list[_Piece]], starts: Starts,
     for kind in overlay.terminators:
         units = overlay.by_kind[kind]
         mask = 0 if len(units) == 1 else sum(1 << u.index for u in units)
-        packets.append(Packet(Header(opcode=overlay.form_of(kind).opcode, mask=mask, last=1)))
+        packets.append(Packet(Header(opcode=overlay.format_of(kind).opcode, mask=mask, last=1)))
     parameters = tuple(
         Parameter(p.name, p.low, p.high, p.default, tuple(patched.get(p.name, ()))) for p in kernels.parameters
     )

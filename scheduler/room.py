@@ -8,9 +8,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Protocol
 
-from ..isa.datapath import Overlay
-from ..isa.errors import UnsupportedError
+from ..base.errors import UnsupportedError
 from ..isa.layout import UNIT_BYTES
+from ..isa.overlay import Overlay
 
 WEIGHTS, ACTIVATIONS = "lpddr", "ddr"
 """The bank of each."""

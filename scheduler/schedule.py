@@ -11,7 +11,7 @@ from enum import Enum
 from pathlib import Path
 from typing import Any
 
-from ..isa.errors import ScheduleError
+from ..base.errors import ScheduleError
 from .knobs import check, converted, types_of
 from .mapping import MappingType
 from .tiles import Tiles
@@ -36,7 +36,7 @@ class Interleave(Enum):
 
 
 @dataclass(frozen=True)
-class Rule:
+class DramPolicy:
     """How the accesses of a kind of segment are listed. patience_us: by how much a store may delay a load that could
     begin. store_blocks: the largest piece, in 128x64 blocks. by_columns: of the pieces that are ready, those of the
     first columns first, so that the next segment can begin with them; otherwise MemC after MemC. in_order: loads that
@@ -86,7 +86,7 @@ class Segment:
     overlap: bool | None = None
     tiles: Tiles | None = None
     loops: Loops | None = None
-    rule: Rule | None = None
+    rule: DramPolicy | None = None
 
     def __post_init__(self) -> None:
         layers = (self.layers,) if isinstance(self.layers, str) else self.layers
@@ -98,7 +98,7 @@ class Segment:
         check(self, but=("layers",))
 
 
-TABLES: dict[str, type[Tiles | Rule]] = {"tiles": Tiles, "rules": Rule}
+TABLES: dict[str, type[Tiles | DramPolicy]] = {"tiles": Tiles, "rules": DramPolicy}
 """Knobs that are tables, one entry for each kind of segment."""
 
 
@@ -112,8 +112,8 @@ class Schedule(Tiles):
     rows and 1024 columns, as the published host does (contract section 6); without, tiles are cut to size. attention:
     its mapping type (section 2.2); None chooses by the roofline. heads_per_slot: how many short heads, of one or two
     row blocks, are taken at once, at most. balance: attention over three row blocks as a stream of row tiles
-    (`streamed`). rules: for Interleave.LISTED, by kind of segment; what is not there has the default `Rule`. segments:
-    by module path, before all that is said by kind; of several that name a layer, the first.
+    (`attention_3_blocks`). rules: for Interleave.LISTED, by kind of segment; what is not there has the default
+    `DramPolicy`. segments: by module path, before all that is said by kind; of several that name a layer, the first.
     """
 
     interleave: Interleave = Interleave.INTERLEAVED
@@ -124,12 +124,12 @@ class Schedule(Tiles):
     heads_per_slot: int = 4
     balance: bool = False
     tiles: tuple[tuple[str, Tiles], ...] = ()
-    rules: tuple[tuple[str, Rule], ...] = ()
+    rules: tuple[tuple[str, DramPolicy], ...] = ()
     segments: tuple[Segment, ...] = ()
 
-    def rule(self, kind: str) -> Rule:
+    def rule(self, kind: str) -> DramPolicy:
         """How the stores of a kind of segment are listed."""
-        return dict(self.rules).get(kind, Rule())
+        return dict(self.rules).get(kind, DramPolicy())
 
     def tiles_of(self, kind: str) -> Tiles:
         """How a kind of segment is cut."""
@@ -155,7 +155,7 @@ class Schedule(Tiles):
                 raise ScheduleError(f"{name}: two for the same kind of segment")
 
 
-def _pairs(given: object, made: type[Tiles | Rule], name: str) -> tuple[tuple[str, Tiles | Rule], ...]:
+def _pairs(given: object, made: type[Tiles | DramPolicy], name: str) -> tuple[tuple[str, Tiles | DramPolicy], ...]:
     if not isinstance(given, list | tuple) or not all(
         isinstance(pair, tuple) and len(pair) == 2 and isinstance(pair[0], str) and type(pair[1]) is made
         for pair in given
@@ -186,7 +186,7 @@ def read_schedule(path: str | os.PathLike[str]) -> Schedule:
 
 NAMED = "segments"
 """Knobs by module path, an array of tables."""
-INNER: dict[str, type[Tiles | Rule]] = {"tiles": Tiles, "rule": Rule}
+INNER: dict[str, type[Tiles | DramPolicy]] = {"tiles": Tiles, "rule": DramPolicy}
 """What is a table in an entry of these."""
 
 
@@ -220,7 +220,7 @@ def _segment(given: dict[str, Any], where: str) -> Segment:
         raise ScheduleError(f"{where}: {e}") from None
 
 
-def _entry(made: type[Tiles | Rule], given: dict[str, Any], where: str) -> Tiles | Rule:
+def _entry(made: type[Tiles | DramPolicy], given: dict[str, Any], where: str) -> Tiles | DramPolicy:
     knobs = _knobs(made, given, f"{where}.")
     try:
         return made(**knobs)
@@ -228,7 +228,7 @@ def _entry(made: type[Tiles | Rule], given: dict[str, Any], where: str) -> Tiles
         raise ScheduleError(f"{where}: {e}") from None
 
 
-def _knobs(made: type[Tiles | Rule | Segment], given: dict[str, Any], where: str) -> dict[str, Any]:
+def _knobs(made: type[Tiles | DramPolicy | Segment], given: dict[str, Any], where: str) -> dict[str, Any]:
     """Values of the right types. Raises `ScheduleError` for an unknown knob or one of another type."""
     of: Any = made
     types = types_of(of)
@@ -255,7 +255,7 @@ def show_schedule(schedule: Schedule, why: Sequence[str] = ()) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _lines(of: Tiles | Rule | Segment, but: Container[str] = ()) -> list[str]:
+def _lines(of: Tiles | DramPolicy | Segment, but: Container[str] = ()) -> list[str]:
     """All knobs that are set; those of the tables apart."""
     values = {f.name: getattr(of, f.name) for f in fields(of) if f.name not in but}
     return [f"{name} = {_quoted(value)}" for name, value in values.items() if value is not None]

@@ -15,16 +15,16 @@ from typing import Protocol
 
 import numpy as np
 
-from ..isa.compiled import Timing, execute
-from ..isa.datapath import Overlay
-from ..isa.durations import duration
-from ..isa.errors import DeadlockError, ProgramError, ScheduleError, UnsupportedError
+from ..base.durations import duration
+from ..base.errors import DeadlockError, ProgramError, ScheduleError, UnsupportedError
 from ..isa.layout import BLOCK
+from ..isa.overlay import Overlay
+from ..machine.fast_engine import Timing, execute
+from .graph import Attention, Gemm, LayerGraph, Output
 from .groups import groups_of, kind_of
 from .lower import lower, place
 from .pack import pack, uops_of
-from .schedule import PAPER, Interleave, Loops, Rule, Schedule
-from .segment import Attention, Gemm, Network, Output
+from .schedule import PAPER, DramPolicy, Interleave, Loops, Schedule
 from .tiles import Tiles
 
 DEAR = 3.0
@@ -77,11 +77,11 @@ class Price(Protocol):
     def busy(self) -> Mapping[str, float]: ...
 
 
-CostModel = Callable[[Network, Overlay, Schedule], Price]
+CostModel = Callable[[LayerGraph, Overlay, Schedule], Price]
 """Raises `ScheduleError`, `UnsupportedError`, `ProgramError` or `DeadlockError` for what cannot run."""
 
 
-def price(network: Network, overlay: Overlay, schedule: Schedule) -> Timing:
+def price(network: LayerGraph, overlay: Overlay, schedule: Schedule) -> Timing:
     """The run of a network's kernels, without the instruction path. Raises as `lower`, and `DeadlockError`."""
     lowered = lower(network, overlay, schedule)
     if lowered.found is not None:
@@ -90,7 +90,7 @@ def price(network: Network, overlay: Overlay, schedule: Schedule) -> Timing:
 
 
 def search(
-    network: Network,
+    network: LayerGraph,
     overlay: Overlay,
     budget_s: float,
     seed: int = 0,
@@ -118,7 +118,7 @@ def search(
     return trial.found
 
 
-def _moves(trial: _Trial, network: Network, pace: _Pace, rng: np.random.Generator) -> Iterator[tuple[Schedule, str]]:
+def _moves(trial: _Trial, network: LayerGraph, pace: _Pace, rng: np.random.Generator) -> Iterator[tuple[Schedule, str]]:
     """What to try next, and what it is, given what has been found so far: some to begin with, then steps from the best,
     until none improves it."""
     yield PAPER, "as in the paper"
@@ -127,8 +127,8 @@ def _moves(trial: _Trial, network: Network, pace: _Pace, rng: np.random.Generato
         for balance in (True, False):
             base = Schedule(interleave=Interleave.LISTED, loops=loops, balance=balance)
             for blocks in STARTS:
-                rule = pace.paced(Rule(by_columns=blocks == STARTS[-1]), WAIT, blocks)
-                alone = pace.paced(Rule(), WAIT, ATTENTION)
+                rule = pace.paced(DramPolicy(by_columns=blocks == STARTS[-1]), WAIT, blocks)
+                alone = pace.paced(DramPolicy(), WAIT, ATTENTION)
                 rules = [(kind, alone if kind.startswith("attention") else rule) for kind in kinds]
                 words = f"{loops.value} outside" + ", balanced" * balance + f", {rule.words}"
                 yield replace(base, rules=tuple(rules)), words
@@ -167,7 +167,7 @@ def _smaller(trial: _Trial, pace: _Pace) -> Iterator[tuple[Schedule, str]]:
 class _Trial:
     """What has been tried, and the best of it. network: what is priced; whole: what must have room off chip."""
 
-    def __init__(self, network: Network, overlay: Overlay, size: _Size, cost: CostModel, whole: Network) -> None:
+    def __init__(self, network: LayerGraph, overlay: Overlay, size: _Size, cost: CostModel, whole: LayerGraph) -> None:
         self._network, self._overlay, self._size, self._cost = network, overlay, size, cost
         self._whole = whole
         self._seen: set[Schedule] = set()
@@ -212,11 +212,11 @@ class _Pace:
     def __init__(self, overlay: Overlay) -> None:
         self._block_us = BLOCK * 4 * overlay.rates["ddr_write_gbs"].seconds * 1e6
 
-    def paced(self, rule: Rule, wait: float, blocks: int) -> Rule:
+    def paced(self, rule: DramPolicy, wait: float, blocks: int) -> DramPolicy:
         """The rule with pieces of so many blocks; a load waits up to `wait` of the time that one takes."""
         return replace(rule, patience_us=min(1000.0, round(wait * blocks * self._block_us, 2)), store_blocks=blocks)
 
-    def wait(self, rule: Rule) -> float:
+    def wait(self, rule: DramPolicy) -> float:
         """The share that a rule allows."""
         return rule.patience_us / (rule.store_blocks * self._block_us) if self._block_us else WAIT
 
@@ -224,7 +224,7 @@ class _Pace:
 class _Size:
     """How large images become, as far as the packed sample tells."""
 
-    def __init__(self, network: Network, small: Network, overlay: Overlay) -> None:
+    def __init__(self, network: LayerGraph, small: LayerGraph, overlay: Overlay) -> None:
         self._network, self._small, self._overlay = network, small, overlay
         self._known: dict[Schedule, float] = {}
         self._share: float | None = None
@@ -242,7 +242,7 @@ class _Size:
             self._known[schedule] = two * self._share
         return self._known[schedule]
 
-    def _packed(self, network: Network, schedule: Schedule) -> int:
+    def _packed(self, network: LayerGraph, schedule: Schedule) -> int:
         lowered = lower(network, self._overlay, schedule)
         return 4 * len(pack(lowered.kernels, lowered.starts).image)
 
@@ -255,13 +255,13 @@ class _Size:
         return f"image about {self.bytes(schedule) / 1024:.0f} KiB"
 
 
-def first(network: Network, layers: int) -> Network:
+def first(network: LayerGraph, layers: int) -> LayerGraph:
     """The network that ends with its layer number `layers`."""
     kept = network.layers[:layers]
     return replace(network, layers=kept, outputs=(Output(kept[-1].y),))
 
 
-def _neighbours(rule: Rule, pace: _Pace) -> Iterator[Rule]:
+def _neighbours(rule: DramPolicy, pace: _Pace) -> Iterator[DramPolicy]:
     """Rules that differ in one knob, and then in two."""
     yield replace(rule, in_order=not rule.in_order)
     yield replace(rule, by_columns=not rule.by_columns)
@@ -275,13 +275,13 @@ def _neighbours(rule: Rule, pace: _Pace) -> Iterator[Rule]:
                 yield pace.paced(rule, wait, blocks)
 
 
-def describe(network: Network) -> tuple[object, ...]:
+def describe(network: LayerGraph) -> tuple[object, ...]:
     """All of a network that a schedule can depend on."""
     shapes = tuple(_shape(network, i) for i in range(len(network.layers)))
     return network.rows, tuple(network.inputs.values()), len(network.outputs), shapes
 
 
-def sample(network: Network) -> Network:
+def sample(network: LayerGraph) -> LayerGraph:
     """The network, or two of its repetitions if it has more."""
     layers = network.layers
     for period in range(1, len(layers) // 3 + 1):
@@ -292,12 +292,12 @@ def sample(network: Network) -> Network:
     return network
 
 
-def _kinds(network: Network, loops: Loops) -> set[str]:
+def _kinds(network: LayerGraph, loops: Loops) -> set[str]:
     """Of segments: a part of what is lowered together is of another kind than the whole."""
     return {kind_of(group) for group in groups_of(network, loops)}
 
 
-def _repeats(network: Network, period: int) -> bool:
+def _repeats(network: LayerGraph, period: int) -> bool:
     """Whether the layers are the same again and again, but for their names and weights."""
     shapes = [_shape(network, i) for i in range(len(network.layers))]
     return all(shapes[i] == shapes[i - period] for i in range(2 * period, len(shapes))) and all(
@@ -305,7 +305,7 @@ def _repeats(network: Network, period: int) -> bool:
     )
 
 
-def _shape(network: Network, at: int) -> tuple[object, ...]:
+def _shape(network: LayerGraph, at: int) -> tuple[object, ...]:
     """A layer without its names: what it is, and how far back what it reads was made."""
     layer = network.layers[at]
     made = {other.y: i for i, other in enumerate(network.layers[:at])}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ..isa.errors import ScheduleError
+from ..base.errors import ScheduleError
 from .knobs import check
 
 

@@ -12,7 +12,7 @@ torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
 
 import rsn  # noqa: E402 - torch first: it may be missing
-from rsn.isa.errors import TensorError  # noqa: E402
+from rsn.base.errors import TensorError  # noqa: E402
 
 WORDS = [
     "[PAD]",

@@ -20,9 +20,9 @@ from torch import nn  # noqa: E402
 from torch.nn.utils import parametrizations, prune, spectral_norm, weight_norm  # noqa: E402
 
 import rsn  # noqa: E402
+from rsn.base.errors import RsnError, TensorError, UnsupportedError  # noqa: E402
 from rsn.cli.main import main  # noqa: E402
 from rsn.host.model.torch_backend import Fallback  # noqa: E402
-from rsn.isa.errors import RsnError, TensorError, UnsupportedError  # noqa: E402
 
 HALF = torch.float16
 WAY_OUT = '; torch.compile(model, backend="rsn") runs the rest on the machine, in pieces'

@@ -15,7 +15,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 import rsn  # noqa: E402 - torch first: it may be missing
-from rsn.isa.errors import UnsupportedError  # noqa: E402
+from rsn.base.errors import UnsupportedError  # noqa: E402
 from rsn.rsnlib.changes import Change, Snapshot  # noqa: E402
 
 nn = torch.nn

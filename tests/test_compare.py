@@ -17,19 +17,19 @@ from click.testing import CliRunner, Result
 pytest.importorskip("torch")
 import torch
 
+from rsn.base.errors import ProgramError, TensorError
+from rsn.base.tolerance import BOUND
 from rsn.cli.main import main
 from rsn.host.model.compare import Compared, compare, show
 from rsn.host.tensors import load_tensors, save_tensors
-from rsn.isa.errors import ProgramError, TensorError
 from rsn.isa.overlays import XNN
 from rsn.isa.program import Program, Role
-from rsn.isa.tolerance import BOUND
 from rsn.nn import Encoder
 from rsn.rsnlib.models import Mlp
 from rsn.rsnlib.trace import trace
 from rsn.scheduler.build import build
+from rsn.scheduler.graph import Gemm, LayerGraph
 from rsn.scheduler.schedule import PAPER, STRICT, Schedule
-from rsn.scheduler.segment import Gemm, Network
 
 Array = np.ndarray
 
@@ -38,7 +38,7 @@ Array = np.ndarray
 class Case:
     program: Program
     weights: dict[str, Array]
-    network: Network
+    network: LayerGraph
     inputs: dict[str, Array]
     lengths: Array | None
 

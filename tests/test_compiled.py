@@ -7,7 +7,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 import rsn  # noqa: E402 - torch first: it may be missing
-from rsn.isa.errors import ProgramError, TensorError, UnsupportedError  # noqa: E402
+from rsn.base.errors import ProgramError, TensorError, UnsupportedError  # noqa: E402
 
 
 def test_a_compiled_model_is_timed_at_other_rates() -> None:

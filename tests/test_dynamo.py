@@ -17,9 +17,9 @@ import torch.nn.functional as F  # noqa: E402, N812 - torch first: it may be mis
 from torch import nn  # noqa: E402
 
 import rsn  # noqa: E402
+from rsn.base.errors import TensorError, UnsupportedError  # noqa: E402
 from rsn.host.model.compiled import Compiled  # noqa: E402
 from rsn.host.model.torch_backend import Fallback  # noqa: E402
-from rsn.isa.errors import TensorError, UnsupportedError  # noqa: E402
 
 
 @pytest.fixture(autouse=True)

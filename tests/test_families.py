@@ -13,7 +13,7 @@ torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
 
 import rsn  # noqa: E402 - torch first: it may be missing
-from rsn.isa.errors import UnsupportedError  # noqa: E402
+from rsn.base.errors import UnsupportedError  # noqa: E402
 
 SIZES = {"hidden_size": 96, "num_hidden_layers": 2, "num_attention_heads": 3, "intermediate_size": 128}
 WORDS = {"vocab_size": 100}

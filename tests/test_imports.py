@@ -16,15 +16,17 @@ ROOT = Path(__file__).resolve().parent.parent
 
 # Folder -> the folders it may import, besides itself. "root" is the package itself: its public API and its version.
 MAY_IMPORT = {
-    "isa": set(),
-    "assembler": {"isa"},
-    "scheduler": {"isa"},
-    "hw": {"isa"},
-    "rsnlib": {"assembler", "isa", "scheduler"},
-    "host": {"assembler", "hw", "isa", "rsnlib", "scheduler"},
-    "root": {"assembler", "host", "hw", "isa", "rsnlib", "scheduler"},
-    "cli": {"assembler", "host", "hw", "isa", "root", "rsnlib", "scheduler"},
-    "programs": {"assembler", "host", "hw", "isa", "root", "rsnlib", "scheduler"},
+    "base": set(),
+    "machine": {"base", "isa"},
+    "isa": {"base", "machine"},
+    "assembler": {"base", "isa", "machine"},
+    "scheduler": {"base", "isa", "machine"},
+    "hw": {"base", "isa", "machine"},
+    "rsnlib": {"assembler", "base", "isa", "machine", "scheduler"},
+    "host": {"assembler", "base", "hw", "isa", "machine", "rsnlib", "scheduler"},
+    "root": {"assembler", "base", "host", "hw", "isa", "machine", "rsnlib", "scheduler"},
+    "cli": {"assembler", "base", "host", "hw", "isa", "machine", "root", "rsnlib", "scheduler"},
+    "programs": {"assembler", "base", "host", "hw", "isa", "machine", "root", "rsnlib", "scheduler"},
 }
 # Both ends of a connection compare the version; `python -m rsn` is the command line.
 MAY_KNOW = {("host", "rsn.__version__"), ("root", "rsn.cli.main"), ("root", "rsn.cli.main.main")}
@@ -178,12 +180,12 @@ def test_one_name_wherever_python_starts(root: Path, cwd: str) -> None:
     """Python started in the checkout finds its folders first on sys.path; ours still load under `rsn`."""
     code = """
 import sys
-import rsn.isa.errors
-assert rsn.errors is rsn.isa.errors
+import rsn.base.errors
+assert rsn.errors is rsn.base.errors
 print(*sorted(n for n in sys.modules if n.split(".")[-1] == "errors" and "rsn" in n))
 print(*(n for n in ("isa", "cli", "host", "hw", "assembler") if n in sys.modules))
 """
-    assert run_python(code, root / cwd) == "rsn.isa.errors"
+    assert run_python(code, root / cwd) == "rsn.base.errors"
 
 
 def test_module_under_a_second_name_is_found(

@@ -22,9 +22,9 @@ import pytest
 torch = pytest.importorskip("torch")
 
 import rsn  # noqa: E402 - torch first: it may be missing
+from rsn.base.errors import BoardError, ContainerError, TensorError, UnsupportedError  # noqa: E402
 from rsn.host.boards.sim import SimBoard  # noqa: E402
 from rsn.host.serving import QueueFull, RequestTimeout, State  # noqa: E402
-from rsn.isa.errors import BoardError, ContainerError, TensorError, UnsupportedError  # noqa: E402
 from rsn.isa.program import Role  # noqa: E402
 from rsn.tests.fuzz import models  # noqa: E402
 from rsn.tests.host.rigged import Rig  # noqa: E402

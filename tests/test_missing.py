@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
+from rsn.base import errors
 from rsn.cli.main import main
-from rsn.isa import errors
 
 Without = Callable[[str], None]
 

@@ -16,7 +16,7 @@ import rsn
 ROOT = Path(__file__).resolve().parent.parent
 PROJECT: dict[str, Any] = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
 SETUPTOOLS = PROJECT["tool"]["setuptools"]
-FOLDERS = ["assembler", "cli", "host", "hw", "isa", "programs", "rsnlib", "scheduler"]
+FOLDERS = ["assembler", "base", "cli", "host", "hw", "isa", "machine", "programs", "rsnlib", "scheduler"]
 
 
 def package_of(folder: Path) -> str:
@@ -100,3 +100,8 @@ def test_public_name_exists(name: str) -> None:
 def test_unknown_public_name_is_an_attribute_error() -> None:
     with pytest.raises(AttributeError, match="no attribute 'nothing'"):
         _ = rsn.nothing
+
+
+def test_a_former_public_name_warns_and_means_the_new_one() -> None:
+    with pytest.warns(DeprecationWarning, match=r"rsn\.Rule is called rsn\.DramPolicy now"):
+        assert rsn.Rule is rsn.DramPolicy

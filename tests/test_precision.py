@@ -22,8 +22,8 @@ from torch import nn  # noqa: E402 - torch first: it may be missing
 from torch.utils import _pytree as pytree  # noqa: E402
 
 import rsn  # noqa: E402
+from rsn.base.errors import TensorError, UnsupportedError  # noqa: E402
 from rsn.cli.main import main  # noqa: E402
-from rsn.isa.errors import TensorError, UnsupportedError  # noqa: E402
 from rsn.rsnlib.precision import Borders  # noqa: E402
 
 HALVES = [torch.float16, torch.bfloat16]

@@ -16,9 +16,9 @@ torch = pytest.importorskip("torch")
 from torch import nn  # noqa: E402 - torch first: it may be missing
 
 import rsn  # noqa: E402
+from rsn.base.errors import UnsupportedError  # noqa: E402
 from rsn.cli.main import main  # noqa: E402
 from rsn.host.model.torch_backend import Fallback  # noqa: E402
-from rsn.isa.errors import UnsupportedError  # noqa: E402
 from rsn.isa.overlays import OVERLAYS, XNN  # noqa: E402
 from rsn.rsnlib import fold  # noqa: E402
 

@@ -9,7 +9,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 import rsn  # noqa: E402 - torch first: it may be missing
-from rsn.isa.errors import ScheduleError, TensorError, UnsupportedError  # noqa: E402
+from rsn.base.errors import ScheduleError, TensorError, UnsupportedError  # noqa: E402
 from rsn.nn import Encoder  # noqa: E402
 from rsn.rsnlib.shapes import Dim  # noqa: E402
 

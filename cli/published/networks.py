@@ -8,14 +8,14 @@ from functools import cache
 
 import numpy as np
 
-from ...isa.datapath import Overlay
+from ...isa.overlay import Overlay
 from ...isa.program import Program
-from ...scheduler.apart import lower_scores, lower_values, place_scores
+from ...scheduler.attention_unfused import lower_scores, lower_values, place_scores
+from ...scheduler.graph import Activation, Array, Attention, Gemm, Layer, LayerGraph, Norm, Output
+from ...scheduler.kernel_builder import KernelBuilder
 from ...scheduler.lower import place_activations
 from ...scheduler.pack import pack
 from ...scheduler.schedule import Schedule
-from ...scheduler.segment import Activation, Array, Attention, Gemm, Layer, Network, Norm, Output
-from ...scheduler.sequences import Sequences
 
 HIDDEN, INNER, HEADS, HEAD_DIM = 1024, 4096, 16, 64
 """Of BERT-Large."""
@@ -37,8 +37,8 @@ def _attention(prefix: str = "") -> Attention:
     return Attention(context, q, k, v, context, HEADS, HEAD_DIM)
 
 
-def _network(batch: int, seq: int, inputs: dict[str, int], *layers: Layer) -> Network:
-    return Network(batch, seq, inputs, (Output(layers[-1].y),), layers)
+def _network(batch: int, seq: int, inputs: dict[str, int], *layers: Layer) -> LayerGraph:
+    return LayerGraph(batch, seq, inputs, (Output(layers[-1].y),), layers)
 
 
 def _encoder_layers(x: str, prefix: str = "") -> list[Layer]:
@@ -53,7 +53,7 @@ def _encoder_layers(x: str, prefix: str = "") -> list[Layer]:
 
 
 @cache
-def encoder(batch: int, seq: int, layers: int = 1) -> Network:
+def encoder(batch: int, seq: int, layers: int = 1) -> LayerGraph:
     """Encoder layers of BERT-Large."""
     out: list[Layer] = []
     for i in range(layers):
@@ -62,7 +62,7 @@ def encoder(batch: int, seq: int, layers: int = 1) -> Network:
 
 
 @cache
-def encoder_products(rows: int) -> Network:
+def encoder_products(rows: int) -> LayerGraph:
     """An encoder layer without its attention."""
     *qkv, _, dense, up, down = _encoder_layers("x")
     assert isinstance(dense, Gemm)
@@ -70,7 +70,7 @@ def encoder_products(rows: int) -> Network:
 
 
 @cache
-def segment(name: str, batch: int = 6, seq: int = 512) -> Network:
+def segment(name: str, batch: int = 6, seq: int = 512) -> LayerGraph:
     """A part of an encoder by its name in Table 9."""
     qkv, attention, dense_ff = (_encoder_layers("x")[part] for part in (slice(0, 3), slice(3, 4), slice(4, 7)))
     parts: dict[str, tuple[dict[str, int], list[Layer]]] = {
@@ -86,12 +86,12 @@ def segment(name: str, batch: int = 6, seq: int = 512) -> Network:
     }
     inputs, layers = parts[name]
     if name == "qkv":
-        return Network(batch, seq, inputs, tuple(Output(x.y) for x in layers), tuple(layers))
+        return LayerGraph(batch, seq, inputs, tuple(Output(x.y) for x in layers), tuple(layers))
     return _network(batch, seq, inputs, *layers)
 
 
 @cache
-def product(m: int, k: int, n: int) -> Network:
+def product(m: int, k: int, n: int) -> LayerGraph:
     return _network(1, m, {"x": k}, _gemm("x", "y", k, n))
 
 
@@ -103,22 +103,22 @@ def _chain(shapes: Sequence[Sequence[int]], x: str = "x", name: str = "y") -> li
     return out
 
 
-def mlp(shapes: Sequence[Sequence[int]]) -> Network:
+def mlp(shapes: Sequence[Sequence[int]]) -> LayerGraph:
     rows, width, _ = shapes[0]
     return _network(1, rows, {"x": width}, *_chain(shapes))
 
 
-def ncf(shapes: Sequence[Sequence[int]]) -> Network:
+def ncf(shapes: Sequence[Sequence[int]]) -> LayerGraph:
     """A tower, and a prediction whose columns are the tower's joined with others: an input of its own here, because
     joining is no operation of the machine."""
     *tower, predict = shapes
     rows, width, _ = tower[0]
     layers = [*_chain(tower), *_chain([predict], "joined", "predict")]
     outputs = Output(layers[-2].y), Output(layers[-1].y)
-    return Network(1, rows, {"x": width, "joined": predict[1]}, outputs, tuple(layers))
+    return LayerGraph(1, rows, {"x": width, "joined": predict[1]}, outputs, tuple(layers))
 
 
-def vit(shapes: Sequence[Sequence[int]], batch: int, seq: int) -> Network:
+def vit(shapes: Sequence[Sequence[int]], batch: int, seq: int) -> LayerGraph:
     """Embedding, three projections of it and their attention, a fourth one, feedforward, head: four projections,
     because with three the published time is farther from that of the products."""
     embed, _, _, projection, *tail = shapes
@@ -130,7 +130,7 @@ def vit(shapes: Sequence[Sequence[int]], batch: int, seq: int) -> Network:
 def attention_half(second: bool, overlay: Overlay, schedule: Schedule) -> Program:
     """One product of Table 9's attention as a program of its own: the scores go to DDR, or come from there."""
     network = segment("attention")
-    s = Sequences(network, overlay, schedule)
+    s = KernelBuilder(network, overlay, schedule)
     place_activations(s)
     (attention,) = network.layers
     assert isinstance(attention, Attention)

@@ -16,18 +16,18 @@ from math import inf
 from typing import Any
 
 from ...hw.sim.machine import launch_seconds
-from ...isa.compiled import Plan, Timing
-from ...isa.datapath import Overlay, Rate
 from ...isa.layout import padded
+from ...isa.overlay import Overlay, Rate
 from ...isa.overlays.xnn import XNN, XNN_BASE
 from ...isa.overlays.xnn_formats import Mme
 from ...isa.program import Program
 from ...isa.statistics import count
+from ...machine.fast_engine import Plan, Timing
 from ...scheduler.best import Best
 from ...scheduler.build import build
+from ...scheduler.graph import Attention, LayerGraph
 from ...scheduler.mapping import AIE_OF_MME, Estimate, MappingType, Roofline, Shape, estimate
 from ...scheduler.schedule import PAPER, STRICT, Schedule, Segment
-from ...scheduler.segment import Attention, Network
 from . import networks
 
 BANDWIDTHS = ("ddr_read_gbs", "ddr_write_gbs", "lpddr_read_gbs")
@@ -251,10 +251,10 @@ class Bench:
         self.schedule = schedule
         self.base = XNN_BASE.with_rates(**dict(rates or {}))
         self.extended = dataclasses.replace(XNN, **_parameters(self.base))
-        self._programs: dict[tuple[Network, str], Program] = {}
-        self._plans: dict[tuple[Network, str], Plan] = {}
+        self._programs: dict[tuple[LayerGraph, str], Program] = {}
+        self._plans: dict[tuple[LayerGraph, str], Plan] = {}
 
-    def program(self, network: Network, schedule: Schedule | Best | None = None, extended: bool = False) -> Program:
+    def program(self, network: LayerGraph, schedule: Schedule | Best | None = None, extended: bool = False) -> Program:
         schedule = schedule or self.schedule
         key = network, repr(schedule)
         if key not in self._programs:
@@ -263,7 +263,7 @@ class Bench:
 
     def timing(
         self,
-        network: Network,
+        network: LayerGraph,
         schedule: Schedule | Best | None = None,
         *,
         overlay: Overlay | None = None,
@@ -275,14 +275,14 @@ class Bench:
             self._plans[key] = _plan(self.program(network, schedule, extended))
         return self._plans[key].run(overlay)
 
-    def ms(self, network: Network, schedule: Schedule | Best | None = None, *, extended: bool = False) -> float:
+    def ms(self, network: LayerGraph, schedule: Schedule | Best | None = None, *, extended: bool = False) -> float:
         """Launch included."""
         return 1e3 * (self.timing(network, schedule, extended=extended).latency + launch_seconds(self.base))
 
     def program_ms(self, program: Program) -> float:
         return 1e3 * (_plan(program).run().latency + launch_seconds(self.base))
 
-    def forget(self, network: Network) -> None:
+    def forget(self, network: LayerGraph) -> None:
         """The traces of a long program are large."""
         for key in [key for key in self._plans if key[0] is network]:
             del self._plans[key], self._programs[key]
@@ -443,7 +443,7 @@ def _sweep(rates: Mapping[str, Rate], factor: float) -> dict[str, float]:
     return {bus: rates[bus].value * factor for bus in BANDWIDTHS} | {"mem_word": rates["mem_word"].value / factor}
 
 
-def _busy_ms(bench: Bench, network: Network, unit: str, rates: tuple[str, ...]) -> float:
+def _busy_ms(bench: Bench, network: LayerGraph, unit: str, rates: tuple[str, ...]) -> float:
     """What the products of one MME take together."""
     seconds = 0.0
     for op in bench.program(network).preloaded[unit]:
@@ -478,7 +478,7 @@ def fig9(bench: Bench) -> Iterator[Row]:
     yield row("instruction rate", "mb_per_s", image / 1e3 / bench.ms(network), "MB/s")
 
 
-def _flops(network: Network) -> int:
+def _flops(network: LayerGraph) -> int:
     rows = network.batch * network.seq
     out = 0
     for layer in network.layers:

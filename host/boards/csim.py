@@ -8,9 +8,9 @@ from threading import Event
 import numpy as np
 import numpy.typing as npt
 
+from ...base.errors import BoardError
 from ...hw.sim.machine import Run
 from ...hw.versal.csim.machine import Native, require_runs
-from ...isa.errors import BoardError
 from ...isa.packet import Words
 from ...isa.program import Program
 from .memories import Memories

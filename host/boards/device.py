@@ -10,9 +10,9 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from ...isa.errors import BoardBusy as BoardBusy
-from ...isa.errors import BoardError
-from ...isa.errors import BoardMemory as BoardMemory
+from ...base.errors import BoardBusy as BoardBusy
+from ...base.errors import BoardError
+from ...base.errors import BoardMemory as BoardMemory
 from ...isa.packet import Words
 from .profile import Profile
 

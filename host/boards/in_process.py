@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from ...base.errors import BoardError, RsnError
 from ...hw.sim.machine import Machine
-from ...isa.errors import BoardError, RsnError
 from ...isa.packet import Words, decode_image
 from ...isa.program import Program
 from .device import BoardBusy, BoardMemory, Bytes, Facts

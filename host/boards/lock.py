@@ -7,7 +7,7 @@ import os
 import tempfile
 from pathlib import Path
 
-from ...isa.errors import BoardError
+from ...base.errors import BoardError
 from ..forks import forget_in_children
 from .device import BoardBusy
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ...isa.datapath import Overlay
+from ...isa.overlay import Overlay
 from ...isa.overlays import OVERLAYS
 from ...isa.program import Program
 from .device import BoardMismatch

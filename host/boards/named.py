@@ -8,7 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from weakref import WeakValueDictionary
 
-from ...isa.errors import BoardError
+from ...base.errors import BoardError
 from .device import Device
 from .lock import DeviceLock
 from .profile import PROFILES, find_profile

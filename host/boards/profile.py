@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 from uuid import UUID
 
-from ...isa.datapath import Overlay
-from ...isa.errors import BoardError
+from ...base.errors import BoardError
+from ...isa.overlay import Overlay
 from ...isa.overlays.xnn import XNN, XNN_BASE
 from ...isa.overlays.xnn_board import ARGUMENTS, FINGERPRINT, GRAPH, KERNEL, PLATFORM
 

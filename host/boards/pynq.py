@@ -16,7 +16,7 @@ from typing import Any, NoReturn
 import numpy as np
 import numpy.typing as npt
 
-from ...isa.errors import BoardError
+from ...base.errors import BoardError
 from ...isa.overlays.xnn_board import ARGUMENTS, FINGERPRINT
 from ...isa.packet import Words
 from .device import BoardLost, BoardMemory, BoardMismatch, Facts

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
-from ...isa.datapath import Overlay
 from ...isa.layout import padded
+from ...isa.overlay import Overlay
 from ...isa.packet import Packet, encode_image
 from .device import BoardBusy, BoardLost, BoardMismatch, BoardTimeout, Device, Facts
 from .lock import DeviceLock
@@ -230,7 +230,7 @@ def terminators(overlay: Overlay) -> list[Packet]:
     for kind in overlay.terminators:
         units = overlay.by_kind[kind]
         mask = sum(1 << u.index for u in units) if len(units) > 1 else 0
-        out.append(Packet.terminator(overlay.form_of(kind).opcode, mask))
+        out.append(Packet.terminator(overlay.format_of(kind).opcode, mask))
     return out
 
 

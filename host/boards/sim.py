@@ -7,9 +7,9 @@ from collections.abc import Callable, Mapping
 import numpy as np
 import numpy.typing as npt
 
+from ...base.errors import BoardError
 from ...hw.sim.breakpoint import Stopped, stop
 from ...hw.sim.machine import Machine, Run, Watch
-from ...isa.errors import BoardError
 from ...isa.packet import Words
 from ...isa.program import Program
 from .memories import Memories

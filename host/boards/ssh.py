@@ -23,8 +23,8 @@ import numpy.typing as npt
 
 from ... import __version__
 from ...assembler import container
+from ...base.errors import BoardError
 from ...hw.sim.machine import Run
-from ...isa.errors import BoardError
 from ...isa.packet import Words
 from ...isa.program import Program, Role
 from ..forks import forget_in_children
@@ -53,7 +53,7 @@ dead is noticed."""
 ENDS_S = 5.0
 """How long the client may take to end by itself."""
 
-MOST_SAID = 8 << 10
+MAX_SAID = 8 << 10
 """Bytes of what the client prints that are kept."""
 
 # Narrower than what OpenSSH takes: the user's configuration may put both into a command of a shell (ProxyCommand).
@@ -271,9 +271,9 @@ class _Link:
         pipe = self._process.stderr
         assert pipe is not None
         with pipe:
-            while piece := pipe.read(MOST_SAID):
+            while piece := pipe.read(MAX_SAID):
                 self._said += piece
-                del self._said[:-MOST_SAID]
+                del self._said[:-MAX_SAID]
 
     @contextmanager
     def _lost_is_an_error(self) -> Iterator[None]:

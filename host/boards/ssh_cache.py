@@ -13,12 +13,12 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from ...isa.errors import BoardError
-from ...isa.files import replacing
+from ...base.errors import BoardError
+from ...base.files import replacing
 
 Array = npt.NDArray[np.float32]
 
-MOST = 8 << 30
+MAX = 8 << 30
 """Bytes that are kept at most, and half of the disk that is free; what has not been used for longest goes first. Only
 the weights of one program may be more."""
 
@@ -42,7 +42,7 @@ class WeightCache:
     """A file for each weight, named by its checksum. Sessions may share it: files appear whole, and one that another
     session removes stays readable to who has it mapped."""
 
-    def __init__(self, folder: Path | None = None, most: int = MOST) -> None:
+    def __init__(self, folder: Path | None = None, most: int = MAX) -> None:
         self.folder, self._most = folder or default_folder(), most
 
     def find(self, name: str, elements: int) -> Array | None:

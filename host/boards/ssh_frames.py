@@ -24,8 +24,8 @@ BEAT_S = 5.0
 SILENCE_S = 60.0
 """An end that has not been heard of for this long is gone."""
 
-MOST_JSON = 64 << 20
-MOST_NOISE = 64 << 10
+MAX_JSON = 64 << 20
+MAX_NOISE = 64 << 10
 CHUNK = 1 << 20
 
 _LENGTH = struct.Struct("<I")
@@ -60,7 +60,7 @@ class Frames:
     def receive(self, most: int) -> tuple[Message, list[bytearray]]:
         """The next frame, whose blobs hold no more than `most` bytes. Raises `Ended` or `Silent`."""
         (length,) = _LENGTH.unpack(self._get(4))
-        if length > MOST_JSON:
+        if length > MAX_JSON:
             raise Ended
         try:
             message = json.loads(self._get(length))
@@ -75,7 +75,7 @@ class Frames:
         """What came before the greeting. Raises `Ended` or `Silent`, and `Ended` where there is too much of it."""
         seen = bytearray()
         while not seen.endswith(GREETING):
-            if len(seen) > MOST_NOISE:
+            if len(seen) > MAX_NOISE:
                 raise Ended(bytes(seen))
             try:
                 seen += self._get(1)

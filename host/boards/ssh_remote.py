@@ -14,7 +14,7 @@ import numpy as np
 
 from ... import __version__
 from ...assembler import container
-from ...isa.errors import BoardError, ContainerError, ImageError, ProgramError, RsnError, TensorError
+from ...base.errors import BoardError, ContainerError, ImageError, ProgramError, RsnError, TensorError
 from ...isa.packet import Words
 from ...isa.program import Program, Role
 from ...isa.verify import require
@@ -32,7 +32,7 @@ ERRORS: dict[str, type[RsnError]] = {
 }
 """Errors that cross the connection, by name; one of another class goes as its nearest base."""
 
-MOST = 1 << 36
+MAX = 1 << 36
 """Bytes of a frame's blobs; no weight comes near."""
 
 GRACE_S = 10.0
@@ -76,7 +76,7 @@ class _Session:
     def _listen(self) -> None:
         with contextlib.suppress(Exception):  # whatever ends this thread ends the session
             while True:
-                frame = self._frames.receive(MOST)
+                frame = self._frames.receive(MAX)
                 if frame[0]:  # else it only says that it is there
                     self._inbox.put(frame)
         signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)  # wakes it wherever it waits

@@ -6,9 +6,9 @@ from collections.abc import Iterator, Mapping
 
 import numpy as np
 
-from ...isa.datapath import Overlay
-from ...isa.errors import BoardError
+from ...base.errors import BoardError
 from ...isa.fields import Record
+from ...isa.overlay import Overlay
 from ...isa.overlays.xnn_formats import Mme
 from ...isa.packet import Words
 from ...isa.program import Program

@@ -12,7 +12,7 @@ from typing import Any
 from uuid import UUID
 from xml.etree import ElementTree
 
-from ...isa.errors import BoardError
+from ...base.errors import BoardError
 
 MAGIC = b"xclbin2\0"
 HEADER = struct.Struct("<QQQHBBHH16s64s16s16sI4x")
@@ -27,7 +27,7 @@ CLOCK = struct.Struct("<HB5x128s")
 EMBEDDED_METADATA, CLOCK_FREQ_TOPOLOGY, AIE_METADATA = 2, 11, 25
 """Kinds of sections."""
 
-MOST_METADATA = 64 << 20
+MAX_METADATA = 64 << 20
 
 MALFORMED = (ValueError, TypeError, LookupError, AttributeError, RecursionError, struct.error, ElementTree.ParseError)
 """What XML, JSON and tables raise that are not what they should be."""
@@ -71,7 +71,7 @@ def read_xclbin(path: Path) -> Xclbin:
             for kind, _, at, length in SECTION.iter_unpack(table):
                 if at + length > size:
                     raise BoardError(f"{path}: section {kind} reaches from byte {at} to {at + length} of {size}")
-                if kind in (EMBEDDED_METADATA, CLOCK_FREQ_TOPOLOGY, AIE_METADATA) and length <= MOST_METADATA:
+                if kind in (EMBEDDED_METADATA, CLOCK_FREQ_TOPOLOGY, AIE_METADATA) and length <= MAX_METADATA:
                     file.seek(at)
                     found.setdefault(kind, file.read(length))
     except OSError as e:

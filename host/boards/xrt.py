@@ -10,8 +10,8 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
+from ...base.errors import BoardError
 from ...hw.sim.machine import Run
-from ...isa.errors import BoardError
 from ...isa.packet import Words
 from ...isa.program import Buffer, Program, Role
 from .device import BoardMemory

@@ -16,7 +16,7 @@ from uuid import UUID
 import numpy as np
 import numpy.typing as npt
 
-from ...isa.errors import BoardError
+from ...base.errors import BoardError
 from ...isa.packet import Words
 from .device import BoardBusy, BoardLost, BoardMemory, BoardMismatch, Bytes, Facts
 from .profile import Profile

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from ...isa.errors import BoardError
+from ...base.errors import BoardError
 from .device import BoardMemory, Bytes, Facts
 from .profile import Profile
 from .xrt_ctypes import CtypesXrt, Library, ended

@@ -10,18 +10,18 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
-from ...isa.errors import ProgramError, TensorError
+from ...base.errors import ProgramError, TensorError
+from ...base.tolerance import BOUND
 from ...isa.expansion import Expansion
 from ...isa.layout import BLOCK_ROWS, padded, unblock
 from ...isa.program import Buffer, Program
 from ...isa.segments import segments
-from ...isa.tolerance import BOUND
 from ..boards.sim import SimBoard
 from ..tensors import pack, unpack
 
 if TYPE_CHECKING:
+    from ...scheduler.graph import LayerGraph
     from ...scheduler.memory import Columns
-    from ...scheduler.segment import Network
 
 Array = npt.NDArray[np.float32]
 
@@ -42,7 +42,7 @@ class Compared:
 def compare(
     program: Program,
     weights: Mapping[str, Array],
-    network: Network,
+    network: LayerGraph,
     inputs: Mapping[str, Array],
     lengths: npt.NDArray[np.int64] | None = None,
 ) -> list[Compared]:
@@ -91,7 +91,7 @@ def compare(
     return out
 
 
-def _fits(buffer: Buffer, network: Network, columns: Columns) -> bool:
+def _fits(buffer: Buffer, network: LayerGraph, columns: Columns) -> bool:
     """Whether an activation of the network can be what a buffer holds."""
     if buffer.view is not None:
         return (buffer.view, buffer.rows) == ((network.batch, network.seq, columns.count), network.lengths)
@@ -100,7 +100,7 @@ def _fits(buffer: Buffer, network: Network, columns: Columns) -> bool:
     return not rest and blocks >= sum(padded(n, BLOCK_ROWS) // BLOCK_ROWS for n in network.rows)
 
 
-def _logical(buffer: Buffer, flat: Array, network: Network, columns: Columns) -> Array:
+def _logical(buffer: Buffer, flat: Array, network: LayerGraph, columns: Columns) -> Array:
     """An activation as (batch, seq, columns), from how it is stored."""
     if buffer.view is not None:
         return unpack(dataclasses.replace(buffer, scale=None, shift=None), flat)

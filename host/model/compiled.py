@@ -10,10 +10,10 @@ from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
+from ...base.durations import duration
+from ...base.errors import ScheduleError, TensorError, UnsupportedError
 from ...hw.sim.machine import Run
-from ...isa.datapath import Overlay
-from ...isa.durations import duration
-from ...isa.errors import ScheduleError, TensorError, UnsupportedError
+from ...isa.overlay import Overlay
 from ...isa.program import Program, Role
 from ...isa.statistics import count
 from ...scheduler.best import Best
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from ...rsnlib.pool import Pool
     from ...rsnlib.precision import Borders
     from ...rsnlib.summary import Modelled
-    from ...scheduler.segment import Network
+    from ...scheduler.graph import LayerGraph
     from .compare import Compared
     from .file import Part
 
@@ -319,7 +319,7 @@ class Compiled(Closing):
         raise UnsupportedError(HELD)
 
 
-def modelled_layers(program: Program, network: Network, machine: Machine | None = None) -> Modelled:
+def modelled_layers(program: Program, network: LayerGraph, machine: Machine | None = None) -> Modelled:
     """The latency of a program and the seconds of each layer of the network that it was built from, with run-time
     parameters at their defaults."""
     from ...hw.sim.explain import seconds_of

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator
 from itertools import product
 from typing import TYPE_CHECKING, Any, Self
 
-from ...isa.errors import UnsupportedError
+from ...base.errors import UnsupportedError
 from ...rsnlib.padding_check import Filling
 from ...rsnlib.shapes import Arguments, Dim, Shapes
 from ..closing import Closing

@@ -21,8 +21,8 @@ import numpy as np
 
 from ... import __version__
 from ...assembler import container
-from ...isa.errors import ContainerError, MissingError, RsnError, require_torch
-from ...isa.files import check_target, replacing
+from ...base.errors import ContainerError, MissingError, RsnError, require_torch
+from ...base.files import check_target, replacing
 from ...isa.program import Program, Role
 from ...rsnlib.buckets import Buckets, Cut, Factor, Sizes
 from ...rsnlib.shapes import Arguments, Batch, Dim, Length

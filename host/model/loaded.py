@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from ...base.errors import RsnError, TensorError
 from ...hw.sim.machine import Run
-from ...isa.errors import RsnError, TensorError
 from ...isa.program import Program
 from ...rsnlib.buckets import Fitted
 from ...rsnlib.shapes import Batch, Dim

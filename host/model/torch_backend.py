@@ -24,17 +24,17 @@ from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
-from ...isa.errors import BoardError, ProgramError, ScheduleError, TensorError, UnsupportedError
+from ...base.errors import BoardError, ProgramError, ScheduleError, TensorError, UnsupportedError
 from ..forks import forget_in_children
 
 if TYPE_CHECKING:
     from torch.fx import GraphModule
 
+    from ...rsnlib.eager_ops import Uncaptured
+    from ...rsnlib.graph_split import Split
     from ...rsnlib.partition import Traced
-    from ...rsnlib.pieces import Split
     from ...rsnlib.summary import Modelled, Work
-    from ...rsnlib.uncaptured import Uncaptured
-    from ...scheduler.segment import Network
+    from ...scheduler.graph import LayerGraph
 
 REMEMBERED = 8
 """Programs that are kept of a graph, for as many shapes."""
@@ -66,9 +66,9 @@ class Options:
         """Raises `UnsupportedError` for what no graph could be compiled with: that is nothing to fall back from."""
         from ...isa.overlays import find
         from ...scheduler.best import schedule_named
+        from ...scheduler.graph import LayerGraph
         from ...scheduler.lower import lower
         from ...scheduler.schedule import PAPER
-        from ...scheduler.segment import Network
 
         if self.fallback not in ("warn", "error"):
             raise UnsupportedError(f'fallback {self.fallback!r}: "warn" or "error"')
@@ -78,7 +78,7 @@ class Options:
             raise UnsupportedError(f"option schedule: {e}") from None
         object.__setattr__(self, "schedule", schedule)
         try:
-            lower(Network(1, 1, {}, (), ()), find(self.overlay), PAPER)
+            lower(LayerGraph(1, 1, {}, (), ()), find(self.overlay), PAPER)
         except (ProgramError, UnsupportedError) as e:
             raise UnsupportedError(f"option overlay: {e}") from None
         try:
@@ -86,7 +86,7 @@ class Options:
         except BoardError as e:
             raise UnsupportedError(f"option board: {e}") from None
 
-    def lower(self, network: Network) -> None:
+    def lower(self, network: LayerGraph) -> None:
         """Whether it can be put on the machine. Raises `UnsupportedError` or `ScheduleError`."""
         from ...isa.overlays import find
         from ...scheduler.lower import lower
@@ -94,7 +94,7 @@ class Options:
 
         lower(network, find(self.overlay), self.schedule if isinstance(self.schedule, Schedule) else PAPER)
 
-    def modelled(self, network: Network) -> Modelled:
+    def modelled(self, network: LayerGraph) -> Modelled:
         """Its modelled time on the machine, where no schedule is searched for with this one, else with the schedule
         "paper". Raises `UnsupportedError` or `ScheduleError`."""
         from ...isa.overlays import find
@@ -237,7 +237,7 @@ class _Graph:
     def _sorted(self, args: Sequence[Any]) -> tuple[list[Any], list[Any]]:
         """Arguments of each call, and weights. Which are which is the same in every call."""
         if self._kinds is None:
-            from ...rsnlib.bound import static_arguments
+            from ...rsnlib.specialize import static_arguments
 
             weights = static_arguments(self._graph, args)
             self._kinds = [i for i in range(len(args)) if i not in weights], sorted(weights)
@@ -256,9 +256,9 @@ class _Graph:
         """What of it runs where. Raises one of `Refusal` where nothing would run on the machine, and with the option
         fallback="error" where not all is the machine's that has to be."""
         from ...isa.overlays import find
-        from ...rsnlib.bound import Bound
+        from ...rsnlib.graph_split import split
         from ...rsnlib.passes import within
-        from ...rsnlib.pieces import split
+        from ...rsnlib.specialize import Bound
 
         if self._wants_gradients(args):
             raise UnsupportedError("gradients are wanted, and the machine has none: call it under torch.no_grad()")
@@ -331,7 +331,7 @@ class _Graph:
 
 
 def _is_number(x: Any) -> bool:
-    from ...rsnlib.bound import is_number
+    from ...rsnlib.specialize import is_number
 
     return not hasattr(x, "shape") or is_number(x)
 
@@ -369,7 +369,7 @@ def explain(model: Callable[..., Any], example_inputs: tuple[Any, ...] | dict[st
     import torch
 
     from ...rsnlib.capture import fitting
-    from ...rsnlib.uncaptured import Uncaptured
+    from ...rsnlib.eager_ops import Uncaptured
 
     original = getattr(model, "_orig_mod", getattr(model, "_torchdynamo_orig_callable", model))
     forward = getattr(original, "forward", original)
@@ -468,8 +468,8 @@ class _Told:
 
 def _told(graph: _Graph, args: tuple[Any, ...]) -> _Told:
     """What would run where. Raises as `_Graph.divided`, with the option fallback="error"."""
+    from ...rsnlib.graph_split import work_of
     from ...rsnlib.partition import Traced
-    from ...rsnlib.pieces import work_of
     from ...rsnlib.trace import NoProductError
 
     try:

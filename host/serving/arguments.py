@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from ...isa.errors import TensorError
+from ...base.errors import TensorError
 from ..tensors import shown
 
 

@@ -16,8 +16,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from ...base.errors import ProgramError, TensorError
 from ...hw.sim.machine import Run
-from ...isa.errors import ProgramError, TensorError
 from ...isa.packet import Words
 from ...isa.program import Buffer, Program, Role
 from .. import tensors

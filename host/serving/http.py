@@ -17,7 +17,7 @@ from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any, Protocol
 
 from ... import __version__
-from ...isa.errors import BoardError, MissingError, RsnError, TensorError, require
+from ...base.errors import BoardError, MissingError, RsnError, TensorError, require
 from .arguments import Argument
 from .health import Health, State
 from .http_json import Form, NotJson, NotTheForm, Tensors, write_json

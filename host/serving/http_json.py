@@ -16,7 +16,7 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from ...isa.errors import RsnError, TensorError, UnsupportedError
+from ...base.errors import RsnError, TensorError, UnsupportedError
 from ..tensors import LONGEST_SHOWN, shown
 from .arguments import Argument, check_names
 

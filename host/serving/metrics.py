@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from ...base.errors import MissingError
 from ...hw.sim.machine import Run
-from ...isa.errors import MissingError
 from .health import State
 
 try:

@@ -8,8 +8,8 @@ from collections.abc import Callable, Mapping, Sequence
 import numpy as np
 import numpy.typing as npt
 
+from ...base.errors import BoardError
 from ...hw.sim.machine import Run
-from ...isa.errors import BoardError
 from ...isa.packet import Words
 from ...isa.program import Program
 from ..boards import Board

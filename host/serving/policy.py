@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, fields
 from math import inf, isnan
 
-from ...isa.errors import BoardError
+from ...base.errors import BoardError
 
 
 class QueueFull(BoardError):

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from ...isa.errors import BoardError
+from ...base.errors import BoardError
 from ..closing import Closing
 from ..forks import fail, forget_in_children
 from ..runner import Result, Runner

@@ -14,12 +14,12 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from ...isa.durations import duration
-from ...isa.errors import ProgramError
+from ...base.durations import duration
+from ...base.errors import ProgramError
+from ...base.files import replacing
 from ...isa.expansion import Expansion, at
 from ...isa.fields import Record
-from ...isa.files import replacing
-from ...isa.network import Channel, Fire, Network, Steps, Unit
+from ...machine.executor import Channel, ProcessNetwork, Step, Steps, Unit
 from .machine import Array, Machine, launch_seconds, one_blas_thread
 
 
@@ -89,7 +89,7 @@ def stop(machine: Machine, banks: Mapping[str, Array] | None, unit: str, number:
     overlay = machine.program.overlay
     if unit not in overlay.by_unit:
         raise ProgramError(f"overlay {overlay.name} has no unit {unit!r}; it has {', '.join(overlay.by_unit)}")
-    run = Expansion(machine.bound).runs[unit]
+    run = Expansion(machine.bound).sequences[unit]
     if not 0 <= number < len(run):
         raise ProgramError(f"{unit} runs {len(run)} uOPs, numbered from 0: there is no uOP {number}")
     net = _Halting(machine, banks, unit, number)
@@ -111,7 +111,7 @@ def stop(machine: Machine, banks: Mapping[str, Array] | None, unit: str, number:
     )
 
 
-class _Halting(Network):
+class _Halting(ProcessNetwork):
     """Holds a unit before one of its uOPs."""
 
     def __init__(self, machine: Machine, banks: Mapping[str, Array] | None, unit: str, number: int) -> None:
@@ -139,7 +139,7 @@ class _Halting(Network):
 
     def _held(self, uop: Any) -> Steps:
         self.held = uop
-        yield Fire(gets=(Channel("nothing", 1),))
+        yield Step(gets=(Channel("nothing", 1),))
 
     def settle(self, alive: Collection[Any]) -> None:
         if self.held is None:
@@ -147,7 +147,7 @@ class _Halting(Network):
 
     def fills(self, clock: float, channels: Sequence[Channel]) -> dict[str, tuple[int, int]]:
         """Words in streams at a time, by the steps that had ended then."""
-        log = self.firings
+        log = self.events
         assert log is not None
         steps = np.frombuffer(log.step, np.int32)[np.frombuffer(log.end, np.float64) <= clock]
         times = np.bincount(steps, minlength=len(log.steps)).tolist()
@@ -158,7 +158,7 @@ class _Halting(Network):
         return out
 
 
-def _touches(net: Network, channel: Channel, unit: str) -> bool:
+def _touches(net: ProcessNetwork, channel: Channel, unit: str) -> bool:
     ends = next(((s.src, s.dst) for s in net.overlay.streams if s.name == channel.name), ())
     return unit in ends or channel.name == f"uOP FIFO of {unit}"
 

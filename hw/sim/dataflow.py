@@ -11,9 +11,9 @@ from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
-from ...isa.datapath import Overlay
-from ...isa.network import Burst, Channel, Network, Task
+from ...isa.overlay import Overlay
 from ...isa.packet import Packet, expand
+from ...machine.executor import Burst, Channel, ProcessNetwork, Task
 
 DEEPER = 32
 """How much deeper than the machine's the streams are: all tiles that a MemB sends for one MME op. What is on its way
@@ -68,7 +68,7 @@ class Queue(Channel):
         return payload
 
 
-class Dataflow(Network):
+class Dataflow(ProcessNetwork):
     """One run of a program for its data. It must be known to end: a deadlock that only the machine's own depths or its
     instruction path have is not found here.
 

@@ -15,11 +15,11 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from ...isa.datapath import Overlay
-from ...isa.durations import unit_of
+from ...base.durations import unit_of
 from ...isa.expansion import Expansion
-from ...isa.network import FIRST_WORD, LAST_WORD, OWN, ROOM, Chain
+from ...isa.overlay import Overlay
 from ...isa.segments import Segment, segments
+from ...machine.executor import FIRST_WORD, LAST_WORD, OWN, ROOM, CriticalPath
 from .machine import Machine, causes, critical_path, launch_seconds
 from .timeline import Timeline
 
@@ -118,7 +118,7 @@ def explain(machine: Machine) -> Explanation:
     launch = launch_seconds(overlay)
     latency = done.latency + launch
     headings = causes(overlay)
-    path = _Path(done.chain)
+    path = _Path(done.critical_path)
     waited = np.bincount(path.waited(_unit_numbers(machine)), path.seconds, len(DEPENDENCIES)).tolist()
     dependencies = {name: seconds for name, seconds in zip(DEPENDENCIES, waited, strict=True) if seconds}
     if launch:
@@ -138,7 +138,7 @@ def explain(machine: Machine) -> Explanation:
 class _Path:
     """The critical path as arrays."""
 
-    def __init__(self, chain: Chain) -> None:
+    def __init__(self, chain: CriticalPath) -> None:
         self.unit, self.rate, self.origin, self.via = chain.unit, chain.rate, chain.origin, chain.via
         self.start, self.end = chain.start, chain.end
 
@@ -249,7 +249,7 @@ def _what_if(machine: Machine, latency: float) -> list[WhatIf]:
 
 
 WIDTH = 104
-MOST = 8
+MAX = 8
 """Segments, lines and rates shown each."""
 
 
@@ -270,7 +270,7 @@ def _screen(e: Explanation) -> str:
     held = [f"{name:<19}{time(s)} {share(s)}" for name, s in e.dependencies.items() if s >= e.latency_s / 2000]
     gains = [
         f"{w.rate:<19}{time(w.latency_s)} {share(w.latency_s - e.latency_s)}"
-        for w in e.what_if[:MOST]
+        for w in e.what_if[:MAX]
         if w.latency_s < e.latency_s * 0.9995
     ]
     right = [*_under("whose unit had waited for", held), "", *_under("if this were twice as fast", gains)]
@@ -300,7 +300,7 @@ def _under(title: str, rows: Sequence[str]) -> list[str]:
 
 
 def _most(rows: Sequence[str]) -> list[str]:
-    return [*rows[:MOST], *([f"and {len(rows) - MOST} more"] if len(rows) > MOST else [])]
+    return [*rows[:MAX], *([f"and {len(rows) - MAX} more"] if len(rows) > MAX else [])]
 
 
 def _alike(parts: Sequence[SegmentTime]) -> list[tuple[str, int, float, dict[str, float]]]:
@@ -308,7 +308,7 @@ def _alike(parts: Sequence[SegmentTime]) -> list[tuple[str, int, float, dict[str
     become one."""
     groups: dict[str, list[SegmentTime]] = {}
     for s in parts:
-        groups.setdefault(re.sub(r"\d+", "*", s.name) if len(parts) > MOST else s.name, []).append(s)
+        groups.setdefault(re.sub(r"\d+", "*", s.name) if len(parts) > MAX else s.name, []).append(s)
     out = []
     for name, group in groups.items():
         total: dict[str, float] = {}

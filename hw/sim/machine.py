@@ -11,13 +11,13 @@ import numpy as np
 import numpy.typing as npt
 from threadpoolctl import threadpool_limits
 
-from ...isa.compiled import Plan, Timing
-from ...isa.datapath import Overlay
 from ...isa.expansion import Expansion
-from ...isa.network import Network, seconds_by_rate
+from ...isa.overlay import Overlay
 from ...isa.packet import Words, decode_image
 from ...isa.program import Buffer, Program
 from ...isa.segments import segments
+from ...machine.executor import ProcessNetwork, seconds_by_rate
+from ...machine.fast_engine import Plan, Timing
 from .dataflow import Dataflow
 
 Array = npt.NDArray[np.float32]
@@ -76,7 +76,7 @@ class Machine:
         `ProgramError`, both before anything is changed where the time can be known beforehand.
         """
         if banks is not None and not self.plan.traced:
-            net = Network(self.program.overlay, **self._parts, banks=banks, data=True, record=True)
+            net = ProcessNetwork(self.program.overlay, **self._parts, banks=banks, data=True, record=True)
             with one_blas_thread():
                 self._timing = Timing.of(net, net.run())
             return summary(self._timing, self.program.overlay, 4 * len(self.image))
@@ -99,7 +99,7 @@ class Machine:
         unit = self.program.overlay.address_unit
         expansion = Expansion(self.bound)
         last = {(s.unit, s.last): s.buffer for s in segments(expansion)}
-        total = {name: len(run) for name, run in expansion.runs.items() if run.unit.bank}
+        total = {name: len(run) for name, run in expansion.sequences.items() if run.unit.bank}
         slowest = max(total, key=total.__getitem__, default="")
 
         def completed(name: str, uop: int) -> None:
@@ -153,14 +153,14 @@ def summary(done: Timing, overlay: Overlay, instructions: int) -> Run:
 
 
 def causes(overlay: Overlay) -> list[str]:
-    """The heading of each rate, by its number in `Network.rate_names`."""
+    """The heading of each rate, by its number in `ProcessNetwork.rate_names`."""
     return [overlay.rates[name].cause if name in overlay.rates else "control" for name in seconds_by_rate(overlay)]
 
 
 def critical_path(done: Timing, overlay: Overlay) -> dict[str, float]:
     """Seconds per cause over the steps that decided the latency, the longest first; they add up to it."""
     headings = causes(overlay)
-    chain = done.chain
+    chain = done.critical_path
     seconds = np.bincount(chain.rate, chain.end - chain.start, len(headings)).tolist()
     found: dict[str, float] = {}
     for heading, took in zip(headings, seconds, strict=True):

@@ -21,12 +21,12 @@ import jinja2
 import numpy as np
 from markupsafe import Markup
 
-from ...isa.datapath import Overlay, Rate
-from ...isa.durations import unit_of
-from ...isa.files import replacing
-from ...isa.network import seconds_by_rate
+from ...base.durations import unit_of
+from ...base.files import replacing
+from ...isa.overlay import Overlay, Rate
 from ...isa.overlays import OVERLAYS
 from ...isa.statistics import count
+from ...machine.executor import seconds_by_rate
 from .explain import Explanation, SegmentTime, explain
 from .machine import Machine, Run, launch_seconds
 from .roofline import Point, Roofline, roofline
@@ -35,9 +35,9 @@ from .timeline import Timeline, Track
 
 HUES = 10
 """Colours of `report.css` for causes; the instruction path and the launch have their own."""
-MOST_SEGMENTS = 12
+MAX_SEGMENTS = 12
 """Beyond it, segments whose names differ in numbers alone share a row."""
-MOST_LINES = 200
+MAX_LINES = 200
 
 
 def write_report(machine: Machine, path: str | os.PathLike[str], *, title: str) -> None:
@@ -146,7 +146,7 @@ class _Facts:
         rates = self._rates()
         fitted = [r for r in rates if r["calibrated"]]
         units = self._units()
-        grouped = len(explanation.segments) > MOST_SEGMENTS
+        grouped = len(explanation.segments) > MAX_SEGMENTS
         path = _bar([(c, self.slots[c], s) for c, s in explanation.causes.items()], self.latency)
         worked = {u["name"] for u in units if u["busy"] > 0}
         return {
@@ -175,7 +175,7 @@ class _Facts:
             "roof": roof,
             "roof_rows": _roof_rows(roof),
             "panels": _panels(roof),
-            "numbered": roof is not None and len(roof.segments) <= MOST_SEGMENTS,
+            "numbered": roof is not None and len(roof.segments) <= MAX_SEGMENTS,
             "sizes": self._sizes(),
             "size_legend": [Part("uOPs", "pale", None), Part("instructions (headers and mOPs)", "plain", None)],
         }
@@ -237,7 +237,7 @@ class _Facts:
         return [Group(name, times, s, _bar(pieces, longest), mostly) for name, times, s, pieces, mostly in rows]
 
     def _lines(self) -> list[dict[str, Any]]:
-        lines = self.explanation.lines[:MOST_LINES]
+        lines = self.explanation.lines[:MAX_LINES]
         longest = max((x.seconds for x in lines), default=0.0)
         return [vars(x) | {"bar": _bar([(x.cause, self.slots[x.cause], x.seconds)], longest)} for x in lines]
 
@@ -335,7 +335,7 @@ class _Facts:
         """Share of the critical path that is charged at fitted rates."""
         if not self.latency:
             return 0.0
-        chain = self.machine.timing.chain
+        chain = self.machine.timing.critical_path
         rates: list[Rate | None] = [self.overlay.rates.get(name) for name in seconds_by_rate(self.overlay)]
         fitted = np.array([rate is not None and rate.calibrated for rate in rates])
         seconds = np.asarray(chain.end, np.float64) - np.asarray(chain.start, np.float64)
@@ -423,7 +423,7 @@ def _panel(
         corners = [(start, start * ceiling), (bend, limit), (last, limit)]
         return " ".join(f"{x(a)},{y(b / 1e9)}" for a, b in corners)
 
-    few = len(roof.segments) <= MOST_SEGMENTS
+    few = len(roof.segments) <= MAX_SEGMENTS
     marks: list[Mark] = []
     taken: list[tuple[float, float, float, float]] = []
     for p in points:

@@ -1,7 +1,7 @@
 """A run as what the report's timeline draws: per lane its uOPs and, in fine bins, what its time went to.
 
 A page must stay small and quick for 24 layers, so what is drawn does not grow with the number of steps: time is cut
-into at most `MOST_BINS` bins, and uOPs beyond `MOST_UOPS` are merged. Everything else is a table of distinct texts.
+into at most `MAX_BINS` bins, and uOPs beyond `MAX_UOPS` are merged. Everything else is a table of distinct texts.
 """
 
 from __future__ import annotations
@@ -16,22 +16,22 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from ...isa.datapath import Overlay
 from ...isa.expansion import Expansion
 from ...isa.fields import Record
 from ...isa.layout import BLOCK_COLS
+from ...isa.overlay import Overlay
 from ...isa.program import Layout, Program
 from ...isa.segments import owners
 from .explain import Explanation
 from .machine import causes, launch_seconds
 from .timeline import Floats, Ints, Timeline, Track
 
-MOST_BINS = 1 << 16
+MAX_BINS = 1 << 16
 LEAST_BINS = 1 << 14
 """Several to a pixel when the whole run is shown."""
 BIN = 0.25e-6
 """Seconds; between those two, a bin is about as long."""
-MOST_UOPS = 400_000
+MAX_UOPS = 400_000
 """Over all lanes."""
 LEVELS = 255
 """Of a share of a bin. Rounding is carried on to the next bin, so that sums are exact to one level."""
@@ -98,14 +98,14 @@ class _Scene:
         self.launch = launch_seconds(self.overlay)
         self.latency = explanation.latency_s
         bins = 1 << int(np.ceil(np.log2(max(self.latency / BIN, 1))))
-        self.edges = np.linspace(0, max(self.latency, 1e-12), int(np.clip(bins, LEAST_BINS, MOST_BINS)) + 1)
+        self.edges = np.linspace(0, max(self.latency, 1e-12), int(np.clip(bins, LEAST_BINS, MAX_BINS)) + 1)
         self.tick = max(1e-10, self.latency / 4e9)
         self.blob = Blob()
         self.texts, self.places = _Texts(), _Texts()
         total = sum(len(t.number) for t in timeline.tracks)
-        self.merge = total > MOST_UOPS
-        self.most = max(1, MOST_UOPS // max(len(timeline.tracks), 1))
-        chain = machine.timing.chain
+        self.merge = total > MAX_UOPS
+        self.most = max(1, MAX_UOPS // max(len(timeline.tracks), 1))
+        chain = machine.timing.critical_path
         headings = np.array([timeline.causes.index(c) for c in causes(self.overlay)], np.int64)
         first = [timeline.causes.index(self.overlay.rates["launch_us"].cause)] if self.launch else []
         # from the launch on, which no unit has a part in; the chain itself runs backwards
@@ -247,7 +247,7 @@ class _Scene:
 
     def _describe_uop(self, unit: str) -> Callable[[int], int]:
         """Number of the text for a uOP of a unit, by the uOP's number."""
-        kinds = self.expansion.runs[unit].kinds
+        kinds = self.expansion.sequences[unit].kinds
         known: dict[Hashable, int] = {}
 
         def number(uop: int) -> int:

@@ -12,7 +12,7 @@ from functools import cached_property
 import numpy as np
 import numpy.typing as npt
 
-from ...isa.network import Firings, seconds_by_rate
+from ...machine.executor import EventLog, seconds_by_rate
 from .machine import Machine, causes
 
 Floats = npt.NDArray[np.float64]
@@ -64,7 +64,7 @@ class Timeline:
 
     def __init__(self, machine: Machine) -> None:
         self.machine = machine
-        self.log: Firings = machine.timing.firings
+        self.log: EventLog = machine.timing.events
         overlay = machine.program.overlay
         self.causes: list[str] = list(dict.fromkeys(causes(overlay)))
         """Headings of the critical path."""

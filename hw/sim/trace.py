@@ -23,13 +23,13 @@ from typing import IO, Any
 import numpy as np
 import numpy.typing as npt
 
-from ...isa.durations import duration
+from ...base.durations import duration
+from ...base.files import replacing
 from ...isa.expansion import Expansion, at, piece_name
 from ...isa.fields import Record
-from ...isa.files import replacing
-from ...isa.network import FIRST_WORD, LAST_WORD
 from ...isa.packet import Packet
 from ...isa.segments import owners
+from ...machine.executor import FIRST_WORD, LAST_WORD
 from .machine import Machine, launch_seconds
 from .timeline import Floats, Ints, Timeline, Track
 
@@ -41,16 +41,16 @@ PROCESSES = {UNITS: "units", INSTRUCTIONS: "instruction path", MEMORY: "off-chip
 """What the viewers call processes. Perfetto tells threads by their number alone, and takes one with the number of its
 process for the main one: the numbers of tracks start above these."""
 
-MOST_SLICES = 300_000
+MAX_SLICES = 300_000
 """uOPs drawn one by one; of more, those of a unit that come from one packet are drawn as one."""
 
-MOST_FLOWS = 100_000
+MAX_FLOWS = 100_000
 """Flows drawn; of more, only those for whose words the reader had waited."""
 
-MOST_CHANGES = 400
+MAX_CHANGES = 400
 """Changes of a FIFO's fill that are drawn one by one; of more, means over time."""
 
-MOST_TOLD = 8
+MAX_TOLD = 8
 """uOPs that take no time and are named with the next one that does."""
 
 BANDWIDTH_BINS, FILL_BINS = 1000, 400
@@ -182,7 +182,7 @@ class Picture:
         units = {u.name for u in self.overlay.units}
         drawn = [t for t in timeline.tracks if t.name in units]
         self.uops = sum(len(t.number) for t in drawn)
-        self.merged = self.uops > MOST_SLICES
+        self.merged = self.uops > MAX_SLICES
         thread = len(PROCESSES)
         self.slices: dict[str, Slices] = {}
         for track in timeline.tracks:
@@ -215,11 +215,11 @@ class Picture:
             if self.merged
             else "one per uOP",
             "flows": f"only those for whose words the reader had waited: {self._all_flows} are too many"
-            if self._all_flows > MOST_FLOWS
+            if self._all_flows > MAX_FLOWS
             else "one per stream, sending slice and receiving slice",
             "bandwidth": f"means over {self._edges(BANDWIDTH_BINS)[1] / 1000:g} us",
             "fill of FIFOs": f"every change; 'mean' over {self._edges(FILL_BINS)[1] / 1000:g} us where there are more "
-            f"than {MOST_CHANGES}",
+            f"than {MAX_CHANGES}",
         }
 
     def _names(self) -> Iterator[Event]:
@@ -267,9 +267,9 @@ class Picture:
                         args["uops"] = count
                     if begin > first:
                         told = [
-                            titles.uop(name, n) for n in track.number[first : min(begin, first + MOST_TOLD)].tolist()
+                            titles.uop(name, n) for n in track.number[first : min(begin, first + MAX_TOLD)].tolist()
                         ]
-                        args["before"] = "; ".join(told) + ("; ..." if begin > first + MOST_TOLD else "")
+                        args["before"] = "; ".join(told) + ("; ..." if begin > first + MAX_TOLD else "")
                 else:
                     title = titles.packet(origin)
                     args = {"packet": origin, "where": place, "busy": busy}
@@ -298,7 +298,7 @@ class Picture:
         a, b = source.of_uops(t.number[pairs.put]), sink.of_uops(t.number[pairs.got])
         first = np.flatnonzero(np.r_[True, (a[1:] != a[:-1]) | (b[1:] != b[:-1])])
         a, b, put, got = a[first], b[first], pairs.put[first], pairs.got[first]
-        whole = np.array([s.whole for s in t.log.steps])[t.step[put]]
+        whole = np.array([s.needs_whole_token for s in t.log.steps])[t.step[put]]
         left = nanoseconds(np.where(whole, t.end[put], t.start[put]))  # when the first word could be got
         # a slice does not hold the moment of its end
         to = np.minimum(nanoseconds(t.start[got]), sink.end[b] - 1)
@@ -312,7 +312,7 @@ class Picture:
     def _arrows(self) -> Iterator[Event]:
         number = 0
         for f in self._flows:
-            shown = f.only(f.waited) if self._all_flows > MOST_FLOWS else f
+            shown = f.only(f.waited) if self._all_flows > MAX_FLOWS else f
             head = {"pid": UNITS, "name": f.stream, "cat": "stream"}
             rows = zip(microseconds(shown.at), microseconds(shown.to), shown.words.tolist(), strict=True)
             for leave, arrive, words in rows:
@@ -346,7 +346,7 @@ class Picture:
             what = "entries" if path else "words"
             times: Ints = np.r_[0, nanoseconds(clocks)]
             values: Any = np.r_[0, level]
-            if len(times) > MOST_CHANGES:
+            if len(times) > MAX_CHANGES:
                 area = np.r_[0, np.cumsum(np.diff(times) * values[:-1])]
                 values = np.r_[(np.diff(np.interp(edges, times, area)) / np.diff(edges)).round(3), 0.0]
                 times, what = edges, f"{what} (mean)"
@@ -390,7 +390,7 @@ class Titles:
 
     def uop(self, unit: str, number: int) -> str:
         """The memory that it touches, and what is set in it: `load x [0:128, 0:64] -> MemA0`."""
-        run = self.expansion.runs[unit]
+        run = self.expansion.sequences[unit]
         kind = int(run.kinds[number])
         touch = self.program.overlay.transfer(unit, self.expansion.uops[kind])
         words = self._words.get((kind, touch is not None))

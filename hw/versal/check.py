@@ -19,7 +19,7 @@ from pathlib import Path
 
 import click
 
-from ...isa.errors import RsnError
+from ...base.errors import RsnError
 from ...isa.generate import OUTPUTS
 from ...isa.overlays.xnn import XNN
 from ...isa.overlays.xnn_board import ARGUMENTS, FINGERPRINT, KERNEL, lanes

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from ..datapath import Overlay
-from ..errors import ProgramError
+from ...base.errors import ProgramError
+from ..overlay import Overlay
 from .fig6 import FIG6
 from .fig7 import FIG7
 from .xnn import XNN, XNN_BASE

@@ -22,9 +22,9 @@ from typing import Any
 
 import numpy as np
 
-from ..datapath import Form, Overlay, Rate, Stream, Transfer, UnitSpec
+from ...machine.executor import Step, Steps, Unit
 from ..fields import Record, bits
-from ..network import Fire, Steps, Unit
+from ..overlay import InstructionFormat, Overlay, Rate, Stream, Transfer, UnitSpec
 
 ELEMENT = 4
 """Bytes."""
@@ -60,7 +60,7 @@ class FU1(Unit):
     def kernel(self, uop: Read) -> Steps:
         sink = self.sink("FU2" if uop.to_fu2 else "FU3")
         for at in range(uop.addr, uop.addr + uop.size):
-            yield Fire("ddr_read_gbs", ELEMENT, puts=(sink,), do=lambda at=at: (self.read(at, 1),))
+            yield Step("ddr_read_gbs", ELEMENT, puts=(sink,), do=lambda at=at: (self.read(at, 1),))
 
     def effect_key(self, uop: Read) -> Hashable:
         return uop.size, uop.to_fu2
@@ -72,7 +72,7 @@ class FU2(Unit):
     def kernel(self, uop: Add) -> Steps:
         source, sink = self.source("FU1"), self.sink("FU3")
         for _ in range(uop.size):
-            yield Fire("add", gets=(source,), puts=(sink,), do=lambda x: (x + np.float32(1),))
+            yield Step("add", gets=(source,), puts=(sink,), do=lambda x: (x + np.float32(1),))
 
     def effect_key(self, uop: Add) -> Hashable:
         return uop
@@ -84,7 +84,7 @@ class FU3(Unit):
     def kernel(self, uop: Write) -> Steps:
         source = self.source("FU2" if uop.from_fu2 else "FU1")
         for at in range(uop.addr, uop.addr + uop.size):
-            yield Fire("ddr_write_gbs", ELEMENT, gets=(source,), do=lambda x, at=at: self.write(at, x))
+            yield Step("ddr_write_gbs", ELEMENT, gets=(source,), do=lambda x, at=at: self.write(at, x))
 
     def effect_key(self, uop: Write) -> Hashable:
         return uop.size, uop.from_fu2
@@ -114,10 +114,10 @@ FIG6 = Overlay(
         UnitSpec("FU3", "FU3", 0, FU3, bank="ddr"),
     ),
     streams=(Stream("FU1", "FU2", 2), Stream("FU1", "FU3", 2), Stream("FU2", "FU3", 2)),
-    forms=(
-        Form("FU1", 1, "FU1", Read, loops_window=True, decode_cycles=1),
-        Form("FU2", 2, "FU2", Add, loops_window=True, decode_cycles=1),
-        Form("FU3", 3, "FU3", Write, loops_window=True, decode_cycles=1),
+    formats=(
+        InstructionFormat("FU1", 1, "FU1", Read, loops_window=True, decode_cycles=1),
+        InstructionFormat("FU2", 2, "FU2", Add, loops_window=True, decode_cycles=1),
+        InstructionFormat("FU3", 3, "FU3", Write, loops_window=True, decode_cycles=1),
     ),
     rates={
         "ddr_read_gbs": Rate(1.04, "GB/s", "illustration: one element a PL cycle", "DDR load"),

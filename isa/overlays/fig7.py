@@ -33,9 +33,9 @@ from typing import Any
 
 import numpy as np
 
-from ..datapath import Form, Overlay, Rate, Stream, Transfer, UnitSpec
+from ...machine.executor import Channel, Par, ProcessNetwork, Step, Steps, Unit
 from ..fields import Record, bits
-from ..network import Channel, Fire, Network, Par, Steps, Unit
+from ..overlay import InstructionFormat, Overlay, Rate, Stream, Transfer, UnitSpec
 
 SIDE = 10
 """Rows and columns of a buffer."""
@@ -84,7 +84,7 @@ class PingPong(Unit):
     The flag that says which is which lives for the whole run. What was never filled is NaN: sending it shows.
     """
 
-    def __init__(self, spec: UnitSpec, net: Network) -> None:
+    def __init__(self, spec: UnitSpec, net: ProcessNetwork) -> None:
         super().__init__(spec, net)
         self.current = 0
         self.buffers = [np.full((SIDE, SIDE), np.nan, np.float32) for _ in range(2)]
@@ -99,7 +99,7 @@ class PingPong(Unit):
         for i in range(SIDE):
             for _ in range(SIDE):
                 for k in range(SIDE):
-                    yield Fire("word", puts=(sink,), do=lambda i=i, k=k: (tile[i, k],))
+                    yield Step("word", puts=(sink,), do=lambda i=i, k=k: (tile[i, k],))
 
     def send_columns(self, sink: Channel) -> Steps:
         """The current tile as a right operand: column by column, once per row of the product."""
@@ -107,7 +107,7 @@ class PingPong(Unit):
         for _ in range(SIDE):
             for j in range(SIDE):
                 for k in range(SIDE):
-                    yield Fire("word", puts=(sink,), do=lambda j=j, k=k: (tile[k, j],))
+                    yield Step("word", puts=(sink,), do=lambda j=j, k=k: (tile[k, j],))
 
 
 class OperandUnit(PingPong):
@@ -125,7 +125,7 @@ class OperandUnit(PingPong):
         def fill() -> None:
             tile[: uop.size] = self.read(uop.addr, uop.size)
 
-        yield Fire("ddr_read_gbs", uop.size * ELEMENT, do=fill)
+        yield Step("ddr_read_gbs", uop.size * ELEMENT, do=fill)
 
     def _send(self) -> Steps:
         raise NotImplementedError
@@ -154,8 +154,8 @@ class ComputeUnit(Unit):
         for _ in range(uop.num):
             self.total = np.float32(0)
             for _ in range(uop.accum_k):
-                yield Fire("multiply", gets=pair, do=self._add)
-            yield Fire(puts=(sink,), do=lambda: (self.total,))
+                yield Step("multiply", gets=pair, do=self._add)
+            yield Step(puts=(sink,), do=lambda: (self.total,))
 
     def effect_key(self, uop: Compute) -> Hashable:
         return uop
@@ -170,7 +170,7 @@ class MeshUnit(Unit):
     def kernel(self, uop: Mesh) -> Steps:
         source, sink = self.source("OUT1" if uop.from_out1 else "LHS2"), self.sink("Compute2")
         for _ in range(uop.n):
-            yield Fire("word", gets=(source,), puts=(sink,), do=lambda x: (x,))
+            yield Step("word", gets=(source,), puts=(sink,), do=lambda x: (x,))
 
     def effect_key(self, uop: Mesh) -> Hashable:
         return uop
@@ -193,11 +193,11 @@ class OutUnit(PingPong):
             def put(x: np.float32, at: int = at) -> None:
                 tile[at] = x
 
-            yield Fire("word", gets=(source,), do=put)
+            yield Step("word", gets=(source,), do=put)
 
     def _store(self, uop: Result) -> Steps:
         tile = self.buffers[self.current].reshape(-1)
-        yield Fire("ddr_write_gbs", uop.size * ELEMENT, do=lambda: self.write(uop.addr, tile[: uop.size]))
+        yield Step("ddr_write_gbs", uop.size * ELEMENT, do=lambda: self.write(uop.addr, tile[: uop.size]))
 
 
 def legal(unit: str, uop: Any) -> Iterator[str]:
@@ -247,12 +247,12 @@ FIG7 = Overlay(
         Stream("RHS2", "Compute2", 2),
         Stream("Compute2", "OUT2", 2),
     ),
-    forms=(
-        Form("LHS", 1, "LHS", Operand, loops_window=True, decode_cycles=1),
-        Form("RHS", 2, "RHS", Operand, loops_window=True, decode_cycles=1),
-        Form("Mesh", 3, "Mesh", Mesh, loops_window=True, decode_cycles=1),
-        Form("Compute", 4, "Compute", Compute, loops_window=True, decode_cycles=1),
-        Form("OUT", 5, "OUT", Result, loops_window=True, decode_cycles=1),
+    formats=(
+        InstructionFormat("LHS", 1, "LHS", Operand, loops_window=True, decode_cycles=1),
+        InstructionFormat("RHS", 2, "RHS", Operand, loops_window=True, decode_cycles=1),
+        InstructionFormat("Mesh", 3, "Mesh", Mesh, loops_window=True, decode_cycles=1),
+        InstructionFormat("Compute", 4, "Compute", Compute, loops_window=True, decode_cycles=1),
+        InstructionFormat("OUT", 5, "OUT", Result, loops_window=True, decode_cycles=1),
     ),
     rates={
         "ddr_read_gbs": Rate(1.04, "GB/s", "illustration: one element a PL cycle, per port", "DDR load"),

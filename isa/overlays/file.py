@@ -19,8 +19,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from ..datapath import FIFO_DEPTHS, Overlay
-from ..errors import ProgramError
+from ...base.errors import ProgramError
+from ..overlay import FIFO_DEPTHS, Overlay
 
 SECTIONS = ("rates", "streams")
 

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import dataclasses
 
-from ..datapath import Form, Overlay, Rate, Stream, UnitSpec
+from ...machine.resources import VC1902
 from ..layout import UNIT
-from ..resources import VC1902
+from ..overlay import InstructionFormat, Overlay, Rate, Stream, UnitSpec
 from . import xnn_formats as f
 from . import xnn_kernels as k
 from . import xnn_rules as r
@@ -84,20 +84,20 @@ def _streams() -> list[Stream]:
 
 
 _BASE_FORMS = (
-    Form("DDR", 1, "DDR", f.Ddr, True, 8, f.ddr_uops, uop_bytes=12, addresses=f.addresses),
-    Form("LPDDR", 2, "LPDDR", f.Lpddr, True, 8, f.lpddr_uops, uop_bytes=12, addresses=f.addresses),
-    Form("MemA", 3, "MemA", f.MemA, False, 8, uop_bytes=4),
-    Form("MemB", 4, "MemB", f.MemB, False, 8, uop_bytes=8),
-    Form("MemC", 5, "MemC", f.MemC, False, 8, uop_bytes=8),
-    Form("MeshA", 6, "MeshA", f.MeshA, True, 6, uop_bytes=8),
-    Form("MeshB", 7, "MeshB", f.MeshB, True, 6, uop_bytes=8, max_reuse=0x7FFF),
+    InstructionFormat("DDR", 1, "DDR", f.Ddr, True, 8, f.ddr_uops, uop_bytes=12, addresses=f.addresses),
+    InstructionFormat("LPDDR", 2, "LPDDR", f.Lpddr, True, 8, f.lpddr_uops, uop_bytes=12, addresses=f.addresses),
+    InstructionFormat("MemA", 3, "MemA", f.MemA, False, 8, uop_bytes=4),
+    InstructionFormat("MemB", 4, "MemB", f.MemB, False, 8, uop_bytes=8),
+    InstructionFormat("MemC", 5, "MemC", f.MemC, False, 8, uop_bytes=8),
+    InstructionFormat("MeshA", 6, "MeshA", f.MeshA, True, 6, uop_bytes=8),
+    InstructionFormat("MeshB", 7, "MeshB", f.MeshB, True, 6, uop_bytes=8, max_reuse=0x7FFF),
 )
 
 XNN_BASE = Overlay(
     name="xnn-base",
     units=UNITS,
     streams=tuple(_streams()),
-    forms=_BASE_FORMS,
+    formats=_BASE_FORMS,
     rates=RATES,
     terminators=("DDR", "LPDDR", "MemA", "MemB", "MemC", "MeshB", "MeshA"),
     preloaded={"MME": (f.Mme, MAX_MME_OPS)},
@@ -107,16 +107,19 @@ XNN_BASE = Overlay(
     legal=k.legal,
     transfer=k.transfer,
     flops=k.flops,
-    doubts=r.doubts,
-    rules=r.rules,
+    lint=r.doubts,
+    semantic_checks=r.rules,
     device=VC1902,
-    needs=needs,
+    resources=needs,
     costs=costs,
 )
 
 XNN = dataclasses.replace(
     XNN_BASE,
     name="xnn",
-    forms=(*_BASE_FORMS, Form("MemCConfig", 8, "MemC", f.MemCConfig, False, 8, config=True, max_reuse=1, uop_bytes=16)),
+    formats=(
+        *_BASE_FORMS,
+        InstructionFormat("MemCConfig", 8, "MemC", f.MemCConfig, False, 8, config=True, max_reuse=1, uop_bytes=16),
+    ),
     extends="xnn-base",
 )

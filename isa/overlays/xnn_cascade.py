@@ -12,7 +12,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from ..datapath import Overlay
+from ..overlay import Overlay
 from .xnn_kernels import TILE, Array, Mme, Tiles, _Products, _Sum, tile_grid
 
 CASCADES = 4

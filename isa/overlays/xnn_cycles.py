@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
-from ..datapath import PL_HZ, Overlay
+from ...machine.resources import Cost
 from ..layout import BLOCK
-from ..resources import Cost
+from ..overlay import PL_HZ, Overlay
 from .xnn_kernels import BEAT, BEATS, BLOCK_WORDS
 
 
@@ -102,7 +102,7 @@ def costs(overlay: Overlay) -> Iterator[Cost]:
     yield cost("MemC: RMS norm of 256x512", passes, rate["norm_us"], "opcode 8; no mean")
     for kind in ("DDR", "MeshA"):
         name = "DDR, LPDDR, Mem" if kind == "DDR" else "Mesh"
-        cycles = overlay.form_of(kind).decode_cycles
+        cycles = overlay.format_of(kind).decode_cycles
         yield cost(
             f"decoder: a {name} uOP", LOOPS["decode"].ii, cycles * rate["decode"], "units take longer for one than this"
         )

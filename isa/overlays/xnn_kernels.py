@@ -15,10 +15,10 @@ from typing import Any, overload
 import numpy as np
 import numpy.typing as npt
 
-from ..datapath import Transfer, UnitSpec
-from ..errors import ProgramError
+from ...base.errors import ProgramError
+from ...machine.executor import Burst, Channel, Par, ProcessNetwork, Step, Steps, Unit
 from ..layout import BLOCK, QUARTER, UNIT, block, padded, unblock
-from ..network import Burst, Channel, Fire, Network, Par, Steps, Unit
+from ..overlay import Transfer, UnitSpec
 from . import xnn_formats as f
 
 Array = npt.NDArray[np.float32]
@@ -95,7 +95,7 @@ def tile_grid(rows: int, cols: int) -> Places:
 class OffChip(Unit):
     """DDR and LPDDR: one uOP after another, strictly in order, reading and writing never overlapped."""
 
-    def __init__(self, spec: UnitSpec, net: Network) -> None:
+    def __init__(self, spec: UnitSpec, net: ProcessNetwork) -> None:
         super().__init__(spec, net)
         self.read_only = spec.bank == "lpddr"
         self._read, self._write = f"{spec.bank}_read_gbs", f"{spec.bank}_write_gbs"
@@ -105,7 +105,7 @@ class OffChip(Unit):
     def kernel(self, uop: f.Transfer) -> Steps:
         if not uop.peer:
             return
-        yield Fire("offchip_uop")
+        yield Step("offchip_uop")
         at = uop.addr * UNIT
         for pieces, size in self._pieces(uop):
             if pieces:
@@ -164,7 +164,7 @@ class PingPong(Unit):
     ROWS = 0
     COLS = 0
 
-    def __init__(self, spec: UnitSpec, net: Network) -> None:
+    def __init__(self, spec: UnitSpec, net: ProcessNetwork) -> None:
         super().__init__(spec, net)
         self.cur = 0
         self.buffers: list[Array] = []
@@ -290,7 +290,7 @@ class MemB(PingPong):
 
         words = rows * blocks * 32 // BIAS_WORD
         if words:
-            yield Fire("mem_word", words, gets=(self.source("LPDDR"),), words=words, do=put)
+            yield Step("mem_word", words, gets=(self.source("LPDDR"),), words=words, do=put)
 
     def _send(self, uop: f.MemB) -> Steps:
         yield self.send(self.sink("MeshB"), self.cur, tile_columns(uop.acc_a, uop.acc_b))
@@ -354,7 +354,7 @@ class Mme(Unit):
     def sum(self) -> type[_Sum]:
         return _Sum
 
-    def __init__(self, spec: UnitSpec, net: Network) -> None:
+    def __init__(self, spec: UnitSpec, net: ProcessNetwork) -> None:
         super().__init__(spec, net)
         self.a = self.source("MeshA")
         self.b = self.source("MeshB")
@@ -368,25 +368,27 @@ class Mme(Unit):
         acc_k, prev, bias = op.acc_k and full_k, op.prev and full_k, op.bias and full_k
         rate = "mme_tile_us" if full_k and full_n else "mme_k64_us" if full_n else "mme_n64_us"
         if op.load_prev:
-            yield Fire(gets=(self.b,), do=self._keep_scale, whole=True)
+            yield Step(gets=(self.b,), do=self._keep_scale, needs_whole_token=True)
         if bias:
-            yield Fire(gets=(self.b,), do=self._keep_bias, whole=True)
+            yield Step(gets=(self.b,), do=self._keep_bias, needs_whole_token=True)
         ab, c = (self.a, self.b), (self.c,)
         for _ in range(op.a_iter):
             for bi in range(op.b_iter):
-                yield Fire("mme_setup_us")
+                yield Step("mme_setup_us")
                 block = [*range(bi * op.acc_b, (bi + 1) * op.acc_b)] * op.acc_a
                 if prev:
                     scale = self._scaler(iter(block))
-                    yield Burst(len(block), "mesh_beat", BEATS, gets=(self.a,), puts=c, do=scale, whole=True)
+                    yield Burst(
+                        len(block), "mesh_beat", BEATS, gets=(self.a,), puts=c, do=scale, needs_whole_token=True
+                    )
                 if acc_k and op.k_iter:
                     for t in block:
                         sums = self.sum(self._vector(t) if bias else None, full_n)
-                        yield Burst(op.k_iter - 1, rate, gets=ab, do=sums.add, whole=True)
-                        yield Fire(rate, gets=ab, puts=c, do=sums.emit, whole=True)
+                        yield Burst(op.k_iter - 1, rate, gets=ab, do=sums.add, needs_whole_token=True)
+                        yield Step(rate, gets=ab, puts=c, do=sums.emit, needs_whole_token=True)
                 else:
                     products = self.products(self._bias(bi, op) if bias else None, op, full_k, full_n)
-                    yield Burst(op.k_iter * len(block), rate, gets=ab, puts=c, do=products, whole=True)
+                    yield Burst(op.k_iter * len(block), rate, gets=ab, puts=c, do=products, needs_whole_token=True)
 
     def effect_key(self, op: f.Mme) -> Hashable:
         return op
@@ -487,7 +489,7 @@ class MemC(PingPong):
 
     ROWS, COLS = 256, 512
 
-    def __init__(self, spec: UnitSpec, net: Network) -> None:
+    def __init__(self, spec: UnitSpec, net: ProcessNetwork) -> None:
         super().__init__(spec, net)
         self.sends = spec.index < 4
         self.neighbour = f"MemC{spec.index ^ 1}"
@@ -510,7 +512,7 @@ class MemC(PingPong):
 
     def _configure(self, uop: f.MemCConfig) -> Steps:
         self.registers = uop
-        yield Fire()
+        yield Step()
 
     # -- receiving side
 
@@ -553,25 +555,25 @@ class MemC(PingPong):
         beats = row_tiles * col_tiles * BEATS
         some = int(beats > 0)
         state = _Softmax(self, side, rows, cols)
-        yield Fire("softmax_fill", some, do=state.begin)
+        yield Step("softmax_fill", some, do=state.begin)
         if reg.alone:
-            yield Fire("softmax_max_fill", some * reg.max_sub)
-            yield Fire("softmax_beat", (2 + reg.max_sub) * beats, do=state.finish)
+            yield Step("softmax_max_fill", some * reg.max_sub)
+            yield Step("softmax_beat", (2 + reg.max_sub) * beats, do=state.finish)
             return
         out, back = self.softmax_links
         if reg.causal:  # the odd unit counts its columns behind the even one's
-            yield Fire(puts=(out,), do=lambda: (cols,))
-            yield Fire(gets=(back,), do=state.set_left)
+            yield Step(puts=(out,), do=lambda: (cols,))
+            yield Step(gets=(back,), do=state.set_left)
         if reg.max_sub:
-            yield Fire("softmax_max_fill", some)
-            yield Fire("softmax_beat", beats)
-            yield Fire("exchange_fill", puts=(out,), words=rows, do=state.own_max)
-            yield Fire("exchange_fill", gets=(back,), words=rows, do=state.other_max)
-        yield Fire("softmax_beat", beats)
+            yield Step("softmax_max_fill", some)
+            yield Step("softmax_beat", beats)
+            yield Step("exchange_fill", puts=(out,), words=rows, do=state.own_max)
+            yield Step("exchange_fill", gets=(back,), words=rows, do=state.other_max)
+        yield Step("softmax_beat", beats)
         if cols:
-            yield Fire("exchange_fill", puts=(out,), words=rows, do=state.own_sum)
-        yield Fire("exchange_fill", gets=(back,), words=rows, do=state.other_sum)
-        yield Fire("softmax_beat", beats, do=state.finish)
+            yield Step("exchange_fill", puts=(out,), words=rows, do=state.own_sum)
+        yield Step("exchange_fill", gets=(back,), words=rows, do=state.other_sum)
+        yield Step("softmax_beat", beats, do=state.finish)
 
     # -- sending side
 
@@ -594,7 +596,7 @@ class MemC(PingPong):
                 part[:] = activation(part, reg.activation)
 
             beats = uop.dim1 * self.COLS // BEAT  # all columns, whatever is stored
-            yield Fire("gelu_beat", beats, do=activate)
+            yield Step("gelu_beat", beats, do=activate)
         if uop.layernorm:
             yield from self._norm(side, uop.dim1)
         sink = (self.sink("DDR"),)
@@ -613,12 +615,12 @@ class MemC(PingPong):
         """Two passes over own and neighbour's columns; sums are exchanged together with counts."""
         out, back = self.norm_links
         state = _Norm(self, side, rows)
-        yield Fire("norm_us", rows / self.ROWS)
+        yield Step("norm_us", rows / self.ROWS)
         if not self.registers.rms:
-            yield Fire(puts=(out,), words=rows, do=state.own_sum)
-            yield Fire(gets=(back,), words=rows, do=state.other_sum)
-        yield Fire(puts=(out,), words=rows, do=state.own_squares)
-        yield Fire(gets=(back,), words=rows, do=state.other_squares)
+            yield Step(puts=(out,), words=rows, do=state.own_sum)
+            yield Step(gets=(back,), words=rows, do=state.other_sum)
+        yield Step(puts=(out,), words=rows, do=state.own_squares)
+        yield Step(gets=(back,), words=rows, do=state.other_squares)
 
 
 class _Softmax:

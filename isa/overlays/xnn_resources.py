@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from math import ceil
 
-from ..datapath import Overlay
-from ..resources import Need
+from ...machine.resources import Need
+from ..overlay import Overlay
 from . import xnn_kernels as k
 from .xnn_cycles import LOOPS
 

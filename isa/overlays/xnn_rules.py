@@ -16,8 +16,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from ...base.finding import Finding
 from ..expansion import Expansion, Ints
-from ..finding import Finding
 from . import xnn_formats as f
 from .xnn_kernels import BEATS, BIAS_WORD, BLOCK_WORDS, TILE
 
@@ -27,9 +27,9 @@ FULL_B = 10
 """A whole B tile: valid rows / 64 + 4 * valid columns / 64."""
 VECTOR = 100
 """A B tile that holds a vector: this number plus its groups of 32 floats."""
-MOST_FOUND = 100
+MAX_FOUND = 100
 """Findings of one code that are kept."""
-MOST_TILES = 4_000_000
+MAX_TILES = 4_000_000
 """Tiles from one unit that are followed; 24 layers (B=8, L=384) send a tenth of that."""
 _UNITS = 64
 """More than there are units."""
@@ -227,7 +227,7 @@ class _Flow:
         try:
             self._follow(balanced)
         except _TooManyError:
-            text = f"more than {MOST_TILES} tiles leave one unit: what they hold was not followed"
+            text = f"more than {MAX_TILES} tiles leave one unit: what they hold was not followed"
             self.found.append(Finding("X10", text, "program", True, "nothing is wrong with that; run it to be sure"))
         yield from self.found
 
@@ -251,7 +251,7 @@ class _Flow:
 
     def _report(self, unit: str, uop: int, problem: Problem) -> None:
         self.told[problem.code] = told = self.told.get(problem.code, 0) + 1
-        if told > MOST_FOUND:
+        if told > MAX_FOUND:
             return
         text = f"{unit} {'op' if unit.startswith('MME') else 'uOP'} {uop} {problem.text}"
         self.found.append(Finding(problem.code, text, self.x.where(unit, uop), problem.warning, problem.help))
@@ -263,7 +263,7 @@ class _Flow:
 
     def _mem(self, unit: str) -> None:
         """The tiles that a MemA or MemB sends."""
-        kinds: list[int] = self.x.runs[unit].kinds.tolist()
+        kinds: list[int] = self.x.sequences[unit].kinds.tolist()
         known: dict[tuple[int, tuple[Held, Held]], Step] = {}
         buffers = (EMPTY, EMPTY)
         codes: list[int] = []
@@ -277,7 +277,7 @@ class _Flow:
             buffers = step.buffers
             codes += step.tiles
             counts.append(len(step.tiles))
-            if len(codes) > MOST_TILES:
+            if len(codes) > MAX_TILES:
                 raise _TooManyError
         self._leftover(unit, buffers, len(kinds) - 1)
         self._sent(unit, codes, counts)
@@ -294,7 +294,7 @@ class _Flow:
         taken: dict[str, int] = {}
         routes: dict[int, tuple[int, list[tuple[str, list[str]]]]] = {}
         known = {s: np.stack([t.codes, t.senders]) for s, t in self.streams.items() if s.startswith(prefix)}
-        for kind in self.x.runs[mesh].kinds.tolist():
+        for kind in self.x.sequences[mesh].kinds.tolist():
             if kind not in routes:
                 uop = self.x.uops[kind]
                 active: dict[str, list[str]] = {}
@@ -325,7 +325,7 @@ class _Flow:
         a, b = self.streams.get(f"MeshA->{unit}", _NO_TILES), self.streams.get(f"MeshB->{unit}", _NO_TILES)
         at_a = at_b = 0
         out: list[Ints] = []
-        for i, kind in enumerate(self.x.runs[unit].kinds.tolist()):
+        for i, kind in enumerate(self.x.sequences[unit].kinds.tolist()):
             op: f.Mme = self.x.uops[kind]
             full_k = bool(op.k128)
             groups = 4 * op.b_iter * op.acc_b
@@ -407,7 +407,7 @@ class _Flow:
         known: dict[tuple[Any, ...], tuple[tuple[Held, Held], tuple[int, ...], list[Problem]]] = {}
         codes: list[int] = []
         counts: list[int] = []
-        kinds: list[int] = self.x.runs[unit].kinds.tolist()
+        kinds: list[int] = self.x.sequences[unit].kinds.tolist()
         for i, kind in enumerate(kinds):
             uop = self.x.uops[kind]
             if isinstance(uop, f.MemCConfig):
@@ -431,7 +431,7 @@ class _Flow:
                 self._report(unit, i, problem)
             codes += tiles
             counts.append(len(tiles))
-            if len(codes) > MOST_TILES:
+            if len(codes) > MAX_TILES:
                 raise _TooManyError
         self._leftover(unit, buffers, len(kinds) - 1)
         self._sent(unit, codes, counts)
@@ -544,7 +544,7 @@ def _taking_part(expansion: Expansion, unit: str) -> dict[str, list[_Exchange]]:
     out: dict[str, list[_Exchange]] = {"softmax": [], "layernorm": [], "empty": []}
     sends = unit < "MemC4"
     reg = f.MemCConfig()
-    for i, kind in enumerate(expansion.runs[unit].kinds.tolist()):
+    for i, kind in enumerate(expansion.sequences[unit].kinds.tolist()):
         uop = expansion.uops[kind]
         if isinstance(uop, f.MemCConfig):
             reg = uop
@@ -560,7 +560,7 @@ def _taking_part(expansion: Expansion, unit: str) -> dict[str, list[_Exchange]]:
 
 def _vectors(expansion: Expansion) -> Iterator[Finding]:
     """LPDDR and a MemB must mean the same by every word: a vector's words are not a matrix's."""
-    run = expansion.runs["LPDDR"]
+    run = expansion.sequences["LPDDR"]
     for b in ("MemB0", "MemB1"):
         sent = _words(
             (
@@ -569,7 +569,7 @@ def _vectors(expansion: Expansion) -> Iterator[Finding]:
                 if u.peer == b
             )
         )
-        loads = expansion.runs[b]
+        loads = expansion.sequences[b]
         taken = _words(
             (
                 (

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from rsn.assembler.parser import parse
-from rsn.isa.errors import SourceError
+from rsn.base.errors import SourceError
 from rsn.isa.overlays import xnn_formats as f
 from rsn.isa.program import Kernels, Patch, Place, Program
 
@@ -47,7 +47,7 @@ MemA1 { for i in 1..3 { steps(i, i*K*16) } }
 """)
     load, both, send = f.MemA(load=1, dim1=256, dim2=128), f.MemA(load=1, send=1, dim1=256, dim2=128), f.MemA(send=1)
     assert made.sequences["MemA0"] == (load, both, both, send)
-    assert made.sequences["MemA1"] == (load.but(dim1=128), send, load, both, send)
+    assert made.sequences["MemA1"] == (load.replace(dim1=128), send, load, both, send)
 
 
 def test_units_and_buffers_are_arguments() -> None:

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from rsn.assembler import container
 from rsn.assembler.container import dumps, loads, read, read_raw, write, write_raw
 from rsn.assembler.parser import parse
-from rsn.isa.errors import ContainerError, ProgramError
+from rsn.base.errors import ContainerError, ProgramError
 from rsn.isa.overlays.xnn import XNN, XNN_BASE
 from rsn.isa.program import Program
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from rsn.assembler.blocks import NESTED
 from rsn.assembler.parser import parse, read_text
-from rsn.isa.errors import SourceError
+from rsn.base.errors import SourceError
 
 HEAD = """\
 overlay xnn

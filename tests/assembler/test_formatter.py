@@ -10,7 +10,7 @@ from rsn.assembler.diagnostic import Text
 from rsn.assembler.formatter import format_text
 from rsn.assembler.printer import WIDTH
 from rsn.assembler.syntax import read
-from rsn.isa.errors import SourceError
+from rsn.base.errors import SourceError
 
 LOOSE = """\
 

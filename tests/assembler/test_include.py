@@ -9,7 +9,7 @@ import pytest
 
 from rsn.assembler import include
 from rsn.assembler.parser import parse_file
-from rsn.isa.errors import SourceError
+from rsn.base.errors import SourceError
 from rsn.isa.program import Place, Program
 
 

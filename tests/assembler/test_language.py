@@ -10,7 +10,7 @@ import pytest
 from rsn.assembler import syntax
 from rsn.assembler.parser import parse, parse_file
 from rsn.assembler.spelling import KEYWORDS, NAME
-from rsn.isa.errors import SourceError
+from rsn.base.errors import SourceError
 from rsn.isa.overlays import OVERLAYS
 from rsn.isa.overlays import xnn_formats as f
 from rsn.isa.program import Buffer, KernelPatch, Kernels, Layout, Parameter, Patch, Place, Program, Role

@@ -7,7 +7,7 @@ import pytest
 from rsn.assembler.lines import Sum, label, render
 from rsn.assembler.parser import parse
 from rsn.assembler.printer import group, shortest, show
-from rsn.isa.errors import ProgramError
+from rsn.base.errors import ProgramError
 from rsn.isa.overlays.xnn import XNN
 from rsn.isa.packet import Header, Packet
 from rsn.isa.program import Buffer, Layout, Parameter, Patch, Program
@@ -129,7 +129,7 @@ def test_shortest_float(value: float, text: str) -> None:
 
 
 def test_what_cannot_be_said() -> None:
-    mem_a = XNN.by_form["MemA"].mop
+    mem_a = XNN.by_format["MemA"].mop
     packet = Packet.of(3, [mem_a()], mask=1)
     twice = Parameter("n", 0, 1, 0, (Patch(0, 0, "dim1", 0, 1), Patch(0, 0, "dim1", 0, 2)))
     with pytest.raises(ProgramError, match="dim1 is patched twice"):

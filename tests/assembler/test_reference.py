@@ -20,7 +20,7 @@ def test_tables_are_up_to_date(root: Path) -> None:
 def test_tables_name_every_format() -> None:
     text = tables()
     for overlay in OVERLAYS.values():
-        for form in overlay.forms:
+        for form in overlay.formats:
             for field in form.mop.FIELDS:
                 assert f"`{field.name}`" in text or f"{field.to}`" in text or f"{field.source}`" in text
 

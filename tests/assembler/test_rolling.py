@@ -87,7 +87,7 @@ def test_what_recurs_becomes_a_block() -> None:
 
 
 def test_irregular_programs_take_bounded_time() -> None:
-    mem_a = XNN.by_form["MemA"].mop
+    mem_a = XNN.by_format["MemA"].mop
     draw = random.Random(1).randrange
     image = tuple(Packet.of(3, [mem_a(dim1=draw(2))], mask=1 + draw(2)) for _ in range(3000))
     begin = time.process_time()

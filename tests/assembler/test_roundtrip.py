@@ -14,8 +14,8 @@ from rsn.assembler.formatter import format_text
 from rsn.assembler.parser import parse
 from rsn.assembler.printer import show
 from rsn.assembler.slices import SliceError, cut, uncut
-from rsn.isa.datapath import Form, Overlay
 from rsn.isa.fields import Field, Record
+from rsn.isa.overlay import InstructionFormat, Overlay
 from rsn.isa.overlays import OVERLAYS
 from rsn.isa.packet import NOP, Header, Packet
 from rsn.isa.program import Buffer, Layout, Parameter, Patch, Place, Program, Role
@@ -102,7 +102,7 @@ def buffers(draw: st.DrawFn, overlay: Overlay) -> tuple[Buffer, ...]:
 
 @st.composite
 def packets(draw: st.DrawFn, overlay: Overlay, addresses: list[int]) -> Packet:
-    form: Form | None = draw(st.sampled_from([None, *overlay.forms]))
+    form: InstructionFormat | None = draw(st.sampled_from([None, *overlay.formats]))
     if form is None:
         return Packet(Header(opcode=NOP))
     many = len(overlay.by_kind[form.kind]) > 1

@@ -363,9 +363,9 @@ def mutations(draw: st.DrawFn, text: str) -> Program:
                 other = draw(st.integers(0, len(packets) - 1))
                 packets[at], packets[other] = packets[other], packet
             case "reuse" if not header.last:
-                packets[at] = dataclasses.replace(packet, header=header.but(reuse=draw(st.integers(0, 3))))
+                packets[at] = dataclasses.replace(packet, header=header.replace(reuse=draw(st.integers(0, 3))))
             case "mask":
-                packets[at] = dataclasses.replace(packet, header=header.but(mask=draw(st.integers(0, 63))))
+                packets[at] = dataclasses.replace(packet, header=header.replace(mask=draw(st.integers(0, 63))))
             case "field" if packet.mops:
                 mops = list(packet.mops)
                 i = draw(st.integers(0, len(mops) - 1))

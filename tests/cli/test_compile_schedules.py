@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 from click.testing import CliRunner, Result
 
+from rsn.base.errors import ScheduleError
 from rsn.cli.main import main
-from rsn.isa.errors import ScheduleError
 from rsn.scheduler import best as best_module
 from rsn.scheduler.schedule import PAPER, read_schedule
 

@@ -26,8 +26,8 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 
 import rsn
+from rsn.base.errors import ContainerError, RsnError
 from rsn.host.model.file import CHECKSUM, DESCRIPTION, _checksum, _digest
-from rsn.isa.errors import ContainerError, RsnError
 
 VALUES: tuple[Any, ...] = (
     None, True, False, 0, 1, -1, 2, 7, 1 << 31, 1 << 63, 1 << 70, 0.5, 1e308, "", "*", "lpddr", "a.b", "__class__",

@@ -17,8 +17,8 @@ from rsn.assembler import container
 from rsn.assembler.formatter import format_text
 from rsn.assembler.parser import parse, parse_file
 from rsn.assembler.printer import show
-from rsn.isa.datapath import Overlay
-from rsn.isa.errors import ContainerError, ImageError, ProgramError, SourceError
+from rsn.base.errors import ContainerError, ImageError, ProgramError, SourceError
+from rsn.isa.overlay import Overlay
 from rsn.isa.overlays import OVERLAYS
 from rsn.isa.overlays.xnn import XNN
 from rsn.isa.packet import Header, Words, decode_image, encode_image

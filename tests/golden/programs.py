@@ -31,8 +31,8 @@ from rsn.rsnlib.models import preset
 from rsn.rsnlib.trace import trace
 from rsn.scheduler.best import schedule_named
 from rsn.scheduler.build import build
+from rsn.scheduler.graph import Activation, Attention, Gemm, LayerGraph, Norm, Output
 from rsn.scheduler.pack import pack
-from rsn.scheduler.segment import Activation, Attention, Gemm, Network, Norm, Output
 
 FOLDER = Path(__file__).parent
 RECORD = FOLDER / "golden.json"
@@ -155,7 +155,7 @@ def _whole_numbers(batch: int, seq: int) -> Made:
         gemm("o", "up", 200, 300, activation=Activation.GELU_ERF),
         gemm("up", "y", 300, 200, residual="o", norm=Norm(1e-6)),
     )  # fmt: skip
-    network = Network(batch, seq, {"x": 200}, (Output("y", weight(1, 200)[0], weight(1, 200)[0]),), layers)
+    network = LayerGraph(batch, seq, {"x": 200}, (Output("y", weight(1, 200)[0], weight(1, 200)[0]),), layers)
     built = build(network, find("xnn"), schedule_named("paper"))
     return Made(built.program, built.weights, exact=True)
 

@@ -11,16 +11,16 @@ from typing import Any
 
 import numpy as np
 
+from rsn.base.errors import BoardError
 from rsn.host.boards.device import BoardLost, BoardTimeout
 from rsn.host.boards.sim import SimBoard
 from rsn.hw.sim.machine import Run
-from rsn.isa.errors import BoardError
 from rsn.isa.overlays import XNN
 from rsn.isa.packet import Words
 from rsn.isa.program import Program
 from rsn.scheduler.build import Built, build
+from rsn.scheduler.graph import Attention, Gemm, LayerGraph, Output
 from rsn.scheduler.schedule import PAPER
-from rsn.scheduler.segment import Attention, Gemm, Network, Output
 
 Array = np.ndarray
 _rng = np.random.default_rng(11)
@@ -34,7 +34,7 @@ def attention(batch: int, seq: int, lengths: tuple[int, ...] = ()) -> Built:
     """One head over sequences with masks; `attended` says what it gives."""
     projections = [Gemm(n, "x", n, WEIGHTS[n], BIASES[n]) for n in "qkv"]
     layers = (*projections, Attention("a", "q", "k", "v", "y", 1, COLUMNS, True))
-    network = Network(batch, seq, {"x": COLUMNS}, (Output("y"),), layers)
+    network = LayerGraph(batch, seq, {"x": COLUMNS}, (Output("y"),), layers)
     return build(network.with_lengths(lengths) if lengths else network, XNN, PAPER)
 
 
@@ -42,7 +42,7 @@ def attention(batch: int, seq: int, lengths: tuple[int, ...] = ()) -> Built:
 def linear(batch: int, seq: int) -> Built:
     """x @ WEIGHTS["q"] + BIASES["q"], without masks."""
     gemm = Gemm("g", "x", "y", WEIGHTS["q"], BIASES["q"])
-    return build(Network(batch, seq, {"x": COLUMNS}, (Output("y"),), (gemm,)), XNN, PAPER)
+    return build(LayerGraph(batch, seq, {"x": COLUMNS}, (Output("y"),), (gemm,)), XNN, PAPER)
 
 
 def attended(x: Array, lengths: Sequence[int] | None = None) -> Array:

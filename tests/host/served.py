@@ -18,13 +18,13 @@ from subprocess import PIPE, Popen
 from typing import Any
 
 import rsn.cli.serve as command
+from rsn.base.errors import TensorError
 from rsn.cli.main import main
 from rsn.host.boards import Board
 from rsn.host.runner import Runner
 from rsn.host.serving import Health, Serving
 from rsn.host.serving.arguments import Argument, check_names
 from rsn.host.serving.metrics import Metrics
-from rsn.isa.errors import TensorError
 
 from .rigged import COLUMNS, Flaky, Rig, attention, weights_of
 

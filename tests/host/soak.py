@@ -22,10 +22,10 @@ from dataclasses import dataclass, field
 import numpy as np
 from prometheus_client import CollectorRegistry
 
+from rsn.base.errors import BoardError
 from rsn.host.runner import Runner
 from rsn.host.serving import RequestTimeout, Serving
 from rsn.host.serving.metrics import OUTCOMES, Metrics
-from rsn.isa.errors import BoardError
 
 from .rigged import COLUMNS, Array, Flaky, attended, attention, weights_of
 

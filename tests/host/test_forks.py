@@ -20,13 +20,13 @@ import numpy as np
 import pytest
 from prometheus_client import CollectorRegistry
 
+from rsn.base.errors import BoardError
 from rsn.host.boards.device import BoardBusy
 from rsn.host.boards.lock import DeviceLock
 from rsn.host.boards.ssh import SshBoard
 from rsn.host.runner import Runner
 from rsn.host.serving import State
 from rsn.host.serving.metrics import Metrics
-from rsn.isa.errors import BoardError
 
 from .rigged import COLUMNS, Gate, Rig, attended, attention, weights_of
 

@@ -28,6 +28,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 import rsn
 import rsn.cli.serve as command
+from rsn.base.errors import BoardError, ProgramError, TensorError, UnsupportedError
 from rsn.cli.main import main
 from rsn.host.boards.device import BoardLost
 from rsn.host.serving import Health, QueueFull, RequestTimeout, Serving, State
@@ -35,7 +36,6 @@ from rsn.host.serving.arguments import Argument
 from rsn.host.serving.http import application
 from rsn.host.serving.http_json import CHUNK, read_array, read_question, write_json
 from rsn.host.serving.metrics import Metrics
-from rsn.isa.errors import BoardError, ProgramError, TensorError, UnsupportedError
 
 from .rigged import COLUMNS, Gate, Rig, attended
 from .served import AttentionServer, Stub, opened, serving

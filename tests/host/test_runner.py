@@ -9,21 +9,21 @@ import pytest
 from safetensors.numpy import save_file
 
 from rsn.assembler import container
+from rsn.base.errors import BoardError, ProgramError, TensorError
 from rsn.host import tensors
 from rsn.host.runner import Runner
-from rsn.isa.errors import BoardError, ProgramError, TensorError
 from rsn.isa.overlays import XNN
 from rsn.isa.program import Program
 from rsn.scheduler.build import Built, build
+from rsn.scheduler.graph import Attention, Gemm, LayerGraph, Output
 from rsn.scheduler.schedule import PAPER
-from rsn.scheduler.segment import Attention, Gemm, Network, Output
 
 rng = np.random.default_rng(3)
 W, B = rng.standard_normal((100, 70)).astype(np.float32), rng.standard_normal(70).astype(np.float32)
 
 
 def linear() -> Built:
-    network = Network(1, 50, {"x": 100}, (Output("y"),), (Gemm("g", "x", "y", W, B),))
+    network = LayerGraph(1, 50, {"x": 100}, (Output("y"),), (Gemm("g", "x", "y", W, B),))
     return build(network, XNN, PAPER)
 
 
@@ -31,7 +31,8 @@ def attention() -> Built:
     layers = [
         Gemm(n, "x", n, rng.standard_normal((64, 64)).astype(np.float32) / 8, np.zeros(64, np.float32)) for n in "qkv"
     ]
-    return build(Network(2, 9, {"x": 64}, (Output("y"),), (*layers, Attention("a", "q", "k", "v", "y", 1, 64, True))),
+    return build(LayerGraph(
+        2, 9, {"x": 64}, (Output("y"),), (*layers, Attention("a", "q", "k", "v", "y", 1, 64, True))),
                  XNN, PAPER)  # fmt: skip
 
 

@@ -18,11 +18,11 @@ import pytest
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
+from rsn.base.errors import BoardError, DeadlockError, ProgramError, TensorError
 from rsn.host.boards.device import BoardBusy, BoardLost, BoardMemory, BoardTimeout
 from rsn.host.runner import Runner
 from rsn.host.serving import QueueFull, RequestTimeout, Serving, State
 from rsn.host.serving.metrics import Metrics
-from rsn.isa.errors import BoardError, DeadlockError, ProgramError, TensorError
 
 from .rigged import COLUMNS, Array, Gate, Rig, attended, attention, linear, weights_of
 from .soak import soak

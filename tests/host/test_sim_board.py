@@ -9,18 +9,18 @@ import weakref
 import numpy as np
 import pytest
 
+from rsn.base.errors import BoardError
 from rsn.host.boards.sim import SimBoard
 from rsn.host.runner import Runner
 from rsn.hw.sim.machine import Machine
-from rsn.isa.datapath import PL_HZ
-from rsn.isa.errors import BoardError
+from rsn.isa.overlay import PL_HZ
 from rsn.isa.overlays import XNN
 from rsn.isa.overlays.fig6 import FIG6, Read, Write
 from rsn.isa.packet import Packet
 from rsn.isa.program import Buffer, Layout, Parameter, Patch, Program, Role
 from rsn.scheduler.build import Built, build
+from rsn.scheduler.graph import Attention, Gemm, LayerGraph, Output
 from rsn.scheduler.schedule import PAPER
-from rsn.scheduler.segment import Attention, Gemm, Network, Output
 
 SEQ = 300
 rng = np.random.default_rng(4)
@@ -33,7 +33,7 @@ def built() -> Built:
         Gemm(n, "x", n, rng.standard_normal((64, 64)).astype(np.float32) / 8, np.zeros(64, np.float32)) for n in "qkv"
     ]
     layers = (*qkv, Attention("a", "q", "k", "v", "y", 1, 64, True))
-    return build(Network(2, SEQ, {"x": 64}, (Output("y"),), layers), XNN, PAPER)
+    return build(LayerGraph(2, SEQ, {"x": 64}, (Output("y"),), layers), XNN, PAPER)
 
 
 X = rng.standard_normal((2, SEQ, 64)).astype(np.float32)

@@ -26,6 +26,7 @@ from click.testing import CliRunner
 
 import rsn
 from rsn.assembler import container
+from rsn.base.errors import BoardError, ImageError, ProgramError, TensorError
 from rsn.cli.main import main
 from rsn.host.boards import ssh
 from rsn.host.boards.device import BoardLost, BoardMismatch, BoardTimeout
@@ -34,12 +35,11 @@ from rsn.host.boards.ssh_cache import WeightCache, checksum
 from rsn.host.boards.ssh_frames import GREETING, Ended, Frames
 from rsn.host.runner import Result, Runner
 from rsn.host.tensors import load_tensors, save_tensors
-from rsn.isa.errors import BoardError, ImageError, ProgramError, TensorError
 from rsn.isa.overlays import XNN
 from rsn.isa.program import Program
 from rsn.scheduler.build import Built, build
+from rsn.scheduler.graph import Attention, Gemm, LayerGraph, Output
 from rsn.scheduler.schedule import PAPER
-from rsn.scheduler.segment import Attention, Gemm, Network, Output
 
 rng = np.random.default_rng(7)
 W, B = rng.standard_normal((100, 70)).astype(np.float32), rng.standard_normal(70).astype(np.float32)
@@ -75,7 +75,7 @@ main(prog_name="rsn")
 
 
 def linear(weight: str = "g") -> Built:
-    network = Network(1, 50, {"x": 100}, (Output("y"),), (Gemm(weight, "x", "y", W, B),))
+    network = LayerGraph(1, 50, {"x": 100}, (Output("y"),), (Gemm(weight, "x", "y", W, B),))
     return build(network, XNN, PAPER)
 
 
@@ -83,7 +83,7 @@ def attention() -> Built:
     w = [rng.standard_normal((64, 64)).astype(np.float32) / 8 for _ in "qkv"]
     layers = [Gemm(n, "x", n, w[i], np.zeros(64, np.float32)) for i, n in enumerate("qkv")]
     whole = (*layers, Attention("a", "q", "k", "v", "y", 1, 64, True))
-    return build(Network(2, 9, {"x": 64}, (Output("y"),), whole), XNN, PAPER)
+    return build(LayerGraph(2, 9, {"x": 64}, (Output("y"),), whole), XNN, PAPER)
 
 
 def until(what: Callable[[], bool], seconds: float = 15.0) -> None:

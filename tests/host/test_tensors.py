@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from rsn.base.errors import TensorError
 from rsn.host import tensors
-from rsn.isa.errors import TensorError
 from rsn.isa.layout import padded
 from rsn.isa.program import Buffer, Layout, Role
 

@@ -16,9 +16,9 @@ from rsn.hw.sim.machine import Machine
 from rsn.isa.overlays import XNN, XNN_BASE
 from rsn.isa.program import Kernels, Program, Role
 from rsn.scheduler.build import build
+from rsn.scheduler.graph import Activation, Attention, Gemm, LayerGraph, Norm, Output
 from rsn.scheduler.pack import pack
 from rsn.scheduler.schedule import PAPER
-from rsn.scheduler.segment import Activation, Attention, Gemm, Network, Norm, Output
 
 FOLDER = Path(str(rsn.__file__)).parent / "programs"
 SHIPPED = sorted(file.stem for file in FOLDER.glob("*.rsn"))
@@ -45,7 +45,7 @@ class Example:
 
 def encoder(
     layers: int, batch: int, seq: int, hidden: int = 128, heads: int = 2, ffn: int = 256, masked: bool = False
-) -> Network:
+) -> LayerGraph:
     """A stack of post-norm encoders with random weights; segments are l0.q, l0.k, ..."""
     rng = np.random.default_rng([layers, batch, seq, hidden, heads, ffn])
 
@@ -65,10 +65,10 @@ def encoder(
         out += [gemm(c, d, hidden, hidden, x), gemm(d, h, hidden, ffn, act=Activation.GELU_TANH)]
         out.append(gemm(h, y, ffn, hidden, d))
         x = y
-    return Network(batch, seq, {"x": hidden}, (Output(x),), tuple(out))
+    return LayerGraph(batch, seq, {"x": hidden}, (Output(x),), tuple(out))
 
 
-def built(network: Network, base: bool = False) -> Example:
+def built(network: LayerGraph, base: bool = False) -> Example:
     """A network compiled, with random inputs."""
     done = build(network, XNN_BASE if base else XNN, PAPER)
     rng = np.random.default_rng(0)

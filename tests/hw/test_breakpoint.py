@@ -15,15 +15,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from rsn.base.durations import duration
+from rsn.base.errors import DeadlockError, ProgramError
 from rsn.hw.sim import breakpoint as breakpoints
 from rsn.hw.sim.breakpoint import Stopped, stop
 from rsn.hw.sim.machine import Machine, launch_seconds, one_blas_thread
-from rsn.isa.durations import duration
-from rsn.isa.errors import DeadlockError, ProgramError
 from rsn.isa.expansion import Expansion
 from rsn.isa.fields import Record
-from rsn.isa.network import Network
 from rsn.isa.packet import Packet
+from rsn.machine.executor import ProcessNetwork
 
 from .examples import Array, example, machine
 
@@ -43,10 +43,10 @@ def copied(value: Any) -> Any:
 
 
 @cache
-def whole_run(name: str) -> tuple[Network, dict[tuple[str, int], Seen]]:
+def whole_run(name: str) -> tuple[ProcessNetwork, dict[tuple[str, int], Seen]]:
     """With data and clocks, every kernel looked at when it begins."""
     p = example(name).program
-    net = Network(
+    net = ProcessNetwork(
         p.overlay,
         packets=machine(name).packets,
         preloaded=p.preloaded,
@@ -91,9 +91,9 @@ def check_state(stopped: Stopped, seen: Seen) -> None:
         np.testing.assert_array_equal(stopped.arrays[label], array)
 
 
-def check_fills(stopped: Stopped, net: Network, launch: float) -> None:
+def check_fills(stopped: Stopped, net: ProcessNetwork, launch: float) -> None:
     """Words in each stream of the unit, from the log of the whole run: what had been put less what had been got."""
-    log = net.firings
+    log = net.events
     assert log is not None
     clock = stopped.clock - launch
     held = net.progress[stopped.unit].index
@@ -119,7 +119,7 @@ def check_fills(stopped: Stopped, net: Network, launch: float) -> None:
 
 def places(name: str) -> list[tuple[str, int]]:
     """Every uOP of a program."""
-    runs = Expansion(example(name).program).runs
+    runs = Expansion(example(name).program).sequences
     return [(unit, n) for unit, run in runs.items() for n in range(len(run))]
 
 
@@ -168,13 +168,13 @@ def test_the_order_of_stepping_changes_nothing(
 ) -> None:
     expected = stop(machine("fig6_app2"), example("fig6_app2").banks(), *place)
     shuffle = random.Random(seed)
-    init: Callable[..., None] = Network.__init__
+    init: Callable[..., None] = ProcessNetwork.__init__
 
-    def shuffled(net: Network, *args: Any, **options: Any) -> None:
+    def shuffled(net: ProcessNetwork, *args: Any, **options: Any) -> None:
         init(net, *args, **options)
         shuffle.shuffle(net._tasks)
 
-    monkeypatch.setattr(Network, "__init__", shuffled)
+    monkeypatch.setattr(ProcessNetwork, "__init__", shuffled)
     got = stop(machine("fig6_app2"), example("fig6_app2").banks(), *place)
     assert str(got) == str(expected)
     assert got.as_json() == expected.as_json()
@@ -184,13 +184,13 @@ def test_the_order_of_stepping_changes_nothing_of_an_encoder(monkeypatch: pytest
     rng = random.Random(5)
     chosen = rng.sample(places("encoder"), 4)
     expected = [stop(machine("encoder"), example("encoder").banks(), *place) for place in chosen]
-    init: Callable[..., None] = Network.__init__
+    init: Callable[..., None] = ProcessNetwork.__init__
 
-    def reversed_(net: Network, *args: Any, **options: Any) -> None:
+    def reversed_(net: ProcessNetwork, *args: Any, **options: Any) -> None:
         init(net, *args, **options)
         net._tasks.reverse()
 
-    monkeypatch.setattr(Network, "__init__", reversed_)
+    monkeypatch.setattr(ProcessNetwork, "__init__", reversed_)
     for place, before in zip(chosen, expected, strict=True):
         got = stop(machine("encoder"), example("encoder").banks(), *place)
         assert got.as_json() == before.as_json()

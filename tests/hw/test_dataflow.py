@@ -1,5 +1,6 @@
-"""Data without clocks: what `Network` computes with them, whatever runs; that memories are left alone where there is
-nothing to compute; and who is told when something is complete. Random small networks are in tests/isa/test_burst.py."""
+"""Data without clocks: what `ProcessNetwork` computes with them, whatever runs; that memories are left alone where
+there is nothing to compute; and who is told when something is complete. Random small networks are in
+tests/machine/test_burst.py."""
 
 from __future__ import annotations
 
@@ -13,18 +14,18 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from rsn.base.errors import DeadlockError, ProgramError
 from rsn.hw.sim.dataflow import Dataflow, Queue
 from rsn.hw.sim.machine import Machine
-from rsn.isa.errors import DeadlockError, ProgramError
 from rsn.isa.expansion import Expansion
 from rsn.isa.layout import block, unblock
-from rsn.isa.network import Network
 from rsn.isa.overlays import XNN
 from rsn.isa.overlays import xnn_formats as f
 from rsn.isa.overlays.xnn_kernels import activation
 from rsn.isa.packet import decode_image
 from rsn.isa.program import Buffer, Role
 from rsn.isa.segments import segments
+from rsn.machine.executor import ProcessNetwork
 
 from .examples import NAMES, Array, Example, built, encoder, example, with_lengths
 
@@ -36,7 +37,7 @@ def clocked(e: Example, words: Any = None, order: Order | None = None) -> dict[s
     banks = e.banks()
     p = e.program
     packets = decode_image(p.image if words is None else words, p.overlay)
-    Network(p.overlay, packets=packets, preloaded=p.preloaded, banks=banks, data=True, order=order).run()
+    ProcessNetwork(p.overlay, packets=packets, preloaded=p.preloaded, banks=banks, data=True, order=order).run()
     return banks
 
 
@@ -130,11 +131,11 @@ def test_a_tile_on_its_way_is_not_what_its_sender_makes_of_it_later(engine: str)
     product = f.Mme(a_iter=1, b_iter=1, k_iter=1, acc_a=1, acc_b=1, n128=1, k128=1)
     preloaded: dict[str, Any] = {"MME0": [product], "MME4": [product]}
     if engine == "flowed":
-        net: Network = Dataflow(XNN, packets=[], preloaded=preloaded, banks=banks, where=lambda u, o: "")
+        net: ProcessNetwork = Dataflow(XNN, packets=[], preloaded=preloaded, banks=banks, where=lambda u, o: "")
         for name, uops in issues.items():
             net.progress[name].task.steps = net._feed(name, uops)
     else:
-        net = Network(XNN, issues=issues, preloaded=preloaded, banks=banks, data=True)
+        net = ProcessNetwork(XNN, issues=issues, preloaded=preloaded, banks=banks, data=True)
     net.run()
     np.testing.assert_allclose(unblock(banks["ddr"][16384:32768], 128, 128), activation(x @ w, 0), rtol=1e-5, atol=1e-5)
     np.testing.assert_allclose(unblock(banks["ddr"][32768:], 128, 128), (x @ w) @ v, rtol=1e-4, atol=1e-3)

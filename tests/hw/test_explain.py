@@ -13,17 +13,17 @@ import numpy as np
 import pytest
 from click import unstyle
 
+from rsn.base.durations import unit_of
+from rsn.base.errors import DeadlockError
 from rsn.hw.sim.explain import Explanation, explain
 from rsn.hw.sim.machine import Machine, critical_path, launch_seconds
 from rsn.hw.sim.timeline import Timeline
-from rsn.isa.compiled import Timing
-from rsn.isa.datapath import Overlay
-from rsn.isa.durations import unit_of
-from rsn.isa.errors import DeadlockError
-from rsn.isa.network import OWN, ROOM, Network
+from rsn.isa.overlay import Overlay
 from rsn.isa.overlays.fig6 import FIG6, Read, Write
 from rsn.isa.packet import Packet
 from rsn.isa.program import Buffer, Layout, Program
+from rsn.machine.executor import OWN, ROOM, ProcessNetwork
+from rsn.machine.fast_engine import Timing
 
 from .examples import NAMES, built, encoder, example, machine
 
@@ -139,7 +139,7 @@ def test_what_if_agrees_with_the_executor() -> None:
     p = example("fig6_app2").program
     for w in reasons("fig6_app2").what_if:
         overlay = other(p.overlay, w.rate)
-        assert w.latency_s == pytest.approx(Network(overlay, packets=p.packets).run(), rel=1e-12)
+        assert w.latency_s == pytest.approx(ProcessNetwork(overlay, packets=p.packets).run(), rel=1e-12)
 
 
 @pytest.mark.parametrize(
@@ -169,7 +169,7 @@ def test_what_the_critical_path_had_waited_for(name: str, shallow: bool) -> None
     if shallow:
         overlay = overlay.with_depths({s.name: 1 for s in overlay.streams if s.depth == 2})
     m = Machine(dataclasses.replace(example(name).program, overlay=overlay))
-    chain = m.timing.chain
+    chain = m.timing.critical_path
     expected: dict[str, float] = {}
     for at in range(len(chain.unit)):
         before = at + 1
@@ -322,9 +322,9 @@ def test_the_order_of_stepping_changes_nothing(name: str, seed: int) -> None:
 
     def run(order: Callable[[list[object]], list[object]]) -> tuple[object, ...]:
         p = example(name).program
-        net = Network(p.overlay, packets=p.packets, preloaded=p.preloaded, record=True, order=order)
+        net = ProcessNetwork(p.overlay, packets=p.packets, preloaded=p.preloaded, record=True, order=order)
         done = Timing.of(net, net.run())
-        log = done.firings
+        log = done.events
 
         def one(i: int) -> tuple[object, ...]:
             return log.unit[i], log.steps[log.step[i]], log.start[i], log.end[i], log.number[i], log.origin[i]

@@ -5,34 +5,34 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from rsn.isa.compiled import Plan
-from rsn.isa.datapath import PL_HZ, Overlay
+from rsn.isa.overlay import PL_HZ, Overlay
 from rsn.isa.overlays import XNN, XNN_BASE
 from rsn.isa.program import Program
+from rsn.machine.fast_engine import Plan
 from rsn.scheduler.build import build
+from rsn.scheduler.graph import Activation, Attention, Gemm, LayerGraph, Output
 from rsn.scheduler.schedule import PAPER
-from rsn.scheduler.segment import Activation, Attention, Gemm, Network, Output
 
 TILE_BEATS = 512
 POST_OPS = ("softmax_beat", "softmax_fill", "softmax_max_fill", "exchange_fill", "gelu_beat")
 
 
-def attention(seq: int, heads: int = 1, **masks: bool) -> Network:
+def attention(seq: int, heads: int = 1, **masks: bool) -> LayerGraph:
     layer = Attention("a", "q", "k", "v", "y", heads, 64, **masks)
-    return Network(1, seq, dict.fromkeys("qkv", 64 * heads), (Output("y"),), (layer,))
+    return LayerGraph(1, seq, dict.fromkeys("qkv", 64 * heads), (Output("y"),), (layer,))
 
 
-def product(rows: int, columns: int, activation: Activation) -> Network:
+def product(rows: int, columns: int, activation: Activation) -> LayerGraph:
     weight, bias = np.zeros((128, columns), np.float32), np.zeros(columns, np.float32)
-    return Network(1, rows, {"x": 128}, (Output("y"),), (Gemm("g", "x", "y", weight, bias, activation),))
+    return LayerGraph(1, rows, {"x": 128}, (Output("y"),), (Gemm("g", "x", "y", weight, bias, activation),))
 
 
-def amounts(network: Network, overlay: Overlay) -> dict[str, float]:
+def amounts(network: LayerGraph, overlay: Overlay) -> dict[str, float]:
     taken = _plan(build(network, overlay, PAPER).program).run().amounts
     return {name: taken.get(name, 0) for name in POST_OPS}
 
 
-def cycles(network: Network, overlay: Overlay) -> float:
+def cycles(network: LayerGraph, overlay: Overlay) -> float:
     """PL cycles of a program in which all but post-ops takes no time."""
     program = build(network, overlay, PAPER).program
     free = {name: 1e30 if r.unit == "GB/s" else 0.0 for name, r in overlay.rates.items() if name not in POST_OPS}

@@ -17,6 +17,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from rsn.base.errors import DeadlockError
 from rsn.hw.sim import scene
 from rsn.hw.sim.explain import Explanation, explain
 from rsn.hw.sim.machine import Machine
@@ -24,7 +25,6 @@ from rsn.hw.sim.report import colours, page, write_report
 from rsn.hw.sim.roofline import roofline
 from rsn.hw.sim.scene import covered, describe
 from rsn.hw.sim.timeline import Timeline
-from rsn.isa.errors import DeadlockError
 from rsn.isa.expansion import Expansion
 from rsn.isa.overlays import FIG6, OVERLAYS, XNN
 from rsn.isa.overlays import xnn_formats as f
@@ -347,7 +347,7 @@ def test_page_of_a_long_program_stays_small() -> None:
 
 def test_too_many_uops_are_merged(monkeypatch: pytest.MonkeyPatch) -> None:
     m = Machine(longer(example("gemm768").program, 20))
-    monkeypatch.setattr(scene, "MOST_UOPS", 500)
+    monkeypatch.setattr(scene, "MAX_UOPS", 500)
     header, array = unpacked(read(page(m, "long")).scripts["scene"])
     lanes = {lane["name"]: lane for lane in header["lanes"]}
     drawn = {name: len(array(lane["start"])) for name, lane in lanes.items()}

@@ -17,24 +17,24 @@ from hypothesis import strategies as st
 
 import rsn
 from rsn.assembler.parser import parse
+from rsn.base.durations import duration
 from rsn.hw.sim import trace
 from rsn.hw.sim.machine import Machine
 from rsn.hw.sim.timeline import Timeline
 from rsn.hw.sim.trace import UNITS, Picture, Titles, events, microseconds, round_up, write_trace
-from rsn.isa.durations import duration
 from rsn.isa.overlays import XNN
 from rsn.isa.program import Kernels, Program
+from rsn.scheduler.graph import Activation, Attention, Gemm, LayerGraph, Norm, Output
 from rsn.scheduler.lower import lower
 from rsn.scheduler.pack import pack
 from rsn.scheduler.schedule import PAPER
-from rsn.scheduler.segment import Activation, Attention, Gemm, Network, Norm, Output
 
 FOLDER = Path(str(rsn.__file__)).parent / "programs"
 SHIPPED = sorted(file.stem for file in FOLDER.glob("*.rsn"))
 Event = dict[str, Any]
 
 
-def encoder(layers: int, batch: int = 2, seq: int = 256, hidden: int = 128, heads: int = 2) -> Network:
+def encoder(layers: int, batch: int = 2, seq: int = 256, hidden: int = 128, heads: int = 2) -> LayerGraph:
     """Transformer layers with a mask; their numbers do not matter here."""
     one, norm = np.ones(hidden, np.float32), Norm(1e-6)
 
@@ -49,7 +49,7 @@ def encoder(layers: int, batch: int = 2, seq: int = 256, hidden: int = 128, head
         out += [gemm(c, d, residual=x, residual_scale=one, norm=norm), gemm(d, h, activation=Activation.GELU_TANH)]
         out += [gemm(h, y, residual=d, residual_scale=one, norm=norm)]
         x = y
-    return Network(batch, seq, {"x": hidden}, (Output(x),), tuple(out))
+    return LayerGraph(batch, seq, {"x": hidden}, (Output(x),), tuple(out))
 
 
 @cache
@@ -328,9 +328,9 @@ def test_a_slice_is_a_uop(drawn: Timeline) -> None:
     rows = {(names[e["tid"]], e["args"]["uop"]): e for e in found if e["ph"] == "X" and e["pid"] == UNITS}
     expansion = Titles(drawn.machine).expansion
     for track in drawn.tracks:
-        if track.name not in expansion.runs:
+        if track.name not in expansion.sequences:
             continue
-        run = expansion.runs[track.name]
+        run = expansion.sequences[track.name]
         for number, origin, start, end in zip(track.number, track.origin, track.start, track.end, strict=True):
             if end == start:
                 continue
@@ -443,9 +443,9 @@ def test_fill_is_that_of_the_streams(drawn: Timeline) -> None:
 
 @pytest.fixture
 def crowded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(trace, "MOST_SLICES", 10)
-    monkeypatch.setattr(trace, "MOST_FLOWS", 10)
-    monkeypatch.setattr(trace, "MOST_CHANGES", 5)
+    monkeypatch.setattr(trace, "MAX_SLICES", 10)
+    monkeypatch.setattr(trace, "MAX_FLOWS", 10)
+    monkeypatch.setattr(trace, "MAX_CHANGES", 5)
 
 
 @pytest.mark.usefixtures("crowded")

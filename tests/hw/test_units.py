@@ -9,13 +9,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from rsn.isa.compiled import execute
-from rsn.isa.errors import DeadlockError, ProgramError
+from rsn.base.errors import DeadlockError, ProgramError
 from rsn.isa.layout import block, unblock
-from rsn.isa.network import Network
 from rsn.isa.overlays import XNN
 from rsn.isa.overlays import xnn_formats as f
 from rsn.isa.overlays.xnn_kernels import activation, legal
+from rsn.machine.executor import ProcessNetwork
+from rsn.machine.fast_engine import execute
 
 rng = np.random.default_rng(7)
 RECV = f.MemC(recv=1, k_iter=1, recv_a=1, recv_b=1)
@@ -39,8 +39,8 @@ def vector(to: str, at: int, size: int) -> f.Transfer:
     return f.Transfer(at // 16, size, False, to, True)
 
 
-def run(ddr: np.ndarray, lpddr: np.ndarray, mme: dict[str, Sequence[f.Mme]], **issues: list[Any]) -> Network:
-    net = Network(
+def run(ddr: np.ndarray, lpddr: np.ndarray, mme: dict[str, Sequence[f.Mme]], **issues: list[Any]) -> ProcessNetwork:
+    net = ProcessNetwork(
         XNN, issues=issues, preloaded=dict(mme), banks={"ddr": ddr.reshape(-1), "lpddr": lpddr.reshape(-1)}, data=True
     )
     net.run()

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rsn.isa.errors import FieldError
+from rsn.base.errors import FieldError
 from rsn.isa.fields import Field, Record, bits
 from rsn.isa.overlays import OVERLAYS
 from rsn.isa.overlays import xnn_formats as f
@@ -12,7 +12,7 @@ from rsn.isa.packet import Header
 
 RECORDS = sorted(
     {Header}
-    | {form.mop for o in OVERLAYS.values() for form in o.forms}
+    | {form.mop for o in OVERLAYS.values() for form in o.formats}
     | {record for o in OVERLAYS.values() for record, _ in o.preloaded.values()},
     key=lambda r: r.__name__,
 )

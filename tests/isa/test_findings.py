@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from rsn.isa.finding import Finding, gather
+from rsn.base.finding import Finding, gather
 
 
 def documented(text: str) -> set[str]:

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rsn.isa.errors import FieldError
+from rsn.base.errors import FieldError
 from rsn.isa.fields import Field, Record
 from rsn.isa.generate import OUTPUTS
 from rsn.isa.overlays import OVERLAYS, XNN
@@ -21,7 +21,7 @@ from rsn.isa.packet import Header
 
 GXX = ["g++", "-std=c++17", "-Wall", "-Wextra", "-Werror", "-pedantic"]
 
-FORMATS: tuple[type[Record], ...] = (Header, *(f.mop for f in XNN.forms), *(r for r, _ in XNN.preloaded.values()))
+FORMATS: tuple[type[Record], ...] = (Header, *(f.mop for f in XNN.formats), *(r for r, _ in XNN.preloaded.values()))
 
 Lines = Sequence[tuple[int, Sequence[int]]]
 """Number of a format and its words."""
@@ -37,7 +37,9 @@ def test_files_are_up_to_date(root: Path, path: str) -> None:
 def test_reference_names_everything(root: Path, name: str) -> None:
     text = (root / "docs/isa.md").read_text(encoding="utf-8")
     overlay = OVERLAYS[name]
-    rows = [f"`{f.name}`" for form in overlay.forms for f in form.mop.FIELDS] + [f"`{rate}`" for rate in overlay.rates]
+    rows = [f"`{f.name}`" for form in overlay.formats for f in form.mop.FIELDS] + [
+        f"`{rate}`" for rate in overlay.rates
+    ]
     rows += [f"## Overlay {name}", overlay.fingerprint, *overlay.by_unit]
     assert [row for row in rows if row not in text] == []
 
@@ -51,8 +53,8 @@ def test_header_holds_the_datapath(root: Path, tmp_path: Path) -> None:
     """Constants, as the compiler sees them."""
     units = [f"units::{kind} == {len(units)}" for kind, units in XNN.by_kind.items()]
     depths = [f"depth::{s.src}_to_{s.dst}{'_' if s.label else ''}{s.label} == {s.depth}" for s in XNN.streams]
-    forms = [f"{f.mop.__name__}::opcode == {f.opcode} && {f.mop.__name__}::words == {f.mop.WORDS}" for f in XNN.forms]
-    forms += [f"{f.mop.__name__}::loops_window == {str(f.loops_window).lower()}" for f in XNN.forms]
+    forms = [f"{f.mop.__name__}::opcode == {f.opcode} && {f.mop.__name__}::words == {f.mop.WORDS}" for f in XNN.formats]
+    forms += [f"{f.mop.__name__}::loops_window == {str(f.loops_window).lower()}" for f in XNN.formats]
     other = [
         f"mop_fifo_depth == {XNN.mop_fifo_depth}",
         f"uop_fifo_depth == {XNN.uop_fifo_depth}",

@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from rsn.base.finding import Finding
 from rsn.isa import hazards as module
 from rsn.isa.expansion import Expansion
-from rsn.isa.finding import Finding
 from rsn.isa.hazards import hazards
 from rsn.isa.overlays import XNN
 from rsn.isa.overlays import xnn_formats as f
@@ -154,7 +154,7 @@ def test_units_without_order() -> None:
 
 
 def test_an_order_that_would_take_too_long_is_not_followed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "MOST_PIECES", 3)
+    monkeypatch.setattr(module, "MAX_PIECES", 3)
     assert codes([S], load(0), load(0), load(0), load(0)) == ["H10?"]
 
 
@@ -176,7 +176,7 @@ MOPS = st.builds(
 def test_expansion_in_arrays_is_expansion(packets: list[tuple[list[f.Ddr], int]]) -> None:
     program = Program(XNN, tuple(Packet.of(1, mops, reuse=reuse) for mops, reuse in packets))
     x = Expansion(program)
-    run = x.runs["DDR"]
+    run = x.sequences["DDR"]
     uops = [x.uops[k] for k in run.kinds]
     uops = [u._replace(addr=u.addr + s) for u, s in zip(uops, run.shifts.tolist(), strict=True)]
     assert uops == [u for p in program.packets for u in expand(p, XNN)]

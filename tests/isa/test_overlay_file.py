@@ -13,9 +13,9 @@ from click.testing import CliRunner
 from hypothesis import given
 from hypothesis import strategies as st
 
+from rsn.base.errors import ProgramError
 from rsn.cli.main import main
-from rsn.isa.datapath import DEEPEST, Overlay
-from rsn.isa.errors import ProgramError
+from rsn.isa.overlay import DEEPEST, Overlay
 from rsn.isa.overlays import XNN, XNN_BASE
 from rsn.isa.overlays.fig6 import FIG6
 from rsn.isa.overlays.fig7 import FIG7

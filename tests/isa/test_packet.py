@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from rsn.isa.errors import ImageError
+from rsn.base.errors import ImageError
 from rsn.isa.overlays import XNN, XNN_BASE
 from rsn.isa.overlays import xnn_formats as f
 from rsn.isa.packet import Header, Packet, decode_image, encode_image, expand

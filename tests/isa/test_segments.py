@@ -17,8 +17,8 @@ from rsn.isa.packet import Packet
 from rsn.isa.program import Buffer, Layout, Program
 from rsn.isa.segments import Segment, segments
 from rsn.scheduler.build import build
+from rsn.scheduler.graph import Activation, Attention, Gemm, LayerGraph, Norm, Output
 from rsn.scheduler.schedule import PAPER, STRICT, Schedule
-from rsn.scheduler.segment import Activation, Attention, Gemm, Network, Norm, Output
 
 
 def program(stores: Sequence[tuple[int, int]], buffers: Sequence[tuple[str, int, int]], loads: bool = False) -> Program:
@@ -107,7 +107,7 @@ def test_buffers_that_share_memory(buffers: list[tuple[int, int]], stores: list[
 # -- compiled programs ----------------------------------------------------------------------------------------------
 
 
-def encoder(layers: int, batch: int, seq: int, hidden: int, heads: int, ffn: int) -> Network:
+def encoder(layers: int, batch: int, seq: int, hidden: int, heads: int, ffn: int) -> LayerGraph:
     def gemm(x: str, y: str, k: int, n: int, residual: str | None = None, act: Activation | None = None) -> Gemm:
         weight, bias = np.zeros((k, n), np.float32), np.zeros(n, np.float32)
         if residual is None:
@@ -122,7 +122,7 @@ def encoder(layers: int, batch: int, seq: int, hidden: int, heads: int, ffn: int
         out += [Attention(c, q, k, v, c, heads, hidden // heads), gemm(c, d, hidden, hidden, x)]
         out += [gemm(d, h, hidden, ffn, act=Activation.GELU_TANH), gemm(h, y, ffn, hidden, d)]
         x = y
-    return Network(batch, seq, {"x": hidden}, (Output(x),), tuple(out))
+    return LayerGraph(batch, seq, {"x": hidden}, (Output(x),), tuple(out))
 
 
 @pytest.mark.parametrize("schedule", [PAPER, STRICT])

@@ -22,7 +22,7 @@ def test_uops_are_those_that_the_units_run(name: str, root: Path) -> None:
     """`Expansion` counts them another way: one by one, for each unit."""
     program = packed(parse_file(root / "programs" / f"{name}.rsn"))
     overlay = program.overlay
-    runs = Expansion(program).runs
+    runs = Expansion(program).sequences
     uops = count(program)["uops"]
     for kind, units in overlay.by_kind.items():
         each = [len(runs[u.name]) for u in units]

@@ -13,7 +13,7 @@ from rsn.isa.verify import check, dry_run, smallest_depth, verify
 
 X = Buffer("x", "ddr", 0, (128, 128))
 LAST = tuple(
-    Packet.terminator(XNN.form_of(k).opcode, 0 if len(XNN.by_kind[k]) == 1 else (1 << len(XNN.by_kind[k])) - 1)
+    Packet.terminator(XNN.format_of(k).opcode, 0 if len(XNN.by_kind[k]) == 1 else (1 << len(XNN.by_kind[k])) - 1)
     for k in XNN.terminators
 )
 

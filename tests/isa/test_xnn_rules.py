@@ -7,15 +7,15 @@ from collections.abc import Callable, Sequence
 
 import pytest
 
+from rsn.base.finding import Finding
 from rsn.isa.expansion import Expansion
 from rsn.isa.fields import Record
-from rsn.isa.finding import Finding
-from rsn.isa.network import Network
 from rsn.isa.overlays import XNN
 from rsn.isa.overlays import xnn_formats as f
 from rsn.isa.overlays.xnn_rules import doubts, rules
 from rsn.isa.packet import Packet
 from rsn.isa.program import Program
+from rsn.machine.executor import ProcessNetwork
 
 MASKED = {"MemA": 3, "MemB": 4, "MemC": 5}
 
@@ -24,7 +24,7 @@ def packets_for(unit: str, uops: Sequence[Record]) -> list[Packet]:
     spec = XNN.by_unit[unit]
     out = []
     for uop in uops:
-        opcode = next(x.opcode for x in XNN.forms if x.kind == spec.kind and x.mop is type(uop))
+        opcode = next(x.opcode for x in XNN.formats if x.kind == spec.kind and x.mop is type(uop))
         out.append(Packet.of(opcode, [uop], mask=1 << spec.index if spec.kind in MASKED else 0))
     return out
 
@@ -57,7 +57,7 @@ STORE = f.MemC(store=1, dim1=128, dim2=256)
 )
 def test_a_buffer_is_filled_before_it_is_emptied(unit: str, fill: Record, empty: Record) -> None:
     assert codes(**{unit: [fill, empty]}) == []
-    both = fill.but(**{x.name: getattr(empty, x.name) or getattr(fill, x.name) for x in empty.FIELDS})
+    both = fill.replace(**{x.name: getattr(empty, x.name) or getattr(fill, x.name) for x in empty.FIELDS})
     assert codes(**{unit: [fill, both, both, empty]}) == []
     assert codes(**{unit: [empty]}) == ["X01"]
     idle = type(fill)()
@@ -88,13 +88,13 @@ def test_data_that_are_lost() -> None:
 @pytest.mark.parametrize(
     ("unit", "uops"),
     [
-        ("MemA0", [LOAD_A.but(dim1=128), SEND_A]),
-        ("MemA0", [LOAD_A, SEND_A, LOAD_A.but(dim1=128), SEND_A]),  # the second row tile is of the load before
-        ("MemB0", [LOAD_B.but(dim2=128), SEND_B]),
+        ("MemA0", [LOAD_A.replace(dim1=128), SEND_A]),
+        ("MemA0", [LOAD_A, SEND_A, LOAD_A.replace(dim1=128), SEND_A]),  # the second row tile is of the load before
+        ("MemB0", [LOAD_B.replace(dim2=128), SEND_B]),
         ("MemB0", [f.MemB(load=1, bias=1, dim1=8, dim2=1), SEND_B]),
         ("MemB2", [f.MemB(load=1, dim1=128, dim2=64), f.MemB(send=1, acc_a=1, acc_b=1, acc_k=2)]),
-        ("MemC5", [RECV, STORE.but(dim1=256)]),
-        ("MemC5", [RECV, STORE.but(dim2=320)]),
+        ("MemC5", [RECV, STORE.replace(dim1=256)]),
+        ("MemC5", [RECV, STORE.replace(dim2=320)]),
         ("MemC0", [RECV, f.MemC(send=1, send_a=2, send_b=1, send_k=2)]),
         ("MemC0", [RECV, f.MemC(send=1, send_a=1, send_b=1, send_k=3)]),
     ],
@@ -104,42 +104,42 @@ def test_stale_rows_and_columns(unit: str, uops: Sequence[Record]) -> None:
 
 
 def test_a_norm_needs_its_columns() -> None:
-    norm = STORE.but(layernorm=1, dim2=256)
+    norm = STORE.replace(layernorm=1, dim2=256)
     both = {u: [f.MemCConfig(norm_cols=256), RECV, norm] for u in ("MemC4", "MemC5")}
     assert codes(**both) == []
     assert codes(**{u: uops[1:] for u, uops in both.items()}) == ["X03", "X03"]  # 512 are normalised
 
 
 def test_a_post_op_is_applied_once() -> None:
-    gelu, idle = STORE.but(gelu=1), f.MemC()
+    gelu, idle = STORE.replace(gelu=1), f.MemC()
     assert codes(MemC5=[RECV, STORE, idle, STORE]) == []
     assert codes(MemC5=[RECV, gelu, idle, STORE]) == []
     assert codes(MemC5=[RECV, gelu, idle, gelu]) == ["X06?"]
 
 
 def test_softmax_neighbours() -> None:
-    soft = RECV.but(softmax=1)
+    soft = RECV.replace(softmax=1)
     send = f.MemC(send=1, send_a=1, send_b=1, send_k=2)
     pair = {"MemC0": [soft, send], "MemC1": [soft, send]}
     assert codes(**pair) == []
     assert codes(**pair | {"MemC1": [RECV, send]}) == ["X07"]
-    assert codes(**pair | {"MemC1": [soft.but(recv_a=2), send]}) == ["X07"]
-    assert codes(**pair | {"MemC1": [soft.but(recv_b=0)]}) == ["X07"]
+    assert codes(**pair | {"MemC1": [soft.replace(recv_a=2), send]}) == ["X07"]
+    assert codes(**pair | {"MemC1": [soft.replace(recv_b=0)]}) == ["X07"]
     alone = f.MemCConfig(alone=1)
     assert codes(MemC0=[alone, soft, send]) == []
     assert codes(**pair | {"MemC1": [f.MemCConfig(max_sub=1), soft, send]}) == ["X07"]
-    (finding,) = found(False, **pair | {"MemC1": [soft.but(recv_a=2), send]})
+    (finding,) = found(False, **pair | {"MemC1": [soft.replace(recv_a=2), send]})
     assert finding.message == "softmax of MemC0 uOP 0 and MemC1 uOP 0 do not agree: recv_a 1 and 2"
 
 
 def test_norm_neighbours() -> None:
-    norm = STORE.but(layernorm=1)
+    norm = STORE.replace(layernorm=1)
     config = f.MemCConfig(norm_cols=256)
     pair = {"MemC2": [config, RECV, norm], "MemC3": [config, RECV, norm]}
     assert codes(**pair) == []
     assert codes(**pair | {"MemC3": [config, RECV, STORE]}) == ["X08"]
-    assert codes(**pair | {"MemC3": [config.but(rms=1), RECV, norm]}) == ["X08"]
-    taller = [config, RECV.but(recv_a=2), norm.but(dim1=256)]
+    assert codes(**pair | {"MemC3": [config.replace(rms=1), RECV, norm]}) == ["X08"]
+    taller = [config, RECV.replace(recv_a=2), norm.replace(dim1=256)]
     assert codes(**pair | {"MemC3": taller}) == ["X08"]
 
 
@@ -176,16 +176,16 @@ def runs(units: dict[str, Sequence[Record]]) -> bool:
     issues = {}
     for unit, mops in units.items():
         if not unit.startswith("MME"):
-            form = XNN.form_of(XNN.by_unit[unit].kind)
+            form = XNN.format_of(XNN.by_unit[unit].kind)
             issues[unit] = [u for m in mops for u in form.uops(m, 0)]
-    Network(XNN, issues=issues, preloaded={u: m for u, m in units.items() if u.startswith("MME")}).run()
+    ProcessNetwork(XNN, issues=issues, preloaded={u: m for u, m in units.items() if u.startswith("MME")}).run()
     return True
 
 
 def change(unit: str, position: int, **fields: int) -> Callable[[dict[str, Sequence[Record]]], None]:
     def apply(units: dict[str, Sequence[Record]]) -> None:
         mops = list(units[unit])
-        mops[position] = mops[position].but(**fields)
+        mops[position] = mops[position].replace(**fields)
         units[unit] = mops
 
     return apply
@@ -234,7 +234,7 @@ def test_what_tiles_hold(changes: Sequence[Callable[..., None]], expected: list[
 def test_a_vector_in_the_place_of_a_matrix() -> None:
     """The same words in the other order: nothing stalls, the product is wrong."""
     units = dict(GEMM)
-    matrix, vector = GEMM["MemB1"][1].but(send=0), GEMM["MemB1"][0].but(send=1, acc_a=1, acc_b=1)
+    matrix, vector = GEMM["MemB1"][1].replace(send=0), GEMM["MemB1"][0].replace(send=1, acc_a=1, acc_b=1)
     units["MemB1"] = [matrix, vector, GEMM["MemB1"][2]]
     units["LPDDR"] = GEMM["LPDDR"][::-1]
     assert runs(units)
@@ -295,8 +295,8 @@ def test_bits_that_the_machine_does_not_heed(mop: Record, text: str) -> None:
 def test_programs_with_too_many_tiles_are_not_followed(monkeypatch: pytest.MonkeyPatch) -> None:
     from rsn.isa.overlays import xnn_rules
 
-    monkeypatch.setattr(xnn_rules, "MOST_TILES", 3)
-    assert codes(MemA0=[LOAD_A, SEND_A.but(acc_b=2)]) == ["X10?"]
+    monkeypatch.setattr(xnn_rules, "MAX_TILES", 3)
+    assert codes(MemA0=[LOAD_A, SEND_A.replace(acc_b=2)]) == ["X10?"]
 
 
 def test_places_are_source_lines() -> None:

@@ -21,7 +21,7 @@ from torch import nn
 from torch.nn import functional
 
 import rsn
-from rsn.isa.errors import TensorError, UnsupportedError
+from rsn.base.errors import TensorError, UnsupportedError
 from rsn.rsnlib.padding_check import Filling
 from rsn.rsnlib.shapes import Arguments
 

@@ -13,7 +13,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 import rsn  # noqa: E402 - torch first: it may be missing
-from rsn.isa.errors import TensorError, UnsupportedError  # noqa: E402
+from rsn.base.errors import TensorError, UnsupportedError  # noqa: E402
 from rsn.rsnlib.padding_check import Filling  # noqa: E402
 from rsn.rsnlib.shapes import Arguments  # noqa: E402
 from rsn.tests.padding import chains  # noqa: E402

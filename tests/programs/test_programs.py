@@ -11,15 +11,15 @@ import pytest
 import rsn
 from rsn.assembler.parser import parse
 from rsn.assembler.printer import show
+from rsn.base.errors import DeadlockError, ProgramError
 from rsn.host import tensors
 from rsn.host.runner import Result, Runner
 from rsn.hw.sim.machine import simulate
-from rsn.isa.datapath import PL_HZ
-from rsn.isa.errors import DeadlockError, ProgramError
-from rsn.isa.network import Network
+from rsn.isa.overlay import PL_HZ
 from rsn.isa.program import Kernels, Program, Role
 from rsn.isa.statistics import count
 from rsn.isa.verify import verify
+from rsn.machine.executor import ProcessNetwork
 from rsn.scheduler.pack import pack
 
 FOLDER = Path(str(rsn.__file__)).parent / "programs"
@@ -101,7 +101,7 @@ def test_order_of_stepping_changes_nothing(name: str, seed: int) -> None:
 
     def execute(order: Callable[[list[object]], list[object]]) -> tuple[float, dict[str, float], dict[str, Array]]:
         p, banks = program(name), memories(name)
-        net = Network(
+        net = ProcessNetwork(
             p.overlay, packets=p.packets, preloaded=dict(p.preloaded), banks=dict(banks), data=True, order=order
         )
         return net.run(), {u: at.busy for u, at in net.progress.items()}, banks

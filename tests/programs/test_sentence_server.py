@@ -15,11 +15,11 @@ pytest.importorskip("torch")
 pytest.importorskip("starlette")
 
 import rsn
+from rsn.base.errors import BoardError
 from rsn.host.serving import QueueFull, RequestTimeout
 from rsn.host.serving.arguments import Argument
 from rsn.host.serving.http import application
-from rsn.isa.errors import BoardError
-from rsn.programs.sentences import MOST, SentenceForm, Sentences, joined
+from rsn.programs.sentences import MAX, SentenceForm, Sentences, joined
 from rsn.tests.host.served import Stub
 from rsn.tests.host.test_http import answered, call
 from rsn.tests.programs.small_encoders import LONGEST, Words, expected, saved, small
@@ -55,7 +55,7 @@ def test_what_it_says_of_itself(server: Sentences) -> None:
     assert found == {
         "name": "small",
         "arguments": [{"name": "sentences", "dtype": "str", "shape": ["batch"]}],
-        "sizes": {"batch": [MOST], "length": [LONGEST]},
+        "sizes": {"batch": [MAX], "length": [LONGEST]},
     }
 
 
@@ -68,7 +68,7 @@ def test_what_it_says_of_itself(server: Sentences) -> None:
         ('{"sentences": ["a", "\\ud800"]}', 422, "sentences[1] is no text: it has half a character, a surrogate"),
         ('{"sentences": ["\\udc00\\ud800"]}', 422, "sentences[0] is no text"),
         ('{"sentences": []}', 422, "0 sentences; a request has 1 to 256"),
-        (json.dumps({"sentences": ["a"] * (MOST + 1)}), 422, "257 sentences; a request has 1 to 256"),
+        (json.dumps({"sentences": ["a"] * (MAX + 1)}), 422, "257 sentences; a request has 1 to 256"),
         ('{"sentences": ["a", 1]}', 422, "sentences[1] is 1; it should be a string"),
         ('{"sentences": ["a", ["b"]]}', 422, "sentences[1] is a list of 1; it should be a string"),
         (json.dumps({"sentences": ["a", "far too long " * 20]}), 422, "sentences[1] has 62 tokens; this model takes u"),

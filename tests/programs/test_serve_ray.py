@@ -22,8 +22,8 @@ torch = pytest.importorskip("torch")
 from ray.exceptions import ActorDiedError, ActorUnavailableError, RayTaskError  # noqa: E402
 from ray.serve.exceptions import BackPressureError, DeploymentUnavailableError  # noqa: E402
 
+from rsn.base.errors import BoardBusy, BoardError, BoardMemory, ProgramError, RsnError, TensorError  # noqa: E402
 from rsn.host.serving import QueueFull, RequestTimeout, State  # noqa: E402
-from rsn.isa.errors import BoardBusy, BoardError, BoardMemory, ProgramError, RsnError, TensorError  # noqa: E402
 from rsn.programs import serve_ray  # noqa: E402
 from rsn.programs.serve_ray import Model, Replica, Replicas, Settings, front  # noqa: E402
 from rsn.tests.host.rigged import Gate, Rig  # noqa: E402

@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from rsn.rsnlib.partition import Traced
-from rsn.scheduler.segment import Activation, Attention, Gemm, Network
+from rsn.scheduler.graph import Activation, Attention, Gemm, LayerGraph
 
 Lengths = npt.NDArray[np.int64] | None
 
@@ -25,7 +25,7 @@ ACTIVATIONS: dict[Activation, Callable[[Any], Any]] = {
 }
 
 
-def interpret(network: Network, inputs: dict[str, Any], lengths: Lengths) -> dict[str, Any]:
+def interpret(network: LayerGraph, inputs: dict[str, Any], lengths: Lengths) -> dict[str, Any]:
     """The outputs of a folded network, float32 (batch, seq, columns); float64 inside, to see only the fold's errors."""
     batch, seq = network.batch, network.seq
     values = {
@@ -64,7 +64,7 @@ def _gemm(layer: Gemm, values: dict[str, Any]) -> Any:
     return y
 
 
-def _attention(layer: Attention, network: Network, values: dict[str, Any], lengths: Lengths) -> Any:
+def _attention(layer: Attention, network: LayerGraph, values: dict[str, Any], lengths: Lengths) -> Any:
     shape = (network.batch, network.seq, layer.heads, layer.head_dim)
     q, k, v = (values[name].reshape(shape).transpose(0, 2, 1, 3) for name in (layer.q, layer.k, layer.v))
     scores = q @ k.swapaxes(2, 3) + (0 if layer.bias is None else layer.bias)

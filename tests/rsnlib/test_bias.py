@@ -9,9 +9,9 @@ import torch
 from torch import nn
 
 import rsn
-from rsn.isa.errors import UnsupportedError
+from rsn.base.errors import UnsupportedError
 from rsn.rsnlib.trace import trace
-from rsn.scheduler.segment import Attention, Network
+from rsn.scheduler.graph import Attention, LayerGraph
 
 SEQ, HEADS, DIM = 140, 3, 32
 
@@ -74,7 +74,7 @@ CASES: dict[str, tuple[list[Any], bool, bool, bool]] = {  # terms; masked by len
 }
 
 
-def attention_of(network: Network) -> Attention:
+def attention_of(network: LayerGraph) -> Attention:
     (found,) = (layer for layer in network.layers if isinstance(layer, Attention))
     return found
 

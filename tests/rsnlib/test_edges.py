@@ -11,7 +11,7 @@ import torch.nn.functional as F  # noqa: N812 - its name everywhere
 from torch import nn
 
 import rsn
-from rsn.isa.errors import TensorError
+from rsn.base.errors import TensorError
 from rsn.rsnlib.trace import trace
 
 B, L, C = 2, 20, 64

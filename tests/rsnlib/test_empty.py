@@ -11,7 +11,7 @@ import torch.nn.functional as F  # noqa: N812 - its name everywhere
 from torch import nn
 
 import rsn
-from rsn.isa.errors import UnsupportedError
+from rsn.base.errors import UnsupportedError
 
 B, L, H, C = 2, 6, 2, 64
 

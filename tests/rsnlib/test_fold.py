@@ -5,11 +5,11 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from rsn.isa.errors import UnsupportedError
+from rsn.base.errors import UnsupportedError
+from rsn.machine.view import View
 from rsn.rsnlib.fold import fold, fold_shapes
 from rsn.rsnlib.layers import Attend, LayerNorm, Linear, Source, ancestors
-from rsn.rsnlib.view import View
-from rsn.scheduler.segment import Attention, Gemm, Norm, Output
+from rsn.scheduler.graph import Attention, Gemm, Norm, Output
 
 RANDOM = np.random.default_rng(0)
 X = Source("x", 4, View.dense((2, 3, 4)))

@@ -12,12 +12,12 @@ import torch.nn.functional as F  # noqa: N812 - its name everywhere
 from torch import nn
 
 import rsn
-from rsn.isa.errors import UnsupportedError
+from rsn.base.errors import UnsupportedError
 from rsn.isa.overlays import XNN
 from rsn.rsnlib.trace import trace
+from rsn.scheduler.graph import Attention
 from rsn.scheduler.lower import lower
 from rsn.scheduler.schedule import PAPER
-from rsn.scheduler.segment import Attention
 
 COLUMNS = 128
 

@@ -13,9 +13,9 @@ import torch.nn.functional as F  # noqa: E402, N812 - torch first: it may be mis
 from torch import nn  # noqa: E402
 
 import rsn  # noqa: E402
+from rsn.base.errors import UnsupportedError  # noqa: E402
 from rsn.host.model.torch_backend import Fallback  # noqa: E402
-from rsn.isa.errors import UnsupportedError  # noqa: E402
-from rsn.rsnlib import pieces  # noqa: E402
+from rsn.rsnlib import graph_split as pieces  # noqa: E402
 from rsn.rsnlib.trace import trace  # noqa: E402
 
 WAY_OUT = '; torch.compile(model, backend="rsn") runs the rest on the machine, in pieces'

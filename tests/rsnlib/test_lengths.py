@@ -11,7 +11,7 @@ import torch.nn.functional as F  # noqa: N812 - its name everywhere
 from torch import nn
 
 import rsn
-from rsn.isa.errors import TensorError, UnsupportedError
+from rsn.base.errors import TensorError, UnsupportedError
 
 C, LENGTHS, SEQ = 32, [20, 13, 1], 20
 B = len(LENGTHS)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from rsn.isa.errors import TensorError
+from rsn.base.errors import TensorError
 from rsn.rsnlib.mask import attended_keys, prefix_lengths
 
 KEYS = torch.tensor([[1, 1, 1, 1, 1], [1, 1, 1, 0, 0], [1, 0, 0, 0, 0]], dtype=torch.bool)

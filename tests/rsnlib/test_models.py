@@ -13,7 +13,7 @@ import torch
 
 from rsn.rsnlib.models import SpecError, load_spec, preset
 from rsn.rsnlib.trace import trace
-from rsn.scheduler.segment import Activation, Attention, Gemm
+from rsn.scheduler.graph import Activation, Attention, Gemm
 
 # (M, K, N) of the layers of CHARM's benchmarks.
 MLP = [(3072, 2048, 4096), (3072, 4096, 4096), (3072, 4096, 4096), (3072, 4096, 1024)]

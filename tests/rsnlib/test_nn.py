@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 import rsn
-from rsn.isa.errors import ProgramError, UnsupportedError
+from rsn.base.errors import ProgramError, UnsupportedError
 from rsn.nn import (
     Activation,
     Attention,

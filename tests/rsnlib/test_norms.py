@@ -12,7 +12,7 @@ from torch import nn
 
 import rsn
 from rsn.rsnlib.trace import trace
-from rsn.scheduler.segment import Gemm
+from rsn.scheduler.graph import Gemm
 
 Call = Callable[..., Any]
 K, N, ROWS = 12, 20, 9

@@ -17,8 +17,8 @@ onnx = pytest.importorskip("onnx")
 onnxruntime = pytest.importorskip("onnxruntime")
 
 import rsn  # noqa: E402 - onnx first: it may be missing
+from rsn.base.errors import UnsupportedError  # noqa: E402
 from rsn.cli.main import main  # noqa: E402
-from rsn.isa.errors import UnsupportedError  # noqa: E402
 from rsn.rsnlib.onnx_module import load_onnx  # noqa: E402
 
 EXPORTERS = [True, False]

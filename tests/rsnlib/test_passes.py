@@ -16,14 +16,14 @@ from torch import nn
 import rsn
 from rsn.cli.compile import PASSES
 from rsn.cli.main import main
-from rsn.isa.datapath import Overlay
+from rsn.isa.overlay import Overlay
 from rsn.rsnlib.dump import SHOWN, shown
 from rsn.rsnlib.layers import Linear
 from rsn.rsnlib.rules import RULES
-from rsn.rsnlib.values import Abstract, Arguments, Value, Values
+from rsn.rsnlib.values import Abstract, AbstractState, Arguments, Value
+from rsn.scheduler.graph import Gemm, LayerGraph
 from rsn.scheduler.lower import Lowered, lower
 from rsn.scheduler.schedule import Schedule
-from rsn.scheduler.segment import Gemm, Network
 
 
 def model() -> nn.Module:
@@ -74,7 +74,7 @@ def test_dump_after(tmp_path: Path) -> None:
 def test_a_rule_for_an_operator_of_ones_own() -> None:
     """It is a rule of what is done on the machine: here `negative` becomes a factor of the product before it."""
 
-    def negative(values: Values, node: Any, a: Arguments) -> Abstract | str:
+    def negative(values: AbstractState, node: Any, a: Arguments) -> Abstract | str:
         value = values.of[a["self"]]
         if not isinstance(value, Value) or not isinstance(value.base, Linear) or not value.base.is_open:
             return "it is possible only behind a product"
@@ -100,7 +100,7 @@ def test_another_lowering() -> None:
     """One that only counts, and hands on to ours."""
     calls: list[int] = []
 
-    def counting(network: Network, overlay: Overlay, schedule: Schedule) -> Lowered:
+    def counting(network: LayerGraph, overlay: Overlay, schedule: Schedule) -> Lowered:
         calls.append(len(network.layers))
         return lower(network, overlay, schedule)
 
@@ -116,7 +116,7 @@ class Accesses:
     busy: dict[str, float]
 
     @classmethod
-    def of(cls, network: Network, overlay: Overlay, schedule: Schedule) -> Accesses:
+    def of(cls, network: LayerGraph, overlay: Overlay, schedule: Schedule) -> Accesses:
         count = len(lower(network, overlay, schedule).kernels.sequences["DDR"])
         return cls(1 / count, {"DDR": 1 / count})
 
@@ -128,7 +128,7 @@ def test_another_cost_model(tmp_path: Path) -> None:
     best = rsn.Best(budget_s=5, cache=tmp_path, cost=Accesses.of)
     x = torch.randn(1000, 256)
     wide = nn.Sequential(nn.Linear(256, 1024), nn.Linear(1024, 256)).eval()
-    networks: list[Network] = []
+    networks: list[LayerGraph] = []
     fold = rsn.Passes(observe=lambda name, made: networks.append(made) if name == "fold" else None)  # type: ignore[arg-type]
     rsn.compile(wide, (x,), passes=fold)
     with rsn.compile(wide, (x,), schedule=best, passes=passes) as compiled:

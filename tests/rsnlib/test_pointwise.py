@@ -13,10 +13,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
-from rsn.isa.errors import UnsupportedError
+from rsn.base.errors import UnsupportedError
 from rsn.rsnlib.pointwise import recognise
 from rsn.rsnlib.trace import trace
-from rsn.scheduler.segment import Activation, Gemm
+from rsn.scheduler.graph import Activation, Gemm
 
 from .conftest import ACTIVATIONS
 

@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F  # noqa: N812 - its name everywhere
 from torch import nn
 
-from rsn.isa.errors import UnsupportedError
+from rsn.base.errors import UnsupportedError
 from rsn.rsnlib.capture import capture, lifted, module_path, packet, run
 from rsn.rsnlib.rewriter import Rewrite
 from rsn.rsnlib.rewrites import (

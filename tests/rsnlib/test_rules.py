@@ -15,7 +15,7 @@ from torch import nn
 from rsn.rsnlib.capture import packet
 from rsn.rsnlib.rules import RULES
 from rsn.rsnlib.trace import captured, trace
-from rsn.scheduler.segment import Network
+from rsn.scheduler.graph import LayerGraph
 
 aten = torch.ops.aten
 B, L, H, D = 2, 6, 2, 4
@@ -188,7 +188,7 @@ def test_every_rule_says_what_it_does(op: Any) -> None:
     assert inspect.getdoc(RULES[op])
 
 
-def network_of(forward: Callable[[Case], torch.Tensor]) -> Network:
+def network_of(forward: Callable[[Case], torch.Tensor]) -> LayerGraph:
     return trace(Case(forward).eval(), (torch.randn(B, L, C),)).network
 
 

@@ -13,9 +13,9 @@ import torch
 import torch.nn.functional as F  # noqa: N812 - its name everywhere
 from torch import nn
 
-from rsn.isa.errors import RsnError, TensorError, UnsupportedError
+from rsn.base.errors import RsnError, TensorError, UnsupportedError
 from rsn.rsnlib.trace import trace
-from rsn.scheduler.segment import Activation, Attention, Gemm, Norm
+from rsn.scheduler.graph import Activation, Attention, Gemm, Norm
 
 Call = Callable[..., Any]
 Randomised = Callable[..., Any]

@@ -9,14 +9,14 @@ from math import sqrt
 import numpy as np
 
 from rsn.hw.sim.machine import Run, simulate
-from rsn.isa.datapath import Overlay
 from rsn.isa.layout import block, unblock
+from rsn.isa.overlay import Overlay
 from rsn.isa.overlays import XNN
 from rsn.isa.overlays.xnn_kernels import activation
 from rsn.isa.program import Program, Role
 from rsn.scheduler.build import build
+from rsn.scheduler.graph import Activation, Attention, Gemm, LayerGraph, Norm, Output
 from rsn.scheduler.schedule import PAPER, Schedule
-from rsn.scheduler.segment import Activation, Attention, Gemm, Network, Norm, Output
 
 CODES = {Activation.GELU_TANH: 0, Activation.GELU_ERF: 1, Activation.RELU: 2, Activation.SILU: 3}
 
@@ -33,9 +33,9 @@ class Maker:
     def vector(self, n: int) -> np.ndarray:
         return (self.rng.standard_normal(n) * 0.1).astype(np.float32)
 
-    def gemm(self, m: int, k: int, n: int, act: Activation | None = None) -> Network:
+    def gemm(self, m: int, k: int, n: int, act: Activation | None = None) -> LayerGraph:
         layer = Gemm("g", "x", "y", self.matrix(k, n), self.vector(n), activation=act)
-        return Network(1, m, {"x": k}, (Output("y"),), (layer,))
+        return LayerGraph(1, m, {"x": k}, (Output("y"),), (layer,))
 
     def encoder(
         self,
@@ -52,7 +52,7 @@ class Maker:
         pre_norm: bool = False,
         biases: tuple[int, int] | None = None,
         rms: bool = False,
-    ) -> Network:
+    ) -> LayerGraph:
         """biases: for how many sequences and heads the scores have a bias of their own; layers share it."""
         out: list[Gemm | Attention] = []
         x = "x"
@@ -86,10 +86,10 @@ class Maker:
             out.append(Gemm(f"l{i}.down", h, y, self.matrix(ffn, hidden), self.vector(hidden), None, x1, scale, behind))
             x = y
         scale, shift = 1 + self.vector(hidden), self.vector(hidden)
-        return Network(batch, seq, {"x": hidden}, (Output(x, scale, shift),), tuple(out))
+        return LayerGraph(batch, seq, {"x": hidden}, (Output(x, scale, shift),), tuple(out))
 
 
-def reference(network: Network, x: np.ndarray, lengths: Sequence[int] | None = None) -> np.ndarray:
+def reference(network: LayerGraph, x: np.ndarray, lengths: Sequence[int] | None = None) -> np.ndarray:
     """The network's first output in numpy, float64 inside; (batch, seq, columns)."""
     values = {"x": x.astype(np.float64)}
     for layer in network.layers:
@@ -119,7 +119,7 @@ def reference(network: Network, x: np.ndarray, lengths: Sequence[int] | None = N
 
 
 def execute(
-    network: Network,
+    network: LayerGraph,
     x: np.ndarray,
     overlay: Overlay = XNN,
     schedule: Schedule = PAPER,

@@ -9,15 +9,15 @@ import pytest
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
-from rsn.isa.datapath import Overlay
-from rsn.isa.errors import UnsupportedError
+from rsn.base.errors import UnsupportedError
+from rsn.isa.overlay import Overlay
 from rsn.isa.overlays import XNN, XNN_BASE
 from rsn.isa.verify import check, dry_run
 from rsn.scheduler.build import build
+from rsn.scheduler.graph import Activation, Attention, Gemm, LayerGraph, Norm, Output
 from rsn.scheduler.groups import plan
 from rsn.scheduler.mapping import MappingType
-from rsn.scheduler.schedule import PAPER, STORE_BLOCKS, STRICT, Interleave, Loops, Rule, Schedule, Segment
-from rsn.scheduler.segment import Activation, Attention, Gemm, Network, Norm, Output
+from rsn.scheduler.schedule import PAPER, STORE_BLOCKS, STRICT, DramPolicy, Interleave, Loops, Schedule, Segment
 from rsn.scheduler.tiles import Tiles
 
 from .networks import Maker, error, execute, reference
@@ -27,7 +27,7 @@ UNSHRUNK = (Phase.explicit, Phase.reuse, Phase.generate)
 """Failures are small as it is, and to make them smaller takes minutes and gigabytes."""
 
 rules = st.builds(
-    Rule,
+    DramPolicy,
     patience_us=st.floats(-1000, 1000),
     store_blocks=st.sampled_from(STORE_BLOCKS),
     by_columns=st.booleans(),
@@ -48,7 +48,7 @@ def cuts(draw: st.DrawFn, normed: bool) -> dict[str, int]:
 
 
 @st.composite
-def schedules(draw: st.DrawFn, network: Network) -> Schedule:
+def schedules(draw: st.DrawFn, network: LayerGraph) -> Schedule:
     """Any that there is. Whether attention of a type is legal depends on the rows: up to 768 all are."""
     knobs: dict[str, Any] = {
         "interleave": draw(st.sampled_from(Interleave)),
@@ -76,7 +76,7 @@ def schedules(draw: st.DrawFn, network: Network) -> Schedule:
 
 
 @st.composite
-def segments(draw: st.DrawFn, network: Network, whole: bool) -> list[Segment]:
+def segments(draw: st.DrawFn, network: LayerGraph, whole: bool) -> list[Segment]:
     """Layers by name: queries, keys and values together, an attention of another type, a product of its own."""
     out: list[Segment] = []
     paths = {layer.path for layer in network.layers}
@@ -90,13 +90,13 @@ def segments(draw: st.DrawFn, network: Network, whole: bool) -> list[Segment]:
     return out
 
 
-def inputs(network: Network, seed: int = 1) -> np.ndarray:
+def inputs(network: LayerGraph, seed: int = 1) -> np.ndarray:
     shape = (network.batch, network.seq, network.inputs["x"])
     return np.random.default_rng(seed).standard_normal(shape).astype(np.float32)
 
 
 def assert_computes(
-    network: Network, schedule: Schedule, overlay: Overlay = XNN, lengths: list[int] | None = None
+    network: LayerGraph, schedule: Schedule, overlay: Overlay = XNN, lengths: list[int] | None = None
 ) -> None:
     x = inputs(network)
     y, program, _ = execute(network, x, overlay, schedule, lengths)
@@ -172,7 +172,7 @@ def test_many_short_sequences(batch: int, seq: int, schedule: Schedule) -> None:
     assert_computes(Maker().encoder(batch, seq, 40, 2, 50, masked=True), schedule, lengths=[max(1, seq - 5)] * batch)
 
 
-def shared(rows: int, k: int, widths: tuple[int, int], out: int, act: Activation | None, normed: bool) -> Network:
+def shared(rows: int, k: int, widths: tuple[int, int], out: int, act: Activation | None, normed: bool) -> LayerGraph:
     """Two products of one input, of any widths; then one with what is made of the second as its residual."""
     make = Maker()
     n1, n2 = widths
@@ -184,7 +184,7 @@ def shared(rows: int, k: int, widths: tuple[int, int], out: int, act: Activation
         Gemm("last", "a", "y", make.matrix(n1, n2), make.vector(n2), None, "c", 1 + make.vector(n2), norm),
         Gemm("out", "y", "z", make.matrix(n2, out), make.vector(out)),
     )
-    return Network(1, rows, {"x": k}, (Output("z"),), layers)
+    return LayerGraph(1, rows, {"x": k}, (Output("z"),), layers)
 
 
 @settings(max_examples=25, phases=UNSHRUNK)
@@ -252,7 +252,7 @@ def test_type_b_is_refused_with_its_own_limit() -> None:
 
 
 def test_more_ops_than_an_mme_holds_are_refused_by_name() -> None:
-    from rsn.isa.errors import ProgramError
+    from rsn.base.errors import ProgramError
 
     layers = tuple(
         Gemm(f"g{i}", "x" if not i else f"y{i}", f"y{i + 1}", np.zeros((8, 8), np.float32), np.zeros(8, np.float32))
@@ -260,7 +260,7 @@ def test_more_ops_than_an_mme_holds_are_refused_by_name() -> None:
     )
     for schedule in (PAPER, ROWS):
         with pytest.raises(ProgramError, match="MME0 would need 511 ops, it holds 510"):
-            build(Network(1, 8, {"x": 8}, (Output("y511"),), layers), XNN, schedule)
+            build(LayerGraph(1, 8, {"x": 8}, (Output("y511"),), layers), XNN, schedule)
 
 
 # -- PyTorch -------------------------------------------------------------------------------------------------------
@@ -272,7 +272,7 @@ def test_more_ops_than_an_mme_holds_are_refused_by_name() -> None:
         ROWS,
         Schedule(interleave=Interleave.HARDWARE, tile_rows=4, tile_cols=3, attention=A),
         Schedule(
-            interleave=Interleave.LISTED, attention=B, rules=(("attention 3x24", Rule(-2.0, 1, by_columns=True)),)
+            interleave=Interleave.LISTED, attention=B, rules=(("attention 3x24", DramPolicy(-2.0, 1, by_columns=True)),)
         ),
     ],
     ids=["rows", "hardware", "apart"],

@@ -8,22 +8,22 @@ from functools import cache
 import numpy as np
 import pytest
 
+from rsn.base.errors import UnsupportedError
 from rsn.hw.sim.machine import simulate
-from rsn.isa.compiled import Plan
-from rsn.isa.datapath import Overlay
-from rsn.isa.errors import UnsupportedError
 from rsn.isa.layout import block, unblock
+from rsn.isa.overlay import Overlay
 from rsn.isa.overlays import XNN, XNN_BASE
 from rsn.isa.program import Program, Role
 from rsn.isa.verify import check
-from rsn.scheduler.apart import lower_as, lower_scores, lower_values, place_scores
+from rsn.machine.fast_engine import Plan
 from rsn.scheduler.attention import lower_attention
+from rsn.scheduler.attention_unfused import lower_as, lower_scores, lower_values, place_scores
+from rsn.scheduler.graph import Attention, LayerGraph, Output
+from rsn.scheduler.kernel_builder import KernelBuilder
 from rsn.scheduler.lower import place_activations
 from rsn.scheduler.mapping import MappingType
 from rsn.scheduler.pack import pack
 from rsn.scheduler.schedule import PAPER, STRICT, Schedule
-from rsn.scheduler.segment import Attention, Network, Output
-from rsn.scheduler.sequences import Sequences
 
 from .networks import Maker, error, execute, reference
 
@@ -31,16 +31,16 @@ A, B, C, D = MappingType
 
 
 @cache
-def attention(batch: int, seq: int, heads: int = 4) -> Network:
+def attention(batch: int, seq: int, heads: int = 4) -> LayerGraph:
     layer = Attention("block.attention", "q", "k", "v", "y", heads, 64)
     inputs = dict.fromkeys(("q", "k", "v"), heads * 64)
-    return Network(batch, seq, inputs, (Output("y"),), (layer,))
+    return LayerGraph(batch, seq, inputs, (Output("y"),), (layer,))
 
 
 def program(
-    network: Network, kind: MappingType | None, overlay: Overlay = XNN_BASE, schedule: Schedule = PAPER
+    network: LayerGraph, kind: MappingType | None, overlay: Overlay = XNN_BASE, schedule: Schedule = PAPER
 ) -> Program:
-    s = Sequences(network, overlay, schedule)
+    s = KernelBuilder(network, overlay, schedule)
     place_activations(s)
     for layer in network.layers:
         assert isinstance(layer, Attention)
@@ -48,7 +48,7 @@ def program(
     return pack(s.finish())
 
 
-def compute(network: Network, p: Program, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
+def compute(network: LayerGraph, p: Program, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
     """What the machine makes of random q, k, v, and what numpy does."""
     rng = np.random.default_rng(seed)
     banks = {bank: np.zeros(p.bank_size(bank), np.float32) for bank in p.overlay.banks}
@@ -65,7 +65,7 @@ def compute(network: Network, p: Program, seed: int = 0) -> tuple[np.ndarray, np
     return y.reshape(network.batch, -1, out.shape[1])[:, : network.seq], expected(network, values)
 
 
-def expected(network: Network, values: dict[str, np.ndarray]) -> np.ndarray:
+def expected(network: LayerGraph, values: dict[str, np.ndarray]) -> np.ndarray:
     layer = network.layers[0]
     assert isinstance(layer, Attention)
     shape = (network.batch, network.seq, layer.heads, layer.head_dim)
@@ -111,7 +111,7 @@ def test_b_and_c_are_one_program() -> None:
 
 def test_d_is_the_pipeline() -> None:
     network = attention(2, 384)
-    s = Sequences(network, XNN_BASE, PAPER)
+    s = KernelBuilder(network, XNN_BASE, PAPER)
     place_activations(s)
     lower_attention(s, network.layers[0])  # type: ignore[arg-type]
     assert np.array_equal(program(network, D).image, pack(s.finish()).image)
@@ -151,7 +151,7 @@ def test_keys_beyond_the_length_take_no_part() -> None:
 def test_layers_share_the_memory_of_scores() -> None:
     """And its contents pass from one to the other in order."""
     layers = tuple(Attention(f"l{i}", q, "k", "v", y, 4, 64) for i, (q, y) in enumerate([("q", "h"), ("h", "y")]))
-    network = Network(1, 256, dict.fromkeys(("q", "k", "v"), 256), (Output("y"),), layers)
+    network = LayerGraph(1, 256, dict.fromkeys(("q", "k", "v"), 256), (Output("y"),), layers)
     p = program(network, B)
     assert [b.name for b in p.buffers if b.name.startswith("scores")] == ["scores4"]
     rng = np.random.default_rng(1)
@@ -172,7 +172,7 @@ def test_each_product_alone_is_a_program() -> None:
     network = attention(1, 512, 2)
     times = []
     for lower in (lower_scores, lower_values):
-        s = Sequences(network, XNN_BASE, STRICT)
+        s = KernelBuilder(network, XNN_BASE, STRICT)
         place_activations(s)
         (layer,) = network.layers
         assert isinstance(layer, Attention)
@@ -187,5 +187,5 @@ def test_reference_of_the_other_tests_agrees() -> None:
     rng = np.random.default_rng(2)
     x = rng.standard_normal((1, 256, 256)).astype(np.float32)
     layer = Attention("a", "x", "x", "x", "y", 4, 64)
-    same = Network(1, 256, {"x": 256}, (Output("y"),), (layer,))
+    same = LayerGraph(1, 256, {"x": 256}, (Output("y"),), (layer,))
     assert np.allclose(reference(same, x), expected(network, dict.fromkeys("qkv", x)), atol=1e-6)

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 from click.testing import CliRunner
 
+from rsn.base.errors import ScheduleError, TensorError
 from rsn.cli.main import main
-from rsn.isa.errors import ScheduleError, TensorError
 from rsn.isa.overlays import XNN
 from rsn.scheduler.build import build
 from rsn.scheduler.schedule import PAPER, Interleave, Schedule

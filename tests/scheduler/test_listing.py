@@ -12,23 +12,23 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rsn.isa import compiled
-from rsn.isa.compiled import available
-from rsn.isa.datapath import Overlay
-from rsn.isa.network import Network as Machine
+from rsn.isa.overlay import Overlay
 from rsn.isa.overlays import XNN, XNN_BASE
 from rsn.isa.overlays.xnn_formats import Ddr
 from rsn.isa.verify import check, dry_run
+from rsn.machine import fast_engine as compiled
+from rsn.machine.executor import ProcessNetwork as Machine
+from rsn.machine.fast_engine import available
 from rsn.scheduler import listing
 from rsn.scheduler import pack as packing
+from rsn.scheduler.graph import Gemm, LayerGraph, Output
+from rsn.scheduler.kernel_builder import KernelBuilder
 from rsn.scheduler.listing import _as_loaded, _as_stored, _Job, _needs
 from rsn.scheduler.lower import Lowered, lower
 from rsn.scheduler.mapping import MappingType
 from rsn.scheduler.order import Access
 from rsn.scheduler.pack import pack, uops_of
-from rsn.scheduler.schedule import PAPER, STORE_BLOCKS, STRICT, Interleave, Loops, Rule, Schedule
-from rsn.scheduler.segment import Gemm, Network, Output
-from rsn.scheduler.sequences import Sequences
+from rsn.scheduler.schedule import PAPER, STORE_BLOCKS, STRICT, DramPolicy, Interleave, Loops, Schedule
 
 from .networks import Maker
 from .test_pack import uops_from
@@ -42,27 +42,27 @@ def listed(**more: Any) -> Schedule:
     return Schedule(interleave=Interleave.LISTED, **more)
 
 
-def encoder(batch: int = 2, seq: int = 256, heads: int = 3, ffn: int = 700, layers: int = 2) -> Network:
+def encoder(batch: int = 2, seq: int = 256, heads: int = 3, ffn: int = 700, layers: int = 2) -> LayerGraph:
     return Maker().encoder(batch, seq, 64 * heads, heads, ffn, layers=layers)
 
 
-def kinds(network: Network, **knobs: Any) -> list[str]:
+def kinds(network: LayerGraph, **knobs: Any) -> list[str]:
     """Of segments, as the lowering names them."""
-    sequences: list[Sequences] = []
+    sequences: list[KernelBuilder] = []
 
-    class Seen(Sequences):
+    class Seen(KernelBuilder):
         def __init__(self, *args: Any) -> None:
             super().__init__(*args)
             sequences.append(self)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("rsn.scheduler.lower.Sequences", Seen)
+        patch.setattr("rsn.scheduler.lower.KernelBuilder", Seen)
         lower(network, XNN, Schedule(**knobs))
     return list(dict.fromkeys(segment.kind for segment in sequences[0].plan))
 
 
 rules = st.builds(
-    Rule,
+    DramPolicy,
     patience_us=st.sampled_from([-1000.0, -3.0, 0.0, 1.0, 4.0, 10.0, 100.0, 1000.0]),
     store_blocks=st.sampled_from(STORE_BLOCKS),
     by_columns=st.booleans(),
@@ -71,7 +71,7 @@ rules = st.builds(
 
 
 @st.composite
-def programs(draw: st.DrawFn) -> tuple[Network, Overlay, Schedule]:
+def programs(draw: st.DrawFn) -> tuple[LayerGraph, Overlay, Schedule]:
     """Small encoders of all kinds, some of which reuse memory, with any rules."""
     batch, seq = draw(st.sampled_from([(1, 128), (3, 60), (2, 256), (1, 384), (1, 300), (3, 384), (1, 640), (4, 200)]))
     heads, ffn = draw(st.sampled_from([(1, 64), (2, 500), (3, 1300), (5, 260)]))
@@ -151,7 +151,7 @@ def ddr(lowered: Lowered) -> list[Ddr]:
     return list(lowered.kernels.sequences["DDR"])
 
 
-def in_text_order(network: Network, overlay: Overlay, schedule: Schedule) -> list[Ddr]:
+def in_text_order(network: LayerGraph, overlay: Overlay, schedule: Schedule) -> list[Ddr]:
     """The accesses tile by tile, loads before stores: written down here, not by `order_accesses`."""
     tiles: list[Any] = []
 
@@ -161,14 +161,14 @@ def in_text_order(network: Network, overlay: Overlay, schedule: Schedule) -> lis
 
     real = listing.list_accesses
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("rsn.scheduler.sequences.list_accesses", kept)
+        patch.setattr("rsn.scheduler.kernel_builder.list_accesses", kept)
         lower(network, overlay, schedule)
     return [access.mop() for tile in tiles for access in (*tile.loads, *tile.stores)]
 
 
 @settings(max_examples=25)
 @given(programs())
-def test_no_access_passes_one_that_it_depends_on(case: tuple[Network, Overlay, Schedule]) -> None:
+def test_no_access_passes_one_that_it_depends_on(case: tuple[LayerGraph, Overlay, Schedule]) -> None:
     """Read after write, write after read, write after write, and each unit's own order; and what was found is packed
     into an image that expands to it, stands up to every check and does not stall at the datapath's depths."""
     network, overlay, schedule = case
@@ -215,7 +215,7 @@ anywhere = st.builds(
 def test_needs_are_all_conflicts_with_what_comes_before(given: list[Access]) -> None:
     """Directly, or through those between: written down two by two. Programs seldom lead to more than
     reads after writes, because what overwrites something is mostly made of it."""
-    needs, at = _needs([_Job(access, Rule(), 0) for access in given])
+    needs, at = _needs([_Job(access, DramPolicy(), 0) for access in given])
     behind: list[set[int]] = []
     for i, access in enumerate(given):
         direct = set(needs[at[i] : at[i + 1]].tolist())
@@ -233,7 +233,7 @@ def test_needs_are_all_conflicts_with_what_comes_before(given: list[Access]) -> 
 
 @settings(max_examples=12)
 @given(programs())
-def test_the_order_as_a_fixed_order_takes_exactly_as_long(case: tuple[Network, Overlay, Schedule]) -> None:
+def test_the_order_as_a_fixed_order_takes_exactly_as_long(case: tuple[LayerGraph, Overlay, Schedule]) -> None:
     network, overlay, schedule = case
     lowered = lower(network, overlay, schedule)
     assert lowered.found is not None
@@ -255,13 +255,13 @@ def test_the_executor_agrees() -> None:
 SMALL = [
     (encoder(1, 300, 2, 200, 1), listed(loops=Loops.ROWS, balance=True)),
     (encoder(2, 256, 3, 300, 1), Schedule(interleave=Interleave.HARDWARE)),
-    (encoder(1, 128, 1, 700, 2), listed(rules=(("gemm 64x64", Rule(100.0, 1, by_columns=True)),))),
+    (encoder(1, 128, 1, 700, 2), listed(rules=(("gemm 64x64", DramPolicy(100.0, 1, by_columns=True)),))),
 ]
 
 
 @pytest.mark.skipif(not available(), reason="numba is not installed")
 @pytest.mark.parametrize(("network", "schedule"), SMALL)
-def test_the_order_needs_no_numba(network: Network, schedule: Schedule, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_order_needs_no_numba(network: LayerGraph, schedule: Schedule, monkeypatch: pytest.MonkeyPatch) -> None:
     quick = lower(network, XNN, schedule)
     monkeypatch.setattr(listing, "engine", lambda: lambda function: function)
     slow = lower(network, XNN, schedule)
@@ -272,7 +272,7 @@ def test_the_order_needs_no_numba(network: Network, schedule: Schedule, monkeypa
 
 
 @pytest.mark.parametrize(("network", "schedule"), SMALL)
-def test_the_same_twice(network: Network, schedule: Schedule) -> None:
+def test_the_same_twice(network: LayerGraph, schedule: Schedule) -> None:
     one, two = (pack(lower(network, XNN, schedule).kernels).image for _ in range(2))
     assert np.array_equal(one, two)
 
@@ -280,7 +280,7 @@ def test_the_same_twice(network: Network, schedule: Schedule) -> None:
 def test_an_order_found_beats_the_published_one_on_the_base_machine() -> None:
     """What it is for (BERT-Large's shape, one layer, B=1: the case with the most to gain)."""
     network = Maker().encoder(1, 384, 1024, 16, 4096)
-    rule = Rule(2.0, 2, by_columns=True)
+    rule = DramPolicy(2.0, 2, by_columns=True)
     own = tuple((kind, rule) for kind in kinds(network, loops=Loops.ROWS))
     better = lower(network, XNN_BASE, listed(loops=Loops.ROWS, balance=True, rules=own)).found
     paper = lower(network, XNN_BASE, PAPER).kernels
@@ -294,7 +294,7 @@ def test_a_drain_puts_all_stores_of_a_segment_before_the_loads_of_the_next(inter
     make = Maker()
     weights = [make.matrix(256, 1024), make.matrix(1024, 256)]
     layers = tuple(Gemm(f"g{i}", "xyz"[i], "xyz"[i + 1], w, make.vector(w.shape[1])) for i, w in enumerate(weights))
-    network = Network(1, 1536, {"x": 256}, (Output("z"),), layers)
+    network = LayerGraph(1, 1536, {"x": 256}, (Output("z"),), layers)
 
     def overlap(drain: tuple[str, ...]) -> int:
         """Stores to `y` that come behind the first load from it."""
@@ -311,7 +311,7 @@ def test_a_drain_puts_all_stores_of_a_segment_before_the_loads_of_the_next(inter
 
 @settings(max_examples=10)
 @given(programs())
-def test_the_run_that_found_the_order_says_when_each_mop_begins(case: tuple[Network, Overlay, Schedule]) -> None:
+def test_the_run_that_found_the_order_says_when_each_mop_begins(case: tuple[LayerGraph, Overlay, Schedule]) -> None:
     """As another run of the kernels would, so that packing needs none."""
     network, overlay, schedule = case
     lowered = lower(network, overlay, schedule)
@@ -329,7 +329,7 @@ def test_rules_are_those_of_the_kind_of_segment() -> None:
     up = next(name for name in names if "gelu" in name)
     sizes: dict[str, set[int]] = {}
     for blocks in (2, 16):
-        given = tuple((name, Rule(4.0, blocks if name == up else 8)) for name in names)
+        given = tuple((name, DramPolicy(4.0, blocks if name == up else 8)) for name in names)
         lowered = lower(network, XNN, listed(rules=given))
         hidden = next(b for b in lowered.kernels.buffers if b.name.endswith(".h"))
         inside = range(hidden.offset, hidden.offset + hidden.size // 16)
@@ -348,7 +348,7 @@ def test_longer_patience_lets_stores_go_earlier() -> None:
     network = encoder(1, 512, 8, 2048, 1)
     before = []
     for patience in (-1000.0, 1000.0):
-        own = tuple((kind, Rule(patience, 4)) for kind in kinds(network))
+        own = tuple((kind, DramPolicy(patience, 4)) for kind in kinds(network))
         loads = 0
         total = 0
         for mop in ddr(lower(network, XNN, listed(rules=own))):
@@ -406,6 +406,6 @@ def test_strict_and_paper_schedules_are_not_listed(monkeypatch: pytest.MonkeyPat
     def never(*args: Any) -> Callable[..., Any]:
         raise AssertionError("listed")
 
-    monkeypatch.setattr("rsn.scheduler.sequences.list_accesses", never)
+    monkeypatch.setattr("rsn.scheduler.kernel_builder.list_accesses", never)
     for schedule in (PAPER, STRICT):
         assert lower(SMALL[0][0], XNN, schedule).found is None

@@ -6,13 +6,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from rsn.base.errors import UnsupportedError
 from rsn.hw.sim.machine import simulate
-from rsn.isa.errors import UnsupportedError
 from rsn.isa.overlays import XNN, XNN_BASE
 from rsn.isa.verify import verify
 from rsn.scheduler.build import build
+from rsn.scheduler.graph import Activation, Gemm, LayerGraph, Norm, Output
 from rsn.scheduler.schedule import PAPER, STRICT, Schedule
-from rsn.scheduler.segment import Activation, Gemm, Network, Norm, Output
 from rsn.scheduler.tiles import Tiles, row_tiles
 
 from .networks import Maker, error, execute, reference
@@ -23,7 +23,7 @@ def make() -> Maker:
     return Maker()
 
 
-def inputs(network: Network, seed: int = 1) -> np.ndarray:
+def inputs(network: LayerGraph, seed: int = 1) -> np.ndarray:
     shape = (network.batch, network.seq, network.inputs["x"])
     return np.random.default_rng(seed).standard_normal(shape).astype(np.float32)
 
@@ -130,7 +130,7 @@ def test_a_row_tile_never_exceeds_three_mema_of_two_blocks() -> None:
             assert all(t.groups <= 3 and t.acc <= 2 and t.groups * t.acc <= largest for t in tiles)
 
 
-def refused(network: Network, overlay=XNN_BASE) -> str:
+def refused(network: LayerGraph, overlay=XNN_BASE) -> str:
     with pytest.raises(UnsupportedError) as e:
         build(network, overlay, PAPER)
     return str(e.value)
@@ -153,7 +153,7 @@ def test_refusals_name_the_layer_and_the_reason(make: Maker) -> None:
     assert "heads of 96 columns" in refused(make.encoder(1, 128, 192, 2, 128), XNN)
     wide = Gemm("wide", "x", "y", make.matrix(64, 1100), make.vector(1100), norm=Norm(1e-5))
     assert "wide: LayerNorm over 1100 columns; two MemC hold at most 1024" in refused(
-        Network(1, 128, {"x": 64}, (Output("y"),), (wide,)), XNN
+        LayerGraph(1, 128, {"x": 64}, (Output("y"),), (wide,)), XNN
     )
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from rsn.isa.overlays import XNN_BASE
-from rsn.scheduler.mapping import MOST_ROWS, MappingType, Roofline, Shape, choose, estimate
-from rsn.scheduler.segment import Attention, Network, Output
+from rsn.scheduler.graph import Attention, LayerGraph, Output
+from rsn.scheduler.mapping import MAX_ROWS, MappingType, Roofline, Shape, choose, estimate
 
 A, B, C, D = MappingType
 
@@ -29,7 +29,7 @@ def test_table_3_to_its_last_digit(kind: MappingType) -> None:
 
 def test_shape_of_a_layer_is_padded_as_it_is_stored() -> None:
     attention = Attention("a", "q", "k", "v", "y", 12, 32)
-    network = Network(3, 200, {"x": 384}, (Output("y"),), (attention,))
+    network = LayerGraph(3, 200, {"x": 384}, (Output("y"),), (attention,))
     assert Shape.of(network, attention) == Shape(36, 256, 64)
 
 
@@ -61,7 +61,7 @@ def test_choice_follows_the_rates() -> None:
 
 
 def test_limits_are_the_lowerings() -> None:
-    from rsn.scheduler.apart import MOST_STORED
-    from rsn.scheduler.attention import MOST_SENT
+    from rsn.scheduler.attention import MAX_SENT
+    from rsn.scheduler.attention_unfused import MAX_STORED
 
-    assert MOST_ROWS == {A: 128 * MOST_SENT, B: 128 * MOST_STORED, C: 128 * MOST_STORED, D: 128 * MOST_SENT}
+    assert MAX_ROWS == {A: 128 * MAX_SENT, B: 128 * MAX_STORED, C: 128 * MAX_STORED, D: 128 * MAX_SENT}

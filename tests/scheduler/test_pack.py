@@ -9,13 +9,13 @@ from hypothesis import strategies as st
 
 import rsn
 from rsn.assembler.parser import parse_file
-from rsn.isa.errors import DeadlockError, ProgramError
+from rsn.base.errors import DeadlockError, ProgramError
 from rsn.isa.fields import Record
-from rsn.isa.network import Network as Machine
 from rsn.isa.overlays import XNN, XNN_BASE
 from rsn.isa.overlays import xnn_formats as f
 from rsn.isa.packet import Packet, expand
 from rsn.isa.program import Kernels, Program
+from rsn.machine.executor import ProcessNetwork as Machine
 from rsn.scheduler.lower import lower
 from rsn.scheduler.pack import _chunked, _loops, _repeats, pack
 from rsn.scheduler.schedule import PAPER, STRICT
@@ -34,7 +34,7 @@ def uops_of(program: Program) -> dict[str, list]:
 def uops_from(kernels: Kernels) -> dict[str, list]:
     out: dict[str, list] = {}
     for unit, mops in kernels.sequences.items():
-        form = kernels.overlay.form_of(kernels.overlay.by_unit[unit].kind)
+        form = kernels.overlay.format_of(kernels.overlay.by_unit[unit].kind)
         for mop in mops:
             expands = form.uops if isinstance(mop, form.mop) else lambda m, _: [m]
             out.setdefault(unit, []).extend(expands(mop, 0))
@@ -72,7 +72,7 @@ def small_mops() -> st.SearchStrategy[list[Record]]:
 
 @given(small_mops())
 def test_windows_with_strides_expand_to_the_sequence(mops: Sequence[Record]) -> None:
-    form = XNN_BASE.by_form["DDR"]
+    form = XNN_BASE.by_format["DDR"]
     for sequence in (mops, _chunked(form, mops)[0]):
         pieces = _loops(form, sequence)
         got = [u for p in pieces for u in expand(Packet.of(1, p.mops, reuse=p.reuse), XNN_BASE)]
@@ -95,7 +95,7 @@ def test_equal_accesses_a_stride_apart_become_chunks() -> None:
         for i in range(3)
         for j, k in enumerate((0, 8, 16, 24, 1))
     ]
-    form = XNN_BASE.by_form["LPDDR"]
+    form = XNN_BASE.by_format["LPDDR"]
     merged, firsts = _chunked(form, mops)
     assert [m.chunks for m in merged] == [4, 1] * 3
     assert firsts == [0, 4, 5, 9, 10, 14]
@@ -117,13 +117,13 @@ def test_shipped_programs_expand_to_their_kernels(path: Path) -> None:
 
 def test_a_regular_loop_becomes_one_packet() -> None:
     mops = [f.Ddr(addr=512 * (8 * i + 3 * j), size=8192, load=1, to_a0=1) for i in range(100) for j in range(3)]
-    (piece,) = _loops(XNN_BASE.by_form["DDR"], mops)
+    (piece,) = _loops(XNN_BASE.by_format["DDR"], mops)
     assert (len(piece.mops), piece.reuse, piece.mops[0].reuse_stride) == (3, 100, 4096)
 
 
 def test_addresses_that_go_down_cannot_be_a_stride() -> None:
     mops = [f.Ddr(addr=512 * (10 - i), size=8192, load=1, to_a0=1) for i in range(4)]
-    assert all(p.reuse == 1 for p in _loops(XNN_BASE.by_form["DDR"], mops))
+    assert all(p.reuse == 1 for p in _loops(XNN_BASE.by_format["DDR"], mops))
 
 
 @settings(max_examples=6)

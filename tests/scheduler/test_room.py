@@ -9,19 +9,19 @@ from typing import Any
 import numpy as np
 import pytest
 
-from rsn.isa.datapath import Overlay
 from rsn.isa.layout import UNIT_BYTES
+from rsn.isa.overlay import Overlay
 from rsn.isa.overlays import XNN
 from rsn.isa.verify import check
 from rsn.scheduler import lower as module
 from rsn.scheduler.best import Best, choose
 from rsn.scheduler.build import build
+from rsn.scheduler.graph import LayerGraph
 from rsn.scheduler.lower import lower
 from rsn.scheduler.mapping import MappingType
 from rsn.scheduler.room import RoomError
 from rsn.scheduler.schedule import PAPER, Interleave, Loops, Schedule
 from rsn.scheduler.search import sample
-from rsn.scheduler.segment import Network
 from rsn.scheduler.tiles import Tiles
 
 from .networks import Maker
@@ -54,13 +54,13 @@ def overlay(**banks: int) -> Overlay:
     return dataclasses.replace(XNN, banks={**XNN.banks, **banks})
 
 
-def needed(network: Network, schedule: Schedule = PAPER) -> dict[str, int]:
+def needed(network: LayerGraph, schedule: Schedule = PAPER) -> dict[str, int]:
     """Bytes of each bank up to the end of its last buffer."""
     program = build(network, XNN, schedule).program
     return {bank: 4 * program.bank_size(bank) for bank in XNN.banks}
 
 
-def refusal(network: Network, target: Overlay, schedule: Schedule = PAPER) -> str:
+def refusal(network: LayerGraph, target: Overlay, schedule: Schedule = PAPER) -> str:
     with pytest.raises(RoomError) as refused:
         lower(network, target, schedule)
     return str(refused.value)
@@ -118,7 +118,7 @@ def test_a_search_takes_no_schedule_that_pads_more_than_there_is_room_for() -> N
     assert len(sample(network).layers) < len(network.layers)
     narrow = ("gemm 128x640 gelu_tanh", Tiles(tile_cols=4))
 
-    def cost(network: Network, overlay: Overlay, schedule: Schedule) -> Cost:
+    def cost(network: LayerGraph, overlay: Overlay, schedule: Schedule) -> Cost:
         return Cost(1.0 if narrow in schedule.tiles else 2.0 if schedule.rules else 3.0)
 
     best = Best(math.inf, cost=cost)
@@ -139,7 +139,7 @@ def test_a_schedule_from_the_cache_is_for_the_same_banks(tmp_path: Any) -> None:
 
 
 def test_an_empty_network_needs_no_room() -> None:
-    assert lower(Network(1, 1, {}, (), ()), overlay(ddr=0, lpddr=0), PAPER).weights == {}
+    assert lower(LayerGraph(1, 1, {}, (), ()), overlay(ddr=0, lpddr=0), PAPER).weights == {}
 
 
 def test_no_weight_is_made_to_be_measured() -> None:

@@ -10,16 +10,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rsn.isa.errors import ScheduleError
+from rsn.base.errors import ScheduleError
 from rsn.scheduler.mapping import MappingType
 from rsn.scheduler.schedule import (
     PAPER,
     SCHEDULES,
     STORE_BLOCKS,
     TABLES,
+    DramPolicy,
     Interleave,
     Loops,
-    Rule,
     Schedule,
     Segment,
     read_schedule,
@@ -28,7 +28,7 @@ from rsn.scheduler.schedule import (
 from rsn.scheduler.tiles import Tiles
 
 rules = st.builds(
-    Rule,
+    DramPolicy,
     patience_us=st.floats(-1000, 1000),
     store_blocks=st.sampled_from(STORE_BLOCKS),
     by_columns=st.booleans(),
@@ -150,8 +150,8 @@ def test_golden() -> None:
         attention=MappingType.D,
         tiles=(("gemm 1024x1024", Tiles(2, 4, 2, 1)),),
         rules=(
-            ("gemm 1024x4096 gelu_tanh", Rule(10.0, 8)),
-            ("attention 16x64", Rule(-2.5, 4, by_columns=True, in_order=True)),
+            ("gemm 1024x4096 gelu_tanh", DramPolicy(10.0, 8)),
+            ("attention 16x64", DramPolicy(-2.5, 4, by_columns=True, in_order=True)),
         ),
         segments=(
             Segment(
@@ -176,9 +176,9 @@ def test_knobs_that_are_not_there_have_their_defaults(tmp_path: Path) -> None:
     assert read(tmp_path, "") == PAPER
     assert read(tmp_path, 'interleave = "strict"') == SCHEDULES["strict"]
     own = read(tmp_path, 'interleave = "listed"\n[rules.x]\npatience_us = 3')  # a whole number is a number
-    assert own.rule("x") == Rule(3.0)
+    assert own.rule("x") == DramPolicy(3.0)
     assert isinstance(own.rule("x").patience_us, float)
-    assert own.rule("y") == Rule()
+    assert own.rule("y") == DramPolicy()
 
 
 LISTED = 'interleave = "listed"\n[rules."gemm 8x8"]\n'
@@ -318,9 +318,9 @@ def test_files_that_are_not_there(tmp_path: Path) -> None:
 
 def test_no_schedule_contradicts_itself() -> None:
     with pytest.raises(ScheduleError, match="rules go with interleave"):
-        Schedule(rules=(("x", Rule()),))
+        Schedule(rules=(("x", DramPolicy()),))
     with pytest.raises(ScheduleError, match="two for the same kind"):
-        Schedule(interleave=Interleave.LISTED, rules=(("x", Rule()), ("x", Rule(1.0))))
+        Schedule(interleave=Interleave.LISTED, rules=(("x", DramPolicy()), ("x", DramPolicy(1.0))))
 
 
 def test_in_python_as_in_a_file() -> None:
@@ -354,10 +354,10 @@ def test_in_python_as_in_a_file() -> None:
         (Segment, {"layers": "x", "mapping": "E"}, "mapping = 'E': one of 'A'"),
         (Segment, {"layers": "x", "overlap": "no"}, "overlap = 'no': true or false"),
         (Segment, {"layers": "x", "tiles": {"tile_rows": 3}}, "tiles = {'tile_rows': 3}: Tiles(...)"),
-        (Segment, {"layers": "x", "rule": {}}, "rule = {}: Rule(...)"),
+        (Segment, {"layers": "x", "rule": {}}, "rule = {}: DramPolicy(...)"),
         (Segment, {"layers": 5}, "layers = 5: a list of module paths"),
         (Tiles, {"tile_cols": 2.5}, "tile_cols = 2.5: a whole number"),
-        (Rule, {"patience_us": "4"}, "patience_us = '4': a number"),
+        (DramPolicy, {"patience_us": "4"}, "patience_us = '4': a number"),
     ],
 )
 def test_what_is_no_schedule_in_python(made: type, knobs: dict[str, object], message: str) -> None:

@@ -12,16 +12,16 @@ from typing import Any
 import numpy as np
 import pytest
 
-from rsn.isa.compiled import Timing
-from rsn.isa.errors import DeadlockError, ProgramError, ScheduleError, UnsupportedError
+from rsn.base.errors import DeadlockError, ProgramError, ScheduleError, UnsupportedError
 from rsn.isa.overlays import XNN, XNN_BASE
+from rsn.machine.fast_engine import Timing
 from rsn.scheduler import best as best_module
 from rsn.scheduler import search as module
 from rsn.scheduler.best import Best, Chosen, choose
 from rsn.scheduler.build import build
+from rsn.scheduler.graph import Attention, Gemm, LayerGraph, Output
 from rsn.scheduler.schedule import PAPER, Interleave, Schedule
 from rsn.scheduler.search import Found, describe, first, price, sample, search
-from rsn.scheduler.segment import Attention, Gemm, Network, Output
 
 from .networks import Maker, error, execute, reference
 
@@ -47,13 +47,13 @@ def _counted(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(best_module, "search", begun)
 
 
-def searched(network: Network, calls: float = 60, seed: int = 0, **more: Any) -> Found:
+def searched(network: LayerGraph, calls: float = 60, seed: int = 0, **more: Any) -> Found:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(module, "time", Clock())
         return search(network, more.pop("overlay", XNN), calls, seed, **more)
 
 
-def encoder(layers: int = 1, **changes: Any) -> Network:
+def encoder(layers: int = 1, **changes: Any) -> LayerGraph:
     shape = {"batch": 1, "seq": 300, "hidden": 128, "heads": 2, "ffn": 600} | changes
     return Maker().encoder(layers=layers, **shape)
 
@@ -73,7 +73,7 @@ def encoder(layers: int = 1, **changes: Any) -> Network:
     ],
     ids=["encoder", "three layers", "batch", "gemm", "tiny gemm", "long"],
 )
-def test_what_is_found_is_no_worse_than_the_published_order(network: Network) -> None:
+def test_what_is_found_is_no_worse_than_the_published_order(network: LayerGraph) -> None:
     found = searched(network)
     small = sample(network)
     assert price(small, XNN, found.schedule).latency == found.latency_s <= price(small, XNN, PAPER).latency
@@ -117,7 +117,7 @@ def test_the_seed_decides_what_is_tried_first() -> None:
 
 
 def _noting(tried: list[Schedule]) -> Callable[..., Timing]:
-    def noting(network: Network, overlay: Any, schedule: Schedule) -> Timing:
+    def noting(network: LayerGraph, overlay: Any, schedule: Schedule) -> Timing:
         tried.append(schedule)
         return price(network, overlay, schedule)
 
@@ -172,7 +172,7 @@ def test_schedules_that_do_not_run_are_passed_over(monkeypatch: pytest.MonkeyPat
     """And one without an image does not count, however quick."""
     network = encoder()
 
-    def fragile(network: Network, overlay: Any, schedule: Schedule) -> Timing:
+    def fragile(network: LayerGraph, overlay: Any, schedule: Schedule) -> Timing:
         if schedule.balance:
             raise DeadlockError(lambda: None)  # type: ignore[arg-type, return-value]
         return price(network, overlay, schedule)
@@ -208,13 +208,13 @@ def test_two_of_many_equal_layers_stand_for_all(layers: int, kept: int) -> None:
         assert small is network
 
 
-def chain(*widths: int) -> Network:
+def chain(*widths: int) -> LayerGraph:
     make = Maker()
     layers = tuple(
         Gemm(f"g{i}", f"y{i}" if i else "x", f"y{i + 1}", make.matrix(a, b), make.vector(b))
         for i, (a, b) in enumerate(pairwise(widths))
     )
-    return Network(1, 64, {"x": widths[0]}, (Output(f"y{len(layers)}"),), layers)
+    return LayerGraph(1, 64, {"x": widths[0]}, (Output(f"y{len(layers)}"),), layers)
 
 
 @pytest.mark.parametrize(
@@ -240,7 +240,7 @@ def test_products_that_are_lowered_together_stay_together() -> None:
     """Rules are named by how many there are: those of a part would be rules about nothing."""
     make = Maker()
     layers = tuple(Gemm(f"g{i}", "x", f"y{i}", make.matrix(64, 64), make.vector(64)) for i in range(6))
-    network = Network(1, 200, {"x": 64}, tuple(Output(layer.y) for layer in layers), layers)
+    network = LayerGraph(1, 200, {"x": 64}, tuple(Output(layer.y) for layer in layers), layers)
     build(network, XNN, searched(network, 20).schedule)
 
 
@@ -268,12 +268,12 @@ def test_the_size_of_the_whole_is_reckoned_from_three_repetitions() -> None:
 
 
 @pytest.fixture
-def searches(monkeypatch: pytest.MonkeyPatch) -> list[Network]:
+def searches(monkeypatch: pytest.MonkeyPatch) -> list[LayerGraph]:
     """The networks that a search was made for."""
-    seen: list[Network] = []
+    seen: list[LayerGraph] = []
     counted = best_module.search
 
-    def noting(network: Network, *args: Any, **more: Any) -> Found:
+    def noting(network: LayerGraph, *args: Any, **more: Any) -> Found:
         seen.append(network)
         return counted(network, *args, **more)
 
@@ -284,7 +284,7 @@ def searches(monkeypatch: pytest.MonkeyPatch) -> list[Network]:
 SMALL = Maker().gemm(300, 64, 200)
 
 
-def test_a_second_time_nothing_is_searched(tmp_path: Path, searches: list[Network]) -> None:
+def test_a_second_time_nothing_is_searched(tmp_path: Path, searches: list[LayerGraph]) -> None:
     best = Best(20, cache=tmp_path / "a" / "b")
     one = choose(SMALL, XNN, best)
     two = choose(Maker(np.random.default_rng(9)).gemm(300, 64, 200), XNN, best)  # other numbers, same shape
@@ -296,7 +296,7 @@ def test_a_second_time_nothing_is_searched(tmp_path: Path, searches: list[Networ
     assert file.read_text() == one.show()
 
 
-def test_a_shorter_budget_takes_what_is_there_a_longer_one_searches(tmp_path: Path, searches: list[Network]) -> None:
+def test_a_shorter_budget_takes_what_is_there_a_longer_one_searches(tmp_path: Path, searches: list[LayerGraph]) -> None:
     for budget, wanted in (
         (20.0, 1),
         (5.0, 1),
@@ -311,7 +311,7 @@ def test_a_shorter_budget_takes_what_is_there_a_longer_one_searches(tmp_path: Pa
     assert len(list(tmp_path.iterdir())) == 1
 
 
-OTHERS: dict[str, Callable[[pytest.MonkeyPatch], tuple[Network, Any, int]]] = {
+OTHERS: dict[str, Callable[[pytest.MonkeyPatch], tuple[LayerGraph, Any, int]]] = {
     "rows": lambda patch: (Maker().gemm(301, 64, 200), XNN, 0),
     "columns": lambda patch: (Maker().gemm(300, 64, 201), XNN, 0),
     "batch": lambda patch: (dataclasses.replace(SMALL, batch=2, seq=150), XNN, 0),
@@ -326,7 +326,7 @@ OTHERS: dict[str, Callable[[pytest.MonkeyPatch], tuple[Network, Any, int]]] = {
 
 @pytest.mark.parametrize("what", OTHERS)
 def test_another_one_is_searched_for(
-    what: str, tmp_path: Path, searches: list[Network], monkeypatch: pytest.MonkeyPatch
+    what: str, tmp_path: Path, searches: list[LayerGraph], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     choose(SMALL, XNN, Best(20, cache=tmp_path))
     network, overlay, seed = OTHERS[what](monkeypatch)
@@ -374,7 +374,7 @@ def test_all_that_matters_of_a_network_is_in_its_description() -> None:
         bytes(range(128, 192)),
     ],
 )
-def test_a_broken_file_is_searched_anew(damage: bytes, tmp_path: Path, searches: list[Network]) -> None:
+def test_a_broken_file_is_searched_anew(damage: bytes, tmp_path: Path, searches: list[LayerGraph]) -> None:
     best = Best(20, cache=tmp_path)
     one = choose(SMALL, XNN, best)
     (file,) = tmp_path.iterdir()
@@ -384,7 +384,7 @@ def test_a_broken_file_is_searched_anew(damage: bytes, tmp_path: Path, searches:
     assert file.read_text() == one.show()
 
 
-def test_a_folder_that_cannot_be_written_costs_time_alone(tmp_path: Path, searches: list[Network]) -> None:
+def test_a_folder_that_cannot_be_written_costs_time_alone(tmp_path: Path, searches: list[LayerGraph]) -> None:
     (tmp_path / "file").write_text("")
     (tmp_path / "closed").mkdir()
     (tmp_path / "closed").chmod(0o500)
@@ -393,7 +393,7 @@ def test_a_folder_that_cannot_be_written_costs_time_alone(tmp_path: Path, search
     assert len(searches) == 4
 
 
-def test_where_the_file_should_be_there_is_a_folder(tmp_path: Path, searches: list[Network]) -> None:
+def test_where_the_file_should_be_there_is_a_folder(tmp_path: Path, searches: list[LayerGraph]) -> None:
     best = Best(5, cache=tmp_path)
     choose(SMALL, XNN, best)
     (file,) = tmp_path.iterdir()
@@ -405,7 +405,7 @@ def test_where_the_file_should_be_there_is_a_folder(tmp_path: Path, searches: li
 
 
 def test_the_users_cache_is_where_xdg_says(
-    tmp_path: Path, searches: list[Network], monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, searches: list[LayerGraph], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "xdg"))
     built = build(SMALL, XNN, Best(5))

@@ -6,13 +6,13 @@ from collections.abc import Sequence
 
 import pytest
 
-from rsn.isa.errors import ScheduleError
+from rsn.base.errors import ScheduleError
 from rsn.isa.overlays import XNN
+from rsn.scheduler.graph import Attention, LayerGraph
 from rsn.scheduler.groups import Planned, plan
 from rsn.scheduler.mapping import MappingType
-from rsn.scheduler.schedule import Interleave, Loops, Rule, Schedule, Segment
+from rsn.scheduler.schedule import DramPolicy, Interleave, Loops, Schedule, Segment
 from rsn.scheduler.search import price
-from rsn.scheduler.segment import Attention, Network
 from rsn.scheduler.tiles import Tiles
 
 from .networks import Maker, error, execute, reference
@@ -21,7 +21,7 @@ from .test_any_shape import inputs
 QKV = ("*.q_proj", "*.k_proj", "*.v_proj")
 
 
-def encoder(layers: int = 2) -> Network:
+def encoder(layers: int = 2) -> LayerGraph:
     return Maker().encoder(2, 256, 256, 4, 512, layers=layers)
 
 
@@ -29,7 +29,7 @@ def paths(planned: Planned) -> Sequence[str]:
     return [planned.layers.path] if isinstance(planned.layers, Attention) else [g.path for g in planned.layers]
 
 
-def of(network: Network, path: str, *segments: Segment, **knobs: object) -> Planned:
+def of(network: LayerGraph, path: str, *segments: Segment, **knobs: object) -> Planned:
     schedule = Schedule(segments=segments, **knobs)  # type: ignore[arg-type]
     return next(planned for planned in plan(network, schedule) if path in paths(planned))
 
@@ -59,9 +59,9 @@ def test_the_first_that_names_a_layer_holds_and_the_rest_is_as_by_kind() -> None
     kind = of(network, "l0.up").kind
     drained = of(network, "l0.up", Segment("l0.up", overlap=True), drain=(kind,)), of(network, "l1.up", drain=(kind,))
     assert [planned.drain for planned in drained] == [False, True]
-    rule = Rule(1.0, 4)
+    rule = DramPolicy(1.0, 4)
     listed = of(network, "l0.up", Segment("l0.up", rule=rule), interleave=Interleave.LISTED)
-    assert (listed.rule, of(network, "l0.down", interleave=Interleave.LISTED).rule) == (rule, Rule())
+    assert (listed.rule, of(network, "l0.down", interleave=Interleave.LISTED).rule) == (rule, DramPolicy())
 
 
 @pytest.mark.parametrize(

@@ -9,28 +9,30 @@ import pytest
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
-from rsn.isa.datapath import Overlay
+from rsn.isa.overlay import Overlay
 from rsn.isa.overlays import XNN, XNN_BASE
 from rsn.isa.verify import check, dry_run
+from rsn.scheduler.attention_3_blocks import BLOCKS, _begun, _in_turn
 from rsn.scheduler.build import build
+from rsn.scheduler.graph import Attention, LayerGraph, Output
 from rsn.scheduler.lower import lower
 from rsn.scheduler.mapping import MappingType
 from rsn.scheduler.pack import pack
 from rsn.scheduler.schedule import Interleave, Loops, Schedule
-from rsn.scheduler.segment import Attention, Network, Output
-from rsn.scheduler.streamed import BLOCKS, _begun, _in_turn
 
 from .networks import Maker, error, execute, reference
 from .test_pack import uops_from, uops_of
 
 
-def attention(batch: int, seq: int, heads: int, masked: bool = False) -> Network:
+def attention(batch: int, seq: int, heads: int, masked: bool = False) -> LayerGraph:
     """Of an input with itself. Scores are kept small: the keys carry no scale."""
     layer = Attention("a", "x", "x", "x", "y", heads, 64, masked)
-    return Network(batch, seq, {"x": 64 * heads}, (Output("y"),), (layer,))
+    return LayerGraph(batch, seq, {"x": 64 * heads}, (Output("y"),), (layer,))
 
 
-def assert_computes(network: Network, overlay: Overlay, schedule: Schedule, lengths: list[int] | None = None) -> None:
+def assert_computes(
+    network: LayerGraph, overlay: Overlay, schedule: Schedule, lengths: list[int] | None = None
+) -> None:
     shape = (network.batch, network.seq, network.inputs["x"])
     x = (0.3 * np.random.default_rng(5).standard_normal(shape)).astype(np.float32)
     y, program, _ = execute(network, x, overlay, schedule, lengths)

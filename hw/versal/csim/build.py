@@ -19,8 +19,8 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from ....isa.errors import BoardError
-from ....isa.files import replacing
+from ....base.errors import BoardError
+from ....base.files import replacing
 
 VERSAL = Path(__file__).resolve().parent.parent
 LIBRARY = ("pl/*.cpp", "aie/kernels.cc", "csim/csim.cpp", "csim/machine.cpp", "csim/mme.cpp")

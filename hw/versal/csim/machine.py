@@ -13,13 +13,13 @@ from threading import Event
 import numpy as np
 import numpy.typing as npt
 
-from ....isa.errors import BoardError, ProgramError
-from ....isa.network import Network
+from ....base.errors import BoardError, ProgramError
 from ....isa.overlays.xnn import XNN, XNN_BASE
 from ....isa.packet import Words, decode_image
 from ....isa.program import Program
+from ....machine.executor import ProcessNetwork
 from .build import build
-from .verdict import Facts, settle
+from .csim_deadlock import Facts, settle
 
 Array = npt.NDArray[np.float32]
 
@@ -141,7 +141,10 @@ class Native:
             raise BoardError("the run was stopped")
         if not facts.complete:
             packets = decode_image(image, program.overlay)
-            settle(Network(program.overlay, packets=packets, preloaded=program.preloaded, where=program.where), facts)
+            settle(
+                ProcessNetwork(program.overlay, packets=packets, preloaded=program.preloaded, where=program.where),
+                facts,
+            )
         return took
 
 

@@ -7,14 +7,14 @@ from functools import cache
 import numpy as np
 
 from rsn.host.boards.session import terminators
-from rsn.isa.datapath import Overlay
+from rsn.isa.overlay import Overlay
 from rsn.isa.overlays import XNN, XNN_BASE
 from rsn.isa.overlays.xnn_formats import Ddr
 from rsn.isa.packet import Packet
 from rsn.isa.program import Buffer, Program, Role
 from rsn.scheduler.build import Built, build
+from rsn.scheduler.graph import Attention, Gemm, LayerGraph, Output
 from rsn.scheduler.schedule import PAPER
-from rsn.scheduler.segment import Attention, Gemm, Network, Output
 
 SEQ = 130
 X = np.random.default_rng(1).standard_normal((2, SEQ, 64)).astype(np.float32)
@@ -29,7 +29,7 @@ def attention(overlay: Overlay = XNN, seed: int = 4) -> Built:
     ]
     layers = (*qkv, Attention("a", "q", "k", "v", "y", 1, 64, overlay is XNN))
     seq = SEQ if overlay is XNN else 256
-    return build(Network(2, seq, {"x": 64}, (Output("y"),), layers), overlay, PAPER)
+    return build(LayerGraph(2, seq, {"x": 64}, (Output("y"),), layers), overlay, PAPER)
 
 
 @cache
@@ -37,7 +37,7 @@ def base() -> Built:
     """A product, for the published machine."""
     w = np.random.default_rng(5).standard_normal((64, 128)).astype(np.float32) / 8
     layers = (Gemm("g", "x", "y", w, np.ones(128, np.float32)),)
-    return build(Network(2, SEQ, {"x": 64}, (Output("y"),), layers), XNN_BASE, PAPER)
+    return build(LayerGraph(2, SEQ, {"x": 64}, (Output("y"),), layers), XNN_BASE, PAPER)
 
 
 def stuck() -> Program:

@@ -19,6 +19,7 @@ import numpy as np
 import pytest
 
 from rsn.assembler import container
+from rsn.base.errors import BoardError, TensorError
 from rsn.host import tensors
 from rsn.host.boards import session, xrt
 from rsn.host.boards.device import BoardBusy, BoardLost, BoardMemory, BoardMismatch, BoardTimeout
@@ -28,7 +29,6 @@ from rsn.host.boards.profile import VCK190
 from rsn.host.boards.session import Session
 from rsn.host.boards.xrt import XrtBoard
 from rsn.host.runner import Runner
-from rsn.isa.errors import BoardError, TensorError
 from rsn.isa.overlays import XNN, XNN_BASE
 from rsn.scheduler.build import Built
 

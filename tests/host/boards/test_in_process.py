@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from rsn.base.errors import BoardError
 from rsn.host import tensors
 from rsn.host.boards import lock, named, open_board
 from rsn.host.boards.device import BoardBusy, BoardLost, BoardTimeout
@@ -17,7 +18,6 @@ from rsn.host.boards.profile import VCK190
 from rsn.host.boards.session import Session
 from rsn.host.boards.xrt import XrtBoard
 from rsn.host.runner import Runner
-from rsn.isa.errors import BoardError
 from rsn.isa.overlays import XNN, XNN_BASE
 from rsn.isa.program import Program, Role
 from rsn.scheduler.build import Built, build

@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from rsn.base.errors import BoardError
 from rsn.host.boards import open_board
 from rsn.host.boards.device import BoardMismatch
 from rsn.host.boards.match import match_program, match_xclbin
@@ -19,7 +20,6 @@ from rsn.host.boards.profile import PROFILES, VCK190, VCK190_ISCA25, Profile, fi
 from rsn.host.boards.session import terminators
 from rsn.host.boards.tiles import HOLDS_WEIGHT, op_lists, parameters
 from rsn.host.boards.xclbin import HEADER, HEADER_AT, SECTION, read_xclbin
-from rsn.isa.errors import BoardError
 from rsn.isa.overlays import FIG6, XNN, XNN_BASE
 from rsn.isa.overlays.xnn_board import ARGUMENTS
 from rsn.isa.overlays.xnn_formats import Mme

@@ -12,12 +12,12 @@ from typing import Any
 import numpy as np
 import pytest
 
+from rsn.base.errors import BoardError
 from rsn.host.boards.device import BoardLost, BoardMemory, BoardMismatch, BoardTimeout
 from rsn.host.boards.profile import VCK190
 from rsn.host.boards.pynq import PynqDevice
 from rsn.host.boards.session import Session
 from rsn.host.boards.xrt import XrtBoard
-from rsn.isa.errors import BoardError
 from rsn.isa.overlays import XNN, XNN_BASE
 
 from .programs import attention

@@ -44,7 +44,7 @@ from rsn.host.boards.profile import VCK190, VCK190_ISCA25
 from rsn.host.boards.session import Session
 from rsn.host.boards.xrt import XrtBoard
 from rsn.host.boards.xrt_ctypes import CtypesXrt, Library
-from rsn.isa.errors import BoardError
+from rsn.base.errors import BoardError
 from rsn.tests.host.boards.programs import X, attention, base
 from rsn.host import tensors
 

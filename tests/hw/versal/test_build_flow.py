@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
+from rsn.base.errors import RsnError
 from rsn.hw.versal import check
 from rsn.hw.versal.check import Sources
-from rsn.isa.errors import RsnError
 
 GXX = ["g++", "-std=c++17", "-Wall", "-Wextra", "-Werror", "-Wno-unknown-pragmas", "-Wno-unused-label", "-DRSN_CSIM"]
 

@@ -18,19 +18,19 @@ import pytest
 from click.testing import CliRunner, Result
 
 from rsn.assembler import container
+from rsn.base.errors import BoardError, DeadlockError
 from rsn.cli.main import main
 from rsn.host.boards import open_board
 from rsn.host.boards.csim import CsimBoard
 from rsn.host.runner import Runner
 from rsn.host.tensors import load_tensors, save_tensors
-from rsn.isa.errors import BoardError, DeadlockError
 from rsn.isa.overlays import XNN, XNN_BASE
 from rsn.isa.overlays import xnn_formats as f
 from rsn.isa.packet import Packet
 from rsn.isa.program import Buffer, Layout, Program, Role
 from rsn.scheduler.build import Built, build
+from rsn.scheduler.graph import Attention, Gemm, LayerGraph, Output
 from rsn.scheduler.schedule import PAPER
-from rsn.scheduler.segment import Attention, Gemm, Network, Output
 
 rng = np.random.default_rng(3)
 
@@ -41,7 +41,7 @@ def built() -> Built:
     zeros = np.zeros(64, np.float32)
     qkv = [Gemm(n, "x", n, rng.standard_normal((64, 64)).astype(np.float32) / 8, zeros) for n in "qkv"]
     layers = (*qkv, Attention("a", "q", "k", "v", "y", 1, 64, True))
-    return build(Network(2, 100, {"x": 64}, (Output("y"),), layers), XNN, PAPER)
+    return build(LayerGraph(2, 100, {"x": 64}, (Output("y"),), layers), XNN, PAPER)
 
 
 X = rng.standard_normal((2, 100, 64)).astype(np.float32)

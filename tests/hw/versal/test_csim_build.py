@@ -13,12 +13,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from rsn.base.errors import BoardError
 from rsn.hw.sim.machine import Machine
 from rsn.hw.versal.csim import build as b
 from rsn.hw.versal.csim import machine
 from rsn.hw.versal.csim.machine import Native
-from rsn.isa.datapath import Stream
-from rsn.isa.errors import BoardError
+from rsn.isa.overlay import Stream
 from rsn.isa.overlays import XNN
 from rsn.isa.packet import Packet, encode_image
 

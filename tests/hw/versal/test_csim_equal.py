@@ -16,9 +16,9 @@ from rsn.isa.overlays import XNN, XNN_BASE
 from rsn.isa.overlays import xnn_formats as f
 from rsn.isa.program import Kernels, Role
 from rsn.scheduler.build import build
+from rsn.scheduler.graph import Activation, LayerGraph
 from rsn.scheduler.pack import pack
 from rsn.scheduler.schedule import Schedule
-from rsn.scheduler.segment import Activation, Network
 from rsn.tests.scheduler.networks import Maker
 from rsn.tests.scheduler.test_any_shape import schedules
 
@@ -59,7 +59,7 @@ def test_any_registers_and_post_ops(case: Case) -> None:
     check_same(*on_both(case.program, case.banks()), within=1e-5)
 
 
-def made(network: Network, schedule: Schedule) -> Example:
+def made(network: LayerGraph, schedule: Schedule) -> Example:
     done = build(network, XNN, schedule)
     rng = np.random.default_rng(0)
     sources = done.program.with_role(Role.INPUT)

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
+from rsn.base.errors import BoardError, DeadlockError, ProgramError
 from rsn.hw.sim.machine import Machine
-from rsn.isa.errors import BoardError, DeadlockError, ProgramError
 from rsn.isa.overlays import FIG6, XNN
 from rsn.isa.overlays import xnn_formats as f
 from rsn.isa.packet import Packet

@@ -6,18 +6,18 @@ from typing import Any
 
 import pytest
 
-from rsn.isa import balance as module
-from rsn.isa.balance import balance
-from rsn.isa.datapath import Form, Overlay, Stream, UnitSpec
 from rsn.isa.expansion import Expansion
 from rsn.isa.fields import Record, bits
-from rsn.isa.network import Fire, Network, Par, Steps, Unit
+from rsn.isa.overlay import InstructionFormat, Overlay, Stream, UnitSpec
 from rsn.isa.overlays import FIG6, FIG7, XNN
 from rsn.isa.overlays import xnn_formats as f
 from rsn.isa.overlays.fig6 import Add, Read, Write
 from rsn.isa.overlays.fig7 import Compute, Operand, Result
 from rsn.isa.packet import Packet
 from rsn.isa.program import Place, Program
+from rsn.machine import balance as module
+from rsn.machine.balance import balance
+from rsn.machine.executor import Par, ProcessNetwork, Step, Steps, Unit
 
 
 def count(overlay: Overlay, *packets: Packet, **more: Any) -> module.Balance:
@@ -93,14 +93,14 @@ class Word(Record, words=1):
 class Talk(Unit):
     """Every second uOP sends twice as much."""
 
-    def __init__(self, spec: UnitSpec, net: Network) -> None:
+    def __init__(self, spec: UnitSpec, net: ProcessNetwork) -> None:
         super().__init__(spec, net)
         self.turn = 0
 
     def kernel(self, uop: Word) -> Steps:
         def lane(n: int) -> Steps:
             for _ in range(n):
-                yield Fire(puts=(self.sink("B"),))
+                yield Step(puts=(self.sink("B"),))
 
         yield Par(lane(uop.n), lane(uop.n * self.turn))
         self.turn ^= 1
@@ -109,24 +109,24 @@ class Talk(Unit):
 class Listen(Unit):
     def kernel(self, uop: Word) -> Steps:
         for _ in range(uop.n):
-            yield Fire(gets=(self.source("A"),))
+            yield Step(gets=(self.source("A"),))
 
 
 class Steer(Unit):
     def kernel(self, uop: Word) -> Steps:
-        yield Fire(puts=(self.sink("B"),), send=(uop.n,))
+        yield Step(puts=(self.sink("B"),), send=(uop.n,))
 
 
 class Follow(Unit):
     def kernel(self, uop: Word) -> Steps:
-        (n,) = yield Fire(gets=(self.source("A"),))
+        (n,) = yield Step(gets=(self.source("A"),))
         for _ in range(n):
-            yield Fire()
+            yield Step()
 
 
 def pair(a: type[Unit], b: type[Unit]) -> Overlay:
     units = UnitSpec("A", "A", 0, a), UnitSpec("B", "B", 0, b)
-    forms = Form("A", 1, "A", Word, True, 1), Form("B", 2, "B", Word, True, 1)
+    forms = InstructionFormat("A", 1, "A", Word, True, 1), InstructionFormat("B", 2, "B", Word, True, 1)
     return Overlay("pair", units, (Stream("A", "B", 4),), forms, {}, ("A", "B"))
 
 
@@ -135,7 +135,7 @@ def test_state_is_followed() -> None:
     out = count(pair(Talk, Listen), *packets)
     assert out.totals == {"A->B": (450, 450)}
     last = Packet.terminator(1), Packet.terminator(2)
-    Network(pair(Talk, Listen), packets=[*packets, *last]).run()
+    ProcessNetwork(pair(Talk, Listen), packets=[*packets, *last]).run()
 
 
 def test_what_depends_on_received_control_is_not_decided() -> None:
@@ -147,6 +147,6 @@ def test_what_depends_on_received_control_is_not_decided() -> None:
 
 
 def test_endless_kernels_are_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "MOST_STEPS", 20)
+    monkeypatch.setattr(module, "MAX_STEPS", 20)
     out = count(pair(Talk, Listen), Packet.of(1, [Word(n=30)]))
     assert out.undecided == {"A->B": "more than 20 steps"}

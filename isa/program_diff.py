@@ -13,10 +13,10 @@ from .expansion import Expansion, Ints, piece_name
 from .fields import Record
 from .program import Patch, Program
 
-MOST_EDITS = 300
+MAX_EDITS = 300
 """Insertions and deletions that are looked for between two sequences; beyond, what lies between is one replacement."""
 
-MOST_CHANGES = 40
+MAX_CHANGES = 40
 """Different changes told of one unit; beyond, the unit is said to run something else."""
 
 Edit = tuple[int, int, int, int]
@@ -93,7 +93,7 @@ def _places(x: Expansion, patch: Patch) -> Iterator[tuple[str, int, str, int, in
     else:
         before = patch.mop * header.reuse
     for u in x.overlay.selected(header.opcode, header.mask):
-        at = int(np.searchsorted(x.runs[u.name].origins, patch.packet)) + before
+        at = int(np.searchsorted(x.sequences[u.name].origins, patch.packet)) + before
         yield u.name, at, patch.field, patch.base, patch.cap
 
 
@@ -140,9 +140,9 @@ class _Piece:
 
 def _kernels(a: Expansion, b: Expansion) -> Iterator[Difference]:
     together: dict[tuple[Any, ...], list[_Piece]] = {}
-    for unit in a.runs:
+    for unit in a.sequences:
         for piece in _unit(a, b, unit):
-            together.setdefault((a.runs[unit].unit.kind, *piece.key), []).append(piece)
+            together.setdefault((a.sequences[unit].unit.kind, *piece.key), []).append(piece)
     for pieces in together.values():
         first = pieces[0]
         names = _units([p.unit for p in pieces])
@@ -156,20 +156,20 @@ def _units(names: Sequence[str]) -> str:
 def _numbered(a: Expansion, b: Expansion, unit: str) -> tuple[Ints, Ints]:
     """The two sequences of a unit as numbers: equal where uOP and address are."""
     other = np.array([a.number(u) for u in b.uops] or [0], np.int64)
-    ra, rb = a.runs[unit], b.runs[unit]
+    ra, rb = a.sequences[unit], b.sequences[unit]
     return (ra.kinds << 40) + ra.shifts, (other[rb.kinds] << 40) + rb.shifts  # addresses have 32 bits
 
 
 def _unit(a: Expansion, b: Expansion, unit: str) -> Iterator[_Piece]:
     sa, sb = _numbered(a, b, unit)
-    word = "op" if a.runs[unit].unit.kind in a.overlay.preloaded else "uOP"
+    word = "op" if a.sequences[unit].unit.kind in a.overlay.preloaded else "uOP"
     script = edits(sa, sb)
-    alike = len(sa) == len(sb) or all(max(e[1] - e[0], e[3] - e[2]) <= MOST_EDITS for e in script)
+    alike = len(sa) == len(sb) or all(max(e[1] - e[0], e[3] - e[2]) <= MAX_EDITS for e in script)
     if not alike:
         yield _elsewise(a, b, unit, word, script)
         return
     found = list(_told(a, b, unit, word, script))
-    if len(found) > MOST_CHANGES:
+    if len(found) > MAX_CHANGES:
         yield _elsewise(a, b, unit, word, script)
     else:
         yield from found
@@ -178,7 +178,7 @@ def _unit(a: Expansion, b: Expansion, unit: str) -> Iterator[_Piece]:
 def _elsewise(a: Expansion, b: Expansion, unit: str, word: str, script: Sequence[Edit]) -> _Piece:
     """One line for two sequences that have little in common."""
     (i1, _, j1, _), (_, i2, _, j2) = script[0], script[-1]
-    n = len(a.runs[unit]), len(b.runs[unit])
+    n = len(a.sequences[unit]), len(b.sequences[unit])
     text = f"has little in common: {i2 - i1} of {n[0]} {word}s became {j2 - j1} of {n[1]}, from {word} {i1} on"
     return _Piece(unit, (text,), text, a.where(unit, i1), b.where(unit, j1), max(i2 - i1, j2 - j1))
 
@@ -238,7 +238,7 @@ def _fields(uop: Any) -> dict[str, Any]:
 
 
 def _at(x: Expansion, unit: str, i: int) -> tuple[Any, dict[str, Any]]:
-    run = x.runs[unit]
+    run = x.sequences[unit]
     uop = x.uops[run.kinds[i]]
     values = _fields(uop)
     if "addr" in values:
@@ -268,7 +268,7 @@ def _changes(a: Expansion, b: Expansion, unit: str, i: int, j: int) -> str:
 
 def _memory(x: Expansion, unit: str, i: int) -> str:
     """The piece of memory that a uOP touches, by name."""
-    run = x.runs[unit]
+    run = x.sequences[unit]
     touch = x.overlay.transfer(unit, x.uops[run.kinds[i]])
     if touch is None:
         return ""
@@ -299,7 +299,7 @@ def _flags(uop: Any) -> set[str]:
 
 def edits(a: Ints, b: Ints) -> list[Edit]:
     """How a became b. Equal lengths and few changes are compared place by place, else the shortest script is sought
-    (Myers, O(ND)), up to `MOST_EDITS`; beyond that one edit holds everything between the equal ends."""
+    (Myers, O(ND)), up to `MAX_EDITS`; beyond that one edit holds everything between the equal ends."""
     if len(a) == len(b):
         (differ,) = np.nonzero(a != b)
         if not len(differ):
@@ -337,11 +337,11 @@ def _equal(a: Ints, b: Ints, i: int, j: int) -> int:
 
 
 def _shortest(a: Ints, b: Ints) -> list[Edit] | None:
-    """The shortest edit script, None if it is longer than `MOST_EDITS`."""
+    """The shortest edit script, None if it is longer than `MAX_EDITS`."""
     n, m = len(a), len(b)
     frontier = {1: 0}
     trace: list[dict[int, int]] = []
-    for d in range(min(n + m, MOST_EDITS) + 1):
+    for d in range(min(n + m, MAX_EDITS) + 1):
         trace.append(dict(frontier))
         for k in range(-d, d + 1, 2):
             down = k == -d or (k != d and frontier[k - 1] < frontier[k + 1])

@@ -13,7 +13,7 @@ from enum import Enum
 import numpy as np
 import numpy.typing as npt
 
-from ..isa.errors import ScheduleError
+from ..base.errors import ScheduleError
 
 Array = npt.NDArray[np.float32]
 TOP = "the top level"
@@ -108,7 +108,7 @@ class Output:
 
 
 @dataclass(frozen=True, eq=False)
-class Network:
+class LayerGraph:
     """A chain of layers over `batch` sequences of `seq` rows. `inputs` maps an activation to its column count.
 
     lengths: how many rows each sequence has, where they differ; the others are neither stored nor computed. Empty: all.
@@ -145,7 +145,7 @@ class Network:
         lines = [f"  {layer.y} = {_formula(layer)}" for layer in self.layers]
         return "\n".join([f"{self.size}: {inputs}", *lines, f"  -> {outputs}"]) + "\n"
 
-    def with_lengths(self, lengths: Sequence[int]) -> Network:
+    def with_lengths(self, lengths: Sequence[int]) -> LayerGraph:
         """The same over sequences of so many rows. Raises `ScheduleError` for lengths that do not fit."""
         given: object = lengths
         if isinstance(given, str) or not hasattr(given, "__len__"):

@@ -12,20 +12,20 @@ from typing import Any
 
 import numpy as np
 
-from .datapath import Overlay
-from .errors import FieldError
+from ..base.errors import FieldError
+from ..base.finding import Finding
 from .fields import Record
-from .finding import Finding
+from .overlay import Overlay
 from .packet import NOP, Header, Packet, Words
 
-MOST = 8
+MAX = 8
 """Places that one finding about sloppy bits names."""
-MOST_KEY = 40
+MAX_KEY = 40
 """Characters of an unknown key that a finding shows."""
 
 
 @dataclass
-class Foreign:
+class LenientImage:
     """What was read. complete: the whole image could be told into packets."""
 
     packets: tuple[Packet, ...] = ()
@@ -33,9 +33,9 @@ class Foreign:
     complete: bool = False
 
 
-def read_image(data: bytes, overlay: Overlay) -> Foreign:
+def read_image(data: bytes, overlay: Overlay) -> LenientImage:
     """Decode the bytes of a bare image. Never raises."""
-    out = Foreign()
+    out = LenientImage()
     reader = _Reader(overlay, out)
     if len(data) % 4:
         text = f"an image consists of words of 4 bytes, this one has {len(data)} bytes"
@@ -87,16 +87,16 @@ def _op_list_keys(overlay: Overlay) -> dict[str, str]:
 def _shown(key: object) -> str:
     """A key of somebody else's file, fit to stand in a message of one line."""
     text = str(key)
-    return text if text.isprintable() and 0 < len(text) <= MOST_KEY else repr(text[:MOST_KEY])
+    return text if text.isprintable() and 0 < len(text) <= MAX_KEY else repr(text[:MAX_KEY])
 
 
 def _places(what: str, at: Sequence[int]) -> str:
-    shown = ", ".join(map(str, at[:MOST])) + (f" and {len(at) - MOST} more" if len(at) > MOST else "")
+    shown = ", ".join(map(str, at[:MAX])) + (f" and {len(at) - MAX} more" if len(at) > MAX else "")
     return f"{what}{'s' if len(at) > 1 else ''} {shown}"
 
 
 class _Reader:
-    def __init__(self, overlay: Overlay, out: Foreign) -> None:
+    def __init__(self, overlay: Overlay, out: LenientImage) -> None:
         self.overlay = overlay
         self.out = out
 

@@ -13,12 +13,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rsn.isa import compiled
-from rsn.isa.compiled import Arbitration, Timing, available, run_traces
-from rsn.isa.datapath import Overlay, Rate, Stream, UnitSpec
-from rsn.isa.errors import DeadlockError, ProgramError
-from rsn.isa.network import Fire, Network, Steps, Unit
-from rsn.isa.traces import trace
+from rsn.base.errors import DeadlockError, ProgramError
+from rsn.isa.overlay import Overlay, Rate, Stream, UnitSpec
+from rsn.machine import fast_engine as compiled
+from rsn.machine.executor import ProcessNetwork, Step, Steps, Unit
+from rsn.machine.fast_engine import ListSchedulingProblem, Timing, available, run_traces
+from rsn.machine.traces import trace
 
 ENGINES = {"uncompiled": lambda function: function, "compiled": compiled._machine_code}
 engines = pytest.mark.parametrize(
@@ -26,9 +26,9 @@ engines = pytest.mark.parametrize(
     ["uncompiled", pytest.param("compiled", marks=pytest.mark.skipif(not available(), reason="numba is missing"))],
 )
 
-Step = tuple[float, str, str, int]
+Access = tuple[float, str, str, int]
 """Microseconds, "get" or "put", the peer, words."""
-Uop = list[Step]
+Uop = list[Access]
 
 
 class Toy(Unit):
@@ -37,9 +37,9 @@ class Toy(Unit):
     def kernel(self, uop: Uop) -> Steps:
         for us, what, peer, words in uop:
             if what == "get":
-                yield Fire("us", us, gets=(self.source(peer),), words=words)
+                yield Step("us", us, gets=(self.source(peer),), words=words)
             else:
-                yield Fire("us", us, puts=(self.sink(peer),), words=words)
+                yield Step("us", us, puts=(self.sink(peer),), words=words)
 
 
 NAMES = "ABCD"  # D is last: where it stops, nothing follows in the arrays
@@ -85,7 +85,7 @@ def arbitrate(overlay: Overlay, jobs: Sequence[Job], programs: Programs, engine:
     traces = trace(overlay, issues=issues, where=lambda unit, origin: f"uOP {origin}")
     numbers = {c.name: c.number for c in traces.net.channels}
     ends = np.cumsum([0, *(len(job.uops) for job in jobs)]).astype(np.int32)
-    arbitration = Arbitration(
+    arbitration = ListSchedulingProblem(
         process="D",
         first=ends[:-1],
         last=ends[1:],
@@ -101,9 +101,9 @@ def arbitrate(overlay: Overlay, jobs: Sequence[Job], programs: Programs, engine:
     return run_traces(traces, overlay, record=record, arbitration=arbitration, compiled=ENGINES[engine])
 
 
-def fixed(overlay: Overlay, jobs: Sequence[Job], programs: Programs, order: Sequence[int]) -> Network:
+def fixed(overlay: Overlay, jobs: Sequence[Job], programs: Programs, order: Sequence[int]) -> ProcessNetwork:
     """The executor with the jobs in a given order."""
-    return Network(overlay, issues={**programs, "D": [u for i in order for u in jobs[i].uops]})
+    return ProcessNetwork(overlay, issues={**programs, "D": [u for i in order for u in jobs[i].uops]})
 
 
 def goes_first(jobs: Sequence[Job], load: tuple[float, float, int, int], other: tuple[float, float, int, int]) -> bool:
@@ -113,8 +113,8 @@ def goes_first(jobs: Sequence[Job], load: tuple[float, float, int, int], other: 
 
 
 def model(overlay: Overlay, jobs: Sequence[Job], programs: Programs) -> list[int] | None:
-    """The order by the rule as `Arbitration` states it, or None where nothing can go on. What the others do until they
-    cannot go on, the executor says: it is run anew for every job, with those before it."""
+    """The order by the rule as `ListSchedulingProblem` states it, or None where nothing can go on. What the others do
+    until they cannot go on, the executor says: it is run anew for every job, with those before it."""
     order: list[int] = []
     while True:
         net = fixed(overlay, jobs, programs, order)
@@ -209,8 +209,8 @@ def test_random_networks_by_the_stated_rule(engine: str) -> None:
         assert got.latency == net.run()  # to the last bit
         assert got.busy == {name: at.busy for name, at in net.progress.items()}
         assert got.waits == {c.name: (c.empty, c.full) for c in net.channels}
-        if len(got.firings):
-            assert max(got.firings.end) == got.latency == got.chain.end[0]
+        if len(got.events):
+            assert max(got.events.end) == got.latency == got.critical_path.end[0]
 
     check()
 
@@ -218,7 +218,7 @@ def test_random_networks_by_the_stated_rule(engine: str) -> None:
 DEPTHS = {(a, b): 2 for a in NAMES for b in NAMES if a != b}
 
 
-def wait(us: float, *steps: Step) -> list[Uop]:
+def wait(us: float, *steps: Access) -> list[Uop]:
     """Whoever does this is `us` busy before, by talking to itself through another: here, by the duration of a put."""
     return [list(steps)] if not us else [[(us, "put", "C", 1)], list(steps)]
 

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rsn.isa.errors import ImageError
-from rsn.isa.foreign import read_image, read_op_lists
+from rsn.base.errors import ImageError
+from rsn.isa.lenient_decode import read_image, read_op_lists
 from rsn.isa.overlays import XNN, XNN_BASE
 from rsn.isa.overlays import xnn_formats as f
 from rsn.isa.packet import Header, Packet, decode_image, encode_image

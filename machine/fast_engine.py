@@ -1,4 +1,4 @@
-"""Runs without data, compiled: the same clocks as `Network`'s, from `traces`, without a Python step per firing.
+"""Runs without data, compiled: the same clocks as `ProcessNetwork`'s, from `traces`, without a Python step per firing.
 
 `execute` takes the quickest way there is and gives the same numbers on each. The engine needs numba (the extra `fast`),
 which is imported when a run is long enough to pay for it. `Plan` keeps the traces of a program to time it again with
@@ -20,27 +20,27 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from .datapath import Overlay
-from .network import (
+from ..isa.overlay import Overlay
+from ..isa.packet import Packet
+from .executor import (
     FIRST_WORD,
     LAST_WORD,
     NEVER,
     OWN,
     ROOM,
-    Chain,
-    Fire,
-    Firings,
+    CriticalPath,
+    EventLog,
     Issue,
-    Network,
+    ProcessNetwork,
+    Step,
     Steps,
     Task,
     seconds_by_rate,
 )
-from .packet import Packet
 from .traces import (
     FORK,
     GETS,
-    MOST_WORDS,
+    MAX_WORDS,
     PEERS,
     PUTS,
     RATE,
@@ -74,17 +74,17 @@ class Timing:
     waits: Mapping[str, tuple[float, float]]
     order: Sequence[int]
     _starts: Callable[[str], list[tuple[float, int]]]
-    _firings: Callable[[], Firings]
-    _chain: Callable[[], Chain]
+    _firings: Callable[[], EventLog]
+    _chain: Callable[[], CriticalPath]
 
     @staticmethod
-    def of(net: Network, latency: float) -> Timing:
+    def of(net: ProcessNetwork, latency: float) -> Timing:
         """What a run of `net` that took `latency` seconds found out."""
 
-        def recorded() -> Firings:
-            if net.firings is None:
+        def recorded() -> EventLog:
+            if net.events is None:
                 raise ValueError("the run was not recorded")
-            return net.firings
+            return net.events
 
         return Timing(
             latency,
@@ -94,7 +94,7 @@ class Timing:
             (),
             lambda unit: net.progress[unit].starts,
             recorded,
-            lambda: recorded().chain(),
+            lambda: recorded().critical_path(),
         )
 
     def starts(self, unit: str) -> list[tuple[float, int]]:
@@ -102,18 +102,18 @@ class Timing:
         return self._starts(unit)
 
     @cached_property
-    def firings(self) -> Firings:
+    def events(self) -> EventLog:
         """Every firing, if the run was recorded."""
         return self._firings()
 
     @cached_property
-    def chain(self) -> Chain:
+    def critical_path(self) -> CriticalPath:
         """The steps that decided the latency, if the run was recorded."""
         return self._chain()
 
 
 @dataclass(frozen=True, eq=False)
-class Arbitration:
+class ListSchedulingProblem:
     """Work of one process in an order that is yet to be found: jobs, of which it takes one after the other, each whole,
     always when no other process can go on without it. Times are exact: what the others are waiting for is known then.
 
@@ -142,7 +142,7 @@ class Arbitration:
 
 class Plan:
     """A program ready to be timed as often as one likes, with other rates or FIFO depths. The arguments are those of
-    `Network`; the traces are made once."""
+    `ProcessNetwork`; the traces are made once."""
 
     def __init__(
         self,
@@ -173,11 +173,11 @@ class Plan:
     @cached_property
     def processes(self) -> list[str]:
         """What runs side by side, in the order in which a log numbers it: units, decoders, the dispatcher."""
-        net = self._traces.net if self._traces is not None else Network(self.overlay, **self._program)
+        net = self._traces.net if self._traces is not None else ProcessNetwork(self.overlay, **self._program)
         return list(net.progress)
 
     def run(self, overlay: Overlay | None = None, *, record: bool = False) -> Timing:
-        """What `Network.run` finds out: the time, or a `DeadlockError` or `ProgramError` with its report.
+        """What `ProcessNetwork.run` finds out: the time, or a `DeadlockError` or `ProgramError` with its report.
 
         overlay: the plan's own with other rates or FIFO depths.
         """
@@ -188,7 +188,7 @@ class Plan:
             worthwhile = self._firings >= WORTHWHILE or "numba" in sys.modules
             if worthwhile and available() and _loads():
                 return run_traces(traces, overlay, record=record)
-        net = Network(overlay, **self._program, record=record)
+        net = ProcessNetwork(overlay, **self._program, record=record)
         return Timing.of(net, net.run())
 
 
@@ -238,11 +238,11 @@ def run_traces(
     overlay: Overlay,
     *,
     record: bool = False,
-    arbitration: Arbitration | None = None,
+    arbitration: ListSchedulingProblem | None = None,
     compiled: Callable[[Callable[..., Any]], Callable[..., Any]] = _machine_code,
 ) -> Timing:
-    """Run to the end, as `Network.run`. arbitration: work whose order the run finds. compiled: what makes the two loops
-    below fast; they work without, slowly."""
+    """Run to the end, as `ProcessNetwork.run`. arbitration: work whose order the run finds. compiled: what makes the
+    two loops below fast; they work without, slowly."""
     net = traces.net
     seconds = seconds_by_rate(overlay)
     streams = overlay.streams
@@ -250,7 +250,7 @@ def run_traces(
         raise ValueError(f"overlay {overlay.name} has other rates or streams than the program's")
     depths = list({s.name: s.depth for s in streams}.values())
     depths += [overlay.mop_fifo_depth, overlay.uop_fifo_depth] * ((len(net.channels) - len(depths)) // 2)
-    capacity = np.minimum(depths, MOST_WORDS).astype(np.int32)
+    capacity = np.minimum(depths, MAX_WORDS).astype(np.int32)
     # All tokens but the first are whole puts, all credits but the first whole gets; one more of each passes by.
     most = np.minimum(capacity[:, None] // traces.least[:, ::-1], traces.most[:, ::-1]) + 3
     rings = 1 << np.ceil(np.log2(most)).astype(np.int64)
@@ -302,10 +302,10 @@ def run_traces(
         if not record:
             raise ValueError("the run was not recorded")
 
-    def firings() -> Firings:
+    def firings() -> EventLog:
         recorded()
         owner = np.repeat(np.arange(len(names)), np.diff(traces.bounds))
-        return Firings(
+        return EventLog(
             steps=traces.steps,
             unit=_array("i", owner[table[:, LOG_ITEM]]),
             step=_array("i", table[:, LOG_ROW]),
@@ -318,11 +318,11 @@ def run_traces(
             origin=_array("i", traces.origin[table[:, LOG_ITEM]]),
         )
 
-    def chain() -> Chain:
+    def chain() -> CriticalPath:
         recorded()
         at, via = compiled(_walk)(table, last)
         item = table[at, LOG_ITEM]
-        return Chain(
+        return CriticalPath(
             unit=(np.searchsorted(traces.bounds, item, "right") - 1).astype(np.int32),
             rate=traces.rows[table[at, LOG_ROW], RATE],
             start=began[at],
@@ -384,7 +384,7 @@ def _strand(traces: Traces, capacity: Ints, channels: Ints, tasks: Ints) -> None
         if not tasks[i, CHILDREN] and tasks[i, ROW] < tasks[i, STOP]:  # else an arbiter that may begin nothing
             gets, puts, at, words, *_ = traces.rows[tasks[i, ROW]].tolist()
             peers = [by_index[c] for c in traces.peers[at : at + gets + puts]]
-            blocked.pending = Fire(gets=peers[:gets], puts=peers[gets:], words=words)
+            blocked.pending = Step(gets=peers[:gets], puts=peers[gets:], words=words)
         alive.append(blocked)
     net.settle(alive)
 
@@ -395,7 +395,7 @@ JOB_SECONDS, JOB_PATIENCE = range(2)
 """Columns of the table of their times."""
 
 
-def _jobs(traces: Traces, given: Arbitration | None) -> tuple[int, Ints, Floats, Ints, Ints, Ints]:
+def _jobs(traces: Traces, given: ListSchedulingProblem | None) -> tuple[int, Ints, Floats, Ints, Ints, Ints]:
     """An arbitration for the engine: process, jobs, their times, needs, and the jobs of each stream in turn."""
     streams = len(traces.net.channels)
     if given is None:
@@ -433,7 +433,7 @@ TOKEN, TOKENS_END, TOKEN_PLACE, TOKEN_MASK = range(4, 8)
 CREDIT, CREDITS_END, CREDIT_PLACE, CREDIT_MASK = range(8, 12)
 """Columns of the engine's channel table. LAST is the item that put last; tokens and credits are rings."""
 LOG_ROW, LOG_ITEM, LOG_BEFORE, LOG_BOUND = range(4)
-"""Columns of the log: as `Firings`, `via` being the lowest two bits of LOG_BEFORE."""
+"""Columns of the log: as `EventLog`, `via` being the lowest two bits of LOG_BEFORE."""
 
 
 def _run(
@@ -457,8 +457,8 @@ def _run(
     queue: Ints,
     queue_at: Ints,
 ) -> Any:
-    """`Network.run`, statement by statement, on arrays: the order of stepping too, so that firings have its numbers.
-    And `Arbitration`, for the process `arbiter`.
+    """`ProcessNetwork.run`, statement by statement, on arrays: the order of stepping too, so that firings have its
+    numbers. And `ListSchedulingProblem`, for the process `arbiter`.
 
     One function, because calls between compiled functions would each have to be compiled and cached.
     """
@@ -770,7 +770,7 @@ def _run(
 
 
 def _walk(log: Ints, at: int) -> tuple[npt.NDArray[np.int64], Ints]:
-    """`Firings.chain`: the numbers of the firings whose own duration counts, last to first, and how what came after
+    """`EventLog.chain`: the numbers of the firings whose own duration counts, last to first, and how what came after
     depended on each."""
     out = np.empty(16, np.int64)
     how = np.empty(16, np.int32)

@@ -10,14 +10,14 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
-from .errors import ProgramError
+from ..base.errors import ProgramError
 from .fields import Record
 
 if TYPE_CHECKING:
+    from ..base.finding import Finding
+    from ..machine.executor import Unit
+    from ..machine.resources import Cost, Device, Need
     from .expansion import Expansion
-    from .finding import Finding
-    from .network import Unit
-    from .resources import Cost, Device, Need
 
 
 @dataclass(frozen=True)
@@ -83,7 +83,7 @@ def one_uop(mop: Record, iteration: int) -> Iterator[Record]:
 
 
 @dataclass(frozen=True)
-class Form:
+class InstructionFormat:
     """A wire format: which opcode programs which FU type, and how its decoders expand it (contract 1.3).
 
     loops_window: the decoder stores the window and loops over it; otherwise each mOP repeats on its own.
@@ -136,7 +136,7 @@ class Overlay:
     name: str
     units: tuple[UnitSpec, ...]
     streams: tuple[Stream, ...]
-    forms: tuple[Form, ...]
+    formats: tuple[InstructionFormat, ...]
     rates: Mapping[str, Rate]
     terminators: tuple[str, ...]
     preloaded: Mapping[str, tuple[type[Record], int]] = field(default_factory=dict)
@@ -148,20 +148,20 @@ class Overlay:
     legal: Callable[[str, Any], Iterator[str]] = lambda unit, uop: iter(())
     transfer: Callable[[str, Any], Transfer | None] = lambda unit, uop: None
     flops: Callable[[Any], int] = lambda op: 0
-    doubts: Callable[[Any], Iterator[str]] = lambda mop: iter(())
-    rules: Callable[[Expansion, bool], Iterator[Finding]] = lambda expansion, balanced: iter(())
+    lint: Callable[[Any], Iterator[str]] = lambda mop: iter(())
+    semantic_checks: Callable[[Expansion, bool], Iterator[Finding]] = lambda expansion, balanced: iter(())
     extends: str | None = None
     device: Device | None = None
-    needs: Callable[[Overlay], Iterator[Need]] = lambda overlay: iter(())
+    resources: Callable[[Overlay], Iterator[Need]] = lambda overlay: iter(())
     costs: Callable[[Overlay], Iterator[Cost]] = lambda overlay: iter(())
 
     @cached_property
-    def by_opcode(self) -> dict[int, Form]:
-        return {f.opcode: f for f in self.forms}
+    def by_opcode(self) -> dict[int, InstructionFormat]:
+        return {f.opcode: f for f in self.formats}
 
     @cached_property
-    def by_form(self) -> dict[str, Form]:
-        return {f.name: f for f in self.forms}
+    def by_format(self) -> dict[str, InstructionFormat]:
+        return {f.name: f for f in self.formats}
 
     @cached_property
     def by_unit(self) -> dict[str, UnitSpec]:
@@ -174,9 +174,9 @@ class Overlay:
             out[u.kind] = (*out.get(u.kind, ()), u)
         return out
 
-    def form_of(self, kind: str) -> Form:
+    def format_of(self, kind: str) -> InstructionFormat:
         """The format that drives an FU type (not the one that configures it)."""
-        return next(f for f in self.forms if f.kind == kind and not f.config)
+        return next(f for f in self.formats if f.kind == kind and not f.config)
 
     def selected(self, opcode: int, mask: int) -> tuple[UnitSpec, ...]:
         """The units that a packet reaches; FU types with one instance ignore the mask."""
@@ -226,7 +226,7 @@ class Overlay:
             h.update(f"unit {u.name} {u.kind} {u.index};".encode())
         for s in self.streams:
             h.update(f"stream {s.name} {s.depth};".encode())
-        formats = [(f.name, f.opcode, f.loops_window, f.mop) for f in self.forms]
+        formats = [(f.name, f.opcode, f.loops_window, f.mop) for f in self.formats]
         formats += [(k, -1, False, r) for k, (r, _) in self.preloaded.items()]
         for name, opcode, loops, record in formats:
             h.update(f"form {name} {opcode} {loops} {record.WORDS};".encode())

@@ -9,12 +9,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rsn.isa import compare as module
-from rsn.isa.compare import Comparison, compare, edits
+from rsn.isa import program_diff as module
 from rsn.isa.overlays import FIG6, XNN, XNN_BASE
 from rsn.isa.overlays import xnn_formats as f
 from rsn.isa.packet import Packet
 from rsn.isa.program import Buffer, Layout, Parameter, Patch, Place, Program, Role
+from rsn.isa.program_diff import Comparison, compare, edits
 
 X = Buffer("x", "ddr", 0, (256, 128), Layout.BLOCKED, Role.INPUT)
 SEND = f.MemA(send=1, acc_a=1, acc_b=4)
@@ -36,9 +36,9 @@ def test_the_same() -> None:
 
 
 def test_other_packing_is_no_difference() -> None:
-    a = program(Packet.of(3, [SEND], mask=3, reuse=4), Packet.of(1, [LOAD.but(chunks=2, chunk_stride=512)]))
+    a = program(Packet.of(3, [SEND], mask=3, reuse=4), Packet.of(1, [LOAD.replace(chunks=2, chunk_stride=512)]))
     b = program(
-        Packet.of(1, [LOAD, LOAD.but(addr=512)]),
+        Packet.of(1, [LOAD, LOAD.replace(addr=512)]),
         Packet.of(3, [SEND, SEND], mask=1, reuse=2),
         Packet.of(3, [SEND], mask=2, reuse=3),
         Packet.of(3, [SEND], mask=2),
@@ -49,7 +49,7 @@ def test_other_packing_is_no_difference() -> None:
 def test_a_changed_field_is_told_once_for_a_range_of_uops_and_units() -> None:
     a = program(Packet.of(3, [f.MemA()], mask=7, reuse=12), Packet.of(3, [SEND], mask=7, reuse=8))
     b = program(
-        Packet.of(3, [f.MemA()], mask=7, reuse=12), Packet.of(3, [SEND.but(acc_b=2)], mask=7, reuse=8), file="b.rsn"
+        Packet.of(3, [f.MemA()], mask=7, reuse=12), Packet.of(3, [SEND.replace(acc_b=2)], mask=7, reuse=8), file="b.rsn"
     )
     (difference,) = compare(a, b).differences
     assert str(difference) == "MemA0, MemA1, MemA2 uOP 12..19: acc_b 4 -> 2 (a.rsn:2 / b.rsn:2)"
@@ -65,13 +65,13 @@ def test_scattered_changes_are_one_line() -> None:
 
 
 def test_addresses_are_named() -> None:
-    a, b = program(Packet.of(1, [LOAD])), program(Packet.of(1, [LOAD.but(addr=512, to_a0=0, to_a1=1)]))
+    a, b = program(Packet.of(1, [LOAD])), program(Packet.of(1, [LOAD.replace(addr=512, to_a0=0, to_a1=1)]))
     (text,) = texts(a, b)
     assert text == "DDR uOP 0: x [0:128, 0:64] -> x [0:128, 64:128], peer MemA0 -> MemA1 (a.rsn:1 / a.rsn:1)"
 
 
 def test_added_and_removed() -> None:
-    mops = [LOAD.but(addr=512 * i) for i in range(4)]
+    mops = [LOAD.replace(addr=512 * i) for i in range(4)]
     a = program(Packet.of(1, mops))
     b = program(Packet.of(1, mops[:1]), Packet.of(1, mops[3:]), file="b.rsn")
     assert texts(a, b) == ["DDR uOPs 1..2 removed: x [0:128, 64:128] peer=MemA0, ... (a.rsn:1)"]
@@ -82,7 +82,7 @@ def test_added_and_removed() -> None:
 def test_op_lists_buffers_and_parameters() -> None:
     op = f.Mme(a_iter=1, k_iter=8, k128=1)
     a = program(preloaded={"MME0": (op, op)})
-    b = program(preloaded={"MME0": (op, op.but(k_iter=4))})
+    b = program(preloaded={"MME0": (op, op.replace(k_iter=4))})
     assert texts(a, b) == ["MME0 op 1: k_iter 8 -> 4 (MME0 op 1 / MME0 op 1)"]
     b = dataclasses.replace(a, buffers=(dataclasses.replace(X, role=Role.OUTPUT, view=(256, 100)),))
     assert texts(a, b) == ["buffer x: role input -> output, view None -> 256x100"]
@@ -100,7 +100,7 @@ def test_op_lists_buffers_and_parameters() -> None:
 
 def test_a_buffer_that_moved() -> None:
     moved = dataclasses.replace(
-        program(Packet.of(1, [LOAD.but(addr=64)])), buffers=(dataclasses.replace(X, offset=64),)
+        program(Packet.of(1, [LOAD.replace(addr=64)])), buffers=(dataclasses.replace(X, offset=64),)
     )
     assert texts(program(Packet.of(1, [LOAD])), moved) == [
         "DDR uOP 0: addr, as the buffer moved (a.rsn:1 / a.rsn:1)",
@@ -115,9 +115,9 @@ def test_overlays() -> None:
 
 
 def test_sequences_with_little_in_common_are_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "MOST_CHANGES", 3)
-    a = program(Packet.of(1, [LOAD.but(size=8192 * (i + 1)) for i in range(20)]))
-    b = program(Packet.of(1, [LOAD.but(size=2048 * (i + 3)) for i in range(20)]))
+    monkeypatch.setattr(module, "MAX_CHANGES", 3)
+    a = program(Packet.of(1, [LOAD.replace(size=8192 * (i + 1)) for i in range(20)]))
+    b = program(Packet.of(1, [LOAD.replace(size=2048 * (i + 3)) for i in range(20)]))
     assert texts(a, b) == ["DDR has little in common: 20 of 20 uOPs became 20 of 20, from uOP 0 on (a.rsn:1 / a.rsn:1)"]
 
 

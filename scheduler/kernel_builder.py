@@ -15,29 +15,29 @@ from math import prod
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
-from ..isa.compiled import Timing
-from ..isa.datapath import Overlay
-from ..isa.errors import ScheduleError
+from ..base.errors import ScheduleError
 from ..isa.fields import Record
 from ..isa.layout import BLOCK, BLOCK_COLS, BLOCK_ROWS, UNIT, block, padded
+from ..isa.overlay import Overlay
 from ..isa.overlays import xnn_formats as f
 from ..isa.program import Buffer, KernelPatch, Kernels, Layout, Parameter, Role
+from ..machine.fast_engine import Timing
+from .graph import Array, Attention, LayerGraph
 from .groups import plan
 from .listing import list_accesses
 from .memory import columns_of
 from .order import BLOCK_UNITS, Access, Tile, interleave_of, order_accesses
 from .pack import Starts, issued, starts_of
 from .schedule import Interleave, Schedule
-from .segment import Array, Attention, Network
 
 _NOTHING: Mapping[str, Any] = MappingProxyType({})
 
 
-class Job(NamedTuple):
+class WorkItem(NamedTuple):
     """What a Mem does for one piece of work, in two halves that fall into consecutive uOPs."""
 
-    first: Mapping[str, Any] = _NOTHING
-    second: Mapping[str, Any] = _NOTHING
+    fill: Mapping[str, Any] = _NOTHING
+    drain: Mapping[str, Any] = _NOTHING
     recv_config: Mapping[str, Any] = _NOTHING
     store_config: Mapping[str, Any] = _NOTHING
 
@@ -52,7 +52,7 @@ class Span(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Length:
+class LengthField:
     """A run-time field value: clamp(len[sequence] - base, 0, cap)."""
 
     sequence: int
@@ -60,11 +60,11 @@ class Length:
     cap: int
 
 
-class Sequences:
+class KernelBuilder:
     """The kernel sequences of one program. extended: the overlay has opcode 8. spans: of the network's sequences.
     row_blocks, seq_blocks: blocks of 128 rows in all and in the longest sequence, padding included."""
 
-    def __init__(self, network: Network, overlay: Overlay, schedule: Schedule) -> None:
+    def __init__(self, network: LayerGraph, overlay: Overlay, schedule: Schedule) -> None:
         self.net = network
         self.overlay = overlay
         self.extended = overlay.extends is not None
@@ -84,7 +84,7 @@ class Sequences:
         self.seq_blocks = max(blocks)
         self.row_blocks = self._row_blocks()
         self.interleave = interleave_of(schedule, self.row_blocks)
-        self.mem: dict[str, list[Job]] = {
+        self.mem: dict[str, list[WorkItem]] = {
             u.name: [] for kind in ("MemA", "MemB", "MemC") for u in overlay.by_kind[kind]
         }
         self.mesh: dict[str, list[f.MeshA | f.MeshB]] = {"MeshA": [], "MeshB": []}
@@ -145,7 +145,7 @@ class Sequences:
         rows = min(32, groups)
         self.lpddr.append(f.Lpddr(addr=buffer.offset + start // UNIT, size=count, bias=1, **{f"to_b{half}": 1}))
         self.mem[f"MemB{half}"].append(
-            Job({"load": 1, "bias": 1, "dim1": rows, "dim2": groups // rows}, {"send": 1, "acc_a": 1, "acc_b": 1})
+            WorkItem({"load": 1, "bias": 1, "dim1": rows, "dim2": groups // rows}, {"send": 1, "acc_a": 1, "acc_b": 1})
         )
 
     def blocks(self, name: str, row: int, rows: int, col: int, cols: int, peer: str, store: bool = False) -> Access:
@@ -190,30 +190,30 @@ class Sequences:
         """Blocks that each uOP loads from DDR, by Mem."""
         out: dict[str, list[int]] = {}
         for unit, jobs in self.mem.items():
-            loads = [job.first for job in jobs if job.first.get("load") and not job.first.get("bias")]
+            loads = [job.fill for job in jobs if job.fill.get("load") and not job.fill.get("bias")]
             if unit in ("MemB0", "MemB1"):
                 loads = [load for load in loads if load.get("transpose")]
             out[unit] = [load["dim1"] * load["dim2"] // BLOCK for load in loads]
         return out
 
-    def _chain(self, unit: str, jobs: Sequence[Job], patches: dict[str, list[KernelPatch]]) -> list[Record]:
+    def _chain(self, unit: str, jobs: Sequence[WorkItem], patches: dict[str, list[KernelPatch]]) -> list[Record]:
         """uOP i does the first half of job i and the second half of job i - 1."""
         kind = {"MemA": f.MemA, "MemB": f.MemB, "MemC": f.MemC}[unit[:4]]
         out: list[Record] = []
         made: dict[tuple[int, int], Record] = {}  # by the identities of its halves, which `jobs` keeps alive
         current: dict[str, Any] = {}
-        for begun, ended in zip([*jobs, Job()], [Job(), *jobs], strict=True) if jobs else ():
+        for begun, ended in zip([*jobs, WorkItem()], [WorkItem(), *jobs], strict=True) if jobs else ():
             wanted = {**begun.recv_config, **ended.store_config}
             if any(current.get(name, _POWER_ON.get(name)) != value for name, value in wanted.items()):
                 current |= wanted
-                lengths = {n: v for n, v in current.items() if isinstance(v, Length)}
+                lengths = {n: v for n, v in current.items() if isinstance(v, LengthField)}
                 for name, v in lengths.items():
                     patch = KernelPatch(unit, len(out), name, v.base, v.cap)
                     patches.setdefault(_length_name(v.sequence), []).append(patch)
                 out.append(f.MemCConfig(**{n: 0 if n in lengths else v for n, v in current.items()}))
-            key = id(begun.first), id(ended.second)
+            key = id(begun.fill), id(ended.drain)
             if key not in made:
-                made[key] = kind(**begun.first, **ended.second)
+                made[key] = kind(**begun.fill, **ended.drain)
             out.append(made[key])
         return out
 

@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from .errors import ResourceError
+from ..base.errors import ResourceError
 
 
 @dataclass(frozen=True)
@@ -43,7 +43,7 @@ class Need:
 
 
 @dataclass(frozen=True)
-class Row:
+class ResourceUse:
     """A resource: what there is of it, and what the parts of a datapath take, the largest first."""
 
     resource: str
@@ -60,7 +60,7 @@ class Row:
         return self.needed / self.capacity.amount
 
 
-def budget(needs: Iterable[Need], device: Device) -> list[Row]:
+def budget(needs: Iterable[Need], device: Device) -> list[ResourceUse]:
     """Needs by resource, in the order of the device's, those of parts with the same name added up."""
     parts: dict[str, Counter[str]] = {name: Counter() for name in device.capacities}
     estimates = set()
@@ -69,12 +69,12 @@ def budget(needs: Iterable[Need], device: Device) -> list[Row]:
         if need.estimate:
             estimates.add(need.resource)
     return [
-        Row(name, device.capacities[name], dict(found.most_common()), name in estimates)
+        ResourceUse(name, device.capacities[name], dict(found.most_common()), name in estimates)
         for name, found in parts.items()
     ]
 
 
-def require_fits(rows: Iterable[Row], device: Device) -> None:
+def require_fits(rows: Iterable[ResourceUse], device: Device) -> None:
     """Raise `ResourceError` where the device has too little of something."""
     for row in rows:
         if row.share > 1:

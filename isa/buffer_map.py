@@ -9,7 +9,7 @@ from itertools import accumulate
 from .program import Buffer
 
 
-class Atlas:
+class BufferMap:
     """Names an address after a buffer. Where buffers share memory in turn, it follows the order of their declaration,
     which is the order in which a compiler fills them: a load reads the latest one stored, a store to what was loaded
     begins the next.

@@ -12,16 +12,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from rsn.base.errors import DeadlockError, ProgramError
 from rsn.hw.sim.dataflow import Dataflow
-from rsn.isa.balance import balance
-from rsn.isa.compiled import Timing, available, run_traces
-from rsn.isa.datapath import Overlay, Rate, Stream, UnitSpec
-from rsn.isa.errors import DeadlockError, ProgramError
 from rsn.isa.expansion import Expansion
 from rsn.isa.fields import Record, bits
-from rsn.isa.network import Burst, Chain, Fire, Firings, Network, Par, Steps, Unit
+from rsn.isa.overlay import Overlay, Rate, Stream, UnitSpec
 from rsn.isa.program import Program
-from rsn.isa.traces import trace
+from rsn.machine.balance import balance
+from rsn.machine.executor import Burst, CriticalPath, EventLog, Par, ProcessNetwork, Step, Steps, Unit
+from rsn.machine.fast_engine import Timing, available, run_traces
+from rsn.machine.traces import trace
 
 NAMES = "ABC"
 EDGES = (("A", "B"), ("B", "C"), ("A", "C"), ("C", "A"))
@@ -29,7 +29,7 @@ ELEMENTS = 2
 """Of a word."""
 
 
-class Step(NamedTuple):
+class Equal(NamedTuple):
     """`times` equal steps. As many equal ones in a row are the same thing said differently."""
 
     times: int
@@ -54,7 +54,7 @@ class State:
 class Toy(Unit):
     """A uOP is its own steps. received: by peer, every payload."""
 
-    def __init__(self, spec: UnitSpec, net: Network) -> None:
+    def __init__(self, spec: UnitSpec, net: ProcessNetwork) -> None:
         super().__init__(spec, net)
         self.state = State(spec.index)
         self.received: dict[str, list[bytes]] = {}
@@ -72,7 +72,7 @@ class Toy(Unit):
             else:
                 yield from self.steps(item, state)
 
-    def one(self, step: Step, state: State) -> Callable[..., Any]:
+    def one(self, step: Equal, state: State) -> Callable[..., Any]:
         def do(*payloads: Any) -> Any:
             for peer, payload in zip(step.gets, payloads, strict=True):
                 state.seen = np.float32(state.seen / 2 + payload.reshape(-1) @ np.arange(payload.size))
@@ -83,26 +83,26 @@ class Toy(Unit):
 
         return do
 
-    def parts(self, step: Step) -> dict[str, Any]:
+    def parts(self, step: Equal) -> dict[str, Any]:
         return {
             "gets": tuple(self.source(s) for s in step.gets),
             "puts": tuple(self.sink(d) for d in step.puts),
             "words": step.words,
-            "whole": step.whole,
+            "needs_whole_token": step.whole,
         }
 
-    def steps(self, step: Step, state: State) -> Steps:
+    def steps(self, step: Equal, state: State) -> Steps:
         raise NotImplementedError
 
 
 class Single(Toy):
-    def steps(self, step: Step, state: State) -> Steps:
+    def steps(self, step: Equal, state: State) -> Steps:
         for _ in range(step.times):
-            yield Fire("us", step.amount, do=self.one(step, state), **self.parts(step))
+            yield Step("us", step.amount, do=self.one(step, state), **self.parts(step))
 
 
 class Bursting(Toy):
-    def steps(self, step: Step, state: State) -> Steps:
+    def steps(self, step: Equal, state: State) -> Steps:
         one = self.one(step, state)
 
         def do(n: int, *tokens: list[Any]) -> Any:
@@ -142,11 +142,11 @@ def transfers(draw: st.DrawFn) -> Case:
     for a, b in draw(st.lists(st.sampled_from(EDGES), max_size=8)):
         put, get = draw(st.sampled_from([(1, 1), (1, 3), (3, 1), (2, 2), (3, 2), (2, 3)]))
         words = put * get * draw(st.integers(0, 3))
-        sends = Step(words // put, draw(amount), (), (b,), put, draw(st.booleans()))
-        takes = Step(words // get, draw(amount), (a,), (), get, draw(st.booleans()))
+        sends = Equal(words // put, draw(amount), (), (b,), put, draw(st.booleans()))
+        takes = Equal(words // get, draw(amount), (a,), (), get, draw(st.booleans()))
         for unit, step in ((a, sends), (b, takes)):
             before = programs[unit]
-            beside = before and isinstance(before[-1][0], Step) and before[-1][0][2:4] != step[2:4]
+            beside = before and isinstance(before[-1][0], Equal) and before[-1][0][2:4] != step[2:4]
             if beside and draw(st.booleans()):
                 before[-1] = (Lanes(((step,), before[-1])),)
             else:
@@ -163,12 +163,12 @@ def pipelines(draw: st.DrawFn) -> Case:
     whole = st.booleans()
     return depths, {
         "A": [
-            (Step(times, draw(amount), (), ("B", "C"), words, draw(whole)),),
-            (Step(1, 0, ("C",), (), 1, False),),
+            (Equal(times, draw(amount), (), ("B", "C"), words, draw(whole)),),
+            (Equal(1, 0, ("C",), (), 1, False),),
         ],
-        "B": [(Step(times, draw(amount), ("A",), ("C",), words, draw(whole)),)],
+        "B": [(Equal(times, draw(amount), ("A",), ("C",), words, draw(whole)),)],
         "C": [
-            (Step(times, draw(amount), ("B", "A"), (), words, draw(whole)), Step(1, 1, (), ("A",), 1, True)),
+            (Equal(times, draw(amount), ("B", "A"), (), words, draw(whole)), Equal(1, 1, (), ("A",), 1, True)),
         ],
     }
 
@@ -184,7 +184,7 @@ def broken(draw: st.DrawFn) -> Case:
     return depths, programs
 
 
-def rows(log: Firings) -> list[tuple[Any, ...]]:
+def rows(log: EventLog) -> list[tuple[Any, ...]]:
     columns = (log.unit, log.start, log.end, log.before, log.via, log.bound, log.number, log.origin)
     return list(zip([log.steps[i] for i in log.step], *columns, strict=True))
 
@@ -195,13 +195,13 @@ def found(run: Callable[[], Timing]) -> Any:
         t = run()
     except ProgramError as e:
         return type(e), str(e)
-    chain = [getattr(t.chain, field.name).tolist() for field in dataclasses.fields(Chain)]
-    return t.latency, dict(t.busy), dict(t.amounts), dict(t.waits), rows(t.firings), chain
+    chain = [getattr(t.critical_path, field.name).tolist() for field in dataclasses.fields(CriticalPath)]
+    return t.latency, dict(t.busy), dict(t.amounts), dict(t.waits), rows(t.events), chain
 
 
 def in_network(unit: type[Unit], case: Case, data: bool) -> tuple[Any, Any]:
     depths, programs = case
-    net = Network(toy(unit, depths), preloaded=programs, data=data, record=True)
+    net = ProcessNetwork(toy(unit, depths), preloaded=programs, data=data, record=True)
     return found(lambda: Timing.of(net, net.run())), {n: u.received for n, u in net.units.items()}  # type: ignore[attr-defined]
 
 
@@ -269,9 +269,9 @@ def test_dataflow_reports_what_does_not_fit_together(case: Case) -> None:
         net.run()
 
 
-@pytest.mark.parametrize("engine", [Network, Dataflow])
+@pytest.mark.parametrize("engine", [ProcessNetwork, Dataflow])
 @pytest.mark.parametrize("times", [1, 2])
-def test_a_kernel_learns_nothing_from_a_burst(engine: type[Network], times: int) -> None:
+def test_a_kernel_learns_nothing_from_a_burst(engine: type[ProcessNetwork], times: int) -> None:
     """What it takes is `do`'s alone, also where it is a single step and comes after one that returned something."""
     after: list[Any] = []
 
@@ -280,12 +280,12 @@ def test_a_kernel_learns_nothing_from_a_burst(engine: type[Network], times: int)
             if self.name == "A":
                 yield from super().walk(items, state)
                 return
-            after.append((yield Fire(gets=(self.source("A"),))))
+            after.append((yield Step(gets=(self.source("A"),))))
             after.append((yield Burst(times, gets=(self.source("A"),))))
             after.append((yield Burst(0, gets=(self.source("A"),))))
 
     overlay = toy(Reader, {("A", "B"): 9})
-    programs = {"A": [(Step(1 + times, 0, (), ("B",), 1, False),)], "B": [()]}
+    programs = {"A": [(Equal(1 + times, 0, (), ("B",), 1, False),)], "B": [()]}
     where = {"packets": [], "banks": {}, "where": lambda u, o: ""} if engine is Dataflow else {"data": True}
     engine(overlay, preloaded=programs, **where).run()
     assert len(after[0]) == 1
@@ -293,7 +293,7 @@ def test_a_kernel_learns_nothing_from_a_burst(engine: type[Network], times: int)
 
 
 def test_a_deadlock_without_clocks_names_unit_and_stream() -> None:
-    programs = {"A": [(Step(1, 0, (), ("B",), 1, False),)], "B": [(Step(2, 0, ("A",), (), 1, False),)]}
+    programs = {"A": [(Equal(1, 0, (), ("B",), 1, False),)], "B": [(Equal(2, 0, ("A",), (), 1, False),)]}
     net = Dataflow(toy(Bursting, {("A", "B"): 2}), packets=[], preloaded=programs, banks={}, where=lambda u, o: "t:1")
     with pytest.raises(DeadlockError) as e:
         net.run()
@@ -302,7 +302,7 @@ def test_a_deadlock_without_clocks_names_unit_and_stream() -> None:
 
 
 def test_left_overs_without_clocks_name_who_sent_them() -> None:
-    programs = {"A": [(Step(3, 0, (), ("B",), 1, False),)], "B": [(Step(2, 0, ("A",), (), 1, False),)]}
+    programs = {"A": [(Equal(3, 0, (), ("B",), 1, False),)], "B": [(Equal(2, 0, ("A",), (), 1, False),)]}
     net = Dataflow(toy(Bursting, {("A", "B"): 2}), packets=[], preloaded=programs, banks={}, where=lambda u, o: "t:1")
     with pytest.raises(ProgramError, match=r"A->B: 1 of \d+ words, the last from A uOP 0 \(t:1\)"):
         net.run()

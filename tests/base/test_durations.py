@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rsn.isa.durations import UNITS, duration, unit_of
+from rsn.base.durations import UNITS, duration, unit_of
 
 
 @pytest.mark.parametrize(

@@ -5,8 +5,8 @@ computed, and when, does not depend on the order in which units are stepped. The
 keeps its own clock; a token carries when its first and last word were written, a freed slot when it was read; a firing
 starts at the latest of what it depends on. Source: paper section 3.1; design section 4.
 
-A kernel is a generator over `Fire` and `Par`. Run without data (`Network(..., data=False)`) the same kernels decide
-deadlock and time alone.
+A kernel is a generator over `Step` and `Par`. Run without data (`ProcessNetwork(..., data=False)`) the same kernels
+decide deadlock and time alone.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from .datapath import Overlay, UnitSpec
-from .errors import DeadlockError, ProgramError
-from .packet import Packet
+from ..base.errors import DeadlockError, ProgramError
+from ..isa.overlay import Overlay, UnitSpec
+from ..isa.packet import Packet
 
 FREE = "free"
 """The rate of a step that costs nothing."""
@@ -100,16 +100,17 @@ class Channel:
         return self.name
 
 
-class Fire:
+class Step:
     """One step of a kernel: wait for `words` words on each of `gets` and room on each of `puts`, take `amount` times
     the rate, then free and deliver.
 
     do: called with the payloads of `gets`, returns those of `puts` (a tuple); only when the network runs with data.
     send: payloads for `puts` that are control, not data: delivered in both modes.
-    whole: the step needs its inputs complete before it starts (an MME) instead of streaming them through (a Mesh).
+    needs_whole_token: the step needs its inputs complete before it starts (an MME); otherwise it streams them
+        through (a Mesh).
     """
 
-    __slots__ = ("amount", "do", "gets", "puts", "rate", "send", "times", "whole", "words")
+    __slots__ = ("amount", "do", "gets", "needs_whole_token", "puts", "rate", "send", "times", "words")
 
     def __init__(
         self,
@@ -121,7 +122,7 @@ class Fire:
         words: int = 1,
         do: Callable[..., Any] | None = None,
         send: tuple[Any, ...] = (),
-        whole: bool = False,
+        needs_whole_token: bool = False,
     ) -> None:
         self.rate = rate
         self.amount = amount
@@ -130,12 +131,12 @@ class Fire:
         self.words = words
         self.do = do
         self.send = send
-        self.whole = whole
+        self.needs_whole_token = needs_whole_token
         self.times = 1
 
 
-class Burst(Fire):
-    """`times` equal steps, one after the other. They mean the same as so many `Fire`s; whoever runs data alone may take
+class Burst(Step):
+    """`times` equal steps, one after the other. They mean the same as so many `Step`s; whoever runs data alone may take
     several at once.
 
     do: called with how many of the steps are taken, and for each of `gets` the sequence of their payloads; returns for
@@ -154,9 +155,9 @@ class Burst(Fire):
         puts: Sequence[Channel] = (),
         words: int = 1,
         do: Callable[..., Any] | None = None,
-        whole: bool = False,
+        needs_whole_token: bool = False,
     ) -> None:
-        super().__init__(rate, amount, gets=gets, puts=puts, words=words, do=do, whole=whole)
+        super().__init__(rate, amount, gets=gets, puts=puts, words=words, do=do, needs_whole_token=needs_whole_token)
         self.times = times
 
 
@@ -169,7 +170,7 @@ class Par:
         self.lanes = lanes
 
 
-Steps = Generator[Fire | Par, Any, None]
+Steps = Generator[Step | Par, Any, None]
 
 
 class Unit:
@@ -181,7 +182,7 @@ class Unit:
 
     read_only = False
 
-    def __init__(self, spec: UnitSpec, net: Network) -> None:
+    def __init__(self, spec: UnitSpec, net: ProcessNetwork) -> None:
         self.name = spec.name
         self.index = spec.index
         self.memory: Any = net.banks.get(str(spec.bank))
@@ -268,9 +269,9 @@ class Task:
         self.lane: tuple[int, ...] = (*after.lane, number) if after else ()  # which lane of which lane
         self.clock: float = after.clock if after else 0.0
         self.firing: int = after.firing if after else NEVER
-        self.pending: Fire | None = None
+        self.pending: Step | None = None
         self.left = 0  # of the pending step, how often yet
-        self.step = 0  # number of the pending step in `Firings.steps`
+        self.step = 0  # number of the pending step in `EventLog.steps`
         self.children = 0
         self.queued = True
         self.busy = 0.0
@@ -299,14 +300,14 @@ class Progress:
         return self.task.busy
 
 
-class Step(NamedTuple):
-    """What a firing does, its clocks and its data aside: channels by their number in `Network.channels`, the rate by
-    its number in `Network.rate_names`. times: how often in a row, in a trace; 1 in a log."""
+class StepSignature(NamedTuple):
+    """What a firing does, its clocks and its data aside: channels by their number in `ProcessNetwork.channels`, the
+    rate by its number in `ProcessNetwork.rate_names`. times: how often in a row, in a trace; 1 in a log."""
 
     gets: tuple[int, ...]
     puts: tuple[int, ...]
     words: int
-    whole: bool
+    needs_whole_token: bool
     rate: int
     amount: float
     times: int = 1
@@ -318,15 +319,15 @@ where it is needed whole; the slot that a get had freed."""
 
 
 @dataclass
-class Firings:
+class EventLog:
     """One row per firing, in an order in which every firing comes after those it depends on.
 
-    unit: the process, by its number in `Network.progress`. step: which of `steps`. before, via: the firing that decided
-    when this one could start, and how. bound: the firing whose last word decided when this one could end, or -1 where
-    its own duration did. number, origin: the uOP, and the packet or list position from which it came.
+    unit: the process, by its number in `ProcessNetwork.progress`. step: which of `steps`. before, via: the firing that
+    decided when this one could start, and how. bound: the firing whose last word decided when this one could end, or -1
+    where its own duration did. number, origin: the uOP, and the packet or list position from which it came.
     """
 
-    steps: list[Step]
+    steps: list[StepSignature]
     unit: array[int]
     step: array[int]
     start: array[float]
@@ -338,13 +339,13 @@ class Firings:
     origin: array[int]
 
     @staticmethod
-    def empty() -> Firings:
-        return Firings([], *(array(c) for c in "iiddiiiii"))  # type: ignore[arg-type]
+    def empty() -> EventLog:
+        return EventLog([], *(array(c) for c in "iiddiiiii"))  # type: ignore[arg-type]
 
     def __len__(self) -> int:
         return len(self.end)
 
-    def chain(self) -> Chain:
+    def critical_path(self) -> CriticalPath:
         """Walk back from the end of the run through whatever each step waited for. A step that streams a token through
         ends when its source does: its own duration then does not count."""
         rows: list[tuple[int, int, float, float, int, int]] = []
@@ -360,12 +361,12 @@ class Firings:
             at, via = self.before[at], self.via[at]
         columns = list(zip(*rows, strict=True)) or [()] * 6
         types = (np.int32, np.int32, np.float64, np.float64, np.int32, np.int32)
-        return Chain(*(np.array(c, t) for c, t in zip(columns, types, strict=True)))
+        return CriticalPath(*(np.array(c, t) for c, t in zip(columns, types, strict=True)))
 
 
 @dataclass(frozen=True, eq=False)
-class Chain:
-    """The steps that decided when a run ended, the last one first: unit and rate by number as in `Firings` and `Step`,
+class CriticalPath:
+    """The steps that decided when a run ended, the last one first: unit and rate by number as in `EventLog` and `Step`,
     clocks in seconds, the packet or list position of the uOP, and how what came after depended on it."""
 
     unit: npt.NDArray[np.int32]
@@ -376,7 +377,7 @@ class Chain:
     via: npt.NDArray[np.int32]
 
 
-class Network:
+class ProcessNetwork:
     """One run of an overlay. Give it either an instruction image (`packets`) or each unit's uOPs (`issues`).
 
     packets: the decoded image; dispatcher and decoders then take part, in time and in deadlock.
@@ -412,8 +413,8 @@ class Network:
         self.rate_names = list(self._seconds)
         self._rate_index = {n: i for i, n in enumerate(self.rate_names)}
         self.amounts = dict.fromkeys(self.rate_names, 0.0)
-        self.firings = Firings.empty() if record else None
-        self._known_steps: dict[Step, int] = {}
+        self.events = EventLog.empty() if record else None
+        self._known_steps: dict[StepSignature, int] = {}
         self._count = 0
         self._channels = {s.name: self.channel_type(s.name, s.depth) for s in overlay.streams}
         self.units = {u.name: u.behaviour(u, self) for u in overlay.units}
@@ -468,7 +469,7 @@ class Network:
             uops = Channel(f"uOP FIFO of {spec.name}", self.overlay.uop_fifo_depth)
             self._channels[f"mops {spec.name}"] = mops
             self._channels[f"uops {spec.name}"] = uops
-            form = self.overlay.form_of(spec.kind)
+            form = self.overlay.format_of(spec.kind)
             self._spawn(f"decoder {spec.name}", self._decode(spec.name, mops, uops, form.loops_window))
         self._spawn("dispatcher", self._dispatch(packets))
 
@@ -482,48 +483,48 @@ class Network:
             header = packet.header
             progress.number = number
             progress.issue = Issue(packet, number)
-            yield Fire("dispatch")
+            yield Step("dispatch")
             if not header.opcode:
                 continue
             form = self.overlay.by_opcode[header.opcode]
             sinks = [self.fifo("mops", u.name) for u in self.overlay.selected(header.opcode, header.mask)]
             if header.last:
                 for sink in sinks:
-                    yield Fire(puts=(sink,), send=((number, header, form, None),))
+                    yield Step(puts=(sink,), send=((number, header, form, None),))
             for mop in packet.mops:
-                yield Fire("dispatch", mop.WORDS)
+                yield Step("dispatch", mop.WORDS)
                 for sink in sinks:
-                    yield Fire(puts=(sink,), send=((number, header, form, mop),))
+                    yield Step(puts=(sink,), send=((number, header, form, mop),))
 
     def _decode(self, unit: str, mops: Channel, uops: Channel, loops_window: bool) -> Steps:
         """Second-level decoder. A slot of its FIFO holds one mOP with its window and reuse."""
         progress = self.progress[f"decoder {unit}"]
         while True:
             progress.number += 1
-            ((number, header, form, mop),) = yield Fire(gets=(mops,))
+            ((number, header, form, mop),) = yield Step(gets=(mops,))
             progress.issue = Issue(mop, number)
             if header.last:
-                yield Fire("decode", form.decode_cycles, puts=(uops,), send=(Issue(None, number, True),))
+                yield Step("decode", form.decode_cycles, puts=(uops,), send=(Issue(None, number, True),))
                 return
             if not loops_window:
                 for iteration in range(header.reuse):
                     for uop in form.uops(mop, iteration):
-                        yield Fire("decode", form.decode_cycles, puts=(uops,), send=(Issue(uop, number),))
+                        yield Step("decode", form.decode_cycles, puts=(uops,), send=(Issue(uop, number),))
                 continue
             window = [mop]
             while len(window) < header.window:
-                ((_, _, _, mop),) = yield Fire(gets=(mops,))
+                ((_, _, _, mop),) = yield Step(gets=(mops,))
                 window.append(mop)
             for iteration in range(header.reuse):
                 for mop in window:
                     for uop in form.uops(mop, iteration):
-                        yield Fire("decode", form.decode_cycles, puts=(uops,), send=(Issue(uop, number),))
+                        yield Step("decode", form.decode_cycles, puts=(uops,), send=(Issue(uop, number),))
 
     def _serve(self, name: str) -> Steps:
         """Run the uOPs that the decoder sends, one kernel at a time, until the last."""
         unit, progress, source = self.units[name], self.progress[name], self.fifo("uops", name)
         while True:
-            (issue,) = yield Fire(gets=(source,))
+            (issue,) = yield Step(gets=(source,))
             progress.number += 1
             progress.issue = issue
             if issue.last:
@@ -576,7 +577,7 @@ class Network:
         fire = task.pending
         left = task.left
         value: Any = None
-        firings = self.firings
+        firings = self.events
         while True:
             if fire is None:
                 fire = self._next(task, value, ready, alive)
@@ -612,7 +613,7 @@ class Network:
             for channel in fire.gets:
                 payload, first, last, firing = channel.take(words)
                 payloads.append(payload)
-                if fire.whole:
+                if fire.needs_whole_token:
                     first = last
                 if first > start:
                     start, before, via, awaited = first, firing, LAST_WORD if first == last else FIRST_WORD, channel
@@ -672,7 +673,7 @@ class Network:
                     if not writer.queued:
                         writer.queued = True
                         ready.append(writer)
-            first = end if fire.whole else start
+            first = end if fire.needs_whole_token else start
             for i, channel in enumerate(fire.puts):
                 channel.filled += words
                 channel.last = (task.unit.name, task.unit.number, task.unit.issue)
@@ -688,16 +689,18 @@ class Network:
                 value = None if burst else payloads
                 fire = task.pending = None
 
-    def _step_number(self, log: Firings, fire: Fire) -> int:
+    def _step_number(self, log: EventLog, fire: Step) -> int:
         """The number of a step in the log, where equal ones are listed once."""
         gets, puts = tuple([c.number for c in fire.gets]), tuple([c.number for c in fire.puts])
-        step = Step(gets, puts, fire.words, fire.whole, self._rate_index[fire.rate], float(fire.amount))
+        step = StepSignature(
+            gets, puts, fire.words, fire.needs_whole_token, self._rate_index[fire.rate], float(fire.amount)
+        )
         known = self._known_steps.setdefault(step, len(self._known_steps))
         if known == len(log.steps):
             log.steps.append(step)
         return known
 
-    def _next(self, task: Task, value: Any, ready: deque[Task], alive: set[Task]) -> Fire | None:
+    def _next(self, task: Task, value: Any, ready: deque[Task], alive: set[Task]) -> Step | None:
         """A process's next step, given what the last one got; None where it has ended or started lanes."""
         while True:
             try:

@@ -11,9 +11,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import astuple, dataclass, field
 from typing import Any
 
-from ....isa.network import Fire, Issue, Network, Par, Task
 from ....isa.overlays.xnn_kernels import BEATS
 from ....isa.packet import Packet, expand
+from ....machine.executor import Issue, Par, ProcessNetwork, Step, Task
 
 End = tuple[str, bool]
 """A stream, and whether it is put into or got from."""
@@ -76,7 +76,7 @@ def _whole(stream: str) -> str:
     return stream.partition("[")[0]
 
 
-def settle(net: Network, facts: Facts) -> None:
+def settle(net: ProcessNetwork, facts: Facts) -> None:
     """Raise what `net.run()` would have raised at this point: `DeadlockError`, `ProgramError` for what is left in
     streams, or nothing. net: a network of the program that has not run; without data."""
     alive: set[Task] = set()
@@ -102,7 +102,7 @@ def _words(stream: str, elements: int) -> int:
     return elements // BEATS if tiles and "FIFO" not in stream else elements
 
 
-def _tasks(net: Network, name: str, waits: Sequence[Wait], moved: dict[End, int]) -> Iterator[Task]:
+def _tasks(net: ProcessNetwork, name: str, waits: Sequence[Wait], moved: dict[End, int]) -> Iterator[Task]:
     """A process with its lanes, each at the step that it cannot take. Steps that are not taken have moved nothing."""
     progress = net.progress[name]
     task = progress.task
@@ -114,7 +114,7 @@ def _tasks(net: Network, name: str, waits: Sequence[Wait], moved: dict[End, int]
     idle = any(w.stream.startswith("uOP FIFO") and not w.put for w in waits)
     if control or idle:
         channel = channels[waits[0].stream]
-        task.pending = Fire(puts=(channel,)) if waits[0].put else Fire(gets=(channel,))
+        task.pending = Step(puts=(channel,)) if waits[0].put else Step(gets=(channel,))
         return
     before, lanes = _steps(net, name, progress.number)
     for number, steps in enumerate(lanes):
@@ -137,7 +137,7 @@ def _tasks(net: Network, name: str, waits: Sequence[Wait], moved: dict[End, int]
                 break
 
 
-def _steps(net: Network, name: str, number: int) -> tuple[dict[End, int], list[list[Fire]]]:
+def _steps(net: ProcessNetwork, name: str, number: int) -> tuple[dict[End, int], list[list[Step]]]:
     """What a unit's uOPs before this one have moved, by stream and direction, and the steps of this one by lane."""
     unit = net.units[name]
     total: dict[End, int] = {}
@@ -152,17 +152,17 @@ def _steps(net: Network, name: str, number: int) -> tuple[dict[End, int], list[l
     return total, []
 
 
-def _lanes(steps: Any) -> list[list[Fire]]:
-    lanes: list[list[Fire]] = [[]]
+def _lanes(steps: Any) -> list[list[Step]]:
+    lanes: list[list[Step]] = [[]]
     for effect in steps:
         if isinstance(effect, Par):
-            lanes = [[f for f in lane if isinstance(f, Fire)] for lane in effect.lanes]
+            lanes = [[f for f in lane if isinstance(f, Step)] for lane in effect.lanes]
         elif effect.times > 0:
             lanes[0].append(effect)
     return lanes
 
 
-def _uops(net: Network, name: str) -> Iterator[Any]:
+def _uops(net: ProcessNetwork, name: str) -> Iterator[Any]:
     if name in net.preloaded:
         yield from net.preloaded[name]
         return
@@ -171,7 +171,7 @@ def _uops(net: Network, name: str) -> Iterator[Any]:
             yield from expand(packet, net.overlay)
 
 
-def _packets(net: Network, name: str) -> Iterator[Packet]:
+def _packets(net: ProcessNetwork, name: str) -> Iterator[Packet]:
     """The packets that reach a unit."""
     spec = net.overlay.by_unit[name]
     for packet in net.packets or ():
@@ -180,7 +180,7 @@ def _packets(net: Network, name: str) -> Iterator[Packet]:
             yield packet
 
 
-def _writer(net: Network, stream: str) -> str:
+def _writer(net: ProcessNetwork, stream: str) -> str:
     """The process that writes a stream."""
     if stream.startswith("mOP FIFO"):
         return "dispatcher"
@@ -189,12 +189,12 @@ def _writer(net: Network, stream: str) -> str:
     return stream.partition("->")[0]
 
 
-def _origin(net: Network, name: str, number: int) -> int:
+def _origin(net: ProcessNetwork, name: str, number: int) -> int:
     """The packet, or position in a preloaded list, of what a process calls its uOP of this number."""
     unit = name.removeprefix("decoder ")
     if number < 0 or name == "dispatcher" or unit in net.preloaded or unit not in net.units:
         return number
-    loops = net.overlay.form_of(net.overlay.by_unit[unit].kind).loops_window
+    loops = net.overlay.format_of(net.overlay.by_unit[unit].kind).loops_window
     for i, packet in enumerate(net.packets or ()):
         header = packet.header
         if not header.opcode or net.overlay.by_unit[unit] not in net.overlay.selected(header.opcode, header.mask):

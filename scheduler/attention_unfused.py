@@ -10,9 +10,9 @@ from typing import Any
 
 from ..isa.layout import BLOCK_ROWS, UNIT, padded
 from ..isa.program import Buffer, Layout, Role
-from . import streamed
+from . import attention_3_blocks as streamed
 from .attention import (
-    MOST_SENT,
+    MAX_SENT,
     check,
     hurry,
     lower_attention,
@@ -21,13 +21,13 @@ from .attention import (
     slots_of,
     value_op,
 )
+from .graph import Attention
+from .kernel_builder import KernelBuilder, WorkItem
 from .mapping import MappingType, Shape, choose
 from .order import Tile
 from .schedule import Interleave
-from .segment import Attention
-from .sequences import Job, Sequences
 
-MOST_STORED = 8
+MAX_STORED = 8
 """Key tiles that a MemC pair holds: four each."""
 VALUE_ROWS = 4
 """Row blocks that MemB2 holds."""
@@ -37,7 +37,7 @@ SCORES_LAG = 2
 """Slots from the loads for a head to the stores of its scores: with 1, DDR waits for softmax."""
 
 
-def lower_as(s: Sequences, att: Attention, kind: MappingType | None = None) -> None:
+def lower_as(s: KernelBuilder, att: Attention, kind: MappingType | None = None) -> None:
     """Attention by a mapping type; None chooses by the roofline."""
     match kind or choose(Shape.of(s.net, att), s.overlay):
         case MappingType.A:
@@ -51,16 +51,16 @@ def lower_as(s: Sequences, att: Attention, kind: MappingType | None = None) -> N
                 lower_attention(s, att)
 
 
-def place_as(s: Sequences, att: Attention, kind: MappingType | None = None) -> None:
+def place_as(s: KernelBuilder, att: Attention, kind: MappingType | None = None) -> None:
     """The scratch memory of attention by a mapping type, as `lower_as` takes it. Raises `UnsupportedError` naming the
     layer."""
     in_ddr = (kind or choose(Shape.of(s.net, att), s.overlay)) in (MappingType.B, MappingType.C)
-    check(s, att, MOST_STORED if in_ddr else MOST_SENT)
+    check(s, att, MAX_STORED if in_ddr else MAX_SENT)
     if in_ddr:
         place_scores(s, att)
 
 
-def lower_in_turn(s: Sequences, att: Attention) -> None:
+def lower_in_turn(s: KernelBuilder, att: Attention) -> None:
     """Type A: the MMEs of one product wait for those of the other, because MeshA passes on a head's probabilities
     before it takes the next head's queries."""
     check(s, att)
@@ -74,14 +74,14 @@ def lower_in_turn(s: Sequences, att: Attention) -> None:
     hurry(s.tiles[first:])
 
 
-def lower_apart(s: Sequences, att: Attention) -> None:
+def lower_apart(s: KernelBuilder, att: Attention) -> None:
     """Types B and C: softmax(Q K^T) of all heads to DDR, then P V of all heads from there."""
     scores = place_scores(s, att)
     lower_scores(s, att, scores)
     lower_values(s, att, scores)
 
 
-def place_scores(s: Sequences, att: Attention) -> str:
+def place_scores(s: KernelBuilder, att: Attention) -> str:
     """Scratch memory for the scores of every head, a panel each, behind all that is in DDR. Layers share it."""
     name, width = f"scores{att.heads}", s.seq_blocks * BLOCK_ROWS
     if name not in s.buffers:
@@ -91,9 +91,9 @@ def place_scores(s: Sequences, att: Attention) -> str:
     return name
 
 
-def lower_scores(s: Sequences, att: Attention, scores: str) -> None:
+def lower_scores(s: KernelBuilder, att: Attention, scores: str) -> None:
     """softmax(Q K^T) on MME 0-3, which MemC 0-3 store."""
-    check(s, att, MOST_STORED)
+    check(s, att, MAX_STORED)
     width = 2 * s.seq_blocks
     # With a bias, MemC takes a slot's first scores with its first loads, and must be rid of those two slots before.
     in_turn = s.interleave is Interleave.STRICT or att.bias is not None
@@ -117,7 +117,7 @@ def lower_scores(s: Sequences, att: Attention, scores: str) -> None:
                     tile.stores.append(s.blocks(scores, at, rows, col, 2 * keys, f"MemC{2 * i + j}", store=True))
 
 
-def lower_values(s: Sequences, att: Attention, scores: str) -> None:
+def lower_values(s: KernelBuilder, att: Attention, scores: str) -> None:
     """P V on MME 4 and 5, the only ones that MemB2 with its untransposed V reaches. Both get P through MemA2, which
     sends them the tiles of two row blocks in turns; a tile takes as long as a product, so that they work at half rate.
     """
@@ -135,16 +135,18 @@ def lower_values(s: Sequences, att: Attention, scores: str) -> None:
                         load = {"load": 1, "dim1": BLOCK_ROWS * count, "dim2": 64}
                     if start == 0 or len(parts) > 1:
                         times = -(-keys // 2) if len(parts) == 1 else 1
-                        s.mem["MemB2"].append(Job(load, {"send": 1, "acc_a": times, "acc_b": 1, "acc_k": count}))
+                        s.mem["MemB2"].append(WorkItem(load, {"send": 1, "acc_a": times, "acc_b": 1, "acc_k": count}))
                 _row_pair(s, att, scores, tile, head, row0 + start, rows, keys)
 
 
-def _row_pair(s: Sequences, att: Attention, scores: str, tile: Tile, head: int, row: int, rows: int, keys: int) -> None:
+def _row_pair(
+    s: KernelBuilder, att: Attention, scores: str, tile: Tile, head: int, row: int, rows: int, keys: int
+) -> None:
     """One row block of a head on MME 4, the next on MME 5."""
     for k in range(keys):
         tile.loads.append(s.blocks(scores, row, rows, 2 * (head * s.seq_blocks + k), 2, "MemA2"))
         s.mem["MemA2"].append(
-            Job({"load": 1, "dim1": BLOCK_ROWS * rows, "dim2": 128}, {"send": 1, "acc_a": rows, "acc_b": 1})
+            WorkItem({"load": 1, "dim1": BLOCK_ROWS * rows, "dim2": 128}, {"send": 1, "acc_a": rows, "acc_b": 1})
         )
         for i in range(rows):
             s.route("MeshA", [f"a2_{4 + i}"], 1)
@@ -153,6 +155,6 @@ def _row_pair(s: Sequences, att: Attention, scores: str, tile: Tile, head: int, 
         value_op(s, 4 + i, 1, keys)
         c = f"MemC{4 + i}"
         s.mem[c].append(
-            Job({"recv": 1, "k_iter": 1, "recv_a": 1, "recv_b": 1}, {"store": 1, "dim1": BLOCK_ROWS, "dim2": 64})
+            WorkItem({"recv": 1, "k_iter": 1, "recv_a": 1, "recv_b": 1}, {"store": 1, "dim1": BLOCK_ROWS, "dim2": 64})
         )
         tile.stores.append(s.blocks(att.y, row + i, 1, head, 1, c, store=True))

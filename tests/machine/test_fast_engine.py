@@ -16,25 +16,25 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rsn.assembler.parser import parse
+from rsn.base.errors import DeadlockError, ProgramError
 from rsn.hw.sim.machine import simulate
-from rsn.isa import compiled
-from rsn.isa.compiled import Plan, Timing, available, execute, run_traces
-from rsn.isa.datapath import Form, Overlay, Rate, Stream, UnitSpec
-from rsn.isa.errors import DeadlockError, ProgramError
 from rsn.isa.fields import Record, bits
-from rsn.isa.network import Fire, Firings, Network, Par, Steps, Unit
+from rsn.isa.overlay import InstructionFormat, Overlay, Rate, Stream, UnitSpec
 from rsn.isa.overlays import XNN, XNN_BASE
 from rsn.isa.overlays import xnn_formats as f
 from rsn.isa.overlays.fig6 import FIG6, Add, Read, Write
 from rsn.isa.packet import Packet, decode_image
 from rsn.isa.program import Program
-from rsn.isa.traces import UntraceableError, trace
 from rsn.isa.verify import dry_run, smallest_depth
+from rsn.machine import fast_engine as compiled
+from rsn.machine.executor import EventLog, Par, ProcessNetwork, Step, Steps, Unit
+from rsn.machine.fast_engine import Plan, Timing, available, execute, run_traces
+from rsn.machine.traces import UntraceableError, trace
 from rsn.scheduler import pack
+from rsn.scheduler.graph import Activation, Attention, Gemm, Norm, Output
+from rsn.scheduler.graph import LayerGraph as Layers
 from rsn.scheduler.lower import lower
 from rsn.scheduler.schedule import PAPER, STRICT, Schedule
-from rsn.scheduler.segment import Activation, Attention, Gemm, Norm, Output
-from rsn.scheduler.segment import Network as Layers
 
 ENGINES = {
     "uncompiled": lambda function: function,
@@ -55,12 +55,12 @@ def found(timing: Timing, units: Sequence[str]) -> dict[str, Any]:
         "amounts": timing.amounts,
         "starts": {u: timing.starts(u) for u in units},
         "waits": timing.waits,
-        "firings": rows(timing.firings),
-        "chain": [c.tolist() for c in vars(timing.chain).values()],
+        "firings": rows(timing.events),
+        "chain": [c.tolist() for c in vars(timing.critical_path).values()],
     }
 
 
-def rows(log: Firings) -> list[tuple[Any, ...]]:
+def rows(log: EventLog) -> list[tuple[Any, ...]]:
     """A log line by line; the order in which it lists its steps is nobody's business."""
     steps = [log.steps[i] for i in log.step]
     columns = (log.unit, log.start, log.end, log.before, log.via, log.bound, log.number, log.origin)
@@ -78,7 +78,7 @@ def same(overlay: Overlay, engine: str = "compiled", **program: Any) -> dict[str
             return type(e), str(e)
 
     def defined() -> Timing:
-        net = Network(overlay, **program, record=True)
+        net = ProcessNetwork(overlay, **program, record=True)
         return Timing.of(net, net.run())
 
     program.setdefault("where", lambda unit, origin: f"{unit} line {origin}")
@@ -228,7 +228,7 @@ BROKEN = {
         *LAST,
     ],
     "a window cut short": [
-        dataclasses.replace(p, header=p.header.but(window=3)) if i == 0 else p
+        dataclasses.replace(p, header=p.header.replace(window=3)) if i == 0 else p
         for i, p in enumerate([Packet.of(1, [Read(size=1, to_fu3=1)]), Packet.of(3, [Write(size=1, from_fu1=1)])])
     ],
 }
@@ -261,13 +261,13 @@ class Toy(Unit):
                 yield Par(*(self.kernel(lane) for lane in step))
             else:
                 amount, gets, puts, words, whole = step
-                yield Fire(
+                yield Step(
                     "us",
                     amount,
                     gets=tuple(self.source(s) for s in gets),
                     puts=tuple(self.sink(d) for d in puts),
                     words=words,
-                    whole=whole,
+                    needs_whole_token=whole,
                 )
 
 
@@ -407,11 +407,11 @@ class Talker(Toy):
 
     def kernel(self, uop: Any) -> Steps:
         if uop == "tell":
-            yield Fire(puts=(self.sink("B"),), send=(3,))
+            yield Step(puts=(self.sink("B"),), send=(3,))
         else:
-            (times,) = yield Fire(gets=(self.source("A"),))
+            (times,) = yield Step(gets=(self.source("A"),))
             for _ in range(times):
-                yield Fire("us")
+                yield Step("us")
 
 
 def test_control_tokens_need_a_run() -> None:
@@ -454,7 +454,7 @@ def test_a_key_does_not_speak_for_another_kernel() -> None:
         def kernel(self, uop: Any) -> Steps:
             self.count += 1
             for _ in range(self.count):
-                yield Fire("us")
+                yield Step("us")
 
     assert trace(toy({}, Once), issues={"A": [[(1, [], [], 1, False)]] * 3}, where=lambda u, o: "").firings == 3
     assert trace(toy({}, Counting), issues={"A": [[]] * 3}, where=lambda u, o: "").firings == 1 + 2 + 3
@@ -478,9 +478,9 @@ class Pulsing(Unit):
     def kernel(self, uop: int) -> Steps:
         for _ in range(uop):
             if self.name == "A":
-                yield Fire("us", 1, puts=(self.sink("B"),))
+                yield Step("us", 1, puts=(self.sink("B"),))
             else:
-                yield Fire("us", 2, gets=(self.source("A"),))
+                yield Step("us", 2, gets=(self.source("A"),))
 
 
 class Keyed(Pulsing):
@@ -494,7 +494,7 @@ class Keyed(Pulsing):
 class Remembering(Pulsing):
     """Does as many words as it has done uOPs, whatever the uOP says."""
 
-    def __init__(self, spec: UnitSpec, net: Network) -> None:
+    def __init__(self, spec: UnitSpec, net: ProcessNetwork) -> None:
         super().__init__(spec, net)
         self.done = 0
 
@@ -512,7 +512,9 @@ def test_uops_that_differ_from_iteration_to_iteration(unit: type[Unit], addresse
         "pulses",
         (UnitSpec("A", "A", 0, unit), UnitSpec("B", "B", 0, unit)),
         (Stream("A", "B", 2),),
-        tuple(Form(n, i, n, Pulse, True, 1, growing, addresses=addresses) for i, n in ((1, "A"), (2, "B"))),
+        tuple(
+            InstructionFormat(n, i, n, Pulse, True, 1, growing, addresses=addresses) for i, n in ((1, "A"), (2, "B"))
+        ),
         {"us": Rate(1, "us", "a test", "work")},
         ("A", "B"),
     )
@@ -535,16 +537,16 @@ def test_other_rates_need_no_other_traces(monkeypatch: pytest.MonkeyPatch) -> No
     plan = Plan(overlay, **program)
     for changes in ({}, {"ddr_read_gbs": 42}, {"mme_tile_us": 0.5, "decode": 3}, {"mop_fifo_depth": 4}, {}):
         other = overlay.with_rates(**changes)
-        net = Network(other, **program)
+        net = ProcessNetwork(other, **program)
         assert plan.run(other).latency == net.run()
     with pytest.raises(DeadlockError) as e:
         plan.run(overlay.with_rates(mop_fifo_depth=1))
     with pytest.raises(DeadlockError) as defined:
-        Network(overlay.with_rates(mop_fifo_depth=1), **program).run()
+        ProcessNetwork(overlay.with_rates(mop_fifo_depth=1), **program).run()
     assert str(e.value) == str(defined.value)
-    assert plan.run().latency == Network(overlay, **program).run()
+    assert plan.run().latency == ProcessNetwork(overlay, **program).run()
     with pytest.raises(ValueError, match="not recorded"):
-        _ = plan.run().chain
+        _ = plan.run().critical_path
     with pytest.raises(ValueError, match="other rates or streams"):
         plan.run(FIG6)
 
@@ -576,7 +578,7 @@ def test_numba_is_loaded_only_for_long_runs() -> None:
     code = """
 import sys
 import rsn.cli.main, rsn.hw.sim.machine, rsn.isa.verify
-from rsn.isa.compiled import execute
+from rsn.machine.fast_engine import execute
 from rsn.isa.overlays.fig6 import FIG6
 execute(FIG6, issues={})
 assert "numba" not in sys.modules

@@ -8,7 +8,7 @@ from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from .deadlock import Deadlock
+    from .deadlock_report import Deadlock
 
 
 class RsnError(Exception):

@@ -13,11 +13,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rsn.isa.datapath import PL_HZ, Overlay, Rate, Stream, UnitSpec
-from rsn.isa.errors import DeadlockError, ProgramError
-from rsn.isa.network import FIRST_WORD, Fire, Network, Par, Steps, Unit
+from rsn.base.errors import DeadlockError, ProgramError
+from rsn.isa.overlay import PL_HZ, Overlay, Rate, Stream, UnitSpec
 from rsn.isa.overlays.fig6 import FIG6, Add, Read, Write
 from rsn.isa.packet import Packet
+from rsn.machine.executor import FIRST_WORD, Par, ProcessNetwork, Step, Steps, Unit
 
 Kernel = Callable[[Unit], Steps]
 
@@ -33,15 +33,17 @@ def toy(*streams: Stream) -> Overlay:
     return Overlay("toy", units, streams, (), {"us": Rate(1, "us", "a test", "work")}, ())
 
 
-def network(streams: Sequence[Stream], programs: dict[str, Sequence[Kernel]], **options: Any) -> Network:
-    return Network(toy(*streams), issues=dict(programs), where=lambda unit, origin: f"t.rsn:{origin + 1}", **options)
+def network(streams: Sequence[Stream], programs: dict[str, Sequence[Kernel]], **options: Any) -> ProcessNetwork:
+    return ProcessNetwork(
+        toy(*streams), issues=dict(programs), where=lambda unit, origin: f"t.rsn:{origin + 1}", **options
+    )
 
 
 def put(to: str, words: int = 1, us: float = 0.0, times: int = 1, whole: bool = False, of: Any = None) -> Kernel:
     def kernel(unit: Unit) -> Steps:
         for _ in range(times):
             do = None if of is None else lambda: (of,)
-            yield Fire("us", us, puts=(unit.sink(to),), words=words, do=do, whole=whole)
+            yield Step("us", us, puts=(unit.sink(to),), words=words, do=do, needs_whole_token=whole)
 
     return kernel
 
@@ -52,12 +54,12 @@ def get(
     def kernel(unit: Unit) -> Steps:
         for _ in range(times):
             do = None if into is None else into.append
-            yield Fire("us", us, gets=(unit.source(source),), words=words, do=do, whole=whole)
+            yield Step("us", us, gets=(unit.source(source),), words=words, do=do, needs_whole_token=whole)
 
     return kernel
 
 
-def end_us(net: Network) -> float:
+def end_us(net: ProcessNetwork) -> float:
     return net.run() * 1e6
 
 
@@ -113,12 +115,12 @@ def test_a_whole_step_delivers_at_its_end(whole: bool, end: float) -> None:
 def test_lanes_run_side_by_side_and_join() -> None:
     def kernel(unit: Unit) -> Steps:
         def work(us: float) -> Steps:
-            yield Fire("us", us)
+            yield Step("us", us)
 
-        yield Fire("us", 1)
+        yield Step("us", 1)
         yield Par(work(3), work(5), work(2))
         yield Par()  # nothing enabled
-        yield Fire("us", 1)
+        yield Step("us", 1)
 
     net = network([], {"A": [kernel]})
     assert end_us(net) == pytest.approx(7)
@@ -143,7 +145,7 @@ def test_recorded_firings_follow_their_causes() -> None:
     programs = {"A": [put("B", us=2, times=3)], "B": [get("A", us=3, times=3, whole=True)]}
     net = network([Stream("A", "B", 1)], programs, record=True)
     net.run()
-    log = net.firings
+    log = net.events
     assert log is not None
     for i in range(len(log)):
         before = log.before[i]
@@ -196,10 +198,10 @@ def test_control_tokens_travel_without_data_too() -> None:
     seen: list[Any] = []
 
     def sender(unit: Unit) -> Steps:
-        yield Fire(puts=(unit.sink("B"),), send=("stop",))
+        yield Step(puts=(unit.sink("B"),), send=("stop",))
 
     def receiver(unit: Unit) -> Steps:
-        (token,) = yield Fire(gets=(unit.source("A"),))
+        (token,) = yield Step(gets=(unit.source("A"),))
         seen.append(token)
 
     network([Stream("A", "B", 1)], {"A": [sender], "B": [receiver]}).run()
@@ -309,9 +311,9 @@ def test_mop_fifo_depth_decides_whether_dispatch_deadlocks(depth: int, most: int
     """Before FU3 reads, there is room for two elements in the stream, one uOP in FU1, two in its FIFO, one in its
     decoder and `depth` mOPs before that (paper section 3.3, "Deadlock")."""
     overlay = FIG6.with_rates(mop_fifo_depth=depth)
-    Network(overlay, packets=forwarding(most)).run()
+    ProcessNetwork(overlay, packets=forwarding(most)).run()
     with pytest.raises(DeadlockError) as e:
-        Network(overlay, packets=forwarding(most + 1)).run()
+        ProcessNetwork(overlay, packets=forwarding(most + 1)).run()
     report = e.value.report
     blocked = [w.unit for w in report.waits]
     assert blocked == ["FU1", "FU2", "FU3", "decoder FU1", "decoder FU2", "decoder FU3", "dispatcher"]
@@ -321,11 +323,11 @@ def test_mop_fifo_depth_decides_whether_dispatch_deadlocks(depth: int, most: int
 
 def test_an_instruction_path_without_rates_is_free() -> None:
     rates = {name: rate for name, rate in FIG6.rates.items() if name not in ("dispatch", "decode")}
-    free = Overlay("free", FIG6.units, FIG6.streams, FIG6.forms, rates, FIG6.terminators)
+    free = Overlay("free", FIG6.units, FIG6.streams, FIG6.formats, rates, FIG6.terminators)
     packets = [
         Packet.of(1, [Read(size=10, to_fu2=1)]),
         Packet.of(2, [Add(size=10)]),
         Packet.of(3, [Write(size=10, from_fu2=1)]),
         *(Packet.terminator(o) for o in (1, 2, 3)),
     ]
-    assert Network(free, packets=packets).run() == pytest.approx(10 / PL_HZ)
+    assert ProcessNetwork(free, packets=packets).run() == pytest.approx(10 / PL_HZ)

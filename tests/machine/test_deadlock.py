@@ -19,15 +19,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rsn.assembler.parser import parse
-from rsn.isa.compiled import run_traces
-from rsn.isa.datapath import Overlay, Rate, Stream, UnitSpec
-from rsn.isa.deadlock import MOST_LINES, Deadlock
-from rsn.isa.errors import DeadlockError, ProgramError
-from rsn.isa.network import Burst, Channel, Fire, Network, Par, Steps, Unit
+from rsn.base.deadlock_report import MAX_LINES, Deadlock
+from rsn.base.errors import DeadlockError, ProgramError
+from rsn.isa.overlay import Overlay, Rate, Stream, UnitSpec
 from rsn.isa.overlays.fig6 import FIG6, Read, Write
 from rsn.isa.packet import Packet
 from rsn.isa.program import Kernels
-from rsn.isa.traces import trace
+from rsn.machine.executor import Burst, Channel, Par, ProcessNetwork, Step, Steps, Unit
+from rsn.machine.fast_engine import run_traces
+from rsn.machine.traces import trace
 from rsn.scheduler.pack import pack
 
 # -- programs ---------------------------------------------------------------------------------------------------------
@@ -243,7 +243,7 @@ class Toy(Unit):
             if step.times > 1:
                 yield Burst(step.times, "us", step.us, gets=gets, puts=puts, words=step.words)
             else:
-                yield Fire("us", step.us, gets=gets, puts=puts, words=step.words)
+                yield Step("us", step.us, gets=gets, puts=puts, words=step.words)
 
 
 def parts(case: Case) -> dict[str, Any]:
@@ -257,7 +257,7 @@ Outcome = tuple[type | None, Any, list[int]]
 """The error, if any; the clocks or the message and report; the words in every stream."""
 
 
-def ends(net: Network, run: Callable[[], Any]) -> Outcome:
+def ends(net: ProcessNetwork, run: Callable[[], Any]) -> Outcome:
     def filled() -> list[int]:
         return [c.filled for c in net.channels]
 
@@ -275,7 +275,7 @@ def outcomes(case: Case, seed: int) -> Iterator[Outcome]:
     shuffle = random.Random(seed)
     program = parts(case)
     for order in (None, lambda tasks: shuffle.sample(tasks, len(tasks))):
-        net = Network(**program, order=order)
+        net = ProcessNetwork(**program, order=order)
         yield ends(net, lambda net=net: (net.run(), {n: p.busy for n, p in net.progress.items()}))
     traces = trace(**program)
 
@@ -314,7 +314,7 @@ def check_report(report: Deadlock, text: str, case: Case, reference: Reference) 
         assert report.imbalance.stream == links[-1].stream
 
     lines = text.splitlines()
-    assert len(lines) <= MOST_LINES
+    assert len(lines) <= MAX_LINES
     rows = [line for line in lines if line.startswith("  ")]
     assert len(rows) == len(report.waits)
     for row, w in zip(rows, links, strict=False):
@@ -468,7 +468,7 @@ def test_the_reference_knows_a_deadlock() -> None:
 
 def stopped(case: Case) -> DeadlockError:
     with pytest.raises(DeadlockError) as e:
-        Network(**parts(case)).run()
+        ProcessNetwork(**parts(case)).run()
     return e.value
 
 
@@ -497,7 +497,7 @@ def test_a_long_report_is_cut() -> None:
     assert len(error.report.imbalances) == 60
     assert json.loads(json.dumps(dataclasses.asdict(error.report)))["cycle"][0]["stream"] == "U59->U0.r"
     lines = str(error).splitlines()
-    assert len(lines) == MOST_LINES
+    assert len(lines) == MAX_LINES
     assert "  ... and 41 more" in lines
     assert lines[-1].startswith("sends and receives differ also on Z->U1.z, ")
 
@@ -510,7 +510,7 @@ def test_streams_are_counted_when_somebody_asks_and_once(monkeypatch: pytest.Mon
         calls.append(expansion)
         raise ValueError("a kernel of somebody's")
 
-    monkeypatch.setattr("rsn.isa.deadlock.balance", counting)
+    monkeypatch.setattr("rsn.machine.deadlock.balance", counting)
     error = stopped(Case((Stream("A", "B", 1, "0"),), {"A": (), "B": ((Move(gets=(0,)),),)}))
     assert not calls
     assert str(error).splitlines()[-1] == "not every stream was counted: ValueError: a kernel of somebody's"
@@ -524,7 +524,7 @@ LAST = [Packet.terminator(o) for o in (1, 2, 3)]
 
 def test_an_image_without_a_terminator() -> None:
     with pytest.raises(DeadlockError) as e:
-        Network(FIG6, packets=[*ONE, *LAST[:1]]).run()
+        ProcessNetwork(FIG6, packets=[*ONE, *LAST[:1]]).run()
     assert (
         str(e.value)
         == """\
@@ -538,9 +538,9 @@ every stream is balanced: the image ends too early, or it ends a unit too early"
 
 
 def test_a_program_too_long_to_count(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("rsn.isa.deadlock.MOST_UOPS", 1)
+    monkeypatch.setattr("rsn.machine.deadlock.MAX_UOPS", 1)
     with pytest.raises(DeadlockError) as e:
-        Network(FIG6, packets=[ONE[1], *ONE, *LAST]).run()
+        ProcessNetwork(FIG6, packets=[ONE[1], *ONE, *LAST]).run()
     assert str(e.value).splitlines()[-1] == "not every stream was counted: more than 1 uOPs"
 
 
@@ -574,7 +574,7 @@ def test_a_broken_program_is_reported_like_this(root: Path, report: str, right: 
     assert text.count(right) == 1
     kernels = parse(text.replace(right, wrong), "fig10.rsn")
     assert isinstance(kernels, Kernels)
-    expected = (root / "tests" / "isa" / "reports" / f"{report}.txt").read_text(encoding="utf-8")
+    expected = (root / "tests" / "machine" / "reports" / f"{report}.txt").read_text(encoding="utf-8")
     with pytest.raises(DeadlockError) as e:
         pack(kernels)
     assert f"{e.value}\n" == expected

@@ -12,12 +12,13 @@ from typing import Any
 
 import numpy as np
 
-from .expansion import Expansion, Ints
-from .fields import Record
-from .finding import Finding
-from .network import Channel, Network, Par, Steps, Unit
+from ..base.deadlock_report import Imbalance
+from ..base.finding import Finding
+from ..isa.expansion import Expansion, Ints
+from ..isa.fields import Record
+from .executor import Channel, Par, ProcessNetwork, Steps, Unit
 
-MOST_STEPS = 4_000_000
+MAX_STEPS = 4_000_000
 """Kernel steps that are counted; the largest real program needs a few thousand."""
 
 State = tuple[tuple[str, Any], ...]
@@ -25,46 +26,6 @@ State = tuple[tuple[str, Any], ...]
 
 class _Undecidable(Exception):
     """The kernels of a unit cannot be stepped alone."""
-
-
-@dataclass(frozen=True)
-class Imbalance:
-    """A stream on which a program sends more words than it receives, or fewer.
-
-    unit, uop: the first uOP whose words have no counterpart; where: its place.
-    """
-
-    stream: str
-    src: str
-    dst: str
-    sent: int
-    received: int
-    uop: int
-    where: str
-
-    @property
-    def unit(self) -> str:
-        """The unit that puts or gets too much."""
-        return self.src if self.sent > self.received else self.dst
-
-    @property
-    def other(self) -> str:
-        return self.dst if self.sent > self.received else self.src
-
-    def message(self, place: str = "") -> str:
-        verb, missing = ("sends", "receives") if self.sent > self.received else ("waits for", "sends")
-        at = f" ({place})" if place else ""
-        return (
-            f"{self.stream}: {self.sent} words sent, {self.received} received; {self.unit} uOP {self.uop}{at} is the "
-            f"first that {verb} words which {self.other} never {missing}"
-        )
-
-    @property
-    def finding(self) -> Finding:
-        verb = "take" if self.sent > self.received else "send"
-        less = abs(self.sent - self.received)
-        way_out = f"{self.other} must {verb} {less} words more, or {self.unit} as many fewer"
-        return Finding("S01", self.message(), self.where, help=way_out)
 
 
 @dataclass
@@ -89,7 +50,7 @@ class Balance:
 def balance(expansion: Expansion) -> Balance:
     """Count every stream of a program."""
     overlay = expansion.overlay
-    counts = _Counts(Network(overlay, issues={}))
+    counts = _Counts(ProcessNetwork(overlay, issues={}))
     traffic: dict[str, _Traffic] = {}
     reasons: dict[str, str] = {}
     for u in overlay.units:
@@ -137,7 +98,7 @@ class _Traffic:
 class _Counts:
     """Steps kernels on the units of a network that never runs."""
 
-    def __init__(self, net: Network) -> None:
+    def __init__(self, net: ProcessNetwork) -> None:
         self.net = net
         self.control: set[str] = set()
         self.steps = 0
@@ -149,7 +110,7 @@ class _Counts:
         """Kernels stepped one after the other, because the unit's state cannot be compared; those of one key once."""
         spec = expansion.overlay.by_unit[name]
         unit = spec.behaviour(spec, self.net)
-        kinds = expansion.runs[name].kinds.tolist()
+        kinds = expansion.sequences[name].kinds.tolist()
         keys = {k: unit.effect_key(expansion.uops[k]) if unit.is_keyed() else None for k in set(kinds)}
         known: dict[Hashable, int] = {}
         table: list[dict[tuple[str, int], int]] = []
@@ -175,7 +136,7 @@ class _Counts:
         known: dict[tuple[int, int], tuple[int, int]] = {}
         table: list[dict[tuple[str, int], int]] = []
         now, out = 0, []
-        for kind in expansion.runs[name].kinds.tolist():
+        for kind in expansion.sequences[name].kinds.tolist():
             step = known.get((now, kind))
             if step is None:
                 unit.__dict__.update(states[now])
@@ -214,8 +175,8 @@ class _Counts:
                     self._walk(lane, out)
                 continue
             self.steps += 1
-            if self.steps > MOST_STEPS:
-                raise _Undecidable(f"more than {MOST_STEPS} steps")
+            if self.steps > MAX_STEPS:
+                raise _Undecidable(f"more than {MAX_STEPS} steps")
             for side, channels in ((0, effect.puts), (1, effect.gets)):
                 for channel in channels:
                     key = channel.name, side
@@ -226,7 +187,7 @@ class _Counts:
 
 
 _PLAIN = (int, float, str, bool, np.generic, type(None), Record)
-_FIXED: tuple[type, ...] = (Channel, Network)
+_FIXED: tuple[type, ...] = (Channel, ProcessNetwork)
 
 
 def _state(unit: Unit) -> State | None:

@@ -10,18 +10,18 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
+from rsn.base.errors import ResourceError
 from rsn.cli.main import main
-from rsn.isa.datapath import Overlay, UnitSpec
-from rsn.isa.errors import ResourceError
+from rsn.isa.overlay import Overlay, UnitSpec
 from rsn.isa.overlays import FIG6, XNN, XNN_BASE
 from rsn.isa.overlays.xnn_cycles import LOOPS
 from rsn.isa.overlays.xnn_kernels import PingPong
 from rsn.isa.overlays.xnn_resources import block_rams, ultra_rams
-from rsn.isa.resources import VC1902, Row, budget, require_fits
+from rsn.machine.resources import VC1902, ResourceUse, budget, require_fits
 
 
-def rows(overlay: Overlay) -> dict[str, Row]:
-    return {row.resource: row for row in budget(overlay.needs(overlay), VC1902)}
+def rows(overlay: Overlay) -> dict[str, ResourceUse]:
+    return {row.resource: row for row in budget(overlay.resources(overlay), VC1902)}
 
 
 def test_what_follows_from_the_structure_is_the_published_machines() -> None:

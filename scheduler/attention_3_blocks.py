@@ -12,10 +12,10 @@ from collections.abc import Sequence
 from typing import Any
 
 from .attention import STORE_LAG, check, halved, hurry, mask_of, score_op
-from .counts import MOST_A_ITER, MOST_ACC_A
+from .counts import MAX_A_ITER, MAX_ACC_A
+from .graph import Attention
+from .kernel_builder import KernelBuilder, WorkItem
 from .order import Tile
-from .segment import Attention
-from .sequences import Job, Sequences
 
 BLOCKS = 3
 """Row blocks of a sequence for which this is worthwhile."""
@@ -24,7 +24,7 @@ Row = tuple[int, int, int]
 """Sequence, head, row block in the sequence."""
 
 
-def lower_streamed(s: Sequences, att: Attention) -> None:
+def lower_streamed(s: KernelBuilder, att: Attention) -> None:
     """Mapping type D, as `lower_attention`, for sequences of `BLOCKS` row blocks."""
     check(s, att)
     batch, heads = range(s.net.batch), range(att.heads)
@@ -50,7 +50,7 @@ def _begun(slot: Sequence[Row]) -> list[tuple[int, int]]:
     return [(sequence, head) for sequence, head, row in slot if row == 0]
 
 
-def _passes(s: Sequences, att: Attention, sequence: int, head: int) -> int:
+def _passes(s: KernelBuilder, att: Attention, sequence: int, head: int) -> int:
     """The slots in which a head has row tiles: how often its keys and its values are sent."""
     start = (sequence * att.heads + head) * BLOCKS
     return (start + BLOCKS - 1) // 2 - start // 2 + 1
@@ -63,7 +63,7 @@ def _in_turn(slot: Sequence[Row]) -> list[list[int]]:
     return [[i] for i in range(len(slot))]
 
 
-def _scores(s: Sequences, att: Attention, slot: Sequence[Row], tile: Tile) -> None:
+def _scores(s: KernelBuilder, att: Attention, slot: Sequence[Row], tile: Tile) -> None:
     keys = halved(BLOCKS)
     for sequence, head in _begun(slot):
         for j in range(2):
@@ -71,14 +71,16 @@ def _scores(s: Sequences, att: Attention, slot: Sequence[Row], tile: Tile) -> No
             tile.loads.append(s.blocks(att.k, at, keys[j], head, 1, f"MemB{j}"))
             load: dict[str, Any] = {"load": 1, "transpose": 1, "dim1": 64, "dim2": 128 * keys[j]}
             passes = _passes(s, att, sequence, head)
-            s.mem[f"MemB{j}"].append(Job(load, {"send": 1, "acc_a": passes, "acc_b": keys[j]}))
+            s.mem[f"MemB{j}"].append(WorkItem(load, {"send": 1, "acc_a": passes, "acc_b": keys[j]}))
     for i, (sequence, head, row) in enumerate(slot):
         tile.loads.append(s.blocks(att.q, sequence * BLOCKS + row, 1, head, 1, f"MemA{i}"))
-        s.mem[f"MemA{i}"].append(Job({"load": 1, "dim1": 128, "dim2": 64}, {"send": 1, "acc_a": 1, "acc_b": keys[0]}))
+        s.mem[f"MemA{i}"].append(
+            WorkItem({"load": 1, "dim1": 128, "dim2": 64}, {"send": 1, "acc_a": 1, "acc_b": keys[0]})
+        )
         for j in range(2):
             score_op(s, 2 * i + j, 1, keys[j])
             s.mem[f"MemC{2 * i + j}"].append(
-                Job(
+                WorkItem(
                     {"recv": 1, "k_iter": 1, "recv_a": 1, "recv_b": keys[j], "softmax": 1},
                     {"send": 1, "send_a": 1, "send_b": 1, "send_k": keys[j]},
                     recv_config=mask_of(s, att, sequence, keys[0] if j else 0, keys[j], False, row),
@@ -92,29 +94,31 @@ def _scores(s: Sequences, att: Attention, slot: Sequence[Row], tile: Tile) -> No
             s.route("MeshB", [f"b{h}_{2 * i + h}" for i in pairs for h in which], tiles)
 
 
-def _values(s: Sequences, att: Attention, slot: Sequence[Row], tile: Tile, made: Tile) -> None:
+def _values(s: KernelBuilder, att: Attention, slot: Sequence[Row], tile: Tile, made: Tile) -> None:
     """made: the tile that the slot's scores came with, which owns its stores."""
     keys = halved(BLOCKS)
     for sequence, head in _begun(slot):
         tile.loads.append(s.blocks(att.v, sequence * BLOCKS, BLOCKS, head, 1, "MemB2"))
         passes = _passes(s, att, sequence, head)
         send = {"send": 1, "acc_a": passes, "acc_b": 1, "acc_k": BLOCKS}
-        s.mem["MemB2"].append(Job({"load": 1, "dim1": 128 * BLOCKS, "dim2": 64}, send))
+        s.mem["MemB2"].append(WorkItem({"load": 1, "dim1": 128 * BLOCKS, "dim2": 64}, send))
     for j in range(2):
         s.route("MeshA", [f"c{2 * i + j}_{4 + i}" for i in range(len(slot))], keys[j])
     for pairs in _in_turn(slot):
         s.route("MeshB", [f"b2_{4 + i}" for i in pairs], BLOCKS)
     for i, (sequence, head, row) in enumerate(slot):
         c = f"MemC{4 + i}"
-        s.mem[c].append(Job({"recv": 1, "k_iter": 1, "recv_a": 1, "recv_b": 1}, {"store": 1, "dim1": 128, "dim2": 64}))
+        s.mem[c].append(
+            WorkItem({"recv": 1, "k_iter": 1, "recv_a": 1, "recv_b": 1}, {"store": 1, "dim1": 128, "dim2": 64})
+        )
         made.stores.append(s.blocks(att.y, sequence * BLOCKS + row, 1, head, 1, c, store=True))
 
 
-def _value_ops(s: Sequences, mme: int, rows: int) -> None:
+def _value_ops(s: KernelBuilder, mme: int, rows: int) -> None:
     """P V for so many row tiles: three an iteration, because an MME is set up for each."""
     left = rows
     while left:
-        acc_a = min(MOST_ACC_A, left)
-        a_iter = min(left // acc_a, MOST_A_ITER)
+        acc_a = min(MAX_ACC_A, left)
+        a_iter = min(left // acc_a, MAX_A_ITER)
         s.op(mme, a_iter=a_iter, b_iter=1, k_iter=BLOCKS, acc_a=acc_a, acc_b=1, k128=1, acc_k=1)
         left -= acc_a * a_iter

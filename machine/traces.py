@@ -3,8 +3,8 @@
 Which streams a kernel reads and writes, how many words and for how long does not depend on data. So each kernel is run
 once with nobody at the other end and its steps are written down, a *trace*; a process is then a list of traces. uOPs
 that differ in nothing that matters share one (`Unit.effect_key`), which keeps the arrays of a long program small. The
-instruction path carries tokens that steer its kernels, so its traces are made from the packets, along `Network`'s own
-`_dispatch` and `_decode`.
+instruction path carries tokens that steer its kernels, so its traces are made from the packets, along
+`ProcessNetwork`'s own `_dispatch` and `_decode`.
 
 What cannot be known without a run (a kernel that sends control tokens, or that fails) raises `UntraceableError`; the
 executor in `network` remains the definition of what a program does. `compiled` executes these arrays.
@@ -20,24 +20,24 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from .datapath import Form, Overlay, one_uop
-from .fields import Record
-from .garbage import uncollected
-from .network import FREE, NEVER, Burst, Channel, Network, Par, Step, Steps, Unit
-from .packet import Header, Packet
+from ..base.garbage import uncollected
+from ..isa.fields import Record
+from ..isa.overlay import InstructionFormat, Overlay, one_uop
+from ..isa.packet import Header, Packet
+from .executor import FREE, NEVER, Burst, Channel, Par, ProcessNetwork, Steps, StepSignature, Unit
 
 Ints = npt.NDArray[np.int32]
 Floats = npt.NDArray[np.float64]
 
-MOST_IN_ONE = 1 << 16
+MAX_IN_ONE = 1 << 16
 """Steps of one kernel before giving up. A hostile uOP may ask for billions, and stall at its second in a run."""
-MOST_STEPS = 1 << 22
+MAX_STEPS = 1 << 22
 """Steps of all kernels that are traced."""
-MOST_UOPS = 1 << 23
-MOST_FIRINGS = 1 << 29
+MAX_UOPS = 1 << 23
+MAX_FIRINGS = 1 << 29
 """Firings are numbered in 31 bits, of which the log takes two for what decided when they could start."""
 
-MOST_WORDS = 1 << 30
+MAX_WORDS = 1 << 30
 """Of a stream's depth and of a step: they are counted in 31 bits."""
 
 GETS, PUTS, PEERS, WORDS, WHOLE, TIMES, RATE = range(7)
@@ -67,7 +67,7 @@ class Traces:
     many a complete run has. slots: lanes that can be open at once.
     """
 
-    net: Network
+    net: ProcessNetwork
     rows: Ints
     amounts: Floats
     peers: Ints
@@ -82,13 +82,13 @@ class Traces:
     slots: int
 
     @property
-    def steps(self) -> list[Step]:
+    def steps(self) -> list[StepSignature]:
         """Each row as a step of a log; what stands for a fork is in no log."""
         out = []
         for (gets, puts, at, words, whole, _, rate), amount in zip(self.rows.tolist(), self.amounts, strict=True):
             gets = max(gets, 0)
             peers = self.peers[at : at + gets + puts].tolist()
-            out.append(Step(tuple(peers[:gets]), tuple(peers[gets:]), words, bool(whole), rate, float(amount)))
+            out.append(StepSignature(tuple(peers[:gets]), tuple(peers[gets:]), words, bool(whole), rate, float(amount)))
         return out
 
 
@@ -101,8 +101,8 @@ def trace(
     preloaded: Mapping[str, Sequence[Any]] | None = None,
     where: Callable[[str, int], str],
 ) -> Traces:
-    """The traces of what `Network` with the same arguments would run. Raises `UntraceableError`."""
-    net = Network(overlay, packets=packets, issues=issues, preloaded=preloaded, where=where)
+    """The traces of what `ProcessNetwork` with the same arguments would run. Raises `UntraceableError`."""
+    net = ProcessNetwork(overlay, packets=packets, issues=issues, preloaded=preloaded, where=where)
     table = _Table(net)
     lists: dict[str, _Items] = {}
     try:
@@ -115,7 +115,7 @@ def trace(
                 lists[spec.name] = unit.feed((preloaded or {}).get(spec.name, ()))
             elif packets is not None:
                 lists[f"decoder {spec.name}"], lists[spec.name] = unit.serve(
-                    queues[spec.name], overlay.form_of(spec.kind).loops_window
+                    queues[spec.name], overlay.format_of(spec.kind).loops_window
                 )
             else:
                 lists[spec.name] = unit.feed((issues or {}).get(spec.name, ()))
@@ -150,15 +150,15 @@ class _Items:
 class _Table:
     """Traces under construction. Equal ones are kept once."""
 
-    def __init__(self, net: Network) -> None:
+    def __init__(self, net: ProcessNetwork) -> None:
         self.net = net
         self.rates = {name: i for i, name in enumerate(net.rate_names)}
-        self.numbers: dict[tuple[Step | Fork, ...], int] = {}
+        self.numbers: dict[tuple[StepSignature | Fork, ...], int] = {}
         self.firings: list[int] = []
         self.slots: list[int] = []
         self.steps = 0
 
-    def trace(self, *rows: Step | Fork) -> int:
+    def trace(self, *rows: StepSignature | Fork) -> int:
         """The number of the trace with these rows."""
         found = self.numbers.get(rows)
         if found is not None:
@@ -185,18 +185,18 @@ class _Table:
         words: int = 1,
         whole: bool = False,
         times: int = 1,
-    ) -> Step:
-        if not 0 < words <= MOST_WORDS or len(set(gets)) < len(gets) or len(set(puts)) < len(puts):
+    ) -> StepSignature:
+        if not 0 < words <= MAX_WORDS or len(set(gets)) < len(gets) or len(set(puts)) < len(puts):
             raise UntraceableError("a step moves no words, or uses a stream twice")
         get, put = (tuple(c.number for c in side) for side in (gets, puts))
-        return Step(get, put, words, whole, self.rates[rate], float(amount), times)
+        return StepSignature(get, put, words, whole, self.rates[rate], float(amount), times)
 
     def record(self, steps: Steps) -> int:
         """Run a kernel, or one of its lanes, with nobody at the other end."""
-        rows: list[Step | Fork] = []
+        rows: list[StepSignature | Fork] = []
         last: tuple[Any, ...] = ()
         times = 0
-        limit = min(self.steps + MOST_IN_ONE, MOST_STEPS)
+        limit = min(self.steps + MAX_IN_ONE, MAX_STEPS)
 
         def flush() -> None:
             if times:
@@ -222,7 +222,7 @@ class _Table:
             if self.steps > limit:
                 raise UntraceableError("too many steps to trace")
             gets = tuple(effect.gets)
-            this = (gets, tuple(effect.puts), effect.words, effect.whole, effect.rate, effect.amount)
+            this = (gets, tuple(effect.puts), effect.words, effect.needs_whole_token, effect.rate, effect.amount)
             if times and this == last:
                 times += effect.times
             else:
@@ -237,9 +237,9 @@ class _Table:
         traces, number, origin = (np.concatenate([c[i] for c in columns]) for i in range(3))
         bounds = np.cumsum([0, *(len(p.traces) for p in processes)])
         firings = int(np.array(self.firings, np.int64)[traces].sum()) if len(traces) else 0
-        if len(traces) > 2 * MOST_UOPS or firings > MOST_FIRINGS:
+        if len(traces) > 2 * MAX_UOPS or firings > MAX_FIRINGS:
             raise UntraceableError("too long to number its firings")
-        if max((c.capacity for c in self.net.channels), default=0) > MOST_WORDS:
+        if max((c.capacity for c in self.net.channels), default=0) > MAX_WORDS:
             raise UntraceableError("a stream too deep to count its words")
         slots = np.array(self.slots, np.int64)
         return self._arrays(
@@ -280,7 +280,17 @@ class _Table:
                     for c in channels:
                         least[c][side] = min(least[c][side], row.words)
                         most[c][side] += times * row.times
-                rows.append((len(row.gets), len(row.puts), places[key], row.words, int(row.whole), row.times, row.rate))
+                rows.append(
+                    (
+                        len(row.gets),
+                        len(row.puts),
+                        places[key],
+                        row.words,
+                        int(row.needs_whole_token),
+                        row.times,
+                        row.rate,
+                    )
+                )
                 amounts.append(row.amount)
             at.append(len(rows))
         return Traces(
@@ -295,7 +305,7 @@ class _Table:
         )
 
 
-Mop = tuple[int, Header, Form, Record | None]
+Mop = tuple[int, Header, InstructionFormat, Record | None]
 """What a slot of an mOP FIFO holds: packet number, header, form, and the mOP or, of a terminator, None."""
 
 
@@ -377,7 +387,7 @@ class _Unit:
             number, header, form, mop = queue[at]
             origin, at = number, at + 1
 
-            def put(times: int, form: Form = form) -> int:
+            def put(times: int, form: InstructionFormat = form) -> int:
                 return table.trace(table.step("decode", form.decode_cycles, puts=(sink,), times=times))
 
             if header.last:
@@ -398,10 +408,10 @@ class _Unit:
                 origins += [number] * (len(kernels) - before)
         return decoder, self._fed(table.trace(table.step(gets=(sink,))), kernels, origins)
 
-    def _window(self, form: Form, window: Sequence[Any], reuse: int) -> list[int]:
+    def _window(self, form: InstructionFormat, window: Sequence[Any], reuse: int) -> list[int]:
         """Traces of the uOPs that a window, or an mOP that repeats, becomes."""
         self.uops += reuse * sum(int(getattr(m, "chunks", 1)) for m in window)
-        if self.uops > MOST_UOPS:
+        if self.uops > MAX_UOPS:
             raise UntraceableError("too many uOPs")
 
         def iterate(iteration: int) -> list[tuple[int, bool]]:

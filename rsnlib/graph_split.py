@@ -31,8 +31,8 @@ from torch.export.graph_signature import (
 from torch.fx import Graph, Node
 from torch.utils import _pytree as pytree
 
-from ..isa.errors import ScheduleError, TensorError, UnsupportedError
-from ..scheduler.segment import Attention, Gemm, Layer, Network, Output
+from ..base.errors import ScheduleError, TensorError, UnsupportedError
+from ..scheduler.graph import Attention, Gemm, Layer, LayerGraph, Output
 from .capture import Environment, Interface, arguments, is_static, lifted, module_path, packet, run, site
 from .flops import FlopCounter
 from .ideas import with_ideas
@@ -42,7 +42,7 @@ from .rewrites import rewrite
 from .rules import CHECKS
 from .summary import Work
 from .trace import NOTHING, NoProductError, captured, interpret, trace
-from .values import RefusedError, Values, WrongTypeError
+from .values import AbstractState, RefusedError, WrongTypeError
 
 
 @dataclass(frozen=True, eq=False)
@@ -93,7 +93,7 @@ class Split:
         return self.interface.unbind(environment)
 
 
-Lower = Callable[[Network], object]
+Lower = Callable[[LayerGraph], object]
 """Raises UnsupportedError for a network that the scheduler cannot put on the machine, ScheduleError for a schedule."""
 
 
@@ -190,7 +190,7 @@ class _Cut:
     """A graph that is being cut. environment: as of `captured`."""
 
     def __init__(self, program: ExportedProgram, environment: Environment, lower: Lower) -> None:
-        self.values = Values(program)
+        self.values = AbstractState(program)
         self.lower = lower
         self._given = environment
         self.program = program
@@ -354,7 +354,7 @@ def _apart(nodes: tuple[Node, ...], at: Node) -> tuple[tuple[Node, ...], tuple[N
     return tuple(node for node in nodes if node not in behind), tuple(node for node in nodes if node in behind)
 
 
-def _alone(network: Network, layer: Layer) -> Network:
+def _alone(network: LayerGraph, layer: Layer) -> LayerGraph:
     """A network with one layer, and with products around an attention, whose heads no network takes or gives."""
     if isinstance(layer, Gemm):
         columns = layer.weight.shape[1]

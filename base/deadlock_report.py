@@ -1,0 +1,203 @@
+"""A deadlock as facts, and its report in words: who waits for whom, and the streams that come out uneven.
+
+`machine.deadlock` finds the facts.
+"""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+from .finding import Finding
+
+MAX_LINES = 40
+"""Of a report. Half of them at most are for the cycle."""
+WIDTH = 110
+
+
+@dataclass(frozen=True)
+class Imbalance:
+    """A stream on which a program sends more words than it receives, or fewer.
+
+    unit, uop: the first uOP whose words have no counterpart; where: its place.
+    """
+
+    stream: str
+    src: str
+    dst: str
+    sent: int
+    received: int
+    uop: int
+    where: str
+
+    @property
+    def unit(self) -> str:
+        """The unit that puts or gets too much."""
+        return self.src if self.sent > self.received else self.dst
+
+    @property
+    def other(self) -> str:
+        return self.dst if self.sent > self.received else self.src
+
+    def message(self, place: str = "") -> str:
+        verb, missing = ("sends", "receives") if self.sent > self.received else ("waits for", "sends")
+        at = f" ({place})" if place else ""
+        return (
+            f"{self.stream}: {self.sent} words sent, {self.received} received; {self.unit} uOP {self.uop}{at} is the "
+            f"first that {verb} words which {self.other} never {missing}"
+        )
+
+    @property
+    def finding(self) -> Finding:
+        verb = "take" if self.sent > self.received else "send"
+        less = abs(self.sent - self.received)
+        way_out = f"{self.other} must {verb} {less} words more, or {self.unit} as many fewer"
+        return Finding("S01", self.message(), self.where, help=way_out)
+
+
+@dataclass(frozen=True)
+class Wait:
+    """A process that waits for words of a stream (`what` is "get") or for room in it ("put").
+
+    unit: a unit, `decoder` of one, or `dispatcher`. number: its uOP, of a decoder or the dispatcher its packet; -1
+    before the first. place: where that was written down. words: how many it waits for; filled, capacity: of the
+    stream, in words. peer: the process at the other end; ended: whether that has ended.
+    """
+
+    unit: str
+    number: int
+    place: str
+    what: str
+    stream: str
+    words: int
+    filled: int
+    capacity: int
+    peer: str
+    ended: bool
+
+    @property
+    def control(self) -> bool:
+        """Of the instruction path."""
+        return self.unit == "dispatcher" or self.unit.startswith("decoder ")
+
+    @property
+    def idle(self) -> bool:
+        """Waits to be told what to do next."""
+        return self.what == "get" and self.peer in ("dispatcher", f"decoder {self.unit}")
+
+    @property
+    def at(self) -> str:
+        """The uOP and its place, as in `uOP 3 (gemm.rsn:31)`."""
+        if self.number < 0:
+            return "start"
+        number = f"{'packet' if self.control else 'uOP'} {self.number}"
+        after = "after " if self.idle and not self.control else ""
+        return after + (f"{number} ({self.place})" if self.place and self.place != number else number)
+
+    @property
+    def fill(self) -> str:
+        """How full the stream is, and how full or empty it would have to be."""
+        if self.words > self.capacity:
+            state = f", too shallow for {self.words}"
+        elif self.what == "get":
+            state = f", needs {self.words}" if self.filled else " empty"
+        else:
+            state = f", needs room for {self.words}" if self.filled < self.capacity else " full"
+        return f"{self.filled}/{self.capacity}{state}" + (f"; {self.peer} has ended" if self.ended else "")
+
+
+@dataclass(frozen=True)
+class Deadlock:
+    """What is known of a deadlock; as text, the report.
+
+    waits: every process that cannot move, units first, in the overlay's order. cycle: those of them that wait for each
+    other, each for the next and the last for the first; the shortest there is. chain: where there is no cycle, each
+    waits for the next and the last for a process that has ended. imbalances: the streams on which sends and receives
+    differ over the whole program, those of the cycle or chain first. uncounted: why not every stream was counted.
+    """
+
+    waits: tuple[Wait, ...]
+    cycle: tuple[Wait, ...]
+    chain: tuple[Wait, ...]
+    imbalances: tuple[Imbalance, ...]
+    uncounted: str = ""
+
+    @property
+    def imbalance(self) -> Imbalance | None:
+        """The first imbalance."""
+        return self.imbalances[0] if self.imbalances else None
+
+    def __str__(self) -> str:
+        return self._text
+
+    @cached_property
+    def _text(self) -> str:
+        links = self.cycle or self.chain
+        rest = [w for w in self.waits if w not in links]
+        busy, idle = [w for w in rest if not w.idle], [w for w in rest if w.idle]
+        below = [*_idle(idle), *self._verdict()]
+        shown = _shorten(links, MAX_LINES // 2)
+        more = _shorten(busy, MAX_LINES - len(shown) - len(below) - 3, at_end=True)
+        rows = _aligned([*shown, *more])
+        lines = ["deadlock: no unit can move"]
+        if links:
+            lines += [self._heading(links), *rows[: len(shown)]]
+        if busy:
+            lines += ["also blocked:" if links else "blocked:", *rows[len(shown) :]]
+        return "\n".join([*lines, *below])
+
+    def _heading(self, links: Sequence[Wait]) -> str:
+        if self.chain:
+            peer = links[-1].peer.replace("dispatcher", "the dispatcher")
+            one = f"{links[0].unit} waits" if len(links) == 1 else "each waits for the next, and the last"
+            return f"{one} for {peer}, which has ended:"
+        if len(links) == 1:
+            return f"{links[0].unit} waits for itself:"
+        return "a cycle, in which each waits for the next and the last for the first:"
+
+    def _verdict(self) -> Iterator[str]:
+        """What the counts of words say."""
+        first = self.imbalance
+        if first is not None:
+            yield f"first imbalance: {first.message(first.where)}"
+            others = [i.stream for i in self.imbalances[1:]]
+            if others:
+                names = ", ".join(others[:4]) + (f" and {len(others) - 4} more" if len(others) > 4 else "")
+                yield f"sends and receives differ also on {names}"
+        elif self.uncounted:
+            yield f"not every stream was counted: {self.uncounted}"
+        elif self.cycle:
+            yield "every stream is balanced: order or depth is at fault"
+        elif self.chain:
+            yield "every stream is balanced: the image ends too early, or it ends a unit too early"
+
+
+def _aligned(rows: Sequence[Wait | str]) -> list[str]:
+    waits = [w for w in rows if isinstance(w, Wait)]
+    unit, at = (max((len(t) for t in texts), default=0) for texts in ([w.unit for w in waits], [w.at for w in waits]))
+    return [
+        f"  {w}" if isinstance(w, str) else f"  {w.unit:<{unit}}  {w.at:<{at}}  waits to {w.what} {w.stream} ({w.fill})"
+        for w in rows
+    ]
+
+
+def _shorten(waits: Sequence[Wait], most: int, at_end: bool = False) -> list[Wait | str]:
+    """At most `most` rows, the middle left out, or the end."""
+    if len(waits) <= most:
+        return list(waits)
+    tail = 0 if at_end else most // 2
+    head = most - 1 - tail
+    return [*waits[:head], f"... and {len(waits) - head - tail} more", *waits[len(waits) - tail :]]
+
+
+def _idle(waits: Sequence[Wait]) -> list[str]:
+    """Those that wait for a uOP or a packet: a unit stands for its decoder too."""
+    units = {w.unit for w in waits}
+    names = [w.unit for w in waits if w.unit.removeprefix("decoder ") not in units - {w.unit}]
+    if not names:
+        return []
+    over = ", which has ended" if any(w.ended for w in waits) else ""
+    text = f"waiting for the dispatcher{over}: {', '.join(names)}"
+    return textwrap.wrap(text, WIDTH, subsequent_indent="  ", max_lines=6, placeholder=" ...")
