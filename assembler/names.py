@@ -10,8 +10,9 @@ from typing import Any
 
 from lark import Token
 
-from ..isa.overlay import InstructionFormat, Overlay, UnitSpec
+from ..isa.overlay import InstructionFormat, Overlay
 from ..isa.program import Buffer, Parameter
+from ..machine.description import UnitSpec
 from . import syntax as s
 from .diagnostic import Mistake, Span, listing, meant
 

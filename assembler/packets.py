@@ -7,8 +7,9 @@ from dataclasses import dataclass
 from lark import Token
 
 from ..isa import packet as wire
-from ..isa.overlay import InstructionFormat, UnitSpec
+from ..isa.overlay import InstructionFormat
 from ..isa.program import Patch, Place
+from ..machine.description import UnitSpec
 from . import syntax as s
 from .blocks import Blocks
 from .diagnostic import Mistake, Report, Text, listing, meant

@@ -12,9 +12,10 @@ from ..base.errors import ProgramError
 from ..base.garbage import uncollected
 from ..isa.buffer_map import BufferMap
 from ..isa.fields import Field, Record
-from ..isa.overlay import InstructionFormat, Overlay, UnitSpec
+from ..isa.overlay import InstructionFormat, Overlay
 from ..isa.packet import NOP, Header, Packet
 from ..isa.program import Buffer, Layout, Parameter, Patch, Program, Role
+from ..machine.description import UnitSpec
 from .lines import INDENT, NUMBER, SUMMAND, Row, Slot, Words, label, named, written
 from .outline import outline
 from .rolling import rolled

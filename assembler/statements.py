@@ -10,8 +10,8 @@ from lark import Token
 
 from ..base.errors import FieldError
 from ..isa.fields import Field, Record
-from ..isa.overlay import UnitSpec
 from ..isa.program import Buffer, Patch, Place
+from ..machine.description import UnitSpec
 from . import syntax as s
 from .diagnostic import Mistake, Report, Span, listing, meant
 from .names import Names, Number

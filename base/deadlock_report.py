@@ -63,7 +63,9 @@ class Wait:
 
     unit: a unit, `decoder` of one, or `dispatcher`. number: its uOP, of a decoder or the dispatcher its packet; -1
     before the first. place: where that was written down. words: how many it waits for; filled, capacity: of the
-    stream, in words. peer: the process at the other end; ended: whether that has ended.
+    stream, in words. peer: the process at the other end; ended: whether that has ended. serves: None for a unit; of a
+    process of the instruction path the unit to which it brings uOPs, "" for all of them. idle: it waits for its next
+    instruction.
     """
 
     unit: str
@@ -76,16 +78,13 @@ class Wait:
     capacity: int
     peer: str
     ended: bool
+    serves: str | None
+    idle: bool
 
     @property
     def control(self) -> bool:
-        """Of the instruction path."""
-        return self.unit == "dispatcher" or self.unit.startswith("decoder ")
-
-    @property
-    def idle(self) -> bool:
-        """Waits to be told what to do next."""
-        return self.what == "get" and self.peer in ("dispatcher", f"decoder {self.unit}")
+        """Whether the process belongs to the instruction path."""
+        return self.serves is not None
 
     @property
     def at(self) -> str:
@@ -195,7 +194,7 @@ def _shorten(waits: Sequence[Wait], most: int, at_end: bool = False) -> list[Wai
 def _idle(waits: Sequence[Wait]) -> list[str]:
     """Those that wait for a uOP or a packet: a unit stands for its decoder too."""
     units = {w.unit for w in waits}
-    names = [w.unit for w in waits if w.unit.removeprefix("decoder ") not in units - {w.unit}]
+    names = [w.unit for w in waits if w.serves not in units]
     if not names:
         return []
     over = ", which has ended" if any(w.ended for w in waits) else ""

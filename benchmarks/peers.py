@@ -59,6 +59,7 @@ import numpy as np
 from rsn.assembler import container
 from rsn.machine.fast_engine import Plan
 from rsn.isa.overlays.xnn import XNN_BASE
+from rsn.isa.instruction_path import InstructionPath
 from rsn.isa.packet import decode_image
 from rsn.scheduler.lower import lower
 from rsn.scheduler.pack import pack
@@ -78,7 +79,7 @@ def schedule():
 
 def plan(program):
     packets = decode_image(program.image, XNN_BASE)
-    return Plan(XNN_BASE, packets=packets, preloaded=program.preloaded)
+    return Plan(XNN_BASE, InstructionPath(XNN_BASE, packets, program.preloaded))
 
 if task["write"]:
     program = schedule()

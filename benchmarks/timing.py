@@ -27,6 +27,7 @@ import numpy as np
 from rsn.assembler import container
 from rsn.base.durations import duration
 from rsn.hw.sim.machine import simulate, summary
+from rsn.isa.instruction_path import InstructionPath
 from rsn.isa.overlays.xnn import XNN_BASE
 from rsn.isa.packet import decode_image
 from rsn.isa.program import Program
@@ -49,12 +50,13 @@ FIRST = """
 import sys, time
 from rsn.assembler import container
 from rsn.machine.fast_engine import Plan
+from rsn.isa.instruction_path import InstructionPath
 from rsn.isa.packet import decode_image
 program = container.read(sys.argv[1])
 image = program.image
 before = time.process_time()
 packets = decode_image(image, program.overlay)
-latency = Plan(program.overlay, packets=packets, preloaded=program.preloaded).run().latency
+latency = Plan(program.overlay, InstructionPath(program.overlay, packets, program.preloaded)).run().latency
 print(time.process_time() - before, latency.hex())
 """
 
@@ -77,7 +79,7 @@ def measure(name: str, layers: int, runs: int, python: bool) -> dict[str, Any]:
     simulate(pack(kernels))  # loads the engine, and caches it for the child
     packing, program = spent(lambda: pack(kernels))
     decoding, packets = spent(lambda: decode_image(program.image, XNN_BASE))
-    tracing, plan = spent(lambda: Plan(XNN_BASE, packets=packets, preloaded=program.preloaded))
+    tracing, plan = spent(lambda: Plan(XNN_BASE, InstructionPath(XNN_BASE, packets, program.preloaded)))
     other = XNN_BASE.with_rates(ddr_read_gbs=42, ddr_write_gbs=47)
     latency = plan.run().latency
     result: dict[str, Any] = {
@@ -94,7 +96,7 @@ def measure(name: str, layers: int, runs: int, python: bool) -> dict[str, Any]:
     }
     result["firings"] = len(plan.run(record=True).firings)
     if python:
-        net = ProcessNetwork(XNN_BASE, packets=packets, preloaded=program.preloaded)
+        net = ProcessNetwork(XNN_BASE, InstructionPath(XNN_BASE, packets, program.preloaded))
         result["python"], defined = spent(net.run)
         assert defined == latency, f"{defined!r} is not {latency!r}"
     return result

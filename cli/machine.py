@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import click
 
 from ..base.errors import ResourceError
-from ..isa.overlay import PL_HZ, Overlay
+from ..isa.overlay import Overlay
 from ..machine.resources import ResourceUse, budget, require_fits
 
 
@@ -75,9 +75,11 @@ def show_cycles(overlay: Overlay, as_json: bool) -> None:
             }
             for c in costs
         ]
-        click.echo(json.dumps({"overlay": overlay.name, "pl_hz": PL_HZ, "costs": rows}))
+        click.echo(json.dumps({"overlay": overlay.name, "pl_hz": overlay.clock_hz, "costs": rows}))
         return
-    click.echo(f"overlay {overlay.name} at {PL_HZ / 1e6:.0f} MHz: as hw/versal/pl states it, and as simulated\n")
+    click.echo(
+        f"overlay {overlay.name} at {overlay.clock_hz / 1e6:.0f} MHz: as hw/versal/pl states it, and as simulated\n"
+    )
     width = max(len(c.what) for c in costs)
     click.echo(f"{'':<{width}}{'cycles':>9}{'us':>10}{'simulated':>12}")
     for c in costs:

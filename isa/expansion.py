@@ -14,9 +14,11 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from ..machine.balance import UopTable
+from ..machine.description import UnitSpec
 from .fields import Record
 from .layout import BLOCK, BLOCK_COLS
-from .overlay import InstructionFormat, Overlay, UnitSpec, one_uop
+from .overlay import InstructionFormat, Overlay, one_uop
 from .packet import Packet, expand
 from .program import Buffer, Layout, Program
 
@@ -100,6 +102,13 @@ class Expansion:
                 np.repeat([n for _, _, n in pieces], [len(k) for k, _, _ in pieces]) if pieces else _NONE,
                 np.concatenate([s for _, s, _ in pieces]) if pieces else _NONE,
             )
+
+    @cached_property
+    def uop_table(self) -> UopTable:
+        """The same for the executor's counts of words."""
+        kinds = {name: s.kinds for name, s in self.sequences.items()}
+        origins = {name: s.origins for name, s in self.sequences.items()}
+        return UopTable(self.overlay, self.uops, kinds, origins, self.missing, self.where)
 
     @property
     def overlay(self) -> Overlay:
@@ -204,7 +213,7 @@ def _piece(b: Buffer, start: int, end: int) -> str:
     return f"[{start}:{end}]"
 
 
-def uops_of(packet: Packet, overlay: Overlay) -> int:
+def most_uops(packet: Packet, overlay: Overlay) -> int:
     """An upper bound of the uOPs that a packet expands to at all the units it selects, from its counts alone."""
     header = packet.header
     if not header.opcode:

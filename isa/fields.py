@@ -18,6 +18,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 from ..base.errors import FieldError
+from ..machine.unit import Immutable
 
 
 @dataclasses.dataclass(frozen=True)
@@ -70,7 +71,7 @@ def bits(
     return dataclasses.field(default=default, metadata={"bits": spec})
 
 
-class Record:
+class Record(Immutable):
     """A fixed number of 32-bit words, made of fields. Subclass with `words=N`."""
 
     WORDS: ClassVar[int] = 0

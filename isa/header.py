@@ -8,9 +8,10 @@ from typing import Any
 
 import numpy as np
 
+from ..machine.description import Stream
 from . import layout
 from .fields import Field, Record
-from .overlay import PL_HZ, InstructionFormat, Overlay, Stream
+from .overlay import InstructionFormat, Overlay
 from .overlays import xnn_kernels
 from .overlays.xnn_cycles import LOOPS
 from .packet import MAX_WINDOW, NOP, Header
@@ -227,7 +228,7 @@ def _datapath(overlay: Overlay) -> Iterator[str]:
             ("mop_fifo_depth", overlay.mop_fifo_depth, "mOPs, with their window and reuse, per decoder"),
             ("uop_fifo_depth", overlay.uop_fifo_depth, "uOPs, per unit"),
             ("fetch_depth", xnn_kernels.FETCH_WORDS, "words of the image, ahead of the dispatcher"),
-            ("pl_hz", int(PL_HZ), "clock of the programmable logic"),
+            ("pl_hz", int(overlay.clock_hz), "clock of the programmable logic"),
         ]
     )
     yield ""

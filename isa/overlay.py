@@ -1,80 +1,22 @@
-"""An overlay as data: units, streams, wire formats, rates. The tools know overlays only through these classes."""
+"""An overlay as data: a machine, the formats of its instructions, and what its decoders do."""
 
 from __future__ import annotations
 
 import dataclasses
 import hashlib
-import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
 from ..base.errors import ProgramError
+from ..machine.description import FREE, Machine, UnitSpec, checked_depth
 from .fields import Record
 
 if TYPE_CHECKING:
     from ..base.finding import Finding
-    from ..machine.executor import Unit
     from ..machine.resources import Cost, Device, Need
     from .expansion import Expansion
-
-
-@dataclass(frozen=True)
-class Rate:
-    """What one step costs. `value` is in `unit`; `seconds` is the time of one amount (a byte, a tile, a cycle).
-
-    calibrated: chosen to match published latencies, not given by the paper or by the structure.
-    cause: the heading under which the critical path counts it.
-    """
-
-    value: float
-    unit: str
-    source: str
-    cause: str
-    calibrated: bool = False
-
-    @property
-    def seconds(self) -> float:
-        match self.unit:
-            case "GB/s":
-                return 1.0 / (self.value * 1e9)
-            case "us":
-                return self.value * 1e-6
-            case "PL cycles":
-                return self.value / PL_HZ
-            case _:
-                raise ProgramError(f"unknown unit {self.unit!r}")
-
-
-PL_HZ = 260e6
-"""Clock of the programmable logic (paper section 5)."""
-
-
-@dataclass(frozen=True)
-class UnitSpec:
-    """One functional unit: its name (`MemA1`), its FU type (`MemA`), its index in a packet's mask, its behaviour."""
-
-    name: str
-    kind: str
-    index: int
-    behaviour: type[Unit]
-    bank: str | None = None
-    """The off-chip memory it reads and writes."""
-
-
-@dataclass(frozen=True)
-class Stream:
-    """A bounded FIFO from one unit to another. Depth in words of the stream (what a word is belongs to the overlay)."""
-
-    src: str
-    dst: str
-    depth: int
-    label: str = ""
-
-    @property
-    def name(self) -> str:
-        return f"{self.src}->{self.dst}" + (f".{self.label}" if self.label else "")
 
 
 def one_uop(mop: Record, iteration: int) -> Iterator[Record]:
@@ -116,31 +58,26 @@ class Transfer:
     store: bool
 
 
-@dataclass(frozen=True, eq=False)
-class Overlay:
-    """A datapath and its instruction decoder.
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Overlay(Machine):
+    """A machine with its instruction decoder.
 
     preloaded: FU types whose uOPs do not travel in packets but are loaded beforehand (the MMEs), with their format
-    and the longest list they hold. banks: off-chip memories and their size in bytes. address_unit: float32 elements
-    that one step of an address or stride stands for.
+    and the longest list they hold. mop_fifo_depth, uop_fifo_depth: slots in front of a decoder and of a unit.
+    address_unit: float32 elements that one step of an address or stride stands for.
     legal: given unit name and uOP, what is wrong with it beyond its bit ranges. transfer: the off-chip access of a
     unit's uOP, None if it makes none. flops: floating-point operations of a preloaded uOP.
-    doubts: given a mOP, what it says that the units do not heed. rules: what `check` looks at beyond what holds for
+    lint: given a mOP, bits in it that the units ignore. semantic_checks: what `check` looks at beyond what holds for
     every overlay; told whether sends equal receives on every stream.
-    device, needs: the chip it is for, None if that is not said, and what each part of the datapath takes of it.
+    device, resources: the chip it is for, None if that is not said, and what each part of the datapath takes of it.
     costs: how long its units take, as their sources state it.
     image_bytes: what the buffer for an instruction image holds, None if that is not said.
     extends: the overlay whose image format this one adds opcodes to.
     """
 
-    name: str
-    units: tuple[UnitSpec, ...]
-    streams: tuple[Stream, ...]
     formats: tuple[InstructionFormat, ...]
-    rates: Mapping[str, Rate]
     terminators: tuple[str, ...]
     preloaded: Mapping[str, tuple[type[Record], int]] = field(default_factory=dict)
-    banks: Mapping[str, int] = field(default_factory=dict)
     mop_fifo_depth: int = 6
     uop_fifo_depth: int = 2
     address_unit: int = 1
@@ -163,17 +100,6 @@ class Overlay:
     def by_format(self) -> dict[str, InstructionFormat]:
         return {f.name: f for f in self.formats}
 
-    @cached_property
-    def by_unit(self) -> dict[str, UnitSpec]:
-        return {u.name: u for u in self.units}
-
-    @cached_property
-    def by_kind(self) -> dict[str, tuple[UnitSpec, ...]]:
-        out: dict[str, tuple[UnitSpec, ...]] = {}
-        for u in self.units:
-            out[u.kind] = (*out.get(u.kind, ()), u)
-        return out
-
     def format_of(self, kind: str) -> InstructionFormat:
         """The format that drives an FU type (not the one that configures it)."""
         return next(f for f in self.formats if f.kind == kind and not f.config)
@@ -191,32 +117,24 @@ class Overlay:
         """What `selected` has found so far; a packet has one of few masks."""
         return {}
 
-    def with_rates(self, /, **values: float) -> Overlay:
+    @cached_property
+    def step_seconds(self) -> dict[str, float]:
+        """As a machine's, and what the instruction path charges: nothing, where the overlay gives no rate for it."""
+        return {FREE: 0.0, "dispatch": 0.0, "decode": 0.0} | self.seconds
+
+    def with_rates(self, /, **values: float) -> Self:
         """A copy with some rates or FIFO depths replaced, e.g. ddr_read_gbs=42 or mop_fifo_depth=4.
 
         An infinite bandwidth and a step that takes no time are allowed: bounds are found with them. Raises
         `ProgramError` for unknown names and for what no machine can have.
         """
-        rates = dict(self.rates)
-        plain: dict[str, int] = {}
-        for name, value in values.items():
-            if name in FIFO_DEPTHS:
-                plain[name] = _depth(name, value)
-            elif name in rates:
-                rates[name] = _physical(name, dataclasses.replace(rates[name], value=value))
-            else:
-                known = ", ".join([*FIFO_DEPTHS, *rates])
-                raise ProgramError(f"overlay {self.name} has no parameter {name!r}; it has {known}")
-        return dataclasses.replace(self, rates=rates, **plain)  # type: ignore[arg-type]
-
-    def with_depths(self, depths: Mapping[str, float]) -> Overlay:
-        """A copy with some streams of other depths, in words, by name, e.g. "MeshA->MME0". Raises `ProgramError`."""
-        unknown = set(depths) - {s.name for s in self.streams}
+        unknown = set(values) - {*FIFO_DEPTHS, *self.rates}
         if unknown:
-            raise ProgramError(f"overlay {self.name} has no stream {sorted(unknown)[0]!r}")
-        checked = {name: _depth(name, depth) for name, depth in depths.items()}
-        streams = tuple(dataclasses.replace(s, depth=checked.get(s.name, s.depth)) for s in self.streams)
-        return dataclasses.replace(self, streams=streams)
+            known = ", ".join([*FIFO_DEPTHS, *self.rates])
+            name = next(name for name in values if name in unknown)
+            raise ProgramError(f"overlay {self.name} has no parameter {name!r}; it has {known}")
+        depths = {name: checked_depth(name, values.pop(name)) for name in FIFO_DEPTHS if name in values}
+        return dataclasses.replace(super().with_rates(**values), **depths)  # type: ignore[arg-type]
 
     @cached_property
     def fingerprint(self) -> str:
@@ -237,23 +155,3 @@ class Overlay:
 
 FIFO_DEPTHS = ("mop_fifo_depth", "uop_fifo_depth")
 """Parameters of the instruction path that count slots."""
-
-DEEPEST = 1 << 24
-
-
-def _depth(name: str, value: float) -> int:
-    if value != value or value != int(min(max(value, -1), DEEPEST + 1)) or not 1 <= value <= DEEPEST:
-        raise ProgramError(f"{name}={value}: a depth is a whole number from 1 to {DEEPEST}")
-    return int(value)
-
-
-def _physical(name: str, rate: Rate) -> Rate:
-    try:
-        possible = rate.value >= 0 and 0 <= rate.seconds < math.inf
-    except (ZeroDivisionError, OverflowError):
-        possible = False
-    if not possible:
-        if rate.unit == "GB/s":
-            raise ProgramError(f"{name}={rate.value}: a bandwidth is greater than 0 {rate.unit} (inf: without bound)")
-        raise ProgramError(f"{name}={rate.value}: a time is 0 {rate.unit} or more, and finite")
-    return rate

@@ -16,7 +16,7 @@ from ..base.errors import FieldError, ImageError
 from .fields import Record, bits
 
 if TYPE_CHECKING:
-    from .overlay import Overlay
+    from .overlay import InstructionFormat, Overlay
 
 Words = npt.NDArray[np.uint32]
 
@@ -125,14 +125,19 @@ def decode_image(words: Words, overlay: Overlay) -> tuple[Packet, ...]:
     return tuple(out)
 
 
-def expand(packet: Packet, overlay: Overlay) -> Iterator[Any]:
-    """The uOPs that one packet becomes at each FU it selects (contract 1.3): window loops or mOP repeats."""
-    form = overlay.by_opcode[packet.header.opcode]
+def expand_window(form: InstructionFormat, mops: Sequence[Any], iterations: range) -> Iterator[Any]:
+    """The uOPs of a window's mOPs in some iterations of its reuse (contract 1.3): a decoder that stores the window
+    loops over it; one that does not repeats each mOP by itself."""
     if form.loops_window:
-        for iteration in range(packet.header.reuse):
-            for mop in packet.mops:
+        for iteration in iterations:
+            for mop in mops:
                 yield from form.uops(mop, iteration)
     else:
-        for mop in packet.mops:
-            for iteration in range(packet.header.reuse):
+        for mop in mops:
+            for iteration in iterations:
                 yield from form.uops(mop, iteration)
+
+
+def expand(packet: Packet, overlay: Overlay) -> Iterator[Any]:
+    """The uOPs that one packet becomes at each unit that it selects."""
+    return expand_window(overlay.by_opcode[packet.header.opcode], packet.mops, range(packet.header.reuse))

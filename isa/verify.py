@@ -17,8 +17,10 @@ from ..base.finding import Finding as Finding
 from ..base.garbage import uncollected
 from ..machine.balance import Balance, balance
 from ..machine.fast_engine import Plan
-from .expansion import Accesses, Expansion, Ints, at, uops_of
+from .expansion import Accesses, Expansion, Ints, at, most_uops
 from .hazards import hazards
+from .instruction_path import InstructionPath
+from .overlay import Overlay
 from .packet import Packet
 from .program import Layout, Parameter, Patch, Program
 
@@ -50,11 +52,11 @@ def incomplete(program: Program) -> list[Finding]:
     without = set(program.overlay.banks) - {b.bank for b in program.buffers}
     if not without and not _lists_missing(program):
         return []
-    if sum(uops_of(p, program.overlay) for p in program.packets) > MAX_UOPS:
+    if sum(most_uops(p, program.overlay) for p in program.packets) > MAX_UOPS:
         return []  # P01
     expansion = Expansion(program)
     out = [f for f in _bounds(expansion, _Memory(program), without) if f.code == "A01"]
-    return out + missing_op_lists(program, balance(expansion) if _lists_missing(program) else None)
+    return out + missing_op_lists(program, balance(expansion.uop_table) if _lists_missing(program) else None)
 
 
 def missing_op_lists(program: Program, counted: Balance | None) -> list[Finding]:
@@ -105,7 +107,7 @@ def check(program: Program, *, roles: bool = True, op_lists: bool = True) -> lis
         return findings
     findings += _doubts(program)
     findings += _too_large(program)
-    counted = balance(expansion)
+    counted = balance(expansion.uop_table)
     unlisted = missing_op_lists(program, counted)
     kinds = set(program.overlay.preloaded) if unlisted else set()
     by_unit = program.overlay.by_unit
@@ -122,7 +124,7 @@ def check(program: Program, *, roles: bool = True, op_lists: bool = True) -> lis
     return findings
 
 
-def dry_run(program: Program, plan: Plan | None = None) -> list[Finding]:
+def dry_run(program: Program, plan: Plan[Overlay] | None = None) -> list[Finding]:
     """Run the image without data: deadlock at the datapath's depths, words left in streams. plan: as `dry_plan` makes
     it, where there is one already."""
     plan = plan or dry_plan(program)
@@ -140,26 +142,26 @@ def dry_run(program: Program, plan: Plan | None = None) -> list[Finding]:
     return []
 
 
-def smallest_depth(program: Program, plan: Plan | None = None) -> int | None:
+def smallest_depth(program: Program, plan: Plan[Overlay] | None = None) -> int | None:
     """The smallest mOP FIFO depth at which the program still runs, up to the overlay's own; None if it never does."""
     plan, depth = plan or dry_plan(program), program.overlay.mop_fifo_depth
     return _search(plan, 1, depth) if _runs(plan, depth) else None
 
 
-def dry_plan(program: Program) -> Plan:
+def dry_plan(program: Program) -> Plan[Overlay]:
     """What `dry_run` and `smallest_depth` run: its traces take longer than a run."""
-    return Plan(program.overlay, packets=program.packets, preloaded=program.preloaded, where=program.where)
+    return Plan(program.overlay, InstructionPath.of(program), where=program.where)
 
 
-def _runs(plan: Plan, depth: int) -> bool:
+def _runs(plan: Plan[Overlay], depth: int) -> bool:
     try:
-        plan.run(dataclasses.replace(plan.overlay, mop_fifo_depth=depth))
+        plan.run(dataclasses.replace(plan.machine, mop_fifo_depth=depth))
     except ProgramError:
         return False
     return True
 
 
-def _search(plan: Plan, low: int, high: int) -> int:
+def _search(plan: Plan[Overlay], low: int, high: int) -> int:
     """The smallest depth that runs, where `high` does. More room never causes a deadlock, so halving finds it."""
     while low < high:
         middle = (low + high) // 2
@@ -167,17 +169,17 @@ def _search(plan: Plan, low: int, high: int) -> int:
     return low
 
 
-def _deep_enough(plan: Plan, longest: int) -> int | None:
+def _deep_enough(plan: Plan[Overlay], longest: int) -> int | None:
     """The smallest depth beyond the overlay's own at which the program runs, of at most `longest`, where every mOP has
     a slot; None if no depth helps."""
-    low = plan.overlay.mop_fifo_depth + 1
+    low = plan.machine.mop_fifo_depth + 1
     high = max(longest, low)
     return _search(plan, low, high) if _runs(plan, high) else None
 
 
 def _loadable(program: Program) -> tuple[list[Finding], Expansion | None]:
     findings = [*_buffers(program), *_preloaded(program)]
-    total = sum(uops_of(p, program.overlay) for p in program.packets)
+    total = sum(most_uops(p, program.overlay) for p in program.packets)
     if total > MAX_UOPS:
         text = f"expands to {total} uOPs; {MAX_UOPS} is the most"
         return [*findings, *_parameters(program), Finding("P01", text, "program", help="split the program")], None
@@ -283,7 +285,7 @@ def _moved_accesses(program: Program, memory: _Memory, p: Parameter, patch: Patc
         return
     for value in _values(p, patch):
         packets = [_patched(program, patch, value)]
-        if uops_of(packets[0], overlay) > MAX_UOPS:
+        if most_uops(packets[0], overlay) > MAX_UOPS:
             yield Finding("P01", f"with {p.name} at its limit the program has too many uOPs", where)
             return
         moved = Expansion(dataclasses.replace(program, packets=tuple(packets), preloaded={}, parameters=(), places=()))
@@ -308,10 +310,10 @@ def _moving_streams(program: Program) -> Iterator[Finding]:
         for p, patch in patches:
             packets[patch.packet] = _patched(now, patch, patch.value(p.low if end == "lowest" else p.high))
             now = dataclasses.replace(now, packets=tuple(packets))
-        if sum(uops_of(p, program.overlay) for p in packets) > MAX_UOPS:
+        if sum(most_uops(p, program.overlay) for p in packets) > MAX_UOPS:
             yield Finding("P01", f"with all parameters at their {end}, more than {MAX_UOPS} uOPs", "program")
             return
-        for finding in balance(Expansion(now)).findings[:1]:
+        for finding in balance(Expansion(now).uop_table).findings[:1]:
             text = f"with all parameters at their {end}, {finding.message}"
             yield Finding("R05", text, finding.where, help="patch both ends of the stream alike")
 

@@ -6,17 +6,19 @@ and of the unit's registers, so each distinct pair is stepped once.
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from ..base.deadlock_report import Imbalance
 from ..base.finding import Finding
-from ..isa.expansion import Expansion, Ints
-from ..isa.fields import Record
-from .executor import Channel, Par, ProcessNetwork, Steps, Unit
+from .description import Machine
+from .steps import Channel, Par, Steps
+from .unit import Immutable, Unit
+from .wiring import Wiring
 
 MAX_STEPS = 4_000_000
 """Kernel steps that are counted; the largest real program needs a few thousand."""
@@ -26,6 +28,30 @@ State = tuple[tuple[str, Any], ...]
 
 class _Undecidable(Exception):
     """The kernels of a unit cannot be stepped alone."""
+
+
+Ints = npt.NDArray[np.int64]
+
+
+def _nowhere(unit: str, uop: int) -> str:
+    return unit
+
+
+@dataclass(frozen=True, eq=False)
+class UopTable:
+    """All uOPs of a machine's units.
+
+    uops: the distinct ones. kinds: by unit, the number in `uops` of each uOP, in the order in which it runs them.
+    origins: by unit, the packet or list position of each. missing: units whose uOPs are not known. where: the place in
+    the source of a unit's uOP, by its number among the unit's.
+    """
+
+    machine: Machine
+    uops: Sequence[Any]
+    kinds: Mapping[str, Ints]
+    origins: Mapping[str, Ints]
+    missing: Collection[str] = ()
+    where: Callable[[str, int], str] = _nowhere
 
 
 @dataclass
@@ -47,25 +73,25 @@ class Balance:
         return not self.undecided and not self.uneven
 
 
-def balance(expansion: Expansion) -> Balance:
-    """Count every stream of a program."""
-    overlay = expansion.overlay
-    counts = _Counts(ProcessNetwork(overlay, issues={}))
+def balance(table: UopTable) -> Balance:
+    """Count every stream of a machine, over all uOPs of its units."""
+    machine = table.machine
+    counts = _Counts(Wiring(machine))
     traffic: dict[str, _Traffic] = {}
     reasons: dict[str, str] = {}
-    for u in overlay.units:
-        if u.name in expansion.missing:
+    for u in machine.units:
+        if u.name in table.missing:
             reasons[u.name] = f"the op lists of the {u.kind}s are not known"
             continue
         try:
-            traffic[u.name] = counts.unit(expansion, u.name)
+            traffic[u.name] = counts.unit(table, u.name)
         except _Undecidable as e:
             reasons[u.name] = str(e)
-    for stream in overlay.streams:  # what a control token says may decide what its reader does next
+    for stream in machine.streams:  # what a control token says may decide what its reader does next
         if stream.name in counts.control:
             reasons.setdefault(stream.dst, f"{stream.name} carries control")
     out = Balance([], {}, {})
-    for stream in overlay.streams:
+    for stream in machine.streams:
         name = stream.name
         reason = reasons.get(stream.src) or reasons.get(stream.dst)
         if reason:
@@ -77,7 +103,7 @@ def balance(expansion: Expansion) -> Balance:
         if totals[0] != totals[1]:
             more, per_uop = (stream.src, sent) if totals[0] > totals[1] else (stream.dst, received)
             uop = int(np.searchsorted(np.cumsum(per_uop), min(totals), side="right"))
-            where = expansion.where(more, uop)
+            where = table.where(more, uop)
             out.uneven.append(Imbalance(name, stream.src, stream.dst, *totals, uop, where))
     return out
 
@@ -98,59 +124,59 @@ class _Traffic:
 class _Counts:
     """Steps kernels on the units of a network that never runs."""
 
-    def __init__(self, net: ProcessNetwork) -> None:
-        self.net = net
+    def __init__(self, wiring: Wiring) -> None:
+        self.wiring = wiring
         self.control: set[str] = set()
         self.steps = 0
 
-    def unit(self, expansion: Expansion, name: str) -> _Traffic:
-        return self._remembered(expansion, name) or self._stepped(expansion, name)
+    def unit(self, table: UopTable, name: str) -> _Traffic:
+        return self._remembered(table, name) or self._stepped(table, name)
 
-    def _stepped(self, expansion: Expansion, name: str) -> _Traffic:
+    def _stepped(self, table: UopTable, name: str) -> _Traffic:
         """Kernels stepped one after the other, because the unit's state cannot be compared; those of one key once."""
-        spec = expansion.overlay.by_unit[name]
-        unit = spec.behaviour(spec, self.net)
-        kinds = expansion.sequences[name].kinds.tolist()
-        keys = {k: unit.effect_key(expansion.uops[k]) if unit.is_keyed() else None for k in set(kinds)}
+        spec = table.machine.by_unit[name]
+        unit = spec.behaviour(spec, self.wiring)
+        kinds = table.kinds[name].tolist() if name in table.kinds else []
+        keys = {k: unit.effect_key(table.uops[k]) if unit.is_keyed() else None for k in set(kinds)}
         known: dict[Hashable, int] = {}
-        table: list[dict[tuple[str, int], int]] = []
+        effects: list[dict[tuple[str, int], int]] = []
         out = []
         for kind in kinds:
             key = keys[kind]
             effect = None if key is None else known.get(key)
             if effect is None:
-                effect = len(table)
-                table.append(self._effect(unit, expansion.uops[kind]))
+                effect = len(effects)
+                effects.append(self._effect(unit, table.uops[kind]))
                 if key is not None:
                     known[key] = effect
             out.append(effect)
-        return _Traffic(np.array(out, np.int64), table)
+        return _Traffic(np.array(out, np.int64), effects)
 
-    def _remembered(self, expansion: Expansion, name: str) -> _Traffic | None:
+    def _remembered(self, table: UopTable, name: str) -> _Traffic | None:
         """Each pair of state and uOP stepped once; None where the state cannot be compared."""
-        unit = self.net.units[name]
+        unit = self.wiring.units[name]
         state = _state(unit)
         if state is None:
             return None
         numbers, states = {state: 0}, [state]
         known: dict[tuple[int, int], tuple[int, int]] = {}
-        table: list[dict[tuple[str, int], int]] = []
+        effects: list[dict[tuple[str, int], int]] = []
         now, out = 0, []
-        for kind in expansion.sequences[name].kinds.tolist():
+        for kind in table.kinds[name].tolist() if name in table.kinds else []:
             step = known.get((now, kind))
             if step is None:
                 unit.__dict__.update(states[now])
-                table.append(self._effect(unit, expansion.uops[kind]))
+                effects.append(self._effect(unit, table.uops[kind]))
                 after = _state(unit)
                 if after is None:
                     return None
                 if after not in numbers:
                     numbers[after] = len(states)
                     states.append(after)
-                step = known[now, kind] = len(table) - 1, numbers[after]
+                step = known[now, kind] = len(effects) - 1, numbers[after]
             effect, now = step
             out.append(effect)
-        return _Traffic(np.array(out, np.int64), table)
+        return _Traffic(np.array(out, np.int64), effects)
 
     def _effect(self, unit: Unit, uop: Any) -> dict[tuple[str, int], int]:
         out: dict[tuple[str, int], int] = {}
@@ -186,8 +212,8 @@ class _Counts:
             value = [None] * len(effect.gets)
 
 
-_PLAIN = (int, float, str, bool, np.generic, type(None), Record)
-_FIXED: tuple[type, ...] = (Channel, ProcessNetwork)
+_PLAIN = (int, float, str, bool, np.generic, type(None), Immutable)
+_FIXED: tuple[type, ...] = (Channel, Wiring)
 
 
 def _state(unit: Unit) -> State | None:

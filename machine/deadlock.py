@@ -10,18 +10,15 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
-
-import numpy as np
+from typing import TYPE_CHECKING
 
 from ..base.deadlock_report import Deadlock, Imbalance, Wait
 from ..base.errors import ProgramError
-from ..isa.expansion import Expansion, UopSequence, uops_of
-from ..isa.program import Program
 from .balance import balance
-from .executor import NEVER, Channel, ProcessNetwork, Task
+from .steps import NEVER, Channel
 
-MAX_UOPS = 1_000_000
-"""uOPs of a program through which a report counts. Where few of them are distinct, so many take 0.2 s."""
+if TYPE_CHECKING:
+    from .executor import ProcessNetwork, Task
 
 
 # -- who waits for whom -----------------------------------------------------------------------------------------------
@@ -46,22 +43,28 @@ def explain(net: ProcessNetwork, alive: Collection[Task]) -> Callable[[], Deadlo
 
 def _waits(net: ProcessNetwork, alive: Collection[Task]) -> Iterator[Wait]:
     going = {t.unit.name for t in alive}
-    ends = {s.name: (s.src, s.dst) for s in net.overlay.streams}
-    for u in net.overlay.units:
-        decoder = f"decoder {u.name}"
-        if decoder in net.progress:
-            ends[net.fifo("mops", u.name).name] = "dispatcher", decoder
-            ends[net.fifo("uops", u.name).name] = decoder, u.name
-    rank = {u.name: i for i, u in enumerate(net.overlay.units)}
+    rank = {u.name: i for i, u in enumerate(net.machine.units)}
 
     def wait(task: Task, what: str, channel: Channel, words: int) -> Wait:
         at = task.unit
         origin = at.issue.origin if at.issue is not None else NEVER
-        number = at.number if at.name in rank else origin
+        number = at.number if at.serves is None else origin
         place = net.where(at.name, origin) if origin >= 0 else ""
-        peer = ends[channel.name][what == "put"]
-        fill = channel.filled, channel.capacity
-        return Wait(at.name, number, place, what, channel.name, words, *fill, peer, peer not in going)
+        peer = channel.sink if what == "put" else channel.source
+        return Wait(
+            unit=at.name,
+            number=number,
+            place=place,
+            what=what,
+            stream=channel.name,
+            words=words,
+            filled=channel.filled,
+            capacity=channel.capacity,
+            peer=peer,
+            ended=peer not in going,
+            serves=at.serves,
+            idle=what == "get" and channel.control,
+        )
 
     for task in sorted(alive, key=lambda t: (rank.get(t.unit.name, len(rank)), t.unit.index, t.lane)):
         fire = task.pending
@@ -133,36 +136,11 @@ def _chain(waits: Sequence[Wait]) -> tuple[Wait, ...]:
 def _counted(net: ProcessNetwork) -> tuple[list[Imbalance], str]:
     """The streams of a network's program that come out uneven, and why others were not counted."""
     try:
-        expansion = _expanded(net)
-        counted = balance(expansion)
+        table = net.workload.uop_table(net.machine)
+        counted = balance(table)
     except ProgramError as e:
         return [], str(e)
     except Exception as e:  # uOPs and kernels are anybody's: what is wrong with them must not hide the deadlock
         return [], f"{type(e).__name__}: {e}"
-    uneven = [
-        replace(i, where=net.where(i.unit, int(expansion.sequences[i.unit].origins[i.uop]))) for i in counted.uneven
-    ]
+    uneven = [replace(i, where=net.where(i.unit, int(table.origins[i.unit][i.uop]))) for i in counted.uneven]
     return uneven, next(iter(counted.undecided.values()), "")
-
-
-def _expanded(net: ProcessNetwork) -> Expansion:
-    """What a network was given, as a program."""
-    overlay, packets = net.overlay, net.packets or ()
-    issues = {unit: uops for unit, uops in net.issues.items() if isinstance(uops, Sequence)}
-    if len(issues) < len(net.issues):
-        raise ProgramError("the uOPs were made up on the way")
-    if sum(uops_of(p, overlay) for p in packets) + sum(map(len, issues.values())) > MAX_UOPS:
-        raise ProgramError(f"more than {MAX_UOPS} uOPs")
-    preloaded = {unit: tuple(ops) for unit, ops in net.preloaded.items()}
-    expansion = Expansion(Program(overlay, tuple(packets), preloaded))
-    if net.packets is None:
-        for spec in overlay.units:
-            uops = issues.get(spec.name, ())
-            if spec.kind not in overlay.preloaded and uops:
-                # Not by their values: they need not be hashable where no format describes them.
-                kinds = len(expansion.uops) + np.arange(len(uops))
-                expansion.uops += uops
-                expansion.sequences[spec.name] = UopSequence(
-                    spec, kinds, np.arange(len(uops)), np.zeros(len(uops), np.int64)
-                )
-    return expansion

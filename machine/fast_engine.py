@@ -15,28 +15,15 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache, cached_property
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
-from ..isa.overlay import Overlay
-from ..isa.packet import Packet
-from .executor import (
-    FIRST_WORD,
-    LAST_WORD,
-    NEVER,
-    OWN,
-    ROOM,
-    CriticalPath,
-    EventLog,
-    Issue,
-    ProcessNetwork,
-    Step,
-    Steps,
-    Task,
-    seconds_by_rate,
-)
+from .description import Machine
+from .event_log import FIRST_WORD, LAST_WORD, OWN, ROOM, CriticalPath, EventLog
+from .executor import ProcessNetwork, Task
+from .steps import NEVER, Issue, Step, Steps
 from .traces import (
     FORK,
     GETS,
@@ -53,6 +40,7 @@ from .traces import (
     UntraceableError,
     trace,
 )
+from .workload import Workload
 
 WORTHWHILE = 100_000
 """Firings, of all runs of a plan together, from which numba is loaded, with the engine's cached code: 0.4 s, as much as
@@ -140,30 +128,26 @@ class ListSchedulingProblem:
     needs_at: Ints
 
 
-class Plan:
+M = TypeVar("M", bound=Machine)
+
+
+class Plan(Generic[M]):
     """A program ready to be timed as often as one likes, with other rates or FIFO depths. The arguments are those of
     `ProcessNetwork`; the traces are made once."""
 
     def __init__(
         self,
-        overlay: Overlay,
+        machine: M,
+        workload: Workload | Mapping[str, Sequence[Any]],
         *,
-        packets: Sequence[Packet] | None = None,
-        issues: Mapping[str, Sequence[Any]] | None = None,
-        preloaded: Mapping[str, Sequence[Any]] | None = None,
-        where: Callable[[str, int], str] = lambda unit, origin: f"packet {origin}",
+        where: Callable[[str, int], str] | None = None,
     ) -> None:
-        self.overlay = overlay
-        self._program: dict[str, Any] = {
-            "packets": packets,
-            "issues": issues,
-            "preloaded": preloaded,
-            "where": where,
-        }
+        self.machine = machine
+        self._program: dict[str, Any] = {"workload": workload, "where": where}
         self._traces: Traces | None = None
         self._firings = 0  # of all runs so far
         with suppress(UntraceableError):
-            self._traces = trace(overlay, **self._program)
+            self._traces = trace(machine, **self._program)
 
     @property
     def traced(self) -> bool:
@@ -173,28 +157,34 @@ class Plan:
     @cached_property
     def processes(self) -> list[str]:
         """What runs side by side, in the order in which a log numbers it: units, decoders, the dispatcher."""
-        net = self._traces.net if self._traces is not None else ProcessNetwork(self.overlay, **self._program)
+        net = self._traces.net if self._traces is not None else ProcessNetwork(self.machine, **self._program)
         return list(net.progress)
 
-    def run(self, overlay: Overlay | None = None, *, record: bool = False) -> Timing:
+    def run(self, machine: M | None = None, *, record: bool = False) -> Timing:
         """What `ProcessNetwork.run` finds out: the time, or a `DeadlockError` or `ProgramError` with its report.
 
-        overlay: the plan's own with other rates or FIFO depths.
+        machine: the plan's own with other rates or FIFO depths.
         """
-        overlay = overlay or self.overlay
+        machine = machine or self.machine
         traces = self._traces
         if traces is not None:
             self._firings += traces.firings
             worthwhile = self._firings >= WORTHWHILE or "numba" in sys.modules
             if worthwhile and available() and _loads():
-                return run_traces(traces, overlay, record=record)
-        net = ProcessNetwork(overlay, **self._program, record=record)
+                return run_traces(traces, machine, record=record)
+        net = ProcessNetwork(machine, **self._program, record=record)
         return Timing.of(net, net.run())
 
 
-def execute(overlay: Overlay, *, record: bool = False, **program: Any) -> Timing:
-    """Time a program once; its parts are named as in `Plan`."""
-    return Plan(overlay, **program).run(record=record)
+def execute(
+    machine: Machine,
+    workload: Workload | Mapping[str, Sequence[Any]],
+    *,
+    record: bool = False,
+    where: Callable[[str, int], str] | None = None,
+) -> Timing:
+    """Time a workload once."""
+    return Plan(machine, workload, where=where).run(record=record)
 
 
 @cache
@@ -235,7 +225,7 @@ def machine_code(function: Callable[..., Any]) -> Callable[..., Any]:
 
 def run_traces(
     traces: Traces,
-    overlay: Overlay,
+    machine: Machine,
     *,
     record: bool = False,
     arbitration: ListSchedulingProblem | None = None,
@@ -244,12 +234,12 @@ def run_traces(
     """Run to the end, as `ProcessNetwork.run`. arbitration: work whose order the run finds. compiled: what makes the
     two loops below fast; they work without, slowly."""
     net = traces.net
-    seconds = seconds_by_rate(overlay)
-    streams = overlay.streams
-    if list(seconds) != net.rate_names or [s.name for s in streams] != [s.name for s in net.overlay.streams]:
-        raise ValueError(f"overlay {overlay.name} has other rates or streams than the program's")
+    seconds = machine.step_seconds
+    streams = machine.streams
+    if list(seconds) != net.rate_names or [s.name for s in streams] != [s.name for s in net.machine.streams]:
+        raise ValueError(f"overlay {machine.name} has other rates or streams than the program's")
     depths = list({s.name: s.depth for s in streams}.values())
-    depths += [overlay.mop_fifo_depth, overlay.uop_fifo_depth] * ((len(net.channels) - len(depths)) // 2)
+    depths += net.workload.fifo_depths(machine)
     capacity = np.minimum(depths, MAX_WORDS).astype(np.int32)
     # All tokens but the first are whole puts, all credits but the first whole gets; one more of each passes by.
     most = np.minimum(capacity[:, None] // traces.least[:, ::-1], traces.most[:, ::-1]) + 3
@@ -293,8 +283,8 @@ def run_traces(
 
     def begun(unit: str) -> list[tuple[float, int]]:
         p = names.index(unit)
-        if f"decoder {unit}" in net.progress:
-            return []
+        if any(c.control and c.sink == unit for c in net.channels):
+            return []  # as the executor, which notes them of units that are fed a list
         own = slice(traces.bounds[p], traces.bounds[p + 1])
         return list(zip(starts[own].tolist(), counts[own].tolist(), strict=True))
 

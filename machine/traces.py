@@ -2,12 +2,11 @@
 
 Which streams a kernel reads and writes, how many words and for how long does not depend on data. So each kernel is run
 once with nobody at the other end and its steps are written down, a *trace*; a process is then a list of traces. uOPs
-that differ in nothing that matters share one (`Unit.effect_key`), which keeps the arrays of a long program small. The
-instruction path carries tokens that steer its kernels, so its traces are made from the packets, along
-`ProcessNetwork`'s own `_dispatch` and `_decode`.
+that differ in nothing that matters share one (`Unit.effect_key`), which keeps the arrays of a long program small. A
+workload whose own processes send tokens that steer others makes their traces itself (`Workload.trace`).
 
 What cannot be known without a run (a kernel that sends control tokens, or that fails) raises `UntraceableError`; the
-executor in `network` remains the definition of what a program does. `compiled` executes these arrays.
+executor remains the definition of what a program does. `fast_engine` executes these arrays.
 """
 
 from __future__ import annotations
@@ -21,10 +20,12 @@ import numpy as np
 import numpy.typing as npt
 
 from ..base.garbage import uncollected
-from ..isa.fields import Record
-from ..isa.overlay import InstructionFormat, Overlay, one_uop
-from ..isa.packet import Header, Packet
-from .executor import FREE, NEVER, Burst, Channel, Par, ProcessNetwork, Steps, StepSignature, Unit
+from .description import FREE, Machine
+from .event_log import StepSignature
+from .executor import ProcessNetwork
+from .steps import Burst, Channel, Par, Steps
+from .unit import Unit
+from .workload import Workload
 
 Ints = npt.NDArray[np.int32]
 Floats = npt.NDArray[np.float64]
@@ -34,6 +35,7 @@ MAX_IN_ONE = 1 << 16
 MAX_STEPS = 1 << 22
 """Steps of all kernels that are traced."""
 MAX_UOPS = 1 << 23
+"""uOPs of a unit."""
 MAX_FIRINGS = 1 << 29
 """Firings are numbered in 31 bits, of which the log takes two for what decided when they could start."""
 
@@ -94,31 +96,16 @@ class Traces:
 
 @uncollected()
 def trace(
-    overlay: Overlay,
+    machine: Machine,
+    workload: Workload | Mapping[str, Iterable[Any]],
     *,
-    packets: Sequence[Packet] | None = None,
-    issues: Mapping[str, Sequence[Any]] | None = None,
-    preloaded: Mapping[str, Sequence[Any]] | None = None,
-    where: Callable[[str, int], str],
+    where: Callable[[str, int], str] | None = None,
 ) -> Traces:
     """The traces of what `ProcessNetwork` with the same arguments would run. Raises `UntraceableError`."""
-    net = ProcessNetwork(overlay, packets=packets, issues=issues, preloaded=preloaded, where=where)
-    table = _Table(net)
-    lists: dict[str, _Items] = {}
+    net = ProcessNetwork(machine, workload, where=where)
+    table = TraceTable(net)
     try:
-        queues = _queues(overlay, packets) if packets is not None else {}
-        if packets is not None:
-            lists["dispatcher"] = _dispatcher(table, overlay, packets)
-        for spec in overlay.units:
-            unit = _Unit(table, net.units[spec.name])
-            if spec.kind in overlay.preloaded:
-                lists[spec.name] = unit.feed((preloaded or {}).get(spec.name, ()))
-            elif packets is not None:
-                lists[f"decoder {spec.name}"], lists[spec.name] = unit.serve(
-                    queues[spec.name], overlay.format_of(spec.kind).loops_window
-                )
-            else:
-                lists[spec.name] = unit.feed((issues or {}).get(spec.name, ()))
+        lists = net.workload.trace(table)
         return table.finish([lists[name] for name in net.progress])
     except UntraceableError:
         raise
@@ -127,7 +114,7 @@ def trace(
         raise UntraceableError(f"{type(e).__name__}: {e}") from e
 
 
-class _Items:
+class Items:
     """The items of one process under construction: traces with uOP number and origin."""
 
     __slots__ = ("number", "origin", "traces")
@@ -147,7 +134,7 @@ class _Items:
         return tuple(np.frombuffer(x, np.int32) if x else np.zeros(0, np.int32) for x in columns)  # type: ignore[return-value]
 
 
-class _Table:
+class TraceTable:
     """Traces under construction. Equal ones are kept once."""
 
     def __init__(self, net: ProcessNetwork) -> None:
@@ -157,6 +144,10 @@ class _Table:
         self.firings: list[int] = []
         self.slots: list[int] = []
         self.steps = 0
+
+    def unit(self, name: str) -> UnitTraces:
+        """The traces of one unit of the network."""
+        return UnitTraces(self, self.net.units[name])
 
     def trace(self, *rows: StepSignature | Fork) -> int:
         """The number of the trace with these rows."""
@@ -232,7 +223,7 @@ class _Table:
         flush()
         return self.trace(*rows)
 
-    def finish(self, processes: Sequence[_Items]) -> Traces:
+    def finish(self, processes: Sequence[Items]) -> Traces:
         columns = [p.columns() for p in processes]
         traces, number, origin = (np.concatenate([c[i] for c in columns]) for i in range(3))
         bounds = np.cumsum([0, *(len(p.traces) for p in processes)])
@@ -305,139 +296,28 @@ class _Table:
         )
 
 
-Mop = tuple[int, Header, InstructionFormat, Record | None]
-"""What a slot of an mOP FIFO holds: packet number, header, form, and the mOP or, of a terminator, None."""
+class UnitTraces:
+    """Traces of one unit's kernels; uOPs of equal effect share one."""
 
-
-def _queues(overlay: Overlay, packets: Sequence[Packet]) -> dict[str, list[Mop]]:
-    """What the dispatcher writes into the FIFO of each unit."""
-    out: dict[str, list[Mop]] = {u.name: [] for u in overlay.units}
-    for number, packet in enumerate(packets):
-        header = packet.header
-        if not header.opcode:
-            continue
-        form = overlay.by_opcode[header.opcode]
-        queue: list[Mop] = [(number, header, form, None)] if header.last else []
-        queue += [(number, header, form, mop) for mop in packet.mops]
-        for unit in overlay.selected(header.opcode, header.mask):
-            out[unit.name] += queue
-    return out
-
-
-def _dispatcher(table: _Table, overlay: Overlay, packets: Sequence[Packet]) -> _Items:
-    items = _Items()
-    known: dict[tuple[int, int, int, tuple[int, ...]], int] = {}
-    for number, packet in enumerate(packets):
-        header = packet.header
-        key = (header.opcode, header.mask, header.last, tuple([m.WORDS for m in packet.mops]))
-        if key not in known:
-            rows = [table.step("dispatch")]
-            if header.opcode:
-                units = overlay.selected(header.opcode, header.mask)
-                puts = [table.step(puts=(table.net.fifo("mops", u.name),)) for u in units]
-                if header.last:
-                    rows += puts
-                for mop in packet.mops:
-                    rows += [table.step("dispatch", mop.WORDS), *puts]
-            known[key] = table.trace(*rows)
-        items.add(known[key], number, number)
-    return items
-
-
-class _Unit:
-    """Traces of one unit and of its decoder."""
-
-    def __init__(self, table: _Table, unit: Unit) -> None:
+    def __init__(self, table: TraceTable, unit: Unit) -> None:
         self.table = table
-        self.unit = unit
-        self.known: dict[Any, int] = {}
-        self.uops = 0
-        self.keyed = unit.is_keyed()
+        self._unit = unit
+        self._known: dict[Any, int] = {}
+        self._keyed = unit.is_keyed()
 
-    def _kernel(self, uop: Any) -> tuple[int, bool]:
+    def kernel(self, uop: Any) -> tuple[int, bool]:
         """The trace of a uOP, and whether it depends on the unit's past."""
-        key = self.unit.effect_key(uop) if self.keyed else None
+        key = self._unit.effect_key(uop) if self._keyed else None
         if key is None:
-            return self.table.record(self.unit.kernel(uop)), True
-        found = self.known.get(key)
+            return self.table.record(self._unit.kernel(uop)), True
+        found = self._known.get(key)
         if found is None:
-            found = self.known[key] = self.table.record(self.unit.kernel(uop))
+            found = self._known[key] = self.table.record(self._unit.kernel(uop))
         return found, False
 
-    def feed(self, uops: Iterable[Any]) -> _Items:
-        items = _Items()
-        items.traces = array("i", [self._kernel(uop)[0] for uop in uops])
+    def feed(self, uops: Iterable[Any]) -> Items:
+        """The process of a unit that runs a list of uOPs."""
+        items = Items()
+        items.traces = array("i", [self.kernel(uop)[0] for uop in uops])
         items.number = items.origin = array("i", range(len(items.traces)))
-        return items
-
-    def serve(self, queue: Sequence[Mop], loops_window: bool) -> tuple[_Items, _Items]:
-        """Decoder and unit. Both end waiting for more where the image has no terminator."""
-        net, table = self.table.net, self.table
-        source, sink = net.fifo("mops", self.unit.name), net.fifo("uops", self.unit.name)
-        get = table.trace(table.step(gets=(source,)))
-        decoder = _Items()
-        kernels: list[int] = []
-        origins: list[int] = []
-        at, group, origin = 0, -1, NEVER
-        while True:
-            group += 1
-            decoder.add(get, group, origin)
-            if at == len(queue):
-                break
-            number, header, form, mop = queue[at]
-            origin, at = number, at + 1
-
-            def put(times: int, form: InstructionFormat = form) -> int:
-                return table.trace(table.step("decode", form.decode_cycles, puts=(sink,), times=times))
-
-            if header.last:
-                decoder.add(put(1), group, number)
-                break
-            window = [mop]
-            if loops_window and header.window > 1:
-                missing = header.window - 1
-                window += [m for _, _, _, m in queue[at : at + missing]]
-                at += missing
-                decoder.add(table.trace(table.step(gets=(source,), times=missing)), group, number)
-                if at > len(queue):
-                    break
-            before = len(kernels)
-            kernels += self._window(form, window, header.reuse)
-            if len(kernels) > before:
-                decoder.add(put(len(kernels) - before), group, number)
-                origins += [number] * (len(kernels) - before)
-        return decoder, self._fed(table.trace(table.step(gets=(sink,))), kernels, origins)
-
-    def _window(self, form: InstructionFormat, window: Sequence[Any], reuse: int) -> list[int]:
-        """Traces of the uOPs that a window, or an mOP that repeats, becomes."""
-        self.uops += reuse * sum(int(getattr(m, "chunks", 1)) for m in window)
-        if self.uops > MAX_UOPS:
-            raise UntraceableError("too many uOPs")
-
-        def iterate(iteration: int) -> list[tuple[int, bool]]:
-            return [self._kernel(uop) for mop in window for uop in form.uops(mop, iteration)]
-
-        if not reuse:
-            return []
-        first = iterate(0)
-        traces = [t for t, _ in first]
-        # A kernel with a past runs in its turn. A format with `addresses` promises uOPs that differ in nothing else;
-        # a key that has addresses in it shows here.
-        alike = not any(past for _, past in first) and (
-            form.uops is one_uop or (form.addresses is not None and iterate(reuse - 1) == first)
-        )
-        if alike:
-            return traces * reuse
-        return traces + [t for i in range(1, reuse) for t, _ in iterate(i)]
-
-    @staticmethod
-    def _fed(get: int, kernels: list[int], origins: list[int]) -> _Items:
-        """Get, kernel, get, kernel, ..., get: while it waits, a unit still stands at the uOP before."""
-        items = _Items()
-        n = len(kernels)
-        items.traces = array("i", [get]) * (2 * n + 1)
-        items.traces[1::2] = array("i", kernels)
-        for column, values in ((items.number, np.arange(n)), (items.origin, origins)):
-            column.append(NEVER)
-            column.frombytes(np.repeat(np.asarray(values, np.int32), 2).tobytes())
         return items

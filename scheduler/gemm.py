@@ -219,10 +219,10 @@ def _loads_ahead(s: KernelBuilder, gemm: Gemm, plan: _Plan, row: RowTile) -> int
     """
     if gemm.activation is None and gemm.norm is None:
         return 0
-    rates = s.overlay.rates
-    block_s = BLOCK * 4 * rates["ddr_read_gbs"].seconds
-    slice_s = rates["mme_tile_us"].seconds * row.acc * plan.acc_b
-    post = rates["norm_us"].seconds if gemm.norm is not None else MEM_C_BEATS * rates["gelu_beat"].seconds
+    seconds = s.overlay.seconds
+    block_s = BLOCK * 4 * seconds["ddr_read_gbs"]
+    slice_s = seconds["mme_tile_us"] * row.acc * plan.acc_b
+    post = seconds["norm_us"] if gemm.norm is not None else MEM_C_BEATS * seconds["gelu_beat"]
     left = post * row.acc / 2 + slice_s / 2
     if gemm.residual is not None:
         left -= row.groups * row.acc * plan.halves * plan.acc_b * 2 * block_s

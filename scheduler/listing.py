@@ -66,15 +66,13 @@ def list_accesses(
     ends = np.cumsum([len(u) for u in uops]).astype(np.int32)
     traces = trace(
         overlay,
-        issues={**issues, "DDR": [uop for many in uops for uop in many]},
-        preloaded=preloaded,
-        where=lambda unit, origin: f"uOP {origin}",
+        {**issues, **preloaded, "DDR": [uop for many in uops for uop in many]},
     )
     streams = {c.name: c.number for c in traces.net.channels}
     needs, needs_at = _needs(jobs)
     stores = np.array([job.access.store for job in jobs], bool)
     names = [f"{job.access.peer}->DDR" if job.access.store else f"DDR->{job.access.peer}" for job in jobs]
-    seconds = overlay.rates["ddr_write_gbs"].seconds
+    seconds = overlay.seconds["ddr_write_gbs"]
     found = run_traces(
         traces,
         overlay,

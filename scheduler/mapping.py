@@ -57,12 +57,12 @@ class Roofline:
 
     @staticmethod
     def of(overlay: Overlay) -> Roofline:
-        rates = overlay.rates
+        seconds = overlay.seconds
         return Roofline(
-            rates["ddr_read_gbs"].seconds,
-            rates["ddr_write_gbs"].seconds,
-            rates["mme_k64_us"].seconds,
-            rates["mme_n64_us"].seconds,
+            seconds["ddr_read_gbs"],
+            seconds["ddr_write_gbs"],
+            seconds["mme_k64_us"],
+            seconds["mme_n64_us"],
         )
 
     @staticmethod

@@ -21,6 +21,7 @@ import numpy.typing as npt
 
 from ..base.errors import DeadlockError, ProgramError
 from ..isa.fields import Record
+from ..isa.instruction_path import InstructionPath
 from ..isa.overlay import InstructionFormat, Overlay
 from ..isa.packet import MAX_WINDOW, Header, Packet
 from ..isa.program import Kernels, Parameter, Patch, Place, Program
@@ -64,11 +65,11 @@ def pack(kernels: Kernels, starts: Starts | None = None) -> Program:
     pieces = {unit: _cut(unit, kernels) for unit in kernels.sequences}
     shared = _assemble(kernels, pieces, starts, share=True)
     try:
-        execute(overlay, packets=shared.packets, preloaded=shared.preloaded)
+        execute(overlay, InstructionPath.of(shared))
         return shared
     except DeadlockError:
         alone = _assemble(kernels, pieces, starts, share=False)
-        execute(overlay, packets=alone.packets, preloaded=alone.preloaded, where=alone.where)
+        execute(overlay, InstructionPath.of(alone), where=alone.where)
         return alone
 
 
@@ -135,7 +136,7 @@ def _starts(kernels: Kernels) -> Starts:
             places, what = kernels.places.get(unit, ()), "mOP"
         return str(places[index]) if index < len(places) else f"{what} {index}"
 
-    return starts_of(execute(kernels.overlay, issues=issues, preloaded=kernels.preloaded, where=where), firsts)
+    return starts_of(execute(kernels.overlay, {**issues, **kernels.preloaded}, where=where), firsts)
 
 
 def _cut(unit: str, kernels: Kernels) -> list[_Piece]:

@@ -86,7 +86,7 @@ def price(network: LayerGraph, overlay: Overlay, schedule: Schedule) -> Timing:
     lowered = lower(network, overlay, schedule)
     if lowered.found is not None:
         return lowered.found
-    return execute(overlay, issues=uops_of(lowered.kernels), preloaded=lowered.kernels.preloaded)
+    return execute(overlay, {**uops_of(lowered.kernels), **lowered.kernels.preloaded})
 
 
 def search(
@@ -210,7 +210,7 @@ class _Pace:
     """Rules in shares of the time that a piece takes, so that they mean the same whatever the rates."""
 
     def __init__(self, overlay: Overlay) -> None:
-        self._block_us = BLOCK * 4 * overlay.rates["ddr_write_gbs"].seconds * 1e6
+        self._block_us = BLOCK * 4 * overlay.seconds["ddr_write_gbs"] * 1e6
 
     def paced(self, rule: DramPolicy, wait: float, blocks: int) -> DramPolicy:
         """The rule with pieces of so many blocks; a load waits up to `wait` of the time that one takes."""

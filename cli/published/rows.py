@@ -16,12 +16,14 @@ from math import inf
 from typing import Any
 
 from ...hw.sim.machine import launch_seconds
+from ...isa.instruction_path import InstructionPath
 from ...isa.layout import padded
-from ...isa.overlay import Overlay, Rate
+from ...isa.overlay import Overlay
 from ...isa.overlays.xnn import XNN, XNN_BASE
 from ...isa.overlays.xnn_formats import Mme
 from ...isa.program import Program
 from ...isa.statistics import count
+from ...machine.description import Rate
 from ...machine.fast_engine import Plan, Timing
 from ...scheduler.best import Best
 from ...scheduler.build import build
@@ -252,7 +254,7 @@ class Bench:
         self.base = XNN_BASE.with_rates(**dict(rates or {}))
         self.extended = dataclasses.replace(XNN, **_parameters(self.base))
         self._programs: dict[tuple[LayerGraph, str], Program] = {}
-        self._plans: dict[tuple[LayerGraph, str], Plan] = {}
+        self._plans: dict[tuple[LayerGraph, str], Plan[Overlay]] = {}
 
     def program(self, network: LayerGraph, schedule: Schedule | Best | None = None, extended: bool = False) -> Program:
         schedule = schedule or self.schedule
@@ -288,8 +290,8 @@ class Bench:
             del self._plans[key], self._programs[key]
 
 
-def _plan(program: Program) -> Plan:
-    return Plan(program.overlay, packets=program.packets, preloaded=program.preloaded, where=program.where)
+def _plan(program: Program) -> Plan[Overlay]:
+    return Plan(program.overlay, InstructionPath.of(program), where=program.where)
 
 
 def _parameters(overlay: Overlay) -> dict[str, Any]:
@@ -419,7 +421,7 @@ def table11(bench: Bench) -> Iterator[Row]:
         return 1e3 * (bench.timing(network, overlay=overlay).latency + launch_seconds(overlay))
 
     def ddr_ms(factor: float) -> str:
-        seconds = sum(moved[name] * rates[name].seconds for name in ("ddr_read_gbs", "ddr_write_gbs"))
+        seconds = sum(moved[name] * bench.base.seconds[name] for name in ("ddr_read_gbs", "ddr_write_gbs"))
         return f"{1e3 * seconds / factor:.0f} ms"
 
     note = "the program ordered for the board's bandwidth"
@@ -450,7 +452,7 @@ def _busy_ms(bench: Bench, network: LayerGraph, unit: str, rates: tuple[str, ...
         assert isinstance(op, Mme)
         times = op.a_iter * op.b_iter * op.k_iter * op.acc_a * op.acc_b
         rate = rates[0] if op.k128 and op.n128 else rates[1] if op.n128 else rates[2]
-        seconds += times * bench.base.rates[rate].seconds
+        seconds += times * bench.base.seconds[rate]
     return 1e3 * seconds
 
 

@@ -19,7 +19,9 @@ from ...base.errors import ProgramError
 from ...base.files import replacing
 from ...isa.expansion import Expansion, at
 from ...isa.fields import Record
-from ...machine.executor import Channel, ProcessNetwork, Step, Steps, Unit
+from ...machine.executor import ProcessNetwork
+from ...machine.steps import Channel, Step, Steps
+from ...machine.unit import Unit
 from .machine import Array, Machine, launch_seconds, one_blas_thread
 
 
@@ -107,7 +109,7 @@ def stop(machine: Machine, banks: Mapping[str, Array] | None, unit: str, number:
         clock=clock + launch_seconds(overlay),
         arrays=arrays,
         flags=flags,
-        fills=net.fills(clock, [c for c in net.channels if _touches(net, c, unit)]),
+        fills=net.fills(clock, [c for c in net.channels if unit in (c.source, c.sink)]),
     )
 
 
@@ -120,8 +122,7 @@ class _Halting(ProcessNetwork):
         program = machine.program
         super().__init__(
             program.overlay,
-            packets=machine.packets,
-            preloaded=program.preloaded,
+            machine.path,
             banks=banks,
             data=banks is not None,
             record=True,
@@ -156,11 +157,6 @@ class _Halting(ProcessNetwork):
             change = [s.words * ((c.number in s.puts) - (c.number in s.gets)) for s in log.steps]
             out[c.name] = sum(n * words for n, words in zip(times, change, strict=True)), c.capacity
         return out
-
-
-def _touches(net: ProcessNetwork, channel: Channel, unit: str) -> bool:
-    ends = next(((s.src, s.dst) for s in net.overlay.streams if s.name == channel.name), ())
-    return unit in ends or channel.name == f"uOP FIFO of {unit}"
 
 
 def _shown(uop: Any) -> str:

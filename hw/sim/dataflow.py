@@ -11,9 +11,9 @@ from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
-from ...isa.overlay import Overlay
-from ...isa.packet import Packet, expand
-from ...machine.executor import Burst, Channel, ProcessNetwork, Task
+from ...isa.instruction_path import InstructionPath
+from ...machine.executor import ProcessNetwork, Task
+from ...machine.steps import Burst, Channel
 
 DEEPER = 32
 """How much deeper than the machine's the streams are: all tiles that a MemB sends for one MME op. What is on its way
@@ -28,8 +28,8 @@ class Queue(Channel):
 
     tokens: deque[tuple[int, Sequence[Any]]]  # type: ignore[assignment]
 
-    def __init__(self, name: str, capacity: int) -> None:
-        super().__init__(name, capacity * DEEPER)
+    def __init__(self, name: str, capacity: int, source: str = "", sink: str = "", control: bool = False) -> None:
+        super().__init__(name, capacity * DEEPER, source, sink, control)
 
     def ready(self, words: int) -> int:
         """How many payloads of `words` words can be taken at once."""
@@ -80,20 +80,18 @@ class Dataflow(ProcessNetwork):
 
     def __init__(
         self,
-        overlay: Overlay,
+        path: InstructionPath,
         *,
-        packets: Sequence[Packet],
-        preloaded: Mapping[str, Sequence[Any]],
         banks: Mapping[str, Any],
         where: Callable[[str, int], str],
         completed: Callable[[str, int], None] | None = None,
     ) -> None:
-        issues: dict[str, Any] = {}
-        for u in overlay.units:
-            if u.kind not in overlay.preloaded:
-                uops = _uops(overlay, packets, u.name)
-                issues[u.name] = uops if completed is None else _told(uops, u.name, completed)
-        super().__init__(overlay, issues=issues, preloaded=preloaded, banks=banks, data=True, where=where)
+        uops: dict[str, Iterator[Any]] = {}
+        for u in path.overlay.units:
+            uops[u.name] = path.uops(u.name)
+            if completed is not None and u.kind not in path.overlay.preloaded:
+                uops[u.name] = _told(uops[u.name], u.name, completed)
+        super().__init__(path.overlay, uops, banks=banks, data=True, where=where)
 
     def _step(self, task: Task, ready: deque[Task], alive: set[Task]) -> None:
         fire = task.pending
@@ -156,12 +154,3 @@ def _told(uops: Iterator[Any], unit: str, completed: Callable[[str, int], None])
     for number, uop in enumerate(uops):
         yield uop
         completed(unit, number)
-
-
-def _uops(overlay: Overlay, packets: Sequence[Packet], unit: str) -> Iterator[Any]:
-    """The uOPs that reach a unit."""
-    spec = overlay.by_unit[unit]
-    for packet in packets:
-        header = packet.header
-        if header.opcode and not header.last and spec in overlay.selected(header.opcode, header.mask):
-            yield from expand(packet, overlay)

@@ -19,7 +19,7 @@ from ...base.durations import unit_of
 from ...isa.expansion import Expansion
 from ...isa.overlay import Overlay
 from ...isa.segments import Segment, segments
-from ...machine.executor import FIRST_WORD, LAST_WORD, OWN, ROOM, CriticalPath
+from ...machine.event_log import FIRST_WORD, LAST_WORD, OWN, ROOM, CriticalPath
 from .machine import Machine, causes, critical_path, launch_seconds
 from .timeline import Timeline
 
@@ -240,7 +240,7 @@ def _what_if(machine: Machine, latency: float) -> list[WhatIf]:
     out = []
     for name, rate in overlay.rates.items():
         if name == "launch_us":
-            out.append(WhatIf(name, rate.cause, latency - rate.seconds / 2))
+            out.append(WhatIf(name, rate.cause, latency - overlay.seconds[name] / 2))
         elif done.amounts.get(name):
             value = rate.value * 2 if rate.unit == "GB/s" else rate.value / 2
             other = overlay.with_rates(**{name: value})

@@ -5,18 +5,18 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 from threadpoolctl import threadpool_limits
 
 from ...isa.expansion import Expansion
+from ...isa.instruction_path import InstructionPath
 from ...isa.overlay import Overlay
 from ...isa.packet import Words, decode_image
 from ...isa.program import Buffer, Program
 from ...isa.segments import segments
-from ...machine.executor import ProcessNetwork, seconds_by_rate
+from ...machine.executor import ProcessNetwork
 from ...machine.fast_engine import Plan, Timing
 from .dataflow import Dataflow
 
@@ -51,7 +51,8 @@ class Machine:
         self.program = program
         self.image = program.image if words is None else words
         self.packets = decode_image(self.image, program.overlay)
-        self.plan = Plan(program.overlay, packets=self.packets, preloaded=program.preloaded, where=program.where)
+        self.path = InstructionPath(program.overlay, self.packets, program.preloaded)
+        self.plan = Plan(program.overlay, self.path, where=program.where)
         self._timing: Timing | None = None
         self._run: Run | None = None
 
@@ -76,7 +77,9 @@ class Machine:
         `ProgramError`, both before anything is changed where the time can be known beforehand.
         """
         if banks is not None and not self.plan.traced:
-            net = ProcessNetwork(self.program.overlay, **self._parts, banks=banks, data=True, record=True)
+            net = ProcessNetwork(
+                self.program.overlay, self.path, where=self.program.where, banks=banks, data=True, record=True
+            )
             with one_blas_thread():
                 self._timing = Timing.of(net, net.run())
             return summary(self._timing, self.program.overlay, 4 * len(self.image))
@@ -86,9 +89,8 @@ class Machine:
             self._run = summary(done, self.program.overlay, 4 * len(self.image))
         if banks is not None:
             with one_blas_thread():
-                Dataflow(
-                    self.program.overlay, **self._parts, banks=banks, completed=self._told(banks, watch, progress)
-                ).run()
+                completed = self._told(banks, watch, progress)
+                Dataflow(self.path, banks=banks, where=self.program.where, completed=completed).run()
         return self._run
 
     def _told(
@@ -117,10 +119,6 @@ class Machine:
         """The program as it runs: its parameters are in its packets."""
         return replace(self.program, packets=tuple(self.packets), parameters=())
 
-    @property
-    def _parts(self) -> dict[str, Any]:
-        return {"packets": self.packets, "preloaded": self.program.preloaded, "where": self.program.where}
-
 
 def simulate(program: Program, banks: Mapping[str, Array] | None = None, words: Words | None = None) -> Run:
     """Run a program once, as `Machine.run`."""
@@ -134,8 +132,7 @@ def one_blas_thread() -> threadpool_limits:
 
 def launch_seconds(overlay: Overlay) -> float:
     """What every run takes before its first instruction."""
-    launch = overlay.rates.get("launch_us")
-    return launch.seconds if launch else 0.0
+    return overlay.seconds.get("launch_us", 0.0)
 
 
 def summary(done: Timing, overlay: Overlay, instructions: int) -> Run:
@@ -154,7 +151,7 @@ def summary(done: Timing, overlay: Overlay, instructions: int) -> Run:
 
 def causes(overlay: Overlay) -> list[str]:
     """The heading of each rate, by its number in `ProcessNetwork.rate_names`."""
-    return [overlay.rates[name].cause if name in overlay.rates else "control" for name in seconds_by_rate(overlay)]
+    return [overlay.rates[name].cause if name in overlay.rates else "control" for name in overlay.step_seconds]
 
 
 def critical_path(done: Timing, overlay: Overlay) -> dict[str, float]:

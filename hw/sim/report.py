@@ -23,10 +23,10 @@ from markupsafe import Markup
 
 from ...base.durations import unit_of
 from ...base.files import replacing
-from ...isa.overlay import Overlay, Rate
+from ...isa.overlay import Overlay
 from ...isa.overlays import OVERLAYS
 from ...isa.statistics import count
-from ...machine.executor import seconds_by_rate
+from ...machine.description import Rate
 from .explain import Explanation, SegmentTime, explain
 from .machine import Machine, Run, launch_seconds
 from .roofline import Point, Roofline, roofline
@@ -324,7 +324,7 @@ class _Facts:
         for name, rate in self.overlay.rates.items():
             original = own.get(name, rate).value
             kind = "changed" if rate.value != original else "fitted" if rate.calibrated else "given"
-            charged = rate.seconds if name == "launch_us" else amounts.get(name, 0.0) * rate.seconds
+            charged = self.overlay.seconds[name] * (1.0 if name == "launch_us" else amounts.get(name, 0.0))
             out.append(
                 vars(rate)
                 | {"name": name, "kind": kind, "own": original, "charged": charged, "slot": self.slots[rate.cause]}
@@ -336,12 +336,12 @@ class _Facts:
         if not self.latency:
             return 0.0
         chain = self.machine.timing.critical_path
-        rates: list[Rate | None] = [self.overlay.rates.get(name) for name in seconds_by_rate(self.overlay)]
+        rates: list[Rate | None] = [self.overlay.rates.get(name) for name in self.overlay.step_seconds]
         fitted = np.array([rate is not None and rate.calibrated for rate in rates])
         seconds = np.asarray(chain.end, np.float64) - np.asarray(chain.start, np.float64)
         share = float(seconds[fitted[np.asarray(chain.rate, np.int64)]].sum()) if len(seconds) else 0.0
         launch = self.overlay.rates.get("launch_us")
-        return (share + (launch.seconds if launch and launch.calibrated else 0.0)) / self.latency
+        return (share + (self.overlay.seconds["launch_us"] if launch and launch.calibrated else 0.0)) / self.latency
 
 
 STATES = {

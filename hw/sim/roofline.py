@@ -137,7 +137,7 @@ def _ports(timeline: Timeline) -> list[Port]:
         moved = {n: float(amount_of_step[step[rate_of_step[step] == i]].sum()) for n, i in moves.items()}
         moved = {n: b for n, b in moved.items() if b}
         if moved:
-            seconds = sum(b * overlay.rates[n].seconds for n, b in moved.items())
+            seconds = sum(b * overlay.seconds[n] for n, b in moved.items())
             out.append(Port(spec.name, tuple(moved), sum(moved.values()), sum(moved.values()) / seconds))
     return out
 

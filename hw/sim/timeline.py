@@ -12,7 +12,7 @@ from functools import cached_property
 import numpy as np
 import numpy.typing as npt
 
-from ...machine.executor import EventLog, seconds_by_rate
+from ...machine.event_log import EventLog
 from .machine import Machine, causes
 
 Floats = npt.NDArray[np.float64]
@@ -68,10 +68,10 @@ class Timeline:
         overlay = machine.program.overlay
         self.causes: list[str] = list(dict.fromkeys(causes(overlay)))
         """Headings of the critical path."""
-        self.rates = list(seconds_by_rate(overlay))
+        self.rates = list(overlay.step_seconds)
         of_rate = np.array([self.causes.index(c) for c in causes(overlay)], np.int64)
         steps = self.log.steps
-        seconds = np.array([*seconds_by_rate(overlay).values()])
+        seconds = np.array([*overlay.step_seconds.values()])
         self._rate_of_step = np.array([s.rate for s in steps] or [0], np.int64)
         self._amount_of_step = np.array([s.amount for s in steps] or [0.0])
         self._cause_of_step = of_rate[self._rate_of_step]

@@ -29,7 +29,7 @@ from ...isa.expansion import Expansion, at, piece_name
 from ...isa.fields import Record
 from ...isa.packet import Packet
 from ...isa.segments import owners
-from ...machine.executor import FIRST_WORD, LAST_WORD
+from ...machine.event_log import FIRST_WORD, LAST_WORD
 from .machine import Machine, launch_seconds
 from .timeline import Floats, Ints, Timeline, Track
 

@@ -22,9 +22,11 @@ from typing import Any
 
 import numpy as np
 
-from ...machine.executor import Step, Steps, Unit
+from ...machine.description import Rate, Stream, UnitSpec
+from ...machine.steps import Step, Steps
+from ...machine.unit import Unit
 from ..fields import Record, bits
-from ..overlay import InstructionFormat, Overlay, Rate, Stream, Transfer, UnitSpec
+from ..overlay import InstructionFormat, Overlay, Transfer
 
 ELEMENT = 4
 """Bytes."""
@@ -128,6 +130,7 @@ FIG6 = Overlay(
     },
     terminators=("FU1", "FU2", "FU3"),
     banks={"ddr": 1 << 20},
+    clock_hz=260e6,
     legal=legal,
     transfer=transfer,
 )

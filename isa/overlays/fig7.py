@@ -33,9 +33,12 @@ from typing import Any
 
 import numpy as np
 
-from ...machine.executor import Channel, Par, ProcessNetwork, Step, Steps, Unit
+from ...machine.description import Rate, Stream, UnitSpec
+from ...machine.executor import ProcessNetwork
+from ...machine.steps import Channel, Par, Step, Steps
+from ...machine.unit import Unit
 from ..fields import Record, bits
-from ..overlay import InstructionFormat, Overlay, Rate, Stream, Transfer, UnitSpec
+from ..overlay import InstructionFormat, Overlay, Transfer
 
 SIDE = 10
 """Rows and columns of a buffer."""
@@ -264,6 +267,7 @@ FIG7 = Overlay(
     },
     terminators=("LHS", "RHS", "Mesh", "Compute", "OUT"),
     banks={"ddr": 1 << 20},
+    clock_hz=260e6,
     legal=legal,
     transfer=transfer,
 )

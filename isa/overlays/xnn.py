@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import dataclasses
 
+from ...machine.description import Rate, Stream, UnitSpec
 from ...machine.resources import VC1902
 from ..layout import UNIT
-from ..overlay import InstructionFormat, Overlay, Rate, Stream, UnitSpec
+from ..overlay import InstructionFormat, Overlay
 from . import xnn_formats as f
 from . import xnn_kernels as k
 from . import xnn_rules as r
@@ -102,6 +103,7 @@ XNN_BASE = Overlay(
     terminators=("DDR", "LPDDR", "MemA", "MemB", "MemC", "MeshB", "MeshA"),
     preloaded={"MME": (f.Mme, MAX_MME_OPS)},
     banks={"ddr": 8 << 30, "lpddr": 8 << 30},
+    clock_hz=260e6,  # paper section 5
     address_unit=UNIT,
     image_bytes=512 << 10,  # of the reference setup, contract section 4
     legal=k.legal,

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from ...machine.resources import Cost
 from ..layout import BLOCK
-from ..overlay import PL_HZ, Overlay
+from ..overlay import Overlay
 from .xnn_kernels import BEAT, BEATS, BLOCK_WORDS
 
 
@@ -51,10 +51,10 @@ BURST_WORDS = 64
 
 def costs(overlay: Overlay) -> Iterator[Cost]:
     """Cycles of each kind of work, beside the rates that the simulator charges for it."""
-    rate = {name: r.seconds for name, r in overlay.rates.items()}
+    rate, clock_hz = overlay.seconds, overlay.clock_hz
 
     def cost(what: str, cycles: int, simulated: float, remark: str = "", sets: tuple[str, float] | None = None) -> Cost:
-        return Cost(what, cycles, cycles / PL_HZ, simulated, remark, sets)
+        return Cost(what, cycles, cycles / clock_hz, simulated, remark, sets)
 
     def walk(rows: int, cols: int) -> int:
         return rows * cols // BEAT
@@ -98,7 +98,9 @@ def costs(overlay: Overlay) -> Iterator[Cost]:
     )
     passes = loop["norm_squares"](whole) + loop["norm_scale"](whole) + 3 * rows
     layer_norm = passes + loop["norm_sum"](whole) + 2 * rows
-    yield cost("MemC: layer norm of 256x512", layer_norm, rate["norm_us"], sets=("norm_us", layer_norm / PL_HZ * 1e6))
+    yield cost(
+        "MemC: layer norm of 256x512", layer_norm, rate["norm_us"], sets=("norm_us", layer_norm / clock_hz * 1e6)
+    )
     yield cost("MemC: RMS norm of 256x512", passes, rate["norm_us"], "opcode 8; no mean")
     for kind in ("DDR", "MeshA"):
         name = "DDR, LPDDR, Mem" if kind == "DDR" else "Mesh"

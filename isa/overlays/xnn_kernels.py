@@ -16,9 +16,12 @@ import numpy as np
 import numpy.typing as npt
 
 from ...base.errors import ProgramError
-from ...machine.executor import Burst, Channel, Par, ProcessNetwork, Step, Steps, Unit
+from ...machine.description import UnitSpec
+from ...machine.executor import ProcessNetwork
+from ...machine.steps import Burst, Channel, Par, Step, Steps
+from ...machine.unit import Unit
 from ..layout import BLOCK, QUARTER, UNIT, block, padded, unblock
-from ..overlay import Transfer, UnitSpec
+from ..overlay import Transfer
 from . import xnn_formats as f
 
 Array = npt.NDArray[np.float32]

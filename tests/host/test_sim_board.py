@@ -13,7 +13,6 @@ from rsn.base.errors import BoardError
 from rsn.host.boards.sim import SimBoard
 from rsn.host.runner import Runner
 from rsn.hw.sim.machine import Machine
-from rsn.isa.overlay import PL_HZ
 from rsn.isa.overlays import XNN
 from rsn.isa.overlays.fig6 import FIG6, Read, Write
 from rsn.isa.packet import Packet
@@ -69,7 +68,7 @@ def test_a_parameter_may_change_the_time() -> None:
         took[n] = run.latency_s
         assert run.bytes["ddr_read"] == 4 * n
         np.testing.assert_array_equal(outputs["y"][:n], flat[:n])
-    assert took[100] - took[50] == pytest.approx(50 / PL_HZ)  # an element a cycle
+    assert took[100] - took[50] == pytest.approx(50 / XNN.clock_hz)  # an element a cycle
     assert p.bind({}).tobytes() == p.bind({"n": 50}).tobytes()
 
 

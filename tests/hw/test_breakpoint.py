@@ -48,8 +48,7 @@ def whole_run(name: str) -> tuple[ProcessNetwork, dict[tuple[str, int], Seen]]:
     p = example(name).program
     net = ProcessNetwork(
         p.overlay,
-        packets=machine(name).packets,
-        preloaded=p.preloaded,
+        machine(name).path,
         banks=example(name).banks(),
         data=True,
         record=True,
@@ -103,7 +102,7 @@ def check_fills(stopped: Stopped, net: ProcessNetwork, launch: float) -> None:
         own = log.unit[i] == held and log.number[i] >= stopped.number  # its fetch is counted with the uOP before
         if own or log.before[i] in later or log.bound[i] in later:
             later.add(i)
-    ends = {s.name: (s.src, s.dst) for s in net.overlay.streams}
+    ends = {s.name: (s.src, s.dst) for s in net.machine.streams}
     expected = {}
     for c in net.channels:
         if stopped.unit not in ends.get(c.name, ()) and c.name != f"uOP FIFO of {stopped.unit}":
@@ -128,7 +127,7 @@ def test_all_that_is_seen_is_what_a_whole_run_has_then(name: str) -> None:
     rng = random.Random(1)
     everywhere = places(name)
     net, seen = whole_run(name)
-    launch = launch_seconds(net.overlay)
+    launch = launch_seconds(net.machine)
     for unit, number in rng.sample(everywhere, min(14, len(everywhere))):
         stopped = stop(machine(name), example(name).banks(), unit, number)
         assert (stopped.unit, stopped.number) == (unit, number)
@@ -144,7 +143,7 @@ def test_anywhere_in_an_encoder(data: st.DataObject) -> None:
     unit, number = data.draw(st.sampled_from(places("encoder")))
     net, seen = whole_run("encoder")
     stopped = stop(machine("encoder"), example("encoder").banks(), unit, number)
-    assert stopped.clock == pytest.approx(seen[unit, number].clock + launch_seconds(net.overlay), rel=1e-12)
+    assert stopped.clock == pytest.approx(seen[unit, number].clock + launch_seconds(net.machine), rel=1e-12)
     check_state(stopped, seen[unit, number])
     for held, depth in stopped.fills.values():
         assert 0 <= held <= depth

@@ -18,6 +18,7 @@ from rsn.base.errors import DeadlockError, ProgramError
 from rsn.hw.sim.dataflow import Dataflow, Queue
 from rsn.hw.sim.machine import Machine
 from rsn.isa.expansion import Expansion
+from rsn.isa.instruction_path import InstructionPath
 from rsn.isa.layout import block, unblock
 from rsn.isa.overlays import XNN
 from rsn.isa.overlays import xnn_formats as f
@@ -37,7 +38,8 @@ def clocked(e: Example, words: Any = None, order: Order | None = None) -> dict[s
     banks = e.banks()
     p = e.program
     packets = decode_image(p.image if words is None else words, p.overlay)
-    ProcessNetwork(p.overlay, packets=packets, preloaded=p.preloaded, banks=banks, data=True, order=order).run()
+    path = InstructionPath(p.overlay, packets, p.preloaded)
+    ProcessNetwork(p.overlay, path, banks=banks, data=True, order=order).run()
     return banks
 
 
@@ -45,7 +47,7 @@ def flowed(e: Example, words: Any = None, order: Order | None = None) -> dict[st
     banks = e.banks()
     p = e.program
     packets = decode_image(p.image if words is None else words, p.overlay)
-    net = Dataflow(p.overlay, packets=packets, preloaded=p.preloaded, banks=banks, where=p.where)
+    net = Dataflow(InstructionPath(p.overlay, packets, p.preloaded), banks=banks, where=p.where)
     if order is not None:
         net._tasks = order(net._tasks)
     net.run()
@@ -131,11 +133,11 @@ def test_a_tile_on_its_way_is_not_what_its_sender_makes_of_it_later(engine: str)
     product = f.Mme(a_iter=1, b_iter=1, k_iter=1, acc_a=1, acc_b=1, n128=1, k128=1)
     preloaded: dict[str, Any] = {"MME0": [product], "MME4": [product]}
     if engine == "flowed":
-        net: ProcessNetwork = Dataflow(XNN, packets=[], preloaded=preloaded, banks=banks, where=lambda u, o: "")
+        net: ProcessNetwork = Dataflow(InstructionPath(XNN, [], preloaded), banks=banks, where=lambda u, o: "")
         for name, uops in issues.items():
-            net.progress[name].task.steps = net._feed(name, uops)
+            net.progress[name].task.steps = net.feed(name, uops)
     else:
-        net = ProcessNetwork(XNN, issues=issues, preloaded=preloaded, banks=banks, data=True)
+        net = ProcessNetwork(XNN, {**issues, **preloaded}, banks=banks, data=True)
     net.run()
     np.testing.assert_allclose(unblock(banks["ddr"][16384:32768], 128, 128), activation(x @ w, 0), rtol=1e-5, atol=1e-5)
     np.testing.assert_allclose(unblock(banks["ddr"][32768:], 128, 128), (x @ w) @ v, rtol=1e-4, atol=1e-3)
@@ -169,7 +171,7 @@ def test_nothing_is_written_where_the_time_shows_that_it_cannot_end() -> None:
     with pytest.raises(DeadlockError, match=r"FU3 .* waits to get FU2->FU3"):
         broken.run(banks)
     np.testing.assert_array_equal(banks["ddr"], e.banks()["ddr"])
-    net = Dataflow(broken.program.overlay, packets=broken.packets, preloaded={}, banks=banks, where=p.where)
+    net = Dataflow(broken.path, banks=banks, where=p.where)
     with pytest.raises(DeadlockError, match=r"FU3 .* waits to get FU2->FU3"):
         net.run()
 

@@ -18,11 +18,13 @@ from rsn.base.errors import DeadlockError
 from rsn.hw.sim.explain import Explanation, explain
 from rsn.hw.sim.machine import Machine, critical_path, launch_seconds
 from rsn.hw.sim.timeline import Timeline
+from rsn.isa.instruction_path import InstructionPath
 from rsn.isa.overlay import Overlay
 from rsn.isa.overlays.fig6 import FIG6, Read, Write
 from rsn.isa.packet import Packet
 from rsn.isa.program import Buffer, Layout, Program
-from rsn.machine.executor import OWN, ROOM, ProcessNetwork
+from rsn.machine.event_log import OWN, ROOM
+from rsn.machine.executor import ProcessNetwork
 from rsn.machine.fast_engine import Timing
 
 from .examples import NAMES, built, encoder, example, machine
@@ -139,7 +141,9 @@ def test_what_if_agrees_with_the_executor() -> None:
     p = example("fig6_app2").program
     for w in reasons("fig6_app2").what_if:
         overlay = other(p.overlay, w.rate)
-        assert w.latency_s == pytest.approx(ProcessNetwork(overlay, packets=p.packets).run(), rel=1e-12)
+        assert w.latency_s == pytest.approx(
+            ProcessNetwork(overlay, InstructionPath(overlay, p.packets)).run(), rel=1e-12
+        )
 
 
 @pytest.mark.parametrize(
@@ -322,7 +326,7 @@ def test_the_order_of_stepping_changes_nothing(name: str, seed: int) -> None:
 
     def run(order: Callable[[list[object]], list[object]]) -> tuple[object, ...]:
         p = example(name).program
-        net = ProcessNetwork(p.overlay, packets=p.packets, preloaded=p.preloaded, record=True, order=order)
+        net = ProcessNetwork(p.overlay, InstructionPath.of(p), record=True, order=order)
         done = Timing.of(net, net.run())
         log = done.events
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from rsn.isa.overlay import PL_HZ, Overlay
+from rsn.isa.instruction_path import InstructionPath
+from rsn.isa.overlay import Overlay
 from rsn.isa.overlays import XNN, XNN_BASE
 from rsn.isa.program import Program
 from rsn.machine.fast_engine import Plan
@@ -36,11 +37,11 @@ def cycles(network: LayerGraph, overlay: Overlay) -> float:
     """PL cycles of a program in which all but post-ops takes no time."""
     program = build(network, overlay, PAPER).program
     free = {name: 1e30 if r.unit == "GB/s" else 0.0 for name, r in overlay.rates.items() if name not in POST_OPS}
-    return _plan(program).run(overlay.with_rates(**free)).latency * PL_HZ
+    return _plan(program).run(overlay.with_rates(**free)).latency * overlay.clock_hz
 
 
 def _plan(program: Program) -> Plan:
-    return Plan(program.overlay, packets=program.packets, preloaded=program.preloaded, where=program.where)
+    return Plan(program.overlay, InstructionPath.of(program), where=program.where)
 
 
 def test_softmax_takes_two_passes_and_a_fill_per_uop() -> None:

@@ -600,7 +600,7 @@ def test_tooltip_names_uop_source_and_times(browser: Browser, pages: Callable[[s
     browser.open(pages("gemm768"))
     track = next(t for t in Timeline(m).tracks if t.name == "DDR")
     latency = m.run().latency_s
-    launch = m.program.overlay.rates["launch_us"].seconds
+    launch = m.program.overlay.seconds["launch_us"]
     width = browser.run("return document.querySelector('#timeline canvas').clientWidth")
     middle = (track.start[5] + track.end[5]) / 2 + launch
     # axis 22 + 2, segments 17 + 3, critical path 22 + 8: then DDR, its loads above

@@ -399,7 +399,7 @@ def test_flows_leave_when_the_first_word_can_be_got(drawn: Timeline) -> None:
     for step, number, start, end in zip(drawn.step, drawn.number, drawn.start, drawn.end, strict=True):
         s = drawn.log.steps[step]
         for c in s.puts:
-            at = round((end if s.whole else start) * 1e9)
+            at = round((end if s.needs_whole_token else start) * 1e9)
             ready[drawn.streams[c], int(number)] |= {at, at - 1}
     found = list(events(drawn))
     for (stream, a, _, _), e in zip(arrows(found), _phase(found, "s"), strict=True):

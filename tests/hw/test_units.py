@@ -40,9 +40,7 @@ def vector(to: str, at: int, size: int) -> f.Transfer:
 
 
 def run(ddr: np.ndarray, lpddr: np.ndarray, mme: dict[str, Sequence[f.Mme]], **issues: list[Any]) -> ProcessNetwork:
-    net = ProcessNetwork(
-        XNN, issues=issues, preloaded=dict(mme), banks={"ddr": ddr.reshape(-1), "lpddr": lpddr.reshape(-1)}, data=True
-    )
+    net = ProcessNetwork(XNN, {**issues, **mme}, banks={"ddr": ddr.reshape(-1), "lpddr": lpddr.reshape(-1)}, data=True)
     net.run()
     return net
 
@@ -351,9 +349,7 @@ def test_a_block_may_begin_in_one_load_and_end_in_the_next(sizes: list[int]) -> 
     }
     net = run(ddr, block(w), {"MME0": [op()]}, **issues)
     np.testing.assert_allclose(unblock(ddr[16384:], 128, 128), x @ w, **CLOSE)
-    assert execute(XNN, issues=issues, preloaded={"MME0": [op()]}).latency == max(
-        p.task.clock for p in net.progress.values()
-    )
+    assert execute(XNN, {**issues, "MME0": [op()]}).latency == max(p.task.clock for p in net.progress.values())
 
 
 def test_quarter_blocks_make_up_blocks() -> None:

@@ -15,11 +15,12 @@ from hypothesis import strategies as st
 
 from rsn.base.errors import ProgramError
 from rsn.cli.main import main
-from rsn.isa.overlay import DEEPEST, Overlay
-from rsn.isa.overlays import XNN, XNN_BASE
+from rsn.isa.overlay import Overlay
 from rsn.isa.overlays.fig6 import FIG6
 from rsn.isa.overlays.fig7 import FIG7
 from rsn.isa.overlays.file import changed, facts, show
+from rsn.isa.overlays.xnn import XNN, XNN_BASE
+from rsn.machine.description import MAX_DEPTH
 
 ALL = (XNN, XNN_BASE, FIG6, FIG7)
 every = pytest.mark.parametrize("overlay", ALL, ids=lambda o: o.name)
@@ -57,7 +58,7 @@ def test_whatever_is_shown_is_read_again(data: st.DataObject, tmp_path_factory: 
     rates: dict[str, float] = {
         name: draw(bandwidth if r.unit == "GB/s" else st.floats(0, 1e6)) for name, r in FIG6.rates.items()
     }
-    depths = {s.name: draw(st.integers(1, DEEPEST)) for s in FIG6.streams}
+    depths = {s.name: draw(st.integers(1, MAX_DEPTH)) for s in FIG6.streams}
     fifos = {name: draw(st.integers(1, 99)) for name in ("mop_fifo_depth", "uop_fifo_depth")}
     overlay = FIG6.with_rates(**rates, **fifos).with_depths(depths)
     got = read(tmp_path_factory.mktemp("o"), show(overlay))
@@ -160,7 +161,7 @@ def test_every_number_is_a_bandwidth_or_refused(value: float) -> None:
     overlay, message = attempt(lambda: FIG6.with_rates(**{BANDWIDTH: value}))
     if overlay is not None:
         assert overlay.rates[BANDWIDTH].value == value > 0
-        assert 0 <= overlay.rates[BANDWIDTH].seconds < math.inf
+        assert 0 <= overlay.seconds[BANDWIDTH] < math.inf
     else:
         assert "a bandwidth is greater than 0 GB/s" in message
         assert not 1e-300 < value < 1e300
@@ -172,7 +173,7 @@ def test_every_number_is_a_time_or_refused(value: float) -> None:
     overlay, message = attempt(lambda: FIG6.with_rates(**{TIME: value}))
     if overlay is not None:
         assert overlay.rates[TIME].value == value >= 0
-        assert 0 <= overlay.rates[TIME].seconds < math.inf
+        assert 0 <= overlay.seconds[TIME] < math.inf
     else:
         assert "a time is 0 PL cycles or more, and finite" in message
         assert not 0 <= value < 1e300
@@ -184,12 +185,12 @@ def test_every_number_is_a_depth_or_refused(value: float, name: str) -> None:
     fifo = name.endswith("_depth")
     overlay, message = attempt(lambda: FIG6.with_rates(**{name: value}) if fifo else FIG6.with_depths({name: value}))
     if overlay is not None:
-        assert 1 <= value <= DEEPEST
+        assert 1 <= value <= MAX_DEPTH
         assert parameters(overlay)[name] == value
         assert type(parameters(overlay)[name]) is int
     else:
         assert message.startswith(f"{name}={value}: a depth is a whole number from 1 to")
-        assert not (1 <= value <= DEEPEST and value == int(value))
+        assert not (1 <= value <= MAX_DEPTH and value == int(value))
 
 
 @pytest.mark.parametrize(
@@ -210,7 +211,7 @@ def test_every_number_is_a_depth_or_refused(value: float, name: str) -> None:
         ({"mop_fifo_depth": 1.5}, False),
         ({"mop_fifo_depth": math.inf}, False),
         ({"uop_fifo_depth": -1}, False),
-        ({"uop_fifo_depth": DEEPEST + 1}, False),
+        ({"uop_fifo_depth": MAX_DEPTH + 1}, False),
         ({"nonsense": 1}, False),
         ({"self": 1}, False),
         ({"": 1}, False),

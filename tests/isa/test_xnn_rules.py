@@ -178,7 +178,7 @@ def runs(units: dict[str, Sequence[Record]]) -> bool:
         if not unit.startswith("MME"):
             form = XNN.format_of(XNN.by_unit[unit].kind)
             issues[unit] = [u for m in mops for u in form.uops(m, 0)]
-    ProcessNetwork(XNN, issues=issues, preloaded={u: m for u, m in units.items() if u.startswith("MME")}).run()
+    ProcessNetwork(XNN, {**issues, **{u: m for u, m in units.items() if u.startswith("MME")}}).run()
     return True
 
 

@@ -8,7 +8,8 @@ import pytest
 
 from rsn.isa.expansion import Expansion
 from rsn.isa.fields import Record, bits
-from rsn.isa.overlay import InstructionFormat, Overlay, Stream, UnitSpec
+from rsn.isa.instruction_path import InstructionPath
+from rsn.isa.overlay import InstructionFormat, Overlay
 from rsn.isa.overlays import FIG6, FIG7, XNN
 from rsn.isa.overlays import xnn_formats as f
 from rsn.isa.overlays.fig6 import Add, Read, Write
@@ -17,12 +18,16 @@ from rsn.isa.packet import Packet
 from rsn.isa.program import Place, Program
 from rsn.machine import balance as module
 from rsn.machine.balance import balance
-from rsn.machine.executor import Par, ProcessNetwork, Step, Steps, Unit
+from rsn.machine.description import Stream, UnitSpec
+from rsn.machine.executor import ProcessNetwork
+from rsn.machine.steps import Par, Step, Steps
+from rsn.machine.unit import Unit
+from rsn.tests.machine.toys import toy_overlay
 
 
 def count(overlay: Overlay, *packets: Packet, **more: Any) -> module.Balance:
     places = tuple(Place("t.rsn", i + 1) for i in range(len(packets)))
-    return balance(Expansion(Program(overlay, packets, places=places, **more)))
+    return balance(Expansion(Program(overlay, packets, places=places, **more)).uop_table)
 
 
 def test_fig6() -> None:
@@ -77,7 +82,7 @@ def test_registers_change_what_is_exchanged() -> None:
 def test_units_without_op_lists_are_left_out() -> None:
     expansion = Expansion(Program(XNN, (Packet.of(6, [f.MeshA(size=512, a0_0=1)]),)))
     expansion.missing = frozenset(f"MME{i}" for i in range(6))
-    out = balance(expansion)
+    out = balance(expansion.uop_table)
     assert not out.even
     assert out.undecided["MeshA->MME0"] == "the op lists of the MMEs are not known"
     assert [x.message.partition(":")[0] for x in out.findings] == ["MemA0->MeshA"]
@@ -127,7 +132,7 @@ class Follow(Unit):
 def pair(a: type[Unit], b: type[Unit]) -> Overlay:
     units = UnitSpec("A", "A", 0, a), UnitSpec("B", "B", 0, b)
     forms = InstructionFormat("A", 1, "A", Word, True, 1), InstructionFormat("B", 2, "B", Word, True, 1)
-    return Overlay("pair", units, (Stream("A", "B", 4),), forms, {}, ("A", "B"))
+    return toy_overlay(units, [Stream("A", "B", 4)], name="pair", formats=forms, rates={})
 
 
 def test_state_is_followed() -> None:
@@ -135,7 +140,8 @@ def test_state_is_followed() -> None:
     out = count(pair(Talk, Listen), *packets)
     assert out.totals == {"A->B": (450, 450)}
     last = Packet.terminator(1), Packet.terminator(2)
-    ProcessNetwork(pair(Talk, Listen), packets=[*packets, *last]).run()
+    overlay = pair(Talk, Listen)
+    ProcessNetwork(overlay, InstructionPath(overlay, [*packets, *last])).run()
 
 
 def test_what_depends_on_received_control_is_not_decided() -> None:

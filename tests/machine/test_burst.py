@@ -16,12 +16,18 @@ from rsn.base.errors import DeadlockError, ProgramError
 from rsn.hw.sim.dataflow import Dataflow
 from rsn.isa.expansion import Expansion
 from rsn.isa.fields import Record, bits
-from rsn.isa.overlay import Overlay, Rate, Stream, UnitSpec
+from rsn.isa.instruction_path import InstructionPath
+from rsn.isa.overlay import Overlay
 from rsn.isa.program import Program
 from rsn.machine.balance import balance
-from rsn.machine.executor import Burst, CriticalPath, EventLog, Par, ProcessNetwork, Step, Steps, Unit
+from rsn.machine.description import Stream, UnitSpec
+from rsn.machine.event_log import CriticalPath, EventLog
+from rsn.machine.executor import ProcessNetwork
 from rsn.machine.fast_engine import Timing, available, run_traces
+from rsn.machine.steps import Burst, Par, Step, Steps
 from rsn.machine.traces import trace
+from rsn.machine.unit import Unit
+from rsn.tests.machine.toys import toy_overlay
 
 NAMES = "ABC"
 EDGES = (("A", "B"), ("B", "C"), ("A", "C"), ("C", "A"))
@@ -125,7 +131,7 @@ def toy(unit: type[Unit], depths: dict[tuple[str, str], int]) -> Overlay:
     units = tuple(UnitSpec(n, n, i, unit) for i, n in enumerate(NAMES))
     streams = tuple(Stream(a, b, d) for (a, b), d in depths.items())
     preloaded = dict.fromkeys(NAMES, (Op, 99))
-    return Overlay("toy", units, streams, (), {"us": Rate(1, "us", "a test", "work")}, (), preloaded)
+    return toy_overlay(units, streams, preloaded=preloaded)
 
 
 Case = tuple[dict[tuple[str, str], int], dict[str, list[Any]]]
@@ -201,7 +207,7 @@ def found(run: Callable[[], Timing]) -> Any:
 
 def in_network(unit: type[Unit], case: Case, data: bool) -> tuple[Any, Any]:
     depths, programs = case
-    net = ProcessNetwork(toy(unit, depths), preloaded=programs, data=data, record=True)
+    net = ProcessNetwork(toy(unit, depths), programs, data=data, record=True)
     return found(lambda: Timing.of(net, net.run())), {n: u.received for n, u in net.units.items()}  # type: ignore[attr-defined]
 
 
@@ -216,7 +222,7 @@ def test_a_burst_is_so_many_steps(case: Case, data: bool) -> None:
 @given(transfers() | pipelines() | broken())
 def test_traces_are_the_same(case: Case) -> None:
     depths, programs = case
-    one, other = (trace(toy(u, depths), preloaded=programs, where=lambda u, o: "") for u in (Single, Bursting))
+    one, other = (trace(toy(u, depths), programs) for u in (Single, Bursting))
     for field in dataclasses.fields(one):
         if field.name != "net":
             np.testing.assert_array_equal(getattr(one, field.name), getattr(other, field.name))
@@ -228,7 +234,7 @@ def test_traces_are_the_same(case: Case) -> None:
 def test_the_compiled_engine_takes_them_too(case: Case) -> None:
     depths, programs = case
     overlay = toy(Bursting, depths)
-    traces = trace(overlay, preloaded=programs, where=lambda unit, origin: f"packet {origin}")
+    traces = trace(overlay, programs)
     assert found(lambda: run_traces(traces, overlay, record=True)) == in_network(Bursting, case, False)[0]
 
 
@@ -237,7 +243,7 @@ def test_the_compiled_engine_takes_them_too(case: Case) -> None:
 def test_words_are_counted_the_same(case: Case) -> None:
     depths, programs = case
     lists = {unit: tuple(uops) for unit, uops in programs.items()}
-    one, other = (balance(Expansion(Program(toy(u, depths), (), lists))) for u in (Single, Bursting))
+    one, other = (balance(Expansion(Program(toy(u, depths), (), lists)).uop_table) for u in (Single, Bursting))
     assert not other.undecided
     assert (one.totals, one.uneven) == (other.totals, other.uneven)
 
@@ -247,7 +253,7 @@ def test_words_are_counted_the_same(case: Case) -> None:
 def test_dataflow_computes_the_same(case: Case, unit: type[Unit]) -> None:
     """Bit for bit, every payload on every stream, whatever the writers' and readers' pieces; and nothing is left."""
     depths, programs = case
-    net = Dataflow(toy(unit, depths), packets=[], preloaded=programs, banks={}, where=lambda u, o: "")
+    net = Dataflow(InstructionPath(toy(unit, depths), [], programs), banks={}, where=lambda u, o: "")
     net.run()
     expected = in_network(Single, case, True)
     assert isinstance(expected[0][0], float)  # it ends
@@ -260,8 +266,10 @@ def test_dataflow_computes_the_same(case: Case, unit: type[Unit]) -> None:
 def test_dataflow_reports_what_does_not_fit_together(case: Case) -> None:
     """Words without a counterpart are left over or waited for, however deep the streams."""
     depths, programs = case
-    totals = balance(Expansion(Program(toy(Single, depths), (), {n: tuple(p) for n, p in programs.items()}))).totals
-    net = Dataflow(toy(Bursting, depths), packets=[], preloaded=programs, banks={}, where=lambda u, o: f"line {o}")
+    totals = balance(
+        Expansion(Program(toy(Single, depths), (), {n: tuple(p) for n, p in programs.items()})).uop_table
+    ).totals
+    net = Dataflow(InstructionPath(toy(Bursting, depths), [], programs), banks={}, where=lambda u, o: f"line {o}")
     if all(sent == received for sent, received in totals.values()):
         net.run()
         return
@@ -286,15 +294,17 @@ def test_a_kernel_learns_nothing_from_a_burst(engine: type[ProcessNetwork], time
 
     overlay = toy(Reader, {("A", "B"): 9})
     programs = {"A": [(Equal(1 + times, 0, (), ("B",), 1, False),)], "B": [()]}
-    where = {"packets": [], "banks": {}, "where": lambda u, o: ""} if engine is Dataflow else {"data": True}
-    engine(overlay, preloaded=programs, **where).run()
+    if engine is Dataflow:
+        Dataflow(InstructionPath(overlay, [], programs), banks={}, where=lambda u, o: "").run()
+    else:
+        ProcessNetwork(overlay, programs, data=True).run()
     assert len(after[0]) == 1
     assert after[1:] == [None, None]
 
 
 def test_a_deadlock_without_clocks_names_unit_and_stream() -> None:
     programs = {"A": [(Equal(1, 0, (), ("B",), 1, False),)], "B": [(Equal(2, 0, ("A",), (), 1, False),)]}
-    net = Dataflow(toy(Bursting, {("A", "B"): 2}), packets=[], preloaded=programs, banks={}, where=lambda u, o: "t:1")
+    net = Dataflow(InstructionPath(toy(Bursting, {("A", "B"): 2}), [], programs), banks={}, where=lambda u, o: "t:1")
     with pytest.raises(DeadlockError) as e:
         net.run()
     (wait,) = e.value.report.waits
@@ -303,6 +313,6 @@ def test_a_deadlock_without_clocks_names_unit_and_stream() -> None:
 
 def test_left_overs_without_clocks_name_who_sent_them() -> None:
     programs = {"A": [(Equal(3, 0, (), ("B",), 1, False),)], "B": [(Equal(2, 0, ("A",), (), 1, False),)]}
-    net = Dataflow(toy(Bursting, {("A", "B"): 2}), packets=[], preloaded=programs, banks={}, where=lambda u, o: "t:1")
+    net = Dataflow(InstructionPath(toy(Bursting, {("A", "B"): 2}), [], programs), banks={}, where=lambda u, o: "t:1")
     with pytest.raises(ProgramError, match=r"A->B: 1 of \d+ words, the last from A uOP 0 \(t:1\)"):
         net.run()

@@ -21,14 +21,18 @@ from hypothesis import strategies as st
 from rsn.assembler.parser import parse
 from rsn.base.deadlock_report import MAX_LINES, Deadlock
 from rsn.base.errors import DeadlockError, ProgramError
-from rsn.isa.overlay import Overlay, Rate, Stream, UnitSpec
+from rsn.isa.instruction_path import InstructionPath
 from rsn.isa.overlays.fig6 import FIG6, Read, Write
 from rsn.isa.packet import Packet
 from rsn.isa.program import Kernels
-from rsn.machine.executor import Burst, Channel, Par, ProcessNetwork, Step, Steps, Unit
+from rsn.machine.description import Stream, UnitSpec
+from rsn.machine.executor import ProcessNetwork
 from rsn.machine.fast_engine import run_traces
+from rsn.machine.steps import Burst, Channel, Par, Step, Steps
 from rsn.machine.traces import trace
+from rsn.machine.unit import Unit
 from rsn.scheduler.pack import pack
+from rsn.tests.machine.toys import toy_overlay
 
 # -- programs ---------------------------------------------------------------------------------------------------------
 
@@ -248,9 +252,9 @@ class Toy(Unit):
 
 def parts(case: Case) -> dict[str, Any]:
     units = tuple(UnitSpec(n, n, 0, Toy) for n in case.programs)
-    overlay = Overlay("toy", units, case.streams, (), {"us": Rate(1, "us", "a test", "work")}, ())
+    overlay = toy_overlay(units, case.streams)
     issues = {n: [(uop, case.streams) for uop in uops] for n, uops in case.programs.items()}
-    return {"overlay": overlay, "issues": issues, "where": lambda unit, origin: f"{unit}.rsn:{origin + 1}"}
+    return {"machine": overlay, "workload": issues, "where": lambda unit, origin: f"{unit}.rsn:{origin + 1}"}
 
 
 Outcome = tuple[type | None, Any, list[int]]
@@ -280,7 +284,7 @@ def outcomes(case: Case, seed: int) -> Iterator[Outcome]:
     traces = trace(**program)
 
     def compiled() -> Any:
-        timing = run_traces(traces, program["overlay"], compiled=lambda function: function)
+        timing = run_traces(traces, program["machine"], compiled=lambda function: function)
         return timing.latency, timing.busy
 
     yield ends(traces.net, compiled)
@@ -524,7 +528,7 @@ LAST = [Packet.terminator(o) for o in (1, 2, 3)]
 
 def test_an_image_without_a_terminator() -> None:
     with pytest.raises(DeadlockError) as e:
-        ProcessNetwork(FIG6, packets=[*ONE, *LAST[:1]]).run()
+        ProcessNetwork(FIG6, InstructionPath(FIG6, [*ONE, *LAST[:1]])).run()
     assert (
         str(e.value)
         == """\
@@ -538,9 +542,9 @@ every stream is balanced: the image ends too early, or it ends a unit too early"
 
 
 def test_a_program_too_long_to_count(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("rsn.machine.deadlock.MAX_UOPS", 1)
+    monkeypatch.setattr("rsn.isa.instruction_path.MAX_UOPS", 1)
     with pytest.raises(DeadlockError) as e:
-        ProcessNetwork(FIG6, packets=[ONE[1], *ONE, *LAST]).run()
+        ProcessNetwork(FIG6, InstructionPath(FIG6, [ONE[1], *ONE, *LAST])).run()
     assert str(e.value).splitlines()[-1] == "not every stream was counted: more than 1 uOPs"
 
 

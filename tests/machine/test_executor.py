@@ -14,10 +14,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rsn.base.errors import DeadlockError, ProgramError
-from rsn.isa.overlay import PL_HZ, Overlay, Rate, Stream, UnitSpec
+from rsn.isa.instruction_path import InstructionPath
+from rsn.isa.overlay import Overlay
 from rsn.isa.overlays.fig6 import FIG6, Add, Read, Write
 from rsn.isa.packet import Packet
-from rsn.machine.executor import FIRST_WORD, Par, ProcessNetwork, Step, Steps, Unit
+from rsn.machine.description import Stream, UnitSpec
+from rsn.machine.event_log import FIRST_WORD
+from rsn.machine.executor import ProcessNetwork
+from rsn.machine.steps import Par, Step, Steps
+from rsn.machine.unit import Unit
+from rsn.tests.machine.toys import toy_overlay
 
 Kernel = Callable[[Unit], Steps]
 
@@ -30,13 +36,11 @@ class Toy(Unit):
 def toy(*streams: Stream) -> Overlay:
     names = sorted({u for s in streams for u in (s.src, s.dst)} | {"A"})
     units = tuple(UnitSpec(n, n, 0, Toy) for n in names)
-    return Overlay("toy", units, streams, (), {"us": Rate(1, "us", "a test", "work")}, ())
+    return toy_overlay(units, streams)
 
 
 def network(streams: Sequence[Stream], programs: dict[str, Sequence[Kernel]], **options: Any) -> ProcessNetwork:
-    return ProcessNetwork(
-        toy(*streams), issues=dict(programs), where=lambda unit, origin: f"t.rsn:{origin + 1}", **options
-    )
+    return ProcessNetwork(toy(*streams), dict(programs), where=lambda unit, origin: f"t.rsn:{origin + 1}", **options)
 
 
 def put(to: str, words: int = 1, us: float = 0.0, times: int = 1, whole: bool = False, of: Any = None) -> Kernel:
@@ -311,9 +315,9 @@ def test_mop_fifo_depth_decides_whether_dispatch_deadlocks(depth: int, most: int
     """Before FU3 reads, there is room for two elements in the stream, one uOP in FU1, two in its FIFO, one in its
     decoder and `depth` mOPs before that (paper section 3.3, "Deadlock")."""
     overlay = FIG6.with_rates(mop_fifo_depth=depth)
-    ProcessNetwork(overlay, packets=forwarding(most)).run()
+    ProcessNetwork(overlay, InstructionPath(overlay, forwarding(most))).run()
     with pytest.raises(DeadlockError) as e:
-        ProcessNetwork(overlay, packets=forwarding(most + 1)).run()
+        ProcessNetwork(overlay, InstructionPath(overlay, forwarding(most + 1))).run()
     report = e.value.report
     blocked = [w.unit for w in report.waits]
     assert blocked == ["FU1", "FU2", "FU3", "decoder FU1", "decoder FU2", "decoder FU3", "dispatcher"]
@@ -323,11 +327,11 @@ def test_mop_fifo_depth_decides_whether_dispatch_deadlocks(depth: int, most: int
 
 def test_an_instruction_path_without_rates_is_free() -> None:
     rates = {name: rate for name, rate in FIG6.rates.items() if name not in ("dispatch", "decode")}
-    free = Overlay("free", FIG6.units, FIG6.streams, FIG6.formats, rates, FIG6.terminators)
+    free = toy_overlay(FIG6.units, FIG6.streams, name="free", formats=FIG6.formats, rates=rates)
     packets = [
         Packet.of(1, [Read(size=10, to_fu2=1)]),
         Packet.of(2, [Add(size=10)]),
         Packet.of(3, [Write(size=10, from_fu2=1)]),
         *(Packet.terminator(o) for o in (1, 2, 3)),
     ]
-    assert ProcessNetwork(free, packets=packets).run() == pytest.approx(10 / PL_HZ)
+    assert ProcessNetwork(free, InstructionPath(free, packets)).run() == pytest.approx(10 / free.clock_hz)

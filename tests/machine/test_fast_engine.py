@@ -19,7 +19,8 @@ from rsn.assembler.parser import parse
 from rsn.base.errors import DeadlockError, ProgramError
 from rsn.hw.sim.machine import simulate
 from rsn.isa.fields import Record, bits
-from rsn.isa.overlay import InstructionFormat, Overlay, Rate, Stream, UnitSpec
+from rsn.isa.instruction_path import InstructionPath
+from rsn.isa.overlay import InstructionFormat, Overlay
 from rsn.isa.overlays import XNN, XNN_BASE
 from rsn.isa.overlays import xnn_formats as f
 from rsn.isa.overlays.fig6 import FIG6, Add, Read, Write
@@ -27,14 +28,19 @@ from rsn.isa.packet import Packet, decode_image
 from rsn.isa.program import Program
 from rsn.isa.verify import dry_run, smallest_depth
 from rsn.machine import fast_engine as compiled
-from rsn.machine.executor import EventLog, Par, ProcessNetwork, Step, Steps, Unit
+from rsn.machine.description import Stream, UnitSpec
+from rsn.machine.event_log import EventLog
+from rsn.machine.executor import ProcessNetwork
 from rsn.machine.fast_engine import Plan, Timing, available, execute, run_traces
+from rsn.machine.steps import Par, Step, Steps
 from rsn.machine.traces import UntraceableError, trace
+from rsn.machine.unit import Unit
 from rsn.scheduler import pack
 from rsn.scheduler.graph import Activation, Attention, Gemm, Norm, Output
 from rsn.scheduler.graph import LayerGraph as Layers
 from rsn.scheduler.lower import lower
 from rsn.scheduler.schedule import PAPER, STRICT, Schedule
+from rsn.tests.machine.toys import toy_overlay
 
 ENGINES = {
     "uncompiled": lambda function: function,
@@ -67,9 +73,14 @@ def rows(log: EventLog) -> list[tuple[Any, ...]]:
     return list(zip(steps, *columns, strict=True))
 
 
-def same(overlay: Overlay, engine: str = "compiled", **program: Any) -> dict[str, Any] | tuple[type, str]:
+def same(
+    machine: Overlay,
+    workload: Any,
+    engine: str = "compiled",
+    where: Callable[[str, int], str] = lambda unit, origin: f"{unit} line {origin}",
+) -> dict[str, Any] | tuple[type, str]:
     """What both paths find out: the same, or this fails."""
-    units = [u.name for u in overlay.units]
+    units = [u.name for u in machine.units]
 
     def outcome(run: Callable[[], Timing]) -> dict[str, Any] | tuple[type, str]:
         try:
@@ -78,12 +89,11 @@ def same(overlay: Overlay, engine: str = "compiled", **program: Any) -> dict[str
             return type(e), str(e)
 
     def defined() -> Timing:
-        net = ProcessNetwork(overlay, **program, record=True)
+        net = ProcessNetwork(machine, workload, where=where, record=True)
         return Timing.of(net, net.run())
 
-    program.setdefault("where", lambda unit, origin: f"{unit} line {origin}")
-    traces = trace(overlay, **program)
-    got = outcome(lambda: run_traces(traces, overlay, record=True, compiled=ENGINES[engine]))
+    traces = trace(machine, workload, where=where)
+    got = outcome(lambda: run_traces(traces, machine, record=True, compiled=ENGINES[engine]))
     assert got == outcome(defined)
     if isinstance(got, dict):
         assert len(got["firings"]) == traces.firings
@@ -92,7 +102,11 @@ def same(overlay: Overlay, engine: str = "compiled", **program: Any) -> dict[str
 
 def parts(program: Program, depth: int | None = None) -> dict[str, Any]:
     overlay = program.overlay if depth is None else program.overlay.with_rates(mop_fifo_depth=depth)
-    return {"overlay": overlay, "packets": program.packets, "preloaded": program.preloaded, "where": program.where}
+    return {
+        "machine": overlay,
+        "workload": InstructionPath(overlay, program.packets, program.preloaded),
+        "where": program.where,
+    }
 
 
 # -- programs -----------------------------------------------------------------------------------------------------
@@ -161,7 +175,7 @@ def test_mask_lengths_change_nothing_of_the_traces() -> None:
     """The image with other run-time parameters: registers of opcode 8 differ, and with them the keys."""
     p = packed(2, 100, "xnn", masked=True)
     for lengths in ({}, {"len[0]": 1, "len[1]": 100}):
-        same(p.overlay, packets=decode_image(p.bind(lengths), p.overlay), preloaded=p.preloaded)
+        same(p.overlay, InstructionPath(p.overlay, decode_image(p.bind(lengths), p.overlay), p.preloaded))
 
 
 @needs_numba
@@ -188,7 +202,7 @@ def test_what_the_packer_asks() -> None:
         unit: [u for mop in mops for u in pack._form(XNN_BASE, unit, mop).uops(mop, 0)]
         for unit, mops in kernels.sequences.items()
     }
-    outcome = same(XNN_BASE, issues=issues, preloaded=kernels.preloaded)
+    outcome = same(XNN_BASE, {**issues, **kernels.preloaded})
     assert isinstance(outcome, dict)
     assert len(outcome["starts"]["DDR"]) == len(issues["DDR"])
 
@@ -237,7 +251,7 @@ BROKEN = {
 @pytest.mark.parametrize("name", BROKEN)
 @pytest.mark.parametrize("engine", ["uncompiled", pytest.param("compiled", marks=needs_numba)])
 def test_verdicts(name: str, engine: str) -> None:
-    same(FIG6, engine, packets=BROKEN[name])
+    same(FIG6, InstructionPath(FIG6, BROKEN[name]), engine)
 
 
 @needs_numba
@@ -246,7 +260,7 @@ def test_a_broken_encoder_is_reported_the_same() -> None:
     p = packed(1, 384)
     for i in range(0, len(p.packets), 7):
         packets = p.packets[:i] + p.packets[i + 1 :]
-        same(XNN_BASE, packets=packets, preloaded=p.preloaded)
+        same(XNN_BASE, InstructionPath(XNN_BASE, packets, p.preloaded))
 
 
 # -- small random networks ----------------------------------------------------------------------------------------
@@ -277,7 +291,7 @@ NAMES = "ABC"
 def toy(depths: Mapping[tuple[str, str], int], unit: type[Unit] = Toy) -> Overlay:
     units = tuple(UnitSpec(n, n, 0, unit) for n in NAMES)
     streams = tuple(Stream(a, b, d) for (a, b), d in depths.items())
-    return Overlay("toy", units, streams, (), {"us": Rate(1, "us", "a test", "work")}, ())
+    return toy_overlay(units, streams)
 
 
 @st.composite
@@ -328,7 +342,7 @@ def test_random_networks(engine: str, kind: Callable[[], st.SearchStrategy[Any]]
     @given(kind())
     def check(case: tuple[dict[tuple[str, str], int], dict[str, list[Any]]]) -> None:
         depths, programs = case
-        same(toy(depths), engine, issues=programs)
+        same(toy(depths), programs, engine)
 
     check()
 
@@ -358,7 +372,7 @@ def test_random_images(engine: str) -> None:
     @given(images())
     def check(case: tuple[list[Packet], int]) -> None:
         packets, depth = case
-        same(FIG6.with_rates(mop_fifo_depth=depth), engine, packets=packets)
+        same(FIG6.with_rates(mop_fifo_depth=depth), InstructionPath(FIG6, packets), engine)
 
     check()
 
@@ -395,7 +409,7 @@ def test_registers_decide_which_exchanges_there_are() -> None:
     issues = {
         "MemC0": [softmax, f.MemCConfig(alone=1), softmax, f.MemCConfig(max_sub=1), softmax, f.MemCConfig(), softmax]
     }
-    traces = trace(XNN, issues=issues, where=lambda unit, origin: "")
+    traces = trace(XNN, issues)
     p = list(traces.net.progress).index("MemC0")
     shared, _, alone, _, larger, _, again = traces.items[traces.bounds[p] : traces.bounds[p + 1]].tolist()
     assert shared == again
@@ -416,10 +430,10 @@ class Talker(Toy):
 
 def test_control_tokens_need_a_run() -> None:
     overlay = toy({("A", "B"): 1}, Talker)
-    program: dict[str, Any] = {"issues": {"A": ["tell"], "B": ["listen"]}}
+    program = {"A": ["tell"], "B": ["listen"]}
     with pytest.raises(UntraceableError):
-        trace(overlay, **program, where=lambda unit, origin: "")
-    assert execute(overlay, **program).latency == pytest.approx(3e-6)
+        trace(overlay, program)
+    assert execute(overlay, program).latency == pytest.approx(3e-6)
 
 
 def test_a_kernel_that_fails_fails_where_it_is_run() -> None:
@@ -427,18 +441,18 @@ def test_a_kernel_that_fails_fails_where_it_is_run() -> None:
     overlay = toy({("A", "B"): 1})
     bad = [(1, ["C"], [], 1, False)]
     with pytest.raises(ProgramError, match="no stream C->A"):
-        execute(overlay, issues={"A": [bad]})
+        execute(overlay, {"A": [bad]})
     with pytest.raises(DeadlockError):
-        execute(overlay, issues={"A": [[(1, [], ["B"], 1, False)] * 2, bad]})
+        execute(overlay, {"A": [[(1, [], ["B"], 1, False)] * 2, bad]})
 
 
 def test_a_uop_that_asks_for_too_much_is_left_to_the_run() -> None:
     """A billion elements into a stream of two: the run stalls at once."""
     packets = [Packet.of(1, [Read(size=(1 << 30) - 1, to_fu3=1)]), *LAST]
     with pytest.raises(DeadlockError):
-        execute(FIG6, packets=packets)
+        execute(FIG6, InstructionPath(FIG6, packets))
     with pytest.raises(UntraceableError):
-        trace(FIG6, packets=packets, where=lambda unit, origin: "")
+        trace(FIG6, InstructionPath(FIG6, packets))
 
 
 def test_a_key_does_not_speak_for_another_kernel() -> None:
@@ -456,8 +470,8 @@ def test_a_key_does_not_speak_for_another_kernel() -> None:
             for _ in range(self.count):
                 yield Step("us")
 
-    assert trace(toy({}, Once), issues={"A": [[(1, [], [], 1, False)]] * 3}, where=lambda u, o: "").firings == 3
-    assert trace(toy({}, Counting), issues={"A": [[]] * 3}, where=lambda u, o: "").firings == 1 + 2 + 3
+    assert trace(toy({}, Once), {"A": [[(1, [], [], 1, False)]] * 3}).firings == 3
+    assert trace(toy({}, Counting), {"A": [[]] * 3}).firings == 1 + 2 + 3
 
 
 # -- a unit of one's own, with an instruction path ----------------------------------------------------------------
@@ -508,19 +522,13 @@ class Remembering(Pulsing):
 @pytest.mark.parametrize("addresses", [None, lambda mop, reuse: None])
 def test_uops_that_differ_from_iteration_to_iteration(unit: type[Unit], addresses: Any) -> None:
     """Even where the format promises that they do not."""
-    overlay = Overlay(
-        "pulses",
-        (UnitSpec("A", "A", 0, unit), UnitSpec("B", "B", 0, unit)),
-        (Stream("A", "B", 2),),
-        tuple(
-            InstructionFormat(n, i, n, Pulse, True, 1, growing, addresses=addresses) for i, n in ((1, "A"), (2, "B"))
-        ),
-        {"us": Rate(1, "us", "a test", "work")},
-        ("A", "B"),
-    )
+    formats = [
+        InstructionFormat(n, i, n, Pulse, True, 1, growing, addresses=addresses) for i, n in ((1, "A"), (2, "B"))
+    ]
+    overlay = toy_overlay([UnitSpec(n, n, 0, unit) for n in "AB"], [Stream("A", "B", 2)], formats=formats)
     window = [Pulse(n=2, step=1), Pulse(n=1)]
     packets = [Packet.of(o, window, reuse=3) for o in (1, 2)] + [Packet.terminator(o) for o in (1, 2)]
-    outcome = same(overlay, packets=packets)
+    outcome = same(overlay, InstructionPath(overlay, packets))
     assert isinstance(outcome, dict)
     words = sum(range(1, 7)) if unit is Remembering else 2 + 3 + 4 + 3
     assert outcome["amounts"]["us"] == 3 * words
@@ -533,7 +541,7 @@ def test_uops_that_differ_from_iteration_to_iteration(unit: type[Unit], addresse
 def test_other_rates_need_no_other_traces(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(compiled, "WORTHWHILE", 0)
     program = parts(packed(6, 512, **LARGE))
-    overlay = program.pop("overlay")
+    overlay = program.pop("machine")
     plan = Plan(overlay, **program)
     for changes in ({}, {"ddr_read_gbs": 42}, {"mme_tile_us": 0.5, "decode": 3}, {"mop_fifo_depth": 4}, {}):
         other = overlay.with_rates(**changes)
@@ -580,7 +588,7 @@ import sys
 import rsn.cli.main, rsn.hw.sim.machine, rsn.isa.verify
 from rsn.machine.fast_engine import execute
 from rsn.isa.overlays.fig6 import FIG6
-execute(FIG6, issues={})
+execute(FIG6, {})
 assert "numba" not in sys.modules
 """
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60)

@@ -14,11 +14,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rsn.base.errors import DeadlockError, ProgramError
-from rsn.isa.overlay import Overlay, Rate, Stream, UnitSpec
+from rsn.isa.overlay import Overlay
 from rsn.machine import fast_engine as compiled
-from rsn.machine.executor import ProcessNetwork, Step, Steps, Unit
+from rsn.machine.description import Stream, UnitSpec
+from rsn.machine.executor import ProcessNetwork
 from rsn.machine.fast_engine import ListSchedulingProblem, Timing, available, run_traces
+from rsn.machine.steps import Step, Steps
 from rsn.machine.traces import trace
+from rsn.machine.unit import Unit
+from rsn.tests.machine.toys import toy_overlay
 
 ENGINES = {"uncompiled": lambda function: function, "compiled": compiled._machine_code}
 engines = pytest.mark.parametrize(
@@ -48,7 +52,7 @@ NAMES = "ABCD"  # D is last: where it stops, nothing follows in the arrays
 def toy(depths: Mapping[tuple[str, str], int]) -> Overlay:
     units = tuple(UnitSpec(n, n, 0, Toy) for n in NAMES)
     streams = tuple(Stream(a, b, d) for (a, b), d in depths.items())
-    return Overlay("toy", units, streams, (), {"us": Rate(1, "us", "a test", "work")}, ())
+    return toy_overlay(units, streams)
 
 
 @dataclass(frozen=True)
@@ -82,7 +86,7 @@ Programs = dict[str, list[Uop]]
 
 def arbitrate(overlay: Overlay, jobs: Sequence[Job], programs: Programs, engine: str, record: bool = False) -> Timing:
     issues: Programs = {**programs, "D": [u for job in jobs for u in job.uops]}
-    traces = trace(overlay, issues=issues, where=lambda unit, origin: f"uOP {origin}")
+    traces = trace(overlay, issues)
     numbers = {c.name: c.number for c in traces.net.channels}
     ends = np.cumsum([0, *(len(job.uops) for job in jobs)]).astype(np.int32)
     arbitration = ListSchedulingProblem(
@@ -103,7 +107,7 @@ def arbitrate(overlay: Overlay, jobs: Sequence[Job], programs: Programs, engine:
 
 def fixed(overlay: Overlay, jobs: Sequence[Job], programs: Programs, order: Sequence[int]) -> ProcessNetwork:
     """The executor with the jobs in a given order."""
-    return ProcessNetwork(overlay, issues={**programs, "D": [u for i in order for u in jobs[i].uops]})
+    return ProcessNetwork(overlay, {**programs, "D": [u for i in order for u in jobs[i].uops]})
 
 
 def goes_first(jobs: Sequence[Job], load: tuple[float, float, int, int], other: tuple[float, float, int, int]) -> bool:

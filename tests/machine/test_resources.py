@@ -12,11 +12,12 @@ from click.testing import CliRunner
 
 from rsn.base.errors import ResourceError
 from rsn.cli.main import main
-from rsn.isa.overlay import Overlay, UnitSpec
+from rsn.isa.overlay import Overlay
 from rsn.isa.overlays import FIG6, XNN, XNN_BASE
 from rsn.isa.overlays.xnn_cycles import LOOPS
 from rsn.isa.overlays.xnn_kernels import PingPong
 from rsn.isa.overlays.xnn_resources import block_rams, ultra_rams
+from rsn.machine.description import UnitSpec
 from rsn.machine.resources import VC1902, ResourceUse, budget, require_fits
 
 

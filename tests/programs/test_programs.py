@@ -15,7 +15,8 @@ from rsn.base.errors import DeadlockError, ProgramError
 from rsn.host import tensors
 from rsn.host.runner import Result, Runner
 from rsn.hw.sim.machine import simulate
-from rsn.isa.overlay import PL_HZ
+from rsn.isa.instruction_path import InstructionPath
+from rsn.isa.overlays.fig6 import FIG6
 from rsn.isa.program import Kernels, Program, Role
 from rsn.isa.statistics import count
 from rsn.isa.verify import verify
@@ -101,9 +102,7 @@ def test_order_of_stepping_changes_nothing(name: str, seed: int) -> None:
 
     def execute(order: Callable[[list[object]], list[object]]) -> tuple[float, dict[str, float], dict[str, Array]]:
         p, banks = program(name), memories(name)
-        net = ProcessNetwork(
-            p.overlay, packets=p.packets, preloaded=dict(p.preloaded), banks=dict(banks), data=True, order=order
-        )
+        net = ProcessNetwork(p.overlay, InstructionPath.of(p), banks=dict(banks), data=True, order=order)
         return net.run(), {u: at.busy for u, at in net.progress.items()}, banks
 
     shuffle = random.Random(seed)
@@ -134,7 +133,7 @@ def test_fig6_needs_as_few_uops_as_the_paper(name: str, uops: tuple[int, int, in
 def test_fig6_units_work_at_the_same_time() -> None:
     """Packets of 3, 2 and 3 words have left the dispatcher at cycle 8, FU3's decoder takes one more; from then on it
     stores an element a cycle, the next ones being read and incremented meanwhile."""
-    assert simulate(program("fig6_app1")).latency_s == pytest.approx(109 / PL_HZ)
+    assert simulate(program("fig6_app1")).latency_s == pytest.approx(109 / FIG6.clock_hz)
 
 
 def test_fig7_layers_meet_on_chip() -> None:
@@ -145,7 +144,7 @@ def test_fig7_layers_meet_on_chip() -> None:
 
 def test_fig7_layers_overlap() -> None:
     """Three rounds of 1000 pairs for two layers of two tiles: layer 2 of a tile runs beside layer 1 of the next."""
-    cycles = simulate(program("fig7_app2")).latency_s * PL_HZ
+    cycles = simulate(program("fig7_app2")).latency_s * FIG6.clock_hz
     assert 3000 < cycles < 3300
 
 

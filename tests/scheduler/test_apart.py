@@ -10,6 +10,7 @@ import pytest
 
 from rsn.base.errors import UnsupportedError
 from rsn.hw.sim.machine import simulate
+from rsn.isa.instruction_path import InstructionPath
 from rsn.isa.layout import block, unblock
 from rsn.isa.overlay import Overlay
 from rsn.isa.overlays import XNN, XNN_BASE
@@ -76,7 +77,7 @@ def expected(network: LayerGraph, values: dict[str, np.ndarray]) -> np.ndarray:
 
 
 def milliseconds(p: Program) -> float:
-    return 1e3 * Plan(p.overlay, packets=p.packets, preloaded=p.preloaded).run().latency
+    return 1e3 * Plan(p.overlay, InstructionPath.of(p)).run().latency
 
 
 @pytest.mark.parametrize("schedule", [PAPER, STRICT], ids=["paper", "strict"])

@@ -238,7 +238,7 @@ def test_the_order_as_a_fixed_order_takes_exactly_as_long(case: tuple[LayerGraph
     lowered = lower(network, overlay, schedule)
     assert lowered.found is not None
     kernels = lowered.kernels
-    again = compiled.execute(overlay, issues=uops_of(kernels), preloaded=kernels.preloaded)
+    again = compiled.execute(overlay, {**uops_of(kernels), **kernels.preloaded})
     assert again.latency == lowered.found.latency
     assert (again.busy, again.waits) == (lowered.found.busy, lowered.found.waits)
 
@@ -248,7 +248,7 @@ def test_the_executor_agrees() -> None:
     lowered = lower(encoder(1, 300, layers=1), XNN, listed(loops=Loops.ROWS, balance=True))
     assert lowered.found is not None
     kernels = lowered.kernels
-    net = Machine(XNN, issues=uops_of(kernels), preloaded=kernels.preloaded)
+    net = Machine(XNN, {**uops_of(kernels), **kernels.preloaded})
     assert net.run() == lowered.found.latency
 
 
@@ -285,7 +285,7 @@ def test_an_order_found_beats_the_published_one_on_the_base_machine() -> None:
     better = lower(network, XNN_BASE, listed(loops=Loops.ROWS, balance=True, rules=own)).found
     paper = lower(network, XNN_BASE, PAPER).kernels
     assert better is not None
-    taken = compiled.execute(XNN_BASE, issues=uops_of(paper), preloaded=paper.preloaded).latency
+    taken = compiled.execute(XNN_BASE, {**uops_of(paper), **paper.preloaded}).latency
     assert better.latency < 0.97 * taken
 
 

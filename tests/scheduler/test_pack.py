@@ -11,6 +11,7 @@ import rsn
 from rsn.assembler.parser import parse_file
 from rsn.base.errors import DeadlockError, ProgramError
 from rsn.isa.fields import Record
+from rsn.isa.instruction_path import InstructionPath
 from rsn.isa.overlays import XNN, XNN_BASE
 from rsn.isa.overlays import xnn_formats as f
 from rsn.isa.packet import Packet, expand
@@ -131,7 +132,7 @@ def test_addresses_that_go_down_cannot_be_a_stride() -> None:
 def test_packed_programs_run_at_depth_6(batch: int, seq: int, heads: int, layers: int) -> None:
     program = pack(lower(Maker().encoder(batch, seq, 64 * heads, heads, 200, layers=layers), XNN, PAPER).kernels)
     assert program.overlay.mop_fifo_depth == 6
-    Machine(program.overlay, packets=program.packets, preloaded=dict(program.preloaded)).run()
+    Machine(program.overlay, InstructionPath.of(program)).run()
 
 
 def test_unequal_sends_and_receives_are_found_before_there_is_an_image() -> None:

@@ -7,13 +7,15 @@ to take, and what the steps before it have left in the streams. Then the executo
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import astuple, dataclass, field
 from typing import Any
 
+from ....isa.instruction_path import InstructionPath, decoder_of
 from ....isa.overlays.xnn_kernels import BEATS
-from ....isa.packet import Packet, expand
-from ....machine.executor import Issue, Par, ProcessNetwork, Step, Task
+from ....isa.packet import expand
+from ....machine.executor import ProcessNetwork, Task
+from ....machine.steps import Issue, Par, Step
 
 End = tuple[str, bool]
 """A stream, and whether it is put into or got from."""
@@ -76,9 +78,10 @@ def _whole(stream: str) -> str:
     return stream.partition("[")[0]
 
 
-def settle(net: ProcessNetwork, facts: Facts) -> None:
-    """Raise what `net.run()` would have raised at this point: `DeadlockError`, `ProgramError` for what is left in
-    streams, or nothing. net: a network of the program that has not run; without data."""
+def settle(path: InstructionPath, facts: Facts, where: Callable[[str, int], str]) -> None:
+    """Raise what the executor would have raised at this point: `DeadlockError`, `ProgramError` for what is left in
+    streams, or nothing. where: the place of a uOP in the source."""
+    net = ProcessNetwork(path.overlay, path, where=where)
     alive: set[Task] = set()
     moved: dict[End, int] = {}
     for name, flow in facts.streams.items():
@@ -86,13 +89,13 @@ def settle(net: ProcessNetwork, facts: Facts) -> None:
     for name in dict.fromkeys(w.process for w in facts.waits):
         if name in net.progress:  # nobody else knows of the fetch
             waits = [w for w in facts.waits if w.process == name]
-            alive |= set(_tasks(net, name, waits, moved))
+            alive |= set(_tasks(net, path, name, waits, moved))
     for channel in net.channels:
         channel.filled = moved.get((channel.name, True), 0) - moved.get((channel.name, False), 0)
         channel.space = channel.capacity - channel.filled
         if channel.filled:
-            writer, last = _writer(net, channel.name), facts.streams[channel.name].last
-            channel.last = (writer, last, Issue(None, _origin(net, writer, last)))
+            writer, last = channel.source, facts.streams[channel.name].last
+            channel.last = (writer, last, Issue(None, _origin(path, writer, last)))
     net.settle(alive)
 
 
@@ -102,21 +105,21 @@ def _words(stream: str, elements: int) -> int:
     return elements // BEATS if tiles and "FIFO" not in stream else elements
 
 
-def _tasks(net: ProcessNetwork, name: str, waits: Sequence[Wait], moved: dict[End, int]) -> Iterator[Task]:
+def _tasks(
+    net: ProcessNetwork, path: InstructionPath, name: str, waits: Sequence[Wait], moved: dict[End, int]
+) -> Iterator[Task]:
     """A process with its lanes, each at the step that it cannot take. Steps that are not taken have moved nothing."""
     progress = net.progress[name]
     task = progress.task
     progress.number = waits[0].uop
-    progress.issue = Issue(None, _origin(net, name, progress.number))
+    progress.issue = Issue(None, _origin(path, name, progress.number))
     yield task
-    control = name not in net.units
-    channels = {c.name: c for c in net.channels}
-    idle = any(w.stream.startswith("uOP FIFO") and not w.put for w in waits)
-    if control or idle:
-        channel = channels[waits[0].stream]
+    idle = any(net.named_channel(w.stream).control and not w.put for w in waits)
+    if progress.serves is not None or idle:
+        channel = net.named_channel(waits[0].stream)
         task.pending = Step(puts=(channel,)) if waits[0].put else Step(gets=(channel,))
         return
-    before, lanes = _steps(net, name, progress.number)
+    before, lanes = _steps(net, path, name, progress.number)
     for number, steps in enumerate(lanes):
         wanted = {(w.stream, w.put) for w in waits}
         done = dict(before)
@@ -137,11 +140,13 @@ def _tasks(net: ProcessNetwork, name: str, waits: Sequence[Wait], moved: dict[En
                 break
 
 
-def _steps(net: ProcessNetwork, name: str, number: int) -> tuple[dict[End, int], list[list[Step]]]:
+def _steps(
+    net: ProcessNetwork, path: InstructionPath, name: str, number: int
+) -> tuple[dict[End, int], list[list[Step]]]:
     """What a unit's uOPs before this one have moved, by stream and direction, and the steps of this one by lane."""
     unit = net.units[name]
     total: dict[End, int] = {}
-    for i, uop in enumerate(_uops(net, name)):
+    for i, uop in enumerate(path.uops(name)):
         lanes = _lanes(unit.kernel(uop))
         if i == number:
             return total, lanes
@@ -162,49 +167,20 @@ def _lanes(steps: Any) -> list[list[Step]]:
     return lanes
 
 
-def _uops(net: ProcessNetwork, name: str) -> Iterator[Any]:
-    if name in net.preloaded:
-        yield from net.preloaded[name]
-        return
-    for packet in _packets(net, name):
-        if not packet.header.last:
-            yield from expand(packet, net.overlay)
-
-
-def _packets(net: ProcessNetwork, name: str) -> Iterator[Packet]:
-    """The packets that reach a unit."""
-    spec = net.overlay.by_unit[name]
-    for packet in net.packets or ():
-        header = packet.header
-        if header.opcode and spec in net.overlay.selected(header.opcode, header.mask):
-            yield packet
-
-
-def _writer(net: ProcessNetwork, stream: str) -> str:
-    """The process that writes a stream."""
-    if stream.startswith("mOP FIFO"):
-        return "dispatcher"
-    if stream.startswith("uOP FIFO of "):
-        return "decoder " + stream.removeprefix("uOP FIFO of ")
-    return stream.partition("->")[0]
-
-
-def _origin(net: ProcessNetwork, name: str, number: int) -> int:
+def _origin(path: InstructionPath, name: str, number: int) -> int:
     """The packet, or position in a preloaded list, of what a process calls its uOP of this number."""
-    unit = name.removeprefix("decoder ")
-    if number < 0 or name == "dispatcher" or unit in net.preloaded or unit not in net.units:
+    unit = name.removeprefix(decoder_of(""))
+    spec = path.overlay.by_unit.get(unit)
+    if number < 0 or spec is None or spec.kind in path.overlay.preloaded:
         return number
-    loops = net.overlay.format_of(net.overlay.by_unit[unit].kind).loops_window
-    for i, packet in enumerate(net.packets or ()):
-        header = packet.header
-        if not header.opcode or net.overlay.by_unit[unit] not in net.overlay.selected(header.opcode, header.mask):
-            continue
-        if header.last:
+    loops = path.overlay.format_of(spec.kind).loops_window
+    for i, packet in path.reaching(unit):
+        if packet.header.last:
             taken = 1
         elif name == unit:
-            taken = sum(1 for _ in expand(packet, net.overlay))
+            taken = sum(1 for _ in expand(packet, path.overlay))
         else:
-            taken = min(1, header.window) if loops else header.window
+            taken = min(1, packet.header.window) if loops else packet.header.window
         if number < taken:
             return i
         number -= taken

@@ -14,10 +14,10 @@ import numpy as np
 import numpy.typing as npt
 
 from ....base.errors import BoardError, ProgramError
+from ....isa.instruction_path import InstructionPath
 from ....isa.overlays.xnn import XNN, XNN_BASE
 from ....isa.packet import Words, decode_image
 from ....isa.program import Program
-from ....machine.executor import ProcessNetwork
 from .build import build
 from .csim_deadlock import Facts, settle
 
@@ -141,10 +141,7 @@ class Native:
             raise BoardError("the run was stopped")
         if not facts.complete:
             packets = decode_image(image, program.overlay)
-            settle(
-                ProcessNetwork(program.overlay, packets=packets, preloaded=program.preloaded, where=program.where),
-                facts,
-            )
+            settle(InstructionPath(program.overlay, packets, program.preloaded), facts, program.where)
         return took
 
 

@@ -18,9 +18,9 @@ from rsn.hw.sim.machine import Machine
 from rsn.hw.versal.csim import build as b
 from rsn.hw.versal.csim import machine
 from rsn.hw.versal.csim.machine import Native
-from rsn.isa.overlay import Stream
 from rsn.isa.overlays import XNN
 from rsn.isa.packet import Packet, encode_image
+from rsn.machine.description import Stream
 
 from ..examples import Example, example
 from .native import check_same, native, write_files

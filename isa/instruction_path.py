@@ -1,0 +1,300 @@
+"""The instruction path: a dispatcher and a decoder in front of every unit bring it the uOPs of an image.
+
+The dispatcher issues packets strictly in the order of the image, the mOPs of a packet to each unit that it selects, in
+ascending index; each write blocks. A decoder expands mOPs to uOPs. Source: contract section 1.3, paper section 3.3 and
+Fig. 8.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from ..base.errors import ProgramError
+from ..machine.balance import UopTable
+from ..machine.description import Machine, UnitSpec
+from ..machine.executor import ProcessNetwork
+from ..machine.steps import NEVER, Channel, Issue, Step, Steps
+from ..machine.traces import MAX_UOPS as MAX_TRACED
+from ..machine.traces import Items, TraceTable, UnitTraces, UntraceableError
+from ..machine.workload import MAX_UOPS, Workload
+from .expansion import Expansion, most_uops
+from .fields import Record
+from .overlay import InstructionFormat, Overlay, one_uop
+from .packet import Header, Packet, expand, expand_window
+from .program import Program
+
+DISPATCHER = "dispatcher"
+Mop = tuple[int, Header, InstructionFormat, Record | None]
+"""What a slot of an mOP FIFO holds: packet number, header, format, and the mOP or, of a terminator, None."""
+
+
+def decoder_of(unit: str) -> str:
+    """The name of a unit's decoder, as a process."""
+    return f"decoder {unit}"
+
+
+def mop_fifo(unit: str) -> str:
+    """The name of the FIFO in front of a unit's decoder."""
+    return f"mOP FIFO of {unit}"
+
+
+def uop_fifo(unit: str) -> str:
+    """The name of the FIFO between a unit and its decoder."""
+    return f"uOP FIFO of {unit}"
+
+
+def _depths(machine: Machine) -> tuple[int, int]:
+    """Slots in front of each decoder and of each unit: of the overlay that runs, whose depths may be changed."""
+    if not isinstance(machine, Overlay):
+        raise TypeError(f"machine {machine.name} has no instruction path: it is no overlay")
+    return machine.mop_fifo_depth, machine.uop_fifo_depth
+
+
+class InstructionPath(Workload):
+    """The packets of a decoded image, and the lists of the units that have none.
+
+    preloaded: ops by the name of a unit (the MMEs).
+    """
+
+    def __init__(
+        self, overlay: Overlay, packets: Sequence[Packet], preloaded: Mapping[str, Sequence[Any]] | None = None
+    ) -> None:
+        self.overlay = overlay
+        self.packets = packets
+        self.preloaded = preloaded or {}
+
+    @staticmethod
+    def of(program: Program) -> InstructionPath:
+        """A program's packets and lists."""
+        return InstructionPath(program.overlay, program.packets, program.preloaded)
+
+    def reaching(self, unit: str) -> Iterator[tuple[int, Packet]]:
+        """The packets that a unit gets, terminators included, with their numbers."""
+        spec = self.overlay.by_unit[unit]
+        for number, packet in enumerate(self.packets):
+            header = packet.header
+            if header.opcode and spec in self.overlay.selected(header.opcode, header.mask):
+                yield number, packet
+
+    def uops(self, unit: str) -> Iterator[Any]:
+        """The uOPs that a unit runs."""
+        if self.overlay.by_unit[unit].kind in self.overlay.preloaded:
+            yield from self.preloaded.get(unit, ())
+            return
+        for _, packet in self.reaching(unit):
+            if not packet.header.last:
+                yield from expand(packet, self.overlay)
+
+    def where(self, unit: str, origin: int) -> str:
+        return f"packet {origin}"
+
+    def fifo_depths(self, machine: Machine) -> list[int]:
+        return [*_depths(machine)] * len(self._decoded())
+
+    def uop_table(self, machine: Machine) -> UopTable:
+        if sum(most_uops(p, self.overlay) for p in self.packets) > MAX_UOPS:
+            raise ProgramError(f"more than {MAX_UOPS} uOPs")
+        preloaded = {unit: tuple(ops) for unit, ops in self.preloaded.items()}
+        return Expansion(Program(self.overlay, tuple(self.packets), preloaded)).uop_table
+
+    def _decoded(self) -> list[UnitSpec]:
+        """The units that packets drive."""
+        return [u for u in self.overlay.units if u.kind not in self.overlay.preloaded]
+
+    # -- as processes ---------------------------------------------------------------------------------------------
+
+    def attach(self, net: ProcessNetwork) -> None:
+        mop_depth, uop_depth = _depths(net.machine)
+        for spec in self._decoded():
+            decoder = decoder_of(spec.name)
+            mops = net.add_channel(mop_fifo(spec.name), mop_depth, DISPATCHER, decoder, control=True)
+            uops = net.add_channel(uop_fifo(spec.name), uop_depth, decoder, spec.name, control=True)
+            net.spawn(decoder, self._decode(net, decoder, mops, uops), serves=spec.name)
+        net.spawn(DISPATCHER, self._dispatch(net), serves="")
+        for spec in self.overlay.units:
+            if spec.kind in self.overlay.preloaded:
+                net.spawn(spec.name, net.feed(spec.name, self.preloaded.get(spec.name, ())))
+            else:
+                net.spawn(spec.name, self._serve(net, spec.name))
+
+    def _dispatch(self, net: ProcessNetwork) -> Steps:
+        progress = net.progress[DISPATCHER]
+        for number, packet in enumerate(self.packets):
+            header = packet.header
+            progress.number = number
+            progress.issue = Issue(packet, number)
+            yield Step("dispatch")
+            if not header.opcode:
+                continue
+            form = self.overlay.by_opcode[header.opcode]
+            units = self.overlay.selected(header.opcode, header.mask)
+            sinks = [net.named_channel(mop_fifo(u.name)) for u in units]
+            if header.last:
+                for sink in sinks:
+                    yield Step(puts=(sink,), send=((number, header, form, None),))
+            for mop in packet.mops:
+                yield Step("dispatch", mop.WORDS)
+                for sink in sinks:
+                    yield Step(puts=(sink,), send=((number, header, form, mop),))
+
+    def _decode(self, net: ProcessNetwork, name: str, mops: Channel, uops: Channel) -> Steps:
+        """A slot of the decoder's FIFO holds one mOP with its window and reuse."""
+        progress = net.progress[name]
+        while True:
+            progress.number += 1
+            ((number, header, form, mop),) = yield Step(gets=(mops,))
+            progress.issue = Issue(mop, number)
+            if header.last:
+                yield Step("decode", form.decode_cycles, puts=(uops,), send=(Issue(None, number, True),))
+                return
+            window = [mop]
+            while form.loops_window and len(window) < header.window:
+                ((_, _, _, mop),) = yield Step(gets=(mops,))
+                window.append(mop)
+            for uop in expand_window(form, window, range(header.reuse)):
+                yield Step("decode", form.decode_cycles, puts=(uops,), send=(Issue(uop, number),))
+
+    def _serve(self, net: ProcessNetwork, name: str) -> Steps:
+        """Run the uOPs that the decoder sends, one kernel at a time, until the last."""
+        unit, progress, source = net.units[name], net.progress[name], net.named_channel(uop_fifo(name))
+        while True:
+            (issue,) = yield Step(gets=(source,))
+            progress.number += 1
+            progress.issue = issue
+            if issue.last:
+                return
+            yield from unit.kernel(issue.uop)
+
+    # -- as traces ------------------------------------------------------------------------------------------------
+
+    def trace(self, table: TraceTable) -> Mapping[str, Items]:
+        lists: dict[str, Items] = {DISPATCHER: self._dispatcher(table)}
+        queues = self._queues()
+        for spec in self.overlay.units:
+            unit = table.unit(spec.name)
+            if spec.kind in self.overlay.preloaded:
+                lists[spec.name] = unit.feed(self.preloaded.get(spec.name, ()))
+            else:
+                served = _Served(table, unit, spec.name)
+                lists[decoder_of(spec.name)], lists[spec.name] = served.run(queues[spec.name])
+        return lists
+
+    def _queues(self) -> dict[str, list[Mop]]:
+        """What the dispatcher writes into the FIFO of each unit."""
+        out: dict[str, list[Mop]] = {u.name: [] for u in self.overlay.units}
+        for number, packet in enumerate(self.packets):
+            header = packet.header
+            if not header.opcode:
+                continue
+            form = self.overlay.by_opcode[header.opcode]
+            queue: list[Mop] = [(number, header, form, None)] if header.last else []
+            queue += [(number, header, form, mop) for mop in packet.mops]
+            for unit in self.overlay.selected(header.opcode, header.mask):
+                out[unit.name] += queue
+        return out
+
+    def _dispatcher(self, table: TraceTable) -> Items:
+        """`_dispatch` as traces: packets of equal opcode, mask and length have the same."""
+        items = Items()
+        known: dict[tuple[int, int, int, tuple[int, ...]], int] = {}
+        for number, packet in enumerate(self.packets):
+            header = packet.header
+            key = (header.opcode, header.mask, header.last, tuple([m.WORDS for m in packet.mops]))
+            if key not in known:
+                rows = [table.step("dispatch")]
+                if header.opcode:
+                    units = self.overlay.selected(header.opcode, header.mask)
+                    puts = [table.step(puts=(table.net.named_channel(mop_fifo(u.name)),)) for u in units]
+                    if header.last:
+                        rows += puts
+                    for mop in packet.mops:
+                        rows += [table.step("dispatch", mop.WORDS), *puts]
+                known[key] = table.trace(*rows)
+            items.add(known[key], number, number)
+        return items
+
+
+class _Served:
+    """`_decode` and `_serve` of one unit as traces."""
+
+    def __init__(self, table: TraceTable, unit: UnitTraces, name: str) -> None:
+        self.table = table
+        self.unit = unit
+        self.source = table.net.named_channel(mop_fifo(name))
+        self.sink = table.net.named_channel(uop_fifo(name))
+        self.uops = 0
+
+    def run(self, queue: Sequence[Mop]) -> tuple[Items, Items]:
+        """Decoder and unit. Both end waiting for more where the image has no terminator."""
+        table = self.table
+        get = table.trace(table.step(gets=(self.source,)))
+        decoder = Items()
+        kernels: list[int] = []
+        origins: list[int] = []
+        at, group, origin = 0, -1, NEVER
+        while True:
+            group += 1
+            decoder.add(get, group, origin)
+            if at == len(queue):
+                break
+            number, header, form, mop = queue[at]
+            origin, at = number, at + 1
+            if header.last:
+                decoder.add(self._put(form, 1), group, number)
+                break
+            window = [mop]
+            if form.loops_window and header.window > 1:
+                missing = header.window - 1
+                window += [m for _, _, _, m in queue[at : at + missing]]
+                at += missing
+                decoder.add(table.trace(table.step(gets=(self.source,), times=missing)), group, number)
+                if at > len(queue):
+                    break
+            before = len(kernels)
+            kernels += self._window(form, window, header.reuse)
+            if len(kernels) > before:
+                decoder.add(self._put(form, len(kernels) - before), group, number)
+                origins += [number] * (len(kernels) - before)
+        return decoder, self._fed(kernels, origins)
+
+    def _put(self, form: InstructionFormat, times: int) -> int:
+        step = self.table.step("decode", form.decode_cycles, puts=(self.sink,), times=times)
+        return self.table.trace(step)
+
+    def _window(self, form: InstructionFormat, window: Sequence[Any], reuse: int) -> list[int]:
+        """Traces of the uOPs that a window becomes."""
+        self.uops += reuse * sum(int(getattr(m, "chunks", 1)) for m in window)
+        if self.uops > MAX_TRACED:
+            raise UntraceableError("too many uOPs")
+
+        def iterate(iterations: range) -> list[tuple[int, bool]]:
+            return [self.unit.kernel(uop) for uop in expand_window(form, window, iterations)]
+
+        if not reuse:
+            return []
+        first = iterate(range(1))
+        traces = [t for t, _ in first]
+        # A kernel with a past runs in its turn. A format with `addresses` promises uOPs that differ in nothing else;
+        # a key that has addresses in it shows here.
+        alike = not any(past for _, past in first) and (
+            form.uops is one_uop or (form.addresses is not None and iterate(range(reuse - 1, reuse)) == first)
+        )
+        if alike:
+            return traces * reuse
+        return traces + [t for t, _ in iterate(range(1, reuse))]
+
+    def _fed(self, kernels: list[int], origins: list[int]) -> Items:
+        """Get, kernel, get, kernel, ..., get: while it waits, a unit still stands at the uOP before."""
+        items = Items()
+        n = len(kernels)
+        get = self.table.trace(self.table.step(gets=(self.sink,)))
+        items.traces = array("i", [get]) * (2 * n + 1)
+        items.traces[1::2] = array("i", kernels)
+        for column, values in ((items.number, np.arange(n)), (items.origin, origins)):
+            column.append(NEVER)
+            column.frombytes(np.repeat(np.asarray(values, np.int32), 2).tobytes())
+        return items

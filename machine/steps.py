@@ -1,0 +1,174 @@
+"""Steps, of which kernels are made, and the streams between units at run time."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Generator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from .description import FREE
+
+if TYPE_CHECKING:
+    from .executor import Task
+
+NEVER = -1
+"""Number of a firing or a uOP before the first."""
+
+
+@dataclass(frozen=True)
+class Issue:
+    """A uOP on its way to a unit: which one, from which packet (or list position) it came, and whether it is the last.
+
+    uop is None for the empty uOP of a terminator: nothing is enabled in it, so no kernel runs.
+    """
+
+    uop: Any
+    origin: int
+    last: bool = False
+
+
+class Channel:
+    """A stream at run time. Capacity and token sizes in words; one writer, one reader.
+
+    source, sink: the processes that write and read it. control: it carries instructions, not data. empty, full: seconds
+    in which the reader waited for words and the writer for room.
+    """
+
+    __slots__ = (
+        "capacity",
+        "control",
+        "credits",
+        "empty",
+        "filled",
+        "full",
+        "last",
+        "name",
+        "number",
+        "reader",
+        "sink",
+        "source",
+        "space",
+        "tokens",
+        "writer",
+    )
+
+    def __init__(self, name: str, capacity: int, source: str = "", sink: str = "", control: bool = False) -> None:
+        self.name = name
+        self.source = source
+        self.sink = sink
+        self.control = control
+        self.number = 0
+        self.capacity = capacity
+        self.space = capacity
+        self.filled = 0
+        self.empty = self.full = 0.0
+        self.tokens: deque[tuple[int, Any, float, float, int]] = deque()  # words, payload, first, last, firing
+        self.credits: deque[tuple[int, float, int]] = deque([(capacity, 0.0, NEVER)])  # words, freed at, by firing
+        self.reader: Task | None = None
+        self.writer: Task | None = None
+        self.last: tuple[str, int, Issue | None] = ("", NEVER, None)  # who put last: unit, uOP number, uOP
+
+    def take(self, words: int) -> tuple[Any, float, float, int]:
+        """Remove `words` words: payload, clock of the first and of the last word, firing that wrote the last one."""
+        self.filled -= words
+        size, payload, first, last, firing = self.tokens.popleft()
+        if size == words:
+            return payload, first, last, firing
+        parts: list[Any] = []
+        need = words
+        start = first
+        while True:
+            if size > need:  # the reader's unit is smaller than the writer's: split the token
+                rest = None
+                if payload is not None:
+                    flat = payload.reshape(-1)
+                    cut = len(flat) * need // size
+                    payload, rest = flat[:cut], flat[cut:]
+                self.tokens.appendleft((size - need, rest, first, last, firing))
+                size = need
+            parts.append(payload)
+            need -= size
+            if not need:
+                break
+            size, payload, first, last, firing = self.tokens.popleft()
+        whole = None if parts[0] is None else np.concatenate([p.reshape(-1) for p in parts])
+        return whole, start, last, firing
+
+    def __str__(self) -> str:
+        return self.name
+
+
+class Step:
+    """One step of a kernel: wait for `words` words on each of `gets` and room on each of `puts`, take `amount` times
+    the rate, then free and deliver.
+
+    do: called with the payloads of `gets`, returns those of `puts` (a tuple); only when the network runs with data.
+    send: payloads for `puts` that are control, not data: delivered in both modes.
+    needs_whole_token: the step needs its inputs complete before it starts (an MME); otherwise it streams them
+        through (a Mesh).
+    """
+
+    __slots__ = ("amount", "do", "gets", "needs_whole_token", "puts", "rate", "send", "times", "words")
+
+    def __init__(
+        self,
+        rate: str = FREE,
+        amount: float = 1.0,
+        *,
+        gets: Sequence[Channel] = (),
+        puts: Sequence[Channel] = (),
+        words: int = 1,
+        do: Callable[..., Any] | None = None,
+        send: tuple[Any, ...] = (),
+        needs_whole_token: bool = False,
+    ) -> None:
+        self.rate = rate
+        self.amount = amount
+        self.gets = gets
+        self.puts = puts
+        self.words = words
+        self.do = do
+        self.send = send
+        self.needs_whole_token = needs_whole_token
+        self.times = 1
+
+
+class Burst(Step):
+    """`times` equal steps, one after the other. They mean the same as so many `Step`s; whoever runs data alone may take
+    several at once.
+
+    do: called with how many of the steps are taken, and for each of `gets` the sequence of their payloads; returns for
+    each of `puts` such a sequence, which whoever takes as many gets as it is.
+    """
+
+    __slots__ = ()
+
+    def __init__(
+        self,
+        times: int,
+        rate: str = FREE,
+        amount: float = 1.0,
+        *,
+        gets: Sequence[Channel] = (),
+        puts: Sequence[Channel] = (),
+        words: int = 1,
+        do: Callable[..., Any] | None = None,
+        needs_whole_token: bool = False,
+    ) -> None:
+        super().__init__(rate, amount, gets=gets, puts=puts, words=words, do=do, needs_whole_token=needs_whole_token)
+        self.times = times
+
+
+class Par:
+    """Run lanes side by side; the kernel goes on when the last one has ended (a Mem loads while it sends)."""
+
+    __slots__ = ("lanes",)
+
+    def __init__(self, *lanes: Steps) -> None:
+        self.lanes = lanes
+
+
+Steps = Generator[Step | Par, Any, None]
