@@ -42,7 +42,7 @@ from typing import Any
 
 import click
 
-from rsn.machine.fast_engine import available
+from rsn.machine.jit import available
 
 Row = dict[str, Any]
 
@@ -57,7 +57,7 @@ task = json.loads(sys.argv[1])
 sys.path.insert(0, task["benchmarks"])
 import numpy as np
 from rsn.assembler import container
-from rsn.machine.fast_engine import Plan
+from rsn.machine.plan import Plan
 from rsn.isa.overlays.xnn import XNN_BASE
 from rsn.isa.instruction_path import InstructionPath
 from rsn.isa.packet import decode_image

@@ -34,7 +34,8 @@ from rsn.isa.program import Program
 from rsn.isa.statistics import count
 from rsn.isa.verify import smallest_depth
 from rsn.machine.executor import ProcessNetwork
-from rsn.machine.fast_engine import Plan, available
+from rsn.machine.jit import available
+from rsn.machine.plan import Plan
 from rsn.scheduler.graph import Activation, Array, Attention, Gemm, Norm, Output
 from rsn.scheduler.graph import LayerGraph as Layers
 from rsn.scheduler.lower import lower
@@ -49,7 +50,7 @@ AGAIN_GOAL = 0.1
 FIRST = """
 import sys, time
 from rsn.assembler import container
-from rsn.machine.fast_engine import Plan
+from rsn.machine.plan import Plan
 from rsn.isa.instruction_path import InstructionPath
 from rsn.isa.packet import decode_image
 program = container.read(sys.argv[1])

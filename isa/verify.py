@@ -16,7 +16,7 @@ from ..base.errors import DeadlockError, ProgramError
 from ..base.finding import Finding as Finding
 from ..base.garbage import uncollected
 from ..machine.balance import Balance, balance
-from ..machine.fast_engine import Plan
+from ..machine.plan import Plan
 from .expansion import Accesses, Expansion, Ints, at, most_uops
 from .hazards import hazards
 from .instruction_path import InstructionPath

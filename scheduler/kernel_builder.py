@@ -21,7 +21,7 @@ from ..isa.layout import BLOCK, BLOCK_COLS, BLOCK_ROWS, UNIT, block, padded
 from ..isa.overlay import Overlay
 from ..isa.overlays import xnn_formats as f
 from ..isa.program import Buffer, KernelPatch, Kernels, Layout, Parameter, Role
-from ..machine.fast_engine import Timing
+from ..machine.timing import Timing
 from .graph import Array, Attention, LayerGraph
 from .groups import plan
 from .listing import list_accesses

@@ -21,7 +21,10 @@ import numpy as np
 from ..isa.layout import BLOCK
 from ..isa.overlay import Overlay
 from ..isa.overlays.xnn_formats import Ddr
-from ..machine.fast_engine import ListSchedulingProblem, Timing, engine, run_traces
+from ..machine.fast_engine import run_traces
+from ..machine.jit import engine
+from ..machine.list_scheduling import ListSchedulingProblem
+from ..machine.timing import Timing
 from ..machine.traces import trace
 from .order import BLOCK_UNITS, Access, Tile
 from .schedule import DramPolicy

@@ -11,7 +11,7 @@ from ..isa.fields import Record
 from ..isa.layout import BLOCK_ROWS, UNIT
 from ..isa.overlay import Overlay
 from ..isa.program import Buffer, Kernels, Layout, Role
-from ..machine.fast_engine import Timing
+from ..machine.timing import Timing
 from . import bias
 from .attention_unfused import lower_as, place_as
 from .gemm import PlacedGemms, lower_gemms, place_gemms

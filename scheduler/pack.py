@@ -25,7 +25,9 @@ from ..isa.instruction_path import InstructionPath
 from ..isa.overlay import InstructionFormat, Overlay
 from ..isa.packet import MAX_WINDOW, Header, Packet
 from ..isa.program import Kernels, Parameter, Patch, Place, Program
-from ..machine.fast_engine import Timing, execute, machine_code
+from ..machine.jit import machine_code
+from ..machine.plan import execute
+from ..machine.timing import Timing
 
 Ints = npt.NDArray[np.int64]
 

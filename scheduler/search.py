@@ -19,7 +19,8 @@ from ..base.durations import duration
 from ..base.errors import DeadlockError, ProgramError, ScheduleError, UnsupportedError
 from ..isa.layout import BLOCK
 from ..isa.overlay import Overlay
-from ..machine.fast_engine import Timing, execute
+from ..machine.plan import execute
+from ..machine.timing import Timing
 from .graph import Attention, Gemm, LayerGraph, Output
 from .groups import groups_of, kind_of
 from .lower import lower, place

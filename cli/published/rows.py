@@ -24,7 +24,8 @@ from ...isa.overlays.xnn_formats import Mme
 from ...isa.program import Program
 from ...isa.statistics import count
 from ...machine.description import Rate
-from ...machine.fast_engine import Plan, Timing
+from ...machine.plan import Plan
+from ...machine.timing import Timing
 from ...scheduler.best import Best
 from ...scheduler.build import build
 from ...scheduler.graph import Attention, LayerGraph

@@ -17,7 +17,8 @@ from ...isa.packet import Words, decode_image
 from ...isa.program import Buffer, Program
 from ...isa.segments import segments
 from ...machine.executor import ProcessNetwork
-from ...machine.fast_engine import Plan, Timing
+from ...machine.plan import Plan
+from ...machine.timing import Timing
 from .dataflow import Dataflow
 
 Array = npt.NDArray[np.float32]

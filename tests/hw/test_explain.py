@@ -25,7 +25,7 @@ from rsn.isa.packet import Packet
 from rsn.isa.program import Buffer, Layout, Program
 from rsn.machine.event_log import OWN, ROOM
 from rsn.machine.executor import ProcessNetwork
-from rsn.machine.fast_engine import Timing
+from rsn.machine.timing import Timing
 
 from .examples import NAMES, built, encoder, example, machine
 

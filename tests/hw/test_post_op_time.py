@@ -9,7 +9,7 @@ from rsn.isa.instruction_path import InstructionPath
 from rsn.isa.overlay import Overlay
 from rsn.isa.overlays import XNN, XNN_BASE
 from rsn.isa.program import Program
-from rsn.machine.fast_engine import Plan
+from rsn.machine.plan import Plan
 from rsn.scheduler.build import build
 from rsn.scheduler.graph import Activation, Attention, Gemm, LayerGraph, Output
 from rsn.scheduler.schedule import PAPER

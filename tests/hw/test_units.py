@@ -15,7 +15,7 @@ from rsn.isa.overlays import XNN
 from rsn.isa.overlays import xnn_formats as f
 from rsn.isa.overlays.xnn_kernels import activation, legal
 from rsn.machine.executor import ProcessNetwork
-from rsn.machine.fast_engine import execute
+from rsn.machine.plan import execute
 
 rng = np.random.default_rng(7)
 RECV = f.MemC(recv=1, k_iter=1, recv_a=1, recv_b=1)

@@ -23,8 +23,10 @@ from rsn.machine.balance import balance
 from rsn.machine.description import Stream, UnitSpec
 from rsn.machine.event_log import CriticalPath, EventLog
 from rsn.machine.executor import ProcessNetwork
-from rsn.machine.fast_engine import Timing, available, run_traces
+from rsn.machine.fast_engine import run_traces
+from rsn.machine.jit import available
 from rsn.machine.steps import Burst, Par, Step, Steps
+from rsn.machine.timing import Timing
 from rsn.machine.traces import trace
 from rsn.machine.unit import Unit
 from rsn.tests.machine.toys import toy_overlay

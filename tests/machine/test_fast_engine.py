@@ -27,12 +27,16 @@ from rsn.isa.overlays.fig6 import FIG6, Add, Read, Write
 from rsn.isa.packet import Packet, decode_image
 from rsn.isa.program import Program
 from rsn.isa.verify import dry_run, smallest_depth
-from rsn.machine import fast_engine as compiled
+from rsn.machine import jit
+from rsn.machine import plan as planning
 from rsn.machine.description import Stream, UnitSpec
 from rsn.machine.event_log import EventLog
 from rsn.machine.executor import ProcessNetwork
-from rsn.machine.fast_engine import Plan, Timing, available, execute, run_traces
+from rsn.machine.fast_engine import run_traces
+from rsn.machine.jit import available
+from rsn.machine.plan import Plan, execute
 from rsn.machine.steps import Par, Step, Steps
+from rsn.machine.timing import Timing
 from rsn.machine.traces import UntraceableError, trace
 from rsn.machine.unit import Unit
 from rsn.scheduler import pack
@@ -44,10 +48,10 @@ from rsn.tests.machine.toys import toy_overlay
 
 ENGINES = {
     "uncompiled": lambda function: function,
-    "compiled": compiled._machine_code,
+    "compiled": jit.compiled,
 }
 needs_numba = pytest.mark.skipif(not available(), reason="numba is not installed")
-PROGRAMS = sorted(p.stem for p in (Path(compiled.__file__).parent.parent / "programs").glob("*.rsn"))
+PROGRAMS = sorted(p.stem for p in (Path(jit.__file__).parent.parent / "programs").glob("*.rsn"))
 
 
 LARGE = {"hidden": 1024, "heads": 16, "ffn": 4096}
@@ -114,7 +118,7 @@ def parts(program: Program, depth: int | None = None) -> dict[str, Any]:
 
 @cache
 def example(name: str) -> Program:
-    file = Path(compiled.__file__).parent.parent / "programs" / f"{name}.rsn"
+    file = Path(jit.__file__).parent.parent / "programs" / f"{name}.rsn"
     source = parse(file.read_text(), f"{name}.rsn")
     return source if isinstance(source, Program) else pack.pack(source)
 
@@ -539,7 +543,7 @@ def test_uops_that_differ_from_iteration_to_iteration(unit: type[Unit], addresse
 
 @needs_numba
 def test_other_rates_need_no_other_traces(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(compiled, "WORTHWHILE", 0)
+    monkeypatch.setattr(planning, "WORTHWHILE", 0)
     program = parts(packed(6, 512, **LARGE))
     overlay = program.pop("machine")
     plan = Plan(overlay, **program)
@@ -562,9 +566,9 @@ def test_other_rates_need_no_other_traces(monkeypatch: pytest.MonkeyPatch) -> No
 @pytest.mark.parametrize("name", ["fig6_app2", "fig10"])
 def test_without_numba_nothing_changes(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     p = example(name)
-    monkeypatch.setattr(compiled, "WORTHWHILE", 0)
+    monkeypatch.setattr(planning, "WORTHWHILE", 0)
     fast = simulate(p), dry_run(p), smallest_depth(p)
-    monkeypatch.setattr(compiled, "available", lambda: False)
+    monkeypatch.setattr(planning, "available", lambda: False)
     slow = simulate(p), dry_run(p), smallest_depth(p)
     assert dataclasses.asdict(fast[0]) == dataclasses.asdict(slow[0])
     assert fast[1:] == slow[1:]
@@ -572,13 +576,13 @@ def test_without_numba_nothing_changes(name: str, monkeypatch: pytest.MonkeyPatc
 
 @needs_numba
 def test_numba_that_does_not_load_is_no_numba(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(compiled, "WORTHWHILE", 0)
+    monkeypatch.setattr(planning, "WORTHWHILE", 0)
     monkeypatch.setitem(sys.modules, "numba", None)  # importing it raises ImportError
-    compiled._loads.cache_clear()
+    jit.loads.cache_clear()
     try:
         assert simulate(example("fig6_app1")).latency_s > 0
     finally:
-        compiled._loads.cache_clear()
+        jit.loads.cache_clear()
 
 
 def test_numba_is_loaded_only_for_long_runs() -> None:
@@ -586,7 +590,7 @@ def test_numba_is_loaded_only_for_long_runs() -> None:
     code = """
 import sys
 import rsn.cli.main, rsn.hw.sim.machine, rsn.isa.verify
-from rsn.machine.fast_engine import execute
+from rsn.machine.plan import execute
 from rsn.isa.overlays.fig6 import FIG6
 execute(FIG6, {})
 assert "numba" not in sys.modules

@@ -15,16 +15,19 @@ from hypothesis import strategies as st
 
 from rsn.base.errors import DeadlockError, ProgramError
 from rsn.isa.overlay import Overlay
-from rsn.machine import fast_engine as compiled
+from rsn.machine import jit
 from rsn.machine.description import Stream, UnitSpec
 from rsn.machine.executor import ProcessNetwork
-from rsn.machine.fast_engine import ListSchedulingProblem, Timing, available, run_traces
+from rsn.machine.fast_engine import run_traces
+from rsn.machine.jit import available
+from rsn.machine.list_scheduling import ListSchedulingProblem
 from rsn.machine.steps import Step, Steps
+from rsn.machine.timing import Timing
 from rsn.machine.traces import trace
 from rsn.machine.unit import Unit
 from rsn.tests.machine.toys import toy_overlay
 
-ENGINES = {"uncompiled": lambda function: function, "compiled": compiled._machine_code}
+ENGINES = {"uncompiled": lambda function: function, "compiled": jit.compiled}
 engines = pytest.mark.parametrize(
     "engine",
     ["uncompiled", pytest.param("compiled", marks=pytest.mark.skipif(not available(), reason="numba is missing"))],

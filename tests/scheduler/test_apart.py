@@ -16,7 +16,7 @@ from rsn.isa.overlay import Overlay
 from rsn.isa.overlays import XNN, XNN_BASE
 from rsn.isa.program import Program, Role
 from rsn.isa.verify import check
-from rsn.machine.fast_engine import Plan
+from rsn.machine.plan import Plan
 from rsn.scheduler.attention import lower_attention
 from rsn.scheduler.attention_unfused import lower_as, lower_scores, lower_values, place_scores
 from rsn.scheduler.graph import Attention, LayerGraph, Output

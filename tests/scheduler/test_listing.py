@@ -16,9 +16,9 @@ from rsn.isa.overlay import Overlay
 from rsn.isa.overlays import XNN, XNN_BASE
 from rsn.isa.overlays.xnn_formats import Ddr
 from rsn.isa.verify import check, dry_run
-from rsn.machine import fast_engine as compiled
 from rsn.machine.executor import ProcessNetwork as Machine
-from rsn.machine.fast_engine import available
+from rsn.machine.jit import available
+from rsn.machine.plan import execute
 from rsn.scheduler import listing
 from rsn.scheduler import pack as packing
 from rsn.scheduler.graph import Gemm, LayerGraph, Output
@@ -238,7 +238,7 @@ def test_the_order_as_a_fixed_order_takes_exactly_as_long(case: tuple[LayerGraph
     lowered = lower(network, overlay, schedule)
     assert lowered.found is not None
     kernels = lowered.kernels
-    again = compiled.execute(overlay, {**uops_of(kernels), **kernels.preloaded})
+    again = execute(overlay, {**uops_of(kernels), **kernels.preloaded})
     assert again.latency == lowered.found.latency
     assert (again.busy, again.waits) == (lowered.found.busy, lowered.found.waits)
 
@@ -285,7 +285,7 @@ def test_an_order_found_beats_the_published_one_on_the_base_machine() -> None:
     better = lower(network, XNN_BASE, listed(loops=Loops.ROWS, balance=True, rules=own)).found
     paper = lower(network, XNN_BASE, PAPER).kernels
     assert better is not None
-    taken = compiled.execute(XNN_BASE, {**uops_of(paper), **paper.preloaded}).latency
+    taken = execute(XNN_BASE, {**uops_of(paper), **paper.preloaded}).latency
     assert better.latency < 0.97 * taken
 
 

@@ -14,7 +14,7 @@ import pytest
 
 from rsn.base.errors import DeadlockError, ProgramError, ScheduleError, UnsupportedError
 from rsn.isa.overlays import XNN, XNN_BASE
-from rsn.machine.fast_engine import Timing
+from rsn.machine.timing import Timing
 from rsn.scheduler import best as best_module
 from rsn.scheduler import search as module
 from rsn.scheduler.best import Best, Chosen, choose
