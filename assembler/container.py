@@ -24,9 +24,10 @@ from ..base.errors import ContainerError, FieldError, ImageError, ProgramError
 from ..base.files import write_bytes
 from ..base.garbage import uncollected
 from ..isa.fields import Record
+from ..isa.image import decode_image
 from ..isa.overlay import Overlay
 from ..isa.overlays import OVERLAYS
-from ..isa.packet import Packet, Words, decode_image
+from ..isa.packet import Packet, Words
 from ..isa.program import Buffer, Layout, Parameter, Patch, Place, Program, Role
 from .diagnostic import listing
 from .slices import GRAIN

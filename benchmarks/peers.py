@@ -60,7 +60,7 @@ from rsn.assembler import container
 from rsn.machine.plan import Plan
 from rsn.isa.overlays.xnn import XNN_BASE
 from rsn.isa.instruction_path import InstructionPath
-from rsn.isa.packet import decode_image
+from rsn.isa.image import decode_image
 from rsn.scheduler.lower import lower
 from rsn.scheduler.pack import pack
 from rsn.scheduler.schedule import PAPER

@@ -27,9 +27,9 @@ import numpy as np
 from rsn.assembler import container
 from rsn.base.durations import duration
 from rsn.hw.sim.machine import simulate, summary
+from rsn.isa.image import decode_image
 from rsn.isa.instruction_path import InstructionPath
 from rsn.isa.overlays.xnn import XNN_BASE
-from rsn.isa.packet import decode_image
 from rsn.isa.program import Program
 from rsn.isa.statistics import count
 from rsn.isa.verify import smallest_depth
@@ -52,7 +52,7 @@ import sys, time
 from rsn.assembler import container
 from rsn.machine.plan import Plan
 from rsn.isa.instruction_path import InstructionPath
-from rsn.isa.packet import decode_image
+from rsn.isa.image import decode_image
 program = container.read(sys.argv[1])
 image = program.image
 before = time.process_time()

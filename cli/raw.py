@@ -94,7 +94,7 @@ def read_raw_image(path: Path, overlay: Overlay, op_lists: Path | None, *, named
     JSON, a program or a text instead of an image."""
     from ..assembler.container import MAGIC
     from ..base.errors import ProgramError
-    from ..isa.lenient_decode import read_image
+    from ..isa.image import read_image
     from ..isa.program import Program
 
     data = bytes(_contents(path, MAX_BYTES))
@@ -115,7 +115,7 @@ def read_raw_image(path: Path, overlay: Overlay, op_lists: Path | None, *, named
 
 def _read_op_lists(path: Path, overlay: Overlay) -> tuple[dict[str, tuple[Record, ...]], list[Finding]]:
     from ..base.errors import ProgramError
-    from ..isa.lenient_decode import read_op_lists
+    from ..isa.op_lists import read_op_lists
 
     def unique(members: list[tuple[str, Any]]) -> dict[str, Any]:
         """An object of JSON; `json` alone would keep the last of two equal keys and say nothing."""

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from ..base.errors import FieldError, ImageError
+from ..base.errors import ImageError
 from .fields import Record, bits
 
 if TYPE_CHECKING:
@@ -72,57 +72,6 @@ def encode_image(packets: Sequence[Packet]) -> Words:
                 words = known[id(mop)] = mop.encode()
             body.extend(words)
     return np.array([len(body), len(packets), *body], dtype=np.uint32)
-
-
-def decode_image(words: Words, overlay: Overlay) -> tuple[Packet, ...]:
-    """Packets of a wire image. Raises `ImageError` with the word index where the hardware would misread it."""
-    if len(words) < 2:
-        raise ImageError(f"an image has at least 2 words, this one {len(words)}")
-    count, packets = int(words[0]), int(words[1])
-    if count != len(words) - 2:
-        raise ImageError(f"the image announces {count} packet words and holds {len(words) - 2}", 0)
-    if packets > count:
-        raise ImageError(f"the image announces {packets} packets in {count} words", 1)
-    raw: list[int] = words.tolist()
-    known: dict[tuple[type[Record], tuple[int, ...]], Record] = {}  # a program repeats itself
-    out: list[Packet] = []
-    at = 2
-    end = 2 + count
-    while at < end:
-        try:
-            header = Header.decode(raw[at : at + 1])
-        except FieldError as e:
-            raise ImageError(str(e), at) from e
-        if header.opcode == NOP:
-            out.append(Packet(Header(opcode=NOP)))
-            at += 1
-            continue
-        form = overlay.by_opcode.get(header.opcode)
-        if form is None:
-            raise ImageError(f"opcode {header.opcode} means nothing on overlay {overlay.name}", at)
-        if header.last and (header.window or header.reuse):
-            raise ImageError("a terminator has window = reuse = 0", at)
-        if header.last and form.config:
-            raise ImageError(f"a {form.name} packet cannot be a terminator", at)
-        size = form.mop.WORDS
-        stop = at + 1 + header.window * size
-        if stop > end:
-            raise ImageError(f"a packet of {header.window} {form.name} mOPs runs past the end of the image", at)
-        mops = []
-        for w in range(at + 1, stop, size):
-            try:
-                key = form.mop, tuple(raw[w : w + size])
-                mop = known.get(key)
-                if mop is None:
-                    mop = known[key] = form.mop.decode(key[1])
-                mops.append(mop)
-            except FieldError as e:
-                raise ImageError(str(e), w) from e
-        out.append(Packet(header, tuple(mops)))
-        at = stop
-    if len(out) != packets:
-        raise ImageError(f"the image announces {packets} packets and holds {len(out)}", 1)
-    return tuple(out)
 
 
 def expand_window(form: InstructionFormat, mops: Sequence[Any], iterations: range) -> Iterator[Any]:

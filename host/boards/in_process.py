@@ -15,7 +15,8 @@ import numpy.typing as npt
 
 from ...base.errors import BoardError, RsnError
 from ...hw.sim.machine import Machine
-from ...isa.packet import Words, decode_image
+from ...isa.image import decode_image
+from ...isa.packet import Words
 from ...isa.program import Program
 from .device import BoardBusy, BoardMemory, Bytes, Facts
 from .profile import INSTRUCTIONS, Profile

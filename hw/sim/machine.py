@@ -11,9 +11,10 @@ import numpy.typing as npt
 from threadpoolctl import threadpool_limits
 
 from ...isa.expansion import Expansion
+from ...isa.image import decode_image
 from ...isa.instruction_path import InstructionPath
 from ...isa.overlay import Overlay
-from ...isa.packet import Words, decode_image
+from ...isa.packet import Words
 from ...isa.program import Buffer, Program
 from ...isa.segments import segments
 from ...machine.executor import ProcessNetwork

@@ -10,8 +10,8 @@ import pytest
 
 from rsn.assembler.parser import parse
 from rsn.assembler.printer import show
+from rsn.isa.image import decode_image
 from rsn.isa.overlays.xnn import XNN
-from rsn.isa.packet import decode_image
 from rsn.isa.program import Program
 
 # text, words in hex; the first word is the header: opcode | mask << 4 | last << 10 | window << 11 | reuse << 16

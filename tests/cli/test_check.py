@@ -382,7 +382,7 @@ def mutations(draw: st.DrawFn, text: str) -> Program:
 def changed(draw: st.DrawFn, record: Any) -> Any:
     spec = draw(st.sampled_from([x for x in record.FIELDS if not x.real]))
     value = draw(VALUES)
-    return record.but(**{spec.name: value}) if value <= spec.bounds[1] else record
+    return record.replace(**{spec.name: value}) if value <= spec.bounds[1] else record
 
 
 @pytest.mark.parametrize("text", [GEMM, ATTENTION], ids=["gemm", "attention"])

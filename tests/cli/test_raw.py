@@ -529,9 +529,9 @@ def test_op_lists_are_not_guessed(folder: Path) -> None:
     [
         (lambda data: b"", "word 0: error F01: an image has at least 2 words, this one 0"),
         (lambda data: data[:-1], "error F01: an image consists of words of 4 bytes"),
-        (lambda data: data[:-4], "word 0: error F02: announces"),
-        (lambda data: data + bytes(4), "word 0: error F02: announces"),
-        (lambda data: data[:4] + bytes(4) + data[8:], "word 1: error F03: announces 0 packets"),
+        (lambda data: data[:-4], "word 0: error F02: the image announces"),
+        (lambda data: data + bytes(4), "word 0: error F02: the image announces"),
+        (lambda data: data[:4] + bytes(4) + data[8:], "word 1: error F03: the image announces 0 packets"),
         (lambda data: data[:8] + b"\x08" + data[9:], "word 2: error F04: opcode 8 means nothing on overlay xnn-base"),
         (lambda data: b"\x7fELF" + bytes(65 << 20), "image.bin: larger than 64 MiB"),
     ],

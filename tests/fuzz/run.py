@@ -71,8 +71,8 @@ def dictionary() -> str:
     overlays = importlib.import_module("rsn.isa.overlays").OVERLAYS
     words = set(re.findall(r'"([^"\\ ]+)"', grammar))
     for overlay in overlays.values():
-        words |= {overlay.name, *overlay.by_unit, *overlay.by_kind, *overlay.by_form, *overlay.banks}
-        words |= {f.name for form in overlay.forms for f in form.mop.FIELDS}
+        words |= {overlay.name, *overlay.by_unit, *overlay.by_kind, *overlay.by_format, *overlay.banks}
+        words |= {f.name for form in overlay.formats for f in form.mop.FIELDS}
     return "".join(f'"{word}"\n' for word in sorted(words))
 
 

@@ -18,10 +18,11 @@ from rsn.assembler.formatter import format_text
 from rsn.assembler.parser import parse, parse_file
 from rsn.assembler.printer import show
 from rsn.base.errors import ContainerError, ImageError, ProgramError, SourceError
+from rsn.isa.image import decode_image
 from rsn.isa.overlay import Overlay
 from rsn.isa.overlays import OVERLAYS
 from rsn.isa.overlays.xnn import XNN
-from rsn.isa.packet import Header, Words, decode_image, encode_image
+from rsn.isa.packet import Header, Words, encode_image
 from rsn.isa.program import Kernels, Program
 from rsn.isa.statistics import count
 from rsn.scheduler.pack import pack

@@ -18,12 +18,12 @@ from rsn.base.errors import DeadlockError, ProgramError
 from rsn.hw.sim.dataflow import Dataflow, Queue
 from rsn.hw.sim.machine import Machine
 from rsn.isa.expansion import Expansion
+from rsn.isa.image import decode_image
 from rsn.isa.instruction_path import InstructionPath
 from rsn.isa.layout import block, unblock
 from rsn.isa.overlays import XNN
 from rsn.isa.overlays import xnn_formats as f
 from rsn.isa.overlays.xnn_kernels import activation
-from rsn.isa.packet import decode_image
 from rsn.isa.program import Buffer, Role
 from rsn.isa.segments import segments
 from rsn.machine.executor import ProcessNetwork

@@ -4,9 +4,10 @@ import numpy as np
 import pytest
 
 from rsn.base.errors import ImageError
+from rsn.isa.image import decode_image
 from rsn.isa.overlays import XNN, XNN_BASE
 from rsn.isa.overlays import xnn_formats as f
-from rsn.isa.packet import Header, Packet, decode_image, encode_image, expand
+from rsn.isa.packet import Header, Packet, encode_image, expand
 
 
 def test_ddr_loops_over_the_window_and_over_chunks() -> None:

@@ -19,12 +19,13 @@ from rsn.assembler.parser import parse
 from rsn.base.errors import DeadlockError, ProgramError
 from rsn.hw.sim.machine import simulate
 from rsn.isa.fields import Record, bits
+from rsn.isa.image import decode_image
 from rsn.isa.instruction_path import InstructionPath
 from rsn.isa.overlay import InstructionFormat, Overlay
 from rsn.isa.overlays import XNN, XNN_BASE
 from rsn.isa.overlays import xnn_formats as f
 from rsn.isa.overlays.fig6 import FIG6, Add, Read, Write
-from rsn.isa.packet import Packet, decode_image
+from rsn.isa.packet import Packet
 from rsn.isa.program import Program
 from rsn.isa.verify import dry_run, smallest_depth
 from rsn.machine import jit

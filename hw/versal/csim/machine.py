@@ -14,9 +14,10 @@ import numpy as np
 import numpy.typing as npt
 
 from ....base.errors import BoardError, ProgramError
+from ....isa.image import decode_image
 from ....isa.instruction_path import InstructionPath
 from ....isa.overlays.xnn import XNN, XNN_BASE
-from ....isa.packet import Words, decode_image
+from ....isa.packet import Words
 from ....isa.program import Program
 from .build import build
 from .csim_deadlock import Facts, settle

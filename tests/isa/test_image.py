@@ -8,10 +8,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rsn.base.errors import ImageError
-from rsn.isa.lenient_decode import read_image, read_op_lists
+from rsn.isa.image import decode_image, read_image
+from rsn.isa.op_lists import read_op_lists
 from rsn.isa.overlays import XNN, XNN_BASE
 from rsn.isa.overlays import xnn_formats as f
-from rsn.isa.packet import Header, Packet, decode_image, encode_image
+from rsn.isa.packet import Header, Packet, encode_image
 
 GOOD = (
     Packet.of(3, [f.MemA(load=1, dim1=128, dim2=128)], mask=7, reuse=2),

@@ -1,0 +1,60 @@
+"""The op lists of units that have no packets (the MMEs), as JSON made elsewhere."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from ..base.finding import Finding
+from .fields import Record
+from .image import places
+from .overlay import Overlay
+
+MAX_KEY = 40
+"""Characters of an unknown key that a finding shows."""
+
+
+def read_op_lists(lists: Any, overlay: Overlay) -> tuple[dict[str, tuple[Record, ...]], list[Finding]]:
+    """Op lists from JSON: the index of an MME ("0"), or the name of a unit ("MME0"), to a list of words."""
+    ops: dict[str, tuple[Record, ...]] = {}
+    found: list[Finding] = []
+    if not isinstance(lists, Mapping):
+        text = "expected an object of indices or unit names with lists of op words"
+        return ops, [Finding("F12", text, "op lists")]
+    units = _op_list_keys(overlay)
+    keys: dict[str, str] = {}
+    for key, words in lists.items():
+        unit = units.get(key)
+        if unit is None:
+            text = f"overlay {overlay.name} has no unit {_shown(key)} with an op list"
+            known = f"its keys are {', '.join(units)}" if units else "its units have no op lists"
+            found.append(Finding("M01", f"{text}; {known}", f"key {_shown(key)}"))
+            continue
+        if unit in keys:
+            text = f"{unit} has two op lists, under the keys {keys[unit]} and {key}"
+            found.append(Finding("F12", text, f"key {key}"))
+            continue
+        keys[unit] = key
+        record, _ = overlay.preloaded[overlay.by_unit[unit].kind]
+        if not isinstance(words, list) or not all(type(w) is int and 0 <= w < 1 << 32 for w in words):
+            found.append(Finding("F12", f"the ops of {unit} (key {key}) are not a list of 32-bit words", unit))
+            continue
+        sloppy = [i for i, w in enumerate(words) if record.padding_set([w])]
+        if sloppy:
+            text = f"bits that mean nothing are set in {places('op', sloppy)}; they are masked"
+            found.append(Finding("F10", text, unit, True, "write them as 0", times=len(sloppy)))
+        ops[unit] = tuple(record.decode([w]) for w in words)
+    return ops, found
+
+
+def _op_list_keys(overlay: Overlay) -> dict[str, str]:
+    """What a unit with an op list may be called: its index, where no other type of unit has op lists, and its name."""
+    named = [u for u in overlay.units if u.kind in overlay.preloaded]
+    indices = {str(u.index): u.name for u in named} if len(overlay.preloaded) == 1 else {}
+    return indices | {u.name: u.name for u in named}
+
+
+def _shown(key: object) -> str:
+    """A key of somebody else's file, fit to stand in a message of one line."""
+    text = str(key)
+    return text if text.isprintable() and 0 < len(text) <= MAX_KEY else repr(text[:MAX_KEY])
