@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ..base.errors import TensorError
+from .shape_buckets import no_bucket
 from .shapes import Arguments, Dim
 
 if TYPE_CHECKING:
@@ -82,11 +83,12 @@ class Buckets:
     def __init__(self, arguments: Arguments, masks: Sequence[str]) -> None:
         self.arguments = arguments
         self.masks = tuple(masks)
+        self._programs = arguments.buckets()
         self.least: dict[Dim, int] = {}
         self.cuts: dict[Sizes, Cuts] = {}
 
     def fit(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Fitted:
-        """The arguments of a call, filled up to the smallest program that takes them. Raises `TensorError` for sizes
+        """The arguments of a call, filled up to the cheapest program that takes them. Raises `TensorError` for sizes
         beyond those listed, and for arguments that differ from the example's in more than these sizes."""
         from .capture import as_tensor
 
@@ -100,11 +102,16 @@ class Buckets:
         asked = self.arguments.sizes(given)
         self.check_sizes(asked)
         self.check_masks(given)
-        taken = tuple(
-            dim.fitting(n, name)
-            for dim, n, name in zip(self.arguments.dims, asked, self.arguments.first_names, strict=True)
-        )
+        taken = self._choose(asked, given)
         return Fitted(self.arguments.resized(given, taken), taken, asked)
+
+    def _choose(self, asked: Sizes, given: Mapping[str, Any]) -> Sizes:
+        """The sizes of the cheapest program that takes a call. Raises `TensorError` where none does."""
+        bucket = self._programs.choose(asked)
+        if bucket is None:
+            shapes = {name: given[name].shape for name, _, _ in self.arguments.places(given)}
+            raise no_bucket(shapes, self._programs.shown())
+        return bucket.sizes
 
     def check_sizes(self, sizes: Sizes) -> None:
         """Raises `TensorError` for sizes for which the module itself cannot be called."""

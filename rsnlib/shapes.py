@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import inspect
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import product
 from typing import TYPE_CHECKING, Any
 
 from ..base.errors import TensorError
+from .shape_buckets import Extent, ShapeBuckets, SizeBucket
 
 if TYPE_CHECKING:
     import torch
@@ -29,15 +32,6 @@ class Dim:
             raise TensorError(f"{type(self).__name__}{sizes}: at least one size, and each 1 or more")
         object.__setattr__(self, "sizes", tuple(sorted(set(sizes))))
         object.__setattr__(self, "exact", exact)
-
-    def fitting(self, size: int, name: str) -> int:
-        """The smallest that takes so many. name: of the argument that has them, for messages. Raises `TensorError`."""
-        found = next((n for n in self.sizes if n == size or (n > size and not self.exact)), None)
-        if found is None or not size:
-            known = ", ".join(map(str, self.sizes))
-            limit = f"of {known} alone" if self.exact else f"of 1 to {self.sizes[-1]}"
-            raise TensorError(f"argument {name} has a {self.what} of {size}; compiled for those {limit}")
-        return found
 
     what = "size"
 
@@ -90,6 +84,12 @@ class Arguments:
         self.dims: tuple[Dim, ...] = tuple(dict.fromkeys(d for dims in shapes.values() for d in dims.values()))
         self.first_names = [next(name for name, of in shapes.items() if dim in of.values()) for dim in self.dims]
         """For each dimension, the first argument that has it."""
+        # A second batch or length is told apart by its argument.
+        of_a_kind = Counter(dim.what for dim in self.dims)
+        self._names = [
+            dim.what if of_a_kind[dim.what] == 1 else f"{dim.what} of {name}"
+            for dim, name in zip(self.dims, self.first_names, strict=True)
+        ]
 
     def named(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
         """Arguments by name, whether given by position or by name. Raises `TensorError` if they do not fit."""
@@ -136,6 +136,13 @@ class Arguments:
             if size != known:
                 raise TensorError(f"{name} has a {dim.what} of {size}, and {other} one of {known}")
         return tuple(found[d][1] for d in self.dims)
+
+    def buckets(self) -> ShapeBuckets[SizeBucket, Sequence[int]]:
+        """One for each choice of sizes."""
+        choices = [
+            [Extent(n, dim.exact, name) for n in dim.sizes] for dim, name in zip(self.dims, self._names, strict=True)
+        ]
+        return ShapeBuckets(map(SizeBucket, product(*choices)))
 
     def resized(self, given: Mapping[str, Any], sizes: Sequence[int]) -> dict[str, Any]:
         """The arguments, cut or filled up."""

@@ -11,6 +11,7 @@ import operator
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -20,58 +21,46 @@ from ...base.errors import ProgramError, TensorError
 from ...hw.sim.machine import Run
 from ...isa.packet import Words
 from ...isa.program import Buffer, Program, Role
+from ...rsnlib.shape_buckets import SequenceSize, ShapeBuckets, SlotBucket, no_bucket
 from .. import tensors
 
 Array = npt.NDArray[np.float32]
 
 
-class Member:
-    """A program of a family. slots: the rows of each sequence it has room for, or () where its tensors do not say that
-    it has sequences; masked: whether sequences may be shorter, by the run-time parameters len[i]."""
+@dataclass(frozen=True, eq=False)
+class Member(SlotBucket):
+    """A program of a family, as a bucket with a slot for each sequence: the run-time parameter len[i] is the length of
+    the sequence in slot i. A program whose tensors do not say that it has sequences has no slots."""
 
-    def __init__(self, program: Program) -> None:
-        self.program = program
-        self.inputs = {b.name: b for b in program.with_role(Role.INPUT)}
-        self.outputs = program.with_role(Role.OUTPUT)
-        self.masked = bool(program.parameters)
-        self.slots = self._slots()
-        self.size = sum(self.slots)
+    program: Program
 
-    def _slots(self) -> tuple[int, ...]:
-        ends = [*self.inputs.values(), *self.outputs]
-        shapes = {(b.view[:2], b.rows) if b.view and len(b.view) == 3 else None for b in ends}
-        if len(shapes) != 1 or None in shapes or not self.inputs:
-            return ()
-        slots = tuple(rows for _, rows in ends[0].items)
-        lengths = {(p.name, p.low, p.high, p.default) for p in self.program.parameters}
-        if lengths and lengths != {(f"len[{i}]", 1, n, n) for i, n in enumerate(slots)}:
-            return ()
-        return slots
+    @classmethod
+    def of(cls, program: Program) -> Member:
+        return cls(_slots(program), bool(program.parameters), program)
 
-    def place(self, sequences: Sequence[Sized]) -> list[int] | None:
-        """A slot for each sequence, or None where they do not fit. The longest chooses first, and takes the smallest
-        that will do: whatever a longer one can use, a shorter one can use too."""
-        free = sorted(range(len(self.slots)), key=self.slots.__getitem__)
-        if len(sequences) > len(free):
-            return None
-        chosen = [0] * len(sequences)
-        for i in sorted(range(len(sequences)), key=lambda i: -sequences[i].rows):
-            rows, mask = sequences[i].rows, sequences[i].mask
-            fits = (s for s in free if (self.slots[s] >= rows if self.masked else self.slots[s] == rows and not mask))
-            slot = next(fits, None)
-            if slot is None:
-                return None
-            free.remove(slot)
-            chosen[i] = slot
-        return chosen
+    @cached_property
+    def inputs(self) -> dict[str, Buffer]:
+        """By name."""
+        return {b.name: b for b in self.program.with_role(Role.INPUT)}
+
+    @cached_property
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        """Of the inputs, by name."""
+        return {name: b.view or b.shape for name, b in self.inputs.items()}
 
 
-@dataclass(frozen=True)
-class Sized:
-    """A sequence: its rows, and whether it can do with a program that has masks alone."""
-
-    rows: int
-    mask: bool
+def _slots(program: Program) -> tuple[int, ...]:
+    """The rows of each sequence of a program; none where its tensors do not say that it has sequences."""
+    inputs = program.with_role(Role.INPUT)
+    ends = [*inputs, *program.with_role(Role.OUTPUT)]
+    shapes = {(b.view[:2], b.rows) if b.view and len(b.view) == 3 else None for b in ends}
+    if len(shapes) != 1 or None in shapes or not inputs:
+        return ()
+    slots = tuple(rows for _, rows in ends[0].items)
+    lengths = {(p.name, p.low, p.high, p.default) for p in program.parameters}
+    if lengths and lengths != {(f"len[{i}]", 1, n, n) for i, n in enumerate(slots)}:
+        return ()
+    return slots
 
 
 @dataclass(frozen=True, eq=False)
@@ -92,7 +81,7 @@ class Request:
 
     inputs: dict[str, Array]
     parameters: dict[str, int]
-    sequences: tuple[Sized, ...] = ()
+    sequences: tuple[SequenceSize, ...] = ()
     member: Member | None = None
     future: Future[Result] = field(default_factory=Future)
     arrived: float = 0.0
@@ -154,7 +143,8 @@ class Family:
     def __init__(self, programs: Sequence[Program]) -> None:
         if not programs:
             raise ProgramError("a runner needs a program")
-        self.members = sorted(map(Member, programs), key=lambda m: m.size)
+        self._buckets: ShapeBuckets[Member, Sequence[SequenceSize]] = ShapeBuckets(map(Member.of, programs))
+        self.members = self._buckets.ordered
         self.most = max(len(m.slots) for m in self.members)
         """Sequences of the largest batch."""
         self.weights = programs[0].with_role(Role.WEIGHT)
@@ -172,7 +162,7 @@ class Family:
         self._check_names(inputs)
         values = {name: _integer(name, value) for name, value in parameters.items()}
         sized = self._sized(inputs, bool(values))
-        fitting = next((m for m in self.members if sized and m.place(sized)), None)
+        fitting = self._buckets.choose(sized) if sized else None
         if fitting is None:
             return self._whole(inputs, values)
         if values:
@@ -188,15 +178,10 @@ class Family:
     def _whole(self, inputs: Mapping[str, npt.NDArray[np.generic]], values: dict[str, int]) -> Request:
         """For a program that takes just these shapes."""
         shapes = {name: t.shape for name, t in inputs.items()}
-        member = next((m for m in self.members if {n: b.view or b.shape for n, b in m.inputs.items()} == shapes), None)
+        member = next((m for m in self.members if m.shapes == shapes), None)
         if member is None and len(self.members) > 1:
-            sizes = "; ".join(
-                f"up to {len(m.slots)} sequences of {'at most' if m.masked else 'just'} {max(m.slots)} rows"
-                for m in self.members
-                if m.slots
-            )
-            asked = ", ".join(f"{tensors.shown(name)} of {shape}" for name, shape in shapes.items())
-            raise TensorError(f"none of these programs takes {asked}; they take {sizes or 'their own shapes'}")
+            shown = {tensors.shown(name): shape for name, shape in shapes.items()}
+            raise no_bucket(shown, self._buckets.shown() or [_words(m) for m in self.members])
         member = member or self.members[0]
         member.program.bind(values)
         for name, t in inputs.items():
@@ -217,7 +202,7 @@ class Family:
                 raise TensorError(f"{tensors.shown(name)}: a numpy array is wanted, not {type(t).__name__}")
             tensors.check_dtype(name, t)
 
-    def _sized(self, inputs: Mapping[str, npt.NDArray[np.generic]], mask: bool) -> tuple[Sized, ...]:
+    def _sized(self, inputs: Mapping[str, npt.NDArray[np.generic]], mask: bool) -> tuple[SequenceSize, ...]:
         """The sequences of a request, or () where it has none."""
         shapes = {t.shape if t.ndim == 3 else (1, *t.shape) for t in inputs.values()}
         if len({s[:2] for s in shapes}) != 1 or any(len(s) != 3 for s in shapes):
@@ -228,7 +213,7 @@ class Family:
                 return ()
         n, rows, _ = next(iter(shapes))
         # not more than could fit: a request may be of any size
-        return (Sized(rows, mask),) * n if n <= self.most and rows else ()
+        return (SequenceSize(rows, mask),) * n if n <= self.most and rows else ()
 
     def batch(self, waiting: Iterable[Request]) -> Batch:
         """The first that waits, and of the others, in their order, those that still fit; on the smallest program that
@@ -242,11 +227,12 @@ class Family:
                 break
             more = [*sequences, *request.sequences]
             alone = request.member is not None or request.progress is not None
-            if not alone and len(more) <= self.most and any(m.place(more) for m in self.members):
+            if not alone and len(more) <= self.most and self._buckets.choose(more) is not None:
                 taken.append(request)
                 sequences = more
-        member, places = next((m, p) for m in self.members if (p := m.place(sequences)))
-        at = iter(places)
+        member = self._buckets.choose(sequences)
+        assert member is not None  # `admit` has found one for the first request
+        at = iter(member.place(sequences) or ())
         return Batch(member, taken, [[next(at) for _ in r.sequences] for r in taken])
 
 
@@ -257,6 +243,11 @@ def _interface(program: Program) -> set[tuple[Any, ...]]:
         return (*b.shape, b.layout.value) if b.role is Role.WEIGHT else (b.view or b.shape)[-1:]
 
     return {(b.role.value, b.name, *shape(b)) for b in program.buffers if b.role is not Role.SCRATCH}
+
+
+def _words(member: Member) -> str:
+    """The shapes that a program without slots takes."""
+    return ", ".join(f"{tensors.shown(name)} of {shape}" for name, shape in member.shapes.items())
 
 
 def _integer(name: str, value: Any) -> int:

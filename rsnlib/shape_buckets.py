@@ -1,0 +1,169 @@
+"""Shape buckets: the shapes that there are programs for, and the one choice of a bucket for what is asked.
+
+A program is compiled for fixed sizes. What is asked runs in the cheapest bucket that it fits into, and is padded to the
+sizes of that bucket. The order is the same everywhere: the bucket with the fewest rows is the cheapest; of buckets with
+as many rows, the one that was listed first.
+
+Plain data, without PyTorch: compiled families, saved models and servers all use it.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from math import prod
+from typing import Any, Generic, Self, TypeVar
+
+from ..base.errors import TensorError
+
+MAX_SHOWN = 6
+"""Buckets that an error message lists."""
+
+Asked = TypeVar("Asked")
+
+
+@dataclass(frozen=True)
+class Extent:
+    """The size of one dimension in a bucket. exact: calls must have this size; otherwise they have 1 up to this size.
+    what: the name of the dimension, for messages."""
+
+    size: int
+    exact: bool = False
+    what: str = "length"
+
+    def takes(self, size: int) -> bool:
+        """Whether a call may have this size."""
+        return size == self.size if self.exact else 1 <= size <= self.size
+
+    def covers(self, other: Extent) -> bool:
+        """Whether it takes all sizes that `other` takes."""
+        return self.takes(other.size) and (other.exact or other.size == 1 or not self.exact)
+
+    def __str__(self) -> str:
+        return f"{self.what} {self.size}" if self.exact or self.size == 1 else f"{self.what} 1 to {self.size}"
+
+
+class ShapeBucket(ABC, Generic[Asked]):
+    """The sizes of one program. Asked: how the sizes of a call are given."""
+
+    @property
+    @abstractmethod
+    def rows(self) -> int:
+        """How many rows the program computes, which is its cost."""
+
+    @abstractmethod
+    def fits(self, asked: Asked) -> bool:
+        """Whether a call of these sizes may be padded to this bucket."""
+
+    @abstractmethod
+    def covers(self, other: Self) -> bool:
+        """Whether all that fits into `other` fits into this bucket."""
+
+
+@dataclass(frozen=True)
+class SizeBucket(ShapeBucket[Sequence[int]]):
+    """A program for calls that choose the sizes of some dimensions. extents: of those dimensions, in a fixed order,
+    which is also the order of the sizes of a call."""
+
+    extents: tuple[Extent, ...]
+
+    @property
+    def sizes(self) -> tuple[int, ...]:
+        return tuple(extent.size for extent in self.extents)
+
+    @property
+    def rows(self) -> int:
+        return prod(self.sizes)
+
+    def fits(self, asked: Sequence[int]) -> bool:
+        return all(extent.takes(size) for extent, size in zip(self.extents, asked, strict=True))
+
+    def covers(self, other: SizeBucket) -> bool:
+        return all(mine.covers(its) for mine, its in zip(self.extents, other.extents, strict=True))
+
+    def __str__(self) -> str:
+        return ", ".join(map(str, self.extents))
+
+
+@dataclass(frozen=True)
+class SequenceSize:
+    """A sequence of a request: how many rows it has, and whether it needs a program with masks."""
+
+    rows: int
+    needs_mask: bool = False
+
+
+@dataclass(frozen=True, eq=False)
+class SlotBucket(ShapeBucket[Sequence[SequenceSize]]):
+    """A program for several sequences that do not see each other. slots: the rows of each sequence that it is compiled
+    for, in the program's order. masked: whether the program has masks, so that sequences may be shorter."""
+
+    slots: tuple[int, ...]
+    masked: bool
+
+    @property
+    def rows(self) -> int:
+        return sum(self.slots)
+
+    def place(self, asked: Sequence[SequenceSize]) -> list[int] | None:
+        """The number of a slot for each sequence, or None where they do not fit.
+
+        The longest sequence chooses first, and takes the shortest slot that it fits into. What fits a longer sequence
+        fits a shorter one, so this finds slots for all sequences whenever there are any."""
+        free = sorted(range(len(self.slots)), key=self.slots.__getitem__)
+        if len(asked) > len(free):
+            return None
+        chosen = [0] * len(asked)
+        for i in sorted(range(len(asked)), key=lambda i: -asked[i].rows):
+            slot = next((s for s in free if self._takes(s, asked[i])), None)
+            if slot is None:
+                return None
+            free.remove(slot)
+            chosen[i] = slot
+        return chosen
+
+    def _takes(self, slot: int, sequence: SequenceSize) -> bool:
+        extent = Extent(self.slots[slot], exact=not self.masked)
+        return extent.takes(sequence.rows) and (self.masked or not sequence.needs_mask)
+
+    def fits(self, asked: Sequence[SequenceSize]) -> bool:
+        return self.place(asked) is not None
+
+    def covers(self, other: SlotBucket) -> bool:
+        return self.fits([SequenceSize(rows, other.masked) for rows in other.slots])
+
+    def __str__(self) -> str:
+        batch, lengths = Extent(len(self.slots), what="batch"), sorted(set(self.slots))
+        if len(lengths) == 1:
+            return f"{batch}, {Extent(lengths[0], exact=not self.masked)}"
+        return f"{batch}, lengths {'up to ' if self.masked else ''}{', '.join(map(str, sorted(self.slots)))}"
+
+
+B = TypeVar("B", bound=ShapeBucket[Any])
+
+
+class ShapeBuckets(Generic[B, Asked]):
+    """The buckets of all programs of a model, cheapest first. Asked: how the sizes of a call are given, as in B."""
+
+    def __init__(self, buckets: Iterable[B]) -> None:
+        self.ordered: tuple[B, ...] = tuple(sorted(buckets, key=lambda bucket: bucket.rows))
+
+    def choose(self, asked: Asked) -> B | None:
+        """The cheapest bucket that these sizes fit into, or None."""
+        return next((bucket for bucket in self.ordered if bucket.fits(asked)), None)
+
+    def shown(self) -> list[str]:
+        """In words, the largest buckets: those that no costlier one covers."""
+        largest: list[B] = []
+        for bucket in reversed(self.ordered):
+            if bucket.rows and not any(other.covers(bucket) for other in largest):
+                largest.append(bucket)
+        return [str(bucket) for bucket in reversed(largest)]
+
+
+def no_bucket(shapes: Mapping[str, Sequence[int]], buckets: Sequence[str]) -> TensorError:
+    """The error for a call that no bucket takes. shapes: of its tensors, by name; buckets: in words."""
+    given = ", ".join(f"{name} of {tuple(shape)}" for name, shape in shapes.items())
+    more = f"; and {len(buckets) - MAX_SHOWN} more" if len(buckets) > MAX_SHOWN else ""
+    return TensorError(f"no program takes {given}; there are programs for {'; '.join(buckets[:MAX_SHOWN])}{more}")
