@@ -4,29 +4,20 @@ from __future__ import annotations
 
 import os
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
-from dataclasses import replace
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, overload
 
-from .base.errors import ScheduleError, TensorError, UnsupportedError, require_torch
+from .base.errors import ScheduleError, TensorError, require_torch
 from .host.model.compiled import Compiled, Recipe, modelled_layers
 from .host.model.family import Family
-from .isa.overlay import Overlay
-from .isa.overlays import find
 from .rsnlib.shapes import Shapes
-from .scheduler.best import Best, schedule_named
-from .scheduler.build import Observe, build
-from .scheduler.lower import lower
-from .scheduler.room import RoomError
-from .scheduler.schedule import PAPER, Schedule
+from .scheduler.best import Best
+from .scheduler.schedule import Schedule
 
 if TYPE_CHECKING:
     from torch import nn
-    from torch.export import ExportedProgram
 
     from .rsnlib.passes import Passes
-    from .rsnlib.precision import Borders
 
 
 def _examples(given: Any) -> tuple[Any, ...] | dict[str, Any]:
@@ -59,69 +50,22 @@ def explain(
     """
     require_torch("compiling a model")
     from .host.model.torch_backend import explain as explain_captured
-    from .host.model.torch_backend import is_captured
     from .rsnlib.capture import module_of
-    from .rsnlib.passes import within
-    from .rsnlib.precision import Widened, widened_example
-    from .rsnlib.trace import trace
+    from .rsnlib.explain_captured import is_captured
+    from .rsnlib.pipeline import Pipeline
+    from .rsnlib.precision import in_float32
 
-    example_inputs = _examples(example_inputs)
+    example = _examples(example_inputs)
     if is_captured(model):
-        return explain_captured(model, example_inputs)
-    target = find(overlay)
-    module = module_of(model)
-    borders = _borders(module, example_inputs)
+        return explain_captured(model, example)
+    pipeline = Pipeline.named(overlay)
+    module, example, borders = in_float32(module_of(model), example)
     if borders is not None:
-        module, example_inputs = Widened(module).module, widened_example(example_inputs)
-    with _proposing(module, example_inputs, target, borders):
-        traced = trace(module, example_inputs, within(target))
-    with _proposing(module, example_inputs, target, borders, True):
-        built = build(traced.network, target, PAPER)
+        warnings.warn(borders.told, stacklevel=2)
+    with pipeline.proposing_pieces(module, example, is_half=borders is not None):
+        traced = pipeline.trace(module, example)
+        built = pipeline.build(traced.network)
     return traced.explain(modelled_layers(built.program, traced.network))
-
-
-def _borders(module: nn.Module, example: Any) -> Borders | None:
-    """Of a model whose weights are in half precision, which is said. Raises as `trace`."""
-    from .rsnlib.precision import Borders
-
-    borders = Borders.of(module, example)
-    if borders is not None:
-        warnings.warn(borders.told, stacklevel=3)
-    return borders
-
-
-@contextmanager
-def _proposing(
-    model: nn.Module, example: Any, overlay: Overlay, borders: Borders | None, is_built: bool = False
-) -> Iterator[None]:
-    """Propose torch.compile where a module is refused as a whole, if some of it would run on the machine then. borders:
-    of the user's own model, where this one is its copy in float32. is_built: it was captured, so that what is refused
-    is beyond a limit of the machine."""
-    try:
-        yield
-    except RoomError:
-        raise  # pieces are as large together
-    except UnsupportedError as error:
-        from .rsnlib.graph_split import LimitError, runs_in_pieces
-
-        refused = LimitError(str(error)) if is_built else error
-        if not runs_in_pieces(refused, model, example, lambda network: lower(network, overlay, PAPER)):
-            raise
-        options = "" if overlay.name == "xnn" else f", options={{'overlay': '{overlay.name}'}}"
-        given = "model" if borders is None else "model.float()"
-        way_out = f'torch.compile({given}, backend="rsn"{options}) runs the rest on the machine, in pieces'
-        raise UnsupportedError(f"{error}; {way_out}") from error
-
-
-def _also(check: Callable[[ExportedProgram], None], observe: Observe) -> Observe:
-    """An observer that is shown the captured graph first."""
-
-    def observed(name: str, made: Any) -> None:
-        if name == "capture":
-            check(made)
-        observe(name, made)
-
-    return observed
 
 
 @overload
@@ -189,39 +133,36 @@ def compile(
     require_torch("compiling a model")
     from .rsnlib.capture import module_of
     from .rsnlib.changes import Followed
-    from .rsnlib.passes import USUAL, within
+    from .rsnlib.pipeline import Pipeline
     from .rsnlib.pool import Pool
-    from .rsnlib.precision import widened_example
+    from .rsnlib.precision import Borders, widened_example
 
-    passes, example_inputs = passes or USUAL, _examples(example_inputs)
     if dynamic_shapes is not None and lengths is not None:
         raise ScheduleError("lengths are of one program; with dynamic_shapes give sizes as rsn.Length")
-    example_inputs = _kept(example_inputs)
-    module = module_of(model)
-    borders = _borders(module, example_inputs)
+    usual = Pipeline.named(overlay, schedule, budget_s=budget_s, passes=passes, lengths=lengths)
+    example, module = _kept(_examples(example_inputs)), module_of(model)
+    borders = Borders.of(module, example)
     if borders is not None:
-        example_inputs = widened_example(example_inputs)
-    followed = Followed(module, checksums)
-    chosen = schedule_named(schedule, budget_s)
+        warnings.warn(borders.told, stacklevel=2)
+        example = widened_example(example)
+    followed = Followed(module, checksums)  # makes the copy in float32 of a model in half precision
     pool = None if dynamic_shapes is None else Pool()
 
-    def made(example: tuple[Any, ...] | dict[str, Any], passes: Passes) -> Compiled:
+    def program(example: tuple[Any, ...] | dict[str, Any], pipeline: Pipeline) -> Compiled:
         seen = followed.look()
-        config = getattr(followed.original, "config", None)
-        target = find(overlay)
-        recipe = Recipe(followed, example, target, chosen, lengths, within(target, passes), config, pool)
-        is_usual = lengths is None and (passes.rules, passes.lower) == (USUAL.rules, USUAL.lower)
-        with _proposing(followed.module, example, target, borders) if is_usual else nullcontext():
-            traced = recipe.trace()
-        with _proposing(followed.module, example, target, borders, True) if is_usual else nullcontext():
-            built = recipe.build(traced)
+        recipe = Recipe(followed, example, pipeline, getattr(followed.original, "config", None), pool)
+        with pipeline.proposing_pieces(followed.module, example, is_half=borders is not None):
+            traced = recipe.trace()  # capture, rewrite, match, fold
+            built = recipe.build(traced)  # schedule, lower, pack
         # The programs of a family are in float32; its borders are its own.
         return Compiled(traced, built, board, recipe, seen, borders if dynamic_shapes is None else None)
 
     if dynamic_shapes is None:
-        return made(example_inputs, passes)
-
-    def checked(example: dict[str, Any], check: Callable[[ExportedProgram], None]) -> Compiled:
-        return made(example, replace(passes, observe=_also(check, passes.observe)))
-
-    return Family(followed, example_inputs, dynamic_shapes, checked, borders)
+        return program(example, usual)
+    return Family(
+        followed,
+        example,
+        dynamic_shapes,
+        lambda example, check: program(example, usual.observed("capture", check)),
+        borders,
+    )

@@ -20,7 +20,6 @@ import numpy as np
 
 from rsn.host.runner import Result, Runner
 from rsn.hw.versal.csim.build import build as build_machine
-from rsn.isa.overlays import find
 from rsn.isa.overlays.xnn_formats import Mme
 from rsn.isa.overlays.xnn_kernels import flops
 
@@ -52,12 +51,11 @@ def main() -> None:
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
     from rsn.rsnlib.models import load_spec
-    from rsn.rsnlib.trace import trace
-    from rsn.scheduler.build import build
-    from rsn.scheduler.schedule import SCHEDULES
+    from rsn.rsnlib.pipeline import Pipeline
 
     model, example = load_spec("bert-large-encoder", batch=BATCH, seq=SEQ, seed=0, base=True)
-    built = build(trace(model, example).network, find("xnn-base"), SCHEDULES["paper"])
+    pipeline = Pipeline.named("xnn-base")
+    built = pipeline.build(pipeline.trace(model, example).network)
     ops = [op for ops in built.program.preloaded.values() for op in ops]
     work = sum(flops(op) for op in ops if isinstance(op, Mme))
     x = np.random.default_rng(0).standard_normal((BATCH, SEQ, 1024)).astype(np.float32)

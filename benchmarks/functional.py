@@ -24,7 +24,6 @@ import numpy as np
 from rsn.assembler import container
 from rsn.host.runner import Runner
 from rsn.host.tensors import load_tensors, save_tensors
-from rsn.isa.overlays import find
 
 BATCH, SEQ = 6, 512
 
@@ -38,12 +37,11 @@ def cpu(call: Callable[[], object]) -> float:
 def prepare(folder: Path) -> Callable[[object], object]:
     """Write program, weights and input; the PyTorch module."""
     from rsn.rsnlib.models import load_spec
-    from rsn.rsnlib.trace import trace
-    from rsn.scheduler.build import build
-    from rsn.scheduler.schedule import SCHEDULES
+    from rsn.rsnlib.pipeline import Pipeline
 
     model, example = load_spec("bert-large-encoder", batch=BATCH, seq=SEQ, seed=0, base=True)
-    built = build(trace(model, example).network, find("xnn-base"), SCHEDULES["paper"])
+    pipeline = Pipeline.named("xnn-base")
+    built = pipeline.build(pipeline.trace(model, example).network)
     container.write(built.program, folder / "p.bin")
     save_tensors(folder / "w.safetensors", built.weights, packed=True)
     x = np.random.default_rng(0).standard_normal((BATCH, SEQ, 1024)).astype(np.float32)

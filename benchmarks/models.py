@@ -27,13 +27,10 @@ from torch.utils import _pytree as pytree
 
 from rsn.base.errors import RsnError
 from rsn.host.model.compiled import Compiled
-from rsn.isa.overlays import find
 from rsn.rsnlib.models import preset
 from rsn.rsnlib.partition import Traced
+from rsn.rsnlib.pipeline import Pipeline
 from rsn.rsnlib.rules import PRODUCTS
-from rsn.rsnlib.trace import trace
-from rsn.scheduler.build import build
-from rsn.scheduler.schedule import PAPER
 
 Made = tuple[nn.Module, tuple[Any, ...] | dict[str, Any]]
 
@@ -150,8 +147,9 @@ def measured(make: Callable[[bool], Made], small: bool) -> dict[str, Any]:
     args, kwargs = ((), inputs) if isinstance(inputs, dict) else (inputs, {})
     start = time.perf_counter()
     try:
-        traced = trace(model, inputs)
-        built = build(traced.network, find("xnn"), PAPER)
+        pipeline = Pipeline.named("xnn")
+        traced = pipeline.trace(model, inputs)
+        built = pipeline.build(traced.network)
     except RsnError as error:
         return {"refused": str(error)}
     with Compiled(traced, built, "sim") as compiled, torch.no_grad():

@@ -90,11 +90,10 @@ def compile_command(
         from ..rsnlib.dump import shown
         from ..rsnlib.fold import fold, fold_shapes
         from ..rsnlib.models import load_spec
-        from ..rsnlib.passes import Passes, within
-        from ..rsnlib.precision import Borders, Widened, widened_example
-        from ..rsnlib.trace import trace
+        from ..rsnlib.passes import Passes
+        from ..rsnlib.pipeline import Pipeline
+        from ..rsnlib.precision import in_float32
         from ..scheduler.best import Chosen, schedule_named
-        from ..scheduler.build import build
 
         target, plan = find(overlay), schedule_named(schedule, 30.0 if budget is None else budget, seed)
         for path in (output, schedule_out):
@@ -113,22 +112,25 @@ def compile_command(
 
         is_model = output.endswith(SUFFIX)
         is_program_alone = weights_path is None and not is_model
-        passes = within(target, Passes(observe=observe, fold=fold_shapes if is_program_alone else fold))
+        pipeline = Pipeline(
+            overlay=target,
+            schedule=plan,
+            passes=Passes(observe=observe, fold=fold_shapes if is_program_alone else fold),
+            lengths=None if lengths is None else _integers(lengths),
+            checks_rows=False,
+            progress=steps.share,
+        )
         model, example = load_spec(spec, batch=batch, seq=seq, seed=seed, base=target.extends is None)
         steps.done("load the model")
-        model = module_of(model)
-        borders = Borders.of(model, example)
+        model, example, borders = in_float32(module_of(model), example)
         if borders is not None:
             with steps.paused():
                 click.echo(f"warning: {borders.told}", err=True)
-            model, example = Widened(model).module, widened_example(example)
-        traced = trace(model, example, passes)
+        traced = pipeline.trace(model, example)
         del model, example
-        if lengths is not None:
-            traced = traced.with_lengths(_integers(lengths))
         network, host = traced.network, traced.host if is_model else None
         del traced  # its copy of the weights is the third one
-        built = build(network, target, plan, steps.share, passes)
+        built = pipeline.build(network)
         if weights_path is not None:
             save_tensors(weights_path, built.weights, packed=True)
         if host is not None:

@@ -286,7 +286,7 @@ def _compare(program: Program, options: Mapping[str, Any], as_json: bool) -> Non
     from ..host.tensors import Weights
     from ..isa.program import Role
     from ..rsnlib.models import load_spec
-    from ..rsnlib.trace import trace
+    from ..rsnlib.pipeline import Pipeline
     from .progress import working
 
     params = dict(options["params"])
@@ -301,7 +301,7 @@ def _compare(program: Program, options: Mapping[str, Any], as_json: bool) -> Non
         model, example = load_spec(
             options["spec"], batch=source.view[0], seq=source.view[1], seed=options["seed"] or 0, base=base
         )
-        traced = trace(model, example)
+        traced = Pipeline(overlay=program.overlay).trace(model, example)
         network, lengths = traced.network, None
         if source.rows:
             network = network.with_lengths(source.rows)

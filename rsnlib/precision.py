@@ -127,6 +127,17 @@ class Widened:
                 wide.copy_(x)
 
 
+def in_float32(
+    model: nn.Module, example_inputs: tuple[Any, ...] | dict[str, Any]
+) -> tuple[nn.Module, tuple[Any, ...] | dict[str, Any], Borders | None]:
+    """A module and its example inputs; copies of both in float32, and the borders, where its weights are in half
+    precision. Raises as `Borders.of` and `Widened`."""
+    borders = Borders.of(model, example_inputs)
+    if borders is None:
+        return model, example_inputs, None
+    return Widened(model).module, widened_example(example_inputs), borders
+
+
 def floating_dtypes(model: nn.Module) -> dict[str, torch.dtype]:
     """Of parameters and buffers, by their names."""
     named = chain(model.named_parameters(remove_duplicate=False), model.named_buffers(remove_duplicate=False))

@@ -11,10 +11,10 @@ import numpy as np
 from ...isa.overlay import Overlay
 from ...isa.program import Program
 from ...scheduler.attention_unfused import lower_scores, lower_values, place_scores
+from ...scheduler.build import Passes, build
 from ...scheduler.graph import Activation, Array, Attention, Gemm, Layer, LayerGraph, Norm, Output
 from ...scheduler.kernel_builder import KernelBuilder
-from ...scheduler.lower import place_activations
-from ...scheduler.pack import pack
+from ...scheduler.lower import Lowered, Weights, place_activations
 from ...scheduler.schedule import Schedule
 
 HIDDEN, INNER, HEADS, HEAD_DIM = 1024, 4096, 16, 64
@@ -129,10 +129,13 @@ def vit(shapes: Sequence[Sequence[int]], batch: int, seq: int) -> LayerGraph:
 
 def attention_half(second: bool, overlay: Overlay, schedule: Schedule) -> Program:
     """One product of Table 9's attention as a program of its own: the scores go to DDR, or come from there."""
-    network = segment("attention")
-    s = KernelBuilder(network, overlay, schedule)
-    place_activations(s)
-    (attention,) = network.layers
-    assert isinstance(attention, Attention)
-    (lower_values if second else lower_scores)(s, attention, place_scores(s, attention))
-    return pack(s.finish())
+
+    def lower_half(network: LayerGraph, overlay: Overlay, schedule: Schedule) -> Lowered:
+        s = KernelBuilder(network, overlay, schedule)
+        place_activations(s)
+        (attention,) = network.layers
+        assert isinstance(attention, Attention)
+        (lower_values if second else lower_scores)(s, attention, place_scores(s, attention))
+        return Lowered(s.finish(), Weights(s.weights))
+
+    return build(segment("attention"), overlay, schedule, passes=Passes(lower=lower_half)).program

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from html import escape
 from pathlib import Path
@@ -13,11 +13,9 @@ from typing import TYPE_CHECKING, Any, Self
 from ...base.durations import duration
 from ...base.errors import ScheduleError, TensorError, UnsupportedError
 from ...hw.sim.machine import Run
-from ...isa.overlay import Overlay
 from ...isa.program import Program, Role
 from ...isa.statistics import count
-from ...scheduler.best import Best
-from ...scheduler.build import Built, build, rebuild
+from ...scheduler.build import Built
 from ...scheduler.schedule import Schedule
 from ..closing import Closing
 from ..forks import forget_in_children
@@ -32,7 +30,7 @@ if TYPE_CHECKING:
     from ...hw.sim.machine import Machine
     from ...rsnlib.changes import Followed
     from ...rsnlib.partition import Traced
-    from ...rsnlib.passes import Passes
+    from ...rsnlib.pipeline import Pipeline
     from ...rsnlib.pool import Pool
     from ...rsnlib.precision import Borders
     from ...rsnlib.summary import Modelled
@@ -43,47 +41,40 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, eq=False)
 class Recipe:
-    """How a program was made of a model, to make it again when the model has changed. schedule: as asked for."""
+    """How a program was made of a model, to make it again when the model has changed."""
 
     followed: Followed
     example: tuple[Any, ...] | dict[str, Any]
-    overlay: Overlay
-    schedule: Schedule | Best
-    lengths: Sequence[int] | None
-    passes: Passes
+    pipeline: Pipeline
     config: Any = None
     """The model's, which may be gone when it is asked for."""
     pool: Pool | None = None
     """Of the family's weights, where the program is one of several."""
 
     def trace(self) -> Traced:
-        """The model as it is now. Raises `UnsupportedError` or `TensorError`."""
-        from ...rsnlib.trace import trace
-
-        return self._finished(trace(self.followed.module, self.example, self.passes, again=True))
+        """The model as it is now. Raises as `Pipeline.trace`."""
+        return self._shared(self.pipeline.trace(self.followed.module, self.example, again=True))
 
     def trace_again(self, graph: Callable[[], Traced] | None) -> Traced:
         """The same graph with other weights."""
         try:
             if graph is not None:
-                return self._finished(graph())
+                return self._shared(self.pipeline.with_lengths(graph(), self.example))
         except (UnsupportedError, TensorError):  # with these numbers the graph as it was rewritten does not do
             pass
         return self.trace()
 
-    def _finished(self, traced: Traced) -> Traced:
-        if self.pool is not None:
-            traced = self.pool.shared(traced)
-        return traced if self.lengths is None else traced.with_lengths(self.lengths, self.example)
+    def _shared(self, traced: Traced) -> Traced:
+        return traced if self.pool is None else self.pool.shared(traced)
 
     def build(self, traced: Traced) -> Built:
-        """Raises `UnsupportedError` or `ScheduleError`."""
-        return build(traced.network, self.overlay, self.schedule, passes=self.passes)
+        """Raises as `Pipeline.build`."""
+        return self.pipeline.build(traced.network)
 
     def rebuild(self, built: Built, traced: Traced) -> Built:
         """With the schedule that was chosen, where the network still has its segments."""
         try:
-            return rebuild(built, traced.network, self.overlay, self.passes)
+            return self.pipeline.rebuild(built, traced.network)
         except ScheduleError:
             return self.build(traced)
 

@@ -28,7 +28,7 @@ from rsn.hw.sim.machine import Machine, launch_seconds
 from rsn.isa.overlays import OVERLAYS, find
 from rsn.isa.program import Kernels, Program
 from rsn.rsnlib.models import preset
-from rsn.rsnlib.trace import trace
+from rsn.rsnlib.pipeline import Pipeline
 from rsn.scheduler.best import schedule_named
 from rsn.scheduler.build import build
 from rsn.scheduler.graph import Activation, Attention, Gemm, LayerGraph, Norm, Output
@@ -92,10 +92,8 @@ class Attending(nn.Module):
 
 
 def _traced(model: nn.Module, inputs: Any, overlay: str = "xnn", schedule: Any = "paper", lengths: Any = None) -> Made:
-    traced = trace(model, inputs)
-    if lengths is not None:
-        traced = traced.with_lengths(lengths)
-    built = build(traced.network, find(overlay), schedule_named(schedule))
+    pipeline = Pipeline.named(overlay, schedule, lengths=lengths)
+    built = pipeline.build(pipeline.trace(model, inputs).network)
     return Made(built.program, built.weights)
 
 

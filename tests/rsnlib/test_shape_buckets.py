@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 
 torch = pytest.importorskip("torch")
 
-from rsn.host.serving.family import Family  # noqa: E402 - torch first: it may be missing
 from rsn.base.errors import TensorError  # noqa: E402
+from rsn.host.serving.family import Family  # noqa: E402 - torch first: it may be missing
 from rsn.rsnlib.buckets import Buckets  # noqa: E402
 from rsn.rsnlib.shape_buckets import (  # noqa: E402
     MAX_SHOWN,

@@ -1,0 +1,121 @@
+"""A graph that torch.compile has captured: for which arguments it is one program, and what of it the machine runs."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from operator import is_
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.fx import GraphModule
+
+from ..base.errors import UnsupportedError
+from .changes import Numbers
+from .graph_split import Split
+from .partition import Traced
+from .pipeline import Pipeline
+from .specialize import Bound, is_number, static_arguments
+
+
+class Weights:
+    """The weights that a program was compiled with; they are kept, so that others cannot have their identity."""
+
+    def __init__(self, tensors: Sequence[Any], checksums: bool) -> None:
+        self._tensors = tensors
+        self._numbers = Numbers(tensors, checksums)
+
+    def are(self, tensors: Sequence[Any]) -> bool:
+        """Whether these are they, unchanged."""
+        same = all(map(is_, tensors, self._tensors))
+        return same and not self._numbers.have_moved() and not self._numbers.have_changed()
+
+
+class CapturedGraph:
+    """A graph, and the pipeline that compiles it. whole: whether all of it that the machine should run must run there,
+    or nothing."""
+
+    def __init__(self, graph: GraphModule, pipeline: Pipeline, whole: bool) -> None:
+        self._graph = graph
+        self.pipeline = pipeline
+        self.whole = whole
+        self._kinds: tuple[list[int], list[int]] | None = None
+        self.title = _title(graph)
+        self.end = _end(graph)
+
+    def in_pytorch(self, *args: Any) -> Any:
+        """What the graph computes."""
+        return self._graph.forward(*args)
+
+    def key(self, args: Sequence[Any]) -> Any:
+        """All that a program depends on of the arguments of a call, but the weights. Equal keys, one program."""
+        others, _ = self._positions(args)
+        return tuple(_facts(args[i]) for i in others), _wants_gradients(args)
+
+    def weights(self, args: Sequence[Any]) -> list[Any]:
+        """Those of the arguments that are parameters or buffers of the model."""
+        _, weights = self._positions(args)
+        return [args[i] for i in weights]
+
+    def divide(self, args: Sequence[Any]) -> Traced | Split:
+        """What of it runs where. What is made of this takes the arguments in `taken`. Raises one of `Refusal` where
+        nothing would run on the machine, and, if it is to be `whole`, where not all is the machine's that has to be."""
+        if _wants_gradients(args):
+            raise UnsupportedError("gradients are wanted, and the machine has none: call it under torch.no_grad()")
+        taken = self.taken(args)
+        known = {i: x for i, x in enumerate(args) if i not in taken}
+        module = Bound(self._graph, known).eval()
+        return self.pipeline.divide(module, tuple(args[i] for i in taken), whole=self.whole)
+
+    def taken(self, args: Sequence[Any]) -> list[int]:
+        """The positions of the arguments that a program takes in each call: it is compiled for the others, which are
+        weights and numbers."""
+        others, _ = self._positions(args)
+        return [i for i in others if not _is_number(args[i])]
+
+    def _positions(self, args: Sequence[Any]) -> tuple[list[int], list[int]]:
+        """Of arguments of each call, and of weights. Which are which is the same in every call."""
+        if self._kinds is None:
+            weights = static_arguments(self._graph, args)
+            self._kinds = [i for i in range(len(args)) if i not in weights], sorted(weights)
+        return self._kinds
+
+
+def _wants_gradients(args: Sequence[Any]) -> bool:
+    return torch.is_grad_enabled() and any(getattr(x, "requires_grad", False) for x in args)
+
+
+def _is_number(x: Any) -> bool:
+    return not hasattr(x, "shape") or is_number(x)
+
+
+def _facts(x: Any) -> Any:
+    """All that a program depends on of an argument."""
+    return float(x) if _is_number(x) else (tuple(x.shape), x.dtype, x.device)
+
+
+def _title(graph: GraphModule) -> str:
+    """Where in the user's code it begins: in the outermost `forward`, or function."""
+    for node in graph.graph.nodes:
+        if node.op not in ("placeholder", "get_attr") and node.stack_trace:
+            lines = re.findall(r'File "(.*)", line (\d+), in (\S+)', node.stack_trace)
+            for path, line, name in sorted(lines, key=lambda x: x[2] != "forward")[:1]:
+                return place(path, line, name)
+    return "without operators"
+
+
+def _end(graph: GraphModule) -> str:
+    """Why and where torch broke the graph, "" where it ends with the function."""
+    reason: Any = getattr(graph, "compile_subgraph_reason", None)
+    if reason is None or not reason.graph_break:
+        return ""
+    where = [place(x.filename, x.lineno, x.name) for x in reason.user_stack[-1:]]
+    return f"graph break in {where[0] if where else 'code that is not known'}: {reason.reason.splitlines()[0]}"
+
+
+def place(path: str, line: int | str, function: str) -> str:
+    """A line of code, for messages."""
+    file = Path(path)
+    shown = file.relative_to(Path.cwd()) if file.is_relative_to(Path.cwd()) else file
+    return f"{function} at {shown}:{line}"
