@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from ..base.errors import TensorError, UnsupportedError
 from ..base.tolerance import BOUND
-from .buckets import Buckets, Cut, Factor, Sizes, is_zero_or_one
+from .call_padding import CallPadding, Cut, Factor, Sizes, is_zero_or_one
 from .shapes import Arguments, Batch, Dim
 
 if TYPE_CHECKING:
@@ -36,14 +36,14 @@ class Filling:
     def __init__(self, model: nn.Module, arguments: Arguments) -> None:
         self._model, self._of = model, arguments
         self._captured: dict[Sizes, Graph] = {}
-        self.buckets = Buckets(arguments, [name for name, x in arguments.example.items() if _is_mask(x)])
+        self.padding = CallPadding(arguments, [name for name, x in arguments.example.items() if _is_mask(x)])
         """What was found out."""
         probe = _Probe(model, arguments)
         probe.call_with_other_sizes()
         usual = tuple(dim.sizes[0] if dim.exact else dim.sizes[-1] for dim in arguments.dims)
         if self._growing(usual):
             self.check(usual, self._graph(usual).program)
-            cuts = self.buckets.cuts[usual]
+            cuts = self.padding.cuts[usual]
             probe.compare(
                 lambda leaves, taken, asked: [
                     x if cut is None else cut(x, taken, asked) for x, cut in zip(leaves, cuts, strict=True)
@@ -55,11 +55,11 @@ class Filling:
         growing = self._growing(sizes)
         if growing:
             outcome = self._check(growing, self._of_program(program, sizes), sizes)
-            self.buckets.cuts[sizes] = [None if axes is None else _cut(axes, growing) for axes in outcome.outputs]
+            self.padding.cuts[sizes] = [None if axes is None else _cut(axes, growing) for axes in outcome.outputs]
 
     def check_again(self) -> None:
         """With what the module's parameters and buffers hold now. Raises `UnsupportedError`."""
-        for sizes in list(self.buckets.cuts):
+        for sizes in list(self.padding.cuts):
             self.check(sizes, self._graph(sizes).program)
 
     def _growing(self, sizes: Sizes) -> list[int]:
@@ -87,7 +87,7 @@ class Filling:
                 if atom.dim is not None and not atom.offset + sizes[growing[atom.dim]] >= 0:
                     raise UnsupportedError(f"output {n} cannot be cut")
         for i, least in outcome.least.items():
-            self.buckets.least[dims[i]] = max(self.buckets.least.get(dims[i], 1), least)
+            self.padding.least[dims[i]] = max(self.padding.least.get(dims[i], 1), least)
         return outcome
 
     def _other(self, growing: Sequence[int], sizes: Sizes) -> Sizes:

@@ -74,11 +74,11 @@ class Family(Closing):
         """Raises as a call of `Compiled`, and `TensorError` for sizes beyond those listed."""
         if self._borders is not None:
             args, kwargs = self._borders.widened(self._arguments.signature, args, kwargs)
-        call = self._filling.buckets.fit(args, kwargs)
+        call = self._filling.padding.fit(args, kwargs)
         with self._lock:
             seen = self._follow()
             self._latest = self._program(call.taken)
-            result = self._filling.buckets.cut(self._latest.call_with(seen, (), call.given), call)
+            result = self._filling.padding.cut(self._latest.call_with(seen, (), call.given), call)
             return result if self._borders is None else self._borders.narrowed(result)
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
@@ -174,7 +174,7 @@ class Family(Closing):
         with self._lock:
             self._follow()
             parts = (self._program(sizes).part(sizes) for sizes in self._every)
-            write(path, parts, self._filling.buckets, self._borders)
+            write(path, parts, self._filling.padding, self._borders)
 
     def close(self) -> None:
         """Give the boards back."""

@@ -14,6 +14,7 @@ import os
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
+from math import prod
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -24,7 +25,7 @@ from ...assembler import container
 from ...base.errors import ContainerError, MissingError, RsnError, require_torch
 from ...base.files import check_target, replacing
 from ...isa.program import Program, Role
-from ...rsnlib.buckets import Buckets, Cut, Factor, Sizes
+from ...rsnlib.call_padding import CallPadding, Cut, Factor, Sizes
 from ...rsnlib.shapes import Arguments, Batch, Dim, Length
 from ..tensors import Images
 
@@ -57,12 +58,12 @@ class Part:
 
 @dataclass(frozen=True, eq=False)
 class Saved:
-    """What is in a file. buckets: None for a model of one size. borders: of a model in half precision. same: for each
-    part, the number of the first one that has the same weights in the same places. version: of the toolchain that wrote
-    it."""
+    """What is in a file. padding: of calls, None for a model of one size. borders: of a model in half precision. same:
+    for each part, the number of the first one that has the same weights in the same places. version: of the toolchain
+    that wrote it."""
 
     parts: tuple[Part, ...]
-    buckets: Buckets | None
+    padding: CallPadding | None
     borders: Borders | None
     same: tuple[int, ...]
     version: str
@@ -101,7 +102,7 @@ def _checksum(tensor: torch.Tensor) -> str:
 
 
 def write(
-    path: str | os.PathLike[str], parts: Iterable[Part], buckets: Buckets | None, borders: Borders | None
+    path: str | os.PathLike[str], parts: Iterable[Part], padding: CallPadding | None, borders: Borders | None
 ) -> None:
     """Write a model, whole or not at all. parts: one for each choice of sizes; they are asked for one by one. borders:
     of a model in half precision. Raises `UnsupportedError` for a host's part that cannot be written, `OSError` where
@@ -113,7 +114,7 @@ def write(
     tensors = _Tensors()
     said: dict[str, Json] = {"format": FORMAT, "version": __version__}
     said["parts"] = [_part(part, tensors) for part in parts]
-    said["buckets"] = None if buckets is None else _buckets(buckets)
+    said["buckets"] = None if padding is None else _padding(padding)
     said["borders"] = None if borders is None else asdict(borders)
     said["checksums"] = tensors.checksums
     text = json.dumps(said, allow_nan=False)
@@ -148,10 +149,10 @@ def _part(part: Part, tensors: _Tensors) -> Json:
     }
 
 
-def _buckets(buckets: Buckets) -> Json:
+def _padding(padding: CallPadding) -> Json:
     from ...rsnlib.saved_host import described, parameters
 
-    arguments, dims = buckets.arguments, buckets.arguments.dims
+    arguments, dims = padding.arguments, padding.arguments.dims
     return {
         "dims": [[type(d).what, list(d.sizes), d.exact] for d in dims],
         "signature": parameters(arguments.signature),
@@ -159,9 +160,9 @@ def _buckets(buckets: Buckets) -> Json:
         "shapes": {
             name: [[axis, dims.index(dim)] for axis, dim in axes.items()] for name, axes in arguments.shapes.items()
         },
-        "masks": list(buckets.masks),
-        "least": [[dims.index(dim), n] for dim, n in buckets.least.items()],
-        "cuts": [[list(sizes), [_cut(cut) for cut in cuts]] for sizes, cuts in buckets.cuts.items()],
+        "masks": list(padding.masks),
+        "least": [[dims.index(dim), n] for dim, n in padding.least.items()],
+        "cuts": [[list(sizes), [_cut(cut) for cut in cuts]] for sizes, cuts in padding.cuts.items()],
     }
 
 
@@ -232,10 +233,10 @@ def _saved(said: Json, tensors: Mapping[str, torch.Tensor]) -> Saved:
         )
         for i, part in enumerate(parts)
     )
-    buckets = None if said["buckets"] is None else _of_buckets(said["buckets"], parts)
-    if buckets is None and len(parts) > 1:
+    padding = None if said["buckets"] is None else _of_padding(said["buckets"], parts)
+    if padding is None and len(parts) > 1:
         raise ValueError("it has several programs, and nothing says which is for which call")
-    return Saved(parts, buckets, _of_borders(said["borders"], parts), same, str(said["version"]))
+    return Saved(parts, padding, _of_borders(said["borders"], parts), same, str(said["version"]))
 
 
 def _ends(program: Program) -> list[tuple[Any, ...]]:
@@ -277,26 +278,28 @@ def _check_ends(program: Program, host: HostPart) -> None:
         raise ValueError("the program and PyTorch's part differ in whether there are masks")
 
 
-def _of_buckets(said: Json, parts: Sequence[Part]) -> Buckets:
+def _of_padding(said: Json, parts: Sequence[Part]) -> CallPadding:
     from ...rsnlib.saved_host import of_described, of_parameters
 
     dims = [KINDS[kind](*sizes, exact=bool(exact)) for kind, sizes, exact in said["dims"]]
     shapes = {name: {axis: dims[i] for axis, i in axes} for name, axes in said["shapes"].items()}
     example = {name: of_described(x) for name, x in said["example"]}
+    if len(parts) != prod(len(dim.sizes) for dim in dims):
+        raise ValueError(f"{len(parts)} programs, which are not one for each choice of its sizes")
     arguments = Arguments(of_parameters(said["signature"]), example, shapes)
     if arguments.dims != tuple(dims):
         raise ValueError("its dimensions are not those of its arguments")
-    buckets = Buckets(arguments, said["masks"])
-    buckets.least = {dims[i]: int(n) for i, n in said["least"]}
+    padding = CallPadding(arguments, said["masks"])
+    padding.least = {dims[i]: int(n) for i, n in said["least"]}
     for sizes, cuts in said["cuts"]:
-        buckets.cuts[tuple(sizes)] = [None if cut is None else _of_cut(cut, len(dims)) for cut in cuts]
+        padding.cuts[tuple(sizes)] = [None if cut is None else _of_cut(cut, len(dims)) for cut in cuts]
     for part in parts:
         if len(part.sizes) != len(dims) or any(n not in d.sizes for n, d in zip(part.sizes, dims, strict=True)):
             raise ValueError(f"a program for {part.sizes}, which are none of its sizes")
         results = part.host.interface.result_structure.num_leaves
-        if len(buckets.cuts.get(part.sizes) or range(results)) != results:
+        if len(padding.cuts.get(part.sizes) or range(results)) != results:
             raise ValueError(f"the program for {part.sizes} has {results} results, and others are cut")
-    return buckets
+    return padding
 
 
 def _of_borders(said: Json, parts: Sequence[Part]) -> Borders | None:

@@ -14,7 +14,7 @@ import numpy as np
 from ...base.errors import RsnError, TensorError
 from ...hw.sim.machine import Run
 from ...isa.program import Program
-from ...rsnlib.buckets import Fitted
+from ...rsnlib.call_padding import Fitted
 from ...rsnlib.shapes import Batch, Dim
 from ..boards import Board
 from ..closing import Closing
@@ -89,7 +89,7 @@ class Loaded(Closing):
     @property
     def dims(self) -> tuple[Dim, ...]:
         """Those whose sizes calls choose."""
-        return () if self._saved.buckets is None else self._saved.buckets.arguments.dims
+        return () if self._saved.padding is None else self._saved.padding.arguments.dims
 
     @property
     def sizes(self) -> dict[str, tuple[int, ...]]:
@@ -99,8 +99,8 @@ class Loaded(Closing):
     @property
     def arguments(self) -> tuple[Argument, ...]:
         """The tensors that calls give."""
-        buckets = self._saved.buckets
-        if buckets is None:
+        padding = self._saved.padding
+        if padding is None:
             return tuple(
                 _argument(node.name, node.meta["val"])
                 for node in self._saved.parts[0].host.interface.arguments
@@ -109,9 +109,9 @@ class Loaded(Closing):
         names = dict(zip(self.dims, self._dim_names, strict=True))
         return tuple(
             _argument(
-                name, x, {axis % x.ndim: names[dim] for axis, dim in buckets.arguments.shapes.get(name, {}).items()}
+                name, x, {axis % x.ndim: names[dim] for axis, dim in padding.arguments.shapes.get(name, {}).items()}
             )
-            for name, x in buckets.arguments.example.items()
+            for name, x in padding.arguments.example.items()
             if hasattr(x, "shape")
         )
 
@@ -185,14 +185,14 @@ class Loaded(Closing):
     def _asked(self, args: tuple[Any, ...], kwargs: dict[str, Any], is_widened: bool = False) -> Asked:
         """What the machine is asked for a call, and what makes the model's result of its answer. is_widened: what the
         model takes in half precision is given in float32."""
-        buckets, borders = self._saved.buckets, self._saved.borders
+        padding, borders = self._saved.padding, self._saved.borders
         if borders is not None and not is_widened:
             args, kwargs = borders.widened(self._signature, args, kwargs)
-        call = Fitted(kwargs, (), ()) if buckets is None else buckets.fit(args, kwargs)
+        call = Fitted(kwargs, (), ()) if padding is None else padding.fit(args, kwargs)
         number = self._parts[call.taken]
         part = self._saved.parts[number]
         with _typed():
-            inputs, lengths, state = part.host.prologue(*(args if buckets is None else ()), **call.given)
+            inputs, lengths, state = part.host.prologue(*(args if padding is None else ()), **call.given)
         n = self._sequences(part, call)
         named = {} if lengths is None else {f"len[{i}]": int(length) for i, length in enumerate(lengths[:n])}
 
@@ -203,15 +203,15 @@ class Loaded(Closing):
             }
             with _typed():
                 result = part.host.epilogue(whole, state)
-                result = result if buckets is None else buckets.cut(result, call)
+                result = result if padding is None else padding.cut(result, call)
                 return result if borders is None else borders.narrowed(result)
 
         return Asked(self._saved.same[number], {name: x[:n] for name, x in inputs.items()}, named, finish)
 
     @property
     def _signature(self) -> Signature:
-        buckets = self._saved.buckets
-        return self._saved.parts[0].host.interface.signature if buckets is None else buckets.arguments.signature
+        padding = self._saved.padding
+        return self._saved.parts[0].host.interface.signature if padding is None else padding.arguments.signature
 
     def _sequences(self, part: Part, call: Fitted) -> int:
         """How many of the network's sequences belong to the call. Those behind them are copies, where the batch is the

@@ -406,7 +406,7 @@ SIZES = [(1, 1), (2, 3), (3, 5), (1, 7), (3, 1), (2, 8), (4, 4), (3, 6), (4, 2),
 def is_right(model: Model, given: Arguments, filling: Filling | None) -> bool | None:
     """As `heads.is_right`; None also where the results are the same for all numbers: such a chain shows nothing. Sizes
     that a family refuses are left out."""
-    cut = None if filling is None else filling.buckets.cut_leaves
+    cut = None if filling is None else filling.padding.cut_leaves
     tried, seen = 0, {}
     varies = False
     for n in range(3 * len(SIZES)):
@@ -415,7 +415,7 @@ def is_right(model: Model, given: Arguments, filling: Filling | None) -> bool | 
         with torch.no_grad():
             try:
                 if filling is not None:
-                    filling.buckets.check_sizes(sizes)
+                    filling.padding.check_sizes(sizes)
                 wanted = model(**x)
             except (RuntimeError, IndexError, TensorError):
                 continue

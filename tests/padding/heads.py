@@ -251,7 +251,7 @@ def verdict(case: Case) -> tuple[str, str]:
         return ("none" if right is None else "too strict" if right else "refused"), str(error)
     except TensorError as error:
         return "none", str(error)
-    right = is_right(case, model, filling.buckets.cut_leaves)
+    right = is_right(case, model, filling.padding.cut_leaves)
     return ("none" if right is None else "right" if right else "wrong"), ""
 
 

@@ -89,11 +89,11 @@ def check(made: Callable[..., Any], sizes: list[tuple[int, int]], **dims: Any) -
             "mask": torch.ones(batch, length, dtype=torch.int64),
             "ids": torch.randint(1, 50, (batch, length)),
         }
-        found.buckets.check_sizes((batch, length))
+        found.padding.check_sizes((batch, length))
         with torch.no_grad():
             wanted = torch.utils._pytree.tree_leaves(model(**x))
             full = torch.utils._pytree.tree_leaves(model(**given.resized(x, largest)))
-        for a, b in zip(found.buckets.cut_leaves(full, largest, (batch, length)), wanted, strict=True):
+        for a, b in zip(found.padding.cut_leaves(full, largest, (batch, length)), wanted, strict=True):
             torch.testing.assert_close(a, b)
 
 
@@ -223,11 +223,11 @@ def test_what_may_not(made: Callable[..., Any], why: str) -> None:
 def test_least_size() -> None:
     """Where the module itself cannot be called."""
     found, *_ = filling(lambda m, y, mask, ids: y[:, 3])
-    found.buckets.check_sizes((1, 4))
+    found.padding.check_sizes((1, 4))
     with pytest.raises(
         TensorError, match=r"^argument x has a length of 3; this module takes a length of 4 or more, or Length"
     ):
-        found.buckets.check_sizes((1, 3))
+        found.padding.check_sizes((1, 3))
 
 
 def test_another_graph_for_another_size() -> None:
@@ -272,6 +272,6 @@ def test_a_table_of_just_the_largest_size() -> None:
 
 def test_a_mask_stays_one() -> None:
     found, _, given = filling(lambda m, y, mask, ids: y * mask[..., None])
-    found.buckets.check_masks(given.example)
+    found.padding.check_masks(given.example)
     with pytest.raises(TensorError, match=r"^argument mask is 0 or 1 everywhere in the example, as a mask, and other"):
-        found.buckets.check_masks(given.example | {"mask": 2 * given.example["mask"]})
+        found.padding.check_masks(given.example | {"mask": 2 * given.example["mask"]})

@@ -16,7 +16,7 @@ torch = pytest.importorskip("torch")
 
 from rsn.base.errors import TensorError  # noqa: E402
 from rsn.host.serving.family import Family  # noqa: E402 - torch first: it may be missing
-from rsn.rsnlib.buckets import Buckets  # noqa: E402
+from rsn.rsnlib.call_padding import CallPadding  # noqa: E402
 from rsn.rsnlib.shape_buckets import (  # noqa: E402
     MAX_SHOWN,
     Extent,
@@ -109,16 +109,16 @@ def test_what_fits_any_bucket_fits_one_that_is_shown(buckets: list[SlotBucket], 
 def test_families_and_servers_refuse_in_the_same_words() -> None:
     x = torch.zeros(1, 8, 64)
     dims = {0: Batch(1, 4), 1: Length(8, 16)}
-    buckets = Buckets(Arguments(signature(lambda x: x), (x,), {"x": dims}), ())
+    padding = CallPadding(Arguments(signature(lambda x: x), (x,), {"x": dims}), ())
     family = Family([attention(batch, seq).program for seq in (8, 16) for batch in (1, 4)])
     for batch, seq in ((5, 8), (1, 17)):
         with pytest.raises(TensorError) as told:
-            buckets.fit((torch.zeros(batch, seq, 64),), {})
+            padding.fit((torch.zeros(batch, seq, 64),), {})
         with pytest.raises(TensorError) as told_by_server:
             family.admit({"x": np.zeros((batch, seq, 64), np.float32)}, {})
         message = f"no program takes x of ({batch}, {seq}, 64); there are programs for batch 1 to 4, length 1 to 16"
         assert str(told.value) == str(told_by_server.value) == message
-    assert buckets.fit((torch.zeros(2, 9, 64),), {}).taken == (4, 16)
+    assert padding.fit((torch.zeros(2, 9, 64),), {}).taken == (4, 16)
     request = family.admit({"x": np.zeros((2, 9, 64), np.float32)}, {})
     assert family.batch([request]).member.slots == (16,) * 4
 

@@ -73,8 +73,8 @@ class Fitted:
     asked: Sizes
 
 
-class Buckets:
-    """The sizes that there are programs for, and what is known of filling up calls to them.
+class CallPadding:
+    """How calls are padded to the shape bucket that they take, and their results cut.
 
     masks: names of the arguments that are 0 or 1 everywhere in the example. least: the smallest sizes that the model
     itself takes, by dimension. cuts: of the results, by the sizes of a program; sizes without any come back whole.
