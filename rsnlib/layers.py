@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ..machine.view import View
-from ..scheduler.graph import Activation, Array
+from ..scheduler.graph import Activation, Array, attention_formula, fused_formula, product_formula
 
 Float64 = npt.NDArray[np.float64]
 
@@ -134,20 +134,15 @@ def _words(layer: Layer, numbers: Mapping[Layer, str]) -> str:
     if isinstance(layer, Source):
         return f"{layer.name}, {layer.width} columns, from the host"
     if isinstance(layer, Attend):
-        more = ", masked" * layer.masked + ", causal" * layer.causal + ", biased" * (layer.bias is not None)
-        return f"attention({', '.join(of)}), {layer.heads} heads of {layer.head_dim}{more}  # {layer.path}"
-    words = of[0]
+        q, k, v = of
+        words = attention_formula(q, k, v, layer.heads, layer.head_dim, layer.masked, layer.causal, layer.bias)
+        return f"{words}  # {layer.path}"
+    x, residual = of[0], ""
     if isinstance(layer, Linear):
-        k, n = layer.weight.shape
-        words = f"{of[0]} @ weight {k}x{n} + bias"
-        words = words if layer.factor == 1 else f"{layer.factor:g} * ({words})"
-        words += f" + {of[1]}" if layer.residual is not None else ""
-    words = words if layer.activation is None else f"{layer.activation.value}({words})"
-    words = words if layer.gain == 1 else f"{layer.gain:g} * {words}"
-    words = (
-        words if layer.norm is None else f"{'rms' if layer.norm.rms else 'layer'}_norm({words}, eps {layer.norm.eps:g})"
-    )
-    return f"{words}  # {layer.path}"
+        x, residual = product_formula(x, layer.weight), of[1] if layer.residual is not None else ""
+        x = x if layer.factor == 1 else f"{layer.factor:g} * ({x})"
+    norm = None if layer.norm is None else (f"{'rms' if layer.norm.rms else 'layer'}_norm", layer.norm.eps)
+    return f"{fused_formula(x, residual, layer.activation, norm, layer.gain)}  # {layer.path}"
 
 
 def ancestors(layers: Sequence[Layer]) -> dict[Layer, None]:

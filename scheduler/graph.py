@@ -164,13 +164,36 @@ class LayerGraph:
 
 def _formula(layer: Layer) -> str:
     if isinstance(layer, Attention):
-        bias = "" if layer.bias is None else " + bias " + "x".join(map(str, layer.bias.shape))
-        words = f"softmax({layer.q} @ {layer.k}^T{bias}) @ {layer.v}, {layer.heads} heads of {layer.head_dim}"
-        return words + ", masked" * layer.masked + ", causal" * layer.causal
-    k, n = layer.weight.shape
-    words = f"{layer.x} @ weight {k}x{n} + bias" if layer.multiplies else ""
-    if layer.residual is not None:
-        words += " + " * bool(words) + layer.residual + " * scale" * (layer.residual_scale is not None)
-    if layer.activation is not None:
-        words = f"{layer.activation.value}({words})"
-    return words if layer.norm is None else f"{'rms_' * layer.norm.rms}norm({words}, eps {layer.norm.eps:g})"
+        return attention_formula(
+            layer.q, layer.k, layer.v, layer.heads, layer.head_dim, layer.masked, layer.causal, layer.bias
+        )
+    x = product_formula(layer.x, layer.weight) if layer.multiplies else ""
+    residual = "" if layer.residual is None else layer.residual + " * scale" * (layer.residual_scale is not None)
+    norm = None if layer.norm is None else (f"{'rms_' * layer.norm.rms}norm", layer.norm.eps)
+    return fused_formula(x, residual, layer.activation, norm)
+
+
+def product_formula(x: str, weight: Array) -> str:
+    """A matrix product with its bias, in words. x: the operand, in words."""
+    k, n = weight.shape
+    return f"{x} @ weight {k}x{n} + bias"
+
+
+def fused_formula(
+    x: str, residual: str, activation: Activation | None, norm: tuple[str, float] | None, gain: float = 1.0
+) -> str:
+    """What is fused behind a product, in words: norm(gain * activation(x + residual)). x, residual: in words, "" for
+    none. norm: what it is called, and its eps."""
+    words = " + ".join(filter(None, (x, residual)))
+    words = words if activation is None else f"{activation.value}({words})"
+    words = words if gain == 1 else f"{gain:g} * {words}"
+    return words if norm is None else f"{norm[0]}({words}, eps {norm[1]:g})"
+
+
+def attention_formula(
+    q: str, k: str, v: str, heads: int, head_dim: int, masked: bool, causal: bool, bias: Array | None
+) -> str:
+    """An attention, in words."""
+    added = "" if bias is None else " + bias " + "x".join(map(str, bias.shape))
+    words = f"softmax({q} @ {k}^T{added}) @ {v}, {heads} heads of {head_dim}"
+    return words + ", masked" * masked + ", causal" * causal

@@ -1,8 +1,8 @@
 """`rsn.compile(..., dynamic_shapes=...)`: one model, called with batches and lengths of many sizes.
 
 A program is for one size. Here is a family of them, for the sizes that are listed, each compiled when it is first
-wanted; a call takes the smallest that it fits into, filled up, and its result is cut to what was asked. That filling up
-changes nothing is not taken for granted: see `rsnlib.padding_check`.
+wanted; a call takes the cheapest that it fits into (`rsnlib.shape_buckets`), filled up, and its result is cut to what
+was asked. That filling up changes nothing is not taken for granted: see `rsnlib.padding_check`.
 """
 
 from __future__ import annotations

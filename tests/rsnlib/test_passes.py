@@ -58,6 +58,22 @@ def test_they_are_told_in_their_order_with_what_they_made() -> None:
     assert texts["pack"].startswith("overlay xnn")
 
 
+def test_layers_read_alike_before_and_after_folding() -> None:
+    seen: dict[str, str] = {}
+    passes = rsn.Passes(observe=lambda name, made: seen.update({name: shown(name, made)}))
+    mask = torch.ones(1, 20, dtype=torch.int64)
+    rsn.compile(rsn.nn.Encoder(1, 64, 1, 128, eps=1e-6).eval(), (X[None], mask), passes=passes)
+    match, fold = (seen[name].splitlines() for name in ("match", "fold"))
+    assert "%4 = softmax(%1 @ %2^T) @ %3, 1 heads of 64, masked  # layers.0.attn" in match
+    assert "%5 = layer_norm(%4 @ weight 64x64 + bias + %0, eps 1e-06)  # layers.0.attn.out" in match
+    (attention,) = (line for line in fold if "softmax" in line)
+    assert attention.endswith("_query @ layers_0_attn_key^T) @ layers_0_attn_value, 1 heads of 64, masked")
+    assert any(
+        line.endswith(" = norm(layers_0_attn @ weight 64x64 + bias + hidden_states * scale, eps 1e-06)")
+        for line in fold
+    )
+
+
 def test_dump_after(tmp_path: Path) -> None:
     given = ["compile", "gemm:128x64x64", "-o", str(tmp_path / "p.rsn"), "--dump-after", "fold"]
     result = CliRunner().invoke(main, given)
