@@ -20,8 +20,8 @@ import numpy as np
 
 from rsn.host.runner import Result, Runner
 from rsn.hw.versal.csim.build import build as build_machine
-from rsn.isa.overlays.xnn_formats import Mme
-from rsn.isa.overlays.xnn_kernels import flops
+from rsn.isa.overlays.xnn.formats import Mme
+from rsn.isa.overlays.xnn.mme import flops
 
 BATCH, SEQ = 1, 512
 

@@ -14,7 +14,7 @@ from pathlib import Path
 from ..base.files import write_text
 from .header import header
 from .overlays.xnn import XNN
-from .overlays.xnn_board import system_cfg
+from .overlays.xnn.board import system_cfg
 from .reference import reference
 
 ROOT = Path(__file__).resolve().parent.parent

@@ -12,8 +12,8 @@ from ..machine.description import Stream
 from . import layout
 from .fields import Field, Record
 from .overlay import InstructionFormat, Overlay
-from .overlays import xnn_kernels
-from .overlays.xnn_cycles import LOOPS
+from .overlays.xnn import ping_pong, tiles
+from .overlays.xnn.cycles import LOOPS
 from .packet import MAX_WINDOW, NOP, Header
 from .reference import MADE_BY, WIDTH, about, expansion
 
@@ -227,7 +227,7 @@ def _datapath(overlay: Overlay) -> Iterator[str]:
             ("max_window", MAX_WINDOW, "mOPs in a packet"),
             ("mop_fifo_depth", overlay.mop_fifo_depth, "mOPs, with their window and reuse, per decoder"),
             ("uop_fifo_depth", overlay.uop_fifo_depth, "uOPs, per unit"),
-            ("fetch_depth", xnn_kernels.FETCH_WORDS, "words of the image, ahead of the dispatcher"),
+            ("fetch_depth", tiles.FETCH_WORDS, "words of the image, ahead of the dispatcher"),
             ("pl_hz", int(overlay.clock_hz), "clock of the programmable logic"),
         ]
     )
@@ -252,19 +252,19 @@ def _datapath(overlay: Overlay) -> Iterator[str]:
     yield "// and how they travel: words of a stream to or from off-chip memory, beats of a Mesh."
     yield from _constants(
         [
-            ("tile", xnn_kernels.TILE, "rows and columns"),
-            ("beats_per_tile", xnn_kernels.BEATS, ""),
-            ("words_per_block", xnn_kernels.BLOCK_WORDS, "of 1024 bit"),
-            ("lanes", xnn_kernels.LANES, "of a beat, each a 64-bit stream to or from an MME"),
-            ("beat_floats", xnn_kernels.BEAT, "floats in a beat or word of 1024 bit"),
-            ("lane_floats", xnn_kernels.BEAT // xnn_kernels.LANES, "of them in a lane"),
-            ("line_floats", xnn_kernels.BEAT // 2, "and from or to one AXI port"),
+            ("tile", tiles.TILE, "rows and columns"),
+            ("beats_per_tile", tiles.BEATS, ""),
+            ("words_per_block", tiles.BLOCK_WORDS, "of 1024 bit"),
+            ("lanes", tiles.LANES, "of a beat, each a 64-bit stream to or from an MME"),
+            ("beat_floats", tiles.BEAT, "floats in a beat or word of 1024 bit"),
+            ("lane_floats", tiles.BEAT // tiles.LANES, "of them in a lane"),
+            ("line_floats", tiles.BEAT // 2, "and from or to one AXI port"),
             (
                 "port_lines",
-                layout.QUARTER // xnn_kernels.BEAT,
+                layout.QUARTER // tiles.BEAT,
                 "that a port moves before the next address is the other's",
             ),
-            ("floats_per_bias_word", xnn_kernels.BIAS_WORD, ""),
+            ("floats_per_bias_word", tiles.BIAS_WORD, ""),
         ]
     )
     yield f"static_assert(address_unit_bytes == {layout.UNIT_BYTES} && block_size == block_rows * block_cols);"
@@ -280,7 +280,7 @@ def _datapath(overlay: Overlay) -> Iterator[str]:
     for kind, units in overlay.by_kind.items():
         same = len({u.behaviour for u in units}) == 1
         for name, behaviour in [(kind, units[0].behaviour)] if same else [(u.name, u.behaviour) for u in units]:
-            if issubclass(behaviour, xnn_kernels.PingPong):
+            if issubclass(behaviour, ping_pong.PingPong):
                 yield from _constants([(f"{name}_rows", behaviour.ROWS, ""), (f"{name}_cols", behaviour.COLS, "")])
     yield "}  // namespace buffers"
     yield ""

@@ -12,7 +12,7 @@ from typing import Any
 
 from ..base.errors import UnsupportedError
 from ..isa.layout import BLOCK_ROWS
-from ..isa.overlays import xnn_formats as f
+from ..isa.overlays.xnn import formats as f
 from . import bias
 from .counts import MAX_A_ITER, MAX_K_ITER
 from .graph import Attention

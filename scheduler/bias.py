@@ -11,7 +11,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from ..isa.layout import BLOCK_COLS, BLOCK_ROWS
-from ..isa.overlays import xnn_formats as f
+from ..isa.overlays.xnn import formats as f
 from ..isa.program import Buffer
 from .counts import MAX_A_ITER
 from .graph import Array, Attention

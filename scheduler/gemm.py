@@ -15,8 +15,9 @@ import numpy as np
 
 from ..base.errors import ScheduleError, UnsupportedError
 from ..isa.layout import BLOCK, BLOCK_COLS, padded
-from ..isa.overlays import xnn_formats as f
-from ..isa.overlays.xnn_kernels import BEAT, MemC
+from ..isa.overlays.xnn import formats as f
+from ..isa.overlays.xnn.mem_c import MemCUnit
+from ..isa.overlays.xnn.tiles import BEAT
 from ..isa.program import Buffer
 from .counts import MAX_A_ITER, MAX_B_ITER, MAX_K_ITER
 from .graph import Activation, Array, Gemm
@@ -30,7 +31,7 @@ MAX_BIAS = 2048
 """Columns of the bias that an MME holds."""
 LN_EPS = 1e-6
 """What the base machine's LayerNorm adds to the variance."""
-MEM_C_BEATS = MemC.ROWS * MemC.COLS // BEAT
+MEM_C_BEATS = MemCUnit.ROWS * MemCUnit.COLS // BEAT
 """In one of MemC's buffers."""
 
 

@@ -19,7 +19,7 @@ from ..base.errors import ScheduleError
 from ..isa.fields import Record
 from ..isa.layout import BLOCK, BLOCK_COLS, BLOCK_ROWS, UNIT, block, padded
 from ..isa.overlay import Overlay
-from ..isa.overlays import xnn_formats as f
+from ..isa.overlays.xnn import formats as f
 from ..isa.program import Buffer, KernelPatch, Kernels, Layout, Parameter, Role
 from ..machine.timing import Timing
 from .graph import Array, Attention, LayerGraph

@@ -20,7 +20,7 @@ import numpy as np
 
 from ..isa.layout import BLOCK
 from ..isa.overlay import Overlay
-from ..isa.overlays.xnn_formats import Ddr
+from ..isa.overlays.xnn.formats import Ddr
 from ..machine.fast_engine import run_traces
 from ..machine.jit import engine
 from ..machine.list_scheduling import ListSchedulingProblem

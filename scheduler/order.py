@@ -14,7 +14,7 @@ from functools import cache
 from typing import NamedTuple
 
 from ..isa.layout import BLOCK, UNIT, padded
-from ..isa.overlays.xnn_formats import Ddr
+from ..isa.overlays.xnn.formats import Ddr
 from ..isa.packet import MAX_WINDOW
 from .schedule import DramPolicy, Interleave, Schedule
 

@@ -20,7 +20,7 @@ from ...isa.instruction_path import InstructionPath
 from ...isa.layout import padded
 from ...isa.overlay import Overlay
 from ...isa.overlays.xnn import XNN, XNN_BASE
-from ...isa.overlays.xnn_formats import Mme
+from ...isa.overlays.xnn.formats import Mme
 from ...isa.program import Program
 from ...isa.statistics import count
 from ...machine.description import Rate

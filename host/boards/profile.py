@@ -13,7 +13,7 @@ from uuid import UUID
 from ...base.errors import BoardError
 from ...isa.overlay import Overlay
 from ...isa.overlays.xnn import XNN, XNN_BASE
-from ...isa.overlays.xnn_board import ARGUMENTS, FINGERPRINT, GRAPH, KERNEL, PLATFORM
+from ...isa.overlays.xnn.board import ARGUMENTS, FINGERPRINT, GRAPH, KERNEL, PLATFORM
 
 INSTRUCTIONS = "instructions"
 """The buffer of the image, beside those that are a bank each."""

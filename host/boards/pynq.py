@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ...base.errors import BoardError
-from ...isa.overlays.xnn_board import ARGUMENTS, FINGERPRINT
+from ...isa.overlays.xnn.board import ARGUMENTS, FINGERPRINT
 from ...isa.packet import Words
 from .device import BoardLost, BoardMemory, BoardMismatch, Facts
 from .profile import Profile

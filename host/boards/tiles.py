@@ -9,7 +9,7 @@ import numpy as np
 from ...base.errors import BoardError
 from ...isa.fields import Record
 from ...isa.overlay import Overlay
-from ...isa.overlays.xnn_formats import Mme
+from ...isa.overlays.xnn.formats import Mme
 from ...isa.packet import Words
 from ...isa.program import Program
 

@@ -22,7 +22,7 @@ import click
 from ...base.errors import RsnError
 from ...isa.generate import OUTPUTS
 from ...isa.overlays.xnn import XNN
-from ...isa.overlays.xnn_board import ARGUMENTS, FINGERPRINT, KERNEL, lanes
+from ...isa.overlays.xnn.board import ARGUMENTS, FINGERPRINT, KERNEL, lanes
 from .csim.build import FLAGS, compiler
 
 HERE = Path(__file__).resolve().parent

@@ -6,7 +6,7 @@ import pytest
 
 from rsn.assembler.parser import parse
 from rsn.base.errors import SourceError
-from rsn.isa.overlays import xnn_formats as f
+from rsn.isa.overlays.xnn import formats as f
 from rsn.isa.program import Kernels, Patch, Place, Program
 
 HEAD = """\

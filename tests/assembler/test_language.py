@@ -12,7 +12,7 @@ from rsn.assembler.parser import parse, parse_file
 from rsn.assembler.spelling import KEYWORDS, NAME
 from rsn.base.errors import SourceError
 from rsn.isa.overlays import OVERLAYS
-from rsn.isa.overlays import xnn_formats as f
+from rsn.isa.overlays.xnn import formats as f
 from rsn.isa.program import Buffer, KernelPatch, Kernels, Layout, Parameter, Patch, Place, Program, Role
 
 

@@ -22,8 +22,8 @@ from rsn.isa.image import decode_image
 from rsn.isa.instruction_path import InstructionPath
 from rsn.isa.layout import block, unblock
 from rsn.isa.overlays import XNN
-from rsn.isa.overlays import xnn_formats as f
-from rsn.isa.overlays.xnn_kernels import activation
+from rsn.isa.overlays.xnn import formats as f
+from rsn.isa.overlays.xnn.post_ops import activation
 from rsn.isa.program import Buffer, Role
 from rsn.isa.segments import segments
 from rsn.machine.executor import ProcessNetwork

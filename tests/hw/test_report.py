@@ -27,7 +27,7 @@ from rsn.hw.sim.scene import covered, describe
 from rsn.hw.sim.timeline import Timeline
 from rsn.isa.expansion import Expansion
 from rsn.isa.overlays import FIG6, OVERLAYS, XNN
-from rsn.isa.overlays import xnn_formats as f
+from rsn.isa.overlays.xnn import formats as f
 from rsn.isa.program import Place, Program
 from rsn.isa.segments import segments
 from rsn.isa.statistics import count

@@ -12,8 +12,8 @@ import pytest
 from rsn.base.errors import DeadlockError, ProgramError
 from rsn.isa.layout import block, unblock
 from rsn.isa.overlays import XNN
-from rsn.isa.overlays import xnn_formats as f
-from rsn.isa.overlays.xnn_kernels import activation, legal
+from rsn.isa.overlays.xnn import formats as f
+from rsn.isa.overlays.xnn.post_ops import activation
 from rsn.machine.executor import ProcessNetwork
 from rsn.machine.plan import execute
 
@@ -406,4 +406,4 @@ def test_reading_beyond_the_memory_is_an_error() -> None:
     ],
 )
 def test_what_the_bits_allow_and_the_units_do_not(unit: str, uop: Any, reason: str) -> None:
-    assert any(reason in found for found in legal(unit, uop))
+    assert any(reason in found for found in XNN.legal(unit, uop))

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from rsn.base.errors import FieldError
 from rsn.isa.fields import Field, Record, bits
 from rsn.isa.overlays import OVERLAYS
-from rsn.isa.overlays import xnn_formats as f
+from rsn.isa.overlays.xnn import formats as f
 from rsn.isa.packet import Header
 
 RECORDS = sorted(

@@ -14,8 +14,8 @@ from rsn.isa import hazards as module
 from rsn.isa.expansion import Expansion
 from rsn.isa.hazards import hazards
 from rsn.isa.overlays import XNN
-from rsn.isa.overlays import xnn_formats as f
 from rsn.isa.overlays.fig6 import FIG6, Read, Write
+from rsn.isa.overlays.xnn import formats as f
 from rsn.isa.packet import Packet, expand
 from rsn.isa.program import Buffer, Layout, Place, Program, Role
 

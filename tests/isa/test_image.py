@@ -11,7 +11,7 @@ from rsn.base.errors import ImageError
 from rsn.isa.image import decode_image, read_image
 from rsn.isa.op_lists import read_op_lists
 from rsn.isa.overlays import XNN, XNN_BASE
-from rsn.isa.overlays import xnn_formats as f
+from rsn.isa.overlays.xnn import formats as f
 from rsn.isa.packet import Header, Packet, encode_image
 
 GOOD = (

@@ -6,7 +6,7 @@ import pytest
 from rsn.base.errors import ImageError
 from rsn.isa.image import decode_image
 from rsn.isa.overlays import XNN, XNN_BASE
-from rsn.isa.overlays import xnn_formats as f
+from rsn.isa.overlays.xnn import formats as f
 from rsn.isa.packet import Header, Packet, encode_image, expand
 
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from rsn.isa import program_diff as module
 from rsn.isa.overlays import FIG6, XNN, XNN_BASE
-from rsn.isa.overlays import xnn_formats as f
+from rsn.isa.overlays.xnn import formats as f
 from rsn.isa.packet import Packet
 from rsn.isa.program import Buffer, Layout, Parameter, Patch, Place, Program, Role
 from rsn.isa.program_diff import Comparison, compare, edits

@@ -5,8 +5,8 @@ import dataclasses
 import pytest
 
 from rsn.isa.overlays import FIG6, XNN, XNN_BASE
-from rsn.isa.overlays import xnn_formats as f
 from rsn.isa.overlays.fig6 import Read, Write
+from rsn.isa.overlays.xnn import formats as f
 from rsn.isa.packet import Header, Packet
 from rsn.isa.program import Buffer, Layout, Parameter, Patch, Place, Program, Role
 from rsn.isa.verify import check, dry_run, smallest_depth, verify

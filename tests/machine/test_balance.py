@@ -11,9 +11,9 @@ from rsn.isa.fields import Record, bits
 from rsn.isa.instruction_path import InstructionPath
 from rsn.isa.overlay import InstructionFormat, Overlay
 from rsn.isa.overlays import FIG6, FIG7, XNN
-from rsn.isa.overlays import xnn_formats as f
 from rsn.isa.overlays.fig6 import Add, Read, Write
 from rsn.isa.overlays.fig7 import Compute, Operand, Result
+from rsn.isa.overlays.xnn import formats as f
 from rsn.isa.packet import Packet
 from rsn.isa.program import Place, Program
 from rsn.machine import balance as module

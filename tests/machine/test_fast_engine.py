@@ -23,8 +23,8 @@ from rsn.isa.image import decode_image
 from rsn.isa.instruction_path import InstructionPath
 from rsn.isa.overlay import InstructionFormat, Overlay
 from rsn.isa.overlays import XNN, XNN_BASE
-from rsn.isa.overlays import xnn_formats as f
 from rsn.isa.overlays.fig6 import FIG6, Add, Read, Write
+from rsn.isa.overlays.xnn import formats as f
 from rsn.isa.packet import Packet
 from rsn.isa.program import Program
 from rsn.isa.verify import dry_run, smallest_depth

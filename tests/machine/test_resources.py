@@ -14,9 +14,9 @@ from rsn.base.errors import ResourceError
 from rsn.cli.main import main
 from rsn.isa.overlay import Overlay
 from rsn.isa.overlays import FIG6, XNN, XNN_BASE
-from rsn.isa.overlays.xnn_cycles import LOOPS
-from rsn.isa.overlays.xnn_kernels import PingPong
-from rsn.isa.overlays.xnn_resources import block_rams, ultra_rams
+from rsn.isa.overlays.xnn.cycles import LOOPS
+from rsn.isa.overlays.xnn.ping_pong import PingPong
+from rsn.isa.overlays.xnn.resources import block_rams, ultra_rams
 from rsn.machine.description import UnitSpec
 from rsn.machine.resources import VC1902, ResourceUse, budget, require_fits
 

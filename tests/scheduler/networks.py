@@ -12,7 +12,7 @@ from rsn.hw.sim.machine import Run, simulate
 from rsn.isa.layout import block, unblock
 from rsn.isa.overlay import Overlay
 from rsn.isa.overlays import XNN
-from rsn.isa.overlays.xnn_kernels import activation
+from rsn.isa.overlays.xnn.post_ops import activation
 from rsn.isa.program import Program, Role
 from rsn.scheduler.build import build
 from rsn.scheduler.graph import Activation, Attention, Gemm, LayerGraph, Norm, Output

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from rsn.isa.overlay import Overlay
 from rsn.isa.overlays import XNN, XNN_BASE
-from rsn.isa.overlays.xnn_formats import Ddr
+from rsn.isa.overlays.xnn.formats import Ddr
 from rsn.isa.verify import check, dry_run
 from rsn.machine.executor import ProcessNetwork as Machine
 from rsn.machine.jit import available

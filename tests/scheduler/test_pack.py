@@ -13,7 +13,7 @@ from rsn.base.errors import DeadlockError, ProgramError
 from rsn.isa.fields import Record
 from rsn.isa.instruction_path import InstructionPath
 from rsn.isa.overlays import XNN, XNN_BASE
-from rsn.isa.overlays import xnn_formats as f
+from rsn.isa.overlays.xnn import formats as f
 from rsn.isa.packet import Packet, expand
 from rsn.isa.program import Kernels, Program
 from rsn.machine.executor import ProcessNetwork as Machine

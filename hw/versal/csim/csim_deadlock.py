@@ -12,7 +12,7 @@ from dataclasses import astuple, dataclass, field
 from typing import Any
 
 from ....isa.instruction_path import InstructionPath, decoder_of
-from ....isa.overlays.xnn_kernels import BEATS
+from ....isa.overlays.xnn.tiles import BEATS
 from ....isa.packet import expand
 from ....machine.executor import ProcessNetwork, Task
 from ....machine.steps import Issue, Par, Step

@@ -9,7 +9,7 @@ import numpy as np
 from rsn.host.boards.session import terminators
 from rsn.isa.overlay import Overlay
 from rsn.isa.overlays import XNN, XNN_BASE
-from rsn.isa.overlays.xnn_formats import Ddr
+from rsn.isa.overlays.xnn.formats import Ddr
 from rsn.isa.packet import Packet
 from rsn.isa.program import Buffer, Program, Role
 from rsn.scheduler.build import Built, build

@@ -21,8 +21,8 @@ from rsn.host.boards.session import terminators
 from rsn.host.boards.tiles import HOLDS_WEIGHT, op_lists, parameters
 from rsn.host.boards.xclbin import HEADER, HEADER_AT, SECTION, read_xclbin
 from rsn.isa.overlays import FIG6, XNN, XNN_BASE
-from rsn.isa.overlays.xnn_board import ARGUMENTS
-from rsn.isa.overlays.xnn_formats import Mme
+from rsn.isa.overlays.xnn.board import ARGUMENTS
+from rsn.isa.overlays.xnn.formats import Mme
 from rsn.isa.packet import Packet, encode_image
 from rsn.isa.program import Buffer, Program
 from rsn.isa.verify import require

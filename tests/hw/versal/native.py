@@ -13,7 +13,7 @@ import numpy as np
 from rsn.base.errors import ProgramError
 from rsn.hw.sim.machine import Machine
 from rsn.hw.versal.csim.machine import Native, op_words
-from rsn.isa.overlays.xnn_cascade import in_cascade_order
+from rsn.isa.overlays.xnn.cascade import in_cascade_order
 from rsn.isa.packet import Words
 from rsn.isa.program import Program
 

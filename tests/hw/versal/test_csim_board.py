@@ -25,7 +25,7 @@ from rsn.host.boards.csim import CsimBoard
 from rsn.host.runner import Runner
 from rsn.host.tensors import load_tensors, save_tensors
 from rsn.isa.overlays import XNN, XNN_BASE
-from rsn.isa.overlays import xnn_formats as f
+from rsn.isa.overlays.xnn import formats as f
 from rsn.isa.packet import Packet
 from rsn.isa.program import Buffer, Layout, Program, Role
 from rsn.scheduler.build import Built, build

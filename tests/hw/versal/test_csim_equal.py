@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from rsn.host import tensors
 from rsn.isa.overlays import XNN, XNN_BASE
-from rsn.isa.overlays import xnn_formats as f
+from rsn.isa.overlays.xnn import formats as f
 from rsn.isa.program import Kernels, Role
 from rsn.scheduler.build import build
 from rsn.scheduler.graph import Activation, LayerGraph

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from rsn.base.errors import BoardError, DeadlockError, ProgramError
 from rsn.hw.sim.machine import Machine
 from rsn.isa.overlays import FIG6, XNN
-from rsn.isa.overlays import xnn_formats as f
+from rsn.isa.overlays.xnn import formats as f
 from rsn.isa.packet import Packet
 from rsn.isa.program import Program
 

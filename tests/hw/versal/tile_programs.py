@@ -11,7 +11,7 @@ import numpy as np
 from hypothesis import strategies as st
 
 from rsn.isa.overlays import XNN
-from rsn.isa.overlays import xnn_formats as f
+from rsn.isa.overlays.xnn import formats as f
 from rsn.isa.program import Buffer, Kernels, Layout, Program, Role
 from rsn.scheduler.pack import pack
 

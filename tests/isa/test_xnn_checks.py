@@ -11,8 +11,8 @@ from rsn.base.finding import Finding
 from rsn.isa.expansion import Expansion
 from rsn.isa.fields import Record
 from rsn.isa.overlays import XNN
-from rsn.isa.overlays import xnn_formats as f
-from rsn.isa.overlays.xnn_rules import doubts, rules
+from rsn.isa.overlays.xnn import formats as f
+from rsn.isa.overlays.xnn.checks import rules
 from rsn.isa.packet import Packet
 from rsn.isa.program import Program
 from rsn.machine.executor import ProcessNetwork
@@ -289,13 +289,13 @@ def test_attention_is_followed_through_both_products() -> None:
     ],
 )
 def test_bits_that_the_machine_does_not_heed(mop: Record, text: str) -> None:
-    assert list(doubts(mop)) == [text]
+    assert list(XNN.lint(mop)) == [text]
 
 
 def test_programs_with_too_many_tiles_are_not_followed(monkeypatch: pytest.MonkeyPatch) -> None:
-    from rsn.isa.overlays import xnn_rules
+    from rsn.isa.overlays.xnn import checks
 
-    monkeypatch.setattr(xnn_rules, "MAX_TILES", 3)
+    monkeypatch.setattr(checks, "MAX_TILES", 3)
     assert codes(MemA0=[LOAD_A, SEND_A.replace(acc_b=2)]) == ["X10?"]
 
 

@@ -16,10 +16,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ...base.finding import Finding
-from ..expansion import Expansion, Ints
-from . import xnn_formats as f
-from .xnn_kernels import BEATS, BIAS_WORD, BLOCK_WORDS, TILE
+from ....base.finding import Finding
+from ...expansion import Expansion, Ints
+from . import formats as f
+from .tiles import BEATS, BIAS_WORD, BLOCK_WORDS, TILE
 
 FULL = 2
 """A whole A or C tile: valid columns / 64."""
@@ -33,37 +33,6 @@ MAX_TILES = 4_000_000
 """Tiles from one unit that are followed; 24 layers (B=8, L=384) send a tenth of that."""
 _UNITS = 64
 """More than there are units."""
-
-
-def doubts(mop: Any) -> Iterator[str]:
-    """Bits that say something the machine does not heed (contract 1.4, 2)."""
-    match mop:
-        case f.Ddr():
-            to = [str(x.to) for x in f.Ddr.FIELDS if x.to and getattr(mop, x.name)]
-            source = [str(x.source) for x in f.Ddr.FIELDS if x.source and getattr(mop, x.name)]
-            if mop.load and mop.store:
-                yield "load and store are both set; load wins"
-            if mop.load and len(to) > 1:
-                yield f"loads to {' and '.join(to)}; {to[0]} alone gets the data"
-            if mop.store and not mop.load and len(source) > 1:
-                yield f"stores from {' and '.join(source)}; {source[0]} alone is read"
-        case f.Lpddr():
-            if mop.to_b0 and mop.to_b1:
-                yield "loads to MemB0 and MemB1; MemB0 alone gets the data"
-            if mop.bias and not (mop.to_b0 or mop.to_b1):
-                yield "a vector without destination goes to MemB1"
-        case f.MemC():
-            if mop.send and mop.store:
-                yield "send and store are both set; on MemC0-3 send suppresses the store"
-            if mop.recv_k:
-                yield "recv_k has no effect"
-            if (mop.gelu or mop.layernorm) and not mop.store:
-                yield "a post-op without store does nothing"
-            if mop.softmax and not mop.recv:
-                yield "softmax without recv does nothing"
-        case f.Mme():
-            if not mop.k128 and (mop.acc_k or mop.prev):
-                yield "K = 64 mode ignores acc_k and prev"
 
 
 def rules(expansion: Expansion, balanced: bool) -> Iterator[Finding]:

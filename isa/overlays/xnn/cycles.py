@@ -1,49 +1,23 @@
-"""What the loops of the XNN units cost in cycles, as hw/versal/pl states it to the HLS compiler.
-
-An initiation interval (II) is a choice of the sources: hw/versal/isa.h takes it from here. A loop of n rounds takes
-n * ii + fill cycles; fill, the depth of its pipeline, is what the compiler makes of it, so an estimate.
-"""
+"""What the loops of all units cost in cycles, as hw/versal/pl states it to the HLS compiler, beside the rates."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 
-from ...machine.resources import Cost
-from ..layout import BLOCK
-from ..overlay import Overlay
-from .xnn_kernels import BEAT, BEATS, BLOCK_WORDS
-
-
-@dataclass(frozen=True)
-class Loop:
-    """ii: cycles from one round to the next. fill: from the beginning of a round to its end."""
-
-    ii: int
-    fill: int
-    doc: str
-
-    def cycles(self, rounds: int) -> int:
-        return rounds * self.ii + self.fill if rounds else 0
-
+from ....machine.resources import Cost
+from ...layout import BLOCK
+from ...overlay import Overlay
+from . import mem_c, mesh, off_chip, ping_pong
+from .loop import Loop
+from .tiles import BEAT, BEATS, BLOCK_WORDS
 
 LOOPS: Mapping[str, Loop] = {
     "fetch": Loop(1, 70, "a word of the image"),
     "decode": Loop(1, 4, "a uOP, once its window is there"),
-    "port": Loop(1, 4, "a word from or to both ports of a bank, in bursts of 64"),
-    "load": Loop(1, 4, "a word into a buffer"),
-    "store": Loop(1, 4, "a word out of a buffer"),
-    "send": Loop(1, 4, "a beat out of a buffer"),
-    "mesh": Loop(1, 3, "a beat from all sources to all destinations"),
-    "receive": Loop(1, 10, "a beat added to a buffer"),
-    "exchange": Loop(1, 30, "a row's number to or from a neighbour, or made of both"),
-    "softmax_max": Loop(1, 30, "a 4x8 patch: row maxima"),
-    "softmax_exp": Loop(1, 50, "a 4x8 patch: scale, subtract, exp, row sums"),
-    "softmax_divide": Loop(1, 35, "a 4x8 patch"),
-    "activation": Loop(8, 150, "a 4x8 patch, four elements a cycle"),
-    "norm_sum": Loop(2, 25, "a 4x8 patch: row sums"),
-    "norm_squares": Loop(4, 30, "a 4x8 patch: sums of squares"),
-    "norm_scale": Loop(4, 70, "a 4x8 patch: subtract, divide"),
+    **off_chip.LOOPS,
+    **ping_pong.LOOPS,
+    **mesh.LOOPS,
+    **mem_c.LOOPS,
 }
 
 BURST_WORDS = 64

@@ -10,10 +10,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from math import ceil
 
-from ...machine.resources import Need
-from ..overlay import Overlay
-from . import xnn_kernels as k
-from .xnn_cycles import LOOPS
+from ....machine.resources import Need
+from ...overlay import Overlay
+from .cycles import LOOPS
+from .mem_b import MemBUnit
+from .ping_pong import PingPong
+from .tiles import BEAT, BEATS, LANES
 
 PARTIAL_BITS = 64
 """A sum and a count, between neighbours of a norm."""
@@ -79,10 +81,10 @@ def needs(overlay: Overlay) -> Iterator[Need]:
 def _buffers(overlay: Overlay) -> Iterator[Need]:
     for unit in overlay.units:
         behaviour = unit.behaviour
-        if not issubclass(behaviour, k.PingPong):
+        if not issubclass(behaviour, PingPong):
             continue
-        banks = 8 if behaviour is k.MemB else 2
-        width, depth = 1024 // banks, behaviour.ROWS * behaviour.COLS // k.BEAT
+        banks = 8 if behaviour is MemBUnit else 2
+        width, depth = 1024 // banks, behaviour.ROWS * behaviour.COLS // BEAT
         ultra = depth >= 2048
         blocks = (ultra_rams if ultra else block_rams)(width, depth)
         yield Need("URAM" if ultra else "BRAM", 2 * banks * blocks, f"buffers of {unit.kind}")
@@ -93,12 +95,12 @@ def _streams(overlay: Overlay) -> Iterator[Need]:
         source, sink = overlay.by_unit[s.src].kind, overlay.by_unit[s.dst].kind
         part = f"streams {source}->{sink}" + (f", {s.label}" if s.label else "")
         if "MME" in (source, sink):
-            yield Need("PLIO in" if sink == "MME" else "PLIO out", k.LANES, part)
+            yield Need("PLIO in" if sink == "MME" else "PLIO out", LANES, part)
         elif s.label:
             yield Need("BRAM", block_rams(PARTIAL_BITS if s.label == "norm" else 32, s.depth), part)
         else:
-            words = s.depth * (k.BEATS if sink.startswith("Mesh") else 1)
-            yield Need("BRAM", block_rams(32 * k.BEAT, words), part)
+            words = s.depth * (BEATS if sink.startswith("Mesh") else 1)
+            yield Need("BRAM", block_rams(32 * BEAT, words), part)
     for unit, ports in PORTS.items():
         both = 2 if unit == "DDR" else 1  # to read and to write
         yield Need("BRAM", ports * both * block_rams(512, PORT_LINES), f"AXI adapters of {unit}", True)

@@ -1,22 +1,27 @@
-"""The XNN overlay on the VCK190: units, streams, rates. Source: contract sections 1 and 2, paper section 4 and Fig. 10.
-
-`XNN_BASE` is the published machine, `XNN` the same with our opcode 8. The rates are those of design section 4; each
-says where it comes from and whether it was calibrated on published latencies.
-"""
+"""Units, streams, rates, limits: the two overlays. Source: contract sections 1 and 2, paper section 4 and Fig. 10."""
 
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
 
-from ...machine.description import Rate, Stream, UnitSpec
-from ...machine.resources import VC1902
-from ..layout import UNIT
-from ..overlay import InstructionFormat, Overlay
-from . import xnn_formats as f
-from . import xnn_kernels as k
-from . import xnn_rules as r
-from .xnn_cycles import LOOPS, costs
-from .xnn_resources import needs
+from ....machine.description import Rate, Stream, UnitSpec
+from ....machine.resources import VC1902
+from ...layout import UNIT
+from ...overlay import InstructionFormat, Overlay, Transfer
+from . import formats as f
+from . import mem_a, mem_b, mem_c, mesh, mme, off_chip
+from .checks import rules
+from .cycles import LOOPS, costs
+from .mem_a import MemAUnit
+from .mem_b import MemB2Unit, MemBUnit
+from .mem_c import MemCUnit
+from .mesh import MeshUnit
+from .mme import MmeUnit
+from .off_chip import OffChipUnit, addresses, ddr_uops
+from .resources import needs
+from .tiles import BLOCK_WORDS
 
 
 def _fill(*loops: str, of: str, per: str) -> Rate:
@@ -53,14 +58,14 @@ RATES = {
 }
 
 UNITS = (
-    UnitSpec("DDR", "DDR", 0, k.OffChip, "ddr"),
-    UnitSpec("LPDDR", "LPDDR", 0, k.OffChip, "lpddr"),
-    *(UnitSpec(f"MemA{i}", "MemA", i, k.MemA) for i in range(3)),
-    *(UnitSpec(f"MemB{i}", "MemB", i, k.MemB if i < 2 else k.MemB2) for i in range(3)),
-    UnitSpec("MeshA", "MeshA", 0, k.Mesh),
-    UnitSpec("MeshB", "MeshB", 0, k.Mesh),
-    *(UnitSpec(f"MME{i}", "MME", i, k.Mme) for i in range(6)),
-    *(UnitSpec(f"MemC{i}", "MemC", i, k.MemC) for i in range(6)),
+    UnitSpec("DDR", "DDR", 0, OffChipUnit, "ddr"),
+    UnitSpec("LPDDR", "LPDDR", 0, OffChipUnit, "lpddr"),
+    *(UnitSpec(f"MemA{i}", "MemA", i, MemAUnit) for i in range(3)),
+    *(UnitSpec(f"MemB{i}", "MemB", i, MemBUnit if i < 2 else MemB2Unit) for i in range(3)),
+    UnitSpec("MeshA", "MeshA", 0, MeshUnit),
+    UnitSpec("MeshB", "MeshB", 0, MeshUnit),
+    *(UnitSpec(f"MME{i}", "MME", i, MmeUnit) for i in range(6)),
+    *(UnitSpec(f"MemC{i}", "MemC", i, MemCUnit) for i in range(6)),
 )
 
 MAX_MME_OPS = 510
@@ -71,11 +76,11 @@ def _streams() -> list[Stream]:
     """Off-chip edges hold one 128x64 block; an MME holds two tiles of each operand; every other edge holds one tile."""
     edges = {("DDR", x.to) for x in f.Ddr.FIELDS if x.to} | {("LPDDR", x.to) for x in f.Lpddr.FIELDS if x.to}
     edges |= {(x.source, "DDR") for x in f.Ddr.FIELDS if x.source}
-    out = [Stream(str(a), str(b), k.BLOCK_WORDS) for a, b in sorted(edges, key=str)]
-    for mesh, form in (("MeshA", f.MeshA), ("MeshB", f.MeshB)):
+    out = [Stream(str(a), str(b), BLOCK_WORDS) for a, b in sorted(edges, key=str)]
+    for switch, form in (("MeshA", f.MeshA), ("MeshB", f.MeshB)):
         routes = [x for x in form.FIELDS if x.source]
-        out += [Stream(s, mesh, 1) for s in sorted({str(x.source) for x in routes})]
-        out += [Stream(mesh, d, 2) for d in sorted({str(x.to) for x in routes})]
+        out += [Stream(s, switch, 1) for s in sorted({str(x.source) for x in routes})]
+        out += [Stream(switch, d, 2) for d in sorted({str(x.to) for x in routes})]
     out += [Stream(f"MME{i}", f"MemC{i}", 2) for i in range(6)]
     for i in range(6):
         out.append(Stream(f"MemC{i}", f"MemC{i ^ 1}", 256, "norm"))
@@ -85,14 +90,49 @@ def _streams() -> list[Stream]:
 
 
 _BASE_FORMS = (
-    InstructionFormat("DDR", 1, "DDR", f.Ddr, True, 8, f.ddr_uops, uop_bytes=12, addresses=f.addresses),
-    InstructionFormat("LPDDR", 2, "LPDDR", f.Lpddr, True, 8, f.lpddr_uops, uop_bytes=12, addresses=f.addresses),
+    InstructionFormat("DDR", 1, "DDR", f.Ddr, True, 8, ddr_uops, uop_bytes=12, addresses=addresses),
+    InstructionFormat(
+        "LPDDR", 2, "LPDDR", f.Lpddr, True, 8, off_chip.lpddr_uops, uop_bytes=12, addresses=off_chip.addresses
+    ),
     InstructionFormat("MemA", 3, "MemA", f.MemA, False, 8, uop_bytes=4),
     InstructionFormat("MemB", 4, "MemB", f.MemB, False, 8, uop_bytes=8),
     InstructionFormat("MemC", 5, "MemC", f.MemC, False, 8, uop_bytes=8),
     InstructionFormat("MeshA", 6, "MeshA", f.MeshA, True, 6, uop_bytes=8),
     InstructionFormat("MeshB", 7, "MeshB", f.MeshB, True, 6, uop_bytes=8, max_reuse=0x7FFF),
 )
+
+_LEGAL: Mapping[type, Callable[[str, Any], Iterator[str]]] = {
+    f.Transfer: off_chip.legal,
+    f.MemA: mem_a.legal,
+    f.MemB: mem_b.legal,
+    f.MemC: mem_c.legal,
+    f.MemCConfig: mem_c.legal_config,
+    f.MeshA: mesh.legal,
+    f.MeshB: mesh.legal,
+    f.Mme: mme.legal,
+}
+_LINT: Mapping[type, Callable[[Any], Iterator[str]]] = {
+    f.Ddr: off_chip.lint_ddr,
+    f.Lpddr: off_chip.lint_lpddr,
+    f.MemC: mem_c.lint,
+    f.Mme: mme.lint,
+}
+
+
+def legal(unit: str, uop: Any) -> Iterator[str]:
+    """What the unit cannot do although the bits of the uOP allow it (contract sections 1.4, 2 and 7)."""
+    return _LEGAL[type(uop)](unit, uop) if type(uop) in _LEGAL else iter(())
+
+
+def lint(mop: Any) -> Iterator[str]:
+    """Bits that say something the machine does not heed (contract 1.4, 2)."""
+    return _LINT[type(mop)](mop) if type(mop) in _LINT else iter(())
+
+
+def transfer(unit: str, uop: Any) -> Transfer | None:
+    """The off-chip access of a uOP, None if it makes none."""
+    return off_chip.transfer(unit, uop) if isinstance(uop, f.Transfer) else None
+
 
 XNN_BASE = Overlay(
     name="xnn-base",
@@ -106,11 +146,11 @@ XNN_BASE = Overlay(
     clock_hz=260e6,  # paper section 5
     address_unit=UNIT,
     image_bytes=512 << 10,  # of the reference setup, contract section 4
-    legal=k.legal,
-    transfer=k.transfer,
-    flops=k.flops,
-    lint=r.doubts,
-    semantic_checks=r.rules,
+    legal=legal,
+    transfer=transfer,
+    flops=mme.flops,
+    lint=lint,
+    semantic_checks=rules,
     device=VC1902,
     resources=needs,
     costs=costs,

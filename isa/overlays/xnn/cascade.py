@@ -12,8 +12,9 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from ..overlay import Overlay
-from .xnn_kernels import TILE, Array, Mme, Tiles, _Products, _Sum, tile_grid
+from ...overlay import Overlay
+from .mme import MmeUnit, Products, Sum
+from .tiles import TILE, Array, Tiles, tile_grid
 
 CASCADES = 4
 
@@ -38,7 +39,7 @@ def product(a: Array, b: Array, start: Array | None, full_k: bool, full_n: bool)
     return out
 
 
-class _CascadeProducts(_Products):
+class _CascadeProducts(Products):
     def _block(self, a: Array, b: Array) -> Tiles:
         out = product(a, b, self.bias if not self.done else None, self.full_k, self.full_n)
         self.done += len(self.left)
@@ -51,7 +52,7 @@ class _CascadeProducts(_Products):
         return product(a, b, start, self.full_k, self.full_n)
 
 
-class _CascadeSum(_Sum):
+class _CascadeSum(Sum):
     """Each tile goes on summing over all of K; the cascade adds up once."""
 
     def __init__(self, bias: Array | None, full_n: bool) -> None:
@@ -68,13 +69,13 @@ class _CascadeSum(_Sum):
         return (product(left, right, self.bias, True, self.full_n),)
 
 
-class CascadeMme(Mme):
+class CascadeMme(MmeUnit):
     @property
-    def products(self) -> type[_Products]:
+    def products(self) -> type[Products]:
         return _CascadeProducts
 
     @property
-    def sum(self) -> type[_Sum]:
+    def sum(self) -> type[Sum]:
         return _CascadeSum
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from ..overlay import Overlay
-from .xnn_kernels import LANES
+from ...overlay import Overlay
+from .tiles import LANES
 
 PLATFORM = "xilinx_vck190_base_202410_1"
 KERNEL = "dma_hls"

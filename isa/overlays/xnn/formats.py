@@ -1,0 +1,13 @@
+"""The wire formats of all units (contract sections 1.2, 2 and 7; paper Table 2), under one name: `formats.MemA`.
+
+Fields that name a stream carry its peer: `to="MemA0"` on a DDR flag reads as `-> MemA0` in an `.rsn` text.
+"""
+
+from .mem_a import MemA
+from .mem_b import MemB
+from .mem_c import MemC, MemCConfig
+from .mesh import MeshA, MeshB
+from .mme import Mme
+from .off_chip import Ddr, Lpddr, Transfer
+
+__all__ = ["Ddr", "Lpddr", "MemA", "MemB", "MemC", "MemCConfig", "MeshA", "MeshB", "Mme", "Transfer"]

@@ -1,0 +1,241 @@
+"""MemC: results, what is applied to them before they leave, and the registers that say how."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Iterator, Mapping, Sequence
+from itertools import islice
+
+from ....machine.description import UnitSpec
+from ....machine.executor import ProcessNetwork
+from ....machine.steps import Burst, Step, Steps
+from ...fields import Record, bits
+from ...layout import BLOCK, block
+from .loop import Loop
+from .ping_pong import PingPong, blocks_of
+from .post_ops import Norm, Softmax, activation
+from .tiles import BEAT, BEATS, BLOCK_WORDS, TILE, Array, Pieces, Tiles, tile_grid
+
+LOOPS: Mapping[str, Loop] = {
+    "receive": Loop(1, 10, "a beat added to a buffer"),
+    "exchange": Loop(1, 30, "a row's number to or from a neighbour, or made of both"),
+    "softmax_max": Loop(1, 30, "a 4x8 patch: row maxima"),
+    "softmax_exp": Loop(1, 50, "a 4x8 patch: scale, subtract, exp, row sums"),
+    "softmax_divide": Loop(1, 35, "a 4x8 patch"),
+    "activation": Loop(8, 150, "a 4x8 patch, four elements a cycle"),
+    "norm_sum": Loop(2, 25, "a 4x8 patch: row sums"),
+    "norm_squares": Loop(4, 30, "a 4x8 patch: sums of squares"),
+    "norm_scale": Loop(4, 70, "a 4x8 patch: subtract, divide"),
+}
+
+
+class MemC(Record, words=2):
+    """Result scratchpad: receive and accumulate into one buffer while storing or sending the other."""
+
+    dim1: int = bits(0, 0, 9, "rows to store")
+    dim2: int = bits(0, 9, 10, "columns to store")
+    recv_a: int = bits(0, 19, 3, "row tiles to receive")
+    recv_b: int = bits(0, 22, 3, "column tiles to receive")
+    recv_k: int = bits(0, 25, 3, "no effect")
+    send_a: int = bits(0, 28, 3, "row tiles to send")
+    store: int = bits(0, 31, 1, "store the other buffer to DDR")
+    k_iter: int = bits(1, 0, 16, "rounds to receive; the first overwrites, the others add")
+    send_b: int = bits(1, 16, 3, "times each row is sent")
+    send_k: int = bits(1, 19, 3, "column tiles to send")
+    send: int = bits(1, 22, 1, "send the other buffer to MeshA; suppresses store on MemC0-3")
+    recv: int = bits(1, 23, 1, "receive from the MME")
+    softmax: int = bits(1, 24, 1, "softmax after receiving")
+    gelu: int = bits(1, 25, 1, "activation before storing")
+    layernorm: int = bits(1, 26, 1, "normalise before storing")
+
+
+class MemCConfig(Record, words=4):
+    """Registers of a MemC (our opcode 8). The defaults are the power-on values, which give exactly the base machine."""
+
+    softmax_cols: int = bits(0, 0, 10, "own leading valid columns; 1023 is all received", default=1023)
+    norm_cols: int = bits(0, 10, 10, "own leading valid columns of the norm", default=512)
+    activation: int = bits(0, 20, 3, "0 gelu tanh, 1 gelu erf, 2 relu, 3 silu, 4 identity")
+    rms: int = bits(0, 23, 1, "norm without mean")
+    max_sub: int = bits(0, 24, 1, "subtract the row maximum before exp")
+    causal: int = bits(0, 25, 1, "column c is valid for row r if c <= r + offset")
+    alone: int = bits(0, 26, 1, "no softmax exchange with the neighbour")
+    offset: int = bits(1, 0, 32, "of the causal mask", signed=True)
+    scale: float = bits(2, 0, 32, "score scale", default=1.0, real=True)
+    eps: float = bits(3, 0, 32, "of the norm", default=1e-6, real=True)
+
+
+class MemCUnit(PingPong):
+    """Result scratchpad, 256x512: receives and accumulates; applies softmax before its flip, activation and norm before
+    its store. Neighbours are 0-1, 2-3 and 4-5."""
+
+    ROWS, COLS = 256, 512
+
+    def __init__(self, spec: UnitSpec, net: ProcessNetwork) -> None:
+        super().__init__(spec, net)
+        self.sends = spec.index < 4
+        self.neighbour = f"MemC{spec.index ^ 1}"
+        self.registers = MemCConfig()
+        self.norm_links = (self.sink(self.neighbour, "norm"), self.source(self.neighbour, "norm"))
+        if self.sends:
+            self.softmax_links = (self.sink(self.neighbour, "softmax"), self.source(self.neighbour, "softmax"))
+
+    def kernel(self, uop: MemC | MemCConfig) -> Steps:
+        if isinstance(uop, MemCConfig):
+            return self._configure(uop)
+        out = self._send(uop) if uop.send and self.sends else self._store(uop) if uop.store else None
+        return self.lanes(self._recv(uop) if uop.recv else None, out)
+
+    def effect_key(self, uop: MemC | MemCConfig) -> Hashable | None:
+        if isinstance(uop, MemCConfig):
+            return None  # it sets the registers
+        reg = self.registers
+        return uop, reg.alone, reg.causal, reg.max_sub, reg.rms
+
+    def _configure(self, uop: MemCConfig) -> Steps:
+        self.registers = uop
+        yield Step()
+
+    # -- receiving side
+
+    def _recv(self, uop: MemC) -> Steps:
+        side = self.cur
+        source = (self.source(f"MME{self.index}"),)
+        rows = uop.recv_a & 3 if self.sends else uop.recv_a
+        self.fresh(side, rows * TILE, uop.recv_b * TILE)
+        block = tile_grid(rows, uop.recv_b)
+        done = 0
+
+        def put(n: int, tiles: Sequence[Array]) -> None:
+            nonlocal done
+            buffer = self.buffers[side]
+            if isinstance(tiles, Tiles) and tiles.places == block and not done % len(block):
+                pairs = [(buffer[: rows * TILE, : uop.recv_b * TILE], tiles.block(rows, uop.recv_b))]
+            else:
+                places = (block[i % len(block)] for i in range(done, done + n))
+                parts = (buffer[i * TILE : (i + 1) * TILE, j * TILE : (j + 1) * TILE] for i, j in places)
+                pairs = list(zip(parts, tiles, strict=True))
+            for i, (part, tile) in enumerate(pairs, done):
+                if i < len(block):  # nothing is in it yet
+                    part[:] = tile
+                else:
+                    part += tile
+            done += n
+
+        yield Burst(uop.k_iter * len(block), "mesh_beat", BEATS, gets=source, do=put)
+        if uop.softmax and self.sends:
+            yield from self._softmax(side, rows, uop.recv_b)
+
+    def _softmax(self, side: int, row_tiles: int, col_tiles: int) -> Steps:
+        """exp over the valid columns, divided by the row sum over both neighbours.
+
+        A pass walks over all that was received, whatever is masked: one for the maxima where they are subtracted, one
+        for exp, one for the division. Between passes a number per row goes to the neighbour and comes back, at the cost
+        of filling the two loops that do it."""
+        reg = self.registers
+        rows, cols = row_tiles * TILE, col_tiles * TILE
+        beats = row_tiles * col_tiles * BEATS
+        some = int(beats > 0)
+        state = Softmax(self, side, rows, cols)
+        yield Step("softmax_fill", some, do=state.begin)
+        if reg.alone:
+            yield Step("softmax_max_fill", some * reg.max_sub)
+            yield Step("softmax_beat", (2 + reg.max_sub) * beats, do=state.finish)
+            return
+        out, back = self.softmax_links
+        if reg.causal:  # the odd unit counts its columns behind the even one's
+            yield Step(puts=(out,), do=lambda: (cols,))
+            yield Step(gets=(back,), do=state.set_left)
+        if reg.max_sub:
+            yield Step("softmax_max_fill", some)
+            yield Step("softmax_beat", beats)
+            yield Step("exchange_fill", puts=(out,), words=rows, do=state.own_max)
+            yield Step("exchange_fill", gets=(back,), words=rows, do=state.other_max)
+        yield Step("softmax_beat", beats)
+        if cols:
+            yield Step("exchange_fill", puts=(out,), words=rows, do=state.own_sum)
+        yield Step("exchange_fill", gets=(back,), words=rows, do=state.other_sum)
+        yield Step("softmax_beat", beats, do=state.finish)
+
+    # -- sending side
+
+    def _send(self, uop: MemC) -> Steps:
+        side = 1 - self.cur
+        rows, depth = range(uop.send_a), range(uop.send_k & 3)
+        index = tuple((a, k) for a in rows for _ in range(uop.send_b) for k in depth)
+        yield self.send(self.sink("MeshA"), side, index)
+
+    def _store(self, uop: MemC) -> Steps:
+        side = 1 - self.cur
+        reg = self.registers
+        if uop.gelu or uop.layernorm:
+            self.fresh(side, 0, 0)  # tiles of it may still be on their way: an earlier uOP may have sent them
+        if uop.gelu:
+            cols = self.COLS if uop.layernorm else uop.dim2
+
+            def activate() -> None:
+                part = self.buffers[side][: uop.dim1, :cols]
+                part[:] = activation(part, reg.activation)
+
+            beats = uop.dim1 * self.COLS // BEAT  # all columns, whatever is stored
+            yield Step("gelu_beat", beats, do=activate)
+        if uop.layernorm:
+            yield from self._norm(side, uop.dim1)
+        sink = (self.sink("DDR"),)
+        count = (uop.dim1 // 128) * (uop.dim2 // 64)
+        places = iter(blocks_of(uop.dim1, uop.dim2))
+
+        def pieces(n: int) -> tuple[Pieces]:
+            buffer = self.buffers[side]
+            if n == count:
+                return (block(buffer[: uop.dim1, : uop.dim2]).reshape(count, BLOCK),)
+            return ([block(buffer[i : i + 128, j : j + 64]) for i, j in islice(places, n)],)
+
+        yield Burst(count, "mem_word", BLOCK_WORDS, puts=sink, words=BLOCK_WORDS, do=pieces)
+
+    def _norm(self, side: int, rows: int) -> Steps:
+        """Two passes over own and neighbour's columns; sums are exchanged together with counts."""
+        out, back = self.norm_links
+        state = Norm(self, side, rows)
+        yield Step("norm_us", rows / self.ROWS)
+        if not self.registers.rms:
+            yield Step(puts=(out,), words=rows, do=state.own_sum)
+            yield Step(gets=(back,), words=rows, do=state.other_sum)
+        yield Step(puts=(out,), words=rows, do=state.own_squares)
+        yield Step(gets=(back,), words=rows, do=state.other_squares)
+
+
+def legal(unit: str, uop: MemC) -> Iterator[str]:
+    """What the unit cannot do although the bits allow it (contract sections 1.4 and 2)."""
+    if unit in ("MemC4", "MemC5") and (uop.send or uop.softmax):
+        yield "has no way to MeshA and no softmax"
+    if uop.recv and uop.softmax and not uop.recv_a & 3:
+        yield "a softmax over no rows"
+    if uop.store and uop.layernorm and not uop.dim1:
+        yield "a norm over no rows"
+    if uop.recv and (uop.recv_a > 2 or uop.recv_b > 4):
+        yield f"receives {uop.recv_a}x{uop.recv_b} tiles into a buffer of 2x4"
+    if uop.store and (uop.dim1 > 256 or uop.dim2 > 512 or uop.dim1 % 128 or uop.dim2 % 64):
+        yield f"store {uop.dim1}x{uop.dim2} is no whole number of 128x64 blocks of a 256x512 buffer"
+    if uop.send and (uop.send_a > 2 or uop.send_k > 3):
+        yield f"sends {uop.send_a}x{uop.send_k} tiles; 2x3 is the most"
+
+
+def legal_config(unit: str, uop: MemCConfig) -> Iterator[str]:
+    """Values of the registers that mean nothing (contract section 7)."""
+    if uop.activation > 4:
+        yield f"activation {uop.activation} is not defined"
+    if uop.softmax_cols > 512 and uop.softmax_cols != 1023:
+        yield f"softmax_cols={uop.softmax_cols} is neither within 0..512 nor 1023"
+    if uop.norm_cols > 512:
+        yield f"norm_cols={uop.norm_cols} is not within 0..512"
+
+
+def lint(mop: MemC) -> Iterator[str]:
+    """Bits that say something the machine does not heed (contract 1.4, 2)."""
+    if mop.send and mop.store:
+        yield "send and store are both set; on MemC0-3 send suppresses the store"
+    if mop.recv_k:
+        yield "recv_k has no effect"
+    if (mop.gelu or mop.layernorm) and not mop.store:
+        yield "a post-op without store does nothing"
+    if mop.softmax and not mop.recv:
+        yield "softmax without recv does nothing"

@@ -1,0 +1,210 @@
+"""DDR and LPDDR: off-chip memories, read and written in pieces of blocks, vectors read word by word."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Iterator, Mapping
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from ....machine.description import UnitSpec
+from ....machine.executor import ProcessNetwork
+from ....machine.steps import Burst, Step, Steps
+from ....machine.unit import Unit
+from ...fields import Record, bits
+from ...layout import BLOCK, QUARTER, UNIT, padded
+from ...overlay import Transfer as Access
+from .loop import Loop
+from .tiles import BIAS_WORD, BLOCK_WORDS, Array, Pieces
+
+LOOPS: Mapping[str, Loop] = {
+    "port": Loop(1, 4, "a word from or to both ports of a bank, in bursts of 64"),
+}
+
+
+class Ddr(Record, words=4):
+    """Move feature maps between DDR and MemA, MemB or MemC, `chunks` pieces of `size` elements."""
+
+    addr: int = bits(0, 0, 32, "first element, in units of 64 bytes")
+    size: int = bits(1, 0, 32, "float32 elements of one chunk")
+    reuse_stride: int = bits(2, 0, 23, "from one repetition of the packet to the next, in units of 64 bytes")
+    chunks: int = bits(2, 23, 4, "chunks", default=1)
+    store: int = bits(2, 27, 1, "write to DDR")
+    load: int = bits(2, 28, 1, "read from DDR; wins over store")
+    to_a0: int = bits(2, 29, 1, "load destination", to="MemA0")
+    to_a1: int = bits(2, 30, 1, "load destination", to="MemA1")
+    to_a2: int = bits(2, 31, 1, "load destination", to="MemA2")
+    chunk_stride: int = bits(3, 0, 23, "from one chunk to the next, in units of 64 bytes")
+    to_b0: int = bits(3, 23, 1, "load destination", to="MemB0")
+    to_b1: int = bits(3, 24, 1, "load destination", to="MemB1")
+    to_b2: int = bits(3, 25, 1, "load destination", to="MemB2")
+    from_c0: int = bits(3, 26, 1, "store source", source="MemC0")
+    from_c1: int = bits(3, 27, 1, "store source", source="MemC1")
+    from_c2: int = bits(3, 28, 1, "store source", source="MemC2")
+    from_c3: int = bits(3, 29, 1, "store source", source="MemC3")
+    from_c4: int = bits(3, 30, 1, "store source", source="MemC4")
+    from_c5: int = bits(3, 31, 1, "store source", source="MemC5")
+
+
+class Lpddr(Record, words=4):
+    """Load weights or vectors from LPDDR into MemB0 or MemB1."""
+
+    addr: int = bits(0, 0, 32, "first element, in units of 64 bytes")
+    size: int = bits(1, 0, 32, "float32 elements of one chunk")
+    reuse_stride: int = bits(2, 0, 32, "from one repetition of the packet to the next, in units of 64 bytes")
+    chunk_stride: int = bits(3, 0, 25, "from one chunk to the next, in units of 64 bytes")
+    chunks: int = bits(3, 25, 4, "chunks", default=1)
+    to_b0: int = bits(3, 29, 1, "destination", to="MemB0")
+    to_b1: int = bits(3, 30, 1, "destination", to="MemB1")
+    bias: int = bits(3, 31, 1, "a linear vector, 16 floats a stream word, port 0 only")
+
+
+class Transfer(NamedTuple):
+    """A DDR or LPDDR uOP: one chunk, from or to one peer."""
+
+    addr: int
+    size: int
+    store: bool
+    peer: str
+    bias: bool = False
+
+
+_LOADS = [(f.name, str(f.to)) for f in Ddr.FIELDS if f.to]
+_STORES = [(f.name, str(f.source)) for f in Ddr.FIELDS if f.source]
+
+
+def ddr_uops(mop: Ddr, iteration: int) -> Iterator[Transfer]:
+    """One uOP per chunk (contract 1.3); load wins over store, the first destination or source wins (1.4)."""
+    store = bool(mop.store and not mop.load)
+    peer = ""
+    if mop.load or mop.store:
+        values = mop.__dict__
+        for name, other in _STORES if store else _LOADS:
+            if values[name]:
+                peer = other
+                break
+    base = mop.addr + iteration * mop.reuse_stride
+    for chunk in range(mop.chunks):
+        yield Transfer((base + chunk * mop.chunk_stride) & 0xFFFF_FFFF, mop.size, store, peer)
+
+
+def lpddr_uops(mop: Lpddr, iteration: int) -> Iterator[Transfer]:
+    """One uOP per chunk; a vector goes to MemB0 if that is set, else to MemB1."""
+    peer = "MemB0" if mop.to_b0 else "MemB1" if mop.to_b1 or mop.bias else ""
+    base = mop.addr + iteration * mop.reuse_stride
+    for chunk in range(mop.chunks):
+        yield Transfer((base + chunk * mop.chunk_stride) & 0xFFFF_FFFF, mop.size, False, peer, bool(mop.bias))
+
+
+def addresses(mop: Ddr | Lpddr, reuse: int) -> npt.NDArray[np.int64]:
+    """The addresses that `ddr_uops` and `lpddr_uops` give: (reuse, chunks)."""
+    iterations = np.arange(reuse, dtype=np.int64)[:, None] * mop.reuse_stride
+    chunks = np.arange(mop.chunks, dtype=np.int64)[None] * mop.chunk_stride
+    return np.asarray((mop.addr + iterations + chunks) & 0xFFFF_FFFF)
+
+
+class OffChipUnit(Unit):
+    """DDR and LPDDR: one uOP after another, strictly in order, reading and writing never overlapped."""
+
+    def __init__(self, spec: UnitSpec, net: ProcessNetwork) -> None:
+        super().__init__(spec, net)
+        self.read_only = spec.bank == "lpddr"
+        self._read, self._write = f"{spec.bank}_read_gbs", f"{spec.bank}_write_gbs"
+        self._begun: dict[tuple[str, bool], int] = {}
+        """Elements of a block that quarters have left begun, by peer and direction."""
+
+    def kernel(self, uop: Transfer) -> Steps:
+        if not uop.peer:
+            return
+        yield Step("offchip_uop")
+        at = uop.addr * UNIT
+        for pieces, size in self._pieces(uop):
+            if pieces:
+                yield self._move(uop, at, pieces, size)
+            at += pieces * size
+
+    def _pieces(self, uop: Transfer) -> Iterator[tuple[int, int]]:
+        """How many of which size. Who is at the other end takes whole blocks, so one that quarters have begun is
+        completed first: a stream has room for one."""
+        if uop.bias:
+            whole, rest = divmod(uop.size, BLOCK_WORDS * BIAS_WORD)
+            yield whole, BLOCK_WORDS * BIAS_WORD
+            yield int(rest > 0), rest
+            return
+        begun = self._begun.get((uop.peer, uop.store), 0)
+        first = min(-begun % BLOCK, padded(uop.size, QUARTER))
+        whole, rest = divmod(uop.size - first, BLOCK)
+        yield first // QUARTER, QUARTER
+        yield whole, BLOCK
+        yield -(-rest // QUARTER), QUARTER
+        self._begun.pop((uop.peer, uop.store), None)
+        if left := (begun + padded(uop.size, QUARTER)) % BLOCK:
+            self._begun[uop.peer, uop.store] = left
+
+    def _move(self, uop: Transfer, start: int, pieces: int, size: int) -> Burst:
+        """So many pieces of `size` elements each, from element `start` on."""
+        words = size // BIAS_WORD if uop.bias else size * BLOCK_WORDS // BLOCK
+        at = start
+
+        def fetch(n: int) -> tuple[Array]:
+            nonlocal at
+            at += n * size
+            return (self.read(at - n * size, n * size).reshape(n, size),)
+
+        def keep(n: int, tokens: Pieces) -> None:
+            nonlocal at
+            for token in tokens.reshape(1, -1) if isinstance(tokens, np.ndarray) else tokens:
+                self.write(at, token)
+                at += len(token)
+
+        if uop.store:
+            source = (self.source(uop.peer),)
+            return Burst(pieces, self._write, size * 4, gets=source, words=words, do=keep)
+        return Burst(pieces, self._read, size * 4, puts=(self.sink(uop.peer),), words=words, do=fetch)
+
+    def effect_key(self, uop: Transfer) -> Hashable:
+        if not uop.bias and (self._begun or uop.size % BLOCK):
+            return None  # what it does depends on what has been begun
+        return uop.size, uop.store, uop.peer, uop.bias
+
+
+def legal(unit: str, uop: Transfer) -> Iterator[str]:
+    """What the unit cannot do although the bits allow it (contract sections 1.4 and 2)."""
+    if not uop.peer and uop.size:
+        yield "names no destination or source"
+    if uop.bias and uop.size % 32:
+        yield f"a vector is a whole number of groups of 32, not {uop.size} elements"
+    if uop.bias and uop.size // BIAS_WORD >= 1024:
+        yield f"a vector has fewer than 1024 words of 16 floats, not {uop.size // BIAS_WORD}"
+    if not uop.bias and uop.size % QUARTER:
+        yield f"size {uop.size} is not a multiple of {QUARTER} elements"
+    if uop.store and unit == "LPDDR":
+        yield "LPDDR is read only"
+
+
+def lint_ddr(mop: Ddr) -> Iterator[str]:
+    """Bits that say something the machine does not heed (contract 1.4, 2)."""
+    to = [str(x.to) for x in Ddr.FIELDS if x.to and getattr(mop, x.name)]
+    source = [str(x.source) for x in Ddr.FIELDS if x.source and getattr(mop, x.name)]
+    if mop.load and mop.store:
+        yield "load and store are both set; load wins"
+    if mop.load and len(to) > 1:
+        yield f"loads to {' and '.join(to)}; {to[0]} alone gets the data"
+    if mop.store and not mop.load and len(source) > 1:
+        yield f"stores from {' and '.join(source)}; {source[0]} alone is read"
+
+
+def lint_lpddr(mop: Lpddr) -> Iterator[str]:
+    """Bits that say something the machine does not heed (contract 1.4, 2)."""
+    if mop.to_b0 and mop.to_b1:
+        yield "loads to MemB0 and MemB1; MemB0 alone gets the data"
+    if mop.bias and not (mop.to_b0 or mop.to_b1):
+        yield "a vector without destination goes to MemB1"
+
+
+def transfer(unit: str, uop: Transfer) -> Access | None:
+    """The off-chip access of a uOP, None if it makes none."""
+    if uop.peer and uop.size:
+        return Access(unit.lower(), uop.addr, uop.size, uop.store)
+    return None

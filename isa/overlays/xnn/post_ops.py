@@ -1,0 +1,142 @@
+"""The arithmetic of a MemC: softmax and norm with their exchanges between neighbours, activations."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from ....base.errors import ProgramError
+from .tiles import Array
+
+if TYPE_CHECKING:
+    from .mem_c import MemCUnit
+
+
+class Softmax:
+    """The data of one softmax on one MemC, between its exchanges with the neighbour."""
+
+    def __init__(self, unit: MemCUnit, side: int, rows: int, cols: int) -> None:
+        self.reg = unit.registers
+        self.odd = unit.index & 1
+        self.unit, self.side, self.rows, self.cols = unit, side, rows, cols
+        self.left = 0
+
+    def begin(self) -> None:
+        self.x = self.unit.buffers[self.side][: self.rows, : self.cols]
+        if self.reg.scale != 1.0:
+            self.x *= np.float32(self.reg.scale)
+        self.top = np.zeros(self.rows, np.float32)
+        self.total = np.zeros(self.rows, np.float32)
+
+    def set_left(self, columns: int) -> None:
+        self.left = columns if self.odd else 0
+
+    def _valid(self) -> npt.NDArray[np.bool_] | None:
+        reg = self.reg
+        if reg.softmax_cols >= self.cols and not reg.causal:
+            return None
+        c = np.arange(self.cols)
+        valid = np.broadcast_to(c < reg.softmax_cols, (self.rows, self.cols))
+        if reg.causal:
+            valid = valid & (c[None] + self.left <= np.arange(self.rows)[:, None] + reg.offset)
+        return valid
+
+    def own_max(self) -> tuple[Array]:
+        valid = self._valid()
+        x = self.x if valid is None else np.where(valid, self.x, -np.inf)
+        self.top = x.max(axis=1, initial=-np.inf).astype(np.float32)
+        return (self.top,)
+
+    def other_max(self, top: Array) -> None:
+        self.top = np.maximum(self.top, top)
+
+    def own_sum(self) -> tuple[Array]:
+        self._exp()
+        return (self.total,)
+
+    def _exp(self) -> None:
+        if self.reg.max_sub:
+            if self.reg.alone:
+                self.own_max()
+            self.x -= np.where(np.isfinite(self.top), self.top, 0)[:, None]
+        with np.errstate(over="ignore"):
+            np.exp(self.x, out=self.x)
+        valid = self._valid()
+        if valid is not None:
+            self.x[~valid] = 0
+        self.total = self.x.sum(axis=1, dtype=np.float32)
+
+    def other_sum(self, total: Array) -> None:
+        self.total = self.total + total
+
+    def finish(self) -> None:
+        if self.reg.alone:
+            self._exp()
+        with np.errstate(invalid="ignore", divide="ignore"):
+            self.x /= self.total[:, None]
+        if self._valid() is not None:
+            self.x[self.total == 0] = 0
+
+
+class Norm:
+    """The data of one norm on one MemC. A sum travels with its column count."""
+
+    def __init__(self, unit: MemCUnit, side: int, rows: int) -> None:
+        self.reg = unit.registers
+        self.unit, self.side, self.rows = unit, side, rows
+        self.count: Any = 0
+        self.mean = np.zeros((rows, 1), np.float32)
+
+    def _part(self) -> Array:
+        return self.unit.buffers[self.side][: self.rows, : min(self.reg.norm_cols, self.unit.COLS)]
+
+    def own_sum(self) -> tuple[Any]:
+        part = self._part()
+        self.sum, self.count = part.sum(axis=1, dtype=np.float32), part.shape[1]
+        return ((self.sum, self.count),)
+
+    def other_sum(self, token: Any) -> None:
+        total, count = token
+        self.mean = ((self.sum + total) / np.float32(max(self.count + count, 1)))[:, None]
+
+    def own_squares(self) -> tuple[Any]:
+        centred = self._part() - self.mean
+        self.squares, self.count = np.square(centred).sum(axis=1, dtype=np.float32), centred.shape[1]
+        return ((self.squares, self.count),)
+
+    def other_squares(self, token: Any) -> None:
+        total, count = token
+        variance = (self.squares + total) / np.float32(max(self.count + count, 1))
+        part = self._part()
+        part -= self.mean
+        part /= np.sqrt(variance + np.float32(self.reg.eps))[:, None]
+        self.unit.buffers[self.side][: self.rows, part.shape[1] :] = 0
+
+
+def erf(x: Array) -> Array:
+    """The error function, float32."""
+    from scipy import special  # here, because importing it takes longer than most commands
+
+    return np.asarray(special.erf(x), np.float32)
+
+
+def activation(x: Array, which: int) -> Array:
+    """MemC's activation register applied to x: gelu tanh, gelu erf, relu, silu, identity."""
+    match which:
+        case 0:
+            inner = np.float32(0.7978845608) * (x + np.float32(0.044715) * x * x * x)
+            out = np.float32(0.5) * x * (1 + np.tanh(inner))
+        case 1:
+            out = np.float32(0.5) * x * (1 + erf(x * np.float32(0.7071067811865476)))
+        case 2:
+            out = np.maximum(x, 0)
+        case 3:
+            with np.errstate(over="ignore"):
+                out = x / (1 + np.exp(-x))
+        case 4:
+            out = x
+        case _:
+            raise ProgramError(f"MemC activation {which} is not defined")
+    return np.asarray(out, np.float32)
