@@ -284,9 +284,9 @@ def _datapath(overlay: Overlay) -> Iterator[str]:
                 yield from _constants([(f"{name}_rows", behaviour.ROWS, ""), (f"{name}_cols", behaviour.COLS, "")])
     yield "}  // namespace buffers"
     yield ""
-    yield "// What each stream holds: words of 1024 bit at the off-chip units, rows between neighbours, else tiles."
+    yield "// What each stream holds, in words."
     yield "namespace depth {"
-    yield from _constants([(_cpp_name(s), s.depth, "") for s in overlay.streams])
+    yield from _constants([(_cpp_name(s), s.depth, s.token.doc) for s in overlay.streams])
     yield "}  // namespace depth"
     yield ""
     yield "// Cycles from one round of a loop to the next."

@@ -14,6 +14,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Self
 
 from ..base.errors import ProgramError
+from .token_type import ELEMENT, TokenType
 
 if TYPE_CHECKING:
     from .unit import Unit
@@ -67,12 +68,13 @@ class UnitSpec:
 
 @dataclass(frozen=True)
 class Stream:
-    """A bounded FIFO from one unit to another. depth: in words of the stream; what a word is, the overlay says."""
+    """A bounded FIFO from one unit to another. depth: in words of the stream. token: what a word is."""
 
     src: str
     dst: str
     depth: int
     label: str = ""
+    token: TokenType = ELEMENT
 
     @property
     def name(self) -> str:

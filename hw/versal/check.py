@@ -23,6 +23,7 @@ from ...base.errors import RsnError
 from ...isa.generate import OUTPUTS
 from ...isa.overlays.xnn import XNN
 from ...isa.overlays.xnn.board import ARGUMENTS, FINGERPRINT, KERNEL, lanes
+from ...isa.overlays.xnn.tiles import TILE_TOKEN
 from .csim.build import FLAGS, compiler
 
 HERE = Path(__file__).resolve().parent
@@ -169,12 +170,12 @@ def streams(s: Sources) -> Findings:
     """every stream of the datapath is in the kernel, under its name and with its depth"""
     text = s.text(f"pl/{KERNEL}.cpp")
     for stream in XNN.streams:
-        if "MME" in stream.src or "MME" in stream.dst:
+        if "MME" in {XNN.by_unit[unit].kind for unit in (stream.src, stream.dst)}:
             continue
         label = f"_{stream.label}" if stream.label else ""
         depth = rf"depth::{stream.src}_to_{stream.dst}{label}\b( \* beats_per_tile)?"
         found = re.findall(rf'hls::stream<\w+, {depth}> \w+\("{re.escape(stream.name)}"\)', text)
-        if len(found) != 1 or bool(found[0]) != stream.dst.startswith("Mesh"):
+        if len(found) != 1 or bool(found[0]) != (stream.token is TILE_TOKEN):
             yield f"{stream.name} is declared {len(found)} times with its depth"
     for unit in XNN.units:
         if unit.kind != "MME" and text.count(f'RSN_PROCESS("{unit.name}",') != 1:

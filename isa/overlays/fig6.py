@@ -24,12 +24,12 @@ import numpy as np
 
 from ...machine.description import Rate, Stream, UnitSpec
 from ...machine.steps import Step, Steps
+from ...machine.token_type import ELEMENT
 from ...machine.unit import Unit
 from ..fields import Record, bits
 from ..overlay import InstructionFormat, Overlay, Transfer
 
-ELEMENT = 4
-"""Bytes."""
+ELEMENT_BYTES = 4
 
 
 class Read(Record, words=2):
@@ -62,7 +62,7 @@ class FU1(Unit):
     def kernel(self, uop: Read) -> Steps:
         sink = self.sink("FU2" if uop.to_fu2 else "FU3")
         for at in range(uop.addr, uop.addr + uop.size):
-            yield Step("ddr_read_gbs", ELEMENT, puts=(sink,), do=lambda at=at: (self.read(at, 1),))
+            yield Step("ddr_read_gbs", ELEMENT_BYTES, puts=(sink,), do=lambda at=at: (self.read(at, 1),))
 
     def effect_key(self, uop: Read) -> Hashable:
         return uop.size, uop.to_fu2
@@ -86,7 +86,7 @@ class FU3(Unit):
     def kernel(self, uop: Write) -> Steps:
         source = self.source("FU2" if uop.from_fu2 else "FU1")
         for at in range(uop.addr, uop.addr + uop.size):
-            yield Step("ddr_write_gbs", ELEMENT, gets=(source,), do=lambda x, at=at: self.write(at, x))
+            yield Step("ddr_write_gbs", ELEMENT_BYTES, gets=(source,), do=lambda x, at=at: self.write(at, x))
 
     def effect_key(self, uop: Write) -> Hashable:
         return uop.size, uop.from_fu2
@@ -115,7 +115,11 @@ FIG6 = Overlay(
         UnitSpec("FU2", "FU2", 0, FU2),
         UnitSpec("FU3", "FU3", 0, FU3, bank="ddr"),
     ),
-    streams=(Stream("FU1", "FU2", 2), Stream("FU1", "FU3", 2), Stream("FU2", "FU3", 2)),
+    streams=(
+        Stream("FU1", "FU2", 2, token=ELEMENT),
+        Stream("FU1", "FU3", 2, token=ELEMENT),
+        Stream("FU2", "FU3", 2, token=ELEMENT),
+    ),
     formats=(
         InstructionFormat("FU1", 1, "FU1", Read, loops_window=True, decode_cycles=1),
         InstructionFormat("FU2", 2, "FU2", Add, loops_window=True, decode_cycles=1),

@@ -36,6 +36,7 @@ import numpy as np
 from ...machine.description import Rate, Stream, UnitSpec
 from ...machine.executor import ProcessNetwork
 from ...machine.steps import Channel, Par, Step, Steps
+from ...machine.token_type import ELEMENT
 from ...machine.unit import Unit
 from ..fields import Record, bits
 from ..overlay import InstructionFormat, Overlay, Transfer
@@ -43,8 +44,7 @@ from ..overlay import InstructionFormat, Overlay, Transfer
 SIDE = 10
 """Rows and columns of a buffer."""
 TILE = SIDE * SIDE
-ELEMENT = 4
-"""Bytes."""
+ELEMENT_BYTES = 4
 
 
 class Operand(Record, words=2):
@@ -128,7 +128,7 @@ class OperandUnit(PingPong):
         def fill() -> None:
             tile[: uop.size] = self.read(uop.addr, uop.size)
 
-        yield Step("ddr_read_gbs", uop.size * ELEMENT, do=fill)
+        yield Step("ddr_read_gbs", uop.size * ELEMENT_BYTES, do=fill)
 
     def _send(self) -> Steps:
         raise NotImplementedError
@@ -200,7 +200,7 @@ class OutUnit(PingPong):
 
     def _store(self, uop: Result) -> Steps:
         tile = self.buffers[self.current].reshape(-1)
-        yield Step("ddr_write_gbs", uop.size * ELEMENT, do=lambda: self.write(uop.addr, tile[: uop.size]))
+        yield Step("ddr_write_gbs", uop.size * ELEMENT_BYTES, do=lambda: self.write(uop.addr, tile[: uop.size]))
 
 
 def legal(unit: str, uop: Any) -> Iterator[str]:
@@ -241,14 +241,14 @@ FIG7 = Overlay(
         UnitSpec("OUT2", "OUT", 2, OutUnit, "ddr"),
     ),
     streams=(
-        Stream("LHS1", "Compute1", 2),
-        Stream("RHS1", "Compute1", 2),
-        Stream("Compute1", "OUT1", 2),
-        Stream("OUT1", "Mesh", 2),
-        Stream("LHS2", "Mesh", 2),
-        Stream("Mesh", "Compute2", 2),
-        Stream("RHS2", "Compute2", 2),
-        Stream("Compute2", "OUT2", 2),
+        Stream("LHS1", "Compute1", 2, token=ELEMENT),
+        Stream("RHS1", "Compute1", 2, token=ELEMENT),
+        Stream("Compute1", "OUT1", 2, token=ELEMENT),
+        Stream("OUT1", "Mesh", 2, token=ELEMENT),
+        Stream("LHS2", "Mesh", 2, token=ELEMENT),
+        Stream("Mesh", "Compute2", 2, token=ELEMENT),
+        Stream("RHS2", "Compute2", 2, token=ELEMENT),
+        Stream("Compute2", "OUT2", 2, token=ELEMENT),
     ),
     formats=(
         InstructionFormat("LHS", 1, "LHS", Operand, loops_window=True, decode_cycles=1),

@@ -12,7 +12,7 @@ from dataclasses import astuple, dataclass, field
 from typing import Any
 
 from ....isa.instruction_path import InstructionPath, decoder_of
-from ....isa.overlays.xnn.tiles import BEATS
+from ....isa.overlays.xnn.tiles import BEAT
 from ....isa.packet import expand
 from ....machine.executor import ProcessNetwork, Task
 from ....machine.steps import Issue, Par, Step
@@ -84,8 +84,10 @@ def settle(path: InstructionPath, facts: Facts, where: Callable[[str, int], str]
     net = ProcessNetwork(path.overlay, path, where=where)
     alive: set[Task] = set()
     moved: dict[End, int] = {}
+    # Native streams move at most a beat at a time; to the executor, a tile is one word.
+    beats = {s.name: max(1, s.token.word_elements // BEAT) for s in net.machine.streams}
     for name, flow in facts.streams.items():
-        moved[name, False], moved[name, True] = _words(name, flow.taken), _words(name, flow.written)
+        moved[name, False], moved[name, True] = flow.taken // beats.get(name, 1), flow.written // beats.get(name, 1)
     for name in dict.fromkeys(w.process for w in facts.waits):
         if name in net.progress:  # nobody else knows of the fetch
             waits = [w for w in facts.waits if w.process == name]
@@ -97,12 +99,6 @@ def settle(path: InstructionPath, facts: Facts, where: Callable[[str, int], str]
             writer, last = channel.source, facts.streams[channel.name].last
             channel.last = (writer, last, Issue(None, _origin(path, writer, last)))
     net.settle(alive)
-
-
-def _words(stream: str, elements: int) -> int:
-    """Elements of a native stream in words of the executor's: to it, a tile is one."""
-    tiles = "Mesh" in stream or "MME" in stream
-    return elements // BEATS if tiles and "FIFO" not in stream else elements
 
 
 def _tasks(

@@ -15,10 +15,8 @@ from ...overlay import Overlay
 from .cycles import LOOPS
 from .mem_b import MemBUnit
 from .ping_pong import PingPong
-from .tiles import BEAT, BEATS, LANES
+from .tiles import BEAT, LANES, ROW_TOKEN
 
-PARTIAL_BITS = 64
-"""A sum and a count, between neighbours of a norm."""
 PORTS = {"DDR": 2, "LPDDR": 2}
 """AXI ports of 512 bit."""
 PORT_LINES = 8 * 64
@@ -96,11 +94,10 @@ def _streams(overlay: Overlay) -> Iterator[Need]:
         part = f"streams {source}->{sink}" + (f", {s.label}" if s.label else "")
         if "MME" in (source, sink):
             yield Need("PLIO in" if sink == "MME" else "PLIO out", LANES, part)
-        elif s.label:
-            yield Need("BRAM", block_rams(PARTIAL_BITS if s.label == "norm" else 32, s.depth), part)
         else:
-            words = s.depth * (BEATS if sink.startswith("Mesh") else 1)
-            yield Need("BRAM", block_rams(32 * BEAT, words), part)
+            elements = min(s.token.word_elements, BEAT)  # of a memory's word: a tile goes through in beats
+            depth = s.depth * s.token.word_elements // elements
+            yield Need("BRAM", block_rams(32 * elements, depth), part)
     for unit, ports in PORTS.items():
         both = 2 if unit == "DDR" else 1  # to read and to write
         yield Need("BRAM", ports * both * block_rams(512, PORT_LINES), f"AXI adapters of {unit}", True)
@@ -108,7 +105,7 @@ def _streams(overlay: Overlay) -> Iterator[Need]:
 
 def _arithmetic(overlay: Overlay) -> Iterator[Need]:
     for unit in overlay.by_kind["MemC"]:
-        sends = any(s.src == unit.name and s.label == "softmax" for s in overlay.streams)
+        sends = any(s.src == unit.name and s.token is ROW_TOKEN for s in overlay.streams)
         for name, part in (("receive", "sums"), ("softmax", "softmax"), ("activation", "activation"), ("norm", "norm")):
             if name == "softmax" and not sends:
                 continue

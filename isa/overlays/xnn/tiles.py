@@ -9,6 +9,9 @@ from typing import overload
 import numpy as np
 import numpy.typing as npt
 
+from ....machine.token_type import TokenType
+from ...layout import BLOCK_COLS, BLOCK_ROWS
+
 Array = npt.NDArray[np.float32]
 Places = tuple[tuple[int, int], ...]
 Pieces = Sequence[Array] | Array
@@ -25,6 +28,20 @@ BEATS = TILE * TILE // BEAT
 """Mesh beats in a tile."""
 BIAS_WORD = 16
 """Floats in a stream word of bias mode."""
+BLOCK_TOKEN = TokenType(
+    "block",
+    BLOCK_ROWS,
+    BLOCK_COLS,
+    BLOCK_WORDS,
+    f"{BLOCK_WORDS} words of 1024 bit make a {BLOCK_ROWS}x{BLOCK_COLS} block",
+)
+"""From and to off-chip memory. A vector travels as words as well, of which LPDDR then fills one half."""
+TILE_TOKEN = TokenType("tile", TILE, TILE, 1, f"a word is a {TILE}x{TILE} tile")
+"""Among Mem, Mesh and MME."""
+ROW_TOKEN = TokenType("row", 1, 1, 1, "a word is a number of a row")
+"""A maximum or a sum of a row, between neighbours of a softmax."""
+ROW_SUM_TOKEN = TokenType("row sum", 1, 2, 1, "a word is a sum of a row and its count of columns")
+"""Between neighbours of a norm."""
 FETCH_WORDS = 8
 """Words of the image that are fetched ahead of the dispatcher."""
 

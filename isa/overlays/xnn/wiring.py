@@ -21,7 +21,7 @@ from .mesh import MeshUnit
 from .mme import MmeUnit
 from .off_chip import OffChipUnit, addresses, ddr_uops
 from .resources import needs
-from .tiles import BLOCK_WORDS
+from .tiles import BLOCK_TOKEN, BLOCK_WORDS, ROW_SUM_TOKEN, ROW_TOKEN, TILE_TOKEN
 
 
 def _fill(*loops: str, of: str, per: str) -> Rate:
@@ -76,16 +76,16 @@ def _streams() -> list[Stream]:
     """Off-chip edges hold one 128x64 block; an MME holds two tiles of each operand; every other edge holds one tile."""
     edges = {("DDR", x.to) for x in f.Ddr.FIELDS if x.to} | {("LPDDR", x.to) for x in f.Lpddr.FIELDS if x.to}
     edges |= {(x.source, "DDR") for x in f.Ddr.FIELDS if x.source}
-    out = [Stream(str(a), str(b), BLOCK_WORDS) for a, b in sorted(edges, key=str)]
+    out = [Stream(str(a), str(b), BLOCK_WORDS, token=BLOCK_TOKEN) for a, b in sorted(edges, key=str)]
     for switch, form in (("MeshA", f.MeshA), ("MeshB", f.MeshB)):
         routes = [x for x in form.FIELDS if x.source]
-        out += [Stream(s, switch, 1) for s in sorted({str(x.source) for x in routes})]
-        out += [Stream(switch, d, 2) for d in sorted({str(x.to) for x in routes})]
-    out += [Stream(f"MME{i}", f"MemC{i}", 2) for i in range(6)]
+        out += [Stream(s, switch, 1, token=TILE_TOKEN) for s in sorted({str(x.source) for x in routes})]
+        out += [Stream(switch, d, 2, token=TILE_TOKEN) for d in sorted({str(x.to) for x in routes})]
+    out += [Stream(f"MME{i}", f"MemC{i}", 2, token=TILE_TOKEN) for i in range(6)]
     for i in range(6):
-        out.append(Stream(f"MemC{i}", f"MemC{i ^ 1}", 256, "norm"))
+        out.append(Stream(f"MemC{i}", f"MemC{i ^ 1}", 256, "norm", ROW_SUM_TOKEN))
         if i < 4:
-            out.append(Stream(f"MemC{i}", f"MemC{i ^ 1}", 256, "softmax"))
+            out.append(Stream(f"MemC{i}", f"MemC{i ^ 1}", 256, "softmax", ROW_TOKEN))
     return out
 
 
