@@ -1,4 +1,4 @@
-"""Loops and calls of blocks: what a body becomes when it is unrolled."""
+"""Walk through the items of a text with its loops and block calls unrolled."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ from .diagnostic import Mistake, Report, Span, Text, listing, meant
 from .names import Names, Value
 
 UNROLLED = 1 << 20
-"""Iterations, calls, statements and packets that a text may unroll into: far above any real image, and seconds to
-reach."""
+"""Limit of loop iterations, calls, statements and packets that one text unrolls into. Far above any real image, and
+reached within seconds."""
 
 NESTED = 32
-"""Loops and calls inside each other."""
+"""Limit of loops and calls nested in each other."""
 
 Visit = Callable[[Any], None]
 
 
 class Blocks:
-    """The blocks of a text, and the one way to walk through a body: loops and calls are unrolled, the rest is visited.
+    """Holds the blocks of a text and walks through bodies: it unrolls loops and calls and visits every other item.
 
-    A mistake ends the item that it is in; the walk goes on behind it.
+    A mistake ends the item in which it occurs; the walk goes on with the next item.
     """
 
     def __init__(self, names: Names, report: Report) -> None:
@@ -35,21 +35,27 @@ class Blocks:
         self._unrolled = 0
 
     def declare(self, block: s.Block) -> None:
+        """Register a block. Raises `Mistake` if the name is taken, a parameter is repeated, or a parameter has the name
+        of a unit, a kind or a format."""
         name = str(block.name)
         if name in self._blocks:
-            raise Mistake(s.token_span(block.name), f"block {name} is declared already")
+            raise Mistake(s.token_span(block.name), f"block {name} is already declared")
         seen: set[str] = set()
         overlay = self.names.overlay
         for p in block.parameters:
             if str(p) in seen:
                 raise Mistake(s.token_span(p), f"parameter {p} is named twice")
             if str(p) in overlay.by_unit or str(p) in overlay.by_kind or str(p) in overlay.by_format:
-                raise Mistake(s.token_span(p), f"{p} is a name of the datapath")
+                raise Mistake(s.token_span(p), f"parameter {p} has the name of a unit, kind or format of the overlay")
             seen.add(str(p))
         self._blocks[name] = block, self.report.text
 
     def walk(self, body: tuple[Any, ...], visit: Visit, depth: int = 0, calls: bool = True) -> None:
-        """calls: whether to go into them; blocks hold no declarations."""
+        """Call `visit` with every item of a body, loops and calls unrolled. Mistakes go to the report.
+
+        depth: number of loops and calls around the body. calls: whether to walk into called blocks; a walk for
+        declarations need not, since blocks contain none.
+        """
         for item in body:
             try:
                 match item:
@@ -65,7 +71,7 @@ class Blocks:
                 self.report.add(e)
 
     def spend(self, span: Span) -> None:
-        """Count what has been unrolled. Ends the run when it is too much."""
+        """Count one unrolled item, which stands at `span`. Raises `SourceError` beyond `UNROLLED` items."""
         self._unrolled += 1
         if self._unrolled > UNROLLED:
             self.report.add(Mistake(span, f"the text unrolls into more than {UNROLLED} statements"))
@@ -73,12 +79,12 @@ class Blocks:
 
     def _iterations(self, loop: s.Loop, depth: int) -> Iterator[None]:
         self._bound(loop.start, depth)
-        self.spend(s.token_span(loop.start))  # a loop that runs 0 times takes time too
+        self.spend(s.token_span(loop.start))  # a loop of 0 iterations takes time too
         bounds = loop.range
         low = 0 if bounds.low is None else self.names.integer(bounds.low)
         high = self.names.integer(bounds.high)
         if high < low:
-            raise Mistake(s.span(bounds.high), f"{low}..{high} runs backwards")
+            raise Mistake(s.span(bounds.high), f"{low}..{high} runs backwards: a range ends at or above its start")
         if bounds.variable is None:
             for _ in range(low, high):
                 self.spend(s.token_span(loop.start))
@@ -102,13 +108,13 @@ class Blocks:
             raise Mistake(s.token_span(call.name), f"no block is called {name}", *meant(name, self._blocks), known)
         block, text = self._blocks[name]
         if name in self._running:
-            way = " -> ".join([*self._running[self._running.index(name) :], name])
-            raise Mistake(s.token_span(call.name), f"block {name} calls itself", f"the calls are {way}")
-        wanted = [str(p) for p in block.parameters]
-        if len(call.arguments) != len(wanted):
-            takes = f"{len(wanted)} argument{'s' * (len(wanted) != 1)}" + (f" ({', '.join(wanted)})" if wanted else "")
+            cycle = " -> ".join([*self._running[self._running.index(name) :], name])
+            raise Mistake(s.token_span(call.name), f"block {name} calls itself", f"the calls are {cycle}")
+        names = [str(p) for p in block.parameters]
+        if len(call.arguments) != len(names):
+            takes = f"{len(names)} argument{'s' * (len(names) != 1)}" + (f" ({', '.join(names)})" if names else "")
             raise Mistake(s.span(call), f"block {name} takes {takes}, not {len(call.arguments)}")
-        values: dict[str, Value] = {p: self.names.argument(a) for p, a in zip(wanted, call.arguments, strict=True)}
+        values: dict[str, Value] = {p: self.names.argument(a) for p, a in zip(names, call.arguments, strict=True)}
         self.spend(s.token_span(call.name))
         called = f"called from {self.report.text.at(s.token_span(call.name)[0])}"
         self._running.append(name)

@@ -1,8 +1,8 @@
-"""The `.bin` file: a program with everything a runner needs but the tensors; and bare wire images (`--raw`).
+"""Read and write `.bin` files (a program with all that a runner needs but the tensors) and bare wire images (`--raw`).
 
-A header with a table of sections, the sections back to back, a checksum of everything before it. All numbers are little
-endian. The reader believes nothing: every defect is a `ContainerError` that names file and byte, found before anything
-is allocated for it.
+A `.bin` consists of a header with a table of sections, the sections back to back, and a checksum of all bytes before
+it. All numbers are little endian. The reader trusts nothing: it checks a length before it allocates memory for it, and
+reports every defect as a `ContainerError` with file and byte offset.
 """
 
 from __future__ import annotations
@@ -35,12 +35,13 @@ from .slices import GRAIN
 T = TypeVar("T")
 
 MAGIC = b"\x93RSN\r\n\x1a\n"
-"""Not text, and broken by whatever converts line ends or strips the eighth bit."""
+"""First bytes of a `.bin`. They show that the file is not text, and change if a transfer converts line ends or strips
+the eighth bit."""
 
 VERSION = 2
 
 LARGEST = 1 << 48
-"""Elements; no buffer comes near."""
+"""Limit of a buffer's size in elements and of its address in address units; far above any real buffer."""
 
 _TEXT = c.PascalString(c.Int16ul, "utf8")
 _BLOB = c.Prefixed(c.Int32ul, c.GreedyBytes)
@@ -68,9 +69,9 @@ _BUFFERS = c.PrefixedArray(
         "shape" / _SHAPE,
         "layout" / c.Mapping(_TEXT, {x: x.value for x in Layout}),
         "role" / c.Mapping(_TEXT, {x: x.value for x in Role}),
-        "view" / _SHAPE,  # empty: none
-        "rows" / c.PrefixedArray(c.Int32ul, c.Int64ul),  # of each item of the view; empty: all that it has
-        "scale" / _BLOB,  # float32; empty: none
+        "view" / _SHAPE,  # empty: no view
+        "rows" / c.PrefixedArray(c.Int32ul, c.Int64ul),  # valid rows of each item of the view; empty: all rows
+        "scale" / _BLOB,  # float32; empty: no scale
         "shift" / _BLOB,
     ),
 )
@@ -87,8 +88,8 @@ _PARAMETERS = c.PrefixedArray(
             c.Int32ul,
             c.Struct(
                 "at" / c.Tell,
-                "word" / c.Int32ul,  # of the image
-                "bit" / c.Int8ul,  # the lowest
+                "word" / c.Int32ul,  # word of the image
+                "bit" / c.Int8ul,  # lowest bit of the field
                 "width" / c.Int8ul,
                 "base" / c.Int64sl,
                 "cap" / c.Int64sl,
@@ -111,11 +112,14 @@ _FORMATS = {
     b"PARM": ("parameters", _PARAMETERS),
     b"SRCM": ("source map", _SOURCES),
 }
-"""The sections, all of them in every file, in this order."""
+"""Tag, title and format of each section. Every file has all of them, in this order."""
 
 
 def faults(program: Program) -> Iterator[str]:
-    """What keeps a program from being written or loaded: data around the image that means nothing."""
+    """Yield, as sentences, the reasons why a program can be neither written nor loaded.
+
+    Checks the data around the image: buffers, parameters and their patches, op lists, source map.
+    """
     overlay, unit = program.overlay, program.overlay.address_unit
     names = [f"buffer {b.name}" for b in program.buffers] + [f"parameter {p.name}" for p in program.parameters]
     yield from (f"{name} is declared twice" for name, times in Counter(names).items() if times > 1)
@@ -128,7 +132,7 @@ def faults(program: Program) -> Iterator[str]:
     for name, ops in program.preloaded.items():
         spec = overlay.by_unit.get(name)
         if spec is None or spec.kind not in overlay.preloaded:
-            yield f"{name} is no unit with an op list"
+            yield f"{name} is not a unit with an op list"
         elif len(ops) > overlay.preloaded[spec.kind][1]:
             yield f"{name} holds at most {overlay.preloaded[spec.kind][1]} ops, not {len(ops)}"
         if len(program.preloaded_places.get(name, ())) > len(ops):
@@ -142,7 +146,7 @@ def _patch_faults(program: Program) -> Iterator[str]:
     for p in program.parameters:
         for patch in p.patches:
             key = (patch.packet, patch.mop, patch.field)
-            what = f"parameter {p.name}: {patch.field} of mOP {patch.mop} of packet {patch.packet}"
+            what = f"parameter {p.name}: {patch.field} of packet {patch.packet}, mOP {patch.mop}"
             mops = program.packets[patch.packet].mops if 0 <= patch.packet < len(program.packets) else ()
             if not 0 <= patch.mop < len(mops):
                 yield f"{what}: there is no such mOP"
@@ -151,40 +155,41 @@ def _patch_faults(program: Program) -> Iterator[str]:
             if key in patched:
                 yield f"{what} is patched twice"
             if spec.real or not 0 <= patch.cap <= spec.bounds[1]:
-                yield f"{what} cannot hold {patch.cap}"
+                yield f"{what} cannot hold the upper bound {patch.cap}"
             patched.add(key)
 
 
 def _buffer_faults(b: Buffer, overlay: Overlay, unit: int) -> Iterator[str]:
     if not 1 <= len(b.shape) <= 2 or any(n < 1 for n in b.shape) or prod(b.shape) > LARGEST:
-        yield f"has the shape {b.shape}"
+        yield f"has the shape {b.shape}: a buffer has 1 or 2 dimensions and 1 to {LARGEST} elements"
         return
     if b.layout is Layout.BLOCKED and any(
         n % g for n, g in zip(b.shape, GRAIN[b.layout][-len(b.shape) :], strict=True)
     ):
-        yield f"is no whole number of blocks: {b.shape}"
+        yield f"has the shape {b.shape}, which is not a whole number of {'x'.join(map(str, GRAIN[b.layout]))} blocks"
     if b.bank not in overlay.banks:
-        yield f"lies in {b.bank}; memories of {overlay.name} are {listing(overlay.banks)}"
+        yield f"lies in memory {b.bank}; memories of {overlay.name} are {listing(overlay.banks)}"
     elif not 0 <= b.offset <= LARGEST or 4 * (b.offset * unit + b.size) > overlay.banks[b.bank]:
-        yield f"does not lie within {b.bank}, {overlay.banks[b.bank]} bytes"
+        yield f"at address {b.offset} does not lie within {b.bank}, which has {overlay.banks[b.bank]} bytes"
     if not b.view_fits:
-        yield f"has the view {b.view}" + (f" with the rows of {len(b.rows)} items" if b.rows else "")
+        each = f" with the rows of {len(b.rows)} items" if b.rows else ""
+        yield f"has the view {b.view}{each}, which does not fit its shape {b.shape}"
         return
     for which in ("scale", "shift"):
         values = getattr(b, which)
         if values is None:
             continue
         if len(values) not in ((b.view or b.shape)[-1], b.shape[-1]):
-            yield f"has {len(values)} columns of {which}"
+            yield f"has {len(values)} {which} values for {(b.view or b.shape)[-1]} columns"
         if not all(isfinite(v) for v in np.array(values, np.float32).tolist()):
-            yield f"has a {which} that is no finite float32"
+            yield f"has a {which} value that is not a finite float32"
 
 
 # -- writing ------------------------------------------------------------------------------------------------------
 
 
 def dumps(program: Program) -> bytes:
-    """The bytes of a program's `.bin`. Raises `ProgramError` for a program that could not be read back."""
+    """Encode a program as the bytes of a `.bin`. Raises `ProgramError` if `loads` could not read them back."""
     for fault in faults(program):
         raise ProgramError(fault)
     try:
@@ -211,7 +216,7 @@ def _sections(program: Program) -> list[bytes]:
 
 
 def _framed(sections: list[bytes]) -> bytes:
-    """The file around its sections: header, table, checksums."""
+    """Put header, section table and checksums around the encoded sections."""
     table = [
         {"tag": tag, "length": len(data), "crc": crc32(data)} for tag, data in zip(_FORMATS, sections, strict=True)
     ]
@@ -223,12 +228,12 @@ def _framed(sections: list[bytes]) -> bytes:
 
 
 def write(program: Program, path: str | Path) -> None:
-    """Write a `.bin`: the old file or the new one is there, never half of one."""
+    """Write a program to a `.bin` file; a write that fails leaves the old file. Raises as `dumps`, or `OSError`."""
     write_bytes(path, dumps(program))
 
 
 def _in_order(lists: Mapping[str, tuple[T, ...]], program: Program) -> list[tuple[str, tuple[T, ...]]]:
-    """The lists that are not empty, in the overlay's order of units: equal programs are equal bytes."""
+    """Return the lists that are not empty, in the overlay's order of units, so that equal programs give equal bytes."""
     return [(u.name, lists[u.name]) for u in program.overlay.units if lists.get(u.name)]
 
 
@@ -270,21 +275,21 @@ def _sources(program: Program) -> bytes:
 
 
 def read(path: str | Path, overlays: Mapping[str, Overlay] = OVERLAYS) -> Program:
-    """Read a `.bin`. Raises `ContainerError` for every defect, `OSError` where the file cannot be read."""
+    """Read a program from a `.bin` file. Raises `ContainerError` if it is defective, `OSError` if it cannot be read."""
     with open(path, "rb") as f:
         start = f.read(len(MAGIC))
-        data = start + f.read() if start == MAGIC else start  # nothing endless is read to find that it is no program
+        data = start + f.read() if start == MAGIC else start  # the path may be an endless device
     return loads(data, str(path), overlays)
 
 
 @uncollected()
 def loads(data: bytes, name: str = "<bytes>", overlays: Mapping[str, Overlay] = OVERLAYS) -> Program:
-    """The program in the bytes of a `.bin`; `name` is what messages call it."""
+    """Decode the bytes of a `.bin`. name: the file name in messages. Raises `ContainerError` if they are defective."""
     return _Reader(data, name, overlays).program()
 
 
 class _Reader:
-    """Reads one file: checksums first, then each section, then what holds between them."""
+    """Reads one file: first the checksums, then each section, then what must hold between sections."""
 
     def __init__(self, data: bytes, name: str, overlays: Mapping[str, Overlay]) -> None:
         self.data = data
@@ -325,13 +330,13 @@ class _Reader:
                 self.fail(len(data), "cut short in its first bytes")
             what = f"it begins with {data[:8]!r}" if data else "it is empty"
             way_out = (
-                "a bare wire image is read with --raw, a text (.rsn) is assembled first, with rsn asm, a whole model "
-                "(.rsnmodel) is served, with rsn serve"
+                "read a bare wire image with --raw, assemble a text (.rsn) with rsn asm, serve a whole model "
+                "(.rsnmodel) with rsn serve"
             )
             self.fail(0, f"not a program of this toolchain: {what} ({way_out})")
         version = int.from_bytes(data[8:10], "little")
         if len(data) >= 10 and version != VERSION:
-            self.fail(8, f"container version {version}; this toolchain reads {VERSION}: assemble the program again")
+            self.fail(8, f"container version {version}; this toolchain reads version {VERSION}: assemble it again")
         stream = BytesIO(data)
         try:
             header = _HEADER.parse_stream(stream)
@@ -344,7 +349,8 @@ class _Reader:
         if stream.read(4) != struct.pack("<I", crc32(data[:at])):
             self.fail(at, "the checksum of the header does not match: the file was altered")
         if [s.tag for s in header.sections] != list(_FORMATS):
-            self.fail(14, f"sections {listing(repr(s.tag) for s in header.sections)}")
+            tags = listing(repr(s.tag) for s in header.sections)
+            self.fail(14, f"the sections are {tags}; a program has {listing(map(repr, _FORMATS))}")
         at += 4
         if at + sum(s.length for s in header.sections) + 4 != len(data):
             self.fail(14, "the sections do not fill the file")
@@ -392,13 +398,14 @@ class _Reader:
             at = self.starts[b"OPSL"] + row.at
             spec = overlay.by_unit.get(row.unit)
             if spec is None or spec.kind not in overlay.preloaded:
-                self.fail(at, f"{row.unit} is no unit with an op list")
+                self.fail(at, f"{row.unit} is not a unit with an op list")
             if row.unit in out:
                 self.fail(at, f"{row.unit} has two op lists")
             record, longest = overlay.preloaded[spec.kind]
             size = 4 * record.WORDS
             if len(row.words) % size or not 0 < len(row.words) // size <= longest:
-                self.fail(at, f"{row.unit} has {len(row.words)} bytes of ops: 1 to {longest} of {size} bytes fit")
+                held = f"its list holds 1 to {longest} ops of {size} bytes"
+                self.fail(at, f"{row.unit} has {len(row.words)} bytes of ops; {held}")
             raw = np.frombuffer(row.words, "<u4").tolist()
             ops = []
             for i in range(0, len(raw), record.WORDS):
@@ -408,7 +415,7 @@ class _Reader:
                 except FieldError as e:
                     self.fail(at, f"{row.unit}, op {i // record.WORDS}: {e}")
                 if record.padding_set(words):
-                    self.fail(at, f"{row.unit}, op {i // record.WORDS}: bits are set that mean nothing")
+                    self.fail(at, f"{row.unit}, op {i // record.WORDS}: bits outside its fields are set")
             out[row.unit] = tuple(ops)
         return out
 
@@ -417,7 +424,7 @@ class _Reader:
 
         def floats(blob: bytes) -> tuple[float, ...] | None:
             if len(blob) % 4:
-                self.fail(at, f"buffer {b.name}: {len(blob)} bytes of float32")
+                self.fail(at, f"buffer {b.name}: {len(blob)} bytes of scale or shift are not a whole number of float32")
             return tuple(np.frombuffer(blob, "<f4").tolist()) if blob else None
 
         view, rows = tuple(b.view) or None, tuple(b.rows)
@@ -429,23 +436,23 @@ class _Reader:
         return Parameter(p.name, p.low, p.high, p.default, tuple(self._patch(x, p.name, bare) for x in p.patches))
 
     def _patch(self, x: Any, name: str, bare: Program) -> Patch:
-        """From image word and bits back to packet, mOP and field."""
+        """Find the packet, mOP and field that a patch's image word and bits belong to."""
         at = self.starts[b"PARM"] + x.at
         what = f"parameter {name}: bits {x.bit}..{x.bit + x.width - 1} of word {x.word}"
         packet = bisect_right(bare.packet_offsets, x.word) - 1
         if packet < 0 or x.word >= bare.packet_offsets[packet] + bare.packets[packet].words:
-            self.fail(at, f"{what} lie in no packet")
+            self.fail(at, f"{what} lie outside all packets")
         rest = x.word - bare.packet_offsets[packet] - 1
         if rest < 0:
             self.fail(at, f"{what} lie in a packet header")
         mops = bare.packets[packet].mops
-        mop, word = divmod(rest, mops[0].WORDS)  # of one format in a packet
+        mop, word = divmod(rest, mops[0].WORDS)  # all mOPs of a packet have one format
         for f in mops[mop].FIELDS:
             if (f.word, f.low, f.width) == (word, x.bit, x.width) and not f.real:
                 if not 0 <= x.cap <= f.bounds[1]:
-                    self.fail(at, f"{what}: {f.name} cannot hold {x.cap}")
+                    self.fail(at, f"{what}: {f.name} cannot hold the upper bound {x.cap}")
                 return Patch(packet, mop, f.name, x.base, x.cap)
-        self.fail(at, f"{what} are no field that a parameter could set")
+        self.fail(at, f"{what} are not an integer field, and parameters set only those")
 
     def _places(self) -> tuple[tuple[Place, ...], dict[str, tuple[Place, ...]]]:
         start, sources = self.starts[b"SRCM"], self.parsed[b"SRCM"]
@@ -453,13 +460,14 @@ class _Reader:
 
         def places(blob: bytes) -> tuple[Place, ...]:
             if len(blob) % 8:
-                self.fail(start, "the source map does not consist of pairs")
+                self.fail(start, f"{len(blob)} bytes of the source map are not a whole number of (file, line) pairs")
             rows = []
             for pair in struct.iter_unpack("<II", blob):
                 if pair not in known:
                     file, line = pair
                     if file >= len(sources.files) or not line:
-                        self.fail(start, f"line {line} of file {file} in a source map of {len(sources.files)} files")
+                        limits = f"it lists {len(sources.files)} files, and lines start at 1"
+                        self.fail(start, f"the source map refers to line {line} of file {file}; {limits}")
                     known[pair] = Place(sources.files[file], line)
                 rows.append(known[pair])
             return tuple(rows)
@@ -474,12 +482,12 @@ class _Reader:
         differ = np.flatnonzero(program.image != words)
         if len(differ):
             at = int(differ[0])
-            message = f"word {at} is {words[at]:#010x}; its fields and parameters make {program.image[at]:#010x}"
+            message = f"word {at} is {words[at]:#010x}, but its fields and parameters give {program.image[at]:#010x}"
             self.fail(self.starts[b"IMAG"] + 4 * at, message)
         extended = self.parsed[b"OVLY"].extended
         if extended != program.extended:
-            said, is_ = ("an extended", "base") if extended else ("a base", "extended")
-            self.fail(self.starts[b"OVLY"], f"marked as {said} program, but its image is {is_}")
+            flag, image = ("an extended", "base") if extended else ("a base", "extended")
+            self.fail(self.starts[b"OVLY"], f"marked as {flag} program, but its image is {image}")
         for unit in program.preloaded_places:
             if unit not in program.preloaded:
                 self.fail(self.starts[b"SRCM"], f"the source map has lines for {unit}, which has no ops")
@@ -490,7 +498,7 @@ class _Reader:
 
 def _decode(data: bytes, overlay: Overlay, fail: Callable[[int, str], NoReturn]) -> tuple[Words, tuple[Packet, ...]]:
     if len(data) % 4:
-        fail(len(data), f"an image consists of words of 4 bytes, this one has {len(data)} bytes")
+        fail(len(data), f"an image consists of words of 4 bytes, but this one has {len(data)} bytes")
     words = np.frombuffer(data, "<u4").astype(np.uint32)
     try:
         return words, decode_image(words, overlay)
@@ -499,12 +507,16 @@ def _decode(data: bytes, overlay: Overlay, fail: Callable[[int, str], NoReturn])
 
 
 def write_raw(program: Program, path: str | Path) -> None:
-    """Write the wire image alone: no op lists, no buffers."""
+    """Write only the wire image of a program, without op lists, buffers and parameters."""
     write_bytes(path, program.image.astype("<u4").tobytes())
 
 
 def read_raw(path: str | Path, overlay: Overlay) -> Program:
-    """A program of nothing but a wire image, wherever it was made. Bits that mean nothing are masked."""
+    """Read a bare wire image as a program without op lists, buffers and parameters.
+
+    The image may come from other tools: bits outside all fields are ignored. Raises `ContainerError` if it does not
+    decode, `OSError` if it cannot be read.
+    """
 
     def fail(at: int, message: str) -> NoReturn:
         raise ContainerError(f"{path}: byte {at}: {message}")

@@ -1,4 +1,4 @@
-"""Declarations of a text: its overlay, constants, run-time parameters, buffers and what is applied to them."""
+"""Read the declarations of a text: its overlay, constants, run-time parameters, buffers with scale and shift."""
 
 from __future__ import annotations
 
@@ -22,11 +22,12 @@ from .slices import GRAIN
 
 
 def overlay(items: tuple[s.Item, ...], overlays: Mapping[str, Overlay]) -> Overlay:
-    """The overlay that a text begins with."""
+    """Return the overlay that the first item of a text names. Raises `Mistake` if it names none, or an unknown one."""
     first = items[0] if items else None
     known = f"overlays are {listing(overlays)}"
     if not isinstance(first, s.OverlayName):
-        raise Mistake(s.start_span(first) if first else (0, 0), "a program begins with the overlay it is for", known)
+        message = "a program begins with its overlay: overlay NAME"
+        raise Mistake(s.start_span(first) if first else (0, 0), message, known)
     name = s.unquoted(first.name)
     if name not in overlays:
         raise Mistake(s.token_span(first.name), f"no overlay is called {name}", *meant(name, overlays), known)
@@ -34,26 +35,26 @@ def overlay(items: tuple[s.Item, ...], overlays: Mapping[str, Overlay]) -> Overl
 
 
 class Declarations:
-    """Takes declarations one by one, loops around them unrolled, and enters them into the names of the text."""
+    """Takes declarations one by one, loops around them already unrolled, and enters them into the names of the text."""
 
     def __init__(self, names: Names, report: Report) -> None:
         self.names = names
         self.report = report
         self._written: dict[str, tuple[Text, Token]] = {}
-        """Where a buffer is declared."""
+        """Text and token of each buffer's declaration, by buffer name."""
         self._vectors: list[tuple[Text, s.Vector, str]] = []
 
     def take_looped(self, item: s.Item) -> None:
-        """`take`, inside a loop."""
+        """Enter a declaration that stands in a loop. Raises `Mistake` for one that may not stand there."""
         if isinstance(item, s.Const | s.Include | s.Block):
-            raise Mistake(s.start_span(item), "constants, blocks and includes stand outside of loops")
+            raise Mistake(s.start_span(item), "constants, blocks and includes cannot stand in a loop")
         self.take(item)
 
     def take(self, item: s.Item) -> None:
-        """Enter a declaration; anything else is left to others."""
+        """Enter a declaration into the names; ignore any other item. Raises `Mistake` if it is wrong."""
         match item:
             case s.OverlayName():
-                raise Mistake(s.token_span(item.name), f"the overlay is {self.names.overlay.name} already")
+                raise Mistake(s.token_span(item.name), f"the overlay is already set to {self.names.overlay.name}")
             case s.Const():
                 name = self.names.new(item.name)
                 self.names.constants[name] = self.names.number(item.value)
@@ -62,11 +63,11 @@ class Declarations:
             case s.BufferLine():
                 self._buffer(item)
             case s.Vector():
-                # Its buffer may stand below it.
+                # Read in `finish`: the buffer may be declared below it.
                 self._vectors.append((self.report.text, item, self.names.name(item.buffer)))
 
     def finish(self) -> None:
-        """Place the buffers, and give them their vectors."""
+        """Give every buffer an address, and set its scale and shift. Mistakes go to the report."""
         overlay, buffers = self.names.overlay, self.names.buffers
         for b in place_buffers(buffers.values(), overlay.address_unit):
             buffers[b.name] = b
@@ -74,7 +75,7 @@ class Declarations:
             if 4 * end > size:
                 text, token = self._written[b.name]
                 with self.report.inside(text):
-                    message = f"{b.name} ends at byte {4 * end} of {b.bank}, which has {size}"
+                    message = f"{b.name} ends at byte {4 * end} of {b.bank}, which has {size} bytes"
                     self.report.add(Mistake(s.token_span(token), message))
         for text, vector, name in self._vectors:
             with self.report.inside(text):
@@ -87,10 +88,10 @@ class Declarations:
         names = self.names
         name = names.label(item.label)
         if name in names.parameters:
-            raise Mistake(s.span(item.label), f"parameter {name} is declared already")
+            raise Mistake(s.span(item.label), f"parameter {name} is already declared")
         low, high, default = (names.integer(e) for e in (item.low, item.high, item.default))
         if not low <= default <= high:
-            raise Mistake(s.span(item.default), f"{name}: {default} is out of range {low}..{high}")
+            raise Mistake(s.span(item.default), f"{name}: the default {default} is out of range {low}..{high}")
         names.parameters[name] = Parameter(name, low, high, default)
 
     def _buffer(self, item: s.BufferLine) -> None:
@@ -109,7 +110,7 @@ class Declarations:
                 case s.At():
                     offset = self.names.integer(option.value)
                     if not 0 <= offset < 1 << 48:
-                        raise Mistake(s.span(option.value), f"an address lies within 0..2^48, not at {offset}")
+                        raise Mistake(s.span(option.value), f"address {offset} is out of range 0..2^48-1")
                 case s.View():
                     view, seen = _shape(option.shape), s.token_span(option.shape)
                 case s.Rows():
@@ -120,11 +121,11 @@ class Declarations:
                     role = Role(str(option))
                 case _:
                     known = [x.value for x in (*Layout, *Role)]
-                    note = f"a buffer is {listing(known)}"
+                    note = f"layouts and roles are {listing(known)}"
                     span = s.token_span(option)
                     raise Mistake(span, f"no layout or role is called {option}", *meant(str(option), known), note)
         if len(shape) > 2:
-            raise Mistake(s.token_span(item.shape), "a buffer has one or two dimensions")
+            raise Mistake(s.token_span(item.shape), f"a buffer has one or two dimensions, not {len(shape)}")
         if layout is Layout.BLOCKED:
             rows, cols = GRAIN[layout]
             if len(shape) != 2 or shape[0] % rows or shape[1] % cols:
@@ -145,7 +146,7 @@ class Declarations:
             raise Mistake(s.span(item), f"{len(values)} numbers for the {columns} columns of {buffer.name}")
         which = str(item.which)
         if getattr(buffer, which) is not None:
-            raise Mistake(s.token_span(item.which), f"{buffer.name} has its {which} already")
+            raise Mistake(s.token_span(item.which), f"{buffer.name} already has a {which}")
         changed: dict[str, Any] = {which: tuple(values)}
         self.names.buffers[name] = dataclasses.replace(buffer, **changed)
 
@@ -155,7 +156,7 @@ _REAL = re.compile(r"[-+]?([0-9]+(\.[0-9]*)?|\.[0-9]+)([eE][-+]?[0-9]+)?")
 
 
 def _listed(numbers: Token) -> list[float]:
-    """`[1 0.5, -2]`"""
+    """Read a vector written as numbers: `[1 0.5, -2]`."""
     values = []
     for found in _ELEMENT.finditer(numbers[1:-1]):
         start = s.token_span(numbers)[0] + 1 + found.start()
@@ -167,16 +168,16 @@ def _listed(numbers: Token) -> list[float]:
 
 
 def _packed(numbers: Token) -> list[float]:
-    """`f32"..."`: float32, little-endian, in base64."""
+    """Read a vector written as `f32"..."`: little-endian float32 in base64."""
     try:
         data = base64.b64decode("".join(numbers[4:-1].split()), validate=True)
         values = list(struct.unpack(f"<{len(data) // 4}f", data))
     except (binascii.Error, ValueError):
-        raise Mistake(s.token_span(numbers), "this is not base64") from None
+        raise Mistake(s.token_span(numbers), "the text in quotes is not base64") from None
     except struct.error:
-        raise Mistake(s.token_span(numbers), f"{len(data)} bytes are no whole number of float32") from None
+        raise Mistake(s.token_span(numbers), f"{len(data)} bytes are not a whole number of float32") from None
     if not all(map(isfinite, values)):
-        raise Mistake(s.token_span(numbers), "a number in it is not finite")
+        raise Mistake(s.token_span(numbers), "the vector contains a number that is not finite")
     return values
 
 
@@ -186,12 +187,12 @@ def _float32(value: float, span: Span) -> float:
     except OverflowError:
         rounded = float("inf")
     if not isfinite(rounded):
-        raise Mistake(span, f"{value} is beyond float32")
+        raise Mistake(span, f"{value} is out of range of float32")
     return float(rounded)
 
 
 def _shape(token: Token) -> tuple[int, ...]:
     shape = tuple(int(n) if len(n) < 16 else 0 for n in token.split("x"))
     if 0 in shape or prod(shape[:16]) >= 1 << 48 or len(shape) > 16:
-        raise Mistake(s.token_span(token), "no memory is that large")
+        raise Mistake(s.token_span(token), "this shape has 2^48 or more elements, which no memory holds")
     return shape

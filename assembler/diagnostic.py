@@ -1,4 +1,4 @@
-"""Messages that point at the mistake: file:line:column, the source line, a caret, and notes that help."""
+"""Error messages that point at the mistake: file:line:column, the source line, a caret, and notes."""
 
 from __future__ import annotations
 
@@ -12,24 +12,24 @@ from functools import cached_property
 from ..base.errors import SourceError
 
 Span = tuple[int, int]
-"""Offsets of the first character and of the one behind the last."""
+"""Offset of the first character and offset behind the last one, in characters of the text."""
 
 SHOWN = 20
-"""Errors rendered per run; a broken line in a loop or a wrong overlay name would otherwise fill the screen."""
+"""Limit of errors printed per run. Without it, one wrong overlay name would fill the screen."""
 
 ENOUGH = 1000
-"""Mistakes that end a run: a broken line in a long loop is explained again in every iteration."""
+"""Number of mistakes that ends a run: a wrong line in a long loop is a mistake again in every iteration."""
 
 WIDEST = 200
-"""Characters that an error shows of a line: packed vectors are long ones."""
+"""Limit of characters that an error shows of its line. Lines with packed vectors are longer."""
 
 CALLS = 6
-"""Calls of blocks inside each other that an error lists."""
+"""Limit of nested block calls that an error lists."""
 
 
 @dataclass(frozen=True)
 class Diagnostic:
-    """One error at one place of a text."""
+    """An error message, the span of the text that it is about, and notes that help."""
 
     span: Span
     message: str
@@ -37,7 +37,8 @@ class Diagnostic:
 
 
 class Mistake(Exception):
-    """Raised where an error is found, caught where the next one can be looked for. Never leaves the assembler."""
+    """An error in a text. Raised where it is found and caught where the search for further errors can go on; it never
+    leaves the assembler, which raises `SourceError` with all of them."""
 
     def __init__(self, span: Span, message: str, *notes: str) -> None:
         super().__init__(message)
@@ -45,7 +46,7 @@ class Mistake(Exception):
 
 
 class Text:
-    """A source text that knows its lines. notes: said with every error in it, such as where it is included."""
+    """A source text with its line starts. notes: printed with every error in it, such as where it is included."""
 
     def __init__(self, text: str, file: str, *notes: str) -> None:
         self.text = text
@@ -57,15 +58,16 @@ class Text:
         return [0, *(i + 1 for i, c in enumerate(self.text) if c == "\n")]
 
     def line(self, offset: int) -> int:
-        """Line number, from 1."""
+        """Return the number of the line at an offset, counted from 1."""
         return bisect_right(self._starts, offset)
 
     def at(self, offset: int) -> str:
-        """file:line:column."""
+        """Format an offset as file:line:column."""
         line = self.line(offset)
         return f"{self.file}:{line}:{offset - self._starts[line - 1] + 1}"
 
     def render(self, d: Diagnostic) -> str:
+        """Format an error of this text: place and message, the source line, a caret line, notes."""
         start, end = d.span
         begin = self._starts[self.line(start) - 1]
         line = self.text[begin:].split("\n", 1)[0].rstrip("\r")
@@ -77,7 +79,7 @@ class Text:
 
 
 def _around(line: str, column: int) -> tuple[str, int]:
-    """A line, cut to what is around a column if it is long, and where the column is then."""
+    """Cut a long line to `WIDEST` characters around a column; return it and the column's place in it."""
     if len(line) <= WIDEST:
         return line, column
     start = max(0, min(column - WIDEST // 2, len(line) - WIDEST))
@@ -87,9 +89,9 @@ def _around(line: str, column: int) -> tuple[str, int]:
 
 
 class Report:
-    """The errors of one run, at most one per place: in an unrolled loop the first iteration that fails speaks.
+    """Collects the errors of one run, at most one per place: of an unrolled loop, that of the first wrong iteration.
 
-    text is the one that is being read: spans are offsets into it.
+    text: the text that is being read, into which the spans of new errors are offsets.
     """
 
     def __init__(self, text: Text) -> None:
@@ -101,7 +103,7 @@ class Report:
 
     @contextmanager
     def inside(self, text: Text, *calls: str) -> Iterator[None]:
-        """While it lasts, errors lie in `text`. calls: notes on how the run came there, the latest first."""
+        """Context in which errors belong to `text`. calls: notes with the block calls on the way, innermost first."""
         before = self.text, self._calls
         self.text, self._calls = text, (*calls, *self._calls)
         try:
@@ -110,6 +112,7 @@ class Report:
             self.text, self._calls = before
 
     def add(self, mistake: Mistake) -> None:
+        """Record a mistake in the current text. Raises `SourceError` once there are `ENOUGH`."""
         d = mistake.diagnostic
         place = self._order.setdefault(id(self.text), len(self._order)), d.span
         if place not in self._found:
@@ -120,7 +123,7 @@ class Report:
             self.check()
 
     def check(self) -> None:
-        """Raise `SourceError` with everything found, text by text in their order; return if there is nothing."""
+        """Raise `SourceError` with all errors, sorted by text and place, if there are any."""
         if not self._found:
             return
         found = [self._found[place] for place in sorted(self._found)]
@@ -131,13 +134,13 @@ class Report:
 
 
 def listing(names: Iterable[str]) -> str:
-    """`A, B, C`, cut where nobody reads on."""
+    """Join names as `A, B, C`; of more than 24, list the first 24 and the total."""
     all_names = list(names)
     shown = ", ".join(all_names[:24])
     return shown + (f", ... ({len(all_names)} in all)" if len(all_names) > 24 else "")
 
 
 def meant(name: str, known: Iterable[str]) -> tuple[str, ...]:
-    """A note with the known name that `name` is closest to, if one is close."""
+    """Return a note that suggests the known name closest to `name`, or no note if none is close."""
     close = get_close_matches(name, list(known), n=1, cutoff=0.7)
     return (f"did you mean {close[0]}?",) if close else ()

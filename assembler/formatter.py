@@ -1,4 +1,4 @@
-"""The canonical layout of a text: indentation, spacing, blank lines. Words, their order and comments stay."""
+"""Format a text: indentation, spacing, blank lines. Words, their order and comments stay as they are."""
 
 from __future__ import annotations
 
@@ -18,16 +18,19 @@ _TOKEN = re.compile(
     r"|(?P<arrow>->|<-)|(?P<range>\.\.)|(?P<sign>[-+*/%])|(?P<other>.)"
 )
 _CODE = re.compile(rf"(?:{_QUOTED}|[^#\"\n])*")
-"""A line without its comment."""
+"""Matches a line up to its comment."""
 _VECTOR = re.compile(
     rf"((?:(?:{_QUOTED}|[^#\"\n])*[;{{}}])?[ \t]*(?:scale|shift)[ \t]*(?:{_QUOTED}|[\w.]+)[ \t]*)"
     r"(?:\[(?P<listed>[^\]]*)\]|f32\"(?P<packed>[^\"]*)\")"
 )
-"""A line with a vector, which may go on for many lines."""
+"""Matches a line with a vector, which may extend over many lines."""
 
 
 def format_text(text: str, file: str) -> str:
-    """The text laid out; idempotent. Raises `SourceError` where it does not follow the grammar."""
+    """Return the text in its canonical layout; formatting it again changes nothing.
+
+    file: the file name in messages. Raises `SourceError` if the text does not follow the grammar.
+    """
     read(Text(text, file))
     rows: list[tuple[str, str]] = []  # code, comment
     depth = 0
@@ -61,7 +64,7 @@ def _numbers(start: str, vector: re.Match[str]) -> Iterator[str]:
 
 
 def _aligned(rows: list[tuple[str, str]]) -> Iterator[str]:
-    """Comments behind the code of neighbouring lines stand below each other."""
+    """Join code and comment of each row; comments behind code on consecutive lines begin in the same column."""
     for behind, run in groupby(rows, lambda row: bool(row[0] and row[1])):
         block = list(run)
         width = max(len(code) for code, _ in block)
@@ -75,7 +78,7 @@ def _split(line: str) -> tuple[str, str]:
 
 
 def _lines(text: str) -> Iterator[str]:
-    """Lines; a vector, with all its lines, is one."""
+    """Split a text into lines; a vector with all its lines counts as one."""
     at = 0
     while at < len(text):
         vector = _VECTOR.match(text, at)
@@ -86,7 +89,8 @@ def _lines(text: str) -> Iterator[str]:
 
 
 def _spaced(code: str) -> str:
-    """One line: a space between words, none around the `=` of a field; arithmetic and arrows as tight as written."""
+    """Space one line of code: one space between words, none around the `=` of a field. Operators and arrows keep a
+    space if they have one."""
     tokens = [(m.lastgroup or "", m[0]) for m in _TOKEN.finditer(code.strip())]
     declares = False
     out = ""
@@ -109,7 +113,8 @@ def _spaced(code: str) -> str:
 
 
 def _gap(before: tuple[str, str], now: tuple[str, str], wide: bool, declares: bool) -> bool:
-    """Whether there is a space between two tokens of a line. wide: whether there was one."""
+    """Return whether to put a space between two tokens. wide: whether the source has one. declares: whether they stand
+    in a const or param line, where `=` has spaces around it."""
     kind, token = now
     if before[0] in ("tight", "range") or before[1] in ("[", "(", ":") or kind == "range" or token in "]),;:":
         return False

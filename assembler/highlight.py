@@ -1,4 +1,4 @@
-"""Colours for `.rsn`: a lexer for Pygments, and the TextMate grammar of editors, from one list of words.
+"""Syntax highlighting for `.rsn`: a Pygments lexer and a TextMate grammar for editors, from the same word lists.
 
 `python -m rsn.assembler.highlight` prints rsn.tmLanguage.json. Pygments finds the lexer through an entry point.
 """
@@ -15,17 +15,17 @@ DECLARING = ("block", "buffer", "const", "include", "overlay", "param", "scale",
 """Keywords that begin a declaration."""
 
 STANDING = ("for", "last", "nop", "packet")
-"""Keywords that begin anything else."""
+"""Keywords that begin a loop or a packet."""
 
 INSIDE = ("at", "clamp", "in", "rows", "view")
-"""Keywords elsewhere, which are names in other places."""
+"""Keywords inside an item; elsewhere they may be names."""
 
 TAGS = ("blocked", "linear", "input", "output", "weight", "scratch")
-"""Layouts and roles of buffers."""
+"""Keywords for layouts and roles of buffers."""
 
 NAME = r"[A-Za-z_]\w*(?:\.\w+)*"
 UNIT = r"[A-Z]\w*"
-"""Units, kinds and formats: what overlays spell with a capital."""
+"""Matches units, kinds and formats, which overlays spell with a capital."""
 NUMBER = r"0x[0-9a-fA-F]+|[0-9]+(?:\.[0-9]+)?(?:[eE][-+]?[0-9]+)?"
 SHAPE = r"[1-9][0-9]*(?:x[1-9][0-9]*)+\b"
 OPERATOR = r"->|<-|\.\.|:[ \t]*\+|[-+*/%=:]"
@@ -33,7 +33,7 @@ ESCAPE = r"\\(?:u[0-9a-fA-F]{4}|.)"
 
 
 class RsnLexer(RegexLexer):  # type: ignore[misc]
-    """`.rsn` programs of reconfigurable stream networks."""
+    """Pygments lexer for `.rsn` programs."""
 
     name = "RSN"
     aliases: ClassVar[list[str]] = ["rsn"]
@@ -70,10 +70,10 @@ class RsnLexer(RegexLexer):  # type: ignore[misc]
 
 
 def textmate() -> dict[str, Any]:
-    """The TextMate grammar."""
+    """Build the TextMate grammar of the language as a JSON object."""
 
-    def word(these: tuple[str, ...]) -> str:
-        return rf"(?<![\w.])(?:{'|'.join(these)})(?![\w.])"
+    def word(keywords: tuple[str, ...]) -> str:
+        return rf"(?<![\w.])(?:{'|'.join(keywords)})(?![\w.])"
 
     def rule(match: str, name: str) -> dict[str, Any]:
         return {"match": match, "name": f"{name}.rsn"}
@@ -112,6 +112,7 @@ def textmate() -> dict[str, Any]:
 
 
 def textmate_text() -> str:
+    """Return the text of rsn.tmLanguage.json."""
     return json.dumps(textmate(), indent=2) + "\n"
 
 

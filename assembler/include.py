@@ -1,4 +1,4 @@
-"""Texts that a text includes: found beside it, read once, with bounds on what a hostile one may ask for."""
+"""Read the texts that a text includes, each once, with limits on depth and size for texts from unknown sources."""
 
 from __future__ import annotations
 
@@ -10,17 +10,20 @@ from . import syntax as s
 from .diagnostic import Mistake, Report, Text
 
 DEPTH = 16
-"""Texts that include each other in a chain."""
+"""Limit of texts that include each other in a chain."""
 
 LONGEST = 16 << 20
-"""Bytes of an included text."""
+"""Limit of an included text, in bytes."""
 
 Located = tuple[Text, s.Item]
 Identity = tuple[int, int]
 
 
 def items(text: Text, tree: tuple[s.Item, ...], report: Report) -> list[Located]:
-    """The items of a text, those of included texts in the place of the `include`; mistakes go to the report."""
+    """Return the items of a text, each with the text it stands in; an `include` is replaced by the items it includes.
+
+    tree: the items of `text` itself. Mistakes go to the report.
+    """
     reader = _Reader(report)
     reader.read(text, tree, (_identity(text.file),))
     return reader.found
@@ -54,15 +57,15 @@ class _Reader:
             self.read(included[0], inner, (*chain, included[1]))
 
     def _open(self, text: Text, item: s.Include, chain: tuple[Identity | None, ...]) -> tuple[Text, Identity] | None:
-        """The included text; None if it has been read already."""
+        """Read the file that an `include` names; None if it has been read before."""
         span = s.token_span(item.file)
         name = s.unquoted(item.file)
         if not name or "\0" in name or Path(name).is_absolute():
-            raise Mistake(span, "an include names a file relative to this one")
+            raise Mistake(span, "an include names a file by its path relative to this file")
         if len(chain) > DEPTH:
-            raise Mistake(span, f"more than {DEPTH} includes inside each other")
+            raise Mistake(span, f"more than {DEPTH} nested includes")
         path = Path(text.file).parent / name
-        # Opened so that a pipe or a device does not block; what is read is bounded by the size of the file.
+        # Without O_NONBLOCK, opening a pipe or a device would block.
         try:
             handle = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_CLOEXEC", 0))
         except OSError as e:
@@ -71,17 +74,17 @@ class _Reader:
             status = os.fstat(handle)
             identity = status.st_dev, status.st_ino
             if not stat.S_ISREG(status.st_mode):
-                raise Mistake(span, f"{path} is no regular file")
+                raise Mistake(span, f"{path} is not a regular file")
             if identity in chain:
                 raise Mistake(span, f"{path} includes itself")
             if identity in self._seen:
                 return None
             if status.st_size > LONGEST:
-                raise Mistake(span, f"{path} has {status.st_size} bytes; a text has at most {LONGEST}")
+                raise Mistake(span, f"{path} has {status.st_size} bytes; an included text has at most {LONGEST}")
             with os.fdopen(handle, "rb", closefd=False) as file:
                 source = file.read(status.st_size).decode("utf-8-sig")
         except UnicodeDecodeError as e:
-            raise Mistake(span, f"byte {e.start} of {path} is not UTF-8; is it an .rsn text?") from None
+            raise Mistake(span, f"byte {e.start} of {path} is not UTF-8; is it a .rsn text?") from None
         except OSError as e:
             raise Mistake(span, f"{path} cannot be read: {e.strerror}") from None
         finally:

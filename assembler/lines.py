@@ -1,4 +1,4 @@
-"""Lines of a text as words with slots for numbers, and how they are written, in loops and braces."""
+"""Lines of printed text as words with slots for numbers, and their rendering in loops and braces."""
 
 from __future__ import annotations
 
@@ -14,18 +14,19 @@ from .spelling import KEYWORDS, NAME, letters, quoted
 INDENT = "  "
 
 SHARING = 2
-"""Statements that may share a line."""
+"""Limit of statements on one line."""
 
 NESTED = 32
-"""Loops inside each other: each at least halves what is left, so these do for any image."""
+"""Number of names for the variables of nested loops. Each loop at least halves the lines, so no image needs more."""
 
 
 class Slot(NamedTuple):
-    """Where numbers stand in a line.
+    """A place for numbers in a line.
 
-    number, summand (behind a sign): one number. unit, label: the index of a unit or parameter; pieces is what stands
-    before it. name, quote: the numbers within a buffer's name, between the pieces of it; quote: in quotes even if it is
-    a plain name. title: the same for a parameter's name.
+    what: the kind of place. "number" and "summand" (behind a sign) hold one number. "unit" and "label" hold the index
+    of a unit or run-time parameter; pieces[0] is the text before it. "name" and "quote" hold the numbers within a
+    buffer's name, with pieces around them; "quote" is written in quotes even if it is a plain name. "title" is as
+    "name", for a parameter's name.
     """
 
     what: str
@@ -33,11 +34,12 @@ class Slot(NamedTuple):
 
     @property
     def numbers(self) -> int:
+        """How many numbers the slot holds."""
         return len(self.pieces) - 1 if self.named or self.what == "title" else 1
 
     @property
     def named(self) -> bool:
-        """Whether it stands for a buffer."""
+        """Whether the slot holds a buffer's name."""
         return self.what in ("name", "quote")
 
 
@@ -45,7 +47,7 @@ NUMBER, SUMMAND = Slot("number"), Slot("summand")
 
 
 class Row(NamedTuple):
-    """A line; with a body (which may be empty) `parts { body }`. numbers: of the slots, one after the other."""
+    """A line of text, or with a body `parts { body }`; a body may be empty. numbers: those of all slots, in order."""
 
     parts: tuple[str | Slot, ...]
     numbers: tuple[int, ...]
@@ -53,23 +55,24 @@ class Row(NamedTuple):
 
 
 class Words:
-    """A row in the making."""
+    """Builds a `Row` word by word."""
 
     def __init__(self) -> None:
         self.parts: list[str | Slot] = []
         self.numbers: list[int] = []
 
     def word(self, text: str) -> Self:
+        """Add a word without numbers, after a space."""
         return self.put(text)
 
     def put(self, part: str | Slot, *numbers: int) -> Self:
-        """Add a word, behind a space."""
+        """Add a word, after a space, with the numbers of its slot."""
         if self.parts:
             self.glue(" ")
         return self.glue(part, *numbers)
 
     def glue(self, part: str | Slot, *numbers: int) -> Self:
-        """Add to the last word."""
+        """Add to the last word, without a space."""
         last = self.parts[-1] if self.parts else None
         if isinstance(part, str) and isinstance(last, str):
             self.parts[-1] = last + part
@@ -79,18 +82,20 @@ class Words:
         return self
 
     def append(self, row: Row) -> Self:
+        """Add a row to the last word, without a space; its body is ignored."""
         for part in row.parts:
             self.glue(part)
         self.numbers += row.numbers
         return self
 
     def join(self, other: Words) -> Self:
-        """Add the words of another."""
+        """Add the words of another, after a space."""
         if self.parts and other.parts:
             self.glue(" ")
         return self.append(other.row())
 
     def row(self, body: tuple[Row, ...] | None = None) -> Row:
+        """Return the finished row."""
         return Row(tuple(self.parts), tuple(self.numbers), body)
 
 
@@ -98,13 +103,13 @@ _DIGITS = re.compile(r"0|[1-9][0-9]{0,14}")
 
 
 def named(name: str, quote: bool = False) -> tuple[Slot | str, *tuple[int, ...]]:
-    """A name with its numbers, for `Words.put`."""
+    """Split a buffer's name into a slot and its numbers, the arguments of `Words.put`."""
     pieces = _DIGITS.split(name)
     return Slot("quote" if quote else "name", tuple(pieces)), *map(int, _DIGITS.findall(name))
 
 
 def label(name: str) -> tuple[Slot | str, *tuple[int, ...]]:
-    """A parameter's name: `len`, `len[3]`, or quoted."""
+    """Split a run-time parameter's name (`len`, `len[3]` or quoted) into a slot and its numbers, for `Words.put`."""
     stem, bracket, rest = name.partition("[")
     digits = rest[:-1]
     if bracket and rest.endswith("]") and NAME.fullmatch(stem) and stem not in KEYWORDS and _DIGITS.fullmatch(digits):
@@ -114,7 +119,7 @@ def label(name: str) -> tuple[Slot | str, *tuple[int, ...]]:
 
 
 class Variable:
-    """The variable of a loop; its name is given when the loop is written."""
+    """The variable of a loop. It gets its name when the loop is rendered."""
 
     def __init__(self) -> None:
         self.name = ""
@@ -124,7 +129,7 @@ class Variable:
 
 
 class Sum(NamedTuple):
-    """base + step*variable + ..."""
+    """A number that depends on loops: base + step * variable + ..., with terms as pairs (variable, step)."""
 
     base: int
     terms: tuple[tuple[Variable | str, int], ...] = ()
@@ -138,17 +143,21 @@ class Sum(NamedTuple):
         return "-".join([out, *minus])
 
     def plus(self, variable: Variable, step: int) -> Sum:
+        """Add the term step * variable."""
         return Sum(self.base, (*self.terms, (variable, step)))
 
     def sorted(self, order: Mapping[Variable | str, int]) -> Sum:
+        """Sort the terms by the order of their variables."""
         return Sum(self.base, tuple(sorted(self.terms, key=lambda term: order[term[0]])))
 
     @property
     def plain(self) -> bool:
+        """Whether it is a number without variables."""
         return not self.terms
 
     @property
     def single(self) -> bool:
+        """Whether it needs no parentheses behind a sign: a number >= 0, or one positive multiple of a variable."""
         return self.base >= 0 if not self.terms else not self.base and len(self.terms) == 1 and self.terms[0][1] > 0
 
 
@@ -157,7 +166,7 @@ def _times(variable: Variable | str, step: int) -> str:
 
 
 def render(parts: Sequence[str | Slot], sums: Sequence[Sum]) -> str:
-    """A line with its numbers, or with expressions for them."""
+    """Render a line: its parts with the numbers, or the expressions, of the slots in order."""
     out: list[str] = []
     at = 0
     for part in parts:
@@ -194,8 +203,12 @@ def _filled(slot: Slot, sums: Sequence[Sum]) -> str:
 
 @dataclass(eq=False)
 class Node:
-    """A line; or what stands in braces behind it, or behind a `for`. loop: how often, and where its variable begins;
-    inline: whether it may be one line; shape: the number that `rolling` gave its kind, -1 before."""
+    """A line, a line with a body in braces, or a loop.
+
+    sums: the numbers of the slots in parts. children: the body. inline: whether it may be written on one line. loop: of
+    a loop, how often it runs and the first value of its variable. variable: of a loop whose rounds differ. shape: the
+    number that `rolling` assigns to all nodes of the same shape; -1 while unset.
+    """
 
     parts: tuple[str | Slot, ...]
     sums: tuple[Sum, ...]
@@ -207,29 +220,33 @@ class Node:
 
     @classmethod
     def of(cls, row: Row) -> Node:
+        """Convert a row, with its body."""
         children = None if row.body is None else [cls.of(x) for x in row.body]
         return cls(row.parts, tuple([Sum(n) for n in row.numbers]), children)
 
     @cached_property
     def bases(self) -> tuple[int, ...]:
-        """All numbers, those of its body too, in the first round of every loop."""
+        """All numbers of the node and its body, in the first round of every loop."""
         own = tuple([x.base for x in self.sums])
         return own if not self.children else own + tuple(n for child in self.children for n in child.bases)
 
     @property
     def stepped(self) -> bool:
-        """Whether a number in its line depends on a loop."""
+        """Whether a number in the node's own line depends on a loop variable."""
         return any(x.terms for x in self.sums)
 
     def slots(self) -> Iterator[tuple[Slot, Sum]]:
-        """All numbers with their slots, those of its body too."""
+        """Yield the slot and value of each number of the node and its body."""
         slots = (part for part in self.parts if isinstance(part, Slot) for _ in range(part.numbers))
         yield from zip(slots, self.sums, strict=True)
         for child in self.children or ():
             yield from child.slots()
 
     def looped(self, later: Node, variable: Variable) -> Node:
-        """The same in a loop whose variable begins at 0; `later` is this node in the second round."""
+        """Return a copy for the body of a loop, with numbers as expressions of the loop's variable, which begins at 0.
+
+        later: the same node in the second round; each number grows by its difference.
+        """
         pairs = zip(self.sums, later.sums, strict=True)
         sums = tuple([a.plus(variable, b.base - a.base) if b.base != a.base else a for a, b in pairs])
         children = None
@@ -238,7 +255,7 @@ class Node:
         return Node(self.parts, sums, children, self.inline, self.loop, self.variable)
 
     def begin_at(self, variable: Variable, start: int) -> None:
-        """Let a variable begin at `start` instead of 0, with the same numbers."""
+        """Let a variable begin at `start` instead of 0; the bases change so that all numbers stay the same."""
         self.sums = tuple(
             x._replace(base=x.base - start * sum(step for v, step in x.terms if v is variable)) for x in self.sums
         )
@@ -246,15 +263,18 @@ class Node:
             child.begin_at(variable, start)
 
     def become(self, parts: tuple[str | Slot, ...], sums: tuple[Sum, ...]) -> None:
-        """Turn into a line."""
+        """Replace the node, in place, by a single line without body or loop."""
         self.parts, self.sums, self.children, self.loop, self.variable = parts, sums, None, None, None
 
     def head(self) -> str:
-        """Its line, without braces and loop."""
+        """Render the node's own line, without body and loop."""
         return render(self.parts, self.sums)
 
     def lines(self, width: int, variables: Sequence[str] = "ijklmn" * NESTED) -> list[str]:
-        """Its text. variables: names for those of the loops inside."""
+        """Render the node in lines of at most `width` columns where that is possible.
+
+        variables: names for the variables of its loops, outermost first.
+        """
         head = self.head()
         if self.loop is not None:
             rounds, start = self.loop
@@ -273,7 +293,7 @@ class Node:
 
 
 def written(nodes: Sequence[Node], taken: Container[str], width: int) -> list[str]:
-    """Lines of text. taken: names that no loop variable may have."""
+    """Render nodes as lines of text, `width` columns wide. taken: names that loop variables must not have."""
     names = (name for n in count() for name in ("ijklmn" if not n else (f"i{n}",)) if name not in taken)
     variables = list(islice(names, NESTED))
     return [line for node in nodes for line in node.lines(width, variables)]

@@ -1,4 +1,4 @@
-"""What names and expressions of a text stand for: numbers, buffers, run-time parameters, units, in their scopes."""
+"""Resolve names and evaluate expressions of a text: numbers, buffers, run-time parameters and units, in scopes."""
 
 from __future__ import annotations
 
@@ -17,23 +17,26 @@ from . import syntax as s
 from .diagnostic import Mistake, Span, listing, meant
 
 DEEP = 200
-"""Operators inside operators."""
+"""Limit of nested operators in an expression."""
 
 OPERATIONS = 1 << 22
-"""Operators that a text may evaluate, unrolled: seconds, however long the expressions in its loops are."""
+"""Limit of operators evaluated per text, in unrolled loops too: it keeps every text within seconds."""
 
 Number = int | float
 Value = int | float | Buffer | tuple[UnitSpec, ...]
-"""What a parameter of a block may be: a number, a buffer, units of one kind."""
+"""Value of a block's parameter: a number, a buffer, or units of one kind."""
 
 
 class _Letters(str):
-    """Part of a quoted name, as it stands there."""
+    """A literal part of a quoted name, as opposed to an expression in braces."""
 
 
 class Names:
-    """Constants, buffers and parameters hold for the whole text. Variables of loops and parameters of blocks are local:
-    inside a block its own are seen and the caller's are not, and they hide what has the same name outside."""
+    """The names of a text and their scopes.
+
+    Constants, buffers and run-time parameters are global. Loop variables and block parameters are local: inside a block
+    its own are visible and the caller's are not, and they hide globals of the same name.
+    """
 
     def __init__(self, overlay: Overlay) -> None:
         self.overlay = overlay
@@ -48,16 +51,16 @@ class Names:
     # -- scopes ---------------------------------------------------------------------------------------------------
 
     def new(self, token: Token) -> str:
-        """The name of something to declare. Raises `Mistake` where it has a meaning already."""
+        """Return the name that a declaration gives. Raises `Mistake` if it is already defined in this scope."""
         name = self.name(token)
         outside = name in self.constants or name in self.buffers
         if name in self._local or (outside and not self._in_block):
-            raise Mistake(s.token_span(token), f"{name} has a meaning already")
+            raise Mistake(s.token_span(token), f"{name} is already defined")
         return name
 
     @contextmanager
     def variable(self, token: Token) -> Iterator[Callable[[int], None]]:
-        """The variable of a loop; what is yielded sets it."""
+        """Context in which a loop variable exists; it yields a function that sets the variable."""
         name = self.new(token)
         try:
             yield lambda value: self._local.__setitem__(name, value)
@@ -66,7 +69,7 @@ class Names:
 
     @contextmanager
     def frame(self, values: Mapping[str, Value]) -> Iterator[None]:
-        """Inside a block: its parameters."""
+        """Context of a block's body: its parameters are the only local names."""
         before = self._local, self._in_block
         self._local, self._in_block = dict(values), True
         try:
@@ -75,10 +78,11 @@ class Names:
             self._local, self._in_block = before
 
     def local(self, token: Token) -> Value | None:
+        """Return the value of a loop variable or block parameter; None if the token names none."""
         return self._local.get(str(token)) if token.type == "NAME" else None
 
     def argument(self, e: s.Expr | s.Unit) -> Value:
-        """The value of an argument, in the caller's scope."""
+        """Evaluate an argument of a call in the current scope, which is the caller's."""
         if isinstance(e, s.Unit):
             return self.units((e,))
         if isinstance(e, Token) and e.type in ("NAME", "STRING"):
@@ -94,7 +98,7 @@ class Names:
     # -- quoted names ---------------------------------------------------------------------------------------------
 
     def name(self, token: Token) -> str:
-        """What a NAME, or a STRING with expressions in braces (`"layer{i}.x"`), stands for."""
+        """Return the text of a NAME, or of a STRING with its expressions in braces evaluated (`"layer{i}.x"`)."""
         if token.type != "STRING":
             return str(token)
         if id(token) not in self._templates:
@@ -103,20 +107,25 @@ class Names:
         return "".join(x if isinstance(x, _Letters) else str(self.integer(x)) for x in pieces)
 
     def label(self, label: s.Label) -> str:
-        """The name of a run-time parameter."""
+        """Return the name of a run-time parameter, its index evaluated."""
         stem = self.name(label.token)
         return stem if label.number is None else f"{stem}[{self.integer(label.number)}]"
 
     # -- numbers --------------------------------------------------------------------------------------------------
 
     def integer(self, e: s.Expr, units: tuple[UnitSpec, ...] | None = None) -> int:
+        """Evaluate an expression as `number`. Raises `Mistake` if the value is not an integer."""
         value = self.number(e, units)
         if not isinstance(value, int):
-            raise Mistake(s.span(e), f"an integer belongs here, not {value}")
+            raise Mistake(s.span(e), f"this must be an integer, not {value}")
         return value
 
     def number(self, e: s.Expr, units: tuple[UnitSpec, ...] | None = None, depth: int = 0) -> Number:
-        """The value of an expression. With the units that take it as an address, buffers stand for theirs."""
+        """Evaluate an expression.
+
+        units: the units that use the value as an address; a buffer's name then stands for its address, in address
+        units. depth: operators around the expression. Raises `Mistake`.
+        """
         if isinstance(e, Token):
             if e.type == "INT":
                 return s.number(e)
@@ -134,11 +143,11 @@ class Names:
             raise Mistake(s.span(e), "division by zero")
         if op == "/" and isinstance(left, int) and isinstance(right, int):
             if left % right:
-                raise Mistake(s.span(e), f"{left}/{right} is not a whole number", "divisions of integers are exact")
+                raise Mistake(s.span(e), f"{left}/{right} is not a whole number", "integer division must be exact")
             return left // right
         value: Number = _OPERATORS[op](left, right)
         if isinstance(value, int) and abs(value) >= s.LIMIT:
-            raise Mistake(s.span(e), "this is beyond 64 bits")
+            raise Mistake(s.span(e), "this value does not fit in 64 bits")
         return value
 
     def _named(self, token: Token, units: tuple[UnitSpec, ...] | None) -> Number:
@@ -152,41 +161,43 @@ class Names:
             return value
         if isinstance(value, Buffer):
             if units is None:
-                raise Mistake(s.token_span(token), f"{name} is a buffer; its address belongs into addr")
+                raise Mistake(s.token_span(token), f"{name} is a buffer; only addr= takes the address of one")
             return self.reached(value, token, units).offset
         if value is not None:
             raise Mistake(s.token_span(token), f"{name} stands for {listing(u.name for u in value)}, not for a number")
         if name in self.parameters:
-            way = f"clamp({name}-0, 0, 256) puts it into a field"
-            raise Mistake(s.token_span(token), f"parameter {name} is known only at run time", way)
+            hint = f"write clamp({name}-0, 0, 256) to put it into a field"
+            raise Mistake(s.token_span(token), f"parameter {name} is known only at run time", hint)
         known = [*self._local, *self.constants, *(self.buffers if units else ())]
         note = f"names are {listing(known)}" if known else "no constant is declared"
-        raise Mistake(s.token_span(token), f"{name} means nothing here", *meant(name, known), note)
+        raise Mistake(s.token_span(token), f"{name} is not defined here", *meant(name, known), note)
 
     # -- buffers --------------------------------------------------------------------------------------------------
 
     def is_buffer(self, token: Token) -> bool:
-        """Whether a word without brackets stands for a buffer; one in quotes can be nothing else."""
+        """Return whether a word without brackets names a buffer; a word in quotes always does."""
         local = self.local(token)
         return isinstance(local, Buffer) or token.type == "STRING" or (local is None and str(token) in self.buffers)
 
     def buffer(self, token: Token) -> Buffer:
+        """Return the buffer that a token names, a block parameter or a declared one. Raises `Mistake` if none."""
         local = self.local(token)
         if isinstance(local, Buffer):
             return local
         name = self.name(token)
         if local is not None:
-            raise Mistake(s.token_span(token), f"{name} is no buffer here")
+            raise Mistake(s.token_span(token), f"{name} is not a buffer here")
         return self.declared(name, token)
 
     def declared(self, name: str, token: Token) -> Buffer:
+        """Return the declared buffer of a name. Raises `Mistake`, at the token, if there is none."""
         if name not in self.buffers:
             known = f"buffers are {listing(self.buffers)}" if self.buffers else "no buffer is declared"
             raise Mistake(s.token_span(token), f"no buffer is called {name}", *meant(name, self.buffers), known)
         return self.buffers[name]
 
     def reached(self, buffer: Buffer, token: Token, units: tuple[UnitSpec, ...]) -> Buffer:
-        """The buffer, if the units can reach its bank."""
+        """Return the buffer. Raises `Mistake`, at the token, if one of the units cannot access its memory bank."""
         for unit in units:
             if unit.bank != buffer.bank:
                 reach = f"{unit.name} reaches {unit.bank}" if unit.bank else f"{unit.name} reaches no memory"
@@ -196,7 +207,8 @@ class Names:
     # -- units ----------------------------------------------------------------------------------------------------
 
     def units(self, refs: tuple[s.Unit, ...]) -> tuple[UnitSpec, ...]:
-        """The units of a list such as `MemC[0..2] MemC5`, all of one kind."""
+        """Return the units of a list such as `MemC[0..2] MemC5`. Raises `Mistake` unless they are distinct and of one
+        kind."""
         out: dict[str, UnitSpec] = {}
         kind = ""
         for ref in refs:
@@ -204,7 +216,7 @@ class Names:
                 if unit.name in out:
                     raise Mistake(s.span(ref), f"{unit.name} is named twice")
                 if unit.kind != (kind := kind or unit.kind):
-                    raise Mistake(s.span(ref), f"{unit.name} is no {kind} unit; a group is of one kind")
+                    raise Mistake(s.span(ref), f"{unit.name} is not a {kind} unit; all units of a group have one kind")
                 out[unit.name] = unit
         return tuple(out.values())
 
@@ -217,29 +229,29 @@ class Names:
             close = meant(name, self.overlay.by_kind)
             kinds = f"kinds of units are {listing(self.overlay.by_kind)}"
             raise Mistake(s.token_span(ref.name), f"this datapath has no {name} units", *close, kinds)
-        there = {u.index: u for u in self.overlay.by_kind[name]}
+        by_index = {u.index: u for u in self.overlay.by_kind[name]}
         for sub in ref.ranges:
             first, last = self.integer(sub.start), self.integer(sub.end)
             if first > last:
-                raise Mistake(s.span(sub), f"{first}..{last} runs backwards")
-            for index in range(first, min(last, first + len(there)) + 1):
-                if index not in there:
+                raise Mistake(s.span(sub), f"{first}..{last} runs backwards: a range ends at or above its start")
+            for index in range(first, min(last, first + len(by_index)) + 1):
+                if index not in by_index:
                     raise self.no_unit(f"{name}{index}", s.span(sub))
-                yield there[index]
+                yield by_index[index]
 
     def _plain(self, token: Token) -> tuple[UnitSpec, ...]:
-        """The units that a name without brackets stands for."""
+        """Return the unit that a name without brackets stands for, or the units of a block parameter."""
         local = self.local(token)
         if isinstance(local, tuple):
             return local
         if local is not None:
-            raise Mistake(s.token_span(token), f"{token} stands for no unit here")
+            raise Mistake(s.token_span(token), f"{token} is not a unit here")
         if str(token) not in self.overlay.by_unit:
             raise self.no_unit(str(token), s.token_span(token))
         return (self.overlay.by_unit[str(token)],)
 
     def peer(self, word: s.To | s.Source) -> str:
-        """The one unit behind an arrow."""
+        """Return the name of the unit behind an arrow. Raises `Mistake` if the word stands for several units."""
         if word.number is not None:
             index = s.Sub(word.number, "", word.number)
             return self.units((s.Unit(word.unit, (index,), word.end),))[0].name
@@ -249,7 +261,8 @@ class Names:
         return units[0].name
 
     def route_source(self, word: s.Word) -> s.Unit | None:
-        """The unit that a word before an arrow names, if it does: `MemA0->MME1`, `MemA[k]->MME[2*k]`."""
+        """Return the unit that a word before an arrow names, as in `MemA0->MME1` and `MemA[k]->MME[2*k]`; None if it
+        names no unit."""
         if isinstance(word, s.Slice) and str(word.name) in self.overlay.by_kind and not word.subs[0].bounds:
             return s.Unit(word.name, word.subs, word.end)
         if isinstance(word, s.Bare) and word.name.type == "NAME":
@@ -258,7 +271,7 @@ class Names:
         return None
 
     def head(self, words: tuple[s.Unit | s.Word, ...]) -> tuple[s.Unit, ...]:
-        """The units of a section's head."""
+        """Read the words of a section's head as units. Raises `Mistake` for a word that cannot be a unit."""
         out = []
         for word in words:
             if isinstance(word, s.Unit):
@@ -272,12 +285,13 @@ class Names:
         return tuple(out)
 
     def driver(self, kind: str, ref: s.Unit) -> InstructionFormat:
-        """The format that drives a kind of units."""
+        """Return the instruction format that drives units of a kind. Raises `Mistake`, at `ref`, if none does."""
         if all(f.config for f in self.overlay.formats if f.kind == kind):
             raise Mistake(s.span(ref), f"{kind} units take no instructions")
         return self.overlay.format_of(kind)
 
     def no_unit(self, name: str, span: Span) -> Mistake:
+        """Make the mistake that says that the overlay has no such unit, with the names of those it has."""
         kind = name.rstrip("0123456789")
         if kind in self.overlay.by_kind:
             note = f"{kind} units are {listing(u.name for u in self.overlay.by_kind[kind])}"
@@ -298,13 +312,13 @@ _BRACES = re.compile(r"\{([^{}]*)(\}?)")
 
 
 def _pieces(token: Token) -> Iterator[_Letters | s.Expr]:
-    """A quoted name in pieces: text, decoded, and the expressions in braces."""
+    """Split a quoted name into decoded text and the expressions in braces."""
     start = s.token_span(token)[0]
     at = 1
     for found in _BRACES.finditer(token):
         if not found[2]:
-            way = 'as a letter of the name, a brace is written "\\u007b"'
-            raise Mistake((start + found.start(), start + found.start() + 1), "this brace is not closed", way)
+            hint = 'for a brace in the name itself, write "\\u007b"'
+            raise Mistake((start + found.start(), start + found.start() + 1), "this brace is not closed", hint)
         yield _Letters(_decoded(token, at, found.start()))
         yield s.expression(found[1], start + found.start() + 1, s.line(token))
         at = found.end()

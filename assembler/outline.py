@@ -1,4 +1,4 @@
-"""Packets and loops that occur more than once, alike but for numbers and buffers, as blocks with parameters."""
+"""Outlining: turn packets and loops that occur several times, equal except for numbers and buffers, into blocks."""
 
 from __future__ import annotations
 
@@ -11,36 +11,41 @@ from typing import Any, NamedTuple
 from .lines import NUMBER, Node, Slot, Sum, Variable, render
 
 SMALLEST = 4
-"""Lines of what becomes a block."""
+"""Minimum number of lines of a block's body."""
 
 SAVED = 5
-"""Lines that a block must save."""
+"""Minimum number of lines that a block must save."""
 
 BLOCKS = 24
-"""Blocks of a text; each is looked for in all of it."""
+"""Limit of blocks in a text, since the search for each goes through the whole text."""
 
 PARAMETERS = 6
-"""Parameters that a reader can follow."""
+"""Limit of parameters of a block, for the reader's sake."""
 
 
 class Name(NamedTuple):
-    """A buffer's name that does not depend on the loops of the block."""
+    """A buffer's name that does not depend on loops inside the outlined node, so that it can become a parameter."""
 
     slot: Slot
     sums: tuple[Sum, ...]
 
     @property
     def text(self) -> Hashable:
+        """A key that is equal for equal names."""
         return self.slot.pieces, self.sums
 
     @property
     def fixed(self) -> bool:
+        """Whether it depends on no loop at all."""
         return all(not x.terms for x in self.sums)
 
 
 @dataclass
 class Shape:
-    """What is alike in two nodes (key), and what may differ: numbers without the loops inside, and names."""
+    """The structure of a node, equal for nodes that can share a block, and what may differ between them.
+
+    key: the structure. numbers: in order, without terms of loops inside the node. names: buffers' names, in order.
+    """
 
     key: Hashable = ()
     numbers: list[Sum] = field(default_factory=list)
@@ -48,11 +53,14 @@ class Shape:
 
 
 def outline(nodes: Sequence[Node], size: int, taken: Container[str], units: Container[str]) -> list[Node]:
-    """Blocks for nodes; in their places calls are left. size: columns of a line. taken: names to keep away from, units:
-    those that an argument would be taken for."""
+    """Move repeated nodes into blocks, most lines saved first; return the blocks and leave calls in `nodes`.
+
+    size: columns of a line. taken: names that parameters must not have. units: names of units; an argument of such a
+    name is quoted, or it would be read as the unit.
+    """
     blocks: list[Node] = []
     count: Counter[str] = Counter()
-    # Of the last round; what has become a call since changes those around it alone.
+    # Results of the last round. A node that became a call invalidates only those of the nodes around it.
     shapes: dict[Node, Shape] = {}
     outlines: dict[Node, int] = {}
     numbers: dict[Hashable, int] = {}
@@ -84,8 +92,9 @@ def outline(nodes: Sequence[Node], size: int, taken: Container[str], units: Cont
 def _similar(
     node: Node, outlines: dict[Node, int], numbers: dict[Hashable, int], similar: dict[int, list[Node]]
 ) -> int:
-    """A number for the outline of a node: the same for all of one shape, and found without walking through its body for
-    each of the nodes around it. similar: the nodes with bodies, by outline; this one and those in it are added."""
+    """Return the number of a node's outline: equal for nodes of one shape, and cheaper than `_shape`, as it is built
+    bottom-up from the outlines of the children. similar: nodes with bodies, by outline; this node and those inside it
+    are added."""
     inside = tuple([_similar(child, outlines, numbers, similar) for child in node.children or ()])
     if node not in outlines:
         parts = tuple([part if isinstance(part, str) else part.what for part in node.parts])
@@ -96,7 +105,7 @@ def _similar(
 
 
 def _forget(node: Node, changed: Container[Node], *known: dict[Node, Any]) -> bool:
-    """Drop what is known of nodes that have changed, or hold one that has; whether this one is among them."""
+    """Drop the cached results of nodes that changed or contain a changed one; return whether this node is one."""
     inside = [_forget(child, changed, *known) for child in node.children or ()]
     stale = node in changed or any(inside)
     if stale:
@@ -106,6 +115,7 @@ def _forget(node: Node, changed: Container[Node], *known: dict[Node, Any]) -> bo
 
 
 def _saved(members: Sequence[tuple[Node, Shape]], size: int) -> int:
+    """Return the number of lines that a block for these nodes saves; 0 if they are too short for one."""
     lines = len(members[0][0].lines(size))
     return (len(members) - 1) * lines - len(members) - 3 if lines >= SMALLEST else 0
 
@@ -142,7 +152,7 @@ def _shape(root: Node) -> Shape:
 def _block(
     nodes: Sequence[Node], shapes: Sequence[Shape], count: Counter[str], taken: Container[str], units: Container[str]
 ) -> Node | None:
-    """The block for nodes that are alike, which become calls; None if it would need too many parameters."""
+    """Make a block for nodes of one shape and turn them into calls of it; None if it needs too many parameters."""
     letters = iter([c for c in "abcdefgh" if c not in taken])
     others = iter([c for c in "xyzuvw" if c not in taken])
     parameters: list[str] = []
@@ -167,9 +177,9 @@ def _block(
             row.append((NUMBER, (shape.numbers[least],)))
     names: dict[int, str] = {}
     known: dict[Hashable, str] = {}
-    for k, those in enumerate(zip(*(s.names for s in shapes), strict=True)):
-        texts = tuple(x.text for x in those)
-        if those[0].fixed and len(set(texts)) == 1:
+    for k, column_names in enumerate(zip(*(s.names for s in shapes), strict=True)):
+        texts = tuple(x.text for x in column_names)
+        if column_names[0].fixed and len(set(texts)) == 1:
             continue
         if texts not in known:
             name = next(others, None)
@@ -177,8 +187,8 @@ def _block(
                 return None
             known[texts] = name
             parameters.append(name)
-            for row, x in zip(arguments, those, strict=True):
-                # A unit's name would be taken for the unit.
+            for row, x in zip(arguments, column_names, strict=True):
+                # Without quotes, a buffer with the name of a unit would be read as the unit.
                 quote = x.fixed and render([x.slot], x.sums) in units
                 row.append((Slot("quote" if quote else "name", x.slot.pieces), x.sums))
         names[k] = known[texts]
@@ -197,6 +207,7 @@ def _block(
 
 
 def _stem(node: Node) -> str:
+    """Return the stem of a block's name: the first word of its first line other than `packet`."""
     while node.loop is not None and node.children:
         node = node.children[0]
     found = re.search(r"[A-Za-z]+", render(node.parts, node.sums).removeprefix("packet"))
@@ -204,7 +215,8 @@ def _stem(node: Node) -> str:
 
 
 def _generic(root: Node, numbers: dict[int, tuple[str, int]], names: dict[int, str]) -> Node:
-    """A copy of a node with parameters in it."""
+    """Copy a node as a block's body: numbers and names become parameters. numbers: parameter and offset by the number's
+    place; names: parameter by the name's place."""
     inside: set[Variable | str] = set()
     at_number = at_name = 0
 

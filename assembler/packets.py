@@ -1,4 +1,4 @@
-"""Sections and packets: who statements are for, headers, terminators."""
+"""Read sections and packets: the units they are for, packet headers, terminators."""
 
 from __future__ import annotations
 
@@ -19,14 +19,18 @@ from .statements import Line, Site, Statements, fitting
 
 @dataclass(frozen=True)
 class _First:
-    """Where the first section, or the first packet, stands."""
+    """Text and line of the first section, or of the first packet."""
 
     text: Text
     line: int
 
 
 class Code:
-    """What the sections and packets of a text amount to: packets in their order, or kernel sequences; op lists."""
+    """Collects the code of a text: packets in image order, or instructions per unit (kernels) from sections; op lists.
+
+    places, patches: source lines of packets, and their patches by run-time parameter. kernels, preloaded: lines by
+    unit. first: the first section and the first packet, of which a text has only one.
+    """
 
     def __init__(self, names: Names, blocks: Blocks, report: Report) -> None:
         self.names = names
@@ -41,7 +45,7 @@ class Code:
         self.first: dict[str, _First] = {}
 
     def take(self, item: s.Item | s.Mop) -> None:
-        """A section, a packet or a line; declarations are left to others."""
+        """Read a section or packet; ignore declarations. Raises `Mistake` for a statement outside of both."""
         match item:
             case s.Section():
                 self._section(item)
@@ -51,17 +55,17 @@ class Code:
                 self._either("packet", item.start)
                 self._append(item.start, wire.Packet(wire.Header(opcode=wire.NOP)))
             case s.Mop():
-                raise Mistake(s.start_span(item), "a statement stands inside a section or a packet")
+                raise Mistake(s.start_span(item), "a statement must stand inside a section or a packet")
 
     def _either(self, which: str, token: Token) -> None:
-        """Note the first section or packet; there may not be both."""
+        """Note the first section or packet. Raises `Mistake` if the text has both."""
         self.first.setdefault(which, _First(self.report.text, s.line(token)))
-        for other, there in self.first.items():
+        for other, place in self.first.items():
             if other != which:
-                of = "" if there.text is self.report.text else f" of {there.text.file}"
-                note = f"line {there.line}{of} has a {other}"
-                way = "give every unit a section, or write every packet by hand, terminators included"
-                raise Mistake(s.token_span(token), "sections and packets do not mix in one text", note, way)
+                of = "" if place.text is self.report.text else f" of {place.text.file}"
+                note = f"line {place.line}{of} has a {other}"
+                hint = "give every unit a section, or write every packet by hand, terminators included"
+                raise Mistake(s.token_span(token), "a text has either sections or packets, not both", note, hint)
 
     def _lines(self, body: tuple[s.Statement, ...], site: Site) -> list[Line]:
         lines: list[Line] = []
@@ -69,7 +73,7 @@ class Code:
         def visit(item: s.Item | s.Mop) -> None:
             if not isinstance(item, s.Mop):
                 what = "section" if isinstance(item, s.Section) else "packet"
-                raise Mistake(s.start_span(item), f"a {what} stands in no other section or packet")
+                raise Mistake(s.start_span(item), f"a {what} cannot stand inside a section or packet")
             self.blocks.spend(s.start_span(item))
             line = self.statements.read(item.words, site)
             if line is not None:
@@ -97,7 +101,7 @@ class Code:
                 sink.setdefault(unit.name, []).extend(lines)
             total = len(sink.get(unit.name, ()))
             if preloaded and total > limit:
-                raise Mistake(s.span(heads[0]), f"{unit.name} holds at most {limit} ops, these are {total}")
+                raise Mistake(s.span(heads[0]), f"{unit.name} holds at most {limit} ops, not {total}")
 
     def _packet(self, item: s.Packet) -> None:
         self._either("packet", item.start)
@@ -108,18 +112,18 @@ class Code:
             name = setting.name
             known = ["mask"] if item.last else ["mask", "reuse"]
             if name not in known:
-                note = f"here may be set {listing(known)}"
+                note = f"it can set {listing(known)}"
                 raise Mistake(setting.name_span, f"a packet header takes no {name}", *meant(name, known), note)
             if isinstance(setting.value, s.Clamp):
-                raise Mistake(s.span(setting.value), "parameters set fields of mOPs, not of headers")
+                raise Mistake(s.span(setting.value), "a run-time parameter sets fields of mOPs, not of headers")
             if name == "mask" and header["mask"] and named:
-                raise Mistake(s.span(setting), "the units named make the mask already")
+                raise Mistake(s.span(setting), "the mask already follows from the units named")
             header[name] = fitting(wire.Header, name, self.names.integer(setting.value), s.span(setting))
         if form.config and item.last:
             raise Mistake(s.span(item.units[0]), f"a {form.name} packet cannot be a terminator")
         if not units and all(x.name != "mask" for x in item.settings):
             known = [u.name for u in overlay.by_kind[form.kind]]
-            raise Mistake(s.span(item.units[0]), f"no unit is named; {form.kind} units are {listing(known)}")
+            raise Mistake(s.span(item.units[0]), f"the packet names no unit; {form.kind} units are {listing(known)}")
         units = overlay.selected(form.opcode, header["mask"])
         if item.last:
             self._append(item.start, wire.Packet.terminator(form.opcode, header["mask"]))
@@ -127,7 +131,7 @@ class Code:
         lines = self._lines(item.body, Site(units, form.kind, form.mop))
         room = wire.Header.field("window").bounds[1]
         if len(lines) > room:
-            raise Mistake(s.token_span(item.start), f"a packet holds at most {room} mOPs, this one {len(lines)}")
+            raise Mistake(s.token_span(item.start), f"a packet holds at most {room} mOPs, not {len(lines)}")
         for i, line in enumerate(lines):
             for c in line.clamped:
                 patch = Patch(len(self.packets), i, c.field, c.base, c.cap)
@@ -140,9 +144,12 @@ class Code:
         self.places.append(self.statements.place(start))
 
     def _addressed(self, item: s.Packet) -> tuple[InstructionFormat, tuple[UnitSpec, ...], bool]:
-        """The format and units of a packet: `MemA[0, 2]`, `MemCConfig MemC0`, or a format alone (with mask=)."""
+        """Return the format of a packet, its units, and whether it names the units.
+
+        It may name units (`MemA[0, 2]`), a format and units (`MemCConfig MemC0`), or a format alone, with mask=.
+        """
         if not item.units:
-            raise Mistake(s.token_span(item.start), "which units is it for?")
+            raise Mistake(s.token_span(item.start), "the packet names no unit: write the units it is for")
         overlay = self.names.overlay
         first = item.units[0]
         name = str(first.name)
@@ -158,5 +165,6 @@ class Code:
         units = self.names.units(item.units)
         kind = units[0].kind
         if kind in overlay.preloaded:
-            raise Mistake(s.span(first), f"{kind} ops do not travel in packets", f"write {kind}[...] {{ ... }} instead")
+            hint = f"write a section {kind}[...] {{ ... }} instead"
+            raise Mistake(s.span(first), f"{kind} ops are loaded beforehand, not sent in packets", hint)
         return self.names.driver(kind, first), units, True

@@ -1,9 +1,9 @@
-"""From `.rsn` text to a program. The language is described in docs/rsn-language.md.
+"""Assemble `.rsn` text to a program. docs/rsn-language.md describes the language.
 
     text -> tree     -> items with includes -> names          -> packets or kernel sequences
             syntax      include                declarations      packets: blocks unrolled, statements
 
-Everything a statement may say follows from the overlay: units and kinds from `Overlay.units`, words from the fields of
+What a statement may contain follows from the overlay: units and kinds from `Overlay.units`, words from the fields of
 the record that drives a unit (`spelling`), pieces of buffers from their layout (`slices`).
 """
 
@@ -28,30 +28,30 @@ from .packets import Code
 
 
 def parse(text: str, file: str, overlays: Mapping[str, Overlay] = OVERLAYS) -> Program | Kernels:
-    """A program, or the kernel sequences it is to be packed from if the text has sections instead of packets.
+    """Assemble a text to a `Program`, or, if it has sections instead of packets, to `Kernels` that must yet be packed.
 
-    `file` is how messages and the source map call the text; what it includes is looked for in the same folder. Raises
-    `SourceError` with every mistake found.
+    file: name of the text in messages and in the source map; includes are relative to its folder. Raises `SourceError`
+    with all mistakes found.
     """
     with uncollected():
         return _assemble(Text(text, file), overlays)
 
 
 def parse_file(path: str | Path, overlays: Mapping[str, Overlay] = OVERLAYS) -> Program | Kernels:
-    """`parse` what a file holds. Raises `OSError` where it cannot be read."""
+    """Assemble a file as `parse`. Raises `SourceError`, or `OSError` if the file cannot be read."""
     return parse(read_text(path), str(path), overlays)
 
 
 def read_text(path: str | Path) -> str:
-    """A text as it stands in a file. Raises `SourceError` for what is no text, `OSError` where it cannot be read."""
+    """Read the text of a file. Raises `SourceError` if it is not UTF-8, `OSError` if it cannot be read."""
     try:
         return Path(path).read_bytes().decode("utf-8-sig")
     except UnicodeDecodeError as e:
-        raise SourceError(f"{path}: error: byte {e.start} is not UTF-8; is this an .rsn text?") from None
+        raise SourceError(f"{path}: error: byte {e.start} is not UTF-8; is it a .rsn text?") from None
 
 
 def _assemble(text: Text, overlays: Mapping[str, Overlay]) -> Program | Kernels:
-    """First the declarations, so that code may use a buffer that is declared below it; then everything in its order."""
+    """Read all declarations first, so that code may use a buffer declared below it; then the code, in its order."""
     report = Report(text)
     tree = s.read(text)
     try:
@@ -84,7 +84,7 @@ _DECLARATIONS = (s.OverlayName, s.Include, s.Const, s.Param, s.BufferLine, s.Vec
 
 
 def _declares(loop: s.Loop) -> bool:
-    """Whether a declaration stands in a loop; if not, it is unrolled only once."""
+    """Return whether a loop contains a declaration. If not, it need not be unrolled for the declarations."""
     stack = [loop]
     while stack:
         for item in stack.pop().body:

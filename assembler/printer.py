@@ -1,4 +1,4 @@
-"""From a program to `.rsn` text, at the level of packets. Assembling the text gives the same binary again."""
+"""Print a program as `.rsn` text with packets. Assembling the text gives the same binary again."""
 
 from __future__ import annotations
 
@@ -23,44 +23,48 @@ from .slices import Chunks, uncut, whole
 from .spelling import NAME, Spelling, quoted, spelling
 
 WIDTH = 120
-"""Columns of a line, where it can be broken."""
+"""Columns of a line. Lines that cannot be broken may be longer."""
 
 LISTED = 64
-"""Numbers of a vector that are written one by one; more are packed."""
+"""Limit of numbers of a vector written one by one. A longer vector is written packed, in base64."""
 
 DECLARED = 4.0
-"""What a loop around declarations costs in lines: a few names are better read than a rule for them."""
+"""Cost in lines of a loop around declarations: a few names are easier to read than a loop that generates them."""
 
 
 def show(program: Program) -> str:
-    """The canonical text of a program. Raises `ProgramError` for what the language cannot say (see `_Printer`)."""
+    """Print a program as its canonical text. Raises `ProgramError` if the language cannot express it.
+
+    It cannot express a field with two patches, a header whose `window` is not its number of mOPs, a skipped header
+    (opcode 0) with other bits set, and numbers that are not finite.
+    """
     with uncollected():
         return _Printer(program).text()
 
 
 def shortest(value: float) -> str:
-    """The shortest decimal that reads back as this float32."""
+    """Format a number as the shortest decimal that reads back as the same float32. Raises `ProgramError` if it is not
+    finite."""
     rounded = np.float32(value)
     if not np.isfinite(rounded):
-        raise ProgramError(f"{value} has no place in a program")
+        raise ProgramError(f"{value} cannot stand in a program: it is not a finite float32")
     return str(rounded)
 
 
 class _Printer:
-    """Prints one program. Unsayable: a field with two patches, a header with `window` unlike its mOPs, a skipped
-    header (opcode 0) with other bits set, numbers that are not finite."""
+    """Prints one program."""
 
     def __init__(self, program: Program) -> None:
         self.program = program
         self.overlay: Overlay = program.overlay
         self.atlas = BufferMap(program.buffers, self.overlay.address_unit)
         self.clamps: dict[tuple[int, int], dict[str, Row]] = {}
-        self._said: dict[Hashable, tuple[Words, Words]] = {}
+        self._known_settings: dict[Hashable, tuple[Words, Words]] = {}
         overlay = self.overlay
         self.taken = {b.name for b in program.buffers} | {p.name for p in program.parameters}
         self.taken |= overlay.by_unit.keys() | overlay.by_kind.keys() | overlay.by_format.keys()
         self.taken |= {f.name for form in overlay.formats for f in form.mop.FIELDS}
-        """Names that variables of loops and parameters of blocks must not have."""
+        """Names that loop variables and block parameters must not have."""
         for parameter in program.parameters:
             for patch in parameter.patches:
                 self._clamp(parameter, patch)
@@ -76,7 +80,7 @@ class _Printer:
         blocks = outline(packets, WIDTH, self.taken, self.overlay.by_unit)
         parts += [written([block], self.taken, WIDTH) for block in blocks]
         parts.append(written(packets, self.taken, WIDTH))
-        for b in self.program.buffers:  # long and dull, so last
+        for b in self.program.buffers:  # last, because vectors are long
             parts += [vector(which, b) for which in ("scale", "shift") if getattr(b, which) is not None]
         return "\n\n".join("\n".join(lines) for lines in parts if lines) + "\n"
 
@@ -113,7 +117,7 @@ class _Printer:
     # -- op lists -------------------------------------------------------------------------------------------------
 
     def _op_lists(self) -> list[tuple[list[UnitSpec], Sequence[Record]]]:
-        """Units of one kind with equal lists together, in the overlay's order."""
+        """Return op lists with the units of one kind that share them, in the overlay's order of units."""
         groups: dict[tuple[str, tuple[Record, ...]], list[UnitSpec]] = {}
         for unit in self.overlay.units:
             ops = tuple(self.program.preloaded.get(unit.name, ()))
@@ -126,7 +130,7 @@ class _Printer:
     def _packet(self, number: int, packet: Packet) -> Row:
         header = packet.header
         if header.window != len(packet.mops):
-            raise ProgramError(f"packet {number}: window={header.window} and {len(packet.mops)} mOPs")
+            raise ProgramError(f"packet {number} has window={header.window} in its header, but {len(packet.mops)} mOPs")
         if header.opcode == NOP:
             if header != Header(opcode=NOP):
                 raise ProgramError(f"packet {number}: a skipped header with other bits set")
@@ -144,7 +148,7 @@ class _Printer:
         return head.row(tuple(mops))
 
     def _target(self, words: Words, form: InstructionFormat, mask: int, units: Sequence[UnitSpec]) -> None:
-        """Who a packet is for: units, before them the format if it is not the one that drives them, or a bare mask."""
+        """Add whom a packet is for: its units, after the format if it is a configuration; or the format and a mask."""
         alone = len(self.overlay.by_kind[form.kind]) == 1
         if not alone and (not units or mask != sum(1 << u.index for u in units)):
             words.word(f"{form.name} mask={mask}")
@@ -159,7 +163,7 @@ class _Printer:
             words.word(group(units))
 
     def _unit(self, name: str) -> tuple[Slot | str, int] | tuple[str]:
-        """A unit by kind and index where that is its name."""
+        """Return a slot and index for a unit named by kind and index (`MemA0`), else its name."""
         spec = self.overlay.by_unit.get(name)
         if spec is None or name != f"{spec.kind}{spec.index}":
             return (name,)
@@ -168,27 +172,30 @@ class _Printer:
     # -- statements -----------------------------------------------------------------------------------------------
 
     def _mop(self, mop: Record, units: Sequence[UnitSpec], clamps: Mapping[str, Row]) -> Row:
-        """The words of one mOP: flags, a piece of a buffer, its peer, and what differs from the defaults."""
+        """Write one mOP as words: flags, a piece of a buffer, its peer, and the fields that are not at their default.
+
+        clamps: fields that a run-time parameter sets, with the words of their clamp.
+        """
         spelled = spelling(type(mop))
         piece, done = self._piece(mop, spelled, units, clamps)
-        if clamps or (spelled.sliced and not done):  # a name for an address depends on what was stored before
+        if clamps or (spelled.sliced and not done):  # the buffer named for an address depends on earlier stores
             before, after = self._settings(mop, units, clamps, done)
         else:
             values = mop.__dict__
             key = type(mop), tuple([repr(values[n]) for n in values if n not in done])  # -0.0 is not 0.0
-            if key not in self._said:
-                self._said[key] = self._settings(mop, units, clamps, done)
-            before, after = self._said[key]
+            if key not in self._known_settings:
+                self._known_settings[key] = self._settings(mop, units, clamps, done)
+            before, after = self._known_settings[key]
         row = Words().join(before).join(piece).join(after).row()
         if row.parts:
             return row
-        # A format may have nothing to say; a statement needs a word.
+        # All fields have their defaults, but a statement needs a word: write the first field.
         return Words().word(f"{mop.FIELDS[0].name}=").glue(NUMBER, getattr(mop, mop.FIELDS[0].name)).row()
 
     def _settings(
         self, mop: Record, units: Sequence[UnitSpec], clamps: Mapping[str, Row], done: Set[str]
     ) -> tuple[Words, Words]:
-        """The words before a piece of a buffer and those behind it. done: fields that the piece stands for."""
+        """Return the words before a piece of a buffer and those behind it. done: fields that the piece sets."""
         words = spelling(type(mop))
         flags, arrows, settings = Words(), Words(), Words()
         for f in mop.FIELDS:
@@ -211,7 +218,7 @@ class _Printer:
         return flags, arrows.join(settings)
 
     def _arrow(self, words: Words, field: Field) -> None:
-        """`-> MemA0`, `<- MemC0` or `MemA0->MME0`."""
+        """Add the stream that a field selects: `-> MemA0`, `<- MemC0` or `MemA0->MME0`."""
         if field.source and field.to:
             words.put(*self._unit(field.source)).glue("->").glue(*self._unit(field.to))
         elif field.to:
@@ -222,7 +229,7 @@ class _Printer:
     def _piece(
         self, mop: Record, words: Spelling, units: Sequence[UnitSpec], clamps: Mapping[str, Row]
     ) -> tuple[Words, Set[str]]:
-        """The piece of a buffer that an mOP moves, and the fields it stands for; nothing if it is no such piece."""
+        """Return the piece of a buffer that an mOP moves and the fields that it sets; both empty if there is none."""
         if not words.sliced or words.piece & clamps.keys() or units[0].bank is None:
             return Words(), set()
         values = mop.__dict__
@@ -238,6 +245,7 @@ class _Printer:
         return Words(), set()
 
     def _rectangle(self, b: Buffer, chunks: Chunks, words: Spelling) -> Words | None:
+        """Write chunks as a buffer or a rectangle of it; None if they are neither."""
         if chunks == whole(b):
             taken = b.name in words.fields or b.name in self.overlay.by_unit or b.name in self.overlay.by_format
             return Words().put(*named(b.name, quote=taken))
@@ -259,11 +267,12 @@ class _Printer:
 
 
 def quoted_overlay(name: str) -> str:
+    """Return an overlay's name, in quotes unless it consists of letters, digits, dots and dashes."""
     return name if NAME.fullmatch(name.replace("-", "_")) else quoted(name)
 
 
 def group(units: Sequence[UnitSpec]) -> str:
-    """`MemA0`, `MemC[0..5]`, `MemC[0, 2..4]`: units of one kind."""
+    """Write units of one kind as `MemA0`, `MemC[0..5]` or `MemC[0, 2..4]`."""
     if len(units) == 1:
         return units[0].name
     runs: list[list[int]] = []
@@ -277,9 +286,10 @@ def group(units: Sequence[UnitSpec]) -> str:
 
 
 def vector(which: str, b: Buffer) -> list[str]:
+    """Write a buffer's "scale" or "shift" (`which`) as lines of text. Raises `ProgramError` for non-finite numbers."""
     values = getattr(b, which)
     start = f"{which} {quoted(b.name)} "
-    words = [shortest(v) for v in values]  # raises for what is not finite
+    words = [shortest(v) for v in values]  # for packed vectors too: it refuses numbers that are not finite
     if len(values) <= LISTED:
         return list(wrap(start + "[", words, "]"))
     data = base64.b64encode(struct.pack(f"<{len(values)}f", *values)).decode()
@@ -287,7 +297,7 @@ def vector(which: str, b: Buffer) -> list[str]:
 
 
 def wrap(start: str, words: Sequence[str], end: str) -> Iterator[str]:
-    """Words behind `start`, broken into indented lines."""
+    """Yield `start`, words and `end` as lines of at most `WIDTH` columns, indented from the second line on."""
     line = start + words[0]
     for word in words[1:]:
         if len(line) + 1 + len(word) > WIDTH:

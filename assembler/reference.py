@@ -1,6 +1,6 @@
-"""The words of every format of every overlay, as the tables of docs/rsn-language.md.
+"""Generate the tables in docs/rsn-language.md with the words of every format of every overlay.
 
-`python -m rsn.assembler.reference docs/rsn-language.md` brings the tables of a document up to date.
+`python -m rsn.assembler.reference docs/rsn-language.md` updates the tables in a document.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ HEADING = ("in", "flags", "streams", "numbers", "pieces of buffers")
 
 
 def tables(overlays: Mapping[str, Overlay] = OVERLAYS) -> str:
-    """Markdown: a table for each overlay that says more than the one it extends."""
+    """Return the tables in Markdown, one per overlay. An overlay that extends another lists only the added words."""
     parts = []
     for overlay in sorted(overlays.values(), key=lambda o: (o.extends or o.name, o.extends is not None)):
         base = overlays.get(overlay.extends or "")
@@ -33,7 +33,7 @@ def tables(overlays: Mapping[str, Overlay] = OVERLAYS) -> str:
 
 
 def insert(document: str, overlays: Mapping[str, Overlay] = OVERLAYS) -> str:
-    """A document with its tables up to date."""
+    """Return a document with its tables replaced by current ones. Raises `ValueError` if it has no place for them."""
     before, begin, rest = document.partition(BEGIN)
     _, end, after = rest.partition(END)
     if not begin or not end:
@@ -75,7 +75,7 @@ def _number(f: Field, default: float) -> str:
 
 
 def _short(n: int) -> str:
-    """Large bounds as powers of two."""
+    """Format a bound of a field; a large one as a power of two."""
     size = abs(n) + (n > 0)
     if size < 1 << 16:
         return str(n)

@@ -1,13 +1,13 @@
-"""Loops rolled up again: in a list of nodes, the stretches that repeat with numbers in arithmetic progression.
+"""Loop rolling: find stretches of nodes that repeat with numbers in arithmetic progression, and turn them into loops.
 
-Every node has a shape (its words, and how its numbers grow in the loops around it) and numbers. `rounds` stretches of
-`period` nodes are a loop where their shapes are the same, and each number grows by the same step from one stretch to
-the next. Of all loops in a list, those are taken that save most lines and do not overlap; each becomes one node, whose
-body is rolled up in the same way, and then the shorter list is searched again, until nothing is saved. What stands in
-the braces of a packet is rolled up last: around it, a packet is one node with all its numbers.
+Every node has a shape (its words, and how its numbers depend on loop variables) and numbers. `rounds` consecutive
+stretches of `period` nodes form a loop if their shapes are equal and each number grows by a constant step from one
+stretch to the next. From all possible loops of a list, the search takes the non-overlapping ones that save the most
+lines. Each becomes one node, and its body is rolled in the same way. Then the shorter list is searched again, until no
+loop saves lines. Bodies of packets are rolled last; until then, a packet is one node with all its numbers.
 
-Lists are searched for one period after the other, with NumPy, so that a long program takes time in proportion to its
-length; what is beyond the bounds below stays unrolled.
+The search tries one period after the other, with NumPy, so that its time is proportional to the length of the program.
+Loops beyond the limits below stay unrolled.
 """
 
 from __future__ import annotations
@@ -20,50 +20,51 @@ import numpy as np
 from .lines import SHARING, Node, Row, Variable
 
 SEARCHED = 1 << 26
-"""Pairs of nodes whose shapes are compared in search of a period, for one list."""
+"""Limit, per list, of pairs of nodes whose shapes are compared in search of a period."""
 
 WORK = 1 << 23
-"""Numbers that are compared, for one list; about a second."""
+"""Limit, per list, of numbers that are compared; about a second."""
 
 CANDIDATES = 1 << 14
-"""Loops that are looked at, for one list; of two rounds, none beyond."""
+"""Number of candidate loops in a list beyond which candidates of two rounds are ignored."""
 
 REMEMBERED = 64
-"""Nodes of a list whose loops are remembered: bodies of packets, which are often alike."""
+"""Limit of nodes in a list whose loops are cached. Short lists are bodies of packets, and many are alike."""
 
 BRACES = 2
-"""Lines that a body takes that is not on the line of its head."""
+"""Additional lines of a body in braces that does not fit on the line of its head."""
 
 FOR = 17
-"""Columns of `for i in 0..8 {  }` on the line of its body."""
+"""Columns of `for i in 0..8 {  }` around a body on the same line."""
 
 GROWN = 4
-"""Columns that a variable adds to a number."""
+"""Columns that a loop variable adds to a number."""
 
 JOINED = 0.4
-"""Lines that a statement costs that shares one with another."""
+"""Cost in lines of a statement that shares a line with another."""
 
 DOUBTFUL = 0.15
-"""Lines that a number must save that grows over two stretches: two always are a progression."""
+"""Lines that a loop of two rounds must save for each number that grows: two numbers always form a progression, so that
+such a loop may be chance."""
 
 DOWNWARD = 4 * DOUBTFUL
-"""The same where it falls."""
+"""The same for a number that falls."""
 
 SPLIT = 0.01
-"""Lines that a loop must save that begins between two nodes of one shape: of equal loops, another is taken."""
+"""Cost in lines of a loop that begins between two nodes of the same shape; it decides between otherwise equal loops."""
 
 SHORTENED = 3
-"""Rounds that a loop may have less than it could, so that another begins earlier."""
+"""Rounds by which a loop may be shortened, so that the next loop can begin earlier."""
 
 LARGEST = 1 << 61
-"""Numbers from here on are words, so that differences fit into 64 bits."""
+"""Numbers of at least this size are treated as words, so that differences of others fit in 64 bits."""
 
 Integers = np.ndarray[tuple[int], np.dtype[np.int64]]
 Flags = np.ndarray[tuple[int], np.dtype[np.bool_]]
 
 
 class Loop(NamedTuple):
-    """`rounds` stretches of `period` nodes from `start`."""
+    """A loop in a list of nodes: `rounds` stretches of `period` nodes, from index `start` on."""
 
     start: int
     period: int
@@ -71,12 +72,16 @@ class Loop(NamedTuple):
 
     @property
     def end(self) -> int:
+        """Index behind the last node."""
         return self.start + self.period * self.rounds
 
 
 class Candidate(NamedTuple):
-    """A loop of up to `rounds` rounds. each: lines of a round; price: lines of the loop; doubt: more of two rounds;
-    short: whether it is one line."""
+    """A possible loop of at most `rounds` rounds.
+
+    each: lines of one round, unrolled. price: lines of the loop. doubt: lines added to the price if it has two rounds.
+    short: whether the loop fits on one line.
+    """
 
     period: int
     rounds: int
@@ -87,8 +92,11 @@ class Candidate(NamedTuple):
 
 
 def rolled(rows: Sequence[Row], width: int, loop_cost: float = 1.0) -> list[Node]:
-    """Rows with their loops rolled up. width: columns of a line. loop_cost: what a loop costs beside its lines, so that
-    a short stretch stays as it is."""
+    """Convert rows to nodes, with loops for repeated stretches.
+
+    width: columns of a line. loop_cost: cost of a loop, in lines, in addition to those it has, so that loops replace
+    only stretches that are long enough.
+    """
     roller = _Roller(width, loop_cost)
     nodes = roller.roll([Node.of(row) for row in rows], 0)
     roller.roll_bodies(nodes)
@@ -106,7 +114,8 @@ class _Roller:
         self._costs: dict[Hashable, float] = {}
 
     def roll(self, nodes: list[Node], braces: int = BRACES) -> list[Node]:
-        """Nodes with their loops; bodies of packets stay as they are. braces: lines that it saves if all become one."""
+        """Roll the loops of a list; bodies of packets stay as they are. braces: lines saved if one loop covers the
+        whole list, since it then fits on the line of the head."""
         while len(nodes) > 1 and self._line(nodes)[0] > self.width:
             loops = self._loops(nodes, braces)
             if not loops:
@@ -122,7 +131,7 @@ class _Roller:
         return nodes
 
     def roll_bodies(self, nodes: Iterable[Node]) -> None:
-        """Roll up the bodies of packets, also of those in loops."""
+        """Roll the bodies of packets, including packets in loops."""
         for node in nodes:
             if node.loop is not None:
                 self.roll_bodies(node.children or ())
@@ -130,7 +139,7 @@ class _Roller:
                 node.children = self.roll(node.children)
 
     def _rolled(self, first: Sequence[Node], second: Sequence[Node], rounds: int) -> Node:
-        """A loop from its first two rounds."""
+        """Make a loop from its first two rounds."""
         variable = Variable()
         grows = any(a != b for x, y in zip(first, second, strict=True) for a, b in zip(x.bases, y.bases, strict=True))
         body = [a.looped(b, variable) for a, b in zip(first, second, strict=True)] if grows else list(first)
@@ -139,7 +148,7 @@ class _Roller:
     # -- which loops to take --------------------------------------------------------------------------------------
 
     def _loops(self, nodes: Sequence[Node], braces: int) -> list[Loop]:
-        """The loops that save most, in their order."""
+        """Return the loops that save most lines, by start. braces: as in `roll`. Results for short lists are cached."""
         shapes = [self._shape(node) for node in nodes]
         key = (braces, _signature(shapes, nodes)) if len(nodes) <= REMEMBERED else None
         if key is None or key not in self._found:
@@ -150,9 +159,10 @@ class _Roller:
         return self._found[key]
 
     def _best(self, nodes: Sequence[Node], shapes: Sequence[int], braces: int) -> list[Loop]:
+        """Select the non-overlapping loops that save most lines, by dynamic programming."""
         n = len(nodes)
         starts = self._candidates(nodes, shapes, braces)
-        # From the back: the most lines that can be saved from a node on, and the loop that begins there.
+        # From the back, for each node: the most lines that can be saved from it on, and the loop that begins there.
         saved = [0.0] * (n + 1)
         chosen: list[Loop | None] = [None] * n
         for i in range(n - 1, -1, -1):
@@ -175,13 +185,13 @@ class _Roller:
         return out
 
     def _candidates(self, nodes: Sequence[Node], shapes: Sequence[int], braces: int) -> dict[int, list[Candidate]]:
-        """Where loops may begin that save lines."""
+        """Find the loops that save lines, by the index of their first node."""
         n = len(nodes)
         kinds = np.array(shapes, np.int64)
         numbers = _integers([x for node in nodes for x in node.bases])
-        at = _sums(np.array([len(node.bases) for node in nodes], np.int64))  # where a node's numbers begin
+        at = _sums(np.array([len(node.bases) for node in nodes], np.int64))  # index of each node's first number
         lines = _sums(np.array([self._cost(node) for node in nodes]))
-        reach: dict[int, Integers] = {}  # by period: how far the progression goes that begins at a node
+        reach: dict[int, Integers] = {}  # by period, for each node: end of the progression that begins there
         out: dict[int, list[Candidate]] = {}
         work = found = 0
         for period in range(1, min(n // 2, SEARCHED // max(n, 1)) + 1):
@@ -189,38 +199,38 @@ class _Roller:
             if np.count_nonzero(same) < period:
                 continue
             for a, b in _runs(same, period):
-                # The nodes a..b have the shapes of those one period later: there, loops of two rounds or more begin.
+                # The nodes a..b have the shapes of those one period later: loops of two rounds or more can begin there.
                 begin = np.arange(a, b - period + 1)
-                wanted = np.ones(len(begin), np.bool_)
+                useful = np.ones(len(begin), np.bool_)
                 for shorter, ends in reach.items():
                     if period % shorter == 0:
-                        wanted &= ends[begin] < begin + 2 * period
-                if not wanted.any():
+                        useful &= ends[begin] < begin + 2 * period
+                if not useful.any():
                     continue
                 work += int(at[b + period] - at[a])
                 if work > WORK:
                     return out
                 steps = numbers[at[a + period] : at[b + period]] - numbers[at[a] : at[b]]
-                here = at[a : b + 1] - at[a]  # where the steps of a node begin
+                here = at[a : b + 1] - at[a]  # index of each node's first step
                 later = int(at[a + period] - at[a])
                 broken = _sums(steps[later:] != steps[: len(steps) - later])
                 steady = _until(broken[here[1 : b - a - period + 1]] > broken[here[: b - a - period]])
-                steady = np.append(steady, 0)  # nodes from here on whose steps are those of the next round
+                steady = np.append(steady, 0)  # number of nodes from each on whose steps recur in the next round
                 rounds = 2 + steady // period
                 ends = reach.setdefault(period, np.zeros(n, np.int64))
                 ends[begin] = np.where(steady > 0, begin + steady + 2 * period, 0)
-                wanted[period:] &= rounds[:-period] != rounds[period:] + 1  # the same loop, a round later
+                useful[period:] &= rounds[:-period] != rounds[period:] + 1  # drop the same loop begun a round later
                 doubts = _sums(np.where(steps > 0, DOUBTFUL, 0.0) + np.where(steps < 0, DOWNWARD, 0.0))
                 doubt = doubts[here[period:]] - doubts[here[: b - a - period + 1]]
                 each = lines[begin + period] - lines[begin]
                 around = np.where(doubt > 0, self.loop_cost, self.loop_cost / 2)
                 least = each / (SHARING if period <= SHARING else 1) + around + np.where(rounds == 2, doubt, 0)
                 least -= braces * (rounds * period == n)
-                wanted &= rounds * each > least
+                useful &= rounds * each > least
                 if found > CANDIDATES:
-                    wanted &= rounds > 2
-                found += int(np.count_nonzero(wanted))
-                for j in np.flatnonzero(wanted).tolist():
+                    useful &= rounds > 2
+                found += int(np.count_nonzero(useful))
+                for j in np.flatnonzero(useful).tolist():
                     i = a + j
                     grown = int(np.count_nonzero(steps[here[j] : here[j + period]])) if period <= SHARING else 0
                     columns, price = self._line(nodes[i : i + period])
@@ -234,7 +244,7 @@ class _Roller:
     # -- what nodes cost ------------------------------------------------------------------------------------------
 
     def _line(self, body: Sequence[Node]) -> tuple[float, float]:
-        """Columns and lines of a body that is one line; infinite columns where it cannot be."""
+        """Return columns and cost in lines of a body on one line; infinite columns if it needs several lines."""
         if len(body) == 1:
             return self._columns(body[0]), self._cost(body[0])
         if len(body) > SHARING or any(node.children is not None for node in body):
@@ -242,18 +252,19 @@ class _Roller:
         return sum(self._columns(node) + 2 for node in body), 1 + JOINED * (len(body) - 1)
 
     def _columns(self, node: Node) -> float:
+        """Return the columns of a node on one line; infinite if it needs several lines."""
         if node.children is None:
             return len(node.head())
         around = FOR if node.loop is not None else len(node.head()) + 5
         return around + (self._line(self._inside(node))[0] if node.children else 0)
 
     def _inside(self, node: Node) -> list[Node]:
-        """A body, rolled up."""
+        """Return the rolled body of a node."""
         children = node.children or []
         return children if node.loop is not None else self.roll(children)
 
     def _cost(self, node: Node) -> float:
-        """About the lines that a node takes."""
+        """Estimate the number of lines of a node."""
         if not node.children:
             return 1.0
         key = None if node.loop is not None else _signature([self._shape(x) for x in node.children], node.children)
@@ -271,14 +282,17 @@ class _Roller:
         return cost
 
     def _shape(self, node: Node) -> int:
-        """A number for each kind of node."""
+        """Return the number of a node's shape."""
         if node.shape < 0:
             node.shape = self._shapes.setdefault(_key(node, {}), len(self._shapes))
         return node.shape
 
 
 def _key(node: Node, inside: dict[Variable | str, int]) -> Hashable:
-    """What is the same in nodes of one shape: all but the numbers, and which variables the loops inside have."""
+    """Return a key that is equal for nodes of one shape: all but the numbers and the identity of variables inside.
+
+    inside: numbers of the variables of the loops inside; those met are added.
+    """
     if node.loop is not None and node.variable is not None:
         inside[node.variable] = len(inside)
     terms = tuple(tuple((inside.get(v, v), n) for v, n in x.terms) for x in node.sums) if node.stepped else None
@@ -288,7 +302,7 @@ def _key(node: Node, inside: dict[Variable | str, int]) -> Hashable:
 
 
 def _signature(shapes: Sequence[int], nodes: Sequence[Node]) -> Hashable:
-    """What the loops of a list depend on: shapes, and numbers relative to the first of each shape."""
+    """Return a key of a list that determines its loops: the shapes, and numbers relative to the first of each shape."""
     first: dict[int, tuple[int, ...]] = {}
     out: list[Any] = []
     for shape, node in zip(shapes, nodes, strict=True):
@@ -300,14 +314,14 @@ def _signature(shapes: Sequence[int], nodes: Sequence[Node]) -> Hashable:
 
 
 def _integers(values: list[int]) -> Integers:
-    """The largest numbers as 0: they are the same in nodes of one shape."""
+    """Convert numbers to an array, those beyond `LARGEST` as 0: they are equal in all nodes of one shape anyway."""
     if max(values, default=0) >= LARGEST or min(values, default=0) <= -LARGEST:
         values = [x if -LARGEST < x < LARGEST else 0 for x in values]
     return np.array(values, np.int64)
 
 
 def _sums(values: np.ndarray[tuple[int], np.dtype[Any]]) -> np.ndarray[tuple[int], np.dtype[Any]]:
-    """Sums of the first 0, 1, 2 ... values."""
+    """Return the sums of the first 0, 1, 2 ... values."""
     kind = np.float64 if values.dtype == np.float64 else np.int64
     out = np.zeros(len(values) + 1, kind)
     np.cumsum(values, out=out[1:])
@@ -315,15 +329,15 @@ def _sums(values: np.ndarray[tuple[int], np.dtype[Any]]) -> np.ndarray[tuple[int
 
 
 def _until(flags: Flags) -> Integers:
-    """How far it is from each flag to the next that is set, or to the end."""
+    """Return the distance from each flag to the next one that is set, or to the end."""
     n = len(flags)
-    there = np.where(flags, np.arange(n), n)
-    nearest: Integers = np.minimum.accumulate(there[::-1])[::-1]
+    set_at = np.where(flags, np.arange(n), n)
+    nearest: Integers = np.minimum.accumulate(set_at[::-1])[::-1]
     return nearest - np.arange(n)
 
 
 def _runs(flags: Flags, least: int) -> Iterator[tuple[int, int]]:
-    """Stretches of at least so many flags that are set."""
+    """Yield start and end of every stretch of at least `least` flags that are set."""
     edges = np.flatnonzero(np.diff(np.concatenate(([0], flags.astype(np.int8), [0]))))
     for a, b in zip(edges[::2].tolist(), edges[1::2].tolist(), strict=True):
         if b - a >= least:
@@ -331,8 +345,8 @@ def _runs(flags: Flags, least: int) -> Iterator[tuple[int, int]]:
 
 
 def _start(node: Node, around: dict[Variable | str, int]) -> None:
-    """Let loops begin to count with the first name or unit that they count, else at 0; variables stand in the order of
-    their loops. around: those of the loops around, numbered."""
+    """Let each loop variable begin at the index of the first name or unit that it counts, else at 0, and sort the terms
+    of sums by loop, outermost first. around: the variables of the loops around, numbered."""
     node.sums = tuple([x.sorted(around) if len(x.terms) > 1 else x for x in node.sums])
     if node.loop is not None and node.variable is not None:
         grown = [(slot, *x) for slot, x in node.slots() for v, step in x.terms if v is node.variable and step == 1]

@@ -1,8 +1,8 @@
-"""Pieces of buffers as the chunks of an mOP, both ways: `x[0:+128, 64:+128]` and addr, size, chunks, chunk_stride.
+"""Convert slices of buffers, `x[0:+128, 64:+128]`, to the chunks of an mOP (addr, size, chunks, chunk_stride) and back.
 
 A buffer is a grid of grains that lie one behind the other, row by row: 128x64 blocks in a blocked matrix, single
-elements in a linear buffer. A slice is a rectangle of whole grains. One that is contiguous in memory is a single chunk;
-any other has a chunk per row of grains.
+elements in a linear buffer. A slice is a rectangle of whole grains. A slice that is contiguous in memory is one chunk;
+any other has one chunk per row of grains.
 """
 
 from __future__ import annotations
@@ -15,10 +15,11 @@ from ..isa.layout import BLOCK_COLS, BLOCK_ROWS
 from ..isa.program import Buffer, Layout
 
 GRAIN = {Layout.BLOCKED: (BLOCK_ROWS, BLOCK_COLS), Layout.LINEAR: (1, 1)}
+"""Rows and columns of a grain."""
 
 
 class Chunks(NamedTuple):
-    """What an mOP is told: addr and stride in address units, size in elements of one chunk."""
+    """The chunks of an mOP. addr, stride: in address units. size: elements of one chunk. chunks: how many there are."""
 
     addr: int
     size: int
@@ -27,7 +28,7 @@ class Chunks(NamedTuple):
 
 
 class SliceError(ValueError):
-    """A rectangle that is no piece of its buffer. `dim` is the dimension at fault, None if it is the whole."""
+    """Raised for a slice that its buffer does not have. dim: the dimension at fault; None if it is not one alone."""
 
     def __init__(self, message: str, dim: int | None = None) -> None:
         super().__init__(message)
@@ -35,11 +36,16 @@ class SliceError(ValueError):
 
 
 def whole(buffer: Buffer) -> Chunks:
+    """Return a whole buffer as one chunk."""
     return Chunks(buffer.offset, buffer.size)
 
 
 def cut(buffer: Buffer, bounds: Sequence[tuple[int, int]], unit: int) -> Chunks:
-    """The chunks of buffer[start:stop] or buffer[start:stop, start:stop]; unit is the overlay's address unit."""
+    """Return the chunks of buffer[start:stop] or buffer[start:stop, start:stop].
+
+    unit: the overlay's address unit, in elements. Raises `SliceError` unless the slice consists of whole grains of the
+    buffer and begins at a whole address unit.
+    """
     shape = buffer.shape
     if len(bounds) != len(shape):
         raise SliceError(f"the slice has {len(bounds)} of the {len(shape)} dimensions of {buffer.name}")
@@ -57,7 +63,7 @@ def cut(buffer: Buffer, bounds: Sequence[tuple[int, int]], unit: int) -> Chunks:
     first, row = (top * across + left) * each, across * each
     contiguous = bottom - top == 1 or right - left == across
     if first % unit or (not contiguous and row % unit):
-        raise SliceError(f"it does not start on whole address units of {unit} elements")
+        raise SliceError(f"a chunk of the slice does not start at a multiple of the address unit, {unit} elements")
     size = (right - left) * each
     if contiguous:
         return Chunks(buffer.offset + first // unit, (bottom - top) * size)
@@ -65,7 +71,7 @@ def cut(buffer: Buffer, bounds: Sequence[tuple[int, int]], unit: int) -> Chunks:
 
 
 def uncut(buffer: Buffer, chunks: Chunks, unit: int) -> list[tuple[int, int]] | None:
-    """The bounds for which `cut` gives these chunks; None if there are none."""
+    """Return the slice bounds for which `cut` gives these chunks; None if there are none. unit: as for `cut`."""
     shape, steps = buffer.shape, GRAIN[buffer.layout][-len(buffer.shape) :]
     if len(steps) != len(shape):
         return None

@@ -1,4 +1,4 @@
-"""How the fields of a record read in a statement. Parser and printer share it, and it follows from the field tables."""
+"""The words that set a record's fields in a statement. Parser and printer share them; they follow from its fields."""
 
 from __future__ import annotations
 
@@ -10,20 +10,20 @@ from collections.abc import Container
 from ..isa.fields import Field, Record
 
 NAME = re.compile(r"[A-Za-z_]\w*(\.\w+)*")
-"""What may stand without quotes; the NAME of rsn.lark."""
+"""Matches a name that needs no quotes; the NAME of rsn.lark."""
 
 KEYWORDS = ("clamp", "for")
-"""Words that rsn.lark expects where a name may stand."""
+"""Names that need quotes, because rsn.lark reads them as keywords where a name may stand."""
 
 
 class Spelling:
-    """The words that set fields of one record.
+    """The words that set the fields of one record.
 
-    fields: every field, by name (`dim1=128`; one-bit fields also bare). to, source, routes: one-bit fields that stand
-    for a stream, by peer (`-> MemA0`, `<- MemC0`, `MemA0->MME0`), where the peer names one field alone.
-    arrows: the names of those fields.
-    sliced: whether a piece of a buffer (`x[0:+128, 0:+64]`) sets addr and size; chunked: whether it may have many
-    chunks; piece: the fields that it sets.
+    fields: all fields, by name (`dim1=128`; one-bit fields also as a bare word). default: the record with all fields at
+    their defaults. to, source, routes: one-bit fields that select a stream, by peer (`-> MemA0`, `<- MemC0`,
+    `MemA0->MME0`), if no other field has the same peer. arrows: the names of those fields. flags: the names of the
+    other one-bit fields. sliced: whether a piece of a buffer (`x[0:+128, 0:+64]`) can set addr and size. chunked:
+    whether that piece may have several chunks. piece: the fields that it sets.
     """
 
     def __init__(self, record: type[Record]) -> None:
@@ -45,18 +45,18 @@ _KNOWN: dict[type[Record], Spelling] = {}
 
 
 def spelling(record: type[Record]) -> Spelling:
-    """The spelling of a record's fields, made once."""
+    """Return the spelling of a record's fields; it is built once per record."""
     if record not in _KNOWN:
         _KNOWN[record] = Spelling(record)
     return _KNOWN[record]
 
 
 def quoted(name: str, taken: Container[str] = ()) -> str:
-    """A name as it stands in a text; in quotes too where it would be read as one of `taken`."""
+    """Write a name as source text: in quotes if it is no plain name, a keyword, or one of `taken`."""
     plain = NAME.fullmatch(name) and name not in KEYWORDS and name not in taken
     return name if plain else f'"{letters(name)}"'
 
 
 def letters(name: str) -> str:
-    """A name, or part of it, as it stands between quotes."""
+    """Escape a name, or a part of one, for use between quotes."""
     return json.dumps(name, ensure_ascii=False)[1:-1].replace("{", "\\u007b")  # a brace begins an expression

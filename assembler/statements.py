@@ -1,4 +1,4 @@
-"""One statement, one mOP: what its words make of the fields."""
+"""Read statements: the words of one statement set the fields of one mOP."""
 
 from __future__ import annotations
 
@@ -21,7 +21,11 @@ from .spelling import Spelling, spelling
 
 @dataclass(frozen=True)
 class Site:
-    """Where statements stand: the units they program and the formats they may use. configs: by name."""
+    """The section or packet in which statements stand.
+
+    units, kind: the units they are for. record: the format of their mOPs. configs: formats that a statement may name
+    instead, by name. preloaded: whether the statements are ops of an op list.
+    """
 
     units: tuple[UnitSpec, ...]
     kind: str
@@ -32,7 +36,7 @@ class Site:
 
 @dataclass(frozen=True)
 class Clamped:
-    """A field of one mOP that a run-time parameter sets."""
+    """A field of one mOP that a run-time parameter sets to clamp(parameter - base, 0, cap)."""
 
     parameter: str
     field: str
@@ -42,7 +46,7 @@ class Clamped:
 
 @dataclass(frozen=True)
 class Line:
-    """One mOP, unrolled."""
+    """One mOP of the unrolled text, the fields that run-time parameters set in it, and its source line."""
 
     record: Record
     clamped: tuple[Clamped, ...]
@@ -50,7 +54,7 @@ class Line:
 
 
 class Statements:
-    """Reads statements; their mistakes go to the report."""
+    """Reads statements as mOPs; their mistakes go to the report."""
 
     def __init__(self, names: Names, report: Report) -> None:
         self.names = names
@@ -58,14 +62,14 @@ class Statements:
         self._places: dict[tuple[str, int], Place] = {}
 
     def place(self, token: Token) -> Place:
-        """The line of a token, one object for each line."""
+        """Return the source line of a token; one object per line, because a program has very many."""
         key = self.report.text.file, s.line(token)
         if key not in self._places:
             self._places[key] = Place(*key)
         return self._places[key]
 
     def read(self, words: tuple[s.Word, ...], site: Site) -> Line | None:
-        """One mOP from the words of a statement; None when they hold mistakes, which are then reported."""
+        """Read the words of a statement as one mOP; None if they contain mistakes, which go to the report."""
         first = words[0]
         record, begin = site.record, 0
         if isinstance(first, s.Bare) and str(first.name) in site.configs:
@@ -95,7 +99,7 @@ class Statements:
 
 
 class _Mop:
-    """The fields of one mOP, as the words of its statement set them."""
+    """Collects the fields of one mOP from the words of its statement."""
 
     def __init__(self, names: Names, site: Site, record: type[Record]) -> None:
         self.names = names
@@ -107,6 +111,7 @@ class _Mop:
         self.clamped: list[Clamped] = []
 
     def record(self) -> Record:
+        """Return the finished mOP. Raises `Mistake`, at the word at fault, if a value does not fit its field."""
         try:
             return self.type(**self.values)
         except FieldError as whole_error:
@@ -115,18 +120,21 @@ class _Mop:
             raise Mistake(s.span(next(iter(self.origin.values()))), str(whole_error)) from None
 
     def set(self, name: str, value: Number, word: s.Word) -> None:
+        """Set a field; `word` is the word that asks for it. Raises `Mistake` if it is already set."""
         if name in self.values:
             raise Mistake(s.span(word), f"{name} is set twice")
         self.values[name] = value
         self.origin[name] = word
 
     def route_source(self, word: s.Word) -> s.Unit | None:
-        """The unit before an arrow if the two make a route; else the arrow is a word of its own (`load -> MemA0`)."""
+        """Return the unit that a word before an arrow names, if the two form a route (`MemA0->MME0`). None means that
+        the arrow is a word of its own (`load -> MemA0`)."""
         if isinstance(word, s.Bare) and str(word.name) in self.spelling.fields:
             return None
         return self.names.route_source(word)
 
     def route(self, source: s.Unit, following: s.To) -> None:
+        """Set the field of the route from `source` to the unit behind the arrow. Raises `Mistake` if there is none."""
         edge = self.names.peer(s.To(*_alone(source))), self.names.peer(following)
         if edge in self.spelling.routes:
             self.set(self.spelling.routes[edge].name, 1, following)
@@ -142,6 +150,7 @@ class _Mop:
         return units[0].name if len(units) == 1 else self.site.kind
 
     def word(self, word: s.Word) -> None:
+        """Set the fields that one word stands for. Raises `Mistake`."""
         match word:
             case s.Setting():
                 self._setting(word)
@@ -175,7 +184,7 @@ class _Mop:
         return Mistake(span, f"{self.type.__name__} has no {name}", *close, *notes)
 
     def _peer(self, word: s.To | s.Source, peers: Mapping[str | None, Field], verb: str, verbs: str) -> None:
-        # A peer may be no unit of a packet, so it is looked for by name first.
+        # Search by name first: a peer need not be one of the overlay's units.
         plain = word.number is None and self.names.local(word.unit) is None and str(word.unit) in peers
         name = str(word.unit) if plain else self.names.peer(word)
         if name in peers:
@@ -197,7 +206,7 @@ class _Mop:
             self.set(name, self.names.integer(word.value, self.site.units if name == "addr" else None), word)
 
     def _clamp(self, f: Field, value: s.Clamp) -> int:
-        """The value for the parameter's default; what to patch is noted."""
+        """Return the field's value at the parameter's default, and note the patch in `clamped`."""
         name = self.names.label(value.label)
         parameter = self.names.parameters.get(name)
         if parameter is None:
@@ -205,17 +214,17 @@ class _Mop:
             note = f"parameters are {listing(known)}" if known else "no parameter is declared"
             raise Mistake(s.span(value.label), f"no parameter is called {name}", *meant(name, known), note)
         if self.site.preloaded:
-            raise Mistake(s.span(value), f"{self.site.kind} ops are loaded beforehand; parameters reach packets only")
+            raise Mistake(s.span(value), f"{self.site.kind} ops are loaded beforehand; parameters change only packets")
         if f.real:
-            raise Mistake(s.span(value), f"{f.name} is a real number; parameters are integers")
+            raise Mistake(s.span(value), f"{f.name} is a real number, but parameters are integers")
         base = 0 if value.base is None else self.names.integer(value.base)
         if value.sign == "+":
             base = -base
         if self.names.integer(value.low) != 0:
-            raise Mistake(s.span(value.low), "the lower bound of a clamp is 0")
+            raise Mistake(s.span(value.low), "the lower bound of a clamp must be 0")
         cap = self.names.integer(value.cap)
         if cap < 0:
-            raise Mistake(s.span(value.cap), "the upper bound of a clamp is at least 0")
+            raise Mistake(s.span(value.cap), f"the upper bound of a clamp must be at least 0, not {cap}")
         fitting(self.type, f.name, cap, s.span(value.cap))
         self.clamped.append(Clamped(name, f.name, base, cap))
         return Patch(0, 0, f.name, base, cap).value(parameter.default)
@@ -230,7 +239,7 @@ class _Mop:
         bounds = []
         for sub in word.subs:
             if not sub.bounds:
-                raise Mistake(s.span(sub), "a piece of a buffer is start:end or start:+extent")
+                raise Mistake(s.span(sub), "write a range of a buffer as start:end or start:+extent")
             start, end = self.names.integer(sub.start), self.names.integer(sub.end)
             bounds.append((start, start + end if sub.how == ":+" else end))
         try:
@@ -248,11 +257,12 @@ class _Mop:
             self.set("chunks", chunks.chunks, word)
             self.set("chunk_stride", chunks.stride, word)
         elif chunks.chunks > 1:
-            raise Mistake(s.span(word), f"these are {chunks.chunks} chunks; {self.type.__name__} moves one")
+            message = f"this piece is {chunks.chunks} chunks in memory; {self.type.__name__} moves one"
+            raise Mistake(s.span(word), message)
 
 
 def _alone(unit: s.Unit) -> tuple[Token, s.Expr | None, Token]:
-    """A unit before an arrow in the shape of one behind it."""
+    """Convert a unit before an arrow to the fields of `syntax.To`. Raises `Mistake` if it is several units."""
     if unit.ranges is None:
         return unit.name, None, unit.end
     if len(unit.ranges) != 1 or unit.ranges[0].how:
@@ -261,7 +271,7 @@ def _alone(unit: s.Unit) -> tuple[Token, s.Expr | None, Token]:
 
 
 def fitting(record: type[Record], name: str, value: Number, span: Span) -> Any:
-    """The value, if its field holds it; the record says what is wrong with it."""
+    """Return the value if it fits the record's field of this name. Raises `Mistake`, at `span`, if not."""
     try:
         record(**{name: value})
     except FieldError as e:

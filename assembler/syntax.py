@@ -1,7 +1,7 @@
-"""From text to a syntax tree: the grammar is `rsn.lark`, the nodes are here. Nothing is looked up in an overlay yet.
+"""Parse a text to a syntax tree. The grammar is `rsn.lark`, the nodes are here; neither depends on an overlay.
 
-Leaves are lark tokens: strings that know their offsets. Nodes are named tuples, because a program of 24 layers has
-hundreds of thousands of them.
+Leaves are lark tokens, strings with their offsets in the text. Nodes are named tuples, because a program of 24 layers
+has hundreds of thousands of them. `start` and `end` are the first and last token of a node, for error messages.
 """
 
 from __future__ import annotations
@@ -17,22 +17,26 @@ from lark.exceptions import UnexpectedCharacters, UnexpectedInput, UnexpectedTok
 from .diagnostic import Mistake, Report, Span, Text
 
 LIMIT = 1 << 63
-"""Numbers stay below it, and above its negative."""
+"""Exclusive limit of the absolute value of numbers."""
 
 
 class Binary(NamedTuple):
+    """`left op right`, op one of + - * / %."""
+
     left: Expr
     op: Token
     right: Expr
 
 
 class Negate(NamedTuple):
+    """`-operand`."""
+
     op: Token
     operand: Expr
 
 
 Expr = Token | Binary | Negate
-"""INT, REAL, NAME or STRING at the leaves."""
+"""An expression; its leaves are tokens INT, REAL, NAME and STRING."""
 
 
 class Label(NamedTuple):
@@ -44,7 +48,7 @@ class Label(NamedTuple):
 
 
 class Clamp(NamedTuple):
-    """clamp(parameter - base, low, cap)."""
+    """`clamp(label - base, low, cap)`; sign is + or -, and None with base if there is no base."""
 
     start: Token
     label: Label
@@ -56,6 +60,8 @@ class Clamp(NamedTuple):
 
 
 class Bare(NamedTuple):
+    """A word alone: a flag, a buffer, a unit or a format."""
+
     name: Token
 
 
@@ -76,25 +82,27 @@ class Source(NamedTuple):
 
 
 class Setting(NamedTuple):
-    """`dim1=128`; key is `dim1=`."""
+    """`dim1=128`; key is the token `dim1=`."""
 
     key: Token
     value: Expr | Clamp
 
     @property
     def name(self) -> str:
+        """The field's name."""
         return self.key[:-1].rstrip()
 
     @property
     def name_span(self) -> Span:
+        """Span of the field's name, without the `=`."""
         start = token_span(self.key)[0]
         return start, start + len(self.name)
 
 
 class Sub(NamedTuple):
-    """What stands between brackets and commas: an index, `0..2`, `0:128` or `0:+128`; `how` is what joins the two.
+    """One subscript in brackets: an index, `0..2`, `0:128` or `0:+128`.
 
-    The end of a single index is its start.
+    how: the operator between start and end; "" for a single index, whose end equals its start.
     """
 
     start: Expr
@@ -103,12 +111,12 @@ class Sub(NamedTuple):
 
     @property
     def bounds(self) -> bool:
-        """Whether it bounds a piece of a buffer, rather than naming units."""
+        """Whether it bounds a piece of a buffer (`:`, `:+`) rather than selecting units."""
         return self.how[:1] == ":"
 
 
 class Slice(NamedTuple):
-    """A piece of a buffer, `x[0:+128, 0:64]`; before `->` and as head of a section units, `MemC[0..2, 5]`."""
+    """A piece of a buffer, `x[0:+128, 0:64]`; before `->` and in the head of a section also units, `MemC[0..2, 5]`."""
 
     name: Token
     subs: tuple[Sub, ...]
@@ -119,11 +127,13 @@ Word = Bare | To | Source | Setting | Slice
 
 
 class Mop(NamedTuple):
+    """A statement: the words that describe one mOP."""
+
     words: tuple[Word, ...]
 
 
 class Call(NamedTuple):
-    """`stream(x, MemA0, 8)`: an argument is an expression, a name, or a group of units."""
+    """A call of a block, `stream(x, MemA0, 8)`. Arguments are expressions, names and groups of units."""
 
     name: Token
     arguments: tuple[Expr | Unit, ...]
@@ -131,7 +141,7 @@ class Call(NamedTuple):
 
 
 class Range(NamedTuple):
-    """`for high` (no variable, from 0) or `for variable in low..high`; high is not reached."""
+    """The range of `for high` (from 0, without a variable) or of `for variable in low..high`; high is exclusive."""
 
     variable: Token | None
     low: Expr | None
@@ -139,7 +149,7 @@ class Range(NamedTuple):
 
 
 class Loop(NamedTuple):
-    """body: statements inside a section or packet, items outside."""
+    """A `for` loop. body: statements if it stands in a section or packet, else items."""
 
     start: Token
     range: Range
@@ -147,7 +157,7 @@ class Loop(NamedTuple):
 
 
 class Unit(NamedTuple):
-    """`MemA0`, or `MemC[0..2, 5]`."""
+    """A unit or several: `MemA0` (ranges is None) or `MemC[0..2, 5]`."""
 
     name: Token
     ranges: tuple[Sub, ...] | None
@@ -158,7 +168,7 @@ Statement = Mop | Call | Loop
 
 
 class Section(NamedTuple):
-    """head: units; inside a block the words before the brace, which are units if the text is right."""
+    """The statements of some units. head: units; in a block the words before the brace, which must be units."""
 
     head: tuple[Unit | Word, ...]
     body: tuple[Statement, ...]
@@ -175,23 +185,33 @@ class Packet(NamedTuple):
 
 
 class Nop(NamedTuple):
+    """`nop`: a packet header that the dispatcher skips."""
+
     start: Token
 
 
 class OverlayName(NamedTuple):
+    """`overlay NAME`."""
+
     name: Token
 
 
 class Include(NamedTuple):
+    """`include "FILE"`."""
+
     file: Token
 
 
 class Const(NamedTuple):
+    """`const NAME = value`."""
+
     name: Token
     value: Expr
 
 
 class Param(NamedTuple):
+    """`param label low..high = default`: a run-time parameter; high is inclusive."""
+
     label: Label
     low: Expr
     high: Expr
@@ -199,18 +219,26 @@ class Param(NamedTuple):
 
 
 class At(NamedTuple):
+    """Buffer option `at value`: its address, in address units."""
+
     value: Expr
 
 
 class View(NamedTuple):
+    """Buffer option `view 2x128x64`: its shape as users see it."""
+
     shape: Token
 
 
 class Rows(NamedTuple):
+    """Buffer option `rows 128, 100`: the rows of each item of the view."""
+
     each: tuple[Expr, ...]
 
 
 class BufferLine(NamedTuple):
+    """`buffer NAME bank shape options`; an option that is a token is a layout or a role."""
+
     name: Token
     bank: Token
     shape: Token
@@ -218,7 +246,7 @@ class BufferLine(NamedTuple):
 
 
 class Vector(NamedTuple):
-    """`scale x [...]` or `shift x f32"..."`; the numbers are still text."""
+    """`scale x [...]` or `shift x f32"..."`; `which` is scale or shift, and the numbers are not yet parsed."""
 
     which: Token
     buffer: Token
@@ -226,7 +254,7 @@ class Vector(NamedTuple):
 
 
 class Block(NamedTuple):
-    """body: statements, or sections and packets."""
+    """`block NAME(parameters) { body }`; the body holds statements, or sections and packets."""
 
     start: Token
     name: Token
@@ -238,7 +266,7 @@ Item = OverlayName | Include | Const | Param | BufferLine | Vector | Section | P
 
 
 class _Builder(Transformer[Token, Any]):
-    """One method per rule, called by the parser as it reduces; no tree in between."""
+    """Builds the nodes: the parser calls the method of each grammar rule that it reduces, without a tree in between."""
 
     def start(self, c: list[Any]) -> tuple[Item, ...]:
         return tuple(c)
@@ -366,37 +394,40 @@ def _packet(start: Token, head: list[Any], body: tuple[Mop | Loop, ...], last: b
 
 
 def unquoted(token: Token) -> str:
-    """A name, or what a JSON string says."""
+    """Return the text of a NAME, or the decoded text of a STRING."""
     return decoded(str(token), token) if token.type == "STRING" else str(token)
 
 
 def decoded(string: str, token: Token) -> str:
-    """What a JSON string says that is a token or part of one."""
+    """Decode a JSON string. token: the token that it is, or is a part of, for messages. Raises `Mistake`."""
     try:
         name = str(json.loads(string))
     except ValueError:
-        raise Mistake(token_span(token), "quoted names are written as JSON strings") from None
+        raise Mistake(token_span(token), "a quoted name must be a JSON string") from None
     if not name.isprintable() and any("\ud800" <= c <= "\udfff" for c in name):
-        raise Mistake(token_span(token), "half of a surrogate pair is no character")  # no file could hold it
+        # UTF-8, and so a file, cannot hold it.
+        raise Mistake(token_span(token), "a \\u escape for half of a surrogate pair is not a character")
     return name
 
 
 def number(token: Token) -> int:
-    """The value of an INT."""
+    """Return the value of an INT. Raises `Mistake` if it does not fit in 64 bits, signed."""
     # int() of a long text takes quadratic time: look at the length first.
     value = (int(token, 16) if token[:2] == "0x" else int(token)) if len(token) <= 20 else LIMIT
     if value >= LIMIT:
-        raise Mistake(token_span(token), "this number is beyond 64 bits")
+        raise Mistake(token_span(token), "this number does not fit in 64 bits")
     return value
 
 
 def token_span(token: Token) -> Span:
+    """Return the span of a token in the text."""
     assert token.start_pos is not None
     assert token.end_pos is not None
     return token.start_pos, token.end_pos
 
 
 def line(token: Token) -> int:
+    """Return the line of a token, counted from 1."""
     assert token.line is not None
     return token.line
 
@@ -408,12 +439,12 @@ def _edge(node: Any, first: bool) -> Token:
 
 
 def start_span(node: Any) -> Span:
-    """Where the first token of a node stands in the text."""
+    """Return the span of the first token of a node."""
     return token_span(_edge(node, True))
 
 
 def span(node: Any) -> Span:
-    """Where a node stands in the text: a word, an expression, a unit; an item has no last token."""
+    """Return the span of a word, an expression or a unit. Items do not record their last token: see `start_span`."""
     return token_span(_edge(node, True))[0], token_span(_edge(node, False))[1]
 
 
@@ -431,7 +462,7 @@ def _parser() -> Lark:
 
 
 def read(text: Text) -> tuple[Item, ...]:
-    """The syntax tree of a text. Raises `SourceError` at the first place where it does not follow the grammar."""
+    """Parse a text to its items. Raises `SourceError` at the first place that does not follow the grammar."""
     report = Report(text)
     try:
         return tree(text)
@@ -442,7 +473,7 @@ def read(text: Text) -> tuple[Item, ...]:
 
 
 def tree(text: Text) -> tuple[Item, ...]:
-    """`read`, with a `Mistake` for others to report."""
+    """Parse a text to its items. Raises `Mistake` at the first place that does not follow the grammar."""
     try:
         return _parser().parse(text.text, start="start")  # type: ignore[return-value]
     except UnexpectedInput as e:
@@ -450,11 +481,14 @@ def tree(text: Text) -> tuple[Item, ...]:
 
 
 def expression(text: str, at: int, line: int) -> Expr:
-    """An expression that stands inside a quoted name, at an offset and a line of the whole text."""
+    """Parse an expression from inside a quoted name. at, line: its offset and line in the whole text.
+
+    Raises `Mistake` if it is not an expression.
+    """
     try:
         found: Expr = _parser().parse(text, start="expr")  # type: ignore[assignment]
     except UnexpectedInput:
-        raise Mistake((at, at + max(1, len(text))), "between the braces of a name stands an expression") from None
+        raise Mistake((at, at + max(1, len(text))), "the text between braces in a name must be an expression") from None
     for token in _tokens(found):
         assert token.start_pos is not None
         assert token.end_pos is not None
@@ -490,10 +524,10 @@ _SPELLED = {
 
 
 def _explained(e: UnexpectedInput, text: Text) -> Mistake:
-    """A syntax error in the words of the language."""
+    """Make a mistake from lark's error, with the terminals in the words of the language."""
     literals = {t.name: repr(str(t.pattern.value)) for t in _parser().terminals if t.pattern.type == "str"}
     if isinstance(e, UnexpectedToken):
-        # The context lexer knows fewer terminals than the grammar; `accepts` says what the parser would really take.
+        # `expected` can list terminals that the parser would refuse later; `accepts` has those that it would take.
         found, expected = e.token, e.accepts or e.expected
         at = token_span(found) if found.type != "$END" else (len(text.text), len(text.text))
         what = _SPELLED[found.type] if found.type in ("$END", "_SEP") else repr(str(found))
@@ -504,5 +538,5 @@ def _explained(e: UnexpectedInput, text: Text) -> Mistake:
         at, what = (start, start + 1), repr(text.text[start])
         expected = e.allowed if isinstance(e, UnexpectedCharacters) else set()
     names = sorted({_SPELLED.get(x) or literals[x] for x in expected})
-    note = (f"here may stand {' or '.join(names)}",) if names else ()
+    note = (f"expected {' or '.join(names)}",) if names else ()
     return Mistake(at, f"{what} is not expected here", *note)

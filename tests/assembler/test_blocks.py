@@ -99,7 +99,7 @@ MemA0 { for i in 5..6 { outer(i, K) } }
 """)
     assert [m.dim1 for m in made.sequences["MemA0"]] == [5, 8, 6, 8]  # type: ignore[attr-defined]
     found = complaint("block b() { load dim1=i }\nMemA0 { for i in 0..2 { b() } }")
-    assert found.startswith("k.rsn:5:23: error: i means nothing here\n")
+    assert found.startswith("k.rsn:5:23: error: i is not defined here\n")
 
 
 def test_names_of_buffers_with_expressions() -> None:
@@ -135,33 +135,33 @@ MISTAKES = [
     ("MemA0 { «b»() }", "5:9: error: no block is called b", "no block is declared"),
     ("block b() { «b»() }\nMemA0 { b() }", "5:13: error: block b calls itself", "the calls are b -> b"),
     ("block b() { c() }\nblock c() { «b»() }\nMemA0 { c() }", "5:13: error: block c calls itself", "c -> b -> c"),
-    ("block b() { }\nblock «b»() { }", "6:7: error: block b is declared already", ""),
+    ("block b() { }\nblock «b»() { }", "6:7: error: block b is already declared", ""),
     ("block b(n, «n») { }", "5:12: error: parameter n is named twice", ""),
-    ("block b(«MemA0») { }", "5:9: error: MemA0 is a name of the datapath", ""),
+    ("block b(«MemA0») { }", "5:9: error: parameter MemA0 has the name of a unit", ""),
     ("block b() { packet «MemQ0» { } }\nb()", "5:20: error: this datapath has no MemQ0", "called from k.rsn:6:1"),
-    ("block b() { «load» }\nb()", "5:13: error: a statement stands inside a section or a packet", "from k.rsn:6:1"),
-    ("block b() { «DDR» { } }\nMemA0 { b() }", "5:13: error: a section stands in no other section", "k.rsn:6:9"),
-    ("block b() { «last» DDR }\nMemA0 { b() }", "5:13: error: a packet stands in no other section", "k.rsn:6:9"),
+    ("block b() { «load» }\nb()", "5:13: error: a statement must stand inside a section or a packet", "from k.rsn:6:1"),
+    ("block b() { «DDR» { } }\nMemA0 { b() }", "5:13: error: a section cannot stand inside a section", "k.rsn:6:9"),
+    ("block b() { «last» DDR }\nMemA0 { b() }", "5:13: error: a packet cannot stand inside a section", "k.rsn:6:9"),
     ("block b(u) { load dim1=«u» }\nMemA0 { b(MemA1) }", "5:24: error: u stands for MemA1, not for a number", ""),
-    ("block b(u) { load x -> «u» }\nDDR { b(3) }", "5:24: error: u stands for no unit here", ""),
+    ("block b(u) { load x -> «u» }\nDDR { b(3) }", "5:24: error: u is not a unit here", ""),
     (
         "block b(u) { load x -> «u» }\nDDR { b(MemA[0..1]) }",
         "5:24: error: u stands for 2 units; an arrow takes one",
         "",
     ),
-    ("block b(u) { load «u»[0:128, 0:64] }\nDDR { b(3) }", "5:19: error: u is no buffer here", ""),
-    ("for 2 { «block» b() { } }", "5:9: error: constants, blocks and includes stand outside of loops", ""),
-    ("DDR { load x[«0», 0:64] }", "5:14: error: a piece of a buffer is start:end or start:+extent", ""),
+    ("block b(u) { load «u»[0:128, 0:64] }\nDDR { b(3) }", "5:19: error: u is not a buffer here", ""),
+    ("for 2 { «block» b() { } }", "5:9: error: constants, blocks and includes cannot stand in a loop", ""),
+    ("DDR { load x[«0», 0:64] }", "5:14: error: write a range of a buffer as start:end or start:+extent", ""),
     ("DDR { load x -> MemA[«7»] }", "5:22: error: this datapath has no MemA7", "MemA units are MemA0"),
     ("MeshA { «MemA[0..1]»->MME0 }", "5:9: error: an arrow takes one unit", ""),
     ("block b() { «load=1» { } }\nb()", "5:13: error: a section begins with the names of its units", ""),
     ("load«=»1 { }", "5:5: error: '=' is not expected here", ""),
     ('LPDDR { "w«{»" }', "5:11: error: this brace is not closed", "u007b"),
-    ('LPDDR { "w{«1+»}" }', "5:12: error: between the braces of a name stands an expression", ""),
-    ('LPDDR { "w{«i»}" }', "5:12: error: i means nothing here", "names are K"),
-    ('scale x «f32"AAA"»', "5:9: error: this is not base64", ""),
-    ('scale x «f32"AAAA"»', "5:9: error: 3 bytes are no whole number of float32", ""),
-    ('scale x «f32"AADAfw=="»', "5:9: error: a number in it is not finite", ""),
+    ('LPDDR { "w{«1+»}" }', "5:12: error: the text between braces in a name must be an expression", ""),
+    ('LPDDR { "w{«i»}" }', "5:12: error: i is not defined here", "names are K"),
+    ('scale x «f32"AAA"»', "5:9: error: the text in quotes is not base64", ""),
+    ('scale x «f32"AAAA"»', "5:9: error: 3 bytes are not a whole number of float32", ""),
+    ('scale x «f32"AADAfw=="»', "5:9: error: the vector contains a number that is not finite", ""),
 ]
 
 

@@ -104,7 +104,9 @@ def test_not_ours() -> None:
 def test_other_version(program: Program) -> None:
     data = bytearray(dumps(program))
     data[8:10] = (7).to_bytes(2, "little")
-    assert complaint(bytes(data)).startswith("x.bin: byte 8: container version 7; this toolchain reads 2: assemble")
+    assert complaint(bytes(data)).startswith(
+        "x.bin: byte 8: container version 7; this toolchain reads version 2: assemble"
+    )
 
 
 def test_overlays_must_be_the_same(program: Program) -> None:
@@ -135,8 +137,8 @@ IMAGES = [
     ([1, 1, 0x409], 8, "opcode 9 means nothing on overlay xnn"),
     ([1, 1, 0x801], 8, "runs past the end"),
     ([2, 1, 0x401, 0x401], 4, "announces 1 packets and holds 2"),
-    ([1, 1, 0x00000010], 8, "word 2 is 0x00000010; its fields and parameters make 0x00000000"),
-    ([2, 1, 0x813, 0x80000000], 12, "word 3 is 0x80000000; its fields and parameters make 0x00000000"),
+    ([1, 1, 0x00000010], 8, "word 2 is 0x00000010, but its fields and parameters give 0x00000000"),
+    ([2, 1, 0x813, 0x80000000], 12, "word 3 is 0x80000000, but its fields and parameters give 0x00000000"),
 ]
 
 
@@ -157,18 +159,18 @@ def test_image_of_odd_length(program: Program) -> None:
 
 # word, lowest bit, width, cap; the image: 0 W, 1 P, 2 DDR header, 3..6 mOP, 7 header, 8..11 configuration, 12 last
 PATCHES = [
-    (0, 0, 32, 1, "lie in no packet"),
-    (1, 0, 32, 1, "lie in no packet"),
-    (13, 0, 10, 1, "lie in no packet"),
-    (99999, 0, 10, 1, "lie in no packet"),
+    (0, 0, 32, 1, "lie outside all packets"),
+    (1, 0, 32, 1, "lie outside all packets"),
+    (13, 0, 10, 1, "lie outside all packets"),
+    (99999, 0, 10, 1, "lie outside all packets"),
     (7, 0, 4, 1, "lie in a packet header"),
     (12, 0, 4, 1, "lie in a packet header"),
-    (8, 1, 10, 1, "are no field that a parameter could set"),
-    (8, 0, 9, 1, "are no field that a parameter could set"),
-    (8, 0, 255, 1, "are no field that a parameter could set"),
-    (10, 0, 32, 1, "are no field that a parameter could set"),  # a real one
-    (8, 0, 10, 1024, "softmax_cols cannot hold 1024"),
-    (8, 0, 10, -1, "softmax_cols cannot hold -1"),
+    (8, 1, 10, 1, "are not an integer field, and parameters set only those"),
+    (8, 0, 9, 1, "are not an integer field, and parameters set only those"),
+    (8, 0, 255, 1, "are not an integer field, and parameters set only those"),
+    (10, 0, 32, 1, "are not an integer field, and parameters set only those"),  # a real one
+    (8, 0, 10, 1024, "softmax_cols cannot hold the upper bound 1024"),
+    (8, 0, 10, -1, "softmax_cols cannot hold the upper bound -1"),
 ]
 
 
@@ -190,16 +192,16 @@ def test_patch_point(program: Program, word: int, bit: int, width: int, cap: int
 
 def test_a_field_is_patched_once(program: Program) -> None:
     found = complaint(resealed(program, PARM, parameter((8, 0, 10, 256), (8, 0, 10, 255))))
-    assert "softmax_cols of mOP 0 of packet 1 is patched twice" in found
+    assert "softmax_cols of packet 1, mOP 0 is patched twice" in found
 
 
 OPS = [
-    ([("MME9", [0])], "MME9 is no unit with an op list"),
-    ([("DDR", [0])], "DDR is no unit with an op list"),
+    ([("MME9", [0])], "MME9 is not a unit with an op list"),
+    ([("DDR", [0])], "DDR is not a unit with an op list"),
     ([("MME0", [0]), ("MME0", [0])], "MME0 has two op lists"),
-    ([("MME0", [])], "MME0 has 0 bytes of ops: 1 to 510 of 4 bytes fit"),
+    ([("MME0", [])], "MME0 has 0 bytes of ops; its list holds 1 to 510 ops of 4 bytes"),
     ([("MME0", [0] * 511)], "MME0 has 2044 bytes of ops"),
-    ([("MME0", [0, 1 << 31])], "MME0, op 1: bits are set that mean nothing"),
+    ([("MME0", [0, 1 << 31])], "MME0, op 1: bits outside its fields are set"),
 ]
 
 
@@ -210,17 +212,17 @@ def test_op_lists(program: Program, rows: list[tuple[str, list[int]]], message: 
 
 
 BUFFERS = [
-    ({"bank": "hbm"}, "buffer x lies in hbm; memories of xnn are ddr, lpddr"),
-    ({"offset": 1 << 40}, "buffer x does not lie within ddr"),
-    ({"shape": (100, 64)}, "buffer x is no whole number of blocks"),
+    ({"bank": "hbm"}, "buffer x lies in memory hbm; memories of xnn are ddr, lpddr"),
+    ({"offset": 1 << 40}, "buffer x at address 1099511627776 does not lie within ddr"),
+    ({"shape": (100, 64)}, "buffer x has the shape (100, 64), which is not a whole number of 128x64 blocks"),
     ({"shape": ()}, "buffer x has the shape ()"),
     ({"shape": (128, 64, 1)}, "buffer x has the shape (128, 64, 1)"),
     ({"shape": (0,)}, "buffer x has the shape (0,)"),
     ({"shape": (1 << 62, 1 << 62)}, "buffer x has the shape"),
     ({"view": (9999, 64)}, "buffer x has the view (9999, 64)"),
-    ({"scale": struct.pack("<3f", 1, 2, 3)}, "buffer x has 3 columns of scale"),
-    ({"scale": b"123"}, "buffer x: 3 bytes of float32"),
-    ({"shift": struct.pack("<64f", *[float("nan")] * 64)}, "buffer x has a shift that is no finite float32"),
+    ({"scale": struct.pack("<3f", 1, 2, 3)}, "buffer x has 3 scale values for 64 columns"),
+    ({"scale": b"123"}, "buffer x: 3 bytes of scale or shift are not a whole number of float32"),
+    ({"shift": struct.pack("<64f", *[float("nan")] * 64)}, "buffer x has a shift value that is not a finite float32"),
 ]
 
 
@@ -284,7 +286,7 @@ def test_unreadable_programs_are_not_written(program: Program, tmp_path: Path) -
     write(program, path)
     before = path.read_bytes()
     bad = dataclasses.replace(program, preloaded={"MME7": program.preloaded["MME0"]})
-    with pytest.raises(ProgramError, match="MME7 is no unit with an op list"):
+    with pytest.raises(ProgramError, match="MME7 is not a unit with an op list"):
         write(bad, path)
     long = dataclasses.replace(program.buffers[0], name="x" * 70000)
     with pytest.raises(ProgramError, match="does not fit into a container"):

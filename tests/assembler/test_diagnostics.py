@@ -73,14 +73,14 @@ STATEMENTS = [
     ("MemA0 | «dim1»", "dim1 needs a value: dim1=...", ""),
     ("MemA0 | «dim1=K*100»", "MemA.dim1: 800 does not fit in 9 bits (0..511)", ""),
     ("MemA0 | «dim1=-1»", "MemA.dim1: -1 does not fit in 9 bits (0..511)", ""),
-    ("MemA0 | dim1=«L»", "L means nothing here", "names are K"),
+    ("MemA0 | dim1=«L»", "L is not defined here", "names are K"),
     ("MemA0 | dim1=«9/2»", "9/2 is not a whole number", "exact"),
-    ("MemA0 | dim1=«1.5»", "an integer belongs here, not 1.5", ""),
+    ("MemA0 | dim1=«1.5»", "this must be an integer, not 1.5", ""),
     ("MemA0 | dim1=«K/0»", "division by zero", ""),
-    ("MemA0 | dim1=«4294967296*4294967296»", "this is beyond 64 bits", ""),
-    ("MemA0 | dim1=«99999999999999999999999»", "this number is beyond 64 bits", ""),
-    ("MemA0 | dim1=«x»", "x is a buffer; its address belongs into addr", ""),
-    ("MemA0 | dim1=«len»", "len means nothing here", ""),
+    ("MemA0 | dim1=«4294967296*4294967296»", "this value does not fit in 64 bits", ""),
+    ("MemA0 | dim1=«99999999999999999999999»", "this number does not fit in 64 bits", ""),
+    ("MemA0 | dim1=«x»", "x is a buffer; only addr= takes the address of one", ""),
+    ("MemA0 | dim1=«len»", "len is not defined here", ""),
     ("MemA0 | «x[0:128, 0:64]»", "MemA takes no buffer", ""),
     ("MemA0 | load -> «MeshA»", "MemA0 cannot send to MeshA", "it sends to no unit by name"),
     ("DDR | load x[0:128, 0:64] -> «MemC0»", "DDR cannot send to MemC0", "it sends to MemA0, MemA1"),
@@ -95,17 +95,17 @@ STATEMENTS = [
     ("DDR | load x[0:128, «960:+128»]", "960:1088 is not within 0:1024", ""),
     ("DDR | load x[«128:128», 0:64]", "128:128 is empty", ""),
     ("DDR | load x[0:128, 0:64] «size=5»", "size is set twice", ""),
-    ("LPDDR | «b[8:+32]»", "it does not start on whole address units of 16 elements", ""),
+    ("LPDDR | «b[8:+32]»", "a chunk of the slice does not start at a multiple of the address unit, 16 elements", ""),
     ("MeshA | «MemA0->MME2» size=1", "MeshA has no route MemA0->MME2", "its routes are MemA0->MME0"),
     ("MeshA | MemA0->«MME9» size=1", "this datapath has no MME9", ""),
     ("MemC0 | MemCConfig softmax_cols=clamp(«len[1]», 0, 256)", "no parameter is called len[1]", "mean len[0]?"),
-    ("MemC0 | MemCConfig softmax_cols=clamp(len[0], «1», 256)", "the lower bound of a clamp is 0", ""),
+    ("MemC0 | MemCConfig softmax_cols=clamp(len[0], «1», 256)", "the lower bound of a clamp must be 0", ""),
     ("MemC0 | MemCConfig softmax_cols=clamp(len[0], 0, «4096»)", "MemCConfig.softmax_cols: 4096", ""),
-    ("MemC0 | MemCConfig scale=«clamp(len[0], 0, 1)»", "scale is a real number; parameters are integers", ""),
+    ("MemC0 | MemCConfig scale=«clamp(len[0], 0, 1)»", "scale is a real number, but parameters are integers", ""),
     ("MemC0 | MemCConfig «eps=1e99»", "MemCConfig.eps: 1e+99 is not a finite float32", ""),
     ("MME0 | a_iter=«clamp(len[0], 0, 1)»", "MME ops are loaded beforehand", ""),
     ("MemA0 | for k in 4..«2» { load }", "4..2 runs backwards", ""),
-    ("MemA0 | for «K» in 0..2 { load }", "K has a meaning already", ""),
+    ("MemA0 | for «K» in 0..2 { load }", "K is already defined", ""),
 ]
 
 
@@ -134,9 +134,9 @@ def test_statement(statement: str, message: str, note: str) -> None:
 
 # The line itself; it stands at line 7.
 ITEMS = [
-    ("overlay «xnn»", "the overlay is xnn already", ""),
-    ("const «K» = 9", "K has a meaning already", ""),
-    ("buffer «x» ddr 128x64", "x has a meaning already", ""),
+    ("overlay «xnn»", "the overlay is already set to xnn", ""),
+    ("const «K» = 9", "K is already defined", ""),
+    ("buffer «x» ddr 128x64", "x is already defined", ""),
     ("buffer y «hbm» 128x64", "this datapath has no memory hbm", "memories of xnn are ddr, lpddr"),
     ("buffer y ddr «100x64»", "a blocked buffer is a whole number of 128x64 blocks, not 100x64", ""),
     ("buffer y ddr «128x64x2»", "a buffer has one or two dimensions", ""),
@@ -145,32 +145,32 @@ ITEMS = [
     ("buffer y ddr 256x64 view «3x128x64» rows 128, 100", "the view with rows 128, 100 does not fit in the buffer", ""),
     ("buffer y ddr 256x64 view «2x200x64» rows 128, 129", "the view with rows 128, 129 does not fit in the buffer", ""),
     ("buffer y ddr «128x64» rows 128", "the view with rows 128 does not fit in the buffer, 128x64", ""),
-    ("buffer y ddr 128x64 at «0-1»", "an address lies within 0..2^48, not at -1", ""),
-    ("buffer y ddr «999999999999x999999999999»", "no memory is that large", ""),
+    ("buffer y ddr 128x64 at «0-1»", "address -1 is out of range 0..2^48-1", ""),
+    ("buffer y ddr «999999999999x999999999999»", "this shape has 2^48 or more elements", ""),
     ("buffer «y» ddr 1310720x8192", "y ends at byte", ""),
-    ("param «len[0]» 0..1 = 1", "parameter len[0] is declared already", ""),
-    ("param n 1..3 = «4»", "n: 4 is out of range 1..3", ""),
+    ("param «len[0]» 0..1 = 1", "parameter len[0] is already declared", ""),
+    ("param n 1..3 = «4»", "n: the default 4 is out of range 1..3", ""),
     ("scale «z» [1]", "no buffer is called z", ""),
     ("«scale b [1 2]»", "2 numbers for the 2048 columns of b", ""),
     ("scale b [1 «2x»]", "2x is not a number", ""),
-    ("scale b [«1e99»]", "1e+99 is beyond float32", ""),
+    ("scale b [«1e99»]", "1e+99 is out of range of float32", ""),
     ("packet MemA0 «reuse=65536» { load }", "Header.reuse: 65536 does not fit in 16 bits (0..65535)", ""),
     ("packet MemA0 «window»=2 { load }", "a packet header takes no window", ""),
-    ("packet MemA0 «mask=2» { load }", "the units named make the mask already", ""),
-    ("packet «MemA» { load }", "no unit is named; MemA units are MemA0, MemA1, MemA2", ""),
-    ("packet MemA0 «MemB0» { load }", "MemB0 is no MemA unit; a group is of one kind", ""),
+    ("packet MemA0 «mask=2» { load }", "the mask already follows from the units named", ""),
+    ("packet «MemA» { load }", "the packet names no unit; MemA units are MemA0, MemA1, MemA2", ""),
+    ("packet MemA0 «MemB0» { load }", "MemB0 is not a MemA unit; all units of a group have one kind", ""),
     ("packet «MemA[0, 0]» { load }", "MemA0 is named twice", ""),
     ("packet MemA[«2..0»] { load }", "2..0 runs backwards", ""),
     ("packet MemA[«0..9»] { load }", "this datapath has no MemA3", "MemA units are MemA0, MemA1, MemA2"),
     ("packet «Mema0» { load }", "this datapath has no Mema0", "did you mean MemC0?"),
-    ("packet «MME0» { n128 }", "MME ops do not travel in packets", "MME[...] { ... }"),
+    ("packet «MME0» { n128 }", "MME ops are loaded beforehand, not sent in packets", "MME[...] { ... }"),
     ("packet MemCConfig «MemA0» { alone }", "MemCConfig is for MemC units, not for MemA0", ""),
     ("last «MemCConfig» MemC0", "a MemCConfig packet cannot be a terminator", ""),
     ("last MemC0 «reuse»=1", "a packet header takes no reuse", ""),
-    ("for 2 { const «J» = 1 }", "constants, blocks and includes stand outside of loops", ""),
-    ("for 2 { buffer «y» ddr 128x64 }", "y has a meaning already", ""),
-    ("param n 0..«99999999999999999999» = 1", "this number is beyond 64 bits", ""),
-    ("«MME0» { for 511 { n128 } }", "MME0 holds at most 510 ops, these are 511", ""),
+    ("for 2 { const «J» = 1 }", "constants, blocks and includes cannot stand in a loop", ""),
+    ("for 2 { buffer «y» ddr 128x64 }", "y is already defined", ""),
+    ("param n 0..«99999999999999999999» = 1", "this number does not fit in 64 bits", ""),
+    ("«MME0» { for 511 { n128 } }", "MME0 holds at most 510 ops, not 511", ""),
     ("«MemQ»[0..1] { }", "this datapath has no MemQ units", "kinds of units are DDR, LPDDR"),
     ("MemA0 { load«»", "the end of the text is not expected here", "'}'"),
     ("MemA0 { load «]»", "']' is not expected here", "a name"),
@@ -192,12 +192,12 @@ def test_item(line: str, message: str, note: str) -> None:
 
 def test_window_has_an_end() -> None:
     found = complaint("overlay xnn\npacket MemA0 { for 32 { load } }")
-    assert found.startswith("gemm.rsn:2:1: error: a packet holds at most 31 mOPs, this one 32\n")
+    assert found.startswith("gemm.rsn:2:1: error: a packet holds at most 31 mOPs, not 32\n")
 
 
 def test_sections_and_packets_do_not_mix() -> None:
     found = complaint("overlay xnn\nMemA0 { load }\npacket MemA0 { load }")
-    assert found.startswith("gemm.rsn:3:1: error: sections and packets do not mix in one text\n")
+    assert found.startswith("gemm.rsn:3:1: error: a text has either sections or packets, not both\n")
     assert "note: line 2 has a section\n" in found
 
 
@@ -235,7 +235,7 @@ def test_any_text_is_a_program_or_a_source_error(words: list[str], between: str)
 
 
 def test_overlay_comes_first() -> None:
-    assert complaint("").startswith("gemm.rsn:1:1: error: a program begins with the overlay it is for")
+    assert complaint("").startswith("gemm.rsn:1:1: error: a program begins with its overlay: overlay NAME")
     for line in ("const K = 1", "packet MemA0 { }", "DDR { }", "buffer y ddr 1", "nop", "for 1 { }"):
         assert complaint("\n" + line).startswith("gemm.rsn:2:"), line
     found = complaint("overlay xn")

@@ -90,14 +90,14 @@ def test_what_cannot_be_included(tmp_path: Path) -> None:
     for line, message in enumerate(
         [
             "none.rsn cannot be read: No such file or directory",
-            "is no regular file",
-            "pipe is no regular file",
+            "is not a regular file",
+            "pipe is not a regular file",
             "byte 2 of latin is not UTF-8",
-            f"long has {include.LONGEST + 1} bytes; a text has at most {include.LONGEST}",
-            "an include names a file relative to this one",
-            "an include names a file relative to this one",
-            "an include names a file relative to this one",
-            "null is no regular file",
+            f"long has {include.LONGEST + 1} bytes; an included text has at most {include.LONGEST}",
+            "an include names a file by its path relative to this file",
+            "an include names a file by its path relative to this file",
+            "an include names a file by its path relative to this file",
+            "null is not a regular file",
         ],
         2,
     ):
@@ -109,13 +109,13 @@ def test_what_cannot_be_included(tmp_path: Path) -> None:
 def test_chains_have_an_end(tmp_path: Path) -> None:
     texts = {f"f{n}": f'include "f{n + 1}.rsn"\n' for n in range(include.DEPTH + 5)}
     found = complaint(write(tmp_path, main='overlay xnn\ninclude "f0.rsn"\n', **texts))
-    assert f"more than {include.DEPTH} includes inside each other" in found
+    assert f"more than {include.DEPTH} nested includes" in found
 
 
 def test_where_includes_stand(tmp_path: Path) -> None:
     path = write(tmp_path, main='overlay xnn\nfor 2 {\n  include "a.rsn"\n}\n', a="nop\n")
-    assert complaint(path).startswith("main.rsn:3:11: error: constants, blocks and includes stand outside of loops\n")
+    assert complaint(path).startswith("main.rsn:3:11: error: constants, blocks and includes cannot stand in a loop\n")
     path = write(tmp_path, main='include "a.rsn"\noverlay xnn\n', a="nop\n")
-    assert complaint(path).startswith("main.rsn:1:9: error: a program begins with the overlay it is for\n")
+    assert complaint(path).startswith("main.rsn:1:9: error: a program begins with its overlay: overlay NAME\n")
     path = write(tmp_path, main='overlay xnn\ninclude "a.rsn"\n', a="overlay xnn\n")
-    assert complaint(path).startswith("a.rsn:1:9: error: the overlay is xnn already\n")
+    assert complaint(path).startswith("a.rsn:1:9: error: the overlay is already set to xnn\n")

@@ -131,7 +131,7 @@ def test_expressions(text: str, value: int) -> None:
 @pytest.mark.parametrize(("text", "value"), [("1/8", 0.125), ("-2.5e-1*3", -0.75), ("2", 2.0), ("1/(2*4.0)", 0.125)])
 def test_real_fields(text: str, value: float) -> None:
     if text == "1/8":
-        with pytest.raises(SourceError, match="divisions of integers are exact"):
+        with pytest.raises(SourceError, match="integer division must be exact"):
             kernels(f"overlay xnn\nMemC0 {{ MemCConfig scale={text} }}")
         return
     (mop,) = kernels(f"overlay xnn\nMemC0 {{ MemCConfig scale={text} }}").sequences["MemC0"]

@@ -134,9 +134,9 @@ def test_what_cannot_be_said() -> None:
     twice = Parameter("n", 0, 1, 0, (Patch(0, 0, "dim1", 0, 1), Patch(0, 0, "dim1", 0, 2)))
     with pytest.raises(ProgramError, match="dim1 is patched twice"):
         show(Program(XNN, (packet,), parameters=(twice,)))
-    with pytest.raises(ProgramError, match="window=2 and 1 mOPs"):
+    with pytest.raises(ProgramError, match="window=2 in its header, but 1 mOPs"):
         show(Program(XNN, (Packet(Header(opcode=3, window=2), packet.mops),)))
     with pytest.raises(ProgramError, match="skipped header with other bits"):
         show(Program(XNN, (Packet(Header(opcode=0, mask=1)),)))
-    with pytest.raises(ProgramError, match="nan has no place"):
+    with pytest.raises(ProgramError, match="nan cannot stand in a program"):
         show(Program(XNN, (), buffers=(Buffer("x", "ddr", 0, (1,), Layout.LINEAR, scale=(float("nan"),)),)))

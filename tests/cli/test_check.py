@@ -212,7 +212,7 @@ def test_files_of_another_version_say_so(tmp_path: Path) -> None:
         for command in (["check"], ["diff", tmp_path / "copy.bin"]):
             result = rsn(*command, tmp_path / "other.bin")
             assert result.exit_code == 1
-            assert f"container version {version}; this toolchain reads {container.VERSION}" in result.stderr
+            assert f"container version {version}; this toolchain reads version {container.VERSION}" in result.stderr
 
 
 # -- what "ok" promises ---------------------------------------------------------------------------------------------
