@@ -1,7 +1,7 @@
-"""Stop a unit before one of its uOPs and look at it: buffers, flags, what its streams hold.
+"""Breakpoints: stop a unit before one of its uOPs and show its buffers, its flags and the words in its streams.
 
-The unit is held for ever and the others run on until they wait for it. What happened up to the moment at which it would
-have begun cannot depend on what it would have done, so what is shown is exactly what a machine would show then.
+The unit is held for ever, and the other units run on until they wait for it. What happened before the unit would have
+begun the uOP cannot depend on that uOP, so the state shown is exactly the state of the machine at that time.
 """
 
 from __future__ import annotations
@@ -27,9 +27,12 @@ from .machine import Array, Machine, launch_seconds, one_blas_thread
 
 @dataclass(frozen=True, eq=False)
 class Stopped:
-    """A unit before a uOP. clock: seconds since the start of the program. arrays: its buffers, by name; values that it
-    never received are NaN. flags: registers and single values. fills: per stream of the unit (its uOP FIFO included)
-    the words in it and how many it holds."""
+    """The state of a unit before a uOP.
+
+    number: of the uOP, from 0. uop: its fields. where: its source line, or packet. clock: seconds, launch included.
+    arrays: the unit's buffers, by name; values that it never received are NaN. flags: its registers and single values.
+    fills: for each of its streams, with the uOP FIFO, the words in it and its depth in words.
+    """
 
     unit: str
     number: int
@@ -53,14 +56,17 @@ class Stopped:
         return "\n".join(lines)
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write arrays, `flag NAME` and `fill STREAM` (words, depth) as one `.npz`, whole or not at all."""
+        """Write arrays, `flag NAME` and `fill STREAM` (words, depth) as one `.npz`; a write that fails leaves no file.
+
+        Raises `OSError`.
+        """
         flags = {f"flag {name}": np.asarray(value) for name, value in self.flags.items()}
         fills = {f"fill {name}": np.asarray(pair) for name, pair in self.fills.items()}
         with replacing(path) as temporary, open(temporary, "wb") as file:
             np.savez(file, **{**self.arrays, **flags, **fills})  # type: ignore[arg-type]
 
     def as_json(self) -> dict[str, Any]:
-        """All but the arrays, of which only shapes are told."""
+        """Return all but the arrays, of which it has only the shapes, as values for JSON."""
         return {
             "unit": self.unit,
             "uop": self.number,
@@ -74,6 +80,7 @@ class Stopped:
 
 
 def _range(array: npt.NDArray[Any]) -> str:
+    """Describe the values of an array: their range, and the share that was never written."""
     known = array[np.isfinite(array)] if array.dtype.kind == "f" else array.reshape(-1)
     if not known.size:
         return "never written"
@@ -82,18 +89,17 @@ def _range(array: npt.NDArray[Any]) -> str:
 
 
 def stop(machine: Machine, banks: Mapping[str, Array] | None, unit: str, number: int) -> Stopped:
-    """Run until `unit` is about to begin its uOP `number` (from 0 on).
+    """Run a program until `unit` is about to begin its uOP `number`, counted from 0.
 
-    banks: off-chip memories by name, changed in place; None runs without data, so that there are no buffers to look at.
-    Raises `ProgramError` for a unit or a uOP that is not there, and
-    `DeadlockError` where the program stops before.
+    banks: off-chip memories by name, float32, changed in place; None runs without data and then shows no buffers.
+    Raises `ProgramError` if the unit or the uOP does not exist, and `DeadlockError` if the program deadlocks before.
     """
     overlay = machine.program.overlay
     if unit not in overlay.by_unit:
         raise ProgramError(f"overlay {overlay.name} has no unit {unit!r}; it has {', '.join(overlay.by_unit)}")
     run = Expansion(machine.bound).sequences[unit]
     if not 0 <= number < len(run):
-        raise ProgramError(f"{unit} runs {len(run)} uOPs, numbered from 0: there is no uOP {number}")
+        raise ProgramError(f"{unit} runs {len(run)} uOPs, numbered from 0: there is no uOP {number} to stop before")
     net = _Halting(machine, banks, unit, number)
     with one_blas_thread():
         net.run()
@@ -114,7 +120,7 @@ def stop(machine: Machine, banks: Mapping[str, Array] | None, unit: str, number:
 
 
 class _Halting(ProcessNetwork):
-    """Holds a unit before one of its uOPs."""
+    """A network that holds one unit for ever before one of its uOPs."""
 
     def __init__(self, machine: Machine, banks: Mapping[str, Array] | None, unit: str, number: int) -> None:
         self.halt = (unit, number)
@@ -147,7 +153,7 @@ class _Halting(ProcessNetwork):
             super().settle(alive)
 
     def fills(self, clock: float, channels: Sequence[Channel]) -> dict[str, tuple[int, int]]:
-        """Words in streams at a time, by the steps that had ended then."""
+        """Return the words in streams at a time, counted from the steps that had ended by then, and their depths."""
         log = self.events
         assert log is not None
         steps = np.frombuffer(log.step, np.int32)[np.frombuffer(log.end, np.float64) <= clock]
@@ -160,7 +166,7 @@ class _Halting(ProcessNetwork):
 
 
 def _shown(uop: Any) -> str:
-    """A uOP without the fields that are 0."""
+    """Format a uOP, without the fields that are 0."""
     if not isinstance(uop, Record):
         return str(uop)
     fields = ((x.name, getattr(uop, x.name)) for x in uop.FIELDS)
@@ -168,7 +174,7 @@ def _shown(uop: Any) -> str:
 
 
 def _state(unit: Unit) -> tuple[dict[str, npt.NDArray[Any]], dict[str, int | float]]:
-    """What a unit holds: arrays, and everything that is a single value."""
+    """Return the state of a unit: its arrays, and its single values."""
     arrays: dict[str, npt.NDArray[Any]] = {}
     flags: dict[str, int | float] = {}
     for name, value in vars(unit).items():

@@ -1,8 +1,8 @@
-"""Data without clocks: what a program computes, once it is known that and when it ends.
+"""Compute the data of a program without clocks, after a run without data has shown that the program ends, and when.
 
-Results of a Kahn network depend neither on time nor on how deep its streams are, as long as they are deep enough. So
-after a run for time alone, data may flow through deeper streams, many steps at once (`Burst`), past the instruction
-path. Source: design section 4.
+The results of a Kahn process network depend neither on time nor on the depths of its streams, if these suffice. So the
+data may flow through deeper streams, many steps at once (`Burst`), without the instruction path. Source: design
+section 4.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ from ...machine.executor import ProcessNetwork, Task
 from ...machine.steps import Burst, Channel
 
 DEEPER = 32
-"""How much deeper than the machine's the streams are: all tiles that a MemB sends for one MME op. What is on its way
-then takes at most some 60 MB on XNN."""
+"""Factor by which streams are deeper than the machine's: enough for all tiles that a MemB sends for one MME op. Data in
+streams then takes at most about 60 MB on XNN."""
 
 
 class Queue(Channel):
-    """A stream whose entries are what a step put: the words of one payload, and the payloads, which a step that takes
-    as many gets as they are."""
+    """A stream for data without clocks. An entry is what one step put: the number of words in a payload, and a sequence
+    of payloads. A step that takes the same number of payloads gets the sequence without a copy."""
 
     __slots__ = ()
 
@@ -32,18 +32,18 @@ class Queue(Channel):
         super().__init__(name, capacity * DEEPER, source, sink, control)
 
     def ready(self, words: int) -> int:
-        """How many payloads of `words` words can be taken at once."""
+        """Return how many payloads of `words` words can be taken at once."""
         if self.filled < words:
             return 0
         size, payloads = self.tokens[0]
         return len(payloads) if size == words else 1
 
     def take_all(self, words: int, times: int) -> Sequence[Any]:
-        """That many payloads, at most as many as are ready."""
+        """Take `times` payloads of `words` words. times: at most `ready(words)`."""
         self.filled -= words * times
         self.space += words * times
         size, payloads = self.tokens[0]
-        if size != words:  # another size than the writer's
+        if size != words:  # reader and writer use different sizes
             return [self._regrouped(words)]
         if len(payloads) == times:
             self.tokens.popleft()
@@ -52,28 +52,31 @@ class Queue(Channel):
         return payloads[:times]
 
     def put_all(self, words: int, payloads: Sequence[Any]) -> None:
+        """Put payloads of `words` words each, as one entry."""
         self.filled += words * len(payloads)
         self.space -= words * len(payloads)
         self.tokens.append((words, payloads))
 
     def _regrouped(self, words: int) -> Any:
-        timed = Channel(self.name, self.capacity)
-        while words > timed.filled:
+        """Take one payload of another size than the writer's: an ordinary channel splits and joins the entries."""
+        channel = Channel(self.name, self.capacity)
+        while words > channel.filled:
             size, payloads = self.tokens.popleft()
             for payload in payloads:
-                timed.tokens.append((size, payload, 0.0, 0.0, 0))
-                timed.filled += size
-        payload, *_ = timed.take(words)
-        self.tokens.extendleft((size, [rest]) for size, rest, *_ in reversed(timed.tokens))
+                channel.tokens.append((size, payload, 0.0, 0.0, 0))
+                channel.filled += size
+        payload, *_ = channel.take(words)
+        self.tokens.extendleft((size, [rest]) for size, rest, *_ in reversed(channel.tokens))
         return payload
 
 
 class Dataflow(ProcessNetwork):
-    """One run of a program for its data. It must be known to end: a deadlock that only the machine's own depths or its
-    instruction path have is not found here.
+    """One run of a program for its data. The program must be known to end: streams are deeper here and there is no
+    instruction path, so that this run may not find a deadlock of the machine.
 
-    banks: off-chip memories by name, changed in place. completed: called with unit and number of every uOP of a unit
-    that packets drive, when its kernel has ended and before the next begins.
+    path: the program's instructions. banks: off-chip memories by name, float32, changed in place. where: source line of
+    a unit's packet or op, for messages. completed: called with the unit and number of every uOP from packets, between
+    the end of its kernel and the beginning of the next.
     """
 
     channel_type = Queue
@@ -90,7 +93,7 @@ class Dataflow(ProcessNetwork):
         for u in path.overlay.units:
             uops[u.name] = path.uops(u.name)
             if completed is not None and u.kind not in path.overlay.preloaded:
-                uops[u.name] = _told(uops[u.name], u.name, completed)
+                uops[u.name] = _reporting(uops[u.name], u.name, completed)
         super().__init__(path.overlay, uops, banks=banks, data=True, where=where)
 
     def _step(self, task: Task, ready: deque[Task], alive: set[Task]) -> None:
@@ -104,7 +107,7 @@ class Dataflow(ProcessNetwork):
                     return
                 left = fire.times
             words, gets, puts = fire.words, fire.gets, fire.puts
-            if not gets and not puts and fire.do is None:  # it takes time, and nothing else
+            if not gets and not puts and fire.do is None:  # a step that only takes time
                 value, fire = [], None
                 continue
             n = left
@@ -115,7 +118,7 @@ class Dataflow(ProcessNetwork):
                     break
             else:
                 for channel in puts:
-                    if channel.space < words:  # with room for one there is room for all: nothing breaks up on its way
+                    if channel.space < words:  # room for one is enough: all n payloads go in as one entry
                         channel.writer = task
                         n = 0
                         break
@@ -150,7 +153,8 @@ def _wake(task: Task | None, ready: deque[Task]) -> None:
         ready.append(task)
 
 
-def _told(uops: Iterator[Any], unit: str, completed: Callable[[str, int], None]) -> Iterator[Any]:
+def _reporting(uops: Iterator[Any], unit: str, completed: Callable[[str, int], None]) -> Iterator[Any]:
+    """Yield uOPs, and call `completed` for each when the next one is asked for."""
     for number, uop in enumerate(uops):
         yield uop
         completed(unit, number)

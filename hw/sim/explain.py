@@ -1,7 +1,7 @@
-"""Why a run takes as long as it does: causes, segments, source lines, streams, and what another rate would change.
+"""Explain the latency of a run: by cause, segment, source line and stream, and what other rates would change.
 
 Everything follows from one recorded run. Its critical path is a chain of steps without gaps from the launch to the end,
-so the seconds on it add up to the latency; waiting shows as what each step of the chain had waited for.
+so that the seconds on it add up to the latency. Waiting appears as what each step of the chain had waited for.
 """
 
 from __future__ import annotations
@@ -27,14 +27,17 @@ Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
 
 DEPENDENCIES = ("an empty stream", "a full stream", "instructions", "nothing")
-"""What a unit on the critical path had waited for when it took over."""
+"""What a unit on the critical path had waited for when the path went over to it."""
 EMPTY, FULL, INSTRUCTIONS, NOTHING = range(len(DEPENDENCIES))
 
 
 @dataclass(frozen=True)
 class UnitTime:
-    """A unit's share of the run, in seconds; kind is its FU type. empty, full: waits for words and for room on its
-    streams, instructions: for uOPs; those of lanes that run side by side are added up."""
+    """The time of one unit, in seconds.
+
+    kind: its FU type. busy: time without waits. empty, full: waits for words from, and for room on, its streams.
+    instructions: waits for uOPs. Waits of lanes that run side by side are added up.
+    """
 
     kind: str
     busy: float
@@ -45,7 +48,7 @@ class UnitTime:
 
 @dataclass(frozen=True)
 class StreamWait:
-    """Seconds in which the reader of a stream waited for words and its writer for room."""
+    """Seconds in which the reader of a stream waited for words (empty) and its writer for room (full)."""
 
     name: str
     empty: float
@@ -54,8 +57,10 @@ class StreamWait:
 
 @dataclass(frozen=True)
 class SegmentTime:
-    """The part of a run up to the last store to a segment's buffer, from the one before on. where: of its first store.
-    causes: seconds on the critical path."""
+    """The window of a segment: from the last store of the segment before to the last store to its own buffer.
+
+    where: source line of its first store. start, end: seconds since the launch. causes: seconds on the critical path.
+    """
 
     name: str
     where: str
@@ -66,7 +71,7 @@ class SegmentTime:
 
 @dataclass(frozen=True)
 class LineTime:
-    """Seconds on the critical path spent by one unit on what one source line (or packet) asks for."""
+    """Seconds on the critical path of one unit and one source line (or packet). cause: the one with most of them."""
 
     where: str
     unit: str
@@ -76,7 +81,7 @@ class LineTime:
 
 @dataclass(frozen=True)
 class WhatIf:
-    """The latency if a rate were twice as good, all else unchanged."""
+    """The latency if one rate were twice as good and all else unchanged. cause: what the rate counts as."""
 
     rate: str
     cause: str
@@ -85,7 +90,12 @@ class WhatIf:
 
 @dataclass(frozen=True, eq=False)
 class Explanation:
-    """All in seconds; `causes` and `dependencies` add up to the latency, and so do those of the segments."""
+    """The explanation of a run's latency. All times are in seconds.
+
+    causes: time on the critical path by cause. dependencies: the same time by what the unit on the path had waited for.
+    Both add up to the latency. units: by name. streams, lines: the longest first. segments: by end. what_if: the most
+    worthwhile rate first.
+    """
 
     latency_s: float
     causes: dict[str, float]
@@ -100,7 +110,7 @@ class Explanation:
         return _screen(self)
 
     def as_json(self) -> dict[str, Any]:
-        """The same as plain values."""
+        """Return everything but the latency as values for JSON."""
         return {
             "causes": self.causes,
             "dependencies": self.dependencies,
@@ -113,7 +123,7 @@ class Explanation:
 
 
 def explain(machine: Machine) -> Explanation:
-    """Work out the reasons for what a program takes. Raises as `Machine.timing`."""
+    """Explain the latency of a program. Raises as `Machine.timing`."""
     overlay, done = machine.program.overlay, machine.timing
     launch = launch_seconds(overlay)
     latency = done.latency + launch
@@ -136,7 +146,7 @@ def explain(machine: Machine) -> Explanation:
 
 
 class _Path:
-    """The critical path as arrays."""
+    """The critical path as arrays, from its last step back to its first."""
 
     def __init__(self, chain: CriticalPath) -> None:
         self.unit, self.rate, self.origin, self.via = chain.unit, chain.rate, chain.origin, chain.via
@@ -147,9 +157,9 @@ class _Path:
         return self.end - self.start
 
     def waited(self, units: Sequence[int]) -> Ints:
-        """What each step's process had waited for when it last took over the path: steps that follow on each other
-        inherit it. units: the numbers of the processes that are no part of the instruction path."""
-        via = np.r_[self.via[1:], OWN][: len(self.via)]  # how each step depended on the one before it in time
+        """Return for each step what its process had waited for when the path last went over to that process, as an
+        index into `DEPENDENCIES`. units: numbers of the processes that are units, not the instruction path."""
+        via = np.r_[self.via[1:], OWN][: len(self.via)]  # how each step depended on its predecessor in time
         issued = ~np.isin(np.r_[self.unit[1:], -1][: len(via)], units) & np.isin(via, (FIRST_WORD, LAST_WORD))
         kind = np.select([via == OWN, issued, via == ROOM], [NOTHING, INSTRUCTIONS, FULL], EMPTY)
         at = np.where(via != OWN, np.arange(len(via)), len(via))
@@ -174,15 +184,18 @@ def _units(overlay: Overlay, machine: Machine) -> dict[str, UnitTime]:
 
 
 def _streams(overlay: Overlay, machine: Machine) -> list[StreamWait]:
-    """Those on which somebody waited, the longest waits first."""
+    """Return the streams on which a process waited, the longest waits first."""
     waits = [StreamWait(s.name, *machine.timing.waits[s.name]) for s in overlay.streams]
     return sorted((w for w in waits if w.empty or w.full), key=lambda w: -(w.empty + w.full))
 
 
 def seconds_of(machine: Machine, buffers: Container[str]) -> dict[str, float]:
-    """The modelled seconds of some segments by their buffers: from the last store of the one before to its own last
-    store; what other segments take in between is part of it. With the launch they add up to the latency, if what is
-    stored last is one of them. Raises as `Machine.timing`."""
+    """Return the modelled seconds of some segments, by the names of their buffers.
+
+    A segment's time runs from the last store of the chosen segment before it to its own last store; it includes other
+    segments in between. With the launch, the times add up to the latency if the segment stored last is chosen. Raises
+    as `Machine.timing`.
+    """
     out: dict[str, float] = {}
     start = 0.0
     for end, s in _stored(machine, Expansion(machine.bound)):
@@ -193,7 +206,7 @@ def seconds_of(machine: Machine, buffers: Container[str]) -> dict[str, float]:
 
 
 def _stored(machine: Machine, expansion: Expansion) -> list[tuple[float, Segment]]:
-    """Each segment with the time of its last store, in this order."""
+    """Return each segment with the time of its last store, sorted by that time."""
     found = segments(expansion)
     timeline = Timeline(machine)
     timed: list[tuple[float, Segment]] = []
@@ -221,7 +234,7 @@ def _segments(machine: Machine, path: _Path, headings: Sequence[str], launch: fl
 
 
 def _lines(machine: Machine, path: _Path, headings: Sequence[str]) -> list[LineTime]:
-    """The longest first."""
+    """Return the time per source line and unit, the longest first."""
     processes = machine.plan.processes
     keys, which = np.unique(np.stack([path.unit, path.origin, path.rate]), axis=1, return_inverse=True)
     seconds = np.bincount(which.reshape(-1), path.seconds, keys.shape[1])
@@ -235,7 +248,7 @@ def _lines(machine: Machine, path: _Path, headings: Sequence[str]) -> list[LineT
 
 
 def _what_if(machine: Machine, latency: float) -> list[WhatIf]:
-    """Every rate that the run was charged for, the most worthwhile first."""
+    """Run again with each rate twice as good that the run uses; the largest gain first."""
     overlay, done = machine.program.overlay, machine.timing
     out = []
     for name, rate in overlay.rates.items():
@@ -250,15 +263,14 @@ def _what_if(machine: Machine, latency: float) -> list[WhatIf]:
 
 WIDTH = 104
 MAX = 8
-"""Segments, lines and rates shown each."""
+"""Limit of segments, of lines and of rates that are shown."""
 
 
 def _screen(e: Explanation) -> str:
-    """One screen: what matters most of everything."""
+    """Format an explanation as one screen of text, with the largest items of each table."""
 
-    unit, factor = unit_of(
-        min(e.latency_s, 0.1)
-    )  # one for all, to compare them; s would leave nothing of what is short
+    # One unit of time for all numbers, so that they compare. At most ms: in s, short times would show as 0.
+    unit, factor = unit_of(min(e.latency_s, 0.1))
 
     def time(seconds: float) -> str:
         return f"{seconds * factor:9.3f} {unit:<2}"
@@ -273,39 +285,39 @@ def _screen(e: Explanation) -> str:
         for w in e.what_if[:MAX]
         if w.latency_s < e.latency_s * 0.9995
     ]
-    right = [*_under("whose unit had waited for", held), "", *_under("if this were twice as fast", gains)]
-    left = _under("critical path", path)
+    right = [*_titled("what its unit had waited for", held), "", *_titled("if this were twice as fast", gains)]
+    left = _titled("critical path", path)
     out = [f"{a:<{WIDTH // 2}}{b}" for a, b in zip_longest(left, right, fillvalue="")]
     rows = []
-    for name, times, seconds, parts in _alike(e.segments):
+    for name, times, seconds, parts in _grouped(e.segments):
         row = f"{name[:31]:<32}{f'x{times}' if times > 1 else '':<4}{time(seconds)} {share(seconds)}"
         mostly = [f"{cause} {100 * s / seconds:.0f} %" for cause, s in parts.items() if seconds]
         while len(", ".join(mostly)) > WIDTH - len(row) or len(mostly) > 3:
             mostly.pop()
         rows.append(f"{row}  {', '.join(mostly)}")
-    out += ["", *_under("segment, to its last store", _most(rows))]
-    rows = [f"{_end(x.where, 35):<36}{x.unit:<16}{time(x.seconds)} {share(x.seconds)}  {x.cause}" for x in e.lines]
-    out += ["", *_under("source line on the critical path", _most(rows))]
-    # names come from the program, and a program from anywhere: nothing that a terminal would obey
+    out += ["", *_titled("segment, to its last store", _limited(rows))]
+    rows = [f"{_tail(x.where, 35):<36}{x.unit:<16}{time(x.seconds)} {share(x.seconds)}  {x.cause}" for x in e.lines]
+    out += ["", *_titled("source line on the critical path", _limited(rows))]
+    # names come from the program, and a program may come from anywhere: print no control characters
     lines = ["".join(c if c.isprintable() else "?" for c in line) for line in [*out, "", *_busiest(e)]]
     return "\n".join(line.rstrip() for line in lines)
 
 
-def _end(text: str, most: int) -> str:
+def _tail(text: str, most: int) -> str:
     return text if len(text) <= most else f"...{text[3 - most :]}"
 
 
-def _under(title: str, rows: Sequence[str]) -> list[str]:
+def _titled(title: str, rows: Sequence[str]) -> list[str]:
     return [title, *(f"  {row}" for row in rows or ["none"])]
 
 
-def _most(rows: Sequence[str]) -> list[str]:
+def _limited(rows: Sequence[str]) -> list[str]:
     return [*rows[:MAX], *([f"and {len(rows) - MAX} more"] if len(rows) > MAX else [])]
 
 
-def _alike(parts: Sequence[SegmentTime]) -> list[tuple[str, int, float, dict[str, float]]]:
-    """Name, number, seconds and causes of segments; where there are many, those whose names differ in numbers alone
-    become one."""
+def _grouped(parts: Sequence[SegmentTime]) -> list[tuple[str, int, float, dict[str, float]]]:
+    """Return name, number, seconds and causes of segments. If there are more than `MAX`, segments whose names differ
+    only in numbers become one."""
     groups: dict[str, list[SegmentTime]] = {}
     for s in parts:
         groups.setdefault(re.sub(r"\d+", "*", s.name) if len(parts) > MAX else s.name, []).append(s)
@@ -320,7 +332,7 @@ def _alike(parts: Sequence[SegmentTime]) -> list[tuple[str, int, float, dict[str
 
 
 def _busiest(e: Explanation) -> list[str]:
-    """The busiest unit of each kind, in percent of the run."""
+    """Format the times of the busiest unit of each kind, in percent of the run."""
     best: dict[str, str] = {}
     for name, unit in e.units.items():
         if unit.kind not in best or unit.busy > e.units[best[unit.kind]].busy:

@@ -1,4 +1,4 @@
-"""The simulator: a program's decoded image on an overlay's network, with data or for time alone."""
+"""The simulator: runs a program's decoded image on an overlay's process network, with data or for its latency alone."""
 
 from __future__ import annotations
 
@@ -28,11 +28,14 @@ Watch = Callable[[Buffer, Array], None]
 
 @dataclass(frozen=True, eq=False)
 class Run:
-    """What a run took. latency in seconds; bytes moved per direction; utilization: share of the latency in which a
-    unit did not wait; critical_path: share of the latency per cause, along the chain of steps that decided it. clock:
-    whose seconds these are, "modelled" for the machine's; "measured" for those of a real one, as its host sees them;
-    "wall" for this computer's, of a board that computes what the machine does and knows nothing of its time. facts:
-    what is known of the board that ran it, by name."""
+    """Latency, traffic and utilization of one run.
+
+    latency_s: seconds. bytes: bytes moved off chip per direction, and of instructions. utilization: by unit, the share
+    of the latency in which it did not wait. critical_path: by cause, the share of the latency along the chain of steps
+    that determined it. clock: "modelled" for seconds of the modelled machine; "measured" for those of a real one, as
+    its host sees them; "wall" for those of this computer, from a board that only computes the results. facts: facts
+    about the board that ran it, by name.
+    """
 
     latency_s: float
     bytes: dict[str, int]
@@ -43,10 +46,10 @@ class Run:
 
 
 class Machine:
-    """A program, with one choice of its run-time parameters, on the simulator.
+    """A program on the simulator, with one choice of its run-time parameters.
 
-    words: its image with parameters patched in; without, the defaults. Time does not depend on data: it is worked out
-    once, and what is timed again (`plan`) need not be traced again.
+    words: the image with the parameters patched in; None takes their defaults. Time does not depend on data, so it is
+    computed once. plan: the traced program, which can be timed again, with other rates too, without another trace.
     """
 
     def __init__(self, program: Program, words: Words | None = None) -> None:
@@ -60,7 +63,7 @@ class Machine:
 
     @property
     def timing(self) -> Timing:
-        """Every step of a run and when it is taken. Raises `DeadlockError` or `ProgramError`."""
+        """The recorded run: every step and its times. Raises `DeadlockError` or `ProgramError`."""
         if self._timing is None:
             self._timing = self.plan.run(record=True)
         return self._timing
@@ -71,12 +74,12 @@ class Machine:
         watch: Watch | None = None,
         progress: Callable[[float], None] | None = None,
     ) -> Run:
-        """Run to the end.
+        """Run the program to its end.
 
-        banks: off-chip memories by name, changed in place; None runs without data, for time alone. watch: called with
-        each segment's buffer and what is in it when it is complete; its memory may serve another segment later.
-        progress: called with the share of the off-chip accesses that are done. Raises `DeadlockError` or
-        `ProgramError`, both before anything is changed where the time can be known beforehand.
+        banks: off-chip memories by name, float32, changed in place; None runs without data, for the time alone. watch:
+        called with the buffer of each segment and its contents when the segment is complete; later segments may reuse
+        the memory. progress: called with the share of off-chip accesses done, from 0 to 1. Raises `DeadlockError` or
+        `ProgramError`, before it changes `banks` if the kernels can be traced without data.
         """
         if banks is not None and not self.plan.traced:
             net = ProcessNetwork(
@@ -86,18 +89,19 @@ class Machine:
                 self._timing = Timing.of(net, net.run())
             return summary(self._timing, self.program.overlay, 4 * len(self.image))
         if self._run is None:
-            # not kept: the log of a long run is large, and only who asks for reasons needs it
+            # not kept in _timing: the log of a long run is large, and only `timing` needs it
             done = self._timing or self.plan.run(record=True)
             self._run = summary(done, self.program.overlay, 4 * len(self.image))
         if banks is not None:
             with one_blas_thread():
-                completed = self._told(banks, watch, progress)
+                completed = self._completed(banks, watch, progress)
                 Dataflow(self.path, banks=banks, where=self.program.where, completed=completed).run()
         return self._run
 
-    def _told(
+    def _completed(
         self, banks: Mapping[str, Array], watch: Watch | None, progress: Callable[[float], None] | None
     ) -> Callable[[str, int], None] | None:
+        """Make the function that `Dataflow` calls after each uOP, and that calls `watch` and `progress`."""
         if watch is None and progress is None:
             return None
         unit = self.program.overlay.address_unit
@@ -118,27 +122,28 @@ class Machine:
 
     @cached_property
     def bound(self) -> Program:
-        """The program as it runs: its parameters are in its packets."""
+        """The program with its parameters patched into its packets."""
         return replace(self.program, packets=tuple(self.packets), parameters=())
 
 
 def simulate(program: Program, banks: Mapping[str, Array] | None = None, words: Words | None = None) -> Run:
-    """Run a program once, as `Machine.run`."""
+    """Run a program once. banks, words: as in `Machine`. Raises as `Machine.run`."""
     return Machine(program, words).run(banks)
 
 
 def one_blas_thread() -> threadpool_limits:
-    """Tile products are too small for BLAS threads to pay, and on a loaded machine they wait for each other."""
+    """Context in which BLAS uses one thread. Tile products are too small for more threads, which on a loaded computer
+    wait for each other."""
     return threadpool_limits(1, user_api="blas")
 
 
 def launch_seconds(overlay: Overlay) -> float:
-    """What every run takes before its first instruction."""
+    """Return the seconds that every run takes before its first instruction."""
     return overlay.seconds.get("launch_us", 0.0)
 
 
 def summary(done: Timing, overlay: Overlay, instructions: int) -> Run:
-    """What a recorded run of a program with an image of `instructions` bytes took."""
+    """Summarize a recorded run. instructions: size of the image in bytes."""
     latency = done.latency + launch_seconds(overlay)
     buses = [name for name, rate in overlay.rates.items() if rate.unit == "GB/s"]
     moved = {name.removesuffix("_gbs"): int(done.amounts[name]) for name in buses}
@@ -152,12 +157,13 @@ def summary(done: Timing, overlay: Overlay, instructions: int) -> Run:
 
 
 def causes(overlay: Overlay) -> list[str]:
-    """The heading of each rate, by its number in `ProcessNetwork.rate_names`."""
+    """Return the cause under which each rate counts, in the order of `Overlay.step_seconds`."""
     return [overlay.rates[name].cause if name in overlay.rates else "control" for name in overlay.step_seconds]
 
 
 def critical_path(done: Timing, overlay: Overlay) -> dict[str, float]:
-    """Seconds per cause over the steps that decided the latency, the longest first; they add up to it."""
+    """Return the seconds per cause along the critical path, longest first. They include the launch and add up to the
+    latency."""
     headings = causes(overlay)
     chain = done.critical_path
     seconds = np.bincount(chain.rate, chain.end - chain.start, len(headings)).tolist()

@@ -21,7 +21,7 @@
   const { latency, launch, tick, bins, levels } = data;
   const bin = latency / bins;
 
-  // running sums: the share of any stretch is one difference
+  // prefix sums: the share of a span is one difference
   const sums = (ref, unit) => {
     const values = array(ref);
     const out = new Float64Array(values.length + 1);
@@ -79,7 +79,7 @@
   const bytes = (n) =>
     n >= 1 << 20 ? `${+(n / (1 << 20)).toFixed(2)} MiB` : n >= 1024 ? `${+(n / 1024).toFixed(2)} KiB` : `${n} B`;
 
-  // a piece of a buffer: rows and columns, or elements where it is no rectangle
+  // a piece of a buffer: rows and columns, or elements if it is not a rectangle
   const piece = (lane, i) => {
     const [name, width] = data.buffers[lane.buffer[i] - 1];
     const from = lane.at[i];
@@ -168,7 +168,7 @@
     return [n >> 16, (n >> 8) & 255, n & 255];
   };
   const word = ([r, g, b]) => (255 << 24) | (b << 16) | (g << 8) | r;
-  // one pixel on its way to another colour, as words: no allocation, it is the innermost step
+  // blends two colours, given as 32-bit pixels; it is the innermost step, so it allocates nothing
   const blend = (a, b, f) => {
     const keep = 1 - f;
     const red = (a & 255) * keep + (b & 255) * f;
@@ -222,7 +222,7 @@
     return sum[k] + (sum[k + 1] - sum[k]) * columns.part[i];
   };
 
-  // the share of each column; smooth: over a few columns, where steps are shorter than a column and would make patterns of their own
+  // the share of each column; smooth: averaged over a few columns, because steps shorter than a column would show as moiré
   const KERNEL = [1, 2, 3, 2, 1];
   const smoothed = (values) => {
     const out = new Float32Array(values.length);
@@ -251,7 +251,7 @@
       return { cause, values: smooth ? smoothed(values) : values };
     });
   };
-  // the same without bins: where they would be wider than a column, each piece (start, end, shares by cause) counts
+  // the same without bins, for views in which a bin is wider than a column: sums over pieces (start, end, shares by cause)
   const exact = (pieces) => {
     const { n } = columns;
     const found = new Map();
@@ -276,7 +276,7 @@
     }
     return out;
   };
-  // a long uOP's bins say more than its average
+  // whether the uOPs in view are short; long ones are drawn from bins, which show more than their averages
   const brief = ({ lane, single, shown: [first, last] }) =>
     single && last > first && lane.end[last - 1] - lane.start[first] < 4 * bin * (last - first);
   const inLane = (strip, way) => {
@@ -338,7 +338,7 @@
     }
   };
 
-  // are so many steps on average shorter than three columns, and no bin wider than one
+  // whether this many steps are shorter than three columns on average, and no bin is wider than a column
   const short = (steps) => steps * (view.to - view.from) > (latency * columns.n) / 3 && bin * plot() < view.to - view.from;
 
   const visible = (lane) => [after(lane.end, view.from), after(lane.start, view.to)];
@@ -495,7 +495,7 @@
       if (!text) continue;
       const [y] = box(strip, i);
       const at = lane.both ? (stores(lane, i) ? y + h - 9 : y + 9) : y + (strip.h - 2) / 2;
-      // on a pale ground: no ink is legible on every colour
+      // text on a pale ground, because no text colour is legible on every cause's colour
       ctx.globalAlpha = 0.64;
       rect(a + 2.5, at - 7, ctx.measureText(text).width + 6, 13, paint.paper);
       ctx.globalAlpha = 1;
@@ -570,7 +570,7 @@
     return { strip, i: i >= 0 && t <= lane.end[i] + slack ? i : -1 };
   };
 
-  // by the view as it is now: it may not have been drawn yet
+  // from the current view, which may not have been drawn yet
   const upTo = (sum, t) => {
     const f = Math.min(Math.max(t / bin, 0), bins - 1e-9);
     const k = Math.floor(f);
@@ -691,7 +691,7 @@
     (event) => {
       const full = view.to - view.from >= latency * 0.9999;
       const sideways = event.shiftKey || Math.abs(event.deltaX) > Math.abs(event.deltaY);
-      // a page that is being scrolled goes on scrolling, and there is nothing to zoom out of at full width
+      // leave the event to the page if it is being scrolled, or if the whole run is already in view
       if (!event.ctrlKey && performance.now() - scrolled < 200) return;
       if (full && (sideways || event.deltaY > 0)) return;
       event.preventDefault();

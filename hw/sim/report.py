@@ -1,7 +1,8 @@
-"""A run as one HTML page that needs no network: timeline, critical path, utilization, roofline, program size, rates.
+"""Write a run as one HTML page without external files: timeline, critical path, utilization, roofline, program size,
+rates.
 
-The page is for people who doubt: every picture has its numbers beside it, every number its unit, and each cell of a
-table holds the exact value (`<data value=...>`). Only the timeline needs JavaScript.
+A reader can check everything on the page: every picture has a table of its numbers, every number has a unit, and each
+cell holds the exact value (`<data value=...>`). Only the timeline needs JavaScript.
 """
 
 from __future__ import annotations
@@ -34,23 +35,22 @@ from .scene import scene
 from .timeline import Timeline, Track
 
 HUES = 10
-"""Colours of `report.css` for causes; the instruction path and the launch have their own."""
+"""Number of colours in `report.css` for causes; the instruction path and the launch have their own colours."""
 MAX_SEGMENTS = 12
-"""Beyond it, segments whose names differ in numbers alone share a row."""
+"""Number of segments above which those whose names differ only in numbers share a row."""
 MAX_LINES = 200
+"""Limit of source lines in the table."""
 
 
 def write_report(machine: Machine, path: str | os.PathLike[str], *, title: str) -> None:
-    """Write the page of a program's run.
-
-    title: what the program is called. Raises as `Machine.timing`, or `OSError` naming `path`, before any work is done.
-    """
+    """Write the page of a program's run. title: name of the program. Raises as `Machine.timing`, or `OSError` with
+    `path`, the latter before the program runs."""
     with replacing(path) as temporary:
         temporary.write_text(page(machine, title), encoding="utf-8")
 
 
 def page(machine: Machine, title: str) -> str:
-    """The page of a program's run."""
+    """Return the HTML page of a program's run. title: name of the program. Raises as `Machine.timing`."""
     overlay = machine.program.overlay
     explanation = explain(machine)
     timeline = Timeline(machine)
@@ -78,7 +78,7 @@ def page(machine: Machine, title: str) -> str:
 
 
 def colours(overlay: Overlay, causes: Sequence[str]) -> dict[str, str]:
-    """The colour of each cause, by its name in `report.css`: the same for every program of an overlay."""
+    """Return the colour of each cause, as a class of `report.css`. It is the same for all programs of an overlay."""
     rates = overlay.rates
     fixed = {"control": "issue"}
     fixed |= {rates[name].cause: "issue" for name in ("dispatch", "decode") if name in rates}
@@ -89,7 +89,11 @@ def colours(overlay: Overlay, causes: Sequence[str]) -> dict[str, str]:
 
 @dataclass(frozen=True)
 class Part:
-    """A piece of a bar, from `at` on, as shares of the whole. slot: its colour."""
+    """A piece of a bar or an entry of a legend.
+
+    slot: colour, as a class of `report.css`. at, share: start and length as shares of the whole bar; a legend entry may
+    have no share. seconds: the amount that the piece stands for.
+    """
 
     name: str
     slot: str
@@ -99,7 +103,7 @@ class Part:
 
 
 def _bar(pieces: Sequence[tuple[str, str, float]], whole: float) -> list[Part]:
-    """Pieces (name, colour, amount) side by side."""
+    """Put pieces (name, colour, amount) side by side in a bar. whole: the amount of a full bar."""
     out, at = [], 0.0
     for name, slot, amount in pieces:
         share = amount / whole if whole else 0.0
@@ -110,7 +114,7 @@ def _bar(pieces: Sequence[tuple[str, str, float]], whole: float) -> list[Part]:
 
 @dataclass(frozen=True)
 class Group:
-    """A row of segments."""
+    """A row of the table of segments: one segment, or several with similar names. count: how many. seconds: in all."""
 
     name: str
     count: int
@@ -120,7 +124,7 @@ class Group:
 
 
 class _Facts:
-    """What the template shows."""
+    """Computes the values that the template shows."""
 
     def __init__(
         self,
@@ -184,7 +188,7 @@ class _Facts:
         return f"{seconds * self.scale:,.3f} {self.unit}"
 
     def _verdict(self) -> str:
-        """What bounds the run, in a sentence or two."""
+        """Say in one or two sentences what bounds the run."""
         causes, latency = self.explanation.causes, self.latency
         if not causes or not latency:
             return "The program takes no time."
@@ -199,7 +203,7 @@ class _Facts:
         return text
 
     def _causes_legend(self) -> list[Part]:
-        """The causes that some unit spent time on."""
+        """Return legend entries for the causes that any unit spent time on."""
         spent: Counter[str] = Counter()
         for track in self.timeline.tracks:
             for cause, seconds in zip(self.timeline.causes, track.parts.sum(axis=0).tolist(), strict=True):
@@ -218,7 +222,8 @@ class _Facts:
         return out
 
     def _groups(self, grouped: bool) -> list[Group]:
-        """Segments, or where there are many of them, those whose names differ in numbers alone together."""
+        """Return the rows of the table of segments. grouped: whether segments whose names differ only in numbers share
+        a row."""
         found: dict[str, list[SegmentTime]] = {}
         for i, s in enumerate(self.explanation.segments):
             # names may repeat: without grouping every segment is a row
@@ -277,7 +282,8 @@ class _Facts:
         return out
 
     def _busy(self, track: Track | None, busy: float) -> list[tuple[str, str, float]]:
-        """A unit's busy time by cause; lanes side by side together make up no more than it."""
+        """Return a unit's busy time by cause, as pieces of a bar, scaled so that lanes that run side by side add up to
+        `busy` seconds."""
         if track is None or not track.busy.sum():
             return []
         parts = track.parts.sum(axis=0) * (busy / track.busy.sum())
@@ -332,7 +338,7 @@ class _Facts:
         return out
 
     def _fitted_share(self) -> float:
-        """Share of the critical path that is charged at fitted rates."""
+        """Return the share of the critical path that counts under fitted rates."""
         if not self.latency:
             return 0.0
         chain = self.machine.timing.critical_path
@@ -351,7 +357,7 @@ STATES = {
     "wait": "waits for instructions",
     "ended": "has ended",
 }
-"""What a unit does when it is not busy, by colour."""
+"""States of a unit that is not busy, by colour."""
 
 
 # -- roofline ---------------------------------------------------------------------------------------------------------
@@ -359,7 +365,7 @@ STATES = {
 
 @dataclass(frozen=True)
 class Mark:
-    """A point of a roofline, in pixels of its panel, with its label's place."""
+    """A point of a roofline: centre x, y and radius r in pixels of its panel; text: its label, at tx, ty."""
 
     x: float
     y: float
@@ -392,7 +398,7 @@ def _roof_rows(roof: Roofline | None) -> list[dict[str, Any]]:
 
 
 def _panels(roof: Roofline | None) -> list[dict[str, Any]]:
-    """One panel per port, all with the same scale of speeds."""
+    """Return the template's values for one panel per port; all panels have the same scale of FLOP per second."""
     if roof is None:
         return []
     points = [p for p in (*roof.segments, roof.whole) if p.flops]
@@ -417,7 +423,8 @@ def _panel(
         return round(bottom - (bottom - top) * math.log(gflops / low) / math.log(high / low), 1)
 
     def roofed(limit: float) -> str:
-        """From where the slope enters the panel, up to the ridge, then level."""
+        """Return a roof's polyline: the slope from where it enters the panel up to `limit`, in FLOP per second, then
+        level."""
         start = max(first, low * 1e9 / ceiling)
         bend = limit / ceiling
         corners = [(start, start * ceiling), (bend, limit), (last, limit)]
@@ -463,7 +470,10 @@ def _panel(
 def _place(
     at: tuple[float, float], text: str, taken: list[tuple[float, float, float, float]], right: float
 ) -> tuple[float, float, str]:
-    """Where a label touches neither a point nor another label, if there is such a place beside its point."""
+    """Return position and anchor of a label beside its point where it overlaps points and other labels least.
+
+    taken: boxes (x, y, width, height) of points and labels; that of the new label is added. right: edge of the panel.
+    """
     wide, high = 6.6 * len(text), 11.0
     x, y = at
     best: tuple[float, float, float, str] | None = None
@@ -489,7 +499,8 @@ def _overlap(a: tuple[float, float, float, float], b: tuple[float, float, float,
 
 
 def _ticks(low: float, high: float) -> list[float]:
-    """1, 2 and 5 times powers of ten; finer within less than a decade, coarser over many."""
+    """Return the ticks of a logarithmic axis: 1, 2 and 5 times powers of ten; finer within less than a decade, coarser
+    over many."""
     decades = math.log10(high / low)
     steps = (1, 2, 3, 4, 5, 6, 8) if decades < 0.8 else (1, 2, 5) if decades < 4 else (1,)
     exponents = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
@@ -504,12 +515,12 @@ def _resource(name: str) -> str:
 
 
 def _hash(text: str) -> str:
-    """What the page's security policy allows: exactly this text."""
+    """Hash a script or style for the page's content security policy, which then allows exactly this text."""
     return "sha256-" + base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
 
 
 def _clock(latency: float) -> tuple[str, float]:
-    """The unit of times on a page, and how many of it make a second."""
+    """Choose the unit of time of a page, and return it with its number per second."""
     name, factor = unit_of(latency)
     return name.replace("u", "µ"), factor
 

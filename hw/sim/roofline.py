@@ -1,8 +1,8 @@
-"""Attainable against achieved: a program's roofline, from what the overlay says and what the run was charged.
+"""The roofline of a program: achieved against attainable FLOP per second, from the overlay's rates and a recorded run.
 
-A port is a unit that moves bytes off chip. Its loads and stores take turns, so its ceiling is that of the program's mix
-of them. The compute ceiling is the best that any op of the program reaches while it computes, on every unit of its kind
-at once: no overlay states a peak, but what one op takes follows from its rates.
+A port is a unit that moves bytes off chip. Its loads and stores take turns, so its bandwidth ceiling is that of the
+program's mix of both. The compute ceiling is the best rate that any op of the program reaches while it computes, times
+the number of units of its kind: overlays state no peak, but the time of an op follows from their rates.
 """
 
 from __future__ import annotations
@@ -18,7 +18,8 @@ from .timeline import Floats, Timeline
 
 @dataclass(frozen=True)
 class Port:
-    """A unit that moves bytes off chip, and how fast it would if it never waited, in bytes per second."""
+    """A unit that moves bytes off chip. rates: names of the rates that it uses. bytes: moved in the run. ceiling: bytes
+    per second if it never waited."""
 
     name: str
     rates: tuple[str, ...]
@@ -28,7 +29,7 @@ class Port:
 
 @dataclass(frozen=True)
 class Point:
-    """The whole program or one segment of it: what happened between two clocks. bytes: by port."""
+    """The work of the whole program or of one segment: what happened in its window of `seconds`. bytes: by port."""
 
     name: str
     seconds: float
@@ -37,18 +38,22 @@ class Point:
 
     @property
     def speed(self) -> float:
-        """FLOP per second."""
+        """Achieved FLOP per second."""
         return self.flops / self.seconds if self.seconds else 0.0
 
     def intensity(self, port: str) -> float:
-        """FLOP per byte; infinite where no byte was moved."""
+        """Return FLOP per byte through a port; infinite if it moved no bytes."""
         return self.flops / self.bytes[port] if self.bytes[port] else float("inf")
 
 
 @dataclass(frozen=True)
 class Roofline:
-    """peak: FLOP per second of `units` units together. best: the op that reaches it; mix: what the program's own ops
-    would reach on all of them without ever waiting, set-up included."""
+    """The roofline of a program.
+
+    peak: FLOP per second of all `units` computing units together. best: the op with the highest rate, which is the
+    peak's source. mix: FLOP per second of the program's own ops on all units if they never waited, set-up included.
+    whole, segments: the points.
+    """
 
     peak: float
     mix: float
@@ -59,14 +64,14 @@ class Roofline:
     segments: tuple[Point, ...]
 
     def attainable(self, point: Point) -> tuple[float, str]:
-        """FLOP per second that a point could reach, and what limits it: a port, or "compute"."""
+        """Return the FLOP per second that a point could reach, and its limit: the name of a port, or "compute"."""
         limits = {p.name: p.ceiling * point.intensity(p.name) for p in self.ports}
         lowest = min(limits, key=lambda name: limits[name], default="")
         return (limits[lowest], lowest) if lowest and limits[lowest] < self.peak else (self.peak, "compute")
 
 
 def roofline(timeline: Timeline, explanation: Explanation) -> Roofline | None:
-    """None where the overlay counts no floating-point operations, or the program has none."""
+    """Compute the roofline of a run; None if the program does no operations that the overlay counts as FLOP."""
     machine = timeline.machine
     overlay = machine.program.overlay
     launch = launch_seconds(overlay)
@@ -111,7 +116,10 @@ def roofline(timeline: Timeline, explanation: Explanation) -> Roofline | None:
 
 
 def _spread(timeline: Timeline, unit: str, flops: Floats, computing: Floats, edges: Floats) -> Floats:
-    """A unit's operations between neighbouring edges: those of an op in proportion to the time it computes."""
+    """Return a unit's floating-point operations between neighbouring edges, spread over the time that each op computes.
+
+    flops, computing: operations and computing seconds of each op. edges: in seconds.
+    """
     if len(edges) < 2:
         return np.zeros(0)
     rows = np.flatnonzero(timeline.unit == timeline.machine.plan.processes.index(unit))
@@ -126,6 +134,7 @@ def _spread(timeline: Timeline, unit: str, flops: Floats, computing: Floats, edg
 
 
 def _ports(timeline: Timeline) -> list[Port]:
+    """Find the units that move bytes off chip."""
     machine = timeline.machine
     overlay = machine.program.overlay
     moves = {t.rate: timeline.rates.index(t.rate) for t in timeline.transfers if len(t.bytes)}
@@ -143,7 +152,7 @@ def _ports(timeline: Timeline) -> list[Port]:
 
 
 def _moved(timeline: Timeline, port: Port, edges: Floats) -> Floats:
-    """A port's bytes between neighbouring edges."""
+    """Return the bytes that a port moves between neighbouring edges, in seconds."""
     if len(edges) < 2:
         return np.zeros(0)
     rates = [timeline.rates.index(r) for r in port.rates]

@@ -1,7 +1,7 @@
-"""A run as what the report's timeline draws: per lane its uOPs and, in fine bins, what its time went to.
+"""The data of the report's timeline: for each lane its uOPs and, in fine bins, the causes of its time.
 
-A page must stay small and quick for 24 layers, so what is drawn does not grow with the number of steps: time is cut
-into at most `MAX_BINS` bins, and uOPs beyond `MAX_UOPS` are merged. Everything else is a table of distinct texts.
+The page must stay small and fast for 24 layers, so its data does not grow with the number of steps: time is divided
+into at most `MAX_BINS` bins, and uOPs beyond `MAX_UOPS` are merged. The rest is a table of distinct texts.
 """
 
 from __future__ import annotations
@@ -28,21 +28,21 @@ from .timeline import Floats, Ints, Timeline, Track
 
 MAX_BINS = 1 << 16
 LEAST_BINS = 1 << 14
-"""Several to a pixel when the whole run is shown."""
+"""Several bins per pixel when the whole run is shown."""
 BIN = 0.25e-6
-"""Seconds; between those two, a bin is about as long."""
+"""Target length of a bin in seconds, within the limits of `LEAST_BINS` and `MAX_BINS`."""
 MAX_UOPS = 400_000
-"""Over all lanes."""
+"""Limit of uOPs of all lanes together that are drawn singly."""
 LEVELS = 255
-"""Of a share of a bin. Rounding is carried on to the next bin, so that sums are exact to one level."""
+"""Resolution of the share of a bin. Rounding errors go to the next bin, so that sums are exact to one level."""
 LOAD, STORE = 0, 1
 
 
 class Blob:
-    """Arrays and a JSON header in one compressed text.
+    """Packs arrays and a JSON header into one compressed text.
 
-    Layout before compression: the header's length (uint32), the header, zeros up to a multiple of 8, the arrays, each
-    at a multiple of 8. In the header an array stands as [offset, count, type].
+    Layout before compression: length of the header (uint32), the header, blanks up to a multiple of 8, the arrays, each
+    at a multiple of 8. The header refers to an array as [offset, count, type].
     """
 
     def __init__(self) -> None:
@@ -50,7 +50,8 @@ class Blob:
         self._size = 0
 
     def array(self, values: npt.ArrayLike) -> list[Any]:
-        """Non-negative whole numbers, in the smallest type that holds them."""
+        """Add an array of non-negative integers, in the smallest type that holds them; return its reference for the
+        header."""
         wide = np.asarray(values, np.int64)
         top = int(wide.max(initial=0))
         kind = "u1" if top < 1 << 8 else "u2" if top < 1 << 16 else "u4"
@@ -61,7 +62,7 @@ class Blob:
         return [at, len(wide), kind]
 
     def text(self, header: dict[str, Any]) -> str:
-        """All of it as base64."""
+        """Return header and arrays, compressed, in base64."""
         head = json.dumps(header, separators=(",", ":"), allow_nan=False).encode()
         head += b" " * (-(len(head) + 4) % 8)
         raw = b"".join([len(head).to_bytes(4, "little"), head, *self._parts])
@@ -69,7 +70,7 @@ class Blob:
 
 
 class _Texts:
-    """Distinct texts by number."""
+    """Numbers distinct texts."""
 
     def __init__(self) -> None:
         self.all: list[str] = []
@@ -83,7 +84,8 @@ class _Texts:
 
 
 def scene(timeline: Timeline, explanation: Explanation, slots: Mapping[str, str]) -> str:
-    """The data of the page's timeline, for `report.js`. slots: the colour of each cause."""
+    """Return the data of the page's timeline for `report.js`, as base64. slots: colour by cause, as from
+    `report.colours`."""
     return _Scene(timeline, explanation).text(slots)
 
 
@@ -108,7 +110,7 @@ class _Scene:
         chain = machine.timing.critical_path
         headings = np.array([timeline.causes.index(c) for c in causes(self.overlay)], np.int64)
         first = [timeline.causes.index(self.overlay.rates["launch_us"].cause)] if self.launch else []
-        # from the launch on, which no unit has a part in; the chain itself runs backwards
+        # reversed, because the chain runs from the end to the start; the launch comes first and belongs to no unit
         self.path_unit = np.r_[[-1] * len(first), chain.unit[::-1]].astype(np.int64)
         self.path_cause = np.r_[first, headings[np.array(chain.rate[::-1], np.int64)]].astype(np.int64)
         self.path_start = np.r_[[0.0] * len(first), np.array(chain.start[::-1], np.float64) + self.launch]
@@ -139,17 +141,17 @@ class _Scene:
     # -- shares of bins -------------------------------------------------------------------------------------------
 
     def _share(self, start: Floats, end: Floats) -> list[Any] | None:
-        """How many levels of each bin the spans cover; None if none."""
+        """Return, as an array reference, how many levels of each bin the spans cover; None if none."""
         filled = covered(start, end, self.edges) / (self.edges[1] - self.edges[0])
         levels = np.diff(np.rint(np.cumsum(np.r_[0.0, filled]) * LEVELS)).astype(np.int64)
         return self.blob.array(np.maximum(levels, 0)) if levels.any() else None
 
     def _spans(self) -> dict[str, Any]:
-        """The critical path exactly: pieces of one cause on one lane, from clock 0 without gaps."""
+        """Return the critical path, not binned: pieces of one cause on one lane, from time 0 on without gaps."""
         lane = np.full(len(self.timeline.machine.plan.processes) + 1, 255, np.int64)
         for i, track in enumerate(self.timeline.tracks[:255]):
             lane[self.timeline.machine.plan.processes.index(track.name)] = i
-        on = lane[self.path_unit]  # the launch is on none, the last of `lane`
+        on = lane[self.path_unit]  # the launch has unit -1, and so the last element of `lane`: no lane
         first = np.flatnonzero(np.r_[True, (np.diff(on) != 0) | (np.diff(self.path_cause) != 0)][: len(on)])
         end = np.rint(np.r_[self.path_start[first[1:]], self.path_end[-1:]] / self.tick).astype(np.int64)
         return {
@@ -167,7 +169,7 @@ class _Scene:
         return out
 
     def _rates(self) -> list[dict[str, Any]]:
-        """Bytes per bin of every bandwidth that was used."""
+        """Return the bytes per bin of every bandwidth that the run used."""
         out = []
         for t in self.timeline.transfers:
             if len(t.bytes):
@@ -210,7 +212,7 @@ class _Scene:
         return lane | self._uops(track, is_unit, held)
 
     def _uops(self, track: Track, is_unit: bool, held: _Held | None) -> dict[str, Any]:
-        """The uOPs of a lane, or where there are too many of them groups that follow on each other."""
+        """Return the uOPs of a lane; if there are too many, groups of consecutive uOPs."""
         count = len(track.number)
         first = np.arange(count)
         if self.merge and count and track.name not in self.program.preloaded:
@@ -246,7 +248,7 @@ class _Scene:
         return out
 
     def _describe_uop(self, unit: str) -> Callable[[int], int]:
-        """Number of the text for a uOP of a unit, by the uOP's number."""
+        """Make a function from the number of a unit's uOP to the number of its text."""
         kinds = self.expansion.sequences[unit].kinds
         known: dict[Hashable, int] = {}
 
@@ -260,7 +262,7 @@ class _Scene:
         return number
 
     def _describe_packet(self, process: str) -> Callable[[int], int]:
-        """The same for a decoder or the dispatcher, by packet."""
+        """Make a function from a packet to the number of its text, for a decoder or the dispatcher."""
         overlay = self.overlay
 
         def number(packet: int) -> int:
@@ -281,7 +283,7 @@ class _Scene:
     # -- off-chip memory ------------------------------------------------------------------------------------------
 
     def _held(self, unit: str) -> _Held | None:
-        """What a unit's uOPs touch off chip."""
+        """Return the off-chip accesses of a unit; None if it has none."""
         for bank, accesses in self.expansion.accesses.items():
             mine = [i for i, u in enumerate(accesses.units) if u.name == unit]
             if mine:
@@ -294,14 +296,18 @@ class _Scene:
         return None
 
     def _buffer(self, number: int) -> list[Any]:
-        """Name, and in blocks of 128x64 how wide it is; 0 where it is not blocked."""
+        """Return a buffer's name, and its width in blocks of 128x64, 0 if it is not blocked."""
         b = self.program.buffers[number]
         return [b.name, b.shape[1] // BLOCK_COLS if b.layout is Layout.BLOCKED and len(b.shape) == 2 else 0]
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class _Held:
-    """Off-chip accesses of one unit: uOP number, direction, elements, buffer number or -1, first element in it."""
+    """Off-chip accesses of one unit, an array element per access.
+
+    uop: number of the uOP. store: direction. size: elements. buffer: number of the buffer, or -1. at: first element in
+    the buffer, or in memory if there is no buffer.
+    """
 
     uop: Ints
     store: npt.NDArray[np.bool_]
@@ -310,7 +316,7 @@ class _Held:
     at: Ints
 
     def table(self, count: int) -> tuple[Ints, Ints]:
-        """Buffer and first element by uOP number; -1 and 0 where there is none."""
+        """Return buffer and first element by uOP number, for numbers below `count`; -1 and 0 if a uOP has no access."""
         buffer, at = np.full(count, -1, np.int64), np.zeros(count, np.int64)
         inside = self.uop < count
         buffer[self.uop[inside]], at[self.uop[inside]] = self.buffer[inside], self.at[inside]
@@ -318,18 +324,19 @@ class _Held:
 
 
 def _numbered(keys: Ints, number: Callable[[int], int]) -> Ints:
-    """`number` of each key, asked once for each distinct one."""
+    """Apply `number` to each key, called once per distinct key."""
     distinct, which = np.unique(keys, return_inverse=True)
     return np.array([number(int(k)) for k in distinct], np.int64)[which] if len(keys) else keys
 
 
 def covered(start: Floats, end: Floats, edges: Floats) -> Floats:
-    """Seconds of the spans between neighbouring edges, which are evenly spaced; spans may overlap."""
+    """Return the seconds that spans cover between neighbouring edges, which are evenly spaced. Spans may overlap, and
+    then count several times."""
     n, origin = len(edges) - 1, edges[0]
     width = edges[1] - origin
     done = np.zeros(n + 1)
     for clocks, sign in ((start, 1.0), (end, -1.0)):
-        # what has begun before an edge has lasted for the edge's clock less its own
+        # up to an edge, what began at a clock before it has lasted for edge - clock: a sum over all begun spans
         at = np.clip(np.floor((clocks - origin) / width).astype(np.int64), 0, n - 1)
         begun = np.cumsum(np.bincount(at, minlength=n))
         clock = np.cumsum(np.bincount(at, clocks - origin, minlength=n))
@@ -338,7 +345,7 @@ def covered(start: Floats, end: Floats, edges: Floats) -> Floats:
 
 
 def describe(unit: str, uop: Any, overlay: Overlay) -> str:
-    """What a uOP does, in a few words. The address of an off-chip access is left out: it is looked up."""
+    """Describe a uOP in a few words. The address of an off-chip access is left out: the page looks it up."""
     transfer = overlay.transfer(unit, uop)
     words: list[str] = []
     skipped: set[str] = set()

@@ -1,6 +1,6 @@
-"""A recorded run as arrays that pictures are drawn from: when each uOP ran, what moved off chip, how full streams were.
+"""A recorded run as arrays, to draw pictures from: times of uOPs, off-chip transfers, words in streams.
 
-A run of 24 layers has millions of steps; everything here is per uOP or binned, without a Python object per step.
+A run of 24 layers has millions of steps, so everything here is per uOP or binned, without a Python object per step.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ Ints = npt.NDArray[np.int64]
 
 @dataclass(frozen=True, eq=False)
 class Track:
-    """The uOPs of one process (a unit, a decoder, the dispatcher), in order. Clocks in seconds from the first
-    instruction on: of the first step's start and of the last one's end.
+    """The uOPs of one process (a unit, a decoder, the dispatcher), in order; an array element per uOP.
 
-    number: of the uOP (of the mOP group, of the packet). origin: packet, or list position. cause: which
-    of `Timeline.causes` most of its time went to, by the steps' own durations. busy: seconds, at most the time between
-    start and end but where lanes run side by side. parts: the same per cause, a row for each uOP.
+    number: of the uOP (for a decoder, of the mOP group; for the dispatcher, of the packet). origin: packet, or position
+    in the op list. start, end: seconds since the first instruction, of its first step's start and its last step's end.
+    busy: seconds of its steps' own durations; more than end - start only if lanes run side by side. cause: index into
+    `Timeline.causes` of the cause with most of them. parts: the same seconds by cause, shape (uOPs, causes).
     """
 
     name: str
@@ -41,7 +41,7 @@ class Track:
 
 @dataclass(frozen=True, eq=False)
 class Transfers:
-    """Steps that move bytes off chip at one rate: clocks in seconds and bytes of each."""
+    """The steps that move bytes off chip at one rate: start and end in seconds, and bytes, of each step."""
 
     rate: str
     cause: str
@@ -52,7 +52,7 @@ class Transfers:
 
 @dataclass(frozen=True, eq=False)
 class Pairs:
-    """Words that went from one firing to another, by their rows in the log."""
+    """Runs of words that one step put and one step got. put, got: rows of the steps in the log. words: how many."""
 
     put: Ints
     got: Ints
@@ -60,14 +60,15 @@ class Pairs:
 
 
 class Timeline:
-    """A program's run, to be drawn. Times leave out the launch."""
+    """A recorded run as arrays with an element per step of the log. Times are seconds since the first instruction; the
+    launch before it is left out."""
 
     def __init__(self, machine: Machine) -> None:
         self.machine = machine
         self.log: EventLog = machine.timing.events
         overlay = machine.program.overlay
         self.causes: list[str] = list(dict.fromkeys(causes(overlay)))
-        """Headings of the critical path."""
+        """Names of the causes, each once."""
         self.rates = list(overlay.step_seconds)
         of_rate = np.array([self.causes.index(c) for c in causes(overlay)], np.int64)
         steps = self.log.steps
@@ -85,23 +86,23 @@ class Timeline:
 
     @property
     def seconds(self) -> float:
-        """When the last step ends."""
+        """Time at which the last step ends, in seconds."""
         return self.machine.timing.latency
 
     @cached_property
     def took(self) -> Floats:
-        """Each step's own duration. What is left until its end it waited for words that stream in."""
+        """Each step's own duration in seconds. In the rest of the time up to its end it waits for words to arrive."""
         return np.asarray(self._seconds_of_step[self.step])
 
     @cached_property
     def cause(self) -> Ints:
-        """Which of `causes` each step's duration counts under."""
+        """Index into `causes` of the cause under which each step's duration counts."""
         return np.asarray(self._cause_of_step[self.step], np.int64)
 
     @cached_property
     def fetches(self) -> npt.NDArray[np.bool_]:
-        """Which steps are a unit's waiting for its next uOP. They belong to no uOP, although a log counts them with the
-        one before."""
+        """Whether each step is a unit's fetch of its next uOP. It belongs to no uOP, though the log gives it the number
+        of the uOP before."""
         overlay = self.machine.program.overlay
         units = {u.name for u in overlay.units}
         is_unit = np.array([name in units for name in self.machine.plan.processes])
@@ -110,7 +111,7 @@ class Timeline:
         return found
 
     def ends(self, unit: str, uops: Sequence[int]) -> Floats:
-        """When the last step of each of these uOPs of a unit ends."""
+        """Return the time at which each of these uOPs of a unit ends, in seconds."""
         own = (self.unit == self.machine.plan.processes.index(unit)) & ~self.fetches
         at = np.zeros(max([*uops, int(self.number[own].max(initial=0))]) + 1)
         np.maximum.at(at, self.number[own], self.end[own])
@@ -118,7 +119,7 @@ class Timeline:
 
     @cached_property
     def tracks(self) -> list[Track]:
-        """Every process that did something, units first."""
+        """Tracks of all processes that took a step, units first."""
         names = self.machine.plan.processes
         order = np.argsort(np.where(self.fetches, len(names), self.unit), kind="stable")
         bounds = np.searchsorted(self.unit[order[: len(order) - self.fetches.sum()]], np.arange(len(names) + 1))
@@ -127,7 +128,7 @@ class Timeline:
         return sorted(found, key=lambda t: units.get(t.name, len(units)))
 
     def _track(self, name: str, rows: Ints) -> Track:
-        """rows: the process's firings."""
+        """Make the track of a process from its rows in the log."""
         rows = rows[np.argsort(self.number[rows], kind="stable")]
         number = self.number[rows]
         first = np.flatnonzero(np.r_[True, number[1:] != number[:-1]])
@@ -148,7 +149,7 @@ class Timeline:
 
     @cached_property
     def transfers(self) -> list[Transfers]:
-        """Of every rate in bytes per second, in the overlay's order."""
+        """Transfers of each rate that is a bandwidth, in the overlay's order of rates."""
         out = []
         for i, name in enumerate(self.rates):
             rate = self.machine.program.overlay.rates.get(name)
@@ -161,12 +162,12 @@ class Timeline:
 
     @cached_property
     def streams(self) -> list[str]:
-        """Names by number, as in `Step.gets` and `Step.puts`; the FIFOs of the instruction path come last."""
+        """Names of streams by their numbers in the log's steps; the FIFOs of the instruction path come last."""
         return list(self.machine.timing.waits)
 
     @cached_property
     def _moves(self) -> list[tuple[Ints, Ints]]:
-        """Of each stream: the firings that put to it and those that got from it, in the order of its words."""
+        """For each stream, the rows of the steps that put to it and of those that got from it, in order."""
         out = []
         for kind in ("puts", "gets"):
             peers = [getattr(s, kind) for s in self.log.steps]
@@ -186,8 +187,8 @@ class Timeline:
         return np.array([s.words for s in self.log.steps] or [0], np.int64)
 
     def moved(self, stream: int) -> Pairs:
-        """Who sent what to whom on a stream, by number: its words in order, cut where a put or a get ends. A stream is
-        a FIFO, so the n-th word put is the n-th word got."""
+        """Match the puts and gets of a stream, by its number: its words in order, split wherever a put or a get ends. A
+        stream is a FIFO, so the n-th word put is the n-th word got."""
         put, got = self._moves[stream]
         sent, taken = (np.cumsum(self._words_of_step[self.step[rows]]) for rows in (put, got))
         ends = np.union1d(sent, taken)
@@ -199,13 +200,13 @@ class Timeline:
         )
 
     def fill(self, streams: Sequence[int]) -> Iterator[tuple[Floats, Ints]]:
-        """For each stream, by number: the clocks at which its fill changes, and the words in it from then on. A word is
-        in it from when its writer has put the last of it until its reader has taken the last."""
+        """Yield, for each stream number, the times in seconds at which its fill changes and the words in it from then
+        on. The words of a step enter when the putting step ends, and leave when the getting step ends."""
         for stream in streams:
             put, got = self._moves[stream]
             rows = np.r_[put, got]
             clocks = self.end[rows]
-            order = np.argsort(clocks, kind="stable")  # at one clock, in before out
+            order = np.argsort(clocks, kind="stable")  # at equal times, puts before gets
             words = self._words_of_step[self.step[rows]]
             words[len(put) :] *= -1
             clocks, level = clocks[order], np.cumsum(words[order])
@@ -213,7 +214,7 @@ class Timeline:
             yield clocks[last], level[last]
 
     def binned(self, start: Floats, end: Floats, amount: Floats, edges: Floats) -> Floats:
-        """How much of each amount, spread evenly from its start to its end, falls between neighbouring edges."""
+        """Spread each amount evenly from its start to its end; return the sum that falls between neighbouring edges."""
         at_once = end <= start
         into: Floats = np.histogram(start[at_once], edges, weights=amount[at_once])[0]
         start, end, amount = (x[~at_once] for x in (start, end, amount))

@@ -1,9 +1,10 @@
-"""A recorded run as a file for Perfetto (ui.perfetto.dev) and chrome://tracing: a track per unit, flows along streams,
-counters for bandwidth and the fill of FIFOs.
+"""Write a recorded run as a trace for Perfetto (ui.perfetto.dev) and chrome://tracing: a track per unit, flows along
+streams, counters for bandwidth and for the words in FIFOs.
 
-The JSON object format of "Trace Event Format", docs.google.com/document/d/1CvAClvFfyA5R-PhYUmn5OOQtYMH4h6I0nSsKchNAySU.
-Times are microseconds. Perfetto cuts them to whole nanoseconds and drops a slice that then overlaps another, so
-everything here is whole nanoseconds, rounded once: what does not overlap in the run does not overlap in the file.
+The file has the JSON object format of "Trace Event Format",
+docs.google.com/document/d/1CvAClvFfyA5R-PhYUmn5OOQtYMH4h6I0nSsKchNAySU. Its times are microseconds. Perfetto truncates
+them to whole nanoseconds, and drops a slice that then overlaps another. So all times here are whole nanoseconds,
+rounded once: what does not overlap in the run does not overlap in the file.
 """
 
 from __future__ import annotations
@@ -38,27 +39,29 @@ Bools = npt.NDArray[np.bool_]
 
 UNITS, INSTRUCTIONS, MEMORY, STREAMS = 1, 2, 3, 4
 PROCESSES = {UNITS: "units", INSTRUCTIONS: "instruction path", MEMORY: "off-chip memory", STREAMS: "streams"}
-"""What the viewers call processes. Perfetto tells threads by their number alone, and takes one with the number of its
-process for the main one: the numbers of tracks start above these."""
+"""Processes of the trace, by number. Perfetto identifies a thread by its number alone, and takes a thread with the
+number of its process for the main thread; so the numbers of tracks start above these."""
 
 MAX_SLICES = 300_000
-"""uOPs drawn one by one; of more, those of a unit that come from one packet are drawn as one."""
+"""Limit of uOPs drawn as single slices. With more, a slice holds all uOPs of a unit that come from one packet."""
 
 MAX_FLOWS = 100_000
-"""Flows drawn; of more, only those for whose words the reader had waited."""
+"""Limit of flows. With more, only those are drawn for whose words the reader had waited."""
 
 MAX_CHANGES = 400
-"""Changes of a FIFO's fill that are drawn one by one; of more, means over time."""
+"""Limit of changes of a FIFO's fill that are drawn singly. With more, means over time are drawn."""
 
-MAX_TOLD = 8
-"""uOPs that take no time and are named with the next one that does."""
+MAX_NAMED = 8
+"""Limit of uOPs without duration that are named in the slice of the next uOP."""
 
 BANDWIDTH_BINS, FILL_BINS = 1000, 400
-"""At most as many; at least two fifths of it, but for runs of nanoseconds."""
+"""Limits of the number of bins. Since bins have a round width, there may be as few as two fifths of them, and fewer in
+a run of nanoseconds."""
 
 
 def write_trace(timeline: Timeline, path: str | os.PathLike[str]) -> None:
-    """Write a trace, compressed if `path` ends in .gz, whole or not at all. Raises `OSError` naming `path`."""
+    """Write the trace of a run, compressed if `path` ends in .gz; a write that fails leaves no file. Raises `OSError`
+    with `path`."""
     picture = Picture(timeline)
     encode = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode
     with replacing(path) as temporary, _opened(temporary, compressed=Path(path).suffix == ".gz") as file:
@@ -67,12 +70,12 @@ def write_trace(timeline: Timeline, path: str | os.PathLike[str]) -> None:
         for event in picture.events():
             file.write(comma + encode(event))
             comma = ",\n"
-        # behind the events: older viewers took the unit of display for that of the times, if they had met it by then
+        # after the events: older viewers that read displayTimeUnit first take it for the unit of the times
         file.write(f'\n],\n"displayTimeUnit":"ns",\n"otherData":{encode(picture.notes())}}}\n')
 
 
 def events(timeline: Timeline) -> Iterator[Event]:
-    """The events of a trace, in the order of the file."""
+    """Yield the events of a run's trace, in the order of the file."""
     return Picture(timeline).events()
 
 
@@ -92,23 +95,26 @@ def _opened(path: Path, compressed: bool) -> Iterator[IO[str]]:
 
 
 def nanoseconds(seconds: Floats) -> Ints:
+    """Round seconds to whole nanoseconds."""
     return np.rint(seconds * 1e9).astype(np.int64)
 
 
 def microseconds(ns: Ints) -> list[float]:
-    """The numbers to write, such that multiplying by 1000 and cutting off, as Perfetto does, gives the nanoseconds
-    again."""
+    """Convert nanoseconds to microseconds that give the same nanoseconds when Perfetto multiplies them by 1000 and
+    truncates."""
     us = ns / 1000
     return np.where(us * 1000 < ns, np.nextafter(us, np.inf), us).tolist()  # type: ignore[no-any-return]
 
 
 @dataclass(frozen=True, eq=False)
 class Slices:
-    """What is drawn on a track: its uOPs, or those of one packet as one. What takes no time (setting registers, say) is
-    told with what follows: Perfetto would take it for what goes on from then on.
+    """The slices of a track: one per uOP, or one for all uOPs of a packet.
 
-    thread: number of the track. first: the first uOP told of in each slice, by its place in the track; begin, count:
-    where those begin that take the slice's time, and how many there are. start, end: ns.
+    A uOP without duration, such as one that sets registers, has no slice of its own, which Perfetto would draw as
+    lasting; it belongs to the slice of the next uOP.
+
+    thread: number of the track. first: for each slice, place in the track of its first uOP. begin, count: place of the
+    first uOP with a duration, and number of uOPs from there on. start, end: nanoseconds.
     """
 
     track: Track
@@ -121,7 +127,7 @@ class Slices:
 
     @staticmethod
     def of(track: Track, thread: int, together: bool) -> Slices:
-        """together: uOPs of one packet as one slice."""
+        """Make the slices of a track. together: whether the uOPs of one packet share a slice."""
         begin = np.arange(len(track.number))
         if together:
             begin = np.flatnonzero(np.r_[True, track.origin[1:] != track.origin[:-1]])
@@ -137,23 +143,26 @@ class Slices:
         return len(self.first)
 
     def of_uops(self, numbers: npt.NDArray[np.integer[Any]]) -> Ints:
-        """The slices in which uOPs lie."""
+        """Return the index of the slice of each uOP, given by its number."""
         at: Ints = np.searchsorted(self.track.number[self.first], numbers, "right") - 1
         return at
 
     def causes(self, kinds: int) -> Ints:
-        """What most of the time of each slice went to."""
+        """Return for each slice the cause with most of its time. kinds: the number of causes."""
         track = self.track
         seconds = np.zeros((len(self), kinds))
         np.add.at(seconds, (self.of_uops(track.number), track.cause), track.busy)
-        most: Ints = seconds.argmax(axis=1)
-        return most
+        largest: Ints = seconds.argmax(axis=1)
+        return largest
 
 
 @dataclass(frozen=True, eq=False)
 class Flows:
-    """Words on their way from one slice to another, along one stream. at, to: when they leave and arrive, ns.
-    waited: whether the reader had waited for them."""
+    """Words that go along one stream from one slice to another.
+
+    words: their numbers. source, sink: threads of the sender's and the receiver's tracks. at, to: when they leave and
+    arrive, in nanoseconds. waited: whether the reader had waited for them.
+    """
 
     stream: str
     words: Ints
@@ -167,12 +176,13 @@ class Flows:
         return len(self.at)
 
     def only(self, rows: Bools) -> Flows:
+        """Return the flows that `rows` selects."""
         columns = {name: getattr(self, name)[rows] for name in ("words", "at", "to", "waited")}
         return dataclasses.replace(self, **columns)
 
 
 class Picture:
-    """What is drawn of a run."""
+    """The events of a run's trace: names, slices, flows and counters."""
 
     def __init__(self, timeline: Timeline) -> None:
         self.timeline = timeline
@@ -191,7 +201,8 @@ class Picture:
         self.process = {t.name: UNITS if t.name in units else INSTRUCTIONS for t in timeline.tracks}
 
     def events(self) -> Iterator[Event]:
-        """Slices come before the flows that start or end in them: viewers heed the order of what is simultaneous."""
+        """Yield all events. Slices come before the flows that start or end in them, because viewers keep the order of
+        simultaneous events."""
         yield from self._names()
         yield from self._work()
         yield from self._arrows()
@@ -199,7 +210,7 @@ class Picture:
         yield from self._fill()
 
     def notes(self) -> dict[str, Any]:
-        """What the run was, and what was left out of its picture."""
+        """Return facts about the run, and about what the trace merges or leaves out, as text by title."""
         program = self.machine.program
         return {
             "made by": "rsn",
@@ -266,10 +277,10 @@ class Picture:
                     if count > 1:
                         args["uops"] = count
                     if begin > first:
-                        told = [
-                            titles.uop(name, n) for n in track.number[first : min(begin, first + MAX_TOLD)].tolist()
+                        named = [
+                            titles.uop(name, n) for n in track.number[first : min(begin, first + MAX_NAMED)].tolist()
                         ]
-                        args["before"] = "; ".join(told) + ("; ..." if begin > first + MAX_TOLD else "")
+                        args["before"] = "; ".join(named) + ("; ..." if begin > first + MAX_NAMED else "")
                 else:
                     title = titles.packet(origin)
                     args = {"packet": origin, "where": place, "busy": busy}
@@ -287,7 +298,7 @@ class Picture:
         return sum(map(len, self._flows))
 
     def _along(self, stream: int) -> Flows:
-        """One for every pair of slices between which words go."""
+        """Return the flows of one stream, by its number: one for each pair of slices between which words go."""
         spec = self.overlay.streams[stream]
         t = self.timeline
         pairs = t.moved(stream)
@@ -299,15 +310,15 @@ class Picture:
         first = np.flatnonzero(np.r_[True, (a[1:] != a[:-1]) | (b[1:] != b[:-1])])
         a, b, put, got = a[first], b[first], pairs.put[first], pairs.got[first]
         whole = np.array([s.needs_whole_token for s in t.log.steps])[t.step[put]]
-        left = nanoseconds(np.where(whole, t.end[put], t.start[put]))  # when the first word could be got
-        # a slice does not hold the moment of its end
+        left = nanoseconds(np.where(whole, t.end[put], t.start[put]))  # when the first word could be taken
+        # a slice does not include the moment of its end, and a flow must begin and end inside slices
         to = np.minimum(nanoseconds(t.start[got]), sink.end[b] - 1)
         leave = np.minimum(np.minimum(left, source.end[a] - 1), to)
         before, via = (np.frombuffer(x, np.int32)[got] for x in (t.log.before, t.log.via))
         waited = np.isin(via, (FIRST_WORD, LAST_WORD)) & (t.unit[before] == t.unit[put])
         words = np.add.reduceat(pairs.words, first)
         flows = Flows(spec.name, words, source.thread, sink.thread, leave, to, waited)
-        return flows.only((leave >= source.start[a]) & (to >= sink.start[b]))  # else a slice of less than 1 ns
+        return flows.only((leave >= source.start[a]) & (to >= sink.start[b]))  # false for slices of less than 1 ns
 
     def _arrows(self) -> Iterator[Event]:
         number = 0
@@ -323,7 +334,7 @@ class Picture:
     # -- counters -------------------------------------------------------------------------------------------------
 
     def _edges(self, most: int) -> Ints:
-        """Bins of a round width that reach beyond the end, ns."""
+        """Return the edges, in nanoseconds, of at most `most` + 1 bins of a round width that reach beyond the end."""
         width = round_up(self.end / most)
         return np.arange(0, self.end + 2 * width, width)
 
@@ -333,7 +344,7 @@ class Picture:
             if not len(moved.bytes):
                 continue
             per_bin = self.timeline.binned(moved.start, moved.end, moved.bytes, edges / 1e9)
-            values = np.r_[(per_bin / np.diff(edges)).round(4), 0.0]  # bytes in a nanosecond
+            values = np.r_[(per_bin / np.diff(edges)).round(4), 0.0]  # bytes per nanosecond are GB/s
             yield from _counter(MEMORY, moved.rate.removesuffix("_gbs"), "GB/s", edges, values)
 
     def _fill(self) -> Iterator[Event]:
@@ -357,7 +368,7 @@ class Picture:
 
 
 def _counter(pid: int, name: str, what: str, times: Ints, values: Any) -> Iterator[Event]:
-    """Its changes."""
+    """Yield the events of a counter, one for each change of its value."""
     changes = np.r_[True, values[1:] != values[:-1]]
     head = {"ph": "C", "pid": pid, "name": name}
     for ts, value in zip(microseconds(times[changes]), values[changes].tolist(), strict=True):
@@ -365,7 +376,7 @@ def _counter(pid: int, name: str, what: str, times: Ints, values: Any) -> Iterat
 
 
 def round_up(ns: float) -> int:
-    """The next 1, 2 or 5 times a power of ten, ns."""
+    """Round up to the next 1, 2 or 5 times a power of ten, in nanoseconds; at least 1."""
     power = 1
     while True:
         for digit in (1, 2, 5):
@@ -375,7 +386,7 @@ def round_up(ns: float) -> int:
 
 
 class Titles:
-    """What slices are called."""
+    """Makes the titles of slices."""
 
     def __init__(self, machine: Machine) -> None:
         self.program = machine.bound
@@ -389,7 +400,8 @@ class Titles:
                 self._about.setdefault(accesses.units[by].name, {})[int(uop)] = int(number)
 
     def uop(self, unit: str, number: int) -> str:
-        """The memory that it touches, and what is set in it: `load x [0:128, 0:64] -> MemA0`."""
+        """Return the title of a uOP: the memory that it accesses and the fields that are set, as in
+        `load x [0:128, 0:64] -> MemA0`."""
         run = self.expansion.sequences[unit]
         kind = int(run.kinds[number])
         touch = self.program.overlay.transfer(unit, self.expansion.uops[kind])
@@ -408,6 +420,7 @@ class Titles:
         )
 
     def packet(self, number: int) -> str:
+        """Return the title of a packet: its number, units, mOPs and repetitions."""
         if number not in self._packets:
             self._packets[number] = _packet(number, self.program.packets[number], self.expansion)
         return self._packets[number]
@@ -418,7 +431,7 @@ def _packet(number: int, packet: Packet, x: Expansion) -> str:
     if not header.opcode:
         return f"packet {number}: skipped"
     units = [u.name for u in x.overlay.selected(header.opcode, header.mask)]
-    whom = ", ".join(units) or "nobody"
+    whom = ", ".join(units) or "no unit"
     if header.last:
         return f"packet {number}: end of {whom}"
     many = f"{len(packet.mops)} mOP" + ("s" if len(packet.mops) != 1 else "")
@@ -426,8 +439,10 @@ def _packet(number: int, packet: Packet, x: Expansion) -> str:
 
 
 def spelled(uop: Any, touches: bool) -> str:
-    """What is set in a uOP, in the words of the assembler: flags, streams, numbers. touches: the memory that it touches
-    is named beside it."""
+    """Format the fields of a uOP that are set, in the words of the assembler: flags, streams, numbers.
+
+    touches: whether the title names the memory that the uOP accesses, so that address, size and direction are left out.
+    """
     flags: list[str] = []
     numbers: list[str] = []
     streams: dict[str, list[str]] = {}

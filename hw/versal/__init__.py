@@ -1,1 +1,1 @@
-"""The machine's sources for the VCK190."""
+"""C++ sources of the RSN-XNN machine for the VCK190, and their checks."""

@@ -1,8 +1,9 @@
-"""Whether the C++ sources, system.cfg, hls.cfg and what hosts know of the kernel fit together, without AMD's tools.
+"""Check, without AMD's tools, that the C++ sources, system.cfg, hls.cfg and the hosts' tables of the kernel agree.
 
     python -m rsn.hw.versal.check        # or, here: make check
 
-The kernel's ports come from the text of its signature; the graph's from running its constructor on this computer.
+The kernel's ports are read from its signature in the header. The graph's ports come from running its constructor on
+this computer.
 """
 
 from __future__ import annotations
@@ -43,21 +44,23 @@ int main() {
     for (const auto &kernel : design.kernels) std::printf("kernel %zu\\n", kernel->in.size());
 }
 """
-"""Prints what the graph is made of. The stand-in for AMD's graph library takes PLIOs of 64 bit only."""
+"""C++ program that prints the PLIOs and kernels of the graph. The width of PLIOs needs no check: the stand-in for AMD's
+graph library accepts only 64 bit."""
 
 
 @dataclass(frozen=True)
 class Sources:
-    """The files of the machine, in `root`."""
+    """The source files of the machine in the folder `root`."""
 
     root: Path
 
     def text(self, name: str) -> str:
+        """Read a file, by its path below `root`. Raises `OSError`."""
         return (self.root / name).read_text(encoding="utf-8")
 
     @cached_property
     def arguments(self) -> list[tuple[str, str]]:
-        """Type and name of each argument of the kernel, as declared in its header."""
+        """Type and name of each argument of the kernel, from its header. Raises `RsnError` if it is not declared."""
         body = re.search(rf"void {KERNEL}\((.*?)\);", self.text(f"pl/{KERNEL}.h"), re.DOTALL)
         if body is None:
             raise RsnError(f"pl/{KERNEL}.h declares no function {KERNEL}")
@@ -69,12 +72,15 @@ class Sources:
 
     @cached_property
     def ports(self) -> set[str]:
-        """Streams of the kernel: an array of them becomes ports with a number each."""
+        """Names of the kernel's stream ports: each array of 16 streams becomes 16 ports with a number."""
         return {f"{name}_{i}" for kind, name in self.arguments if "hls::stream" in kind for i in range(16)}
 
     @cached_property
     def graph(self) -> list[str]:
-        """What the graph is made of, a line each: in or out and the name of a PLIO, or a kernel."""
+        """Parts of the graph, one per line: `in NAME` or `out NAME` of a PLIO, or `kernel INPUTS`.
+
+        Raises `RsnError` if the graph does not compile or its constructor fails.
+        """
         with tempfile.TemporaryDirectory() as folder:
             source, program = Path(folder) / "ports.cpp", Path(folder) / "ports"
             source.write_text(PORTS, encoding="utf-8")
@@ -92,50 +98,51 @@ class Sources:
             return done.stdout.splitlines()
 
     def config(self, key: str, file: str = "system.cfg") -> list[str]:
-        """The values of a key, in order."""
+        """Return the values of a key in a configuration file, in order."""
         return re.findall(rf"^{re.escape(key)}=(.*)$", self.text(file), re.MULTILINE)
 
 
 Findings = Iterator[str]
-"""What is wrong, a sentence each."""
+"""Findings of a check, one sentence each. The docstring of a check is the line that `main` prints for it."""
 
 
 def generated(s: Sources) -> Findings:
-    """what is generated is up to date"""
+    """generated files are up to date"""
     for path, text in OUTPUTS.items():
         name = Path(path)
         if name.parts[:2] == ("hw", "versal") and s.text(name.name) != text():
-            yield f"{name.name} is not what the tables say (make generate)"
+            yield f"{name.name} differs from what the tables generate (make generate)"
 
 
 def argument_order(s: Sources) -> Findings:
     """the kernel's arguments are in the order in which hosts set them"""
     names = [name for kind, name in s.arguments if "hls::stream" not in kind]
-    wanted = [*(a.name for a in ARGUMENTS), FINGERPRINT]
-    if names != wanted:
-        yield f"{KERNEL} takes {', '.join(names)}; hosts set {', '.join(wanted)}"
+    expected = [*(a.name for a in ARGUMENTS), FINGERPRINT]
+    if names != expected:
+        yield f"{KERNEL} takes {', '.join(names)}; hosts set {', '.join(expected)}"
 
 
 def interfaces(s: Sources) -> Findings:
-    """every argument of the kernel says what interface it becomes"""
+    """every argument of the kernel has the interface pragmas that its type needs"""
     text = s.text(f"pl/{KERNEL}.cpp")
     for kind, name in s.arguments:
         modes = re.findall(rf"#pragma HLS INTERFACE (\w+) port={name}\b", text)
         memory = "Port" in kind or "Word" in kind
-        wanted = ["axis"] if "stream" in kind else ["m_axi", "s_axilite"] if memory else ["s_axilite"]
-        if modes != wanted:
-            yield f"{name} is {' and '.join(modes) or 'nothing'}; {' and '.join(wanted)} was expected"
+        expected = ["axis"] if "stream" in kind else ["m_axi", "s_axilite"] if memory else ["s_axilite"]
+        if modes != expected:
+            have = " and ".join(modes) or "no interface"
+            yield f"argument {name} has {have}; expected {' and '.join(expected)}"
 
 
 def memories(s: Sources) -> Findings:
-    """each AXI port of the kernel goes to the memory that hosts allocate its buffer in"""
-    wanted = {f"{KERNEL}_1.{a.name}:{a.memory}" for a in ARGUMENTS}
-    for line in sorted(wanted.symmetric_difference(s.config("sp"))):
-        yield f"sp={line} is {'missing' if line in wanted else 'not what hosts expect'}"
+    """each AXI port of the kernel is connected to the memory in which hosts allocate its buffer"""
+    expected = {f"{KERNEL}_1.{a.name}:{a.memory}" for a in ARGUMENTS}
+    for line in sorted(expected.symmetric_difference(s.config("sp"))):
+        yield f"sp={line} is {'missing' if line in expected else 'not what hosts expect'}"
 
 
 def connections(s: Sources) -> Findings:
-    """288 lanes join port and PLIO of the same name, each in its direction, each once"""
+    """the 288 lanes each connect a port and the PLIO of the same name, in its direction, once"""
     plios = {name: way == "in" for way, name in (line.split() for line in s.graph) if way != "kernel"}
     ends: Counter[str] = Counter()
     for line in s.config("sc"):
@@ -148,26 +155,27 @@ def connections(s: Sources) -> Findings:
         if plio not in plios:
             yield f"sc={line}: the graph has no PLIO {plio}"
         elif plios[plio] != inward:
-            yield f"sc={line}: {plio} leads the other way"
+            yield f"sc={line}: {plio} has the other direction"
         if port.upper() != plio:
-            yield f"sc={line} joins different lanes"
+            yield f"sc={line} connects different lanes"
     for name in sorted(s.ports | plios.keys()):
         if ends[name] != 1:
             yield f"{name} is connected {ends[name]} times"
     if set(ends) != {name for port, plio, _ in lanes(XNN) for name in (port, plio)}:
-        yield "the lanes are not those of the datapath"
+        yield "the connected lanes are not those of the datapath"
 
 
 def tiles(s: Sources) -> Findings:
-    """64 AIE tiles to an MME, with the run-time parameters of each where hosts look for them"""
+    """every MME has 64 AIE tiles, whose inputs place the run-time parameters where hosts expect them"""
     inputs = Counter(line for line in s.graph if line.startswith("kernel"))
     mmes = len(XNN.by_kind["MME"])
     if inputs != {"kernel 3": 16 * mmes, "kernel 4": 48 * mmes}:
-        yield f"{sum(inputs.values())} kernels in the graph; inputs of each: {dict(inputs)}"
+        expected = f"{16 * mmes} with 3 inputs and {48 * mmes} with 4 inputs"
+        yield f"the graph has {sum(inputs.values())} kernels: {dict(inputs)}; expected {expected}"
 
 
 def streams(s: Sources) -> Findings:
-    """every stream of the datapath is in the kernel, under its name and with its depth"""
+    """the kernel declares every stream and unit of the datapath once, streams with their depths"""
     text = s.text(f"pl/{KERNEL}.cpp")
     for stream in XNN.streams:
         if "MME" in {XNN.by_unit[unit].kind for unit in (stream.src, stream.dst)}:
@@ -176,17 +184,17 @@ def streams(s: Sources) -> Findings:
         depth = rf"depth::{stream.src}_to_{stream.dst}{label}\b( \* beats_per_tile)?"
         found = re.findall(rf'hls::stream<\w+, {depth}> \w+\("{re.escape(stream.name)}"\)', text)
         if len(found) != 1 or bool(found[0]) != (stream.token is TILE_TOKEN):
-            yield f"{stream.name} is declared {len(found)} times with its depth"
+            yield f"stream {stream.name} is declared {len(found)} times with its depth, not once"
     for unit in XNN.units:
         if unit.kind != "MME" and text.count(f'RSN_PROCESS("{unit.name}",') != 1:
-            yield f"{unit.name} is not there once"
+            yield f"unit {unit.name} is not a process of the kernel exactly once"
 
 
 def hls_files(s: Sources) -> Findings:
     """hls.cfg names every file of the kernel"""
-    wanted = {f"pl/{path.name}" for path in (s.root / "pl").glob("*.cpp")}
-    for name in sorted(wanted.symmetric_difference(s.config("syn.file", "hls.cfg"))):
-        yield f"{name} is {'not in hls.cfg' if name in wanted else 'in hls.cfg alone'}"
+    files = {f"pl/{path.name}" for path in (s.root / "pl").glob("*.cpp")}
+    for name in sorted(files.symmetric_difference(s.config("syn.file", "hls.cfg"))):
+        yield f"{name} is {'not in hls.cfg' if name in files else 'in hls.cfg, but does not exist'}"
 
 
 CHECKS: tuple[Callable[[Sources], Findings], ...] = (
@@ -197,7 +205,10 @@ CHECKS: tuple[Callable[[Sources], Findings], ...] = (
 @click.command()
 @click.argument("root", type=click.Path(path_type=Path), default=HERE)
 def main(root: Path) -> None:
-    """Check the sources in ROOT [default: those of this installation]."""
+    """Check that the machine's sources in ROOT agree with each other and with the tables.
+
+    [default of ROOT: the sources of this installation]
+    """
     sources = Sources(root)
     wrong = 0
     for check in CHECKS:

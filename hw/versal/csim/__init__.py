@@ -1,1 +1,1 @@
-"""The machine's C++ sources, running on this computer."""
+"""Native run: the machine's C++ sources, compiled for this computer."""

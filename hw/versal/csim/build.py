@@ -1,10 +1,10 @@
-"""Build the machine's C++ sources for this computer: a library for `rsn run --board csim`, or a program of its own.
+"""Build the machine's C++ sources for this computer: a library for `rsn run --board csim`, or a stand-alone program.
 
-    python -m rsn.hw.versal.csim.build                     # prints where the library is
+    python -m rsn.hw.versal.csim.build                     # prints the path of the library
     python -m rsn.hw.versal.csim.build --program
     python -m rsn.hw.versal.csim.build --program --sanitize thread
 
-What is built is kept in the user's cache, under the hash of the sources, the compiler and the options.
+Results are kept in the user's cache, under a hash of the sources, the compiler and its options.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ LIBRARY = ("pl/*.cpp", "aie/kernels.cc", "csim/csim.cpp", "csim/machine.cpp", "c
 PROGRAM = (*LIBRARY, "csim/main.cpp")
 SANITIZERS = ("thread", "address,undefined")
 
-# Nothing that reorders or fuses float arithmetic, and nothing for this processor alone: results are the same bits on
-# any. Labels name loops, pragmas are for other compilers.
+# No option may reorder or fuse float arithmetic or depend on this processor, so that results are bit-identical on all
+# computers. Unused labels are names of loops, unknown pragmas are for HLS.
 FLAGS = (
     *("-std=c++17", "-O3", "-fPIC", "-pthread", "-fvisibility=hidden", "-ffp-contract=off", "-DRSN_CSIM"),
     *("-Wall", "-Wextra", "-Werror", "-Wno-unused-label", "-Wno-unknown-pragmas"),
@@ -37,7 +37,7 @@ MEND = "install a C++17 compiler (Debian, Ubuntu: sudo apt install g++), or name
 
 
 def compiler() -> str:
-    """The C++ compiler to build with. Raises `BoardError` where there is none."""
+    """Return the path of the C++ compiler: CXX of the environment, else g++. Raises `BoardError` if it is not found."""
     name = os.environ.get("CXX", "g++")
     found = shutil.which(name)
     if found is None:
@@ -46,10 +46,10 @@ def compiler() -> str:
 
 
 def build(*, program: bool = False, sanitize: str = "", versal: Path = VERSAL) -> Path:
-    """The library, or the program, of the sources in `versal`; built if it is not there yet.
+    """Build the library, or the program, from the sources in `versal`, unless it is in the cache; return its path.
 
-    sanitize: one of `SANITIZERS`, for the program. Several processes may build at once. Raises `BoardError` where there
-    is no compiler, or it refuses the sources.
+    sanitize: one of `SANITIZERS`, or "" for none; only for the program. Several processes may build at the same time.
+    Raises `BoardError` if there is no compiler, or if the build fails.
     """
     cxx = compiler()
     flags = [*FLAGS, f"-fsanitize={sanitize}", "-fno-sanitize-recover=all", "-g1", "-O1"] if sanitize else [*FLAGS]
@@ -62,7 +62,7 @@ def build(*, program: bool = False, sanitize: str = "", versal: Path = VERSAL) -
                 _compile(cxx, [*flags, f"-I{versal / 'csim' / 'include'}"], sources, made, shared=not program)
             target.chmod(0o755)
         except OSError as e:
-            raise BoardError(f"board csim cannot be built: {e}; XDG_CACHE_HOME names another folder for it") from e
+            raise BoardError(f"board csim cannot be built: {e}; set XDG_CACHE_HOME to build in another folder") from e
     return target
 
 
@@ -72,7 +72,7 @@ def _cache() -> Path:
 
 
 def _key(cxx: str, flags: Sequence[str], versal: Path) -> str:
-    """What the result depends on; not where the sources lie."""
+    """Return a hash of all that the result depends on: compiler, options and sources, but not the sources' folder."""
     version = subprocess.run([cxx, "--version"], capture_output=True, text=True, check=False).stdout
     h = hashlib.sha256(repr((version, flags)).encode())
     for path in sorted(p for suffix in ("h", "hpp", "cpp", "cc") for p in versal.rglob(f"*.{suffix}")):
@@ -92,14 +92,15 @@ def _compile(cxx: str, flags: Sequence[str], sources: Sequence[Path], target: Pa
 def _call(command: Sequence[str]) -> None:
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:
-        said = "\n".join((done.stderr or done.stdout).splitlines()[:20])
-        raise BoardError(f"board csim cannot be built: {' '.join(command)}\n{said}")
+        output = "\n".join((done.stderr or done.stdout).splitlines()[:20])
+        raise BoardError(f"board csim cannot be built: {' '.join(command)}\n{output}")
 
 
 def main() -> None:
+    """Build, as the command line asks, and print the path of the result."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--program", action="store_true", help="a program of its own instead of the library")
-    parser.add_argument("--sanitize", choices=SANITIZERS, default="", help="with these checks built in")
+    parser.add_argument("--program", action="store_true", help="build a stand-alone program instead of the library")
+    parser.add_argument("--sanitize", choices=SANITIZERS, default="", help="build with these sanitizers")
     given = parser.parse_args()
     print(build(program=given.program, sanitize=given.sanitize))  # noqa: T201
 

@@ -1,8 +1,8 @@
-"""Why a native run came to its end, in the words of the network executor.
+"""Report the deadlock of a native run as the simulator's executor does.
 
-The native machine moves beats where the executor moves whole steps. It says what every process waits for and what every
-stream has carried; from this the executor's state at the same point follows: which step of which uOP each unit has yet
-to take, and what the steps before it have left in the streams. Then the executor itself draws up the report.
+The native machine moves beats where the executor moves whole steps. It reports what every process waits for and how
+much every stream has carried. From this follows the state of the executor at the same point: the step of the uOP that
+each unit cannot take, and the words that earlier steps left in the streams. The executor then writes the report.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from ....machine.executor import ProcessNetwork, Task
 from ....machine.steps import Issue, Par, Step
 
 End = tuple[str, bool]
-"""A stream, and whether it is put into or got from."""
+"""Name of a stream, and True for its writer's end, False for its reader's."""
 
 
 @dataclass(frozen=True)
 class Wait:
-    """A process that waits to `get` from a stream or to `put` into it."""
+    """A process that waits to put to a stream (put) or to get from it. uop: number of the uOP that it runs."""
 
     process: str
     uop: int
@@ -33,7 +33,8 @@ class Wait:
 
 @dataclass(frozen=True)
 class Flow:
-    """What a stream has carried, in its elements, and the uOP that wrote last."""
+    """What a stream has carried. depth, written, taken: in elements of the stream. last: number of the uOP that wrote
+    last."""
 
     depth: int
     written: int
@@ -41,13 +42,13 @@ class Flow:
     last: int
 
     def least(self, other: Flow) -> Flow:
-        """Of two lanes: what both have carried."""
+        """Return the minimum of two lanes in every number: what both have carried."""
         return Flow(*map(min, astuple(self), astuple(other)))
 
 
 @dataclass
 class Facts:
-    """What the native machine reports. A stream in lanes goes by its own name here."""
+    """The report of the native machine. The lanes of a stream count as one stream, under its name."""
 
     error: str = ""
     waits: list[Wait] = field(default_factory=list)
@@ -55,11 +56,12 @@ class Facts:
 
     @property
     def complete(self) -> bool:
-        """Whether everything has ended and nothing is left."""
+        """Whether all processes have ended and all streams are empty."""
         return not self.waits and all(f.written == f.taken for f in self.streams.values())
 
     @staticmethod
     def parse(report: str) -> Facts:
+        """Parse the text of a report; csim.h describes its lines."""
         out = Facts()
         for line in report.splitlines():
             kind, *rest = line.split("\t")
@@ -79,8 +81,11 @@ def _whole(stream: str) -> str:
 
 
 def settle(path: InstructionPath, facts: Facts, where: Callable[[str, int], str]) -> None:
-    """Raise what the executor would have raised at this point: `DeadlockError`, `ProgramError` for what is left in
-    streams, or nothing. where: the place of a uOP in the source."""
+    """Raise the error that the executor would raise in the state of the native machine, if any.
+
+    path: the program's instructions. where: source line of a unit's packet or op, for the report. Raises
+    `DeadlockError`, or `ProgramError` if words are left in streams.
+    """
     net = ProcessNetwork(path.overlay, path, where=where)
     alive: set[Task] = set()
     moved: dict[End, int] = {}
@@ -89,7 +94,7 @@ def settle(path: InstructionPath, facts: Facts, where: Callable[[str, int], str]
     for name, flow in facts.streams.items():
         moved[name, False], moved[name, True] = flow.taken // beats.get(name, 1), flow.written // beats.get(name, 1)
     for name in dict.fromkeys(w.process for w in facts.waits):
-        if name in net.progress:  # nobody else knows of the fetch
+        if name in net.progress:  # the executor has no fetch process
             waits = [w for w in facts.waits if w.process == name]
             alive |= set(_tasks(net, path, name, waits, moved))
     for channel in net.channels:
@@ -104,7 +109,10 @@ def settle(path: InstructionPath, facts: Facts, where: Callable[[str, int], str]
 def _tasks(
     net: ProcessNetwork, path: InstructionPath, name: str, waits: Sequence[Wait], moved: dict[End, int]
 ) -> Iterator[Task]:
-    """A process with its lanes, each at the step that it cannot take. Steps that are not taken have moved nothing."""
+    """Yield the tasks of a waiting process: the process and its lanes, each at the step that it cannot take.
+
+    moved: words put and got so far, by stream and direction; what parts of untaken steps have moved is taken out.
+    """
     progress = net.progress[name]
     task = progress.task
     progress.number = waits[0].uop
@@ -117,13 +125,13 @@ def _tasks(
         return
     before, lanes = _steps(net, path, name, progress.number)
     for number, steps in enumerate(lanes):
-        wanted = {(w.stream, w.put) for w in waits}
+        blocked = {(w.stream, w.put) for w in waits}
         done = dict(before)
         for fire in steps:
             ends = [(c.name, False) for c in fire.gets] + [(c.name, True) for c in fire.puts]
-            stuck = [end for end in ends if end in wanted]
+            stuck = [end for end in ends if end in blocked]
             times = fire.times
-            if stuck:  # how often it was taken: as often as all that it waits for let it
+            if stuck:  # it was taken as often as all the streams that it waits for allowed
                 times = min((moved[end] - done.get(end, 0)) // fire.words for end in stuck)
             for end in ends:
                 done[end] = done.get(end, 0) + min(times, fire.times) * fire.words
@@ -139,7 +147,8 @@ def _tasks(
 def _steps(
     net: ProcessNetwork, path: InstructionPath, name: str, number: int
 ) -> tuple[dict[End, int], list[list[Step]]]:
-    """What a unit's uOPs before this one have moved, by stream and direction, and the steps of this one by lane."""
+    """Return the words that a unit's uOPs before this one have moved, by stream and direction, and the steps of this
+    uOP by lane."""
     unit = net.units[name]
     total: dict[End, int] = {}
     for i, uop in enumerate(path.uops(name)):
@@ -164,7 +173,10 @@ def _lanes(steps: Any) -> list[list[Step]]:
 
 
 def _origin(path: InstructionPath, name: str, number: int) -> int:
-    """The packet, or position in a preloaded list, of what a process calls its uOP of this number."""
+    """Return the packet, or the position in a preloaded list, that a process's uOP number belongs to; -1 if none.
+
+    A decoder counts windows or mOPs instead of uOPs, the dispatcher packets.
+    """
     unit = name.removeprefix(decoder_of(""))
     spec = path.overlay.by_unit.get(unit)
     if number < 0 or spec is None or spec.kind in path.overlay.preloaded:

@@ -1,4 +1,4 @@
-"""The native machine: the C++ sources of `hw/versal`, in this process, on memories that are arrays."""
+"""The native machine: runs programs on the C++ sources of `hw/versal` in this process, with arrays as memories."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ Array = npt.NDArray[np.float32]
 
 MMES = len(XNN.by_kind["MME"])
 POLL_MS = 100
-"""How long ^C and `stop` may have to wait."""
+"""Milliseconds after which ^C or `stop` takes effect at the latest."""
 
 
 class State(IntEnum):
-    """As in csim.h."""
+    """State of a run; the values are those of csim.h."""
 
     RUNNING = 0
     DONE = 1
@@ -60,7 +60,7 @@ def _library(path: Path) -> ctypes.CDLL:
     try:
         library = ctypes.CDLL(str(path))
     except OSError as e:
-        raise BoardError(f"{path} cannot be loaded: {e}; remove it, and it is built anew") from e
+        raise BoardError(f"{path} cannot be loaded: {e}; delete it to have it built again") from e
     library.rsn_csim_fingerprint.restype = ctypes.c_char_p
     library.rsn_csim_start.argtypes = (ctypes.POINTER(_Program), ctypes.POINTER(ctypes.c_void_p))
     library.rsn_csim_wait.argtypes = (ctypes.c_void_p, ctypes.c_int)
@@ -73,15 +73,16 @@ def _library(path: Path) -> ctypes.CDLL:
 
 
 def op_words(program: Program) -> list[Words]:
-    """Each MME's list, as words."""
+    """Encode the op list of each MME as 32-bit words."""
     lists = [program.preloaded.get(f"MME{m}", ()) for m in range(MMES)]
     return [np.array([w for op in ops for w in op.encode()], np.uint32) for ops in lists]
 
 
 class Native:
-    """The machine, built and loaded; any number of programs may run on it, also at once.
+    """The C++ machine, built and loaded. It can run any number of programs, also at the same time.
 
-    Raises `BoardError` where it cannot be built or is of another instruction set than this package.
+    library: path of the library; None builds it. Raises `BoardError` if it cannot be built or loaded, or if it was
+    built for another instruction set than this package's.
     """
 
     def __init__(self, library: Path | None = None) -> None:
@@ -90,7 +91,7 @@ class Native:
         if made_for != XNN.fingerprint:
             raise BoardError(
                 f"the C++ machine has fingerprint {made_for}, overlay {XNN.name} {XNN.fingerprint}: "
-                "write hw/versal/isa.h anew (make generate)"
+                "generate hw/versal/isa.h again (make generate)"
             )
 
     def run(
@@ -102,12 +103,12 @@ class Native:
         array: bool = False,
         stop: Event | None = None,
     ) -> float:
-        """Run a verified program once; the seconds it took here.
+        """Run a verified program once and return the seconds that it took on this computer.
 
-        words: its image with parameters patched in. banks: off-chip memories by name, changed in place. array: run the
-        AIE graph, a thread to each of its 384 tiles, instead of a thread to each MME; the results are the same bits.
-        stop: ends the run when set, with a `BoardError`. Raises `DeadlockError`, or `ProgramError` where data is left
-        in streams, both in the words of the simulator.
+        words: the image with parameters patched in; None takes their defaults. banks: off-chip memories by name,
+        float32, changed in place. array: run the AIE graph with one thread per tile (384) instead of one thread per
+        MME; results are bit-identical. stop: when set, ends the run with a `BoardError`. Raises `DeadlockError`, or
+        `ProgramError` if words are left in streams or the program cannot be run; their texts are the simulator's.
         """
         require_runs(program)
         image = np.ascontiguousarray(program.image if words is None else words)
@@ -123,7 +124,7 @@ class Native:
             array,
         )
         start = time.perf_counter()
-        handle = ctypes.c_void_p()  # set before ^C can come between the start and here
+        handle = ctypes.c_void_p()  # the library sets it itself: ^C after the start then cannot lose the run
         try:
             if self._library.rsn_csim_start(ctypes.byref(what), ctypes.byref(handle)):
                 raise BoardError("no memory for a run of board csim")
@@ -147,10 +148,10 @@ class Native:
 
 
 def require_runs(program: Program) -> None:
-    """Raise `BoardError` for a program of another machine than the one that these sources are."""
+    """Raise `BoardError` unless the program is for the machine that the C++ sources describe."""
     overlay = program.overlay
     if overlay.fingerprint not in (XNN.fingerprint, XNN_BASE.fingerprint):
         raise BoardError(
-            f"board csim is the machine of {XNN.name} and {XNN_BASE.name}, with their depths; this program is for "
-            f"{overlay.name} {overlay.fingerprint}"
+            f"board csim is the machine of {XNN.name} and {XNN_BASE.name}, with their depths of streams; this program "
+            f"is for {overlay.name} {overlay.fingerprint}"
         )
