@@ -10,9 +10,9 @@
 if [ -f "$VITIS/settings64.sh" ]; then
     . "$VITIS/settings64.sh"
     : "${PLATFORM:=$VITIS/base_platforms/xilinx_vck190_base_202410_1/xilinx_vck190_base_202410_1.xpfm}"
-    [ -f "$PLATFORM" ] || echo "env.sh: no platform at $PLATFORM; say PLATFORM=/path/to/platform.xpfm" >&2
+    [ -f "$PLATFORM" ] || echo "env.sh: no platform at $PLATFORM; set PLATFORM=/path/to/platform.xpfm" >&2
     [ -z "${COMMON_IMAGE:-}" ] || [ -f "$COMMON_IMAGE/Image" ] || echo "env.sh: no Image in $COMMON_IMAGE" >&2
     export VITIS PLATFORM COMMON_IMAGE
 else
-    echo "env.sh: no Vitis at $VITIS; say VITIS=/path/to/Vitis/2024.1" >&2
+    echo "env.sh: no Vitis at $VITIS; set VITIS=/path/to/Vitis/2024.1" >&2
 fi

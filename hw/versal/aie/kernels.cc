@@ -20,7 +20,7 @@ constexpr unsigned depth = 32;  // k
 constexpr unsigned bias_floats = 2048 / 4;
 constexpr unsigned weight_floats = 512 / 4;
 
-// What outlives a tile. On the stack, so that natively every tile has its own.
+// State of a tile kernel that outlives one data tile. It is on the stack, so that natively each AIE tile has its own.
 template <bool Begins>
 struct Kept {
     alignas(32) float sums[window];  // as C, while products are summed over k
@@ -79,7 +79,8 @@ struct Last {
     }
 };
 
-// One product, or one of several that are summed: from `start` or what is kept, to the cascade or what is kept.
+// Computes one product, or one of several that are summed. It starts from `start`, or from `kept` if it is not the
+// first, and writes to the cascade, or to `kept` if it is not the last.
 template <typename Place>
 void multiply(
     Place &place, const float *a, const float *b, const float *start, float *kept, bool first, bool last, const Mme &op

@@ -21,9 +21,9 @@ using Lanes = hls::stream<Lane>[xnn::lanes];
 
 static_assert(RSN_CSIM_MMES == units::MME, "as many op lists as MMEs");
 
-// An MME's own buffers hold two tiles of each operand and result, and a tile leaves them when it has been used: as
-// FIFOs, two tiles deep, that are looked into. In the array these are windows behind lanes. A lane holds part of a tile
-// there, which lets nobody finish one: it changes no verdict, and threads take turns less often.
+// The buffers of an MME hold two tiles of each operand and result, and a tile leaves when it has been used; here they
+// are FIFOs, two tiles deep. In the array they are windows behind lanes, and lanes hold a quarter tile. That cannot
+// complete a tile, so it changes no deadlock; it only makes threads take turns less often.
 constexpr std::size_t mme_depth = 2 * beats_per_tile;
 constexpr std::size_t lane_depth = beats_per_tile / 4;
 
@@ -48,7 +48,7 @@ struct Streams {
     }
 };
 
-// What a decoder or the fetch cannot cope with: they know where a packet ends only from what it says.
+// Refuses an image that would mislead the fetch and the decoders, which know packets' ends only from their headers.
 void require_well_formed(const Word *image, std::uint64_t size) {
     if (size < image_words_before_packets || image[0] > size - image_words_before_packets)
         throw std::invalid_argument("the image is shorter than it says");
@@ -80,7 +80,7 @@ void set_ops(mme::Engines &graph, const std::vector<Word> (&ops)[units::MME]) {
     }
 }
 
-// Of an array's process or window, named after a PLIO: the unit or stream that it is a part of.
+// Unit of a process or window of the array, which is named after a PLIO.
 std::string unit_of(const std::string &name) { return name[0] == 'C' ? std::string("MME") + name[1] : name; }
 
 bool is_plio(const std::string &name) { return name.size() > 3 && name[2] == '_' && name[1] >= '0' && name[1] <= '9'; }
@@ -146,7 +146,7 @@ struct rsn_csim {
                 << (inside ? stream_of(wait.channel) : wait.channel) << '\t' << (inside ? wait.wanted / 2 : wait.wanted)
                 << '\n';
         }
-        // Windows of the array are the far ends of lanes, in floats.
+        // Windows of the array continue lanes; they count floats, of which a lane element has two.
         std::map<std::string, csim::Count> streams;
         for (const auto &count : machine.counts())
             if (!is_plio(count.name) && count.name != "cascade") streams[count.name] = count;

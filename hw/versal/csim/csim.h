@@ -1,5 +1,5 @@
-// The native machine from outside: a program goes in, memories change, a verdict comes out. Plain C; nothing is thrown,
-// nothing is global: as many machines as one likes run side by side.
+// C interface of the native machine: it runs a program on memories and reports how the run ended. It throws nothing and
+// has no global state, so any number of machines can run at the same time.
 // SPDX-License-Identifier: Apache-2.0
 #ifndef RSN_CSIM_H
 #define RSN_CSIM_H
@@ -24,11 +24,11 @@ enum rsn_csim_state {
 
 enum { RSN_CSIM_MMES = 6 };
 
-// What to run, and on what. All of it stays the caller's, and must last until the run has ended.
+// A program and its memories. The caller owns all of them; they must exist until the run has ended.
 typedef struct {
-    const uint32_t *image;  // as it lies in memory, from its two leading words on
+    const uint32_t *image;  // as in memory, with the two leading words
     uint64_t image_words;
-    const uint32_t *ops[RSN_CSIM_MMES];  // of each MME, without the bit that says which AIE tile holds a weight
+    const uint32_t *ops[RSN_CSIM_MMES];  // op list of each MME, without the bit that marks the AIE tile with a weight
     uint32_t op_counts[RSN_CSIM_MMES];
     float *ddr;
     uint64_t ddr_floats;
@@ -36,29 +36,29 @@ typedef struct {
     uint64_t lpddr_floats;
     uint32_t mop_fifo_depth;  // 0: the machine's own
     uint32_t uop_fifo_depth;
-    uint32_t array;  // 1: the AIE graph, a thread to each of its 384 tiles; 0: the same sums, a thread to each MME
+    uint32_t array;  // 1: the AIE graph with a thread per tile (384); 0: the same sums with a thread per MME
 } rsn_csim_program;
 
-// Of the machine that was compiled in: 16 hex digits.
+// Fingerprint of the machine, fixed at compile time: 16 hex digits.
 RSN_CSIM_API const char *rsn_csim_fingerprint(void);
 
-// Starts a run and sets *run to it; 0. Where there is no memory for it, 1.
+// Starts a run and sets *run to it. Returns 0, or 1 if there is not enough memory.
 RSN_CSIM_API int rsn_csim_start(const rsn_csim_program *program, rsn_csim **run);
 
-// Waits until it has ended, or so many milliseconds; the state.
+// Waits until the run has ended, at most so many milliseconds. Returns the state.
 RSN_CSIM_API int rsn_csim_wait(rsn_csim *run, int milliseconds);
 
-// Ends it as it is: the memories are in disorder then.
+// Ends a run at once; the contents of its memories are then undefined.
 RSN_CSIM_API void rsn_csim_stop(rsn_csim *run);
 
-// After the run, a line for each fact, its fields apart by tabs, valid until the run is freed:
+// Returns the report of a run that has ended: a line per fact, fields separated by tabs, valid until the run is freed.
 //   error   <text>
 //   wait    <process> <uOP> get|put <stream> <elements>      a process that cannot go on, and what it lacks
 //   stream  <stream> <depth> <written> <taken> <last uOP>    elements, and the uOP that wrote last
 // An element of a stream to or from an MME is a lane, one 16th of a beat.
 RSN_CSIM_API const char *rsn_csim_report(rsn_csim *run);
 
-// Stops it where it still runs.
+// Frees a run; stops it first if it is still running.
 RSN_CSIM_API void rsn_csim_free(rsn_csim *run);
 
 #ifdef __cplusplus

@@ -76,7 +76,7 @@ void Channel::park(Direction d, std::uint64_t count) {
     if (machine_->halted_) throw Stopped();
     side.wanted = side.moved + count;
     side.waits = &self;
-    // Whoever tells either sees `waits`, or has told before this looks.
+    // No wake-up is lost: the other side either publishes before limit() looks, or sees `waits` when it publishes.
     if (limit(d) < side.wanted) {
         self.parked_ = true;
         self.need_ = {this, d, count};
@@ -137,7 +137,7 @@ Process *Machine::start(std::string name, std::function<void()> body, bool daemo
     out->parent_ = parent;
     if (parent) {
         out->uop = parent->uop;
-        parent->tell_all();  // the child may go on with its channels
+        parent->tell_all();  // the child may go on using its channels
     }
     pthread_attr_t attributes;
     pthread_attr_init(&attributes);
@@ -188,7 +188,7 @@ void Machine::leave(Process &process) {
 
 // -- the run
 
-// One process less is running; if it was the last, nothing will ever move again.
+// One process stops running. If it was the last, none can move again: the run is over.
 void Machine::pause() {
     if (!--running_ && !halted_) settle();
 }
@@ -239,7 +239,7 @@ Machine::~Machine() {
 }
 
 std::size_t Machine::depth(const std::string &name, std::size_t own) const {
-    // By how the name begins: "mOP FIFO" stands for all of them.
+    // Keys are prefixes: "mOP FIFO" stands for all mOP FIFOs.
     for (const auto &[prefix, depth] : depths_)
         if (name.compare(0, prefix.size(), prefix) == 0) return depth;
     return own;

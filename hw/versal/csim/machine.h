@@ -1,7 +1,7 @@
-// The native machine: processes that are threads, channels between them, and the moment at which all of them wait.
+// The native machine: processes, which are threads, channels between them, and deadlock detection.
 //
-// A process is parked only while the one thing it waits for is not there, and only another process can bring it. So
-// when the last one that was running parks, that is a deadlock, at once and without a clock.
+// A process parks only while a channel lacks the elements or the room that it needs, which only another process can
+// provide. So when the last running process parks, that is a deadlock; it is found at once and without timeouts.
 // SPDX-License-Identifier: Apache-2.0
 #ifndef RSN_CSIM_MACHINE_H
 #define RSN_CSIM_MACHINE_H
@@ -25,10 +25,10 @@ namespace rsn::csim {
 class Machine;
 class Process;
 
-// Thrown out of a wait that will never end: the run is over.
+// Thrown out of a wait when the run is over.
 struct Stopped {};
 
-// What a channel is known to have carried: for reports, and for what is left in it at the end.
+// How many elements a channel has carried.
 struct Count {
     std::string name;
     std::size_t depth;
@@ -37,19 +37,19 @@ struct Count {
     long last;  // number of the uOP that wrote last
 };
 
-// One side of a channel, used by one process at a time. It moves on its own and tells the other side now and then:
-// every half depth, and before its process waits, starts another, ends or begins another uOP.
+// One side of a channel, used by one process at a time. It counts alone, and publishes its count to the other side only
+// now and then: every half depth, and before its process waits, starts another, ends or begins another uOP.
 struct alignas(64) Side {
-    std::uint64_t moved = 0;            // elements, as this side knows
-    std::uint64_t limit = 0;            // up to here it may move, as it last saw
-    std::size_t at = 0;                 // in the ring
-    bool listed = false;                // in the list of what its process has yet to tell
-    std::atomic<std::uint64_t> told{0};
+    std::uint64_t moved = 0;             // elements moved, exact
+    std::uint64_t limit = 0;             // how far `moved` may go, when last asked
+    std::size_t at = 0;                  // position in the ring
+    bool listed = false;                 // whether it is in its process's list of unpublished sides
+    std::atomic<std::uint64_t> told{0};  // the published value of `moved`
     std::atomic<Process *> waits{nullptr};
-    std::uint64_t wanted = 0;  // by whoever waits: what `limit` must reach
+    std::uint64_t wanted = 0;  // what `limit` must reach for the process that waits
 };
 
-// A bounded FIFO without its elements: who may move how far, and who waits.
+// A bounded FIFO without its elements: counts, limits and waiting processes.
 class Channel {
   public:
     enum Direction { get, put };
@@ -63,14 +63,14 @@ class Channel {
 
     const std::string &name() const { return name_; }
     std::size_t depth() const { return depth_; }
-    // Elements that can be taken, or room: as far as is known without asking, then by asking.
+    // Elements that can be taken (get), or room (put). known: at least, without a look at the other side; ask: looks.
     std::uint64_t known(Direction d) const { return side_[d].limit - side_[d].moved; }
     std::uint64_t ask(Direction d);
-    // Waits until that many can be taken, or there is room for them.
+    // Waits until `count` elements can be taken, or have room.
     void wait(Direction d, std::uint64_t count) {
         if (known(d) < count && ask(d) < count) park(d, count);
     }
-    // That many are taken, or put.
+    // Records that `count` elements were taken, or put.
     void move(Direction d, std::uint64_t count) {
         Side &s = side_[d];
         s.moved += count;
@@ -105,7 +105,7 @@ struct Need {
     std::uint64_t count;
 };
 
-// Waits until all of these are there at once. Nothing is taken before.
+// Waits until all needs are met at the same time; takes and puts nothing.
 void wait_all(const std::vector<Need> &needs);
 
 // A thread of the machine. `uop` is the number that it announced last.
@@ -135,14 +135,13 @@ class Process {
     Process *parent_ = nullptr;
     unsigned children_ = 0;
     bool joining_ = false;  // waits for its children
-    // What it is parked at, if it is.
     bool parked_ = false;
-    Need need_{};
-    const std::vector<Need> *needs_ = nullptr;  // that, among others
+    Need need_{};                               // the need that it is parked at
+    const std::vector<Need> *needs_ = nullptr;  // all needs of its wait, if it has several
     std::condition_variable woken_;
 };
 
-// Why a process cannot go on. One that needs several things is there once for each that is missing.
+// A need for which a process waits at the end of the run. A process with several unmet needs has a Wait for each.
 struct Wait {
     std::string unit;
     long uop;
@@ -161,18 +160,18 @@ class Machine {
 
     static thread_local Machine *current;
 
-    // A process that runs `body`; without a name it does part of its starter's uOP and goes by that name.
+    // Starts a process that runs `body`. Without a name it does a part of its starter's uOP, under the starter's name.
     Process *start(std::string name, std::function<void()> body, bool daemon = false);
-    // Waits until they have ended.
+    // Waits until the children have ended.
     void join(const std::vector<Process *> &children);
-    // Until the run is over and its threads have ended, or for `ms` milliseconds: then it is `running` still.
+    // Waits until the run is over and its threads have ended, at most `ms` milliseconds; then the state is `running`.
     State wait(int ms);
     void stop();
 
-    // Of a channel by its name: the depth to have instead of its own.
+    // Depth of a channel, by its name: the one that the run prescribes, else `own`.
     std::size_t depth(const std::string &name, std::size_t own) const;
 
-    // After the run.
+    // Results, valid after the run.
     const std::vector<Wait> &waits() const { return waits_; }
     const std::vector<Count> &counts() const { return counts_; }
     const std::string &error() const { return error_; }
@@ -183,7 +182,7 @@ class Machine {
     using Lock = std::unique_lock<std::mutex>;
 
     static void *enter(void *process);
-    // All of these with the lock held.
+    // The caller holds the lock of these.
     void pause();
     void settle();
     void halt(State state);

@@ -1,4 +1,5 @@
-// The native machine as a program: for sanitizers, which want all of a process, and for whoever has no Python.
+// The native machine as a stand-alone program: for sanitizers, which need a process of their own, and for use without
+// Python.
 //
 //   rsn-csim IMAGE [--mme FILE] [--ddr FILE] [--lpddr FILE] [--ddr-bytes N] [--lpddr-bytes N] [--dump-ddr FILE]
 //            [--mop-fifo-depth N] [--uop-fifo-depth N] [--array]

@@ -1,7 +1,7 @@
 // Second-level decoders: mOPs to uOPs (contract 1.3).
 //
-// One uOP a cycle where the unit takes it. DDR, LPDDR and the Meshes loop over a window that they keep, DDR and LPDDR
-// over the chunks of a mOP besides; the Mems repeat one mOP after the other.
+// One uOP per cycle if the unit takes it. Decoders of DDR, LPDDR and the Meshes keep a window of mOPs and loop over it,
+// those of DDR and LPDDR also over the chunks of each mOP; decoders of the Mems repeat one mOP after the other.
 // SPDX-License-Identifier: Apache-2.0
 #include "dataflow.h"
 #include "units.h"
@@ -12,7 +12,7 @@ namespace {
 
 static_assert(MeshA::words == MeshB::words, "one decoder for both");
 
-// Which of these is set first, and whether any is: destinations and sources have a precedence.
+// Returns whether any flag is set, and in `first` the index of the first: destinations and sources have a precedence.
 template <unsigned N>
 bool first_of(const bool (&peers)[N], std::uint8_t &first) {
 #pragma HLS INLINE
@@ -71,7 +71,7 @@ uop_words:
     return uop;
 }
 
-// The mOPs of the packet that `first` belongs to. The next packet is not touched before all uOPs of this one are out.
+// Reads the mOPs of the packet that begins with `first`. The next packet stays unread until this one is issued.
 template <unsigned Words>
 void collect(const Mop<Words> &first, hls::stream<Mop<Words>> &mops, Mop<Words> window[max_window]) {
     window[0] = first;

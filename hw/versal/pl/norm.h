@@ -11,7 +11,7 @@
 
 namespace rsn::xnn {
 
-// Sums over own and neighbour's columns become means. cols: how many the own ones are.
+// Turns row sums over this MemC's columns into means over its own and its neighbour's. cols: number of own columns.
 inline void share(Rows &sums, unsigned rows, unsigned cols, hls::stream<Partial> &to, hls::stream<Partial> &from) {
 share_send:
     for (unsigned row = 0; row < rows; ++row) {

@@ -8,7 +8,8 @@
 
 namespace rsn::xnn {
 
-// A block. With the burst that is being moved, no more than the requests that the top has the adapters hold.
+// Bursts requested ahead: a block. With the burst that is being moved, it is within the adapters' limit of outstanding
+// requests, which the top function sets.
 constexpr unsigned bursts_ahead = 4;
 
 inline std::size_t first_line(const Transfer &uop, unsigned burst) {

@@ -13,7 +13,7 @@
 
 namespace rsn::xnn {
 
-// Which scores count. left: columns of the neighbour that come before these.
+// Selects the valid scores. cols: valid columns. left: number of the neighbour's columns that precede these.
 struct Mask {
     unsigned cols;
     unsigned left;
@@ -35,7 +35,8 @@ send_rows:
     }
 }
 
-// Of the scaled scores. As rounding keeps order, the largest score is scaled alone; the smallest, if scale is negative.
+// Finds each row's maximum of the scaled scores. Rounding keeps order, so only the largest score needs scaling (the
+// smallest, if scale is negative).
 inline void find_maxima(const MemCBuffer &buffer, unsigned rows, unsigned cols, float scale, const Mask &mask,
                         Rows &top) {
     const bool turn = scale < 0.0f;
@@ -60,7 +61,7 @@ maxima:
     }
 }
 
-// Replaces scores by their exp, by 0 where they do not count. top: what to subtract.
+// Replaces scores by their exp, or by 0 where masked. top: value to subtract in each row.
 inline void take_exp(MemCBuffer &buffer, unsigned rows, unsigned cols, float scale, const Mask &mask, const Rows &top,
                      Rows &total) {
     Walk at = {rows};
@@ -90,7 +91,7 @@ exps:
     }
 }
 
-// masked: a row may have nothing that counts; it becomes 0.
+// Divides each row by its total. masked: rows may have no valid score; they become 0.
 inline void divide(MemCBuffer &buffer, unsigned rows, unsigned cols, const Rows &total, bool masked) {
     Walk at = {rows};
 divisions:

@@ -55,7 +55,7 @@ struct Transfer {
     std::uint32_t size;
 };
 
-// Of a row: a sum, and over how many columns.
+// Partial sum of a row, and the number of columns in it.
 struct Partial {
     float sum;
     float count;

@@ -137,7 +137,7 @@ def test_without_tools_make_says_what_is_missing(versal: Path, target: str) -> N
 def test_env_without_vitis_says_so(versal: Path) -> None:
     script = f"VITIS=/nowhere . {versal / 'env.sh'}"
     done = subprocess.run(["sh", "-c", script], capture_output=True, text=True, check=True)
-    assert done.stderr == "env.sh: no Vitis at /nowhere; say VITIS=/path/to/Vitis/2024.1\n"
+    assert done.stderr == "env.sh: no Vitis at /nowhere; set VITIS=/path/to/Vitis/2024.1\n"
 
 
 # -- make with something that answers to v++ --------------------------------------------------------------------------

@@ -41,12 +41,12 @@ class stream<T, 0> {
         write(value);
         return *this;
     }
-    // For one look, not to poll: nobody waits in them.
+    // For a single look. Polling would hide a deadlock, because the process never counts as waiting.
     bool empty() { return !channel_.ask(Get); }
     bool full() { return !channel_.ask(Put); }
 
-    // Beyond AMD's: a name and depth for a stream out of an array, and windows. A window of `count` elements, of which
-    // the depth is a multiple, lies in one piece if windows are all that its end of the stream uses.
+    // Additions to AMD's interface: name and depth for a stream of an array, and windows. A window of `count` elements
+    // is contiguous if the depth is a multiple of `count` and this end of the stream uses only such windows.
     void open(const char *name, std::size_t depth) {
         channel_.open(name, depth);
         ring_ = std::make_unique<T[]>(channel_.depth());
