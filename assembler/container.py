@@ -299,9 +299,11 @@ class _Reader:
         self.parsed: dict[bytes, Any] = {}
 
     def fail(self, at: int, message: str) -> NoReturn:
+        """Raise `ContainerError` with the file's name and a byte offset."""
         raise ContainerError(f"{self.name}: byte {at}: {message}")
 
     def program(self) -> Program:
+        """Read and check the whole file."""
         self._frame()
         overlay = self._overlay()
         start = self.starts[b"IMAG"]

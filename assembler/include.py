@@ -30,12 +30,15 @@ def items(text: Text, tree: tuple[s.Item, ...], report: Report) -> list[Located]
 
 
 class _Reader:
+    """Collects the items of a text and of the texts that it includes. found: each item with its text."""
+
     def __init__(self, report: Report) -> None:
         self.report = report
         self.found: list[Located] = []
         self._seen: set[Identity] = set()
 
     def read(self, text: Text, tree: tuple[s.Item, ...], chain: tuple[Identity | None, ...]) -> None:
+        """Append the items of a text to `found`. chain: files that include each other down to this text."""
         for item in tree:
             if not isinstance(item, s.Include):
                 self.found.append((text, item))

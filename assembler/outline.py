@@ -121,6 +121,7 @@ def _saved(members: Sequence[tuple[Node, Shape]], size: int) -> int:
 
 
 def _shape(root: Node) -> Shape:
+    """Separate a node into its structure and the numbers and names that may differ between similar nodes."""
     inside: dict[Variable | str, int] = {}
     out = Shape()
 

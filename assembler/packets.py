@@ -68,6 +68,7 @@ class Code:
                 raise Mistake(s.token_span(token), "a text has either sections or packets, not both", note, hint)
 
     def _lines(self, body: tuple[s.Statement, ...], site: Site) -> list[Line]:
+        """Read the body of a section or packet, unrolled."""
         lines: list[Line] = []
 
         def visit(item: s.Item | s.Mop) -> None:

@@ -70,6 +70,7 @@ class _Printer:
                 self._clamp(parameter, patch)
 
     def text(self) -> str:
+        """Return the text: overlay, declarations, op lists, blocks, packets, vectors."""
         declared = [self._parameter(p) for p in self.program.parameters]
         parts = [[f"overlay {quoted_overlay(self.overlay.name)}"], self._laid(declared, DECLARED)]
         parts.append(self._laid([self._buffer(b) for b in self.program.buffers], DECLARED))
@@ -128,6 +129,7 @@ class _Printer:
     # -- packets --------------------------------------------------------------------------------------------------
 
     def _packet(self, number: int, packet: Packet) -> Row:
+        """Write one packet; `number` is its index in the image."""
         header = packet.header
         if header.window != len(packet.mops):
             raise ProgramError(f"packet {number} has window={header.window} in its header, but {len(packet.mops)} mOPs")

@@ -106,6 +106,8 @@ def rolled(rows: Sequence[Row], width: int, loop_cost: float = 1.0) -> list[Node
 
 
 class _Roller:
+    """Rolls the loops of one program; keeps what it knows about shapes, loops of short lists, and costs of bodies."""
+
     def __init__(self, width: int, loop_cost: float) -> None:
         self.width = width
         self.loop_cost = loop_cost

@@ -127,8 +127,8 @@ class _Mop:
         self.origin[name] = word
 
     def route_source(self, word: s.Word) -> s.Unit | None:
-        """Return the unit that a word before an arrow names, if the two form a route (`MemA0->MME0`). None means that
-        the arrow is a word of its own (`load -> MemA0`)."""
+        """Return the unit that a word before an arrow names: word and arrow are then one route, `MemA0->MME0`. None if
+        the word is a field or names no unit: the arrow is then a word of its own, as in `load -> MemA0`."""
         if isinstance(word, s.Bare) and str(word.name) in self.spelling.fields:
             return None
         return self.names.route_source(word)

@@ -266,7 +266,8 @@ Item = OverlayName | Include | Const | Param | BufferLine | Vector | Section | P
 
 
 class _Builder(Transformer[Token, Any]):
-    """Builds the nodes: the parser calls the method of each grammar rule that it reduces, without a tree in between."""
+    """Builds the nodes. Each method has the name of a rule in `rsn.lark`; the parser calls it with the tokens and nodes
+    of that rule as soon as it reduces the rule, so that no other tree is built."""
 
     def start(self, c: list[Any]) -> tuple[Item, ...]:
         return tuple(c)

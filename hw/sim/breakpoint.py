@@ -56,7 +56,7 @@ class Stopped:
         return "\n".join(lines)
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write arrays, `flag NAME` and `fill STREAM` (words, depth) as one `.npz`; a write that fails leaves no file.
+        """Write arrays, `flag NAME` and `fill STREAM` (words, depth) as one `.npz`; a write that fails changes no file.
 
         Raises `OSError`.
         """
@@ -149,6 +149,7 @@ class _Halting(ProcessNetwork):
         yield Step(gets=(Channel("nothing", 1),))
 
     def settle(self, alive: Collection[Any]) -> None:
+        """Accept that the network stops once the unit is held; before, raise as the network does."""
         if self.held is None:
             super().settle(alive)
 

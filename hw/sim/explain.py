@@ -154,6 +154,7 @@ class _Path:
 
     @property
     def seconds(self) -> Floats:
+        """Duration of each step."""
         return self.end - self.start
 
     def waited(self, units: Sequence[int]) -> Ints:

@@ -143,7 +143,8 @@ def launch_seconds(overlay: Overlay) -> float:
 
 
 def summary(done: Timing, overlay: Overlay, instructions: int) -> Run:
-    """Summarize a recorded run. instructions: size of the image in bytes."""
+    """Return latency, off-chip bytes, utilization and critical path of a recorded run. instructions: size of the image
+    in bytes."""
     latency = done.latency + launch_seconds(overlay)
     buses = [name for name, rate in overlay.rates.items() if rate.unit == "GB/s"]
     moved = {name.removesuffix("_gbs"): int(done.amounts[name]) for name in buses}

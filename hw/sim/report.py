@@ -145,6 +145,7 @@ class _Facts:
         self.run: Run = machine.run()
 
     def all(self) -> dict[str, Any]:
+        """Return all values by their names in the template."""
         explanation = self.explanation
         roof = roofline(self.timeline, explanation)
         rates = self._rates()
@@ -249,6 +250,7 @@ class _Facts:
     # -- units ----------------------------------------------------------------------------------------------------
 
     def _units(self) -> list[dict[str, Any]]:
+        """Return the rows of the table of units: shares of the run in each state, and the pieces of a bar."""
         timeline = self.timeline
         launch = launch_seconds(self.overlay)
         tracks = {t.name: t for t in timeline.tracks}
@@ -297,6 +299,7 @@ class _Facts:
     # -- program and rates ----------------------------------------------------------------------------------------
 
     def _sizes(self) -> dict[str, Any]:
+        """Return the rows of the table of sizes, by FU type, and the types that have op lists."""
         counts = count(self.machine.program)
         kinds = list(counts["uops"])
         kinds = [k for k in kinds if k != "total"]
@@ -410,6 +413,10 @@ def _panels(roof: Roofline | None) -> list[dict[str, Any]]:
 def _panel(
     roof: Roofline, port: str, ceiling: float, points: Sequence[Point], low: float, high: float
 ) -> dict[str, Any]:
+    """Return the template's values for the panel of one port.
+
+    ceiling: the port's bytes per second. points: the segments and the program. low, high: scale in GFLOP per second.
+    """
     left, right, top, bottom, width, height = 50.0, 556.0, 18.0, 250.0, 560, 290
     inside = [p for p in points if p.bytes[port]]
     ridge = roof.peak / ceiling

@@ -77,6 +77,7 @@ class _Texts:
         self._known: dict[str, int] = {}
 
     def number(self, text: str) -> int:
+        """Return the number of a text, which is its index in `all`; a new text is appended."""
         n = self._known.setdefault(text, len(self.all))
         if n == len(self.all):
             self.all.append(text)
@@ -90,6 +91,8 @@ def scene(timeline: Timeline, explanation: Explanation, slots: Mapping[str, str]
 
 
 class _Scene:
+    """Builds the data of one page's timeline."""
+
     def __init__(self, timeline: Timeline, explanation: Explanation) -> None:
         self.timeline = timeline
         self.explanation = explanation
@@ -117,6 +120,7 @@ class _Scene:
         self.path_end = np.r_[[self.launch] * len(first), np.array(chain.end[::-1], np.float64) + self.launch]
 
     def text(self, slots: Mapping[str, str]) -> str:
+        """Return the header and all arrays, as from `Blob.text`. slots: colour by cause."""
         units = {u.name for u in self.overlay.units}
         path = [[c, rows] for c, rows in self._by_cause(self.path_start, self.path_end, self.path_cause)]
         header = {
@@ -183,6 +187,7 @@ class _Scene:
     # -- lanes ----------------------------------------------------------------------------------------------------
 
     def _lane(self, track: Track, is_unit: bool) -> dict[str, Any]:
+        """Return the lane of a track: shares of bins by cause, loads and stores apart if it has both; its uOPs."""
         timeline = self.timeline
         unit = timeline.machine.plan.processes.index(track.name)
         rows = np.flatnonzero((timeline.unit == unit) & ~timeline.fetches)
@@ -252,20 +257,20 @@ class _Scene:
         kinds = self.expansion.sequences[unit].kinds
         known: dict[Hashable, int] = {}
 
-        def number(uop: int) -> int:
+        def text_of(uop: int) -> int:
             kind = int(kinds[uop]) if uop < len(kinds) else -1
             if kind not in known:
                 text = "end" if kind < 0 else describe(unit, self.expansion.uops[kind], self.overlay)
                 known[kind] = self.texts.number(text)
             return known[kind]
 
-        return number
+        return text_of
 
     def _describe_packet(self, process: str) -> Callable[[int], int]:
         """Make a function from a packet to the number of its text, for a decoder or the dispatcher."""
         overlay = self.overlay
 
-        def number(packet: int) -> int:
+        def text_of(packet: int) -> int:
             if not 0 <= packet < len(self.program.packets):
                 return self.texts.number("")
             h = self.program.packets[packet].header
@@ -278,7 +283,7 @@ class _Scene:
             what = "terminator" if h.last else f"{h.window} mOPs × {h.reuse}"
             return self.texts.number(f"packet {packet}: {form.name}{to}, {what}")
 
-        return number
+        return text_of
 
     # -- off-chip memory ------------------------------------------------------------------------------------------
 

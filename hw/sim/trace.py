@@ -60,7 +60,7 @@ a run of nanoseconds."""
 
 
 def write_trace(timeline: Timeline, path: str | os.PathLike[str]) -> None:
-    """Write the trace of a run, compressed if `path` ends in .gz; a write that fails leaves no file. Raises `OSError`
+    """Write the trace of a run, compressed if `path` ends in .gz; a write that fails changes no file. Raises `OSError`
     with `path`."""
     picture = Picture(timeline)
     encode = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode
@@ -245,6 +245,7 @@ class Picture:
     # -- slices ---------------------------------------------------------------------------------------------------
 
     def _work(self) -> Iterator[Event]:
+        """Yield the slices."""
         titles = Titles(self.machine)
         program = titles.expansion.program
         kinds = self.timeline.causes
@@ -348,6 +349,7 @@ class Picture:
             yield from _counter(MEMORY, moved.rate.removesuffix("_gbs"), "GB/s", edges, values)
 
     def _fill(self) -> Iterator[Event]:
+        """Yield the counters of the words in streams and of the entries in the instruction path's FIFOs."""
         edges = self._edges(FILL_BINS)
         names = self.timeline.streams
         for i, (clocks, level) in enumerate(self.timeline.fill(range(len(names)))):

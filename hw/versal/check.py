@@ -191,7 +191,7 @@ def streams(s: Sources) -> Findings:
 
 
 def hls_files(s: Sources) -> Findings:
-    """hls.cfg names every file of the kernel"""
+    """hls.cfg lists exactly the source files of the kernel"""
     files = {f"pl/{path.name}" for path in (s.root / "pl").glob("*.cpp")}
     for name in sorted(files.symmetric_difference(s.config("syn.file", "hls.cfg"))):
         yield f"{name} is {'not in hls.cfg' if name in files else 'in hls.cfg, but does not exist'}"

@@ -107,7 +107,7 @@ def test_check_says_what_is_wrong_and_exits_1(versal: Path) -> None:
     (versal / "hls.cfg").unlink()
     done = CliRunner().invoke(check.main, [str(versal)])
     assert done.exit_code == 1
-    assert "wrong  hls.cfg names every file of the kernel\n" in done.output
+    assert "wrong  hls.cfg lists exactly the source files of the kernel\n" in done.output
 
 
 # -- make without tools -----------------------------------------------------------------------------------------------
