@@ -3,9 +3,10 @@
     python benchmarks/assembler.py [--program big.bin] [--runs 5] [--json]
 
 The program is 24 layers of BERT-Large at B = 8, L = 384 on the base overlay; without --program it is compiled first,
-with weights of 0. GNU as and objdump get x86-64 code of as many instructions. What counts as an instruction of ours is
-a choice, so both are shown: an mOP, which is what stands in the binary, and a uOP, which is what a unit executes. Whole
-commands are compared with whole commands: each side starts up, reads and writes. The steps inside come without that.
+with weights of 0. GNU as and objdump get x86-64 code with the same number of instructions. "Instruction" has two
+readings here, and both are shown: an mOP, which is what the binary contains, and a uOP, which is what a unit executes.
+Whole commands are compared with whole commands: each side starts up, reads and writes. The steps inside a command are
+shown without that.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ from rsn.scheduler.graph import Activation, Array, Attention, Gemm, LayerGraph, 
 from rsn.scheduler.schedule import PAPER
 
 GOAL = 10.0
-"""Times GNU as per instruction that we may take."""
+"""The most times of GNU as's CPU time per instruction."""
 
 HELP_GOAL = 0.2
 """CPU seconds that `rsn --help` may take."""
@@ -46,10 +47,11 @@ RSN = [sys.executable, "-m", "rsn"]
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
+    """Run the benchmark. arguments: those of the command line by default."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--program", type=Path, help="a .bin to take instead of compiling the 24 layers")
-    parser.add_argument("--runs", type=int, default=5, help="of each measurement; the fastest counts [default: 5]")
-    parser.add_argument("--json", action="store_true", help="one object on stdout")
+    parser.add_argument("--runs", type=int, default=5, help="runs of each measurement; the fastest counts [default: 5]")
+    parser.add_argument("--json", action="store_true", help="one JSON object on stdout")
     options = parser.parse_args(arguments)
     if options.program is None:
         click.echo("compiling 24 layers", err=True)
@@ -65,7 +67,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def measure(program: Program, folder: Path, runs: int) -> dict[str, Any]:
-    """CPU seconds of every task, and what they worked on."""
+    """Measure the CPU seconds of each task. runs: of each measurement; the fastest counts. Files go to `folder`."""
     binary, text, out = folder / "program.bin", folder / "program.rsn", folder / "out"
     container.write(program, binary)
     text.write_text(show(program), encoding="utf-8")
@@ -106,7 +108,7 @@ def measure(program: Program, folder: Path, runs: int) -> dict[str, Any]:
 
 
 def child(command: Sequence[str]) -> float:
-    """CPU seconds, user and system, of a command from start to end."""
+    """Return the CPU seconds, user and system, of a command."""
 
     def spent() -> float:
         usage = resource.getrusage(resource.RUSAGE_CHILDREN)
@@ -118,7 +120,7 @@ def child(command: Sequence[str]) -> float:
 
 
 def here(task: Callable[[], object]) -> float:
-    """CPU seconds of a call in this process."""
+    """Return the CPU seconds of a call in this process."""
     gc.collect()
     before = time.process_time()
     task()
@@ -126,6 +128,7 @@ def here(task: Callable[[], object]) -> float:
 
 
 def loads_torch() -> bool:
+    """Return whether `rsn --help` imports torch."""
     code = (
         "import sys; from rsn.cli.main import main; main(['--help'], standalone_mode=False);"
         "sys.exit('torch' in sys.modules)"
@@ -137,6 +140,7 @@ def loads_torch() -> bool:
 
 
 def report(result: dict[str, Any]) -> str:
+    """Format the result as a table."""
     counts = result["counts"]
     lines = [
         f"{counts['mOP']:,} mOPs, {counts['uOP']:,} uOPs; image {result['image_bytes']:,} bytes, "
@@ -182,7 +186,8 @@ vmovups %ymm0, {o}(%rdi)""".splitlines()
 
 
 def x86(n: int) -> str:
-    """n instructions such as a compiler writes: moves, arithmetic, vectors, and jumps to labels near by."""
+    """Return assembly text of n instructions such as a compiler writes: moves, arithmetic, vectors, and jumps to near
+    labels."""
     lines = ["\t.text", "\t.globl f", "f:"]
     for i in range(n):
         if i % 96 == 0:
@@ -192,7 +197,7 @@ def x86(n: int) -> str:
 
 
 def encoder(batch: int, seq: int, layers: int, hidden: int = 1024, heads: int = 16, ffn: int = 4096) -> LayerGraph:
-    """A transformer encoder after folding. All its weights are one 0, repeated without memory."""
+    """Return a transformer encoder after folding. All weights are views of a single 0."""
 
     def zeros(*shape: int) -> Array:
         return np.broadcast_to(np.float32(0), shape)

@@ -1,6 +1,6 @@
-"""What it costs to look whether a model has changed, before each call.
+"""What the check for changes of a model costs, which is made before each call.
 
-Of a model of 400 tensors, and of BERT-base beside a call of it, batch 1 and 128 rows, on the simulator.
+Measured for a model of 400 tensors, and for BERT-base beside a call of it (batch 1, 128 rows) on the simulator.
 """
 
 from __future__ import annotations
@@ -17,11 +17,12 @@ from torch import nn
 import rsn
 from rsn.rsnlib.changes import Snapshot
 
-LAYERS = 33  # of 12 parameters each, and 4 more
+LAYERS = 33  # of 12 parameters each; the model has 4 more
 
 
 def microseconds(call: Callable[[], Any], rounds: int = 30, calls: int = 100) -> float:
-    """Of this process, the best of some rounds: what else the machine does only adds to it."""
+    """Return the CPU microseconds of a call in this process: the best of some rounds, since other load only adds to
+    it."""
     out = []
     for _ in range(rounds):
         begin = time.process_time()
@@ -32,6 +33,7 @@ def microseconds(call: Callable[[], Any], rounds: int = 30, calls: int = 100) ->
 
 
 def main() -> None:
+    """Run the benchmark."""
     layers = [nn.TransformerEncoderLayer(32, 4, 64, batch_first=True) for _ in range(LAYERS)]
     model = nn.Sequential(*layers, nn.Linear(32, 32), nn.Linear(32, 32)).eval()
     count = sum(1 for _ in model.parameters())

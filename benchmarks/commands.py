@@ -2,8 +2,8 @@
 
     python benchmarks/commands.py [--runs 3] [--json] [--skip-compile]
 
-Programs of 1, 4 and 24 layers are made first, without weights, so that it shows whether the time to print a program
-grows with its length. The median of the runs counts.
+Programs of 1, 4 and 24 layers are made first, without weights, to show whether the time to print a program grows with
+its length. The median of the runs counts.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ RSN = [sys.executable, "-m", "rsn"]
 
 
 class Row(NamedTuple):
-    """target: CPU seconds, None for a row that is there to be compared with."""
+    """A command to measure. arguments: of `rsn`. target: CPU seconds, None for a row that is only for comparison."""
 
     title: str
     arguments: list[str]
@@ -40,7 +40,7 @@ class Row(NamedTuple):
 
 
 def rows(folder: Path, compiles: bool) -> list[Row]:
-    """The commands, with the files that they read."""
+    """Make the commands, and the files that they read. compiles: with `rsn compile`."""
     out = folder / "out"
     made: list[Row] = []
     if compiles:
@@ -66,7 +66,7 @@ def rows(folder: Path, compiles: bool) -> list[Row]:
 
 
 def child(command: Sequence[str]) -> float:
-    """CPU seconds, user and system, of a command from start to end."""
+    """Return the CPU seconds, user and system, of a command."""
 
     def spent() -> float:
         usage = resource.getrusage(resource.RUSAGE_CHILDREN)
@@ -78,17 +78,18 @@ def child(command: Sequence[str]) -> float:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
+    """Run the benchmark. arguments: those of the command line by default."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--runs", type=int, default=3, help="of each command; the median counts [default: 3]")
-    parser.add_argument("--json", action="store_true", help="one object on stdout")
-    parser.add_argument("--skip-compile", action="store_true", help="without the one command that takes torch")
+    parser.add_argument("--runs", type=int, default=3, help="runs of each command; the median counts [default: 3]")
+    parser.add_argument("--json", action="store_true", help="one JSON list on stdout")
+    parser.add_argument("--skip-compile", action="store_true", help="leave out rsn compile, which needs torch")
     options = parser.parse_args(arguments)
     found: list[dict[str, Any]] = []
     with TemporaryDirectory() as folder:
         if not options.json:
             click.echo(f"{'':42}{'CPU s':>8}{'target':>8}")
         for row in rows(Path(folder), not options.skip_compile):
-            child([*RSN, *row.arguments])  # what is compiled once and kept is no part of it
+            child([*RSN, *row.arguments])  # not measured: it fills caches, such as numba's
             seconds = statistics.median(child([*RSN, *row.arguments]) for _ in range(options.runs))
             found.append({"command": row.title, "cpu_s": seconds, "target_s": row.target})
             if not options.json:

@@ -1,7 +1,7 @@
-"""CPU time from a network to a container: BERT-Large, 24 layers, L=384, without weights.
+"""CPU time from a network to a container: BERT-Large, 24 layers, L = 384, without weights.
 
-What comes before it, torch.export, and what depends on the weights is not in it. The first figure includes the loading
-of the compiled engine. For comparison: StreamTensor says 26.8 to 63.4 s for a model (its paper, Fig. 10c).
+Without torch.export, which comes before, and without the work on weights. The first figure includes loading the
+compiled engine. For comparison: the StreamTensor paper states 26.8 to 63.4 s for a model (its Fig. 10c).
 """
 
 from __future__ import annotations
@@ -22,13 +22,14 @@ from rsn.scheduler.schedule import PAPER, Schedule
 
 
 def spent(network: LayerGraph, schedule: Schedule | Best, target: Path) -> float:
-    """CPU seconds from a network to a container."""
+    """Return the CPU seconds from a network to a container."""
     start = time.process_time()
     container.write(build(network, XNN_BASE, schedule).program, target)
     return time.process_time() - start
 
 
 def main() -> None:
+    """Run the benchmark."""
     with TemporaryDirectory() as folder:
         target = Path(folder) / "p.bin"
         for batch in (1, 2, 4, 8):

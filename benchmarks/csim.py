@@ -1,7 +1,7 @@
-"""The machine's C++ sources, run natively: the BERT-Large encoder at B=1, L=512, wall seconds on this computer.
+"""The machine's C++ sources, run natively: the BERT-Large encoder at B = 1, L = 512, in wall seconds on this computer.
 
-Beside it the simulator in Python with data, and how far apart their results are, relative to the largest value. The
-goal is 60 s on two cores.
+Beside it the simulator in Python with data, and the largest difference of their results, relative to the largest value.
+The goal is 60 s on two cores.
 
 Run it as: python benchmarks/csim.py [--runs 5] [--json]
 """
@@ -27,13 +27,14 @@ BATCH, SEQ = 1, 512
 
 
 def wall(call: Callable[[], object]) -> float:
+    """Return the wall seconds of a call."""
     start = time.perf_counter()
     call()
     return time.perf_counter() - start
 
 
 def fresh_build() -> float:
-    """How long a first use takes longer."""
+    """Return the seconds that building the machine adds to its first use."""
     kept = os.environ.get("XDG_CACHE_HOME")
     with tempfile.TemporaryDirectory() as folder:
         os.environ["XDG_CACHE_HOME"] = folder
@@ -46,6 +47,7 @@ def fresh_build() -> float:
 
 
 def main() -> None:
+    """Run the benchmark."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--runs", type=int, default=5)
     parser.add_argument("--json", action="store_true")
@@ -65,7 +67,7 @@ def main() -> None:
     def timed(board: str) -> list[float]:
         with Runner(built.program, weights=built.weights, board=board) as runner:
             times = [wall(lambda: results.update({board: runner.run(inputs)})) for _ in range(options.runs + 1)]
-        return sorted(times[1:])  # the first allocates, and on the simulator works out the time too
+        return sorted(times[1:])  # the first allocates memory, and on the simulator also models the time
 
     built_s = fresh_build()
     ours, model_s = timed("csim"), timed("sim")
@@ -87,8 +89,8 @@ def main() -> None:
     )
     slowest = f"median of {options.runs}; slowest {result['csim_slowest_s']:.2f}"
     click.echo(f"C++ machine     {result['csim_s']:6.2f}   ({slowest}; {work / 1e9 / result['csim_s']:.1f} GFLOP/s)")
-    click.echo(f"simulator       {result['sim_s']:6.2f}   (results alone, one thread)")
-    click.echo(f"apart by        {result['apart']:.1e} of the largest value")
+    click.echo(f"simulator       {result['sim_s']:6.2f}   (results only, one thread)")
+    click.echo(f"difference      {result['apart']:.1e} of the largest value")
     click.echo(f"built in        {result['build_s']:6.2f}   once")
 
 

@@ -1,8 +1,8 @@
-"""The simulator with data against PyTorch's own eager forward: the BERT-Large encoder at B=6, L=512.
+"""The simulator with data against PyTorch's eager forward: the BERT-Large encoder at B = 6, L = 512.
 
-Both on one thread, one after the other in the same process; CPU seconds. The first run of a program also works out its
-time; later ones with the same run-time parameters do not. Memory is the peak of a process that loads the program and
-its weights and runs it once, less the buffers (activations and weights) of the program.
+Both use one thread, one after the other in the same process; times are CPU seconds. The first run of a program also
+models its time; later runs with the same run-time parameters do not. Memory is the peak of a process that loads the
+program and its weights and runs it once, minus the program's buffers (activations and weights).
 
 Run it as: python benchmarks/functional.py [--runs 5] [--json]
 """
@@ -29,13 +29,14 @@ BATCH, SEQ = 6, 512
 
 
 def cpu(call: Callable[[], object]) -> float:
+    """Return the CPU seconds of a call."""
     start = time.process_time()
     call()
     return time.process_time() - start
 
 
 def prepare(folder: Path) -> Callable[[object], object]:
-    """Write program, weights and input; the PyTorch module."""
+    """Write program, weights and input to the folder, and return the PyTorch module."""
     from rsn.rsnlib.models import load_spec
     from rsn.rsnlib.pipeline import Pipeline
 
@@ -51,16 +52,17 @@ def prepare(folder: Path) -> Callable[[object], object]:
 
 
 def once(folder: Path) -> None:
-    """What the child measures: memory of one run."""
+    """Print the memory of one run. The benchmark starts it in a process of its own."""
     with Runner(folder / "p.bin", weights=folder / "w.safetensors") as runner:
         runner.run(load_tensors(folder / "x.safetensors"))
         buffers = sum(4 * b.size for b in runner.program.buffers)
-    # not ru_maxrss: a child begins with its parent's
+    # not ru_maxrss: a child inherits its parent's
     peak = 1024 * next(int(x.split()[1]) for x in Path("/proc/self/status").read_text().splitlines() if "VmHWM" in x)
     click.echo(json.dumps({"peak_mb": peak / 1e6, "buffers_mb": buffers / 1e6}))
 
 
 def main() -> None:
+    """Run the benchmark."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--runs", type=int, default=5)
     parser.add_argument("--json", action="store_true")

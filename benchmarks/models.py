@@ -1,9 +1,9 @@
-"""Models of real size with random weights, each on the simulated machine against PyTorch: one row a model.
+"""Models of real size with random weights, each on the simulated machine against PyTorch: one row per model.
 
 difference: the largest of an output, relative to that output's largest magnitude. compile: wall time from the module to
-a loaded program, with the schedule `paper`. latency: modelled, of the machine's part. segments: what the machine runs.
-host: the products, norms, activations and embeddings that stay in PyTorch. Refused models say why. Nothing is loaded
-from the network: transformers builds each model from its configuration.
+a loaded program, with the schedule `paper`. latency: the modelled time of the machine. segments: how many the machine
+runs. host: products, norms, activations and embeddings that stay in PyTorch. A refused model shows the reason. Nothing
+is downloaded: transformers builds each model from its configuration.
 
 Run it as: python benchmarks/models.py [--small] [--only NAME ...] [--json]
 """
@@ -55,7 +55,8 @@ SHORT = 32
 
 
 def transformer(name: str, small: dict[str, Any], **config: Any) -> Callable[[bool], nn.Module]:
-    """A model of transformers by its class, as `config` says, and as `small` with --small."""
+    """Return a function that makes a model of transformers. config: its configuration; small: what --small changes in
+    it."""
 
     def make(is_small: bool) -> nn.Module:
         import transformers
@@ -69,7 +70,7 @@ def transformer(name: str, small: dict[str, Any], **config: Any) -> Callable[[bo
 
 
 def text(model: Callable[[bool], nn.Module], length: int, masked: bool = True) -> Callable[[bool], Made]:
-    """With one sequence of tokens."""
+    """Add one sequence of tokens to a model, as its example input."""
 
     def make(is_small: bool) -> Made:
         ids = torch.randint(5, 1000, (1, SHORT if is_small else length))
@@ -79,7 +80,7 @@ def text(model: Callable[[bool], nn.Module], length: int, masked: bool = True) -
 
 
 def image(model: Callable[[bool], nn.Module]) -> Callable[[bool], Made]:
-    """With one image of the size that the model is for."""
+    """Add one image of the model's size to a model, as its example input."""
 
     def make(is_small: bool) -> Made:
         made = model(is_small)
@@ -90,7 +91,8 @@ def image(model: Callable[[bool], nn.Module]) -> Callable[[bool], Made]:
 
 
 class NeuMF(nn.Module):  # type: ignore[misc]
-    """Who likes what: the product of two embeddings beside a tower over two others. ids (rows,) to scores (rows, 1)."""
+    """A recommender: the product of two embeddings beside a tower of layers over two other embeddings. From user and
+    item ids (rows,) to scores (rows, 1)."""
 
     def __init__(self, users: int, items: int, factors: int, *tower: int) -> None:
         super().__init__()
@@ -100,6 +102,7 @@ class NeuMF(nn.Module):  # type: ignore[misc]
         self.score = nn.Linear(factors + tower[-1], 1)
 
     def forward(self, user: torch.Tensor, item: torch.Tensor) -> torch.Tensor:
+        """Return scores (rows, 1) in 0 to 1."""
         x = torch.cat([self.tower_user(user), self.tower_item(item)], -1)
         for layer in self.tower:
             x = layer(x).relu()
@@ -108,12 +111,14 @@ class NeuMF(nn.Module):  # type: ignore[misc]
 
 
 def neumf(is_small: bool) -> Made:
+    """Return the recommender and example ids."""
     sizes = (50, 40, 8, 32, 16, 8) if is_small else (6040, 3706, 64, 256, 128, 64)
     rows = 64 if is_small else 3072
     return NeuMF(*sizes).eval(), tuple(torch.randint(0, n, (rows,)) for n in sizes[:2])
 
 
 def mlp(is_small: bool) -> Made:
+    """Return a chain of products and its example input."""
     return preset("gemm:64x96x96") if is_small else preset("mlp")
 
 
@@ -141,7 +146,7 @@ MODELS: dict[str, Callable[[bool], Made]] = {
 
 
 def measured(make: Callable[[bool], Made], small: bool) -> dict[str, Any]:
-    """A row: the figures, or why it is refused."""
+    """Measure one model. Returns the figures, or the reason for which it is refused."""
     torch.manual_seed(0)
     model, inputs = make(small)
     args, kwargs = ((), inputs) if isinstance(inputs, dict) else (inputs, {})
@@ -166,10 +171,11 @@ def measured(make: Callable[[bool], Made], small: bool) -> dict[str, Any]:
 
 
 NAMED = {*(x.__name__ for x in PRODUCTS), "embedding", "layer_norm", "tanh", "sigmoid", "gelu", "relu", "softmax"}
+"""Operators that compute enough to be listed."""
 
 
 def on_host(traced: Traced) -> str:
-    """Operators by module, without those that compute nothing or next to it."""
+    """Return the operators that stay on the host, with their modules, except those that compute little."""
     found: defaultdict[str, list[str]] = defaultdict(list)
     for placement in traced.placements:
         if placement.where == "host" and placement.op in NAMED and placement.path not in found[placement.op]:
@@ -184,6 +190,7 @@ HEAD = ("model", "difference", "compile, s", "latency, ms", "segments", "host")
 
 
 def row(name: str, facts: dict[str, Any]) -> str:
+    """Format one row of the table."""
     cells = [name, *("",) * 4, f"refused: {facts.get('refused')}"]
     if "refused" not in facts:
         numbers = (f"{facts['difference']:.1e}", f"{facts['compile_s']:.1f}", f"{facts['latency_ms']:.2f}")
@@ -192,6 +199,7 @@ def row(name: str, facts: dict[str, Any]) -> str:
 
 
 def main() -> None:
+    """Run the benchmark."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--small", action="store_true", help="tiny models of the same families")
     parser.add_argument("--only", nargs="+", metavar="NAME", help="models whose name begins with one of these")
@@ -199,7 +207,7 @@ def main() -> None:
     options = parser.parse_args()
     names = [name for name in MODELS if options.only is None or name.startswith(tuple(options.only))]
     if not names:
-        parser.error(f"there are {'; '.join(MODELS)}")
+        parser.error(f"--only {' '.join(options.only)}: no such model; there are {'; '.join(MODELS)}")
     if not options.json:
         click.echo(f"| {' | '.join(HEAD)} |\n|{'---|' * len(HEAD)}")
     results = {}

@@ -47,9 +47,9 @@ from rsn.machine.jit import available
 Row = dict[str, Any]
 
 SHAPES = {(3072, 1024, 1024): 4, (512, 64, 512): 96, (512, 512, 64): 96, (3072, 1024, 4096): 1, (3072, 4096, 1024): 1}
-"""How often the encoder has a GEMM of M, K, N: Q, K, V and dense; attention twice; up; down."""
+"""How often the encoder has a GEMM of M, K, N: Q, K, V and dense; attention, twice; up; down."""
 
-# The drivers. Each gets a task as JSON and prints what came of it. They call what the tools offer and copy none of it.
+# The drivers. Each gets a task as JSON and prints its result as JSON. They call the tools' APIs and copy none of them.
 
 RSN = """
 import json, sys, time
@@ -64,7 +64,7 @@ from rsn.isa.image import decode_image
 from rsn.scheduler.lower import lower
 from rsn.scheduler.pack import pack
 from rsn.scheduler.schedule import PAPER
-from rsn.scheduler.graph import Gemm, Network, Output
+from rsn.scheduler.graph import Gemm, LayerGraph, Output
 from timing import encoder
 
 if len(task["shapes"]) > 1:
@@ -72,7 +72,7 @@ if len(task["shapes"]) > 1:
 else:
     (m, k, n), = task["shapes"]
     weight, row = (np.broadcast_to(np.float32(0), shape) for shape in ((k, n), n))
-    layers = Network(6, m // 6, {"x": k}, (Output("y", row, row),), (Gemm("gemm", "x", "y", weight, row),))
+    layers = LayerGraph(6, m // 6, {"x": k}, (Output("y", row, row),), (Gemm("gemm", "x", "y", weight, row),))
 
 def schedule():
     return pack(lower(layers, XNN_BASE, PAPER).kernels)
@@ -215,11 +215,12 @@ print(json.dumps(dict(startup=started, first=spent[0], again=spent[1], wall=wall
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
+    """Run the benchmark. arguments: those of the command line by default."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--zigzag", metavar="PYTHON", help="the interpreter of an environment with zigzag-dse")
     parser.add_argument("--stream", metavar="PYTHON", help="the interpreter of an environment with stream-dse")
-    parser.add_argument("--runs", type=int, default=3, help="of each measurement; the fastest counts [default: 3]")
-    parser.add_argument("--json", action="store_true", help="one object on stdout")
+    parser.add_argument("--runs", type=int, default=3, help="runs of each measurement; the fastest counts [default: 3]")
+    parser.add_argument("--json", action="store_true", help="one JSON list on stdout")
     options = parser.parse_args(arguments)
     for python in filter(None, (options.zigzag, options.stream)):
         if shutil.which(python) is None:
@@ -241,7 +242,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def measure(drivers: Mapping[str, tuple[str, str]], runs: int) -> list[Row]:
-    """What every tool takes for every task, the fastest of some processes each, and times ours."""
+    """Measure each tool on each task, in `runs` processes of which the fastest counts, and compute the ratios to
+    ours."""
     rows: list[Row] = []
     with tempfile.TemporaryDirectory() as folder:
         for given in (False, True):
@@ -268,7 +270,8 @@ def measure(drivers: Mapping[str, tuple[str, str]], runs: int) -> list[Row]:
 
 
 def ask(python: str, driver: str, task: Mapping[str, Any], folder: str) -> str:
-    """What a driver prints last, from a process of its own that leaves its files in the folder."""
+    """Run a driver in a process of its own, and return the last line that it prints. Its files are left in the
+    folder."""
     path = Path(python).absolute() if "/" in python else python
     command = [str(path), "-c", driver, json.dumps({**task, "time": time.time()})]
     ended = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
@@ -281,6 +284,7 @@ def ask(python: str, driver: str, task: Mapping[str, Any], folder: str) -> str:
 
 
 def report(rows: Sequence[Row]) -> str:
+    """Format the rows as a table."""
     keys = ("whole", "first", "again")
     lines = [
         f"{'':30}{'CPU seconds':^27}{'':8} {'times ours':^24}",

@@ -1,11 +1,12 @@
-"""How long it takes to know how long a program takes: CPU time without data, compiled and in Python, in one run.
+"""How long it takes to model the time of a program: CPU time without data, compiled and in Python, in one run.
 
     python benchmarks/timing.py [--runs 5] [--skip-python] [--json]
 
-The program is 24 layers of BERT-Large at B = 8, L = 384 on the base overlay, and one of its encoders. "first" is a
-process of its own that decodes an image, makes the traces and runs them, numba's import and the loading of its cached
-code included; the modules it starts with are not. "again" is another run with other rates, "why" one that records every
-step and gives the critical path. Python is the executor that defines the result. Latencies are compared exactly.
+The program is 24 layers of BERT-Large at B = 8, L = 384 on the base overlay, and one of its encoders. "first" is a new
+process that decodes an image, makes the traces and runs them; numba's import and the loading of its cached code count,
+the modules that the process imports at its start do not. "again" is another run with other rates; "why" is a run that
+records every step and computes the critical path. "python" is the executor in Python, which defines the result.
+Latencies must be exactly equal.
 """
 
 from __future__ import annotations
@@ -45,7 +46,7 @@ from rsn.scheduler.schedule import PAPER
 FIRST_GOAL = 2.0
 """CPU seconds that the first evaluation of the 24 layers may take."""
 AGAIN_GOAL = 0.1
-"""CPU seconds that another one with other rates may take."""
+"""CPU seconds that another evaluation with other rates may take."""
 
 FIRST = """
 import sys, time
@@ -63,6 +64,7 @@ print(time.process_time() - before, latency.hex())
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
+    """Run the benchmark. arguments: those of the command line by default."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--runs", type=int, default=5, help="of each compiled measurement; the fastest counts")
     parser.add_argument("--skip-python", action="store_true", help="leave out the Python path (about 20 s)")
@@ -75,9 +77,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def measure(name: str, layers: int, runs: int, python: bool) -> dict[str, Any]:
-    """CPU seconds of every task on a program of so many layers."""
+    """Measure the CPU seconds of each task on a program of so many layers. python: also the executor in Python."""
     kernels = lower(encoder(8, 384, layers), XNN_BASE, PAPER).kernels
-    simulate(pack(kernels))  # loads the engine, and caches it for the child
+    simulate(pack(kernels))  # loads the engine, and caches its code for the child process
     packing, program = spent(lambda: pack(kernels))
     decoding, packets = spent(lambda: decode_image(program.image, XNN_BASE))
     tracing, plan = spent(lambda: Plan(XNN_BASE, InstructionPath(XNN_BASE, packets, program.preloaded)))
@@ -104,7 +106,7 @@ def measure(name: str, layers: int, runs: int, python: bool) -> dict[str, Any]:
 
 
 def spent(task: Callable[[], Any]) -> tuple[float, Any]:
-    """CPU seconds of a call in this process, and its result."""
+    """Return the CPU seconds of a call in this process, and its result."""
     gc.collect()
     before = time.process_time()
     result = task()
@@ -112,11 +114,12 @@ def spent(task: Callable[[], Any]) -> tuple[float, Any]:
 
 
 def best(runs: int, task: Callable[[], Any]) -> float:
+    """Return the CPU seconds of the fastest of so many calls."""
     return min(spent(task)[0] for _ in range(runs))
 
 
 def first(program: Program, latency: float, runs: int) -> float:
-    """CPU seconds of the first evaluation, in a process that has done nothing of the kind before."""
+    """Return the CPU seconds of the first evaluation, in a new process. latency: the result that it must have."""
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "program.bin"
         container.write(program, file)
@@ -130,6 +133,7 @@ def first(program: Program, latency: float, runs: int) -> float:
 
 
 def report(result: dict[str, Any]) -> str:
+    """Format the result as a table."""
     rows = [
         ("first evaluation, new process", "first", f"   (goal for 24 layers: {FIRST_GOAL:g})"),
         ("  decode the image", "decode", ""),
@@ -153,7 +157,7 @@ def report(result: dict[str, Any]) -> str:
 
 
 def encoder(batch: int, seq: int, layers: int, hidden: int = 1024, heads: int = 16, ffn: int = 4096) -> Layers:
-    """A transformer encoder after folding. All its weights are one 0, repeated without memory."""
+    """Return a transformer encoder after folding. All weights are views of a single 0."""
 
     def zeros(*shape: int) -> Array:
         return np.broadcast_to(np.float32(0), shape)

@@ -1,4 +1,5 @@
-"""`rsn check`: would the machine load this program, would it end, and does it do what it seems to say."""
+"""`rsn check`: whether the machine would load a program, whether the program would end, and whether it is likely
+correct."""
 
 from __future__ import annotations
 
@@ -23,13 +24,13 @@ _size = click.IntRange(0)
 @raw_options()
 @click.option("--ddr-bytes", type=_size, help="with --raw: size of the DDR buffer")
 @click.option("--lpddr-bytes", type=_size, help="with --raw: size of the LPDDR buffer")
-@click.option("--most", default=10, show_default=True, type=click.IntRange(1), help="findings shown of each code")
+@click.option("--most", default=10, show_default=True, type=click.IntRange(1), help="findings to show of each code")
 @click.option("--json", "as_json", is_flag=True, help="one JSON object on stdout")
 def check_command(program: Path, raw: bool, most: int, as_json: bool, **options: Any) -> None:
-    """Check PROGRAM (.bin): streams, memory, buffers, terminators, deadlock at the datapath's FIFO depths.
+    """Check PROGRAM (.bin): streams, memory, buffers, terminators, and deadlock at the overlay's FIFO depths.
 
-    Of a bare image (--raw) that is checked which can be decided without buffers' names and roles; without op lists
-    (--mme) neither the streams of their units nor deadlock.
+    A bare image (--raw) has no buffers with names and roles: checks that need them are left out; without op lists
+    (--mme), also deadlock and the streams of the MMEs.
     """
     from ..base.finding import gather
 
@@ -84,7 +85,8 @@ def _container(path: Path) -> tuple[Program, list[Finding], bool]:
 
 
 def _raw(path: Path, options: dict[str, Any]) -> tuple[Program, list[Finding], bool]:
-    """A bare image, as far as it can be told into packets; whether it can be run dry."""
+    """Read a bare image, and check the packets that can be decoded. Returns the program, the findings, and whether it
+    is complete enough for a run without data."""
     from ..isa.overlays import find
     from ..isa.verify import check
 

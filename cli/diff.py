@@ -1,4 +1,4 @@
-"""`rsn diff`: where two programs differ, in terms of kernels."""
+"""`rsn diff`: shows where two programs differ, unit by unit."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ _path = click.Path(dir_okay=False, path_type=Path)
 @click.argument("first", type=_path)
 @click.argument("second", type=_path)
 @click.option("--raw", is_flag=True, help="both are bare wire images")
-@click.option("--overlay", default=OVERLAY, show_default=True, help="with --raw: the overlay they are for")
-@click.option("--most", default=20, show_default=True, type=click.IntRange(1), help="differences shown")
+@click.option("--overlay", default=OVERLAY, show_default=True, help="with --raw: the overlay of the images")
+@click.option("--most", default=20, show_default=True, type=click.IntRange(1), help="differences to show")
 @click.option("--json", "as_json", is_flag=True, help="one JSON object on stdout")
 def diff_command(first: Path, second: Path, raw: bool, overlay: str, most: int, as_json: bool) -> None:
     """Show where the programs FIRST and SECOND (.bin) differ: the uOPs of each unit, op lists, buffers, parameters.
 
-    Exits with 0 if the kernels are the same, however they are packed, else with 1.
+    Exits with 0 if all units run the same uOPs, however they are packed, else with 1.
     """
     from ..assembler import container
     from ..isa.overlays import find

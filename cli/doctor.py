@@ -1,6 +1,6 @@
-"""`rsn doctor`: what this machine can run, what is missing, and the command that mends it.
+"""`rsn doctor`: shows what this computer can run, what is missing, and the command that repairs it.
 
-It believes nothing that is installed: what may take the process down with it is tried in another one.
+What is installed may crash the process that uses it. So it is tried in another process.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ from .. import __version__
 from ..base.errors import INSTALL_TORCH
 
 PATIENCE_S = 10.0
-"""Of a program that is asked for its version."""
+"""Seconds that a program may take to print its version."""
 
 
 @dataclass(frozen=True)
 class Check:
-    """What was looked for. problem, mend: why it does not do, and what to type; empty where it does. runs: boards that
-    work with it."""
+    """The result of one check. problem, mend: why it failed, and the command that repairs it; both empty if it passed.
+    runs: the boards that can be used because of it."""
 
     what: str
     purpose: str
@@ -42,6 +42,7 @@ class Check:
 
     @property
     def ok(self) -> bool:
+        """Whether the check passed."""
         return not self.problem
 
     def __str__(self) -> str:
@@ -53,9 +54,9 @@ class Check:
 @click.command(name="doctor")
 @click.option("--json", "as_json", is_flag=True, help="one JSON object on stdout")
 def doctor_command(as_json: bool) -> None:
-    """Show what this machine can run, and what is missing.
+    """Show what this computer can run, and what is missing.
 
-    Exits with 3 where no board at all can be used, not even the simulator.
+    Exits with 3 if no board can be used, not even the simulator.
     """
     with ThreadPoolExecutor() as pool:
         checks = [c for found in pool.map(_guarded, CHECKS.items()) for c in found]
@@ -80,7 +81,7 @@ SSH = "ssh://"
 
 
 def _guarded(check: tuple[str, Callable[[], list[Check]]]) -> list[Check]:
-    """A doctor does not fall ill: whatever is wrong with an installation is a finding."""
+    """Run a check. An unexpected error becomes a failed check: any part of an installation may be broken."""
     what, look = check
     try:
         return look()
@@ -109,7 +110,7 @@ def _csim() -> list[Check]:
     except BoardError:
         return [Check("board csim", purpose, problem="no C++ compiler", mend=MEND)]
     said = _said([found, "--version"])
-    if said is None:  # building would take longer than anybody waits for a doctor
+    if said is None:  # building the C++ machine would be the real test, but takes too long
         return [Check("board csim", purpose, problem=f"{found} does not run", mend=MEND)]
     version = re.search(r"\d+\.\d+(\.\d+)?", said)
     return [Check(f"board csim with {found}", purpose, version[0] if version else "", runs=("csim",))]
@@ -198,7 +199,7 @@ def _vitis() -> list[Check]:
     found = on_path or next((str(r / "bin" / "v++") for r in roots if (r / "bin" / "v++").is_file()), None)
     if found is None:
         return [Check("Vitis", purpose, problem="no v++", mend=f"install AMD Vitis {VITIS}, then: . hw/versal/env.sh")]
-    known = re.search(r"\d{4}\.\d", found)  # it takes long to say so itself
+    known = re.search(r"\d{4}\.\d", found)  # from its path: v++ --version takes long
     version = known[0] if known else ""
     if on_path is None:
         return [Check("Vitis", purpose, version, problem=f"{found} is not on PATH", mend=". hw/versal/env.sh")]
@@ -220,7 +221,7 @@ def _ssh() -> list[Check]:
     return [Check("ssh client OpenSSH", purpose, version[1], runs=(SSH,))]
 
 
-# What is needed for what: distribution, module, purpose, command.
+# Distribution, module, what it is needed for, command that installs it.
 OPTIONAL = (
     (
         "pyxrt",
@@ -242,7 +243,7 @@ def _optional() -> list[Check]:
 
 
 def _package(name: str, module: str, purpose: str, mend: str) -> Check:
-    """Whether a package is there. It is not imported: that takes seconds, and may fail in any way."""
+    """Check whether a package is installed. It is not imported: that takes seconds, and may fail in any way."""
     try:
         there = importlib.util.find_spec(module) is not None
     except (ImportError, ValueError) as e:
@@ -266,7 +267,7 @@ CHECKS: dict[str, Callable[[], list[Check]]] = {
 
 
 def _said(command: list[str]) -> str | None:
-    """What a program says; None where it fails, or does not end."""
+    """Return what a program prints; None if it fails or does not end in time."""
     try:
         done = subprocess.run(
             command, capture_output=True, timeout=PATIENCE_S, check=False, stdin=subprocess.DEVNULL, errors="replace"

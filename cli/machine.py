@@ -1,4 +1,4 @@
-"""`rsn info --resources` and `--cycles`: what the machine itself costs, not a program on it."""
+"""`rsn info --resources` and `--cycles`: what the machine itself costs, without a program."""
 
 from __future__ import annotations
 
@@ -13,10 +13,11 @@ from ..machine.resources import ResourceUse, budget, require_fits
 
 
 def show_resources(overlay: Overlay, as_json: bool) -> None:
-    """What the datapath takes of its device. Raises `ResourceError`, behind the table, where it does not fit."""
+    """Print how much of its device's resources the overlay needs. Raises `ResourceError`, after the table, if it does
+    not fit."""
     device = overlay.device
     if device is None:
-        raise ResourceError(f"overlay {overlay.name} does not say which device it is for")
+        raise ResourceError(f"overlay {overlay.name} names no device: its resources cannot be compared with one")
     rows = budget(overlay.resources(overlay), device)
     if as_json:
         click.echo(
@@ -59,10 +60,11 @@ def _facts(row: ResourceUse) -> dict[str, object]:
 
 
 def show_cycles(overlay: Overlay, as_json: bool) -> None:
-    """How long the units take, as their sources state it, beside what the simulator charges."""
+    """Print the cycles of the units as their sources state them, beside the time that the simulator charges. Raises
+    `ResourceError` for an overlay without sources."""
     costs = list(overlay.costs(overlay))
     if not costs:
-        raise ResourceError(f"overlay {overlay.name} has no sources that say what they cost")
+        raise ResourceError(f"overlay {overlay.name} states no cycles of its units: it has no HLS sources")
     if as_json:
         rows = [
             {

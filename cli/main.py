@@ -1,4 +1,4 @@
-"""The `rsn` command. It joins compiler, assembler and runner; what a command needs is imported when it runs."""
+"""The `rsn` command. It joins compiler, assembler and runner; a command imports what it needs when it runs."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 
 class _Commands(click.Group):
-    """A group whose commands fail with one message on stderr and the error's exit code, never with a traceback."""
+    """A group whose commands report an error as one message on stderr and an exit code, never as a traceback."""
 
     def invoke(self, ctx: click.Context) -> Any:
         try:
@@ -36,7 +36,7 @@ class _Commands(click.Group):
             click.echo(str(e) if isinstance(e, SourceError) else f"error: {e}", err=True)
             ctx.exit(e.exit_code)
         except OSError as e:
-            if e.errno == errno.EPIPE:  # whoever reads our output has seen enough; click knows what to do
+            if e.errno == errno.EPIPE:  # the reader of our output has closed it; click handles that
                 raise
             name = f"{e.filename}: " if e.filename else ""
             click.echo(f"error: {name}{e.strerror or e}", err=True)
@@ -65,7 +65,7 @@ for _command in (
 main.add_command(serve_stdio_command)  # hidden: the other end of --board ssh://
 
 MACHINE = "xnn"
-"""The overlay whose resources and cycles are shown if none is named: the one of hw/versal."""
+"""The overlay that `rsn info` shows without PROGRAM and --overlay: the one of hw/versal."""
 
 _path = click.Path(path_type=Path)
 _json = click.option("--json", "as_json", is_flag=True, help="one JSON object on stdout")
@@ -75,19 +75,19 @@ _json = click.option("--json", "as_json", is_flag=True, help="one JSON object on
 @click.argument("source", type=_path)
 @click.option("-o", "--output", type=_path, help="the file to write [default: SOURCE with .bin]")
 @click.option("--raw", is_flag=True, help="write the bare wire image: no buffers, no op lists")
-@click.option("--mme", type=_path, help="with --raw: where to write the op lists (JSON, as rsn run --raw takes them)")
+@click.option("--mme", type=_path, help="with --raw: file to write the op lists to (JSON, as rsn run --raw takes them)")
 @_json
 def asm(source: Path, output: Path | None, raw: bool, mme: Path | None, as_json: bool) -> None:
     """Assemble SOURCE (.rsn) to a program (.bin).
 
-    Kernel sequences (a section per unit) are packed; packets written by hand are taken as they are. A program needs
-    buffers where it accesses memory, and op lists where it uses MMEs; a bare image (--raw) does without.
+    The kernels in SOURCE (a section per unit) are packed; packets written by hand are kept as they are. A program must
+    declare buffers for its memory accesses, and op lists for the MMEs; a bare image (--raw) need not.
     """
     from ..assembler import container
     from ..base.files import write_text
 
     if mme is not None and not raw:
-        raise click.UsageError("--mme goes with --raw; a program has its op lists in it")
+        raise click.UsageError("--mme: only with --raw; a program contains its op lists")
     program = _assembled(source)
     target = output or source.with_suffix(".bin")
     _refuse_overwriting({"--output": target, "--mme": mme}, {"SOURCE": source})
@@ -109,8 +109,8 @@ def asm(source: Path, output: Path | None, raw: bool, mme: Path | None, as_json:
 def dis(program: Path, output: Path | None, raw: bool, overlay: str, mme: Path | None) -> None:
     """Disassemble PROGRAM (.bin) to text (.rsn) that assembles to the same binary.
 
-    The text of a bare image (--raw) has no buffers, and op lists only with --mme: it assembles to the same image (rsn
-    asm --raw), and to a program once what is missing has been written.
+    The text of a bare image (--raw) has no buffers, and op lists only with --mme. rsn asm --raw makes the same image of
+    it; for rsn asm, add what is missing.
     """
     from ..assembler.printer import show
     from ..base.files import write_text
@@ -125,16 +125,16 @@ def dis(program: Path, output: Path | None, raw: bool, overlay: str, mme: Path |
         write_text(output, text)
     if raw:
         missing = "no buffers" if loaded.op_lists else "no buffers and no op lists (--mme)"
-        click.echo(f"{program}: a bare image; its text has {missing}: rsn asm --raw takes it, rsn asm asks", err=True)
+        click.echo(f"{program}: a bare image; its text has {missing}, which only rsn asm --raw accepts", err=True)
 
 
 @main.command()
 @click.argument("name", default="xnn")
 @_json
 def overlay(name: str, as_json: bool) -> None:
-    """Show the parameters of an overlay (xnn, xnn-base, fig6, fig7): value, unit, where each comes from.
+    """Show the parameters of an overlay (xnn, xnn-base, fig6, fig7): value, unit, and source of each.
 
-    What is printed is a file for rsn run --overlay-file: keep the lines to change.
+    The output is a file for rsn run --overlay-file: keep the lines that you change.
     """
     from ..isa.overlays import find
     from ..isa.overlays.file import facts, show
@@ -145,9 +145,9 @@ def overlay(name: str, as_json: bool) -> None:
 
 @main.command()
 @click.argument("files", type=_path, nargs=-1, required=True)
-@click.option("--check", is_flag=True, help="change nothing; exit 1 if a file is not laid out so")
+@click.option("--check", is_flag=True, help="change nothing; exit 1 if a file would be changed")
 def fmt(files: Sequence[Path], check: bool) -> None:
-    """Lay out .rsn FILES in place: indentation, spacing, blank lines. Words and comments stay."""
+    """Format .rsn FILES in place: indentation, spacing, blank lines. Words and comments are kept."""
     from ..assembler.formatter import format_text
     from ..assembler.parser import read_text
     from ..base.files import write_text
@@ -155,23 +155,23 @@ def fmt(files: Sequence[Path], check: bool) -> None:
     changed = []
     for path in files:
         text = read_text(path)
-        laid = format_text(text, str(path))
-        if laid != text:
+        formatted = format_text(text, str(path))
+        if formatted != text:
             changed.append(path)
             if not check:
-                write_text(path, laid)
+                write_text(path, formatted)
     for path in changed:
-        click.echo(f"{path}: {'not laid out; run rsn fmt' if check else 'laid out'}", err=True)
+        click.echo(f"{path}: {'not formatted; run rsn fmt' if check else 'formatted'}", err=True)
     if check and changed:
         raise SystemExit(1)
 
 
 @main.command()
 @click.argument("program", type=_path, required=False)
-@raw_options("with --raw: the overlay it is for; without PROGRAM: the machine's, by default xnn")
-@click.option("--overlay-file", type=_path, help="with --resources or --cycles: an overlay file with what is different")
-@click.option("--resources", is_flag=True, help="what the machine takes of its device, instead")
-@click.option("--cycles", is_flag=True, help="how long its units take, by their sources and simulated, instead")
+@raw_options("with --raw: the overlay of PROGRAM; without PROGRAM: the overlay to show, by default xnn")
+@click.option("--overlay-file", type=_path, help="with --resources or --cycles: changes to the overlay (.toml)")
+@click.option("--resources", is_flag=True, help="show instead which resources of its device the machine needs")
+@click.option("--cycles", is_flag=True, help="show instead the cycles of its units, by their sources and as simulated")
 @_json
 def info(
     program: Path | None,
@@ -183,17 +183,17 @@ def info(
     cycles: bool,
     as_json: bool,
 ) -> None:
-    """Show what PROGRAM (.bin or .rsn) consists of: mOPs, packets, bytes and uOPs per type of unit; its buffers.
+    """Show the contents of PROGRAM (.bin or .rsn): mOPs, packets, bytes and uOPs per type of unit, and its buffers.
 
-    Packets and bytes include terminators, which are no uOPs. Of a bare image (--raw) without op lists (--mme), ops of
-    MMEs are not known.
+    Packets and bytes include terminators; terminators are not uOPs. For a bare image (--raw) without op lists (--mme),
+    the ops of the MMEs are unknown.
 
-    With --resources or --cycles: what the machine that it is for, or the one of --overlay, costs.
+    With --resources or --cycles: what the machine of PROGRAM, or of --overlay, costs.
     """
     if resources and cycles:
-        raise click.UsageError("--resources or --cycles, one at a time")
+        raise click.UsageError("--resources and --cycles: give one of them")
     if overlay_file is not None and not (resources or cycles):
-        raise click.UsageError("--overlay-file goes with --resources or --cycles")
+        raise click.UsageError("--overlay-file: only with --resources or --cycles")
     if program is not None:
         refuse_contradictions(raw)
     elif not (resources or cycles) or raw or mme is not None:
@@ -219,7 +219,7 @@ def _show_program(name: str, read: RawImage, as_json: bool) -> None:
     loaded = read.program
     sizes: dict[str, dict[str, int | None]] = {key: {**per_kind} for key, per_kind in count(loaded).items()}
     for kind in () if read.op_lists else loaded.overlay.preloaded:
-        sizes["uops"][kind] = sizes["bytes"][kind] = None  # not 0: the image does not say
+        sizes["uops"][kind] = sizes["bytes"][kind] = None  # not 0: unknown
     if as_json:
         click.echo(json.dumps(_facts(loaded) | sizes))
         return
@@ -246,13 +246,13 @@ def _number(n: int | None) -> str:
 
 
 def _ratio(sizes: Mapping[str, Mapping[str, int | None]], kind: str) -> str:
-    """How many bytes of uOPs a byte of instructions becomes (paper Fig. 9)."""
+    """Return the bytes of uOPs per byte of instructions (paper Fig. 9)."""
     uops, instructions = (sizes[key].get(kind) for key in ("uop_bytes", "bytes"))
     return f"{uops / instructions:.1f}" if uops and instructions else ""
 
 
 def _facts(program: Program) -> dict[str, Any]:
-    """What `info --json` says besides the counts. Offsets in units of the overlay's addresses."""
+    """Return the facts of `info --json` besides the counts. Offsets are in address units of the overlay."""
     return {
         "overlay": program.overlay.name,
         "fingerprint": program.overlay.fingerprint,
@@ -278,7 +278,7 @@ def _facts(program: Program) -> dict[str, Any]:
 
 
 def _table(rows: Sequence[Sequence[str]]) -> None:
-    """Columns below each other: numbers to the right, words to the left; the first row is the heading."""
+    """Print aligned columns: numbers to the right, words to the left. The first row is the heading."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     right = [all(c.isdecimal() or not c for c in column) for column in zip(*rows[1:], strict=True)]
     for row in rows:
@@ -299,8 +299,8 @@ def _assembled(path: Path) -> Program:
 
 
 def _refuse_overwriting(written: Mapping[str, Path | None], read: Mapping[str, Path | None]) -> None:
-    """Raise `click.UsageError` where a file would be written that is also read, or written twice. What is no regular
-    file, such as /dev/stdout, may be both."""
+    """Raise `click.UsageError` if a file to write is also read, or written twice. A path that is not a regular file,
+    such as /dev/stdout, may be both."""
     seen = {path.resolve(): name for name, path in read.items() if path is not None}
     for name, path in written.items():
         if path is None or (path.exists() and not path.is_file()):
@@ -311,7 +311,8 @@ def _refuse_overwriting(written: Mapping[str, Path | None], read: Mapping[str, P
 
 
 def _refuse_incomplete(program: Program, codes: Container[str]) -> None:
-    """Raise `ProgramError` where a text lacks what its packets take for granted."""
+    """Raise `ProgramError` if a text lacks the buffers or op lists that its packets need. codes: the findings to look
+    for."""
     from ..base.errors import ProgramError
     from ..isa.verify import incomplete
 
@@ -321,7 +322,7 @@ def _refuse_incomplete(program: Program, codes: Container[str]) -> None:
 
 
 def _loaded(path: Path, raw: bool, overlay: str, mme: Path | None) -> RawImage:
-    """A program from a container, a bare image or a text."""
+    """Read a program from a container, a bare image or a text."""
     from ..assembler import container
 
     if raw:

@@ -1,4 +1,4 @@
-"""Progress of work that takes long, on a terminal's stderr: a bar, and a line for each step that is done."""
+"""Progress of long work, on stderr where that is a terminal: a bar, and a line for each completed step."""
 
 from __future__ import annotations
 
@@ -16,19 +16,22 @@ PATIENCE = 2.0
 """Seconds before a bar is shown."""
 
 TIMING = "timing (once after an installation, the engine is compiled first)"
-"""What a run without data is called: it takes longer than `PATIENCE` only then, or for a very large program."""
+"""The label of a run without data. Such a run lasts longer than `PATIENCE` only when the engine is compiled first, or
+for a very large program."""
 
 
 @contextmanager
 def working(what: str) -> Iterator[Callable[[float], None]]:
-    """Show a bar once the block has taken two seconds, and take it away at its end; nothing where stderr is no
-    terminal. What is yielded is told how much is done, from 0 to 1; the bar only moves along until it is."""
+    """Show a progress bar while the block runs, from two seconds on. Shows nothing if stderr is not a terminal.
+
+    Yields a function to be called with the share that is done, 0 to 1; until then the bar only moves.
+    """
     with _bar(what) as bar:
         yield (lambda share: None) if bar is None else bar.share
 
 
 class Steps:
-    """Steps of work, one after the other. names: of the steps, in their order."""
+    """The steps of some work, one after the other. names: of the steps, in order."""
 
     def __init__(self, bar: _Bar | None, names: Sequence[str]) -> None:
         self._bar, self._names = bar, names
@@ -36,12 +39,12 @@ class Steps:
         self._begun = time.perf_counter()
 
     def share(self, share: float) -> None:
-        """How much of the step that runs is done, from 0 to 1."""
+        """Show how much of the running step is done, 0 to 1."""
         if self._bar is not None:
             self._bar.share(share)
 
     def done(self, name: str, remark: str = "") -> None:
-        """A step has ended: a line with its name, the time since the last one ended, and a remark."""
+        """Print a line for a completed step: its name, its seconds, and a remark."""
         if self._bar is None:
             return
         seconds = time.perf_counter() - self._begun
@@ -53,7 +56,7 @@ class Steps:
 
     @contextmanager
     def paused(self) -> Iterator[None]:
-        """Without the bar, to print something else. The time is no step's."""
+        """Hide the bar in a `with` block, to print something else. Its time is not counted for any step."""
         if self._bar is None:
             yield
             return
@@ -65,8 +68,8 @@ class Steps:
 
 @contextmanager
 def stepping(what: str, names: Sequence[str]) -> Iterator[Steps]:
-    """Show `what` and a line for each step as it ends; for a step that takes long, a bar with its name, which is taken
-    away at the end. Nothing where stderr is no terminal."""
+    """Print `what`, then a line for each step as it is completed, and a bar for a step that takes long. Shows nothing
+    if stderr is not a terminal."""
     with _bar(names[0]) as bar:
         if bar is not None:
             bar.line(what)
@@ -74,7 +77,7 @@ def stepping(what: str, names: Sequence[str]) -> Iterator[Steps]:
 
 
 class _Bar:
-    """A bar that shows after a while. It may be hidden and shown again."""
+    """A progress bar that appears after `PATIENCE` seconds, and can be hidden meanwhile."""
 
     def __init__(self, label: str) -> None:
         from rich.console import Console
@@ -82,7 +85,7 @@ class _Bar:
 
         columns = SpinnerColumn(), TextColumn("{task.description}"), BarColumn()
         times = TimeElapsedColumn(), TimeRemainingColumn()
-        # stdout is not the bar's: rich would send what is printed there to stderr
+        # redirect_stdout=False: rich would send text that is printed to stdout to stderr
         self._progress: Progress = Progress(
             *columns, *times, console=Console(stderr=True), transient=True, redirect_stdout=False
         )
@@ -97,7 +100,7 @@ class _Bar:
         self._progress.update(self._task, total=1.0, completed=share)
 
     def relabel(self, label: str) -> None:
-        """Another step begins; how much of it is done is not known yet."""
+        """Begin another step, whose share is not known yet."""
         self._progress.remove_task(self._task)
         self._task = self._progress.add_task(label, total=None)
 
@@ -131,13 +134,13 @@ class _Bar:
             self._progress.start()
 
     def _stop(self) -> None:
-        if self._progress.live.is_started:  # else it would write a line on a terminal without a cursor
+        if self._progress.live.is_started:  # else stop() would write a line
             self._progress.stop()
 
 
 @contextmanager
 def _bar(label: str) -> Iterator[_Bar | None]:
-    """None where stderr is no terminal."""
+    """Yield a bar, or None if stderr is not a terminal."""
     if not sys.stderr.isatty():
         yield None
         return

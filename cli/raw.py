@@ -1,7 +1,7 @@
-"""Bare wire images, made elsewhere: options and readers of all commands that take --raw, and how one is run.
+"""Bare wire images, made by other tools: the options and readers of all commands that take --raw, and how they are run.
 
-Of the files nothing is asked but what the contract says: the image, op lists as JSON (the index of an MME to its op
-words), and the contents of the memories as little-endian float32.
+The files hold what the contract defines: the image, op lists as JSON (the index of an MME to its op words), and the
+contents of the memories as little-endian float32.
 """
 
 from __future__ import annotations
@@ -26,30 +26,31 @@ if TYPE_CHECKING:
     from ..isa.program import Program
 
 MAX_BYTES = 64 << 20
-"""A larger file is no image and no op lists: the reference setup has 512 KiB for an image."""
+"""Bytes of the largest file that is accepted as an image or op lists; the reference setup has 512 KiB for an image."""
 MAX_SHOWN = 5
-"""Findings of one code that are shown."""
+"""How many findings of one code are shown."""
 
 OVERLAY = "xnn-base"
-"""What a bare image is for if nobody says: the published machine. An image does not name its overlay, and one with the
-opcodes of another is refused."""
+"""The default overlay of a bare image: the published machine. An image does not name its overlay; one with opcodes of
+another overlay is refused."""
 
 OF_RAW = ("overlay", "mme", "ddr", "lpddr", "dump_ddr", "ddr_bytes", "lpddr_bytes")
-"""Options that say something about bare images alone."""
+"""Options that are only about bare images."""
 OF_PROGRAMS = ("weights", "inputs", "outputs", "params")
-"""Options about tensors and parameters that have names, which a bare image does not know."""
+"""Options about tensors and parameters by name, which a bare image does not have."""
 
 
 _Command = TypeVar("_Command", bound=Callable[..., object])
 
 
-def raw_options(overlay: str = "with --raw: the overlay it is for") -> Callable[[_Command], _Command]:
-    """--raw, --overlay and --mme of a command with an argument PROGRAM. overlay: what the help says of that option."""
+def raw_options(overlay: str = "with --raw: the overlay of the image") -> Callable[[_Command], _Command]:
+    """Return a decorator that adds --raw, --overlay and --mme to a command with an argument PROGRAM. overlay: the help
+    text of that option."""
     file = click.Path(dir_okay=False, path_type=Path)
     options = (
         click.option("--raw", is_flag=True, help="PROGRAM is a bare wire image: no buffers, no op lists"),
         click.option("--overlay", default=OVERLAY, show_default=True, help=overlay),
-        click.option("--mme", type=file, help="with --raw: its op lists (JSON, an MME's index to its op words)"),
+        click.option("--mme", type=file, help="with --raw: file with its op lists (JSON: index of an MME to op words)"),
     )
 
     def decorate(command: _Command) -> _Command:
@@ -61,15 +62,16 @@ def raw_options(overlay: str = "with --raw: the overlay it is for") -> Callable[
 
 
 def was_given(name: str) -> bool:
-    """Whether an option of the running command was written, and is not its default."""
+    """Return whether the user gave an option of the running command, rather than its default."""
     source = click.get_current_context().get_parameter_source(name)
     return source not in (None, click.core.ParameterSource.DEFAULT)
 
 
 @dataclass
 class RawImage:
-    """What was read. program: as far as it could be told into packets, without buffers, because nobody has said yet how
-    large the memories are. complete: the whole image could be told into packets. op_lists: they are known."""
+    """What was read of a bare image. program: its packets and op lists, without buffers, because the sizes of the
+    memories are not known yet. complete: all of the image could be decoded to packets. op_lists: whether they are
+    known."""
 
     program: Program
     findings: list[Finding]
@@ -78,7 +80,7 @@ class RawImage:
 
 
 def refuse_contradictions(raw: bool) -> None:
-    """Raise `click.UsageError` for options of the running command that would be passed over."""
+    """Raise `click.UsageError` for options of the running command that would have no effect."""
     command = click.get_current_context().command
     given = {str(p.name): p.opts[0] for p in command.params if was_given(str(p.name))}
     wrong = [given[name] for name in (OF_PROGRAMS if raw else OF_RAW) if name in given]
@@ -89,9 +91,11 @@ def refuse_contradictions(raw: bool) -> None:
 
 
 def read_raw_image(path: Path, overlay: Overlay, op_lists: Path | None, *, named: bool = False) -> RawImage:
-    """A bare image and its op lists, with everything in them that a machine would misread. named: findings in the image
-    name its file. Raises `ProgramError` only where there is nothing to read: files too large, op lists that are no
-    JSON, a program or a text instead of an image."""
+    """Read a bare image and its op lists, with a finding for everything in them that a machine would misread.
+
+    named: findings in the image name its file. Raises `ProgramError` only if nothing can be read: for files that are
+    too large, op lists that are not JSON, or a program or text instead of an image.
+    """
     from ..assembler.container import MAGIC
     from ..base.errors import ProgramError
     from ..isa.image import read_image
@@ -99,9 +103,9 @@ def read_raw_image(path: Path, overlay: Overlay, op_lists: Path | None, *, named
 
     data = bytes(_contents(path, MAX_BYTES))
     if data.startswith(MAGIC):
-        raise ProgramError(f"{path}: a program of this toolchain, no bare image: it is read without --raw")
+        raise ProgramError(f"{path}: a program of this toolchain, not a bare image: leave out --raw")
     if path.suffix == ".rsn":
-        raise ProgramError(f"{path}: a text, no bare image: rsn asm --raw makes one of it")
+        raise ProgramError(f"{path}: a text, not a bare image: rsn asm --raw makes an image of it")
     image = read_image(data, overlay)
     ops: dict[str, tuple[Record, ...]] = {}
     findings: list[Finding] = []
@@ -122,34 +126,36 @@ def _read_op_lists(path: Path, overlay: Overlay) -> tuple[dict[str, tuple[Record
         out: dict[str, Any] = {}
         for key, value in members:
             if key in out:
-                raise ProgramError(f"{path}: key {key!r} is there twice")
+                raise ProgramError(f"{path}: key {key!r} occurs twice")
             out[key] = value
         return out
 
     try:
         lists = json.loads(_contents(path, MAX_BYTES), object_pairs_hook=unique)
     except (ValueError, RecursionError) as e:
-        raise ProgramError(f"{path}: not JSON: there is no JSON object in it ({e})") from None
+        raise ProgramError(f"{path}: not a JSON object ({e})") from None
     ops, findings = read_op_lists(lists, overlay)
     return ops, [dataclasses.replace(f, where=f"{path}: {f.where}") for f in findings]
 
 
 def with_memories(program: Program, sizes: Mapping[str, int], names: Mapping[str, str] | None = None) -> Program:
-    """The program with its memories as its only buffers. sizes: bytes by bank; banks that are not there are as large as
-    they can be. names: what messages call a memory, where not like its bank."""
+    """Return the program with each memory bank as its only buffer.
+
+    sizes: in bytes, by bank; a bank that is missing has its largest size. names: of the banks in messages, by bank.
+    """
     from ..isa.program import Buffer, Layout, Role
 
-    called = names or {}
+    shown = names or {}
     buffers = tuple(
-        Buffer(called.get(bank, bank), bank, 0, (sizes.get(bank, most) // 4,), Layout.LINEAR, Role.SCRATCH)
-        for bank, most in program.overlay.banks.items()
+        Buffer(shown.get(bank, bank), bank, 0, (sizes.get(bank, largest) // 4,), Layout.LINEAR, Role.SCRATCH)
+        for bank, largest in program.overlay.banks.items()
     )
     return dataclasses.replace(program, buffers=buffers)
 
 
 def load_raw_image(path: Path, overlay: str, op_lists: Path | None, *, runs: bool = False) -> RawImage:
-    """A bare image without errors; warnings go to stderr. runs: it is to run, which takes its op lists. Raises
-    `ProgramError`."""
+    """Read a bare image, and raise `ProgramError` for errors in it; warnings go to stderr. runs: it is going to run,
+    and needs its op lists."""
     from ..base.errors import ProgramError
     from ..isa.overlays import find
 
@@ -157,20 +163,22 @@ def load_raw_image(path: Path, overlay: str, op_lists: Path | None, *, runs: boo
     read = read_raw_image(path, found, op_lists, named=True)
     _refuse_errors(read.findings)
     if runs and not read.op_lists:
-        raise ProgramError(f"a bare image for {found.name} needs --mme with op lists (at least {{}})")
+        raise ProgramError(f"a bare image for {found.name} needs --mme FILE with op lists (at least the JSON {{}})")
     return read
 
 
 def with_files(program: Program, options: Mapping[str, Any]) -> tuple[Program, dict[str, npt.NDArray[np.float32]]]:
-    """The image with memories as large as the files given, and their contents. Raises `TensorError` where one is
-    missing, `ProgramError` where the image would leave them."""
+    """Return the program with memories as large as the given files, and the contents of the files by bank.
+
+    Raises `TensorError` if a file is missing, `ProgramError` if the image would access memory beyond them.
+    """
     from ..base.errors import TensorError
     from ..isa.verify import verify
 
     files = {bank: str(options[bank]) for bank in program.overlay.banks if options.get(bank) is not None}
     for bank in program.overlay.banks:
         if bank not in files and not options["timing_only"]:
-            raise TensorError(f"a bare image needs --{bank} with the memory's contents; --timing-only runs without")
+            raise TensorError(f"a bare image needs --{bank} FILE with the memory's contents; --timing-only does not")
     banks = {bank: _read_memory(Path(file), program.overlay.banks[bank]) for bank, file in files.items()}
     program = with_memories(program, {bank: memory.nbytes for bank, memory in banks.items()}, files)
     _refuse_errors(verify(program))
@@ -178,7 +186,7 @@ def with_files(program: Program, options: Mapping[str, Any]) -> tuple[Program, d
 
 
 def write_memory(path: str, bank: npt.NDArray[np.float32]) -> None:
-    """Write a memory as a file of little-endian float32."""
+    """Write a memory bank to a file, as little-endian float32."""
     from ..base.files import replacing
 
     with replacing(path) as temporary:
@@ -186,7 +194,7 @@ def write_memory(path: str, bank: npt.NDArray[np.float32]) -> None:
 
 
 def _refuse_errors(findings: Iterable[Finding]) -> None:
-    """Show the warnings; raise `ProgramError` with the errors, if any."""
+    """Print the warnings; raise `ProgramError` with the errors, if any."""
     from ..base.errors import ProgramError
     from ..base.finding import gather
 
@@ -206,17 +214,17 @@ def _read_memory(path: Path, most: int) -> npt.NDArray[np.float32]:
 
     data = _contents(path, most)
     if len(data) % 4:
-        raise TensorError(f"{path}: a memory consists of float32 elements of 4 bytes, this one has {len(data)} bytes")
+        raise TensorError(f"{path}: {len(data)} bytes are not whole float32 elements of 4 bytes, as a memory has")
     return np.frombuffer(data, "<f4").astype(np.float32, copy=False)
 
 
 def _contents(path: Path, most: int) -> bytearray:
-    """The bytes of a file, or of a pipe, of at most `most` bytes. Raises `ProgramError` for a larger one."""
+    """Read a file or a pipe. Raises `ProgramError` if it has more than `most` bytes."""
     from ..base.errors import ProgramError
 
     data = bytearray()
     with open(path, "rb") as f:
-        fits = os.fstat(f.fileno()).st_size <= most  # of a pipe, 0
+        fits = os.fstat(f.fileno()).st_size <= most  # the size of a pipe is 0
         while fits and (piece := f.read(1 << 20)):
             data += piece
             fits = len(data) <= most

@@ -19,14 +19,12 @@ TABLES = ("table3", "table6", "table7", "table9", "fig18", "table10", "table11",
 
 @click.command(name="reproduce")
 @click.argument("table", default="all", type=click.Choice([*TABLES, "all"]))
-@click.option("--schedule", default="published", show_default=True, help="of what the paper calls optimised")
-@click.option(
-    "--set", "rates", multiple=True, type=Setting(float), help="another rate or depth, as rsn overlay names it"
-)
+@click.option("--schedule", default="published", show_default=True, help="schedule of the paper's optimised rows")
+@click.option("--set", "rates", multiple=True, type=Setting(float), help="change a rate or depth of rsn overlay")
 @click.option("--json", "as_json", is_flag=True, help="one JSON object on stdout")
 def reproduce_command(table: str, schedule: str, rates: Sequence[tuple[str, float]], as_json: bool) -> None:
-    """Model what the paper measured: the rows of TABLE, or of all, each with its error and whether a constant of the
-    model was fitted on it."""
+    """Model the rows of the paper's TABLE, or of all: published and modelled value, their difference, and whether a
+    constant of the model was fitted on the row."""
     from ..scheduler.best import schedule_named
     from .progress import working
     from .published.rows import rows_of
@@ -46,7 +44,7 @@ def _mean_error(rows: Sequence[Row]) -> float | None:
 
 
 def _summary(rows: Sequence[Row]) -> dict[str, Any]:
-    """Numbers of rows, mean absolute errors in percent, and the timed row that is farthest off."""
+    """Return numbers of rows, mean absolute errors in percent, and the timed row with the largest error."""
     from .published.rows import calibrated_parameters
 
     groups = {
@@ -86,7 +84,7 @@ def _cells(row: Row) -> list[str]:
 
 
 def _number(value: float) -> str:
-    """Four digits."""
+    """Format a number with four digits."""
     return f"{value:.0f}" if abs(value) >= 1000 or value == int(value) else f"{value:.4g}"
 
 

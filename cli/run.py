@@ -1,4 +1,4 @@
-"""`rsn run`: a program on a board."""
+"""`rsn run`: runs a program on a board."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 class Setting(click.ParamType[tuple[str, float]]):
-    """NAME=NUMBER."""
+    """An option value NAME=NUMBER."""
 
     name = "name=number"
 
@@ -37,11 +37,11 @@ class Setting(click.ParamType[tuple[str, float]]):
             return name.strip(), self.number(number)
         except ValueError:
             kind = "whole number" if self.number is int else "number"
-            self.fail(f"{value!r}: " + (f"{number!r} is no {kind}" if sign else "expected NAME=NUMBER"), param, ctx)
+            self.fail(f"{value!r}: " + (f"{number!r} is not a {kind}" if sign else "expected NAME=NUMBER"), param, ctx)
 
 
 class At(click.ParamType[tuple[str, int]]):
-    """UNIT or UNIT:NUMBER."""
+    """An option value UNIT or UNIT:NUMBER, a uOP of a unit."""
 
     name = "unit[:uop]"
 
@@ -50,7 +50,7 @@ class At(click.ParamType[tuple[str, int]]):
             return value
         unit, sign, number = str(value).partition(":")
         if sign and not number.isdecimal():
-            self.fail(f"{value!r}: {number!r} is no uOP number", param, ctx)
+            self.fail(f"{value!r}: {number!r} is not the number of a uOP (0, 1, ...)", param, ctx)
         return unit, int(number or 0)
 
 
@@ -59,28 +59,28 @@ _file = click.Path(dir_okay=False)
 
 @click.command(name="run")
 @click.argument("program", type=_file)
-@click.option("--board", default="sim", show_default=True, help="what to run on: sim, csim, vck190, ...")
-@click.option("--xclbin", type=_file, help="the bitstream of a real board [default: RSN_XCLBIN]")
-@click.option("--weights", type=_file, help="weights (.safetensors)")
+@click.option("--board", default="sim", show_default=True, help="board to run on: sim, csim, vck190, ssh://...")
+@click.option("--xclbin", type=_file, help="bitstream of a real board [default: $RSN_XCLBIN]")
+@click.option("--weights", type=_file, help="packed weights (.safetensors)")
 @click.option("--inputs", type=_file, help="inputs (.safetensors, .npz or .npy)")
-@click.option("--outputs", type=_file, help="where to write the outputs (.safetensors or .npz)")
-@click.option("--param", "params", multiple=True, type=Setting(int), help="a run-time parameter, e.g. len[0]=17")
-@click.option("--timing-only", is_flag=True, help="model the time alone: no weights, no inputs, no results")
-@click.option("--set", "rates", multiple=True, type=Setting(float), help="another rate or depth, e.g. ddr_read_gbs=42")
-@click.option("--source-rates", is_flag=True, help="post-ops take what hw/versal's sources state")
-@click.option("--overlay-file", type=_file, help="other rates and depths (.toml, as rsn overlay prints them)")
-@click.option("--explain", "explains", is_flag=True, help="say where the time goes, and what would shorten it")
+@click.option("--outputs", type=_file, help="file to write the outputs to (.safetensors or .npz)")
+@click.option("--param", "params", multiple=True, type=Setting(int), help="set a run-time parameter, e.g. len[0]=17")
+@click.option("--timing-only", is_flag=True, help="model only the time, without data: needs no weights and no inputs")
+@click.option("--set", "rates", multiple=True, type=Setting(float), help="change a rate or depth, e.g. ddr_read_gbs=42")
+@click.option("--source-rates", is_flag=True, help="charge post-ops the cycles that hw/versal's sources state")
+@click.option("--overlay-file", type=_file, help="change rates and depths (.toml, as rsn overlay prints them)")
+@click.option("--explain", "explains", is_flag=True, help="show where the time goes, and what would shorten it")
 @click.option("--trace", type=_file, help="write a trace for Perfetto or chrome://tracing (.json, .json.gz)")
 @click.option("--report", type=_file, help="write a page with timeline, roofline and tables (.html)")
-@click.option("--break", "stop_at", type=At(), help="stop UNIT before its uOP (0) and show what it holds")
-@click.option("--dump", type=_file, help="with --break: where to write buffers, flags and fills (.npz)")
-@click.option("--compare", "spec", help="compare each segment with PyTorch; SPEC as for rsn compile")
+@click.option("--break", "stop_at", type=At(), help="stop a unit before its uOP number [0], and show what it holds")
+@click.option("--dump", type=_file, help="with --break: file to write buffers, flags and FIFO fills to (.npz)")
+@click.option("--compare", "spec", help="compare each segment with PyTorch; the model as for rsn compile SPEC")
 @click.option("--bound", type=float, help="with --compare: the largest difference [default: 1e-4 of the largest value]")
-@click.option("--seed", type=int, help="with --compare: of a preset's random weights [default: 0]")
+@click.option("--seed", type=int, help="with --compare: seed of a preset's random weights [default: 0]")
 @raw_options()
-@click.option("--ddr", type=_file, help="with --raw: DDR contents (float32)")
-@click.option("--lpddr", type=_file, help="with --raw: LPDDR contents (float32)")
-@click.option("--dump-ddr", type=_file, help="with --raw: where to write DDR after the run")
+@click.option("--ddr", type=_file, help="with --raw: file with the contents of DDR (float32)")
+@click.option("--lpddr", type=_file, help="with --raw: file with the contents of LPDDR (float32)")
+@click.option("--dump-ddr", type=_file, help="with --raw: file to write DDR to after the run")
 @click.option("--json", "as_json", is_flag=True, help="one JSON object on stdout")
 def run_command(program: str, raw: bool, as_json: bool, **options: Any) -> None:
     """Run PROGRAM (.bin) and report the time it takes."""
@@ -94,7 +94,7 @@ def run_command(program: str, raw: bool, as_json: bool, **options: Any) -> None:
         loaded = load_raw_image(Path(program), options["overlay"], options["mme"], runs=True).program
     else:
         loaded = _read(program)
-    with working(f"opening board {options['board']}"):  # one of them is built when it is first asked for
+    with working(f"opening board {options['board']}"):  # csim is built at its first use
         open_board(options["board"], xclbin=options["xclbin"]).close()
     loaded = _with_overlay(loaded, options)
     for target in ("trace", "report", "dump", "dump_ddr"):
@@ -125,17 +125,17 @@ MODEL_ONLY = {
     "stop_at": "--break",
     "spec": "--compare",
 }
-"""Options about what the model of the machine alone can know."""
+"""Options that need the model of the machine."""
 
 
 def _refuse_misuse(raw: bool, options: Mapping[str, Any]) -> None:
-    """Raise `click.UsageError` for options that would be passed over."""
+    """Raise `click.UsageError` for options that contradict each other, or would have no effect."""
     if options["board"] != "sim":
         given = [option for name, option in MODEL_ONLY.items() if options[name]] + ["--raw"] * raw
         if given:
-            raise click.UsageError(f"{', '.join(given)}: for the model of the machine, --board sim, alone")
+            raise click.UsageError(f"{', '.join(given)}: only with --board sim, the model of the machine")
     if options["xclbin"] and options["board"] in ("sim", "csim"):
-        raise click.UsageError("--xclbin: for a real board")
+        raise click.UsageError(f"--xclbin: only for a real board, not for {options['board']}")
     pictures = [f"--{n}" for n in ("trace", "report") if options[n]] + ["--explain"] * options["explains"]
     if options["dump"] and not options["stop_at"]:
         raise click.UsageError("--dump: only with --break")
@@ -143,7 +143,7 @@ def _refuse_misuse(raw: bool, options: Mapping[str, Any]) -> None:
     if given and not options["spec"]:
         raise click.UsageError(f"{', '.join(given)}: only with --compare")
     if options["bound"] is not None and not 0 <= options["bound"] < math.inf:
-        raise click.UsageError(f"--bound {options['bound']}: a difference is 0 or more, and finite")
+        raise click.UsageError(f"--bound {options['bound']}: it must be 0 or more, and finite")
     results = pictures + [f"--{n.replace('_', '-')}" for n in ("outputs", "dump_ddr") if options[n]]
     if options["stop_at"] and results:
         raise click.UsageError(f"{', '.join(results)}: not with --break, which does not run to the end")
@@ -170,7 +170,7 @@ def _with_overlay(program: Program, options: Mapping[str, Any]) -> Program:
     if options["source_rates"]:
         stated = dict(c.rate for c in overlay.costs(overlay) if c.rate)
         if not stated:
-            raise click.UsageError(f"--source-rates: overlay {overlay.name} has no sources that say what they cost")
+            raise click.UsageError(f"--source-rates: overlay {overlay.name} has no HLS sources that state cycles")
         overlay = overlay.with_rates(**stated)
     if options["rates"]:
         overlay = overlay.with_rates(**dict(options["rates"]))
@@ -198,7 +198,7 @@ def _run(program: Program, options: Mapping[str, Any]) -> Run:
 
 
 def _inputs(program: Program, options: Mapping[str, Any]) -> dict[str, npt.NDArray[np.generic]]:
-    """The inputs that were given. Raises `TensorError` where inputs or weights are missing."""
+    """Read the inputs. Raises `TensorError` if inputs or weights are missing."""
     from ..base.errors import TensorError
     from ..host.tensors import load_tensors
     from ..isa.program import Role
@@ -234,7 +234,8 @@ def _run_raw(program: Program, banks: dict[str, Any] | None, options: Mapping[st
 
 
 def _picture(program: Program, name: str, options: Mapping[str, Any]) -> Machine | None:
-    """Write what shows the run; the machine, if somebody wants its reasons."""
+    """Write the trace and the report, if asked for. Returns the run's simulator if its explanation is asked for, else
+    None."""
     if not (options["explains"] or options["trace"] or options["report"]):
         return None
     from ..hw.sim.machine import Machine
@@ -274,7 +275,7 @@ def _stop(program: Program, raw: bool, banks: dict[str, Any] | None, options: Ma
 
 
 def _compare(program: Program, options: Mapping[str, Any], as_json: bool) -> None:
-    """Exits with 1 where a segment is beyond the bound."""
+    """Print the comparison with PyTorch. Exits with 1 if a segment's difference is beyond the bound."""
     import numpy as np
 
     from ..base.errors import require_torch
@@ -290,11 +291,11 @@ def _compare(program: Program, options: Mapping[str, Any], as_json: bool) -> Non
     from .progress import working
 
     params = dict(options["params"])
-    program.bind(params)  # refuses what it has not
+    program.bind(params)  # raises for an unknown parameter
     given: dict[str, Any] = _inputs(program, options)
     source = next((b for b in program.with_role(Role.INPUT) if b.view and len(b.view) == 3), None)
     if source is None or source.view is None:
-        raise TensorError("--compare needs a program that was compiled from a model")
+        raise TensorError("--compare needs a program compiled from a model; this one has no input of 3 dimensions")
     bound = BOUND if options["bound"] is None else options["bound"]
     with working("comparing"):
         base = program.overlay.extends is None
@@ -359,7 +360,8 @@ def _report(program: Program, run: Run, machine: Machine | None, options: Mappin
 
 
 def _report_timed(program: Program, run: Run, options: Mapping[str, Any], as_json: bool) -> None:
-    """Of a board that took time itself: the machine's own, or this computer's, which says nothing of the machine."""
+    """Print a run whose time was measured: the time of the machine, or of this computer, which says nothing of the
+    machine."""
     from ..base.durations import duration
     from ..isa.statistics import count
 

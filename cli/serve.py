@@ -1,4 +1,4 @@
-"""`rsn serve`: a compiled model behind HTTP."""
+"""`rsn serve`: serves a compiled model over HTTP."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ if TYPE_CHECKING:
     from ..host.serving.http import Server
 
 LONGEST_S = 24 * 3600.0
-"""Of a time that may be asked for: threads cannot wait for any number of seconds."""
+"""The longest time that an option may give, in seconds; a thread cannot wait for arbitrarily long."""
 
 
 class _Number(click.FloatRange):
-    """Of a range; NaN, which no comparison refuses, is in none."""
+    """A range of numbers that also refuses NaN, which no comparison refuses."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         number = super().convert(value, param, ctx)
@@ -29,24 +29,24 @@ class _Number(click.FloatRange):
 
 @click.command(name="serve")
 @click.argument("model", type=click.Path(path_type=Path))
-@click.option("--host", default="127.0.0.1", show_default=True, help="the address to listen at; 0.0.0.0 for all")
-@click.option("--port", default=8000, show_default=True, type=click.IntRange(0, 65535), help="0 for a free one")
-@click.option("--board", default="sim", show_default=True, help="what to run on: sim, csim, vck190, ...")
-@click.option("--xclbin", type=click.Path(dir_okay=False), help="the bitstream of a real board [default: RSN_XCLBIN]")
-@click.option("--queue", default=256, show_default=True, type=click.IntRange(1), help="requests that may wait")
+@click.option("--host", default="127.0.0.1", show_default=True, help="address to listen at; 0.0.0.0 for all")
+@click.option("--port", default=8000, show_default=True, type=click.IntRange(0, 65535), help="0 for any free port")
+@click.option("--board", default="sim", show_default=True, help="board to run on: sim, csim, vck190, ssh://...")
+@click.option("--xclbin", type=click.Path(dir_okay=False), help="bitstream of a real board [default: $RSN_XCLBIN]")
+@click.option("--queue", default=256, show_default=True, type=click.IntRange(1), help="the most requests that wait")
 @click.option(
     "--max-wait",
     default=0.002,
     show_default=True,
     type=_Number(0, LONGEST_S),
-    help="seconds to wait for others that share a run",
+    help="seconds that a request waits for others to share its run",
 )
 @click.option(
     "--timeout",
     default=60.0,
     show_default=True,
     type=_Number(0, LONGEST_S, min_open=True),
-    help="the most seconds for a request",
+    help="the most seconds for a request to wait and run",
 )
 @click.option(
     "--limit-mb",
@@ -68,8 +68,8 @@ def serve_command(
 ) -> None:
     """Serve MODEL (.rsnmodel) over HTTP, until SIGTERM or ^C.
 
-    POST / asks the model, in JSON; GET / describes it; /health and /metrics are for load balancers and Prometheus
-    (docs/serving.md). One process, one board, no encryption and no passwords: for more, put a proxy before it.
+    POST / runs the model, in JSON; GET / describes it; /health and /metrics are for load balancers and Prometheus
+    (docs/serving.md). One process, one board, no encryption and no passwords: for those, put a proxy before it.
     """
     from ..base.errors import require
 
@@ -80,7 +80,7 @@ def serve_command(
     from .progress import working
 
     logging.basicConfig(format="%(asctime)s %(levelname)s %(name)s: %(message)s")
-    sock = listener(host, port)  # before the model, which takes longer
+    sock = listener(host, port)  # first: an address in use is reported before the model is loaded
     with sock:
         registry, metrics = _figures()
         with working(f"opening {model} on board {board}"):
@@ -99,7 +99,7 @@ def serve_command(
 
 
 def _figures() -> tuple[Any, Any]:
-    """A registry of Prometheus with its `Metrics`; (None, None) where prometheus_client is not installed."""
+    """Return a Prometheus registry with its `Metrics`; (None, None) if prometheus_client is not installed."""
     if find_spec("prometheus_client") is None:
         return None, None
     from prometheus_client import CollectorRegistry, ProcessCollector
@@ -112,7 +112,7 @@ def _figures() -> tuple[Any, Any]:
 
 
 def _open(model: Path, board: str, xclbin: str | None, serving: Any, metrics: Any) -> Server:
-    """The model's server, with its board open."""
+    """Load the model, open its board, and return its server."""
     from ..host.model.loaded import load
 
     server: Server = load(model, board=board, xclbin=xclbin).server(serving, metrics=metrics, name=model.stem)

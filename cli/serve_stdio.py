@@ -1,4 +1,4 @@
-"""`rsn serve-stdio`: what `--board ssh://` starts on the other side. Nothing for people."""
+"""`rsn serve-stdio`: the process that `--board ssh://` starts on the other computer. Not for users."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ import click
 
 
 @click.command(name="serve-stdio", hidden=True)
-@click.option("--silence", type=click.FloatRange(0, min_open=True), help="seconds without a sign of life until it ends")
+@click.option("--silence", type=click.FloatRange(0, min_open=True), help="end after so many seconds without a message")
 def serve_stdio_command(silence: float | None) -> None:
-    """Drive boards for whoever is at the other end of stdin and stdout."""
+    """Run programs on this computer's boards for the process at the other end of stdin and stdout."""
     from ..host.boards.ssh_frames import SILENCE_S
     from ..host.boards.ssh_remote import serve
 
-    # what libraries print must not come between the frames
+    # stdout becomes stderr: text that libraries print must not come between the frames
     frames = os.dup(1)
     os.dup2(2, 1)
     sys.stdout = sys.stderr

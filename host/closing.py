@@ -1,4 +1,4 @@
-"""What is closed at the end of a `with` block."""
+"""The base class of objects that a `with` block closes."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from typing import Self
 
 
 class Closing:
-    """A context manager that closes itself."""
+    """A context manager whose `close` is called at the end of its block."""
 
     def close(self) -> None:
-        """Give back what is held. Further calls do nothing."""
+        """Release what the object holds. Further calls do nothing."""
         raise NotImplementedError
 
     def __enter__(self) -> Self:

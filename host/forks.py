@@ -1,7 +1,8 @@
-"""What a process forked from this one forgets: threads, locks and devices stay with the process that has them.
+"""What a forked child must not use: its copies of the parent's threads, locks and devices.
 
-A fork copies one thread. Locks that another thread held stay locked in the child for ever, and a connection or device
-that both used would answer either of them. So the copies are given up in the child, before any of its code runs.
+A fork copies one thread. A lock that another thread held stays locked in the child for ever, and an answer on a shared
+connection or device could reach either process. So `os.fork` in the child first calls `forget` on each object that
+registered with `forget_in_children`.
 """
 
 from __future__ import annotations
@@ -16,28 +17,33 @@ from typing import Any, Protocol
 
 
 class Forgetful(Protocol):
+    """An object that a forked child must disconnect from what the parent uses."""
+
     def forget(self) -> None:
-        """Give the copy up, in the child. It must take no lock, wait for nothing, and change nothing that the parent
-        uses."""
+        """Drop the child's copies of threads, locks and devices. Must not acquire a lock, wait, or change what the
+        parent uses."""
 
 
 _known: weakref.WeakSet[Forgetful] = weakref.WeakSet()
 
 
 def forget_in_children(thing: Forgetful) -> None:
-    """Call `thing.forget()` in each process that is forked from this one while the thing lives."""
+    """Register an object: `thing.forget()` is called in each process forked from this one while the object is alive."""
     _known.add(thing)
 
 
 def keep_for_ever(thing: object) -> None:
-    """Never destroy an object, not even when the interpreter ends: destroying a driver's handle in a child would free
-    what the parent uses."""
+    """Prevent an object from ever being destroyed, even at the interpreter's end. A child that destroyed a driver's
+    handle would free what the parent uses."""
     ctypes.pythonapi.Py_IncRef(ctypes.py_object(thing))
 
 
 def fail(future: Future[Any], error: Exception) -> None:
-    """Answer a copied future, in the child. Its lock may have been held at the fork, and its callbacks belong to the
-    parent, whose clients they may answer: neither is touched, so that `set_exception` will not do."""
+    """Set an error on a future that was copied by a fork, in the child.
+
+    Not by `set_exception`: the future's lock may have been held at the fork, and its callbacks belong to the parent,
+    whose clients they may answer. Neither is touched.
+    """
     future._condition = threading.Condition()
     if not future.done():
         future._exception, future._state = error, FINISHED

@@ -1,4 +1,4 @@
-"""The runner: one object that serving scripts keep, whatever board is behind it."""
+"""The runner: runs a program on a board for a serving script, whichever board that is."""
 
 from __future__ import annotations
 
@@ -41,20 +41,22 @@ Source = str | os.PathLike[str]
 
 
 class Runner(Closing):
-    """Runs a program on a board; thread-safe, one run at a time.
+    """Runs a program on a board. Any thread may call it; runs take place one at a time.
 
-    It belongs to the process that made it. In a process forked from that one, `run`, `submit` and `stop` raise
-    `BoardError` at once, futures without an answer have that error too, `health` is closed, and `close` does nothing;
-    the board stays as it is. Make a runner in each process, after the fork (docs/serving.md).
+    program: a `Program` or the path of a `.bin`; or several of them, which are one network compiled for several batch
+    sizes and lengths, with the same weights. Waiting requests then share a run of the smallest program that has room
+    for all of them (docs/serving.md). weights: the path of a safetensors file, or float32 tensors by buffer name,
+    packed as the compiler packs them. board: the name of a board (docs/boards.md), or a function that opens one.
+    xclbin: path of the bitstream for a real board. serving: how requests queue, and what happens when the board fails;
+    by default an error of the board is raised to the caller at once. metrics: where to count requests, under the
+    runner's `name`.
 
-    program: a `Program` or the path of a `.bin`, or several of them: one network at several batch sizes and lengths,
-    with the same weights. Requests that wait then share a run of the smallest that takes them all (docs/serving.md).
-    weights: a safetensors path, or tensors by buffer name (packed, as the compiler makes them). board: a name, or what
-    opens one; xclbin: what a real one loads. serving: how requests wait and what happens when the board fails;
-    without, an error of the board is the caller's at once. metrics: where to count, under the runner's name.
+    A runner belongs to the process that made it. In a process forked from that one `run`, `submit` and `stop` raise
+    `BoardError` at once, unanswered futures get that error too, `health` is `CLOSED`, and `close` does nothing; the
+    board is left alone. Make a runner in each process, after the fork (docs/serving.md).
 
-    Raises `ProgramError` for a program that could leave its buffers, `TensorError` for weights that do not fit,
-    `BoardError` where the board is at fault.
+    Raises `ProgramError` for a program that could access memory outside its buffers, `TensorError` for weights that do
+    not fit, `BoardError` if the board cannot be used.
     """
 
     def __init__(
@@ -71,7 +73,7 @@ class Runner(Closing):
         given = [program] if isinstance(program, Program | str | os.PathLike) else list(program)
         self._family = Family([_verified(p) for p in given])
         self.program = self._family.members[-1].program
-        """The largest of the programs."""
+        """The program with the most rows."""
         self.serving = serving
         self._boards = OpenBoards(
             board if callable(board) else lambda: open_board(board, xclbin=xclbin),
@@ -79,19 +81,20 @@ class Runner(Closing):
             self._weights(weights),
         )
         self._turn = threading.Lock()
-        """Whoever holds it has the boards."""
+        """Held while the boards are in use."""
         self._lock = threading.Lock()
-        """Of all that follows; nobody waits for the turn with it."""
+        """Protects all attributes below. Never acquire `_turn` while holding it."""
         self._work, self._room, self._due = (threading.Condition(self._lock) for _ in range(3))
         self._queue: deque[Request] = deque()
         self._deadlines: list[tuple[float, int, weakref.ref[Request]]] = []
-        """References that keep nothing alive: results are large, and a deadline may be far away."""
+        """Weak references: results are large, and a deadline may be far in the future."""
         self._numbers = count()
         self._threads: dict[str, threading.Thread] = {}
         self._closed = self._ended = False
         self._process = os.getpid()
         self._futures: weakref.WeakSet[Future[Result]] = weakref.WeakSet()
-        """Those that somebody holds. Requests would not do: a fork destroys what the other threads alone hold."""
+        """Futures that a caller still holds. Not the requests: a fork destroys what only the parent's other threads
+        hold."""
         self._health = Health()
         self._down_since = self._retry_at = self._backoff = 0.0
         self._boards.open()
@@ -105,17 +108,20 @@ class Runner(Closing):
         forget_in_children(self)
 
     def _weights(self, weights: Mapping[str, Array] | Source | None) -> Mapping[str, Array]:
-        wanted = self._family.weights
+        needed = self._family.weights
         if weights is None:
-            if wanted:
-                raise TensorError(f"this program needs weights ({len(wanted)} tensors, {wanted[0].name!r} first)")
+            if needed:
+                first = needed[0].name
+                raise TensorError(
+                    f"this program needs weights ({len(needed)} tensors, {first!r} first): none were given"
+                )
             return {}
         if not isinstance(weights, Mapping):
-            return tensors.Weights(weights, wanted)
-        for b in wanted:
+            return tensors.Weights(weights, needed)
+        for b in needed:
             if b.name not in weights:
-                raise TensorError(f"no weight {b.name!r}, which the program needs")
-        return weights if isinstance(weights, tensors.Images) else tensors.Given(weights, wanted)
+                raise TensorError(f"weight {b.name!r} is missing; the program needs it")
+        return weights if isinstance(weights, tensors.Images) else tensors.Given(weights, needed)
 
     # -- asking
 
@@ -127,13 +133,16 @@ class Runner(Closing):
         progress: Callable[[float], None] | None = None,
         timeout: float | None = None,
     ) -> Result:
-        """Run once. inputs: float32 tensors by buffer name, of the program's shape or of fewer and, where it has masks,
-        shorter sequences (sequence, rows, columns); parameters: run-time integers such as len[0], of the request's own
-        sequences; progress: told now and then which share is done; timeout: seconds for waiting and running.
+        """Run the program once, and return its outputs.
 
-        Raises `TensorError` for inputs that do not fit, `DeadlockError` when the machine cannot go on, `BoardError`,
-        and of these `RequestTimeout`. With neither others waiting nor a time-out it runs in this thread, so that ^C
-        reaches the board.
+        inputs: float32 tensors by buffer name, in the shape of the program's buffers; or with fewer sequences and, if
+        the program has masks, shorter ones: (sequence, rows, columns). parameters: run-time integers by name, such as
+        `len[0]`, numbered by the sequences of this request. progress: called from time to time with the share that is
+        done, 0 to 1. timeout: seconds for waiting and running together.
+
+        Raises `TensorError` for inputs that do not fit, `DeadlockError` if the machine cannot go on, `BoardError` if
+        the board fails, and `RequestTimeout`, which is a `BoardError`. If no request waits, there is no timeout and
+        `serving.max_wait_s` is 0, the run takes place in the calling thread, so that ^C reaches the board.
         """
         self._refuse_child()
         self._refuse_own_thread("run")
@@ -143,7 +152,7 @@ class Runner(Closing):
         try:
             return request.future.result()
         except BaseException:
-            request.future.cancel()  # ^C while it waited; nothing to a request that was answered
+            request.future.cancel()  # after ^C while it waited; has no effect on an answered request
             raise
 
     def submit(
@@ -154,11 +163,13 @@ class Runner(Closing):
         timeout: float | None = None,
         wait: float | None = None,
     ) -> Future[Result]:
-        """`run` in the background, in the order of submission; requests that wait may share a run.
+        """Queue a run, and return the future of its result. Runs start in the order of submission; waiting requests may
+        share a run.
 
-        timeout: seconds until the answer is `RequestTimeout`. wait: seconds for room in the queue, 0 for none; without,
-        as long as it takes. The future can be cancelled until its run begins. Raises `TensorError` and `QueueFull` here
-        and now; the other errors of `run` are the future's.
+        inputs, parameters: as for `run`. timeout: seconds until the future fails with `RequestTimeout`. wait: seconds
+        to wait for a place in a full queue; 0 does not wait, None waits without limit. The future can be cancelled
+        until its run begins. Raises `TensorError` and `QueueFull` from this call; the other errors of `run` are set on
+        the future.
         """
         self._refuse_child()
         request = self._request(inputs, parameters, timeout, None)
@@ -166,8 +177,12 @@ class Runner(Closing):
         return request.future
 
     def stop(self, inputs: Inputs, unit: str, number: int, parameters: Mapping[str, int] | None = None) -> Stopped:
-        """Run until `unit` is about to begin its uOP `number`, and look at it (simulator only). Raises as `run`,
-        `ProgramError` for a unit or uOP that is not there, and `BoardError` for a board that cannot be stopped."""
+        """Run until `unit` is about to begin its uOP `number` (counted from 0), and return the machine's state at that
+        point. Only the simulator can do so.
+
+        Raises what `run` raises, `ProgramError` for an unknown unit or uOP number, and `BoardError` if the board is not
+        the simulator.
+        """
         from .boards.sim import SimBoard
 
         self._refuse_child()
@@ -177,17 +192,17 @@ class Runner(Closing):
                 self._refuse_closed()
             board = self._boards.board(batch.member.program)
             if not isinstance(board, SimBoard):
-                raise BoardError("only the simulator (board sim) can be stopped")
+                raise BoardError("only the simulator (board sim) can stop before a uOP")
             return board.stop(*batch.bound(), unit, number)
 
     @property
     def health(self) -> Health:
-        """Whether requests are answered, and what went wrong last."""
+        """Whether requests are being answered, and the board's latest error."""
         return self._health
 
     def close(self) -> None:
-        """Finish what was submitted and give the board back. Further calls do nothing, and so do calls in a process
-        forked from the runner's: its board is still in use."""
+        """Finish the submitted requests and release the board. Further calls do nothing. In a process forked from the
+        runner's own the call does nothing either: the parent still uses the board."""
         if self._in_child:
             return
         self._refuse_own_thread("close")
@@ -225,8 +240,8 @@ class Runner(Closing):
         return request
 
     def _ran_here(self, request: Request) -> bool:
-        """Run it in this thread, if nobody and nothing keeps it waiting."""
-        turn = self._turn  # `progress` may fork, and the child has another
+        """Run a request in the calling thread if nothing makes it wait. Returns whether it was run."""
+        turn = self._turn  # `progress` may fork, and `forget` gives the child another lock
         if request.deadline is not None or self.serving.max_wait_s or not turn.acquire(blocking=False):
             return False
         try:
@@ -241,7 +256,11 @@ class Runner(Closing):
             turn.release()
 
     def _enqueue(self, request: Request, wait: float | None) -> None:
-        """Raises `QueueFull`, also where waiting for room would be waiting for oneself."""
+        """Append a request to the queue.
+
+        Raises `QueueFull` if no place becomes free in time, and at once in the runner's own threads: they would wait
+        for themselves.
+        """
         if request.deadline is not None:
             left = max(request.deadline - time.monotonic(), 0.0)
             wait = left if wait is None else min(wait, left)
@@ -255,7 +274,9 @@ class Runner(Closing):
                 self._refuse_closed()
                 if not room:
                     self._count("full")
-                    raise QueueFull(f"{len(self._queue)} requests wait, and none was taken in {wait or 0.0:g} s")
+                    raise QueueFull(
+                        f"the queue is full: {len(self._queue)} requests wait; no place in {wait or 0.0:g} s"
+                    )
             self._queue.append(request)
             self._start_thread("rsn-runs", self._serve)
             self._work.notify()
@@ -267,19 +288,20 @@ class Runner(Closing):
         request.future.add_done_callback(lambda future: self._forget(asked()) if future.cancelled() else None)
 
     def _start_thread(self, name: str, target: Callable[[], None]) -> None:
-        """Daemons: a script that forgets to close ends all the same."""
+        """Start a thread of the runner unless it runs already. A daemon: a script that forgets to close the runner
+        still ends."""
         if name not in self._threads:
             self._threads[name] = threading.Thread(target=target, name=name, daemon=True)
             self._threads[name].start()
 
     def _forget(self, request: Request | None) -> None:
-        """It was cancelled."""
+        """Remove a cancelled request from the queue."""
         with self._lock:
             self._count("cancelled")
             if request is None:
                 return
             self._remove(request)
-            self._starts(request)  # tells those who wait for several futures
+            self._starts(request)  # notifies concurrent.futures.wait and as_completed
 
     def _remove(self, request: Request) -> None:
         if request in self._queue:
@@ -287,7 +309,7 @@ class Runner(Closing):
             self._room.notify()
 
     def _watch(self) -> None:
-        """Answer requests whose time is over, whether they wait or run."""
+        """Thread: answer requests whose deadline has passed, whether they wait or run, with `RequestTimeout`."""
         while True:
             late: list[Request] = []
             with self._lock:
@@ -301,12 +323,12 @@ class Runner(Closing):
                         self._remove(request)
                         late.append(request)
             for request in late:
-                what = "its run has not ended" if request.runs else "it still waited"
+                what = "its run has not ended" if request.runs else "it was still in the queue"
                 seconds = (request.deadline or 0.0) - request.arrived
                 self._answer(request, RequestTimeout(f"no answer in {seconds:g} s: {what}"))
 
     def _serve(self) -> None:
-        """Run what waits, until the runner is closed and nothing does."""
+        """Thread: run queued requests until the runner is closed and the queue is empty."""
         while self._wait_for_work():
             with self._turn:
                 if not self._boards.are_open:
@@ -320,10 +342,10 @@ class Runner(Closing):
                 batch = self._take()
                 if batch is not None:
                     self._execute(batch)
-                    del batch  # what was answered is not kept until there is more to do
+                    del batch  # frees its results while the thread waits
 
     def _wait_for_work(self) -> bool:
-        """Wait until there is something to run, or a board to open again. Whether there is."""
+        """Wait until a batch may run or a failed board may be reopened. Returns False when the thread should end."""
         with self._lock:
             while True:
                 down = self._health.state is State.FAILING
@@ -336,14 +358,15 @@ class Runner(Closing):
                 self._work.wait(left)
 
     def _gathered(self) -> float:
-        """When the first that waits has waited long enough for others."""
+        """Return when the oldest request has waited long enough for others to share its run, in seconds of
+        `time.monotonic`."""
         first = self._queue[0]
         waiting = sum(len(r.sequences) for r in self._queue)
         full = waiting >= self._family.most or len(self._queue) >= self.serving.queue
         return 0.0 if full or first.member or first.progress else first.arrived + self.serving.max_wait_s
 
     def _take(self) -> Batch | None:
-        """What runs next, which from now on cannot be cancelled."""
+        """Take the next batch from the queue; its requests can no longer be cancelled. None if the queue is empty."""
         with self._lock:
             while self._queue:
                 batch = self._family.batch(self._queue)
@@ -355,16 +378,16 @@ class Runner(Closing):
             return None
 
     def _starts(self, request: Request) -> bool:
-        """Whether somebody still waits for it."""
+        """Mark a request as running. Returns False if it was cancelled or answered before."""
         if not request.started and not request.answered:
             request.started = request.future.set_running_or_notify_cancel()
-            request.answered = not request.started  # by whoever cancelled it
+            request.answered = not request.started  # a cancelled request needs no answer
         return request.started and not request.answered
 
     # -- running
 
     def _execute(self, batch: Batch) -> None:
-        """Run, and answer or try again. The turn is the caller's."""
+        """Run a batch, then answer its requests or queue them again. The caller holds `_turn`."""
         began = time.monotonic()
         for request in batch.requests:
             request.runs += 1
@@ -376,7 +399,7 @@ class Runner(Closing):
             self._boards.close()
             self._fail(e, batch.requests)
         except BaseException as e:
-            if not isinstance(e, RsnError):  # nobody knows what state the board is in
+            if not isinstance(e, RsnError):  # the board's state is unknown
                 self._boards.close()
             for request in batch.requests:
                 self._answer(request, e)
@@ -393,7 +416,8 @@ class Runner(Closing):
                 self._answer(request, Result(tensors_, run))
 
     def _fail(self, error: BoardError, running: Sequence[Request] = ()) -> None:
-        """The board is down: it failed with these requests running, or when it was opened."""
+        """Record that the board failed, while running these requests or while being opened; then retry or answer what
+        waits."""
         with self._lock:
             now = time.monotonic()
             if self._health.state is not State.FAILING:
@@ -404,7 +428,7 @@ class Runner(Closing):
             if self._figures:
                 self._figures.failed()
             ends = self._closed and threading.current_thread() is not self._threads.get("rsn-runs")
-            retries = 0 if ends else self.serving.retries  # nobody would take it from the queue
+            retries = 0 if ends else self.serving.retries  # no thread would take it from the queue
             lost = [r for r in running if r.runs > retries]
             again = [r for r in running if r.runs <= retries]
             self._queue.extendleft(reversed(again))
@@ -418,7 +442,7 @@ class Runner(Closing):
             self._answer(request, error)
 
     def _answer(self, request: Request, answer: Result | BaseException) -> None:
-        """The first answer to a request is the one."""
+        """Answer a request unless it has been answered before."""
         with self._lock:
             if self._in_child or not self._starts(request):
                 return
@@ -444,7 +468,7 @@ class Runner(Closing):
     # -- forks
 
     def forget(self) -> None:
-        """See `forks`. The board, the queue and the threads are the parent's."""
+        """Release everything in a forked child (see `forks`): board, queue and threads belong to the parent."""
         self._turn, self._lock = threading.Lock(), threading.Lock()
         self._work, self._room, self._due = (threading.Condition(self._lock) for _ in range(3))
         self._queue, self._deadlines, self._threads = deque(), [], {}
@@ -464,8 +488,8 @@ class Runner(Closing):
 
     def _where_it_is(self) -> str:
         return (
-            f"this runner was made in process {self._process}, and this is process {os.getpid()}, forked from it: "
-            "board, queue and threads are there; make a Runner in this process, after the fork, or let that one answer"
+            f"this runner was made in process {self._process}; process {os.getpid()} was forked from it and has "
+            "neither its board nor its threads: make a Runner in this process, after the fork, or ask the other process"
         )
 
     def _refuse_child(self) -> None:
@@ -478,7 +502,10 @@ class Runner(Closing):
 
     def _refuse_own_thread(self, what: str) -> None:
         if threading.current_thread() in self._threads.values():
-            raise RuntimeError(f"{what} in a callback of one of this runner's own futures would wait for itself")
+            raise RuntimeError(
+                f"{what} was called in a callback of one of this runner's own futures, where it would wait for itself: "
+                "call it in another thread"
+            )
 
 
 def _verified(program: Program | Source) -> Program:

@@ -1,4 +1,4 @@
-"""Tensors on their way to and from the machine: files, shapes, and the blocked layout."""
+"""Tensors between files and the machine: safetensors and NumPy files, shapes, and the blocked memory layout."""
 
 from __future__ import annotations
 
@@ -23,48 +23,55 @@ from ..isa.program import Buffer, Layout
 Array = npt.NDArray[np.float32]
 
 PACKED = "rsn.layout"
-"""Key of the safetensors metadata that says that every tensor of the file is stored as it lies in memory."""
+"""Key of the safetensors metadata. Where it is set, every tensor of the file is stored flat, in the machine's memory
+order."""
 LONGEST_SHOWN = 100
+"""Characters of a name that a message shows."""
 CHECKSUMS = "rsn.blake2b"
-"""Key of their checksums: a JSON object, name to hexadecimal digest (BLAKE2b, 16 bytes) of the bytes in the file."""
+"""Key of the safetensors metadata with the checksums: a JSON object, name to hexadecimal digest (BLAKE2b, 16 bytes) of
+the tensor's bytes in the file."""
 
 
 def pack(buffer: Buffer, tensor: npt.NDArray[np.generic]) -> Array:
-    """A tensor in the shape users see (`buffer.view`, else `buffer.shape`) to the buffer's elements in memory order.
+    """Convert a tensor from the user's shape (`buffer.view`, else `buffer.shape`) to the buffer's elements in memory
+    order.
 
-    Padding is 0; what an item has beyond the buffer's rows of it is left out. Raises `TensorError` naming the buffer
-    for another shape or dtype than float32.
+    tensor: float32. Returns a flat array of `buffer.size` elements. Padding is 0; rows of a sequence beyond those that
+    the buffer has for it are left out. Raises `TensorError`, naming the buffer, for another shape or dtype.
     """
-    want = buffer.view or buffer.shape
+    view = buffer.view or buffer.shape
     check_dtype(buffer.name, tensor)
-    if tensor.shape != want and not (want[0] == 1 and tensor.shape == want[1:]):
-        raise TensorError(f"{shown(buffer.name)}: shape {tensor.shape}; this program takes {want}")
-    values: Array = tensor.reshape(want).astype(np.float32, copy=False)
-    if buffer.shape != want:
+    if tensor.shape != view and not (view[0] == 1 and tensor.shape == view[1:]):
+        raise TensorError(f"{shown(buffer.name)} has shape {tensor.shape}; this program takes {view}")
+    values: Array = tensor.reshape(view).astype(np.float32, copy=False)
+    if buffer.shape != view:
         full = np.zeros(buffer.shape, np.float32)
-        if len(want) == 3:
+        if len(view) == 3:
             for item, (at, rows) in zip(values, buffer.items, strict=True):
-                full[at : at + rows, : want[2]] = item[:rows]
+                full[at : at + rows, : view[2]] = item[:rows]
         else:
-            full[tuple(slice(n) for n in want)] = values
+            full[tuple(slice(n) for n in view)] = values
         values = full
     return block(values) if buffer.layout is Layout.BLOCKED else np.ascontiguousarray(values).reshape(-1)
 
 
 def shown(name: str) -> str:
-    """A name in a message: whoever wrote the file chose it, so what a terminal would obey is escaped."""
+    """Return a name as a message shows it: escaped if it has unprintable characters, cut if it is long. Names come from
+    files, and a terminal would execute control characters."""
     return name if name.isprintable() and len(name) <= LONGEST_SHOWN else repr(name[:LONGEST_SHOWN])
 
 
 def check_dtype(name: str, tensor: npt.NDArray[np.generic]) -> None:
-    """Raises `TensorError` for another than float32."""
+    """Raise `TensorError` unless the tensor is float32."""
     if tensor.dtype != np.float32:
-        raise TensorError(f"{shown(name)}: dtype {tensor.dtype}; this machine computes in float32, so convert it first")
+        raise TensorError(f"{shown(name)} has dtype {tensor.dtype}; the machine computes in float32: convert it first")
 
 
 def unpack(buffer: Buffer, flat: Array) -> Array:
-    """The buffer's elements in memory order to the shape users see, scale and shift applied. What an item has beyond
-    the buffer's rows of it is 0."""
+    """Convert the buffer's elements in memory order to the user's shape, and apply the buffer's scale and shift.
+
+    flat: float32, `buffer.size` elements. Rows of a sequence beyond those that the buffer has for it are 0.
+    """
     matrix = unblock(flat, *buffer.shape) if buffer.layout is Layout.BLOCKED else flat.reshape(buffer.shape)
     view = buffer.view or buffer.shape
     if len(view) != 3:
@@ -76,7 +83,7 @@ def unpack(buffer: Buffer, flat: Array) -> Array:
 
 
 def _finished(buffer: Buffer, values: Array) -> Array:
-    """A copy with the buffer's scale and shift."""
+    """Return a copy of the values with the buffer's scale and shift applied."""
     out = np.array(values)
     if buffer.scale is not None:
         out *= np.asarray(buffer.scale, np.float32)
@@ -86,10 +93,11 @@ def _finished(buffer: Buffer, values: Array) -> Array:
 
 
 class Weights(Mapping[str, Array]):
-    """A file's weights by buffer name, as they lie in memory, each read when it is asked for: a program's weights are
-    larger than anything else, and a board has memory of its own for them.
+    """The weights in a safetensors file by buffer name, flat and in memory order. Each is read when it is looked up, so
+    that only one at a time is in memory.
 
-    Raises `TensorError`, at once, for one that is missing or does not fit.
+    Raises `TensorError` when it is made, for a weight that is missing or has another shape or dtype; and when a weight
+    is looked up whose checksum differs.
     """
 
     def __init__(self, path: str | os.PathLike[str], buffers: tuple[Buffer, ...]) -> None:
@@ -102,8 +110,10 @@ class Weights(Mapping[str, Array]):
             names = set(file.keys())
             missing = [b.name for b in buffers if b.name not in names]
             if missing:
-                others = f" and {len(missing) - 1} others" if len(missing) > 1 else ""
-                raise TensorError(f"{path}: no tensor {missing[0]!r}{others}, which the program needs")
+                others = f" and {len(missing) - 1} others are" if len(missing) > 1 else " is"
+                raise TensorError(
+                    f"{path}: tensor {missing[0]!r}{others} missing; the program needs it: is this its file?"
+                )
             for b in buffers if self._packed else ():
                 _check_stored(path, b, file.get_slice(b.name))
         for b in buffers if not self._packed else ():
@@ -114,7 +124,7 @@ class Weights(Mapping[str, Array]):
         with _opened(self._path) as file:
             tensor = file.get_tensor(name)
         if name in self._checksums and self._checksums[name] != _checksum(tensor):
-            raise TensorError(f"{self._path}: {name!r} is not what was written: its checksum differs; copy it again")
+            raise TensorError(f"{self._path}: the checksum of {name!r} differs: the file is damaged; copy it again")
         try:
             return tensor if self._packed else pack(buffer, tensor)
         except TensorError as e:
@@ -128,7 +138,8 @@ class Weights(Mapping[str, Array]):
 
 
 class Given(Mapping[str, Array]):
-    """Weights by buffer name, as they lie in memory, checked when they are asked for: a mapping may make each anew."""
+    """Weights from a mapping, by buffer name, flat and in memory order. Each is checked when it is looked up, because
+    the mapping may compute it then. Raises `TensorError` for another dtype or size."""
 
     def __init__(self, given: Mapping[str, Array], buffers: tuple[Buffer, ...]) -> None:
         self._given = given
@@ -138,7 +149,7 @@ class Given(Mapping[str, Array]):
         buffer, weight = self._buffers[name], self._given[name]
         check_dtype(f"weight {name}", weight)
         if weight.shape != (buffer.size,):
-            raise TensorError(f"weight {shown(name)}: {weight.shape}; packed it has {buffer.size} elements")
+            raise TensorError(f"weight {shown(name)} has shape {weight.shape}; packed it has {buffer.size} elements")
         return weight
 
     def __iter__(self) -> Iterator[str]:
@@ -149,11 +160,11 @@ class Given(Mapping[str, Array]):
 
 
 class Images(Mapping[str, Array]):
-    """Weights by buffer name that lie in images of whole banks: a board in this process takes an image as its memory,
-    without a copy. They are read-only.
+    """Weights by buffer name, stored in images of whole banks. A board in this process uses an image as its memory,
+    without copying it. The arrays are read-only.
 
-    banks: flat images by bank. buffers: of the weights. others: those that lie in no image. unit: elements of an
-    address. Raises `TensorError` for a weight that is in neither.
+    banks: flat float32 images by bank. buffers: those of the weights. others: flat weights that are in no image, by
+    name. unit: elements of an address unit. Raises `TensorError` for a weight that is missing or has another size.
     """
 
     def __init__(
@@ -165,10 +176,11 @@ class Images(Mapping[str, Array]):
             image.flags.writeable = False
         for b in buffers:
             if self[b.name].shape != (b.size,):
-                raise TensorError(f"weight {shown(b.name)}: {self[b.name].shape}; packed it has {b.size} elements")
+                shape = self[b.name].shape
+                raise TensorError(f"weight {shown(b.name)} has shape {shape}; packed it has {b.size} elements")
 
     def image(self, bank: str) -> Array | None:
-        """Of a whole bank, if there is one."""
+        """Return the image of a whole bank, or None if there is none."""
         return self._banks.get(bank)
 
     def __getitem__(self, name: str) -> Array:
@@ -177,7 +189,7 @@ class Images(Mapping[str, Array]):
             start = buffer.offset * self._unit
             return self._banks[buffer.bank][start : start + buffer.size]
         if name not in self._others:
-            raise TensorError(f"no weight {name!r}, which the program needs")
+            raise TensorError(f"weight {name!r} is missing; the program needs it")
         return self._others[name]
 
     def __iter__(self) -> Iterator[str]:
@@ -197,20 +209,24 @@ def _read_checksums(path: str | os.PathLike[str], text: str) -> dict[str, Any]:
     except (ValueError, RecursionError):
         found = None
     if not isinstance(found, dict):
-        raise TensorError(f"{path}: {CHECKSUMS} in its metadata is no JSON object")
+        raise TensorError(f"{path}: {CHECKSUMS} in its metadata is not a JSON object")
     return found
 
 
 def _check_stored(path: str | os.PathLike[str], buffer: Buffer, stored: Any) -> None:
     shape = tuple(stored.get_shape())
     if stored.get_dtype() != "F32":
-        raise TensorError(f"{path}: {shown(buffer.name)}: dtype {stored.get_dtype()}, not float32")
+        raise TensorError(f"{path}: {shown(buffer.name)} has dtype {stored.get_dtype()}; the machine takes float32")
     if shape != (buffer.size,):
-        raise TensorError(f"{path}: {shown(buffer.name)}: {shape} elements; this program takes {buffer.size}, packed")
+        name = shown(buffer.name)
+        raise TensorError(f"{path}: {name} has shape {shape}; packed, this program takes {buffer.size} elements")
 
 
 def load_tensors(path: str | os.PathLike[str]) -> dict[str, npt.NDArray[np.generic]]:
-    """Inputs from `.safetensors`, `.npz` or `.npy` (one tensor, under the name "")."""
+    """Read tensors by name from a `.safetensors`, `.npz` or `.npy` file; the tensor of an `.npy` has the name "".
+
+    Raises `TensorError`, naming the file, if it does not exist or cannot be read.
+    """
     suffix = Path(path).suffix
     if suffix == ".safetensors":
         return _safetensors(path)[0]
@@ -224,7 +240,7 @@ def load_tensors(path: str | os.PathLike[str]) -> dict[str, npt.NDArray[np.gener
         raise TensorError(f"{path}: no such file") from None
     except (ValueError, OSError, zipfile.BadZipFile, EOFError) as e:
         raise TensorError(f"{path}: not a readable {suffix} file: {e}") from None
-    raise TensorError(f"{path}: tensors come as .safetensors, .npz or .npy")
+    raise TensorError(f"{path}: tensors are read from .safetensors, .npz or .npy files")
 
 
 def _safetensors(path: str | os.PathLike[str]) -> tuple[dict[str, npt.NDArray[np.generic]], bool]:
@@ -235,7 +251,7 @@ def _safetensors(path: str | os.PathLike[str]) -> tuple[dict[str, npt.NDArray[np
 
 @contextmanager
 def _opened(path: str | os.PathLike[str]) -> Iterator[Any]:
-    """A safetensors file; what goes wrong with it is a `TensorError`."""
+    """Open a safetensors file; raise `TensorError` for whatever goes wrong with it."""
     from safetensors import SafetensorError, safe_open
 
     try:
@@ -250,25 +266,29 @@ def _opened(path: str | os.PathLike[str]) -> Iterator[Any]:
 
 
 def check_target(path: str | os.PathLike[str]) -> None:
-    """Raise `TensorError` for a path that `save_tensors` would refuse: before a long run, not after it."""
+    """Raise `TensorError` for a path that `save_tensors` would refuse. Call it before a long run."""
     target = Path(path)
     if target.suffix not in (".safetensors", ".npz"):
         raise TensorError(f"{path}: tensors are written as .safetensors or .npz")
     if not target.parent.is_dir():
-        raise TensorError(f"{path}: no folder {target.parent}")
+        raise TensorError(f"{path}: there is no folder {target.parent}")
     files.check_target(path)
 
 
 def save_tensors(path: str | os.PathLike[str], tensors: Mapping[str, Array], *, packed: bool = False) -> None:
-    """Write `.safetensors` or `.npz`, whole or not at all."""
+    """Write tensors to a `.safetensors` or `.npz` file, completely or not at all.
+
+    packed: the tensors are in the machine's memory order; only a `.safetensors` file records that, with checksums.
+    Raises `TensorError` for another suffix, a folder that does not exist, or a name that an `.npz` cannot have.
+    """
     from safetensors.numpy import save_file
 
     target = Path(path)
     check_target(target)
     whole = {n: np.ascontiguousarray(t) for n, t in tensors.items()}
-    taken = whole.keys() & {"file", "allow_pickle"}  # what numpy calls its own arguments
+    taken = whole.keys() & {"file", "allow_pickle"}  # np.savez would take them for its own arguments
     if target.suffix == ".npz" and taken:
-        raise TensorError(f"{path}: no tensor of an .npz can be called {min(taken)!r}; write .safetensors")
+        raise TensorError(f"{path}: NumPy cannot write a tensor called {min(taken)!r} to .npz; write .safetensors")
     with replacing(target) as temporary:
         if target.suffix == ".npz":
             np.savez(temporary, **whole)  # type: ignore[arg-type]

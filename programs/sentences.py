@@ -25,19 +25,25 @@ from ..host.serving.http_json import NotTheForm, Question, kind_of, read_fields,
 from ..rsnlib.shapes import Batch, Length
 
 MAX = 256
-"""Sentences that a request may have."""
+"""The most sentences of a request."""
 LIMIT_BYTES = 1 << 20
-"""Of a body: enough for that many, and tokenizers are slow with more."""
+"""The most bytes of a body: enough for `MAX` sentences; tokenizers are slow with longer texts."""
 FORM = f'{{"sentences": ["...", ...], "timeout_s": SECONDS}} with 1 to {MAX} strings; timeout_s may be left out'
+"""The format of a body, for messages."""
 
 
 class Tokenizer(Protocol):
+    """A tokenizer of transformers."""
+
     def __call__(self, sentence: str) -> Mapping[str, Any]:
-        """Has "input_ids", a list of numbers."""
+        """Return a mapping whose "input_ids" is a list of token ids."""
 
 
 def save(model: torch.nn.Module, path: Path, batches: Sequence[int] = (1, 8), length: int = 128) -> None:
-    """Compile a model of token ids and their mask, for up to so many sentences of up to so many tokens."""
+    """Compile a model of token ids and their mask, and save it to a file.
+
+    batches: the sizes, in sentences, to compile for. length: the most tokens of a sentence.
+    """
     mask = torch.ones(max(batches), length, dtype=torch.long)
     example = {"input_ids": 2 * mask, "attention_mask": mask}  # ids of 0 and 1 would be taken for a mask
     sizes = {0: Batch(*batches), 1: Length(length)}
@@ -45,20 +51,20 @@ def save(model: torch.nn.Module, path: Path, batches: Sequence[int] = (1, 8), le
 
 
 class SentenceForm:
-    """Of bodies, for `rsn.host.serving.http.application`."""
+    """The body format for `rsn.host.serving.http.application`."""
 
     def read(self, body: bytes) -> Question:
-        """Raises `NotJson`, and `NotTheForm` that names the sentence that is none."""
+        """Parse a request's body. Raises `NotJson`, and `NotTheForm` naming the sentence that is not a string."""
         sentences, timeout = read_fields(body, "sentences", FORM)
         if type(sentences) is not list:
             raise NotTheForm(f'"sentences" is {kind_of(sentences)}; the body should be {FORM}')
         if not 1 <= len(sentences) <= MAX:
-            raise NotTheForm(f"{len(sentences)} sentences; a request has 1 to {MAX}")
+            raise NotTheForm(f"the request has {len(sentences)} sentences; it may have 1 to {MAX}")
         for i, sentence in enumerate(sentences):
             if type(sentence) is not str:
                 raise NotTheForm(f"sentences[{i}] is {value_of(sentence)}; it should be a string")
             if any("\ud800" <= letter <= "\udfff" for letter in sentence):
-                raise NotTheForm(f"sentences[{i}] is no text: it has half a character, a surrogate without its pair")
+                raise NotTheForm(f"sentences[{i}] is not valid text: it has half of a surrogate pair")
         return Question({"sentences": sentences}, timeout)
 
     def write(self, result: Any) -> bytes:
@@ -66,34 +72,40 @@ class SentenceForm:
 
 
 class Sentences:
-    """A server of sentences before one of token ids, which must take `input_ids` and `attention_mask` of several sizes
-    and give a vector for each sentence. Closing it closes that."""
+    """A server of sentences in front of a server of token ids, which must take `input_ids` and `attention_mask` of
+    several sizes and return a vector for each sentence. Closing it closes the other."""
 
     def __init__(self, server: Server, tokenizer: Tokenizer) -> None:
         self._server, self._tokenizer = server, tokenizer
-        self._turn = threading.Lock()  # tokenizers are not made for threads
+        self._turn = threading.Lock()  # tokenizers are not thread-safe
         self._most, self._longest = max(server.sizes["batch"]), max(server.sizes["length"])
 
     @property
     def name(self) -> str:
+        """The model's name."""
         return self._server.name
 
     @property
     def arguments(self) -> tuple[Argument, ...]:
+        """What a call takes: a list of sentences."""
         return (Argument("sentences", "str", ("batch",)),)
 
     @property
     def sizes(self) -> Mapping[str, tuple[int, ...]]:
-        """length: in tokens, of a sentence."""
+        """The most sentences, and the most tokens of a sentence."""
         return {"batch": (MAX,), "length": self._server.sizes["length"]}
 
     @property
     def health(self) -> Health:
+        """The health of the server of token ids."""
         return self._server.health
 
     def ask(self, inputs: Mapping[str, Any], *, timeout: float | None = None, wait: float | None = None) -> Future[Any]:
-        """inputs: "sentences", a list of strings. The future has float32 (sentences, columns). All of them or none: a
-        request for more than a run takes becomes several."""
+        """Queue sentences, and return the future of their vectors, float32 (sentences, columns).
+
+        inputs: "sentences", a list of strings. timeout, wait: as for the other server. A request with more sentences
+        than a run takes becomes several; if one of them fails, all are cancelled.
+        """
         ids = [self._tokens(i, sentence) for i, sentence in enumerate(inputs["sentences"])]
         parts: list[Future[Any]] = []
         try:
@@ -113,7 +125,7 @@ class Sentences:
         return ids
 
     def _filled(self, ids: Sequence[Sequence[int]]) -> Iterator[dict[str, Any]]:
-        """As many sentences at a time as a run takes."""
+        """Yield the arguments of one run after another: as many sentences as a run takes, padded to the longest."""
         for at in range(0, len(ids), self._most):
             some = ids[at : at + self._most]
             padded, mask = np.zeros((2, len(some), max(map(len, some))), np.int64)
@@ -122,12 +134,13 @@ class Sentences:
             yield {"input_ids": padded, "attention_mask": mask}
 
     def close(self) -> None:
+        """Close the server of token ids."""
         self._server.close()
 
 
 def joined(parts: Sequence[Future[Any]], join: Callable[[list[Any]], Any]) -> Future[Any]:
-    """A future for all: what join makes of their results, or the first error, which cancels the others, as does
-    cancelling it."""
+    """Return one future for several. Its result is `join` of all their results, or the first error, which cancels the
+    others; cancelling it cancels all."""
     whole: Future[Any] = Future()
     lock, left, over = threading.Lock(), len(parts), False
 

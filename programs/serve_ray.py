@@ -1,4 +1,4 @@
-"""Saved models behind HTTP on several boards: a server on each, which Ray Serve places and restarts.
+"""Saved models behind HTTP on several boards: a server on each board, which Ray Serve places and restarts.
 
     python -m rsn.programs.serve_ray bert.rsnmodel --boards vck190@xrt:0 vck190@xrt:1
     curl localhost:8000 -d '{"inputs": {"input_ids": [[101, 2023, 102]], "attention_mask": [[1, 1, 1]]}}'
@@ -6,13 +6,13 @@
     python -m rsn.programs.serve_ray                # the sentence encoder of the demo, on two simulated boards
     curl localhost:8000 -d '{"sentences": ["The cat sits on the mat."]}'    # one vector each, 384 numbers of length 1
 
-Needs the extras `torch` and `ray`. This process takes the requests, with the HTTP interface of `rsn serve`.
-Each board has a process of its own, a replica of Ray's, which loads the files and takes the first board of the list
-that is free. A request whose replica dies is asked again on another one. Ray starts another replica for one that died
-or whose board stays down, and with --least, starts and stops replicas by load.
+Needs the extras `torch` and `ray`. This process accepts the requests, with the HTTP interface of `rsn serve`. Each
+board has a process of its own, a replica of Ray Serve, which loads the files and takes the first free board of the
+list. If a replica dies, its requests are sent to another one. Ray starts a new replica for one that died or whose board
+stays down, and with --least starts and stops replicas by load.
 
-Of several models the HTTP header serve_multiplexed_model_id names the one that is asked, the first if there is none.
-They stay on a board while there is room; else those that were not used for longest make way.
+With several models, the HTTP header serve_multiplexed_model_id names the model of a request; the first model is the
+default. Models stay on a board while it has room; else those that were not used for longest are unloaded.
 """
 
 from __future__ import annotations
@@ -59,21 +59,25 @@ except ImportError:
 log = logging.getLogger("rsn.ray")
 
 BOARD = "rsn_board"
-"""Ray's name for a board as a resource: nodes of a cluster say how many they have, ray start --resources=..."""
+"""The name of a board as a Ray resource. Nodes of a cluster state how many they have: ray start --resources=..."""
 HEADER = b"serve_multiplexed_model_id"
+"""The HTTP header that names the model."""
 APPLICATION = "rsn"
 PAUSES_S = (0.0, 0.05, 0.5)
-"""Before a request is asked, and asked again: so often at most, since it might be what the replicas die of."""
+"""Seconds before each attempt to answer a request. Few attempts: the request itself may be what kills the replicas."""
 GRACE_S = 1.0
-"""A replica answers what takes too long itself; after so many seconds more it counts as hanging."""
+"""Seconds beyond a request's timeout after which its replica counts as hung. A replica that works answers with a
+timeout itself."""
 POLL_S = 1.0
+"""Seconds between two looks at the replicas' state, and the most seconds of one."""
 POLL_LIMIT_S = 5.0
 
 
 @dataclass(frozen=True)
 class Settings:
-    """models: files, by name; the first is loaded before a replica is ready, others when they are first asked for.
-    boards: a replica each. least: replicas that run without load, None for all. timeout_s: the most for a request."""
+    """models: files, by name; the first is loaded before a replica is ready, the others at their first request. boards:
+    one for each replica. least: replicas that run without load, None for all. timeout_s: the most seconds for a
+    request. serving: how requests queue in a replica."""
 
     models: Mapping[str, str]
     boards: Sequence[Any] = ("sim",)
@@ -86,22 +90,22 @@ class Settings:
 
 
 class Replica:
-    """One board, and servers of the models that were asked for."""
+    """One board, and servers of the models that were requested."""
 
     FAILING_S = 60.0
-    """So long a board may be down before Ray is told to start another replica."""
+    """Seconds that a board may be down before Ray is asked for another replica."""
 
     def __init__(self, settings: Settings) -> None:
-        """Raises `BoardBusy` and `BoardMemory` of the last board, where none is free, and `BoardError`."""
+        """Raises `BoardBusy` or `BoardMemory`, of the last board, if no board is free, and `BoardError`."""
         self._settings = settings
         self._lock = threading.Lock()
         self._models: dict[str, Any] = {}
         self._servers: OrderedDict[str, Any] = OrderedDict()
-        """Open ones; last the one that was used last."""
+        """The open servers; the one used last is the last."""
         self._cold_start_s: dict[str, dict[str, float]] = {}
         self._registry, self._metrics = _figures()
         first = next(iter(settings.models))
-        no_room: errors.BoardError = errors.BoardBusy("there is no board")
+        no_room: errors.BoardError = errors.BoardBusy("the list of boards is empty")
         for self._board in settings.boards:
             try:
                 self.load(first)
@@ -113,7 +117,7 @@ class Replica:
         raise no_room
 
     def load(self, model: str) -> None:
-        """If it is not there already."""
+        """Load a model and open its server, unless it is loaded."""
         if model in self._models:
             return
         began = time.perf_counter()
@@ -127,7 +131,7 @@ class Replica:
         self._cold_start_s[model] = {"load": read - began, "open": time.perf_counter() - read}
 
     def _opened(self, model: str) -> Any:
-        """The model's server; others make way where there is no room for all. The lock is the caller's."""
+        """Return the model's server; close others if the board has no room for all. The caller holds the lock."""
         while model not in self._servers:
             try:
                 self._servers[model] = self._models[model].server(
@@ -145,14 +149,14 @@ class Replica:
         server.close()
 
     def submit(self, model: str, inputs: Mapping[str, Any], timeout: float) -> Future[Any]:
-        """As `Server.ask`, of a model that is loaded."""
-        with self._lock:  # until it is queued the server must stay
-            # no waiting for room: Ray has a queue of its own, and other replicas
+        """Queue a call of a loaded model, as `Server.ask`."""
+        with self._lock:  # the server must stay open until the request is queued
+            # no waiting for a place in its queue: Ray has a queue of its own, and other replicas
             answer: Future[Any] = self._opened(model).ask(inputs, timeout=timeout, wait=0.0)
         return answer
 
     def status(self) -> dict[str, Any]:
-        """JSON, for people."""
+        """Return the replica's state as a JSON object."""
         return {
             "process": os.getpid(),
             "board": str(self._board),
@@ -167,7 +171,7 @@ class Replica:
         }
 
     def figures(self) -> str:
-        """For Prometheus; "" without prometheus_client."""
+        """Return the metrics in Prometheus's text format; "" without prometheus_client."""
         if self._registry is None:
             return ""
         from prometheus_client import generate_latest
@@ -175,20 +179,21 @@ class Replica:
         return generate_latest(self._registry).decode()
 
     def check_health(self) -> None:
-        """Ray's: raises where a new replica is called for."""
+        """Raise `BoardError` if Ray should start another replica. Ray calls it."""
         for name, server in list(self._servers.items()):
             health = server.health
             if health.state is State.FAILING and time.time() - health.since > self.FAILING_S:
                 raise errors.BoardError(f"{name} on {self._board}: {health.error}")
 
     def close(self) -> None:
+        """Close all servers, and release the board."""
         with self._lock:
             while self._servers:
                 self._make_way()
 
 
 def _figures() -> tuple[Any, Any]:
-    """A registry of Prometheus with its `Metrics`; (None, None) where prometheus_client is not installed."""
+    """Return a Prometheus registry with its `Metrics`; (None, None) if prometheus_client is not installed."""
     try:
         from prometheus_client import CollectorRegistry
 
@@ -200,20 +205,21 @@ def _figures() -> tuple[Any, Any]:
 
 
 def deployment(settings: Settings) -> serve.Application:
-    """The replicas, for `serve.run`."""
+    """Return the deployment of the replicas, for `serve.run`."""
     boards = len(settings.boards)
 
     class OfRay(Replica):
-        """Its methods run in Ray's event loop."""
+        """A replica whose methods run in Ray's event loop."""
 
         @serve.multiplexed(max_num_models_per_replica=-1)  # type: ignore[untyped-decorator]
         async def model(self, name: str) -> str:
-            """Ray prefers replicas that have called this with the request's model."""
+            """Load a model. Ray prefers replicas that have run this with the name in the request."""
             await asyncio.to_thread(self.load, name)
             return name
 
         async def ask(self, inputs: Mapping[str, Any], timeout: float) -> Any:
-            """The result, or the error: one that is raised would come back with a traceback."""
+            """Answer a request with the result, or with the error as a value: Ray would add a traceback to one that is
+            raised."""
             ends = time.monotonic() + timeout
             try:
                 name = await self.model(serve.get_multiplexed_model_id())
@@ -225,7 +231,7 @@ def deployment(settings: Settings) -> serve.Application:
                 return _plain(e)
 
         async def report(self) -> tuple[str, dict[str, Any], str]:
-            """Name, status and figures."""
+            """Return the replica's name, status and metrics."""
             name = serve.get_replica_context().replica_id.unique_id
             return name, self.status(), self.figures()
 
@@ -250,10 +256,11 @@ def deployment(settings: Settings) -> serve.Application:
 
 
 KINDS = (RequestTimeout, QueueFull, errors.TensorError, errors.BoardError)
+"""Errors with an HTTP status of their own, most special first."""
 
 
 def _plain(error: errors.RsnError) -> errors.RsnError:
-    """One that can be pickled, of the kinds that HTTP tells apart."""
+    """Return an error of one of the classes that have their own HTTP status, which can be pickled."""
     kind: type[errors.RsnError] = next((kind for kind in KINDS if isinstance(error, kind)), errors.RsnError)
     return kind(str(error))
 
@@ -262,20 +269,22 @@ def _plain(error: errors.RsnError) -> errors.RsnError:
 
 
 class Replicas:
-    """Asks the replicas, and watches them. handle: Ray's, of `deployment`."""
+    """Sends requests to the replicas, and watches their state. handle: Ray's handle of `deployment`."""
 
     def __init__(self, handle: Any, settings: Settings) -> None:
         self._handle, self._boards = handle, len(settings.boards)
         self._least = self._boards if settings.least is None else settings.least
         self.health = Health()
         self.known: dict[str, tuple[dict[str, Any], str]] = {}
-        """By the name of a replica, its status and figures, as of the last second."""
+        """Status and metrics by the name of the replica, as of the latest look."""
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="rsn-ray", daemon=True)
         self._thread.start()
         asyncio.run_coroutine_threadsafe(self._watching(), self._loop)
 
     def ask(self, model: str, inputs: Mapping[str, Any], timeout: float) -> Future[Any]:
+        """Send a request to a replica, and return the future of its answer. Errors of every kind are set on the
+        future."""
         return asyncio.run_coroutine_threadsafe(self._answer(model, inputs, timeout), self._loop)
 
     async def _answer(self, model: str, inputs: Mapping[str, Any], timeout: float) -> Any:
@@ -292,19 +301,19 @@ class Replicas:
             except (RayError, ReplicaUnavailableError) as e:
                 if isinstance(e, RayTaskError) and not isinstance(e, TaskCancelledError):
                     raise  # the replica lives: an error in its code
-                log.warning("%s: a replica died under a request: %s", model, type(e).__name__)
+                log.warning("%s: a replica died while it ran a request: %s", model, type(e).__name__)
                 continue
             except BackPressureError:
-                raise QueueFull("as many requests wait for a replica as may, and none was taken") from None
+                raise QueueFull("the queue is full: no replica has a place for another request") from None
             except DeploymentUnavailableError:
-                raise errors.BoardError("no replica could be started; its log says why") from None
+                raise errors.BoardError("no replica could be started; Ray's log says why") from None
             if isinstance(answer, RequestTimeout):
                 break
             if isinstance(answer, errors.RsnError):
                 raise answer
             return answer
         else:
-            raise errors.BoardError(f"{len(PAUSES_S)} replicas died under this request")
+            raise errors.BoardError(f"{len(PAUSES_S)} replicas died while they ran this request")
         raise RequestTimeout(f"no answer in {timeout:g} s")
 
     async def _once(self, model: str, inputs: Mapping[str, Any], left: float) -> Any:
@@ -325,9 +334,9 @@ class Replicas:
                 async with asyncio.timeout(POLL_LIMIT_S):
                     reports = await self._handle.broadcast("report").results_async(return_exceptions=True)
             except TimeoutError:
-                # One hangs, and so does the answer of all. Ray's own check will find it.
+                # One hangs, and with it the call to all of them. Ray's own health check will find it.
                 self._now(State.DEGRADED, "a replica does not answer")
-            except Exception as e:  # there is no replica, or Ray is at its end
+            except Exception as e:  # there is no replica, or Ray has failed
                 self.known = {}
                 self._now(State.FAILING, f"no replica: {type(e).__name__}")
             else:
@@ -336,7 +345,7 @@ class Replicas:
             await asyncio.sleep(POLL_S)
 
     def _judge(self) -> None:
-        """Ready with all replicas that there should be, all ready; failing where none could answer."""
+        """Set the health: ready with all replicas there and ready; failing if none could answer; else degraded."""
         healths = {
             name: [m["health"] for m in status["models"].values() if m["health"]]
             for name, (status, _) in self.known.items()
@@ -346,17 +355,17 @@ class Replicas:
         if up == len(healths) and up >= self._least:
             self._now(State.READY, None)
         else:
-            error = down[0]["error"] if down else f"{up} of {self._least} replicas are there"
+            error = down[0]["error"] if down else f"{up} of {self._least} replicas are ready"
             self._now(State.DEGRADED if up else State.FAILING, error)
 
     def _now(self, state: State, error: str | None) -> None:
-        """failures: times that it was not ready."""
+        """Set the health's state. `failures` counts how often it stopped being ready."""
         was = self.health
         failed = was.state is State.READY and state is not State.READY
         self.health = replace(was.to(state), error=error or was.error, failures=was.failures + failed)
 
     def collect(self) -> Iterator[Any]:
-        """The figures of all for a registry of Prometheus, with a label `replica`."""
+        """Yield the metrics of all replicas, with a label `replica`. Called by the Prometheus registry."""
         from prometheus_client.parser import text_string_to_metric_families
 
         families: dict[str, Any] = {}
@@ -368,7 +377,7 @@ class Replicas:
         yield from families.values()
 
     def close(self) -> None:
-        """What is under way is cancelled."""
+        """Cancel the requests under way, and stop watching."""
 
         async def end() -> None:
             rest = asyncio.all_tasks() - {asyncio.current_task()}
@@ -383,13 +392,13 @@ class Replicas:
 
 
 class Model:
-    """One of the models of the replicas, as `rsn.host.serving.http.application` takes a server."""
+    """One of the models of the replicas, as a server for `rsn.host.serving.http.application`."""
 
     replicas: Replicas
-    """Set when there are some."""
+    """Set when the replicas have been started."""
 
     def __init__(self, name: str, path: str, timeout_s: float) -> None:
-        """Raises `ContainerError` for what is no model."""
+        """Raises `ContainerError` for a file that is not a model."""
         loaded = load(path)
         self.name = name
         self.arguments: tuple[Argument, ...] = loaded.arguments
@@ -398,10 +407,12 @@ class Model:
 
     @property
     def health(self) -> Health:
+        """The health of the replicas."""
         return self.replicas.health
 
     def ask(self, inputs: Mapping[str, Any], *, timeout: float | None = None, wait: float | None = None) -> Future[Any]:
-        """All errors are the future's. wait: without a meaning here; Ray's queue takes so many requests and no more."""
+        """Send a call to a replica, and return the future of its result. All errors are set on the future. wait:
+        unused; the length of Ray's queue is fixed."""
         return self.replicas.ask(self.name, inputs, self._timeout_s if timeout is None else timeout)
 
     def close(self) -> None: ...
@@ -415,7 +426,8 @@ def front(
     timeout_s: float = 60.0,
     limit_bytes: int = LIMIT_BYTES,
 ) -> Any:
-    """The ASGI application for all models: by the header that of one of them, and /replicas."""
+    """Return the ASGI application for all models. A header names a request's model; /replicas shows the state of the
+    replicas."""
     registry: Any = None
     with contextlib.suppress(ImportError):
         from prometheus_client import CollectorRegistry
@@ -444,7 +456,7 @@ def front(
         elif found in apps:
             await apps[found](scope, receive, send)
         else:
-            message = f"no model {found[:100]!r}; there are {', '.join(apps)}"
+            message = f"there is no model {found[:100]!r}; the models are {', '.join(apps)}"
             await answer({"error": message}, 404)(scope, receive, send)
 
     return app
@@ -452,15 +464,18 @@ def front(
 
 @contextlib.contextmanager
 def started(settings: Settings, cluster: str | None = None) -> Iterator[Replicas]:
-    """Replicas, of which the first ones are ready. cluster: the address of one that runs; a new one on this machine
-    otherwise. Raises `BoardError` where none could be started."""
+    """Start the replicas, wait for the first of them, and stop them at the end of a `with` block.
+
+    cluster: address of a running Ray cluster; None starts one on this machine. Raises `BoardError` if no replica could
+    be started.
+    """
     if cluster is not None:
         try:
             ray.init(address=cluster, logging_level=logging.WARNING)
         except (OSError, RuntimeError, ValueError) as e:
-            raise errors.BoardError(f"no cluster at {cluster!r} takes a connection: {e}") from e
+            raise errors.BoardError(f"cannot connect to a Ray cluster at {cluster!r}: {e}") from e
     else:
-        # "local": without it Ray would join a cluster that it finds on this machine
+        # "local": else Ray would join a cluster that runs on this machine
         ray.init(
             address="local",
             resources={BOARD: len(settings.boards)},
@@ -479,7 +494,7 @@ def started(settings: Settings, cluster: str | None = None) -> Iterator[Replicas
         finally:
             replicas.close()
     finally:
-        with contextlib.suppress(Exception):  # what is there of a cluster that has died
+        with contextlib.suppress(Exception):  # the cluster may have died
             serve.delete(APPLICATION) if cluster is not None else serve.shutdown()
         ray.shutdown()
 
@@ -493,14 +508,17 @@ def run(
     cluster: str | None = None,
     tokenizer: Tokenizer | None = None,
 ) -> None:
-    """Serve until SIGTERM or ^C, and answer what is under way then. tokenizer: for a model of token ids and their mask;
-    clients then send sentences. Raises `BoardError` and `ContainerError`."""
-    with listener(host, port) as sock, contextlib.ExitStack() as stack:  # before models and replicas, which take longer
+    """Serve until SIGTERM or ^C, then answer the requests under way and return.
+
+    tokenizer: for one model of token ids and their mask; clients then send sentences. Raises `BoardError` and
+    `ContainerError`.
+    """
+    with listener(host, port) as sock, contextlib.ExitStack() as stack:  # first: reports an address in use at once
         models = {name: Model(name, path, settings.timeout_s) for name, path in settings.models.items()}
         if cluster is None:
             for board in settings.boards:
                 if isinstance(board, str):
-                    open_board(board).close()  # nothing is taken; a name that means nothing is said now
+                    open_board(board).close()  # takes no device; reports an unknown name at once
         replicas = stack.enter_context(started(settings, cluster))
         servers: dict[str, HttpServer] = {}
         for name, model in models.items():
@@ -523,22 +541,31 @@ def run(
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Serve until interrupted."""
+    """Serve until interrupted. arguments: those of the command line by default."""
     parser = argparse.ArgumentParser(
         prog="rsn.programs.serve_ray", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("models", nargs="*", metavar="MODEL", help=".rsnmodel; none for the demo's sentence encoder")
-    parser.add_argument("--boards", nargs="+", default=["sim", "sim"], help="a replica each [default: sim sim]")
-    parser.add_argument("--host", default="127.0.0.1", help="the address to listen at [default: %(default)s]")
-    parser.add_argument("--port", type=int, default=8000, help="0 for a free one [default: %(default)s]")
-    parser.add_argument("--queue", type=int, default=256, help="requests that may wait [default: %(default)s]")
+    parser.add_argument("models", nargs="*", metavar="MODEL", help=".rsnmodel files; none: the demo's sentence encoder")
     parser.add_argument(
-        "--max-wait", type=float, default=0.002, help="seconds to wait for others that share a run [default: 0.002]"
+        "--boards", nargs="+", default=["sim", "sim"], help="boards, a replica on each [default: sim sim]"
     )
-    parser.add_argument("--timeout", type=float, default=60.0, help="the most seconds for a request [default: 60]")
-    parser.add_argument("--limit-mb", type=float, help="of a request's body [default: 64; of sentences 1]")
+    parser.add_argument("--host", default="127.0.0.1", help="address to listen at [default: %(default)s]")
+    parser.add_argument("--port", type=int, default=8000, help="0 for any free port [default: %(default)s]")
+    parser.add_argument("--queue", type=int, default=256, help="the most requests that wait [default: %(default)s]")
+    parser.add_argument(
+        "--max-wait",
+        type=float,
+        default=0.002,
+        help="seconds that a request waits for others to share its run [default: 0.002]",
+    )
+    parser.add_argument(
+        "--timeout", type=float, default=60.0, help="the most seconds for a request to wait and run [default: 60]"
+    )
+    parser.add_argument(
+        "--limit-mb", type=float, help="the most megabytes of a request's body [default: 64; 1 for sentences]"
+    )
     parser.add_argument("--least", type=int, help="replicas that run without load [default: all]")
-    parser.add_argument("--cluster", help="address of a cluster that runs; its nodes have resources " + BOARD)
+    parser.add_argument("--cluster", help="address of a running Ray cluster; its nodes state their resource " + BOARD)
     given = parser.parse_args(arguments)
     for what, number, low, high in (
         ("--port", given.port, 0, 65535),
@@ -550,7 +577,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
             parser.error(f"argument {what}: {number} is not in the range {low} to {high}")
     names = [Path(path).stem for path in given.models]
     if twice := sorted({name for name in names if names.count(name) > 1}):
-        parser.error(f"two models are called {twice[0]}; the files' names must differ")
+        parser.error(f"two models have the name {twice[0]}; the files' names must differ")
     try:
         serving = Serving(queue=given.queue, max_wait_s=given.max_wait)
     except ValueError as e:
@@ -559,7 +586,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     with tempfile.TemporaryDirectory(prefix="rsn") as folder:
         tokenizer: Tokenizer | None = None
         if given.models:
-            # replicas may have another working directory
+            # absolute: replicas may have another working directory
             models = dict(zip(names, (os.path.abspath(path) for path in given.models), strict=True))
         else:
             from . import minilm

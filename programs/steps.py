@@ -1,4 +1,4 @@
-"""Steps of a program that takes a while, on stdout: what each does, about how long, and how long it took."""
+"""Prints the steps of a long program on stdout: what each does, about how long it takes, and how long it took."""
 
 from __future__ import annotations
 
@@ -8,24 +8,25 @@ from contextlib import contextmanager
 
 
 class Steps:
-    """total: how many steps there are."""
+    """The steps of a program. total: their number."""
 
     def __init__(self, total: int) -> None:
         self._total, self._number, self._begun = total, 0, 0.0
 
     def begin(self, what: str, about_s: float) -> None:
-        """Say what happens next, and about how many seconds it takes."""
+        """Print what the next step does, and about how many seconds it takes."""
         self._number += 1
         self._begun = time.perf_counter()
         print(f"Step {self._number} of {self._total}: {what} (about {about_s:.0f} s) ... ", end="", flush=True)
 
     def end(self) -> None:
-        """Say how long the step took."""
+        """Print how long the step took."""
         print(f"{time.perf_counter() - self._begun:.1f} s", flush=True)
 
     @contextmanager
     def step(self, what: str, about_s: float) -> Iterator[None]:
-        """A step from beginning to end. After an error the line is ended, so that the message has one of its own."""
+        """Print a step around a `with` block. After an error the line is ended, so that the error's message has its own
+        line."""
         self.begin(what, about_s)
         try:
             yield

@@ -232,7 +232,7 @@ def test_fewer_layers_are_a_part_of_the_model() -> None:
 def test_inputs_are_checked() -> None:
     c = encoder()
     (name,) = c.inputs
-    with pytest.raises(TensorError, match=f"inputs y; this program takes {name}"):
+    with pytest.raises(TensorError, match=f"the inputs are y; this program takes {name}"):
         c.compare(inputs={"y": c.inputs[name]})
     with pytest.raises(TensorError, match="dtype float64"):
         c.compare(inputs={name: c.inputs[name].astype(np.float64)})

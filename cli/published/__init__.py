@@ -1,1 +1,1 @@
-"""What the RSN paper measured, and the same measured on the model of the machine."""
+"""The published measurements of the RSN paper, and the same quantities from the model of the machine."""

@@ -1,4 +1,4 @@
-"""The networks of the paper's tables, without weights: no time depends on what is in them."""
+"""The networks of the paper's tables, without weights: the time of a program does not depend on their values."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ from ...scheduler.lower import Lowered, Weights, place_activations
 from ...scheduler.schedule import Schedule
 
 HIDDEN, INNER, HEADS, HEAD_DIM = 1024, 4096, 16, 64
-"""Of BERT-Large."""
+"""Sizes of BERT-Large."""
 
 
 def _zeros(*shape: int) -> Array:
-    """One element, seen as often as wanted."""
+    """Return an array of zeros of any shape that occupies one element."""
     return np.broadcast_to(np.float32(0), shape)
 
 
 def _gemm(x: str, y: str, k: int, n: int, *, residual: str | None = None, activation: Activation | None = None) -> Gemm:
-    """With a residual comes a LayerNorm, as everywhere in BERT."""
+    """Return a product of matrices. One with a residual also has a LayerNorm, as everywhere in BERT."""
     norm = None if residual is None else Norm(1e-6)
     return Gemm(y, x, y, _zeros(k, n), _zeros(n), activation=activation, residual=residual, norm=norm)
 
@@ -54,7 +54,7 @@ def _encoder_layers(x: str, prefix: str = "") -> list[Layer]:
 
 @cache
 def encoder(batch: int, seq: int, layers: int = 1) -> LayerGraph:
-    """Encoder layers of BERT-Large."""
+    """Return encoder layers of BERT-Large."""
     out: list[Layer] = []
     for i in range(layers):
         out += _encoder_layers(out[-1].y if out else "x", f"l{i}.")
@@ -63,7 +63,7 @@ def encoder(batch: int, seq: int, layers: int = 1) -> LayerGraph:
 
 @cache
 def encoder_products(rows: int) -> LayerGraph:
-    """An encoder layer without its attention."""
+    """Return the matrix products of an encoder layer, without its attention."""
     *qkv, _, dense, up, down = _encoder_layers("x")
     assert isinstance(dense, Gemm)
     return _network(1, rows, {"x": HIDDEN}, *qkv, replace(dense, x="q"), up, down)
@@ -71,7 +71,7 @@ def encoder_products(rows: int) -> LayerGraph:
 
 @cache
 def segment(name: str, batch: int = 6, seq: int = 512) -> LayerGraph:
-    """A part of an encoder by its name in Table 9."""
+    """Return a part of an encoder layer by its name in Table 9."""
     qkv, attention, dense_ff = (_encoder_layers("x")[part] for part in (slice(0, 3), slice(3, 4), slice(4, 7)))
     parts: dict[str, tuple[dict[str, int], list[Layer]]] = {
         "key": ({"x": HIDDEN}, qkv[:1]),
@@ -92,11 +92,12 @@ def segment(name: str, batch: int = 6, seq: int = 512) -> LayerGraph:
 
 @cache
 def product(m: int, k: int, n: int) -> LayerGraph:
+    """Return one product of an m x k by a k x n matrix."""
     return _network(1, m, {"x": k}, _gemm("x", "y", k, n))
 
 
 def _chain(shapes: Sequence[Sequence[int]], x: str = "x", name: str = "y") -> list[Gemm]:
-    """Products that feed each other."""
+    """Return products of which each feeds the next. shapes: M, K, N of each."""
     out: list[Gemm] = []
     for i, (_, k, n) in enumerate(shapes):
         out.append(_gemm(out[-1].y if out else x, f"{name}{i}", k, n))
@@ -104,13 +105,17 @@ def _chain(shapes: Sequence[Sequence[int]], x: str = "x", name: str = "y") -> li
 
 
 def mlp(shapes: Sequence[Sequence[int]]) -> LayerGraph:
+    """Return a chain of products. shapes: M, K, N of each."""
     rows, width, _ = shapes[0]
     return _network(1, rows, {"x": width}, *_chain(shapes))
 
 
 def ncf(shapes: Sequence[Sequence[int]]) -> LayerGraph:
-    """A tower, and a prediction whose columns are the tower's joined with others: an input of its own here, because
-    joining is no operation of the machine."""
+    """Return a chain of products and a prediction. shapes: M, K, N of each.
+
+    The prediction's operand is the chain's result joined with other columns. It is an input here, because the machine
+    cannot join columns.
+    """
     *tower, predict = shapes
     rows, width, _ = tower[0]
     layers = [*_chain(tower), *_chain([predict], "joined", "predict")]
@@ -119,8 +124,11 @@ def ncf(shapes: Sequence[Sequence[int]]) -> LayerGraph:
 
 
 def vit(shapes: Sequence[Sequence[int]], batch: int, seq: int) -> LayerGraph:
-    """Embedding, three projections of it and their attention, a fourth one, feedforward, head: four projections,
-    because with three the published time is farther from that of the products."""
+    """Return an embedding, three projections with their attention, a fourth projection, a feed-forward part and a head.
+
+    shapes: M, K, N of each product. Four projections, because with three the products alone miss the published time by
+    more.
+    """
     embed, _, _, projection, *tail = shapes
     (x,) = _chain([embed], name="embedded")
     qkv = [_gemm(x.y, name, HIDDEN, HIDDEN) for name in ("q", "k", "v")]
@@ -128,7 +136,8 @@ def vit(shapes: Sequence[Sequence[int]], batch: int, seq: int) -> LayerGraph:
 
 
 def attention_half(second: bool, overlay: Overlay, schedule: Schedule) -> Program:
-    """One product of Table 9's attention as a program of its own: the scores go to DDR, or come from there."""
+    """Return the program of one of the two products of Table 9's attention: Q K^T, which stores the scores in DDR, or
+    (`second`) P V, which loads them."""
 
     def lower_half(network: LayerGraph, overlay: Overlay, schedule: Schedule) -> Lowered:
         s = KernelBuilder(network, overlay, schedule)

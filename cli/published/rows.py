@@ -1,6 +1,6 @@
-"""The rows of the paper's tables, each with what the model of the machine says to it.
+"""The rows of the paper's tables, each with the value that the model of the machine gives.
 
-A table is a generator of rows. What a row compares with is looked up in `paper.toml` by its key.
+A table is a generator of rows. The published value of a row is looked up in `paper.toml` by its key.
 """
 
 from __future__ import annotations
@@ -35,15 +35,16 @@ from . import networks
 
 BANDWIDTHS = ("ddr_read_gbs", "ddr_write_gbs", "lpddr_read_gbs")
 TILE_ROWS, TILE_COLS = 768, 1024
-"""Of an output tile (paper section 5.3)."""
+"""Size of an output tile (paper section 5.3)."""
 _COMPUTE_CAUSES = ("MME compute", "MME set-up", "post-op")
 COMPUTE = tuple(name for name, rate in XNN_BASE.rates.items() if rate.cause in _COMPUTE_CAUSES)
+"""The rates of computation, whose times `infinite compute` sets to 0."""
 
 
 @dataclass(frozen=True)
 class Fit:
-    """A row that the model was fitted on: these constants, or without any, the units it is reckoned in. certain: it is
-    recorded that they were."""
+    """What was fitted on a row. constants: of the model; empty if only the units of the row were inferred from it.
+    certain: whether it is recorded that the row was used."""
 
     constants: tuple[str, ...] = ()
     certain: bool = True
@@ -74,21 +75,26 @@ CALIBRATION: dict[str, Fit] = {
     "table10.vck190.8": _PERHAPS,
     "table11.factor.1": _PERHAPS,  # the same measurement as B=8 of Table 10
 }
-"""Which rows calibrated what, by key or pattern; the last that fits holds. All others are predicted. What is recorded:
-the off-chip set-up was fitted on "encoder rows", and the time of a LayerNorm on "Table 9 and L = 384 rows", without
-saying which ones; of Table 9 it can only be those with a LayerNorm. A row that may be among them is not called a
-prediction. B = 2 and B = 4 of Table 10 are not among them, and must never be: see `UPLOAD`. Nor are the times of Table
-3 predictions: in which units it reckons, and that it takes one rate for both products, was told from its own numbers
-(`Roofline.published`)."""
+"""Which rows calibrated which constants, by key or pattern; the last pattern that fits counts. All other rows are
+predicted.
+
+It is recorded that the off-chip set-up was fitted on "encoder rows", and the time of a LayerNorm on "Table 9 and L =
+384 rows", without saying which rows; of Table 9 it can only be those with a LayerNorm. A row that may be among them is
+not called a prediction. B = 2 and B = 4 of Table 10 are not among them, and must never be: see `UPLOAD`. The times of
+Table 3 are no predictions either: its units, and that it takes one rate for both products, were inferred from its own
+numbers (`Roofline.published`).
+"""
 
 PERHAPS_NOTE = (
     "perhaps fitted on: of which rows of the encoder the off-chip set-up is, and of which of L=384 the time of a "
     "LayerNorm, is not recorded"
 )
 OWN_PACKING = "of our program: packed tighter than the authors'"
+"""Note on rows that count instructions."""
 UPLOAD = (
     "the published time leaves out about 5 ms: an upload of op lists behind the start of the kernel; never fitted on"
 )
+"""Note on B = 2 and B = 4 of Table 10."""
 
 KNOWN: dict[str, str] = {
     "table7.rsn_xnn.VIT": "with opcode 8, whose softmax subtracts maxima: the base overlay takes 256 rows or more",
@@ -99,7 +105,8 @@ KNOWN: dict[str, str] = {
     "table10.vck190.4": UPLOAD,
     "table11.factor.?*": "as in section 5.7, it is the amount of data that changes, in words on chip too",
 }
-"""What is known of a published row, whatever the model says of it; {bound} is worked out with the row."""
+"""What is known of a published row, independently of the model, by key or pattern. {bound} stands for the row's
+`bound`."""
 
 EXPLAINED: dict[str, str] = {
     "table6.rsn_xnn.1024": "perhaps padding: our tiles are of 768 and 256 rows, two whole ones would make it {bound}",
@@ -112,23 +119,24 @@ EXPLAINED: dict[str, str] = {
     "table11.inf_compute": "looks like a formula: published below the time that DDR alone takes, {bound}",
     "instructions.*": "counts of our program, not of the authors'; no time follows from them",
 }
-"""What is to be said to a row beyond `FAR`; {bound} is worked out with the row. That the authors' programs have whole
-tiles is not published: the machine works in them unless told to shrink them."""
+"""The explanation of a row whose error is beyond `FAR`, by key or pattern. {bound} stands for the row's `bound`. That
+the authors' programs have whole tiles is not published; the machine works in whole tiles unless the program makes them
+smaller."""
 
 UNTIMED: dict[str, str] = {
     "table3.*": "an estimate by formula",
     "table7.rsn_xnn.NCF": "how the published host pads narrow products is not known",
     "table9.attention_mm?.*": "the order of the two products apart is not known",
-    "table10.dram_gb_b8": "an amount",
+    "table10.dram_gb_b8": "an amount of data, not a time",
     "table11.factor.0.5": "below the time that DDR alone takes",
     "table11.inf_*": "looks like a formula",
     "instructions.*": "counts of instructions",
 }
-"""Rows by key or pattern that say nothing of the model of time, and why. All others are the timed rows, whose errors
-are those of the model."""
+"""Rows, by key or pattern, that do not measure the model of time, and why. All others are the timed rows, whose errors
+are the model's errors."""
 
 FAR = 6.0
-"""Percent from which a row is explained, or said not to be."""
+"""Percent of error beyond which a row gets an explanation, or the remark that there is none."""
 
 NOT_REPRODUCED: dict[str, str] = {
     "table6.charm.*": "another accelerator's",
@@ -141,23 +149,24 @@ NOT_REPRODUCED: dict[str, str] = {
     "table10.*_w_b8": "power is not modelled",
     "charm_shapes.*": "given to the model: shapes of layers",
 }
-"""Published numbers without a row, by key, and why."""
+"""Published numbers without a row, by key or pattern, and why."""
 
 
 @cache
 def published() -> dict[str, Any]:
-    """What is published, by key."""
+    """Return all published numbers by key."""
     return leaves(paper())
 
 
 @cache
 def paper() -> dict[str, Any]:
-    """What is published, by table."""
+    """Return the published numbers by table."""
     return tomllib.loads(resources.files(__package__).joinpath("paper.toml").read_text(encoding="utf-8"))
 
 
 def leaves(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Published numbers (and lists of shapes) by key: the names on the way to them, with dots."""
+    """Return the numbers (and lists of shapes) of nested tables by key: the names on the path to each, joined by
+    dots."""
     out: dict[str, Any] = {}
     for name, value in tree.items():
         out |= leaves(value, f"{prefix}{name}.") if isinstance(value, dict) else {f"{prefix}{name}": value}
@@ -166,7 +175,8 @@ def leaves(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class Row:
-    """A published number and the modelled one. bound: what `EXPLAINED` tells of this row."""
+    """A published number and the modelled one. key: of the published number in `paper.toml`. model: the modelled value,
+    in `unit`. bound: a value for the texts of `KNOWN` and `EXPLAINED`."""
 
     table: str
     row: str
@@ -178,50 +188,54 @@ class Row:
 
     @cached_property
     def paper(self) -> float:
+        """The published value."""
         return float(published()[self.key])
 
     @property
     def error_pct(self) -> float:
+        """The model's error in percent of the published value."""
         return 100 * (self.model / self.paper - 1)
 
     @cached_property
     def fit(self) -> Fit | None:
-        """What was fitted on it; None: it is a prediction."""
+        """What was fitted on this row; None for a prediction."""
         found = [fit for pattern, fit in CALIBRATION.items() if fnmatch(self.key, pattern)]
         return found[-1] if found else None
 
     @property
     def kind(self) -> str:
+        """Whether the row is predicted or calibrated."""
         return "predicted" if self.fit is None else "calibrated"
 
     @property
     def far(self) -> bool:
+        """Whether the error is beyond `FAR`."""
         return abs(self.error_pct) > FAR
 
     @property
     def explanation(self) -> str:
-        """Why it is as far off as it is, where we know."""
+        """Why the error is beyond `FAR`, where that is known, else ""."""
         return next((t.format(bound=self.bound) for p, t in EXPLAINED.items() if fnmatch(self.key, p)), "")
 
     @property
     def known(self) -> str:
-        """What is known of it beside what was fitted: what the published number leaves out, what it is of."""
+        """The row's note and what `KNOWN` says of it."""
         found = next((t.format(bound=self.bound) for p, t in KNOWN.items() if fnmatch(self.key, p)), "")
         return "; ".join(filter(None, (self.note, found)))
 
     @property
     def untimed(self) -> str:
-        """Why its error is none of the model of time; empty: it is one."""
+        """Why the row's error says nothing of the model of time; "" if it does."""
         return next((reason for p, reason in UNTIMED.items() if fnmatch(self.key, p)), "")
 
     @property
     def timed(self) -> bool:
-        """Whether its error is one of the model of time."""
+        """Whether the row's error is one of the model of time."""
         return not self.untimed
 
     @property
     def fitted(self) -> str:
-        """Which constants were fitted on it, in words."""
+        """The constants that were fitted on the row, as text."""
         constants = ", ".join(self.fit.constants) if self.fit is not None else ""
         return f"{'fitted on it' if self.fit and self.fit.certain else 'perhaps fitted on it'}: {constants}" * bool(
             constants
@@ -229,10 +243,12 @@ class Row:
 
     @property
     def notes(self) -> str:
+        """All that is known of the row, as text."""
         perhaps = PERHAPS_NOTE if self.fit is not None and not self.fit.certain else ""
         return "; ".join(filter(None, (self.known, perhaps)))
 
     def as_json(self) -> dict[str, Any]:
+        """Return the row as a JSON object."""
         facts: dict[str, Any] = {"table": self.table, "row": self.row, "paper": self.paper, "model": self.model}
         facts |= {"error_pct": self.error_pct, "kind": self.kind, "unit": self.unit, "timed": self.timed}
         if self.fit is not None:
@@ -247,8 +263,8 @@ class Row:
 
 
 class Bench:
-    """Times programs, each built once. The overlay is the base one; what needs opcode 8 runs on the other with the same
-    rates. Times are those of packed programs, instruction path included."""
+    """Builds and times programs, each once, for the base overlay and for the extended one with the same rates. Times
+    are those of packed programs, with the instruction path."""
 
     def __init__(self, schedule: Schedule | Best, rates: Mapping[str, float] | None = None) -> None:
         self.schedule = schedule
@@ -258,6 +274,7 @@ class Bench:
         self._plans: dict[tuple[LayerGraph, str], Plan[Overlay]] = {}
 
     def program(self, network: LayerGraph, schedule: Schedule | Best | None = None, extended: bool = False) -> Program:
+        """Return the program of a network. extended: for the overlay with opcode 8."""
         schedule = schedule or self.schedule
         key = network, repr(schedule)
         if key not in self._programs:
@@ -272,21 +289,23 @@ class Bench:
         overlay: Overlay | None = None,
         extended: bool = False,
     ) -> Timing:
-        """overlay: the base one with other rates, with which the program, ordered for the usual ones, is timed."""
+        """Return the timing of a network's program, without the launch. overlay: the base overlay with other rates, on
+        which the same program is timed."""
         key = network, repr(schedule or self.schedule)
         if key not in self._plans:
             self._plans[key] = _plan(self.program(network, schedule, extended))
         return self._plans[key].run(overlay)
 
     def ms(self, network: LayerGraph, schedule: Schedule | Best | None = None, *, extended: bool = False) -> float:
-        """Launch included."""
+        """Return the milliseconds of a network's program, with the launch."""
         return 1e3 * (self.timing(network, schedule, extended=extended).latency + launch_seconds(self.base))
 
     def program_ms(self, program: Program) -> float:
+        """Return the milliseconds of a program, with the launch."""
         return 1e3 * (_plan(program).run().latency + launch_seconds(self.base))
 
     def forget(self, network: LayerGraph) -> None:
-        """The traces of a long program are large."""
+        """Drop a network's programs and traces, which are large for a long program."""
         for key in [key for key in self._plans if key[0] is network]:
             del self._plans[key], self._programs[key]
 
@@ -300,6 +319,7 @@ def _parameters(overlay: Overlay) -> dict[str, Any]:
 
 
 def table3(bench: Bench) -> Iterator[Row]:
+    """Yield the estimates of Table 3: attention by mapping type."""
     shape = Shape(96, 512)
     for kind in MappingType:
         ours, plain = (
@@ -323,13 +343,15 @@ TABLE3_COLUMNS = {
 
 
 def _columns(e: Estimate) -> dict[str, float]:
-    """Times in ms."""
+    """Return the columns of Table 3 by name; times in ms."""
     seconds = {"inf_flops": e.inf_flops_s, "mm1_inf_bw": e.mm1_s, "mm2_inf_bw": e.mm2_s}
     seconds |= {"inf_bw": e.inf_bw_s, "final": e.final_s}
     return {"aie_used": e.aie_used} | {name: 1e3 * s for name, s in seconds.items()}
 
 
 def table6(bench: Bench) -> Iterator[Row]:
+    """Yield Table 6: products of square matrices."""
+
     def gflops(n: int, ms: float) -> float:
         return 2 * n**3 / ms / 1e6
 
@@ -340,6 +362,7 @@ def table6(bench: Bench) -> Iterator[Row]:
 
 
 def table7(bench: Bench) -> Iterator[Row]:
+    """Yield Table 7: latencies of four networks."""
     shapes = paper()["charm_shapes"]
     yield Row("table7", "BERT", "table7.rsn_xnn.BERT", bench.ms(networks.encoder(6, 512)), note="one encoder, B=6")
     whole = bench.ms(networks.vit(shapes["VIT"], 48, 64), extended=True)
@@ -357,6 +380,8 @@ def table7(bench: Bench) -> Iterator[Row]:
 
 
 def table9(bench: Bench) -> Iterator[Row]:
+    """Yield Table 9: parts of an encoder layer."""
+
     def row(name: str, column: str, model: float, note: str = "", unit: str = "ms") -> Row:
         what = f"{name.replace('_', ' ')}, {column.replace('_', ' ')}"
         return Row("table9", what, f"table9.{name}.{column}", model, unit, note)
@@ -381,6 +406,7 @@ def table9(bench: Bench) -> Iterator[Row]:
 
 
 def fig18(bench: Bench) -> Iterator[Row]:
+    """Yield Fig. 18: an encoder layer by batch size."""
     note = "off-chip set-up was fitted on encoder rows: B=6 as far as is recorded"
     b1, b3, b6 = (bench.ms(networks.encoder(batch, 512)) for batch in (1, 3, 6))
     rows = [bench.ms(networks.encoder_products(n), PAPER) for n in (512, padded(512, TILE_ROWS))]
@@ -396,6 +422,7 @@ _PROJECTIONS_APART = Schedule(
 
 
 def table10(bench: Bench) -> Iterator[Row]:
+    """Yield Table 10: 24 layers of BERT-Large by batch size."""
     facts = paper()["table10"]
     for batch in ("1", "2", "4", "8"):
         gpus = ", ".join(f"{gpu} {facts[gpu][batch]}" for gpu in ("T4", "V100", "A100", "L4"))
@@ -413,6 +440,7 @@ def table10(bench: Bench) -> Iterator[Row]:
 
 
 def table11(bench: Bench) -> Iterator[Row]:
+    """Yield Table 11: 24 layers of BERT-Large by bandwidth."""
     network = networks.encoder(8, 384, 24)
     rates = bench.base.rates
     moved = bench.timing(network).amounts
@@ -441,13 +469,14 @@ def table11(bench: Bench) -> Iterator[Row]:
 
 
 def _sweep(rates: Mapping[str, Rate], factor: float) -> dict[str, float]:
-    """Rates that stand for so much more bandwidth. The paper moved less data for it, and let the rest be padded on chip
-    (section 5.7): words between an off-chip unit and a Mem become fewer too."""
+    """Return the rates for `factor` times the bandwidth. The paper changed the amount of data instead, and padded the
+    rest on chip (section 5.7): so words between an off-chip unit and a Mem take less time too."""
     return {bus: rates[bus].value * factor for bus in BANDWIDTHS} | {"mem_word": rates["mem_word"].value / factor}
 
 
 def _busy_ms(bench: Bench, network: LayerGraph, unit: str, rates: tuple[str, ...]) -> float:
-    """What the products of one MME take together."""
+    """Return the milliseconds that the products of one MME take together. rates: names of the times of a tile product
+    in full, K = 64 and N = 64 mode."""
     seconds = 0.0
     for op in bench.program(network).preloaded[unit]:
         assert isinstance(op, Mme)
@@ -458,6 +487,7 @@ def _busy_ms(bench: Bench, network: LayerGraph, unit: str, rates: tuple[str, ...
 
 
 def fig9(bench: Bench) -> Iterator[Row]:
+    """Yield Fig. 9 and section 5.1: instructions of an encoder layer."""
     network = networks.encoder(6, 512)
     program = bench.program(network)
     sizes = count(program)
@@ -503,10 +533,10 @@ TABLES: dict[str, Callable[[Bench], Iterator[Row]]] = {
     "table11": table11,
     "fig9": fig9,
 }
-"""In the order of `rsn reproduce all`: what takes long comes late, tables of the same programs one after the other."""
+"""In the order of `rsn reproduce all`: slow tables last, tables of the same programs next to each other."""
 
 SHARES = {"table3": 0, "table6": 2, "table7": 2, "table9": 2, "fig18": 1, "table10": 10, "table11": 3, "fig9": 1}
-"""Seconds each takes, roughly, for the bar."""
+"""Rough seconds that each table takes, for the progress bar."""
 
 
 def rows_of(
@@ -515,7 +545,11 @@ def rows_of(
     rates: Mapping[str, float] | None = None,
     progress: Callable[[float], None] = lambda share: None,
 ) -> list[Row]:
-    """The rows of some tables. progress: called with the share that is done."""
+    """Return the rows of some tables, in order.
+
+    schedule: of what the paper calls optimised. rates: changed rates or depths, by the names in `rsn overlay`.
+    progress: called with the share that is done, 0 to 1.
+    """
     bench = Bench(schedule, rates)
     total, done = sum(SHARES[t] for t in tables), 0
     out: list[Row] = []
@@ -527,5 +561,5 @@ def rows_of(
 
 
 def calibrated_parameters(overlay: Overlay = XNN_BASE) -> list[str]:
-    """The constants that were fitted on published rows."""
+    """Return the names of the rates that were fitted on published rows."""
     return [name for name, rate in overlay.rates.items() if rate.calibrated]

@@ -1,4 +1,4 @@
-"""What programs run on. A board holds one program and its weights, and runs it as often as asked."""
+"""Boards: what a program runs on. A board holds one program and its weights, and runs it as often as asked."""
 
 from __future__ import annotations
 
@@ -17,25 +17,29 @@ Array = npt.NDArray[np.float32]
 
 
 class Board(Protocol):
-    """One machine. Tensors go in and out as they lie in memory, by buffer name."""
+    """One machine. Tensors go in and out by buffer name, as flat float32 arrays in memory order."""
 
     def load(self, program: Program, weights: Mapping[str, Array]) -> None:
-        """Take a verified program and its weights."""
+        """Take a verified program and its packed weights."""
 
     def run(
         self, words: Words, inputs: Mapping[str, Array], *, progress: Callable[[float], None] | None = None
     ) -> tuple[dict[str, Array], Run]:
-        """Run the image `words` once; outputs and what the run took. progress: told the share done, where known."""
+        """Run the image `words` once. Returns the outputs, and time and traffic of the run.
+
+        progress: called with the share that is done, 0 to 1, by boards that know it.
+        """
 
     def close(self) -> None:
-        """Give the machine back."""
+        """Release the machine."""
 
 
 def open_board(name: str, *, xclbin: str | os.PathLike[str] | None = None) -> Board:
-    """The board called `name`: sim, csim, or PROFILE[@DEVICE[:INDEX]] (docs/boards.md), or one of another computer,
-    ssh://[USER@]HOST[:PORT][/BOARD] (docs/remote.md). xclbin: what a real one loads.
+    """Make the board called `name`.
 
-    Raises `BoardError` for one that this installation cannot drive; nothing is taken before a program is loaded.
+    name: sim, csim, PROFILE[@DEVICE[:INDEX]] (docs/boards.md), or a board of another computer,
+    ssh://[USER@]HOST[:PORT][/BOARD] (docs/remote.md). xclbin: path of the bitstream for a real board. Raises
+    `BoardError` for a board that this installation cannot use. A device is taken only when a program is loaded.
     """
     if name == "sim":
         from .sim import SimBoard

@@ -1,4 +1,4 @@
-"""The machine's C++ sources as a board: built when first asked for, run in this process."""
+"""The machine's C++ sources as a board: built at the first use, run in this process."""
 
 from __future__ import annotations
 
@@ -19,7 +19,8 @@ Array = npt.NDArray[np.float32]
 
 
 class CsimBoard:
-    """Holds a program and its off-chip memories. It knows results, not the machine's time: runs take wall time."""
+    """Holds a program and its off-chip memories, and runs it by the C++ machine. It computes results but no modelled
+    time: a run's time is this computer's wall time."""
 
     def __init__(self) -> None:
         self._native = Native()
@@ -42,6 +43,6 @@ class CsimBoard:
         return held.outputs(), Run(took, {"instructions": 4 * len(words)}, {}, {}, clock="wall")
 
     def close(self) -> None:
-        """Also ends a run that is under way in another thread."""
+        """Release the memories. Also ends a run in another thread."""
         self._closed.set()
         self._memories = None

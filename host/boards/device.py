@@ -1,4 +1,4 @@
-"""What a runner asks of a device: the narrow interface behind which XRT, PYNQ and machines in this process stand."""
+"""The interface between a board and its device, behind which XRT, PYNQ and machines in this process stand."""
 
 from __future__ import annotations
 
@@ -20,11 +20,12 @@ Bytes = npt.NDArray[np.uint8]
 
 
 class BoardLost(BoardError):
-    """The device is gone, or no longer answers."""
+    """The device has gone, or no longer answers."""
 
 
 class BoardMismatch(BoardError):
-    """Program and bitstream, or bitstream and profile, do not belong together. Names both and the way out."""
+    """Program and bitstream, or bitstream and profile, do not belong together. The message names both and says what to
+    do."""
 
 
 class BoardTimeout(BoardError):
@@ -33,8 +34,8 @@ class BoardTimeout(BoardError):
 
 @dataclass(frozen=True)
 class Facts:
-    """What an open device says of itself. uuid: of what is loaded, "" where nothing has one. known: for the record,
-    such as versions, by name. clock: whose seconds a run takes, as `Run.clock`."""
+    """What an open device reports of itself. uuid: of the loaded bitstream, "" if it has none. known: facts for the
+    record, such as versions, by name. clock: whose seconds a run takes, as `Run.clock`."""
 
     uuid: str = ""
     known: Mapping[str, str] = field(default_factory=dict)
@@ -42,40 +43,43 @@ class Facts:
 
 
 class Device(Protocol):
-    """One device. Every call but `close` may raise `BoardError`; sizes and positions are in bytes.
+    """One device. Every call but `close` may raise `BoardError`. Sizes and positions are in bytes; a buffer is known by
+    a number.
 
-    A buffer is known by a number. One run at a time; nobody calls from two threads at once.
+    One run at a time; calls come from one thread at a time.
     """
 
     def open(self, profile: Profile, bitstream: Path | None) -> Facts:
-        """Take the device, load the bitstream, find kernel and graph. After an error `close` is still called."""
+        """Take the device, load the bitstream, and find kernel and graph. `close` is called also after an error."""
 
     def close(self) -> None:
-        """Give everything back, whatever state it is in: run, graph, buffers, device. Raises nothing."""
+        """Release run, graph, buffers and device, in whatever state they are. Raises nothing."""
 
     def allocate(self, argument: int, size: int) -> int:
-        """A buffer in the memory that this argument of the kernel is connected to. What is in it is not known."""
+        """Allocate a buffer in the memory that this argument of the kernel is connected to; return its number. Its
+        content is undefined."""
 
     def free(self, buffer: int) -> None: ...
 
     def write(self, buffer: int, at: int, data: npt.NDArray[Any]) -> None:
-        """Copy to the buffer, so that the device sees it."""
+        """Copy an array into the buffer, from byte `at` on, and make it visible to the device."""
 
     def read(self, buffer: int, at: int, into: npt.NDArray[Any]) -> int:
-        """Copy what the device left in the buffer; how many bytes came."""
+        """Copy bytes of the buffer, from `at` on, as the device left them, into an array. Returns how many bytes were
+        copied."""
 
     def reset_graph(self) -> None: ...
 
     def run_graph(self) -> None:
-        """One iteration, which waits for its parameters."""
+        """Start one iteration of the AI Engine graph, which waits for its parameters."""
 
     def update_parameter(self, port: str, words: Words) -> None: ...
 
     def start(self, buffers: Sequence[int]) -> None:
-        """Start the kernel on these buffers, in the order of its arguments."""
+        """Start the kernel with these buffers as its arguments, in order."""
 
     def wait(self, seconds: float) -> bool:
-        """Whether the kernel has ended, waiting no longer than this."""
+        """Wait until the kernel has ended, at most so many seconds. Returns whether it has."""
 
     def register(self, argument: int) -> int:
-        """The 64 bit behind a scalar argument of the kernel, which has run."""
+        """Return the 64 bits of a scalar argument of the kernel, after a run."""

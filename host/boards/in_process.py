@@ -1,6 +1,8 @@
-"""A device in this process: a machine of ours that knows nothing but what a board would have been given, which is raw
-buffers, tile parameters and the order of calls. It shows that the runner gives a board all it needs, in the right
-places."""
+"""A device in this process: the simulator or the C++ machine behind the `Device` interface.
+
+It is given only what a real board is given: raw buffers, tile parameters, and calls in order. Its tests prove that the
+runner gives a board all it needs, at the right addresses.
+"""
 
 from __future__ import annotations
 
@@ -24,26 +26,27 @@ from .tiles import op_lists
 
 Array = npt.NDArray[np.float32]
 Engine = Callable[[Program, Mapping[str, Array]], object]
-"""Runs a program on memories, by bank, and changes them."""
+"""Runs a program on memories, by bank, which it changes."""
 
 MEMORY = 2 << 30
-"""Bytes of this computer that a device takes at most."""
+"""The most bytes of this computer's memory that a device takes."""
 
 
 def simulator(program: Program, banks: Mapping[str, Array]) -> object:
+    """Run a program on the simulator."""
     return Machine(program).run(banks)
 
 
 def native() -> Engine:
-    """The C++ sources of the machine. Raises `BoardError` where they cannot be built."""
+    """Return the engine that runs the machine's C++ sources. Raises `BoardError` if they cannot be built."""
     from ...hw.versal.csim.machine import Native
 
     return Native().run
 
 
 class InProcess:
-    """A run that cannot end (no unit can move, or the graph was told nothing) does what it does on a board: it never
-    ends."""
+    """A device in this process. A run that cannot end, because of a deadlock or missing tile parameters, never ends, as
+    on a board: `wait` reports it as running."""
 
     def __init__(self, engine: Engine = simulator, name: str = "sim", *, memory: int = MEMORY) -> None:
         self._engine = engine
@@ -51,14 +54,14 @@ class InProcess:
         self._memory = memory
         self._profile: Profile | None = None
         self._buffers: dict[int, tuple[Bytes, Bytes]] = {}
-        """What the device has, and what the host has mapped of it."""
+        """By buffer number: the device's memory, and the host's mapping of it."""
         self._next = 1
         self._thread: threading.Thread | None = None
         self._ended = False
         self._register = 0
         self._graph_runs = False
         self._was_reset = False
-        self._told: dict[str, Words] = {}
+        self._parameters: dict[str, Words] = {}
 
     def open(self, profile: Profile, bitstream: Path | None) -> Facts:
         if self._profile is not None:
@@ -71,12 +74,12 @@ class InProcess:
             self._thread.join()
         self._thread, self._profile = None, None
         self._graph_runs = self._was_reset = self._ended = False
-        self._buffers, self._told, self._register = {}, {}, 0
+        self._buffers, self._parameters, self._register = {}, {}, 0
 
     def allocate(self, argument: int, size: int) -> int:
         if size + sum(len(device) for device, _ in self._buffers.values()) > self._memory:
             raise BoardMemory(f"no room for {size} bytes for argument {argument} of the kernel")
-        # nothing may rely on what is in new memory
+        # not 0, so that a test finds code that relies on the content of new memory
         self._buffers[self._next] = np.full(size, 0xFF, np.uint8), np.full(size, 0xFF, np.uint8)
         self._next += 1
         return self._next - 1
@@ -97,17 +100,17 @@ class InProcess:
         return len(raw)
 
     def reset_graph(self) -> None:
-        self._was_reset, self._graph_runs, self._told = True, False, {}
+        self._was_reset, self._graph_runs, self._parameters = True, False, {}
 
     def run_graph(self) -> None:
         if not self._was_reset:
-            raise BoardError("the graph runs, or has not been reset")
+            raise BoardError("the graph is running, or has not been reset since its last run")
         self._graph_runs, self._was_reset = True, False
 
     def update_parameter(self, port: str, words: Words) -> None:
         if not self._graph_runs:
-            raise BoardError(f"{port}: the graph does not run, and would not take it")
-        self._told[port] = words.copy()
+            raise BoardError(f"{port}: the graph is not running, so that it cannot take a parameter")
+        self._parameters[port] = words.copy()
 
     def start(self, buffers: Sequence[int]) -> None:
         profile = self._open_profile
@@ -115,7 +118,7 @@ class InProcess:
             raise BoardError(f"kernel {profile.kernel} takes {len(profile.arguments)} buffers, not {len(buffers)}")
         given = dict(zip(profile.arguments, buffers, strict=True))
         if tuple(given[name] for name in profile.arguments) != tuple(buffers):
-            raise BoardError("both ports of a bank take the same buffer")
+            raise BoardError("the arguments for one bank must be the same buffer")
         self._ended = False
         self._thread = threading.Thread(target=self._run, args=(given,), name="in-process device", daemon=True)
         self._thread.start()
@@ -128,12 +131,12 @@ class InProcess:
         try:
             packets = decode_image(words[: 2 + int(words[0])], profile.overlay)
             idle = not self._graph_runs
-            ops = {} if idle else op_lists(self._told, profile.overlay, profile.graph)
+            ops = {} if idle else op_lists(self._parameters, profile.overlay, profile.graph)
             self._engine(Program(profile.overlay, packets, ops), banks)
         except RsnError:
-            return  # and so it never ends
+            return  # without `_ended`: a failed run never ends
         finally:
-            self._graph_runs, self._told = False, {}  # an iteration takes its parameters once
+            self._graph_runs, self._parameters = False, {}  # an iteration takes its parameters once
         self._ended = True
 
     def wait(self, seconds: float) -> bool:

@@ -1,4 +1,5 @@
-"""One runner to a device: a lock that goes with the process that holds it, however that ends."""
+"""The lock that lets one process at a time use a device. The system releases it when its process ends, however it
+ends."""
 
 from __future__ import annotations
 
@@ -13,7 +14,8 @@ from .device import BoardBusy
 
 
 class DeviceLock:
-    """Of a device, by name. Not a lock file, whose holder may have died, but a lock on a file (flock)."""
+    """A lock on a device, by the device's name: `flock` on a file. A mere lock file would stay behind when its process
+    dies."""
 
     def __init__(self, device: str, folder: Path | None = None) -> None:
         self.path = (folder or Path(tempfile.gettempdir())) / f"rsn-{device}.lock"
@@ -21,7 +23,7 @@ class DeviceLock:
         forget_in_children(self)
 
     def acquire(self) -> None:
-        """Raises `BoardBusy`, saying who has it, at once."""
+        """Take the lock. Raises `BoardBusy` at once, naming the process that holds it, if another one does."""
         if self._file is not None:
             return
         file = self._open()
@@ -38,16 +40,18 @@ class DeviceLock:
         self._file = file
 
     def release(self) -> None:
+        """Release the lock, if it is held."""
         if self._file is not None:
             os.close(self._file)
             self._file = None
 
     def forget(self) -> None:
-        """See `forks`: the lock is the parent's. An open copy of the file would hold it when the parent lets it go."""
+        """In a forked child: close the copy of the file. It would keep the lock held after the parent releases it."""
         self.release()
 
     def _open(self) -> int:
-        """The file is shared by all users and never removed: who removed it could lock it beside another."""
+        """Open the file. All users share it, and nobody removes it: after a removal two processes could lock two
+        different files."""
         flags = os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC
         try:
             try:

@@ -1,4 +1,4 @@
-"""Off-chip memories of a board that keeps them in this process."""
+"""The off-chip memories of a board that runs in this process."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ Array = npt.NDArray[np.float32]
 
 @dataclass(eq=False)
 class _Shared:
-    """A bank that holds weights alone, for all programs of this process that have the same ones in it. buffers: where
-    they lie; elements: read-only."""
+    """A bank that holds only weights, shared by all programs of this process with the same weights at the same
+    addresses. elements: the whole bank, flat and read-only."""
 
     buffers: tuple[Buffer, ...]
     elements: Array
@@ -39,9 +39,11 @@ os.register_at_fork(after_in_child=_turn_in_child)
 
 
 class Memories:
-    """A program and its memories, by bank. What nobody has written is 0. A bank that holds weights alone cannot be
-    written to; programs of one family have it in common, as on a device (`xrt.XrtBoard`), and where weights come as an
-    image of the bank, it is that image."""
+    """The memory banks of a program, as flat float32 arrays. Memory that nothing has written is 0.
+
+    A bank that holds only weights is read-only. Programs with the same weights share it, as on a device
+    (`xrt.XrtBoard`); if the weights come as an image of the bank, the bank is that image, not a copy.
+    """
 
     def __init__(self, program: Program, weights: Mapping[str, Array]) -> None:
         self.program = program
@@ -67,7 +69,7 @@ class Memories:
         own: Array | None = None
         for i, b in enumerate(buffers):
             place = slice(b.offset * unit, b.offset * unit + b.size)
-            weight = weights[b.name]  # it may be made each time it is asked for
+            weight = weights[b.name]  # looked up once: the mapping may compute it each time
             if own is None:
                 rest = [x for x in candidates if np.array_equal(_bits(x.elements[place]), _bits(weight))]
                 if not rest:
@@ -86,12 +88,12 @@ class Memories:
         return made
 
     def fill(self, tensors: Mapping[str, Array]) -> None:
-        """Write buffers, by name."""
+        """Write tensors, by buffer name, into their buffers. Each is flat and in memory order."""
         for name, flat in tensors.items():
             self._region(self.program.buffer(name))[:] = flat
 
     def outputs(self) -> dict[str, Array]:
-        """What is in the output buffers."""
+        """Return a copy of each output buffer, flat and in memory order."""
         return {b.name: self._region(b).copy() for b in self.program.with_role(Role.OUTPUT)}
 
     def _region(self, buffer: Buffer) -> Array:
@@ -100,5 +102,5 @@ class Memories:
 
 
 def _bits(x: Array) -> npt.NDArray[np.uint32]:
-    """To compare: what is no number is equal to itself, and 0 is not -0."""
+    """Return the bit patterns, for a comparison in which NaN equals NaN and 0 differs from -0."""
     return np.ascontiguousarray(x, np.float32).view(np.uint32)

@@ -1,4 +1,4 @@
-"""Boards by name: PROFILE[@DEVICE[:INDEX]]."""
+"""Makes boards from their names: PROFILE[@DEVICE[:INDEX]]."""
 
 from __future__ import annotations
 
@@ -47,16 +47,17 @@ def _csim(index: int) -> Device:
 
 
 REAL: dict[str, Callable[[int], Device]] = {"xrt": _ctypes, "pyxrt": _pyxrt, "pynq": _pynq}
-"""Devices that there is one of: they have a bitstream and a lock."""
+"""Devices that exist once: they have a bitstream and a lock."""
 IN_PROCESS: dict[str, Callable[[int], Device]] = {"sim": _sim, "csim": _csim}
+"""Devices in this process."""
 
 _sessions: WeakValueDictionary[object, Session] = WeakValueDictionary()
-"""Those of real devices that somebody uses in this process."""
+"""The sessions of real devices that boards of this process use."""
 _mutex = threading.Lock()
 
 
 def _forget() -> None:
-    """In a child (see `forks`): the sessions are the parent's, and open devices of it."""
+    """In a forked child (see `forks`): the sessions and their open devices belong to the parent."""
     global _sessions, _mutex
     _sessions, _mutex = WeakValueDictionary(), threading.Lock()
 
@@ -65,7 +66,8 @@ os.register_at_fork(after_in_child=_forget)
 
 
 def open_profile(name: str, xclbin: str | os.PathLike[str] | None) -> XrtBoard:
-    """Raises `BoardError` for a name that means nothing here, or for what is missing."""
+    """Make the board of a profile, and read its bitstream. Raises `BoardError` for an unknown profile or device, and
+    for a missing bitstream or library."""
     profile_name, _, device_name = name.partition("@")
     kind, _, number = (device_name or "xrt").partition(":")
     devices = REAL | IN_PROCESS

@@ -1,4 +1,4 @@
-"""What a board and its bitstream are like, as data. A file of a user's own says what is different from one of these."""
+"""Board profiles: a board and its bitstream as data. A user's own file states only what differs from one of these."""
 
 from __future__ import annotations
 
@@ -16,18 +16,19 @@ from ...isa.overlays.xnn import XNN, XNN_BASE
 from ...isa.overlays.xnn.board import ARGUMENTS, FINGERPRINT, GRAPH, KERNEL, PLATFORM
 
 INSTRUCTIONS = "instructions"
-"""The buffer of the image, beside those that are a bank each."""
+"""Name of the buffer for the image; the other buffers are named after their banks."""
 
 
 @dataclass(frozen=True)
 class Profile:
-    """A bitstream and the host set-up around it.
+    """A bitstream and how the host uses it.
 
-    overlay: the machine that it is. arguments: which buffer each argument of the kernel takes: a bank or the
-    instructions. fingerprint: name of the scalar argument behind them that every run sets to the overlay's, "" where
-    there is none. limits: bytes that a buffer may have. pl_mhz, aie_mhz: the clocks that it was built for. uuid,
-    sha256: of the one xclbin that is meant; needed where there is no fingerprint to tell it from others. timeout_s:
-    longer a run does not take. source: where the bitstream comes from.
+    overlay: the machine that it implements. arguments: the buffer (a bank, or the instructions) for each argument of
+    the kernel. graph: name of the AI Engine graph. fingerprint: name of the scalar argument behind those, whose
+    register every run sets to the overlay's fingerprint; "" if there is none. limits: the most bytes of each buffer.
+    pl_mhz, aie_mhz: clocks that it was built for. uuid, sha256: of the one xclbin that is meant; needed where no
+    fingerprint tells it from others. timeout_s: seconds after which a run counts as hung. source: where the bitstream
+    comes from.
     """
 
     name: str
@@ -47,7 +48,7 @@ class Profile:
     source: str = field(default="", compare=False)
 
     def argument(self, buffer: str) -> int:
-        """The first argument that takes a buffer."""
+        """Return the index of the kernel's first argument that takes a buffer."""
         return self.arguments.index(buffer)
 
 
@@ -81,38 +82,39 @@ _NUMBERS = ("pl_mhz", "aie_mhz", "timeout_s")
 
 
 def find_profile(name: str) -> Profile:
-    """A profile by its name, or by the path of a `.toml` file: `base`, and what is different from it.
+    """Return a profile by its name, or from a `.toml` file: its `base`, and what differs from it.
 
-    Raises `BoardError` naming file and key.
+    Raises `BoardError`, naming file and key.
     """
     if not name.endswith(".toml"):
         if name not in PROFILES:
             raise BoardError(f"no board profile {name!r}; there are {', '.join(PROFILES)}, or a .toml file of your own")
         return PROFILES[name]
     try:
-        said: dict[str, Any] = tomllib.loads(Path(name).read_text(encoding="utf-8"))
+        settings: dict[str, Any] = tomllib.loads(Path(name).read_text(encoding="utf-8"))
     except OSError as e:
         raise BoardError(f"{name}: {e.strerror}") from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as e:
         raise BoardError(f"{name}: {e}") from None
-    base = said.pop("base", None)
+    base = settings.pop("base", None)
     if base not in PROFILES:
-        raise BoardError(f"{name}: base = {base!r}; it is one of {', '.join(PROFILES)}")
+        raise BoardError(f"{name}: base = {base!r} is not a profile; there are {', '.join(PROFILES)}")
     profile = dataclasses.replace(PROFILES[base], name=Path(name).stem)
-    return dataclasses.replace(profile, **{key: _value(profile, name, key, value) for key, value in said.items()})
+    return dataclasses.replace(profile, **{key: _value(profile, name, key, value) for key, value in settings.items()})
 
 
 def _value(profile: Profile, file: str, key: str, value: object) -> Any:
     if key == "limits" and isinstance(value, dict):
         for buffer, size in value.items():
             if buffer not in profile.limits or type(size) is not int or size < 1:
-                raise BoardError(f"{file}: limits.{buffer} = {size!r}; bytes of {', '.join(profile.limits)}")
+                known = ", ".join(profile.limits)
+                raise BoardError(f"{file}: limits.{buffer} = {size!r}; limits are bytes, a whole number, of {known}")
         return {**profile.limits, **value}
     if key == "uuid" and isinstance(value, str):
         try:
             return str(UUID(value))
         except ValueError:
-            raise BoardError(f"{file}: uuid = {value!r} is none") from None
+            raise BoardError(f"{file}: uuid = {value!r} is not a UUID") from None
     if key == "xclbin" and isinstance(value, str):
         return Path(file).parent / value
     if key in _TEXTS and isinstance(value, str):
@@ -120,4 +122,4 @@ def _value(profile: Profile, file: str, key: str, value: object) -> Any:
     if key in _NUMBERS and isinstance(value, int | float) and not isinstance(value, bool) and 0 < value < 1e9:
         return float(value)
     known = ", ".join(("base", "limits", "xclbin", *_TEXTS, *_NUMBERS))
-    raise BoardError(f"{file}: {key} = {value!r} is not understood; a profile has {known}")
+    raise BoardError(f"{file}: {key} = {value!r}: unknown key, or a value of a wrong type; the keys are {known}")

@@ -1,5 +1,6 @@
-"""PYNQ 4.0 on a VCK190 (`pynq.pl_server.VersalDevice`): it loads a `.pdi`, allocates memory, and reads and writes the
-kernel's registers. It has no AI Engine graph, so a program is refused once the bitstream is known to be the right one.
+"""PYNQ 4.0 on a VCK190 (`pynq.pl_server.VersalDevice`) as a device: loads a `.pdi`, allocates memory, and reads and
+writes the kernel's registers. PYNQ cannot run an AI Engine graph, so every program is refused, after the bitstream has
+been checked.
 
 The design's description (`.hwh`, or an `.xclbin`) lies beside the `.pdi`, under the same name.
 """
@@ -23,7 +24,7 @@ from .device import BoardLost, BoardMemory, BoardMismatch, Facts
 from .profile import Profile
 
 CONTROL, START, DONE, IDLE, CONTINUE = 0x00, 1, 2, 4, 16
-"""The control register of a kernel on AXI-Lite, and its bits."""
+"""Address of a kernel's control register on AXI-Lite, and its bits."""
 
 NO_GRAPH = (
     "PYNQ has no way to run an AI Engine graph or to set its parameters, which every program here needs: on the same "
@@ -32,6 +33,8 @@ NO_GRAPH = (
 
 
 class PynqDevice:
+    """A device behind PYNQ. It checks the bitstream, and refuses to run a program."""
+
     def __init__(self, index: int = 0) -> None:
         try:
             self._pynq: Any = importlib.import_module("pynq")
@@ -53,24 +56,24 @@ class PynqDevice:
             raise BoardError(f"PYNQ loads a .pdi, not {pdi}")
         if not profile.fingerprint:
             raise BoardMismatch(
-                f"{pdi}: nothing can tell whether this is {profile.name}; PYNQ takes our bitstream alone"
+                f"{pdi}: the bitstream of {profile.name} has no fingerprint to check; PYNQ is used with vck190 alone"
             )
         devices = [d for d in self._pynq.Device.devices if isinstance(d, self._versal)]
         if len(devices) <= self._index:
             raise BoardLost(f"PYNQ sees {len(devices)} Versal devices, none with index {self._index}")
-        with _told(f"loading {pdi}"):
+        with _as_board_error(f"loading {pdi}"):
             self._overlay = self._pynq.Overlay(str(pdi), device=devices[self._index])
         name = next((n for n in self._overlay.ip_dict if n.startswith(profile.kernel)), None)
         if name is None:
-            there = ", ".join(self._overlay.ip_dict) or "none"
-            raise BoardMismatch(f"{pdi}: no kernel {profile.kernel}; it has {there}")
+            found = ", ".join(self._overlay.ip_dict) or "none"
+            raise BoardMismatch(f"{pdi}: no kernel {profile.kernel}; it has {found}")
         self._kernel = getattr(self._overlay, name)
         registers = self._overlay.ip_dict[name]["registers"]
         names = [*(a.name for a in ARGUMENTS), FINGERPRINT]
         missing = [n for n in names if n not in registers and f"{n}_1" not in registers]
         if missing:
             raise BoardMismatch(f"{pdi}: kernel {profile.kernel} has no register {missing[0]}")
-        # 64 bit are two registers, the lower half first
+        # a 64-bit argument is two registers, the lower half first
         self._offsets = [int((registers.get(f"{n}_1") or registers[n])["address_offset"]) for n in names]
         return Facts(known={"runtime": f"PYNQ {self._pynq.__version__}", "device": str(self._index)})
 
@@ -85,11 +88,11 @@ class PynqDevice:
         self._buffers = {}
 
     def allocate(self, argument: int, size: int) -> int:
-        wanted = ARGUMENTS[argument].memory
+        bank = ARGUMENTS[argument].memory
         memories = {n.upper(): m for n, m in self._overlay.mem_dict.items()}
-        name = next((n for n in memories if wanted in n and ("LPDDR" in n) == ("LPDDR" in wanted)), None)
+        name = next((n for n in memories if bank in n and ("LPDDR" in n) == ("LPDDR" in bank)), None)
         if name is None:
-            raise BoardMismatch(f"the design has no memory {wanted}; it has {', '.join(memories) or 'none'}")
+            raise BoardMismatch(f"the design has no memory {bank}; it has {', '.join(memories) or 'none'}")
         try:
             memory = self._overlay.device.get_memory(memories[name])
             self._buffers[self._next] = memory.allocate((size,), np.uint8)
@@ -105,13 +108,13 @@ class PynqDevice:
         raw = data.view(np.uint8).reshape(-1)
         part = self._buffers[buffer][at : at + len(raw)]
         part[:] = raw
-        with _told("writing a buffer"):
+        with _as_board_error("writing a buffer"):
             part.flush()
 
     def read(self, buffer: int, at: int, into: npt.NDArray[Any]) -> int:
         raw = into.view(np.uint8).reshape(-1)
         part = self._buffers[buffer][at : at + len(raw)]
-        with _told("reading a buffer"):
+        with _as_board_error("reading a buffer"):
             part.invalidate()
         raw[: len(part)] = part
         return len(part)
@@ -147,9 +150,9 @@ class PynqDevice:
 
 
 @contextmanager
-def _told(what: str) -> Iterator[None]:
-    """PYNQ raises RuntimeError, OSError and more for what goes wrong on the board."""
+def _as_board_error(action: str) -> Iterator[None]:
+    """Raise `BoardError` for any error of PYNQ, which raises RuntimeError, OSError and more."""
     try:
         yield
     except Exception as e:
-        raise BoardError(f"PYNQ: {what} failed: {e}") from e
+        raise BoardError(f"PYNQ: {action} failed: {e}") from e

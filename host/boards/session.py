@@ -1,4 +1,5 @@
-"""A device while it is open: taken, loaded, known to be the right one, given back. Boards in one process share it."""
+"""An open device: taken, loaded with its bitstream, checked, and released. All boards of a process on one device share
+it."""
 
 from __future__ import annotations
 
@@ -21,35 +22,35 @@ from .profile import INSTRUCTIONS, Profile
 from .xclbin import Xclbin, read_xclbin
 
 SLICE_S = 0.1
-"""How long ^C may have to wait."""
+"""Seconds of one wait for the kernel; the longest that ^C may be delayed."""
 
 PROBE_S = 5.0
-"""In this time a kernel has ended that has nothing to do."""
+"""Seconds after which a kernel without work must have ended."""
 
 PAGE = 4096
 
 CALLS_S = 60.0
-"""In this time calls of the device have come back."""
+"""Seconds that calls of the device's driver may take."""
 LOADING_S = 600.0
-"""And those that load a bitstream, or gigabytes of weights."""
+"""Seconds that calls may take which load a bitstream, or gigabytes of weights."""
 
 T = TypeVar("T")
 
 
 STUCK = (
-    "a call of the device's driver has not come back: nothing but the end of this process gives the device back, and "
-    "it may take a restart of the board"
+    "a call of the device's driver did not return: end this process, which alone releases the device; if that does not "
+    "help, restart the board"
 )
 
 
 class NoRoom(BoardBusy):
-    """For one more program; those that are there are well."""
+    """The device has no memory for one more program. Those that it holds are unaffected."""
 
 
 @dataclass(eq=False)
 class Held:
-    """A buffer of the device. users: boards that rely on what is in it. contents: what that is, where others may share
-    it: the layout of a bank of weights, and its checksum."""
+    """A buffer of the device. users: how many boards rely on its content. contents: for a bank of weights, which boards
+    may share, its buffers and the checksum of its weights."""
 
     handle: int
     users: int = 1
@@ -57,23 +58,23 @@ class Held:
 
 
 class Session:
-    """One device and its bitstream, opened when it is first needed. After an error everything has been given back;
-    whoever comes next begins anew, and the boards that share it with him, too."""
+    """One device and its bitstream, opened when it is first needed. After an error everything is released; the next
+    run, of any board of this session, opens the device again."""
 
     def __init__(
         self, profile: Profile, device: Device, *, bitstream: Path | None = None, lock: DeviceLock | None = None
     ) -> None:
-        """bitstream: what to load, an .xclbin or what else the device takes; None where it needs none. Raises
-        `BoardMismatch` for an .xclbin that is not what the profile says."""
+        """bitstream: the file to load, an .xclbin or another that the device takes; None if it needs none. Raises
+        `BoardMismatch` for an .xclbin that is not the profile's."""
         self.profile = profile
         self.device = device
         self.bitstream = bitstream
         self.facts: dict[str, str] = {}
-        """Of the board that is open: names, versions, clocks."""
+        """Facts of the open board for the record, by name: versions, device, clocks."""
         self.clock = ""
         self.held: list[Held] = []
         self.age = 0
-        """Changes when everything was given back: buffers of before are gone."""
+        """Counts how often everything was released. Buffers of an earlier age no longer exist."""
         self._xclbin = read_xclbin(bitstream) if bitstream is not None and bitstream.suffix != ".pdi" else None
         if self._xclbin is not None:
             match_xclbin(profile, self._xclbin)
@@ -83,8 +84,8 @@ class Session:
 
     @contextmanager
     def turn(self) -> Iterator[None]:
-        """Have the open device alone. Whatever goes wrong, ^C included: nobody knows in which state the board is then,
-        so nothing of it is kept."""
+        """Hold the open device exclusively in a `with` block. After any error, ^C included, the device is released,
+        because its state is unknown."""
         with self._mutex:
             try:
                 if self._stuck:
@@ -98,8 +99,11 @@ class Session:
                 raise
 
     def bounded(self, calls: Callable[[], T], seconds: float | None = None) -> T:
-        """Make calls of the device, in a thread of their own: should one never come back, whoever waits does, with
-        `BoardLost`. ^C, too, waits until they have come back: nothing can be given back while they go on."""
+        """Make calls of the device in a thread of their own, and return their result.
+
+        seconds: after which `BoardLost` is raised and the device counts as stuck, because the calls do not return. ^C
+        also waits until they have returned: nothing can be released while they run.
+        """
         future: Future[T] = Future()
 
         def make() -> None:
@@ -124,12 +128,14 @@ class Session:
         return future.result()
 
     def allocate(self, buffer: str, size: int) -> Held:
+        """Allocate a buffer of the device. buffer: a bank or `INSTRUCTIONS`; size: in bytes, rounded up to pages."""
         held = Held(self.device.allocate(self.profile.argument(buffer), max(padded(size, PAGE), PAGE)))
         self.held.append(held)
         return held
 
     def release(self, helds: Iterable[Held], age: int) -> None:
-        """Give buffers back, in one's turn."""
+        """Release buffers that were allocated at this age; memory is freed when its last user releases it. The caller
+        holds the turn."""
         for held in helds if age == self.age else ():
             held.users -= 1
             if not held.users:
@@ -137,7 +143,7 @@ class Session:
                 self.device.free(held.handle)
 
     def leave(self, helds: Iterable[Held], age: int) -> None:
-        """Give buffers back; the device, with the last one. Raises nothing."""
+        """Release a board's buffers, and with the last of them the device. Raises nothing."""
         with self._mutex:
             if self._stuck:
                 return
@@ -149,7 +155,8 @@ class Session:
                 self._give_back()
 
     def execute(self, helds: Mapping[str, Held], timeout_s: float) -> float:
-        """Start the kernel and wait; the seconds it took, as seen from here."""
+        """Start the kernel, and wait for its end. Returns the seconds that it took, measured by the host. Raises
+        `BoardTimeout` after `timeout_s`."""
 
         def start() -> float:
             now = time.perf_counter()
@@ -173,18 +180,18 @@ class Session:
 
     def _give_back(self) -> None:
         self.held, self.age, self._open = [], self.age + 1, False
-        if self._stuck or not self._taken:  # lost with this process; or somebody else's
+        if self._stuck or not self._taken:  # lost until this process ends; or another process's
             return
         try:
             self.bounded(self.device.close)
-        except BoardLost:  # now it is
+        except BoardLost:  # close did not return: the device is stuck now
             return
         self._taken = False
         if self._lock is not None:
             self._lock.release()
 
     def _prepare(self) -> None:
-        """Take the device; load; find out what it is."""
+        """Take the device, load its bitstream, and check that it is the profile's."""
         if self._lock is not None:
             self._lock.acquire()
         self._taken = True
@@ -198,12 +205,12 @@ class Session:
         self.facts, self.clock = recorded(self.profile, xclbin, facts), facts.clock
         if self.profile.fingerprint:
             self._probe()
-        self.device.reset_graph()  # a device that has none says so before weights are uploaded
+        self.device.reset_graph()  # before weights are uploaded: a device without a graph raises here
         self._open = True
 
     def _probe(self) -> None:
-        """The bitstream says what it is only when it has run: it runs an image that ends every decoder, and does
-        nothing else."""
+        """Check the fingerprint, which the kernel's register holds only after a run: run an image that only ends every
+        decoder."""
         expected = self.profile.overlay
         helds = {name: self.allocate(name, PAGE) for name in self.profile.limits}
         self.device.write(helds[INSTRUCTIONS].handle, 0, encode_image(terminators(expected)))
@@ -211,21 +218,21 @@ class Session:
             self.execute(helds, min(PROBE_S, self.profile.timeout_s))
         except BoardTimeout as e:
             raise BoardTimeout(
-                f"{self.profile.name}: the kernel does not even end when it has nothing to do: it hangs from an "
-                "earlier run, or is another one; load the bitstream anew, or restart the board"
+                f"{self.profile.name}: the kernel did not end an empty program: it hangs from an earlier run, or is "
+                "another kernel; load the bitstream again, or restart the board"
             ) from e
         found = f"{self.device.register(len(self.profile.arguments)):016x}"
         if found != expected.fingerprint:
             raise BoardMismatch(
-                f"overlay {expected.name} is {expected.fingerprint} here, the bitstream is {found}: build the "
-                "bitstream anew (make -C hw/versal xclbin), or use the version of rsn that it was built with"
+                f"overlay {expected.name} has fingerprint {expected.fingerprint} in this rsn, the bitstream has "
+                f"{found}: build the bitstream again (make -C hw/versal xclbin), or use the rsn it was built with"
             )
         self.facts["fingerprint"] = found
         self.release(helds.values(), self.age)
 
 
 def terminators(overlay: Overlay) -> list[Packet]:
-    """An image that ends every decoder."""
+    """Return the packets that end every decoder: the smallest image that a kernel completes."""
     out = []
     for kind in overlay.terminators:
         units = overlay.by_kind[kind]
@@ -235,8 +242,8 @@ def terminators(overlay: Overlay) -> list[Packet]:
 
 
 def recorded(profile: Profile, xclbin: Xclbin | None, facts: Facts) -> dict[str, str]:
-    """What is worth knowing of a result: which board, which bitstream, which clocks. A clock that nothing on the board
-    states is the one it was built for."""
+    """Return facts for the record of a run: board, bitstream, clocks. Where the board does not report a clock, it is
+    the one that the bitstream was built for."""
     out = {"board": profile.name, **facts.known}
     if xclbin is not None:
         out |= {"xclbin": xclbin.uuid, "platform": xclbin.platform, "xclbin_version": xclbin.version}

@@ -1,4 +1,4 @@
-"""The simulator as a board: banks are arrays."""
+"""The simulator as a board: the memory banks are arrays."""
 
 from __future__ import annotations
 
@@ -18,12 +18,14 @@ Array = npt.NDArray[np.float32]
 
 
 class SimBoard:
-    """Holds a program and its off-chip memories.
+    """Holds a program and its off-chip memories, and simulates its runs.
 
-    How long a run takes depends on the run-time parameters alone, so the last few are remembered.
+    The time of a run depends on the image alone, that is on the run-time parameters; the simulators of the last few
+    images are kept with their times.
     """
 
     REMEMBERED = 8
+    """How many images' simulators are kept."""
 
     def __init__(self) -> None:
         self._memories: Memories | None = None
@@ -41,13 +43,14 @@ class SimBoard:
         progress: Callable[[float], None] | None = None,
         watch: Watch | None = None,
     ) -> tuple[dict[str, Array], Run]:
-        """As every board; `watch` as `Machine.run`."""
+        """Run the image once. As for every board; `watch` as for `Machine.run`."""
         held = self._filled(inputs)
         result = self._machine(held.program, words).run(held.banks, watch, progress)
         return held.outputs(), result
 
     def stop(self, words: Words, inputs: Mapping[str, Array], unit: str, number: int) -> Stopped:
-        """Run until a unit is about to begin a uOP, and look at it. The memories are in disorder afterwards."""
+        """Run until `unit` is about to begin its uOP `number`, and return the machine's state. The memories hold
+        partial results afterwards."""
         held = self._filled(inputs)
         return stop(Machine(held.program, words), held.banks, unit, number)
 

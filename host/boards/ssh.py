@@ -1,8 +1,8 @@
 """A board of another computer: ssh://[USER@]HOST[:PORT][/BOARD].
 
-The system's OpenSSH client, with the user's own keys, configuration and known hosts, starts `rsn serve-stdio` over
-there and ends it with the connection. Nothing that a program, a file or a URL contains gets to a shell: what is to be
-done travels as data, through the client's pipes.
+The system's OpenSSH client, with the user's own keys, configuration and known hosts, starts `rsn serve-stdio` on the
+other computer, which ends with the connection. Nothing from a program, a file or a URL reaches a shell: requests travel
+as data, through the client's pipes.
 """
 
 from __future__ import annotations
@@ -36,9 +36,11 @@ from .ssh_remote import ERRORS
 Array = npt.NDArray[np.float32]
 
 DEFAULT = "vck190"
+"""The board on the other computer where the URL names none."""
 
 COMMAND_VARIABLE = "RSN_REMOTE"
-"""The `rsn` of the other side, where its shell does not find one: a path, from the home folder there."""
+"""Environment variable with the path of `rsn` on the other computer, relative to the home folder there; for a shell
+that does not find `rsn`."""
 
 OPTIONS = {
     "BatchMode": "yes",
@@ -47,14 +49,14 @@ OPTIONS = {
     "ServerAliveCountMax": "3",
     "RemoteCommand": "none",
 }
-"""What must hold whatever the user's configuration says: nobody is there to answer questions, and a connection that is
-dead is noticed."""
+"""Options of ssh that hold whatever the user's configuration says: nobody is there to answer questions, and a dead
+connection must be detected."""
 
 ENDS_S = 5.0
-"""How long the client may take to end by itself."""
+"""Seconds that the ssh client may take to end by itself."""
 
 MAX_SAID = 8 << 10
-"""Bytes of what the client prints that are kept."""
+"""Bytes of the ssh client's messages that are kept."""
 
 # Narrower than what OpenSSH takes: the user's configuration may put both into a command of a shell (ProxyCommand).
 _URL = re.compile(
@@ -66,7 +68,8 @@ _URL = re.compile(
 
 @dataclass(frozen=True)
 class Target:
-    """A board's URL, in its parts. port: 0 where it says none, and ssh's configuration decides."""
+    """The parts of a board's URL. port: 0 where the URL has none; ssh's configuration then decides. board: the board's
+    name on the other computer."""
 
     user: str
     host: str
@@ -75,18 +78,18 @@ class Target:
 
     @classmethod
     def parse(cls, url: str) -> Target:
-        """Raises `BoardError` for what is no such URL."""
+        """Split a URL into its parts. Raises `BoardError` if it is not a board's URL."""
         found = _URL.fullmatch(url)
         if found is None or not 0 < int(found["port"] or 22) < 1 << 16:
             password = ":" in url[6:].partition("@")[0] and "@" in url
-            hint = "; passwords are not taken, keys are ssh's affair" if password else ""
-            raise BoardError(f"{url!r} is no board: it is ssh://[USER@]HOST[:PORT][/BOARD]{hint}")
+            hint = "; it has no password: set up a key for ssh" if password else ""
+            raise BoardError(f"{url!r} is not the URL of a board: expected ssh://[USER@]HOST[:PORT][/BOARD]{hint}")
         host = found["host"].strip("[]")
         return cls(found["user"] or "", host, int(found["port"] or 0), found["board"] or DEFAULT)
 
     @property
     def arguments(self) -> list[str]:
-        """Of ssh: where to."""
+        """The arguments of ssh that say where to connect."""
         port, user = ["-p", str(self.port)] * bool(self.port), ["-l", self.user] * bool(self.user)
         return [*port, *user, "--", self.host]
 
@@ -95,11 +98,15 @@ class Target:
 
 
 class SshBoard:
-    """Holds a program on another computer's board. Connects when one is loaded. After an error of the connection
-    everything is given up, and the next run connects, and loads, anew; weights are still there."""
+    """Holds a program on another computer's board.
+
+    It connects when a program is loaded. After any error the connection is dropped; the next run connects and loads the
+    program again. The other computer keeps the weights in a cache, so that they are not sent again.
+    """
 
     def __init__(self, url: str, *, xclbin: str | os.PathLike[str] | None = None) -> None:
-        """xclbin: a path over there. Raises `BoardError` for a URL that is none, and without an ssh client."""
+        """xclbin: path of the bitstream on the other computer. Raises `BoardError` for a malformed URL, and without an
+        ssh client."""
         self.target = Target.parse(url)
         self._ssh = ssh_client()
         self._xclbin = None if xclbin is None else os.fspath(xclbin)
@@ -120,14 +127,14 @@ class SshBoard:
         program = self._program
         if program is None:
             raise BoardError("no program is loaded")
-        wanted = program.with_role(Role.OUTPUT)
+        results = program.with_role(Role.OUTPUT)
         blobs = [np.ascontiguousarray(words, "<u4").data, *(_raw(flat) for flat in inputs.values())]
         with self._dropping():
             link = self._connected(program)
             link.send({"run": list(inputs)}, *blobs)
-            message, outputs = link.answer(sum(4 * b.size for b in wanted), progress)
+            message, outputs = link.answer(sum(4 * b.size for b in results), progress)
             if "error" not in message:
-                names, sizes = [b.name for b in wanted], [4 * b.size for b in wanted]
+                names, sizes = [b.name for b in results], [4 * b.size for b in results]
                 if message.get("outputs") != names or [len(o) for o in outputs] != sizes:
                     raise self._misunderstood()
                 try:
@@ -135,7 +142,7 @@ class SshBoard:
                 except (KeyError, TypeError):
                     raise self._misunderstood() from None
         _raise_there(message, self.target)
-        named = {b.name: np.frombuffer(o, "<f4") for b, o in zip(wanted, outputs, strict=True)}
+        named = {b.name: np.frombuffer(o, "<f4") for b, o in zip(results, outputs, strict=True)}
         run.facts["host"] = str(self.target)
         return named, run
 
@@ -144,7 +151,7 @@ class SshBoard:
         self._drop()
 
     def _connected(self, program: Program, *, anew: bool = False) -> _Link:
-        """The connection, with the program loaded on its other side."""
+        """Return the connection, with the program loaded at its other end. anew: drop an open connection first."""
         if anew:
             self._drop()
         if self._link is None:
@@ -166,11 +173,11 @@ class SshBoard:
         return self._link
 
     def _misunderstood(self) -> BoardError:
-        return BoardMismatch(f"{self.target}: what came back is no answer to what was asked; it has another rsn")
+        return BoardMismatch(f"{self.target}: unexpected answer; is another version of rsn installed there?")
 
     @contextmanager
     def _dropping(self) -> Iterator[None]:
-        """Whatever goes wrong, ^C included: nobody knows where in its messages the connection is, so it ends."""
+        """Drop the connection after any error, ^C included: it may have broken off in the middle of a message."""
         try:
             yield
         except BaseException:
@@ -184,12 +191,13 @@ class SshBoard:
 
 
 class _Link:
-    """A running ssh, and frames through it. Every method raises `BoardError` where the connection is at fault."""
+    """A running ssh client, and frames through its pipes. Every method raises `BoardError` if the connection is at
+    fault."""
 
     def __init__(self, ssh: str, target: Target, command: str) -> None:
         self._target, self._command = target, command
         options = [part for key, value in OPTIONS.items() for part in ("-o", f"{key}={value}")]
-        # "exec": the shell over there gives way to rsn. A session of its own: ^C is for us, who then ends it in order.
+        # "exec" replaces the shell by rsn. In a session of its own ssh does not get ^C: this process ends it in order.
         self._process = subprocess.Popen(
             [ssh, "-T", *options, *target.arguments, f"exec {shlex.quote(command)} serve-stdio"],
             stdin=subprocess.PIPE,
@@ -210,7 +218,7 @@ class _Link:
         forget_in_children(self)
 
     def greet(self) -> None:
-        """Wait for the other side, and make sure that it is of this version."""
+        """Wait for the other end's greeting, and check that it has this version of rsn."""
         with self._lost_is_an_error():
             try:
                 self._frames.skip_to_greeting()
@@ -230,7 +238,8 @@ class _Link:
             self._frames.send(message, *blobs)
 
     def answer(self, most: int, progress: Callable[[float], None] | None = None) -> tuple[Message, list[bytearray]]:
-        """The next message that is more than a sign of life, with at most so many bytes behind it."""
+        """Return the next message other than signs of life, with its blobs, of at most `most` bytes. Passes progress
+        on."""
         while True:
             with self._lost_is_an_error():
                 message, blobs = self._frames.receive(most)
@@ -240,22 +249,23 @@ class _Link:
                 return message, blobs
 
     def close(self) -> None:
-        """End the connection, and with it what runs on the other side. Raises nothing."""
+        """End the connection, and with it the process at its other end. Raises nothing."""
         process = self._process
         if self._began and not self._beat.stop(1.0):
-            process.kill()  # nobody takes what is being sent
+            process.kill()  # a send is blocked: the other end does not read
             self._beat.stop()
-        for pipe in (process.stdin, process.stdout):  # now that nobody uses their numbers
+        for pipe in (process.stdin, process.stdout):  # only after the heartbeat's thread, which uses their numbers
             with contextlib.suppress(OSError):
                 if pipe is not None:
                     pipe.close()
         if self._code() is None:
             process.kill()
             process.wait()
-        self._listener.join(1.0)  # a shared connection's master may hold the pipe open
+        self._listener.join(1.0)  # not for ever: the master of a shared ssh connection may hold the pipe open
 
     def forget(self) -> None:
-        """See `forks`: the connection is the parent's, and could not end while copies of its pipes are open."""
+        """In a forked child (see `forks`): close the copies of the pipes. The connection belongs to the parent, and
+        could not end while they are open."""
         for pipe in (self._process.stdin, self._process.stdout, self._process.stderr):
             with contextlib.suppress(OSError):
                 if pipe is not None:
@@ -281,14 +291,14 @@ class _Link:
             yield
         except Silent:
             raise BoardTimeout(
-                f"{self._target}: no sign of life for {self._frames.silence_s:g} s; the connection has been given up, "
-                "the next run begins anew"
+                f"{self._target}: no sign of life for {self._frames.silence_s:g} s; the connection was dropped, the "
+                "next run connects again"
             ) from None
         except Ended:
             raise self._lost() from None
 
     def _lost(self) -> BoardError:
-        """Why there is no other side, as far as ssh says."""
+        """Return the error that says why the connection was lost, from ssh's exit code and messages."""
         code = self._code()
         self._listener.join(0.5)
         heard = self._said.decode(errors="replace")
@@ -300,23 +310,23 @@ class _Link:
 
 
 SAID = {
-    "REMOTE HOST IDENTIFICATION HAS CHANGED": "its host key is not the one that is known. If you know why, remove the "
-    "known one (ssh-keygen -R {name}), and connect once by hand: {by_hand}",
+    "REMOTE HOST IDENTIFICATION HAS CHANGED": "its host key has changed. If you know why, remove the old key "
+    "(ssh-keygen -R {name}), and connect once by hand: {by_hand}",
     "Host key verification failed": "its host key is not known yet: connect once by hand, and accept it: {by_hand}",
-    "Permission denied": "it takes none of your keys: ssh-copy-id brings one there, ssh-add unlocks one that has a "
-    "passphrase",
+    "Permission denied": "it accepts none of your keys: ssh-copy-id installs one there, ssh-add unlocks one that has "
+    "a passphrase",
     "Could not resolve hostname": "there is no host of this name",
     "Connection refused": "no ssh server listens there: is the board up, and the port right?",
     "timed out": "it does not answer: is the board up, and the network right?",
     "No route to host": "it cannot be reached: is the board up, and the network right?",
     "No such command": "its rsn is of another version: install {version} there",
 }
-"""What ssh prints, and what it means. The first that fits counts."""
+"""Messages of ssh, and what they mean. The first that is found counts."""
 
 
 def _reason(code: int | None, said: str, target: Target, command: str, began: bool) -> str:
     if began:
-        return "the connection was lost, or rsn was ended over there; the next run begins anew"
+        return "the connection was lost, or rsn was ended there; the next run connects again"
     port = ["-p", str(target.port)] * bool(target.port)
     words = {
         "by_hand": shlex.join(["ssh", *port, str(target)]),
@@ -325,8 +335,8 @@ def _reason(code: int | None, said: str, target: Target, command: str, began: bo
     }
     if code in (126, 127):
         return (
-            f"no {command} there that its shell can start: install rsn {__version__} there (in a checkout: pip install "
-            f"-e .), or say in {COMMAND_VARIABLE} where it is, such as .venv/bin/rsn"
+            f"its shell cannot start {command}: install rsn {__version__} there (in a checkout: pip install -e .), or "
+            f"set {COMMAND_VARIABLE} here to its path there, such as .venv/bin/rsn"
         )
     for sign, meaning in SAID.items():
         if sign in said:
@@ -339,7 +349,7 @@ def _reason(code: int | None, said: str, target: Target, command: str, began: bo
 
 
 def _raise_there(message: Message, target: Target) -> None:
-    """Raise an error of the other side as the one that it is. One of the environment says whose."""
+    """Raise the error that the other end sent, of the same class. A `BoardError` names the other computer."""
     if "error" in message:
         kind, text = ERRORS.get(str(message["error"]), BoardError), str(message.get("text"))
         raise kind(f"{target}: {text}" if issubclass(kind, BoardError) else text)
@@ -350,7 +360,7 @@ def _raw(flat: Array) -> memoryview:
 
 
 def ssh_client() -> str:
-    """The system's OpenSSH client. Raises `BoardError` where there is none."""
+    """Return the path of the system's OpenSSH client. Raises `BoardError` if there is none."""
     found = shutil.which("ssh")
     if found is None:
         raise BoardError(

@@ -1,4 +1,5 @@
-"""Weights by checksum, in a folder of bounded size, so that they cross the network once."""
+"""The weight cache of a board's computer: weights by checksum in a folder of bounded size, so that each is sent
+once."""
 
 from __future__ import annotations
 
@@ -19,34 +20,40 @@ from ...base.files import replacing
 Array = npt.NDArray[np.float32]
 
 MAX = 8 << 30
-"""Bytes that are kept at most, and half of the disk that is free; what has not been used for longest goes first. Only
-the weights of one program may be more."""
+"""Bytes that the cache keeps at most; it also leaves half of the free disk. Weights that were not used for longest are
+removed first. Only the weights of the program in use may exceed the limit."""
 
 
 def checksum(weight: npt.ArrayLike | bytes | bytearray) -> str:
-    """Of a weight as it lies in memory."""
+    """Return the SHA-256, in hexadecimal, of a weight in memory order (little-endian float32)."""
     raw = weight if isinstance(weight, bytes | bytearray) else np.ascontiguousarray(weight, "<f4").data
     return hashlib.sha256(raw).hexdigest()
 
 
 def is_checksum(text: object) -> bool:
+    """Return whether this is a string as `checksum` returns it."""
     return isinstance(text, str) and re.fullmatch("[0-9a-f]{64}", text) is not None
 
 
 def default_folder() -> Path:
+    """Return the cache's folder: `rsn/weights` in XDG_CACHE_HOME, or in ~/.cache."""
     base = os.environ.get("XDG_CACHE_HOME")
     return (Path(base) if base else Path.home() / ".cache") / "rsn" / "weights"
 
 
 class WeightCache:
-    """A file for each weight, named by its checksum. Sessions may share it: files appear whole, and one that another
-    session removes stays readable to who has it mapped."""
+    """A folder with a file for each weight, named by its checksum. Several sessions may share it: files appear
+    complete, and a file that another session removes stays readable to the one that has mapped it."""
 
     def __init__(self, folder: Path | None = None, most: int = MAX) -> None:
         self.folder, self._most = folder or default_folder(), most
 
     def find(self, name: str, elements: int) -> Array | None:
-        """The weight with this checksum, mapped; None where it is not there, or damaged: it is then sent anew."""
+        """Return the weight with this checksum, mapped; None if it is missing or damaged. The sender then sends it
+        again.
+
+        elements: its size in float32 elements.
+        """
         path = self.folder / name
         try:
             with path.open("rb") as file:
@@ -61,7 +68,8 @@ class WeightCache:
         return weight
 
     def put(self, name: str, raw: bytearray) -> None:
-        """Keep a weight that has come. Raises `BoardError` where it is not the one announced, or has no room."""
+        """Keep a weight that was received. Raises `BoardError` if its checksum is not `name`, or if the disk is
+        full."""
         if checksum(raw) != name:
             raise BoardError("a weight arrived damaged, or was changed while it was sent; run it again")
         try:
@@ -75,7 +83,8 @@ class WeightCache:
             ) from e
 
     def prune(self, keep: Collection[str], room: int) -> None:
-        """Make room for so many bytes more. What transfers that broke off left behind goes, too; `keep` stays."""
+        """Remove weights until `room` more bytes fit, those first that were not used for longest, and also what broken
+        transfers left behind. The checksums in `keep` stay."""
         files = []
         with contextlib.suppress(OSError), os.scandir(self.folder) as entries:
             for entry in entries:

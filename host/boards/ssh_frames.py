@@ -1,6 +1,6 @@
-"""What the two ends of `ssh://` say to each other over a pair of pipes: JSON, and raw bytes behind it.
+"""The messages between the two ends of `ssh://`, over a pair of pipes: JSON, and raw bytes behind it.
 
-A frame is the length of its JSON (4 bytes, little endian), the JSON, and as many bytes as its `blobs` say.
+A frame is the length of its JSON (4 bytes, little-endian), the JSON, and the blobs, whose lengths the JSON lists.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ from typing import Any
 Message = dict[str, Any]
 
 GREETING = b"\0rsn-stdio 1\n"
-"""Ahead of the first frame from the board's end: what comes before it was printed by a login script."""
+"""Sent by the board's end before its first frame. Whatever comes before the greeting was printed by a login script."""
 
 BEAT_S = 5.0
-"""An end that has nothing to say says so this often, while the other one listens."""
+"""Seconds between the signs of life of an end that has nothing else to send."""
 
 SILENCE_S = 60.0
-"""An end that has not been heard of for this long is gone."""
+"""Seconds without any byte after which the other end counts as gone."""
 
 MAX_JSON = 64 << 20
 MAX_NOISE = 64 << 10
@@ -32,15 +32,16 @@ _LENGTH = struct.Struct("<I")
 
 
 class Ended(Exception):
-    """The other end has closed its pipe, or sent what is no frame."""
+    """The other end has closed its pipe, or sent bytes that are not a frame."""
 
 
 class Silent(Exception):
-    """The other end has not moved a byte in time."""
+    """The other end has not sent, or not read, a byte in time."""
 
 
 class Frames:
-    """Frames over two file descriptors, which become non-blocking. Any thread may send, one at a time receives."""
+    """Frames over two file descriptors, which it makes non-blocking. Any thread may send; one thread at a time may
+    receive."""
 
     def __init__(self, read: int, write: int, silence_s: float = SILENCE_S) -> None:
         self._read, self._write, self.silence_s = read, write, silence_s
@@ -49,7 +50,7 @@ class Frames:
             os.set_blocking(file, False)
 
     def send(self, message: Message, *blobs: bytes | memoryview) -> None:
-        """Raises `Ended` or `Silent`."""
+        """Send a message and its blobs. Raises `Ended` or `Silent`."""
         raw = [memoryview(b).cast("B") for b in blobs]
         text = json.dumps(message | {"blobs": [len(r) for r in raw]}).encode()
         with self._sending:
@@ -58,7 +59,8 @@ class Frames:
                 self._put(r)
 
     def receive(self, most: int) -> tuple[Message, list[bytearray]]:
-        """The next frame, whose blobs hold no more than `most` bytes. Raises `Ended` or `Silent`."""
+        """Return the next frame: its message and blobs, which may have `most` bytes in all. Raises `Ended` or
+        `Silent`."""
         (length,) = _LENGTH.unpack(self._get(4))
         if length > MAX_JSON:
             raise Ended
@@ -72,7 +74,8 @@ class Frames:
         return message, [self._get(n) for n in sizes]
 
     def skip_to_greeting(self) -> bytes:
-        """What came before the greeting. Raises `Ended` or `Silent`, and `Ended` where there is too much of it."""
+        """Read up to the greeting, and return what came before it. Raises `Ended`, also where more comes before it than
+        a login script prints, or `Silent`."""
         seen = bytearray()
         while not seen.endswith(GREETING):
             if len(seen) > MAX_NOISE:
@@ -84,6 +87,7 @@ class Frames:
         return bytes(seen[: -len(GREETING)])
 
     def greet(self) -> None:
+        """Send the greeting."""
         with self._sending:
             self._put(memoryview(GREETING))
 
@@ -98,7 +102,7 @@ class Frames:
                 raise Ended from None
 
     def _get(self, size: int) -> bytearray:
-        """So many bytes. Memory is taken as they come, not as they are announced."""
+        """Read so many bytes. Memory is allocated as they arrive, not as they are announced."""
         out = bytearray()
         while len(out) < size:
             self._wait(self._read, select.POLLIN)
@@ -114,14 +118,14 @@ class Frames:
         return out
 
     def _wait(self, file: int, event: int) -> None:
-        poll = select.poll()  # unlike select, of files of any number
+        poll = select.poll()  # not select, which refuses descriptors from 1024 on
         poll.register(file, event)
         if not poll.poll(1000 * self.silence_s):
             raise Silent
 
 
 class Beat:
-    """Calls a function at intervals in a thread of its own, until it raises or is stopped."""
+    """Calls a function at intervals in a thread, until the function raises or `stop` is called."""
 
     def __init__(self, call: Callable[[], None], every_s: float = BEAT_S) -> None:
         self._call, self._every_s = call, every_s
@@ -133,13 +137,14 @@ class Beat:
             try:
                 self._call()
             except (Ended, Silent):
-                return  # whoever waits for an answer finds out, too
+                return  # the thread that waits for an answer gets the same error
 
     def start(self) -> None:
+        """Start the thread."""
         self._thread.start()
 
     def stop(self, patience_s: float | None = None) -> bool:
-        """Whether it has stopped in time: it may be in the middle of sending what nobody takes."""
+        """Stop the thread. Returns False if it is still running after `patience_s` seconds, because its call blocks."""
         self._stop.set()
         self._thread.join(patience_s)
         return not self._thread.is_alive()

@@ -1,4 +1,4 @@
-"""The board's end of `ssh://`: `rsn serve-stdio`, which lives as long as the connection that started it."""
+"""The board's end of `ssh://`: `rsn serve-stdio`, which runs for as long as the connection that started it."""
 
 from __future__ import annotations
 
@@ -30,20 +30,25 @@ ERRORS: dict[str, type[RsnError]] = {
         *(ContainerError, ImageError, ProgramError, TensorError, RsnError),
     )
 }
-"""Errors that cross the connection, by name; one of another class goes as its nearest base."""
+"""Errors that are sent over the connection by their class name; any other error is sent as its nearest base class
+here."""
 
 MAX = 1 << 36
-"""Bytes of a frame's blobs; no weight comes near."""
+"""Bytes of a frame's blobs; a limit far above any weight."""
 
 GRACE_S = 10.0
-"""How long a board may take to be given back once nobody waits for it; then the process ends as it is."""
+"""Seconds that releasing a board may take after the connection has ended; then the process exits without it."""
 
 PROGRESS_S = 0.5
+"""Seconds between two progress messages."""
 
 
 def serve(read: int, write: int, silence_s: float = SILENCE_S) -> None:
-    """Drive boards for the other end of two pipes until it ends, or falls silent. Takes over SIGINT, SIGTERM, SIGHUP:
-    each gives the board back."""
+    """Run programs for the process at the other end of two pipes, until it closes them or has been silent for too long.
+
+    read, write: file descriptors. silence_s: seconds. Takes over SIGINT, SIGTERM and SIGHUP, each of which releases the
+    board.
+    """
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.default_int_handler)
     frames = Frames(read, write, silence_s)
@@ -61,11 +66,11 @@ def serve(read: int, write: int, silence_s: float = SILENCE_S) -> None:
 
 
 class _Session:
-    """One connection. A thread listens, so that its end is noticed while a board runs."""
+    """One connection. A thread reads from it, so that its end is noticed while a board runs."""
 
     def __init__(self, frames: Frames) -> None:
         self._frames = frames
-        # one ahead: the other end sends weights faster than a board's storage takes them
+        # bounded: the other end sends weights faster than a board's storage takes them
         self._inbox: queue.Queue[tuple[Message, list[bytearray]]] = queue.Queue(1)
         self._board: Board | None = None
         self._program: Program | None = None
@@ -77,7 +82,7 @@ class _Session:
         with contextlib.suppress(Exception):  # whatever ends this thread ends the session
             while True:
                 frame = self._frames.receive(MAX)
-                if frame[0]:  # else it only says that it is there
+                if frame[0]:  # an empty message is a sign of life
                     self._inbox.put(frame)
         signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)  # wakes it wherever it waits
         time.sleep(GRACE_S)
@@ -108,19 +113,22 @@ class _Session:
             case {"run": list(names)} if len(blobs) == 1 + len(names):
                 self._run(np.frombuffer(blobs[0], "<u4"), dict(zip(names, blobs[1:], strict=True)))
             case _:
-                raise BoardError("the board's side does not understand this request; it has another version of rsn")
+                raise BoardError("unknown request: the two sides have different versions of rsn; install the same")
 
     def _load(self, name: str, xclbin: str | None, program: Program, weights: Mapping[str, str]) -> None:
         require(program)
-        wanted = {b.name: b for b in program.with_role(Role.WEIGHT)}
-        if set(weights) != set(wanted) or not all(map(is_checksum, weights.values())):
-            raise TensorError("the weights that were announced are not those of the program")
+        needed = {b.name: b for b in program.with_role(Role.WEIGHT)}
+        if set(weights) != set(needed) or not all(map(is_checksum, weights.values())):
+            raise TensorError("the list of weights that was sent is not that of the program")
         if name.startswith("ssh:"):
-            raise BoardError(f"board {name} is behind this one: name it alone, with a ProxyJump in ssh's configuration")
+            raise BoardError(
+                f"board {name} is reached through another ssh:// board: name it directly, and set a ProxyJump in ssh's "
+                "configuration"
+            )
         self.close()
         self._board = open_board(name, xclbin=xclbin)
         cache = WeightCache()
-        sizes = {weights[n]: b.size for n, b in wanted.items()}
+        sizes = {weights[n]: b.size for n, b in needed.items()}
         found = {checksum: cache.find(checksum, size) for checksum, size in sizes.items()}
         missing = [checksum for checksum, weight in found.items() if weight is None]
         cache.prune(keep=found, room=4 * sum(sizes[checksum] for checksum in missing))
@@ -128,11 +136,11 @@ class _Session:
         for checksum in missing:
             message, blobs = self._inbox.get()
             if message != {"weight": checksum} or len(blobs) != 1:
-                raise BoardError("another message came where a weight was announced")
+                raise BoardError("the other side sent another message instead of a weight")
             cache.put(checksum, blobs[0])
             found[checksum] = cache.find(checksum, sizes[checksum])
         given: dict[str, Array] = {}
-        for n, b in wanted.items():
+        for n, b in needed.items():
             weight = found[weights[n]]
             if weight is None or weight.size != b.size:
                 raise BoardError(f"weight {n} does not fit the program, or was lost on the board's side; run it again")
@@ -147,21 +155,21 @@ class _Session:
             raise BoardError("no program is loaded")
         sizes = {b.name: 4 * b.size for b in program.with_role(Role.INPUT)}
         if {n: len(raw) for n, raw in inputs.items()} != sizes or len(words) != len(program.image):
-            raise TensorError("what was sent are not the inputs of the program that is loaded")
+            raise TensorError("the inputs or the image that were sent are not those of the loaded program")
         packed: dict[str, Array] = {n: np.frombuffer(raw, "<f4") for n, raw in inputs.items()}
-        with np.errstate(all="ignore"):  # infinities, and what is no number, are the caller's business
+        with np.errstate(all="ignore"):  # no warnings of NaN and infinities: the caller sees them in the outputs
             outputs, run = board.run(words, packed, progress=self._progress())
         facts = {k: getattr(run, k) for k in ("latency_s", "bytes", "utilization", "critical_path", "clock", "facts")}
         flat = [np.ascontiguousarray(o, "<f4").data for o in outputs.values()]
         self._frames.send({"run": facts, "outputs": list(outputs)}, *flat)
 
     def _progress(self) -> Callable[[float], None]:
-        told = time.monotonic()
+        sent = time.monotonic()
 
         def progress(share: float) -> None:
-            nonlocal told
-            if time.monotonic() - told >= PROGRESS_S:
-                told = time.monotonic()
+            nonlocal sent
+            if time.monotonic() - sent >= PROGRESS_S:
+                sent = time.monotonic()
                 self._frames.send({"progress": float(share)})
 
         return progress

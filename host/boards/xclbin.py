@@ -1,4 +1,5 @@
-"""What an `.xclbin` says of itself: the container that XRT loads (axlf, magic xclbin2, as `xclbin.h` describes it)."""
+"""Reads the metadata of an `.xclbin`, the container that XRT loads (axlf, magic xclbin2, as `xclbin.h` describes
+it)."""
 
 from __future__ import annotations
 
@@ -16,13 +17,13 @@ from ...base.errors import BoardError
 
 MAGIC = b"xclbin2\0"
 HEADER = struct.Struct("<QQQHBBHH16s64s16s16sI4x")
-"""Behind magic, signature length, key block and unique id: length, time stamps, version, mode, action mask, ROM UUID,
-platform, UUID, debug name, number of sections."""
+"""The header's fields behind magic, signature length, key block and unique id: length, time stamps, version, mode,
+action mask, ROM UUID, platform, UUID, debug name, number of sections."""
 HEADER_AT = 8 + 4 + 28 + 256 + 8
 SECTION = struct.Struct("<I16s4xQQ")
-"""Kind, name, position, size."""
+"""A section header: kind, name, position, size."""
 CLOCK = struct.Struct("<HB5x128s")
-"""MHz, type, name."""
+"""A clock: MHz, type, name."""
 
 EMBEDDED_METADATA, CLOCK_FREQ_TOPOLOGY, AIE_METADATA = 2, 11, 25
 """Kinds of sections."""
@@ -30,13 +31,13 @@ EMBEDDED_METADATA, CLOCK_FREQ_TOPOLOGY, AIE_METADATA = 2, 11, 25
 MAX_METADATA = 64 << 20
 
 MALFORMED = (ValueError, TypeError, LookupError, AttributeError, RecursionError, struct.error, ElementTree.ParseError)
-"""What XML, JSON and tables raise that are not what they should be."""
+"""Errors that malformed XML, JSON and tables raise."""
 
 
 @dataclass(frozen=True)
 class Xclbin:
-    """kernels: argument names in order, by kernel. graphs and ports: of the AI Engines, None where the file does not
-    say. clocks: MHz by name."""
+    """The metadata of an xclbin. kernels: argument names in order, by kernel. graphs, ports: of the AI Engines, None
+    where the file does not list them. clocks: MHz by name."""
 
     path: Path
     uuid: str
@@ -50,7 +51,8 @@ class Xclbin:
 
 
 def read_xclbin(path: Path) -> Xclbin:
-    """Raises `BoardError` naming the file, and the byte where it is not what it should be."""
+    """Read an xclbin's metadata. Raises `BoardError`, naming the file and, in its header and sections, the byte at
+    fault."""
     try:
         with path.open("rb") as file:
             sha256 = hashlib.file_digest(file, "sha256").hexdigest()

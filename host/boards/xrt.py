@@ -1,4 +1,4 @@
-"""A real board: one way to run programs, whatever stands behind `Device`."""
+"""A board behind the `Device` interface: XRT, PYNQ, or a machine in this process."""
 
 from __future__ import annotations
 
@@ -23,16 +23,18 @@ from .tiles import parameters
 Array = npt.NDArray[np.float32]
 
 XCLBIN_VARIABLE = "RSN_XCLBIN"
+"""Environment variable with the path of the bitstream."""
 
 CHUNK = 16 << 20
 """Bytes of zeros that are written at a time."""
 
 
 class XrtBoard:
-    """Runs a program on a device. After an error everything has been given back, and the next run begins anew: it takes
-    the device, loads the bitstream, matches, and uploads.
+    """Runs a program on a device.
 
-    Boards of one session keep their programs resident beside each other; those with the same weights share them.
+    Boards of one session keep their programs resident beside each other; programs with the same weights share them.
+    After an error everything is released, and the next run starts from the beginning: it takes the device, loads the
+    bitstream, checks it, and uploads the program.
     """
 
     def __init__(self, session: Session) -> None:
@@ -75,25 +77,26 @@ class XrtBoard:
         self._held, self._image, self._age = {}, b"", -1
 
     def _hand_over(self, program: Program, words: Words, inputs: Mapping[str, Array]) -> None:
-        """All that a run needs and the last one has not left."""
+        """Write what a run needs and the device does not have yet: inputs, the image if it has changed, tile
+        parameters."""
         device = self._session.device
         for name, flat in inputs.items():
             self._write(program, program.buffer(name), flat)
         self._write_image(words)
         device.reset_graph()
         device.run_graph()
-        for port, told in self._parameters.items():
-            device.update_parameter(port, told)
+        for port, values in self._parameters.items():
+            device.update_parameter(port, values)
 
     # -- what lies where
 
     def _place(self, program: Program) -> None:
-        """Upload what does not change from run to run, but for weights that are there already, by their checksums. The
-        rest begins as 0."""
+        """Allocate the program's buffers and upload its weights. Weights that the device already holds are recognised
+        by their checksums and shared; other memory is set to 0."""
         banks = {bank: tuple(b for b in program.buffers if b.bank == bank) for bank in program.overlay.banks}
         shared = {bank: held for bank, buffers in banks.items() if (held := self._shared(buffers)) is not None}
         missing = [bank for bank in banks if bank not in shared]
-        self._session.release(self._held.values(), self._age)  # only now: what is shared may have been this board's
+        self._session.release(self._held.values(), self._age)  # only now: a shared bank may be one of them
         self._forget()
         self._age, self._held = self._session.age, shared
         try:
@@ -123,14 +126,15 @@ class XrtBoard:
             self._held[bank].contents = buffers, checksum.digest()
 
     def _shared(self, buffers: tuple[Buffer, ...]) -> Held | None:
-        """A bank of the device that holds these weights, and is now this board's, too."""
-        there = [h for h in self._session.held if h.contents is not None and h.contents[0] == buffers]
-        if not there:  # then nobody need read the weights for their checksum alone
+        """Return a bank of the device that already holds these weights, counted as used by this board too; None if
+        there is none."""
+        candidates = [h for h in self._session.held if h.contents is not None and h.contents[0] == buffers]
+        if not candidates:  # do not read all weights for a checksum that nothing is compared with
             return None
         checksum = hashlib.blake2b()
         for b in buffers:
             checksum.update(np.ascontiguousarray(self._weights[b.name], np.float32).data)
-        for held in there:
+        for held in candidates:
             if held.contents == (buffers, checksum.digest()):
                 held.users += 1
                 return held
@@ -151,7 +155,7 @@ class XrtBoard:
         flat = np.empty(buffer.size, np.float32)
         came = self._session.device.read(self._held[buffer.bank].handle, at, flat)
         if came != flat.nbytes:
-            raise BoardError(f"{buffer.name}: {came} of {flat.nbytes} bytes came back from the device; run it again")
+            raise BoardError(f"{buffer.name}: the device returned {came} of {flat.nbytes} bytes; run it again")
         return flat
 
     def _write_image(self, words: Words) -> None:
@@ -163,7 +167,8 @@ class XrtBoard:
 
 
 def find_xclbin(given: str | os.PathLike[str] | None, profile: Profile) -> Path:
-    """The bitstream: what the caller says, else the environment, else the profile. Raises `BoardError`."""
+    """Return the path of the bitstream: the one given, else that of the environment, else that of the profile. Raises
+    `BoardError` if there is none."""
     named = given or os.environ.get(XCLBIN_VARIABLE) or profile.xclbin
     if not named:
         raise BoardError(

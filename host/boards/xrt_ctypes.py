@@ -1,4 +1,4 @@
-"""XRT through ctypes: its C API in libxrt_coreutil, which every XRT installation has, embedded ones included."""
+"""XRT through ctypes: its C API in libxrt_coreutil, which every XRT installation has, also on embedded boards."""
 
 from __future__ import annotations
 
@@ -30,15 +30,15 @@ PLUGINS = {
     "hw_emu": "libxrt_hwemu.so.2",
     "sw_emu": "libxrt_swemu.so.2",
 }
-"""What drives the device, by XCL_EMULATION_MODE."""
+"""The library that drives the device, by the value of XCL_EMULATION_MODE."""
 
 TO_DEVICE, FROM_DEVICE = 0, 1
-"""xclBOSyncDirection of xrt.h."""
+"""Values of xclBOSyncDirection in xrt.h."""
 
 COMPLETED = 4
 NOT_ENDED = (1, 2, 3, 7, 8)
 STATES = {5: "error", 6: "abort", 9: "no response"}
-"""ert_cmd_state of ert.h. 8 is what a wait gives that was not long enough."""
+"""Values of ert_cmd_state in ert.h: these failed. 8, one of `NOT_ENDED`, is what a wait returns that timed out."""
 
 # Result and arguments of each function that is called, as xrt/xrt_device.h, xrt_bo.h, xrt_kernel.h and xrt_graph.h
 # declare them. xrtRunSetArg takes a variable number of arguments; ours are pointers.
@@ -79,7 +79,7 @@ _TYPES: dict[int, type[BoardError]] = {
 
 
 class Library:
-    """The C API, by function name. What fails is a `BoardError` of the type that errno says."""
+    """XRT's C API, by function name. A call that fails raises the `BoardError` that fits its errno."""
 
     def __init__(self, path: str = LIBRARY) -> None:
         _check_environment()
@@ -97,12 +97,13 @@ class Library:
             self._functions[name] = function
 
     def call(self, name: str, *arguments: Any) -> Any:
-        """What a function gives back, errors included; errno is left for `failed`."""
+        """Call a function, and return its result, also if it failed; errno is left for `failed`."""
         ctypes.set_errno(0)
         return self._functions[name](*arguments)
 
     def must(self, what: str, name: str, *arguments: Any) -> Any:
-        """Call a function whose result is a handle, or 0 for success."""
+        """Call a function that returns a handle, or 0 for success. Raises `BoardError` if it fails; `what` says what
+        was tried."""
         result = self.call(name, *arguments)
         if result is None or (FUNCTIONS[name][0] is c_int and result != 0):
             raise failed(f"{what} ({name})", result)
@@ -110,7 +111,7 @@ class Library:
 
     @property
     def version(self) -> str:
-        """Of the file that was loaded."""
+        """The version in the name of the loaded file, or "unknown"."""
         try:
             maps = Path("/proc/self/maps").read_text(encoding="utf-8", errors="replace")
         except OSError:
@@ -120,14 +121,15 @@ class Library:
 
 
 def failed(what: str, result: object = None) -> BoardError:
-    """The error of the call before. XRT gives errno, or its negative as result; its own words go to stderr."""
+    """Return the error of the latest call. XRT reports errno, or returns its negative; its own message goes to
+    stderr."""
     code = ctypes.get_errno() or (-result if isinstance(result, int) and result < -1 else 0)
     reason = os.strerror(code) if code else "no reason given"
     return _TYPES.get(code, BoardError)(f"XRT: {what} failed: {reason}; its own message is on stderr")
 
 
 def ended(state: int) -> bool:
-    """Whether this is the state of a run that has ended. Raises `BoardLost` for one that has failed."""
+    """Return whether this state of a run is the final one. Raises `BoardLost` if the run has failed."""
     if state in NOT_ENDED:
         return False
     if state != COMPLETED:
@@ -136,24 +138,25 @@ def ended(state: int) -> bool:
 
 
 def _check_environment() -> None:
-    """XRT ends the process where it does not find the library that drives the device, so look first. On boards it
-    needs no XILINX_XRT: that is /usr."""
+    """Raise `BoardError` if XRT would not find the library that drives the device: it ends the process then. On boards
+    XILINX_XRT need not be set, it is /usr."""
     mode, root = os.environ.get("XCL_EMULATION_MODE"), os.environ.get("XILINX_XRT", "")
     if mode not in PLUGINS:
         known = ", ".join(m for m in PLUGINS if m)
-        raise BoardError(f"XCL_EMULATION_MODE={mode}: XRT knows {known}; unset it for a real board")
+        raise BoardError(f"XCL_EMULATION_MODE={mode} is unknown: XRT has {known}; unset it for a real board")
     if not root and (mode or platform.machine() not in ("aarch64", "armv7l")):
         raise BoardError(
             "XILINX_XRT is not set: export XILINX_XRT=/opt/xilinx/xrt, or another folder whose lib holds the libraries"
         )
     if root and not (Path(root) / "lib" / PLUGINS[mode]).exists():
         raise BoardError(
-            f"XILINX_XRT={root}: no lib/{PLUGINS[mode]} there; it is a folder whose lib holds XRT's libraries"
+            f"XILINX_XRT={root}: it has no lib/{PLUGINS[mode]}; set it to the folder whose lib holds XRT's libraries"
         )
 
 
 class CtypesXrt:
-    """A device behind XRT. Buffers are mapped: writing and reading copy memory and keep the device's view the same."""
+    """A device behind XRT's C API. Buffers are mapped: `write` and `read` copy memory and synchronise the device's
+    view."""
 
     def __init__(self, index: int = 0, library: Library | None = None) -> None:
         self.index = index
@@ -170,7 +173,7 @@ class CtypesXrt:
         xrt = self._xrt
         self._device = xrt.call("xrtDeviceOpen", self.index)
         if self._device is None:
-            raise failed(f"there is no device {self.index}, or it cannot be opened (xrtDeviceOpen)")
+            raise failed(f"opening device {self.index} (xrtDeviceOpen)")
         xrt.must(f"loading {bitstream}", "xrtDeviceLoadXclbinFile", self._device, os.fsencode(bitstream))
         uuid = (ctypes.c_ubyte * 16)()
         xrt.must("asking what is loaded", "xrtDeviceGetXclbinUUID", self._device, uuid)
@@ -182,7 +185,7 @@ class CtypesXrt:
         return Facts(str(UUID(bytes=bytes(uuid))), known)
 
     def _open_kernel(self, name: str, uuid: Any) -> Any:
-        """Exclusively: only then may registers be read, and nobody else may start the kernel."""
+        """Open the kernel exclusively: only then may registers be read, and no other process can start the kernel."""
         what = f"opening kernel {name}"
         return self._xrt.must(what, "xrtPLKernelOpenExclusive", self._device, uuid, name.encode())
 
@@ -205,7 +208,7 @@ class CtypesXrt:
     def allocate(self, argument: int, size: int) -> int:
         group = self._xrt.call("xrtKernelArgGroupId", self._kernel, argument)
         if group < 0:
-            raise BoardMismatch(f"XRT knows no memory for argument {argument} of the kernel: the xclbin does not say")
+            raise BoardMismatch(f"XRT has no memory for argument {argument} of the kernel: the xclbin does not name it")
         what = f"allocating {size} bytes for argument {argument} of the kernel, in memory group {group}"
         buffer: int | None = self._xrt.call("xrtBOAlloc", self._device, size, 0, group)
         if buffer is None:
@@ -229,9 +232,9 @@ class CtypesXrt:
     def read(self, buffer: int, at: int, into: npt.NDArray[Any]) -> int:
         raw = into.view(np.uint8).reshape(-1)
         self._xrt.must("reading a buffer", "xrtBOSync", buffer, FROM_DEVICE, len(raw), at)
-        there = self._buffers[buffer][at : at + len(raw)]
-        raw[: len(there)] = there
-        return len(there)
+        mapped = self._buffers[buffer][at : at + len(raw)]
+        raw[: len(mapped)] = mapped
+        return len(mapped)
 
     def reset_graph(self) -> None:
         self._xrt.must("resetting the graph", "xrtGraphReset", self._graph)
@@ -240,8 +243,8 @@ class CtypesXrt:
         self._xrt.must("running the graph", "xrtGraphRun", self._graph, 1)
 
     def update_parameter(self, port: str, words: Words) -> None:
-        told = words.astype("<u4").tobytes()
-        self._xrt.must(f"setting {port}", "xrtGraphUpdateRTP", self._graph, port.encode(), told, len(told))
+        raw = words.astype("<u4").tobytes()
+        self._xrt.must(f"setting {port}", "xrtGraphUpdateRTP", self._graph, port.encode(), raw, len(raw))
 
     def start(self, buffers: Sequence[int]) -> None:
         if self._run is None:

@@ -1,5 +1,5 @@
-"""XRT through its Python binding, pyxrt, for buffers, kernel and runs. It knows neither graphs nor registers: those go
-through the C API in any case, on a handle of their own to the same device."""
+"""XRT through its Python binding, pyxrt, for buffers, kernel and runs. pyxrt has neither graphs nor registers: those go
+through the C API, on a second handle to the same device."""
 
 from __future__ import annotations
 
@@ -21,10 +21,13 @@ from .profile import Profile
 from .xrt_ctypes import CtypesXrt, Library, ended
 
 POLL_S = 0.0005
-"""pyxrt keeps the interpreter while it waits: other threads would stand still. So its runs are asked how they are."""
+"""Seconds between two looks at a run's state. pyxrt's own wait would hold the interpreter's lock, and stop all other
+threads."""
 
 
 class Pyxrt(CtypesXrt):
+    """A device behind pyxrt, and behind the C API for what pyxrt does not have."""
+
     def __init__(self, index: int = 0, library: Library | None = None) -> None:
         super().__init__(index, library)
         try:
@@ -47,21 +50,21 @@ class Pyxrt(CtypesXrt):
         return replace(facts, known={**facts.known, "runtime": f"XRT {self._xrt.version} through pyxrt"})
 
     def _open_kernel(self, name: str, uuid: Any) -> Any:
-        with _told(f"loading {self._bitstream}"):
+        with _as_board_error(f"loading {self._bitstream}"):
             self._py_device = self._pyxrt.device(self.index)
             self._py_uuid = self._py_device.load_xclbin(self._bitstream)
-        with _told(f"opening kernel {name}"):
+        with _as_board_error(f"opening kernel {name}"):
             return self._pyxrt.kernel(self._py_device, self._py_uuid, name, self._pyxrt.kernel.exclusive)
 
     def close(self) -> None:
-        # what is held by nobody is given back; buffers and kernel before their device
+        # pyxrt releases what has no references: buffers and kernel first, then their device
         self._run = self._kernel = None
         self._buffers, self._py_buffers = {}, {}
         self._py_device = self._py_uuid = None
         super().close()
 
     def allocate(self, argument: int, size: int) -> int:
-        with _told(f"allocating {size} bytes for argument {argument} of the kernel", BoardMemory):
+        with _as_board_error(f"allocating {size} bytes for argument {argument} of the kernel", BoardMemory):
             group = self._kernel.group_id(argument)
             made = self._pyxrt.bo(self._py_device, size, self._pyxrt.bo.normal, group)
             mapped: Bytes = np.frombuffer(made.map(), np.uint8)
@@ -75,21 +78,21 @@ class Pyxrt(CtypesXrt):
     def write(self, buffer: int, at: int, data: npt.NDArray[Any]) -> None:
         raw = data.view(np.uint8).reshape(-1)
         self._buffers[buffer][at : at + len(raw)] = raw
-        with _told("writing a buffer"):
+        with _as_board_error("writing a buffer"):
             to_device = self._pyxrt.xclBOSyncDirection.XCL_BO_SYNC_BO_TO_DEVICE
             self._py_buffers[buffer].sync(to_device, len(raw), at)
 
     def read(self, buffer: int, at: int, into: npt.NDArray[Any]) -> int:
         raw = into.view(np.uint8).reshape(-1)
-        with _told("reading a buffer"):
+        with _as_board_error("reading a buffer"):
             from_device = self._pyxrt.xclBOSyncDirection.XCL_BO_SYNC_BO_FROM_DEVICE
             self._py_buffers[buffer].sync(from_device, len(raw), at)
-        there = self._buffers[buffer][at : at + len(raw)]
-        raw[: len(there)] = there
-        return len(there)
+        mapped = self._buffers[buffer][at : at + len(raw)]
+        raw[: len(mapped)] = mapped
+        return len(mapped)
 
     def start(self, buffers: Sequence[int]) -> None:
-        with _told("starting the kernel"):
+        with _as_board_error("starting the kernel"):
             if self._run is None:
                 self._run = self._pyxrt.run(self._kernel)
             for argument, buffer in enumerate(buffers):
@@ -99,14 +102,15 @@ class Pyxrt(CtypesXrt):
     def wait(self, seconds: float) -> bool:
         end = time.monotonic() + seconds
         while True:
-            with _told("asking for the state of the run"):
+            with _as_board_error("asking for the state of the run"):
                 state = int(self._run.state())
             if ended(state) or time.monotonic() >= end:
                 return ended(state)
             time.sleep(POLL_S)
 
     def register(self, argument: int) -> int:
-        """The kernel is opened for the C API meanwhile: both at once would not be exclusive."""
+        """Read a register, as for every device. pyxrt's kernel is closed meanwhile: the C API opens the kernel
+        exclusively."""
         self._run = self._kernel = None
         uuid = (ctypes.c_ubyte * 16)()
         self._xrt.must("asking what is loaded", "xrtDeviceGetXclbinUUID", self._device, uuid)
@@ -121,9 +125,9 @@ class Pyxrt(CtypesXrt):
 
 
 @contextmanager
-def _told(what: str, kind: type[BoardError] = BoardError) -> Iterator[None]:
-    """pyxrt raises RuntimeError and IndexError."""
+def _as_board_error(action: str, kind: type[BoardError] = BoardError) -> Iterator[None]:
+    """Raise a `BoardError` for the errors of pyxrt, which are RuntimeError, IndexError and MemoryError."""
     try:
         yield
     except (RuntimeError, IndexError, MemoryError) as e:
-        raise kind(f"XRT: {what} failed: {e}") from e
+        raise kind(f"XRT: {action} failed: {e}") from e

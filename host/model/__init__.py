@@ -1,1 +1,1 @@
-"""Models that run on a board: what is compiled, and what is loaded from a file."""
+"""Models that run on a board: compiled from a module, loaded from a file, or captured by torch.compile."""

@@ -1,4 +1,4 @@
-"""A compiled model on the simulator against PyTorch, segment by segment."""
+"""Compares a compiled model on the simulator with PyTorch, segment by segment."""
 
 from __future__ import annotations
 
@@ -28,9 +28,10 @@ Array = npt.NDArray[np.float32]
 
 @dataclass(frozen=True)
 class Compared:
-    """One segment. where: source line of its first store. difference: from PyTorch's own chain of values; own: from
-    what PyTorch makes of the machine's values, so that mistakes of segments before it do not count. Both are the
-    largest, relative to the largest magnitude."""
+    """The comparison of one segment. where: source line of its first store. difference: from PyTorch's values, which
+    PyTorch computed from its own all the way. own: from what PyTorch computes from the machine's inputs of this
+    segment, so that errors of earlier segments do not count. Both are the largest absolute difference divided by the
+    largest magnitude of the expected tensor."""
 
     name: str
     path: str
@@ -46,10 +47,12 @@ def compare(
     inputs: Mapping[str, Array],
     lengths: npt.NDArray[np.int64] | None = None,
 ) -> list[Compared]:
-    """Run `program`, compiled from `network`, and compare what every segment stores.
+    """Run a program on the simulator, and compare what each segment stores with PyTorch. Segments are in the network's
+    order.
 
-    weights: by buffer name, packed. inputs: float32 (batch, seq, columns) by name; lengths: int64 (batch,). In the
-    network's order. Raises `ProgramError` if the program does not have the network's segments.
+    network: the one that `program` was compiled from. weights: by buffer name, packed. inputs: float32 (batch, seq,
+    columns) by name. lengths: int64 (batch,), the valid rows of each sequence, or None. Raises `ProgramError` if the
+    program does not store the network's segments, `TensorError` for other inputs than the program's.
     """
     from ...rsnlib.reference import compute
     from ...scheduler.memory import columns_of
@@ -58,14 +61,15 @@ def compare(
     where = {s.name: s for s in segments(Expansion(program))}
     for layer in network.layers:
         if layer.y not in where:
-            raise ProgramError(f"the program stores no {layer.y!r}: was it compiled from this model?")
+            raise ProgramError(f"the program has no segment that stores {layer.y!r}: was it compiled from this model?")
         buffer = where[layer.y].buffer
         if not _fits(buffer, network, columns[layer.y]):
             shape = "x".join(map(str, buffer.view or buffer.shape))
             raise ProgramError(f"{layer.y!r} is {shape} in the program: was it compiled from this model?")
-    wanted = {b.name for b in program.buffers if b.role.value == "input"}
-    if set(inputs) != wanted:
-        raise TensorError(f"inputs {', '.join(sorted(inputs))}; this program takes {', '.join(sorted(wanted))}")
+    taken = {b.name for b in program.buffers if b.role.value == "input"}
+    if set(inputs) != taken:
+        given = ", ".join(sorted(inputs)) or "none"
+        raise TensorError(f"the inputs are {given}; this program takes {', '.join(sorted(taken))}")
     packed = {name: pack(program.buffer(name), x) for name, x in inputs.items()}
     chain = {name: x.reshape(network.batch, network.seq, -1) for name, x in inputs.items()}
     machine = dict(chain)
@@ -84,7 +88,7 @@ def compare(
         chain[layer.y] = compute(network, layer, chain, lengths)
         own = compute(network, layer, machine, lengths)
         got, at = machine[layer.y], where[layer.y]
-        for sequence, rows in enumerate(network.rows):  # beyond, nothing is computed
+        for sequence, rows in enumerate(network.rows):  # the machine computes no rows beyond
             chain[layer.y][sequence, rows:] = own[sequence, rows:] = 0
         place = expansion.where(at.unit, at.first)
         out.append(Compared(layer.y, layer.path, place, _difference(got, chain[layer.y]), _difference(got, own)))
@@ -92,7 +96,7 @@ def compare(
 
 
 def _fits(buffer: Buffer, network: LayerGraph, columns: Columns) -> bool:
-    """Whether an activation of the network can be what a buffer holds."""
+    """Return whether a buffer can hold an activation of the network."""
     if buffer.view is not None:
         return (buffer.view, buffer.rows) == ((network.batch, network.seq, columns.count), network.lengths)
     panels = -(-columns.stored // buffer.shape[1])
@@ -101,7 +105,7 @@ def _fits(buffer: Buffer, network: LayerGraph, columns: Columns) -> bool:
 
 
 def _logical(buffer: Buffer, flat: Array, network: LayerGraph, columns: Columns) -> Array:
-    """An activation as (batch, seq, columns), from how it is stored."""
+    """Convert a stored activation to (batch, seq, columns)."""
     if buffer.view is not None:
         return unpack(dataclasses.replace(buffer, scale=None, shift=None), flat)
     width = buffer.shape[1]
@@ -115,14 +119,15 @@ def _logical(buffer: Buffer, flat: Array, network: LayerGraph, columns: Columns)
 
 
 def _difference(got: Array, expected: Array) -> float:
-    """NaN counts as infinitely wrong."""
+    """Return the largest difference relative to the largest magnitude; infinity if there is a NaN."""
     largest = float(np.abs(expected).max(initial=0.0)) or 1.0
     worst = float(np.abs(got - expected).max(initial=0.0)) / largest
     return worst if worst == worst else float("inf")
 
 
 def show(rows: list[Compared], bound: float = BOUND) -> str:
-    """A line per segment, and which is the first to exceed the bound."""
+    """Format the comparison as text: a line for each segment, then the first segment whose difference exceeds the
+    bound."""
     width = max([len(r.name) for r in rows] + [7])
     out = [f"{'segment':<{width}}  from PyTorch  its own    stored at"]
     for r in rows:

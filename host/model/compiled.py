@@ -1,4 +1,4 @@
-"""A compiled model: what `rsn.compile` gives back."""
+"""A compiled model: what `rsn.compile` returns."""
 
 from __future__ import annotations
 
@@ -41,26 +41,31 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, eq=False)
 class Recipe:
-    """How a program was made of a model, to make it again when the model has changed."""
+    """How a program was made from a model, to make it again when the model has changed. followed: the model, watched
+    for changes. schedule: as the user asked for it, which may be a search. lengths: rows of each sequence, None where
+    all have the same."""
 
     followed: Followed
     example: tuple[Any, ...] | dict[str, Any]
     pipeline: Pipeline
     config: Any = None
-    """The model's, which may be gone when it is asked for."""
+    """The model's `config`; the model itself may be gone when it is asked for."""
     pool: Pool | None = None
-    """Of the family's weights, where the program is one of several."""
+    """Weights shared with the other programs of a shape family, None for a program alone."""
 
     def trace(self) -> Traced:
-        """The model as it is now. Raises as `Pipeline.trace`."""
+        """Capture the model as it is now. Raises as `Pipeline.trace`."""
         return self._shared(self.pipeline.trace(self.followed.module, self.example, again=True))
 
     def trace_again(self, graph: Callable[[], Traced] | None) -> Traced:
-        """The same graph with other weights."""
+        """Trace a captured graph with the model's present weights; capture the model anew where that fails.
+
+        graph: traces the captured graph again, None if there is none.
+        """
         try:
             if graph is not None:
                 return self._shared(self.pipeline.with_lengths(graph(), self.example))
-        except (UnsupportedError, TensorError):  # with these numbers the graph as it was rewritten does not do
+        except (UnsupportedError, TensorError):  # the rewritten graph was valid for the old weights only
             pass
         return self.trace()
 
@@ -68,11 +73,12 @@ class Recipe:
         return traced if self.pool is None else self.pool.shared(traced)
 
     def build(self, traced: Traced) -> Built:
-        """Raises as `Pipeline.build`."""
+        """Compile a traced model. Raises as `Pipeline.build`."""
         return self.pipeline.build(traced.network)
 
     def rebuild(self, built: Built, traced: Traced) -> Built:
-        """With the schedule that was chosen, where the network still has its segments."""
+        """Compile a traced model with the schedule of an earlier program; where that names segments which the model no
+        longer has, with a new one."""
         try:
             return self.pipeline.rebuild(built, traced.network)
         except ScheduleError:
@@ -82,9 +88,9 @@ class Recipe:
 class Compiled(Closing):
     """A module whose encoder stack runs on the machine. Call it as the module; it returns what the module returns.
 
-    It follows the model that it was compiled from: each call looks whether parameters, buffers, submodules, attributes
-    or hooks have changed, or the mode, and takes over what has (docs/models.md, "When the model changes"). Calls take
-    turns, whatever threads they come from.
+    It follows the model that it was compiled from: each call first checks whether parameters, buffers, submodules,
+    attributes, hooks or the training mode have changed, and takes over the changes (docs/models.md, "When the model
+    changes"). Any thread may call it; one call runs at a time.
     """
 
     def __init__(
@@ -96,10 +102,10 @@ class Compiled(Closing):
         seen: int = 0,
         borders: Borders | None = None,
     ) -> None:
-        """recipe: without one, no model is followed. seen: how often the model had changed when it was traced. borders:
-        of a model whose weights are in half precision."""
+        """recipe: how to compile the model again; without one, changes of the model are not followed. seen: the model's
+        change count when it was traced. borders: data types of arguments and results of a model in half precision."""
         self.last_run: Run | None = None
-        """What the most recent call took on the machine."""
+        """Time, traffic and utilization of the latest call's run; None before the first call."""
         self._recipe, self._seen, self._borders = recipe, seen, borders
         self._traced, self._built, self._board = self._kept(traced), built, board
         self._turn = threading.RLock()
@@ -108,17 +114,20 @@ class Compiled(Closing):
         forget_in_children(self)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Host part, machine, host part. Raises `TensorError` for arguments that differ from the example's in shape or
-        dtype, or for an attention mask that is no prefix; and as `rsn.compile` where the model has changed to what
-        cannot be compiled."""
+        """Run the host part before the machine, the machine, and the host part behind it.
+
+        Raises `TensorError` for arguments whose shape or dtype differs from the example's, and for an attention mask
+        that does not hide a suffix of each sequence; and what `rsn.compile` raises if the model has changed into one
+        that cannot be compiled.
+        """
         return self.call_with(None, args, kwargs)
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """The same as a call, under the name that a module has for it."""
+        """The same as a call, under the name that modules have for it."""
         return self(*args, **kwargs)
 
     def call_with(self, seen: int | None, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """As a call. seen: how often the model has changed, where that was just looked at."""
+        """The same as a call. seen: the model's change count, if the caller has just looked it up; None looks it up."""
         with self._turn:
             self._follow(seen)
             args, kwargs = self._widened(args, kwargs)
@@ -130,14 +139,14 @@ class Compiled(Closing):
             return returned if self._borders is None else self._borders.narrowed(returned)
 
     def _widened(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """In float32 what is given in half precision."""
+        """Convert arguments in half precision to float32."""
         if self._borders is None:
             return args, kwargs
         return self._borders.widened(self._traced.host.interface.signature, args, kwargs)
 
     def refresh(self) -> None:
-        """Compile the model as it is now: for changes that cannot be seen, such as writes through NumPy. Raises as
-        `rsn.compile`."""
+        """Compile the model as it is now. For changes that a call cannot detect, such as writes through NumPy. Raises
+        what `rsn.compile` raises."""
         if self._recipe is None:
             return
         self._recipe.followed.changed()  # raises where the model is gone
@@ -145,7 +154,7 @@ class Compiled(Closing):
             self._follow()
 
     def _follow(self, seen: int | None = None) -> None:
-        """Take over what has changed in the model. Where that fails, the next call tries again."""
+        """Take over what has changed in the model. After an error the next call tries again."""
         recipe = self._recipe
         if recipe is None:
             return
@@ -157,12 +166,13 @@ class Compiled(Closing):
         graph = recipe.followed.graphs.get(self) if numbers else None
         traced = recipe.trace_again(graph)
         built = recipe.rebuild(self._built, traced)
-        self._runner.close()  # a board is for one
+        self._runner.close()  # first: a board serves one runner
         self._runner = Runner(built.program, weights=built.weights, board=self._board)
         self._traced, self._built, self._seen, self._simulated = self._kept(traced), built, seen, None
 
     def _kept(self, traced: Traced) -> Traced:
-        """Without the graph that it could be traced again from: that holds the model's weights, and goes with it."""
+        """Return the trace without the function that traces its graph again. That function holds the model's weights,
+        so it is kept with the followed model and dies with it."""
         if self._recipe is not None and traced.again is not None:
             self._recipe.followed.graphs[self] = traced.again
         return replace(traced, again=None)
@@ -174,50 +184,54 @@ class Compiled(Closing):
 
     @property
     def program(self) -> Program:
+        """The program on the board."""
         return self._now().program
 
     @property
     def weights(self) -> Mapping[str, Any]:
-        """By buffer name, as they lie in LPDDR."""
+        """The packed weights by buffer name: flat float32, in memory order."""
         return self._now().weights
 
     @property
     def device(self) -> torch.device:
-        """Where arguments and results are: the CPU."""
+        """The device of arguments and results: the CPU."""
         import torch
 
         return torch.device("cpu")
 
     @property
     def config(self) -> Any:
-        """The model's, where it has one. Raises `AttributeError` otherwise."""
+        """The model's `config`. Raises `AttributeError` if the model has none."""
         if self._recipe is None or self._recipe.config is None:
-            raise AttributeError("config: the model has none")
+            raise AttributeError("the model has no attribute config")
         return self._recipe.config
 
     @property
     def schedule(self) -> Schedule:
-        """As it was chosen."""
+        """The schedule of the program; for `best`, the one that the search chose."""
         return self._now().chosen.schedule
 
     def explain(self) -> str:
-        """Which module runs where, with its share of the FLOPs and of the modelled time, and why."""
+        """Return a table of the modules: where each runs, why, and its share of the FLOPs and of the modelled time."""
         with self._turn:
             machine = self._machine()
             return self._traced.explain(modelled_layers(machine.program, self._traced.network, machine))
 
     @property
     def modelled(self) -> Explanation:
-        """How long the program takes on the machine, and why, by the simulator; with run-time parameters at their
-        defaults."""
+        """The modelled latency of the program and its explanation, from the simulator, with run-time parameters at
+        their defaults."""
         from ...hw.sim.explain import explain
 
         return explain(self._machine())
 
     def latency_at(self, **settings: float) -> float:
-        """The modelled latency, in seconds, on a machine with other rates or depths, by their names in `rsn overlay`:
-        `latency_at(ddr_read_gbs=42)`. The program stays as it is. Raises `ProgramError` for unknown names and for what
-        no machine can have, `DeadlockError` where it cannot run."""
+        """Return the modelled latency in seconds on a machine with other rates or depths.
+
+        settings: by their names in `rsn overlay`, for example `latency_at(ddr_read_gbs=42)`. The program stays the
+        same. Raises `ProgramError` for unknown names and impossible values, `DeadlockError` if the program deadlocks on
+        that machine.
+        """
         from ...hw.sim.machine import launch_seconds
 
         machine = self._machine()
@@ -234,7 +248,7 @@ class Compiled(Closing):
             return self._simulated
 
     def compare(self, *args: Any, **kwargs: Any) -> list[Compared]:
-        """Run on the simulator and compare every segment with PyTorch; arguments as for a call."""
+        """Run the program on the simulator and compare each segment with PyTorch. Arguments as for a call."""
         from .compare import compare
 
         with self._turn:
@@ -252,7 +266,7 @@ class Compiled(Closing):
         )
 
     def _repr_html_(self) -> str:
-        """What a notebook shows."""
+        """Return what a notebook shows."""
         e, program, network = self.modelled, self._built.program, self._traced.network
         sizes = count(program)
         facts = {
@@ -269,10 +283,12 @@ class Compiled(Closing):
         )
 
     def save(self, path: str | os.PathLike[str], weights: str | os.PathLike[str] | None = None) -> None:
-        """Write the whole model (`.rsnmodel`), for `rsn.load`: program, weights, and what PyTorch runs of it.
+        """Write the model to a file (`.rsnmodel`) for `rsn.load`: its program, its weights, and the part that PyTorch
+        runs.
 
-        With `weights`, write the program (`.bin`) to `path` and its packed weights (`.safetensors`) there, for
-        `rsn.Runner`. Raises `UnsupportedError`, naming the operator, for a host's part that cannot be written."""
+        With `weights`, write the program (`.bin`) to `path` and the packed weights (`.safetensors`) to `weights`, for
+        `rsn.Runner`. Raises `UnsupportedError`, naming the operator, if the host part cannot be written.
+        """
         with self._turn:
             built = self._now()
             if weights is None:
@@ -286,7 +302,7 @@ class Compiled(Closing):
         container.write(built.program, Path(path))
 
     def part(self, sizes: tuple[int, ...] = ()) -> Part:
-        """What of a file this program is. sizes: that it is for, in a family."""
+        """Return this program as a part of a model file. sizes: those that it is for, in a shape family."""
         from .file import Part
 
         with self._turn:
@@ -294,11 +310,11 @@ class Compiled(Closing):
             return Part(sizes, built.program, built.weights, self._traced.host)
 
     def close(self) -> None:
-        """Give the board back."""
+        """Release the board."""
         self._runner.close()
 
     def forget(self) -> None:
-        """In a forked process: locks may have been another thread's."""
+        """In a forked child: replace locks that another thread of the parent may have held."""
         self._turn = threading.RLock()
         if self._recipe is not None:
             self._recipe.followed.forget()
@@ -311,8 +327,11 @@ class Compiled(Closing):
 
 
 def modelled_layers(program: Program, network: LayerGraph, machine: Machine | None = None) -> Modelled:
-    """The latency of a program and the seconds of each layer of the network that it was built from, with run-time
-    parameters at their defaults."""
+    """Return the modelled latency of a program and the seconds of each layer of its network, with run-time parameters
+    at their defaults.
+
+    network: the one that the program was built from. machine: the program's simulator, made anew by default.
+    """
     from ...hw.sim.explain import seconds_of
     from ...hw.sim.machine import Machine, launch_seconds
     from ...rsnlib.summary import Modelled

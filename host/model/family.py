@@ -1,8 +1,9 @@
-"""`rsn.compile(..., dynamic_shapes=...)`: one model, called with batches and lengths of many sizes.
+"""`rsn.compile(..., dynamic_shapes=...)`: one model for calls with many batch sizes and lengths.
 
-A program is for one size. Here is a family of them, for the sizes that are listed, each compiled when it is first
-wanted; a call takes the cheapest that it fits into (`rsnlib.shape_buckets`), filled up, and its result is cut to what
-was asked. That filling up changes nothing is not taken for granted: see `rsnlib.padding_check`.
+A program is for one size. A shape family has a program for each of the listed sizes, compiled when it is first needed.
+A call takes the cheapest program that it fits into (`rsnlib.shape_buckets`); its arguments are padded to the sizes of
+the program, and its result is cut back. That padding does not change the result is proved, not assumed: see
+`rsnlib.padding_check`.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ if TYPE_CHECKING:
     from .compiled import Compiled
 
 REMEMBERED = 8
-"""Programs of a model that are kept."""
+"""How many programs of a model are kept; the one that was used longest ago is dropped first."""
 
 
 HELD = (
@@ -43,11 +44,12 @@ Make = Callable[[dict[str, Any], Callable[["ExportedProgram"], None]], "Compiled
 
 
 class Family(Closing):
-    """A module as several programs. Call it as the module; it returns what the module returns.
+    """A module compiled for several sizes. Call it as the module; it returns what the module returns.
 
-    make: the compiler, from example inputs by name; it shows the captured graph to a function that it is given. Raises
-    `UnsupportedError` for a module whose result depends on what is filled in, `TensorError` for shapes that do not fit.
-    borders: of a model whose weights are in half precision; example inputs and programs are in float32.
+    followed: the model, watched for changes. make: compiles a program from example inputs by name, and passes the
+    captured graph to the function that it is given. borders: data types of arguments and results of a model whose
+    weights are in half precision; example inputs and programs are in float32 then. Raises `UnsupportedError` for a
+    module whose result depends on the padding, `TensorError` for shapes that do not fit.
     """
 
     def __init__(
@@ -60,7 +62,7 @@ class Family(Closing):
     ) -> None:
         self._followed, self._seen, self._borders = followed, followed.look(), borders
         self._model = followed.original
-        """Kept, for programs that are yet to be compiled."""
+        """Kept alive for programs that are compiled later."""
         self._arguments = Arguments(inspect.signature(self._model.forward), example_inputs, shapes)
         self._make = make
         self._made: OrderedDict[tuple[int, ...], Compiled] = OrderedDict()
@@ -71,7 +73,8 @@ class Family(Closing):
         forget_in_children(self)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Raises as a call of `Compiled`, and `TensorError` for sizes beyond those listed."""
+        """Run the smallest program that the call fits into. Raises what a call of `Compiled` raises, and `TensorError`
+        for sizes larger than those listed."""
         if self._borders is not None:
             args, kwargs = self._borders.widened(self._arguments.signature, args, kwargs)
         call = self._filling.padding.fit(args, kwargs)
@@ -82,18 +85,19 @@ class Family(Closing):
             return result if self._borders is None else self._borders.narrowed(result)
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """The same as a call, under the name that a module has for it."""
+        """The same as a call, under the name that modules have for it."""
         return self(*args, **kwargs)
 
     def refresh(self) -> None:
-        """Compile the model as it is now, each program when it is next called: for changes that cannot be seen, such as
+        """Compile the model as it is now, each program at its next call. For changes that a call cannot detect, such as
         writes through NumPy."""
         self._followed.changed()
         with self._lock:
             self._follow()
 
     def _follow(self) -> int:
-        """Look whether the model has changed, and then whether it still may be filled up. How often it has changed."""
+        """Check whether the model has changed, and if so whether padding is still allowed. Returns the model's change
+        count."""
         seen = self._followed.look()
         change = self._followed.change_since(self._seen)
         if change:
@@ -108,7 +112,7 @@ class Family(Closing):
         return seen
 
     def program(self, *sizes: int) -> Compiled:
-        """The program for these sizes, in the order of `dims`; compiled now, if it was not before."""
+        """Return the program for these sizes, in the order of `dims`; compile it if it is not there."""
         with self._lock:
             self._follow()
             return self._program(sizes)
@@ -124,51 +128,55 @@ class Family(Closing):
             return self._made[sizes]
 
     def prepare(self) -> Self:
-        """Compile for all sizes now, rather than when they are first wanted."""
+        """Compile the programs for all sizes now, not at their first calls."""
         for sizes in self._every:
             self.program(*sizes)
         return self
 
     @property
     def _every(self) -> Iterator[tuple[int, ...]]:
-        """All sizes that there are programs for."""
+        """All combinations of the listed sizes."""
         return product(*(d.sizes for d in self._arguments.dims))
 
     @property
     def programs(self) -> dict[tuple[int, ...], Compiled]:
-        """Those that were compiled, by their sizes."""
+        """The programs compiled so far, by their sizes."""
         with self._lock:
             return dict(self._made)
 
     @property
     def dims(self) -> tuple[Dim, ...]:
+        """The dimensions whose sizes calls choose."""
         return self._arguments.dims
 
     @property
     def device(self) -> torch.device:
-        """Where arguments and results are: the CPU."""
+        """The device of arguments and results: the CPU."""
         import torch
 
         return torch.device("cpu")
 
     @property
     def config(self) -> Any:
-        """The model's, where it has one. Raises `AttributeError` otherwise."""
+        """The model's `config`. Raises `AttributeError` if the model has none."""
         return self._model.config
 
     @property
     def last_run(self) -> Run | None:
-        """What the most recent call took on the machine."""
+        """Time, traffic and utilization of the latest call's run; None before the first call."""
         return None if self._latest is None else self._latest.last_run
 
     def explain(self) -> str:
-        """Which module runs where, and why, in the program for the largest sizes."""
+        """Return a table of the modules, where each runs and why, for the program of the largest sizes."""
         return self.program(*(d.sizes[-1] for d in self._arguments.dims)).explain()
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write the whole model (`.rsnmodel`), for `rsn.load`: programs for all sizes, weights once, and what PyTorch
-        runs of it. What was not compiled yet is, now. Raises as `rsn.compile`, and `UnsupportedError`, naming the
-        operator, for a host's part that cannot be written."""
+        """Write the model to a file (`.rsnmodel`) for `rsn.load`: programs for all sizes, the weights, and the part
+        that PyTorch runs. Programs that are missing are compiled.
+
+        Raises what `rsn.compile` raises, and `UnsupportedError`, naming the operator, if the host part cannot be
+        written.
+        """
         from .file import write
 
         with self._lock:
@@ -177,13 +185,13 @@ class Family(Closing):
             write(path, parts, self._filling.padding, self._borders)
 
     def close(self) -> None:
-        """Give the boards back."""
+        """Release the boards."""
         with self._lock:
             while self._made:
                 self._made.popitem()[1].close()
 
     def forget(self) -> None:
-        """In a forked process: locks may have been another thread's."""
+        """In a forked child: replace locks that another thread of the parent may have held."""
         self._lock = threading.RLock()
         self._followed.forget()
 

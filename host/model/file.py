@@ -1,9 +1,10 @@
-"""A whole model in one file (`.rsnmodel`): programs for all of its sizes, its weights once, and PyTorch's part.
+"""Model files (`.rsnmodel`): the programs of a model for all of its sizes, its weights, and the part that PyTorch runs.
 
-The file is a safetensors file. Its tensors are the images of banks that hold weights, weights that lie elsewhere, the
-constants of the host's part, and the containers of programs; equal ones are there once. What they are, the host's
-operators, and the names and shapes of arguments and results, is JSON in its metadata. Nothing in it is executed, but
-operators of PyTorch that make new tensors (`rsnlib.saved_host`). Checksums show what was altered or cut short.
+The file is a safetensors file. Its tensors are the images of banks that hold only weights, the other weights, the
+constants of the host part, and the containers of the programs; equal tensors are stored once. A description in its
+metadata, as JSON, says what they are, and holds the operators of the host part and the names and shapes of arguments
+and results. Loading a file executes nothing but PyTorch operators that make new tensors (`rsnlib.saved_host`).
+Checksums detect a file that was altered or cut short.
 """
 
 from __future__ import annotations
@@ -40,15 +41,15 @@ SUFFIX = ".rsnmodel"
 DESCRIPTION = "rsn.model"
 """Key of the safetensors metadata: the description, as JSON."""
 CHECKSUM = "rsn.model.blake2b"
-"""Key of its checksum."""
+"""Key of the safetensors metadata: the description's checksum."""
 FORMAT = 1
 KINDS: dict[str, type[Dim]] = {"batch": Batch, "length": Length}
 
 
 @dataclass(frozen=True, eq=False)
 class Part:
-    """A model for one choice of sizes. sizes: of the dimensions that calls choose, () where there are none. weights: by
-    buffer name, as they lie off chip."""
+    """A model for one choice of sizes. sizes: one for each dimension that calls choose, () if there are none. weights:
+    flat float32 by buffer name, in memory order. host: what PyTorch computes before and after the program."""
 
     sizes: Sizes
     program: Program
@@ -58,9 +59,9 @@ class Part:
 
 @dataclass(frozen=True, eq=False)
 class Saved:
-    """What is in a file. padding: of calls, None for a model of one size. borders: of a model in half precision. same:
-    for each part, the number of the first one that has the same weights in the same places. version: of the toolchain
-    that wrote it."""
+    """The content of a model file. padding: of calls, None for a model of one size. borders: the data types of
+    arguments and results of a model in half precision, None for float32. same: for each part the index of the first
+    part that has the same weights at the same addresses. version: of the toolchain that wrote the file."""
 
     parts: tuple[Part, ...]
     padding: CallPadding | None
@@ -70,7 +71,7 @@ class Saved:
 
 
 class _Tensors:
-    """What is to be written, each content once, by a name that says what it is."""
+    """The tensors to write. Equal ones are kept once. A name begins with what the tensor is."""
 
     def __init__(self) -> None:
         self.kept: dict[str, torch.Tensor] = {}
@@ -104,20 +105,23 @@ def _checksum(tensor: torch.Tensor) -> str:
 def write(
     path: str | os.PathLike[str], parts: Iterable[Part], padding: CallPadding | None, borders: Borders | None
 ) -> None:
-    """Write a model, whole or not at all. parts: one for each choice of sizes; they are asked for one by one. borders:
-    of a model in half precision. Raises `UnsupportedError` for a host's part that cannot be written, `OSError` where
-    the file cannot be."""
+    """Write a model file, completely or not at all.
+
+    parts: one for each choice of sizes; they are taken one by one, so that a generator may compile each when it is
+    needed. borders: of a model in half precision. Raises `UnsupportedError` for a host part that cannot be written,
+    `OSError` if the file cannot be.
+    """
     from safetensors.torch import save_file
 
     target = Path(path)
     check_target(target)
     tensors = _Tensors()
-    said: dict[str, Json] = {"format": FORMAT, "version": __version__}
-    said["parts"] = [_part(part, tensors) for part in parts]
-    said["buckets"] = None if padding is None else _padding(padding)
-    said["borders"] = None if borders is None else asdict(borders)
-    said["checksums"] = tensors.checksums
-    text = json.dumps(said, allow_nan=False)
+    description: dict[str, Json] = {"format": FORMAT, "version": __version__}
+    description["parts"] = [_part(part, tensors) for part in parts]
+    description["buckets"] = None if padding is None else _padding(padding)
+    description["borders"] = None if borders is None else asdict(borders)
+    description["checksums"] = tensors.checksums
+    text = json.dumps(description, allow_nan=False)
     metadata = {DESCRIPTION: text, CHECKSUM: _digest(text)}
     with replacing(target) as temporary:
         save_file(tensors.kept, temporary, metadata=metadata)
@@ -171,13 +175,16 @@ def _cut(cut: Cut | None) -> Json:
 
 
 def read(path: str | os.PathLike[str]) -> Saved:
-    """Read a model. Its weights are mapped, not copied: they are read from the file when they are used, and processes
-    that load the same file share them. Raises `ContainerError`, naming the file, for one that is cut short, altered, no
-    model, or of another version."""
+    """Read a model file.
+
+    Weights are mapped, not copied: they are read from the file when they are used, and processes that load the same
+    file share them. Raises `ContainerError`, naming the file, if it is cut short, altered, not a model, or of another
+    format; `MissingError` without PyTorch.
+    """
     require_torch("loading a model")
     try:
-        said, tensors = _opened(path)
-        return _saved(said, tensors)
+        description, tensors = _opened(path)
+        return _saved(description, tensors)
     except FileNotFoundError:
         raise ContainerError(f"{path}: no such file") from None
     except (MissingError, MemoryError):
@@ -192,78 +199,79 @@ def read(path: str | os.PathLike[str]) -> Saved:
 
 
 def _opened(path: str | os.PathLike[str]) -> tuple[Json, Mapping[str, torch.Tensor]]:
-    """The description, and the tensors, mapped and checked."""
+    """Return the description and the tensors of a file. Tensors are mapped; all checksums are verified."""
     from safetensors import SafetensorError, safe_open
 
     if Path(path).is_dir():
-        raise ContainerError(f"a folder; a model is one file ({SUFFIX})")
+        raise ContainerError(f"this is a folder; a model is one file ({SUFFIX})")
     try:
         with safe_open(path, framework="pt") as file:
             metadata = file.metadata() or {}
             if DESCRIPTION not in metadata:
                 raise ContainerError(
-                    "no model: compiled.save(path), with one argument, writes one; rsn.Runner takes weights"
+                    "not a model but other tensors: compiled.save(path), with one argument, writes a model; packed "
+                    "weights are for rsn.Runner"
                 )
             if metadata.get(CHECKSUM) != _digest(metadata[DESCRIPTION]):
-                raise ContainerError("its description is not what was written: copy the file again")
-            said = json.loads(metadata[DESCRIPTION])
-            if said["format"] != FORMAT:
-                wrote = f"rsn {said['version']} wrote it"
-                raise ContainerError(f"format {said['format']}, {wrote}; rsn {__version__} reads format {FORMAT}")
+                raise ContainerError("the checksum of its description differs: the file is damaged; copy it again")
+            description = json.loads(metadata[DESCRIPTION])
+            if description["format"] != FORMAT:
+                written = f"has format {description['format']}, written by rsn {description['version']}"
+                raise ContainerError(f"{written}; rsn {__version__} reads format {FORMAT}: save the model again")
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
     except SafetensorError as e:
-        raise ContainerError(f"not a safetensors file, which a model is: {e}") from e
-    checksums = said["checksums"]
+        raise ContainerError(f"not a safetensors file, as a model is: {e}") from e
+    checksums = description["checksums"]
     with ThreadPoolExecutor() as pool:
         for (name, _), found in zip(tensors.items(), pool.map(_checksum, tensors.values()), strict=True):
             if checksums[name] != found:
-                raise ContainerError(f"{name} is not what was written: its checksum differs; copy the file again")
-    return said, tensors
+                raise ContainerError(f"the checksum of {name} differs: the file is damaged; copy it again")
+    return description, tensors
 
 
-def _saved(said: Json, tensors: Mapping[str, torch.Tensor]) -> Saved:
+def _saved(description: Json, tensors: Mapping[str, torch.Tensor]) -> Saved:
     arrays = {name: x.numpy() for name, x in tensors.items() if name.partition("/")[0] in ("bank", "weight")}
-    parts = tuple(_of_part(part, tensors, arrays) for part in said["parts"])
+    parts = tuple(_of_part(part, tensors, arrays) for part in description["parts"])
     if not parts:
-        raise ValueError("it has no program")
-    placed = [(part["banks"], part["weights"]) for part in said["parts"]]
+        raise ValueError("the description has no program")
+    placed = [(part["banks"], part["weights"]) for part in description["parts"]]
     same = tuple(
         next(
             j for j, other in enumerate(parts) if placed[j] == placed[i] and _ends(other.program) == _ends(part.program)
         )
         for i, part in enumerate(parts)
     )
-    padding = None if said["buckets"] is None else _of_padding(said["buckets"], parts)
+    padding = None if description["buckets"] is None else _of_padding(description["buckets"], parts)
     if padding is None and len(parts) > 1:
-        raise ValueError("it has several programs, and nothing says which is for which call")
-    return Saved(parts, padding, _of_borders(said["borders"], parts), same, str(said["version"]))
+        raise ValueError("it has several programs, but does not say which calls each is for")
+    return Saved(parts, padding, _of_borders(description["borders"], parts), same, str(description["version"]))
 
 
 def _ends(program: Program) -> list[tuple[Any, ...]]:
-    """What programs of one network have in common: their inputs and outputs, but for the number of rows."""
+    """Return what programs of one network have in common: inputs and outputs, except their number of rows."""
     ends = [b for b in program.buffers if b.role in (Role.INPUT, Role.OUTPUT)]
     return sorted((b.name, b.role.value, (b.view or b.shape)[-1:], b.scale, b.shift) for b in ends)
 
 
-def _of_part(said: Json, tensors: Mapping[str, torch.Tensor], arrays: Mapping[str, Any]) -> Part:
+def _of_part(described: Json, tensors: Mapping[str, torch.Tensor], arrays: Mapping[str, Any]) -> Part:
     from ...rsnlib.saved_host import decode
 
-    program = container.loads(tensors[said["program"]].numpy().tobytes(), said["program"])
-    images = {bank: arrays[name] for bank, name in said["banks"].items()}
+    program = container.loads(tensors[described["program"]].numpy().tobytes(), described["program"])
+    images = {bank: arrays[name] for bank, name in described["banks"].items()}
     for bank, image in images.items():
         if image.shape != (program.bank_size(bank),) or image.dtype != np.float32:
             raise ValueError(
                 f"the image of {bank} is {image.dtype} {image.shape}, not {program.bank_size(bank)} float32"
             )
-    others = {buffer: arrays[name] for buffer, name in said["weights"].items()}
+    others = {buffer: arrays[name] for buffer, name in described["weights"].items()}
     weights = Images(images, program.with_role(Role.WEIGHT), others, program.overlay.address_unit)
-    host = decode(said["host"], tensors.__getitem__)
+    host = decode(described["host"], tensors.__getitem__)
     _check_ends(program, host)
-    return Part(tuple(map(int, said["sizes"])), program, weights, host)
+    return Part(tuple(map(int, described["sizes"])), program, weights, host)
 
 
 def _check_ends(program: Program, host: HostPart) -> None:
-    """The host's part and the program belong together."""
+    """Raise `ValueError` unless the host part computes the program's inputs and uses its outputs."""
     inputs = {b.name: b.view for b in program.with_role(Role.INPUT)}
     given = {
         name: (host.batch, host.seq, int(np.prod(view.shape)) // (host.batch * host.seq))
@@ -273,58 +281,60 @@ def _check_ends(program: Program, host: HostPart) -> None:
     taken = {name: (host.batch, host.seq, columns) for name, columns in host.columns.items()}
     shown = {name for name, _ in host.results.values()}
     if inputs != given or outputs != taken or not shown <= outputs.keys():
-        raise ValueError(f"the program takes {inputs} and gives {outputs}; PyTorch's part gives {given}, takes {taken}")
+        raise ValueError(
+            f"the program takes {inputs} and gives {outputs}; the host part gives {given} and takes {taken}"
+        )
     if bool(program.parameters) != bool(host.masks):
-        raise ValueError("the program and PyTorch's part differ in whether there are masks")
+        raise ValueError("of the program and the host part, only one has masks")
 
 
-def _of_padding(said: Json, parts: Sequence[Part]) -> CallPadding:
+def _of_padding(described: Json, parts: Sequence[Part]) -> CallPadding:
     from ...rsnlib.saved_host import of_described, of_parameters
 
-    dims = [KINDS[kind](*sizes, exact=bool(exact)) for kind, sizes, exact in said["dims"]]
-    shapes = {name: {axis: dims[i] for axis, i in axes} for name, axes in said["shapes"].items()}
-    example = {name: of_described(x) for name, x in said["example"]}
+    dims = [KINDS[kind](*sizes, exact=bool(exact)) for kind, sizes, exact in described["dims"]]
+    shapes = {name: {axis: dims[i] for axis, i in axes} for name, axes in described["shapes"].items()}
+    example = {name: of_described(x) for name, x in described["example"]}
     if len(parts) != prod(len(dim.sizes) for dim in dims):
         raise ValueError(f"{len(parts)} programs, which are not one for each choice of its sizes")
-    arguments = Arguments(of_parameters(said["signature"]), example, shapes)
+    arguments = Arguments(of_parameters(described["signature"]), example, shapes)
     if arguments.dims != tuple(dims):
         raise ValueError("its dimensions are not those of its arguments")
-    padding = CallPadding(arguments, said["masks"])
-    padding.least = {dims[i]: int(n) for i, n in said["least"]}
-    for sizes, cuts in said["cuts"]:
+    padding = CallPadding(arguments, described["masks"])
+    padding.least = {dims[i]: int(n) for i, n in described["least"]}
+    for sizes, cuts in described["cuts"]:
         padding.cuts[tuple(sizes)] = [None if cut is None else _of_cut(cut, len(dims)) for cut in cuts]
     for part in parts:
         if len(part.sizes) != len(dims) or any(n not in d.sizes for n, d in zip(part.sizes, dims, strict=True)):
-            raise ValueError(f"a program for {part.sizes}, which are none of its sizes")
+            raise ValueError(f"a program is for sizes {part.sizes}, which its dimensions do not have")
         results = part.host.interface.result_structure.num_leaves
         if len(padding.cuts.get(part.sizes) or range(results)) != results:
             raise ValueError(f"the program for {part.sizes} has {results} results, and others are cut")
     return padding
 
 
-def _of_borders(said: Json, parts: Sequence[Part]) -> Borders | None:
+def _of_borders(described: Json, parts: Sequence[Part]) -> Borders | None:
     from ...rsnlib.precision import HALVES, Borders
 
-    if said is None:
+    if described is None:
         return None
 
     def dtypes(names: Sequence[str | None]) -> tuple[str | None, ...]:
         if any(name is not None and name not in HALVES for name in names):
-            raise ValueError(f"{names} are no types of half precision")
+            raise ValueError(f"{names} are not all data types of half precision")
         return tuple(names)
 
-    results = None if said["results"] is None else dtypes(said["results"])
+    results = None if described["results"] is None else dtypes(described["results"])
     if results is not None and any(p.host.interface.result_structure.num_leaves != len(results) for p in parts):
-        raise ValueError(f"types of {len(results)} results, of which there are others")
-    arguments = {name: dtypes(of) for name, of in said["arguments"].items()}
-    return Borders(dtypes(said["weights"]), arguments, results, dtypes([said["usual"]])[0])
+        raise ValueError(f"it has data types for {len(results)} results; a program has another number of results")
+    arguments = {name: dtypes(of) for name, of in described["arguments"].items()}
+    return Borders(dtypes(described["weights"]), arguments, results, dtypes([described["usual"]])[0])
 
 
-def _of_cut(said: Json, dims: int) -> Cut:
-    cut = Cut(tuple(tuple(Factor(size, dim, offset, every) for size, dim, offset, every in axis) for axis in said))
+def _of_cut(described: Json, dims: int) -> Cut:
+    cut = Cut(tuple(tuple(Factor(size, dim, offset, every) for size, dim, offset, every in axis) for axis in described))
     for factor in (factor for axis in cut.axes for factor in axis):
         if factor.dim is not None and not 0 <= factor.dim < dims:
-            raise ValueError(f"a result follows dimension {factor.dim} of {dims}")
+            raise ValueError(f"a result depends on dimension {factor.dim}; there are {dims}, from 0")
         if min(factor.size, factor.every) < 1:
-            raise ValueError("a factor of an axis without size")
+            raise ValueError("an axis of a result has a factor below 1")
     return cut

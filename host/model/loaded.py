@@ -1,4 +1,4 @@
-"""`rsn.load`: a model from a file, without the code that it was made of."""
+"""`rsn.load`: runs a model from its file, without the code of the model."""
 
 from __future__ import annotations
 
@@ -37,22 +37,21 @@ def load(
     board: str | Callable[[], Board] = "sim",
     xclbin: str | os.PathLike[str] | None = None,
 ) -> Loaded:
-    """A model that `save(path)` wrote, ready to be called or served.
+    """Load a model that `save(path)` wrote; it can then be called or served.
 
-    It needs PyTorch, for what the machine does not run, but neither the model's code nor `transformers`. board: a name,
-    or what opens one; xclbin: what a real one loads. Weights stay in the file until they are used.
+    board: the name of a board, or a function that opens one. xclbin: path of the bitstream for a real board. PyTorch is
+    needed for the host part; the model's code and `transformers` are not. Weights stay in the file until they are used.
 
-    Raises `ContainerError`, naming the file, for one that is cut short, altered, or of another version. Nothing that a
-    file holds is executed: it names operators of PyTorch, and classes of results, which are looked for in modules that
-    the process has imported already and in `transformers`.
+    Raises `ContainerError`, naming the file, if it is cut short, altered, or of another format. Nothing in the file is
+    executed: it names PyTorch operators, and classes of results, which are looked up only in modules that the process
+    has already imported and in `transformers`.
     """
     return Loaded(read(path), board, xclbin)
 
 
 class Loaded(Closing):
-    """A model from a file. Call it as the model: it returns what the model returns, of its class where that can be
-    imported, of one with the same fields otherwise. Calls may come from any thread; the board is opened by the first.
-    """
+    """A model from a file. Call it as the model; it returns what the model returns, of the model's class if that can be
+    imported, else of a class with the same fields. Any thread may call it. The first call opens the board."""
 
     def __init__(self, saved: Saved, board: str | Callable[[], Board], xclbin: str | os.PathLike[str] | None) -> None:
         self._saved, self._board, self._xclbin = saved, board, xclbin
@@ -60,45 +59,51 @@ class Loaded(Closing):
         self._opened: dict[int, Runner] | None = None
         self._turn = threading.Lock()
         self.last_run: Run | None = None
-        """What the most recent call took on the machine."""
+        """Time, traffic and utilization of the latest call's run; None before the first call."""
         forget_in_children(self)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Host part, machine, host part. Raises `TensorError` for arguments that differ from the example's in shape or
-        dtype, for sizes beyond those that there are programs for, and for an attention mask that is no prefix."""
+        """Run the host part before the machine, the machine, and the host part behind it.
+
+        Raises `TensorError` for arguments whose shape or dtype differs from the example's, for sizes larger than those
+        of all programs, and for an attention mask that does not hide a suffix of each sequence.
+        """
         asked = self._asked(args, kwargs)
         result = self._runners()[asked.group].run(asked.inputs, asked.parameters)
         self.last_run = result.run
         return asked.finish(result.outputs)
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """The same as a call, under the name that a module has for it."""
+        """The same as a call, under the name that modules have for it."""
         return self(*args, **kwargs)
 
     def server(self, serving: Serving | None = None, *, metrics: Metrics | None = None, name: str = "rsn") -> Server:
-        """This model as a server, with a board of its own: requests wait in its queue and share runs. serving: how they
-        wait, and what happens when the board fails. metrics: where to count, under `name`. Raises `BoardError`."""
+        """Return a server of this model with a board of its own. Requests wait in its queue and share runs.
+
+        serving: how requests queue, and what happens when the board fails. metrics: where to count requests, under
+        `name`. Raises `BoardError`.
+        """
         opened = self._open(serving or Serving(), metrics, name)
         return Server(opened, self._asked_by_name, name, self.arguments, self.sizes)
 
     @property
     def programs(self) -> dict[tuple[int, ...], Program]:
-        """By the sizes that they are for, in the order of `dims`; () for a model of one size."""
+        """The programs by the sizes that they are for, in the order of `dims`; under () for a model of one size."""
         return {part.sizes: part.program for part in self._saved.parts}
 
     @property
     def dims(self) -> tuple[Dim, ...]:
-        """Those whose sizes calls choose."""
+        """The dimensions whose sizes calls choose."""
         return () if self._saved.padding is None else self._saved.padding.arguments.dims
 
     @property
     def sizes(self) -> dict[str, tuple[int, ...]]:
-        """By what a dimension is called, the sizes that there are programs for."""
+        """The sizes that there are programs for, by the name of the dimension."""
         return {name: dim.sizes for name, dim in zip(self._dim_names, self.dims, strict=True)}
 
     @property
     def arguments(self) -> tuple[Argument, ...]:
-        """The tensors that calls give."""
+        """The tensors that a call takes."""
         padding = self._saved.padding
         if padding is None:
             return tuple(
@@ -117,20 +122,20 @@ class Loaded(Closing):
 
     @property
     def device(self) -> torch.device:
-        """Where arguments and results are: the CPU."""
+        """The device of arguments and results: the CPU."""
         import torch
 
         return torch.device("cpu")
 
     def close(self) -> None:
-        """Give the board back. Servers have their own."""
+        """Release the board. Servers have boards of their own, which stay open."""
         with self._turn:
             opened, self._opened = self._opened or {}, None
         for runner in opened.values():
             runner.close()
 
     def forget(self) -> None:
-        """In a forked process: the board that is open is the parent's, and the next call opens another one."""
+        """In a forked child: the open board belongs to the parent; the next call opens another one."""
         self._turn, self._opened = threading.Lock(), None
 
     def __repr__(self) -> str:
@@ -140,7 +145,7 @@ class Loaded(Closing):
 
     @property
     def _dim_names(self) -> list[str]:
-        """What the dimensions are called: by what they are, with a number from the second of a kind on."""
+        """The names of the dimensions: "batch" or "length", numbered from the second of a kind on."""
         names: list[str] = []
         for dim in self.dims:
             same = sum(name.rstrip("0123456789") == dim.what for name in names)
@@ -154,7 +159,7 @@ class Loaded(Closing):
             return self._opened
 
     def _open(self, serving: Serving, metrics: Metrics | None, name: str) -> dict[int, Runner]:
-        """A runner for each group of programs that have the same weights, by the number of its first program."""
+        """Open a runner for each group of programs with the same weights, by the index of the group's first program."""
         opened: dict[int, Runner] = {}
         try:
             for first in dict.fromkeys(self._saved.same):
@@ -175,7 +180,8 @@ class Loaded(Closing):
         return opened
 
     def _asked_by_name(self, inputs: Mapping[str, Any]) -> Asked:
-        """For a server: what the model takes in half precision may be given in float32, which JSON is read to."""
+        """Prepare a server's request. Arguments that the model takes in half precision may come as float32, which is
+        what JSON gives."""
         if self._saved.borders is None:
             return self._asked((), dict(inputs))
         from ...rsnlib.precision import widened_example
@@ -183,8 +189,11 @@ class Loaded(Closing):
         return self._asked((), widened_example(dict(inputs)), True)
 
     def _asked(self, args: tuple[Any, ...], kwargs: dict[str, Any], is_widened: bool = False) -> Asked:
-        """What the machine is asked for a call, and what makes the model's result of its answer. is_widened: what the
-        model takes in half precision is given in float32."""
+        """Prepare a call: the machine's inputs, and the function that computes the model's result from the machine's
+        outputs.
+
+        is_widened: arguments that the model takes in half precision are already float32.
+        """
         padding, borders = self._saved.padding, self._saved.borders
         if borders is not None and not is_widened:
             args, kwargs = borders.widened(self._signature, args, kwargs)
@@ -214,8 +223,9 @@ class Loaded(Closing):
         return self._saved.parts[0].host.interface.signature if padding is None else padding.arguments.signature
 
     def _sequences(self, part: Part, call: Fitted) -> int:
-        """How many of the network's sequences belong to the call. Those behind them are copies, where the batch is the
-        network's: in each program, and in programs for several batches."""
+        """Return how many of the network's sequences belong to the call. The others are padding, copies of the last
+        one, and need not run: so it is where the batch of each program is the network's own and programs have several
+        batch sizes."""
         batches = [i for i, dim in enumerate(self.dims) if isinstance(dim, Batch)]
         if len(batches) != 1:
             return part.host.batch
@@ -230,14 +240,14 @@ class Loaded(Closing):
 
 @contextmanager
 def _typed() -> Iterator[None]:
-    """Raises `TensorError` for what PyTorch refuses, such as a token number that its table has not."""
+    """Raise `TensorError` for what PyTorch refuses, such as a token id beyond its embedding table."""
     try:
         yield
     except RsnError:
         raise
     except (ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError, ValueError) as e:
         message = str(e).strip().partition("\n")[0]
-        raise TensorError(f"PyTorch's part cannot run with these arguments: {message}") from e
+        raise TensorError(f"the host part (PyTorch) cannot run with these arguments: {message}") from e
 
 
 def _argument(name: str, x: torch.Tensor, dims: Mapping[int, str] | None = None) -> Argument:

@@ -1,4 +1,4 @@
-"""Serving: how requests wait, share runs, and are answered. The runner (`rsn.host.runner`) joins these parts."""
+"""Serving: how requests queue, share runs, and are answered. The runner (`rsn.host.runner`) joins these parts."""
 
 from .health import Health, State
 from .policy import ALONE, QueueFull, RequestTimeout, Serving

@@ -1,4 +1,4 @@
-"""The arguments of a served model: what each takes, and the message where a call does not fit."""
+"""The arguments of a served model: what each takes, and the errors of calls that do not fit."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from ..tensors import shown
 class Argument:
     """A tensor that the model's forward takes.
 
-    dtype: as NumPy names it: int64, float32, bool, ... shape: for each dimension its size, or the name of a size that
+    dtype: NumPy's name, such as int64, float32 or bool. shape: for each dimension its size, or the name of a size that
     calls choose, such as "batch" or "length".
     """
 
@@ -22,12 +22,12 @@ class Argument:
     shape: tuple[int | str, ...]
 
     def __str__(self) -> str:
-        """As messages show it, for example `input_ids: int64 (batch, length)`."""
+        """Return the argument as messages show it, for example `input_ids: int64 (batch, length)`."""
         return f"{shown(self.name)}: {self.dtype} ({', '.join(map(str, self.shape))})"
 
 
 def check_names(arguments: Sequence[Argument], given: Iterable[str]) -> None:
-    """Raises `TensorError` that names an unknown or missing argument."""
+    """Raise `TensorError`, naming the argument, if one is unknown or missing."""
     known, names = {a.name for a in arguments}, set(given)
     takes = ", ".join(shown(a.name) for a in arguments) or "no arguments"
     if unknown := names - known:

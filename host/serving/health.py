@@ -1,4 +1,4 @@
-"""What a load balancer asks a runner."""
+"""The health of a runner, for load balancers."""
 
 from __future__ import annotations
 
@@ -8,18 +8,22 @@ from enum import StrEnum
 
 
 class State(StrEnum):
+    """Whether requests are being answered."""
+
     READY = "ready"
+    """Requests are answered."""
     DEGRADED = "degraded"
-    """The board has failed and is open again, but no run has ended well since."""
+    """The board failed and was reopened, but no run has succeeded since."""
     FAILING = "failing"
     """The board is down. Requests wait, or are answered with its error."""
     CLOSED = "closed"
+    """The runner was closed."""
 
 
 @dataclass(frozen=True)
 class Health:
-    """error: of the latest failure of the board, which stays when the state is ready again. since: when the state
-    began, seconds of `time.time`. failures: of the board, since the runner began."""
+    """The state of a runner. error: of the latest failure of the board; it stays when the state is ready again. since:
+    when the state began, in seconds of `time.time`. failures: how often the board failed since the runner was made."""
 
     state: State = State.READY
     error: str | None = None
@@ -27,7 +31,9 @@ class Health:
     failures: int = 0
 
     def to(self, state: State) -> Health:
+        """Return the health in another state, which begins now."""
         return self if state is self.state else replace(self, state=state, since=time.time())
 
     def failed(self, error: Exception) -> Health:
+        """Return the health after a failure of the board, which begins now."""
         return replace(self.to(State.FAILING), error=f"{type(error).__name__}: {error}", failures=self.failures + 1)

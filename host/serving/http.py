@@ -1,4 +1,4 @@
-"""A model behind HTTP, in JSON: the ASGI application, and one process that serves it (docs/serving.md).
+"""A model behind HTTP, in JSON: the ASGI application, and a process that serves it (docs/serving.md).
 
 Needs starlette and uvicorn (the extra `serve`).
 """
@@ -42,11 +42,14 @@ if TYPE_CHECKING:
 log = logging.getLogger("rsn.http")
 
 LIMIT_BYTES = 64 << 20
+"""Bytes of a request's body."""
 TIMEOUT_S = 60.0
+"""Seconds of a request."""
 THREADS = 8
-"""Read bodies, ask, and write answers, so that the event loop is free for health checks."""
+"""Threads that parse bodies, submit requests and write answers, so that the event loop stays free for health checks."""
 LINGER_S = 2.0
-"""So long a body that is too large is read and dropped: a client that still sends does not see the answer."""
+"""Seconds for which a body that is too large is read and dropped: a client that is still sending does not read the
+answer."""
 STATUS: tuple[tuple[type[RsnError], int], ...] = (
     (NotJson, 400),
     (NotTheForm, 422),
@@ -56,10 +59,11 @@ STATUS: tuple[tuple[type[RsnError], int], ...] = (
     (BoardError, 503),
     (RsnError, 500),
 )
+"""HTTP status codes by error; the first class that fits counts."""
 
 
 class Server(Protocol):
-    """A model that answers calls. Its methods may be called from any thread."""
+    """A model that answers calls. Any thread may call its methods."""
 
     @property
     def name(self) -> str: ...
@@ -69,22 +73,25 @@ class Server(Protocol):
 
     @property
     def sizes(self) -> Mapping[str, tuple[int, ...]]:
-        """By the name of a dimension, the sizes that the model was compiled for."""
+        """The sizes that the model was compiled for, by the name of the dimension."""
 
     @property
     def health(self) -> Health: ...
 
     def ask(self, inputs: Mapping[str, Any], *, timeout: float | None = None, wait: float | None = None) -> Future[Any]:
-        """inputs: by argument, as the form reads them: NumPy arrays. timeout: seconds until the answer is
-        `RequestTimeout`. wait: seconds for room in the queue. Raises `TensorError` for inputs that do not fit, and
-        `QueueFull`; the future has the model's result, or `RequestTimeout`, `BoardError` or another `RsnError`."""
+        """Queue a call, and return the future of its result.
+
+        inputs: by argument, as the body format reads them, which are NumPy arrays. timeout: seconds until the future
+        fails with `RequestTimeout`. wait: seconds to wait for a place in a full queue. Raises `TensorError` for inputs
+        that do not fit, and `QueueFull`; the future may fail with `RequestTimeout`, `BoardError` or another `RsnError`.
+        """
 
     def close(self) -> None:
-        """Finish what was asked, and give the board back."""
+        """Finish the submitted calls, and release the board."""
 
 
 class _TooLarge(Exception):
-    """The body of a request."""
+    """The body of a request is too large."""
 
 
 class _Gone(Exception):
@@ -99,11 +106,12 @@ def application(
     timeout_s: float = TIMEOUT_S,
     limit_bytes: int = LIMIT_BYTES,
 ) -> Any:
-    """The ASGI application. It does not close the server.
+    """Return the ASGI application of a server. It does not close the server.
 
-    form: of bodies; without, `http_json.Tensors`. registry: whose figures /metrics shows; without, there is no such
-    path. timeout_s: the most seconds that a request may wait and run; also for its body to arrive. limit_bytes: of a
-    body. Raises `UnsupportedError` for an argument whose dtype JSON cannot hold.
+    form: the format of bodies, by default `http_json.Tensors`. registry: the Prometheus registry that /metrics shows;
+    without one there is no such path. timeout_s: the most seconds for a request to wait and run, and for its body to
+    arrive. limit_bytes: the most bytes of a body. Raises `UnsupportedError` for an argument whose dtype JSON cannot
+    represent.
     """
     form = form or Tensors(server.arguments)
     return _Service(server, form, registry, timeout_s, limit_bytes).application()
@@ -179,7 +187,7 @@ class _Service:
             gone.cancel()
 
     async def _body(self, request: Any) -> bytes:
-        """Raises `_TooLarge`, as soon as that is known."""
+        """Read a request's body. Raises `_TooLarge` as soon as the size is known."""
         declared = request.headers.get("content-length", "0")
         if declared.isdecimal() and int(declared[:20]) > self._limit:
             raise _TooLarge
@@ -192,7 +200,8 @@ class _Service:
         return b"".join(chunks)
 
     async def _result(self, body: bytes, gone: asyncio.Task[None]) -> bytes:
-        """gone: is done when the client has disconnected."""
+        """Submit a request, and return its answer's body. gone: a task that is done when the client has
+        disconnected."""
         loop = asyncio.get_running_loop()
         asked = asyncio.wrap_future(await loop.run_in_executor(self._threads, self._ask, body, gone))
         try:
@@ -200,7 +209,7 @@ class _Service:
             if not asked.done():
                 raise _Gone
         finally:
-            asked.cancel()  # also what the server has queued; nothing to what is done
+            asked.cancel()  # also in the server's queue; no effect if it is done
         if asked.cancelled():
             raise BoardError("the server was closed")
         return await loop.run_in_executor(self._threads, self._form.write, asked.result())
@@ -210,7 +219,7 @@ class _Service:
         if gone.done():
             raise _Gone
         timeout = min(question.timeout or self._timeout_s, self._timeout_s)
-        # no waiting for room: a balancer may have another server
+        # no waiting for a place in the queue: a load balancer may try another server
         return self._server.ask(question.inputs, timeout=timeout, wait=0.0)
 
 
@@ -235,20 +244,21 @@ def _error(status: int, message: str, headers: Mapping[str, str] | None = None) 
 
 
 def _refused(request: Any, error: Any) -> Any:
-    """A path or method that is not there."""
+    """Answer a request for an unknown path or method."""
     if error.status_code == 405:
         allowed = ", ".join(sorted(error.headers["Allow"].split(", ")))
         return _error(405, f"this path takes {allowed}", {"allow": allowed})
-    return _error(error.status_code, "nothing is at this path; GET / describes the model, POST / asks it")
+    return _error(error.status_code, "unknown path; GET / describes the model, POST / runs it")
 
 
 def _failed(request: Any, error: Exception) -> Any:
-    """Starlette raises the error again after this answer, and the ASGI server logs it with its traceback."""
+    """Answer after an unexpected error. Starlette raises the error again, and the ASGI server logs it with its
+    traceback."""
     return _error(500, "internal error")
 
 
 def _too_large(message: str, waits: bool) -> Any:
-    """An answer that a client gets although it still sends. waits: it sends nothing until it is told to."""
+    """Answer a client that may still be sending its body. waits: it sends nothing until it gets a 100 (Continue)."""
 
     async def respond(scope: Any, receive: Callable[[], Awaitable[dict[str, Any]]], send: Send) -> None:
         response = _error(413, message, {"connection": "close"})
@@ -267,8 +277,8 @@ def _too_large(message: str, waits: bool) -> Any:
 
 
 def listener(host: str, port: int) -> socket.socket:
-    """A socket with this address, which takes no connections yet. port: 0 for a free one. Raises `BoardError` where the
-    address is taken or no address of this machine."""
+    """Return a socket bound to this address, which does not listen yet. port: 0 for any free one. Raises `BoardError`
+    if the address is in use or is not one of this machine."""
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(
             host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
@@ -290,17 +300,19 @@ def _no_address(host: str, port: int, error: Exception) -> BoardError:
 
 
 def serve(app: Any, sock: socket.socket, *, ready: Callable[[str], None], timeout_s: float = TIMEOUT_S) -> None:
-    """Serve in this process until SIGTERM or SIGINT, and answer what is under way then; a second SIGINT ends that.
+    """Serve in this process until SIGTERM or SIGINT, then answer the requests under way and return; a second SIGINT
+    ends at once.
 
-    sock: of `listener`; it is closed in the end. ready: called with the URL when connections are taken. timeout_s: as
-    for `application`. Must run in the main thread. Raises `BoardError` where the address is taken, and `MissingError`.
+    sock: from `listener`; it is closed at the end. ready: called with the URL when connections are accepted. timeout_s:
+    as for `application`. Must run in the main thread. Raises `BoardError` if the address is in use, `MissingError`
+    without uvicorn.
     """
     require("uvicorn", "serving over HTTP", "pip install starlette uvicorn")
     import uvicorn
 
     if threading.current_thread() is not threading.main_thread():
         raise RuntimeError("serve handles signals, which only the main thread can")
-    # Ends idle connections at once. Requests end by their time-outs; a few seconds more for their answers to be sent.
+    # Idle connections end at once. Requests end by their timeouts; 5 s more are for sending their answers.
     config = uvicorn.Config(
         app, log_config=None, access_log=False, server_header=False, lifespan="off", ws="none",
         timeout_graceful_shutdown=math.ceil(timeout_s) + 5,
@@ -310,7 +322,7 @@ def serve(app: Any, sock: socket.socket, *, ready: Callable[[str], None], timeou
     def stop(number: int, frame: object) -> None:
         running.should_exit = True
 
-    # uvicorn has handlers of its own while it runs. At its end it raises the signals again, for those before: these.
+    # While it runs, uvicorn has its own handlers; at its end it raises the signals again for the handlers set before.
     before = {number: signal.signal(number, stop) for number in (signal.SIGINT, signal.SIGTERM)}
     host, port = sock.getsockname()[:2]
     try:

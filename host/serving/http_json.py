@@ -1,7 +1,7 @@
-"""JSON bodies of the HTTP interface: a request to NumPy arrays, a model's result to text.
+"""JSON bodies of the HTTP interface: from a request to NumPy arrays, from a model's result to text.
 
-Both run in threads beside an event loop. They work in steps of Python bytecode, never in one long call into C, which
-would hold the interpreter's lock and with it the loop.
+Both run in threads beside an event loop. They work in short steps, never in one long call into C, which would hold the
+interpreter's lock and stop the loop.
 """
 
 from __future__ import annotations
@@ -25,48 +25,50 @@ Tensor = npt.NDArray[np.generic]
 CHUNK = 1 << 16
 """Elements that one call into C converts."""
 LONGEST_INTEGER = 4000
-"""Digits; Python refuses to convert 4300 and more. A longer one fits no dtype, as a float it is infinite."""
+"""Digits that are parsed as an integer: Python refuses 4300 and more. A longer number fits no dtype; it is parsed as a
+float, and is infinite."""
 FORM = '{"inputs": {"NAME": [...], ...}, "timeout_s": SECONDS}; timeout_s may be left out'
+"""The format of a body, for messages."""
 KINDS: Mapping[str, tuple[frozenset[type], str]] = {
     "b": (frozenset({bool}), "true or false"),
     "i": (frozenset({int}), "a whole number without fraction and exponent"),
     "u": (frozenset({int}), "a whole number without fraction and exponent"),
     "f": (frozenset({int, float}), "a number"),
 }
-"""By a dtype's kind: the Python types of JSON values that become it, and what they are called."""
+"""By a dtype's kind: the Python types of the JSON values that become it, and their name in messages."""
 
 
 class NotJson(RsnError, ValueError):
-    """The body is no JSON text in UTF-8."""
+    """The body is not JSON text in UTF-8."""
 
 
 class NotTheForm(RsnError, ValueError):
-    """JSON, but no request."""
+    """The body is JSON, but not a request."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Question:
-    """A request. inputs: what the server is asked. timeout: seconds, None where it does not say."""
+    """A parsed request. inputs: by argument. timeout: seconds, None if the request has none."""
 
     inputs: Mapping[str, Any]
     timeout: float | None
 
 
 class Form(Protocol):
-    """What the bodies of requests and of answers are. Its methods are called from any thread."""
+    """The format of the bodies of requests and answers. Any thread may call its methods."""
 
     def read(self, body: bytes) -> Question:
-        """Raises `NotJson`, `NotTheForm`, and `TensorError`."""
+        """Parse a request's body. Raises `NotJson`, `NotTheForm`, and `TensorError`."""
 
     def write(self, result: Any) -> bytes:
-        """A model's result, in JSON. Raises `UnsupportedError`."""
+        """Return a model's result as JSON. Raises `UnsupportedError`."""
 
 
 class Tensors:
-    """The form for any model: its arguments by name, and its result."""
+    """The body format for any model: the arguments by name, and the result."""
 
     def __init__(self, arguments: Sequence[Argument]) -> None:
-        """Raises `UnsupportedError` for an argument whose dtype JSON cannot hold."""
+        """Raises `UnsupportedError` for an argument whose dtype JSON cannot represent."""
         for argument in arguments:
             dtype_of(argument)
         self._arguments = tuple(arguments)
@@ -82,8 +84,11 @@ class Tensors:
 
 
 def read_question(body: bytes, arguments: Sequence[Argument]) -> Question:
-    """Raises `NotJson`, `NotTheForm`, and `TensorError` that names the argument that does not fit. Sizes are the
-    server's business: an argument has the dtype and the number of dimensions that it should have, no more."""
+    """Parse the body of a request into an array for each argument.
+
+    Each array has the argument's dtype and number of dimensions; the server checks the sizes. Raises `NotJson`,
+    `NotTheForm`, and `TensorError` naming the argument that does not fit.
+    """
     inputs, timeout = read_fields(body, "inputs", FORM)
     if not isinstance(inputs, dict):
         raise NotTheForm(f'"inputs" is {kind_of(inputs)}, not an object with the arguments by name')
@@ -92,14 +97,17 @@ def read_question(body: bytes, arguments: Sequence[Argument]) -> Question:
 
 
 def read_fields(body: bytes, name: str, form: str) -> tuple[Any, float | None]:
-    """Of an object of JSON, the member `name` and "timeout_s", which may be left out; there may be no others. form:
-    what the body should be, for messages. Raises `NotJson` and `NotTheForm`."""
+    """Parse a JSON object with the member `name` and, optionally, "timeout_s". Returns both; the timeout in seconds, or
+    None.
+
+    form: what the body should be, for messages. Raises `NotJson` and `NotTheForm`, also for any other member.
+    """
     fields = _parsed(body)
     if not isinstance(fields, dict):
         raise NotTheForm(f"the body is {kind_of(fields)}; it should be {form}")
     for other in fields:
         if other not in (name, "timeout_s"):
-            raise NotTheForm(f"the body has {_quoted(other)}, which means nothing; it should be {form}")
+            raise NotTheForm(f"the body has the unknown name {_quoted(other)}; it should be {form}")
     if name not in fields:
         raise NotTheForm(f'the body has no "{name}"; it should be {form}')
     timeout = fields.get("timeout_s")
@@ -130,11 +138,11 @@ def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     if len(found) < len(pairs):
         counted = Counter(name for name, _ in pairs)
         twice = next(name for name, n in counted.items() if n > 1)
-        raise NotTheForm(f"the name {_quoted(twice)} is there twice in one object")
+        raise NotTheForm(f"an object has the name {_quoted(twice)} twice")
     return found
 
 
-# Functions of Python, although `float` alone would do: at their calls other threads get their turn.
+# Python functions, although `float` itself would do: the interpreter lets other threads run between their calls.
 
 
 def _integer(digits: str) -> int | float:
@@ -144,19 +152,20 @@ def _integer(digits: str) -> int | float:
 def _float(digits: str | float) -> float:
     try:
         return float(digits)
-    except OverflowError:  # a whole number
+    except OverflowError:  # from an int
         return math.inf
 
 
 def _no_constant(word: str) -> Any:
-    raise NotJson(f"the body is not JSON: {word} is no number of JSON")
+    raise NotJson(f"the body is not JSON: JSON has no {word}")
 
 
 def read_array(argument: Argument, value: Any) -> Tensor:
-    """A value of JSON as an array of the argument's dtype and number of dimensions.
+    """Convert a JSON value to an array of the argument's dtype and number of dimensions.
 
-    A float is rounded to the dtype, as every decimal fraction is; what would become infinite is refused. Raises
-    `TensorError` that names the argument, and the place in it."""
+    Floats are rounded to the dtype. Raises `TensorError`, naming the argument and the position in it, for a value of
+    another type or shape, and for one that would become infinite.
+    """
     dtype = dtype_of(argument)
     flat, shape = _flattened(argument, value)
     array = np.empty(len(flat), dtype)
@@ -166,7 +175,7 @@ def read_array(argument: Argument, value: Any) -> Tensor:
 
 
 def dtype_of(argument: Argument) -> np.dtype[np.generic]:
-    """Raises `UnsupportedError` for a dtype whose values JSON has not."""
+    """Return the NumPy dtype of an argument. Raises `UnsupportedError` for one whose values JSON cannot represent."""
     try:
         dtype: np.dtype[np.generic] = np.dtype(argument.dtype)
     except TypeError:
@@ -177,7 +186,7 @@ def dtype_of(argument: Argument) -> np.dtype[np.generic]:
 
 
 def _flattened(argument: Argument, value: Any) -> tuple[list[Any], tuple[int, ...]]:
-    """All elements in order, and the shape. After an empty list the sizes are 0."""
+    """Return all elements of nested lists in order, and the shape. Sizes behind an empty list are 0."""
     level: list[Any] = [value]
     shape: tuple[int, ...] = ()
     for depth in range(len(argument.shape), 0, -1):
@@ -193,7 +202,7 @@ def _flattened(argument: Argument, value: Any) -> tuple[list[Any], tuple[int, ..
 
 
 def _convert(argument: Argument, values: list[Any], into: Tensor, at: int, shape: tuple[int, ...]) -> None:
-    """at: the number of the first of the values, for messages."""
+    """Convert values into a part of the array. at: index of the first of them, for messages."""
     types, wanted = KINDS[into.dtype.kind]
     if not types.issuperset(map(type, values)):
         i = next(i for i, v in enumerate(values) if type(v) not in types)
@@ -217,19 +226,20 @@ def _fits(value: float, dtype: np.dtype[np.generic]) -> bool:
 
 
 def _wrong(argument: Argument, number: int, shape: tuple[int, ...], value: Any, wanted: str) -> TensorError:
-    """number: of the value among all of its level, whose sizes are in shape."""
+    """Return the error for one value. number: its index among all values of its level of lists; shape: the sizes of
+    that level."""
     place = "".join(f"[{i}]" for i in np.unravel_index(number, shape)) if shape else ""
     return TensorError(f"{shown(argument.name)}{place} is {value_of(value)}; it should be {wanted} ({argument})")
 
 
 def value_of(value: Any) -> str:
-    """Of JSON, in a message."""
+    """Return a JSON value as a message shows it."""
     if type(value) in (list, dict) or value is None or type(value) is bool:
         return kind_of(value)
     if isinstance(value, int) and abs(value) >= 10**LONGEST_SHOWN:
-        return "a whole number of more than 100 digits"
+        return "an integer of more than 100 digits"
     if isinstance(value, float) and math.isinf(value):
-        return "a number beyond all floats"
+        return "a number too large for a float"
     return _quoted(value) if isinstance(value, str) else repr(value)
 
 
@@ -238,7 +248,7 @@ def _quoted(text: str) -> str:
 
 
 def kind_of(value: Any) -> str:
-    """Of a value of JSON, in a message."""
+    """Return the kind of a JSON value as a message shows it."""
     match value:
         case None:
             return "null"
@@ -257,17 +267,17 @@ def kind_of(value: Any) -> str:
 
 
 def write_json(value: Any) -> bytes:
-    """A model's result as JSON, in ASCII.
+    """Return a model's result as JSON, in ASCII.
 
-    Mappings, dataclasses and named tuples become objects, with their fields in their order; lists and tuples lists;
-    tensors (of NumPy or PyTorch) nested lists. Floats keep every bit. NaN and infinities, which JSON has not, become
-    null. Raises `UnsupportedError` for what JSON cannot hold.
+    Mappings, dataclasses and named tuples become objects, with their fields in order; lists and tuples become lists;
+    tensors of NumPy or PyTorch become nested lists. Floats keep every bit. NaN and infinities, which JSON does not
+    have, become null. Raises `UnsupportedError` for a value that JSON cannot represent.
     """
     return "".join(_written(value, "")).encode()
 
 
 def _written(value: Any, name: str) -> Iterator[str]:
-    """name: of the value, for messages."""
+    """Yield the JSON text of a value in pieces. name: of the value, for messages."""
     if value is None or isinstance(value, bool | int):
         yield json.dumps(value)
     elif isinstance(value, float):
@@ -297,7 +307,9 @@ def _members(members: Any, name: str) -> Iterator[str]:
     yield "{"
     for key, value in members:
         if not isinstance(key, str | int) or str(key) in seen:
-            raise UnsupportedError(f"{shown(name)}: {shown(repr(key))} cannot be a name in an object of JSON")
+            raise UnsupportedError(
+                f"{shown(name)}: {shown(repr(key))} cannot be a name in a JSON object, or is there twice"
+            )
         yield "," if seen else ""
         seen.add(str(key))
         yield f"{_text(str(key))}:"
@@ -306,7 +318,7 @@ def _members(members: Any, name: str) -> Iterator[str]:
 
 
 def _elements(tensor: Any, name: str) -> Iterator[str]:
-    """Of a tensor, some rows at a time."""
+    """Yield the JSON text of a tensor, some rows at a time."""
     row = math.prod(tensor.shape[1:])
     if row * (tensor.shape[0] if tensor.shape else 1) <= CHUNK:
         yield _numbers(tensor.tolist(), tensor, name)
@@ -338,5 +350,5 @@ def _finite(values: Any) -> Any:
 
 
 def _text(text: str) -> str:
-    """A string of JSON. A surrogate without its pair is no character, and many readers refuse it: it becomes U+FFFD."""
+    """Return a JSON string. Half a surrogate pair is not a character, and many readers refuse it: it becomes U+FFFD."""
     return json.dumps(text.encode("utf-16", "surrogatepass").decode("utf-16", "replace"))

@@ -1,4 +1,4 @@
-"""A runner's figures for Prometheus. Needs prometheus-client (the extra `serve`)."""
+"""Metrics of runners for Prometheus. Needs prometheus-client (the extra `serve`)."""
 
 from __future__ import annotations
 
@@ -12,17 +12,20 @@ try:
     from prometheus_client import REGISTRY, CollectorRegistry, Counter, Enum, Gauge, Histogram
 except ImportError:
     raise MissingError(
-        "metrics of a runner take prometheus_client, which is not installed: pip install prometheus-client"
+        "metrics of a runner need prometheus_client, which is not installed: pip install prometheus-client"
     ) from None
 
 SECONDS = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0, 60.0)
+"""Bounds of histogram buckets for times."""
 SHARES = (0.125, 0.25, 0.375, 0.5, 0.625, 0.75, 0.875, 1.0)
+"""Bounds of histogram buckets for shares."""
 OUTCOMES = ("ok", "error", "timeout", "cancelled", "full")
+"""How a request may end."""
 
 
 class Metrics:
-    """The figures of all runners of a registry. Their only labels are the runner's name, which its owner chooses, and
-    words of ours: nothing that a request or a file holds becomes one."""
+    """The metrics of all runners in one registry. Labels are the runner's name, which its owner chooses, and fixed
+    words; text from requests or files never becomes a label."""
 
     def __init__(self, registry: CollectorRegistry = REGISTRY) -> None:
         self._names: set[str] = set()
@@ -40,9 +43,9 @@ class Metrics:
         self._modelled = histogram("modelled_seconds", "Of a run on the machine, by its model, where the board has one")
 
     def of(self, runner: str, depth: Callable[[], int]) -> Figures:
-        """The figures of one runner. depth: says how many requests wait. Raises `ValueError` for a name that another
-        open runner has."""
-        name = runner.encode("utf-8", "backslashreplace").decode()  # a page of metrics is UTF-8
+        """Return the metrics of one runner. depth: returns how many requests wait. Raises `ValueError` if another open
+        runner has this name."""
+        name = runner.encode("utf-8", "backslashreplace").decode()  # the metrics page is UTF-8
         if name in self._names:
             raise ValueError(f"another runner of these metrics is called {runner!r}")
         self._names.add(name)
@@ -53,18 +56,19 @@ class Metrics:
 
 
 class Figures:
-    """Of one runner."""
+    """The metrics of one runner."""
 
     def __init__(self, metrics: Metrics, name: str) -> None:
         self._metrics = metrics
         self._name = name
 
     def answered(self, outcome: str) -> None:
-        """outcome: one of `OUTCOMES`."""
+        """Count an answered request. outcome: one of `OUTCOMES`."""
         self._metrics._requests.labels(self._name, outcome).inc()
 
     def ran(self, waited_s: list[float], took_s: float, fill: float, run: Run) -> None:
-        """A run ended well. waited_s: of each request in it."""
+        """Record a successful run. waited_s: seconds of each of its requests in the queue; took_s: seconds of the run,
+        by the wall clock; fill: share of the program's sequences that were used."""
         m, name = self._metrics, self._name
         for seconds in waited_s:
             m._waiting.labels(name).observe(seconds)
@@ -74,16 +78,19 @@ class Figures:
             m._modelled.labels(name).observe(run.latency_s)
 
     def failed(self) -> None:
+        """Count a failure of the board."""
         self._metrics._failures.labels(self._name).inc()
 
     def state(self, state: State) -> None:
+        """Record the state of the board."""
         self._metrics._health.labels(self._name).state(state.value)
 
     def close(self) -> None:
-        """The runner is closed: it holds no queue any more, and its name is free."""
+        """Free the name of a closed runner, and show its queue as empty."""
         self._metrics._depth.labels(self._name).set_function(lambda: 0)
         self._metrics._names.discard(self._name)
 
     def forget(self) -> None:
-        """See `forks`: the name is free for a runner of the child. Figures are not touched: each has a lock."""
+        """In a forked child (see `forks`): free the name. The counters are left alone: each has a lock, which may be
+        held."""
         self._metrics._names.discard(self._name)

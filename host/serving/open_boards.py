@@ -20,8 +20,11 @@ Array = npt.NDArray[np.float32]
 
 
 class OpenBoards:
-    """Opens, loads and closes them together. Where a device has no room for all, or lets one board have it at a time,
-    its boards take turns: each is opened when it is needed, and uploads its weights anew."""
+    """Opens, loads and closes the boards of several programs.
+
+    opener: makes a board. If the device has no memory for all programs, or gives only one board access, the boards take
+    turns: each is opened when it is needed, and uploads its weights again.
+    """
 
     def __init__(self, opener: Callable[[], Board], programs: Sequence[Program], weights: Mapping[str, Array]) -> None:
         self._opener = opener
@@ -32,10 +35,11 @@ class OpenBoards:
 
     @property
     def are_open(self) -> bool:
+        """Whether at least one board is open."""
         return bool(self._boards)
 
     def open(self) -> None:
-        """Open what is not open. Raises what the first board at fault raises, with all of them closed."""
+        """Open the boards that are not open. If one fails, close all and raise its error."""
         try:
             for i in range(len(self._programs)):
                 if i not in self._boards and not (self._turns and self._boards):
@@ -50,7 +54,8 @@ class OpenBoards:
             raise
 
     def reopen(self) -> None:
-        """`open`, where anything that goes wrong is the board's fault: program and weights were good before."""
+        """As `open`, but raise `BoardError` for every error: program and weights were good when they were first
+        loaded."""
         try:
             self.open()
         except BoardError:
@@ -59,7 +64,7 @@ class OpenBoards:
             raise BoardError(f"the board cannot be opened again: {e}") from e
 
     def board(self, program: Program) -> Board:
-        """The open board of a program."""
+        """Return the open board of a program; open it if it is not."""
         i = next(i for i, p in enumerate(self._programs) if p is program)
         if i not in self._boards:
             if self._turns:
@@ -70,19 +75,20 @@ class OpenBoards:
     def run(
         self, program: Program, words: Words, inputs: Mapping[str, Array], progress: Callable[[float], None] | None
     ) -> tuple[dict[str, Array], Run]:
-        """Infinities and what is no number are the caller's business: no warnings."""
+        """Run an image on the board of its program. NaN and infinities in the results give no NumPy warnings."""
         with np.errstate(all="ignore"):
             return self.board(program).run(words, inputs, progress=progress)
 
     def close(self) -> None:
-        """Give them all back, whatever state they are in. Raises nothing."""
+        """Release all boards, in whatever state they are. Raises nothing."""
         while self._boards:
             _, board = self._boards.popitem()
             with contextlib.suppress(Exception):
                 board.close()
 
     def forget(self) -> None:
-        """See `forks`: the boards are the parent's. Nothing is closed, now or later."""
+        """In a forked child (see `forks`): drop the boards, which belong to the parent, and never close or destroy
+        them."""
         keep_for_ever(self._boards)
         self._boards = {}
 

@@ -1,4 +1,4 @@
-"""How a runner treats its queue, and a board that fails."""
+"""How a runner queues requests, and what it does when its board fails."""
 
 from __future__ import annotations
 
@@ -9,22 +9,23 @@ from ...base.errors import BoardError
 
 
 class QueueFull(BoardError):
-    """As many requests wait as may, and none was taken in time. Nothing was queued."""
+    """The queue is full, and no place became free in time. The request was not queued."""
 
 
 class RequestTimeout(BoardError, TimeoutError):
-    """A request was not answered in the time it was given; if its run ends later, the result is dropped."""
+    """A request was not answered in its time. If its run ends later, the result is dropped."""
 
 
 @dataclass(frozen=True)
 class Serving:
-    """Times in seconds. Raises `ValueError` for what cannot be meant.
+    """How a runner queues requests, and what it does when its board fails. Times are in seconds.
 
-    queue: requests that may wait. max_wait_s: how long the oldest waits for others to share its run, while there is
-    room for them. retries: how often a request is run again when the board fails under it; runs have no side effects.
-    backoff_s, backoff_limit_s: before a failed board is opened again, doubled from failure to failure up to the limit.
-    give_up_s: when a board has been down so long, what waits is answered with its error; trying goes on when something
-    waits again.
+    queue: the most requests that wait. max_wait_s: how long the oldest request waits for others to share its run, while
+    the program has room for them. retries: how often a request is run again when the board fails during its run; runs
+    have no side effects. backoff_s, backoff_limit_s: the time before a failed board is reopened, doubled after each
+    further failure up to the limit. give_up_s: when the board has been down for so long, the waiting requests are
+    answered with its error; the runner tries again when a new request waits. Raises `ValueError` for a negative,
+    infinite or NaN value, and for a queue of less than 1.
     """
 
     queue: int = 256
@@ -42,4 +43,4 @@ class Serving:
 
 
 ALONE = Serving(retries=0, give_up_s=0.0)
-"""For a script that calls and looks: a fault of the board is an answer, at once."""
+"""For a script that calls and checks: the caller gets an error of the board at once."""

@@ -21,15 +21,15 @@ from .health import Health, State
 Array = npt.NDArray[np.float32]
 
 WORKERS = 2
-"""Threads that make results of what the machine answered."""
+"""Threads that compute the host part behind the machine."""
 _WORST = (State.READY, State.DEGRADED, State.FAILING, State.CLOSED)
 
 
 @dataclass(frozen=True, eq=False)
 class Asked:
-    """A call of a model, as the machine is asked. group: of programs, by the number of the first; inputs, float32
-    (sequences, rows, columns), and parameters as `Runner.run` takes them; finish: makes the model's result of the
-    outputs."""
+    """A call of a model as a request to the machine. group: the runner, by the index of its first program. inputs:
+    float32 (sequences, rows, columns); inputs and parameters as `Runner.run` takes them. finish: computes the model's
+    result from the machine's outputs."""
 
     group: int
     inputs: dict[str, Array]
@@ -38,10 +38,11 @@ class Asked:
 
 
 class Server(Closing):
-    """Answers calls of a model. Any thread may ask.
+    """Answers calls of a model. Any thread may call it.
 
-    runners: for each group of programs, by the number of its first one. prepare: from the model's arguments, by name,
-    to what the machine is asked; raises `TensorError`. A server belongs to the process that made it, as runners do.
+    runners: for each group of programs with the same weights, by the index of its first program. prepare: makes the
+    request to the machine from the model's arguments by name; raises `TensorError`. A server belongs to the process
+    that made it, as runners do.
     """
 
     def __init__(
@@ -54,23 +55,27 @@ class Server(Closing):
     ) -> None:
         self.name = name
         self.arguments = tuple(arguments)
-        """What calls give."""
+        """The tensors that a call takes."""
         self.sizes = dict(sizes)
-        """By the name of a dimension, the sizes that there are programs for."""
+        """The sizes that there are programs for, by the name of the dimension."""
         self._runners, self._prepare = dict(runners), prepare
         self._pool = ThreadPoolExecutor(WORKERS, thread_name_prefix="rsn-results")
         self._futures: weakref.WeakSet[Future[Any]] = weakref.WeakSet()
         forget_in_children(self)
 
     def submit(self, **inputs: Any) -> Future[Any]:
-        """Ask for one call, with the model's arguments by name (tensors, or NumPy arrays); requests that wait may share
-        a run. The future has the model's result, cut to what was asked, or the error of the run. It can be cancelled
-        until the run begins. Raises `TensorError` for arguments that do not fit; waits while the queue is full."""
+        """Queue a call with the model's arguments by name, tensors or NumPy arrays, and return its future. Waiting
+        requests may share a run.
+
+        The future has the model's result, cut to the sizes of the arguments, or the error of the run; it can be
+        cancelled until the run begins. Raises `TensorError` for arguments that do not fit. Waits while the queue is
+        full.
+        """
         return self.ask(inputs)
 
     def ask(self, inputs: Mapping[str, Any], *, timeout: float | None = None, wait: float | None = None) -> Future[Any]:
-        """As `submit`. timeout: seconds until the answer is `RequestTimeout`. wait: seconds for room in the queue, 0
-        for none; then `QueueFull` is raised."""
+        """As `submit`, with limits. timeout: seconds until the future fails with `RequestTimeout`. wait: seconds to
+        wait for a place in a full queue, 0 for none; then raises `QueueFull`."""
         asked = self._prepare(inputs)
         answer: Future[Any] = Future()
         self._futures.add(answer)
@@ -99,19 +104,19 @@ class Server(Closing):
 
     @property
     def health(self) -> Health:
-        """Of the board; of several, of the one that is worst."""
+        """The health of the board; of several runners, the worst."""
         return max((runner.health for runner in self._runners.values()), key=lambda health: _WORST.index(health.state))
 
     def close(self) -> None:
-        """Answer what was submitted, and give the board back."""
+        """Finish the submitted calls, and release the board."""
         for runner in self._runners.values():
             runner.close()
         self._pool.shutdown()
 
     def forget(self) -> None:
-        """See `forks`: threads and board are the parent's."""
+        """In a forked child (see `forks`): threads and board belong to the parent; fail the open futures."""
         error = BoardError(
-            "this server was made in another process, from which this one was forked: load the model here"
+            "this server was made in another process, from which this one was forked: load the model in this process"
         )
         for future in list(self._futures):
             fail(future, error)

@@ -200,7 +200,7 @@ def test_a_bare_image_that_is_misread(bare: Path) -> None:
 def test_options_of_bare_images_go_with_raw(bare: Path) -> None:
     assert rsn("check", bare / "f.img", "--ddr-bytes", 5).exit_code == 2
     (bare / "ops.json").write_text("no json")
-    assert "no JSON" in rsn("check", "--raw", bare / "f.img", "--mme", bare / "ops.json").stderr
+    assert "not a JSON object" in rsn("check", "--raw", bare / "f.img", "--mme", bare / "ops.json").stderr
 
 
 def test_files_of_another_version_say_so(tmp_path: Path) -> None:

@@ -104,7 +104,7 @@ def test_check_and_doctor(folder: Path) -> None:
         ({"weights": "nowhere.safetensors"}, "nowhere.safetensors: no such file"),
         ({"inputs": "nowhere.npz"}, "nowhere.npz: no such file"),
         ({"outputs": "y.bin"}, "y.bin: tensors are written as .safetensors or .npz"),
-        ({"outputs": "nowhere/y.npz"}, "nowhere/y.npz: no folder nowhere"),
+        ({"outputs": "nowhere/y.npz"}, "nowhere/y.npz: there is no folder nowhere"),
     ],
 )
 def test_what_is_missing_is_named(folder: Path, changes: dict, message: str) -> None:
@@ -235,7 +235,11 @@ def test_bare_images_run_like_their_programs(folder: Path, tmp_path: Path) -> No
 
 @pytest.mark.parametrize(
     ("lists", "message"),
-    [("{", "ops.json: not JSON"), ("[]", "unit names with lists of op words"), ('{"MME9": [1]}', "no unit MME9")],
+    [
+        ("{", "ops.json: not a JSON object"),
+        ("[]", "unit names with lists of op words"),
+        ('{"MME9": [1]}', "no unit MME9"),
+    ],
 )
 def test_op_lists_of_a_bare_image_are_checked(folder: Path, tmp_path: Path, lists: str, message: str) -> None:
     rsn("asm", folder / "g.rsn", "-o", tmp_path / "g.img", "--raw")

@@ -451,7 +451,7 @@ def test_memories_that_the_image_leaves(folder: Path) -> None:
 
 def test_memories_that_are_none(folder: Path) -> None:
     (folder / "odd.bin").write_bytes(bytes(4097))
-    message = "odd.bin: a memory consists of float32 elements of 4 bytes, this one has 4097 bytes"
+    message = "odd.bin: 4097 bytes are not whole float32 elements of 4 bytes"
     refused(run(folder, ddr=folder / "odd.bin"), message)
     refused(run(folder, lpddr=folder / "odd.bin"), message)
     refused(run(folder, ddr=folder / "nowhere.bin"), "nowhere.bin: No such file")
@@ -484,10 +484,10 @@ def test_a_run_that_fails_leaves_the_old_dump(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "messages"),
     [
-        ("", ["ops.json: not JSON"]),
-        ("{", ["ops.json: not JSON"]),
-        ("\xff", ["ops.json: not JSON"]),
-        ("[" * 100_000, ["ops.json: not JSON"]),
+        ("", ["ops.json: not a JSON object"]),
+        ("{", ["ops.json: not a JSON object"]),
+        ("\xff", ["ops.json: not a JSON object"]),
+        ("[" * 100_000, ["ops.json: not a JSON object"]),
         ("[[1]]", ["ops.json: op lists: error F12: expected an object of indices or unit names"]),
         ("null", ["ops.json: op lists: error F12: expected an object"]),
         ('{"6": [1]}', ["ops.json: key 6: error M01", "no unit 6 with an op list", "0, 1, 2, 3, 4, 5, MME0"]),
@@ -499,7 +499,7 @@ def test_a_run_that_fails_leaves_the_old_dump(folder: Path) -> None:
         ('{"\\n": []}', ["key '\\n': error M01"]),
         ('{"0": [1], "MME0": [1]}', ["key MME0: error F12: MME0 has two op lists, under the keys 0 and MME0"]),
         ('{"MME3": [1], "3": [1]}', ["key 3: error F12: MME3 has two op lists, under the keys MME3 and 3"]),
-        ('{"0": [1], "0": [1]}', ["ops.json: key '0' is there twice"]),
+        ('{"0": [1], "0": [1]}', ["ops.json: key '0' occurs twice"]),
         ('{"2": 1}', ["the ops of MME2 (key 2) are not a list of 32-bit words"]),
         ('{"2": ""}', ["the ops of MME2 (key 2) are not a list of 32-bit words"]),
         ('{"2": [1.0]}', ["the ops of MME2 (key 2) are not a list of 32-bit words"]),

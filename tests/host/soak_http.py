@@ -195,7 +195,7 @@ def soak(requests: int, clients: int, seed: int, faults: float, kills: int, mode
                 return status, text
             if status and not headers.get("retry-after"):
                 raise AssertionError(f"503 without Retry-After: {text}")
-            reason = "broken" if not status else "full" if "wait, and none" in text else "board down"
+            reason = "broken" if not status else "full" if "the queue is full" in text else "board down"
             with lock:
                 tally.again[reason] += 1
             i = (i + 1) % SERVERS

@@ -74,7 +74,7 @@ def in_child(call: Callable[[], Any], leave: Callable[[], object] = lambda: os._
 def refused(answer: Any) -> None:
     kind, text = answer
     assert kind == "BoardError"
-    assert f"this runner was made in process {os.getpid()}, and this is process " in text
+    assert f"this runner was made in process {os.getpid()}; process " in text
     assert "make a Runner in this process, after the fork" in text
 
 

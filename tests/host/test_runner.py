@@ -90,7 +90,7 @@ def test_parameters_are_range_checked() -> None:
 def test_missing_weights(built: Built) -> None:
     with pytest.raises(TensorError, match=r"this program needs weights \(2 tensors, 'g\.weight' first\)"):
         Runner(built.program)
-    with pytest.raises(TensorError, match=r"no weight 'g\.bias'"):
+    with pytest.raises(TensorError, match=r"weight 'g\.bias' is missing"):
         Runner(built.program, weights={"g.weight": built.weights["g.weight"]})
 
 
@@ -101,7 +101,7 @@ def test_weights_that_were_altered(built: Built, tmp_path: Path) -> None:
     data = bytearray(file.read_bytes())
     data[-1] ^= 1
     file.write_bytes(data)
-    with pytest.raises(TensorError, match=r"w\.safetensors: 'g\.\w+' is not what was written: its checksum differs"):
+    with pytest.raises(TensorError, match=r"w\.safetensors: the checksum of 'g\.\w+' differs"):
         Runner(built.program, weights=file)
 
 
@@ -109,7 +109,7 @@ def test_checksums_that_are_none(built: Built, tmp_path: Path) -> None:
     file = tmp_path / "w.safetensors"
     for text in ("[]", "{", "[" * 100_000):
         save_file(dict(built.weights), file, metadata={tensors.PACKED: "", tensors.CHECKSUMS: text})
-        with pytest.raises(TensorError, match=r"rsn\.blake2b in its metadata is no JSON object"):
+        with pytest.raises(TensorError, match=r"rsn\.blake2b in its metadata is not a JSON object"):
             Runner(built.program, weights=file)
 
 
@@ -140,7 +140,7 @@ def test_hostile_names(built: Built, name: str) -> None:
 
 @pytest.mark.parametrize("name", ["file", "allow_pickle"])
 def test_names_that_numpy_has_taken(name: str, tmp_path: Path) -> None:
-    with pytest.raises(TensorError, match=f"no tensor of an .npz can be called '{name}'"):
+    with pytest.raises(TensorError, match=f"NumPy cannot write a tensor called '{name}'"):
         tensors.save_tensors(tmp_path / "y.npz", {name: W})
     tensors.save_tensors(tmp_path / "y.safetensors", {name: W})
 

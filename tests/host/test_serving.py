@@ -122,7 +122,7 @@ def test_a_program_without_masks_takes_whole_sequences() -> None:
     rig = Rig(before=gate)
     xs = [sequences(1, 8), sequences(2, 8)]
     with Runner(built.program, weights=weights_of(built), board=rig) as runner:
-        with pytest.raises(TensorError, match=r"x: shape \(1, 7, 64\); this program takes \(4, 8, 64\)"):
+        with pytest.raises(TensorError, match=r"x has shape \(1, 7, 64\); this program takes \(4, 8, 64\)"):
             runner.run({"x": sequences(1, 7)})
         runner.submit({"x": sequences(1, 8)})
         assert gate.entered.wait(10)
@@ -198,7 +198,7 @@ def test_too_long_or_too_many() -> None:
     ("inputs", "parameters", "message"),
     [
         ({"x": sequences(1, 8)[:, :, :63]}, {}, r"no program takes x of \(1, 8, 63\)"),
-        ({"x": sequences(1, 8).astype(np.float64)}, {}, "x: dtype float64; this machine computes in float32"),
+        ({"x": sequences(1, 8).astype(np.float64)}, {}, "x has dtype float64; the machine computes in float32"),
         ({"x": [[1.0]]}, {}, "x: a numpy array is wanted, not list"),
         ({"x": np.zeros((0, 8, 64), np.float32)}, {}, "no program takes"),
         ({"x": np.zeros((1, 0, 64), np.float32)}, {}, "no program takes"),
@@ -229,9 +229,9 @@ def test_programs_of_a_family_belong_together() -> None:
 def test_weights_of_another_network() -> None:
     weights = weights_of(attention(1, 8))
     built = linear(1, 8)
-    with pytest.raises(TensorError, match=r"no weight 'g\.weight'"):
+    with pytest.raises(TensorError, match=r"weight 'g\.weight' is missing"):
         Runner(built.program, weights=weights)
-    with pytest.raises(TensorError, match=r"weight g\.weight: \(128,\); packed it has 16384 elements"):
+    with pytest.raises(TensorError, match=r"weight g\.weight has shape \(128,\); packed it has 16384 elements"):
         Runner(built.program, weights={"g.weight": weights["q.bias"], "g.bias": weights["q.bias"]})
     wide = {name: w.astype(np.float64) for name, w in weights_of(built).items()}
     with pytest.raises(TensorError, match=r"weight g\.\w+: dtype float64"):
@@ -271,10 +271,10 @@ def test_what_is_no_number_stays_in_its_own_sequence(value: float) -> None:
 def test_a_full_queue_pushes_back() -> None:
     with held(serving=Serving(queue=2)) as (runner, _, gate):
         futures = [runner.submit({"x": sequences(1, 8)}) for _ in range(2)]
-        with pytest.raises(QueueFull, match=r"2 requests wait, and none was taken in 0 s"):
+        with pytest.raises(QueueFull, match=r"the queue is full: 2 requests wait; no place in 0 s"):
             runner.submit({"x": sequences(1, 8)}, wait=0)
         began = time.monotonic()
-        with pytest.raises(QueueFull, match=r"none was taken in 0\.1 s"):
+        with pytest.raises(QueueFull, match=r"no place in 0\.1 s"):
             runner.submit({"x": sequences(1, 8)}, wait=0.1)
         assert 0.1 <= time.monotonic() - began < 5
         with pytest.raises(QueueFull):
@@ -292,7 +292,7 @@ def test_time_is_over_while_it_waits_and_while_it_runs() -> None:
         running = runner.submit({"x": sequences(1, 8)}, timeout=0.15)
         assert gate.entered.wait(10)
         began = time.monotonic()
-        with pytest.raises(RequestTimeout, match=r"no answer in 0\.1 s: it still waited"):
+        with pytest.raises(RequestTimeout, match=r"no answer in 0\.1 s: it was still in the queue"):
             runner.run({"x": sequences(1, 8)}, timeout=0.1)
         with pytest.raises(RequestTimeout, match=r"no answer in 0\.15 s: its run has not ended") as e:
             running.result(10)

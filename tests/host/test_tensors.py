@@ -43,9 +43,9 @@ def test_one_sequence_may_come_without_its_batch() -> None:
 @pytest.mark.parametrize(
     ("tensor", "message"),
     [
-        (np.zeros((2, 5, 3), np.float64), "x: dtype float64; this machine computes in float32"),
-        (np.zeros((2, 3, 5), np.float32), r"x: shape \(2, 3, 5\); this program takes \(2, 5, 3\)"),
-        (np.zeros((30,), np.float32), "x: shape"),
+        (np.zeros((2, 5, 3), np.float64), "x has dtype float64; the machine computes in float32"),
+        (np.zeros((2, 3, 5), np.float32), r"x has shape \(2, 3, 5\); this program takes \(2, 5, 3\)"),
+        (np.zeros((30,), np.float32), "x has shape"),
     ],
 )
 def test_misfits_name_the_buffer(tensor: np.ndarray, message: str) -> None:
@@ -83,11 +83,11 @@ def test_packed_and_plain_weights_load_to_the_same(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("saved", "packed", "message"),
     [
-        ({"v": np.zeros(3, np.float32)}, False, r"f.safetensors: no tensor 'w'"),
-        ({"w": np.zeros((64, 128), np.float32)}, False, r"f.safetensors: w: shape \(64, 128\)"),
-        ({"w": np.zeros((128, 64), np.float64)}, False, "w: dtype float64"),
-        ({"w": np.zeros(100, np.float32)}, True, r"w: \(100,\) elements; this program takes 8192, packed"),
-        ({"w": np.zeros(8192, np.float16)}, True, "w: dtype F16"),
+        ({"v": np.zeros(3, np.float32)}, False, r"f.safetensors: tensor 'w' is missing"),
+        ({"w": np.zeros((64, 128), np.float32)}, False, r"f.safetensors: w has shape \(64, 128\)"),
+        ({"w": np.zeros((128, 64), np.float64)}, False, "w has dtype float64"),
+        ({"w": np.zeros(100, np.float32)}, True, r"w has shape \(100,\); packed, this program takes 8192 elements"),
+        ({"w": np.zeros(8192, np.float16)}, True, "w has dtype F16"),
     ],
 )
 def test_weights_that_do_not_fit(tmp_path: Path, saved: dict, packed: bool, message: str) -> None:

@@ -99,7 +99,7 @@ def test_what_is_refused(program: tuple[Popen[str], Front]) -> None:
         ({"inputs": long}, {}, 422, f"{LONGEST + 1}"),
         ({"inputs": {}}, {}, 422, "argument input_ids is missing"),
         ("hello", {}, 422, "the body is a string"),
-        ({"inputs": INPUTS}, {HEADER: "three../x"}, 404, "no model 'three../x'; there are one, two"),
+        ({"inputs": INPUTS}, {HEADER: "three../x"}, 404, "there is no model 'three../x'; the models are one, two"),
     ):
         found, answer = post(served, body, **headers)
         assert (found, list(answer)) == (status, ["error"])
@@ -318,9 +318,9 @@ def test_a_request_whose_replica_dies_is_asked_again(asked: Any, deaths: list[Ex
 @pytest.mark.parametrize(
     ("results", "status", "message"),
     [
-        ([died()] * 4, 503, "3 replicas died under this request"),
-        ([BackPressureError(1, 1)], 503, "as many requests wait for a replica as may, and none was taken"),
-        ([DeploymentUnavailableError(None)], 503, "no replica could be started; its log says why"),
+        ([died()] * 4, 503, "3 replicas died while they ran this request"),
+        ([BackPressureError(1, 1)], 503, "the queue is full: no replica has a place for another request"),
+        ([DeploymentUnavailableError(None)], 503, "no replica could be started; Ray's log says why"),
         ([BoardError("the device is gone")], 503, "the device is gone"),
         ([QueueFull("32 requests wait")], 503, "32 requests wait"),
         ([TensorError("input_ids")], 422, "input_ids"),
@@ -352,12 +352,12 @@ def report(name: str, *states: str) -> Any:
     ("reports", "least", "state", "error"),
     [
         ([report("a", "ready"), report("b", "ready", "degraded")], None, State.READY, None),
-        ([report("a", "ready")], None, State.DEGRADED, "1 of 2 replicas are there"),
+        ([report("a", "ready")], None, State.DEGRADED, "1 of 2 replicas are ready"),
         ([report("a", "ready")], 1, State.READY, None),
         ([report("a", "ready"), report("b", "ready", "failing")], None, State.DEGRADED, "b is down"),
         ([report("a", "failing"), report("b", "closed")], None, State.FAILING, "a is down"),
-        ([report("a", "ready"), died()], None, State.DEGRADED, "1 of 2 replicas are there"),
-        ([], None, State.FAILING, "0 of 2 replicas are there"),
+        ([report("a", "ready"), died()], None, State.DEGRADED, "1 of 2 replicas are ready"),
+        ([], None, State.FAILING, "0 of 2 replicas are ready"),
         (["none"], None, State.FAILING, "no replica: DeploymentUnavailableError"),
         (["hangs"], None, State.DEGRADED, "a replica does not answer"),
     ],
@@ -401,7 +401,7 @@ def test_figures_of_all_replicas(models: dict[str, str]) -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["a/x.rsnmodel", "b/x.rsnmodel"], "two models are called x; the files' names must differ"),
+        (["a/x.rsnmodel", "b/x.rsnmodel"], "two models have the name x; the files' names must differ"),
         (["--timeout", "nan"], "argument --timeout: nan is not in the range"),
         (["--queue", "0"], "queue = 0: 1 or more, and finite"),
         (["--max-wait", "nan"], "max_wait_s = nan"),

@@ -258,7 +258,7 @@ def test_a_tile_that_is_told_nothing_stops_the_machine(device: Faulty) -> None:
 
 
 def test_a_graph_that_does_not_run_takes_no_parameters(device: Faulty) -> None:
-    with pytest.raises(BoardError, match="the graph does not run"):
+    with pytest.raises(BoardError, match="the graph is not running"):
         forgetful(device, "run_graph", 1)
 
 
