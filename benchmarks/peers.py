@@ -4,27 +4,27 @@
     /tmp/peers/bin/pip install zigzag-dse==3.9.1 stream-dse==2.1.1 six==1.17.0
     python benchmarks/peers.py --zigzag /tmp/peers/bin/python --stream /tmp/peers/bin/python [--runs 3] [--json]
 
-ZigZag imports six without asking for it. Without the options there are our rows alone.
+ZigZag imports six but does not declare it. Without the options only our rows are measured.
 
-The layers are those of BERT-Large at B = 6, L = 512: one GEMM (Q's projection), and the encoder. Of that, the peers get
-the GEMMs, each shape once: five of them, where our program has all 198, in order, with softmax, GELU and normalization.
-A mapping is either found by the tool or given to it, and like is compared with like:
+The layers are those of BERT-Large at B = 6, L = 512: one GEMM (Q's projection), and the encoder layer. The peers get
+its GEMMs, each of five shapes once; our program has all 198, in order, with softmax, GELU and normalization. A mapping
+is either found by the tool or given to it; found mappings are compared with found ones, given ones with given ones:
 
 - found: our scheduler, packing included; ZigZag's search over loop orders, as its API does it; the mapping that Stream
   generates
 - given: our program, in a file; ZigZag's cost model for one loop order (the best of the six that split no loop), by its
   stages without the files and drawings that its API makes; Stream's solver for 64×64×64 tiles on 4×4 cores
 
-Every measurement is a process of its own. "start-up" is the interpreter and the imports. "first" is from there to the
-answer: ours loads numba in it, if the program is large enough to want it. "again" is the same question once more in
-that process; for a program that is given, with other rates and the traces kept. "whole" is start-up and first. "wall"
-is the time on the clock from the start of the process to its first answer. Ratios are a peer's CPU time over ours for
-the same work, so below 1 the peer is faster.
+Every measurement is a process of its own. "start-up" is the interpreter and the imports. "first" is the time from there
+to the answer; ours includes loading numba, if the program is large enough to need it. "again" is the same question a
+second time in that process; for a given program, with other rates and the traces kept. "whole" is start-up and first.
+"wall" is the wall time from the start of the process to its first answer. Ratios are a peer's CPU time divided by ours
+for the same work: below 1 the peer is faster.
 
-The machines differ, so predictions are no comparison: ours is the base overlay; for ZigZag its tpu_like (32×32 array,
-2 MB, DRAM), the quickest to search of the six tried; for Stream its AIE whole_array (16 cores, memory tiles, DRAM).
-Nor are the answers alike. Ours is when every step of a whole program is taken. ZigZag's is a formula for one layer at a
-time, Stream's an optimal allocation of one layer; both in cycles, here summed over the GEMMs of the work.
+The machines differ, so predictions cannot be compared: ours is the base overlay; ZigZag's is its tpu_like (32×32 array,
+2 MB, DRAM), the fastest to search of the six that we tried; Stream's is its AIE whole_array (16 cores, memory tiles,
+DRAM). The answers differ too. Ours is the time of every step of a whole program. ZigZag's is a formula for one layer at
+a time, Stream's an optimal allocation of one layer; both in cycles, summed here over the GEMMs of the work.
 """
 
 from __future__ import annotations

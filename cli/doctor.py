@@ -1,6 +1,6 @@
-"""`rsn doctor`: shows what this computer can run, what is missing, and the command that repairs it.
+"""`rsn doctor`: shows what this computer can run, what is missing, and the command that installs or repairs it.
 
-What is installed may crash the process that uses it. So it is tried in another process.
+Installed software may crash the process that loads it, so it is tried in another process.
 """
 
 from __future__ import annotations

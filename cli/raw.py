@@ -122,7 +122,7 @@ def _read_op_lists(path: Path, overlay: Overlay) -> tuple[dict[str, tuple[Record
     from ..isa.op_lists import read_op_lists
 
     def unique(members: list[tuple[str, Any]]) -> dict[str, Any]:
-        """An object of JSON; `json` alone would keep the last of two equal keys and say nothing."""
+        """Return a JSON object, and raise for a duplicate key, of which `json` would silently keep the last."""
         out: dict[str, Any] = {}
         for key, value in members:
             if key in out:

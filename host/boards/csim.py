@@ -19,8 +19,8 @@ Array = npt.NDArray[np.float32]
 
 
 class CsimBoard:
-    """Holds a program and its off-chip memories, and runs it by the C++ machine. It computes results but no modelled
-    time: a run's time is this computer's wall time."""
+    """Holds a program and its off-chip memories, and runs it by the C++ machine. Its methods are those of `Board`. It
+    computes results but no modelled time: a run's time is this computer's wall time."""
 
     def __init__(self) -> None:
         self._native = Native()

@@ -46,7 +46,8 @@ class Device(Protocol):
     """One device. Every call but `close` may raise `BoardError`. Sizes and positions are in bytes; a buffer is known by
     a number.
 
-    One run at a time; calls come from one thread at a time.
+    One run at a time; calls come from one thread at a time. The order of calls: `open`; `allocate` and `write`; for
+    each run `reset_graph`, `run_graph`, `update_parameter`, `start`, `wait`; `read`; `close`.
     """
 
     def open(self, profile: Profile, bitstream: Path | None) -> Facts:
@@ -59,7 +60,8 @@ class Device(Protocol):
         """Allocate a buffer in the memory that this argument of the kernel is connected to; return its number. Its
         content is undefined."""
 
-    def free(self, buffer: int) -> None: ...
+    def free(self, buffer: int) -> None:
+        """Free a buffer."""
 
     def write(self, buffer: int, at: int, data: npt.NDArray[Any]) -> None:
         """Copy an array into the buffer, from byte `at` on, and make it visible to the device."""
@@ -68,12 +70,14 @@ class Device(Protocol):
         """Copy bytes of the buffer, from `at` on, as the device left them, into an array. Returns how many bytes were
         copied."""
 
-    def reset_graph(self) -> None: ...
+    def reset_graph(self) -> None:
+        """Reset the AI Engine graph, so that it can be run."""
 
     def run_graph(self) -> None:
         """Start one iteration of the AI Engine graph, which waits for its parameters."""
 
-    def update_parameter(self, port: str, words: Words) -> None: ...
+    def update_parameter(self, port: str, words: Words) -> None:
+        """Send 32-bit words to a run-time parameter of the running graph. port: the parameter's name."""
 
     def start(self, buffers: Sequence[int]) -> None:
         """Start the kernel with these buffers as its arguments, in order."""

@@ -45,8 +45,11 @@ def native() -> Engine:
 
 
 class InProcess:
-    """A device in this process. A run that cannot end, because of a deadlock or missing tile parameters, never ends, as
-    on a board: `wait` reports it as running."""
+    """A device in this process. Its methods are those of `Device`.
+
+    A run that cannot end, because of a deadlock or missing tile parameters, never ends, as on a board: `wait` reports
+    it as running.
+    """
 
     def __init__(self, engine: Engine = simulator, name: str = "sim", *, memory: int = MEMORY) -> None:
         self._engine = engine

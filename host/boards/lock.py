@@ -55,7 +55,7 @@ class DeviceLock:
         flags = os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC
         try:
             try:
-                return os.open(self.path, flags)  # without O_CREAT: Linux may refuse that for a file of somebody else's
+                return os.open(self.path, flags)  # no O_CREAT: Linux may refuse it for another user's file
             except FileNotFoundError:
                 file = os.open(self.path, flags | os.O_CREAT, 0o666)
                 os.fchmod(file, 0o666)

@@ -33,7 +33,7 @@ NO_GRAPH = (
 
 
 class PynqDevice:
-    """A device behind PYNQ. It checks the bitstream, and refuses to run a program."""
+    """A device behind PYNQ, with the methods of `Device`. It checks the bitstream, and refuses to run a program."""
 
     def __init__(self, index: int = 0) -> None:
         try:

@@ -18,9 +18,9 @@ Array = npt.NDArray[np.float32]
 
 
 class SimBoard:
-    """Holds a program and its off-chip memories, and simulates its runs.
+    """Holds a program and its off-chip memories, and simulates its runs. Its methods are those of `Board`, and `stop`.
 
-    The time of a run depends on the image alone, that is on the run-time parameters; the simulators of the last few
+    The time of a run depends only on the image, that is on the run-time parameters; the simulators of the last few
     images are kept with their times.
     """
 

@@ -78,7 +78,8 @@ class Target:
 
     @classmethod
     def parse(cls, url: str) -> Target:
-        """Split a URL into its parts. Raises `BoardError` if it is not a board's URL."""
+        """Split a URL ssh://[USER@]HOST[:PORT][/BOARD] into its parts; the board is `DEFAULT` where it names none.
+        Raises `BoardError` for any other text."""
         found = _URL.fullmatch(url)
         if found is None or not 0 < int(found["port"] or 22) < 1 << 16:
             password = ":" in url[6:].partition("@")[0] and "@" in url
@@ -98,7 +99,7 @@ class Target:
 
 
 class SshBoard:
-    """Holds a program on another computer's board.
+    """Holds a program on another computer's board. Its methods are those of `Board`.
 
     It connects when a program is loaded. After any error the connection is dropped; the next run connects and loads the
     program again. The other computer keeps the weights in a cache, so that they are not sent again.
@@ -119,7 +120,7 @@ class SshBoard:
         self._program, self._weights = program, weights
         self._checksums = {b.name: checksum(weights[b.name]) for b in program.with_role(Role.WEIGHT)}
         with self._dropping():
-            self._connected(program, anew=True)
+            self._connected(program, reconnect=True)
 
     def run(
         self, words: Words, inputs: Mapping[str, Array], *, progress: Callable[[float], None] | None = None
@@ -150,9 +151,9 @@ class SshBoard:
         self._program, self._weights = None, {}
         self._drop()
 
-    def _connected(self, program: Program, *, anew: bool = False) -> _Link:
-        """Return the connection, with the program loaded at its other end. anew: drop an open connection first."""
-        if anew:
+    def _connected(self, program: Program, *, reconnect: bool = False) -> _Link:
+        """Return the connection, with the program loaded at its other end. reconnect: drop an open connection first."""
+        if reconnect:
             self._drop()
         if self._link is None:
             command = os.environ.get(COMMAND_VARIABLE) or "rsn"

@@ -44,7 +44,8 @@ PROGRESS_S = 0.5
 
 
 def serve(read: int, write: int, silence_s: float = SILENCE_S) -> None:
-    """Run programs for the process at the other end of two pipes, until it closes them or has been silent for too long.
+    """Run programs on this computer's boards for the process at the other end of two pipes, until it closes them or has
+    been silent for too long.
 
     read, write: file descriptors. silence_s: seconds. Takes over SIGINT, SIGTERM and SIGHUP, each of which releases the
     board.

@@ -30,7 +30,7 @@ CHUNK = 16 << 20
 
 
 class XrtBoard:
-    """Runs a program on a device.
+    """Runs a program on a device. Its methods are those of `Board`.
 
     Boards of one session keep their programs resident beside each other; programs with the same weights share them.
     After an error everything is released, and the next run starts from the beginning: it takes the device, loads the
@@ -88,7 +88,7 @@ class XrtBoard:
         for port, values in self._parameters.items():
             device.update_parameter(port, values)
 
-    # -- what lies where
+    # -- memory of the device
 
     def _place(self, program: Program) -> None:
         """Allocate the program's buffers and upload its weights. Weights that the device already holds are recognised

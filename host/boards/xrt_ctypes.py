@@ -155,8 +155,8 @@ def _check_environment() -> None:
 
 
 class CtypesXrt:
-    """A device behind XRT's C API. Buffers are mapped: `write` and `read` copy memory and synchronise the device's
-    view."""
+    """A device behind XRT's C API. Its methods are those of `Device`. Buffers are mapped: `write` and `read` copy
+    memory and synchronise the device's view."""
 
     def __init__(self, index: int = 0, library: Library | None = None) -> None:
         self.index = index

@@ -26,7 +26,7 @@ threads."""
 
 
 class Pyxrt(CtypesXrt):
-    """A device behind pyxrt, and behind the C API for what pyxrt does not have."""
+    """A device behind pyxrt, and behind the C API for what pyxrt does not have. Its methods are those of `Device`."""
 
     def __init__(self, index: int = 0, library: Library | None = None) -> None:
         super().__init__(index, library)

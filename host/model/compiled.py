@@ -58,7 +58,7 @@ class Recipe:
         return self._shared(self.pipeline.trace(self.followed.module, self.example, again=True))
 
     def trace_again(self, graph: Callable[[], Traced] | None) -> Traced:
-        """Trace a captured graph with the model's present weights; capture the model anew where that fails.
+        """Trace a captured graph with the model's present weights; if that fails, capture the model again.
 
         graph: traces the captured graph again, None if there is none.
         """
@@ -77,8 +77,10 @@ class Recipe:
         return self.pipeline.build(traced.network)
 
     def rebuild(self, built: Built, traced: Traced) -> Built:
-        """Compile a traced model with the schedule of an earlier program; where that names segments which the model no
-        longer has, with a new one."""
+        """Compile a traced model with the schedule that was chosen for an earlier program.
+
+        If that schedule names segments that the network no longer has, a schedule is chosen again, as in `build`.
+        """
         try:
             return self.pipeline.rebuild(built, traced.network)
         except ScheduleError:

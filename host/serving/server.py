@@ -114,7 +114,8 @@ class Server(Closing):
         self._pool.shutdown()
 
     def forget(self) -> None:
-        """In a forked child (see `forks`): threads and board belong to the parent; fail the open futures."""
+        """In a forked child (see `forks`): answer the open futures with an error, and leave the parent's threads and
+        board alone."""
         error = BoardError(
             "this server was made in another process, from which this one was forked: load the model in this process"
         )
