@@ -225,10 +225,10 @@ def test_no_file_is_overwritten_that_was_read(bare: Path, args: list[str], messa
 def test_a_program_or_a_text_is_no_bare_image(bare: Path, command: list[str]) -> None:
     rsn("asm", "p.rsn")
     result = rsn(*command, "--raw", "p.bin")
-    message = "error: p.bin: a program of this toolchain, no bare image: it is read without --raw\n"
+    message = "error: p.bin: a program of this toolchain, not a bare image: leave out --raw\n"
     assert (result.exit_code, result.stdout, result.stderr) == (1, "", message)
     result = rsn(*command, "--raw", "p.rsn")
-    message = "error: p.rsn: a text, no bare image: rsn asm --raw makes one of it\n"
+    message = "error: p.rsn: a text, not a bare image: rsn asm --raw makes an image of it\n"
     assert (result.exit_code, result.stdout, result.stderr) == (1, "", message)
 
 
@@ -238,7 +238,7 @@ def test_fmt(files: Path) -> None:
     assert rsn("fmt", "--check", "p.rsn").exit_code == 0
     result = rsn("fmt", "--check", "p.rsn", "loose.rsn")
     assert result.exit_code == 1
-    assert result.stderr == "loose.rsn: not laid out; run rsn fmt\n"
+    assert result.stderr == "loose.rsn: not formatted; run rsn fmt\n"
     assert rsn("fmt", "loose.rsn").exit_code == 0
     assert loose.read_text() == "overlay xnn\nMemA0 {\n  load\n}\n"
     assert rsn("fmt", "--check", "loose.rsn").exit_code == 0

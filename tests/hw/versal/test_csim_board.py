@@ -104,7 +104,7 @@ def test_the_command_line(built: Built, tmp_path: Path) -> None:
     assert facts["wall_s"] > 0
     refused = rsn("run", tmp_path / "p.bin", "--board", "csim", "--timing-only")
     assert refused.exit_code == 2
-    assert "--timing-only: for the model of the machine, --board sim, alone" in refused.stderr
+    assert "--timing-only: only with --board sim, the model of the machine" in refused.stderr
 
 
 def test_without_a_compiler(built: Built, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
