@@ -1,7 +1,7 @@
 """Attention as two products pipelined on chip (paper 4.3, mapping type D; contract section 2, attention wiring).
 
-Q K^T runs on MME 0-3, softmax in MemC 0-3, which send the probabilities to MME 4 and 5, where V comes from MemB2. A
-slot is one step of that pipeline: its scores go with the values of the slot before.
+Q K^T runs on MME 0-3, softmax in MemC 0-3, which send the probabilities to MME 4 and 5 for P V; V comes from MemB2. A
+slot is one step of the pipeline: Q K^T of a slot runs beside P V of the slot before.
 """
 
 from __future__ import annotations
@@ -20,17 +20,22 @@ from .kernel_builder import KernelBuilder, LengthField, WorkItem
 from .order import Tile
 
 SOON = 6
-"""Loads of the next segment among which the last heads are stored: as many as its MMEs take before they need MemC."""
+"""Number of loads of the next segment among which the last heads are stored: its MMEs take so many before they need
+MemC."""
 MAX_SENT = 6
-"""Key tiles that a MemC pair can send: three each."""
+"""Largest number of key tiles that a MemC pair can send: three each."""
 STORE_LAG = 3
-"""Slots from the loads for a head's scores to the stores of its output: scores, values, then MemC 4 and 5 deliver."""
+"""Slots between the loads for a head's scores and the stores of its output: Q K^T, P V, then MemC 4 and 5 store."""
 
 
 @dataclass
 class Slot:
-    """One step of the attention pipeline. q, k: row and key blocks per half, of each of `heads` heads; start: first row
-    block of the sequence."""
+    """One step of the attention pipeline: rows of one or a few heads of a sequence.
+
+    head: first of `heads` heads. q, k: row blocks and key blocks of each head on the even and on the odd unit of a
+    pair. start: first row block within the sequence. alone: the sequence has one row block, and each MME serves a head
+    of its own. tile: the tile that owns the stores of the output.
+    """
 
     sequence: int
     head: int
@@ -43,12 +48,13 @@ class Slot:
 
 
 def lower_attention(s: KernelBuilder, att: Attention) -> None:
-    """QK^T on MME 0-3, softmax in MemC 0-3, PV on MME 4 and 5, pipelined over slots (mapping type D, section 4.3)."""
+    """Lower attention by mapping type D: Q K^T on MME 0-3, softmax in MemC 0-3, P V on MME 4 and 5, pipelined over
+    slots (section 4.3). Raises `UnsupportedError` like `check`."""
     check(s, att)
     slots = slots_of(s, att)
     before: Slot | None = None
     first = len(s.tiles)
-    for slot in [*slots, None]:  # the values of a slot go with the scores of the next one
+    for slot in [*slots, None]:  # P V of a slot runs beside Q K^T of the next one
         tile = Tile(lag=STORE_LAG)
         s.tiles.append(tile)
         if slot is not None:
@@ -61,49 +67,56 @@ def lower_attention(s: KernelBuilder, att: Attention) -> None:
 
 
 def hurry(tiles: Sequence[Tile]) -> None:
-    """MemC 4 and 5 must be rid of the last heads before the next segment can get far: they take its first tile while
-    they store the last slot, but not before they have stored the one before, so that this one has to come first."""
+    """Move the last stores of an attention forward, so that MemC 4 and 5 become free for the next segment.
+
+    They receive the next segment's first tile while they store the last slot, but only after they stored the slot
+    before it. tiles: those of the attention; their `lag` and `within` are changed in place.
+    """
     last = max(i for i, tile in enumerate(tiles) if tile.stores)
     for i, tile in enumerate(tiles):
         if i + tile.lag >= len(tiles):
             tile.lag, tile.within = (len(tiles) - i, SOON) if i == last else (len(tiles) - 1 - i, None)
 
 
-def check(s: KernelBuilder, att: Attention, most: int = MAX_SENT) -> None:
-    """What the machine cannot do, with the layer's name. most: key tiles that a MemC pair can hand on."""
+def check(s: KernelBuilder, att: Attention, max_tiles: int = MAX_SENT) -> None:
+    """Raises `UnsupportedError`, naming the layer, for attention that the overlay cannot run. max_tiles: largest number
+    of key tiles that a MemC pair can pass on."""
     if not s.extended:
         for span in s.spans:
-            rows = f"{att.place}: {span.rows} rows a sequence"
+            rows = f"{att.place}: sequences of {span.rows} rows"
             if span.rows % BLOCK_ROWS:
                 raise UnsupportedError(
-                    f"{rows}; without masks (overlay {s.overlay.name}) it must be a multiple of {BLOCK_ROWS}"
+                    f"{rows}; overlay {s.overlay.name} has no masks and needs a multiple of {BLOCK_ROWS} rows"
                 )
             if span.blocks == 1:
                 least = 2 * BLOCK_ROWS
                 raise UnsupportedError(
-                    f"{rows}; overlay {s.overlay.name} splits the keys over two MemC and needs at least {least}"
+                    f"{rows}; overlay {s.overlay.name} splits the keys over two MemC and needs at least {least} rows"
                 )
-    if s.seq_blocks > most:
-        rows = f"{att.place}: {max(s.net.rows)} rows a sequence"
-        way_out = (
-            "mapping type B takes the scores through DDR, and at most 1024 rows"
-            if most == MAX_SENT
-            else "more takes MemC with larger buffers"
+    if s.seq_blocks > max_tiles:
+        rows = f"{att.place}: sequences of {max(s.net.rows)} rows"
+        remedy = (
+            "mapping type B, through DDR, runs up to 1024 rows"
+            if max_tiles == MAX_SENT
+            else "longer sequences need MemC with larger buffers"
         )
         raise UnsupportedError(
-            f"{rows}; a MemC pair feeds at most {most} key tiles, {most * BLOCK_ROWS} rows; {way_out}"
+            f"{rows}; a MemC pair feeds at most {max_tiles} key tiles, {max_tiles * BLOCK_ROWS} rows; {remedy}"
         )
     if att.causal and not s.extended:
         raise UnsupportedError(f"{att.place}: causal attention; overlay {s.overlay.name} has no masks")
     if att.masked and not s.extended:
-        raise UnsupportedError(f"{att.place}: an attention mask; overlay {s.overlay.name} has none")
+        raise UnsupportedError(f"{att.place}: attention with a mask; overlay {s.overlay.name} has no masks")
 
 
 def mask_of(
     s: KernelBuilder, att: Attention, sequence: int, key_block: int, keys: int, alone: bool, row_block: int = 0
 ) -> dict[str, Any]:
-    """Softmax registers for rows from `row_block` and keys from `key_block` on: the padding of the sequence, and its
-    length where masked."""
+    """The softmax registers of a MemC that receives rows from `row_block` on and `keys` key blocks from `key_block` on.
+
+    They mask the padding of the sequence, or the keys beyond its run-time length if `att.masked`. alone: this MemC has
+    all keys of its rows. Empty for the base machine, which has no masks.
+    """
     if not s.extended:
         return {}
     base = key_block * BLOCK_ROWS
@@ -117,7 +130,7 @@ def mask_of(
 
 
 def slots_of(s: KernelBuilder, att: Attention) -> list[Slot]:
-    """The steps in which heads go through the machine."""
+    """Divide the heads of all sequences into pipeline slots, in execution order."""
     return [
         slot
         for sequence, span in enumerate(s.spans)
@@ -127,17 +140,17 @@ def slots_of(s: KernelBuilder, att: Attention) -> list[Slot]:
     ]
 
 
-def _single_slots(sequence: int, blocks: int, att: Attention, most: int) -> Iterator[Slot]:
-    """A sequence of one row block: each of MME 0-3 serves a head of its own."""
-    for head in range(0, att.heads, most):
-        yield Slot(sequence, head, heads=min(most, att.heads - head), alone=True, q=(1, 1), k=(1, 1))
+def _single_slots(sequence: int, blocks: int, att: Attention, max_heads: int) -> Iterator[Slot]:
+    """The slots of a sequence of one row block: each of MME 0-3 serves a head of its own."""
+    for head in range(0, att.heads, max_heads):
+        yield Slot(sequence, head, heads=min(max_heads, att.heads - head), alone=True, q=(1, 1), k=(1, 1))
 
 
-def _pair_slots(sequence: int, blocks: int, att: Attention, most: int) -> Iterator[Slot]:
-    """A longer sequence: row halves on MemA0 and MemA1, key halves on MemB0 and MemB1; at most four row blocks a slot.
-    One head at a time, or two of two row blocks, of which MemB2 holds the values; a causal mask counts the rows of a
-    MemC from its first, so that it takes but one head."""
-    step = min(most, 2) if blocks == 2 and not att.causal else 1
+def _pair_slots(sequence: int, blocks: int, att: Attention, max_heads: int) -> Iterator[Slot]:
+    """The slots of a longer sequence: row halves on MemA0 and MemA1, key halves on MemB0 and MemB1, at most four row
+    blocks. A slot has one head; two if a head has two row blocks, because MemB2 holds the values of both. A causal mask
+    counts rows from the first of a MemC, which therefore takes one head only."""
+    step = min(max_heads, 2) if blocks == 2 and not att.causal else 1
     for head in range(0, att.heads, step):
         for start in range(0, blocks, 4):
             q = halved(min(4, blocks - start))
@@ -145,20 +158,21 @@ def _pair_slots(sequence: int, blocks: int, att: Attention, most: int) -> Iterat
 
 
 def halved(blocks: int) -> tuple[int, int]:
-    """Row or key blocks on the even and on the odd unit of a pair."""
+    """Divide row or key blocks over the even and the odd unit of a pair; the even one gets the odd block."""
     return -(-blocks // 2), blocks // 2
 
 
 def lower_slot_scores(s: KernelBuilder, att: Attention, slot: Slot, tile: Tile, stored: bool = False) -> None:
-    """softmax(Q K^T) of a slot, which MemC 0-3 then send to MME 4 and 5, or store."""
+    """Append softmax(Q K^T) of a slot. MemC 0-3 then store the probabilities if `stored`, else send them to MME 4 and
+    5. tile: receives the loads."""
     if slot.alone:
         _scores_single(s, att, slot, tile, stored)
     else:
         _scores_pair(s, att, slot, tile, stored)
 
 
-def _handed_on(rows: int, keys: int, stored: bool) -> dict[str, Any]:
-    """What a MemC does with its scores."""
+def _score_output(rows: int, keys: int, stored: bool) -> dict[str, Any]:
+    """The uOP fields by which a MemC stores or sends its scores."""
     if stored:
         return {"store": 1, "dim1": BLOCK_ROWS * rows, "dim2": BLOCK_ROWS * keys}
     return {"send": 1, "send_a": rows, "send_b": 1, "send_k": keys}
@@ -188,7 +202,7 @@ def _scores_single(s: KernelBuilder, att: Attention, slot: Slot, tile: Tile, sto
         s.mem[f"MemC{m}"].append(
             WorkItem(
                 {"recv": 1, "k_iter": _rounds(att), "recv_a": 1, "recv_b": 1, "softmax": 1},
-                _handed_on(1, 1, stored),
+                _score_output(1, 1, stored),
                 recv_config=mask_of(s, att, slot.sequence, 0, 1, alone=True),
             )
         )
@@ -196,7 +210,7 @@ def _scores_single(s: KernelBuilder, att: Attention, slot: Slot, tile: Tile, sto
 
 def _scores_pair(s: KernelBuilder, att: Attention, slot: Slot, tile: Tile, stored: bool) -> None:
     row0 = s.spans[slot.sequence].start
-    q, k, n = slot.q, slot.k, slot.heads  # of several heads q and k are one block each
+    q, k, n = slot.q, slot.k, slot.heads  # with several heads, q and k are one block each
     groups = [i for i in range(2) if q[i]]
     heads = range(slot.head, slot.head + n)
     _score_ops(s, att, [(2 * i + j, q[i] * n, k[j]) for i in groups for j in range(2)])
@@ -212,7 +226,7 @@ def _scores_pair(s: KernelBuilder, att: Attention, slot: Slot, tile: Tile, store
         _keys(s, att, at, k[j], heads, j, {"send": 1, "acc_a": q[0], "acc_b": k[j] * n}, tile)
     for a in range(q[0]):
         active = [i for i in groups if a < q[i]]
-        for halves, tiles in (((0, 1), k[1]), ((0,), k[0] - k[1])):  # the even MMEs alone take the odd key tile
+        for halves, tiles in (((0, 1), k[1]), ((0,), k[0] - k[1])):  # only the even MMEs take the odd key tile
             s.route("MeshA", [f"a{i}_{2 * i + h}" for i in active for h in halves], tiles * n)
             s.route("MeshB", [f"b{h}_{2 * i + h}" for i in active for h in halves], tiles * n)
     for i in groups:
@@ -220,7 +234,7 @@ def _scores_pair(s: KernelBuilder, att: Attention, slot: Slot, tile: Tile, store
             s.mem[f"MemC{2 * i + j}"].append(
                 WorkItem(
                     {"recv": 1, "k_iter": _rounds(att), "recv_a": q[i] * n, "recv_b": k[j], "softmax": 1},
-                    _handed_on(q[i] * n, k[j], stored),
+                    _score_output(q[i] * n, k[j], stored),
                     recv_config=mask_of(
                         s, att, slot.sequence, k[0] if j else 0, k[j], False, slot.start + (q[0] if i else 0)
                     ),
@@ -229,14 +243,14 @@ def _scores_pair(s: KernelBuilder, att: Attention, slot: Slot, tile: Tile, store
 
 
 def _rounds(att: Attention) -> int:
-    """How often MemC receives: the bias is a round of its own."""
+    """Number of partial sums that MemC adds for a score: the product, and the bias if there is one."""
     return 1 if att.bias is None else 2
 
 
 def _queries(
     s: KernelBuilder, att: Attention, row: int, rows: int, heads: range, i: int, send: dict[str, Any], tile: Tile
 ) -> None:
-    """Into MemA i: `rows` row tiles from block `row` on, of each of `heads`, which follow on each other."""
+    """Load Q into MemA i: `rows` row tiles from block `row` on, of each of `heads`, which are consecutive."""
     unit = f"MemA{i}"
     if att.bias is None:
         tile.loads.append(s.blocks(att.q, row, rows, heads.start, len(heads), unit))
@@ -248,7 +262,7 @@ def _queries(
 def _keys(
     s: KernelBuilder, att: Attention, row: int, rows: int, heads: range, j: int, send: dict[str, Any], tile: Tile
 ) -> None:
-    """Into MemB j, transposed: `rows` key tiles from block `row` on, of each of `heads`."""
+    """Load K into MemB j, transposed: `rows` key tiles from block `row` on, of each of `heads`."""
     unit = f"MemB{j}"
     if att.bias is not None:
         bias.load_keys(s, att, row, rows, heads, unit, tile)
@@ -261,12 +275,12 @@ def _keys(
 
 
 def _k_columns(att: Attention) -> int:
-    """A head's, and with a bias its neighbour's."""
+    """Columns of a tile of Q or K: those of one head, with a bias also those of its neighbour."""
     return 64 if att.bias is None else 128
 
 
 def _score_ops(s: KernelBuilder, att: Attention, shapes: Sequence[tuple[int, int, int]]) -> None:
-    """The ops of a slot: for each MME its number, acc_a and acc_b."""
+    """Append the MME ops for Q K^T of a slot. shapes: (MME, acc_a, acc_b)."""
     if att.bias is not None:
         bias.score_ops(s, shapes)
         return
@@ -275,8 +289,8 @@ def _score_ops(s: KernelBuilder, att: Attention, shapes: Sequence[tuple[int, int
 
 
 def score_op(s: KernelBuilder, mme: int, acc_a: int, acc_b: int) -> None:
-    """Products in K = 64 mode: one of them emits one tile, so that an op is a number of products, whatever heads they
-    belong to."""
+    """Append acc_a * acc_b tile products in K = 64 mode to an MME. Each emits one tile, so one op counts products of
+    any heads: a new op starts only when the last is full."""
     ops = s.mme[f"MME{mme}"]
     left = acc_a * acc_b
     while left:
@@ -289,7 +303,8 @@ def score_op(s: KernelBuilder, mme: int, acc_a: int, acc_b: int) -> None:
 
 
 def value_op(s: KernelBuilder, mme: int, acc_a: int, k_iter: int) -> None:
-    """P V, accumulated over the key tiles in the MME, 64 columns wide; equal ones in a row count up a_iter."""
+    """Append P V for `acc_a` row blocks to an MME: 64 columns wide, accumulated over `k_iter` key tiles. An op equal to
+    the one before raises that one's a_iter instead."""
     ops = s.mme[f"MME{mme}"]
     op = f.Mme(a_iter=1, b_iter=1, k_iter=k_iter, acc_a=acc_a, acc_b=1, k128=1, acc_k=1)
     if ops and _same_but(ops[-1], op, "a_iter") and ops[-1].a_iter < MAX_A_ITER:
@@ -298,7 +313,7 @@ def value_op(s: KernelBuilder, mme: int, acc_a: int, k_iter: int) -> None:
 
 
 def lower_slot_values(s: KernelBuilder, att: Attention, slot: Slot, tile: Tile) -> None:
-    """The probabilities of a slot, from MemC 0-3, times V."""
+    """Append P V of a slot, P coming from MemC 0-3. tile: receives the loads of V; `slot.tile` receives the stores."""
     if slot.alone:
         _values_single(s, att, slot, tile)
     else:

@@ -1,9 +1,9 @@
-"""Attention over three row blocks as a stream of row tiles, so that both halves of the machine have the same to do.
+"""Attention over three row blocks as a stream of row tiles, so that both halves of the machine have equal work.
 
-Three row blocks cannot be halved: head by head, one MemC pair would have two row tiles and the other one. Here the
-row tiles of all heads, in order, go to the pairs in turns, two a slot. Every third slot holds tiles of two heads; MemB
-then sends the keys (and MemB2 the values) of one head to one pair and those of the next to the other. All uOPs of a
-Mem are alike, whatever head they belong to, so the stream costs one mOP for as many of them as a packet can repeat.
+Three row blocks cannot be halved: head by head, one MemC pair would get two row tiles and the other one. Here the row
+tiles of all heads, in order, go to the two pairs alternately, two in a slot. Every third slot holds tiles of two heads;
+MemB then sends the keys (and MemB2 the values) of one head to one pair and those of the next head to the other. All
+uOPs of a Mem are equal, whatever head they belong to, so one mOP stands for as many of them as a packet can repeat.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from .kernel_builder import KernelBuilder, WorkItem
 from .order import Tile
 
 BLOCKS = 3
-"""Row blocks of a sequence for which this is worthwhile."""
+"""Row blocks of the sequences that are lowered this way."""
 
 Row = tuple[int, int, int]
-"""Sequence, head, row block in the sequence."""
+"""A row tile: sequence, head, row block within the sequence."""
 
 
 def lower_streamed(s: KernelBuilder, att: Attention) -> None:
-    """Mapping type D, as `lower_attention`, for sequences of `BLOCKS` row blocks."""
+    """Lower attention by mapping type D, like `lower_attention`, for sequences of `BLOCKS` row blocks each."""
     check(s, att)
     batch, heads = range(s.net.batch), range(att.heads)
     rows: list[Row] = [(b, h, r) for b in batch for h in heads for r in range(BLOCKS)]
@@ -33,7 +33,7 @@ def lower_streamed(s: KernelBuilder, att: Attention) -> None:
     first = len(s.tiles)
     before: Sequence[Row] = ()
     made: Tile | None = None
-    for slot in [*slots, ()]:  # the values of a slot go with the scores of the next one
+    for slot in [*slots, ()]:  # P V of a slot runs beside Q K^T of the next one
         tile = Tile(lag=STORE_LAG)
         s.tiles.append(tile)
         _scores(s, att, slot, tile)
@@ -51,13 +51,14 @@ def _begun(slot: Sequence[Row]) -> list[tuple[int, int]]:
 
 
 def _passes(s: KernelBuilder, att: Attention, sequence: int, head: int) -> int:
-    """The slots in which a head has row tiles: how often its keys and its values are sent."""
+    """Number of slots in which a head has row tiles, i.e. how often its keys and values are sent."""
     start = (sequence * att.heads + head) * BLOCKS
     return (start + BLOCKS - 1) // 2 - start // 2 + 1
 
 
 def _in_turn(slot: Sequence[Row]) -> list[list[int]]:
-    """The pairs of a slot that what MemB holds goes to at the same time: both, or one after the other."""
+    """The MemC pairs of a slot, grouped: pairs in one list receive a tile of MemB at the same time. Both pairs if the
+    slot has one head, else one after the other."""
     if len({row[:2] for row in slot}) == 1:
         return [list(range(len(slot)))]
     return [[i] for i in range(len(slot))]
@@ -86,16 +87,17 @@ def _scores(s: KernelBuilder, att: Attention, slot: Sequence[Row], tile: Tile) -
                     recv_config=mask_of(s, att, sequence, keys[0] if j else 0, keys[j], False, row),
                 )
             )
-    halves = (((0, 1), keys[1]), ((0,), keys[0] - keys[1]))  # the even MMEs alone take the odd key tile
-    for which, tiles in halves:
-        s.route("MeshA", [f"a{i}_{2 * i + h}" for i in range(len(slot)) for h in which], tiles)
+    key_halves = (((0, 1), keys[1]), ((0,), keys[0] - keys[1]))  # only the even MMEs take the odd key tile
+    for halves, tiles in key_halves:
+        s.route("MeshA", [f"a{i}_{2 * i + h}" for i in range(len(slot)) for h in halves], tiles)
     for pairs in _in_turn(slot):
-        for which, tiles in halves:
-            s.route("MeshB", [f"b{h}_{2 * i + h}" for i in pairs for h in which], tiles)
+        for halves, tiles in key_halves:
+            s.route("MeshB", [f"b{h}_{2 * i + h}" for i in pairs for h in halves], tiles)
 
 
 def _values(s: KernelBuilder, att: Attention, slot: Sequence[Row], tile: Tile, made: Tile) -> None:
-    """made: the tile that the slot's scores came with, which owns its stores."""
+    """Append P V of a slot. tile: receives the loads of V. made: the tile of the slot's scores, which owns the
+    stores."""
     keys = halved(BLOCKS)
     for sequence, head in _begun(slot):
         tile.loads.append(s.blocks(att.v, sequence * BLOCKS, BLOCKS, head, 1, "MemB2"))
@@ -115,7 +117,7 @@ def _values(s: KernelBuilder, att: Attention, slot: Sequence[Row], tile: Tile, m
 
 
 def _value_ops(s: KernelBuilder, mme: int, rows: int) -> None:
-    """P V for so many row tiles: three an iteration, because an MME is set up for each."""
+    """Append P V for `rows` row tiles to an MME, three in an iteration, because each iteration costs a set-up."""
     left = rows
     while left:
         acc_a = min(MAX_ACC_A, left)

@@ -1,7 +1,7 @@
 """Attention one product at a time: mapping types A, B and C (paper section 2.2 and Fig. 3). D is in `attention`.
 
-A keeps a head's scores in MemC 0-3; B takes all heads' through DDR. Type B ends the limit of three key tiles that a
-MemC can send (768 rows): what is stored may be four.
+Type A keeps the scores of a head in MemC 0-3; B moves those of all heads through DDR. A MemC can send three key tiles
+(768 rows with a pair) but store four, so that type B runs up to 1024 rows.
 """
 
 from __future__ import annotations
@@ -28,17 +28,17 @@ from .order import Tile
 from .schedule import Interleave
 
 MAX_STORED = 8
-"""Key tiles that a MemC pair holds: four each."""
+"""Largest number of key tiles that a MemC pair can store: four each."""
 VALUE_ROWS = 4
-"""Row blocks that MemB2 holds."""
+"""Row blocks of V that MemB2 holds."""
 IN_TURN_LAG = 2
-"""Slots from the loads for a head to the stores of its output."""
+"""Slots between the loads for a head and the stores of its output, type A."""
 SCORES_LAG = 2
-"""Slots from the loads for a head to the stores of its scores: with 1, DDR waits for softmax."""
+"""Slots between the loads for a head and the stores of its scores, type B: with 1, DDR would wait for softmax."""
 
 
 def lower_as(s: KernelBuilder, att: Attention, kind: MappingType | None = None) -> None:
-    """Attention by a mapping type; None chooses by the roofline."""
+    """Lower attention by a mapping type; None chooses by the roofline. Raises `UnsupportedError` naming the layer."""
     match kind or choose(Shape.of(s.net, att), s.overlay):
         case MappingType.A:
             lower_in_turn(s, att)
@@ -52,8 +52,8 @@ def lower_as(s: KernelBuilder, att: Attention, kind: MappingType | None = None) 
 
 
 def place_as(s: KernelBuilder, att: Attention, kind: MappingType | None = None) -> None:
-    """The scratch memory of attention by a mapping type, as `lower_as` takes it. Raises `UnsupportedError` naming the
-    layer."""
+    """Check an attention and reserve the scratch memory that `lower_as` with the same mapping type needs. Raises
+    `UnsupportedError` naming the layer."""
     in_ddr = (kind or choose(Shape.of(s.net, att), s.overlay)) in (MappingType.B, MappingType.C)
     check(s, att, MAX_STORED if in_ddr else MAX_SENT)
     if in_ddr:
@@ -61,8 +61,8 @@ def place_as(s: KernelBuilder, att: Attention, kind: MappingType | None = None) 
 
 
 def lower_in_turn(s: KernelBuilder, att: Attention) -> None:
-    """Type A: the MMEs of one product wait for those of the other, because MeshA passes on a head's probabilities
-    before it takes the next head's queries."""
+    """Lower attention by mapping type A. The MMEs of one product wait for those of the other, because MeshA passes on
+    the probabilities of a head before it takes the queries of the next head."""
     check(s, att)
     first = len(s.tiles)
     for slot in slots_of(s, att):
@@ -75,14 +75,15 @@ def lower_in_turn(s: KernelBuilder, att: Attention) -> None:
 
 
 def lower_apart(s: KernelBuilder, att: Attention) -> None:
-    """Types B and C: softmax(Q K^T) of all heads to DDR, then P V of all heads from there."""
+    """Lower attention by mapping types B and C: softmax(Q K^T) of all heads to DDR, then P V of all heads from DDR."""
     scores = place_scores(s, att)
     lower_scores(s, att, scores)
     lower_values(s, att, scores)
 
 
 def place_scores(s: KernelBuilder, att: Attention) -> str:
-    """Scratch memory for the scores of every head, a panel each, behind all that is in DDR. Layers share it."""
+    """Reserve scratch memory for the scores of every head, one panel each, at the end of DDR. Layers with the same
+    number of heads share it. Returns the buffer's name."""
     name, width = f"scores{att.heads}", s.seq_blocks * BLOCK_ROWS
     if name not in s.buffers:
         end = max(b.offset + b.size // UNIT for b in s.buffers.values() if b.bank == "ddr")
@@ -92,10 +93,10 @@ def place_scores(s: KernelBuilder, att: Attention) -> str:
 
 
 def lower_scores(s: KernelBuilder, att: Attention, scores: str) -> None:
-    """softmax(Q K^T) on MME 0-3, which MemC 0-3 store."""
+    """Append softmax(Q K^T) of all heads on MME 0-3; MemC 0-3 store it into the buffer `scores`."""
     check(s, att, MAX_STORED)
     width = 2 * s.seq_blocks
-    # With a bias, MemC takes a slot's first scores with its first loads, and must be rid of those two slots before.
+    # With a bias, MemC receives a slot's first scores with its first loads; the slot two before must be stored by then.
     in_turn = s.interleave is Interleave.STRICT or att.bias is not None
     lag = 1 if in_turn else SCORES_LAG
     for slot in slots_of(s, att):
@@ -118,8 +119,11 @@ def lower_scores(s: KernelBuilder, att: Attention, scores: str) -> None:
 
 
 def lower_values(s: KernelBuilder, att: Attention, scores: str) -> None:
-    """P V on MME 4 and 5, the only ones that MemB2 with its untransposed V reaches. Both get P through MemA2, which
-    sends them the tiles of two row blocks in turns; a tile takes as long as a product, so that they work at half rate.
+    """Append P V of all heads on MME 4 and 5, the only ones that MemB2 with untransposed V reaches. P comes from the
+    buffer `scores` in DDR.
+
+    Both get P through MemA2, which sends them tiles of two row blocks alternately. A tile takes as long to send as to
+    multiply, so that both MMEs work at half rate.
     """
     for row0, keys, _ in s.spans:
         parts = [(at, min(VALUE_ROWS, keys - at)) for at in range(0, keys, VALUE_ROWS)]
@@ -142,7 +146,7 @@ def lower_values(s: KernelBuilder, att: Attention, scores: str) -> None:
 def _row_pair(
     s: KernelBuilder, att: Attention, scores: str, tile: Tile, head: int, row: int, rows: int, keys: int
 ) -> None:
-    """One row block of a head on MME 4, the next on MME 5."""
+    """Append P V of one or two row blocks of a head: the first on MME 4, the second on MME 5."""
     for k in range(keys):
         tile.loads.append(s.blocks(scores, row, rows, 2 * (head * s.seq_blocks + k), 2, "MemA2"))
         s.mem["MemA2"].append(

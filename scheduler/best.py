@@ -1,4 +1,4 @@
-"""The schedule `best`: found by search, or before, and kept."""
+"""The schedule `best`: found by a search, and kept in a cache."""
 
 from __future__ import annotations
 
@@ -19,13 +19,16 @@ from .schedule import SCHEDULES, Schedule, read_schedule, show_schedule
 from .search import CostModel, Price, describe, price, search
 
 VERSION = 9
-"""Of what a search does: a schedule found by another one is looked for again."""
+"""Version of the search; part of the cache key. Raise it when a search may find another schedule."""
 
 
 @dataclass(frozen=True)
 class Best:
-    """Ask for the best schedule: how long to search, in seconds, and with which seed. cache: the folder that keeps what
-    was found; None for the user's. cost: what a schedule costs; what is found by another model than ours is not kept.
+    """A request to search for the best schedule.
+
+    budget_s: seconds that the search may take. seed: of the order in which it tries schedules. cache: folder that keeps
+    schedules found; None for `~/.cache/rsn/schedules`. cost: cost model; schedules found by another model than the
+    default are not cached. Raises `ScheduleError` for values out of range.
     """
 
     budget_s: float = 30.0
@@ -38,33 +41,37 @@ class Best:
         object.__setattr__(self, "seed", converted(int, self.seed, "seed"))
         cache: object = self.cache
         if cache is not None and not isinstance(cache, str | Path):
-            raise ScheduleError(f"cache = {cache!r}: a folder")
+            raise ScheduleError(f"cache = {cache!r}: must be the path of a folder")
         object.__setattr__(self, "cache", None if cache is None else Path(cache))
         if not callable(self.cost):
-            raise ScheduleError(f"cost = {self.cost!r}: a function of network, overlay and schedule, to a Price")
+            raise ScheduleError(f"cost = {self.cost!r}: must be a function (network, overlay, schedule) -> Price")
         if not self.budget_s > 0:
-            raise ScheduleError(f"budget={self.budget_s}: a search takes more than 0 seconds")
+            raise ScheduleError(f"budget={self.budget_s}: must be more than 0 seconds")
         if self.seed < 0:
-            raise ScheduleError(f"seed={self.seed}: that of a search is 0 or more")
+            raise ScheduleError(f"seed={self.seed}: must be 0 or more")
 
 
 @dataclass(frozen=True)
 class Chosen:
-    """A schedule, and why, in words and numbers."""
+    """A schedule. why: lines of text on how a search found it; empty for a schedule that was given."""
 
     schedule: Schedule
     why: tuple[str, ...] = ()
 
     def show(self) -> str:
-        """As a schedule file."""
+        """The text of a schedule file, with `why` as comments."""
         return show_schedule(self.schedule, self.why)
 
 
 def choose(
     network: LayerGraph, overlay: Overlay, best: Best, progress: Callable[[float], None] = lambda share: None
 ) -> Chosen:
-    """The best schedule for a network on an overlay. What is found is kept, by network, overlay, seed and version, and
-    found again as long as nobody asks for a longer search. Raises `ScheduleError`."""
+    """Take the schedule for a network from the cache, or search for it and cache it.
+
+    The cache key is the network's shapes, the overlay, the seed and VERSION; a schedule found with a smaller budget is
+    searched for again. progress: called with the share of the budget that is spent. Raises like `search`, and
+    `ScheduleError` if the cost model returns no `Price`.
+    """
     if best.cost is not price:
         try:
             found = search(network, overlay, best.budget_s, best.seed, progress, _checked(best.cost))
@@ -83,12 +90,12 @@ def choose(
         folder.mkdir(parents=True, exist_ok=True)
         write_text(path, chosen.show())
     except OSError:
-        pass  # a cache that cannot be written costs time, nothing else
+        pass  # without a cache the next compilation searches again
     return chosen
 
 
 class _NoPriceError(Exception):
-    """What a search must not take for a schedule that cannot run."""
+    """The cost model is wrong. Not a ScheduleError, which a search would take for a schedule that cannot run."""
 
 
 def _checked(cost: CostModel) -> CostModel:
@@ -98,7 +105,7 @@ def _checked(cost: CostModel) -> CostModel:
             getattr(found, "busy", None), Mapping
         ):
             raise _NoPriceError(
-                f"the cost model returned {found!r}: a Price has latency, in seconds, and busy, by unit"
+                f"the cost model returned {found!r}, not a Price: it needs latency (seconds) and busy (seconds by unit)"
             )
         return found
 
@@ -127,23 +134,23 @@ def _user_cache() -> Path:
     base = os.environ.get("XDG_CACHE_HOME")
     try:
         return (Path(base) if base else Path.home() / ".cache") / "rsn" / "schedules"
-    except RuntimeError:  # a user without a home
+    except RuntimeError:  # a user without a home folder
         return Path(tempfile.gettempdir()) / "rsn" / "schedules"
 
 
 def schedule_named(
     schedule: str | os.PathLike[str] | Schedule | Best, budget_s: float = 30.0, seed: int = 0
 ) -> Schedule | Best:
-    """A schedule by name, or from a file. budget_s, seed: of the search for "best". Raises `ScheduleError` for an
-    unknown one."""
+    """Look up a schedule by name or file; return a `Schedule` or `Best` as it is. budget_s, seed: of the search for
+    "best". Raises `ScheduleError` for an unknown name, a file that cannot be read, and any other type."""
     if isinstance(schedule, os.PathLike):
         return read_schedule(schedule)
     if isinstance(schedule, Schedule | Best):
         return schedule
     if not isinstance(schedule, str):
         raise ScheduleError(
-            f"schedule = {schedule!r}: a name ({', '.join(SCHEDULES)}, best), a file (.toml), an rsn.Schedule(...) or "
-            "an rsn.Best(...)"
+            f"schedule = {schedule!r}: must be a name ({', '.join(SCHEDULES)}, best), a file (.toml), "
+            "rsn.Schedule(...) or rsn.Best(...)"
         )
     if schedule == "best":
         return Best(budget_s, seed)

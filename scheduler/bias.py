@@ -1,7 +1,7 @@
-"""Attention whose scores have a bias, through the previous-layer term of MME 0-3 (contract section 7, at its end).
+"""Attention with a bias on its scores, by the previous-layer term of MME 0-3 (end of contract section 7).
 
-An MME emits the tiles of the bias, times 1, before the products, and MemC adds them up. That takes K = 128 mode, while
-a head has 64 columns: the keys of two neighbouring heads come in one tile, and the other head's meet queries of 0.
+An MME emits the tiles of the bias, times 1, before the products, and MemC adds both. This needs K = 128 mode, while a
+head has 64 columns: one tile holds the keys of two neighbouring heads, and the queries of the other head are 0.
 """
 
 from __future__ import annotations
@@ -19,20 +19,22 @@ from .kernel_builder import KernelBuilder, WorkItem
 from .order import Tile
 
 ONES = 512
-"""Columns of an MME, each of which has a previous-layer weight of 1."""
+"""Length of the vector of previous-layer weights, all 1: the columns of an MME."""
 HELD = 2
-"""Tiles that a MemA holds."""
+"""Tiles of 128x128 that a MemA holds."""
 
 
 def place(s: KernelBuilder, att: Attention) -> None:
-    """What is the same in every run, in memory before any activation is."""
+    """Place the constants of an attention with a bias off chip: the bias, a block of zeros, and the previous-layer
+    weights. Call before activations are placed."""
     _bias(s, att)
     _zeros(s)
     _ones(s)
 
 
 def _bias(s: KernelBuilder, att: Attention) -> Buffer:
-    """In DDR, a matrix for each sequence and head, one below the other. Layers with the same bias share it."""
+    """The buffer of the bias in DDR: one matrix below the other for each sequence and head. Layers with the same bias
+    share it."""
     assert att.bias is not None
     bias, size = att.bias, s.seq_blocks * BLOCK_ROWS
     batch, heads, *_ = bias.shape
@@ -58,7 +60,8 @@ def _ones(s: KernelBuilder) -> Buffer:
 def load_queries(
     s: KernelBuilder, att: Attention, row: int, rows: int, heads: Sequence[int], unit: str, tile: Tile
 ) -> None:
-    """Row tiles of queries, each in the half of its columns in which the head's keys are."""
+    """Load row tiles of queries into a MemA. The head's 64 columns go to the half of the tile where its keys are, zeros
+    to the other half. row: first of `rows` row blocks."""
     for at in range(row, row + rows):
         for head in heads:
             halves = [s.blocks(att.q, at, 1, head, 1, unit), s.blocks(_zeros(s).name, 0, 1, 0, 1, unit)]
@@ -68,7 +71,8 @@ def load_queries(
 def load_keys(
     s: KernelBuilder, att: Attention, row: int, rows: int, heads: Sequence[int], unit: str, tile: Tile
 ) -> None:
-    """Key tiles, each with the keys of the head's neighbour."""
+    """Load key tiles into a MemB, each with the keys of the head and of its neighbour. row: first of `rows` row
+    blocks."""
     if len(heads) == 1:
         tile.loads.append(s.blocks(att.k, row, rows, heads[0] & ~1, 2, unit))
         return
@@ -85,8 +89,11 @@ def send_bias(
     keys: Sequence[tuple[int, int]],
     tile: Tile,
 ) -> None:
-    """What MME 2i and 2i+1 add, through MemA i: for each of `places`, a head and a row block of the sequence, the key
-    blocks of `keys`: which MME takes so many. A MemA holds two tiles at a time."""
+    """Load the bias tiles of MME 2i and 2i+1 into MemA i, and send them.
+
+    places: pairs (head, row block of the sequence). keys: pairs (MME, number of key blocks), for each of `places`. MemA
+    holds two tiles at a time.
+    """
     assert att.bias is not None
     batch, heads, *_ = att.bias.shape
     unit, name, total = f"MemA{i}", _bias(s, att).name, sum(count for _, count in keys)
@@ -104,8 +111,8 @@ def send_bias(
 
 
 def score_ops(s: KernelBuilder, shapes: Sequence[tuple[int, int, int]]) -> None:
-    """An op for each MME of a slot, given its number, acc_a and acc_b; equal ones in a row count up a_iter and read the
-    weights once."""
+    """Append the MME ops of a slot. shapes: (MME, acc_a, acc_b). An op equal to the one before raises that one's a_iter
+    instead, and the weights are loaded once for both."""
     fresh = []
     for mme, acc_a, acc_b in shapes:
         ops = s.mme[f"MME{mme}"]

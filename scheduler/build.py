@@ -1,4 +1,4 @@
-"""The scheduler's pipeline: a network to a packed program."""
+"""The scheduler's pipeline: from a network to a packed program."""
 
 from __future__ import annotations
 
@@ -17,7 +17,8 @@ from .schedule import Schedule
 
 @dataclass(frozen=True, eq=False)
 class Built:
-    """A program and its weights, by buffer name, as they lie off chip. kernels: what the program was packed from."""
+    """A compiled program. weights: stored elements by buffer name. chosen: the schedule used. kernels: the kernel
+    sequences that the program was packed from."""
 
     program: Program
     weights: Weights
@@ -26,20 +27,24 @@ class Built:
 
 
 Progress = Callable[[float], None]
+"""Called with the share of a search's budget that is spent, 0 to 1."""
 
 
 Observe = Callable[[str, object], None]
+"""Called after each pass with its name and its result."""
 
 
 def _unobserved(name: str, made: object) -> None:
-    """Nobody wants to know."""
+    """Do nothing: the default of Passes.observe."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Passes:
-    """The scheduler's passes; one that replaces another takes and returns the same. choose: a schedule, where a search
-    is asked for; lower: to kernel sequences, with the off-chip accesses in their order; pack: to the packets of an
-    image. observe: told the name of each pass, when it is done, and what it made."""
+    """The scheduler's passes. A replacement takes and returns the same types.
+
+    choose: searches for a schedule, if the schedule is a `Best`. lower: makes kernel sequences and orders the off-chip
+    accesses. pack: makes the packets of the program. observe: called after each pass with its name and its result.
+    """
 
     choose: Callable[[LayerGraph, Overlay, Best, Progress], Chosen] = choose
     lower: Callable[[LayerGraph, Overlay, Schedule], Lowered] = lower
@@ -57,16 +62,19 @@ def build(
     progress: Progress = lambda share: None,
     passes: Passes = USUAL,
 ) -> Built:
-    """Choose a schedule where none is given, lower to kernel sequences, order the off-chip accesses, pack. progress:
-    told how much of a search's budget is spent. Raises `UnsupportedError` or `ScheduleError`."""
+    """Compile a network: search for a schedule if it is a `Best`, lower to kernel sequences, pack into a program.
+
+    progress: called during a search. Raises `UnsupportedError` if the overlay cannot run the network, `ScheduleError`
+    if the schedule does not fit it, and `TypeError` if a replaced pass returns another type.
+    """
     chosen = Chosen(schedule) if isinstance(schedule, Schedule) else passes.choose(network, overlay, schedule, progress)
     passes.observe("schedule", _made("choose", chosen, Chosen))
     return _built(network, overlay, chosen, passes, None)
 
 
 def rebuild(built: Built, network: LayerGraph, overlay: Overlay, passes: Passes = USUAL) -> Built:
-    """The same for a network with other weights, with the schedule that was chosen: the program stays as it is, but for
-    what its outputs are multiplied with, unless a weight decides something in the kernels. Raises as `build`."""
+    """Compile the same network with other weights, by the schedule already chosen. If its kernels are unchanged, the
+    program is kept and only the scale and shift of its buffers are replaced. Raises like `build`."""
     return _built(network, overlay, built.chosen, passes, built)
 
 
@@ -83,7 +91,7 @@ def _built(network: LayerGraph, overlay: Overlay, chosen: Chosen, passes: Passes
 
 
 def _is_same(kernels: Kernels, before: Kernels) -> bool:
-    """Whether they make the same program, but for the factors and the sums of its outputs."""
+    """Whether both make the same program, apart from the scale and shift of its outputs."""
 
     def all_but_scales(k: Kernels) -> tuple[object, ...]:
         plain = [replace(b, scale=None, shift=None) for b in k.buffers]
@@ -93,7 +101,7 @@ def _is_same(kernels: Kernels, before: Kernels) -> bool:
 
 
 def _made(name: str, made: object, kind: type) -> object:
-    """What a pass returned, if it is of the right kind. Raises `TypeError`: whoever replaced the pass is at fault."""
+    """Check the type that a pass returned. Raises `TypeError`, because the code that replaced the pass is wrong."""
     if not isinstance(made, kind):
         raise TypeError(f"Passes.{name} returned {type(made).__name__}, not {kind.__name__}")
     return made

@@ -1,4 +1,4 @@
-"""What the fields of an MME op count to."""
+"""The largest counts that the fields of an MME op can hold."""
 
 from ..isa.overlays.xnn.formats import Mme
 

@@ -1,7 +1,7 @@
 """Matrix products over all six MMEs (paper sections 4.3 and 5.3, contract section 2 "GEMM wiring").
 
-Output-stationary tiles of up to 768x1024: MemA i holds row group i, MemB j column half j, MME 2i+j and its MemC the
-product of the two. Bias and previous-layer term enter through the MMEs, activation and LayerNorm through MemC's store.
+Output-stationary tiles of up to 768x1024: MemA i holds row group i, MemB j column half j; MME 2i+j and its MemC compute
+their product. The MMEs add the bias and the previous-layer term; MemC applies activation and LayerNorm at its store.
 """
 
 from __future__ import annotations
@@ -28,17 +28,17 @@ from .schedule import Loops
 from .tiles import RowTile, column_tiles, row_tiles
 
 MAX_BIAS = 2048
-"""Columns of the bias that an MME holds."""
+"""Largest number of bias columns that an MME holds."""
 LN_EPS = 1e-6
-"""What the base machine's LayerNorm adds to the variance."""
+"""The eps of LayerNorm on the base machine."""
 MEM_C_BEATS = MemCUnit.ROWS * MemCUnit.COLS // BEAT
-"""In one of MemC's buffers."""
+"""Beats (words of a stream) in one buffer of MemC."""
 
 
 @dataclass(frozen=True)
 class _Plan:
-    """How a matrix product is cut: `passes` column tiles of `halves` x `acc_b` column blocks each; registers are MemC's
-    at the store."""
+    """How a matrix product is cut: into `passes` column tiles of `halves` x `acc_b` column blocks each. k_tiles: slices
+    of K, 0 without a product. registers: of MemC at the store."""
 
     y: Columns
     k_tiles: int
@@ -50,7 +50,7 @@ class _Plan:
 
 @dataclass(frozen=True)
 class _Part:
-    """A column tile: column tile `n` of a matrix product, with its weights."""
+    """Column tile `n` of a matrix product. weight: of the whole product; None without a product."""
 
     gemm: Gemm
     plan: _Plan
@@ -60,7 +60,8 @@ class _Part:
 
 @dataclass(frozen=True)
 class PlacedGemms:
-    """Column tiles that one MME op goes through each, with the vectors that it loads."""
+    """The products of a segment with their weights placed. groups: the column tiles of one MME op each, and the vectors
+    (previous-layer weights, bias) that the op loads."""
 
     gemms: Sequence[Gemm]
     groups: Sequence[tuple[Sequence[_Part], Sequence[Buffer]]]
@@ -68,20 +69,20 @@ class PlacedGemms:
 
 
 def place_gemms(s: KernelBuilder, gemms: Sequence[Gemm], loops: Loops) -> PlacedGemms:
-    """Append the weights of matrix products of one activation, each with what is fused to it. Raises `UnsupportedError`
-    naming the layer."""
+    """Place the weights and vectors of products of one activation in LPDDR. Raises `UnsupportedError` naming the layer
+    if the overlay cannot run it, `ScheduleError` if its tiles cannot."""
     parts = [part for gemm in gemms for part in _parts(s, gemm)]
     groups = [[part] for part in parts] if loops is Loops.COLUMNS else _op_columns(parts)
     return PlacedGemms(gemms, [(group, _vectors(s, group)) for group in groups], loops)
 
 
 def lower_gemms(s: KernelBuilder, placed: PlacedGemms) -> None:
-    """The kernels of matrix products whose weights are placed.
+    """Append the kernels of products whose weights are placed.
 
-    Loops.COLUMNS: column tiles outside, row tiles inside: the addresses of a column tile's loads and stores then
-    advance by constant strides, which one packet can loop over. Loops.ROWS: row tiles outside; MemA then still holds
-    the last two slices of K when the next column tile begins, which takes them first. LPDDR moves the same bytes either
-    way (paper section 5.3).
+    Loops.COLUMNS: column tiles outside, row tiles inside. The addresses of a column tile's loads and stores advance by
+    constant strides, so that one packet can loop over them. Loops.ROWS: row tiles outside. When a column tile begins,
+    MemA still holds the last two slices of K of the tile before, and the new tile takes them first. LPDDR moves the
+    same bytes either way (paper section 5.3).
     """
     tiles = row_tiles(s.row_blocks, s.cuts[placed.gemms[0].y])
     for group, vectors in placed.groups:
@@ -93,14 +94,16 @@ def _parts(s: KernelBuilder, gemm: Gemm) -> list[_Part]:
     x, y = s.columns[gemm.x], s.columns[gemm.y]
     if x.used > MAX_K_ITER * 128:
         raise UnsupportedError(
-            f"{gemm.place}: a product over {x.count} columns; an MME op counts to {MAX_K_ITER * 128}"
+            f"{gemm.place}: a product over K = {x.count} columns; an MME op handles at most {MAX_K_ITER * 128}"
         )
     if gemm.residual is not None and (s.columns[gemm.residual].is_plain, y.is_plain) != (True, True):
-        raise UnsupportedError(f"{gemm.place}: a residual among heads that are stored wider than they are")
+        raise UnsupportedError(
+            f"{gemm.place}: a residual added to attention heads that are padded to 64 columns is not supported"
+        )
     if gemm.norm is not None:
         _check_norm(s, gemm, y)
         if s.cuts[gemm.y].mme_cols == 1:
-            raise ScheduleError(f"mme_cols=1: the LayerNorm of {gemm.place} takes two MMEs' columns")
+            raise ScheduleError(f"mme_cols=1: the LayerNorm of {gemm.place} needs two columns of MMEs")
     passes, halves, acc_b = column_tiles(y.stored // 128, s.cuts[gemm.y], gemm.norm is not None)
     plan = _Plan(y, x.used // 128 if gemm.multiplies else 0, passes, halves, acc_b, _post_op(s, gemm))
     cols = passes * halves * acc_b * 128
@@ -111,8 +114,9 @@ def _parts(s: KernelBuilder, gemm: Gemm) -> list[_Part]:
 
 
 def _op_columns(parts: Sequence[_Part]) -> list[list[_Part]]:
-    """Column tiles that one MME op can go through: of equal shape, with biases that fit, and without residual, whose
-    weights are there for one column tile alone."""
+    """Group column tiles so that one MME op can loop over a group: tiles of equal shape, with biases that fit the MME
+    together. A tile with a residual is a group of its own, because the MME holds previous-layer weights for one tile
+    only."""
     out: list[list[_Part]] = []
     for part in parts:
         last = out[-1][-1] if out else None
@@ -132,8 +136,8 @@ def _op_columns(parts: Sequence[_Part]) -> list[list[_Part]]:
 
 
 def _vectors(s: KernelBuilder, group: Sequence[_Part]) -> list[Buffer]:
-    """The vectors that an op loads: previous-layer weights, bias. That of MemB 0 first, tile after tile, then that of
-    MemB 1 (contract section 3)."""
+    """Place the vectors that an op loads: previous-layer weights, bias. In each, the part of MemB 0 comes first, tile
+    after tile, then that of MemB 1 (contract section 3)."""
     part = group[0]
     plan, gemm, size = part.plan, part.gemm, part.plan.acc_b * 128
 
@@ -160,7 +164,7 @@ def _vectors(s: KernelBuilder, group: Sequence[_Part]) -> list[Buffer]:
 
 
 def _vector_length(group: Sequence[_Part]) -> int:
-    """Floats of a vector that one MemB loads: what is longer than a column block of 32 groups is whole blocks."""
+    """Elements of a vector that one MemB loads; more than 1024 are padded to a multiple of 1024 (32 groups of 32)."""
     length = len(group) * group[0].plan.acc_b * 128
     return length if length <= 1024 else padded(length, 1024)
 
@@ -168,8 +172,8 @@ def _vector_length(group: Sequence[_Part]) -> int:
 def _gemm_op(
     s: KernelBuilder, group: Sequence[_Part], rows: Sequence[RowTile], vectors: Sequence[Buffer], loops: Loops
 ) -> None:
-    """One MME op on every MME in use: the row tiles `rows`, all of one shape, each against the column tiles of `group`.
-    The even MemB takes the first half of a tile's columns (contract section 3)."""
+    """Append one op for every MME in use: all row tiles `rows` (equal shapes) times all column tiles of `group`. The
+    even MemB takes the first half of a tile's columns (contract section 3)."""
     gemm, plan = group[0].gemm, group[0].plan
     groups, acc = rows[0].groups, rows[0].acc
     mmes = [(i, j) for i in range(groups) for j in range(plan.halves)]
@@ -214,9 +218,9 @@ def _gemm_op(
 
 
 def _loads_ahead(s: KernelBuilder, gemm: Gemm, plan: _Plan, row: RowTile) -> int:
-    """How many loads of the next tile pass while MemC finishes this one: its last product and its post-op.
+    """Estimate how many loads of the next tile fit in the time in which MemC finishes this one (last product, post-op).
 
-    Stores that come earlier make DDR wait for MemC, later ones leave it idle while the MMEs use up what is loaded.
+    If the stores come earlier, DDR waits for MemC; if later, DDR idles while the MMEs consume what is loaded.
     """
     if gemm.activation is None and gemm.norm is None:
         return 0
@@ -232,8 +236,8 @@ def _loads_ahead(s: KernelBuilder, gemm: Gemm, plan: _Plan, row: RowTile) -> int
 
 
 def _residual(s: KernelBuilder, gemm: Gemm, plan: _Plan, row: RowTile, n: int, tile: Tile) -> None:
-    """The A tiles of the previous-layer term, one MemA after the other, in the order its two MMEs take them: row tile
-    by row tile, first all columns of MME 2i, then all of MME 2i+1. A MemA holds two tiles at a time."""
+    """Append loads and sends of the residual's tiles, one MemA after the other, in the order in which its two MMEs take
+    them: row tile by row tile, first all columns of MME 2i, then all of MME 2i+1. MemA holds two tiles at a time."""
     assert gemm.residual is not None
     width = s.columns[gemm.residual].stored // 128
     first, count = n * plan.halves * plan.acc_b, plan.halves * plan.acc_b
@@ -247,7 +251,7 @@ def _residual(s: KernelBuilder, gemm: Gemm, plan: _Plan, row: RowTile, n: int, t
             for a in range(row.acc):
                 for start, columns in pieces:
                     tile.loads.append(s.blocks(gemm.residual, at + a, 1, 2 * start, 2 * columns, unit))
-                # padded column tiles: any finite tile serves, its weights are 0
+                # padded column tiles: any finite tile will do, because its weights are 0
                 tile.loads += [s.blocks(gemm.residual, at + a, 1, 0, 2, unit)] * (count - valid)
         tiles = row.acc * count
         for t in range(0, tiles, 2):
@@ -261,15 +265,15 @@ def _residual(s: KernelBuilder, gemm: Gemm, plan: _Plan, row: RowTile, n: int, t
 
 
 def _panels(stored: Buffer, first: int, count: int) -> list[tuple[int, int]]:
-    """`count` column blocks from `first` on, cut where a panel of what is stored ends: first block, how many."""
+    """Cut `count` column blocks from `first` on where a panel of the buffer ends. Returns pairs (first, count)."""
     width = stored.shape[1] // 128
     ends = [*range(first - first % width + width, first + count, width), first + count]
     return [(a, b - a) for a, b in pairwise([first, *ends]) if b > a]
 
 
 def _products(s: KernelBuilder, part: _Part, row: RowTile, tile: Tile, order: Sequence[int], held: int) -> None:
-    """The k loop of one output tile, slices of K in this order: LHS from DDR into MemA, but for the first `held`, which
-    are there; RHS from LPDDR into MemB."""
+    """Append the K loop of one output tile, over slices of K in the given order: LHS from DDR into MemA, except for the
+    first `held` slices, which MemA already holds; RHS from LPDDR into MemB."""
     plan, weight = part.plan, part.weight
     if weight is None:
         return
@@ -307,7 +311,7 @@ def _results(s: KernelBuilder, gemm: Gemm, plan: _Plan, row: RowTile, n: int, ti
             s.mem[c].append(
                 WorkItem(
                     {"recv": 1, "k_iter": rounds, "recv_a": row.acc, "recv_b": plan.acc_b},
-                    store if cols or gemm.norm is not None else {},  # without columns it may still owe its sums
+                    store if cols or gemm.norm is not None else {},  # without columns a norm still sends its sums
                     store_config=registers,
                 )
             )
@@ -326,24 +330,24 @@ def _check_norm(s: KernelBuilder, gemm: Gemm, y: Columns) -> None:
         return
     if y.count != 1024:
         raise UnsupportedError(
-            f"{gemm.place}: LayerNorm over {y.count} columns; overlay {s.overlay.name} normalises exactly 1024"
+            f"{gemm.place}: LayerNorm over {y.count} columns; overlay {s.overlay.name} needs exactly 1024"
         )
     if gemm.norm.rms:
-        raise UnsupportedError(f"{gemm.place}: RMSNorm; overlay {s.overlay.name} has LayerNorm alone")
+        raise UnsupportedError(f"{gemm.place}: RMSNorm; overlay {s.overlay.name} has LayerNorm only")
     if abs(gemm.norm.eps - LN_EPS) > 1e-6:
         raise UnsupportedError(
-            f"{gemm.place}: LayerNorm eps {gemm.norm.eps:g}; overlay {s.overlay.name} adds {LN_EPS:g}"
+            f"{gemm.place}: LayerNorm with eps {gemm.norm.eps:g}; overlay {s.overlay.name} has eps {LN_EPS:g} only"
         )
 
 
 def _post_op(s: KernelBuilder, gemm: Gemm) -> dict[str, Any]:
-    """The MemC registers that the store needs, on an extended overlay."""
+    """The MemC registers for activation and norm at the store; empty for the base machine, which has none."""
     codes = {Activation.GELU_TANH: 0, Activation.GELU_ERF: 1, Activation.RELU: 2, Activation.SILU: 3}
     out: dict[str, Any] = {}
     if gemm.activation is not None:
         if not s.extended and gemm.activation is not Activation.GELU_TANH:
             raise UnsupportedError(
-                f"{gemm.place}: activation {gemm.activation.value}; overlay {s.overlay.name} knows gelu_tanh alone"
+                f"{gemm.place}: activation {gemm.activation.value}; overlay {s.overlay.name} has gelu_tanh only"
             )
         out["activation"] = codes[gemm.activation]
     if gemm.norm is not None:
@@ -352,7 +356,7 @@ def _post_op(s: KernelBuilder, gemm: Gemm) -> dict[str, Any]:
 
 
 def _op_runs(tiles: Sequence[RowTile]) -> list[list[RowTile]]:
-    """Row tiles of one MME op: neighbours of equal shape, as many as it counts."""
+    """Group consecutive row tiles of equal shape, at most as many as one MME op can count."""
     out: list[list[RowTile]] = []
     for t in tiles:
         if out and len(out[-1]) < MAX_A_ITER and (out[-1][0].groups, out[-1][0].acc) == (t.groups, t.acc):

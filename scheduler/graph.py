@@ -1,7 +1,7 @@
-"""What the scheduler is given: matrix products and attention over named activations, all that folds already folded.
+"""The scheduler's input: a graph of matrix products and attention over named activations, after folding.
 
-An activation is a float32 matrix of `batch * seq` rows, known by name. Every matrix product here is one pass over the
-datapath with its non-MM neighbours fused as in section 4.3 and Fig. 11 of the paper.
+An activation is a float32 matrix of `batch * seq` rows with a name. Every matrix product is one pass over the datapath,
+fused with its neighbours that are no matrix products (paper section 4.3 and Fig. 11).
 """
 
 from __future__ import annotations
@@ -17,11 +17,12 @@ from ..base.errors import ScheduleError
 
 Array = npt.NDArray[np.float32]
 TOP = "the top level"
-"""What the module itself is called, whose path is empty."""
+"""How messages name the root module, whose path is empty."""
 
 
 class Activation(Enum):
-    """What MemC applies at its store. The base machine knows GELU_TANH alone; the others need opcode 8."""
+    """Activation function that MemC applies at its store. The base machine has GELU_TANH only; the others need opcode
+    8."""
 
     GELU_TANH = "gelu_tanh"
     GELU_ERF = "gelu_erf"
@@ -31,8 +32,10 @@ class Activation(Enum):
 
 @dataclass(frozen=True)
 class Norm:
-    """LayerNorm over the columns, biased variance, without scale and shift (those are folded into the consumers); or,
-    with `rms`, division by the root of the mean square."""
+    """LayerNorm over the columns with biased variance, or RMSNorm with `rms`.
+
+    Without scale and shift: those are folded into the consumers. eps: added to the variance or the mean square.
+    """
 
     eps: float
     rms: bool = False
@@ -40,11 +43,11 @@ class Norm:
 
 @dataclass(frozen=True, eq=False)
 class Gemm:
-    """y = norm(activation(x @ weight + bias + residual * residual_scale)), each part but the product optional.
+    """y = norm(activation(x @ weight + bias + residual * residual_scale)); all but the product are optional.
 
-    weight is (K, N), bias and residual_scale are (N,), all float32. `activation` and `norm` exclude each other.
-    `path` is the module path, for messages. With K = 0 there is no product and no bias: a pass over the residual, which
-    is `x` too, for what pre-norm models normalise and keep.
+    weight is (K, N), bias and residual_scale are (N,), all float32. `activation` and `norm` exclude each other. x, y,
+    residual: names of activations. path: the module path. K = 0 means no product and no bias: a pass over the residual
+    (`x` is the same activation), for activations that a pre-norm model both normalises and keeps.
     """
 
     path: str
@@ -59,23 +62,24 @@ class Gemm:
 
     @property
     def place(self) -> str:
-        """For messages."""
+        """The module path for messages; TOP for the root module."""
         return self.path or TOP
 
     @property
     def multiplies(self) -> bool:
-        """Whether there is a product."""
+        """Whether the pass has a matrix product, i.e. K > 0."""
         return len(self.weight) > 0
 
 
 @dataclass(frozen=True, eq=False)
 class Attention:
-    """y = softmax(q @ k^T + bias) @ v for each sequence and head; the score scale is folded into the keys' weights
-    already.
+    """y = softmax(q @ k^T + bias) @ v for each sequence and head. The scale of the scores is folded into the weights of
+    the keys.
 
-    q, k, v and y have heads * head_dim columns, head h in columns h*head_dim .. . With `masked`, keys at and beyond
-    the sequence's length (the run-time parameter len[b]) take no part; with `causal`, for each row, those behind it.
-    bias is (batch or 1, heads or 1, seq, seq), finite: what depends on positions alone, or any other mask.
+    q, k, v, y: names of activations of heads * head_dim columns; head h starts at column h * head_dim. masked: keys at
+    and beyond the length of the sequence (the run-time parameter len[b]) are masked out. causal: for each row, the keys
+    behind it are masked out. bias: finite constants of shape (batch or 1, heads or 1, seq, seq), such as relative
+    positions or another mask.
     """
 
     path: str
@@ -91,7 +95,7 @@ class Attention:
 
     @property
     def place(self) -> str:
-        """For messages."""
+        """The module path for messages; TOP for the root module."""
         return self.path or TOP
 
 
@@ -100,7 +104,8 @@ Layer = Gemm | Attention
 
 @dataclass(frozen=True, eq=False)
 class Output:
-    """An activation handed back to the host as activation * scale + shift (both (N,), the last LayerNorm's affine)."""
+    """An activation that is returned to the host as activation * scale + shift. scale, shift: (N,), the affine part of
+    a last LayerNorm; None for none."""
 
     name: str
     scale: Array | None = None
@@ -109,9 +114,9 @@ class Output:
 
 @dataclass(frozen=True, eq=False)
 class LayerGraph:
-    """A chain of layers over `batch` sequences of `seq` rows. `inputs` maps an activation to its column count.
+    """Layers in execution order over `batch` sequences of `seq` rows. inputs: column count by activation.
 
-    lengths: how many rows each sequence has, where they differ; the others are neither stored nor computed. Empty: all.
+    lengths: rows of each sequence, where they differ; rows beyond are neither stored nor computed. Empty: all `seq`.
     """
 
     batch: int
@@ -123,41 +128,42 @@ class LayerGraph:
 
     @property
     def rows(self) -> tuple[int, ...]:
-        """Of each sequence."""
+        """Number of rows of each sequence."""
         return self.lengths or (self.seq,) * self.batch
 
     @property
     def size(self) -> str:
-        """In words."""
+        """Batch and rows as text, for messages."""
         if not self.lengths:
             return f"{self.batch} x {self.seq} rows"
         return f"{self.batch} sequences of {', '.join(map(str, self.lengths))} rows"
 
     def columns(self, name: str) -> int:
-        """Of the activation that a layer makes."""
+        """Number of columns of an activation that a layer of this graph computes."""
         layer = next(layer for layer in self.layers if layer.y == name)
         return layer.heads * layer.head_dim if isinstance(layer, Attention) else int(layer.weight.shape[1])
 
     def show(self) -> str:
-        """In words: what comes in, a line for each layer, what goes out."""
+        """The graph as text: a line for the inputs, for each layer, and for the outputs."""
         inputs = ", ".join(f"{name} ({columns} columns)" for name, columns in self.inputs.items())
         outputs = ", ".join(out.name + " * scale + shift" * (out.scale is not None) for out in self.outputs)
         lines = [f"  {layer.y} = {_formula(layer)}" for layer in self.layers]
         return "\n".join([f"{self.size}: {inputs}", *lines, f"  -> {outputs}"]) + "\n"
 
     def with_lengths(self, lengths: Sequence[int]) -> LayerGraph:
-        """The same over sequences of so many rows. Raises `ScheduleError` for lengths that do not fit."""
+        """The same layers over sequences of these numbers of rows. Raises `ScheduleError` unless there are `batch`
+        whole numbers from 1 to `seq`."""
         given: object = lengths
         if isinstance(given, str) or not hasattr(given, "__len__"):
-            raise ScheduleError(f"lengths = {lengths!r}: a list of whole numbers, one for each sequence")
+            raise ScheduleError(f"lengths = {lengths!r}: must be a list of whole numbers, one for each sequence")
         for n in lengths:
             if isinstance(n, bool) or not hasattr(n, "__index__"):
-                raise ScheduleError(f"lengths: {n!r} is no whole number")
+                raise ScheduleError(f"lengths: {n!r} is not a whole number")
         if len(lengths) != self.batch:
-            raise ScheduleError(f"{len(lengths)} lengths for a batch of {self.batch} sequences")
+            raise ScheduleError(f"lengths: {len(lengths)} given for a batch of {self.batch} sequences")
         for i, n in enumerate(lengths):
             if not 1 <= n <= self.seq:
-                raise ScheduleError(f"length {n} of sequence {i}: sequences have 1 to {self.seq} rows")
+                raise ScheduleError(f"lengths: {n} for sequence {i}; a length must be from 1 to {self.seq} rows")
         same = all(n == self.seq for n in lengths)
         return replace(self, lengths=() if same else tuple(int(n) for n in lengths))
 

@@ -1,5 +1,5 @@
-"""Which layers are lowered together, as one segment, what segments that are alike are called, and what a schedule says
-of each."""
+"""Segments: which layers are lowered together, the kind name of each segment, and the knobs that a schedule sets for
+it."""
 
 from __future__ import annotations
 
@@ -16,16 +16,17 @@ from .schedule import DramPolicy, Interleave, Loops, Schedule, Segment
 from .tiles import Tiles
 
 Group = list[Gemm] | Attention
-"""Products of one activation, or one attention."""
+"""The layers of a segment: consecutive products of one activation, or one attention."""
 SHOWN = 8
-"""Module paths in a message, at most."""
+"""Largest number of module paths in a message."""
 HARDWARE = DramPolicy(patience_us=0.0, store_blocks=16)
-"""How a memory controller orders stores that knows nothing of the application: reads first."""
+"""The policy of Interleave.HARDWARE: reads first, as a memory controller that does not know the application."""
 
 
 @dataclass(frozen=True)
 class Planned:
-    """A segment, and how it goes through the machine."""
+    """A segment with its kind name and the knobs that apply to it. mapping: None chooses by the roofline. drain: all
+    its stores end before the next segment loads."""
 
     layers: Group
     kind: str
@@ -37,8 +38,8 @@ class Planned:
 
 
 def plan(network: LayerGraph, schedule: Schedule) -> list[Planned]:
-    """The segments of a network in their order. Raises `ScheduleError` where the schedule speaks of segments or layers
-    that are not there, or puts together what the machine cannot."""
+    """Divide a network into segments, in execution order, each with its knobs. Raises `ScheduleError` if the schedule
+    names kinds or layers that the network does not have, or combines layers that cannot form one segment."""
     chosen = _Chosen(network, schedule.segments)
     groups = list(groups_of(network, schedule.loops, chosen))
     chosen.check(groups)
@@ -52,45 +53,46 @@ def plan(network: LayerGraph, schedule: Schedule) -> list[Planned]:
 
 
 def _ends(groups: Sequence[Group]) -> list[bool]:
-    """Whether one of the groups of Table 9 ends with a segment: before the products that an attention takes, before the
-    attention, and behind it."""
-    taken_by = {
+    """Whether a group of Table 9 ends with each segment: groups end before the products that an attention reads, before
+    the attention, and behind it."""
+    read_by = {
         name: group.y for group in groups if isinstance(group, Attention) for name in (group.q, group.k, group.v)
     }
 
-    def takers(group: Group) -> set[str]:
-        return {taken_by[layer.y] for layer in _layers(group) if layer.y in taken_by}
+    def readers(group: Group) -> set[str]:
+        return {read_by[layer.y] for layer in _layers(group) if layer.y in read_by}
 
     return [
-        isinstance(a, Attention) or isinstance(b, Attention) or bool(takers(b) and takers(a) != takers(b))
+        isinstance(a, Attention) or isinstance(b, Attention) or bool(readers(b) and readers(a) != readers(b))
         for a, b in pairwise(groups)
     ] + [False] * bool(groups)
 
 
 def _planned(group: Group, kind: str, schedule: Schedule, chosen: Segment | None, end: bool) -> Planned:
-    """By its module path, else by its kind, else as all. end: what it belongs to ends with it."""
-    said = chosen or Segment("")
-    rule = HARDWARE if schedule.interleave is Interleave.HARDWARE else said.rule or schedule.rule(kind)
-    together = Loops.ROWS if isinstance(group, list) and len(group) > 1 else schedule.loops
+    """The knobs of a segment: by module path (`chosen`), else by kind, else of the whole schedule. end: a group of
+    Table 9 ends with this segment."""
+    entry = chosen or Segment("")
+    rule = HARDWARE if schedule.interleave is Interleave.HARDWARE else entry.rule or schedule.rule(kind)
+    loops = Loops.ROWS if isinstance(group, list) and len(group) > 1 else schedule.loops
     return Planned(
         group,
         kind,
-        said.loops or together,
-        said.tiles or schedule.tiles_of(kind),
+        entry.loops or loops,
+        entry.tiles or schedule.tiles_of(kind),
         rule,
-        said.mapping or schedule.attention,
-        end or kind in schedule.drain if said.overlap is None else not said.overlap,
+        entry.mapping or schedule.attention,
+        end or kind in schedule.drain if entry.overlap is None else not entry.overlap,
     )
 
 
 class _Chosen:
-    """Which of a schedule's segments each layer belongs to: the first that names it."""
+    """The entry of schedule.segments that applies to each layer: the first that matches its path."""
 
     def __init__(self, network: LayerGraph, segments: Sequence[Segment]) -> None:
         self._segments = segments
         self._network = network
         self._of: dict[str, tuple[int, str]] = {}
-        """Segment and pattern, by activation."""
+        """Index of the entry and the pattern that matches, by the layer's output activation."""
         for layer in network.layers:
             for i, segment in enumerate(segments):
                 pattern = next((p for p in segment.layers if _matches(p, layer.path)), None)
@@ -105,7 +107,8 @@ class _Chosen:
         return None if at is None else self._segments[at]
 
     def check(self, groups: Sequence[Group]) -> None:
-        """Raises `ScheduleError` for a segment that is not there, in full, or says what does not go with it."""
+        """Check the entries against the segments. Raises `ScheduleError` for a pattern that matches no layer, for
+        layers that cannot form one segment, and for knobs that do not apply to the segment."""
         missing = {(i, p) for i, segment in enumerate(self._segments) for p in segment.layers}
         for _, pattern in sorted(missing - set(self._of.values())):
             raise ScheduleError(f"segments: {pattern!r} {self._why_missing(pattern)}")
@@ -117,27 +120,29 @@ class _Chosen:
     def _why_missing(self, pattern: str) -> str:
         known = list(dict.fromkeys(layer.path for layer in self._network.layers))
         if any(_matches(pattern, path) for path in known):
-            return "names no layer that an earlier entry does not name: the first that names a layer holds"
+            return "matches only layers that an earlier entry matches; the first entry that matches a layer applies"
         depth = len(pattern.split("."))
         below = [path for path in known if _matches(pattern, ".".join(path.split(".")[:depth]))]
         if below:
-            return f"is no layer but holds some: {_some(below)}"
+            return f"is not a layer but contains layers: {_some(below)}"
         close = get_close_matches(pattern, known, n=3)
-        return f"is no layer; did you mean {_some(close)}?" if close else f"is no layer; there are {_some(known)}"
+        if close:
+            return f"matches no layer; did you mean {_some(close)}?"
+        return f"matches no layer; there are {_some(known)}"
 
     def _check(self, group: Group, segment: Segment) -> None:
         paths = ", ".join(layer.path for layer in _layers(group))
-        there = {self._of[layer.y][1] for layer in _layers(group)}
-        if there != set(segment.layers):
-            without = ", ".join(p for p in segment.layers if p not in there)
+        matched = {self._of[layer.y][1] for layer in _layers(group)}
+        if matched != set(segment.layers):
+            others = ", ".join(p for p in segment.layers if p not in matched)
             raise ScheduleError(
-                f"segments: {paths} cannot go together with {without}: one segment are products of the same activation "
-                "that follow on each other, without residual or LayerNorm, or one attention"
+                f"segments: {paths} cannot form one segment with {others}: a segment is one attention, or consecutive "
+                "products of the same activation without residual and LayerNorm"
             )
         if isinstance(group, Attention) and (segment.tiles or segment.loops):
-            raise ScheduleError(f"segments: {paths} is an attention: tiles and loops go with products")
+            raise ScheduleError(f"segments: {paths} is an attention; tiles and loops apply to products only")
         if not isinstance(group, Attention) and segment.mapping:
-            raise ScheduleError(f"segments: {paths}: a mapping type goes with an attention, not with a product")
+            raise ScheduleError(f"segments: {paths} is a product; a mapping type applies to an attention only")
 
 
 def _some(paths: Sequence[str]) -> str:
@@ -146,9 +151,9 @@ def _some(paths: Sequence[str]) -> str:
 
 
 def _matches(pattern: str, path: str) -> bool:
-    """Part by part: `*` stands for (some of) one part of a module path."""
-    wanted, parts = pattern.split("."), path.split(".")
-    return len(wanted) == len(parts) and all(map(fnmatchcase, parts, wanted))
+    """Whether a module path matches a pattern, part by part: `*` stands for one part or some of it."""
+    patterns, parts = pattern.split("."), path.split(".")
+    return len(patterns) == len(parts) and all(map(fnmatchcase, parts, patterns))
 
 
 def _layers(group: Group) -> Sequence[Gemm | Attention]:
@@ -156,22 +161,22 @@ def _layers(group: Group) -> Sequence[Gemm | Attention]:
 
 
 def groups_of(network: LayerGraph, loops: Loops, chosen: _Chosen | None = None) -> Iterator[Group]:
-    """What is lowered together: products of the same activation that follow on each other, where they share slices.
-    chosen: what a schedule says of layers by name."""
-    waiting: list[Gemm] = []
+    """Divide a network's layers into segments: an attention is one; consecutive products of the same activation are one
+    with Loops.ROWS, where they share slices, or if an entry of schedule.segments (`chosen`) names them together."""
+    products: list[Gemm] = []
     for layer in network.layers:
-        if waiting and not (isinstance(layer, Gemm) and _together(waiting[-1], layer, loops, chosen)):
-            yield waiting
-            waiting = []
+        if products and not (isinstance(layer, Gemm) and _share_segment(products[-1], layer, loops, chosen)):
+            yield products
+            products = []
         if isinstance(layer, Gemm):
-            waiting = [*waiting, layer]
+            products = [*products, layer]
         else:
             yield layer
-    if waiting:
-        yield waiting
+    if products:
+        yield products
 
 
-def _together(a: Gemm, b: Gemm, loops: Loops, chosen: _Chosen | None) -> bool:
+def _share_segment(a: Gemm, b: Gemm, loops: Loops, chosen: _Chosen | None) -> bool:
     if a.x != b.x or a.residual or b.residual or a.norm or b.norm:
         return False
     named = (None, None) if chosen is None else (chosen.index(a), chosen.index(b))
@@ -179,7 +184,8 @@ def _together(a: Gemm, b: Gemm, loops: Loops, chosen: _Chosen | None) -> bool:
 
 
 def kind_of(group: Group) -> str:
-    """What segments that are alike have in common, as schedules name them: `gemm 1024x4096 gelu`."""
+    """The name of a kind of segment in schedules, such as `gemm 1024x4096 gelu_tanh`. Segments of the same operation
+    and shape have the same kind."""
     if isinstance(group, Attention):
         return (
             f"attention {group.heads}x{group.head_dim}"
@@ -200,5 +206,5 @@ def _check_kinds(schedule: Schedule, known: set[str]) -> None:
     for name, given in (("rules", dict(schedule.rules)), ("tiles", dict(schedule.tiles)), ("drain", schedule.drain)):
         for kind in given:
             if kind not in known or (name == "tiles" and kind.startswith("attention")):
-                there = sorted(k for k in known if name != "tiles" or not k.startswith("attention"))
-                raise ScheduleError(f"{name}.{kind!r}: there is no such segment; there are {', '.join(there)}")
+                kinds = sorted(k for k in known if name != "tiles" or not k.startswith("attention"))
+                raise ScheduleError(f"{name}.{kind!r}: the network has no such segment; there are {', '.join(kinds)}")

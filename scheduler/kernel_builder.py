@@ -1,8 +1,8 @@
-"""Kernel sequences in the making: what lowering a segment appends to, unit by unit.
+"""The builder of kernel sequences: lowering a segment appends to it, unit by unit.
 
-Every Mem keeps one chain for the whole program: uOP i loads (or receives) what job i needs while it sends (or stores)
-what job i - 1 brought. No unit drains between tiles, segments or layers. What DDR does is kept apart, as loads and
-stores per tile, because their order on the one channel is a decision of its own (`order`).
+Every Mem is double-buffered over one chain for the whole program: uOP i loads (or receives) the data of work item i
+while it sends (or stores) those of item i - 1. No unit drains between tiles, segments or layers. DDR accesses are kept
+separately, as loads and stores of each tile, because their order on the one channel is decided later (`order`).
 """
 
 from __future__ import annotations
@@ -34,7 +34,11 @@ _NOTHING: Mapping[str, Any] = MappingProxyType({})
 
 
 class WorkItem(NamedTuple):
-    """What a Mem does for one piece of work, in two halves that fall into consecutive uOPs."""
+    """One piece of work of a Mem, in two halves that become parts of consecutive uOPs.
+
+    fill: uOP fields to load or receive. drain: uOP fields to send or store. recv_config, store_config: MemC registers
+    that the first and the second half need.
+    """
 
     fill: Mapping[str, Any] = _NOTHING
     drain: Mapping[str, Any] = _NOTHING
@@ -43,8 +47,8 @@ class WorkItem(NamedTuple):
 
 
 class Span(NamedTuple):
-    """Where a sequence lies among the rows of all: its first block of 128 rows, how many blocks, and how many rows of
-    those are no padding."""
+    """The place of a sequence among the rows of all: its first block of 128 rows, the number of its blocks, and its
+    rows without padding."""
 
     start: int
     blocks: int
@@ -53,7 +57,7 @@ class Span(NamedTuple):
 
 @dataclass(frozen=True)
 class LengthField:
-    """A run-time field value: clamp(len[sequence] - base, 0, cap)."""
+    """A register value that depends on the run-time length of a sequence: clamp(len[sequence] - base, 0, cap)."""
 
     sequence: int
     base: int
@@ -61,8 +65,11 @@ class LengthField:
 
 
 class KernelBuilder:
-    """The kernel sequences of one program. extended: the overlay has opcode 8. spans: of the network's sequences.
-    row_blocks, seq_blocks: blocks of 128 rows in all and in the longest sequence, padding included."""
+    """Collects the kernel sequences, buffers and weights of one program.
+
+    extended: the overlay has opcode 8. spans: the places of the network's sequences. row_blocks, seq_blocks: blocks of
+    128 rows in all sequences and in the longest one, padding included. Raises `ScheduleError` or `UnsupportedError`.
+    """
 
     def __init__(self, network: LayerGraph, overlay: Overlay, schedule: Schedule) -> None:
         self.net = network
@@ -76,7 +83,7 @@ class KernelBuilder:
             if not isinstance(segment.layers, Attention)
             for gemm in segment.layers
         }
-        """How the segment that makes an activation is cut."""
+        """How products are cut, by the activation that they compute."""
         self.columns = columns_of(network, self.cuts, schedule.whole_tiles)
         blocks = [padded(n, BLOCK_ROWS) // BLOCK_ROWS for n in network.rows]
         starts = accumulate(blocks, initial=0)
@@ -94,27 +101,32 @@ class KernelBuilder:
         self.buffers: dict[str, Buffer] = {}
         self.weights: dict[str, Callable[[], Array]] = {}
         self.ends = dict.fromkeys(overlay.banks, 0)
-        """Behind the weights in each bank, in address units."""
+        """The end of the weights in each bank, in address units."""
         self._shared: dict[object, Buffer] = {}
         self.found: Timing | None = None
-        """The run that found the order of DDR, where one did."""
+        """The run of list scheduling, after `finish`; None for other orders of DDR."""
         self.starts: Starts | None = None
-        """Of that run."""
+        """When each mOP began in that run."""
 
     def _row_blocks(self) -> int:
-        """Of all sequences together. Raises `ScheduleError` where whole tiles would come between them."""
+        """Row blocks of all sequences. Raises `ScheduleError` if padding to whole tiles would separate sequences."""
         blocks = sum(span.blocks for span in self.spans)
         if not self.schedule.whole_tiles:
             return blocks
         whole = 3 if blocks <= 3 else padded(blocks, 6)
         if whole != blocks and self.net.batch > 1:
-            rows = f"{self.net.batch} sequences of {blocks * BLOCK_ROWS} rows in all"
-            raise ScheduleError(f"whole_tiles: {rows} are no whole number of tiles of 768 rows; only one may be padded")
+            rows = f"{self.net.batch} sequences of {blocks * BLOCK_ROWS} rows in total"
+            raise ScheduleError(
+                f"whole_tiles: {rows} do not fill whole tiles of 768 rows; padding is possible for one sequence only"
+            )
         return whole
 
     def weight(self, name: str, shape: tuple[int, ...], stored: Callable[[], Array], bank: str = "lpddr") -> Buffer:
-        """Append a weight matrix (blocked) or vector (linear) to a bank. It is made when somebody wants it: no schedule
-        depends on what is in it."""
+        """Reserve a buffer for a weight matrix (blocked) or vector (linear) at the end of a bank.
+
+        stored: makes the elements, shape `shape`; called only when weights are read, because no schedule depends on
+        them. A name already in use gets a suffix.
+        """
         base, n = name, 2
         while name in self.buffers:
             name, n = f"{base}.{n}", n + 1
@@ -125,22 +137,25 @@ class KernelBuilder:
         return self.buffers[name]
 
     def shared(self, key: object, name: str, shape: tuple[int, ...], stored: Callable[[], Array], bank: str) -> Buffer:
-        """A weight that there is once for all who have the same key."""
+        """Reserve a weight once per key; later calls with the same key return the same buffer."""
         if key not in self._shared:
             self._shared[key] = self.weight(name, shape, stored, bank)
         return self._shared[key]
 
     def route(self, mesh: str, routes: Iterable[str], tiles: int) -> None:
-        """Append tiles along routes such as a0_1; equal routes in a row become one uOP."""
+        """Append a mesh uOP that moves `tiles` tiles along all `routes`, such as a0_1 (MemA0 to MME1), at the same
+        time."""
         active = tuple(routes)
         if tiles and active:
             self.mesh[mesh].append(_route(mesh, active, tiles))
 
     def op(self, mme: int, **fields: int) -> None:
+        """Append an op to MME number `mme`."""
         self.mme[f"MME{mme}"].append(f.Mme(**fields))
 
     def vector(self, buffer: Buffer, half: int, start: int, count: int) -> None:
-        """Load `count` floats of a vector into MemB `half` and send them to the MMEs as one B tile."""
+        """Append the load of `count` elements of a vector, from element `start` on, into MemB `half`, and its send to
+        the MMEs as one B tile."""
         groups = count // 32
         rows = min(32, groups)
         self.lpddr.append(f.Lpddr(addr=buffer.offset + start // UNIT, size=count, bias=1, **{f"to_b{half}": 1}))
@@ -149,8 +164,8 @@ class KernelBuilder:
         )
 
     def blocks(self, name: str, row: int, rows: int, col: int, cols: int, peer: str, store: bool = False) -> Access:
-        """A DDR access to `rows` x `cols` blocks of an activation, from block (row, col) on. The columns lie within one
-        panel."""
+        """Make a DDR access to `rows` x `cols` blocks of an activation (128 rows, 64 columns each), from block (row,
+        col) on. The columns must lie within one panel. peer: the unit that receives or sends the data."""
         b = self.buffers[name]
         width = b.shape[1] // BLOCK_COLS
         panel, col = divmod(col, width)
@@ -160,7 +175,8 @@ class KernelBuilder:
         return Access(peer, store, addr, cols, rows, width)
 
     def finish(self) -> Kernels:
-        """Order the off-chip accesses and write out the chains."""
+        """Order the DDR accesses and make the uOP chain of every Mem. Raises `DeadlockError` if list scheduling finds
+        that the program cannot end."""
         patches: dict[str, list[KernelPatch]] = {}
         sequences: dict[str, tuple[Record, ...]] = {
             "LPDDR": tuple(self.lpddr),
@@ -176,18 +192,18 @@ class KernelBuilder:
             self.starts = {**starts_of(listed.run, firsts), "DDR": listed.starts}
         else:
             sequences["DDR"] = tuple(order_accesses(self.tiles, self.interleave))
-        most = {_length_name(i): span.rows for i, span in enumerate(self.spans)}
+        max_lengths = {_length_name(i): span.rows for i, span in enumerate(self.spans)}
         return Kernels(
             overlay=self.overlay,
             sequences={u: s for u, s in sequences.items() if s},
             preloaded=preloaded,
             buffers=tuple(self.buffers.values()),
-            parameters=tuple(Parameter(name, 1, n, n) for name, n in most.items() if name in patches),
+            parameters=tuple(Parameter(name, 1, n, n) for name, n in max_lengths.items() if name in patches),
             patches={name: tuple(p) for name, p in patches.items()},
         )
 
     def _loads(self) -> dict[str, list[int]]:
-        """Blocks that each uOP loads from DDR, by Mem."""
+        """Number of blocks that each uOP loads from DDR, by Mem."""
         out: dict[str, list[int]] = {}
         for unit, jobs in self.mem.items():
             loads = [job.fill for job in jobs if job.fill.get("load") and not job.fill.get("bias")]
@@ -197,15 +213,15 @@ class KernelBuilder:
         return out
 
     def _chain(self, unit: str, jobs: Sequence[WorkItem], patches: dict[str, list[KernelPatch]]) -> list[Record]:
-        """uOP i does the first half of job i and the second half of job i - 1."""
+        """The uOPs of a Mem: uOP i does the first half of item i and the second half of item i - 1."""
         kind = {"MemA": f.MemA, "MemB": f.MemB, "MemC": f.MemC}[unit[:4]]
         out: list[Record] = []
-        made: dict[tuple[int, int], Record] = {}  # by the identities of its halves, which `jobs` keeps alive
+        made: dict[tuple[int, int], Record] = {}  # by id() of both halves; `jobs` keeps them alive
         current: dict[str, Any] = {}
         for begun, ended in zip([*jobs, WorkItem()], [WorkItem(), *jobs], strict=True) if jobs else ():
-            wanted = {**begun.recv_config, **ended.store_config}
-            if any(current.get(name, _POWER_ON.get(name)) != value for name, value in wanted.items()):
-                current |= wanted
+            needed = {**begun.recv_config, **ended.store_config}
+            if any(current.get(name, _POWER_ON.get(name)) != value for name, value in needed.items()):
+                current |= needed
                 lengths = {n: v for n, v in current.items() if isinstance(v, LengthField)}
                 for name, v in lengths.items():
                     patch = KernelPatch(unit, len(out), name, v.base, v.cap)

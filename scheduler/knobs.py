@@ -1,4 +1,4 @@
-"""What a knob may be, in Python as in a file."""
+"""Type checks of a schedule's knobs, whether they come from Python or from a file."""
 
 from __future__ import annotations
 
@@ -14,48 +14,51 @@ from ..base.errors import ScheduleError
 
 @cache
 def types_of(made: Any) -> dict[str, Any]:
-    """The type of each knob; looked up once, because a search makes many schedules."""
+    """The type of each field of a dataclass. Cached, because a search makes many schedules."""
     return get_type_hints(made)
 
 
-def check(knobs: Any, but: tuple[str, ...] = ()) -> None:
-    """Make the knobs of a frozen dataclass values of their types. Raises `ScheduleError`."""
+def check(knobs: Any, skip: tuple[str, ...] = ()) -> None:
+    """Convert the fields of a frozen dataclass to their types, in place, except those in `skip`. Raises `ScheduleError`
+    for a value that cannot be converted."""
     made: Any = type(knobs)
     types = types_of(made)
     for f in fields(knobs):
         given = getattr(knobs, f.name)
-        if f.name in but or (given is None and NoneType in get_args(types[f.name])):
+        if f.name in skip or (given is None and NoneType in get_args(types[f.name])):
             continue
         value = converted(types[f.name], given, f.name)
         if value is not given:
             object.__setattr__(knobs, f.name, value)
 
 
-def converted(wanted: Any, given: Any, name: str) -> Any:
-    """A value as one of a knob's type, such as int or Loops | None. Raises `ScheduleError`."""
-    wanted = next((x for x in get_args(wanted) if isinstance(x, type) and x is not NoneType), wanted)
-    if issubclass(wanted, Enum):
+def converted(knob_type: Any, given: Any, name: str) -> Any:
+    """Convert a value to the type of a knob, such as int or Loops | None. name: of the knob, for messages. Raises
+    `ScheduleError`."""
+    knob_type = next((x for x in get_args(knob_type) if isinstance(x, type) and x is not NoneType), knob_type)
+    if issubclass(knob_type, Enum):
         try:
-            return wanted(given)
+            return knob_type(given)
         except ValueError:
-            raise ScheduleError(f"{name} = {given!r}: one of {', '.join(repr(m.value) for m in wanted)}") from None
-    if wanted is str:
+            values = ", ".join(repr(m.value) for m in knob_type)
+            raise ScheduleError(f"{name} = {given!r}: must be one of {values}") from None
+    if knob_type is str:
         if not isinstance(given, list | tuple) or not all(isinstance(kind, str) for kind in given):
-            raise ScheduleError(f"{name} = {given!r}: a list of kinds of segments")
+            raise ScheduleError(f"{name} = {given!r}: must be a list of kinds of segments (strings)")
         return tuple(given)
-    if wanted is bool:
+    if knob_type is bool:
         if not isinstance(given, bool):
-            raise ScheduleError(f"{name} = {given!r}: true or false")
+            raise ScheduleError(f"{name} = {given!r}: must be true or false")
         return given
-    if wanted not in (int, float):
-        if type(given) is not wanted:  # a Schedule is no Tiles here, though it has all their knobs
-            raise ScheduleError(f"{name} = {given!r}: {wanted.__name__}(...)")
+    if knob_type not in (int, float):
+        if type(given) is not knob_type:  # not isinstance: a Schedule is a subclass of Tiles, but no valid value here
+            raise ScheduleError(f"{name} = {given!r}: must be {knob_type.__name__}(...)")
         return given
     if isinstance(given, bool) or not isinstance(given, Real):
-        raise ScheduleError(f"{name} = {given!r}: a number")
-    if wanted is int and not isinstance(given, Integral):
-        raise ScheduleError(f"{name} = {given!r}: a whole number")
+        raise ScheduleError(f"{name} = {given!r}: must be a number")
+    if knob_type is int and not isinstance(given, Integral):
+        raise ScheduleError(f"{name} = {given!r}: must be a whole number")
     try:
-        return wanted(given)
-    except OverflowError:  # a whole number that is no float
-        raise ScheduleError(f"{name}: too large a number") from None
+        return knob_type(given)
+    except OverflowError:  # a whole number beyond the range of float
+        raise ScheduleError(f"{name}: the number is too large") from None

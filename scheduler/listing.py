@@ -1,12 +1,11 @@
 """The order of loads and stores on the one DDR channel, found by running the program (list scheduling).
 
-The machine without its instruction path is run once; whenever DDR is free and nothing else can move without it, what
-each Mem has been waiting for, and since when, is known exactly, and DDR takes one of these. A store goes before the
-load whose unit has waited longest if it delays that load by no more than the `DramPolicy` of its segment allows.
+The program runs once without the instruction path. Whenever DDR is free and no other unit can move, it is known exactly
+which access each Mem waits for, and since when; DDR takes one of these. A store goes before the load whose unit has
+waited longest if it delays that load by no more than the `DramPolicy` of its segment allows.
 
-What may not be exchanged: accesses of one unit keep their order; a load comes behind the stores that write what it
-reads, a store behind the loads and stores of what it overwrites, because accesses through DDR are ordered by nothing
-but this list.
+Dependencies are kept: accesses of one unit keep their order; a load comes behind the stores of the data that it reads,
+a store behind the loads and stores of the data that it overwrites. Nothing but this list orders accesses through DDR.
 """
 
 from __future__ import annotations
@@ -32,7 +31,8 @@ from .schedule import DramPolicy
 
 @dataclass(frozen=True, eq=False)
 class Listed:
-    """The DDR mOPs in the order found, when each began, and the run that found it, without the instruction path."""
+    """The result of list scheduling. mops: of DDR, in order. starts: when each mOP began. run: the run that found the
+    order, without the instruction path."""
 
     mops: list[Ddr]
     starts: list[tuple[float, int]]
@@ -41,13 +41,14 @@ class Listed:
 
 @dataclass(frozen=True)
 class _Job:
-    """An access that DDR takes whole: what one Mem uOP loads, or a piece of what one stores."""
+    """An access that DDR takes as a whole: the data of one Mem uOP, or a piece of a store. rank: lower ranks go first
+    among accesses that are ready."""
 
     access: Access
     rule: DramPolicy
     rank: int
     behind: tuple[int, ...] = ()
-    """Numbers of jobs that a drain puts before it."""
+    """Numbers of the jobs that must come before it because of a drain."""
 
 
 def list_accesses(
@@ -57,10 +58,10 @@ def list_accesses(
     preloaded: Mapping[str, Sequence[Any]],
     overlay: Overlay,
 ) -> Listed:
-    """The order in which DDR takes its accesses.
+    """Find the order of DDR accesses by list scheduling.
 
-    loads: the blocks that each uOP of a Mem loads from DDR, by unit. issues: every other unit's uOPs. Raises
-    `DeadlockError` where the program cannot go on, whatever DDR does.
+    loads: blocks that each uOP of a Mem loads from DDR, by unit. issues: uOPs of all units except DDR. Raises
+    `DeadlockError` if the program cannot end with any order of DDR accesses.
     """
     jobs = list(_jobs(tiles, loads))
     form = overlay.format_of("DDR")
@@ -100,20 +101,20 @@ def list_accesses(
 
 
 def _jobs(tiles: Sequence[Tile], loads: Mapping[str, Sequence[int]]) -> Iterator[_Job]:
-    """Accesses in the order of the tiles, cut to what DDR may choose from."""
-    wanted = {unit: deque(blocks) for unit, blocks in loads.items()}
+    """The accesses in the order of the tiles, cut into pieces that DDR may reorder."""
+    uop_blocks = {unit: deque(blocks) for unit, blocks in loads.items()}
     at = 0
-    stored: dict[str, int] = {}  # the last store of each unit, which keeps the order of its own
+    stored: dict[str, int] = {}  # the last store of each unit; earlier ones come before it anyway
     drained: dict[str, tuple[int, ...]] = {}  # by unit that has not loaded since the last drain
     for tile in tiles:
         rule = tile.rule
         for access in tile.loads:
-            for piece in _as_loaded(access, wanted[access.peer]):
+            for piece in _load_pieces(access, uop_blocks[access.peer]):
                 yield _Job(piece, rule, at, drained.pop(access.peer, ()))
                 at += 1
         pieces: dict[str, int] = {}
         for access in tile.stores:
-            for piece in _as_stored(access, rule.store_blocks):
+            for piece in _store_pieces(access, rule.store_blocks):
                 turn = pieces.get(access.peer, 0)
                 pieces[access.peer] = turn + 1
                 # the left half of the columns is in the even MemCs
@@ -122,45 +123,46 @@ def _jobs(tiles: Sequence[Tile], loads: Mapping[str, Sequence[int]]) -> Iterator
                 stored[access.peer] = at
                 at += 1
         if tile.drain:
-            drained = dict.fromkeys(wanted, tuple(stored.values()))
+            drained = dict.fromkeys(uop_blocks, tuple(stored.values()))
 
 
-def _as_loaded(access: Access, wanted: deque[int]) -> Iterator[Access]:
-    """Cut where one uOP of the Mem ends and the next begins. A uOP may take several accesses."""
+def _load_pieces(access: Access, uop_blocks: deque[int]) -> Iterator[Access]:
+    """Cut a load where one uOP of the Mem ends and the next begins; a uOP may also span several loads. uop_blocks:
+    blocks that the uOPs still load; changed in place."""
     left = access.blocks * access.chunks
     done = 0
     while left:
-        most = min(wanted[0], left)
-        if most == access.blocks * access.chunks:
+        count = min(uop_blocks[0], left)
+        if count == access.blocks * access.chunks:
             yield access
         elif access.chunks == 1:
-            yield access._replace(addr=access.addr + done * BLOCK_UNITS, blocks=most)
+            yield access._replace(addr=access.addr + done * BLOCK_UNITS, blocks=count)
         else:
             chunk, start = divmod(done, access.blocks)
-            most = min(most, access.blocks - start)
+            count = min(count, access.blocks - start)
             addr = access.addr + (chunk * access.stride + start) * BLOCK_UNITS
-            yield access._replace(addr=addr, blocks=most, chunks=1, stride=0)
-        wanted[0] -= most
-        if not wanted[0]:
-            wanted.popleft()
-        done += most
-        left -= most
+            yield access._replace(addr=addr, blocks=count, chunks=1, stride=0)
+        uop_blocks[0] -= count
+        if not uop_blocks[0]:
+            uop_blocks.popleft()
+        done += count
+        left -= count
 
 
-def _as_stored(access: Access, most: int) -> Iterator[Access]:
-    """Pieces of at most so many blocks, contiguous where it is not taken whole."""
-    if access.blocks * access.chunks <= most:
+def _store_pieces(access: Access, max_blocks: int) -> Iterator[Access]:
+    """Cut a store into contiguous pieces of at most `max_blocks` blocks, unless it is no larger than that."""
+    if access.blocks * access.chunks <= max_blocks:
         yield access
         return
     for chunk in range(access.chunks):
-        for start in range(0, access.blocks, most):
+        for start in range(0, access.blocks, max_blocks):
             addr = access.addr + (chunk * access.stride + start) * BLOCK_UNITS
-            yield access._replace(addr=addr, blocks=min(most, access.blocks - start), chunks=1, stride=0)
+            yield access._replace(addr=addr, blocks=min(max_blocks, access.blocks - start), chunks=1, stride=0)
 
 
 def _needs(jobs: Sequence[_Job]) -> tuple[Any, Any]:
-    """For each access those before it that touch the same memory, one of the two being a store, or that a drain puts
-    before it: a list of all, and where each one's begin."""
+    """The dependencies of each job: earlier jobs on the same memory (one of both being a store), and those before a
+    drain. Returns job numbers one list behind the other, and where each job's list begins."""
     writer: dict[int, int] = {}
     readers: dict[int, list[int]] = {}
     needs: list[int] = []
@@ -168,17 +170,17 @@ def _needs(jobs: Sequence[_Job]) -> tuple[Any, Any]:
     for number, job in enumerate(jobs):
         access = job.access
         first = access.addr // BLOCK_UNITS
-        mine = set(job.behind)
+        predecessors = set(job.behind)
         for chunk in range(access.chunks):
             start = first + chunk * access.stride
             for block in range(start, start + access.blocks):
                 if block in writer:
-                    mine.add(writer[block])
+                    predecessors.add(writer[block])
                 if access.store:
-                    mine.update(readers.pop(block, ()))
+                    predecessors.update(readers.pop(block, ()))
                     writer[block] = number
                 else:
                     readers.setdefault(block, []).append(number)
-        needs.extend(sorted(mine))
+        needs.extend(sorted(predecessors))
         at.append(len(needs))
     return np.array(needs, np.int32), np.array(at, np.int32)

@@ -1,4 +1,4 @@
-"""Segments to one kernel sequence per functional unit (paper sections 4.1 to 4.4, Fig. 10 and 11)."""
+"""Lowering: from segments to one kernel sequence per functional unit (paper sections 4.1 to 4.4, Fig. 10 and 11)."""
 
 from __future__ import annotations
 
@@ -25,17 +25,17 @@ from .schedule import Schedule
 
 @dataclass(frozen=True)
 class Lowered:
-    """Kernel sequences, and the weights as they go into LPDDR."""
+    """The result of lowering: kernel sequences, and the weights as stored off chip."""
 
     kernels: Kernels
     weights: Weights
     found: Timing | None = None
-    """The run that found the order of DDR's accesses, where one did; without the instruction path."""
+    """The run of list scheduling, without the instruction path; None for other orders of DDR accesses."""
     starts: Starts | None = None
-    """When each mOP began in it."""
+    """When each mOP began in that run."""
 
     def show(self) -> str:
-        """Unit by unit, what follows on each other and is equal as one line."""
+        """The sequences as text, unit by unit; consecutive equal mOPs are one line."""
         out = []
         for unit, sequence in {**self.kernels.sequences, **self.kernels.preloaded}.items():
             out.append(f"{unit}: {len(sequence)}")
@@ -49,8 +49,8 @@ def _words(record: Record) -> str:
 
 
 class Weights(Mapping[str, Array]):
-    """Stored elements by buffer name, packed anew whenever they are asked for: together they are as large as the model,
-    and whoever needs them copies them somewhere."""
+    """Stored elements by buffer name. Every access packs them anew: together they are as large as the model, and every
+    user copies them elsewhere, so that keeping them would cost memory for nothing."""
 
     def __init__(self, made: Mapping[str, Callable[[], Array]]) -> None:
         self._made = made
@@ -66,8 +66,8 @@ class Weights(Mapping[str, Array]):
 
 
 def lower(network: LayerGraph, overlay: Overlay, schedule: Schedule) -> Lowered:
-    """Turn a network into kernel sequences for an XNN overlay. Raises `UnsupportedError` naming the layer, or the bank
-    that has no room for it."""
+    """Lower a network to kernel sequences for an XNN overlay. Raises `UnsupportedError` naming the layer that the
+    overlay cannot run or the bank that is too small, and `ScheduleError` if the schedule does not fit the network."""
     sequences, placed = _placed(network, overlay, schedule)
     for segment, gemms in zip(sequences.plan, placed, strict=True):
         first = len(sequences.tiles)
@@ -83,17 +83,17 @@ def lower(network: LayerGraph, overlay: Overlay, schedule: Schedule) -> Lowered:
 
 
 def place(network: LayerGraph, overlay: Overlay, schedule: Schedule) -> None:
-    """Look whether a network has room off chip, without lowering it. Raises as `lower`."""
+    """Check that a network fits off-chip memory, without lowering it. Raises like `lower`."""
     _placed(network, overlay, schedule)
 
 
 def _placed(
     network: LayerGraph, overlay: Overlay, schedule: Schedule
 ) -> tuple[KernelBuilder, Sequence[PlacedGemms | None]]:
-    """Sequences without kernels, with all that lies off chip, and the products of each segment that is none of
+    """A builder with all off-chip buffers but no kernels yet, and the placed products of each segment; None for
     attention."""
     if not {"DDR", "LPDDR", "MemA", "MemB", "MemC", "MeshA", "MeshB", "MME"} <= overlay.by_kind.keys():
-        raise UnsupportedError(f"overlay {overlay.name} lacks units that networks take; xnn and xnn-base have them")
+        raise UnsupportedError(f"overlay {overlay.name} lacks units that networks need; use xnn or xnn-base")
     sequences = KernelBuilder(network, overlay, schedule)
     place_activations(sequences)
     placed: list[PlacedGemms | None] = []
@@ -108,7 +108,8 @@ def _placed(
 
 
 def place_activations(s: KernelBuilder) -> None:
-    """Inputs and outputs keep their memory; the rest shares it as soon as its last reader has passed."""
+    """Place the activations in DDR. Inputs and outputs keep their memory; the memory of other activations is reused
+    after their last reader (liveness)."""
     for layer in s.net.layers:
         if isinstance(layer, Attention) and layer.bias is not None:
             bias.place(s, layer)

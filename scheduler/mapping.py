@@ -1,5 +1,5 @@
-"""Mapping types: how the two dependent products of attention share the machine, and what a roofline says of each
-(paper sections 2.2 and 4.3, Fig. 3, Table 3)."""
+"""Mapping types: how the two dependent products of attention share the machine, and a roofline estimate of each (paper
+sections 2.2 and 4.3, Fig. 3, Table 3)."""
 
 from __future__ import annotations
 
@@ -12,29 +12,32 @@ from .graph import Attention, LayerGraph
 from .memory import HEAD_COLS
 
 TILE_FLOPS = 2 * BLOCK_ROWS * BLOCK_ROWS * HEAD_COLS
-"""Operations of a product of tiles that is 64 wide in K (Q K^T) or in N (P V)."""
+"""Floating-point operations of one tile product that is 64 wide in K (Q K^T) or in N (P V)."""
 AIE_OF_MME = 64
+"""AIE tiles of one MME."""
 AIE_TILES = 400
-"""Of the device (paper section 5)."""
+"""AIE tiles of the device (paper section 5)."""
 
 
 class MappingType(Enum):
-    """A head is a task of Fig. 3, Q K^T and P V are its two layers."""
+    """How the two products of attention, Q K^T and P V, share the MMEs. In Fig. 3 a head is a task, the products are
+    its two layers."""
 
     A = "A"
-    """Layer by layer. One product at a time, head after head: a head's scores stay on chip, and wait there for P V."""
+    """Layer by layer: one product at a time, head after head. The scores of a head wait on chip for P V."""
     B = "B"
-    """Task by task. One product at a time, first Q K^T of all heads: the scores go through DDR."""
+    """Task by task: one product at a time, first Q K^T of all heads, then P V. The scores go through DDR."""
     C = "C"
-    """Task-parallel. As B, but with heads side by side on all MMEs. On this datapath the same program as B: softmax is
-    in MemC 0-3, which MME 0-3 alone reach, and V is with MME 4 and 5 alone, so a product never has all six."""
+    """Task-parallel: as B, but with heads side by side on all MMEs. On this datapath it is the same program as B: only
+    MME 0-3 reach MemC 0-3, which compute softmax, and only MME 4 and 5 reach V, so no product has all six MMEs."""
     D = "D"
-    """Pipelined. Q K^T of a head while P V of the head before runs on other MMEs: the scores stay on chip."""
+    """Pipelined: Q K^T of a head runs while P V of the head before runs on other MMEs. The scores stay on chip."""
 
 
 @dataclass(frozen=True)
 class Shape:
-    """Attention of `heads` heads in all (batch * heads of a sequence): rows x cols operands, padding included."""
+    """Size of an attention: heads of all sequences (batch * heads), and the rows and columns of a head's Q, K and V,
+    padding included."""
 
     heads: int
     rows: int
@@ -42,13 +45,14 @@ class Shape:
 
     @staticmethod
     def of(network: LayerGraph, attention: Attention) -> Shape:
+        """The size of an attention of a network; every sequence counts as the longest."""
         return Shape(network.batch * attention.heads, padded(max(network.rows), BLOCK_ROWS))
 
 
 @dataclass(frozen=True)
 class Roofline:
-    """Peak rates. read, write: seconds a byte takes from and to DDR; first, second: seconds one MME takes for a
-    128x128 tile times a tile, of the first and of the second product."""
+    """Peak rates. read, write: seconds per byte from and to DDR. first, second: seconds that one MME takes for one tile
+    product of Q K^T and of P V."""
 
     read: float
     write: float
@@ -57,6 +61,7 @@ class Roofline:
 
     @staticmethod
     def of(overlay: Overlay) -> Roofline:
+        """The peak rates of an overlay."""
         seconds = overlay.seconds
         return Roofline(
             seconds["ddr_read_gbs"],
@@ -67,9 +72,12 @@ class Roofline:
 
     @staticmethod
     def published(overlay: Overlay) -> Roofline:
-        """The same rates as Table 3 seems to reckon with them. It does not say; this was told from its numbers, which
-        then come out to the last digit: a GB/s is 1000 * 2^20 bytes, a TFLOPS is 1024 GFLOPS, and both products run at
-        the rate of K = 64 (6095.64 GFLOPS on six MMEs, Table 6a)."""
+        """The peak rates of an overlay in the units that Table 3 appears to use.
+
+        The paper does not state them; they are inferred from its numbers, which they reproduce to the last digit: one
+        GB/s is 1000 * 2^20 bytes, one TFLOPS is 1024 GFLOPS, and both products run at the rate of K = 64 (6095.64
+        GFLOPS on six MMEs, Table 6a).
+        """
         ours = Roofline.of(overlay)
         product = ours.first * 1024 / 1000
         return Roofline(ours.read * 1e6 / 2**20, ours.write * 1e6 / 2**20, product, product)
@@ -77,9 +85,12 @@ class Roofline:
 
 @dataclass(frozen=True)
 class Estimate:
-    """A row of Table 3. inf_flops_s: off-chip time alone; aie_used: share of the device at most; mm1_s, mm2_s: the
-    products without waiting for data; inf_bw_s: both; final_s: the larger bound. setup_s: what of inf_flops_s is spent
-    before the pipeline has two things to do at a time."""
+    """Lower bounds on the time of an attention in seconds, one row of Table 3.
+
+    inf_flops_s: off-chip accesses only (infinite compute). aie_used: largest share of the AIE tiles in use, 0 to 1.
+    mm1_s, mm2_s: Q K^T and P V without waiting for data. inf_bw_s: both products (infinite bandwidth). setup_s: part of
+    inf_flops_s before the pipeline overlaps, type D only.
+    """
 
     inf_flops_s: float
     aie_used: float
@@ -90,19 +101,21 @@ class Estimate:
 
     @property
     def final_s(self) -> float:
+        """The larger of both bounds, in seconds."""
         return max(self.inf_flops_s, self.inf_bw_s)
 
     @property
     def steady_s(self) -> float:
+        """The larger of both bounds without the set-up, in seconds."""
         return max(self.inf_flops_s - self.setup_s, self.inf_bw_s)
 
 
 def estimate(kind: MappingType, shape: Shape, roofline: Roofline) -> Estimate:
-    """Bounds of an attention, softmax ignored. Type C is reckoned as the paper does, with six MMEs for each product,
-    which this datapath does not have (`MappingType.C`)."""
+    """Estimate an attention by a mapping type; softmax takes no time. Type C counts six MMEs for each product, as the
+    paper does, although this datapath cannot do that (`MappingType.C`)."""
     operand = 4.0 * shape.rows * shape.cols
     scores = 4.0 * shape.rows * shape.rows if kind in (MappingType.B, MappingType.C) else 0.0
-    # Q and K of the first head; the paper speaks of a set-up without saying what is in it
+    # Q and K of the first head: an assumption, the paper names a set-up but not its parts
     setup = 2 * operand * roofline.read if kind is MappingType.D else 0.0
     moved = shape.heads * ((3 * operand + scores) * roofline.read + (operand + scores) * roofline.write)
     products = shape.heads * (shape.rows / BLOCK_ROWS) ** 2 * (shape.cols / HEAD_COLS)
@@ -120,11 +133,12 @@ def estimate(kind: MappingType, shape: Shape, roofline: Roofline) -> Estimate:
 
 
 MAX_ROWS = {MappingType.A: 768, MappingType.B: 1024, MappingType.C: 1024, MappingType.D: 768}
-"""Rows of a sequence. A MemC sends three key tiles at most, but stores four."""
+"""Largest number of rows of a sequence. A MemC can send three key tiles, but store four."""
 
 
 def choose(shape: Shape, overlay: Overlay) -> MappingType:
-    """The type that can run it with the lowest bound in the steady state, the pipeline among equals."""
+    """Choose the mapping type with the lowest steady-state bound among those that can run sequences this long. Equal
+    bounds: D before A before B. Sequences too long for every type give D, which then reports the limit."""
     roofline = Roofline.of(overlay)
     fits = [kind for kind in MappingType if shape.rows <= MAX_ROWS[kind]] or [MappingType.D]
     programs = [kind for kind in (MappingType.D, MappingType.A, MappingType.B) if kind in fits]

@@ -1,4 +1,4 @@
-"""Where activations and weights lie off chip, and in what column order."""
+"""Layout of activations and weights off chip: column order, padding, and offsets in a bank."""
 
 from __future__ import annotations
 
@@ -15,49 +15,54 @@ from .tiles import Tiles, column_tiles
 
 USUAL = Tiles()
 HEAD_COLS = 64
-"""Columns of a head on the machine; narrower heads are padded (MemB2 holds 64, K = 64 mode multiplies 64)."""
+"""Columns of an attention head on the machine; narrower heads are padded (MemB2 and K = 64 mode take 64)."""
 
 
 @dataclass(frozen=True)
 class Columns:
-    """How an activation's columns are stored: `groups` groups of `width` columns, each padded to `pitch`; the whole
-    padded to a multiple of 128, the MMEs' K and N."""
+    """How the columns of an activation are stored: `groups` groups of `width` columns, each padded to `pitch` columns,
+    all together padded to a multiple of 128, the K and N of an MME."""
 
     groups: int
     width: int
     pitch: int
     panel: int | None = None
-    """Columns after which the matrix goes on below itself: panels of that width, one behind the other. Activations that
-    stay on the machine are stored as the column tiles they are computed in."""
+    """Width of a panel: the matrix is stored as panels of so many columns, one behind the other; None for one panel.
+    Activations that the host does not read are stored in panels, one for each column tile."""
 
     @property
     def count(self) -> int:
+        """Number of columns without padding."""
         return self.groups * self.width
 
     @property
     def stored(self) -> int:
+        """Number of columns with padding."""
         return padded(self.groups * self.pitch, 128)
 
     @property
     def used(self) -> int:
-        """The stored columns that a product takes: up to the last that is not padding, in whole slices of K."""
+        """Number of stored columns that a product reads: up to the last one that is not padding, in slices of 128."""
         return padded((self.groups - 1) * self.pitch + self.width, 128)
 
     @property
     def is_plain(self) -> bool:
-        """Whether columns lie side by side."""
+        """Whether there is no padding between groups."""
         return self.groups == 1 or self.pitch == self.width
 
     def positions(self) -> npt.NDArray[np.intp]:
-        """Stored column of each logical column."""
+        """The stored column of each column, shape (count,)."""
         g, i = np.divmod(np.arange(self.count), self.width)
         return g * self.pitch + i
 
 
 def columns_of(network: LayerGraph, cuts: Mapping[str, Tiles], whole_tiles: bool = False) -> dict[str, Columns]:
-    """The column layout of every activation: heads get 64 columns each; what is computed in several column tiles and
-    stays on the machine lies in panels; everything else lies plain. cuts: how the product is cut that makes an
-    activation, where it is not cut as usual."""
+    """Choose the column layout of every activation.
+
+    Attention heads get 64 columns each; an activation that is computed in several column tiles and is not an output
+    lies in panels; all others are plain. cuts: how the product that computes an activation is cut, if not by the
+    default. Raises `UnsupportedError` naming the layer or output.
+    """
     outputs = {o.name for o in network.outputs}
     out: dict[str, Columns] = {n: Columns(1, c, padded(c, 128)) for n, c in network.inputs.items()}
     for layer in network.layers:
@@ -81,45 +86,47 @@ def columns_of(network: LayerGraph, cuts: Mapping[str, Tiles], whole_tiles: bool
                 if known != heads and not (known.is_plain and heads.is_plain):
                     raise UnsupportedError(
                         f"{layer.place}: {name} in {heads.groups} heads of {heads.width} columns; another attention "
-                        f"has it in {known.groups} of {known.width}"
+                        f"reads or writes it in {known.groups} heads of {known.width}"
                     )
                 out[name] = heads
                 if name in network.inputs and layer.head_dim < HEAD_COLS:
                     raise UnsupportedError(
                         f"{layer.place}: attention over a network input with heads of {layer.head_dim} columns; "
-                        f"heads are stored {HEAD_COLS} columns wide"
+                        f"they must be {HEAD_COLS} columns wide"
                     )
     for name in outputs:
         if not out[name].is_plain:
             raise UnsupportedError(
-                f"{name}: heads of {out[name].width} columns as an output; they are stored {out[name].pitch} wide"
+                f"{name}: heads of {out[name].width} columns as an output; they must be {out[name].pitch} columns wide"
             )
     return out
 
 
 def stored_weight(gemm: Gemm, x: Columns, y: Columns, cols: int) -> Array:
-    """The weight as stored: rows by x's layout, columns by y's, zero-padded to `cols` columns."""
+    """Arrange a weight as stored: rows in the column layout of x, columns in that of y, zero-padded to shape (x.used,
+    cols)."""
     out = np.zeros((x.used, cols), np.float32)
     out[np.ix_(x.positions(), y.positions())] = gemm.weight
     return out
 
 
 def stored_vector(vector: Array, y: Columns, cols: int) -> Array:
-    """A per-column vector in y's layout, zero-padded to `cols`."""
+    """Arrange a vector with one element per column in the layout of y, zero-padded to `cols` elements."""
     out = np.zeros(cols, np.float32)
     out[y.positions()] = vector
     return out
 
 
 class Arena:
-    """Offsets in one bank. Freed pieces are reused by pieces of the same size, so that the layers of a stack share
-    their intermediate activations."""
+    """Allocates offsets in one bank, in address units, from `start` on. Freed pieces are reused for pieces of the same
+    size, so that the layers of a stack share memory for their activations."""
 
     def __init__(self, start: int = 0) -> None:
         self._end = start
         self._free: dict[int, list[int]] = {}
 
     def take(self, units: int) -> int:
+        """Allocate `units` address units. Returns their offset."""
         pool = self._free.get(units)
         if pool:
             return pool.pop()
@@ -128,4 +135,5 @@ class Arena:
         return at
 
     def give(self, at: int, units: int) -> None:
+        """Free the `units` address units at offset `at`."""
         self._free.setdefault(units, []).append(at)

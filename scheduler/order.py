@@ -1,8 +1,8 @@
 """The order of loads and stores on the one DDR channel (paper section 4.4 and Fig. 12).
 
-A tile's loads come in the order in which its Mems want them, its stores in the order in which its MemCs deliver them.
-What is free is how stores fall between later loads. The rule that is not free: a load of what a store writes comes
-behind it, because read-after-write through DDR is ordered by nothing but this list.
+The loads of a tile come in the order in which its Mems take them, its stores in the order in which its MemCs deliver
+them. Free is only where stores go between later loads. A load always comes behind the store of the data that it reads,
+because nothing but this list orders read-after-write through DDR.
 """
 
 from __future__ import annotations
@@ -19,10 +19,12 @@ from ..isa.packet import MAX_WINDOW
 from .schedule import DramPolicy, Interleave, Schedule
 
 BLOCK_UNITS = BLOCK // UNIT
+"""Size of a block of 128x64 elements in address units."""
 
 
 class Access(NamedTuple):
-    """`chunks` pieces of `blocks` contiguous blocks each, `stride` blocks apart, from address `addr` on."""
+    """A DDR access: `chunks` pieces of `blocks` contiguous blocks each, `stride` blocks apart, from address unit `addr`
+    on. peer: the Mem that receives a load or sends a store."""
 
     peer: str
     store: bool
@@ -33,10 +35,11 @@ class Access(NamedTuple):
 
     @property
     def span(self) -> tuple[int, int]:
-        """First and one past the last address unit it touches."""
+        """The first address unit that it touches, and one past the last."""
         return self.addr, self.addr + ((self.chunks - 1) * self.stride + self.blocks) * BLOCK_UNITS
 
     def mop(self) -> Ddr:
+        """The mOP of this access."""
         return _mop(self.peer, self.store, self.blocks, self.chunks, self.stride).replace(addr=self.addr)
 
 
@@ -55,10 +58,12 @@ def _mop(peer: str, store: bool, blocks: int, chunks: int, stride: int) -> Ddr:
 
 @dataclass
 class Tile:
-    """What one output tile (or attention slot) loads and stores. Its stores go among the loads of the tile `lag` later:
-    behind `ahead` of them, evenly spread over the next `within` (or all that follow). head: loads before the product's;
-    step: loads of one slice of K. rule: of the segment it belongs to. drain: nothing is loaded behind it before all is
-    stored."""
+    """DDR accesses of one output tile or attention slot.
+
+    Its stores go between the loads of the tile `lag` later: behind the first `ahead` loads, evenly spread over the next
+    `within` loads (None: all that follow). head: number of loads before those of the product. step: number of loads of
+    one slice of K. rule: list scheduling policy of its segment. drain: all stores so far end before the next load.
+    """
 
     loads: list[Access] = field(default_factory=list)
     stores: list[Access] = field(default_factory=list)
@@ -72,14 +77,14 @@ class Tile:
 
 
 HALF_TILE = 3
-"""Row blocks of an output tile of which each MemA and MemC holds but one, of the two that it has room for."""
+"""Row blocks of a half tile: each MemA and MemC holds one row block of it, although it has room for two."""
 
 
 def interleave_of(schedule: Schedule, row_blocks: int) -> Interleave:
-    """How loads and stores of a program of so many row blocks share DDR.
+    """The interleaving of a program of `row_blocks` row blocks. Resolves PUBLISHED to STRICT or INTERLEAVED.
 
-    The published host has its programs of half tiles run layer by layer, without interleaving. That is known of the
-    projections of BERT-Large at L = 384, B = 1; of its other layers it is inferred from the time of the whole.
+    The published host runs programs of half tiles layer by layer, without interleaving. For the projections of
+    BERT-Large at L = 384, B = 1 this is known; for its other layers it is inferred from the total time.
     """
     if schedule.interleave is not Interleave.PUBLISHED:
         return schedule.interleave
@@ -87,8 +92,8 @@ def interleave_of(schedule: Schedule, row_blocks: int) -> Interleave:
 
 
 def order_accesses(tiles: Sequence[Tile], interleave: Interleave) -> Iterator[Ddr]:
-    """The DDR uOP order of a program, as mOPs. interleave: STRICT or INTERLEAVED."""
-    # stores not yet issued: the tile among whose loads they are due, and what they touch
+    """Order the DDR accesses of a program by a fixed rule. interleave: STRICT or INTERLEAVED. Yields mOPs."""
+    # stores not yet issued: index of the tile among whose loads they are due, access, first and end address unit
     queue: deque[tuple[int, Access, int, int]] = deque()
     due: dict[int, Tile] = {}
     for i, tile in enumerate(tiles):
@@ -102,7 +107,7 @@ def order_accesses(tiles: Sequence[Tile], interleave: Interleave) -> Iterator[Dd
         start = min(owner.ahead, len(loads))
         gaps = min(owner.within or len(loads), len(loads) - start)
         if ready and len(loads) + ready > MAX_WINDOW and gaps >= ready * tile.step:
-            # the tile cannot be one window: let the loads between two stores loop, and not across the ends of panels
+            # too many mOPs for one window: let the loads between two stores form a loop, not across the ends of panels
             every = tile.step << (gaps // ready // tile.step).bit_length() - 1
             aligned = tile.head + padded(max(0, start - tile.head), every)
             start = min(aligned, len(loads) - ready * every)

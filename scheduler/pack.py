@@ -1,10 +1,10 @@
-"""Kernel sequences to packets, in an issue order that cannot stall for ever.
+"""Packing: from kernel sequences to packets, in an issue order that cannot deadlock.
 
-Order: the network is run once without an instruction path, and packets are issued in the order in which their first
-uOPs begin there. When the dispatcher then blocks on a full FIFO, whatever the blocking unit needs to go on has begun
-earlier in that run, so it has been issued already. A packet of a Mem, which stores no window, holds at most
-`MEM_WINDOW` mOPs so that this also holds for its last one. A packet shared by several units arrives early for some of
-them; the finished image is therefore run through the decoders, and packed without sharing where that run stalls.
+Order: the kernels run once without an instruction path, and packets are issued in the order in which their first uOPs
+begin in that run. When the dispatcher blocks on a full FIFO, everything that the blocking unit needs to go on began
+earlier in that run, so it is issued already. The decoder of a Mem stores no window, so its packets hold at most
+`MEM_WINDOW` mOPs: then the argument holds for the last mOP of a packet too. A packet shared by several units arrives
+early for some of them. The image is therefore run through the decoders, and packed without sharing if it deadlocks.
 """
 
 from __future__ import annotations
@@ -32,14 +32,15 @@ from ..machine.timing import Timing
 Ints = npt.NDArray[np.int64]
 
 MEM_WINDOW = 4
-"""mOPs in a packet whose decoder stores no window: below the depth of the mOP FIFOs."""
+"""Largest number of mOPs in a packet whose decoder stores no window; less than the depth of the mOP FIFOs."""
 CLOSE = 20e-6
-"""Seconds by which the first uOPs of a shared packet may lie apart."""
+"""Largest time in seconds between the first uOPs of units that share a packet."""
 
 
 @dataclass(frozen=True)
 class _Piece:
-    """A packet of one unit, before units with the same packet share it."""
+    """A packet of one unit, before equal packets of several units are merged. reuse: how often the decoder runs its
+    mOPs."""
 
     form: InstructionFormat
     mops: tuple[Record, ...]
@@ -47,20 +48,21 @@ class _Piece:
     first: int
     """Index of its first mOP in the unit's sequence."""
     patches: tuple[tuple[str, str, int, int], ...] = ()
-    """Fields of its first mOP that take a run-time parameter: parameter, field, base, cap."""
+    """Fields of its first mOP that depend on a run-time parameter: parameter, field, base, cap."""
 
     def same(self, other: _Piece) -> bool:
         return (self.form, self.reuse, self.mops, self.patches) == (other.form, other.reuse, other.mops, other.patches)
 
 
 Firsts = dict[str, list[int]]
+"""Number of each mOP's first uOP among the uOPs of its unit, by unit."""
 Starts = Mapping[str, Sequence[tuple[float, int]]]
-"""When each mOP's first uOP begins, by unit, with a tie-break that follows the dependencies."""
+"""When each mOP's first uOP begins, by unit: seconds, and a number that orders equal times by dependency."""
 
 
 def pack(kernels: Kernels, starts: Starts | None = None) -> Program:
-    """Kernel sequences to a program. starts: from a run of the kernels, where one is at hand. Raises `DeadlockError` or
-    `ProgramError` where the kernels themselves do not fit together (sends unequal receives)."""
+    """Pack kernel sequences into a program. starts: from a run of these kernels; None runs them here. Raises
+    `DeadlockError` or `ProgramError` if the kernels do not fit together (e.g. more sends than receives)."""
     overlay = kernels.overlay
     _check(kernels)
     starts = starts or _starts(kernels)
@@ -77,9 +79,9 @@ def pack(kernels: Kernels, starts: Starts | None = None) -> Program:
 
 def _check(kernels: Kernels) -> None:
     for unit, ops in kernels.preloaded.items():
-        _, most = kernels.overlay.preloaded[kernels.overlay.by_unit[unit].kind]
-        if len(ops) > most:
-            raise ProgramError(f"{unit} would need {len(ops)} ops, it holds {most}")
+        _, capacity = kernels.overlay.preloaded[kernels.overlay.by_unit[unit].kind]
+        if len(ops) > capacity:
+            raise ProgramError(f"{unit} needs {len(ops)} ops but holds at most {capacity}")
 
 
 def _form(overlay: Overlay, unit: str, mop: Record) -> InstructionFormat:
@@ -91,14 +93,14 @@ def _form(overlay: Overlay, unit: str, mop: Record) -> InstructionFormat:
 
 
 def uops_of(kernels: Kernels) -> dict[str, list[Any]]:
-    """Each unit's uOPs, as if every mOP were issued once."""
+    """Expand the mOPs of every unit to uOPs, each mOP issued once."""
     return issued(kernels.overlay, kernels.sequences)[0]
 
 
 def uops_by_mop(overlay: Overlay, unit: str, mops: Sequence[Record]) -> Iterator[Sequence[Any]]:
-    """The uOPs of each of a unit's mOPs, issued once."""
+    """Expand a unit's mOPs, each issued once. Yields the uOPs of one mOP after the other."""
     forms = {kind: _form(overlay, unit, mop) for kind, mop in {type(m): m for m in mops}.items()}
-    known: dict[int, Sequence[Any]] = {}  # by identity: equal mOPs are mostly one object
+    known: dict[int, Sequence[Any]] = {}  # by id(): equal mOPs are mostly one object
     for mop in mops:
         uops = known.get(id(mop))
         if uops is None:
@@ -107,7 +109,8 @@ def uops_by_mop(overlay: Overlay, unit: str, mops: Sequence[Record]) -> Iterator
 
 
 def issued(overlay: Overlay, sequences: Mapping[str, Sequence[Record]]) -> tuple[dict[str, list[Any]], Firsts]:
-    """Each unit's uOPs, as if every mOP were issued once, and the number of each mOP's first uOP."""
+    """Expand the mOPs of every unit to uOPs, each mOP issued once. Returns the uOPs by unit, and for each mOP the
+    number of its first uOP."""
     issues: dict[str, list[Any]] = {}
     firsts: Firsts = {}
     for unit, mops in sequences.items():
@@ -118,7 +121,7 @@ def issued(overlay: Overlay, sequences: Mapping[str, Sequence[Record]]) -> tuple
 
 
 def starts_of(run: Timing, firsts: Firsts) -> dict[str, list[tuple[float, int]]]:
-    """When each mOP began in a run without an instruction path."""
+    """When each mOP began in a run without the instruction path, by unit. firsts: as `issued` returns it."""
     out = {}
     for unit, first in firsts.items():
         begun = run.starts(unit)
@@ -142,7 +145,8 @@ def _starts(kernels: Kernels) -> Starts:
 
 
 def _cut(unit: str, kernels: Kernels) -> list[_Piece]:
-    """One unit's sequence as packets: loops where the decoder loops over its window, repeats where it repeats mOPs."""
+    """Cut the sequence of one unit into packets: with loops if the decoder loops over a window, else with runs of
+    repeated mOPs."""
     mops = kernels.sequences[unit]
     patches: dict[int, tuple[tuple[str, str, int, int], ...]] = {}
     for name, places in kernels.patches.items():
@@ -160,7 +164,7 @@ def _cut(unit: str, kernels: Kernels) -> list[_Piece]:
 def _repeats(
     overlay: Overlay, unit: str, mops: Sequence[Record], patches: dict[int, tuple[tuple[str, str, int, int], ...]]
 ) -> Iterator[_Piece]:
-    """Runs of equal mOPs; neighbouring runs of equal length share a packet (AAABBB)."""
+    """Cut a sequence into packets of runs of equal mOPs; neighbouring runs of equal length share a packet (AAABBB)."""
     runs: list[tuple[int, Record, int]] = []
     for i, mop in enumerate(mops):
         if runs and runs[-1][1] == mop and i not in patches and runs[-1][0] not in patches:
@@ -195,19 +199,20 @@ def _words(pieces: Sequence[_Piece]) -> int:
 
 
 def _chunked(form: InstructionFormat, mops: Sequence[Record]) -> tuple[list[Record], list[int]]:
-    """The sequence with runs of equal accesses a constant stride apart as one mOP with chunks, and where each began.
+    """Merge runs of equal accesses a constant stride apart into one mOP with chunks. Returns the merged sequence, and
+    the index of each mOP's first access.
 
-    Not always for the better: a run may reach across what would repeat as a window.
+    This is not always smaller: a run may extend over the start of a window that would repeat.
     """
     fields = {x.name: x for x in form.mop.FIELDS}
     if not {"addr", "chunks", "chunk_stride"} <= set(fields):
         return list(mops), list(range(len(mops)))
-    most, farthest = fields["chunks"].bounds[1], fields["chunk_stride"].bounds[1]
+    max_chunks, max_stride = fields["chunks"].bounds[1], fields["chunk_stride"].bounds[1]
     key = _numbered(mops, [name for name in fields if name != "addr"])
     addr = np.array([getattr(m, "addr", 0) for m in mops], np.int64)
     single = np.array([getattr(m, "chunks", 0) == 1 for m in mops], np.bool_)
     step = np.diff(addr)
-    joins = single[:-1] & (key[1:] == key[:-1]) & (step >= 0) & (step <= farthest)
+    joins = single[:-1] & (key[1:] == key[:-1]) & (step >= 0) & (step <= max_stride)
     further = _run_lengths(joins[1:] & joins[:-1] & (step[1:] == step[:-1])).tolist() if len(mops) > 2 else []
     out: list[Record] = []
     firsts: list[int] = []
@@ -215,7 +220,7 @@ def _chunked(form: InstructionFormat, mops: Sequence[Record]) -> tuple[list[Reco
     while at < len(mops):
         n = 1
         if at < len(joins) and joins[at]:
-            n = min(most, 2 + (further[at] if at < len(further) else 0))
+            n = min(max_chunks, 2 + (further[at] if at < len(further) else 0))
         first = mops[at]
         out.append(first if n == 1 else first.replace(chunks=n, chunk_stride=int(step[at])))
         firsts.append(at)
@@ -224,12 +229,12 @@ def _chunked(form: InstructionFormat, mops: Sequence[Record]) -> tuple[list[Reco
 
 
 def _loops(form: InstructionFormat, mops: Sequence[Record]) -> list[_Piece]:
-    """Windows that repeat, addresses advancing by a constant stride per mOP, and literal packets between them: the
-    cheapest cut in bytes, found by dynamic programming over the sequence from its end."""
+    """Cut a sequence into windows that repeat (addresses advance by a constant stride per mOP) and literal packets
+    between them. Dynamic programming from the end of the sequence finds the cut with the fewest words."""
     loop, join = machine_code(_cheapest)(*_repetitions(form, mops), Header.WORDS, form.mop.WORDS)
     n = len(mops)
     out: list[_Piece] = []
-    at, literal = 0, 0  # mops[literal:at] wait for their literal packet
+    at, literal = 0, 0  # mops[literal:at] become the next literal packet
     while at < n:
         w, r = (join if literal < at else loop)[at].tolist()
         if not w and at - literal < MAX_WINDOW:
@@ -247,8 +252,12 @@ def _loops(form: InstructionFormat, mops: Sequence[Record]) -> list[_Piece]:
 
 
 def _cheapest(starts: Ints, windows: Ints, times: Ints, header: int, each: int) -> tuple[Ints, Ints]:
-    """For each position the window and its repetitions that start there in the cheapest encoding, 0 for a literal; and
-    the same where a literal packet is open that the mOP may join."""
+    """The cheapest encoding from each position on, by dynamic programming.
+
+    starts, windows, times: as `_repetitions` returns them. header, each: words of a packet header and of a mOP. Returns
+    two arrays of shape (n, 2): the window and its repetitions that start at a position, window 0 for a literal mOP; the
+    second array holds where the mOP may join an open literal packet.
+    """
     n = len(starts) - 1
     closed = np.zeros(n + 1, np.int64)  # cheapest encoding of mops[i:], in words
     opened = np.zeros(n + 1, np.int64)  # the same behind a literal packet that mop i may join
@@ -257,8 +266,8 @@ def _cheapest(starts: Ints, windows: Ints, times: Ints, header: int, each: int) 
     for i in range(n - 1, -1, -1):
         best, open_best = header + each + opened[i + 1], each + opened[i + 1]
         for at in range(starts[i], starts[i + 1]):
-            w, most = windows[at], times[at]
-            for r in range(2 if most <= 32 else most - 1, most + 1):
+            w, limit = windows[at], times[at]
+            for r in range(2 if limit <= 32 else limit - 1, limit + 1):
                 cost = header + each * w + closed[i + w * r]
                 if cost < best:
                     best = cost
@@ -271,7 +280,7 @@ def _cheapest(starts: Ints, windows: Ints, times: Ints, header: int, each: int) 
 
 
 def _advancing(mops: Sequence[Record], at: int, w: int) -> Iterator[Record]:
-    """The window at `at`, each mOP with the stride to its next occurrence."""
+    """The `w` mOPs of the window at `at`, each with the address stride to its next occurrence."""
     for j in range(at, at + w):
         mop, after = mops[j], mops[j + w]
         if hasattr(mop, "reuse_stride"):
@@ -280,8 +289,11 @@ def _advancing(mops: Sequence[Record], at: int, w: int) -> Iterator[Record]:
 
 
 def _repetitions(form: InstructionFormat, mops: Sequence[Record]) -> tuple[Ints, Ints, Ints]:
-    """Where windows repeat, by comparing the sequence with itself shifted: windows and most repetitions, those of
-    position i from the first array's element i to the next."""
+    """Find windows that repeat, by comparing the sequence with itself shifted.
+
+    Returns starts, windows, times: the windows that repeat at position i are windows[starts[i]:starts[i + 1]], their
+    largest numbers of repetitions the same slice of times.
+    """
     stride = next((x for x in form.mop.FIELDS if x.name == "reuse_stride"), None)
     key = _numbered(mops, [x.name for x in form.mop.FIELDS if stride is None or x.name != "addr"])
     addr = np.array([getattr(m, "addr", 0) if stride else 0 for m in mops], np.int64)
@@ -306,14 +318,14 @@ def _repetitions(form: InstructionFormat, mops: Sequence[Record]) -> tuple[Ints,
 
 
 def _numbered(mops: Sequence[Record], names: Sequence[str]) -> Ints:
-    """Equal numbers for mOPs that agree in these fields."""
+    """Number mOPs so that those with equal values in the fields `names` have equal numbers."""
     numbers: dict[Any, int] = {}
     fields = attrgetter(*names)
     return np.array([numbers.setdefault(fields(m), len(numbers)) for m in mops], np.int64)
 
 
 def _run_lengths(flags: npt.NDArray[np.bool_]) -> npt.NDArray[np.int64]:
-    """How many flags in a row are set from each position on."""
+    """The number of consecutive flags that are set, from each position on."""
     positions = np.arange(len(flags))
     stops = np.where(flags, len(flags), positions)
     following = np.minimum.accumulate(stops[::-1])[::-1]
@@ -321,7 +333,8 @@ def _run_lengths(flags: npt.NDArray[np.bool_]) -> npt.NDArray[np.int64]:
 
 
 def _assemble(kernels: Kernels, pieces: dict[str, list[_Piece]], starts: Starts, share: bool) -> Program:
-    """Issue every unit's packets in the order of their first uOPs; terminators last."""
+    """Merge the packets of all units in the order of their first uOPs, with the terminators last. share: equal packets
+    of units of one kind become one packet."""
     overlay = kernels.overlay
     packets: list[Packet] = []
     places: list[Place] = []
@@ -332,7 +345,7 @@ def _assemble(kernels: Kernels, pieces: dict[str, list[_Piece]], starts: Starts,
     while heap:
         start, unit = heapq.heappop(heap)
         if heads[unit] == len(pieces[unit]) or starts[unit][pieces[unit][heads[unit]].first] != start:
-            continue  # went out with another unit's packet
+            continue  # shared: already part of another unit's packet
         piece = pieces[unit][heads[unit]]
         group = [unit]
         if share:

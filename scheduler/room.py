@@ -1,6 +1,6 @@
-"""Whether a network has room off chip: weights lie in LPDDR, activations and the biases of attention in DDR.
+"""Check that a network fits off-chip memory: weights lie in LPDDR, activations and the biases of attention in DDR.
 
-Both are looked at before any kernel is made. What the banks hold is the overlay's.
+The check runs before any kernel is made. The overlay states the sizes of the banks.
 """
 
 from __future__ import annotations
@@ -13,16 +13,16 @@ from ..isa.layout import UNIT_BYTES
 from ..isa.overlay import Overlay
 
 WEIGHTS, ACTIVATIONS = "lpddr", "ddr"
-"""The bank of each."""
+"""The bank that holds each."""
 
 
 class RoomError(UnsupportedError):
-    """A network that needs more off-chip memory than a bank holds. To cut it in pieces does not help: they are programs
+    """A network needs more off-chip memory than a bank holds. Splitting its graph does not help: all parts are programs
     for one board."""
 
 
 class Placed(Protocol):
-    """What lies in a bank, from an offset in address units on; its size in float32 elements."""
+    """Something stored in a bank. offset: of its first byte, in address units. size: in float32 elements."""
 
     @property
     def bank(self) -> str: ...
@@ -33,36 +33,37 @@ class Placed(Protocol):
 
 
 def check_room(buffers: Iterable[Placed], overlay: Overlay, rows: str) -> None:
-    """Raises `RoomError` where buffers end behind their bank. rows: of the network, for messages."""
+    """Raises `RoomError` if buffers end beyond their bank. rows: the network's batch and rows as text, for messages."""
     ends = dict.fromkeys((WEIGHTS, ACTIVATIONS), 0)
     for b in buffers:
         ends[b.bank] = max(ends[b.bank], b.offset * UNIT_BYTES + 4 * b.size)
-    _check(ends[WEIGHTS], WEIGHTS, overlay, "the weights, as they are padded, need", _FEWER)
-    what = f"the activations of {rows}, with the biases of attention and all padding, need"
-    _check(ends[ACTIVATIONS], ACTIVATIONS, overlay, what, "compile for a smaller batch or for shorter sequences")
+    _check(ends[WEIGHTS], WEIGHTS, overlay, "the weights, padding included, need", _FEWER)
+    subject = f"the activations of {rows}, with the biases of attention and all padding, need"
+    _check(ends[ACTIVATIONS], ACTIVATIONS, overlay, subject, "compile for a smaller batch or for shorter sequences")
 
 
 def check_weights(elements: int, overlay: Overlay) -> None:
-    """The same for so many weights, before anything else is known: padding comes on top. Raises `RoomError`."""
+    """Raises `RoomError` if this many float32 weights exceed their bank even without padding. It allows an early error,
+    before weights are copied."""
     _check(4 * elements, WEIGHTS, overlay, "the weights need", _FEWER)
 
 
-_FEWER = "compile a model with fewer or smaller layers, or parts of this one apart, each for a board of its own"
+_FEWER = "compile a model with fewer or smaller layers, or compile its parts separately, each for its own board"
 
 
-def _check(needed: int, bank: str, overlay: Overlay, what: str, way_out: str) -> None:
-    holds = overlay.banks[bank]
-    if needed > holds:
-        amount, most = _apart(needed, holds)
-        banks = ", ".join(f"{name} {_apart(size, size)[0]}" for name, size in overlay.banks.items())
+def _check(needed: int, bank: str, overlay: Overlay, subject: str, remedy: str) -> None:
+    capacity = overlay.banks[bank]
+    if needed > capacity:
+        amount, limit = _as_text(needed, capacity)
+        banks = ", ".join(f"{name} {_as_text(size, size)[0]}" for name, size in overlay.banks.items())
         raise RoomError(
-            f"{what} {amount} in float32, and bank {bank}, where they lie, holds {most} (overlay {overlay.name} has "
-            f"{banks}): {way_out}"
+            f"{subject} {amount} in float32, but bank {bank}, which holds them, has {limit} (banks of overlay "
+            f"{overlay.name}: {banks}): {remedy}"
         )
 
 
-def _apart(a: int, b: int) -> tuple[str, str]:
-    """Two sizes in bytes as text, with as many decimals as show that they differ."""
+def _as_text(a: int, b: int) -> tuple[str, str]:
+    """Two sizes in bytes as text, with enough decimals that they differ if the sizes do."""
     unit, size = ("GB", 10**9) if b >= 10**9 else ("MB", 10**6)
     for digits in range(2, 10):
         texts = f"{a / size:.{digits}f} {unit}", f"{b / size:.{digits}f} {unit}"

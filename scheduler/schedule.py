@@ -1,4 +1,4 @@
-"""The knobs of the scheduler, as one value."""
+"""A schedule: all choices of the scheduler as one value, and its TOML file format."""
 
 from __future__ import annotations
 
@@ -18,29 +18,33 @@ from .tiles import Tiles
 
 
 class Interleave(Enum):
-    """Ways to put loads and stores on one DDR channel: the three of Fig. 12, one that looks at the machine, and the
-    published host's."""
+    """How the loads and stores of a program share the one DDR channel (paper Fig. 12 shows the first three)."""
 
     STRICT = "strict"
-    """Load, compute, store; the next tile's loads wait for the stores."""
+    """Load, compute, store: the loads of a tile wait for the stores of the tile before."""
     INTERLEAVED = "interleaved"
-    """Stores of a tile go between the loads of the next one, across segments too (section 4.4)."""
+    """The stores of a tile go between the loads of the next tile, across segments too (section 4.4)."""
     HARDWARE = "hardware"
-    """Reads first, as a memory controller arbitrates that knows nothing of the application: a store goes only where no
-    load has to wait for it."""
+    """Reads first, like a memory controller that does not know the application: a store is issued only when it delays
+    no load."""
     LISTED = "listed"
-    """List scheduling: whenever the channel is free, the load whose unit has waited longest, or a store before it."""
+    """List scheduling: whenever the channel is free, it takes the load whose unit has waited longest, or a store before
+    that load (`DramPolicy`)."""
     PUBLISHED = "published"
-    """As the published host: INTERLEAVED within each group of Table 9 (the products that an attention takes, the
-    attention, the products behind it), which ends when all is stored; STRICT where one tile of 384 rows holds all."""
+    """The order of the published host: INTERLEAVED within each group of Table 9 (the products that an attention reads,
+    the attention, the products behind it), with a drain after each group; STRICT where one tile of 384 rows holds all
+    rows."""
 
 
 @dataclass(frozen=True)
 class DramPolicy:
-    """How the accesses of a kind of segment are listed. patience_us: by how much a store may delay a load that could
-    begin. store_blocks: the largest piece, in 128x64 blocks. by_columns: of the pieces that are ready, those of the
-    first columns first, so that the next segment can begin with them; otherwise MemC after MemC. in_order: loads that
-    could begin go in the order of the program; otherwise the one whose unit has waited longest."""
+    """List scheduling parameters for the DDR accesses of one kind of segment.
+
+    patience_us: microseconds by which a store may delay a load that is ready. store_blocks: largest piece of a store,
+    in blocks of 128x64 elements. by_columns: True stores the ready pieces of the leftmost columns first, so that the
+    next segment can begin with them; False stores MemC after MemC. in_order: True takes ready loads in program order;
+    False takes the load whose unit has waited longest. Raises `ScheduleError` for a value out of range.
+    """
 
     patience_us: float = 4.0
     store_blocks: int = 8
@@ -49,6 +53,7 @@ class DramPolicy:
 
     @property
     def words(self) -> str:
+        """The policy as one line of text, for the log of a search."""
         order = "by columns" if self.by_columns else "by units"
         loads = ", loads in order" * self.in_order
         return f"pieces of {self.store_blocks} blocks {order}, a load waits up to {self.patience_us:g} us{loads}"
@@ -56,29 +61,34 @@ class DramPolicy:
     def __post_init__(self) -> None:
         check(self)
         if not -1000 <= self.patience_us <= 1000:
-            raise ScheduleError(f"patience_us={self.patience_us}: microseconds from -1000 to 1000")
+            raise ScheduleError(f"patience_us={self.patience_us}: must be from -1000 to 1000 microseconds")
         if self.store_blocks not in STORE_BLOCKS:
-            raise ScheduleError(f"store_blocks={self.store_blocks}: pieces are of {', '.join(map(str, STORE_BLOCKS))}")
+            sizes = ", ".join(map(str, STORE_BLOCKS))
+            raise ScheduleError(f"store_blocks={self.store_blocks}: must be one of {sizes} (blocks of 128x64)")
 
 
 STORE_BLOCKS = (1, 2, 4, 8, 16)
+"""Sizes that a piece of a store may have, in blocks of 128x64 elements."""
 
 
 class Loops(Enum):
-    """Which loop over a product's output tiles is the outer one."""
+    """Which loop over the output tiles of a product is the outer loop."""
 
     COLUMNS = "columns"
+    """Column tiles outside, row tiles inside: addresses advance by constant strides, so that the image is small."""
     ROWS = "rows"
+    """Row tiles outside: MemA keeps slices of the activation for several products, so that DDR loads less."""
 
 
 @dataclass(frozen=True)
 class Segment:
-    """Layers that go through the machine together, by module path, and how (paper section 4.5, Fig. 13).
+    """Layers, selected by module path, that form one segment, and how it is scheduled (paper section 4.5, Fig. 13).
 
-    layers: paths, in which `*` stands for one part or some of it: `layers.*.attention` is the attention of every layer.
-    Several name products of one activation, such as queries, keys and values, which then share its slices. What is None
-    is as for segments that nobody names. overlap: whether its stores go among the loads of what follows; mapping: of an
-    attention; tiles and loops: of products; rule: with Interleave.LISTED.
+    layers: module paths; `*` matches one part of a path or some of it: `layers.*.attention` is the attention of every
+    layer. Several paths name products of one activation, such as queries, keys and values; these then share its slices.
+    mapping: mapping type of an attention. overlap: whether its stores go among the loads of the next segment. tiles,
+    loops: for products. rule: for Interleave.LISTED. None means: as the schedule says for this kind of segment. Raises
+    `ScheduleError` for a value of another type.
     """
 
     layers: tuple[str, ...] | str
@@ -91,29 +101,31 @@ class Segment:
     def __post_init__(self) -> None:
         layers = (self.layers,) if isinstance(self.layers, str) else self.layers
         if not isinstance(layers, list | tuple) or not all(isinstance(path, str) for path in layers):
-            raise ScheduleError(f"layers = {layers!r}: a list of module paths")
+            raise ScheduleError(f"layers = {layers!r}: must be a list of module paths (strings)")
         if not layers or len(set(layers)) < len(layers):
-            raise ScheduleError(f"layers = {list(layers)!r}: different module paths, one at least")
+            raise ScheduleError(f"layers = {list(layers)!r}: must name at least one module path, and each path once")
         object.__setattr__(self, "layers", tuple(layers))
-        check(self, but=("layers",))
+        check(self, skip=("layers",))
 
 
 TABLES: dict[str, type[Tiles | DramPolicy]] = {"tiles": Tiles, "rules": DramPolicy}
-"""Knobs that are tables, one entry for each kind of segment."""
+"""Knobs that are tables with one entry for each kind of segment."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Schedule(Tiles):
-    """How a network is put on the machine. What it says of tiles holds for all products but those in `tiles`.
+    """How a network is mapped to the machine: tiles, order of loops, mapping type of attention, order of DDR accesses.
 
-    interleave: how loads and stores share DDR. drain: kinds of segments whose stores are done before the next segment
-    loads; between all others they overlap (section 4.4), but with Interleave.PUBLISHED within a group only. loops: the
-    order of tiles in products of one activation. whole_tiles: products are padded to whole output tiles of 768 (or 384)
-    rows and 1024 columns, as the published host does (contract section 6); without, tiles are cut to size. attention:
-    its mapping type (section 2.2); None chooses by the roofline. heads_per_slot: how many short heads, of one or two
-    row blocks, are taken at once, at most. balance: attention over three row blocks as a stream of row tiles
-    (`attention_3_blocks`). rules: for Interleave.LISTED, by kind of segment; what is not there has the default
-    `DramPolicy`. segments: by module path, before all that is said by kind; of several that name a layer, the first.
+    tile_rows, tile_cols, mme_rows, mme_cols (see `Tiles`) hold for all products whose kind is not in `tiles`.
+    interleave: how loads and stores share DDR. drain: kinds of segments whose stores end before the next segment loads;
+    all other segments overlap with the next (section 4.4), with Interleave.PUBLISHED within a group only. loops: order
+    of output tiles in products of one activation. whole_tiles: pad products to whole output tiles of 768 (or 384) rows
+    and 1024 columns, as the published host does (contract section 6); False cuts tiles to size. attention: mapping type
+    (section 2.2); None chooses by the roofline. heads_per_slot: maximum number of heads of one or two row blocks in a
+    pipeline slot. balance: run attention over three row blocks as a stream of row tiles (`attention_3_blocks`). tiles:
+    by kind of segment. rules: by kind of segment, for Interleave.LISTED; kinds without an entry have the default
+    `DramPolicy`. segments: by module path; these come before all entries by kind, and the first that matches a layer
+    applies. Raises `ScheduleError` for values out of range or that contradict each other.
     """
 
     interleave: Interleave = Interleave.INTERLEAVED
@@ -128,31 +140,35 @@ class Schedule(Tiles):
     segments: tuple[Segment, ...] = ()
 
     def rule(self, kind: str) -> DramPolicy:
-        """How the stores of a kind of segment are listed."""
+        """The list scheduling policy of a kind of segment."""
         return dict(self.rules).get(kind, DramPolicy())
 
     def tiles_of(self, kind: str) -> Tiles:
-        """How a kind of segment is cut."""
+        """How products of a kind of segment are cut into tiles."""
         return dict(self.tiles).get(kind, self)
 
     def __post_init__(self) -> None:
         super().__post_init__()
         if not isinstance(self.segments, list | tuple) or not all(isinstance(x, Segment) for x in self.segments):
-            raise ScheduleError(f"segments = {self.segments!r}: a list of Segment(...)")
+            raise ScheduleError(f"segments = {self.segments!r}: must be a list of Segment(...)")
         object.__setattr__(self, "segments", tuple(self.segments))
         for name, made in TABLES.items():
             object.__setattr__(self, name, _pairs(getattr(self, name), made, name))
         cut = self.tiles or any(segment.tiles for segment in self.segments)
         if self.whole_tiles and (cut or any(getattr(self, f.name) != f.default for f in fields(Tiles))):
-            raise ScheduleError("whole_tiles goes with tiles of 768x1024 on all MMEs, the published ones")
+            raise ScheduleError(
+                "whole_tiles cannot be combined with other tile knobs: it needs the default tiles, 768x1024 on all MMEs"
+            )
         if self.heads_per_slot not in (1, 2, 4):
-            raise ScheduleError(f"heads_per_slot={self.heads_per_slot}: the first product has four MMEs, for 1, 2 or 4")
+            raise ScheduleError(
+                f"heads_per_slot={self.heads_per_slot}: must be 1, 2 or 4 (the first product runs on four MMEs)"
+            )
         rules = self.rules or any(segment.rule for segment in self.segments)
         if rules and self.interleave is not Interleave.LISTED:
-            raise ScheduleError(f'rules go with interleave = "listed", not with {self.interleave.value!r}')
+            raise ScheduleError(f'rules need interleave = "listed", not {self.interleave.value!r}')
         for name, kinds in (("rules", dict(self.rules)), ("tiles", dict(self.tiles)), ("drain", set(self.drain))):
             if len(kinds) < len(getattr(self, name)):
-                raise ScheduleError(f"{name}: two for the same kind of segment")
+                raise ScheduleError(f"{name}: two entries for the same kind of segment")
 
 
 def _pairs(given: object, made: type[Tiles | DramPolicy], name: str) -> tuple[tuple[str, Tiles | DramPolicy], ...]:
@@ -160,7 +176,7 @@ def _pairs(given: object, made: type[Tiles | DramPolicy], name: str) -> tuple[tu
         isinstance(pair, tuple) and len(pair) == 2 and isinstance(pair[0], str) and type(pair[1]) is made
         for pair in given
     ):
-        raise ScheduleError(f"{name} = {given!r}: pairs of a kind of segment and its {made.__name__}(...)")
+        raise ScheduleError(f"{name} = {given!r}: must be pairs (kind of segment, {made.__name__}(...))")
     return tuple(given)
 
 
@@ -171,7 +187,7 @@ SCHEDULES = {"paper": PAPER, "strict": STRICT, "published": PUBLISHED}
 
 
 def read_schedule(path: str | os.PathLike[str]) -> Schedule:
-    """A schedule from a TOML file, as `write_schedule` writes it; knobs that are not there have their defaults. Raises
+    """Read a schedule from a TOML file, as `show_schedule` prints it; absent knobs have their defaults. Raises
     `ScheduleError` naming file, knob and limit."""
     try:
         given = tomllib.loads(Path(path).read_text(encoding="utf-8"))
@@ -179,15 +195,15 @@ def read_schedule(path: str | os.PathLike[str]) -> Schedule:
     except FileNotFoundError:
         raise ScheduleError(f"{path}: no such file") from None
     except (ValueError, RecursionError) as e:  # ValueError: not UTF-8, not TOML, or a number of 5000 digits
-        raise ScheduleError(f"{path}: no TOML: {e}") from None
+        raise ScheduleError(f"{path}: not a TOML file: {e}") from None
     except ScheduleError as e:
         raise ScheduleError(f"{path}: {e}") from None
 
 
 NAMED = "segments"
-"""Knobs by module path, an array of tables."""
+"""The array of tables with knobs by module path."""
 INNER: dict[str, type[Tiles | DramPolicy]] = {"tiles": Tiles, "rule": DramPolicy}
-"""What is a table in an entry of these."""
+"""The tables within one entry of that array."""
 
 
 def _schedule(given: dict[str, Any]) -> Schedule:
@@ -195,11 +211,11 @@ def _schedule(given: dict[str, Any]) -> Schedule:
     for name, made in TABLES.items():
         table = given.pop(name, {})
         if not isinstance(table, dict) or not all(isinstance(knobs, dict) for knobs in table.values()):
-            raise ScheduleError(f"{name} is a table of tables, one for each kind of segment")
+            raise ScheduleError(f'{name}: must be a table of tables, one for each kind of segment: [{name}."KIND"]')
         tables[name] = tuple((kind, _entry(made, knobs, f"{name}.{kind!r}")) for kind, knobs in table.items())
     named = given.pop(NAMED, [])
     if not isinstance(named, list) or not all(isinstance(entry, dict) for entry in named):
-        raise ScheduleError(f"{NAMED} are tables of their own, [[{NAMED}]], each with its layers")
+        raise ScheduleError(f"{NAMED}: must be an array of tables, [[{NAMED}]], each with its layers")
     segments = tuple(_segment(entry, f"{NAMED}[{i}]") for i, entry in enumerate(named))
     return Schedule(**_knobs(Schedule, given, ""), **tables, segments=segments)
 
@@ -211,7 +227,7 @@ def _segment(given: dict[str, Any], where: str) -> Segment:
         if name in given:
             knobs = given.pop(name)
             if not isinstance(knobs, dict):
-                raise ScheduleError(f"{where}.{name} = {knobs!r}: a table")
+                raise ScheduleError(f"{where}.{name} = {knobs!r}: must be a table")
             inner[name] = _entry(made, knobs, f"{where}.{name}")
     knobs = _knobs(Segment, given, f"{where}.")
     try:
@@ -229,9 +245,9 @@ def _entry(made: type[Tiles | DramPolicy], given: dict[str, Any], where: str) ->
 
 
 def _knobs(made: type[Tiles | DramPolicy | Segment], given: dict[str, Any], where: str) -> dict[str, Any]:
-    """Values of the right types. Raises `ScheduleError` for an unknown knob or one of another type."""
-    of: Any = made
-    types = types_of(of)
+    """Convert the values of a file to the knobs' types. Raises `ScheduleError` for an unknown knob or another type."""
+    knob_class: Any = made
+    types = types_of(knob_class)
     out: dict[str, Any] = {}
     for name, value in given.items():
         if name not in types or name in TABLES:
@@ -241,7 +257,7 @@ def _knobs(made: type[Tiles | DramPolicy | Segment], given: dict[str, Any], wher
 
 
 def show_schedule(schedule: Schedule, why: Sequence[str] = ()) -> str:
-    """A schedule as TOML, after remarks."""
+    """Print a schedule as TOML, below the lines of `why` as comments."""
     lines = [f"# {line}".rstrip() for line in why]
     lines += _lines(schedule, (*TABLES, NAMED))
     for table in TABLES:
@@ -255,9 +271,9 @@ def show_schedule(schedule: Schedule, why: Sequence[str] = ()) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _lines(of: Tiles | DramPolicy | Segment, but: Container[str] = ()) -> list[str]:
-    """All knobs that are set; those of the tables apart."""
-    values = {f.name: getattr(of, f.name) for f in fields(of) if f.name not in but}
+def _lines(knobs: Tiles | DramPolicy | Segment, skip: Container[str] = ()) -> list[str]:
+    """One line of TOML for each knob that is not None. skip: knobs that are tables, printed elsewhere."""
+    values = {f.name: getattr(knobs, f.name) for f in fields(knobs) if f.name not in skip}
     return [f"{name} = {_quoted(value)}" for name, value in values.items() if value is not None]
 
 

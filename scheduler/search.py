@@ -1,8 +1,8 @@
-"""Search for a schedule by a cost model, which is the timing engine where nobody brings another.
+"""Search for a schedule with low cost, by a cost model; the default model is the timing engine.
 
-Every candidate is lowered and listed; the run that finds the order of DDR's accesses is the price. Where a network
-repeats itself, two repetitions stand for all. What is tried, and in which order, depends on the network and the seed
-alone; the budget says how far one gets.
+Every candidate is lowered and list-scheduled; the latency of that run is its price. If a network repeats a group of
+layers, two repetitions stand for all. Which candidates are tried, and in which order, depends on the network and the
+seed only; the budget decides how many.
 """
 
 from __future__ import annotations
@@ -29,24 +29,26 @@ from .schedule import PAPER, DramPolicy, Interleave, Loops, Schedule
 from .tiles import Tiles
 
 DEAR = 3.0
-"""What a share of an image that is too large costs, in shares of the latency."""
+"""Penalty for a large image: one percent above the size limit costs as much as DEAR percent of latency."""
 STARTS = (8, 4, 2)
-"""Blocks of the pieces that products begin with; the smallest by columns."""
+"""Piece sizes of stores of products that the search begins with, in blocks; the last one is tried by columns."""
 ATTENTION = 2
-"""Blocks that attention stores at a time."""
+"""Piece size of stores of attention that the search begins with, in blocks."""
 WAIT = 0.9
-"""How long a load waits at first, in shares of the time that a piece takes: somewhat less, so that a store goes first
-where it would be the second otherwise, and never two in a row."""
+"""Patience that the search begins with, as a share of the time that a piece takes to store. Slightly less than 1 lets
+one store go before a load that is ready, but never two in a row."""
 WAITS = (0.0, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.9, 1.2, 1.8)
+"""Patience that the search tries, as shares of the time that a piece takes to store."""
 PIECES = (2, 4, 8, 16)
+"""Piece sizes that the search tries, in blocks."""
 CUTS = (Tiles(tile_rows=3), Tiles(tile_rows=4, mme_rows=2), Tiles(tile_cols=4), Tiles(tile_cols=6))
-"""Ways to cut products that are tried beside the usual one."""
+"""Ways to cut products that the search tries besides the default."""
 
 
 @dataclass
 class Found:
-    """The best schedule, its modelled latency in seconds (of `sampled` of the network's segments), how many were tried,
-    and what made it better: words for people."""
+    """The result of a search. latency_s: modelled, in seconds, for the first `sampled` of the network's `segments`
+    layers. tried: number of schedules priced after the first. steps: the log of improvements, one line each."""
 
     schedule: Schedule
     latency_s: float
@@ -55,10 +57,11 @@ class Found:
     tried: int = 0
     steps: list[str] = field(default_factory=list)
     busy: dict[str, float] = field(default_factory=dict)
-    """Seconds in which a unit did not wait: no order is quicker than the busiest."""
+    """Seconds in which each unit did not wait. The largest is a lower bound for every order of DDR accesses."""
 
     @property
     def words(self) -> list[str]:
+        """The result as lines of text, for the comments of a schedule file."""
         of = "" if self.sampled == self.segments else f" for {self.sampled} of {self.segments} segments"
         bounds = sorted(self.busy.items(), key=lambda item: -item[1])[:4]
         return [
@@ -69,8 +72,8 @@ class Found:
 
 
 class Price(Protocol):
-    """What a cost model says of a schedule. latency: in seconds; the search looks for the lowest. busy: by unit, the
-    seconds in which it did not wait, for people to read: no order is quicker than the busiest."""
+    """What a cost model returns for a schedule. latency: in seconds; the search minimises it. busy: seconds in which
+    each unit did not wait, by unit name; only reported, because the largest is a lower bound for every order."""
 
     @property
     def latency(self) -> float: ...
@@ -79,11 +82,13 @@ class Price(Protocol):
 
 
 CostModel = Callable[[LayerGraph, Overlay, Schedule], Price]
-"""Raises `ScheduleError`, `UnsupportedError`, `ProgramError` or `DeadlockError` for what cannot run."""
+"""Prices a schedule. Raises `ScheduleError`, `UnsupportedError`, `ProgramError` or `DeadlockError` for a schedule that
+cannot run."""
 
 
 def price(network: LayerGraph, overlay: Overlay, schedule: Schedule) -> Timing:
-    """The run of a network's kernels, without the instruction path. Raises as `lower`, and `DeadlockError`."""
+    """The default cost model: lower a network, run its kernels without the instruction path, and return that run.
+    Raises like `lower`, and `DeadlockError`."""
     lowered = lower(network, overlay, schedule)
     if lowered.found is not None:
         return lowered.found
@@ -98,10 +103,13 @@ def search(
     progress: Callable[[float], None] = lambda share: None,
     cost: CostModel = price,
 ) -> Found:
-    """The best schedule within a budget of seconds, by a cost model. Raises `ScheduleError` for a budget that is no
-    time, and what `lower` raises."""
+    """Search for the schedule with the lowest price within a time budget; at least the first candidate is priced.
+
+    budget_s: in seconds. progress: called with the share of the budget that is spent. Raises `ScheduleError` for a
+    budget that is not positive, and the error of the first failure if no candidate can run.
+    """
     if not budget_s > 0:
-        raise ScheduleError(f"budget of {budget_s} s: a search needs more than 0")
+        raise ScheduleError(f"budget={budget_s}: must be more than 0 seconds")
     started = time.monotonic()
     small = sample(network)
     trial = _Trial(small, overlay, _Size(network, small, overlay), cost, network)
@@ -120,8 +128,8 @@ def search(
 
 
 def _moves(trial: _Trial, network: LayerGraph, pace: _Pace, rng: np.random.Generator) -> Iterator[tuple[Schedule, str]]:
-    """What to try next, and what it is, given what has been found so far: some to begin with, then steps from the best,
-    until none improves it."""
+    """Candidates for the trial, with a text for each: fixed ones first, then coordinate steps from the best schedule so
+    far, until a round brings no improvement."""
     yield PAPER, "as in the paper"
     for loops in (Loops.ROWS, Loops.COLUMNS):
         kinds = list(dict.fromkeys(kind_of(group) for group in groups_of(network, loops)))
@@ -154,8 +162,8 @@ def _moves(trial: _Trial, network: LayerGraph, pace: _Pace, rng: np.random.Gener
 
 
 def _smaller(trial: _Trial, pace: _Pace) -> Iterator[tuple[Schedule, str]]:
-    """If the fastest to begin with has too large an image: the same with other rules, one kind of segment at a time,
-    attention first, which has the most accesses."""
+    """Candidates with a smaller image, if the fastest so far lost because its image is too large: the same with other
+    policies, one kind of segment at a time, attention first because it has the most accesses."""
     fastest = trial.fastest
     if fastest is None or trial.found is None or fastest is trial.found.schedule:
         return
@@ -166,7 +174,8 @@ def _smaller(trial: _Trial, pace: _Pace) -> Iterator[tuple[Schedule, str]]:
 
 
 class _Trial:
-    """What has been tried, and the best of it. network: what is priced; whole: what must have room off chip."""
+    """The schedules tried so far, and the best of them. network: the sample that is priced. whole: the network that
+    must fit off-chip memory."""
 
     def __init__(self, network: LayerGraph, overlay: Overlay, size: _Size, cost: CostModel, whole: LayerGraph) -> None:
         self._network, self._overlay, self._size, self._cost = network, overlay, size, cost
@@ -175,12 +184,12 @@ class _Trial:
         self._price_s = 0.0
         self.found: Found | None = None
         self.fastest: Schedule | None = None
-        """Whatever the size of its image."""
+        """The schedule with the lowest latency, whatever the size of its image."""
         self._fastest_s = inf
         self.failure: Exception | None = None
 
-    def attempt(self, schedule: Schedule, what: str) -> None:
-        """Price a schedule, unless it has been, and keep it if it is better."""
+    def attempt(self, schedule: Schedule, label: str) -> None:
+        """Price a schedule, unless it was priced before, and keep it if it is better. label: for the log."""
         if schedule in self._seen:
             return
         self._seen.add(schedule)
@@ -191,39 +200,40 @@ class _Trial:
                 self.fastest, self._fastest_s = schedule, run.latency
             if self.found is None:
                 self._price_s, layers = run.latency, len(self._network.layers)
-                self.found = Found(schedule, run.latency, layers, layers, steps=[f"{what}: {duration(run.latency)}"])
+                self.found = Found(schedule, run.latency, layers, layers, steps=[f"{label}: {duration(run.latency)}"])
             else:
                 self.found.tried += 1
                 if run.latency >= self._price_s * (1 - 1e-6):
                     return
-                asked = run.latency * (1 + DEAR * self._size.excess(schedule))
-                if asked >= self._price_s * (1 - 1e-6):
+                price_s = run.latency * (1 + DEAR * self._size.excess(schedule))
+                if price_s >= self._price_s * (1 - 1e-6):
                     return
-                self.found.steps.append(f"{what}: {duration(run.latency)}, {self._size.words(schedule)}")
-                self.found.schedule, self.found.latency_s, self._price_s = schedule, run.latency, asked
-        except (DeadlockError, ProgramError, UnsupportedError) as e:  # it does not run, or there is no image of it
+                self.found.steps.append(f"{label}: {duration(run.latency)}, {self._size.words(schedule)}")
+                self.found.schedule, self.found.latency_s, self._price_s = schedule, run.latency, price_s
+        except (DeadlockError, ProgramError, UnsupportedError) as e:  # it cannot run, or has no image
             self.failure = self.failure or e
             return
         self.found.busy = {u.name: run.busy[u.name] for u in self._overlay.units if u.name in run.busy}
 
 
 class _Pace:
-    """Rules in shares of the time that a piece takes, so that they mean the same whatever the rates."""
+    """Converts patience between microseconds and shares of the time that a piece takes to store, so that the search
+    tries the same shares on overlays of any rate."""
 
     def __init__(self, overlay: Overlay) -> None:
         self._block_us = BLOCK * 4 * overlay.seconds["ddr_write_gbs"] * 1e6
 
     def paced(self, rule: DramPolicy, wait: float, blocks: int) -> DramPolicy:
-        """The rule with pieces of so many blocks; a load waits up to `wait` of the time that one takes."""
+        """The policy with pieces of `blocks` blocks, and patience of `wait` times the time that one piece takes."""
         return replace(rule, patience_us=min(1000.0, round(wait * blocks * self._block_us, 2)), store_blocks=blocks)
 
     def wait(self, rule: DramPolicy) -> float:
-        """The share that a rule allows."""
+        """The patience of a policy as a share of the time that one piece takes."""
         return rule.patience_us / (rule.store_blocks * self._block_us) if self._block_us else WAIT
 
 
 class _Size:
-    """How large images become, as far as the packed sample tells."""
+    """Estimates image sizes from the packed sample of a network."""
 
     def __init__(self, network: LayerGraph, small: LayerGraph, overlay: Overlay) -> None:
         self._network, self._small, self._overlay = network, small, overlay
@@ -231,10 +241,10 @@ class _Size:
         self._share: float | None = None
 
     def bytes(self, schedule: Schedule) -> float:
-        """The image of the network, in bytes."""
+        """Estimated size of the network's image in bytes."""
         if schedule not in self._known:
             two = self._packed(self._small, schedule)
-            if self._share is None:  # what a repetition adds, of what two take
+            if self._share is None:  # the whole image as a multiple of two repetitions
                 period, layers = len(self._small.layers) // 2, len(self._network.layers)
                 self._share = 1.0
                 if layers > len(self._small.layers):
@@ -248,22 +258,23 @@ class _Size:
         return 4 * len(pack(lowered.kernels, lowered.starts).image)
 
     def excess(self, schedule: Schedule) -> float:
-        """By how much an image is too large, as a share of what there is room for."""
-        most = self._overlay.image_bytes
-        return max(0.0, self.bytes(schedule) / most - 1) if most else 0.0
+        """By how much the image exceeds the instruction buffer, as a share of its size; 0 if it fits."""
+        limit = self._overlay.image_bytes
+        return max(0.0, self.bytes(schedule) / limit - 1) if limit else 0.0
 
     def words(self, schedule: Schedule) -> str:
+        """The estimated size as text, for the log."""
         return f"image about {self.bytes(schedule) / 1024:.0f} KiB"
 
 
 def first(network: LayerGraph, layers: int) -> LayerGraph:
-    """The network that ends with its layer number `layers`."""
+    """The network of the first `layers` layers; its output is that of the last one."""
     kept = network.layers[:layers]
     return replace(network, layers=kept, outputs=(Output(kept[-1].y),))
 
 
 def _neighbours(rule: DramPolicy, pace: _Pace) -> Iterator[DramPolicy]:
-    """Rules that differ in one knob, and then in two."""
+    """Policies that differ from `rule` in one knob, then those that differ in two."""
     yield replace(rule, in_order=not rule.in_order)
     yield replace(rule, by_columns=not rule.by_columns)
     for blocks in PIECES:
@@ -277,13 +288,14 @@ def _neighbours(rule: DramPolicy, pace: _Pace) -> Iterator[DramPolicy]:
 
 
 def describe(network: LayerGraph) -> tuple[object, ...]:
-    """All of a network that a schedule can depend on."""
+    """Everything in a network that a schedule can depend on: shapes and dependencies, without names and weights."""
     shapes = tuple(_shape(network, i) for i in range(len(network.layers)))
     return network.rows, tuple(network.inputs.values()), len(network.outputs), shapes
 
 
 def sample(network: LayerGraph) -> LayerGraph:
-    """The network, or two of its repetitions if it has more."""
+    """The first two repetitions of a network that repeats a group of layers at least three times, else the network
+    itself."""
     layers = network.layers
     for period in range(1, len(layers) // 3 + 1):
         if len(layers) % period == 0 and _repeats(network, period):
@@ -294,12 +306,12 @@ def sample(network: LayerGraph) -> LayerGraph:
 
 
 def _kinds(network: LayerGraph, loops: Loops) -> set[str]:
-    """Of segments: a part of what is lowered together is of another kind than the whole."""
+    """The kinds of all segments: they can differ between a network and its sample, which may cut a segment in two."""
     return {kind_of(group) for group in groups_of(network, loops)}
 
 
 def _repeats(network: LayerGraph, period: int) -> bool:
-    """Whether the layers are the same again and again, but for their names and weights."""
+    """Whether the layers repeat every `period` layers, apart from their names and weights."""
     shapes = [_shape(network, i) for i in range(len(network.layers))]
     return all(shapes[i] == shapes[i - period] for i in range(2 * period, len(shapes))) and all(
         a[0] == b[0] for a, b in zip(shapes[period : 2 * period], shapes, strict=False)
@@ -307,7 +319,7 @@ def _repeats(network: LayerGraph, period: int) -> bool:
 
 
 def _shape(network: LayerGraph, at: int) -> tuple[object, ...]:
-    """A layer without its names: what it is, and how far back what it reads was made."""
+    """A layer without names: its operation and shapes, and how many layers before it each operand was computed."""
     layer = network.layers[at]
     made = {other.y: i for i, other in enumerate(network.layers[:at])}
     back = tuple(at - made[name] if name in made else None for name in _reads(layer))

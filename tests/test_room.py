@@ -22,7 +22,7 @@ from rsn.host.model.torch_backend import Fallback  # noqa: E402
 from rsn.isa.overlays import OVERLAYS, XNN  # noqa: E402
 from rsn.rsnlib import fold  # noqa: E402
 
-HOLDS = "bank lpddr, where they lie, holds 8.59 GB (overlay xnn has ddr 8.59 GB, lpddr 8.59 GB)"
+HOLDS = "bank lpddr, which holds them, has 8.59 GB (banks of overlay xnn: ddr 8.59 GB, lpddr 8.59 GB)"
 
 
 @pytest.fixture(autouse=True)
@@ -66,7 +66,7 @@ def test_more_than_8_gib_of_weights(schedule: str, monkeypatch: pytest.MonkeyPat
     model, inputs = Huge(16_000, 9).eval(), (torch.ones(1, 16_000),)
     with pytest.raises(UnsupportedError) as compiling:
         rsn.compile(model, inputs, schedule=schedule)
-    assert str(compiling.value).startswith(f"the weights need 9.22 GB in float32, and {HOLDS}: compile a model with")
+    assert str(compiling.value).startswith(f"the weights need 9.22 GB in float32, but {HOLDS}: compile a model with")
     with pytest.raises(UnsupportedError) as explaining:
         rsn.explain(model, inputs)
     assert str(explaining.value) == str(compiling.value)
@@ -76,8 +76,8 @@ def test_more_than_8_gib_of_weights(schedule: str, monkeypatch: pytest.MonkeyPat
 @pytest.mark.parametrize(
     ("overlay", "columns", "rows", "told"),
     [
-        ("small", (256, 256, 256, 256), 4, "the weights need 0.79 MB in float32, and bank lpddr, where they lie,"),
-        ("small", (130, 130, 130, 130), 4, "the weights, as they are padded, need 0.80 MB in float32, and bank lpddr,"),
+        ("small", (256, 256, 256, 256), 4, "the weights need 0.79 MB in float32, but bank lpddr, which holds them,"),
+        ("small", (130, 130, 130, 130), 4, "the weights, padding included, need 0.80 MB in float32, but bank lpddr,"),
         ("narrow", (64, 64, 64), 512, "the activations of 1 x 512 rows, with the biases of attention and all padding,"),
     ],
     ids=["weights", "padded weights", "activations"],
@@ -116,7 +116,7 @@ def test_the_command_line(tmp_path: Path) -> None:
     given = ["compile", "gemm:64x512x512", "-o", str(tmp_path / "p.rsn"), "--overlay", "small"]
     result = CliRunner().invoke(main, given)
     assert result.exit_code == 1
-    assert "error: the weights need 1.05 MB in float32, and bank lpddr" in result.output
+    assert "error: the weights need 1.05 MB in float32, but bank lpddr" in result.output
     assert not (tmp_path / "p.rsn").exists()
 
 
@@ -127,7 +127,7 @@ def captured(model: nn.Module, **options: Any) -> Any:
 def test_torch_compile_leaves_it_to_pytorch() -> None:
     model, x = stack(256, 256, 256, 256), torch.randn(4, 256)
     with torch.no_grad():
-        with pytest.warns(Fallback, match="this graph runs in PyTorch: the weights need 0.79 MB in float32, and bank"):
+        with pytest.warns(Fallback, match="this graph runs in PyTorch: the weights need 0.79 MB in float32, but bank"):
             given = captured(model)(x)
         torch.testing.assert_close(given, model(x), rtol=0, atol=0)
         assert "in PyTorch: the weights need 0.79 MB" in rsn.explain(captured(model), (x,))
@@ -136,7 +136,7 @@ def test_torch_compile_leaves_it_to_pytorch() -> None:
 @pytest.mark.parametrize("columns", [(256, 256, 256, 256), (130, 130, 130, 130)], ids=["weights", "padded weights"])
 def test_torch_compile_refuses_it(columns: tuple[int, ...]) -> None:
     model, x = stack(*columns), torch.randn(4, columns[0])
-    with torch.no_grad(), pytest.raises(Exception, match=r"bank lpddr, where they lie, holds 0\.40 MB"):
+    with torch.no_grad(), pytest.raises(Exception, match=r"bank lpddr, which holds them, has 0\.40 MB"):
         captured(model, fallback="error")(x)
 
 
@@ -144,7 +144,7 @@ def test_torch_compile_refuses_it(columns: tuple[int, ...]) -> None:
 def test_torch_compile_leaves_what_padding_makes_too_large_to_pytorch(schedule: Any) -> None:
     model, x = stack(130, 130, 130, 130), torch.randn(4, 130)
     with torch.no_grad():
-        with pytest.warns(Fallback, match="the weights, as they are padded, need 0.80 MB"):
+        with pytest.warns(Fallback, match="the weights, padding included, need 0.80 MB"):
             given = captured(model, schedule=schedule)(x)
         torch.testing.assert_close(given, model(x), rtol=0, atol=0)
 
@@ -152,7 +152,7 @@ def test_torch_compile_leaves_what_padding_makes_too_large_to_pytorch(schedule: 
 def test_torch_compile_cuts_at_the_one_layer_that_is_too_large() -> None:
     model, x = stack(130, 130, 500), torch.randn(4, 130)
     with torch.no_grad():
-        with pytest.warns(Fallback, match="a part of this graph runs in PyTorch: .* at 1: the weights, as they are"):
+        with pytest.warns(Fallback, match="a part of this graph runs in PyTorch: .* at 1: the weights, padding"):
             given = captured(model)(x)
         torch.testing.assert_close(given, model(x), rtol=1e-5, atol=1e-5)
 

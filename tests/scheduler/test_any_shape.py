@@ -240,14 +240,14 @@ def test_longer_sequences_are_refused_with_the_limit_and_what_lifts_it(overlay: 
     with pytest.raises(UnsupportedError) as refused:
         build(network, overlay, schedule)
     words = str(refused.value)
-    assert f"l0.attention: {seq} rows a sequence" in words
+    assert f"l0.attention: sequences of {seq} rows" in words
     assert "768 rows" in words
     assert "type B" in words
     assert "1024 rows" in words
 
 
 def test_type_b_is_refused_with_its_own_limit() -> None:
-    with pytest.raises(UnsupportedError, match=r"l0.attention: 1025 rows a sequence; .* 1024 rows"):
+    with pytest.raises(UnsupportedError, match=r"l0.attention: sequences of 1025 rows; .* 1024 rows"):
         build(Maker().encoder(1, 1025, 64, 1, 64), XNN, Schedule(attention=B))
 
 
@@ -259,7 +259,7 @@ def test_more_ops_than_an_mme_holds_are_refused_by_name() -> None:
         for i in range(511)
     )
     for schedule in (PAPER, ROWS):
-        with pytest.raises(ProgramError, match="MME0 would need 511 ops, it holds 510"):
+        with pytest.raises(ProgramError, match="MME0 needs 511 ops but holds at most 510"):
             build(LayerGraph(1, 8, {"x": 8}, (Output("y511"),), layers), XNN, schedule)
 
 

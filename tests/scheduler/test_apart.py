@@ -127,7 +127,7 @@ def test_the_pipeline_is_fastest_and_ddr_slowest() -> None:
 
 @pytest.mark.parametrize(("kind", "rows"), [(A, 896), (D, 896), (B, 1152)])
 def test_too_long_a_sequence_is_refused(kind: MappingType, rows: int) -> None:
-    with pytest.raises(UnsupportedError, match=rf"block.attention: {rows} rows a sequence; .* key tiles, \d+ rows"):
+    with pytest.raises(UnsupportedError, match=rf"block.attention: sequences of {rows} rows; .* key tiles, \d+ rows"):
         program(attention(1, rows), kind)
 
 

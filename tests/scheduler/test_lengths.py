@@ -85,9 +85,9 @@ def test_a_mask_cannot_be_longer_than_the_program(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("lengths", "complaint"),
     [
-        ([5], "1 lengths for a batch of 2 sequences"),
-        ([5, 0], "length 0 of sequence 1: sequences have 1 to 20 rows"),
-        ([21, 5], "length 21 of sequence 0: sequences have 1 to 20 rows"),
+        ([5], "lengths: 1 given for a batch of 2 sequences"),
+        ([5, 0], "lengths: 0 for sequence 1; a length must be from 1 to 20 rows"),
+        ([21, 5], "lengths: 21 for sequence 0; a length must be from 1 to 20 rows"),
     ],
 )
 def test_lengths_that_do_not_fit(lengths: list[int], complaint: str) -> None:

@@ -23,7 +23,7 @@ from rsn.scheduler import listing
 from rsn.scheduler import pack as packing
 from rsn.scheduler.graph import Gemm, LayerGraph, Output
 from rsn.scheduler.kernel_builder import KernelBuilder
-from rsn.scheduler.listing import _as_loaded, _as_stored, _Job, _needs
+from rsn.scheduler.listing import _Job, _load_pieces, _needs, _store_pieces
 from rsn.scheduler.lower import Lowered, lower
 from rsn.scheduler.mapping import MappingType
 from rsn.scheduler.order import Access
@@ -385,7 +385,7 @@ def test_pieces_of_loads_are_what_uops_take(given: list[Access], data: st.DataOb
         left -= wanted[-1]
     ends = set(np.cumsum(wanted).tolist())
     queue = deque(wanted)
-    got = [piece for access in given for piece in _as_loaded(access, queue)]
+    got = [piece for access in given for piece in _load_pieces(access, queue)]
     assert [b for p in got for b in blocks_of(p)] == [b for a in given for b in blocks_of(a)]
     assert not queue
     at = 0
@@ -397,7 +397,7 @@ def test_pieces_of_loads_are_what_uops_take(given: list[Access], data: st.DataOb
 
 @given(accesses, st.sampled_from(STORE_BLOCKS))
 def test_pieces_of_stores_are_no_larger_than_asked(access: Access, most: int) -> None:
-    got: list[Access] = list(_as_stored(access, most))
+    got: list[Access] = list(_store_pieces(access, most))
     assert [b for p in got for b in blocks_of(p)] == blocks_of(access)
     assert all(p.blocks * p.chunks <= most for p in got)
 

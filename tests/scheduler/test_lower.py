@@ -137,17 +137,19 @@ def refused(network: LayerGraph, overlay=XNN_BASE) -> str:
 
 
 def test_refusals_name_the_layer_and_the_reason(make: Maker) -> None:
-    assert "l0.dense: LayerNorm over 512 columns; overlay xnn-base normalises exactly 1024" in refused(
+    assert "l0.dense: LayerNorm over 512 columns; overlay xnn-base needs exactly 1024" in refused(
         make.encoder(1, 256, 512, 8, 128)
     )
-    assert "l0.attention: 128 rows a sequence" in refused(make.encoder(1, 128, 1024, 16, 128))
-    assert "l0.attention: 300 rows a sequence; without masks" in refused(make.encoder(1, 300, 1024, 16, 128))
-    assert "l0.attention: an attention mask; overlay xnn-base has none" in refused(
+    assert "l0.attention: sequences of 128 rows" in refused(make.encoder(1, 128, 1024, 16, 128))
+    assert "l0.attention: sequences of 300 rows; overlay xnn-base has no masks" in refused(
+        make.encoder(1, 300, 1024, 16, 128)
+    )
+    assert "l0.attention: attention with a mask; overlay xnn-base has no masks" in refused(
         make.encoder(1, 256, 1024, 16, 128, masked=True)
     )
     assert "activation gelu_erf" in refused(make.encoder(1, 256, 1024, 16, 128, act=Activation.GELU_ERF))
-    assert "LayerNorm eps 1e-05" in refused(make.encoder(1, 256, 1024, 16, 128, eps=1e-5))
-    assert "768 rows; mapping type B takes the scores through DDR, and at most 1024 rows" in refused(
+    assert "LayerNorm with eps 1e-05" in refused(make.encoder(1, 256, 1024, 16, 128, eps=1e-5))
+    assert "768 rows; mapping type B, through DDR, runs up to 1024 rows" in refused(
         make.encoder(1, 1152, 1024, 16, 128), XNN
     )
     assert "heads of 96 columns" in refused(make.encoder(1, 128, 192, 2, 128), XNN)

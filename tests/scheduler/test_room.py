@@ -79,17 +79,17 @@ def test_a_network_fits_in_what_its_program_spans_and_in_no_less(name: str, sche
 
 def test_weights() -> None:
     assert refusal(NETWORKS["encoder"], overlay(lpddr=500_000)) == (
-        "the weights, as they are padded, need 5.63 MB in float32, and bank lpddr, where they lie, holds 0.50 MB "
-        "(overlay xnn has ddr 8.59 GB, lpddr 0.50 MB): compile a model with fewer or smaller layers, or parts of this "
-        "one apart, each for a board of its own"
+        "the weights, padding included, need 5.63 MB in float32, but bank lpddr, which holds them, has 0.50 MB "
+        "(banks of overlay xnn: ddr 8.59 GB, lpddr 0.50 MB): compile a model with fewer or smaller layers, or compile "
+        "its parts separately, each for its own board"
     )
 
 
 def test_activations() -> None:
     assert refusal(BIASED, overlay(ddr=1 << 20)) == (
-        "the activations of 2 x 200 rows, with the biases of attention and all padding, need 2.92 MB in float32, and "
-        "bank ddr, where they lie, holds 1.05 MB (overlay xnn has ddr 1.05 MB, lpddr 8.59 GB): compile for a smaller "
-        "batch or for shorter sequences"
+        "the activations of 2 x 200 rows, with the biases of attention and all padding, need 2.92 MB in float32, but "
+        "bank ddr, which holds them, has 1.05 MB (banks of overlay xnn: ddr 1.05 MB, lpddr 8.59 GB): compile for a "
+        "smaller batch or for shorter sequences"
     )
 
 
@@ -97,7 +97,7 @@ def test_a_small_difference_is_shown() -> None:
     size = needed(NETWORKS["product"])["lpddr"]
     told = refusal(NETWORKS["product"], overlay(lpddr=size - UNIT_BYTES))
     assert "need 0.790 MB" in told
-    assert "holds 0.789 MB" in told
+    assert "has 0.789 MB" in told
 
 
 def test_it_is_refused_before_a_kernel_is_made(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -152,4 +152,4 @@ def test_no_weight_is_made_to_be_measured() -> None:
     )
     network = dataclasses.replace(network, inputs={"x": 16_000}, layers=(gemm,))
     told = refusal(network, XNN)
-    assert "need 8.72 GB in float32, and bank lpddr, where they lie, holds 8.59 GB" in told
+    assert "need 8.72 GB in float32, but bank lpddr, which holds them, has 8.59 GB" in told

@@ -153,7 +153,7 @@ def test_progress_is_a_share_that_grows() -> None:
 def test_a_budget_is_a_time(budget: float) -> None:
     with pytest.raises(ScheduleError, match="budget"):
         search(encoder(), XNN, budget)
-    with pytest.raises(ScheduleError, match=f"budget={budget}: a search takes more than 0 seconds"):
+    with pytest.raises(ScheduleError, match=f"budget={budget}: must be more than 0 seconds"):
         Best(budget)
 
 
@@ -181,7 +181,7 @@ def test_schedules_that_do_not_run_are_passed_over(monkeypatch: pytest.MonkeyPat
     assert not found.schedule.balance
 
     def unpackable(kernels: Any, starts: object = None) -> Any:
-        raise ProgramError("MME0 would need 511 ops, it holds 510")
+        raise ProgramError("MME0 needs 511 ops but holds at most 510")
 
     monkeypatch.setattr(module, "pack", unpackable)
     assert searched(network, cost=fragile).schedule == PAPER

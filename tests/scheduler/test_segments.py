@@ -91,31 +91,32 @@ def test_overlap_is_worth_time() -> None:
     [
         (
             [Segment("l*.query")],
-            "segments: 'l*.query' is no layer; there are l0.q_proj, l0.k_proj, l0.v_proj, l0.attention, l0.dense, "
+            "segments: 'l*.query' matches no layer; there are l0.q_proj, l0.k_proj, l0.v_proj, l0.attention, l0.dense, "
             "l0.up, l0.down",
         ),
         (
             [Segment("l0.*"), Segment("l0.up")],
-            "segments: 'l0.up' names no layer that an earlier entry does not name: the first that names a layer holds",
+            "segments: 'l0.up' matches only layers that an earlier entry matches; the first entry that matches a layer "
+            "applies",
         ),
-        ([Segment("l0.q_prj")], "segments: 'l0.q_prj' is no layer; did you mean l0.q_proj, l0.v_proj, l0.k_proj?"),
+        ([Segment("l0.q_prj")], "segments: 'l0.q_prj' matches no layer; did you mean l0.q_proj, l0.v_proj, l0.k_proj?"),
         (
             [Segment("l0")],
-            "segments: 'l0' is no layer but holds some: l0.q_proj, l0.k_proj, l0.v_proj, l0.attention, l0.dense, "
-            "l0.up, l0.down",
+            "segments: 'l0' is not a layer but contains layers: l0.q_proj, l0.k_proj, l0.v_proj, l0.attention, "
+            "l0.dense, l0.up, l0.down",
         ),
         (
             [Segment(("l0.up", "l0.down"))],
-            "segments: l0.up cannot go together with l0.down: one segment are products of the same activation that "
-            "follow on each other, without residual or LayerNorm, or one attention",
+            "segments: l0.up cannot form one segment with l0.down: a segment is one attention, or consecutive products "
+            "of the same activation without residual and LayerNorm",
         ),
         (
             [Segment("l0.attention", tiles=Tiles(2))],
-            "segments: l0.attention is an attention: tiles and loops go with products",
+            "segments: l0.attention is an attention; tiles and loops apply to products only",
         ),
         (
             [Segment("l0.up", MappingType.A)],
-            "segments: l0.up: a mapping type goes with an attention, not with a product",
+            "segments: l0.up is a product; a mapping type applies to an attention only",
         ),
     ],
 )
