@@ -1,4 +1,4 @@
-"""Rules of attention, from its scores to its values: which masks the machine applies by itself, which become a bias."""
+"""Lowering rules of attention: operands, scale, and which masks the machine applies itself or adds as a bias."""
 
 from __future__ import annotations
 
@@ -21,21 +21,21 @@ from .view_rules import IDENTITIES
 aten = torch.ops.aten
 
 FORBIDDEN = -1e30
-"""What is added to scores that take no part: as good as -inf beside any score, but a number."""
+"""Bias of masked-out scores: like -inf beside any real score, but finite."""
 
 
 def softmax(values: AbstractState, node: Node, a: Arguments) -> Abstract | str:
-    """Over the keys of an attention."""
+    """Rule of softmax: supported over the keys of an attention only."""
     scores = values.of[a["self"]]
     if not isinstance(scores, PartialAttention) or scores.normal or a["dim"] not in (-1, 3):
-        return "a softmax is possible only over the keys of an attention"
+        return "a softmax is supported only over the keys of an attention"
     if dtype_of(node) != torch.float32:
-        return f"a softmax in {dtype_of(node)}"
+        return f"a softmax in {dtype_of(node)}; the machine computes in float32"
     return replace(scores, normal=True)
 
 
 def scaled_dot_product_attention(values: AbstractState, node: Node, a: Arguments) -> Abstract | str:
-    """An attention in one operator."""
+    """Rule of scaled_dot_product_attention, a whole attention in one operator."""
     if a["enable_gqa"]:
         raise unsupported(node, "its queries have more heads than its keys (enable_gqa)")
     if a["dropout_p"]:
@@ -56,8 +56,12 @@ def attend(
     masks: Sequence[Node],
     causal: bool = False,
 ) -> Abstract:
-    """softmax(factor * q @ k^T + masks) @ v, the operands as (batch, heads, seq, columns of a head); factor: of all
-    heads, or (heads,)."""
+    """Make an attention layer, softmax(factor * q @ k^T + masks) @ v.
+
+    q, k, v: shape (batch, heads, seq, columns of a head). factor: a number, or one per head, shape (heads,); it is
+    folded into the weights of the keys. causal: also mask out the keys behind each row. Raises UnsupportedError for
+    attention that the machine cannot run.
+    """
     shapes = [x.view.shape if isinstance(x, Value) else () for x in (q, k, v)]
     if len(shapes[0]) != 4 or shapes[0][::2] != (values.batch, values.seq):
         raise unsupported(node, f"its query is {shapes[0]}, not ({values.batch}, heads, {values.seq}, columns)")
@@ -69,12 +73,12 @@ def attend(
     _, heads, _, columns = shapes[0]
     form = View.dense((values.batch, values.seq, heads, columns)).permute((0, 2, 1, 3))
     query, key, value = (
-        _projection(values, node, what, x, form) for what, x in (("query", q), ("key", k), ("value", v))
+        _projection(values, node, name, x, form) for name, x in (("query", q), ("key", k), ("value", v))
     )
     if np.any(factor != 1):
         if not isinstance(key, Linear) or not key.is_open or key.residual is not None:
             raise unsupported(node, "its key is not a plain projection whose weight could take up the score scale")
-        # Not `before`: where queries and keys share a projection it is computed twice, with and without the scale.
+        # Not `before`: if queries and keys share a projection, it is computed twice, with and without the scale.
         if isinstance(factor, float):
             key = replace(key, factor=key.factor * factor, before=None)
         else:
@@ -93,8 +97,8 @@ def attend(
 
 
 def _masks(values: AbstractState, node: Node, masks: Sequence[Node]) -> tuple[Node | None, list[Node]]:
-    """The mask that the machine applies by itself, which hides whole keys or is causal; and others, whose sum, which is
-    the same in every run, is a bias of the scores."""
+    """Divide masks into the one that the machine applies itself (it hides whole keys, or is causal; may be None), and
+    constant ones, whose sum becomes a bias of the scores."""
     terms = [term for mask in masks for term in _terms(values, mask)]
     if not all(is_host(values.of[term]) for term in terms):
         raise unsupported(node, "its mask is computed on the machine")
@@ -108,8 +112,8 @@ def _masks(values: AbstractState, node: Node, masks: Sequence[Node]) -> tuple[No
 
 
 def _terms(values: AbstractState, mask: Node) -> list[Node]:
-    """What a mask is the sum of, where that tells apart what is constant, or what the machine knows: a constant where a
-    condition holds, and what hides elsewhere, is that constant and the condition."""
+    """Divide a mask into terms whose sum it is, so that constant terms are separate from those of the arguments. A
+    `where` of a condition between a constant and a hiding number gives two terms: the condition and the constant."""
     while packet(mask) in IDENTITIES and dtype_of(mask) == dtype_of(mask.all_input_nodes[0]):
         mask = mask.all_input_nodes[0]
     if packet(mask) is aten.where:
@@ -122,18 +126,18 @@ def _terms(values: AbstractState, mask: Node) -> list[Node]:
     parts = mask.args[:2]
     if not all(isinstance(part, Node) for part in parts) or not any(map(values.is_constant, parts)):
         return [mask]
-    if any(dtype_of(part) != torch.float32 for part in parts):  # truths are added as numbers, or as truths
+    if any(dtype_of(part) != torch.float32 for part in parts):  # a sum of bools is no sum of masks
         return [mask]
     return [term for part in parts for term in _terms(values, part)]
 
 
 def _is_only_causal(values: AbstractState, mask: Node) -> bool:
-    """Whether a constant mask hides for each row the keys behind it, and nothing else."""
+    """Whether a constant mask hides the keys behind each row, and nothing else."""
     return _is_causal(values, mask) and not _hides(values, mask)
 
 
 def _is_plain(values: AbstractState, mask: Node) -> bool:
-    """Whether a constant mask is of the kinds that the machine knows without a bias."""
+    """Whether the machine can apply a constant mask without a bias: a prefix of keys, causal or not."""
     try:
         prefix_lengths(values.constant(mask), values.batch, values.seq, _is_causal(values, mask))
     except TensorError:
@@ -142,7 +146,7 @@ def _is_plain(values: AbstractState, mask: Node) -> bool:
 
 
 def _bias(values: AbstractState, node: Node, terms: Sequence[Node], heads: int) -> Array | None:
-    """The sum of constant masks, (batch or 1, heads or 1, seq, seq); None where it is 0 or there are none."""
+    """The sum of constant masks, (batch or 1, heads or 1, seq, seq); None if it is 0 everywhere."""
     if not terms:
         return None
     total = torch.zeros(())
@@ -150,9 +154,9 @@ def _bias(values: AbstractState, node: Node, terms: Sequence[Node], heads: int) 
         value = values.constant(term)
         total = total + (torch.where(value, 0.0, FORBIDDEN) if value.dtype == torch.bool else value.float())
     shape = (1,) * (4 - total.ndim) + tuple(total.shape)
-    most = (values.batch, heads, values.seq, values.seq)
-    if len(shape) != 4 or any(n not in (1, m) for n, m in zip(shape, most, strict=True)):
-        raise unsupported(node, f"its mask is {tuple(total.shape)}, which does not fit scores {most}")
+    full = (values.batch, heads, values.seq, values.seq)
+    if len(shape) != 4 or any(n not in (1, m) for n, m in zip(shape, full, strict=True)):
+        raise unsupported(node, f"its mask has shape {tuple(total.shape)}, which does not fit scores of shape {full}")
     total = total.reshape(shape).expand(*shape[:2], values.seq, values.seq)
     if bool((total.amax(-1) <= HIDDEN).any()):
         raise unsupported(node, "its mask hides every key of a row")
@@ -161,29 +165,30 @@ def _bias(values: AbstractState, node: Node, terms: Sequence[Node], heads: int) 
         if bool((total == total.narrow(axis, 0, 1)).all()):
             total = total.narrow(axis, 0, 1)
     if not bool(total.isfinite().all()):
-        raise unsupported(node, "its mask has values that are no numbers")
+        raise unsupported(node, "its mask has values that are NaN or +inf")
     return values.once("bias", total.contiguous().numpy()) if bool(total.any()) else None
 
 
-def _projection(values: AbstractState, node: Node, what: str, x: Abstract, form: View) -> Layer:
+def _projection(values: AbstractState, node: Node, name: str, x: Abstract, form: View) -> Layer:
+    """The projection that an operand of attention is, with view `form`. Raises UnsupportedError for other operands."""
     found = values.fit(x, lambda view, width: view == form)
     if found is None:
-        raise unsupported(node, f"its {what} is not a projection of {values.batch} x {values.seq} rows, cut into heads")
+        raise unsupported(node, f"its {name} is not a projection of {values.batch} x {values.seq} rows, cut into heads")
     return found.base
 
 
 def _is_causal(values: AbstractState, mask: Node) -> bool:
-    """Whether it hides for each row the keys behind it: of one from the arguments, whether the example's does."""
+    """Whether a mask hides the keys behind each row; for a mask from the arguments, whether the example's does."""
     if not values.is_constant(mask):
         return mask in values.causal
     try:
         return is_causal(values.constant(mask), values.batch, values.seq)
     except TensorError:
-        return False  # whoever takes it says why it cannot be taken
+        return False  # the rule that uses the mask reports the error
 
 
 def _hides(values: AbstractState, mask: Node) -> bool:
-    """Whether the mask may hide a key."""
+    """Whether a mask may hide whole keys."""
     if not values.is_constant(mask):
         return True
     lengths = prefix_lengths(values.constant(mask), values.batch, values.seq, _is_causal(values, mask))

@@ -1,9 +1,8 @@
-"""Whether what PyTorch computes around a network with lengths makes use of rows beyond a sequence's length.
+"""Check that the host part of a network with lengths does not depend on rows beyond the length of a sequence.
 
-The machine neither reads nor computes these rows; its outputs are 0 there. A mean over all rows would take those zeros
-for rows. So PyTorch's part is run with several values in these rows, of the machine's outputs and, where no mask of
-the model hides them, of the arguments that the machine's inputs are made of: nothing but the same rows of its results
-may change.
+The machine neither reads nor computes these rows; its outputs are 0 there. A mean over all rows would wrongly include
+them. So the host part runs with several values in these rows: in the machine's outputs and, unless a mask of the model
+hides them, in the arguments that the machine's inputs are computed from. Only the same rows of its results may change.
 """
 
 from __future__ import annotations
@@ -21,22 +20,22 @@ if TYPE_CHECKING:
     from .host_part import HostPart
 
 LARGE = 30.0
-"""What takes the place of machine outputs that are about 1. Less than what hides a score (`mask.HIDDEN`)."""
+"""Magnitude of test values beyond the lengths; valid values are about 1. Below that of a mask (`mask.HIDDEN`)."""
 VARIANTS: tuple[Callable[[torch.Tensor], torch.Tensor], ...] = (
     lambda x: LARGE * (1 + x.abs()),
     lambda x: -LARGE * (1 + x.abs()),
     lambda x: LARGE * x,
 )
-"""From numbers about 0 to those beyond the lengths, each another: of a row of equal ones a norm leaves nothing."""
+"""Ways to make test values from random numbers. All elements differ, because a norm turns a constant row into 0."""
 CLOSE = 1e-5
+"""Changes smaller than this times the largest value of a tensor do not count."""
 
 
 def check_rows_beyond(host: HostPart, arguments: Environment) -> bool:
-    """Raises UnsupportedError, naming the operator, where a result depends on rows beyond a length that are not in it.
+    """Check the host part. Raises UnsupportedError, naming the operator, if a result depends on rows beyond a length.
 
-    arguments: by placeholder, as `Interface.bind` returns them, with masks that fit the lengths. Returns whether it is
-    so for other arguments too: not where PyTorch's part behind the machine takes some, but for those that masks are
-    made of, which are checked anyway.
+    arguments: by placeholder, as `Interface.bind` returns them, with masks that fit the lengths. Returns whether the
+    check holds for other arguments too: not if the host part behind the machine reads arguments other than masks.
     """
     batch, seq = host.batch, host.seq
     beyond = torch.arange(seq) >= torch.tensor(host.rows)[:, None]
@@ -66,12 +65,12 @@ def check_rows_beyond(host: HostPart, arguments: Environment) -> bool:
 
 
 def _placeholders(nodes: Iterable[Node]) -> set[Node]:
-    """The arguments, parameters and buffers that these are computed from."""
+    """The arguments, parameters and buffers that these nodes are computed from."""
     return {node for node in _ancestors(nodes) if node.op == "placeholder"}
 
 
 def _ancestors(nodes: Iterable[Node]) -> set[Node]:
-    """These, and what they are computed from."""
+    """These nodes, and all nodes that they are computed from."""
     found = set(nodes)
     stack = list(found)
     while stack:
@@ -82,7 +81,7 @@ def _ancestors(nodes: Iterable[Node]) -> set[Node]:
 
 
 def _check_inputs(host: HostPart, first: Environment, other: Environment, beyond: torch.Tensor) -> None:
-    """The rows that the machine computes with."""
+    """Raises UnsupportedError if rows within the lengths of the machine's inputs differ between two runs."""
     one, two = (host.inputs(environment) for environment in (first, other))
     for name, (node, _) in host.sources.items():
         changed = _changed(torch.from_numpy(one[name]), torch.from_numpy(two[name]))
@@ -93,18 +92,18 @@ def _check_inputs(host: HostPart, first: Environment, other: Environment, beyond
 def _error(
     host: HostPart, result: Node, first: Environment, other: Environment, beyond: torch.Tensor
 ) -> UnsupportedError:
-    """Names the first operator behind which other rows change, of those that the result is computed from."""
+    """The error that names the first operator behind `result` of which other rows change."""
     found = _ancestors([result])
     order = [node for node in result.graph.nodes if node in found and node in first and node in other]
     at = next((node for node in order if not _is_confined(first[node], other[node], beyond)), result)
     return UnsupportedError(
-        f"{site(at)}: its result depends on rows beyond a sequence's length, which take no part (lengths); hide them "
-        "with a mask that is an argument, or take this out of the module"
+        f"{site(at)}: its result depends on rows beyond a sequence's length (lengths); hide these rows with a mask "
+        "that is an argument, or move this operator out of the module"
     )
 
 
 def _is_confined(one: Any, two: Any, beyond: torch.Tensor) -> bool:
-    """Whether they differ in rows beyond a length alone, wherever these are in them."""
+    """Whether two values differ at most in rows beyond a length, in any layout of sequences and rows."""
     if not isinstance(one, torch.Tensor) or one.shape != two.shape:
         return True
     changed = _changed(one, two)
@@ -114,13 +113,13 @@ def _is_confined(one: Any, two: Any, beyond: torch.Tensor) -> bool:
 def _changed(one: torch.Tensor, two: torch.Tensor) -> torch.Tensor:
     if not one.dtype.is_floating_point:
         return one != two
-    most = one[one.isfinite()].abs().max() if bool(one.isfinite().any()) else one.new_zeros(())
-    return ~torch.isclose(one, two, rtol=0, atol=CLOSE * float(most), equal_nan=True)
+    largest = one[one.isfinite()].abs().max() if bool(one.isfinite().any()) else one.new_zeros(())
+    return ~torch.isclose(one, two, rtol=0, atol=CLOSE * float(largest), equal_nan=True)
 
 
 def _places(shape: Sequence[int], beyond: torch.Tensor) -> Iterator[torch.Tensor]:
-    """`beyond`, (batch, seq), as it may lie in a tensor: with sequences and rows in two dimensions, in one dimension
-    together, or, of one sequence, with rows alone."""
+    """`beyond`, shape (batch, seq), broadcast to a tensor's shape in each possible layout: sequences and rows in two
+    dimensions, together in one, or rows only if there is one sequence."""
     batch, seq = beyond.shape
     for j, size in enumerate(shape):
         if size == batch * seq:
@@ -132,8 +131,8 @@ def _places(shape: Sequence[int], beyond: torch.Tensor) -> Iterator[torch.Tensor
 
 
 def _varied(argument: Any, beyond: torch.Tensor, variant: Callable[[torch.Tensor], torch.Tensor]) -> Any:
-    """An argument whose first dimensions are sequences and rows, or rows and sequences, with other numbers beyond the
-    lengths; of whole numbers, some that it has elsewhere."""
+    """An argument with other values in rows beyond the lengths, if its first dimensions are sequences and rows in any
+    order. Integers are replaced by others of the same argument."""
     if not isinstance(argument, torch.Tensor) or argument.dtype == torch.bool:
         return argument
     batch, seq = beyond.shape

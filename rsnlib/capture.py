@@ -1,4 +1,4 @@
-"""A module as torch.export captures it, and the graph's own terms: names, shapes, arguments, values."""
+"""Capture a module with torch.export, and query the captured graph: names, shapes, arguments, values."""
 
 from __future__ import annotations
 
@@ -37,30 +37,32 @@ from ..scheduler.graph import TOP
 from .structure import Structure
 
 Environment = dict[Node, Any]
+"""Values of nodes."""
 FLOAT32 = "the machine computes in float32"
 TORCH = Path(torch.__file__).parent
 LIFTED = (InputKind.PARAMETER, InputKind.BUFFER, InputKind.CONSTANT_TENSOR)
 
 
 def module_of(model: Any) -> nn.Module:
-    """The module to capture: in eval mode, its weights on the CPU.
+    """Check that a model can be captured, and return the module to capture (without the wrapper of torch.compile).
 
-    Raises UnsupportedError for what is none, or none that can be captured, and TensorError for weights elsewhere.
+    Raises UnsupportedError for anything but a module in eval mode that torch.export can capture, and TensorError for
+    weights that are not on the CPU.
     """
     if isinstance(model, type):
         raise UnsupportedError(f"{model.__name__} is a class: give a module, {model.__name__}(...)")
     if isinstance(model, torch.jit.ScriptModule):
-        raise UnsupportedError(f"{type(model).__name__}: TorchScript; give the module that it was made of")
+        raise UnsupportedError(f"{type(model).__name__} is TorchScript: give the module that it was made from")
     if isinstance(model, ExportedProgram):
-        raise UnsupportedError("an ExportedProgram: give the module that it was made of")
+        raise UnsupportedError("the model is an ExportedProgram: give the module that it was made from")
     if not isinstance(model, nn.Module):
-        function = '; a function goes through torch.compile(function, backend="rsn")' if callable(model) else ""
-        raise UnsupportedError(f"a model is a torch.nn.Module, not {type(model).__name__}{function}")
+        function = '; for a function use torch.compile(function, backend="rsn")' if callable(model) else ""
+        raise UnsupportedError(f"the model must be a torch.nn.Module, not {type(model).__name__}{function}")
     module: nn.Module = getattr(model, "_orig_mod", model)
     for path, part in module.named_modules():
         where = f"{path} ({type(part).__name__})" if path else type(part).__name__
         if ".quantized" in type(part).__module__:
-            raise UnsupportedError(f"{where} is quantized; {FLOAT32}: give the model that was quantized")
+            raise UnsupportedError(f"{where} is quantized; {FLOAT32}: give the model before quantization")
         if part.training:
             raise UnsupportedError(f"{where} is in training mode: call model.eval() first")
     for path, parameter in module.named_parameters():
@@ -70,36 +72,40 @@ def module_of(model: Any) -> nn.Module:
     for path, tensor in module.named_buffers():
         _check_place(path, tensor, "model")
     if torch.is_autocast_enabled("cpu"):
-        raise UnsupportedError(f"torch.autocast is on; {FLOAT32}: leave it first")
+        raise UnsupportedError(f"torch.autocast is on; {FLOAT32}: compile outside of it")
     return module
 
 
 def _check_place(name: str, tensor: torch.Tensor, owner: str) -> None:
     if tensor.device.type == "meta":
-        raise TensorError(f"{name} is on meta, without values: make it on the CPU")
+        raise TensorError(f"{name} is on the meta device, without values: create it on the CPU")
     if tensor.device.type != "cpu":
         raise TensorError(f'{name} is on {tensor.device}: call {owner}.to("cpu") first')
 
 
 def _check_argument(name: str, x: Any) -> None:
-    what = f"argument {name}"
+    label = f"argument {name}"
     if isinstance(x, np.ndarray):
-        raise TensorError(f"{what} is a numpy array: torch.from_numpy({name}) makes a tensor of it")
+        raise TensorError(f"{label} is a numpy array: convert it with torch.from_numpy({name})")
     if not isinstance(x, torch.Tensor):
         return
-    _check_place(what, x, name)
+    _check_place(label, x, name)
     if x.is_nested:
-        raise TensorError(f"{what} is nested: torch.nested.to_padded_tensor makes a padded one of it")
+        raise TensorError(f"{label} is nested: convert it with torch.nested.to_padded_tensor")
     if x.layout != torch.strided:
-        raise TensorError(f"{what} is {x.layout}: {name}.to_dense() makes a dense one of it")
+        raise TensorError(f"{label} is {x.layout}: convert it with {name}.to_dense()")
     if not x.numel():
-        raise TensorError(f"{what} is empty, {tuple(x.shape)}: a program is for at least one row")
+        raise TensorError(f"{label} is empty, shape {tuple(x.shape)}: a program needs at least one row")
 
 
 def capture(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> ExportedProgram:
-    """The undecomposed graph of a module from `module_of`. Raises UnsupportedError where torch cannot capture it."""
+    """Capture a module checked by `module_of`, with its operators undecomposed and none in place.
+
+    args, kwargs: example arguments; their shapes become those of the graph. Raises UnsupportedError if torch cannot
+    capture the module or it changes its own state, and TensorError for operands that are not float32.
+    """
     name = type(model).__name__
-    # The same tensor given for two arguments would become one.
+    # torch.export would merge two arguments that are the same tensor.
     args, kwargs = pytree.tree_map_only(torch.Tensor, torch.Tensor.detach, (args, kwargs))
     try:
         model = _twin(model)
@@ -108,9 +114,9 @@ def capture(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> 
             program = torch.export.export(model, args, kwargs, strict=False)
             if any(writes_in_place(node) for node in program.graph.nodes):
                 program = _without_writes(program)
-    except Exception as error:  # there is no common type for what cannot be captured
+    except Exception as error:  # the errors of torch.export have no common type
         raise UnsupportedError(_why_not(name, error)) from error
-    # What a module throws away, such as the weights of an attention, need not be possible on the machine.
+    # The machine need not support results that the module drops, such as the weights of an attention.
     program.graph.eliminate_dead_code()
     signature = program.graph_signature
     if any(spec.kind != OutputKind.USER_OUTPUT for spec in signature.output_specs):
@@ -124,7 +130,7 @@ def capture(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> 
 
 
 _turn = threading.Lock()
-"""torch.export exchanges parts of PyTorch while it captures: one thread at a time."""
+"""torch.export replaces parts of PyTorch while it captures, so one thread may capture at a time."""
 
 
 def _turn_in_child() -> None:
@@ -137,26 +143,26 @@ os.register_at_fork(after_in_child=_turn_in_child)
 
 @contextmanager
 def in_turn() -> Iterator[None]:
-    """For what makes torch look at a module without values: alone, and without what torch logs of it."""
+    """Context for torch.export and fake tensors: one thread at a time, without torch's log."""
     with _turn, unlogged():
         yield
 
 
 def tensors_of(model: nn.Module) -> Iterable[torch.Tensor]:
-    """Parameters, buffers and attributes, each once."""
+    """A module's tensors, each once: parameters, buffers, and attributes that are tensors."""
     attributes = (x for module in model.modules() for x in vars(module).values() if isinstance(x, torch.Tensor))
     return {id(x): x for x in chain(model.parameters(), model.buffers(), attributes)}.values()
 
 
 def copied(model: nn.Module, others: Mapping[int, torch.Tensor] = MappingProxyType({})) -> nn.Module:
-    """Other modules with the same tensors, but for those that have another one in `others`, by their identity. Raises
-    whatever a copy of what the module holds raises."""
+    """Copy a module and its submodules, but share their tensors. others: by id() of a tensor, the one to take instead.
+    Raises whatever copy.deepcopy of the module's attributes raises."""
     return copy.deepcopy(model, {id(x): others.get(id(x), x) for x in tensors_of(model)})
 
 
 def _twin(model: nn.Module) -> nn.Module:
-    """Other modules with the same tensors: torch.export puts tensors without values in place of a module's own, which
-    other threads may be using. The module itself where it cannot be copied."""
+    """A copy of the module that shares its tensors, because torch.export replaces a module's tensors for a while and
+    other threads may use the module. The module itself if it cannot be copied."""
     try:
         return copied(model)
     except Exception:
@@ -164,9 +170,10 @@ def _twin(model: nn.Module) -> nn.Module:
 
 
 def _check_types(node: Node) -> None:
-    """What PyTorch refuses or does only when it runs."""
+    """Raises TensorError for types that PyTorch refuses, or converts, only at run time: mixed operand types, autocast
+    regions."""
     if node.op == "call_function" and op_name(node) == "wrap_with_autocast" and node.args[2]:
-        raise TensorError(f"{site(node)}: torch.autocast; {FLOAT32}: leave it away")
+        raise TensorError(f"{site(node)}: torch.autocast; {FLOAT32}: remove it")
     if packet(node) not in (torch.ops.aten.layer_norm, torch.ops.aten.linear, torch.ops.aten.addmm):
         return
     operands = {name: x for name, x in arguments(node).items() if isinstance(x, Node)}
@@ -179,7 +186,7 @@ def _check_types(node: Node) -> None:
 
 
 def _why_not(name: str, error: Exception) -> str:
-    """In a line, with the user's own where there is one."""
+    """Why a module cannot be captured, as one line, with the user's source line if the traceback has one."""
     frames = traceback.extract_tb(error.__traceback__)
     begun = next((i for i, frame in enumerate(frames) if Path(frame.filename).is_relative_to(TORCH)), 0)
     own = [x for x in frames[begun:] if not Path(x.filename).is_relative_to(TORCH) and x.filename[:1] != "<"]
@@ -187,14 +194,14 @@ def _why_not(name: str, error: Exception) -> str:
     message = str(error).strip().partition("\n")[0]
     if isinstance(error, GuardOnDataDependentSymNode):
         return (
-            f"{name} decides by what is in a tensor{where}: take that out of the module, or use torch.compile(model, "
-            'backend="rsn"), which breaks the graph there'
+            f"{name} branches on the values of a tensor{where}: move that out of the module, or use "
+            'torch.compile(model, backend="rsn"), which breaks the graph there'
         )
     unknown = re.match(r"Found <class '(?:.*\.)?(\w+)'> in output", message)
     if unknown:
         is_cache = "cache" in unknown[1].lower()
-        way_out = "a cache of keys and values: use_cache=False leaves it out" if is_cache else "return tensors instead"
-        return f"{name} returns a {unknown[1]}, which torch.export does not know ({way_out})"
+        remedy = "a cache of keys and values: switch it off, use_cache=False" if is_cache else "return tensors instead"
+        return f"{name} returns a {unknown[1]}, which torch.export does not support ({remedy})"
     if own and own[-1] is frames[-1]:
         return f"{name} raises {type(error).__name__}: {message}{where}"
     return f"torch.export cannot capture {name}: {message or type(error).__name__}{where}"
@@ -203,8 +210,8 @@ def _why_not(name: str, error: Exception) -> str:
 def fitting(
     forward: Callable[..., Any], name: str, example_inputs: tuple[Any, ...] | dict[str, Any]
 ) -> tuple[tuple[Any, ...], dict[str, Any], inspect.Signature]:
-    """Example inputs by position and by name, in one form, and the signature that they fit. name: of what is called.
-    Raises TensorError."""
+    """Check example inputs against a function. Returns them in canonical form, positional and named, and the signature.
+    name: of the function, for messages. Raises TensorError for inputs that do not fit or cannot be captured."""
     if not isinstance(example_inputs, tuple | dict):
         raise TensorError(f"example inputs are a tuple or a dict of tensors, not {type(example_inputs).__name__}")
     args, kwargs = (example_inputs, {}) if isinstance(example_inputs, tuple) else ((), example_inputs)
@@ -221,8 +228,8 @@ def fitting(
 
 @contextmanager
 def unlogged() -> Iterator[None]:
-    """Without what torch logs and prints of what it cannot capture, graphs and traces: the error says it. What is
-    printed where nothing fails is printed."""
+    """Context that suppresses what torch logs and prints when it cannot capture a module, because the error says it.
+    Output to stderr is printed at the end if nothing fails."""
     names = [name for name in logging.root.manager.loggerDict if name == "torch" or name.startswith("torch.")]
     handlers = [handler for name in names for handler in logging.getLogger(name).handlers]
     levels = [handler.level for handler in handlers]
@@ -238,15 +245,16 @@ def unlogged() -> Iterator[None]:
 
 
 def _without_writes(program: ExportedProgram) -> ExportedProgram:
-    """The same operators, but none in place."""
+    """Functionalize: the same operators, but none in place."""
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", FutureWarning)  # torch about its own copying
+        warnings.simplefilter("ignore", FutureWarning)  # about copying inside torch
         return program.run_decompositions({})
 
 
 @dataclass(frozen=True, eq=False)
 class Interface:
-    """How a captured module is called: its arguments, flat, as placeholders, and its result as the output node."""
+    """How a captured module is called. arguments: placeholders of its flattened arguments. structure: of the arguments
+    (pytree). result: the output node. result_structure: of the result (pytree)."""
 
     signature: inspect.Signature
     arguments: tuple[Node, ...]
@@ -256,13 +264,15 @@ class Interface:
 
     @classmethod
     def of(cls, program: ExportedProgram, signature: inspect.Signature) -> Interface:
+        """The interface of an exported program. signature: of the module's forward."""
         placeholders = zip(program.graph.find_nodes(op="placeholder"), program.graph_signature.input_specs, strict=True)
         arguments = tuple(node for node, spec in placeholders if spec.kind == InputKind.USER_INPUT)
         specs = program.call_spec
         return cls(signature, arguments, specs.in_spec, program.graph.output_node(), specs.out_spec)
 
     def bind(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Environment:
-        """The arguments by placeholder. Raises TensorError where they differ from those the module was traced with."""
+        """The arguments of a call by placeholder. Raises TensorError if they differ from the example in structure, type
+        or shape, or are not dense CPU tensors."""
         try:
             flat, structure = pytree.tree_flatten(canonical(self.signature, args, kwargs))
         except TypeError as error:
@@ -275,12 +285,12 @@ class Interface:
                 value = flat[i] = as_tensor(node.name, value)
             if not isinstance(example, torch.Tensor):
                 if type(value) is not type(example) or value != example:
-                    raise TensorError(f"argument {node.name} is not {example!r}, as when the module was traced")
+                    raise TensorError(f"argument {node.name} must be {example!r}, as when the module was traced")
             elif not isinstance(value, torch.Tensor):
                 raise TensorError(f"argument {node.name} must be a tensor, not {type(value).__name__}")
             elif value.layout != torch.strided or value.device.type != "cpu":
                 kind = value.layout if value.layout != torch.strided else value.device
-                raise TensorError(f"argument {node.name} is a tensor of {kind}; it must be a plain one on the CPU")
+                raise TensorError(f"argument {node.name} is a tensor of {kind}; it must be a dense one on the CPU")
             elif (value.dtype, value.shape) != (example.dtype, example.shape):
                 raise TensorError(
                     f"argument {node.name} is {value.dtype} {tuple(value.shape)}; the module was traced with "
@@ -289,43 +299,45 @@ class Interface:
         return dict(zip(self.arguments, flat, strict=True))
 
     def _difference(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
-        """The first argument that the example has not, or has in another form."""
+        """A message on the first argument that the example lacks or has with another structure."""
         example_args, example_kwargs = pytree.tree_unflatten(list(self.arguments), self.structure)
         known = by_name(self.signature, example_args, example_kwargs)
         given = by_name(self.signature, args, kwargs)
-        there = ", ".join(known)
+        names = ", ".join(known)
         for name in given:
             if name not in known:
-                return f"unexpected argument {name}: the example has {there}; what a call gives, the example must have"
+                return f"unexpected argument {name}: the example has {names}; calls must have the example's arguments"
         for name in known:
             if name not in given:
-                return f"argument {name} is missing; the example has {there}"
+                return f"argument {name} is missing; the example has {names}"
         for name, value in given.items():
             if pytree.tree_structure(value) != pytree.tree_structure(known[name]):
                 form = "a tensor or a number" if isinstance(known[name], Node) else f"a {type(known[name]).__name__}"
-                return f"argument {name} ({type(value).__name__}) has another structure than in the example: {form}"
+                return f"argument {name} ({type(value).__name__}) has another structure than in the example ({form})"
         return "the arguments differ in number or structure from those the module was traced with"
 
     def unbind(self, environment: Environment) -> Any:
-        """The module's result, in the module's own structure."""
+        """The module's result, in its original structure, from the values of all nodes."""
         (values,) = map_arg(self.result.args, environment.__getitem__)
         return self.result_structure.unflatten(values)
 
 
 def as_tensor(name: str, array: npt.NDArray[Any]) -> torch.Tensor:
-    """What a NumPy array holds, in its memory if PyTorch can use that. name: of the argument. Raises TensorError for a
-    dtype that PyTorch has not, and for a masked array, whose mask a tensor would lose."""
+    """Convert a NumPy array to a tensor, sharing its memory if PyTorch can. name: of the argument, for messages. Raises
+    TensorError for a dtype that PyTorch does not have, and for a masked array, because its mask would be lost."""
     if isinstance(array, np.ma.MaskedArray):
-        raise TensorError(f"argument {name} is a masked array: {name}.filled() makes a plain one of it")
+        raise TensorError(f"argument {name} is a masked array: convert it with {name}.filled()")
     plain = array.dtype.isnative and array.flags.writeable and min(array.strides, default=0) >= 0
     try:
         return torch.from_numpy(array if plain else np.array(array, array.dtype.newbyteorder("="), order="C"))
     except (TypeError, ValueError):
-        raise TensorError(f"argument {name} is a NumPy array of {array.dtype}, which PyTorch has not") from None
+        raise TensorError(
+            f"argument {name} is a NumPy array of {array.dtype}, a type that PyTorch does not have"
+        ) from None
 
 
 def by_name(signature: inspect.Signature, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
-    """Arguments by name; those that a module takes by any name have their own."""
+    """The arguments of a call by parameter name; arguments collected by **kwargs keep their own names."""
     named: dict[str, Any] = {}
     for name, value in signature.bind(*args, **kwargs).arguments.items():
         is_any = signature.parameters[name].kind == inspect.Parameter.VAR_KEYWORD
@@ -336,13 +348,13 @@ def by_name(signature: inspect.Signature, args: tuple[Any, ...], kwargs: dict[st
 def canonical(
     signature: inspect.Signature, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """The arguments in one form, whether given by position or by name. Raises TypeError if they do not fit."""
+    """Bring arguments into one form, whether given by position or by name. Raises TypeError if they do not fit."""
     bound = signature.bind(*args, **kwargs)
-    return bound.args, dict(sorted(bound.kwargs.items()))  # in whatever order they were given
+    return bound.args, dict(sorted(bound.kwargs.items()))  # sorted, because calls may give them in any order
 
 
 def run(nodes: Iterable[Node], environment: Environment) -> None:
-    """Run operators in order; `environment` has their operands and receives their results."""
+    """Run operators in order. environment: has their operands, and receives their results."""
     with torch.no_grad():
         for node in nodes:
             args, kwargs = map_arg((node.args, node.kwargs), environment.__getitem__)
@@ -350,7 +362,7 @@ def run(nodes: Iterable[Node], environment: Environment) -> None:
 
 
 def lifted(program: ExportedProgram) -> Environment:
-    """The values of what is no argument: parameters, buffers, constants and graphs within the graph."""
+    """The values of all inputs of a graph that are no arguments: parameters, buffers, constants, and subgraphs."""
     values = {node: getattr(program.graph_module, node.target) for node in program.graph.find_nodes(op="get_attr")}
     placeholders = program.graph.find_nodes(op="placeholder")
     for node, spec in zip(placeholders, program.graph_signature.input_specs, strict=True):
@@ -361,7 +373,7 @@ def lifted(program: ExportedProgram) -> Environment:
 
 
 class Constants:
-    """What of a graph depends on no argument, with the values that it has. They are worked out when asked for."""
+    """The nodes of a graph that depend on no argument. Their values are computed when they are first needed."""
 
     def __init__(self, program: ExportedProgram) -> None:
         self._values = lifted(program)
@@ -375,7 +387,7 @@ class Constants:
         return isinstance(x, Node) and x in self._nodes
 
     def value(self, node: Node) -> torch.Tensor:
-        """Of one of these nodes."""
+        """The value of one of these nodes."""
         if node not in self._values:
             for x in node.all_input_nodes:
                 self.value(x)
@@ -385,57 +397,60 @@ class Constants:
 
 
 def packet(node: Node) -> Any:
-    """The operator without its overload, such as torch.ops.aten.add."""
+    """The operator of a node without its overload, such as torch.ops.aten.add."""
     return getattr(node.target, "overloadpacket", node.target)
 
 
 def op_name(node: Node) -> str:
-    """Such as aten.gelu.default."""
+    """The operator's full name, such as aten.gelu.default."""
     return str(node.target) if isinstance(node.target, torch._ops.OpOverload) else node.target.__name__
 
 
 def module_path(node: Node) -> str:
-    """Where in the module an operator comes from, "" for the module itself."""
+    """The path of the module that an operator comes from; "" for the root module."""
     stack = list(node.meta.get("nn_module_stack", {}).values())
     path = str(stack[-1][0]) if stack else ""
-    # torch.compile names a module by the variable that it found it in: G['model'].layers.0, or L['self'].layers.0; it
-    # calls a module of PyTorch's own fn.
+    # torch.compile names a module by the variable that holds it: G['model'].layers.0, or L['self'].layers.0; modules of
+    # PyTorch itself are called fn.
     return re.sub(r"^[LG]\['(\w+)'\]", r"\1", re.sub(r"^L\['(self|fn)'\]\.?", "", path))
 
 
 def site(node: Node) -> str:
-    """For messages."""
+    """Operator and module path, for messages."""
     return f"{op_name(node)} at {module_path(node) or TOP}"
 
 
 def shape_of(node: Node) -> tuple[int, ...]:
+    """The shape of a node's tensor; () if it is no tensor."""
     value = node.meta.get("val")
     return tuple(value.shape) if isinstance(value, torch.Tensor) else ()
 
 
 def is_empty(node: Node) -> bool:
-    """Whether it is known to be a tensor without elements."""
+    """Whether the node is known to be a tensor without elements."""
     return any(isinstance(n, int) and n == 0 for n in shape_of(node))
 
 
 def is_static(node: Node) -> bool:
-    """Whether the shape of its result is known, and does not depend on data."""
+    """Whether the shape of the node's result is known, i.e. does not depend on data."""
     value = node.meta.get("val")
     parts = value if isinstance(value, list | tuple) else [value]
     return all(isinstance(n, int) for part in parts if isinstance(part, torch.Tensor) for n in part.shape)
 
 
 def dtype_of(node: Node) -> torch.dtype | None:
+    """The dtype of a node's tensor; None if it is no tensor."""
     value = node.meta.get("val")
     return value.dtype if isinstance(value, torch.Tensor) else None
 
 
 def writes_in_place(node: Node) -> bool:
+    """Whether the operator writes to one of its arguments."""
     return isinstance(node.target, torch._ops.OpOverload) and bool(node.target._schema.is_mutable)
 
 
 def arguments(node: Node) -> dict[str, Any]:
-    """An operator's arguments by name, with the defaults of those not given."""
+    """An operator's arguments by name, with defaults for those not given; empty for operators without a schema."""
     if not isinstance(node.target, torch._ops.OpOverload):
         return {}
     declared = node.target._schema.arguments

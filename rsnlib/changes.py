@@ -1,9 +1,9 @@
-"""Whether a module has changed since it was captured: a look that costs microseconds, before each call.
+"""Detect changes of a module since it was captured, in microseconds, before each call.
 
-Seen: writes to parameters and buffers that PyTorch counts (in place, `load_state_dict`), other tensors in their place
-(`model.weight = ...`, `.data = ...`), other submodules and attributes, hooks, and `train()`. Not seen: writes through
-`.data` or NumPy, but by `checksums`; what lies inside attributes that are lists, dictionaries or other objects, such as
-`model.config.x = ...`; and globals. `refresh` of what was compiled is for these.
+Detected: writes to parameters and buffers that PyTorch counts (in place, `load_state_dict`), replaced tensors
+(`model.weight = ...`, `.data = ...`), replaced submodules and attributes, hooks, and `train()`. Not detected: writes
+through `.data` or NumPy (except with `checksums`), changes inside attributes that are lists, dictionaries or other
+objects, such as `model.config.x = ...`, and globals. After these call `refresh` of the compiled model.
 """
 
 from __future__ import annotations
@@ -30,52 +30,56 @@ if TYPE_CHECKING:
 _version = attrgetter("_version")
 _training = itemgetter("training")
 _OWN = frozenset(vars(nn.Module()))
-"""What each module has of PyTorch's. The dictionaries among them are looked at by themselves."""
+"""Attributes that PyTorch gives every module. The dictionaries among them are compared separately."""
 INERT: dict[type[nn.Module], frozenset[str]] = {
     nn.Linear: frozenset({"in_features", "out_features"}),
     nn.Embedding: frozenset({"num_embeddings", "embedding_dim"}),
     nn.LayerNorm: frozenset({"elementwise_affine"}),
     nn.Dropout: frozenset({"p", "inplace"}),
 }
-"""Attributes that change nothing of what a module of just this class computes, in eval mode."""
+"""By class (no subclasses): attributes that do not affect what the module computes in eval mode."""
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks")
 
 
 class Change(IntEnum):
-    """How far a module has changed: not; other numbers in the same tensors; anything else that can be seen."""
+    """How much a module has changed."""
 
     NONE = 0
+    """No change was detected."""
     NUMBERS = 1
+    """The same tensors hold other numbers."""
     STRUCTURE = 2
+    """Anything else."""
 
 
 class Numbers:
-    """What tensors hold now, as far as PyTorch counts writes to them. checksums: all of it, about 1 GB in a second."""
+    """The state of tensors, to detect later writes: PyTorch's write counters, and checksums of the contents if
+    `checksums` (about 1 GB in a second)."""
 
     def __init__(self, tensors: Iterable[torch.Tensor], checksums: bool = False) -> None:
         self._tensors = list({id(x): x for x in tensors}.values())
-        # Those made for inference count nothing, and cannot be written to outside of it.
+        # Tensors of inference mode have no write counter, and cannot be written to outside of that mode.
         self._counting = [x for x in self._tensors if not x.is_inference()]
         self._versions = list(map(_version, self._counting))
         self._pointers = list(map(torch.Tensor.data_ptr, self._tensors))
         self._sums = _sums(self._tensors) if checksums else None
 
     def have_moved(self) -> bool:
-        """Whether one lies elsewhere, as after `.data = ...`."""
+        """Whether a tensor's memory is another one, as after `.data = ...`."""
         return list(map(torch.Tensor.data_ptr, self._tensors)) != self._pointers
 
     def have_changed(self) -> bool:
-        """Whether those that lie where they did hold other numbers, or may."""
+        """Whether a tensor was written to, or its checksum changed."""
         if list(map(_version, self._counting)) != self._versions:
             return True
         return self._sums is not None and _sums(self._tensors) != self._sums
 
 
 class Snapshot:
-    """What a module is like now. checksums: as for `Numbers`."""
+    """The state of a module, to detect later changes. checksums: as for `Numbers`."""
 
     def __init__(self, module: nn.Module, checksums: bool = False) -> None:
-        # Of the module itself its attributes alone: a snapshot does not keep it alive.
+        # Keep the attributes but not the module, so that a snapshot does not keep it alive.
         attributes = list(map(vars, module.modules()))
         self._dicts = [d[name] for d in attributes for name in ("_parameters", "_buffers", "_modules") if d[name]]
         self._entries = [dict(d) for d in self._dicts]
@@ -95,11 +99,11 @@ class Snapshot:
         self._is_training = any(map(_training, attributes))
 
     def change(self) -> Change:
-        """Since the snapshot was taken."""
+        """How much the module has changed since the snapshot."""
         try:
-            if self._dicts != self._entries:  # of equal objects, only whether they are the same is compared
+            if self._dicts != self._entries:  # identical objects compare equal without a call of __eq__
                 return Change.STRUCTURE
-        except (RuntimeError, ValueError):  # tensors that are not the same have no one answer
+        except (RuntimeError, ValueError):  # __eq__ of two different tensors has no single truth value
             return Change.STRUCTURE
         if list(map(len, self._attributes)) != self._counts or not self._has_same_attributes():
             return Change.STRUCTURE
@@ -119,7 +123,7 @@ class Snapshot:
         return all(a is b or _equal(a, b) for a, b in zip(values, self._values, strict=True))
 
     def _has_other_hooks(self) -> bool:
-        """Any that were registered since, or one of those before that is gone."""
+        """Whether a hook was registered or removed since the snapshot."""
         if [list(hooks) for hooks in self._hooked] != self._hooks:
             return True
         if RemovableHandle.next_id == self._hooks_so_far:
@@ -127,12 +131,12 @@ class Snapshot:
         now = [d[name] for d in self._attributes for name in _HOOKS if d[name]]
         if [list(hooks) for hooks in now] != self._hooks:
             return True
-        self._hooks_so_far = RemovableHandle.next_id  # of other modules, or of tensors
+        self._hooks_so_far = RemovableHandle.next_id  # the new hooks are of other modules, or of tensors
         return False
 
 
 def _equal(a: object, b: object) -> bool:
-    """Of numbers, texts and tuples of them."""
+    """Whether two values are equal; True only for numbers, strings and tuples, whose __eq__ is known."""
     return type(a) is type(b) and isinstance(a, int | float | str | tuple) and a == b
 
 
@@ -150,10 +154,10 @@ def _bytes(x: torch.Tensor) -> Any:
 
 
 class Followed:
-    """A module whose changes are counted. Several programs of one module share it; any thread may look.
+    """Counts the changes of a module. Programs compiled from one module share it; all methods are thread-safe.
 
-    It does not keep the module alive: what is gone changes no more. graphs: what programs keep of it to be made again,
-    for as long as it lives. Of a module with weights in half precision, a copy in float32 is kept with it.
+    It does not keep the module alive. graphs: by program, the function that traces it again, kept as long as the
+    module lives. For a module with weights in half precision it keeps a copy in float32. checksums: as for `Numbers`.
     """
 
     def __init__(self, module: nn.Module, checksums: bool = False) -> None:
@@ -170,17 +174,19 @@ class Followed:
 
     @property
     def original(self) -> nn.Module:
-        """The module itself. Raises UnsupportedError where it is gone."""
+        """The module itself. Raises UnsupportedError if it was garbage-collected."""
         module = self._module()
         if module is None:
-            raise UnsupportedError("the model that this was compiled from is gone: compile one again")
+            raise UnsupportedError("the model that this was compiled from no longer exists: compile a model again")
         return module
 
     @property
     def module(self) -> nn.Module:
-        """The module to compile: itself, or its copy in float32 as of the last look. Raises UnsupportedError where it
-        is gone, and TensorError where a weight of a model in half precision has another type than at first, so that
-        arguments and results would be of other types."""
+        """The module to compile: the module itself or, for half precision, its copy in float32 as of the last `look`.
+
+        Raises UnsupportedError if the module no longer exists, and TensorError if the dtype of a weight of a model in
+        half precision has changed, because arguments and results would change their types too.
+        """
         original = self.original
         if not self._is_half:
             return original
@@ -189,14 +195,14 @@ class Followed:
                 first = self._dtypes.get(name, dtype)
                 if first != dtype:
                     raise TensorError(
-                        f"{name} was {first} when the model was compiled, and is {dtype}: compile it again"
+                        f"{name} was {first} when the model was compiled, and is {dtype} now: compile the model again"
                     )
             if self._widened is None:
                 self._widened = Widened(original)
             return self._widened.module
 
     def look(self) -> int:
-        """How often the module was found to have changed; it looks again."""
+        """Check the module for changes. Returns the number of changes detected so far."""
         with self._lock:
             snapshot = self._snapshot
             change = Change.NONE if snapshot is None else snapshot.change()
@@ -205,13 +211,14 @@ class Followed:
             return self._count
 
     def change_since(self, count: int) -> Change:
-        """What has changed since `look` returned `count`."""
+        """How much the module has changed since `look` returned `count`."""
         if count == self._count:
             return Change.NONE
         return Change.STRUCTURE if count < self._structure else Change.NUMBERS
 
     def changed(self) -> None:
-        """Count a change, whether one can be seen or not. Raises UnsupportedError where the module is gone."""
+        """Count a change of structure, even if none can be detected. Raises UnsupportedError if the module no longer
+        exists."""
         with self._lock:
             self._note(Change.STRUCTURE)
 
@@ -225,12 +232,12 @@ class Followed:
 
     @staticmethod
     def _drop(followed: weakref.ref[Followed]) -> None:
-        """The module is gone. Without the lock: this may run in the middle of anything."""
+        """Free what is kept, because the module is gone. Takes no lock: a finalizer may run while it is held."""
         mine = followed()
         if mine is not None:
             mine._snapshot = mine._widened = None
             mine.graphs.clear()
 
     def forget(self) -> None:
-        """In a forked process: a lock that another thread held."""
+        """Replace the lock after a fork, because another thread may have held it."""
         self._lock = threading.Lock()

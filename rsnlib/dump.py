@@ -1,4 +1,4 @@
-"""What each pass of the compiler made, as text for people."""
+"""Print the result of each compiler pass as text."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def _layers(layers: Any) -> str:
     return show_layers(layers)
 
 
-def _itself(made: Any) -> str:
+def _show(made: Any) -> str:
     text: str = made.show()
     return text
 
@@ -29,16 +29,16 @@ SHOWN: dict[str, Callable[[Any], str]] = {
     "capture": _graph,
     "rewrite": _graph,
     "match": _layers,
-    "fold": _itself,
-    "schedule": _itself,
-    "lower": _itself,
+    "fold": _show,
+    "schedule": _show,
+    "lower": _show,
     "pack": show,
 }
-"""By pass, in their order. `rsn.Passes` says what a pass is."""
+"""The function that prints the result of a pass, by pass, in order."""
 
 
 def shown(name: str, made: object) -> str:
-    """What a pass made: the graph that torch captured, also rewritten; the layers that were matched; the network of
-    segments; the schedule; the kernel sequences of each unit; the program."""
+    """Print the result of pass `name`: the captured or rewritten graph, the matched layers, the network, the schedule,
+    the kernel sequences of each unit, or the program. Raises `MissingError` without PyTorch."""
     require_torch("compiling a model")
     return SHOWN[name](made)

@@ -1,4 +1,4 @@
-"""The products that PyTorch computes in code that torch.compile has not captured."""
+"""Find matrix products that PyTorch computes outside of the graphs that torch.compile has captured."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from torch.utils.flop_counter import flop_registry
 from .rules import PRODUCTS
 
 RECURRENT = {getattr(torch.ops.aten, name) for name in ("mkldnn_rnn_layer", "_cudnn_rnn", "miopen_rnn")}
-"""Whole layers as one operator."""
+"""Recurrent layers, each one operator."""
 TORCH = Path(torch.__file__).parent
 
 
 class Uncaptured(TorchDispatchMode):
-    """While it is entered, notes products that are not computed within `graph`. found: their operators, by the file,
-    the line and the function that called PyTorch for them."""
+    """Context that records products computed outside of `graph`. found: names of their operators, by the caller's file,
+    line and function."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -30,12 +30,12 @@ class Uncaptured(TorchDispatchMode):
 
     @classmethod
     def ignore_compile_internals(cls) -> bool:
-        """Says to torch.compile that what it has captured serves under this mode too."""
+        """Tells torch.compile that captured graphs stay valid under this dispatch mode."""
         return True
 
     @contextmanager
     def graph(self) -> Iterator[None]:
-        """What is computed within is captured."""
+        """Context for running a captured graph: its products are not recorded."""
         self._in_graph = True
         try:
             yield
@@ -50,7 +50,7 @@ class Uncaptured(TorchDispatchMode):
 
 
 def _caller() -> tuple[str, int, str]:
-    """The innermost line that is not PyTorch's own."""
+    """File, line and function of the innermost caller outside of PyTorch."""
     frame = sys._getframe(2)
     while frame.f_back is not None and Path(frame.f_code.co_filename).is_relative_to(TORCH):
         frame = frame.f_back

@@ -1,4 +1,4 @@
-"""How many floating-point operations the operators of a captured graph take, from the shapes of their operands."""
+"""Count the floating-point operations of operators of a captured graph, from the shapes of their operands."""
 
 from __future__ import annotations
 
@@ -14,15 +14,16 @@ from .capture import is_static
 
 
 class FlopCounter:
-    """Counts as PyTorch's own counter does: matrix products, convolutions and attention, 2 for each multiply and add;
-    masked scores count like others. Element-wise operators, norms and softmax count as 0. Nothing is computed: the
-    operators run on tensors without values."""
+    """Counts FLOPs of operators like PyTorch's counter: matrix products, convolutions and attention, 2 for each
+    multiply and add; masked scores count too. Elementwise operators, norms and softmax count 0. Operators run on meta
+    tensors, so that nothing is computed."""
 
     def __init__(self) -> None:
         self._counted: dict[Any, int] = {}
 
     def of(self, node: Node) -> int:
-        """Of one operator. An operator that calls graphs (a loop, a condition) counts each of these graphs once."""
+        """The FLOPs of one operator; 0 if its shapes depend on data. An operator that calls subgraphs (a loop, a
+        condition) counts each subgraph once."""
         if node.op != "call_function" or not all(map(is_static, (node, *node.all_input_nodes))):
             return 0
         if isinstance(node.target, torch._ops.HigherOrderOperator):
@@ -30,7 +31,7 @@ class FlopCounter:
         operands: list[Any] = []
         key = node.target, str(_on_meta((node.args, node.kwargs), operands))
         if not operands:
-            return 0  # it makes a tensor of numbers
+            return 0  # it has no tensor operand
         if key not in self._counted:
             self._counted[key] = _counted(node)
         return self._counted[key]
@@ -40,14 +41,14 @@ class FlopCounter:
 
 
 def counted(run: Callable[[], Any]) -> tuple[Any, int]:
-    """What `run` returns, and the operations that PyTorch computes in it, counted likewise."""
+    """Call `run`. Returns its result, and the FLOPs that PyTorch computed in it."""
     with torch.no_grad(), FlopCounterMode(display=False) as counter:
         result = run()
     return result, int(counter.get_total_flops())
 
 
 def _on_meta(arguments: Any, operands: list[Any]) -> Any:
-    """Arguments with the shape and the type of a tensor in place of its node; they are added to `operands`, too."""
+    """Arguments with (shape, dtype) in place of tensors and nodes. operands: receives the tensors."""
 
     def described(x: Any) -> Any:
         value = x.meta.get("val") if isinstance(x, Node) else x
@@ -69,12 +70,12 @@ def _counted(node: Node) -> int:
     args, kwargs = map_aggregate((node.args, node.kwargs), without_values)
     try:
         return counted(lambda: node.target(*args, **kwargs))[1]
-    except (NotImplementedError, RuntimeError):  # it needs values: no product does
+    except (NotImplementedError, RuntimeError):  # it needs values, which no product does
         return 0
 
 
 def _called_graphs(node: Node) -> list[Graph]:
-    """The graphs within the graph that an operator is given."""
+    """The subgraphs among an operator's arguments."""
     owner = node.graph.owning_module
     found = [getattr(owner, str(x.target), None) for x in node.all_input_nodes if x.op == "get_attr"]
     return [x.graph for x in found if isinstance(x, GraphModule)]

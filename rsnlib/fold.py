@@ -1,8 +1,8 @@
-"""Fold every LayerNorm's scale and shift, and every constant factor, into the weights of what consumes them.
+"""Fold the scale and shift of every norm, and every constant factor, into the weights of the consumers.
 
-The machine normalises without scale and shift: of y = n * g + s it keeps n. A product of y becomes a product of n with
-g[:, None] * W and bias b + s @ W, a residual y the residual n with scale g and s added to the bias, an output y
-the output n with scale g and shift s. All of it in float64, rounded once.
+The machine normalises without scale and shift: of y = n * g + s it computes n. A product of y becomes a product of n
+with weight g[:, None] * W and bias b + s @ W; a residual y becomes the residual n with scale g, and s is added to the
+bias; an output y becomes the output n with scale g and shift s. All in float64, rounded once.
 """
 
 from __future__ import annotations
@@ -21,25 +21,26 @@ from .layers import Attend, Float64, Layer, Linear, Pass, Source, ancestors
 
 
 def fold(outputs: list[Layer], batch: int, seq: int, weights: bool = True) -> tuple[LayerGraph, dict[Layer, str]]:
-    """The network that computes `outputs` over batch * seq rows, and the activation name of each layer in it.
+    """Fold layers into a network over batch * seq rows. Returns the network, and the activation name of each layer.
 
-    weights: without, weights and biases of products are NaN that takes no memory, for a program alone: all else, also
-    scales and shifts of outputs, which stand in a program, is the same. Raises UnsupportedError where a product's
-    result is wanted with and without a residual that is added to it.
+    outputs: the layers whose results the host needs. weights: False fills weights and biases of products with NaN that
+    takes no memory, which is enough to compile a program; scales and shifts of outputs are computed in any case,
+    because a program contains them. Raises FoldError if a product's result is needed both with and without a residual
+    that is fused into it.
     """
     originals = ancestors(outputs)
-    apart = _Apart(originals)
-    laid_out = _LaidOut([apart(layer) for layer in outputs])
-    rebuilt = {layer: laid_out(apart(layer)) for layer in originals}
-    rebuilt |= {layer: laid_out.side_by_side(apart(layer)) for layer in outputs}
+    separated = _SeparatedPasses(originals)
+    laid_out = _LaidOut([separated(layer) for layer in outputs])
+    rebuilt = {layer: laid_out(separated(layer)) for layer in originals}
+    rebuilt |= {layer: laid_out.side_by_side(separated(layer)) for layer in outputs}
     outputs = [rebuilt[layer] for layer in outputs]
-    wanted = ancestors(outputs)
-    names = _name(sorted(wanted, key=lambda layer: not isinstance(layer, Source)))  # arguments keep their names
-    layers = (_folded(layer, names, weights) for layer in wanted)
+    needed = ancestors(outputs)
+    names = _name(sorted(needed, key=lambda layer: not isinstance(layer, Source)))  # arguments keep their names
+    layers = (_folded(layer, names, weights) for layer in needed)
     network = LayerGraph(
         batch,
         seq,
-        inputs={names[layer]: layer.width for layer in wanted if isinstance(layer, Source)},
+        inputs={names[layer]: layer.width for layer in needed if isinstance(layer, Source)},
         outputs=tuple(_output(layer, names[layer]) for layer in outputs),
         layers=tuple(layer for layer in layers if layer is not None),
     )
@@ -47,21 +48,23 @@ def fold(outputs: list[Layer], batch: int, seq: int, weights: bool = True) -> tu
 
 
 fold_shapes = partial(fold, weights=False)
+"""`fold` without weights, for compiling a program only."""
 
 
 class FoldError(UnsupportedError):
-    """Layers that do not become segments. layer: which."""
+    """A layer cannot be folded into a network. layer: that layer."""
 
     def __init__(self, layer: Layer, message: str) -> None:
         super().__init__(message)
         self.layer = layer
 
 
-class _Apart:
-    """Layers again, with a pass of its own for what is fused into a result that is wanted without it too."""
+class _SeparatedPasses:
+    """Rebuilds layers: an operator fused into a product becomes a `Pass` if the product's bare result is needed too.
+    needed: all layers whose results are needed."""
 
-    def __init__(self, wanted: Container[Layer]) -> None:
-        self._wanted = wanted
+    def __init__(self, needed: Container[Layer]) -> None:
+        self._needed = needed
         self._made: dict[Layer, Layer] = {}
 
     def __call__(self, layer: Layer) -> Layer:
@@ -77,16 +80,17 @@ class _Apart:
             return layer if (q, k, v) == layer.operands else replace(layer, q=q, k=k, v=v)
         if isinstance(layer, Pass):
             return replace(layer, x=self(layer.x))
-        bare = self._wanted_before(layer)
+        bare = self._needed_before(layer)
         if bare is not None:
             return self._pass(layer, bare)
         x = self(layer.x)
         residual = None if layer.residual is None else self(layer.residual)
         return layer if (x, residual) == (layer.x, layer.residual) else replace(layer, x=x, residual=residual)
 
-    def _wanted_before(self, layer: Linear) -> Linear | None:
+    def _needed_before(self, layer: Linear) -> Linear | None:
+        """The last layer before fusions whose own result is needed too."""
         before = layer.before
-        while before is not None and before not in self._wanted:
+        while before is not None and before not in self._needed:
             before = before.before
         return before
 
@@ -112,31 +116,31 @@ class _Apart:
 
 
 Layout = tuple[int, int] | None
-"""How many heads, of how many columns each, lie apart because they are narrower than the machine's; None: none do."""
+"""(heads, columns of a head) if heads are padded because they are narrower than the machine's; None without padding."""
 
 
 class _LaidOut:
-    """Layers again, with a product with the identity, which is exact, wherever one wants columns to lie otherwise than
-    they do, or an attention wants what is scaled or shifted yet.
+    """Rebuilds layers: inserts a product with the identity matrix (exact) where a consumer needs another column layout,
+    or an attention reads a result whose scale or shift is not applied yet.
 
-    A product may store its columns in the heads of one attention, if they are wanted so and not otherwise; products of
-    its result take them in any way.
+    A product stores its columns in the head layout of an attention if no consumer needs another layout; products of its
+    result can read any layout.
     """
 
     def __init__(self, outputs: Sequence[Layer]) -> None:
         self._made: dict[Layer, Layer] = {}
         self._again: dict[tuple[Layer, Layout], Linear] = {}
-        wanted: dict[Layer, dict[Layout, None]] = {layer: {None: None} for layer in outputs}
+        needed: dict[Layer, dict[Layout, None]] = {layer: {None: None} for layer in outputs}
         for layer in ancestors(outputs):
-            for operand, layout in _layouts_wanted(layer):
-                wanted.setdefault(operand, {})[layout] = None
-        self._wanted = wanted
+            for operand, layout in _operand_layouts(layer):
+                needed.setdefault(operand, {})[layout] = None
+        self._needed = needed
 
     def __call__(self, layer: Layer) -> Layer:
         if layer not in self._made:
             made = layer
             if isinstance(layer, Attend):
-                layout = _apart(layer.heads, layer.head_dim)
+                layout = _head_layout(layer.heads, layer.head_dim)
                 q, k, v = (self._attended(x, layout) for x in layer.operands)
                 made = layer if (q, k, v) == layer.operands else replace(layer, q=q, k=k, v=v)
             elif isinstance(layer, Pass):
@@ -150,7 +154,7 @@ class _LaidOut:
         return self._made[layer]
 
     def side_by_side(self, layer: Layer) -> Layer:
-        """For whoever is neither a product of it nor an attention."""
+        """The layer without padding between heads, for consumers other than products and attention."""
         return self(layer) if self._layout(layer) is None else self._moved(layer, None)
 
     def _attended(self, layer: Layer, layout: Layout) -> Layer:
@@ -158,13 +162,13 @@ class _LaidOut:
         return self(layer) if fits else self._moved(layer, layout)
 
     def _layout(self, layer: Layer) -> Layout:
-        """As it is stored."""
+        """The layout in which a layer stores its result."""
         if isinstance(layer, Attend):
-            return _apart(layer.heads, layer.head_dim)
+            return _head_layout(layer.heads, layer.head_dim)
         if not isinstance(layer, Linear) or layer.residual is not None or _affine(layer) is not None:
             return None
-        wanted = self._wanted.get(layer, {})
-        return None if None in wanted else next(iter(wanted), None)
+        layouts = self._needed.get(layer, {})
+        return None if None in layouts else next(iter(layouts), None)
 
     def _moved(self, layer: Layer, layout: Layout) -> Linear:
         if (layer, layout) not in self._again:
@@ -174,17 +178,17 @@ class _LaidOut:
         return self._again[layer, layout]
 
 
-def _layouts_wanted(layer: Layer) -> Iterator[tuple[Layer, Layout]]:
-    """Of a layer's operands, but for a product's own, which may lie in any way."""
+def _operand_layouts(layer: Layer) -> Iterator[tuple[Layer, Layout]]:
+    """The layout that a layer needs of each operand, except the operand of a product, which can have any layout."""
     if isinstance(layer, Attend):
-        yield from ((x, _apart(layer.heads, layer.head_dim)) for x in layer.operands)
+        yield from ((x, _head_layout(layer.heads, layer.head_dim)) for x in layer.operands)
     elif isinstance(layer, Pass):
         yield layer.x, None
     elif isinstance(layer, Linear) and layer.residual is not None:
         yield layer.residual, None
 
 
-def _apart(heads: int, head_dim: int) -> Layout:
+def _head_layout(heads: int, head_dim: int) -> Layout:
     return (heads, head_dim) if head_dim < HEAD_COLS else None
 
 
@@ -221,7 +225,7 @@ def _gemm(layer: Linear, names: dict[Layer, str], weights: bool) -> Gemm:
 
 
 def _product(layer: Linear) -> tuple[Array, Float64]:
-    """Its weight and bias, with what the machine leaves out of its operand."""
+    """Weight and bias of a product, with the scale and shift of its operand folded in."""
     affine = _affine(layer.x)
     factor = np.float64(layer.factor)
     if affine is None:
@@ -231,13 +235,13 @@ def _product(layer: Linear) -> tuple[Array, Float64]:
 
 
 def _unknown(like: np.ndarray) -> Array:
-    """As many numbers, which spoil every result that they get into."""
+    """NaN in the shape of `like`, without memory: any use of it is seen in the results."""
     return np.broadcast_to(np.float32(np.nan), like.shape)
 
 
 def _pass(layer: Pass, names: dict[Layer, str]) -> Gemm:
-    """An operation over its operand as residual, without a product. That has no bias: where the operand lacks a shift,
-    the product with its scale as a diagonal matrix, which is exact, adds it."""
+    """A pass: no product, its operand is the residual. Such a pass has no bias; if a shift of the operand must be
+    added, the pass is an exact product with the scale as diagonal matrix."""
     affine = _affine(layer.x)
     scale = (np.ones(layer.width) if affine is None else affine.scale).astype(np.float32)
     shifts = affine is not None and bool(affine.shift.any())
@@ -263,7 +267,7 @@ def _output(layer: Layer, name: str) -> Output:
 
 @dataclass(frozen=True)
 class _Affine:
-    """What the machine leaves out of a result, (N,) each."""
+    """The scale and shift that the machine does not apply to a result, (N,) each."""
 
     scale: Float64
     shift: Float64
@@ -278,11 +282,11 @@ def _affine(layer: Layer) -> _Affine | None:
 
 
 PIECE = 16
-"""Rows or columns of a weight that are converted at a time, so that they stay in the cache: ten times faster."""
+"""Rows or columns of a weight that are converted at a time. They stay in the cache, which is ten times faster."""
 
 
 def _scaled(weight: Array, factors: np.ndarray) -> Array:
-    """A copy with row i times factors[i] in float64, rounded once."""
+    """A copy of `weight` with row i multiplied by factors[i] in float64, rounded once."""
     out = np.empty(weight.shape, np.float32)
     for at in range(0, len(out), PIECE):
         rows = slice(at, at + PIECE)
@@ -299,7 +303,7 @@ def _times(vector: np.ndarray, weight: Array) -> np.ndarray:
 
 
 def _name(layers: Iterable[Layer]) -> dict[Layer, str]:
-    """An identifier for each, from the module path."""
+    """A unique identifier for each layer, from its module path."""
     names: dict[Layer, str] = {}
     taken: set[str] = set()
     for layer in layers:

@@ -1,7 +1,7 @@
-"""PyTorch's fast path of transformer layers, in operators that there are rules for.
+"""Decompositions of PyTorch's fast path of transformer layers into operators that have lowering rules.
 
 In eval mode, without gradients and with an even number of heads, nn.TransformerEncoderLayer and nn.MultiheadAttention
-call one operator for all that they do, and torch.compile captures that.
+call one fused operator, which torch.compile captures.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.nn import functional
 
 PADDING = 1
-"""The mask_type of one that is the same for all rows of a sequence."""
+"""The mask_type of a padding mask, which is the same for all rows of a sequence."""
 
 
 def _attention(
@@ -32,9 +32,9 @@ def _attention(
     average_attn_weights: bool = True,
     mask_type: int | None = None,
 ) -> tuple[Tensor, Tensor | None]:
-    """torch._native_multi_head_attention."""
+    """Compute torch._native_multi_head_attention."""
     given: dict[str, Any] = {}
-    if mask is not None:  # true, or -inf, is hidden
+    if mask is not None:  # True or -inf hides a key
         hidden = mask.bool()
         if mask_type == PADDING:
             given["key_padding_mask"] = hidden
@@ -71,7 +71,7 @@ def _encoder_layer(
     mask: Tensor | None = None,
     mask_type: int | None = None,
 ) -> Tensor:
-    """torch._transformer_encoder_layer_fwd."""
+    """Compute torch._transformer_encoder_layer_fwd."""
 
     def attention(x: Tensor) -> Tensor:
         given = (columns, heads, qkv_weight, qkv_bias, weight, bias, mask)
@@ -100,4 +100,4 @@ FUSED: dict[Any, Callable[..., Any]] = {
     torch._transformer_encoder_layer_fwd: _encoder_layer,
     torch._native_multi_head_attention: _attention,
 }
-"""What computes the same as an operator of the fast path."""
+"""By operator of the fast path, a function that computes the same."""

@@ -1,8 +1,8 @@
-"""A graph that the machine cannot run in one, cut so that it runs what it can.
+"""Split a graph that the machine cannot run as a whole into pieces, and run the supported pieces on the machine.
 
-Where an operator is refused, it and what depends on it are cut off: behind the cut its operands are the host's, and it
-may be supported there. If it is refused even so, it is a piece of its own, for PyTorch. A layer that the scheduler
-refuses is cut likewise, at an operator that it was made of.
+At an operator that is refused, the graph is cut: the operator and everything that depends on it form the rest. In the
+rest its operands are tensors of the host, so that it may be supported there. If it is refused again, it becomes a piece
+for PyTorch. If the scheduler refuses a layer, the graph is cut at an operator of that layer.
 """
 
 from __future__ import annotations
@@ -47,11 +47,11 @@ from .values import AbstractState, RefusedError, WrongTypeError
 
 @dataclass(frozen=True, eq=False)
 class Piece:
-    """Operators of a graph, in order, as `traced`; as they are, for PyTorch, where that is None.
+    """A piece of a split graph. nodes: its operators, in order. traced: the piece for the machine; None for PyTorch.
 
-    takes: the graph's values that `traced` is called with, in its order; gives: those that it returns. why: of one for
-    PyTorch what the machine cannot run in it, nothing where it has no product; else what the graph is cut for before
-    it, nothing where that is the piece before.
+    takes: live-ins, the arguments of `traced` in order. gives: live-outs, the results of `traced` in order; both are
+    empty for PyTorch. why: reasons. For PyTorch: what the machine cannot run, empty if the piece has no product. For
+    the machine: why the graph is cut before this piece, empty if the piece before is the reason.
     """
 
     nodes: tuple[Node, ...]
@@ -62,14 +62,14 @@ class Piece:
 
 
 def work_of(piece: Piece) -> list[Work]:
-    """What PyTorch computes in a piece that is its own."""
+    """FLOPs of each operator of a piece for PyTorch."""
     counter = FlopCounter()
     return [Work(module_path(node), counter.of(node)) for node in piece.nodes]
 
 
 @dataclass(frozen=True, eq=False)
 class Split:
-    """A module as pieces, to be run one after the other. constants: what of its weights they and its result take."""
+    """A module as pieces that run one after the other. constants: values of the weights that pieces and result need."""
 
     interface: Interface
     constants: Environment
@@ -77,12 +77,12 @@ class Split:
 
     @property
     def reasons(self) -> list[str]:
-        """Why it is cut, or in PyTorch."""
+        """Why the graph is cut or runs in PyTorch; each reason once."""
         return list(dict.fromkeys(text for piece in self.pieces for text in piece.why))
 
     def run(self, programs: Sequence[Callable[..., Any] | None], args: tuple[Any, ...]) -> Any:
-        """What the module returns. programs: what to call for each piece, None for PyTorch. Raises TensorError where
-        the arguments are not as in the example."""
+        """Run the module. programs: the function to call for each piece; None runs it in PyTorch. args: the module's
+        arguments. Raises TensorError for arguments that differ from the example."""
         environment = self.constants | self.interface.bind(args, {})
         for piece, program in zip(self.pieces, programs, strict=True):
             if program is None:
@@ -94,25 +94,27 @@ class Split:
 
 
 Lower = Callable[[LayerGraph], object]
-"""Raises UnsupportedError for a network that the scheduler cannot put on the machine, ScheduleError for a schedule."""
+"""Checks that the scheduler can lower a network. Raises UnsupportedError if the machine cannot run it, ScheduleError if
+the schedule does not fit."""
 
 
 Examples = tuple[Any, ...] | dict[str, Any]
+"""Example inputs, by position or by name."""
 MAX_LOOKS = 8
-"""Pieces that are tried to find one for the machine."""
+"""Largest number of pieces that `runs_in_pieces` tries."""
 
 
 class LimitError(UnsupportedError):
-    """A network that the scheduler cannot put on the machine."""
+    """The scheduler cannot lower a network because of a limit of the machine."""
 
 
 def split(
     model: nn.Module, example_inputs: tuple[Any, ...], lower: Lower, *, whole: bool = False, passes: Passes = USUAL
 ) -> Traced | Split:
-    """As `trace`, but in pieces what cannot be had in one, unless `whole`. What is the machine's can be lowered.
-    passes: those that trace it as a whole.
+    """Trace a module as a whole, or else split it into pieces. All parts for the machine can be lowered.
 
-    Raises UnsupportedError, TensorError or ScheduleError where nothing of it would run on the machine.
+    lower: checks this. whole: do not split, raise the error instead. passes: used to trace the module as a whole.
+    Raises UnsupportedError, TensorError or ScheduleError if no piece could run on the machine.
     """
     try:
         return _lowered(trace(model, example_inputs, passes), lower)
@@ -133,8 +135,8 @@ def split(
 
 
 def runs_in_pieces(refused: UnsupportedError, model: nn.Module, example_inputs: Examples, lower: Lower) -> bool:
-    """Whether some of a module that is refused as a whole, for an operator or for a limit of the machine, would run on
-    the machine in pieces. It looks for the first such piece alone, among the first `MAX_LOOKS`."""
+    """Whether a module that was refused as a whole (`refused`) would run on the machine at least in part, if split. It
+    stops at the first such piece, and looks at no more than `MAX_LOOKS` pieces."""
     if not isinstance(refused, RefusedError | LimitError):
         return False
     try:
@@ -153,7 +155,7 @@ def _captured(
 
 
 def _lowered(traced: Traced, lower: Lower) -> Traced:
-    """Raises LimitError where it cannot be lowered."""
+    """Check that a traced module can be lowered, and return it. Raises LimitError."""
     try:
         lower(traced.network)
     except UnsupportedError as error:
@@ -162,7 +164,8 @@ def _lowered(traced: Traced, lower: Lower) -> Traced:
 
 
 def _check_dropout(program: ExportedProgram) -> None:
-    """The mode of a module that torch.compile has captured is in its operators alone."""
+    """Raises UnsupportedError for dropout in training mode. torch.compile drops the module's mode, so only the
+    operators show it."""
     for node in _operators(program):
         given = arguments(node)
         if given.get("dropout_p") or (given.get("train") and (given.get("p") or given.get("dropout"))):
@@ -175,19 +178,19 @@ def _operators(program: ExportedProgram) -> list[Node]:
 
 @dataclass(frozen=True)
 class _Why:
-    """Why a graph is cut in front of an operator. is_limit: it was supported but for its size, so that what is said of
-    it behind the cut explains less."""
+    """Why a graph is cut before an operator. is_limit: only its size is not supported; then this reason says more than
+    a later error of the same operator."""
 
     texts: tuple[str, ...] = ()
     is_limit: bool = False
 
 
 class CutError(Exception):
-    """A place where a graph cannot be cut."""
+    """The graph cannot be cut at a place, because a value there is no tensor of known shape."""
 
 
 class _Cut:
-    """A graph that is being cut. environment: as of `captured`."""
+    """A graph that is being cut into pieces. environment: values of its inputs, as `captured` returns them."""
 
     def __init__(self, program: ExportedProgram, environment: Environment, lower: Lower) -> None:
         self.values = AbstractState(program)
@@ -200,17 +203,17 @@ class _Cut:
 
     @cached_property
     def example(self) -> Environment:
-        """The value of every node."""
+        """The value of every node with the example's arguments."""
         environment = dict(self._given)
         run(_operators(self.program), environment)
         return environment
 
     def value(self, node: Node) -> Any:
-        """Of one node; the graph is run only where it is none of an argument."""
+        """The example's value of a node; the graph runs only if the node is no input."""
         return self._given[node] if node in self._given else self.example[node]
 
     def pieces(self) -> Iterator[Piece]:
-        """In order; of neighbours for PyTorch one is made."""
+        """The pieces in order, with neighbouring pieces for PyTorch merged."""
         for traced, group in groupby(self.cut(), key=lambda piece: piece.traced):
             pieces = list(group)
             if traced is not None:
@@ -220,14 +223,14 @@ class _Cut:
                 yield replace(pieces[0], nodes=tuple(n for piece in pieces for n in piece.nodes), why=tuple(why))
 
     def cut(self) -> Iterator[Piece]:
-        """In order, as they are found."""
+        """The pieces in order, each as soon as it is found."""
         todo: list[tuple[tuple[Node, ...], _Why]] = [(tuple(self._order()), _Why())]
         while todo:
             nodes, why = todo.pop()
             try:
                 yield self._piece(nodes, why.texts)
             except RefusedError as refused:
-                first, rest = _apart(nodes, refused.node)
+                first, rest = _divided(nodes, refused.node)
                 if first:
                     todo += [(rest, _Why((str(refused),), isinstance(refused.__cause__, LimitError))), (first, why)]
                 else:
@@ -239,8 +242,8 @@ class _Cut:
                 yield Piece(nodes, (), (), None, (str(error).removeprefix(NOTHING),))
 
     def _piece(self, nodes: tuple[Node, ...], why: tuple[str, ...]) -> Piece:
-        """One for the machine. Raises RefusedError with one of these nodes, UnsupportedError, TensorError or
-        ScheduleError."""
+        """Make a piece for the machine of these nodes. Raises RefusedError with one of these nodes, UnsupportedError,
+        TensorError or ScheduleError."""
         part = _Part(self, nodes)
         traced = None
         if rewrite(part.program):
@@ -263,37 +266,39 @@ class _Cut:
             raise RefusedError(at, f"{site(at)}: {limit}") from error
 
     def _at_fault(self, part: _Part, traced: Traced) -> tuple[Node, str] | None:
-        """Where to cut for the first layer that cannot be lowered alone, and why it cannot: at the operator that was
-        fused last, or at the first of an attention. None where no layer is at fault alone."""
+        """Find the first layer that cannot be lowered even alone. Returns where to cut (the operator fused last, or the
+        first of an attention) and the reason; None if every layer alone can be lowered."""
         for layer in traced.network.layers:
             try:
                 self.lower(_alone(traced.network, layer))
             except UnsupportedError as limit:
-                # A product that was inserted to lay out columns has no operator; what it lays out has.
+                # A product that was inserted to rearrange columns has no operator; its operand has one.
                 made = [traced.origins[y] for y in (layer.y, *_operands(layer)) if y in traced.origins]
                 at = part.original(made[0]) if made else None
                 return None if at is None else (at, str(limit).removeprefix(f"{layer.place}: "))
-            except ScheduleError:  # it speaks of layers that are not here
+            except ScheduleError:  # the schedule names layers of the other pieces
                 continue
         return None
 
     def _order(self) -> Iterator[Node]:
-        """The operators that depend on arguments; parts of a list right behind it, as only tensors can cross a cut."""
+        """The operators that depend on arguments, in order. The parts of a list follow it directly, because only
+        tensors can cross a cut."""
         for node in _operators(self.program):
             if not self.values.is_constant(node) and packet(node) not in CHECKS and not _is_part(node):
                 yield node
                 yield from filter(_is_part, node.users)
 
     def sorted(self, nodes: Iterable[Node]) -> tuple[Node, ...]:
-        """In the order of the graph."""
+        """Sort nodes into the order of the graph."""
         return tuple(sorted(nodes, key=self._place.__getitem__))
 
 
 class _Part:
-    """A graph of its own of some operators, with the constants that they need. copies: its node for each of theirs."""
+    """Some operators of a graph, with the constants that they need, as a separate graph. copies: by node of the whole
+    graph its copy."""
 
     NAME = "rsn_original"
-    """In a node's meta: the operator of the whole graph that it is a copy of, or was rewritten from."""
+    """Key in a node's meta: the name of the operator of the whole graph that it was copied or rewritten from."""
 
     def __init__(self, cut: _Cut, nodes: tuple[Node, ...]) -> None:
         self._cut = cut
@@ -327,12 +332,12 @@ class _Part:
         )
 
     def original(self, node: Node) -> Node | None:
-        """The operator that a node of this graph is a copy of, or was rewritten from; None where it is none of these
-        operators."""
+        """The operator of the whole graph that a node was copied or rewritten from; None if it was from none of this
+        part."""
         return self._originals.get(node.meta.get(self.NAME, ""))
 
     def traced(self) -> Traced:
-        """Raises as `interpret`."""
+        """Trace this part. Raises like `interpret`."""
         arguments = tuple(self.copies[node] for node in self.takes)
         interface = Interface(
             inspect.signature(lambda *values: values),
@@ -345,8 +350,8 @@ class _Part:
         return interpret(self.program, interface, environment)
 
 
-def _apart(nodes: tuple[Node, ...], at: Node) -> tuple[tuple[Node, ...], tuple[Node, ...]]:
-    """What does not depend on one of them, and it with what does."""
+def _divided(nodes: tuple[Node, ...], at: Node) -> tuple[tuple[Node, ...], tuple[Node, ...]]:
+    """Divide operators into those that do not depend on `at`, and `at` with those that do."""
     behind = {at}
     for node in nodes:
         if not behind.isdisjoint(node.all_input_nodes):
@@ -355,7 +360,7 @@ def _apart(nodes: tuple[Node, ...], at: Node) -> tuple[tuple[Node, ...], tuple[N
 
 
 def _alone(network: LayerGraph, layer: Layer) -> LayerGraph:
-    """A network with one layer, and with products around an attention, whose heads no network takes or gives."""
+    """A network of one layer. An attention gets products around it, because heads cannot be inputs or outputs."""
     if isinstance(layer, Gemm):
         columns = layer.weight.shape[1]
         inputs = {layer.x: len(layer.weight) or columns} | ({} if layer.residual is None else {layer.residual: columns})
@@ -367,7 +372,7 @@ def _alone(network: LayerGraph, layer: Layer) -> LayerGraph:
 
 
 def _operands(layer: Layer) -> tuple[str, ...]:
-    """The activations that it takes."""
+    """The activations that a layer reads."""
     if isinstance(layer, Attention):
         return (layer.q, layer.k, layer.v)
     return (layer.x,) if layer.residual is None else (layer.x, layer.residual)
@@ -378,23 +383,24 @@ def _zeros(x: str, y: str, k: int, n: int) -> Gemm:
 
 
 def _takes(cut: _Cut, nodes: tuple[Node, ...]) -> tuple[Node, ...]:
-    """What comes from outside."""
+    """The live-ins of a subgraph: values that its operators read but do not compute. Raises CutError for one that is no
+    tensor of known shape."""
     inner = set(nodes)
     found = {x for n in nodes for x in n.all_input_nodes if x not in inner and not cut.values.is_constant(x)}
     for x in found:
         if not isinstance(x.meta.get("val"), torch.Tensor) or not is_static(x):
-            raise CutError(f"{site(x)}: its result is no tensor of a known shape")
+            raise CutError(f"{site(x)}: its result is not a tensor of known shape")
     return cut.sorted(found)
 
 
 def _gives(nodes: tuple[Node, ...]) -> tuple[Node, ...]:
-    """What is wanted outside."""
+    """The live-outs of a subgraph: values that operators outside of it read."""
     inner = set(nodes)
     return tuple(node for node in nodes if not inner.issuperset(node.users))
 
 
 def _constants(cut: _Cut, nodes: tuple[Node, ...]) -> tuple[Node, ...]:
-    """What they need that depends on no argument."""
+    """The nodes behind a subgraph that depend on no argument."""
     found: set[Node] = set()
     stack = list(nodes)
     while stack:
@@ -405,5 +411,5 @@ def _constants(cut: _Cut, nodes: tuple[Node, ...]) -> tuple[Node, ...]:
 
 
 def _is_part(node: Node) -> bool:
-    """Whether it is one of the results of an operator that has several."""
+    """Whether a node selects one result of an operator that has several."""
     return node.target is operator.getitem

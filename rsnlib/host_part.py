@@ -1,7 +1,7 @@
-"""What PyTorch computes of a model: before the machine, and after it.
+"""The host part of a model: what PyTorch computes before and after the machine.
 
-It is the captured graph without what the machine runs, so that it needs neither the model nor the network: only
-operators of PyTorch, and what these use of the model's weights.
+It is the captured graph without the machine's operators. It needs neither the model nor the network, only operators of
+PyTorch and the weights that these use.
 """
 
 from __future__ import annotations
@@ -25,14 +25,13 @@ from .mask import prefix_lengths
 
 @dataclass(frozen=True, eq=False)
 class HostPart:
-    """The operators of the host, in order, before and after the machine. Calling the model is: prologue, machine,
-    epilogue.
+    """The host's operators before and after the machine. A call of the model is: prologue, machine, epilogue.
 
-    batch, seq, lengths: of the network, as in `LayerGraph`. columns: of each of its outputs, by activation name.
-    constants: what the operators use of the model's weights. sources: the host's tensor behind each input of the
-    network, and the view of the input that it shows. results: the tensors that show outputs of the network, likewise.
-    masks: the attention masks; all must hide the same keys, but that those in `causal` hide what is behind each row,
-    too.
+    batch, seq, lengths: of the network, as in `LayerGraph`. columns: of each output of the network, by activation name.
+    constants: weights that the operators use. before, after: operators in order. sources: by input of the network, the
+    host's tensor and the view of the input that it is. results: by node, the output of the network and the view of it
+    that the node is. masks: the attention masks; all must hide the same keys, and those in `causal` also hide the keys
+    behind each row.
     """
 
     batch: int
@@ -51,16 +50,16 @@ class HostPart:
 
     @property
     def rows(self) -> tuple[int, ...]:
-        """Of each sequence."""
+        """Number of rows of each sequence."""
         return self.lengths or (self.seq,) * self.batch
 
     def prologue(self, *args: Any, **kwargs: Any) -> tuple[dict[str, Array], npt.NDArray[np.int64] | None, Environment]:
-        """What runs before the machine, on the arguments of the module.
+        """Run the operators before the machine, on the module's arguments.
 
-        Returns the network's inputs by activation name, float32 (batch, seq, columns); how many keys take part in each
-        sequence, int64 (batch,), or None for a network without masks; and what the epilogue needs. Raises TensorError
-        where an argument differs from the example in structure, shape or type, or a mask is not a prefix, and
-        UnsupportedError where the host's part depends on rows beyond the lengths that the network is for.
+        Returns the network's inputs by activation name, float32 (batch, seq, columns); the number of valid keys of each
+        sequence, int64 (batch,), or None for a network without masks; and the values that the epilogue needs. Raises
+        TensorError for an argument that differs from the example in structure, shape or type, and for a mask that is
+        not a prefix; UnsupportedError if the host part depends on rows beyond the network's lengths.
         """
         arguments = self.interface.bind(args, kwargs)
         environment = self.constants | arguments
@@ -70,9 +69,9 @@ class HostPart:
             raise TensorError("the layers' attention masks hide different keys; the machine has one length a sequence")
         needed = {x for node in (*self.after, self.interface.result) for x in node.all_input_nodes}
         state = {node: value for node, value in environment.items() if node in needed}
-        for i, (given, most) in enumerate(zip(lengths[0] if lengths else (), self.rows, strict=False)):
-            if given > most:
-                raise TensorError(f"sequence {i} has {given} rows; compiled for at most {most} (lengths)")
+        for i, (given, limit) in enumerate(zip(lengths[0] if lengths else (), self.rows, strict=False)):
+            if given > limit:
+                raise TensorError(f"sequence {i} has {given} rows; compiled for at most {limit} (lengths)")
         if self.lengths and self.lengths not in self._checked and check_rows_beyond(self, arguments):
             self._checked.add(self.lengths)
         return self.inputs(environment), lengths[0] if lengths else None, state
@@ -83,10 +82,10 @@ class HostPart:
         return {name: _rows(environment[node], view).reshape(shape) for name, (node, view) in self.sources.items()}
 
     def epilogue(self, outputs: Mapping[str, Array], state: Environment) -> Any:
-        """What runs after the machine: the module's result, in the module's own structure.
+        """Run the operators after the machine. Returns the module's result, in its original structure.
 
-        outputs: by activation name, float32 (batch, seq, columns), the Output's scale and shift already applied. state
-        comes from the prologue of the same call. Raises TensorError for an output that is missing or misshapen.
+        outputs: by activation name, float32 (batch, seq, columns), with the Output's scale and shift applied. state:
+        from the prologue of the same call. Raises TensorError for an output that is missing or has another shape.
         """
         environment = dict(state)
         self.take(outputs, environment)
@@ -94,7 +93,7 @@ class HostPart:
         return self.interface.unbind(environment)
 
     def take(self, outputs: Mapping[str, Array], environment: Environment) -> None:
-        """Add the tensors that show outputs of the network. Raises as the epilogue."""
+        """Add to `environment` the tensors that are views of the network's outputs. Raises like `epilogue`."""
         for node, (name, view) in self.results.items():
             if name not in outputs:
                 raise TensorError(f"the network's output {name} is missing")
@@ -107,12 +106,12 @@ class HostPart:
 
 
 def _shown(flat: torch.Tensor, view: View) -> torch.Tensor:
-    """What `view` shows of an activation, one dimension for each of its atoms."""
+    """`view` of a flat activation, with one dimension for each atom of the view."""
     return flat.as_strided([size for size, _ in view.atoms], [stride for _, stride in view.atoms], view.offset)
 
 
 def _rows(tensor: torch.Tensor, view: View) -> Array:
-    """The activation, flat, of which `view` shows this tensor (or what it broadcasts to)."""
+    """The flat activation of which `tensor`, after broadcasting, is `view`: the inverse of `_shown`."""
     tensor = tensor.detach().broadcast_to(view.shape)
     flat = torch.empty(tensor.numel(), dtype=torch.float32)
     shown = _shown(flat, view)

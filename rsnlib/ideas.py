@@ -1,8 +1,8 @@
-"""What a refused operator is part of, in the field's words: rotary positions, grouped queries, a gated feed-forward.
+"""Name the construct that a refused operator is part of: rotary positions, grouped queries, a gated feed-forward.
 
-An operator says little of a model: that a multiplication is refused does not tell that it applies rotary positions. The
-ideas are recognised by the operators around it in the captured graph, whatever modules are called. Nothing is decided
-here: these are words for a message.
+"A multiplication is refused" does not tell a user that it applies rotary positions. The constructs ("ideas") are
+recognised by the operators around it in the captured graph, independent of module names. They only add words to error
+messages; nothing is decided here.
 """
 
 from __future__ import annotations
@@ -45,13 +45,13 @@ CACHE_WRITES = {aten.index_copy, aten.index_put, aten.slice_scatter, aten.scatte
 CHOICES = {aten.topk, aten.nonzero, aten.argmax, aten.sort, aten.argsort}
 PARTS = {aten.slice, aten.select, aten.narrow}
 WINDOW_RANK = 6
-"""Dimensions of a tensor that is cut into windows: two counts of windows and two sizes besides batch and columns."""
+"""Rank of a tensor that is cut into windows: two counts and two sizes of windows besides batch and columns."""
 
 
 @dataclass(frozen=True)
 class _Attention:
-    """The operands of an attention. scores: the product of queries and keys, and soft: its softmax, None where both are
-    one operator; value: None where the product with it was not found."""
+    """The operands of an attention. scores: the product of queries and keys. soft: the softmax. Both are None if the
+    attention is one operator. value: None if the product with the values was not found."""
 
     query: Node
     key: Node
@@ -61,7 +61,8 @@ class _Attention:
 
 
 def with_ideas(program: ExportedProgram, node: Node, place: str, message: str) -> str:
-    """The message of a refusal with its ideas behind `place`, the operator's, with which it begins."""
+    """Insert the names of the constructs that a refused operator is part of into its error message, after `place`
+    (operator and module path) if the message begins with it, else at the end."""
     found = ideas(program, node)
     if not found:
         return message
@@ -70,7 +71,7 @@ def with_ideas(program: ExportedProgram, node: Node, place: str, message: str) -
 
 
 def ideas(program: ExportedProgram, node: Node) -> list[str]:
-    """Those that a refused operator is part of, without those that the machine takes; none where none is recognised."""
+    """The names of the unsupported constructs that a refused operator is part of; empty if none is recognised."""
     if packet(node) in BY_OPERATOR:
         return [BY_OPERATOR[packet(node)]]
     if not all(map(is_static, (node, *node.all_input_nodes))):
@@ -83,18 +84,20 @@ def ideas(program: ExportedProgram, node: Node) -> list[str]:
 
 
 class _Graph:
-    """Searches in a captured graph, from an operator back to the projections that it depends on: the products of what
-    depends on arguments with constants."""
+    """Searches a captured graph, from an operator back to the projections that it depends on. A projection is a product
+    of an activation with a constant."""
 
     def __init__(self, program: ExportedProgram) -> None:
         self._nodes = program.graph.nodes
         self._constants = Constants(program)
 
     def is_projection(self, node: Node) -> bool:
+        """Whether a node is a product of an activation with a constant."""
         inputs = node.all_input_nodes
         return packet(node) in PRODUCTS and sum(x not in self._constants for x in inputs) == 1
 
     def is_product_of_activations(self, node: Node) -> bool:
+        """Whether a node is a product of two values that depend on arguments."""
         return packet(node) in PRODUCTS and len(self._operands(node)) == 2 and not self.is_projection(node)
 
     @staticmethod
@@ -104,7 +107,8 @@ class _Graph:
         return inputs[1:] if packet(node) in (aten.baddbmm, aten.addmm) else inputs[:2]
 
     def behind(self, node: Node, stop: Callable[[Node], bool] | None = None) -> Iterator[Node]:
-        """It and what it depends on, as far as projections and other products, which are the last; no constants."""
+        """The node and the nodes that it depends on, back to and including the nodes for which `stop` is true (default:
+        products); no constants."""
         stop = stop or (lambda x: packet(x) in PRODUCTS or packet(x) is aten.scaled_dot_product_attention)
         seen, stack = {node}, [node]
         while stack:
@@ -116,13 +120,13 @@ class _Graph:
                 stack += new
 
     def projections(self, node: Node) -> set[Node]:
-        """That it depends on, with no product between."""
+        """The projections that a node depends on, with no other product between."""
         return {x for x in self.behind(node) if self.is_projection(x)}
 
     # -- attention
 
     def attention(self, node: Node) -> _Attention | None:
-        """The attention that an operator is part of."""
+        """The attention that an operator is part of; None if it is part of none."""
         if packet(node) is aten.scaled_dot_product_attention:
             a = arguments(node)
             return _Attention(a["query"], a["key"], a["value"])
@@ -130,7 +134,7 @@ class _Graph:
         if soft is None:
             return None
         products = [x for x in self.behind(soft) if self.is_product_of_activations(x)]
-        # The scores are the product of two projections; of several the one that others are added to.
+        # The scores are the product of two projections; among several, the one that others are added to.
         scores = next((x for x in products if all(self.projections(y) for y in self._operands(x))), None)
         if scores is None:
             return None
@@ -140,7 +144,7 @@ class _Graph:
         return _Attention(query, key, values[0] if values else None, scores, soft)
 
     def _softmax_of(self, node: Node) -> Node | None:
-        """The softmax that it is, or that is next to it, with no other product between."""
+        """The node if it is a softmax, else the softmax before or after it with no other product between."""
         if _is_softmax(node):
             return node
         before = self.behind(node, lambda x: _is_softmax(x) or (x is not node and packet(x) in PRODUCTS))
@@ -148,6 +152,7 @@ class _Graph:
         return found or next((x for x in _ahead(node) if _is_softmax(x)), None)
 
     def of_attention(self, a: _Attention) -> Iterator[str]:
+        """The constructs of an attention."""
         behind_query, behind_key = list(self.behind(a.query)), list(self.behind(a.key))
         behind_value = [] if a.value is None else list(self.behind(a.value))
         if any(map(_rotates, behind_query)) or any(map(_rotates, behind_key)):
@@ -167,7 +172,7 @@ class _Graph:
             yield from self._of_scores(a, a.scores, a.soft)
 
     def _of_scores(self, a: _Attention, scores: Node, soft: Node) -> Iterator[str]:
-        """What is known only of an attention that is spelled out."""
+        """The constructs that only an attention of several operators shows."""
         own = self.projections(a.query) | self.projections(a.key)
         others = [x for x in self.behind(soft) if packet(x) in PRODUCTS and x is not scores]
         if any(not own.isdisjoint(y for z in x.all_input_nodes for y in self.behind(z)) for x in others):
@@ -179,7 +184,7 @@ class _Graph:
             yield WEIGHTS
 
     def _has_groups(self, a: _Attention, behind: list[Node]) -> bool:
-        """Whether several heads of queries share one of keys."""
+        """Whether several query heads share one key head."""
         heads = [shape_of(x)[1] for x in (a.query, a.key) if len(shape_of(x)) == 4]
         if len(heads) == 2 and heads[0] != heads[1]:
             return True
@@ -191,7 +196,7 @@ class _Graph:
         )
 
     def _is_cached(self, node: Node) -> bool:
-        """Whether it puts what was projected behind what was given, or into it."""
+        """Whether a node appends a projection to an argument, or writes it into one."""
         if packet(node) not in JOINS | CACHE_WRITES:
             return False
         parts = [x for x in node.all_input_nodes if x not in self._constants]
@@ -211,7 +216,7 @@ class _Graph:
     # -- other products
 
     def of_product(self, node: Node) -> Iterator[str]:
-        """A product with a constant weight, that depends on what the machine does not take."""
+        """The constructs in front of a product with a constant weight."""
         behind = [x for x in self.behind(node, lambda x: x is not node and packet(x) in PRODUCTS) if x is not node]
         if any(packet(x) is aten.mul and self._is_gate(x) for x in behind):
             yield GATED
@@ -219,14 +224,14 @@ class _Graph:
             yield EXPERTS
 
     def _is_gate(self, node: Node) -> bool:
-        """Whether it multiplies two products, or two parts of one."""
+        """Whether a node multiplies the results of two products, or two parts of one result."""
         if len(node.all_input_nodes) != 2 or any(x in self._constants for x in node.all_input_nodes):
             return False
         one, other = (self._leaves(x) for x in node.all_input_nodes)
         return bool(one) and bool(other) and one.isdisjoint(other)
 
     def _leaves(self, node: Node) -> set[Node]:
-        """Projections that it depends on, or parts of their columns."""
+        """The projections that a node depends on, or slices of their columns."""
 
         def is_leaf(x: Node) -> bool:
             return packet(x) in PRODUCTS or _is_part(x)
@@ -235,7 +240,7 @@ class _Graph:
         return {x for x in leaves if self.is_projection(x) or (_is_part(x) and self.projections(x))}
 
     def is_chosen(self, node: Node) -> bool:
-        """Whether values decide which rows it takes."""
+        """Whether data decides which rows a node reads."""
         return any(packet(x) in CHOICES for x in self.behind(node, lambda x: False))
 
 
@@ -252,14 +257,14 @@ def _is_attention(node: Node) -> bool:
 
 
 def _rotates(node: Node) -> bool:
-    """Whether it turns pairs of columns: with one half negated and put before the other, or as complex numbers."""
+    """Whether a node rotates pairs of columns: by a join with one half negated, or as complex numbers."""
     if packet(node) in JOINS:
         return any(packet(y) is aten.neg for x in node.all_input_nodes for y in (x, *x.all_input_nodes))
     return packet(node) is aten.view_as_complex
 
 
 def _ahead(node: Node) -> Iterator[Node]:
-    """What uses it, as far as products and results, which are the last."""
+    """The nodes that depend on a node, forward to and including products and the output."""
     seen, todo = {node}, [node]
     while todo:
         new = [x for x in todo.pop(0).users if x not in seen]

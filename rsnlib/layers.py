@@ -1,6 +1,6 @@
-"""The machine's part of a module before folding: each layer's result is PyTorch's own, LayerNorm affine and all.
+"""Layers of the machine before folding: the result of each layer equals PyTorch's, with the affine part of LayerNorm.
 
-Layers refer to each other as objects and are compared by identity. Fusing something into a product makes a new layer.
+Layers refer to each other as objects and are compared by identity. Fusing an operator into a product makes a new layer.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ Float64 = npt.NDArray[np.float64]
 
 @dataclass(frozen=True, eq=False)
 class Source:
-    """An activation the host provides. The host's tensor shows it through `view`."""
+    """An activation that the host provides. width: its columns. view: the host's tensor is this view of it."""
 
     name: str
     width: int
@@ -27,12 +27,13 @@ class Source:
 
     @property
     def operands(self) -> tuple[Layer, ...]:
+        """The layers whose results it reads: none."""
         return ()
 
 
 @dataclass(frozen=True, eq=False)
 class LayerNorm:
-    """LayerNorm over the N columns, or RMSNorm; scale and shift are (N,)."""
+    """LayerNorm over N columns, or RMSNorm if `rms`. scale, shift: (N,)."""
 
     eps: float
     scale: Float64
@@ -42,11 +43,10 @@ class LayerNorm:
 
 @dataclass(frozen=True, eq=False)
 class Linear:
-    """norm(gain * activation(factor * (x @ weight + bias) + residual)); weight (K, N), bias (N,); with a norm
-    gain is 1.
+    """norm(gain * activation(factor * (x @ weight + bias) + residual)); weight is (K, N), bias (N,).
 
-    `before` is the layer that something was fused into to make this one. Where both are wanted, what was fused last
-    becomes a `Pass`. fused_path: the module path of the activation or norm, "" where it is the product's own.
+    gain is 1 if there is a norm. before: the layer without the operator that was fused last; if its result is needed
+    too, that operator becomes a `Pass`. fused_path: module path of the activation or norm that was fused, else "".
     """
 
     path: str
@@ -63,22 +63,24 @@ class Linear:
 
     @property
     def width(self) -> int:
+        """Number of columns of its result."""
         return int(self.weight.shape[1])
 
     @property
     def is_open(self) -> bool:
-        """Whether something may still be added."""
+        """Whether a bias, a residual, a factor, an activation or a norm can still be fused."""
         return self.activation is None and self.norm is None
 
     @property
     def operands(self) -> tuple[Layer, ...]:
+        """The layers whose results it reads."""
         return (self.x,) if self.residual is None else (self.x, self.residual)
 
 
 @dataclass(frozen=True, eq=False)
 class Pass:
-    """norm(gain * activation(x)), where x is wanted for itself too: as in a pre-norm block, which normalises its
-    residual."""
+    """norm(gain * activation(x)) as a layer of its own, because x is needed too: e.g. a pre-norm block normalises its
+    residual and also adds it later."""
 
     path: str
     x: Layer
@@ -88,17 +90,22 @@ class Pass:
 
     @property
     def width(self) -> int:
+        """Number of columns of its result."""
         return self.x.width
 
     @property
     def operands(self) -> tuple[Layer, ...]:
+        """The layers whose results it reads."""
         return (self.x,)
 
 
 @dataclass(frozen=True, eq=False)
 class Attend:
-    """softmax(q @ k^T + bias) @ v per sequence and head, head h in columns h*head_dim ..; masked by the run-time
-    lengths, and causal where each row takes no key behind it. bias: (batch or 1, heads or 1, seq, seq)."""
+    """softmax(q @ k^T + bias) @ v for each sequence and head; head h starts at column h * head_dim.
+
+    masked: keys beyond the run-time lengths are masked out. causal: for each row, the keys behind it are masked out.
+    bias: (batch or 1, heads or 1, seq, seq).
+    """
 
     path: str
     q: Layer
@@ -112,10 +119,12 @@ class Attend:
 
     @property
     def width(self) -> int:
+        """Number of columns of its result."""
         return self.heads * self.head_dim
 
     @property
     def operands(self) -> tuple[Layer, ...]:
+        """The layers whose results it reads."""
         return (self.q, self.k, self.v)
 
 
@@ -123,7 +132,7 @@ Layer = Source | Linear | Pass | Attend
 
 
 def show_layers(outputs: Sequence[Layer]) -> str:
-    """In words, a line for each layer, operands first."""
+    """The layers behind `outputs` as text, a line for each, operands first."""
     numbers = {layer: f"%{i}" for i, layer in enumerate(ancestors(outputs))}
     lines = [f"{name} = {_words(layer, numbers)}" for layer, name in numbers.items()]
     return "\n".join([*lines, "-> " + ", ".join(numbers[layer] for layer in outputs)]) + "\n"
@@ -146,7 +155,7 @@ def _words(layer: Layer, numbers: Mapping[Layer, str]) -> str:
 
 
 def ancestors(layers: Sequence[Layer]) -> dict[Layer, None]:
-    """These layers and all they depend on, operands first: a set in a fixed order."""
+    """These layers and all layers that they depend on, operands first. The keys are an ordered set."""
     found: dict[Layer, None] = {}
     stack = list(reversed(layers))
     while stack:

@@ -1,4 +1,4 @@
-"""Attention masks as the machine knows them: how many keys, from the first, take part in each sequence."""
+"""Attention masks in the machine's form: the number of valid keys of each sequence, counted from the first."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ HIDDEN = -1e4
 
 
 def attended_keys(mask: torch.Tensor, batch: int, seq: int, causal: bool = False) -> npt.NDArray[np.bool_]:
-    """The keys that take part, (batch, seq), from a mask that broadcasts to (batch, heads, seq, seq).
+    """The valid keys, bool (batch, seq), of a mask that broadcasts to (batch, heads, seq, seq).
 
-    A bool mask is True at such a key, a float mask 0 there and at most -1e4 elsewhere. With `causal` it hides for each
-    row the keys behind it too, and what the last row sees takes part. Raises TensorError for other values, another
-    shape, and a mask that differs between heads or, but for that, between query rows.
+    A bool mask is True at valid keys; a float mask is 0 there and at most -1e4 elsewhere. causal: the mask also hides
+    the keys behind each row, and the last row shows the valid keys. Raises TensorError for other values or shapes, and
+    for a mask that differs between heads or, apart from causality, between query rows.
     """
     mask = _truth(mask, batch, seq)
     if causal:
@@ -33,8 +33,8 @@ def attended_keys(mask: torch.Tensor, batch: int, seq: int, causal: bool = False
 
 
 def is_causal(mask: torch.Tensor, batch: int, seq: int) -> bool:
-    """Whether an attention mask hides for each row the keys behind it, whatever else it hides. Raises TensorError for
-    what is no mask."""
+    """Whether an attention mask hides the keys behind each row, whatever else it hides. Raises TensorError for a tensor
+    that is not a mask."""
     mask = _truth(mask, batch, seq)
     return seq > 1 and mask.shape[2] == seq and _is_causal(mask, seq)
 
@@ -47,7 +47,7 @@ def _is_causal(mask: torch.Tensor, seq: int) -> bool:
 
 
 def _truth(mask: torch.Tensor, batch: int, seq: int) -> torch.Tensor:
-    """Whether a key takes part, four-dimensional, heads dropped."""
+    """The mask as bool of shape (batch or 1, 1, seq or 1, seq or 1), True at valid keys. Raises TensorError."""
     shape = (1,) * (4 - mask.ndim) + tuple(mask.shape)
     if len(shape) != 4 or shape[0] not in (1, batch) or shape[2] not in (1, seq) or shape[3] not in (1, seq):
         raise TensorError(f"an attention mask of {tuple(mask.shape)} does not fit {batch} sequences of {seq} rows")
@@ -68,9 +68,9 @@ def _truth(mask: torch.Tensor, batch: int, seq: int) -> torch.Tensor:
 
 
 def prefix_lengths(mask: torch.Tensor, batch: int, seq: int, causal: bool = False) -> npt.NDArray[np.int64]:
-    """How many keys take part in each sequence, (batch,), each 1 .. seq; for masks see attended_keys.
+    """The number of valid keys of each sequence, int64 (batch,), 1 to seq; for masks see `attended_keys`.
 
-    Raises TensorError, naming the sequence, where these keys are not the first ones or where there are none.
+    Raises TensorError, naming the sequence, if the valid keys are not the first ones or there are none.
     """
     keys = attended_keys(mask, batch, seq, causal)
     lengths: npt.NDArray[np.int64] = keys.sum(axis=1, dtype=np.int64)

@@ -1,6 +1,6 @@
-"""Modules by name, for the command line: the networks of the paper's tables, and a user's own from a Python file.
+"""Models by name, for the command line: the networks of the paper's tables, and a user's model from a file.
 
-The presets are plain modules with random weights of a trained model's scale, the same for the same seed.
+The presets are plain modules with random weights of the scale of a trained model; equal seeds give equal weights.
 """
 
 from __future__ import annotations
@@ -23,32 +23,34 @@ from ..base.errors import RsnError, require
 from .nn import Attention, Encoder, Linear
 
 Inputs = tuple[Any, ...] | dict[str, Any]
+"""Example inputs, by position or by name."""
 
 
 class SpecError(RsnError, ValueError):
-    """A model specification that names nothing."""
+    """A model specification does not name a model, or the user's file fails."""
 
     exit_code = 2
 
 
 class Mlp(nn.Module):
-    """Linear layers of these widths with ReLU between them."""
+    """A multi-layer perceptron: linear layers of the given widths with ReLU between them."""
 
     def __init__(self, *widths: int) -> None:
         super().__init__()
         self.layers = nn.ModuleList(Linear(k, n) for k, n in pairwise(widths))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """x: (..., first width). Returns (..., last width)."""
         for i, layer in enumerate(self.layers):
             x = layer(F.relu(x) if i else x)
         return x
 
 
 class Ncf(nn.Module):
-    """Neural collaborative filtering, as CHARM's benchmark counts it: a tower down to 16 columns and a prediction.
+    """Neural collaborative filtering as in CHARM's benchmark: a tower down to 16 columns, and a prediction layer.
 
-    The prediction's 32 columns join the tower's with 16 others. The benchmark counts it as a product of its own, so
-    they are an input here.
+    The prediction reads 32 columns: the tower's 16 and 16 others. The benchmark counts it as a separate product, so
+    these 32 columns are an input here.
     """
 
     def __init__(self) -> None:
@@ -57,11 +59,12 @@ class Ncf(nn.Module):
         self.predict = Linear(32, 1)
 
     def forward(self, x: torch.Tensor, joined: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """x: (rows, 4096). joined: (rows, 32). Returns the tower's result (rows, 16) and the prediction (rows, 1)."""
         return self.tower(x), self.predict(joined)
 
 
 class Vit(nn.Module):
-    """The products of CHARM's ViT benchmark, on (48, 64, 3024): four projections, attention, nothing between."""
+    """The products of CHARM's ViT benchmark: four linear layers and attention, without norms and activations."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -70,6 +73,7 @@ class Vit(nn.Module):
         self.up, self.down, self.head = Linear(1024, 4096), Linear(4096, 1024), Linear(1024, 3048)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """x: (batch, seq, 3024), in the benchmark (48, 64, 3024). Returns (batch, seq, 3048)."""
         head: torch.Tensor = self.head(self.down(self.up(self.attn(self.embed(x)))))
         return head
 
@@ -111,15 +115,15 @@ PRESETS: dict[str, Callable[..., tuple[nn.Module, Inputs]]] = {
 def preset(
     name: str, batch: int | None = None, seq: int | None = None, seed: int = 0, base: bool = False
 ) -> tuple[nn.Module, Inputs]:
-    """A network by name, or "gemm:MxKxN", with random weights, and random inputs for it.
+    """Build a preset by name, or "gemm:MxKxN", with random weights. Returns the module and random example inputs.
 
-    batch and seq default to 1 x 128 for the encoders, 48 x 64 for vit, and 3072 rows for mlp and ncf; a gemm has its
-    own M. `base` is for the base overlay, which knows neither masks nor the exact GELU: no mask, tanh GELU, eps 1e-6.
+    batch and seq default to 1 x 128 for the encoders, 48 x 64 for vit, and 3072 rows for mlp and ncf; for a gemm, M is
+    the number of rows. base: for the base overlay, which has no masks and no exact GELU: no mask, tanh GELU, eps 1e-6.
     Raises SpecError for an unknown name.
     """
     module: nn.Module
     inputs: Inputs
-    # Without memory first: PyTorch's own initialisation of 24 layers of BERT-Large would cost more than ours.
+    # On the meta device first: PyTorch's initialisation of 24 layers of BERT-Large would cost more than ours.
     with torch.device("meta"):
         gemm = re.fullmatch(r"gemm:([1-9]\d*)x([1-9]\d*)x([1-9]\d*)", name)
         if gemm:
@@ -130,12 +134,12 @@ def preset(
             module, inputs = PRESETS[name](batch, seq, base)
         else:
             known = ", ".join(sorted(PRESETS))
-            raise SpecError(f"no preset {name!r}; known are {known}, gemm:MxKxN, and FILE.py:CALLABLE")
+            raise SpecError(f"no preset {name!r}; known are {known}, gemm:MxKxN, FILE.py:CALLABLE and FILE.onnx")
     random = torch.Generator().manual_seed(seed)
     module = module.to_empty(device="cpu").eval()
     with torch.no_grad():
         for path, parameter in module.named_parameters():
-            # As BERT initialises, but with biases, scales and shifts that are not trivial.
+            # Like BERT's initialisation, but biases and shifts are not 0 and scales not 1.
             parameter.normal_(1.0 if path.endswith("norm.weight") else 0.0, 0.02, generator=random)
     if isinstance(inputs, dict):
         return module, {key: _example(x, random) for key, x in inputs.items()}
@@ -151,43 +155,44 @@ def _example(x: torch.Tensor, random: torch.Generator) -> torch.Tensor:
 def load_spec(
     spec: str, batch: int | None = None, seq: int | None = None, seed: int = 0, base: bool = False
 ) -> tuple[nn.Module, Inputs]:
-    """A module and example inputs from a preset's name, from FILE.py:CALLABLE or from FILE.onnx.
+    """Load a module and example inputs from the name of a preset, from FILE.py:CALLABLE or from FILE.onnx.
 
-    The callable is given those of batch, seq and seed that it has parameters for, and returns (module, example inputs),
-    or a module alone, whose inputs then follow from its forward: int64 `input_ids` and `attention_mask` (batch, seq),
-    and for one other parameter without default float32 (batch, seq, in_features of the module's first Linear). Raises
-    SpecError where nothing of that applies, and for what the file itself raises, with the line.
+    The callable gets those of batch, seq and seed that it has parameters for. It returns (module, example inputs), or
+    only a module; then the inputs follow from its forward: int64 `input_ids` and `attention_mask` (batch, seq), and for
+    one other parameter without default float32 (batch, seq, in_features of the first Linear). Raises SpecError for a
+    wrong specification, and for errors of the file itself, with its line.
     """
     if spec.endswith(".onnx"):
         return _onnx(spec, batch or 1, seq or 128)
     if spec.endswith(".py"):
-        raise SpecError(f"{spec}: which callable of it? {spec}:NAME")
+        raise SpecError(f"{spec}: name the callable that makes the model: {spec}:NAME")
     file, colon, attribute = spec.rpartition(":")
     if not colon or not file.endswith(".py"):
         return preset(spec, batch, seq, seed, base)
     builder = _attribute(Path(file), attribute)
     torch.manual_seed(seed)
     given = {"batch": batch or 1, "seq": seq or 128, "seed": seed}
-    wanted = inspect.signature(builder).parameters
-    with _of_the_user(Path(file)):
-        made = builder(**{key: value for key, value in given.items() if key in wanted})
+    parameters = inspect.signature(builder).parameters
+    with _user_errors(Path(file)):
+        made = builder(**{key: value for key, value in given.items() if key in parameters})
     module: Any
     module, inputs = made if isinstance(made, tuple) and len(made) == 2 else (made, None)
     if not isinstance(module, nn.Module):
         raise SpecError(
-            f"{spec} must return a torch.nn.Module, or that and example inputs, not {type(module).__name__}"
+            f"{spec} must return a torch.nn.Module, or (module, example inputs), not {type(module).__name__}"
         )
-    module = module.eval()  # nobody trains at a command line
+    module = module.eval()  # the command line never trains
     if inputs is None:
         return module, _guessed_inputs(spec, module, given["batch"], given["seq"])
     for name, asked in (("batch", batch), ("seq", seq)):
-        if asked is not None and name not in wanted:
-            raise SpecError(f"--{name} {asked}: {spec} brings its own inputs, and has no parameter {name}")
+        if asked is not None and name not in parameters:
+            raise SpecError(f"--{name} {asked}: {spec} returns its own inputs and has no parameter {name}")
     return module, inputs
 
 
 def _onnx(path: str, batch: int, seq: int) -> tuple[nn.Module, Inputs]:
-    """Sizes that the model leaves open are batch and seq, in this order; integers are 1, as in a mask."""
+    """Load an ONNX model. Sizes that the model leaves open become batch and seq, in this order; integers are 1, as in a
+    mask."""
     require("onnx", f"{path}: a model from ONNX", "pip install onnx")
     from .onnx_module import load_onnx
 
@@ -196,8 +201,8 @@ def _onnx(path: str, batch: int, seq: int) -> tuple[nn.Module, Inputs]:
 
 
 @contextmanager
-def _of_the_user(file: Path) -> Iterator[None]:
-    """What a file of the user's raises, as an error with its own last line; the rest of the trace is ours."""
+def _user_errors(file: Path) -> Iterator[None]:
+    """Context that turns an exception of the user's file into a SpecError with the innermost line of that file."""
     try:
         yield
     except SyntaxError as e:
@@ -215,7 +220,7 @@ def _attribute(file: Path, name: str) -> Callable[..., Any]:
     assert found is not None
     assert found.loader is not None
     source = importlib.util.module_from_spec(found)
-    with _of_the_user(file):
+    with _user_errors(file):
         found.loader.exec_module(source)
     builder: Callable[..., Any] | None = getattr(source, name, None)
     if not callable(builder):
@@ -236,5 +241,5 @@ def _guessed_inputs(spec: str, module: nn.Module, batch: int, seq: int) -> dict[
     if len(needed) == 1 and first is not None:
         inputs[needed[0]] = torch.randn(batch, seq, first.in_features)
     elif needed or not inputs:
-        raise SpecError(f"{spec} returns a module whose inputs do not follow from it; return (module, example inputs)")
+        raise SpecError(f"{spec}: example inputs cannot be derived from its module; return (module, example inputs)")
     return inputs

@@ -1,12 +1,12 @@
-"""RSNlib (paper section 4.5, Fig. 13): the machine's operators as PyTorch modules, for models that are written for it.
+"""RSNlib (paper section 4.5, Fig. 13): the machine's operators as PyTorch modules, for models written for the machine.
 
     model = rsn.nn.Encoder(layers=2, hidden=768, heads=12, inner=3072)
-    rsn.nn.validate(model, "xnn", seq=512)  # takes neither weights nor inputs
+    rsn.nn.validate(model, "xnn", seq=512)  # needs neither weights nor inputs
     compiled = rsn.compile(model.eval(), (hidden_states, attention_mask))
 
-Each is plain PyTorch, to train or to run anywhere. `rsn.compile` looks at the operators of PyTorch that they call, not
-at their classes, so that they mix with any other module. The machine fuses what is no matrix product into the product
-before it (section 4.3): an activation or a norm goes behind a `Linear`.
+Each module is plain PyTorch, to train or to run anywhere. `rsn.compile` reads the PyTorch operators that they call, not
+their classes, so that they can be mixed with any other module. The machine fuses other operators into the matrix
+product before them (section 4.3): put an activation or a norm behind a `Linear`.
 """
 
 from __future__ import annotations
@@ -39,23 +39,23 @@ __all__ = [
 
 
 class OperatorError(RsnError, ValueError):
-    """An operator's argument that makes sense nowhere, whatever the machine."""
+    """An argument of an operator is wrong on any machine."""
 
 
-def _check_sizes(of: nn.Module, **sizes: int) -> None:
+def _check_sizes(module: nn.Module, **sizes: int) -> None:
     for name, size in sizes.items():
         if size < 1:
-            raise OperatorError(f"{type(of).__name__}: {name}={size}; it is at least 1")
+            raise OperatorError(f"{type(module).__name__}: {name}={size}; must be at least 1")
 
 
-def _check_choice(of: nn.Module, name: str, given: str, choices: Iterable[str]) -> None:
+def _check_choice(module: nn.Module, name: str, given: str, choices: Iterable[str]) -> None:
     known = list(choices)
     if given not in known:
-        raise OperatorError(f"{type(of).__name__}: no {name} {given!r}; there are {', '.join(known)}")
+        raise OperatorError(f"{type(module).__name__}: no {name} {given!r}; there are {', '.join(known)}")
 
 
 class Linear(nn.Linear):
-    """x @ weight^T + bias, (..., in_features) to (..., out_features)."""
+    """A matrix product: x @ weight^T + bias, (..., in_features) to (..., out_features)."""
 
     def __init__(self, in_features: int, out_features: int, bias: bool = True) -> None:
         _check_sizes(self, in_features=in_features, out_features=out_features)
@@ -65,7 +65,7 @@ class Linear(nn.Linear):
 class _Kind(NamedTuple):
     function: Callable[[torch.Tensor], torch.Tensor]
     machine: segment.Activation
-    """What it is on the machine, its argument scaled."""
+    """The activation of the machine that computes it; argument and result may be scaled."""
 
 
 _KINDS = {
@@ -78,8 +78,11 @@ _KINDS = {
 
 
 class Activation(nn.Module):
-    """A function of each element: "gelu" (with erf), "gelu_tanh", "quick_gelu" (x * sigmoid(1.702 x), on the machine a
-    SiLU), "relu" or "silu". The machine applies it to the result of a product."""
+    """An activation function of each element. The machine applies it to the result of a product.
+
+    kind: "gelu" (with erf), "gelu_tanh", "quick_gelu" (x * sigmoid(1.702 x); on the machine a scaled SiLU), "relu" or
+    "silu". Raises `OperatorError` for any other.
+    """
 
     def __init__(self, kind: str = "gelu") -> None:
         super().__init__()
@@ -87,22 +90,25 @@ class Activation(nn.Module):
         self.kind = kind
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Any shape; the result has the same."""
         return _KINDS[self.kind].function(x)
 
     def extra_repr(self) -> str:
+        """The kind, for PyTorch's print of a module."""
         return self.kind
 
 
 class Attention(nn.Module):
-    """Self-attention between projections of its own: softmax(query @ key^T / sqrt(head_dim)) @ value in each of `heads`
-    heads, on (batch, seq, hidden). causal: no row takes a key behind it. head_dim: hidden / heads where None."""
+    """Self-attention with its projections, on (batch, seq, hidden): softmax(query @ key^T / sqrt(head_dim)) @ value in
+    each of `heads` heads. head_dim: columns of a head; None means hidden / heads. causal: mask out the keys behind each
+    row. Raises `OperatorError`."""
 
     def __init__(self, hidden: int, heads: int, head_dim: int | None = None, causal: bool = False) -> None:
         super().__init__()
         _check_sizes(self, hidden=hidden, heads=heads)
         if head_dim is None and hidden % heads:
             raise OperatorError(
-                f"Attention: {hidden} columns are no whole number for each of {heads} heads; choose other heads, or "
+                f"Attention: hidden={hidden} is not divisible by heads={heads}; choose another number of heads, or "
                 "give head_dim"
             )
         self.heads, self.causal = heads, causal
@@ -113,8 +119,8 @@ class Attention(nn.Module):
         self.out = Linear(columns, hidden)
 
     def forward(self, x: torch.Tensor, mask: torch.Tensor | None = None) -> torch.Tensor:
-        """mask: (batch, seq), 1 or True at the keys that take part; or of four dimensions, the whole mask as
-        F.scaled_dot_product_attention takes it. The machine pads on the right: such keys are the first ones."""
+        """x: (batch, seq, hidden). mask: (batch, seq), 1 or True at valid keys; or of four dimensions, a whole mask as
+        for F.scaled_dot_product_attention. Sequences must be padded on the right: valid keys come first."""
         split = (self.heads, self.head_dim)
         q, k, v = (f(x).unflatten(-1, split).transpose(1, 2) for f in (self.query, self.key, self.value))
         seen = None if mask is None else _seen(mask, self.causal)
@@ -122,11 +128,12 @@ class Attention(nn.Module):
         return self.out(context.transpose(1, 2).flatten(2))
 
     def extra_repr(self) -> str:
+        """The settings, for PyTorch's print of a module."""
         return f"heads={self.heads}, head_dim={self.head_dim}, causal={self.causal}"
 
 
 def _seen(mask: torch.Tensor, causal: bool) -> torch.Tensor:
-    """The keys that each row takes, to broadcast to (batch, heads, seq, seq), from those that take part."""
+    """The attention mask, which broadcasts to (batch, heads, seq, seq), from a mask of valid keys."""
     if mask.ndim == 4:
         return mask
     keys = mask.bool()[:, None, None, :]
@@ -135,18 +142,19 @@ def _seen(mask: torch.Tensor, causal: bool) -> torch.Tensor:
 
 
 class ResidualNorm(nn.LayerNorm):
-    """LayerNorm(x + residual), or of x alone, over the last dimension of `hidden` columns."""
+    """LayerNorm of x + residual, or of x, over the last dimension of `hidden` columns."""
 
     def __init__(self, hidden: int, eps: float = 1e-12) -> None:
         _check_sizes(self, hidden=hidden)
         super().__init__(hidden, eps)
 
     def forward(self, x: torch.Tensor, residual: torch.Tensor | None = None) -> torch.Tensor:
+        """x, residual: (..., hidden)."""
         return super().forward(x if residual is None else x + residual)
 
 
 class FeedForward(nn.Module):
-    """down(activation(up(x))): `hidden` columns, `inner` between."""
+    """down(activation(up(x))): from `hidden` to `inner` columns and back."""
 
     def __init__(self, hidden: int, inner: int, activation: str = "gelu") -> None:
         super().__init__()
@@ -156,15 +164,20 @@ class FeedForward(nn.Module):
         self.down = Linear(inner, hidden)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """x: (..., hidden)."""
         return self.down(self.activation(self.up(x)))
 
 
 Order = Literal["post", "pre"]
+"""Where an encoder layer normalises."""
 
 
 class EncoderLayer(nn.Module):
-    """Attention and feed-forward, each added to what it got. norm: "post" normalises the sums, as BERT; "pre" what
-    attention and feed-forward get, as GPT-2 and ViT. With causal a decoder's layer."""
+    """A transformer layer: attention and feed-forward, each with a residual connection.
+
+    norm: "post" normalises the sums, as BERT does; "pre" normalises the inputs of attention and feed-forward, as GPT-2
+    and ViT do. causal: a decoder layer, in which each row sees no key behind it.
+    """
 
     def __init__(
         self,
@@ -185,7 +198,7 @@ class EncoderLayer(nn.Module):
         self.ffn_norm = ResidualNorm(hidden, eps)
 
     def forward(self, x: torch.Tensor, mask: torch.Tensor | None = None) -> torch.Tensor:
-        """(batch, seq, hidden); for the mask see `Attention`."""
+        """x: (batch, seq, hidden). mask: see `Attention`."""
         if self.norm == "post":
             x = self.attn_norm(self.attn(x, mask), x)
             return self.ffn_norm(self.ffn(x), x)
@@ -193,11 +206,12 @@ class EncoderLayer(nn.Module):
         return x + self.ffn(self.ffn_norm(x))
 
     def extra_repr(self) -> str:
+        """The settings, for PyTorch's print of a module."""
         return f"norm={self.norm}"
 
 
 class Encoder(nn.Module):
-    """A stack of encoder layers; with norm="pre" a norm at its end, which the last sum still lacks."""
+    """A stack of encoder layers. With norm="pre" a norm follows the last layer, because its sum is not normalised."""
 
     def __init__(
         self,
@@ -219,8 +233,8 @@ class Encoder(nn.Module):
         self.norm = ResidualNorm(hidden, eps) if norm == "pre" else None
 
     def forward(self, hidden_states: torch.Tensor, attention_mask: torch.Tensor | None = None) -> torch.Tensor:
-        """(batch, seq, hidden); for the mask see `Attention`."""
-        # Once for all layers: the host works out every mask before the machine starts.
+        """x: (batch, seq, hidden). mask: see `Attention`."""
+        # Once for all layers, because the host computes every mask before the machine starts.
         mask = None if attention_mask is None else _seen(attention_mask, self.causal)
         for layer in self.layers:
             hidden_states = layer(hidden_states, mask)
@@ -228,12 +242,12 @@ class Encoder(nn.Module):
 
 
 def validate(model: nn.Module, overlay: str = "xnn", *, seq: int = 512, masked: bool = False) -> None:
-    """Raise `UnsupportedError` with a line for each operator in `model` that an overlay cannot run: its module path,
-    what is wrong, what would be supported.
+    """Check that an overlay can run the operators of rsn.nn in a model, without weights and inputs.
 
-    seq: rows of a sequence; masked: whether there will be an attention mask. Only the operators of this module are
-    looked at, one by one, each lowered as `rsn.compile` would lower it: what stands between them, and the size of the
-    program, `rsn.compile` alone can judge. Also raised where there are none; `ProgramError` for an unknown overlay.
+    seq: rows of a sequence. masked: calls will have an attention mask. Each operator is lowered alone; only
+    `rsn.compile` can check the operators between them and the size of the program. Raises `UnsupportedError` with a
+    line for each operator that cannot run (module path, reason, limit), or if the model has no operator of rsn.nn;
+    `ProgramError` for an unknown overlay.
     """
     target, schedule = find(overlay), Schedule()
     faults, seen = [], 0
@@ -249,18 +263,18 @@ def validate(model: nn.Module, overlay: str = "xnn", *, seq: int = 512, masked: 
             faults.append(str(error))
     if not seen:
         raise UnsupportedError(
-            f"{type(model).__name__} has no operator of rsn.nn; of other modules rsn.compile says what is not supported"
+            f"{type(model).__name__} has no operator of rsn.nn to check; for other modules use rsn.compile"
         )
     if faults:
         raise UnsupportedError("\n  ".join((f"overlay {overlay} cannot run this model:", *faults)))
 
 
 WIDTH = 128
-"""Columns around an operator that does not care."""
+"""Number of columns of the test network, if the operator does not determine it."""
 
 
 def _network(path: str, module: nn.Module, seq: int, masked: bool) -> segment.LayerGraph | None:
-    """An operator as the only one of a network; None for what is none, or consists of others."""
+    """A network with one operator of rsn.nn; None for other modules and for modules composed of operators."""
     width = WIDTH
     layers: list[segment.Layer]
     match module:
@@ -292,6 +306,6 @@ def _gemm(
     norm: segment.Norm | None = None,
     x: str = "x",
 ) -> segment.Gemm:
-    """A product, (k, n), whose weights take no memory."""
+    """A product (K, N) whose weights take no memory."""
     zeros = np.broadcast_to(np.float32(0), (k, n))
     return segment.Gemm(path, x, y, zeros, zeros[0], activation, norm=norm)

@@ -1,7 +1,8 @@
-"""An ONNX model as a PyTorch module, so that it enters through the same graph as any other.
+"""An ONNX model as a PyTorch module, so that it is captured like any other model.
 
-Nodes are run one after another with PyTorch's operators. What depends on shapes alone (`Shape`, and what is reckoned
-from it) is numpy, done by ONNX's own reference implementation while the module is captured: nothing of it is left then.
+Nodes run one after another with PyTorch's operators. Values that depend on shapes only (`Shape`, and what follows from
+it) are numpy arrays, computed by ONNX's reference implementation during capture; the captured graph has them as
+constants.
 """
 
 from __future__ import annotations
@@ -23,27 +24,28 @@ from torch import nn
 from ..base.errors import UnsupportedError
 
 OLDEST = 17
-"""Opset from which on models are taken: the first with LayerNormalization."""
+"""The oldest supported opset: the first with LayerNormalization."""
 
 Attributes = dict[str, Any]
+"""A node's attributes by name."""
 
 
 class _IsNan:
-    """What `IsNaN` says of a tensor. Exporters guard a softmax with it against rows without a key."""
+    """The result of `IsNaN`. Exporters use it to guard a softmax against rows without a key."""
 
     def __init__(self, of: Any) -> None:
         self.of = of
 
 
 def load_onnx(path: str | os.PathLike[str]) -> OnnxModule:
-    """The model in a file, with tensors that it keeps beside itself. Raises `UnsupportedError` naming file and node."""
+    """Load an ONNX model from a file, with its external tensors. Raises `UnsupportedError` naming file and node."""
     if not Path(path).is_file():
         raise UnsupportedError(f"{path}: no such file")
     try:
         model = onnx.load(path)
         onnx.checker.check_model(model)
-    except Exception as e:  # onnx reads with protobuf, whose errors have no public name here
-        raise UnsupportedError(f"{path}: no ONNX model: {str(e).splitlines()[0] if str(e) else e!r}") from None
+    except Exception as e:  # onnx reads with protobuf, whose error types are not public
+        raise UnsupportedError(f"{path}: not an ONNX model: {str(e).splitlines()[0] if str(e) else e!r}") from None
     try:
         module = OnnxModule(model)
     except UnsupportedError as e:
@@ -53,14 +55,15 @@ def load_onnx(path: str | os.PathLike[str]) -> OnnxModule:
 
 
 class OnnxModule(nn.Module):
-    """A model's graph. Called with its inputs in their order, or by name; returns its output, or all as a tuple."""
+    """An ONNX model as a module. Call it with its inputs in order or by name; it returns its output, or a tuple of all.
+    Raises `UnsupportedError` for an older opset or an unknown operator."""
 
     def __init__(self, model: onnx.ModelProto) -> None:
         super().__init__()
         opset = next((x.version for x in model.opset_import if x.domain in ("", "ai.onnx")), 0)
         if opset < OLDEST:
             raise UnsupportedError(
-                f"opset {opset}; models are taken from opset {OLDEST} on: convert it, or export anew"
+                f"opset {opset} is too old; opsets from {OLDEST} on are supported: convert or export again"
             )
         graph = model.graph
         self._opset = model.opset_import
@@ -76,10 +79,10 @@ class OnnxModule(nn.Module):
             if node.domain not in ("", "ai.onnx") or (
                 node.op_type not in OPERATORS and node.op_type not in NUMPY_ALONE
             ):
-                raise UnsupportedError(f"{_site(node)}: an operator that is not known")
+                raise UnsupportedError(f"{_site(node)}: this operator is not supported")
 
     def _keep(self, name: str, array: np.ndarray) -> None:
-        """Numbers become buffers, integers stay numpy: they are indices and shapes."""
+        """Keep an initializer: floats as a buffer, integers as numpy, because they are indices and shapes."""
         if array.dtype.kind == "f":
             self._names[name] = f"tensor{len(self._names)}"
             self.register_buffer(self._names[name], torch.from_numpy(np.array(array)))
@@ -87,8 +90,8 @@ class OnnxModule(nn.Module):
             self._constants[name] = array
 
     def example(self, batch: int, seq: int) -> dict[str, torch.Tensor]:
-        """Inputs of the model's types: what it leaves open of a shape is batch, then seq; integers are 1, as in a mask,
-        numbers random."""
+        """Example inputs by name, of the model's types. Open sizes of a shape become batch, then seq, then 1. Integers
+        are 1, as in a mask; floats are random."""
         out = {}
         for x in self._given:
             kind = x.type.tensor_type
@@ -100,11 +103,11 @@ class OnnxModule(nn.Module):
         return out
 
     def forward(self, *args: torch.Tensor, **kwargs: torch.Tensor) -> Any:
-        """Run the nodes."""
+        """Run the nodes in order. Raises `TypeError` for missing or unknown inputs."""
         given = dict(zip(self.inputs, args, strict=False)) | kwargs
         missing = [name for name in self.inputs if name not in given]
         if missing or len(given) != len(args) + len(kwargs) or len(given) != len(self.inputs):
-            raise TypeError(f"this model takes {', '.join(self.inputs)}")
+            raise TypeError(f"this model takes exactly {', '.join(self.inputs)}")
         known: dict[str, Any] = {"": None, **self._constants, **given}
         known |= {name: getattr(self, buffer) for name, buffer in self._names.items()}
         for node, attributes in self._nodes:
@@ -115,20 +118,20 @@ class OnnxModule(nn.Module):
 
     def _run(self, node: onnx.NodeProto, attributes: Attributes, values: list[Any]) -> Sequence[Any]:
         if not any(isinstance(v, torch.Tensor | _IsNan) for v in values) or node.op_type in NUMPY_ALONE:
-            return self._reckoned(node, values)
+            return self._on_numpy(node, values)
         try:
             result = OPERATORS[node.op_type](attributes, *values)
         except UnsupportedError as e:
             raise UnsupportedError(f"{_site(node)}: {e}") from None
         return result if isinstance(result, tuple) else (result,)
 
-    def _reckoned(self, node: onnx.NodeProto, values: list[Any]) -> list[np.ndarray]:
-        """By ONNX's reference implementation."""
+    def _on_numpy(self, node: onnx.NodeProto, values: list[Any]) -> list[np.ndarray]:
+        """Run a node on numpy arrays with ONNX's reference implementation."""
         if node.op_type == "Shape":
             (x,) = values
             start, end = (_attributes(node).get(k, d) for k, d in (("start", 0), ("end", None)))
             return [np.array(x.shape[start:end], np.int64)]
-        if node.op_type == "GatherElements":  # the reference takes only some shapes
+        if node.op_type == "GatherElements":  # the reference implementation supports only some shapes
             return [np.take_along_axis(values[0], values[1], _attributes(node).get("axis", 0))]
         feeds = {name: np.asarray(v) for name, v in zip(node.input, values, strict=True) if name}
         kinds = {name: helper.np_dtype_to_tensor_dtype(a.dtype) for name, a in feeds.items()}
@@ -152,7 +155,7 @@ def _tensor(x: Any) -> Any:
 
 
 def _ints(x: Any) -> list[int]:
-    """A shape or axes. Raises `UnsupportedError` where they depend on data."""
+    """A shape or axes as Python integers. Raises `UnsupportedError` if they depend on data."""
     if isinstance(x, torch.Tensor):
         raise UnsupportedError("its shape depends on data")
     return [int(n) for n in np.atleast_1d(x)]
@@ -163,15 +166,16 @@ def _binary(function: Callable[[Any, Any], Any]) -> Callable[..., Any]:
 
 
 def _number(x: Any) -> Any:
-    """Constants of one element as numbers: PyTorch knows better what to do with those."""
+    """Convert a constant of one element to a Python number, which PyTorch promotes without changing the result's
+    dtype."""
     if isinstance(x, np.ndarray):
         return x.item() if x.size == 1 else _tensor(x)
     return x
 
 
 def _reshape(a: Attributes, x: torch.Tensor, shape: Any) -> torch.Tensor:
-    wanted = _ints(shape)
-    return x.reshape([x.shape[i] if n == 0 and not a.get("allowzero") else n for i, n in enumerate(wanted)])
+    sizes = _ints(shape)
+    return x.reshape([x.shape[i] if n == 0 and not a.get("allowzero") else n for i, n in enumerate(sizes)])
 
 
 def _gemm(a: Attributes, x: torch.Tensor, w: torch.Tensor, c: Any = None) -> torch.Tensor:
@@ -186,7 +190,7 @@ def _slice(a: Attributes, x: torch.Tensor, starts: Any, ends: Any, axes: Any = N
     where = range(len(begin)) if axes is None else _ints(axes)
     for s, e, axis, step in zip(begin, end, where, [1] * len(begin) if steps is None else _ints(steps), strict=True):
         if step < 0:
-            raise UnsupportedError("a negative step")
+            raise UnsupportedError("a negative step is not supported")
         index = [slice(None)] * x.ndim
         index[axis] = slice(s, min(e, x.shape[axis]), step)
         x = x[tuple(index)]
@@ -198,9 +202,9 @@ def _squeeze(a: Attributes, x: torch.Tensor, axes: Any = None) -> torch.Tensor:
 
 
 def _unsqueeze(a: Attributes, x: torch.Tensor, axes: Any) -> torch.Tensor:
-    wanted = _ints(axes)
-    rank = x.ndim + len(wanted)
-    for axis in sorted(n % rank for n in wanted):
+    new_axes = _ints(axes)
+    rank = x.ndim + len(new_axes)
+    for axis in sorted(n % rank for n in new_axes):
         x = x.unsqueeze(axis)
     return x
 
@@ -227,7 +231,7 @@ def _where(a: Attributes, condition: Any, x: Any, y: Any) -> Any:
     if isinstance(condition, _IsNan):
         if condition.of is y:
             return y
-        raise UnsupportedError("IsNaN for anything but to replace what it finds")
+        raise UnsupportedError("IsNaN is supported only to replace the NaN of the same tensor")
     return torch.where(_tensor(condition), _number(x), _number(y))
 
 
@@ -248,22 +252,22 @@ def _softmax(a: Attributes, x: torch.Tensor) -> torch.Tensor:
 
 def _layer_norm(a: Attributes, x: torch.Tensor, scale: torch.Tensor, bias: Any = None) -> torch.Tensor:
     if a.get("axis", -1) not in (-1, x.ndim - 1):
-        raise UnsupportedError("a norm over more than the last axis")
+        raise UnsupportedError("a norm is supported over the last axis only")
     return F.layer_norm(x, x.shape[-1:], scale, bias, a.get("epsilon", 1e-5))
 
 
 def _conv(a: Attributes, x: torch.Tensor, w: torch.Tensor, bias: Any = None) -> torch.Tensor:
     pads, rank = a.get("pads", [0] * 2 * (w.ndim - 2)), w.ndim - 2
     if pads[:rank] != pads[rank:] or a.get("auto_pad", "NOTSET") != "NOTSET":
-        raise UnsupportedError("padding that is not the same on both sides")
+        raise UnsupportedError("padding must be the same on both sides")
     more = a.get("strides", [1] * rank), pads[:rank], a.get("dilations", [1] * rank), a.get("group", 1)
     convolve = {1: F.conv1d, 2: F.conv2d}.get(rank)
     if convolve is None:
-        raise UnsupportedError(f"a convolution over {rank} axes")
+        raise UnsupportedError(f"a convolution over {rank} axes is not supported; 1 and 2 are")
     return convolve(x, w, bias, *more)
 
 
-# Computed from shapes and constants alone.
+# Operators that are always computed on numpy, from shapes and constants.
 NUMPY_ALONE = {"Shape", "Constant", "ConstantOfShape", "Range", "Size"}
 
 OPERATORS: dict[str, Callable[..., Any]] = {
@@ -318,4 +322,4 @@ OPERATORS: dict[str, Callable[..., Any]] = {
     "Dropout": lambda a, x, *more: x,
     "Clip": lambda a, x, low=None, high=None: x.clamp(_number(low), _number(high)),
 }
-"""ONNX operators on tensors. A table: what is not here is refused when the model is read."""
+"""The supported ONNX operators on tensors; models with any other are refused when they are loaded."""

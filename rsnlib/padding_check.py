@@ -1,7 +1,7 @@
-"""Whether a module's result depends on what its arguments are filled up with, and which axes of it follow theirs.
+"""Check that a module's results do not depend on the padding of its arguments, and find how results must be cut.
 
-The captured graph decides (`rsnlib.padding`). A second line, should a rule there be wrong: PyTorch computes examples as
-they are and filled up.
+The analysis of the captured graph decides (`rsnlib.padding`). As a second check, in case a rule there is wrong, PyTorch
+computes examples with and without padding.
 """
 
 from __future__ import annotations
@@ -27,17 +27,17 @@ if TYPE_CHECKING:
 
 
 class Filling:
-    """How results for filled-up arguments are cut. It holds for all sizes once each program's graph has been checked.
+    """The padding check of a module with dynamic dimensions, and how its results are cut, in `padding`.
 
-    Raises `UnsupportedError` for a module whose result depends on what is filled in or cannot be cut, `TensorError`
-    where it cannot be called with other sizes.
+    The result holds for all sizes once the graph of each program was checked. Raises `UnsupportedError` for a module
+    whose results depend on padding or cannot be cut, `TensorError` if it cannot be called with other sizes.
     """
 
     def __init__(self, model: nn.Module, arguments: Arguments) -> None:
         self._model, self._of = model, arguments
         self._captured: dict[Sizes, Graph] = {}
         self.padding = CallPadding(arguments, [name for name, x in arguments.example.items() if _is_mask(x)])
-        """What was found out."""
+        """The result of the check: how results are cut, for each size of a program."""
         probe = _Probe(model, arguments)
         probe.call_with_other_sizes()
         usual = tuple(dim.sizes[0] if dim.exact else dim.sizes[-1] for dim in arguments.dims)
@@ -45,25 +45,27 @@ class Filling:
             self.check(usual, self._graph(usual).program)
             cuts = self.padding.cuts[usual]
             probe.compare(
-                lambda leaves, taken, asked: [
-                    x if cut is None else cut(x, taken, asked) for x, cut in zip(leaves, cuts, strict=True)
+                lambda leaves, padded, sizes: [
+                    x if cut is None else cut(x, padded, sizes) for x, cut in zip(leaves, cuts, strict=True)
                 ]
             )
 
     def check(self, sizes: Sizes, program: ExportedProgram) -> None:
-        """Whether the graph of a program for these sizes may serve smaller ones. Raises `UnsupportedError`."""
+        """Check that a program for these sizes can serve calls of smaller ones, and record how results are cut.
+        program: its graph. Raises `UnsupportedError`."""
         growing = self._growing(sizes)
         if growing:
             outcome = self._check(growing, self._of_program(program, sizes), sizes)
             self.padding.cuts[sizes] = [None if axes is None else _cut(axes, growing) for axes in outcome.outputs]
 
     def check_again(self) -> None:
-        """With what the module's parameters and buffers hold now. Raises `UnsupportedError`."""
+        """Repeat all checks with the current values of the module's parameters and buffers. Raises
+        `UnsupportedError`."""
         for sizes in list(self.padding.cuts):
             self.check(sizes, self._graph(sizes).program)
 
     def _growing(self, sizes: Sizes) -> list[int]:
-        """The dimensions that a program for these sizes fills up."""
+        """The indices of the dimensions that a program for these sizes pads."""
         return [i for i, (dim, size) in enumerate(zip(self._of.dims, sizes, strict=True)) if size > 1 and not dim.exact]
 
     def _check(self, growing: Sequence[int], graph: Graph, sizes: Sizes) -> Outcome:
@@ -91,10 +93,11 @@ class Filling:
         return outcome
 
     def _other(self, growing: Sequence[int], sizes: Sizes) -> Sizes:
-        """Sizes for a graph to compare with: others, and each by another number; captured already, if there are any.
+        """Sizes of the graph to compare with: different in every dimension, each by another difference. Sizes that were
+        captured before are preferred.
 
-        Such a graph is to show all that follows the size, as its half or what is left of it beside a multiple of 8: so
-        the sizes are odd, and far from those compared with, where the module can be called so.
+        The comparison must show everything that depends on a size, such as its half or its remainder modulo 8. So the
+        sizes are odd and far from `sizes`, if the module can be called with such sizes.
         """
 
         def fits(other: Sizes) -> bool:
@@ -118,13 +121,14 @@ class Filling:
         for other in filter(fits, (*([first] if first else []), *product(*near))):
             try:
                 self._graph(other)
-            except TensorError:  # it may need more than that
+            except TensorError:  # the module may need a larger size
                 continue
             return other
         return next(filter(fits, product(*near)))
 
     def _smallest(self, growing: Sequence[int], sizes: Sizes, outcome: Outcome) -> Sizes | None:
-        """Sizes with which the module can just be called, to compare with as well; None where there are no others."""
+        """The smallest sizes with which the module can be called, for a second comparison; None if there are none
+        besides those compared already."""
         least = {i: max(2, outcome.least.get(n, 1)) for n, i in enumerate(growing)}
         choices = [[least[i], least[i] + 1] if i in growing else [n] for i, n in enumerate(sizes)]
         for other in product(*choices):
@@ -132,7 +136,7 @@ class Filling:
             if min(apart) > 0 and len(set(apart)) == len(apart):
                 try:
                     self._graph(other)
-                except TensorError:  # it may need more than what the rules know of
+                except TensorError:  # it may need a larger size than the rules know
                     return None
                 return other
         return None
@@ -163,7 +167,7 @@ def _odd(size: int) -> int:
 
 
 def _renumbered(graph: Graph, growing: Sequence[int]) -> Graph:
-    """With the numbers that the dimensions have among those that are filled up."""
+    """The graph with dimensions renumbered: by their position among those that are padded."""
     sizes = [{axis: growing.index(i) for axis, i in leaf.items() if i in growing} for leaf in graph.sizes]
     return replace(graph, sizes=sizes)
 
@@ -180,20 +184,21 @@ def _refusal(dim: Dim, why: str) -> UnsupportedError:
     output, _, rest = why.partition(": ")
     changes = f" changes {output}" if rest else ""
     return UnsupportedError(
-        f"filling up the {dim.what}{changes}: {rest or why}; {_way_out(dim)}or say {type(dim).__name__}(..., "
-        "exact=True) and call it with those sizes alone"
+        f"padding the {dim.what}{changes}: {rest or why}; {_remedy(dim)}or use {type(dim).__name__}(..., exact=True) "
+        "and call the model with those sizes only"
     )
 
 
-def _way_out(dim: Dim) -> str:
-    """A batch is filled up with copies, which no mask hides."""
+def _remedy(dim: Dim) -> str:
+    """What the user can do. A batch is padded with copies of a sequence, which no mask hides."""
     if isinstance(dim, Batch):
-        return "let no sequence depend on others, "
-    return "hide what is filled in, by a mask among dynamic_shapes that is 1 or True at rows that count, "
+        return "change the model so that no sequence depends on others, "
+    return "hide the padded rows by a mask in dynamic_shapes that is 1 or True at valid rows, "
 
 
 def _cut(axes: tuple[tuple[Atom, ...], ...], dims: Sequence[int]) -> Cut | None:
-    """dims: the numbers in `Arguments.dims` of the dimensions that atoms follow. None where nothing is cut."""
+    """How a result with these axes is cut; None if nothing is cut. dims: by dimension of an atom, its index in
+    `Arguments.dims`."""
     cut = Cut(
         tuple(
             tuple(Factor(a.size, None if a.dim is None else dims[a.dim], a.offset, a.every) for a in axis)
@@ -204,7 +209,7 @@ def _cut(axes: tuple[tuple[Atom, ...], ...], dims: Sequence[int]) -> Cut | None:
 
 
 class _Probe:
-    """A module that PyTorch calls with examples of several sizes, numbers and signs."""
+    """Calls a module in PyTorch with examples of several sizes and values."""
 
     def __init__(self, model: nn.Module, arguments: Arguments) -> None:
         self._model, self._of = model, arguments
@@ -212,61 +217,63 @@ class _Probe:
         self._sizes = tuple(map(_base_size, self._of.dims, sizes))
 
     def call_with_other_sizes(self) -> None:
-        """Raises `TensorError` where that cannot be, and `UnsupportedError` where something else comes back then."""
+        """Call the module with another size of each dimension. Raises `TensorError` if that fails, and
+        `UnsupportedError` if the number of outputs, or an output that is no tensor, changes with the size."""
         first = _leaves(self._asked(self._varied(self._sizes), self._of.dims, self._sizes))
         for i, (dim, size) in enumerate(zip(self._of.dims, self._sizes, strict=True)):
             if len(dim.sizes) == 1 and (dim.exact or dim.sizes == (1,)):
-                continue  # calls have this size: nothing is filled up
+                continue  # all calls have this size: nothing is padded
             other = self._other(dim, size)
             resized = self._of.resized(self._of.example, (*self._sizes[:i], other, *self._sizes[i + 1 :]))
             full = _leaves(self._asked(resized, [dim], [other]))
             if len(first) != len(full):
-                raise UnsupportedError(f"with another {dim.what} the module has another number of outputs")
+                raise UnsupportedError(f"the number of outputs of the module changes with the {dim.what}")
             for n, (a, b) in enumerate(zip(first, full, strict=True)):
                 if isinstance(a, PLAIN) and a != b and not dim.exact:
-                    raise UnsupportedError(f"output {n} is no tensor and changes with the {dim.what}: {a}, {b}")
+                    raise UnsupportedError(f"output {n} is not a tensor and changes with the {dim.what}: {a}, {b}")
 
     def compare(self, cut: Callable[[Sequence[Any], Sizes, Sizes], list[Any]]) -> None:
-        """Filled up and not, in PyTorch, in small sizes if the module can be called so. cut: of results for some sizes
-        to others. Raises `UnsupportedError` where results differ."""
+        """Compare results with and without padding in PyTorch, with small sizes if the module can be called with them.
+        cut: cuts results (leaves) from padded sizes to the sizes of the call. Raises `UnsupportedError` if they
+        differ."""
         small = tuple(n if d.exact else min(n, FEW) for d, n in zip(self._of.dims, self._sizes, strict=True))
         base = small if self._calls(self._of.resized(self._of.example, small)) else self._sizes
         for number, example in enumerate(self._examples(base)):
             for sizes in dict.fromkeys(self._smaller(base, many=not number)):
                 given = self._of.resized(example, sizes)
-                apart = self._calls(given)
-                if not apart or not all(_is_finite(x) for x in apart):
+                unpadded = self._calls(given)
+                if not unpadded or not all(_is_finite(x) for x in unpadded):
                     continue
-                everything = tuple(map(self._more, self._of.dims, sizes))
-                full = _leaves(self._asked(self._of.resized(given, everything), self._of.dims, everything))
-                if _difference(apart, cut(full, everything, sizes)):
-                    self._refuse(given, sizes, apart, cut)
+                padded = tuple(map(self._padded_size, self._of.dims, sizes))
+                full = _leaves(self._asked(self._of.resized(given, padded), self._of.dims, padded))
+                if _difference(unpadded, cut(full, padded, sizes)):
+                    self._refuse(given, sizes, unpadded, cut)
 
-    def _refuse(self, given: dict[str, Any], sizes: Sizes, apart: Sequence[Any], cut: Any) -> NoReturn:
-        """For the dimension that makes a difference by itself, or the last."""
+    def _refuse(self, given: dict[str, Any], sizes: Sizes, unpadded: Sequence[Any], cut: Any) -> NoReturn:
+        """Raises the error for the dimension whose padding alone makes a difference, or else for the last one."""
         for i, dim in enumerate(self._of.dims):
-            taken = (*sizes[:i], self._more(dim, sizes[i]), *sizes[i + 1 :])
-            full = _leaves(self._asked(self._of.resized(given, taken), [dim], [taken[i]]))
-            why = _difference(apart, cut(full, taken, sizes))
+            padded = (*sizes[:i], self._padded_size(dim, sizes[i]), *sizes[i + 1 :])
+            full = _leaves(self._asked(self._of.resized(given, padded), [dim], [padded[i]]))
+            why = _difference(unpadded, cut(full, padded, sizes))
             if why or i == len(sizes) - 1:
-                raise _refusal(dim, why or "output 0: it differs where several are filled up")
+                raise _refusal(dim, why or "output 0: it differs if several dimensions are padded")
         raise AssertionError("no dimension")
 
     def _calls(self, example: dict[str, Any]) -> list[Any]:
-        """What the module makes of it; nothing where it raises: what it says of numbers and sizes that it was not made
-        for is no matter of filling."""
+        """The leaves of the module's result; empty if the module raises, because it may not support these values and
+        sizes even without padding."""
         try:
             return _leaves(_called(self._model, example))
         except Exception:
             return []
 
     @staticmethod
-    def _more(dim: Dim, size: int) -> int:
-        """A size that is filled up to."""
+    def _padded_size(dim: Dim, size: int) -> int:
+        """A size to which an example is padded."""
         return size if dim.exact or dim.sizes == (1,) else min(size + FILLED, max(dim.sizes[-1], size + 1))
 
     def _smaller(self, sizes: Sizes, many: bool) -> Iterator[Sizes]:
-        """These, and each dimension with just one, or with some between too."""
+        """These sizes, and variants in which one dimension is smaller: 1, and with `many` some between."""
         yield sizes
         for i, (dim, size) in enumerate(zip(self._of.dims, sizes, strict=True)):
             for n in (1, 2, size // 2, size - 1) if many else (1,):
@@ -274,7 +281,7 @@ class _Probe:
                     yield (*sizes[:i], n, *sizes[i + 1 :])
 
     def _examples(self, sizes: Sizes) -> Iterator[dict[str, Any]]:
-        """As given; with the other sign; with numbers of other sizes; with other whole numbers."""
+        """The example, and variants: negated, scaled by 10 and 1000, with shuffled integers."""
         base = self._varied(sizes)
         yield base
         for change in (_negated, _times(10.0), _times(1000.0), _shuffled):
@@ -287,35 +294,35 @@ class _Probe:
         return next((n for n in dim.sizes if n > size), size + 1)
 
     def _varied(self, sizes: Sequence[int]) -> dict[str, Any]:
-        """The example in these sizes. Sequences differ where they can, and no row is filled in."""
-        wanted, out = dict(zip(self._of.dims, sizes, strict=True)), dict(self._of.example)
+        """The example in these sizes, without padding; sequences differ if possible."""
+        size_of, out = dict(zip(self._of.dims, sizes, strict=True)), dict(self._of.example)
         for name, axis, dim in self._of.places(self._of.example):
-            out[name] = _varied(out[name], axis, wanted[dim], isinstance(dim, Batch))
+            out[name] = _varied(out[name], axis, size_of[dim], isinstance(dim, Batch))
         return out
 
     def _asked(self, example: dict[str, Any], dims: Sequence[Dim], sizes: Sequence[int]) -> Any:
         try:
             return _called(self._model, example)
-        except Exception as error:  # whatever the model raises
+        except Exception as error:  # a model may raise anything
             message = str(error).strip().partition("\n")[0]
             raise _cannot_be_called(dims, sizes, f"{type(error).__name__}: {message}") from error
 
 
 def _cannot_be_called(dims: Sequence[Dim], sizes: Sequence[int], why: str) -> TensorError:
-    what = " and ".join(f"a {dim.what} of {size}" for dim, size in zip(dims, sizes, strict=True))
+    described = " and ".join(f"a {dim.what} of {size}" for dim, size in zip(dims, sizes, strict=True))
     return TensorError(
-        f"the module cannot be called with {what} ({why}); "
-        f"dynamic_shapes names every argument that has a {dims[0].what}"
+        f"the module cannot be called with {described} ({why}); "
+        f"dynamic_shapes must name every argument that has a {dims[0].what}"
     )
 
 
-def _difference(apart: Sequence[Any], filled: Sequence[Any]) -> str:
-    """Of which output, and by how much; empty where there is none."""
-    for n, (a, b) in enumerate(zip(apart, filled, strict=True)):
+def _difference(unpadded: Sequence[Any], padded: Sequence[Any]) -> str:
+    """Which output differs, and by how much; "" if none does."""
+    for n, (a, b) in enumerate(zip(unpadded, padded, strict=True)):
         if not hasattr(a, "shape"):
             continue
         if a.shape != b.shape:
-            return f"output {n}: it is {tuple(b.shape)} then, not {tuple(a.shape)}"
+            return f"output {n}: its shape becomes {tuple(b.shape)}, not {tuple(a.shape)}"
         if not a.is_floating_point():
             if not bool((a == b).all()):
                 return f"output {n}: it differs"
@@ -338,11 +345,11 @@ def _called(model: nn.Module, arguments: dict[str, Any]) -> Any:
 
 
 FEW = 12
-"""Rows and sequences of examples that PyTorch computes."""
+"""Largest number of rows and sequences of an example, if the module can be called with so few."""
 FILLED = 5
-"""How many are filled in there."""
+"""Largest number of rows and sequences that an example is padded by."""
 PLAIN = (int, float, str, tuple)
-"""Results that are compared where they are no tensors."""
+"""Types of results other than tensors that are compared."""
 
 
 def _leaves(result: Any) -> list[Any]:
@@ -352,7 +359,7 @@ def _leaves(result: Any) -> list[Any]:
 
 
 def _base_size(dim: Dim, size: int) -> int:
-    """Of an example that can be told from one that is filled up."""
+    """The size of a dimension in an example; smaller than the largest size, so that the example can be padded."""
     if dim.exact:
         return dim.sizes[0]
     largest = dim.sizes[-1]
@@ -379,14 +386,15 @@ def _varied(x: torch.Tensor, axis: int, size: int, batch: bool) -> torch.Tensor:
 
 
 def _is_data(x: torch.Tensor) -> bool:
-    """Numbers, and not a mask."""
+    """Whether a tensor holds data, not a mask."""
     import torch
 
     return x.dtype != torch.bool and len(x.unique()) > 2
 
 
 def _is_mask(x: Any) -> bool:
-    """Whether an argument holds whole numbers, each 0 or 1, and not 0 alone, as token types do."""
+    """Whether an argument is an integer or bool mask: each element 0 or 1, and at least one 1 (token types may be all
+    0)."""
     if not hasattr(x, "is_floating_point") or x.is_floating_point() or x.is_complex():
         return False
     return is_zero_or_one(x) and bool((x == 1).any())
@@ -401,7 +409,7 @@ def _times(factor: float) -> Callable[[torch.Tensor], torch.Tensor]:
 
 
 def _shuffled(x: torch.Tensor) -> torch.Tensor:
-    """Other whole numbers at each place, of those that the example has: which others there may be is not known."""
+    """The same integers in another order, because the range of valid integers is not known."""
     import torch
 
     if x.is_floating_point() or not _is_data(x):

@@ -1,4 +1,4 @@
-"""A traced module: the machine's network and PyTorch's part, and which operator is in which."""
+"""A traced module: the network for the machine, the part for PyTorch, and the placement of each operator."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from .summary import Modelled, Work, head, table
 
 @dataclass(frozen=True)
 class Placement:
-    """Where an operator of the module runs, "host" or "machine", and why there. node: the operator."""
+    """Where an operator runs. path: of its module. op: its name. where: "host" or "machine". why: the reason."""
 
     path: str
     op: str
@@ -30,10 +30,10 @@ class Placement:
 
 @dataclass(frozen=True, eq=False)
 class Traced:
-    """What `trace` makes of a module: what the machine runs (network), and what PyTorch runs (host).
+    """The result of `trace`. network: the part for the machine. host: the part for PyTorch.
 
-    origins: for each layer of the network, by its result, the operator to cut the graph at if the machine has no room
-    for the layer. again: the same graph with what its weights hold now.
+    origins: the operator at which to cut the graph if the machine cannot run a layer, by the name of the layer's
+    result. again: traces the same graph with the current values of the weights.
     """
 
     network: LayerGraph
@@ -45,8 +45,11 @@ class Traced:
     def with_lengths(
         self, lengths: Sequence[int], example_inputs: tuple[Any, ...] | dict[str, Any] | None = None
     ) -> Traced:
-        """The same for sequences of at most so many rows. example_inputs: with which the host's part is checked, if
-        their masks fit; else the first call does that. Raises `ScheduleError`, and UnsupportedError as the prologue."""
+        """The same for sequences of at most these numbers of rows.
+
+        example_inputs: used to check the host part, if their masks fit the lengths; otherwise the first call checks it.
+        Raises `ScheduleError` for lengths that do not fit, and UnsupportedError like `HostPart.prologue`.
+        """
         network = self.network.with_lengths(lengths)
         traced = replace(self, network=network, host=replace(self.host, lengths=network.lengths))
         if example_inputs is not None:
@@ -56,7 +59,7 @@ class Traced:
         return traced
 
     def work(self, modelled: Modelled | None = None) -> list[Work]:
-        """What each module computes, where; `modelled` adds the machine's time, by layer."""
+        """FLOPs of each operator with its module and place. modelled: adds the machine's modelled time by layer."""
         counter = FlopCounter()
         work = [Work(p.path, counter.of(p.node), p.where == "machine") for p in self.placements]
         if modelled is not None:
@@ -65,8 +68,8 @@ class Traced:
         return work
 
     def explain(self, modelled: Modelled | None = None) -> str:
-        """A summary: which share of the FLOPs, and of the modelled time, each module has on the machine. Then a table
-        of the module's operators: where each runs, and why."""
+        """The text of `rsn.explain`: each module's share of FLOPs and of modelled time on the machine, then a table of
+        operators with place and reason."""
         latency_s = None if modelled is None else modelled.latency_s
         work = self.work(modelled)
         first = f"{self.title}: {head(work, latency_s)}"
@@ -77,11 +80,11 @@ class Traced:
 
     @property
     def title(self) -> str:
-        """Sizes, in words."""
+        """Batch, rows and number of layers as text."""
         return f"{self.network.size}, {len(self.network.layers)} layers on the machine"
 
     def operators(self) -> list[str]:
-        """A table of the module's operators: where each runs, and why."""
+        """A table of operators as lines of text: module, place, reason, names."""
         network = self.network
         ends = f"inputs {', '.join(network.inputs)}; outputs {', '.join(x.name for x in network.outputs)}"
         table = [("module", "runs on", "why", "operators")]

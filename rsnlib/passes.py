@@ -1,7 +1,7 @@
-"""The compiler's passes, from a module to a program: which there are, how one is replaced, and what each made.
+"""The compiler's passes, from a module to a program, and how to replace or observe them.
 
-A pass is a function; `Passes` says which ones run. Replace one, or add a rewrite or a rule, and give the whole to
-`rsn.compile`:
+A pass is a function; `Passes` holds one for each step. Replace one, or add a rewrite or a rule, and pass the `Passes`
+to `rsn.compile`:
 
     rules = {**RULES, torch.ops.mine.scale_shift: my_rule}
     compiled = rsn.compile(model, inputs, passes=rsn.Passes(rules=rules, lower=my_lower))
@@ -25,13 +25,14 @@ from .rules import RULES
 from .values import LoweringPattern
 
 Fold = Callable[[list[Layer], int, int], tuple[LayerGraph, dict[Layer, str]]]
+"""From matched layers, batch and seq to a network, and the name of each layer's result in it."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Passes(build.Passes):
-    """rewrites: of the captured graph, in their order (`rewrites`). rules: by operator of PyTorch, what of it the
-    machine takes (`rules`). fold: from the layers that were matched, over batch * seq rows, to a network, and the name
-    of each layer's result in it (`fold`). What follows is the scheduler's."""
+    """All passes of the compiler. rewrites: of the captured graph, in their order (`rewrites`). rules: the lowering
+    rule of each PyTorch operator (`rules`). fold: from matched layers to a network (`fold`). The other passes are those
+    of the scheduler."""
 
     rewrites: Sequence[Rewrite] = REWRITES
     rules: Mapping[Any, LoweringPattern] = field(default_factory=lambda: RULES)
@@ -42,11 +43,11 @@ USUAL = Passes()
 
 
 def within(overlay: Overlay, passes: Passes = USUAL) -> Passes:
-    """The same passes; before weights are folded, which copies them, they raise `RoomError` for weights that no bank of
-    the overlay holds."""
+    """The same passes, but they raise `RoomError` for weights that exceed the overlay's bank before folding copies
+    them."""
 
     def observe(name: str, made: Any) -> None:
-        if name == "match" and passes.fold in (fold, fold_shapes):  # another one may need fewer
+        if name == "match" and passes.fold in (fold, fold_shapes):  # another fold may need fewer weights
             # Two layers of the same weight may become one product.
             weights = {id(x.weight): x.weight.size for x in ancestors(made) if isinstance(x, Linear)}
             check_weights(sum(weights.values()), overlay)

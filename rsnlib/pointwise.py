@@ -1,8 +1,7 @@
-"""Activations that a model spells out in elementwise operators, as GPT-2's GELU and CLIP's quick GELU.
+"""Recognise activations that a model spells out in elementwise operators, such as GPT-2's GELU and CLIP's quick GELU.
 
-What such operators make of the result of a product is a function of one number, kept as just that. It is an activation
-of the machine when it agrees with one of them, its argument and its result scaled, wherever one looks. How it was
-written does not matter.
+The chain of operators behind a product is kept as a function of one number. It is an activation of the machine if it
+agrees with one, with scaled argument and result, at all sample points. How the model wrote it does not matter.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ Function = Callable[[Float64], Float64]
 
 @dataclass(frozen=True)
 class Pointwise:
-    """function(x) of each element of an open product as `view` shows it; nodes: the operators that it stands for."""
+    """function(x) of each element x of `view` of an open product. nodes: the operators that the function stands for."""
 
     base: Linear
     view: View
@@ -36,7 +35,7 @@ class Pointwise:
 
 @dataclass(frozen=True)
 class Found:
-    """gain * activation(factor * x)."""
+    """A recognised activation: gain * activation(factor * x)."""
 
     activation: Activation
     factor: float
@@ -49,7 +48,7 @@ def _gelu_tanh(x: Float64) -> Float64:
 
 
 def _gelu_tanh_argument(share: Float64) -> Float64:
-    """Where _gelu_tanh(x) / x is this."""
+    """The x at which _gelu_tanh(x) / x equals `share`, shape (1,)."""
     (p,) = share
     return np.array([brentq(lambda x: _gelu_tanh(x) / x - p, 1e-9, 9) if 0.5 < p < 1 - 1e-9 else np.nan])
 
@@ -73,12 +72,13 @@ _SMOOTH: dict[Activation, tuple[Function, Function]] = {
 
 _SMALL = np.logspace(-5, 0, 26)
 LOOKED_AT = np.concatenate([np.linspace(-9, 9, 181), _SMALL, -_SMALL, [-40.0, 40.0]])
+"""The sample points at which functions are compared."""
 CLOSE = 2e-6
-"""How far a function may be from an activation, relative to what that is at 9."""
+"""Largest difference between a function and an activation, relative to the activation's value at 9 or its own."""
 
 
 def recognise(function: Function) -> Found | None:
-    """The activation that a function is, or None."""
+    """The activation of the machine that a function equals, or None."""
     with np.errstate(all="ignore"):
         slope = float(function(np.array([1e4]))[0]) / 1e4
         if not np.isfinite(slope) or slope == 0:
@@ -93,7 +93,7 @@ def recognise(function: Function) -> Found | None:
 
 
 def _guesses(function: Function, inverse: Function, slope: float) -> Iterator[float]:
-    """Factors, from what the function is in a few places."""
+    """Candidates for the factor of the argument, from the function's values at a few points."""
     for at in (1.0, 0.1, 10.0):
         guess = float(inverse(function(np.array([at])) / (slope * at))[0]) / at
         if np.isfinite(guess) and 1e-3 < guess < 1e3:
@@ -112,12 +112,12 @@ def _relu(x: Float64) -> Float64:
 
 
 def _plain(x: float) -> float:
-    """A number as the model's author meant it: what is left of 1 is rounding."""
+    """Round a number that is 1 but for rounding errors to 1."""
     return 1.0 if abs(x - 1) < 1e-6 else x
 
 
 def root_of(base: Linear) -> tuple[Linear, float]:
-    """The product behind one that was only scaled since, and by how much."""
+    """The product before it was only scaled, and the ratio of both factors."""
     ratio = 1.0
     while base.before is not None and _only_scaled(base, base.before):
         ratio *= base.factor / base.before.factor

@@ -1,4 +1,4 @@
-"""Equal numbers once, for programs of one model: their networks and host's parts hold the same weights."""
+"""Share equal weights between the programs of one model, whose networks and host parts hold the same numbers."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ from ..scheduler.graph import Array, Gemm
 from .partition import Traced
 
 SMALL = 1 << 14
-"""Bytes up to which nothing is gained."""
+"""Tensors up to this size in bytes are not shared, because the gain would be too small."""
 
 
 class Pool:
-    """What several programs hold, for as long as one of them does."""
+    """Weights that several programs share. An entry lives as long as one of the programs does."""
 
     def __init__(self) -> None:
         self._arrays: weakref.WeakValueDictionary[tuple[Any, ...], Array] = weakref.WeakValueDictionary()
         self._tensors: weakref.WeakValueDictionary[tuple[Any, ...], torch.Tensor] = weakref.WeakValueDictionary()
 
     def shared(self, traced: Traced) -> Traced:
-        """The same, with weights that others hold already where these are equal."""
+        """The traced module with its weights replaced by equal ones that other programs already hold."""
         layers = tuple(
             replace(x, weight=self._array(x.weight), bias=self._array(x.bias)) if isinstance(x, Gemm) else x
             for x in traced.network.layers

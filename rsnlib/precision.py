@@ -1,8 +1,7 @@
-"""Models whose weights are float16 or bfloat16: computed in float32, converted at the borders.
+"""Models with float16 or bfloat16 weights: computed in float32, with arguments and results converted.
 
-The machine computes in float32, so a copy of the module is compiled whose tensors are widened, which is exact.
-`Borders` says which arguments a caller gives in half precision and which results PyTorch's own model returns in it;
-behind them nothing knows of another type.
+The machine computes in float32, so a copy of the module with widened tensors is compiled; widening is exact. `Borders`
+records which arguments are given, and which results are returned, in half precision; all other code sees float32 only.
 """
 
 from __future__ import annotations
@@ -24,18 +23,19 @@ from ..base.errors import TensorError
 from .capture import FLOAT32, as_tensor, by_name, copied, fitting, in_turn, tensors_of
 
 HALVES = {"float16": torch.float16, "bfloat16": torch.bfloat16}
-"""By name. Every value of theirs is one of float32."""
+"""The half-precision types by name. float32 represents each of their values exactly."""
 
 Dtypes = tuple[str | None, ...]
-"""Of the leaves of a structure: "float16" or "bfloat16" for a tensor of that type, None for all else."""
+"""For each leaf of a structure: "float16" or "bfloat16" for a tensor of that type, None for anything else."""
 
 
 @dataclass(frozen=True)
 class Borders:
-    """Types at the borders of a model with half-precision weights; plain data.
+    """Types of the arguments and results of a model with half-precision weights; plain data.
 
-    weights: their types. arguments: by name, the types of an argument's leaves. results: those of the result's leaves;
-    None where PyTorch itself cannot run the model: then floating results get the type `usual`, None for float32.
+    weights: half-precision types among the weights. arguments: types of each argument's leaves, by name. results: types
+    of the result's leaves; None if PyTorch cannot run the model, then floating results get the type `usual` (None:
+    float32).
     """
 
     weights: Dtypes
@@ -45,7 +45,8 @@ class Borders:
 
     @classmethod
     def of(cls, model: nn.Module, example_inputs: tuple[Any, ...] | dict[str, Any]) -> Borders | None:
-        """None for a model without half-precision tensors. Raises as `trace` for example inputs that do not fit."""
+        """Find the types of a model's arguments and results; None for a model without half-precision tensors. Raises
+        TensorError for example inputs that do not fit."""
         count = Counter[str | None]()
         for x in tensors_of(model):
             if x.is_floating_point():
@@ -59,7 +60,7 @@ class Borders:
 
     @property
     def told(self) -> str:
-        """What a user is told, once for each compilation."""
+        """The note to the user about conversions, printed once for each compilation."""
         return (
             f"the model's weights are {' and '.join(filter(None, self.weights))}: the machine computes in float32; "
             "arguments and results are converted"
@@ -68,23 +69,23 @@ class Borders:
     def widened(
         self, signature: inspect.Signature, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """Arguments of a call, for the model in float32. Raises TensorError for one of another type than the
-        example's."""
+        """Convert the arguments of a call for the model in float32. Raises TensorError for an argument of another type
+        than in the example."""
         try:
             bound = signature.bind(*args, **kwargs)
         except TypeError:
-            return args, kwargs  # the model's own interface says what does not fit
+            return args, kwargs  # Interface.bind reports what does not fit
         for name, value in bound.arguments.items():
             is_any = signature.parameters[name].kind == inspect.Parameter.VAR_KEYWORD
             bound.arguments[name] = self.named(value) if is_any else self.named({name: value})[name]
         return bound.args, bound.kwargs
 
     def named(self, given: Mapping[str, Any]) -> dict[str, Any]:
-        """The same for arguments by name."""
+        """Convert arguments by name, like `widened`."""
         return {name: self._argument(name, value) for name, value in given.items()}
 
     def narrowed(self, result: Any) -> Any:
-        """A result of the model in float32, in the types of PyTorch's model."""
+        """Convert a result of the model in float32 to the types that PyTorch's model returns."""
         leaves, structure = pytree.tree_flatten(result)
         dtypes = self.results
         if dtypes is None or len(dtypes) != len(leaves):
@@ -95,33 +96,31 @@ class Borders:
         leaves, structure = pytree.tree_flatten(value)
         dtypes = self.arguments.get(name, ())
         if len(dtypes) != len(leaves):
-            return value  # another structure than in the example, which the model's own interface says
+            return value  # another structure than in the example; Interface.bind reports it
         return pytree.tree_unflatten([_widen(name, x, d) for x, d in zip(leaves, dtypes, strict=True)], structure)
 
 
 def widened_example(example_inputs: tuple[Any, ...] | dict[str, Any]) -> Any:
-    """Example inputs for the model in float32."""
+    """Convert example inputs for the model in float32."""
     return pytree.tree_map_only(torch.Tensor, lambda x: x if _half(x) is None else x.float(), example_inputs)
 
 
 class Widened:
-    """A copy of a module in float32. Tensors that are no halves are the module's own.
-
-    Raises TensorError for a module that cannot be copied.
-    """
+    """A copy of a module in float32; it shares all tensors that are not in half precision. Raises TensorError for a
+    module that cannot be copied."""
 
     def __init__(self, model: nn.Module) -> None:
         self._halves = [(x, _float32(x)) for x in tensors_of(model) if _half(x) is not None]
         try:
             self.module = copied(model, {id(x): wide for x, wide in self._halves})
-        except Exception as error:  # whatever a copy of what it holds raises
+        except Exception as error:  # copy.deepcopy may raise anything
             raise TensorError(
                 f"{type(model).__name__} has weights in half precision and cannot be copied ({error}); {FLOAT32}: "
                 "convert it first, as model.float() does"
             ) from error
 
     def update(self) -> None:
-        """With the numbers that the module's tensors hold now."""
+        """Copy the current values of the module's tensors."""
         with torch.no_grad():
             for x, wide in self._halves:
                 wide.copy_(x)
@@ -139,18 +138,18 @@ def in_float32(
 
 
 def floating_dtypes(model: nn.Module) -> dict[str, torch.dtype]:
-    """Of parameters and buffers, by their names."""
+    """The dtypes of floating-point parameters and buffers, by name."""
     named = chain(model.named_parameters(remove_duplicate=False), model.named_buffers(remove_duplicate=False))
     return {name: x.dtype for name, x in named if x.is_floating_point()}
 
 
 def has_halves(model: nn.Module) -> bool:
-    """Whether any of its tensors is in half precision."""
+    """Whether any tensor of a module is in half precision."""
     return any(_half(x) is not None for x in tensors_of(model))
 
 
 def _half(x: Any) -> str | None:
-    """The name of its type, if that is one of `HALVES`."""
+    """The name of a tensor's type if it is in `HALVES`, else None."""
     return next((name for name, dtype in HALVES.items() if getattr(x, "dtype", None) == dtype), None)
 
 
@@ -159,20 +158,20 @@ def _dtypes(x: Any) -> Dtypes:
 
 
 def _float32(x: torch.Tensor) -> torch.Tensor:
-    """A copy that can be written to, also where this one was made for inference."""
+    """A float32 copy that can be written to, even if the original was made in inference mode."""
     with torch.inference_mode(False), torch.no_grad():
         wide = torch.empty(x.shape, dtype=torch.float32).copy_(x)
         return nn.Parameter(wide, requires_grad=False) if isinstance(x, nn.Parameter) else wide
 
 
-def _widen(name: str, x: Any, wanted: str | None) -> Any:
-    if wanted is None:
+def _widen(name: str, x: Any, half: str | None) -> Any:
+    if half is None:
         return x
     if isinstance(x, np.ndarray):
         x = as_tensor(name, x)
     if isinstance(x, torch.Tensor):
-        if _half(x) != wanted:
-            raise TensorError(f"argument {name} is {x.dtype}; the example's is {HALVES[wanted]}")
+        if _half(x) != half:
+            raise TensorError(f"argument {name} is {x.dtype}; the example's is {HALVES[half]}")
         return x.float()
     return x
 
@@ -182,10 +181,10 @@ def _narrow(x: Any, name: str | None) -> Any:
 
 
 def _results(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Dtypes | None:
-    """What PyTorch's model returns, by tensors without values, or else by running it; None where it cannot be run."""
+    """The types that PyTorch's model returns, found with fake tensors, or else by running it; None if both fail."""
 
     def without_values() -> Any:
-        twin = copied(model)  # outside of the mode, which copies what it finds
+        twin = copied(model)  # outside of the mode, which would copy tensors too
         with in_turn(), FakeTensorMode(allow_non_fake_inputs=True) as mode:
             by_position, by_name = pytree.tree_map_only(torch.Tensor, mode.from_tensor, (args, kwargs))
             return twin(*by_position, **by_name)

@@ -1,4 +1,4 @@
-"""The network of a traced module computed by PyTorch, segment by segment: what the machine is compared with."""
+"""Compute the layers of a network with PyTorch, one by one, as the reference that the machine is compared with."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ _ACTIVATIONS = {
 def compute(
     network: LayerGraph, layer: Gemm | Attention, values: Mapping[str, Array], lengths: npt.NDArray[np.int64] | None
 ) -> Array:
-    """What a layer makes of `values`, float32 activations (batch, seq, columns) by name; lengths: int64 (batch,), the
-    keys that take part in each sequence."""
+    """Compute one layer. values: float32 activations (batch, seq, columns) by name. lengths: valid keys of each
+    sequence, int64 (batch,), for masked attention. Returns float32 (batch, seq, columns)."""
     known = {name: torch.from_numpy(np.ascontiguousarray(v)) for name, v in values.items()}
     y = _gemm(layer, known) if isinstance(layer, Gemm) else _attention(network, layer, known, lengths)
     out: Array = y.numpy()

@@ -1,4 +1,4 @@
-"""A captured graph while it is rewritten: what is known of its operators, and how they are replaced."""
+"""A captured graph while it is rewritten: facts about its operators, and methods to insert and replace them."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ aten = torch.ops.aten
 
 @dataclass(frozen=True)
 class Product:
-    """x @ weight + bias with a constant weight, which is (N, K) if `transposed`, else (K, N); bias (N,) or None."""
+    """A product x @ weight + bias. weight: constant, (N, K) if `transposed`, else (K, N). bias: (N,) or None."""
 
     node: Node
     x: Node
@@ -30,14 +30,16 @@ class Product:
 
     @property
     def width(self) -> int:
+        """Number of columns of the result, N."""
         return shape_of(self.node)[-1]
 
 
 class Rewriter:
-    """A captured graph that grows.
+    """A captured graph and what is known of its nodes; both are updated with each rewrite.
 
-    constants: the nodes that depend on no argument; products: those that the machine may compute, if it has their
-    rows; computed: all that depends on a product. What is not computed is the host's before the machine starts.
+    constants: nodes that depend on no argument. products: products that the machine may compute, if it has their rows.
+    computed: products, attention, and all nodes that depend on them; the host computes all other nodes before the
+    machine starts.
     """
 
     def __init__(self, program: ExportedProgram) -> None:
@@ -52,7 +54,7 @@ class Rewriter:
             self._note(node)
 
     def _note(self, node: Node) -> None:
-        """What is known of a node once it is of its operands."""
+        """Record what is known of a node; its operands must be recorded already."""
         inputs = node.all_input_nodes
         random = torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ())
         if node.op == "call_function" and not random and all(x in self.constants for x in inputs):
@@ -83,7 +85,7 @@ class Rewriter:
         return found if floats and plain and vector and found.weight in self.constants else None
 
     def insert(self, at: Node, target: Any, *args: Any, origin: Node | None = None, **kwargs: Any) -> Node:
-        """A new operator before `at`, as if written in the module of `origin` (of `at`)."""
+        """Insert an operator before `at`. origin: the node whose module path it gets; None takes that of `at`."""
         with self.graph.inserting_before(at):
             node = self.graph.call_function(target, args, kwargs)
         node.meta = {key: value for key, value in (origin or at).meta.items() if key != "val"}
@@ -94,14 +96,14 @@ class Rewriter:
         return node
 
     def put(self, new: Node, old: Node) -> None:
-        """Use `new` for `old`, and drop what nobody uses any more."""
+        """Replace `old` by `new` everywhere, and remove operators that are no longer used."""
         users = old.replace_all_uses_with(new)
         stack = [new] if new in self.computed else []
         while stack:
             found = [x for x in stack.pop().users if x not in self.computed]
             self.computed.update(found)
             stack.extend(found)
-        for user in users:  # what was known of its operands
+        for user in users:  # what is known of them depends on their operands
             self.products.pop(user, None)
             self._note(user)
         stack = [old]
@@ -119,18 +121,21 @@ class Rewriter:
         self.graph.erase_node(node)
 
     def nodes(self) -> Iterator[Node]:
-        """The operators there are now, in order, but for those dropped meanwhile."""
+        """The operators at the time of the call, in order, without those removed during the iteration."""
         return (x for x in list(self.graph.nodes) if x.op == "call_function" and x not in self._gone)
 
     @staticmethod
     def users(node: Node) -> list[Node]:
+        """The nodes that use a node's result, without runtime checks."""
         return [x for x in node.users if packet(x) not in CHECKS]
 
     def is_sole(self, node: Node) -> bool:
+        """Whether exactly one node uses a node's result."""
         return len(self.users(node)) == 1
 
     def weight(self, at: Node, product: Product, spans: Sequence[tuple[int, int]] = ()) -> Node:
-        """The weight (N, K) of a product: of the operand's columns in `spans` alone, where there are any."""
+        """Insert nodes for the weight (N, K) of a product. spans: ranges of the operand's columns to keep; empty keeps
+        all."""
         axis = 1 if product.transposed else 0
         origin = product.node
         pieces = [self.insert(at, aten.slice.Tensor, product.weight, axis, *span, origin=origin) for span in spans]
@@ -141,3 +146,4 @@ class Rewriter:
 
 
 Rewrite = Callable[[Rewriter, Node], Node | None]
+"""A rewrite: returns the node that replaces the given one, or None to leave it."""

@@ -1,8 +1,8 @@
-"""Rewrites of the captured graph, after which the machine can take more of it; what the graph computes stays the same.
+"""Rewrites of the captured graph, which make more of it possible on the machine and keep its results.
 
-The rules of the tracer see one operator at a time. What becomes possible only when several operators change together
-is here: a function per rewrite, from a node to the node that takes its place, or to None where it is left alone. What
-a rewrite adds carries the module path of the operator it comes from, and its shape and type.
+Lowering rules see one operator at a time. Rewrites change several operators together. Each is a function from a node to
+the node that replaces it, or to None to leave it. Inserted nodes carry the module path of the operator that they come
+from, and their shape and type.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def _is_identity(node: Node) -> bool:
 
 
 def _origin(node: Node) -> Node:
-    """What it is, without conversions to the type that it has."""
+    """The node behind operators that change nothing, such as conversions to the same type."""
     while _is_identity(node):
         node = node.all_input_nodes[0]
     return node
@@ -57,10 +57,10 @@ def _origin(node: Node) -> Node:
 
 
 def likes(graph: Rewriter, node: Node) -> Node | None:
-    """type_as(x, y) and expand_as(x, y) take of y its type or its shape alone, and those are known.
+    """Rewrite type_as(x, y) and expand_as(x, y), which use only the type or shape of y, into operators without y.
 
-    As where position embeddings are converted to the type of what they are added to: they are the host's then, though
-    the machine computes y. Left alone: where the shape depends on data.
+    Example: position embeddings are converted to the type of an activation y of the machine; without y the host can
+    compute them. Not applied if the shape depends on data.
     """
     op, a = packet(node), arguments(node)
     if op not in (aten.type_as, aten.expand_as) or not is_static(node):
@@ -72,9 +72,9 @@ def likes(graph: Rewriter, node: Node) -> Node | None:
 
 
 def joins(graph: Rewriter, node: Node) -> Node | None:
-    """cat does without the parts that have no elements, as the tokens or the prefix that a model may have and has not.
+    """Remove parts without elements from a cat, such as optional tokens or a prefix that a model does not use.
 
-    Left alone: where no part has elements, and where the parts are of several types, which make that of the result.
+    Not applied if no part has elements, or if parts have several types, which determine the type of the result.
     """
     if packet(node) not in JOINS or not is_static(node) or is_empty(node):
         return None
@@ -89,13 +89,12 @@ def joins(graph: Rewriter, node: Node) -> Node | None:
 
 
 def patches(graph: Rewriter, node: Node) -> Node | None:
-    """A convolution whose patches neither overlap nor leave gaps is a matrix product with a patch in each row.
+    """Rewrite a convolution whose patches neither overlap nor leave gaps into a matrix product with a patch per row.
 
-    (..., C, H, W) is cut into rows (..., patches, C * kernel) on the host, without what is left of the image beyond
-    the last whole patch; the product's result becomes (..., N, H / kernel, W / kernel) again. Left alone: with another
-    stride, padding, dilation or groups; with a weight that is no constant; where the machine could not go on from the
-    result, so that it would only stand in the way of what the machine does later; and on the machine's results, unless
-    each position is a patch of its own.
+    The host cuts (..., C, H, W) into rows (..., patches, C * kernel) and drops what lies beyond the last whole patch;
+    the product's result is reshaped to (..., N, H / kernel, W / kernel). Not applied with another stride, padding,
+    dilation or groups; if the weight is not constant; if the machine could not process the result further, because
+    then later products could not run on it; and on results of the machine, unless each patch is one position.
     """
     n = CONVOLUTIONS.get(packet(node), 0)
     if not n or not is_static(node) or is_empty(node):
@@ -104,7 +103,7 @@ def patches(graph: Rewriter, node: Node) -> Node | None:
     x, weight, bias = a["input"], a["weight"], a["bias"]
     kernel, shape = shape_of(weight)[2:], shape_of(x)
     settings = {"stride": kernel, "padding": (0,) * n, "dilation": (1,) * n, "groups": (1,) * n}
-    plain = all(_each(a[name], n) == wanted for name, wanted in settings.items())
+    plain = all(_each(a[name], n) == setting for name, setting in settings.items())
     constant = weight in graph.constants and (bias is None or bias in graph.constants) and x not in graph.constants
     if not plain or not constant or any(dtype_of(v) != torch.float32 for v in (node, x, weight)):
         return None
@@ -136,8 +135,8 @@ def _each(setting: Any, n: int) -> tuple[Any, ...]:
 
 
 def _goes_on(graph: Rewriter, node: Node, is_open: bool = True) -> bool:
-    """Whether the machine could take all that uses a product's result, as far as the next products. is_open: whether
-    something can still be added."""
+    """Whether the machine could run all users of a product's result, up to the next products. is_open: a bias or a
+    residual can still be added."""
     users = graph.users(node)
     return all(_takes(graph, user, node, is_open, len(users) == 1) for user in users)
 
@@ -160,11 +159,11 @@ def _takes(graph: Rewriter, user: Node, node: Node, is_open: bool, is_sole: bool
 
 
 def heads(graph: Rewriter, node: Node) -> Node | None:
-    """bmm(softmax(bmm(q, k^T)), v) over (batch * heads, seq, columns), with factors and masks between, becomes the same
-    with heads in a dimension of their own, as attention is spelled elsewhere.
+    """Rewrite attention over (batch * heads, seq, columns) into attention with heads in a separate dimension.
 
-    As in nn.MultiheadAttention, which spells it so unless it is told need_weights=False. How many sequences there are
-    follows from the product that queries come from. Left alone: what else may be between the two products.
+    The pattern is bmm(softmax(bmm(q, k^T)), v) with factors and masks between, as nn.MultiheadAttention computes it
+    with need_weights=True. The batch follows from the product that the queries come from. Not applied with any other
+    operator between the two products.
     """
     if packet(node) is not aten.bmm or is_empty(node) or packet(_origin(node.args[0])) is not aten.softmax:
         return None
@@ -196,22 +195,22 @@ def heads(graph: Rewriter, node: Node) -> Node | None:
         return None
     batch = rows // seq
 
-    def apart(x: Any) -> Any:
+    def with_heads(x: Any) -> Any:
         shape = shape_of(x) if isinstance(x, Node) else ()
         if len(shape) != 3 or shape[0] != count:
             return x
         return graph.insert(node, aten.reshape.default, x, [batch, count // batch, *shape[1:]])
 
-    y = graph.insert(node, aten.matmul.default, apart(q), apart(k))
+    y = graph.insert(node, aten.matmul.default, with_heads(q), with_heads(k))
     for target, other in reversed(between):
-        y = graph.insert(node, target, y, apart(other))
+        y = graph.insert(node, target, y, with_heads(other))
     y = graph.insert(node, aten.softmax.int, y, -1)
-    y = graph.insert(node, aten.matmul.default, y, apart(node.args[1]))
+    y = graph.insert(node, aten.matmul.default, y, with_heads(node.args[1]))
     return graph.insert(node, aten.reshape.default, y, list(shape_of(node)))
 
 
 def _rows_behind(graph: Rewriter, node: Node) -> int | None:
-    """Rows of the product that a tensor is a view of, or a multiple."""
+    """The number of rows of the product that a tensor is a view or a multiple of; None if there is no such product."""
     while node not in graph.products:
         computed = [x for x in node.all_input_nodes if x in graph.computed]
         if len(computed) != 1 or not (packet(node) in VIEWS or packet(node) in (aten.mul, aten.div)):
@@ -224,12 +223,13 @@ def _rows_behind(graph: Rewriter, node: Node) -> int | None:
 
 
 def rows(graph: Rewriter, node: Node) -> Node | None:
-    """Rows of the host before or after those of a product, as class tokens before patches, become rows of the product.
+    """Make rows of the host that are joined with those of a product, such as class tokens before patches, rows of the
+    product.
 
-    cat([token, x @ W + b], -2) becomes cat([0, x], -2) @ W + cat([token, b], -2), one product with one residual; the
-    0 and the b have as many rows as what they stand for. Left alone: where more than one part is computed on the
-    machine or the product's operand is, since rows cannot be added there; where more than views lie between product
-    and cat; where the product's result is used elsewhere; and where the machine could not go on from the result.
+    cat([token, x @ W + b], -2) becomes cat([0, x], -2) @ W + cat([token, b], -2), one product with one residual; 0 and
+    b are expanded to the rows that they replace. Not applied if the machine computes more than one part, or the
+    product's operand, because rows cannot be added there; if other operators than views are between product and cat; if
+    the product's result has other users; or if the machine could not process the result further.
     """
     if packet(node) not in JOINS or not is_static(node):
         return None
@@ -258,7 +258,7 @@ def rows(graph: Rewriter, node: Node) -> Node | None:
 
 
 def _views(node: Node) -> Iterator[Node]:
-    """A node, and all that it is a view of."""
+    """A node, and the chain of nodes that it is a view of."""
     yield node
     while packet(node) in VIEWS:
         node = node.all_input_nodes[0]
@@ -266,7 +266,7 @@ def _views(node: Node) -> Iterator[Node]:
 
 
 def _seen_in_full(graph: Rewriter, node: Node) -> Product | None:
-    """The product whose rows, all and in order, a node shows through views that nobody else uses."""
+    """The product of which a node is all rows in order, through views without other users; None if there is none."""
     chain = list(_views(node))
     product = graph.products.get(chain[-1])
     if product is None or not all(map(graph.is_sole, chain)) or shape_of(node)[-1] != product.width:
@@ -286,11 +286,11 @@ def _seen_in_full(graph: Rewriter, node: Node) -> Product | None:
 
 
 def host_sums(graph: Rewriter, node: Node) -> Node | None:
-    """(x @ W + g) + h with g and h from the host becomes x @ W + (g + h): the machine adds one thing to a product.
+    """Rewrite (x @ W + g) + h, with g and h from the host, into x @ W + (g + h), because a product takes one residual.
 
-    As where class tokens (`rows`) and then position embeddings are added; through views of the product and through
-    dropout, which is none here. Left alone: where x @ W + g is used elsewhere too; and where g or h is a constant
-    vector, which the product takes up in its bias anyway.
+    Example: class tokens (`rows`) and then position embeddings are added. Views of the product, and dropout in eval
+    mode, may be between. Not applied if x @ W + g has other users, or if g or h is a constant vector, which becomes
+    part of the product's bias anyway.
     """
     outer = _host_sum(graph, node)
     if outer is None:
@@ -310,7 +310,7 @@ def host_sums(graph: Rewriter, node: Node) -> Node | None:
 
 
 def _host_sum(graph: Rewriter, node: Node) -> tuple[Node, Node] | None:
-    """What is computed and what the host adds to it, if it is such a sum."""
+    """(computed value, tensor of the host) if a node is their sum and the tensor is no constant vector; else None."""
     a = arguments(node)
     if packet(node) is not aten.add or a["alpha"] != 1 or dtype_of(node) != torch.float32:
         return None
@@ -329,10 +329,10 @@ def _host_sum(graph: Rewriter, node: Node) -> tuple[Node, Node] | None:
 
 
 def roots(graph: Rewriter, node: Node) -> Node | None:
-    """x * rsqrt(mean(x^2) + eps), and that times a constant vector, becomes rms_norm, as models spell it that are older
-    than the operator.
+    """Rewrite x * rsqrt(mean(x^2) + eps), also times a constant vector, into rms_norm. Models older than that operator
+    spell it so.
 
-    Left alone: a mean over anything but the last dimension, another x below the root, a vector of other columns.
+    Not applied to a mean over any other than the last dimension, another x in the root, or a vector of another size.
     """
     if packet(node) is not aten.mul or not is_static(node) or dtype_of(node) != torch.float32:
         return None
@@ -377,12 +377,13 @@ def _root_of_mean_square(x: Node, factor: Node) -> float | None:
 
 
 def columns(graph: Rewriter, node: Node) -> Node | None:
-    """A product of columns of the machine and others side by side becomes a sum of products, one for each of them.
+    """Rewrite a product of joined columns into a sum of products, one for the host's columns and one for each part that
+    the machine computes.
 
     cat([g, h, x], -1) @ W + b becomes x @ W_x + (cat([g, h], -1) @ W_gh + b), with g and h from the host and x from the
-    machine: each product is the residual of the next. Left alone: where all parts are the host's, which can join them;
-    where none has the rows of a product, as when only single rows of each sequence are left; and where a part is
-    computed by what the machine does not do between products, as the product of two activations element by element.
+    machine: each product is the residual of the next. Not applied if all parts are of the host; if no part has the
+    rows of a product, e.g. only single rows of each sequence are left; or if a part is computed by operators that the
+    machine cannot run between products, e.g. an elementwise product of two activations.
     """
     product = graph.products.get(node)
     if product is None:
@@ -414,19 +415,19 @@ def columns(graph: Rewriter, node: Node) -> Node | None:
 
 
 def _as_float(graph: Rewriter, at: Node, part: Node) -> Node:
-    """In the type that it gets when it is joined with floats."""
+    """The node converted to float32, the type that it gets when it is joined with floats."""
     if dtype_of(part) == torch.float32:
         return part
     return graph.insert(at, aten._to_copy.default, part, dtype=torch.float32, origin=part)
 
 
 def _has_rows(graph: Rewriter, node: Node, count: int) -> bool:
-    """Whether a product of as many rows stands behind it."""
+    """Whether a node is computed from a product of `count` rows."""
     return any(prod(shape_of(x)[:-1]) == count for x in _behind(graph, node))
 
 
 def _behind(graph: Rewriter, node: Node) -> set[Node]:
-    """The products and attentions that a node is computed from, without those behind them."""
+    """The nearest products and attentions that a node is computed from, not those further back."""
     found, seen, stack = set(), set(), [node]
     while stack:
         x = stack.pop()
@@ -439,7 +440,7 @@ def _behind(graph: Rewriter, node: Node) -> set[Node]:
 
 
 def _is_possible(graph: Rewriter, node: Node) -> bool:
-    """Whether the machine may do all that lies between the products and this node."""
+    """Whether the machine may run all operators between the nearest products and this node."""
     seen, stack = set(), [node]
     while stack:
         x = stack.pop()
@@ -453,11 +454,11 @@ def _is_possible(graph: Rewriter, node: Node) -> bool:
 
 
 REWRITES: tuple[Rewrite, ...] = (likes, joins, roots, heads, patches, rows, host_sums, columns)
-"""In this order: a rewrite may make room for the next."""
+"""All rewrites, in order: one may make the next possible."""
 
 
 def rewrite(program: ExportedProgram, rules: Sequence[Rewrite] = REWRITES) -> bool:
-    """Apply these, in place. Returns whether there was something to rewrite."""
+    """Apply rewrites to a captured graph, in place. Returns whether the graph changed."""
     graph, changed = Rewriter(program), False
     for rule in rules:
         for node in graph.nodes():

@@ -1,8 +1,8 @@
-"""What the machine can take: one rule for each operator of PyTorch, from the values of its operands to its own.
+"""Lowering rules: for each PyTorch operator, from the abstract values of its operands to that of its result.
 
-A rule returns the value, or the reason why the machine does not take the operator here; the operator then stays in
-PyTorch. An attention never does: its rule raises UnsupportedError. Rules of what moves nothing are in `view_rules`, of
-attention in `attention_rules`; here are those of products and of what is fused into them, and the table of all.
+A rule returns the abstract value, or the reason why the machine cannot run the operator here; the operator then stays
+in PyTorch. Attention never stays there: its rule raises UnsupportedError. Rules of views are in `view_rules`, of
+attention in `attention_rules`; here are those of products and of operators fused into them, and the table of all rules.
 """
 
 from __future__ import annotations
@@ -40,24 +40,24 @@ aten = torch.ops.aten
 
 
 def in_rows(view: View, width: int) -> bool:
-    """Whether the last dimension is the columns."""
+    """Whether the last dimension of a view is the columns of its activation."""
     return view.with_columns(width, width) is not None
 
 
 def linear(values: AbstractState, node: Node, a: Arguments) -> Abstract | str:
-    """A product with a constant weight (N, K), and a bias."""
+    """Rule of linear: a product with a constant weight (N, K), and a bias."""
     return product(values, node, a["input"], a["weight"], a["bias"], transposed=True)
 
 
 def addmm(values: AbstractState, node: Node, a: Arguments) -> Abstract | str:
-    """A bias and a product with a constant weight (K, N)."""
+    """Rule of addmm: a bias plus a product with a constant weight (K, N)."""
     if a["beta"] != 1 or a["alpha"] != 1:
-        return "addmm with factors"
+        return "addmm is supported with beta = alpha = 1 only"
     return product(values, node, a["mat1"], a["mat2"], a["self"], transposed=False)
 
 
 def matmul(values: AbstractState, node: Node, a: Arguments) -> Abstract | str:
-    """A product with a constant weight (K, N), the scores of an attention, or its values."""
+    """Rule of matmul: a product with a constant weight (K, N), or the first or second product of an attention."""
     x, y = a["self"], a["mat2"] if "mat2" in a else a["other"]
     left, right = values.of[x], values.of[y]
     if isinstance(left, PartialAttention) and left.normal:
@@ -67,27 +67,29 @@ def matmul(values: AbstractState, node: Node, a: Arguments) -> Abstract | str:
     on_machine = not (is_host(left) and is_host(right)) and len(shape_of(x)) == len(shape_of(y)) == 4
     if on_machine and isinstance(left, Value) and isinstance(right, Value):
         return PartialAttention(left, Value(right.base, right.view.permute((0, 1, 3, 2))))
-    return "a product of two activations is possible only in an attention"
+    return "a product of two activations is supported only in an attention"
 
 
 def product(
     values: AbstractState, node: Node, x: Node, weight: Node, bias: Node | None, *, transposed: bool
 ) -> Abstract | str:
-    """x @ weight + bias over all rows, weight and bias constant and float32: a layer of its own."""
+    """Make a product layer, x @ weight + bias, over all rows. weight: constant, (N, K) if `transposed`, else (K, N).
+    bias: constant, (N,) or None. Returns a reason if it is not supported. Raises WrongTypeError for operands that are
+    not float32."""
     if not values.is_constant(weight) or not (bias is None or values.is_constant(bias)):
         return "its weight or its bias is computed from the arguments"
     operand = None if values.is_constant(x) else values.operand(x, in_rows)
     if operand is None:
         return f"its operand is not all of {values.batch} x {values.seq} rows on the machine"
-    for what, tensor in (("weight", weight), ("operand", x)):
+    for name, tensor in (("weight", weight), ("operand", x)):
         if dtype_of(tensor) != torch.float32:
             raise WrongTypeError(
                 node,
-                f"{site(node)}: its {what} is {dtype_of(tensor)}; the machine computes in float32: convert it "
+                f"{site(node)}: its {name} is {dtype_of(tensor)}; the machine computes in float32: convert it "
                 "first, as model.float() does",
             )
     if len(shape_of(weight)) != 2:
-        return "its weight is no matrix"
+        return "its weight is not a matrix"
     matrix = values.constant(weight).numpy()
     matrix = matrix.T if transposed else matrix
     columns = () if bias is None else shape_of(bias)
@@ -99,23 +101,25 @@ def product(
 
 
 def open_product(values: AbstractState, x: Node) -> tuple[Linear, View] | None:
-    """The product that an operator on x can be fused into, and how x shows it."""
+    """The product into which an operator on x can be fused, and the view of it that x is; None if there is none."""
     found = product_of(values, x)
     return found if found is not None and found[0].is_open else None
 
 
 def product_of(values: AbstractState, x: Node) -> tuple[Linear, View] | None:
-    """The product that x shows, with all that is fused into it, and how."""
+    """The product that x is a view of, with all that is fused into it, and that view; None if there is none."""
     value = None if is_host(values.of[x]) else values.operand(x, lambda view, width: True)
     return (value.base, value.view) if value is not None and isinstance(value.base, Linear) else None
 
 
 def activation(kind: Callable[[Arguments], Activation]) -> LoweringPattern:
+    """Make the rule of an activation operator. kind: from the operator's arguments to the machine's activation."""
+
     def rule(values: AbstractState, node: Node, a: Arguments) -> Abstract | str:
-        """An activation that MemC knows, right behind a product: it is applied before the store."""
+        """Fuse the activation into the product directly before it; MemC applies it at the store."""
         found = open_product(values, a["self"])
         if found is None:
-            return f"{op_name(node)} is possible only right after a matrix product"
+            return f"{op_name(node)} is supported only right after a matrix product"
         before, view = found
         return Value(replace(before, activation=kind(a), before=before, fused_path=module_path(node)), view)
 
@@ -123,10 +127,10 @@ def activation(kind: Callable[[Arguments], Activation]) -> LoweringPattern:
 
 
 def elementwise(function: Callable[..., Any], *names: str) -> LoweringPattern:
-    """A function of one or two numbers, element by element."""
+    """Make the rule of an elementwise operator. function: on numpy arrays. names: of its arguments."""
 
     def rule(values: AbstractState, node: Node, a: Arguments) -> Abstract | str:
-        """Perhaps a part of an activation that is spelled out; `pointwise` sees what it comes to."""
+        """Treat the operator as part of an activation that is spelled out."""
         return pointwise(values, node, function, [a[name] for name in names])
 
     return rule
@@ -135,18 +139,18 @@ def elementwise(function: Callable[..., Any], *names: str) -> LoweringPattern:
 def pointwise(
     values: AbstractState, node: Node, function: Callable[..., Any], operands: Sequence[Any]
 ) -> Abstract | str:
-    """The function of what products, numbers and functions of products are, all of one product: an activation once it
-    is one."""
+    """Apply an elementwise function to numbers, a product, and functions of that same product. The result is the
+    product with a fused activation as soon as the function equals one, until then a `Pointwise`."""
     parts: list[Pointwise | float] = []
     for x in operands:
         number = values.number(x)
         part = number if number is not None else _as_pointwise(values, x)
         if part is None:
-            return f"{op_name(node)} is possible only as part of an activation"
+            return f"{op_name(node)} is supported only as part of an activation"
         parts.append(part)
     of = [part for part in parts if isinstance(part, Pointwise)]
     if not of or any((p.base, p.view) != (of[0].base, of[0].view) for p in of) or of[0].view.shape != shape_of(node):
-        return f"{op_name(node)} is possible only on the result of one matrix product"
+        return f"{op_name(node)} is supported only on the result of one matrix product"
     base, view = of[0].base, of[0].view
 
     def applied(x: Float64) -> Float64:
@@ -174,26 +178,26 @@ def _as_pointwise(values: AbstractState, x: Any) -> Pointwise | None:
 
 
 def layer_norm(values: AbstractState, node: Node, a: Arguments) -> Abstract | str:
-    """Over all columns of a product, residual included: MemC does it before the store, without scale and shift, which
-    are folded into what comes next. Behind an activation or another norm it is a layer of its own, a `Pass`."""
+    """Rule of layer_norm over all columns of a product, with its residual: MemC applies it at the store; scale and
+    shift are folded into the consumers. Behind an activation or another norm it becomes a `Pass`."""
     return normed(values, node, a, a["eps"], rms=False)
 
 
 def rms_norm(values: AbstractState, node: Node, a: Arguments) -> Abstract | str:
-    """As a LayerNorm, without a mean and without shift."""
-    eps = torch.finfo(torch.float32).eps if a["eps"] is None else a["eps"]  # what PyTorch takes then
+    """Rule of rms_norm: like layer_norm, without mean and shift."""
+    eps = torch.finfo(torch.float32).eps if a["eps"] is None else a["eps"]  # PyTorch's default
     return normed(values, node, {**a, "bias": None}, eps, rms=True)
 
 
 def normed(values: AbstractState, node: Node, a: Arguments, eps: float, *, rms: bool) -> Abstract | str:
-    """Either of them."""
+    """Fuse a LayerNorm, or an RMSNorm if `rms`, into the product before it, or make a `Pass`."""
     found = None if is_host(values.of[a["input"]]) else values.operand(a["input"], lambda view, width: True)
     before = None if found is None else found.base
     if found is None or not isinstance(before, Linear | Pass) or list(a["normalized_shape"]) != [before.width]:
-        return f"{op_name(node)} is possible only right after a matrix product and its residual, over all columns"
+        return f"{op_name(node)} is supported only right after a matrix product and its residual, over all columns"
     view = found.view
     if not in_rows(view, before.width):
-        return f"{op_name(node)} is possible only over the columns of a product"
+        return f"{op_name(node)} is supported only over the columns of a product"
     scale, shift = values.vector(a["weight"], before.width, 1.0), values.vector(a["bias"], before.width, 0.0)
     if scale is None or shift is None:
         return "its scale or its shift is computed from the arguments"
@@ -204,17 +208,17 @@ def normed(values: AbstractState, node: Node, a: Arguments, eps: float, *, rms: 
 
 
 def add(values: AbstractState, node: Node, a: Arguments) -> Abstract | str:
-    """To scores a mask, to a product a bias or a residual, to a part of an activation whatever belongs to it."""
+    """Rule of add: a mask to scores, a bias or residual to a product, or a part of a spelled-out activation."""
     x, y = a["self"], a["other"]
     if a["alpha"] == 1 and any(isinstance(n, Node) and isinstance(values.of[n], Pointwise) for n in (x, y)):
         return pointwise(values, node, operator.add, (x, y))
     if a["alpha"] != 1 or not isinstance(x, Node) or not isinstance(y, Node):
-        return "it adds a number or a multiple"
+        return "an addition of a number, or with alpha, is not supported here"
     for scores, mask in ((values.of[x], y), (values.of[y], x)):
         if isinstance(scores, PartialAttention):
             if not scores.normal and is_host(values.of[mask]) and dtype_of(mask) != torch.bool:
                 return replace(scores, masks=(*scores.masks, mask))
-            return "an attention takes masks that are float and from the host, before its softmax"
+            return "a mask of an attention must be float, computed on the host, and added before the softmax"
     for taking, other in ((x, y), (y, x)):
         found = open_product(values, taking)
         if found is None or found[1].shape != shape_of(node) or dtype_of(other) != torch.float32:
@@ -222,11 +226,11 @@ def add(values: AbstractState, node: Node, a: Arguments) -> Abstract | str:
         fused = with_bias(values, *found, other) or with_residual(values, *found, other)
         if fused is not None:
             return Value(fused, found[1])
-    return "it adds to something other than the result of a matrix product"
+    return "an addition is supported only to the result of a matrix product"
 
 
 def with_bias(values: AbstractState, before: Linear, view: View, other: Node) -> Linear | None:
-    """A constant vector becomes part of the product's own bias."""
+    """The product with a constant vector added to its bias; None if `other` is no such vector."""
     shape = shape_of(other)
     bias = values.vector(other, before.width, 0.0)
     if bias is None or shape[-1:] != (before.width,) or before.factor != 1 or not in_rows(view, before.width):
@@ -235,36 +239,38 @@ def with_bias(values: AbstractState, before: Linear, view: View, other: Node) ->
 
 
 def with_residual(values: AbstractState, before: Linear, view: View, other: Node) -> Linear | None:
-    """What has the same shape becomes the previous-layer term, unless it depends on the product itself."""
+    """The product with a tensor of the same shape as its residual (previous-layer term); None if it has a residual
+    already, or if the tensor does not fit or depends on the product."""
     if before.residual is not None:
         return None
     residual = values.operand(other, lambda shown, width: (shown, width) == (view, before.width))
     if residual is None and is_host(values.of[other]):
         residual = Value(values.source(other, view, before.width), view)
-    # Of two products the one that the other depends on cannot take it.
+    # A product cannot have a residual that depends on it.
     if residual is None or before in ancestors([residual.base]):
         return None
     return replace(before, residual=residual.base, before=before)
 
 
 def scale(values: AbstractState, node: Node, a: Arguments) -> Abstract | str:
-    """A number times scores or a product goes into weights; times something else it may be part of an activation."""
+    """Rule of mul and div: a constant factor of scores or of a product is folded into weights; anything else may be
+    part of a spelled-out activation."""
     x, y = a["self"], a["other"]
     division = op_name(node).startswith("aten.div")
     if not division and values.number(y) is None:
         x, y = y, x
     factor = values.number(y)
     if a.get("rounding_mode"):
-        return "a division that rounds"
+        return "a division with rounding is not supported"
     scaled = _scaled_by_head(values, a, division) if factor is None else None
     if scaled is not None:
         return scaled
     if factor is None or (isinstance(x, Node) and isinstance(values.of[x], Pointwise)):
         return pointwise(values, node, operator.truediv if division else operator.mul, (a["self"], a["other"]))
     if not isinstance(x, Node):
-        return "a factor that is not a constant number"
+        return "a factor must be a constant number"
     if not (isfinite(factor) and factor):
-        return f"a {'division by' if division else 'factor of'} {factor:g}"
+        return f"a {'division by' if division else 'factor of'} {factor:g} is not supported"
     factor = 1 / factor if division else factor
     value = values.of[x]
     if isinstance(value, PartialAttention) and not value.masks and not value.normal:
@@ -273,13 +279,14 @@ def scale(values: AbstractState, node: Node, a: Arguments) -> Abstract | str:
         return Value(replace(value.base, gain=value.base.gain * factor, before=value.base), value.view)
     found = open_product(values, x)
     if found is None or found[0].residual is not None:
-        return "a factor is possible only right after a matrix product"
+        return "a factor is supported only right after a matrix product"
     before, view = found
     return Value(replace(before, factor=before.factor * factor, before=before), view)
 
 
 def _scaled_by_head(values: AbstractState, a: Arguments, division: bool) -> PartialAttention | None:
-    """Scores (batch, heads, seq, seq) times (or by) a constant for each head, (heads, 1, 1)."""
+    """Scores (batch, heads, seq, seq) multiplied (or divided) by a constant per head, (heads, 1, 1); None if the
+    operator is not that."""
     pairs = [(a["self"], a["other"])] + ([] if division else [(a["other"], a["self"])])
     for x, y in pairs:
         scores = values.of[x] if isinstance(x, Node) else None
@@ -313,12 +320,14 @@ RULES: dict[Any, LoweringPattern] = VIEWS | {
     aten.scaled_dot_product_attention: scaled_dot_product_attention,
 }
 
-# What must not end on the host once the machine has started.
+"""The lowering rule of each operator."""
+
+# Operators that must not run on the host after the machine has started.
 PRODUCTS = {
     *(aten.linear, aten.matmul, aten.mm, aten.addmm, aten.bmm, aten.baddbmm, aten.einsum, aten.bilinear),
     *(aten.tensordot, aten.inner, aten.linalg_matmul, aten.scaled_dot_product_attention),
     *(aten.conv1d, aten.conv2d, aten.conv3d, aten.convolution, aten.lstm, aten.gru, aten.rnn_tanh, aten.rnn_relu),
 }
 
-# Checks that torch.export leaves behind: the shapes and types are static, so they hold.
+# Runtime checks that torch.export inserts. They always hold, because shapes and types are static.
 CHECKS = {aten._assert_tensor_metadata, aten._assert_async, aten._assert_scalar}

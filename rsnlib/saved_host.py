@@ -1,7 +1,7 @@
-"""The host's part of a model as JSON and tensors, and back: no pickle, and nothing in it is executed but operators.
+"""Save the host part of a model as JSON and tensors, and read it: no pickle, and nothing is executed but operators.
 
-Only operators of PyTorch's own library `aten` that compute new tensors are written and read: none that writes to its
-arguments, reads files, or shows memory that nothing was written to.
+Only operators of PyTorch's library `aten` that compute new tensors are written and read: none that writes to its
+arguments, reads files, or returns uninitialised memory.
 """
 
 from __future__ import annotations
@@ -25,8 +25,9 @@ from .host_part import HostPart
 from .structure import Structure, describe
 
 Json = Any
+"""A JSON value."""
 MAX_BYTES = 1 << 34
-"""Of all tensors that the operators make: a file cannot ask for more memory than that."""
+"""Limit on the bytes of all tensors that the operators make, so that a file cannot exhaust the memory."""
 INTERNAL = frozenset(
     {
         "_adaptive_avg_pool2d",
@@ -41,11 +42,11 @@ INTERNAL = frozenset(
         "_weight_norm",
     }
 )
-"""Operators with a name of PyTorch's inside that graphs have."""
+"""Operators with a private name that captured graphs contain, and that are allowed."""
 REFUSED = frozenset({"empty", "empty_like", "empty_permuted", "empty_strided", "from_file", "new_empty"})
-"""And `new_empty_strided`, by its beginning."""
+"""Operators that are refused, because they read files or return uninitialised memory; also all `new_empty*`."""
 VALUES: dict[str, type] = {"dtype": torch.dtype, "layout": torch.layout, "memory_format": torch.memory_format}
-"""What operators take that is named as an attribute of `torch`."""
+"""Kinds of operator arguments that are attributes of `torch`, by their name in a file."""
 
 KINDS = (
     inspect.Parameter.POSITIONAL_ONLY,
@@ -57,7 +58,7 @@ KINDS = (
 
 
 def is_allowed(target: object) -> bool:
-    """Whether an operator may be in a file."""
+    """Whether a file may contain an operator."""
     if target is operator.getitem:
         return True
     if not isinstance(target, torch._ops.OpOverload) or target.namespace != "aten" or target._schema.is_mutable:
@@ -69,16 +70,14 @@ def is_allowed(target: object) -> bool:
 
 
 def encode(host: HostPart, keep: Callable[[torch.Tensor], str]) -> Json:
-    """The host's part as JSON. keep: stores a tensor, and returns its name.
-
-    Raises UnsupportedError, naming operator and module path, for what cannot be written.
-    """
+    """Write a host part as JSON. keep: stores a tensor and returns its name. Raises UnsupportedError, naming operator
+    and module path, for anything that cannot be written."""
     interface = host.interface
     for node in (*host.before, *host.after):
         if not is_allowed(node.target):
             raise UnsupportedError(
-                f"{site(node)}: a file holds operators of PyTorch's own library alone that compute new tensors, and "
-                "this is none of them"
+                f"{site(node)}: this operator cannot be saved; a file holds only operators of PyTorch's library aten "
+                "that compute new tensors"
             )
     for node, value in host.constants.items():
         if not isinstance(value, torch.Tensor):
@@ -104,15 +103,15 @@ def encode(host: HostPart, keep: Callable[[torch.Tensor], str]) -> Json:
     }
 
 
-def decode(said: Json, tensor: Callable[[str], torch.Tensor]) -> HostPart:
-    """The host's part from JSON. tensor: one by its name. Raises whatever a description that is none makes: callers
-    read files that anybody may have written."""
+def decode(description: Json, tensor: Callable[[str], torch.Tensor]) -> HostPart:
+    """Read a host part from JSON. tensor: returns a stored tensor by its name. Raises any Exception for a wrong
+    description; callers must expect that, because anybody may have written the file."""
     graph = Graph()
     nodes: dict[str, Node] = {}
 
     def add(name: str, node: Node) -> Node:
         if name in nodes:
-            raise ValueError(f"two values are called {name!r}")
+            raise ValueError(f"two values have the name {name!r}")
         nodes[name] = node
         return node
 
@@ -129,32 +128,33 @@ def decode(said: Json, tensor: Callable[[str], torch.Tensor]) -> HostPart:
             made.append(add(name, graph.call_function(_target(target), by_position, by_name)))
         return tuple(made)
 
-    arguments = tuple(outside(name, of_described(x)) for name, x in said["arguments"])
-    constants = {outside(name, None): tensor(stored) for name, stored in said["constants"]}
-    before = operators(said["before"])
-    sources = {name: (nodes[node], _of_view(view)) for name, node, view in said["sources"]}
-    masks = tuple(nodes[name] for name, _ in said["masks"])
+    arguments = tuple(outside(name, of_described(x)) for name, x in description["arguments"])
+    constants = {outside(name, None): tensor(stored) for name, stored in description["constants"]}
+    before = operators(description["before"])
+    sources = {name: (nodes[node], _of_view(view)) for name, node, view in description["sources"]}
+    masks = tuple(nodes[name] for name, _ in description["masks"])
     results = {
         outside(node, torch.empty(shape, device="meta")): (name, _of_view(view))
-        for node, name, view, shape in said["results"]
+        for node, name, view, shape in description["results"]
     }
-    after = operators(said["after"])
-    result = graph.output(tuple(_read(said["result"], nodes)))
-    structure, argument_structure = Structure(said["result_structure"]), Structure(said["argument_structure"])
+    after = operators(description["after"])
+    result = graph.output(tuple(_read(description["result"], nodes)))
+    structure = Structure(description["result_structure"])
+    argument_structure = Structure(description["argument_structure"])
     if structure.num_leaves != len(result.args[0]) or argument_structure.num_leaves != len(arguments):
         raise ValueError("structures of arguments or results have another number of values")
     interface = Interface(
-        of_parameters(said["signature"]),
+        of_parameters(description["signature"]),
         arguments,
         argument_structure.spec,
         result,
         structure,
     )
-    columns = {str(name): int(n) for name, n in said["columns"].items()}
+    columns = {str(name): int(n) for name, n in description["columns"].items()}
     host = HostPart(
-        int(said["batch"]),
-        int(said["seq"]),
-        tuple(map(int, said["lengths"])),
+        int(description["batch"]),
+        int(description["seq"]),
+        tuple(map(int, description["lengths"])),
         columns,
         interface,
         constants,
@@ -163,14 +163,14 @@ def decode(said: Json, tensor: Callable[[str], torch.Tensor]) -> HostPart:
         sources,
         results,
         masks,
-        frozenset(nodes[name] for name, is_causal in said["masks"] if is_causal),
+        frozenset(nodes[name] for name, is_causal in description["masks"] if is_causal),
     )
     _check(host)
     return host
 
 
 def _operator(node: Node) -> Json:
-    """Its result's name, what it is, what it takes."""
+    """An operator as JSON: name of its result, name of the operator, arguments by position and by name."""
     name = "getitem" if node.target is operator.getitem else str(node.target)
     return [node.name, name, _value(list(node.args)), {key: _value(x) for key, x in node.kwargs.items()}]
 
@@ -181,12 +181,12 @@ def _target(name: str) -> Callable[..., Any]:
     library, packet, overload = name.split(".")
     target: Any = getattr(getattr(torch.ops.aten, packet), overload) if library == "aten" else None
     if not is_allowed(target):
-        raise ValueError(f"operator {name} may not be in a file")
+        raise ValueError(f"operator {name} is not allowed in a file")
     return cast("Callable[..., Any]", target)
 
 
 def _value(x: Any) -> Json:
-    """What an operator takes. Raises UnsupportedError for what has no description."""
+    """An operator's argument as JSON. Raises UnsupportedError for a type that cannot be written."""
     if x is None or isinstance(x, bool | int | str) or (isinstance(x, float) and math.isfinite(x)):
         return x
     if isinstance(x, Node):
@@ -201,15 +201,16 @@ def _value(x: Any) -> Json:
     for kind, of in VALUES.items():
         if isinstance(x, of):
             return {kind: str(x).removeprefix("torch.")}
-    raise UnsupportedError(f"an operator of PyTorch's part takes a {type(x).__name__}, which cannot be saved")
+    raise UnsupportedError(f"an operator of the host part takes a {type(x).__name__}, which cannot be saved")
 
 
-def _read(said: Json, nodes: Mapping[str, Node]) -> Any:
-    if said is None or isinstance(said, bool | int | float | str):
-        return said
-    if isinstance(said, list):
-        return [_read(part, nodes) for part in said]
-    ((kind, x),) = said.items()
+def _read(value: Json, nodes: Mapping[str, Node]) -> Any:
+    """An operator's argument from JSON, as `_value` writes it."""
+    if value is None or isinstance(value, bool | int | float | str):
+        return value
+    if isinstance(value, list):
+        return [_read(part, nodes) for part in value]
+    ((kind, x),) = value.items()
     if kind == "of":
         return nodes[x]
     if kind == "float":
@@ -222,42 +223,43 @@ def _read(said: Json, nodes: Mapping[str, Node]) -> Any:
 
 
 def _named(name: str, kind: type) -> Any:
-    """An attribute of torch, of this kind."""
+    """The attribute `name` of torch. Raises ValueError if it is not of this kind."""
     found = getattr(torch, name)
     if not isinstance(found, kind):
-        raise ValueError(f"torch.{name} is no {kind.__name__}")
+        raise ValueError(f"torch.{name} is not a {kind.__name__}")
     return found
 
 
 def described(x: Any) -> Json:
-    """What an argument must be: shape and dtype of a tensor, or the value of a number, a text or nothing; of what is
-    made of several, nothing."""
+    """Describe what an argument must be, as JSON: shape and dtype of a tensor; the value of a number, a string or None;
+    nothing for a container."""
     if isinstance(x, torch.Tensor):
         return {"shape": list(x.shape), "dtype": str(x.dtype).removeprefix("torch.")}
     return {"equal": _value(x)} if x is None or isinstance(x, bool | int | float | str) else {"several": True}
 
 
-def of_described(said: Json) -> Any:
-    """A tensor without numbers, or the value; raises whatever what is no description makes."""
-    if "several" in said:
+def of_described(description: Json) -> Any:
+    """The argument that `described` describes: a meta tensor, a value, or () for a container. Raises any Exception for
+    a wrong description."""
+    if "several" in description:
         return ()
-    if "equal" in said:
-        return _read(said["equal"], {})
-    return torch.empty(said["shape"], dtype=_named(said["dtype"], torch.dtype), device="meta")
+    if "equal" in description:
+        return _read(description["equal"], {})
+    return torch.empty(description["shape"], dtype=_named(description["dtype"], torch.dtype), device="meta")
 
 
 def parameters(signature: inspect.Signature) -> Json:
-    """Of a function: names, kinds, and which have a default."""
+    """A function's parameters as JSON: for each its name, its kind, and whether it has a default."""
     return [[p.name, p.kind.name, p.default is not p.empty] for p in signature.parameters.values()]
 
 
-def of_parameters(said: Json) -> inspect.Signature:
-    """A signature, to bind arguments with; what a call does not give is not bound."""
+def of_parameters(description: Json) -> inspect.Signature:
+    """The signature that `parameters` describes, for binding arguments. All its defaults are None."""
     kinds = {kind.name: kind for kind in KINDS}
     return inspect.Signature(
         [
             inspect.Parameter(name, kinds[kind], default=None if has_default else inspect.Parameter.empty)
-            for name, kind, has_default in said
+            for name, kind, has_default in description
         ]
     )
 
@@ -266,14 +268,14 @@ def _view(view: View) -> Json:
     return [view.offset, [[list(atom) for atom in dim] for dim in view.dims]]
 
 
-def _of_view(said: Json) -> View:
-    offset, dims = said
+def _of_view(description: Json) -> View:
+    offset, dims = description
     return View(tuple(tuple((int(size), int(stride)) for size, stride in dim) for dim in dims), int(offset))
 
 
 def _check(host: HostPart) -> None:
-    """Run it without values: operators and shapes must fit each other. Raises whatever PyTorch raises, and `ValueError`
-    for tensors beyond all reason. What depends on values is seen when it runs."""
+    """Run a host part with fake tensors, to check that operators and shapes fit. Raises whatever PyTorch raises, and
+    `ValueError` for tensors of more than MAX_BYTES. Operators that depend on values are checked only when they run."""
     for node, view in host.sources.values():
         if merge(sorted(view.atoms, key=lambda atom: -atom[1])) != merge([(prod(view.shape), 1)]) or view.offset:
             raise ValueError(f"{node.name} is not each element of an input of the network once")
@@ -283,7 +285,7 @@ def _check(host: HostPart) -> None:
             x = node.meta["val"]
             values[node] = torch.empty(x.shape, dtype=x.dtype) if isinstance(x, torch.Tensor) else x
         made_bytes: dict[int, int] = {}
-        """By storage: views take no memory."""
+        """Bytes by storage, because views take no memory."""
         for node in chain(host.before, host.after):
             if not all(x in values for x in node.all_input_nodes):
                 continue  # it depends on values
@@ -296,7 +298,7 @@ def _check(host: HostPart) -> None:
                 if isinstance(x, torch.Tensor):
                     made_bytes[x.untyped_storage()._cdata] = x.untyped_storage().nbytes()
             if sum(made_bytes.values()) > MAX_BYTES:
-                raise ValueError(f"{node.target} and the operators before it make more than {MAX_BYTES >> 30} GiB")
+                raise ValueError(f"{node.target} and the operators before it need more than {MAX_BYTES >> 30} GiB")
         for node, view in host.sources.values():
             if node in values:
                 values[node].broadcast_to(view.shape)

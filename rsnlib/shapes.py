@@ -1,4 +1,4 @@
-"""Dimensions of a model's arguments whose sizes calls choose, and arguments that are cut or filled up to such sizes."""
+"""Dynamic dimensions of a model's arguments, and how arguments are cut or padded to the sizes of a program."""
 
 from __future__ import annotations
 
@@ -18,38 +18,39 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, init=False)
 class Dim:
-    """A dimension of arguments whose size calls choose. sizes: those that there are programs for. exact: calls have one
-    of these sizes; otherwise any up to the largest, and what is missing is filled in."""
+    """A dynamic dimension: calls choose its size. sizes: the sizes that programs are compiled for, ascending. exact:
+    calls must have one of these sizes; otherwise any size up to the largest, padded to the next of them."""
 
     sizes: tuple[int, ...]
     exact: bool
 
     def __init__(self, *sizes: int, exact: bool = False) -> None:
-        """Raises `TensorError` for what are no sizes."""
+        """Raises `TensorError` unless there is at least one size and all are whole numbers from 1 on."""
         if any(isinstance(n, bool) or not isinstance(n, int) for n in sizes):
-            raise TensorError(f"{type(self).__name__}{sizes}: sizes are whole numbers")
+            raise TensorError(f"{type(self).__name__}{sizes}: sizes must be whole numbers")
         if not sizes or min(sizes) < 1:
-            raise TensorError(f"{type(self).__name__}{sizes}: at least one size, and each 1 or more")
+            raise TensorError(f"{type(self).__name__}{sizes}: give at least one size, each 1 or more")
         object.__setattr__(self, "sizes", tuple(sorted(set(sizes))))
         object.__setattr__(self, "exact", exact)
 
     what = "size"
+    """What messages call the size."""
 
 
 class Batch(Dim):
-    """How many sequences. Those that are missing are copies of the last."""
+    """A dynamic number of sequences. Missing sequences are padded with copies of the last one."""
 
     what = "batch"
 
 
 class Length(Dim):
-    """Rows of a sequence. Those that are missing are 0, in a mask too, which hides them."""
+    """A dynamic number of rows of a sequence. Missing rows are padded with 0, in a mask too, which hides them."""
 
     what = "length"
 
 
 Shapes = Mapping[str, Mapping[int, Dim]]
-"""By argument, which of its dimensions calls choose."""
+"""The dynamic dimensions of arguments: by argument name, by axis."""
 
 
 FORM = '{"input_ids": {0: rsn.Batch(1, 8), 1: rsn.Length(128, 512)}}'
@@ -58,17 +59,22 @@ FORM = '{"input_ids": {0: rsn.Batch(1, 8), 1: rsn.Length(128, 512)}}'
 def _check_form(shapes: object) -> None:
     whole = isinstance(shapes, Mapping) and shapes and all(isinstance(d, Mapping) and d for d in shapes.values())
     if not isinstance(shapes, Mapping) or not whole:
-        raise TensorError(f"dynamic_shapes = {shapes!r}: by argument, which dimensions calls choose, such as {FORM}")
+        raise TensorError(
+            f"dynamic_shapes = {shapes!r}: must give the dynamic dimensions of each argument, such as {FORM}"
+        )
     for name, dims in shapes.items():
         for axis, dim in dims.items():
             if isinstance(axis, bool) or not isinstance(axis, int) or not isinstance(dim, Batch | Length):
-                raise TensorError(f"dynamic_shapes[{name!r}]: {axis!r}: {dim!r}; write {FORM}")
+                raise TensorError(
+                    f"dynamic_shapes[{name!r}] has {axis!r}: {dim!r}; must be axis: rsn.Batch(...) or rsn.Length(...), "
+                    f"such as {FORM}"
+                )
 
 
 class Arguments:
-    """The arguments of a function, by name, some of whose dimensions calls choose. signature: of the function; example:
-    of one call; dims: those dimensions, each once. Raises `TensorError` for shapes that are none of these arguments'.
-    """
+    """The arguments of a function and their dynamic dimensions. signature: of the function. example: the arguments of
+    one call by name. shapes: the dynamic dimensions. dims: all of these, each once. Raises `TensorError` if `shapes`
+    does not fit the arguments."""
 
     def __init__(self, signature: inspect.Signature, example: tuple[Any, ...] | dict[str, Any], shapes: Shapes) -> None:
         _check_form(shapes)
@@ -83,8 +89,8 @@ class Arguments:
             )
         self.dims: tuple[Dim, ...] = tuple(dict.fromkeys(d for dims in shapes.values() for d in dims.values()))
         self.first_names = [next(name for name, of in shapes.items() if dim in of.values()) for dim in self.dims]
-        """For each dimension, the first argument that has it."""
-        # A second batch or length is told apart by its argument.
+        """For each of `dims`, the first argument that has it."""
+        # A second batch or length is named with its argument.
         of_a_kind = Counter(dim.what for dim in self.dims)
         self._names = [
             dim.what if of_a_kind[dim.what] == 1 else f"{dim.what} of {name}"
@@ -92,17 +98,19 @@ class Arguments:
         ]
 
     def named(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
-        """Arguments by name, whether given by position or by name. Raises `TensorError` if they do not fit."""
+        """The arguments of a call by name, whether given by position or by name. Raises `TensorError` if they do not
+        fit the signature."""
         try:
             bound = self.signature.bind(*args, **kwargs)
         except TypeError as error:
             raise TensorError(f"the module's arguments: {error}") from error
         if len(bound.kwargs) + len(bound.args) > len(bound.arguments) + len(bound.kwargs):
-            raise TensorError("the module takes any number of arguments by position, which dynamic_shapes cannot name")
+            raise TensorError("the module has *args, whose arguments dynamic_shapes cannot name")
         return dict(zip(bound.arguments, bound.args, strict=False)) | bound.kwargs
 
     def places(self, given: Mapping[str, Any]) -> Iterator[tuple[str, int, Dim]]:
-        """Where the arguments have a dimension of ours."""
+        """The dynamic dimensions of arguments: yields (argument, axis, dimension). Raises `TensorError` for an argument
+        that lacks the axis."""
         for name, dims in self.shapes.items():
             x: Any = given.get(name)
             if x is None and self.example[name] is None:
@@ -110,11 +118,11 @@ class Arguments:
             for axis, dim in dims.items():
                 if not hasattr(x, "shape") or not -x.ndim <= axis < x.ndim:
                     shown = "x".join(map(str, x.shape)) if hasattr(x, "shape") else type(x).__name__
-                    raise TensorError(f"argument {name} is {shown}; dimension {axis} of it is the {dim.what}")
+                    raise TensorError(f"argument {name} is {shown}; it needs an axis {axis} for the {dim.what}")
                 yield name, axis, dim
 
     def places_of_leaves(self) -> list[dict[int, int]]:
-        """For each argument, flat as torch.export has them, by axis the number of the dimension of ours that it has."""
+        """For each leaf of the example's arguments, in torch.export's order: by axis the index in `dims`."""
         from torch.utils import _pytree as pytree
 
         from .capture import canonical
@@ -128,13 +136,13 @@ class Arguments:
         return [leaf.axes if isinstance(leaf, _Marked) else {} for leaf in leaves]
 
     def sizes(self, given: Mapping[str, Any]) -> tuple[int, ...]:
-        """Of the dimensions in `dims`. Raises `TensorError` where arguments have different ones."""
+        """The sizes of `dims` in a call. Raises `TensorError` if arguments disagree on one."""
         found: dict[Dim, tuple[str, int]] = {}
         for name, axis, dim in self.places(given):
             size = given[name].shape[axis]
             other, known = found.setdefault(dim, (name, size))
             if size != known:
-                raise TensorError(f"{name} has a {dim.what} of {size}, and {other} one of {known}")
+                raise TensorError(f"{name} has a {dim.what} of {size}, but {other} has one of {known}")
         return tuple(found[d][1] for d in self.dims)
 
     def buckets(self) -> ShapeBuckets[SizeBucket, Sequence[int]]:
@@ -145,16 +153,16 @@ class Arguments:
         return ShapeBuckets(map(SizeBucket, product(*choices)))
 
     def resized(self, given: Mapping[str, Any], sizes: Sequence[int]) -> dict[str, Any]:
-        """The arguments, cut or filled up."""
-        wanted, out = dict(zip(self.dims, sizes, strict=True)), dict(given)
+        """The arguments, cut or padded to `sizes`, one for each of `dims`."""
+        size_of, out = dict(zip(self.dims, sizes, strict=True)), dict(given)
         for name, axis, dim in self.places(given):
-            out[name] = _resized(out[name], axis, wanted[dim], copies=isinstance(dim, Batch))
+            out[name] = _resized(out[name], axis, size_of[dim], copies=isinstance(dim, Batch))
         return out
 
 
 @dataclass(frozen=True)
 class _Marked:
-    """In place of an argument some of whose axes have dimensions of ours."""
+    """Stands for an argument with dynamic dimensions. axes: the index in `dims` by axis."""
 
     axes: dict[int, int]
 

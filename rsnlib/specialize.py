@@ -1,4 +1,4 @@
-"""A captured graph some of whose arguments are known, as a module of the others."""
+"""Specialize a captured graph: fix some of its arguments, and get a module of the others."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from .fused import FUSED
 
 
 class Bound(nn.Module):
-    """`graph` with the arguments in `known`, by position. What is a tensor there is a parameter or a buffer of this
-    module under the graph's name for it, and so a constant to whoever traces it."""
+    """A graph with some arguments fixed. known: values by position. Its tensors become parameters or buffers of this
+    module, named as in the graph, so that tracing treats them as constants."""
 
     def __init__(self, graph: GraphModule, known: Mapping[int, Any]) -> None:
         super().__init__()
@@ -33,10 +33,10 @@ class Bound(nn.Module):
                 self.register_buffer(name, tensor)
 
     def forward(self, *others: Any) -> Any:
-        """The graph's result."""
+        """Run the graph. others: the arguments that are not fixed, in order."""
         rest = iter(others)
         arguments = [self._argument(i, rest) for i in range(self._count)]
-        # Node by node: each hands its module and its line on to whoever traces this.
+        # Node by node, so that tracing sees each node's module path and source line.
         return _Unfused(self._graph).run(*arguments)
 
     def _argument(self, i: int, rest: Any) -> Any:
@@ -46,19 +46,20 @@ class Bound(nn.Module):
 
 
 class _Unfused(Interpreter):
-    """With what an operator of PyTorch's fast path consists of in its place."""
+    """An interpreter that decomposes the operators of PyTorch's fast path (`fused`)."""
 
     def call_function(self, target: Any, args: Any, kwargs: Any) -> Any:
+        """Call an operator, or its decomposition."""
         return super().call_function(FUSED.get(target, target), args, kwargs)
 
 
 def is_number(argument: Any) -> bool:
-    """Whether an argument is a number that torch hands on as a tensor, such as the eps of a norm."""
+    """Whether an argument is a number that torch.compile passes as a tensor, such as the eps of a norm."""
     return isinstance(argument, torch.Tensor) and argument.ndim == 0 and argument.dtype == torch.float64
 
 
 def _with_numbers(graph: GraphModule, numbers: Mapping[int, float]) -> GraphModule:
-    """The graph with numbers for what it takes out of these arguments."""
+    """A copy of the graph in which `argument.item()` is replaced by the argument's number. numbers: by position."""
     if not numbers:
         return graph
     made = copy.deepcopy(graph)
@@ -75,7 +76,7 @@ def _with_numbers(graph: GraphModule, numbers: Mapping[int, float]) -> GraphModu
 
 
 def static_arguments(graph: GraphModule, arguments: Sequence[Any]) -> set[int]:
-    """Which arguments are parameters or buffers of the module that a graph was captured from."""
+    """The positions of arguments that are parameters or buffers of the module that the graph was captured from."""
     marked = [
         "_dynamo_static_input_type" in n.meta.get("tensor_dict", {}) for n in graph.graph.find_nodes(op="placeholder")
     ]

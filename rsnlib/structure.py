@@ -1,8 +1,8 @@
-"""The structure of arguments and results, as JSON: tuples, lists, dictionaries, and classes with named fields.
+"""The structure of arguments and results as JSON: tuples, lists, dictionaries, and classes with named fields.
 
-A file names a class; it never brings one. `class_named` looks where that cannot run code of a stranger's choice: among
-the modules that the process has imported already, and in `transformers`. Where the class is not there, a `Record` has
-the same fields.
+A file contains only the names of classes. `class_named` looks them up where that cannot run foreign code: in modules
+that the process has already imported, and in `transformers`. If the class is not found, a `Record` with the same fields
+takes its place.
 """
 
 from __future__ import annotations
@@ -22,16 +22,18 @@ from torch.utils import _pytree as pytree
 from ..base.errors import UnsupportedError
 
 Json = Any
+"""A JSON value."""
 LEAF = "*"
+"""The description of a leaf."""
 TRUSTED = "transformers"
-"""The package whose modules are imported for their classes, where it is installed."""
+"""The package whose modules may be imported to find a class, if it is installed."""
 
 
 class Record(Mapping[str, Any]):
-    """Values with names, for a class that this process has not: by attribute, by name, by position; in order."""
+    """Stands for an instance of a class that this process lacks. Fields can be read by attribute, name or position."""
 
     def __init__(self, kind: str, fields: Mapping[str, Any], absent: Sequence[str] = ()) -> None:
-        """kind: what the class is called. absent: fields that are None."""
+        """kind: name of the class. fields: values by name, in order. absent: names of fields that are None."""
         self._kind, self._fields, self._absent = kind, dict(fields), tuple(absent)
 
     def __getattr__(self, name: str) -> Any:
@@ -52,7 +54,7 @@ class Record(Mapping[str, Any]):
         return len(self._fields)
 
     def to_tuple(self) -> tuple[Any, ...]:
-        """The values that are there."""
+        """The values of all fields that are not None, in order."""
         return tuple(self._fields.values())
 
     def __repr__(self) -> str:
@@ -73,12 +75,13 @@ pytree.register_pytree_node(Record, _flatten, _unflatten)
 
 @dataclass(frozen=True)
 class Structure:
-    """A structure from its description. Classes are looked for at each use: one that was not imported may be, now."""
+    """A structure read from its description. Classes are looked up at each use, because they may be imported later."""
 
     description: Json
 
     def unflatten(self, leaves: Sequence[Any]) -> Any:
-        """Raises `ValueError` where there are more or fewer leaves, or where this is no description."""
+        """Build the structure with these leaves. Raises `ValueError` for too many or too few leaves, or for a wrong
+        description."""
         rest = iter(leaves)
         made = _build(self.description, rest)
         if next(rest, rest) is not rest:
@@ -87,29 +90,30 @@ class Structure:
 
     @property
     def num_leaves(self) -> int:
-        """How many there are."""
+        """Number of leaves of the structure."""
         numbers = count()
         _build(self.description, numbers)
         return next(numbers)
 
     @property
     def spec(self) -> pytree.TreeSpec:
-        """As PyTorch has it."""
+        """The structure as a pytree spec of PyTorch."""
         return pytree.tree_structure(_build(self.description, count()))
 
 
-def describe(spec: pytree.TreeSpec, what: str) -> Json:
-    """A structure as JSON. what: of it, for messages. Raises UnsupportedError for a class without named fields."""
+def describe(spec: pytree.TreeSpec, name: str) -> Json:
+    """Describe a structure as JSON. name: what messages call it. Raises UnsupportedError for a class without named
+    fields."""
     if spec.is_leaf():
         return LEAF
-    children = [describe(child, what) for child in spec.children()]
+    children = [describe(child, name) for child in spec.children()]
     sample = spec.unflatten(list(range(spec.num_leaves)))
     kind = type(sample)
     if kind in (tuple, list):
         return {kind.__name__: children}
     if kind in (dict, OrderedDict):
         if any(not isinstance(key, str | int) for key in sample):
-            raise UnsupportedError(f"{what} is a dictionary with keys that are neither text nor whole numbers")
+            raise UnsupportedError(f"{name} is a dictionary with keys other than strings and whole numbers")
         return {"dict" if kind is dict else "ordered": [list(x) for x in zip(sample, children, strict=True)]}
     if isinstance(sample, tuple) and hasattr(sample, "_fields"):
         names, absent, form = list(sample._fields), [], "namedtuple"
@@ -120,11 +124,13 @@ def describe(spec: pytree.TreeSpec, what: str) -> Json:
         form = "mapping" if isinstance(sample, dict) else "dataclass"
     else:
         raise UnsupportedError(
-            f"{what} is a {kind.__name__}, which cannot be saved: return tensors, or a tuple, a dictionary or a "
+            f"{name} is a {kind.__name__}, which cannot be saved: return tensors, or a tuple, a dictionary or a "
             "dataclass of tensors"
         )
     if len(names) != len(children):
-        raise UnsupportedError(f"{what} is a {kind.__name__}, whose fields are not what PyTorch sees of it")
+        raise UnsupportedError(
+            f"{name} is a {kind.__name__}, which cannot be saved: its fields are not the values that PyTorch sees in it"
+        )
     fields = [list(x) for x in zip(names, children, strict=True)]
     return {form: {"module": kind.__module__, "name": kind.__qualname__, "fields": fields, "absent": absent}}
 
@@ -149,7 +155,7 @@ def _build(description: Json, leaves: Iterator[Any]) -> Any:
 
 
 def _instance(form: str, module: str, name: str, fields: dict[str, Any], absent: tuple[str, ...]) -> Any:
-    """Of the class, if it is there and has just these fields; of one of ours otherwise."""
+    """An instance of the class, if it is found and has exactly these fields; else a namedtuple or a Record."""
     kind: Any = class_named(module, name)
     try:
         if form == "namedtuple":
@@ -158,13 +164,13 @@ def _instance(form: str, module: str, name: str, fields: dict[str, Any], absent:
             return kind(*fields.values())
         if kind is not None and issubclass(kind, dict) == (form == "mapping") and _declared(kind) == {*fields, *absent}:
             return kind(**fields, **dict.fromkeys(absent))
-    except TypeError:  # it is made in another way
+    except TypeError:  # its constructor takes other arguments
         pass
     return Record(name.rpartition(".")[2], fields, absent)
 
 
 def _declared(kind: type) -> set[str]:
-    """The fields of a dataclass."""
+    """The names of the fields of a dataclass; empty for other classes."""
     return {x.name for x in dataclasses.fields(kind)} if dataclasses.is_dataclass(kind) else set()
 
 
@@ -174,13 +180,14 @@ def _namedtuple(name: str, fields: tuple[str, ...]) -> Any:
 
 
 def class_named(module: str, name: str) -> type | None:
-    """A class, by the name of its module and its own, if this process has the module or may import it."""
+    """Find a class by the names of its module and its own. The module must be imported already or belong to TRUSTED.
+    Returns None if the class is not found."""
     if module not in sys.modules:
         if module.partition(".")[0] != TRUSTED:
             return None
         try:
             import_module(module)
-        except Exception:  # it is not installed, or another version
+        except Exception:  # not installed, or another version
             return None
     found: object = sys.modules[module]
     for part in name.split("."):

@@ -1,4 +1,4 @@
-"""Which share of a model's FLOPs and of its modelled time each module has: the first lines of `explain`."""
+"""The first lines of `explain`: each module's share of the model's FLOPs and of its modelled time."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from itertools import groupby
 from ..scheduler.graph import TOP
 
 MAX_LINES = 16
-"""Lines of modules in a summary, at most."""
+"""Largest number of module lines in a summary."""
 ITSELF = "(itself)"
-"""The operators of a module that are not in one of its submodules."""
+"""The line for operators of a module that are in none of its submodules."""
 
 
 @dataclass(frozen=True)
 class Work:
-    """What a module does in one call, without its submodules. flops: as `FlopCounter` counts; on_machine: where these
-    are computed; seconds: modelled time on the machine."""
+    """Work of a module in one call, without its submodules. flops: as `FlopCounter` counts. on_machine: the machine
+    computes them. seconds: modelled time on the machine."""
 
     path: str
     flops: int = 0
@@ -27,8 +27,8 @@ class Work:
 
 @dataclass(frozen=True)
 class Modelled:
-    """The modelled time of a program: `latency_s` from launch to end, `segments` in seconds by the name of the layer's
-    result, each from the last store of the one before to its own last store."""
+    """The modelled time of a program. latency_s: seconds from launch to end. segments: seconds of each segment, by the
+    name of its result, from the last store of the segment before to its own last store."""
 
     latency_s: float
     segments: Mapping[str, float]
@@ -36,8 +36,8 @@ class Modelled:
 
 @dataclass
 class _Module:
-    """A module with all that is in it, or several alike. flops, seconds: of all of it; machine_flops: the machine's
-    share of `flops`."""
+    """A module with its submodules, or several equal modules. flops, seconds: totals. machine_flops: the part of
+    `flops` that the machine computes."""
 
     name: str
     flops: int = 0
@@ -46,19 +46,21 @@ class _Module:
     parts: dict[str, _Module] = field(default_factory=dict)
 
     def add(self, work: Work) -> None:
+        """Add work to the totals."""
         self.flops += work.flops
         self.machine_flops += work.flops * work.on_machine
         self.seconds += work.seconds
 
     @property
     def kind(self) -> object:
-        """Equal for modules that compute the same: what has FLOPs and where. Times differ between equal layers."""
+        """A key that is equal for modules with equal FLOPs in equal places. Times are left out, because they differ
+        between equal layers."""
         parts = [(part.name, part.kind) for part in self.parts.values() if part.flops]
         return self.flops, self.machine_flops, tuple(sorted(parts, key=lambda x: x[0]))
 
 
 def head(work: Sequence[Work], latency_s: float | None) -> str:
-    """The machine's share of everything, in a few words. latency_s: the modelled latency, where it is known."""
+    """The machine's share of all FLOPs as text. latency_s: adds the modelled latency in seconds."""
     total = sum(x.flops for x in work)
     own = sum(x.flops for x in work if x.on_machine)
     unit, name = _flop_unit(total)
@@ -67,8 +69,8 @@ def head(work: Sequence[Work], latency_s: float | None) -> str:
 
 
 def table(work: Iterable[Work], latency_s: float | None = None) -> list[str]:
-    """A line for each module, equal layers in one, with its FLOPs and its modelled time; none for a module without
-    both. latency_s: the modelled latency; without it there are no columns for time."""
+    """A table as lines of text: FLOPs and modelled time of each module, with equal layers in one line and without
+    modules that have neither. latency_s: modelled latency in seconds; None omits the columns of time."""
     root = _tree(work)
     rows = list(_shown(root))
     total, timed = root.flops, latency_s is not None
@@ -100,7 +102,7 @@ def table(work: Iterable[Work], latency_s: float | None = None) -> list[str]:
 
 
 def _tree(work: Iterable[Work]) -> _Module:
-    """Modules by their paths, equal neighbours of a list in one, without those that have neither FLOPs nor time."""
+    """The tree of modules by path, with equal list members merged, without modules that have neither FLOPs nor time."""
     root = _Module("")
     for x in work:
         at = root
@@ -114,7 +116,7 @@ def _tree(work: Iterable[Work]) -> _Module:
 
 
 def _folded(module: _Module) -> _Module:
-    """With equal numbered parts in one, and without what has neither FLOPs nor time."""
+    """The module with equal numbered parts merged, and without parts that have neither FLOPs nor time."""
     named: dict[object, list[_Module]] = {}
     for part in (_folded(part) for part in module.parts.values() if part.flops or part.seconds):
         named.setdefault((part.kind if part.name.isdigit() else part.name), []).append(part)
@@ -123,7 +125,7 @@ def _folded(module: _Module) -> _Module:
 
 
 def _joined(module: _Module) -> _Module:
-    """Without levels that hold one module alone: their names are joined."""
+    """The module without levels that contain a single module; their names are joined."""
     parts = [_joined(part) for part in module.parts.values()]
     if len(parts) == 1 and parts[0].name == ITSELF:
         return replace(module, parts={})
@@ -133,7 +135,7 @@ def _joined(module: _Module) -> _Module:
 
 
 def _merged(group: Sequence[_Module]) -> _Module:
-    """Several modules as one: part by part."""
+    """Merge several modules into one, part by part."""
     if len(group) == 1:
         return group[0]
     parts: dict[str, list[_Module]] = {}
@@ -150,13 +152,13 @@ def _merged(group: Sequence[_Module]) -> _Module:
 
 
 def _ranges(numbers: Sequence[int]) -> str:
-    """0-11, or 0,2,5-7."""
+    """Numbers as ranges, such as 0-11 or 0,2,5-7."""
     runs = [[n for _, n in run] for _, run in groupby(enumerate(numbers), key=lambda pair: pair[1] - pair[0])]
     return ",".join(str(run[0]) if len(run) == 1 else f"{run[0]}-{run[-1]}" for run in runs)
 
 
 def _shown(root: _Module) -> Iterable[tuple[int, _Module]]:
-    """The modules to show, with their depth: those that have the largest share are divided first."""
+    """The modules to show with their depth, at most MAX_LINES; modules with the largest share are expanded first."""
     opened = {id(root)}
 
     def visible(module: _Module, depth: int) -> list[tuple[int, _Module]]:
@@ -192,7 +194,7 @@ def _flop_unit(flops: int) -> tuple[float, str]:
 
 
 def _percent(part: float, whole: float) -> str:
-    """Rounded, but "100.0 %" and "0.0 %" are said of all and of nothing alone; "" of nothing."""
+    """A share as rounded text. "100.0 %" and "0.0 %" are used only for exactly all and nothing; "" if `whole` is 0."""
     if not whole:
         return ""
     share = 100 * part / whole

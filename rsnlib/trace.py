@@ -1,10 +1,10 @@
-"""From a PyTorch module to the machine's network, by abstract interpretation of what torch.export captures.
+"""From a PyTorch module to the machine's network, by abstract interpretation of the graph that torch.export captures.
 
 Each value of the graph is one of four things: a tensor that the host computes before the machine starts (`Value` over a
-`Source`), an activation of the machine seen through some reshaping (`Value`), a half-finished attention
-(`PartialAttention`), or a tensor that the host computes after the machine (`HostSuffix`). Operators that no rule takes
-stay in PyTorch. A matrix product over the machine's rows or an attention never does so silently: it is an error that
-names who is to blame.
+`Source`), an activation of the machine behind some reshaping (`Value`), an unfinished attention (`PartialAttention`),
+or a tensor that the host computes after the machine (`HostSuffix`). Operators without a lowering rule stay in PyTorch.
+Matrix products over the machine's rows, and attention, never stay there silently: an error names the operator that
+prevents them.
 """
 
 from __future__ import annotations
@@ -57,54 +57,55 @@ NOTHING = "nothing in this module runs on the machine: "
 
 
 class NoProductError(UnsupportedError):
-    """A module in which nothing is for the machine."""
+    """A module has no matrix product and no attention for the machine."""
 
 
 def trace(
     model: nn.Module, example_inputs: tuple[Any, ...] | dict[str, Any], passes: Passes = USUAL, *, again: bool = False
 ) -> Traced:
-    """Split a module into host, machine and host; batch, seq and every shape are those of the example.
+    """Split a module into a host part, a machine part, and a host part; all shapes are those of the example.
 
     example_inputs: positional (tuple) or keyword (dict) arguments of the module's forward. The module must be in eval
-    mode; its weights are copied. again: so that it can be traced again with other weights, which keeps them. Raises
-    UnsupportedError for a module that the machine cannot run, naming operator and module path, and TensorError for
-    weights or activations that are not float32.
+    mode; its weights are copied. again: set Traced.again, which traces the same graph with the weights' new values; it
+    keeps the graph alive. Raises UnsupportedError for a module that the machine cannot run, naming operator and module
+    path, and TensorError for weights or activations that are not float32.
     """
     program, interface, environment = found = captured(model, example_inputs)
     passes.observe("capture", program)
     rewritten: RefusedError | None = None
-    """The refusal of the rewritten graph, where it names an idea."""
+    """The error of the rewritten graph, if it recognises an unsupported construct."""
     if rewrite(program, passes.rewrites):
         passes.observe("rewrite", program)
         try:
             return interpret(program, interface, environment, passes, again=again)
         except (UnsupportedError, TensorError) as error:
             if isinstance(error, RefusedError) and ideas(program, error.node):
-                rewritten = _told(error, program)
-        # What the rewrites make possible here takes away something else: as it was.
+                rewritten = _with_ideas(error, program)
+        # The rewrites made something else impossible: try the graph as it was captured.
         program, interface, environment = found = captured(model, example_inputs)
     passes.observe("rewrite", program)
     try:
         return interpret(program, interface, environment, passes, again=again)
     except RefusedError as refused:
-        # The user's own operators, unless only the rewritten ones show what they are part of: a rewrite may have made
-        # possible what is refused here.
-        told = _told(refused, program) if rewritten is None or ideas(program, refused.node) else rewritten
-        told.captured = found
-        raise told from refused.__cause__
+        # Name the user's operators, unless only the rewritten graph recognises the construct: a rewrite may support the
+        # operator that is refused here.
+        final = _with_ideas(refused, program) if rewritten is None or ideas(program, refused.node) else rewritten
+        final.captured = found
+        raise final from refused.__cause__
 
 
-def _told(refused: RefusedError, program: ExportedProgram) -> RefusedError:
-    """With the ideas of what is refused."""
-    told = RefusedError(refused.node, with_ideas(program, refused.node, site(refused.node), str(refused)))
-    told.__cause__ = refused.__cause__
-    return told
+def _with_ideas(refused: RefusedError, program: ExportedProgram) -> RefusedError:
+    """The same error with the constructs that the operator is part of (`ideas`) in its message."""
+    error = RefusedError(refused.node, with_ideas(program, refused.node, site(refused.node), str(refused)))
+    error.__cause__ = refused.__cause__
+    return error
 
 
 def captured(
     model: nn.Module, example_inputs: tuple[Any, ...] | dict[str, Any]
 ) -> tuple[ExportedProgram, Interface, Environment]:
-    """A module's graph, how it is called, and the values of the example for what is no operator of the graph."""
+    """Capture a module. Returns its graph, its interface, and the values of all nodes that are no operators: weights
+    and constants, and the example's arguments. Raises like `module_of`, `fitting` and `capture`."""
     model = module_of(model)
     args, kwargs, signature = fitting(model.forward, f"{type(model).__name__}.forward", example_inputs)
     program = capture(model, args, kwargs)
@@ -120,7 +121,8 @@ def interpret(
     *,
     again: bool = False,
 ) -> Traced:
-    """As `trace`, of a graph: what is no operator of it is in `environment`, with the values of the example."""
+    """Trace a captured graph, like `trace`. environment: values of all nodes that are no operators, as `captured`
+    returns them."""
     given, environment = environment, dict(environment)
     tracer = _Tracer(program, passes)
     causal = tracer.causal_masks(environment)
@@ -134,7 +136,7 @@ def interpret(
 
 
 def _role(value: Abstract) -> str:
-    """What an operator of the machine has become part of."""
+    """What an operator of the machine became, for the table of `explain`."""
     layer = value.base if isinstance(value, Value) else None
     if isinstance(layer, Linear):
         k, n = layer.weight.shape
@@ -149,27 +151,27 @@ def _role(value: Abstract) -> str:
 
 
 def _emptiness(node: Node) -> str:
-    """Which of an operator's tensors has no elements, for messages."""
+    """A message on which of an operator's tensors has no elements."""
     names = {x: name for name, x in arguments(node).items() if isinstance(x, Node)}
     x = next((x for x in node.all_input_nodes if is_empty(x)), node)
     return f"its {'result' if x is node else names.get(x, 'operand')} is empty, {shape_of(x)}"
 
 
 def _computed(node: Node, environment: Environment) -> torch.Tensor:
-    """A tensor of the host, from the arguments and constants in `environment`, to which it is added."""
-    wanted, stack = set(), [node]
+    """Compute a tensor of the host from the arguments and constants in `environment`, which receives all results."""
+    needed, stack = set(), [node]
     while stack:
         x = stack.pop()
-        if x not in environment and x not in wanted:
-            wanted.add(x)
+        if x not in environment and x not in needed:
+            needed.add(x)
             stack.extend(x.all_input_nodes)
-    run([x for x in node.graph.nodes if x in wanted], environment)
+    run([x for x in node.graph.nodes if x in needed], environment)
     tensor: torch.Tensor = environment[node]
     return tensor
 
 
 class _Tracer:
-    """One pass over the graph."""
+    """One pass over a captured graph, which decides for each operator where it runs."""
 
     def __init__(self, program: ExportedProgram, passes: Passes, causal: frozenset[Node] = frozenset()) -> None:
         self.program = program
@@ -201,11 +203,11 @@ class _Tracer:
             made: object = rule(self.values, node, arguments(node))
             if not isinstance(
                 made, str | Value | PartialAttention | Pointwise | HostSuffix | list
-            ):  # a rule of somebody else's
-                raise TypeError(f"the rule for {op_name(node)} returned {type(made).__name__}, no value or reason")
+            ):  # a wrong rule of the user
+                raise TypeError(f"the rule for {op_name(node)} returned {type(made).__name__}, not a value or a reason")
             result = made
             if isinstance(result, Value) and result.view.shape != shape_of(node):
-                result = f"its operands are of other shapes than its result {shape_of(node)}"
+                result = f"its operands must have the shape of its result, {shape_of(node)}"
             elif isinstance(result, Value) and not is_host(result) and dtype_of(node) != torch.float32:
                 result = f"its result is {dtype_of(node)}"
         if isinstance(result, str):
@@ -217,15 +219,16 @@ class _Tracer:
         return result
 
     def _stay(self, node: Node, inputs: Sequence[Abstract], why: str) -> Abstract:
-        """Leave an operator to PyTorch, unless that would take a product away from the machine."""
+        """Leave an operator to PyTorch. Raises RefusedError if a product or attention behind the machine would then run
+        on the host too."""
         for x in inputs:
             if isinstance(x, Pointwise):
                 self._spill(x)
         inputs = [self.values.of[x] for x in node.all_input_nodes]
-        # A graph within the graph may have products of its own.
+        # A subgraph (a loop, a condition) may contain products.
         is_product = packet(node) in PRODUCTS or isinstance(node.target, torch._ops.HigherOrderOperator)
         if is_product and any(map(is_empty, (node, *node.all_input_nodes))):
-            is_product = False  # there is nothing to multiply
+            is_product = False  # an empty product computes nothing
             self.empty.append(f"{site(node)}: {why}")
         if all(map(is_host, inputs)):
             self.before.append(node)
@@ -233,7 +236,7 @@ class _Tracer:
             self.refused += [(node, why)] if is_product else []
             return self.values.root(node)
         if any(isinstance(x, PartialAttention) for x in inputs):
-            raise unsupported(node, f"{why}; it stands between the two products of an attention")
+            raise unsupported(node, f"{why}; it is between the two products of an attention")
         left = next((x for x in inputs if isinstance(x, HostSuffix)), HostSuffix(node, why))
         *rows, _ = shape_of(node) or (self.values.rows, 1)
         if is_product and (not is_static(node) or prod(rows) > self.values.batch):
@@ -245,43 +248,44 @@ class _Tracer:
         return left
 
     def _leave(self, node: Node) -> None:
-        """Hand what an operator of the host needs from the machine back to it."""
+        """Make the operands of a host operator that the machine computes results of the machine."""
         for x in node.all_input_nodes:
             value = self.values.of[x]
             if isinstance(value, Pointwise):
                 self._spill(value)
             if isinstance(value, PartialAttention | list) and not is_host(value):
-                raise unsupported(x, "its result is wanted on the host, but exists only inside the machine")
+                raise unsupported(x, "the host needs its result, but it exists only inside the machine")
             if isinstance(value, Value) and not is_host(value):
                 self.results[x] = value
 
     def _spill(self, value: Pointwise) -> None:
-        """Leave to PyTorch what has not become an activation."""
+        """Leave elementwise operators to PyTorch that did not become an activation of the machine."""
         for node in value.nodes:
             if not isinstance(self.values.of[node], HostSuffix):
                 self._leave(node)
                 self.after.append(node)
-                self.values.of[node] = HostSuffix(node, f"{op_name(node)} is no part of an activation of the machine")
-                self._place(node, "host", "after the machine: no activation of the machine's")
+                self.values.of[node] = HostSuffix(node, f"{op_name(node)} is not part of an activation of the machine")
+                self._place(node, "host", "after the machine: not an activation of the machine")
 
     def _place(self, node: Node, where: str, why: str) -> None:
         self.placements[node] = Placement(module_path(node), packet(node).__name__, where, why, node)
 
     def partition(self, interface: Interface) -> Traced:
-        """The three parts; of the operators before the machine only those that something needs."""
-        wanted = list(dict.fromkeys(value.base for value in self.results.values()))
-        if not wanted:
+        """The network and the host part; of the operators before the machine only those that are needed. Raises
+        NoProductError, UnsupportedError or RefusedError."""
+        outputs = list(dict.fromkeys(value.base for value in self.results.values()))
+        if not outputs:
             if not self.refused:
                 raise NoProductError(f"{NOTHING}{(*self.empty, 'it has no matrix product and no attention')[0]}")
             node, why = self.refused[0]
             raise UnsupportedError(f"{NOTHING}{with_ideas(self.program, node, site(node), f'{site(node)}: {why}')}")
         try:
-            self.passes.observe("match", wanted)
-            network, names = self.passes.fold(wanted, self.values.batch, self.values.seq)
+            self.passes.observe("match", outputs)
+            network, names = self.passes.fold(outputs, self.values.batch, self.values.seq)
             self.passes.observe("fold", network)
         except FoldError as error:
             raise RefusedError(self._node_of(error.layer), str(error)) from error
-        used = ancestors(wanted)
+        used = ancestors(outputs)
         sources = {names[x]: (self.values.source_nodes[x], x.view) for x in used if isinstance(x, Source)}
         masks = tuple(dict.fromkeys(mask for layer, mask in self.values.masks.items() if layer in used))
         needed = {*masks, *(node for node, _ in sources.values()), *interface.result.all_input_nodes}
@@ -312,8 +316,8 @@ class _Tracer:
         return Traced(network, host, placements, self._origins(network, names))
 
     def _origins(self, network: LayerGraph, names: Mapping[Layer, str]) -> dict[str, Node]:
-        """The operator that completes each layer of a network; of an attention the first that is part of it. names: of
-        the layers' results."""
+        """The operator that completes each layer of the network, for an attention its first operator, by the name of
+        the layer's result. names: of the layers' results."""
         completed: dict[Layer, Node] = {}
         for node, value in self.values.of.items():
             if isinstance(value, Value) and not is_host(value):
@@ -322,20 +326,20 @@ class _Tracer:
         origins: dict[str, Node] = {}
         for layer, name in names.items():
             node = completed.get(layer)
-            if node is None and isinstance(layer, Linear):  # some columns of a product, or it times a factor
+            if node is None and isinstance(layer, Linear):  # a slice of a product's columns, or a scaled product
                 whole = (x for x in completed if isinstance(x, Linear) and (x.path, x.x) == (layer.path, layer.x))
                 node = next((completed[x] for x in whole), None)
             if node is not None and isinstance(layer, Attend):
                 node = self._first_of(node)
                 last = made.get(name)
-                if isinstance(last, Gemm):  # which puts narrow heads side by side
+                if isinstance(last, Gemm):  # it removes the padding of narrow heads
                     origins.setdefault(last.x, node)
             if node is not None:
                 origins.setdefault(name, node)
         return origins
 
     def _first_of(self, node: Node) -> Node:
-        """The first operator of the attention that ends with this one."""
+        """The first operator of the attention whose last operator is `node`."""
         while True:
             part = next((x for x in node.all_input_nodes if isinstance(self.values.of.get(x), PartialAttention)), None)
             if part is None:
@@ -343,18 +347,18 @@ class _Tracer:
             node = part
 
     def causal_masks(self, environment: Environment) -> frozenset[Node]:
-        """The attention masks that are causal in the example, which is in `environment`."""
+        """The attention masks that are causal with the example's values, which are in `environment`."""
         found = set()
         for mask in dict.fromkeys(self.values.masks.values()):
             try:
                 if is_causal(_computed(mask, environment), self.values.batch, self.values.seq):
                     found.add(mask)
             except TensorError:
-                pass  # check_masks says so, for whom it is
+                pass  # check_masks reports it, if the mask is used
         return frozenset(found)
 
     def check_masks(self, traced: Traced, environment: Environment) -> None:
-        """Refuse at once a model whose masks are of another kind than the machine's."""
+        """Raises RefusedError if a mask of the example is not of a kind that the machine supports."""
         for layer, mask in self.values.masks.items():
             try:
                 if mask in traced.host.masks:

@@ -1,4 +1,4 @@
-"""What a tensor of the captured graph is to the machine, and what the rules know of all of them."""
+"""Abstract values: what each tensor of a captured graph is on the machine, and the state that lowering rules share."""
 
 from __future__ import annotations
 
@@ -25,7 +25,8 @@ aten = torch.ops.aten
 
 @dataclass(frozen=True)
 class Value:
-    """A tensor that shows an activation. Over a Source it is the host's, and becomes an activation when needed."""
+    """A tensor that is `view` of the activation that layer `base` computes. Over a Source it is a tensor of the host,
+    which becomes an input of the machine when a layer needs it."""
 
     base: Layer
     view: View
@@ -33,8 +34,8 @@ class Value:
 
 @dataclass(frozen=True)
 class PartialAttention:
-    """scale * q @ k^T + masks, (batch, heads, seq, seq), and the softmax of that if `normal`; scale: of all heads, or
-    (heads,)."""
+    """An unfinished attention: scale * q @ k^T + masks, shape (batch, heads, seq, seq); its softmax if `normal`. scale:
+    a number, or one per head, shape (heads,)."""
 
     q: Value
     k: Value
@@ -45,25 +46,27 @@ class PartialAttention:
 
 @dataclass(frozen=True)
 class HostSuffix:
-    """A tensor of the host that depends on the machine: which operator left the machine, and why."""
+    """A tensor of the host that depends on results of the machine. node: the operator that left the machine. why: the
+    reason."""
 
     node: Node
     why: str
 
 
 Abstract = Value | PartialAttention | Pointwise | HostSuffix | list[Value]
+"""The abstract value of a node; a list for an operator with several results."""
 
 
 def is_host(value: Abstract) -> bool:
-    """Whether PyTorch computes it before the machine starts."""
+    """Whether PyTorch computes the tensor before the machine starts."""
     if isinstance(value, list):
         return all(map(is_host, value))
     return isinstance(value, Value) and isinstance(value.base, Source)
 
 
 class RefusedError(UnsupportedError):
-    """What the machine cannot run. node: where the graph would have to be cut. captured: of a module that is refused as
-    a whole, its graph, how it is called and the example's values, so that nobody has to capture it again to cut it."""
+    """The machine cannot run an operator. node: where the graph could be cut. captured: graph, interface and example
+    values of a module that is refused as a whole, so that splitting it need not capture it again."""
 
     def __init__(self, node: Node, message: str) -> None:
         super().__init__(message)
@@ -72,7 +75,7 @@ class RefusedError(UnsupportedError):
 
 
 class WrongTypeError(TensorError):
-    """A tensor of another type than float32 where the machine computes. node: the operator that takes it."""
+    """An operand of an operator of the machine is not float32. node: the operator."""
 
     def __init__(self, node: Node, message: str) -> None:
         super().__init__(message)
@@ -80,12 +83,16 @@ class WrongTypeError(TensorError):
 
 
 def unsupported(node: Node, why: str) -> UnsupportedError:
+    """The error for an operator that the machine cannot run, with operator and module path in its message."""
     return RefusedError(node, f"{site(node)}: {why}")
 
 
 class AbstractState:
-    """The value of each node so far. Every activation of the machine has `rows` = batch * seq rows. causal: attention
-    masks from the arguments that are causal in the example."""
+    """The state of an abstract interpretation: the abstract value of each node so far, in `of`.
+
+    Every activation of the machine has `rows` = batch * seq rows. masks: the mask node of each masked attention.
+    causal: attention masks computed from arguments that are causal in the example.
+    """
 
     def __init__(self, program: ExportedProgram, causal: Container[Node] = ()) -> None:
         self.program = program
@@ -99,7 +106,7 @@ class AbstractState:
         self.rows = self.batch * self.seq
 
     def _find_rows(self) -> tuple[int, int]:
-        """(batch, seq) as the first attention has them, else as the first matrix product has them."""
+        """(batch, seq) of the first attention, else of the first matrix product, else (1, 1)."""
         products = []
         for node in self.program.graph.nodes:
             op, shape = packet(node), shape_of(node)
@@ -117,7 +124,7 @@ class AbstractState:
         return batch, prod(seq)
 
     def root(self, node: Node) -> Value:
-        """A tensor of the host as an activation of its own."""
+        """A tensor of the host as an input of the machine, with its last dimension as columns."""
         shape = shape_of(node) if is_static(node) else ()
         view = View.dense(shape)
         if len(shape) == 3 and shape[:2] == (self.seq, self.batch) != (self.batch, self.seq):
@@ -125,7 +132,8 @@ class AbstractState:
         return Value(self.source(node, view, shape[-1] if shape else 1), view)
 
     def source(self, node: Node, view: View, width: int) -> Source:
-        """The activation that this tensor of the host (or what it broadcasts to) shows through `view`."""
+        """The input of the machine of which a tensor of the host, after broadcasting, is `view`. width: columns of the
+        input. The same arguments give the same Source."""
         if (node, view) not in self._made:
             name = node.name if node.op == "placeholder" else module_path(node) or node.name
             self._made[node, view] = source = Source(name, width, view)
@@ -134,21 +142,21 @@ class AbstractState:
         return made
 
     def operand(self, node: Node, fits: Callable[[View, int], bool]) -> Value | None:
-        """As `fit`; but a tensor of the host that does not fit may be taken for an activation of its own."""
+        """Like `fit`, but a tensor of the host that does not fit may become an input of the machine by itself."""
         value = self.of[node]
         found = self.fit(value, fits)
         return self.fit(self.root(node), fits) if found is None and is_host(value) else found
 
     def fit(self, value: Abstract, fits: Callable[[View, int], bool]) -> Value | None:
-        """The value as one of an activation that it shows in full, if fits(view, columns of the activation) then.
+        """A value that is all of an activation, if fits(view, columns of the activation); None otherwise.
 
-        Columns of a projection (queries, keys and values packed in one) become a projection of their own.
+        A slice of the columns of a projection (queries, keys and values packed in one) becomes a separate projection.
         """
         if not isinstance(value, Value):
             return None
         base, columns = value.base, value.view.columns(self.rows, value.base.width)
         if columns is None or (isinstance(base, Source) and prod(base.view.shape) != self.rows * base.width):
-            return None  # also where it shows the first rows of a tensor that has more
+            return None  # also for the first rows of a tensor that has more
         index, view = columns
         if not np.array_equal(index, np.arange(base.width)):
             if not isinstance(base, Linear) or base.residual is not None or base.norm is not None:
@@ -160,21 +168,22 @@ class AbstractState:
         return Value(base, view) if fits(view, base.width) else None
 
     def is_constant(self, x: Any) -> bool:
-        """Whether it depends on no argument of the module."""
+        """Whether a node depends on no argument of the module."""
         return x in self._constants
 
     def constant(self, node: Node) -> torch.Tensor:
-        """The value of one that depends on none."""
+        """The value of a node that depends on no argument."""
         return self._constants.value(node)
 
-    def once(self, what: str, array: Array) -> Array:
-        """The same array for all that have equal ones, as the layers of a stack have."""
+    def once(self, kind: str, array: Array) -> Array:
+        """Return one shared array for all equal arrays of a kind, e.g. for the equal biases of a stack of layers."""
         digest = hashlib.blake2b(np.ascontiguousarray(array).data).digest()
-        made: Array = self._made.setdefault((what, array.shape, digest), array)
+        made: Array = self._made.setdefault((kind, array.shape, digest), array)
         return made
 
     def vector(self, node: Node | None, width: int, default: float) -> Float64 | None:
-        """A parameter (width,) in float64, `default` everywhere if there is none; None if it is not such a vector."""
+        """A constant vector of `width` elements in float64, filled with `default` if `node` is None. Returns None if
+        the node is not constant or has another number of elements."""
         if node is None:
             return np.full(width, default)
         if not self.is_constant(node) or self.constant(node).numel() != width:
@@ -183,13 +192,13 @@ class AbstractState:
         return vector
 
     def number(self, x: Any) -> float | None:
-        """A number of the graph, or a constant tensor of one; None if it is neither."""
+        """The value of a Python number or of a constant tensor of one element; None for anything else."""
         if isinstance(x, int | float):
             return float(x)
         return float(self.constant(x)) if self.is_constant(x) and self.constant(x).numel() == 1 else None
 
 
 Arguments = dict[str, Any]
-"""Of an operator, by name."""
+"""An operator's arguments by name."""
 LoweringPattern = Callable[[AbstractState, Node, Arguments], Abstract | str]
-"""From what an operator is given to what it makes, or to why the machine does not take it."""
+"""A lowering rule: returns the abstract value of an operator's result, or the reason why the machine cannot run it."""

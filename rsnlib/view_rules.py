@@ -1,4 +1,4 @@
-"""Rules of operators that move nothing: an activation stays where it is, and is seen otherwise."""
+"""Lowering rules of view operators: the activation stays in memory, only the view of it changes."""
 
 from __future__ import annotations
 
@@ -15,11 +15,12 @@ from .values import Abstract, AbstractState, Arguments, LoweringPattern, Value
 
 aten = torch.ops.aten
 
-MIXES = "the rows and columns it mixes do not come apart again"
+MIXES = "it mixes rows and columns so that they cannot be separated again"
+"""The reason for refusing a view that is no view of rows and columns."""
 
 
 def identity(values: AbstractState, node: Node, a: Arguments) -> Abstract | str:
-    """Nothing changes: copies, dropout in eval mode, conversions to the type that it has."""
+    """Rule of operators that change nothing: copies, dropout in eval mode, conversions to the same type."""
     x = node.all_input_nodes[0]
     if a.get("train") and a.get("p"):
         return "dropout in training mode"
@@ -29,43 +30,45 @@ def identity(values: AbstractState, node: Node, a: Arguments) -> Abstract | str:
 
 
 def moved(values: AbstractState, node: Node, move: Callable[[View], View | None]) -> Abstract | str:
+    """The operand with its view changed by `move`, which returns None if there is no such view."""
     x = node.all_input_nodes[0]
     value = values.of[x]
     if not isinstance(value, Value) or dtype_of(node) != dtype_of(x):
-        return "it moves what is no activation"
+        return "its operand is not an activation"
     view = move(value.view)
     return MIXES if view is None else Value(value.base, view)
 
 
 def regroup(values: AbstractState, node: Node, a: Arguments) -> Abstract | str:
-    """The same elements in the same order, as another shape: the activation stays where it is."""
+    """Rule of reshapes: the same elements in the same order, in another shape."""
     return moved(values, node, lambda view: view.regroup(shape_of(node)))
 
 
 def permute(values: AbstractState, node: Node, a: Arguments) -> Abstract | str:
-    """Dimensions in another order: the activation stays where it is, and is seen otherwise."""
-    # Which dimension goes where, whatever the operator calls it: the strides of a tensor without data tell.
+    """Rule of operators that reorder dimensions."""
+    # Run the operator on a meta tensor and read the order off its strides, so that every spelling is covered.
     probe = torch.empty((2,) * len(shape_of(node)), device="meta")
     strides = node.target(probe, *node.args[1:], **node.kwargs).stride()
     return moved(values, node, lambda view: view.permute([probe.stride().index(s) for s in strides]))
 
 
 def narrow(view: View, axis: int, start: int, length: int, shape: Sequence[int]) -> View | None:
+    """The view of `length` positions of an axis from `start` on, reshaped to `shape`; None if there is no such view."""
     part = view.narrow(axis, start, length) if length else None
     return None if part is None else part.regroup(shape)
 
 
 def select(values: AbstractState, node: Node, a: Arguments) -> Abstract | str:
-    """One position of a dimension, such as the queries of what holds queries, keys and values."""
+    """Rule of select: one position of a dimension, e.g. the queries of packed queries, keys and values."""
     shape = shape_of(a["self"])
     axis = a["dim"] % len(shape)
     return moved(values, node, lambda view: narrow(view, axis, a["index"] % shape[axis], 1, shape_of(node)))
 
 
 def slice_(values: AbstractState, node: Node, a: Arguments) -> Abstract | str:
-    """A range of positions of a dimension, without gaps."""
+    """Rule of slice: a contiguous range of positions of a dimension."""
     if a["step"] != 1:
-        return "a slice with a step"
+        return "a slice with a step is not supported"
     shape = shape_of(a["self"])
     axis = a["dim"] % len(shape)
     start, _, _ = slice(a["start"], None).indices(shape[axis])
@@ -73,10 +76,10 @@ def slice_(values: AbstractState, node: Node, a: Arguments) -> Abstract | str:
 
 
 def split(values: AbstractState, node: Node, a: Arguments) -> Abstract | str:
-    """Several ranges of a dimension, as projections that are packed in one come apart."""
+    """Rule of split, chunk and unbind: several ranges of a dimension, e.g. packed projections."""
     value, shape = values.of[a["self"]], shape_of(a["self"])
     if not isinstance(value, Value):
-        return "it splits what is no activation"
+        return "its operand is not an activation"
     axis = a["dim"] % len(shape)
     parts, start = [], 0
     for part in node.meta["val"]:
@@ -90,10 +93,10 @@ def split(values: AbstractState, node: Node, a: Arguments) -> Abstract | str:
 
 
 def getitem(values: AbstractState, node: Node, a: Arguments) -> Abstract | str:
-    """One of the parts of a split."""
+    """Rule of getitem: one of the results of a split."""
     parts, index = values.of[node.all_input_nodes[0]], node.args[1]
     if not isinstance(parts, list) or not isinstance(index, int):
-        return "it takes apart what is no activation"
+        return "its operand is not a split activation"
     return parts[index]
 
 
@@ -109,4 +112,7 @@ VIEWS: dict[Any, LoweringPattern] = {
     operator.getitem: getitem,
 }
 
+"""The lowering rule of each view operator."""
+
 IDENTITIES = {op for op, rule in VIEWS.items() if rule is identity}
+"""The operators that change nothing."""

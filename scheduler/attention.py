@@ -250,7 +250,8 @@ def _rounds(att: Attention) -> int:
 def _queries(
     s: KernelBuilder, att: Attention, row: int, rows: int, heads: range, i: int, send: dict[str, Any], tile: Tile
 ) -> None:
-    """Load Q into MemA i: `rows` row tiles from block `row` on, of each of `heads`, which are consecutive."""
+    """Append loads of Q into MemA i, and its sends: `rows` row tiles from block `row` on, of each of `heads`, which are
+    consecutive. send: uOP fields of the sends. tile: receives the loads."""
     unit = f"MemA{i}"
     if att.bias is None:
         tile.loads.append(s.blocks(att.q, row, rows, heads.start, len(heads), unit))
@@ -262,7 +263,8 @@ def _queries(
 def _keys(
     s: KernelBuilder, att: Attention, row: int, rows: int, heads: range, j: int, send: dict[str, Any], tile: Tile
 ) -> None:
-    """Load K into MemB j, transposed: `rows` key tiles from block `row` on, of each of `heads`."""
+    """Append loads of K into MemB j, transposed, and its sends: `rows` key tiles from block `row` on, of each of
+    `heads`. send: uOP fields of the sends. tile: receives the loads."""
     unit = f"MemB{j}"
     if att.bias is not None:
         bias.load_keys(s, att, row, rows, heads, unit, tile)

@@ -135,11 +135,11 @@ def _starts(kernels: Kernels) -> Starts:
     def where(unit: str, origin: int) -> str:
         first = firsts.get(unit)
         if first is None:
-            index, places, what = origin, kernels.preloaded_places.get(unit, ()), "op"
+            index, places, noun = origin, kernels.preloaded_places.get(unit, ()), "op"
         else:
             index = max(i for i, f in enumerate(first) if f <= origin)
-            places, what = kernels.places.get(unit, ()), "mOP"
-        return str(places[index]) if index < len(places) else f"{what} {index}"
+            places, noun = kernels.places.get(unit, ()), "mOP"
+        return str(places[index]) if index < len(places) else f"{noun} {index}"
 
     return starts_of(execute(kernels.overlay, {**issues, **kernels.preloaded}, where=where), firsts)
 

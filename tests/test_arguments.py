@@ -118,7 +118,10 @@ def test_a_family_cuts_and_fills_numpy_arrays() -> None:
         ({"input_ids": np.zeros((1, 16), np.int32)}, r"argument input_ids is torch.int32 \(1, 16\)"),
         ({"input_ids": np.zeros((1, 16))}, r"argument input_ids is torch.float64 \(1, 16\)"),
         ({"input_ids": np.ma.zeros((1, 16), np.int64)}, "argument input_ids is a masked array"),
-        ({"input_ids": np.full((1, 16), "x")}, "argument input_ids is a NumPy array of <U1, which PyTorch has not"),
+        (
+            {"input_ids": np.full((1, 16), "x")},
+            "argument input_ids is a NumPy array of <U1, a type that PyTorch does not have",
+        ),
         ({"input_ids": np.full((1, 16), None)}, "argument input_ids is a NumPy array of object"),
         (
             {"output_attentions": True},

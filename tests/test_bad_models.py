@@ -87,9 +87,12 @@ def test_the_command_line_needs_no_eval(tmp_path: Path) -> None:
 
 def test_devices() -> None:
     elsewhere = nn.Sequential(nn.Linear(8, 4), nn.Linear(4, 4, device="meta")).eval()
-    assert said(elsewhere, (rows(),), TensorError) == "1.weight is on meta, without values: make it on the CPU"
+    assert (
+        said(elsewhere, (rows(),), TensorError)
+        == "1.weight is on the meta device, without values: create it on the CPU"
+    )
     told = said(layer(), (rows().to("meta"),), TensorError)
-    assert told == "argument input is on meta, without values: make it on the CPU"
+    assert told == "argument input is on the meta device, without values: create it on the CPU"
 
 
 class Elsewhere(torch.Tensor):
@@ -161,10 +164,10 @@ class Autocast(Layers):
 
 def test_autocast() -> None:
     told = said(Autocast().eval(), (rows(),), TensorError)
-    assert told == "wrap_with_autocast at the top level: torch.autocast; the machine computes in float32: leave it away"
+    assert told == "wrap_with_autocast at the top level: torch.autocast; the machine computes in float32: remove it"
     with torch.autocast("cpu", dtype=torch.bfloat16):
         told = said(layer(), (rows(),), UnsupportedError)
-    assert told == "torch.autocast is on; the machine computes in float32: leave it first"
+    assert told == "torch.autocast is on; the machine computes in float32: compile outside of it"
     torch._dynamo.reset()  # other tests compile this function for as many shapes as torch does
     fast = torch.compile(layer(), backend="rsn")
     with torch.autocast("cpu", dtype=torch.bfloat16), torch.no_grad(), pytest.warns(Fallback, match="autocast is on"):
@@ -198,7 +201,7 @@ def test_decisions_by_data(decide: Callable[[Any], Any]) -> None:
     told = said(nn.Sequential(Layers(decide)).eval(), (rows(),), UnsupportedError)
     where = f"FILE:{line(decide)}, in {decide.__name__}"
     assert told == (
-        f"Sequential decides by what is in a tensor, at {where}: take that out of the module, or use "
+        f"Sequential branches on the values of a tensor, at {where}: move that out of the module, or use "
         'torch.compile(model, backend="rsn"), which breaks the graph there'
     )
 
@@ -256,9 +259,9 @@ INPUTS = [
     ([rows()], "example inputs are a tuple or a dict of tensors, not list; write (x,)"),
     (rows(), "example inputs are a tuple or a dict of tensors, not Tensor; write (x,)"),
     (None, "example inputs are a tuple or a dict of tensors, not NoneType"),
-    ((np.ones((3, 8), np.float32),), "argument input is a numpy array: torch.from_numpy(input) makes a tensor of it"),
-    ((torch.ones(0, 8),), "argument input is empty, (0, 8): a program is for at least one row"),
-    ((rows().to_sparse(),), "argument input is torch.sparse_coo: input.to_dense() makes a dense one of it"),
+    ((np.ones((3, 8), np.float32),), "argument input is a numpy array: convert it with torch.from_numpy(input)"),
+    ((torch.ones(0, 8),), "argument input is empty, shape (0, 8): a program needs at least one row"),
+    ((rows().to_sparse(),), "argument input is torch.sparse_coo: convert it with input.to_dense()"),
     (
         (rows().tolist(),),
         "torch.export cannot capture Linear: linear(): argument 'input' (position 1) must be Tensor, not list",
@@ -276,36 +279,36 @@ def test_example_inputs_that_are_nested() -> None:
         warnings.simplefilter("ignore")  # torch about nested tensors
         nested = torch.nested.nested_tensor([rows()])
     told = said(layer(), (nested,), TensorError)
-    assert told == "argument input is nested: torch.nested.to_padded_tensor makes a padded one of it"
+    assert told == "argument input is nested: convert it with torch.nested.to_padded_tensor"
 
 
 # -- what is no module, and modules of other kinds
 
 
 def test_no_modules() -> None:
-    function = '; a function goes through torch.compile(function, backend="rsn")'
+    function = '; for a function use torch.compile(function, backend="rsn")'
     for model, name in ((functools.partial(layer()), "partial"), (lambda x: x, "function")):
         told = said(model, (rows(),), UnsupportedError)
-        assert told == f"a model is a torch.nn.Module, not {name}{function}"
-    assert said(None, (rows(),), UnsupportedError) == "a model is a torch.nn.Module, not NoneType"
+        assert told == f"the model must be a torch.nn.Module, not {name}{function}"
+    assert said(None, (rows(),), UnsupportedError) == "the model must be a torch.nn.Module, not NoneType"
     assert said(nn.Linear, (rows(),), UnsupportedError) == "Linear is a class: give a module, Linear(...)"
     told = said(torch.export.export(layer(), (rows(),)), (rows(),), UnsupportedError)
-    assert told == "an ExportedProgram: give the module that it was made of"
+    assert told == "the model is an ExportedProgram: give the module that it was made from"
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 def test_scripts() -> None:
     told = said(torch.jit.script(layer()), (rows(),), UnsupportedError)
-    assert told == "RecursiveScriptModule: TorchScript; give the module that it was made of"
+    assert told == "RecursiveScriptModule is TorchScript: give the module that it was made from"
     told = said(torch.jit.trace(layer(), rows()), (rows(),), UnsupportedError)
-    assert told == "TopLevelTracedModule: TorchScript; give the module that it was made of"
+    assert told == "TopLevelTracedModule is TorchScript: give the module that it was made from"
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 def test_quantized() -> None:
     model = torch.ao.quantization.quantize_dynamic(nn.Sequential(layer()).eval(), {nn.Linear})
     told = said(model, (rows(),), UnsupportedError)
-    assert told == "0 (Linear) is quantized; the machine computes in float32: give the model that was quantized"
+    assert told == "0 (Linear) is quantized; the machine computes in float32: give the model before quantization"
 
 
 def test_weights_that_are_none() -> None:

@@ -173,7 +173,7 @@ def test_a_family_is_checked_again() -> None:
     with rsn.compile(model, (torch.randn(1, 5, C),), dynamic_shapes={"x": {1: rsn.Length(8, 16)}}) as family:
         family(torch.randn(1, 7, C))
         model.table.normal_()
-        with pytest.raises(UnsupportedError, match=r"filling up the length changes output 0.*its values depend"):
+        with pytest.raises(UnsupportedError, match=r"padding the length changes output 0.*its values depend"):
             family(torch.randn(1, 7, C))
 
 
@@ -260,7 +260,7 @@ def test_a_model_is_not_kept_alive() -> None:
         gc.collect()
         assert weight() is None
         close(compiled(x), wanted)
-        with pytest.raises(UnsupportedError, match="the model that this was compiled from is gone"):
+        with pytest.raises(UnsupportedError, match="the model that this was compiled from no longer exists"):
             compiled.refresh()
 
 

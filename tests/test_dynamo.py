@@ -252,7 +252,7 @@ class Wide(nn.Module):
 LIMITS = [
     (Wide, (2, 10, 256), "heads of 128 columns", 2),
     (lambda: nn.Sequential(nn.Linear(64, 1280), nn.LayerNorm(1280), nn.Linear(1280, 64)), (9, 64), "over 1280 col", 2),
-    (lambda: nn.TransformerEncoderLayer(64, 1, 80, batch_first=True), (1, 1100, 64), "1100 rows a sequence", 2),
+    (lambda: nn.TransformerEncoderLayer(64, 1, 80, batch_first=True), (1, 1100, 64), "sequences of 1100 rows", 2),
     (lambda: nn.Sequential(nn.Linear(20000, 64), nn.ReLU(), nn.Linear(64, 8)), (3, 20000), "over 20000 columns", 1),
 ]
 
@@ -370,7 +370,7 @@ def test_an_attention_in_a_layout_of_its_own_is_cut_out(runs: list[str]) -> None
     model, x = Narrow().eval(), torch.randn(1, 64, 40)
     fast = torch.compile(model, backend="rsn", options={"overlay": "xnn-base"})
     assert re.search("qkv +machine +matrix product 40 x 120", rsn.explain(fast, (x,)))
-    with pytest.warns(Fallback, match=r"aten\.scaled_dot_product_attention\.default at .*: 64 rows a sequence"):
+    with pytest.warns(Fallback, match=r"aten\.scaled_dot_product_attention\.default at .*: sequences of 64 rows"):
         torch.testing.assert_close(fast(x), model(x), rtol=0, atol=1e-5)
     assert len(runs) == 1
 
@@ -394,7 +394,7 @@ class Wanted(nn.Module):
         (1040, [nn.GELU(), nn.RMSNorm(1040)], "xnn", r"at fused\.1: RMSNorm over 1040"),
         (1040, [nn.LayerNorm(1040), nn.LayerNorm(1040)], "xnn", r"at fused\.0: LayerNorm over 1040"),
         (64, [nn.ReLU()], "xnn-base", r"at fused\.0: activation relu; overlay xnn-base"),
-        (64, [nn.RMSNorm(64)], "xnn-base", r"at fused\.0: .*overlay xnn-base normalises exactly 1024"),
+        (64, [nn.RMSNorm(64)], "xnn-base", r"at fused\.0: .*overlay xnn-base needs exactly 1024"),
     ],
 )
 def test_a_pass_that_the_machine_has_no_room_for(

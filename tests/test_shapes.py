@@ -82,11 +82,11 @@ def test_where_nothing_hides_what_is_filled_in() -> None:
     example = {"ids": inputs(2, 16)["ids"]}
     with pytest.raises(
         UnsupportedError,
-        match=r"filling up the length changes output 0: aten.scaled_dot_product_attention.default at "
-        r"encoder.layers.0.attn: .*nothing hides them; .*Length\(..., exact=True\)",
+        match=r"padding the length changes output 0: aten.scaled_dot_product_attention.default at "
+        r"encoder.layers.0.attn: .*no mask hides them; .*Length\(..., exact=True\)",
     ):
         family(model, rsn.Batch(2), rsn.Length(16, 32), example)
-    with pytest.raises(UnsupportedError, match=r"filling up the length changes output 1: aten\.mean\.dim at"):
+    with pytest.raises(UnsupportedError, match=r"padding the length changes output 1: aten\.mean\.dim at"):
         family(Classifier(pooled=False).eval(), rsn.Batch(2), rsn.Length(16, 32), inputs(2, 16))
     with family(model, rsn.Batch(2), rsn.Length(16, 32, exact=True), example) as compiled, torch.no_grad():
         ids = inputs(2, 32)["ids"]
@@ -123,12 +123,12 @@ BOTH = {"ids": {0: BATCH}, "mask": {0: BATCH}}
         (
             {"ids": {0: rsn.Batch(1, 2)}},
             {},
-            r"the module cannot be called with a batch of 3 \(RuntimeError: .*\); dynamic_shapes names every argument "
-            "that has a batch",
+            r"the module cannot be called with a batch of 3 \(RuntimeError: .*\); dynamic_shapes must name every "
+            "argument that has a batch",
         ),
         ({"words": {0: rsn.Batch(2)}}, {}, "dynamic_shapes: no argument 'words' in the example; there are ids, mask"),
-        ({"ids": {2: rsn.Batch(2)}}, {}, "argument ids is 2x16; dimension 2 of it is the batch"),
-        ({"scale": {0: rsn.Batch(2)}}, {}, "argument scale is float; dimension 0 of it is the batch"),
+        ({"ids": {2: rsn.Batch(2)}}, {}, "argument ids is 2x16; it needs an axis 2 for the batch"),
+        ({"scale": {0: rsn.Batch(2)}}, {}, "argument scale is float; it needs an axis 0 for the batch"),
     ],
 )
 def test_shapes_that_do_not_fit(shapes: Any, given: Any, message: str) -> None:
@@ -139,7 +139,7 @@ def test_shapes_that_do_not_fit(shapes: Any, given: Any, message: str) -> None:
 
 def test_what_belongs_together_has_one_size() -> None:
     with rsn.compile(Classifier().eval(), inputs(2, 16), dynamic_shapes=BOTH) as compiled:
-        with pytest.raises(TensorError, match=r"^mask has a batch of 1, and ids one of 2$"):
+        with pytest.raises(TensorError, match=r"^mask has a batch of 1, but ids has one of 2$"):
             compiled(inputs(2, 16)["ids"], inputs(1, 16)["mask"])
         with pytest.raises(TensorError, match="the module's arguments: missing a required argument: 'ids'"):
             compiled()
@@ -148,15 +148,15 @@ def test_what_belongs_together_has_one_size() -> None:
 def test_outputs_that_cannot_be_cut() -> None:
     with pytest.raises(
         UnsupportedError,
-        match=r"changes output 0: aten\.cat\.default at the top level: behind what is filled in",
+        match=r"changes output 0: aten\.cat\.default at the top level: it appends something behind padding",
     ):
         rsn.compile(Doubled().eval(), (torch.randn(2, 4, 8),), dynamic_shapes={"x": {0: rsn.Batch(2, 4)}})
 
 
 def test_sizes() -> None:
-    with pytest.raises(TensorError, match=r"Batch\(\): at least one size"):
+    with pytest.raises(TensorError, match=r"Batch\(\): give at least one size"):
         rsn.Batch()
-    with pytest.raises(TensorError, match=r"Length\(0,\): at least one size, and each 1 or more"):
+    with pytest.raises(TensorError, match=r"Length\(0,\): give at least one size, each 1 or more"):
         rsn.Length(0)
     with pytest.raises(ScheduleError, match=r"with dynamic_shapes give sizes as rsn\.Length"):
         rsn.compile(Classifier().eval(), inputs(2, 16), lengths=[3, 4], dynamic_shapes=BOTH)  # type: ignore[call-overload]
@@ -177,16 +177,16 @@ class Of(torch.nn.Module):
     ("made", "shape", "dims", "message"),
     [
         *(
-            (lambda s, x: s(x - x.mean(0, keepdim=True)), (n, 4, 64), {0: rsn.Batch(8)}, "filling up the batch changes")
+            (lambda s, x: s(x - x.mean(0, keepdim=True)), (n, 4, 64), {0: rsn.Batch(8)}, "padding the batch changes")
             for n in (1, 2, 3)
         ),
-        (lambda s, x: s(x)[:, -1], (2, 1, 64), {1: rsn.Length(8)}, "filling up the length changes output 0"),
-        (lambda s, x: s(x) + x.amax(1, keepdim=True), (2, 4, 64), {1: rsn.Length(8)}, "filling up the length changes"),
+        (lambda s, x: s(x)[:, -1], (2, 1, 64), {1: rsn.Length(8)}, "padding the length changes output 0"),
+        (lambda s, x: s(x) + x.amax(1, keepdim=True), (2, 4, 64), {1: rsn.Length(8)}, "padding the length changes"),
         (
             lambda s, x: (s(x), x.shape[1]),
             (2, 13, 64),
             {1: rsn.Length(30)},
-            "output 1 is no tensor and changes with the length: 13, 30",
+            "output 1 is not a tensor and changes with the length: 13, 30",
         ),
     ],
 )
@@ -204,5 +204,5 @@ def test_what_are_no_shapes(shapes: Any) -> None:
 
 def test_a_dimension_is_its_sizes() -> None:
     assert rsn.Length(40, 128) == rsn.Length(128, 40) != rsn.Batch(40, 128)
-    with pytest.raises(TensorError, match="sizes are whole numbers"):
+    with pytest.raises(TensorError, match="sizes must be whole numbers"):
         rsn.Batch(True)

@@ -1,7 +1,7 @@
-"""Whether what a tensor is filled up with can reach a module's results: decided on the captured graph, not tried out.
+"""Decide whether padding of arguments can change a module's results, by abstract interpretation of the captured graph.
 
-A program is for one size; a call of a smaller one is filled up (`rsnlib.shapes`), and its result is cut. That is right
-if no valid element of the result depends on what was filled in, nor on the size itself. `check` follows both through
-the graph: `state` says what is known of a tensor, `elementwise`, `moves`, `reductions` and `products` hold a rule for
-each operator. What has no rule, and takes a filled-up tensor, is taken to mix everything.
+A program has one size; a smaller call is padded (`rsnlib.shapes`), and its result is cut. This is correct if no valid
+element of the result depends on the padding, or on the size itself. `check` follows both through the graph: a `State`
+is what is known of a tensor; `elementwise`, `moves`, `reductions` and `products` hold a rule for each operator. An
+operator without a rule is assumed to mix all elements of its operands.
 """

@@ -1,4 +1,4 @@
-"""A module's graph for one size, followed from its arguments to its results, beside its graph for another size."""
+"""Follow padding through a module's graph for one size, compared with its graph for another size."""
 
 from __future__ import annotations
 
@@ -26,16 +26,17 @@ aten = torch.ops.aten
 log = logging.getLogger(__name__)
 
 RULES: dict[Any, Callable[[Walk, Node, dict[str, Any]], State | list[State]]] = {**MOVES, **REDUCING, **PRODUCING}
+"""The rule of each operator that is not elementwise."""
 LARGEST_LOOKED_AT = 1 << 16
-"""Elements of a constant whose values are looked at one by one, where its shape does not follow a size."""
+"""Largest number of elements of a static constant whose values are analysed."""
 FARTHEST = 64
-"""What an axis may have more or less than the size that it follows."""
+"""Largest difference between an axis and the dynamic dimension that it follows."""
 
 
 @dataclass(frozen=True)
 class Growing:
-    """A dynamic dimension. what: its name; rows: of what it has many, in words; small, large: its size in the two
-    graphs, which differ, and by another number for each dimension; fill: what is filled in, in arguments."""
+    """A dynamic dimension. what: its name. rows: what messages call its positions, e.g. "rows". small, large: its size
+    in the two graphs; the difference is not 0, and another one for each dimension. fill: the padding of arguments."""
 
     what: str
     rows: str
@@ -46,8 +47,8 @@ class Growing:
 
 @dataclass(frozen=True)
 class Graph:
-    """A captured module: `program`, and its arguments, flat. sizes: for each argument by axis the number of the dynamic
-    dimension that it has; masks: whether it is a mask of whole numbers, each 0 or 1."""
+    """A captured module. arguments: the placeholders of its flattened arguments. sizes: for each argument the dynamic
+    dimension by axis. masks: for each argument whether it is an integer mask of 0 and 1."""
 
     program: ExportedProgram
     arguments: Sequence[Node]
@@ -57,15 +58,15 @@ class Graph:
 
 @dataclass(frozen=True)
 class Outcome:
-    """outputs: for each result in order the axes that it has, None for what is no tensor. least: by dynamic dimension
-    the smallest size for which the module can be called."""
+    """The result of `check`. outputs: the axes of each result, in order; None for a result that is not a tensor. least:
+    by dynamic dimension the smallest size with which the module can be called."""
 
     outputs: list[tuple[Axis, ...] | None]
     least: dict[int, int]
 
 
 class FillingError(Exception):
-    """A result depends on what is filled in. dim: of which dynamic dimension; message: output, operator and why."""
+    """A result depends on padding. dim: the dynamic dimension. The message names output, operator and reason."""
 
     def __init__(self, dim: int, message: str) -> None:
         super().__init__(message)
@@ -73,15 +74,15 @@ class FillingError(Exception):
 
 
 def check(dims: Sequence[Growing], small: Graph, large: Graph) -> Outcome:
-    """Whether results for filled-up arguments are those of the arguments as they are, for any size up to the larger
-    graph's. Raises `FillingError`."""
+    """Check that results for padded arguments, after cutting, equal those without padding, for all sizes up to that of
+    the larger graph. Raises `FillingError` if they may differ."""
     walk = Walk(dims, small, large)
     outputs: list[tuple[Axis, ...] | None] = []
     leaves = [pytree.tree_leaves(g.program.graph.output_node().args[0]) for g in (large, small)]
     for n, (x, other) in enumerate(zip(*leaves, strict=True)):
         if not isinstance(x, Node):
             if x != other:
-                raise FillingError(0, f"output {n} is no tensor and changes with the size: {other}, {x}")
+                raise FillingError(0, f"output {n} is not a tensor and changes with the size: {other}, {x}")
             outputs.append(None)
             continue
         state = walk.of(x)
@@ -92,7 +93,7 @@ def check(dims: Sequence[Growing], small: Graph, large: Graph) -> Outcome:
 
 
 class Walk:
-    """One pass over the larger graph. states: of each node so far."""
+    """One pass over the larger graph. states: what is known of each node so far. least: as in `Outcome`."""
 
     def __init__(self, dims: Sequence[Growing], small: Graph, large: Graph) -> None:
         self.dims = dims
@@ -114,10 +115,10 @@ class Walk:
             else:
                 self.states[node] = self._visit(node)
 
-    # -- what rules ask
+    # -- used by rules
 
     def of(self, x: Any) -> State:
-        """An operand."""
+        """The state of an operand, which is a node or a number."""
         if not isinstance(x, Node):
             return number(float(x))
         state = self.states[x]
@@ -125,58 +126,59 @@ class Walk:
         return state
 
     def rows(self, dim: int) -> str:
-        """What a dynamic dimension has many of."""
+        """What messages call the positions of a dynamic dimension: "rows" or "sequences"."""
         return self.dims[dim].rows
 
     def is_constant(self, node: Node) -> bool:
-        """Whether it depends on no argument."""
+        """Whether a node depends on no argument."""
         return node in self._constants
 
     def constant(self, node: Node) -> torch.Tensor:
-        """Its value in the larger graph."""
+        """The value of a constant node in the larger graph."""
         return self._constants.value(node)
 
     def differs(self, node: Node, *names: str) -> bool:
-        """Whether a number among an operator's arguments (these, or any) is another one in the smaller graph."""
+        """Whether a number among an operator's arguments differs in the smaller graph. names: which arguments; all if
+        empty."""
         found = self._differs[node]
         return bool(found if not names else found.intersection(names))
 
     def no_sizes(self, node: Node) -> None:
-        """Raises `MixedError` where an operator takes a number that depends on the size."""
+        """Raises `MixedError` if a number among an operator's arguments depends on the size."""
         for name in sorted(self._differs[node]):
             given, (other,) = arguments(node).get(name), self.small(node, name)
             if isinstance(given, int | float) and isinstance(other, int | float):
                 dims = [i for i, dim in enumerate(self.dims) if given - other == dim.large - dim.small]
-                raise MixedError(dims[0] if dims else 0, f"its {name} is {given:g} here, and another for another size")
+                raise MixedError(dims[0] if dims else 0, f"its {name} ({given:g}) depends on the size")
             raise MixedError(0, f"its {name} depends on the size")
 
     def small(self, node: Node, *names: str) -> tuple[Any, ...]:
-        """These arguments of an operator in the smaller graph."""
+        """The arguments `names` of an operator in the smaller graph."""
         given = arguments(self._pairs[node])
         return tuple(given[name] for name in names)
 
     def small_shape(self, node: Node) -> tuple[int, ...]:
-        """In the smaller graph."""
+        """The shape of a node in the smaller graph."""
         return shape_of(self._pairs[node])
 
     def needs(self, atom: Atom, count: int) -> None:
-        """A call must have at least `count` valid positions in this atom."""
+        """Record that a call must have at least `count` valid positions in this atom."""
         if atom.dim is not None:
             self.least[atom.dim] = max(self.least.get(atom.dim, 1), count - atom.offset)
 
     def shaped(self, node: Node) -> tuple[Axis, ...]:
-        """The axes of a tensor of which the shapes in both graphs are all that is known. Raises `MixedError`."""
+        """The axes of a tensor, from its shapes in both graphs. Raises `MixedError`."""
         return tuple(self.axis(*sizes) for sizes in zip(self.small_shape(node), shape_of(node), strict=True))
 
     def axis(self, small: int, large: int) -> Axis:
-        """Of these sizes in the two graphs. Raises `MixedError`."""
+        """The axis that has these sizes in the two graphs. Raises `MixedError` if it follows no dynamic dimension."""
         if small == large:
             return plain(large)
         for i, dim in enumerate(self.dims):
             offset = large - dim.large
             if small - dim.small == offset and abs(offset) <= FARTHEST:
                 return (Atom(large, i, offset),)
-        raise MixedError(0, f"how its shape follows from the size ({small}, {large}) is not understood")
+        raise MixedError(0, f"its shape depends on the size in an unknown way ({small}, {large})")
 
     # -- states
 
@@ -196,7 +198,7 @@ class Walk:
             return self._mixed(node, Mixed(node, str(error), error.dim))
 
     def _followed(self, node: Node) -> State | list[State]:
-        """What the operator makes of its operands, and whether that is finite."""
+        """The state of an operator's result, with its finiteness."""
         if node.target is operator.getitem:
             return getitem(self, node, {})
         used = node.all_input_nodes
@@ -230,7 +232,7 @@ class Walk:
             except MixedError:
                 raise
             except (ArithmeticError, AssertionError, LookupError, RuntimeError, TypeError, ValueError) as error:
-                # A form of the operator that its rule was not written for; without a rule see below.
+                # The rule does not cover this form of the operator: continue as without a rule.
                 log.debug("%s: %r", node.format_node(), error)
             else:
                 if rule not in FREE_OF_SIZES:
@@ -238,7 +240,7 @@ class Walk:
                 return made
         for part in operands:
             for dim in part.dims:
-                raise MixedError(dim, f"how its result depends on the {self.rows(dim)} is not known")
+                raise MixedError(dim, f"how its result depends on the {self.rows(dim)} is unknown")
         self.no_sizes(node)
         values = node.meta.get("val")
         if isinstance(values, list | tuple):
@@ -246,7 +248,7 @@ class Walk:
         return State(self.shaped(node))
 
     def _checked(self, node: Node, made: State | list[State]) -> State | list[State]:
-        """A result whose axes are those that the operator has in both graphs. Raises `MixedError`."""
+        """Check that the axes of a result give its shapes in both graphs. Raises `MixedError`."""
         if not is_static(node):
             raise MixedError(0, "its shape depends on data")
         values, others = node.meta["val"], self._pairs[node].meta["val"]
@@ -260,10 +262,10 @@ class Walk:
             small = tuple(size_of(tuple(map(self._shrunk, axis))) for axis in part.axes)
             if (shape, small) != (tuple(value.shape), tuple(other.shape)):
                 dim = next(iter(part.dims), 0)
-                raise MixedError(dim, f"how its shape follows from the size ({small}, {shape}) is not understood")
+                raise MixedError(dim, f"its shape depends on the size in an unknown way ({small}, {shape})")
             for atom in part.atoms:
                 if atom.dim is not None and atom.size < 2:
-                    raise MixedError(atom.dim, "it leaves too little of it to tell what is valid")
+                    raise MixedError(atom.dim, "it keeps too few positions to tell which are valid")
         return made
 
     def _shrunk(self, atom: Atom) -> Atom:
@@ -276,7 +278,7 @@ class Walk:
         return State((), mixed=mixed)
 
     def _constant(self, node: Node) -> State:
-        """Of what depends on no argument; but its shape, and then its values, may follow the size."""
+        """The state of a node that depends on no argument. Its shape, and then its values, may follow the size."""
         value = node.meta.get("val")
         if not isinstance(value, torch.Tensor):
             self.states[node] = State(())
@@ -284,7 +286,7 @@ class Walk:
         try:
             return self._of_constant(node)
         except MixedError as error:
-            # What its values and its shape do not show, as a batch and heads made into one dimension, its operator may.
+            # Values and shape do not show e.g. that batch and heads were merged into one axis; the operator may.
             followed = self._visit(node) if node.all_input_nodes else None
             if isinstance(followed, State) and followed.mixed is None:
                 return followed
@@ -321,18 +323,18 @@ SHAPE_ALONE: dict[Any, Any] = {
     **dict.fromkeys((aten.expand_as, aten.view_as, aten.reshape_as), regroup),
     aten.type_as: elementwise,
 }
-"""Operators that take the shape or the type of their last operand alone; those by `full`, of the only one."""
+"""Operators that use only the shape or type of their last operand; those of rule `full`, of their only operand."""
 FREE_OF_SIZES = {regroup, expand, slice_, narrow, select, full, repeat, split}
-"""Rules that look at numbers that follow the size by themselves."""
+"""Rules that handle arguments that depend on the size themselves."""
 FINITE_RESULTS = {
     *(aten.softmax, aten._softmax, aten.amax, aten.amin, aten.max, aten.min, aten.argmax, aten.argmin),
     *(aten.any, aten.all, aten.count_nonzero, aten.isin, *(op for op, rule in MOVES.items() if rule is full)),
 }
-"""Finite for what is not all hidden, though they take what is hidden by an infinite number."""
+"""Operators whose results are finite even if elements are hidden by -inf, unless all of a line is hidden."""
 
 
 def _is_looked_up(node: Node) -> bool:
-    """Whether rows of a table are looked up with an argument: its numbers are not negative then."""
+    """Whether an argument is an index into an embedding table, so that it is not negative."""
     stack, seen = [node], set()
     while stack:
         x = stack.pop()
@@ -347,7 +349,7 @@ def _is_looked_up(node: Node) -> bool:
 
 
 def _of_value(value: torch.Tensor, axes: tuple[Axis, ...]) -> State:
-    """What is known of a tensor of known values."""
+    """The state of a tensor from its values."""
     if not value.numel() or value.is_complex():
         return State(axes, finite=False)
     value = value.detach().double()
@@ -380,18 +382,18 @@ def _fill_of(value: torch.Tensor) -> Fill:
 
 
 def _paired(small: ExportedProgram, large: ExportedProgram) -> dict[Node, Node]:
-    """The node of the smaller graph for each of the larger. Raises `FillingError` where they are not the same graph."""
+    """The corresponding node of the smaller graph, by node of the larger. Raises `FillingError` if they differ."""
     lists = [[x for x in program.graph.nodes if packet(x) not in CHECKS] for program in (large, small)]
     pairs: dict[Node, Node] = {}
     for node, other in zip(*lists, strict=False):
         same = (node.op, node.target) == (other.op, other.target) or node.op == other.op != "call_function"
-        same = same or {packet(node), packet(other)} == {aten.alias, aten.slice}  # a part, and just the whole
+        same = same or {packet(node), packet(other)} == {aten.alias, aten.slice}  # one slice is the whole tensor
         if not same or [pairs.get(x) for x in node.all_input_nodes] != other.all_input_nodes:
-            raise FillingError(0, f"for one size the module computes {_name(node)}, for another {_name(other)} there")
+            raise FillingError(0, f"for one size the module computes {_name(node)}, for another {_name(other)}")
         pairs[node] = other
     if len(lists[0]) != len(lists[1]):
         longer = max(lists, key=len)[min(map(len, lists))]
-        raise FillingError(0, f"for one size alone the module computes {_name(longer)}")
+        raise FillingError(0, f"for one size only the module computes {_name(longer)}")
     return pairs
 
 
@@ -400,15 +402,15 @@ def _name(node: Node) -> str:
 
 
 def _literals_differ(node: Node, other: Node) -> set[str]:
-    """Which arguments of an operator hold other numbers than those of the same operator of another graph."""
+    """The names of an operator's arguments whose numbers differ from those of the same operator in the other graph."""
     if node.op != "call_function" or packet(node) is not packet(other):
         return set()
     given, others = arguments(node), arguments(other)
-    if not given:  # no operator of PyTorch's
+    if not given:  # an operator without a schema
         given, others = ({str(i): x for i, x in enumerate(n.args)} for n in (node, other))
     return {name for name, x in given.items() if _numbers(x) != _numbers(others[name])}
 
 
 def _numbers(x: Any) -> Any:
-    """An argument without the graph's values."""
+    """An argument with None in place of nodes."""
     return pytree.tree_map(lambda leaf: None if isinstance(leaf, Node) else leaf, x)

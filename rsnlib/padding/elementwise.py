@@ -1,4 +1,4 @@
-"""Operators that take elements at the same position of their operands: what is filled in stays where it is."""
+"""Rules of elementwise operators: padding stays at its positions."""
 
 from __future__ import annotations
 
@@ -17,9 +17,10 @@ from .state import Atom, Axis, Fill, State, along, broadcast
 aten = torch.ops.aten
 
 Bounds = tuple[float, float]
+"""Lower and upper bound of all elements of a tensor."""
 
 CASTS = {aten.to, aten._to_copy, aten.type_as, aten.alias, aten.clone, aten.contiguous, aten.detach, aten.dropout}
-"""The same numbers, perhaps as another type."""
+"""Operators that keep the numbers, perhaps with another type."""
 SAME_AS = {
     aten.multiply: aten.mul,
     aten.subtract: aten.sub,
@@ -38,14 +39,14 @@ SAME_AS = {
     aten.min: aten.minimum,
     aten.special_expit: aten.sigmoid,
 }
-"""Other names of operators; aten.max and aten.min where they are given two tensors."""
+"""Aliases of operators; aten.max and aten.min only with two tensors."""
 ALSO = {
     *(aten.__and__, aten.__or__, aten.__xor__, aten.masked_fill, aten.where, aten.square, aten.isfinite, aten.isnan),
     *(aten.floor_divide, aten.log_sigmoid, aten.logical_and, aten.logical_or, *SAME_AS),
 }
-"""Element by element, though PyTorch does not mark them so."""
+"""Elementwise operators that PyTorch does not tag as pointwise."""
 NOT = {aten.equal, aten.frexp}
-"""Marked so, though they give one truth for all elements, or two results."""
+"""Operators tagged as pointwise that are not supported here: one bool for all elements, or two results."""
 FINITE = {
     *(aten.add, aten.sub, aten.rsub, aten.mul, aten.neg, aten.abs, aten.square, aten.sign, aten.lerp, aten.addcmul),
     *(aten.relu, aten.gelu, aten.silu, aten.sigmoid, aten.tanh, aten.erf, aten.elu, aten.selu, aten.celu, aten.mish),
@@ -53,13 +54,15 @@ FINITE = {
     *(aten.sin, aten.cos, aten.atan, aten.floor, aten.ceil, aten.round, aten.trunc, aten.log_sigmoid),
     *(aten.clamp, aten.clamp_min, aten.clamp_max, aten.maximum, aten.minimum, aten.where, aten.masked_fill, *CASTS),
 }
-"""Of finite numbers, but for overflows, they make finite ones."""
+"""Operators whose results are finite if their operands are, apart from overflows."""
 AND = {aten.bitwise_and, aten.logical_and, aten.__and__}
 OR = {aten.bitwise_or, aten.logical_or, aten.__or__}
 EXP_OVERFLOWS = 80.0
+"""exp of more than this may overflow float32."""
 
 
 def is_elementwise(node: Node) -> bool:
+    """Whether an operator computes each element from elements at the same position."""
     op = packet(node)
     if op in NOT or (op in (aten.max, aten.min) and "other" not in arguments(node)):
         return False
@@ -67,7 +70,7 @@ def is_elementwise(node: Node) -> bool:
 
 
 def is_masked_put(node: Node) -> bool:
-    """x[mask] = number, which is a choice for each element."""
+    """Whether an operator is x[mask] = number, which chooses for each element."""
     a = arguments(node)
     if packet(node) is not aten.index_put or a["accumulate"] or len(a["indices"]) != 1:
         return False
@@ -76,26 +79,29 @@ def is_masked_put(node: Node) -> bool:
 
 
 def kind_of(node: Node) -> Any:
-    """The operator, under one name."""
+    """The operator, with aliases resolved."""
     return SAME_AS.get(packet(node), packet(node))
 
 
 @dataclass(frozen=True)
 class _Operator:
-    """An operator, and what it is given: fills by operand, at one place."""
+    """An operator at one position of its operands. fills: what is known of each operand there. bounds: of each
+    operand."""
 
     node: Node
     fills: Mapping[Node, Fill]
     bounds: Mapping[Node, Bounds]
 
     def fill(self, x: Any) -> Fill:
+        """What is known of an argument, which is a node or a number."""
         if isinstance(x, Node):
             return self.fills[x]
         return Fill(copies=True, value=float(x), finite=isfinite(x)) if isinstance(x, int | float) else Fill()
 
 
 def masked_put(node: Node, states: Mapping[Node, State]) -> State:
-    """As aten.where, with a mask that may lack the last dimensions. Raises `MixedError`."""
+    """The state of x[mask] = number, which is like aten.where, but the mask may lack the last dimensions. Raises
+    `MixedError`."""
     a = arguments(node)
     x, mask, value = a["self"], a["indices"][0], a["values"]
     missing = len(states[x].axes) - len(states[mask].axes)
@@ -120,7 +126,7 @@ def masked_put(node: Node, states: Mapping[Node, State]) -> State:
 
 
 def elementwise(node: Node, states: Mapping[Node, State]) -> State:
-    """The result of an operator on the elements of its operands. Raises `MixedError`."""
+    """The state of an elementwise operator's result. states: of its operands. Raises `MixedError`."""
     if kind_of(node) in CASTS:
         first = node.all_input_nodes[0]
         states = {first: states[first]}
@@ -158,7 +164,7 @@ def _with_ahead(
     result: State,
     bounds: Mapping[Node, Bounds],
 ) -> State:
-    """The result with what is known of what lies ahead, where an operand knows that."""
+    """The result with `Atom.ahead` set, if an operand has it."""
     if not any(atom.ahead is not None for state in states.values() for atom in state.atoms):
         return result
     made: list[Axis] = []
@@ -178,13 +184,13 @@ def _with_ahead(
 
 
 def _varying(state: State) -> Fill:
-    """What is known of an operand's elements at any positions."""
+    """What is known of an operand's elements at all positions."""
     return Fill(value=state.value, finite=state.is_finite)
 
 
 def _indexes(node: Node, states: Mapping[Node, State]) -> int | None:
-    """The numbers of valid positions stay such ones as another type and where they are not below 0 anyway; how many
-    there are, less 1, is the number of the last."""
+    """State.indexes of the result: a cast keeps indices of valid positions, and so does a clamp at 0; a count of valid
+    positions minus 1 is the index of the last."""
     kind, a = kind_of(node), arguments(node)
     if kind in CASTS:
         return next(iter(states.values())).indexes
@@ -198,7 +204,7 @@ def _indexes(node: Node, states: Mapping[Node, State]) -> int | None:
 
 
 def _filled(op: _Operator) -> Fill:
-    """What the operator makes of what is known of its operands."""
+    """What is known of the operator's result, from what is known of its operands."""
     fills, kind = op.fills.values(), kind_of(op.node)
     copies = all(fill.copies for fill in fills)
     may_be_nan = any(fill.may_be_nan for fill in fills)
@@ -220,8 +226,8 @@ def _filled(op: _Operator) -> Fill:
 
 
 def _is_shared(op: _Operator, kind: Any) -> bool:
-    """Whether the result is as finite as its last valid element: a sum or a product of such, or a choice that is the
-    same there."""
+    """Fill.shared of the result: a sum or a product of such operands has it, and a choice whose condition is equal at
+    the last valid position."""
     if kind not in (aten.add, aten.sub, aten.mul, aten.neg, aten.masked_fill, aten.where, *CASTS):
         return False
     condition = arguments(op.node).get({aten.where: "condition", aten.masked_fill: "mask"}.get(kind, ""))
@@ -229,7 +235,7 @@ def _is_shared(op: _Operator, kind: Any) -> bool:
 
 
 def _evaluated(op: _Operator) -> float | None:
-    """What the operator makes of numbers."""
+    """The operator's result if all operands are known numbers; None if that fails or is NaN."""
 
     def tensor(x: Node) -> Any:
         return torch.tensor(op.fills[x].value, dtype=dtype_of(x))
@@ -242,10 +248,11 @@ def _evaluated(op: _Operator) -> float | None:
     return None if isnan(made) else made
 
 
-# -- where not all operands are known
+# -- operands that are not all known
 
 
 Known = Callable[[_Operator, dict[str, Any]], Fill | None]
+"""What is known of an operator's result; None for nothing."""
 
 
 def _mul(op: _Operator, a: dict[str, Any]) -> Fill | None:
@@ -261,7 +268,7 @@ def _mul(op: _Operator, a: dict[str, Any]) -> Fill | None:
 def _div(op: _Operator, a: dict[str, Any]) -> Fill | None:
     x, y = op.fill(a["self"]), op.fill(a["other"])
     if x.value == 0 and y.copies and y.finite and y.value is None:
-        # Of 0 / 0 NaN comes; but then the last valid element was divided by that 0 as well.
+        # 0 / 0 is NaN, but then the last valid element was divided by the same 0.
         return Fill(value=0.0, finite=x.finite and _is_finite_here(op))
     return _scaled(x, 1 / y.value) if y.value is not None and y.value > 0 else None
 
@@ -297,7 +304,8 @@ def _masked_fill(op: _Operator, a: dict[str, Any]) -> Fill | None:
 
 
 def sum_of(x: Fill, y: Fill) -> Fill | None:
-    """Something huge, and something ordinary or huge in the same direction."""
+    """What is known of a sum of a huge number with an ordinary one, or with one that is huge with the same sign; None
+    for other sums."""
     for one, other in ((x, y), (y, x)):
         if one.value is not None and not isfinite(one.value) and other.finite:
             return Fill(value=one.value)
@@ -327,7 +335,7 @@ def _relu(op: _Operator, a: dict[str, Any]) -> Fill | None:
 
 
 def _vanishing(op: _Operator, a: dict[str, Any]) -> Fill | None:
-    """exp and sigmoid, far below 0."""
+    """exp and sigmoid of numbers far below 0 are 0."""
     return Fill(value=0.0) if op.fill(a["self"]).top <= HIDDEN else None
 
 
@@ -338,7 +346,7 @@ def _same(op: _Operator, a: dict[str, Any]) -> Fill | None:
 
 
 def _is_greater(x: Fill, y: Fill) -> Fill | None:
-    """x > y, or x >= y, where it is not close."""
+    """x > y, or x >= y, if the bounds decide it."""
     if x.top < y.bottom:
         return Fill(value=0.0)
     return Fill(value=1.0) if x.bottom > y.top else None
@@ -373,7 +381,7 @@ _KNOWN: dict[Any, Known] = {
 
 
 def _is_finite_here(op: _Operator) -> bool:
-    """Whether an operator that has poles, or grows fast, is away from them."""
+    """Whether the operands of an operator with poles or overflow are within bounds that keep its result finite."""
     kind, a = kind_of(op.node), arguments(op.node)
 
     def bounds(name: str) -> Bounds:
@@ -404,7 +412,7 @@ SHARES = {aten.sigmoid, aten.hardsigmoid}
 
 
 def _bounds(node: Node, bounds: Mapping[Node, Bounds]) -> Bounds:
-    """Of the operator's result."""
+    """Bounds of the operator's result."""
     kind, a = kind_of(node), arguments(node)
 
     def of(name: str) -> Bounds:
@@ -436,7 +444,7 @@ def _bounds(node: Node, bounds: Mapping[Node, Bounds]) -> Bounds:
         if kind is aten.div:
             return (0.0 if low >= 0 else -inf), (0.0 if high <= 0 else inf)
         corners = [x * y for x in (low, high) for y in (less, more)]
-        corners = [0.0 if isnan(c) else c for c in corners]  # 0 times what has no bound
+        corners = [0.0 if isnan(c) else c for c in corners]  # 0 times an infinite bound
         return min(corners), max(corners)
     if kind in (aten.where, aten.masked_fill):
         (low, high), (less, more) = of("self"), of("other" if kind is aten.where else "value")
@@ -455,7 +463,7 @@ def _bounds(node: Node, bounds: Mapping[Node, Bounds]) -> Bounds:
 
 
 def _cast(bounds: Bounds, dtype: torch.dtype | None) -> Bounds:
-    """Of the same numbers as another type: rounded towards 0, or taken apart where they are too large for it."""
+    """Bounds after a cast: an integer type rounds towards 0; numbers beyond its range may become any of its numbers."""
     if dtype is None or dtype.is_floating_point or dtype.is_complex:
         return bounds
     limits = torch.iinfo(dtype)

@@ -1,4 +1,4 @@
-"""Operators that move elements, or take some of them: views, parts, several side by side, and what indices name."""
+"""Rules of operators that move or select elements: views, slices, joins, new tensors, and indexing."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ Rule = Callable[["Walk", Node, dict[str, Any]], Made]
 
 
 def regroup(walk: Walk, node: Node, a: dict[str, Any]) -> State:
-    """The same elements in the same order, as another shape."""
+    """Rule of reshapes: the same elements in the same order, in another shape."""
     state = walk.of(node.all_input_nodes[0])
-    if dtype_of(node) != dtype_of(node.all_input_nodes[0]):  # the same bits, as other numbers
+    if dtype_of(node) != dtype_of(node.all_input_nodes[0]):  # a view of the same bits as another type
         state = State(refilled(state.axes, Fill(finite=False)), finite=False)
     rest = list(reversed(tidy(state.atoms)))
     axes: list[Axis] = []
@@ -36,7 +36,7 @@ def regroup(walk: Walk, node: Node, a: dict[str, Any]) -> State:
             atom = rest.pop()
             if size % atom.size:
                 if atom.dim is not None or atom.size % size:
-                    raise MixedError(_dim_of([atom, *rest]), "it takes apart what follows the size")
+                    raise MixedError(_dim_of([atom, *rest]), "it splits a dynamic dimension")
                 rest.append(Atom(atom.size // size))
                 atom = Atom(size)
             axis.append(atom)
@@ -50,16 +50,16 @@ def _dim_of(atoms: Iterable[Atom]) -> int:
 
 
 def permute(walk: Walk, node: Node, a: dict[str, Any]) -> State:
-    """Dimensions in another order."""
+    """Rule of operators that reorder dimensions."""
     state = walk.of(node.all_input_nodes[0])
-    # Which dimension goes where, whatever the operator calls it: the strides of a tensor without data tell.
+    # Run the operator on a meta tensor and read the order off its strides, so that every spelling is covered.
     probe = torch.empty((2,) * len(state.axes), device="meta")
     strides = node.target(probe, *node.args[1:], **node.kwargs).stride()
     return replace(state, axes=tuple(state.axes[probe.stride().index(s)] for s in strides))
 
 
 def expand(walk: Walk, node: Node, a: dict[str, Any]) -> State:
-    """More positions with the same elements."""
+    """Rule of expand: more positions with the same elements."""
     state = walk.of(a["self"])
     missing = len(shape_of(node)) - len(state.axes)
     axes = []
@@ -74,7 +74,7 @@ def _repeated(state: State) -> Fill:
 
 
 def select(walk: Walk, node: Node, a: dict[str, Any]) -> State:
-    """One position of a dimension."""
+    """Rule of select: one position of a dimension."""
     state, at = walk.of(a["self"]), a["dim"] % len(shape_of(a["self"]))
     axis = state.axes[at]
     rest = replace(state, axes=_without(state.axes, at))
@@ -88,32 +88,33 @@ def select(walk: Walk, node: Node, a: dict[str, Any]) -> State:
         return rest
     if index < 0:
         raise MixedError(
-            _dim_of(axis), f"it counts a position from the end, where {walk.rows(_dim_of(axis))} are filled in"
+            _dim_of(axis), f"it counts a position from the end, where the padded {walk.rows(_dim_of(axis))} are"
         )
     walk.needs(atom, index + 1)
     return rest
 
 
-def _sole(axis: Axis, what: str) -> Atom:
-    """The only atom of an axis that follows a size."""
+def _sole(axis: Axis, action: str) -> Atom:
+    """The atom of an axis that is one dynamic dimension. action: what the operator does to it. Raises `MixedError`."""
     if len(axis) != 1 or axis[0].every > 1:
-        raise MixedError(_dim_of(axis), f"{what} a dimension that several were made into, or that was thinned out")
+        raise MixedError(_dim_of(axis), f"{action} a dimension that was flattened from several, or sliced with a step")
     return axis[0]
 
 
 def slice_(walk: Walk, node: Node, a: dict[str, Any]) -> State:
-    """A range of positions of a dimension."""
+    """Rule of slice: a range of positions of a dimension."""
     return _ranged(walk, node, a["self"], a["dim"], (a["start"], a["end"]), walk.small(node, "start", "end"), a["step"])
 
 
 def narrow(walk: Walk, node: Node, a: dict[str, Any]) -> State:
-    """As `slice_`, by its length."""
+    """Rule of narrow: like `slice_`, with a length instead of an end."""
     begin, length = walk.small(node, "start", "length")
     return _ranged(walk, node, a["self"], a["dim"], (a["start"], a["start"] + a["length"]), (begin, begin + length), 1)
 
 
 def part_or_whole(walk: Walk, node: Node, small: Node) -> State:
-    """As `slice_`, where the range is the whole in one of the two graphs, and so no operator there."""
+    """Rule of a slice that is the whole tensor in one of the two graphs, where it is an alias. small: the node of the
+    smaller graph."""
     x, whole = node.all_input_nodes[0], (0, None)
     a = arguments(node if packet(node) is aten.slice else small)
     large, small_range = (a["start"], a["end"]), whole
@@ -144,7 +145,7 @@ def _ranged(
         thinned = Atom(len(range(0, size, step)), atom.dim, atom.offset, replace(atom.fill, copies=False), every=step)
         return replace(state, axes=_with(state.axes, at, (thinned,)))
     if step != 1:
-        raise MixedError(_dim_of(axis), "it takes a part of what follows the size with a step")
+        raise MixedError(_dim_of(axis), "it slices a dynamic dimension with a step")
     if start != small[0] or (range_[0] or 0) < 0:
         raise MixedError(_dim_of(axis), f"where its range begins ({start}) depends on the size")
     if stop == small[1] and stop < size:  # the first ones
@@ -159,7 +160,7 @@ def _ranged(
 
 
 def _with(axes: tuple[Axis, ...], at: int, axis: Axis) -> tuple[Axis, ...]:
-    """With another axis there; what is known of what lies ahead holds for the old one."""
+    """The axes with axis `at` replaced. `Atom.ahead` of related atoms is dropped, because it held for the old axis."""
     return tuple(axis if i == at else _unrelated(x, axes[at]) for i, x in enumerate(axes))
 
 
@@ -174,7 +175,7 @@ def _unrelated(axis: Axis, gone: Axis) -> Axis:
 
 
 def split(walk: Walk, node: Node, a: dict[str, Any]) -> list[State]:
-    """Several ranges of a dimension."""
+    """Rule of split, chunk and unbind: several ranges of a dimension."""
     state, shape = walk.of(a["self"]), shape_of(a["self"])
     at = a["dim"] % len(shape)
     if not is_plain(state.axes[at]):
@@ -191,11 +192,11 @@ def split(walk: Walk, node: Node, a: dict[str, Any]) -> list[State]:
 
 
 def _first_part(walk: Walk, node: Node, state: State, at: int) -> list[State]:
-    """Of parts of what follows the size the first alone lies at the same positions whatever the size is."""
-    why = Mixed(node, "but for the first, which positions its parts have depends on the size", _dim_of(state.axes[at]))
+    """Split a dynamic dimension: only the first part begins at a position that does not depend on the size."""
+    why = Mixed(node, "the positions of its parts, except the first, depend on the size", _dim_of(state.axes[at]))
     if packet(node) is not aten.chunk:
-        raise MixedError(why.dim, "it takes apart what follows the size")
-    atom, count = _sole(state.axes[at], "it takes apart"), node.args[1]
+        raise MixedError(why.dim, "it splits a dynamic dimension")
+    atom, count = _sole(state.axes[at], "it splits"), node.args[1]
     assert isinstance(count, int)
     first = Atom(node.meta["val"][0].shape[at], atom.dim, atom.offset, Fill(finite=atom.fill.finite), every=count)
     others = [State((), mixed=why) for _ in node.meta["val"][1:]]
@@ -203,26 +204,26 @@ def _first_part(walk: Walk, node: Node, state: State, at: int) -> list[State]:
 
 
 def getitem(walk: Walk, node: Node, a: dict[str, Any]) -> State:
-    """One of several results."""
+    """Rule of getitem: one of several results."""
     parts, index = walk.states[node.all_input_nodes[0]], node.args[1]
     assert isinstance(parts, list)
     assert isinstance(index, int)
     return parts[index]
 
 
-# -- several side by side
+# -- joins
 
 
 def cat(walk: Walk, node: Node, a: dict[str, Any]) -> State:
-    """One behind the other along a dimension: what follows the size has to be the last."""
+    """Rule of cat: a part with a dynamic size must be the last along the dimension."""
     states = [walk.of(x) for x in a["tensors"] if prod(shape_of(x))]
     at = a["dim"] % len(shape_of(node))
     along = [state.axes[at] for state in states]
     dynamic = [axis for axis in along if not is_plain(axis)]
     if dynamic:
         if len(dynamic) > 1 or along[-1] is not dynamic[0]:
-            raise MixedError(_dim_of(dynamic[0]), "behind what is filled in it puts something else")
-        last = _sole(dynamic[0], "it puts something before")
+            raise MixedError(_dim_of(dynamic[0]), "it appends something behind padding")
+        last = _sole(dynamic[0], "it prepends something to")
         before = sum(size_of(axis) for axis in along[:-1])
         joined: Axis = (Atom(last.size + before, last.dim, last.offset + before, last.fill),)
     else:
@@ -231,7 +232,7 @@ def cat(walk: Walk, node: Node, a: dict[str, Any]) -> State:
 
 
 def stack(walk: Walk, node: Node, a: dict[str, Any]) -> State:
-    """In a dimension of its own."""
+    """Rule of stack: a join along a new dimension."""
     at = a["dim"] % len(shape_of(node))
     states = []
     for x in a["tensors"]:
@@ -241,7 +242,7 @@ def stack(walk: Walk, node: Node, a: dict[str, Any]) -> State:
 
 
 def _joined(states: Sequence[State], at: int, axis: Axis) -> State:
-    """What is known of all of them; `axis` in place of their own at `at`."""
+    """The state of joined tensors: what is known of all of them. axis: the joined axis, at index `at`."""
     others = [replace(state, axes=_with(state.axes, at, ())) for state in states]
     axes = broadcast(others, len(others[0].axes))
     made: list[Axis] = []
@@ -260,14 +261,14 @@ def _joined(states: Sequence[State], at: int, axis: Axis) -> State:
 
 
 def _common(fills: Sequence[Fill]) -> Fill:
-    """What holds for all of them."""
+    """What all these fills have in common."""
     first = fills[0]
     value = first.value if all(fill.value == first.value for fill in fills) else None
     return Fill(all(fill.copies for fill in fills), value, finite=all(fill.finite for fill in fills))
 
 
 def repeat(walk: Walk, node: Node, a: dict[str, Any]) -> State:
-    """A tensor several times along its dimensions."""
+    """Rule of repeat and tile: a tensor several times along its dimensions."""
     state = walk.of(a["self"])
     counts = list(a["repeats"] if "repeats" in a else a["dims"])
     if walk.differs(node):
@@ -279,22 +280,22 @@ def repeat(walk: Walk, node: Node, a: dict[str, Any]) -> State:
 
 
 def repeat_interleave(walk: Walk, node: Node, a: dict[str, Any]) -> State:
-    """Each position several times."""
+    """Rule of repeat_interleave: each position several times."""
     state, count, dim = walk.of(a["self"]), a["repeats"], a["dim"]
     if not isinstance(count, int) or dim is None or walk.differs(node):
-        raise MixedError(next(iter(state.dims), 0), "how often it repeats what is not known")
+        raise MixedError(next(iter(state.dims), 0), "its number of repeats is unknown or depends on the size")
     at = dim % len(state.axes)
     return replace(state, axes=_with(state.axes, at, tidy((*state.axes[at], *plain(count)))))
 
 
 def pad(walk: Walk, node: Node, a: dict[str, Any]) -> State:
-    """More positions around, with one number."""
+    """Rule of pad: more positions at the ends, filled with a number."""
     state, widths = walk.of(a["self"]), list(a["pad"])
     value = a.get("value") or 0
     if a.get("mode", "constant") != "constant" and any(
         not is_plain(state.axes[-1 - i]) for i in range(len(widths) // 2)
     ):
-        raise MixedError(next(iter(state.dims)), "it pads with what lies at the end, where rows are filled in")
+        raise MixedError(next(iter(state.dims)), "it pads with elements from the end, where the padded rows are")
     if not isinstance(value, int | float) or walk.differs(node):
         raise MixedError(next(iter(state.dims), 0), "what it pads with depends on the size")
     axes = list(refilled(state.axes))
@@ -306,7 +307,7 @@ def pad(walk: Walk, node: Node, a: dict[str, Any]) -> State:
             atom = _sole(state.axes[at], "it pads")
             behind = max(right, 0)
             if left < 0 or right < 0 or (behind and atom.fill.value != value):
-                raise MixedError(_dim_of([atom]), "it pads behind what is filled in")
+                raise MixedError(_dim_of([atom]), "it pads behind padded rows")
             new = Atom(shape_of(node)[at], atom.dim, atom.offset + left + right, atom.fill)
             axes[at] = (new,)
     return State(tuple(axes), min(state.low, value), max(state.high, value))
@@ -316,36 +317,36 @@ def pad(walk: Walk, node: Node, a: dict[str, Any]) -> State:
 
 
 def full(walk: Walk, node: Node, a: dict[str, Any]) -> State:
-    """One number everywhere; of its operand it takes the shape alone, or not even that."""
+    """Rule of operators that fill a tensor with one number; at most they use the shape of their operand."""
     name = packet(node).__name__
     value = a.get("fill_value", 1 if "ones" in name else 0)
     if not isinstance(value, int | float) or walk.differs(node, "fill_value"):
         raise MixedError(0, "what it fills with depends on the size")
-    value = float(torch.full((), value, dtype=dtype_of(node)))  # as the type has it
+    value = float(torch.full((), value, dtype=dtype_of(node)))  # rounded to the type
     like = walk.of(node.all_input_nodes[0])
     has_its_shape = like.mixed is None and shape_of(node) == shape_of(node.all_input_nodes[0])
     axes = like.axes if has_its_shape and packet(node).__name__.endswith("_like") else walk.shaped(node)
     return State(refilled(axes, Fill(copies=True, value=value, finite=isfinite(value))), value, value, value)
 
 
-# -- what indices name
+# -- indexing
 
 
 def embedding(walk: Walk, node: Node, a: dict[str, Any]) -> State:
-    """Rows of a table, by number."""
+    """Rule of embedding: rows of a table by index."""
     index, table = walk.of(a["indices"]), walk.of(a["weight"])
     if table.dims:
-        raise MixedError(next(iter(table.dims)), "its table follows the size")
+        raise MixedError(next(iter(table.dims)), "the size of its table is dynamic")
     return State((*refilled(index.axes), table.axes[1]), table.low, table.high)
 
 
 def index(walk: Walk, node: Node, a: dict[str, Any]) -> State:
-    """Positions of several dimensions at once, by number."""
+    """Rule of index: positions of several dimensions at once, by index."""
     state, indices = walk.of(a["self"]), list(a["indices"])
     used = [i for i, x in enumerate(indices) if x is not None]
     given = [walk.of(indices[i]) for i in used]
     if any(dtype_of(indices[i]) in (torch.bool, torch.uint8) for i in used):
-        raise MixedError(next(iter(state.dims), 0), "how many positions it takes depends on data")
+        raise MixedError(next(iter(state.dims), 0), "how many positions it selects depends on data")
     ndim = max(len(s.axes) for s in given)
     named = [_named(walk, state.axes[i], indices[i], s) for i, s in zip(used, given, strict=True)]
     taken: list[Axis] = []
@@ -365,8 +366,8 @@ def index(walk: Walk, node: Node, a: dict[str, Any]) -> State:
 
 
 def _named(walk: Walk, axis: Axis, index: Node, position: State) -> Fill | None:
-    """What is filled in where the indices are the positions of an axis in order; None where nothing is known. Raises
-    `MixedError` where an index may name a position that is filled in."""
+    """What is known of the elements at padded indices: the axis's own padding if the indices are its positions in
+    order, else None. Raises `MixedError` if a valid index may select a padded position."""
     if is_plain(axis):
         return None
     atom = _sole(axis, "it indexes")
@@ -377,10 +378,10 @@ def _valid(walk: Walk, atom: Atom, index: Node, position: State) -> Fill | None:
     if walk.is_constant(index):
         value = walk.constant(index)
         if not position.dims:
-            least, most = int(value.min()), int(value.max())
-            if least < 0:
-                raise MixedError(_dim_of([atom]), "it counts positions from the end, where rows are filled in")
-            walk.needs(atom, most + 1)
+            low, high = int(value.min()), int(value.max())
+            if low < 0:
+                raise MixedError(_dim_of([atom]), "it counts positions from the end, where the padded rows are")
+            walk.needs(atom, high + 1)
             return None
         mine = [i for i, axis in enumerate(position.axes) if axis]
         if len(mine) == 1 and [x.place for x in position.axes[mine[0]]] == [atom.place]:
@@ -390,18 +391,18 @@ def _valid(walk: Walk, atom: Atom, index: Node, position: State) -> Fill | None:
                 return atom.fill
             if bool(((line <= count) & (line >= 0)).all()):
                 return None
-        raise MixedError(_dim_of([atom]), f"its indices may name {walk.rows(_dim_of([atom]))} that are filled in")
+        raise MixedError(_dim_of([atom]), f"its indices may select padded {walk.rows(_dim_of([atom]))}")
     if position.indexes == atom.dim and atom.offset >= 0:
         return None
     raise MixedError(
         _dim_of([atom]),
-        f"its indices may name {walk.rows(_dim_of([atom]))} that are filled in (of a mask, mask.bool().sum(1) - 1 or "
-        "an argmax of what is masked names none)",
+        f"its indices may select padded {walk.rows(_dim_of([atom]))} (mask.bool().sum(1) - 1, or an argmax of masked "
+        "values, selects none)",
     )
 
 
 def index_select(walk: Walk, node: Node, a: dict[str, Any]) -> State:
-    """Positions of one dimension, by number."""
+    """Rule of index_select: positions of one dimension by index."""
     state, position = walk.of(a["self"]), walk.of(a["index"])
     at = a["dim"] % len(state.axes)
     fill = _named(walk, state.axes[at], a["index"], position)
@@ -413,11 +414,11 @@ def index_select(walk: Walk, node: Node, a: dict[str, Any]) -> State:
 
 
 def gather(walk: Walk, node: Node, a: dict[str, Any]) -> State:
-    """For each element of the indices one of the same line."""
+    """Rule of gather: for each index an element of the same line."""
     indices: Node = a["index"] if "index" in a else a["indices"]
     state, position = walk.of(a["self"]), walk.of(indices)
     if a.get("dim") is None:
-        raise MixedError(next(iter(state.dims | position.dims), 0), "it indexes what several dimensions were made into")
+        raise MixedError(next(iter(state.dims | position.dims), 0), "it indexes a flattened tensor")
     at = a["dim"] % len(state.axes)
     if not is_plain(state.axes[at]):
         _valid(walk, _sole(state.axes[at], "it indexes"), indices, position)
@@ -425,7 +426,7 @@ def gather(walk: Walk, node: Node, a: dict[str, Any]) -> State:
     for i, (own, other) in enumerate(zip(state.axes, axes, strict=True)):
         if i != at and not (is_plain(own) and is_plain(other)):
             if [atom.place for atom in own] != [atom.place for atom in other]:
-                raise MixedError(_dim_of((*own, *other)), "its indices do not lie beside what they index")
+                raise MixedError(_dim_of((*own, *other)), "the positions of its indices and of its operand differ")
             copies = all(atom.fill.copies for atom in own)
             axes[i] = refilled([other], copies=copies)[0]
     if not state.is_finite:
@@ -435,10 +436,10 @@ def gather(walk: Walk, node: Node, a: dict[str, Any]) -> State:
 
 
 def isin(walk: Walk, node: Node, a: dict[str, Any]) -> State:
-    """Whether each element is one of some numbers."""
+    """Rule of isin: whether each element is one of some numbers."""
     state, others = walk.of(a["elements"]), walk.of(a["test_elements"])
     for dim in others.dims:
-        raise MixedError(dim, "what it looks for follows the size")
+        raise MixedError(dim, "the number of elements that it compares with is dynamic")
     if not isinstance(a["elements"], Node):
         return State((), 0.0, 1.0)
     axes = list(refilled(state.axes))
@@ -458,7 +459,7 @@ def _with_value(atom: Atom, value: float | None) -> Atom:
 
 
 def one_hot(walk: Walk, node: Node, a: dict[str, Any]) -> State:
-    """1 at the column of each number, 0 elsewhere."""
+    """Rule of one_hot: 1 at the column of each index, 0 elsewhere."""
     if a["num_classes"] < 0:
         raise MixedError(0, "how many columns it has depends on data")
     return State((*refilled(walk.of(a["self"]).axes), plain(shape_of(node)[-1])), 0.0, 1.0)
@@ -491,3 +492,4 @@ MOVES: dict[Any, Rule] = {
     aten.index_select: index_select,
     operator.getitem: getitem,
 }
+"""The rule of each operator that moves or selects elements."""

@@ -1,4 +1,4 @@
-"""Products of tensors: what lies along a dimension that is summed over has to be 0 where it is filled in."""
+"""Rules of products of tensors: padding along a dimension that is summed over must be 0."""
 
 from __future__ import annotations
 
@@ -21,15 +21,16 @@ aten = torch.ops.aten
 
 Rule = Callable[["Walk", Node, dict[str, Any]], State]
 Labels = Sequence[Any]
-"""A name for each axis of an operand; equal ones are multiplied with each other."""
+"""A label for each axis of an operand, as in torch.einsum."""
 
 
 def contracted(walk: Walk, operands: Sequence[tuple[State, Labels]], result: Labels) -> State:
-    """The sum of products over all axes that the result does not have, as torch.einsum has it. Raises `MixedError`."""
+    """The state of a tensor contraction, like torch.einsum. operands: states with their labels. result: labels of the
+    result; all other axes are summed over. Raises `MixedError`."""
     by_label: dict[Any, list[tuple[State, Axis]]] = {}
     for state, labels in operands:
         if len(set(labels)) != len(labels):
-            _refuse(state, "it takes a diagonal of what follows the size")
+            _refuse(state, "it takes a diagonal of a dynamic dimension")
         for label, axis in zip(labels, state.axes, strict=True):
             by_label.setdefault(label, []).append((state, axis))
     lost: set[int] = set()
@@ -50,8 +51,8 @@ def contracted(walk: Walk, operands: Sequence[tuple[State, Labels]], result: Lab
 
 
 def _sum_over(walk: Walk, atoms: Sequence[tuple[State, Atom]], lost: set[int]) -> None:
-    """Raises `MixedError` where what is filled in along these takes part. lost: gets the dimension where that holds in
-    valid rows alone."""
+    """Check a sum over corresponding atoms. Raises `MixedError` if padding may affect it. lost: receives the dimension
+    if only the sums of valid rows are unaffected."""
     dim = atoms[0][1].dim
     if dim is None:
         return
@@ -65,11 +66,11 @@ def _sum_over(walk: Walk, atoms: Sequence[tuple[State, Atom]], lost: set[int]) -
     if ahead:
         lost.add(dim)
         return
-    raise MixedError(dim, f"it takes in the {walk.rows(dim)} that are filled in, and nothing hides them")
+    raise MixedError(dim, f"it includes the padded {walk.rows(dim)}, and no mask hides them")
 
 
 def _may_be_infinite(walk: Walk, dim: int) -> str:
-    return f"the {walk.rows(dim)} that are filled in may be infinite here, and a mask makes NaN of that"
+    return f"the padded {walk.rows(dim)} may be infinite here, and a mask turns that into NaN"
 
 
 def _product_of(atoms: Sequence[Atom], lost: set[int]) -> Atom:
@@ -90,7 +91,7 @@ def _refuse(state: State, why: str) -> None:
 
 
 def _plus(total: State, bias: State | None) -> State:
-    """With something added that has only axes of the same size in every call, or those of the total."""
+    """The state of a sum with a bias. Raises `MixedError` if a dynamic axis of the bias differs from the total's."""
     if bias is None:
         return total
     if not bias.dims:
@@ -106,7 +107,8 @@ def _plus(total: State, bias: State | None) -> State:
 
 
 def _hidden_by(total: State, own: Atom, added: Atom) -> Atom:
-    """Of a sum, where a mask may be what is added."""
+    """One atom of the sum of `total` and a bias, from the atoms of both terms. The bias may be a mask: huge negative
+    numbers at padded positions hide the elements that they are added to."""
     made = _product_of([own, added], set())
     if own.dim is None:
         return made
@@ -118,7 +120,7 @@ def _hidden_by(total: State, own: Atom, added: Atom) -> Atom:
 
 
 def matmul(walk: Walk, node: Node, a: dict[str, Any]) -> State:
-    """Matrices, batches of them and vectors."""
+    """Rule of products of matrices, batches of matrices, and vectors."""
     names = [name for name in ("self", "other", "mat2", "vec", "vec2", "tensor") if isinstance(a.get(name), Node)]
     x, y = (walk.of(a[name]) for name in names[:2])
     return _matrices(walk, x, y)
@@ -130,19 +132,19 @@ def _matrices(walk: Walk, x: State, y: State) -> State:
 
     left: Labels = ["k"] if len(x.axes) == 1 else [*leading(len(x.axes) - 2), "m", "k"]
     right: Labels = ["k"] if len(y.axes) == 1 else [*leading(len(y.axes) - 2), "k", "n"]
-    most = max(len(x.axes), len(y.axes)) - 2
-    result = [*leading(most), *(["m"] if "m" in left else []), *(["n"] if "n" in right else [])]
+    count = max(len(x.axes), len(y.axes)) - 2
+    result = [*leading(count), *(["m"] if "m" in left else []), *(["n"] if "n" in right else [])]
     return contracted(walk, [(x, left), (y, right)], result)
 
 
 def outer(walk: Walk, node: Node, a: dict[str, Any]) -> State:
-    """Each element of a vector times each of another."""
+    """Rule of outer: each element of a vector times each of another."""
     x, y = walk.of(a["self"]), walk.of(a["vec2"])
     return contracted(walk, [(x, ["m"]), (y, ["n"])], ["m", "n"])
 
 
 def linear(walk: Walk, node: Node, a: dict[str, Any]) -> State:
-    """x @ weight^T + bias."""
+    """Rule of linear: x @ weight^T + bias."""
     x, weight = walk.of(a["input"]), walk.of(a["weight"])
     leading = [("batch", i) for i in range(len(x.axes) - 1)]
     wide = ["n", "k"] if len(weight.axes) == 2 else ["k"]
@@ -151,7 +153,7 @@ def linear(walk: Walk, node: Node, a: dict[str, Any]) -> State:
 
 
 def addmm(walk: Walk, node: Node, a: dict[str, Any]) -> State:
-    """Something and a product of matrices."""
+    """Rule of addmm and baddbmm: a tensor plus a product of matrices."""
     x, y = walk.of(a.get("mat1", a.get("batch1"))), walk.of(a.get("mat2", a.get("batch2")))
     made = _plus(_matrices(walk, x, y), walk.of(a["self"]))
     if (a["beta"], a["alpha"]) != (1, 1):
@@ -160,7 +162,7 @@ def addmm(walk: Walk, node: Node, a: dict[str, Any]) -> State:
 
 
 def einsum(walk: Walk, node: Node, a: dict[str, Any]) -> State:
-    """By labels."""
+    """Rule of einsum."""
     left, arrow, right = a["equation"].replace(" ", "").partition("->")
     operands = [walk.of(x) for x in a["tensors"]]
     terms = left.split(",")
@@ -173,14 +175,14 @@ def einsum(walk: Walk, node: Node, a: dict[str, Any]) -> State:
 
 
 def _labels(term: str, hidden: int) -> list[Any]:
-    """Of one operand. hidden: the dimensions that "..." stands for, of which the last ones correspond."""
+    """The labels of one operand. hidden: number of dimensions that "..." stands for; they correspond from the last."""
     before, dots, behind = term.partition("...")
     between = [("...", back) for back in range(hidden, 0, -1)] if dots else []
     return [*before, *between, *behind]
 
 
 def attention(walk: Walk, node: Node, a: dict[str, Any]) -> State:
-    """softmax(q @ k^T + mask) @ v in one operator."""
+    """Rule of scaled_dot_product_attention: softmax(q @ k^T + mask) @ v."""
     q, k, v = (walk.of(a[name]) for name in ("query", "key", "value"))
     leading = [("batch", i) for i in range(len(q.axes) - 2)]
     scores = contracted(walk, [(q, [*leading, "q", "c"]), (k, [*leading, "k", "c"])], [*leading, "q", "k"])
@@ -193,7 +195,7 @@ def attention(walk: Walk, node: Node, a: dict[str, Any]) -> State:
             continue
         shown = () if mask is None else mask.axes[-1]
         if shown and [x.place for x in shown] != [x.place for x in scores.axes[-1]]:
-            raise MixedError(atom.dim, "the positions of its mask are not those of its keys")
+            raise MixedError(atom.dim, "the positions of its mask and of its keys differ")
         known = shown[place] if shown else None
         hidden = known is not None and _hides(known.fill, truths)
         zero = Fill(value=0.0)
@@ -206,7 +208,7 @@ def attention(walk: Walk, node: Node, a: dict[str, Any]) -> State:
             raise MixedError(atom.dim, _may_be_infinite(walk, atom.dim))
         keys.append(replace(atom, fill=zero if hidden else Fill(), ahead=zero if ahead else None))
     rows = list(scores.axes)
-    if mask is not None:  # copies of a sequence have copies of its mask
+    if mask is not None:  # a padded sequence is a copy only if its mask is
         for back in range(2, len(mask.axes) + 1):
             own, other = rows[-back], mask.axes[-back]
             if other and [x.place for x in own] == [x.place for x in other]:
@@ -217,7 +219,7 @@ def attention(walk: Walk, node: Node, a: dict[str, Any]) -> State:
 
 
 def _alike(row: Atom, mask: Atom) -> Atom:
-    """A row's scores with a mask: a row all of which is hidden comes to 0, whatever hides it."""
+    """The atom of rows of masked scores. A row that is hidden completely becomes 0, whatever hides it."""
     fill = Fill(row.fill.copies and mask.fill.copies, finite=row.fill.finite, shared=row.fill.is_as_finite)
     return row if row.dim is None else replace(row, fill=fill, ahead=None)
 
@@ -231,12 +233,12 @@ def _hides(fill: Fill, truths: bool) -> bool:
 
 
 def convolution(walk: Walk, node: Node, a: dict[str, Any]) -> State:
-    """Each position of the result sees a window of positions."""
+    """Rule of convolutions: each position of the result reads a window of positions."""
     state, weight, shape = walk.of(a["input"]), a["weight"], shape_of(node)
     spatial = len(shape) - 2
     axes = list(refilled(state.axes))
     if not is_plain(state.axes[1]) or walk.of(weight).dims or a.get("transposed"):
-        _refuse(state, "it takes in what is filled in")
+        _refuse(state, "it includes padding")
     axes[1] = plain(shape[1])
     for i in range(spatial):
         axis = state.axes[2 + i]
@@ -249,10 +251,10 @@ def convolution(walk: Walk, node: Node, a: dict[str, Any]) -> State:
         reach = gap * (kernel - 1)
         width = 0 if padding == "valid" else reach if padding == "same" else 2 * _each(padding, i)
         if len(axis) > 1 or step != 1 or atom.every > 1:
-            raise MixedError(atom.dim or 0, "it moves over what is filled in by more than one position")
+            raise MixedError(atom.dim or 0, "its stride over a dynamic dimension is more than 1")
         if width and atom.fill.value != 0:
             rows = walk.rows(atom.dim or 0)
-            raise MixedError(atom.dim or 0, f"where it pads with 0, {rows} are filled in, and nothing makes them 0")
+            raise MixedError(atom.dim or 0, f"where it pads with 0 are padded {rows}, and nothing makes them 0")
         walk.needs(atom, max(reach - width + 1, 1))
         offset = atom.offset + width - reach
         axes[2 + i] = (Atom(shape[2 + i], atom.dim, offset, Fill(finite=atom.fill.finite)),)
@@ -274,3 +276,4 @@ PRODUCING: dict[Any, Rule] = {
     aten.einsum: einsum,
     aten.scaled_dot_product_attention: attention,
 }
+"""The rule of each product operator."""

@@ -1,4 +1,4 @@
-"""Operators that take whole lines of a tensor: sums, extremes, norms, scans, sorting, softmax."""
+"""Rules of operators that read whole lines of a tensor: sums, extremes, norms, scans, sorting, softmax."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ aten = torch.ops.aten
 Made = State | list[State]
 Rule = Callable[["Walk", Node, dict[str, Any]], Made]
 Neutral = Callable[[Fill, State], bool]
-"""Whether what is filled in takes no part, in a line of such a tensor."""
+"""Whether padding does not affect the reduction of a line, given what is known of the padding and of the tensor."""
 
 
 def _is_zero(fill: Fill, state: State) -> bool:
@@ -50,7 +50,7 @@ def _is_hidden(fill: Fill, state: State) -> bool:
 
 
 def _is_hidden_key(fill: Fill, state: State) -> bool:
-    """Among the scores of an attention, of which the machine leaves out what is hidden."""
+    """Whether padded keys are hidden among the scores of an attention, where the machine masks them out."""
     return fill.top <= HIDDEN
 
 
@@ -66,11 +66,11 @@ NEUTRAL: dict[Any, Neutral] = {
     aten.all: _is_true,
     aten.logsumexp: _is_hidden,
 }
-"""A reduction without an entry sees everything: its result depends on how many there are."""
+"""When padding does not affect a reduction. Reductions without an entry depend on the number of elements."""
 ALIKE = {*HIGHEST, *LOWEST, aten.aminmax, aten.any, aten.all}
-"""Another copy changes nothing, and of equal ones they name the first."""
+"""Reductions that copies of an element do not change; among equal elements they return the first index."""
 KEEPING = {aten.amax, aten.amin, aten.max, aten.min, aten.mean, aten.median, aten.mode}
-"""Of equal numbers they make that number."""
+"""Reductions whose result of equal numbers is that number."""
 EXTREMES = {aten.amax, aten.amin, aten.max, aten.min}
 REDUCTIONS = {
     *NEUTRAL,
@@ -82,7 +82,7 @@ NO_RESULT_BELOW_0 = {aten.count_nonzero, aten.linalg_vector_norm, aten.norm, ate
 
 
 def reduction(walk: Walk, node: Node, a: dict[str, Any]) -> Made:
-    """One number of each line, or two."""
+    """Rule of reductions: one number, or two, from each line."""
     kind, x = packet(node), a.get("self", a.get("input"))
     state = walk.of(x)
     gone = _axes(a, len(state.axes))
@@ -133,7 +133,7 @@ def reduction(walk: Walk, node: Node, a: dict[str, Any]) -> Made:
 
 
 def _axes(a: dict[str, Any], ndim: int) -> list[int]:
-    """Over which it goes."""
+    """The axes that a reduction goes over."""
     dim = a.get("dim")
     if dim is None or (isinstance(dim, list | tuple) and not dim):
         return list(range(ndim))
@@ -142,8 +142,8 @@ def _axes(a: dict[str, Any], ndim: int) -> list[int]:
 
 
 def _take_out(walk: Walk, node: Node, state: State, atom: Atom, neutral: Neutral | None, lost: set[int]) -> None:
-    """Raises `MixedError` where what is filled in along an atom takes part. lost: gets the dimension where that holds
-    in valid rows alone, as where each row hides what is ahead."""
+    """Check a reduction along an atom. Raises `MixedError` if padding may affect it. lost: receives the dimension if
+    only the results of valid rows are unaffected, e.g. if each row hides the positions ahead of it."""
     assert atom.dim is not None
     if neutral is None:
         raise MixedError(atom.dim, f"its result depends on how many {walk.rows(atom.dim)} there are")
@@ -157,17 +157,17 @@ def _take_out(walk: Walk, node: Node, state: State, atom: Atom, neutral: Neutral
 
 
 def _nothing_hides(walk: Walk, dim: int) -> str:
-    return f"it takes in the {walk.rows(dim)} that are filled in, and nothing hides them"
+    return f"it includes the padded {walk.rows(dim)}, and no mask hides them"
 
 
 def _check_flat_index(atoms: Sequence[Atom]) -> None:
     for atom in atoms[1:]:
         if atom.dim is not None:
-            raise MixedError(atom.dim, "it numbers positions of several dimensions, so the numbers depend on the size")
+            raise MixedError(atom.dim, "its indices go over several dimensions, so that they depend on the size")
 
 
 def _of_equal(node: Node, new: Atom, old: Atom) -> Atom:
-    """With what is known of the results where the elements of a line are known: equal, or all beyond a bound."""
+    """The atom of the result with what follows from known elements of a line: all equal, or all beyond a bound."""
     if old.dim is None:
         return new
     fill = new.fill
@@ -196,14 +196,14 @@ def _bounds(kind: Any, state: State) -> tuple[float, float]:
     return -inf, inf
 
 
-# -- as many numbers as before
+# -- operators that keep the shape
 
 
 SCANS = {aten.cumsum, aten.cumprod, aten.cummax, aten.cummin, aten.logcumsumexp}
 
 
 def scan(walk: Walk, node: Node, a: dict[str, Any]) -> Made:
-    """Each position sees those before it: the valid ones come first."""
+    """Rule of scans: each position reads those before it, and valid positions come first."""
     state = walk.of(a["self"])
     at = a["dim"] % len(state.axes)
     _check_first(state.axes[at])
@@ -217,11 +217,11 @@ def scan(walk: Walk, node: Node, a: dict[str, Any]) -> Made:
 def _check_first(axis: Axis) -> None:
     for atom in axis[1:]:
         if atom.dim is not None:
-            raise MixedError(atom.dim, "behind what is filled in it comes upon what is valid")
+            raise MixedError(atom.dim, "valid positions follow behind padded ones")
 
 
 def softmax(walk: Walk, node: Node, a: dict[str, Any]) -> State:
-    """Shares of a line, or their logarithms."""
+    """Rule of softmax and log_softmax."""
     state = walk.of(a["self"])
     at = a["dim"] % len(state.axes)
     is_log = packet(node) in (aten.log_softmax, aten._log_softmax)
@@ -230,7 +230,7 @@ def softmax(walk: Walk, node: Node, a: dict[str, Any]) -> State:
     for atom in state.axes[at]:
         if atom.dim is not None:
             _take_out(walk, node, state, atom, neutral, lost)
-    # A line all of which is hidden comes to NaN; where one mask hides it, so it is in a valid row.
+    # A line that is hidden completely becomes NaN; if one mask hides all rows, a valid row is NaN too.
     axes = [
         tuple(
             replace(new, fill=replace(new.fill, finite=old.fill.is_as_finite)) for new, old in zip(*pair, strict=True)
@@ -252,11 +252,11 @@ def softmax(walk: Walk, node: Node, a: dict[str, Any]) -> State:
 
 
 STABLE = {aten.sort, aten.argsort}
-"""On a CPU they leave equal elements in their order: the valid ones come first."""
+"""Sorts that keep the order of equal elements on a CPU, so that valid ones come first."""
 
 
 def sort(walk: Walk, node: Node, a: dict[str, Any]) -> Made:
-    """A line in order, or the first few of that, or one."""
+    """Rule of sort, argsort, topk and kthvalue."""
     kind, state = packet(node), walk.of(a["self"])
     at = a["dim"] % len(state.axes)
     down = a["largest"] if kind is aten.topk else bool(a.get("descending"))
@@ -273,9 +273,7 @@ def sort(walk: Walk, node: Node, a: dict[str, Any]) -> Made:
             raise MixedError(atom.dim, _nothing_hides(walk, atom.dim))
         beyond = atom.fill.top <= HIDES if down else atom.fill.bottom >= -HIDES
         if not (one and beyond and not copies) and not (kind in STABLE and atom.fill.value is not None):
-            tied = Mixed(
-                node, f"its numbers may name {walk.rows(atom.dim)} that are filled in, of equal ones", atom.dim
-            )
+            tied = Mixed(node, f"among equal elements, its indices may select padded {walk.rows(atom.dim)}", atom.dim)
         indexes = atom.dim if atom.offset == 0 else None
         if a.get("k"):
             walk.needs(atom, a["k"])
@@ -289,27 +287,27 @@ def sort(walk: Walk, node: Node, a: dict[str, Any]) -> Made:
 
 
 def norm(walk: Walk, node: Node, a: dict[str, Any]) -> State:
-    """Over the last dimensions, with vectors of their size."""
+    """Rule of layer_norm and rms_norm over the last dimensions."""
     state, count = walk.of(a["input"]), len(a["normalized_shape"])
     for axis in state.axes[len(state.axes) - count :]:
-        _check_plain(axis, "it normalises over what is filled in")
+        _check_plain(axis, "it normalises over padding")
     return State(refilled(state.axes))
 
 
 def channels(walk: Walk, node: Node, a: dict[str, Any]) -> State:
-    """Over groups of channels and all that lies behind them."""
+    """Rule of group_norm and instance_norm, over channels and all dimensions behind them."""
     state = walk.of(a["input"])
     for axis in state.axes[1:]:
-        _check_plain(axis, "it normalises over what is filled in")
+        _check_plain(axis, "it normalises over padding")
     return State(refilled(state.axes))
 
 
 def batch_norm(walk: Walk, node: Node, a: dict[str, Any]) -> State:
-    """With what it has learnt, a factor and a sum for each channel."""
+    """Rule of batch_norm: with learnt statistics, a factor and a shift for each channel."""
     state = walk.of(a["input"])
     if a.get("training") or a.get("use_input_stats"):
         for dim in state.dims:
-            raise MixedError(dim, "it normalises over the batch, with what is filled in")
+            raise MixedError(dim, "it normalises over the batch, padding included")
     return State(refilled(state.axes))
 
 
@@ -320,15 +318,15 @@ def _check_plain(axis: Axis, why: str) -> None:
 
 
 def prelu(walk: Walk, node: Node, a: dict[str, Any]) -> State:
-    """Element by element, with a slope for each channel."""
+    """Rule of prelu: elementwise, with a slope for each channel."""
     return State(refilled(walk.of(a["self"]).axes))
 
 
-# -- along a dimension that has the same size in every call
+# -- along a static dimension
 
 
 def lines(walk: Walk, node: Node, a: dict[str, Any]) -> State:
-    """Each line by itself, into one of another size perhaps."""
+    """Rule of operators on separate lines along static dimensions; the lines may change their size."""
     x = a.get("self", a.get("input"))
     state = walk.of(x)
     walk.no_sizes(node)
@@ -338,30 +336,30 @@ def lines(walk: Walk, node: Node, a: dict[str, Any]) -> State:
     else:
         gone = [d % len(state.axes) for d in ([given] if isinstance(given, int) else given)]
     for at in gone:
-        _check_plain(state.axes[at], "it takes in what is filled in")
+        _check_plain(state.axes[at], "it includes padding")
     shape = shape_of(node)
     axes = [plain(shape[i]) if i in gone else axis for i, axis in enumerate(refilled(state.axes))]
     return State(tuple(axes))
 
 
 def windows(count: int) -> Rule:
-    """Of the last dimensions, this many: pools, and pictures made larger or smaller."""
+    """Make the rule of operators with windows over the last `count` dimensions: pooling, interpolation."""
 
     def rule(walk: Walk, node: Node, a: dict[str, Any]) -> State:
         state = walk.of(a["self"] if "self" in a else a["input"])
         for axis in state.axes[-count:]:
-            _check_plain(axis, "its windows take in what is filled in")
+            _check_plain(axis, "its windows include padding")
         return State((*refilled(state.axes[:-count]), *(plain(n) for n in shape_of(node)[-count:])))
 
     return rule
 
 
 def roll(walk: Walk, node: Node, a: dict[str, Any]) -> State:
-    """Each line begins with what was its end."""
+    """Rule of roll: rotates lines."""
     state = walk.of(a["self"])
     axis = state.axes[a["dims"][0]] if len(a["dims"]) == 1 else ()
     walk.no_sizes(node)
-    if list(a["shifts"]) == [1] and len(axis) == 1 and axis[0].fill.copies:  # which is a copy of the last
+    if list(a["shifts"]) == [1] and len(axis) == 1 and axis[0].fill.copies:  # the last is a copy of the last valid one
         at = a["dims"][0] % len(state.axes)
         axes = list(refilled(state.axes))
         axes[at] = (_unsure(axes[at][0]),)
@@ -370,14 +368,14 @@ def roll(walk: Walk, node: Node, a: dict[str, Any]) -> State:
 
 
 def difference(walk: Walk, node: Node, a: dict[str, Any]) -> State:
-    """Of neighbours: a line has one fewer for each time."""
+    """Rule of diff: differences of neighbours; each of n times shortens a line by one."""
     state, at = walk.of(a["self"]), a["dim"] % len(shape_of(a["self"]))
     if is_plain(state.axes[at]) or a.get("prepend") is not None or a.get("append") is not None or a["n"] < 0:
         return lines(walk, node, a)
     axis = state.axes[at]
     atom = axis[0]
     if len(axis) > 1 or atom.every > 1:
-        raise MixedError(next(iter(state.dims)), "it takes differences along several dimensions made into one")
+        raise MixedError(next(iter(state.dims)), "it takes differences along several flattened dimensions")
     walk.needs(atom, a["n"] + 1)
     axes = list(refilled(state.axes))
     axes[at] = (Atom(atom.size - a["n"], atom.dim, atom.offset - a["n"], Fill(finite=state.is_finite)),)
@@ -385,7 +383,7 @@ def difference(walk: Walk, node: Node, a: dict[str, Any]) -> State:
 
 
 def triangle(walk: Walk, node: Node, a: dict[str, Any]) -> State:
-    """Zeros on one side of a diagonal, which begins at the first positions."""
+    """Rule of tril and triu: zeros on one side of a diagonal, which begins at the first positions."""
     state = walk.of(a["self"])
     walk.no_sizes(node)
     axes = list(refilled(state.axes))
@@ -404,7 +402,7 @@ def triangle(walk: Walk, node: Node, a: dict[str, Any]) -> State:
 
 
 def similarity(walk: Walk, node: Node, a: dict[str, Any]) -> State:
-    """Of two lines a number."""
+    """Rule of cosine_similarity and pairwise_distance: one number from two lines."""
     x, y = (a[name] for name in a if name in ("x1", "x2"))
     states = [walk.of(x), walk.of(y)]
     ndim = max(len(state.axes) for state in states)
@@ -414,7 +412,7 @@ def similarity(walk: Walk, node: Node, a: dict[str, Any]) -> State:
         copies = all(atom.fill.copies for axis in own for atom in axis if atom.dim is not None)
         finite = all(atom.fill.finite for axis in own for atom in axis if atom.dim is not None)
         axes.append(refilled([next((axis for axis in own if axis), ())], Fill(copies, finite=finite))[0])
-    _check_plain(axes[at], "it compares what is filled in")
+    _check_plain(axes[at], "it compares padding")
     if a.get("keepdim"):
         axes[at] = ()
     else:
@@ -423,13 +421,13 @@ def similarity(walk: Walk, node: Node, a: dict[str, Any]) -> State:
 
 
 def scatter(walk: Walk, node: Node, a: dict[str, Any]) -> State:
-    """Some elements of each line get other values."""
+    """Rule of scatter operators: they write some elements of each line."""
     names = [name for name in ("self", "index", "src") if isinstance(a.get(name), Node)]
     states = [walk.of(a[name]) for name in names]
     ndim = len(states[0].axes)
     at = a["dim"] % ndim
     for state in states:
-        _check_plain(state.axes[at], "it writes into what is filled in")
+        _check_plain(state.axes[at], "it writes along a dynamic dimension")
     axes = []
     for i in range(ndim):
         own = [state.axes[i] for state in states]
@@ -468,3 +466,4 @@ REDUCING: dict[Any, Rule] = {
     aten.diff: difference,
     aten.roll: roll,
 }
+"""The rule of each operator that reads whole lines."""

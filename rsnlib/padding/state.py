@@ -1,4 +1,4 @@
-"""What is known of a tensor of a captured graph some of whose arguments are filled up."""
+"""The abstract state of a tensor in a captured graph with padded arguments."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ from math import inf, isfinite, prod
 from torch.fx import Node
 
 HIDES = -1e9
-"""What is at most this takes no part in a maximum or a softmax beside ordinary numbers."""
+"""Elements that are at most this cannot affect a maximum or a softmax of ordinary numbers."""
 
 
 @dataclass(frozen=True)
 class Fill:
-    """What is known of the elements at filled-up positions of a dimension, whatever their other positions are.
+    """What is known of the elements at padded positions of a dimension.
 
-    copies: each equals the element at the last valid position. value: each is this number (a truth is 0 or 1). most,
-    least: each is at most, at least this, but for what ordinary numbers add to it. finite: none is infinite or NaN; a
-    finite `value` without that may be NaN in lines whose valid elements are infinite or NaN themselves. shared: none is
-    infinite or NaN but where the element at the last valid position is, as what one mask hides in all rows.
+    copies: each equals the element at the last valid position. value: each is this number (bools are 0 or 1). most,
+    least: upper and lower bound of each, up to what ordinary numbers add to it. finite: none is infinite or NaN; a
+    `value` that is finite without this flag may be NaN in lines whose valid elements are infinite or NaN. shared: one
+    is infinite or NaN only if the element at the last valid position is, e.g. if one mask hides in all rows.
     """
 
     copies: bool = False
@@ -31,33 +31,33 @@ class Fill:
 
     @property
     def is_as_finite(self) -> bool:
-        """Whether each is finite where the element at the last valid position is."""
+        """Whether each element is finite if the element at the last valid position is."""
         return self.finite or self.copies or self.shared
 
     @property
     def may_be_nan(self) -> bool:
-        """Whether `value` holds but for such lines."""
+        """Whether an element may be NaN although `value` is finite."""
         return self.value is not None and isfinite(self.value) and not self.finite
 
     @property
     def top(self) -> float:
-        """What they are at most."""
+        """An upper bound of the elements."""
         return self.value if self.value is not None else inf if self.most is None else self.most
 
     @property
     def bottom(self) -> float:
-        """What they are at least."""
+        """A lower bound of the elements."""
         return self.value if self.value is not None else -inf if self.least is None else self.least
 
 
 @dataclass(frozen=True)
 class Atom:
-    """A factor of an axis: an axis that several were flattened into has one for each of them, outermost first.
+    """A factor of an axis. An axis into which several were flattened has an atom for each of them, outermost first.
 
-    dim: the number of the dynamic dimension that it follows, whose size plus `offset` it has, or, rounded up, one in
-    `every` of that; its first positions are the valid ones. None: it has the same size in every call. fill: of the
-    positions behind the valid ones. ahead: of elements whose position in this atom is larger than that in the other
-    atom of the same dimension, as those that a causal mask hides.
+    size: number of positions. dim: the dynamic dimension that it follows; then its size is that of the dimension plus
+    `offset`, divided by `every` and rounded up, and the valid positions come first. None: the size is the same in every
+    call. fill: what is known of its padded positions. ahead: what is known of elements whose position in this atom is
+    larger than in the other atom of the same dimension, e.g. those that a causal mask hides.
     """
 
     size: int
@@ -69,33 +69,35 @@ class Atom:
 
     @property
     def place(self) -> tuple[int, int | None, int, int]:
-        """Equal for atoms whose positions are the same."""
+        """A key that is equal for atoms with the same positions."""
         return self.size, self.dim, self.offset, self.every
 
     def count(self, size: int) -> int:
-        """The positions that it has where its dimension has this size."""
+        """The number of its positions if its dimension has this size."""
         return -(-(size + self.offset) // self.every)
 
 
 Axis = tuple[Atom, ...]
-"""Without atoms of size 1 that follow nothing."""
+"""The atoms of an axis, without those of a static size 1."""
 
 
 def plain(size: int) -> Axis:
-    """An axis that has the same size in every call."""
+    """A static axis: one with the same size in every call."""
     return () if size == 1 else (Atom(size),)
 
 
 def is_plain(axis: Axis) -> bool:
+    """Whether an axis has the same size in every call."""
     return all(atom.dim is None for atom in axis)
 
 
 def size_of(axis: Axis) -> int:
+    """The number of positions of an axis."""
     return prod(atom.size for atom in axis)
 
 
 def tidy(atoms: Iterable[Atom]) -> Axis:
-    """The same positions in as few atoms as possible."""
+    """Merge neighbouring static atoms, and drop those of size 1."""
     out: list[Atom] = []
     for atom in atoms:
         if atom.dim is None and out and out[-1].dim is None:
@@ -107,7 +109,8 @@ def tidy(atoms: Iterable[Atom]) -> Axis:
 
 @dataclass(frozen=True)
 class Mixed:
-    """Why valid elements may depend on what is filled in, or on the size. dim: of which dynamic dimension."""
+    """Valid elements may depend on the padding or on the size. node: the operator that mixes. why: the reason. dim: the
+    dynamic dimension."""
 
     node: Node
     why: str
@@ -115,7 +118,7 @@ class Mixed:
 
 
 class MixedError(Exception):
-    """An operator mixes what is filled in with what is valid. dim: the number of the dynamic dimension."""
+    """An operator mixes padding with valid elements, or its result depends on the size. dim: the dynamic dimension."""
 
     def __init__(self, dim: int, why: str) -> None:
         super().__init__(why)
@@ -124,10 +127,12 @@ class MixedError(Exception):
 
 @dataclass(frozen=True)
 class State:
-    """A tensor. low, high: bounds of all its elements. value: of all of them, where it is known. finite: none of them
-    is infinite or NaN, but for overflows. indexes: the dynamic dimension of whose valid positions its valid elements
-    are numbers. counts: the dynamic dimension of which they count valid positions, at least one. mixed: where nothing
-    of the rest holds."""
+    """What is known of a tensor.
+
+    low, high: bounds of all elements. value: of all elements, if known. finite: no element is infinite or NaN, apart
+    from overflows. indexes: the dynamic dimension of which valid elements are indices of valid positions. counts: the
+    dynamic dimension of which they count valid positions, from 1 on. mixed: if set, nothing else holds.
+    """
 
     axes: tuple[Axis, ...]
     low: float = -inf
@@ -140,57 +145,59 @@ class State:
 
     @property
     def atoms(self) -> Axis:
+        """The atoms of all axes."""
         return tuple(atom for axis in self.axes for atom in axis)
 
     @property
     def dims(self) -> set[int]:
-        """The dynamic dimensions that it has."""
+        """The dynamic dimensions that its axes follow."""
         return {atom.dim for atom in self.atoms if atom.dim is not None}
 
     @property
     def fills(self) -> list[Fill]:
-        """Of each of its dynamic dimensions."""
+        """What is known of the padding along each atom of a dynamic dimension."""
         return [atom.fill for atom in self.atoms if atom.dim is not None]
 
     @property
     def is_finite(self) -> bool:
-        """Whether all its elements are, what is filled in too."""
+        """Whether all elements are finite, padding included."""
         return self.finite and all(fill.finite for fill in self.fills)
 
     def query_of(self, key: Atom) -> Atom | None:
-        """The one other atom of the same dimension."""
+        """The other atom of the same dimension, if there is exactly one: the rows of scores whose keys are `key`."""
         others = [atom for atom in self.atoms if atom.dim == key.dim and atom is not key]
         return others[0] if len(others) == 1 else None
 
     def hidden_ahead(self, key: Atom) -> Fill | None:
-        """What is known of filled-up positions of an atom in all valid rows, which are those of the other atom of its
-        dimension: where a row hides what is ahead of it, it hides what is filled in. None where that does not hold."""
+        """What is known of the padded positions of `key` in all valid rows (positions of the other atom of its
+        dimension). What is known of positions ahead of a row holds for padding too, if padding is ahead of all valid
+        rows; None otherwise."""
         return key.ahead if self.lies_ahead(key) else None
 
     def lies_ahead(self, key: Atom) -> bool:
-        """Whether its filled-up positions are ahead of all valid rows, which are those of the other atom."""
+        """Whether the padded positions of `key` are ahead of all valid rows (positions of the other atom)."""
         query = self.query_of(key)
         return query is not None and key.every == query.every == 1 and key.offset >= query.offset
 
 
 def number(value: float) -> State:
-    """A number of the graph."""
+    """The state of a Python number."""
     return State((), value, value, value, isfinite(value))
 
 
 def along(state: State, axis: Axis, atom: Atom, place: int) -> Fill:
-    """What is known of an operand at filled-up positions of an atom of the result: `axis` is its own there, and `place`
-    the number of the atom in it."""
+    """What is known of an operand at the padded positions of an atom of the result. axis: the operand's axis there.
+    place: index of the atom in the axis."""
     if axis and atom.dim is not None:
         return axis[place].fill
     if state.value is not None:
         return Fill(copies=True, value=state.value, finite=isfinite(state.value))
-    return Fill(copies=True, finite=state.is_finite)  # it does not vary there
+    return Fill(copies=True, finite=state.is_finite)  # the operand is broadcast along this atom
 
 
 def broadcast(states: Sequence[State], ndim: int) -> list[list[Axis]]:
-    """For each axis of the result the axes of the operands, () where one has one position there. Raises `MixedError`
-    where atoms do not stand beside each other."""
+    """Broadcast operands: for each axis of the result the axis of each operand, () for one of size 1. ndim: number of
+    axes of the result. Raises `MixedError` if the atoms of the operands do not correspond."""
     out = []
     for back in range(ndim, 0, -1):
         axes = [s.axes[-back] if back <= len(s.axes) else () for s in states]
@@ -203,8 +210,8 @@ def broadcast(states: Sequence[State], ndim: int) -> list[list[Axis]]:
 
 
 def refilled(axes: Iterable[Axis], fill: Fill | None = None, *, copies: bool = True) -> tuple[Axis, ...]:
-    """The axes with what is known after an operator of which nothing is known but that it treats what lies along them
-    alike: copies stay copies, and finite numbers finite. fill: what is known instead, of all of them."""
+    """The axes after an operator that treats all positions along them alike: copies stay copies (unless `copies` is
+    False), and finite elements stay finite. fill: replaces what is known of all of them."""
 
     def again(atom: Atom) -> Atom:
         if atom.dim is None:

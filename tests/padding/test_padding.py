@@ -176,26 +176,29 @@ def test_what_may_be_filled_up(made: Callable[..., Any]) -> None:
 @pytest.mark.parametrize(
     ("made", "why"),
     [
-        (lambda m, y, mask, ids: attention(y, None), "scaled_dot_product_attention.*nothing hides them"),
-        (lambda m, y, mask, ids: y.amax(1), "the length changes output 0: aten.amax.default .*nothing hides them"),
+        (lambda m, y, mask, ids: attention(y, None), "scaled_dot_product_attention.*no mask hides them"),
+        (lambda m, y, mask, ids: y.amax(1), "the length changes output 0: aten.amax.default .*no mask hides them"),
         (lambda m, y, mask, ids: (y, m.layer(y).argmax(1)), "the length changes output 1: aten.argmax"),
         (lambda m, y, mask, ids: m.layer(y.relu()).topk(2, 1), "the length changes output 0: aten.topk"),
         (lambda m, y, mask, ids: y / y.abs().amax(), "aten.amax"),
         (lambda m, y, mask, ids: (y * mask[..., None]).amax(1), "aten.amax"),  # 0 may be the largest
         (lambda m, y, mask, ids: (y * mask[..., None]).mean(1), "how many rows there are"),
-        (lambda m, y, mask, ids: y * y.shape[1], "the length .*its other is 8 here"),
+        (lambda m, y, mask, ids: y * y.shape[1], "the length .*its other .8. depends on the size"),
         (lambda m, y, mask, ids: y + torch.linspace(0, 1, y.shape[1])[:, None], "its values depend on the size"),
-        (lambda m, y, mask, ids: y[:, -1], "a position from the end, where rows are filled in"),
+        (lambda m, y, mask, ids: y[:, -1], "a position from the end, where the padded rows are"),
         (lambda m, y, mask, ids: y[:, y.shape[1] // 2], "which position it selects"),
-        (lambda m, y, mask, ids: y[torch.arange(y.shape[0]), ids[:, 0] % 2], "indices may name rows that are filled"),
-        (lambda m, y, mask, ids: y[torch.arange(y.shape[0]), -mask.sum(1)], "indices may name rows that are filled"),
+        (lambda m, y, mask, ids: y[torch.arange(y.shape[0]), ids[:, 0] % 2], "indices may select padded rows"),
+        (lambda m, y, mask, ids: y[torch.arange(y.shape[0]), -mask.sum(1)], "indices may select padded rows"),
         (lambda m, y, mask, ids: y / y.amax().type_as(mask.float()), "aten.amax"),
         (lambda m, y, mask, ids: y[..., y.shape[1] % 6], "which position it selects"),  # of a dimension of one size
         (lambda m, y, mask, ids: y[..., y.shape[1] % 4 : y.shape[1] % 4 + 2], "where its range begins"),
-        (lambda m, y, mask, ids: y[torch.arange(y.shape[0]), :, torch.arange(y.shape[0])].amax(0), "nothing hides"),
+        (lambda m, y, mask, ids: y[torch.arange(y.shape[0]), :, torch.arange(y.shape[0])].amax(0), "no mask hides"),
         (lambda m, y, mask, ids: (y.topk(1, 0)[1], y), "the batch changes output 0: aten.topk"),  # of equal ones which?
-        (lambda m, y, mask, ids: added(y, mask, -1e9).topk(2, 1)[1], "aten.topk.* of equal ones"),
-        (lambda m, y, mask, ids: added(y, mask, -1e9).argsort(1, descending=True), "aten.argsort.* of equal ones"),
+        (lambda m, y, mask, ids: added(y, mask, -1e9).topk(2, 1)[1], "aten.topk.* among equal elements"),
+        (
+            lambda m, y, mask, ids: added(y, mask, -1e9).argsort(1, descending=True),
+            "aten.argsort.* among equal elements",
+        ),
         (lambda m, y, mask, ids: attention(y.log(), mask), "may be infinite"),
         (lambda m, y, mask, ids: y[:, min(y.shape[1] // 3, 1)], "which position it selects"),  # 0, 1, 1, 1
         (lambda m, y, mask, ids: y[:, : y.shape[1] // 2], "where its range ends"),
@@ -204,19 +207,19 @@ def test_what_may_be_filled_up(made: Callable[..., Any]) -> None:
             lambda m, y, mask, ids: (
                 (torch.cat([y[:, :1], y], 1) @ y.mT + causal(y.shape[1] + 1)[:, :-1]).softmax(-1) @ y
             ),
-            "aten.softmax.*nothing hides",
+            "aten.softmax.*no mask hides",
         ),
         (lambda m, y, mask, ids: y.reciprocal().log() * mask[..., None] @ y.mT.amax(-1, True), "aten"),
-        (lambda m, y, mask, ids: (y.log() * mask[..., None]).sum(1), "nothing hides them"),  # 0 times -inf
+        (lambda m, y, mask, ids: (y.log() * mask[..., None]).sum(1), "no mask hides them"),  # 0 times -inf
         (lambda m, y, mask, ids: (y.cumsum(0), y.mean(0)), "the batch changes output 1.*how many sequences"),
         (
             lambda m, y, mask, ids: torch.fft.fft(y, dim=1).real,
-            "how its result depends on the (rows|sequences) is not known",
+            "how its result depends on the (rows|sequences) is unknown",
         ),
     ],
 )
 def test_what_may_not(made: Callable[..., Any], why: str) -> None:
-    with pytest.raises(UnsupportedError, match=f"filling up .*{why}.*exact=True"):
+    with pytest.raises(UnsupportedError, match=f"padding .*{why}.*exact=True"):
         filling(made)
 
 

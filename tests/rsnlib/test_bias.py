@@ -145,7 +145,7 @@ ROW_HIDDEN = additive(ROWS > COLUMNS)
         ([ROW_HIDDEN], "its mask hides every key of a row"),
         ([torch.randn(SEQ, SEQ) * 1000 - 3e5], "its mask hides every key of a row"),
         ([padding, padding], "2 masks come from the arguments; the machine takes one"),
-        ([POSITIONS * torch.nan], "its mask has values that are no numbers"),
+        ([POSITIONS * torch.nan], "its mask has values that are NaN or .inf"),
         (
             [lambda keys: torch.randn(1, 1, SEQ, SEQ) + keys[:, None, None]],
             "a float attention mask must be 0 or at most",

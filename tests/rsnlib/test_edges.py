@@ -112,7 +112,7 @@ def test_arguments_in_another_order_and_of_other_kinds() -> None:
     with rsn.compile(module, {"x": x, "first": first, "second": second}) as compiled, torch.no_grad():
         got = compiled(second=second, first=first, x=x)
         assert torch.allclose(got, module(x, first=first, second=second), atol=1e-5)
-        with pytest.raises(TensorError, match=r"is a tensor of torch\.sparse_coo; it must be a plain one on the CPU"):
+        with pytest.raises(TensorError, match=r"is a tensor of torch\.sparse_coo; it must be a dense one on the CPU"):
             compiled(x=x.to_sparse(), first=first, second=second)
-        with pytest.raises(TensorError, match="is a tensor of meta; it must be a plain one on the CPU"):
+        with pytest.raises(TensorError, match="is a tensor of meta; it must be a dense one on the CPU"):
             compiled(x=x.to("meta"), first=first, second=second)

@@ -80,8 +80,8 @@ def test_a_cache_that_is_returned() -> None:
     transformers = pytest.importorskip("transformers")
     config = transformers.GPT2Config(vocab_size=100, n_embd=96, n_layer=1, n_head=3, n_positions=64)
     assert refusal(transformers.GPT2Model(config).eval(), (torch.randint(90, (1, 8)),)) == (
-        "GPT2Model returns a DynamicCache, which torch.export does not know (a cache of keys and values: "
-        "use_cache=False leaves it out)"
+        "GPT2Model returns a DynamicCache, which torch.export does not support (a cache of keys and values: "
+        "switch it off, use_cache=False)"
     )
 
 
@@ -221,7 +221,7 @@ def test_ideas(name: str) -> None:
 def test_a_refusal_in_words() -> None:
     assert refusal(Own(gated).eval(), (X,)) == (
         "aten.linear.default at down (a gated feed-forward): it depends on aten.mul.Tensor at the top level, which "
-        f"cannot run on the machine: aten.mul.Tensor is possible only as part of an activation{WAY_OUT}"
+        f"cannot run on the machine: aten.mul.Tensor is supported only as part of an activation{WAY_OUT}"
     )
 
 
@@ -262,7 +262,7 @@ def test_the_proposal_names_the_overlay() -> None:
     with pytest.raises(UnsupportedError) as error:
         rsn.explain(masked, (torch.randn(1, 256, 128), mask), overlay="xnn-base")
     assert str(error.value) == (
-        'layers.0.attn: an attention mask; overlay xnn-base has none; torch.compile(model, backend="rsn", '
+        'layers.0.attn: attention with a mask; overlay xnn-base has no masks; torch.compile(model, backend="rsn", '
         "options={'overlay': 'xnn-base'}) runs the rest on the machine, in pieces"
     )
 

@@ -141,7 +141,7 @@ def test_weights_of_a_file_follow_the_seed(source: str) -> None:
     [
         ("missing", "has no callable 'missing'"),
         ("number", "has no callable 'number'"),
-        ("none", "must return a torch.nn.Module, or that and example inputs, not NoneType"),
+        ("none", "must return a torch.nn.Module, or .module, example inputs., not NoneType"),
         ("two", "return \\(module, example inputs\\)"),
     ],
 )
@@ -178,8 +178,8 @@ def test_mistakes_in_the_users_file_are_told_by_its_own_line(tmp_path: Path, tex
 def test_a_file_without_a_callable_and_sizes_that_it_does_not_take(tmp_path: Path) -> None:
     file = tmp_path / "mine.py"
     file.write_text("import torch\ndef make():\n    return torch.nn.Linear(4, 4), (torch.zeros(2, 4),)\n")
-    with pytest.raises(SpecError, match=r"mine\.py: which callable of it"):
+    with pytest.raises(SpecError, match=r"mine\.py: name the callable that makes the model"):
         load_spec(str(file))
-    with pytest.raises(SpecError, match=r"--batch 4: .*:make brings its own inputs, and has no parameter batch"):
+    with pytest.raises(SpecError, match=r"--batch 4: .*:make returns its own inputs and has no parameter batch"):
         load_spec(f"{file}:make", batch=4)
     assert not load_spec(f"{file}:make")[0].training

@@ -259,7 +259,7 @@ def for_base(activation: str = "gelu_tanh", **more: Any) -> Callable[[], nn.Modu
 
 HEADS = "heads of 96 columns; MemB2 holds values of at most 64"
 WIDE = "LayerNorm over 1344 columns; two MemC hold at most 1024"
-TANH = "overlay xnn-base knows gelu_tanh alone"
+TANH = "overlay xnn-base has gelu_tanh only"
 REFUSED: dict[str, tuple[Callable[[], nn.Module], Mapping[str, Any], list[str]]] = {
     "heads and norms": (
         heads_and_norm,
@@ -280,15 +280,15 @@ REFUSED: dict[str, tuple[Callable[[], nn.Module], Mapping[str, Any], list[str]]]
         lambda: EncoderLayer(64, 1, 64),
         {"seq": 1025},
         [
-            "attn: 1025 rows a sequence; a MemC pair feeds at most 6 key tiles, 768 rows; mapping type B takes "
-            "the scores through DDR, and at most 1024 rows"
+            "attn: sequences of 1025 rows; a MemC pair feeds at most 6 key tiles, 768 rows; mapping type B, "
+            "through DDR, runs up to 1024 rows"
         ],
     ),
     "base, rows": (
         for_base(),
         {"overlay": "xnn-base", "seq": 300},
         [
-            "layers.0.attn: 300 rows a sequence; without masks (overlay xnn-base) it must be a multiple of 128",
+            "layers.0.attn: sequences of 300 rows; overlay xnn-base has no masks and needs a multiple of 128 rows",
         ],
     ),
     "base, activation": (
@@ -299,12 +299,12 @@ REFUSED: dict[str, tuple[Callable[[], nn.Module], Mapping[str, Any], list[str]]]
     "base, eps": (
         for_base(eps=1e-5),
         {"overlay": "xnn-base"},
-        [f"layers.0.{x}_norm: LayerNorm eps 1e-05; overlay xnn-base adds 1e-06" for x in ("attn", "ffn")],
+        [f"layers.0.{x}_norm: LayerNorm with eps 1e-05; overlay xnn-base has eps 1e-06 only" for x in ("attn", "ffn")],
     ),
     "base, columns": (
         lambda: ResidualNorm(768, 1e-6),
         {"overlay": "xnn-base"},
-        ["the top level: LayerNorm over 768 columns; overlay xnn-base normalises exactly 1024"],
+        ["the top level: LayerNorm over 768 columns; overlay xnn-base needs exactly 1024"],
     ),
     "base, causal": (
         for_base(causal=True),
@@ -314,7 +314,7 @@ REFUSED: dict[str, tuple[Callable[[], nn.Module], Mapping[str, Any], list[str]]]
     "base, masked": (
         for_base(),
         {"overlay": "xnn-base", "masked": True},
-        ["layers.0.attn: an attention mask; overlay xnn-base has none"],
+        ["layers.0.attn: attention with a mask; overlay xnn-base has no masks"],
     ),
 }
 
@@ -375,7 +375,7 @@ def test_validate_and_compile_agree(case: tuple[Encoder, torch.Tensor, bool], ov
 
 def test_what_is_not_of_ours_is_not_judged() -> None:
     found = refusal(validate, nn.Sequential(nn.Linear(4, 4), nn.LayerNorm(4)))
-    assert found == "Sequential has no operator of rsn.nn; of other modules rsn.compile says what is not supported"
+    assert found == "Sequential has no operator of rsn.nn to check; for other modules use rsn.compile"
 
 
 def test_unknown_overlay() -> None:
@@ -388,14 +388,14 @@ def test_unknown_overlay() -> None:
     [
         (
             lambda: Attention(100, 3),
-            "Attention: 100 columns are no whole number for each of 3 heads; choose other heads, or give head_dim",
+            "Attention: hidden=100 is not divisible by heads=3; choose another number of heads, or give head_dim",
         ),
-        (lambda: Attention(100, 0), "Attention: heads=0; it is at least 1"),
-        (lambda: Attention(100, 2, head_dim=0), "Attention: head_dim=0; it is at least 1"),
-        (lambda: Linear(0, 4), "Linear: in_features=0; it is at least 1"),
-        (lambda: FeedForward(4, -1), "FeedForward: inner=-1; it is at least 1"),
-        (lambda: ResidualNorm(0), "ResidualNorm: hidden=0; it is at least 1"),
-        (lambda: Encoder(0, 4, 2, 8), "Encoder: layers=0; it is at least 1"),
+        (lambda: Attention(100, 0), "Attention: heads=0; must be at least 1"),
+        (lambda: Attention(100, 2, head_dim=0), "Attention: head_dim=0; must be at least 1"),
+        (lambda: Linear(0, 4), "Linear: in_features=0; must be at least 1"),
+        (lambda: FeedForward(4, -1), "FeedForward: inner=-1; must be at least 1"),
+        (lambda: ResidualNorm(0), "ResidualNorm: hidden=0; must be at least 1"),
+        (lambda: Encoder(0, 4, 2, 8), "Encoder: layers=0; must be at least 1"),
         (
             lambda: FeedForward(4, 8, "tanh"),
             "Activation: no activation 'tanh'; there are gelu, gelu_tanh, quick_gelu, relu, silu",

@@ -185,5 +185,5 @@ def test_a_pass_that_returns_something_else(name: str) -> None:
 
 def test_a_rule_that_returns_something_else() -> None:
     passes = rsn.Passes(rules={**RULES, torch.ops.aten.relu: lambda *args: 5})  # type: ignore[dict-item, return-value]
-    with pytest.raises(TypeError, match=r"the rule for aten\.relu\.default returned int, no value or reason"):
+    with pytest.raises(TypeError, match=r"the rule for aten\.relu\.default returned int, not a value or a reason"):
         rsn.compile(model(), (X,), passes=passes)

@@ -535,7 +535,7 @@ def test_module_is_not_kept_alive(randomised: Randomised) -> None:
         ((3,), {}, "argument x must be a tensor, not int"),
         ((), {}, "missing a required argument: 'x'"),
         ((), {"y": 1}, "missing a required argument|unexpected keyword"),
-        (([torch.zeros(B, L, C)] * 2,), {}, r"argument x \(list\) has another structure than in the example: a tensor"),
+        (([torch.zeros(B, L, C)] * 2,), {}, r"argument x \(list\) has another structure than in the example .a tensor"),
     ],
 )
 def test_prologue_checks_its_arguments(randomised: Randomised, args: Any, kwargs: Any, message: str) -> None:
@@ -723,10 +723,10 @@ class AddedTo(Block):
         (BareKeys, r"at 0: its key is not a plain projection whose weight could take up the score scale"),
         (
             Weights,
-            r"aten\.softmax\.int at 0 \(attention weights as a result\): its result is wanted on the host",
+            r"aten\.softmax\.int at 0 \(attention weights as a result\): the host needs its result",
         ),
-        (Clamped, r"aten\.clamp\.default at 0: .* it stands between the two products of an attention"),
-        (AddedTruth, r"aten\.add\.Tensor at 0: an attention takes masks that are float and from the host"),
+        (Clamped, r"aten\.clamp\.default at 0: .* it is between the two products of an attention"),
+        (AddedTruth, r"aten\.add\.Tensor at 0: a mask of an attention must be float, computed on the host"),
         (MergedRows, r"aten\.linear\.default at 0\.merge: its operand is not all of 2 x 10 rows on the machine"),
         (
             Padded,
@@ -736,7 +736,7 @@ class AddedTo(Block):
         (InnerGraph, r"wrap_with_set_grad_enabled at .*: it depends on aten\.sin\.default at 0, which cannot run"),
         (
             DataDependent,
-            r"Sequential decides by what is in a tensor, at .*test_trace\.py:\d+, in forward: take that out",
+            r"Sequential branches on the values of a tensor, at .*test_trace\.py:\d+, in forward: move that out",
         ),
         (NoProduct, r"nothing in this module runs on the machine: it has no matrix product"),
         (OwnWeights, r"nothing .*: aten\.linear\.default at 0: its weight or its bias is computed from the arguments"),
@@ -755,7 +755,7 @@ def test_other_types_are_refused(dtype: torch.dtype) -> None:
 
 
 def test_module_elsewhere_is_refused() -> None:
-    with pytest.raises(TensorError, match=r"query\.weight is on meta, without values: make it on the CPU"):
+    with pytest.raises(TensorError, match=r"query\.weight is on the meta device, without values: create it on the CPU"):
         trace(Block().to("meta").eval(), (hidden(),))
 
 
