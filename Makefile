@@ -1,5 +1,6 @@
 # make demo       set up .venv and run the main example
-# make test       set up .venv, lint, check types, run the tests
+# make test       set up .venv, lint, check types, run the tests: 4 minutes on two cores
+# make test-long  the tests that make test leaves out, and all cases of those that it tries some of: 8 minutes
 # make lint       the linter and the type-checker alone
 # make generate   write what follows from tables and programs: hw/versal/isa.h, docs/isa.md, docs/pictures
 # make docs       the documentation as a site, in build/docs
@@ -14,7 +15,8 @@
 # The first of these that is new enough; or say make PYTHON=/path/to/python3.
 PYTHON ?= $(shell for p in python3.11 python3 python3.12 python3.13; do \
 	$$p -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo $$p && break; done)
-PYTEST_ARGS ?= -n 2
+# The tests of a file run in one process, which makes once what they share.
+PYTEST_ARGS ?= -n 2 --dist loadfile
 FUZZ_SECONDS ?= 60
 
 # pip's own progress, where somebody looks at a terminal.
@@ -24,18 +26,24 @@ BIN := .venv/bin
 PIP := $(BIN)/python -m pip install --disable-pip-version-check $(QUIET)
 
 # What a step of the set-up does and about how long it takes, before it runs. Most targets take one step more than demo.
-SETUPS := $(if $(filter test lint docs bench soak fuzz,$(MAKECMDGOALS)),4,3)
+SETUPS := $(if $(filter test test-long lint docs bench soak fuzz,$(MAKECMDGOALS)),4,3)
 comma := ,
 say = @printf '\n== set-up, step %s of $(SETUPS): %s\n' '$(1)' '$(2)'
 
-.PHONY: demo test lint generate docs bench soak fuzz clean
+.PHONY: demo test test-long lint generate docs bench soak fuzz clean
 .DELETE_ON_ERROR:
 
 demo: .venv/demo.stamp
 	$(BIN)/python -m rsn.programs.minilm
 
+# Tests start many processes; without bytecode on disk, each would compile the package anew.
+test test-long: export PYTHONDONTWRITEBYTECODE =
+
 test: lint
-	$(BIN)/python -m pytest tests $(PYTEST_ARGS)
+	$(BIN)/python -m pytest tests -m "not long" $(PYTEST_ARGS)
+
+test-long: .venv/dev.stamp
+	RSN_TESTS=long $(BIN)/python -m pytest tests -m long $(PYTEST_ARGS)
 
 lint: .venv/dev.stamp
 	$(BIN)/ruff check .

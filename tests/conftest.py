@@ -45,6 +45,14 @@ def find_misnamed() -> list[str]:
     return found
 
 
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Do not import a file of which every test is left out: some import packages that cost seconds."""
+    if config.option.markexpr != "not long" or collection_path.suffix != ".py":
+        return None
+    marked = "\npytestmark = pytest.mark.long\n" in collection_path.read_text(encoding="utf-8")
+    return True if marked else None
+
+
 @pytest.fixture(scope="session")
 def root() -> Path:
     """The checkout, which is also the package `rsn`."""

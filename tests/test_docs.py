@@ -41,9 +41,10 @@ LEARNED_FROM = [
     "docs/tutorial.md",
 ]
 """Pages to type along with: no block of theirs goes untried."""
-SLOW = {
+LONG = {
     "docs/getting-started.md",
     "docs/models.md",
+    "docs/own-overlay.md",
     "docs/rsnlib.md",
     "docs/serving.md",
     "docs/simulator.md",
@@ -205,7 +206,7 @@ TYPED = [page for page in PAGES if any(block.typed for block in blocks(page))]
 
 @pytest.mark.parametrize(
     "page",
-    [pytest.param(p, id=name_of(p), marks=pytest.mark.slow if name_of(p) in SLOW else ()) for p in TYPED],
+    [pytest.param(p, id=name_of(p), marks=pytest.mark.long if name_of(p) in LONG else ()) for p in TYPED],
 )
 def test_commands_print_what_is_shown(page: Path, tmp_path: Path) -> None:
     assert tried(page, tmp_path)
@@ -304,7 +305,7 @@ def test_figures_of_the_readme_are_those_of_the_page_on_time() -> None:
     assert [row for row in figures if row not in rows(DOCS / "time.md")] == []
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_pictures_are_what_the_simulator_draws() -> None:
     """If not: make generate."""
     from rsn.docs import timeline
@@ -319,7 +320,7 @@ def test_the_notebook_is_kept_without_results() -> None:
     assert [c["source"] for c in cells if c.get("outputs") or c.get("execution_count")] == []
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_the_notebook_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     import nbclient
     import nbformat

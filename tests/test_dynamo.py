@@ -502,6 +502,7 @@ def test_half_precision_says_what_to_do() -> None:
         fast(torch.randn(5, 20).half())
 
 
+@pytest.mark.long
 def test_deberta_runs_in_pieces(runs: list[str]) -> None:
     """Its attention has products of its own for positions; all around it is the machine's."""
     transformers = pytest.importorskip("transformers")

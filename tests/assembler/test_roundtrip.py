@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, given
 from hypothesis import strategies as st
 
 from rsn.assembler.container import dumps, loads
@@ -19,6 +19,7 @@ from rsn.isa.overlay import InstructionFormat, Overlay
 from rsn.isa.overlays import OVERLAYS
 from rsn.isa.packet import NOP, Header, Packet
 from rsn.isa.program import Buffer, Layout, Parameter, Patch, Place, Program, Role
+from rsn.tests.effort import examples
 
 FLOATS = st.floats(width=32, allow_nan=False, allow_infinity=False)
 KEYWORDS = (
@@ -177,7 +178,7 @@ def sorted_patches(p: Program) -> Program:
     return replace(p, parameters=tuple(rows))
 
 
-SLOW = settings(max_examples=100, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
+SLOW = examples(100, quick=25, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
 
 
 @SLOW

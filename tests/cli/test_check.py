@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 from click.testing import CliRunner, Result
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, given
 from hypothesis import strategies as st
 
 import rsn as package
@@ -23,6 +23,7 @@ from rsn.isa.packet import Packet
 from rsn.isa.program import Kernels, Program, Role
 from rsn.isa.verify import check, dry_run
 from rsn.scheduler.pack import pack
+from rsn.tests.effort import examples
 
 PROGRAMS = Path(str(package.__file__)).parent / "programs"
 
@@ -50,7 +51,7 @@ def test_shipped_programs_are_clean(path: Path, tmp_path: Path) -> None:
     assert 1 <= facts["smallest_fifo_depth"] <= 6
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("spec", "options"),
     [
@@ -386,7 +387,7 @@ def changed(draw: st.DrawFn, record: Any) -> Any:
 
 
 @pytest.mark.parametrize("text", [GEMM, ATTENTION], ids=["gemm", "attention"])
-@settings(max_examples=150, suppress_health_check=[HealthCheck.too_slow])
+@examples(150, quick=40, suppress_health_check=[HealthCheck.too_slow])
 @given(data=st.data())
 def test_what_check_calls_ok_runs(text: str, data: st.DataObject) -> None:
     """It ends, leaves nothing over, and computes with nothing that was never loaded (which would be NaN)."""

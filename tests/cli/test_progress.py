@@ -6,11 +6,15 @@ import json
 import os
 import pty
 import re
+import signal
 import subprocess
 import sys
 import textwrap
 import threading
+import traceback
+from contextlib import suppress
 from pathlib import Path
+from typing import NoReturn
 
 import pytest
 
@@ -26,34 +30,64 @@ progress.PATIENCE = {patience}
 
 
 def on_a_terminal(body: str, patience: float, **environment: str) -> tuple[bytes, bytes, int]:
-    """What a script writes to a terminal as its stderr, and to a pipe as its stdout; its exit code."""
+    """What a script writes to a terminal as its stderr, and to a pipe as its stdout; its exit code.
+
+    It runs in a fork of this process, which has imported already what a process of its own would import for a second.
+    """
     controller, terminal = pty.openpty()
-    written: list[bytes] = []
-
-    def read() -> None:
-        while True:
-            try:
-                piece = os.read(controller, 4096)
-            except OSError:  # Linux's way to say that the other end is closed
-                return
-            if not piece:
-                return
-            written.append(piece)
-
-    reader = threading.Thread(target=read, daemon=True)
-    reader.start()
-    script = PREAMBLE.format(patience=patience) + textwrap.dedent(body)
-    env = os.environ | {"TERM": "xterm", "COLUMNS": "80"} | environment
-    env.pop("NO_COLOR", None)
-    try:
-        done = subprocess.run(
-            [sys.executable, "-c", script], stderr=terminal, stdout=subprocess.PIPE, env=env, timeout=60, check=False
-        )
-    finally:
-        os.close(terminal)
-        reader.join(timeout=10)
+    out, end = os.pipe()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    child = os.fork()
+    if not child:
         os.close(controller)
-    return b"".join(written), done.stdout, done.returncode
+        os.close(out)
+        env = {"TERM": "xterm", "COLUMNS": "80"} | environment
+        forked(PREAMBLE.format(patience=patience) + textwrap.dedent(body), env, stdout=end, stderr=terminal)
+    os.close(terminal)
+    os.close(end)
+    written: dict[int, list[bytes]] = {controller: [], out: []}
+
+    def read(descriptor: int) -> None:
+        # OSError: Linux's way to say that the other end of a terminal is closed.
+        with suppress(OSError):
+            while piece := os.read(descriptor, 4096):
+                written[descriptor].append(piece)
+
+    readers = [threading.Thread(target=read, args=(descriptor,), daemon=True) for descriptor in written]
+    for reader in readers:
+        reader.start()
+    _, status = os.waitpid(child, 0)
+    for reader in readers:
+        reader.join(timeout=10)
+    for descriptor in written:
+        os.close(descriptor)
+    return b"".join(written[controller]), b"".join(written[out]), os.waitstatus_to_exitcode(status)
+
+
+def forked(script: str, environment: dict[str, str], stdout: int, stderr: int) -> NoReturn:
+    """Run a script with these files as a process of its own would, and end."""
+    code = 1
+    try:
+        signal.alarm(60)
+        os.environ.update(environment)
+        os.environ.pop("NO_COLOR", None)
+        os.dup2(stdout, 1)
+        os.dup2(stderr, 2)
+        sys.stdout, sys.stderr = (open(n, "w", encoding="utf-8", closefd=False) for n in (1, 2))  # noqa: SIM115
+        if torch := sys.modules.get("torch"):
+            torch.set_num_threads(1)  # those of OpenMP are not there after a fork
+        try:
+            exec(script, {"__name__": "__main__"})
+            code = 0
+        except SystemExit as e:
+            code = e.code if isinstance(e.code, int) else e.code is not None
+        except BaseException:
+            traceback.print_exc()
+        sys.stdout.flush()
+        sys.stderr.flush()
+    finally:
+        os._exit(code)
 
 
 LONG = """

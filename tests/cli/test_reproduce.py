@@ -43,6 +43,7 @@ def test_tables_of_the_command_are_those_that_exist() -> None:
     assert list(rows.TABLES) == list(TABLES) == list(rows.SHARES)
 
 
+@pytest.mark.long
 def test_every_published_number_has_a_row_or_a_reason_to_have_none(made: list[rows.Row]) -> None:
     keys = [row.key for row in made]
     assert len(keys) == len(set(keys))
@@ -51,6 +52,7 @@ def test_every_published_number_has_a_row_or_a_reason_to_have_none(made: list[ro
     assert not set(keys) & left_out
 
 
+@pytest.mark.long
 def test_no_pattern_is_left_over(made: list[rows.Row]) -> None:
     """Of what calibrated the model, of what is explained, of what is not reproduced."""
     keys = [row.key for row in made]
@@ -60,6 +62,7 @@ def test_no_pattern_is_left_over(made: list[rows.Row]) -> None:
         assert any(fnmatch(key, pattern) for key in rows.published()), pattern
 
 
+@pytest.mark.long
 def test_rows_are_numbers_and_their_errors_follow(made: list[rows.Row]) -> None:
     for row in made:
         said = row.as_json()
@@ -77,6 +80,7 @@ def test_rows_are_numbers_and_their_errors_follow(made: list[rows.Row]) -> None:
     assert len(names) == len(set(names))
 
 
+@pytest.mark.long
 def test_what_calibrated_the_model(made: list[rows.Row]) -> None:
     """Constants named as fitted on a row are those that the overlay marks, and each was fitted on some row."""
     fitted = rows.calibrated_parameters()
@@ -90,6 +94,7 @@ def test_what_calibrated_the_model(made: list[rows.Row]) -> None:
     assert times == {"calibrated"}, "its units were told from its own numbers"
 
 
+@pytest.mark.long
 def test_a_row_that_may_have_been_fitted_on_is_no_prediction(made: list[rows.Row]) -> None:
     for row in made:
         if row.key in ("table10.vck190.1", "table10.vck190.8", "table9.qkv.together"):
@@ -97,6 +102,7 @@ def test_a_row_that_may_have_been_fitted_on_is_no_prediction(made: list[rows.Row
             assert rows.PERHAPS_NOTE in row.as_json()["note"]
 
 
+@pytest.mark.long
 def test_what_leaves_out_an_upload_is_never_fitted_on(made: list[rows.Row]) -> None:
     for row in made:
         if row.key in ("table10.vck190.2", "table10.vck190.4"):
@@ -105,6 +111,7 @@ def test_what_leaves_out_an_upload_is_never_fitted_on(made: list[rows.Row]) -> N
             assert row.model > row.paper, "what is modelled leaves nothing out"
 
 
+@pytest.mark.long
 def test_only_rows_with_what_a_constant_is_of_were_fitted_on(made: list[rows.Row]) -> None:
     """A product without LayerNorm says nothing of its time."""
     without = [r for r in made if r.key.startswith(("table9.key", "table9.query", "table9.value", "table9.ff1"))]
@@ -112,6 +119,7 @@ def test_only_rows_with_what_a_constant_is_of_were_fitted_on(made: list[rows.Row
     assert {row.kind for row in without} == {"predicted"}
 
 
+@pytest.mark.long
 def test_timed_rows_are_near(made: list[rows.Row]) -> None:
     """What the model of time is held to."""
     timed = [row for row in made if row.timed]
@@ -122,6 +130,7 @@ def test_timed_rows_are_near(made: list[rows.Row]) -> None:
     assert abs(alone.error_pct) < 3
 
 
+@pytest.mark.long
 def test_timed_rows_are_all_but_these(made: list[rows.Row]) -> None:
     others = [row for row in made if not row.timed]
     assert [row.key for row in others if row.table not in ("table3", "fig9")] == [
@@ -147,6 +156,7 @@ def test_less_data_is_moved_on_chip_too() -> None:
     assert all(endless[name].seconds == 0 for name in (*rows.BANDWIDTHS, "mem_word"))
 
 
+@pytest.mark.long
 def test_the_same_measurement_is_modelled_alike(made: list[rows.Row]) -> None:
     model = {row.key: row.model for row in made}
     assert model["table7.rsn_xnn.BERT"] == model["table9.encoder.final"]
@@ -154,6 +164,7 @@ def test_the_same_measurement_is_modelled_alike(made: list[rows.Row]) -> None:
     assert model["table11.factor.1"] == model["table10.vck190.8"]
 
 
+@pytest.mark.long
 def test_fitted_rows_stay_fitted(made: list[rows.Row]) -> None:
     """Table 3 is arithmetic; what was certainly fitted on is within 6 %."""
     assert max(abs(r.error_pct) for r in made if r.table == "table3") < 0.5

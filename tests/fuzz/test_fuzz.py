@@ -8,6 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from rsn.tests.effort import cases, in_both
+
 from . import mutate
 from .corpus import FOUND, covering
 from .mutate import FoundError, at_most, run
@@ -30,7 +32,10 @@ def test_inputs_that_cover_the_reader(target: str) -> None:
         TARGETS[target](data)
 
 
-@pytest.mark.parametrize(("target", "count"), [("image", 4000), ("binary", 600), ("text", 300)])
+@in_both
+@pytest.mark.parametrize(
+    ("target", "count"), [("image", cases(4000, 1000)), ("binary", cases(600, 200)), ("text", cases(300, 100))]
+)
 def test_mutated_inputs(target: str, count: int) -> None:
     """Both outcomes, and the bounds of `tests/fuzz/mutate.py`."""
     outcomes = run(target, count, seed=1).outcomes

@@ -336,7 +336,7 @@ def longer(program: Program, times: int) -> Program:
     )
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_page_of_a_long_program_stays_small() -> None:
     program = built(encoder(1, 6, 512, 1024, 16, 4096), base=True).program
     m = Machine(longer(program, 26))
@@ -531,6 +531,7 @@ def pages(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
     return written
 
 
+@pytest.mark.long
 @needs_browser
 @pytest.mark.parametrize("name", [*NAMES, "evil"])
 def test_page_draws_without_complaint_and_without_a_network(
@@ -557,6 +558,7 @@ def test_page_draws_without_complaint_and_without_a_network(
     browser.command("Emulation.clearDeviceMetricsOverride")
 
 
+@pytest.mark.long
 @needs_browser
 def test_timeline_zooms_moves_and_tells(browser: Browser, pages: Callable[[str], Path]) -> None:
     latency = machine("gemm768").run().latency_s
@@ -594,6 +596,7 @@ def test_timeline_zooms_moves_and_tells(browser: Browser, pages: Callable[[str],
     assert browser.complaints() == []
 
 
+@pytest.mark.long
 @needs_browser
 def test_tooltip_names_uop_source_and_times(browser: Browser, pages: Callable[[str], Path]) -> None:
     m = machine("gemm768")
@@ -618,6 +621,7 @@ def test_tooltip_names_uop_source_and_times(browser: Browser, pages: Callable[[s
     assert browser.run("return document.getElementById('tip').hidden")
 
 
+@pytest.mark.long
 @needs_browser
 def test_timeline_obeys_the_keyboard_and_the_bar(browser: Browser, pages: Callable[[str], Path]) -> None:
     from selenium.webdriver.common.by import By
@@ -646,6 +650,7 @@ def test_timeline_obeys_the_keyboard_and_the_bar(browser: Browser, pages: Callab
     browser.run("document.getElementById('reset').click()")
 
 
+@pytest.mark.long
 @needs_browser
 def test_zooming_in_as_far_as_it_goes_stays_quick_and_right(browser: Browser, pages: Callable[[str], Path]) -> None:
     browser.open(pages("encoder"))
@@ -666,6 +671,7 @@ def test_zooming_in_as_far_as_it_goes_stays_quick_and_right(browser: Browser, pa
     assert browser.complaints() == []
 
 
+@pytest.mark.long
 @needs_browser
 def test_dark_page_is_dark(browser: Browser, pages: Callable[[str], Path]) -> None:
     pixel = (
@@ -684,6 +690,7 @@ def test_dark_page_is_dark(browser: Browser, pages: Callable[[str], Path]) -> No
     assert dark[0] != light[0]
 
 
+@pytest.mark.long
 @needs_browser
 def test_all_but_the_timeline_is_there_without_javascript(browser: Browser, pages: Callable[[str], Path]) -> None:
     browser.command("Emulation.setScriptExecutionDisabled", value=True)

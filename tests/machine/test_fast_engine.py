@@ -45,6 +45,8 @@ from rsn.scheduler.graph import Activation, Attention, Gemm, Norm, Output
 from rsn.scheduler.graph import LayerGraph as Layers
 from rsn.scheduler.lower import lower
 from rsn.scheduler.schedule import PAPER, STRICT, Schedule
+from rsn.tests import effort
+from rsn.tests.effort import long
 from rsn.tests.machine.toys import toy_overlay
 
 ENGINES = {
@@ -185,7 +187,7 @@ def test_mask_lengths_change_nothing_of_the_traces() -> None:
 
 @needs_numba
 @pytest.mark.parametrize(
-    "program", [lambda: packed(2, 384), lambda: packed(6, 512, **LARGE), lambda: example("fig6_app2")]
+    "program", [lambda: packed(2, 384), long(lambda: packed(6, 512, **LARGE)), lambda: example("fig6_app2")]
 )
 def test_shallow_fifos(program: Callable[[], Program]) -> None:
     """Runs or stalls as it does there, with the report to the letter; and so down from the smallest depth that runs."""
@@ -340,10 +342,11 @@ def chatter(draw: st.DrawFn) -> tuple[dict[tuple[str, str], int], dict[str, list
     return depths, programs
 
 
+@effort.in_both
 @pytest.mark.parametrize("engine", ["uncompiled", pytest.param("compiled", marks=needs_numba)])
 @pytest.mark.parametrize("kind", [networks, chatter])
 def test_random_networks(engine: str, kind: Callable[[], st.SearchStrategy[Any]]) -> None:
-    @settings(max_examples=150 if engine == "compiled" else 40)
+    @settings(max_examples=effort.cases(150, 40) if engine == "compiled" else effort.cases(40, 10))
     @given(kind())
     def check(case: tuple[dict[tuple[str, str], int], dict[str, list[Any]]]) -> None:
         depths, programs = case
@@ -371,9 +374,10 @@ def images(draw: st.DrawFn) -> tuple[list[Packet], int]:
     return packets, draw(st.integers(1, 3))
 
 
+@effort.in_both
 @pytest.mark.parametrize("engine", ["uncompiled", pytest.param("compiled", marks=needs_numba)])
 def test_random_images(engine: str) -> None:
-    @settings(max_examples=100 if engine == "compiled" else 40)
+    @settings(max_examples=effort.cases(100, 40) if engine == "compiled" else effort.cases(40, 15))
     @given(images())
     def check(case: tuple[list[Packet], int]) -> None:
         packets, depth = case

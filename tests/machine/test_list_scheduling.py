@@ -25,6 +25,7 @@ from rsn.machine.steps import Step, Steps
 from rsn.machine.timing import Timing
 from rsn.machine.traces import trace
 from rsn.machine.unit import Unit
+from rsn.tests import effort
 from rsn.tests.machine.toys import toy_overlay
 
 ENGINES = {"uncompiled": lambda function: function, "compiled": jit.compiled}
@@ -196,9 +197,10 @@ def cases(draw: st.DrawFn) -> tuple[dict[tuple[str, str], int], list[Job], Progr
     return depths, jobs, programs
 
 
+@effort.in_both
 @engines
 def test_random_networks_by_the_stated_rule(engine: str) -> None:
-    @settings(max_examples=250 if engine == "compiled" else 80)
+    @settings(max_examples=effort.cases(250, 60) if engine == "compiled" else effort.cases(80, 25))
     @given(cases())
     def check(case: tuple[dict[tuple[str, str], int], list[Job], Programs]) -> None:
         depths, jobs, programs = case

@@ -16,6 +16,7 @@ import rsn  # noqa: E402 - torch first: it may be missing
 from rsn.base.errors import TensorError, UnsupportedError  # noqa: E402
 from rsn.rsnlib.padding_check import Filling  # noqa: E402
 from rsn.rsnlib.shapes import Arguments  # noqa: E402
+from rsn.tests.effort import cases, in_both  # noqa: E402
 from rsn.tests.padding import chains  # noqa: E402
 from rsn.tests.padding.heads import HEADS, draw, tried  # noqa: E402
 
@@ -31,23 +32,26 @@ def one_thread() -> Iterator[None]:
     torch.set_num_threads(threads)
 
 
+@in_both
 @pytest.mark.usefixtures("one_thread")
 def test_random_heads() -> None:
     """None is wrong, and few are refused without need. `python -m rsn.tests.padding.heads` tries more."""
+    count = cases(50, 20)
     start = 0 if os.environ.get("CI") else torch.seed() % 1_000_000
-    found = Counter((verdict, f"{case} {why}") for case, verdict, why in tried(range(start, start + 50)))
+    found = Counter((verdict, f"{case} {why}") for case, verdict, why in tried(range(start, start + count)))
     assert not [text for verdict, text in found if verdict == "wrong"]
     strict = [text for verdict, text in found if verdict == "too strict"]
     right = sum(count for (verdict, _), count in found.items() if verdict == "right")
-    assert right > 12
-    assert len(strict) <= 0.2 * right, strict  # of 600 it is 2 %
+    assert right > cases(12, 2)
+    assert len(strict) <= max(1, 0.2 * right), strict  # of 600 it is 2 %
 
 
+@in_both
 @pytest.mark.usefixtures("one_thread")
 def test_random_chains() -> None:
     """None is wrong. `python -m rsn.tests.padding.chains` tries more."""
     start = 0 if os.environ.get("CI") else torch.seed() % 1_000_000
-    found = [chains.verdict(seed) for seed in range(start, start + 10)]
+    found = [chains.verdict(seed) for seed in range(start, start + cases(10, 5))]
     assert not [(chain.steps, start) for chain, verdict, _ in found if verdict == "wrong"]
     assert {verdict for _, verdict, _ in found} & {"right", "refused"}
 

@@ -17,6 +17,7 @@ from rsn.base.errors import UnsupportedError  # noqa: E402
 from rsn.host.model.torch_backend import Fallback  # noqa: E402
 from rsn.rsnlib import graph_split as pieces  # noqa: E402
 from rsn.rsnlib.trace import trace  # noqa: E402
+from rsn.tests.effort import sampled  # noqa: E402
 
 WAY_OUT = '; torch.compile(model, backend="rsn") runs the rest on the machine, in pieces'
 B, L, C, H = 2, 10, 48, 4
@@ -63,7 +64,7 @@ MODELS: dict[str, tuple[str, dict[str, Any], str]] = {
 }
 
 
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name", sampled(MODELS, quick=["qwen2", "t5 1.1"]))
 def test_ideas_of_models(name: str) -> None:
     transformers = pytest.importorskip("transformers")
     kind, config, ideas = MODELS[name]

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import assume, example, given, settings
+from hypothesis import assume, example, given
 from hypothesis import strategies as st
 from torch import nn
 
@@ -29,6 +29,7 @@ from rsn.nn import (
     validate,
 )
 from rsn.tests.bert_names import BERT_NAMES
+from rsn.tests.effort import examples
 
 Randomised = Callable[..., Any]
 ACTIVATIONS = ("gelu", "gelu_tanh", "quick_gelu", "relu", "silu")
@@ -118,7 +119,7 @@ def test_a_layer_is_seven_segments_and_its_passes(randomised: Randomised, norm: 
     norm=st.sampled_from(["post", "pre"]),
     causal=st.booleans(),
 )
-@settings(max_examples=20)
+@examples(20, quick=5)
 def test_any_size(
     batch: int, seq: int, heads: int, head_dim: int, inner: int, kind: str, norm: Any, causal: bool
 ) -> None:
@@ -357,7 +358,7 @@ def encoders(draw: st.DrawFn) -> tuple[Encoder, torch.Tensor, bool]:
 
 @given(encoders(), st.sampled_from(["xnn", "xnn-base"]))
 @example((Encoder(1, 1024, 16, 64, "gelu_tanh").eval(), torch.randn(1, 256, 1024), False), "xnn-base")
-@settings(max_examples=25)
+@examples(25, quick=5)
 def test_validate_and_compile_agree(case: tuple[Encoder, torch.Tensor, bool], overlay: str) -> None:
     """What validate lets pass compiles; of what it refuses, compile says one of its lines, by a path in the model."""
     model, x, masked = case

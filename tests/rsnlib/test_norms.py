@@ -13,6 +13,7 @@ from torch import nn
 import rsn
 from rsn.rsnlib.trace import trace
 from rsn.scheduler.graph import Gemm
+from rsn.tests.effort import long
 
 Call = Callable[..., Any]
 K, N, ROWS = 12, 20, 9
@@ -56,8 +57,10 @@ def assert_same(got: tuple[torch.Tensor, ...], wanted: tuple[torch.Tensor, ...])
         torch.testing.assert_close(one, other, rtol=0, atol=1e-5)
 
 
-@pytest.mark.parametrize("use", USES)
-@pytest.mark.parametrize("kinds", list(product(KINDS, repeat=2)), ids=" on ".join)
+PAIRS = [(kinds, use) for kinds in product(KINDS, repeat=2) for use in USES]
+
+
+@pytest.mark.parametrize(("kinds", "use"), [pair if i % 5 == 0 else long(*pair) for i, pair in enumerate(PAIRS)])
 def test_two_norms(kinds: tuple[str, ...], use: str, call: Call) -> None:
     model, x = Norms(kinds, use).eval(), torch.randn(ROWS, K)
     traced = trace(model, (x,))

@@ -25,6 +25,7 @@ from rsn.rsnlib.rewrites import (
     rows,
 )
 from rsn.rsnlib.trace import trace
+from rsn.tests.effort import sampled
 
 aten = torch.ops.aten
 Call = Callable[..., Any]
@@ -180,7 +181,7 @@ HIDDEN_KEYS = torch.arange(L) >= torch.tensor([L, 6])[:, None]
 AHEAD = torch.ones(L, L, dtype=torch.bool).triu(1)
 
 
-@pytest.mark.parametrize("batch_first", [True, False])
+@pytest.mark.parametrize("batch_first", sampled([True, False], quick=[True]))
 @pytest.mark.parametrize(
     ("keys", "mask"),
     [(None, None), (None, AHEAD), (HIDDEN_KEYS, None), (HIDDEN_KEYS, AHEAD), (None, torch.randn(B * 3, L, L))],

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import Phase, given, settings
+from hypothesis import Phase, given
 from hypothesis import strategies as st
 
 from rsn.base.errors import UnsupportedError
@@ -19,6 +19,7 @@ from rsn.scheduler.groups import plan
 from rsn.scheduler.mapping import MappingType
 from rsn.scheduler.schedule import PAPER, STORE_BLOCKS, STRICT, DramPolicy, Interleave, Loops, Schedule, Segment
 from rsn.scheduler.tiles import Tiles
+from rsn.tests.effort import examples, long
 
 from .networks import Maker, error, execute, reference
 
@@ -107,7 +108,7 @@ def assert_computes(
     assert program.overlay.mop_fifo_depth == 6
 
 
-@settings(max_examples=40, phases=UNSHRUNK)
+@examples(40, quick=8, phases=UNSHRUNK)
 @given(
     seq=st.integers(1, 400) | st.sampled_from([127, 128, 129, 256, 257, 384, 385, 512, 640, 767, 768]),
     heads=st.integers(1, 5),
@@ -150,12 +151,12 @@ ROWS = Schedule(interleave=Interleave.LISTED, loops=Loops.ROWS, balance=True)
     ("batch", "seq", "heads", "ffn", "layers", "schedule"),
     [
         (1, 256, 16, 300, 1, ROWS),
-        (2, 384, 16, 200, 2, ROWS),
+        long(2, 384, 16, 200, 2, ROWS),
         (1, 384, 32, 700, 1, Schedule(interleave=Interleave.HARDWARE, tile_rows=4, tile_cols=5)),
-        (1, 768, 16, 130, 1, Schedule(interleave=Interleave.LISTED, attention=A, tile_rows=1)),
-        (3, 256, 16, 1100, 1, Schedule(loops=Loops.ROWS, tile_cols=1)),
+        long(1, 768, 16, 130, 1, Schedule(interleave=Interleave.LISTED, attention=A, tile_rows=1)),
+        long(3, 256, 16, 1100, 1, Schedule(loops=Loops.ROWS, tile_cols=1)),
         (1, 640, 16, 64, 1, Schedule(interleave=Interleave.STRICT, attention=B, loops=Loops.ROWS)),
-        (1, 896, 16, 128, 1, ROWS),
+        long(1, 896, 16, 128, 1, ROWS),
     ],
 )
 def test_the_base_overlay(batch: int, seq: int, heads: int, ffn: int, layers: int, schedule: Schedule) -> None:
@@ -187,7 +188,7 @@ def shared(rows: int, k: int, widths: tuple[int, int], out: int, act: Activation
     return LayerGraph(1, rows, {"x": k}, (Output("z"),), layers)
 
 
-@settings(max_examples=25, phases=UNSHRUNK)
+@examples(25, quick=6, phases=UNSHRUNK)
 @given(
     rows=st.integers(1, 900),
     k=st.integers(1, 700),

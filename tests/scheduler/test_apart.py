@@ -25,6 +25,7 @@ from rsn.scheduler.lower import place_activations
 from rsn.scheduler.mapping import MappingType
 from rsn.scheduler.pack import pack
 from rsn.scheduler.schedule import PAPER, STRICT, Schedule
+from rsn.tests.effort import long
 
 from .networks import Maker, error, execute, reference
 
@@ -132,7 +133,7 @@ def test_too_long_a_sequence_is_refused(kind: MappingType, rows: int) -> None:
 
 
 @pytest.mark.parametrize("schedule", [PAPER, STRICT], ids=["paper", "strict"])
-@pytest.mark.parametrize(("kind", "overlay", "seq"), [(A, XNN_BASE, 256), (B, XNN_BASE, 384), (B, XNN, 200)])
+@pytest.mark.parametrize(("kind", "overlay", "seq"), [long(A, XNN_BASE, 256), long(B, XNN_BASE, 384), (B, XNN, 200)])
 def test_between_other_layers(kind: MappingType, overlay: Overlay, seq: int, schedule: Schedule) -> None:
     """No unit drains between them."""
     network = Maker().encoder(2, seq, 1024, 16, 256, layers=2)

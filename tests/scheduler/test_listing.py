@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from rsn.isa.overlay import Overlay
@@ -29,6 +29,7 @@ from rsn.scheduler.mapping import MappingType
 from rsn.scheduler.order import Access
 from rsn.scheduler.pack import pack, uops_of
 from rsn.scheduler.schedule import PAPER, STORE_BLOCKS, STRICT, DramPolicy, Interleave, Loops, Schedule
+from rsn.tests.effort import examples
 
 from .networks import Maker
 from .test_pack import uops_from
@@ -166,7 +167,7 @@ def in_text_order(network: LayerGraph, overlay: Overlay, schedule: Schedule) -> 
     return [access.mop() for tile in tiles for access in (*tile.loads, *tile.stores)]
 
 
-@settings(max_examples=25)
+@examples(25, quick=6)
 @given(programs())
 def test_no_access_passes_one_that_it_depends_on(case: tuple[LayerGraph, Overlay, Schedule]) -> None:
     """Read after write, write after read, write after write, and each unit's own order; and what was found is packed
@@ -231,7 +232,7 @@ def test_needs_are_all_conflicts_with_what_comes_before(given: list[Access]) -> 
 # -- what was found ------------------------------------------------------------------------------------------------
 
 
-@settings(max_examples=12)
+@examples(12, quick=4)
 @given(programs())
 def test_the_order_as_a_fixed_order_takes_exactly_as_long(case: tuple[LayerGraph, Overlay, Schedule]) -> None:
     network, overlay, schedule = case
@@ -309,7 +310,7 @@ def test_a_drain_puts_all_stores_of_a_segment_before_the_loads_of_the_next(inter
     assert overlap(("gemm 256x1024",)) == 0
 
 
-@settings(max_examples=10)
+@examples(10, quick=4)
 @given(programs())
 def test_the_run_that_found_the_order_says_when_each_mop_begins(case: tuple[LayerGraph, Overlay, Schedule]) -> None:
     """As another run of the kernels would, so that packing needs none."""

@@ -204,6 +204,7 @@ def test_a_deadlock_is_the_programs_fault(built: Built) -> None:
         runner.run({"x": X})
 
 
+@pytest.mark.long
 def test_the_trained_sentence_encoder() -> None:
     """Eight sentences, padded to one length, against PyTorch."""
     torch = pytest.importorskip("torch")

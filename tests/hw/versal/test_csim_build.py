@@ -45,7 +45,7 @@ def without_ops(e: Example) -> Example:
     return Example(dataclasses.replace(e.program, preloaded={}), e.given)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("sanitizer", b.SANITIZERS)
 def test_sanitizers_find_nothing(sanitizer: str, tmp_path: Path) -> None:
     """Programs of every unit, the AIE array, and a deadlock with all its threads unwound."""
@@ -66,7 +66,7 @@ def test_sanitizers_find_nothing(sanitizer: str, tmp_path: Path) -> None:
         assert kinds == {"wait", "stream"}  # a sanitizer would have said something else
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_the_program_says_what_is_wrong(tmp_path: Path) -> None:
     program = b.build(program=True, sanitize=SANITIZER)
     done = subprocess.run([program], capture_output=True, text=True, check=False)

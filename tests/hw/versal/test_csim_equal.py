@@ -19,6 +19,7 @@ from rsn.scheduler.build import build
 from rsn.scheduler.graph import Activation, LayerGraph
 from rsn.scheduler.pack import pack
 from rsn.scheduler.schedule import Schedule
+from rsn.tests.effort import examples
 from rsn.tests.scheduler.networks import Maker
 from rsn.tests.scheduler.test_any_shape import schedules
 
@@ -53,7 +54,7 @@ def test_any_mme_op_to_the_bit(case: Case) -> None:
     check_same(*on_both(case.program, case.banks()))
 
 
-@settings(max_examples=40, phases=UNSHRUNK)
+@examples(40, quick=12, phases=UNSHRUNK)
 @given(post_ops())
 def test_any_registers_and_post_ops(case: Case) -> None:
     check_same(*on_both(case.program, case.banks()), within=1e-5)

@@ -16,6 +16,7 @@ from rsn.isa.overlays import FIG6, XNN
 from rsn.isa.overlays.xnn import formats as f
 from rsn.isa.packet import Packet
 from rsn.isa.program import Program
+from rsn.tests.effort import examples
 
 from ..examples import Example, example
 from .native import check_same, native, outcome
@@ -67,7 +68,7 @@ def spoil(draw: st.DrawFn, p: Program) -> Program:
     return dataclasses.replace(p, packets=tuple(packets))
 
 
-@settings(max_examples=80, phases=(Phase.explicit, Phase.reuse, Phase.generate))
+@examples(80, quick=16, phases=(Phase.explicit, Phase.reuse, Phase.generate))
 @given(st.data())
 def test_both_say_the_same(data: st.DataObject) -> None:
     """But where a piece waits behind a part of another, which only words that nobody meant for each other do: the model
