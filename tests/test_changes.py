@@ -17,6 +17,7 @@ torch = pytest.importorskip("torch")
 import rsn  # noqa: E402 - torch first: it may be missing
 from rsn.base.errors import UnsupportedError  # noqa: E402
 from rsn.rsnlib.changes import Change, Snapshot  # noqa: E402
+from rsn.tests.effort import sampled  # noqa: E402
 
 nn = torch.nn
 C = 64
@@ -142,7 +143,7 @@ def test_new_weights_are_no_new_program() -> None:
         assert compiled.program.packets is not packets
 
 
-@pytest.mark.parametrize("change", [load, in_place, a_mask, epsilon, submodule])
+@pytest.mark.parametrize("change", sampled([load, in_place, a_mask, epsilon, submodule], quick=[load, submodule]))
 def test_a_family_is_never_mixed(change: Callable[[Block], None]) -> None:
     model = Block().eval()
     shapes = {"x": {0: rsn.Batch(1, 4)}}
@@ -177,7 +178,7 @@ def test_a_family_is_checked_again() -> None:
             family(torch.randn(1, 7, C))
 
 
-@pytest.mark.parametrize("change", [*CHANGES[:9], loose])
+@pytest.mark.parametrize("change", sampled([*CHANGES[:9], loose], quick=[*CHANGES[:9:3], loose]))
 def test_torch_compile_takes_over(change: Callable[[Block], None]) -> None:
     torch._dynamo.reset()
     model, x = Block().eval(), torch.randn(2, 5, C)

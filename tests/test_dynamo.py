@@ -20,6 +20,7 @@ import rsn  # noqa: E402
 from rsn.base.errors import TensorError, UnsupportedError  # noqa: E402
 from rsn.host.model.compiled import Compiled  # noqa: E402
 from rsn.host.model.torch_backend import Fallback  # noqa: E402
+from rsn.tests.effort import long  # noqa: E402
 
 
 @pytest.fixture(autouse=True)
@@ -259,7 +260,7 @@ LIMITS = [
 
 @pytest.mark.parametrize(
     ("make", "shape", "reason", "pieces", "schedule"),
-    [*((*limit, "paper") for limit in LIMITS), (*LIMITS[0], rsn.Best(budget_s=0.1))],
+    [*((*limit, "paper") for limit in LIMITS[1:]), long(*LIMITS[0], "paper"), (*LIMITS[0], rsn.Best(budget_s=0.1))],
 )
 def test_a_layer_beyond_a_limit_is_cut_out(
     make: Any, shape: tuple[int, ...], reason: str, pieces: int, schedule: Any, runs: list[str]
@@ -326,7 +327,7 @@ class Stack(nn.Module):
 
 @pytest.mark.parametrize(
     ("layers", "norm", "kind"),
-    [(2, nn.LayerNorm, "LayerNorm"), (1, nn.RMSNorm, "RMSNorm"), (1, SpelledRms, "RMSNorm")],
+    [long(2, nn.LayerNorm, "LayerNorm"), long(1, nn.RMSNorm, "RMSNorm"), (1, SpelledRms, "RMSNorm")],
 )
 def test_norms_wider_than_the_machine_are_cut_out_alone(layers: int, norm: Any, kind: str, runs: list[str]) -> None:
     model, x = Stack(layers, norm).eval(), torch.randn(1, 5, 1280)
@@ -423,8 +424,14 @@ class Layer(nn.Module):
         return self.layer(x, src_mask=causal, src_key_padding_mask=padding)
 
 
-@pytest.mark.parametrize("norm_first", [False, True])
-@pytest.mark.parametrize("mask", ["", "causal", "padding"])
+@pytest.mark.parametrize(
+    ("mask", "norm_first"),
+    [
+        ("padding", False),
+        ("causal", True),
+        *(long(*x) for x in (("", False), ("", True), ("causal", False), ("padding", True))),
+    ],
+)
 def test_the_fast_path_is_for_the_machine(mask: str, norm_first: bool, runs: list[str]) -> None:
     model, x, lengths = Layer(mask, norm_first).eval(), torch.randn(2, 10, 48), torch.tensor([10, 7])
     fast = torch.compile(model, backend="rsn", options={"fallback": "error"})

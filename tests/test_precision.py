@@ -25,6 +25,7 @@ import rsn  # noqa: E402
 from rsn.base.errors import TensorError, UnsupportedError  # noqa: E402
 from rsn.cli.main import main  # noqa: E402
 from rsn.rsnlib.precision import Borders  # noqa: E402
+from rsn.tests.effort import sampled  # noqa: E402
 
 HALVES = [torch.float16, torch.bfloat16]
 TOLD = "the model's weights are float16: the machine computes in float32; arguments and results are converted"
@@ -440,7 +441,7 @@ def test_tied_weights_stay_tied() -> None:
 # -- families and transformers -----------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("dtype", HALVES)
+@pytest.mark.parametrize("dtype", sampled(HALVES, quick=HALVES[:1]))
 def test_a_family_with_padding(dtype: torch.dtype) -> None:
     model = Block().eval().to(dtype)
     x = torch.randn(2, 128, 64).to(dtype)

@@ -51,10 +51,19 @@ class InProcess:
     it as running.
     """
 
-    def __init__(self, engine: Engine = simulator, name: str = "sim", *, memory: int = MEMORY) -> None:
+    def __init__(
+        self,
+        engine: Engine = simulator,
+        name: str = "sim",
+        *,
+        memory: int = MEMORY,
+        sleep: Callable[[float], object] = time.sleep,
+    ) -> None:
+        """engine: runs the program. memory: bytes that the device has. sleep: waits for a run that never ends."""
         self._engine = engine
         self._name = name
         self._memory = memory
+        self._sleep = sleep
         self._profile: Profile | None = None
         self._buffers: dict[int, tuple[Bytes, Bytes]] = {}
         """By buffer number: the device's memory, and the host's mapping of it."""
@@ -147,7 +156,7 @@ class InProcess:
             raise BoardError("the kernel has not been started")
         self._thread.join(seconds)
         if not self._ended and not self._thread.is_alive():
-            time.sleep(seconds)
+            self._sleep(seconds)
         return self._ended
 
     def register(self, argument: int) -> int:

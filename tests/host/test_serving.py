@@ -167,9 +167,9 @@ def test_the_first_waits_for_others_but_not_long() -> None:
         wait_for(futures, 30)
         assert 0.3 <= time.monotonic() - began < 5
         assert shapes_run(rig) == [(4, 8)]
-        began = time.monotonic()
-        wait_for([runner.submit({"x": sequences(2, 8)}) for _ in range(2)], 30)
-        assert time.monotonic() - began < 0.25  # full: nothing to wait for
+    with family(serving=Serving(max_wait_s=60)) as runner:
+        done, _ = wait_for([runner.submit({"x": sequences(2, 8)}) for _ in range(2)], 30)
+        assert len(done) == 2  # full: nothing to wait for
 
 
 def test_a_run_that_is_watched_is_its_own() -> None:
@@ -290,12 +290,12 @@ def test_time_is_over_while_it_waits_and_while_it_runs() -> None:
     gate = Gate()
     rig = Rig(before=gate)
     with family(board=rig) as runner:
-        running = runner.submit({"x": sequences(1, 8)}, timeout=0.15)
+        running = runner.submit({"x": sequences(1, 8)}, timeout=0.75)
         assert gate.entered.wait(10)
         began = time.monotonic()
         with pytest.raises(RequestTimeout, match=r"no answer in 0\.1 s: it was still in the queue"):
             runner.run({"x": sequences(1, 8)}, timeout=0.1)
-        with pytest.raises(RequestTimeout, match=r"no answer in 0\.15 s: its run has not ended") as e:
+        with pytest.raises(RequestTimeout, match=r"no answer in 0\.75 s: its run has not ended") as e:
             running.result(10)
         assert time.monotonic() - began < 5
         assert isinstance(e.value, BoardError)

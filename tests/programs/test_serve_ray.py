@@ -32,6 +32,8 @@ from rsn.tests.host.test_http import answered, call  # noqa: E402
 from rsn.tests.programs.small_encoders import LONGEST, expected, saved, small  # noqa: E402
 from rsn.tests.programs.soak_ray import MODELS, Front, soak, started  # noqa: E402
 
+pytestmark = pytest.mark.long
+
 IDS = [[1, 5, 9, 99], [1, 99]]
 INPUTS = {"input_ids": [[1, 5, 9, 99], [1, 99, 0, 0]], "attention_mask": [[1, 1, 1, 1], [1, 1, 0, 0]]}
 HEADER = "serve_multiplexed_model_id"

@@ -20,6 +20,7 @@ import rsn  # noqa: E402 - onnx first: it may be missing
 from rsn.base.errors import UnsupportedError  # noqa: E402
 from rsn.cli.main import main  # noqa: E402
 from rsn.rsnlib.onnx_module import load_onnx  # noqa: E402
+from rsn.tests.effort import sampled  # noqa: E402
 
 EXPORTERS = [True, False]
 
@@ -58,7 +59,7 @@ class Bert(nn.Module):
         return self.bert(input_ids=input_ids, attention_mask=attention_mask).last_hidden_state
 
 
-@pytest.mark.parametrize("dynamo", EXPORTERS)
+@pytest.mark.parametrize("dynamo", sampled(EXPORTERS, quick=[True]))
 def test_bert_with_a_mask(tmp_path: Path, dynamo: bool) -> None:
     torch.manual_seed(0)
     mask = (torch.arange(20) < torch.tensor([[20], [13]])).long()

@@ -65,14 +65,13 @@ def encoder(layers: int = 1, **changes: Any) -> LayerGraph:
 @pytest.mark.parametrize(
     "network",
     [
-        encoder(),
-        encoder(3, seq=128, ffn=200),
-        encoder(batch=2, seq=256, heads=1, hidden=64),
-        Maker().gemm(700, 128, 1500),
-        Maker().gemm(1, 1, 1),
-        Maker().encoder(1, 900, 64, 1, 64),
+        pytest.param(encoder(), id="encoder"),
+        pytest.param(encoder(3, seq=128, ffn=200), id="three layers", marks=pytest.mark.long),
+        pytest.param(encoder(batch=2, seq=256, heads=1, hidden=64), id="batch"),
+        pytest.param(Maker().gemm(700, 128, 1500), id="gemm", marks=pytest.mark.long),
+        pytest.param(Maker().gemm(1, 1, 1), id="tiny gemm"),
+        pytest.param(Maker().encoder(1, 900, 64, 1, 64), id="long", marks=pytest.mark.long),
     ],
-    ids=["encoder", "three layers", "batch", "gemm", "tiny gemm", "long"],
 )
 def test_what_is_found_is_no_worse_than_the_published_order(network: LayerGraph) -> None:
     found = searched(network)

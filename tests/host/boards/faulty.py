@@ -33,11 +33,25 @@ def raising(error: BaseException) -> Fault:
     return fault
 
 
+class Clock:
+    """Stands still but for `sleep`, so that no limit depends on how busy this computer is."""
+
+    def __init__(self) -> None:
+        self._seconds = 0.0
+
+    def __call__(self) -> float:
+        return self._seconds
+
+    def sleep(self, seconds: float) -> None:
+        self._seconds += seconds
+
+
 class Faulty:
     """Behaves like `inner`, but for the calls in `faults`: by name and, counted from 1, which one."""
 
     def __init__(self, inner: InProcess | None = None) -> None:
-        self.inner = inner or InProcess()
+        self.clock = Clock()
+        self.inner = inner or InProcess(sleep=self.clock.sleep)
         self.faults: dict[tuple[str, int], Fault] = {}
         self.made: Counter[str] = Counter()
         self.written = 0

@@ -39,7 +39,7 @@ LENGTHS = {"len[0]": 17}
 
 
 class Rig:
-    """The vck190 on a device that fails when told to, behind a lock as a real one, with a short patience."""
+    """The vck190 on a device that fails when told to, behind a lock as a real one, with a clock of its own."""
 
     def __init__(self, folder: Path) -> None:
         self.device = Faulty()
@@ -49,7 +49,13 @@ class Rig:
         return DeviceLock("test", self.folder)
 
     def board(self) -> XrtBoard:
-        return XrtBoard(Session(dataclasses.replace(VCK190, timeout_s=0.4), self.device, lock=self.lock()))
+        profile = dataclasses.replace(VCK190, timeout_s=0.4)
+        return XrtBoard(Session(profile, self.device, lock=self.lock(), now=self.device.clock))
+
+    def never(self, call: Callable[[], Any]) -> bool:
+        """The kernel runs, and nobody hears that it has ended."""
+        self.device.clock.sleep(0.1)
+        return False
 
     def runner(self, built: Built | None = None) -> Runner:
         built = built or attention()
@@ -78,12 +84,6 @@ def expected() -> np.ndarray:
 
 def run(runner: Runner) -> np.ndarray:
     return runner.run({"x": X}, LENGTHS).outputs["y"]
-
-
-def never(call: Callable[[], Any]) -> bool:
-    """The kernel runs, and nobody hears that it has ended."""
-    time.sleep(0.1)
-    return False
 
 
 def short(call: Callable[[], int]) -> int:
@@ -155,11 +155,11 @@ def test_the_device_is_lost_at_any_call(rig: Rig, expected: np.ndarray, call: st
 def test_a_kernel_that_never_ends(rig: Rig, expected: np.ndarray) -> None:
     with rig.runner() as runner:
         for number in range(1, 100):
-            rig.device.next("wait", never, number)
-        began = time.monotonic()
+            rig.device.next("wait", rig.never, number)
+        began = rig.device.clock()
         with pytest.raises(BoardTimeout, match=r"did not end in 0\.4 s; `rsn check` says"):
             run(runner)
-        assert time.monotonic() - began < 2
+        assert 0.4 <= rig.device.clock() - began < 0.6
         assert rig.given_back
         with pytest.raises(BoardTimeout, match=r"did not end an empty program.*restart the board"):
             run(runner)  # it hangs still, and the probe finds out

@@ -123,6 +123,7 @@ def test_the_aie_array_runs_whole_programs(name: str) -> None:
     check_same(banks, array)
 
 
+@pytest.mark.long
 def test_a_bert_large_encoder() -> None:
     """L = 512, B = 1: 12.9 GFLOP, against the simulator as it is."""
     from rsn.hw.sim.machine import Machine
