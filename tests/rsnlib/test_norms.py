@@ -60,7 +60,11 @@ def assert_same(got: tuple[torch.Tensor, ...], wanted: tuple[torch.Tensor, ...])
 PAIRS = [(kinds, use) for kinds in product(KINDS, repeat=2) for use in USES]
 
 
-@pytest.mark.parametrize(("kinds", "use"), [pair if i % 5 == 0 else long(*pair) for i, pair in enumerate(PAIRS)])
+@pytest.mark.parametrize(
+    ("kinds", "use"),
+    [pair if i % 5 == 0 else long(*pair) for i, pair in enumerate(PAIRS)],
+    ids=[f"{' on '.join(kinds)}-{use}" for kinds, use in PAIRS],
+)
 def test_two_norms(kinds: tuple[str, ...], use: str, call: Call) -> None:
     model, x = Norms(kinds, use).eval(), torch.randn(ROWS, K)
     traced = trace(model, (x,))
