@@ -152,8 +152,6 @@ def packed(batch: int, seq: int, overlay: str = "xnn-base", schedule: Schedule =
 @pytest.mark.parametrize("name", PROGRAMS)
 @pytest.mark.parametrize("engine", ["uncompiled", pytest.param("compiled", marks=needs_numba)])
 def test_shipped_programs(name: str, engine: str) -> None:
-    if engine == "uncompiled" and name.startswith(("fig10", "gemm", "fig7")):
-        pytest.skip("slow")
     assert isinstance(same(engine=engine, **parts(example(name))), dict)
 
 
