@@ -46,12 +46,12 @@ class Slot(NamedTuple):
 NUMBER, SUMMAND = Slot("number"), Slot("summand")
 
 
-class Row(NamedTuple):
+class TextRow(NamedTuple):
     """A line of text, or with a body `parts { body }`; a body may be empty. numbers: those of all slots, in order."""
 
     parts: tuple[str | Slot, ...]
     numbers: tuple[int, ...]
-    body: tuple[Row, ...] | None = None
+    body: tuple[TextRow, ...] | None = None
 
 
 class Words:
@@ -81,7 +81,7 @@ class Words:
         self.numbers += numbers
         return self
 
-    def append(self, row: Row) -> Self:
+    def append(self, row: TextRow) -> Self:
         """Add a row to the last word, without a space; its body is ignored."""
         for part in row.parts:
             self.glue(part)
@@ -94,9 +94,9 @@ class Words:
             self.glue(" ")
         return self.append(other.row())
 
-    def row(self, body: tuple[Row, ...] | None = None) -> Row:
+    def row(self, body: tuple[TextRow, ...] | None = None) -> TextRow:
         """Return the finished row."""
-        return Row(tuple(self.parts), tuple(self.numbers), body)
+        return TextRow(tuple(self.parts), tuple(self.numbers), body)
 
 
 _DIGITS = re.compile(r"0|[1-9][0-9]{0,14}")
@@ -219,7 +219,7 @@ class Node:
     shape: int = -1
 
     @classmethod
-    def of(cls, row: Row) -> Node:
+    def of(cls, row: TextRow) -> Node:
         """Convert a row, with its body."""
         children = None if row.body is None else [cls.of(x) for x in row.body]
         return cls(row.parts, tuple([Sum(n) for n in row.numbers]), children)

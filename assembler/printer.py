@@ -16,7 +16,7 @@ from ..isa.overlay import InstructionFormat, Overlay
 from ..isa.packet import NOP, Header, Packet
 from ..isa.program import Buffer, Layout, Parameter, Patch, Program, Role
 from ..machine.description import UnitSpec
-from .lines import INDENT, NUMBER, SUMMAND, Row, Slot, Words, label, named, written
+from .lines import INDENT, NUMBER, SUMMAND, Slot, TextRow, Words, label, named, written
 from .outline import outline
 from .rolling import rolled
 from .slices import Chunks, uncut, whole
@@ -58,7 +58,7 @@ class _Printer:
         self.program = program
         self.overlay: Overlay = program.overlay
         self.atlas = BufferMap(program.buffers, self.overlay.address_unit)
-        self.clamps: dict[tuple[int, int], dict[str, Row]] = {}
+        self.clamps: dict[tuple[int, int], dict[str, TextRow]] = {}
         self._known_settings: dict[Hashable, tuple[Words, Words]] = {}
         overlay = self.overlay
         self.taken = {b.name for b in program.buffers} | {p.name for p in program.parameters}
@@ -85,15 +85,15 @@ class _Printer:
             parts += [vector(which, b) for which in ("scale", "shift") if getattr(b, which) is not None]
         return "\n\n".join("\n".join(lines) for lines in parts if lines) + "\n"
 
-    def _laid(self, rows: Sequence[Row], loop_cost: float = 1.0) -> list[str]:
+    def _laid(self, rows: Sequence[TextRow], loop_cost: float = 1.0) -> list[str]:
         return written(rolled(rows, WIDTH, loop_cost), self.taken, WIDTH)
 
     # -- declarations ---------------------------------------------------------------------------------------------
 
-    def _parameter(self, p: Parameter) -> Row:
+    def _parameter(self, p: Parameter) -> TextRow:
         return Words().word("param").put(*label(p.name)).word(f"{p.low}..{p.high} = {p.default}").row()
 
-    def _buffer(self, b: Buffer) -> Row:
+    def _buffer(self, b: Buffer) -> TextRow:
         usual = Layout.BLOCKED if len(b.shape) == 2 else Layout.LINEAR
         words = Words().word("buffer").put(*named(b.name)).word(f"{b.bank} {'x'.join(map(str, b.shape))}")
         if b.layout is not usual or len(b.shape) == 2:
@@ -128,7 +128,7 @@ class _Printer:
 
     # -- packets --------------------------------------------------------------------------------------------------
 
-    def _packet(self, number: int, packet: Packet) -> Row:
+    def _packet(self, number: int, packet: Packet) -> TextRow:
         """Write one packet; `number` is its index in the image."""
         header = packet.header
         if header.window != len(packet.mops):
@@ -173,7 +173,7 @@ class _Printer:
 
     # -- statements -----------------------------------------------------------------------------------------------
 
-    def _mop(self, mop: Record, units: Sequence[UnitSpec], clamps: Mapping[str, Row]) -> Row:
+    def _mop(self, mop: Record, units: Sequence[UnitSpec], clamps: Mapping[str, TextRow]) -> TextRow:
         """Write one mOP as words: flags, a piece of a buffer, its peer, and the fields that are not at their default.
 
         clamps: fields that a run-time parameter sets, with the words of their clamp.
@@ -195,7 +195,7 @@ class _Printer:
         return Words().word(f"{mop.FIELDS[0].name}=").glue(NUMBER, getattr(mop, mop.FIELDS[0].name)).row()
 
     def _settings(
-        self, mop: Record, units: Sequence[UnitSpec], clamps: Mapping[str, Row], done: Set[str]
+        self, mop: Record, units: Sequence[UnitSpec], clamps: Mapping[str, TextRow], done: Set[str]
     ) -> tuple[Words, Words]:
         """Return the words before a piece of a buffer and those behind it. done: fields that the piece sets."""
         words = spelling(type(mop))
@@ -229,7 +229,7 @@ class _Printer:
             words.word("<-").put(*self._unit(str(field.source)))
 
     def _piece(
-        self, mop: Record, words: Spelling, units: Sequence[UnitSpec], clamps: Mapping[str, Row]
+        self, mop: Record, words: Spelling, units: Sequence[UnitSpec], clamps: Mapping[str, TextRow]
     ) -> tuple[Words, Set[str]]:
         """Return the piece of a buffer that an mOP moves and the fields that it sets; both empty if there is none."""
         if not words.sliced or words.piece & clamps.keys() or units[0].bank is None:

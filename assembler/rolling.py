@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from .lines import SHARING, Node, Row, Variable
+from .lines import SHARING, Node, TextRow, Variable
 
 SEARCHED = 1 << 26
 """Limit, per list, of pairs of nodes whose shapes are compared in search of a period."""
@@ -91,7 +91,7 @@ class Candidate(NamedTuple):
     short: bool
 
 
-def rolled(rows: Sequence[Row], width: int, loop_cost: float = 1.0) -> list[Node]:
+def rolled(rows: Sequence[TextRow], width: int, loop_cost: float = 1.0) -> list[Node]:
     """Convert rows to nodes, with loops for repeated stretches.
 
     width: columns of a line. loop_cost: cost of a loop, in lines, in addition to those it has, so that loops replace

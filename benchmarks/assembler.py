@@ -34,7 +34,7 @@ from rsn.isa.overlays.xnn import XNN_BASE
 from rsn.isa.program import Program
 from rsn.isa.statistics import count
 from rsn.scheduler.build import build
-from rsn.scheduler.graph import Activation, Array, Attention, Gemm, LayerGraph, Norm, Output
+from rsn.scheduler.graph import Activation, Array, AttentionLayer, Gemm, LayerGraph, Norm, Output
 from rsn.scheduler.schedule import PAPER
 
 GOAL = 10.0
@@ -203,13 +203,13 @@ def encoder(batch: int, seq: int, layers: int, hidden: int = 1024, heads: int = 
         return np.broadcast_to(np.float32(0), shape)
 
     norm = Norm(1e-6)
-    out: list[Gemm | Attention] = []
+    out: list[Gemm | AttentionLayer] = []
     x = "x"
     for i in range(layers):
         q, k, v, c, x1, h, y = (f"l{i}.{n}" for n in ("q", "k", "v", "c", "x1", "h", "y"))
         square, row = zeros(hidden, hidden), zeros(hidden)
         out += [Gemm(f"{name}_proj", x, name, square, row) for name in (q, k, v)]
-        out.append(Attention(f"l{i}.attention", q, k, v, c, heads, hidden // heads))
+        out.append(AttentionLayer(f"l{i}.attention", q, k, v, c, heads, hidden // heads))
         out.append(Gemm(f"l{i}.dense", c, x1, square, row, None, x, row, norm))
         out.append(Gemm(f"l{i}.up", x1, h, zeros(hidden, ffn), zeros(ffn), Activation.GELU_TANH))
         out.append(Gemm(f"l{i}.down", h, y, zeros(ffn, hidden), row, None, x1, row, norm))

@@ -37,7 +37,7 @@ from rsn.isa.verify import smallest_depth
 from rsn.machine.executor import ProcessNetwork
 from rsn.machine.jit import available
 from rsn.machine.plan import Plan
-from rsn.scheduler.graph import Activation, Array, Attention, Gemm, Norm, Output
+from rsn.scheduler.graph import Activation, Array, AttentionLayer, Gemm, Norm, Output
 from rsn.scheduler.graph import LayerGraph as Layers
 from rsn.scheduler.lower import lower
 from rsn.scheduler.pack import pack
@@ -163,12 +163,12 @@ def encoder(batch: int, seq: int, layers: int, hidden: int = 1024, heads: int = 
         return np.broadcast_to(np.float32(0), shape)
 
     norm, square, row = Norm(1e-6), zeros(hidden, hidden), zeros(hidden)
-    out: list[Gemm | Attention] = []
+    out: list[Gemm | AttentionLayer] = []
     x = "x"
     for i in range(layers):
         q, k, v, c, x1, h, y = (f"l{i}.{n}" for n in ("q", "k", "v", "c", "x1", "h", "y"))
         out += [Gemm(f"{name}_proj", x, name, square, row) for name in (q, k, v)]
-        out.append(Attention(f"l{i}.attention", q, k, v, c, heads, hidden // heads))
+        out.append(AttentionLayer(f"l{i}.attention", q, k, v, c, heads, hidden // heads))
         out.append(Gemm(f"l{i}.dense", c, x1, square, row, None, x, row, norm))
         out.append(Gemm(f"l{i}.up", x1, h, zeros(hidden, ffn), zeros(ffn), Activation.GELU_TANH))
         out.append(Gemm(f"l{i}.down", h, y, zeros(ffn, hidden), row, None, x1, row, norm))

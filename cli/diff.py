@@ -32,10 +32,10 @@ def diff_command(first: Path, second: Path, raw: bool, overlay: str, most: int, 
     """
     from ..assembler import container
     from ..isa.overlays import find
-    from ..isa.program_diff import compare
+    from ..isa.program_diff import diff_programs
 
     programs = [container.read_raw(p, find(overlay)) if raw else container.read(p) for p in (first, second)]
-    result = compare(*programs)
+    result = diff_programs(*programs)
     if as_json:
         click.echo(json.dumps(_facts(programs, result, most)))
     else:

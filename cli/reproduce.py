@@ -12,7 +12,7 @@ import click
 from .run import Setting
 
 if TYPE_CHECKING:
-    from .published.rows import Row
+    from .published.rows import PublishedRow
 
 TABLES = ("table3", "table6", "table7", "table9", "fig18", "table10", "table11", "fig9")
 
@@ -39,11 +39,11 @@ def reproduce_command(table: str, schedule: str, rates: Sequence[tuple[str, floa
     _show_summary(rows)
 
 
-def _mean_error(rows: Sequence[Row]) -> float | None:
+def _mean_error(rows: Sequence[PublishedRow]) -> float | None:
     return sum(abs(row.error_pct) for row in rows) / len(rows) if rows else None
 
 
-def _summary(rows: Sequence[Row]) -> dict[str, Any]:
+def _summary(rows: Sequence[PublishedRow]) -> dict[str, Any]:
     """Return numbers of rows, mean absolute errors in percent, and the timed row with the largest error."""
     from .published.rows import calibrated_parameters
 
@@ -64,7 +64,7 @@ def _summary(rows: Sequence[Row]) -> dict[str, Any]:
     }
 
 
-def _show(rows: Sequence[Row]) -> None:
+def _show(rows: Sequence[PublishedRow]) -> None:
     table = ""
     widths = [max((len(cell) for cell in column), default=0) for column in zip(*map(_cells, rows), strict=True)]
     for row in rows:
@@ -78,7 +78,7 @@ def _show(rows: Sequence[Row]) -> None:
         click.echo(f"  {what}  {unit}  {'  '.join(numbers)}  {kind}  {note}".rstrip())
 
 
-def _cells(row: Row) -> list[str]:
+def _cells(row: PublishedRow) -> list[str]:
     kind = row.kind if row.fit is None or row.fit.certain else "calibrated?"
     return [row.row, row.unit, f"{row.paper:g}", _number(row.model), f"{row.error_pct:+.1f} %", kind]
 
@@ -88,7 +88,7 @@ def _number(value: float) -> str:
     return f"{value:.0f}" if abs(value) >= 1000 or value == int(value) else f"{value:.4g}"
 
 
-def _show_summary(rows: Sequence[Row]) -> None:
+def _show_summary(rows: Sequence[PublishedRow]) -> None:
     from .published.rows import FAR, PERHAPS_NOTE, UNTIMED
 
     facts = _summary(rows)

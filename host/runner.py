@@ -27,7 +27,7 @@ from .boards import Board, open_board
 from .closing import Closing
 from .forks import fail, forget_in_children
 from .serving import ALONE, Health, QueueFull, RequestTimeout, Serving, State
-from .serving.family import Batch, Family, Request, Result
+from .serving.family import ProgramFamily, Request, RequestBatch, Result
 from .serving.open_boards import OpenBoards
 
 if TYPE_CHECKING:
@@ -71,7 +71,7 @@ class Runner(Closing):
         name: str = "rsn",
     ) -> None:
         given = [program] if isinstance(program, Program | str | os.PathLike) else list(program)
-        self._family = Family([_verified(p) for p in given])
+        self._family = ProgramFamily([_verified(p) for p in given])
         self.program = self._family.members[-1].program
         """The program with the most rows."""
         self.serving = serving
@@ -365,7 +365,7 @@ class Runner(Closing):
         full = waiting >= self._family.most or len(self._queue) >= self.serving.queue
         return 0.0 if full or first.member or first.progress else first.arrived + self.serving.max_wait_s
 
-    def _take(self) -> Batch | None:
+    def _take(self) -> RequestBatch | None:
         """Take the next batch from the queue; its requests can no longer be cancelled. None if the queue is empty."""
         with self._lock:
             while self._queue:
@@ -386,7 +386,7 @@ class Runner(Closing):
 
     # -- running
 
-    def _execute(self, batch: Batch) -> None:
+    def _execute(self, batch: RequestBatch) -> None:
         """Run a batch, then answer its requests or queue them again. The caller holds `_turn`."""
         began = time.monotonic()
         for request in batch.requests:

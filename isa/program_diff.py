@@ -51,7 +51,7 @@ class Comparison:
         return not self.differences
 
 
-def compare(a: Program, b: Program) -> Comparison:
+def diff_programs(a: Program, b: Program) -> Comparison:
     """Compare two programs. Those for machines with different units are only said to be so."""
     if [u.name for u in a.overlay.units] != [u.name for u in b.overlay.units]:
         text = f"programs for different machines: {a.overlay.name} and {b.overlay.name}"

@@ -16,7 +16,7 @@ from .program import Buffer, Program, Role
 
 
 @dataclass(frozen=True)
-class Segment:
+class StoredSegment:
     """What fills one buffer. first, last: the first and the last uOP of `unit` that stores to it."""
 
     buffer: Buffer
@@ -29,7 +29,7 @@ class Segment:
         return self.buffer.name
 
 
-def segments(expansion: Expansion) -> list[Segment]:
+def segments(expansion: Expansion) -> list[StoredSegment]:
     """Unit by unit in the order in which they are completed."""
     found = []
     for bank, accesses in expansion.accesses.items():
@@ -38,7 +38,9 @@ def segments(expansion: Expansion) -> list[Segment]:
             own = (accesses.unit == unit) & (stored >= 0) & accesses.store
             for order in np.unique(stored[own]).tolist():
                 uops = accesses.uop[own & (stored == order)]
-                found.append(Segment(expansion.program.buffers[order], spec.name, int(uops.min()), int(uops.max())))
+                found.append(
+                    StoredSegment(expansion.program.buffers[order], spec.name, int(uops.min()), int(uops.max()))
+                )
     return sorted(found, key=lambda s: (s.unit, s.last))
 
 

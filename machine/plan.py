@@ -13,7 +13,7 @@ from .executor import ProcessNetwork
 from .fast_engine import run_traces
 from .jit import available, loads
 from .timing import Timing
-from .traces import Traces, UntraceableError, trace
+from .traces import Traces, UntraceableError, trace_workload
 from .workload import Workload
 
 WORTHWHILE = 100_000
@@ -39,7 +39,7 @@ class Plan(Generic[M]):
         self._traces: Traces | None = None
         self._firings = 0  # of all runs so far
         with suppress(UntraceableError):
-            self._traces = trace(machine, **self._program)
+            self._traces = trace_workload(machine, **self._program)
 
     @property
     def traced(self) -> bool:

@@ -95,7 +95,7 @@ class Traces:
 
 
 @uncollected()
-def trace(
+def trace_workload(
     machine: Machine,
     workload: Workload | Mapping[str, Iterable[Any]],
     *,

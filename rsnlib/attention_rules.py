@@ -13,7 +13,7 @@ from ..base.errors import TensorError
 from ..machine.view import View
 from ..scheduler.graph import Array
 from .capture import arguments, dtype_of, module_path, packet, shape_of
-from .layers import Attend, Float64, Layer, Linear
+from .layers import AttendLayer, Float64, Layer, LinearLayer
 from .mask import HIDDEN, is_causal, prefix_lengths
 from .values import Abstract, AbstractState, Arguments, PartialAttention, Value, is_host, unsupported
 from .view_rules import IDENTITIES
@@ -76,7 +76,7 @@ def attend(
         _projection(values, node, name, x, form) for name, x in (("query", q), ("key", k), ("value", v))
     )
     if np.any(factor != 1):
-        if not isinstance(key, Linear) or not key.is_open or key.residual is not None:
+        if not isinstance(key, LinearLayer) or not key.is_open or key.residual is not None:
             raise unsupported(node, "its key is not a plain projection whose weight could take up the score scale")
         # Not `before`: if queries and keys share a projection, it is computed twice, with and without the scale.
         if isinstance(factor, float):
@@ -90,7 +90,7 @@ def attend(
     causal = causal or (mask is not None and _is_causal(values, mask))
     masked = mask is not None and _hides(values, mask)
     bias = _bias(values, node, constant, heads)
-    layer = Attend(module_path(node), query, key, value, heads, columns, masked, causal, bias)
+    layer = AttendLayer(module_path(node), query, key, value, heads, columns, masked, causal, bias)
     if mask is not None and masked:
         values.masks[layer] = mask
     return Value(layer, form)

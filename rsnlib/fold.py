@@ -15,9 +15,9 @@ from functools import partial
 import numpy as np
 
 from ..base.errors import UnsupportedError
-from ..scheduler.graph import TOP, Array, Attention, Gemm, LayerGraph, Norm, Output
+from ..scheduler.graph import TOP, Array, AttentionLayer, Gemm, LayerGraph, Norm, Output
 from ..scheduler.memory import HEAD_COLS
-from .layers import Attend, Float64, Layer, Linear, Pass, Source, ancestors
+from .layers import AttendLayer, Float64, Layer, LinearLayer, Pass, Source, ancestors
 
 
 def fold(outputs: list[Layer], batch: int, seq: int, weights: bool = True) -> tuple[LayerGraph, dict[Layer, str]]:
@@ -75,7 +75,7 @@ class _SeparatedPasses:
     def _again(self, layer: Layer) -> Layer:
         if isinstance(layer, Source):
             return layer
-        if isinstance(layer, Attend):
+        if isinstance(layer, AttendLayer):
             q, k, v = (self(x) for x in layer.operands)
             return layer if (q, k, v) == layer.operands else replace(layer, q=q, k=k, v=v)
         if isinstance(layer, Pass):
@@ -87,14 +87,14 @@ class _SeparatedPasses:
         residual = None if layer.residual is None else self(layer.residual)
         return layer if (x, residual) == (layer.x, layer.residual) else replace(layer, x=x, residual=residual)
 
-    def _needed_before(self, layer: Linear) -> Linear | None:
+    def _needed_before(self, layer: LinearLayer) -> LinearLayer | None:
         """The last layer before fusions whose own result is needed too."""
         before = layer.before
         while before is not None and before not in self._needed:
             before = before.before
         return before
 
-    def _pass(self, layer: Linear, bare: Linear) -> Pass:
+    def _pass(self, layer: LinearLayer, bare: LinearLayer) -> Pass:
         kept = ("x", "weight", "bias", "residual")
         if bare.factor != layer.factor or any(getattr(bare, name) is not getattr(layer, name) for name in kept):
             raise FoldError(
@@ -129,7 +129,7 @@ class _LaidOut:
 
     def __init__(self, outputs: Sequence[Layer]) -> None:
         self._made: dict[Layer, Layer] = {}
-        self._again: dict[tuple[Layer, Layout], Linear] = {}
+        self._again: dict[tuple[Layer, Layout], LinearLayer] = {}
         needed: dict[Layer, dict[Layout, None]] = {layer: {None: None} for layer in outputs}
         for layer in ancestors(outputs):
             for operand, layout in _operand_layouts(layer):
@@ -139,14 +139,14 @@ class _LaidOut:
     def __call__(self, layer: Layer) -> Layer:
         if layer not in self._made:
             made = layer
-            if isinstance(layer, Attend):
+            if isinstance(layer, AttendLayer):
                 layout = _head_layout(layer.heads, layer.head_dim)
                 q, k, v = (self._attended(x, layout) for x in layer.operands)
                 made = layer if (q, k, v) == layer.operands else replace(layer, q=q, k=k, v=v)
             elif isinstance(layer, Pass):
                 x = self.side_by_side(layer.x)
                 made = layer if x is layer.x else replace(layer, x=x)
-            elif isinstance(layer, Linear):
+            elif isinstance(layer, LinearLayer):
                 residual = None if layer.residual is None else self.side_by_side(layer.residual)
                 x = self(layer.x)
                 made = layer if (x, residual) == (layer.x, layer.residual) else replace(layer, x=x, residual=residual)
@@ -163,28 +163,28 @@ class _LaidOut:
 
     def _layout(self, layer: Layer) -> Layout:
         """The layout in which a layer stores its result."""
-        if isinstance(layer, Attend):
+        if isinstance(layer, AttendLayer):
             return _head_layout(layer.heads, layer.head_dim)
-        if not isinstance(layer, Linear) or layer.residual is not None or _affine(layer) is not None:
+        if not isinstance(layer, LinearLayer) or layer.residual is not None or _affine(layer) is not None:
             return None
         layouts = self._needed.get(layer, {})
         return None if None in layouts else next(iter(layouts), None)
 
-    def _moved(self, layer: Layer, layout: Layout) -> Linear:
+    def _moved(self, layer: Layer, layout: Layout) -> LinearLayer:
         if (layer, layout) not in self._again:
             eye, zeros = np.eye(layer.width, dtype=np.float32), np.zeros(layer.width)
             path = layer.name if isinstance(layer, Source) else layer.path
-            self._again[layer, layout] = Linear(f"{path}.columns".lstrip("."), self(layer), eye, zeros)
+            self._again[layer, layout] = LinearLayer(f"{path}.columns".lstrip("."), self(layer), eye, zeros)
         return self._again[layer, layout]
 
 
 def _operand_layouts(layer: Layer) -> Iterator[tuple[Layer, Layout]]:
     """The layout that a layer needs of each operand, except the operand of a product, which can have any layout."""
-    if isinstance(layer, Attend):
+    if isinstance(layer, AttendLayer):
         yield from ((x, _head_layout(layer.heads, layer.head_dim)) for x in layer.operands)
     elif isinstance(layer, Pass):
         yield layer.x, None
-    elif isinstance(layer, Linear) and layer.residual is not None:
+    elif isinstance(layer, LinearLayer) and layer.residual is not None:
         yield layer.residual, None
 
 
@@ -192,19 +192,19 @@ def _head_layout(heads: int, head_dim: int) -> Layout:
     return (heads, head_dim) if head_dim < HEAD_COLS else None
 
 
-def _folded(layer: Layer, names: dict[Layer, str], weights: bool) -> Gemm | Attention | None:
-    if isinstance(layer, Linear):
+def _folded(layer: Layer, names: dict[Layer, str], weights: bool) -> Gemm | AttentionLayer | None:
+    if isinstance(layer, LinearLayer):
         return _gemm(layer, names, weights)
     if isinstance(layer, Pass):
         return _pass(layer, names)
-    if isinstance(layer, Attend):
+    if isinstance(layer, AttendLayer):
         q, k, v = (names[x] for x in layer.operands)
         shape = layer.heads, layer.head_dim
-        return Attention(layer.path, q, k, v, names[layer], *shape, layer.masked, layer.causal, layer.bias)
+        return AttentionLayer(layer.path, q, k, v, names[layer], *shape, layer.masked, layer.causal, layer.bias)
     return None
 
 
-def _gemm(layer: Linear, names: dict[Layer, str], weights: bool) -> Gemm:
+def _gemm(layer: LinearLayer, names: dict[Layer, str], weights: bool) -> Gemm:
     weight, bias = _product(layer) if weights else (_unknown(layer.weight), _unknown(layer.bias))
     scale = None
     if layer.residual is not None:
@@ -224,7 +224,7 @@ def _gemm(layer: Linear, names: dict[Layer, str], weights: bool) -> Gemm:
     )
 
 
-def _product(layer: Linear) -> tuple[Array, Float64]:
+def _product(layer: LinearLayer) -> tuple[Array, Float64]:
     """Weight and bias of a product, with the scale and shift of its operand folded in."""
     affine = _affine(layer.x)
     factor = np.float64(layer.factor)
@@ -274,7 +274,7 @@ class _Affine:
 
 
 def _affine(layer: Layer) -> _Affine | None:
-    if not isinstance(layer, Linear | Pass):
+    if not isinstance(layer, LinearLayer | Pass):
         return None
     if layer.norm is not None:
         return _Affine(layer.norm.scale, layer.norm.shift)
@@ -309,7 +309,7 @@ def _name(layers: Iterable[Layer]) -> dict[Layer, str]:
     for layer in layers:
         stem = re.sub(r"\W", "_", layer.name if isinstance(layer, Source) else layer.path)
         if not stem or stem[0].isdigit():
-            kind = "attention" if isinstance(layer, Attend) else "pass" if isinstance(layer, Pass) else "linear"
+            kind = "attention" if isinstance(layer, AttendLayer) else "pass" if isinstance(layer, Pass) else "linear"
             stem = f"{kind}_{stem}".removesuffix("_")
         name, n = stem, 1
         while name in taken:

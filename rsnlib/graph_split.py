@@ -32,7 +32,7 @@ from torch.fx import Graph, Node
 from torch.utils import _pytree as pytree
 
 from ..base.errors import ScheduleError, TensorError, UnsupportedError
-from ..scheduler.graph import Attention, Gemm, Layer, LayerGraph, Output
+from ..scheduler.graph import AttentionLayer, Gemm, Layer, LayerGraph, Output
 from .capture import Environment, Interface, arguments, is_static, lifted, module_path, packet, run, site
 from .flops import FlopCounter
 from .ideas import with_ideas
@@ -373,7 +373,7 @@ def _alone(network: LayerGraph, layer: Layer) -> LayerGraph:
 
 def _operands(layer: Layer) -> tuple[str, ...]:
     """The activations that a layer reads."""
-    if isinstance(layer, Attention):
+    if isinstance(layer, AttentionLayer):
         return (layer.q, layer.k, layer.v)
     return (layer.x,) if layer.residual is None else (layer.x, layer.residual)
 

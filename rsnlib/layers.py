@@ -42,7 +42,7 @@ class LayerNorm:
 
 
 @dataclass(frozen=True, eq=False)
-class Linear:
+class LinearLayer:
     """norm(gain * activation(factor * (x @ weight + bias) + residual)); weight is (K, N), bias (N,).
 
     gain is 1 if there is a norm. before: the layer without the operator that was fused last; if its result is needed
@@ -58,7 +58,7 @@ class Linear:
     activation: Activation | None = None
     norm: LayerNorm | None = None
     gain: float = 1.0
-    before: Linear | None = None
+    before: LinearLayer | None = None
     fused_path: str = ""
 
     @property
@@ -100,7 +100,7 @@ class Pass:
 
 
 @dataclass(frozen=True, eq=False)
-class Attend:
+class AttendLayer:
     """softmax(q @ k^T + bias) @ v for each sequence and head; head h starts at column h * head_dim.
 
     masked: keys beyond the run-time lengths are masked out. causal: for each row, the keys behind it are masked out.
@@ -128,7 +128,7 @@ class Attend:
         return (self.q, self.k, self.v)
 
 
-Layer = Source | Linear | Pass | Attend
+Layer = Source | LinearLayer | Pass | AttendLayer
 
 
 def show_layers(outputs: Sequence[Layer]) -> str:
@@ -142,12 +142,12 @@ def _words(layer: Layer, numbers: Mapping[Layer, str]) -> str:
     of = [numbers[x] for x in layer.operands]
     if isinstance(layer, Source):
         return f"{layer.name}, {layer.width} columns, from the host"
-    if isinstance(layer, Attend):
+    if isinstance(layer, AttendLayer):
         q, k, v = of
         words = attention_formula(q, k, v, layer.heads, layer.head_dim, layer.masked, layer.causal, layer.bias)
         return f"{words}  # {layer.path}"
     x, residual = of[0], ""
-    if isinstance(layer, Linear):
+    if isinstance(layer, LinearLayer):
         x, residual = product_formula(x, layer.weight), of[1] if layer.residual is not None else ""
         x = x if layer.factor == 1 else f"{layer.factor:g} * ({x})"
     norm = None if layer.norm is None else (f"{'rms' if layer.norm.rms else 'layer'}_norm", layer.norm.eps)

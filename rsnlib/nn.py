@@ -21,7 +21,7 @@ from torch import nn
 
 from ..base.errors import RsnError, UnsupportedError
 from ..isa.overlays import find
-from ..scheduler import graph as segment
+from ..scheduler import graph
 from ..scheduler.lower import lower
 from ..scheduler.schedule import Schedule
 
@@ -64,16 +64,16 @@ class Linear(nn.Linear):
 
 class _Kind(NamedTuple):
     function: Callable[[torch.Tensor], torch.Tensor]
-    machine: segment.Activation
+    machine: graph.Activation
     """The activation of the machine that computes it; argument and result may be scaled."""
 
 
 _KINDS = {
-    "gelu": _Kind(F.gelu, segment.Activation.GELU_ERF),
-    "gelu_tanh": _Kind(lambda x: F.gelu(x, approximate="tanh"), segment.Activation.GELU_TANH),
-    "quick_gelu": _Kind(lambda x: x * torch.sigmoid(1.702 * x), segment.Activation.SILU),
-    "relu": _Kind(F.relu, segment.Activation.RELU),
-    "silu": _Kind(F.silu, segment.Activation.SILU),
+    "gelu": _Kind(F.gelu, graph.Activation.GELU_ERF),
+    "gelu_tanh": _Kind(lambda x: F.gelu(x, approximate="tanh"), graph.Activation.GELU_TANH),
+    "quick_gelu": _Kind(lambda x: x * torch.sigmoid(1.702 * x), graph.Activation.SILU),
+    "relu": _Kind(F.relu, graph.Activation.RELU),
+    "silu": _Kind(F.silu, graph.Activation.SILU),
 }
 
 
@@ -252,7 +252,7 @@ def validate(model: nn.Module, overlay: str = "xnn", *, seq: int = 512, masked: 
     target, schedule = find(overlay), Schedule()
     faults, seen = [], 0
     for path, module in model.named_modules():
-        where = path or segment.TOP
+        where = path or graph.TOP
         network = _network(where, module, seq, masked)
         if network is None:
             continue
@@ -273,10 +273,10 @@ WIDTH = 128
 """Number of columns of the test network, if the operator does not determine it."""
 
 
-def _network(path: str, module: nn.Module, seq: int, masked: bool) -> segment.LayerGraph | None:
+def _network(path: str, module: nn.Module, seq: int, masked: bool) -> graph.LayerGraph | None:
     """A network with one operator of rsn.nn; None for other modules and for modules composed of operators."""
     width = WIDTH
-    layers: list[segment.Layer]
+    layers: list[graph.Layer]
     match module:
         case Linear():
             width = module.in_features
@@ -284,17 +284,17 @@ def _network(path: str, module: nn.Module, seq: int, masked: bool) -> segment.La
         case Activation():
             layers = [_gemm(path, "y", width, WIDTH, activation=_KINDS[module.kind].machine)]
         case ResidualNorm():
-            layers = [_gemm(path, "y", width, module.normalized_shape[0], norm=segment.Norm(module.eps))]
+            layers = [_gemm(path, "y", width, module.normalized_shape[0], norm=graph.Norm(module.eps))]
         case Attention():
             heads, columns = module.heads, module.head_dim
             layers = [_gemm(path, name, width, heads * columns) for name in ("q", "k", "v")]
             layers += [
-                segment.Attention(path, "q", "k", "v", "heads", heads, columns, masked=masked, causal=module.causal),
+                graph.AttentionLayer(path, "q", "k", "v", "heads", heads, columns, masked=masked, causal=module.causal),
                 _gemm(path, "y", heads * columns, width, x="heads"),
             ]
         case _:
             return None
-    return segment.LayerGraph(1, seq, {"x": width}, (segment.Output("y"),), tuple(layers))
+    return graph.LayerGraph(1, seq, {"x": width}, (graph.Output("y"),), tuple(layers))
 
 
 def _gemm(
@@ -302,10 +302,10 @@ def _gemm(
     y: str,
     k: int,
     n: int,
-    activation: segment.Activation | None = None,
-    norm: segment.Norm | None = None,
+    activation: graph.Activation | None = None,
+    norm: graph.Norm | None = None,
     x: str = "x",
-) -> segment.Gemm:
+) -> graph.Gemm:
     """A product (K, N) whose weights take no memory."""
     zeros = np.broadcast_to(np.float32(0), (k, n))
-    return segment.Gemm(path, x, y, zeros, zeros[0], activation, norm=norm)
+    return graph.Gemm(path, x, y, zeros, zeros[0], activation, norm=norm)

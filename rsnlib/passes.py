@@ -18,7 +18,7 @@ from ..scheduler import build
 from ..scheduler.graph import LayerGraph
 from ..scheduler.room import check_weights
 from .fold import fold, fold_shapes
-from .layers import Layer, Linear, ancestors
+from .layers import Layer, LinearLayer, ancestors
 from .rewriter import Rewrite
 from .rewrites import REWRITES
 from .rules import RULES
@@ -49,7 +49,7 @@ def within(overlay: Overlay, passes: Passes = USUAL) -> Passes:
     def observe(name: str, made: Any) -> None:
         if name == "match" and passes.fold in (fold, fold_shapes):  # another fold may need fewer weights
             # Two layers of the same weight may become one product.
-            weights = {id(x.weight): x.weight.size for x in ancestors(made) if isinstance(x, Linear)}
+            weights = {id(x.weight): x.weight.size for x in ancestors(made) if isinstance(x, LinearLayer)}
             check_weights(sum(weights.values()), overlay)
         passes.observe(name, made)
 

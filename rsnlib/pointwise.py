@@ -17,7 +17,7 @@ from torch.fx import Node
 
 from ..machine.view import View
 from ..scheduler.graph import Activation
-from .layers import Linear
+from .layers import LinearLayer
 
 Float64 = npt.NDArray[np.float64]
 Function = Callable[[Float64], Float64]
@@ -27,7 +27,7 @@ Function = Callable[[Float64], Float64]
 class Pointwise:
     """function(x) of each element x of `view` of an open product. nodes: the operators that the function stands for."""
 
-    base: Linear
+    base: LinearLayer
     view: View
     function: Function
     nodes: tuple[Node, ...]
@@ -116,7 +116,7 @@ def _plain(x: float) -> float:
     return 1.0 if abs(x - 1) < 1e-6 else x
 
 
-def root_of(base: Linear) -> tuple[Linear, float]:
+def root_of(base: LinearLayer) -> tuple[LinearLayer, float]:
     """The product before it was only scaled, and the ratio of both factors."""
     ratio = 1.0
     while base.before is not None and _only_scaled(base, base.before):
@@ -125,6 +125,6 @@ def root_of(base: Linear) -> tuple[Linear, float]:
     return base, ratio
 
 
-def _only_scaled(after: Linear, before: Linear) -> bool:
+def _only_scaled(after: LinearLayer, before: LinearLayer) -> bool:
     same = ("x", "weight", "bias", "residual")
     return after.is_open and before.is_open and all(getattr(after, n) is getattr(before, n) for n in same)

@@ -9,7 +9,7 @@ import numpy.typing as npt
 import torch
 import torch.nn.functional as F  # noqa: N812 - its name everywhere
 
-from ..scheduler.graph import Activation, Array, Attention, Gemm, LayerGraph
+from ..scheduler.graph import Activation, Array, AttentionLayer, Gemm, LayerGraph
 
 _ACTIVATIONS = {
     Activation.GELU_TANH: lambda y: F.gelu(y, approximate="tanh"),
@@ -20,7 +20,10 @@ _ACTIVATIONS = {
 
 
 def compute(
-    network: LayerGraph, layer: Gemm | Attention, values: Mapping[str, Array], lengths: npt.NDArray[np.int64] | None
+    network: LayerGraph,
+    layer: Gemm | AttentionLayer,
+    values: Mapping[str, Array],
+    lengths: npt.NDArray[np.int64] | None,
 ) -> Array:
     """Compute one layer. values: float32 activations (batch, seq, columns) by name. lengths: valid keys of each
     sequence, int64 (batch,), for masked attention. Returns float32 (batch, seq, columns)."""
@@ -44,7 +47,7 @@ def _gemm(layer: Gemm, known: Mapping[str, torch.Tensor]) -> torch.Tensor:
 
 def _attention(
     network: LayerGraph,
-    layer: Attention,
+    layer: AttentionLayer,
     known: Mapping[str, torch.Tensor],
     lengths: npt.NDArray[np.int64] | None,
 ) -> torch.Tensor:

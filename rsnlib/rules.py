@@ -22,7 +22,7 @@ from ..machine.view import View
 from ..scheduler.graph import Activation
 from .attention_rules import attend, scaled_dot_product_attention, softmax
 from .capture import dtype_of, module_path, op_name, shape_of, site
-from .layers import Float64, LayerNorm, Linear, Pass, ancestors
+from .layers import Float64, LayerNorm, LinearLayer, Pass, ancestors
 from .pointwise import Pointwise, recognise, root_of
 from .values import (
     Abstract,
@@ -97,19 +97,19 @@ def product(
     view = operand.view.with_columns(*matrix.shape)
     if vector is None or view is None:
         return "its bias is not a vector"
-    return Value(Linear(module_path(node), operand.base, matrix, vector), view)
+    return Value(LinearLayer(module_path(node), operand.base, matrix, vector), view)
 
 
-def open_product(values: AbstractState, x: Node) -> tuple[Linear, View] | None:
+def open_product(values: AbstractState, x: Node) -> tuple[LinearLayer, View] | None:
     """The product into which an operator on x can be fused, and the view of it that x is; None if there is none."""
     found = product_of(values, x)
     return found if found is not None and found[0].is_open else None
 
 
-def product_of(values: AbstractState, x: Node) -> tuple[Linear, View] | None:
+def product_of(values: AbstractState, x: Node) -> tuple[LinearLayer, View] | None:
     """The product that x is a view of, with all that is fused into it, and that view; None if there is none."""
     value = None if is_host(values.of[x]) else values.operand(x, lambda view, width: True)
-    return (value.base, value.view) if value is not None and isinstance(value.base, Linear) else None
+    return (value.base, value.view) if value is not None and isinstance(value.base, LinearLayer) else None
 
 
 def activation(kind: Callable[[Arguments], Activation]) -> LoweringPattern:
@@ -193,7 +193,7 @@ def normed(values: AbstractState, node: Node, a: Arguments, eps: float, *, rms: 
     """Fuse a LayerNorm, or an RMSNorm if `rms`, into the product before it, or make a `Pass`."""
     found = None if is_host(values.of[a["input"]]) else values.operand(a["input"], lambda view, width: True)
     before = None if found is None else found.base
-    if found is None or not isinstance(before, Linear | Pass) or list(a["normalized_shape"]) != [before.width]:
+    if found is None or not isinstance(before, LinearLayer | Pass) or list(a["normalized_shape"]) != [before.width]:
         return f"{op_name(node)} is supported only right after a matrix product and its residual, over all columns"
     view = found.view
     if not in_rows(view, before.width):
@@ -229,7 +229,7 @@ def add(values: AbstractState, node: Node, a: Arguments) -> Abstract | str:
     return "an addition is supported only to the result of a matrix product"
 
 
-def with_bias(values: AbstractState, before: Linear, view: View, other: Node) -> Linear | None:
+def with_bias(values: AbstractState, before: LinearLayer, view: View, other: Node) -> LinearLayer | None:
     """The product with a constant vector added to its bias; None if `other` is no such vector."""
     shape = shape_of(other)
     bias = values.vector(other, before.width, 0.0)
@@ -238,7 +238,7 @@ def with_bias(values: AbstractState, before: Linear, view: View, other: Node) ->
     return replace(before, bias=before.bias + bias, before=before)
 
 
-def with_residual(values: AbstractState, before: Linear, view: View, other: Node) -> Linear | None:
+def with_residual(values: AbstractState, before: LinearLayer, view: View, other: Node) -> LinearLayer | None:
     """The product with a tensor of the same shape as its residual (previous-layer term); None if it has a residual
     already, or if the tensor does not fit or depends on the product."""
     if before.residual is not None:
@@ -275,7 +275,12 @@ def scale(values: AbstractState, node: Node, a: Arguments) -> Abstract | str:
     value = values.of[x]
     if isinstance(value, PartialAttention) and not value.masks and not value.normal:
         return replace(value, scale=value.scale * factor)
-    if isinstance(value, Value) and isinstance(value.base, Linear) and value.base.activation and not value.base.norm:
+    if (
+        isinstance(value, Value)
+        and isinstance(value.base, LinearLayer)
+        and value.base.activation
+        and not value.base.norm
+    ):
         return Value(replace(value.base, gain=value.base.gain * factor, before=value.base), value.view)
     found = open_product(values, x)
     if found is None or found[0].residual is not None:

@@ -43,7 +43,7 @@ from .capture import (
 from .fold import FoldError
 from .host_part import HostPart
 from .ideas import ideas, with_ideas
-from .layers import Attend, Layer, Linear, Pass, Source, ancestors
+from .layers import AttendLayer, Layer, LinearLayer, Pass, Source, ancestors
 from .mask import attended_keys, is_causal
 from .partition import Placement, Traced
 from .passes import USUAL, Passes
@@ -138,12 +138,12 @@ def interpret(
 def _role(value: Abstract) -> str:
     """What an operator of the machine became, for the table of `explain`."""
     layer = value.base if isinstance(value, Value) else None
-    if isinstance(layer, Linear):
+    if isinstance(layer, LinearLayer):
         k, n = layer.weight.shape
         return f"matrix product {k} x {n}" if layer.before is None else f"fused into {layer.path or 'the product'}"
     if isinstance(layer, Pass):
-        return f"a pass over {layer.x.path if isinstance(layer.x, Linear) else 'what is before it'}"
-    if isinstance(layer, Attend):
+        return f"a pass over {layer.x.path if isinstance(layer.x, LinearLayer) else 'what is before it'}"
+    if isinstance(layer, AttendLayer):
         words = [f"attention, {layer.heads} heads of {layer.head_dim}", "masked" * layer.masked]
         words += ["causal" * layer.causal, "" if layer.bias is None else "its scores with a bias"]
         return ", ".join(filter(None, words))
@@ -326,10 +326,10 @@ class _Tracer:
         origins: dict[str, Node] = {}
         for layer, name in names.items():
             node = completed.get(layer)
-            if node is None and isinstance(layer, Linear):  # a slice of a product's columns, or a scaled product
-                whole = (x for x in completed if isinstance(x, Linear) and (x.path, x.x) == (layer.path, layer.x))
+            if node is None and isinstance(layer, LinearLayer):  # a slice of a product's columns, or a scaled product
+                whole = (x for x in completed if isinstance(x, LinearLayer) and (x.path, x.x) == (layer.path, layer.x))
                 node = next((completed[x] for x in whole), None)
-            if node is not None and isinstance(layer, Attend):
+            if node is not None and isinstance(layer, AttendLayer):
                 node = self._first_of(node)
                 last = made.get(name)
                 if isinstance(last, Gemm):  # it removes the padding of narrow heads

@@ -17,7 +17,7 @@ from ..base.errors import TensorError, UnsupportedError
 from ..machine.view import View
 from ..scheduler.graph import Array
 from .capture import Constants, Environment, Interface, is_empty, is_static, module_path, packet, shape_of, site
-from .layers import Attend, Float64, Layer, Linear, Source
+from .layers import AttendLayer, Float64, Layer, LinearLayer, Source
 from .pointwise import Pointwise
 
 aten = torch.ops.aten
@@ -98,7 +98,7 @@ class AbstractState:
         self.program = program
         self.causal = causal
         self.of: dict[Node, Abstract] = {}
-        self.masks: dict[Attend, Node] = {}
+        self.masks: dict[AttendLayer, Node] = {}
         self.source_nodes: dict[Source, Node] = {}
         self._made: dict[Any, Any] = {}
         self._constants = Constants(program)
@@ -159,7 +159,7 @@ class AbstractState:
             return None  # also for the first rows of a tensor that has more
         index, view = columns
         if not np.array_equal(index, np.arange(base.width)):
-            if not isinstance(base, Linear) or base.residual is not None or base.norm is not None:
+            if not isinstance(base, LinearLayer) or base.residual is not None or base.norm is not None:
                 return None
             key = (base, index.tobytes())
             if key not in self._made:

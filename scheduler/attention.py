@@ -15,7 +15,7 @@ from ..isa.layout import BLOCK_ROWS
 from ..isa.overlays.xnn import formats as f
 from . import bias
 from .counts import MAX_A_ITER, MAX_K_ITER
-from .graph import Attention
+from .graph import AttentionLayer
 from .kernel_builder import KernelBuilder, LengthField, WorkItem
 from .order import Tile
 
@@ -47,7 +47,7 @@ class Slot:
     tile: Tile = field(default_factory=Tile)
 
 
-def lower_attention(s: KernelBuilder, att: Attention) -> None:
+def lower_attention(s: KernelBuilder, att: AttentionLayer) -> None:
     """Lower attention by mapping type D: Q K^T on MME 0-3, softmax in MemC 0-3, P V on MME 4 and 5, pipelined over
     slots (section 4.3). Raises `UnsupportedError` like `check`."""
     check(s, att)
@@ -78,7 +78,7 @@ def hurry(tiles: Sequence[Tile]) -> None:
             tile.lag, tile.within = (len(tiles) - i, SOON) if i == last else (len(tiles) - 1 - i, None)
 
 
-def check(s: KernelBuilder, att: Attention, max_tiles: int = MAX_SENT) -> None:
+def check(s: KernelBuilder, att: AttentionLayer, max_tiles: int = MAX_SENT) -> None:
     """Raises `UnsupportedError`, naming the layer, for attention that the overlay cannot run. max_tiles: largest number
     of key tiles that a MemC pair can pass on."""
     if not s.extended:
@@ -110,7 +110,7 @@ def check(s: KernelBuilder, att: Attention, max_tiles: int = MAX_SENT) -> None:
 
 
 def mask_of(
-    s: KernelBuilder, att: Attention, sequence: int, key_block: int, keys: int, alone: bool, row_block: int = 0
+    s: KernelBuilder, att: AttentionLayer, sequence: int, key_block: int, keys: int, alone: bool, row_block: int = 0
 ) -> dict[str, Any]:
     """The softmax registers of a MemC that receives rows from `row_block` on and `keys` key blocks from `key_block` on.
 
@@ -129,7 +129,7 @@ def mask_of(
     return out | {"causal": 1, "offset": row_block * BLOCK_ROWS} if att.causal else out | {"causal": 0}
 
 
-def slots_of(s: KernelBuilder, att: Attention) -> list[Slot]:
+def slots_of(s: KernelBuilder, att: AttentionLayer) -> list[Slot]:
     """Divide the heads of all sequences into pipeline slots, in execution order."""
     return [
         slot
@@ -140,13 +140,13 @@ def slots_of(s: KernelBuilder, att: Attention) -> list[Slot]:
     ]
 
 
-def _single_slots(sequence: int, blocks: int, att: Attention, max_heads: int) -> Iterator[Slot]:
+def _single_slots(sequence: int, blocks: int, att: AttentionLayer, max_heads: int) -> Iterator[Slot]:
     """The slots of a sequence of one row block: each of MME 0-3 serves a head of its own."""
     for head in range(0, att.heads, max_heads):
         yield Slot(sequence, head, heads=min(max_heads, att.heads - head), alone=True, q=(1, 1), k=(1, 1))
 
 
-def _pair_slots(sequence: int, blocks: int, att: Attention, max_heads: int) -> Iterator[Slot]:
+def _pair_slots(sequence: int, blocks: int, att: AttentionLayer, max_heads: int) -> Iterator[Slot]:
     """The slots of a longer sequence: row halves on MemA0 and MemA1, key halves on MemB0 and MemB1, at most four row
     blocks. A slot has one head; two if a head has two row blocks, because MemB2 holds the values of both. A causal mask
     counts rows from the first of a MemC, which therefore takes one head only."""
@@ -162,7 +162,7 @@ def halved(blocks: int) -> tuple[int, int]:
     return -(-blocks // 2), blocks // 2
 
 
-def lower_slot_scores(s: KernelBuilder, att: Attention, slot: Slot, tile: Tile, stored: bool = False) -> None:
+def lower_slot_scores(s: KernelBuilder, att: AttentionLayer, slot: Slot, tile: Tile, stored: bool = False) -> None:
     """Append softmax(Q K^T) of a slot. MemC 0-3 then store the probabilities if `stored`, else send them to MME 4 and
     5. tile: receives the loads."""
     if slot.alone:
@@ -178,7 +178,7 @@ def _score_output(rows: int, keys: int, stored: bool) -> dict[str, Any]:
     return {"send": 1, "send_a": rows, "send_b": 1, "send_k": keys}
 
 
-def _scores_single(s: KernelBuilder, att: Attention, slot: Slot, tile: Tile, stored: bool) -> None:
+def _scores_single(s: KernelBuilder, att: AttentionLayer, slot: Slot, tile: Tile, stored: bool) -> None:
     """Heads h, h+1 share MemA0, h+2, h+3 MemA1; h, h+2 share MemB0, h+1, h+3 MemB1. Each goes to its own MME."""
     n, row, col = slot.heads, s.spans[slot.sequence].start, slot.head
     _score_ops(s, att, [(m, 1, 1) for m in range(n)])
@@ -208,7 +208,7 @@ def _scores_single(s: KernelBuilder, att: Attention, slot: Slot, tile: Tile, sto
         )
 
 
-def _scores_pair(s: KernelBuilder, att: Attention, slot: Slot, tile: Tile, stored: bool) -> None:
+def _scores_pair(s: KernelBuilder, att: AttentionLayer, slot: Slot, tile: Tile, stored: bool) -> None:
     row0 = s.spans[slot.sequence].start
     q, k, n = slot.q, slot.k, slot.heads  # with several heads, q and k are one block each
     groups = [i for i in range(2) if q[i]]
@@ -242,13 +242,13 @@ def _scores_pair(s: KernelBuilder, att: Attention, slot: Slot, tile: Tile, store
             )
 
 
-def _rounds(att: Attention) -> int:
+def _rounds(att: AttentionLayer) -> int:
     """Number of partial sums that MemC adds for a score: the product, and the bias if there is one."""
     return 1 if att.bias is None else 2
 
 
 def _queries(
-    s: KernelBuilder, att: Attention, row: int, rows: int, heads: range, i: int, send: dict[str, Any], tile: Tile
+    s: KernelBuilder, att: AttentionLayer, row: int, rows: int, heads: range, i: int, send: dict[str, Any], tile: Tile
 ) -> None:
     """Append loads of Q into MemA i, and its sends: `rows` row tiles from block `row` on, of each of `heads`, which are
     consecutive. send: uOP fields of the sends. tile: receives the loads."""
@@ -261,7 +261,7 @@ def _queries(
 
 
 def _keys(
-    s: KernelBuilder, att: Attention, row: int, rows: int, heads: range, j: int, send: dict[str, Any], tile: Tile
+    s: KernelBuilder, att: AttentionLayer, row: int, rows: int, heads: range, j: int, send: dict[str, Any], tile: Tile
 ) -> None:
     """Append loads of K into MemB j, transposed, and its sends: `rows` key tiles from block `row` on, of each of
     `heads`. send: uOP fields of the sends. tile: receives the loads."""
@@ -276,12 +276,12 @@ def _keys(
     s.mem[unit].append(WorkItem(load, send))
 
 
-def _k_columns(att: Attention) -> int:
+def _k_columns(att: AttentionLayer) -> int:
     """Columns of a tile of Q or K: those of one head, with a bias also those of its neighbour."""
     return 64 if att.bias is None else 128
 
 
-def _score_ops(s: KernelBuilder, att: Attention, shapes: Sequence[tuple[int, int, int]]) -> None:
+def _score_ops(s: KernelBuilder, att: AttentionLayer, shapes: Sequence[tuple[int, int, int]]) -> None:
     """Append the MME ops for Q K^T of a slot. shapes: (MME, acc_a, acc_b)."""
     if att.bias is not None:
         bias.score_ops(s, shapes)
@@ -314,7 +314,7 @@ def value_op(s: KernelBuilder, mme: int, acc_a: int, k_iter: int) -> None:
     ops.append(op)
 
 
-def lower_slot_values(s: KernelBuilder, att: Attention, slot: Slot, tile: Tile) -> None:
+def lower_slot_values(s: KernelBuilder, att: AttentionLayer, slot: Slot, tile: Tile) -> None:
     """Append P V of a slot, P coming from MemC 0-3. tile: receives the loads of V; `slot.tile` receives the stores."""
     if slot.alone:
         _values_single(s, att, slot, tile)
@@ -322,7 +322,7 @@ def lower_slot_values(s: KernelBuilder, att: Attention, slot: Slot, tile: Tile) 
         _values_pair(s, att, slot, tile)
 
 
-def _values_single(s: KernelBuilder, att: Attention, slot: Slot, tile: Tile) -> None:
+def _values_single(s: KernelBuilder, att: AttentionLayer, slot: Slot, tile: Tile) -> None:
     n, row, col = slot.heads, s.spans[slot.sequence].start, slot.head
     for h in range(n):
         tile.loads.append(s.blocks(att.v, row, 1, col + h, 1, "MemB2"))
@@ -348,7 +348,7 @@ def _values_single(s: KernelBuilder, att: Attention, slot: Slot, tile: Tile) -> 
         slot.tile.stores.append(s.blocks(att.y, row, 1, col + 2 * i, count, c, store=True))
 
 
-def _values_pair(s: KernelBuilder, att: Attention, slot: Slot, tile: Tile) -> None:
+def _values_pair(s: KernelBuilder, att: AttentionLayer, slot: Slot, tile: Tile) -> None:
     row0, blocks, _ = s.spans[slot.sequence]
     q, k, n = slot.q, slot.k, slot.heads
     groups = [i for i in range(2) if q[i]]

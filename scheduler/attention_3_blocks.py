@@ -13,7 +13,7 @@ from typing import Any
 
 from .attention import STORE_LAG, check, halved, hurry, mask_of, score_op
 from .counts import MAX_A_ITER, MAX_ACC_A
-from .graph import Attention
+from .graph import AttentionLayer
 from .kernel_builder import KernelBuilder, WorkItem
 from .order import Tile
 
@@ -24,7 +24,7 @@ Row = tuple[int, int, int]
 """A row tile: sequence, head, row block within the sequence."""
 
 
-def lower_streamed(s: KernelBuilder, att: Attention) -> None:
+def lower_streamed(s: KernelBuilder, att: AttentionLayer) -> None:
     """Lower attention by mapping type D, like `lower_attention`, for sequences of `BLOCKS` row blocks each."""
     check(s, att)
     batch, heads = range(s.net.batch), range(att.heads)
@@ -50,7 +50,7 @@ def _begun(slot: Sequence[Row]) -> list[tuple[int, int]]:
     return [(sequence, head) for sequence, head, row in slot if row == 0]
 
 
-def _passes(s: KernelBuilder, att: Attention, sequence: int, head: int) -> int:
+def _passes(s: KernelBuilder, att: AttentionLayer, sequence: int, head: int) -> int:
     """Number of slots in which a head has row tiles, i.e. how often its keys and values are sent."""
     start = (sequence * att.heads + head) * BLOCKS
     return (start + BLOCKS - 1) // 2 - start // 2 + 1
@@ -64,7 +64,7 @@ def _in_turn(slot: Sequence[Row]) -> list[list[int]]:
     return [[i] for i in range(len(slot))]
 
 
-def _scores(s: KernelBuilder, att: Attention, slot: Sequence[Row], tile: Tile) -> None:
+def _scores(s: KernelBuilder, att: AttentionLayer, slot: Sequence[Row], tile: Tile) -> None:
     keys = halved(BLOCKS)
     for sequence, head in _begun(slot):
         for j in range(2):
@@ -95,7 +95,7 @@ def _scores(s: KernelBuilder, att: Attention, slot: Sequence[Row], tile: Tile) -
             s.route("MeshB", [f"b{h}_{2 * i + h}" for i in pairs for h in halves], tiles)
 
 
-def _values(s: KernelBuilder, att: Attention, slot: Sequence[Row], tile: Tile, made: Tile) -> None:
+def _values(s: KernelBuilder, att: AttentionLayer, slot: Sequence[Row], tile: Tile, made: Tile) -> None:
     """Append P V of a slot. tile: receives the loads of V. made: the tile of the slot's scores, which owns the
     stores."""
     keys = halved(BLOCKS)

@@ -21,7 +21,7 @@ from .attention import (
     slots_of,
     value_op,
 )
-from .graph import Attention
+from .graph import AttentionLayer
 from .kernel_builder import KernelBuilder, WorkItem
 from .mapping import MappingType, Shape, choose
 from .order import Tile
@@ -37,7 +37,7 @@ SCORES_LAG = 2
 """Slots between the loads for a head and the stores of its scores, type B: with 1, DDR would wait for softmax."""
 
 
-def lower_as(s: KernelBuilder, att: Attention, kind: MappingType | None = None) -> None:
+def lower_as(s: KernelBuilder, att: AttentionLayer, kind: MappingType | None = None) -> None:
     """Lower attention by a mapping type; None chooses by the roofline. Raises `UnsupportedError` naming the layer."""
     match kind or choose(Shape.of(s.net, att), s.overlay):
         case MappingType.A:
@@ -51,7 +51,7 @@ def lower_as(s: KernelBuilder, att: Attention, kind: MappingType | None = None) 
                 lower_attention(s, att)
 
 
-def place_as(s: KernelBuilder, att: Attention, kind: MappingType | None = None) -> None:
+def place_as(s: KernelBuilder, att: AttentionLayer, kind: MappingType | None = None) -> None:
     """Check an attention and reserve the scratch memory that `lower_as` with the same mapping type needs. Raises
     `UnsupportedError` naming the layer."""
     in_ddr = (kind or choose(Shape.of(s.net, att), s.overlay)) in (MappingType.B, MappingType.C)
@@ -60,7 +60,7 @@ def place_as(s: KernelBuilder, att: Attention, kind: MappingType | None = None) 
         place_scores(s, att)
 
 
-def lower_in_turn(s: KernelBuilder, att: Attention) -> None:
+def lower_in_turn(s: KernelBuilder, att: AttentionLayer) -> None:
     """Lower attention by mapping type A. The MMEs of one product wait for those of the other, because MeshA passes on
     the probabilities of a head before it takes the queries of the next head."""
     check(s, att)
@@ -74,14 +74,14 @@ def lower_in_turn(s: KernelBuilder, att: Attention) -> None:
     hurry(s.tiles[first:])
 
 
-def lower_apart(s: KernelBuilder, att: Attention) -> None:
+def lower_apart(s: KernelBuilder, att: AttentionLayer) -> None:
     """Lower attention by mapping types B and C: softmax(Q K^T) of all heads to DDR, then P V of all heads from DDR."""
     scores = place_scores(s, att)
     lower_scores(s, att, scores)
     lower_values(s, att, scores)
 
 
-def place_scores(s: KernelBuilder, att: Attention) -> str:
+def place_scores(s: KernelBuilder, att: AttentionLayer) -> str:
     """Reserve scratch memory for the scores of every head, one panel each, at the end of DDR. Layers with the same
     number of heads share it. Returns the buffer's name."""
     name, width = f"scores{att.heads}", s.seq_blocks * BLOCK_ROWS
@@ -92,7 +92,7 @@ def place_scores(s: KernelBuilder, att: Attention) -> str:
     return name
 
 
-def lower_scores(s: KernelBuilder, att: Attention, scores: str) -> None:
+def lower_scores(s: KernelBuilder, att: AttentionLayer, scores: str) -> None:
     """Append softmax(Q K^T) of all heads on MME 0-3; MemC 0-3 store it into the buffer `scores`."""
     check(s, att, MAX_STORED)
     width = 2 * s.seq_blocks
@@ -118,7 +118,7 @@ def lower_scores(s: KernelBuilder, att: Attention, scores: str) -> None:
                     tile.stores.append(s.blocks(scores, at, rows, col, 2 * keys, f"MemC{2 * i + j}", store=True))
 
 
-def lower_values(s: KernelBuilder, att: Attention, scores: str) -> None:
+def lower_values(s: KernelBuilder, att: AttentionLayer, scores: str) -> None:
     """Append P V of all heads on MME 4 and 5, the only ones that MemB2 with untransposed V reaches. P comes from the
     buffer `scores` in DDR.
 
@@ -144,7 +144,7 @@ def lower_values(s: KernelBuilder, att: Attention, scores: str) -> None:
 
 
 def _row_pair(
-    s: KernelBuilder, att: Attention, scores: str, tile: Tile, head: int, row: int, rows: int, keys: int
+    s: KernelBuilder, att: AttentionLayer, scores: str, tile: Tile, head: int, row: int, rows: int, keys: int
 ) -> None:
     """Append P V of one or two row blocks of a head: the first on MME 4, the second on MME 5."""
     for k in range(keys):

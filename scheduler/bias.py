@@ -14,7 +14,7 @@ from ..isa.layout import BLOCK_COLS, BLOCK_ROWS
 from ..isa.overlays.xnn import formats as f
 from ..isa.program import Buffer
 from .counts import MAX_A_ITER
-from .graph import Array, Attention
+from .graph import Array, AttentionLayer
 from .kernel_builder import KernelBuilder, WorkItem
 from .order import Tile
 
@@ -24,7 +24,7 @@ HELD = 2
 """Tiles of 128x128 that a MemA holds."""
 
 
-def place(s: KernelBuilder, att: Attention) -> None:
+def place(s: KernelBuilder, att: AttentionLayer) -> None:
     """Place the constants of an attention with a bias off chip: the bias, a block of zeros, and the previous-layer
     weights. Call before activations are placed."""
     _bias(s, att)
@@ -32,7 +32,7 @@ def place(s: KernelBuilder, att: Attention) -> None:
     _ones(s)
 
 
-def _bias(s: KernelBuilder, att: Attention) -> Buffer:
+def _bias(s: KernelBuilder, att: AttentionLayer) -> Buffer:
     """The buffer of the bias in DDR: one matrix below the other for each sequence and head. Layers with the same bias
     share it."""
     assert att.bias is not None
@@ -58,7 +58,7 @@ def _ones(s: KernelBuilder) -> Buffer:
 
 
 def load_queries(
-    s: KernelBuilder, att: Attention, row: int, rows: int, heads: Sequence[int], unit: str, tile: Tile
+    s: KernelBuilder, att: AttentionLayer, row: int, rows: int, heads: Sequence[int], unit: str, tile: Tile
 ) -> None:
     """Load row tiles of queries into a MemA. The head's 64 columns go to the half of the tile where its keys are, zeros
     to the other half. row: first of `rows` row blocks."""
@@ -69,7 +69,7 @@ def load_queries(
 
 
 def load_keys(
-    s: KernelBuilder, att: Attention, row: int, rows: int, heads: Sequence[int], unit: str, tile: Tile
+    s: KernelBuilder, att: AttentionLayer, row: int, rows: int, heads: Sequence[int], unit: str, tile: Tile
 ) -> None:
     """Load key tiles into a MemB, each with the keys of the head and of its neighbour. row: first of `rows` row
     blocks."""
@@ -82,7 +82,7 @@ def load_keys(
 
 def send_bias(
     s: KernelBuilder,
-    att: Attention,
+    att: AttentionLayer,
     sequence: int,
     i: int,
     places: Sequence[tuple[int, int]],

@@ -72,7 +72,7 @@ class Gemm:
 
 
 @dataclass(frozen=True, eq=False)
-class Attention:
+class AttentionLayer:
     """y = softmax(q @ k^T + bias) @ v for each sequence and head. The scale of the scores is folded into the weights of
     the keys.
 
@@ -99,7 +99,7 @@ class Attention:
         return self.path or TOP
 
 
-Layer = Gemm | Attention
+Layer = Gemm | AttentionLayer
 
 
 @dataclass(frozen=True, eq=False)
@@ -141,7 +141,7 @@ class LayerGraph:
     def columns(self, name: str) -> int:
         """Number of columns of an activation that a layer of this graph computes."""
         layer = next(layer for layer in self.layers if layer.y == name)
-        return layer.heads * layer.head_dim if isinstance(layer, Attention) else int(layer.weight.shape[1])
+        return layer.heads * layer.head_dim if isinstance(layer, AttentionLayer) else int(layer.weight.shape[1])
 
     def show(self) -> str:
         """The graph as text: a line for the inputs, for each layer, and for the outputs."""
@@ -169,7 +169,7 @@ class LayerGraph:
 
 
 def _formula(layer: Layer) -> str:
-    if isinstance(layer, Attention):
+    if isinstance(layer, AttentionLayer):
         return attention_formula(
             layer.q, layer.k, layer.v, layer.heads, layer.head_dim, layer.masked, layer.causal, layer.bias
         )

@@ -10,12 +10,12 @@ from fnmatch import fnmatchcase
 from itertools import pairwise
 
 from ..base.errors import ScheduleError
-from .graph import Attention, Gemm, LayerGraph
+from .graph import AttentionLayer, Gemm, LayerGraph
 from .mapping import MappingType
 from .schedule import DramPolicy, Interleave, Loops, Schedule, Segment
 from .tiles import Tiles
 
-Group = list[Gemm] | Attention
+Group = list[Gemm] | AttentionLayer
 """The layers of a segment: consecutive products of one activation, or one attention."""
 SHOWN = 8
 """Largest number of module paths in a message."""
@@ -56,14 +56,14 @@ def _ends(groups: Sequence[Group]) -> list[bool]:
     """Whether a group of Table 9 ends with each segment: groups end before the products that an attention reads, before
     the attention, and behind it."""
     read_by = {
-        name: group.y for group in groups if isinstance(group, Attention) for name in (group.q, group.k, group.v)
+        name: group.y for group in groups if isinstance(group, AttentionLayer) for name in (group.q, group.k, group.v)
     }
 
     def readers(group: Group) -> set[str]:
         return {read_by[layer.y] for layer in _layers(group) if layer.y in read_by}
 
     return [
-        isinstance(a, Attention) or isinstance(b, Attention) or bool(readers(b) and readers(a) != readers(b))
+        isinstance(a, AttentionLayer) or isinstance(b, AttentionLayer) or bool(readers(b) and readers(a) != readers(b))
         for a, b in pairwise(groups)
     ] + [False] * bool(groups)
 
@@ -99,7 +99,7 @@ class _Chosen:
                 if pattern is not None:
                     self._of.setdefault(layer.y, (i, pattern))
 
-    def index(self, layer: Gemm | Attention) -> int | None:
+    def index(self, layer: Gemm | AttentionLayer) -> int | None:
         return self._of[layer.y][0] if layer.y in self._of else None
 
     def of(self, group: Group) -> Segment | None:
@@ -139,9 +139,9 @@ class _Chosen:
                 f"segments: {paths} cannot form one segment with {others}: a segment is one attention, or consecutive "
                 "products of the same activation without residual and LayerNorm"
             )
-        if isinstance(group, Attention) and (segment.tiles or segment.loops):
+        if isinstance(group, AttentionLayer) and (segment.tiles or segment.loops):
             raise ScheduleError(f"segments: {paths} is an attention; tiles and loops apply to products only")
-        if not isinstance(group, Attention) and segment.mapping:
+        if not isinstance(group, AttentionLayer) and segment.mapping:
             raise ScheduleError(f"segments: {paths} is a product; a mapping type applies to an attention only")
 
 
@@ -156,8 +156,8 @@ def _matches(pattern: str, path: str) -> bool:
     return len(patterns) == len(parts) and all(map(fnmatchcase, parts, patterns))
 
 
-def _layers(group: Group) -> Sequence[Gemm | Attention]:
-    return [group] if isinstance(group, Attention) else group
+def _layers(group: Group) -> Sequence[Gemm | AttentionLayer]:
+    return [group] if isinstance(group, AttentionLayer) else group
 
 
 def groups_of(network: LayerGraph, loops: Loops, chosen: _Chosen | None = None) -> Iterator[Group]:
@@ -186,7 +186,7 @@ def _share_segment(a: Gemm, b: Gemm, loops: Loops, chosen: _Chosen | None) -> bo
 def kind_of(group: Group) -> str:
     """The name of a kind of segment in schedules, such as `gemm 1024x4096 gelu_tanh`. Segments of the same operation
     and shape have the same kind."""
-    if isinstance(group, Attention):
+    if isinstance(group, AttentionLayer):
         return (
             f"attention {group.heads}x{group.head_dim}"
             + " causal" * group.causal

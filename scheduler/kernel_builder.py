@@ -22,7 +22,7 @@ from ..isa.overlay import Overlay
 from ..isa.overlays.xnn import formats as f
 from ..isa.program import Buffer, KernelPatch, Kernels, Layout, Parameter, Role
 from ..machine.timing import Timing
-from .graph import Array, Attention, LayerGraph
+from .graph import Array, AttentionLayer, LayerGraph
 from .groups import plan
 from .listing import list_accesses
 from .memory import columns_of
@@ -80,7 +80,7 @@ class KernelBuilder:
         self.cuts = {
             gemm.y: segment.tiles
             for segment in self.plan
-            if not isinstance(segment.layers, Attention)
+            if not isinstance(segment.layers, AttentionLayer)
             for gemm in segment.layers
         }
         """How products are cut, by the activation that they compute."""

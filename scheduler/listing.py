@@ -24,7 +24,7 @@ from ..machine.fast_engine import run_traces
 from ..machine.jit import engine
 from ..machine.list_scheduling import ListSchedulingProblem
 from ..machine.timing import Timing
-from ..machine.traces import trace
+from ..machine.traces import trace_workload
 from .order import BLOCK_UNITS, Access, Tile
 from .schedule import DramPolicy
 
@@ -68,7 +68,7 @@ def list_accesses(
     mops = [job.access.mop() for job in jobs]
     uops = [list(form.uops(mop, 0)) for mop in mops]
     ends = np.cumsum([len(u) for u in uops]).astype(np.int32)
-    traces = trace(
+    traces = trace_workload(
         overlay,
         {**issues, **preloaded, "DDR": [uop for many in uops for uop in many]},
     )

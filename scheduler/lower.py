@@ -15,7 +15,7 @@ from ..machine.timing import Timing
 from . import bias
 from .attention_unfused import lower_as, place_as
 from .gemm import PlacedGemms, lower_gemms, place_gemms
-from .graph import Array, Attention, Gemm, LayerGraph, Output
+from .graph import Array, AttentionLayer, Gemm, LayerGraph, Output
 from .kernel_builder import KernelBuilder
 from .memory import Arena
 from .pack import Starts
@@ -71,7 +71,7 @@ def lower(network: LayerGraph, overlay: Overlay, schedule: Schedule) -> Lowered:
     sequences, placed = _placed(network, overlay, schedule)
     for segment, gemms in zip(sequences.plan, placed, strict=True):
         first = len(sequences.tiles)
-        if isinstance(segment.layers, Attention):
+        if isinstance(segment.layers, AttentionLayer):
             lower_as(sequences, segment.layers, segment.mapping)
         elif gemms is not None:
             lower_gemms(sequences, gemms)
@@ -98,7 +98,7 @@ def _placed(
     place_activations(sequences)
     placed: list[PlacedGemms | None] = []
     for segment in sequences.plan:
-        if isinstance(segment.layers, Attention):
+        if isinstance(segment.layers, AttentionLayer):
             place_as(sequences, segment.layers, segment.mapping)
             placed.append(None)
         else:
@@ -111,7 +111,7 @@ def place_activations(s: KernelBuilder) -> None:
     """Place the activations in DDR. Inputs and outputs keep their memory; the memory of other activations is reused
     after their last reader (liveness)."""
     for layer in s.net.layers:
-        if isinstance(layer, Attention) and layer.bias is not None:
+        if isinstance(layer, AttentionLayer) and layer.bias is not None:
             bias.place(s, layer)
     arena = Arena(s.ends["ddr"])
     outputs = {o.name: o for o in s.net.outputs}
@@ -141,8 +141,8 @@ def place_activations(s: KernelBuilder) -> None:
                 arena.give(b.offset, b.size // UNIT)
 
 
-def _reads(layer: Gemm | Attention) -> list[str]:
-    if isinstance(layer, Attention):
+def _reads(layer: Gemm | AttentionLayer) -> list[str]:
+    if isinstance(layer, AttentionLayer):
         return [layer.q, layer.k, layer.v]
     return [layer.x] if layer.residual is None else [layer.x, layer.residual]
 

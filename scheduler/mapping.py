@@ -8,7 +8,7 @@ from enum import Enum
 
 from ..isa.layout import BLOCK_ROWS, padded
 from ..isa.overlay import Overlay
-from .graph import Attention, LayerGraph
+from .graph import AttentionLayer, LayerGraph
 from .memory import HEAD_COLS
 
 TILE_FLOPS = 2 * BLOCK_ROWS * BLOCK_ROWS * HEAD_COLS
@@ -44,7 +44,7 @@ class Shape:
     cols: int = HEAD_COLS
 
     @staticmethod
-    def of(network: LayerGraph, attention: Attention) -> Shape:
+    def of(network: LayerGraph, attention: AttentionLayer) -> Shape:
         """The size of an attention of a network; every sequence counts as the longest."""
         return Shape(network.batch * attention.heads, padded(max(network.rows), BLOCK_ROWS))
 

@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 from ..base.errors import UnsupportedError
 from ..isa.layout import padded
-from .graph import Array, Attention, Gemm, LayerGraph
+from .graph import Array, AttentionLayer, Gemm, LayerGraph
 from .tiles import Tiles, column_tiles
 
 USUAL = Tiles()
@@ -75,7 +75,7 @@ def columns_of(network: LayerGraph, cuts: Mapping[str, Tiles], whole_tiles: bool
             out[layer.y] = Columns(1, n, stored, panel)
     heads_of: dict[str, Columns] = {}
     for layer in network.layers:
-        if isinstance(layer, Attention):
+        if isinstance(layer, AttentionLayer):
             if layer.head_dim > HEAD_COLS:
                 raise UnsupportedError(
                     f"{layer.place}: heads of {layer.head_dim} columns; MemB2 holds values of at most {HEAD_COLS}"

@@ -21,7 +21,7 @@ from ..isa.layout import BLOCK
 from ..isa.overlay import Overlay
 from ..machine.plan import execute
 from ..machine.timing import Timing
-from .graph import Attention, Gemm, LayerGraph, Output
+from .graph import AttentionLayer, Gemm, LayerGraph, Output
 from .groups import groups_of, kind_of
 from .lower import lower, place
 from .pack import pack, uops_of
@@ -323,13 +323,13 @@ def _shape(network: LayerGraph, at: int) -> tuple[object, ...]:
     layer = network.layers[at]
     made = {other.y: i for i, other in enumerate(network.layers[:at])}
     back = tuple(at - made[name] if name in made else None for name in _reads(layer))
-    if isinstance(layer, Attention):
+    if isinstance(layer, AttentionLayer):
         bias = None if layer.bias is None else layer.bias.shape
         return ("attention", layer.heads, layer.head_dim, layer.masked, layer.causal, bias), back
     return (layer.weight.shape, layer.activation, layer.residual is None, layer.norm), back
 
 
-def _reads(layer: Gemm | Attention) -> list[str]:
-    if isinstance(layer, Attention):
+def _reads(layer: Gemm | AttentionLayer) -> list[str]:
+    if isinstance(layer, AttentionLayer):
         return [layer.q, layer.k, layer.v]
     return [layer.x] if layer.residual is None else [layer.x, layer.residual]

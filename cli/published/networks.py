@@ -12,7 +12,7 @@ from ...isa.overlay import Overlay
 from ...isa.program import Program
 from ...scheduler.attention_unfused import lower_scores, lower_values, place_scores
 from ...scheduler.build import Passes, build
-from ...scheduler.graph import Activation, Array, Attention, Gemm, Layer, LayerGraph, Norm, Output
+from ...scheduler.graph import Activation, Array, AttentionLayer, Gemm, Layer, LayerGraph, Norm, Output
 from ...scheduler.kernel_builder import KernelBuilder
 from ...scheduler.lower import Lowered, Weights, place_activations
 from ...scheduler.schedule import Schedule
@@ -32,9 +32,9 @@ def _gemm(x: str, y: str, k: int, n: int, *, residual: str | None = None, activa
     return Gemm(y, x, y, _zeros(k, n), _zeros(n), activation=activation, residual=residual, norm=norm)
 
 
-def _attention(prefix: str = "") -> Attention:
+def _attention(prefix: str = "") -> AttentionLayer:
     q, k, v, context = (prefix + name for name in ("q", "k", "v", "context"))
-    return Attention(context, q, k, v, context, HEADS, HEAD_DIM)
+    return AttentionLayer(context, q, k, v, context, HEADS, HEAD_DIM)
 
 
 def _network(batch: int, seq: int, inputs: dict[str, int], *layers: Layer) -> LayerGraph:
@@ -143,7 +143,7 @@ def attention_half(second: bool, overlay: Overlay, schedule: Schedule) -> Progra
         s = KernelBuilder(network, overlay, schedule)
         place_activations(s)
         (attention,) = network.layers
-        assert isinstance(attention, Attention)
+        assert isinstance(attention, AttentionLayer)
         (lower_values if second else lower_scores)(s, attention, place_scores(s, attention))
         return Lowered(s.finish(), Weights(s.weights))
 

@@ -28,7 +28,7 @@ from ...machine.plan import Plan
 from ...machine.timing import Timing
 from ...scheduler.best import Best
 from ...scheduler.build import build
-from ...scheduler.graph import Attention, LayerGraph
+from ...scheduler.graph import AttentionLayer, LayerGraph
 from ...scheduler.mapping import AIE_OF_MME, Estimate, MappingType, Roofline, Shape, estimate
 from ...scheduler.schedule import PAPER, STRICT, Schedule, Segment
 from . import networks
@@ -174,7 +174,7 @@ def leaves(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 
 
 @dataclass(frozen=True)
-class Row:
+class PublishedRow:
     """A published number and the modelled one. key: of the published number in `paper.toml`. model: the modelled value,
     in `unit`. bound: a value for the texts of `KNOWN` and `EXPLAINED`."""
 
@@ -318,7 +318,7 @@ def _parameters(overlay: Overlay) -> dict[str, Any]:
     return {name: getattr(overlay, name) for name in ("rates", "mop_fifo_depth", "uop_fifo_depth")}
 
 
-def table3(bench: Bench) -> Iterator[Row]:
+def table3(bench: Bench) -> Iterator[PublishedRow]:
     """Yield the estimates of Table 3: attention by mapping type."""
     shape = Shape(96, 512)
     for kind in MappingType:
@@ -329,7 +329,7 @@ def table3(bench: Bench) -> Iterator[Row]:
             unit, note = "ms", f"in the table's own units; in ours {plain[name]:.4g}"
             if name == "aie_used":
                 unit, note = "of all tiles", ""
-            yield Row("table3", f"{kind.name}: {what}", f"table3.{kind.name}.{name}", ours[name], unit, note)
+            yield PublishedRow("table3", f"{kind.name}: {what}", f"table3.{kind.name}.{name}", ours[name], unit, note)
 
 
 TABLE3_COLUMNS = {
@@ -349,7 +349,7 @@ def _columns(e: Estimate) -> dict[str, float]:
     return {"aie_used": e.aie_used} | {name: 1e3 * s for name, s in seconds.items()}
 
 
-def table6(bench: Bench) -> Iterator[Row]:
+def table6(bench: Bench) -> Iterator[PublishedRow]:
     """Yield Table 6: products of square matrices."""
 
     def gflops(n: int, ms: float) -> float:
@@ -358,33 +358,37 @@ def table6(bench: Bench) -> Iterator[Row]:
     for n in (1024, 3072, 6144):
         whole = gflops(n, bench.ms(networks.product(padded(n, TILE_ROWS), n, n), PAPER))
         model = gflops(n, bench.ms(networks.product(n, n, n)))
-        yield Row("table6", f"square {n}", f"table6.rsn_xnn.{n}", model, "GFLOPS", bound=f"{whole:.0f} GFLOPS")
+        yield PublishedRow("table6", f"square {n}", f"table6.rsn_xnn.{n}", model, "GFLOPS", bound=f"{whole:.0f} GFLOPS")
 
 
-def table7(bench: Bench) -> Iterator[Row]:
+def table7(bench: Bench) -> Iterator[PublishedRow]:
     """Yield Table 7: latencies of four networks."""
     shapes = paper()["charm_shapes"]
-    yield Row("table7", "BERT", "table7.rsn_xnn.BERT", bench.ms(networks.encoder(6, 512)), note="one encoder, B=6")
+    yield PublishedRow(
+        "table7", "BERT", "table7.rsn_xnn.BERT", bench.ms(networks.encoder(6, 512)), note="one encoder, B=6"
+    )
     whole = bench.ms(networks.vit(shapes["VIT"], 48, 64), extended=True)
     note = (
         f"48 sequences of 64 rows timed as 24 of 128, for which there is no mask; padded to 48 of 128: {whole:.1f} ms"
     )
     time = bench.ms(networks.vit(shapes["VIT"], 24, 128), extended=True)
-    yield Row("table7", "ViT", "table7.rsn_xnn.VIT", time, note=note)
+    yield PublishedRow("table7", "ViT", "table7.rsn_xnn.VIT", time, note=note)
     launch = 1e3 * launch_seconds(bench.base)
     whole = launch + sum(
         bench.ms(networks.product(m, k, padded(n, TILE_COLS)), PAPER) - launch for m, k, n in shapes["NCF"]
     )
-    yield Row("table7", "NCF", "table7.rsn_xnn.NCF", bench.ms(networks.ncf(shapes["NCF"])), bound=f"{whole:.1f} ms")
-    yield Row("table7", "MLP", "table7.rsn_xnn.MLP", bench.ms(networks.mlp(shapes["MLP"])))
+    yield PublishedRow(
+        "table7", "NCF", "table7.rsn_xnn.NCF", bench.ms(networks.ncf(shapes["NCF"])), bound=f"{whole:.1f} ms"
+    )
+    yield PublishedRow("table7", "MLP", "table7.rsn_xnn.MLP", bench.ms(networks.mlp(shapes["MLP"])))
 
 
-def table9(bench: Bench) -> Iterator[Row]:
+def table9(bench: Bench) -> Iterator[PublishedRow]:
     """Yield Table 9: parts of an encoder layer."""
 
-    def row(name: str, column: str, model: float, note: str = "", unit: str = "ms") -> Row:
+    def row(name: str, column: str, model: float, note: str = "", unit: str = "ms") -> PublishedRow:
         what = f"{name.replace('_', ' ')}, {column.replace('_', ' ')}"
-        return Row("table9", what, f"table9.{name}.{column}", model, unit, note)
+        return PublishedRow("table9", what, f"table9.{name}.{column}", model, unit, note)
 
     for name in ("key", "query", "value"):
         yield row(name, "no_optimize", bench.ms(networks.segment(name), STRICT))
@@ -397,7 +401,7 @@ def table9(bench: Bench) -> Iterator[Row]:
     head = estimate(MappingType.D, Shape(1, 512), Roofline.of(bench.base))
     for name, what, seconds in (("recv_us", "receives", head.mm1_s), ("send_us", "sends", head.mm2_s)):
         model, note = 1e6 * seconds, "products alone (section 4.3)"
-        yield Row("table9", f"MemC {what} the scores of a head", f"section43.{name}", model, "us", note)
+        yield PublishedRow("table9", f"MemC {what} the scores of a head", f"section43.{name}", model, "us", note)
     for name in ("dense", "ff1", "ff2"):
         yield row(name, "no_optimize", bench.ms(networks.segment(name), STRICT))
         yield row(name, "bw_optimized", bench.ms(networks.segment(name)))
@@ -405,14 +409,16 @@ def table9(bench: Bench) -> Iterator[Row]:
     yield row("encoder", "final", bench.ms(networks.encoder(6, 512)))
 
 
-def fig18(bench: Bench) -> Iterator[Row]:
+def fig18(bench: Bench) -> Iterator[PublishedRow]:
     """Yield Fig. 18: an encoder layer by batch size."""
     note = "off-chip set-up was fitted on encoder rows: B=6 as far as is recorded"
     b1, b3, b6 = (bench.ms(networks.encoder(batch, 512)) for batch in (1, 3, 6))
     rows = [bench.ms(networks.encoder_products(n), PAPER) for n in (512, padded(512, TILE_ROWS))]
-    yield Row("fig18", "B=1 latency", "fig18.latency_b1", b1, note=note, bound=f"{b1 + rows[1] - rows[0]:.2f} ms")
-    yield Row("fig18", "B=3 share of peak", "fig18.fraction_of_peak_b3", 3 / b3 / (6 / b6), "of B=6", note)
-    yield Row("fig18", "B=6 throughput", "fig18.tasks_per_s_b6", 6e3 / b6, "tasks/s")
+    yield PublishedRow(
+        "fig18", "B=1 latency", "fig18.latency_b1", b1, note=note, bound=f"{b1 + rows[1] - rows[0]:.2f} ms"
+    )
+    yield PublishedRow("fig18", "B=3 share of peak", "fig18.fraction_of_peak_b3", 3 / b3 / (6 / b6), "of B=6", note)
+    yield PublishedRow("fig18", "B=6 throughput", "fig18.tasks_per_s_b6", 6e3 / b6, "tasks/s")
 
 
 _PROJECTIONS_APART = Schedule(
@@ -421,7 +427,7 @@ _PROJECTIONS_APART = Schedule(
 """Each of Q, K and V stored before what follows is loaded; all else overlaps."""
 
 
-def table10(bench: Bench) -> Iterator[Row]:
+def table10(bench: Bench) -> Iterator[PublishedRow]:
     """Yield Table 10: 24 layers of BERT-Large by batch size."""
     facts = paper()["table10"]
     for batch in ("1", "2", "4", "8"):
@@ -430,16 +436,16 @@ def table10(bench: Bench) -> Iterator[Row]:
         model = bench.ms(network)
         bound = f"{bench.ms(network, _PROJECTIONS_APART):.1f} ms" if batch == "1" else ""
         what, key = f"VCK190, B={batch}", f"table10.vck190.{batch}"
-        yield Row("table10", what, key, model, note=f"published: {gpus}", bound=bound)
+        yield PublishedRow("table10", what, key, model, note=f"published: {gpus}", bound=bound)
         if batch != "8":
             bench.forget(network)
     moved = bench.timing(network).amounts
     size = sum(moved[name] for name in BANDWIDTHS)
     bound = f"{size / 1000 / 2**20:.1f}"
-    yield Row("table10", "DRAM accesses, B=8", "table10.dram_gb_b8", size / 1e9, "GB", bound=bound)
+    yield PublishedRow("table10", "DRAM accesses, B=8", "table10.dram_gb_b8", size / 1e9, "GB", bound=bound)
 
 
-def table11(bench: Bench) -> Iterator[Row]:
+def table11(bench: Bench) -> Iterator[PublishedRow]:
     """Yield Table 11: 24 layers of BERT-Large by bandwidth."""
     network = networks.encoder(8, 384, 24)
     rates = bench.base.rates
@@ -457,15 +463,17 @@ def table11(bench: Bench) -> Iterator[Row]:
     for name in ("0.5", "1", "2", "3"):
         factor = float(name)
         time = ms(**_sweep(rates, factor))
-        yield Row("table11", f"bandwidth x {name}", f"table11.factor.{name}", time, note=note, bound=ddr_ms(factor))
+        yield PublishedRow(
+            "table11", f"bandwidth x {name}", f"table11.factor.{name}", time, note=note, bound=ddr_ms(factor)
+        )
     products = ("mme_tile_us", "mme_k64_us", "mme_n64_us")
     mme = max(_busy_ms(bench, network, f"MME{i}", products) for i in range(6))
     time = ms(**_sweep(rates, inf), mme_setup_us=0, offchip_uop=0, launch_us=0)
-    yield Row(
+    yield PublishedRow(
         "table11", "infinite bandwidth, no set-up", "table11.inf_bw_no_setup", time, note=note, bound=f"{mme:.0f} ms"
     )
     time = ms(**dict.fromkeys(COMPUTE, 0.0))
-    yield Row("table11", "infinite compute", "table11.inf_compute", time, note=note, bound=ddr_ms(1))
+    yield PublishedRow("table11", "infinite compute", "table11.inf_compute", time, note=note, bound=ddr_ms(1))
 
 
 def _sweep(rates: Mapping[str, Rate], factor: float) -> dict[str, float]:
@@ -486,14 +494,14 @@ def _busy_ms(bench: Bench, network: LayerGraph, unit: str, rates: tuple[str, ...
     return 1e3 * seconds
 
 
-def fig9(bench: Bench) -> Iterator[Row]:
+def fig9(bench: Bench) -> Iterator[PublishedRow]:
     """Yield Fig. 9 and section 5.1: instructions of an encoder layer."""
     network = networks.encoder(6, 512)
     program = bench.program(network)
     sizes = count(program)
 
-    def row(what: str, key: str, model: float, unit: str = "") -> Row:
-        return Row("fig9", what, f"instructions.{key}", model, unit, OWN_PACKING)
+    def row(what: str, key: str, model: float, unit: str = "") -> PublishedRow:
+        return PublishedRow("fig9", what, f"instructions.{key}", model, unit, OWN_PACKING)
 
     yield row("instructions", "total", sizes["mops"]["total"])
     for fu in paper()["instructions"]["by_fu"]:
@@ -515,7 +523,7 @@ def _flops(network: LayerGraph) -> int:
     rows = network.batch * network.seq
     out = 0
     for layer in network.layers:
-        if isinstance(layer, Attention):
+        if isinstance(layer, AttentionLayer):
             out += 4 * rows * network.seq * layer.heads * layer.head_dim
         else:
             k, n = layer.weight.shape
@@ -523,7 +531,7 @@ def _flops(network: LayerGraph) -> int:
     return out
 
 
-TABLES: dict[str, Callable[[Bench], Iterator[Row]]] = {
+TABLES: dict[str, Callable[[Bench], Iterator[PublishedRow]]] = {
     "table3": table3,
     "table6": table6,
     "table7": table7,
@@ -544,7 +552,7 @@ def rows_of(
     schedule: Schedule | Best,
     rates: Mapping[str, float] | None = None,
     progress: Callable[[float], None] = lambda share: None,
-) -> list[Row]:
+) -> list[PublishedRow]:
     """Return the rows of some tables, in order.
 
     schedule: of what the paper calls optimised. rates: changed rates or depths, by the names in `rsn overlay`.
@@ -552,7 +560,7 @@ def rows_of(
     """
     bench = Bench(schedule, rates)
     total, done = sum(SHARES[t] for t in tables), 0
-    out: list[Row] = []
+    out: list[PublishedRow] = []
     for table in tables:
         out += TABLES[table](bench)
         done += SHARES[table]

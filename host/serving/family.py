@@ -93,7 +93,7 @@ class Request:
 
 
 @dataclass(frozen=True, eq=False)
-class Batch:
+class RequestBatch:
     """Requests that share a run. slots: of each request's sequences."""
 
     member: Member
@@ -137,7 +137,7 @@ class Batch:
         ]
 
 
-class Family:
+class ProgramFamily:
     """Raises `ProgramError` for programs that cannot be of one network: inputs, outputs or weights differ."""
 
     def __init__(self, programs: Sequence[Program]) -> None:
@@ -215,12 +215,12 @@ class Family:
         # not more than could fit: a request may be of any size
         return (SequenceSize(rows, mask),) * n if n <= self.most and rows else ()
 
-    def batch(self, waiting: Iterable[Request]) -> Batch:
+    def batch(self, waiting: Iterable[Request]) -> RequestBatch:
         """The first that waits, and of the others, in their order, those that still fit; on the smallest program that
         takes them all. waiting: not empty."""
         first, *others = waiting
         if first.member is not None:
-            return Batch(first.member, [first], [])
+            return RequestBatch(first.member, [first], [])
         taken, sequences = [first], list(first.sequences)
         for request in others if first.progress is None else ():
             if len(sequences) == self.most:
@@ -233,7 +233,7 @@ class Family:
         member = self._buckets.choose(sequences)
         assert member is not None  # `admit` has found one for the first request
         at = iter(member.place(sequences) or ())
-        return Batch(member, taken, [[next(at) for _ in r.sequences] for r in taken])
+        return RequestBatch(member, taken, [[next(at) for _ in r.sequences] for r in taken])
 
 
 def _interface(program: Program) -> set[tuple[Any, ...]]:

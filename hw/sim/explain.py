@@ -18,7 +18,7 @@ import numpy.typing as npt
 from ...base.durations import unit_of
 from ...isa.expansion import Expansion
 from ...isa.overlay import Overlay
-from ...isa.segments import Segment, segments
+from ...isa.segments import StoredSegment, segments
 from ...machine.event_log import FIRST_WORD, LAST_WORD, OWN, ROOM, CriticalPath
 from .machine import Machine, causes, critical_path, launch_seconds
 from .timeline import Timeline
@@ -206,11 +206,11 @@ def seconds_of(machine: Machine, buffers: Container[str]) -> dict[str, float]:
     return out
 
 
-def _stored(machine: Machine, expansion: Expansion) -> list[tuple[float, Segment]]:
+def _stored(machine: Machine, expansion: Expansion) -> list[tuple[float, StoredSegment]]:
     """Return each segment with the time of its last store, sorted by that time."""
     found = segments(expansion)
     timeline = Timeline(machine)
-    timed: list[tuple[float, Segment]] = []
+    timed: list[tuple[float, StoredSegment]] = []
     for unit in {s.unit for s in found}:
         own = [s for s in found if s.unit == unit]
         timed += zip(timeline.ends(unit, [s.last for s in own]).tolist(), own, strict=True)

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 aten = torch.ops.aten
 
 Made = State | list[State]
-Rule = Callable[["Walk", Node, dict[str, Any]], Made]
+PaddingRule = Callable[["Walk", Node, dict[str, Any]], Made]
 
 
 def regroup(walk: Walk, node: Node, a: dict[str, Any]) -> State:
@@ -465,7 +465,7 @@ def one_hot(walk: Walk, node: Node, a: dict[str, Any]) -> State:
     return State((*refilled(walk.of(a["self"]).axes), plain(shape_of(node)[-1])), 0.0, 1.0)
 
 
-MOVES: dict[Any, Rule] = {
+MOVES: dict[Any, PaddingRule] = {
     **dict.fromkeys((aten.view, aten._unsafe_view, aten.reshape, aten.flatten, aten.unflatten), regroup),
     **dict.fromkeys((aten.unsqueeze, aten.squeeze, aten.view_as, aten.reshape_as), regroup),
     **dict.fromkeys((aten.permute, aten.transpose, aten.t, aten.movedim, aten.swapaxes, aten.mT), permute),

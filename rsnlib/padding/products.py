@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 aten = torch.ops.aten
 
-Rule = Callable[["Walk", Node, dict[str, Any]], State]
+PaddingRule = Callable[["Walk", Node, dict[str, Any]], State]
 Labels = Sequence[Any]
 """A label for each axis of an operand, as in torch.einsum."""
 
@@ -267,7 +267,7 @@ def _each(setting: Any, i: int) -> int:
     return int(many[i] if len(many) > 1 else many[0])
 
 
-PRODUCING: dict[Any, Rule] = {
+PRODUCING: dict[Any, PaddingRule] = {
     **dict.fromkeys((aten.matmul, aten.mm, aten.bmm, aten.mv, aten.dot), matmul),
     **dict.fromkeys((aten.addmm, aten.baddbmm), addmm),
     **dict.fromkeys((aten.outer, aten.ger), outer),

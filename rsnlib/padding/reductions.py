@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 aten = torch.ops.aten
 
 Made = State | list[State]
-Rule = Callable[["Walk", Node, dict[str, Any]], Made]
+PaddingRule = Callable[["Walk", Node, dict[str, Any]], Made]
 Neutral = Callable[[Fill, State], bool]
 """Whether padding does not affect the reduction of a line, given what is known of the padding and of the tensor."""
 
@@ -342,7 +342,7 @@ def lines(walk: Walk, node: Node, a: dict[str, Any]) -> State:
     return State(tuple(axes))
 
 
-def windows(count: int) -> Rule:
+def windows(count: int) -> PaddingRule:
     """Make the rule of operators with windows over the last `count` dimensions: pooling, interpolation."""
 
     def rule(walk: Walk, node: Node, a: dict[str, Any]) -> State:
@@ -442,11 +442,11 @@ def scatter(walk: Walk, node: Node, a: dict[str, Any]) -> State:
     return State(tuple(axes))
 
 
-def _shared(ops: Iterable[Any], rule: Rule) -> dict[Any, Rule]:
+def _shared(ops: Iterable[Any], rule: PaddingRule) -> dict[Any, PaddingRule]:
     return dict.fromkeys(ops, rule)
 
 
-REDUCING: dict[Any, Rule] = {
+REDUCING: dict[Any, PaddingRule] = {
     **_shared(REDUCTIONS, reduction),
     **_shared(SCANS, scan),
     **_shared((aten.softmax, aten._softmax, aten.log_softmax, aten._log_softmax), softmax),

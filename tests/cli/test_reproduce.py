@@ -27,7 +27,7 @@ def rsn(*args: object) -> Result:
 
 
 @pytest.fixture(scope="module")
-def made() -> list[rows.Row]:
+def made() -> list[rows.PublishedRow]:
     """Every row of every table, as the command has it."""
     return rows.rows_of(list(TABLES), PUBLISHED)
 
@@ -44,7 +44,7 @@ def test_tables_of_the_command_are_those_that_exist() -> None:
 
 
 @pytest.mark.long
-def test_every_published_number_has_a_row_or_a_reason_to_have_none(made: list[rows.Row]) -> None:
+def test_every_published_number_has_a_row_or_a_reason_to_have_none(made: list[rows.PublishedRow]) -> None:
     keys = [row.key for row in made]
     assert len(keys) == len(set(keys))
     left_out = {key for key in rows.published() if any(fnmatch(key, p) for p in rows.NOT_REPRODUCED)}
@@ -53,7 +53,7 @@ def test_every_published_number_has_a_row_or_a_reason_to_have_none(made: list[ro
 
 
 @pytest.mark.long
-def test_no_pattern_is_left_over(made: list[rows.Row]) -> None:
+def test_no_pattern_is_left_over(made: list[rows.PublishedRow]) -> None:
     """Of what calibrated the model, of what is explained, of what is not reproduced."""
     keys = [row.key for row in made]
     for pattern in (*rows.CALIBRATION, *rows.EXPLAINED, *rows.KNOWN, *rows.UNTIMED):
@@ -63,7 +63,7 @@ def test_no_pattern_is_left_over(made: list[rows.Row]) -> None:
 
 
 @pytest.mark.long
-def test_rows_are_numbers_and_their_errors_follow(made: list[rows.Row]) -> None:
+def test_rows_are_numbers_and_their_errors_follow(made: list[rows.PublishedRow]) -> None:
     for row in made:
         said = row.as_json()
         assert {"table", "row", "paper", "model", "error_pct", "kind"} <= set(said)
@@ -81,7 +81,7 @@ def test_rows_are_numbers_and_their_errors_follow(made: list[rows.Row]) -> None:
 
 
 @pytest.mark.long
-def test_what_calibrated_the_model(made: list[rows.Row]) -> None:
+def test_what_calibrated_the_model(made: list[rows.PublishedRow]) -> None:
     """Constants named as fitted on a row are those that the overlay marks, and each was fitted on some row."""
     fitted = rows.calibrated_parameters()
     assert fitted == [name for name, rate in XNN_BASE.rates.items() if rate.calibrated]
@@ -95,7 +95,7 @@ def test_what_calibrated_the_model(made: list[rows.Row]) -> None:
 
 
 @pytest.mark.long
-def test_a_row_that_may_have_been_fitted_on_is_no_prediction(made: list[rows.Row]) -> None:
+def test_a_row_that_may_have_been_fitted_on_is_no_prediction(made: list[rows.PublishedRow]) -> None:
     for row in made:
         if row.key in ("table10.vck190.1", "table10.vck190.8", "table9.qkv.together"):
             assert row.kind == "calibrated"
@@ -103,7 +103,7 @@ def test_a_row_that_may_have_been_fitted_on_is_no_prediction(made: list[rows.Row
 
 
 @pytest.mark.long
-def test_what_leaves_out_an_upload_is_never_fitted_on(made: list[rows.Row]) -> None:
+def test_what_leaves_out_an_upload_is_never_fitted_on(made: list[rows.PublishedRow]) -> None:
     for row in made:
         if row.key in ("table10.vck190.2", "table10.vck190.4"):
             assert row.fit is None
@@ -112,7 +112,7 @@ def test_what_leaves_out_an_upload_is_never_fitted_on(made: list[rows.Row]) -> N
 
 
 @pytest.mark.long
-def test_only_rows_with_what_a_constant_is_of_were_fitted_on(made: list[rows.Row]) -> None:
+def test_only_rows_with_what_a_constant_is_of_were_fitted_on(made: list[rows.PublishedRow]) -> None:
     """A product without LayerNorm says nothing of its time."""
     without = [r for r in made if r.key.startswith(("table9.key", "table9.query", "table9.value", "table9.ff1"))]
     assert len(without) == 8
@@ -120,7 +120,7 @@ def test_only_rows_with_what_a_constant_is_of_were_fitted_on(made: list[rows.Row
 
 
 @pytest.mark.long
-def test_timed_rows_are_near(made: list[rows.Row]) -> None:
+def test_timed_rows_are_near(made: list[rows.PublishedRow]) -> None:
     """What the model of time is held to."""
     timed = [row for row in made if row.timed]
     assert len(timed) == 34
@@ -131,7 +131,7 @@ def test_timed_rows_are_near(made: list[rows.Row]) -> None:
 
 
 @pytest.mark.long
-def test_timed_rows_are_all_but_these(made: list[rows.Row]) -> None:
+def test_timed_rows_are_all_but_these(made: list[rows.PublishedRow]) -> None:
     others = [row for row in made if not row.timed]
     assert [row.key for row in others if row.table not in ("table3", "fig9")] == [
         "table7.rsn_xnn.NCF",
@@ -157,7 +157,7 @@ def test_less_data_is_moved_on_chip_too() -> None:
 
 
 @pytest.mark.long
-def test_the_same_measurement_is_modelled_alike(made: list[rows.Row]) -> None:
+def test_the_same_measurement_is_modelled_alike(made: list[rows.PublishedRow]) -> None:
     model = {row.key: row.model for row in made}
     assert model["table7.rsn_xnn.BERT"] == model["table9.encoder.final"]
     assert model["fig18.tasks_per_s_b6"] == pytest.approx(6e3 / model["table9.encoder.final"])
@@ -165,7 +165,7 @@ def test_the_same_measurement_is_modelled_alike(made: list[rows.Row]) -> None:
 
 
 @pytest.mark.long
-def test_fitted_rows_stay_fitted(made: list[rows.Row]) -> None:
+def test_fitted_rows_stay_fitted(made: list[rows.PublishedRow]) -> None:
     """Table 3 is arithmetic; what was certainly fitted on is within 6 %."""
     assert max(abs(r.error_pct) for r in made if r.table == "table3") < 0.5
     assert max(abs(r.error_pct) for r in made if r.fit is not None and r.fit.certain) < 6

@@ -31,7 +31,7 @@ from rsn.rsnlib.models import preset
 from rsn.rsnlib.pipeline import Pipeline
 from rsn.scheduler.best import schedule_named
 from rsn.scheduler.build import build
-from rsn.scheduler.graph import Activation, Attention, Gemm, LayerGraph, Norm, Output
+from rsn.scheduler.graph import Activation, AttentionLayer, Gemm, LayerGraph, Norm, Output
 from rsn.scheduler.pack import pack
 
 FOLDER = Path(__file__).parent
@@ -148,7 +148,7 @@ def _whole_numbers(batch: int, seq: int) -> Made:
 
     layers = (
         gemm("x", "q", 200, 96), gemm("x", "k", 200, 96), gemm("x", "v", 200, 96),
-        Attention("a", "q", "k", "v", "a", 3, 32, masked=True),
+        AttentionLayer("a", "q", "k", "v", "a", 3, 32, masked=True),
         gemm("a", "o", 96, 200, residual="x", residual_scale=weight(1, 200)[0], norm=Norm(1e-12)),
         gemm("o", "up", 200, 300, activation=Activation.GELU_ERF),
         gemm("up", "y", 300, 200, residual="o", norm=Norm(1e-6)),

@@ -19,7 +19,7 @@ from rsn.isa.overlays import XNN
 from rsn.isa.packet import Words
 from rsn.isa.program import Program
 from rsn.scheduler.build import Built, build
-from rsn.scheduler.graph import Attention, Gemm, LayerGraph, Output
+from rsn.scheduler.graph import AttentionLayer, Gemm, LayerGraph, Output
 from rsn.scheduler.schedule import PAPER
 
 Array = np.ndarray
@@ -33,7 +33,7 @@ BIASES = {name: _rng.standard_normal(COLUMNS).astype(np.float32) for name in "qk
 def attention(batch: int, seq: int, lengths: tuple[int, ...] = ()) -> Built:
     """One head over sequences with masks; `attended` says what it gives."""
     projections = [Gemm(n, "x", n, WEIGHTS[n], BIASES[n]) for n in "qkv"]
-    layers = (*projections, Attention("a", "q", "k", "v", "y", 1, COLUMNS, True))
+    layers = (*projections, AttentionLayer("a", "q", "k", "v", "y", 1, COLUMNS, True))
     network = LayerGraph(batch, seq, {"x": COLUMNS}, (Output("y"),), layers)
     return build(network.with_lengths(lengths) if lengths else network, XNN, PAPER)
 

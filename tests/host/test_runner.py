@@ -15,7 +15,7 @@ from rsn.host.runner import Runner
 from rsn.isa.overlays import XNN
 from rsn.isa.program import Program
 from rsn.scheduler.build import Built, build
-from rsn.scheduler.graph import Attention, Gemm, LayerGraph, Output
+from rsn.scheduler.graph import AttentionLayer, Gemm, LayerGraph, Output
 from rsn.scheduler.schedule import PAPER
 
 rng = np.random.default_rng(3)
@@ -32,7 +32,7 @@ def attention() -> Built:
         Gemm(n, "x", n, rng.standard_normal((64, 64)).astype(np.float32) / 8, np.zeros(64, np.float32)) for n in "qkv"
     ]
     return build(LayerGraph(
-        2, 9, {"x": 64}, (Output("y"),), (*layers, Attention("a", "q", "k", "v", "y", 1, 64, True))),
+        2, 9, {"x": 64}, (Output("y"),), (*layers, AttentionLayer("a", "q", "k", "v", "y", 1, 64, True))),
                  XNN, PAPER)  # fmt: skip
 
 

@@ -18,7 +18,7 @@ from rsn.isa.overlays.fig6 import FIG6, Read, Write
 from rsn.isa.packet import Packet
 from rsn.isa.program import Buffer, Layout, Parameter, Patch, Program, Role
 from rsn.scheduler.build import Built, build
-from rsn.scheduler.graph import Attention, Gemm, LayerGraph, Output
+from rsn.scheduler.graph import AttentionLayer, Gemm, LayerGraph, Output
 from rsn.scheduler.schedule import PAPER
 
 SEQ = 300
@@ -31,7 +31,7 @@ def built() -> Built:
     qkv = [
         Gemm(n, "x", n, rng.standard_normal((64, 64)).astype(np.float32) / 8, np.zeros(64, np.float32)) for n in "qkv"
     ]
-    layers = (*qkv, Attention("a", "q", "k", "v", "y", 1, 64, True))
+    layers = (*qkv, AttentionLayer("a", "q", "k", "v", "y", 1, 64, True))
     return build(LayerGraph(2, SEQ, {"x": 64}, (Output("y"),), layers), XNN, PAPER)
 
 

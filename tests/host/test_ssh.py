@@ -38,7 +38,7 @@ from rsn.host.tensors import load_tensors, save_tensors
 from rsn.isa.overlays import XNN
 from rsn.isa.program import Program
 from rsn.scheduler.build import Built, build
-from rsn.scheduler.graph import Attention, Gemm, LayerGraph, Output
+from rsn.scheduler.graph import AttentionLayer, Gemm, LayerGraph, Output
 from rsn.scheduler.schedule import PAPER
 
 rng = np.random.default_rng(7)
@@ -82,7 +82,7 @@ def linear(weight: str = "g") -> Built:
 def attention() -> Built:
     w = [rng.standard_normal((64, 64)).astype(np.float32) / 8 for _ in "qkv"]
     layers = [Gemm(n, "x", n, w[i], np.zeros(64, np.float32)) for i, n in enumerate("qkv")]
-    whole = (*layers, Attention("a", "q", "k", "v", "y", 1, 64, True))
+    whole = (*layers, AttentionLayer("a", "q", "k", "v", "y", 1, 64, True))
     return build(LayerGraph(2, 9, {"x": 64}, (Output("y"),), whole), XNN, PAPER)
 
 

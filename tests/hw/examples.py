@@ -16,7 +16,7 @@ from rsn.hw.sim.machine import Machine
 from rsn.isa.overlays import XNN, XNN_BASE
 from rsn.isa.program import Kernels, Program, Role
 from rsn.scheduler.build import build
-from rsn.scheduler.graph import Activation, Attention, Gemm, LayerGraph, Norm, Output
+from rsn.scheduler.graph import Activation, AttentionLayer, Gemm, LayerGraph, Norm, Output
 from rsn.scheduler.pack import pack
 from rsn.scheduler.schedule import PAPER
 
@@ -56,12 +56,12 @@ def encoder(
             return Gemm(f"{y}.path", x, y, weight, bias, act)
         return Gemm(f"{y}.path", x, y, weight, bias, act, residual, 1 + scale, Norm(1e-6))
 
-    out: list[Gemm | Attention] = []
+    out: list[Gemm | AttentionLayer] = []
     x = "x"
     for i in range(layers):
         q, k, v, c, d, h, y = (f"l{i}.{n}" for n in "qkvcdhy")
         out += [gemm(x, n, hidden, hidden) for n in (q, k, v)]
-        out.append(Attention(f"{c}.path", q, k, v, c, heads, hidden // heads, masked))
+        out.append(AttentionLayer(f"{c}.path", q, k, v, c, heads, hidden // heads, masked))
         out += [gemm(c, d, hidden, hidden, x), gemm(d, h, hidden, ffn, act=Activation.GELU_TANH)]
         out.append(gemm(h, y, ffn, hidden, d))
         x = y

@@ -11,7 +11,7 @@ from rsn.isa.overlays import XNN, XNN_BASE
 from rsn.isa.program import Program
 from rsn.machine.plan import Plan
 from rsn.scheduler.build import build
-from rsn.scheduler.graph import Activation, Attention, Gemm, LayerGraph, Output
+from rsn.scheduler.graph import Activation, AttentionLayer, Gemm, LayerGraph, Output
 from rsn.scheduler.schedule import PAPER
 
 TILE_BEATS = 512
@@ -19,7 +19,7 @@ POST_OPS = ("softmax_beat", "softmax_fill", "softmax_max_fill", "exchange_fill",
 
 
 def attention(seq: int, heads: int = 1, **masks: bool) -> LayerGraph:
-    layer = Attention("a", "q", "k", "v", "y", heads, 64, **masks)
+    layer = AttentionLayer("a", "q", "k", "v", "y", heads, 64, **masks)
     return LayerGraph(1, seq, dict.fromkeys("qkv", 64 * heads), (Output("y"),), (layer,))
 
 

@@ -24,7 +24,7 @@ from rsn.hw.sim.timeline import Timeline
 from rsn.hw.sim.trace import UNITS, Picture, Titles, events, microseconds, round_up, write_trace
 from rsn.isa.overlays import XNN
 from rsn.isa.program import Kernels, Program
-from rsn.scheduler.graph import Activation, Attention, Gemm, LayerGraph, Norm, Output
+from rsn.scheduler.graph import Activation, AttentionLayer, Gemm, LayerGraph, Norm, Output
 from rsn.scheduler.lower import lower
 from rsn.scheduler.pack import pack
 from rsn.scheduler.schedule import PAPER
@@ -41,11 +41,11 @@ def encoder(layers: int, batch: int = 2, seq: int = 256, hidden: int = 128, head
     def gemm(x: str, y: str, **more: Any) -> Gemm:
         return Gemm(y, x, y, np.zeros((hidden, hidden), np.float32), np.zeros(hidden, np.float32), **more)
 
-    out: list[Gemm | Attention] = []
+    out: list[Gemm | AttentionLayer] = []
     x = "x"
     for i in range(layers):
         q, k, v, c, d, h, y = (f"l{i}.{n}" for n in "qkvcdhy")
-        out += [gemm(x, q), gemm(x, k), gemm(x, v), Attention(f"l{i}", q, k, v, c, heads, hidden // heads, True)]
+        out += [gemm(x, q), gemm(x, k), gemm(x, v), AttentionLayer(f"l{i}", q, k, v, c, heads, hidden // heads, True)]
         out += [gemm(c, d, residual=x, residual_scale=one, norm=norm), gemm(d, h, activation=Activation.GELU_TANH)]
         out += [gemm(h, y, residual=d, residual_scale=one, norm=norm)]
         x = y

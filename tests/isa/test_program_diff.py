@@ -14,7 +14,7 @@ from rsn.isa.overlays import FIG6, XNN, XNN_BASE
 from rsn.isa.overlays.xnn import formats as f
 from rsn.isa.packet import Packet
 from rsn.isa.program import Buffer, Layout, Parameter, Patch, Place, Program, Role
-from rsn.isa.program_diff import Comparison, compare, edits
+from rsn.isa.program_diff import Comparison, diff_programs, edits
 
 X = Buffer("x", "ddr", 0, (256, 128), Layout.BLOCKED, Role.INPUT)
 SEND = f.MemA(send=1, acc_a=1, acc_b=4)
@@ -27,12 +27,12 @@ def program(*packets: Packet, first_line: int = 1, file: str = "a.rsn", **more) 
 
 
 def texts(a: Program, b: Program) -> list[str]:
-    return [str(d) for d in compare(a, b).differences]
+    return [str(d) for d in diff_programs(a, b).differences]
 
 
 def test_the_same() -> None:
     a = program(Packet.of(3, [SEND], mask=1, reuse=4))
-    assert compare(a, a) == Comparison((), identical=True)
+    assert diff_programs(a, a) == Comparison((), identical=True)
 
 
 def test_other_packing_is_no_difference() -> None:
@@ -43,7 +43,7 @@ def test_other_packing_is_no_difference() -> None:
         Packet.of(3, [SEND], mask=2, reuse=3),
         Packet.of(3, [SEND], mask=2),
     )
-    assert compare(a, b) == Comparison((), identical=False)
+    assert diff_programs(a, b) == Comparison((), identical=False)
 
 
 def test_a_changed_field_is_told_once_for_a_range_of_uops_and_units() -> None:
@@ -51,10 +51,10 @@ def test_a_changed_field_is_told_once_for_a_range_of_uops_and_units() -> None:
     b = program(
         Packet.of(3, [f.MemA()], mask=7, reuse=12), Packet.of(3, [SEND.replace(acc_b=2)], mask=7, reuse=8), file="b.rsn"
     )
-    (difference,) = compare(a, b).differences
+    (difference,) = diff_programs(a, b).differences
     assert str(difference) == "MemA0, MemA1, MemA2 uOP 12..19: acc_b 4 -> 2 (a.rsn:2 / b.rsn:2)"
     assert difference.uops == 24
-    assert not compare(a, b).same
+    assert not diff_programs(a, b).same
 
 
 def test_scattered_changes_are_one_line() -> None:
@@ -92,7 +92,7 @@ def test_op_lists_buffers_and_parameters() -> None:
     parameter = Parameter("len", 1, 9, 9, (Patch(0, 0, "softmax_cols", 0, 9),))
     a = program(config, parameters=(parameter,))
     moved = dataclasses.replace(parameter, patches=(Patch(1, 0, "softmax_cols", 0, 9),))
-    assert compare(a, program(Packet.of(1, [LOAD], reuse=0), config, parameters=(moved,))).same
+    assert diff_programs(a, program(Packet.of(1, [LOAD], reuse=0), config, parameters=(moved,))).same
     assert texts(a, program(config, parameters=(dataclasses.replace(parameter, default=5),))) == [
         "parameter len: default 9 -> 5"
     ]

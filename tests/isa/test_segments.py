@@ -15,9 +15,9 @@ from rsn.isa.overlays import XNN
 from rsn.isa.overlays.fig6 import FIG6, Read, Write
 from rsn.isa.packet import Packet
 from rsn.isa.program import Buffer, Layout, Program
-from rsn.isa.segments import Segment, segments
+from rsn.isa.segments import StoredSegment, segments
 from rsn.scheduler.build import build
-from rsn.scheduler.graph import Activation, Attention, Gemm, LayerGraph, Norm, Output
+from rsn.scheduler.graph import Activation, AttentionLayer, Gemm, LayerGraph, Norm, Output
 from rsn.scheduler.schedule import PAPER, STRICT, Schedule
 
 
@@ -71,7 +71,7 @@ def test_buffers_apart_from_each_other(sizes: list[int], gaps: list[int], data: 
     assert [last for *_, last in got] == sorted(last for *_, last in got)
 
 
-def slow(p: Program) -> list[Segment]:
+def slow(p: Program) -> list[StoredSegment]:
     """Access by access: what an address is stored to for the n-th time is the n-th buffer there."""
     expansion = Expansion(p)
     unit = p.overlay.address_unit
@@ -91,7 +91,7 @@ def slow(p: Program) -> list[Segment]:
                     most = max(times[at] for at in range(int(start), int(start + size)))
                     order = held[min(most, len(held)) - 1]
                     rows.setdefault((order, accesses.units[by].name), []).append(int(uop))
-    return [Segment(p.buffers[order], name, min(uops), max(uops)) for (order, name), uops in rows.items()]
+    return [StoredSegment(p.buffers[order], name, min(uops), max(uops)) for (order, name), uops in rows.items()]
 
 
 @given(
@@ -114,12 +114,12 @@ def encoder(layers: int, batch: int, seq: int, hidden: int, heads: int, ffn: int
             return Gemm(y, x, y, weight, bias, act)
         return Gemm(y, x, y, weight, bias, act, residual, np.ones(n, np.float32), Norm(1e-6))
 
-    out: list[Gemm | Attention] = []
+    out: list[Gemm | AttentionLayer] = []
     x = "x"
     for i in range(layers):
         q, k, v, c, d, h, y = (f"l{i}.{n}" for n in "qkvcdhy")
         out += [gemm(x, n, hidden, hidden) for n in (q, k, v)]
-        out += [Attention(c, q, k, v, c, heads, hidden // heads), gemm(c, d, hidden, hidden, x)]
+        out += [AttentionLayer(c, q, k, v, c, heads, hidden // heads), gemm(c, d, hidden, hidden, x)]
         out += [gemm(d, h, hidden, ffn, act=Activation.GELU_TANH), gemm(h, y, ffn, hidden, d)]
         x = y
     return LayerGraph(batch, seq, {"x": hidden}, (Output(x),), tuple(out))

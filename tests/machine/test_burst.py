@@ -27,7 +27,7 @@ from rsn.machine.fast_engine import run_traces
 from rsn.machine.jit import available
 from rsn.machine.steps import Burst, Par, Step, Steps
 from rsn.machine.timing import Timing
-from rsn.machine.traces import trace
+from rsn.machine.traces import trace_workload
 from rsn.machine.unit import Unit
 from rsn.tests.machine.toys import toy_overlay
 
@@ -224,7 +224,7 @@ def test_a_burst_is_so_many_steps(case: Case, data: bool) -> None:
 @given(transfers() | pipelines() | broken())
 def test_traces_are_the_same(case: Case) -> None:
     depths, programs = case
-    one, other = (trace(toy(u, depths), programs) for u in (Single, Bursting))
+    one, other = (trace_workload(toy(u, depths), programs) for u in (Single, Bursting))
     for field in dataclasses.fields(one):
         if field.name != "net":
             np.testing.assert_array_equal(getattr(one, field.name), getattr(other, field.name))
@@ -236,7 +236,7 @@ def test_traces_are_the_same(case: Case) -> None:
 def test_the_compiled_engine_takes_them_too(case: Case) -> None:
     depths, programs = case
     overlay = toy(Bursting, depths)
-    traces = trace(overlay, programs)
+    traces = trace_workload(overlay, programs)
     assert found(lambda: run_traces(traces, overlay, record=True)) == in_network(Bursting, case, False)[0]
 
 

@@ -29,7 +29,7 @@ from rsn.machine.description import Stream, UnitSpec
 from rsn.machine.executor import ProcessNetwork
 from rsn.machine.fast_engine import run_traces
 from rsn.machine.steps import Burst, Channel, Par, Step, Steps
-from rsn.machine.traces import trace
+from rsn.machine.traces import trace_workload
 from rsn.machine.unit import Unit
 from rsn.scheduler.pack import pack
 from rsn.tests.machine.toys import toy_overlay
@@ -281,7 +281,7 @@ def outcomes(case: Case, seed: int) -> Iterator[Outcome]:
     for order in (None, lambda tasks: shuffle.sample(tasks, len(tasks))):
         net = ProcessNetwork(**program, order=order)
         yield ends(net, lambda net=net: (net.run(), {n: p.busy for n, p in net.progress.items()}))
-    traces = trace(**program)
+    traces = trace_workload(**program)
 
     def compiled() -> Any:
         timing = run_traces(traces, program["machine"], compiled=lambda function: function)

@@ -38,10 +38,10 @@ from rsn.machine.jit import available
 from rsn.machine.plan import Plan, execute
 from rsn.machine.steps import Par, Step, Steps
 from rsn.machine.timing import Timing
-from rsn.machine.traces import UntraceableError, trace
+from rsn.machine.traces import UntraceableError, trace_workload
 from rsn.machine.unit import Unit
 from rsn.scheduler import pack
-from rsn.scheduler.graph import Activation, Attention, Gemm, Norm, Output
+from rsn.scheduler.graph import Activation, AttentionLayer, Gemm, Norm, Output
 from rsn.scheduler.graph import LayerGraph as Layers
 from rsn.scheduler.lower import lower
 from rsn.scheduler.schedule import PAPER, STRICT, Schedule
@@ -99,7 +99,7 @@ def same(
         net = ProcessNetwork(machine, workload, where=where, record=True)
         return Timing.of(net, net.run())
 
-    traces = trace(machine, workload, where=where)
+    traces = trace_workload(machine, workload, where=where)
     got = outcome(lambda: run_traces(traces, machine, record=True, compiled=ENGINES[engine]))
     assert got == outcome(defined)
     if isinstance(got, dict):
@@ -135,7 +135,7 @@ def encoder(batch: int, seq: int, hidden: int = 128, heads: int = 2, ffn: int = 
     one, norm = np.ones(hidden, np.float32), Norm(1e-6) if masked or hidden == 1024 else None
     layers = (
         *(gemm("x", y, hidden, hidden) for y in "qkv"),
-        Attention("a", "q", "k", "v", "c", heads, hidden // heads, masked),
+        AttentionLayer("a", "q", "k", "v", "c", heads, hidden // heads, masked),
         gemm("c", "d", hidden, hidden, residual="x", residual_scale=one, norm=norm),
         gemm("d", "h", hidden, ffn, activation=Activation.GELU_TANH),
         gemm("h", "y", ffn, hidden, residual="d", residual_scale=one, norm=norm),
@@ -401,10 +401,10 @@ def test_keys_leave_nothing_out_of_an_encoder(program: Callable[[], Program], mo
 
 
 def check_keys(program: Program, monkeypatch: pytest.MonkeyPatch) -> None:
-    short = trace(**parts(program))
+    short = trace_workload(**parts(program))
     for spec in program.overlay.units:
         monkeypatch.setattr(spec.behaviour, "effect_key", lambda unit, uop: None)
-    long = trace(**parts(program))
+    long = trace_workload(**parts(program))
     for field in dataclasses.fields(short):
         if field.name != "net":
             np.testing.assert_array_equal(getattr(short, field.name), getattr(long, field.name))
@@ -416,7 +416,7 @@ def test_registers_decide_which_exchanges_there_are() -> None:
     issues = {
         "MemC0": [softmax, f.MemCConfig(alone=1), softmax, f.MemCConfig(max_sub=1), softmax, f.MemCConfig(), softmax]
     }
-    traces = trace(XNN, issues)
+    traces = trace_workload(XNN, issues)
     p = list(traces.net.progress).index("MemC0")
     shared, _, alone, _, larger, _, again = traces.items[traces.bounds[p] : traces.bounds[p + 1]].tolist()
     assert shared == again
@@ -439,7 +439,7 @@ def test_control_tokens_need_a_run() -> None:
     overlay = toy({("A", "B"): 1}, Talker)
     program = {"A": ["tell"], "B": ["listen"]}
     with pytest.raises(UntraceableError):
-        trace(overlay, program)
+        trace_workload(overlay, program)
     assert execute(overlay, program).latency == pytest.approx(3e-6)
 
 
@@ -459,7 +459,7 @@ def test_a_uop_that_asks_for_too_much_is_left_to_the_run() -> None:
     with pytest.raises(DeadlockError):
         execute(FIG6, InstructionPath(FIG6, packets))
     with pytest.raises(UntraceableError):
-        trace(FIG6, InstructionPath(FIG6, packets))
+        trace_workload(FIG6, InstructionPath(FIG6, packets))
 
 
 def test_a_key_does_not_speak_for_another_kernel() -> None:
@@ -477,8 +477,8 @@ def test_a_key_does_not_speak_for_another_kernel() -> None:
             for _ in range(self.count):
                 yield Step("us")
 
-    assert trace(toy({}, Once), {"A": [[(1, [], [], 1, False)]] * 3}).firings == 3
-    assert trace(toy({}, Counting), {"A": [[]] * 3}).firings == 1 + 2 + 3
+    assert trace_workload(toy({}, Once), {"A": [[(1, [], [], 1, False)]] * 3}).firings == 3
+    assert trace_workload(toy({}, Counting), {"A": [[]] * 3}).firings == 1 + 2 + 3
 
 
 # -- a unit of one's own, with an instruction path ----------------------------------------------------------------

@@ -23,7 +23,7 @@ from rsn.machine.jit import available
 from rsn.machine.list_scheduling import ListSchedulingProblem
 from rsn.machine.steps import Step, Steps
 from rsn.machine.timing import Timing
-from rsn.machine.traces import trace
+from rsn.machine.traces import trace_workload
 from rsn.machine.unit import Unit
 from rsn.tests import effort
 from rsn.tests.machine.toys import toy_overlay
@@ -90,7 +90,7 @@ Programs = dict[str, list[Uop]]
 
 def arbitrate(overlay: Overlay, jobs: Sequence[Job], programs: Programs, engine: str, record: bool = False) -> Timing:
     issues: Programs = {**programs, "D": [u for job in jobs for u in job.uops]}
-    traces = trace(overlay, issues)
+    traces = trace_workload(overlay, issues)
     numbers = {c.name: c.number for c in traces.net.channels}
     ends = np.cumsum([0, *(len(job.uops) for job in jobs)]).astype(np.int32)
     arbitration = ListSchedulingProblem(

@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from rsn.rsnlib.partition import Traced
-from rsn.scheduler.graph import Activation, Attention, Gemm, LayerGraph
+from rsn.scheduler.graph import Activation, AttentionLayer, Gemm, LayerGraph
 
 Lengths = npt.NDArray[np.int64] | None
 
@@ -64,7 +64,7 @@ def _gemm(layer: Gemm, values: dict[str, Any]) -> Any:
     return y
 
 
-def _attention(layer: Attention, network: LayerGraph, values: dict[str, Any], lengths: Lengths) -> Any:
+def _attention(layer: AttentionLayer, network: LayerGraph, values: dict[str, Any], lengths: Lengths) -> Any:
     shape = (network.batch, network.seq, layer.heads, layer.head_dim)
     q, k, v = (values[name].reshape(shape).transpose(0, 2, 1, 3) for name in (layer.q, layer.k, layer.v))
     scores = q @ k.swapaxes(2, 3) + (0 if layer.bias is None else layer.bias)

@@ -11,7 +11,7 @@ from torch import nn
 import rsn
 from rsn.base.errors import UnsupportedError
 from rsn.rsnlib.trace import trace
-from rsn.scheduler.graph import Attention, LayerGraph
+from rsn.scheduler.graph import AttentionLayer, LayerGraph
 from rsn.tests.effort import long
 
 SEQ, HEADS, DIM = 140, 3, 32
@@ -75,8 +75,8 @@ CASES: dict[str, tuple[list[Any], bool, bool, bool]] = {  # terms; masked by len
 }
 
 
-def attention_of(network: LayerGraph) -> Attention:
-    (found,) = (layer for layer in network.layers if isinstance(layer, Attention))
+def attention_of(network: LayerGraph) -> AttentionLayer:
+    (found,) = (layer for layer in network.layers if isinstance(layer, AttentionLayer))
     return found
 
 

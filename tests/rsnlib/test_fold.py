@@ -8,24 +8,24 @@ import pytest
 from rsn.base.errors import UnsupportedError
 from rsn.machine.view import View
 from rsn.rsnlib.fold import fold, fold_shapes
-from rsn.rsnlib.layers import Attend, LayerNorm, Linear, Source, ancestors
-from rsn.scheduler.graph import Attention, Gemm, Norm, Output
+from rsn.rsnlib.layers import AttendLayer, LayerNorm, LinearLayer, Source, ancestors
+from rsn.scheduler.graph import AttentionLayer, Gemm, Norm, Output
 
 RANDOM = np.random.default_rng(0)
 X = Source("x", 4, View.dense((2, 3, 4)))
 
 
-def linear(path: str, x: Source | Linear | Attend, n: int, **more: object) -> Linear:
+def linear(path: str, x: Source | LinearLayer | AttendLayer, n: int, **more: object) -> LinearLayer:
     weight = RANDOM.standard_normal((x.width, n)).astype(np.float32)
-    return Linear(path, x, weight, RANDOM.standard_normal(n), **more)  # type: ignore[arg-type]
+    return LinearLayer(path, x, weight, RANDOM.standard_normal(n), **more)  # type: ignore[arg-type]
 
 
-def normed(path: str, **more: object) -> Linear:
+def normed(path: str, **more: object) -> LinearLayer:
     norm = LayerNorm(1e-6, RANDOM.standard_normal(4), RANDOM.standard_normal(4))
     return linear(path, X, 4, norm=norm, **more)
 
 
-def gemms(*outputs: Linear) -> list[Gemm]:
+def gemms(*outputs: LinearLayer) -> list[Gemm]:
     network, _ = fold(list(outputs), 2, 3)
     return [layer for layer in network.layers if isinstance(layer, Gemm)]
 
@@ -84,19 +84,19 @@ def test_output_of_a_norm_takes_scale_and_shift() -> None:
 
 def test_weights_are_copied_row_major() -> None:
     weight = RANDOM.standard_normal((4, 6)).astype(np.float32)
-    (folded,) = gemms(Linear("a", X, weight, np.zeros(6)))
+    (folded,) = gemms(LinearLayer("a", X, weight, np.zeros(6)))
     assert not np.shares_memory(folded.weight, weight)
     assert folded.weight.flags.c_contiguous
 
 
 def test_layers_come_after_their_operands_under_unique_names() -> None:
     q, k, v = (linear("self", X, 4) for _ in range(3))
-    attend = Attend("self", q, k, v, heads=2, head_dim=2, masked=True)
+    attend = AttendLayer("self", q, k, v, heads=2, head_dim=2, masked=True)
     network, names = fold([linear("0", attend, 3)], 2, 3)
     assert network.inputs == {"x": 4}
     assert [layer.y for layer in network.layers] == ["self", "self_2", "self_3", "self_4", "linear_0"]
     attention = network.layers[3]
-    assert isinstance(attention, Attention)
+    assert isinstance(attention, AttentionLayer)
     assert (attention.q, attention.k, attention.v, attention.masked) == ("self", "self_2", "self_3", True)
     assert set(names) == set(ancestors([attend])) | {layer for layer in names if names[layer] == "linear_0"}
 
@@ -104,7 +104,7 @@ def test_layers_come_after_their_operands_under_unique_names() -> None:
 def test_a_result_wanted_before_and_after_its_norm_is_normalised_by_a_pass() -> None:
     plain = linear("block.dense", X, 4)
     scale, shift = np.array([1.0, 2.0, 3.0, 4.0]), np.array([0.5, 0.0, 0.0, 0.0])
-    after = Linear("block.dense", X, plain.weight, plain.bias, norm=LayerNorm(1e-6, scale, shift), before=plain)
+    after = LinearLayer("block.dense", X, plain.weight, plain.bias, norm=LayerNorm(1e-6, scale, shift), before=plain)
     following = linear("next", after, 4, residual=plain)
     network, names = fold([following], 2, 3)
     dense, normed, last = network.layers
@@ -118,6 +118,6 @@ def test_a_result_wanted_before_and_after_its_norm_is_normalised_by_a_pass() -> 
 
 def test_result_wanted_before_and_after_a_sum_is_refused() -> None:
     plain = linear("block.dense", X, 4)
-    added = Linear("block.dense", X, plain.weight, plain.bias, residual=X, before=plain)
+    added = LinearLayer("block.dense", X, plain.weight, plain.bias, residual=X, before=plain)
     with pytest.raises(UnsupportedError, match=r"block\.dense: .*before and after something is added"):
         fold([linear("next", added, 4, residual=plain)], 2, 3)

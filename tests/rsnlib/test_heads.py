@@ -15,7 +15,7 @@ import rsn
 from rsn.base.errors import UnsupportedError
 from rsn.isa.overlays import XNN
 from rsn.rsnlib.trace import trace
-from rsn.scheduler.graph import Attention
+from rsn.scheduler.graph import AttentionLayer
 from rsn.scheduler.lower import lower
 from rsn.scheduler.schedule import PAPER
 
@@ -130,7 +130,7 @@ def test_scale_and_shift_of_a_norm_reach_an_attention() -> None:
 def test_a_network_that_wants_both_layouts_is_refused() -> None:
     """The scheduler itself puts nothing between them."""
     network = trace(Model(lambda m, x: m.attended(x, 4)).eval(), (torch.randn(1, 20, COLUMNS),)).network
-    (attention,) = (layer for layer in network.layers if isinstance(layer, Attention))
+    (attention,) = (layer for layer in network.layers if isinstance(layer, AttentionLayer))
     other = replace(attention, y="other", heads=8, head_dim=16)
     with pytest.raises(UnsupportedError, match=r"in 8 heads of 16 columns; another attention .* it in 4 heads of 32"):
         lower(replace(network, layers=(*network.layers, other)), XNN, PAPER)

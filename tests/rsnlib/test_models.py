@@ -13,7 +13,7 @@ import torch
 
 from rsn.rsnlib.models import SpecError, load_spec, preset
 from rsn.rsnlib.trace import trace
-from rsn.scheduler.graph import Activation, Attention, Gemm
+from rsn.scheduler.graph import Activation, AttentionLayer, Gemm
 
 # (M, K, N) of the layers of CHARM's benchmarks.
 MLP = [(3072, 2048, 4096), (3072, 4096, 4096), (3072, 4096, 4096), (3072, 4096, 1024)]
@@ -30,7 +30,9 @@ def test_products_are_those_of_the_benchmark(name: str, expected: list[tuple[int
     rows = network.batch * network.seq
     gemms = [layer for layer in network.layers if isinstance(layer, Gemm)]
     assert [(rows, *layer.weight.shape) for layer in gemms] == expected
-    attention = [(network.batch, network.seq, x.heads, x.head_dim) for x in network.layers if isinstance(x, Attention)]
+    attention = [
+        (network.batch, network.seq, x.heads, x.head_dim) for x in network.layers if isinstance(x, AttentionLayer)
+    ]
     assert attention == ([(48, 64, 16, 64)] if name == "vit" else [])
 
 
@@ -41,7 +43,7 @@ def test_bert_large_encoder() -> None:
     network = trace(model, inputs).network
     shapes = [layer.weight.shape for layer in network.layers if isinstance(layer, Gemm)]
     assert shapes == [*[(1024, 1024)] * 4, (1024, 4096), (4096, 1024)]
-    (attention,) = (layer for layer in network.layers if isinstance(layer, Attention))
+    (attention,) = (layer for layer in network.layers if isinstance(layer, AttentionLayer))
     assert (attention.heads, attention.head_dim, attention.masked) == (16, 64, False)
 
 
@@ -57,7 +59,7 @@ def test_minilm_computes_what_pytorch_does(call: Callable[..., Any], base: bool)
     gemms = [layer for layer in traced.network.layers if isinstance(layer, Gemm)]
     assert {layer.activation for layer in gemms} == {None, Activation.GELU_TANH if base else Activation.GELU_ERF}
     assert {layer.norm.eps for layer in gemms if layer.norm} == {1e-6 if base else 1e-12}
-    assert [x.masked for x in traced.network.layers if isinstance(x, Attention)] == [not base] * 6
+    assert [x.masked for x in traced.network.layers if isinstance(x, AttentionLayer)] == [not base] * 6
     assert len({layer.weight.tobytes() for layer in gemms}) == 36, "each layer has weights of its own"
 
 

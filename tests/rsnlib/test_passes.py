@@ -18,7 +18,7 @@ from rsn.cli.compile import PASSES
 from rsn.cli.main import main
 from rsn.isa.overlay import Overlay
 from rsn.rsnlib.dump import SHOWN, shown
-from rsn.rsnlib.layers import Linear
+from rsn.rsnlib.layers import LinearLayer
 from rsn.rsnlib.rules import RULES
 from rsn.rsnlib.values import Abstract, AbstractState, Arguments, Value
 from rsn.scheduler.graph import Gemm, LayerGraph
@@ -92,7 +92,7 @@ def test_a_rule_for_an_operator_of_ones_own() -> None:
 
     def negative(values: AbstractState, node: Any, a: Arguments) -> Abstract | str:
         value = values.of[a["self"]]
-        if not isinstance(value, Value) or not isinstance(value.base, Linear) or not value.base.is_open:
+        if not isinstance(value, Value) or not isinstance(value.base, LinearLayer) or not value.base.is_open:
             return "it is possible only behind a product"
         return Value(replace(value.base, factor=-value.base.factor, before=value.base), value.view)
 

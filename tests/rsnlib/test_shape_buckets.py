@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 torch = pytest.importorskip("torch")
 
 from rsn.base.errors import TensorError  # noqa: E402
-from rsn.host.serving.family import Family  # noqa: E402 - torch first: it may be missing
+from rsn.host.serving.family import ProgramFamily  # noqa: E402 - torch first: it may be missing
 from rsn.rsnlib.call_padding import CallPadding  # noqa: E402
 from rsn.rsnlib.shape_buckets import (  # noqa: E402
     MAX_SHOWN,
@@ -110,7 +110,7 @@ def test_families_and_servers_refuse_in_the_same_words() -> None:
     x = torch.zeros(1, 8, 64)
     dims = {0: Batch(1, 4), 1: Length(8, 16)}
     padding = CallPadding(Arguments(signature(lambda x: x), (x,), {"x": dims}), ())
-    family = Family([attention(batch, seq).program for seq in (8, 16) for batch in (1, 4)])
+    family = ProgramFamily([attention(batch, seq).program for seq in (8, 16) for batch in (1, 4)])
     for batch, seq in ((5, 8), (1, 17)):
         with pytest.raises(TensorError) as told:
             padding.fit((torch.zeros(batch, seq, 64),), {})

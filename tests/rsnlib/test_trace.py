@@ -15,7 +15,7 @@ from torch import nn
 
 from rsn.base.errors import RsnError, TensorError, UnsupportedError
 from rsn.rsnlib.trace import trace
-from rsn.scheduler.graph import Activation, Attention, Gemm, Norm
+from rsn.scheduler.graph import Activation, AttentionLayer, Gemm, Norm
 
 Call = Callable[..., Any]
 Randomised = Callable[..., Any]
@@ -69,8 +69,8 @@ def test_bert_with_masks(call: Call, randomised: Randomised, attention: str) -> 
     assert_close(got.last_hidden_state, expected.last_hidden_state)
     assert_close(got.pooler_output, expected.pooler_output)
     assert list(traced.network.inputs) == ["embeddings_LayerNorm"]
-    assert [type(x) for x in traced.network.layers] == [Gemm, Gemm, Gemm, Attention, Gemm, Gemm, Gemm] * 2
-    assert all(x.masked for x in traced.network.layers if isinstance(x, Attention))
+    assert [type(x) for x in traced.network.layers] == [Gemm, Gemm, Gemm, AttentionLayer, Gemm, Gemm, Gemm] * 2
+    assert all(x.masked for x in traced.network.layers if isinstance(x, AttentionLayer))
 
 
 def test_bert_without_mask(call: Call, randomised: Randomised) -> None:
@@ -78,7 +78,7 @@ def test_bert_without_mask(call: Call, randomised: Randomised) -> None:
     ids = tokens(L, L)["input_ids"]
     traced = trace(model, (ids,))
     assert traced.host.prologue(ids)[1] is None
-    assert not any(x.masked for x in traced.network.layers if isinstance(x, Attention))
+    assert not any(x.masked for x in traced.network.layers if isinstance(x, AttentionLayer))
     assert_close(call(traced, input_ids=ids).last_hidden_state, model(ids).last_hidden_state)
 
 
@@ -221,7 +221,7 @@ class CausalSum(Block):
 def test_causal_attention(call: Call, randomised: Randomised, kind: type[Block]) -> None:
     model, x = randomised(kind()), hidden()
     traced = trace(model, (x,))
-    (attention,) = (layer for layer in traced.network.layers if isinstance(layer, Attention))
+    (attention,) = (layer for layer in traced.network.layers if isinstance(layer, AttentionLayer))
     assert (attention.causal, attention.masked) == (True, False)
     assert_close(call(traced, x), model(x))
 
@@ -238,7 +238,7 @@ def test_a_causal_mask_from_the_arguments_hides_padding_too(call: Call, randomis
     """Whether it is causal, the example says; another kind of mask is refused when it comes."""
     model, x = randomised(CausalPadded()), hidden()
     traced = trace(model, (x, right_padded(L, L)))
-    (attention,) = (layer for layer in traced.network.layers if isinstance(layer, Attention))
+    (attention,) = (layer for layer in traced.network.layers if isinstance(layer, AttentionLayer))
     assert (attention.causal, attention.masked) == (True, True)
     got, wanted = call(traced, x, right_padded(L, 4)), model(x, right_padded(L, 4))
     assert_close(got[0], wanted[0])

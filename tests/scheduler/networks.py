@@ -15,7 +15,7 @@ from rsn.isa.overlays import XNN
 from rsn.isa.overlays.xnn.post_ops import activation
 from rsn.isa.program import Program, Role
 from rsn.scheduler.build import build
-from rsn.scheduler.graph import Activation, Attention, Gemm, LayerGraph, Norm, Output
+from rsn.scheduler.graph import Activation, AttentionLayer, Gemm, LayerGraph, Norm, Output
 from rsn.scheduler.schedule import PAPER, Schedule
 
 CODES = {Activation.GELU_TANH: 0, Activation.GELU_ERF: 1, Activation.RELU: 2, Activation.SILU: 3}
@@ -54,7 +54,7 @@ class Maker:
         rms: bool = False,
     ) -> LayerGraph:
         """biases: for how many sequences and heads the scores have a bias of their own; layers share it."""
-        out: list[Gemm | Attention] = []
+        out: list[Gemm | AttentionLayer] = []
         x = "x"
         norm = Norm(eps, rms)
         scores = None if biases is None else self.rng.standard_normal((*biases, seq, seq)).astype(np.float32)
@@ -76,7 +76,7 @@ class Maker:
                 if name == k:  # the score scale, folded
                     weight, bias = (np.float32((hidden // heads) ** -0.5) * a for a in (weight, bias))
                 out.append(Gemm(f"{name}_proj", into, name, weight, bias))
-            out.append(Attention(f"l{i}.attention", q, k, v, c, heads, hidden // heads, masked, bias=scores))
+            out.append(AttentionLayer(f"l{i}.attention", q, k, v, c, heads, hidden // heads, masked, bias=scores))
             scale = 1 + self.vector(hidden)
             out.append(
                 Gemm(f"l{i}.dense", c, x1, self.matrix(hidden, hidden), self.vector(hidden), None, x, scale, behind)

@@ -14,7 +14,7 @@ from rsn.isa.overlay import Overlay
 from rsn.isa.overlays import XNN, XNN_BASE
 from rsn.isa.verify import check, dry_run
 from rsn.scheduler.build import build
-from rsn.scheduler.graph import Activation, Attention, Gemm, LayerGraph, Norm, Output
+from rsn.scheduler.graph import Activation, AttentionLayer, Gemm, LayerGraph, Norm, Output
 from rsn.scheduler.groups import plan
 from rsn.scheduler.mapping import MappingType
 from rsn.scheduler.schedule import PAPER, STORE_BLOCKS, STRICT, DramPolicy, Interleave, Loops, Schedule, Segment
@@ -59,7 +59,7 @@ def schedules(draw: st.DrawFn, network: LayerGraph) -> Schedule:
         "heads_per_slot": draw(st.sampled_from([1, 2, 4])),
     }
     blocks = sum(-(-n // 128) for n in network.rows)
-    attends = any(isinstance(layer, Attention) for layer in network.layers)
+    attends = any(isinstance(layer, AttentionLayer) for layer in network.layers)
     fits = blocks == 3 or blocks % 6 == 0 or (network.batch == 1 and not attends)
     whole = fits and draw(st.integers(0, 3)) == 0
     knobs["segments"] = tuple(draw(segments(network, whole)))

@@ -19,7 +19,7 @@ from rsn.isa.verify import check
 from rsn.machine.plan import Plan
 from rsn.scheduler.attention import lower_attention
 from rsn.scheduler.attention_unfused import lower_as, lower_scores, lower_values, place_scores
-from rsn.scheduler.graph import Attention, LayerGraph, Output
+from rsn.scheduler.graph import AttentionLayer, LayerGraph, Output
 from rsn.scheduler.kernel_builder import KernelBuilder
 from rsn.scheduler.lower import place_activations
 from rsn.scheduler.mapping import MappingType
@@ -34,7 +34,7 @@ A, B, C, D = MappingType
 
 @cache
 def attention(batch: int, seq: int, heads: int = 4) -> LayerGraph:
-    layer = Attention("block.attention", "q", "k", "v", "y", heads, 64)
+    layer = AttentionLayer("block.attention", "q", "k", "v", "y", heads, 64)
     inputs = dict.fromkeys(("q", "k", "v"), heads * 64)
     return LayerGraph(batch, seq, inputs, (Output("y"),), (layer,))
 
@@ -45,7 +45,7 @@ def program(
     s = KernelBuilder(network, overlay, schedule)
     place_activations(s)
     for layer in network.layers:
-        assert isinstance(layer, Attention)
+        assert isinstance(layer, AttentionLayer)
         lower_as(s, layer, kind)
     return pack(s.finish())
 
@@ -69,7 +69,7 @@ def compute(network: LayerGraph, p: Program, seed: int = 0) -> tuple[np.ndarray,
 
 def expected(network: LayerGraph, values: dict[str, np.ndarray]) -> np.ndarray:
     layer = network.layers[0]
-    assert isinstance(layer, Attention)
+    assert isinstance(layer, AttentionLayer)
     shape = (network.batch, network.seq, layer.heads, layer.head_dim)
     q, k, v = (values[n].astype(np.float64).reshape(shape).transpose(0, 2, 1, 3) for n in ("q", "k", "v"))
     e = np.exp(q @ k.transpose(0, 1, 3, 2))
@@ -152,7 +152,7 @@ def test_keys_beyond_the_length_take_no_part() -> None:
 
 def test_layers_share_the_memory_of_scores() -> None:
     """And its contents pass from one to the other in order."""
-    layers = tuple(Attention(f"l{i}", q, "k", "v", y, 4, 64) for i, (q, y) in enumerate([("q", "h"), ("h", "y")]))
+    layers = tuple(AttentionLayer(f"l{i}", q, "k", "v", y, 4, 64) for i, (q, y) in enumerate([("q", "h"), ("h", "y")]))
     network = LayerGraph(1, 256, dict.fromkeys(("q", "k", "v"), 256), (Output("y"),), layers)
     p = program(network, B)
     assert [b.name for b in p.buffers if b.name.startswith("scores")] == ["scores4"]
@@ -177,7 +177,7 @@ def test_each_product_alone_is_a_program() -> None:
         s = KernelBuilder(network, XNN_BASE, STRICT)
         place_activations(s)
         (layer,) = network.layers
-        assert isinstance(layer, Attention)
+        assert isinstance(layer, AttentionLayer)
         lower(s, layer, place_scores(s, layer))
         times.append(milliseconds(pack(s.finish())))
     both = milliseconds(program(network, B, schedule=STRICT))
@@ -188,6 +188,6 @@ def test_reference_of_the_other_tests_agrees() -> None:
     network = attention(1, 256)
     rng = np.random.default_rng(2)
     x = rng.standard_normal((1, 256, 256)).astype(np.float32)
-    layer = Attention("a", "x", "x", "x", "y", 4, 64)
+    layer = AttentionLayer("a", "x", "x", "x", "y", 4, 64)
     same = LayerGraph(1, 256, {"x": 256}, (Output("y"),), (layer,))
     assert np.allclose(reference(same, x), expected(network, dict.fromkeys("qkv", x)), atol=1e-6)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from rsn.isa.overlays import XNN_BASE
-from rsn.scheduler.graph import Attention, LayerGraph, Output
+from rsn.scheduler.graph import AttentionLayer, LayerGraph, Output
 from rsn.scheduler.mapping import MAX_ROWS, MappingType, Roofline, Shape, choose, estimate
 
 A, B, C, D = MappingType
@@ -28,7 +28,7 @@ def test_table_3_to_its_last_digit(kind: MappingType) -> None:
 
 
 def test_shape_of_a_layer_is_padded_as_it_is_stored() -> None:
-    attention = Attention("a", "q", "k", "v", "y", 12, 32)
+    attention = AttentionLayer("a", "q", "k", "v", "y", 12, 32)
     network = LayerGraph(3, 200, {"x": 384}, (Output("y"),), (attention,))
     assert Shape.of(network, attention) == Shape(36, 256, 64)
 

@@ -19,7 +19,7 @@ from rsn.scheduler import best as best_module
 from rsn.scheduler import search as module
 from rsn.scheduler.best import Best, Chosen, choose
 from rsn.scheduler.build import build
-from rsn.scheduler.graph import Attention, Gemm, LayerGraph, Output
+from rsn.scheduler.graph import AttentionLayer, Gemm, LayerGraph, Output
 from rsn.scheduler.schedule import PAPER, Interleave, Schedule
 from rsn.scheduler.search import Found, describe, first, price, sample, search
 from rsn.tests.effort import sampled
@@ -338,7 +338,7 @@ def test_another_one_is_searched_for(
 def test_all_that_matters_of_a_network_is_in_its_description() -> None:
     network = encoder()
     attention, dense, up = network.layers[3:6]
-    assert isinstance(attention, Attention)
+    assert isinstance(attention, AttentionLayer)
     assert isinstance(dense, Gemm)
     assert isinstance(up, Gemm)
     changed = [

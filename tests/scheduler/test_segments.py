@@ -8,7 +8,7 @@ import pytest
 
 from rsn.base.errors import ScheduleError
 from rsn.isa.overlays import XNN
-from rsn.scheduler.graph import Attention, LayerGraph
+from rsn.scheduler.graph import AttentionLayer, LayerGraph
 from rsn.scheduler.groups import Planned, plan
 from rsn.scheduler.mapping import MappingType
 from rsn.scheduler.schedule import DramPolicy, Interleave, Loops, Schedule, Segment
@@ -26,7 +26,7 @@ def encoder(layers: int = 2) -> LayerGraph:
 
 
 def paths(planned: Planned) -> Sequence[str]:
-    return [planned.layers.path] if isinstance(planned.layers, Attention) else [g.path for g in planned.layers]
+    return [planned.layers.path] if isinstance(planned.layers, AttentionLayer) else [g.path for g in planned.layers]
 
 
 def of(network: LayerGraph, path: str, *segments: Segment, **knobs: object) -> Planned:

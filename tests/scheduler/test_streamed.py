@@ -14,7 +14,7 @@ from rsn.isa.overlays import XNN, XNN_BASE
 from rsn.isa.verify import check, dry_run
 from rsn.scheduler.attention_3_blocks import BLOCKS, _begun, _in_turn
 from rsn.scheduler.build import build
-from rsn.scheduler.graph import Attention, LayerGraph, Output
+from rsn.scheduler.graph import AttentionLayer, LayerGraph, Output
 from rsn.scheduler.lower import lower
 from rsn.scheduler.mapping import MappingType
 from rsn.scheduler.pack import pack
@@ -26,7 +26,7 @@ from .test_pack import uops_from, uops_of
 
 def attention(batch: int, seq: int, heads: int, masked: bool = False) -> LayerGraph:
     """Of an input with itself. Scores are kept small: the keys carry no scale."""
-    layer = Attention("a", "x", "x", "x", "y", heads, 64, masked)
+    layer = AttentionLayer("a", "x", "x", "x", "y", heads, 64, masked)
     return LayerGraph(batch, seq, {"x": 64 * heads}, (Output("y"),), (layer,))
 
 

@@ -13,7 +13,7 @@ from rsn.isa.overlays.xnn.formats import Ddr
 from rsn.isa.packet import Packet
 from rsn.isa.program import Buffer, Program, Role
 from rsn.scheduler.build import Built, build
-from rsn.scheduler.graph import Attention, Gemm, LayerGraph, Output
+from rsn.scheduler.graph import AttentionLayer, Gemm, LayerGraph, Output
 from rsn.scheduler.schedule import PAPER
 
 SEQ = 130
@@ -27,7 +27,7 @@ def attention(overlay: Overlay = XNN, seed: int = 4) -> Built:
     qkv = [
         Gemm(n, "x", n, rng.standard_normal((64, 64)).astype(np.float32) / 8, np.zeros(64, np.float32)) for n in "qkv"
     ]
-    layers = (*qkv, Attention("a", "q", "k", "v", "y", 1, 64, overlay is XNN))
+    layers = (*qkv, AttentionLayer("a", "q", "k", "v", "y", 1, 64, overlay is XNN))
     seq = SEQ if overlay is XNN else 256
     return build(LayerGraph(2, seq, {"x": 64}, (Output("y"),), layers), overlay, PAPER)
 

@@ -29,7 +29,7 @@ from rsn.isa.overlays.xnn import formats as f
 from rsn.isa.packet import Packet
 from rsn.isa.program import Buffer, Layout, Program, Role
 from rsn.scheduler.build import Built, build
-from rsn.scheduler.graph import Attention, Gemm, LayerGraph, Output
+from rsn.scheduler.graph import AttentionLayer, Gemm, LayerGraph, Output
 from rsn.scheduler.schedule import PAPER
 
 rng = np.random.default_rng(3)
@@ -40,7 +40,7 @@ def built() -> Built:
     """Masked attention over two sequences."""
     zeros = np.zeros(64, np.float32)
     qkv = [Gemm(n, "x", n, rng.standard_normal((64, 64)).astype(np.float32) / 8, zeros) for n in "qkv"]
-    layers = (*qkv, Attention("a", "q", "k", "v", "y", 1, 64, True))
+    layers = (*qkv, AttentionLayer("a", "q", "k", "v", "y", 1, 64, True))
     return build(LayerGraph(2, 100, {"x": 64}, (Output("y"),), layers), XNN, PAPER)
 
 
