@@ -132,7 +132,7 @@ def test_a_bare_image_there_and_back(bare: Path) -> None:
     assert (result.exit_code, result.stdout) == (0, BARE)
     assert "its text has no buffers and no op lists (--mme)" in result.stderr
     result = rsn("dis", "--raw", "bare.raw", "--mme", "mme.json", "-o", "listed.rsn")
-    assert "its text has no buffers:" in result.stderr
+    assert "its text has no buffers, which only rsn asm --raw accepts" in result.stderr
     assert rsn("asm", "--raw", "listed.rsn", "-o", "again.raw", "--mme", "again.json").exit_code == 0
     assert (bare / "again.raw").read_bytes() == (bare / "bare.raw").read_bytes()
     assert json.loads((bare / "again.json").read_text()) == json.loads(LISTS)
@@ -195,7 +195,7 @@ def test_options_of_bare_images_alone(bare: Path, command: str) -> None:
         result = rsn(command, "p.bin", *given)
         assert (result.exit_code, f"{given[0]}: only with --raw" in result.stderr) == (2, True)
     result = rsn(command, "--raw", "bare.raw", "--mme", "bare.raw")
-    assert (result.exit_code, "bare.raw: not JSON" in result.stderr) == (1, True)
+    assert (result.exit_code, "bare.raw: not a JSON object" in result.stderr) == (1, True)
 
 
 @pytest.mark.parametrize(
