@@ -1,1 +1,1 @@
-"""What every floor uses: errors, findings, files, durations."""
+"""Types and functions that every other folder uses: errors, findings, files, durations."""

@@ -1,6 +1,6 @@
-"""A deadlock as facts, and its report in words: who waits for whom, and the streams that come out uneven.
+"""The report of a deadlock: which process waits for which, and the streams on which sends and receives differ.
 
-`machine.deadlock` finds the facts.
+`machine.deadlock` fills in these classes; their `__str__` and `message` turn them into text.
 """
 
 from __future__ import annotations
@@ -13,15 +13,17 @@ from functools import cached_property
 from .finding import Finding
 
 MAX_LINES = 40
-"""Of a report. Half of them at most are for the cycle."""
+"""Lines of a report. At most half of them show the cycle."""
 WIDTH = 110
+"""Columns at which the list of idle units is wrapped."""
 
 
 @dataclass(frozen=True)
 class Imbalance:
-    """A stream on which a program sends more words than it receives, or fewer.
+    """A stream on which the words sent and the words received differ, counted over the whole program.
 
-    unit, uop: the first uOP whose words have no counterpart; where: its place.
+    src, dst: the units that send and receive. uop: number of the first uOP of `unit` whose words have no counterpart.
+    where: its place in the source.
     """
 
     stream: str
@@ -34,14 +36,16 @@ class Imbalance:
 
     @property
     def unit(self) -> str:
-        """The unit that puts or gets too much."""
+        """The unit that sends or receives too many words."""
         return self.src if self.sent > self.received else self.dst
 
     @property
     def other(self) -> str:
+        """The unit at the other end of the stream."""
         return self.dst if self.sent > self.received else self.src
 
     def message(self, place: str = "") -> str:
+        """One sentence with both counts and the first uOP without a counterpart. place: added to that uOP."""
         verb, missing = ("sends", "receives") if self.sent > self.received else ("waits for", "sends")
         at = f" ({place})" if place else ""
         return (
@@ -51,6 +55,7 @@ class Imbalance:
 
     @property
     def finding(self) -> Finding:
+        """This imbalance as finding S01."""
         verb = "take" if self.sent > self.received else "send"
         less = abs(self.sent - self.received)
         way_out = f"{self.other} must {verb} {less} words more, or {self.unit} as many fewer"
@@ -59,13 +64,13 @@ class Imbalance:
 
 @dataclass(frozen=True)
 class Wait:
-    """A process that waits for words of a stream (`what` is "get") or for room in it ("put").
+    """One blocked process: it waits for words of a stream (`what` is "get") or for room in it ("put").
 
-    unit: a unit, `decoder` of one, or `dispatcher`. number: its uOP, of a decoder or the dispatcher its packet; -1
-    before the first. place: where that was written down. words: how many it waits for; filled, capacity: of the
-    stream, in words. peer: the process at the other end; ended: whether that has ended. serves: None for a unit; of a
-    process of the instruction path the unit to which it brings uOPs, "" for all of them. idle: it waits for its next
-    instruction.
+    unit: name of the process: a unit, `decoder UNIT`, or `dispatcher`. number: the uOP that it executes (for a decoder
+    or the dispatcher: the packet), -1 before the first. place: source line of that uOP or packet. words: how many
+    words, or how much room, it needs. filled, capacity: words in the stream now, and at most. peer: the process at the
+    other end of the stream. ended: `peer` has ended. serves: None for a unit; for a process of the instruction path
+    the unit that it feeds, "" if it feeds all units. idle: it waits for its next instruction.
     """
 
     unit: str
@@ -83,12 +88,12 @@ class Wait:
 
     @property
     def control(self) -> bool:
-        """Whether the process belongs to the instruction path."""
+        """Whether the process belongs to the instruction path (decoder or dispatcher)."""
         return self.serves is not None
 
     @property
     def at(self) -> str:
-        """The uOP and its place, as in `uOP 3 (gemm.rsn:31)`."""
+        """The uOP or packet and its source line, e.g. `uOP 3 (gemm.rsn:31)`."""
         if self.number < 0:
             return "start"
         number = f"{'packet' if self.control else 'uOP'} {self.number}"
@@ -97,7 +102,7 @@ class Wait:
 
     @property
     def fill(self) -> str:
-        """How full the stream is, and how full or empty it would have to be."""
+        """How full the stream is and what the process needs, e.g. `2/2 full` or `0/2 empty`."""
         if self.words > self.capacity:
             state = f", too shallow for {self.words}"
         elif self.what == "get":
@@ -109,12 +114,12 @@ class Wait:
 
 @dataclass(frozen=True)
 class Deadlock:
-    """What is known of a deadlock; as text, the report.
+    """A deadlock; `str` gives the report.
 
-    waits: every process that cannot move, units first, in the overlay's order. cycle: those of them that wait for each
-    other, each for the next and the last for the first; the shortest there is. chain: where there is no cycle, each
-    waits for the next and the last for a process that has ended. imbalances: the streams on which sends and receives
-    differ over the whole program, those of the cycle or chain first. uncounted: why not every stream was counted.
+    waits: every blocked process, units first, in the overlay's order. cycle: the shortest wait-for cycle: each process
+    waits for the next one, the last for the first. chain: only if there is no cycle: each process waits for the next
+    one, the last for a process that has ended. imbalances: the streams on which sends and receives differ over the
+    whole program, those of the cycle or chain first. uncounted: why some streams were not counted; "" if all were.
     """
 
     waits: tuple[Wait, ...]
@@ -125,7 +130,7 @@ class Deadlock:
 
     @property
     def imbalance(self) -> Imbalance | None:
-        """The first imbalance."""
+        """The first imbalance, or None."""
         return self.imbalances[0] if self.imbalances else None
 
     def __str__(self) -> str:
@@ -157,7 +162,7 @@ class Deadlock:
         return "a cycle, in which each waits for the next and the last for the first:"
 
     def _verdict(self) -> Iterator[str]:
-        """What the counts of words say."""
+        """Lines that name the likely cause: the imbalances or, without any, order and depth."""
         first = self.imbalance
         if first is not None:
             yield f"first imbalance: {first.message(first.where)}"
@@ -182,17 +187,17 @@ def _aligned(rows: Sequence[Wait | str]) -> list[str]:
     ]
 
 
-def _shorten(waits: Sequence[Wait], most: int, at_end: bool = False) -> list[Wait | str]:
-    """At most `most` rows, the middle left out, or the end."""
-    if len(waits) <= most:
+def _shorten(waits: Sequence[Wait], limit: int, at_end: bool = False) -> list[Wait | str]:
+    """Return at most `limit` rows; a line `... and N more` replaces the middle or, with `at_end`, the end."""
+    if len(waits) <= limit:
         return list(waits)
-    tail = 0 if at_end else most // 2
-    head = most - 1 - tail
+    tail = 0 if at_end else limit // 2
+    head = limit - 1 - tail
     return [*waits[:head], f"... and {len(waits) - head - tail} more", *waits[len(waits) - tail :]]
 
 
 def _idle(waits: Sequence[Wait]) -> list[str]:
-    """Those that wait for a uOP or a packet: a unit stands for its decoder too."""
+    """List the processes that wait for their next uOP or packet. A decoder is left out if its unit is listed."""
     units = {w.unit for w in waits}
     names = [w.unit for w in waits if w.serves not in units]
     if not names:

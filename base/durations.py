@@ -1,14 +1,16 @@
-"""Durations as text: in the largest unit in which they are 1 or more."""
+"""Durations as text, in the largest unit in which the number is at least 1."""
 
 from __future__ import annotations
 
 UNITS = (("s", 1.0), ("ms", 1e3), ("us", 1e6), ("ns", 1e9))
-"""Name, and how many of it make a second."""
+"""Name of a unit of time, and how many of it make one second."""
 
 
 def unit_of(seconds: float) -> tuple[str, float]:
-    """The unit that shows a duration with three decimals, and how many of it make a second. What is less than a
-    nanosecond is in nanoseconds; what is no number, and 0, in seconds."""
+    """Return the entry of `UNITS` in which to show a duration with three decimals.
+
+    Less than a nanosecond is shown in nanoseconds; 0, inf and NaN in seconds.
+    """
     if seconds == 0:
         return UNITS[0]
     # as it would be rounded in the unit below: 999.9996 us is 1.000 ms, not 1000.000 us
@@ -16,6 +18,6 @@ def unit_of(seconds: float) -> tuple[str, float]:
 
 
 def duration(seconds: float) -> str:
-    """With three decimals: 18.059 ms, 419.231 ns."""
+    """Format a duration with three decimals and its unit, e.g. `18.059 ms`, `419.231 ns`."""
     name, factor = unit_of(seconds)
     return f"{seconds * factor:.3f} {name}"

@@ -1,4 +1,4 @@
-"""What can go wrong, as types. The command line turns a type into an exit code; nothing below it prints or exits."""
+"""The exceptions of this package. The command line turns each type into an exit code; no other code prints or exits."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class RsnError(Exception):
 
 
 class MissingError(RsnError, ImportError):
-    """A package that is not installed, and the command that installs it."""
+    """A Python package is not installed. The message holds the command that installs it."""
 
     exit_code = 3
 
@@ -30,22 +30,25 @@ INSTALL_TORCH = "pip install torch==2.13.0"
 
 
 def require(package: str, purpose: str, install: str) -> None:
-    """Raise `MissingError` where a package is not installed that `purpose` takes. install: the command."""
+    """Raise `MissingError` if `package` is not installed.
+
+    purpose: what needs the package, for the message. install: the command that installs it.
+    """
     if find_spec(package) is None:
         raise MissingError(f"{purpose} takes {package}, which is not installed: {install}")
 
 
 def require_torch(purpose: str) -> None:
-    """Raise `MissingError` where PyTorch is not installed, which `purpose` takes."""
+    """Raise `MissingError` if PyTorch is not installed. purpose: what needs it, for the message."""
     require("torch", purpose, INSTALL_TORCH)
 
 
 class FieldError(RsnError, ValueError):
-    """A value does not fit the bit field it is meant for, or a word sets bits that mean nothing."""
+    """A value does not fit its bit field, or a record has no such field or another number of words."""
 
 
 class ImageError(RsnError):
-    """A wire image that the hardware would misread. `word` is the index of the 32-bit word, where known."""
+    """An image that the hardware would misread. word: index of the 32-bit word at fault, None if not known."""
 
     def __init__(self, message: str, word: int | None = None) -> None:
         super().__init__(message if word is None else f"word {word}: {message}")
@@ -53,21 +56,27 @@ class ImageError(RsnError):
 
 
 class ContainerError(RsnError):
-    """A `.bin` or an `.rsnmodel` that is cut short, altered, or of another version. Names the file, and of a `.bin` the
-    byte offset."""
+    """A `.bin` or `.rsnmodel` file is cut short, altered, or of another version.
+
+    The message names the file and, for a `.bin`, the byte offset.
+    """
 
 
 class SourceError(RsnError):
-    """A mistake in an `.rsn` text. Its message is the rendered diagnostic: file:line:column, caret, note."""
+    """An error in an `.rsn` text. The message is the rendered diagnostic: file:line:column, caret, note."""
 
 
 class ProgramError(RsnError):
-    """A well-formed program that this machine must refuse to load or cannot finish."""
+    """A well-formed program that the machine must not load, or that it cannot finish."""
 
 
 class DeadlockError(ProgramError):
-    """No unit can move. The message is the report in words: who waits for whom (unit, uOP, stream, source line), and
-    the first stream on which sends and receives differ. explain: makes the report, when somebody asks for it."""
+    """No unit can move.
+
+    The message is the report: which process waits for which (unit, uOP, stream, source line), and the first stream on
+    which sends and receives differ. explain: called once, when the report is first read, because counting streams is
+    slow.
+    """
 
     def __init__(self, explain: Callable[[], Deadlock]) -> None:
         super().__init__()
@@ -75,7 +84,7 @@ class DeadlockError(ProgramError):
 
     @cached_property
     def report(self) -> Deadlock:
-        """The facts."""
+        """The report as data."""
         return self._explain()
 
     def __str__(self) -> str:
@@ -83,15 +92,15 @@ class DeadlockError(ProgramError):
 
 
 class ResourceError(RsnError):
-    """A datapath that its device cannot hold. Names the resource."""
+    """A datapath that does not fit on its device. The message names the resource."""
 
 
 class TensorError(RsnError):
-    """Weights or inputs that are missing or whose name, shape or dtype does not fit the program."""
+    """A weight, input or parameter is missing, or its name, shape, dtype or value does not fit the program."""
 
 
 class UnsupportedError(RsnError):
-    """A model, shape or operator that this machine cannot run. Names operator and module path where there is one."""
+    """A model, shape or operator that the machine cannot run. The message names operator and module path if known."""
 
 
 class ScheduleError(RsnError):
@@ -105,7 +114,7 @@ class BoardError(RsnError):
 
 
 class BoardBusy(BoardError):
-    """Another process, or another runner of this one, has the device."""
+    """The device is in use by another process, or by another runner of this process."""
 
 
 class BoardMemory(BoardError):

@@ -1,4 +1,4 @@
-"""Files that appear whole or not at all."""
+"""Atomic writing of files: a file is replaced by its complete new content or not at all."""
 
 from __future__ import annotations
 
@@ -12,9 +12,10 @@ from pathlib import Path
 
 @contextmanager
 def replacing(path: str | os.PathLike[str]) -> Iterator[Path]:
-    """A temporary path beside `path`, with its suffix, that takes its place when the block ends without an error.
+    """Yield a temporary path in the folder of `path`; it replaces `path` when the block ends without an error.
 
-    What is no regular file (a pipe, a device) is written to directly. Raises `OSError` naming `path`.
+    The temporary path has the same suffix. If `path` is a pipe or a device, yield `path` itself. Raises `OSError` that
+    names `path`, not the temporary file.
     """
     target = Path(os.path.realpath(path))
     if _is_written_to(path):
@@ -38,7 +39,7 @@ def replacing(path: str | os.PathLike[str]) -> Iterator[Path]:
 
 
 def check_target(path: str | os.PathLike[str]) -> None:
-    """Raise the `OSError` that writing `path` would raise: before a long run, not after it."""
+    """Raise the `OSError` that writing `path` would raise. Call it before a long run, not after it."""
     target = Path(os.path.realpath(path))
     if target.is_dir():
         raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), os.fspath(path))
@@ -51,16 +52,19 @@ def check_target(path: str | os.PathLike[str]) -> None:
 
 
 def _is_written_to(path: str | os.PathLike[str]) -> bool:
-    """Whether it is no regular file. Asked of the path as given: the real one of a pipe leads nowhere."""
+    """Whether `path` exists and is no regular file (a pipe, a device)."""
+    # the path as given: `realpath` of a pipe names no file
     return Path(path).exists() and not Path(path).is_file()
 
 
 def write_text(path: str | os.PathLike[str], text: str) -> None:
+    """Write `text` as UTF-8, atomically (`replacing`)."""
     with replacing(path) as temporary:
         temporary.write_text(text, encoding="utf-8")
 
 
 def write_bytes(path: str | os.PathLike[str], data: bytes) -> None:
+    """Write `data` atomically (`replacing`)."""
     with replacing(path) as temporary:
         temporary.write_bytes(data)
 

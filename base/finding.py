@@ -1,4 +1,4 @@
-"""What a check reports: a stable code, what is wrong, where, and a way out."""
+"""Findings: the results of checks, each with a stable code, a message, a place and advice."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from dataclasses import dataclass, replace
 
 @dataclass(frozen=True)
 class Finding:
-    """Something wrong. A warning does not keep a program from loading.
+    """One error or warning of a check. A program with warnings alone may be loaded.
 
-    where: a source line or, without one, a packet and its image word. help: what to do about it. times: how many
-    findings with the same code, unit and rule this one stands for.
+    code: key of docs/findings.md, e.g. `A01`. where: the source line or, if not known, the packet and its image word.
+    help: what the user can do. times: how many findings with the same code, unit and rule this one stands for.
     """
 
     code: str
@@ -27,7 +27,7 @@ class Finding:
 
 
 def gather(findings: Iterable[Finding], most: int) -> list[Finding]:
-    """At most `most` findings of each code; the last of them counts those left out. Errors first."""
+    """Keep at most `most` findings of each code, errors first; the last one kept of a code counts those left out."""
     kept: dict[tuple[bool, str], list[Finding]] = {}
     for f in findings:
         same = kept.setdefault((f.warning, f.code), [])

@@ -1,6 +1,6 @@
-"""How near the machine must come to PyTorch."""
+"""The largest difference between the machine's results and PyTorch's that passes."""
 
 from __future__ import annotations
 
 BOUND = 1e-4
-"""Largest difference from PyTorch, relative to the largest magnitude of the tensor (design section 5)."""
+"""Largest allowed difference from PyTorch, relative to the largest magnitude in the tensor (design section 5)."""

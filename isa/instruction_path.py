@@ -97,7 +97,7 @@ class InstructionPath(Workload):
 
     def uop_table(self, machine: Machine) -> UopTable:
         if sum(most_uops(p, self.overlay) for p in self.packets) > MAX_UOPS:
-            raise ProgramError(f"more than {MAX_UOPS} uOPs")
+            raise ProgramError(f"the program has more than {MAX_UOPS} uOPs")
         preloaded = {unit: tuple(ops) for unit, ops in self.preloaded.items()}
         return Expansion(Program(self.overlay, tuple(self.packets), preloaded)).uop_table
 

@@ -1,1 +1,1 @@
-"""What a stream network is, and how it runs. Knows no instruction and no overlay."""
+"""Stream networks: their description, their execution and its timing. Knows no instruction format and no overlay."""

@@ -1,7 +1,7 @@
-"""Sends against receives on every stream, counted without running the network.
+"""Compares the words sent and received on every stream, without running the network.
 
-A unit's kernels are stepped alone, without waiting: what they put and get is counted. A kernel is a function of its uOP
-and of the unit's registers, so each distinct pair is stepped once.
+The kernels of each unit are stepped alone, without waiting, and the words that they put and get are counted. A kernel
+depends only on its uOP and on the unit's registers, so each distinct pair is stepped once.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from .unit import Immutable, Unit
 from .wiring import Wiring
 
 MAX_STEPS = 4_000_000
-"""Kernel steps that are counted; the largest real program needs a few thousand."""
+"""Largest number of kernel steps that are counted; the largest real program needs a few thousand."""
 
 State = tuple[tuple[str, Any], ...]
 
 
 class _Undecidable(Exception):
-    """The kernels of a unit cannot be stepped alone."""
+    """The words that a unit sends and receives cannot be counted by stepping its kernels alone."""
 
 
 Ints = npt.NDArray[np.int64]
@@ -39,11 +39,11 @@ def _nowhere(unit: str, uop: int) -> str:
 
 @dataclass(frozen=True, eq=False)
 class UopTable:
-    """All uOPs of a machine's units.
+    """All uOPs of a machine's units, as indices into a list of distinct uOPs.
 
-    uops: the distinct ones. kinds: by unit, the number in `uops` of each uOP, in the order in which it runs them.
-    origins: by unit, the packet or list position of each. missing: units whose uOPs are not known. where: the place in
-    the source of a unit's uOP, by its number among the unit's.
+    uops: the distinct uOPs. kinds: by unit, the index in `uops` of each uOP, in execution order. origins: by unit, the
+    packet or list position of each uOP. missing: units whose uOPs are not known. where: given a unit and the position
+    of a uOP in `kinds`, its place in the source.
     """
 
     machine: Machine
@@ -56,8 +56,11 @@ class UopTable:
 
 @dataclass
 class Balance:
-    """What was counted. uneven: in the overlay's order. totals: words (sent, received) per stream. undecided: streams
-    of which that cannot be said, and why."""
+    """The result of counting.
+
+    uneven: streams on which sends and receives differ, in the overlay's order. totals: words (sent, received) by
+    stream. undecided: by stream that could not be counted, the reason.
+    """
 
     uneven: list[Imbalance]
     totals: dict[str, tuple[int, int]]
@@ -65,16 +68,17 @@ class Balance:
 
     @property
     def findings(self) -> list[Finding]:
+        """A finding S01 for each uneven stream."""
         return [i.finding for i in self.uneven]
 
     @property
     def even(self) -> bool:
-        """Whether every stream was counted and comes out even."""
+        """Whether every stream was counted and sends equal receives on each."""
         return not self.undecided and not self.uneven
 
 
 def balance(table: UopTable) -> Balance:
-    """Count every stream of a machine, over all uOPs of its units."""
+    """Count the words sent and received on every stream of a machine, over all uOPs of its units."""
     machine = table.machine
     counts = _Counts(Wiring(machine))
     traffic: dict[str, _Traffic] = {}
@@ -87,7 +91,7 @@ def balance(table: UopTable) -> Balance:
             traffic[u.name] = counts.unit(table, u.name)
         except _Undecidable as e:
             reasons[u.name] = str(e)
-    for stream in machine.streams:  # what a control token says may decide what its reader does next
+    for stream in machine.streams:  # the value of a control token may decide the next steps of its reader
         if stream.name in counts.control:
             reasons.setdefault(stream.dst, f"{stream.name} carries control")
     out = Balance([], {}, {})
@@ -110,19 +114,25 @@ def balance(table: UopTable) -> Balance:
 
 @dataclass(frozen=True, eq=False)
 class _Traffic:
-    """Per uOP of a unit the number of an effect, and the effects: words per stream, put and got."""
+    """The words that the uOPs of one unit move.
+
+    effects: by uOP, an index into `table`. table: distinct effects: words by (stream, side); side 0 puts, side 1 gets.
+    """
 
     effects: Ints
     table: list[dict[tuple[str, int], int]]
 
     def words(self, stream: str, side: int) -> Ints:
-        """Words that each uOP puts (side 0) on a stream or gets (1) from it."""
+        """Words that each uOP puts on a stream (side 0) or gets from it (side 1)."""
         each = np.array([e.get((stream, side), 0) for e in self.table] or [0], np.int64)
         return each[self.effects]
 
 
 class _Counts:
-    """Steps kernels on the units of a network that never runs."""
+    """Steps the kernels of units alone and counts the words that they put and get.
+
+    control: streams on which control tokens were sent.
+    """
 
     def __init__(self, wiring: Wiring) -> None:
         self.wiring = wiring
@@ -133,7 +143,7 @@ class _Counts:
         return self._remembered(table, name) or self._stepped(table, name)
 
     def _stepped(self, table: UopTable, name: str) -> _Traffic:
-        """Kernels stepped one after the other, because the unit's state cannot be compared; those of one key once."""
+        """Step the kernels in order, for units whose state cannot be compared; uOPs of equal `effect_key` once."""
         spec = table.machine.by_unit[name]
         unit = spec.behaviour(spec, self.wiring)
         kinds = table.kinds[name].tolist() if name in table.kinds else []
@@ -153,7 +163,7 @@ class _Counts:
         return _Traffic(np.array(out, np.int64), effects)
 
     def _remembered(self, table: UopTable, name: str) -> _Traffic | None:
-        """Each pair of state and uOP stepped once; None where the state cannot be compared."""
+        """Step each distinct pair of unit state and uOP once; None if the state cannot be compared."""
         unit = self.wiring.units[name]
         state = _state(unit)
         if state is None:
@@ -184,8 +194,8 @@ class _Counts:
             self._walk(unit.kernel(uop), out)
         except _Undecidable:
             raise
-        except Exception as e:  # kernels are anybody's code, and here they get no data
-            raise _Undecidable(f"{unit.name} needs what it receives to go on: {e!r}") from e
+        except Exception as e:  # kernels may be user code, and they get no data here
+            raise _Undecidable(f"the kernel of {unit.name} fails without data: {e!r}") from e
         return out
 
     def _walk(self, steps: Steps, out: dict[tuple[str, int], int]) -> None:
@@ -217,7 +227,7 @@ _FIXED: tuple[type, ...] = (Channel, Wiring)
 
 
 def _state(unit: Unit) -> State | None:
-    """A unit's attributes that kernels may read and change; None if some of them cannot be compared."""
+    """The attributes of a unit that its kernels may change; None if some of them cannot be compared."""
     out: list[tuple[str, Any]] = []
     for name, value in vars(unit).items():
         if isinstance(value, _PLAIN) or (isinstance(value, tuple) and all(isinstance(v, _PLAIN) for v in value)):
@@ -228,7 +238,7 @@ def _state(unit: Unit) -> State | None:
 
 
 def _unchanging(value: Any) -> bool:
-    """Whether an attribute is no state: streams, and memory that is empty because there is no data."""
+    """Whether an attribute is no state: a stream, or memory that is empty because the run has no data."""
     if isinstance(value, tuple):
         return all(_unchanging(v) for v in value)
     if isinstance(value, np.ndarray):

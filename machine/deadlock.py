@@ -1,8 +1,9 @@
-"""Why a network stands still: who waits for whom, and the first stream on which sends and receives differ.
+"""Explains a deadlock: which process waits for which, and the first stream on which sends and receives differ.
 
-Every process that is left waits for words or for room in a stream, and so for the process at its other end. Following
-that leads round a cycle, or to a process that has ended. A cycle alone does not say who is wrong; counting what every
-unit sends and receives over the whole program does, or says that no unit is and the order or a depth must be.
+Each blocked process waits for words or for room in a stream, and so for the process at the other end. The chain of
+waits ends in a cycle or at a process that has ended. A cycle does not show which unit is at fault. The words sent and
+received over the whole program do: if they differ on a stream, one of its units is wrong; if they are equal everywhere,
+the order of work or the depth of a stream is.
 """
 
 from __future__ import annotations
@@ -25,15 +26,17 @@ if TYPE_CHECKING:
 
 
 def explain(net: ProcessNetwork, alive: Collection[Task]) -> Callable[[], Deadlock]:
-    """What is wrong with `net`, of which the processes `alive` can move no more. The network may be used again once
-    this has returned. Counting streams takes time, and who only asks whether there is a deadlock does without: that is
-    left to the call."""
+    """Record why the processes `alive` of `net` are blocked; return a function that makes the report.
+
+    The waits are recorded now, so the network may be used again. Words are counted only when the returned function is
+    called: it is slow, and a search for the smallest FIFO depth does not need it.
+    """
     waits = tuple(_waits(net, alive))
 
     def facts() -> Deadlock:
         cycle = _cycle(waits)
         chain = () if cycle else _chain(waits)
-        imbalances, uncounted = _counted(net)
+        imbalances, uncounted = _imbalances(net)
         streams = [w.stream for w in (*reversed(cycle or chain), *waits)]
         imbalances.sort(key=lambda i: streams.index(i.stream) if i.stream in streams else len(streams))
         return Deadlock(waits, cycle, chain, tuple(imbalances), uncounted)
@@ -68,7 +71,7 @@ def _waits(net: ProcessNetwork, alive: Collection[Task]) -> Iterator[Wait]:
 
     for task in sorted(alive, key=lambda t: (rank.get(t.unit.name, len(rank)), t.unit.index, t.lane)):
         fire = task.pending
-        if fire is None:  # waits for its own lanes, which are listed
+        if fire is None:  # it waits for its own lanes, which are listed themselves
             continue
         for channel in fire.gets:
             if channel.filled < fire.words:
@@ -79,7 +82,7 @@ def _waits(net: ProcessNetwork, alive: Collection[Task]) -> Iterator[Wait]:
 
 
 def _by_unit(waits: Sequence[Wait]) -> Mapping[str, list[Wait]]:
-    """A unit waits for whatever one of its lanes waits for."""
+    """The waits by unit, those of all its lanes together."""
     out: dict[str, list[Wait]] = {}
     for w in waits:
         out.setdefault(w.unit, []).append(w)
@@ -87,7 +90,7 @@ def _by_unit(waits: Sequence[Wait]) -> Mapping[str, list[Wait]]:
 
 
 def _cycle(waits: Sequence[Wait]) -> tuple[Wait, ...]:
-    """The shortest cycle, from its first process on; of several, the one that the first process belongs to."""
+    """Return the shortest wait-for cycle; of several, the one with the first process in the order of `waits`."""
     by_unit = _by_unit(waits)
     best: list[Wait] = []
     for start in by_unit:
@@ -108,8 +111,11 @@ def _cycle(waits: Sequence[Wait]) -> tuple[Wait, ...]:
 
 
 def _chain(waits: Sequence[Wait]) -> tuple[Wait, ...]:
-    """From the unit that is farthest from a process that has ended, the shortest way there. A unit that waits for its
-    next uOP says less than one that is at work, and an instruction path that is held up less still."""
+    """Return a shortest path of waits to a process that has ended, from the process that is farthest from one.
+
+    As the start, a unit in the middle of a uOP is preferred to a unit that waits for its next uOP, and both to a
+    process of the instruction path: it tells the reader more.
+    """
     way: dict[str, tuple[int, Wait]] = {}
     for w in waits:
         if w.ended:
@@ -130,17 +136,17 @@ def _chain(waits: Sequence[Wait]) -> tuple[Wait, ...]:
     return tuple(links)
 
 
-# -- what is sent and received ----------------------------------------------------------------------------------------
+# -- words sent and received ------------------------------------------------------------------------------------------
 
 
-def _counted(net: ProcessNetwork) -> tuple[list[Imbalance], str]:
-    """The streams of a network's program that come out uneven, and why others were not counted."""
+def _imbalances(net: ProcessNetwork) -> tuple[list[Imbalance], str]:
+    """Return the streams on which sends and receives differ, and why some streams were not counted ("" if all were)."""
     try:
         table = net.workload.uop_table(net.machine)
         counted = balance(table)
     except ProgramError as e:
         return [], str(e)
-    except Exception as e:  # uOPs and kernels are anybody's: what is wrong with them must not hide the deadlock
+    except Exception as e:  # uOPs and kernels may be user code: an error in them must not hide the deadlock
         return [], f"{type(e).__name__}: {e}"
     uneven = [replace(i, where=net.where(i.unit, int(table.origins[i.unit][i.uop]))) for i in counted.uneven]
     return uneven, next(iter(counted.undecided.values()), "")

@@ -1,7 +1,6 @@
 """A machine as data: functional units, the streams between them, rates, memories (paper sections 3.1 and 4).
 
-The tools know a machine only through these classes. What programs it, its instructions, is the overlay's
-(`rsn.isa.overlay`).
+The tools know a machine only through these classes. Its instructions are described by the overlay (`rsn.isa.overlay`).
 """
 
 from __future__ import annotations
@@ -25,10 +24,11 @@ FREE = "free"
 
 @dataclass(frozen=True)
 class Rate:
-    """What one step costs. `value` is in `unit`: "GB/s", "us", or "PL cycles".
+    """The cost of one step of a kernel.
 
-    cause: the heading under which the critical path counts it. calibrated: the value was chosen to match published
-    latencies; the paper or the structure does not give it.
+    value: in `unit`, which is "GB/s", "us" or "PL cycles". source: where the value comes from, as text. cause: the
+    heading under which the critical path counts the step. calibrated: the value was chosen to match published
+    latencies; neither the paper nor the structure gives it.
     """
 
     value: float
@@ -38,8 +38,10 @@ class Rate:
     calibrated: bool = False
 
     def seconds(self, clock_hz: float) -> float:
-        """Seconds per amount (a byte, a tile, a cycle). clock_hz: of the programmable logic. Raises `ProgramError` for
-        an unknown unit."""
+        """Seconds per amount (a byte, a tile, a cycle). clock_hz: clock of the programmable logic.
+
+        Raises `ProgramError` if `unit` is unknown.
+        """
         match self.unit:
             case "GB/s":
                 return 1.0 / (self.value * 1e9)
@@ -48,15 +50,15 @@ class Rate:
             case "PL cycles":
                 return self.value / clock_hz
             case _:
-                raise ProgramError(f"unknown unit {self.unit!r}")
+                raise ProgramError(f"unknown unit {self.unit!r} of a rate; known are GB/s, us and PL cycles")
 
 
 @dataclass(frozen=True)
 class UnitSpec:
-    """One functional unit.
+    """One functional unit (FU).
 
     name: e.g. `MemA1`. kind: its FU type, e.g. `MemA`. index: its bit in a packet's mask. behaviour: the class that
-    holds its kernel. bank: the off-chip memory that it reads and writes.
+    holds its kernel. bank: the off-chip memory that it reads and writes, None if it has none.
     """
 
     name: str
@@ -68,7 +70,10 @@ class UnitSpec:
 
 @dataclass(frozen=True)
 class Stream:
-    """A bounded FIFO from one unit to another. depth: in words of the stream. token: what a word is."""
+    """A bounded FIFO from one unit to another.
+
+    depth: in words of the stream. label: tells two streams of the same units apart. token: what its words are.
+    """
 
     src: str
     dst: str
@@ -78,19 +83,20 @@ class Stream:
 
     @property
     def name(self) -> str:
+        """`SRC->DST`, or `SRC->DST.LABEL`."""
         return f"{self.src}->{self.dst}" + (f".{self.label}" if self.label else "")
 
 
 MAX_DEPTH = 1 << 24
-"""Words of a stream."""
+"""Largest depth of a stream, in words."""
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Machine:
     """A network of functional units.
 
-    rates: what steps cost, by name. banks: off-chip memories and their size in bytes. clock_hz: of the programmable
-    logic.
+    rates: costs of steps, by name. banks: size in bytes of each off-chip memory, by name. clock_hz: clock of the
+    programmable logic.
     """
 
     name: str
@@ -107,7 +113,7 @@ class Machine:
 
     @cached_property
     def by_kind(self) -> dict[str, tuple[UnitSpec, ...]]:
-        """Units by FU type, in the order of the machine."""
+        """Units by FU type, in the order of `units`."""
         out: dict[str, tuple[UnitSpec, ...]] = {}
         for u in self.units:
             out[u.kind] = (*out.get(u.kind, ()), u)
@@ -115,19 +121,19 @@ class Machine:
 
     @cached_property
     def seconds(self) -> dict[str, float]:
-        """Seconds per amount of every rate, by name."""
+        """Seconds per amount (byte, tile, cycle) of each rate, by name."""
         return {name: rate.seconds(self.clock_hz) for name, rate in self.rates.items()}
 
     @cached_property
     def step_seconds(self) -> dict[str, float]:
-        """Seconds per amount of every rate that a step may name: the machine's, and `FREE`."""
+        """Seconds per amount of each rate that a step may name: the machine's rates and `FREE`."""
         return {FREE: 0.0} | self.seconds
 
     def with_rates(self, /, **values: float) -> Self:
-        """A copy with some rates replaced, e.g. ddr_read_gbs=42.
+        """Return a copy with some rates replaced, e.g. ddr_read_gbs=42, each in the unit of its `Rate`.
 
-        An infinite bandwidth and a step that takes no time are allowed: bounds are found with them. Raises
-        `ProgramError` for unknown names and for what no machine can have.
+        An infinite bandwidth and a time of 0 are allowed, to compute lower bounds of the latency. Raises `ProgramError`
+        for unknown names, bandwidths that are not greater than 0, and times that are negative or not finite.
         """
         rates = dict(self.rates)
         for name, value in values.items():
@@ -138,7 +144,10 @@ class Machine:
         return dataclasses.replace(self, rates=rates)
 
     def with_depths(self, depths: Mapping[str, float]) -> Self:
-        """A copy with some streams of other depths, in words, by name, e.g. "MeshA->MME0". Raises `ProgramError`."""
+        """Return a copy with other depths of some streams, in words by stream name, e.g. "MeshA->MME0".
+
+        Raises `ProgramError` for an unknown stream or an impossible depth.
+        """
         unknown = set(depths) - {s.name for s in self.streams}
         if unknown:
             raise ProgramError(f"overlay {self.name} has no stream {sorted(unknown)[0]!r}")
@@ -154,12 +163,12 @@ class Machine:
         if possible:
             return
         if rate.unit == "GB/s":
-            raise ProgramError(f"{name}={rate.value}: a bandwidth is greater than 0 {rate.unit} (inf: without bound)")
-        raise ProgramError(f"{name}={rate.value}: a time is 0 {rate.unit} or more, and finite")
+            raise ProgramError(f"{name}={rate.value}: a bandwidth must be greater than 0 {rate.unit} (inf: unlimited)")
+        raise ProgramError(f"{name}={rate.value}: a time must be finite and at least 0 {rate.unit}")
 
 
 def checked_depth(name: str, value: float) -> int:
-    """`value` as the depth of a FIFO. Raises `ProgramError` if it is not a whole number from 1 to `MAX_DEPTH`."""
+    """Return `value` as the depth of FIFO `name`. Raises `ProgramError` unless it is an integer in 1..`MAX_DEPTH`."""
     if value != value or value != int(min(max(value, -1), MAX_DEPTH + 1)) or not 1 <= value <= MAX_DEPTH:
-        raise ProgramError(f"{name}={value}: a depth is a whole number from 1 to {MAX_DEPTH}")
+        raise ProgramError(f"{name}={value}: a depth must be a whole number from 1 to {MAX_DEPTH}")
     return int(value)

@@ -1,4 +1,4 @@
-"""The loop of the compiled engine: `ProcessNetwork.run` on arrays, without a Python step per firing."""
+"""The loop of the compiled engine: `ProcessNetwork.run` on arrays, in code that numba can compile."""
 
 from __future__ import annotations
 
@@ -24,17 +24,19 @@ from .steps import NEVER
 from .traces import FORK, GETS, PEERS, PUTS, RATE, TIMES, WHOLE, WORDS, Floats, Ints
 
 NOBODY = -1
+"""No task: in the columns PARENT, READER and WRITER."""
 
 ALIVE, PROCESS, PARENT, LANE, CHILDREN, QUEUED, FIRING, ROW, STOP, LEFT, ITEM = range(11)
-"""Columns of the engine's task table; ITEM only of a process, not of its lanes."""
+"""Columns of the engine's task table. ITEM is used for processes, not for their lanes."""
 CLOCK, BUSY, SLOWEST = range(3)
-"""Columns of the table of the tasks' times, in seconds."""
+"""Columns of the table of task times, in seconds."""
 FILLED, READER, WRITER, LAST = range(4)
 TOKEN, TOKENS_END, TOKEN_PLACE, TOKEN_MASK = range(4, 8)
 CREDIT, CREDITS_END, CREDIT_PLACE, CREDIT_MASK = range(8, 12)
-"""Columns of the engine's channel table. LAST is the item that put last; tokens and credits are rings."""
+"""Columns of the engine's channel table. LAST is the item that put last. Tokens and credits are ring buffers: next
+entry, end, first place in the shared array, index mask."""
 LOG_ROW, LOG_ITEM, LOG_BEFORE, LOG_BOUND = range(4)
-"""Columns of the log: as `EventLog`, `via` being the lowest two bits of LOG_BEFORE."""
+"""Columns of the log, as in `EventLog`; `via` is held in the lowest two bits of LOG_BEFORE."""
 
 
 def run(
@@ -58,10 +60,14 @@ def run(
     queue: Ints,
     queue_at: Ints,
 ) -> Any:
-    """`ProcessNetwork.run`, statement by statement, on arrays: the order of stepping too, so that firings have its
-    numbers. And `ListSchedulingProblem`, for the process `arbiter`.
+    """Run traces to the end: `ProcessNetwork.run`, statement by statement, on arrays.
 
-    One function, because calls between compiled functions would each have to be compiled and cached.
+    Tasks are stepped in the same order, so firings get the same numbers. The process `arbiter` (-1 for none) takes its
+    jobs in the order that `ListSchedulingProblem` defines. Returns latency, number of tasks alive, last firing of the
+    critical path, busy seconds by process, amounts by rate, waits by channel, start clock and firing count by item,
+    channel table, task table, and the jobs in the order taken.
+
+    This is one function because every function that it calls would have to be compiled and cached too.
     """
     record = len(log) > 0
     processes = len(bounds) - 1
@@ -254,7 +260,7 @@ def run(
                             break
                 if blocked:
                     break
-                # everything is there: the clocks
+                # all words and room are available: compute the clocks
                 start, before, via, awaited = clock, firing, OWN, 0
                 finish, bound, late = 0.0, NEVER, 0
                 for i in range(peer, middle):
@@ -371,8 +377,10 @@ def run(
 
 
 def walk(log: Ints, at: int) -> tuple[npt.NDArray[np.int64], Ints]:
-    """`EventLog.chain`: the numbers of the firings whose own duration counts, last to first, and how what came after
-    depended on each."""
+    """Walk back the critical path from firing `at`, as `EventLog.critical_path` does.
+
+    Returns the firings whose own duration counts, last to first, and for each how its successor depended on it (`via`).
+    """
     out = np.empty(16, np.int64)
     how = np.empty(16, np.int32)
     n, via = 0, OWN

@@ -1,4 +1,4 @@
-"""What a run did and when: every firing of a step, and the chain of firings that decided when it ended."""
+"""The event log of a run: every firing of a step with its clocks; and the critical path, computed from it."""
 
 from __future__ import annotations
 
@@ -13,8 +13,11 @@ from .steps import NEVER
 
 
 class StepSignature(NamedTuple):
-    """What a firing does, its clocks and its data aside: channels by their number in `ProcessNetwork.channels`, the
-    rate by its number in `ProcessNetwork.rate_names`. times: how often in a row, in a trace; 1 in a log."""
+    """A step without its clocks and data.
+
+    gets, puts: channels by index in `ProcessNetwork.channels`. rate: index in `ProcessNetwork.rate_names`. times: in a
+    trace, how often the step repeats; 1 in a log.
+    """
 
     gets: tuple[int, ...]
     puts: tuple[int, ...]
@@ -26,17 +29,18 @@ class StepSignature(NamedTuple):
 
 
 OWN, FIRST_WORD, LAST_WORD, ROOM = range(4)
-"""What decided when a firing could start: the end of its own process's last one; the first word of a token, or its last
-where it is needed whole; the slot that a get had freed."""
+"""The event that decided when a firing could start: the end of the previous firing of its own process (OWN), the first
+word of a token (FIRST_WORD), the last word of a token (LAST_WORD), or room in a stream that a get had freed (ROOM)."""
 
 
 @dataclass
 class EventLog:
-    """One row per firing, in an order in which every firing comes after those it depends on.
+    """One row per firing; each firing comes after those that it depends on.
 
-    unit: the process, by its number in `ProcessNetwork.progress`. step: which of `steps`. before, via: the firing that
-    decided when this one could start, and how. bound: the firing whose last word decided when this one could end, or -1
-    where its own duration did. number, origin: the uOP, and the packet or list position from which it came.
+    unit: index of the process in `ProcessNetwork.progress`. step: index in `steps`. start, end: clocks in seconds.
+    before, via: the firing that decided when this one could start, and how (OWN, FIRST_WORD, LAST_WORD, ROOM). bound:
+    the firing whose last word decided when this one could end, -1 if its own duration did. number: the uOP. origin: the
+    packet or list position that the uOP came from.
     """
 
     steps: list[StepSignature]
@@ -52,14 +56,17 @@ class EventLog:
 
     @staticmethod
     def empty() -> EventLog:
+        """A log without firings."""
         return EventLog([], *(array(c) for c in "iiddiiiii"))  # type: ignore[arg-type]
 
     def __len__(self) -> int:
         return len(self.end)
 
     def critical_path(self) -> CriticalPath:
-        """Walk back from the end of the run through whatever each step waited for. A step that streams a token through
-        ends when its source does: its own duration then does not count."""
+        """Walk back from the last firing to the start of the run, each time to the firing that this one waited for.
+
+        A step that streams a token through ends when its source does; its own duration then does not count.
+        """
         rows: list[tuple[int, int, float, float, int, int]] = []
         at = int(np.argmax(np.frombuffer(self.end, dtype=np.float64))) if len(self) else NEVER
         via = OWN
@@ -78,8 +85,11 @@ class EventLog:
 
 @dataclass(frozen=True, eq=False)
 class CriticalPath:
-    """The steps that decided when a run ended, the last one first: unit and rate by number as in `EventLog` and `Step`,
-    clocks in seconds, the packet or list position of the uOP, and how what came after depended on it."""
+    """The steps that decided when a run ended, the last one first; one array element per step.
+
+    unit, rate: indices as in `EventLog` and `StepSignature`. start, end: clocks in seconds. origin: packet or list
+    position of the uOP. via: how the next step of the path depended on this one.
+    """
 
     unit: npt.NDArray[np.int32]
     rate: npt.NDArray[np.int32]

@@ -1,12 +1,13 @@
 """The network executor: units as processes, streams as bounded FIFOs whose tokens carry clocks.
 
-An RSN machine is a Kahn network: a unit runs one kernel after another and blocks on empty or full streams, so what is
-computed, and when, does not depend on the order in which units are stepped. There is no event queue. Every process
-keeps its own clock; a token carries when its first and last word were written, a freed slot when it was read; a firing
-starts at the latest of what it depends on. Source: paper section 3.1; design section 4.
+An RSN machine is a Kahn process network: a unit runs one kernel after another and blocks on empty or full streams. So
+results and times do not depend on the order in which units are stepped, and no event queue is needed. Each process
+keeps its own clock. A token carries the times at which its first and last word were written, a freed slot the time at
+which it was read; a firing starts at the latest time of all that it depends on. Source: paper section 3.1; design
+section 4.
 
-A kernel is a generator over `Step` and `Par`. Run without data (`ProcessNetwork(..., data=False)`) the same kernels
-decide deadlock and time alone.
+A kernel is a generator over `Step` and `Par`. In a run without data (`ProcessNetwork(..., data=False)`) the same
+kernels decide only time and deadlock.
 """
 
 from __future__ import annotations
@@ -25,7 +26,11 @@ from .workload import UopLists, Workload
 
 
 class Task:
-    """A process or one lane of it: a generator, a clock, and who waits for it."""
+    """A process or one lane of it: its generator, clock and pending step.
+
+    unit: the process. after: the task that forked this lane, None for a process. firing: its last firing. children:
+    lanes that have not ended. queued: it is in the queue of tasks to step. busy: seconds in which it did not wait.
+    """
 
     __slots__ = (
         "after",
@@ -47,11 +52,11 @@ class Task:
         self.steps = steps
         self.unit = unit
         self.after = after
-        self.lane: tuple[int, ...] = (*after.lane, number) if after else ()  # which lane of which lane
+        self.lane: tuple[int, ...] = (*after.lane, number) if after else ()  # lane numbers from the outermost fork on
         self.clock: float = after.clock if after else 0.0
         self.firing: int = after.firing if after else NEVER
         self.pending: Step | None = None
-        self.left = 0  # of the pending step, how often yet
+        self.left = 0  # repetitions of the pending step that are left
         self.step = 0  # number of the pending step in `EventLog.steps`
         self.children = 0
         self.queued = True
@@ -60,11 +65,12 @@ class Task:
 
 
 class Progress:
-    """Where a process stands: for reports, and for the packer.
+    """The position of a process in its program; reports and the packer read it.
 
-    number: uOPs begun, less one. serves: of a process that is no unit but carries instructions, the unit they are for;
-    "" for all of them. busy: seconds in which it did not wait. starts: clock and firing count at which each uOP began,
-    kept where uOPs are fed without an instruction path.
+    index: its number in `ProcessNetwork.progress`. serves: None for a unit; for a process of the instruction path the
+    unit that it feeds, "" if it feeds all units. number: the current uOP, -1 before the first. issue: the same uOP with
+    its origin. busy: seconds in which it did not wait. starts: clock and firing count at the start of each uOP; empty
+    in a run with an instruction path.
     """
 
     __slots__ = ("index", "issue", "name", "number", "serves", "starts", "task")
@@ -84,12 +90,13 @@ class Progress:
 
 
 class ProcessNetwork(Wiring):
-    """One run of a machine.
+    """One run of a machine: the reference engine, which defines results and times.
 
-    workload: what its units do. A mapping is a list of uOPs for each unit (`UopLists`).
+    workload: the uOPs of each unit. A mapping stands for lists of uOPs by unit name (`UopLists`).
     banks: off-chip memories by name (float32 vectors); ignored unless `data`.
-    order: a permutation hook for tests, called with the list of processes.
-    record: keep `events`. where: the place of a uOP in the source, by unit and origin; the workload's own by default.
+    order: permutes the list of processes; for tests.
+    record: keep the event log in `events`.
+    where: returns the place of a uOP in the source, given unit and origin; default: the workload's `where`.
     """
 
     def __init__(
@@ -122,14 +129,14 @@ class ProcessNetwork(Wiring):
     # -- construction ---------------------------------------------------------------------------------------------
 
     def spawn(self, name: str, steps: Steps, serves: str | None = None) -> None:
-        """A new process. serves: as in `Progress`."""
+        """Add a process. serves: as in `Progress`."""
         progress = Progress(name, len(self.progress), serves)
         progress.task = Task(steps, progress)
         self.progress[name] = progress
         self._tasks.append(progress.task)
 
     def feed(self, name: str, uops: Iterable[Any]) -> Steps:
-        """The process of a unit that runs a list of uOPs, without an instruction path."""
+        """Return the steps of a unit that executes a list of uOPs, without an instruction path."""
         unit, progress = self.units[name], self.progress[name]
         for number, uop in enumerate(uops):
             progress.number = number
@@ -140,8 +147,10 @@ class ProcessNetwork(Wiring):
     # -- execution ------------------------------------------------------------------------------------------------
 
     def run(self) -> float:
-        """Run to the end; the latency in seconds. Raises `DeadlockError` with the wait-for report, or `ProgramError`
-        when tokens are left over."""
+        """Run to the end and return the latency in seconds.
+
+        Raises `DeadlockError` with the wait-for report, or `ProgramError` if words are left in streams.
+        """
         ready: deque[Task] = deque(self._tasks)
         alive: set[Task] = set(self._tasks)
         end = 0.0
@@ -154,7 +163,10 @@ class ProcessNetwork(Wiring):
         return end
 
     def settle(self, alive: Collection[Task]) -> None:
-        """Raise unless the run is complete, `alive` being the processes that can move no more."""
+        """Raise unless the run is complete. alive: the processes that have not ended; none of them can move.
+
+        Raises `DeadlockError` if there are any, `ProgramError` if words are left in streams.
+        """
         if alive:
             raise DeadlockError(explain(self, alive))
         left = [c for c in self._channels.values() if c.filled]
@@ -168,7 +180,7 @@ class ProcessNetwork(Wiring):
         return f"{channel.name}: {channel.filled} of {channel.capacity} words, the last from {unit} uOP {number}{place}"
 
     def _step(self, task: Task, ready: deque[Task], alive: set[Task]) -> None:
-        """Advance one process until it blocks, forks or ends."""
+        """Advance one task until it blocks, forks or ends."""
         fire = task.pending
         left = task.left
         value: Any = None
@@ -197,7 +209,7 @@ class ProcessNetwork(Wiring):
             if blocked:
                 task.pending, task.left = fire, left
                 return
-            # everything is there: the clocks
+            # all words and room are available: compute the clocks
             start, before, via = task.clock, task.firing, OWN
             finish, bound = 0.0, NEVER
             awaited: Channel | None = None
@@ -251,7 +263,7 @@ class ProcessNetwork(Wiring):
                 issue = task.unit.issue
                 firings.number.append(task.unit.number)
                 firings.origin.append(issue.origin if issue is not None else NEVER)
-            # the data
+            # compute and deliver the data
             burst = isinstance(fire, Burst)
             results: Any = fire.send
             if fire.do is not None and self.data:
@@ -285,7 +297,7 @@ class ProcessNetwork(Wiring):
                 fire = task.pending = None
 
     def _step_number(self, log: EventLog, fire: Step) -> int:
-        """The number of a step in the log, where equal ones are listed once."""
+        """The index of a step in `log.steps`, which lists equal steps once."""
         gets, puts = tuple([c.number for c in fire.gets]), tuple([c.number for c in fire.puts])
         step = StepSignature(
             gets, puts, fire.words, fire.needs_whole_token, self._rate_index[fire.rate], float(fire.amount)
@@ -296,7 +308,7 @@ class ProcessNetwork(Wiring):
         return known
 
     def _next(self, task: Task, value: Any, ready: deque[Task], alive: set[Task]) -> Step | None:
-        """A process's next step, given what the last one got; None where it has ended or started lanes."""
+        """Return the next step of a task, None if it has ended or forked. value: the payloads of the previous step."""
         while True:
             try:
                 effect = task.steps.send(value)

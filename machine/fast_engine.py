@@ -1,4 +1,4 @@
-"""The compiled engine: a run without data from its traces, with the same clocks as `ProcessNetwork`'s."""
+"""The compiled engine: runs traces without data, with exactly the clocks of `ProcessNetwork`."""
 
 from __future__ import annotations
 
@@ -40,17 +40,21 @@ def run_traces(
     arbitration: ListSchedulingProblem | None = None,
     compiled: Callable[[Callable[..., Any]], Callable[..., Any]] = jit.compiled,
 ) -> Timing:
-    """Run to the end, as `ProcessNetwork.run`. arbitration: work whose order the run finds. compiled: what makes the
-    two loops below fast; they work without, slowly."""
+    """Run traces to the end with the rates and FIFO depths of `machine`. Raises the errors of `ProcessNetwork.run`.
+
+    record: keep the event log. arbitration: work of one process whose order the run decides. compiled: compiles the two
+    loops of `engine_loop`; the identity function gives the same result slowly. Raises `ValueError` if `machine` has
+    other rates or streams than the machine that was traced.
+    """
     net = traces.net
     seconds = machine.step_seconds
     streams = machine.streams
     if list(seconds) != net.rate_names or [s.name for s in streams] != [s.name for s in net.machine.streams]:
-        raise ValueError(f"overlay {machine.name} has other rates or streams than the program's")
+        raise ValueError(f"overlay {machine.name} has other rates or streams than the overlay that was traced")
     depths = list({s.name: s.depth for s in streams}.values())
     depths += net.workload.fifo_depths(machine)
     capacity = np.minimum(depths, MAX_WORDS).astype(np.int32)
-    # All tokens but the first are whole puts, all credits but the first whole gets; one more of each passes by.
+    # Ring sizes: all tokens but the first are whole puts, all credits but the first whole gets; one more is in transit.
     most = np.minimum(capacity[:, None] // traces.least[:, ::-1], traces.most[:, ::-1]) + 3
     rings = 1 << np.ceil(np.log2(most)).astype(np.int64)
     table = np.empty((traces.firings if record else 0, 4), np.int32)
@@ -61,7 +65,7 @@ def run_traces(
         traces.rows,
         duration,
         traces.amounts,
-        # what is used as an index alone: unsigned, it is not checked for counting from the end, a tenth of the time
+        # arrays used only as indices: unsigned, numba omits the check for negative indices (10 % of the time)
         traces.peers.view(np.uint32),
         traces.at.view(np.uint32),
         traces.items.view(np.uint32),
@@ -80,11 +84,11 @@ def run_traces(
         queue_at,
     )
     if alive or channels[:, FILLED].any():
-        _strand(traces, capacity, channels, tasks)
+        _raise_stopped(traces, capacity, channels, tasks)
     names = list(net.progress)
 
     def ended() -> Floats:
-        """When each firing ended: by its own duration, or with the one that bound it."""
+        """The end of each firing: by its own duration, or the end of the firing that bound it."""
         root = np.where(table[:, LOG_BOUND] < 0, np.arange(len(table), dtype=np.int32), table[:, LOG_BOUND])
         while (table[root, LOG_BOUND] >= 0).any():
             root = root[root]
@@ -93,13 +97,13 @@ def run_traces(
     def begun(unit: str) -> list[tuple[float, int]]:
         p = names.index(unit)
         if any(c.control and c.sink == unit for c in net.channels):
-            return []  # as the executor, which notes them of units that are fed a list
+            return []  # as in the executor, which records starts only in a run without an instruction path
         own = slice(traces.bounds[p], traces.bounds[p + 1])
         return list(zip(starts[own].tolist(), counts[own].tolist(), strict=True))
 
     def recorded() -> None:
         if not record:
-            raise ValueError("the run was not recorded")
+            raise ValueError("the run was not recorded: pass record=True")
 
     def firings() -> EventLog:
         recorded()
@@ -150,8 +154,8 @@ def _nothing() -> Steps:
     yield from ()
 
 
-def _strand(traces: Traces, capacity: Ints, channels: Ints, tasks: Ints) -> None:
-    """Put the network into the state in which the engine stopped, and let it say what it thinks of that."""
+def _raise_stopped(traces: Traces, capacity: Ints, channels: Ints, tasks: Ints) -> None:
+    """Copy the state in which the engine stopped into the network, which raises the executor's error for it."""
     net = traces.net
     by_index = net.channels
     processes = list(net.progress.values())
@@ -180,7 +184,8 @@ def _strand(traces: Traces, capacity: Ints, channels: Ints, tasks: Ints) -> None
     alive = []
     for i in np.flatnonzero(tasks[:, ALIVE]).tolist():
         blocked = task(i)
-        if not tasks[i, CHILDREN] and tasks[i, ROW] < tasks[i, STOP]:  # else an arbiter that may begin nothing
+        # otherwise the task waits for its lanes, or is an arbiter that may begin no job
+        if not tasks[i, CHILDREN] and tasks[i, ROW] < tasks[i, STOP]:
             gets, puts, at, words, *_ = traces.rows[tasks[i, ROW]].tolist()
             peers = [by_index[c] for c in traces.peers[at : at + gets + puts]]
             blocked.pending = Step(gets=peers[:gets], puts=peers[gets:], words=words)

@@ -1,4 +1,4 @@
-"""Loops over arrays, compiled by numba where it is installed (the extra `fast`)."""
+"""Compiles loops over arrays with numba, if it is installed (the extra `fast`)."""
 
 from __future__ import annotations
 
@@ -12,22 +12,23 @@ from typing import Any
 
 @cache
 def available() -> bool:
-    """Whether there is a compiled engine, as far as can be said without loading it."""
+    """Whether numba is installed. Does not load it, so it may still fail to load (`loads`)."""
     return importlib.util.find_spec("numba") is not None
 
 
 @cache
 def loads() -> bool:
+    """Whether numba can be loaded; loads it."""
     try:
         importlib.import_module("numba")
-    except ImportError:  # it refuses a numpy that is newer than itself
+    except ImportError:  # numba refuses to load with a numpy that it does not know yet
         return False
     return True
 
 
 @cache
 def compiled(function: Callable[..., Any]) -> Callable[..., Any]:
-    """`function` compiled, kept on disk from one process to the next where there is a place for it."""
+    """Return `function` compiled by numba. The machine code is cached on disk if a cache folder can be written."""
     numba = importlib.import_module("numba")
     try:
         return numba.njit(function, cache=True, nogil=True)  # type: ignore[no-any-return]
@@ -36,11 +37,10 @@ def compiled(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def engine() -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """What makes `run_traces` fast, as far as this installation goes; without numba it runs as it stands, slowly."""
+    """Return the argument `compiled` of `run_traces`: `compiled`, or the identity function without numba."""
     return compiled if available() and loads() else lambda function: function
 
 
 def machine_code(function: Callable[..., Any]) -> Callable[..., Any]:
-    """`function`, a loop over arrays, compiled where numba is loaded already: loading it takes longer than most such
-    loops."""
+    """Return `function` compiled if numba is loaded already, else `function` itself: loading numba takes too long."""
     return compiled(function) if "numba" in sys.modules and loads() else function

@@ -1,4 +1,4 @@
-"""The order of one process's work, found while the other processes run (list scheduling)."""
+"""List scheduling: the compiled engine decides the order of one process's jobs while the other processes run."""
 
 from __future__ import annotations
 
@@ -12,17 +12,18 @@ from .traces import Floats, Ints, Traces
 
 @dataclass(frozen=True, eq=False)
 class ListSchedulingProblem:
-    """Work of one process in an order that is yet to be found: jobs, of which it takes one after the other, each whole,
-    always when no other process can go on without it. Times are exact: what the others are waiting for is known then.
+    """Jobs of one process, executed one at a time in an order that the engine decides.
 
-    It takes the job whose stream has waited longest for words, or, among those that are `in_order`, the one of lowest
-    rank; but first one that takes words from a stream, if that delays the other by no more than its patience. Jobs of
-    one stream keep their order.
+    The process takes its next job when every other process is blocked, so it is known exactly what they wait for. A
+    job that puts can be taken if a reader waits for its stream, a job that gets if its stream holds words. Of the puts
+    the engine takes the one that can begin first; at the same time, the one whose reader has waited longest, or among
+    those `in_order` the one of lowest rank. Before that put goes the get that can begin first (at the same time, of
+    lowest rank), if it delays the put by no more than its `patience`. Jobs of one stream keep their order.
 
-    first, last: items of the process (from 0) at which each job begins and ends. stream: the number of its stream. get:
-    whether it takes from it. seconds: how long it is. patience: in seconds. rank: which of several that could begin at
-    the same time goes first. needs: the jobs that must be done before it, those of job i from needs_at[i] to
-    needs_at[i + 1].
+    Arrays with one element per job: first, last: items of the process (from 0) at which it begins and ends. stream:
+    index of its channel. get: it gets from the stream; otherwise it puts. seconds: its duration. patience: of a get:
+    seconds by which it may delay a put. rank: the lower goes first. in_order: see above. needs_at: the jobs that must
+    be done before job i are needs[needs_at[i]:needs_at[i + 1]].
     """
 
     process: str
@@ -39,13 +40,17 @@ class ListSchedulingProblem:
 
 
 JOB_FIRST, JOB_END, JOB_STREAM, JOB_GET, JOB_RANK, JOB_NEEDS, JOB_NEEDS_END, JOB_IN_ORDER = range(8)
-"""Columns of the table of jobs."""
+"""Columns of the engine's job table."""
 JOB_SECONDS, JOB_PATIENCE = range(2)
-"""Columns of the table of their times."""
+"""Columns of the engine's table of job times, in seconds."""
 
 
 def job_tables(traces: Traces, given: ListSchedulingProblem | None) -> tuple[int, Ints, Floats, Ints, Ints, Ints]:
-    """An arbitration for the engine: process, jobs, their times, needs, and the jobs of each stream in turn."""
+    """Convert a problem to the engine's arrays.
+
+    Returns the index of the process (-1 without a problem), the job table, the table of job times, `needs`, the jobs
+    sorted by stream, and the position in those at which each stream begins.
+    """
     streams = len(traces.net.channels)
     if given is None:
         none = np.zeros(0, np.int32)

@@ -1,4 +1,4 @@
-"""Time a workload, once or with other rates, in the quickest way there is; each way gives the same numbers."""
+"""Times a workload, once or many times with other rates, with the fastest engine; all engines give the same numbers."""
 
 from __future__ import annotations
 
@@ -17,15 +17,17 @@ from .traces import Traces, UntraceableError, trace_workload
 from .workload import Workload
 
 WORTHWHILE = 100_000
-"""Firings, of all runs of a plan together, from which numba is loaded, with the engine's cached code: 0.4 s, as much as
-150,000 firings in Python take; but a process that runs one program of this size often runs a second."""
+"""Firings of all runs of a plan from which on numba is used. Loading it with the engine's cached code takes 0.4 s, as
+long as 150,000 firings in Python; the limit is lower because a process often runs a second program."""
 
 M = TypeVar("M", bound=Machine)
 
 
 class Plan(Generic[M]):
-    """A program ready to be timed as often as one likes, with other rates or FIFO depths. The arguments are those of
-    `ProcessNetwork`; the traces are made once."""
+    """A workload that can be timed repeatedly with other rates or FIFO depths; its traces are made once.
+
+    The arguments are those of `ProcessNetwork`.
+    """
 
     def __init__(
         self,
@@ -43,19 +45,20 @@ class Plan(Generic[M]):
 
     @property
     def traced(self) -> bool:
-        """Whether what the program does is known without data."""
+        """Whether the workload could be traced (`rsn.machine.traces`); otherwise the executor runs it."""
         return self._traces is not None
 
     @cached_property
     def processes(self) -> list[str]:
-        """What runs side by side, in the order in which a log numbers it: units, decoders, the dispatcher."""
+        """Names of the processes (units, decoders, the dispatcher), in the order of their indices in an event log."""
         net = self._traces.net if self._traces is not None else ProcessNetwork(self.machine, **self._program)
         return list(net.progress)
 
     def run(self, machine: M | None = None, *, record: bool = False) -> Timing:
-        """What `ProcessNetwork.run` finds out: the time, or a `DeadlockError` or `ProgramError` with its report.
+        """Run the workload without data. Raises `DeadlockError` and `ProgramError` as `ProcessNetwork.run` does.
 
-        machine: the plan's own with other rates or FIFO depths.
+        machine: the plan's machine with other rates or FIFO depths; default: the plan's machine. record: keep the event
+        log.
         """
         machine = machine or self.machine
         traces = self._traces
@@ -75,5 +78,5 @@ def execute(
     record: bool = False,
     where: Callable[[str, int], str] | None = None,
 ) -> Timing:
-    """Time a workload once."""
+    """Time a workload once: `Plan(...).run(...)`."""
     return Plan(machine, workload, where=where).run(record=record)

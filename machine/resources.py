@@ -1,7 +1,7 @@
-"""What a datapath asks of its device, against what the device has; and how long its units take for what they do.
+"""Resources that a datapath needs, compared with its device; and the time that its units take, by their sources.
 
-An overlay says what it needs (`Overlay.needs`), part by part; a `Device` says what there is. What follows from the
-structure (memories, streams, AIE tiles) is exact; DSPs and LUTs are what a compiler makes of arithmetic, so estimates.
+An overlay lists its needs part by part (`Overlay.resources`); a `Device` lists its capacities. Needs that follow from
+the structure (memories, streams, AIE tiles) are exact. DSPs and LUTs depend on the HLS compiler and are estimates.
 """
 
 from __future__ import annotations
@@ -15,7 +15,10 @@ from ..base.errors import ResourceError
 
 @dataclass(frozen=True)
 class Capacity:
-    """How much of a resource a device has. published: how much of it the paper's bitstream takes, as it says."""
+    """How much of one resource a device has.
+
+    source: where `amount` comes from. published: how much the paper's bitstream uses, as the paper states it.
+    """
 
     amount: int
     unit: str
@@ -26,7 +29,7 @@ class Capacity:
 
 @dataclass(frozen=True)
 class Device:
-    """A chip: its resources by name."""
+    """A chip. capacities: by name of the resource."""
 
     name: str
     capacities: Mapping[str, Capacity]
@@ -34,7 +37,7 @@ class Device:
 
 @dataclass(frozen=True)
 class Need:
-    """What one part of a datapath takes of one resource."""
+    """How much one part of a datapath uses of one resource. estimate: the amount is not exact."""
 
     resource: str
     amount: int
@@ -44,7 +47,10 @@ class Need:
 
 @dataclass(frozen=True)
 class ResourceUse:
-    """A resource: what there is of it, and what the parts of a datapath take, the largest first."""
+    """The use of one resource: the device's capacity, and how much each part of a datapath uses, the largest first.
+
+    estimate: at least one part is an estimate.
+    """
 
     resource: str
     capacity: Capacity
@@ -53,15 +59,17 @@ class ResourceUse:
 
     @property
     def needed(self) -> int:
+        """How much all parts use together."""
         return sum(self.parts.values())
 
     @property
     def share(self) -> float:
+        """The used share of the capacity; above 1 the datapath does not fit."""
         return self.needed / self.capacity.amount
 
 
 def budget(needs: Iterable[Need], device: Device) -> list[ResourceUse]:
-    """Needs by resource, in the order of the device's, those of parts with the same name added up."""
+    """Add up needs by resource, in the device's order, and within a resource by the name of the part."""
     parts: dict[str, Counter[str]] = {name: Counter() for name in device.capacities}
     estimates = set()
     for need in needs:
@@ -75,7 +83,7 @@ def budget(needs: Iterable[Need], device: Device) -> list[ResourceUse]:
 
 
 def require_fits(rows: Iterable[ResourceUse], device: Device) -> None:
-    """Raise `ResourceError` where the device has too little of something."""
+    """Raise `ResourceError` for the first resource of which the device has too little."""
     for row in rows:
         if row.share > 1:
             most = next(iter(row.parts))
@@ -88,8 +96,11 @@ def require_fits(rows: Iterable[ResourceUse], device: Device) -> None:
 
 @dataclass(frozen=True)
 class Cost:
-    """How long a unit takes for something: as its sources state it, and as the simulator has it. remark: what the
-    difference is, or means. rate: the simulator's rate that this speaks of, and its value by the sources."""
+    """The time of one operation of a unit, by its C++ sources and in the simulator.
+
+    what: the operation. cycles, seconds: by the sources. simulated: seconds that the simulator charges. remark: the
+    reason of the difference. rate: name of the simulator's rate that is compared, and its value by the sources.
+    """
 
     what: str
     cycles: int
@@ -100,7 +111,7 @@ class Cost:
 
     @property
     def difference(self) -> float:
-        """Of the sources from the simulator, relative."""
+        """Relative difference of the sources from the simulator: 0.1 if the sources are 10 % slower."""
         return self.seconds / self.simulated - 1
 
 
@@ -116,5 +127,5 @@ VC1902 = Device(
         "LUT": Capacity(899_840, "6-input tables", "AMD product table", 494_855),
     },
 )
-"""The device of the VCK190. The paper's utilization (section 5) gives URAM and BRAM as 463 and 967, which are all there
-are, but as 41 and 59 per cent."""
+"""The device of the VCK190. For URAM and BRAM the paper (section 5) gives 463 and 967, which is all that the device
+has, but 41 and 59 per cent."""

@@ -1,4 +1,4 @@
-"""Steps, of which kernels are made, and the streams between units at run time."""
+"""The steps that kernels consist of, and the streams between units at run time."""
 
 from __future__ import annotations
 
@@ -15,14 +15,15 @@ if TYPE_CHECKING:
     from .executor import Task
 
 NEVER = -1
-"""Number of a firing or a uOP before the first."""
+"""The number of a firing or uOP when there has been none yet."""
 
 
 @dataclass(frozen=True)
 class Issue:
-    """A uOP on its way to a unit: which one, from which packet (or list position) it came, and whether it is the last.
+    """A uOP that is issued to a unit.
 
-    uop is None for the empty uOP of a terminator: nothing is enabled in it, so no kernel runs.
+    uop: None for the empty uOP of a terminator, for which no kernel runs. origin: the packet or list position that it
+    came from. last: it ends the unit.
     """
 
     uop: Any
@@ -31,10 +32,12 @@ class Issue:
 
 
 class Channel:
-    """A stream at run time. Capacity and token sizes in words; one writer, one reader.
+    """A stream at run time: a FIFO of tokens with one writer and one reader. All sizes are in words.
 
-    source, sink: the processes that write and read it. control: it carries instructions, not data. empty, full: seconds
-    in which the reader waited for words and the writer for room.
+    source, sink: the processes that write and read it. control: it carries instructions, not data. number: its index in
+    `Wiring.channels`. filled, space: words in it, and room. tokens: written and not yet read. credits: freed room and
+    when it was freed. reader, writer: the task that is blocked on it. empty, full: seconds in which the reader waited
+    for words and the writer for room.
     """
 
     __slots__ = (
@@ -72,7 +75,10 @@ class Channel:
         self.last: tuple[str, int, Issue | None] = ("", NEVER, None)  # who put last: unit, uOP number, uOP
 
     def take(self, words: int) -> tuple[Any, float, float, int]:
-        """Remove `words` words: payload, clock of the first and of the last word, firing that wrote the last one."""
+        """Remove `words` words; gathers or splits tokens as needed. The caller has checked that `filled` is enough.
+
+        Returns the payload, the clocks of the first and of the last word, and the firing that wrote the last one.
+        """
         self.filled -= words
         size, payload, first, last, firing = self.tokens.popleft()
         if size == words:
@@ -102,13 +108,13 @@ class Channel:
 
 
 class Step:
-    """One step of a kernel: wait for `words` words on each of `gets` and room on each of `puts`, take `amount` times
-    the rate, then free and deliver.
+    """One step of a kernel: wait for `words` words on each of `gets` and room for them on each of `puts`, take `amount`
+    times the rate, then free the inputs and deliver the outputs.
 
-    do: called with the payloads of `gets`, returns those of `puts` (a tuple); only when the network runs with data.
-    send: payloads for `puts` that are control, not data: delivered in both modes.
-    needs_whole_token: the step needs its inputs complete before it starts (an MME); otherwise it streams them
-        through (a Mesh).
+    rate: name of a rate of the machine, or `FREE`. do: called with the payloads of `gets`, returns those of `puts` (a
+    tuple); only in a run with data. send: payloads for `puts` that are control, not data: delivered in every run.
+    needs_whole_token: the step starts when its inputs are complete (an MME); otherwise it streams them through (a
+    Mesh). times: 1; see `Burst`.
     """
 
     __slots__ = ("amount", "do", "gets", "needs_whole_token", "puts", "rate", "send", "times", "words")
@@ -137,11 +143,11 @@ class Step:
 
 
 class Burst(Step):
-    """`times` equal steps, one after the other. They mean the same as so many `Step`s; whoever runs data alone may take
-    several at once.
+    """`times` equal steps, one after the other; the same as that many `Step`s. An engine without clocks may execute
+    several of them at once.
 
-    do: called with how many of the steps are taken, and for each of `gets` the sequence of their payloads; returns for
-    each of `puts` such a sequence, which whoever takes as many gets as it is.
+    do: called with the number n of steps executed at once and, for each of `gets`, the sequence of their n payloads;
+    returns such a sequence for each of `puts`. The caller must not change the returned sequences.
     """
 
     __slots__ = ()
@@ -163,7 +169,7 @@ class Burst(Step):
 
 
 class Par:
-    """Run lanes side by side; the kernel goes on when the last one has ended (a Mem loads while it sends)."""
+    """Run lanes in parallel; the kernel continues when all have ended (a Mem loads while it sends)."""
 
     __slots__ = ("lanes",)
 

@@ -1,4 +1,4 @@
-"""When a run ended, and why: what every engine finds out."""
+"""The result of a run, the same for every engine: latency, busy times, waits, event log, critical path."""
 
 from __future__ import annotations
 
@@ -12,10 +12,13 @@ from .executor import ProcessNetwork
 
 @dataclass(frozen=True, eq=False)
 class Timing:
-    """A complete run. latency: seconds, without the launch of the program. busy: seconds in which a process (a unit, a
-    decoder, the dispatcher) did not wait, by name. amounts: what was charged to each rate. waits: seconds in which the
-    reader of a stream waited for words (it was empty), and its writer for room (it was full), by the stream's name.
-    order: the jobs of an arbitration, as they were taken."""
+    """The timing of a complete run.
+
+    latency: seconds, without the launch of the program. busy: seconds in which a process (a unit, a decoder, the
+    dispatcher) did not wait, by name. amounts: bytes, tiles or cycles charged to each rate, by name. waits: by stream,
+    the seconds in which its reader waited for words (empty) and its writer for room (full). order: the jobs of a
+    `ListSchedulingProblem` in the order in which they were executed, else empty.
+    """
 
     latency: float
     busy: Mapping[str, float]
@@ -28,11 +31,11 @@ class Timing:
 
     @staticmethod
     def of(net: ProcessNetwork, latency: float) -> Timing:
-        """What a run of `net` that took `latency` seconds found out."""
+        """The timing of a finished run of `net`. latency: in seconds."""
 
         def recorded() -> EventLog:
             if net.events is None:
-                raise ValueError("the run was not recorded")
+                raise ValueError("the run was not recorded: pass record=True")
             return net.events
 
         return Timing(
@@ -47,15 +50,15 @@ class Timing:
         )
 
     def starts(self, unit: str) -> list[tuple[float, int]]:
-        """Clock and number of firings at which each uOP of a unit began, in a run without an instruction path."""
+        """Clock and firing count at the start of each uOP of a unit; empty in a run with an instruction path."""
         return self._starts(unit)
 
     @cached_property
     def events(self) -> EventLog:
-        """Every firing, if the run was recorded."""
+        """Every firing. Raises `ValueError` if the run was not recorded."""
         return self._firings()
 
     @cached_property
     def critical_path(self) -> CriticalPath:
-        """The steps that decided the latency, if the run was recorded."""
+        """The steps that decided the latency. Raises `ValueError` if the run was not recorded."""
         return self._chain()

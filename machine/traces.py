@@ -1,12 +1,12 @@
-"""A program's stream effects as arrays: what every process does, in order, without running it.
+"""Traces: the steps of every process of a workload, as arrays, found without running the network.
 
-Which streams a kernel reads and writes, how many words and for how long does not depend on data. So each kernel is run
-once with nobody at the other end and its steps are written down, a *trace*; a process is then a list of traces. uOPs
-that differ in nothing that matters share one (`Unit.effect_key`), which keeps the arrays of a long program small. A
-workload whose own processes send tokens that steer others makes their traces itself (`Workload.trace`).
+The streams that a kernel reads and writes, the number of words and the durations do not depend on data. So each kernel
+is stepped once alone and its steps are recorded: a *trace*. A process is then a list of traces. uOPs with the same
+steps share one trace (`Unit.effect_key`), which keeps the arrays of a long program small. A workload whose own
+processes send control tokens makes their traces itself (`Workload.trace`).
 
-What cannot be known without a run (a kernel that sends control tokens, or that fails) raises `UntraceableError`; the
-executor remains the definition of what a program does. `fast_engine` executes these arrays.
+Kernels whose steps cannot be known without a run (they send control tokens, or fail) raise `UntraceableError`. The
+executor defines what a program does; `fast_engine` executes these arrays with the same result.
 """
 
 from __future__ import annotations
@@ -31,42 +31,42 @@ Ints = npt.NDArray[np.int32]
 Floats = npt.NDArray[np.float64]
 
 MAX_IN_ONE = 1 << 16
-"""Steps of one kernel before giving up. A hostile uOP may ask for billions, and stall at its second in a run."""
+"""Largest number of steps of one kernel. A malformed uOP may ask for billions and yet block at its second in a run."""
 MAX_STEPS = 1 << 22
-"""Steps of all kernels that are traced."""
+"""Largest number of steps of all traced kernels."""
 MAX_UOPS = 1 << 23
-"""uOPs of a unit."""
+"""Largest number of uOPs of a unit."""
 MAX_FIRINGS = 1 << 29
-"""Firings are numbered in 31 bits, of which the log takes two for what decided when they could start."""
+"""Largest number of firings: they are numbered in 31 bits, of which the log uses two for `via`."""
 
 MAX_WORDS = 1 << 30
-"""Of a stream's depth and of a step: they are counted in 31 bits."""
+"""Largest stream depth and largest number of words of a step: they are counted in 31 bits."""
 
 GETS, PUTS, PEERS, WORDS, WHOLE, TIMES, RATE = range(7)
 """Columns of `Traces.rows`."""
 FORK = -1
-"""In the column GETS: the row fires nothing and starts lanes, PUTS of them; PEERS are their traces."""
+"""Value of the column GETS for a row that starts lanes instead of firing: PUTS is their number, PEERS their traces."""
 
 
 class UntraceableError(Exception):
-    """The stream effects of this program cannot be known without running it. Not for users: there is another way."""
+    """The steps of a program cannot be known without running it. Internal: the caller then uses the executor."""
 
 
 class Fork(NamedTuple):
-    """Lanes, by trace number, that run side by side."""
+    """A row of a trace that starts lanes in parallel. lanes: their trace numbers."""
 
     lanes: tuple[int, ...]
 
 
 @dataclass(frozen=True, eq=False)
 class Traces:
-    """Every process of `net`, in the order of `net.progress`, as a list of traces.
+    """The traces of every process of `net`, in the order of `net.progress`.
 
-    rows, amounts: the steps (amounts in what the rate counts), `times` in a column of their own. peers: channels of a
-    step, gets before puts, or traces of a fork. at: trace t is rows[at[t]:at[t + 1]]. items: trace numbers, process p
-    having those from bounds[p] to bounds[p + 1]. number, origin: the uOP to which each item belongs, as `Progress`
-    counts. least: smallest get and put of each channel, in words; most: how many gets and puts it sees. firings: how
-    many a complete run has. slots: lanes that can be open at once.
+    rows: the steps, with the columns GETS..RATE. amounts: of each row, in units of its rate (bytes, tiles, cycles).
+    peers: the channels of a step, gets before puts, or the traces of a fork. at: trace t is rows[at[t]:at[t + 1]].
+    items: trace numbers; process p has items[bounds[p]:bounds[p + 1]]. number, origin: uOP and origin of each item, as
+    in `Progress`. least: smallest get and put on each channel, in words. most: number of gets and puts on each channel.
+    firings: of a complete run. slots: largest number of lanes that are open at once.
     """
 
     net: ProcessNetwork
@@ -85,7 +85,7 @@ class Traces:
 
     @property
     def steps(self) -> list[StepSignature]:
-        """Each row as a step of a log; what stands for a fork is in no log."""
+        """Each row as a step of an `EventLog`. The entry of a fork is a placeholder that no log refers to."""
         out = []
         for (gets, puts, at, words, whole, _, rate), amount in zip(self.rows.tolist(), self.amounts, strict=True):
             gets = max(gets, 0)
@@ -101,7 +101,7 @@ def trace_workload(
     *,
     where: Callable[[str, int], str] | None = None,
 ) -> Traces:
-    """The traces of what `ProcessNetwork` with the same arguments would run. Raises `UntraceableError`."""
+    """Trace the workload that `ProcessNetwork` with the same arguments would run. Raises `UntraceableError`."""
     net = ProcessNetwork(machine, workload, where=where)
     table = TraceTable(net)
     try:
@@ -110,12 +110,12 @@ def trace_workload(
     except UntraceableError:
         raise
     except Exception as e:
-        # A kernel, a uOP or a stream is at fault, and whether a run gets there is for the run to say.
+        # A kernel, a uOP or a stream is at fault. Only a run shows whether that point is reached.
         raise UntraceableError(f"{type(e).__name__}: {e}") from e
 
 
 class Items:
-    """The items of one process under construction: traces with uOP number and origin."""
+    """Builds the items of one process: trace numbers, each with the uOP's number and origin."""
 
     __slots__ = ("number", "origin", "traces")
 
@@ -125,17 +125,19 @@ class Items:
         self.origin = array("i")
 
     def add(self, trace: int, number: int, origin: int) -> None:
+        """Append one item. number, origin: as in `Progress`."""
         self.traces.append(trace)
         self.number.append(number)
         self.origin.append(origin)
 
     def columns(self) -> tuple[Ints, Ints, Ints]:
+        """Traces, numbers and origins as arrays."""
         columns = (self.traces, self.number, self.origin)
         return tuple(np.frombuffer(x, np.int32) if x else np.zeros(0, np.int32) for x in columns)  # type: ignore[return-value]
 
 
 class TraceTable:
-    """Traces under construction. Equal ones are kept once."""
+    """Builds traces; equal traces are kept once."""
 
     def __init__(self, net: ProcessNetwork) -> None:
         self.net = net
@@ -146,11 +148,11 @@ class TraceTable:
         self.steps = 0
 
     def unit(self, name: str) -> UnitTraces:
-        """The traces of one unit of the network."""
+        """The tracer of one unit of the network."""
         return UnitTraces(self, self.net.units[name])
 
     def trace(self, *rows: StepSignature | Fork) -> int:
-        """The number of the trace with these rows."""
+        """Return the number of the trace with these rows; adds it if it is new."""
         found = self.numbers.get(rows)
         if found is not None:
             return found
@@ -177,13 +179,17 @@ class TraceTable:
         whole: bool = False,
         times: int = 1,
     ) -> StepSignature:
+        """Return a row for a trace, with channels and rate as numbers. whole: the step needs whole tokens.
+
+        Raises `UntraceableError` if the step moves no words or uses a stream twice.
+        """
         if not 0 < words <= MAX_WORDS or len(set(gets)) < len(gets) or len(set(puts)) < len(puts):
             raise UntraceableError("a step moves no words, or uses a stream twice")
         get, put = (tuple(c.number for c in side) for side in (gets, puts))
         return StepSignature(get, put, words, whole, self.rates[rate], float(amount), times)
 
     def record(self, steps: Steps) -> int:
-        """Run a kernel, or one of its lanes, with nobody at the other end."""
+        """Step a kernel, or one of its lanes, alone; return the number of its trace."""
         rows: list[StepSignature | Fork] = []
         last: tuple[Any, ...] = ()
         times = 0
@@ -224,6 +230,10 @@ class TraceTable:
         return self.trace(*rows)
 
     def finish(self, processes: Sequence[Items]) -> Traces:
+        """Make the arrays. processes: items of each process, in the order of `net.progress`.
+
+        Raises `UntraceableError` if the program is too long or a stream too deep for 31-bit numbers.
+        """
         columns = [p.columns() for p in processes]
         traces, number, origin = (np.concatenate([c[i] for c in columns]) for i in range(3))
         bounds = np.cumsum([0, *(len(p.traces) for p in processes)])
@@ -244,7 +254,7 @@ class TraceTable:
         )
 
     def _arrays(self, runs: npt.NDArray[np.int64], **rest: Any) -> Traces:
-        """runs: how often each trace occurs as an item."""
+        """runs: how often each trace occurs as an item; changed in place."""
         traces = list(self.numbers)
         for t in range(len(traces) - 1, -1, -1):  # a lane has a lower number than what starts it
             for row in traces[t]:
@@ -297,7 +307,7 @@ class TraceTable:
 
 
 class UnitTraces:
-    """Traces of one unit's kernels; uOPs of equal effect share one."""
+    """Traces the kernels of one unit; uOPs of equal `effect_key` share a trace."""
 
     def __init__(self, table: TraceTable, unit: Unit) -> None:
         self.table = table
@@ -306,7 +316,7 @@ class UnitTraces:
         self._keyed = unit.is_keyed()
 
     def kernel(self, uop: Any) -> tuple[int, bool]:
-        """The trace of a uOP, and whether it depends on the unit's past."""
+        """Return the trace of a uOP, and whether it may depend on earlier uOPs (the uOP has no `effect_key`)."""
         key = self._unit.effect_key(uop) if self._keyed else None
         if key is None:
             return self.table.record(self._unit.kernel(uop)), True
@@ -316,7 +326,7 @@ class UnitTraces:
         return found, False
 
     def feed(self, uops: Iterable[Any]) -> Items:
-        """The process of a unit that runs a list of uOPs."""
+        """Return the items of a unit that executes a list of uOPs (`ProcessNetwork.feed`)."""
         items = Items()
         items.traces = array("i", [self.kernel(uop)[0] for uop in uops])
         items.number = items.origin = array("i", range(len(items.traces)))

@@ -1,4 +1,4 @@
-"""A functional unit's behaviour: what its kernel does with one uOP."""
+"""The base class of functional units: state, access to streams and memory, and the kernel."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ if TYPE_CHECKING:
 
 
 class Immutable:
-    """A value that never changes, such as an instruction: a unit may keep it as state that can be compared."""
+    """Marks a class of immutable values, such as instructions: a unit that keeps one as state can be compared."""
 
     __slots__ = ()
 
 
 class Unit:
-    """A functional unit: the state that lives from kernel to kernel, and the kernel. Subclass it to define one.
+    """A functional unit: its kernel, and the state that is kept between kernels. Subclass it to define a unit.
 
-    memory: the off-chip bank that its `UnitSpec` names, a float32 vector; None if the network runs without data.
-    read_only: nobody writes that bank while the network runs.
+    memory: the off-chip bank that its `UnitSpec` names, a float32 vector; None in a run without data.
+    read_only: no unit writes that bank during a run.
     """
 
     read_only = False
@@ -35,43 +35,52 @@ class Unit:
         self._net = net
 
     def source(self, peer: str, label: str = "") -> Channel:
-        """The stream from `peer` to this unit."""
+        """Return the stream from `peer` to this unit. Raises `ProgramError` if there is none."""
         return self._net.channel(peer, self.name, label)
 
     def sink(self, peer: str, label: str = "") -> Channel:
-        """The stream from this unit to `peer`."""
+        """Return the stream from this unit to `peer`. Raises `ProgramError` if there is none."""
         return self._net.channel(self.name, peer, label)
 
     def read(self, at: int, size: int) -> Any:
-        """`size` elements of the memory from element `at` on, not to be written to. For a step's `do`: there is data
-        then. A copy, because the memory may change before the reader has done with them, unless nobody writes it."""
+        """Return `size` float32 elements of the memory from element `at` on; the caller must not change them.
+
+        Call it in a step's `do` only: without data there is no memory. The result is a copy unless `read_only`, because
+        the memory may change before the receiver uses it. Raises `ProgramError` if the range ends beyond the memory.
+        """
         piece = self.memory[at : at + size]
         if len(piece) != size:
             raise ProgramError(f"{self.name} reads {size} elements at {at}, beyond its {len(self.memory)}")
         return piece if self.read_only else piece.copy()
 
     def write(self, at: int, piece: Any) -> None:
-        """Write the elements `piece` to the memory from element `at` on. For a step's `do`."""
+        """Write the float32 elements `piece` to the memory from element `at` on. Call it in a step's `do` only.
+
+        Raises `ProgramError` if the range ends beyond the memory.
+        """
         target = self.memory[at : at + len(piece)]
         if len(target) != len(piece):
             raise ProgramError(f"{self.name} writes {len(piece)} elements at {at}, beyond its {len(self.memory)}")
         target[:] = piece
 
     def kernel(self, uop: Any) -> Steps:
-        """What one uOP does. The only place where the unit's meaning is written down."""
+        """Execute one uOP: a generator of `Step` and `Par`. It is the only definition of what the unit does."""
         raise NotImplementedError
 
     def effect_key(self, uop: Any) -> Hashable | None:
-        """What the steps of `kernel(uop)` depend on, data and addresses aside: uOPs of this unit with equal keys take
-        the same steps, so a run without data need not walk through each of them (`traces`).
+        """Return a key such that uOPs of this unit with equal keys take the same steps; None if there is no such key.
 
-        None, which is always right, stands for "walk through it". It is the only right answer for a uOP that changes
-        state on which later steps depend; such state belongs to the keys of the uOPs that depend on it.
+        Steps are compared without data and addresses. `traces` steps the kernel once per key, and once per uOP where
+        the key is None. None is always correct. It must be returned for a uOP that changes state on which the steps of
+        later uOPs depend; the keys of those later uOPs must contain that state.
         """
         return None
 
     @classmethod
     def is_keyed(cls) -> bool:
-        """Whether `effect_key` speaks for this class's kernel, not for one that a subclass has replaced."""
+        """Whether `effect_key` is valid for this class's kernel.
+
+        It is not if a subclass overrides `kernel` and inherits the `effect_key` of the class above.
+        """
         owner = next(c for c in cls.__mro__ if "kernel" in vars(c))
         return any("effect_key" in vars(c) for c in cls.__mro__ if issubclass(c, owner))

@@ -1,8 +1,8 @@
-"""How a tensor of the traced module shows the elements of an activation: strides, with every dimension a mixed radix.
+"""Index maps from a tensor of a PyTorch module to the activation that it shows: strides in mixed radix.
 
-PyTorch moves activations about with view, reshape, transpose, select and the like before a product meets them. On the
-machine an activation stays where it is, rows by columns; a `View` says which of its elements each position of the
-tensor is. Unlike plain strides it survives `reshape(transpose(x))`, where PyTorch would copy.
+A module rearranges activations with view, reshape, transpose, select and so on between products. On the machine the
+activation stays in place as a matrix (rows, columns); a `View` gives, for each position of the tensor, the element of
+the activation. Unlike plain strides it can represent `reshape(transpose(x))`, for which PyTorch copies.
 """
 
 from __future__ import annotations
@@ -14,13 +14,14 @@ from math import prod
 import numpy as np
 import numpy.typing as npt
 
-# (size, stride in elements of the activation); a dimension is a tuple of these, outermost first.
 Atom = tuple[int, int]
+"""Size, and stride in elements of the activation."""
 Dim = tuple[Atom, ...]
+"""One dimension: its atoms, outermost first. Its size is the product of theirs."""
 
 
 def merge(atoms: Sequence[Atom]) -> Dim:
-    """The same index map with as few atoms as possible: equal maps compare equal."""
+    """Return the same index map with as few atoms as possible. Equal maps have equal results."""
     merged: list[Atom] = []
     for size, stride in atoms:
         if size == 1:
@@ -34,29 +35,35 @@ def merge(atoms: Sequence[Atom]) -> Dim:
 
 @dataclass(frozen=True)
 class View:
-    """Element (i, j, ...) of the tensor is the activation's element offset + dims[0] at i + dims[1] at j + ..."""
+    """An index map: tensor element (i, j, ...) is activation element offset + dims[0] at i + dims[1] at j + ...
+
+    offset: in elements of the activation.
+    """
 
     dims: tuple[Dim, ...]
     offset: int = 0
 
     @classmethod
     def dense(cls, shape: Sequence[int]) -> View:
-        """The activation itself, row-major, as a tensor of this shape."""
+        """The view that shows the whole activation, row-major, as a tensor of this shape."""
         return cls(tuple(merge([(size, prod(shape[i + 1 :]))]) for i, size in enumerate(shape)))
 
     @property
     def shape(self) -> tuple[int, ...]:
+        """The shape of the tensor."""
         return tuple(prod(size for size, _ in dim) for dim in self.dims)
 
     @property
     def atoms(self) -> Dim:
+        """The atoms of all dimensions, outermost first."""
         return tuple(atom for dim in self.dims for atom in dim)
 
     def permute(self, order: Sequence[int]) -> View:
+        """Reorder the dimensions, as `torch.Tensor.permute`."""
         return View(tuple(self.dims[i] for i in order), self.offset)
 
     def regroup(self, shape: Sequence[int]) -> View | None:
-        """The elements in the same order, as a tensor of this shape; None where a dimension would cut an atom."""
+        """Reshape to a shape with the same number of elements; None if a dimension would have to split an atom."""
         rest = list(reversed(merge(self.atoms)))
         dims = []
         for size in shape:
@@ -74,7 +81,7 @@ class View:
         return View(tuple(dims), self.offset)
 
     def narrow(self, axis: int, start: int, length: int) -> View | None:
-        """The positions start .. start+length-1 of one dimension; None where they are not regular."""
+        """Restrict one dimension to start..start+length-1, as `torch.narrow`; None if a `View` cannot represent it."""
         head: list[Atom] = []
         offset, atoms = self.offset, self.dims[axis]
         for i, (_size, stride) in enumerate(atoms):
@@ -90,10 +97,10 @@ class View:
         return View((*self.dims[:axis], merge(head), *self.dims[axis + 1 :]), offset)
 
     def columns(self, rows: int, width: int) -> tuple[npt.NDArray[np.int64], View] | None:
-        """The columns of the activation (rows, width) seen here, in the order of the dimensions, and this view of them.
+        """Return the columns of the activation (rows, width) that this view shows, and a view of these columns alone.
 
-        The returned view is of an activation that consists of just those columns, in that order. None unless every row
-        is seen once, each with the same columns.
+        The columns are in the order of the tensor's dimensions; the returned view maps to an activation that consists
+        of just those columns, in that order. None unless the view shows each row once and in each the same columns.
         """
         if not width:
             return None
@@ -128,7 +135,10 @@ class View:
         return index, View(tuple(merge(dim) for dim in dims))
 
     def with_columns(self, old: int, new: int) -> View | None:
-        """The view of an activation of `new` columns with the same rows, if the last dimension is all `old` columns."""
+        """Return the same view of an activation with `new` columns instead of `old`; the rows stay.
+
+        None unless the last dimension is exactly the `old` columns.
+        """
         *leading, last = self.dims
         if last != merge([(old, 1)]) or any(stride % old for dim in leading for _, stride in dim):
             return None

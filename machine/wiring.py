@@ -1,4 +1,4 @@
-"""The units and streams of a machine, ready to work; nothing runs on them yet."""
+"""Instantiates the units and streams of a machine; `ProcessNetwork` runs them."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from .steps import Channel
 
 
 class Wiring:
-    """A machine's units, and its streams as channels.
+    """The units of a machine as objects, and its streams as channels.
 
-    data: kernels get and make data; otherwise time alone. banks: off-chip memories by name (float32 vectors); ignored
-    unless `data`.
+    data: kernels compute data; otherwise a run decides only time. banks: off-chip memories by name (float32 vectors);
+    ignored unless `data`.
     """
 
     channel_type: type[Channel] = Channel
@@ -29,18 +29,18 @@ class Wiring:
         self.units = {u.name: u.behaviour(u, self) for u in machine.units}
 
     def add_channel(self, name: str, capacity: int, source: str, sink: str, *, control: bool = False) -> Channel:
-        """A new FIFO between two processes; control: it carries instructions."""
+        """Add a FIFO between two processes. capacity: in words. control: it carries instructions, not data."""
         channel = self.channel_type(name, capacity, source, sink, control)
         channel.number = len(self._channels)
         self._channels[name] = channel
         return channel
 
     def channel(self, src: str, dst: str, label: str = "") -> Channel:
-        """The stream from one unit to another. Raises `ProgramError` if there is none."""
+        """Return the stream from one unit to another. Raises `ProgramError` if there is none."""
         return self.named_channel(f"{src}->{dst}" + (f".{label}" if label else ""))
 
     def named_channel(self, name: str) -> Channel:
-        """The stream or FIFO of this name. Raises `ProgramError` if there is none."""
+        """Return the stream or FIFO of this name. Raises `ProgramError` if there is none."""
         try:
             return self._channels[name]
         except KeyError:
@@ -48,5 +48,5 @@ class Wiring:
 
     @property
     def channels(self) -> tuple[Channel, ...]:
-        """Every stream of the machine, then the FIFOs that the workload added, by their numbers."""
+        """The streams of the machine, then the FIFOs that the workload added; index i is the channel of number i."""
         return tuple(self._channels.values())

@@ -1,4 +1,4 @@
-"""What the units of a machine do in a run: lists of uOPs, or whatever else brings them their uOPs."""
+"""Workloads: where the units of a machine get their uOPs from in a run."""
 
 from __future__ import annotations
 
@@ -17,35 +17,38 @@ if TYPE_CHECKING:
     from .traces import Items, TraceTable
 
 MAX_UOPS = 1_000_000
-"""uOPs of a workload that a report counts. Where few of them are distinct, so many take 0.2 s."""
+"""Largest number of uOPs of a workload whose words a deadlock report counts: 0.2 s if few of them are distinct."""
 
 
 class Workload(ABC):
-    """Where the uOPs of a run come from."""
+    """The source of the uOPs of a run, e.g. lists or an instruction path."""
 
     @abstractmethod
     def attach(self, net: ProcessNetwork) -> None:
-        """Add one process for each unit to `net`, and the channels and processes that bring it its uOPs."""
+        """Add one process for each unit to `net`, and the channels and processes that deliver its uOPs."""
 
     @abstractmethod
     def trace(self, table: TraceTable) -> Mapping[str, Items]:
-        """The traces of every process that `attach` adds, by its name. Raises `UntraceableError`."""
+        """Return the traces of every process that `attach` adds, by name. Raises `UntraceableError`."""
 
     @abstractmethod
     def fifo_depths(self, machine: Machine) -> list[int]:
-        """Capacities on `machine` of the channels that `attach` adds, in its order."""
+        """Return the capacities of the channels that `attach` adds, in its order, if it runs on `machine`."""
 
     @abstractmethod
     def uop_table(self, machine: Machine) -> UopTable:
-        """All uOPs, to count what they send and receive. Raises `ProgramError` where they are not known or too many."""
+        """Return all uOPs, to count the words that they send and receive.
+
+        Raises `ProgramError` if they are not known before the run, or are too many.
+        """
 
     @abstractmethod
     def where(self, unit: str, origin: int) -> str:
-        """The place of a uOP, where no source is known."""
+        """Return the place of a uOP as text, for a program without source lines. origin: packet or list position."""
 
 
 class UopLists(Workload):
-    """uOPs by unit, without an instruction path: what there is before packets are made. Other units do nothing."""
+    """Lists of uOPs by unit name, without an instruction path. Units without a list do nothing."""
 
     def __init__(self, uops: Mapping[str, Iterable[Any]]) -> None:
         self.uops = uops
@@ -63,16 +66,16 @@ class UopLists(Workload):
     def uop_table(self, machine: Machine) -> UopTable:
         lists = {unit: uops for unit, uops in self.uops.items() if isinstance(uops, Sequence)}
         if len(lists) < len(self.uops):
-            raise ProgramError("the uOPs were made up on the way")
+            raise ProgramError("the uOPs of a unit come from an iterator, not from a list")
         if sum(map(len, lists.values())) > MAX_UOPS:
-            raise ProgramError(f"more than {MAX_UOPS} uOPs")
+            raise ProgramError(f"the program has more than {MAX_UOPS} uOPs")
         distinct: list[Any] = []
         numbers: dict[tuple[type, Any], int] = {}
 
         def number(uop: Any) -> int:
             try:
                 found = numbers.setdefault((type(uop), uop), len(distinct))  # named tuples of two types may be equal
-            except TypeError:  # not every uOP is hashable where no format describes it
+            except TypeError:  # uOPs without a format need not be hashable
                 found = len(distinct)
             if found == len(distinct):
                 distinct.append(uop)

@@ -123,12 +123,12 @@ def test_a_file_may_say_nothing(text: str, tmp_path: Path) -> None:
         ('[rates]\n"FU1->FU2" = 1', "overlay fig6 has no parameter 'FU1->FU2'"),
         ('[streams]\n"FU2->FU1" = 1', "overlay fig6 has no stream 'FU2->FU1'"),
         ("[streams]\nmop_fifo_depth = 1", "overlay fig6 has no stream 'mop_fifo_depth'"),
-        ('[streams]\n"FU1->FU2" = 0', "FU1->FU2=0: a depth is a whole number from 1 to"),
-        ('[streams]\n"FU1->FU2" = 1.5', "FU1->FU2=1.5: a depth is a whole number"),
-        ("[rates]\nmop_fifo_depth = nan", "mop_fifo_depth=nan: a depth is a whole number"),
-        ("[rates]\nddr_read_gbs = -1", "ddr_read_gbs=-1: a bandwidth is greater than 0 GB/s"),
-        ("[rates]\nadd = inf", "add=inf: a time is 0 PL cycles or more, and finite"),
-        ("[rates]\nadd = " + "9" * 400, "a time is 0 PL cycles or more, and finite"),
+        ('[streams]\n"FU1->FU2" = 0', "FU1->FU2=0: a depth must be a whole number from 1 to"),
+        ('[streams]\n"FU1->FU2" = 1.5', "FU1->FU2=1.5: a depth must be a whole number"),
+        ("[rates]\nmop_fifo_depth = nan", "mop_fifo_depth=nan: a depth must be a whole number"),
+        ("[rates]\nddr_read_gbs = -1", "ddr_read_gbs=-1: a bandwidth must be greater than 0 GB/s"),
+        ("[rates]\nadd = inf", "add=inf: a time must be finite and at least 0 PL cycles"),
+        ("[rates]\nadd = " + "9" * 400, "a time must be finite and at least 0 PL cycles"),
     ],
 )
 def test_what_a_file_cannot_mean_is_named(text: str | bytes, message: str, tmp_path: Path) -> None:
@@ -163,7 +163,7 @@ def test_every_number_is_a_bandwidth_or_refused(value: float) -> None:
         assert overlay.rates[BANDWIDTH].value == value > 0
         assert 0 <= overlay.seconds[BANDWIDTH] < math.inf
     else:
-        assert "a bandwidth is greater than 0 GB/s" in message
+        assert "a bandwidth must be greater than 0 GB/s" in message
         assert not 1e-300 < value < 1e300
 
 
@@ -175,7 +175,7 @@ def test_every_number_is_a_time_or_refused(value: float) -> None:
         assert overlay.rates[TIME].value == value >= 0
         assert 0 <= overlay.seconds[TIME] < math.inf
     else:
-        assert "a time is 0 PL cycles or more, and finite" in message
+        assert "a time must be finite and at least 0 PL cycles" in message
         assert not 0 <= value < 1e300
 
 
@@ -189,7 +189,7 @@ def test_every_number_is_a_depth_or_refused(value: float, name: str) -> None:
         assert parameters(overlay)[name] == value
         assert type(parameters(overlay)[name]) is int
     else:
-        assert message.startswith(f"{name}={value}: a depth is a whole number from 1 to")
+        assert message.startswith(f"{name}={value}: a depth must be a whole number from 1 to")
         assert not (1 <= value <= MAX_DEPTH and value == int(value))
 
 

@@ -545,7 +545,7 @@ def test_a_program_too_long_to_count(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("rsn.isa.instruction_path.MAX_UOPS", 1)
     with pytest.raises(DeadlockError) as e:
         ProcessNetwork(FIG6, InstructionPath(FIG6, [ONE[1], *ONE, *LAST])).run()
-    assert str(e.value).splitlines()[-1] == "not every stream was counted: more than 1 uOPs"
+    assert str(e.value).splitlines()[-1] == "not every stream was counted: the program has more than 1 uOPs"
 
 
 MEMB = """\
