@@ -1,1 +1,1 @@
-
+"""Instruction sets: formats, packets, programs and their checks; `overlays/` holds the overlays."""

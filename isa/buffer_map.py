@@ -1,4 +1,4 @@
-"""Names an address after a buffer."""
+"""Finds the buffer that an off-chip address belongs to, to print a name instead of a number."""
 
 from __future__ import annotations
 
@@ -10,13 +10,15 @@ from .program import Buffer
 
 
 class BufferMap:
-    """Names an address after a buffer. Where buffers share memory in turn, it follows the order of their declaration,
-    which is the order in which a compiler fills them: a load reads the latest one stored, a store to what was loaded
-    begins the next.
+    """Finds the buffers that hold an address. unit: float32 elements per address unit.
+
+    If buffers share memory, the likeliest one is found from the accesses noted with `touch`, in program order: a
+    compiler fills buffers in the order of their declaration, so a load reads the buffer stored last, and a store to a
+    buffer that was loaded starts the next buffer.
     """
 
     WINDOW = 256
-    """How many of the buffers that start at or before an address are looked at."""
+    """Largest number of buffers, of those that start at or before an address, that are searched."""
 
     def __init__(self, buffers: Iterable[Buffer], unit: int) -> None:
         self.unit = unit
@@ -26,13 +28,16 @@ class BufferMap:
         for row in self._banks.values():
             row.sort(key=lambda entry: entry[:2])
         self._starts = {bank: [offset for offset, *_ in row] for bank, row in self._banks.items()}
-        # Where the buffers up to here end: before that, no address lies in any of them.
+        # The largest end of the buffers up to each: an address at or beyond it lies in none of them.
         self._ends = {bank: list(accumulate((end for _, _, end, _ in row), max)) for bank, row in self._banks.items()}
         self._stored: dict[str, int] = {}
         self._loaded: set[int] = set()
 
     def around(self, bank: str, addr: int, store: bool) -> list[tuple[int, Buffer]]:
-        """The buffers that an address lies in, with their order of declaration, the likeliest first."""
+        """Return the buffers that hold address `addr` (address units), each with its position in the declarations.
+
+        The likeliest buffer for a store or a load comes first.
+        """
         row, ends = self._banks.get(bank, []), self._ends.get(bank, [])
         stop = bisect_right(self._starts.get(bank, []), addr)
         found = []
@@ -51,7 +56,7 @@ class BufferMap:
         return found
 
     def touch(self, bank: str, order: int, store: bool) -> None:
-        """Note that a buffer, by its order of declaration, is stored to or loaded from."""
+        """Note a store to, or a load from, the buffer at position `order` of the declarations."""
         if store:
             self._stored[bank] = max(order, self._stored.get(bank, -1))
         else:

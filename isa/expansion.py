@@ -1,7 +1,7 @@
-"""All uOPs of a program as numbers: which distinct uOP, from which packet, at which address.
+"""All uOPs of a program as arrays: index of the distinct uOP, packet, and address.
 
-A program of 24 layers has a quarter of a million uOPs and a few thousand distinct ones. What depends on the uOP alone
-is worked out once per distinct uOP; what depends on addresses is worked out in arrays.
+A program of 24 layers has a quarter of a million uOPs, of which a few thousand are distinct. Results that depend on the
+uOP alone are computed once per distinct uOP; results that depend on addresses are computed on arrays.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ _NONE: Ints = np.zeros(0, np.int64)
 
 @dataclass(frozen=True, eq=False)
 class UopSequence:
-    """The uOPs of one unit in the order in which it runs them.
+    """The uOPs of one unit in execution order.
 
-    kinds: numbers of distinct uOPs. origins: packet, or position in a preloaded list, of each. shifts: what to add to
-    the address of the distinct uOP (address units).
+    kinds: indices in `Expansion.uops`. origins: packet, or position in a preloaded list, of each uOP. shifts: address
+    units to add to the address of the distinct uOP.
     """
 
     unit: UnitSpec
@@ -45,7 +45,11 @@ class UopSequence:
 
 @dataclass(frozen=True, eq=False)
 class Accesses:
-    """Off-chip accesses of one bank: per access its unit, uOP number, packet, first element, elements, direction."""
+    """The off-chip accesses of one bank; the arrays have one element per access.
+
+    units: the units that access the bank. unit: index in `units`. uop: number of the uOP in its unit. origin: packet or
+    list position. start, size: in float32 elements. store: it writes; otherwise it reads.
+    """
 
     units: tuple[UnitSpec, ...]
     unit: Ints
@@ -57,6 +61,7 @@ class Accesses:
 
     @property
     def end(self) -> Ints:
+        """First element behind each access."""
         return self.start + self.size
 
     def __len__(self) -> int:
@@ -65,9 +70,10 @@ class Accesses:
 
 @dataclass(eq=False)
 class Expansion:
-    """Every unit's uOPs. uops: the distinct ones, by number; those of a form with `addresses` have address 0.
+    """The uOPs of every unit of a program.
 
-    missing: units whose preloaded lists are not known (a foreign image without them).
+    uops: the distinct uOPs; those of a format with `addresses` have address 0. sequences: by unit name. missing: units
+    whose preloaded lists are not known, as for an image without op lists.
     """
 
     program: Program
@@ -105,7 +111,7 @@ class Expansion:
 
     @cached_property
     def uop_table(self) -> UopTable:
-        """The same for the executor's counts of words."""
+        """All uOPs in the form that `machine.balance` counts."""
         kinds = {name: s.kinds for name, s in self.sequences.items()}
         origins = {name: s.origins for name, s in self.sequences.items()}
         return UopTable(self.overlay, self.uops, kinds, origins, self.missing, self.where)
@@ -115,7 +121,7 @@ class Expansion:
         return self.program.overlay
 
     def number(self, uop: Any) -> int:
-        """The number of a distinct uOP."""
+        """Return the index of a uOP in `uops`; adds it if it is new."""
         n = self._numbers.setdefault(uop, len(self.uops))
         if n == len(self.uops):
             self.uops.append(uop)
@@ -124,7 +130,7 @@ class Expansion:
     def _packet(
         self, packet: Packet, form: InstructionFormat, mops: dict[tuple[Record, int], tuple[Ints, Ints]]
     ) -> tuple[Ints, Ints]:
-        """Distinct uOPs and address shifts of one packet, in the order of `packet.expand`."""
+        """The uOPs of one packet in the order of `packet.expand`: indices of distinct uOPs, and address shifts."""
         reuse = packet.header.reuse
         if form.addresses is None:
             if form.uops is one_uop:
@@ -150,7 +156,7 @@ class Expansion:
     # -- places ---------------------------------------------------------------------------------------------------
 
     def where(self, unit: str, uop: int) -> str:
-        """Where a unit's uOP was written down."""
+        """The source line, packet or list position of a unit's uOP; the unit's name if it has no such uOP."""
         run = self.sequences[unit]
         return at(self.program, unit, int(run.origins[uop])) if uop < len(run) else unit
 
@@ -158,7 +164,7 @@ class Expansion:
 
     @cached_property
     def accesses(self) -> dict[str, Accesses]:
-        """Per bank, unit after unit; in order within a unit."""
+        """The off-chip accesses by bank, sorted by unit and in program order within a unit."""
         per_bank: dict[str, list[tuple[UnitSpec, Ints]]] = {}
         for u in self.overlay.units:
             run = self.sequences[u.name]
@@ -183,7 +189,10 @@ class Expansion:
 
 
 def at(program: Program, unit: str, origin: int) -> str:
-    """The source line of packet (or list position) `origin`; without one the packet and its word, or unit and op."""
+    """Return the place of packet (or list position) `origin` of a unit.
+
+    The place is the source line if known, else `packet N (word W)`, or `UNIT op N` for a unit with an op list.
+    """
     place = program.where(unit, origin)
     if unit not in program.preloaded and place == f"packet {origin}" and origin < len(program.packets):
         return f"{place} (word {program.packet_offsets[origin]})"
@@ -191,9 +200,10 @@ def at(program: Program, unit: str, origin: int) -> str:
 
 
 def piece_name(buffers: Sequence[Buffer], unit: int, start: int, end: int) -> str:
-    """The buffers of a bank that hold elements start..end, and where in the first of them that is: `x [0:128, 0:64]`.
+    """Return the name of the buffer that holds elements start..end of a bank, and the piece of it: `x [0:128, 0:64]`.
 
-    unit: elements of an address step.
+    If several buffers hold them, the names are joined by `or`, and the piece is that of the first; if none does, the
+    text has the address. buffers: those of the bank. unit: float32 elements per address unit.
     """
     held = [b for b in buffers if b.offset * unit <= start and end <= b.offset * unit + b.size]
     if not held:
@@ -204,7 +214,7 @@ def piece_name(buffers: Sequence[Buffer], unit: int, start: int, end: int) -> st
 
 
 def _piece(b: Buffer, start: int, end: int) -> str:
-    """Rows and columns of a piece of a buffer, or its elements where it is no rectangle."""
+    """Rows and columns of a piece of a buffer, or its elements if it is no rectangle of blocks."""
     if b.layout is Layout.BLOCKED and len(b.shape) == 2 and start % BLOCK == 0 and end % BLOCK == 0:
         width = b.shape[1] // BLOCK_COLS
         (r0, c0), (r1, c1) = divmod(start // BLOCK, width), divmod(end // BLOCK - 1, width)
@@ -214,7 +224,7 @@ def _piece(b: Buffer, start: int, end: int) -> str:
 
 
 def most_uops(packet: Packet, overlay: Overlay) -> int:
-    """An upper bound of the uOPs that a packet expands to at all the units it selects, from its counts alone."""
+    """Return an upper bound of the uOPs that a packet expands to at all its units together, without expanding it."""
     header = packet.header
     if not header.opcode:
         return 0

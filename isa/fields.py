@@ -1,12 +1,12 @@
-"""Bit fields: one class per word format, its codec and its range checks derived from the annotations.
+"""Bit fields: one class per record format; codec and range checks are derived from its annotations.
 
-A format is a frozen dataclass whose fields say where they sit::
+A format is a frozen dataclass whose fields state their bits::
 
     class MemA(Record, words=1):
         dim1: int = bits(0, 0, 9, "rows to load")
 
-The table is checked when the class is made: fields may neither overlap nor leave their word, names are unique. An
-instance that does not fit its fields cannot exist (`FieldError`).
+The table is checked when the class is defined: fields must not overlap and must lie inside their word. An instance with
+a value that does not fit its field cannot be made (`FieldError`).
 """
 
 from __future__ import annotations
@@ -23,9 +23,10 @@ from ..machine.unit import Immutable
 
 @dataclasses.dataclass(frozen=True)
 class Field:
-    """Where a value sits: `width` bits from bit `low` of word `word`, and how people spell it.
+    """One bit field: `width` bits from bit `low` of word `word`.
 
-    to, source: a one-bit field that stands for a stream: the peer unit it sends to or receives from. Both: a route.
+    doc: its meaning, as text. real: 32 bits that hold an IEEE float32. to, source: for a one-bit field that enables a
+    stream: the unit that it sends to, or receives from; with both it is a route from `source` to `to`.
     """
 
     name: str
@@ -40,15 +41,17 @@ class Field:
 
     @property
     def flag(self) -> bool:
+        """Whether the field has one bit."""
         return self.width == 1
 
     @property
     def mask(self) -> int:
+        """The field's bits in its word."""
         return ((1 << self.width) - 1) << self.low
 
     @property
     def bounds(self) -> tuple[int, int]:
-        """Smallest and largest value that fit."""
+        """The smallest and the largest value that fit."""
         if self.signed:
             return -(1 << (self.width - 1)), (1 << (self.width - 1)) - 1
         return 0, (1 << self.width) - 1
@@ -66,13 +69,16 @@ def bits(
     to: str | None = None,
     source: str | None = None,
 ) -> Any:
-    """Declare a field of a `Record`. `real` reads the 32 bits as an IEEE float32."""
+    """Declare a field of a `Record`; the arguments are those of `Field`."""
     spec = Field("", word, low, width, doc, signed, real, to, source)
     return dataclasses.field(default=default, metadata={"bits": spec})
 
 
 class Record(Immutable):
-    """A fixed number of 32-bit words, made of fields. Subclass with `words=N`."""
+    """A record of N 32-bit words, made of bit fields. Subclass it with `words=N`.
+
+    WORDS: N. FIELDS: in declaration order. PADDING: by word, the bits that belong to no field.
+    """
 
     WORDS: ClassVar[int] = 0
     FIELDS: ClassVar[tuple[Field, ...]] = ()
@@ -80,11 +86,11 @@ class Record(Immutable):
     _BOUNDS: ClassVar[tuple[tuple[str, int, int], ...]] = ()
     _REALS: ClassVar[tuple[str, ...]] = ()
     _PLAIN: ClassVar[tuple[tuple[str, int, int, int], ...]] = ()
-    """Name, word, lowest bit and mask before shifting, of what is neither signed nor real: nearly all fields, and what
-    takes nearly all the time of the codec."""
+    """Name, word, lowest bit and unshifted mask of the fields that are neither signed nor real. A table, because nearly
+    all fields are of this kind and their codec must be fast."""
     _OTHER: ClassVar[tuple[Field, ...]] = ()
 
-    if TYPE_CHECKING:  # made by `dataclass`; every field has a default, which dataclass_transform cannot be told
+    if TYPE_CHECKING:  # made by `dataclass`; dataclass_transform cannot express that every field has a default
 
         def __init__(self, **values: float) -> None: ...
 
@@ -126,7 +132,7 @@ class Record(Immutable):
         raise FieldError(f"{type(self).__name__}.{name}: {value} does not fit in {width} bits ({low}..{high})")
 
     def _round(self) -> None:
-        for name in self._REALS:  # as the wire holds it, so that what is decoded equals what was encoded
+        for name in self._REALS:  # rounded to the value on the wire, so that decode(encode(x)) == x
             value = getattr(self, name)
             try:
                 (rounded,) = struct.unpack("<f", struct.pack("<f", value))
@@ -138,6 +144,7 @@ class Record(Immutable):
 
     @classmethod
     def field(cls, name: str) -> Field:
+        """Return the field of this name. Raises `FieldError` if there is none."""
         for spec in cls.FIELDS:
             if spec.name == name:
                 return spec
@@ -146,7 +153,7 @@ class Record(Immutable):
         )
 
     def replace(self, **changes: Any) -> Self:
-        """A copy with some fields changed."""
+        """Return a copy with some fields changed. Raises `FieldError` if a value does not fit its field."""
         out = object.__new__(type(self))
         values = out.__dict__
         values.update(self.__dict__)
@@ -161,7 +168,7 @@ class Record(Immutable):
         return out
 
     def encode(self) -> tuple[int, ...]:
-        """The words on the wire, padding 0."""
+        """Return the 32-bit words of the record; padding bits are 0."""
         out = [0] * self.WORDS
         values = self.__dict__
         for name, word, low, _ in self._PLAIN:
@@ -175,7 +182,10 @@ class Record(Immutable):
 
     @classmethod
     def decode(cls, words: Sequence[int]) -> Self:
-        """The record in `words`; padding bits are masked, as the hardware does (see `padding_set`)."""
+        """Return the record that `words` hold; padding bits are ignored, as by the hardware (see `padding_set`).
+
+        Raises `FieldError` for a wrong number of words, or for a real field that is infinite or NaN.
+        """
         if len(words) != cls.WORDS:
             raise FieldError(f"{cls.__name__} takes {cls.WORDS} words, not {len(words)}")
         raw = [int(w) for w in words]
@@ -186,7 +196,7 @@ class Record(Immutable):
                 values[spec.name] = struct.unpack("<f", struct.pack("<I", value))[0]
             else:
                 values[spec.name] = value - (1 << spec.width) if value >> (spec.width - 1) else value
-        # What comes out of a field fits into it: only reals are left to check.
+        # A value read from a field fits into it: only reals need a check.
         out = cls.__new__(cls)
         out.__dict__.update(values)
         out._round()
@@ -194,5 +204,5 @@ class Record(Immutable):
 
     @classmethod
     def padding_set(cls, words: Sequence[int]) -> bool:
-        """Whether bits that mean nothing are set: harmless on the machine, but a sign of a sloppy generator."""
+        """Whether padding bits are set. The hardware ignores them, but they show a faulty generator."""
         return any(int(w) & p for w, p in zip(words, cls.PADDING, strict=True))

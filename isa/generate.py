@@ -1,8 +1,8 @@
-"""Write what follows from the tables: header and connections of the XNN machine, and the reference of all overlays.
+"""Writes the files that are generated from the tables: C++ header and link configuration of XNN, reference of overlays.
 
     python -m rsn.isa.generate        # or: make generate
 
-writes into the checkout. Neither file is edited by hand; a test makes them again and compares.
+writes into the checkout. The files are not edited by hand; a test generates them again and compares.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ OUTPUTS: Mapping[str, Callable[[], str]] = {
 
 
 def main() -> None:
+    """Write all of `OUTPUTS`."""
     for path, text in OUTPUTS.items():
         write_text(ROOT / path, text())
 

@@ -1,19 +1,20 @@
-"""Order through off-chip memory: what a load sees, and what becomes of what is stored.
+"""Finds hazards in off-chip memory: loads before the store that they need, stores that are never read.
 
-A bank with one unit is accessed strictly in that unit's uOP order, so read-after-write and write-after-read follow from
-the order alone. Memory is cut into cells at every address where an access or a buffer begins or ends; for each access
-of a cell it is known how many stores came before. Several buffers may share memory in turn, and the image does not say
-which of them an access means. Decided is therefore, cell by cell:
+A bank with one unit is accessed in that unit's uOP order, so read-after-write and write-after-read follow from the
+order alone. Memory is cut into cells at every address where an access or a buffer begins or ends; for each access of a
+cell the number of earlier stores is known. Several buffers may share memory one after the other, and the image does not
+state which of them an access means. The findings, decided cell by cell, are:
 
-* H01, H02: a load of what no earlier store has written, although no input or weight lies there.
-* H03: a load across cells that the same several buffers share and that are stored equally often in all, but not equally
-  often so far: it reads half of one buffer and half of the next.
-* H04: a store that no load reads before the next store to the same place, or before the end.
-* H05 to H08, whatever the order: stores over weights and inputs, outputs never stored, inputs never loaded.
+* H01, H02: a load of a cell that no earlier store has written and that holds no input or weight.
+* H03: a load across cells that the same buffers share and that have the same number of stores in total, but different
+  numbers of stores so far: it reads part of one buffer and part of the next.
+* H04: a store that no load reads before the next store to the same cells, or before the end.
+* H05 to H08, independent of the order: stores over weights and inputs, outputs never stored, inputs never loaded.
 
-Not seen: a load that reads the whole of what the buffer before left in shared memory, where other loads read the store
-that it should have waited for. In a bank of several units only the streams between them order accesses; H01, H03 and
-H04 are left out there, and a load of what is stored to at any time is a warning (H09).
+Not found: a load that reads a whole buffer of shared memory too early, so that it gets the data of the previous buffer,
+if other loads read the store that it should have waited for. In a bank with several units only the streams between them
+order the accesses: H01, H03 and H04 are not checked there, and each load of a cell that is ever stored to is a warning
+(H09).
 """
 
 from __future__ import annotations
@@ -30,16 +31,16 @@ from .layout import BLOCK, BLOCK_COLS, BLOCK_ROWS
 from .program import Buffer, Layout, Role
 
 MAX_PIECES = 16_000_000
-"""Accesses times the cells each touches, before the order is left unchecked; 24 layers (B=8, L=384) make 300,000."""
+"""Largest number of (access, cell) pairs for which the order is checked; 24 layers (B=8, L=384) have 300,000."""
 
 MAX_FOUND = 100
-"""Accesses that are told one by one of each kind."""
+"""Findings of one kind that are listed one by one; the last one counts the others."""
 
 Flags = npt.NDArray[np.bool_]
 
 
 def hazards(expansion: Expansion) -> Iterator[Finding]:
-    """What is wrong with a program's use of its declared buffers, bank by bank."""
+    """Check the accesses of a program to its declared buffers, bank by bank."""
     program = expansion.program
     for bank in program.overlay.banks:
         buffers = [b for b in program.buffers if b.bank == bank]
@@ -67,7 +68,7 @@ class _Bank:
     def findings(self) -> Iterator[Finding]:
         if int((self.last - self.first).sum()) > MAX_PIECES:
             text = f"accesses to {self.bank} overlap too often to follow their order"
-            yield Finding("H10", text, "program", True, "nothing is wrong with that; run the program to be sure")
+            yield Finding("H10", text, "program", True, "this is no error; run the program to check its results")
             return
         yield from self._roles()
         yield from self._unused()
@@ -79,51 +80,53 @@ class _Bank:
     # -- cells
 
     def _covered(self, *roles: Role) -> Ints:
-        """How many buffers of these roles lie over each cell."""
+        """How many buffers of these roles hold each cell."""
         return self._depth([s for b, s in zip(self.buffers, self.spans, strict=True) if b.role in roles])
 
     def _depth(self, spans: Sequence[tuple[int, int]]) -> Ints:
         if not spans:
             return np.zeros(len(self.cells), np.int64)
         starts, ends = np.searchsorted(self.cells, np.array(spans, np.int64)).T
-        return self._steps(starts, ends)
+        return self._coverage(starts, ends)
 
-    def _steps(self, starts: Ints, ends: Ints) -> Ints:
-        """How many of the ranges of cells hold each cell."""
+    def _coverage(self, starts: Ints, ends: Ints) -> Ints:
+        """How many of the cell ranges starts[i]..ends[i] hold each cell."""
         n = len(self.cells)
         return np.cumsum(np.bincount(starts, minlength=n) - np.bincount(ends, minlength=n))
 
     @cached_property
     def given(self) -> Flags:
-        """Cells that hold something before the run."""
+        """Whether each cell holds an input or a weight before the run."""
         return self._covered(Role.INPUT, Role.WEIGHT) > 0
 
     @cached_property
     def stored(self) -> Ints:
         """How often each cell is stored to in the whole run."""
         s = self.a.store
-        return self._steps(self.first[s], self.last[s])
+        return self._coverage(self.first[s], self.last[s])
 
-    def _spare(self, cell: Ints) -> Flags:
-        """Whether cells lie in the last 64 columns of a matrix that is padded to 128: with an odd number of heads
-        nothing writes those, and they meet weights of 0."""
+    def _in_padding(self, cell: Ints) -> Flags:
+        """Whether cells lie in the last 64 columns of a matrix whose width is a multiple of 128.
+
+        With an odd number of heads nothing writes these columns, and they are multiplied by weights of 0.
+        """
         at = self.cells[cell]
-        spare = np.zeros(len(cell), bool)
+        padding = np.zeros(len(cell), bool)
         for b, (start, end) in zip(self.buffers, self.spans, strict=True):
             if b.role is Role.SCRATCH and b.layout is Layout.BLOCKED and len(b.shape) == 2 and b.shape[1] % 128 == 0:
                 row = b.shape[1] * BLOCK_ROWS
-                spare |= (at >= start) & (at < end) & ((at - start) % row >= row - BLOCK)
-        return spare
+                padding |= (at >= start) & (at < end) & ((at - start) % row >= row - BLOCK)
+        return padding
 
     def _any(self, flags: Flags) -> Flags:
-        """Whether any cell of each access has the flag."""
+        """For each access, whether any of its cells has the flag."""
         sums = np.concatenate([[0], np.cumsum(flags)])
         return np.asarray(sums[self.last] > sums[self.first])
 
     # -- places and names
 
     def _each(self, code: str, accesses: Ints, text: str, help: str, warning: bool = False) -> Iterator[Finding]:
-        """A finding per access, the last of them for all beyond `MAX_FOUND`."""
+        """A finding per access; the one at `MAX_FOUND` stands for all further ones."""
         for n, i in enumerate(accesses[:MAX_FOUND].tolist(), 1):
             unit, uop = self.a.units[self.a.unit[i]].name, int(self.a.uop[i])
             verb = "stores" if self.a.store[i] else "loads"
@@ -132,7 +135,7 @@ class _Bank:
             message = f"{unit} uOP {uop} {verb} {what}{text}"
             yield Finding(code, message, self.x.where(unit, uop), warning, help, times)
 
-    # -- whatever the order
+    # -- independent of the order
 
     def _roles(self) -> Iterator[Finding]:
         stores = self.a.store
@@ -145,12 +148,12 @@ class _Bank:
         yield from self._each("H06", np.flatnonzero(stores & over), ", over an input", way_out, True)
 
     def _unused(self) -> Iterator[Finding]:
-        loaded = self._steps(self.first[~self.a.store], self.last[~self.a.store])
+        loaded = self._coverage(self.first[~self.a.store], self.last[~self.a.store])
         for b, (start, end) in zip(self.buffers, self.spans, strict=True):
             s, e = np.searchsorted(self.cells, [start, end])
             if b.role is Role.OUTPUT and (self.stored[s:e] == 0).any():
                 (bare,) = np.nonzero(self.stored[s:e] == 0)
-                lacking = _wanted(b, self.cells[s:e][bare] - start, self.cells[s + 1 : e + 1][bare] - start)
+                lacking = _visible_elements(b, self.cells[s:e][bare] - start, self.cells[s + 1 : e + 1][bare] - start)
                 if lacking:
                     text = f"{lacking} elements of this output are never stored"
                     yield Finding("H07", text, f"buffer {b.name}", help="store all of it")
@@ -163,7 +166,7 @@ class _Bank:
         dark = self._any((self.stored == 0) & ~self.given)
         yield from self._never(np.flatnonzero(loads & dark))
         text = ", which is stored to as well; only streams order the two"
-        way_out = "make sure that a stream does, or use two buffers"
+        way_out = "check that a stream makes the load wait for the store, or use two buffers"
         yield from self._each("H09", np.flatnonzero(loads & ~dark & self._any(self.stored > 0)), text, way_out, True)
 
     def _never(self, accesses: Ints) -> Iterator[Finding]:
@@ -195,7 +198,7 @@ class _Bank:
         yield from self._mixed(access, cell, store, seen)
         output = self._any(self._covered(Role.OUTPUT) > 0)
         text = ", which nothing loads before it is overwritten or the program ends"
-        way_out = "drop the store, or move it before the load that wants it"
+        way_out = "drop the store, or move it before the load that should read it"
         yield from self._each("H04", np.flatnonzero(a.store & ~read & ~output), text, way_out, True)
 
     def _unwritten(self, access: Ints, cell: Ints, bare: Flags) -> Iterator[Finding]:
@@ -204,7 +207,7 @@ class _Bank:
         access, cell = access[bare], cell[bare]
         shared = self._covered(Role.SCRATCH, Role.OUTPUT)[cell] > 1
         later = self.stored[cell] > 0
-        tolerated = self._spare(cell) & (shared | ~later)
+        tolerated = self._in_padding(cell) & (shared | ~later)
         early, never = np.unique(access[later & ~tolerated]), np.unique(access[~later & ~tolerated])
         yield from self._each("H01", early, " before the store that writes it", "move the load behind the store")
         never = np.setdiff1d(never, early)
@@ -214,7 +217,7 @@ class _Bank:
         yield from self._each("H02", np.setdiff1d(access, np.union1d(early, never)), text, way_out, True)
 
     def _mixed(self, access: Ints, cell: Ints, store: Flags, seen: Ints) -> Iterator[Finding]:
-        """Loads of cells of different age that should be of one age."""
+        """H03: loads of cells that should have been stored equally often so far, and have not."""
         several = ~store & (self._covered(Role.SCRATCH, Role.OUTPUT)[cell] > 1) & (self.stored[cell] > 0)
         if not several.any():
             return
@@ -227,22 +230,22 @@ class _Bank:
         yield from self._each("H03", np.unique(keys[0, 1:][same]), text, way_out)
 
 
-def _wanted(b: Buffer, starts: Ints, ends: Ints) -> int:
-    """How many of the elements starts[i]..ends[i] of a buffer users see: those of its view, whole blocks or rows."""
+def _visible_elements(b: Buffer, starts: Ints, ends: Ints) -> int:
+    """How many of the elements starts[i]..ends[i] of a buffer lie in blocks or rows of its view."""
     view = b.view or b.shape
     if len(b.shape) == 1 or len(view) == 1:
         return int((np.minimum(ends, view[0]) - starts).clip(0).sum()) if len(view) == 1 else int((ends - starts).sum())
     rows, cols = view[-2:]
-    there = np.zeros(b.shape[0], np.bool_)
+    in_view = np.zeros(b.shape[0], np.bool_)
     for first, count in b.items if len(view) == 3 else [(0, rows)]:
-        there[first : first + count] = True
+        in_view[first : first + count] = True
     if b.layout is Layout.BLOCKED:
         grain, width = BLOCK, b.shape[1] // BLOCK_COLS
         row, col = np.divmod(np.arange(b.size // BLOCK), width)
-        touched = np.any(there.reshape(-1, BLOCK_ROWS), axis=1)
+        touched = np.any(in_view.reshape(-1, BLOCK_ROWS), axis=1)
         seen = touched[row] & (col * BLOCK_COLS < cols)
     else:
-        grain, seen = b.shape[1], there
+        grain, seen = b.shape[1], in_view
     sums = np.concatenate([[0], np.cumsum(seen)])
     hit = sums[-(-ends // grain)] > sums[starts // grain]
     return int((ends - starts)[hit].sum())

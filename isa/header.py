@@ -1,4 +1,4 @@
-"""hw/versal/isa.h: the formats of an overlay with their codec, and the sizes of its datapath, as C++17."""
+"""Generates hw/versal/isa.h: the formats of an overlay with their codec, and the sizes of its datapath, in C++17."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ inline Word from_float(float value) {
 
 
 def header(overlay: Overlay) -> str:
-    """The C++17 header of an overlay of the XNN family: formats with their codec, and the datapath's sizes."""
+    """Return the C++17 header of an overlay of the XNN family: formats with their codec, and sizes of the datapath."""
     out = [
         f"// The instruction set of overlay {overlay.name}: wire formats and their codec, units, streams, sizes.",
         f"// {MADE_BY}",
@@ -127,9 +127,9 @@ def _form(form: InstructionFormat) -> Iterator[str]:
 
 
 def _struct(record: type[Record], facts: Sequence[tuple[str, str, str]]) -> Iterator[str]:
-    """One format: constants, where each field sits, the values, the codec, and the checks of the table.
+    """One format as a struct: constants, bit positions, values, codec, and static checks of the table.
 
-    A field whose name means something else in C++ shows when the header is compiled.
+    A field name that is a C++ keyword is not caught here, but by the compiler.
     """
     name, fields = record.__name__, record.FIELDS
     constants = [("words", str(record.WORDS), ""), *facts]
@@ -306,7 +306,7 @@ def _constants(rows: Iterable[tuple[str, int, str]]) -> Iterator[str]:
 
 
 def _aligned(rows: Sequence[tuple[str, str]]) -> Iterator[str]:
-    """Code and comment in two columns; a comment that would not fit goes above its line."""
+    """Code and comment in two columns; a comment that does not fit goes above its line."""
     room = max((len(code) for code, comment in rows if comment), default=0)
     for code, comment in rows:
         if not comment:
@@ -324,7 +324,7 @@ def _comment(text: str) -> list[str]:
 
 
 def _meaning(f: Field) -> str:
-    """The field's meaning, with the stream that it stands for."""
+    """The field's meaning and, if it enables a stream, the units at its ends."""
     if f.to and f.source:
         return f"{f.doc}: {f.source} to {f.to}"
     if f.to or f.source:

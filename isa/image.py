@@ -1,8 +1,8 @@
 """The decoder of instruction images (contract section 1).
 
-One reader, two ways: `decode_image` refuses the first defect, as a loader must; `read_image` reports every defect with
-its word, for images made elsewhere, and goes on where the hardware would know how: padding bits are masked, reuse 0 is
-kept, opcode 0 is one skipped word.
+`decode_image` raises at the first defect, as a loader must. `read_image` is for images made by other tools: it reports
+every defect with its word and continues as the hardware does: padding bits are ignored, reuse 0 is kept, opcode 0 is
+one skipped word. Both use one reader.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from .overlay import Overlay
 from .packet import NOP, Header, Packet, Words
 
 MAX_PLACES = 8
-"""Places that one finding about sloppy bits names."""
+"""Words or ops that one finding names; it counts the others."""
 
 
 @dataclass
 class ReadImage:
-    """What was read. complete: all words of the image could be told into packets."""
+    """The result of `read_image`. complete: all words of the image were assigned to packets."""
 
     packets: tuple[Packet, ...] = ()
     findings: list[Finding] = field(default_factory=list)
@@ -32,40 +32,40 @@ class ReadImage:
 
 
 def decode_image(words: Words, overlay: Overlay) -> tuple[Packet, ...]:
-    """The packets of an image. Raises `ImageError`, with the index of the word, where the hardware would misread it."""
+    """Return the packets of an image. Raises `ImageError`, with the word's index, if the hardware would misread it."""
     reader = _Reader(overlay, strict=True)
     reader.image(words)
     return reader.out.packets
 
 
 def read_image(data: bytes, overlay: Overlay) -> ReadImage:
-    """The packets of the bytes of a bare image, with a finding for each defect. Never raises."""
+    """Return the packets of a bare image, given as bytes, and a finding for each defect. Never raises."""
     reader = _Reader(overlay, strict=False)
     if len(data) % 4:
         text = f"an image consists of words of 4 bytes, this one has {len(data)} bytes"
-        reader.error("F01", len(data) // 4, text, "the file was cut, or is no image")
+        reader.error("F01", len(data) // 4, text, "check that the file is an image, and complete")
     reader.image(np.frombuffer(data[: len(data) // 4 * 4], "<u4"))
     return reader.out
 
 
 def places(what: str, at: Sequence[int]) -> str:
-    """Several places as text: `words 2, 5 and 7 more`."""
+    """Format several places: `words 2, 5 and 7 more`. what: the singular, e.g. `word`."""
     shown = ", ".join(map(str, at[:MAX_PLACES])) + (f" and {len(at) - MAX_PLACES} more" if len(at) > MAX_PLACES else "")
     return f"{what}{'s' if len(at) > 1 else ''} {shown}"
 
 
 class _Reader:
-    """strict: raise `ImageError` at the first error, and look for no warnings."""
+    """Decodes one image. strict: raise `ImageError` at the first error, and report no warnings."""
 
     def __init__(self, overlay: Overlay, strict: bool) -> None:
         self.overlay = overlay
         self.strict = strict
         self.out = ReadImage()
-        # Programs repeat themselves: a mOP, and which of its words set bits that mean nothing, by its words.
+        # Programs repeat mOPs: by the words of a mOP, the mOP and which of its words have padding bits set.
         self._known: dict[tuple[type[Record], tuple[int, ...]], tuple[Record, tuple[int, ...]]] = {}
 
     def error(self, code: str, word: int, text: str, help: str, *, lost: bool = False) -> None:
-        """lost: the reader cannot know where the next packet begins."""
+        """Raise or report an error. lost: the position of the next packet is unknown, so reading stops."""
         if self.strict:
             raise ImageError(text, word)
         text += "; where the next packet begins is not known" if lost else ""
@@ -73,7 +73,8 @@ class _Reader:
 
     def image(self, words: Words) -> None:
         if len(words) < 2:
-            self.error("F01", 0, f"an image has at least 2 words, this one {len(words)}", "is the file complete?")
+            text = f"an image has at least 2 words, this one {len(words)}"
+            self.error("F01", 0, text, "check that the file is complete")
             return
         raw: list[int] = words.tolist()
         announced, packets, held = raw[0], raw[1], len(raw) - 2
@@ -89,7 +90,7 @@ class _Reader:
             self.error("F03", 1, text, f"write {found}")
 
     def _packets(self, raw: Sequence[int], end: int) -> bool:
-        """Packets up to word `end`; whether all words could be told into packets."""
+        """Read packets up to word `end`; return whether all words were assigned to packets."""
         out: list[Packet] = []
         skipped: list[int] = []
         dirty: list[int] = []
@@ -118,8 +119,8 @@ class _Reader:
             self._warn(
                 "F11", skipped, "opcode 0: skipped, and counted in W and P", "drop it, if it is not to be patched"
             )
-            self._warn("F11", dirty, unheeded, "did it mean to say more?")
-            self._warn("F10", padded, "bits that mean nothing are set; they are masked", "write them as 0")
+            self._warn("F11", dirty, unheeded, "write the word as 0, or give it the opcode that was meant")
+            self._warn("F10", padded, "padding bits are set; the hardware ignores them", "write them as 0")
             self._warn("F13", idle, nothing_issued, "drop the packet, or set reuse")
         return complete
 
@@ -131,12 +132,12 @@ class _Reader:
     def _packet(
         self, header: Header, raw: Sequence[int], at: int, end: int, padded: list[int]
     ) -> tuple[int, Packet | None]:
-        """One packet, and the word behind it; none where the hardware would lose its place."""
+        """Read the packet at word `at`; return the word behind it and the packet, None if it cannot be read."""
         form = self.overlay.by_opcode.get(header.opcode)
         if form is None:
-            text = f"opcode {header.opcode} means nothing on overlay {self.overlay.name}"
+            text = f"opcode {header.opcode} is not defined in overlay {self.overlay.name}"
             other = " (opcode 8 belongs to overlay xnn: --overlay xnn)" if header.opcode == 8 else ""
-            way_out = f"is it an image for another overlay{other}, or a payload of another length?"
+            way_out = f"check that the image is for this overlay{other}, and the length of the packet before it"
             self.error("F04", at, text, way_out, lost=True)
             return at, None
         if header.last and (header.window or header.reuse):
@@ -153,7 +154,7 @@ class _Reader:
                 f"a packet of {header.window} {form.name} mOPs runs past the end of the image: it ends at word {stop}, "
                 f"the image at word {end}"
             )
-            self.error("F06", at, text, "is the window right, and the image complete?")
+            self.error("F06", at, text, "check the window field, and that the image is complete")
             return at, None
         mops = []
         for word in range(at + 1, stop, size):
@@ -163,10 +164,10 @@ class _Reader:
                 try:
                     mop = form.mop.decode(key[1])
                 except FieldError as e:
-                    self.error("F07", word, str(e), "no such value can be meant")
+                    self.error("F07", word, str(e), "write a finite float32 value")
                     return at, None
-                sloppy = (i for i, (w, p) in enumerate(zip(key[1], form.mop.PADDING, strict=True)) if w & p)
-                known = self._known[key] = mop, tuple(sloppy)
+                padding = (i for i, (w, p) in enumerate(zip(key[1], form.mop.PADDING, strict=True)) if w & p)
+                known = self._known[key] = mop, tuple(padding)
             mops.append(known[0])
             if known[1]:
                 padded += [word + i for i in known[1]]

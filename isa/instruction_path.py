@@ -1,8 +1,8 @@
-"""The instruction path: a dispatcher and a decoder in front of every unit bring it the uOPs of an image.
+"""The instruction path: a dispatcher, and a decoder in front of each unit, deliver the uOPs of an image to the units.
 
-The dispatcher issues packets strictly in the order of the image, the mOPs of a packet to each unit that it selects, in
-ascending index; each write blocks. A decoder expands mOPs to uOPs. Source: contract section 1.3, paper section 3.3 and
-Fig. 8.
+The dispatcher issues packets strictly in image order. It writes each mOP of a packet to the decoder of every selected
+unit, in ascending index; each write blocks while the decoder's FIFO is full. A decoder expands mOPs to uOPs. Source:
+contract section 1.3, paper section 3.3 and Fig. 8.
 """
 
 from __future__ import annotations
@@ -29,35 +29,35 @@ from .program import Program
 
 DISPATCHER = "dispatcher"
 Mop = tuple[int, Header, InstructionFormat, Record | None]
-"""What a slot of an mOP FIFO holds: packet number, header, format, and the mOP or, of a terminator, None."""
+"""One slot of an mOP FIFO: packet number, header, format, and the mOP, which is None for a terminator."""
 
 
 def decoder_of(unit: str) -> str:
-    """The name of a unit's decoder, as a process."""
+    """Return the process name of a unit's decoder."""
     return f"decoder {unit}"
 
 
 def mop_fifo(unit: str) -> str:
-    """The name of the FIFO in front of a unit's decoder."""
+    """Return the name of the FIFO in front of a unit's decoder."""
     return f"mOP FIFO of {unit}"
 
 
 def uop_fifo(unit: str) -> str:
-    """The name of the FIFO between a unit and its decoder."""
+    """Return the name of the FIFO between a unit's decoder and the unit."""
     return f"uOP FIFO of {unit}"
 
 
 def _depths(machine: Machine) -> tuple[int, int]:
-    """Slots in front of each decoder and of each unit: of the overlay that runs, whose depths may be changed."""
+    """FIFO slots in front of each decoder and of each unit, of the machine that runs: its depths may be changed."""
     if not isinstance(machine, Overlay):
         raise TypeError(f"machine {machine.name} has no instruction path: it is no overlay")
     return machine.mop_fifo_depth, machine.uop_fifo_depth
 
 
 class InstructionPath(Workload):
-    """The packets of a decoded image, and the lists of the units that have none.
+    """The workload of a decoded image: its packets, and the op lists of the units that packets do not drive.
 
-    preloaded: ops by the name of a unit (the MMEs).
+    preloaded: ops by unit name (the MMEs).
     """
 
     def __init__(
@@ -69,11 +69,11 @@ class InstructionPath(Workload):
 
     @staticmethod
     def of(program: Program) -> InstructionPath:
-        """A program's packets and lists."""
+        """The instruction path of a program."""
         return InstructionPath(program.overlay, program.packets, program.preloaded)
 
     def reaching(self, unit: str) -> Iterator[tuple[int, Packet]]:
-        """The packets that a unit gets, terminators included, with their numbers."""
+        """Yield the packets that select a unit, terminators included, with their numbers."""
         spec = self.overlay.by_unit[unit]
         for number, packet in enumerate(self.packets):
             header = packet.header
@@ -81,7 +81,7 @@ class InstructionPath(Workload):
                 yield number, packet
 
     def uops(self, unit: str) -> Iterator[Any]:
-        """The uOPs that a unit runs."""
+        """Yield the uOPs that a unit executes."""
         if self.overlay.by_unit[unit].kind in self.overlay.preloaded:
             yield from self.preloaded.get(unit, ())
             return
@@ -142,7 +142,7 @@ class InstructionPath(Workload):
                     yield Step(puts=(sink,), send=((number, header, form, mop),))
 
     def _decode(self, net: ProcessNetwork, name: str, mops: Channel, uops: Channel) -> Steps:
-        """A slot of the decoder's FIFO holds one mOP with its window and reuse."""
+        """The process of a decoder. A slot of its FIFO holds one mOP with its window and reuse."""
         progress = net.progress[name]
         while True:
             progress.number += 1
@@ -159,7 +159,7 @@ class InstructionPath(Workload):
                 yield Step("decode", form.decode_cycles, puts=(uops,), send=(Issue(uop, number),))
 
     def _serve(self, net: ProcessNetwork, name: str) -> Steps:
-        """Run the uOPs that the decoder sends, one kernel at a time, until the last."""
+        """The process of a unit: execute the uOPs from its decoder one after the other, until the last."""
         unit, progress, source = net.units[name], net.progress[name], net.named_channel(uop_fifo(name))
         while True:
             (issue,) = yield Step(gets=(source,))
@@ -184,7 +184,7 @@ class InstructionPath(Workload):
         return lists
 
     def _queues(self) -> dict[str, list[Mop]]:
-        """What the dispatcher writes into the FIFO of each unit."""
+        """The mOPs that the dispatcher writes into the FIFO of each unit."""
         out: dict[str, list[Mop]] = {u.name: [] for u in self.overlay.units}
         for number, packet in enumerate(self.packets):
             header = packet.header
@@ -198,7 +198,7 @@ class InstructionPath(Workload):
         return out
 
     def _dispatcher(self, table: TraceTable) -> Items:
-        """`_dispatch` as traces: packets of equal opcode, mask and length have the same."""
+        """The traces of `_dispatch`: packets of equal opcode, mask and length share one."""
         items = Items()
         known: dict[tuple[int, int, int, tuple[int, ...]], int] = {}
         for number, packet in enumerate(self.packets):
@@ -219,7 +219,7 @@ class InstructionPath(Workload):
 
 
 class _Served:
-    """`_decode` and `_serve` of one unit as traces."""
+    """Makes the traces of `_decode` and `_serve` for one unit."""
 
     def __init__(self, table: TraceTable, unit: UnitTraces, name: str) -> None:
         self.table = table
@@ -229,7 +229,7 @@ class _Served:
         self.uops = 0
 
     def run(self, queue: Sequence[Mop]) -> tuple[Items, Items]:
-        """Decoder and unit. Both end waiting for more where the image has no terminator."""
+        """Return the items of the decoder and of the unit. Without a terminator both end with a blocked get."""
         table = self.table
         get = table.trace(table.step(gets=(self.source,)))
         decoder = Items()
@@ -266,7 +266,7 @@ class _Served:
         return self.table.trace(step)
 
     def _window(self, form: InstructionFormat, window: Sequence[Any], reuse: int) -> list[int]:
-        """Traces of the uOPs that a window becomes."""
+        """The traces of the uOPs that a window expands to."""
         self.uops += reuse * sum(int(getattr(m, "chunks", 1)) for m in window)
         if self.uops > MAX_TRACED:
             raise UntraceableError("too many uOPs")
@@ -278,8 +278,8 @@ class _Served:
             return []
         first = iterate(range(1))
         traces = [t for t, _ in first]
-        # A kernel with a past runs in its turn. A format with `addresses` promises uOPs that differ in nothing else;
-        # a key that has addresses in it shows here.
+        # A kernel that may depend on earlier uOPs is traced once per uOP. A format with `addresses` promises that
+        # iterations differ in addresses only; comparing first and last shows effect keys that contain addresses.
         alike = not any(past for _, past in first) and (
             form.uops is one_uop or (form.addresses is not None and iterate(range(reuse - 1, reuse)) == first)
         )
@@ -288,7 +288,7 @@ class _Served:
         return traces + [t for t, _ in iterate(range(1, reuse))]
 
     def _fed(self, kernels: list[int], origins: list[int]) -> Items:
-        """Get, kernel, get, kernel, ..., get: while it waits, a unit still stands at the uOP before."""
+        """The items of a unit: get, kernel, get, kernel, ..., get. A get belongs to the uOP before it."""
         items = Items()
         n = len(kernels)
         get = self.table.trace(self.table.step(gets=(self.sink,)))

@@ -1,4 +1,4 @@
-"""The off-chip layout: matrices in blocks of 128 rows by 64 columns (contract section 3, paper section 5.3)."""
+"""The off-chip layout of matrices: blocks of 128 rows by 64 columns (contract section 3, paper section 5.3)."""
 
 from __future__ import annotations
 
@@ -10,24 +10,25 @@ Array = npt.NDArray[np.float32]
 BLOCK_ROWS = 128
 BLOCK_COLS = 64
 BLOCK = BLOCK_ROWS * BLOCK_COLS
-"""Elements of a block; 32 KiB."""
+"""Float32 elements of a block: 32 KiB."""
 QUARTER = BLOCK // 4
-"""Elements of 32 rows of a block: the smallest load."""
+"""Elements of a quarter block (32 rows): the smallest load."""
 UNIT_BYTES = 64
-"""Addresses and strides count units of 64 bytes."""
+"""Bytes of an address unit, in which addresses and strides are counted."""
 UNIT = UNIT_BYTES // 4
-"""Elements of an address unit."""
+"""Float32 elements of an address unit."""
 
 
 def padded(n: int, multiple: int) -> int:
-    """The smallest multiple of `multiple` that is at least n."""
+    """Round n up to a multiple of `multiple`."""
     return -(-n // multiple) * multiple
 
 
 def block(matrix: Array) -> Array:
-    """(R, C) row-major to its linear blocked form (R*C,). R is a multiple of 128, C of 64.
+    """Convert a matrix (R, C) to its blocked form (R*C,). R is a multiple of 128, C of 64.
 
-    In a block come 4 groups of 32 rows; in a group first the 16 even rows, then the 16 odd ones.
+    A block holds 4 groups of 32 rows; a group holds its 16 even rows, then its 16 odd rows. Raises `ValueError` if the
+    matrix is not a whole number of blocks.
     """
     rows, cols = matrix.shape
     if rows % BLOCK_ROWS or cols % BLOCK_COLS:
@@ -37,6 +38,6 @@ def block(matrix: Array) -> Array:
 
 
 def unblock(flat: Array, rows: int, cols: int) -> Array:
-    """The inverse of `block`: (R*C,) to (R, C)."""
+    """Convert a blocked vector (R*C,) back to its matrix (R, C): the inverse of `block`."""
     grid = flat.reshape(rows // 128, cols // 64, 4, 2, 16, 64)
     return np.ascontiguousarray(grid.transpose(0, 2, 4, 3, 1, 5)).reshape(rows, cols)

@@ -1,4 +1,4 @@
-"""The op lists of units that have no packets (the MMEs), as JSON made elsewhere."""
+"""Reads op lists, from JSON made by other tools, for units that packets do not drive (the MMEs)."""
 
 from __future__ import annotations
 
@@ -15,7 +15,10 @@ MAX_KEY = 40
 
 
 def read_op_lists(lists: Any, overlay: Overlay) -> tuple[dict[str, tuple[Record, ...]], list[Finding]]:
-    """Op lists from JSON: the index of an MME ("0"), or the name of a unit ("MME0"), to a list of words."""
+    """Read decoded JSON; return the ops by unit name, and a finding for each defect.
+
+    lists: an object that maps the index of an MME ("0") or the name of a unit ("MME0") to a list of 32-bit words.
+    """
     ops: dict[str, tuple[Record, ...]] = {}
     found: list[Finding] = []
     if not isinstance(lists, Mapping):
@@ -39,22 +42,22 @@ def read_op_lists(lists: Any, overlay: Overlay) -> tuple[dict[str, tuple[Record,
         if not isinstance(words, list) or not all(type(w) is int and 0 <= w < 1 << 32 for w in words):
             found.append(Finding("F12", f"the ops of {unit} (key {key}) are not a list of 32-bit words", unit))
             continue
-        sloppy = [i for i, w in enumerate(words) if record.padding_set([w])]
-        if sloppy:
-            text = f"bits that mean nothing are set in {places('op', sloppy)}; they are masked"
-            found.append(Finding("F10", text, unit, True, "write them as 0", times=len(sloppy)))
+        padded = [i for i, w in enumerate(words) if record.padding_set([w])]
+        if padded:
+            text = f"padding bits are set in {places('op', padded)}; the hardware ignores them"
+            found.append(Finding("F10", text, unit, True, "write them as 0", times=len(padded)))
         ops[unit] = tuple(record.decode([w]) for w in words)
     return ops, found
 
 
 def _op_list_keys(overlay: Overlay) -> dict[str, str]:
-    """What a unit with an op list may be called: its index, where no other type of unit has op lists, and its name."""
+    """The accepted keys of units with op lists: the unit's name and, if one FU type alone has op lists, its index."""
     named = [u for u in overlay.units if u.kind in overlay.preloaded]
     indices = {str(u.index): u.name for u in named} if len(overlay.preloaded) == 1 else {}
     return indices | {u.name: u.name for u in named}
 
 
 def _shown(key: object) -> str:
-    """A key of somebody else's file, fit to stand in a message of one line."""
+    """A key of a file, shortened and escaped for a one-line message."""
     text = str(key)
     return text if text.isprintable() and 0 < len(text) <= MAX_KEY else repr(text[:MAX_KEY])

@@ -1,4 +1,4 @@
-"""An overlay as data: a machine, the formats of its instructions, and what its decoders do."""
+"""An overlay as data: a machine, its instruction formats, and how its decoders expand them."""
 
 from __future__ import annotations
 
@@ -20,18 +20,20 @@ if TYPE_CHECKING:
 
 
 def one_uop(mop: Record, iteration: int) -> Iterator[Record]:
-    """The usual third level: an mOP is its own uOP."""
+    """The default expansion of a mOP: the mOP itself is the only uOP of every iteration."""
     yield mop
 
 
 @dataclass(frozen=True)
 class InstructionFormat:
-    """A wire format: which opcode programs which FU type, and how its decoders expand it (contract 1.3).
+    """The format of one kind of packet: its opcode, the FU type that it drives, and its expansion (contract 1.3).
 
-    loops_window: the decoder stores the window and loops over it; otherwise each mOP repeats on its own.
-    config: the format sets registers of a unit that another format drives; it never terminates a decoder.
-    addresses: for a format whose uOPs are named tuples that differ from one iteration to the next in `addr` alone: the
-    addresses of a mOP's uOPs, an array (iterations, uOPs in one), so that checks need not make every uOP.
+    mop: the record of one mOP. loops_window: the decoder stores the window and loops over it; otherwise it repeats each
+    mOP alone. decode_cycles: PL cycles per uOP. uops: given a mOP and an iteration, its uOPs. config: the format sets
+    registers of a unit that another format drives; it never terminates a decoder. max_reuse: the largest `reuse` that
+    the decoder can count. addresses: only for a format whose uOPs are named tuples and differ between iterations in
+    `addr` alone: given a mOP and the number of iterations, the addresses as an array (iterations, uOPs in one), so that
+    checks need not make every uOP.
     """
 
     name: str
@@ -44,13 +46,16 @@ class InstructionFormat:
     config: bool = False
     max_reuse: int = 0xFFFF
     uop_bytes: int = 0
-    """What a decoder hands on per uOP: the fields of the mOP without strides and counts, in whole words."""
+    """Bytes of one uOP: the fields of the mOP without strides and counts, in whole words. 0: as large as the mOP."""
     addresses: Callable[[Any, int], Any] | None = None
 
 
 @dataclass(frozen=True)
 class Transfer:
-    """Where a uOP touches off-chip memory: `size` float32 elements from address `addr` (address units)."""
+    """The off-chip access of a uOP: `size` float32 elements of `bank` from address `addr` (address units) on.
+
+    store: it writes; otherwise it reads.
+    """
 
     bank: str
     addr: int
@@ -62,17 +67,18 @@ class Transfer:
 class Overlay(Machine):
     """A machine with its instruction decoder.
 
-    preloaded: FU types whose uOPs do not travel in packets but are loaded beforehand (the MMEs), with their format
-    and the longest list they hold. mop_fifo_depth, uop_fifo_depth: slots in front of a decoder and of a unit.
-    address_unit: float32 elements that one step of an address or stride stands for.
-    legal: given unit name and uOP, what is wrong with it beyond its bit ranges. transfer: the off-chip access of a
-    unit's uOP, None if it makes none. flops: floating-point operations of a preloaded uOP.
-    lint: given a mOP, bits in it that the units ignore. semantic_checks: what `check` looks at beyond what holds for
-    every overlay; told whether sends equal receives on every stream.
-    device, resources: the chip it is for, None if that is not said, and what each part of the datapath takes of it.
-    costs: how long its units take, as their sources state it.
-    image_bytes: what the buffer for an instruction image holds, None if that is not said.
-    extends: the overlay whose image format this one adds opcodes to.
+    formats: of packets. terminators: names of formats, in the order in which terminators are issued.
+    preloaded: FU types whose uOPs do not come in packets but are loaded before the run (the MMEs), each with the record
+    of a uOP and the length of the longest list. mop_fifo_depth, uop_fifo_depth: slots in front of a decoder and of a
+    unit. address_unit: float32 elements per address unit. image_bytes: size of the host's buffer for an instruction
+    image, None if not known.
+    legal: given a unit name and a uOP, the reasons why the unit cannot execute it, beyond bit ranges. transfer: the
+    off-chip access of a unit's uOP, None if it makes none. flops: floating-point operations of a preloaded uOP.
+    lint: given a mOP, the bits set in it that the unit ignores, as texts. semantic_checks: checks for this overlay
+    alone, given the expansion and whether sends equal receives on every stream.
+    extends: name of the overlay whose image format this one adds opcodes to.
+    device: the chip, None if not known. resources: what each part of the datapath needs of it. costs: times of the
+    units' operations by their sources, compared with the simulator's.
     """
 
     formats: tuple[InstructionFormat, ...]
@@ -94,18 +100,20 @@ class Overlay(Machine):
 
     @cached_property
     def by_opcode(self) -> dict[int, InstructionFormat]:
+        """Formats by opcode."""
         return {f.opcode: f for f in self.formats}
 
     @cached_property
     def by_format(self) -> dict[str, InstructionFormat]:
+        """Formats by name."""
         return {f.name: f for f in self.formats}
 
     def format_of(self, kind: str) -> InstructionFormat:
-        """The format that drives an FU type (not the one that configures it)."""
+        """Return the format that drives an FU type (not the one that configures it)."""
         return next(f for f in self.formats if f.kind == kind and not f.config)
 
     def selected(self, opcode: int, mask: int) -> tuple[UnitSpec, ...]:
-        """The units that a packet reaches; FU types with one instance ignore the mask."""
+        """Return the units that a packet drives. For FU types with one instance the mask is ignored."""
         key = opcode, mask
         if key not in self._selections:
             units = self.by_kind[self.by_opcode[opcode].kind]
@@ -114,19 +122,18 @@ class Overlay(Machine):
 
     @cached_property
     def _selections(self) -> dict[tuple[int, int], tuple[UnitSpec, ...]]:
-        """What `selected` has found so far; a packet has one of few masks."""
+        """The cache of `selected`: programs use few masks."""
         return {}
 
     @cached_property
     def step_seconds(self) -> dict[str, float]:
-        """As a machine's, and what the instruction path charges: nothing, where the overlay gives no rate for it."""
+        """As `Machine.step_seconds`, with `dispatch` and `decode`; these are 0 if the overlay has no such rates."""
         return {FREE: 0.0, "dispatch": 0.0, "decode": 0.0} | self.seconds
 
     def with_rates(self, /, **values: float) -> Self:
-        """A copy with some rates or FIFO depths replaced, e.g. ddr_read_gbs=42 or mop_fifo_depth=4.
+        """Return a copy with some rates or FIFO depths replaced, e.g. ddr_read_gbs=42 or mop_fifo_depth=4.
 
-        An infinite bandwidth and a step that takes no time are allowed: bounds are found with them. Raises
-        `ProgramError` for unknown names and for what no machine can have.
+        Raises `ProgramError` for unknown names and impossible values, as `Machine.with_rates`.
         """
         unknown = set(values) - {*FIFO_DEPTHS, *self.rates}
         if unknown:
@@ -138,7 +145,7 @@ class Overlay(Machine):
 
     @cached_property
     def fingerprint(self) -> str:
-        """16 hex digits that change with any unit, stream depth or bit of a format, not with rates."""
+        """16 hex digits that depend on units, streams, depths and formats, but not on rates."""
         h = hashlib.sha256()
         for u in self.units:
             h.update(f"unit {u.name} {u.kind} {u.index};".encode())
@@ -154,4 +161,4 @@ class Overlay(Machine):
 
 
 FIFO_DEPTHS = ("mop_fifo_depth", "uop_fifo_depth")
-"""Parameters of the instruction path that count slots."""
+"""Parameters of an overlay that are FIFO depths of the instruction path, in slots."""

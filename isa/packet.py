@@ -1,4 +1,4 @@
-"""The instruction image: packets of mOPs behind one-word headers, and what the two decoder levels make of them.
+"""Packets of an instruction image (mOPs behind a one-word header): encoding, and expansion to uOPs.
 
 Source: contract section 1 (isa_xnn), paper section 3.3 and Fig. 8.
 """
@@ -25,7 +25,7 @@ NOP = 0
 
 
 MAX_WINDOW = 31
-"""mOPs that a packet can hold."""
+"""Largest number of mOPs in a packet."""
 
 
 class Header(Record, words=1):
@@ -40,28 +40,34 @@ class Header(Record, words=1):
 
 @dataclass(frozen=True)
 class Packet:
-    """One packet: `header.window` mOPs of one FU type for the FUs in `header.mask`."""
+    """One packet: `header.window` mOPs of one format for the units in `header.mask`."""
 
     header: Header
     mops: tuple[Record, ...] = ()
 
     @staticmethod
     def of(opcode: int, mops: Sequence[Record], *, mask: int = 0, reuse: int = 1) -> Packet:
+        """Make a packet of some mOPs."""
         return Packet(Header(opcode=opcode, mask=mask, window=len(mops), reuse=reuse), tuple(mops))
 
     @staticmethod
     def terminator(opcode: int, mask: int = 0) -> Packet:
+        """Make a packet that ends the decoders of the selected units."""
         return Packet(Header(opcode=opcode, mask=mask, last=1))
 
     @property
     def words(self) -> int:
+        """Size in 32-bit words, header included."""
         return 1 + sum(m.WORDS for m in self.mops)
 
 
 def encode_image(packets: Sequence[Packet]) -> Words:
-    """The wire image: packet words W, packet count P, then the packets back to back (contract 1)."""
+    """Return the image: number of packet words, number of packets, then the packets back to back (contract 1).
+
+    Raises `ImageError` if the window of a header is not the number of mOPs.
+    """
     body: list[int] = []
-    known: dict[int, tuple[int, ...]] = {}  # by identity: what was decoded has each mOP once
+    known: dict[int, tuple[int, ...]] = {}  # by identity: the decoder makes equal mOPs one object
     for packet in packets:
         if packet.header.window != len(packet.mops):
             raise ImageError(f"header says window={packet.header.window}, the packet holds {len(packet.mops)} mOPs")
@@ -75,8 +81,10 @@ def encode_image(packets: Sequence[Packet]) -> Words:
 
 
 def expand_window(form: InstructionFormat, mops: Sequence[Any], iterations: range) -> Iterator[Any]:
-    """The uOPs of a window's mOPs in some iterations of its reuse (contract 1.3): a decoder that stores the window
-    loops over it; one that does not repeats each mOP by itself."""
+    """Yield the uOPs of a window's mOPs in some iterations of its reuse (contract 1.3).
+
+    A format with `loops_window` repeats the whole window; any other format repeats each mOP alone.
+    """
     if form.loops_window:
         for iteration in iterations:
             for mop in mops:
@@ -88,5 +96,5 @@ def expand_window(form: InstructionFormat, mops: Sequence[Any], iterations: rang
 
 
 def expand(packet: Packet, overlay: Overlay) -> Iterator[Any]:
-    """The uOPs that one packet becomes at each unit that it selects."""
+    """Yield the uOPs that one packet expands to, at each unit that it selects."""
     return expand_window(overlay.by_opcode[packet.header.opcode], packet.mops, range(packet.header.reuse))

@@ -1,4 +1,4 @@
-"""A program: what runs on an overlay, as frozen values. Text (`.rsn`) and container (`.bin`) are views of it."""
+"""A program for an overlay: packets, op lists, buffers, parameters. `.rsn` and `.bin` files are two forms of it."""
 
 from __future__ import annotations
 
@@ -22,6 +22,8 @@ Array = npt.NDArray[np.float32]
 
 
 class Layout(Enum):
+    """The order of a buffer's elements in memory."""
+
     BLOCKED = "blocked"
     """128x64 blocks, `layout.block`."""
     LINEAR = "linear"
@@ -29,25 +31,32 @@ class Layout(Enum):
 
 
 class Role(Enum):
+    """What a buffer is for."""
+
     INPUT = "input"
+    """The host writes it before each run."""
     OUTPUT = "output"
+    """The host reads it after each run."""
     WEIGHT = "weight"
+    """The host writes it once, before the first run."""
     SCRATCH = "scratch"
+    """The program alone uses it."""
 
 
 MAX_ROWS = 1 << 20
-"""Of an item that a view shows whole though the buffer holds less of it: such a tensor is larger than the buffer."""
+"""Largest number of rows per item of a view with `Buffer.rows`: its tensor may be larger than the buffer."""
 
 
 @dataclass(frozen=True)
 class Buffer:
-    """A named piece of off-chip memory.
+    """A named region of off-chip memory.
 
-    offset in address units of the overlay; shape as stored (rows, columns) or (elements,), padding included.
-    view: the shape that users see, (batch, rows, columns) or less: item b lies at rows b*pitch.. of the stored matrix,
-    pitch = rows // batch, and the rest is padding. rows: of each item, where they differ: item b then lies in whole
-    blocks of 128 rows behind item b - 1, and what a user's tensor has beyond is not there. scale, shift: per column,
-    applied to an output when it is read.
+    offset: in address units of the overlay. shape: as stored, (rows, columns) or (elements,), padding included.
+    view: the shape of the user's tensor: (batch, rows, columns), (rows, columns) or (elements,); the rest is padding.
+    Item b of a batch begins at stored row b * pitch, where pitch = stored rows // batch. rows: the number of rows of
+    each item, if they differ: item b then begins at the next multiple of 128 rows behind item b - 1, and rows of the
+    user's tensor beyond rows[b] are not stored. scale, shift: one value per column, applied to an output when the host
+    reads it.
     """
 
     name: str
@@ -63,12 +72,12 @@ class Buffer:
 
     @property
     def size(self) -> int:
-        """Elements, padding included."""
+        """Number of float32 elements, padding included."""
         return prod(self.shape)
 
     @property
     def view_fits(self) -> bool:
-        """Whether what users see is there."""
+        """Whether the stored shape can hold the view."""
         view, shape = self.view, self.shape
         if view is None:
             return not self.rows
@@ -91,7 +100,7 @@ class Buffer:
 
     @property
     def items(self) -> Iterator[tuple[int, int]]:
-        """The items of a three-dimensional view: the stored row where each begins, and how many it has."""
+        """The first stored row and the number of rows of each item, for a view with three dimensions."""
         batch, rows, _ = self.view or ()
         at = 0
         for b in range(batch):
@@ -101,7 +110,7 @@ class Buffer:
 
 @dataclass(frozen=True)
 class Patch:
-    """A field that takes the value clamp(parameter - base, 0, cap): mOP number `mop` of packet number `packet`."""
+    """A field whose value is clamp(parameter - base, 0, cap). packet: its index. mop: index of the mOP in it."""
 
     packet: int
     mop: int
@@ -110,12 +119,16 @@ class Patch:
     cap: int
 
     def value(self, parameter: int) -> int:
+        """Return the field's value for a value of the parameter."""
         return min(max(parameter - self.base, 0), self.cap)
 
 
 @dataclass(frozen=True)
 class Parameter:
-    """A named integer that is known only at run time, for example `len[3]`, with the places it is patched into."""
+    """A named integer that is set for each run, for example `len[3]`, and the fields that it is patched into.
+
+    low, high: smallest and largest allowed value.
+    """
 
     name: str
     low: int
@@ -137,10 +150,11 @@ class Place:
 
 @dataclass(frozen=True, eq=False)
 class Program:
-    """Everything a machine needs but the tensors.
+    """Everything that a machine needs for a run except the tensors.
 
-    packets: the image, terminators included. preloaded: op lists of units without packets. places: where packet i, or
-    op i of a preloaded unit, came from; may be shorter than the list it describes.
+    packets: of the image, terminators included. preloaded: op lists of units that packets do not drive, by unit name.
+    places, preloaded_places: the source line of packet i, or of op i of a unit; they may be shorter than the lists that
+    they describe.
     """
 
     overlay: Overlay
@@ -153,7 +167,7 @@ class Program:
 
     @cached_property
     def image(self) -> Words:
-        """The wire image with every parameter at its default."""
+        """The image, with every parameter at its default."""
         return self.bind({})
 
     @cached_property
@@ -162,7 +176,7 @@ class Program:
 
     @cached_property
     def packet_offsets(self) -> tuple[int, ...]:
-        """Image word at which each packet's header stands."""
+        """The image word at which each packet begins."""
         out, at = [], 2
         for p in self.packets:
             out.append(at)
@@ -170,8 +184,10 @@ class Program:
         return tuple(out)
 
     def bind(self, values: Mapping[str, int]) -> Words:
-        """The wire image with run-time parameters patched in. Raises `TensorError` for unknown names or values out of
-        range."""
+        """Return the image for these values of parameters, with the others at their defaults.
+
+        Raises `TensorError` for unknown names or values out of range.
+        """
         words = self._encoded.copy()
         unknown = set(values) - {p.name for p in self.parameters}
         if unknown:
@@ -191,42 +207,48 @@ class Program:
         return (
             f"this program has {', '.join(names)}"
             if names
-            else "this program has none: what is compiled with an attention mask has"
+            else "this program has none (programs compiled with an attention mask have them)"
         )
 
     def patched_field(self, patch: Patch) -> Any:
+        """Return the `Field` that a patch changes. Raises `IndexError` or `FieldError` if it does not exist."""
         return self.packets[patch.packet].mops[patch.mop].field(patch.field)
 
     def patched_word(self, patch: Patch) -> int:
-        """Image word that a patch changes."""
+        """Return the index of the image word that a patch changes."""
         mops = self.packets[patch.packet].mops
         before = sum(m.WORDS for m in mops[: patch.mop])
         return self.packet_offsets[patch.packet] + 1 + before + int(self.patched_field(patch).word)
 
     @cached_property
     def extended(self) -> bool:
-        """Whether an opcode beyond the base overlay's occurs; a base machine must refuse it."""
+        """Whether the program uses an opcode that the base overlay does not have; a base machine must refuse it."""
         if self.overlay.extends is None:
             return False
         config = {f.opcode for f in self.overlay.formats if f.config}
         return any(p.header.opcode in config for p in self.packets)
 
     def buffer(self, name: str) -> Buffer:
+        """Return the buffer of this name. Raises `ProgramError` if there is none."""
         for b in self.buffers:
             if b.name == name:
                 return b
         raise ProgramError(f"no buffer {name!r}; this program has {', '.join(b.name for b in self.buffers)}")
 
     def with_role(self, role: Role) -> tuple[Buffer, ...]:
+        """Return the buffers of one role, in the order of their declaration."""
         return tuple(b for b in self.buffers if b.role is role)
 
     def bank_size(self, bank: str) -> int:
-        """Elements that the buffers of a bank span."""
+        """Return the number of float32 elements from the start of a bank to the end of its last buffer."""
         unit = self.overlay.address_unit
         return max((b.offset * unit + b.size for b in self.buffers if b.bank == bank), default=0)
 
     def where(self, unit: str, origin: int) -> str:
-        """Source line of a unit's uOP, or its packet number."""
+        """Return the source line of a packet or op as text, or `packet N` or `op N` if it is not known.
+
+        origin: index of the packet or, for a unit with an op list, of the op.
+        """
         preloaded = unit in self.preloaded
         places = self.preloaded_places.get(unit, ()) if preloaded else self.places
         if 0 <= origin < len(places):
@@ -236,7 +258,7 @@ class Program:
 
 @dataclass(frozen=True)
 class KernelPatch:
-    """A `Patch` before packing: mOP number `index` of a unit's sequence."""
+    """A `Patch` before packing. index: of the mOP in its unit's sequence."""
 
     unit: str
     index: int
@@ -247,10 +269,10 @@ class KernelPatch:
 
 @dataclass(frozen=True, eq=False)
 class Kernels:
-    """A program before packing: one kernel sequence per unit, no packets, no terminators.
+    """A program before packing: a sequence of mOPs per unit, without packets and terminators.
 
-    sequences: the mOPs of each packet-driven unit, in order. patches: by parameter name; the parameters' own patches
-    are empty. places: where mOP i of a unit came from; as long as its sequence. preloaded as in `Program`.
+    sequences: the mOPs of each unit that packets drive, in execution order. patches: by parameter name;
+    `Parameter.patches` is empty here. places: the source line of each mOP of a unit. Other attributes as in `Program`.
     """
 
     overlay: Overlay
@@ -264,8 +286,10 @@ class Kernels:
 
 
 def place_buffers(buffers: Iterable[Buffer], unit: int, align: int = 64) -> tuple[Buffer, ...]:
-    """Lay buffers out bank by bank in their order, those with a negative offset behind the ones before them; aligned to
-    `align` address units."""
+    """Assign an offset to each buffer whose offset is negative: behind all earlier buffers of its bank.
+
+    unit: float32 elements per address unit. align: offsets are multiples of this many address units.
+    """
     import dataclasses
 
     at: dict[str, int] = {}

@@ -1,4 +1,4 @@
-"""Where two programs differ, in terms of kernels: the uOPs that each unit runs, not the packets that bring them."""
+"""Compares two programs by the uOPs that each unit executes, not by the packets that deliver them."""
 
 from __future__ import annotations
 
@@ -14,19 +14,22 @@ from .fields import Record
 from .program import Patch, Program
 
 MAX_EDITS = 300
-"""Insertions and deletions that are looked for between two sequences; beyond, what lies between is one replacement."""
+"""Largest number of insertions and deletions searched between two sequences; more of them count as one replacement."""
 
 MAX_CHANGES = 40
-"""Different changes told of one unit; beyond, the unit is said to run something else."""
+"""Largest number of distinct changes listed for one unit; with more, one line says that it has little in common."""
 
 Edit = tuple[int, int, int, int]
-"""a[i1:i2] became b[j1:j2]; what lies between edits is equal."""
+"""(i1, i2, j1, j2): a[i1:i2] was replaced by b[j1:j2]. Elements between edits are equal."""
 
 
 @dataclass(frozen=True)
 class Difference:
-    """One difference. what: overlay, buffer, parameter or kernel; text: all of it, for people. a, b: where it stands in
-    the two programs, if it does. uops: how many uOPs of either program it covers."""
+    """One difference between two programs.
+
+    what: "overlay", "buffer", "parameter" or "kernel". text: the full description. a, b: its place in the first and in
+    the second program, "" if it is in one only. uops: how many uOPs it covers.
+    """
 
     what: str
     text: str
@@ -41,18 +44,19 @@ class Difference:
 
 @dataclass(frozen=True)
 class Comparison:
-    """same: the units run the same uOPs on the same buffers; identical: the images are equal too."""
+    """The result of `compare`. identical: there are no differences and the images are equal too."""
 
     differences: tuple[Difference, ...]
     identical: bool
 
     @property
     def same(self) -> bool:
+        """Whether the units execute the same uOPs on the same buffers with the same parameters."""
         return not self.differences
 
 
 def diff_programs(a: Program, b: Program) -> Comparison:
-    """Compare two programs. Those for machines with different units are only said to be so."""
+    """Compare two programs. If their machines have different units, that is the only difference reported."""
     if [u.name for u in a.overlay.units] != [u.name for u in b.overlay.units]:
         text = f"programs for different machines: {a.overlay.name} and {b.overlay.name}"
         return Comparison((Difference("overlay", text),), False)
@@ -84,7 +88,7 @@ def _parameters(x: Expansion) -> dict[str, dict[str, Any]]:
 
 
 def _places(x: Expansion, patch: Patch) -> Iterator[tuple[str, int, str, int, int]]:
-    """The uOPs that a patch reaches first, whatever packet brings them: unit, number, field, base, cap."""
+    """The first uOP that a patch changes in each unit: unit, uOP number, field, base, cap. Independent of packing."""
     packet = x.program.packets[patch.packet]
     header = packet.header
     form = x.overlay.by_opcode[header.opcode]
@@ -128,7 +132,7 @@ def _value(value: Any) -> str:
 
 @dataclass(frozen=True)
 class _Piece:
-    """A difference of one unit, before units with the same one are told together. key: what must be equal for that."""
+    """A difference of one unit. Differences of several units with equal `key` are reported together."""
 
     unit: str
     key: tuple[Any, ...]
@@ -154,7 +158,7 @@ def _units(names: Sequence[str]) -> str:
 
 
 def _numbered(a: Expansion, b: Expansion, unit: str) -> tuple[Ints, Ints]:
-    """The two sequences of a unit as numbers: equal where uOP and address are."""
+    """The two sequences of a unit as numbers that are equal exactly if uOP and address are."""
     other = np.array([a.number(u) for u in b.uops] or [0], np.int64)
     ra, rb = a.sequences[unit], b.sequences[unit]
     return (ra.kinds << 40) + ra.shifts, (other[rb.kinds] << 40) + rb.shifts  # addresses have 32 bits
@@ -166,25 +170,25 @@ def _unit(a: Expansion, b: Expansion, unit: str) -> Iterator[_Piece]:
     script = edits(sa, sb)
     alike = len(sa) == len(sb) or all(max(e[1] - e[0], e[3] - e[2]) <= MAX_EDITS for e in script)
     if not alike:
-        yield _elsewise(a, b, unit, word, script)
+        yield _little_in_common(a, b, unit, word, script)
         return
-    found = list(_told(a, b, unit, word, script))
+    found = list(_each_change(a, b, unit, word, script))
     if len(found) > MAX_CHANGES:
-        yield _elsewise(a, b, unit, word, script)
+        yield _little_in_common(a, b, unit, word, script)
     else:
         yield from found
 
 
-def _elsewise(a: Expansion, b: Expansion, unit: str, word: str, script: Sequence[Edit]) -> _Piece:
-    """One line for two sequences that have little in common."""
+def _little_in_common(a: Expansion, b: Expansion, unit: str, word: str, script: Sequence[Edit]) -> _Piece:
+    """One line for two sequences with too many differences to list."""
     (i1, _, j1, _), (_, i2, _, j2) = script[0], script[-1]
     n = len(a.sequences[unit]), len(b.sequences[unit])
     text = f"has little in common: {i2 - i1} of {n[0]} {word}s became {j2 - j1} of {n[1]}, from {word} {i1} on"
     return _Piece(unit, (text,), text, a.where(unit, i1), b.where(unit, j1), max(i2 - i1, j2 - j1))
 
 
-def _told(a: Expansion, b: Expansion, unit: str, word: str, script: Sequence[Edit]) -> Iterator[_Piece]:
-    """Every change of a unit: equal ones together, additions and removals one by one."""
+def _each_change(a: Expansion, b: Expansion, unit: str, word: str, script: Sequence[Edit]) -> Iterator[_Piece]:
+    """Every change of a unit: equal changes of fields together, additions and removals one by one."""
     changed: dict[str, list[tuple[int, int]]] = {}
     for i1, i2, j1, j2 in script:
         n = min(i2 - i1, j2 - j1)
@@ -247,7 +251,7 @@ def _at(x: Expansion, unit: str, i: int) -> tuple[Any, dict[str, Any]]:
 
 
 def _changes(a: Expansion, b: Expansion, unit: str, i: int, j: int) -> str:
-    """What became of one uOP: its fields, old -> new."""
+    """The change of one uOP as text: each changed field, old -> new."""
     (ua, old), (ub, new) = _at(a, unit, i), _at(b, unit, j)
     if type(ua) is not type(ub):
         return f"{_show(a, unit, i)} -> {_show(b, unit, j)}"
@@ -267,7 +271,7 @@ def _changes(a: Expansion, b: Expansion, unit: str, i: int, j: int) -> str:
 
 
 def _memory(x: Expansion, unit: str, i: int) -> str:
-    """The piece of memory that a uOP touches, by name."""
+    """The piece of off-chip memory that a uOP accesses, by buffer name; "" if it accesses none."""
     run = x.sequences[unit]
     touch = x.overlay.transfer(unit, x.uops[run.kinds[i]])
     if touch is None:
@@ -278,7 +282,7 @@ def _memory(x: Expansion, unit: str, i: int) -> str:
 
 
 def _show(x: Expansion, unit: str, i: int) -> str:
-    """A uOP in a few words: the piece of memory it touches, and what is set in it."""
+    """A uOP as short text: the piece of memory that it accesses, and the fields that differ from their defaults."""
     uop, values = _at(x, unit, i)
     default = _fields(type(uop)()) if isinstance(uop, Record) else {}
     piece = _memory(x, unit, i)
@@ -298,8 +302,11 @@ def _flags(uop: Any) -> set[str]:
 
 
 def edits(a: Ints, b: Ints) -> list[Edit]:
-    """How a became b. Equal lengths and few changes are compared place by place, else the shortest script is sought
-    (Myers, O(ND)), up to `MAX_EDITS`; beyond that one edit holds everything between the equal ends."""
+    """Return the edits that turn a into b.
+
+    Sequences of equal length with few changes are compared element by element. Otherwise the shortest edit script is
+    computed (Myers, O(ND)). If it has more than `MAX_EDITS` edits, one edit covers everything between the equal ends.
+    """
     if len(a) == len(b):
         (differ,) = np.nonzero(a != b)
         if not len(differ):
@@ -317,13 +324,13 @@ def edits(a: Ints, b: Ints) -> list[Edit]:
 
 
 def _stretches(places: Ints) -> list[tuple[int, int]]:
-    """Runs of consecutive numbers."""
+    """Intervals (start, end) of consecutive numbers."""
     cuts = np.flatnonzero(np.diff(places) > 1) + 1
     return [(int(p[0]), int(p[-1]) + 1) for p in np.split(places, cuts)]
 
 
 def _equal(a: Ints, b: Ints, i: int, j: int) -> int:
-    """How far a[i:] and b[j:] are equal."""
+    """The length of the common prefix of a[i:] and b[j:]."""
     start, step = i, 32
     while True:
         x, y = a[i : i + step], b[j : j + step]
@@ -337,7 +344,7 @@ def _equal(a: Ints, b: Ints, i: int, j: int) -> int:
 
 
 def _shortest(a: Ints, b: Ints) -> list[Edit] | None:
-    """The shortest edit script, None if it is longer than `MAX_EDITS`."""
+    """The shortest edit script (Myers); None if it has more than `MAX_EDITS` edits."""
     n, m = len(a), len(b)
     frontier = {1: 0}
     trace: list[dict[int, int]] = []
@@ -355,7 +362,7 @@ def _shortest(a: Ints, b: Ints) -> list[Edit] | None:
 
 
 def _script(trace: Sequence[dict[int, int]], n: int, m: int) -> list[Edit]:
-    """Walk the frontiers back from the end; neighbouring steps become one edit."""
+    """Walk back through the frontiers; adjacent steps become one edit."""
     steps: list[Edit] = []
     x, y = n, m
     for d in range(len(trace) - 1, 0, -1):

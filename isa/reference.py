@@ -1,4 +1,4 @@
-"""docs/isa.md: what every overlay consists of, from its tables."""
+"""Generates docs/isa.md, the reference of all overlays, from their tables."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ decoders it selects; every decoder needs exactly one. Bits that no field names a
 
 
 def reference() -> str:
-    """docs/isa.md: every overlay, from its tables."""
+    """Return the text of docs/isa.md."""
     out = [*_INTRODUCTION.splitlines(), "", f"*{MADE_BY}*", ""]
     out += ["## Packet header", "", *_bit_table(Header), ""]
     for overlay, module in ((XNN_BASE, xnn), (FIG6, fig6), (FIG7, fig7)):
@@ -84,7 +84,7 @@ def _overlay(overlay: Overlay, module: ModuleType) -> Iterator[str]:
 
 
 def _extension(overlay: Overlay, base: Overlay) -> Iterator[str]:
-    """An overlay that adds formats to another one, and nothing else."""
+    """The section of an overlay that only adds formats to another one. Raises `ProgramError` for any other."""
     if (overlay.units, overlay.streams, overlay.rates) != (base.units, base.streams, base.rates):
         raise ProgramError(f"{overlay.name} is more than {base.name} and some opcodes: it needs a section of its own")
     yield f"## Overlay {overlay.name}"
@@ -148,7 +148,7 @@ def _about(behaviour: type) -> str:
 
 
 def _streams(overlay: Overlay) -> Iterator[str]:
-    """Sources that send alike share a row."""
+    """The table of streams. Units with the same sinks, depth, token and label share a row."""
     sinks: dict[tuple[str, int, str, str], list[str]] = {}
     for s in overlay.streams:
         sinks.setdefault((s.src, s.depth, s.token.name, s.label), []).append(s.dst)
@@ -234,7 +234,7 @@ def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> Iterator[str]:
 
 
 def _paragraphs(doc: str) -> Iterator[str]:
-    """A docstring as Markdown: the indented paragraphs behind `::` become one block of code."""
+    """Convert a docstring to Markdown: the indented paragraphs behind `::` become a code block."""
     prose, mark, rest = doc.partition("\n::\n")
     yield from prose.rstrip().splitlines()
     yield ""
@@ -249,12 +249,12 @@ def _paragraphs(doc: str) -> Iterator[str]:
 
 
 def about(record: type[Record]) -> str:
-    """What a format says about itself, without the opening that names its units."""
+    """Return the first paragraph of a format's docstring in one line."""
     return " ".join((inspect.getdoc(record) or "").split("\n\n")[0].split())
 
 
 def expansion(form: InstructionFormat) -> str:
-    """How the decoder of a format makes uOPs of a packet."""
+    """Return a sentence on how the decoder of a format expands a packet to uOPs."""
     if form.config:
         how = "Registers of a unit that another format drives: window and reuse 1, never a terminator"
     elif form.loops_window:

@@ -1,7 +1,7 @@
-"""The segments of a program: what writes one buffer after the other (paper section 4.2), found from the program alone.
+"""Finds the segments of a program (paper section 4.2) from its stores, without the network that it was compiled from.
 
-A compiler gives every segment a buffer of its own for what it computes, and the off-chip unit's order says when that is
-complete. So a program tells where its segments end without being told what they were compiled from.
+A compiler gives each segment its own output buffer, and the order of the off-chip unit's uOPs shows when the buffer is
+complete. So the stores show where each segment begins and ends.
 """
 
 from __future__ import annotations
@@ -17,7 +17,8 @@ from .program import Buffer, Program, Role
 
 @dataclass(frozen=True)
 class StoredSegment:
-    """What fills one buffer. first, last: the first and the last uOP of `unit` that stores to it."""
+    """A segment: the uOPs that fill one buffer. first, last: numbers of the first and last uOP of `unit` that store to
+    it."""
 
     buffer: Buffer
     unit: str
@@ -26,11 +27,12 @@ class StoredSegment:
 
     @property
     def name(self) -> str:
+        """The name of the buffer."""
         return self.buffer.name
 
 
 def segments(expansion: Expansion) -> list[StoredSegment]:
-    """Unit by unit in the order in which they are completed."""
+    """Return the segments of a program, sorted by unit and, within a unit, by their last store."""
     found = []
     for bank, accesses in expansion.accesses.items():
         stored = owners(expansion.program, bank, accesses)
@@ -45,10 +47,10 @@ def segments(expansion: Expansion) -> list[StoredSegment]:
 
 
 def owners(program: Program, bank: str, accesses: Accesses) -> npt.NDArray[np.int64]:
-    """For each access the number of the buffer that it is about, -1 for none.
+    """Return for each access of a bank the index in `program.buffers` of the buffer that it accesses, -1 if none.
 
-    Buffers that share memory are filled in turn, in the order of their declaration: what is stored to an address for
-    the n-th time belongs to the n-th buffer there, and a load reads what was stored last, or an input.
+    Buffers that share memory are filled one after the other, in the order of their declaration: the n-th store to an
+    address belongs to the n-th buffer there, and a load reads the buffer stored last, or an input.
     """
     unit = program.overlay.address_unit
     out = np.full(len(accesses), -1, np.int64)

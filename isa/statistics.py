@@ -1,4 +1,4 @@
-"""How large a program is, per FU type (paper section 5.1 and Fig. 9)."""
+"""The size of a program by FU type: mOPs, packets, uOPs, bytes (paper section 5.1 and Fig. 9)."""
 
 from __future__ import annotations
 
@@ -8,13 +8,12 @@ KEYS = ("mops", "packets", "bytes", "uops", "uop_bytes")
 
 
 def count(program: Program) -> dict[str, dict[str, int]]:
-    """mOPs, packets, bytes, uOPs and bytes of uOPs per FU type, each with a `total`.
+    """Count mOPs, packets, bytes, uOPs and bytes of uOPs, each by FU type and as `total`.
 
-    A packet counts for its FU type once however many units it selects; uOPs count once per selected unit. Terminators
-    are packets with bytes, but no uOPs: what a decoder hands on when it ends enables nothing and launches no kernel
-    (contract 1.3 and 5, paper section 3.1). Bytes are those of headers and mOPs; the image's two leading words are in
-    the total alone. FU types without packets (MMEs) count the ops of one unit's list as uOPs and 4 bytes each, apart
-    from the totals of the image.
+    A packet counts once, however many units it selects; uOPs count once per selected unit. Terminators are packets with
+    bytes but without uOPs: the uOP that a decoder issues when it ends launches no kernel (contract 1.3 and 5, paper
+    section 3.1). Bytes are those of headers and mOPs; the two leading words of the image count only in the total. For
+    FU types without packets (MMEs) the longest op list of a unit counts, as uOPs of 4 bytes each, and not in the total.
     """
     overlay = program.overlay
     out: dict[str, dict[str, int]] = {key: {} for key in KEYS}

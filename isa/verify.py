@@ -1,8 +1,8 @@
-"""What a program must satisfy before a machine may load it, and what `rsn check` says beyond that.
+"""Checks of a program: those that it must pass before a machine may load it, and the further ones of `rsn check`.
 
-`verify` decides what may be loaded; it is quick. `check` adds what makes a program wrong or doubtful although it loads:
-sends against receives, order through memory, what buffers and tiles hold. Neither runs data; `dry_run` decides deadlock
-by running the network without.
+`verify` decides whether a program may be loaded; it is fast. `check` also finds errors of programs that can be loaded:
+sends that do not equal receives, hazards in memory, wrong contents of buffers and tiles. Neither computes data.
+`dry_run` decides deadlock with a run without data.
 """
 
 from __future__ import annotations
@@ -25,21 +25,24 @@ from .packet import Packet
 from .program import Layout, Parameter, Patch, Program
 
 MAX_UOPS = 4_000_000
-"""A program that expands to more is refused: the largest real one (24 layers, B=8, L=384) has about 270,000."""
+"""Largest number of uOPs of a program: the largest real program (24 layers, B=8, L=384) has about 270,000."""
 
 MAX_VALUES = 64
-"""Values of a run-time parameter that are tried where it moves an access."""
+"""Largest number of values of a run-time parameter that changes addresses: the check tries all of them."""
 
 
 @uncollected()
 def verify(program: Program) -> list[Finding]:
-    """What keeps a program from being loaded: headers, terminators, ranges, memory bounds, parameters."""
+    """Check what a loader requires: headers, terminators, ranges, memory bounds, parameters.
+
+    Returns errors and warnings; a program with errors must not be loaded.
+    """
     findings, _ = _loadable(program)
     return findings
 
 
 def require(program: Program) -> None:
-    """Raise `ProgramError` with the first errors of `verify`, if any."""
+    """Raise `ProgramError` with the first five errors of `verify`, if there are errors."""
     errors = [f for f in verify(program) if not f.warning]
     if errors:
         more = f"\n... and {len(errors) - 5} more" if len(errors) > 5 else ""
@@ -47,8 +50,11 @@ def require(program: Program) -> None:
 
 
 def incomplete(program: Program) -> list[Finding]:
-    """What a text lacks that was made of a bare image, which has neither buffers nor op lists: a buffer in each memory
-    that is accessed (A01), ops for any of the units that take them from lists (M05). Quick where both are there."""
+    """Find declarations that a program disassembled from a bare image lacks: buffers (A01) and op lists (M05).
+
+    A01: the program accesses a memory without a buffer. M05: no unit with an op list has ops, but other units exchange
+    words with one. Fast if the program has both.
+    """
     without = set(program.overlay.banks) - {b.bank for b in program.buffers}
     if not without and not _lists_missing(program):
         return []
@@ -60,7 +66,10 @@ def incomplete(program: Program) -> list[Finding]:
 
 
 def missing_op_lists(program: Program, counted: Balance | None) -> list[Finding]:
-    """Words for, or from, units with op lists, where none of them has any ops: as one finding, not stream by stream."""
+    """Return finding M05 per FU type with op lists, if no unit has ops but other units exchange words with that type.
+
+    counted: the balance of the program. This replaces a finding S01 for each of those streams.
+    """
     preloaded = program.overlay.preloaded
     kind_of = {u.name: u.kind for u in program.overlay.units}
     found: dict[str, Finding] = {}
@@ -78,25 +87,25 @@ def missing_op_lists(program: Program, counted: Balance | None) -> list[Finding]
 
 
 def _lists_missing(program: Program) -> bool:
-    """Whether the overlay has op lists and the program no op."""
+    """Whether the overlay has units with op lists and the program has no ops at all."""
     return bool(program.overlay.preloaded) and not any(program.preloaded.values())
 
 
 def _too_large(program: Program) -> list[Finding]:
-    """An image is written to a buffer of the host's, whose size is not the machine's but that of its set-up."""
+    """P09: the image is larger than the host's buffer for it, whose size depends on the set-up, not on the machine."""
     most, size = program.overlay.image_bytes, 4 * (2 + sum(p.words for p in program.packets))
     if most is None or size <= most:
         return []
-    text = f"the image has {size} bytes; the reference set-up has a buffer of {most}"
+    text = f"the image has {size} bytes; the buffer of the reference set-up has {most}"
     return [Finding("P09", text, "program", True, "give the host a larger buffer, or store in larger pieces")]
 
 
 @uncollected()
 def check(program: Program, *, roles: bool = True, op_lists: bool = True) -> list[Finding]:
-    """`verify`, and everything else that can be decided without running.
+    """Check everything that can be decided without a run: `verify`, streams, hazards, contents of tiles, parameters.
 
-    roles: the buffers say what they are for; else what they hold before the run is not known and order through memory
-    is not judged. op_lists: the preloaded lists are complete; else streams of their units are not counted.
+    roles: the buffers have the right roles; with False (a bare image) hazards in memory are not checked. op_lists: the
+    op lists are complete; with False the streams of their units are not counted.
     """
     findings, expansion = _loadable(program)
     if expansion is None:
@@ -105,7 +114,7 @@ def check(program: Program, *, roles: bool = True, op_lists: bool = True) -> lis
         expansion.missing = frozenset(u.name for u in program.overlay.units if u.kind in program.overlay.preloaded)
     if any(f.code in ("M01", "M03") for f in findings):
         return findings
-    findings += _doubts(program)
+    findings += _ignored_bits(program)
     findings += _too_large(program)
     counted = balance(expansion.uop_table)
     unlisted = missing_op_lists(program, counted)
@@ -115,7 +124,7 @@ def check(program: Program, *, roles: bool = True, op_lists: bool = True) -> lis
     findings += [i.finding for i in counted.uneven if not {by_unit[i.src].kind, by_unit[i.dst].kind} & kinds]
     reasons = dict.fromkeys(counted.undecided.values())
     findings += [Finding("S02", f"not every stream was counted: {r}", "program", True) for r in reasons]
-    if not any(f.code in ("U01", "M04") for f in findings):  # rules take for granted what `legal` says
+    if not any(f.code in ("U01", "M04") for f in findings):  # semantic checks assume legal uOPs
         findings += program.overlay.semantic_checks(expansion, counted.even)
     if roles and not any(f.code == "A01" for f in findings):
         findings += hazards(expansion)
@@ -125,8 +134,10 @@ def check(program: Program, *, roles: bool = True, op_lists: bool = True) -> lis
 
 
 def dry_run(program: Program, plan: Plan[Overlay] | None = None) -> list[Finding]:
-    """Run the image without data: deadlock at the datapath's depths, words left in streams. plan: as `dry_plan` makes
-    it, where there is one already."""
+    """Run the program without data; find deadlock at the overlay's FIFO depths (D01, D03) and words left over (D02).
+
+    plan: the result of `dry_plan(program)`, if the caller has it already.
+    """
     plan = plan or dry_plan(program)
     try:
         plan.run()
@@ -135,7 +146,7 @@ def dry_run(program: Program, plan: Plan[Overlay] | None = None) -> list[Finding
         if depth is None:
             way_out = "units wait for each other whatever the order of packets: change what they send or receive"
             return [Finding("D01", str(e), "program", help=way_out)]
-        way_out = f"issue the packets of the starving unit earlier; mOP FIFOs of depth {depth} would do too"
+        way_out = f"issue the packets of the starving unit earlier, or use mOP FIFOs of depth {depth}"
         return [Finding("D03", f"the order of packets stalls the dispatcher; {e}", "program", help=way_out)]
     except ProgramError as e:
         return [Finding("D02", str(e), "program", help="make sends equal receives on the streams named")]
@@ -143,13 +154,13 @@ def dry_run(program: Program, plan: Plan[Overlay] | None = None) -> list[Finding
 
 
 def smallest_depth(program: Program, plan: Plan[Overlay] | None = None) -> int | None:
-    """The smallest mOP FIFO depth at which the program still runs, up to the overlay's own; None if it never does."""
+    """Return the smallest mOP FIFO depth at which the program runs, at most the overlay's; None if it does not run."""
     plan, depth = plan or dry_plan(program), program.overlay.mop_fifo_depth
     return _search(plan, 1, depth) if _runs(plan, depth) else None
 
 
 def dry_plan(program: Program) -> Plan[Overlay]:
-    """What `dry_run` and `smallest_depth` run: its traces take longer than a run."""
+    """Return a plan for `dry_run` and `smallest_depth`, to share between them: making its traces is the slow part."""
     return Plan(program.overlay, InstructionPath.of(program), where=program.where)
 
 
@@ -162,7 +173,10 @@ def _runs(plan: Plan[Overlay], depth: int) -> bool:
 
 
 def _search(plan: Plan[Overlay], low: int, high: int) -> int:
-    """The smallest depth that runs, where `high` does. More room never causes a deadlock, so halving finds it."""
+    """The smallest depth in low..high at which the program runs; it runs at `high`.
+
+    More room never causes a deadlock, so binary search is correct.
+    """
     while low < high:
         middle = (low + high) // 2
         low, high = (low, middle) if _runs(plan, middle) else (middle + 1, high)
@@ -170,8 +184,10 @@ def _search(plan: Plan[Overlay], low: int, high: int) -> int:
 
 
 def _deep_enough(plan: Plan[Overlay], longest: int) -> int | None:
-    """The smallest depth beyond the overlay's own at which the program runs, of at most `longest`, where every mOP has
-    a slot; None if no depth helps."""
+    """The smallest depth above the overlay's at which the program runs; None if it runs at no depth.
+
+    longest: a depth at which every mOP has a slot.
+    """
     low = plan.machine.mop_fifo_depth + 1
     high = max(longest, low)
     return _search(plan, low, high) if _runs(plan, high) else None
@@ -181,7 +197,7 @@ def _loadable(program: Program) -> tuple[list[Finding], Expansion | None]:
     findings = [*_buffers(program), *_preloaded(program)]
     total = sum(most_uops(p, program.overlay) for p in program.packets)
     if total > MAX_UOPS:
-        text = f"expands to {total} uOPs; {MAX_UOPS} is the most"
+        text = f"expands to {total} uOPs; at most {MAX_UOPS} are allowed"
         return [*findings, *_parameters(program), Finding("P01", text, "program", help="split the program")], None
     findings += _packets(program)
     expansion = Expansion(program)
@@ -247,7 +263,7 @@ def _parameters(program: Program, memory: _Memory | None = None) -> Iterator[Fin
             try:
                 spec = program.patched_field(patch)
             except (IndexError, ProgramError, ValueError):
-                yield Finding("R02", "a patch point lies on no field", where)
+                yield Finding("R02", "a patch names a packet, mOP or field that does not exist", where)
                 continue
             low, high = spec.bounds
             if spec.real or not (low <= patch.value(p.low) and patch.value(p.high) <= high):
@@ -257,7 +273,7 @@ def _parameters(program: Program, memory: _Memory | None = None) -> Iterator[Fin
 
 
 def _patched(program: Program, patch: Patch, value: int) -> Packet:
-    """The packet of a patch with the value in its field."""
+    """The packet that a patch changes, with `value` in its field."""
     packet = program.packets[patch.packet]
     mops = list(packet.mops)
     mops[patch.mop] = mops[patch.mop].replace(**{patch.field: value})
@@ -265,13 +281,13 @@ def _patched(program: Program, patch: Patch, value: int) -> Packet:
 
 
 def _values(p: Parameter, patch: Patch) -> list[int]:
-    """The values that a field can take."""
+    """The values that a patched field can have; only the lowest and highest if there are too many."""
     low, high = patch.value(p.low), patch.value(p.high)
     return list(range(low, high + 1)) if high - low < MAX_VALUES else [low, high]
 
 
 def _moved_accesses(program: Program, memory: _Memory, p: Parameter, patch: Patch) -> Iterator[Finding]:
-    """Off-chip accesses with a parameter at each of its values. Two parameters in one mOP are refused."""
+    """R04: off-chip accesses outside of buffers at any value of a parameter. Two parameters in a mOP are an error."""
     overlay = program.overlay
     header = program.packets[patch.packet].header
     units = overlay.selected(header.opcode, header.mask)
@@ -280,7 +296,7 @@ def _moved_accesses(program: Program, memory: _Memory, p: Parameter, patch: Patc
     where = f"parameter {p.name}"
     others = [q for r in program.parameters for q in r.patches if (q.packet, q.mop) == (patch.packet, patch.mop)]
     if len(others) > 1 or patch.value(p.high) - patch.value(p.low) >= MAX_VALUES:
-        text = f"{patch.field} of packet {patch.packet} decides where memory is accessed, in too many ways to check"
+        text = f"{patch.field} of packet {patch.packet} changes addresses and has too many values to check"
         yield Finding("R04", text, where, help=f"at most {MAX_VALUES} values, and one parameter in an operation")
         return
     for value in _values(p, patch):
@@ -296,7 +312,7 @@ def _moved_accesses(program: Program, memory: _Memory, p: Parameter, patch: Patc
 
 
 def _moving_streams(program: Program) -> Iterator[Finding]:
-    """Parameters that change how much one unit sends, of which the others would not know."""
+    """R05: parameters that change the words sent or received at only one end of a stream."""
     forms = program.overlay.by_opcode
     patches = [
         (p, patch)
@@ -361,25 +377,26 @@ def _instances(count: int) -> str:
     return "one instance, for which the mask is 0" if count == 1 else f"{count} instances"
 
 
-def _doubts(program: Program) -> Iterator[Finding]:
-    """Bits that the machine does not heed."""
+def _ignored_bits(program: Program) -> Iterator[Finding]:
+    """U02: bits that are set and that the units ignore."""
     known: dict[object, tuple[str, ...]] = {}
     overlay = program.overlay
+    way_out = "clear the bits that the unit ignores"
     for number, packet in enumerate(program.packets):
         for mop in packet.mops:
             if mop not in known:
                 known[mop] = tuple(overlay.lint(mop))
             for text in known[mop]:
                 unit = overlay.by_kind[overlay.by_opcode[packet.header.opcode].kind][0].name
-                yield Finding("U02", text, at(program, unit, number), True, "say only what the machine does")
+                yield Finding("U02", text, at(program, unit, number), True, way_out)
     for unit, ops in program.preloaded.items():
         for i, op in enumerate(ops):
             for text in overlay.lint(op):
-                yield Finding("U02", f"{unit}: {text}", at(program, unit, i), True, "say only what the machine does")
+                yield Finding("U02", f"{unit}: {text}", at(program, unit, i), True, way_out)
 
 
 def _uops(expansion: Expansion) -> Iterator[Finding]:
-    """What the units cannot do, once per distinct uOP and unit."""
+    """U01: uOPs that their unit cannot execute, once per distinct uOP and unit."""
     for name, run in expansion.sequences.items():
         if run.unit.kind in expansion.overlay.preloaded:
             continue  # M04
@@ -390,7 +407,7 @@ def _uops(expansion: Expansion) -> Iterator[Finding]:
 
 
 class _Memory:
-    """Which address ranges are declared."""
+    """The declared address ranges of a program, in float32 elements."""
 
     def __init__(self, program: Program) -> None:
         self.unit = program.overlay.address_unit
@@ -405,7 +422,7 @@ class _Memory:
             self.names[bank] = [name for _, _, name in rows]
 
     def outside(self, bank: str, accesses: Accesses) -> Ints:
-        """Numbers of the accesses that lie in no buffer."""
+        """Indices of the accesses that lie in no single buffer."""
         starts = self.starts.get(bank)
         if starts is None or not len(starts):
             return np.arange(len(accesses))
@@ -421,8 +438,10 @@ class _Memory:
 
 
 def _bounds(expansion: Expansion, memory: _Memory, banks: Container[str] | None = None) -> Iterator[Finding]:
-    """Accesses that leave their buffers: the first of each packet; of a memory without buffers, the first alone. banks:
-    the memories to look at; without, all of them."""
+    """A01: accesses that lie in no buffer, the first of each packet; one finding for a bank without any buffer.
+
+    banks: the banks to check; None for all.
+    """
     for bank, a in expansion.accesses.items():
         if banks is not None and bank not in banks:
             continue

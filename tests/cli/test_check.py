@@ -193,8 +193,8 @@ def test_a_bare_image_that_is_misread(bare: Path) -> None:
     result = rsn("check", "--raw", bare / "f.img")
     assert result.exit_code == 1
     assert result.stdout == (
-        "word 2: error F04: opcode 9 means nothing on overlay xnn-base; where the next packet begins is not known\n"
-        "  help: is it an image for another overlay, or a payload of another length?\n"
+        "word 2: error F04: opcode 9 is not defined in overlay xnn-base; where the next packet begins is not known\n"
+        "  help: check that the image is for this overlay, and the length of the packet before it\n"
     )
 
 

@@ -532,7 +532,7 @@ def test_op_lists_are_not_guessed(folder: Path) -> None:
         (lambda data: data[:-4], "word 0: error F02: the image announces"),
         (lambda data: data + bytes(4), "word 0: error F02: the image announces"),
         (lambda data: data[:4] + bytes(4) + data[8:], "word 1: error F03: the image announces 0 packets"),
-        (lambda data: data[:8] + b"\x08" + data[9:], "word 2: error F04: opcode 8 means nothing on overlay xnn-base"),
+        (lambda data: data[:8] + b"\x08" + data[9:], "word 2: error F04: opcode 8 is not defined in overlay xnn-base"),
         (lambda data: b"\x7fELF" + bytes(65 << 20), "image.bin: larger than 64 MiB"),
     ],
     ids=["empty", "cut byte", "cut word", "one word more", "packets", "opcode", "large"],

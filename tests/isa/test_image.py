@@ -44,7 +44,7 @@ def test_padding_is_masked_and_reported() -> None:
     read = read_image(image(*words), XNN_BASE)
     assert read.packets == GOOD
     (finding,) = read.findings
-    assert str(finding) == "word 3: warning F10: bits that mean nothing are set; they are masked (word 3)"
+    assert str(finding) == "word 3: warning F10: padding bits are set; the hardware ignores them (word 3)"
 
 
 def test_reuse_0_is_kept() -> None:
@@ -103,7 +103,7 @@ def test_values_that_are_no_numbers() -> None:
 def test_op_lists() -> None:
     ops, found = read_op_lists({"MME0": [0x0040_0000, 0xF800_0000], "MME1": []}, XNN_BASE)
     assert ops == {"MME0": (f.Mme(n128=1), f.Mme()), "MME1": ()}
-    assert [str(x) for x in found] == ["MME0: warning F10: bits that mean nothing are set in op 1; they are masked"]
+    assert [str(x) for x in found] == ["MME0: warning F10: padding bits are set in op 1; the hardware ignores them"]
     for wrong, code in (([], "F12"), ({"MemA0": []}, "M01"), ({"MME0": [-1]}, "F12"), ({"MME0": ["1"]}, "F12")):
         assert [x.code for x in read_op_lists(wrong, XNN_BASE)[1]] == [code]
 

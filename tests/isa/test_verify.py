@@ -244,7 +244,7 @@ def test_a_dispatch_deadlock_is_told_from_one_of_the_units() -> None:
     assert finding.code == "D03"
     assert "the order of packets stalls the dispatcher" in finding.message
     assert "dispatcher" in finding.message
-    depth = int(finding.help.split()[-4])
+    depth = int(finding.help.split()[-1])
     assert (
         dry_run(dataclasses.replace(fig6("1" * 20 + "3" * 20), overlay=dataclasses.replace(FIG6, mop_fifo_depth=depth)))
         == []
