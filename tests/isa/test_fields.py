@@ -1,4 +1,4 @@
-"""The bit-field tables: what they refuse, and that codec and table agree."""
+"""Bit-field tables: the codec agrees with the table, and invalid tables and values are refused."""
 
 import pytest
 from hypothesis import given

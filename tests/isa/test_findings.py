@@ -1,4 +1,4 @@
-"""docs/findings.md lists every code there is, and no other."""
+"""docs/findings.md lists every code of a finding, and no other."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The generated files are those of the tables, and the C++ codec is the Python codec."""
+"""The generated files are up to date, and the C++ codec agrees with the Python codec."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ GXX = ["g++", "-std=c++17", "-Wall", "-Wextra", "-Werror", "-pedantic"]
 FORMATS: tuple[type[Record], ...] = (Header, *(f.mop for f in XNN.formats), *(r for r, _ in XNN.preloaded.values()))
 
 Lines = Sequence[tuple[int, Sequence[int]]]
-"""Number of a format and its words."""
+"""Index of a format and the words of a record, by line."""
 
 
 @pytest.mark.parametrize("path", OUTPUTS)
 def test_files_are_up_to_date(root: Path, path: str) -> None:
-    """If this fails: make generate."""
+    """If this fails, run `make generate`."""
     assert (root / path).read_text(encoding="utf-8") == OUTPUTS[path]()
 
 
@@ -50,7 +50,7 @@ def test_header_compiles_alone(root: Path, flags: list[str]) -> None:
 
 
 def test_header_holds_the_datapath(root: Path, tmp_path: Path) -> None:
-    """Constants, as the compiler sees them."""
+    """The values of the constants, printed by a compiled program."""
     units = [f"units::{kind} == {len(units)}" for kind, units in XNN.by_kind.items()]
     depths = [f"depth::{s.src}_to_{s.dst}{'_' if s.label else ''}{s.label} == {s.depth}" for s in XNN.streams]
     forms = [f"{f.mop.__name__}::opcode == {f.opcode} && {f.mop.__name__}::words == {f.mop.WORDS}" for f in XNN.formats]
@@ -73,7 +73,7 @@ def test_header_holds_the_datapath(root: Path, tmp_path: Path) -> None:
 
 
 def _program() -> str:
-    """C++ that reads lines `format words...` and prints the format's fields, then its words as encoded again."""
+    """A C++ program that reads lines `format words...` and prints the decoded fields, then the words encoded again."""
 
     def printed(f: Field) -> str:
         value = f"static_cast<long long>(r.{f.name})"
@@ -102,7 +102,7 @@ int main() {{
 
 @pytest.fixture(scope="session")
 def codec(root: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[[Lines], list[list[int]]]:
-    """The C++ codec, as a function of many lines."""
+    """A function that runs the C++ codec on many lines at once."""
     folder = tmp_path_factory.mktemp("codec")
     source, program = folder / "codec.cpp", folder / "codec"
     source.write_text(_program(), encoding="utf-8")
@@ -117,7 +117,7 @@ def codec(root: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[[Lin
 
 
 def expected(record: Record) -> list[int]:
-    """What the C++ program prints for a record: a float as its bits, then the words."""
+    """The numbers that the C++ program prints for a record: its fields (a float as its bits), then its words."""
     values = []
     for f in record.FIELDS:
         value = getattr(record, f.name)

@@ -1,4 +1,4 @@
-"""Order through memory: what a load sees of earlier stores, on programs of nothing but off-chip accesses."""
+"""Hazards in off-chip memory, on programs that consist of off-chip accesses alone."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ BLOCK_UNITS = 512
 
 
 def access(block: int, blocks: int = 1, *, store: bool = False, **more: int) -> Packet:
-    """Load or store blocks of 128x64 from the memory's start."""
+    """Load or store `blocks` blocks of 128x64, from block number `block` of the memory on."""
     peer = {"store": 1, "from_c0": 1} if store else {"load": 1, "to_a0": 1}
     return Packet.of(1, [f.Ddr(addr=block * BLOCK_UNITS, size=8192 * blocks, **peer, **more)])
 
@@ -36,7 +36,7 @@ load = access
 
 
 def matrix(name: str, role: Role = Role.SCRATCH, at: int = 0, shape: tuple[int, int] = (128, 128), **more) -> Buffer:
-    """Two blocks side by side."""
+    """A buffer at block number `at`; by default one row of two blocks."""
     return Buffer(name, "ddr", at * BLOCK_UNITS, shape, Layout.BLOCKED, role, **more)
 
 
@@ -100,7 +100,7 @@ def test_buffers_that_share_memory_in_turn() -> None:
     assert early == ["H03"]
     # the same on one buffer is an update in place
     assert codes([S], store(0, 2), store(0), load(0, 2), store(1), load(0, 2)) == []
-    # rows that do not touch each other may be of different age
+    # rows that no access combines may have different numbers of stores
     assert codes(shared, store(0, 2), load(0, 2), store(0), load(1), load(0), store(1), load(1)) == []
 
 

@@ -1,4 +1,4 @@
-"""Images from elsewhere: what is masked, kept and skipped as the hardware does, and what it would misread."""
+"""Images made by other tools: padding, reuse 0 and opcode 0 are read as by the hardware; defects are reported."""
 
 from __future__ import annotations
 
@@ -109,8 +109,8 @@ def test_op_lists() -> None:
 
 
 @given(st.binary(max_size=80) | st.lists(st.integers(0, 2**32 - 1), max_size=20).map(lambda w: image(len(w), 1, *w)))
-def test_whatever_it_is_it_is_read_or_explained(data: bytes) -> None:
-    """Without errors exactly where the loader accepts the image, and then with the same packets."""
+def test_any_bytes_are_read_or_reported(data: bytes) -> None:
+    """There are no errors exactly if the loader accepts the image; the packets are then the same."""
     for overlay in (XNN, XNN_BASE):
         read = read_image(data, overlay)
         try:

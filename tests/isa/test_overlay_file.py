@@ -1,4 +1,4 @@
-"""Overlay files, and what no rate and no depth can be."""
+"""Overlay files, and the allowed values of rates and depths."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ BANDWIDTH, TIME = "ddr_read_gbs", "add"
 
 
 def parameters(overlay: Overlay) -> dict[str, float]:
-    """All that a file can say."""
+    """All parameters that an overlay file can set."""
     fifos = {"mop_fifo_depth": overlay.mop_fifo_depth, "uop_fifo_depth": overlay.uop_fifo_depth}
     return {name: r.value for name, r in overlay.rates.items()} | fifos | {s.name: s.depth for s in overlay.streams}
 
@@ -43,7 +43,7 @@ def read(folder: Path, text: str | bytes, overlay: Overlay = FIG6) -> Overlay:
 
 
 @every
-def test_what_is_shown_changes_nothing(overlay: Overlay, tmp_path: Path) -> None:
+def test_the_file_of_an_overlay_changes_nothing(overlay: Overlay, tmp_path: Path) -> None:
     got = read(tmp_path, show(overlay), overlay)
     assert parameters(got) == parameters(overlay)
     assert got.fingerprint == overlay.fingerprint
@@ -51,8 +51,8 @@ def test_what_is_shown_changes_nothing(overlay: Overlay, tmp_path: Path) -> None
 
 
 @given(data=st.data())
-def test_whatever_is_shown_is_read_again(data: st.DataObject, tmp_path_factory: pytest.TempPathFactory) -> None:
-    """To the last bit of a number, bandwidths without bound and times of 0 included."""
+def test_a_written_file_reads_back(data: st.DataObject, tmp_path_factory: pytest.TempPathFactory) -> None:
+    """Exactly, including infinite bandwidths and times of 0."""
     draw = data.draw
     bandwidth = st.floats(1e-3, 1e6) | st.just(math.inf) | st.integers(1, 10**9)
     rates: dict[str, float] = {
@@ -157,7 +157,7 @@ numbers = st.floats() | st.integers() | st.integers(0, 5)
 
 @given(numbers)
 def test_every_number_is_a_bandwidth_or_refused(value: float) -> None:
-    """Greater than 0; inf is without bound. What is taken gives a time that can be added up."""
+    """Greater than 0, inf included. An accepted value gives a finite time."""
     overlay, message = attempt(lambda: FIG6.with_rates(**{BANDWIDTH: value}))
     if overlay is not None:
         assert overlay.rates[BANDWIDTH].value == value > 0
@@ -169,7 +169,7 @@ def test_every_number_is_a_bandwidth_or_refused(value: float) -> None:
 
 @given(numbers)
 def test_every_number_is_a_time_or_refused(value: float) -> None:
-    """0 or more, and finite."""
+    """Finite and at least 0."""
     overlay, message = attempt(lambda: FIG6.with_rates(**{TIME: value}))
     if overlay is not None:
         assert overlay.rates[TIME].value == value >= 0
@@ -181,7 +181,7 @@ def test_every_number_is_a_time_or_refused(value: float) -> None:
 
 @given(numbers, st.sampled_from(["mop_fifo_depth", "uop_fifo_depth", "FU1->FU2"]))
 def test_every_number_is_a_depth_or_refused(value: float, name: str) -> None:
-    """Whole, from 1 on."""
+    """A whole number of at least 1."""
     fifo = name.endswith("_depth")
     overlay, message = attempt(lambda: FIG6.with_rates(**{name: value}) if fifo else FIG6.with_depths({name: value}))
     if overlay is not None:

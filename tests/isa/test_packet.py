@@ -1,4 +1,4 @@
-"""Images: two-level decoding, and what the reader refuses."""
+"""Packets: expansion to uOPs, encoding, and images that the decoder refuses."""
 
 import numpy as np
 import pytest

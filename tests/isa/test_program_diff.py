@@ -1,4 +1,4 @@
-"""Two programs compared by what their units run."""
+"""Comparison of two programs by the uOPs of their units."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def test_other_packing_is_no_difference() -> None:
     assert diff_programs(a, b) == Comparison((), identical=False)
 
 
-def test_a_changed_field_is_told_once_for_a_range_of_uops_and_units() -> None:
+def test_a_changed_field_is_one_line_for_a_range_of_uops_and_units() -> None:
     a = program(Packet.of(3, [f.MemA()], mask=7, reuse=12), Packet.of(3, [SEND], mask=7, reuse=8))
     b = program(
         Packet.of(3, [f.MemA()], mask=7, reuse=12), Packet.of(3, [SEND.replace(acc_b=2)], mask=7, reuse=8), file="b.rsn"

@@ -1,4 +1,4 @@
-"""Segments: what fills one buffer after the other, found from the program alone."""
+"""Segments of a program, found from its stores."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ from rsn.scheduler.graph import Activation, AttentionLayer, Gemm, LayerGraph, No
 from rsn.scheduler.schedule import PAPER, STRICT, Schedule
 
 
-def program(stores: Sequence[tuple[int, int]], buffers: Sequence[tuple[str, int, int]], loads: bool = False) -> Program:
-    """FU3 stores `stores` (address, elements), one uOP each; loads: FU1 reads each of them again afterwards."""
+def program(stores: Sequence[tuple[int, int]], buffers: Sequence[tuple[str, int, int]]) -> Program:
+    """A program in which FU3 stores `stores` (address, elements), one uOP each. buffers: (name, address, elements)."""
     packets = []
     for addr, size in stores:
         packets += [Packet.of(1, [Read(size=size, to_fu3=1)]), Packet.of(3, [Write(addr=addr, size=size, from_fu1=1)])]
@@ -40,7 +40,7 @@ def test_each_buffer_that_is_stored_to_is_one() -> None:
 
 
 def test_they_come_in_the_order_in_which_they_are_completed() -> None:
-    """a is begun first and ends last."""
+    """Buffer a has the first store and the last one."""
     p = program([(0, 5), (50, 5), (5, 5)], [("a", 0, 10), ("b", 50, 9)])
     assert found(p) == [("b", "FU3", 1, 1), ("a", "FU3", 0, 2)]
 
@@ -57,7 +57,7 @@ def test_a_store_outside_every_buffer_belongs_to_none() -> None:
     data=st.data(),
 )
 def test_buffers_apart_from_each_other(sizes: list[int], gaps: list[int], data: st.DataObject) -> None:
-    """Whatever the order of the stores: first and last uOP of each buffer that has any."""
+    """The first and last uOP of each buffer with stores, for stores in any order."""
     at, buffers = 0, []
     for i, (size, gap) in enumerate(zip(sizes, gaps, strict=False)):
         at += gap
@@ -72,7 +72,7 @@ def test_buffers_apart_from_each_other(sizes: list[int], gaps: list[int], data: 
 
 
 def slow(p: Program) -> list[StoredSegment]:
-    """Access by access: what an address is stored to for the n-th time is the n-th buffer there."""
+    """The segments found access by access: the n-th store to an address belongs to the n-th buffer there."""
     expansion = Expansion(p)
     unit = p.overlay.address_unit
     rows: dict[tuple[int, str], list[int]] = {}
@@ -99,7 +99,7 @@ def slow(p: Program) -> list[StoredSegment]:
     stores=st.lists(st.integers(0, 20), max_size=10),
 )
 def test_buffers_that_share_memory(buffers: list[tuple[int, int]], stores: list[int]) -> None:
-    """The same as going through the accesses one by one."""
+    """The result equals that of `slow`, which goes through the accesses one by one."""
     p = program([(at, 1) for at in stores], [(f"b{i}", at, size) for i, (at, size) in enumerate(buffers)])
     assert sorted(map(str, segments(Expansion(p)))) == sorted(map(str, slow(p)))
 
@@ -130,8 +130,7 @@ def encoder(layers: int, batch: int, seq: int, hidden: int, heads: int, ffn: int
 def test_those_of_a_stack_of_encoders_are_its_layers(
     shape: tuple[int, int, int, int, int, int], schedule: Schedule
 ) -> None:
-    """In their order, although the layers share the memory of what they compute; each from its first block to its
-    last."""
+    """The segments come in the order of the layers, although layers share memory; each covers all its blocks."""
     network = encoder(*shape)
     p = build(network, XNN, schedule).program
     rows = segments(Expansion(p))

@@ -1,4 +1,4 @@
-"""Sizes of a program: what counts as a uOP, and what does not."""
+"""Sizes of a program: which instructions count as uOPs."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def packed(source: Program | Kernels) -> Program:
 
 @pytest.mark.parametrize("name", ["fig6_app1", "fig6_app2", "fig7_app1", "fig7_app2", "fig10", "gemm768"])
 def test_uops_are_those_that_the_units_run(name: str, root: Path) -> None:
-    """`Expansion` counts them another way: one by one, for each unit."""
+    """Compares with `Expansion`, which lists the uOPs of each unit."""
     program = packed(parse_file(root / "programs" / f"{name}.rsn"))
     overlay = program.overlay
     runs = Expansion(program).sequences

@@ -1,4 +1,4 @@
-"""What may not be loaded, and the words it is refused with."""
+"""Checks of programs: findings and their texts, and dry runs."""
 
 import dataclasses
 
@@ -218,8 +218,8 @@ def test_a_wrong_op_ends_the_check() -> None:
 # -- deadlock -------------------------------------------------------------------------------------------------------
 
 
-def fig6(order: str, elements: int = 1) -> Program:
-    """`elements` uOPs to every unit, all of FU1's packets first where `order` says so."""
+def fig6(order: str) -> Program:
+    """A program with one packet of one uOP per character of `order`: "1" for FU1, "3" for FU3."""
     packets = {"1": Packet.of(1, [Read(size=1, to_fu3=1)]), "3": Packet.of(3, [Write(size=1, from_fu1=1)])}
     last = tuple(Packet.terminator(i) for i in (1, 2, 3))
     buffers = (Buffer("m", "ddr", 0, (16,), Layout.LINEAR, Role.INPUT),)
@@ -227,7 +227,7 @@ def fig6(order: str, elements: int = 1) -> Program:
 
 
 def test_the_smallest_depth_is_found() -> None:
-    # FU1 -> FU3 holds 2 elements, a third sits in FU1, 2 uOPs and one in its decoder: the rest needs mOP FIFO
+    # FU1 -> FU3 holds 2 elements, FU1 a third, its FIFO 2 uOPs and its decoder one: the rest needs mOP FIFO slots
     assert dry_run(fig6("1" * 8 + "3" * 8)) == []
     depths = [smallest_depth(fig6("1" * n + "3" * n)) for n in (1, 4, 8, 11)]
     assert depths == sorted(depths, key=lambda d: d or 99)

@@ -1,4 +1,4 @@
-"""Double buffers, what tiles hold, neighbours: each rule fails where its mistake is made, and only there."""
+"""Semantic checks of XNN (double buffers, contents of tiles, neighbours): each reports its mistake and no other."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def packets_for(unit: str, uops: Sequence[Record]) -> list[Packet]:
 
 
 def program(**units: Sequence[Record]) -> Program:
-    """A program of these uOPs; MME ops are preloaded."""
+    """A program of these mOPs by unit; the ops of MMEs are preloaded."""
     packets = [p for u, uops in units.items() if not u.startswith("MME") for p in packets_for(u, uops)]
     ops = {u: tuple(uops) for u, uops in units.items() if u.startswith("MME")}
     return Program(XNN, tuple(packets), ops)  # type: ignore[arg-type]
@@ -74,7 +74,7 @@ def test_words_of_a_finding() -> None:
 
 
 def test_a_buffer_may_be_sent_twice() -> None:
-    """The order that walks K forwards and backwards does so."""
+    """Schedules that walk K forwards and backwards send a buffer twice."""
     idle = f.MemA()
     assert codes(MemA0=[LOAD_A, SEND_A, idle, SEND_A]) == []
 
@@ -172,7 +172,7 @@ GEMM: dict[str, Sequence[Record]] = {
 
 
 def runs(units: dict[str, Sequence[Record]]) -> bool:
-    """Whether it runs at all: what the rules are told is even."""
+    """Run the uOPs without data; raises if they do not complete. The checks assume that sends equal receives."""
     issues = {}
     for unit, mops in units.items():
         if not unit.startswith("MME"):
@@ -232,7 +232,7 @@ def test_what_tiles_hold(changes: Sequence[Callable[..., None]], expected: list[
 
 
 def test_a_vector_in_the_place_of_a_matrix() -> None:
-    """The same words in the other order: nothing stalls, the product is wrong."""
+    """The same number of words in the other order: the program completes, but the product is wrong."""
     units = dict(GEMM)
     matrix, vector = GEMM["MemB1"][1].replace(send=0), GEMM["MemB1"][0].replace(send=1, acc_a=1, acc_b=1)
     units["MemB1"] = [matrix, vector, GEMM["MemB1"][2]]

@@ -1,4 +1,4 @@
-"""Sends against receives, counted without running: the network itself is the reference."""
+"""Words sent and received, counted without a run; the reference is a run of the network."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def test_the_first_uop_without_a_counterpart_is_named() -> None:
 
 
 def test_fig7_keeps_tiles_in_arrays() -> None:
-    """Its units cannot be told apart by plain state: every kernel is stepped."""
+    """The state of its units cannot be compared, so every kernel is stepped."""
     one = [Operand(load=1, size=100), Operand(send=1)]
     packets = [
         Packet.of(1, one, mask=2),
@@ -88,7 +88,7 @@ def test_units_without_op_lists_are_left_out() -> None:
     assert [x.message.partition(":")[0] for x in out.findings] == ["MemA0->MeshA"]
 
 
-# -- units that somebody else may write -----------------------------------------------------------------------------
+# -- units that a user may write ------------------------------------------------------------------------------------
 
 
 class Word(Record, words=1):

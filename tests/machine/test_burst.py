@@ -1,5 +1,5 @@
-"""A burst is so many steps: the same clocks, results, counts and traces as those, in every engine, and the same data
-where there are no clocks."""
+"""A burst equals the same number of single steps: clocks, results, counts and traces in every engine, and the data that
+the simulator without clocks (`Dataflow`) computes."""
 
 from __future__ import annotations
 
@@ -34,11 +34,11 @@ from rsn.tests.machine.toys import toy_overlay
 NAMES = "ABC"
 EDGES = (("A", "B"), ("B", "C"), ("A", "C"), ("C", "A"))
 ELEMENTS = 2
-"""Of a word."""
+"""Elements of a word."""
 
 
 class Equal(NamedTuple):
-    """`times` equal steps. As many equal ones in a row are the same thing said differently."""
+    """`times` equal steps: `Bursting` executes them as one `Burst`, `Single` one by one."""
 
     times: int
     amount: float
@@ -53,14 +53,14 @@ class Lanes(NamedTuple):
 
 
 class State:
-    """What a lane has seen, as a number that everything it sends depends on."""
+    """A number that depends on everything that a lane has received; everything that the lane sends depends on it."""
 
     def __init__(self, seen: float) -> None:
         self.seen = np.float32(seen)
 
 
 class Toy(Unit):
-    """A uOP is its own steps. received: by peer, every payload."""
+    """A unit whose uOP is a list of steps. received: by peer, all payloads."""
 
     def __init__(self, spec: UnitSpec, net: ProcessNetwork) -> None:
         super().__init__(spec, net)
@@ -124,7 +124,7 @@ class Bursting(Toy):
 
 
 class Op(Record, words=1):
-    """Not used: uOPs here are steps."""
+    """A placeholder for the overlay: uOPs are steps in this test."""
 
     n: int = bits(0, 0, 1, "nothing")
 
@@ -141,9 +141,11 @@ Case = tuple[dict[tuple[str, str], int], dict[str, list[Any]]]
 
 @st.composite
 def transfers(draw: st.DrawFn) -> Case:
-    """Words from unit to unit, in pieces of the writer's and of the reader's size, one transfer after the other or side
-    by side on other streams. Both ends do them in the same order and every stream has room for a piece of each, so that
-    each run ends."""
+    """Transfers between units, one after the other or in parallel lanes on different streams.
+
+    Writer and reader may use pieces of different size. Both do their transfers in the same order, and every stream has
+    room for a piece of each, so every run ends.
+    """
     depths = {e: draw(st.integers(5, 9)) for e in EDGES}
     programs: dict[str, list[Any]] = {n: [] for n in NAMES}
     amount = st.sampled_from([0, 1, 2.5, 0.1, 1 / 3])
@@ -164,7 +166,7 @@ def transfers(draw: st.DrawFn) -> Case:
 
 @st.composite
 def pipelines(draw: st.DrawFn) -> Case:
-    """A to B to C, B passing on what it gets, and C answering A at the end."""
+    """A sends to B and C, B forwards to C, and C answers A at the end."""
     words, times = draw(st.integers(1, 3)), draw(st.integers(1, 9))
     depths = {e: draw(st.integers(words, 9)) for e in EDGES}
     amount = st.sampled_from([0, 1, 0.1])
@@ -183,7 +185,7 @@ def pipelines(draw: st.DrawFn) -> Case:
 
 @st.composite
 def broken(draw: st.DrawFn) -> Case:
-    """A transfer whose other end is missing, somewhere."""
+    """A case from which one uOP is removed."""
     depths, programs = draw(transfers() | pipelines())
     used = [n for n in NAMES if programs[n]]
     if used:
@@ -198,7 +200,7 @@ def rows(log: EventLog) -> list[tuple[Any, ...]]:
 
 
 def found(run: Callable[[], Timing]) -> Any:
-    """All that a run finds out."""
+    """The complete result of a run, or its error."""
     try:
         t = run()
     except ProgramError as e:
@@ -215,8 +217,8 @@ def in_network(unit: type[Unit], case: Case, data: bool) -> tuple[Any, Any]:
 
 @settings(max_examples=150)
 @given(transfers() | pipelines() | broken(), st.booleans())
-def test_a_burst_is_so_many_steps(case: Case, data: bool) -> None:
-    """Firings, times, busy times, waits, path, data, and reports of what goes wrong."""
+def test_a_burst_equals_single_steps(case: Case, data: bool) -> None:
+    """Compares firings, clocks, busy times, waits, critical path, data, and error reports."""
     assert in_network(Bursting, case, data) == in_network(Single, case, data)
 
 
@@ -233,7 +235,7 @@ def test_traces_are_the_same(case: Case) -> None:
 @pytest.mark.skipif(not available(), reason="numba is not installed")
 @settings(max_examples=60)
 @given(transfers() | pipelines())
-def test_the_compiled_engine_takes_them_too(case: Case) -> None:
+def test_the_compiled_engine_runs_bursts(case: Case) -> None:
     depths, programs = case
     overlay = toy(Bursting, depths)
     traces = trace_workload(overlay, programs)
@@ -253,12 +255,12 @@ def test_words_are_counted_the_same(case: Case) -> None:
 @settings(max_examples=150)
 @given(transfers() | pipelines(), st.sampled_from([Single, Bursting]))
 def test_dataflow_computes_the_same(case: Case, unit: type[Unit]) -> None:
-    """Bit for bit, every payload on every stream, whatever the writers' and readers' pieces; and nothing is left."""
+    """Every payload on every stream is equal bit for bit, for any sizes of pieces; no words are left over."""
     depths, programs = case
     net = Dataflow(InstructionPath(toy(unit, depths), [], programs), banks={}, where=lambda u, o: "")
     net.run()
     expected = in_network(Single, case, True)
-    assert isinstance(expected[0][0], float)  # it ends
+    assert isinstance(expected[0][0], float)  # a latency: the run has ended
     assert {n: u.received for n, u in net.units.items()} == expected[1]  # type: ignore[attr-defined]
     for channel in net.channels:
         assert (channel.filled, len(channel.tokens)) == (0, 0)
@@ -266,7 +268,7 @@ def test_dataflow_computes_the_same(case: Case, unit: type[Unit]) -> None:
 
 @given(broken())
 def test_dataflow_reports_what_does_not_fit_together(case: Case) -> None:
-    """Words without a counterpart are left over or waited for, however deep the streams."""
+    """If sends and receives differ, words are left over or a unit waits for ever, at any depth of the streams."""
     depths, programs = case
     totals = balance(
         Expansion(Program(toy(Single, depths), (), {n: tuple(p) for n, p in programs.items()})).uop_table
@@ -281,8 +283,8 @@ def test_dataflow_reports_what_does_not_fit_together(case: Case) -> None:
 
 @pytest.mark.parametrize("engine", [ProcessNetwork, Dataflow])
 @pytest.mark.parametrize("times", [1, 2])
-def test_a_kernel_learns_nothing_from_a_burst(engine: type[ProcessNetwork], times: int) -> None:
-    """What it takes is `do`'s alone, also where it is a single step and comes after one that returned something."""
+def test_a_burst_returns_no_payloads_to_the_kernel(engine: type[ProcessNetwork], times: int) -> None:
+    """Only its `do` gets them, also in a burst of one step, and after a step that returned payloads."""
     after: list[Any] = []
 
     class Reader(Single):

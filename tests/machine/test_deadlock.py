@@ -1,7 +1,7 @@
-"""Deadlock against an exhaustive reference: small random networks of which every interleaving is tried.
+"""Deadlock detection and reports, compared with an exhaustive search on small random networks.
 
-The reference below knows nothing of clocks, queues of tasks or wake-ups: a state is where every unit and lane stands
-and how full the streams are, and all moves out of all states are followed.
+The reference below has no clocks, task queues or wake-ups. Its state is the position of every unit and lane and the
+number of words in every stream; it explores all moves from all states.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from rsn.tests.machine.toys import toy_overlay
 
 @dataclasses.dataclass(frozen=True)
 class Move:
-    """Get `words` from each stream of `gets` and put as many to each of `puts`, `times` times; streams by number."""
+    """Get `words` words from each of `gets` and put as many to each of `puts`, `times` times; streams by index."""
 
     gets: tuple[int, ...] = ()
     puts: tuple[int, ...] = ()
@@ -54,7 +54,7 @@ class Move:
 
 @dataclasses.dataclass(frozen=True)
 class Side:
-    """Lanes side by side."""
+    """Parallel lanes."""
 
     lanes: tuple[tuple[Move | Side, ...], ...]
 
@@ -64,7 +64,7 @@ Block = tuple[Move | Side, ...]
 
 @dataclasses.dataclass(frozen=True)
 class Case:
-    """Streams, and of each unit its uOPs."""
+    """The streams of a network, and the uOPs of each unit."""
 
     streams: tuple[Stream, ...]
     programs: Mapping[str, tuple[Block, ...]]
@@ -82,13 +82,13 @@ def moves(block: Block) -> Iterator[Move]:
 # -- the reference ----------------------------------------------------------------------------------------------------
 
 Cursor = tuple[int, Any]
-"""Number of the step, and the cursors of its lanes if it has some."""
+"""Index of the next step, and the cursors of its lanes, None if it has no lanes."""
 State = tuple[tuple[Cursor, ...], tuple[int, ...]]
-"""Where every unit stands, and the words in every stream."""
+"""The cursor of every unit, and the number of words in every stream."""
 
 
 def single(block: Block) -> Block:
-    """The same with every repetition written out."""
+    """The same block with every move repeated `times` times."""
     out: list[Move | Side] = []
     for step in block:
         if isinstance(step, Side):
@@ -99,7 +99,7 @@ def single(block: Block) -> Block:
 
 
 def rest(block: Block, at: int, lanes: Any = None) -> Cursor:
-    """The cursor at a step, past lanes that have all ended."""
+    """The cursor at step `at` or, if all its lanes have ended, at the next step."""
     while at < len(block):
         step = block[at]
         if not isinstance(step, Side):
@@ -113,7 +113,7 @@ def rest(block: Block, at: int, lanes: Any = None) -> Cursor:
 
 
 def offers(block: Block, cursor: Cursor) -> Iterator[tuple[Move, Cursor]]:
-    """The moves that a unit wants to make next, and where it stands after each."""
+    """The possible next moves of a unit, and its cursor after each."""
     at, lanes = cursor
     if at == len(block):
         return
@@ -127,7 +127,7 @@ def offers(block: Block, cursor: Cursor) -> Iterator[tuple[Move, Cursor]]:
 
 
 class Reference:
-    """Every state that a network can reach."""
+    """Explores every state that a network can reach; holds the only final state."""
 
     def __init__(self, case: Case) -> None:
         self.streams = case.streams
@@ -152,13 +152,13 @@ class Reference:
                     seen.add(other)
                     ahead.append(other)
             assert len(seen) < 200_000
-        # All interleavings end alike: what is reached at all is reached always, as there are no endless runs.
+        # A Kahn network has one final state, independent of the interleaving; there are no endless runs.
         assert len(stuck) == 1
         ((self.cursors, self.filled),) = stuck
         self.states = len(seen)
 
     def lacking(self, move: Move, filled: Sequence[int]) -> list[tuple[str, int]]:
-        """Which streams keep a move from being made."""
+        """The streams that block a move: too few words to get, or too little room to put."""
         return [("get", s) for s in move.gets if filled[s] < move.words] + [
             ("put", s) for s in move.puts if self.streams[s].depth - filled[s] < move.words
         ]
@@ -182,7 +182,7 @@ class Reference:
 
     @property
     def in_lanes(self) -> bool:
-        """Whether some unit stands still in several lanes."""
+        """Whether a unit is blocked in several lanes."""
         return any(len(list(offers(b, c))) > 1 for b, c in zip(self.blocks, self.cursors, strict=True))
 
     @property
@@ -197,13 +197,13 @@ class Reference:
         return sorted(out)
 
     def edges(self) -> set[tuple[str, str]]:
-        """Who waits for whom."""
+        """Pairs of units of which the first waits for the second."""
         ends = {s.name: (s.src, s.dst) for s in self.streams}
         return {(unit, ends[stream][what == "put"]) for unit, _, what, stream, _, _ in self.waits}
 
 
 def has_cycle(edges: set[tuple[str, str]]) -> bool:
-    """Whether something is left after taking away, again and again, whoever waits for nobody that is left."""
+    """Whether a graph has a cycle: nodes are left after repeatedly removing those without an edge to a node left."""
     left = {a for a, _ in edges}
     while True:
         held = {a for a, b in edges if a in left and b in left}
@@ -213,7 +213,7 @@ def has_cycle(edges: set[tuple[str, str]]) -> bool:
 
 
 def uneven(case: Case) -> dict[str, tuple[int, int, str, int]]:
-    """Streams with words sent, received, and the first uOP that has no counterpart."""
+    """By stream on which they differ: words sent, words received, and the unit and number of the first surplus uOP."""
     out = {}
     for i, s in enumerate(case.streams):
         counts = {}
@@ -228,11 +228,11 @@ def uneven(case: Case) -> dict[str, tuple[int, int, str, int]]:
     return out
 
 
-# -- the same on the real thing ---------------------------------------------------------------------------------------
+# -- the same case on the engines -------------------------------------------------------------------------------------
 
 
 class Toy(Unit):
-    """A uOP is its own block."""
+    """A unit whose uOP is a block."""
 
     def kernel(self, uop: tuple[Block, tuple[Stream, ...]]) -> Steps:
         yield from self.steps(*uop)
@@ -258,7 +258,7 @@ def parts(case: Case) -> dict[str, Any]:
 
 
 Outcome = tuple[type | None, Any, list[int]]
-"""The error, if any; the clocks or the message and report; the words in every stream."""
+"""Type of the error or None; the clocks, or message and report; the words left in every stream."""
 
 
 def ends(net: ProcessNetwork, run: Callable[[], Any]) -> Outcome:
@@ -275,7 +275,7 @@ def ends(net: ProcessNetwork, run: Callable[[], Any]) -> Outcome:
 
 
 def outcomes(case: Case, seed: int) -> Iterator[Outcome]:
-    """The executor's, in its own order of stepping and in another, and the compiled engine's."""
+    """The outcomes of the executor with two orders of stepping, and of the compiled engine."""
     shuffle = random.Random(seed)
     program = parts(case)
     for order in (None, lambda tasks: shuffle.sample(tasks, len(tasks))):
@@ -313,7 +313,7 @@ def check_report(report: Deadlock, text: str, case: Case, reference: Reference) 
     expected = uneven(case)
     assert {i.stream: (i.sent, i.received, i.unit, i.uop) for i in report.imbalances} == expected
     assert report.uncounted == ""
-    if report.chain:  # without an instruction path, only a unit that does too little ends too early
+    if report.chain:  # without an instruction path, a unit ends too early only if it has too few uOPs
         assert report.imbalance is not None
         assert report.imbalance.stream == links[-1].stream
 
@@ -332,8 +332,11 @@ def check_report(report: Deadlock, text: str, case: Case, reference: Reference) 
 
 @st.composite
 def cases(draw: st.DrawFn) -> Case:
-    """A run that fits is made up move by move, and written down unit by unit; then some things are put in the wrong
-    place, left out or changed, or neighbours joined to one step, so that some networks stop and others do not."""
+    """Random networks, with and without deadlock.
+
+    First a complete run is generated move by move, which gives each unit its program. Then some moves are shifted,
+    removed or changed, and some adjacent moves are joined to one step.
+    """
     names = "ABCDE"[: draw(st.integers(2, 5))]
     ends = draw(
         st.lists(st.tuples(*[st.sampled_from(names)] * 2), min_size=draw(st.sampled_from([1, 3, 5])), max_size=6)
@@ -365,7 +368,7 @@ def cases(draw: st.DrawFn) -> Case:
                 block[i : i + 2] = [dataclasses.replace(a, gets=a.gets + b.gets, puts=a.puts + b.puts)]
     streams = tuple(Stream(a, b, d, str(i)) for i, ((a, b), d) in enumerate(zip(ends, depths, strict=True)))
     blocks = {n: side_by_side(draw, tuple(block), 2) for n, block in programs.items()}
-    if not draw(st.integers(0, 3)):  # a unit that wants a word more on several streams at once
+    if not draw(st.integers(0, 3)):  # a unit that needs one more word on several streams at once
         unit = draw(st.sampled_from(names))
         more = [Move(puts=(s,)) for s, (a, _) in enumerate(ends) if a == unit]
         more += [Move(gets=(s,)) for s, (_, b) in enumerate(ends) if b == unit]
@@ -394,7 +397,7 @@ def spoil(draw: st.DrawFn, programs: dict[str, list[Move]], depths: list[int]) -
 
 
 def side_by_side(draw: st.DrawFn, block: Block, deep: int) -> Block:
-    """Some neighbours in lanes. Each end of a stream belongs to one lane: it has one reader and one writer."""
+    """Put some adjacent steps into lanes. Each end of a stream is in one lane: it has one reader and one writer."""
     flat = list(moves(block))
     if len(flat) < 2 or not deep or not draw(st.integers(0, 3)):
         return block
@@ -414,7 +417,7 @@ def side_by_side(draw: st.DrawFn, block: Block, deep: int) -> Block:
 
 
 def cut(draw: st.DrawFn, block: Block) -> tuple[Block, ...]:
-    """Into uOPs, some of them empty."""
+    """Cut a block into uOPs, some of them empty."""
     marks = sorted(draw(st.lists(st.integers(0, len(block)), max_size=3)))
     return tuple(block[a:b] for a, b in zip([0, *marks], [*marks, len(block)], strict=True))
 
@@ -446,13 +449,13 @@ def test_against_every_interleaving() -> None:
         tally.update([verdict, "all"])
 
     check()
-    # neither side of "if and only if" goes untried
+    # both cases must have been generated often enough
     assert min(tally[k] for k in ("deadlock", "complete")) > tally["all"] / 6
     assert min(tally[k] for k in ("left over", "a cycle", "a chain", "balanced", "uneven", "in lanes")) > 0
 
 
 def test_the_reference_knows_a_deadlock() -> None:
-    """Two that each fill the other's stream first; and not, where the streams are deeper."""
+    """Two units that each fill the other's stream before they read: deadlock, but not with deeper streams."""
 
     def both(depth: int) -> Case:
         streams = Stream("A", "B", depth, "0"), Stream("B", "A", depth, "1")
@@ -487,7 +490,7 @@ def test_a_unit_may_wait_for_itself() -> None:
 
 
 def test_a_long_report_is_cut() -> None:
-    """A ring of 60 units, and beside it 60 lanes."""
+    """A ring of 60 units, and another unit with 60 lanes."""
     names = [f"U{i}" for i in range(60)]
     ring = [Stream(a, b, 1, "r") for a, b in zip(names, [*names[1:], names[0]], strict=True)]
     more = [Stream("Z", n, 1, "z") for n in names]
@@ -506,8 +509,8 @@ def test_a_long_report_is_cut() -> None:
     assert lines[-1].startswith("sends and receives differ also on Z->U1.z, ")
 
 
-def test_streams_are_counted_when_somebody_asks_and_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A search for the smallest depth has a deadlock at every other step, and nobody reads its report."""
+def test_streams_are_counted_once_when_the_report_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A search for the smallest depth meets many deadlocks and reads no report."""
     calls = []
 
     def counting(expansion: Any) -> Any:
@@ -573,7 +576,7 @@ STORES = """\
     ],
 )
 def test_a_broken_program_is_reported_like_this(root: Path, report: str, right: str, wrong: str) -> None:
-    """The whole report. The folder `reports` holds them."""
+    """Compares the whole report with the one in the folder `reports`."""
     text = (root / "programs" / "fig10.rsn").read_text(encoding="utf-8")
     assert text.count(right) == 1
     kernels = parse(text.replace(right, wrong), "fig10.rsn")

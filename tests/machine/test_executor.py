@@ -1,4 +1,4 @@
-"""The network executor on toy overlays whose uOPs are their own kernels: FIFOs, clocks, tokens, reports.
+"""The network executor on toy overlays in which a uOP is a kernel: FIFOs, clocks, tokens, reports.
 
 Rates: a step of "us" takes one microsecond times its amount. Ends are compared in microseconds.
 """
@@ -163,7 +163,7 @@ def test_recorded_firings_follow_their_causes() -> None:
 
 @st.composite
 def two_cuts(draw: st.DrawFn) -> tuple[list[int], list[int]]:
-    """The same number of words, cut into pieces in two ways."""
+    """The same number of words, cut into two random lists of pieces."""
     total = draw(st.integers(1, 24))
 
     def cut() -> list[int]:
@@ -184,7 +184,7 @@ def test_tokens_are_split_and_gathered(cuts: tuple[list[int], list[int]]) -> Non
         writes.append(put("B", n, us=n, of=data[2 * at : 2 * (at + n)].reshape(n, 2)))
         at += n
     programs = {"A": writes, "B": [get("A", n, into=got) for n in wanted]}
-    # deep enough for any two pieces: with less, a reader may want more than the writer can deliver
+    # deep enough for any two pieces: with less, a reader may need more words than the writer can deliver
     net = network([Stream("A", "B", max(sent) + max(wanted))], programs, data=True)
     assert end_us(net) == pytest.approx(sum(sent))
     assert [g.size for g in got] == [2 * n for n in wanted]
@@ -264,7 +264,7 @@ TRIANGLE = [Stream(a, b, d) for a, b, d in (("A", "B", 1), ("A", "C", 2), ("B", 
 
 @st.composite
 def chatter(draw: st.DrawFn) -> dict[str, list[Kernel]]:
-    """Programs that may or may not fit together: each unit's kernels in some order, some side by side."""
+    """Random programs, with and without deadlock: each unit's kernels in random order, some in parallel lanes."""
 
     def side_by_side(one: Kernel, other: Kernel) -> Kernel:
         def kernel(unit: Unit) -> Steps:
@@ -288,7 +288,7 @@ def chatter(draw: st.DrawFn) -> dict[str, list[Kernel]]:
 
 @given(chatter(), st.integers(0, 99))
 def test_the_outcome_does_not_depend_on_the_order_of_stepping(programs: dict[str, list[Kernel]], seed: int) -> None:
-    """The end of every unit, or the deadlock report to the letter."""
+    """Compares the end of every unit, or the text of the error."""
 
     def outcome(order: Callable[[list[Any]], list[Any]]) -> Any:
         net = network(TRIANGLE, programs, order=order)
@@ -305,7 +305,7 @@ def test_the_outcome_does_not_depend_on_the_order_of_stepping(programs: dict[str
 
 
 def forwarding(uops: int) -> list[Packet]:
-    """FU1 sends single elements, a uOP and a packet each; FU3's only packet stands behind them in the image."""
+    """FU1 sends single elements, each with its own uOP and packet; FU3's only packet follows them in the image."""
     sends = [Packet.of(1, [Read(size=1, to_fu3=1)]) for _ in range(uops)]
     return [*sends, Packet.of(3, [Write(size=uops, from_fu1=1)]), *(Packet.terminator(o) for o in (1, 2, 3))]
 

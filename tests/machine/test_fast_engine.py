@@ -1,4 +1,4 @@
-"""The compiled path against the executor that defines it: every number and every report to the letter."""
+"""The compiled engine, compared with the executor that defines its results: all numbers and the text of reports."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ LARGE = {"hidden": 1024, "heads": 16, "ffn": 4096}
 
 
 def found(timing: Timing, units: Sequence[str]) -> dict[str, Any]:
-    """All that a run finds out."""
+    """The complete result of a run."""
     return {
         "latency": timing.latency,
         "busy": timing.busy,
@@ -74,7 +74,7 @@ def found(timing: Timing, units: Sequence[str]) -> dict[str, Any]:
 
 
 def rows(log: EventLog) -> list[tuple[Any, ...]]:
-    """A log line by line; the order in which it lists its steps is nobody's business."""
+    """The rows of a log with their steps: the order of `log.steps` may differ between engines."""
     steps = [log.steps[i] for i in log.step]
     columns = (log.unit, log.start, log.end, log.before, log.via, log.bound, log.number, log.origin)
     return list(zip(steps, *columns, strict=True))
@@ -86,7 +86,7 @@ def same(
     engine: str = "compiled",
     where: Callable[[str, int], str] = lambda unit, origin: f"{unit} line {origin}",
 ) -> dict[str, Any] | tuple[type, str]:
-    """What both paths find out: the same, or this fails."""
+    """Assert that both engines give the same result, and return it."""
     units = [u.name for u in machine.units]
 
     def outcome(run: Callable[[], Timing]) -> dict[str, Any] | tuple[type, str]:
@@ -127,7 +127,7 @@ def example(name: str) -> Program:
 
 
 def encoder(batch: int, seq: int, hidden: int = 128, heads: int = 2, ffn: int = 256, masked: bool = False) -> Layers:
-    """One transformer encoder; its numbers do not matter here."""
+    """One transformer encoder without weights."""
 
     def gemm(x: str, y: str, k: int, n: int, **more: Any) -> Gemm:
         return Gemm(y, x, y, np.zeros((k, n), np.float32), np.zeros(n, np.float32), **more)
@@ -177,7 +177,7 @@ def test_encoders(program: Callable[[], Program]) -> None:
 
 @needs_numba
 def test_mask_lengths_change_nothing_of_the_traces() -> None:
-    """The image with other run-time parameters: registers of opcode 8 differ, and with them the keys."""
+    """With other run-time parameters the registers of opcode 8 differ, and so do the effect keys."""
     p = packed(2, 100, "xnn", masked=True)
     for lengths in ({}, {"len[0]": 1, "len[1]": 100}):
         same(p.overlay, InstructionPath(p.overlay, decode_image(p.bind(lengths), p.overlay), p.preloaded))
@@ -188,7 +188,7 @@ def test_mask_lengths_change_nothing_of_the_traces() -> None:
     "program", [lambda: packed(2, 384), long(lambda: packed(6, 512, **LARGE)), lambda: example("fig6_app2")]
 )
 def test_shallow_fifos(program: Callable[[], Program]) -> None:
-    """Runs or stalls as it does there, with the report to the letter; and so down from the smallest depth that runs."""
+    """Same result or same deadlock report as the executor, at the smallest depth that runs and below."""
     p = program()
     verdicts = []
     for depth in range(1, 7):
@@ -201,7 +201,7 @@ def test_shallow_fifos(program: Callable[[], Program]) -> None:
 
 @needs_numba
 def test_what_the_packer_asks() -> None:
-    """Without an instruction path, with the start of every uOP."""
+    """The packer runs without an instruction path and reads the start of every uOP."""
     kernels = lower(encoder(2, 384), XNN_BASE, PAPER).kernels
     issues = {
         unit: [u for mop in mops for u in pack._form(XNN_BASE, unit, mop).uops(mop, 0)]
@@ -261,7 +261,7 @@ def test_verdicts(name: str, engine: str) -> None:
 
 @needs_numba
 def test_a_broken_encoder_is_reported_the_same() -> None:
-    """A packet left out, somewhere."""
+    """One packet is removed."""
     p = packed(1, 384)
     for i in range(0, len(p.packets), 7):
         packets = p.packets[:i] + p.packets[i + 1 :]
@@ -272,7 +272,7 @@ def test_a_broken_encoder_is_reported_the_same() -> None:
 
 
 class Toy(Unit):
-    """A uOP is its own list of steps."""
+    """A unit whose uOP is a list of steps."""
 
     def kernel(self, uop: Any) -> Steps:
         for step in uop:
@@ -301,7 +301,7 @@ def toy(depths: Mapping[tuple[str, str], int], unit: type[Unit] = Toy) -> Overla
 
 @st.composite
 def networks(draw: st.DrawFn) -> tuple[dict[tuple[str, str], int], dict[str, list[Any]]]:
-    """Three units that move words among them, in pieces of their own size; some fit together and some do not."""
+    """Three units that exchange words in pieces of random size, with and without deadlock."""
     edges = [(a, b) for a in NAMES for b in NAMES if a != b]
     depths = {e: draw(st.integers(1, 6)) for e in draw(st.permutations(edges))[: draw(st.integers(1, 6))]}
 
@@ -322,7 +322,7 @@ def networks(draw: st.DrawFn) -> tuple[dict[tuple[str, str], int], dict[str, lis
 
 @st.composite
 def chatter(draw: st.DrawFn) -> tuple[dict[tuple[str, str], int], dict[str, list[Any]]]:
-    """The same number of words sent as received on each edge, so that most runs are complete."""
+    """Sends equal receives on each stream, so that most runs are complete."""
     edges = [("A", "B"), ("B", "C"), ("A", "C"), ("C", "A")]
     depths = {e: draw(st.integers(2, 7)) for e in edges}
     programs: dict[str, list[Any]] = {n: [] for n in NAMES}
@@ -333,7 +333,7 @@ def chatter(draw: st.DrawFn) -> tuple[dict[tuple[str, str], int], dict[str, list
         sends = [(draw(amount), [], [b], put, draw(st.booleans())) for _ in range(words // put)]
         takes = [(draw(amount), [a], [], get, draw(st.booleans())) for _ in range(words // get)]
         for unit, steps in ((a, sends), (b, takes)):
-            if programs[unit] and draw(st.booleans()):  # beside what the unit did last
+            if programs[unit] and draw(st.booleans()):  # in a lane beside the unit's previous uOP
                 programs[unit][-1] = [[steps, programs[unit][-1]]]
             else:
                 programs[unit].append(steps)
@@ -355,7 +355,7 @@ def test_random_networks(engine: str, kind: Callable[[], st.SearchStrategy[Any]]
 
 @st.composite
 def images(draw: st.DrawFn) -> tuple[list[Packet], int]:
-    """Packets for Fig. 6 that mean something together, with some left out; and a FIFO depth."""
+    """Valid packets for the overlay of Fig. 6, some of them removed, and a FIFO depth."""
     packets = []
     for _ in range(draw(st.integers(0, 5))):
         n, window, reuse = draw(st.integers(0, 3)), draw(st.integers(1, 3)), draw(st.integers(0, 3))
@@ -389,7 +389,7 @@ def test_random_images(engine: str) -> None:
 
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_keys_leave_nothing_out(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Walking through every uOP gives the same traces as walking through one of each key."""
+    """Tracing every uOP gives the same traces as tracing one uOP of each key."""
     check_keys(example(name), monkeypatch)
 
 
@@ -411,7 +411,7 @@ def check_keys(program: Program, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_registers_decide_which_exchanges_there_are() -> None:
-    """The same MemC uOP before and after its registers were set."""
+    """The same MemC uOP has other steps after its registers were set."""
     softmax = f.MemC(recv=1, k_iter=1, recv_a=1, recv_b=1, softmax=1)
     issues = {
         "MemC0": [softmax, f.MemCConfig(alone=1), softmax, f.MemCConfig(max_sub=1), softmax, f.MemCConfig(), softmax]
@@ -424,7 +424,7 @@ def test_registers_decide_which_exchanges_there_are() -> None:
 
 
 class Talker(Toy):
-    """Tells its reader what to do next."""
+    """A sends B a control token: the number of its steps."""
 
     def kernel(self, uop: Any) -> Steps:
         if uop == "tell":
@@ -443,8 +443,8 @@ def test_control_tokens_need_a_run() -> None:
     assert execute(overlay, program).latency == pytest.approx(3e-6)
 
 
-def test_a_kernel_that_fails_fails_where_it_is_run() -> None:
-    """Behind a stall it is never reached."""
+def test_a_kernel_that_raises_does_so_only_if_it_is_reached() -> None:
+    """Behind a deadlock it is not reached."""
     overlay = toy({("A", "B"): 1})
     bad = [(1, ["C"], [], 1, False)]
     with pytest.raises(ProgramError, match="no stream C->A"):
@@ -453,8 +453,8 @@ def test_a_kernel_that_fails_fails_where_it_is_run() -> None:
         execute(overlay, {"A": [[(1, [], ["B"], 1, False)] * 2, bad]})
 
 
-def test_a_uop_that_asks_for_too_much_is_left_to_the_run() -> None:
-    """A billion elements into a stream of two: the run stalls at once."""
+def test_a_uop_with_too_many_steps_is_not_traced() -> None:
+    """A billion elements into a stream of two: the executor finds the deadlock at once."""
     packets = [Packet.of(1, [Read(size=(1 << 30) - 1, to_fu3=1)]), *LAST]
     with pytest.raises(DeadlockError):
         execute(FIG6, InstructionPath(FIG6, packets))
@@ -462,8 +462,8 @@ def test_a_uop_that_asks_for_too_much_is_left_to_the_run() -> None:
         trace_workload(FIG6, InstructionPath(FIG6, packets))
 
 
-def test_a_key_does_not_speak_for_another_kernel() -> None:
-    """A subclass with a kernel of its own and the key of its base class."""
+def test_an_inherited_key_is_not_used_for_an_overridden_kernel() -> None:
+    """`Counting` overrides `kernel` and inherits `effect_key`."""
 
     class Once(Toy):
         def effect_key(self, uop: Any) -> Any:
@@ -481,11 +481,11 @@ def test_a_key_does_not_speak_for_another_kernel() -> None:
     assert trace_workload(toy({}, Counting), {"A": [[]] * 3}).firings == 1 + 2 + 3
 
 
-# -- a unit of one's own, with an instruction path ----------------------------------------------------------------
+# -- user-defined units, with an instruction path -----------------------------------------------------------------
 
 
 class Pulse(Record, words=1):
-    """`n` words to B, or from A."""
+    """Unit A sends `n` words to B; unit B receives `n` words from A."""
 
     n: int = bits(0, 0, 16, "words")
     step: int = bits(0, 16, 8, "words more in each iteration")
@@ -513,7 +513,7 @@ class Keyed(Pulsing):
 
 
 class Remembering(Pulsing):
-    """Does as many words as it has done uOPs, whatever the uOP says."""
+    """Moves as many words as it has executed uOPs, and ignores the uOP's number."""
 
     def __init__(self, spec: UnitSpec, net: ProcessNetwork) -> None:
         super().__init__(spec, net)
@@ -528,7 +528,7 @@ class Remembering(Pulsing):
 @pytest.mark.parametrize("unit", [Pulsing, Keyed, Remembering])
 @pytest.mark.parametrize("addresses", [None, lambda mop, reuse: None])
 def test_uops_that_differ_from_iteration_to_iteration(unit: type[Unit], addresses: Any) -> None:
-    """Even where the format promises that they do not."""
+    """They are traced correctly even if the format promises, by `addresses`, that iterations do not differ."""
     formats = [
         InstructionFormat(n, i, n, Pulse, True, 1, growing, addresses=addresses) for i, n in ((1, "A"), (2, "B"))
     ]
@@ -578,7 +578,7 @@ def test_without_numba_nothing_changes(name: str, monkeypatch: pytest.MonkeyPatc
 
 
 @needs_numba
-def test_numba_that_does_not_load_is_no_numba(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_numba_that_fails_to_load_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(planning, "WORTHWHILE", 0)
     monkeypatch.setitem(sys.modules, "numba", None)  # importing it raises ImportError
     jit.loads.cache_clear()
@@ -589,7 +589,7 @@ def test_numba_that_does_not_load_is_no_numba(monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_numba_is_loaded_only_for_long_runs() -> None:
-    """It takes longer than most programs."""
+    """Loading it takes longer than most programs run."""
     code = """
 import sys
 import rsn.cli.main, rsn.hw.sim.machine, rsn.isa.verify

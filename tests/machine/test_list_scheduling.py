@@ -1,5 +1,5 @@
-"""Work in an order that the engine finds: against the executor, which runs every prefix of that order, and the rule in
-plain Python."""
+"""List scheduling in the engine, compared with the rule in plain Python, which runs each prefix of the order on the
+executor. A job that puts words is a load, a job that gets words a store."""
 
 from __future__ import annotations
 
@@ -35,12 +35,12 @@ engines = pytest.mark.parametrize(
 )
 
 Access = tuple[float, str, str, int]
-"""Microseconds, "get" or "put", the peer, words."""
+"""(duration in microseconds, "get" or "put", peer, words)."""
 Uop = list[Access]
 
 
 class Toy(Unit):
-    """A uOP is its own list of steps."""
+    """A unit whose uOP is a list of steps."""
 
     def kernel(self, uop: Uop) -> Steps:
         for us, what, peer, words in uop:
@@ -61,7 +61,7 @@ def toy(depths: Mapping[tuple[str, str], int]) -> Overlay:
 
 @dataclass(frozen=True)
 class Job:
-    """Work of D: uOPs that exchange words with one peer. seconds, patience: in microseconds here."""
+    """A job of unit D: uOPs that exchange words with one peer. seconds, patience: in microseconds in this test."""
 
     peer: str
     get: bool
@@ -110,19 +110,21 @@ def arbitrate(overlay: Overlay, jobs: Sequence[Job], programs: Programs, engine:
 
 
 def fixed(overlay: Overlay, jobs: Sequence[Job], programs: Programs, order: Sequence[int]) -> ProcessNetwork:
-    """The executor with the jobs in a given order."""
+    """A network that executes the jobs in a given order."""
     return ProcessNetwork(overlay, {**programs, "D": [u for i in order for u in jobs[i].uops]})
 
 
 def goes_first(jobs: Sequence[Job], load: tuple[float, float, int, int], other: tuple[float, float, int, int]) -> bool:
-    """Whether a load goes before another that could begin at the same time."""
+    """Whether a load goes before another load that can begin at the same time."""
     a, b = jobs[load[-1]], jobs[other[-1]]
     return a.rank < b.rank if a.in_order and b.in_order else load[1] < other[1]
 
 
 def model(overlay: Overlay, jobs: Sequence[Job], programs: Programs) -> list[int] | None:
-    """The order by the rule as `ListSchedulingProblem` states it, or None where nothing can go on. What the others do
-    until they cannot go on, the executor says: it is run anew for every job, with those before it."""
+    """The order by the rule of `ListSchedulingProblem`; None in a deadlock.
+
+    The state of the other units comes from the executor: it runs all jobs taken so far, anew for each further job.
+    """
     order: list[int] = []
     while True:
         net = fixed(overlay, jobs, programs, order)
@@ -132,7 +134,7 @@ def model(overlay: Overlay, jobs: Sequence[Job], programs: Programs) -> list[int
         except ProgramError:
             stuck = True
         own = net.progress["D"].task
-        if own.pending is not None:  # stuck in the midst of a job
+        if own.pending is not None:  # blocked within a job
             return None
         left = [i for i in range(len(jobs)) if i not in order]
         if not left:
@@ -163,7 +165,7 @@ def model(overlay: Overlay, jobs: Sequence[Job], programs: Programs) -> list[int
 
 @st.composite
 def cases(draw: st.DrawFn) -> tuple[dict[tuple[str, str], int], list[Job], Programs]:
-    """D exchanges words with A, B and C, which talk to each other too, sometimes in an order that cannot be."""
+    """D exchanges words with A, B and C, which also exchange words; some cases have no possible order."""
     peers = NAMES[:3]
     edges = [(a, b) for a in NAMES for b in NAMES if a != b]
     depths = {e: draw(st.integers(1, 4)) for e in edges}
@@ -228,12 +230,12 @@ DEPTHS = {(a, b): 2 for a in NAMES for b in NAMES if a != b}
 
 
 def wait(us: float, *steps: Access) -> list[Uop]:
-    """Whoever does this is `us` busy before, by talking to itself through another: here, by the duration of a put."""
+    """uOPs that take `us` microseconds (a put to C of that duration) and then do `steps`."""
     return [list(steps)] if not us else [[(us, "put", "C", 1)], list(steps)]
 
 
 def order(jobs: Sequence[Job], engine: str = "uncompiled", **programs: list[Uop]) -> list[int]:
-    """With C taking what the others send it to pass the time."""
+    """The order that the engine finds. C receives the words that A and B send in `wait`."""
     sent = sum(step[1:3] == ("put", "C") for unit in "AB" for uop in programs.get(unit, ()) for step in uop)
     listening = {n: sum(s[1:3] == ("put", "C") for u in programs.get(n, ()) for s in u) for n in "AB"}
     assert sent == sum(listening.values())
@@ -245,12 +247,12 @@ def test_the_load_whose_unit_has_waited_longest_goes_first() -> None:
     a, b = wait(3.0, (0, "get", "D", 1)), wait(2.0, (0, "get", "D", 1))
     assert order([put("A"), put("B")], A=a, B=b) == [1, 0]
     assert order([put("A"), put("B")], A=b, B=a) == [0, 1]
-    # waiting since the same time: the stream that the overlay names first
+    # waiting for equally long: the first stream in the overlay's order
     assert order([put("B"), put("A")], A=a, B=a) == [1, 0]
 
 
 def test_loads_in_order_go_by_rank_and_not_by_how_long_their_units_waited() -> None:
-    """D is busy until both wait."""
+    """D is busy until A and B both wait."""
     a, b = wait(3.0, (0, "get", "D", 1)), wait(2.0, (0, "get", "D", 1))
     busy = put("C", 5.0)
     for ranks, wanted in (((1, 2), [0, 1, 2]), ((2, 1), [0, 2, 1])):
@@ -263,7 +265,7 @@ def test_loads_in_order_go_by_rank_and_not_by_how_long_their_units_waited() -> N
 
 @pytest.mark.parametrize(("patience", "wanted"), [(0.0, [0, 1]), (1.99, [0, 1]), (2.0, [1, 0]), (50.0, [1, 0])])
 def test_a_store_goes_first_if_it_delays_the_load_by_no_more_than_its_patience(patience: float, wanted: list) -> None:
-    """Both could begin at 0."""
+    """Load and store can both begin at time 0."""
     jobs = [put("A"), get("B", 2.0, patience=patience)]
     assert order(jobs, A=[[(0, "get", "D", 1)]], B=[[(0, "put", "D", 1)]]) == wanted
 
@@ -292,7 +294,7 @@ def test_needs_hold_back_what_would_go_first() -> None:
 
 
 def test_a_load_goes_only_to_a_unit_that_waits_for_it() -> None:
-    """Not ahead, into the room of its stream: A waits for C, and C for D."""
+    """Room in its stream is not enough: A waits for C, and C for D, so C's load goes first."""
     jobs = [put("A"), put("C")]
     programs: Programs = {
         "A": [[(0, "get", "C", 1)], [(0, "get", "D", 1)]],
@@ -310,7 +312,7 @@ def test_without_jobs_it_is_a_run(engine: str) -> None:
 
 @engines
 def test_an_arbiter_that_may_begin_nothing_waits_for_no_stream(engine: str) -> None:
-    """Its last job has ended; the report must not say what that did, nor what comes behind it in the arrays."""
+    """Its last job has ended: the report must show neither that job nor the job behind it in the arrays."""
     jobs = [put("A"), put("A", needs=(2,)), get("B")]
     programs: Programs = {"A": [[(0, "get", "D", 1)], [(0, "get", "D", 1)]], "B": []}
     with pytest.raises(DeadlockError) as stalled:
@@ -325,7 +327,7 @@ def test_an_arbiter_that_may_begin_nothing_waits_for_no_stream(engine: str) -> N
 
 @engines
 def test_it_stalls_in_the_midst_of_a_job_as_the_executor_does(engine: str) -> None:
-    """A takes one of two words, and the other only when B has got one from D."""
+    """A gets one of D's words, and the next only after B has answered A."""
     two = Job("A", False, ([(1, "put", "A", 1)] * 4,))
     programs: Programs = {
         "A": [[(0, "get", "D", 1)], [(0, "get", "B", 1)], [(0, "get", "D", 1)] * 3],

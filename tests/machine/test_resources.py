@@ -1,4 +1,4 @@
-"""What the machine takes of its device and how long its units take, from the tables and from the C++ sources."""
+"""Resources and cycle counts of the machine, from the tables and from the C++ sources."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def rows(overlay: Overlay) -> dict[str, ResourceUse]:
 
 
 def test_what_follows_from_the_structure_is_the_published_machines() -> None:
-    """Paper sections 5.2 and 5.3; the buffers of the MemCs are the 41 % of the UltraRAM that the paper names."""
+    """Paper sections 5.2 and 5.3. The buffers of the MemCs use the 41 % of the UltraRAM that the paper states."""
     found = rows(XNN)
     assert [found[r].needed for r in ("AIE", "PLIO in", "PLIO out")] == [384, 192, 96]
     assert found["URAM"].parts["buffers of MemC"] == round(0.415 * 463)
@@ -58,7 +58,7 @@ def test_memories_hold_what_is_put_into_them() -> None:
     [(72, 512, 1), (1024, 512, 15), (1024, 256, 15), (36, 1024, 1), (512, 1024, 15), (9, 4096, 1)],
 )
 def test_blocks_of_a_memory(width: int, depth: int, blocks: int) -> None:
-    """The shapes of a RAMB36 with one port to write and one to read (AM007)."""
+    """The shapes of a RAMB36 with one write port and one read port (AM007)."""
     assert block_rams(width, depth) == blocks
 
 
@@ -132,7 +132,7 @@ def test_info_used_wrongly(arguments: list[str]) -> None:
 
 
 def test_sources_state_the_intervals_of_the_table(root: Path) -> None:
-    """Each loop of the table is one of the sources', and no pipeline there has an interval of its own but 1."""
+    """Each loop of the table is in the sources, and no pipeline in the sources states an interval other than 1."""
     text = "".join(path.read_text(encoding="utf-8") for path in sorted((root / "hw/versal/pl").iterdir()))
     intervals = re.findall(r"#pragma HLS PIPELINE (.*)", text)
     assert {i for i in intervals if i != "II=1"} == {f"II=ii::{name}" for name in LOOPS}
@@ -142,7 +142,7 @@ def test_sources_state_the_intervals_of_the_table(root: Path) -> None:
 
 
 def test_every_loop_of_the_sources_has_a_name(root: Path) -> None:
-    """A label is how a loop is found in AMD's reports. Loops that are unrolled within a round need none."""
+    """AMD's reports identify a loop by its label. Unrolled loops need none."""
     bare = []
     for path in sorted((root / "hw/versal/pl").iterdir()):
         lines = path.read_text(encoding="utf-8").splitlines()
@@ -155,7 +155,7 @@ def test_every_loop_of_the_sources_has_a_name(root: Path) -> None:
 
 
 def test_moving_data_costs_what_the_simulator_charges() -> None:
-    """Where structure decides, within the depth of a pipeline; where it does not, the difference is explained."""
+    """Equal up to the depth of a pipeline if the structure decides the time; otherwise a remark explains it."""
     for cost in XNN.costs(XNN):
         if any(word in cost.what for word in ("fill", "drain", "send", "receive", "a tile")):
             assert abs(cost.difference) < 0.03, cost.what
@@ -175,7 +175,7 @@ def test_with_rates_by_the_sources_the_simulator_takes_what_they_take(overlay: O
 
 
 def test_fills_are_those_of_the_loops() -> None:
-    """What fills a pipeline is the sources', not a number of its own."""
+    """The fill of a pipeline is taken from the sources."""
     fills = {"softmax_fill": 50 + 35, "softmax_max_fill": 30, "exchange_fill": 30}
     assert {name: XNN.rates[name].value for name in fills} == fills
     assert LOOPS["softmax_exp"].fill + LOOPS["softmax_divide"].fill == fills["softmax_fill"]

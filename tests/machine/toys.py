@@ -22,7 +22,7 @@ def toy_overlay(
     preloaded: Mapping[str, tuple[type[Record], int]] | None = None,
     **more: Any,
 ) -> Overlay:
-    """An overlay whose one rate, if no others are given, is `us`: a step takes as many microseconds as it says."""
+    """An overlay for tests. Unless `rates` is given, its only rate is `us`: a step's amount is in microseconds."""
     formats = tuple(formats)
     return Overlay(
         name=name,
