@@ -197,7 +197,10 @@ def _shorten(waits: Sequence[Wait], limit: int, at_end: bool = False) -> list[Wa
 
 
 def _idle(waits: Sequence[Wait]) -> list[str]:
-    """List the processes that wait for their next uOP or packet. A decoder is left out if its unit is listed."""
+    """Return the text lines that name the processes in `waits`, which all wait for their next uOP or packet.
+
+    A decoder is left out if its unit is named.
+    """
     units = {w.unit for w in waits}
     names = [w.unit for w in waits if w.serves not in units]
     if not names:

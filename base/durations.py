@@ -13,7 +13,7 @@ def unit_of(seconds: float) -> tuple[str, float]:
     """
     if seconds == 0:
         return UNITS[0]
-    # as it would be rounded in the unit below: 999.9996 us is 1.000 ms, not 1000.000 us
+    # rounded as it will be shown: 999.9996 us becomes 1.000 ms, not 1000.000 us
     return next((unit for unit in UNITS if not round(abs(seconds) * unit[1] * 1e3, 3) < 1000), UNITS[-1])
 
 

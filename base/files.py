@@ -29,7 +29,7 @@ def replacing(path: str | os.PathLike[str]) -> Iterator[Path]:
         yield temporary
         temporary.chmod(0o666 & ~_umask())
         os.replace(temporary, target)
-    except OSError as e:  # the user knows nothing of the temporary file
+    except OSError as e:  # name the file that the user gave, not the temporary one
         if e.errno is not None and (e.filename is None or Path(e.filename).parent == target.parent):
             raise OSError(e.errno, e.strerror, os.fspath(path)) from e
         raise

@@ -118,6 +118,7 @@ class Expansion:
 
     @property
     def overlay(self) -> Overlay:
+        """The program's overlay."""
         return self.program.overlay
 
     def number(self, uop: Any) -> int:

@@ -251,7 +251,10 @@ def _at(x: Expansion, unit: str, i: int) -> tuple[Any, dict[str, Any]]:
 
 
 def _changes(a: Expansion, b: Expansion, unit: str, i: int, j: int) -> str:
-    """The change of one uOP as text: each changed field, old -> new."""
+    """The change from uOP i of a unit in a to its uOP j in b, as text: each changed field, old -> new.
+
+    Two uOPs of different types are shown whole; an address is shown as a piece of a buffer if possible.
+    """
     (ua, old), (ub, new) = _at(a, unit, i), _at(b, unit, j)
     if type(ua) is not type(ub):
         return f"{_show(a, unit, i)} -> {_show(b, unit, j)}"

@@ -128,7 +128,7 @@ def _chain(waits: Sequence[Wait]) -> tuple[Wait, ...]:
                 way.setdefault(w.unit, (known[w.peer][0] + 1, w))
     if not way:
         return ()
-    # of equal ones, the first in the order of `waits`
+    # `max` takes the first of equal ones, in the order of `waits`
     _, first = max((way[w.unit] for w in waits if w.unit in way), key=lambda x: (not x[1].control, not x[1].idle, x[0]))
     links = [first]
     while not links[-1].ended:

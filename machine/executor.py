@@ -86,6 +86,7 @@ class Progress:
 
     @property
     def busy(self) -> float:
+        """Seconds in which the process did not wait."""
         return self.task.busy
 
 
