@@ -1,4 +1,4 @@
-"""What travels on a stream: the shape of a token, and how many words of the stream it takes."""
+"""The type of a stream's tokens: their shape, and the number of words that carry one."""
 
 from __future__ import annotations
 
@@ -7,9 +7,10 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class TokenType:
-    """A token of rows x columns elements (float32), which a stream carries as `words` words.
+    """A token of rows x columns float32 elements, carried as `words` words of the stream.
 
-    Units may move parts of a token or several at once; a stream's depth counts words. doc: what a word is, for people.
+    A step of a unit may move a part of a token, or several. The depth of a stream counts words. doc: a text that says
+    what a word is.
     """
 
     name: str
@@ -20,7 +21,7 @@ class TokenType:
 
     @property
     def word_elements(self) -> int:
-        """Elements in a word."""
+        """Float32 elements per word."""
         return self.rows * self.columns // self.words
 
 
