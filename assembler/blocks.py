@@ -8,7 +8,7 @@ from typing import Any
 from lark import Token
 
 from . import syntax as s
-from .diagnostic import Mistake, Report, Span, Text, listing, meant
+from .diagnostic import Mistake, Report, Span, Text, did_you_mean, listing
 from .names import Names, Value
 
 UNROLLED = 1 << 20
@@ -105,7 +105,9 @@ class Blocks:
         name = str(call.name)
         if name not in self._blocks:
             known = f"blocks are {listing(self._blocks)}" if self._blocks else "no block is declared"
-            raise Mistake(s.token_span(call.name), f"no block is called {name}", *meant(name, self._blocks), known)
+            raise Mistake(
+                s.token_span(call.name), f"no block is called {name}", *did_you_mean(name, self._blocks), known
+            )
         block, text = self._blocks[name]
         if name in self._running:
             cycle = " -> ".join([*self._running[self._running.index(name) :], name])

@@ -22,7 +22,7 @@ import numpy as np
 
 from ..base.errors import ContainerError, FieldError, ImageError, ProgramError
 from ..base.files import write_bytes
-from ..base.garbage import uncollected
+from ..base.garbage import gc_disabled
 from ..isa.fields import Record
 from ..isa.image import decode_image
 from ..isa.overlay import Overlay
@@ -115,7 +115,7 @@ _FORMATS = {
 """Tag, title and format of each section. Every file has all of them, in this order."""
 
 
-def faults(program: Program) -> Iterator[str]:
+def program_faults(program: Program) -> Iterator[str]:
     """Yield, as sentences, the reasons why a program can be neither written nor loaded.
 
     Checks the data around the image: buffers, parameters and their patches, op lists, source map.
@@ -190,7 +190,7 @@ def _buffer_faults(b: Buffer, overlay: Overlay, unit: int) -> Iterator[str]:
 
 def dumps(program: Program) -> bytes:
     """Encode a program as the bytes of a `.bin`. Raises `ProgramError` if `loads` could not read them back."""
-    for fault in faults(program):
+    for fault in program_faults(program):
         raise ProgramError(fault)
     try:
         return _framed(_sections(program))
@@ -282,7 +282,7 @@ def read(path: str | Path, overlays: Mapping[str, Overlay] = OVERLAYS) -> Progra
     return loads(data, str(path), overlays)
 
 
-@uncollected()
+@gc_disabled()
 def loads(data: bytes, name: str = "<bytes>", overlays: Mapping[str, Overlay] = OVERLAYS) -> Program:
     """Decode the bytes of a `.bin`. name: the file name in messages. Raises `ContainerError` if they are defective."""
     return _Reader(data, name, overlays).program()
@@ -479,7 +479,7 @@ class _Reader:
     # -- what holds between them
 
     def _agree(self, program: Program, words: Words) -> None:
-        for fault in faults(program):
+        for fault in program_faults(program):
             self.fail(self.starts[b"BUFF"], fault)
         differ = np.flatnonzero(program.image != words)
         if len(differ):

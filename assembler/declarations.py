@@ -16,7 +16,7 @@ from lark import Token
 from ..isa.overlay import Overlay
 from ..isa.program import Buffer, Layout, Parameter, Role, place_buffers
 from . import syntax as s
-from .diagnostic import Mistake, Report, Span, Text, listing, meant
+from .diagnostic import Mistake, Report, Span, Text, did_you_mean, listing
 from .names import Names
 from .slices import GRAIN
 
@@ -30,7 +30,7 @@ def overlay(items: tuple[s.Item, ...], overlays: Mapping[str, Overlay]) -> Overl
         raise Mistake(s.start_span(first) if first else (0, 0), message, known)
     name = s.unquoted(first.name)
     if name not in overlays:
-        raise Mistake(s.token_span(first.name), f"no overlay is called {name}", *meant(name, overlays), known)
+        raise Mistake(s.token_span(first.name), f"no overlay is called {name}", *did_you_mean(name, overlays), known)
     return overlays[name]
 
 
@@ -123,7 +123,9 @@ class Declarations:
                     known = [x.value for x in (*Layout, *Role)]
                     note = f"layouts and roles are {listing(known)}"
                     span = s.token_span(option)
-                    raise Mistake(span, f"no layout or role is called {option}", *meant(str(option), known), note)
+                    raise Mistake(
+                        span, f"no layout or role is called {option}", *did_you_mean(str(option), known), note
+                    )
         if len(shape) > 2:
             raise Mistake(s.token_span(item.shape), f"a buffer has one or two dimensions, not {len(shape)}")
         if layout is Layout.BLOCKED:

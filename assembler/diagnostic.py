@@ -140,7 +140,7 @@ def listing(names: Iterable[str]) -> str:
     return shown + (f", ... ({len(all_names)} in all)" if len(all_names) > 24 else "")
 
 
-def meant(name: str, known: Iterable[str]) -> tuple[str, ...]:
+def did_you_mean(name: str, known: Iterable[str]) -> tuple[str, ...]:
     """Return a note that suggests the known name closest to `name`, or no note if none is close."""
     close = get_close_matches(name, list(known), n=1, cutoff=0.7)
     return (f"did you mean {close[0]}?",) if close else ()

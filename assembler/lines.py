@@ -292,7 +292,7 @@ class Node:
         return [f"{head} {{", *(INDENT + line for line in inner), "}"]
 
 
-def written(nodes: Sequence[Node], taken: Container[str], width: int) -> list[str]:
+def render_nodes(nodes: Sequence[Node], taken: Container[str], width: int) -> list[str]:
     """Render nodes as lines of text, `width` columns wide. taken: names that loop variables must not have."""
     names = (name for n in count() for name in ("ijklmn" if not n else (f"i{n}",)) if name not in taken)
     variables = list(islice(names, NESTED))

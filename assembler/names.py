@@ -14,7 +14,7 @@ from ..isa.overlay import InstructionFormat, Overlay
 from ..isa.program import Buffer, Parameter
 from ..machine.description import UnitSpec
 from . import syntax as s
-from .diagnostic import Mistake, Span, listing, meant
+from .diagnostic import Mistake, Span, did_you_mean, listing
 
 DEEP = 200
 """Limit of nested operators in an expression."""
@@ -170,7 +170,7 @@ class Names:
             raise Mistake(s.token_span(token), f"parameter {name} is known only at run time", hint)
         known = [*self._local, *self.constants, *(self.buffers if units else ())]
         note = f"names are {listing(known)}" if known else "no constant is declared"
-        raise Mistake(s.token_span(token), f"{name} is not defined here", *meant(name, known), note)
+        raise Mistake(s.token_span(token), f"{name} is not defined here", *did_you_mean(name, known), note)
 
     # -- buffers --------------------------------------------------------------------------------------------------
 
@@ -193,7 +193,7 @@ class Names:
         """Return the declared buffer of a name. Raises `Mistake`, at the token, if there is none."""
         if name not in self.buffers:
             known = f"buffers are {listing(self.buffers)}" if self.buffers else "no buffer is declared"
-            raise Mistake(s.token_span(token), f"no buffer is called {name}", *meant(name, self.buffers), known)
+            raise Mistake(s.token_span(token), f"no buffer is called {name}", *did_you_mean(name, self.buffers), known)
         return self.buffers[name]
 
     def reached(self, buffer: Buffer, token: Token, units: tuple[UnitSpec, ...]) -> Buffer:
@@ -226,7 +226,7 @@ class Names:
             yield from self._plain(ref.name)
             return
         if name not in self.overlay.by_kind:
-            close = meant(name, self.overlay.by_kind)
+            close = did_you_mean(name, self.overlay.by_kind)
             kinds = f"kinds of units are {listing(self.overlay.by_kind)}"
             raise Mistake(s.token_span(ref.name), f"this datapath has no {name} units", *close, kinds)
         by_index = {u.index: u for u in self.overlay.by_kind[name]}
@@ -296,7 +296,7 @@ class Names:
         if kind in self.overlay.by_kind:
             note = f"{kind} units are {listing(u.name for u in self.overlay.by_kind[kind])}"
             return Mistake(span, f"this datapath has no {name}", note)
-        close = meant(name, self.overlay.by_unit)
+        close = did_you_mean(name, self.overlay.by_unit)
         return Mistake(span, f"this datapath has no {name}", *close, f"units are {listing(self.overlay.by_unit)}")
 
 

@@ -12,7 +12,7 @@ from ..isa.program import Patch, Place
 from ..machine.description import UnitSpec
 from . import syntax as s
 from .blocks import Blocks
-from .diagnostic import Mistake, Report, Text, listing, meant
+from .diagnostic import Mistake, Report, Text, did_you_mean, listing
 from .names import Names
 from .statements import Line, Site, Statements, fitting
 
@@ -114,7 +114,7 @@ class Code:
             known = ["mask"] if item.last else ["mask", "reuse"]
             if name not in known:
                 note = f"it can set {listing(known)}"
-                raise Mistake(setting.name_span, f"a packet header takes no {name}", *meant(name, known), note)
+                raise Mistake(setting.name_span, f"a packet header takes no {name}", *did_you_mean(name, known), note)
             if isinstance(setting.value, s.Clamp):
                 raise Mistake(s.span(setting.value), "a run-time parameter sets fields of mOPs, not of headers")
             if name == "mask" and header["mask"] and named:

@@ -14,10 +14,10 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from ..base.errors import SourceError
-from ..base.garbage import uncollected
+from ..base.garbage import gc_disabled
 from ..isa.overlay import Overlay
 from ..isa.overlays import OVERLAYS
-from ..isa.program import KernelPatch, Kernels, Program
+from ..isa.program import KernelPatch, Program, UnpackedProgram
 from . import declarations, include
 from . import syntax as s
 from .blocks import Blocks
@@ -27,17 +27,17 @@ from .names import Names
 from .packets import Code
 
 
-def parse(text: str, file: str, overlays: Mapping[str, Overlay] = OVERLAYS) -> Program | Kernels:
+def parse(text: str, file: str, overlays: Mapping[str, Overlay] = OVERLAYS) -> Program | UnpackedProgram:
     """Assemble a text to a `Program`, or, if it has sections instead of packets, to `Kernels` that must yet be packed.
 
     file: name of the text in messages and in the source map; includes are relative to its folder. Raises `SourceError`
     with all mistakes found.
     """
-    with uncollected():
+    with gc_disabled():
         return _assemble(Text(text, file), overlays)
 
 
-def parse_file(path: str | Path, overlays: Mapping[str, Overlay] = OVERLAYS) -> Program | Kernels:
+def parse_file(path: str | Path, overlays: Mapping[str, Overlay] = OVERLAYS) -> Program | UnpackedProgram:
     """Assemble a file as `parse`. Raises `SourceError`, or `OSError` if the file cannot be read."""
     return parse(read_text(path), str(path), overlays)
 
@@ -50,7 +50,7 @@ def read_text(path: str | Path) -> str:
         raise SourceError(f"{path}: error: byte {e.start} is not UTF-8; is it a .rsn text?") from None
 
 
-def _assemble(text: Text, overlays: Mapping[str, Overlay]) -> Program | Kernels:
+def _assemble(text: Text, overlays: Mapping[str, Overlay]) -> Program | UnpackedProgram:
     """Read all declarations first, so that code may use a buffer declared below it; then the code, in its order."""
     report = Report(text)
     tree = s.read(text)
@@ -109,13 +109,13 @@ def _program(names: Names, code: Code) -> Program:
     )
 
 
-def _kernels(names: Names, code: Code) -> Kernels:
+def _kernels(names: Names, code: Code) -> UnpackedProgram:
     patches: dict[str, list[KernelPatch]] = {}
     for unit, lines in code.kernels.items():
         for i, line in enumerate(lines):
             for c in line.clamped:
                 patches.setdefault(c.parameter, []).append(KernelPatch(unit, i, c.field, c.base, c.cap))
-    return Kernels(
+    return UnpackedProgram(
         names.overlay,
         {u: tuple(x.record for x in lines) for u, lines in code.kernels.items()},
         {u: tuple(x.record for x in lines) for u, lines in code.preloaded.items()},

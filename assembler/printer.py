@@ -9,17 +9,17 @@ from collections.abc import Hashable, Iterator, Mapping, Sequence, Set
 import numpy as np
 
 from ..base.errors import ProgramError
-from ..base.garbage import uncollected
+from ..base.garbage import gc_disabled
 from ..isa.buffer_map import BufferMap
 from ..isa.fields import Field, Record
 from ..isa.overlay import InstructionFormat, Overlay
 from ..isa.packet import NOP, Header, Packet
 from ..isa.program import Buffer, Layout, Parameter, Patch, Program, Role
 from ..machine.description import UnitSpec
-from .lines import INDENT, NUMBER, SUMMAND, Slot, TextRow, Words, label, named, written
+from .lines import INDENT, NUMBER, SUMMAND, Slot, TextRow, Words, label, named, render_nodes
 from .outline import outline
-from .rolling import rolled
-from .slices import Chunks, uncut, whole
+from .rolling import roll_loops
+from .slices import Chunks, bounds_of, whole_buffer
 from .spelling import NAME, Spelling, quoted, spelling
 
 WIDTH = 120
@@ -38,7 +38,7 @@ def show(program: Program) -> str:
     It cannot express a field with two patches, a header whose `window` is not its number of mOPs, a skipped header
     (opcode 0) with other bits set, and numbers that are not finite.
     """
-    with uncollected():
+    with gc_disabled():
         return _Printer(program).text()
 
 
@@ -77,16 +77,16 @@ class _Printer:
         for units, ops in self._op_lists():
             rows = [self._mop(op, units, {}) for op in ops]
             parts.append([f"{group(units)} {{", *(INDENT + line for line in self._laid(rows)), "}"])
-        packets = rolled([self._packet(i, p) for i, p in enumerate(self.program.packets)], WIDTH)
+        packets = roll_loops([self._packet(i, p) for i, p in enumerate(self.program.packets)], WIDTH)
         blocks = outline(packets, WIDTH, self.taken, self.overlay.by_unit)
-        parts += [written([block], self.taken, WIDTH) for block in blocks]
-        parts.append(written(packets, self.taken, WIDTH))
+        parts += [render_nodes([block], self.taken, WIDTH) for block in blocks]
+        parts.append(render_nodes(packets, self.taken, WIDTH))
         for b in self.program.buffers:  # last, because vectors are long
             parts += [vector(which, b) for which in ("scale", "shift") if getattr(b, which) is not None]
         return "\n\n".join("\n".join(lines) for lines in parts if lines) + "\n"
 
     def _laid(self, rows: Sequence[TextRow], loop_cost: float = 1.0) -> list[str]:
-        return written(rolled(rows, WIDTH, loop_cost), self.taken, WIDTH)
+        return render_nodes(roll_loops(rows, WIDTH, loop_cost), self.taken, WIDTH)
 
     # -- declarations ---------------------------------------------------------------------------------------------
 
@@ -239,19 +239,19 @@ class _Printer:
         if chunks.chunks != 1 and not words.chunked:
             return Words(), set()
         bank, store = units[0].bank, any(values[f.name] for f in words.source.values())
-        for order, b in self.atlas.around(bank, chunks.addr, store):
+        for order, b in self.atlas.candidates(bank, chunks.addr, store):
             found = self._rectangle(b, chunks, words)
             if found is not None:
-                self.atlas.touch(bank, order, store)
+                self.atlas.note_access(bank, order, store)
                 return found, words.piece
         return Words(), set()
 
     def _rectangle(self, b: Buffer, chunks: Chunks, words: Spelling) -> Words | None:
         """Write chunks as a buffer or a rectangle of it; None if they are neither."""
-        if chunks == whole(b):
+        if chunks == whole_buffer(b):
             taken = b.name in words.fields or b.name in self.overlay.by_unit or b.name in self.overlay.by_format
             return Words().put(*named(b.name, quote=taken))
-        bounds = uncut(b, chunks, self.overlay.address_unit)
+        bounds = bounds_of(b, chunks, self.overlay.address_unit)
         if bounds is None:
             return None
         piece = Words().put(*named(b.name)).glue("[")
@@ -260,7 +260,7 @@ class _Printer:
         return piece.glue("]")
 
     def _address(self, words: Words, addr: int, units: Sequence[UnitSpec]) -> None:
-        for _, b in self.atlas.around(units[0].bank or "", addr, False):
+        for _, b in self.atlas.candidates(units[0].bank or "", addr, False):
             words.glue(*named(b.name))
             if addr > b.offset:
                 words.glue("+").glue(SUMMAND, addr - b.offset)

@@ -91,7 +91,7 @@ class Candidate(NamedTuple):
     short: bool
 
 
-def rolled(rows: Sequence[TextRow], width: int, loop_cost: float = 1.0) -> list[Node]:
+def roll_loops(rows: Sequence[TextRow], width: int, loop_cost: float = 1.0) -> list[Node]:
     """Convert rows to nodes, with loops for repeated stretches.
 
     width: columns of a line. loop_cost: cost of a loop, in lines, in addition to those it has, so that loops replace

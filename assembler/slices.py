@@ -35,7 +35,7 @@ class SliceError(ValueError):
         self.dim = dim
 
 
-def whole(buffer: Buffer) -> Chunks:
+def whole_buffer(buffer: Buffer) -> Chunks:
     """Return a whole buffer as one chunk."""
     return Chunks(buffer.offset, buffer.size)
 
@@ -70,7 +70,7 @@ def cut(buffer: Buffer, bounds: Sequence[tuple[int, int]], unit: int) -> Chunks:
     return Chunks(buffer.offset + first // unit, size, bottom - top, row // unit)
 
 
-def uncut(buffer: Buffer, chunks: Chunks, unit: int) -> list[tuple[int, int]] | None:
+def bounds_of(buffer: Buffer, chunks: Chunks, unit: int) -> list[tuple[int, int]] | None:
     """Return the slice bounds for which `cut` gives these chunks; None if there are none. unit: as for `cut`."""
     shape, steps = buffer.shape, GRAIN[buffer.layout][-len(buffer.shape) :]
     if len(steps) != len(shape):

@@ -13,9 +13,9 @@ from ..isa.fields import Field, Record
 from ..isa.program import Buffer, Patch, Place
 from ..machine.description import UnitSpec
 from . import syntax as s
-from .diagnostic import Mistake, Report, Span, listing, meant
+from .diagnostic import Mistake, Report, Span, did_you_mean, listing
 from .names import Names, Number
-from .slices import Chunks, SliceError, cut, whole
+from .slices import Chunks, SliceError, cut, whole_buffer
 from .spelling import Spelling, spelling
 
 
@@ -171,7 +171,7 @@ class _Mop:
         elif f is not None:
             raise Mistake(s.token_span(word.name), f"{name} needs a value: {name}=...")
         elif self.spelling.sliced and self.names.is_buffer(word.name):
-            self._chunks(whole(self._reach(word.name)), word)
+            self._chunks(whole_buffer(self._reach(word.name)), word)
         else:
             raise self._unknown(name, s.token_span(word.name), self.spelling.flags, "flags")
 
@@ -180,7 +180,7 @@ class _Mop:
         notes = [f"its {what} are {listing(known)}"] if known else [f"it has no {what}"]
         if buffers:
             notes.append(f"buffers are {listing(buffers)}")
-        close = meant(name, [*known, *buffers])
+        close = did_you_mean(name, [*known, *buffers])
         return Mistake(span, f"{self.type.__name__} has no {name}", *close, *notes)
 
     def _peer(self, word: s.To | s.Source, peers: Mapping[str | None, Field], verb: str, verbs: str) -> None:
@@ -212,7 +212,7 @@ class _Mop:
         if parameter is None:
             known = self.names.parameters
             note = f"parameters are {listing(known)}" if known else "no parameter is declared"
-            raise Mistake(s.span(value.label), f"no parameter is called {name}", *meant(name, known), note)
+            raise Mistake(s.span(value.label), f"no parameter is called {name}", *did_you_mean(name, known), note)
         if self.site.preloaded:
             raise Mistake(s.span(value), f"{self.site.kind} ops are loaded beforehand; parameters change only packets")
         if f.real:

@@ -40,7 +40,7 @@ class Imbalance:
         return self.src if self.sent > self.received else self.dst
 
     @property
-    def other(self) -> str:
+    def peer(self) -> str:
         """The unit at the other end of the stream."""
         return self.dst if self.sent > self.received else self.src
 
@@ -50,7 +50,7 @@ class Imbalance:
         at = f" ({place})" if place else ""
         return (
             f"{self.stream}: {self.sent} words sent, {self.received} received; {self.unit} uOP {self.uop}{at} is the "
-            f"first that {verb} words which {self.other} never {missing}"
+            f"first that {verb} words which {self.peer} never {missing}"
         )
 
     @property
@@ -58,7 +58,7 @@ class Imbalance:
         """This imbalance as finding S01."""
         verb = "take" if self.sent > self.received else "send"
         less = abs(self.sent - self.received)
-        way_out = f"{self.other} must {verb} {less} words more, or {self.unit} as many fewer"
+        way_out = f"{self.peer} must {verb} {less} words more, or {self.unit} as many fewer"
         return Finding("S01", self.message(), self.where, help=way_out)
 
 
@@ -92,7 +92,7 @@ class Wait:
         return self.serves is not None
 
     @property
-    def at(self) -> str:
+    def position(self) -> str:
         """The uOP or packet and its source line, e.g. `uOP 3 (gemm.rsn:31)`."""
         if self.number < 0:
             return "start"
@@ -180,9 +180,13 @@ class Deadlock:
 
 def _aligned(rows: Sequence[Wait | str]) -> list[str]:
     waits = [w for w in rows if isinstance(w, Wait)]
-    unit, at = (max((len(t) for t in texts), default=0) for texts in ([w.unit for w in waits], [w.at for w in waits]))
+    unit, at = (
+        max((len(t) for t in texts), default=0) for texts in ([w.unit for w in waits], [w.position for w in waits])
+    )
     return [
-        f"  {w}" if isinstance(w, str) else f"  {w.unit:<{unit}}  {w.at:<{at}}  waits to {w.what} {w.stream} ({w.fill})"
+        f"  {w}"
+        if isinstance(w, str)
+        else f"  {w.unit:<{unit}}  {w.position:<{at}}  waits to {w.what} {w.stream} ({w.fill})"
         for w in rows
     ]
 

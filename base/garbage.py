@@ -8,7 +8,7 @@ from contextlib import contextmanager
 
 
 @contextmanager
-def uncollected() -> Iterator[None]:
+def gc_disabled() -> Iterator[None]:
     """Disable the cyclic garbage collector in a block, or as a decorator `@uncollected()` in a function.
 
     For code that makes hundreds of thousands of small objects without cycles: scanning them repeatedly takes a fifth
@@ -24,7 +24,7 @@ def uncollected() -> Iterator[None]:
 
 
 @contextmanager
-def uncounted() -> Iterator[None]:
+def gc_frozen() -> Iterator[None]:
     """Exclude all existing objects, such as PyTorch's modules, from garbage collection in a block (`gc.freeze`).
 
     Does nothing if the caller has frozen objects already: `gc.unfreeze` would release those too.

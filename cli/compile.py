@@ -80,7 +80,7 @@ def compile_command(
         from ..assembler.printer import show
         from ..base.files import check_target as check_file
         from ..base.files import write_text
-        from ..base.garbage import uncounted
+        from ..base.garbage import gc_frozen
         from ..host.model.file import SUFFIX, Part, write
         from ..host.tensors import check_target, save_tensors
         from ..isa.overlays import find
@@ -101,7 +101,7 @@ def compile_command(
                 check_file(path)
         if weights_path is not None:
             check_target(weights_path)
-        stack.enter_context(uncounted())  # PyTorch's modules stay
+        stack.enter_context(gc_frozen())  # PyTorch's modules stay
         steps.done(STEPS[0])
 
         def observe(name: str, made: object) -> None:

@@ -102,16 +102,16 @@ def _sim() -> list[Check]:
 
 def _csim() -> list[Check]:
     from ..base.errors import BoardError
-    from ..hw.versal.csim.build import MEND, compiler
+    from ..hw.versal.csim.build import INSTALL_HINT, compiler
 
     purpose = "rsn run --board csim: results by the machine's C++ sources"
     try:
         found = compiler()
     except BoardError:
-        return [Check("board csim", purpose, problem="no C++ compiler", mend=MEND)]
+        return [Check("board csim", purpose, problem="no C++ compiler", mend=INSTALL_HINT)]
     said = _said([found, "--version"])
     if said is None:  # building the C++ machine would be the real test, but takes too long
-        return [Check("board csim", purpose, problem=f"{found} does not run", mend=MEND)]
+        return [Check("board csim", purpose, problem=f"{found} does not run", mend=INSTALL_HINT)]
     version = re.search(r"\d+\.\d+(\.\d+)?", said)
     return [Check(f"board csim with {found}", purpose, version[0] if version else "", runs=("csim",))]
 

@@ -314,9 +314,9 @@ def _refuse_incomplete(program: Program, codes: Container[str]) -> None:
     """Raise `ProgramError` if a text lacks the buffers or op lists that its packets need. codes: the findings to look
     for."""
     from ..base.errors import ProgramError
-    from ..isa.verify import incomplete
+    from ..isa.verify import missing_declarations
 
-    found = [f for f in incomplete(program) if f.code in codes]
+    found = [f for f in missing_declarations(program) if f.code in codes]
     if found:
         raise ProgramError("\n".join(f"{f}\n  help: {f.help}" for f in found))
 

@@ -33,7 +33,7 @@ class BufferMap:
         self._stored: dict[str, int] = {}
         self._loaded: set[int] = set()
 
-    def around(self, bank: str, addr: int, store: bool) -> list[tuple[int, Buffer]]:
+    def candidates(self, bank: str, addr: int, store: bool) -> list[tuple[int, Buffer]]:
         """Return the buffers that hold address `addr` (address units), each with its position in the declarations.
 
         The likeliest buffer for a store or a load comes first.
@@ -55,7 +55,7 @@ class BufferMap:
                 found.sort(key=lambda entry: (entry[0] > stored, abs(entry[0] - stored)))
         return found
 
-    def touch(self, bank: str, order: int, store: bool) -> None:
+    def note_access(self, bank: str, order: int, store: bool) -> None:
         """Note a store to, or a load from, the buffer at position `order` of the declarations."""
         if store:
             self._stored[bank] = max(order, self._stored.get(bank, -1))

@@ -159,7 +159,7 @@ class Expansion:
     def where(self, unit: str, uop: int) -> str:
         """The source line, packet or list position of a unit's uOP; the unit's name if it has no such uOP."""
         run = self.sequences[unit]
-        return at(self.program, unit, int(run.origins[uop])) if uop < len(run) else unit
+        return place_of(self.program, unit, int(run.origins[uop])) if uop < len(run) else unit
 
     # -- off-chip memory ------------------------------------------------------------------------------------------
 
@@ -189,7 +189,7 @@ class Expansion:
         return out
 
 
-def at(program: Program, unit: str, origin: int) -> str:
+def place_of(program: Program, unit: str, origin: int) -> str:
     """Return the place of packet (or list position) `origin` of a unit.
 
     The place is the source line if known, else `packet N (word W)`, or `UNIT op N` for a unit with an op list.
@@ -200,7 +200,7 @@ def at(program: Program, unit: str, origin: int) -> str:
     return f"{unit} {place}" if place == f"op {origin}" else place
 
 
-def piece_name(buffers: Sequence[Buffer], unit: int, start: int, end: int) -> str:
+def region_name(buffers: Sequence[Buffer], unit: int, start: int, end: int) -> str:
     """Return the name of the buffer that holds elements start..end of a bank, and the piece of it: `x [0:128, 0:64]`.
 
     If several buffers hold them, the names are joined by `or`, and the piece is that of the first; if none does, the
@@ -224,7 +224,7 @@ def _piece(b: Buffer, start: int, end: int) -> str:
     return f"[{start}:{end}]"
 
 
-def most_uops(packet: Packet, overlay: Overlay) -> int:
+def uop_upper_bound(packet: Packet, overlay: Overlay) -> int:
     """Return an upper bound of the uOPs that a packet expands to at all its units together, without expanding it."""
     header = packet.header
     if not header.opcode:

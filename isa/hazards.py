@@ -26,7 +26,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ..base.finding import Finding
-from .expansion import Accesses, Expansion, Ints, piece_name
+from .expansion import Accesses, Expansion, Ints, region_name
 from .layout import BLOCK, BLOCK_COLS, BLOCK_ROWS
 from .program import Buffer, Layout, Role
 
@@ -130,7 +130,7 @@ class _Bank:
         for n, i in enumerate(accesses[:MAX_FOUND].tolist(), 1):
             unit, uop = self.a.units[self.a.unit[i]].name, int(self.a.uop[i])
             verb = "stores" if self.a.store[i] else "loads"
-            what = piece_name(self.buffers, self.x.overlay.address_unit, int(self.a.start[i]), int(self.a.end[i]))
+            what = region_name(self.buffers, self.x.overlay.address_unit, int(self.a.start[i]), int(self.a.end[i]))
             times = len(accesses) - MAX_FOUND + 1 if n == MAX_FOUND else 1
             message = f"{unit} uOP {uop} {verb} {what}{text}"
             yield Finding(code, message, self.x.where(unit, uop), warning, help, times)

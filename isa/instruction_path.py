@@ -21,7 +21,7 @@ from ..machine.steps import NEVER, Channel, Issue, Step, Steps
 from ..machine.traces import MAX_UOPS as MAX_TRACED
 from ..machine.traces import Items, TraceTable, UnitTraces, UntraceableError
 from ..machine.workload import MAX_UOPS, Workload
-from .expansion import Expansion, most_uops
+from .expansion import Expansion, uop_upper_bound
 from .fields import Record
 from .overlay import InstructionFormat, Overlay, one_uop
 from .packet import Header, Packet, expand, expand_window
@@ -72,7 +72,7 @@ class InstructionPath(Workload):
         """The instruction path of a program."""
         return InstructionPath(program.overlay, program.packets, program.preloaded)
 
-    def reaching(self, unit: str) -> Iterator[tuple[int, Packet]]:
+    def packets_for(self, unit: str) -> Iterator[tuple[int, Packet]]:
         """Yield the packets that select a unit, terminators included, with their numbers."""
         spec = self.overlay.by_unit[unit]
         for number, packet in enumerate(self.packets):
@@ -85,7 +85,7 @@ class InstructionPath(Workload):
         if self.overlay.by_unit[unit].kind in self.overlay.preloaded:
             yield from self.preloaded.get(unit, ())
             return
-        for _, packet in self.reaching(unit):
+        for _, packet in self.packets_for(unit):
             if not packet.header.last:
                 yield from expand(packet, self.overlay)
 
@@ -96,7 +96,7 @@ class InstructionPath(Workload):
         return [*_depths(machine)] * len(self._decoded())
 
     def uop_table(self, machine: Machine) -> UopTable:
-        if sum(most_uops(p, self.overlay) for p in self.packets) > MAX_UOPS:
+        if sum(uop_upper_bound(p, self.overlay) for p in self.packets) > MAX_UOPS:
             raise ProgramError(f"the program has more than {MAX_UOPS} uOPs")
         preloaded = {unit: tuple(ops) for unit, ops in self.preloaded.items()}
         return Expansion(Program(self.overlay, tuple(self.packets), preloaded)).uop_table

@@ -268,7 +268,7 @@ class KernelPatch:
 
 
 @dataclass(frozen=True, eq=False)
-class Kernels:
+class UnpackedProgram:
     """A program before packing: a sequence of mOPs per unit, without packets and terminators.
 
     sequences: the mOPs of each unit that packets drive, in execution order. patches: by parameter name;

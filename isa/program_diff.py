@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from .expansion import Expansion, Ints, piece_name
+from .expansion import Expansion, Ints, region_name
 from .fields import Record
 from .program import Patch, Program
 
@@ -281,7 +281,7 @@ def _memory(x: Expansion, unit: str, i: int) -> str:
         return ""
     step = x.overlay.address_unit
     start = (touch.addr + int(run.shifts[i])) * step
-    return piece_name([b for b in x.program.buffers if b.bank == touch.bank], step, start, start + touch.size)
+    return region_name([b for b in x.program.buffers if b.bank == touch.bank], step, start, start + touch.size)
 
 
 def _show(x: Expansion, unit: str, i: int) -> str:

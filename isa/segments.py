@@ -35,7 +35,7 @@ def segments(expansion: Expansion) -> list[StoredSegment]:
     """Return the segments of a program, sorted by unit and, within a unit, by their last store."""
     found = []
     for bank, accesses in expansion.accesses.items():
-        stored = owners(expansion.program, bank, accesses)
+        stored = accessed_buffers(expansion.program, bank, accesses)
         for unit, spec in enumerate(accesses.units):
             own = (accesses.unit == unit) & (stored >= 0) & accesses.store
             for order in np.unique(stored[own]).tolist():
@@ -46,7 +46,7 @@ def segments(expansion: Expansion) -> list[StoredSegment]:
     return sorted(found, key=lambda s: (s.unit, s.last))
 
 
-def owners(program: Program, bank: str, accesses: Accesses) -> npt.NDArray[np.int64]:
+def accessed_buffers(program: Program, bank: str, accesses: Accesses) -> npt.NDArray[np.int64]:
     """Return for each access of a bank the index in `program.buffers` of the buffer that it accesses, -1 if none.
 
     Buffers that share memory are filled one after the other, in the order of their declaration: the n-th store to an

@@ -14,10 +14,10 @@ import numpy as np
 
 from ..base.errors import DeadlockError, ProgramError
 from ..base.finding import Finding as Finding
-from ..base.garbage import uncollected
+from ..base.garbage import gc_disabled
 from ..machine.balance import Balance, balance
 from ..machine.plan import Plan
-from .expansion import Accesses, Expansion, Ints, at, most_uops
+from .expansion import Accesses, Expansion, Ints, place_of, uop_upper_bound
 from .hazards import hazards
 from .instruction_path import InstructionPath
 from .overlay import Overlay
@@ -31,7 +31,7 @@ MAX_VALUES = 64
 """Largest number of values of a run-time parameter that changes addresses: the check tries all of them."""
 
 
-@uncollected()
+@gc_disabled()
 def verify(program: Program) -> list[Finding]:
     """Check what a loader requires: headers, terminators, ranges, memory bounds, parameters.
 
@@ -49,7 +49,7 @@ def require(program: Program) -> None:
         raise ProgramError("\n".join(str(f) for f in errors[:5]) + more)
 
 
-def incomplete(program: Program) -> list[Finding]:
+def missing_declarations(program: Program) -> list[Finding]:
     """Find declarations that a program disassembled from a bare image lacks: buffers (A01) and op lists (M05).
 
     A01: the program accesses a memory without a buffer. M05: no unit with an op list has ops, but other units exchange
@@ -58,7 +58,7 @@ def incomplete(program: Program) -> list[Finding]:
     without = set(program.overlay.banks) - {b.bank for b in program.buffers}
     if not without and not _lists_missing(program):
         return []
-    if sum(most_uops(p, program.overlay) for p in program.packets) > MAX_UOPS:
+    if sum(uop_upper_bound(p, program.overlay) for p in program.packets) > MAX_UOPS:
         return []  # P01
     expansion = Expansion(program)
     out = [f for f in _bounds(expansion, _Memory(program), without) if f.code == "A01"]
@@ -74,12 +74,12 @@ def missing_op_lists(program: Program, counted: Balance | None) -> list[Finding]
     kind_of = {u.name: u.kind for u in program.overlay.units}
     found: dict[str, Finding] = {}
     for i in counted.uneven if counted is not None and _lists_missing(program) else ():
-        kind = kind_of[i.other]
+        kind = kind_of[i.peer]
         if kind in preloaded and kind not in found:
             verb = f"sends {i.sent} words to" if i.sent else f"waits for {i.received} words from"
-            text = f"no {kind} has ops, but {i.unit} {verb} {i.other}"
+            text = f"no {kind} has ops, but {i.unit} {verb} {i.peer}"
             way_out = (
-                f"write the ops of each {kind} that works, as a section `{i.other} {{ ... }}`; a bare image does not "
+                f"write the ops of each {kind} that works, as a section `{i.peer} {{ ... }}`; a bare image does not "
                 "hold them: rsn dis --raw IMAGE --mme OPS.json"
             )
             found[kind] = Finding("M05", text, i.where, help=way_out)
@@ -100,7 +100,7 @@ def _too_large(program: Program) -> list[Finding]:
     return [Finding("P09", text, "program", True, "give the host a larger buffer, or store in larger pieces")]
 
 
-@uncollected()
+@gc_disabled()
 def check(program: Program, *, roles: bool = True, op_lists: bool = True) -> list[Finding]:
     """Check everything that can be decided without a run: `verify`, streams, hazards, contents of tiles, parameters.
 
@@ -195,7 +195,7 @@ def _deep_enough(plan: Plan[Overlay], longest: int) -> int | None:
 
 def _loadable(program: Program) -> tuple[list[Finding], Expansion | None]:
     findings = [*_buffers(program), *_preloaded(program)]
-    total = sum(most_uops(p, program.overlay) for p in program.packets)
+    total = sum(uop_upper_bound(p, program.overlay) for p in program.packets)
     if total > MAX_UOPS:
         text = f"expands to {total} uOPs; at most {MAX_UOPS} are allowed"
         return [*findings, *_parameters(program), Finding("P01", text, "program", help="split the program")], None
@@ -301,7 +301,7 @@ def _moved_accesses(program: Program, memory: _Memory, p: Parameter, patch: Patc
         return
     for value in _values(p, patch):
         packets = [_patched(program, patch, value)]
-        if most_uops(packets[0], overlay) > MAX_UOPS:
+        if uop_upper_bound(packets[0], overlay) > MAX_UOPS:
             yield Finding("P01", f"with {p.name} at its limit the program has too many uOPs", where)
             return
         moved = Expansion(dataclasses.replace(program, packets=tuple(packets), preloaded={}, parameters=(), places=()))
@@ -326,7 +326,7 @@ def _moving_streams(program: Program) -> Iterator[Finding]:
         for p, patch in patches:
             packets[patch.packet] = _patched(now, patch, patch.value(p.low if end == "lowest" else p.high))
             now = dataclasses.replace(now, packets=tuple(packets))
-        if sum(most_uops(p, program.overlay) for p in packets) > MAX_UOPS:
+        if sum(uop_upper_bound(p, program.overlay) for p in packets) > MAX_UOPS:
             yield Finding("P01", f"with all parameters at their {end}, more than {MAX_UOPS} uOPs", "program")
             return
         for finding in balance(Expansion(now).uop_table).findings[:1]:
@@ -344,7 +344,7 @@ def _packets(program: Program) -> Iterator[Finding]:
         form = overlay.by_opcode[header.opcode]
         kind = overlay.by_kind[form.kind]
         units = overlay.selected(header.opcode, header.mask)
-        where = at(program, units[0].name if units else "", number)
+        where = place_of(program, units[0].name if units else "", number)
         if not units:
             text = f"mask {header.mask:#b} selects no {form.kind}"
             yield Finding("P02", text, where, warning=True, help="drop the packet, or set the bits of its units")
@@ -361,7 +361,7 @@ def _packets(program: Program) -> Iterator[Finding]:
             yield Finding("P08", "a packet without mOPs does nothing", where, warning=True, help="drop it")
         for unit in units:
             if unit.name in ended:
-                since = at(program, unit.name, ended[unit.name])
+                since = place_of(program, unit.name, ended[unit.name])
                 text = f"{unit.name} has ended; this packet would block the dispatcher for ever"
                 way_out = "drop it: it was ended before" if header.last else "move it before the terminator"
                 yield Finding("P04", text, where, help=f"{way_out} ({since})")
@@ -388,11 +388,11 @@ def _ignored_bits(program: Program) -> Iterator[Finding]:
                 known[mop] = tuple(overlay.lint(mop))
             for text in known[mop]:
                 unit = overlay.by_kind[overlay.by_opcode[packet.header.opcode].kind][0].name
-                yield Finding("U02", text, at(program, unit, number), True, way_out)
+                yield Finding("U02", text, place_of(program, unit, number), True, way_out)
     for unit, ops in program.preloaded.items():
         for i, op in enumerate(ops):
             for text in overlay.lint(op):
-                yield Finding("U02", f"{unit}: {text}", at(program, unit, i), True, way_out)
+                yield Finding("U02", f"{unit}: {text}", place_of(program, unit, i), True, way_out)
 
 
 def _uops(expansion: Expansion) -> Iterator[Finding]:

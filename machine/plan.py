@@ -16,7 +16,7 @@ from .timing import Timing
 from .traces import Traces, UntraceableError, trace_workload
 from .workload import Workload
 
-WORTHWHILE = 100_000
+NUMBA_MIN_FIRINGS = 100_000
 """Firings of all runs of a plan from which on numba is used. Loading it with the engine's cached code takes 0.4 s, as
 long as 150,000 firings in Python; the limit is lower because a process often runs a second program."""
 
@@ -64,7 +64,7 @@ class Plan(Generic[M]):
         traces = self._traces
         if traces is not None:
             self._firings += traces.firings
-            worthwhile = self._firings >= WORTHWHILE or "numba" in sys.modules
+            worthwhile = self._firings >= NUMBA_MIN_FIRINGS or "numba" in sys.modules
             if worthwhile and available() and loads():
                 return run_traces(traces, machine, record=record)
         net = ProcessNetwork(machine, **self._program, record=record)

@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from ..base.garbage import uncollected
+from ..base.garbage import gc_disabled
 from .description import FREE, Machine
 from .event_log import StepSignature
 from .executor import ProcessNetwork
@@ -30,7 +30,7 @@ from .workload import Workload
 Ints = npt.NDArray[np.int32]
 Floats = npt.NDArray[np.float64]
 
-MAX_IN_ONE = 1 << 16
+MAX_KERNEL_STEPS = 1 << 16
 """Largest number of steps of one kernel. A malformed uOP may ask for billions and yet block at its second in a run."""
 MAX_STEPS = 1 << 22
 """Largest number of steps of all traced kernels."""
@@ -94,7 +94,7 @@ class Traces:
         return out
 
 
-@uncollected()
+@gc_disabled()
 def trace_workload(
     machine: Machine,
     workload: Workload | Mapping[str, Iterable[Any]],
@@ -193,7 +193,7 @@ class TraceTable:
         rows: list[StepSignature | Fork] = []
         last: tuple[Any, ...] = ()
         times = 0
-        limit = min(self.steps + MAX_IN_ONE, MAX_STEPS)
+        limit = min(self.steps + MAX_KERNEL_STEPS, MAX_STEPS)
 
         def flush() -> None:
             if times:

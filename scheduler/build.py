@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from ..base.garbage import uncollected
+from ..base.garbage import gc_disabled
 from ..isa.overlay import Overlay
-from ..isa.program import Kernels, Program
+from ..isa.program import Program, UnpackedProgram
 from .best import Best, Chosen, choose
 from .graph import LayerGraph
 from .lower import Lowered, Weights, lower
@@ -23,7 +23,7 @@ class Built:
     program: Program
     weights: Weights
     chosen: Chosen
-    kernels: Kernels
+    kernels: UnpackedProgram
 
 
 Progress = Callable[[float], None]
@@ -48,7 +48,7 @@ class Passes:
 
     choose: Callable[[LayerGraph, Overlay, Best, Progress], Chosen] = choose
     lower: Callable[[LayerGraph, Overlay, Schedule], Lowered] = lower
-    pack: Callable[[Kernels, Starts | None], Program] = pack
+    pack: Callable[[UnpackedProgram, Starts | None], Program] = pack
     observe: Observe = _unobserved
 
 
@@ -79,7 +79,7 @@ def rebuild(built: Built, network: LayerGraph, overlay: Overlay, passes: Passes 
 
 
 def _built(network: LayerGraph, overlay: Overlay, chosen: Chosen, passes: Passes, before: Built | None) -> Built:
-    with uncollected():
+    with gc_disabled():
         lowered = passes.lower(network, overlay, chosen.schedule)
         passes.observe("lower", _made("lower", lowered, Lowered))
         if before is not None and _is_same(lowered.kernels, before.kernels):
@@ -90,10 +90,10 @@ def _built(network: LayerGraph, overlay: Overlay, chosen: Chosen, passes: Passes
         return Built(program, lowered.weights, chosen, lowered.kernels)
 
 
-def _is_same(kernels: Kernels, before: Kernels) -> bool:
+def _is_same(kernels: UnpackedProgram, before: UnpackedProgram) -> bool:
     """Whether both make the same program, apart from the scale and shift of its outputs."""
 
-    def all_but_scales(k: Kernels) -> tuple[object, ...]:
+    def all_but_scales(k: UnpackedProgram) -> tuple[object, ...]:
         plain = [replace(b, scale=None, shift=None) for b in k.buffers]
         return k.sequences, k.preloaded, plain, k.parameters, k.patches
 

@@ -20,7 +20,7 @@ from ..isa.fields import Record
 from ..isa.layout import BLOCK, BLOCK_COLS, BLOCK_ROWS, UNIT, block, padded
 from ..isa.overlay import Overlay
 from ..isa.overlays.xnn import formats as f
-from ..isa.program import Buffer, KernelPatch, Kernels, Layout, Parameter, Role
+from ..isa.program import Buffer, KernelPatch, Layout, Parameter, Role, UnpackedProgram
 from ..machine.timing import Timing
 from .graph import Array, AttentionLayer, LayerGraph
 from .groups import plan
@@ -174,7 +174,7 @@ class KernelBuilder:
             return Access(peer, store, addr, rows * cols)
         return Access(peer, store, addr, cols, rows, width)
 
-    def finish(self) -> Kernels:
+    def finish(self) -> UnpackedProgram:
         """Order the DDR accesses and make the uOP chain of every Mem. Raises `DeadlockError` if list scheduling finds
         that the program cannot end."""
         patches: dict[str, list[KernelPatch]] = {}
@@ -193,7 +193,7 @@ class KernelBuilder:
         else:
             sequences["DDR"] = tuple(order_accesses(self.tiles, self.interleave))
         max_lengths = {_length_name(i): span.rows for i, span in enumerate(self.spans)}
-        return Kernels(
+        return UnpackedProgram(
             overlay=self.overlay,
             sequences={u: s for u, s in sequences.items() if s},
             preloaded=preloaded,

@@ -10,7 +10,7 @@ from ..base.errors import UnsupportedError
 from ..isa.fields import Record
 from ..isa.layout import BLOCK_ROWS, UNIT
 from ..isa.overlay import Overlay
-from ..isa.program import Buffer, Kernels, Layout, Role
+from ..isa.program import Buffer, Layout, Role, UnpackedProgram
 from ..machine.timing import Timing
 from . import bias
 from .attention_unfused import lower_as, place_as
@@ -27,7 +27,7 @@ from .schedule import Schedule
 class Lowered:
     """The result of lowering: kernel sequences, and the weights as stored off chip."""
 
-    kernels: Kernels
+    kernels: UnpackedProgram
     weights: Weights
     found: Timing | None = None
     """The run of list scheduling, without the instruction path; None for other orders of DDR accesses."""

@@ -24,7 +24,7 @@ from ..isa.fields import Record
 from ..isa.instruction_path import InstructionPath
 from ..isa.overlay import InstructionFormat, Overlay
 from ..isa.packet import MAX_WINDOW, Header, Packet
-from ..isa.program import Kernels, Parameter, Patch, Place, Program
+from ..isa.program import Parameter, Patch, Place, Program, UnpackedProgram
 from ..machine.jit import machine_code
 from ..machine.plan import execute
 from ..machine.timing import Timing
@@ -60,7 +60,7 @@ Starts = Mapping[str, Sequence[tuple[float, int]]]
 """When each mOP's first uOP begins, by unit: seconds, and a number that orders equal times by dependency."""
 
 
-def pack(kernels: Kernels, starts: Starts | None = None) -> Program:
+def pack(kernels: UnpackedProgram, starts: Starts | None = None) -> Program:
     """Pack kernel sequences into a program. starts: from a run of these kernels; None runs them here. Raises
     `DeadlockError` or `ProgramError` if the kernels do not fit together (e.g. more sends than receives)."""
     overlay = kernels.overlay
@@ -77,7 +77,7 @@ def pack(kernels: Kernels, starts: Starts | None = None) -> Program:
         return alone
 
 
-def _check(kernels: Kernels) -> None:
+def _check(kernels: UnpackedProgram) -> None:
     for unit, ops in kernels.preloaded.items():
         _, capacity = kernels.overlay.preloaded[kernels.overlay.by_unit[unit].kind]
         if len(ops) > capacity:
@@ -92,7 +92,7 @@ def _form(overlay: Overlay, unit: str, mop: Record) -> InstructionFormat:
     raise ProgramError(f"{type(mop).__name__} does not program {unit} on overlay {overlay.name}")
 
 
-def uops_of(kernels: Kernels) -> dict[str, list[Any]]:
+def uops_of(kernels: UnpackedProgram) -> dict[str, list[Any]]:
     """Expand the mOPs of every unit to uOPs, each mOP issued once."""
     return issued(kernels.overlay, kernels.sequences)[0]
 
@@ -129,7 +129,7 @@ def starts_of(run: Timing, firsts: Firsts) -> dict[str, list[tuple[float, int]]]
     return out
 
 
-def _starts(kernels: Kernels) -> Starts:
+def _starts(kernels: UnpackedProgram) -> Starts:
     issues, firsts = issued(kernels.overlay, kernels.sequences)
 
     def where(unit: str, origin: int) -> str:
@@ -144,7 +144,7 @@ def _starts(kernels: Kernels) -> Starts:
     return starts_of(execute(kernels.overlay, {**issues, **kernels.preloaded}, where=where), firsts)
 
 
-def _cut(unit: str, kernels: Kernels) -> list[_Piece]:
+def _cut(unit: str, kernels: UnpackedProgram) -> list[_Piece]:
     """Cut the sequence of one unit into packets: with loops if the decoder loops over a window, else with runs of
     repeated mOPs."""
     mops = kernels.sequences[unit]
@@ -332,7 +332,7 @@ def _run_lengths(flags: npt.NDArray[np.bool_]) -> npt.NDArray[np.int64]:
     return following - positions
 
 
-def _assemble(kernels: Kernels, pieces: dict[str, list[_Piece]], starts: Starts, share: bool) -> Program:
+def _assemble(kernels: UnpackedProgram, pieces: dict[str, list[_Piece]], starts: Starts, share: bool) -> Program:
     """Merge the packets of all units in the order of their first uOPs, with the terminators last. share: equal packets
     of units of one kind become one packet."""
     overlay = kernels.overlay

@@ -17,7 +17,7 @@ import numpy.typing as npt
 from ...base.durations import duration
 from ...base.errors import ProgramError
 from ...base.files import replacing
-from ...isa.expansion import Expansion, at
+from ...isa.expansion import Expansion, place_of
 from ...isa.fields import Record
 from ...machine.executor import ProcessNetwork
 from ...machine.steps import Channel, Step, Steps
@@ -111,7 +111,7 @@ def stop(machine: Machine, banks: Mapping[str, Array] | None, unit: str, number:
         unit=unit,
         number=number,
         uop=_shown(net.held),
-        where=at(machine.program, unit, origin),
+        where=place_of(machine.program, unit, origin),
         clock=clock + launch_seconds(overlay),
         arrays=arrays,
         flags=flags,

@@ -17,7 +17,7 @@ from .timeline import Floats, Timeline
 
 
 @dataclass(frozen=True)
-class Port:
+class MemoryPort:
     """A unit that moves bytes off chip. rates: names of the rates that it uses. bytes: moved in the run. ceiling: bytes
     per second if it never waited."""
 
@@ -59,7 +59,7 @@ class Roofline:
     mix: float
     units: int
     best: str
-    ports: tuple[Port, ...]
+    ports: tuple[MemoryPort, ...]
     whole: Point
     segments: tuple[Point, ...]
 
@@ -133,7 +133,7 @@ def _spread(timeline: Timeline, unit: str, flops: Floats, computing: Floats, edg
     return timeline.binned(timeline.start[rows], timeline.start[rows] + took, took * rate[op], edges)
 
 
-def _ports(timeline: Timeline) -> list[Port]:
+def _ports(timeline: Timeline) -> list[MemoryPort]:
     """Find the units that move bytes off chip."""
     machine = timeline.machine
     overlay = machine.program.overlay
@@ -147,11 +147,11 @@ def _ports(timeline: Timeline) -> list[Port]:
         moved = {n: b for n, b in moved.items() if b}
         if moved:
             seconds = sum(b * overlay.seconds[n] for n, b in moved.items())
-            out.append(Port(spec.name, tuple(moved), sum(moved.values()), sum(moved.values()) / seconds))
+            out.append(MemoryPort(spec.name, tuple(moved), sum(moved.values()), sum(moved.values()) / seconds))
     return out
 
 
-def _moved(timeline: Timeline, port: Port, edges: Floats) -> Floats:
+def _moved(timeline: Timeline, port: MemoryPort, edges: Floats) -> Floats:
     """Return the bytes that a port moves between neighbouring edges, in seconds."""
     if len(edges) < 2:
         return np.zeros(0)

@@ -21,7 +21,7 @@ from ...isa.fields import Record
 from ...isa.layout import BLOCK_COLS
 from ...isa.overlay import Overlay
 from ...isa.program import Layout, Program
-from ...isa.segments import owners
+from ...isa.segments import accessed_buffers
 from .explain import Explanation
 from .machine import causes, launch_seconds
 from .timeline import Floats, Ints, Timeline, Track
@@ -293,7 +293,7 @@ class _Scene:
             mine = [i for i, u in enumerate(accesses.units) if u.name == unit]
             if mine:
                 rows = np.flatnonzero(accesses.unit == mine[0])
-                about = owners(self.program, bank, accesses)[rows]
+                about = accessed_buffers(self.program, bank, accesses)[rows]
                 unit_of = self.overlay.address_unit
                 offsets = np.array([b.offset * unit_of for b in self.program.buffers] or [0], np.int64)
                 at = accesses.start[rows] - np.where(about >= 0, offsets[about], 0)

@@ -26,10 +26,10 @@ import numpy.typing as npt
 
 from ...base.durations import duration
 from ...base.files import replacing
-from ...isa.expansion import Expansion, at, piece_name
+from ...isa.expansion import Expansion, place_of, region_name
 from ...isa.fields import Record
 from ...isa.packet import Packet
-from ...isa.segments import owners
+from ...isa.segments import accessed_buffers
 from ...machine.event_log import FIRST_WORD, LAST_WORD
 from .machine import Machine, launch_seconds
 from .timeline import Floats, Ints, Timeline, Track
@@ -62,7 +62,7 @@ a run of nanoseconds."""
 def write_trace(timeline: Timeline, path: str | os.PathLike[str]) -> None:
     """Write the trace of a run, compressed if `path` ends in .gz; a write that fails changes no file. Raises `OSError`
     with `path`."""
-    picture = Picture(timeline)
+    picture = TraceEvents(timeline)
     encode = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode
     with replacing(path) as temporary, _opened(temporary, compressed=Path(path).suffix == ".gz") as file:
         file.write('{"traceEvents":[\n')
@@ -76,7 +76,7 @@ def write_trace(timeline: Timeline, path: str | os.PathLike[str]) -> None:
 
 def events(timeline: Timeline) -> Iterator[Event]:
     """Yield the events of a run's trace, in the order of the file."""
-    return Picture(timeline).events()
+    return TraceEvents(timeline).events()
 
 
 @contextmanager
@@ -181,7 +181,7 @@ class Flows:
         return dataclasses.replace(self, **columns)
 
 
-class Picture:
+class TraceEvents:
     """The events of a run's trace: names, slices, flows and counters."""
 
     def __init__(self, timeline: Timeline) -> None:
@@ -271,7 +271,7 @@ class Picture:
             for first, begin, count, number, origin, cause, busy, start, took in rows:
                 place = where.get(origin)
                 if place is None:
-                    place = where[origin] = at(program, name, origin)
+                    place = where[origin] = place_of(program, name, origin)
                 if is_unit:
                     title = titles.uop(name, number) + (f" and {count - 1} more" if count > 1 else "")
                     args: dict[str, Any] = {"uop": number, "where": place, "busy": busy}
@@ -397,7 +397,7 @@ class Titles:
         self._packets: dict[int, str] = {}
         self._about: dict[str, dict[int, int]] = {}
         for bank, accesses in self.expansion.accesses.items():
-            rows = zip(accesses.unit, accesses.uop, owners(self.program, bank, accesses), strict=True)
+            rows = zip(accesses.unit, accesses.uop, accessed_buffers(self.program, bank, accesses), strict=True)
             for by, uop, number in rows:
                 self._about.setdefault(accesses.units[by].name, {})[int(uop)] = int(number)
 
@@ -409,7 +409,7 @@ class Titles:
         touch = self.program.overlay.transfer(unit, self.expansion.uops[kind])
         words = self._words.get((kind, touch is not None))
         if words is None:
-            words = self._words[kind, touch is not None] = spelled(self.expansion.uops[kind], touch is not None)
+            words = self._words[kind, touch is not None] = format_fields(self.expansion.uops[kind], touch is not None)
         if touch is None:
             return words or "nothing"
         step = self.program.overlay.address_unit
@@ -417,7 +417,7 @@ class Titles:
         about = self._about[unit][number]
         end = start + touch.size
         held = [self.program.buffers[about]] if about >= 0 else []
-        return f"{'store' if touch.store else 'load'} {piece_name(held, step, start, end)}" + (
+        return f"{'store' if touch.store else 'load'} {region_name(held, step, start, end)}" + (
             f" {words}" if words else ""
         )
 
@@ -440,7 +440,7 @@ def _packet(number: int, packet: Packet, x: Expansion) -> str:
     return f"packet {number}: {many} for {whom}" + (f", {header.reuse} times" if header.reuse != 1 else "")
 
 
-def spelled(uop: Any, touches: bool) -> str:
+def format_fields(uop: Any, touches: bool) -> str:
     """Format the fields of a uOP that are set, in the words of the assembler: flags, streams, numbers.
 
     touches: whether the title names the memory that the uOP accesses, so that address, size and direction are left out.

@@ -7,7 +7,7 @@ import pytest
 from rsn.assembler.parser import parse
 from rsn.base.errors import SourceError
 from rsn.isa.overlays.xnn import formats as f
-from rsn.isa.program import Kernels, Patch, Place, Program
+from rsn.isa.program import Patch, Place, Program, UnpackedProgram
 
 HEAD = """\
 overlay xnn
@@ -17,9 +17,9 @@ buffer w lpddr 1024x512 blocked weight
 """
 
 
-def kernels(text: str) -> Kernels:
+def kernels(text: str) -> UnpackedProgram:
     made = parse(HEAD + text, "k.rsn")
-    assert isinstance(made, Kernels)
+    assert isinstance(made, UnpackedProgram)
     return made
 
 

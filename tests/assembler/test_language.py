@@ -13,12 +13,12 @@ from rsn.assembler.spelling import KEYWORDS, NAME
 from rsn.base.errors import SourceError
 from rsn.isa.overlays import OVERLAYS
 from rsn.isa.overlays.xnn import formats as f
-from rsn.isa.program import Buffer, KernelPatch, Kernels, Layout, Parameter, Patch, Place, Program, Role
+from rsn.isa.program import Buffer, KernelPatch, Layout, Parameter, Patch, Place, Program, Role, UnpackedProgram
 
 
-def kernels(text: str) -> Kernels:
+def kernels(text: str) -> UnpackedProgram:
     made = parse(text, "k.rsn")
-    assert isinstance(made, Kernels)
+    assert isinstance(made, UnpackedProgram)
     return made
 
 

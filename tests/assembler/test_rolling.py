@@ -7,10 +7,10 @@ import time
 
 import pytest
 
-from rsn.assembler.lines import NUMBER, TextRow, written
+from rsn.assembler.lines import NUMBER, TextRow, render_nodes
 from rsn.assembler.parser import parse
 from rsn.assembler.printer import show
-from rsn.assembler.rolling import rolled
+from rsn.assembler.rolling import roll_loops
 from rsn.isa.overlays.xnn import XNN
 from rsn.isa.packet import Packet
 from rsn.isa.program import Program
@@ -102,19 +102,19 @@ def test_numbers_without_order_take_bounded_time() -> None:
     """Every two lines could be a loop of two rounds."""
     draw = random.Random(0).randrange
     begin = time.process_time()
-    rolled([TextRow(("x ", NUMBER), (draw(1 << 20),)) for _ in range(6000)], 120)
+    roll_loops([TextRow(("x ", NUMBER), (draw(1 << 20),)) for _ in range(6000)], 120)
     assert time.process_time() - begin < 10
 
 
 def test_loops_in_loops_are_found_whatever_their_length() -> None:
     numbers = [i + 20 * j + 700 * k + 9 * m for m in range(6) for k in range(11) for j in range(9) for i in range(7)]
-    (node,) = rolled([TextRow(("x ", NUMBER), (n,)) for n in numbers], 120)
-    assert written([node], (), 120) == [
+    (node,) = roll_loops([TextRow(("x ", NUMBER), (n,)) for n in numbers], 120)
+    assert render_nodes([node], (), 120) == [
         "for i in 0..6 { for j in 0..11 { for k in 0..9 { for l in 0..7 { x i*9+j*700+k*20+l } } } }"
     ]
 
 
 def test_numbers_beyond_64_bits_stay_as_they_are() -> None:
     numbers = [1 << 70, 1 << 70, 1 << 70, (1 << 70) + 1, -(1 << 63), (1 << 63) - 1]
-    nodes = rolled([TextRow(("x ", NUMBER), (n,)) for n in numbers], 120)
-    assert written(nodes, (), 120) == [f"for 3 {{ x {1 << 70} }}", *(f"x {n}" for n in numbers[3:])]
+    nodes = roll_loops([TextRow(("x ", NUMBER), (n,)) for n in numbers], 120)
+    assert render_nodes(nodes, (), 120) == [f"for 3 {{ x {1 << 70} }}", *(f"x {n}" for n in numbers[3:])]

@@ -13,7 +13,7 @@ from rsn.assembler.container import dumps, loads
 from rsn.assembler.formatter import format_text
 from rsn.assembler.parser import parse
 from rsn.assembler.printer import show
-from rsn.assembler.slices import SliceError, cut, uncut
+from rsn.assembler.slices import SliceError, bounds_of, cut
 from rsn.isa.fields import Field, Record
 from rsn.isa.overlay import InstructionFormat, Overlay
 from rsn.isa.overlays import OVERLAYS
@@ -245,7 +245,7 @@ def test_slices_invert(grid: tuple[int, int, int, int], ends: tuple[int, int, in
         chunks = cut(buffer, bounds, unit)
     except SliceError:
         return
-    found = uncut(buffer, chunks, unit)
+    found = bounds_of(buffer, chunks, unit)
     assert found is not None
     assert cut(buffer, found, unit) == chunks
     assert chunks.size * chunks.chunks == (bottom - top) * step_r * (right - left) * step_c

@@ -20,7 +20,7 @@ from rsn.assembler.parser import parse
 from rsn.cli.main import main
 from rsn.hw.sim.machine import simulate
 from rsn.isa.packet import Packet
-from rsn.isa.program import Kernels, Program, Role
+from rsn.isa.program import Program, Role, UnpackedProgram
 from rsn.isa.verify import check, dry_run
 from rsn.scheduler.pack import pack
 from rsn.tests.effort import examples
@@ -37,7 +37,7 @@ def rsn(*args: object) -> Result:
 
 def assembled(text: str, name: str) -> Program:
     kernels = parse(text, name)
-    return pack(kernels) if isinstance(kernels, Kernels) else kernels
+    return pack(kernels) if isinstance(kernels, UnpackedProgram) else kernels
 
 
 # -- the programs that ship -----------------------------------------------------------------------------------------

@@ -14,7 +14,7 @@ from rsn.assembler import container
 from rsn.assembler.parser import parse
 from rsn.cli.main import main
 from rsn.isa.packet import Packet
-from rsn.isa.program import Kernels, Program
+from rsn.isa.program import Program, UnpackedProgram
 from rsn.scheduler.pack import pack
 
 FIG10 = Path(str(package.__file__)).parent / "programs" / "fig10.rsn"
@@ -29,7 +29,7 @@ def rsn(*args: object) -> Result:
 
 def assembled(text: str, name: str) -> Program:
     kernels = parse(text, name)
-    assert isinstance(kernels, Kernels)
+    assert isinstance(kernels, UnpackedProgram)
     return pack(kernels)
 
 

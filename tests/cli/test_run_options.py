@@ -18,7 +18,7 @@ from rsn.assembler.parser import parse
 from rsn.cli.main import main
 from rsn.hw.sim.explain import explain
 from rsn.hw.sim.machine import Machine
-from rsn.isa.program import Kernels, Program
+from rsn.isa.program import Program, UnpackedProgram
 from rsn.scheduler.pack import pack
 
 FOLDER = Path(container.__file__).parent.parent / "programs"
@@ -33,7 +33,7 @@ def rsn(*args: object) -> Result:
 
 def program(name: str) -> Program:
     source = parse((FOLDER / f"{name}.rsn").read_text(encoding="utf-8"), f"{name}.rsn")
-    return pack(source) if isinstance(source, Kernels) else source
+    return pack(source) if isinstance(source, UnpackedProgram) else source
 
 
 @pytest.fixture(scope="module")

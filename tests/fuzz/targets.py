@@ -23,7 +23,7 @@ from rsn.isa.overlay import Overlay
 from rsn.isa.overlays import OVERLAYS
 from rsn.isa.overlays.xnn import XNN
 from rsn.isa.packet import Header, Words, encode_image
-from rsn.isa.program import Kernels, Program
+from rsn.isa.program import Program, UnpackedProgram
 from rsn.isa.statistics import count
 from rsn.scheduler.pack import pack
 
@@ -134,8 +134,8 @@ def text(data: bytes) -> str:
     laid = format_text(source, "fuzzed.rsn")
     assert format_text(laid, "fuzzed.rsn") == laid
     again = parse(laid, "fuzzed.rsn")
-    if isinstance(program, Kernels):
-        assert isinstance(again, Kernels)
+    if isinstance(program, UnpackedProgram):
+        assert isinstance(again, UnpackedProgram)
         assert again.sequences == program.sequences
         return "kernels"
     assert isinstance(again, Program)
@@ -175,7 +175,7 @@ def seeds(target: str) -> tuple[bytes, ...]:
 def shipped() -> list[Program]:
     """The programs of programs/, packed, and a hand-made one."""
     sources = [parse_file(path) for path in sorted(PROGRAMS.glob("*.rsn"))] + [parse(_EVERYTHING, "everything.rsn")]
-    return [pack(s) if isinstance(s, Kernels) else s for s in sources]
+    return [pack(s) if isinstance(s, UnpackedProgram) else s for s in sources]
 
 
 _EVERYTHING = """\

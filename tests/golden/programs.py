@@ -26,7 +26,7 @@ from rsn.assembler import container
 from rsn.assembler.parser import parse_file
 from rsn.hw.sim.machine import Machine, launch_seconds
 from rsn.isa.overlays import OVERLAYS, find
-from rsn.isa.program import Kernels, Program
+from rsn.isa.program import Program, UnpackedProgram
 from rsn.rsnlib.models import preset
 from rsn.rsnlib.pipeline import Pipeline
 from rsn.scheduler.best import schedule_named
@@ -160,7 +160,7 @@ def _whole_numbers(batch: int, seq: int) -> Made:
 
 def _shipped(path: Path) -> Made:
     source = parse_file(path)
-    return Made(pack(source) if isinstance(source, Kernels) else source)
+    return Made(pack(source) if isinstance(source, UnpackedProgram) else source)
 
 
 def cases() -> dict[str, Callable[[], Made]]:

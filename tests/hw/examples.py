@@ -14,7 +14,7 @@ from rsn.assembler.parser import parse
 from rsn.host import tensors
 from rsn.hw.sim.machine import Machine
 from rsn.isa.overlays import XNN, XNN_BASE
-from rsn.isa.program import Kernels, Program, Role
+from rsn.isa.program import Program, Role, UnpackedProgram
 from rsn.scheduler.build import build
 from rsn.scheduler.graph import Activation, AttentionLayer, Gemm, LayerGraph, Norm, Output
 from rsn.scheduler.pack import pack
@@ -81,7 +81,7 @@ def built(network: LayerGraph, base: bool = False) -> Example:
 
 def assembled(text: str, file: str = "t.rsn") -> Program:
     source = parse(text, file)
-    return pack(source) if isinstance(source, Kernels) else source
+    return pack(source) if isinstance(source, UnpackedProgram) else source
 
 
 @cache

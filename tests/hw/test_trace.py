@@ -21,9 +21,9 @@ from rsn.base.durations import duration
 from rsn.hw.sim import trace
 from rsn.hw.sim.machine import Machine
 from rsn.hw.sim.timeline import Timeline
-from rsn.hw.sim.trace import UNITS, Picture, Titles, events, microseconds, round_up, write_trace
+from rsn.hw.sim.trace import UNITS, Titles, TraceEvents, events, microseconds, round_up, write_trace
 from rsn.isa.overlays import XNN
-from rsn.isa.program import Kernels, Program
+from rsn.isa.program import Program, UnpackedProgram
 from rsn.scheduler.graph import Activation, AttentionLayer, Gemm, LayerGraph, Norm, Output
 from rsn.scheduler.lower import lower
 from rsn.scheduler.pack import pack
@@ -58,7 +58,7 @@ def program(name: str) -> Program:
         return pack(lower(encoder(2), XNN, PAPER).kernels)
     file = FOLDER / f"{name}.rsn"
     kernels = parse(file.read_text(encoding="utf-8"), file.name)
-    return pack(kernels) if isinstance(kernels, Kernels) else kernels
+    return pack(kernels) if isinstance(kernels, UnpackedProgram) else kernels
 
 
 @cache
@@ -467,7 +467,7 @@ def test_slices_of_packets_hold_all_uops() -> None:
     assert count == {k.name: len(k.number) for k in t.tracks if k.name in count}
     packets = Counter((e["tid"], e["args"]["where"]) for e in slices)
     assert set(packets.values()) == {1}
-    notes = Picture(t).notes()
+    notes = TraceEvents(t).notes()
     assert f"{sum(count.values())} uOPs are too many" in notes["slices"]
     assert "too many" in notes["flows"]
 
@@ -558,7 +558,7 @@ def test_compressed_or_not_it_is_the_same(tmp_path: Path) -> None:
 
 
 def test_notes_say_what_was_run() -> None:
-    notes = Picture(timeline("gemm768")).notes()
+    notes = TraceEvents(timeline("gemm768")).notes()
     assert notes["program"] == "gemm768.rsn"
     assert notes["rates"]["ddr_read_gbs"] == "21 GB/s (DDR load)"
     assert notes["latency"].startswith(f"{duration(timeline('gemm768').machine.run().latency_s)}, ")
@@ -576,7 +576,7 @@ def test_targets_that_cannot_be_written(name: str, tmp_path: Path) -> None:
 
 def test_a_trace_that_fails_leaves_the_old_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "t.json").write_text("old")
-    monkeypatch.setattr(Picture, "_arrows", lambda self: iter([{"ts": float("nan")}]))
+    monkeypatch.setattr(TraceEvents, "_arrows", lambda self: iter([{"ts": float("nan")}]))
     with pytest.raises(ValueError, match="JSON"):
         write_trace(timeline("fig6_app1"), tmp_path / "t.json")
     assert (tmp_path / "t.json").read_text() == "old"

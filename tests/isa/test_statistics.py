@@ -8,13 +8,13 @@ import pytest
 
 from rsn.assembler.parser import parse, parse_file
 from rsn.isa.expansion import Expansion
-from rsn.isa.program import Kernels, Program
+from rsn.isa.program import Program, UnpackedProgram
 from rsn.isa.statistics import count
 from rsn.scheduler.pack import pack
 
 
-def packed(source: Program | Kernels) -> Program:
-    return pack(source) if isinstance(source, Kernels) else source
+def packed(source: Program | UnpackedProgram) -> Program:
+    return pack(source) if isinstance(source, UnpackedProgram) else source
 
 
 @pytest.mark.parametrize("name", ["fig6_app1", "fig6_app2", "fig7_app1", "fig7_app2", "fig10", "gemm768"])

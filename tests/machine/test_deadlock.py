@@ -24,7 +24,7 @@ from rsn.base.errors import DeadlockError, ProgramError
 from rsn.isa.instruction_path import InstructionPath
 from rsn.isa.overlays.fig6 import FIG6, Read, Write
 from rsn.isa.packet import Packet
-from rsn.isa.program import Kernels
+from rsn.isa.program import UnpackedProgram
 from rsn.machine.description import Stream, UnitSpec
 from rsn.machine.executor import ProcessNetwork
 from rsn.machine.fast_engine import run_traces
@@ -580,7 +580,7 @@ def test_a_broken_program_is_reported_like_this(root: Path, report: str, right: 
     text = (root / "programs" / "fig10.rsn").read_text(encoding="utf-8")
     assert text.count(right) == 1
     kernels = parse(text.replace(right, wrong), "fig10.rsn")
-    assert isinstance(kernels, Kernels)
+    assert isinstance(kernels, UnpackedProgram)
     expected = (root / "tests" / "machine" / "reports" / f"{report}.txt").read_text(encoding="utf-8")
     with pytest.raises(DeadlockError) as e:
         pack(kernels)

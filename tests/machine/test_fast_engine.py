@@ -546,7 +546,7 @@ def test_uops_that_differ_from_iteration_to_iteration(unit: type[Unit], addresse
 
 @needs_numba
 def test_other_rates_need_no_other_traces(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(planning, "WORTHWHILE", 0)
+    monkeypatch.setattr(planning, "NUMBA_MIN_FIRINGS", 0)
     program = parts(packed(6, 512, **LARGE))
     overlay = program.pop("machine")
     plan = Plan(overlay, **program)
@@ -569,7 +569,7 @@ def test_other_rates_need_no_other_traces(monkeypatch: pytest.MonkeyPatch) -> No
 @pytest.mark.parametrize("name", ["fig6_app2", "fig10"])
 def test_without_numba_nothing_changes(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     p = example(name)
-    monkeypatch.setattr(planning, "WORTHWHILE", 0)
+    monkeypatch.setattr(planning, "NUMBA_MIN_FIRINGS", 0)
     fast = simulate(p), dry_run(p), smallest_depth(p)
     monkeypatch.setattr(planning, "available", lambda: False)
     slow = simulate(p), dry_run(p), smallest_depth(p)
@@ -579,7 +579,7 @@ def test_without_numba_nothing_changes(name: str, monkeypatch: pytest.MonkeyPatc
 
 @needs_numba
 def test_numba_that_fails_to_load_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(planning, "WORTHWHILE", 0)
+    monkeypatch.setattr(planning, "NUMBA_MIN_FIRINGS", 0)
     monkeypatch.setitem(sys.modules, "numba", None)  # importing it raises ImportError
     jit.loads.cache_clear()
     try:

@@ -17,7 +17,7 @@ from rsn.host.runner import Result, Runner
 from rsn.hw.sim.machine import simulate
 from rsn.isa.instruction_path import InstructionPath
 from rsn.isa.overlays.fig6 import FIG6
-from rsn.isa.program import Kernels, Program, Role
+from rsn.isa.program import Program, Role, UnpackedProgram
 from rsn.isa.statistics import count
 from rsn.isa.verify import verify
 from rsn.machine.executor import ProcessNetwork
@@ -38,7 +38,7 @@ REFERENCE: dict[str, Callable[..., Array]] = {
 
 def assemble(text: str, file: str) -> Program:
     kernels = parse(text, file)
-    assert isinstance(kernels, Kernels)
+    assert isinstance(kernels, UnpackedProgram)
     return pack(kernels)
 
 

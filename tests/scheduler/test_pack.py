@@ -15,7 +15,7 @@ from rsn.isa.instruction_path import InstructionPath
 from rsn.isa.overlays import XNN, XNN_BASE
 from rsn.isa.overlays.xnn import formats as f
 from rsn.isa.packet import Packet, expand
-from rsn.isa.program import Kernels, Program
+from rsn.isa.program import Program, UnpackedProgram
 from rsn.machine.executor import ProcessNetwork as Machine
 from rsn.scheduler.lower import lower
 from rsn.scheduler.pack import _chunked, _loops, _repeats, pack
@@ -32,7 +32,7 @@ def uops_of(program: Program) -> dict[str, list]:
     return out
 
 
-def uops_from(kernels: Kernels) -> dict[str, list]:
+def uops_from(kernels: UnpackedProgram) -> dict[str, list]:
     out: dict[str, list] = {}
     for unit, mops in kernels.sequences.items():
         form = kernels.overlay.format_of(kernels.overlay.by_unit[unit].kind)
@@ -112,7 +112,7 @@ PROGRAMS = sorted((Path(rsn.__file__).parent / "programs").glob("*.rsn"))
 @pytest.mark.parametrize("path", PROGRAMS, ids=lambda p: p.stem)
 def test_shipped_programs_expand_to_their_kernels(path: Path) -> None:
     kernels = parse_file(path)
-    assert isinstance(kernels, Kernels)
+    assert isinstance(kernels, UnpackedProgram)
     assert {u: s for u, s in uops_of(pack(kernels)).items() if s} == uops_from(kernels)
 
 
@@ -136,13 +136,13 @@ def test_packed_programs_run_at_depth_6(batch: int, seq: int, heads: int, layers
 
 
 def test_unequal_sends_and_receives_are_found_before_there_is_an_image() -> None:
-    short = Kernels(
+    short = UnpackedProgram(
         XNN,
         {"DDR": (f.Ddr(size=8192, load=1, to_a0=1),), "MemA0": (f.MemA(load=1, dim1=128, dim2=128),)},
     )
     with pytest.raises(DeadlockError, match=r"MemA0 +uOP 0 \(mOP 0\) +waits to get DDR->MemA0"):
         pack(short)
-    long = Kernels(XNN, {"DDR": (f.Ddr(size=8192, load=1, to_a0=1),)})
+    long = UnpackedProgram(XNN, {"DDR": (f.Ddr(size=8192, load=1, to_a0=1),)})
     with pytest.raises(ProgramError, match="data left in streams"):
         pack(long)
 
@@ -150,4 +150,4 @@ def test_unequal_sends_and_receives_are_found_before_there_is_an_image() -> None
 def test_an_op_list_longer_than_an_aie_tile_holds_is_refused() -> None:
     ops = (f.Mme(a_iter=1, b_iter=1, k_iter=1),) * 511
     with pytest.raises(ProgramError, match="MME3 needs 511 ops but holds at most 510"):
-        pack(Kernels(XNN, {}, {"MME3": ops}))
+        pack(UnpackedProgram(XNN, {}, {"MME3": ops}))

@@ -33,7 +33,7 @@ FLAGS = (
     *("-std=c++17", "-O3", "-fPIC", "-pthread", "-fvisibility=hidden", "-ffp-contract=off", "-DRSN_CSIM"),
     *("-Wall", "-Wextra", "-Werror", "-Wno-unused-label", "-Wno-unknown-pragmas"),
 )
-MEND = "install a C++17 compiler (Debian, Ubuntu: sudo apt install g++), or name one in CXX"
+INSTALL_HINT = "install a C++17 compiler (Debian, Ubuntu: sudo apt install g++), or name one in CXX"
 
 
 def compiler() -> str:
@@ -41,7 +41,7 @@ def compiler() -> str:
     name = os.environ.get("CXX", "g++")
     found = shutil.which(name)
     if found is None:
-        raise BoardError(f"board csim is built from C++ and there is no compiler {name!r}; {MEND}")
+        raise BoardError(f"board csim is built from C++ and there is no compiler {name!r}; {INSTALL_HINT}")
     return found
 
 

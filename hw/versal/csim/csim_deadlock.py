@@ -182,7 +182,7 @@ def _origin(path: InstructionPath, name: str, number: int) -> int:
     if number < 0 or spec is None or spec.kind in path.overlay.preloaded:
         return number
     loops = path.overlay.format_of(spec.kind).loops_window
-    for i, packet in path.reaching(unit):
+    for i, packet in path.packets_for(unit):
         if packet.header.last:
             taken = 1
         elif name == unit:

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from rsn.host import tensors
 from rsn.isa.overlays import XNN, XNN_BASE
 from rsn.isa.overlays.xnn import formats as f
-from rsn.isa.program import Kernels, Role
+from rsn.isa.program import Role, UnpackedProgram
 from rsn.scheduler.build import build
 from rsn.scheduler.graph import Activation, LayerGraph
 from rsn.scheduler.pack import pack
@@ -169,7 +169,7 @@ def mop_of(unit: str, uop: Any) -> Any:
 
 def run_natively(ddr: np.ndarray, lpddr: np.ndarray, mme: dict[str, Any], **issues: list[Any]) -> None:
     sequences = {unit: tuple(mop_of(unit, uop) for uop in uops) for unit, uops in issues.items()}
-    program = pack(Kernels(XNN, sequences, {unit: tuple(ops) for unit, ops in mme.items()}))
+    program = pack(UnpackedProgram(XNN, sequences, {unit: tuple(ops) for unit, ops in mme.items()}))
     native().run(program, {"ddr": ddr.reshape(-1), "lpddr": np.ascontiguousarray(lpddr).reshape(-1)})
 
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from rsn.isa.overlays import XNN
 from rsn.isa.overlays.xnn import formats as f
-from rsn.isa.program import Buffer, Kernels, Layout, Program, Role
+from rsn.isa.program import Buffer, Layout, Program, Role, UnpackedProgram
 from rsn.scheduler.pack import pack
 
 TILE = 128 * 128
@@ -150,7 +150,7 @@ class Case:
             Buffer("b", "lpddr", 0, (max(16, 2 * b),), layout, Role.WEIGHT),
         )
         mmes = {f"MME{m}": tuple(self.ops) for m in range(2)}
-        self.program = pack(Kernels(XNN, dict(self._sequences(a)), mmes, buffers))
+        self.program = pack(UnpackedProgram(XNN, dict(self._sequences(a)), mmes, buffers))
 
     def _sequences(self, a: int) -> Iterator[tuple[str, tuple[Any, ...]]]:
         ddr: list[f.Ddr] = []
