@@ -1,4 +1,4 @@
-"""Programs for some sizes of a model's arguments, and calls of any: filled up to a program's sizes, and cut back."""
+"""Pad the arguments of a call to the sizes of a program, and cut its results to the sizes of the call."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ if TYPE_CHECKING:
     import torch
 
 Sizes = tuple[int, ...]
-"""Of each of the dimensions in `Arguments.dims`."""
+"""The size of each dimension in `Arguments.dims`."""
 
 
 @dataclass(frozen=True)
 class Factor:
-    """Of an axis of a result. size: in the program's result. dim: the number in `Arguments.dims` of the dimension that
-    it follows, None where it has the same size in every call; it has one position for each `every` of those of the
-    dimension and `offset`, rounded up."""
+    """A factor of an axis of a result. size: in the program's result. dim: index in `Arguments.dims` of the dimension
+    that it follows; its size is that of the dimension plus `offset`, divided by `every` and rounded up. None: the size
+    is the same in every call."""
 
     size: int
     dim: int | None = None
@@ -32,23 +32,23 @@ class Factor:
     every: int = 1
 
     def count(self, sizes: Sizes) -> int:
-        """Its positions in calls of these sizes."""
+        """The number of its positions in a call of these sizes."""
         return self.size if self.dim is None else -(-(sizes[self.dim] + self.offset) // self.every)
 
 
 @dataclass(frozen=True)
 class Cut:
-    """How a result is cut. axes: of each, outermost first, the factors that it has."""
+    """How a result is cut. axes: the factors of each axis, outermost first."""
 
     axes: tuple[tuple[Factor, ...], ...]
 
     @property
     def is_needed(self) -> bool:
-        """Whether any axis follows a dimension."""
+        """Whether any axis follows a dynamic dimension."""
         return any(factor.dim is not None for axis in self.axes for factor in axis)
 
     def __call__(self, x: torch.Tensor, taken: Sizes, asked: Sizes) -> torch.Tensor:
-        """The part of a result for the sizes `taken` that is the result for those that were asked for."""
+        """Cut a result. taken: the sizes of the program. asked: the sizes of the call."""
 
         def shape(sizes: Sizes) -> list[list[int]]:
             return [[factor.count(sizes) for factor in axis] for axis in self.axes]
@@ -61,12 +61,13 @@ class Cut:
 
 
 Cuts = Sequence[Cut | None]
-"""Of each leaf of a result; None where it comes back as it is."""
+"""How each leaf of a result is cut; None if it is returned as it is."""
 
 
 @dataclass(frozen=True)
 class Fitted:
-    """A call, filled up. given: the arguments by name, in the sizes `taken`, of a program; asked: those of the call."""
+    """A padded call. given: the padded arguments by name. taken: their sizes, those of a program. asked: the sizes of
+    the call."""
 
     given: dict[str, Any]
     taken: Sizes
@@ -74,10 +75,11 @@ class Fitted:
 
 
 class CallPadding:
-    """How calls are padded to the shape bucket that they take, and their results cut.
+    """Pads calls to a shape bucket, and cuts their results.
 
-    masks: names of the arguments that are 0 or 1 everywhere in the example. least: the smallest sizes that the model
-    itself takes, by dimension. cuts: of the results, by the sizes of a program; sizes without any come back whole.
+    masks: names of the arguments that are 0 or 1 everywhere in the example. least: the smallest size with which the
+    model can be called, by dimension. cuts: how results are cut, by the sizes of a program; results of other sizes are
+    not cut.
     """
 
     def __init__(self, arguments: Arguments, masks: Sequence[str]) -> None:
@@ -88,8 +90,8 @@ class CallPadding:
         self.cuts: dict[Sizes, Cuts] = {}
 
     def fit(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Fitted:
-        """The arguments of a call, filled up to the cheapest program that takes them. Raises `TensorError` for sizes
-        beyond those listed, and for arguments that differ from the example's in more than these sizes."""
+        """Pad the arguments of a call to the cheapest program that they fit. Raises `TensorError` if they fit none, or
+        differ from the example in more than these sizes."""
         from .capture import as_tensor
 
         given = self.arguments.named(args, kwargs)
@@ -97,8 +99,8 @@ class CallPadding:
             if hasattr(x, "shape") and isinstance(given.get(name), np.ndarray):
                 given[name] = as_tensor(name, given[name])
             elif hasattr(x, "shape") and not hasattr(given.get(name), "device"):
-                what = f"is a {type(given[name]).__name__}" if name in given else "is missing"
-                raise TensorError(f"argument {name} {what}; the example has a tensor")
+                fault = f"is a {type(given[name]).__name__}" if name in given else "is missing"
+                raise TensorError(f"argument {name} {fault}; the example has a tensor")
         asked = self.arguments.sizes(given)
         self.check_sizes(asked)
         self.check_masks(given)
@@ -106,7 +108,7 @@ class CallPadding:
         return Fitted(self.arguments.resized(given, taken), taken, asked)
 
     def _choose(self, asked: Sizes, given: Mapping[str, Any]) -> Sizes:
-        """The sizes of the cheapest program that takes a call. Raises `TensorError` where none does."""
+        """The sizes of the cheapest program that a call fits. Raises `TensorError` if it fits none."""
         bucket = self._programs.choose(asked)
         if bucket is None:
             shapes = {name: given[name].shape for name, _, _ in self.arguments.places(given)}
@@ -114,31 +116,31 @@ class CallPadding:
         return bucket.sizes
 
     def check_sizes(self, sizes: Sizes) -> None:
-        """Raises `TensorError` for sizes for which the module itself cannot be called."""
+        """Raises `TensorError` for sizes with which the module itself cannot be called."""
         for dim, size, name in zip(self.arguments.dims, sizes, self.arguments.first_names, strict=True):
             least = self.least.get(dim, 1)
             if size < least:
-                way_out = f", or {type(dim).__name__}(..., exact=True)" if size else ""
-                takes = f"this module takes a {dim.what} of {least} or more{way_out}"
+                remedy = f", or {type(dim).__name__}(..., exact=True)" if size else ""
+                takes = f"this module takes a {dim.what} of {least} or more{remedy}"
                 raise TensorError(f"argument {name} has a {dim.what} of {size}; {takes}")
 
     def check_masks(self, given: Mapping[str, Any]) -> None:
-        """Raises `TensorError` for an argument that is a mask in the example and holds other numbers now."""
+        """Raises `TensorError` for an argument that is a mask (0 or 1 everywhere) in the example but not now."""
         for name in self.masks:
             x = given.get(name)
             if hasattr(x, "shape") and not is_zero_or_one(x):
                 raise TensorError(
-                    f"argument {name} is 0 or 1 everywhere in the example, as a mask, and other numbers here; give an "
-                    "example that has others too"
+                    f"argument {name} is a mask in the example, 0 or 1 everywhere, but has other numbers now; give an "
+                    "example that has other numbers too"
                 )
 
     def cut_leaves(self, leaves: Sequence[Any], taken: Sizes, asked: Sizes) -> list[Any]:
-        """The results of a program for the sizes `taken`, as they are for those that were asked for."""
+        """Cut the leaves of a program's result from the sizes `taken` to the sizes `asked`."""
         cuts = self.cuts.get(taken) or [None] * len(leaves)
         return [x if cut is None else cut(x, taken, asked) for x, cut in zip(leaves, cuts, strict=True)]
 
     def cut(self, result: Any, call: Fitted) -> Any:
-        """What the program for `call.taken` returned, as the call is answered, in the structure that it has."""
+        """Cut the result of the program for `call.taken` to the sizes of the call, in the same structure."""
         from torch.utils import _pytree as pytree
 
         leaves, structure = pytree.tree_flatten(result)
@@ -146,5 +148,5 @@ class CallPadding:
 
 
 def is_zero_or_one(x: torch.Tensor) -> bool:
-    """Whether each number is 0 or 1."""
+    """Whether all elements are 0 or 1."""
     return bool(((x == 0) | (x == 1)).all())

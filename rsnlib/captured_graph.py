@@ -1,4 +1,5 @@
-"""A graph that torch.compile has captured: for which arguments it is one program, and what of it the machine runs."""
+"""A graph that torch.compile has captured: which arguments need a program of their own, and which parts the machine
+runs."""
 
 from __future__ import annotations
 
@@ -20,21 +21,22 @@ from .specialize import Bound, is_number, static_arguments
 
 
 class Weights:
-    """The weights that a program was compiled with; they are kept, so that others cannot have their identity."""
+    """The weights that a program was compiled with. They are kept alive, so that no other tensor gets their id().
+    checksums: as for `Numbers`."""
 
     def __init__(self, tensors: Sequence[Any], checksums: bool) -> None:
         self._tensors = tensors
         self._numbers = Numbers(tensors, checksums)
 
     def are(self, tensors: Sequence[Any]) -> bool:
-        """Whether these are they, unchanged."""
+        """Whether these are the same tensors with unchanged values."""
         same = all(map(is_, tensors, self._tensors))
         return same and not self._numbers.have_moved() and not self._numbers.have_changed()
 
 
 class CapturedGraph:
-    """A graph, and the pipeline that compiles it. whole: whether all of it that the machine should run must run there,
-    or nothing."""
+    """A captured graph, and the pipeline that compiles it. whole: do not split the graph; either all of its products
+    run on the machine, or none. title: where the graph begins in the user's code. end: why torch broke the graph."""
 
     def __init__(self, graph: GraphModule, pipeline: Pipeline, whole: bool) -> None:
         self._graph = graph
@@ -45,22 +47,24 @@ class CapturedGraph:
         self.end = _end(graph)
 
     def in_pytorch(self, *args: Any) -> Any:
-        """What the graph computes."""
+        """Run the graph in PyTorch. Returns its results."""
         return self._graph.forward(*args)
 
     def key(self, args: Sequence[Any]) -> Any:
-        """All that a program depends on of the arguments of a call, but the weights. Equal keys, one program."""
+        """A key of everything in the arguments of a call, except weights, that a program depends on. Calls with equal
+        keys share a program."""
         others, _ = self._positions(args)
         return tuple(_facts(args[i]) for i in others), _wants_gradients(args)
 
     def weights(self, args: Sequence[Any]) -> list[Any]:
-        """Those of the arguments that are parameters or buffers of the model."""
+        """The arguments that are parameters or buffers of the model."""
         _, weights = self._positions(args)
         return [args[i] for i in weights]
 
     def divide(self, args: Sequence[Any]) -> Traced | Split:
-        """What of it runs where. What is made of this takes the arguments in `taken`. Raises one of `Refusal` where
-        nothing would run on the machine, and, if it is to be `whole`, where not all is the machine's that has to be."""
+        """Trace the graph as a whole or, unless `whole`, split it into pieces. The result takes the arguments at the
+        positions `taken`. Raises one of `Refusal` if nothing would run on the machine or, with `whole`, not all
+        products."""
         if _wants_gradients(args):
             raise UnsupportedError("gradients are wanted, and the machine has none: call it under torch.no_grad()")
         taken = self.taken(args)
@@ -69,13 +73,13 @@ class CapturedGraph:
         return self.pipeline.divide(module, tuple(args[i] for i in taken), whole=self.whole)
 
     def taken(self, args: Sequence[Any]) -> list[int]:
-        """The positions of the arguments that a program takes in each call: it is compiled for the others, which are
-        weights and numbers."""
+        """The positions of the arguments that a program takes in each call. All others, weights and numbers, are
+        compiled into it."""
         others, _ = self._positions(args)
         return [i for i in others if not _is_number(args[i])]
 
     def _positions(self, args: Sequence[Any]) -> tuple[list[int], list[int]]:
-        """Of arguments of each call, and of weights. Which are which is the same in every call."""
+        """The positions of the arguments of each call, and those of weights. They are the same in every call."""
         if self._kinds is None:
             weights = static_arguments(self._graph, args)
             self._kinds = [i for i in range(len(args)) if i not in weights], sorted(weights)
@@ -91,12 +95,12 @@ def _is_number(x: Any) -> bool:
 
 
 def _facts(x: Any) -> Any:
-    """All that a program depends on of an argument."""
+    """Everything in an argument that a program depends on."""
     return float(x) if _is_number(x) else (tuple(x.shape), x.dtype, x.device)
 
 
 def _title(graph: GraphModule) -> str:
-    """Where in the user's code it begins: in the outermost `forward`, or function."""
+    """The line of the user's code where a graph begins, in the outermost `forward` or function."""
     for node in graph.graph.nodes:
         if node.op not in ("placeholder", "get_attr") and node.stack_trace:
             lines = re.findall(r'File "(.*)", line (\d+), in (\S+)', node.stack_trace)
@@ -106,7 +110,7 @@ def _title(graph: GraphModule) -> str:
 
 
 def _end(graph: GraphModule) -> str:
-    """Why and where torch broke the graph, "" where it ends with the function."""
+    """Why and where torch broke the graph; "" if it ends with the function."""
     reason: Any = getattr(graph, "compile_subgraph_reason", None)
     if reason is None or not reason.graph_break:
         return ""
@@ -115,7 +119,7 @@ def _end(graph: GraphModule) -> str:
 
 
 def place(path: str, line: int | str, function: str) -> str:
-    """A line of code, for messages."""
+    """A function and a line of code as text, for messages."""
     file = Path(path)
     shown = file.relative_to(Path.cwd()) if file.is_relative_to(Path.cwd()) else file
     return f"{function} at {shown}:{line}"

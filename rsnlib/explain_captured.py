@@ -1,4 +1,5 @@
-"""What of a model that torch.compile captures would run where, and why; nothing is compiled, PyTorch computes."""
+"""Explain which parts of a model under torch.compile would run on the machine, and why. Nothing runs on the machine;
+PyTorch computes all results."""
 
 from __future__ import annotations
 
@@ -22,14 +23,14 @@ from .summary import Modelled, Work, head, table
 from .trace import NoProductError
 
 Model = Callable[[Program, LayerGraph], Modelled]
-"""The modelled time of a program that was built from a network."""
+"""A function that models the time of a program. The network is the one that it was built from."""
 
 watching: ContextVar[Watch | None] = ContextVar("watching", default=None)
-"""Set while a model is explained: the backend then asks it instead of the machine."""
+"""Set while a model is explained: the backend then calls it instead of the machine."""
 
 
 def is_captured(model: object) -> bool:
-    """Whether torch.compile has made it, of a module or a function, or is to run when a module is called."""
+    """Whether a model is the result of torch.compile, or a module on which `.compile()` was called."""
     return any(
         getattr(model, name, None) is not None
         for name in ("_orig_mod", "_torchdynamo_orig_callable", "_compiled_call_impl")
@@ -37,18 +38,18 @@ def is_captured(model: object) -> bool:
 
 
 def _backend_of(model: object) -> str | None:
-    """The name of the backend that a module was compiled with, where torch can be asked for it."""
-    asked: Any = getattr(getattr(model, "dynamo_ctx", None), "callback", None)
-    while asked is not None and getattr(asked, "compiler_name", None) is None:
-        asked = getattr(asked, "_torchdynamo_orig_backend", None)
-    return getattr(asked, "compiler_name", None)
+    """The name of the backend that a module was compiled with; None if torch does not record it."""
+    backend: Any = getattr(getattr(model, "dynamo_ctx", None), "callback", None)
+    while backend is not None and getattr(backend, "compiler_name", None) is None:
+        backend = getattr(backend, "_torchdynamo_orig_backend", None)
+    return getattr(backend, "compiler_name", None)
 
 
 def explain(model: Callable[..., Any], example_inputs: Examples, modelled: Model) -> str:
-    """What of `model`, which torch.compile has made, would run where, and why; PyTorch computes it, twice.
+    """Explain where the parts of a model compiled by torch.compile would run, as text. PyTorch runs the model twice.
 
-    Raises `UnsupportedError` as the model itself would with the option fallback="error", and `TensorError` for example
-    inputs that do not fit.
+    modelled: models the time of each program. Raises `UnsupportedError` like the model itself with the option
+    fallback="error", and `TensorError` for example inputs that do not fit.
     """
     original = getattr(model, "_orig_mod", getattr(model, "_torchdynamo_orig_callable", model))
     forward = getattr(original, "forward", original)
@@ -58,7 +59,7 @@ def explain(model: Callable[..., Any], example_inputs: Examples, modelled: Model
     try:
         with torch.no_grad():
             model(*args, **kwargs)
-            with watch.outside:  # now that all is captured
+            with watch.outside:  # the first call captured all graphs
                 model(*args, **kwargs)
     finally:
         watching.reset(token)
@@ -66,34 +67,37 @@ def explain(model: Callable[..., Any], example_inputs: Examples, modelled: Model
 
 
 class Watch:
-    """Asked instead of the machine while a model is explained. backend: that the model was compiled with."""
+    """Collects what happens to each graph while a model is explained. outside: products outside of captured graphs.
+    backend: the name of the backend that the model was compiled with."""
 
     def __init__(self, modelled: Model, backend: str | None) -> None:
         self.outside = Uncaptured()
         self._modelled = modelled
         self._backend = backend
-        self._told: dict[Any, _Told] = {}
+        self._reports: dict[Any, _GraphReport] = {}
         self._ends: list[str] = []
         self._has_gradients = False
 
     def called(self, graph: CapturedGraph, key: Any, args: tuple[Any, ...]) -> Any:
-        """What the graph computes, by PyTorch. Raises as `CapturedGraph.divide` where it is to be `whole`."""
-        if (graph, key) not in self._told:
-            told = self._told[graph, key] = _told(graph, args, self._modelled)
+        """Record a call of a graph, and run it in PyTorch. Returns its results. Raises like `CapturedGraph.divide` if
+        the graph must run as a whole."""
+        if (graph, key) not in self._reports:
+            report = self._reports[graph, key] = _report(graph, args, self._modelled)
             self._ends += [graph.end] if graph.end and graph.end not in self._ends else []
             self._has_gradients |= any(getattr(x, "requires_grad", False) for x in args)
-            if told.is_refused:
-                return told.counted(graph, args)
+            if report.is_refused:
+                return report.counted(graph, args)
         with self.outside.graph():
             return graph.in_pytorch(*args)
 
     def lines(self, wants_gradients: bool) -> Iterator[str]:
-        """The summary of all graphs, and what of each runs where."""
-        count = f"torch.compile: {_many(len(self._told), 'graph')}, {_many(len(self._ends), 'graph break')}"
-        told = self._told.values()
-        work = [x for one in told for x in one.work]
+        """The report as lines of text: a summary of all graphs, then where the parts of each run. wants_gradients:
+        whether gradients were enabled in the caller."""
+        count = f"torch.compile: {_many(len(self._reports), 'graph')}, {_many(len(self._ends), 'graph break')}"
+        reports = self._reports.values()
+        work = [x for report in reports for x in report.work]
         if any(x.flops for x in work):
-            latency = sum(one.latency_s for one in told)
+            latency = sum(report.latency_s for report in reports)
             yield f"{count}; on the machine: {head(work, latency or None)}"
             yield from table(work, latency or None)
             if self.outside.found:
@@ -102,15 +106,15 @@ class Watch:
         else:
             yield count
         yield from self._ends
-        for i, one in enumerate(told, 1):
-            yield f"graph {i}, {one.lines[0]}"
-            yield from one.lines[1:]
-        if not self._told and self._backend == "rsn":
+        for i, report in enumerate(reports, 1):
+            yield f"graph {i}, {report.lines[0]}"
+            yield from report.lines[1:]
+        if not self._reports and self._backend == "rsn":
             yield "torch captured nothing for the machine; all of it runs in PyTorch"
-        elif not self._told:
+        elif not self._reports:
             yield 'nothing was captured for the machine; was it compiled with backend="rsn"?'
         for caller, operators in self.outside.found.items():
-            # Below `explain` there is only PyTorch where no line of the user's is.
+            # The caller is this file if all frames below `explain` are PyTorch's.
             where = "a module of PyTorch's own" if caller[0] == __file__ else place(*caller)
             yield f"in PyTorch, as torch did not capture it: {', '.join(sorted(operators))} in {where}"
         if self.outside.found:
@@ -120,9 +124,9 @@ class Watch:
 
 
 @dataclass
-class _Told:
-    """What of a graph would run where: in lines, and counted. latency_s: modelled, of all its programs. is_refused:
-    whether all of it is PyTorch's, and yet to be counted."""
+class _GraphReport:
+    """Where the parts of one graph would run. lines: as text. work: FLOPs and times by module. latency_s: modelled
+    latency of all its programs. is_refused: all of it runs in PyTorch, and its FLOPs are not counted yet."""
 
     lines: list[str]
     work: list[Work]
@@ -130,20 +134,20 @@ class _Told:
     is_refused: bool = False
 
     def add(self, traced: Traced, modelled: Modelled, indent: str) -> None:
-        """What runs on the machine, in one program."""
+        """Add a program of the machine."""
         self.work += traced.work(modelled)
         self.latency_s += modelled.latency_s
         self.lines += [indent + line for line in (traced.title, *traced.operators())]
 
     def counted(self, graph: CapturedGraph, args: tuple[Any, ...]) -> Any:
-        """What the graph computes, by PyTorch; counted as one module."""
+        """Run the graph in PyTorch, and count its FLOPs as one module. Returns its results."""
         result, flops = counted(lambda: graph.in_pytorch(*args))
         self.work.append(Work(graph.title, flops))
         return result
 
 
-def _told(graph: CapturedGraph, args: tuple[Any, ...], model: Model) -> _Told:
-    """What would run where. Raises as `CapturedGraph.divide` where it is to be `whole`."""
+def _report(graph: CapturedGraph, args: tuple[Any, ...], model: Model) -> _GraphReport:
+    """Find where the parts of a graph would run. Raises like `CapturedGraph.divide` if it must run as a whole."""
 
     def modelled(traced: Traced) -> Modelled:
         built = graph.pipeline.without_search.build(traced.network)
@@ -152,14 +156,14 @@ def _told(graph: CapturedGraph, args: tuple[Any, ...], model: Model) -> _Told:
     try:
         found = graph.divide(args)
         if isinstance(found, Traced):
-            told = _Told([f"{graph.title}: on the machine"], [])
-            told.add(found, modelled(found), "  ")
-            return told
+            report = _GraphReport([f"{graph.title}: on the machine"], [])
+            report.add(found, modelled(found), "  ")
+            return report
     except Refusal as e:
         if graph.whole and not isinstance(e, NoProductError):
             raise
-        return _Told([f"{graph.title}: in PyTorch: {e}"], [], is_refused=True)
-    told = _Told([f"{graph.title}: in {len(found.pieces)} pieces"], [])
+        return _GraphReport([f"{graph.title}: in PyTorch: {e}"], [], is_refused=True)
+    report = _GraphReport([f"{graph.title}: in {len(found.pieces)} pieces"], [])
     for i, piece in enumerate(found.pieces, 1):
         why = "; ".join(piece.why)
         time = None
@@ -169,13 +173,13 @@ def _told(graph: CapturedGraph, args: tuple[Any, ...], model: Model) -> _Told:
             except Refusal as e:
                 why = str(e)
         if piece.traced is None or time is None:
-            told.lines.append(f"  piece {i}, in PyTorch: {why or 'no product and no attention'}")
-            told.work += work_of(piece)
+            report.lines.append(f"  piece {i}, in PyTorch: {why or 'no product and no attention'}")
+            report.work += work_of(piece)
         else:
-            told.lines.append(f"  piece {i}, on the machine{f'; cut here because of {why}' if why else ''}")
-            told.add(piece.traced, time, "    ")
-    return told
+            report.lines.append(f"  piece {i}, on the machine{f'; cut here because of {why}' if why else ''}")
+            report.add(piece.traced, time, "    ")
+    return report
 
 
-def _many(count: int, what: str) -> str:
-    return f"{count} {what}{'' if count == 1 else 's'}"
+def _many(count: int, noun: str) -> str:
+    return f"{count} {noun}{'' if count == 1 else 's'}"

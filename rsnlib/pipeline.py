@@ -1,7 +1,7 @@
-"""The one path from a PyTorch module to a program: capture, rewrite, match, fold, schedule, lower, pack.
+"""The pipeline from a PyTorch module to a program: capture, rewrite, match, fold, schedule, lower, pack.
 
-`rsn.compile`, the command line and the backend of torch.compile all take it. What differs between them is in the fields
-of `Pipeline`. A network that comes from no module enters at `scheduler.build`, which is the second half.
+`rsn.compile`, the command line and the backend of torch.compile all use it; they differ only in the fields of
+`Pipeline`. A network that does not come from a module enters at `scheduler.build`, the second half.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ from .trace import trace
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Pipeline:
-    """How modules become programs.
+    """Settings and methods to compile modules into programs.
 
-    overlay: the machine. schedule: one, or `Best` to search for one. passes: the compiler's. lengths: of the sequences,
-    where they differ. checks_rows: whether PyTorch's part is checked, with the example, to use no rows beyond
-    `lengths`; otherwise the first call does that. progress: told the share of a search's budget that is spent.
+    overlay: the machine. schedule: a schedule, or `Best` to search for one. passes: of the compiler. lengths: rows of
+    each sequence, where they differ. checks_rows: check with the example that the host part uses no rows beyond
+    `lengths`; False leaves that to the first call. progress: called with the share of a search's budget that is spent.
     """
 
     overlay: Overlay
@@ -56,53 +56,54 @@ class Pipeline:
         passes: Passes | None = None,
         lengths: Sequence[int] | None = None,
     ) -> Pipeline:
-        """For an overlay and a schedule by name. Raises `ProgramError` or `ScheduleError` for an unknown one."""
+        """A pipeline for an overlay and a schedule by name. budget_s: seconds of the search for "best". Raises
+        `ProgramError` for an unknown overlay, `ScheduleError` for an unknown schedule."""
         chosen = schedule_named(schedule, budget_s)
         return cls(overlay=find(overlay), schedule=chosen, passes=passes or USUAL, lengths=lengths)
 
     @cached_property
     def _passes(self) -> Passes:
-        """With the check that the weights have room on the machine."""
+        """The passes, with a check that the weights fit off-chip memory."""
         return within(self.overlay, self.passes)
 
     @property
     def without_search(self) -> Pipeline:
-        """With the schedule "paper" where one would be searched for."""
+        """The same pipeline, but with the schedule "paper" instead of a search."""
         return self if isinstance(self.schedule, Schedule) else replace(self, schedule=PAPER)
 
     def observed(self, name: str, observer: Callable[[Any], None]) -> Pipeline:
-        """Where `observer` is also shown what the pass of this name has made, before others are."""
-        tell = self.passes.observe
+        """The same pipeline, but `observer` is called with the result of pass `name`, before other observers."""
+        others = self.passes.observe
 
         def observe(done: str, made: object) -> None:
             if done == name:
                 observer(made)
-            tell(done, made)
+            others(done, made)
 
         return replace(self, passes=replace(self.passes, observe=observe))
 
     # -- from a module to a network
 
     def trace(self, model: nn.Module, example: Examples, *, again: bool = False) -> Traced:
-        """Capture, rewrite, match, fold: the machine's network and PyTorch's part. Raises as `trace.trace`, and
-        `ScheduleError` for lengths that do not fit."""
+        """Capture, rewrite, match and fold a module into a network and a host part. again: as for `trace.trace`. Raises
+        like `trace.trace`, and `ScheduleError` for lengths that do not fit."""
         return self.with_lengths(trace(model, example, self._passes, again=again), example)
 
     def with_lengths(self, traced: Traced, example: Examples) -> Traced:
-        """The last step of `trace`."""
+        """Apply `lengths`, if there are any, to a traced module: the last step of `trace`."""
         if self.lengths is None:
             return traced
         return traced.with_lengths(self.lengths, example if self.checks_rows else None)
 
     def divide(self, model: nn.Module, example: tuple[Any, ...], *, whole: bool) -> Traced | Split:
-        """As `trace`, but in pieces what cannot be had in one, unless `whole`. Raises as `graph_split.split`."""
+        """Trace a module as a whole or, unless `whole`, split it into pieces. Raises like `graph_split.split`."""
         return split(model, example, self.check, whole=whole, passes=self._passes)
 
     # -- from a network to a program
 
     def build(self, network: LayerGraph) -> Built:
-        """Schedule, lower, pack. Raises `LimitError` or `RoomError`, which are `UnsupportedError`, for what is beyond a
-        limit of the machine, and `ScheduleError`."""
+        """Schedule, lower and pack a network. Raises `LimitError` or `RoomError` (both `UnsupportedError`) for a
+        network beyond a limit of the machine, and `ScheduleError`."""
         try:
             return build(network, self.overlay, self.schedule, self.progress, self._passes)
         except RoomError:
@@ -111,19 +112,19 @@ class Pipeline:
             raise LimitError(str(error)) from error
 
     def rebuild(self, built: Built, network: LayerGraph) -> Built:
-        """The same program for a network with other weights (`scheduler.build.rebuild`)."""
+        """Compile the same network with other weights, by the schedule already chosen (`scheduler.build.rebuild`)."""
         return rebuild(built, network, self.overlay, self._passes)
 
     def check(self, network: LayerGraph) -> None:
-        """Whether a network can be put on the machine. Raises `UnsupportedError` or `ScheduleError`."""
+        """Check that a network can be lowered. Raises `UnsupportedError` or `ScheduleError`."""
         lower(network, self.overlay, self.schedule if isinstance(self.schedule, Schedule) else PAPER)
 
     # -- what is refused
 
     @contextmanager
     def proposing_pieces(self, model: nn.Module, example: Examples, *, is_half: bool) -> Iterator[None]:
-        """Where `model` is refused as a whole in this context, and torch.compile would run some of it on the machine,
-        say so. is_half: `model` is a copy in float32 of the user's model."""
+        """Context in which the error for a model that is refused as a whole also proposes torch.compile, if that would
+        run parts of it on the machine. is_half: `model` is a float32 copy of the user's model."""
         try:
             yield
         except UnsupportedError as error:
@@ -132,10 +133,10 @@ class Pipeline:
                 raise
             options = "" if self.overlay.name == "xnn" else f", options={{'overlay': '{self.overlay.name}'}}"
             given = "model.float()" if is_half else "model"
-            way_out = f'torch.compile({given}, backend="rsn"{options}) runs the rest on the machine, in pieces'
-            raise UnsupportedError(f"{error}; {way_out}") from error
+            proposal = f'torch.compile({given}, backend="rsn"{options}) runs the rest on the machine, in pieces'
+            raise UnsupportedError(f"{error}; {proposal}") from error
 
     @property
     def _is_usual(self) -> bool:
-        """Whether torch.compile, which knows neither lengths nor other passes, does the same."""
+        """Whether torch.compile would compile the same way; it supports neither lengths nor other passes."""
         return self.lengths is None and (self.passes.rules, self.passes.lower) == (USUAL.rules, USUAL.lower)

@@ -1,8 +1,7 @@
-"""Shape buckets: the shapes that there are programs for, and the one choice of a bucket for what is asked.
+"""Shape buckets: the shapes that programs were compiled for, and the choice of a bucket for a call.
 
-A program is compiled for fixed sizes. What is asked runs in the cheapest bucket that it fits into, and is padded to the
-sizes of that bucket. The order is the same everywhere: the bucket with the fewest rows is the cheapest; of buckets with
-as many rows, the one that was listed first.
+A program is compiled for fixed sizes. A call runs in the cheapest bucket that it fits, and is padded to the sizes of
+that bucket. The bucket with the fewest rows is the cheapest; of equal ones, the one listed first.
 
 Plain data, without PyTorch: compiled families, saved models and servers all use it.
 """
@@ -18,7 +17,7 @@ from typing import Any, Generic, Self, TypeVar
 from ..base.errors import TensorError
 
 MAX_SHOWN = 6
-"""Buckets that an error message lists."""
+"""Largest number of buckets that an error message lists."""
 
 Asked = TypeVar("Asked")
 
@@ -50,7 +49,7 @@ class ShapeBucket(ABC, Generic[Asked]):
     @property
     @abstractmethod
     def rows(self) -> int:
-        """How many rows the program computes, which is its cost."""
+        """The number of rows that the program computes, which is its cost."""
 
     @abstractmethod
     def fits(self, asked: Asked) -> bool:
@@ -70,6 +69,7 @@ class SizeBucket(ShapeBucket[Sequence[int]]):
 
     @property
     def sizes(self) -> tuple[int, ...]:
+        """The size of each dimension."""
         return tuple(extent.size for extent in self.extents)
 
     @property
@@ -88,7 +88,7 @@ class SizeBucket(ShapeBucket[Sequence[int]]):
 
 @dataclass(frozen=True)
 class SequenceSize:
-    """A sequence of a request: how many rows it has, and whether it needs a program with masks."""
+    """A sequence of a request. rows: its number of rows. needs_mask: it needs a program with masks."""
 
     rows: int
     needs_mask: bool = False
@@ -96,8 +96,8 @@ class SequenceSize:
 
 @dataclass(frozen=True, eq=False)
 class SlotBucket(ShapeBucket[Sequence[SequenceSize]]):
-    """A program for several sequences that do not see each other. slots: the rows of each sequence that it is compiled
-    for, in the program's order. masked: whether the program has masks, so that sequences may be shorter."""
+    """A program for several independent sequences. slots: the rows of each sequence that it is compiled for, in the
+    program's order. masked: the program has masks, so that sequences may be shorter."""
 
     slots: tuple[int, ...]
     masked: bool
@@ -107,10 +107,10 @@ class SlotBucket(ShapeBucket[Sequence[SequenceSize]]):
         return sum(self.slots)
 
     def place(self, asked: Sequence[SequenceSize]) -> list[int] | None:
-        """The number of a slot for each sequence, or None where they do not fit.
+        """Choose a slot for each sequence. Returns the indices of slots, or None if the sequences do not fit.
 
-        The longest sequence chooses first, and takes the shortest slot that it fits into. What fits a longer sequence
-        fits a shorter one, so this finds slots for all sequences whenever there are any."""
+        The longest sequence chooses first, and takes the shortest slot that it fits. A slot that fits a longer sequence
+        fits a shorter one too, so this finds a solution if there is one."""
         free = sorted(range(len(self.slots)), key=self.slots.__getitem__)
         if len(asked) > len(free):
             return None
@@ -150,11 +150,11 @@ class ShapeBuckets(Generic[B, Asked]):
         self.ordered: tuple[B, ...] = tuple(sorted(buckets, key=lambda bucket: bucket.rows))
 
     def choose(self, asked: Asked) -> B | None:
-        """The cheapest bucket that these sizes fit into, or None."""
+        """The cheapest bucket that a call of these sizes fits, or None."""
         return next((bucket for bucket in self.ordered if bucket.fits(asked)), None)
 
     def shown(self) -> list[str]:
-        """In words, the largest buckets: those that no costlier one covers."""
+        """The largest buckets as text: those that no costlier one covers."""
         largest: list[B] = []
         for bucket in reversed(self.ordered):
             if bucket.rows and not any(other.covers(bucket) for other in largest):
@@ -163,7 +163,7 @@ class ShapeBuckets(Generic[B, Asked]):
 
 
 def no_bucket(shapes: Mapping[str, Sequence[int]], buckets: Sequence[str]) -> TensorError:
-    """The error for a call that no bucket takes. shapes: of its tensors, by name; buckets: in words."""
+    """The error for a call that fits no bucket. shapes: of its tensors, by name. buckets: as text."""
     given = ", ".join(f"{name} of {tuple(shape)}" for name, shape in shapes.items())
     more = f"; and {len(buckets) - MAX_SHOWN} more" if len(buckets) > MAX_SHOWN else ""
     return TensorError(f"no program takes {given}; there are programs for {'; '.join(buckets[:MAX_SHOWN])}{more}")

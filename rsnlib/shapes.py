@@ -146,7 +146,7 @@ class Arguments:
         return tuple(found[d][1] for d in self.dims)
 
     def buckets(self) -> ShapeBuckets[SizeBucket, Sequence[int]]:
-        """One for each choice of sizes."""
+        """The shape buckets: one for each combination of the sizes of `dims`."""
         choices = [
             [Extent(n, dim.exact, name) for n in dim.sizes] for dim, name in zip(self.dims, self._names, strict=True)
         ]

@@ -280,5 +280,5 @@ def test_a_table_of_just_the_largest_size() -> None:
 def test_a_mask_stays_one() -> None:
     found, _, given = filling(lambda m, y, mask, ids: y * mask[..., None])
     found.padding.check_masks(given.example)
-    with pytest.raises(TensorError, match=r"^argument mask is 0 or 1 everywhere in the example, as a mask, and other"):
+    with pytest.raises(TensorError, match=r"^argument mask is a mask in the example, 0 or 1 everywhere, but has"):
         found.padding.check_masks(given.example | {"mask": 2 * given.example["mask"]})
