@@ -208,7 +208,7 @@ def test_or_is_an_error() -> None:
         ({"fallback": "silent"}, 'fallback \'silent\': "warn" or "error"'),
         ({"schedule": "bst"}, "option schedule: no schedule 'bst'"),
         ({"schedule": "nofile.toml"}, r"option schedule: nofile\.toml: no such file"),
-        ({"schedule": 3}, "option schedule: .*3: a name"),
+        ({"schedule": 3}, "option schedule: .*3: must be a name"),
         ({"overlay": "xn"}, "option overlay: no overlay 'xn'; there are xnn"),
         ({"overlay": "fig6"}, "option overlay: overlay fig6 lacks units"),
         ({"board": "vck19"}, "option board: no board 'vck19'; there are sim, csim, vck190"),
@@ -254,7 +254,7 @@ LIMITS = [
     (Wide, (2, 10, 256), "heads of 128 columns", 2),
     (lambda: nn.Sequential(nn.Linear(64, 1280), nn.LayerNorm(1280), nn.Linear(1280, 64)), (9, 64), "over 1280 col", 2),
     (lambda: nn.TransformerEncoderLayer(64, 1, 80, batch_first=True), (1, 1100, 64), "sequences of 1100 rows", 2),
-    (lambda: nn.Sequential(nn.Linear(20000, 64), nn.ReLU(), nn.Linear(64, 8)), (3, 20000), "over 20000 columns", 1),
+    (lambda: nn.Sequential(nn.Linear(20000, 64), nn.ReLU(), nn.Linear(64, 8)), (3, 20000), "over K = 20000 columns", 1),
 ]
 
 
