@@ -86,8 +86,8 @@ numbers (`Roofline.published`).
 """
 
 PERHAPS_NOTE = (
-    "perhaps fitted on: of which rows of the encoder the off-chip set-up is, and of which of L=384 the time of a "
-    "LayerNorm, is not recorded"
+    "perhaps fitted on: the off-chip set-up was fitted on rows of the encoder, and the time of a LayerNorm on rows of "
+    "L=384; which rows is not recorded"
 )
 OWN_PACKING = "of our program: packed tighter than the authors'"
 """Note on rows that count instructions."""
