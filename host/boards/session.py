@@ -71,8 +71,8 @@ class Session:
         now: Callable[[], float] = time.perf_counter,
     ) -> None:
         """bitstream: the file to load, an .xclbin or another that the device takes; None if it needs none. now: the
-        clock that times a kernel and gives it up, in seconds; tests replace it. Raises `BoardMismatch` for an .xclbin
-        that is not the profile's."""
+        clock, in seconds, that times a kernel and ends the wait for it; tests replace it. Raises `BoardMismatch` for an
+        .xclbin that is not the profile's."""
         self.profile = profile
         self.device = device
         self.bitstream = bitstream
