@@ -12,16 +12,19 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future, wait
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from click.testing import CliRunner
 
 from rsn.assembler import container
 from rsn.base.errors import BoardError, TensorError
+from rsn.cli.main import main
 from rsn.host import tensors
-from rsn.host.boards import session, xrt
+from rsn.host.boards import session
 from rsn.host.boards.device import BoardBusy, BoardLost, BoardMemory, BoardMismatch, BoardTimeout
 from rsn.host.boards.in_process import InProcess
 from rsn.host.boards.lock import DeviceLock
@@ -183,14 +186,17 @@ def test_a_driver_that_never_comes_back(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: str, number: int
 ) -> None:
     """Nobody can take a device from it in this process; but nobody waits for it, and others see that it is taken."""
-    for limit in ("CALLS_S", "LOADING_S"):
-        monkeypatch.setattr(session, limit, 0.5)
-    monkeypatch.setattr(xrt, "LOADING_S", 0.5)
-    rig, back = Rig(tmp_path), threading.Event()
-    rig.device.next(call, lambda real: back.wait(30), number)
+    rig, hangs, back = Rig(tmp_path), threading.Event(), threading.Event()
+
+    def limited(futures: list[Future[Any]], limit: float) -> None:
+        """Time is over when the call hangs, and not before, however busy this computer is."""
+        while not wait(futures, 0.01).done and not hangs.is_set():
+            pass
+
+    monkeypatch.setattr(session, "wait", limited)
+    rig.device.next(call, lambda real: (hangs.set(), back.wait(60)), number)
     try:
         board, x = rig.board(), {"x": np.zeros(attention().program.buffer("x").size, np.float32)}
-        began = time.monotonic()
 
         def load_and_run() -> None:
             board.load(attention().program, attention().weights)
@@ -198,12 +204,12 @@ def test_a_driver_that_never_comes_back(
 
         with pytest.raises(BoardLost, match="did not return: end this process"):
             load_and_run()
+        hangs.clear()
         with pytest.raises(BoardLost, match="did not return"):
             board.load(attention().program, attention().weights)
         with pytest.raises(BoardBusy):
             rig.board().load(attention().program, attention().weights)
         board.close()
-        assert time.monotonic() - began < 5
     finally:
         back.set()
 
@@ -346,16 +352,15 @@ def command(tmp_path: Path) -> Callable[..., list[str]]:
 
 def test_the_command_line_says_that_the_board_is_at_fault(command: Callable[..., list[str]], tmp_path: Path) -> None:
     hasty = tmp_path / "hasty.toml"
-    hasty.write_text('base = "vck190"\ntimeout_s = 0.4\n', encoding="utf-8")
+    hasty.write_text('base = "vck190"\ntimeout_s = 1.5\n', encoding="utf-8")
     for board, message in (
-        (f"{hasty}@sim", "error: hasty: the kernel did not end in 0.4 s"),
+        (f"{hasty}@sim", "error: hasty: the kernel did not end in 1.5 s"),
         ("vck191", "error: no board 'vck191'; there are sim, csim, vck190, vck190-isca25"),
         ("vck190@gpu", "error: no device 'gpu'"),
     ):
-        done = subprocess.run(command(board), capture_output=True, text=True, timeout=60, check=False)
-        assert (done.returncode, done.stdout) == (3, "")
+        done = CliRunner().invoke(main, command(board)[3:], catch_exceptions=False)
+        assert (done.exit_code, done.stdout) == (3, "")
         assert message in done.stderr
-        assert "Traceback" not in done.stderr
 
 
 TELLS = """
