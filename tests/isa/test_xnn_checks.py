@@ -247,6 +247,44 @@ def test_a_vector_in_the_place_of_a_matrix() -> None:
     assert codes(False, **units) == []  # unknown which tile goes where
 
 
+def test_only_what_kernels_read_counts() -> None:
+    """A send of no tiles reads nothing, and sends nothing; a load of no columns fills nothing."""
+    assert codes(MemA0=[SEND_A.replace(acc_b=0)]) == []
+    assert codes(MemA0=[LOAD_A, SEND_A.replace(acc_b=0)]) == ["X02?"]
+    assert codes(MemA0=[LOAD_A.replace(dim2=0), SEND_A]) == ["X01"]
+
+
+WEIGHTS: dict[str, Sequence[Record]] = {
+    **GEMM,
+    "DDR": [f.Ddr(size=16384, load=1, to_a2=1)] * 2 + [GEMM["DDR"][1]],
+    "LPDDR": [GEMM["LPDDR"][0]],
+    "MemA2": [GEMM["MemA2"][0], f.MemA(load=1, dim1=128, dim2=128, send=1, acc_a=1, acc_b=1), GEMM["MemA2"][1]],
+    "MemB1": [GEMM["MemB1"][0], GEMM["MemB1"][2]],
+    "MeshA": [f.MeshA(size=1024, a2_5=1)],
+    "MeshB": [f.MeshB(size=512, b1_5=1)],
+    "MME5": [f.Mme(a_iter=1, b_iter=1, acc_a=1, acc_b=1, load_prev=load, prev=1, n128=1, k128=1) for load in (1, 0)],
+    "MemC5": [f.MemC(recv=1, recv_a=1, recv_b=1, k_iter=2), GEMM["MemC5"][1]],
+}
+"""Two tiles scaled by the same previous-layer weights, which the second op keeps from the first."""
+
+
+def test_previous_layer_weights_are_checked_where_they_are_used() -> None:
+    assert runs(WEIGHTS)
+    assert codes(True, **WEIGHTS) == []
+    short = {**WEIGHTS, "LPDDR": [f.Lpddr(size=64, bias=1, to_b1=1)]}
+    short["MemB1"] = [WEIGHTS["MemB1"][0].replace(dim1=2), WEIGHTS["MemB1"][1]]
+    first, second = found(True, **short)
+    assert first.message == (
+        "MME5 op 0 reads previous-layer weights of 128 columns; the vector sent by MemB1 uOP 1 at packet 8 (word 31) "
+        "has 64"
+    )
+    assert second.message == "MME5 op 1 reads previous-layer weights of 128 columns; the vector that it keeps has 64"
+    without = {**WEIGHTS, "LPDDR": [], "MemB1": [], "MeshB": [], "MME5": [WEIGHTS["MME5"][1]] * 2}
+    assert [x.message for x in found(True, **without)] == [
+        f"MME5 op {i} uses previous-layer weights that were never loaded" for i in range(2)
+    ]
+
+
 def test_attention_is_followed_through_both_products() -> None:
     soft = f.MemC(recv=1, recv_a=1, recv_b=1, k_iter=1, softmax=1)
     send = f.MemC(send=1, send_a=1, send_b=1, send_k=1)
@@ -293,9 +331,9 @@ def test_bits_that_the_machine_does_not_heed(mop: Record, text: str) -> None:
 
 
 def test_programs_with_too_many_tiles_are_not_followed(monkeypatch: pytest.MonkeyPatch) -> None:
-    from rsn.isa.overlays.xnn import checks
+    from rsn.isa.overlays.xnn import flow
 
-    monkeypatch.setattr(checks, "MAX_TILES", 3)
+    monkeypatch.setattr(flow, "MAX_TILES", 3)
     assert codes(MemA0=[LOAD_A, SEND_A.replace(acc_b=2)]) == ["X10?"]
 
 

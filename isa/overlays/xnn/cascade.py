@@ -13,7 +13,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from ...overlay import Overlay
-from .mme import MmeUnit, Products, Sum
+from .mme import MmeUnit, Product, Products, Sum
 from .tiles import TILE, Array, Tiles, tile_grid
 
 CASCADES = 4
@@ -55,8 +55,8 @@ class _CascadeProducts(Products):
 class _CascadeSum(Sum):
     """Each tile goes on summing over all of K; the cascade adds up once."""
 
-    def __init__(self, bias: Array | None, full_n: bool) -> None:
-        super().__init__(bias, full_n)
+    def __init__(self, product: Product, bias: Array | None, full_n: bool) -> None:
+        super().__init__(product, bias, full_n)
         self.a: list[Array] = []
         self.b: list[Array] = []
 

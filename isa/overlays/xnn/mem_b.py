@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterator
-from itertools import islice
-
-import numpy as np
+from collections.abc import Hashable, Iterator, Sequence
 
 from ....machine.steps import Burst, Channel, Step, Steps
 from ...fields import Record, bits
-from ...layout import unblock
 from .ping_pong import PingPong, blocks_of
-from .tiles import BEATS, BIAS_WORD, BLOCK_WORDS, TILE, Array, tile_columns
+from .tiles import BEATS, BIAS_WORD, BLOCK_WORDS, Array, Pieces, tile_columns
 
 
 class MemB(Record, words=2):
@@ -52,28 +48,27 @@ class MemBUnit(PingPong):
     def _load_transposed(self, uop: MemB) -> Steps:
         """dim1 and dim2 are K and N after transposition; the blocks come as N x K."""
         side = 1 - self.cur
-        self.fresh(side, uop.dim1, uop.dim2)
-        places = iter(blocks_of(uop.dim2, uop.dim1))
+        self.renew(side, uop.dim1, uop.dim2)
+        places = blocks_of(uop.dim2, uop.dim1)
+        at = 0
 
-        def put(n: int, pieces: list[Array]) -> None:
-            buffer = self.buffers[side]
-            for piece, (i, j) in zip(pieces, islice(places, n), strict=True):
-                buffer[j : j + 64, i : i + 128] = unblock(piece, 128, 64).T
+        def put(n: int, pieces: Pieces) -> None:
+            nonlocal at
+            at += n
+            self.buffers[side].put_transposed(places[at - n : at], pieces)
 
-        count, source = (uop.dim2 // 128) * (uop.dim1 // 64), (self.source("DDR"),)
-        yield Burst(count, "mem_word", BLOCK_WORDS, gets=source, words=BLOCK_WORDS, do=put)
+        source = (self.source("DDR"),)
+        yield Burst(len(places), "mem_word", BLOCK_WORDS, gets=source, words=BLOCK_WORDS, do=put)
 
     def _load_vector(self, uop: MemB) -> Steps:
-        """Groups of 32 floats: group g lands at row 4*(g mod dim1), columns 32*(g div dim1)."""
+        """dim2 column blocks of dim1 groups of 32 floats."""
         side = 1 - self.cur
-        rows, blocks = uop.dim1, uop.dim2
-        self.fresh(side, 0, 0)
+        self.renew(side, 0, 0)
 
         def put(vector: Array) -> None:
-            groups = vector.reshape(blocks, rows, 32).transpose(1, 0, 2).reshape(rows, blocks * 32)
-            self.buffers[side][0 : 4 * rows : 4, 0 : blocks * 32] = groups
+            self.buffers[side].put_vector(vector, uop.dim1, uop.dim2)
 
-        words = rows * blocks * 32 // BIAS_WORD
+        words = uop.dim1 * uop.dim2 * 32 // BIAS_WORD
         if words:
             yield Step("mem_word", words, gets=(self.source("LPDDR"),), words=words, do=put)
 
@@ -91,18 +86,15 @@ class MemB2Unit(MemBUnit):
 
     def _send(self, uop: MemB) -> Steps:
         side = self.cur
-        repeats = uop.acc_a * uop.acc_b
-        order = iter([*range(uop.acc_k)] * repeats)
+        order = [*range(uop.acc_k)] * (uop.acc_a * uop.acc_b)
+        at = 0
 
-        def tiles(n: int) -> tuple[list[Array]]:
-            return ([self._padded(side, k) for k in islice(order, n)],)
+        def tiles(n: int) -> tuple[Sequence[Array]]:
+            nonlocal at
+            at += n
+            return (self.buffers[side].half_tiles(order[at - n : at]),)
 
-        yield Burst(uop.acc_k * repeats, "mesh_beat", BEATS, puts=(self.sink("MeshB"),), do=tiles)
-
-    def _padded(self, side: int, k: int) -> Array:
-        out = np.zeros((TILE, TILE), np.float32)
-        out[:, :64] = self.buffers[side][k * 128 : k * 128 + 128]
-        return out
+        yield Burst(len(order), "mesh_beat", BEATS, puts=(self.sink("MeshB"),), do=tiles)
 
 
 def legal(unit: str, uop: MemB) -> Iterator[str]:

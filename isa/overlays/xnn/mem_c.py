@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Hashable, Iterator, Mapping, Sequence
-from itertools import islice
 
 from ....machine.description import UnitSpec
-from ....machine.executor import ProcessNetwork
 from ....machine.steps import Burst, Step, Steps
+from ....machine.wiring import Wiring
 from ...fields import Record, bits
-from ...layout import BLOCK, block
 from .loop import Loop
 from .ping_pong import PingPong, blocks_of
-from .post_ops import Norm, Softmax, activation
-from .tiles import BEAT, BEATS, BLOCK_WORDS, TILE, Array, Pieces, Tiles, tile_grid
+from .post_ops import Norm, Softmax
+from .tiles import BEAT, BEATS, BLOCK_WORDS, TILE, Array, Pieces, tile_grid
 
 LOOPS: Mapping[str, Loop] = {
     "receive": Loop(1, 10, "a beat added to a buffer"),
@@ -68,8 +66,10 @@ class MemCUnit(PingPong):
     its store. Neighbours are 0-1, 2-3 and 4-5."""
 
     ROWS, COLS = 256, 512
+    softmax: type[Softmax] = Softmax
+    norm: type[Norm] = Norm
 
-    def __init__(self, spec: UnitSpec, net: ProcessNetwork) -> None:
+    def __init__(self, spec: UnitSpec, net: Wiring) -> None:
         super().__init__(spec, net)
         self.sends = spec.index < 4
         self.neighbour = f"MemC{spec.index ^ 1}"
@@ -100,27 +100,16 @@ class MemCUnit(PingPong):
         side = self.cur
         source = (self.source(f"MME{self.index}"),)
         rows = uop.recv_a & 3 if self.sends else uop.recv_a
-        self.fresh(side, rows * TILE, uop.recv_b * TILE)
-        block = tile_grid(rows, uop.recv_b)
+        self.renew(side, rows * TILE, uop.recv_b * TILE)
+        places = tile_grid(rows, uop.recv_b)
         done = 0
 
         def put(n: int, tiles: Sequence[Array]) -> None:
             nonlocal done
-            buffer = self.buffers[side]
-            if isinstance(tiles, Tiles) and tiles.places == block and not done % len(block):
-                pairs = [(buffer[: rows * TILE, : uop.recv_b * TILE], tiles.block(rows, uop.recv_b))]
-            else:
-                places = (block[i % len(block)] for i in range(done, done + n))
-                parts = (buffer[i * TILE : (i + 1) * TILE, j * TILE : (j + 1) * TILE] for i, j in places)
-                pairs = list(zip(parts, tiles, strict=True))
-            for i, (part, tile) in enumerate(pairs, done):
-                if i < len(block):  # nothing is in it yet
-                    part[:] = tile
-                else:
-                    part += tile
+            self.buffers[side].add(tiles, places, done)
             done += n
 
-        yield Burst(uop.k_iter * len(block), "mesh_beat", BEATS, gets=source, do=put)
+        yield Burst(uop.k_iter * len(places), "mesh_beat", BEATS, gets=source, do=put)
         if uop.softmax and self.sends:
             yield from self._softmax(side, rows, uop.recv_b)
 
@@ -134,7 +123,7 @@ class MemCUnit(PingPong):
         rows, cols = row_tiles * TILE, col_tiles * TILE
         beats = row_tiles * col_tiles * BEATS
         some = int(beats > 0)
-        state = Softmax(self, side, rows, cols)
+        state = self.softmax(self, side, rows, cols)
         yield Step("softmax_fill", some, do=state.begin)
         if reg.alone:
             yield Step("softmax_max_fill", some * reg.max_sub)
@@ -167,34 +156,32 @@ class MemCUnit(PingPong):
         side = 1 - self.cur
         reg = self.registers
         if uop.gelu or uop.layernorm:
-            self.fresh(side, 0, 0)  # tiles of it may still be on their way: an earlier uOP may have sent them
+            self.detach(side)
         if uop.gelu:
             cols = self.COLS if uop.layernorm else uop.dim2
 
             def activate() -> None:
-                part = self.buffers[side][: uop.dim1, :cols]
-                part[:] = activation(part, reg.activation)
+                self.buffers[side].activate(uop.dim1, cols, reg.activation)
 
             beats = uop.dim1 * self.COLS // BEAT  # all columns, whatever is stored
             yield Step("gelu_beat", beats, do=activate)
         if uop.layernorm:
             yield from self._norm(side, uop.dim1)
         sink = (self.sink("DDR"),)
-        count = (uop.dim1 // 128) * (uop.dim2 // 64)
-        places = iter(blocks_of(uop.dim1, uop.dim2))
+        places = blocks_of(uop.dim1, uop.dim2)
+        at = 0
 
         def pieces(n: int) -> tuple[Pieces]:
-            buffer = self.buffers[side]
-            if n == count:
-                return (block(buffer[: uop.dim1, : uop.dim2]).reshape(count, BLOCK),)
-            return ([block(buffer[i : i + 128, j : j + 64]) for i, j in islice(places, n)],)
+            nonlocal at
+            at += n
+            return (self.buffers[side].blocks(places[at - n : at], uop.dim1, uop.dim2),)
 
-        yield Burst(count, "mem_word", BLOCK_WORDS, puts=sink, words=BLOCK_WORDS, do=pieces)
+        yield Burst(len(places), "mem_word", BLOCK_WORDS, puts=sink, words=BLOCK_WORDS, do=pieces)
 
     def _norm(self, side: int, rows: int) -> Steps:
         """Two passes over own and neighbour's columns; sums are exchanged together with counts."""
         out, back = self.norm_links
-        state = Norm(self, side, rows)
+        state = self.norm(self, side, rows)
         yield Step("norm_us", rows / self.ROWS)
         if not self.registers.rms:
             yield Step(puts=(out,), words=rows, do=state.own_sum)

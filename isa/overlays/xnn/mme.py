@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from itertools import islice
 from typing import Any
 
 import numpy as np
 
 from ....machine.description import UnitSpec
-from ....machine.executor import ProcessNetwork
 from ....machine.steps import Burst, Step, Steps
 from ....machine.unit import Unit
+from ....machine.wiring import Wiring
 from ...fields import Record, bits
 from .tiles import BEATS, TILE, Array, Tiles, tile_columns, tile_grid, tile_rows
 
@@ -33,8 +33,23 @@ class Mme(Record, words=1):
     holds_weight: int = bits(0, 26, 1, "this AIE holds the previous-layer weight; set per AIE tile by the host")
 
 
+Product = Callable[[Array, Array, bool, bool], Array]
+
+
 class MmeUnit(Unit):
     """Matrix multiplication engine: 64 AIE tiles that multiply a 128x128 by a 128x128 tile."""
+
+    def product(self, a: Array, b: Array, full_k: bool, full_n: bool) -> Array:
+        """Of tiles, or of a column and a row of them. Where K or N is not full, the first 64 of a tile count; beyond
+        N is NaN."""
+        if not full_k:
+            a, b = a[:, :64], b[:64]
+        if full_n:
+            return np.asarray(a @ b)
+        out = np.full((len(a), b.shape[1]), np.nan, np.float32)
+        for j in range(0, b.shape[1], TILE):
+            np.matmul(a, b[:, j : j + 64], out=out[:, j : j + 64])
+        return out
 
     @property
     def products(self) -> type[Products]:
@@ -45,7 +60,7 @@ class MmeUnit(Unit):
     def sum(self) -> type[Sum]:
         return Sum
 
-    def __init__(self, spec: UnitSpec, net: ProcessNetwork) -> None:
+    def __init__(self, spec: UnitSpec, net: Wiring) -> None:
         super().__init__(spec, net)
         self.a = self.source("MeshA")
         self.b = self.source("MeshB")
@@ -74,11 +89,11 @@ class MmeUnit(Unit):
                     )
                 if acc_k and op.k_iter:
                     for t in block:
-                        sums = self.sum(self._vector(t) if bias else None, full_n)
+                        sums = self.sum(self.product, self._vector(t) if bias else None, full_n)
                         yield Burst(op.k_iter - 1, rate, gets=ab, do=sums.add, needs_whole_token=True)
                         yield Step(rate, gets=ab, puts=c, do=sums.emit, needs_whole_token=True)
                 else:
-                    products = self.products(self._bias(bi, op) if bias else None, op, full_k, full_n)
+                    products = self.products(self.product, self._bias(bi, op) if bias else None, op, full_k, full_n)
                     yield Burst(op.k_iter * len(block), rate, gets=ab, puts=c, do=products, needs_whole_token=True)
 
     def effect_key(self, op: Mme) -> Hashable:
@@ -112,7 +127,8 @@ class Products:
     """Tile products. bias: what to add to the rows of the first acc_a x acc_b of them. Columns beyond N are undefined,
     so NaN."""
 
-    def __init__(self, bias: Array | None, op: Mme, full_k: bool, full_n: bool) -> None:
+    def __init__(self, product: Product, bias: Array | None, op: Mme, full_k: bool, full_n: bool) -> None:
+        self.product = product
         self.bias, self.rows, self.cols, self.full_k, self.full_n = bias, op.acc_a, op.acc_b, full_k, full_n
         self.left, self.right = tile_rows(self.rows, self.cols), tile_columns(self.rows, self.cols)
         self.done = 0
@@ -125,14 +141,14 @@ class Products:
 
     def _block(self, a: Array, b: Array) -> Tiles:
         """All of a slice of K in one product."""
-        out = product(a, b, self.full_k, self.full_n)
+        out = self.product(a, b, self.full_k, self.full_n)
         if self.bias is not None and not self.done:
             out += self.bias
         self.done += len(self.left)
         return Tiles(out, tile_grid(self.rows, self.cols))
 
     def _tile(self, a: Array, b: Array) -> Array:
-        out = product(a, b, self.full_k, self.full_n)
+        out = self.product(a, b, self.full_k, self.full_n)
         if self.bias is not None and self.done < len(self.left):
             at = self.done % self.cols * TILE
             out += self.bias[at : at + TILE]
@@ -140,29 +156,17 @@ class Products:
         return out
 
 
-def product(a: Array, b: Array, full_k: bool, full_n: bool) -> Array:
-    """Of tiles, or of a column and a row of them. Only the first 64 of each tile's K and N count where it is not full;
-    what is beyond N is NaN."""
-    if not full_k:
-        a, b = a[:, :64], b[:64]
-    if full_n:
-        return np.asarray(a @ b)
-    out = np.full((len(a), b.shape[1]), np.nan, np.float32)
-    for j in range(0, b.shape[1], TILE):
-        np.matmul(a, b[:, j : j + 64], out=out[:, j : j + 64])
-    return out
-
-
 class Sum:
     """Products summed over k inside the MME, one tile emitted."""
 
-    def __init__(self, bias: Array | None, full_n: bool) -> None:
+    def __init__(self, product: Product, bias: Array | None, full_n: bool) -> None:
+        self.product = product
         self.bias, self.full_n = bias, full_n
         self.total: Array | None = None
 
     def add(self, n: int, a: Sequence[Array], b: Sequence[Array]) -> None:
         for x, y in zip(a, b, strict=True):
-            more = product(x, y, True, self.full_n)
+            more = self.product(x, y, True, self.full_n)
             if self.total is not None:
                 self.total += more
             else:

@@ -9,9 +9,9 @@ import numpy as np
 import numpy.typing as npt
 
 from ....machine.description import UnitSpec
-from ....machine.executor import ProcessNetwork
 from ....machine.steps import Burst, Step, Steps
 from ....machine.unit import Unit
+from ....machine.wiring import Wiring
 from ...fields import Record, bits
 from ...layout import BLOCK, QUARTER, UNIT, padded
 from ...overlay import Transfer as Access
@@ -107,7 +107,7 @@ def addresses(mop: Ddr | Lpddr, reuse: int) -> npt.NDArray[np.int64]:
 class OffChipUnit(Unit):
     """DDR and LPDDR: one uOP after another, strictly in order, reading and writing never overlapped."""
 
-    def __init__(self, spec: UnitSpec, net: ProcessNetwork) -> None:
+    def __init__(self, spec: UnitSpec, net: Wiring) -> None:
         super().__init__(spec, net)
         self.read_only = spec.bank == "lpddr"
         self._read, self._write = f"{spec.bank}_read_gbs", f"{spec.bank}_write_gbs"

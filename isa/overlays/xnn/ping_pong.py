@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from itertools import islice
-
-import numpy as np
+from collections.abc import Mapping, Sequence
+from functools import cache
 
 from ....machine.description import UnitSpec
-from ....machine.executor import ProcessNetwork
 from ....machine.steps import Burst, Channel, Par, Steps
 from ....machine.unit import Unit
-from ...layout import unblock
+from ....machine.wiring import Wiring
+from .buffer import Buffer
 from .loop import Loop
-from .tiles import BEATS, BLOCK_WORDS, Array, Pieces, Places, Tiles
+from .tiles import BEATS, BLOCK_WORDS, Array, Pieces, Places
 
 LOOPS: Mapping[str, Loop] = {
     "load": Loop(1, 4, "a word into a buffer"),
@@ -29,48 +27,43 @@ class PingPong(Unit):
     ROWS = 0
     COLS = 0
 
-    def __init__(self, spec: UnitSpec, net: ProcessNetwork) -> None:
+    def __init__(self, spec: UnitSpec, net: Wiring) -> None:
         super().__init__(spec, net)
         self.cur = 0
-        self.buffers: list[Array] = []
-        if net.data:
-            self.buffers = [np.full((self.ROWS, self.COLS), np.nan, np.float32) for _ in range(2)]
+        self.buffers: list[Buffer] = [Buffer(self.ROWS, self.COLS) for _ in range(2)] if net.data else []
 
-    def fresh(self, side: int, rows: int, cols: int) -> None:
-        """Replace a buffer before rows x cols of it are overwritten; the rest stays stale."""
+    def renew(self, side: int, rows: int, cols: int) -> None:
+        """Before rows x cols of a buffer are filled anew; the rest stays stale."""
         if self.buffers:
-            old = self.buffers[side]
-            whole = rows >= self.ROWS and cols >= self.COLS
-            self.buffers[side] = np.empty_like(old) if whole else old.copy()
+            self.buffers[side].renew(rows, cols)
+
+    def detach(self, side: int) -> None:
+        """Before a buffer is changed in place: an earlier uOP may have sent tiles of it."""
+        if self.buffers:
+            self.buffers[side].detach()
 
     def load(self, source: Channel, rows: int, cols: int) -> Burst:
         """Fill the buffer that is not current with rows x cols, in 128x64 blocks as they come."""
         side = 1 - self.cur
-        count = (rows // 128) * (cols // 64)
-        places = iter(blocks_of(rows, cols))
-        self.fresh(side, rows, cols)
+        places = blocks_of(rows, cols)
+        self.renew(side, rows, cols)
+        at = 0
 
         def put(n: int, pieces: Pieces) -> None:
-            if n == count and isinstance(pieces, np.ndarray):  # all of them, as they lay in memory
-                if (rows, cols) == (self.ROWS, self.COLS):
-                    self.buffers[side] = unblock(pieces, rows, cols)
-                else:
-                    self.buffers[side][:rows, :cols] = unblock(pieces, rows, cols)
-                return
-            buffer = self.buffers[side]
-            for piece, (i, j) in zip(pieces, islice(places, n), strict=True):
-                buffer[i : i + 128, j : j + 64] = unblock(piece, 128, 64)
+            nonlocal at
+            at += n
+            self.buffers[side].put_blocks(places[at - n : at], pieces, rows, cols)
 
-        return Burst(count, "mem_word", BLOCK_WORDS, gets=(source,), words=BLOCK_WORDS, do=put)
+        return Burst(len(places), "mem_word", BLOCK_WORDS, gets=(source,), words=BLOCK_WORDS, do=put)
 
     def send(self, sink: Channel, side: int, index: Places) -> Burst:
         """Send tiles of a buffer."""
         at = 0
 
-        def tiles(n: int) -> tuple[Tiles]:
+        def tiles(n: int) -> tuple[Sequence[Array]]:
             nonlocal at
             at += n
-            return (Tiles(self.buffers[side], index[at - n : at]),)
+            return (self.buffers[side].tiles(index[at - n : at]),)
 
         return Burst(len(index), "mesh_beat", BEATS, puts=(sink,), do=tiles)
 
@@ -84,6 +77,7 @@ class PingPong(Unit):
         self.cur ^= 1
 
 
-def blocks_of(rows: int, cols: int) -> Iterator[tuple[int, int]]:
+@cache
+def blocks_of(rows: int, cols: int) -> Places:
     """First row and column of each 128x64 block, row after row."""
-    return ((i, j) for i in range(0, rows - 127, 128) for j in range(0, cols - 63, 64))
+    return tuple((i, j) for i in range(0, rows - 127, 128) for j in range(0, cols - 63, 64))

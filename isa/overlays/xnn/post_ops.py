@@ -24,7 +24,7 @@ class Softmax:
         self.left = 0
 
     def begin(self) -> None:
-        self.x = self.unit.buffers[self.side][: self.rows, : self.cols]
+        self.x = self.unit.buffers[self.side].x[: self.rows, : self.cols]
         if self.reg.scale != 1.0:
             self.x *= np.float32(self.reg.scale)
         self.top = np.zeros(self.rows, np.float32)
@@ -90,7 +90,7 @@ class Norm:
         self.mean = np.zeros((rows, 1), np.float32)
 
     def _part(self) -> Array:
-        return self.unit.buffers[self.side][: self.rows, : min(self.reg.norm_cols, self.unit.COLS)]
+        return self.unit.buffers[self.side].x[: self.rows, : min(self.reg.norm_cols, self.unit.COLS)]
 
     def own_sum(self) -> tuple[Any]:
         part = self._part()
@@ -112,7 +112,7 @@ class Norm:
         part = self._part()
         part -= self.mean
         part /= np.sqrt(variance + np.float32(self.reg.eps))[:, None]
-        self.unit.buffers[self.side][: self.rows, part.shape[1] :] = 0
+        self.unit.buffers[self.side].x[: self.rows, part.shape[1] :] = 0
 
 
 def erf(x: Array) -> Array:

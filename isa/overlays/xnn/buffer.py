@@ -1,0 +1,89 @@
+"""The data in one of the two buffers of a Mem. Kernels say when and where; what it does to numbers is said here."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from ...layout import BLOCK, block, unblock
+from .post_ops import activation
+from .tiles import TILE, Array, Pieces, Places, Tiles
+
+
+class Buffer:
+    """rows x cols floats; what has never been written is NaN, so that reading it shows in the result.
+
+    Tiles that were sent may still be on their way: they are views of `x`, so `x` is replaced before it changes.
+    """
+
+    def __init__(self, rows: int, cols: int) -> None:
+        self.x = np.full((rows, cols), np.nan, np.float32)
+
+    def renew(self, rows: int, cols: int) -> None:
+        """Before rows x cols of it are written anew; the rest stays stale."""
+        whole = rows >= self.x.shape[0] and cols >= self.x.shape[1]
+        self.x = np.empty_like(self.x) if whole else self.x.copy()
+
+    def detach(self) -> None:
+        """Before it is changed in place."""
+        self.x = self.x.copy()
+
+    def put_blocks(self, places: Places, pieces: Pieces, rows: int, cols: int) -> None:
+        """Write blocks of a rows x cols matrix, of which `places` are the first elements."""
+        if isinstance(pieces, np.ndarray) and len(pieces) * BLOCK == rows * cols:  # all of them, as they lay in memory
+            if (rows, cols) == self.x.shape:
+                self.x = unblock(pieces, rows, cols)
+            else:
+                self.x[:rows, :cols] = unblock(pieces, rows, cols)
+            return
+        for piece, (i, j) in zip(pieces, places, strict=True):
+            self.x[i : i + 128, j : j + 64] = unblock(piece, 128, 64)
+
+    def put_transposed(self, places: Places, pieces: Pieces) -> None:
+        """Write blocks transposed: `places` are their first elements before that."""
+        for piece, (i, j) in zip(pieces, places, strict=True):
+            self.x[j : j + 64, i : i + 128] = unblock(piece, 128, 64).T
+
+    def put_vector(self, vector: Array, rows: int, blocks: int) -> None:
+        """Write groups of 32 floats: group g to row 4*(g mod rows), columns 32*(g div rows)."""
+        groups = vector.reshape(blocks, rows, 32).transpose(1, 0, 2).reshape(rows, blocks * 32)
+        self.x[0 : 4 * rows : 4, 0 : blocks * 32] = groups
+
+    def add(self, tiles: Sequence[Array], places: Places, done: int) -> None:
+        """Take tiles that come in rounds over `places`, `done` of which have come: the first round overwrites, the
+        others add."""
+        if isinstance(tiles, Tiles) and tiles.places == places and not done % len(places):
+            rows, cols = (1 + n for n in places[-1])
+            pairs = [(self.x[: rows * TILE, : cols * TILE], tiles.block(rows, cols))]
+        else:
+            at = (places[i % len(places)] for i in range(done, done + len(tiles)))
+            parts = (self.x[i * TILE : (i + 1) * TILE, j * TILE : (j + 1) * TILE] for i, j in at)
+            pairs = list(zip(parts, tiles, strict=True))
+        for number, (part, tile) in enumerate(pairs, done):
+            if number < len(places):  # nothing is in it yet
+                part[:] = tile
+            else:
+                part += tile
+
+    def tiles(self, places: Places) -> Sequence[Array]:
+        """Tiles by row and column, in tiles."""
+        return Tiles(self.x, places)
+
+    def half_tiles(self, rows: Sequence[int]) -> Sequence[Array]:
+        """Tiles of the first 64 columns, by row in tiles; their other columns are 0."""
+        out = np.zeros((len(rows), TILE, TILE), np.float32)
+        for tile, k in zip(out, rows, strict=True):
+            tile[:, :64] = self.x[k * TILE : k * TILE + TILE, :64]
+        return list(out)
+
+    def blocks(self, places: Places, rows: int, cols: int) -> Pieces:
+        """Blocks of rows x cols, of which `places` are the first elements."""
+        if len(places) * BLOCK == rows * cols:
+            return block(self.x[:rows, :cols]).reshape(len(places), BLOCK)
+        return [block(self.x[i : i + 128, j : j + 64]) for i, j in places]
+
+    def activate(self, rows: int, cols: int, which: int) -> None:
+        """Apply the activation with this number in place."""
+        part = self.x[:rows, :cols]
+        part[:] = activation(part, which)

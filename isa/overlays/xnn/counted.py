@@ -1,0 +1,232 @@
+"""The XNN units on tokens that carry only how many of their rows and columns are valid.
+
+The kernels are those of the machine; what they do to numbers (`Buffer`, products, softmax, norm) is replaced here by
+what it does to counts.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Hashable
+from typing import Any
+
+from ....machine.description import UnitSpec
+from ....machine.steps import Steps
+from ....machine.unit import Unit
+from ....machine.wiring import Wiring
+from ...overlay import Overlay
+from .counts import WHOLE, Counted, CountedBuffer, Exchange, Problem, RowNumbers, Tile
+from .mem_a import MemAUnit
+from .mem_b import MemB2Unit, MemBUnit
+from .mem_c import MemCUnit
+from .mme import Mme, MmeUnit
+from .ping_pong import PingPong
+from .post_ops import Norm, Softmax
+from .tiles import TILE
+
+
+class CountedSoftmax(Softmax):
+    """Its result is valid wherever something was received: masked columns become 0."""
+
+    def __init__(self, unit: CountedMemC, side: int, rows: int, cols: int) -> None:
+        super().__init__(unit, side, rows, cols)
+        self.buffer = unit.buffers[side]
+        if not self.reg.alone:
+            unit.exchanges.append(Exchange("softmax", (rows // TILE, self.reg.max_sub, self.reg.causal)))
+
+    def begin(self) -> None:
+        wanted = min(self.reg.softmax_cols, self.cols)
+        if self.buffer.cols < wanted:
+            self.buffer.stale(f"takes the softmax of {wanted} columns", f"{self.buffer.cols} valid ones")
+
+    def set_left(self, columns: Any) -> None:
+        columns.what = "columns"
+
+    def own_max(self) -> tuple[Any]:
+        return (RowNumbers("maxima"),)
+
+    def other_max(self, top: Any) -> None:
+        top.what = "maxima"
+
+    def own_sum(self) -> tuple[Any]:
+        return (RowNumbers("sums"),)
+
+    def other_sum(self, total: Any) -> None:
+        total.what = "sums"
+
+    def finish(self) -> None:
+        self.buffer.whole(self.rows // TILE, self.cols // TILE)
+
+
+class CountedNorm(Norm):
+    """Its result is valid in all columns: those beyond norm_cols become 0."""
+
+    def __init__(self, unit: CountedMemC, side: int, rows: int) -> None:
+        super().__init__(unit, side, rows)
+        self.buffer, self.all = unit.buffers[side], unit.COLS
+        unit.exchanges.append(Exchange("layernorm", (rows, self.reg.rms)))
+
+    def own_sum(self) -> tuple[Any]:
+        return (RowNumbers("sums"),)
+
+    def other_sum(self, token: Any) -> None:
+        token.what = "sums"
+
+    def own_squares(self) -> tuple[Any]:
+        if not self.buffer.held.filled:
+            self.buffer.unfilled("store")
+        elif self.buffer.cols < self.reg.norm_cols:
+            self.buffer.stale(f"normalises {self.reg.norm_cols} columns", f"{self.buffer.cols}")
+        return (RowNumbers("squares"),)
+
+    def other_squares(self, token: Any) -> None:
+        token.what = "squares"
+        if self.buffer.held.filled:
+            self.buffer.whole(min(self.rows, self.buffer.rows) // TILE, self.all // TILE)
+
+
+class CountedMem(Counted, PingPong):
+    """A Mem whose buffers count."""
+
+    buffers: list[CountedBuffer]  # type: ignore[assignment]
+
+    def __init__(self, spec: UnitSpec, net: Wiring) -> None:
+        super().__init__(spec, net)
+        self.buffers = [CountedBuffer(self) for _ in range(2)]
+
+    @property
+    def state(self) -> Hashable:
+        return self.cur, *(b.held for b in self.buffers)
+
+    @state.setter
+    def state(self, state: Any) -> None:
+        self.cur, *held = state
+        for buffer, content in zip(self.buffers, held, strict=True):
+            buffer.held = content
+
+
+class CountedMemA(CountedMem, MemAUnit):
+    pass
+
+
+class CountedMemB(CountedMem, MemBUnit):
+    def tiles(self, rows: int, cols: int) -> str:
+        return f"{cols} column tiles"
+
+
+class CountedMemB2(CountedMem, MemB2Unit):
+    pass
+
+
+class CountedMemC(CountedMem, MemCUnit):
+    fill = "recv"
+    softmax = CountedSoftmax
+    norm = CountedNorm
+
+    @property
+    def state(self) -> Hashable:
+        return self.registers, self.cur, *(b.held for b in self.buffers)
+
+    @state.setter
+    def state(self, state: Any) -> None:
+        self.registers, *rest = state
+        CountedMem.state.fset(self, rest)  # type: ignore[attr-defined]
+
+    def tiles(self, rows: int, cols: int) -> str:
+        return f"{rows}x{cols} tiles"
+
+
+class CountedVector:
+    """A bias or previous-layer weights in an MME, None where nothing has ever been loaded. loaded: by this very op."""
+
+    def __init__(self, unit: CountedMme, what: str, tile: Tile | None, loaded: bool) -> None:
+        self.unit, self.what, self.tile = unit, what, tile
+        if tile is not None and not tile.groups and loaded:
+            text = f"reads {what} from a B tile that is a matrix, {{sender}}"
+            way_out = "load the vector with `bias` just before, or drop the flag"
+            unit.report(Problem("X04", text, way_out, sender=tile.sender))
+
+    def __getitem__(self, part: slice) -> CountedVector:
+        if self.tile is None:
+            text = f"uses {self.what} that were never loaded"
+            self.unit.report(Problem("X04", text, "set load_prev in this op or in one before"))
+        elif self.tile.groups and part.stop > 32 * self.tile.groups:
+            op, there = self.unit.op, "{sender}" if self.tile.sender else "that it keeps"
+            text = (
+                f"reads {self.what} of {op.b_iter * op.acc_b * TILE} columns; the vector {there} has "
+                f"{32 * self.tile.groups}"
+            )
+            way_out = "load as many groups of 32 floats as the op has columns"
+            self.unit.report(Problem("X04", text, way_out, sender=self.tile.sender))
+        return self
+
+    def __radd__(self, tile: Tile) -> Tile:
+        return tile
+
+    def __rmul__(self, tile: Tile) -> Tile:
+        self.unit.need_columns(tile, TILE)
+        return WHOLE
+
+
+class CountedMme(Counted, MmeUnit):
+    """Products of what is valid are valid."""
+
+    def __init__(self, spec: UnitSpec, net: Wiring) -> None:
+        super().__init__(spec, net)
+        self.kept: Tile | None = None
+        """The previous-layer weights."""
+
+    def kernel(self, op: Mme) -> Steps:
+        self.op = op
+        self.scale = CountedVector(self, _WEIGHTS, self.kept, loaded=False)  # type: ignore[assignment]
+        return super().kernel(op)
+
+    def product(self, a: Any, b: Any, full_k: bool, full_n: bool) -> Any:
+        if b.groups:
+            way_out = "read it with bias or load_prev, or load a matrix"
+            self.report(Problem("X04", f"multiplies by {_A_VECTOR}", way_out, sender=b.sender))
+            b = WHOLE
+        depth = TILE if full_k else 64
+        self.need_columns(a, depth)
+        if b.rows < depth:
+            text = f"works in K = {depth} mode on a B tile with {b.rows} valid rows, {{sender}}"
+            self.report(Problem("X05", text, f"load {depth} rows (dim1={depth}), or clear k128", sender=b.sender))
+        return Tile(a.rows, b.cols if full_n else min(b.cols, 64))
+
+    def need_columns(self, a: Tile, depth: int) -> None:
+        if a.cols < depth:
+            text = f"works in K = {depth} mode on an A tile with {a.cols} valid columns, {{sender}}"
+            self.report(Problem("X05", text, f"load {depth} columns (dim2={depth}), or clear k128", sender=a.sender))
+
+    def _keep_bias(self, tile: Any) -> None:
+        self.bias = CountedVector(self, "a bias", tile, loaded=True)  # type: ignore[assignment]
+
+    def _keep_scale(self, tile: Any) -> None:
+        self.scale = CountedVector(self, _WEIGHTS, tile, loaded=True)  # type: ignore[assignment]
+        self.kept = Tile(groups=tile.groups)
+
+    @property
+    def state(self) -> Hashable:
+        return self.kept
+
+    @state.setter
+    def state(self, state: Any) -> None:
+        self.kept = state
+
+
+_WEIGHTS = "previous-layer weights"
+_A_VECTOR = "a B tile that holds a vector, {sender}"
+
+_COUNTED: dict[type[Unit], type[Unit]] = {
+    MemAUnit: CountedMemA,
+    MemBUnit: CountedMemB,
+    MemB2Unit: CountedMemB2,
+    MemCUnit: CountedMemC,
+    MmeUnit: CountedMme,
+}
+
+
+def counted(overlay: Overlay) -> Overlay:
+    """The same machine, on tokens that carry counts."""
+    units = [dataclasses.replace(u, behaviour=_COUNTED.get(u.behaviour, u.behaviour)) for u in overlay.units]
+    return dataclasses.replace(overlay, units=tuple(units))

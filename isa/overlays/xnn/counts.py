@@ -1,0 +1,245 @@
+"""Tokens and buffers that know only how many of their rows and columns are valid, and what is wrong with using them.
+
+A stale tile counts as whole where it is used, so that one mistake is told once.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from ....machine.description import UnitSpec
+from ....machine.unit import Unit
+from ....machine.wiring import Wiring
+from .buffer import Buffer
+from .tiles import TILE, Places
+
+From = tuple[str, int]
+"""Where a token came from: the stream, and how many tokens of it the uOP took before."""
+
+
+class Problem(NamedTuple):
+    """What a uOP does wrong. sender: the token that shows it; `{sender}` in the text stands for who sent it."""
+
+    code: str
+    text: str
+    help: str
+    warning: bool = False
+    sender: From | None = None
+
+
+@dataclass(frozen=True)
+class Tile:
+    """A 128x128 tile of which the first rows and columns are valid; or, instead, one that holds a vector of so many
+    groups of 32 floats."""
+
+    rows: int = TILE
+    cols: int = TILE
+    groups: int = 0
+    sender: From | None = None
+
+    def __add__(self, other: Tile) -> Tile:
+        if not isinstance(other, Tile):
+            return NotImplemented
+        return Tile(min(self.rows, other.rows), min(self.cols, other.cols))
+
+
+WHOLE = Tile()
+
+
+@dataclass
+class Exchange:
+    """A post-op in which a MemC takes part with its neighbour. says: what both must agree on. puts, gets: what it sends
+    and expects, with the number of words."""
+
+    what: str
+    says: tuple[int, ...]
+    puts: tuple[tuple[str, int], ...] = ()
+    gets: tuple[tuple[str, int], ...] = ()
+
+
+class RowNumbers:
+    """A token between neighbours: a number a row. Where the reader does not see the sender's, it says what it reads."""
+
+    def __init__(self, what: str = "") -> None:
+        self.what = what
+
+
+# -- buffers ----------------------------------------------------------------------------------------------------------
+
+LOST = Problem(
+    "X02",
+    "fills a buffer whose data were never sent or stored: they are lost",
+    "send or store it before; what is padding alone may be lost",
+    True,
+)
+
+
+class Held(NamedTuple):
+    """What a buffer holds: the tiles that are valid at all, or a vector. used: some of it was sent or stored. done: it
+    was changed in place."""
+
+    tiles: tuple[tuple[tuple[int, int], Tile], ...] = ()
+    groups: int = 0
+    used: bool = False
+    done: bool = False
+
+    @property
+    def filled(self) -> bool:
+        return bool(self.tiles or self.groups)
+
+    @property
+    def lost(self) -> bool:
+        return self.filled and not self.used
+
+
+class CountedBuffer(Buffer):
+    """Which tiles of a buffer are valid, and how far."""
+
+    def __init__(self, unit: Counted) -> None:
+        self.unit = unit
+        self.held = Held()
+
+    @property
+    def rows(self) -> int:
+        """Valid rows, from the first on."""
+        return sum(t.rows for (_, j), t in self.held.tiles if not j)
+
+    @property
+    def cols(self) -> int:
+        """Columns that are valid in all rows, from the first on."""
+        tiles = dict(self.held.tiles)
+        out = 0
+        for j in range(1 + max((j for _, j in tiles), default=-1)):
+            valid = min(tiles[i, j].cols if (i, j) in tiles else 0 for i in {i for i, _ in tiles})
+            out += valid
+            if valid < TILE:
+                break
+        return out
+
+    @property
+    def size(self) -> str:
+        return f"{self.rows}x{self.cols}"
+
+    def _keep(self, tiles: dict[tuple[int, int], Tile]) -> None:
+        self.held = self.held._replace(tiles=tuple(sorted(tiles.items())))
+
+    def renew(self, rows: int, cols: int) -> None:
+        if self.held.lost:
+            self.unit.report(LOST)
+        self.held = Held()
+
+    def detach(self) -> None:
+        if self.held.filled and self.held.done:
+            way_out = "recv in between, or drop the flag"
+            self.unit.report(Problem("X06", "applies a post-op to a buffer that has had one", way_out, True))
+        self.held = self.held._replace(done=self.held.filled)
+
+    def put_blocks(self, places: Places, pieces: Any, rows: int, cols: int) -> None:
+        tiles = dict(self.held.tiles)
+        for i, j in places:
+            at = i // TILE, j // TILE
+            tiles[at] = Tile(TILE, j % TILE + 64)
+        self._keep(tiles)
+
+    def put_transposed(self, places: Places, pieces: Any) -> None:
+        tiles = dict(self.held.tiles)
+        for i, j in places:
+            tiles[j // TILE, i // TILE] = Tile(j % TILE + 64, TILE)
+        self._keep(tiles)
+
+    def put_vector(self, vector: Any, rows: int, blocks: int) -> None:
+        self.held = self.held._replace(groups=rows * blocks)
+
+    def add(self, tiles: Sequence[Any], places: Places, done: int) -> None:
+        kept = dict(self.held.tiles)
+        for number, tile in enumerate(tiles, done):
+            at = places[number % len(places)]
+            kept[at] = dataclasses.replace(tile, sender=None) if number < len(places) else kept[at] + tile
+        self._keep(kept)
+
+    def whole(self, rows: int, cols: int) -> None:
+        """All of the first rows and columns, in tiles, has become valid."""
+        self._keep(dict(self.held.tiles) | {(i, j): WHOLE for i in range(rows) for j in range(cols)})
+
+    def _use(self, verb: str) -> bool:
+        """Before some of it leaves: whether it holds anything."""
+        if not self.held.filled:
+            self.unfilled(verb)
+        self.held = self.held._replace(used=True)
+        return self.held.filled
+
+    def unfilled(self, verb: str) -> None:
+        """Report that nothing is there."""
+        way_out = f"the flag flips at every uOP: the {self.unit.fill} must stand in the uOP before the {verb}"
+        self.unit.report(Problem("X01", f"{verb}s a buffer that nothing has filled", way_out))
+
+    def stale(self, what: str, has: str) -> None:
+        """Report that more is used than is valid."""
+        text = f"{what}; the buffer holds {has}, the rest is stale"
+        self.unit.report(Problem("X03", text, "make the two sizes agree"))
+
+    def tiles(self, places: Places) -> list[Any]:
+        if not places or not self._use("send"):
+            return [WHOLE] * len(places)
+        rows, cols = (1 + max(x) for x in zip(*places, strict=True))
+        if self.held.groups:
+            if cols > 1:
+                self.stale(f"sends {cols} column tiles", "a vector, which is one tile")
+            return [Tile(groups=self.held.groups)] * len(places)
+        tiles = dict(self.held.tiles)
+        if not tiles.keys() >= set(places):
+            self.stale(f"sends {self.unit.tiles(rows, cols)}", self.size)
+        return [tiles.get(at, WHOLE) for at in places]
+
+    def half_tiles(self, rows: Sequence[int]) -> list[Any]:
+        self.tiles(tuple((k, 0) for k in rows))
+        return [WHOLE] * len(rows)  # the other columns are 0, so valid
+
+    def blocks(self, places: Places, rows: int, cols: int) -> list[Any]:
+        if places and self._use("store"):
+            tiles = dict(self.held.tiles)
+            has = [(tiles.get((i // TILE, j // TILE)), j % TILE + 64) for i, j in places]
+            if any(tile is None or tile.cols < wanted for tile, wanted in has):
+                self.stale(f"stores {rows}x{cols}", self.size)
+        return [None] * len(places)
+
+    def activate(self, rows: int, cols: int, which: int) -> None:
+        pass
+
+
+# -- units ------------------------------------------------------------------------------------------------------------
+
+
+class Counted(Unit):
+    """A unit that reports problems, and whose state can be kept and set: it is hashable."""
+
+    fill = "load"
+    problems: dict[tuple[str, str], Problem]
+    exchanges: list[Exchange]
+
+    def __init__(self, spec: UnitSpec, net: Wiring) -> None:
+        super().__init__(spec, net)
+        self.clear()
+
+    def report(self, problem: Problem) -> None:
+        """Keep a problem of this uOP; of equal ones the first."""
+        self.problems.setdefault((problem.code, problem.text), problem)
+
+    def clear(self) -> None:
+        """Before the next uOP."""
+        self.problems, self.exchanges = {}, []
+
+    def tiles(self, rows: int, cols: int) -> str:
+        """How a send of so many tiles is called."""
+        return f"{rows} row tiles"
+
+    @property
+    def state(self) -> Hashable:
+        raise NotImplementedError
+
+    @state.setter
+    def state(self, state: Any) -> None:
+        raise NotImplementedError
