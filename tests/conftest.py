@@ -11,12 +11,12 @@ import hypothesis
 import pytest
 
 if "PYTEST_XDIST_WORKER" in os.environ:
-    # A process for each core already: threads of BLAS and of PyTorch would wait for each other, and spin meanwhile. This
-    # has to be said before numpy is imported, and holds for processes that tests start.
+    # A process for each core already: threads of BLAS and of PyTorch would wait for each other, and spin meanwhile.
+    # This has to be said before numpy is imported, and holds for processes that tests start.
     for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
         os.environ.setdefault(name, "1")
 
-import rsn  # noqa: E402
+import rsn
 
 ROOT = Path(__file__).resolve().parent.parent
 
