@@ -1,4 +1,4 @@
-"""`rsn.compile`: from a PyTorch module to a model that runs on a board."""
+"""`rsn.compile`: compile a PyTorch module to a model that runs on a board."""
 
 from __future__ import annotations
 
@@ -21,17 +21,18 @@ if TYPE_CHECKING:
 
 
 def _examples(given: Any) -> tuple[Any, ...] | dict[str, Any]:
-    """Example inputs; a tokenizer's result is a mapping, but no dict. Raises `TensorError`."""
+    """Return example inputs as a tuple or a dict; a tokenizer's result is a mapping, but no dict. Raises `TensorError`
+    for a list or a bare tensor."""
     if isinstance(given, Mapping):
         return dict(given)
     if isinstance(given, list) or hasattr(given, "shape"):
         raise TensorError(f"example inputs are a tuple or a dict of tensors, not {type(given).__name__}; write (x,)")
-    others: tuple[Any, ...] = given  # or whatever it is: who captures the module says so
+    others: tuple[Any, ...] = given  # capture reports anything else
     return others
 
 
 def _kept(example: Any) -> Any:
-    """A copy, to compile again with when the model has changed: callers may write into their own tensors."""
+    """Copy example inputs, which are needed again when the model has changed: callers may write into their tensors."""
     import torch
     from torch.utils import _pytree as pytree
 
@@ -41,12 +42,12 @@ def _kept(example: Any) -> Any:
 def explain(
     model: Callable[..., Any], example_inputs: tuple[Any, ...] | dict[str, Any], *, overlay: str = "xnn"
 ) -> str:
-    """Which operator of a module would run where, and why, with the share of each module in the FLOPs and in the time
-    that is modelled for the machine, with the schedule "paper". Nothing runs on a board. Raises as `compile`.
+    """Return a report: where each operator of a module would run and why, and each module's share of the FLOPs and of
+    the modelled time (schedule "paper"). Nothing runs on a board. Raises as `compile`.
 
-    model: a module, or what `torch.compile(..., backend="rsn")` has made of a module or a function: then PyTorch runs
-    it, twice, and what it would do with what it captures is said, its breaks and what stays in PyTorch too; the overlay
-    is then that of its options.
+    model: a module, or the result of `torch.compile(..., backend="rsn")`. PyTorch then runs it twice to capture its
+    graphs; the report covers each graph, the graph breaks, and what stays in PyTorch. The overlay is that of the
+    options of `torch.compile`.
     """
     require_torch("compiling a model")
     from .host.model.torch_backend import explain as explain_captured
@@ -110,24 +111,24 @@ def compile(
 ) -> Compiled | Family:
     """Compile the part of `model` that the machine can run: trace, lower, order, pack.
 
-    example_inputs: positional (tuple) or keyword (dict) arguments; their shapes are the program's. schedule: "paper",
-    "strict", "best" (searched for, `budget_s` seconds at most, and kept), a file, or an `rsn.Schedule`. lengths: the
-    most rows that each sequence of the batch will have, where they differ: each sequence is computed as if it were
-    alone and had so many rows, with or without a mask; rows beyond are not looked at, and are 0 in the network's
-    outputs.
-    dynamic_shapes: by argument, which of its dimensions calls choose, and for which sizes there are programs:
-    `{"input_ids": {0: rsn.Batch(1, 8), 1: rsn.Length(128, 512)}}`; what comes back is then a `Family`. passes: the
-    compiler's, where some of them are replaced or watched.
+    example_inputs: positional (tuple) or keyword (dict) arguments; the program is for their shapes. board: where calls
+    run. overlay: the machine. schedule: "paper", "strict", "best" (searched for at most `budget_s` seconds, and
+    cached), a file, or an `rsn.Schedule`. lengths: the largest number of rows of each sequence of the batch, if they
+    differ. Each sequence is computed as if it were alone and had that many rows, with or without a mask; rows beyond
+    are ignored, and are 0 in the network's outputs.
+    dynamic_shapes: for each argument, the dimensions whose sizes calls choose, and the sizes to make programs for:
+    `{"input_ids": {0: rsn.Batch(1, 8), 1: rsn.Length(128, 512)}}`. The result is then a `Family`. passes: the
+    compiler's passes, if some are replaced or observed.
 
-    What is compiled follows the model: a call takes over what has changed in it (docs/models.md, "When the model
-    changes"). checksums: each call also looks at all the numbers of the model, so that it notices writes that PyTorch
-    does not count, through `.data` or NumPy; that takes about a second for each GB.
+    The compiled model follows `model`: each call takes over its changes (docs/models.md, "When the model changes").
+    checksums: each call also checks all values of the weights. This finds writes that PyTorch does not count, through
+    `.data` or NumPy, and takes about a second per GB.
 
-    Weights in float16 or bfloat16 are widened, which a warning says: arguments are taken, and results returned, in the
-    model's own types (docs/models.md, "Half precision").
+    Weights in float16 or bfloat16 are widened to float32, with a warning; arguments and results keep the model's types
+    (docs/models.md, "Half precision").
 
-    Raises `UnsupportedError` naming operator and module path for what the machine cannot run, also where a result would
-    depend on rows beyond `lengths` or on what is filled in for `dynamic_shapes`; `TensorError` for inputs that do not
+    Raises `UnsupportedError`, with operator and module path, for what the machine cannot run, and for results that
+    would depend on rows beyond `lengths` or on the padding of `dynamic_shapes`; `TensorError` for inputs that do not
     fit; and `ScheduleError`.
     """
     require_torch("compiling a model")

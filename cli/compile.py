@@ -1,4 +1,4 @@
-"""`rsn compile`: a preset or a Python file's module to a program text, or to a whole model."""
+"""`rsn compile`: compile a preset, or the module of a Python file, to a program text or a whole model."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from typing import Any
 import click
 
 PASSES = ("capture", "rewrite", "match", "fold", "schedule", "lower", "pack")
-"""Those of `rsn.rsnlib.dump.SHOWN`, which only a command that runs may import."""
+"""The passes of `rsn.rsnlib.dump.SHOWN`; that module loads PyTorch, so it is imported only when the command runs."""
 STEPS = ("start PyTorch", "load the model", *PASSES, "write")
-"""As shown on a terminal."""
+"""The steps that a terminal shows."""
 
 
 @click.command(name="compile")
@@ -29,17 +29,19 @@ STEPS = ("start PyTorch", "load the model", *PASSES, "write")
 )
 @click.option("--batch", type=click.IntRange(1), help="sequences in a batch [default: the preset's, mostly 1]")
 @click.option("--seq", type=click.IntRange(1), help="rows in a sequence [default: the preset's, mostly 128]")
-@click.option("--lengths", help="the most rows of each sequence, where they differ: 512,128,77 [default: --seq each]")
+@click.option("--lengths", help="largest rows of each sequence, if they differ: 512,128,77 [default: --seq]")
 @click.option("--overlay", default="xnn", show_default=True, help="xnn, or xnn-base for the published machine")
 @click.option(
     "--schedule",
     default="paper",
     show_default=True,
-    help="paper, strict, published, best (searched for, kept in the user's cache), or a file",
+    help="paper, strict, published, best (searched, and kept in the user's cache), or a file",
 )
-@click.option("--budget", type=float, help="with --schedule best: seconds to search at most [default: 30]")
-@click.option("--schedule-out", type=click.Path(dir_okay=False), help="where to write the schedule and why (.toml)")
-@click.option("--seed", default=0, show_default=True, help="of the random weights of a preset, and of the search")
+@click.option("--budget", type=float, help="with --schedule best: maximum seconds of the search [default: 30]")
+@click.option(
+    "--schedule-out", type=click.Path(dir_okay=False), help="file for the schedule, with the reasons for it (.toml)"
+)
+@click.option("--seed", default=0, show_default=True, help="seed of a preset's random weights, and of the search")
 @click.option(
     "--dump-after",
     "dumped",
@@ -66,8 +68,8 @@ def compile_command(
     """Compile SPEC: a preset (bert-large, bert-large-encoder, minilm, vit, ncf, mlp, gemm:MxKxN), FILE.py:CALLABLE that
     returns an nn.Module, or an nn.Module and its example inputs, or FILE.onnx.
 
-    A program text is for rsn asm and rsn run. A whole model, with weights and what PyTorch runs of it, is for rsn serve
-    and rsn.load.
+    rsn asm and rsn run take a program text. rsn serve and rsn.load take a whole model: programs, weights, and the part
+    that PyTorch runs.
     """
     from ..base.errors import require_torch
 

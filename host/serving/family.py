@@ -1,8 +1,8 @@
 """Programs of one network at several batch sizes and lengths; how requests share a run of one of them.
 
-A request is one or more sequences of the same number of rows. Sequences do not see each other: what comes out of one
-does not depend on which others were in the run. That is so for whatever the compiler makes, and must be so for a
-program by hand whose tensors have three dimensions, the first of them its batch.
+A request is one or more sequences of the same number of rows. Sequences are independent: the result of one does not
+depend on the others in the run. The compiler guarantees that; a handwritten program whose tensors have three
+dimensions, the first of them the batch, must do so too.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ Array = npt.NDArray[np.float32]
 
 @dataclass(frozen=True, eq=False)
 class Member(SlotBucket):
-    """A program of a family, as a bucket with a slot for each sequence: the run-time parameter len[i] is the length of
-    the sequence in slot i. A program whose tensors do not say that it has sequences has no slots."""
+    """A program of a family, as a bucket with a slot for each sequence; the run-time parameter len[i] is the length of
+    the sequence in slot i. A program has no slots if its tensors do not have the form (sequence, rows, columns)."""
 
     program: Program
 
@@ -40,17 +40,17 @@ class Member(SlotBucket):
 
     @cached_property
     def inputs(self) -> dict[str, Buffer]:
-        """By name."""
+        """The input buffers by name."""
         return {b.name: b for b in self.program.with_role(Role.INPUT)}
 
     @cached_property
     def shapes(self) -> dict[str, tuple[int, ...]]:
-        """Of the inputs, by name."""
+        """The shapes of the inputs that users see, by name."""
         return {name: b.view or b.shape for name, b in self.inputs.items()}
 
 
 def _slots(program: Program) -> tuple[int, ...]:
-    """The rows of each sequence of a program; none where its tensors do not say that it has sequences."""
+    """Return the rows of each sequence of a program; () if its tensors are no sequences."""
     inputs = program.with_role(Role.INPUT)
     ends = [*inputs, *program.with_role(Role.OUTPUT)]
     shapes = {(b.view[:2], b.rows) if b.view and len(b.view) == 3 else None for b in ends}
@@ -65,7 +65,8 @@ def _slots(program: Program) -> tuple[int, ...]:
 
 @dataclass(frozen=True, eq=False)
 class Result:
-    """Outputs by buffer name, in the shape users see, and what the run took, which others may have shared."""
+    """The answer to a request. outputs: by buffer name, in the shape that users see. run: what the run took; other
+    requests may have shared it."""
 
     outputs: dict[str, Array]
     run: Run
@@ -73,10 +74,12 @@ class Result:
 
 @dataclass(eq=False)
 class Request:
-    """What waits. sequences: empty for one that fits a program as it is, and runs by itself on `member`.
+    """A request in the queue. sequences: its sizes; empty if its tensors have exactly the shapes of one program,
+    `member`, on which it then runs alone.
 
-    inputs: float32 (sequence, rows, columns), or as that program takes them; parameters by name. Times by
-    `time.monotonic`.
+    inputs: by name, float32 (sequence, rows, columns), or in the shapes of `member`. parameters: run-time parameters by
+    name. arrived, deadline: by `time.monotonic`. runs: how often it was started; started: its future can no longer be
+    cancelled.
     """
 
     inputs: dict[str, Array]
@@ -94,7 +97,7 @@ class Request:
 
 @dataclass(frozen=True, eq=False)
 class RequestBatch:
-    """Requests that share a run. slots: of each request's sequences."""
+    """Requests that share a run. slots: for each request, the slots of its sequences."""
 
     member: Member
     requests: list[Request]
@@ -102,12 +105,12 @@ class RequestBatch:
 
     @property
     def fill(self) -> float:
-        """Share of the program's slots that are taken."""
+        """The share of the program's slots that hold a sequence."""
         return sum(map(len, self.slots)) / len(self.member.slots) if self.slots else 1.0
 
     def bound(self) -> tuple[Words, dict[str, Array]]:
-        """The image with its parameters, and the inputs as they lie in memory. Slots that nobody has taken hold zeros
-        and are of full length, so that a full program and one with room to spare often have the same image."""
+        """Return the image with its parameters bound, and the packed inputs by name. Free slots hold zeros and have
+        full length, so that full and partly filled runs often have the same image."""
         member = self.member
         if not self.slots:
             (request,) = self.requests
@@ -126,7 +129,8 @@ class RequestBatch:
         return member.program.bind(values), packed
 
     def outputs(self, flat: Mapping[str, Array]) -> list[dict[str, Array]]:
-        """Of each request, padding cut away."""
+        """Return the outputs of each request, without padding. flat: the outputs of the run in memory order, by
+        name."""
         whole = {name: tensors.unpack(self.member.program.buffer(name), f) for name, f in flat.items()}
         if not self.slots:
             return [whole]
@@ -138,7 +142,8 @@ class RequestBatch:
 
 
 class ProgramFamily:
-    """Raises `ProgramError` for programs that cannot be of one network: inputs, outputs or weights differ."""
+    """Programs of one network at several batch sizes and lengths. Raises `ProgramError` if the programs' inputs,
+    outputs or weights differ."""
 
     def __init__(self, programs: Sequence[Program]) -> None:
         if not programs:
@@ -158,7 +163,7 @@ class ProgramFamily:
                 )
 
     def admit(self, inputs: Mapping[str, npt.NDArray[np.generic]], parameters: Mapping[str, int]) -> Request:
-        """A copy of what is asked, checked. Raises `TensorError`."""
+        """Check a request and return a copy of it. Raises `TensorError` if no program takes it."""
         self._check_names(inputs)
         values = {name: _integer(name, value) for name, value in parameters.items()}
         sized = self._sized(inputs, bool(values))
@@ -176,7 +181,7 @@ class ProgramFamily:
         return Request(copied, dict(parameters), sized)
 
     def _whole(self, inputs: Mapping[str, npt.NDArray[np.generic]], values: dict[str, int]) -> Request:
-        """For a program that takes just these shapes."""
+        """Return the request for the program that takes exactly these shapes. Raises `TensorError` if there is none."""
         shapes = {name: t.shape for name, t in inputs.items()}
         member = next((m for m in self.members if m.shapes == shapes), None)
         if member is None and len(self.members) > 1:
@@ -189,21 +194,21 @@ class ProgramFamily:
         return Request({name: np.array(t, np.float32) for name, t in inputs.items()}, values, (), member)
 
     def _check_names(self, inputs: Mapping[str, npt.NDArray[np.generic]]) -> None:
-        wanted = self.members[0].inputs
-        takes = ", ".join(map(tensors.shown, wanted))
+        expected = self.members[0].inputs
+        takes = ", ".join(map(tensors.shown, expected))
         for name in inputs:
-            if name not in wanted:
+            if name not in expected:
                 raise TensorError(f"no input {name!r}; this program takes {takes or 'none'}")
-        for name in wanted:
+        for name in expected:
             if name not in inputs:
                 raise TensorError(f"input {name!r} is missing; this program takes {takes}")
         for name, t in inputs.items():
             if not isinstance(t, np.ndarray):
-                raise TensorError(f"{tensors.shown(name)}: a numpy array is wanted, not {type(t).__name__}")
+                raise TensorError(f"{tensors.shown(name)}: must be a numpy array, not {type(t).__name__}")
             tensors.check_dtype(name, t)
 
     def _sized(self, inputs: Mapping[str, npt.NDArray[np.generic]], mask: bool) -> tuple[SequenceSize, ...]:
-        """The sequences of a request, or () where it has none."""
+        """Return the sizes of a request's sequences; () if its tensors are no sequences."""
         shapes = {t.shape if t.ndim == 3 else (1, *t.shape) for t in inputs.values()}
         if len({s[:2] for s in shapes}) != 1 or any(len(s) != 3 for s in shapes):
             return ()
@@ -212,12 +217,12 @@ class ProgramFamily:
             if not view or t.shape[-1] != view[-1]:
                 return ()
         n, rows, _ = next(iter(shapes))
-        # not more than could fit: a request may be of any size
+        # A request may be of any size: make no more entries than could fit.
         return (SequenceSize(rows, mask),) * n if n <= self.most and rows else ()
 
     def batch(self, waiting: Iterable[Request]) -> RequestBatch:
-        """The first that waits, and of the others, in their order, those that still fit; on the smallest program that
-        takes them all. waiting: not empty."""
+        """Choose the requests of the next run: the first that waits, then in their order those that still fit, on the
+        smallest program that takes them all. waiting: not empty."""
         first, *others = waiting
         if first.member is not None:
             return RequestBatch(first.member, [first], [])
@@ -237,7 +242,8 @@ class ProgramFamily:
 
 
 def _interface(program: Program) -> set[tuple[Any, ...]]:
-    """What programs of one network have in common: names; columns of inputs and outputs, and weights as they lie."""
+    """Return what all programs of one network have in common: the buffers' names, the columns of inputs and outputs,
+    and the stored shape and layout of weights."""
 
     def shape(b: Buffer) -> tuple[Any, ...]:
         return (*b.shape, b.layout.value) if b.role is Role.WEIGHT else (b.view or b.shape)[-1:]
@@ -246,7 +252,7 @@ def _interface(program: Program) -> set[tuple[Any, ...]]:
 
 
 def _words(member: Member) -> str:
-    """The shapes that a program without slots takes."""
+    """Return, as text, the shapes that a program without slots takes."""
     return ", ".join(f"{tensors.shown(name)} of {shape}" for name, shape in member.shapes.items())
 
 
@@ -254,4 +260,4 @@ def _integer(name: str, value: Any) -> int:
     try:
         return operator.index(value)
     except TypeError:
-        raise TensorError(f"{name!r} is {value!r}, no whole number") from None
+        raise TensorError(f"parameter {name!r} must be a whole number, not {value!r}") from None
