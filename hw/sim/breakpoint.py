@@ -182,12 +182,12 @@ def _state(unit: Unit) -> tuple[dict[str, npt.NDArray[Any]], dict[str, int | flo
         if name.startswith("_") or name in ("name", "index", "memory"):
             continue
         for label, item in _items(name, value):
-            if isinstance(item, np.ndarray):
-                arrays[label] = item
-            elif isinstance(item, Record):
+            if isinstance(item, Record):
                 flags |= {f"{label}.{x.name}": getattr(item, x.name) for x in item.FIELDS}
             elif isinstance(item, np.generic):
                 flags[label] = item.item()
+            elif hasattr(item, "__array__"):  # an array, or a buffer that is one to numpy
+                arrays[label] = np.asarray(item)
             elif type(item) in (int, float):
                 flags[label] = item
     return arrays, flags

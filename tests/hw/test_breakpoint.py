@@ -22,6 +22,7 @@ from rsn.hw.sim.breakpoint import Stopped, stop
 from rsn.hw.sim.machine import Machine, launch_seconds, one_blas_thread
 from rsn.isa.expansion import Expansion
 from rsn.isa.fields import Record
+from rsn.isa.overlays.xnn.buffer import Buffer
 from rsn.isa.packet import Packet
 from rsn.machine.executor import ProcessNetwork
 
@@ -39,7 +40,7 @@ class Seen:
 def copied(value: Any) -> Any:
     if isinstance(value, (list, tuple)):
         return [copied(item) for item in value]
-    return value.copy() if isinstance(value, np.ndarray) else value
+    return np.array(value) if isinstance(value, (np.ndarray, Buffer)) else value
 
 
 @cache

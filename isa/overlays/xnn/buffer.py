@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
+import numpy.typing as npt
 
 from ...layout import BLOCK, block, unblock
 from .post_ops import activation
@@ -19,6 +20,10 @@ class Buffer:
 
     def __init__(self, rows: int, cols: int) -> None:
         self.x = np.full((rows, cols), np.nan, np.float32)
+
+    def __array__(self, dtype: npt.DTypeLike | None = None, copy: bool | None = None) -> npt.NDArray[np.generic]:
+        """What it holds, to numpy and to who looks at a unit's state."""
+        return np.array(self.x, dtype) if copy else np.asarray(self.x, dtype)
 
     def renew(self, rows: int, cols: int) -> None:
         """Before rows x cols of it are written anew; the rest stays stale."""
