@@ -89,7 +89,8 @@ def _around(line: str, column: int) -> tuple[str, int]:
 
 
 class Report:
-    """Collects the errors of one run, at most one per place: of an unrolled loop, that of the first wrong iteration.
+    """Collects the errors of one run, at most one per place in a text: a wrong line in a loop is reported once, for the
+    first iteration that is wrong.
 
     text: the text that is being read, into which the spans of new errors are offsets.
     """
@@ -103,7 +104,8 @@ class Report:
 
     @contextmanager
     def inside(self, text: Text, *calls: str) -> Iterator[None]:
-        """Context in which errors belong to `text`. calls: notes with the block calls on the way, innermost first."""
+        """Context in which errors are reported as errors in `text`. calls: notes that each of them gets, such as
+        "called from FILE:LINE:COLUMN"; the notes of an enclosing `inside` follow them."""
         before = self.text, self._calls
         self.text, self._calls = text, (*calls, *self._calls)
         try:

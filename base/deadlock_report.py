@@ -41,7 +41,7 @@ class Imbalance:
 
     @property
     def peer(self) -> str:
-        """The unit at the other end of the stream."""
+        """The unit at the other end than `unit`, which receives or sends too few words."""
         return self.dst if self.sent > self.received else self.src
 
     def message(self, place: str = "") -> str:

@@ -75,9 +75,11 @@ def bits(
 
 
 class Record(Immutable):
-    """A record of N 32-bit words, made of bit fields. Subclass it with `words=N`.
+    """A record of N 32-bit words, made of bit fields. Declare a format as `class NAME(Record, words=N)`.
 
-    WORDS: N. FIELDS: in declaration order. PADDING: by word, the bits that belong to no field.
+    WORDS: N. FIELDS: the fields in declaration order. PADDING: for each word, a mask of the bits that belong to no
+    field. A subclass whose fields overlap or leave their word raises `TypeError` when it is defined. An instance takes
+    its fields as keywords, and raises `FieldError` for a value that does not fit.
     """
 
     WORDS: ClassVar[int] = 0

@@ -432,7 +432,8 @@ def is_empty(node: Node) -> bool:
 
 
 def is_static(node: Node) -> bool:
-    """Whether the shape of the node's result is known, i.e. does not depend on data."""
+    """Whether all sizes of the node's result are integers: none is a symbol whose value depends on the data. True for a
+    result that is no tensor."""
     value = node.meta.get("val")
     parts = value if isinstance(value, list | tuple) else [value]
     return all(isinstance(n, int) for part in parts if isinstance(part, torch.Tensor) for n in part.shape)

@@ -53,8 +53,11 @@ class Change(IntEnum):
 
 
 class Numbers:
-    """The state of tensors, to detect later writes: PyTorch's write counters, and checksums of the contents if
-    `checksums` (about 1 GB in a second)."""
+    """The state of tensors, to detect later writes: PyTorch's write counters.
+
+    checksums: also compare checksums of the contents, which finds writes that PyTorch does not count, and takes about a
+    second per GB in each comparison.
+    """
 
     def __init__(self, tensors: Iterable[torch.Tensor], checksums: bool = False) -> None:
         self._tensors = list({id(x): x for x in tensors}.values())
@@ -65,7 +68,7 @@ class Numbers:
         self._sums = _sums(self._tensors) if checksums else None
 
     def have_moved(self) -> bool:
-        """Whether a tensor's memory is another one, as after `.data = ...`."""
+        """Whether a tensor has other memory than before, as after `.data = ...`."""
         return list(map(torch.Tensor.data_ptr, self._tensors)) != self._pointers
 
     def have_changed(self) -> bool:
@@ -154,10 +157,12 @@ def _bytes(x: torch.Tensor) -> Any:
 
 
 class Followed:
-    """Counts the changes of a module. Programs compiled from one module share it; all methods are thread-safe.
+    """Detects and counts the changes of a module. All programs compiled from one module share it. Methods are
+    thread-safe.
 
-    It does not keep the module alive. graphs: by program, the function that traces it again, kept as long as the
-    module lives. For a module with weights in half precision it keeps a copy in float32. checksums: as for `Numbers`.
+    It holds only a weak reference to the module. For a module with weights in half precision it keeps a copy in
+    float32. checksums: as for `Numbers`. graphs: for each compiled model, the function that traces its graph again
+    after a change; emptied when the module is destroyed.
     """
 
     def __init__(self, module: nn.Module, checksums: bool = False) -> None:
@@ -202,7 +207,7 @@ class Followed:
             return self._widened.module
 
     def look(self) -> int:
-        """Check the module for changes. Returns the number of changes detected so far."""
+        """Compare the module with its state at the last `look`. Returns the number of changes detected so far."""
         with self._lock:
             snapshot = self._snapshot
             change = Change.NONE if snapshot is None else snapshot.change()

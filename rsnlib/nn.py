@@ -100,8 +100,8 @@ class Activation(nn.Module):
 
 class Attention(nn.Module):
     """Self-attention with its projections, on (batch, seq, hidden): softmax(query @ key^T / sqrt(head_dim)) @ value in
-    each of `heads` heads. head_dim: columns of a head; None means hidden / heads. causal: mask out the keys behind each
-    row. Raises `OperatorError`."""
+    each of `heads` heads. head_dim: columns of a head; None means hidden / heads. causal: row i attends to the keys 0
+    to i only. Raises `OperatorError` for sizes below 1, or if hidden / heads is needed and not whole."""
 
     def __init__(self, hidden: int, heads: int, head_dim: int | None = None, causal: bool = False) -> None:
         super().__init__()
@@ -119,8 +119,12 @@ class Attention(nn.Module):
         self.out = Linear(columns, hidden)
 
     def forward(self, x: torch.Tensor, mask: torch.Tensor | None = None) -> torch.Tensor:
-        """x: (batch, seq, hidden). mask: (batch, seq), 1 or True at valid keys; or of four dimensions, a whole mask as
-        for F.scaled_dot_product_attention. Sequences must be padded on the right: valid keys come first."""
+        """Return (batch, seq, hidden). x: (batch, seq, hidden).
+
+        mask: (batch, seq), 1 or True at valid keys. Sequences must be padded on the right: valid keys come first. Or a
+        mask of four dimensions, as F.scaled_dot_product_attention takes it; it must hide the later keys too if the
+        attention is causal, because `causal` is then ignored.
+        """
         split = (self.heads, self.head_dim)
         q, k, v = (f(x).unflatten(-1, split).transpose(1, 2) for f in (self.query, self.key, self.value))
         seen = None if mask is None else _seen(mask, self.causal)
@@ -149,7 +153,7 @@ class ResidualNorm(nn.LayerNorm):
         super().__init__(hidden, eps)
 
     def forward(self, x: torch.Tensor, residual: torch.Tensor | None = None) -> torch.Tensor:
-        """x, residual: (..., hidden)."""
+        """Return (..., hidden). x, residual: (..., hidden)."""
         return super().forward(x if residual is None else x + residual)
 
 
@@ -164,7 +168,7 @@ class FeedForward(nn.Module):
         self.down = Linear(inner, hidden)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """x: (..., hidden)."""
+        """Return (..., hidden). x: (..., hidden)."""
         return self.down(self.activation(self.up(x)))
 
 
@@ -176,7 +180,7 @@ class EncoderLayer(nn.Module):
     """A transformer layer: attention and feed-forward, each with a residual connection.
 
     norm: "post" normalises the sums, as BERT does; "pre" normalises the inputs of attention and feed-forward, as GPT-2
-    and ViT do. causal: a decoder layer, in which each row sees no key behind it.
+    and ViT do. causal: as for `Attention`; makes it the layer of a decoder.
     """
 
     def __init__(
@@ -198,7 +202,7 @@ class EncoderLayer(nn.Module):
         self.ffn_norm = ResidualNorm(hidden, eps)
 
     def forward(self, x: torch.Tensor, mask: torch.Tensor | None = None) -> torch.Tensor:
-        """x: (batch, seq, hidden). mask: see `Attention`."""
+        """Return (batch, seq, hidden). x: (batch, seq, hidden). mask: as for `Attention.forward`."""
         if self.norm == "post":
             x = self.attn_norm(self.attn(x, mask), x)
             return self.ffn_norm(self.ffn(x), x)
@@ -233,7 +237,8 @@ class Encoder(nn.Module):
         self.norm = ResidualNorm(hidden, eps) if norm == "pre" else None
 
     def forward(self, hidden_states: torch.Tensor, attention_mask: torch.Tensor | None = None) -> torch.Tensor:
-        """x: (batch, seq, hidden). mask: see `Attention`."""
+        """Return (batch, seq, hidden). hidden_states: (batch, seq, hidden). attention_mask: as `mask` of
+        `Attention.forward`."""
         # Once for all layers, because the host computes every mask before the machine starts.
         mask = None if attention_mask is None else _seen(attention_mask, self.causal)
         for layer in self.layers:

@@ -27,17 +27,20 @@ if TYPE_CHECKING:
 
 
 class Filling:
-    """The padding check of a module with dynamic dimensions, and how its results are cut, in `padding`.
+    """Checks that the results of a module do not depend on how a call is padded to the sizes of a program.
 
-    The result holds for all sizes once the graph of each program was checked. Raises `UnsupportedError` for a module
-    whose results depend on padding or cannot be cut, `TensorError` if it cannot be called with other sizes.
+    The constructor checks the largest program. Call `check` for each other program: only then is it safe to use.
+    `padding` pads calls and cuts their results accordingly. arguments: the example, and its dynamic dimensions.
+
+    Raises `UnsupportedError` for a module whose results depend on padding or cannot be cut to the sizes of a call, and
+    `TensorError` if it cannot be called with other sizes than the example's.
     """
 
     def __init__(self, model: nn.Module, arguments: Arguments) -> None:
         self._model, self._of = model, arguments
         self._captured: dict[Sizes, Graph] = {}
         self.padding = CallPadding(arguments, [name for name, x in arguments.example.items() if _is_mask(x)])
-        """The result of the check: how results are cut, for each size of a program."""
+        """Pads calls and cuts their results; `check` fills in how to cut, for the sizes of each program."""
         probe = _Probe(model, arguments)
         probe.call_with_other_sizes()
         usual = tuple(dim.sizes[0] if dim.exact else dim.sizes[-1] for dim in arguments.dims)
@@ -51,8 +54,8 @@ class Filling:
             )
 
     def check(self, sizes: Sizes, program: ExportedProgram) -> None:
-        """Check that a program for these sizes can serve calls of smaller ones, and record how results are cut.
-        program: its graph. Raises `UnsupportedError`."""
+        """Check that a program for these sizes can serve calls of smaller sizes, and record in `padding` how to cut its
+        results. program: the module captured with these sizes. Raises `UnsupportedError` if it cannot."""
         growing = self._growing(sizes)
         if growing:
             outcome = self._check(growing, self._of_program(program, sizes), sizes)
@@ -93,8 +96,8 @@ class Filling:
         return outcome
 
     def _other(self, growing: Sequence[int], sizes: Sizes) -> Sizes:
-        """Sizes of the graph to compare with: different in every dimension, each by another difference. Sizes that were
-        captured before are preferred.
+        """Sizes of the graph to compare with. They differ from `sizes` in each dimension of `growing`, and by another
+        amount in each. Sizes that were captured before are preferred.
 
         The comparison must show everything that depends on a size, such as its half or its remainder modulo 8. So the
         sizes are odd and far from `sizes`, if the module can be called with such sizes.

@@ -18,14 +18,16 @@ SMALL = 1 << 14
 
 
 class Pool:
-    """Weights that several programs share. An entry lives as long as one of the programs does."""
+    """Stores equal weights of several programs once. It holds weak references only: weights are freed with the last
+    program that uses them."""
 
     def __init__(self) -> None:
         self._arrays: weakref.WeakValueDictionary[tuple[Any, ...], Array] = weakref.WeakValueDictionary()
         self._tensors: weakref.WeakValueDictionary[tuple[Any, ...], torch.Tensor] = weakref.WeakValueDictionary()
 
     def shared(self, traced: Traced) -> Traced:
-        """The traced module with its weights replaced by equal ones that other programs already hold."""
+        """Return the traced module with weights larger than `SMALL` replaced by equal arrays that other programs
+        already hold."""
         layers = tuple(
             replace(x, weight=self._array(x.weight), bias=self._array(x.bias)) if isinstance(x, Gemm) else x
             for x in traced.network.layers

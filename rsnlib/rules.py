@@ -130,7 +130,7 @@ def elementwise(function: Callable[..., Any], *names: str) -> LoweringPattern:
     """Make the rule of an elementwise operator. function: on numpy arrays. names: of its arguments."""
 
     def rule(values: AbstractState, node: Node, a: Arguments) -> Abstract | str:
-        """Treat the operator as part of an activation that is spelled out."""
+        """Treat the operator as part of an activation that is written with several operators."""
         return pointwise(values, node, function, [a[name] for name in names])
 
     return rule
@@ -208,7 +208,8 @@ def normed(values: AbstractState, node: Node, a: Arguments, eps: float, *, rms: 
 
 
 def add(values: AbstractState, node: Node, a: Arguments) -> Abstract | str:
-    """Rule of add: a mask to scores, a bias or residual to a product, or a part of a spelled-out activation."""
+    """Rule of add: adds a mask to scores, or a bias or a residual to a product, or is part of an activation that is
+    written with several operators."""
     x, y = a["self"], a["other"]
     if a["alpha"] == 1 and any(isinstance(n, Node) and isinstance(values.of[n], Pointwise) for n in (x, y)):
         return pointwise(values, node, operator.add, (x, y))
@@ -253,8 +254,9 @@ def with_residual(values: AbstractState, before: LinearLayer, view: View, other:
 
 
 def scale(values: AbstractState, node: Node, a: Arguments) -> Abstract | str:
-    """Rule of mul and div: a constant factor of scores or of a product is folded into weights; anything else may be
-    part of a spelled-out activation."""
+    """Rule of mul and div. A constant factor of attention scores (or one per head) becomes their scale; one of a
+    product is folded into its weights, or into its gain after an activation. A factor that is not constant is accepted
+    only as part of an activation that is written with several operators, such as x * sigmoid(x)."""
     x, y = a["self"], a["other"]
     division = op_name(node).startswith("aten.div")
     if not division and values.number(y) is None:

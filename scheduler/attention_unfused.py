@@ -93,7 +93,8 @@ def place_scores(s: KernelBuilder, att: AttentionLayer) -> str:
 
 
 def lower_scores(s: KernelBuilder, att: AttentionLayer, scores: str) -> None:
-    """Append softmax(Q K^T) of all heads on MME 0-3; MemC 0-3 store it into the buffer `scores`."""
+    """Append softmax(Q K^T) of all heads on MME 0-3; MemC 0-3 store it in DDR. scores: the name of the buffer there,
+    from `place_scores`. Raises `UnsupportedError` like `check`."""
     check(s, att, MAX_STORED)
     width = 2 * s.seq_blocks
     # With a bias, MemC receives a slot's first scores with its first loads; the slot two before must be stored by then.

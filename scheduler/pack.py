@@ -98,7 +98,8 @@ def uops_of(kernels: UnpackedProgram) -> dict[str, list[Any]]:
 
 
 def uops_by_mop(overlay: Overlay, unit: str, mops: Sequence[Record]) -> Iterator[Sequence[Any]]:
-    """Expand a unit's mOPs, each issued once. Yields the uOPs of one mOP after the other."""
+    """Yield for each mOP of a unit, in order, the sequence of uOPs that it expands to. Each mOP is expanded
+    once, not repeated as by the `reuse` of a packet."""
     forms = {kind: _form(overlay, unit, mop) for kind, mop in {type(m): m for m in mops}.items()}
     known: dict[int, Sequence[Any]] = {}  # by id(): equal mOPs are mostly one object
     for mop in mops:

@@ -54,7 +54,7 @@ def _encoder_layers(x: str, prefix: str = "") -> list[Layer]:
 
 @cache
 def encoder(batch: int, seq: int, layers: int = 1) -> LayerGraph:
-    """Return encoder layers of BERT-Large."""
+    """Return a network of `layers` encoder layers of BERT-Large. batch: sequences. seq: rows of each."""
     out: list[Layer] = []
     for i in range(layers):
         out += _encoder_layers(out[-1].y if out else "x", f"l{i}.")
@@ -63,7 +63,7 @@ def encoder(batch: int, seq: int, layers: int = 1) -> LayerGraph:
 
 @cache
 def encoder_products(rows: int) -> LayerGraph:
-    """Return the matrix products of an encoder layer, without its attention."""
+    """Return the matrix products of an encoder layer of BERT-Large, without its attention, for `rows` rows."""
     *qkv, _, dense, up, down = _encoder_layers("x")
     assert isinstance(dense, Gemm)
     return _network(1, rows, {"x": HIDDEN}, *qkv, replace(dense, x="q"), up, down)
@@ -92,12 +92,13 @@ def segment(name: str, batch: int = 6, seq: int = 512) -> LayerGraph:
 
 @cache
 def product(m: int, k: int, n: int) -> LayerGraph:
-    """Return one product of an m x k by a k x n matrix."""
+    """Return a network of one product: of an m x k by a k x n matrix."""
     return _network(1, m, {"x": k}, _gemm("x", "y", k, n))
 
 
 def _chain(shapes: Sequence[Sequence[int]], x: str = "x", name: str = "y") -> list[Gemm]:
-    """Return products of which each feeds the next. shapes: M, K, N of each."""
+    """Return products, each with the result of the one before as its operand. shapes: (M, K, N) of each. x: the operand
+    of the first. name: prefix of the names of the results."""
     out: list[Gemm] = []
     for i, (_, k, n) in enumerate(shapes):
         out.append(_gemm(out[-1].y if out else x, f"{name}{i}", k, n))
@@ -105,16 +106,18 @@ def _chain(shapes: Sequence[Sequence[int]], x: str = "x", name: str = "y") -> li
 
 
 def mlp(shapes: Sequence[Sequence[int]]) -> LayerGraph:
-    """Return a chain of products. shapes: M, K, N of each."""
+    """Return a network of products, each with the result of the one before as its operand. shapes: (M, K, N) of each;
+    all have the same M, and each K is the N before it."""
     rows, width, _ = shapes[0]
     return _network(1, rows, {"x": width}, *_chain(shapes))
 
 
 def ncf(shapes: Sequence[Sequence[int]]) -> LayerGraph:
-    """Return a chain of products and a prediction. shapes: M, K, N of each.
+    """Return a network of products as in `mlp`, and one more product, the prediction. shapes: (M, K, N) of each; the
+    last is the prediction.
 
-    The prediction's operand is the chain's result joined with other columns. It is an input here, because the machine
-    cannot join columns.
+    In the original network the operand of the prediction is the result of the others joined with more columns. Here it
+    is an input of its own, because the machine cannot join columns.
     """
     *tower, predict = shapes
     rows, width, _ = tower[0]

@@ -132,8 +132,8 @@ UNTIMED: dict[str, str] = {
     "table11.inf_*": "looks like a formula",
     "instructions.*": "counts of instructions",
 }
-"""Rows, by key or pattern, that do not measure the model of time, and why. All others are the timed rows, whose errors
-are the model's errors."""
+"""Rows, by key or pattern, whose error does not show how exact the modelled times are, and why. The errors of all other
+rows, the timed rows, do."""
 
 FAR = 6.0
 """Percent of error beyond which a row gets an explanation, or the remark that there is none."""
@@ -175,8 +175,11 @@ def leaves(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class PublishedRow:
-    """A published number and the modelled one. key: of the published number in `paper.toml`. model: the modelled value,
-    in `unit`. bound: a value for the texts of `KNOWN` and `EXPLAINED`."""
+    """A published number and the modelled one.
+
+    table, row: names for the output. key: of the published number in `paper.toml`. model: the modelled value, in
+    `unit`; unit: of both values. bound: a value, as text, that is inserted into the texts of `KNOWN` and `EXPLAINED`.
+    """
 
     table: str
     row: str
@@ -193,7 +196,7 @@ class PublishedRow:
 
     @property
     def error_pct(self) -> float:
-        """The model's error in percent of the published value."""
+        """The modelled value minus the published one, in percent of the published one."""
         return 100 * (self.model / self.paper - 1)
 
     @cached_property
@@ -204,38 +207,39 @@ class PublishedRow:
 
     @property
     def kind(self) -> str:
-        """Whether the row is predicted or calibrated."""
+        """Either "predicted", if nothing was fitted on the row, or "calibrated"."""
         return "predicted" if self.fit is None else "calibrated"
 
     @property
     def far(self) -> bool:
-        """Whether the error is beyond `FAR`."""
+        """Whether the error is larger than `FAR` percent, in either direction."""
         return abs(self.error_pct) > FAR
 
     @property
     def explanation(self) -> str:
-        """Why the error is beyond `FAR`, where that is known, else ""."""
+        """The text of `EXPLAINED` on the row: why its error is larger than `FAR` percent; "" if there is none."""
         return next((t.format(bound=self.bound) for p, t in EXPLAINED.items() if fnmatch(self.key, p)), "")
 
     @property
     def known(self) -> str:
-        """The row's note and what `KNOWN` says of it."""
+        """The row's note, and the text of `KNOWN` on it."""
         found = next((t.format(bound=self.bound) for p, t in KNOWN.items() if fnmatch(self.key, p)), "")
         return "; ".join(filter(None, (self.note, found)))
 
     @property
     def untimed(self) -> str:
-        """Why the row's error says nothing of the model of time; "" if it does."""
+        """Why the row's error does not show how exact the modelled times are, from `UNTIMED`; "" if it does."""
         return next((reason for p, reason in UNTIMED.items() if fnmatch(self.key, p)), "")
 
     @property
     def timed(self) -> bool:
-        """Whether the row's error is one of the model of time."""
+        """Whether the row compares a modelled time with a published one, so that its error is an error of the modelled
+        times."""
         return not self.untimed
 
     @property
     def fitted(self) -> str:
-        """The constants that were fitted on the row, as text."""
+        """The constants of the model that were fitted on the row, as text; "" if there are none."""
         constants = ", ".join(self.fit.constants) if self.fit is not None else ""
         return f"{'fitted on it' if self.fit and self.fit.certain else 'perhaps fitted on it'}: {constants}" * bool(
             constants
@@ -243,7 +247,7 @@ class PublishedRow:
 
     @property
     def notes(self) -> str:
-        """All that is known of the row, as text."""
+        """`known`, and a remark if it is not recorded whether constants were fitted on the row; as text."""
         perhaps = PERHAPS_NOTE if self.fit is not None and not self.fit.certain else ""
         return "; ".join(filter(None, (self.known, perhaps)))
 

@@ -1,13 +1,14 @@
-"""`torch.compile(model, backend="rsn")`: what torch captures runs on the machine, or in PyTorch, which is said.
+"""The backend `rsn` of torch.compile: runs captured graphs on the machine, and what it cannot run in PyTorch.
 
     model = torch.compile(model, backend="rsn", options={"schedule": "best", "fallback": "error"})
     print(rsn.explain(model, example_inputs))
 
-torch captures one or several graphs of a model; each is compiled when it is first called, anew for other shapes. A
-graph that the machine cannot run in one is cut where the machine cannot go on; what stays in PyTorch stays with a
-`Fallback` warning that says why, or is an error. The logger `rsn` has a line at INFO for each graph that is compiled.
+torch captures one or more graphs of a model. A graph is compiled at its first call, and again at the first call with
+other shapes. If the machine cannot run a graph as a whole, the graph is split, and PyTorch runs the pieces that the
+machine cannot run. A `Fallback` warning gives the reasons; with `fallback="error"` there is an error instead.
+The logger `rsn` writes one line at level INFO for each graph that is compiled.
 
-What of a graph runs where is decided in `rsnlib.captured_graph`; here it runs.
+`rsnlib.captured_graph` decides which parts of a graph run on the machine; this module compiles and runs them.
 """
 
 from __future__ import annotations
@@ -33,17 +34,21 @@ if TYPE_CHECKING:
     from ...rsnlib.pipeline import Pipeline
 
 REMEMBERED = 8
-"""Programs that are kept of a graph, for as many shapes."""
+"""Number of programs kept for each graph: one per set of shapes, those used last."""
 TOLD = 3
-"""Reasons that a warning gives; `explain` gives all."""
+"""Largest number of reasons in a warning; `explain` gives all."""
 
 log = logging.getLogger("rsn")
 
 
 @dataclass(frozen=True)
 class Options:
-    """board, overlay, schedule, checksums: as for `rsn.compile`. fallback: what becomes of a graph that the machine
-    cannot run: "warn" leaves it, or what of it must be, to PyTorch and says so, "error" raises `UnsupportedError`."""
+    """The options of the backend. board, overlay, schedule, checksums: as for `rsn.compile`.
+
+    fallback: what to do with a graph that the machine cannot run, or not as a whole. "warn": run it, or the pieces that
+    the machine cannot run, in PyTorch, with a warning. "error": raise the reason: `UnsupportedError`, `TensorError` or
+    `ScheduleError`.
+    """
 
     board: str = "sim"
     overlay: str = "xnn"
@@ -52,8 +57,8 @@ class Options:
     checksums: bool = False
 
     def pipeline(self) -> Pipeline:
-        """How graphs are compiled. Raises `UnsupportedError` for what no graph could be compiled with: that is nothing
-        to fall back from."""
+        """Check the options, and return the pipeline that compiles graphs with them. Raises `UnsupportedError`, also
+        with fallback="warn", for a value with which no graph could be compiled."""
         from ...isa.overlays import find
         from ...rsnlib.pipeline import Pipeline
         from ...scheduler.best import schedule_named
@@ -78,7 +83,8 @@ class Options:
 
     @classmethod
     def of(cls, given: Mapping[str, Any]) -> Options:
-        """Raises `UnsupportedError` for an unknown option."""
+        """Return the options that are given by name; the others have their defaults. Raises `UnsupportedError` for an
+        unknown name."""
         known = [f.name for f in fields(cls)]
         for name in given:
             if name not in known:
@@ -87,7 +93,7 @@ class Options:
 
 
 def _check_board(name: str) -> None:
-    """Whether there is one of this name; none is opened. Raises `BoardError`."""
+    """Raise `BoardError` if there is no board of this name. Opens no board."""
     from ..boards.named import IN_PROCESS, REAL
     from ..boards.profile import PROFILES, find_profile
     from ..boards.ssh import Target
@@ -109,7 +115,11 @@ def _check_board(name: str) -> None:
 def backend(
     graph: GraphModule, example_inputs: Sequence[Any], *, options: Mapping[str, Any] | None = None, **others: Any
 ) -> Callable[..., Any]:
-    """As torch.compile asks for it. Raises `UnsupportedError` for options that are unknown or wrong."""
+    """The function that torch.compile calls with each graph that it captures. Returns the function to call instead.
+
+    example_inputs: ignored, because a graph is compiled for the arguments of its calls. options: by name, the fields of
+    `Options`. others: ignored. Raises `UnsupportedError` for unknown options and wrong values.
+    """
     from ...rsnlib.captured_graph import CapturedGraph
 
     watch_recompile_limit()
@@ -118,7 +128,11 @@ def backend(
 
 
 def explain(model: Callable[..., Any], example_inputs: tuple[Any, ...] | dict[str, Any]) -> str:
-    """As `rsnlib.explain_captured.explain`, with the times of the simulator."""
+    """Explain where the parts of a model compiled by torch.compile would run, and why, as text.
+
+    example_inputs: by position or by name. PyTorch runs the model twice; times are those of the simulator. Raises like
+    `rsnlib.explain_captured.explain`.
+    """
     from ...rsnlib import explain_captured
     from .compiled import modelled_layers
 
@@ -126,7 +140,8 @@ def explain(model: Callable[..., Any], example_inputs: tuple[Any, ...] | dict[st
 
 
 class _Programs:
-    """What torch calls for a captured graph: its programs, by the shapes of what it was called with."""
+    """The function that torch calls instead of a captured graph. It keeps the programs of the graph by the shapes and
+    types of the arguments that they were compiled for, and compiles again if weights have changed."""
 
     def __init__(self, graph: CapturedGraph, options: Options) -> None:
         self._graph, self._options = graph, options
@@ -148,7 +163,8 @@ class _Programs:
             program, compiled_with = self._programs.get(key, (None, None))
             if program is None or compiled_with is None or not compiled_with.are(weights):
                 self._programs.pop(key, None)
-                kept = Weights(weights, self._options.checksums)  # before they are read
+                # Before compilation reads the weights, so that every later write is noticed.
+                kept = Weights(weights, self._options.checksums)
                 program = self._compiled(args)
                 self._programs[key] = program, kept
                 while len(self._programs) > REMEMBERED:
@@ -156,23 +172,25 @@ class _Programs:
             self._programs.move_to_end(key)
         try:
             return program(*args)
-        except TensorError as e:  # such as a mask of another kind than in the first call
+        except TensorError as e:  # e.g. a mask of another kind than in the first call
             if graph.whole:
                 raise
             warnings.warn(f"this call of the graph runs in PyTorch: {e}", Fallback, stacklevel=2)
             return graph.in_pytorch(*args)
 
     def forget(self) -> None:
-        """In a forked process: the turn may have been another thread's."""
+        """Replace the lock after a fork, because another thread may have held it."""
         self._turn = threading.RLock()
 
     def _compiled(self, args: Sequence[Any]) -> Callable[..., Any]:
+        """Compile the graph for the shapes of these arguments. Returns the function that runs it, in PyTorch if nothing
+        of it can run on the machine. Raises one of `Refusal` if the graph must run as a whole and cannot."""
         from ...rsnlib.trace import NoProductError
 
         graph = self._graph
         try:
             run, reasons = self._built(graph.divide(args))
-        except NoProductError as e:  # what lies between, and no reason to warn
+        except NoProductError as e:  # nothing in it for the machine: no warning is needed
             log.info("%s: in PyTorch: %s", graph.title, e)
             return graph.in_pytorch
         except Refusal as e:
@@ -188,7 +206,11 @@ class _Programs:
         return lambda *given: run(*(given[i] for i in taken))
 
     def _built(self, found: Traced | Split) -> tuple[Callable[..., Any], list[str]]:
-        """What computes it, and what of it is PyTorch's, or why it comes in pieces. Raises one of `Refusal`."""
+        """Build the programs of a traced graph or of the pieces of a split one.
+
+        Returns the function that runs it, and the reasons why parts of it run in PyTorch or it was split; there are
+        none for a traced graph. Raises one of `Refusal` if nothing can run on the machine.
+        """
         from ...rsnlib.partition import Traced
 
         title = self._graph.title
@@ -211,6 +233,7 @@ class _Programs:
         return lambda *given: found.run(programs, given), reasons
 
     def _program(self, traced: Traced) -> Callable[..., Any]:
+        """Build the program of a traced graph or piece. Raises one of `Refusal` if it cannot be scheduled."""
         from .compiled import Compiled
 
         return Compiled(traced, self._graph.pipeline.build(traced.network), self._options.board)

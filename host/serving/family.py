@@ -78,8 +78,8 @@ class Request:
     `member`, on which it then runs alone.
 
     inputs: by name, float32 (sequence, rows, columns), or in the shapes of `member`. parameters: run-time parameters by
-    name. arrived, deadline: by `time.monotonic`. runs: how often it was started; started: its future can no longer be
-    cancelled.
+    name. arrived, deadline: in seconds of `time.monotonic`. progress: called with the progress of the run; a request
+    with one runs alone. runs: how often it was started; started: its future can no longer be cancelled.
     """
 
     inputs: dict[str, Array]
@@ -142,8 +142,12 @@ class RequestBatch:
 
 
 class ProgramFamily:
-    """Programs of one network at several batch sizes and lengths. Raises `ProgramError` if the programs' inputs,
-    outputs or weights differ."""
+    """The programs of one network for several batch sizes and lengths. `admit` checks a request; `batch` chooses the
+    next requests to run together, and the program that runs them.
+
+    Raises `ProgramError` if there is no program, or if their inputs, outputs or weights differ in more than batch size
+    and length.
+    """
 
     def __init__(self, programs: Sequence[Program]) -> None:
         if not programs:

@@ -95,7 +95,7 @@ def _opened(path: Path, compressed: bool) -> Iterator[IO[str]]:
 
 
 def nanoseconds(seconds: Floats) -> Ints:
-    """Round seconds to whole nanoseconds."""
+    """Convert an array of seconds to nanoseconds, rounded to integers."""
     return np.rint(seconds * 1e9).astype(np.int64)
 
 

@@ -1,4 +1,4 @@
-"""Overlay files: what is different from an overlay that ships, as TOML.
+"""Overlay files: TOML files that change rates, FIFO depths and stream depths of an overlay.
 
 ```toml
 overlay = "xnn"
@@ -26,7 +26,11 @@ SECTIONS = ("rates", "streams")
 
 
 def changed(overlay: Overlay, path: str | os.PathLike[str]) -> Overlay:
-    """`overlay` with what a file says. Raises `ProgramError` naming the file and what it cannot mean."""
+    """Return a copy of an overlay with the rates, FIFO depths and stream depths that a file gives.
+
+    Raises `ProgramError`, naming the file and the fault: it is missing, no TOML, for another overlay, or has a name or
+    a value that the overlay cannot have.
+    """
     try:
         given = tomllib.loads(Path(path).read_text(encoding="utf-8"))
     except FileNotFoundError:
@@ -58,7 +62,7 @@ def _numbers(section: str, given: Any) -> Iterator[tuple[str, float]]:
 
 
 def show(overlay: Overlay) -> str:
-    """An overlay's parameters as a file: value, unit, and where it comes from."""
+    """Return an overlay's parameters as the text of an overlay file; comments give the unit and the source of each."""
     lines = [f'overlay = "{overlay.name}"', "", "[rates]"]
     for name, rate in overlay.rates.items():
         how = "fitted" if rate.calibrated else "given"
@@ -70,7 +74,7 @@ def show(overlay: Overlay) -> str:
 
 
 def facts(overlay: Overlay) -> dict[str, Any]:
-    """The same as plain values."""
+    """Return an overlay's parameters as a JSON object."""
     return {
         "overlay": overlay.name,
         "rates": {name: dataclasses.asdict(rate) for name, rate in overlay.rates.items()},

@@ -36,7 +36,8 @@ FARTHEST = 64
 @dataclass(frozen=True)
 class Growing:
     """A dynamic dimension. what: its name. rows: what messages call its positions, e.g. "rows". small, large: its size
-    in the two graphs; the difference is not 0, and another one for each dimension. fill: the padding of arguments."""
+    in the smaller and in the larger graph; `large - small` is not 0, and different for each dimension. fill: what
+    arguments are padded with."""
 
     what: str
     rows: str
@@ -47,8 +48,9 @@ class Growing:
 
 @dataclass(frozen=True)
 class Graph:
-    """A captured module. arguments: the placeholders of its flattened arguments. sizes: for each argument the dynamic
-    dimension by axis. masks: for each argument whether it is an integer mask of 0 and 1."""
+    """A captured module. arguments: the placeholders of its flattened arguments. sizes: for each argument, the index of
+    the dynamic dimension that each of its dynamic axes follows, by axis. masks: for each argument, whether it is an
+    integer mask of 0 and 1."""
 
     program: ExportedProgram
     arguments: Sequence[Node]
@@ -59,7 +61,7 @@ class Graph:
 @dataclass(frozen=True)
 class Outcome:
     """The result of `check`. outputs: the axes of each result, in order; None for a result that is not a tensor. least:
-    by dynamic dimension the smallest size with which the module can be called."""
+    the smallest size with which the module can be called, by index of the dynamic dimension in `dims`; 1 if missing."""
 
     outputs: list[tuple[Axis, ...] | None]
     least: dict[int, int]

@@ -1,4 +1,4 @@
-"""Rules of operators that move or select elements: views, slices, joins, new tensors, and indexing."""
+"""Padding rules of operators that move or select elements: views, slices, joins, new tensors, and indexing."""
 
 from __future__ import annotations
 
@@ -21,10 +21,13 @@ aten = torch.ops.aten
 
 Made = State | list[State]
 PaddingRule = Callable[["Walk", Node, dict[str, Any]], Made]
+"""A padding rule: called with the walk, an operator, and the operator's arguments by name. It returns what is known of
+the result, a `State` or one per result: which positions are padding, and what they hold. Raises `MixedError` if padding
+may change a valid element, or if what the operator does depends on the size."""
 
 
 def regroup(walk: Walk, node: Node, a: dict[str, Any]) -> State:
-    """Rule of reshapes: the same elements in the same order, in another shape."""
+    """Rule of reshapes. They keep the order of the elements. Raises `MixedError` if a dynamic dimension is split."""
     state = walk.of(node.all_input_nodes[0])
     if dtype_of(node) != dtype_of(node.all_input_nodes[0]):  # a view of the same bits as another type
         state = State(refilled(state.axes, Fill(finite=False)), finite=False)
@@ -59,7 +62,8 @@ def permute(walk: Walk, node: Node, a: dict[str, Any]) -> State:
 
 
 def expand(walk: Walk, node: Node, a: dict[str, Any]) -> State:
-    """Rule of expand: more positions with the same elements."""
+    """Rule of expand: the tensor is repeated along new dimensions and those of size 1. If the new size is dynamic,
+    padded positions hold copies of valid ones."""
     state = walk.of(a["self"])
     missing = len(shape_of(node)) - len(state.axes)
     axes = []
@@ -74,7 +78,8 @@ def _repeated(state: State) -> Fill:
 
 
 def select(walk: Walk, node: Node, a: dict[str, Any]) -> State:
-    """Rule of select: one position of a dimension."""
+    """Rule of select: one position of a dimension is taken. In a dynamic dimension it must be counted from the
+    beginning, and calls must be long enough to have it."""
     state, at = walk.of(a["self"]), a["dim"] % len(shape_of(a["self"]))
     axis = state.axes[at]
     rest = replace(state, axes=_without(state.axes, at))
@@ -102,7 +107,8 @@ def _sole(axis: Axis, action: str) -> Atom:
 
 
 def slice_(walk: Walk, node: Node, a: dict[str, Any]) -> State:
-    """Rule of slice: a range of positions of a dimension."""
+    """Rule of slice: a range of positions is taken. It must begin at a fixed position, and end at a fixed position or
+    at a fixed distance from the end."""
     return _ranged(walk, node, a["self"], a["dim"], (a["start"], a["end"]), walk.small(node, "start", "end"), a["step"])
 
 
@@ -175,7 +181,7 @@ def _unrelated(axis: Axis, gone: Axis) -> Axis:
 
 
 def split(walk: Walk, node: Node, a: dict[str, Any]) -> list[State]:
-    """Rule of split, chunk and unbind: several ranges of a dimension."""
+    """Rule of split, chunk and unbind: a dimension is divided into ranges, one result each."""
     state, shape = walk.of(a["self"]), shape_of(a["self"])
     at = a["dim"] % len(shape)
     if not is_plain(state.axes[at]):
@@ -204,7 +210,7 @@ def _first_part(walk: Walk, node: Node, state: State, at: int) -> list[State]:
 
 
 def getitem(walk: Walk, node: Node, a: dict[str, Any]) -> State:
-    """Rule of getitem: one of several results."""
+    """Rule of getitem: one result of an operator with several."""
     parts, index = walk.states[node.all_input_nodes[0]], node.args[1]
     assert isinstance(parts, list)
     assert isinstance(index, int)
@@ -215,7 +221,8 @@ def getitem(walk: Walk, node: Node, a: dict[str, Any]) -> State:
 
 
 def cat(walk: Walk, node: Node, a: dict[str, Any]) -> State:
-    """Rule of cat: a part with a dynamic size must be the last along the dimension."""
+    """Rule of cat: tensors are joined along a dimension. Only the last may have a dynamic size there, because nothing
+    may follow its padding."""
     states = [walk.of(x) for x in a["tensors"] if prod(shape_of(x))]
     at = a["dim"] % len(shape_of(node))
     along = [state.axes[at] for state in states]
@@ -232,7 +239,7 @@ def cat(walk: Walk, node: Node, a: dict[str, Any]) -> State:
 
 
 def stack(walk: Walk, node: Node, a: dict[str, Any]) -> State:
-    """Rule of stack: a join along a new dimension."""
+    """Rule of stack: tensors are joined along a new dimension."""
     at = a["dim"] % len(shape_of(node))
     states = []
     for x in a["tensors"]:
@@ -261,14 +268,14 @@ def _joined(states: Sequence[State], at: int, axis: Axis) -> State:
 
 
 def _common(fills: Sequence[Fill]) -> Fill:
-    """What all these fills have in common."""
+    """What holds for the padding of all these fills."""
     first = fills[0]
     value = first.value if all(fill.value == first.value for fill in fills) else None
     return Fill(all(fill.copies for fill in fills), value, finite=all(fill.finite for fill in fills))
 
 
 def repeat(walk: Walk, node: Node, a: dict[str, Any]) -> State:
-    """Rule of repeat and tile: a tensor several times along its dimensions."""
+    """Rule of repeat and tile: along each dimension, the whole tensor follows itself several times (a b a b)."""
     state = walk.of(a["self"])
     counts = list(a["repeats"] if "repeats" in a else a["dims"])
     if walk.differs(node):
@@ -280,7 +287,8 @@ def repeat(walk: Walk, node: Node, a: dict[str, Any]) -> State:
 
 
 def repeat_interleave(walk: Walk, node: Node, a: dict[str, Any]) -> State:
-    """Rule of repeat_interleave: each position several times."""
+    """Rule of repeat_interleave: along one dimension, each position is repeated in place (a a b b). The number of
+    repeats must be an integer that does not depend on the size."""
     state, count, dim = walk.of(a["self"]), a["repeats"], a["dim"]
     if not isinstance(count, int) or dim is None or walk.differs(node):
         raise MixedError(next(iter(state.dims), 0), "its number of repeats is unknown or depends on the size")
@@ -289,7 +297,8 @@ def repeat_interleave(walk: Walk, node: Node, a: dict[str, Any]) -> State:
 
 
 def pad(walk: Walk, node: Node, a: dict[str, Any]) -> State:
-    """Rule of pad: more positions at the ends, filled with a number."""
+    """Rule of pad: positions are added at the ends of dimensions. Behind the padding of a dynamic dimension they must
+    hold the same number as the padding."""
     state, widths = walk.of(a["self"]), list(a["pad"])
     value = a.get("value") or 0
     if a.get("mode", "constant") != "constant" and any(
@@ -317,7 +326,7 @@ def pad(walk: Walk, node: Node, a: dict[str, Any]) -> State:
 
 
 def full(walk: Walk, node: Node, a: dict[str, Any]) -> State:
-    """Rule of operators that fill a tensor with one number; at most they use the shape of their operand."""
+    """Rule of operators that make a tensor filled with one number. Of an operand they use at most the shape."""
     name = packet(node).__name__
     value = a.get("fill_value", 1 if "ones" in name else 0)
     if not isinstance(value, int | float) or walk.differs(node, "fill_value"):
@@ -333,7 +342,7 @@ def full(walk: Walk, node: Node, a: dict[str, Any]) -> State:
 
 
 def embedding(walk: Walk, node: Node, a: dict[str, Any]) -> State:
-    """Rule of embedding: rows of a table by index."""
+    """Rule of embedding: each index is replaced by a row of a table."""
     index, table = walk.of(a["indices"]), walk.of(a["weight"])
     if table.dims:
         raise MixedError(next(iter(table.dims)), "the size of its table is dynamic")
@@ -341,7 +350,7 @@ def embedding(walk: Walk, node: Node, a: dict[str, Any]) -> State:
 
 
 def index(walk: Walk, node: Node, a: dict[str, Any]) -> State:
-    """Rule of index: positions of several dimensions at once, by index."""
+    """Rule of index, x[i, j, ...]: tensors of indices select positions of several dimensions together."""
     state, indices = walk.of(a["self"]), list(a["indices"])
     used = [i for i, x in enumerate(indices) if x is not None]
     given = [walk.of(indices[i]) for i in used]
@@ -402,7 +411,7 @@ def _valid(walk: Walk, atom: Atom, index: Node, position: State) -> Fill | None:
 
 
 def index_select(walk: Walk, node: Node, a: dict[str, Any]) -> State:
-    """Rule of index_select: positions of one dimension by index."""
+    """Rule of index_select: a vector of indices selects positions of one dimension."""
     state, position = walk.of(a["self"]), walk.of(a["index"])
     at = a["dim"] % len(state.axes)
     fill = _named(walk, state.axes[at], a["index"], position)
@@ -414,7 +423,7 @@ def index_select(walk: Walk, node: Node, a: dict[str, Any]) -> State:
 
 
 def gather(walk: Walk, node: Node, a: dict[str, Any]) -> State:
-    """Rule of gather: for each index an element of the same line."""
+    """Rule of gather: each index selects an element along one dimension; the other coordinates stay."""
     indices: Node = a["index"] if "index" in a else a["indices"]
     state, position = walk.of(a["self"]), walk.of(indices)
     if a.get("dim") is None:

@@ -1,4 +1,7 @@
-"""Rules of operators that read whole lines of a tensor: sums, extremes, norms, scans, sorting, softmax."""
+"""Padding rules of operators that read whole lines of a tensor: sums, extremes, norms, scans, sorting, softmax.
+
+A line is all elements along one dimension (or several), with the other coordinates fixed.
+"""
 
 from __future__ import annotations
 
@@ -21,6 +24,9 @@ aten = torch.ops.aten
 
 Made = State | list[State]
 PaddingRule = Callable[["Walk", Node, dict[str, Any]], Made]
+"""A padding rule: called with the walk, an operator, and the operator's arguments by name. It returns what is known of
+the result, a `State` or one per result: which positions are padding, and what they hold. Raises `MixedError` if padding
+may change a valid element, or if what the operator does depends on the size."""
 Neutral = Callable[[Fill, State], bool]
 """Whether padding does not affect the reduction of a line, given what is known of the padding and of the tensor."""
 
@@ -82,7 +88,8 @@ NO_RESULT_BELOW_0 = {aten.count_nonzero, aten.linalg_vector_norm, aten.norm, ate
 
 
 def reduction(walk: Walk, node: Node, a: dict[str, Any]) -> Made:
-    """Rule of reductions: one number, or two, from each line."""
+    """Rule of reductions: each line becomes one number, or a number and an index. Padding in the line must not change
+    it, as zeros do not change a sum."""
     kind, x = packet(node), a.get("self", a.get("input"))
     state = walk.of(x)
     gone = _axes(a, len(state.axes))
@@ -203,7 +210,8 @@ SCANS = {aten.cumsum, aten.cumprod, aten.cummax, aten.cummin, aten.logcumsumexp}
 
 
 def scan(walk: Walk, node: Node, a: dict[str, Any]) -> Made:
-    """Rule of scans: each position reads those before it, and valid positions come first."""
+    """Rule of scans, such as cumsum: each position depends on those before it only. Valid positions come before
+    padding, so padding does not change them."""
     state = walk.of(a["self"])
     at = a["dim"] % len(state.axes)
     _check_first(state.axes[at])
@@ -221,7 +229,7 @@ def _check_first(axis: Axis) -> None:
 
 
 def softmax(walk: Walk, node: Node, a: dict[str, Any]) -> State:
-    """Rule of softmax and log_softmax."""
+    """Rule of softmax and log_softmax: padded positions of a line must be hidden by a large negative number."""
     state = walk.of(a["self"])
     at = a["dim"] % len(state.axes)
     is_log = packet(node) in (aten.log_softmax, aten._log_softmax)
@@ -256,7 +264,8 @@ STABLE = {aten.sort, aten.argsort}
 
 
 def sort(walk: Walk, node: Node, a: dict[str, Any]) -> Made:
-    """Rule of sort, argsort, topk and kthvalue."""
+    """Rule of sort, argsort, topk and kthvalue: padding must be sorted behind all valid elements, or be copies of one
+    if only one element is taken."""
     kind, state = packet(node), walk.of(a["self"])
     at = a["dim"] % len(state.axes)
     down = a["largest"] if kind is aten.topk else bool(a.get("descending"))
@@ -287,7 +296,7 @@ def sort(walk: Walk, node: Node, a: dict[str, Any]) -> Made:
 
 
 def norm(walk: Walk, node: Node, a: dict[str, Any]) -> State:
-    """Rule of layer_norm and rms_norm over the last dimensions."""
+    """Rule of layer_norm and rms_norm: the last dimensions, over which they normalise, must have static sizes."""
     state, count = walk.of(a["input"]), len(a["normalized_shape"])
     for axis in state.axes[len(state.axes) - count :]:
         _check_plain(axis, "it normalises over padding")
@@ -295,7 +304,7 @@ def norm(walk: Walk, node: Node, a: dict[str, Any]) -> State:
 
 
 def channels(walk: Walk, node: Node, a: dict[str, Any]) -> State:
-    """Rule of group_norm and instance_norm, over channels and all dimensions behind them."""
+    """Rule of group_norm and instance_norm: all dimensions except the first (batch) must have static sizes."""
     state = walk.of(a["input"])
     for axis in state.axes[1:]:
         _check_plain(axis, "it normalises over padding")
@@ -303,7 +312,8 @@ def channels(walk: Walk, node: Node, a: dict[str, Any]) -> State:
 
 
 def batch_norm(walk: Walk, node: Node, a: dict[str, Any]) -> State:
-    """Rule of batch_norm: with learnt statistics, a factor and a shift for each channel."""
+    """Rule of batch_norm: with stored statistics it multiplies each channel by a factor and adds a shift. With
+    statistics of the batch, no size may be dynamic."""
     state = walk.of(a["input"])
     if a.get("training") or a.get("use_input_stats"):
         for dim in state.dims:
@@ -326,7 +336,8 @@ def prelu(walk: Walk, node: Node, a: dict[str, Any]) -> State:
 
 
 def lines(walk: Walk, node: Node, a: dict[str, Any]) -> State:
-    """Rule of operators on separate lines along static dimensions; the lines may change their size."""
+    """Rule of operators that compute each line from the same line of the operand. The lines must have a static size;
+    the result's may be another."""
     x = a.get("self", a.get("input"))
     state = walk.of(x)
     walk.no_sizes(node)
@@ -343,7 +354,8 @@ def lines(walk: Walk, node: Node, a: dict[str, Any]) -> State:
 
 
 def windows(count: int) -> PaddingRule:
-    """Make the rule of operators with windows over the last `count` dimensions: pooling, interpolation."""
+    """Make the rule of operators with windows over the last `count` dimensions, such as pooling and interpolation.
+    Those dimensions must have static sizes."""
 
     def rule(walk: Walk, node: Node, a: dict[str, Any]) -> State:
         state = walk.of(a["self"] if "self" in a else a["input"])
@@ -355,7 +367,8 @@ def windows(count: int) -> PaddingRule:
 
 
 def roll(walk: Walk, node: Node, a: dict[str, Any]) -> State:
-    """Rule of roll: rotates lines."""
+    """Rule of roll: lines are rotated. A dynamic dimension may be rotated by 1 only, and only if its padding is copies
+    of the last valid element."""
     state = walk.of(a["self"])
     axis = state.axes[a["dims"][0]] if len(a["dims"]) == 1 else ()
     walk.no_sizes(node)
@@ -368,7 +381,8 @@ def roll(walk: Walk, node: Node, a: dict[str, Any]) -> State:
 
 
 def difference(walk: Walk, node: Node, a: dict[str, Any]) -> State:
-    """Rule of diff: differences of neighbours; each of n times shortens a line by one."""
+    """Rule of diff: each element is replaced by the difference to its neighbour, `n` times; each time makes a line
+    shorter by one."""
     state, at = walk.of(a["self"]), a["dim"] % len(shape_of(a["self"]))
     if is_plain(state.axes[at]) or a.get("prepend") is not None or a.get("append") is not None or a["n"] < 0:
         return lines(walk, node, a)
@@ -383,7 +397,8 @@ def difference(walk: Walk, node: Node, a: dict[str, Any]) -> State:
 
 
 def triangle(walk: Walk, node: Node, a: dict[str, Any]) -> State:
-    """Rule of tril and triu: zeros on one side of a diagonal, which begins at the first positions."""
+    """Rule of tril and triu: elements on one side of a diagonal become 0. The diagonal is counted from row 0 and column
+    0, so padding at the ends does not move it."""
     state = walk.of(a["self"])
     walk.no_sizes(node)
     axes = list(refilled(state.axes))
@@ -402,7 +417,8 @@ def triangle(walk: Walk, node: Node, a: dict[str, Any]) -> State:
 
 
 def similarity(walk: Walk, node: Node, a: dict[str, Any]) -> State:
-    """Rule of cosine_similarity and pairwise_distance: one number from two lines."""
+    """Rule of cosine_similarity and pairwise_distance: two lines become one number. The lines must have a static
+    size."""
     x, y = (a[name] for name in a if name in ("x1", "x2"))
     states = [walk.of(x), walk.of(y)]
     ndim = max(len(state.axes) for state in states)
@@ -421,7 +437,8 @@ def similarity(walk: Walk, node: Node, a: dict[str, Any]) -> State:
 
 
 def scatter(walk: Walk, node: Node, a: dict[str, Any]) -> State:
-    """Rule of scatter operators: they write some elements of each line."""
+    """Rule of scatter operators: they write elements at given indices of each line. The lines must have a static
+    size."""
     names = [name for name in ("self", "index", "src") if isinstance(a.get(name), Node)]
     states = [walk.of(a[name]) for name in names]
     ndim = len(states[0].axes)

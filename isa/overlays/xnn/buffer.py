@@ -26,12 +26,12 @@ class Buffer:
         return np.array(self.x, dtype) if copy else np.asarray(self.x, dtype)
 
     def renew(self, rows: int, cols: int) -> None:
-        """Before rows x cols of it are written anew; the rest stays stale."""
+        """Take new memory before the first rows x cols elements are written. The other elements keep their values."""
         whole = rows >= self.x.shape[0] and cols >= self.x.shape[1]
         self.x = np.empty_like(self.x) if whole else self.x.copy()
 
     def detach(self) -> None:
-        """Before it is changed in place."""
+        """Take new memory, with the same values, before the buffer is changed in place."""
         self.x = self.x.copy()
 
     def put_blocks(self, places: Places, pieces: Pieces, rows: int, cols: int) -> None:

@@ -20,7 +20,8 @@ CASCADES = 4
 
 
 def cascade(a: Array, b: Array, start: Array | None) -> Array:
-    """a @ b. start: of what the sums of the first tile begin with, a row."""
+    """Return a @ b, summed in the order of the hardware. a: (M, K). b: (K, N). K: a multiple of 4. start: (N,), the
+    value with which the sums of tile 0 of the cascade begin, for every row; None begins with 0."""
     sums = np.zeros((CASCADES, len(a), b.shape[1]), np.float32)
     if start is not None:
         sums[0] = start
@@ -30,7 +31,12 @@ def cascade(a: Array, b: Array, start: Array | None) -> Array:
 
 
 def product(a: Array, b: Array, start: Array | None, full_k: bool, full_n: bool) -> Array:
-    """Of a column and a row of tiles; columns beyond N are NaN."""
+    """Multiply a tile, or a column of tiles, by a tile, or a row of tiles, like `MmeUnit.product`, but in the order of
+    `cascade`.
+
+    a: (M, K). b: (K, N). start: as for `cascade`. full_k: False for K = 64 mode, which uses only the first 64 of K.
+    full_n: False for N = 64 mode, which computes only the first 64 columns of each tile; the others are NaN.
+    """
     if not full_k:
         a, b = a[:, :64], b[:64]
     out = cascade(a, b, start)
@@ -53,7 +59,8 @@ class _CascadeProducts(Products):
 
 
 class _CascadeSum(Sum):
-    """Each tile goes on summing over all of K; the cascade adds up once."""
+    """Collects the tiles of all of K and multiplies them at the end: each AIE tile sums over all of K, and the cascade
+    adds the four sums once."""
 
     def __init__(self, product: Product, bias: Array | None, full_n: bool) -> None:
         super().__init__(product, bias, full_n)
@@ -80,6 +87,7 @@ class CascadeMme(MmeUnit):
 
 
 def in_cascade_order(overlay: Overlay) -> Overlay:
-    """The same machine, its sums to the bit those of the hardware; some hundred times slower at them."""
+    """Return the overlay with MMEs that sum in the order of the hardware, so that results are the same to the bit.
+    Their products take some hundred times as long to simulate."""
     units = [dataclasses.replace(u, behaviour=CascadeMme) if u.kind == "MME" else u for u in overlay.units]
     return dataclasses.replace(overlay, units=tuple(units))

@@ -40,7 +40,8 @@ class MemAUnit(PingPong):
 
 
 def legal(unit: str, uop: MemA) -> Iterator[str]:
-    """What the unit cannot do although the bits allow it (contract sections 1.4 and 2)."""
+    """Yield the reasons why the unit cannot execute a uOP whose fields are all in range (contract sections 1.4 and
+    2)."""
     if uop.load and (uop.dim1 > 256 or uop.dim2 > 128 or uop.dim1 % 128 or uop.dim2 % 64):
         yield f"load {uop.dim1}x{uop.dim2} is no whole number of 128x64 blocks of a 256x128 buffer"
     if uop.send and uop.acc_a > 2:

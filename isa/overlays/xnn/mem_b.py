@@ -98,7 +98,8 @@ class MemB2Unit(MemBUnit):
 
 
 def legal(unit: str, uop: MemB) -> Iterator[str]:
-    """What the unit cannot do although the bits allow it (contract sections 1.4 and 2)."""
+    """Yield the reasons why the unit cannot execute a uOP whose fields are all in range (contract sections 1.4 and
+    2)."""
     second = unit == "MemB2"
     if uop.load and uop.bias:
         if second:

@@ -191,7 +191,8 @@ class MemCUnit(PingPong):
 
 
 def legal(unit: str, uop: MemC) -> Iterator[str]:
-    """What the unit cannot do although the bits allow it (contract sections 1.4 and 2)."""
+    """Yield the reasons why the unit cannot execute a uOP whose fields are all in range (contract sections 1.4 and
+    2)."""
     if unit in ("MemC4", "MemC5") and (uop.send or uop.softmax):
         yield "has no way to MeshA and no softmax"
     if uop.recv and uop.softmax and not uop.recv_a & 3:
@@ -207,7 +208,7 @@ def legal(unit: str, uop: MemC) -> Iterator[str]:
 
 
 def legal_config(unit: str, uop: MemCConfig) -> Iterator[str]:
-    """Values of the registers that mean nothing (contract section 7)."""
+    """Yield the reasons why values of registers are not defined, although they are in range (contract section 7)."""
     if uop.activation > 4:
         yield f"activation {uop.activation} is not defined"
     if uop.softmax_cols > 512 and uop.softmax_cols != 1023:
@@ -217,7 +218,7 @@ def legal_config(unit: str, uop: MemCConfig) -> Iterator[str]:
 
 
 def lint(mop: MemC) -> Iterator[str]:
-    """Bits that say something the machine does not heed (contract 1.4, 2)."""
+    """Yield warnings on fields of a mOP that the unit ignores, or that contradict each other (contract 1.4, 2)."""
     if mop.send and mop.store:
         yield "send and store are both set; on MemC0-3 send suppresses the store"
     if mop.recv_k:

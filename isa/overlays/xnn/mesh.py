@@ -68,7 +68,8 @@ class MeshUnit(Unit):
 
 
 def legal(unit: str, uop: MeshA | MeshB) -> Iterator[str]:
-    """What the unit cannot do although the bits allow it (contract sections 1.4 and 2)."""
+    """Yield the reasons why the unit cannot execute a uOP whose fields are all in range (contract sections 1.4 and
+    2)."""
     if uop.size % BEATS:
         yield f"size {uop.size} is not a whole number of tiles of {BEATS} beats"
     dests = [x.to for x in uop.FIELDS if x.to and getattr(uop, x.name)]

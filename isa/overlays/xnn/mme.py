@@ -40,8 +40,11 @@ class MmeUnit(Unit):
     """Matrix multiplication engine: 64 AIE tiles that multiply a 128x128 by a 128x128 tile."""
 
     def product(self, a: Array, b: Array, full_k: bool, full_n: bool) -> Array:
-        """Of tiles, or of a column and a row of them. Where K or N is not full, the first 64 of a tile count; beyond
-        N is NaN."""
+        """Multiply a tile, or a column of tiles, by a tile, or a row of tiles. a: (M, K). b: (K, N).
+
+        full_k: False for K = 64 mode, which uses only the first 64 of K. full_n: False for N = 64 mode, which computes
+        only the first 64 columns of each tile; the others are NaN.
+        """
         if not full_k:
             a, b = a[:, :64], b[:64]
         if full_n:
@@ -53,7 +56,7 @@ class MmeUnit(Unit):
 
     @property
     def products(self) -> type[Products]:
-        """What multiplies tiles; with `sum`, all that depends on the order of summation."""
+        """The class that multiplies tiles. A machine with another order of summation replaces this and `sum`."""
         return Products
 
     @property
@@ -119,13 +122,13 @@ class MmeUnit(Unit):
 
 
 def vector_of(tile: Array) -> Array:
-    """The 4096 floats that a bias load laid out in a B tile, in order."""
+    """Return the vector of 4096 floats that a bias load stored in a B tile (128, 128)."""
     return tile[::4].reshape(32, 4, 32).transpose(1, 0, 2).reshape(-1)
 
 
 class Products:
-    """Tile products. bias: what to add to the rows of the first acc_a x acc_b of them. Columns beyond N are undefined,
-    so NaN."""
+    """Multiplies pairs of tiles as they arrive. bias: added to the rows of the first acc_a x acc_b products. In N = 64
+    mode the other columns are undefined, and here NaN."""
 
     def __init__(self, product: Product, bias: Array | None, op: Mme, full_k: bool, full_n: bool) -> None:
         self.product = product
@@ -140,7 +143,7 @@ class Products:
         return (out,)
 
     def _block(self, a: Array, b: Array) -> Tiles:
-        """All of a slice of K in one product."""
+        """Multiply all tiles of a slice of K at once."""
         out = self.product(a, b, self.full_k, self.full_n)
         if self.bias is not None and not self.done:
             out += self.bias
@@ -157,7 +160,7 @@ class Products:
 
 
 class Sum:
-    """Products summed over k inside the MME, one tile emitted."""
+    """Sums the products of tiles over K inside the MME, and emits one tile."""
 
     def __init__(self, product: Product, bias: Array | None, full_n: bool) -> None:
         self.product = product
@@ -179,7 +182,8 @@ class Sum:
 
 
 def legal(unit: str, op: Mme) -> Iterator[str]:
-    """What the unit cannot do although the bits allow it (contract sections 1.4 and 2)."""
+    """Yield the reasons why the unit cannot execute a uOP whose fields are all in range (contract sections 1.4 and
+    2)."""
     if not op.k128:
         if op.bias:
             yield "K = 64 mode has no bias"
@@ -199,7 +203,7 @@ def legal(unit: str, op: Mme) -> Iterator[str]:
 
 
 def lint(op: Mme) -> Iterator[str]:
-    """Bits that say something the machine does not heed (contract 1.4, 2)."""
+    """Yield warnings on fields of a mOP that the unit ignores, or that contradict each other (contract 1.4, 2)."""
     if not op.k128 and (op.acc_k or op.prev):
         yield "K = 64 mode ignores acc_k and prev"
 

@@ -75,7 +75,8 @@ _STORES = [(f.name, str(f.source)) for f in Ddr.FIELDS if f.source]
 
 
 def ddr_uops(mop: Ddr, iteration: int) -> Iterator[Transfer]:
-    """One uOP per chunk (contract 1.3); load wins over store, the first destination or source wins (1.4)."""
+    """Yield one uOP per chunk (contract 1.3). If load and store are both set, it loads; if several destinations or
+    sources are set, the first is used (1.4)."""
     store = bool(mop.store and not mop.load)
     peer = ""
     if mop.load or mop.store:
@@ -90,7 +91,8 @@ def ddr_uops(mop: Ddr, iteration: int) -> Iterator[Transfer]:
 
 
 def lpddr_uops(mop: Lpddr, iteration: int) -> Iterator[Transfer]:
-    """One uOP per chunk; a vector goes to MemB0 if that is set, else to MemB1."""
+    """Yield one uOP per chunk. If both destinations are set, MemB0 is used; a vector without a destination goes to
+    MemB1."""
     peer = "MemB0" if mop.to_b0 else "MemB1" if mop.to_b1 or mop.bias else ""
     base = mop.addr + iteration * mop.reuse_stride
     for chunk in range(mop.chunks):
@@ -98,7 +100,8 @@ def lpddr_uops(mop: Lpddr, iteration: int) -> Iterator[Transfer]:
 
 
 def addresses(mop: Ddr | Lpddr, reuse: int) -> npt.NDArray[np.int64]:
-    """The addresses that `ddr_uops` and `lpddr_uops` give: (reuse, chunks)."""
+    """Return the addresses of the uOPs of `ddr_uops` and `lpddr_uops` in `reuse` iterations: an array (reuse,
+    chunks)."""
     iterations = np.arange(reuse, dtype=np.int64)[:, None] * mop.reuse_stride
     chunks = np.arange(mop.chunks, dtype=np.int64)[None] * mop.chunk_stride
     return np.asarray((mop.addr + iterations + chunks) & 0xFFFF_FFFF)
@@ -170,7 +173,8 @@ class OffChipUnit(Unit):
 
 
 def legal(unit: str, uop: Transfer) -> Iterator[str]:
-    """What the unit cannot do although the bits allow it (contract sections 1.4 and 2)."""
+    """Yield the reasons why the unit cannot execute a uOP whose fields are all in range (contract sections 1.4 and
+    2)."""
     if not uop.peer and uop.size:
         yield "names no destination or source"
     if uop.bias and uop.size % 32:
@@ -184,7 +188,7 @@ def legal(unit: str, uop: Transfer) -> Iterator[str]:
 
 
 def lint_ddr(mop: Ddr) -> Iterator[str]:
-    """Bits that say something the machine does not heed (contract 1.4, 2)."""
+    """Yield warnings on fields of a mOP that the unit ignores, or that contradict each other (contract 1.4, 2)."""
     to = [str(x.to) for x in Ddr.FIELDS if x.to and getattr(mop, x.name)]
     source = [str(x.source) for x in Ddr.FIELDS if x.source and getattr(mop, x.name)]
     if mop.load and mop.store:
@@ -196,7 +200,7 @@ def lint_ddr(mop: Ddr) -> Iterator[str]:
 
 
 def lint_lpddr(mop: Lpddr) -> Iterator[str]:
-    """Bits that say something the machine does not heed (contract 1.4, 2)."""
+    """Yield warnings on fields of a mOP that the unit ignores, or that contradict each other (contract 1.4, 2)."""
     if mop.to_b0 and mop.to_b1:
         yield "loads to MemB0 and MemB1; MemB0 alone gets the data"
     if mop.bias and not (mop.to_b0 or mop.to_b1):
@@ -204,7 +208,7 @@ def lint_lpddr(mop: Lpddr) -> Iterator[str]:
 
 
 def transfer(unit: str, uop: Transfer) -> Access | None:
-    """The off-chip access of a uOP, None if it makes none."""
+    """Return the off-chip access of a uOP; None if it makes none."""
     if uop.peer and uop.size:
         return Access(unit.lower(), uop.addr, uop.size, uop.store)
     return None

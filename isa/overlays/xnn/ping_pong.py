@@ -33,17 +33,18 @@ class PingPong(Unit):
         self.buffers: list[Buffer] = [Buffer(self.ROWS, self.COLS) for _ in range(2)] if net.data else []
 
     def renew(self, side: int, rows: int, cols: int) -> None:
-        """Before rows x cols of a buffer are filled anew; the rest stays stale."""
+        """Give a buffer new memory before its first rows x cols elements are written: tiles sent before are views of
+        the old memory. The other elements keep their values."""
         if self.buffers:
             self.buffers[side].renew(rows, cols)
 
     def detach(self, side: int) -> None:
-        """Before a buffer is changed in place: an earlier uOP may have sent tiles of it."""
+        """Give a buffer new memory before it is changed in place, for the same reason."""
         if self.buffers:
             self.buffers[side].detach()
 
     def load(self, source: Channel, rows: int, cols: int) -> Burst:
-        """Fill the buffer that is not current with rows x cols, in 128x64 blocks as they come."""
+        """Return the burst that fills the buffer that is not current with rows x cols elements, in 128x64 blocks."""
         side = 1 - self.cur
         places = blocks_of(rows, cols)
         self.renew(side, rows, cols)
@@ -57,7 +58,7 @@ class PingPong(Unit):
         return Burst(len(places), "mem_word", BLOCK_WORDS, gets=(source,), words=BLOCK_WORDS, do=put)
 
     def send(self, sink: Channel, side: int, index: Places) -> Burst:
-        """Send tiles of a buffer."""
+        """Return the burst that sends tiles of a buffer. index: row and column of each, in tiles."""
         at = 0
 
         def tiles(n: int) -> tuple[Sequence[Array]]:
@@ -68,7 +69,7 @@ class PingPong(Unit):
         return Burst(len(index), "mesh_beat", BEATS, puts=(sink,), do=tiles)
 
     def lanes(self, *lanes: Steps | None) -> Steps:
-        """Run what is enabled side by side, then flip."""
+        """Run the lanes that are not None in parallel, then exchange the buffers."""
         active = [lane for lane in lanes if lane is not None]
         if len(active) > 1:
             yield Par(*active)
@@ -79,5 +80,6 @@ class PingPong(Unit):
 
 @cache
 def blocks_of(rows: int, cols: int) -> Places:
-    """First row and column of each 128x64 block, row after row."""
+    """Return the first row and column, in elements, of each whole 128x64 block of rows x cols elements, row after
+    row."""
     return tuple((i, j) for i in range(0, rows - 127, 128) for j in range(0, cols - 63, 64))

@@ -15,7 +15,7 @@ from ...layout import BLOCK_COLS, BLOCK_ROWS
 Array = npt.NDArray[np.float32]
 Places = tuple[tuple[int, int], ...]
 Pieces = Sequence[Array] | Array
-"""Payloads of a burst: the rows of an array count as well."""
+"""The payloads of a burst: arrays, or one array of which each row is a payload."""
 
 
 TILE = 128
@@ -47,9 +47,10 @@ FETCH_WORDS = 8
 
 
 class Tiles(Sequence[Array]):
-    """128x128 tiles of one matrix, in any order: what a burst of tiles is, as long as nobody takes it apart.
+    """The payloads of a burst of 128x128 tiles of one matrix, in any order. Tiles are cut out of the matrix only when
+    they are read one by one.
 
-    places: row and column, in tiles, of each.
+    places: the row and column of each tile in the matrix, counted in tiles.
     """
 
     __slots__ = ("matrix", "places")
@@ -75,23 +76,25 @@ class Tiles(Sequence[Array]):
         return self.matrix[i * TILE : (i + 1) * TILE, j * TILE : (j + 1) * TILE]
 
     def block(self, rows: int, cols: int) -> Array:
-        """The upper left part of the matrix, in tiles."""
+        """The upper left part of the matrix: `rows` x `cols` tiles."""
         return self.matrix[: rows * TILE, : cols * TILE]
 
 
 @cache
 def tile_rows(rows: int, times: int) -> Places:
-    """Each of `rows` tiles of a column so often: the order of a left operand."""
+    """The order in which the tiles of a left operand are sent, as (row, column): the tiles of one column of `rows`
+    tiles, each `times` times before the next (0 0 1 1)."""
     return tuple((i, 0) for i in range(rows) for _ in range(times))
 
 
 @cache
 def tile_columns(times: int, cols: int) -> Places:
-    """A row of `cols` tiles, so often: the order of a right operand."""
+    """The order in which the tiles of a right operand are sent, as (row, column): the tiles of one row of `cols` tiles,
+    the whole row `times` times (0 1 0 1)."""
     return tuple((0, j) for _ in range(times) for j in range(cols))
 
 
 @cache
 def tile_grid(rows: int, cols: int) -> Places:
-    """Row after row."""
+    """The places of `rows` x `cols` tiles as (row, column), row after row."""
     return tuple((i, j) for i in range(rows) for j in range(cols))

@@ -120,17 +120,17 @@ _LINT: Mapping[type, Callable[[Any], Iterator[str]]] = {
 
 
 def legal(unit: str, uop: Any) -> Iterator[str]:
-    """What the unit cannot do although the bits of the uOP allow it (contract sections 1.4, 2 and 7)."""
+    """Yield the reasons why the unit cannot execute a uOP whose fields are all in range (contract 1.4, 2, 7)."""
     return _LEGAL[type(uop)](unit, uop) if type(uop) in _LEGAL else iter(())
 
 
 def lint(mop: Any) -> Iterator[str]:
-    """Bits that say something the machine does not heed (contract 1.4, 2)."""
+    """Yield warnings on fields of a mOP that the unit ignores, or that contradict each other (contract 1.4, 2)."""
     return _LINT[type(mop)](mop) if type(mop) in _LINT else iter(())
 
 
 def transfer(unit: str, uop: Any) -> Transfer | None:
-    """The off-chip access of a uOP, None if it makes none."""
+    """Return the off-chip access of a uOP; None if it makes none."""
     return off_chip.transfer(unit, uop) if isinstance(uop, f.Transfer) else None
 
 
