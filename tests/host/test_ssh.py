@@ -545,7 +545,7 @@ def test_a_shell_that_greets(server: Server, built: Built, tmp_path: Path, monke
 def test_errors_over_there_keep_their_type(server: Server, built: Built) -> None:
     with pytest.raises(BoardError, match=r"^127\.0\.0\.1: no board 'nowhere'"):
         Runner(built.program, weights=built.weights, board=server.url.replace("/sim", "/nowhere"))
-    with pytest.raises(BoardError, match="is behind this one"):
+    with pytest.raises(BoardError, match="is reached through another ssh:// board"):
         Runner(built.program, weights=built.weights, board=server.url.replace("/sim", "/ssh://b"))
     there = server.folder / "not here.xclbin"  # a file of the board's
     with pytest.raises(BoardError, match=r"^127\.0\.0\.1: .*(not here\.xclbin|XRT cannot be loaded|no lib/)"):
