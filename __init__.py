@@ -10,7 +10,8 @@ import warnings
 from importlib import import_module
 from typing import Any
 
-__version__ = "0.1.0"
+from .base.version import __version__
+
 __all__ = [
     "Batch",
     "Best",

@@ -7,6 +7,7 @@ import warnings
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, overload
 
+from .base.deferred import deferred
 from .base.errors import ScheduleError, TensorError, require_torch
 from .host.model.compiled import Compiled, Recipe, modelled_layers
 from .host.model.family import Family
@@ -17,7 +18,20 @@ from .scheduler.schedule import Schedule
 if TYPE_CHECKING:
     from torch import nn
 
+    from .host.model import torch_backend
+    from .rsnlib import capture, changes, explain_captured, precision
+    from .rsnlib import pipeline as pipelines
+    from .rsnlib import pool as pools
     from .rsnlib.passes import Passes
+    from .rsnlib.pipeline import Pipeline
+else:
+    torch_backend = deferred("rsn.host.model.torch_backend")
+    capture = deferred("rsn.rsnlib.capture")
+    changes = deferred("rsn.rsnlib.changes")
+    explain_captured = deferred("rsn.rsnlib.explain_captured")
+    pipelines = deferred("rsn.rsnlib.pipeline")
+    pools = deferred("rsn.rsnlib.pool")
+    precision = deferred("rsn.rsnlib.precision")
 
 
 def _examples(given: Any) -> tuple[Any, ...] | dict[str, Any]:
@@ -50,17 +64,11 @@ def explain(
     options of `torch.compile`.
     """
     require_torch("compiling a model")
-    from .host.model.torch_backend import explain as explain_captured
-    from .rsnlib.capture import module_of
-    from .rsnlib.explain_captured import is_captured
-    from .rsnlib.pipeline import Pipeline
-    from .rsnlib.precision import in_float32
-
     example = _examples(example_inputs)
-    if is_captured(model):
-        return explain_captured(model, example)
-    pipeline = Pipeline.named(overlay)
-    module, example, borders = in_float32(module_of(model), example)
+    if explain_captured.is_captured(model):
+        return torch_backend.explain(model, example)
+    pipeline = pipelines.Pipeline.named(overlay)
+    module, example, borders = precision.in_float32(capture.module_of(model), example)
     if borders is not None:
         warnings.warn(borders.told, stacklevel=2)
     with pipeline.proposing_pieces(module, example, is_half=borders is not None):
@@ -132,22 +140,16 @@ def compile(
     fit; and `ScheduleError`.
     """
     require_torch("compiling a model")
-    from .rsnlib.capture import module_of
-    from .rsnlib.changes import Followed
-    from .rsnlib.pipeline import Pipeline
-    from .rsnlib.pool import Pool
-    from .rsnlib.precision import Borders, widened_example
-
     if dynamic_shapes is not None and lengths is not None:
         raise ScheduleError("lengths are of one program; with dynamic_shapes give sizes as rsn.Length")
-    usual = Pipeline.named(overlay, schedule, budget_s=budget_s, passes=passes, lengths=lengths)
-    example, module = _kept(_examples(example_inputs)), module_of(model)
-    borders = Borders.of(module, example)
+    usual = pipelines.Pipeline.named(overlay, schedule, budget_s=budget_s, passes=passes, lengths=lengths)
+    example, module = _kept(_examples(example_inputs)), capture.module_of(model)
+    borders = precision.Borders.of(module, example)
     if borders is not None:
         warnings.warn(borders.told, stacklevel=2)
-        example = widened_example(example)
-    followed = Followed(module, checksums)  # makes the copy in float32 of a model in half precision
-    pool = None if dynamic_shapes is None else Pool()
+        example = precision.widened_example(example)
+    followed = changes.Followed(module, checksums)  # makes the copy in float32 of a model in half precision
+    pool = None if dynamic_shapes is None else pools.Pool()
 
     def program(example: tuple[Any, ...] | dict[str, Any], pipeline: Pipeline) -> Compiled:
         seen = followed.look()

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from typing import Any, ClassVar
 
 from pygments.lexer import RegexLexer, bygroups, words  # type: ignore[import-untyped]
@@ -117,8 +118,6 @@ def textmate_text() -> str:
 
 
 def _main() -> None:
-    import sys
-
     sys.stdout.write(textmate_text())
 
 

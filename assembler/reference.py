@@ -5,7 +5,9 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator, Mapping
+from pathlib import Path
 
 from ..isa.fields import Field, Record
 from ..isa.overlay import Overlay
@@ -83,9 +85,6 @@ def _short(n: int) -> str:
 
 
 def _main() -> None:
-    import sys
-    from pathlib import Path
-
     for name in sys.argv[1:]:
         path = Path(name)
         path.write_text(insert(path.read_text(encoding="utf-8")), encoding="utf-8")

@@ -6,15 +6,17 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
+from ..assembler import container
+from ..base.finding import Finding, gather
+from ..isa.overlays import find
+from ..isa.program import Program
+from ..isa.verify import check, dry_plan, dry_run, smallest_depth
+from .progress import TIMING, working
 from .raw import raw_options, read_raw_image, refuse_contradictions, with_memories
-
-if TYPE_CHECKING:
-    from ..base.finding import Finding
-    from ..isa.program import Program
 
 _size = click.IntRange(0)
 
@@ -32,15 +34,10 @@ def check_command(program: Path, raw: bool, most: int, as_json: bool, **options:
     A bare image (--raw) has no buffers with names and roles: checks that need them are left out; without op lists
     (--mme), also deadlock and the streams of the MMEs.
     """
-    from ..base.finding import gather
-
     refuse_contradictions(raw)
     loaded, findings, runnable = _raw(program, options) if raw else _container(program)
     depth = None
     if runnable and all(f.warning for f in findings):
-        from ..isa.verify import dry_plan, dry_run, smallest_depth
-        from .progress import TIMING, working
-
         with working(TIMING):
             plan = dry_plan(loaded)
             findings += dry_run(loaded, plan)
@@ -77,9 +74,6 @@ def _show(findings: Sequence[Finding]) -> None:
 
 
 def _container(path: Path) -> tuple[Program, list[Finding], bool]:
-    from ..assembler import container
-    from ..isa.verify import check
-
     loaded = container.read(path)
     return loaded, check(loaded), True
 
@@ -87,9 +81,6 @@ def _container(path: Path) -> tuple[Program, list[Finding], bool]:
 def _raw(path: Path, options: dict[str, Any]) -> tuple[Program, list[Finding], bool]:
     """Read a bare image, and check the packets that can be decoded. Returns the program, the findings, and whether it
     is complete enough for a run without data."""
-    from ..isa.overlays import find
-    from ..isa.verify import check
-
     read = read_raw_image(path, find(options["overlay"]), options["mme"])
     given = {bank: options.get(f"{bank}_bytes") for bank in read.program.overlay.banks}
     program = with_memories(read.program, {bank: size for bank, size in given.items() if size is not None})

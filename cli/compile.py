@@ -5,13 +5,37 @@ from __future__ import annotations
 import json
 import os
 from contextlib import ExitStack
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
-PASSES = ("capture", "rewrite", "match", "fold", "schedule", "lower", "pack")
-"""The passes of `rsn.rsnlib.dump.SHOWN`; that module loads PyTorch, so it is imported only when the command runs."""
-STEPS = ("start PyTorch", "load the model", *PASSES, "write")
+from ..assembler.printer import show
+from ..base.deferred import deferred
+from ..base.errors import require_torch
+from ..base.files import check_target as check_file
+from ..base.files import write_text
+from ..base.garbage import gc_frozen
+from ..host.model.file import SUFFIX, Part, write
+from ..host.tensors import check_target, save_tensors
+from ..isa.overlays import find
+from ..isa.program import Role
+from ..isa.statistics import count
+from ..rsnlib.dump import SHOWN, shown
+from ..rsnlib.fold import fold, fold_shapes
+from ..scheduler.best import Chosen, schedule_named
+from .progress import stepping
+
+if TYPE_CHECKING:
+    from ..rsnlib import capture, models, passes, precision
+    from ..rsnlib import pipeline as pipelines
+else:
+    capture = deferred("rsn.rsnlib.capture")
+    models = deferred("rsn.rsnlib.models")
+    passes = deferred("rsn.rsnlib.passes")
+    pipelines = deferred("rsn.rsnlib.pipeline")
+    precision = deferred("rsn.rsnlib.precision")
+
+STEPS = ("start PyTorch", "load the model", *SHOWN, "write")
 """The steps that a terminal shows."""
 
 
@@ -46,7 +70,7 @@ STEPS = ("start PyTorch", "load the model", *PASSES, "write")
     "--dump-after",
     "dumped",
     multiple=True,
-    type=click.Choice([*PASSES, "all"]),
+    type=click.Choice([*SHOWN, "all"]),
     help="print what a pass made (to stderr with --json); several times for several passes",
 )
 @click.option("--json", "as_json", is_flag=True, help="one JSON object on stdout")
@@ -71,40 +95,16 @@ def compile_command(
     rsn asm and rsn run take a program text. rsn serve and rsn.load take a whole model: programs, weights, and the part
     that PyTorch runs.
     """
-    from ..base.errors import require_torch
-
     require_torch("compiling a model")
-    from .progress import stepping
-
     if budget is not None and schedule != "best":
         raise click.UsageError("--budget goes with --schedule best")
     with stepping(f"compiling {spec} for {overlay}", STEPS) as steps, ExitStack() as stack:
-        from ..assembler.printer import show
-        from ..base.files import check_target as check_file
-        from ..base.files import write_text
-        from ..base.garbage import gc_frozen
-        from ..host.model.file import SUFFIX, Part, write
-        from ..host.tensors import check_target, save_tensors
-        from ..isa.overlays import find
-        from ..isa.program import Role
-        from ..isa.statistics import count
-        from ..rsnlib.capture import module_of
-        from ..rsnlib.dump import shown
-        from ..rsnlib.fold import fold, fold_shapes
-        from ..rsnlib.models import load_spec
-        from ..rsnlib.passes import Passes
-        from ..rsnlib.pipeline import Pipeline
-        from ..rsnlib.precision import in_float32
-        from ..scheduler.best import Chosen, schedule_named
-
         target, plan = find(overlay), schedule_named(schedule, 30.0 if budget is None else budget, seed)
         for path in (output, schedule_out):
             if path is not None:
                 check_file(path)
         if weights_path is not None:
             check_target(weights_path)
-        stack.enter_context(gc_frozen())  # PyTorch's modules stay
-        steps.done(STEPS[0])
 
         def observe(name: str, made: object) -> None:
             steps.done(name, made.why[0] if isinstance(made, Chosen) and made.why else "")
@@ -114,17 +114,19 @@ def compile_command(
 
         is_model = output.endswith(SUFFIX)
         is_program_alone = weights_path is None and not is_model
-        pipeline = Pipeline(
+        pipeline = pipelines.Pipeline(
             overlay=target,
             schedule=plan,
-            passes=Passes(observe=observe, fold=fold_shapes if is_program_alone else fold),
+            passes=passes.Passes(observe=observe, fold=fold_shapes if is_program_alone else fold),
             lengths=None if lengths is None else _integers(lengths),
             checks_rows=False,
             progress=steps.share,
         )
-        model, example = load_spec(spec, batch=batch, seq=seq, seed=seed, base=target.extends is None)
+        stack.enter_context(gc_frozen())  # PyTorch's modules, which the line before has loaded, stay
+        steps.done(STEPS[0])
+        model, example = models.load_spec(spec, batch=batch, seq=seq, seed=seed, base=target.extends is None)
         steps.done("load the model")
-        model, example, borders = in_float32(module_of(model), example)
+        model, example, borders = precision.in_float32(capture.module_of(model), example)
         if borders is not None:
             with steps.paused():
                 click.echo(f"warning: {borders.told}", err=True)

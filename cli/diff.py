@@ -5,15 +5,14 @@ from __future__ import annotations
 import json
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import click
 
+from ..assembler import container
+from ..isa.overlays import find
+from ..isa.program import Program
+from ..isa.program_diff import Comparison, diff_programs
 from .raw import OVERLAY
-
-if TYPE_CHECKING:
-    from ..isa.program import Program
-    from ..isa.program_diff import Comparison
 
 _path = click.Path(dir_okay=False, path_type=Path)
 
@@ -30,10 +29,6 @@ def diff_command(first: Path, second: Path, raw: bool, overlay: str, most: int, 
 
     Exits with 0 if all units run the same uOPs, however they are packed, else with 1.
     """
-    from ..assembler import container
-    from ..isa.overlays import find
-    from ..isa.program_diff import diff_programs
-
     programs = [container.read_raw(p, find(overlay)) if raw else container.read(p) for p in (first, second)]
     result = diff_programs(*programs)
     if as_json:

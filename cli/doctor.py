@@ -21,8 +21,20 @@ from pathlib import Path
 
 import click
 
-from .. import __version__
-from ..base.errors import INSTALL_TORCH
+from ..base.errors import INSTALL_TORCH, BoardError
+from ..base.version import __version__
+
+try:
+    from ..host.boards.profile import PROFILES
+    from ..host.boards.sim import SimBoard
+    from ..host.boards.xclbin import read_xclbin
+    from ..host.boards.xrt import XCLBIN_VARIABLE
+    from ..host.boards.xrt_ctypes import INSTALL
+    from ..hw.versal.csim.build import INSTALL_HINT, compiler
+except Exception as e:  # of a broken numpy, for example, which this command is to report
+    BROKEN: Exception | None = e
+else:
+    BROKEN = None
 
 PATIENCE_S = 10.0
 """Seconds that a program may take to print its version."""
@@ -89,11 +101,16 @@ def _guarded(check: tuple[str, Callable[[], list[Check]]]) -> list[Check]:
         return [Check(what, "could not be looked at", problem=_line(e), mend="install rsn and what it needs anew")]
 
 
+def _require_boards() -> None:
+    """Raise the error of the import of the boards, if there was one."""
+    if BROKEN is not None:
+        raise BROKEN
+
+
 def _sim() -> list[Check]:
     what, purpose = "board sim", "rsn run: results, and modelled time"
     try:
-        from ..host.boards.sim import SimBoard
-
+        _require_boards()
         SimBoard().close()
     except Exception as e:
         return [Check(what, purpose, problem=_line(e), mend="install rsn and what it needs anew")]
@@ -101,9 +118,7 @@ def _sim() -> list[Check]:
 
 
 def _csim() -> list[Check]:
-    from ..base.errors import BoardError
-    from ..hw.versal.csim.build import INSTALL_HINT, compiler
-
+    _require_boards()
     purpose = "rsn run --board csim: results by the machine's C++ sources"
     try:
         found = compiler()
@@ -134,9 +149,7 @@ if device is not None:
 
 
 def _xrt() -> list[Check]:
-    from ..host.boards.profile import PROFILES
-    from ..host.boards.xrt_ctypes import INSTALL
-
+    _require_boards()
     boards = tuple(PROFILES)
     library, device = f"boards {', '.join(boards)}", "what they run on"
     # XRT may end the process that loads it, print, or wait for a device that does not answer
@@ -173,10 +186,6 @@ def _xrt() -> list[Check]:
 
 
 def _bitstream() -> Check:
-    from ..base.errors import BoardError
-    from ..host.boards.xclbin import read_xclbin
-    from ..host.boards.xrt import XCLBIN_VARIABLE
-
     what, purpose = "bitstream", "what the device is programmed with"
     named = os.environ.get(XCLBIN_VARIABLE)
     if not named:

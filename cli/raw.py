@@ -12,18 +12,23 @@ import os
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 import click
+import numpy as np
+import numpy.typing as npt
 
-if TYPE_CHECKING:
-    import numpy as np
-    import numpy.typing as npt
-
-    from ..base.finding import Finding
-    from ..isa.fields import Record
-    from ..isa.overlay import Overlay
-    from ..isa.program import Program
+from ..assembler.container import MAGIC
+from ..base.errors import ProgramError, TensorError
+from ..base.files import replacing
+from ..base.finding import Finding, gather
+from ..isa.fields import Record
+from ..isa.image import read_image
+from ..isa.op_lists import read_op_lists
+from ..isa.overlay import Overlay
+from ..isa.overlays import find
+from ..isa.program import Buffer, Layout, Program, Role
+from ..isa.verify import verify
 
 MAX_BYTES = 64 << 20
 """Bytes of the largest file that is accepted as an image or op lists; the reference setup has 512 KiB for an image."""
@@ -96,11 +101,6 @@ def read_raw_image(path: Path, overlay: Overlay, op_lists: Path | None, *, named
     named: findings in the image name its file. Raises `ProgramError` only if nothing can be read: for files that are
     too large, op lists that are not JSON, or a program or text instead of an image.
     """
-    from ..assembler.container import MAGIC
-    from ..base.errors import ProgramError
-    from ..isa.image import read_image
-    from ..isa.program import Program
-
     data = bytes(_contents(path, MAX_BYTES))
     if data.startswith(MAGIC):
         raise ProgramError(f"{path}: a program of this toolchain, not a bare image: leave out --raw")
@@ -118,9 +118,6 @@ def read_raw_image(path: Path, overlay: Overlay, op_lists: Path | None, *, named
 
 
 def _read_op_lists(path: Path, overlay: Overlay) -> tuple[dict[str, tuple[Record, ...]], list[Finding]]:
-    from ..base.errors import ProgramError
-    from ..isa.op_lists import read_op_lists
-
     def unique(members: list[tuple[str, Any]]) -> dict[str, Any]:
         """Return a JSON object, and raise for a duplicate key, of which `json` would silently keep the last."""
         out: dict[str, Any] = {}
@@ -143,8 +140,6 @@ def with_memories(program: Program, sizes: Mapping[str, int], names: Mapping[str
 
     sizes: in bytes, by bank; a bank that is missing has its largest size. names: of the banks in messages, by bank.
     """
-    from ..isa.program import Buffer, Layout, Role
-
     shown = names or {}
     buffers = tuple(
         Buffer(shown.get(bank, bank), bank, 0, (sizes.get(bank, largest) // 4,), Layout.LINEAR, Role.SCRATCH)
@@ -156,9 +151,6 @@ def with_memories(program: Program, sizes: Mapping[str, int], names: Mapping[str
 def load_raw_image(path: Path, overlay: str, op_lists: Path | None, *, runs: bool = False) -> RawImage:
     """Read a bare image, and raise `ProgramError` for errors in it; warnings go to stderr. runs: it is going to run,
     and needs its op lists."""
-    from ..base.errors import ProgramError
-    from ..isa.overlays import find
-
     found = find(overlay)
     read = read_raw_image(path, found, op_lists, named=True)
     _refuse_errors(read.findings)
@@ -172,9 +164,6 @@ def with_files(program: Program, options: Mapping[str, Any]) -> tuple[Program, d
 
     Raises `TensorError` if a file is missing, `ProgramError` if the image would access memory beyond them.
     """
-    from ..base.errors import TensorError
-    from ..isa.verify import verify
-
     files = {bank: str(options[bank]) for bank in program.overlay.banks if options.get(bank) is not None}
     for bank in program.overlay.banks:
         if bank not in files and not options["timing_only"]:
@@ -187,17 +176,12 @@ def with_files(program: Program, options: Mapping[str, Any]) -> tuple[Program, d
 
 def write_memory(path: str, bank: npt.NDArray[np.float32]) -> None:
     """Write a memory bank to a file, as little-endian float32."""
-    from ..base.files import replacing
-
     with replacing(path) as temporary:
         temporary.write_bytes(bank.astype("<f4", copy=False).data)
 
 
 def _refuse_errors(findings: Iterable[Finding]) -> None:
     """Print the warnings; raise `ProgramError` with the errors, if any."""
-    from ..base.errors import ProgramError
-    from ..base.finding import gather
-
     shown = gather(findings, MAX_SHOWN)
     for f in shown:
         if f.warning:
@@ -208,10 +192,6 @@ def _refuse_errors(findings: Iterable[Finding]) -> None:
 
 
 def _read_memory(path: Path, most: int) -> npt.NDArray[np.float32]:
-    import numpy as np
-
-    from ..base.errors import TensorError
-
     data = _contents(path, most)
     if len(data) % 4:
         raise TensorError(f"{path}: {len(data)} bytes are not whole float32 elements of 4 bytes, as a memory has")
@@ -220,8 +200,6 @@ def _read_memory(path: Path, most: int) -> npt.NDArray[np.float32]:
 
 def _contents(path: Path, most: int) -> bytearray:
     """Read a file or a pipe. Raises `ProgramError` if it has more than `most` bytes."""
-    from ..base.errors import ProgramError
-
     data = bytearray()
     with open(path, "rb") as f:
         fits = os.fstat(f.fileno()).st_size <= most  # the size of a pipe is 0

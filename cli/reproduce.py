@@ -5,14 +5,14 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from fnmatch import fnmatch
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
-from .run import Setting
-
-if TYPE_CHECKING:
-    from .published.rows import PublishedRow
+from ..scheduler.best import schedule_named
+from .progress import working
+from .published.rows import FAR, PERHAPS_NOTE, UNTIMED, PublishedRow, calibrated_parameters, rows_of
+from .settings import Setting
 
 TABLES = ("table3", "table6", "table7", "table9", "fig18", "table10", "table11", "fig9")
 
@@ -25,10 +25,6 @@ TABLES = ("table3", "table6", "table7", "table9", "fig18", "table10", "table11",
 def reproduce_command(table: str, schedule: str, rates: Sequence[tuple[str, float]], as_json: bool) -> None:
     """Model the rows of the paper's TABLE, or of all: published and modelled value, their difference, and whether a
     constant of the model was fitted on the row."""
-    from ..scheduler.best import schedule_named
-    from .progress import working
-    from .published.rows import rows_of
-
     plan = schedule_named(schedule)
     with working("modelling") as progress:
         rows = rows_of(list(TABLES) if table == "all" else [table], plan, dict(rates), progress)
@@ -45,8 +41,6 @@ def _mean_error(rows: Sequence[PublishedRow]) -> float | None:
 
 def _summary(rows: Sequence[PublishedRow]) -> dict[str, Any]:
     """Return numbers of rows, mean absolute errors in percent, and the timed row with the largest error."""
-    from .published.rows import calibrated_parameters
-
     groups = {
         "all": list(rows),
         "predicted": [r for r in rows if r.kind == "predicted"],
@@ -89,8 +83,6 @@ def _number(value: float) -> str:
 
 
 def _show_summary(rows: Sequence[PublishedRow]) -> None:
-    from .published.rows import FAR, PERHAPS_NOTE, UNTIMED
-
     facts = _summary(rows)
     click.echo(f"\n{len(rows)} rows; mean absolute error:")
     for name, error in facts["mean_abs_error_pct"].items():

@@ -10,34 +10,40 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
+import numpy as np
+import numpy.typing as npt
 
+from ..assembler import container
+from ..base import files
+from ..base.deferred import deferred
+from ..base.durations import duration
+from ..base.errors import TensorError, require_torch
+from ..base.tolerance import BOUND
+from ..host.boards import open_board
+from ..host.model.compare import compare, show
+from ..host.runner import Runner
+from ..host.tensors import Weights, check_target, load_tensors, save_tensors
+from ..hw.sim.breakpoint import stop
+from ..hw.sim.explain import explain
+from ..hw.sim.machine import Machine, Run
+from ..hw.sim.timeline import Timeline
+from ..hw.sim.trace import write_trace
+from ..isa.overlays.file import changed
+from ..isa.program import Program, Role
+from ..isa.statistics import count
+from ..isa.verify import require
+from .progress import TIMING, working
 from .raw import load_raw_image, raw_options, refuse_contradictions, with_files, write_memory
+from .settings import Setting
 
 if TYPE_CHECKING:
-    import numpy as np
-    import numpy.typing as npt
-
-    from ..hw.sim.machine import Machine, Run
-    from ..isa.program import Program
-
-
-class Setting(click.ParamType[tuple[str, float]]):
-    """An option value NAME=NUMBER."""
-
-    name = "name=number"
-
-    def __init__(self, number: type[int] | type[float]) -> None:
-        self.number = number
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[str, float]:
-        if isinstance(value, tuple):
-            return value
-        name, sign, number = str(value).partition("=")
-        try:
-            return name.strip(), self.number(number)
-        except ValueError:
-            kind = "whole number" if self.number is int else "number"
-            self.fail(f"{value!r}: " + (f"{number!r} is not a {kind}" if sign else "expected NAME=NUMBER"), param, ctx)
+    from ..hw.sim import report as reports
+    from ..rsnlib import models
+    from ..rsnlib import pipeline as pipelines
+else:
+    reports = deferred("rsn.hw.sim.report")
+    models = deferred("rsn.rsnlib.models")
+    pipelines = deferred("rsn.rsnlib.pipeline")
 
 
 class At(click.ParamType[tuple[str, int]]):
@@ -84,22 +90,18 @@ _file = click.Path(dir_okay=False)
 @click.option("--json", "as_json", is_flag=True, help="one JSON object on stdout")
 def run_command(program: str, raw: bool, as_json: bool, **options: Any) -> None:
     """Run PROGRAM (.bin) and report the time it takes."""
-    from ..base.files import check_target
-    from ..host.boards import open_board
-    from .progress import working
-
     refuse_contradictions(raw)
     _refuse_misuse(raw, options)
     if raw:
         loaded = load_raw_image(Path(program), options["overlay"], options["mme"], runs=True).program
     else:
-        loaded = _read(program)
+        loaded = container.read(program)
     with working(f"opening board {options['board']}"):  # csim is built at its first use
         open_board(options["board"], xclbin=options["xclbin"]).close()
     loaded = _with_overlay(loaded, options)
     for target in ("trace", "report", "dump", "dump_ddr"):
         if options[target]:
-            check_target(options[target])
+            files.check_target(options[target])
     banks: dict[str, Any] | None = None
     if raw:
         loaded, memories = with_files(loaded, options)
@@ -155,17 +157,9 @@ def _refuse_misuse(raw: bool, options: Mapping[str, Any]) -> None:
         raise click.UsageError("--outputs: not with --timing-only, which computes nothing")
 
 
-def _read(path: str) -> Program:
-    from ..assembler import container
-
-    return container.read(path)
-
-
 def _with_overlay(program: Program, options: Mapping[str, Any]) -> Program:
     overlay = program.overlay
     if options["overlay_file"]:
-        from ..isa.overlays.file import changed
-
         overlay = changed(overlay, options["overlay_file"])
     if options["source_rates"]:
         stated = dict(c.rate for c in overlay.costs(overlay) if c.rate)
@@ -178,10 +172,6 @@ def _with_overlay(program: Program, options: Mapping[str, Any]) -> Program:
 
 
 def _run(program: Program, options: Mapping[str, Any]) -> Run:
-    from ..host.runner import Runner
-    from ..host.tensors import check_target, save_tensors
-    from .progress import TIMING, working
-
     params = dict(options["params"])
     if options["timing_only"]:
         with working(TIMING):
@@ -199,10 +189,6 @@ def _run(program: Program, options: Mapping[str, Any]) -> Run:
 
 def _inputs(program: Program, options: Mapping[str, Any]) -> dict[str, npt.NDArray[np.generic]]:
     """Read the inputs. Raises `TensorError` if inputs or weights are missing."""
-    from ..base.errors import TensorError
-    from ..host.tensors import load_tensors
-    from ..isa.program import Role
-
     for given, role, option in (("weights", Role.WEIGHT, "--weights"), ("inputs", Role.INPUT, "--inputs")):
         wanted = program.with_role(role)
         if wanted and options[given] is None and not (given == "inputs" and options["spec"]):
@@ -215,17 +201,11 @@ def _inputs(program: Program, options: Mapping[str, Any]) -> dict[str, npt.NDArr
 
 
 def _machine(program: Program, params: Mapping[str, int]) -> Machine:
-    from ..hw.sim.machine import Machine
-    from ..isa.verify import require
-
     require(program)
     return Machine(program, program.bind(params))
 
 
 def _run_raw(program: Program, banks: dict[str, Any] | None, options: Mapping[str, Any]) -> Run:
-    from ..hw.sim.machine import Machine
-    from .progress import working
-
     with working("running") as progress:
         run = Machine(program).run(banks, progress=progress)
     if banks is not None and options["dump_ddr"]:
@@ -238,28 +218,16 @@ def _picture(program: Program, name: str, options: Mapping[str, Any]) -> Machine
     None."""
     if not (options["explains"] or options["trace"] or options["report"]):
         return None
-    from ..hw.sim.machine import Machine
-    from .progress import working
-
     machine = Machine(program, program.bind(dict(options["params"])))
     with working("drawing"):
         if options["trace"]:
-            from ..hw.sim.timeline import Timeline
-            from ..hw.sim.trace import write_trace
-
             write_trace(Timeline(machine), options["trace"])
         if options["report"]:
-            from ..hw.sim.report import write_report
-
-            write_report(machine, options["report"], title=Path(name).name)
+            reports.write_report(machine, options["report"], title=Path(name).name)
     return machine if options["explains"] else None
 
 
 def _stop(program: Program, raw: bool, banks: dict[str, Any] | None, options: Mapping[str, Any], as_json: bool) -> None:
-    from ..host.runner import Runner
-    from ..hw.sim.breakpoint import stop
-    from .progress import working
-
     unit, number = options["stop_at"]
     params = dict(options["params"])
     with working("running"):
@@ -276,20 +244,7 @@ def _stop(program: Program, raw: bool, banks: dict[str, Any] | None, options: Ma
 
 def _compare(program: Program, options: Mapping[str, Any], as_json: bool) -> None:
     """Print the comparison with PyTorch. Exits with 1 if a segment's difference is beyond the bound."""
-    import numpy as np
-
-    from ..base.errors import require_torch
-
     require_torch("--compare")
-    from ..base.errors import TensorError
-    from ..base.tolerance import BOUND
-    from ..host.model.compare import compare, show
-    from ..host.tensors import Weights
-    from ..isa.program import Role
-    from ..rsnlib.models import load_spec
-    from ..rsnlib.pipeline import Pipeline
-    from .progress import working
-
     params = dict(options["params"])
     program.bind(params)  # raises for an unknown parameter
     given: dict[str, Any] = _inputs(program, options)
@@ -299,10 +254,10 @@ def _compare(program: Program, options: Mapping[str, Any], as_json: bool) -> Non
     bound = BOUND if options["bound"] is None else options["bound"]
     with working("comparing"):
         base = program.overlay.extends is None
-        model, example = load_spec(
+        model, example = models.load_spec(
             options["spec"], batch=source.view[0], seq=source.view[1], seed=options["seed"] or 0, base=base
         )
-        traced = Pipeline(overlay=program.overlay).trace(model, example)
+        traced = pipelines.Pipeline(overlay=program.overlay).trace(model, example)
         network, lengths = traced.network, None
         if source.rows:
             network = network.with_lengths(source.rows)
@@ -326,10 +281,6 @@ def _compare(program: Program, options: Mapping[str, Any], as_json: bool) -> Non
 
 
 def _report(program: Program, run: Run, machine: Machine | None, options: Mapping[str, Any], as_json: bool) -> None:
-    from ..base.durations import duration
-    from ..hw.sim.explain import explain
-    from ..isa.statistics import count
-
     if run.clock != "modelled":
         _report_timed(program, run, options, as_json)
         return
@@ -362,9 +313,6 @@ def _report(program: Program, run: Run, machine: Machine | None, options: Mappin
 def _report_timed(program: Program, run: Run, options: Mapping[str, Any], as_json: bool) -> None:
     """Print a run whose time was measured: the time of the machine, or of this computer, which says nothing of the
     machine."""
-    from ..base.durations import duration
-    from ..isa.statistics import count
-
     measured = run.clock == "measured"
     if as_json:
         facts: dict[str, Any] = {"latency_s": run.latency_s if measured else None, "wall_s": run.latency_s}

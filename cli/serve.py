@@ -10,8 +10,18 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from ..base.deferred import deferred
+from ..base.errors import require
+from ..host.model.loaded import load
+from ..host.serving.policy import Serving
+from .progress import working
+
 if TYPE_CHECKING:
+    from ..host.serving import http, metrics
     from ..host.serving.http import Server
+else:
+    http = deferred("rsn.host.serving.http")
+    metrics = deferred("rsn.host.serving.metrics")
 
 LONGEST_S = 24 * 3600.0
 """The longest time that an option may give, in seconds; a thread cannot wait for arbitrarily long."""
@@ -71,24 +81,18 @@ def serve_command(
     POST / runs the model, in JSON; GET / describes it; /health and /metrics are for load balancers and Prometheus
     (docs/serving.md). One process, one board, no encryption and no passwords: for those, put a proxy before it.
     """
-    from ..base.errors import require
-
     for package in ("starlette", "uvicorn"):
         require(package, "serving over HTTP", "pip install starlette uvicorn")
-    from ..host.serving.http import application, listener, serve
-    from ..host.serving.policy import Serving
-    from .progress import working
-
     logging.basicConfig(format="%(asctime)s %(levelname)s %(name)s: %(message)s")
-    sock = listener(host, port)  # first: an address in use is reported before the model is loaded
+    sock = http.listener(host, port)  # first: an address in use is reported before the model is loaded
     with sock:
-        registry, metrics = _figures()
+        registry, counters = _figures()
         with working(f"opening {model} on board {board}"):
-            server = _open(model, board, xclbin, Serving(queue=queue, max_wait_s=max_wait), metrics)
+            server = _open(model, board, xclbin, Serving(queue=queue, max_wait_s=max_wait), counters)
         try:
-            app = application(server, registry=registry, timeout_s=timeout, limit_bytes=int(limit_mb * 1e6))
+            app = http.application(server, registry=registry, timeout_s=timeout, limit_bytes=int(limit_mb * 1e6))
             figures = "" if registry else "; no /metrics without prometheus_client: pip install prometheus-client"
-            serve(
+            http.serve(
                 app,
                 sock,
                 ready=lambda url: click.echo(f"{click.format_filename(model)} at {url} on board {board}{figures}"),
@@ -104,16 +108,12 @@ def _figures() -> tuple[Any, Any]:
         return None, None
     from prometheus_client import CollectorRegistry, ProcessCollector
 
-    from ..host.serving.metrics import Metrics
-
     registry = CollectorRegistry()
     ProcessCollector(registry=registry)
-    return registry, Metrics(registry)
+    return registry, metrics.Metrics(registry)
 
 
-def _open(model: Path, board: str, xclbin: str | None, serving: Any, metrics: Any) -> Server:
+def _open(model: Path, board: str, xclbin: str | None, serving: Serving, counters: Any) -> Server:
     """Load the model, open its board, and return its server."""
-    from ..host.model.loaded import load
-
-    server: Server = load(model, board=board, xclbin=xclbin).server(serving, metrics=metrics, name=model.stem)
+    server: Server = load(model, board=board, xclbin=xclbin).server(serving, metrics=counters, name=model.stem)
     return server

@@ -7,14 +7,14 @@ import sys
 
 import click
 
+from ..host.boards.ssh_frames import SILENCE_S
+from ..host.boards.ssh_remote import serve
+
 
 @click.command(name="serve-stdio", hidden=True)
 @click.option("--silence", type=click.FloatRange(0, min_open=True), help="end after so many seconds without a message")
 def serve_stdio_command(silence: float | None) -> None:
     """Run programs on this computer's boards for the process at the other end of stdin and stdout."""
-    from ..host.boards.ssh_frames import SILENCE_S
-    from ..host.boards.ssh_remote import serve
-
     # stdout becomes stderr: text that libraries print must not come between the frames
     frames = os.dup(1)
     os.dup2(2, 1)

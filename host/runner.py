@@ -18,12 +18,14 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
+from ..assembler import container
 from ..base.errors import BoardError, ProgramError, RsnError, TensorError
 from ..hw.sim.breakpoint import Stopped
 from ..isa.program import Program
 from ..isa.verify import require
 from . import tensors
 from .boards import Board, open_board
+from .boards.sim import SimBoard
 from .closing import Closing
 from .forks import fail, forget_in_children
 from .serving import ALONE, Health, QueueFull, RequestTimeout, Serving, State
@@ -183,8 +185,6 @@ class Runner(Closing):
         Raises what `run` raises, `ProgramError` for an unknown unit or uOP number, and `BoardError` if the board is not
         the simulator.
         """
-        from .boards.sim import SimBoard
-
         self._refuse_child()
         batch = self._family.batch([self._request(inputs, parameters, None, None)])
         with self._turn:
@@ -510,8 +510,6 @@ class Runner(Closing):
 
 def _verified(program: Program | Source) -> Program:
     if not isinstance(program, Program):
-        from ..assembler import container
-
         try:
             program = container.read(Path(program))
         except OSError as e:

@@ -13,6 +13,8 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+from safetensors import SafetensorError, safe_open
+from safetensors.numpy import save_file
 
 from ..base import files
 from ..base.errors import TensorError
@@ -252,8 +254,6 @@ def _safetensors(path: str | os.PathLike[str]) -> tuple[dict[str, npt.NDArray[np
 @contextmanager
 def _opened(path: str | os.PathLike[str]) -> Iterator[Any]:
     """Open a safetensors file; raise `TensorError` for whatever goes wrong with it."""
-    from safetensors import SafetensorError, safe_open
-
     try:
         with safe_open(path, framework="numpy") as file:
             yield file
@@ -281,8 +281,6 @@ def save_tensors(path: str | os.PathLike[str], tensors: Mapping[str, Array], *, 
     packed: the tensors are in the machine's memory order; only a `.safetensors` file records that, with checksums.
     Raises `TensorError` for another suffix, a folder that does not exist, or a name that an `.npz` cannot have.
     """
-    from safetensors.numpy import save_file
-
     target = Path(path)
     check_target(target)
     whole = {n: np.ascontiguousarray(t) for n, t in tensors.items()}

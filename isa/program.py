@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import Enum
 from functools import cached_property
 from math import prod
@@ -290,13 +290,11 @@ def place_buffers(buffers: Iterable[Buffer], unit: int, align: int = 64) -> tupl
 
     unit: float32 elements per address unit. align: offsets are multiples of this many address units.
     """
-    import dataclasses
-
     at: dict[str, int] = {}
     out = []
     for b in buffers:
         if b.offset < 0:
-            b = dataclasses.replace(b, offset=at.get(b.bank, 0))
+            b = replace(b, offset=at.get(b.bank, 0))
         out.append(b)
         at[b.bank] = max(at.get(b.bank, 0), padded(b.offset + -(-b.size // unit), align))
     return tuple(out)

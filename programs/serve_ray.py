@@ -31,9 +31,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from .. import errors, load
+from ..base.deferred import deferred
 from ..host.boards import open_board
 from ..host.serving import Health, QueueFull, RequestTimeout, Serving, State
 from ..host.serving.arguments import Argument
@@ -41,6 +42,7 @@ from ..host.serving.http import LIMIT_BYTES, application, listener
 from ..host.serving.http import Server as HttpServer
 from ..host.serving.http import serve as serve_http
 from ..host.serving.http_json import Form, write_json
+from . import minilm
 from .sentences import LIMIT_BYTES as SENTENCES_LIMIT_BYTES
 from .sentences import SentenceForm, Sentences, Tokenizer, save
 
@@ -55,6 +57,11 @@ except ImportError:
         print(f"rsn.programs.serve_ray: {missing}", file=sys.stderr)
         sys.exit(errors.MissingError.exit_code)
     raise errors.MissingError(missing) from None
+
+if TYPE_CHECKING:
+    from ..host.serving import metrics
+else:
+    metrics = deferred("rsn.host.serving.metrics")
 
 log = logging.getLogger("rsn.ray")
 
@@ -196,12 +203,10 @@ def _figures() -> tuple[Any, Any]:
     """Return a Prometheus registry with its `Metrics`; (None, None) if prometheus_client is not installed."""
     try:
         from prometheus_client import CollectorRegistry
-
-        from ..host.serving.metrics import Metrics
     except ImportError:
         return None, None
     registry = CollectorRegistry()
-    return registry, Metrics(registry)
+    return registry, metrics.Metrics(registry)
 
 
 def deployment(settings: Settings) -> serve.Application:
@@ -589,8 +594,6 @@ def main(arguments: Sequence[str] | None = None) -> None:
             # absolute: replicas may have another working directory
             models = dict(zip(names, (os.path.abspath(path) for path in given.models), strict=True))
         else:
-            from . import minilm
-
             encoder, tokenizer = minilm.load(minilm.model_folder())
             models = {"minilm": os.path.join(folder, "minilm.rsnmodel")}
             save(encoder, Path(models["minilm"]))

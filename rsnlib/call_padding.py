@@ -9,12 +9,17 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from ..base.deferred import deferred
 from ..base.errors import TensorError
 from .shape_buckets import no_bucket
 from .shapes import Arguments, Dim
 
 if TYPE_CHECKING:
     import torch
+
+    from . import capture
+else:
+    capture = deferred("rsn.rsnlib.capture")
 
 Sizes = tuple[int, ...]
 """The size of each dimension in `Arguments.dims`."""
@@ -92,12 +97,10 @@ class CallPadding:
     def fit(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Fitted:
         """Pad the arguments of a call to the cheapest program that they fit. Raises `TensorError` if they fit none, or
         differ from the example in more than these sizes."""
-        from .capture import as_tensor
-
         given = self.arguments.named(args, kwargs)
         for name, x in self.arguments.example.items():
             if hasattr(x, "shape") and isinstance(given.get(name), np.ndarray):
-                given[name] = as_tensor(name, given[name])
+                given[name] = capture.as_tensor(name, given[name])
             elif hasattr(x, "shape") and not hasattr(given.get(name), "device"):
                 fault = f"is a {type(given[name]).__name__}" if name in given else "is missing"
                 raise TensorError(f"argument {name} {fault}; the example has a tensor")

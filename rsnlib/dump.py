@@ -7,6 +7,7 @@ from typing import Any
 
 from ..assembler.printer import show
 from ..base.errors import require_torch
+from .layers import show_layers
 
 
 def _graph(program: Any) -> str:
@@ -15,8 +16,6 @@ def _graph(program: Any) -> str:
 
 
 def _layers(layers: Any) -> str:
-    from .layers import show_layers
-
     return show_layers(layers)
 
 

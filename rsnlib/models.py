@@ -13,14 +13,20 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.nn.functional as F  # noqa: N812 - its name everywhere
 from torch import nn
 
+from ..base.deferred import deferred
 from ..base.errors import RsnError, require
 from .nn import Attention, Encoder, Linear
+
+if TYPE_CHECKING:
+    from . import onnx_module
+else:
+    onnx_module = deferred("rsn.rsnlib.onnx_module")
 
 Inputs = tuple[Any, ...] | dict[str, Any]
 """Example inputs, by position or by name."""
@@ -194,9 +200,7 @@ def _onnx(path: str, batch: int, seq: int) -> tuple[nn.Module, Inputs]:
     """Load an ONNX model. Sizes that the model leaves open become batch and seq, in this order; integers are 1, as in a
     mask."""
     require("onnx", f"{path}: a model from ONNX", "pip install onnx")
-    from .onnx_module import load_onnx
-
-    model = load_onnx(path)
+    model = onnx_module.load_onnx(path)
     return model, model.example(batch, seq)
 
 

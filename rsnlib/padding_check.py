@@ -10,20 +10,22 @@ import inspect
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from itertools import product
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import Any, NoReturn
+
+import torch
+from torch import nn
+from torch.export import ExportedProgram
+from torch.export.graph_signature import InputKind
+from torch.utils import _pytree as pytree
 
 from ..base.errors import TensorError, UnsupportedError
 from ..base.tolerance import BOUND
 from .call_padding import CallPadding, Cut, Factor, Sizes, is_zero_or_one
+from .capture import canonical
+from .padding.check import FillingError, Graph, Growing, Outcome, check
+from .padding.state import Atom, Fill
 from .shapes import Arguments, Batch, Dim
-
-if TYPE_CHECKING:
-    import torch
-    from torch import nn
-    from torch.export import ExportedProgram
-
-    from .padding.check import Graph, Growing, Outcome
-    from .padding.state import Atom
+from .trace import captured
 
 
 class Filling:
@@ -79,8 +81,6 @@ class Filling:
         return outcome
 
     def _compared(self, growing: Sequence[int], graph: Graph, sizes: Sizes, other: Sizes) -> Outcome:
-        from .padding.check import FillingError, check
-
         dims = [self._of.dims[i] for i in growing]
         described = [_growing(dim, other[i], sizes[i]) for i, dim in zip(growing, dims, strict=True)]
         try:
@@ -145,8 +145,6 @@ class Filling:
         return None
 
     def _graph(self, sizes: Sizes) -> Graph:
-        from .trace import captured
-
         if sizes not in self._captured:
             example = self._of.resized(self._of.example, sizes)
             program = captured(self._model, example)[0]
@@ -154,11 +152,6 @@ class Filling:
         return self._captured[sizes]
 
     def _of_program(self, program: ExportedProgram, sizes: Sizes) -> Graph:
-        from torch.export.graph_signature import InputKind
-
-        from .capture import canonical
-        from .padding.check import Graph
-
         given = _leaves(canonical(inspect.signature(self._model.forward), (), dict(self._of.example)))
         specs = zip(program.graph.find_nodes(op="placeholder"), program.graph_signature.input_specs, strict=True)
         nodes = [node for node, spec in specs if spec.kind == InputKind.USER_INPUT]
@@ -176,9 +169,6 @@ def _renumbered(graph: Graph, growing: Sequence[int]) -> Graph:
 
 
 def _growing(dim: Dim, small: int, large: int) -> Growing:
-    from .padding.check import Growing
-    from .padding.state import Fill
-
     fill = Fill(copies=True) if isinstance(dim, Batch) else Fill(value=0.0)
     return Growing(dim.what, "sequences" if isinstance(dim, Batch) else "rows", small, large, fill)
 
@@ -341,8 +331,6 @@ def _is_finite(x: Any) -> bool:
 
 
 def _called(model: nn.Module, arguments: dict[str, Any]) -> Any:
-    import torch
-
     with torch.no_grad():
         return model(**arguments)
 
@@ -356,8 +344,6 @@ PLAIN = (int, float, str, tuple)
 
 
 def _leaves(result: Any) -> list[Any]:
-    from torch.utils import _pytree as pytree
-
     return list(pytree.tree_leaves(result))
 
 
@@ -370,8 +356,6 @@ def _base_size(dim: Dim, size: int) -> int:
 
 
 def _varied(x: torch.Tensor, axis: int, size: int, batch: bool) -> torch.Tensor:
-    import torch
-
     known = x.shape[axis]
     if size <= known:
         x = x.narrow(axis, 0, size)
@@ -390,8 +374,6 @@ def _varied(x: torch.Tensor, axis: int, size: int, batch: bool) -> torch.Tensor:
 
 def _is_data(x: torch.Tensor) -> bool:
     """Whether a tensor holds data, not a mask."""
-    import torch
-
     return x.dtype != torch.bool and len(x.unique()) > 2
 
 
@@ -413,8 +395,6 @@ def _times(factor: float) -> Callable[[torch.Tensor], torch.Tensor]:
 
 def _shuffled(x: torch.Tensor) -> torch.Tensor:
     """The same integers in another order, because the range of valid integers is not known."""
-    import torch
-
     if x.is_floating_point() or not _is_data(x):
         return x
     order = torch.randperm(x.numel(), generator=torch.Generator().manual_seed(0))

@@ -9,11 +9,16 @@ from dataclasses import dataclass
 from itertools import product
 from typing import TYPE_CHECKING, Any
 
+from ..base.deferred import deferred
 from ..base.errors import TensorError
 from .shape_buckets import Extent, ShapeBuckets, SizeBucket
 
 if TYPE_CHECKING:
     import torch
+
+    from . import capture
+else:
+    capture = deferred("rsn.rsnlib.capture")
 
 
 @dataclass(frozen=True, init=False)
@@ -125,14 +130,12 @@ class Arguments:
         """For each leaf of the example's arguments, in torch.export's order: by axis the index in `dims`."""
         from torch.utils import _pytree as pytree
 
-        from .capture import canonical
-
         marked: dict[str, Any] = dict(self.example)
         for name, axis, dim in self.places(self.example):
             if not isinstance(marked[name], _Marked):
                 marked[name] = _Marked({})
             marked[name].axes[axis % self.example[name].ndim] = self.dims.index(dim)
-        leaves = pytree.tree_leaves(canonical(self.signature, (), marked))
+        leaves = pytree.tree_leaves(capture.canonical(self.signature, (), marked))
         return [leaf.axes if isinstance(leaf, _Marked) else {} for leaf in leaves]
 
     def sizes(self, given: Mapping[str, Any]) -> tuple[int, ...]:

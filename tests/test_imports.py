@@ -7,14 +7,16 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from types import ModuleType
+from typing import TypeGuard
 
 import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
 
-# Folder -> the folders it may import, besides itself. "root" is the package itself: its public API and its version.
+# Folder -> the folders it may import, besides itself. "root" is the public API; `python -m rsn` is the command line.
 MAY_IMPORT = {
     "base": set(),
     "machine": {"base"},
@@ -25,26 +27,46 @@ MAY_IMPORT = {
     "rsnlib": {"assembler", "base", "isa", "machine", "scheduler"},
     "host": {"assembler", "base", "hw", "isa", "machine", "rsnlib", "scheduler"},
     "root": {"assembler", "base", "host", "hw", "isa", "machine", "rsnlib", "scheduler"},
-    "cli": {"assembler", "base", "host", "hw", "isa", "machine", "root", "rsnlib", "scheduler"},
+    "cli": {"assembler", "base", "host", "hw", "isa", "machine", "rsnlib", "scheduler"},
     "programs": {"assembler", "base", "host", "hw", "isa", "machine", "root", "rsnlib", "scheduler"},
 }
-# Both ends of a connection compare the version; `python -m rsn` is the command line.
-MAY_KNOW = {("host", "rsn.__version__"), ("root", "rsn.cli.main"), ("root", "rsn.cli.main.main")}
-# Importing these takes seconds: inside functions only, except in these folders.
+# Packages that a function may import, and why. Modules of ours that load one of them at their top may be `deferred`;
+# all other imports are at the top of their file.
+COSTLY = {
+    "torch": "takes seconds",
+    "transformers": "takes seconds",
+    "safetensors.torch": "loads torch",
+    "numba": "extra `fast`; takes longer than most programs",
+    "onnx": "extra `onnx`",
+    "ray": "extra `ray`",
+    "starlette": "extra `serve`",
+    "uvicorn": "extra `serve`",
+    "prometheus_client": "extra `serve`",
+    "scipy": "0.15 s and more, for activations only",
+    "lark": "50 ms, for texts only",
+    "jinja2": "30 ms, for reports only",
+    "rich": "30 ms, on terminals only",
+}
+# Importing these takes seconds: not at the top of a file, except in these folders.
 SLOW = {"torch", "transformers"}
 MAY_BE_SLOW = {"rsnlib", "programs"}
-# Loads what is in there.
-TAKES_TORCH = {Path("nn.py")}
+# Files that load what is in there.
+TAKES_TORCH = {Path("nn.py"), Path("host/model/torch_backend.py")}
+# Files that import modules of this package by names that they compute: from tables of public names and of commands, for
+# `deferred`, and classes of results that a file names.
+IMPORTS_BY_NAME = {Path("__init__.py"), Path("base/deferred.py"), Path("cli/main.py"), Path("rsnlib/structure.py")}
 
 
 @dataclass(frozen=True)
 class Import:
-    """One imported module, absolute, e.g. rsn.isa.packet; `lazy` if it is inside a function."""
+    """One imported module, absolute, e.g. rsn.isa.packet. lazy: inside a function. typing: for the type-checker only.
+    deferred: by `deferred("rsn.isa.packet")`."""
 
     module: str
     lazy: bool
     typing: bool
     where: str
+    deferred: bool = False
 
 
 def package_files() -> list[Path]:
@@ -59,35 +81,75 @@ def module_name(file: Path) -> str:
     return ".".join(("rsn", *file.with_suffix("").parts)).removesuffix(".__init__")
 
 
-def imports(file: Path, source: str) -> Iterator[Import]:
+def _is_call(node: ast.AST, name: str) -> TypeGuard[ast.Call]:
+    return isinstance(node, ast.Call) and ast.unparse(node.func).split(".")[-1] == name
+
+
+def _is_typing(node: ast.AST) -> TypeGuard[ast.If]:
+    return isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test)
+
+
+def _imported(node: ast.Import | ast.ImportFrom, file: Path) -> Iterator[tuple[str, str]]:
+    """The names that an import binds, each with its absolute module."""
+    if isinstance(node, ast.Import):
+        yield from ((alias.asname or alias.name, alias.name) for alias in node.names)
+        return
     package = module_name(file).split(".")
     if file.name != "__init__.py":
         package.pop()
+    base = package[: len(package) + 1 - node.level] if node.level else []
+    base = [*base, *(node.module.split(".") if node.module else [])]
+    # `from .. import isa` imports rsn.isa; `from ..isa import x` imports rsn.isa, or more of it.
+    for alias in node.names:
+        yield alias.asname or alias.name, ".".join([*base, alias.name])
 
+
+def imports(file: Path, source: str) -> Iterator[Import]:
     def walk(node: ast.AST, lazy: bool, typing: bool) -> Iterator[Import]:
         where = f"{file}:{getattr(node, 'lineno', 0)}"
-        if isinstance(node, ast.Import):
-            for alias in node.names:
-                yield Import(alias.name, lazy, typing, where)
-        elif isinstance(node, ast.ImportFrom):
-            base = package[: len(package) + 1 - node.level] if node.level else []
-            base = [*base, *(node.module.split(".") if node.module else [])]
-            # `from .. import isa` imports rsn.isa; `from ..isa import x` imports rsn.isa, or more of it.
-            for alias in node.names:
-                yield Import(".".join([*base, alias.name]), lazy, typing, where)
-        elif isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda):
-            for child in ast.iter_child_nodes(node):
-                yield from walk(child, True, typing)
-        elif isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test):
+        if isinstance(node, ast.Import | ast.ImportFrom):
+            yield from (Import(module, lazy, typing, where) for _, module in _imported(node, file))
+        elif _is_call(node, "deferred") and node.args and isinstance(node.args[0], ast.Constant):
+            yield Import(str(node.args[0].value), lazy, typing, where, deferred=True)
+        elif _is_typing(node):
             for child in node.body:
                 yield from walk(child, lazy, True)
             for child in node.orelse:
                 yield from walk(child, lazy, typing)
         else:
+            inside = lazy or isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda)
             for child in ast.iter_child_nodes(node):
-                yield from walk(child, lazy, typing)
+                yield from walk(child, inside, typing)
 
     yield from walk(ast.parse(source), False, False)
+
+
+def misused(file: Path, source: str) -> Iterator[str]:
+    """Every use of `deferred` and `import_module` that hides an import from the reader or the type-checker."""
+    tree = ast.parse(source)
+    right: set[ast.AST] = set()
+    for block in filter(_is_typing, ast.walk(tree)):
+        seen: dict[str, str] = {}
+        for line in block.body:
+            if isinstance(line, ast.Import | ast.ImportFrom):
+                seen |= dict(_imported(line, file))
+        for statement in block.orelse:
+            if isinstance(statement, ast.Assign) and _is_call(statement.value, "deferred"):
+                (argument,), (target,) = statement.value.args, statement.targets
+                name = argument.value if isinstance(argument, ast.Constant) else None
+                if isinstance(target, ast.Name) and seen.get(target.id) == name:
+                    right.add(statement.value)
+    for node in ast.walk(tree):
+        if _is_call(node, "deferred") and node not in right:
+            yield f"{file}:{node.lineno}: deferred(...) belongs beside the same import for the type-checker"
+        if _is_call(node, "import_module") and file not in IMPORTS_BY_NAME:
+            name = node.args[0].value if isinstance(node.args[0], ast.Constant) else ""
+            if not name or str(name).split(".")[0] in ("", "rsn"):
+                yield f"{file}:{node.lineno}: import_module hides an import"
+
+
+def costly(module: str) -> bool:
+    return any(module == name or module.startswith(f"{name}.") for name in COSTLY)
 
 
 def folder_of(module: str) -> str:
@@ -97,22 +159,72 @@ def folder_of(module: str) -> str:
 
 
 def violations(file: Path, source: str) -> list[str]:
-    """Every import in this file that the table forbids."""
-    folder = file.parts[0] if len(file.parts) > 1 else "root"
+    """Every import in this file that the tables forbid."""
+    folder = file.parts[0] if len(file.parts) > 1 else "cli" if file.name == "__main__.py" else "root"
     found = []
     for line in imports(file, source):
         top = line.module.split(".")[0]
-        if top in SLOW and not (line.lazy or line.typing or folder in MAY_BE_SLOW):
+        may_be_slow = folder in MAY_BE_SLOW or file in TAKES_TORCH
+        if top in SLOW and not (line.lazy or line.typing or may_be_slow):
             found.append(f"{line.where}: {top} at module level")
+        if line.lazy and not costly(line.module):
+            found.append(f"{line.where}: {line.module} in a function")
         if top in MAY_IMPORT:
             found.append(f"{line.where}: {line.module} is ours; say rsn.{line.module}, or import it relatively")
         if top != "rsn":
             continue
         target = folder_of(line.module)
-        allowed = target == folder or target in MAY_IMPORT[folder] or (folder, line.module) in MAY_KNOW
-        if not allowed:
+        if target != folder and target not in MAY_IMPORT[folder]:
             found.append(f"{line.where}: {folder} imports {line.module}")
-    return found
+    return found + list(misused(file, source))
+
+
+@cache
+def at_the_top() -> dict[str, set[str]]:
+    """The modules that each module of the package imports when it is imported itself."""
+    return {
+        module_name(file): {
+            line.module
+            for line in imports(file, (ROOT / file).read_text(encoding="utf-8"))
+            if not (line.lazy or line.typing or line.deferred)
+        }
+        for file in package_files()
+    }
+
+
+def loads_costly(module: str) -> bool:
+    """Whether importing a module of the package imports a costly package, by itself or through others."""
+    known, seen, left = at_the_top(), set[str](), [module]
+    while left:
+        name = left.pop()
+        if costly(name):
+            return True
+        while name and name not in known:  # an attribute of a module
+            name = name.rpartition(".")[0]
+        if name and name not in seen:
+            seen.add(name)
+            left += [*known[name], name.rpartition(".")[0]]  # a package is imported before its modules
+    return False
+
+
+def test_only_what_costs_much_is_deferred() -> None:
+    deferred = {
+        line.module: line.where
+        for file in package_files()
+        for line in imports(file, (ROOT / file).read_text(encoding="utf-8"))
+        if line.deferred
+    }
+    assert deferred.keys() <= at_the_top().keys()
+    assert [where for module, where in deferred.items() if not loads_costly(module)] == []
+    assert not loads_costly("rsn.isa.program")
+    assert not loads_costly("rsn.cli.main")
+
+
+def _deferring(line: str, name: str, module: str) -> str:
+    return f'if TYPE_CHECKING:\n {line}\nelse:\n {name} = deferred("{module}")\n'
+
+
+BESIDE = "deferred(...) belongs beside the same import for the type-checker"
 
 
 @pytest.mark.parametrize("file", package_files(), ids=str)
@@ -125,7 +237,21 @@ def test_imports_follow_the_table(file: Path) -> None:
     [
         ("isa/a.py", "from ..assembler import parser", "isa imports rsn.assembler.parser"),
         ("isa/overlays/a.py", "from ... import host", "isa imports rsn.host"),
-        ("isa/a.py", "def f():\n from .. import compile", "isa imports rsn.compile"),
+        ("isa/a.py", "from .. import compile", "isa imports rsn.compile"),
+        ("cli/a.py", "from .. import compile", "cli imports rsn.compile"),
+        ("compiler.py", "from .cli import main", "root imports rsn.cli.main"),
+        ("cli/a.py", "def f():\n from ..isa import packet", "rsn.isa.packet in a function"),
+        ("isa/a.py", "class C:\n def f(self):\n  import json", "json in a function"),
+        (
+            "isa/a.py",
+            _deferring("from ..host import runner", "runner", "rsn.host.runner"),
+            "isa imports rsn.host.runner",
+        ),
+        ("cli/a.py", _deferring("from ..rsnlib import trace", "trace", "rsn.rsnlib.rules"), BESIDE),
+        ("cli/a.py", _deferring("from ..rsnlib import trace", "other", "rsn.rsnlib.trace"), BESIDE),
+        ("cli/a.py", 'trace = deferred("rsn.rsnlib.trace")', BESIDE),
+        ("isa/a.py", 'def f():\n return importlib.import_module("rsn.isa.packet")', "import_module hides an import"),
+        ("isa/a.py", 'packet = import_module(".packet", __package__)', "import_module hides an import"),
         ("hw/sim/a.py", "import rsn.scheduler.cost", "hw imports rsn.scheduler.cost"),
         ("hw/sim/__init__.py", "from ...assembler import parser", "hw imports rsn.assembler.parser"),
         ("rsnlib/a.py", "if TYPE_CHECKING:\n from ..host import runner", "rsnlib imports rsn.host.runner"),
@@ -136,8 +262,8 @@ def test_imports_follow_the_table(file: Path) -> None:
     ],
 )
 def test_forbidden_import_is_found(file: str, source: str, expected: str) -> None:
-    (found,) = violations(Path(file), source)
-    assert found.split(": ", 1)[1] == expected
+    found = {line.split(": ", 1)[1] for line in violations(Path(file), source)}
+    assert found == {expected}
 
 
 @pytest.mark.parametrize(
@@ -145,7 +271,10 @@ def test_forbidden_import_is_found(file: str, source: str, expected: str) -> Non
     [
         ("isa/overlays/xnn.py", "from ..uops import Uop\nfrom . import fig6"),
         ("hw/sim/engine.py", "from ...isa import network\nfrom .decoder import decode"),
-        ("cli/main.py", "from .. import __version__\ndef f():\n from ..rsnlib import nn\n import torch"),
+        ("__main__.py", "from .cli.main import main"),
+        ("cli/main.py", "from ..base.version import __version__\ndef f():\n import torch.fx"),
+        ("cli/a.py", _deferring("from ..rsnlib import trace as tracing", "tracing", "rsn.rsnlib.trace")),
+        ("machine/jit.py", 'def f():\n return importlib.import_module("numba")'),
         ("host/runner.py", "if TYPE_CHECKING:\n import torch"),
         ("cli/published/a.py", "from ...scheduler import pack\nfrom . import rows"),
         ("programs/minilm.py", "import torch\nimport rsn"),

@@ -12,6 +12,10 @@ import numpy.typing as npt
 from ...hw.sim.machine import Run
 from ...isa.packet import Words
 from ...isa.program import Program
+from .csim import CsimBoard
+from .named import open_profile
+from .sim import SimBoard
+from .ssh import SshBoard
 
 Array = npt.NDArray[np.float32]
 
@@ -42,17 +46,9 @@ def open_board(name: str, *, xclbin: str | os.PathLike[str] | None = None) -> Bo
     `BoardError` for a board that this installation cannot use. A device is taken only when a program is loaded.
     """
     if name == "sim":
-        from .sim import SimBoard
-
         return SimBoard()
     if name == "csim":
-        from .csim import CsimBoard
-
         return CsimBoard()
     if name.startswith("ssh:"):
-        from .ssh import SshBoard
-
         return SshBoard(name, xclbin=xclbin)
-    from .named import open_profile
-
     return open_profile(name, xclbin)

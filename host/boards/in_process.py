@@ -17,6 +17,7 @@ import numpy.typing as npt
 
 from ...base.errors import BoardError, RsnError
 from ...hw.sim.machine import Machine
+from ...hw.versal.csim.machine import Native
 from ...isa.image import decode_image
 from ...isa.packet import Words
 from ...isa.program import Program
@@ -39,8 +40,6 @@ def simulator(program: Program, banks: Mapping[str, Array]) -> object:
 
 def native() -> Engine:
     """Return the engine that runs the machine's C++ sources. Raises `BoardError` if they cannot be built."""
-    from ...hw.versal.csim.machine import Native
-
     return Native().run
 
 

@@ -10,43 +10,25 @@ from weakref import WeakValueDictionary
 
 from ...base.errors import BoardError
 from .device import Device
+from .in_process import InProcess, native
 from .lock import DeviceLock
 from .profile import PROFILES, find_profile
+from .pynq import PynqDevice
 from .session import Session
 from .xrt import XrtBoard, find_xclbin
-
-
-def _ctypes(index: int) -> Device:
-    from .xrt_ctypes import CtypesXrt
-
-    return CtypesXrt(index)
-
-
-def _pyxrt(index: int) -> Device:
-    from .xrt_pyxrt import Pyxrt
-
-    return Pyxrt(index)
-
-
-def _pynq(index: int) -> Device:
-    from .pynq import PynqDevice
-
-    return PynqDevice(index)
+from .xrt_ctypes import CtypesXrt
+from .xrt_pyxrt import Pyxrt
 
 
 def _sim(index: int) -> Device:
-    from .in_process import InProcess
-
     return InProcess()
 
 
 def _csim(index: int) -> Device:
-    from .in_process import InProcess, native
-
     return InProcess(native(), "csim")
 
 
-REAL: dict[str, Callable[[int], Device]] = {"xrt": _ctypes, "pyxrt": _pyxrt, "pynq": _pynq}
+REAL: dict[str, Callable[[int], Device]] = {"xrt": CtypesXrt, "pyxrt": Pyxrt, "pynq": PynqDevice}
 """Devices that exist once: they have a bitstream and a lock."""
 IN_PROCESS: dict[str, Callable[[int], Device]] = {"sim": _sim, "csim": _csim}
 """Devices in this process."""

@@ -21,17 +21,16 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from ... import __version__
 from ...assembler import container
 from ...base.errors import BoardError
+from ...base.version import __version__
 from ...hw.sim.machine import Run
 from ...isa.packet import Words
 from ...isa.program import Program, Role
 from ..forks import forget_in_children
 from .device import BoardLost, BoardMismatch, BoardTimeout
 from .ssh_cache import checksum
-from .ssh_frames import Beat, Ended, Frames, Message, Silent
-from .ssh_remote import ERRORS
+from .ssh_frames import ERRORS, Beat, Ended, Frames, Message, Silent
 
 Array = npt.NDArray[np.float32]
 

@@ -13,10 +13,23 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
+from ...base.errors import BoardError, ContainerError, ImageError, ProgramError, RsnError, TensorError
+from .device import BoardBusy, BoardLost, BoardMemory, BoardMismatch, BoardTimeout
+
 Message = dict[str, Any]
 
 GREETING = b"\0rsn-stdio 1\n"
 """Sent by the board's end before its first frame. Whatever comes before the greeting was printed by a login script."""
+
+ERRORS: dict[str, type[RsnError]] = {
+    e.__name__: e
+    for e in (
+        *(BoardBusy, BoardLost, BoardMemory, BoardMismatch, BoardTimeout, BoardError),
+        *(ContainerError, ImageError, ProgramError, TensorError, RsnError),
+    )
+}
+"""Errors that are sent over the connection by their class name; any other error is sent as its nearest base class
+here."""
 
 BEAT_S = 5.0
 """Seconds between the signs of life of an end that has nothing else to send."""

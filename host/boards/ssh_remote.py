@@ -12,26 +12,16 @@ from collections.abc import Callable, Mapping
 
 import numpy as np
 
-from ... import __version__
 from ...assembler import container
-from ...base.errors import BoardError, ContainerError, ImageError, ProgramError, RsnError, TensorError
+from ...base.errors import BoardError, RsnError, TensorError
+from ...base.version import __version__
 from ...isa.packet import Words
 from ...isa.program import Program, Role
 from ...isa.verify import require
 from . import Array, Board, open_board
-from .device import BoardBusy, BoardLost, BoardMemory, BoardMismatch, BoardTimeout
+from .device import BoardMemory
 from .ssh_cache import WeightCache, is_checksum
-from .ssh_frames import SILENCE_S, Beat, Ended, Frames, Message, Silent
-
-ERRORS: dict[str, type[RsnError]] = {
-    e.__name__: e
-    for e in (
-        *(BoardBusy, BoardLost, BoardMemory, BoardMismatch, BoardTimeout, BoardError),
-        *(ContainerError, ImageError, ProgramError, TensorError, RsnError),
-    )
-}
-"""Errors that are sent over the connection by their class name; any other error is sent as its nearest base class
-here."""
+from .ssh_frames import ERRORS, SILENCE_S, Beat, Ended, Frames, Message, Silent
 
 MAX = 1 << 36
 """Bytes of a frame's blobs; a limit far above any weight."""

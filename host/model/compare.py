@@ -10,18 +10,22 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
+from ...base.deferred import deferred
 from ...base.errors import ProgramError, TensorError
 from ...base.tolerance import BOUND
 from ...isa.expansion import Expansion
 from ...isa.layout import BLOCK_ROWS, padded, unblock
 from ...isa.program import Buffer, Program
 from ...isa.segments import segments
+from ...scheduler.memory import Columns, columns_of
 from ..boards.sim import SimBoard
 from ..tensors import pack, unpack
 
 if TYPE_CHECKING:
+    from ...rsnlib import reference
     from ...scheduler.graph import LayerGraph
-    from ...scheduler.memory import Columns
+else:
+    reference = deferred("rsn.rsnlib.reference")
 
 Array = npt.NDArray[np.float32]
 
@@ -54,9 +58,6 @@ def compare(
     columns) by name. lengths: int64 (batch,), the valid rows of each sequence, or None. Raises `ProgramError` if the
     program does not store the network's segments, `TensorError` for other inputs than the program's.
     """
-    from ...rsnlib.reference import compute
-    from ...scheduler.memory import columns_of
-
     columns = columns_of(network, {})
     where = {s.name: s for s in segments(Expansion(program))}
     for layer in network.layers:
@@ -85,8 +86,8 @@ def compare(
     expansion = Expansion(program)
     out = []
     for layer in network.layers:
-        chain[layer.y] = compute(network, layer, chain, lengths)
-        own = compute(network, layer, machine, lengths)
+        chain[layer.y] = reference.compute(network, layer, chain, lengths)
+        own = reference.compute(network, layer, machine, lengths)
         got, at = machine[layer.y], where[layer.y]
         for sequence, rows in enumerate(network.rows):  # the machine computes no rows beyond
             chain[layer.y][sequence, rows:] = own[sequence, rows:] = 0

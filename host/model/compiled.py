@@ -10,33 +10,33 @@ from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
+from ...assembler import container
 from ...base.durations import duration
 from ...base.errors import ScheduleError, TensorError, UnsupportedError
-from ...hw.sim.machine import Run
+from ...hw.sim.explain import Explanation, explain, seconds_of
+from ...hw.sim.machine import Machine, Run, launch_seconds
 from ...isa.program import Program, Role
 from ...isa.statistics import count
+from ...rsnlib.summary import Modelled
 from ...scheduler.build import Built
 from ...scheduler.schedule import Schedule
 from ..closing import Closing
 from ..forks import forget_in_children
 from ..runner import Runner
 from ..tensors import save_tensors
+from .compare import Compared, compare
 from .family import HELD
+from .file import Part, write
 
 if TYPE_CHECKING:
     import torch
 
-    from ...hw.sim.explain import Explanation
-    from ...hw.sim.machine import Machine
     from ...rsnlib.changes import Followed
     from ...rsnlib.partition import Traced
     from ...rsnlib.pipeline import Pipeline
     from ...rsnlib.pool import Pool
     from ...rsnlib.precision import Borders
-    from ...rsnlib.summary import Modelled
     from ...scheduler.graph import LayerGraph
-    from .compare import Compared
-    from .file import Part
 
 
 @dataclass(frozen=True, eq=False)
@@ -223,8 +223,6 @@ class Compiled(Closing):
     def modelled(self) -> Explanation:
         """The modelled latency of the program and its explanation, from the simulator, with run-time parameters at
         their defaults."""
-        from ...hw.sim.explain import explain
-
         return explain(self._machine())
 
     def latency_at(self, **settings: float) -> float:
@@ -234,15 +232,11 @@ class Compiled(Closing):
         same. Raises `ProgramError` for unknown names and impossible values, `DeadlockError` if the program deadlocks on
         that machine.
         """
-        from ...hw.sim.machine import launch_seconds
-
         machine = self._machine()
         overlay = self._built.program.overlay.with_rates(**settings)
         return machine.plan.run(overlay).latency + launch_seconds(overlay)
 
     def _machine(self) -> Machine:
-        from ...hw.sim.machine import Machine
-
         with self._turn:
             self._follow()
             if self._simulated is None:
@@ -251,8 +245,6 @@ class Compiled(Closing):
 
     def compare(self, *args: Any, **kwargs: Any) -> list[Compared]:
         """Run the program on the simulator and compare each segment with PyTorch. Arguments as for a call."""
-        from .compare import compare
-
         with self._turn:
             built = self._now()
             args, kwargs = self._widened(args, kwargs)
@@ -294,19 +286,13 @@ class Compiled(Closing):
         with self._turn:
             built = self._now()
             if weights is None:
-                from .file import write
-
                 write(path, [self.part()], None, self._borders)
                 return
-        from ...assembler import container
-
         save_tensors(weights, built.weights, packed=True)
         container.write(built.program, Path(path))
 
     def part(self, sizes: tuple[int, ...] = ()) -> Part:
         """Return this program as a part of a model file. sizes: those that it is for, in a shape family."""
-        from .file import Part
-
         with self._turn:
             built = self._now()
             return Part(sizes, built.program, built.weights, self._traced.host)
@@ -334,10 +320,6 @@ def modelled_layers(program: Program, network: LayerGraph, machine: Machine | No
 
     network: the one that the program was built from. machine: the program's simulator, made anew by default.
     """
-    from ...hw.sim.explain import seconds_of
-    from ...hw.sim.machine import Machine, launch_seconds
-    from ...rsnlib.summary import Modelled
-
     machine = machine or Machine(program)
     latency = machine.timing.latency + launch_seconds(program.overlay)
     return Modelled(latency, seconds_of(machine, {layer.y for layer in network.layers}))

@@ -16,20 +16,24 @@ from collections.abc import Callable, Iterator
 from itertools import product
 from typing import TYPE_CHECKING, Any, Self
 
+from ...base.deferred import deferred
 from ...base.errors import UnsupportedError
-from ...rsnlib.padding_check import Filling
 from ...rsnlib.shapes import Arguments, Dim, Shapes
 from ..closing import Closing
 from ..forks import forget_in_children
+from .file import write
 
 if TYPE_CHECKING:
     import torch
     from torch.export import ExportedProgram
 
     from ...hw.sim.machine import Run
+    from ...rsnlib import padding_check
     from ...rsnlib.changes import Followed
     from ...rsnlib.precision import Borders
     from .compiled import Compiled
+else:
+    padding_check = deferred("rsn.rsnlib.padding_check")
 
 REMEMBERED = 8
 """How many programs of a model are kept; the one that was used longest ago is dropped first."""
@@ -69,7 +73,7 @@ class Family(Closing):
         self._lock = threading.RLock()
         """One call at a time, as on a board."""
         self._latest: Compiled | None = None
-        self._filling = Filling(followed.module, self._arguments)
+        self._filling = padding_check.Filling(followed.module, self._arguments)
         forget_in_children(self)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -104,7 +108,7 @@ class Family(Closing):
             if change == change.NUMBERS:
                 self._filling.check_again()
             else:
-                self._filling = Filling(self._followed.module, self._arguments)
+                self._filling = padding_check.Filling(self._followed.module, self._arguments)
                 for made in self._made.values():
                     made.close()
                 self._made.clear()
@@ -177,8 +181,6 @@ class Family(Closing):
         Raises what `rsn.compile` raises, and `UnsupportedError`, naming the operator, if the host part cannot be
         written.
         """
-        from .file import write
-
         with self._lock:
             self._follow()
             parts = (self._program(sizes).part(sizes) for sizes in self._every)

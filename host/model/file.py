@@ -20,11 +20,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from safetensors import SafetensorError, safe_open
 
-from ... import __version__
 from ...assembler import container
+from ...base.deferred import deferred
 from ...base.errors import ContainerError, MissingError, RsnError, require_torch
 from ...base.files import check_target, replacing
+from ...base.version import __version__
 from ...isa.program import Program, Role
 from ...rsnlib.call_padding import CallPadding, Cut, Factor, Sizes
 from ...rsnlib.shapes import Arguments, Batch, Dim, Length
@@ -33,8 +35,12 @@ from ..tensors import Images
 if TYPE_CHECKING:
     import torch
 
+    from ...rsnlib import precision, saved_host
     from ...rsnlib.host_part import HostPart
     from ...rsnlib.precision import Borders
+else:
+    precision = deferred("rsn.rsnlib.precision")
+    saved_host = deferred("rsn.rsnlib.saved_host")
 
 Json = Any
 SUFFIX = ".rsnmodel"
@@ -132,8 +138,6 @@ def _digest(text: str) -> str:
 
 
 def _part(part: Part, tensors: _Tensors) -> Json:
-    from ...rsnlib.saved_host import encode
-
     program, images = part.program, {}
     for bank in program.overlay.banks:
         buffers = [b for b in program.buffers if b.bank == bank]
@@ -149,18 +153,16 @@ def _part(part: Part, tensors: _Tensors) -> Json:
         "program": tensors.keep_array("program", np.frombuffer(container.dumps(program), np.uint8).copy()),
         "banks": images,
         "weights": {name: tensors.keep_array("weight", np.array(part.weights[name], np.float32)) for name in others},
-        "host": encode(part.host, lambda x: tensors.keep("constant", x)),
+        "host": saved_host.encode(part.host, lambda x: tensors.keep("constant", x)),
     }
 
 
 def _padding(padding: CallPadding) -> Json:
-    from ...rsnlib.saved_host import described, parameters
-
     arguments, dims = padding.arguments, padding.arguments.dims
     return {
         "dims": [[type(d).what, list(d.sizes), d.exact] for d in dims],
-        "signature": parameters(arguments.signature),
-        "example": [[name, described(x)] for name, x in arguments.example.items()],
+        "signature": saved_host.parameters(arguments.signature),
+        "example": [[name, saved_host.described(x)] for name, x in arguments.example.items()],
         "shapes": {
             name: [[axis, dims.index(dim)] for axis, dim in axes.items()] for name, axes in arguments.shapes.items()
         },
@@ -200,8 +202,6 @@ def read(path: str | os.PathLike[str]) -> Saved:
 
 def _opened(path: str | os.PathLike[str]) -> tuple[Json, Mapping[str, torch.Tensor]]:
     """Return the description and the tensors of a file. Tensors are mapped; all checksums are verified."""
-    from safetensors import SafetensorError, safe_open
-
     if Path(path).is_dir():
         raise ContainerError(f"this is a folder; a model is one file ({SUFFIX})")
     try:
@@ -254,8 +254,6 @@ def _ends(program: Program) -> list[tuple[Any, ...]]:
 
 
 def _of_part(described: Json, tensors: Mapping[str, torch.Tensor], arrays: Mapping[str, Any]) -> Part:
-    from ...rsnlib.saved_host import decode
-
     program = container.loads(tensors[described["program"]].numpy().tobytes(), described["program"])
     images = {bank: arrays[name] for bank, name in described["banks"].items()}
     for bank, image in images.items():
@@ -265,7 +263,7 @@ def _of_part(described: Json, tensors: Mapping[str, torch.Tensor], arrays: Mappi
             )
     others = {buffer: arrays[name] for buffer, name in described["weights"].items()}
     weights = Images(images, program.with_role(Role.WEIGHT), others, program.overlay.address_unit)
-    host = decode(described["host"], tensors.__getitem__)
+    host = saved_host.decode(described["host"], tensors.__getitem__)
     _check_ends(program, host)
     return Part(tuple(map(int, described["sizes"])), program, weights, host)
 
@@ -289,14 +287,12 @@ def _check_ends(program: Program, host: HostPart) -> None:
 
 
 def _of_padding(described: Json, parts: Sequence[Part]) -> CallPadding:
-    from ...rsnlib.saved_host import of_described, of_parameters
-
     dims = [KINDS[kind](*sizes, exact=bool(exact)) for kind, sizes, exact in described["dims"]]
     shapes = {name: {axis: dims[i] for axis, i in axes} for name, axes in described["shapes"].items()}
-    example = {name: of_described(x) for name, x in described["example"]}
+    example = {name: saved_host.of_described(x) for name, x in described["example"]}
     if len(parts) != prod(len(dim.sizes) for dim in dims):
         raise ValueError(f"{len(parts)} programs, which are not one for each choice of its sizes")
-    arguments = Arguments(of_parameters(described["signature"]), example, shapes)
+    arguments = Arguments(saved_host.of_parameters(described["signature"]), example, shapes)
     if arguments.dims != tuple(dims):
         raise ValueError("its dimensions are not those of its arguments")
     padding = CallPadding(arguments, described["masks"])
@@ -313,13 +309,11 @@ def _of_padding(described: Json, parts: Sequence[Part]) -> CallPadding:
 
 
 def _of_borders(described: Json, parts: Sequence[Part]) -> Borders | None:
-    from ...rsnlib.precision import HALVES, Borders
-
     if described is None:
         return None
 
     def dtypes(names: Sequence[str | None]) -> tuple[str | None, ...]:
-        if any(name is not None and name not in HALVES for name in names):
+        if any(name is not None and name not in precision.HALVES for name in names):
             raise ValueError(f"{names} are not all data types of half precision")
         return tuple(names)
 
@@ -327,7 +321,7 @@ def _of_borders(described: Json, parts: Sequence[Part]) -> Borders | None:
     if results is not None and any(p.host.interface.result_structure.num_leaves != len(results) for p in parts):
         raise ValueError(f"it has data types for {len(results)} results; a program has another number of results")
     arguments = {name: dtypes(of) for name, of in described["arguments"].items()}
-    return Borders(dtypes(described["weights"]), arguments, results, dtypes([described["usual"]])[0])
+    return precision.Borders(dtypes(described["weights"]), arguments, results, dtypes([described["usual"]])[0])
 
 
 def _of_cut(described: Json, dims: int) -> Cut:

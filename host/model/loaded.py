@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from ...base.deferred import deferred
 from ...base.errors import RsnError, TensorError
 from ...hw.sim.machine import Run
 from ...isa.program import Program
@@ -28,7 +29,10 @@ from .file import Part, Saved, read
 if TYPE_CHECKING:
     import torch
 
+    from ...rsnlib import precision
     from ..serving.metrics import Metrics
+else:
+    precision = deferred("rsn.rsnlib.precision")
 
 
 def load(
@@ -184,9 +188,7 @@ class Loaded(Closing):
         what JSON gives."""
         if self._saved.borders is None:
             return self._asked((), dict(inputs))
-        from ...rsnlib.precision import widened_example
-
-        return self._asked((), widened_example(dict(inputs)), True)
+        return self._asked((), precision.widened_example(dict(inputs)), True)
 
     def _asked(self, args: tuple[Any, ...], kwargs: dict[str, Any], is_widened: bool = False) -> Asked:
         """Prepare a call: the machine's inputs, and the function that computes the model's result from the machine's

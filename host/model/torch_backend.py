@@ -19,19 +19,26 @@ import warnings
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+from torch.fx import GraphModule
 
 from ...base.errors import BoardError, ProgramError, ScheduleError, TensorError, UnsupportedError
+from ...isa.overlays import find
+from ...rsnlib import explain_captured
+from ...rsnlib.captured_graph import CapturedGraph, Weights
 from ...rsnlib.fallback import Fallback, Refusal, watch_recompile_limit
+from ...rsnlib.graph_split import Split
+from ...rsnlib.partition import Traced
+from ...rsnlib.pipeline import Pipeline
+from ...rsnlib.trace import NoProductError
+from ...scheduler.best import schedule_named
+from ...scheduler.graph import LayerGraph
+from ..boards.named import IN_PROCESS, REAL
+from ..boards.profile import PROFILES, find_profile
+from ..boards.ssh import Target
 from ..forks import forget_in_children
-
-if TYPE_CHECKING:
-    from torch.fx import GraphModule
-
-    from ...rsnlib.captured_graph import CapturedGraph, Weights
-    from ...rsnlib.graph_split import Split
-    from ...rsnlib.partition import Traced
-    from ...rsnlib.pipeline import Pipeline
+from .compiled import Compiled, modelled_layers
 
 REMEMBERED = 8
 """Number of programs kept for each graph: one per set of shapes, those used last."""
@@ -59,11 +66,6 @@ class Options:
     def pipeline(self) -> Pipeline:
         """Check the options, and return the pipeline that compiles graphs with them. Raises `UnsupportedError`, also
         with fallback="warn", for a value with which no graph could be compiled."""
-        from ...isa.overlays import find
-        from ...rsnlib.pipeline import Pipeline
-        from ...scheduler.best import schedule_named
-        from ...scheduler.graph import LayerGraph
-
         if self.fallback not in ("warn", "error"):
             raise UnsupportedError(f'fallback {self.fallback!r}: "warn" or "error"')
         try:
@@ -94,10 +96,6 @@ class Options:
 
 def _check_board(name: str) -> None:
     """Raise `BoardError` if there is no board of this name. Opens no board."""
-    from ..boards.named import IN_PROCESS, REAL
-    from ..boards.profile import PROFILES, find_profile
-    from ..boards.ssh import Target
-
     if name in ("sim", "csim"):
         return
     if name.startswith("ssh:"):
@@ -120,8 +118,6 @@ def backend(
     example_inputs: ignored, because a graph is compiled for the arguments of its calls. options: by name, the fields of
     `Options`. others: ignored. Raises `UnsupportedError` for unknown options and wrong values.
     """
-    from ...rsnlib.captured_graph import CapturedGraph
-
     watch_recompile_limit()
     chosen = Options.of(options or {})
     return _Programs(CapturedGraph(graph, chosen.pipeline(), chosen.fallback == "error"), chosen)
@@ -133,9 +129,6 @@ def explain(model: Callable[..., Any], example_inputs: tuple[Any, ...] | dict[st
     example_inputs: by position or by name. PyTorch runs the model twice; times are those of the simulator. Raises like
     `rsnlib.explain_captured.explain`.
     """
-    from ...rsnlib import explain_captured
-    from .compiled import modelled_layers
-
     return explain_captured.explain(model, example_inputs, modelled_layers)
 
 
@@ -150,12 +143,9 @@ class _Programs:
         forget_in_children(self)
 
     def __call__(self, *args: Any) -> Any:
-        from ...rsnlib.captured_graph import Weights
-        from ...rsnlib.explain_captured import watching
-
         graph = self._graph
         key = graph.key(args)
-        watch = watching.get()
+        watch = explain_captured.watching.get()
         if watch is not None:
             return watch.called(graph, key, args)
         weights = graph.weights(args)
@@ -185,8 +175,6 @@ class _Programs:
     def _compiled(self, args: Sequence[Any]) -> Callable[..., Any]:
         """Compile the graph for the shapes of these arguments. Returns the function that runs it, in PyTorch if nothing
         of it can run on the machine. Raises one of `Refusal` if the graph must run as a whole and cannot."""
-        from ...rsnlib.trace import NoProductError
-
         graph = self._graph
         try:
             run, reasons = self._built(graph.divide(args))
@@ -211,8 +199,6 @@ class _Programs:
         Returns the function that runs it, and the reasons why parts of it run in PyTorch or it was split; there are
         none for a traced graph. Raises one of `Refusal` if nothing can run on the machine.
         """
-        from ...rsnlib.partition import Traced
-
         title = self._graph.title
         if isinstance(found, Traced):
             made = self._program(found)
@@ -234,6 +220,4 @@ class _Programs:
 
     def _program(self, traced: Traced) -> Callable[..., Any]:
         """Build the program of a traced graph or piece. Raises one of `Refusal` if it cannot be scheduled."""
-        from .compiled import Compiled
-
         return Compiled(traced, self._graph.pipeline.build(traced.network), self._options.board)

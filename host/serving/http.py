@@ -16,8 +16,8 @@ from collections.abc import Awaitable, Callable, Mapping
 from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any, Protocol
 
-from ... import __version__
 from ...base.errors import BoardError, MissingError, RsnError, TensorError, require
+from ...base.version import __version__
 from .arguments import Argument
 from .health import Health, State
 from .http_json import Form, NotJson, NotTheForm, Tensors, write_json

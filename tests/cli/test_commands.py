@@ -5,12 +5,13 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import click
 import numpy as np
 import pytest
 from click.testing import CliRunner, Result
 
 from rsn.assembler import container
-from rsn.cli.main import main
+from rsn.cli.main import COMMANDS, HIDDEN, main
 from rsn.host.tensors import load_tensors, save_tensors
 from rsn.tests.effort import sampled
 
@@ -248,3 +249,28 @@ def test_op_lists_of_a_bare_image_are_checked(folder: Path, tmp_path: Path, list
     result = rsn("run", tmp_path / "g.img", "--raw", "--mme", tmp_path / "ops.json", "--timing-only")
     assert result.exit_code == 1
     assert message in result.stderr
+
+
+@pytest.mark.parametrize("name", sorted(COMMANDS | HIDDEN))
+def test_the_list_of_commands_says_what_each_says_itself(name: str) -> None:
+    """The list is written down, because rsn --help imports no command."""
+    command = main.get_command(click.Context(main), name)
+    assert command is not None
+    assert (command.name, command.hidden) == (name, name in HIDDEN)
+    listed = click.Command(name, help=(COMMANDS | HIDDEN)[name].help)
+    for width in (20, 45, 80, 120, 1000):
+        assert listed.get_short_help_str(width) == command.get_short_help_str(width)
+
+
+def test_help_lists_the_commands() -> None:
+    shown = rsn("--help").output.partition("Commands:\n")[2]
+    names = [line.split()[0] for line in shown.splitlines() if line.startswith("  ") and line[2] != " "]
+    assert names == sorted(COMMANDS)
+    assert list(COMMANDS) == names
+    assert "Assemble SOURCE (.rsn) to a program (.bin)." in shown
+
+
+def test_an_unknown_command_is_wrong_usage() -> None:
+    result = rsn("assemble")
+    assert result.exit_code == 2
+    assert "No such command 'assemble'" in result.output

@@ -178,10 +178,21 @@ def test_packages_in_disorder(machine: Path, monkeypatch: pytest.MonkeyPatch) ->
 
 def test_where_nothing_runs(machine: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     program(machine / "bin" / "ssh", "echo OpenSSH_9.2p1")  # other computers' boards are not this one's
-    monkeypatch.setitem(sys.modules, "rsn.host.boards.sim", None)
+    monkeypatch.setattr(doctor, "BROKEN", ImportError("no numpy"))
     said, rows = asked(3)
     assert said["runs"] == ["ssh://"]
-    assert rows["board sim"]["mend"] == "install rsn and what it needs anew"
+    for name in ("board sim", "board csim", "XRT"):
+        assert rows[name]["problem"] == "ImportError: no numpy"
+        assert rows[name]["mend"] == "install rsn and what it needs anew"
+
+
+def test_where_numpy_is_broken() -> None:
+    code = "import sys; sys.modules['numpy'] = None\nfrom rsn.cli.main import main\nmain(['doctor', '--json'])"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 3, done.stderr
+    rows = {row["what"]: row for row in json.loads(done.stdout)["checks"]}
+    assert "numpy" in rows["board sim"]["problem"]
+    assert rows["torch"]["problem"] == rows["torch"]["mend"] == "" or rows["torch"]["problem"] == "not installed"
 
 
 def test_nothing_it_does_may_raise(machine: Path, monkeypatch: pytest.MonkeyPatch) -> None:

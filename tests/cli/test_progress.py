@@ -146,11 +146,11 @@ def test_a_command_shows_it_beside_its_json(tmp_path: Path) -> None:
     """`rsn run` itself, with work made slow."""
     program = Path(progress.__file__).parent.parent / "programs" / "fig6_app1.rsn"
     body = f"""
-    from rsn.hw.sim import breakpoint
+    from rsn.cli import run
     from rsn.cli.main import main
     main(["asm", {str(program)!r}, "-o", {str(tmp_path / "f.bin")!r}], standalone_mode=False)
-    stop = breakpoint.stop
-    breakpoint.stop = lambda *args: time.sleep(0.4) or stop(*args)
+    stop = run.stop
+    run.stop = lambda *args: time.sleep(0.4) or stop(*args)
     main(["run", {str(tmp_path / "f.bin")!r}, "--timing-only", "--break", "FU3", "--json"])
     """
     seen, out, code = on_a_terminal(body, 0.05)

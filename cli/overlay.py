@@ -1,0 +1,22 @@
+"""`rsn overlay`: shows the parameters of an overlay."""
+
+from __future__ import annotations
+
+import json
+
+import click
+
+from ..isa.overlays import find
+from ..isa.overlays.file import facts, show
+
+
+@click.command(name="overlay")
+@click.argument("name", default="xnn")
+@click.option("--json", "as_json", is_flag=True, help="one JSON object on stdout")
+def overlay_command(name: str, as_json: bool) -> None:
+    """Show the parameters of an overlay (xnn, xnn-base, fig6, fig7): value, unit, and source of each.
+
+    The output is a file for rsn run --overlay-file: keep the lines that you change.
+    """
+    found = find(name)
+    click.echo(json.dumps(facts(found)) if as_json else show(found), nl=as_json)
