@@ -288,6 +288,17 @@ def loads(data: bytes, name: str = "<bytes>", overlays: Mapping[str, Overlay] = 
     return _Reader(data, name, overlays).program()
 
 
+def _told_apart(data: bytes) -> str:
+    """Say what the bytes of a file are that is no program, and what to do with it."""
+    if not data:
+        return "it is empty"
+    if data[8:10] == b'{"' and int.from_bytes(data[:8], "little") < len(data):
+        return "it is a safetensors file, as a whole model (.rsnmodel) is: rsn serve and rsn.load take models"
+    if data.isascii() and b"\0" not in data:
+        return "it is a text; rsn asm makes a program (.bin) of a program text (.rsn)"
+    return "it begins with other bytes; read a bare wire image with --raw"
+
+
 class _Reader:
     """Reads one file: first the checksums, then each section, then what must hold between sections."""
 
@@ -330,12 +341,7 @@ class _Reader:
         if not data.startswith(MAGIC):
             if data and MAGIC.startswith(data):
                 self.fail(len(data), "cut short in its first bytes")
-            what = f"it begins with {data[:8]!r}" if data else "it is empty"
-            way_out = (
-                "read a bare wire image with --raw, assemble a text (.rsn) with rsn asm, serve a whole model "
-                "(.rsnmodel) with rsn serve"
-            )
-            self.fail(0, f"not a program of this toolchain: {what} ({way_out})")
+            self.fail(0, f"not a program of this toolchain: {_told_apart(data)}")
         version = int.from_bytes(data[8:10], "little")
         if len(data) >= 10 and version != VERSION:
             self.fail(8, f"container version {version}; this toolchain reads version {VERSION}: assemble it again")

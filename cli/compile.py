@@ -35,6 +35,10 @@ else:
     pipelines = deferred("rsn.rsnlib.pipeline")
     precision = deferred("rsn.rsnlib.precision")
 
+CONVERSIONS = {"_to_copy", "to"}
+"""Operators of PyTorch's part that compute nothing: they convert arguments."""
+MAX_OPERATORS = 8
+"""Operators of PyTorch's part that the last lines name."""
 STEPS = ("start PyTorch", "load the model", *SHOWN, "write")
 """The steps that a terminal shows."""
 
@@ -92,10 +96,12 @@ def compile_command(
     """Compile SPEC: a preset (bert-large, bert-large-encoder, minilm, vit, ncf, mlp, gemm:MxKxN), FILE.py:CALLABLE that
     returns an nn.Module, or an nn.Module and its example inputs, or FILE.onnx.
 
-    rsn asm and rsn run take a program text. rsn serve and rsn.load take a whole model: programs, weights, and the part
-    that PyTorch runs.
+    rsn asm makes a program (.bin) of a program text (.rsn), for rsn run. rsn serve and rsn.load take a whole model
+    (.rsnmodel): programs, weights, and the part that PyTorch runs.
     """
     require_torch("compiling a model")
+    if output.endswith(".bin"):
+        raise click.UsageError(f"{output}: rsn compile writes .rsn or {SUFFIX}; rsn asm makes a .bin of the .rsn")
     if budget is not None and schedule != "best":
         raise click.UsageError("--budget goes with --schedule best")
     with stepping(f"compiling {spec} for {overlay}", STEPS) as steps, ExitStack() as stack:
@@ -133,6 +139,7 @@ def compile_command(
         traced = pipeline.trace(model, example)
         del model, example
         network, host = traced.network, traced.host if is_model else None
+        in_pytorch = sorted({p.op for p in traced.placements if p.where == "host"} - CONVERSIONS)
         del traced  # its copy of the weights is the third one
         built = pipeline.build(network)
         if weights_path is not None:
@@ -150,6 +157,7 @@ def compile_command(
         "overlay": target.name,
         "extended": built.program.extended,
         "segments": len(network.layers),
+        "in_pytorch": in_pytorch,
         "weights_bytes": sum(4 * b.size for b in built.program.with_role(Role.WEIGHT)),
         "mops": sizes["mops"],
         "bytes": sizes["bytes"],
@@ -162,6 +170,10 @@ def compile_command(
         f"{output}: {len(network.layers)} segments on {target.name}, {kind} program, {sizes['mops']['total']} mOPs in "
         f"{sizes['packets']['total']} packets, {sizes['bytes']['total']} bytes"
     )
+    if in_pytorch:
+        more = f" and {len(in_pytorch) - MAX_OPERATORS} more" if len(in_pytorch) > MAX_OPERATORS else ""
+        where = "in PyTorch" if is_model else f"in PyTorch, so not in this text ({SUFFIX} keeps it)"
+        click.echo(f"{where}: {', '.join(in_pytorch[:MAX_OPERATORS])}{more}")
     if weights_path is not None:
         click.echo(f"{weights_path}: {len(built.weights)} tensors, {facts['weights_bytes'] / 1e6:.1f} MB")
 

@@ -19,7 +19,7 @@ from ..base.errors import UnsupportedError
 from ..isa.overlay import Overlay
 from ..isa.overlays import find
 from ..scheduler.best import Best, schedule_named
-from ..scheduler.build import Built, Progress, build, rebuild
+from ..scheduler.build import Built, Progress, build, rebuild, require_schedulable
 from ..scheduler.graph import LayerGraph
 from ..scheduler.lower import lower
 from ..scheduler.room import RoomError
@@ -45,6 +45,9 @@ class Pipeline:
     lengths: Sequence[int] | None = None
     checks_rows: bool = True
     progress: Progress = lambda share: None
+
+    def __post_init__(self) -> None:
+        require_schedulable(self.overlay)
 
     @classmethod
     def named(

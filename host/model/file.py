@@ -220,7 +220,7 @@ def _opened(path: str | os.PathLike[str]) -> tuple[Json, Mapping[str, torch.Tens
                 raise ContainerError(f"{written}; rsn {__version__} reads format {FORMAT}: save the model again")
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
     except SafetensorError as e:
-        raise ContainerError(f"not a safetensors file, as a model is: {e}") from e
+        raise ContainerError(f"not a safetensors file, as a model is ({e}); rsn compile and save make models") from e
     checksums = description["checksums"]
     with ThreadPoolExecutor() as pool:
         for (name, _), found in zip(tensors.items(), pool.map(_checksum, tensors.values()), strict=True):

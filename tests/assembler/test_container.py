@@ -100,6 +100,9 @@ def test_not_ours() -> None:
     found = complaint(struct.pack("<4I", 2, 1, 0, 0))
     assert "byte 0: not a program of this toolchain" in found
     assert "--raw" in found
+    assert complaint(b"overlay xnn\n").endswith("it is a text; rsn asm makes a program (.bin) of a program text (.rsn)")
+    model = struct.pack("<Q", 2) + b'{"a": 1}'
+    assert complaint(model).endswith("as a whole model (.rsnmodel) is: rsn serve and rsn.load take models")
 
 
 def test_other_version(program: Program) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -42,3 +43,53 @@ def test_a_whole_model(options: list[str], tmp_path: Path) -> None:
         got, wanted = got[0, :13], wanted[0, :13]
     assert got.shape == wanted.shape
     assert float((got - wanted).abs().max()) <= 1e-4 * float(wanted.abs().max())
+
+
+WAVE = """
+import torch
+
+class Wave(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.linear = torch.nn.Linear(64, 64)
+
+    def forward(self, x):
+        return torch.sin(self.linear(x))
+
+def make():
+    return Wave(), (torch.ones(20, 64),)
+"""
+
+
+@pytest.mark.parametrize(
+    ("suffix", "expected"),
+    [
+        (".rsn", "in PyTorch, so not in this text (.rsnmodel keeps it): sin"),
+        (".rsnmodel", "in PyTorch: sin"),
+    ],
+)
+def test_what_stays_in_pytorch_is_named(suffix: str, expected: str, tmp_path: Path) -> None:
+    """A program text holds the machine's part alone."""
+    (tmp_path / "m.py").write_text(WAVE)
+    arguments = ["compile", f"{tmp_path / 'm.py'}:make", "-o", str(tmp_path / f"x{suffix}")]
+    ran = CliRunner().invoke(main, arguments)
+    assert not ran.exit_code, ran.output
+    assert ran.output.splitlines()[1:] == [expected]
+    assert json.loads(CliRunner().invoke(main, [*arguments, "--json"]).stdout)["in_pytorch"] == ["sin"]
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--overlay", "fig6", "-o", "x.rsn"], "models cannot be compiled for overlay fig6, which has no DDR, LPDDR,"),
+        (["-o", "x.bin"], "x.bin: rsn compile writes .rsn or .rsnmodel; rsn asm makes a .bin of the .rsn"),
+    ],
+)
+def test_what_no_model_is_compiled_to(
+    options: list[str], message: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    ran = CliRunner().invoke(main, ["compile", "gemm:128x64x64", *options])
+    assert ran.exit_code
+    assert message in ran.stderr
+    assert not list(tmp_path.iterdir())
