@@ -260,7 +260,11 @@ LIMITS = [
 
 @pytest.mark.parametrize(
     ("make", "shape", "reason", "pieces", "schedule"),
-    [*((*limit, "paper") for limit in LIMITS[1:]), long(*LIMITS[0], "paper"), (*LIMITS[0], rsn.Best(budget_s=0.1))],
+    [
+        *((*limit, "paper") for limit in (LIMITS[1], LIMITS[3])),
+        *(long(*limit, "paper") for limit in (LIMITS[0], LIMITS[2])),
+        (*LIMITS[0], rsn.Best(budget_s=0.1)),
+    ],
 )
 def test_a_layer_beyond_a_limit_is_cut_out(
     make: Any, shape: tuple[int, ...], reason: str, pieces: int, schedule: Any, runs: list[str]

@@ -208,6 +208,7 @@ def test_boards_with_other_weights_share_nothing() -> None:
     ).all()
 
 
+@pytest.mark.long
 def test_a_model_with_a_bias_for_each_length_keeps_its_programs_apart(tmp_path: Path) -> None:
     """Relative positions: what lies in DDR follows the length, so that a request runs on its own program alone."""
     transformers = pytest.importorskip("transformers")
