@@ -19,9 +19,9 @@ from ..base.errors import UnsupportedError
 from ..isa.overlay import Overlay
 from ..isa.overlays import find
 from ..scheduler.best import Best, schedule_named
-from ..scheduler.build import Built, Progress, build, rebuild, require_schedulable
+from ..scheduler.build import Built, Progress, build, rebuild
 from ..scheduler.graph import LayerGraph
-from ..scheduler.lower import lower
+from ..scheduler.lower import lower, require_units
 from ..scheduler.room import RoomError
 from ..scheduler.schedule import PAPER, Schedule
 from .graph_split import Examples, LimitError, Split, runs_in_pieces, split
@@ -47,7 +47,7 @@ class Pipeline:
     progress: Progress = lambda share: None
 
     def __post_init__(self) -> None:
-        require_schedulable(self.overlay)
+        require_units(self.overlay)
 
     @classmethod
     def named(

@@ -5,28 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from ..base.errors import ScheduleError
 from ..base.garbage import gc_disabled
 from ..isa.overlay import Overlay
-from ..isa.overlays import OVERLAYS
-from ..isa.overlays.xnn import XNN_BASE
 from ..isa.program import Program, UnpackedProgram
 from .best import Best, Chosen, choose
 from .graph import LayerGraph
 from .lower import Lowered, Weights, lower
 from .pack import Starts, pack
 from .schedule import Schedule
-
-
-def require_schedulable(overlay: Overlay) -> None:
-    """Raise `ScheduleError` for an overlay without the units that the scheduler programs."""
-    missing = XNN_BASE.by_kind.keys() - overlay.by_kind.keys()
-    if missing:
-        known = ", ".join(o.name for o in OVERLAYS.values() if XNN_BASE.by_kind.keys() <= o.by_kind.keys())
-        raise ScheduleError(
-            f"models cannot be compiled for overlay {overlay.name}, which has no {', '.join(sorted(missing))}; it runs "
-            f"programs written by hand. Models are compiled for {known}"
-        )
 
 
 @dataclass(frozen=True, eq=False)

@@ -82,6 +82,20 @@ def lower(network: LayerGraph, overlay: Overlay, schedule: Schedule) -> Lowered:
     return Lowered(kernels, Weights(sequences.weights), sequences.found, sequences.starts)
 
 
+KINDS = ("DDR", "LPDDR", "MemA", "MemB", "MemC", "MeshA", "MeshB", "MME")
+"""The types of units that networks are lowered to."""
+
+
+def require_units(overlay: Overlay) -> None:
+    """Raise `UnsupportedError` for an overlay without the units that networks are lowered to."""
+    missing = [kind for kind in KINDS if kind not in overlay.by_kind]
+    if missing:
+        raise UnsupportedError(
+            f"overlay {overlay.name} lacks units that models need ({', '.join(missing)}); it runs programs written by "
+            "hand. Models are compiled for xnn or xnn-base"
+        )
+
+
 def place(network: LayerGraph, overlay: Overlay, schedule: Schedule) -> None:
     """Check that a network fits off-chip memory, without lowering it. Raises like `lower`."""
     _placed(network, overlay, schedule)
@@ -92,8 +106,7 @@ def _placed(
 ) -> tuple[KernelBuilder, Sequence[PlacedGemms | None]]:
     """A builder with all off-chip buffers but no kernels yet, and the placed products of each segment; None for
     attention."""
-    if not {"DDR", "LPDDR", "MemA", "MemB", "MemC", "MeshA", "MeshB", "MME"} <= overlay.by_kind.keys():
-        raise UnsupportedError(f"overlay {overlay.name} lacks units that networks need; use xnn or xnn-base")
+    require_units(overlay)
     sequences = KernelBuilder(network, overlay, schedule)
     place_activations(sequences)
     placed: list[PlacedGemms | None] = []

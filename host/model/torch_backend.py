@@ -33,7 +33,6 @@ from ...rsnlib.partition import Traced
 from ...rsnlib.pipeline import Pipeline
 from ...rsnlib.trace import NoProductError
 from ...scheduler.best import schedule_named
-from ...scheduler.graph import LayerGraph
 from ..boards.named import IN_PROCESS, REAL
 from ..boards.profile import PROFILES, find_profile
 from ..boards.ssh import Target
@@ -74,7 +73,6 @@ class Options:
             raise UnsupportedError(f"option schedule: {e}") from None
         try:
             pipeline = Pipeline(overlay=find(self.overlay))
-            pipeline.check(LayerGraph(1, 1, {}, (), ()))
         except (ProgramError, UnsupportedError) as e:
             raise UnsupportedError(f"option overlay: {e}") from None
         try:

@@ -553,7 +553,7 @@ def test_errors_over_there_keep_their_type(server: Server, built: Built) -> None
     board = SshBoard(server.url)
     board.load(built.program, built.weights)
     x = {"x": np.zeros(built.program.buffer("x").size, np.float32)}
-    with pytest.raises(TensorError, match="not the inputs"):
+    with pytest.raises(TensorError, match="the inputs or the image that were sent are not those of the loaded program"):
         board.run(built.program.image, {})
     with pytest.raises(ImageError, match="word 0: the image announces 0 packet words"):
         board.run(np.concatenate([[np.uint32(0)], built.program.image[1:]]).astype(np.uint32), x)
