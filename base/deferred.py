@@ -13,6 +13,7 @@ The type-checker sees the module itself. `trace.captured(model)` then imports it
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from importlib import import_module
 from typing import Any
 
@@ -26,8 +27,12 @@ class _Deferred:
     def __getattr__(self, attribute: str) -> Any:
         # Tools that inspect a namespace ask for these of anything that they find there.
         if attribute.startswith("__"):
-            raise AttributeError(f"{self!r} has no attribute {attribute!r}")
+            raise AttributeError(attribute)
         return getattr(import_module(self._name), attribute)
+
+    def __reduce__(self) -> tuple[Callable[[str], Any], tuple[str]]:
+        # Ray copies the namespace of the main program to other processes.
+        return deferred, (self._name,)
 
     def __repr__(self) -> str:
         return f"<deferred module {self._name!r}>"

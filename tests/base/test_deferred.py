@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import copy
+import pickle
 import sys
 import threading
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -12,7 +15,7 @@ from rsn.base.deferred import deferred
 
 
 @pytest.fixture
-def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     """The name of a module that counts in `sys.imported_slowly` how often it was imported, and takes a while."""
     name = "module_of_the_deferred_test"
     lines = "import sys, time", "time.sleep(0.05)", "sys.imported_slowly += 1", "def double(x): return 2 * x"
@@ -43,6 +46,13 @@ def test_a_replaced_attribute_is_seen(module: str, monkeypatch: pytest.MonkeyPat
     assert stands_for.double(2) == 4
     monkeypatch.setattr(f"{module}.double", lambda x: -x)
     assert stands_for.double(2) == -2
+
+
+def test_a_copy_stands_for_the_same_module(module: str) -> None:
+    for copied in (pickle.loads(pickle.dumps(deferred(module))), copy.deepcopy(deferred(module))):
+        assert repr(copied) == repr(deferred(module))
+        assert module not in sys.modules
+    assert copied.double(4) == 8
 
 
 def test_what_is_missing_is_said_at_the_first_use(module: str) -> None:
