@@ -77,7 +77,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def measure(name: str, layers: int, runs: int, python: bool) -> dict[str, Any]:
-    """Measure the CPU seconds of each task on a program of so many layers. python: also the executor in Python."""
+    """Measure the CPU seconds of each task on a program of `layers` layers. python: the executor in Python, too."""
     kernels = lower(encoder(8, 384, layers), XNN_BASE, PAPER).kernels
     simulate(pack(kernels))  # loads the engine, and caches its code for the child process
     packing, program = spent(lambda: pack(kernels))
@@ -114,7 +114,7 @@ def spent(task: Callable[[], Any]) -> tuple[float, Any]:
 
 
 def best(runs: int, task: Callable[[], Any]) -> float:
-    """Return the CPU seconds of the fastest of so many calls."""
+    """Call `task` `runs` times; return the CPU seconds of the fastest call."""
     return min(spent(task)[0] for _ in range(runs))
 
 

@@ -12,7 +12,7 @@ from ..host.boards.ssh_remote import serve
 
 
 @click.command(name="serve-stdio", hidden=True)
-@click.option("--silence", type=click.FloatRange(0, min_open=True), help="end after so many seconds without a message")
+@click.option("--silence", type=click.FloatRange(0, min_open=True), help="seconds without a message until it ends")
 def serve_stdio_command(silence: float | None) -> None:
     """Run programs on this computer's boards for the process at the other end of stdin and stdout."""
     # stdout becomes stderr: text that libraries print must not come between the frames

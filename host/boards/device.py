@@ -83,7 +83,7 @@ class Device(Protocol):
         """Start the kernel with these buffers as its arguments, in order."""
 
     def wait(self, seconds: float) -> bool:
-        """Wait until the kernel has ended, at most so many seconds. Returns whether it has."""
+        """Wait until the kernel has ended, for `seconds` seconds at most. Returns whether it has ended."""
 
     def register(self, argument: int) -> int:
         """Return the 64 bits of a scalar argument of the kernel, after a run."""

@@ -50,7 +50,7 @@ class DeviceLock:
         self.release()
 
     def _open(self) -> int:
-        """Open the file. All users share it, and nobody removes it: after a removal two processes could lock two
+        """Open the file. All users share it, and it is never removed: after a removal two processes could lock two
         different files."""
         flags = os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC
         try:

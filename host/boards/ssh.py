@@ -48,8 +48,8 @@ OPTIONS = {
     "ServerAliveCountMax": "3",
     "RemoteCommand": "none",
 }
-"""Options of ssh that hold whatever the user's configuration says: nobody is there to answer questions, and a dead
-connection must be detected."""
+"""Options of ssh that override the user's configuration: no one can answer ssh's questions, and a dead connection must
+be detected."""
 
 ENDS_S = 5.0
 """Seconds that the ssh client may take to end by itself."""

@@ -115,7 +115,7 @@ class Frames:
                 raise Ended from None
 
     def _get(self, size: int) -> bytearray:
-        """Read so many bytes. Memory is allocated as they arrive, not as they are announced."""
+        """Read `size` bytes. Memory grows as bytes arrive, so that a wrong size cannot exhaust it."""
         out = bytearray()
         while len(out) < size:
             self._wait(self._read, select.POLLIN)

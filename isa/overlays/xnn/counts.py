@@ -1,6 +1,6 @@
 """Tokens and buffers that know only how many of their rows and columns are valid, and what is wrong with using them.
 
-A stale tile counts as whole where it is used, so that one mistake is told once.
+After a stale tile was used and reported, it counts as a valid one: one mistake gives one finding.
 """
 
 from __future__ import annotations
@@ -229,15 +229,16 @@ class Counted(Unit):
         self.problems.setdefault((problem.code, problem.text), problem)
 
     def clear(self) -> None:
-        """Before the next uOP."""
+        """Forget what was found in the last uOP."""
         self.problems, self.exchanges = {}, []
 
     def tiles(self, rows: int, cols: int) -> str:
-        """How a send of so many tiles is called."""
+        """Return the words for a send of `rows` x `cols` tiles in a message."""
         return f"{rows} row tiles"
 
     @property
     def state(self) -> Hashable:
+        """What later uOPs depend on: equal states take equal steps."""
         raise NotImplementedError
 
     @state.setter
