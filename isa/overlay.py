@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from ..base.finding import Finding
     from ..machine.resources import Cost, Device, Need
     from .expansion import Expansion
+    from .work import Emit
 
 
 def one_uop(mop: Record, iteration: int) -> Iterator[Record]:
@@ -76,6 +77,7 @@ class Overlay(Machine):
     off-chip access of a unit's uOP, None if it makes none. flops: floating-point operations of a preloaded uOP.
     lint: given a mOP, the bits set in it that the unit ignores, as texts. semantic_checks: checks for this overlay
     alone, given the expansion and whether sends equal receives on every stream.
+    emit: turns the scheduler's work items into instructions; None if models cannot be compiled for the overlay.
     extends: name of the overlay whose image format this one adds opcodes to.
     device: the chip, None if not known. resources: what each part of the datapath needs of it. costs: times of the
     units' operations by their sources, compared with the simulator's.
@@ -93,6 +95,7 @@ class Overlay(Machine):
     flops: Callable[[Any], int] = lambda op: 0
     lint: Callable[[Any], Iterator[str]] = lambda mop: iter(())
     semantic_checks: Callable[[Expansion, bool], Iterator[Finding]] = lambda expansion, balanced: iter(())
+    emit: Emit | None = None
     extends: str | None = None
     device: Device | None = None
     resources: Callable[[Overlay], Iterator[Need]] = lambda overlay: iter(())

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from textwrap import dedent, wrap
 from types import ModuleType
 
@@ -85,7 +86,8 @@ def _overlay(overlay: Overlay, module: ModuleType) -> Iterator[str]:
 
 def _extension(overlay: Overlay, base: Overlay) -> Iterator[str]:
     """The section of an overlay that only adds formats to another one. Raises `ProgramError` for any other."""
-    if (overlay.units, overlay.streams, overlay.rates) != (base.units, base.streams, base.rates):
+    units, others = ([replace(u, capabilities=()) for u in o.units] for o in (overlay, base))
+    if (units, overlay.streams, overlay.rates) != (others, base.streams, base.rates):
         raise ProgramError(f"{overlay.name} is more than {base.name} and some opcodes: it needs a section of its own")
     yield f"## Overlay {overlay.name}"
     yield ""

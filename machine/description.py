@@ -9,6 +9,7 @@ import dataclasses
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from enum import Enum
 from functools import cached_property
 from typing import TYPE_CHECKING, Self
 
@@ -53,12 +54,83 @@ class Rate:
                 raise ProgramError(f"unknown unit {self.unit!r} of a rate; known are GB/s, us and PL cycles")
 
 
+class Discipline(Enum):
+    """The order in which the slots of a memory are filled and drained."""
+
+    RING = "ring"
+    """In turn: every operation goes on to the next slot. Two slots are a double buffer (ping-pong)."""
+
+
+@dataclass(frozen=True)
+class Memory:
+    """The on-chip memory of a unit: `slots` buffers of rows x columns float32 elements.
+
+    An operation fills one slot and drains another. Filling is at most slots - 1 operations ahead of draining. banks:
+    RAMs that one slot is spread over, so that it takes and gives a word in each cycle. Raises `ProgramError` for sizes
+    below 1, or fewer than 2 slots.
+    """
+
+    rows: int
+    columns: int
+    slots: int = 2
+    discipline: Discipline = Discipline.RING
+    banks: int = 2
+
+    def __post_init__(self) -> None:
+        for name, least in (("rows", 1), ("columns", 1), ("slots", 2), ("banks", 1)):
+            value = getattr(self, name)
+            if type(value) is not int or value < least:
+                raise ProgramError(f"{name}={value!r} of a memory: must be a whole number from {least} on")
+
+    @property
+    def words(self) -> str:
+        """Sizes as text, such as `2 slots of 256x128`."""
+        return f"{self.slots} slots of {self.rows}x{self.columns}"
+
+
+class Where(Enum):
+    """When a unit applies a capability."""
+
+    LOAD = "at load"
+    RECEIVE = "at receive"
+    COMPUTE = "when computing"
+    SEND = "at send"
+    STORE = "at store"
+
+
+@dataclass(frozen=True)
+class Capability:
+    """An operation that a unit can do.
+
+    op: its name, such as `matmul`, `softmax`, `gelu_erf`. limits: smallest and largest value of its sizes, by name,
+    such as columns=(1, 1024). rate: name of the machine's rate that it takes time by, None if it takes none of its own.
+    elements: elements of the result that one step at this rate makes; of `matmul`, multiply-adds. For bounds of the
+    time.
+    """
+
+    op: str
+    where: Where = Where.COMPUTE
+    limits: Mapping[str, tuple[float, float]] = field(default_factory=dict)
+    rate: str | None = None
+    elements: float = 1
+
+    def exceeded(self, **sizes: float) -> str | None:
+        """The name of the first size that is beyond its limits, None if all are within. Sizes without limits are."""
+        return next((n for n, x in sizes.items() if n in self.limits and not in_range(x, self.limits[n])), None)
+
+
+def in_range(value: float, limits: tuple[float, float]) -> bool:
+    """Whether a value lies within limits, both included."""
+    return limits[0] <= value <= limits[1]
+
+
 @dataclass(frozen=True)
 class UnitSpec:
     """One functional unit (FU).
 
     name: e.g. `MemA1`. kind: its FU type, e.g. `MemA`. index: its bit in a packet's mask. behaviour: the class that
-    holds its kernel. bank: the off-chip memory that it reads and writes, None if it has none.
+    holds its kernel. bank: the off-chip memory that it reads and writes, None if it has none. memory: its buffers on
+    chip, None if it has none. capabilities: what it can compute or apply.
     """
 
     name: str
@@ -66,6 +138,12 @@ class UnitSpec:
     index: int
     behaviour: type[Unit]
     bank: str | None = None
+    memory: Memory | None = None
+    capabilities: tuple[Capability, ...] = ()
+
+    def capability(self, op: str) -> Capability | None:
+        """The capability for an operation; None if the unit has none."""
+        return next((c for c in self.capabilities if c.op == op), None)
 
 
 @dataclass(frozen=True)
@@ -85,6 +163,17 @@ class Stream:
     def name(self) -> str:
         """`SRC->DST`, or `SRC->DST.LABEL`."""
         return f"{self.src}->{self.dst}" + (f".{self.label}" if self.label else "")
+
+
+@dataclass(frozen=True)
+class Port:
+    """The end of a stream at a unit. receives: the unit reads it; otherwise it writes it."""
+
+    unit: str
+    peer: str
+    label: str
+    receives: bool
+    token: TokenType
 
 
 MAX_DEPTH = 1 << 24
@@ -118,6 +207,45 @@ class Machine:
         for u in self.units:
             out[u.kind] = (*out.get(u.kind, ()), u)
         return out
+
+    def units_with(self, op: str) -> tuple[UnitSpec, ...]:
+        """The units that can do an operation, in the order of `units`."""
+        return tuple(u for u in self.units if u.capability(op) is not None)
+
+    def capability(self, op: str) -> Capability | None:
+        """The capability of the first unit that can do an operation; None if no unit can."""
+        return next((c for u in self.units if (c := u.capability(op)) is not None), None)
+
+    @cached_property
+    def ports(self) -> dict[str, tuple[Port, ...]]:
+        """The ends of streams at each unit, by unit name."""
+        out: dict[str, tuple[Port, ...]] = {u.name: () for u in self.units}
+        for s in self.streams:
+            out[s.src] += (Port(s.src, s.dst, s.label, False, s.token),)
+            out[s.dst] += (Port(s.dst, s.src, s.label, True, s.token),)
+        return out
+
+    def path(self, source: str, sink: str) -> tuple[str, ...] | None:
+        """The shortest way from one unit to another along streams, both included; None if there is none. Units of one
+        kind do not pass on data among themselves."""
+        before: dict[str, str] = {source: ""}
+        queue = [source]
+        for unit in queue:
+            if unit == sink:
+                way = [sink]
+                while before[way[-1]]:
+                    way.append(before[way[-1]])
+                return tuple(reversed(way))
+            for port in self.ports[unit]:
+                same_kind = self.by_unit[port.peer].kind == self.by_unit[unit].kind
+                if not port.receives and port.peer not in before and not same_kind:
+                    before[port.peer] = unit
+                    queue.append(port.peer)
+        return None
+
+    def reachable(self, source: str, sink: str) -> bool:
+        """Whether data can go from one unit to another (`path`)."""
+        return self.path(source, sink) is not None
 
     @cached_property
     def seconds(self) -> dict[str, float]:

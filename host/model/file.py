@@ -242,8 +242,8 @@ def _saved(description: Json, tensors: Mapping[str, torch.Tensor]) -> Saved:
         for i, part in enumerate(parts)
     )
     padding = None if description["buckets"] is None else _of_padding(description["buckets"], parts)
-    if padding is None and len(parts) > 1:
-        raise ValueError("it has several programs, but does not say which calls each is for")
+    if padding is None and [part.sizes for part in parts] != [()]:
+        raise ValueError("it does not say which calls its programs are for")
     return Saved(parts, padding, _of_borders(description["borders"], parts), same, str(description["version"]))
 
 
@@ -290,8 +290,9 @@ def _of_padding(described: Json, parts: Sequence[Part]) -> CallPadding:
     dims = [KINDS[kind](*sizes, exact=bool(exact)) for kind, sizes, exact in described["dims"]]
     shapes = {name: {axis: dims[i] for axis, i in axes} for name, axes in described["shapes"].items()}
     example = {name: saved_host.of_described(x) for name, x in described["example"]}
-    if len(parts) != prod(len(dim.sizes) for dim in dims):
-        raise ValueError(f"{len(parts)} programs, which are not one for each choice of its sizes")
+    distinct = {part.sizes for part in parts}
+    if not len(distinct) == len(parts) == prod(len(dim.sizes) for dim in dims):
+        raise ValueError(f"{len(parts)} programs for {len(distinct)} sizes, which are not one for each choice of sizes")
     arguments = Arguments(saved_host.of_parameters(described["signature"]), example, shapes)
     if arguments.dims != tuple(dims):
         raise ValueError("its dimensions are not those of its arguments")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Iterator
 
+from ....machine.description import Memory
 from ....machine.steps import Steps
 from ...fields import Record, bits
 from .ping_pong import PingPong
@@ -19,6 +20,10 @@ class MemA(Record, words=1):
     acc_b: int = bits(0, 20, 3, "times each tile is sent")
     load: int = bits(0, 23, 1, "fill the other buffer from DDR")
     send: int = bits(0, 24, 1, "send the current buffer to MeshA")
+
+
+MEMORY = Memory(256, 128)
+"""A slice of K for two row tiles."""
 
 
 class MemAUnit(PingPong):

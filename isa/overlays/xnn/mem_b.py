@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Iterator, Sequence
 
+from ....machine.description import Capability, Memory, Where
 from ....machine.steps import Burst, Channel, Step, Steps
 from ...fields import Record, bits
 from .ping_pong import PingPong, blocks_of
@@ -22,6 +23,13 @@ class MemB(Record, words=2):
     send: int = bits(0, 30, 1, "send the current buffer to MeshB")
     transpose: int = bits(0, 31, 1, "load blocks from DDR, transposed")
     bias: int = bits(1, 0, 1, "load a vector from LPDDR")
+
+
+MEMORY = Memory(128, 512, banks=8)
+"""A slice of K for four column tiles. The banks let it fill a slot transposed."""
+VALUES_MEMORY = Memory(512, 64)
+"""Four row tiles of the values of an attention head."""
+CAPABILITIES = (Capability("transpose", Where.LOAD),)
 
 
 class MemBUnit(PingPong):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Iterator, Mapping, Sequence
 
-from ....machine.description import UnitSpec
+from ....machine.description import Capability, Memory, UnitSpec, Where
 from ....machine.steps import Burst, Step, Steps
 from ....machine.wiring import Wiring
 from ...fields import Record, bits
@@ -59,6 +59,39 @@ class MemCConfig(Record, words=4):
     offset: int = bits(1, 0, 32, "of the causal mask", signed=True)
     scale: float = bits(2, 0, 32, "score scale", default=1.0, real=True)
     eps: float = bits(3, 0, 32, "of the norm", default=1e-6, real=True)
+
+
+MEMORY = Memory(256, 512)
+"""The results of two row tiles and four column tiles."""
+SENDS = 4
+"""MemC0 to MemC3 compute softmax and can send to MMEs; the others cannot."""
+PAIR = 2
+"""Neighbours that share the rows of a softmax or a norm: 0-1, 2-3 and 4-5."""
+MAX_SENT = 3
+"""Column tiles that a MemC can send: more than these do not fit the counter of its loop (contract section 2)."""
+ACTIVATIONS = ("gelu_tanh", "gelu_erf", "relu", "silu")
+"""Activations by the value of the register `activation`; without registers there is the first one only."""
+BASE_EPS = 1e-6
+"""The eps of LayerNorm without registers."""
+
+
+def capabilities(index: int, registers: bool) -> tuple[Capability, ...]:
+    """What MemC number `index` can do. registers: it has those of opcode 8."""
+    columns = PAIR * MEMORY.columns
+    whole = MEMORY.rows * MEMORY.columns
+    norm = {"columns": (1, columns)} if registers else {"columns": (columns, columns), "eps": (0.0, 2 * BASE_EPS)}
+    activations = ACTIVATIONS if registers else ACTIVATIONS[:1]
+    out = [Capability(name, Where.STORE, rate="gelu_beat", elements=BEAT) for name in activations]
+    out.append(Capability("layernorm", Where.STORE, norm, "norm_us", whole))
+    if registers:
+        out.append(Capability("rmsnorm", Where.STORE, norm, "norm_us", whole))
+    if index < SENDS:
+        passes = 3 if registers else 2  # maxima, exp, division
+        out.append(Capability("softmax", Where.RECEIVE, {"columns": (1, columns)}, "softmax_beat", BEAT / passes))
+        out.append(Capability("send", Where.SEND, {"columns": (1, MAX_SENT * TILE)}, "mesh_beat"))
+        if registers:
+            out += [Capability(name, Where.RECEIVE) for name in ("mask", "causal_mask", "row_softmax")]
+    return tuple(out)
 
 
 class MemCUnit(PingPong):

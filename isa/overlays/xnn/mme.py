@@ -8,12 +8,12 @@ from typing import Any
 
 import numpy as np
 
-from ....machine.description import UnitSpec
+from ....machine.description import Capability, UnitSpec
 from ....machine.steps import Burst, Step, Steps
 from ....machine.unit import Unit
 from ....machine.wiring import Wiring
 from ...fields import Record, bits
-from .tiles import BEATS, TILE, Array, Tiles, tile_columns, tile_grid, tile_rows
+from .tiles import BEAT, BEATS, TILE, Array, Tiles, tile_columns, tile_grid, tile_rows
 
 
 class Mme(Record, words=1):
@@ -32,6 +32,30 @@ class Mme(Record, words=1):
     prev: int = bits(0, 25, 1, "emit A tiles times the previous-layer weights first")
     holds_weight: int = bits(0, 26, 1, "this AIE holds the previous-layer weight; set per AIE tile by the host")
 
+
+BIAS_COLUMNS = 2048
+SCALE_COLUMNS = 512
+"""Largest number of columns of the vectors that an MME holds: the bias, and the previous-layer weights."""
+HALF = (TILE // 2, TILE // 2)
+_COUNTS = {"row_groups": "a_iter", "column_groups": "b_iter", "depth": "k_iter", "rows": "acc_a", "columns": "acc_b"}
+CAPABILITIES = (
+    Capability(
+        "matmul",
+        limits={
+            "tile_rows": (TILE, TILE),
+            "tile_depth": (TILE, TILE),
+            "tile_columns": (TILE, TILE),
+            **{name: (0, Mme.field(field).bounds[1]) for name, field in _COUNTS.items()},
+        },
+        rate="mme_tile_us",
+        elements=TILE**3,
+    ),
+    Capability("matmul_half_depth", limits={"tile_depth": HALF}, rate="mme_k64_us", elements=TILE**3 // 2),
+    Capability("matmul_half_columns", limits={"tile_columns": HALF}, rate="mme_n64_us", elements=TILE**3 // 2),
+    Capability("bias", limits={"columns": (0, BIAS_COLUMNS)}),
+    Capability("residual", limits={"columns": (0, SCALE_COLUMNS)}, rate="mesh_beat", elements=BEAT),
+)
+"""What an MME can do. The limits of `matmul` are its tile, and the counts that an op's fields hold."""
 
 Product = Callable[[Array, Array, bool, bool], Array]
 
@@ -196,10 +220,10 @@ def legal(unit: str, op: Mme) -> Iterator[str]:
         yield "accumulating over k with a bias needs acc_a = acc_b = 1"
     if op.k_iter == 0 and not op.prev:
         yield "k_iter = 0 without a previous-layer term does nothing"
-    if op.bias and op.b_iter * op.acc_b * TILE > 2048:
-        yield f"a bias of {op.b_iter * op.acc_b * TILE} columns; 2048 is the most"
-    if (op.load_prev or op.prev) and (op.b_iter > 1 or op.acc_b * TILE > 512):
-        yield "previous-layer weights reach 512 columns, b_iter = 1 only"
+    if op.bias and op.b_iter * op.acc_b * TILE > BIAS_COLUMNS:
+        yield f"a bias of {op.b_iter * op.acc_b * TILE} columns; {BIAS_COLUMNS} is the most"
+    if (op.load_prev or op.prev) and (op.b_iter > 1 or op.acc_b * TILE > SCALE_COLUMNS):
+        yield f"previous-layer weights reach {SCALE_COLUMNS} columns, b_iter = 1 only"
 
 
 def lint(op: Mme) -> Iterator[str]:

@@ -57,16 +57,29 @@ RATES = {
     "decode": Rate(1, "PL cycles", "structure: cycles per uOP are the decoder's", "instruction issue"),
 }
 
-UNITS = (
-    UnitSpec("DDR", "DDR", 0, OffChipUnit, "ddr"),
-    UnitSpec("LPDDR", "LPDDR", 0, OffChipUnit, "lpddr"),
-    *(UnitSpec(f"MemA{i}", "MemA", i, MemAUnit) for i in range(3)),
-    *(UnitSpec(f"MemB{i}", "MemB", i, MemBUnit if i < 2 else MemB2Unit) for i in range(3)),
-    UnitSpec("MeshA", "MeshA", 0, MeshUnit),
-    UnitSpec("MeshB", "MeshB", 0, MeshUnit),
-    *(UnitSpec(f"MME{i}", "MME", i, MmeUnit) for i in range(6)),
-    *(UnitSpec(f"MemC{i}", "MemC", i, MemCUnit) for i in range(6)),
-)
+
+def _units(*, registers: bool) -> tuple[UnitSpec, ...]:
+    """All units. registers: those of the MemCs exist (opcode 8), and with them masks and more post-operations."""
+    return (
+        UnitSpec("DDR", "DDR", 0, OffChipUnit, "ddr"),
+        UnitSpec("LPDDR", "LPDDR", 0, OffChipUnit, "lpddr"),
+        *(UnitSpec(f"MemA{i}", "MemA", i, MemAUnit, memory=mem_a.MEMORY) for i in range(3)),
+        *(
+            UnitSpec(f"MemB{i}", "MemB", i, MemBUnit, memory=mem_b.MEMORY, capabilities=mem_b.CAPABILITIES)
+            for i in range(2)
+        ),
+        UnitSpec("MemB2", "MemB", 2, MemB2Unit, memory=mem_b.VALUES_MEMORY),
+        UnitSpec("MeshA", "MeshA", 0, MeshUnit),
+        UnitSpec("MeshB", "MeshB", 0, MeshUnit),
+        *(UnitSpec(f"MME{i}", "MME", i, MmeUnit, capabilities=mme.CAPABILITIES) for i in range(6)),
+        *(
+            UnitSpec(
+                f"MemC{i}", "MemC", i, MemCUnit, memory=mem_c.MEMORY, capabilities=mem_c.capabilities(i, registers)
+            )
+            for i in range(6)
+        ),
+    )
+
 
 MAX_MME_OPS = 510
 """An AIE tile holds 512 parameter words, of which two are the print code and the count."""
@@ -136,7 +149,7 @@ def transfer(unit: str, uop: Any) -> Transfer | None:
 
 XNN_BASE = Overlay(
     name="xnn-base",
-    units=UNITS,
+    units=_units(registers=False),
     streams=tuple(_streams()),
     formats=_BASE_FORMS,
     rates=RATES,
@@ -159,6 +172,7 @@ XNN_BASE = Overlay(
 XNN = dataclasses.replace(
     XNN_BASE,
     name="xnn",
+    units=_units(registers=True),
     formats=(
         *_BASE_FORMS,
         InstructionFormat("MemCConfig", 8, "MemC", f.MemCConfig, False, 8, config=True, max_reuse=1, uop_bytes=16),

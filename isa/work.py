@@ -1,0 +1,162 @@
+"""What the scheduler asks of units, without bits: work items. `Overlay.emit` turns them into instructions.
+
+An item names tiles, elements and peers; which field of which format says so is known to the overlay alone. Tiles are
+those of the product unit that an item serves. A unit with a `Memory` is programmed by `Turn`s: one operation fills a
+slot and drains another one. Every other unit takes its items one after the other.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from typing import NamedTuple
+
+from ..machine.description import UnitSpec
+from .fields import Record
+
+
+class LengthField(NamedTuple):
+    """A number that depends on the run-time length of a sequence: clamp(len[sequence] - base, 0, cap)."""
+
+    sequence: int
+    base: int
+    cap: int
+
+
+class Access(NamedTuple):
+    """Off-chip memory: move `chunks` pieces of `size` float32 elements each to or from a peer.
+
+    peer: the unit that receives a load or sends a store. store: it writes off-chip memory. addr, stride: of the first
+    piece, and from one piece to the next, in address units. vector: the peer takes the elements as a vector. transpose:
+    the pieces are the rows of a matrix that is delivered transposed. label: of the stream to the peer.
+    """
+
+    peer: str
+    store: bool
+    addr: int
+    size: int
+    chunks: int = 1
+    stride: int = 0
+    vector: bool = False
+    transpose: bool = False
+    label: str = ""
+
+
+class Load(NamedTuple):
+    """Fill a slot with rows x columns elements from off-chip memory; with `transpose`, these are the numbers behind the
+    transposition."""
+
+    rows: int
+    columns: int
+    transpose: bool = False
+
+
+class LoadVector(NamedTuple):
+    """Fill a slot with a vector of `size` elements from off-chip memory."""
+
+    size: int
+
+
+class Softmax(NamedTuple):
+    """exp(x - maximum) / sum over the first `columns` columns of each row; the others become 0.
+
+    columns: None for all that were received. alone: the unit holds whole rows; otherwise it shares them with its
+    neighbour. causal: column c counts for row r if c <= r + offset.
+    """
+
+    columns: int | LengthField | None = None
+    alone: bool = True
+    causal: bool = False
+    offset: int = 0
+
+
+class Receive(NamedTuple):
+    """Fill a slot with rows x columns tiles of products, the sum of `rounds` rounds.
+
+    bias, residual, scaled: the unit takes a vector that it adds to each row, tiles that it adds, and a vector that it
+    multiplies the columns of these tiles by, in the order bias, scale, products, residual. softmax: applied at the end.
+    """
+
+    rounds: int
+    rows: int
+    columns: int
+    softmax: Softmax | None = None
+    bias: bool = False
+    residual: bool = False
+    scaled: bool = False
+
+
+class Send(NamedTuple):
+    """Drain a slot to product units: the first rows x columns tiles, `times` times (in the order that the product units
+    take them)."""
+
+    rows: int
+    columns: int
+    times: int = 1
+
+
+class RowNorm(NamedTuple):
+    """(x - mean) / sqrt(variance + eps) over `columns` columns of each row; `rms`: x / sqrt(mean square + eps)."""
+
+    columns: int
+    eps: float
+    rms: bool = False
+
+
+class Store(NamedTuple):
+    """Drain the first rows x columns elements of a slot to off-chip memory. activation: the operation, such as
+    "gelu_erf", that is applied to all before. norm: is applied next."""
+
+    rows: int
+    columns: int
+    activation: str | None = None
+    norm: RowNorm | None = None
+
+
+class Turn(NamedTuple):
+    """One operation of a unit with a memory: fill a slot while another is drained. None: that half does nothing."""
+
+    fill: Load | LoadVector | Receive | None
+    drain: Send | Store | None
+
+
+class Route(NamedTuple):
+    """A switch moves `tiles` tiles along all `routes`, pairs (source, destination), at the same time."""
+
+    routes: tuple[tuple[str, str], ...]
+    tiles: int
+
+
+class Multiply(NamedTuple):
+    """A product unit multiplies tiles: `row_groups` x `column_groups` times a block of rows x columns tiles of results,
+    each over `depth` tiles of K.
+
+    half_depth, half_columns: tiles have half of K, or half of the columns. sums: the unit adds over K and emits one
+    tile for each result; otherwise it emits all products. bias: it first takes a vector that it adds. scaled: it emits
+    tiles of its left operand times a vector before the products. load_scale: it first takes that vector.
+    """
+
+    row_groups: int = 1
+    column_groups: int = 1
+    depth: int = 1
+    rows: int = 1
+    columns: int = 1
+    half_depth: bool = False
+    half_columns: bool = False
+    sums: bool = False
+    bias: bool = False
+    scaled: bool = False
+    load_scale: bool = False
+
+
+Item = Access | Turn | Route | Multiply
+
+
+class Patched(NamedTuple):
+    """An instruction with fields that depend on run-time lengths. fields: pairs (field, value)."""
+
+    record: Record
+    fields: tuple[tuple[str, LengthField], ...]
+
+
+Emit = Callable[[UnitSpec, Iterable[Item]], Iterator[Record | Patched]]
+"""Turns all work items of a unit, in order, into its instructions."""
