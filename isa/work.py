@@ -26,7 +26,7 @@ class Access(NamedTuple):
     """Off-chip memory: move `chunks` pieces of `size` float32 elements each to or from a peer.
 
     peer: the unit that receives a load or sends a store. store: it writes off-chip memory. addr, stride: of the first
-    piece, and from one piece to the next, in address units. vector: the peer takes the elements as a vector. transpose:
+    piece, and from one piece to the next, in elements. vector: the peer takes the elements as a vector. transpose:
     the pieces are the rows of a matrix that is delivered transposed. label: of the stream to the peer.
     """
 
@@ -40,20 +40,34 @@ class Access(NamedTuple):
     transpose: bool = False
     label: str = ""
 
+    @property
+    def elements(self) -> int:
+        """Number of elements of all pieces."""
+        return self.size * self.chunks
+
+    @property
+    def span(self) -> tuple[int, int]:
+        """The first element that it touches, and one past the last."""
+        return self.addr, self.addr + (self.chunks - 1) * self.stride + self.size
+
 
 class Load(NamedTuple):
-    """Fill a slot with rows x columns elements from off-chip memory; with `transpose`, these are the numbers behind the
-    transposition."""
+    """Fill a slot with rows x columns elements; with `transpose`, these are the numbers behind the transposition.
+
+    source: the off-chip unit that they come from.
+    """
 
     rows: int
     columns: int
     transpose: bool = False
+    source: str = ""
 
 
 class LoadVector(NamedTuple):
-    """Fill a slot with a vector of `size` elements from off-chip memory."""
+    """Fill a slot with a vector of `size` elements. source: the off-chip unit that it comes from."""
 
     size: int
+    source: str = ""
 
 
 class Softmax(NamedTuple):

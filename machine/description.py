@@ -130,7 +130,8 @@ class UnitSpec:
 
     name: e.g. `MemA1`. kind: its FU type, e.g. `MemA`. index: its bit in a packet's mask. behaviour: the class that
     holds its kernel. bank: the off-chip memory that it reads and writes, None if it has none. memory: its buffers on
-    chip, None if it has none. capabilities: what it can compute or apply.
+    chip, None if it has none. capabilities: what it can compute or apply. routes: pairs (source, destination) that a
+    switch can connect; None for a unit that passes on data from any of its sources to any of its sinks.
     """
 
     name: str
@@ -140,6 +141,7 @@ class UnitSpec:
     bank: str | None = None
     memory: Memory | None = None
     capabilities: tuple[Capability, ...] = ()
+    routes: tuple[tuple[str, str], ...] | None = None
 
     def capability(self, op: str) -> Capability | None:
         """The capability for an operation; None if the unit has none."""
@@ -226,21 +228,23 @@ class Machine:
         return out
 
     def path(self, source: str, sink: str) -> tuple[str, ...] | None:
-        """The shortest way from one unit to another along streams, both included; None if there is none. Units of one
-        kind do not pass on data among themselves."""
-        before: dict[str, str] = {source: ""}
-        queue = [source]
-        for unit in queue:
-            if unit == sink:
-                way = [sink]
-                while before[way[-1]]:
-                    way.append(before[way[-1]])
-                return tuple(reversed(way))
-            for port in self.ports[unit]:
-                same_kind = self.by_unit[port.peer].kind == self.by_unit[unit].kind
-                if not port.receives and port.peer not in before and not same_kind:
-                    before[port.peer] = unit
-                    queue.append(port.peer)
+        """The shortest way from one unit to another along streams, both included; None if there is none.
+
+        A switch passes on data along its routes only. Units of one kind do not pass on data among themselves.
+        """
+        ways: list[tuple[str, ...]] = [(source,)]
+        seen = {("", source)}
+        for way in ways:
+            if way[-1] == sink:
+                return way
+            unit, origin = self.by_unit[way[-1]], way[-2] if len(way) > 1 else ""
+            for port in self.ports[unit.name]:
+                step = (unit.name, port.peer)
+                passes = not origin or unit.routes is None or (origin, port.peer) in unit.routes
+                if port.receives or not passes or step in seen or self.by_unit[port.peer].kind == unit.kind:
+                    continue
+                seen.add(step)
+                ways.append((*way, port.peer))
         return None
 
     def reachable(self, source: str, sink: str) -> bool:

@@ -45,6 +45,11 @@ class MeshB(Record, words=2):
     b2_5: int = bits(1, 7, 1, "route", source="MemB2", to="MME5")
 
 
+def routes(record: type[Record]) -> tuple[tuple[str, str], ...]:
+    """The pairs (source, destination) that a switch with this format connects."""
+    return tuple((x.source, x.to) for x in record.FIELDS if x.source and x.to)
+
+
 class MeshUnit(Unit):
     """Copy tiles from each active source to all its active destinations, all sources in lock step."""
 

@@ -8,7 +8,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from ....machine.description import UnitSpec
+from ....machine.description import Capability, UnitSpec, Where
 from ....machine.steps import Burst, Step, Steps
 from ....machine.unit import Unit
 from ....machine.wiring import Wiring
@@ -58,6 +58,18 @@ class Lpddr(Record, words=4):
     to_b0: int = bits(3, 29, 1, "destination", to="MemB0")
     to_b1: int = bits(3, 30, 1, "destination", to="MemB1")
     bias: int = bits(3, 31, 1, "a linear vector, 16 floats a stream word, port 0 only")
+
+
+BYTE = 1 / 4
+"""Elements that a step of a bandwidth moves: its amount is in bytes."""
+
+
+def capabilities(bank: str) -> tuple[Capability, ...]:
+    """What the unit of a bank can do. LPDDR is read only, and holds vectors as well."""
+    load = Capability("load", Where.LOAD, rate=f"{bank}_read_gbs", elements=BYTE)
+    if bank == "lpddr":
+        return load, Capability("load_vector", Where.LOAD, rate=f"{bank}_read_gbs", elements=BYTE)
+    return load, Capability("store", Where.STORE, rate=f"{bank}_write_gbs", elements=BYTE)
 
 
 class Transfer(NamedTuple):

@@ -61,16 +61,16 @@ RATES = {
 def _units(*, registers: bool) -> tuple[UnitSpec, ...]:
     """All units. registers: those of the MemCs exist (opcode 8), and with them masks and more post-operations."""
     return (
-        UnitSpec("DDR", "DDR", 0, OffChipUnit, "ddr"),
-        UnitSpec("LPDDR", "LPDDR", 0, OffChipUnit, "lpddr"),
+        UnitSpec("DDR", "DDR", 0, OffChipUnit, "ddr", capabilities=off_chip.capabilities("ddr")),
+        UnitSpec("LPDDR", "LPDDR", 0, OffChipUnit, "lpddr", capabilities=off_chip.capabilities("lpddr")),
         *(UnitSpec(f"MemA{i}", "MemA", i, MemAUnit, memory=mem_a.MEMORY) for i in range(3)),
         *(
             UnitSpec(f"MemB{i}", "MemB", i, MemBUnit, memory=mem_b.MEMORY, capabilities=mem_b.CAPABILITIES)
             for i in range(2)
         ),
         UnitSpec("MemB2", "MemB", 2, MemB2Unit, memory=mem_b.VALUES_MEMORY),
-        UnitSpec("MeshA", "MeshA", 0, MeshUnit),
-        UnitSpec("MeshB", "MeshB", 0, MeshUnit),
+        UnitSpec("MeshA", "MeshA", 0, MeshUnit, routes=mesh.routes(f.MeshA)),
+        UnitSpec("MeshB", "MeshB", 0, MeshUnit, routes=mesh.routes(f.MeshB)),
         *(UnitSpec(f"MME{i}", "MME", i, MmeUnit, capabilities=mme.CAPABILITIES) for i in range(6)),
         *(
             UnitSpec(
