@@ -230,7 +230,8 @@ class Machine:
     def path(self, source: str, sink: str) -> tuple[str, ...] | None:
         """The shortest way from one unit to another along streams, both included; None if there is none.
 
-        A switch passes on data along its routes only. Units of one kind do not pass on data among themselves.
+        A switch passes on data along its routes only. Off-chip memories and units of one kind among themselves pass on
+        nothing.
         """
         ways: list[tuple[str, ...]] = [(source,)]
         seen = {("", source)}
@@ -238,6 +239,8 @@ class Machine:
             if way[-1] == sink:
                 return way
             unit, origin = self.by_unit[way[-1]], way[-2] if len(way) > 1 else ""
+            if origin and unit.bank is not None:
+                continue
             for port in self.ports[unit.name]:
                 step = (unit.name, port.peer)
                 passes = not origin or unit.routes is None or (origin, port.peer) in unit.routes

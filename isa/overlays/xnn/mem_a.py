@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterator
+from collections.abc import Hashable, Iterable, Iterator
+from functools import lru_cache
+from typing import Any
 
-from ....machine.description import Memory
+from ....machine.description import Memory, UnitSpec
 from ....machine.steps import Steps
 from ...fields import Record, bits
+from ...work import Load, Send
 from .ping_pong import PingPong
 from .tiles import tile_rows
 
@@ -51,3 +54,15 @@ def legal(unit: str, uop: MemA) -> Iterator[str]:
         yield f"load {uop.dim1}x{uop.dim2} is no whole number of 128x64 blocks of a 256x128 buffer"
     if uop.send and uop.acc_a > 2:
         yield f"acc_a={uop.acc_a} row tiles of a buffer with 2"
+
+
+@lru_cache(typed=True)
+def _operation(fill: Load | None, drain: Send | None) -> MemA:
+    load = {} if fill is None else {"load": 1, "dim1": fill.rows, "dim2": fill.columns}
+    send = {} if drain is None else {"send": 1, "acc_a": drain.rows, "acc_b": drain.times}
+    return MemA(**load, **send)
+
+
+def emit(unit: UnitSpec, items: Iterable[Any]) -> Iterator[MemA]:
+    """Yield the instruction of each `Turn`."""
+    return (_operation(turn.fill, turn.drain) for turn in items)

@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterator, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Sequence
+from functools import lru_cache
+from typing import Any
 
-from ....machine.description import Capability, Memory, Where
+from ....machine.description import Capability, Memory, UnitSpec, Where
 from ....machine.steps import Burst, Channel, Step, Steps
 from ...fields import Record, bits
+from ...work import Load, LoadVector, Send
 from .ping_pong import PingPong, blocks_of
-from .tiles import BEATS, BIAS_WORD, BLOCK_WORDS, Array, Pieces, tile_columns
+from .tiles import BEATS, BIAS_WORD, BLOCK_WORDS, TILE, Array, Pieces, tile_columns
+
+GROUP = 32
+"""Elements of a vector that lie in one row of a slot."""
 
 
 class MemB(Record, words=2):
@@ -125,3 +131,25 @@ def legal(unit: str, uop: MemB) -> Iterator[str]:
         yield f"acc_k={uop.acc_k} row tiles of a buffer with 4"
     if uop.send and not second and uop.acc_b > 4:
         yield f"acc_b={uop.acc_b} column tiles of a buffer with 4"
+
+
+@lru_cache(typed=True)
+def _operation(kind: type[MemBUnit], fill: Load | LoadVector | None, drain: Send | None) -> MemB:
+    load: dict[str, int] = {}
+    if isinstance(fill, LoadVector):
+        groups = fill.size // GROUP
+        rows = min(TILE // 4, groups)
+        load = {"load": 1, "bias": 1, "dim1": rows, "dim2": groups // rows}
+    elif fill is not None:
+        load = {"load": 1, "transpose": int(fill.transpose), "dim1": fill.rows, "dim2": fill.columns}
+    send: dict[str, int] = {}
+    if drain is not None:
+        send = {"send": 1, "acc_a": drain.times, "acc_b": drain.columns}
+        if issubclass(kind, MemB2Unit):
+            send["acc_k"] = drain.rows
+    return MemB(**load, **send)
+
+
+def emit(unit: UnitSpec, items: Iterable[Any]) -> Iterator[MemB]:
+    """Yield the instruction of each `Turn`."""
+    return (_operation(unit.behaviour, turn.fill, turn.drain) for turn in items)  # type: ignore[arg-type]

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
 
 from ....machine.description import Capability, Memory, UnitSpec, Where
 from ....machine.steps import Burst, Step, Steps
 from ....machine.wiring import Wiring
 from ...fields import Record, bits
+from ...work import LengthField, Patched, Receive, Send, Store
 from .loop import Loop
 from .ping_pong import PingPong, blocks_of
 from .post_ops import Norm, Softmax
@@ -71,6 +76,8 @@ MAX_SENT = 3
 """Column tiles that a MemC can send: more than these do not fit the counter of its loop (contract section 2)."""
 ACTIVATIONS = ("gelu_tanh", "gelu_erf", "relu", "silu")
 """Activations by the value of the register `activation`; without registers there is the first one only."""
+ALL_COLUMNS = 1023
+"""Value of `softmax_cols` for all columns that were received."""
 BASE_EPS = 1e-6
 """The eps of LayerNorm without registers."""
 
@@ -244,7 +251,7 @@ def legal_config(unit: str, uop: MemCConfig) -> Iterator[str]:
     """Yield the reasons why values of registers are not defined, although they are in range (contract section 7)."""
     if uop.activation > 4:
         yield f"activation {uop.activation} is not defined"
-    if uop.softmax_cols > 512 and uop.softmax_cols != 1023:
+    if uop.softmax_cols > 512 and uop.softmax_cols != ALL_COLUMNS:
         yield f"softmax_cols={uop.softmax_cols} is neither within 0..512 nor 1023"
     if uop.norm_cols > 512:
         yield f"norm_cols={uop.norm_cols} is not within 0..512"
@@ -260,3 +267,53 @@ def lint(mop: MemC) -> Iterator[str]:
         yield "a post-op without store does nothing"
     if mop.softmax and not mop.recv:
         yield "softmax without recv does nothing"
+
+
+@lru_cache(typed=True)
+def _operation(fill: Receive | None, drain: Send | Store | None) -> MemC:
+    receive: dict[str, int] = {}
+    if fill is not None:
+        receive = {"recv": 1, "k_iter": fill.rounds, "recv_a": fill.rows, "recv_b": fill.columns}
+        receive["softmax"] = int(fill.softmax is not None)
+    out: dict[str, int] = {}
+    if isinstance(drain, Send):
+        out = {"send": 1, "send_a": drain.rows, "send_b": drain.times, "send_k": drain.columns}
+    elif drain is not None:
+        out = {"store": 1, "dim1": drain.rows, "dim2": drain.columns}
+        out |= {"gelu": int(drain.activation is not None), "layernorm": int(drain.norm is not None)}
+    return MemC(**receive, **out)
+
+
+@lru_cache(typed=True)
+def _registers(fill: Receive | None, drain: Send | Store | None) -> tuple[tuple[str, Any], ...]:
+    """The registers that an operation needs, with their values."""
+    out: dict[str, Any] = {}
+    if fill is not None and fill.softmax is not None:
+        softmax = fill.softmax
+        columns = ALL_COLUMNS if softmax.columns is None else softmax.columns
+        out |= {"softmax_cols": columns, "max_sub": 1, "alone": int(softmax.alone), "causal": int(softmax.causal)}
+        if softmax.causal:
+            out["offset"] = softmax.offset
+    if isinstance(drain, Store):
+        if drain.activation is not None:
+            out["activation"] = ACTIVATIONS.index(drain.activation)
+        if drain.norm is not None:
+            eps = float(np.float32(drain.norm.eps))
+            out |= {"eps": eps, "rms": int(drain.norm.rms), "norm_cols": drain.norm.columns}
+    return tuple(out.items())
+
+
+def emit(unit: UnitSpec, items: Iterable[Any], *, registers: bool) -> Iterator[MemC | Patched]:
+    """Yield the instruction of each `Turn`, and before it those that set registers, if their values change."""
+    current: dict[str, Any] = {}
+    for turn in items:
+        needed = _registers(turn.fill, turn.drain) if registers else ()
+        if any(current.get(name, _POWER_ON.get(name)) != value for name, value in needed):
+            current |= needed
+            lengths = tuple((n, v) for n, v in current.items() if isinstance(v, LengthField))
+            config = MemCConfig(**current | dict.fromkeys((n for n, _ in lengths), 0))
+            yield Patched(config, lengths)
+        yield _operation(turn.fill, turn.drain)
+
+
+_POWER_ON = {x.name: getattr(MemCConfig(), x.name) for x in MemCConfig.FIELDS}

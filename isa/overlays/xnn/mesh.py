@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
+from typing import Any
 
+from ....machine.description import UnitSpec
 from ....machine.steps import Burst, Steps
 from ....machine.unit import Unit
 from ...fields import Record, bits
+from ...work import Route
 from .loop import Loop
 from .tiles import BEATS, Array
 
@@ -82,3 +85,13 @@ def legal(unit: str, uop: MeshA | MeshB) -> Iterator[str]:
         yield "two sources for one destination"
     if uop.size and not dests:
         yield "moves tiles along no route"
+
+
+def emit(record: type[MeshA] | type[MeshB], unit: UnitSpec, items: Iterable[Any]) -> Iterator[MeshA | MeshB]:
+    """Yield the instruction of each `Route`. record: the format of this switch."""
+    fields = {(x.source, x.to): x.name for x in record.FIELDS if x.source}
+    known: dict[Route, MeshA | MeshB] = {}
+    for route in items:
+        if route not in known:
+            known[route] = record(size=BEATS * route.tiles, **{fields[pair]: 1 for pair in route.routes})
+        yield known[route]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from itertools import islice
 from typing import Any
 
@@ -236,3 +236,18 @@ def flops(op: Mme) -> int:
     """Multiply-adds of one MME op, counted as 2 each, without the padding of 64-wide modes."""
     k, n = (128 if op.k128 else 64), (128 if op.n128 or not op.k128 else 64)
     return 2 * op.a_iter * op.b_iter * op.k_iter * op.acc_a * op.acc_b * TILE * k * n
+
+
+def emit(unit: UnitSpec, items: Iterable[Any]) -> Iterator[Mme]:
+    """Yield the op of each `Multiply`."""
+    for item in items:
+        counts = {field: getattr(item, name) for name, field in _COUNTS.items()}
+        yield Mme(
+            **counts,
+            load_prev=int(item.load_scale),
+            bias=int(item.bias),
+            n128=int(not item.half_columns),
+            k128=int(not item.half_depth),
+            acc_k=int(item.sums),
+            prev=int(item.scaled),
+        )

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterator, Mapping
-from typing import NamedTuple
+from collections.abc import Hashable, Iterable, Iterator, Mapping
+from functools import lru_cache
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -14,7 +15,8 @@ from ....machine.unit import Unit
 from ....machine.wiring import Wiring
 from ...fields import Record, bits
 from ...layout import BLOCK, QUARTER, UNIT, padded
-from ...overlay import Transfer as Access
+from ...overlay import Transfer as BankAccess
+from ...work import Access
 from .loop import Loop
 from .tiles import BIAS_WORD, BLOCK_WORDS, Array, Pieces
 
@@ -219,8 +221,32 @@ def lint_lpddr(mop: Lpddr) -> Iterator[str]:
         yield "a vector without destination goes to MemB1"
 
 
-def transfer(unit: str, uop: Transfer) -> Access | None:
+def transfer(unit: str, uop: Transfer) -> BankAccess | None:
     """Return the off-chip access of a uOP; None if it makes none."""
     if uop.peer and uop.size:
-        return Access(unit.lower(), uop.addr, uop.size, uop.store)
+        return BankAccess(unit.lower(), uop.addr, uop.size, uop.store)
     return None
+
+
+@lru_cache(typed=True)
+def _ddr(item: Access) -> Ddr:
+    flags = {x.source if item.store else x.to: x.name for x in Ddr.FIELDS if (x.source if item.store else x.to)}
+    direction = {"store": 1} if item.store else {"load": 1}
+    return Ddr(
+        size=item.size, chunks=item.chunks, chunk_stride=item.stride // UNIT, **direction, **{flags[item.peer]: 1}
+    )
+
+
+@lru_cache(typed=True)
+def _lpddr(item: Access) -> Lpddr:
+    flags = {x.to: x.name for x in Lpddr.FIELDS if x.to}
+    stride = item.stride // UNIT
+    return Lpddr(
+        size=item.size, chunks=item.chunks, chunk_stride=stride, bias=int(item.vector), **{flags[item.peer]: 1}
+    )
+
+
+def emit(unit: UnitSpec, items: Iterable[Any]) -> Iterator[Ddr | Lpddr]:
+    """Yield the instruction of each `Access`."""
+    made = _lpddr if unit.bank == "lpddr" else _ddr
+    return (made(item._replace(addr=0)).replace(addr=item.addr // UNIT) for item in items)

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import partial
 from typing import Any
 
 from ....machine.description import Rate, Stream, UnitSpec
 from ....machine.resources import VC1902
+from ...fields import Record
 from ...layout import UNIT
 from ...overlay import InstructionFormat, Overlay, Transfer
+from ...work import Emit, Item, Patched
 from . import formats as f
 from . import mem_a, mem_b, mem_c, mesh, mme, off_chip
 from .checks import rules
@@ -147,6 +150,22 @@ def transfer(unit: str, uop: Any) -> Transfer | None:
     return off_chip.transfer(unit, uop) if isinstance(uop, f.Transfer) else None
 
 
+_EMIT: Mapping[str, Emit] = {
+    "DDR": off_chip.emit,
+    "LPDDR": off_chip.emit,
+    "MemA": mem_a.emit,
+    "MemB": mem_b.emit,
+    "MeshA": partial(mesh.emit, f.MeshA),
+    "MeshB": partial(mesh.emit, f.MeshB),
+    "MME": mme.emit,
+}
+
+
+def emit(unit: UnitSpec, items: Iterable[Item], *, registers: bool) -> Iterator[Record | Patched]:
+    """Turn the work items of a unit into its instructions. registers: the MemCs have them."""
+    return mem_c.emit(unit, items, registers=registers) if unit.kind == "MemC" else _EMIT[unit.kind](unit, items)
+
+
 XNN_BASE = Overlay(
     name="xnn-base",
     units=_units(registers=False),
@@ -167,6 +186,7 @@ XNN_BASE = Overlay(
     device=VC1902,
     resources=needs,
     costs=costs,
+    emit=partial(emit, registers=False),
 )
 
 XNN = dataclasses.replace(
@@ -177,5 +197,6 @@ XNN = dataclasses.replace(
         *_BASE_FORMS,
         InstructionFormat("MemCConfig", 8, "MemC", f.MemCConfig, False, 8, config=True, max_reuse=1, uop_bytes=16),
     ),
+    emit=partial(emit, registers=True),
     extends="xnn-base",
 )
