@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from ..base.finding import Finding
     from ..machine.resources import Cost, Device, Need
     from .expansion import Expansion
+    from .patterns import Patterns
     from .work import Emit
 
 
@@ -78,6 +79,7 @@ class Overlay(Machine):
     lint: given a mOP, the bits set in it that the unit ignores, as texts. semantic_checks: checks for this overlay
     alone, given the expansion and whether sends equal receives on every stream.
     emit: turns the scheduler's work items into instructions; None if models cannot be compiled for the overlay.
+    find_patterns: derives the overlay's patterns from its description; None if it has none.
     extends: name of the overlay whose image format this one adds opcodes to.
     device: the chip, None if not known. resources: what each part of the datapath needs of it. costs: times of the
     units' operations by their sources, compared with the simulator's.
@@ -96,10 +98,16 @@ class Overlay(Machine):
     lint: Callable[[Any], Iterator[str]] = lambda mop: iter(())
     semantic_checks: Callable[[Expansion, bool], Iterator[Finding]] = lambda expansion, balanced: iter(())
     emit: Emit | None = None
+    find_patterns: Callable[[Machine], Patterns | None] = lambda machine: None
     extends: str | None = None
     device: Device | None = None
     resources: Callable[[Overlay], Iterator[Need]] = lambda overlay: iter(())
     costs: Callable[[Overlay], Iterator[Cost]] = lambda overlay: iter(())
+
+    @cached_property
+    def patterns(self) -> Patterns | None:
+        """The patterns that its units form; None if they form none."""
+        return self.find_patterns(self)
 
     @cached_property
     def by_opcode(self) -> dict[int, InstructionFormat]:

@@ -23,6 +23,7 @@ from .mem_c import MemCUnit
 from .mesh import MeshUnit
 from .mme import MmeUnit
 from .off_chip import OffChipUnit, addresses, ddr_uops
+from .patterns import patterns
 from .resources import needs
 from .tiles import BLOCK_TOKEN, BLOCK_WORDS, ROW_SUM_TOKEN, ROW_TOKEN, TILE_TOKEN
 
@@ -187,6 +188,7 @@ XNN_BASE = Overlay(
     resources=needs,
     costs=costs,
     emit=partial(emit, registers=False),
+    find_patterns=patterns,
 )
 
 XNN = dataclasses.replace(
