@@ -51,7 +51,7 @@ _HOME = {
     "Schedule": ".scheduler.schedule:Schedule",
     "Segment": ".scheduler.schedule:Segment",
     "Serving": ".host.serving:Serving",
-    "Tiles": ".scheduler.tiles:Tiles",
+    "Tiles": ".scheduler.knobs:Tiles",
     "compile": ".compiler:compile",
     "errors": ".base.errors",
     "explain": ".compiler:explain",

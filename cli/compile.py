@@ -39,6 +39,8 @@ CONVERSIONS = {"_to_copy", "to"}
 """Operators of PyTorch's part that compute nothing: they convert arguments."""
 MAX_OPERATORS = 8
 """Operators of PyTorch's part that the last lines name."""
+FORMER = {"lower": "dram"}
+"""Former names of passes."""
 STEPS = ("start PyTorch", "load the model", *SHOWN, "write")
 """The steps that a terminal shows."""
 
@@ -74,7 +76,7 @@ STEPS = ("start PyTorch", "load the model", *SHOWN, "write")
     "--dump-after",
     "dumped",
     multiple=True,
-    type=click.Choice([*SHOWN, "all"]),
+    type=click.Choice([*SHOWN, *FORMER, "all"]),
     help="print what a pass made (to stderr with --json); several times for several passes",
 )
 @click.option("--json", "as_json", is_flag=True, help="one JSON object on stdout")
@@ -112,9 +114,11 @@ def compile_command(
         if weights_path is not None:
             check_target(weights_path)
 
+        asked = {FORMER.get(name, name) for name in dumped}
+
         def observe(name: str, made: object) -> None:
             steps.done(name, made.why[0] if isinstance(made, Chosen) and made.why else "")
-            if name in dumped or "all" in dumped:
+            if name in asked or "all" in asked:
                 with steps.paused():
                     click.echo(f"-- after {name}\n{shown(name, made)}", err=as_json)
 

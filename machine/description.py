@@ -218,6 +218,20 @@ class Machine:
         """The capability of the first unit that can do an operation; None if no unit can."""
         return next((c for u in self.units if (c := u.capability(op)) is not None), None)
 
+    def memory_of(self, unit: str) -> Memory:
+        """The memory of a unit. Raises `ProgramError` if it has none."""
+        memory = self.by_unit[unit].memory
+        if memory is None:
+            raise ProgramError(f"{unit} of overlay {self.name} has no memory")
+        return memory
+
+    def capability_of(self, unit: str, op: str) -> Capability:
+        """The capability of a unit for an operation. Raises `ProgramError` if it has none."""
+        capability = self.by_unit[unit].capability(op)
+        if capability is None:
+            raise ProgramError(f"{unit} of overlay {self.name} has no capability {op}")
+        return capability
+
     @cached_property
     def ports(self) -> dict[str, tuple[Port, ...]]:
         """The ends of streams at each unit, by unit name."""

@@ -30,7 +30,10 @@ SHOWN: dict[str, Callable[[Any], str]] = {
     "match": _layers,
     "fold": _show,
     "schedule": _show,
-    "lower": _show,
+    "tile": _show,
+    "bind": _show,
+    "chain": _show,
+    "dram": _show,
     "pack": show,
 }
 """The function that prints the result of a pass, by pass, in order."""
@@ -38,6 +41,7 @@ SHOWN: dict[str, Callable[[Any], str]] = {
 
 def shown(name: str, made: object) -> str:
     """Print the result of pass `name`: the captured or rewritten graph, the matched layers, the network, the schedule,
-    the kernel sequences of each unit, or the program. Raises `MissingError` without PyTorch."""
+    the segments as they are cut, the work items of each unit, their kernel sequences without and with the unit of
+    activations, or the program. Raises `MissingError` without PyTorch."""
     require_torch("compiling a model")
     return SHOWN[name](made)

@@ -8,24 +8,25 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 from ..base.errors import UnsupportedError
-from ..isa.layout import BLOCK_ROWS
-from ..isa.overlays.xnn import formats as f
+from ..isa.layout import BLOCK_COLS
+from ..isa.work import LengthField, Load, Multiply, Receive, Send, Softmax, Store
 from . import bias
-from .counts import MAX_A_ITER, MAX_K_ITER
+from .binder import Binder, Drain, multiply_as
 from .graph import AttentionLayer
-from .kernel_builder import KernelBuilder, LengthField, WorkItem
+from .grid import most
+from .mapping import PipelineLimits, pipeline_of
+from .memory import HEAD_COLS
 from .order import Tile
+from .refusal import require
+from .tile import TILE
 
 SOON = 6
 """Number of loads of the next segment among which the last heads are stored: its MMEs take so many before they need
 MemC."""
-MAX_SENT = 6
-"""Largest number of key tiles that a MemC pair can send: three each."""
 STORE_LAG = 3
-"""Slots between the loads for a head's scores and the stores of its output: Q K^T, P V, then MemC 4 and 5 store."""
+"""Slots between the loads for a head's scores and the stores of its output: Q K^T, P V, then the results are stored."""
 
 
 @dataclass
@@ -47,9 +48,9 @@ class Slot:
     tile: Tile = field(default_factory=Tile)
 
 
-def lower_attention(s: KernelBuilder, att: AttentionLayer) -> None:
-    """Lower attention by mapping type D: Q K^T on MME 0-3, softmax in MemC 0-3, P V on MME 4 and 5, pipelined over
-    slots (section 4.3). Raises `UnsupportedError` like `check`."""
+def bind_attention(s: Binder, att: AttentionLayer) -> None:
+    """Bind attention by mapping type D: Q K^T on the grid of scores, softmax in its results, P V on the product units
+    behind them, pipelined over slots (section 4.3). Raises `UnsupportedError` like `check`."""
     check(s, att)
     slots = slots_of(s, att)
     before: Slot | None = None
@@ -59,9 +60,9 @@ def lower_attention(s: KernelBuilder, att: AttentionLayer) -> None:
         s.tiles.append(tile)
         if slot is not None:
             slot.tile = tile
-            lower_slot_scores(s, att, slot, tile)
+            bind_slot_scores(s, att, slot, tile)
         if before is not None:
-            lower_slot_values(s, att, before, tile)
+            bind_slot_values(s, att, before, tile)
         before = slot
     hurry(s.tiles[first:])
 
@@ -78,82 +79,80 @@ def hurry(tiles: Sequence[Tile]) -> None:
             tile.lag, tile.within = (len(tiles) - i, SOON) if i == last else (len(tiles) - 1 - i, None)
 
 
-def check(s: KernelBuilder, att: AttentionLayer, max_tiles: int = MAX_SENT) -> None:
-    """Raises `UnsupportedError`, naming the layer, for attention that the overlay cannot run. max_tiles: largest number
-    of key tiles that a MemC pair can pass on."""
-    if not s.extended:
-        for span in s.spans:
-            rows = f"{att.place}: sequences of {span.rows} rows"
-            if span.rows % BLOCK_ROWS:
-                raise UnsupportedError(
-                    f"{rows}; overlay {s.overlay.name} has no masks and needs a multiple of {BLOCK_ROWS} rows"
-                )
-            if span.blocks == 1:
-                least = 2 * BLOCK_ROWS
-                raise UnsupportedError(
-                    f"{rows}; overlay {s.overlay.name} splits the keys over two MemC and needs at least {least} rows"
-                )
-    if s.seq_blocks > max_tiles:
-        rows = f"{att.place}: sequences of {max(s.net.rows)} rows"
+def check(s: Binder, att: AttentionLayer, *, in_memory: bool = False) -> None:
+    """Raises `UnsupportedError`, naming the layer, for attention that the overlay cannot run. in_memory: the scores go
+    through off-chip memory (mapping type B)."""
+    pipeline = pipeline_of(s.overlay)
+    limits = PipelineLimits.of(s.overlay, pipeline)
+    unit = s.overlay.by_unit[pipeline.scores.results[0][0]]
+    for span in s.spans:
+        rows = f"sequences of {span.rows} rows"
+        if span.rows % TILE:
+            require(att.place, f"{rows}, no multiple of {TILE}", s.overlay, "mask", unit)
+        if span.blocks == 1:
+            require(att.place, f"{rows}, fewer than {2 * TILE}", s.overlay, "row_softmax", unit)
+    most_tiles = limits.stored if in_memory else limits.sent
+    if s.seq_blocks > most_tiles:
+        rows = f"sequences of {max(s.net.rows)} rows"
+        op = "store" if in_memory else "send"
         remedy = (
-            "mapping type B, through DDR, runs up to 1024 rows"
-            if max_tiles == MAX_SENT
-            else "longer sequences need MemC with larger buffers"
+            "longer sequences need larger memories"
+            if in_memory
+            else f"mapping type B, through off-chip memory, runs up to {limits.stored * TILE} rows"
         )
         raise UnsupportedError(
-            f"{rows}; a MemC pair feeds at most {max_tiles} key tiles, {max_tiles * BLOCK_ROWS} rows; {remedy}"
+            f"{att.place}: {rows}; capability {op} of {unit.kind} of overlay {s.overlay.name} takes at most "
+            f"{most_tiles} key tiles, {most_tiles * TILE} rows; {remedy}"
         )
-    if att.causal and not s.extended:
-        raise UnsupportedError(f"{att.place}: causal attention; overlay {s.overlay.name} has no masks")
-    if att.masked and not s.extended:
-        raise UnsupportedError(f"{att.place}: attention with a mask; overlay {s.overlay.name} has no masks")
-
-
-def mask_of(
-    s: KernelBuilder, att: AttentionLayer, sequence: int, key_block: int, keys: int, alone: bool, row_block: int = 0
-) -> dict[str, Any]:
-    """The softmax registers of a MemC that receives rows from `row_block` on and `keys` key blocks from `key_block` on.
-
-    They mask the padding of the sequence, or the keys beyond its run-time length if `att.masked`. alone: this MemC has
-    all keys of its rows. Empty for the base machine, which has no masks.
-    """
-    if not s.extended:
-        return {}
-    base = key_block * BLOCK_ROWS
-    cols: Any = max(0, min(keys * BLOCK_ROWS, s.spans[sequence].rows - base))
+    if att.causal:
+        require(att.place, "causal attention", s.overlay, "causal_mask", unit)
     if att.masked:
-        cols = LengthField(sequence, base, keys * BLOCK_ROWS)
-    elif cols == keys * BLOCK_ROWS:
-        cols = 1023
-    out = {"softmax_cols": cols, "max_sub": 1, "alone": int(alone)}
-    return out | {"causal": 1, "offset": row_block * BLOCK_ROWS} if att.causal else out | {"causal": 0}
+        require(att.place, "attention with a mask", s.overlay, "mask", unit)
 
 
-def slots_of(s: KernelBuilder, att: AttentionLayer) -> list[Slot]:
+def softmax_of(
+    s: Binder, att: AttentionLayer, sequence: int, key_block: int, keys: int, alone: bool, row_block: int = 0
+) -> Softmax:
+    """The softmax of a memory that receives rows from `row_block` on and `keys` key blocks from `key_block` on.
+
+    It masks the padding of the sequence, or the keys beyond its run-time length if `att.masked`. alone: this memory has
+    all keys of its rows.
+    """
+    base = key_block * TILE
+    columns: int | LengthField | None = max(0, min(keys * TILE, s.spans[sequence].rows - base))
+    if att.masked:
+        columns = LengthField(sequence, base, keys * TILE)
+    elif columns == keys * TILE:
+        columns = None
+    return Softmax(columns, alone, att.causal, row_block * TILE if att.causal else 0)
+
+
+def slots_of(s: Binder, att: AttentionLayer) -> list[Slot]:
     """Divide the heads of all sequences into pipeline slots, in execution order."""
     return [
         slot
         for sequence, span in enumerate(s.spans)
         for slot in (_single_slots if span.blocks == 1 else _pair_slots)(
-            sequence, span.blocks, att, s.schedule.heads_per_slot
+            s, sequence, span.blocks, att, s.schedule.heads_per_slot
         )
     ]
 
 
-def _single_slots(sequence: int, blocks: int, att: AttentionLayer, max_heads: int) -> Iterator[Slot]:
-    """The slots of a sequence of one row block: each of MME 0-3 serves a head of its own."""
+def _single_slots(s: Binder, sequence: int, blocks: int, att: AttentionLayer, max_heads: int) -> Iterator[Slot]:
+    """The slots of a sequence of one row block: each unit of the grid serves a head of its own."""
     for head in range(0, att.heads, max_heads):
         yield Slot(sequence, head, heads=min(max_heads, att.heads - head), alone=True, q=(1, 1), k=(1, 1))
 
 
-def _pair_slots(sequence: int, blocks: int, att: AttentionLayer, max_heads: int) -> Iterator[Slot]:
-    """The slots of a longer sequence: row halves on MemA0 and MemA1, key halves on MemB0 and MemB1, at most four row
-    blocks. A slot has one head; two if a head has two row blocks, because MemB2 holds the values of both. A causal mask
-    counts rows from the first of a MemC, which therefore takes one head only."""
-    step = min(max_heads, 2) if blocks == 2 and not att.causal else 1
+def _pair_slots(s: Binder, sequence: int, blocks: int, att: AttentionLayer, max_heads: int) -> Iterator[Slot]:
+    """The slots of a longer sequence: row halves on the rows of the grid, key halves on its columns, as many row blocks
+    as the memories hold. A slot has one head; more if a head has two row blocks, because the memory of V holds the
+    values of all. A causal mask counts rows from the first of a memory, which therefore takes one head only."""
+    limits = PipelineLimits.of(s.overlay, pipeline_of(s.overlay))
+    step = min(max_heads, limits.rows // 2, limits.values // 2) if blocks == 2 and not att.causal else 1
     for head in range(0, att.heads, step):
-        for start in range(0, blocks, 4):
-            q = halved(min(4, blocks - start))
+        for start in range(0, blocks, limits.rows):
+            q = halved(min(limits.rows, blocks - start))
             yield Slot(sequence, head, heads=min(step, att.heads - head), q=q, k=halved(blocks), start=start)
 
 
@@ -162,225 +161,228 @@ def halved(blocks: int) -> tuple[int, int]:
     return -(-blocks // 2), blocks // 2
 
 
-def lower_slot_scores(s: KernelBuilder, att: AttentionLayer, slot: Slot, tile: Tile, stored: bool = False) -> None:
-    """Append softmax(Q K^T) of a slot. MemC 0-3 then store the probabilities if `stored`, else send them to MME 4 and
-    5. tile: receives the loads."""
+def bind_slot_scores(s: Binder, att: AttentionLayer, slot: Slot, tile: Tile, stored: bool = False) -> None:
+    """Append softmax(Q K^T) of a slot. The results then store the probabilities if `stored`, else send them to the
+    product units of P V. tile: receives the loads."""
     if slot.alone:
         _scores_single(s, att, slot, tile, stored)
     else:
         _scores_pair(s, att, slot, tile, stored)
 
 
-def _score_output(rows: int, keys: int, stored: bool) -> dict[str, Any]:
-    """The uOP fields by which a MemC stores or sends its scores."""
-    if stored:
-        return {"store": 1, "dim1": BLOCK_ROWS * rows, "dim2": BLOCK_ROWS * keys}
-    return {"send": 1, "send_a": rows, "send_b": 1, "send_k": keys}
+def _score_output(rows: int, keys: int, stored: bool) -> Drain:
+    """How a memory stores or sends its scores."""
+    return Store(TILE * rows, TILE * keys) if stored else Send(rows, keys)
 
 
-def _scores_single(s: KernelBuilder, att: AttentionLayer, slot: Slot, tile: Tile, stored: bool) -> None:
-    """Heads h, h+1 share MemA0, h+2, h+3 MemA1; h, h+2 share MemB0, h+1, h+3 MemB1. Each goes to its own MME."""
+def _scores_single(s: Binder, att: AttentionLayer, slot: Slot, tile: Tile, stored: bool) -> None:
+    """Heads h, h+1 share the left memory of grid row 0, h+2, h+3 that of row 1; h, h+2 share the right memory of column
+    0, h+1, h+3 that of column 1. Each goes to its own product unit."""
+    grid = pipeline_of(s.overlay).scores
     n, row, col = slot.heads, s.spans[slot.sequence].start, slot.head
-    _score_ops(s, att, [(m, 1, 1) for m in range(n)])
+    units = [divmod(m, 2) for m in range(n)]
+    _score_ops(s, att, [(unit, 1, 1) for unit in units])
     halves = [range(col + 2 * i, col + min(n, 2 * i + 2)) for i in range(2)]
     for i, heads in enumerate(halves):
         if heads and att.bias is not None:
-            for m, head in enumerate(heads, 2 * i):
-                bias.send_bias(s, att, slot.sequence, i, [(head, 0)], [(m, 1)], tile)
+            for j, head in enumerate(heads):
+                bias.send_bias(s, att, slot.sequence, i, [(head, 0)], [(j, 1)], tile)
     for i, heads in enumerate(halves):
         if heads:
-            _queries(s, att, row, 1, heads, i, {"send": 1, "acc_a": len(heads), "acc_b": 1}, tile)
+            _queries(s, att, row, 1, heads, i, Send(len(heads), 1, 1), tile)
     for j in range(2):
         heads = range(col + j, col + n, 2)
         if heads:
-            _keys(s, att, row, 1, heads, j, {"send": 1, "acc_a": 1, "acc_b": len(heads)}, tile)
+            _keys(s, att, row, 1, heads, j, Send(1, len(heads), 1), tile)
     for j in range(2):
-        s.route("MeshA", [f"a{m // 2}_{m}" for m in range(j, n, 2)], 1)
+        s.route(grid.left_switch, [(grid.left[i], grid.products[i][h]) for i, h in units if h == j], 1)
     for i in range(2):
-        s.route("MeshB", [f"b{m % 2}_{m}" for m in range(2 * i, min(2 * i + 2, n))], 1)
-    for m in range(n):
-        s.mem[f"MemC{m}"].append(
-            WorkItem(
-                {"recv": 1, "k_iter": _rounds(att), "recv_a": 1, "recv_b": 1, "softmax": 1},
-                _score_output(1, 1, stored),
-                recv_config=mask_of(s, att, slot.sequence, 0, 1, alone=True),
-            )
+        s.route(grid.right_switch, [(grid.right[j], grid.products[h][j]) for h, j in units if h == i], 1)
+    for i, j in units:
+        s.turn(
+            grid.results[i][j],
+            Receive(_rounds(att), 1, 1, softmax_of(s, att, slot.sequence, 0, 1, alone=True)),
+            _score_output(1, 1, stored),
         )
 
 
-def _scores_pair(s: KernelBuilder, att: AttentionLayer, slot: Slot, tile: Tile, stored: bool) -> None:
+def _scores_pair(s: Binder, att: AttentionLayer, slot: Slot, tile: Tile, stored: bool) -> None:
+    grid = pipeline_of(s.overlay).scores
     row0 = s.spans[slot.sequence].start
     q, k, n = slot.q, slot.k, slot.heads  # with several heads, q and k are one block each
     groups = [i for i in range(2) if q[i]]
     heads = range(slot.head, slot.head + n)
-    _score_ops(s, att, [(2 * i + j, q[i] * n, k[j]) for i in groups for j in range(2)])
+    _score_ops(s, att, [((i, j), q[i] * n, k[j]) for i in groups for j in range(2)])
     for i in groups if att.bias is not None else ():
         start = slot.start + (q[0] if i else 0)
         places = [(head, row) for row in range(start, start + q[i]) for head in heads]
-        bias.send_bias(s, att, slot.sequence, i, places, [(2 * i, k[0]), (2 * i + 1, k[1])], tile)
+        bias.send_bias(s, att, slot.sequence, i, places, [(0, k[0]), (1, k[1])], tile)
     for i in groups:
         at = row0 + slot.start + (q[0] if i else 0)
-        _queries(s, att, at, q[i], heads, i, {"send": 1, "acc_a": q[i] * n, "acc_b": k[0]}, tile)
+        _queries(s, att, at, q[i], heads, i, Send(q[i] * n, 1, k[0]), tile)
     for j in range(2):
         at = row0 + (k[0] if j else 0)
-        _keys(s, att, at, k[j], heads, j, {"send": 1, "acc_a": q[0], "acc_b": k[j] * n}, tile)
+        _keys(s, att, at, k[j], heads, j, Send(1, k[j] * n, q[0]), tile)
     for a in range(q[0]):
         active = [i for i in groups if a < q[i]]
-        for halves, tiles in (((0, 1), k[1]), ((0,), k[0] - k[1])):  # only the even MMEs take the odd key tile
-            s.route("MeshA", [f"a{i}_{2 * i + h}" for i in active for h in halves], tiles * n)
-            s.route("MeshB", [f"b{h}_{2 * i + h}" for i in active for h in halves], tiles * n)
+        for halves, tiles in (((0, 1), k[1]), ((0,), k[0] - k[1])):  # only column 0 takes the odd key tile
+            units = [(i, h) for i in active for h in halves]
+            s.route(grid.left_switch, [(grid.left[i], grid.products[i][h]) for i, h in units], tiles * n)
+            s.route(grid.right_switch, [(grid.right[h], grid.products[i][h]) for i, h in units], tiles * n)
     for i in groups:
         for j in range(2):
-            s.mem[f"MemC{2 * i + j}"].append(
-                WorkItem(
-                    {"recv": 1, "k_iter": _rounds(att), "recv_a": q[i] * n, "recv_b": k[j], "softmax": 1},
-                    _score_output(q[i] * n, k[j], stored),
-                    recv_config=mask_of(
-                        s, att, slot.sequence, k[0] if j else 0, k[j], False, slot.start + (q[0] if i else 0)
-                    ),
-                )
+            softmax = softmax_of(s, att, slot.sequence, k[0] if j else 0, k[j], False, slot.start + (q[0] if i else 0))
+            s.turn(
+                grid.results[i][j],
+                Receive(_rounds(att), q[i] * n, k[j], softmax),
+                _score_output(q[i] * n, k[j], stored),
             )
 
 
 def _rounds(att: AttentionLayer) -> int:
-    """Number of partial sums that MemC adds for a score: the product, and the bias if there is one."""
+    """Number of partial sums that are added for a score: the product, and the bias if there is one."""
     return 1 if att.bias is None else 2
 
 
-def _queries(
-    s: KernelBuilder, att: AttentionLayer, row: int, rows: int, heads: range, i: int, send: dict[str, Any], tile: Tile
-) -> None:
-    """Append loads of Q into MemA i, and its sends: `rows` row tiles from block `row` on, of each of `heads`, which are
-    consecutive. send: uOP fields of the sends. tile: receives the loads."""
-    unit = f"MemA{i}"
+def _queries(s: Binder, att: AttentionLayer, row: int, rows: int, heads: range, i: int, send: Send, tile: Tile) -> None:
+    """Append loads of Q into the left memory of grid row i, and its sends: `rows` row tiles from block `row` on, of
+    each of `heads`, which are consecutive. tile: receives the loads."""
+    grid = pipeline_of(s.overlay).scores
     if att.bias is None:
-        tile.loads.append(s.blocks(att.q, row, rows, heads.start, len(heads), unit))
+        tile.loads.append(s.blocks(att.q, row, rows, heads.start, len(heads), grid.left[i]))
     else:
-        bias.load_queries(s, att, row, rows, heads, unit, tile)
-    s.mem[unit].append(WorkItem({"load": 1, "dim1": 128 * rows * len(heads), "dim2": _k_columns(att)}, send))
+        bias.load_queries(s, att, row, rows, heads, grid.left[i], tile)
+    s.turn(grid.left[i], Load(TILE * rows * len(heads), _k_columns(att), source=grid.activations), send)
 
 
-def _keys(
-    s: KernelBuilder, att: AttentionLayer, row: int, rows: int, heads: range, j: int, send: dict[str, Any], tile: Tile
-) -> None:
-    """Append loads of K into MemB j, transposed, and its sends: `rows` key tiles from block `row` on, of each of
-    `heads`. send: uOP fields of the sends. tile: receives the loads."""
-    unit = f"MemB{j}"
+def _keys(s: Binder, att: AttentionLayer, row: int, rows: int, heads: range, j: int, send: Send, tile: Tile) -> None:
+    """Append loads of K into the right memory of grid column j, transposed, and its sends: `rows` key tiles from block
+    `row` on, of each of `heads`. tile: receives the loads."""
+    grid = pipeline_of(s.overlay).scores
+    unit = grid.right[j]
     if att.bias is not None:
         bias.load_keys(s, att, row, rows, heads, unit, tile)
     elif heads.step == 1:
         tile.loads.append(s.blocks(att.k, row, rows, heads.start, len(heads), unit))
     else:
         tile.loads += [s.blocks(att.k, row, rows, head, 1, unit) for head in heads]
-    load = {"load": 1, "transpose": 1, "dim1": _k_columns(att), "dim2": 128 * rows * len(heads)}
-    s.mem[unit].append(WorkItem(load, send))
+    s.turn(unit, Load(_k_columns(att), TILE * rows * len(heads), True, grid.activations), send)
 
 
 def _k_columns(att: AttentionLayer) -> int:
     """Columns of a tile of Q or K: those of one head, with a bias also those of its neighbour."""
-    return 64 if att.bias is None else 128
+    return HEAD_COLS if att.bias is None else 2 * HEAD_COLS
 
 
-def _score_ops(s: KernelBuilder, att: AttentionLayer, shapes: Sequence[tuple[int, int, int]]) -> None:
-    """Append the MME ops for Q K^T of a slot. shapes: (MME, acc_a, acc_b)."""
+def _score_ops(s: Binder, att: AttentionLayer, shapes: Sequence[tuple[tuple[int, int], int, int]]) -> None:
+    """Append the ops for Q K^T of a slot. shapes: (grid row and column, row tiles, column tiles)."""
     if att.bias is not None:
         bias.score_ops(s, shapes)
         return
-    for mme, acc_a, acc_b in shapes:
-        score_op(s, mme, acc_a, acc_b)
+    for unit, rows, columns in shapes:
+        score_op(s, unit, rows * columns)
 
 
-def score_op(s: KernelBuilder, mme: int, acc_a: int, acc_b: int) -> None:
-    """Append acc_a * acc_b tile products in K = 64 mode to an MME. Each emits one tile, so one op counts products of
-    any heads: a new op starts only when the last is full."""
-    ops = s.mme[f"MME{mme}"]
-    left = acc_a * acc_b
+def score_op(s: Binder, unit: tuple[int, int], products: int) -> None:
+    """Append tile products with half of K to the product unit at (grid row, column). Each emits one tile, so one op
+    counts products of any heads: a new op starts only when the last is full."""
+    i, j = unit
+    ops, most_products = s.ops(pipeline_of(s.overlay).scores.products[i][j]), most(s, "matmul", "depth")
+    left = products
     while left:
-        op = f.Mme(a_iter=1, b_iter=1, k_iter=0, acc_a=1, acc_b=1, n128=1)
-        if ops and _same_but(ops[-1], op, "k_iter") and 0 < ops[-1].k_iter < MAX_K_ITER:
-            op = ops.pop()
-        more = min(left, MAX_K_ITER - op.k_iter)
-        ops.append(op.replace(k_iter=op.k_iter + more))
+        last, one = ops[-1] if ops else None, Multiply(depth=1, half_depth=True)
+        room = 0
+        if isinstance(last, Multiply) and last._replace(depth=1) == one:
+            room = most_products - last.depth
+        more = min(left, room or most_products)
+        if room:
+            assert isinstance(last, Multiply)
+            ops[-1] = last._replace(depth=last.depth + more)
+        else:
+            ops.append(one._replace(depth=more))
         left -= more
 
 
-def value_op(s: KernelBuilder, mme: int, acc_a: int, k_iter: int) -> None:
-    """Append P V for `acc_a` row blocks to an MME: 64 columns wide, accumulated over `k_iter` key tiles. An op equal to
-    the one before raises that one's a_iter instead."""
-    ops = s.mme[f"MME{mme}"]
-    op = f.Mme(a_iter=1, b_iter=1, k_iter=k_iter, acc_a=acc_a, acc_b=1, k128=1, acc_k=1)
-    if ops and _same_but(ops[-1], op, "a_iter") and ops[-1].a_iter < MAX_A_ITER:
-        op = op.replace(a_iter=ops.pop().a_iter + 1)
-    ops.append(op)
+def value_op(s: Binder, i: int, rows: int, keys: int) -> None:
+    """Append P V for `rows` row blocks to the product unit behind grid row i: half of the columns, summed over `keys`
+    key tiles. An op equal to the one before raises that one's row groups instead."""
+    ops = s.ops(pipeline_of(s.overlay).products[i])
+    op = Multiply(depth=keys, rows=rows, half_columns=True, sums=True)
+    joined = multiply_as(ops[-1] if ops else None, op, "row_groups", most(s, "matmul", "row_groups"))
+    if joined is not None:
+        ops.pop()
+    ops.append(joined or op)
 
 
-def lower_slot_values(s: KernelBuilder, att: AttentionLayer, slot: Slot, tile: Tile) -> None:
-    """Append P V of a slot, P coming from MemC 0-3. tile: receives the loads of V; `slot.tile` receives the stores."""
+def bind_slot_values(s: Binder, att: AttentionLayer, slot: Slot, tile: Tile) -> None:
+    """Append P V of a slot, P coming from the results of Q K^T. tile: receives the loads of V; `slot.tile` receives the
+    stores."""
     if slot.alone:
         _values_single(s, att, slot, tile)
     else:
         _values_pair(s, att, slot, tile)
 
 
-def _values_single(s: KernelBuilder, att: AttentionLayer, slot: Slot, tile: Tile) -> None:
-    n, row, col = slot.heads, s.spans[slot.sequence].start, slot.head
+def load_values(s: Binder, rows: int, send: Send, load: bool = True) -> None:
+    """Append the work of the memory of V: `rows` row tiles, loaded unless a slot before holds them, and sent."""
+    pipeline = pipeline_of(s.overlay)
+    fill = Load(TILE * rows, HEAD_COLS, source=pipeline.scores.activations) if load else None
+    s.turn(pipeline.values, fill, send)
+
+
+def is_held(s: Binder, unit: str, item: int, parts: int) -> bool:
+    """Whether the slot that item number `item` of a sequence uses holds its data already: the sequence repeats `parts`
+    parts, and an item that loads nothing finds what the item one round of the slots before left there."""
+    slots = s.overlay.memory_of(unit).slots
+    return item >= slots and slots % parts == 0
+
+
+def _values_single(s: Binder, att: AttentionLayer, slot: Slot, tile: Tile) -> None:
+    pipeline = pipeline_of(s.overlay)
+    grid, n, row, col = pipeline.scores, slot.heads, s.spans[slot.sequence].start, slot.head
     for h in range(n):
-        tile.loads.append(s.blocks(att.v, row, 1, col + h, 1, "MemB2"))
-    s.mem["MemB2"].append(
-        WorkItem({"load": 1, "dim1": 128 * n, "dim2": 64}, {"send": 1, "acc_a": 1, "acc_b": 1, "acc_k": n})
-    )
+        tile.loads.append(s.blocks(att.v, row, 1, col + h, 1, pipeline.values))
+    load_values(s, n, Send(n, 1))
+    units = [divmod(m, 2) for m in range(n)]
     for j in range(2):  # P of heads j and j+2, in lock step
-        s.route("MeshA", [f"c{m}_{4 + m // 2}" for m in range(j, n, 2)], 1)
+        s.route(grid.left_switch, [(grid.results[i][h], pipeline.products[i]) for i, h in units if h == j], 1)
     for i in range(2):
         count = max(0, min(2, n - 2 * i))
         if not count:
             continue
-        s.route("MeshB", [f"b2_{4 + i}"], count)
+        s.route(grid.right_switch, [(pipeline.values, pipeline.products[i])], count)
         for _ in range(count):
-            value_op(s, 4 + i, 1, 1)
-        c = f"MemC{4 + i}"
-        s.mem[c].append(
-            WorkItem(
-                {"recv": 1, "k_iter": 1, "recv_a": count, "recv_b": 1},
-                {"store": 1, "dim1": 128 * count, "dim2": 64},
-            )
-        )
-        slot.tile.stores.append(s.blocks(att.y, row, 1, col + 2 * i, count, c, store=True))
+            value_op(s, i, 1, 1)
+        unit = pipeline.results[i]
+        s.turn(unit, Receive(1, count, 1), Store(TILE * count, BLOCK_COLS))
+        slot.tile.stores.append(s.blocks(att.y, row, 1, col + 2 * i, count, unit, store=True))
 
 
-def _values_pair(s: KernelBuilder, att: AttentionLayer, slot: Slot, tile: Tile) -> None:
+def _values_pair(s: Binder, att: AttentionLayer, slot: Slot, tile: Tile) -> None:
+    pipeline = pipeline_of(s.overlay)
+    grid, held = pipeline.scores, PipelineLimits.of(s.overlay, pipeline).values
     row0, blocks, _ = s.spans[slot.sequence]
     q, k, n = slot.q, slot.k, slot.heads
     groups = [i for i in range(2) if q[i]]
-    parts = [(at, min(4, blocks - at)) for at in range(0, blocks, 4)]
+    parts = [(at, min(held, blocks - at)) for at in range(0, blocks, held)]
     repeats = 1 if len(parts) == 1 else q[0]
     for repeat in range(repeats):
-        for start, count in parts:
-            load: dict[str, Any] = {}
-            if repeat == 0:
+        for part, (start, count) in enumerate(parts):
+            load = not is_held(s, pipeline.values, repeat * len(parts) + part, len(parts))
+            if load:
                 for head in range(slot.head, slot.head + n):
-                    tile.loads.append(s.blocks(att.v, row0 + start, count, head, 1, "MemB2"))
-                load = {"load": 1, "dim1": 128 * count * n, "dim2": 64}
-            rows = q[0] if len(parts) == 1 else 1
-            s.mem["MemB2"].append(WorkItem(load, {"send": 1, "acc_a": rows, "acc_b": 1, "acc_k": count * n}))
+                    tile.loads.append(s.blocks(att.v, row0 + start, count, head, 1, pipeline.values))
+            times = q[0] if len(parts) == 1 else 1
+            load_values(s, count * n, Send(count * n, 1, times), load)
     for a in range(q[0] * n):
         active = [i for i in groups if a < q[i] * n]
         for j in range(2):
-            s.route("MeshA", [f"c{2 * i + j}_{4 + i}" for i in active], k[j])
-        s.route("MeshB", [f"b2_{4 + i}" for i in active], blocks)
+            s.route(grid.left_switch, [(grid.results[i][j], pipeline.products[i]) for i in active], k[j])
+        s.route(grid.right_switch, [(pipeline.values, pipeline.products[i]) for i in active], blocks)
     for i in groups:
         for _ in range(n):
-            value_op(s, 4 + i, q[i], blocks)
-        c = f"MemC{4 + i}"
-        s.mem[c].append(
-            WorkItem(
-                {"recv": 1, "k_iter": 1, "recv_a": q[i] * n, "recv_b": 1},
-                {"store": 1, "dim1": 128 * q[i] * n, "dim2": 64},
-            )
-        )
+            value_op(s, i, q[i], blocks)
+        unit = pipeline.results[i]
+        s.turn(unit, Receive(1, q[i] * n, 1), Store(TILE * q[i] * n, BLOCK_COLS))
         at = row0 + slot.start + (q[0] if i else 0)
-        slot.tile.stores.append(s.blocks(att.y, at, q[i], slot.head, n, c, store=True))
-
-
-def _same_but(a: f.Mme, b: f.Mme, name: str) -> bool:
-    return all(getattr(a, x.name) == getattr(b, x.name) for x in b.FIELDS if x.name != name)
+        slot.tile.stores.append(s.blocks(att.y, at, q[i], slot.head, n, unit, store=True))

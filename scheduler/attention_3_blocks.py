@@ -9,13 +9,17 @@ uOPs of a Mem are equal, whatever head they belong to, so one mOP stands for as 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
-from .attention import STORE_LAG, check, halved, hurry, mask_of, score_op
-from .counts import MAX_A_ITER, MAX_ACC_A
+from ..isa.layout import BLOCK_COLS
+from ..isa.work import Load, Multiply, Receive, Send, Store
+from .attention import STORE_LAG, check, halved, hurry, load_values, score_op, softmax_of
+from .binder import Binder
 from .graph import AttentionLayer
-from .kernel_builder import KernelBuilder, WorkItem
+from .grid import most
+from .mapping import pipeline_of
+from .memory import HEAD_COLS
 from .order import Tile
+from .tile import TILE
 
 BLOCKS = 3
 """Row blocks of the sequences that are lowered this way."""
@@ -24,8 +28,8 @@ Row = tuple[int, int, int]
 """A row tile: sequence, head, row block within the sequence."""
 
 
-def lower_streamed(s: KernelBuilder, att: AttentionLayer) -> None:
-    """Lower attention by mapping type D, like `lower_attention`, for sequences of `BLOCKS` row blocks each."""
+def bind_streamed(s: Binder, att: AttentionLayer) -> None:
+    """Bind attention by mapping type D, like `bind_attention`, for sequences of `BLOCKS` row blocks each."""
     check(s, att)
     batch, heads = range(s.net.batch), range(att.heads)
     rows: list[Row] = [(b, h, r) for b in batch for h in heads for r in range(BLOCKS)]
@@ -41,7 +45,7 @@ def lower_streamed(s: KernelBuilder, att: AttentionLayer) -> None:
             _values(s, att, before, tile, made)
         before, made = slot, tile
     for i in range(2):
-        _value_ops(s, 4 + i, sum(1 for slot in slots if i < len(slot)))
+        _value_ops(s, i, sum(1 for slot in slots if i < len(slot)))
     hurry(s.tiles[first:])
 
 
@@ -50,7 +54,7 @@ def _begun(slot: Sequence[Row]) -> list[tuple[int, int]]:
     return [(sequence, head) for sequence, head, row in slot if row == 0]
 
 
-def _passes(s: KernelBuilder, att: AttentionLayer, sequence: int, head: int) -> int:
+def _passes(s: Binder, att: AttentionLayer, sequence: int, head: int) -> int:
     """Number of slots in which a head has row tiles, i.e. how often its keys and values are sent."""
     start = (sequence * att.heads + head) * BLOCKS
     return (start + BLOCKS - 1) // 2 - start // 2 + 1
@@ -64,63 +68,58 @@ def _in_turn(slot: Sequence[Row]) -> list[list[int]]:
     return [[i] for i in range(len(slot))]
 
 
-def _scores(s: KernelBuilder, att: AttentionLayer, slot: Sequence[Row], tile: Tile) -> None:
+def _scores(s: Binder, att: AttentionLayer, slot: Sequence[Row], tile: Tile) -> None:
+    grid = pipeline_of(s.overlay).scores
     keys = halved(BLOCKS)
     for sequence, head in _begun(slot):
         for j in range(2):
             at = sequence * BLOCKS + (keys[0] if j else 0)
-            tile.loads.append(s.blocks(att.k, at, keys[j], head, 1, f"MemB{j}"))
-            load: dict[str, Any] = {"load": 1, "transpose": 1, "dim1": 64, "dim2": 128 * keys[j]}
-            passes = _passes(s, att, sequence, head)
-            s.mem[f"MemB{j}"].append(WorkItem(load, {"send": 1, "acc_a": passes, "acc_b": keys[j]}))
+            tile.loads.append(s.blocks(att.k, at, keys[j], head, 1, grid.right[j]))
+            load = Load(HEAD_COLS, TILE * keys[j], True, grid.activations)
+            s.turn(grid.right[j], load, Send(1, keys[j], _passes(s, att, sequence, head)))
     for i, (sequence, head, row) in enumerate(slot):
-        tile.loads.append(s.blocks(att.q, sequence * BLOCKS + row, 1, head, 1, f"MemA{i}"))
-        s.mem[f"MemA{i}"].append(
-            WorkItem({"load": 1, "dim1": 128, "dim2": 64}, {"send": 1, "acc_a": 1, "acc_b": keys[0]})
-        )
+        tile.loads.append(s.blocks(att.q, sequence * BLOCKS + row, 1, head, 1, grid.left[i]))
+        s.turn(grid.left[i], Load(TILE, HEAD_COLS, source=grid.activations), Send(1, 1, keys[0]))
         for j in range(2):
-            score_op(s, 2 * i + j, 1, keys[j])
-            s.mem[f"MemC{2 * i + j}"].append(
-                WorkItem(
-                    {"recv": 1, "k_iter": 1, "recv_a": 1, "recv_b": keys[j], "softmax": 1},
-                    {"send": 1, "send_a": 1, "send_b": 1, "send_k": keys[j]},
-                    recv_config=mask_of(s, att, sequence, keys[0] if j else 0, keys[j], False, row),
-                )
-            )
-    key_halves = (((0, 1), keys[1]), ((0,), keys[0] - keys[1]))  # only the even MMEs take the odd key tile
+            score_op(s, (i, j), keys[j])
+            softmax = softmax_of(s, att, sequence, keys[0] if j else 0, keys[j], False, row)
+            s.turn(grid.results[i][j], Receive(1, 1, keys[j], softmax), Send(1, keys[j]))
+    key_halves = (((0, 1), keys[1]), ((0,), keys[0] - keys[1]))  # only column 0 takes the odd key tile
     for halves, tiles in key_halves:
-        s.route("MeshA", [f"a{i}_{2 * i + h}" for i in range(len(slot)) for h in halves], tiles)
+        routes = [(grid.left[i], grid.products[i][h]) for i in range(len(slot)) for h in halves]
+        s.route(grid.left_switch, routes, tiles)
     for pairs in _in_turn(slot):
         for halves, tiles in key_halves:
-            s.route("MeshB", [f"b{h}_{2 * i + h}" for i in pairs for h in halves], tiles)
+            s.route(grid.right_switch, [(grid.right[h], grid.products[i][h]) for i in pairs for h in halves], tiles)
 
 
-def _values(s: KernelBuilder, att: AttentionLayer, slot: Sequence[Row], tile: Tile, made: Tile) -> None:
+def _values(s: Binder, att: AttentionLayer, slot: Sequence[Row], tile: Tile, made: Tile) -> None:
     """Append P V of a slot. tile: receives the loads of V. made: the tile of the slot's scores, which owns the
     stores."""
-    keys = halved(BLOCKS)
+    pipeline = pipeline_of(s.overlay)
+    grid, keys = pipeline.scores, halved(BLOCKS)
     for sequence, head in _begun(slot):
-        tile.loads.append(s.blocks(att.v, sequence * BLOCKS, BLOCKS, head, 1, "MemB2"))
-        passes = _passes(s, att, sequence, head)
-        send = {"send": 1, "acc_a": passes, "acc_b": 1, "acc_k": BLOCKS}
-        s.mem["MemB2"].append(WorkItem({"load": 1, "dim1": 128 * BLOCKS, "dim2": 64}, send))
+        tile.loads.append(s.blocks(att.v, sequence * BLOCKS, BLOCKS, head, 1, pipeline.values))
+        load_values(s, BLOCKS, Send(BLOCKS, 1, _passes(s, att, sequence, head)))
     for j in range(2):
-        s.route("MeshA", [f"c{2 * i + j}_{4 + i}" for i in range(len(slot))], keys[j])
+        s.route(grid.left_switch, [(grid.results[i][j], pipeline.products[i]) for i in range(len(slot))], keys[j])
     for pairs in _in_turn(slot):
-        s.route("MeshB", [f"b2_{4 + i}" for i in pairs], BLOCKS)
+        s.route(grid.right_switch, [(pipeline.values, pipeline.products[i]) for i in pairs], BLOCKS)
     for i, (sequence, head, row) in enumerate(slot):
-        c = f"MemC{4 + i}"
-        s.mem[c].append(
-            WorkItem({"recv": 1, "k_iter": 1, "recv_a": 1, "recv_b": 1}, {"store": 1, "dim1": 128, "dim2": 64})
-        )
-        made.stores.append(s.blocks(att.y, sequence * BLOCKS + row, 1, head, 1, c, store=True))
+        unit = pipeline.results[i]
+        s.turn(unit, Receive(1, 1, 1), Store(TILE, BLOCK_COLS))
+        made.stores.append(s.blocks(att.y, sequence * BLOCKS + row, 1, head, 1, unit, store=True))
 
 
-def _value_ops(s: KernelBuilder, mme: int, rows: int) -> None:
-    """Append P V for `rows` row tiles to an MME, three in an iteration, because each iteration costs a set-up."""
+def _value_ops(s: Binder, i: int, rows: int) -> None:
+    """Append P V for `rows` row tiles to the product unit behind grid row i, as many in a group as it can, because each
+    group costs a set-up."""
     left = rows
     while left:
-        acc_a = min(MAX_ACC_A, left)
-        a_iter = min(left // acc_a, MAX_A_ITER)
-        s.op(mme, a_iter=a_iter, b_iter=1, k_iter=BLOCKS, acc_a=acc_a, acc_b=1, k128=1, acc_k=1)
-        left -= acc_a * a_iter
+        acc = min(most(s, "matmul", "rows"), left)
+        groups = min(left // acc, most(s, "matmul", "row_groups"))
+        s.add(
+            pipeline_of(s.overlay).products[i],
+            Multiply(row_groups=groups, depth=BLOCKS, rows=acc, half_columns=True, sums=True),
+        )
+        left -= acc * groups

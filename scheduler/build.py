@@ -9,8 +9,9 @@ from ..base.garbage import gc_disabled
 from ..isa.overlay import Overlay
 from ..isa.program import Program, UnpackedProgram
 from .best import Best, Chosen, choose
+from .dram import Lowered, Weights
 from .graph import LayerGraph
-from .lower import Lowered, Weights, lower
+from .lower import Observe, lower, unobserved
 from .pack import Starts, pack
 from .schedule import Schedule
 
@@ -30,26 +31,19 @@ Progress = Callable[[float], None]
 """Called with the share of a search's budget that is spent, 0 to 1."""
 
 
-Observe = Callable[[str, object], None]
-"""Called after each pass with its name and its result."""
-
-
-def _unobserved(name: str, made: object) -> None:
-    """Do nothing: the default of Passes.observe."""
-
-
 @dataclass(frozen=True, kw_only=True)
 class Passes:
     """The scheduler's passes. A replacement takes and returns the same types.
 
     choose: searches for a schedule, if the schedule is a `Best`. lower: makes kernel sequences and orders the off-chip
-    accesses. pack: makes the packets of the program. observe: called after each pass with its name and its result.
+    accesses; its stages `tile`, `bind`, `chain` and `dram` are observed too. pack: makes the packets of the program.
+    observe: called after each pass with its name and its result.
     """
 
     choose: Callable[[LayerGraph, Overlay, Best, Progress], Chosen] = choose
-    lower: Callable[[LayerGraph, Overlay, Schedule], Lowered] = lower
+    lower: Callable[..., Lowered] = lower
     pack: Callable[[UnpackedProgram, Starts | None], Program] = pack
-    observe: Observe = _unobserved
+    observe: Observe = unobserved
 
 
 USUAL = Passes()
@@ -80,8 +74,11 @@ def rebuild(built: Built, network: LayerGraph, overlay: Overlay, passes: Passes 
 
 def _built(network: LayerGraph, overlay: Overlay, chosen: Chosen, passes: Passes, before: Built | None) -> Built:
     with gc_disabled():
-        lowered = passes.lower(network, overlay, chosen.schedule)
-        passes.observe("lower", _made("lower", lowered, Lowered))
+        stages = {"observe": passes.observe} if passes.lower is lower else {}
+        lowered = passes.lower(network, overlay, chosen.schedule, **stages)
+        _made("lower", lowered, Lowered)
+        if not stages:
+            passes.observe("dram", lowered)
         if before is not None and _is_same(lowered.kernels, before.kernels):
             program = replace(before.program, buffers=lowered.kernels.buffers)
         else:

@@ -1,8 +1,8 @@
-"""Type checks of a schedule's knobs, whether they come from Python or from a file."""
+"""Type checks of a schedule's knobs, whether they come from Python or from a file; and the knobs of tiles."""
 
 from __future__ import annotations
 
-from dataclasses import fields
+from dataclasses import dataclass, fields
 from enum import Enum
 from functools import cache
 from numbers import Integral, Real
@@ -62,3 +62,31 @@ def converted(knob_type: Any, given: Any, name: str) -> Any:
         return knob_type(given)
     except OverflowError:  # a whole number beyond the range of float
         raise ScheduleError(f"{name}: the number is too large") from None
+
+
+@dataclass(frozen=True)
+class Tiles:
+    """Limits on how products are cut into output tiles.
+
+    tile_rows, tile_cols: largest output tile, in blocks of 128 rows and of 128 columns (paper section 5.3: 768x1024).
+    mme_rows, mme_cols: largest grid of MMEs that computes one tile; each MemA feeds a row of the grid, each MemB a
+    column. A machine that holds less than the defaults takes what it holds; `tile` refuses other values that it cannot
+    hold. Raises `ScheduleError` for numbers below 1.
+    """
+
+    tile_rows: int = 6
+    tile_cols: int = 8
+    mme_rows: int = 3
+    mme_cols: int = 2
+
+    @property
+    def words(self) -> str:
+        """Tile size in elements, and the grid if it is not the default, as text for the log of a search."""
+        grid = "" if (self.mme_rows, self.mme_cols) == (3, 2) else f" on {self.mme_rows}x{self.mme_cols} MMEs"
+        return f"tiles of {128 * self.tile_rows}x{128 * self.tile_cols}{grid}"
+
+    def __post_init__(self) -> None:
+        check(self, skip=("segments", "tiles", "rules"))  # fields of the subclass Schedule, which checks them itself
+        for f in fields(Tiles):
+            if getattr(self, f.name) < 1:
+                raise ScheduleError(f"{f.name}={getattr(self, f.name)}: must be at least 1")

@@ -17,24 +17,27 @@ from typing import Any
 
 import numpy as np
 
+from ..isa.fields import Record
 from ..isa.layout import BLOCK
 from ..isa.overlay import Overlay
-from ..isa.overlays.xnn.formats import Ddr
+from ..isa.work import Access
+from ..machine.description import UnitSpec
 from ..machine.fast_engine import run_traces
 from ..machine.jit import engine
 from ..machine.list_scheduling import ListSchedulingProblem
 from ..machine.timing import Timing
 from ..machine.traces import trace_workload
-from .order import BLOCK_UNITS, Access, Tile
+from .chain import instructions, seconds_of
+from .order import Tile
 from .schedule import DramPolicy
 
 
 @dataclass(frozen=True, eq=False)
 class Listed:
-    """The result of list scheduling. mops: of DDR, in order. starts: when each mOP began. run: the run that found the
-    order, without the instruction path."""
+    """The result of list scheduling. mops: of the off-chip unit, in order. starts: when each mOP began. run: the run
+    that found the order, without the instruction path."""
 
-    mops: list[Ddr]
+    mops: list[Record]
     starts: list[tuple[float, int]]
     run: Timing
 
@@ -57,37 +60,40 @@ def list_accesses(
     issues: Mapping[str, Sequence[Any]],
     preloaded: Mapping[str, Sequence[Any]],
     overlay: Overlay,
+    unit: UnitSpec,
+    columns: Mapping[str, int],
 ) -> Listed:
-    """Find the order of DDR accesses by list scheduling.
+    """Find the order of the accesses of one off-chip unit by list scheduling.
 
-    loads: blocks that each uOP of a Mem loads from DDR, by unit. issues: uOPs of all units except DDR. Raises
-    `DeadlockError` if the program cannot end with any order of DDR accesses.
+    loads: elements that each uOP of a memory loads from `unit`, by memory. issues: uOPs of all other units. columns: of
+    the grid, by the memory that stores its results. Raises `DeadlockError` if the program cannot end with any order.
     """
-    jobs = list(_jobs(tiles, loads))
-    form = overlay.format_of("DDR")
-    mops = [job.access.mop() for job in jobs]
+    jobs = list(_jobs(tiles, loads, columns))
+    form = overlay.format_of(unit.kind)
+    mops = list(instructions(overlay, unit, [job.access for job in jobs]))
     uops = [list(form.uops(mop, 0)) for mop in mops]
     ends = np.cumsum([len(u) for u in uops]).astype(np.int32)
     traces = trace_workload(
         overlay,
-        {**issues, **preloaded, "DDR": [uop for many in uops for uop in many]},
+        {**issues, **preloaded, unit.name: [uop for many in uops for uop in many]},
     )
     streams = {c.name: c.number for c in traces.net.channels}
     needs, needs_at = _needs(jobs)
     stores = np.array([job.access.store for job in jobs], bool)
-    names = [f"{job.access.peer}->DDR" if job.access.store else f"DDR->{job.access.peer}" for job in jobs]
-    seconds = overlay.seconds["ddr_write_gbs"]
+    ends_of = [(job.access.peer, unit.name) if job.access.store else (unit.name, job.access.peer) for job in jobs]
+    names = [f"{source}->{sink}" for source, sink in ends_of]
+    seconds = seconds_of(overlay, unit, "store")
     found = run_traces(
         traces,
         overlay,
         compiled=engine(),
         arbitration=ListSchedulingProblem(
-            process="DDR",
+            process=unit.name,
             first=np.concatenate([[0], ends[:-1]]).astype(np.int32),
             last=ends,
             stream=np.array([streams[n] for n in names], np.int32),
             get=stores,
-            seconds=np.array([job.access.blocks * job.access.chunks * BLOCK * 4 * seconds for job in jobs]),
+            seconds=np.array([job.access.elements * 4 * seconds for job in jobs]),
             patience=np.array([job.rule.patience_us * 1e-6 for job in jobs]),
             rank=np.array([job.rank for job in jobs], np.int32),
             in_order=np.array([job.rule.in_order for job in jobs], bool),
@@ -95,21 +101,21 @@ def list_accesses(
             needs_at=needs_at,
         ),
     )
-    begun, order = found.starts("DDR"), found.order
+    begun, order = found.starts(unit.name), found.order
     firsts = np.concatenate([[0], ends[:-1]])
     return Listed([mops[i] for i in order], [begun[at] for at in firsts[order]], found)
 
 
-def _jobs(tiles: Sequence[Tile], loads: Mapping[str, Sequence[int]]) -> Iterator[_Job]:
-    """The accesses in the order of the tiles, cut into pieces that DDR may reorder."""
-    uop_blocks = {unit: deque(blocks) for unit, blocks in loads.items()}
+def _jobs(tiles: Sequence[Tile], loads: Mapping[str, Sequence[int]], columns: Mapping[str, int]) -> Iterator[_Job]:
+    """The accesses in the order of the tiles, cut into pieces that the unit may reorder."""
+    uop_sizes = {unit: deque(sizes) for unit, sizes in loads.items()}
     at = 0
     stored: dict[str, int] = {}  # the last store of each unit; earlier ones come before it anyway
     drained: dict[str, tuple[int, ...]] = {}  # by unit that has not loaded since the last drain
     for tile in tiles:
         rule = tile.rule
         for access in tile.loads:
-            for piece in _load_pieces(access, uop_blocks[access.peer]):
+            for piece in _load_pieces(access, uop_sizes[access.peer]):
                 yield _Job(piece, rule, at, drained.pop(access.peer, ()))
                 at += 1
         pieces: dict[str, int] = {}
@@ -117,47 +123,47 @@ def _jobs(tiles: Sequence[Tile], loads: Mapping[str, Sequence[int]]) -> Iterator
             for piece in _store_pieces(access, rule.store_blocks):
                 turn = pieces.get(access.peer, 0)
                 pieces[access.peer] = turn + 1
-                # the left half of the columns is in the even MemCs
-                place = (int(access.peer[-1]) % 2 * 64 + turn) * 8 if rule.by_columns else 0
+                # by columns of the grid, then by columns of its memories
+                place = (columns[access.peer] * 64 + turn) * 8 if rule.by_columns else 0
                 yield _Job(piece, rule, (at << 10 if not rule.by_columns else (at - at % 64 << 10)) + place)
                 stored[access.peer] = at
                 at += 1
         if tile.drain:
-            drained = dict.fromkeys(uop_blocks, tuple(stored.values()))
+            drained = dict.fromkeys(uop_sizes, tuple(stored.values()))
 
 
-def _load_pieces(access: Access, uop_blocks: deque[int]) -> Iterator[Access]:
-    """Cut a load where one uOP of the Mem ends and the next begins; a uOP may also span several loads. uop_blocks:
-    blocks that the uOPs still load; changed in place."""
-    left = access.blocks * access.chunks
+def _load_pieces(access: Access, uop_sizes: deque[int]) -> Iterator[Access]:
+    """Cut a load where one uOP of the memory ends and the next begins; a uOP may also span several loads. uop_sizes:
+    elements that the uOPs still load; changed in place."""
+    left = access.elements
     done = 0
     while left:
-        count = min(uop_blocks[0], left)
-        if count == access.blocks * access.chunks:
+        count = min(uop_sizes[0], left)
+        if count == access.elements:
             yield access
         elif access.chunks == 1:
-            yield access._replace(addr=access.addr + done * BLOCK_UNITS, blocks=count)
+            yield access._replace(addr=access.addr + done, size=count)
         else:
-            chunk, start = divmod(done, access.blocks)
-            count = min(count, access.blocks - start)
-            addr = access.addr + (chunk * access.stride + start) * BLOCK_UNITS
-            yield access._replace(addr=addr, blocks=count, chunks=1, stride=0)
-        uop_blocks[0] -= count
-        if not uop_blocks[0]:
-            uop_blocks.popleft()
+            chunk, start = divmod(done, access.size)
+            count = min(count, access.size - start)
+            yield access._replace(addr=access.addr + chunk * access.stride + start, size=count, chunks=1, stride=0)
+        uop_sizes[0] -= count
+        if not uop_sizes[0]:
+            uop_sizes.popleft()
         done += count
         left -= count
 
 
 def _store_pieces(access: Access, max_blocks: int) -> Iterator[Access]:
     """Cut a store into contiguous pieces of at most `max_blocks` blocks, unless it is no larger than that."""
-    if access.blocks * access.chunks <= max_blocks:
+    most = max_blocks * BLOCK
+    if access.elements <= most:
         yield access
         return
     for chunk in range(access.chunks):
-        for start in range(0, access.blocks, max_blocks):
-            addr = access.addr + (chunk * access.stride + start) * BLOCK_UNITS
-            yield access._replace(addr=addr, blocks=min(max_blocks, access.blocks - start), chunks=1, stride=0)
+        for start in range(0, access.size, most):
+            addr = access.addr + chunk * access.stride + start
+            yield access._replace(addr=addr, size=min(most, access.size - start), chunks=1, stride=0)
 
 
 def _needs(jobs: Sequence[_Job]) -> tuple[Any, Any]:
@@ -169,11 +175,11 @@ def _needs(jobs: Sequence[_Job]) -> tuple[Any, Any]:
     at = [0]
     for number, job in enumerate(jobs):
         access = job.access
-        first = access.addr // BLOCK_UNITS
+        first, blocks, stride = access.addr // BLOCK, access.size // BLOCK, access.stride // BLOCK
         predecessors = set(job.behind)
         for chunk in range(access.chunks):
-            start = first + chunk * access.stride
-            for block in range(start, start + access.blocks):
+            start = first + chunk * stride
+            for block in range(start, start + blocks):
                 if block in writer:
                     predecessors.add(writer[block])
                 if access.store:

@@ -3,20 +3,15 @@ sections 2.2 and 4.3, Fig. 3, Table 3)."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 
+from ..base.errors import UnsupportedError
 from ..isa.layout import BLOCK_ROWS, padded
 from ..isa.overlay import Overlay
+from ..isa.patterns import AttentionPipeline
 from .graph import AttentionLayer, LayerGraph
 from .memory import HEAD_COLS
-
-TILE_FLOPS = 2 * BLOCK_ROWS * BLOCK_ROWS * HEAD_COLS
-"""Floating-point operations of one tile product that is 64 wide in K (Q K^T) or in N (P V)."""
-AIE_OF_MME = 64
-"""AIE tiles of one MME."""
-AIE_TILES = 400
-"""AIE tiles of the device (paper section 5)."""
 
 
 class MappingType(Enum):
@@ -32,6 +27,30 @@ class MappingType(Enum):
     MME 0-3 reach MemC 0-3, which compute softmax, and only MME 4 and 5 reach V, so no product has all six MMEs."""
     D = "D"
     """Pipelined: Q K^T of a head runs while P V of the head before runs on other MMEs. The scores stay on chip."""
+
+
+@dataclass(frozen=True)
+class PipelineLimits:
+    """What an attention pipeline holds, in tiles. rows: row tiles of a slot. sent, stored: key tiles that the results
+    of one row of the grid can send on, and store. values: row tiles of V in a slot of its memory."""
+
+    rows: int
+    sent: int
+    stored: int
+    values: int
+
+    @staticmethod
+    def of(overlay: Overlay, pipeline: AttentionPipeline) -> PipelineLimits:
+        """The limits of an overlay's pipeline, from its memories and capabilities."""
+        scores = pipeline.scores
+        left, result = (overlay.memory_of(u) for u in (scores.left[0], scores.results[0][0]))
+        sent = int(overlay.capability_of(scores.results[0][0], "send").limits["columns"][1])
+        return PipelineLimits(
+            scores.rows * min(left.rows, result.rows) // BLOCK_ROWS,
+            scores.columns * sent // BLOCK_ROWS,
+            scores.columns * result.columns // BLOCK_ROWS,
+            overlay.memory_of(pipeline.values).rows // BLOCK_ROWS,
+        )
 
 
 @dataclass(frozen=True)
@@ -51,23 +70,32 @@ class Shape:
 
 @dataclass(frozen=True)
 class Roofline:
-    """Peak rates. read, write: seconds per byte from and to DDR. first, second: seconds that one MME takes for one tile
-    product of Q K^T and of P V."""
+    """Peak rates. read, write: seconds per byte from and to the memory of activations. first, second: seconds that one
+    product unit takes for one tile product of Q K^T and of P V. first_units, second_units: product units of each."""
 
     read: float
     write: float
     first: float
     second: float
+    first_units: int
+    second_units: int
 
     @staticmethod
     def of(overlay: Overlay) -> Roofline:
-        """The peak rates of an overlay."""
-        seconds = overlay.seconds
+        """The peak rates of an overlay with an attention pipeline."""
+        pipeline = pipeline_of(overlay)
+        scores = pipeline.scores
+
+        def seconds(unit: str, op: str) -> float:
+            return overlay.seconds[str(overlay.capability_of(unit, op).rate)]
+
         return Roofline(
-            seconds["ddr_read_gbs"],
-            seconds["ddr_write_gbs"],
-            seconds["mme_k64_us"],
-            seconds["mme_n64_us"],
+            seconds(scores.activations, "load"),
+            seconds(scores.activations, "store"),
+            seconds(scores.products[0][0], "matmul_half_depth"),
+            seconds(pipeline.products[0], "matmul_half_columns"),
+            scores.rows * scores.columns,
+            len(pipeline.products),
         )
 
     @staticmethod
@@ -80,20 +108,22 @@ class Roofline:
         """
         ours = Roofline.of(overlay)
         product = ours.first * 1024 / 1000
-        return Roofline(ours.read * 1e6 / 2**20, ours.write * 1e6 / 2**20, product, product)
+        return replace(
+            ours, read=ours.read * 1e6 / 2**20, write=ours.write * 1e6 / 2**20, first=product, second=product
+        )
 
 
 @dataclass(frozen=True)
 class Estimate:
     """Lower bounds on the time of an attention in seconds, one row of Table 3.
 
-    inf_flops_s: off-chip accesses only (infinite compute). aie_used: largest share of the AIE tiles in use, 0 to 1.
+    inf_flops_s: off-chip accesses only (infinite compute). units: product units in use at the same time.
     mm1_s, mm2_s: Q K^T and P V without waiting for data. inf_bw_s: both products (infinite bandwidth). setup_s: part of
     inf_flops_s before the pipeline overlaps, type D only.
     """
 
     inf_flops_s: float
-    aie_used: float
+    units: int
     mm1_s: float
     mm2_s: float
     inf_bw_s: float
@@ -111,20 +141,23 @@ class Estimate:
 
 
 def estimate(kind: MappingType, shape: Shape, roofline: Roofline) -> Estimate:
-    """Estimate an attention by a mapping type; softmax takes no time. Type C counts six MMEs for each product, as the
-    paper does, although this datapath cannot do that (`MappingType.C`)."""
+    """Estimate an attention by a mapping type; softmax takes no time. Type C counts all product units for each product,
+    as the paper does, although this datapath cannot do that (`MappingType.C`)."""
     operand = 4.0 * shape.rows * shape.cols
     scores = 4.0 * shape.rows * shape.rows if kind in (MappingType.B, MappingType.C) else 0.0
     # Q and K of the first head: an assumption, the paper names a set-up but not its parts
     setup = 2 * operand * roofline.read if kind is MappingType.D else 0.0
     moved = shape.heads * ((3 * operand + scores) * roofline.read + (operand + scores) * roofline.write)
     products = shape.heads * (shape.rows / BLOCK_ROWS) ** 2 * (shape.cols / HEAD_COLS)
-    first, second = (6, 6) if kind is MappingType.C else (4, 2)
+    all_units = roofline.first_units + roofline.second_units
+    first, second = (roofline.first_units, roofline.second_units)
+    if kind is MappingType.C:
+        first = second = all_units
     together = first + second if kind is MappingType.D else max(first, second)
     mm1, mm2 = products * roofline.first / first, products * roofline.second / second
     return Estimate(
         inf_flops_s=moved + setup,
-        aie_used=together * AIE_OF_MME / AIE_TILES,
+        units=together,
         mm1_s=mm1,
         mm2_s=mm2,
         inf_bw_s=max(mm1, mm2) if kind is MappingType.D else mm1 + mm2,
@@ -132,14 +165,26 @@ def estimate(kind: MappingType, shape: Shape, roofline: Roofline) -> Estimate:
     )
 
 
-MAX_ROWS = {MappingType.A: 768, MappingType.B: 1024, MappingType.C: 1024, MappingType.D: 768}
-"""Largest number of rows of a sequence. A MemC can send three key tiles, but store four."""
+def max_rows(overlay: Overlay) -> dict[MappingType, int]:
+    """Largest number of rows of a sequence, by mapping type. The results can send fewer key tiles than they store."""
+    limits = PipelineLimits.of(overlay, pipeline_of(overlay))
+    sent, stored = (BLOCK_ROWS * tiles for tiles in (limits.sent, limits.stored))
+    return {MappingType.A: sent, MappingType.B: stored, MappingType.C: stored, MappingType.D: sent}
+
+
+def pipeline_of(overlay: Overlay) -> AttentionPipeline:
+    """The attention pipeline of an overlay. Raises `UnsupportedError` if its units form none."""
+    if overlay.patterns is None or overlay.patterns.attention is None:
+        raise UnsupportedError(
+            f"attention needs a pipeline of two products; the units of overlay {overlay.name} form none"
+        )
+    return overlay.patterns.attention
 
 
 def choose(shape: Shape, overlay: Overlay) -> MappingType:
     """Choose the mapping type with the lowest steady-state bound among those that can run sequences this long. Equal
     bounds: D before A before B. Sequences too long for every type give D, which then reports the limit."""
-    roofline = Roofline.of(overlay)
-    fits = [kind for kind in MappingType if shape.rows <= MAX_ROWS[kind]] or [MappingType.D]
+    roofline, longest = Roofline.of(overlay), max_rows(overlay)
+    fits = [kind for kind in MappingType if shape.rows <= longest[kind]] or [MappingType.D]
     programs = [kind for kind in (MappingType.D, MappingType.A, MappingType.B) if kind in fits]
     return min(programs, key=lambda kind: estimate(kind, shape, roofline).steady_s)

@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 
-from ..base.errors import UnsupportedError
 from ..isa.layout import padded
-from .graph import Array, AttentionLayer, Gemm, LayerGraph
-from .tiles import Tiles, column_tiles
+from .graph import Array, Gemm
 
-USUAL = Tiles()
 HEAD_COLS = 64
 """Columns of an attention head on the machine; narrower heads are padded (MemB2 and K = 64 mode take 64)."""
 
@@ -54,52 +50,6 @@ class Columns:
         """The stored column of each column, shape (count,)."""
         g, i = np.divmod(np.arange(self.count), self.width)
         return g * self.pitch + i
-
-
-def columns_of(network: LayerGraph, cuts: Mapping[str, Tiles], whole_tiles: bool = False) -> dict[str, Columns]:
-    """Choose the column layout of every activation.
-
-    Attention heads get 64 columns each; an activation that is computed in several column tiles and is not an output
-    lies in panels; all others are plain. cuts: how the product that computes an activation is cut, if not by the
-    default. Raises `UnsupportedError` naming the layer or output.
-    """
-    outputs = {o.name for o in network.outputs}
-    out: dict[str, Columns] = {n: Columns(1, c, padded(c, 128)) for n, c in network.inputs.items()}
-    for layer in network.layers:
-        if isinstance(layer, Gemm):
-            n = layer.weight.shape[1]
-            cut = cuts.get(layer.y, USUAL)
-            stored = padded(n, cut.tile_cols * 128 if whole_tiles else 128)
-            tiles, halves, blocks = column_tiles(stored // 128, cut, layer.norm is not None)
-            panel = halves * blocks * 128 if tiles > 1 and layer.y not in outputs else None
-            out[layer.y] = Columns(1, n, stored, panel)
-    heads_of: dict[str, Columns] = {}
-    for layer in network.layers:
-        if isinstance(layer, AttentionLayer):
-            if layer.head_dim > HEAD_COLS:
-                raise UnsupportedError(
-                    f"{layer.place}: heads of {layer.head_dim} columns; MemB2 holds values of at most {HEAD_COLS}"
-                )
-            heads = Columns(layer.heads, layer.head_dim, HEAD_COLS)
-            for name in (layer.q, layer.k, layer.v, layer.y):
-                known = heads_of.setdefault(name, heads)
-                if known != heads and not (known.is_plain and heads.is_plain):
-                    raise UnsupportedError(
-                        f"{layer.place}: {name} in {heads.groups} heads of {heads.width} columns; another attention "
-                        f"reads or writes it in {known.groups} heads of {known.width}"
-                    )
-                out[name] = heads
-                if name in network.inputs and layer.head_dim < HEAD_COLS:
-                    raise UnsupportedError(
-                        f"{layer.place}: attention over a network input with heads of {layer.head_dim} columns; "
-                        f"they must be {HEAD_COLS} columns wide"
-                    )
-    for name in outputs:
-        if not out[name].is_plain:
-            raise UnsupportedError(
-                f"{name}: heads of {out[name].width} columns as an output; they must be {out[name].pitch} columns wide"
-            )
-    return out
 
 
 def stored_weight(gemm: Gemm, x: Columns, y: Columns, cols: int) -> Array:

@@ -10,50 +10,11 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from functools import cache
-from typing import NamedTuple
 
-from ..isa.layout import BLOCK, UNIT, padded
-from ..isa.overlays.xnn.formats import Ddr
+from ..isa.layout import padded
 from ..isa.packet import MAX_WINDOW
-from .schedule import DramPolicy, Interleave, Schedule
-
-BLOCK_UNITS = BLOCK // UNIT
-"""Size of a block of 128x64 elements in address units."""
-
-
-class Access(NamedTuple):
-    """A DDR access: `chunks` pieces of `blocks` contiguous blocks each, `stride` blocks apart, from address unit `addr`
-    on. peer: the Mem that receives a load or sends a store."""
-
-    peer: str
-    store: bool
-    addr: int
-    blocks: int
-    chunks: int = 1
-    stride: int = 0
-
-    @property
-    def span(self) -> tuple[int, int]:
-        """The first address unit that it touches, and one past the last."""
-        return self.addr, self.addr + ((self.chunks - 1) * self.stride + self.blocks) * BLOCK_UNITS
-
-    def mop(self) -> Ddr:
-        """The mOP of this access."""
-        return _mop(self.peer, self.store, self.blocks, self.chunks, self.stride).replace(addr=self.addr)
-
-
-@cache
-def _mop(peer: str, store: bool, blocks: int, chunks: int, stride: int) -> Ddr:
-    flag = f"{'from' if store else 'to'}_{peer[3:].lower()}"
-    return Ddr(
-        size=blocks * BLOCK,
-        chunks=chunks,
-        chunk_stride=stride * BLOCK_UNITS,
-        load=int(not store),
-        store=int(store),
-        **{flag: 1},
-    )
+from ..isa.work import Access
+from .schedule import DramPolicy, Interleave
 
 
 @dataclass
@@ -76,24 +37,9 @@ class Tile:
     drain: bool = False
 
 
-HALF_TILE = 3
-"""Row blocks of a half tile: each MemA and MemC holds one row block of it, although it has room for two."""
-
-
-def interleave_of(schedule: Schedule, row_blocks: int) -> Interleave:
-    """The interleaving of a program of `row_blocks` row blocks. Resolves PUBLISHED to STRICT or INTERLEAVED.
-
-    The published host runs programs of half tiles layer by layer, without interleaving. For the projections of
-    BERT-Large at L = 384, B = 1 this is known; for its other layers it is inferred from the total time.
-    """
-    if schedule.interleave is not Interleave.PUBLISHED:
-        return schedule.interleave
-    return Interleave.STRICT if row_blocks <= HALF_TILE else Interleave.INTERLEAVED
-
-
-def order_accesses(tiles: Sequence[Tile], interleave: Interleave) -> Iterator[Ddr]:
-    """Order the DDR accesses of a program by a fixed rule. interleave: STRICT or INTERLEAVED. Yields mOPs."""
-    # stores not yet issued: index of the tile among whose loads they are due, access, first and end address unit
+def order_accesses(tiles: Sequence[Tile], interleave: Interleave) -> Iterator[Access]:
+    """Order the DDR accesses of a program by a fixed rule. interleave: STRICT or INTERLEAVED."""
+    # stores not yet issued: index of the tile among whose loads they are due, access, first and end element
     queue: deque[tuple[int, Access, int, int]] = deque()
     due: dict[int, Tile] = {}
     for i, tile in enumerate(tiles):
@@ -101,7 +47,7 @@ def order_accesses(tiles: Sequence[Tile], interleave: Interleave) -> Iterator[Dd
         ready = sum(1 for at, *_ in queue if at <= i)
         if interleave is Interleave.STRICT:
             for _ in range(ready):
-                yield queue.popleft()[1].mop()
+                yield queue.popleft()[1]
             ready = 0
         owner = due.get(i, Tile())
         start = min(owner.ahead, len(loads))
@@ -121,15 +67,15 @@ def order_accesses(tiles: Sequence[Tile], interleave: Interleave) -> Iterator[Dd
                     behind = k
             share = ready * min(n - start, gaps) // gaps if n >= start and gaps else 0
             for _ in range(max(behind, share - issued)):
-                yield queue.popleft()[1].mop()
+                yield queue.popleft()[1]
                 issued += 1
-            yield load.mop()
+            yield load
         for _ in range(ready - issued):
-            yield queue.popleft()[1].mop()
+            yield queue.popleft()[1]
         queue.extend((i + tile.lag, store, *store.span) for store in tile.stores)
         if tile.stores:
             due[i + tile.lag] = tile
         while tile.drain and queue:
-            yield queue.popleft()[1].mop()
+            yield queue.popleft()[1]
     while queue:
-        yield queue.popleft()[1].mop()
+        yield queue.popleft()[1]

@@ -12,9 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from ..base.errors import ScheduleError
-from .knobs import check, converted, types_of
+from .knobs import Tiles, check, converted, types_of
 from .mapping import MappingType
-from .tiles import Tiles
 
 
 class Interleave(Enum):

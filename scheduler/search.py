@@ -21,12 +21,13 @@ from ..isa.layout import BLOCK
 from ..isa.overlay import Overlay
 from ..machine.plan import execute
 from ..machine.timing import Timing
+from .chain import seconds_of
 from .graph import AttentionLayer, Gemm, LayerGraph, Output
 from .groups import groups_of, kind_of
+from .knobs import Tiles
 from .lower import lower, place
 from .pack import pack, uops_of
 from .schedule import PAPER, DramPolicy, Interleave, Loops, Schedule
-from .tiles import Tiles
 
 DEAR = 3.0
 """Penalty for a large image: one percent above the size limit costs as much as DEAR percent of latency."""
@@ -221,7 +222,9 @@ class _Pace:
     tries the same shares on overlays of any rate."""
 
     def __init__(self, overlay: Overlay) -> None:
-        self._block_us = BLOCK * 4 * overlay.seconds["ddr_write_gbs"] * 1e6
+        patterns = overlay.patterns
+        unit = None if patterns is None else overlay.by_unit[patterns.grid.activations]
+        self._block_us = 0.0 if unit is None else BLOCK * 4 * seconds_of(overlay, unit, "store") * 1e6
 
     def paced(self, rule: DramPolicy, wait: float, blocks: int) -> DramPolicy:
         """The policy with pieces of `blocks` blocks, and patience of `wait` times the time that one piece takes."""

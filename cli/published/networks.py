@@ -10,12 +10,15 @@ import numpy as np
 
 from ...isa.overlay import Overlay
 from ...isa.program import Program
-from ...scheduler.attention_unfused import lower_scores, lower_values, place_scores
+from ...scheduler.attention_unfused import bind_scores, bind_values, place_scores
+from ...scheduler.bind import place_activations
+from ...scheduler.binder import Binder
 from ...scheduler.build import Passes, build
+from ...scheduler.chain import chain
+from ...scheduler.dram import Lowered, order_dram
 from ...scheduler.graph import Activation, Array, AttentionLayer, Gemm, Layer, LayerGraph, Norm, Output
-from ...scheduler.kernel_builder import KernelBuilder
-from ...scheduler.lower import Lowered, Weights, place_activations
 from ...scheduler.schedule import Schedule
+from ...scheduler.tile import tile
 
 HIDDEN, INNER, HEADS, HEAD_DIM = 1024, 4096, 16, 64
 """Sizes of BERT-Large."""
@@ -143,11 +146,11 @@ def attention_half(second: bool, overlay: Overlay, schedule: Schedule) -> Progra
     (`second`) P V, which loads them."""
 
     def lower_half(network: LayerGraph, overlay: Overlay, schedule: Schedule) -> Lowered:
-        s = KernelBuilder(network, overlay, schedule)
-        place_activations(s)
+        binder = Binder(tile(network, overlay, schedule))
+        place_activations(binder)
         (attention,) = network.layers
         assert isinstance(attention, AttentionLayer)
-        (lower_values if second else lower_scores)(s, attention, place_scores(s, attention))
-        return Lowered(s.finish(), Weights(s.weights))
+        (bind_values if second else bind_scores)(binder, attention, place_scores(binder, attention))
+        return order_dram(chain(binder.made))
 
     return build(segment("attention"), overlay, schedule, passes=Passes(lower=lower_half)).program

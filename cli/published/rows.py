@@ -21,15 +21,17 @@ from ...isa.layout import padded
 from ...isa.overlay import Overlay
 from ...isa.overlays.xnn import XNN, XNN_BASE
 from ...isa.overlays.xnn.formats import Mme
+from ...isa.overlays.xnn.resources import TILES_PER_MME
 from ...isa.program import Program
 from ...isa.statistics import count
 from ...machine.description import Rate
 from ...machine.plan import Plan
+from ...machine.resources import VC1902
 from ...machine.timing import Timing
 from ...scheduler.best import Best
 from ...scheduler.build import build
 from ...scheduler.graph import AttentionLayer, LayerGraph
-from ...scheduler.mapping import AIE_OF_MME, Estimate, MappingType, Roofline, Shape, estimate
+from ...scheduler.mapping import Estimate, MappingType, Roofline, Shape, estimate
 from ...scheduler.schedule import PAPER, STRICT, Schedule, Segment
 from . import networks
 
@@ -350,7 +352,8 @@ def _columns(e: Estimate) -> dict[str, float]:
     """Return the columns of Table 3 by name; times in ms."""
     seconds = {"inf_flops": e.inf_flops_s, "mm1_inf_bw": e.mm1_s, "mm2_inf_bw": e.mm2_s}
     seconds |= {"inf_bw": e.inf_bw_s, "final": e.final_s}
-    return {"aie_used": e.aie_used} | {name: 1e3 * s for name, s in seconds.items()}
+    aie = e.units * TILES_PER_MME / VC1902.capacities["AIE"].amount
+    return {"aie_used": aie} | {name: 1e3 * s for name, s in seconds.items()}
 
 
 def table6(bench: Bench) -> Iterator[PublishedRow]:
@@ -516,7 +519,7 @@ def fig9(bench: Bench) -> Iterator[PublishedRow]:
         for end, pick in (("lowest", min), ("highest", max)):
             what = f"uOP bytes to instruction bytes, {side}, {end}"
             yield row(what, f"expansion.{side}_{end}", pick(ratio[fu] for fu in fus), "x")
-    preloaded = sum(4 * AIE_OF_MME * len(ops) for ops in program.preloaded.values())
+    preloaded = sum(4 * TILES_PER_MME * len(ops) for ops in program.preloaded.values())
     image = sizes["bytes"]["total"]
     density = _flops(network) / 1e6 / (image + preloaded)
     yield row("MFLOP to a byte of instructions", "mflop_per_byte", density, "MFLOP")

@@ -17,7 +17,9 @@ from ...isa.expansion import Expansion
 from ...isa.layout import BLOCK_ROWS, padded, unblock
 from ...isa.program import Buffer, Program
 from ...isa.segments import segments
-from ...scheduler.memory import Columns, columns_of
+from ...scheduler.memory import Columns
+from ...scheduler.schedule import PAPER
+from ...scheduler.tile import tile
 from ..boards.sim import SimBoard
 from ..tensors import pack, unpack
 
@@ -58,7 +60,7 @@ def compare(
     columns) by name. lengths: int64 (batch,), the valid rows of each sequence, or None. Raises `ProgramError` if the
     program does not store the network's segments, `TensorError` for other inputs than the program's.
     """
-    columns = columns_of(network, {})
+    columns = tile(network, program.overlay, PAPER).columns
     where = {s.name: s for s in segments(Expansion(program))}
     for layer in network.layers:
         if layer.y not in where:

@@ -227,7 +227,7 @@ def test_compile_shows_its_passes(tmp_path: Path) -> None:
     assert heading == "compiling gemm:130x64x70 for xnn"
     names = [line[2:16].strip() for line in lines if line.endswith(" s")]
     assert names == list(compiling.STEPS)
-    assert "-- after lower" in lines
+    assert "-- after dram" in lines
 
 
 def test_compile_stops_showing_where_it_fails(tmp_path: Path) -> None:

@@ -263,7 +263,8 @@ def test_the_proposal_names_the_overlay() -> None:
     with pytest.raises(UnsupportedError) as error:
         rsn.explain(masked, (torch.randn(1, 256, 128), mask), overlay="xnn-base")
     assert str(error.value) == (
-        'layers.0.attn: attention with a mask; overlay xnn-base has no masks; torch.compile(model, backend="rsn", '
+        "layers.0.attn: attention with a mask; overlay xnn-base lacks capability mask; xnn can; "
+        'torch.compile(model, backend="rsn", '
         "options={'overlay': 'xnn-base'}) runs the rest on the machine, in pieces"
     )
 

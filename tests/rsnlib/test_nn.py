@@ -258,8 +258,8 @@ def for_base(activation: str = "gelu_tanh", **more: Any) -> Callable[[], nn.Modu
 
 
 HEADS = "heads of 96 columns; MemB2 holds values of at most 64"
-WIDE = "LayerNorm over 1344 columns; two MemC hold at most 1024"
-TANH = "overlay xnn-base has gelu_tanh only"
+WIDE = "LayerNorm over 1344 columns; capability layernorm of overlay xnn takes 1 to 1024 columns; no overlay can"
+TANH = "overlay xnn-base lacks capability relu; xnn can"
 REFUSED: dict[str, tuple[Callable[[], nn.Module], Mapping[str, Any], list[str]]] = {
     "heads and norms": (
         heads_and_norm,
@@ -280,15 +280,15 @@ REFUSED: dict[str, tuple[Callable[[], nn.Module], Mapping[str, Any], list[str]]]
         lambda: EncoderLayer(64, 1, 64),
         {"seq": 1025},
         [
-            "attn: sequences of 1025 rows; a MemC pair feeds at most 6 key tiles, 768 rows; mapping type B, "
-            "through DDR, runs up to 1024 rows"
+            "attn: sequences of 1025 rows; capability send of MemC of overlay xnn takes at most 6 key tiles, 768 rows; "
+            "mapping type B, through off-chip memory, runs up to 1024 rows"
         ],
     ),
     "base, rows": (
         for_base(),
         {"overlay": "xnn-base", "seq": 300},
         [
-            "layers.0.attn: sequences of 300 rows; overlay xnn-base has no masks and needs a multiple of 128 rows",
+            "layers.0.attn: sequences of 300 rows, no multiple of 128; overlay xnn-base lacks capability mask; xnn can",
         ],
     ),
     "base, activation": (
@@ -299,22 +299,29 @@ REFUSED: dict[str, tuple[Callable[[], nn.Module], Mapping[str, Any], list[str]]]
     "base, eps": (
         for_base(eps=1e-5),
         {"overlay": "xnn-base"},
-        [f"layers.0.{x}_norm: LayerNorm with eps 1e-05; overlay xnn-base has eps 1e-06 only" for x in ("attn", "ffn")],
+        [
+            f"layers.0.{x}_norm: LayerNorm with eps 1e-05; capability layernorm of overlay xnn-base takes 0 to 2e-06 "
+            "eps; xnn can"
+            for x in ("attn", "ffn")
+        ],
     ),
     "base, columns": (
         lambda: ResidualNorm(768, 1e-6),
         {"overlay": "xnn-base"},
-        ["the top level: LayerNorm over 768 columns; overlay xnn-base needs exactly 1024"],
+        [
+            "the top level: LayerNorm over 768 columns; capability layernorm of overlay xnn-base takes exactly 1024 "
+            "columns; xnn can"
+        ],
     ),
     "base, causal": (
         for_base(causal=True),
         {"overlay": "xnn-base"},
-        ["layers.0.attn: causal attention; overlay xnn-base has no masks"],
+        ["layers.0.attn: causal attention; overlay xnn-base lacks capability causal_mask; xnn can"],
     ),
     "base, masked": (
         for_base(),
         {"overlay": "xnn-base", "masked": True},
-        ["layers.0.attn: attention with a mask; overlay xnn-base has no masks"],
+        ["layers.0.attn: attention with a mask; overlay xnn-base lacks capability mask; xnn can"],
     ),
 }
 

@@ -20,8 +20,9 @@ from rsn.rsnlib.dump import SHOWN, shown
 from rsn.rsnlib.layers import LinearLayer
 from rsn.rsnlib.rules import RULES
 from rsn.rsnlib.values import Abstract, AbstractState, Arguments, Value
+from rsn.scheduler.dram import Lowered
 from rsn.scheduler.graph import Gemm, LayerGraph
-from rsn.scheduler.lower import Lowered, lower
+from rsn.scheduler.lower import lower
 from rsn.scheduler.schedule import Schedule
 
 
@@ -53,7 +54,7 @@ def test_they_are_told_in_their_order_with_what_they_made() -> None:
         "  -> linear_2",
     ]
     assert texts["schedule"].startswith("tile_rows = 6\n")
-    assert "MemC0: " in texts["lower"]
+    assert "MemC0: " in texts["dram"]
     assert texts["pack"].startswith("overlay xnn")
 
 

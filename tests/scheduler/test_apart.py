@@ -17,14 +17,17 @@ from rsn.isa.overlays import XNN, XNN_BASE
 from rsn.isa.program import Program, Role
 from rsn.isa.verify import check
 from rsn.machine.plan import Plan
-from rsn.scheduler.attention import lower_attention
-from rsn.scheduler.attention_unfused import lower_as, lower_scores, lower_values, place_scores
+from rsn.scheduler.attention import bind_attention
+from rsn.scheduler.attention_unfused import bind_as, bind_scores, bind_values, place_scores
+from rsn.scheduler.bind import place_activations
+from rsn.scheduler.binder import Binder
+from rsn.scheduler.chain import chain
+from rsn.scheduler.dram import order_dram
 from rsn.scheduler.graph import AttentionLayer, LayerGraph, Output
-from rsn.scheduler.kernel_builder import KernelBuilder
-from rsn.scheduler.lower import place_activations
 from rsn.scheduler.mapping import MappingType
 from rsn.scheduler.pack import pack
 from rsn.scheduler.schedule import PAPER, STRICT, Schedule
+from rsn.scheduler.tile import tile
 from rsn.tests.effort import long
 
 from .networks import Maker, error, execute, reference
@@ -42,12 +45,12 @@ def attention(batch: int, seq: int, heads: int = 4) -> LayerGraph:
 def program(
     network: LayerGraph, kind: MappingType | None, overlay: Overlay = XNN_BASE, schedule: Schedule = PAPER
 ) -> Program:
-    s = KernelBuilder(network, overlay, schedule)
+    s = Binder(tile(network, overlay, schedule))
     place_activations(s)
     for layer in network.layers:
         assert isinstance(layer, AttentionLayer)
-        lower_as(s, layer, kind)
-    return pack(s.finish())
+        bind_as(s, layer, kind)
+    return pack(order_dram(chain(s.made)).kernels)
 
 
 def compute(network: LayerGraph, p: Program, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
@@ -113,10 +116,10 @@ def test_b_and_c_are_one_program() -> None:
 
 def test_d_is_the_pipeline() -> None:
     network = attention(2, 384)
-    s = KernelBuilder(network, XNN_BASE, PAPER)
+    s = Binder(tile(network, XNN_BASE, PAPER))
     place_activations(s)
-    lower_attention(s, network.layers[0])  # type: ignore[arg-type]
-    assert np.array_equal(program(network, D).image, pack(s.finish()).image)
+    bind_attention(s, network.layers[0])  # type: ignore[arg-type]
+    assert np.array_equal(program(network, D).image, pack(order_dram(chain(s.made)).kernels).image)
     assert np.array_equal(program(network, None).image, program(network, D).image)
 
 
@@ -173,13 +176,13 @@ def test_each_product_alone_is_a_program() -> None:
     """As Table 9 times them: the first writes 64 times the bytes of a row of scores, the second reads them."""
     network = attention(1, 512, 2)
     times = []
-    for lower in (lower_scores, lower_values):
-        s = KernelBuilder(network, XNN_BASE, STRICT)
+    for lower in (bind_scores, bind_values):
+        s = Binder(tile(network, XNN_BASE, STRICT))
         place_activations(s)
         (layer,) = network.layers
         assert isinstance(layer, AttentionLayer)
         lower(s, layer, place_scores(s, layer))
-        times.append(milliseconds(pack(s.finish())))
+        times.append(milliseconds(pack(order_dram(chain(s.made)).kernels)))
     both = milliseconds(program(network, B, schedule=STRICT))
     assert max(times) < both < sum(times)
 

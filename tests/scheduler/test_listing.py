@@ -12,23 +12,26 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from rsn.isa.layout import BLOCK
 from rsn.isa.overlay import Overlay
 from rsn.isa.overlays import XNN, XNN_BASE
 from rsn.isa.overlays.xnn.formats import Ddr
 from rsn.isa.verify import check, dry_run
+from rsn.isa.work import Access
 from rsn.machine.executor import ProcessNetwork as Machine
 from rsn.machine.jit import available
 from rsn.machine.plan import execute
 from rsn.scheduler import listing
 from rsn.scheduler import pack as packing
+from rsn.scheduler.chain import instructions
+from rsn.scheduler.dram import Lowered
 from rsn.scheduler.graph import Gemm, LayerGraph, Output
-from rsn.scheduler.kernel_builder import KernelBuilder
 from rsn.scheduler.listing import _Job, _load_pieces, _needs, _store_pieces
-from rsn.scheduler.lower import Lowered, lower
+from rsn.scheduler.lower import lower
 from rsn.scheduler.mapping import MappingType
-from rsn.scheduler.order import Access
 from rsn.scheduler.pack import pack, uops_of
 from rsn.scheduler.schedule import PAPER, STORE_BLOCKS, STRICT, DramPolicy, Interleave, Loops, Schedule
+from rsn.scheduler.tile import tile
 from rsn.tests.effort import examples
 
 from .networks import Maker
@@ -49,17 +52,7 @@ def encoder(batch: int = 2, seq: int = 256, heads: int = 3, ffn: int = 700, laye
 
 def kinds(network: LayerGraph, **knobs: Any) -> list[str]:
     """Of segments, as the lowering names them."""
-    sequences: list[KernelBuilder] = []
-
-    class Seen(KernelBuilder):
-        def __init__(self, *args: Any) -> None:
-            super().__init__(*args)
-            sequences.append(self)
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("rsn.scheduler.lower.KernelBuilder", Seen)
-        lower(network, XNN, Schedule(**knobs))
-    return list(dict.fromkeys(segment.kind for segment in sequences[0].plan))
+    return list(dict.fromkeys(segment.kind for segment in tile(network, XNN, Schedule(**knobs)).plan))
 
 
 rules = st.builds(
@@ -162,9 +155,10 @@ def in_text_order(network: LayerGraph, overlay: Overlay, schedule: Schedule) -> 
 
     real = listing.list_accesses
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("rsn.scheduler.kernel_builder.list_accesses", kept)
+        patch.setattr("rsn.scheduler.dram.list_accesses", kept)
         lower(network, overlay, schedule)
-    return [access.mop() for tile in tiles for access in (*tile.loads, *tile.stores)]
+    accesses = [access for tile in tiles for access in (*tile.loads, *tile.stores)]
+    return list(instructions(overlay, overlay.by_unit["DDR"], accesses))  # type: ignore[arg-type]
 
 
 @examples(25, quick=6)
@@ -205,10 +199,10 @@ anywhere = st.builds(
     Access,
     st.just("MemC0"),
     st.booleans(),
-    st.integers(0, 12).map(lambda n: 512 * n),
-    st.integers(1, 4),
+    st.integers(0, 12).map(lambda n: BLOCK * n),
+    st.integers(1, 4).map(lambda n: BLOCK * n),
     st.integers(1, 3),
-    st.integers(4, 6),
+    st.integers(4, 6).map(lambda n: BLOCK * n),
 )
 
 
@@ -365,33 +359,34 @@ accesses = st.builds(
     Access,
     st.just("MemA0"),
     st.just(False),
-    st.integers(0, 50).map(lambda n: 512 * n),
-    st.integers(1, 9),
+    st.integers(0, 50).map(lambda n: BLOCK * n),
+    st.integers(1, 9).map(lambda n: BLOCK * n),
     st.integers(1, 5),
-    st.just(9),
-).map(lambda a: a if a.chunks > 1 else Access(a.peer, a.store, a.addr, a.blocks))
+    st.just(9 * BLOCK),
+).map(lambda a: a if a.chunks > 1 else Access(a.peer, a.store, a.addr, a.size))
 
 
 def blocks_of(access: Access) -> list[int]:
-    return [access.addr // 512 + c * access.stride + b for c in range(access.chunks) for b in range(access.blocks)]
+    chunks = (access.addr + c * access.stride for c in range(access.chunks))
+    return [(at + b) // BLOCK for at in chunks for b in range(0, access.size, BLOCK)]
 
 
 @given(st.lists(accesses, min_size=1, max_size=4), st.data())
 def test_pieces_of_loads_are_what_uops_take(given: list[Access], data: st.DataObject) -> None:
     """A uOP may take several accesses, and an access feed several uOPs; no piece reaches into the next uOP."""
-    left = sum(a.blocks * a.chunks for a in given)
+    left = sum(a.elements for a in given) // BLOCK
     wanted: list[int] = []
     while left:
         wanted.append(data.draw(st.integers(1, left)))
         left -= wanted[-1]
     ends = set(np.cumsum(wanted).tolist())
-    queue = deque(wanted)
+    queue = deque(BLOCK * n for n in wanted)
     got = [piece for access in given for piece in _load_pieces(access, queue)]
     assert [b for p in got for b in blocks_of(p)] == [b for a in given for b in blocks_of(a)]
     assert not queue
     at = 0
     for piece in got:
-        size = piece.blocks * piece.chunks
+        size = piece.elements // BLOCK
         assert not any(at < end < at + size for end in ends)
         at += size
 
@@ -400,13 +395,13 @@ def test_pieces_of_loads_are_what_uops_take(given: list[Access], data: st.DataOb
 def test_pieces_of_stores_are_no_larger_than_asked(access: Access, most: int) -> None:
     got: list[Access] = list(_store_pieces(access, most))
     assert [b for p in got for b in blocks_of(p)] == blocks_of(access)
-    assert all(p.blocks * p.chunks <= most for p in got)
+    assert all(p.elements <= most * BLOCK for p in got)
 
 
 def test_strict_and_paper_schedules_are_not_listed(monkeypatch: pytest.MonkeyPatch) -> None:
     def never(*args: Any) -> Callable[..., Any]:
         raise AssertionError("listed")
 
-    monkeypatch.setattr("rsn.scheduler.kernel_builder.list_accesses", never)
+    monkeypatch.setattr("rsn.scheduler.dram.list_accesses", never)
     for schedule in (PAPER, STRICT):
         assert lower(SMALL[0][0], XNN, schedule).found is None

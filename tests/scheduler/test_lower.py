@@ -12,8 +12,9 @@ from rsn.isa.overlays import XNN, XNN_BASE
 from rsn.isa.verify import verify
 from rsn.scheduler.build import build
 from rsn.scheduler.graph import Activation, Gemm, LayerGraph, Norm, Output
+from rsn.scheduler.knobs import Tiles
 from rsn.scheduler.schedule import PAPER, STRICT, Schedule
-from rsn.scheduler.tiles import Tiles, row_tiles
+from rsn.scheduler.tile import Limits, row_tiles
 
 from .networks import Maker, error, execute, reference
 
@@ -124,7 +125,7 @@ def test_interleaving_is_faster_than_strict_order(make: Maker) -> None:
 def test_a_row_tile_never_exceeds_three_mema_of_two_blocks() -> None:
     for blocks in range(1, 40):
         for largest in (1, 2, 3, 4, 6):
-            tiles = row_tiles(blocks, Tiles(tile_rows=largest))
+            tiles = row_tiles(blocks, Tiles(tile_rows=largest), Limits(3, 2, 2, 4, 1))
             assert [t.start for t in tiles] == list(np.cumsum([0] + [t.groups * t.acc for t in tiles])[:-1])
             assert sum(t.groups * t.acc for t in tiles) == blocks
             assert all(t.groups <= 3 and t.acc <= 2 and t.groups * t.acc <= largest for t in tiles)
@@ -137,26 +138,24 @@ def refused(network: LayerGraph, overlay=XNN_BASE) -> str:
 
 
 def test_refusals_name_the_layer_and_the_reason(make: Maker) -> None:
-    assert "l0.dense: LayerNorm over 512 columns; overlay xnn-base needs exactly 1024" in refused(
-        make.encoder(1, 256, 512, 8, 128)
-    )
-    assert "l0.attention: sequences of 128 rows" in refused(make.encoder(1, 128, 1024, 16, 128))
-    assert "l0.attention: sequences of 300 rows; overlay xnn-base has no masks" in refused(
-        make.encoder(1, 300, 1024, 16, 128)
-    )
-    assert "l0.attention: attention with a mask; overlay xnn-base has no masks" in refused(
-        make.encoder(1, 256, 1024, 16, 128, masked=True)
-    )
+    base, lacks = "overlay xnn-base", "overlay xnn-base lacks capability"
+    for expected, seq, hidden, heads in (
+        (f"l0.dense: LayerNorm over 512 columns; capability layernorm of {base} takes exactly 1024", 256, 512, 8),
+        (f"l0.attention: sequences of 128 rows, fewer than 256; {lacks} row_softmax", 128, 1024, 16),
+        (f"l0.attention: sequences of 300 rows, no multiple of 128; {lacks} mask", 300, 1024, 16),
+    ):
+        assert expected in refused(make.encoder(1, seq, hidden, heads, 128))
+    masked = make.encoder(1, 256, 1024, 16, 128, masked=True)
+    assert f"l0.attention: attention with a mask; {lacks} mask; xnn can" in refused(masked)
     assert "activation gelu_erf" in refused(make.encoder(1, 256, 1024, 16, 128, act=Activation.GELU_ERF))
     assert "LayerNorm with eps 1e-05" in refused(make.encoder(1, 256, 1024, 16, 128, eps=1e-5))
-    assert "768 rows; mapping type B, through DDR, runs up to 1024 rows" in refused(
-        make.encoder(1, 1152, 1024, 16, 128), XNN
-    )
+    long = refused(make.encoder(1, 1152, 1024, 16, 128), XNN)
+    assert "768 rows; mapping type B, through off-chip memory, runs up to 1024 rows" in long
     assert "heads of 96 columns" in refused(make.encoder(1, 128, 192, 2, 128), XNN)
     wide = Gemm("wide", "x", "y", make.matrix(64, 1100), make.vector(1100), norm=Norm(1e-5))
-    assert "wide: LayerNorm over 1100 columns; two MemC hold at most 1024" in refused(
-        LayerGraph(1, 128, {"x": 64}, (Output("y"),), (wide,)), XNN
-    )
+    limit = "capability layernorm of overlay xnn takes 1 to 1024 columns; no overlay can"
+    network = LayerGraph(1, 128, {"x": 64}, (Output("y"),), (wide,))
+    assert f"wide: LayerNorm over 1100 columns; {limit}" in refused(network, XNN)
 
 
 def test_an_eps_that_differs_by_at_most_1e_6_is_allowed_on_the_base(make: Maker) -> None:

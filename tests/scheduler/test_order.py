@@ -2,24 +2,26 @@
 
 import pytest
 
+from rsn.isa.layout import BLOCK
 from rsn.isa.overlays import XNN
+from rsn.isa.work import Access
 from rsn.scheduler.lower import lower
-from rsn.scheduler.order import Access, Tile, order_accesses
+from rsn.scheduler.order import Tile, order_accesses
 from rsn.scheduler.schedule import PAPER, STRICT, Interleave, Schedule, Segment
 
 from .networks import Maker
 
 
 def load(row: int) -> Access:
-    return Access("MemA0", False, 512 * row, 1)
+    return Access("MemA0", False, BLOCK * row, BLOCK)
 
 
 def store(row: int, unit: str = "MemC0") -> Access:
-    return Access(unit, True, 512 * row, 1)
+    return Access(unit, True, BLOCK * row, BLOCK)
 
 
 def rows(tiles: list[Tile], interleave: Interleave) -> list[str]:
-    return [f"{'store' if m.store else 'load'} {m.addr // 512}" for m in order_accesses(tiles, interleave)]
+    return [f"{'store' if m.store else 'load'} {m.addr // BLOCK}" for m in order_accesses(tiles, interleave)]
 
 
 def test_stores_fall_between_the_next_tiles_loads() -> None:

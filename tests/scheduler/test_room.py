@@ -13,16 +13,16 @@ from rsn.isa.layout import UNIT_BYTES
 from rsn.isa.overlay import Overlay
 from rsn.isa.overlays import XNN
 from rsn.isa.verify import check
-from rsn.scheduler import lower as module
+from rsn.scheduler import bind as module
 from rsn.scheduler.best import Best, choose
 from rsn.scheduler.build import build
 from rsn.scheduler.graph import LayerGraph
+from rsn.scheduler.knobs import Tiles
 from rsn.scheduler.lower import lower
 from rsn.scheduler.mapping import MappingType
 from rsn.scheduler.room import RoomError
 from rsn.scheduler.schedule import PAPER, Interleave, Loops, Schedule
 from rsn.scheduler.search import sample
-from rsn.scheduler.tiles import Tiles
 
 from .networks import Maker
 
@@ -104,8 +104,8 @@ def test_it_is_refused_before_a_kernel_is_made(monkeypatch: pytest.MonkeyPatch) 
     def made(*args: Any) -> None:
         raise AssertionError("a kernel was made")
 
-    monkeypatch.setattr(module, "lower_gemms", made)
-    monkeypatch.setattr(module, "lower_as", made)
+    monkeypatch.setattr(module, "bind_gemms", made)
+    monkeypatch.setattr(module, "bind_as", made)
     for size in ({"lpddr": 1 << 16}, {"ddr": 1 << 16}):
         with pytest.raises(RoomError):
             build(BIASED, overlay(**size), Best(1, cost=made))

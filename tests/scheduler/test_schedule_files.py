@@ -6,11 +6,15 @@ import dataclasses
 from contextlib import suppress
 from pathlib import Path
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from rsn.base.errors import ScheduleError
+from rsn.isa.overlays import XNN
+from rsn.scheduler.graph import Gemm, LayerGraph, Output
+from rsn.scheduler.knobs import Tiles
 from rsn.scheduler.mapping import MappingType
 from rsn.scheduler.schedule import (
     PAPER,
@@ -25,7 +29,7 @@ from rsn.scheduler.schedule import (
     read_schedule,
     show_schedule,
 )
-from rsn.scheduler.tiles import Tiles
+from rsn.scheduler.tile import tile
 
 rules = st.builds(
     DramPolicy,
@@ -193,25 +197,19 @@ SEGMENT = '[[segments]]\nlayers = ["a"]\n'
             LISTED + "patience = 3",
             r"no knob rules.'gemm 8x8'.patience; there are patience_us, store_blocks, by_columns, in_order$",
         ),
-        ("mme_rows = 4", "mme_rows=4: must be 1 to 3 .the MMEs form 3 rows of 2 columns"),
-        ("mme_cols = 0", "mme_cols=0: must be 1 to 2 "),
-        ("mme_rows = 2", "tile_rows=6 does not fit mme_rows=2: that grid holds at most 4 blocks"),
-        ("mme_cols = 1\ntile_cols = 5", "tile_cols=5 does not fit mme_cols=1: that grid holds at most 4 blocks"),
+        ("mme_cols = 0", "mme_cols=0: must be at least 1"),
         ("heads_per_slot = 3", "heads_per_slot=3: must be 1, 2 or 4 "),
         ('drain = "a"', "drain = 'a': must be a list of kinds of segments"),
         ("drain = [1]", r"drain = \[1\]: must be a list of kinds of segments"),
         ('drain = ["a", "a"]', "drain: two entries for the same kind of segment"),
-        ("[tiles.x]\ntile_rows = 5", "tiles.'x': tile_rows=5: must be 1, 2"),
         ("[tiles.x]\nrows = 5", "no knob tiles.'x'.rows; there are tile_rows, tile_cols, mme_rows, mme_cols$"),
         ("tiles = 3", "tiles: must be a table of tables"),
         ("whole_tiles = true\n[tiles.x]", "whole_tiles cannot be combined with other tile knobs"),
         (LISTED + "rules = {}", r"no knob rules.'gemm 8x8'.rules; "),
-        ("tile_rows = 5", "tile_rows=5: must be 1, 2, 3, 4 or 6 .row blocks"),
         ("tile_rows = 0", "tile_rows=0: "),
         ("tile_rows = 6.0", "tile_rows = 6.0: must be a whole number"),
         ("tile_rows = true", "tile_rows = True: must be a number"),
         ('tile_cols = "8"', "tile_cols = '8': must be a number"),
-        ("tile_cols = 9", "tile_cols=9: must be 1 to 8 .column blocks"),
         ("tile_cols = -1", "tile_cols=-1: "),
         ("tile_cols = [8]", r"tile_cols = \[8\]: must be a number"),
         ('balance = "yes"', "balance = 'yes': must be true or false"),
@@ -249,7 +247,6 @@ SEGMENT = '[[segments]]\nlayers = ["a"]\n'
         (SEGMENT + "overlap = 1", r"segments\[0\].overlap = 1: must be true or false"),
         (SEGMENT + 'mapping = "E"', r"segments\[0\].mapping = 'E': must be one of 'A', 'B', 'C', 'D'"),
         (SEGMENT + "tiles = 3", r"segments\[0\].tiles = 3: must be a table"),
-        (SEGMENT + "[segments.tiles]\ntile_rows = 5", r"segments\[0\].tiles: tile_rows=5: must be 1, 2"),
         (SEGMENT + "[segments.rule]", "rules need interleave = \"listed\", not 'interleaved'"),
         ("whole_tiles = true\n" + SEGMENT + "[segments.tiles]", "whole_tiles cannot be combined with other tile knobs"),
         ("tile_rows = 6\ntile_cols = = 3", "not a TOML file: .*line 2"),
@@ -367,3 +364,21 @@ def test_what_is_no_schedule_in_python(made: type, knobs: dict[str, object], mes
     with pytest.raises(ScheduleError) as refused:
         made(**knobs)
     assert str(refused.value).startswith(message)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("mme_rows = 4", "mme_rows=4: must be 1 to 3 .the MMEs form 3 rows of 2 columns"),
+        ("mme_rows = 2", "tile_rows=6 does not fit mme_rows=2: that grid holds at most 4 blocks"),
+        ("mme_cols = 1\ntile_cols = 5", "tile_cols=5 does not fit mme_cols=1: that grid holds at most 4 blocks"),
+        ('[tiles."gemm 64x128"]\ntile_rows = 5', "gemm 64x128: tile_rows=5: must be 1, 2, 3, 4 or 6 .row blocks"),
+        ("tile_cols = 9", "tile_cols=9: must be 1 to 8 .column blocks"),
+        ('[[segments]]\nlayers = ["l"]\n[segments.tiles]\ntile_rows = 5', "gemm 64x128: tile_rows=5: must be 1, 2"),
+    ],
+)
+def test_tiles_that_the_machine_cannot_hold_are_refused(tmp_path: Path, text: str, message: str) -> None:
+    layer = Gemm("l", "x", "y", np.ones((64, 128), np.float32), np.zeros(128, np.float32))
+    network = LayerGraph(1, 128, {"x": 64}, (Output("y"),), (layer,))
+    with pytest.raises(ScheduleError, match=message):
+        tile(network, XNN, read(tmp_path, text))

@@ -10,10 +10,10 @@ from rsn.base.errors import ScheduleError
 from rsn.isa.overlays import XNN
 from rsn.scheduler.graph import AttentionLayer, LayerGraph
 from rsn.scheduler.groups import Planned, plan
+from rsn.scheduler.knobs import Tiles
 from rsn.scheduler.mapping import MappingType
 from rsn.scheduler.schedule import DramPolicy, Interleave, Loops, Schedule, Segment
 from rsn.scheduler.search import price
-from rsn.scheduler.tiles import Tiles
 
 from .networks import Maker, error, execute, reference
 from .test_any_shape import inputs

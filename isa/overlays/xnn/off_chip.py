@@ -62,6 +62,8 @@ class Lpddr(Record, words=4):
     bias: int = bits(3, 31, 1, "a linear vector, 16 floats a stream word, port 0 only")
 
 
+VECTOR = 1024
+"""Elements of a vector that lie in one column block of a MemB: a longer one is a whole number of these."""
 BYTE = 1 / 4
 """Elements that a step of a bandwidth moves: its amount is in bytes."""
 
@@ -70,7 +72,8 @@ def capabilities(bank: str) -> tuple[Capability, ...]:
     """What the unit of a bank can do. LPDDR is read only, and holds vectors as well."""
     load = Capability("load", Where.LOAD, rate=f"{bank}_read_gbs", elements=BYTE)
     if bank == "lpddr":
-        return load, Capability("load_vector", Where.LOAD, rate=f"{bank}_read_gbs", elements=BYTE)
+        vector = Capability("load_vector", Where.LOAD, {"piece": (1, VECTOR)}, f"{bank}_read_gbs", BYTE)
+        return load, vector
     return load, Capability("store", Where.STORE, rate=f"{bank}_write_gbs", elements=BYTE)
 
 

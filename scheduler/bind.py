@@ -1,0 +1,103 @@
+"""Stage `bind`: assign the tasks of every segment to units.
+
+Input: `Tiled`. Output: `Bound`, the work items of every unit. The patterns of the overlay say which units play which
+role: products go to its grid (`grid`), attention to its pipeline, by mapping type (`attention_unfused`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from ..isa.layout import UNIT
+from ..isa.program import Buffer, Layout, Role
+from . import bias
+from .attention_unfused import bind_as, place_as
+from .binder import Binder, Bound
+from .graph import Array, AttentionLayer, Gemm, Output
+from .grid import PlacedGemms, bind_gemms, place_gemms
+from .memory import Arena
+from .room import check_room
+from .tile import TILE, Tiled
+
+
+def bind(tiled: Tiled) -> Bound:
+    """Assign all work to units. Raises `UnsupportedError` naming the layer that the overlay cannot run or the bank that
+    is too small, and `ScheduleError` if the schedule does not fit the network."""
+    binder, placed = _placed(tiled)
+    for segment, gemms in zip(tiled.plan, placed, strict=True):
+        first = len(binder.tiles)
+        if isinstance(segment.layers, AttentionLayer):
+            bind_as(binder, segment.layers, segment.mapping)
+        elif gemms is not None:
+            bind_gemms(binder, gemms)
+        for tile in binder.tiles[first:]:
+            tile.rule = segment.rule
+        binder.tiles[-1].drain = segment.drain
+    return binder.made
+
+
+def place(tiled: Tiled) -> None:
+    """Check that a network fits off-chip memory and the overlay's capabilities, without binding it. Raises like
+    `bind`."""
+    _placed(tiled)
+
+
+def _placed(tiled: Tiled) -> tuple[Binder, Sequence[PlacedGemms | None]]:
+    """A binder with all off-chip buffers but no work yet, and the placed products of each segment; None for
+    attention."""
+    binder = Binder(tiled)
+    place_activations(binder)
+    placed: list[PlacedGemms | None] = []
+    for segment in tiled.plan:
+        if isinstance(segment.layers, AttentionLayer):
+            place_as(binder, segment.layers, segment.mapping)
+            placed.append(None)
+        else:
+            placed.append(place_gemms(binder, segment.layers, segment.loops))
+    check_room(binder.buffers.values(), tiled.overlay, tiled.network.size)
+    return binder, placed
+
+
+def place_activations(s: Binder) -> None:
+    """Place the activations in their bank. Inputs and outputs keep their memory; the memory of other activations is
+    reused after their last reader (liveness)."""
+    for layer in s.net.layers:
+        if isinstance(layer, AttentionLayer) and layer.bias is not None:
+            bias.place(s, layer)
+    bank = s.bank_of(s.grid.activations)
+    arena = Arena(s.made.ends[bank])
+    outputs = {o.name: o for o in s.net.outputs}
+    last: dict[str, int] = {}
+    for i, layer in enumerate(s.net.layers):
+        for name in _reads(layer):
+            last[name] = i
+
+    def add(name: str, role: Role, output: Output | None = None) -> None:
+        cols = s.columns[name]
+        panel = cols.panel or cols.stored
+        shape = (-(-cols.stored // panel) * s.row_blocks * TILE, panel)
+        at = arena.take(shape[0] * shape[1] // UNIT)
+        view = (s.net.batch, s.net.seq, cols.count) if role is not Role.SCRATCH else None
+        scale, shift = (None, None) if output is None else (_plain(output.scale), _plain(output.shift))
+        rows = s.net.lengths if view is not None else ()
+        s.buffers[name] = Buffer(name, bank, at, shape, Layout.BLOCKED, role, view, rows, scale, shift)
+
+    for name in s.net.inputs:
+        add(name, Role.INPUT)
+    for i, layer in enumerate(s.net.layers):
+        out = outputs.get(layer.y)
+        add(layer.y, Role.OUTPUT if out is not None else Role.SCRATCH, out)
+        for name in dict.fromkeys(_reads(layer)):
+            b = s.buffers[name]
+            if last[name] == i and b.role is Role.SCRATCH:
+                arena.give(b.offset, b.size // UNIT)
+
+
+def _reads(layer: Gemm | AttentionLayer) -> list[str]:
+    if isinstance(layer, AttentionLayer):
+        return [layer.q, layer.k, layer.v]
+    return [layer.x] if layer.residual is None else [layer.x, layer.residual]
+
+
+def _plain(values: Array | None) -> tuple[float, ...] | None:
+    return None if values is None else tuple(float(v) for v in values)

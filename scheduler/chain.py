@@ -1,0 +1,109 @@
+"""Stage `chain`: from work items to instructions.
+
+Input: `Bound`. Output: `Chained`, the sequence of instructions (mOPs) of every unit except the one whose accesses are
+ordered later. Operation i of a memory fills a slot with item i and drains item i - 1. `Overlay.emit` makes the bits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from itertools import groupby, pairwise
+
+from ..isa.fields import Record
+from ..isa.overlay import Overlay
+from ..isa.program import KernelPatch
+from ..isa.work import Item, Load, Patched, Turn
+from ..machine.description import UnitSpec
+from .binder import Bound, WorkItem
+
+
+@dataclass(frozen=True, eq=False)
+class Chained:
+    """Instructions by unit. sequences: of units that packets drive. preloaded: op lists. patches: fields that depend on
+    run-time lengths, by parameter. loads: elements that each operation of a memory loads from the unit of activations,
+    by memory."""
+
+    bound: Bound
+    sequences: dict[str, tuple[Record, ...]]
+    preloaded: dict[str, tuple[Record, ...]]
+    patches: dict[str, tuple[KernelPatch, ...]]
+    loads: dict[str, list[int]]
+
+    def show(self) -> str:
+        """The sequences as text, unit by unit; consecutive equal mOPs are one line."""
+        return show_sequences({**self.sequences, **self.preloaded})
+
+
+def show_sequences(sequences: dict[str, tuple[Record, ...]]) -> str:
+    """Sequences of instructions as text, unit by unit; consecutive equal ones are one line."""
+    out = []
+    for unit, sequence in sequences.items():
+        out.append(f"{unit}: {len(sequence)}")
+        out += [f"  {len(list(equal)):>4} x {_words(record)}" for record, equal in groupby(sequence)]
+    return "\n".join(out) + "\n"
+
+
+def _words(record: Record) -> str:
+    values = {x.name: getattr(record, x.name) for x in record.FIELDS}
+    return " ".join([type(record).__name__, *(f"{name}={value:g}" for name, value in values.items() if value)])
+
+
+def chain(bound: Bound) -> Chained:
+    """Make the instructions of all units except the one of activations."""
+    overlay, activations = bound.tiled.overlay, bound.tiled.grid.activations
+    patches: dict[str, list[KernelPatch]] = {}
+    made: dict[str, tuple[Record, ...]] = {}
+    for spec in overlay.units:
+        if spec.name == activations:
+            continue
+        work = bound.memories.get(spec.name)
+        items: Iterable[Item] = bound.others[spec.name] if work is None else turns(work)
+        made[spec.name] = tuple(instructions(overlay, spec, items, patches))
+    preloaded = {u.name for kind in overlay.preloaded for u in overlay.by_kind[kind]}
+    return Chained(
+        bound,
+        {unit: sequence for unit, sequence in made.items() if sequence and unit not in preloaded},
+        {unit: made[unit] for unit in made if unit in preloaded},
+        {name: tuple(found) for name, found in patches.items()},
+        {unit: _loaded(work, activations) for unit, work in bound.memories.items()},
+    )
+
+
+def turns(work: list[WorkItem]) -> Iterator[Turn]:
+    """The operations of a memory: number i fills a slot with item i and drains item i - 1."""
+    nothing = WorkItem(None, None)
+    for ended, begun in pairwise([nothing, *work, nothing] if work else ()):
+        yield Turn(begun.fill, ended.drain)
+
+
+def instructions(
+    overlay: Overlay, unit: UnitSpec, items: Iterable[Item], patches: dict[str, list[KernelPatch]] | None = None
+) -> Iterator[Record]:
+    """The instructions of a unit. patches: receives the fields that depend on run-time lengths."""
+    assert overlay.emit is not None, overlay.name
+    for number, made in enumerate(overlay.emit(unit, items)):
+        if not isinstance(made, Patched):
+            yield made
+            continue
+        for name, value in made.fields:
+            patch = KernelPatch(unit.name, number, name, value.base, value.cap)
+            if patches is not None:
+                patches.setdefault(length_name(value.sequence), []).append(patch)
+        yield made.record
+
+
+def _loaded(work: list[WorkItem], source: str) -> list[int]:
+    fills = (item.fill for item in work)
+    return [fill.rows * fill.columns for fill in fills if isinstance(fill, Load) and fill.source == source]
+
+
+def length_name(sequence: int) -> str:
+    """The name of the run-time parameter for the length of a sequence."""
+    return f"len[{sequence}]"
+
+
+def seconds_of(overlay: Overlay, unit: UnitSpec, op: str) -> float:
+    """Seconds of a step of a unit's capability, by its rate; 0 without one."""
+    capability = unit.capability(op)
+    return 0.0 if capability is None or capability.rate is None else overlay.seconds[capability.rate]

@@ -1,0 +1,84 @@
+"""Stage `dram`: the order of loads and stores on the one channel of activations.
+
+Input: `Chained`. Output: `Lowered`, the kernel sequences of all units, ready to pack. Fixed rules are in `order`, list
+scheduling, which runs the program to find the order, in `listing`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+
+from ..isa.fields import Record
+from ..isa.program import Parameter, UnpackedProgram
+from ..machine.timing import Timing
+from .chain import Chained, instructions, length_name, show_sequences
+from .graph import Array
+from .listing import list_accesses
+from .order import order_accesses
+from .pack import Starts, issued, starts_of
+from .schedule import Interleave
+
+
+class Weights(Mapping[str, Array]):
+    """Stored elements by buffer name. Every access packs them anew: together they are as large as the model, and every
+    user copies them elsewhere, so that keeping them would cost memory for nothing."""
+
+    def __init__(self, made: Mapping[str, Callable[[], Array]]) -> None:
+        self._made = made
+
+    def __getitem__(self, name: str) -> Array:
+        return self._made[name]()
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._made)
+
+    def __len__(self) -> int:
+        return len(self._made)
+
+
+@dataclass(frozen=True)
+class Lowered:
+    """The result of lowering: kernel sequences, and the weights as stored off chip."""
+
+    kernels: UnpackedProgram
+    weights: Weights
+    found: Timing | None = None
+    """The run of list scheduling, without the instruction path; None for other orders of DDR accesses."""
+    starts: Starts | None = None
+    """When each mOP began in that run."""
+
+    def show(self) -> str:
+        """The sequences as text, unit by unit; consecutive equal mOPs are one line."""
+        return show_sequences({**self.kernels.sequences, **self.kernels.preloaded})
+
+
+def order_dram(chained: Chained) -> Lowered:
+    """Order the accesses of activations. Raises `DeadlockError` if list scheduling finds that the program cannot
+    end."""
+    bound = chained.bound
+    tiled = bound.tiled
+    overlay, grid = tiled.overlay, tiled.grid
+    unit = overlay.by_unit[grid.activations]
+    sequences: dict[str, tuple[Record, ...]] = dict(chained.sequences)
+    found: Timing | None = None
+    starts: Starts | None = None
+    if tiled.interleave in (Interleave.HARDWARE, Interleave.LISTED):
+        issues, firsts = issued(overlay, sequences)
+        columns = {name: j for row in grid.results for j, name in enumerate(row)}
+        listed = list_accesses(bound.tiles, chained.loads, issues, chained.preloaded, overlay, unit, columns)
+        sequences[unit.name], found = tuple(listed.mops), listed.run
+        starts = {**starts_of(listed.run, firsts), unit.name: listed.starts}
+    else:
+        accesses = order_accesses(bound.tiles, tiled.interleave)
+        sequences[unit.name] = tuple(instructions(overlay, unit, accesses))
+    max_lengths = {length_name(i): span.rows for i, span in enumerate(tiled.spans)}
+    kernels = UnpackedProgram(
+        overlay=overlay,
+        sequences={u: s for u, s in sequences.items() if s},
+        preloaded=chained.preloaded,
+        buffers=tuple(bound.buffers.values()),
+        parameters=tuple(Parameter(name, 1, n, n) for name, n in max_lengths.items() if name in chained.patches),
+        patches=chained.patches,
+    )
+    return Lowered(kernels, Weights(bound.weights), found, starts)

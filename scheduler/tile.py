@@ -1,0 +1,291 @@
+"""Stage `tile`: divide a graph into segments, and cut the layers of each into tasks.
+
+Input: a `LayerGraph`, an overlay with patterns, a `Schedule`. Output: `Tiled`. A product is cut into output tiles, an
+output tile is divided over a grid of product units (paper section 5.3); sequences are placed one behind the other.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields
+from functools import cached_property
+from itertools import accumulate
+from typing import NamedTuple
+
+from ..base.errors import ScheduleError, UnsupportedError
+from ..isa.layout import BLOCK_ROWS, padded
+from ..isa.overlay import Overlay
+from ..isa.patterns import Patterns, ProductGrid
+from .graph import AttentionLayer, Gemm, LayerGraph
+from .groups import Planned, plan
+from .knobs import Tiles
+from .memory import HEAD_COLS, Columns
+from .schedule import Interleave, Schedule
+
+TILE = BLOCK_ROWS
+"""Rows and columns of a tile of the product grid."""
+
+
+class Span(NamedTuple):
+    """The place of a sequence among the rows of all: its first block of 128 rows, the number of its blocks, and its
+    rows without padding."""
+
+    start: int
+    blocks: int
+    rows: int
+
+
+@dataclass(frozen=True)
+class RowTile:
+    """The rows of one output tile: `groups` left memories hold `acc` row blocks each, from row block `start` on."""
+
+    start: int
+    groups: int
+    acc: int
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What a grid of product units holds.
+
+    grid_rows, grid_cols: its size. rows: row blocks of one product unit's part of an output tile. cols: column blocks
+    of it. slices: slices of K in a slot of a right memory.
+    """
+
+    grid_rows: int
+    grid_cols: int
+    rows: int
+    cols: int
+    slices: int
+
+    @staticmethod
+    def of(overlay: Overlay, grid: ProductGrid) -> Limits:
+        """The limits of an overlay's grid, from its memories and the counts of its product units."""
+        left, right, result = (overlay.memory_of(u) for u in (grid.left[0], grid.right[0], grid.results[0][0]))
+        counts = overlay.capability_of(grid.products[0][0], "matmul").limits
+        return Limits(
+            grid.rows,
+            grid.columns,
+            min(left.rows // TILE, result.rows // TILE, int(counts["rows"][1])),
+            min(right.columns // TILE, result.columns // TILE, int(counts["columns"][1])),
+            right.rows // TILE,
+        )
+
+    def fit(self, cut: Tiles) -> Tiles:
+        """The cut with defaults that are too large replaced by what the grid holds. Raises `ScheduleError` for other
+        values that the grid cannot hold."""
+        default = Tiles()
+        known = {"mme_rows": self.grid_rows, "mme_cols": self.grid_cols}
+        known |= {"tile_rows": self.grid_rows * self.rows, "tile_cols": self.grid_cols * self.cols}
+        out = {
+            f.name: min(value, known[f.name]) if value == getattr(default, f.name) else value
+            for f in fields(Tiles)
+            for value in [getattr(cut, f.name)]
+        }
+        sizes = sorted(row_shapes(self.grid_rows, self.rows))
+        if out["tile_rows"] not in sizes:
+            raise ScheduleError(f"tile_rows={out['tile_rows']}: must be {_either(sizes)} (row blocks in MemA and MemC)")
+        if out["tile_cols"] > known["tile_cols"]:
+            raise ScheduleError(
+                f"tile_cols={out['tile_cols']}: must be 1 to {known['tile_cols']} (column blocks in {self.grid_cols} "
+                "MemC)"
+            )
+        for name, each in (("rows", self.rows), ("cols", self.cols)):
+            grid, tile = out[f"mme_{name}"], out[f"tile_{name}"]
+            if grid > known[f"mme_{name}"]:
+                raise ScheduleError(
+                    f"mme_{name}={grid}: must be 1 to {known[f'mme_{name}']} (the MMEs form {self.grid_rows} rows of "
+                    f"{self.grid_cols} columns)"
+                )
+            if tile > grid * each:
+                raise ScheduleError(
+                    f"tile_{name}={tile} does not fit mme_{name}={grid}: that grid holds at most {grid * each} blocks"
+                )
+        return Tiles(**out)
+
+
+def _either(sizes: Sequence[int]) -> str:
+    *most, last = map(str, sizes)
+    return f"{', '.join(most)} or {last}" if most else last
+
+
+@dataclass(frozen=True, eq=False)
+class Tiled:
+    """A network, cut for an overlay.
+
+    plan: its segments with their knobs. cuts: how a product is cut, by the activation that it computes. columns: how
+    the columns of each activation are stored. spans: the places of the sequences. row_blocks, seq_blocks: blocks of 128
+    rows of all sequences and of the longest one, padding included.
+    """
+
+    network: LayerGraph
+    overlay: Overlay
+    schedule: Schedule
+    patterns: Patterns
+    limits: Limits
+    plan: list[Planned]
+    cuts: dict[str, Tiles]
+    columns: dict[str, Columns]
+    spans: list[Span]
+    row_blocks: int
+
+    @property
+    def grid(self) -> ProductGrid:
+        """The overlay's grid of product units."""
+        return self.patterns.grid
+
+    @cached_property
+    def seq_blocks(self) -> int:
+        """Blocks of 128 rows of the longest sequence."""
+        return max(span.blocks for span in self.spans)
+
+    @cached_property
+    def interleave(self) -> Interleave:
+        """The interleaving of off-chip accesses. Resolves PUBLISHED to STRICT or INTERLEAVED.
+
+        The published host runs programs of half tiles, of which each memory holds one row block although it has room
+        for two, layer by layer, without interleaving. For the projections of BERT-Large at L = 384, B = 1 this is
+        known; for its other layers it is inferred from the total time.
+        """
+        if self.schedule.interleave is not Interleave.PUBLISHED:
+            return self.schedule.interleave
+        return Interleave.STRICT if self.row_blocks <= self.limits.grid_rows else Interleave.INTERLEAVED
+
+    def show(self) -> str:
+        """The segments as text, a line for each."""
+        out = [f"{self.network.size}: {self.row_blocks} row blocks of {TILE}"]
+        for segment in self.plan:
+            layers = [segment.layers] if isinstance(segment.layers, AttentionLayer) else segment.layers
+            out.append(f"  {segment.kind}: {', '.join(layer.path or layer.y for layer in layers)}")
+            if isinstance(segment.layers, AttentionLayer):
+                continue
+            for gemm in segment.layers:
+                cut = self.cuts[gemm.y]
+                rows = [t.groups * t.acc * TILE for t in row_tiles(self.row_blocks, cut, self.limits)]
+                passes, halves, blocks = column_tiles(
+                    self.columns[gemm.y].stored // TILE, cut, gemm.norm is not None, self.limits
+                )
+                sizes = ", ".join(f"{rows.count(n)} of {n}" for n in dict.fromkeys(rows))
+                out.append(f"    rows: {sizes}; columns: {passes} of {halves * blocks * TILE}")
+        return "\n".join(out) + "\n"
+
+
+def tile(network: LayerGraph, overlay: Overlay, schedule: Schedule) -> Tiled:
+    """Cut a network for an overlay with patterns. Raises `ScheduleError` if the schedule fits neither, and
+    `UnsupportedError` naming the layer whose columns cannot be laid out."""
+    patterns = overlay.patterns
+    assert patterns is not None, overlay.name
+    limits = Limits.of(overlay, patterns.grid)
+    segments = plan(network, schedule)
+    cuts: dict[str, Tiles] = {}
+    for segment in segments:
+        if not isinstance(segment.layers, AttentionLayer):
+            cuts |= dict.fromkeys((gemm.y for gemm in segment.layers), _fitting(segment, limits))
+    blocks = [padded(n, TILE) // TILE for n in network.rows]
+    spans = [Span(*span) for span in zip(accumulate(blocks, initial=0), blocks, network.rows, strict=False)]
+    return Tiled(
+        network,
+        overlay,
+        schedule,
+        patterns,
+        limits,
+        segments,
+        cuts,
+        columns_of(network, cuts, limits, schedule.whole_tiles),
+        spans,
+        _row_blocks(network, schedule, limits, sum(blocks)),
+    )
+
+
+def _fitting(segment: Planned, limits: Limits) -> Tiles:
+    try:
+        return limits.fit(segment.tiles)
+    except ScheduleError as error:
+        raise ScheduleError(f"{segment.kind}: {error}") from None
+
+
+def _row_blocks(network: LayerGraph, schedule: Schedule, limits: Limits, blocks: int) -> int:
+    """Row blocks of all sequences. Raises `ScheduleError` if padding to whole tiles would separate sequences."""
+    if not schedule.whole_tiles:
+        return blocks
+    half = limits.grid_rows
+    most = half * limits.rows
+    whole = half if blocks <= half else padded(blocks, most)
+    if whole != blocks and network.batch > 1:
+        rows = f"{network.batch} sequences of {blocks * TILE} rows in total"
+        raise ScheduleError(
+            f"whole_tiles: {rows} do not fill whole tiles of {most * TILE} rows; padding is possible for one sequence "
+            "only"
+        )
+    return whole
+
+
+def row_shapes(grid_rows: int, rows: int) -> dict[int, tuple[int, int]]:
+    """The heights of output tiles in row blocks, with the memories and the row blocks of each that they take. Of equal
+    heights, that with most memories wins."""
+    return {groups * acc: (groups, acc) for acc in range(rows, 0, -1) for groups in range(1, grid_rows + 1)}
+
+
+def row_tiles(blocks: int, cut: Tiles, limits: Limits) -> list[RowTile]:
+    """Cut `blocks` row blocks into tiles, each as large as the rows of the grid and cut.tile_rows allow."""
+    shapes = row_shapes(cut.mme_rows, limits.rows)
+    out, at = [], 0
+    while at < blocks:
+        n = max(s for s in shapes if s <= min(blocks - at, cut.tile_rows))
+        out.append(RowTile(at, *shapes[n]))
+        at += n
+    return out
+
+
+def column_tiles(blocks: int, cut: Tiles, whole: bool, limits: Limits) -> tuple[int, int, int]:
+    """Cut `blocks` column blocks into equal tiles. Returns the number of tiles, of grid columns in use, and of blocks
+    in each. whole: make one tile over all columns of the grid, as a norm needs whole rows."""
+    tiles = 1 if whole else -(-blocks // cut.tile_cols)
+    halves = limits.grid_cols if whole else min(cut.mme_cols, -(-blocks // tiles))
+    return tiles, halves, -(-blocks // (halves * tiles))
+
+
+def columns_of(network: LayerGraph, cuts: Mapping[str, Tiles], limits: Limits, whole_tiles: bool) -> dict[str, Columns]:
+    """Choose the column layout of every activation.
+
+    Attention heads get 64 columns each; an activation that is computed in several column tiles and is not an output
+    lies in panels; all others are plain. cuts: how the product that computes an activation is cut. Raises
+    `UnsupportedError` naming the layer or output.
+    """
+    outputs = {o.name for o in network.outputs}
+    out: dict[str, Columns] = {n: Columns(1, c, padded(c, TILE)) for n, c in network.inputs.items()}
+    for layer in network.layers:
+        if isinstance(layer, Gemm):
+            n = layer.weight.shape[1]
+            cut = cuts[layer.y]
+            stored = padded(n, cut.tile_cols * TILE if whole_tiles else TILE)
+            tiles, halves, blocks = column_tiles(stored // TILE, cut, layer.norm is not None, limits)
+            panel = halves * blocks * TILE if tiles > 1 and layer.y not in outputs else None
+            out[layer.y] = Columns(1, n, stored, panel)
+    heads_of: dict[str, Columns] = {}
+    for layer in network.layers:
+        if isinstance(layer, AttentionLayer):
+            if layer.head_dim > HEAD_COLS:
+                raise UnsupportedError(
+                    f"{layer.place}: heads of {layer.head_dim} columns; MemB2 holds values of at most {HEAD_COLS}"
+                )
+            heads = Columns(layer.heads, layer.head_dim, HEAD_COLS)
+            for name in (layer.q, layer.k, layer.v, layer.y):
+                known = heads_of.setdefault(name, heads)
+                if known != heads and not (known.is_plain and heads.is_plain):
+                    raise UnsupportedError(
+                        f"{layer.place}: {name} in {heads.groups} heads of {heads.width} columns; another attention "
+                        f"reads or writes it in {known.groups} heads of {known.width}"
+                    )
+                out[name] = heads
+                if name in network.inputs and layer.head_dim < HEAD_COLS:
+                    raise UnsupportedError(
+                        f"{layer.place}: attention over a network input with heads of {layer.head_dim} columns; "
+                        f"they must be {HEAD_COLS} columns wide"
+                    )
+    for name in outputs:
+        if not out[name].is_plain:
+            raise UnsupportedError(
+                f"{name}: heads of {out[name].width} columns as an output; they must be {out[name].pitch} columns wide"
+            )
+    return out
