@@ -134,7 +134,7 @@ def compile_command(
         )
         stack.enter_context(gc_frozen())  # PyTorch's modules, which the line before has loaded, stay
         steps.done(STEPS[0])
-        model, example = models.load_spec(spec, batch=batch, seq=seq, seed=seed, base=target.extends is None)
+        model, example = models.load_spec(spec, batch=batch, seq=seq, seed=seed, base=models.is_base(target))
         steps.done("load the model")
         model, example, borders = precision.in_float32(capture.module_of(model), example)
         if borders is not None:

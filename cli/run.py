@@ -253,7 +253,7 @@ def _compare(program: Program, options: Mapping[str, Any], as_json: bool) -> Non
         raise TensorError("--compare needs a program compiled from a model; this one has no input of 3 dimensions")
     bound = BOUND if options["bound"] is None else options["bound"]
     with working("comparing"):
-        base = program.overlay.extends is None
+        base = models.is_base(program.overlay)
         model, example = models.load_spec(
             options["spec"], batch=source.view[0], seq=source.view[1], seed=options["seed"] or 0, base=base
         )

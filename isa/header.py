@@ -102,7 +102,7 @@ def _identity(overlay: Overlay) -> Iterator[str]:
     yield f'inline constexpr char overlay[] = "{overlay.name}";'
     yield f'inline constexpr char fingerprint[] = "{overlay.fingerprint}";'
     yield f"inline constexpr std::uint64_t fingerprint_bits = 0x{overlay.fingerprint}u;"
-    if overlay.extends is not None:
+    if overlay.extends:
         yield f'inline constexpr char extends[] = "{overlay.extends}";'
 
 

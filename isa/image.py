@@ -16,6 +16,7 @@ from ..base.errors import FieldError, ImageError
 from ..base.finding import Finding
 from .fields import Record
 from .overlay import Overlay
+from .overlays import OVERLAYS
 from .packet import NOP, Header, Packet, Words
 
 MAX_PLACES = 8
@@ -136,8 +137,9 @@ class _Reader:
         form = self.overlay.by_opcode.get(header.opcode)
         if form is None:
             text = f"opcode {header.opcode} is not defined in overlay {self.overlay.name}"
-            other = " (opcode 8 belongs to overlay xnn: --overlay xnn)" if header.opcode == 8 else ""
-            way_out = f"check that the image is for this overlay{other}, and the length of the packet before it"
+            others = " or ".join(f"--overlay {o.name}" for o in OVERLAYS.values() if header.opcode in o.by_opcode)
+            hint = f" (opcode {header.opcode}: {others})" if others else ""
+            way_out = f"check that the image is for this overlay{hint}, and the length of the packet before it"
             self.error("F04", at, text, way_out, lost=True)
             return at, None
         if header.last and (header.window or header.reuse):

@@ -223,8 +223,6 @@ class Program:
     @cached_property
     def extended(self) -> bool:
         """Whether the program uses an opcode that the base overlay does not have; a base machine must refuse it."""
-        if self.overlay.extends is None:
-            return False
         config = {f.opcode for f in self.overlay.formats if f.config}
         return any(p.header.opcode in config for p in self.packets)
 

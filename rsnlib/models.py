@@ -21,6 +21,7 @@ from torch import nn
 
 from ..base.deferred import deferred
 from ..base.errors import RsnError, require
+from ..isa.overlay import Overlay
 from .nn import Attention, Encoder, Linear
 
 if TYPE_CHECKING:
@@ -116,6 +117,11 @@ PRESETS: dict[str, Callable[..., tuple[nn.Module, Inputs]]] = {
     "ncf": _rows(Ncf, 4096, 32),
     "vit": _vit,
 }
+
+
+def is_base(overlay: Overlay) -> bool:
+    """Whether presets for an overlay do without masks and exact GELU, as for the base overlay, which lacks them."""
+    return any(overlay.capability(op) is None for op in ("mask", "gelu_erf"))
 
 
 def preset(

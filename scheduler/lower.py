@@ -51,6 +51,6 @@ def require_patterns(overlay: Overlay) -> None:
     if overlay.emit is None or overlay.patterns is None:
         able = " or ".join(o.name for o in OVERLAYS.values() if o.emit is not None and o.patterns is not None)
         raise UnsupportedError(
-            f"overlay {overlay.name} lacks units that models need (with capability matmul, in a grid); it runs programs "
-            f"written by hand. Models are compiled for {able}"
+            f"overlay {overlay.name} lacks units that models need (with capability matmul, in a grid); it runs "
+            f"programs written by hand. Models are compiled for {able}"
         )
