@@ -170,7 +170,7 @@ class Expansion:
         for u in self.overlay.units:
             run = self.sequences[u.name]
             distinct = np.unique(run.kinds).tolist()
-            touches = {k: t for k in distinct if (t := self.overlay.transfer(u.name, self.uops[k])) is not None}
+            touches = {k: t for k in distinct if (t := self.overlay.transfer(u, self.uops[k])) is not None}
             for bank in sorted({t.bank for t in touches.values()}):
                 table = np.zeros((len(self.uops), 4), np.int64)
                 for k, t in touches.items():

@@ -12,7 +12,7 @@ from ..machine.description import Stream
 from . import layout
 from .fields import Field, Record
 from .overlay import InstructionFormat, Overlay
-from .overlays.xnn import ping_pong, tiles
+from .overlays.xnn import tiles
 from .overlays.xnn.cycles import LOOPS
 from .packet import MAX_WINDOW, NOP, Header
 from .reference import MADE_BY, WIDTH, about, expansion
@@ -275,13 +275,13 @@ def _datapath(overlay: Overlay) -> Iterator[str]:
     yield from _constants([("total", len(overlay.units), "")])
     yield "}  // namespace units"
     yield ""
-    yield "// Elements of one of the two buffers of a unit."
+    yield "// Elements of one of the slots of a unit."
     yield "namespace buffers {"
     for kind, units in overlay.by_kind.items():
-        same = len({u.behaviour for u in units}) == 1
-        for name, behaviour in [(kind, units[0].behaviour)] if same else [(u.name, u.behaviour) for u in units]:
-            if issubclass(behaviour, ping_pong.PingPong):
-                yield from _constants([(f"{name}_rows", behaviour.ROWS, ""), (f"{name}_cols", behaviour.COLS, "")])
+        same = len({u.memory for u in units}) == 1
+        for name, memory in [(kind, units[0].memory)] if same else [(u.name, u.memory) for u in units]:
+            if memory is not None:
+                yield from _constants([(f"{name}_rows", memory.rows, ""), (f"{name}_cols", memory.columns, "")])
     yield "}  // namespace buffers"
     yield ""
     yield "// What each stream holds, in words."

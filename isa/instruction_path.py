@@ -117,9 +117,9 @@ class InstructionPath(Workload):
         net.spawn(DISPATCHER, self._dispatch(net), serves="")
         for spec in self.overlay.units:
             if spec.kind in self.overlay.preloaded:
-                net.spawn(spec.name, net.feed(spec.name, self.preloaded.get(spec.name, ())))
+                net.spawn_unit(spec.name, net.feed(spec.name, self.preloaded.get(spec.name, ())))
             else:
-                net.spawn(spec.name, self._serve(net, spec.name))
+                net.spawn_unit(spec.name, self._serve(net, spec.name))
 
     def _dispatch(self, net: ProcessNetwork) -> Steps:
         progress = net.progress[DISPATCHER]
@@ -161,13 +161,23 @@ class InstructionPath(Workload):
     def _serve(self, net: ProcessNetwork, name: str) -> Steps:
         """The process of a unit: execute the uOPs from its decoder one after the other, until the last."""
         unit, progress, source = net.units[name], net.progress[name], net.named_channel(uop_fifo(name))
+        apart = net.apart.get(name)
+        room: tuple[Channel, ...] = ()
+        has_room = False
         while True:
-            (issue,) = yield Step(gets=(source,))
+            if apart is not None:
+                room = () if has_room else (apart.slots,)
+            issue, *_ = yield Step(gets=(source,), puts=room)
             progress.number += 1
             progress.issue = issue
             if issue.last:
-                return
-            yield from unit.kernel(issue.uop)
+                break
+            if apart is None:
+                yield from unit.kernel(issue.uop)
+            else:
+                has_room = yield from net.take(name)
+        if apart is not None:
+            yield from net.end(name)
 
     # -- as traces ------------------------------------------------------------------------------------------------
 
@@ -177,10 +187,10 @@ class InstructionPath(Workload):
         for spec in self.overlay.units:
             unit = table.unit(spec.name)
             if spec.kind in self.overlay.preloaded:
-                lists[spec.name] = unit.feed(self.preloaded.get(spec.name, ()))
+                lists |= unit.feed(self.preloaded.get(spec.name, ()))
             else:
                 served = _Served(table, unit, spec.name)
-                lists[decoder_of(spec.name)], lists[spec.name] = served.run(queues[spec.name])
+                lists |= served.run(queues[spec.name])
         return lists
 
     def _queues(self) -> dict[str, list[Mop]]:
@@ -226,16 +236,19 @@ class _Served:
         self.unit = unit
         self.source = table.net.named_channel(mop_fifo(name))
         self.sink = table.net.named_channel(uop_fifo(name))
+        self.decoder = decoder_of(name)
         self.uops = 0
 
-    def run(self, queue: Sequence[Mop]) -> tuple[Items, Items]:
-        """Return the items of the decoder and of the unit. Without a terminator both end with a blocked get."""
+    def run(self, queue: Sequence[Mop]) -> Mapping[str, Items]:
+        """Return the items of the decoder and of the unit's processes, by name. Without a terminator all end with a
+        blocked get."""
         table = self.table
         get = table.trace(table.step(gets=(self.source,)))
         decoder = Items()
         kernels: list[int] = []
         origins: list[int] = []
         at, group, origin = 0, -1, NEVER
+        end: int | None = None
         while True:
             group += 1
             decoder.add(get, group, origin)
@@ -245,6 +258,7 @@ class _Served:
             origin, at = number, at + 1
             if header.last:
                 decoder.add(self._put(form, 1), group, number)
+                end = number
                 break
             window = [mop]
             if form.loops_window and header.window > 1:
@@ -259,7 +273,8 @@ class _Served:
             if len(kernels) > before:
                 decoder.add(self._put(form, len(kernels) - before), group, number)
                 origins += [number] * (len(kernels) - before)
-        return decoder, self._fed(kernels, origins)
+        fed = self.unit.served(kernels, origins, self.sink, end) if self.unit.apart else self._fed(kernels, origins)
+        return {self.decoder: decoder, **fed}
 
     def _put(self, form: InstructionFormat, times: int) -> int:
         step = self.table.step("decode", form.decode_cycles, puts=(self.sink,), times=times)
@@ -287,7 +302,7 @@ class _Served:
             return traces * reuse
         return traces + [t for t, _ in iterate(range(1, reuse))]
 
-    def _fed(self, kernels: list[int], origins: list[int]) -> Items:
+    def _fed(self, kernels: list[int], origins: list[int]) -> Mapping[str, Items]:
         """The items of a unit: get, kernel, get, kernel, ..., get. A get belongs to the uOP before it."""
         items = Items()
         n = len(kernels)
@@ -297,4 +312,4 @@ class _Served:
         for column, values in ((items.number, np.arange(n)), (items.origin, origins)):
             column.append(NEVER)
             column.frombytes(np.repeat(np.asarray(values, np.int32), 2).tobytes())
-        return items
+        return {self.unit.name: items}

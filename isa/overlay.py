@@ -21,6 +21,11 @@ if TYPE_CHECKING:
     from .work import Emit
 
 
+def _unchanged(overlay: Overlay) -> Overlay:
+    """The default check of changed sizes: every size is possible, and nothing follows from it."""
+    return overlay
+
+
 def one_uop(mop: Record, iteration: int) -> Iterator[Record]:
     """The default expansion of a mOP: the mOP itself is the only uOP of every iteration."""
     yield mop
@@ -74,13 +79,17 @@ class Overlay(Machine):
     of a uOP and the length of the longest list. mop_fifo_depth, uop_fifo_depth: slots in front of a decoder and of a
     unit. address_unit: float32 elements per address unit. image_bytes: size of the host's buffer for an instruction
     image, None if not known.
-    legal: given a unit name and a uOP, the reasons why the unit cannot execute it, beyond bit ranges. transfer: the
+    legal: given a unit and a uOP, the reasons why the unit cannot execute it, beyond bit ranges. transfer: the
     off-chip access of a unit's uOP, None if it makes none. flops: floating-point operations of a preloaded uOP.
     lint: given a mOP, the bits set in it that the unit ignores, as texts. semantic_checks: checks for this overlay
     alone, given the expansion and whether sends equal receives on every stream.
     emit: turns the scheduler's work items into instructions; None if models cannot be compiled for the overlay.
     find_patterns: derives the overlay's patterns from its description; None if it has none.
     extends: name of the overlay whose image format this one adds opcodes to.
+    base, changes: of an overlay that an overlay file makes, the name of the one that it changes, and the differences
+    as lines of such a file. refit: given an overlay with other memories or fewer units, the same with all that follows
+    from them, such as limits of capabilities; raises `ProgramError` if the instructions cannot say these sizes.
+    max_bank_bytes: of an off-chip memory that addresses reach.
     device: the chip, None if not known. resources: what each part of the datapath needs of it. costs: times of the
     units' operations by their sources, compared with the simulator's.
     """
@@ -92,14 +101,18 @@ class Overlay(Machine):
     uop_fifo_depth: int = 2
     address_unit: int = 1
     image_bytes: int | None = None
-    legal: Callable[[str, Any], Iterator[str]] = lambda unit, uop: iter(())
-    transfer: Callable[[str, Any], Transfer | None] = lambda unit, uop: None
+    legal: Callable[[UnitSpec, Any], Iterator[str]] = lambda unit, uop: iter(())
+    transfer: Callable[[UnitSpec, Any], Transfer | None] = lambda unit, uop: None
     flops: Callable[[Any], int] = lambda op: 0
     lint: Callable[[Any], Iterator[str]] = lambda mop: iter(())
     semantic_checks: Callable[[Expansion, bool], Iterator[Finding]] = lambda expansion, balanced: iter(())
     emit: Emit | None = None
     find_patterns: Callable[[Machine], Patterns | None] = lambda machine: None
     extends: str | None = None
+    base: str | None = None
+    changes: tuple[str, ...] = ()
+    refit: Callable[[Overlay], Overlay] = _unchanged
+    max_bank_bytes: int = 1 << 32
     device: Device | None = None
     resources: Callable[[Overlay], Iterator[Need]] = lambda overlay: iter(())
     costs: Callable[[Overlay], Iterator[Cost]] = lambda overlay: iter(())
@@ -156,7 +169,8 @@ class Overlay(Machine):
 
     @cached_property
     def fingerprint(self) -> str:
-        """16 hex digits that depend on units, streams, depths and formats, but not on rates."""
+        """16 hex digits that depend on units, streams, depths and formats, and on changes of memories, but not on
+        rates."""
         h = hashlib.sha256()
         for u in self.units:
             h.update(f"unit {u.name} {u.kind} {u.index};".encode())
@@ -168,6 +182,9 @@ class Overlay(Machine):
             h.update(f"form {name} {opcode} {loops} {record.WORDS};".encode())
             for b in record.FIELDS:
                 h.update(f"field {b.name} {b.word} {b.low} {b.width} {b.signed} {b.real};".encode())
+        for line in self.changes:
+            if line.startswith(("memories.", "banks.")):  # units and streams are in it already
+                h.update(f"change {line};".encode())
         return h.hexdigest()[:16]
 
 

@@ -276,7 +276,7 @@ def _changes(a: Expansion, b: Expansion, unit: str, i: int, j: int) -> str:
 def _memory(x: Expansion, unit: str, i: int) -> str:
     """The piece of off-chip memory that a uOP accesses, by buffer name; "" if it accesses none."""
     run = x.sequences[unit]
-    touch = x.overlay.transfer(unit, x.uops[run.kinds[i]])
+    touch = x.overlay.transfer(run.unit, x.uops[run.kinds[i]])
     if touch is None:
         return ""
     step = x.overlay.address_unit

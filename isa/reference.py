@@ -11,6 +11,7 @@ from types import ModuleType
 import numpy as np
 
 from ..base.errors import ProgramError
+from ..machine.description import Capability, Memory, UnitSpec
 from .fields import Field, Record
 from .overlay import InstructionFormat, Overlay
 from .overlays import fig6, fig7, xnn
@@ -57,6 +58,7 @@ def _overlay(overlay: Overlay, module: ModuleType) -> Iterator[str]:
     yield ""
     yield from _units(overlay)
     yield ""
+    yield from _capabilities(overlay)
     yield "### Streams"
     yield ""
     yield "Depth in words:"
@@ -121,28 +123,43 @@ def _facts(overlay: Overlay) -> Iterator[str]:
 def _units(overlay: Overlay) -> Iterator[str]:
     rows = []
     for kind, units in overlay.by_kind.items():
-        behaviours: dict[type, list[str]] = {}
+        alike: dict[tuple[type, Memory | None], list[UnitSpec]] = {}
         for u in units:
-            behaviours.setdefault(u.behaviour, []).append(u.name)
-        for behaviour, names in behaviours.items():
-            members = [u for u in units if u.name in names]
+            alike.setdefault((u.behaviour, u.memory), []).append(u)
+        for (behaviour, memory), members in alike.items():
             masked = len(units) > 1 and kind not in overlay.preloaded
             rows.append(
                 [
-                    ", ".join(names),
+                    ", ".join(u.name for u in members),
                     kind,
                     ", ".join(str(u.index) for u in members) if masked else "-",
-                    _buffer(behaviour),
+                    memory.words if memory else "-",
                     ", ".join(sorted({u.bank for u in members if u.bank})) or "-",
                     _about(behaviour),
                 ]
             )
-    yield from _table(["unit", "FU type", "mask bit", "buffers", "memory", "what it does"], rows)
+    yield from _table(["unit", "FU type", "mask bit", "memory on chip", "off-chip memory", "what it does"], rows)
 
 
-def _buffer(behaviour: type) -> str:
-    rows, cols = getattr(behaviour, "ROWS", 0), getattr(behaviour, "COLS", 0)
-    return f"2 of {rows}x{cols}" if rows else "-"
+def _capabilities(overlay: Overlay) -> Iterator[str]:
+    """The table of what units can compute or apply. Units with the same capability share a row."""
+    units: dict[tuple[str, str, str, str], list[str]] = {}
+    for u in overlay.units:
+        for c in u.capabilities:
+            units.setdefault((c.op, c.where.value, _limits(c), c.rate or "-"), []).append(u.name)
+    if units:
+        rows = [[f"`{op}`", when, ", ".join(names), *rest] for (op, when, *rest), names in units.items()]
+        yield from _table(["operation", "when", "units", "limits", "rate"], rows)
+        yield ""
+
+
+def _limits(capability: Capability) -> str:
+    """The limits of a capability's sizes, such as `columns 1..1024`."""
+    spans = (
+        f"{size} {low:g}" if low == high else f"{size} {low:g}..{high:g}"
+        for size, (low, high) in capability.limits.items()
+    )
+    return ", ".join(spans) or "-"
 
 
 def _about(behaviour: type) -> str:

@@ -250,7 +250,7 @@ def _preloaded(program: Program) -> Iterator[Finding]:
             if type(op) is not record:
                 yield Finding("M03", f"{type(op).__name__} is no op of a {spec.kind}", where)
                 continue
-            for reason in overlay.legal(unit, op):
+            for reason in overlay.legal(spec, op):
                 yield Finding("M04", reason, where)
 
 
@@ -402,7 +402,7 @@ def _uops(expansion: Expansion) -> Iterator[Finding]:
             continue  # M04
         distinct, first, times = np.unique(run.kinds, return_index=True, return_counts=True)
         for kind, uop, n in zip(distinct.tolist(), first.tolist(), times.tolist(), strict=True):
-            for reason in expansion.overlay.legal(name, expansion.uops[kind]):
+            for reason in expansion.overlay.legal(run.unit, expansion.uops[kind]):
                 yield Finding("U01", f"{name}: {reason}", expansion.where(name, uop), times=n)
 
 

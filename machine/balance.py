@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from ..base.deadlock_report import Imbalance
 from ..base.finding import Finding
-from .description import Machine
+from .description import Machine, Memory
 from .steps import Channel, Par, Steps
 from .unit import Immutable, Unit
 from .wiring import Wiring
@@ -223,7 +223,7 @@ class _Counts:
 
 
 _PLAIN = (int, float, str, bool, np.generic, type(None), Immutable)
-_FIXED: tuple[type, ...] = (Channel, Wiring)
+_FIXED: tuple[type, ...] = (Channel, Wiring, Memory)
 
 
 def _state(unit: Unit) -> State | None:

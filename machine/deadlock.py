@@ -45,17 +45,18 @@ def explain(net: ProcessNetwork, alive: Collection[Task]) -> Callable[[], Deadlo
 
 
 def _waits(net: ProcessNetwork, alive: Collection[Task]) -> Iterator[Wait]:
-    going = {t.unit.name for t in alive}
+    going = {t.unit.owner for t in alive}
+    inner = {c for handover in net.apart.values() for c in handover}  # the other half of the unit is listed itself
     rank = {u.name: i for i, u in enumerate(net.machine.units)}
 
     def wait(task: Task, what: str, channel: Channel, words: int) -> Wait:
         at = task.unit
         origin = at.issue.origin if at.issue is not None else NEVER
         number = at.number if at.serves is None else origin
-        place = net.where(at.name, origin) if origin >= 0 else ""
+        place = net.where(at.owner, origin) if origin >= 0 else ""
         peer = channel.sink if what == "put" else channel.source
         return Wait(
-            unit=at.name,
+            unit=at.owner,
             number=number,
             place=place,
             what=what,
@@ -69,15 +70,15 @@ def _waits(net: ProcessNetwork, alive: Collection[Task]) -> Iterator[Wait]:
             idle=what == "get" and channel.control,
         )
 
-    for task in sorted(alive, key=lambda t: (rank.get(t.unit.name, len(rank)), t.unit.index, t.lane)):
+    for task in sorted(alive, key=lambda t: (rank.get(t.unit.owner, len(rank)), t.unit.index, t.lane)):
         fire = task.pending
         if fire is None:  # it waits for its own lanes, which are listed themselves
             continue
         for channel in fire.gets:
-            if channel.filled < fire.words:
+            if channel.filled < fire.words and channel not in inner:
                 yield wait(task, "get", channel, fire.words)
         for channel in fire.puts:
-            if channel.space < fire.words:
+            if channel.space < fire.words and channel not in inner:
                 yield wait(task, "put", channel, fire.words)
 
 

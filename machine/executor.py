@@ -13,8 +13,8 @@ kernels decide only time and deadlock.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Collection, Iterable, Mapping
-from typing import Any
+from collections.abc import Callable, Collection, Generator, Iterable, Mapping
+from typing import Any, NamedTuple
 
 from ..base.errors import DeadlockError, ProgramError
 from .deadlock import explain
@@ -67,16 +67,17 @@ class Task:
 class Progress:
     """The position of a process in its program; reports and the packer read it.
 
-    index: its number in `ProcessNetwork.progress`. serves: None for a unit; for a process of the instruction path the
-    unit that it feeds, "" if it feeds all units. number: the current uOP, -1 before the first. issue: the same uOP with
-    its origin. busy: seconds in which it did not wait. starts: clock and firing count at the start of each uOP; empty
-    in a run with an instruction path.
+    index: its number in `ProcessNetwork.progress`. owner: the unit that it is a process of, else its own name.
+    serves: None for a unit; for a process of the instruction path the unit that it feeds, "" if it feeds all units.
+    number: the current uOP, -1 before the first. issue: the same uOP with its origin. busy: seconds in which it did not
+    wait. starts: clock and firing count at the start of each uOP; empty in a run with an instruction path.
     """
 
-    __slots__ = ("index", "issue", "name", "number", "serves", "starts", "task")
+    __slots__ = ("index", "issue", "name", "number", "owner", "serves", "starts", "task")
 
-    def __init__(self, name: str, index: int, serves: str | None = None) -> None:
+    def __init__(self, name: str, index: int, serves: str | None = None, owner: str = "") -> None:
         self.name = name
+        self.owner = owner or name
         self.index = index
         self.serves = serves
         self.number = NEVER
@@ -88,6 +89,27 @@ class Progress:
     def busy(self) -> float:
         """Seconds in which the process did not wait."""
         return self.task.busy
+
+
+def draining(unit: str) -> str:
+    """Return the name of the process that drains the slots of a unit whose halves are apart."""
+    return f"{unit} drain"
+
+
+def unit_processes(machine: Machine) -> dict[str, str]:
+    """The unit of each process of a unit that a run may have, by the name of the process."""
+    return {name: u.name for u in machine.units for name in (u.name, draining(u.name))}
+
+
+class Handover(NamedTuple):
+    """What joins the two processes of a unit whose halves are apart (`Unit.ahead`).
+
+    slots: a word for each uOP that has been taken and is not drained. It holds `Unit.ahead` words, so uOP i is taken
+    when uOP i - ahead is drained. drains: the draining halves of uOPs that have been taken.
+    """
+
+    slots: Channel
+    drains: Channel
 
 
 class ProcessNetwork(Wiring):
@@ -123,27 +145,82 @@ class ProcessNetwork(Wiring):
         self._count = 0
         self.progress: dict[str, Progress] = {}
         self._tasks: list[Task] = []
+        self.apart = {name: self._handover(name, unit.ahead) for name, unit in self.units.items() if unit.ahead}
         self.workload.attach(self)
         if order is not None:
             self._tasks = order(self._tasks)
 
     # -- construction ---------------------------------------------------------------------------------------------
 
-    def spawn(self, name: str, steps: Steps, serves: str | None = None) -> None:
-        """Add a process. serves: as in `Progress`."""
-        progress = Progress(name, len(self.progress), serves)
+    def _handover(self, unit: str, ahead: int) -> Handover:
+        """Add the channels between the two processes of a unit."""
+        names = (f"slots of {unit}", f"uOPs that {unit} is to drain")
+        return Handover(*(self.add_channel(name, ahead, unit, draining(unit), control=True) for name in names))
+
+    def spawn(self, name: str, steps: Steps, serves: str | None = None, owner: str = "") -> None:
+        """Add a process. serves, owner: as in `Progress`."""
+        progress = Progress(name, len(self.progress), serves, owner)
         progress.task = Task(steps, progress)
         self.progress[name] = progress
         self._tasks.append(progress.task)
 
+    def spawn_unit(self, name: str, steps: Steps) -> None:
+        """Add the process of a unit, and the one that drains its slots if its halves are apart."""
+        self.spawn(name, steps)
+        if name in self.apart:
+            self.spawn(draining(name), self._drain(name), owner=name)
+
     def feed(self, name: str, uops: Iterable[Any]) -> Steps:
         """Return the steps of a unit that executes a list of uOPs, without an instruction path."""
         unit, progress = self.units[name], self.progress[name]
+        apart = self.apart.get(name)
+        has_room = False
         for number, uop in enumerate(uops):
+            if apart is not None and not has_room:
+                yield Step(puts=(apart.slots,))
             progress.number = number
             progress.issue = Issue(uop, number)
             progress.starts.append((progress.task.clock, self._count))
-            yield from unit.kernel(uop)
+            if apart is None:
+                yield from unit.kernel(uop)
+            else:
+                has_room = yield from self.take(name)
+        if apart is not None:
+            if not has_room:
+                yield Step(puts=(apart.slots,))
+            yield from self.end(name)
+
+    def take(self, name: str) -> Generator[Step | Par, Any, bool]:
+        """Execute the current uOP of a unit whose halves are apart, up to the end of its filling half. The process has
+        put a word to the unit's `slots` for it. Returns whether that word still stands for no uOP."""
+        unit, progress = self.units[name], self.progress[name]
+        assert progress.issue is not None
+        halves = unit.halves(progress.issue.uop)
+        if halves is None:
+            yield from unit.kernel(progress.issue.uop)
+            return True
+        fill, drain = halves
+        yield Step(puts=(self.apart[name].drains,), send=((progress.issue, progress.number, drain),))
+        if fill is not None:
+            yield from fill
+        return False
+
+    def end(self, name: str) -> Steps:
+        """End the process that drains a unit, for which a word has been put to the unit's `slots`."""
+        yield Step(puts=(self.apart[name].drains,), send=((None, NEVER, None),))
+
+    def _drain(self, name: str) -> Steps:
+        """The process that executes the draining halves of a unit's uOPs, until the last."""
+        apart, progress = self.apart[name], self.progress[draining(name)]
+        while True:
+            ((issue, number, steps),) = yield Step(gets=(apart.drains,))
+            if issue is not None:
+                progress.number, progress.issue = number, issue
+            if steps is not None:
+                yield from steps
+            yield Step(gets=(apart.slots,))
+            if issue is None:
+                return
 
     # -- execution ------------------------------------------------------------------------------------------------
 
@@ -284,7 +361,7 @@ class ProcessNetwork(Wiring):
             first = end if fire.needs_whole_token else start
             for i, channel in enumerate(fire.puts):
                 channel.filled += words
-                channel.last = (task.unit.name, task.unit.number, task.unit.issue)
+                channel.last = (task.unit.owner, task.unit.number, task.unit.issue)
                 channel.tokens.append((words, results[i] if results else None, first, end, number))
                 reader = channel.reader
                 if reader is not None:

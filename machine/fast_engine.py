@@ -51,7 +51,10 @@ def run_traces(
     streams = machine.streams
     if list(seconds) != net.rate_names or [s.name for s in streams] != [s.name for s in net.machine.streams]:
         raise ValueError(f"overlay {machine.name} has other rates or streams than the overlay that was traced")
+    if [u.memory for u in machine.units] != [u.memory for u in net.machine.units]:
+        raise ValueError(f"overlay {machine.name} has other memories than the overlay that was traced")
     depths = list({s.name: s.depth for s in streams}.values())
+    depths += [c.capacity for handover in net.apart.values() for c in handover]
     depths += net.workload.fifo_depths(machine)
     capacity = np.minimum(depths, MAX_WORDS).astype(np.int32)
     # Ring sizes: all tokens but the first are whole puts, all credits but the first whole gets; one more is in transit.
@@ -98,7 +101,9 @@ def run_traces(
         p = names.index(unit)
         if any(c.control and c.sink == unit for c in net.channels):
             return []  # as in the executor, which records starts only in a run without an instruction path
-        own = slice(traces.bounds[p], traces.bounds[p + 1])
+        number = traces.number[traces.bounds[p] : traces.bounds[p + 1]]
+        first = np.flatnonzero((number != NEVER) & np.append(True, number[1:] != number[:-1])[: len(number)])
+        own = first + traces.bounds[p]
         return list(zip(starts[own].tolist(), counts[own].tolist(), strict=True))
 
     def recorded() -> None:
@@ -170,7 +175,7 @@ def _raise_stopped(traces: Traces, capacity: Ints, channels: Ints, tasks: Ints) 
         if item >= 0:
             writer = processes[int(np.searchsorted(traces.bounds, item, "right")) - 1]
             stand(writer, item)
-            channel.last = (writer.name, writer.number, writer.issue)
+            channel.last = (writer.owner, writer.number, writer.issue)
     for progress, first, (*_, item) in zip(processes, traces.bounds.tolist(), tasks.tolist(), strict=False):
         stand(progress, item if item >= first else NEVER)
     made: dict[int, Task] = {}

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from .event_log import CriticalPath, EventLog
-from .executor import ProcessNetwork
+from .executor import ProcessNetwork, draining
 
 
 @dataclass(frozen=True, eq=False)
@@ -48,6 +48,11 @@ class Timing:
             recorded,
             lambda: recorded().critical_path(),
         )
+
+    def unit_busy(self, unit: str) -> float:
+        """Seconds in which a unit did not wait. Of one whose halves are apart: those of the half that was busy for
+        longer."""
+        return max(self.busy[unit], self.busy.get(draining(unit), 0.0))
 
     def starts(self, unit: str) -> list[tuple[float, int]]:
         """Clock and firing count at the start of each uOP of a unit; empty in a run with an instruction path."""

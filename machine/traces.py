@@ -22,8 +22,8 @@ import numpy.typing as npt
 from ..base.garbage import gc_disabled
 from .description import FREE, Machine
 from .event_log import StepSignature
-from .executor import ProcessNetwork
-from .steps import Burst, Channel, Par, Steps
+from .executor import ProcessNetwork, draining
+from .steps import NEVER, Burst, Channel, Par, Steps
 from .unit import Unit
 from .workload import Workload
 
@@ -307,27 +307,95 @@ class TraceTable:
 
 
 class UnitTraces:
-    """Traces the kernels of one unit; uOPs of equal `effect_key` share a trace."""
+    """Traces the kernels of one unit; uOPs of equal `effect_key` share a trace.
+
+    apart: the unit's halves are apart. A uOP is then traced as an index into `halves`, which has the traces of its
+    filling and draining half, or the trace of its kernel if it touches no slot.
+    """
 
     def __init__(self, table: TraceTable, unit: Unit) -> None:
         self.table = table
+        self.name = unit.name
+        self.apart = table.net.apart.get(unit.name)
+        self.halves: list[tuple[int, int] | int] = []
         self._unit = unit
         self._known: dict[Any, int] = {}
         self._keyed = unit.is_keyed()
 
     def kernel(self, uop: Any) -> tuple[int, bool]:
-        """Return the trace of a uOP, and whether it may depend on earlier uOPs (the uOP has no `effect_key`)."""
+        """Return the trace of a uOP (with `apart`: its index in `halves`), and whether it may depend on earlier uOPs
+        (the uOP has no `effect_key`)."""
         key = self._unit.effect_key(uop) if self._keyed else None
         if key is None:
-            return self.table.record(self._unit.kernel(uop)), True
+            return self._record(uop), True
         found = self._known.get(key)
         if found is None:
-            found = self._known[key] = self.table.record(self._unit.kernel(uop))
+            found = self._known[key] = self._record(uop)
         return found, False
 
-    def feed(self, uops: Iterable[Any]) -> Items:
-        """Return the items of a unit that executes a list of uOPs (`ProcessNetwork.feed`)."""
+    def _record(self, uop: Any) -> int:
+        record = self.table.record
+        if self.apart is None:
+            return record(self._unit.kernel(uop))
+        halves = self._unit.halves(uop)
+        if halves is None:
+            self.halves.append(record(self._unit.kernel(uop)))
+        else:
+            fill, drain = (self.table.trace() if half is None else record(half) for half in halves)
+            self.halves.append((fill, drain))
+        return len(self.halves) - 1
+
+    def feed(self, uops: Iterable[Any]) -> Mapping[str, Items]:
+        """Return the items of a unit that executes a list of uOPs (`ProcessNetwork.feed`), by process."""
+        kernels = [self.kernel(uop)[0] for uop in uops]
+        if self.apart is not None:
+            return self.served(kernels, range(len(kernels)), None, None)
         items = Items()
-        items.traces = array("i", [self.kernel(uop)[0] for uop in uops])
-        items.number = items.origin = array("i", range(len(items.traces)))
-        return items
+        items.traces = array("i", kernels)
+        items.number = items.origin = array("i", range(len(kernels)))
+        return {self.name: items}
+
+    def served(
+        self, kernels: Sequence[int], origins: Sequence[int], source: Channel | None, end: int | None
+    ) -> Mapping[str, Items]:
+        """Return the items of both processes of a unit whose halves are apart (`ProcessNetwork.take`), by process.
+
+        source: the FIFO that its uOPs come from, None for a list. end: the origin of the terminator; None if the FIFO
+        delivers none.
+        """
+        assert self.apart is not None
+        table, (slots, drains) = self.table, self.apart
+        fifo = () if source is None else (source,)
+        take, again = table.trace(table.step(gets=fifo, puts=(slots,))), table.trace(table.step(gets=fifo))
+        hand = table.trace(table.step(puts=(drains,)))
+        get, free = table.trace(table.step(gets=(drains,))), table.trace(table.step(gets=(slots,)))
+        main, other = Items(), Items()
+        at, begun = (NEVER, NEVER), (NEVER, NEVER)  # number and origin of the current uOP of each process
+        has_room = False
+
+        def make_room() -> None:
+            if not has_room:
+                main.add(take, *at)
+            elif fifo:
+                main.add(again, *at)
+
+        for number, (kernel, origin) in enumerate(zip(kernels, origins, strict=True)):
+            make_room()
+            at = number, origin
+            traces = self.halves[kernel]
+            has_room = isinstance(traces, int)
+            if isinstance(traces, int):
+                main.add(traces, *at)
+                continue
+            main.add(hand, *at)
+            main.add(traces[0], *at)
+            other.add(get, *begun)
+            begun = at
+            other.add(traces[1], *begun)
+            other.add(free, *begun)
+        make_room()
+        other.add(get, *begun)
+        if source is None or end is not None:
+            main.add(hand, *(at if end is None else (len(kernels), end)))
+            other.add(free, *begun)
+        return {self.name: main, draining(self.name): other}

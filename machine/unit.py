@@ -13,6 +13,10 @@ if TYPE_CHECKING:
     from .wiring import Wiring
 
 
+Halves = tuple[Steps | None, Steps | None]
+"""The steps of a uOP in two parts: what fills a slot of a memory, and what drains one. None: it has no such part."""
+
+
 class Immutable:
     """Marks a class of immutable values, such as instructions: a unit that keeps one as state can be compared."""
 
@@ -24,9 +28,12 @@ class Unit:
 
     memory: the off-chip bank that its `UnitSpec` names, a float32 vector; None in a run without data.
     read_only: no unit writes that bank during a run.
+    ahead: uOPs by which filling may be ahead of draining, in a unit whose halves are apart: two processes then execute
+    the `halves` of its uOPs. With 0 one process executes the `kernel`.
     """
 
     read_only = False
+    ahead = 0
 
     def __init__(self, spec: UnitSpec, net: Wiring) -> None:
         self.name = spec.name
@@ -67,6 +74,15 @@ class Unit:
         """Execute one uOP: a generator of `Step` and `Par`. It is the only definition of what the unit does."""
         raise NotImplementedError
 
+    def halves(self, uop: Any) -> Halves | None:
+        """The steps of a uOP in two parts, for a unit whose halves are apart. None: the uOP touches no slot, and its
+        `kernel` is executed between those of the uOPs before and behind it (a configuration).
+
+        It is called when the unit takes the uOP; the draining half may begin after later uOPs have been taken, and
+        must not depend on state that these change. The two halves must not use the same stream.
+        """
+        return None
+
     def effect_key(self, uop: Any) -> Hashable | None:
         """Return a key such that uOPs of this unit with equal keys take the same steps; None if there is no such key.
 
@@ -80,7 +96,7 @@ class Unit:
     def is_keyed(cls) -> bool:
         """Whether `effect_key` is valid for this class's kernel.
 
-        It is not if a subclass overrides `kernel` and inherits the `effect_key` of the class above.
+        It is not if a subclass overrides `kernel` or `halves` and inherits the `effect_key` of the class above.
         """
-        owner = next(c for c in cls.__mro__ if "kernel" in vars(c))
+        owner = next(c for c in cls.__mro__ if not {"kernel", "halves"}.isdisjoint(vars(c)))
         return any("effect_key" in vars(c) for c in cls.__mro__ if issubclass(c, owner))

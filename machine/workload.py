@@ -25,7 +25,7 @@ class Workload(ABC):
 
     @abstractmethod
     def attach(self, net: ProcessNetwork) -> None:
-        """Add one process for each unit to `net`, and the channels and processes that deliver its uOPs."""
+        """Add each unit to `net` (`spawn_unit`), and the channels and processes that deliver its uOPs."""
 
     @abstractmethod
     def trace(self, table: TraceTable) -> Mapping[str, Items]:
@@ -55,10 +55,13 @@ class UopLists(Workload):
 
     def attach(self, net: ProcessNetwork) -> None:
         for spec in net.machine.units:
-            net.spawn(spec.name, net.feed(spec.name, self.uops.get(spec.name, ())))
+            net.spawn_unit(spec.name, net.feed(spec.name, self.uops.get(spec.name, ())))
 
     def trace(self, table: TraceTable) -> Mapping[str, Items]:
-        return {u.name: table.unit(u.name).feed(self.uops.get(u.name, ())) for u in table.net.machine.units}
+        lists: dict[str, Items] = {}
+        for u in table.net.machine.units:
+            lists |= table.unit(u.name).feed(self.uops.get(u.name, ()))
+        return lists
 
     def fifo_depths(self, machine: Machine) -> list[int]:
         return []

@@ -1,7 +1,8 @@
 """Breakpoints: stop a unit before one of its uOPs and show its buffers, its flags and the words in its streams.
 
 The unit is held for ever, and the other units run on until they wait for it. What happened before the unit would have
-begun the uOP cannot depend on that uOP, so the state shown is exactly the state of the machine at that time.
+begun the uOP cannot depend on that uOP, so the state shown is exactly the state of the machine at that time. One thing
+is ahead of it: where a unit has more than two slots, its earlier uOPs are shown drained.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from ...isa.expansion import Expansion, place_of
 from ...isa.fields import Record
 from ...machine.executor import ProcessNetwork
 from ...machine.steps import Channel, Step, Steps
-from ...machine.unit import Unit
+from ...machine.unit import Halves, Unit
 from .machine import Array, Machine, launch_seconds, one_blas_thread
 
 
@@ -135,14 +136,22 @@ class _Halting(ProcessNetwork):
             where=program.where,
         )
         stopped = self.units[unit]
-        kernel, count = stopped.kernel, 0
+        kernel, halves, count = stopped.kernel, stopped.halves, 0
 
         def counted(uop: Any) -> Steps:
             nonlocal count
             count += 1
             return self._held(uop) if count > number else kernel(uop)
 
-        stopped.kernel = counted  # type: ignore[method-assign]
+        def counted_halves(uop: Any) -> Halves | None:
+            nonlocal count
+            count += 1
+            return (self._held(uop), None) if count > number else halves(uop)
+
+        if stopped.ahead:
+            stopped.halves = counted_halves  # type: ignore[method-assign]
+        else:
+            stopped.kernel = counted  # type: ignore[method-assign]
 
     def _held(self, uop: Any) -> Steps:
         self.held = uop

@@ -22,14 +22,15 @@ streams then takes at most about 60 MB on XNN."""
 
 class Queue(Channel):
     """A stream for data without clocks. An entry is what one step put: the number of words in a payload, and a sequence
-    of payloads. A step that takes the same number of payloads gets the sequence without a copy."""
+    of payloads. A step that takes the same number of payloads gets the sequence without a copy. A stream of control
+    keeps its depth: that of a memory's slots says which of them may be overwritten."""
 
     __slots__ = ()
 
     tokens: deque[tuple[int, Sequence[Any]]]  # type: ignore[assignment]
 
     def __init__(self, name: str, capacity: int, source: str = "", sink: str = "", control: bool = False) -> None:
-        super().__init__(name, capacity * DEEPER, source, sink, control)
+        super().__init__(name, capacity if control else capacity * DEEPER, source, sink, control)
 
     def ready(self, words: int) -> int:
         """Return how many payloads of `words` words can be taken at once."""
@@ -138,7 +139,7 @@ class Dataflow(ProcessNetwork):
                 _wake(channel.writer, ready)
                 channel.writer = None
             for i, channel in enumerate(puts):
-                channel.last = (task.unit.name, task.unit.number, task.unit.issue)
+                channel.last = (task.unit.owner, task.unit.number, task.unit.issue)
                 channel.put_all(words, results[i] if results else (None,) * n)  # type: ignore[attr-defined]
                 _wake(channel.reader, ready)
                 channel.reader = None

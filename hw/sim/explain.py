@@ -20,6 +20,7 @@ from ...isa.expansion import Expansion
 from ...isa.overlay import Overlay
 from ...isa.segments import StoredSegment, segments
 from ...machine.event_log import FIRST_WORD, LAST_WORD, OWN, ROOM, CriticalPath
+from ...machine.executor import unit_processes
 from .machine import Machine, causes, critical_path, launch_seconds
 from .timeline import Timeline
 
@@ -169,7 +170,7 @@ class _Path:
 
 
 def _unit_numbers(machine: Machine) -> list[int]:
-    units = machine.program.overlay.by_unit
+    units = unit_processes(machine.program.overlay)
     return [i for i, name in enumerate(machine.plan.processes) if name in units]
 
 
@@ -180,7 +181,7 @@ def _units(overlay: Overlay, machine: Machine) -> dict[str, UnitTime]:
         empty = sum(done.waits[s.name][0] for s in overlay.streams if s.dst == u.name)
         full = sum(done.waits[s.name][1] for s in overlay.streams if s.src == u.name)
         instructions = done.waits.get(f"uOP FIFO of {u.name}", (0.0, 0.0))[0]
-        out[u.name] = UnitTime(u.kind, done.busy[u.name], empty, full, instructions)
+        out[u.name] = UnitTime(u.kind, done.unit_busy(u.name), empty, full, instructions)
     return out
 
 

@@ -152,7 +152,7 @@ def summary(done: Timing, overlay: Overlay, instructions: int) -> Run:
     return Run(
         latency_s=latency,
         bytes=moved,
-        utilization={u.name: done.busy[u.name] / latency if latency else 0.0 for u in overlay.units},
+        utilization={u.name: done.unit_busy(u.name) / latency if latency else 0.0 for u in overlay.units},
         critical_path={c: s / latency for c, s in critical_path(done, overlay).items()} if latency else {},
     )
 

@@ -28,6 +28,7 @@ from ...isa.overlay import Overlay
 from ...isa.overlays import OVERLAYS
 from ...isa.statistics import count
 from ...machine.description import Rate
+from ...machine.executor import unit_processes
 from .explain import Explanation, SegmentTime, explain
 from .machine import Machine, Run, launch_seconds
 from .roofline import Point, Roofline, roofline
@@ -257,16 +258,20 @@ class _Facts:
         processes = timeline.machine.plan.processes
         ends = np.zeros(len(processes))
         np.maximum.at(ends, timeline.unit, timeline.end)
+        of_unit = unit_processes(self.overlay)
+        end_of: dict[str, float] = {}
+        for process, end in zip(processes, ends.tolist(), strict=True):
+            end_of[of_unit.get(process, process)] = max(end, end_of.get(of_unit.get(process, process), 0.0))
         out = []
         for name, u in self.explanation.units.items():
             whole = self.latency or 1.0
-            ended = max(self.latency - launch - float(ends[processes.index(name)]), 0.0)
+            ended = max(self.latency - launch - end_of[name], 0.0)
             waits = {"empty": u.empty, "full": u.full, "wait": u.instructions}
             added = sum(waits.values())
             rest = max(self.latency - launch - u.busy - ended, 0.0)
             fits = rest / added if added else 0.0
             pieces = [("launch", "launch", launch)] if launch else []
-            pieces += self._busy(tracks.get(name), u.busy)
+            pieces += self._busy([tracks[p] for p, unit in of_unit.items() if unit == name and p in tracks], u.busy)
             pieces += [(STATES[slot], slot, seconds * fits) for slot, seconds in waits.items()]
             pieces.append((STATES["ended"], "ended", ended))
             out.append(
@@ -283,12 +288,13 @@ class _Facts:
             )
         return out
 
-    def _busy(self, track: Track | None, busy: float) -> list[tuple[str, str, float]]:
-        """Return a unit's busy time by cause, as pieces of a bar, scaled so that lanes that run side by side add up to
-        `busy` seconds."""
-        if track is None or not track.busy.sum():
+    def _busy(self, tracks: Sequence[Track], busy: float) -> list[tuple[str, str, float]]:
+        """Return a unit's busy time by cause, as pieces of a bar, scaled so that lanes and halves that run side by side
+        add up to `busy` seconds. tracks: of the unit's processes."""
+        total = sum(track.busy.sum() for track in tracks)
+        if not total:
             return []
-        parts = track.parts.sum(axis=0) * (busy / track.busy.sum())
+        parts = sum(track.parts.sum(axis=0) for track in tracks) * (busy / total)
         return [
             (c, self.slots[c], float(s)) for c, s in zip(self.timeline.causes, parts.tolist(), strict=True) if s > 0
         ]

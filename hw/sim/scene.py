@@ -22,6 +22,7 @@ from ...isa.layout import BLOCK_COLS
 from ...isa.overlay import Overlay
 from ...isa.program import Layout, Program
 from ...isa.segments import accessed_buffers
+from ...machine.executor import unit_processes
 from .explain import Explanation
 from .machine import causes, launch_seconds
 from .timeline import Floats, Ints, Timeline, Track
@@ -100,6 +101,7 @@ class _Scene:
         self.program: Program = machine.bound
         self.overlay: Overlay = self.program.overlay
         self.expansion = Expansion(self.program)
+        self.units = unit_processes(self.overlay)
         self.launch = launch_seconds(self.overlay)
         self.latency = explanation.latency_s
         bins = 1 << int(np.ceil(np.log2(max(self.latency / BIN, 1))))
@@ -121,7 +123,6 @@ class _Scene:
 
     def text(self, slots: Mapping[str, str]) -> str:
         """Return the header and all arrays, as from `Blob.text`. slots: colour by cause."""
-        units = {u.name for u in self.overlay.units}
         path = [[c, rows] for c, rows in self._by_cause(self.path_start, self.path_end, self.path_cause)]
         header = {
             "latency": self.latency,
@@ -134,7 +135,7 @@ class _Scene:
             "segments": [[s.name, s.start, s.end] for s in self.explanation.segments],
             "path": path,
             "spans": self._spans(),
-            "lanes": [self._lane(t, t.name in units) for t in self.timeline.tracks],
+            "lanes": [self._lane(t, t.name in self.units) for t in self.timeline.tracks],
             "rates": self._rates(),
             "buffers": [self._buffer(i) for i in range(len(self.program.buffers))],
             "texts": self.texts.all,
@@ -193,7 +194,7 @@ class _Scene:
         rows = np.flatnonzero((timeline.unit == unit) & ~timeline.fetches)
         start = timeline.start[rows] + self.launch
         end, cause = start + timeline.took[rows], timeline.cause[rows]
-        held = self._held(track.name) if is_unit else None
+        held = self._held(track.name) if track.name in self.overlay.by_unit else None
         directions: list[list[Any]] = []
         if held is not None and 0 < held.store.sum() < len(held.store):
             stores = np.zeros(int(timeline.number[rows].max(initial=0)) + 2, bool)
@@ -230,7 +231,7 @@ class _Scene:
         end = np.rint((track.end[last] + self.launch) / self.tick).astype(np.int64)
         parts = np.add.reduceat(track.parts, first, axis=0) if count else track.parts
         mixes, mix = np.unique(np.rint(parts / self.tick).astype(np.int64), axis=0, return_inverse=True)
-        describe = self._describe_uop(track.name) if is_unit else self._describe_packet(track.name)
+        describe = self._describe_uop(self.units[track.name]) if is_unit else self._describe_packet(track.name)
         out: dict[str, Any] = {
             "start": self.blob.array(np.diff(start, prepend=0)),
             "took": self.blob.array(end - start),
@@ -351,7 +352,7 @@ def covered(start: Floats, end: Floats, edges: Floats) -> Floats:
 
 def describe(unit: str, uop: Any, overlay: Overlay) -> str:
     """Describe a uOP in a few words. The address of an off-chip access is left out: the page looks it up."""
-    transfer = overlay.transfer(unit, uop)
+    transfer = overlay.transfer(overlay.by_unit[unit], uop)
     words: list[str] = []
     skipped: set[str] = set()
     if transfer is not None:

@@ -13,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ...machine.event_log import EventLog
+from ...machine.executor import unit_processes
 from .machine import Machine, causes
 
 Floats = npt.NDArray[np.float64]
@@ -101,12 +102,12 @@ class Timeline:
 
     @cached_property
     def fetches(self) -> npt.NDArray[np.bool_]:
-        """Whether each step is a unit's fetch of its next uOP. It belongs to no uOP, though the log gives it the number
-        of the uOP before."""
+        """Whether each step is a unit's fetch of its next uOP, or passes one to its other half. It belongs to no uOP,
+        though the log gives it the number of one."""
         overlay = self.machine.program.overlay
-        units = {u.name for u in overlay.units}
+        units = unit_processes(overlay)
         is_unit = np.array([name in units for name in self.machine.plan.processes])
-        fetch = np.array([any(c >= len(overlay.streams) for c in s.gets) for s in self.log.steps] or [False])
+        fetch = np.array([any(c >= len(overlay.streams) for c in s.gets + s.puts) for s in self.log.steps] or [False])
         found: npt.NDArray[np.bool_] = is_unit[self.unit] & fetch[self.step]
         return found
 
@@ -124,7 +125,7 @@ class Timeline:
         order = np.argsort(np.where(self.fetches, len(names), self.unit), kind="stable")
         bounds = np.searchsorted(self.unit[order[: len(order) - self.fetches.sum()]], np.arange(len(names) + 1))
         found = [self._track(name, order[a:b]) for name, a, b in zip(names, bounds, bounds[1:], strict=False) if a < b]
-        units = {u.name: i for i, u in enumerate(self.machine.program.overlay.units)}
+        units = {name: i for i, name in enumerate(unit_processes(self.machine.program.overlay))}
         return sorted(found, key=lambda t: units.get(t.name, len(units)))
 
     def _track(self, name: str, rows: Ints) -> Track:

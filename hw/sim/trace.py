@@ -31,6 +31,7 @@ from ...isa.fields import Record
 from ...isa.packet import Packet
 from ...isa.segments import accessed_buffers
 from ...machine.event_log import FIRST_WORD, LAST_WORD
+from ...machine.executor import unit_processes
 from .machine import Machine, launch_seconds
 from .timeline import Floats, Ints, Timeline, Track
 
@@ -189,9 +190,10 @@ class TraceEvents:
         self.machine = timeline.machine
         self.overlay = self.machine.program.overlay
         self.end = int(nanoseconds(np.array([timeline.seconds]))[0])
-        units = {u.name for u in self.overlay.units}
+        self.units = unit_processes(self.overlay)
+        units = self.units
         drawn = [t for t in timeline.tracks if t.name in units]
-        self.uops = sum(len(t.number) for t in drawn)
+        self.uops = sum(len(t.number) for t in drawn if t.name in self.overlay.by_unit)
         self.merged = self.uops > MAX_SLICES
         thread = len(PROCESSES)
         self.slices: dict[str, Slices] = {}
@@ -252,6 +254,7 @@ class TraceEvents:
         for name, s in self.slices.items():
             track = s.track
             is_unit = self.process[name] == UNITS
+            unit = self.units.get(name, name)
             head = {"ph": "X", "pid": self.process[name], "tid": s.thread}
             seconds = track.end[s.begin + s.count - 1] - track.start[s.begin]
             share = np.add.reduceat(track.busy, s.first) / np.maximum(seconds, 1e-15)
@@ -271,15 +274,15 @@ class TraceEvents:
             for first, begin, count, number, origin, cause, busy, start, took in rows:
                 place = where.get(origin)
                 if place is None:
-                    place = where[origin] = place_of(program, name, origin)
+                    place = where[origin] = place_of(program, unit, origin)
                 if is_unit:
-                    title = titles.uop(name, number) + (f" and {count - 1} more" if count > 1 else "")
+                    title = titles.uop(unit, number) + (f" and {count - 1} more" if count > 1 else "")
                     args: dict[str, Any] = {"uop": number, "where": place, "busy": busy}
                     if count > 1:
                         args["uops"] = count
                     if begin > first:
                         named = [
-                            titles.uop(name, n) for n in track.number[first : min(begin, first + MAX_NAMED)].tolist()
+                            titles.uop(unit, n) for n in track.number[first : min(begin, first + MAX_NAMED)].tolist()
                         ]
                         args["before"] = "; ".join(named) + ("; ..." if begin > first + MAX_NAMED else "")
                 else:
@@ -406,7 +409,7 @@ class Titles:
         `load x [0:128, 0:64] -> MemA0`."""
         run = self.expansion.sequences[unit]
         kind = int(run.kinds[number])
-        touch = self.program.overlay.transfer(unit, self.expansion.uops[kind])
+        touch = self.program.overlay.transfer(run.unit, self.expansion.uops[kind])
         words = self._words.get((kind, touch is not None))
         if words is None:
             words = self._words[kind, touch is not None] = format_fields(self.expansion.uops[kind], touch is not None)

@@ -363,7 +363,7 @@ struct MemB {
     std::uint16_t dim2 = 0;  // columns to load (N); with bias: column blocks
     std::uint8_t acc_a = 0;  // times the tiles are sent
     std::uint8_t acc_b = 0;  // column tiles to send
-    std::uint8_t acc_k = 0;  // row tiles to send (MemB2)
+    std::uint8_t acc_k = 0;  // row tiles to send (MemB2, and a MemB with more than 128 rows)
     bool load = false;       // fill the other buffer
     bool send = false;       // send the current buffer to MeshB
     bool transpose = false;  // load blocks from DDR, transposed
@@ -809,7 +809,7 @@ inline constexpr unsigned MemC = 6;
 inline constexpr unsigned total = 22;
 }  // namespace units
 
-// Elements of one of the two buffers of a unit.
+// Elements of one of the slots of a unit.
 namespace buffers {
 inline constexpr unsigned MemA_rows = 256;
 inline constexpr unsigned MemA_cols = 128;

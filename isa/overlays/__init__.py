@@ -1,18 +1,9 @@
-"""The overlays that ship, by name."""
+"""Overlays by name: those that ship, and those that files make of them."""
 
-from __future__ import annotations
-
-from ...base.errors import ProgramError
-from ..overlay import Overlay
 from .fig6 import FIG6
 from .fig7 import FIG7
+from .file import find
+from .shipped import OVERLAYS
 from .xnn import XNN, XNN_BASE
 
-OVERLAYS: dict[str, Overlay] = {o.name: o for o in (XNN, XNN_BASE, FIG6, FIG7)}
-
-
-def find(name: str) -> Overlay:
-    try:
-        return OVERLAYS[name]
-    except KeyError:
-        raise ProgramError(f"no overlay {name!r}; there are {', '.join(OVERLAYS)}") from None
+__all__ = ["FIG6", "FIG7", "OVERLAYS", "XNN", "XNN_BASE", "find"]

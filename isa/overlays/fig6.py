@@ -92,7 +92,7 @@ class FU3(Unit):
         return uop.size, uop.from_fu2
 
 
-def legal(unit: str, uop: Any) -> Iterator[str]:
+def legal(unit: UnitSpec, uop: Any) -> Iterator[str]:
     """What the bits allow and the units do not do."""
     match uop:
         case Read() if uop.to_fu2 + uop.to_fu3 != 1:
@@ -101,7 +101,7 @@ def legal(unit: str, uop: Any) -> Iterator[str]:
             yield "stores from one of FU1 and FU2"
 
 
-def transfer(unit: str, uop: Any) -> Transfer | None:
+def transfer(unit: UnitSpec, uop: Any) -> Transfer | None:
     """The off-chip access of a uOP, None if it makes none."""
     if isinstance(uop, Read | Write) and uop.size:
         return Transfer("ddr", uop.addr, uop.size, store=isinstance(uop, Write))

@@ -203,7 +203,7 @@ class OutUnit(PingPong):
         yield Step("ddr_write_gbs", uop.size * ELEMENT_BYTES, do=lambda: self.write(uop.addr, tile[: uop.size]))
 
 
-def legal(unit: str, uop: Any) -> Iterator[str]:
+def legal(unit: UnitSpec, uop: Any) -> Iterator[str]:
     """What the bits allow and the units do not do."""
     match uop:
         case Operand(load=1) | Result(store=1) if uop.size > TILE:
@@ -211,13 +211,13 @@ def legal(unit: str, uop: Any) -> Iterator[str]:
         case Mesh() if uop.from_out1 + uop.from_lhs2 != 1:
             yield "passes on from one of OUT1 and LHS2"
     if isinstance(uop, Result):
-        if uop.send and unit != "OUT1":
+        if uop.send and unit.name != "OUT1":
             yield "only OUT1 reaches the Mesh"
         if uop.send and uop.store:
             yield "send suppresses store"
 
 
-def transfer(unit: str, uop: Any) -> Transfer | None:
+def transfer(unit: UnitSpec, uop: Any) -> Transfer | None:
     """The off-chip access of a uOP, None if it makes none."""
     match uop:
         case Operand(load=1):

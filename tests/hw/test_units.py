@@ -406,4 +406,4 @@ def test_reading_beyond_the_memory_is_an_error() -> None:
     ],
 )
 def test_what_the_bits_allow_and_the_units_do_not(unit: str, uop: Any, reason: str) -> None:
-    assert any(reason in found for found in XNN.legal(unit, uop))
+    assert any(reason in found for found in XNN.legal(XNN.by_unit[unit], uop))

@@ -15,7 +15,6 @@ from rsn.cli.main import main
 from rsn.isa.overlay import Overlay
 from rsn.isa.overlays import FIG6, XNN, XNN_BASE
 from rsn.isa.overlays.xnn.cycles import LOOPS
-from rsn.isa.overlays.xnn.ping_pong import PingPong
 from rsn.isa.overlays.xnn.resources import block_rams, ultra_rams
 from rsn.machine.description import UnitSpec
 from rsn.machine.resources import VC1902, ResourceUse, budget, require_fits
@@ -43,7 +42,7 @@ def test_the_machine_fits(overlay: Overlay) -> None:
 
 def test_memories_hold_what_is_put_into_them() -> None:
     """No memory is smaller than the bits that it stores."""
-    bits = sum(2 * 32 * u.behaviour.ROWS * u.behaviour.COLS for u in XNN.units if issubclass(u.behaviour, PingPong))
+    bits = sum(32 * u.memory.slots * u.memory.rows * u.memory.columns for u in XNN.units if u.memory)
     found = rows(XNN)
     blocks = [
         found[r].parts.get(f"buffers of {kind}", 0) * size

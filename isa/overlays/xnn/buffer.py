@@ -1,4 +1,4 @@
-"""The data in one of the two buffers of a Mem. Kernels say when and where; what it does to numbers is said here."""
+"""The data in one of the buffers of a Mem. Kernels say when and where; what it does to numbers is said here."""
 
 from __future__ import annotations
 
@@ -71,9 +71,9 @@ class Buffer:
             else:
                 part += tile
 
-    def tiles(self, places: Places) -> Sequence[Array]:
-        """Tiles by row and column, in tiles."""
-        return Tiles(self.x, places)
+    def tiles(self, places: Places, first: int = 0) -> Sequence[Array]:
+        """Tiles by row and column, in tiles, counted from row tile `first` on."""
+        return Tiles(self.x[first * TILE :], places)
 
     def half_tiles(self, rows: Sequence[int]) -> Sequence[Array]:
         """Tiles of the first 64 columns, by row in tiles; their other columns are 0."""

@@ -13,8 +13,10 @@ import numpy as np
 from ....base.finding import Finding
 from ....machine.wiring import Wiring
 from ...expansion import Expansion, Ints
+from ...overlay import Overlay
 from .counts import Exchange
 from .flow import Flow, words_moved
+from .tiles import ROW_SUM_TOKEN
 
 
 def rules(expansion: Expansion, balanced: bool) -> Iterator[Finding]:
@@ -37,8 +39,7 @@ _EXCHANGE_HELP = {
 
 def _exchanges(expansion: Expansion, found: Mapping[str, list[tuple[int, Exchange]]]) -> Iterator[Finding]:
     """Softmax and LayerNorm: each neighbour sends what the other expects, the same number of times."""
-    for even in (0, 2, 4):
-        pair = f"MemC{even}", f"MemC{even + 1}"
+    for pair in _pairs(expansion.overlay):
         for what, code in (("softmax", "X07"), ("layernorm", "X08")):
             left, right = ([(i, e) for i, e in found.get(unit, ()) if e.what == what] for unit in pair)
             differ = next(
@@ -61,6 +62,13 @@ def _exchanges(expansion: Expansion, found: Mapping[str, list[tuple[int, Exchang
             yield Finding(code, text, expansion.where(unit, uop), help=_EXCHANGE_HELP[what])
 
 
+def _pairs(overlay: Overlay) -> list[tuple[str, str]]:
+    """The units that exchange numbers of rows, as pairs of neighbours."""
+    links = [(s.src, s.dst) for s in overlay.streams if s.token is ROW_SUM_TOKEN]
+    order = list(overlay.by_unit)
+    return [pair for pair in links if order.index(pair[0]) < order.index(pair[1])]
+
+
 def _agree(a: Exchange, b: Exchange) -> bool:
     return a.puts == b.gets and b.puts == a.gets
 
@@ -71,7 +79,7 @@ def _agree(a: Exchange, b: Exchange) -> bool:
 def _vectors(expansion: Expansion, net: Wiring) -> Iterator[Finding]:
     """LPDDR and a MemB must mean the same by every word: a vector's words are not a matrix's. Quarters of blocks meet
     whole ones, so that only the counts of words say which uOPs meet."""
-    for stream in (s for s in expansion.overlay.streams if s.src == "LPDDR"):
+    for stream in (s for s in expansion.overlay.streams if expansion.overlay.by_unit[s.src].kind == "LPDDR"):
         sent, taken = (_words(expansion, net, unit, stream.name) for unit in (stream.src, stream.dst))
         ends = np.union1d(sent[0], taken[0])
         ends = ends[ends <= min(sent[0][-1:].sum(), taken[0][-1:].sum())]
@@ -83,8 +91,8 @@ def _vectors(expansion: Expansion, net: Wiring) -> Iterator[Finding]:
             i, j = int(sent[1][at_sent[differ[0]]]), int(taken[1][at_taken[differ[0]]])
             kinds = ("a vector", "a matrix") if sent[2][at_sent[differ[0]]] else ("a matrix", "a vector")
             where = expansion.where(stream.dst, j)
-            text = f"LPDDR uOP {i} sends {kinds[0]} which {stream.dst} uOP {j} ({where}) loads as {kinds[1]}"
-            yield Finding("X09", text, expansion.where("LPDDR", i), help="set `bias` in both or in neither")
+            text = f"{stream.src} uOP {i} sends {kinds[0]} which {stream.dst} uOP {j} ({where}) loads as {kinds[1]}"
+            yield Finding("X09", text, expansion.where(stream.src, i), help="set `bias` in both or in neither")
 
 
 def _words(expansion: Expansion, net: Wiring, name: str, stream: str) -> tuple[Ints, Ints, Ints]:

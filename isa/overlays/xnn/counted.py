@@ -18,18 +18,18 @@ from ...overlay import Overlay
 from .counts import WHOLE, Counted, CountedBuffer, Exchange, Problem, RowNumbers, Tile
 from .mem_a import MemAUnit
 from .mem_b import MemB2Unit, MemBUnit
-from .mem_c import MemCUnit
+from .mem_c import MemCConfig, MemCUnit
 from .mme import Mme, MmeUnit
-from .ping_pong import PingPong
 from .post_ops import Norm, Softmax
+from .ring import RingUnit
 from .tiles import TILE
 
 
 class CountedSoftmax(Softmax):
     """Its result is valid wherever something was received: masked columns become 0."""
 
-    def __init__(self, unit: CountedMemC, side: int, rows: int, cols: int) -> None:
-        super().__init__(unit, side, rows, cols)
+    def __init__(self, unit: CountedMemC, side: int, reg: MemCConfig, rows: int, cols: int) -> None:
+        super().__init__(unit, side, reg, rows, cols)
         self.buffer = unit.buffers[side]
         if not self.reg.alone:
             unit.exchanges.append(Exchange("softmax", (rows // TILE, self.reg.max_sub, self.reg.causal)))
@@ -61,9 +61,9 @@ class CountedSoftmax(Softmax):
 class CountedNorm(Norm):
     """Its result is valid in all columns: those beyond norm_cols become 0."""
 
-    def __init__(self, unit: CountedMemC, side: int, rows: int) -> None:
-        super().__init__(unit, side, rows)
-        self.buffer, self.all = unit.buffers[side], unit.COLS
+    def __init__(self, unit: CountedMemC, side: int, reg: MemCConfig, rows: int) -> None:
+        super().__init__(unit, side, reg, rows)
+        self.buffer, self.all = unit.buffers[side], unit.size.columns
         unit.exchanges.append(Exchange("layernorm", (rows, self.reg.rms)))
 
     def own_sum(self) -> tuple[Any]:
@@ -85,14 +85,14 @@ class CountedNorm(Norm):
             self.buffer.whole(min(self.rows, self.buffer.rows) // TILE, self.all // TILE)
 
 
-class CountedMem(Counted, PingPong):
+class CountedMem(Counted, RingUnit):
     """A Mem whose buffers count."""
 
     buffers: list[CountedBuffer]  # type: ignore[assignment]
 
     def __init__(self, spec: UnitSpec, net: Wiring) -> None:
         super().__init__(spec, net)
-        self.buffers = [CountedBuffer(self) for _ in range(2)]
+        self.buffers = [CountedBuffer(self) for _ in range(self.size.slots)]
 
     @property
     def state(self) -> Hashable:

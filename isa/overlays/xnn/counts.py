@@ -181,9 +181,10 @@ class CountedBuffer(Buffer):
         text = f"{what}; the buffer holds {has}, the rest is stale"
         self.unit.report(Problem("X03", text, "make the two sizes agree"))
 
-    def tiles(self, places: Places) -> list[Any]:
+    def tiles(self, places: Places, first: int = 0) -> list[Any]:
         if not places or not self._use("send"):
             return [WHOLE] * len(places)
+        places = tuple((first + i, j) for i, j in places)
         rows, cols = (1 + max(x) for x in zip(*places, strict=True))
         if self.held.groups:
             if cols > 1:

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from ....machine.resources import Cost
 from ...layout import BLOCK
 from ...overlay import Overlay
-from . import mem_c, mesh, off_chip, ping_pong
+from . import mem_c, mesh, off_chip, ring
 from .loop import Loop
 from .tiles import BEAT, BEATS, BLOCK_WORDS
 
@@ -15,7 +15,7 @@ LOOPS: Mapping[str, Loop] = {
     "fetch": Loop(1, 70, "a word of the image"),
     "decode": Loop(1, 4, "a uOP, once its window is there"),
     **off_chip.LOOPS,
-    **ping_pong.LOOPS,
+    **ring.LOOPS,
     **mesh.LOOPS,
     **mem_c.LOOPS,
 }

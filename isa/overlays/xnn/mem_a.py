@@ -8,10 +8,11 @@ from typing import Any
 
 from ....machine.description import Memory, UnitSpec
 from ....machine.steps import Steps
+from ....machine.unit import Halves
 from ...fields import Record, bits
 from ...work import Load, Send
-from .ping_pong import PingPong
-from .tiles import tile_rows
+from .ring import Bound, RingUnit, check_fixed, check_size, memory_of
+from .tiles import TILE, tile_rows
 
 
 class MemA(Record, words=1):
@@ -29,31 +30,38 @@ MEMORY = Memory(256, 128)
 """A slice of K for two row tiles."""
 
 
-class MemAUnit(PingPong):
-    """LHS scratchpad, 256x128."""
+class MemAUnit(RingUnit):
+    """LHS scratchpad: sends the current slot, loads the next one."""
 
-    ROWS, COLS = 256, 128
-
-    def kernel(self, uop: MemA) -> Steps:
-        return self.lanes(self._load(uop) if uop.load else None, self._send(uop) if uop.send else None)
+    def halves(self, uop: MemA) -> Halves:
+        cur = self.turn()
+        fill = self._load(uop, self.beside(cur, 1)) if uop.load else None
+        return fill, self._send(uop, cur) if uop.send else None
 
     def effect_key(self, uop: MemA) -> Hashable:
         return uop
 
-    def _load(self, uop: MemA) -> Steps:
-        yield self.load(self.source("DDR"), uop.dim1, uop.dim2)
+    def _load(self, uop: MemA, side: int) -> Steps:
+        yield self.load(self.source("DDR"), side, uop.dim1, uop.dim2)
 
-    def _send(self, uop: MemA) -> Steps:
-        yield self.send(self.sink("MeshA"), self.cur, tile_rows(uop.acc_a, uop.acc_b))
+    def _send(self, uop: MemA, side: int) -> Steps:
+        yield self.send(self.sink("MeshA"), side, tile_rows(uop.acc_a, uop.acc_b))
 
 
-def legal(unit: str, uop: MemA) -> Iterator[str]:
+def legal(unit: UnitSpec, uop: MemA) -> Iterator[str]:
     """Yield the reasons why the unit cannot execute a uOP whose fields are all in range (contract sections 1.4 and
     2)."""
-    if uop.load and (uop.dim1 > 256 or uop.dim2 > 128 or uop.dim1 % 128 or uop.dim2 % 64):
-        yield f"load {uop.dim1}x{uop.dim2} is no whole number of 128x64 blocks of a 256x128 buffer"
-    if uop.send and uop.acc_a > 2:
-        yield f"acc_a={uop.acc_a} row tiles of a buffer with 2"
+    rows, cols = memory_of(unit).rows, memory_of(unit).columns
+    if uop.load and (uop.dim1 > rows or uop.dim2 > cols or uop.dim1 % 128 or uop.dim2 % 64):
+        yield f"load {uop.dim1}x{uop.dim2} is no whole number of 128x64 blocks of a {rows}x{cols} buffer"
+    if uop.send and uop.acc_a > rows // TILE:
+        yield f"acc_a={uop.acc_a} row tiles of a buffer with {rows // TILE}"
+
+
+def check_memory(unit: UnitSpec) -> None:
+    """Raise `ProgramError` if the fields of `MemA` cannot say all of a memory."""
+    check_size(unit, "rows", [Bound(MemA, "dim1"), Bound(MemA, "acc_a", TILE)])
+    check_fixed(unit, "columns", TILE, "a MemA sends one column of tiles")
 
 
 @lru_cache(typed=True)

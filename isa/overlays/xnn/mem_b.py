@@ -8,10 +8,11 @@ from typing import Any
 
 from ....machine.description import Capability, Memory, UnitSpec, Where
 from ....machine.steps import Burst, Channel, Step, Steps
+from ....machine.unit import Halves
 from ...fields import Record, bits
 from ...work import Load, LoadVector, Send
-from .ping_pong import PingPong, blocks_of
-from .tiles import BEATS, BIAS_WORD, BLOCK_WORDS, TILE, Array, Pieces, tile_columns
+from .ring import Bound, RingUnit, blocks_of, check_fixed, check_size, memory_of
+from .tiles import BEAT, BEATS, BIAS_WORD, BLOCK_WORDS, TILE, Array, Pieces, tile_columns
 
 GROUP = 32
 """Elements of a vector that lie in one row of a slot."""
@@ -24,7 +25,7 @@ class MemB(Record, words=2):
     dim2: int = bits(0, 10, 10, "columns to load (N); with bias: column blocks")
     acc_a: int = bits(0, 20, 3, "times the tiles are sent")
     acc_b: int = bits(0, 23, 3, "column tiles to send")
-    acc_k: int = bits(0, 26, 3, "row tiles to send (MemB2)")
+    acc_k: int = bits(0, 26, 3, "row tiles to send (MemB2, and a MemB with more than 128 rows)")
     load: int = bits(0, 29, 1, "fill the other buffer")
     send: int = bits(0, 30, 1, "send the current buffer to MeshB")
     transpose: int = bits(0, 31, 1, "load blocks from DDR, transposed")
@@ -35,33 +36,34 @@ MEMORY = Memory(128, 512, banks=8)
 """A slice of K for four column tiles. The banks let it fill a slot transposed."""
 VALUES_MEMORY = Memory(512, 64)
 """Four row tiles of the values of an attention head."""
+GROUPS = TILE // 4
+"""Groups of 32 floats in a column block of a vector: one in every fourth row of a tile."""
 CAPABILITIES = (Capability("transpose", Where.LOAD),)
 
 
-class MemBUnit(PingPong):
-    """RHS scratchpad of MME columns: MemB0 and MemB1, 128x512."""
+class MemBUnit(RingUnit):
+    """RHS scratchpad of MME columns (MemB0 and MemB1): sends the current slot, loads the next one."""
 
-    ROWS, COLS = 128, 512
-
-    def kernel(self, uop: MemB) -> Steps:
-        return self.lanes(self._load(uop) if uop.load else None, self._send(uop) if uop.send else None)
+    def halves(self, uop: MemB) -> Halves:
+        cur = self.turn()
+        fill = self._load(uop, self.beside(cur, 1)) if uop.load else None
+        return fill, self._send(uop, cur) if uop.send else None
 
     def effect_key(self, uop: MemB) -> Hashable:
         return uop
 
-    def _load(self, uop: MemB) -> Steps:
+    def _load(self, uop: MemB, side: int) -> Steps:
         if uop.bias:
-            return self._load_vector(uop)
+            return self._load_vector(uop, side)
         if uop.transpose:
-            return self._load_transposed(uop)
-        return self._load_blocks(uop, self.source("LPDDR"))
+            return self._load_transposed(uop, side)
+        return self._load_blocks(uop, self.source("LPDDR"), side)
 
-    def _load_blocks(self, uop: MemB, source: Channel) -> Steps:
-        yield self.load(source, uop.dim1, uop.dim2)
+    def _load_blocks(self, uop: MemB, source: Channel, side: int) -> Steps:
+        yield self.load(source, side, uop.dim1, uop.dim2)
 
-    def _load_transposed(self, uop: MemB) -> Steps:
+    def _load_transposed(self, uop: MemB, side: int) -> Steps:
         """dim1 and dim2 are K and N after transposition; the blocks come as N x K."""
-        side = 1 - self.cur
         self.renew(side, uop.dim1, uop.dim2)
         places = blocks_of(uop.dim2, uop.dim1)
         at = 0
@@ -74,9 +76,8 @@ class MemBUnit(PingPong):
         source = (self.source("DDR"),)
         yield Burst(len(places), "mem_word", BLOCK_WORDS, gets=source, words=BLOCK_WORDS, do=put)
 
-    def _load_vector(self, uop: MemB) -> Steps:
+    def _load_vector(self, uop: MemB, side: int) -> Steps:
         """dim2 column blocks of dim1 groups of 32 floats."""
-        side = 1 - self.cur
         self.renew(side, 0, 0)
 
         def put(vector: Array) -> None:
@@ -86,20 +87,19 @@ class MemBUnit(PingPong):
         if words:
             yield Step("mem_word", words, gets=(self.source("LPDDR"),), words=words, do=put)
 
-    def _send(self, uop: MemB) -> Steps:
-        yield self.send(self.sink("MeshB"), self.cur, tile_columns(uop.acc_a, uop.acc_b))
+    def _send(self, uop: MemB, side: int) -> Steps:
+        """Slices of K one after the other, each as the MMEs take it."""
+        for k in range(slices(self.size, uop)):
+            yield self.send(self.sink("MeshB"), side, tile_columns(uop.acc_a, uop.acc_b), k)
 
 
 class MemB2Unit(MemBUnit):
-    """RHS scratchpad of the attention values: 512x64, sent as 128x128 tiles whose right half is 0."""
+    """RHS scratchpad of the attention values: sent as 128x128 tiles whose right half is 0."""
 
-    ROWS, COLS = 512, 64
+    def _load(self, uop: MemB, side: int) -> Steps:
+        return self._load_blocks(uop, self.source("DDR"), side)
 
-    def _load(self, uop: MemB) -> Steps:
-        return self._load_blocks(uop, self.source("DDR"))
-
-    def _send(self, uop: MemB) -> Steps:
-        side = self.cur
+    def _send(self, uop: MemB, side: int) -> Steps:
         order = [*range(uop.acc_k)] * (uop.acc_a * uop.acc_b)
         at = 0
 
@@ -111,26 +111,41 @@ class MemB2Unit(MemBUnit):
         yield Burst(len(order), "mesh_beat", BEATS, puts=(self.sink("MeshB"),), do=tiles)
 
 
-def legal(unit: str, uop: MemB) -> Iterator[str]:
+def slices(memory: Memory, uop: MemB) -> int:
+    """Slices of K (row tiles) that a MemB0 or MemB1 sends. A slot of the published machine holds one, and acc_k is then
+    ignored."""
+    return max(uop.acc_k, 1) if memory.rows > TILE else 1
+
+
+def legal(unit: UnitSpec, uop: MemB) -> Iterator[str]:
     """Yield the reasons why the unit cannot execute a uOP whose fields are all in range (contract sections 1.4 and
     2)."""
-    second = unit == "MemB2"
+    values = issubclass(unit.behaviour, MemB2Unit)
+    rows, cols = memory_of(unit).rows, memory_of(unit).columns
     if uop.load and uop.bias:
-        if second:
-            yield "MemB2 loads no vectors"
-        if uop.dim1 > 32 or uop.dim2 > 4 or (uop.dim2 > 1 and uop.dim1 != 32):
+        if values:
+            yield f"{unit.name} loads no vectors"
+        if uop.dim1 > GROUPS or uop.dim2 > TILE // BEAT or (uop.dim2 > 1 and uop.dim1 != GROUPS):
             yield f"vector of {uop.dim2} column blocks of {uop.dim1} groups: at most 4 of exactly 32, or 1 of fewer"
     elif uop.load:
-        if second and uop.transpose:
-            yield "MemB2 does not transpose"
-        rows, cols = (512, 64) if second else (128, 512)
+        if values and uop.transpose:
+            yield f"{unit.name} does not transpose"
         row_step, col_step = (64, 128) if uop.transpose else (128, 64)
         if uop.dim1 > rows or uop.dim2 > cols or uop.dim1 % row_step or uop.dim2 % col_step:
             yield f"load {uop.dim1}x{uop.dim2} is no whole number of blocks of a {rows}x{cols} buffer"
-    if uop.send and second and (uop.acc_k > 4):
-        yield f"acc_k={uop.acc_k} row tiles of a buffer with 4"
-    if uop.send and not second and uop.acc_b > 4:
-        yield f"acc_b={uop.acc_b} column tiles of a buffer with 4"
+    if uop.send and uop.acc_k > rows // TILE and (values or rows > TILE):
+        yield f"acc_k={uop.acc_k} row tiles of a buffer with {rows // TILE}"
+    if uop.send and not values and uop.acc_b > cols // TILE:
+        yield f"acc_b={uop.acc_b} column tiles of a buffer with {cols // TILE}"
+
+
+def check_memory(unit: UnitSpec) -> None:
+    """Raise `ProgramError` if the fields of `MemB` cannot say all of a memory."""
+    check_size(unit, "rows", [Bound(MemB, "dim1"), Bound(MemB, "acc_k", TILE)])
+    if issubclass(unit.behaviour, MemB2Unit):
+        check_fixed(unit, "columns", TILE // 2, f"{unit.name} sends tiles of which one half is 0")
+    else:
+        check_size(unit, "columns", [Bound(MemB, "dim2"), Bound(MemB, "acc_b", TILE)])
 
 
 @lru_cache(typed=True)
@@ -145,7 +160,7 @@ def _operation(kind: type[MemBUnit], fill: Load | LoadVector | None, drain: Send
     send: dict[str, int] = {}
     if drain is not None:
         send = {"send": 1, "acc_a": drain.times, "acc_b": drain.columns}
-        if issubclass(kind, MemB2Unit):
+        if issubclass(kind, MemB2Unit) or drain.rows > 1:
             send["acc_k"] = drain.rows
     return MemB(**load, **send)
 

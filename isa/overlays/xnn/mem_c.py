@@ -9,13 +9,14 @@ from typing import Any
 import numpy as np
 
 from ....machine.description import Capability, Memory, UnitSpec, Where
-from ....machine.steps import Burst, Step, Steps
+from ....machine.steps import Burst, Channel, Step, Steps
+from ....machine.unit import Halves
 from ....machine.wiring import Wiring
 from ...fields import Record, bits
 from ...work import LengthField, Patched, Receive, Send, Store
 from .loop import Loop
-from .ping_pong import PingPong, blocks_of
 from .post_ops import Norm, Softmax
+from .ring import Bound, RingUnit, blocks_of, check_size, memory_of
 from .tiles import BEAT, BEATS, BLOCK_WORDS, TILE, Array, Pieces, tile_grid
 
 LOOPS: Mapping[str, Loop] = {
@@ -72,57 +73,69 @@ SENDS = 4
 """MemC0 to MemC3 compute softmax and can send to MMEs; the others cannot."""
 PAIR = 2
 """Neighbours that share the rows of a softmax or a norm: 0-1, 2-3 and 4-5."""
+ALL_COLUMNS = MemCConfig.field("softmax_cols").bounds[1]
+"""The value of `softmax_cols` that stands for all columns received."""
 MAX_SENT = 3
 """Column tiles that a MemC can send: more than these do not fit the counter of its loop (contract section 2)."""
+NORM_ELEMENTS = MEMORY.rows * MEMORY.columns
+"""Elements that the rate `norm_us` is stated for."""
 ACTIVATIONS = ("gelu_tanh", "gelu_erf", "relu", "silu")
 """Activations by the value of the register `activation`; without registers there is the first one only."""
-ALL_COLUMNS = 1023
-"""Value of `softmax_cols` for all columns that were received."""
 BASE_EPS = 1e-6
 """The eps of LayerNorm without registers."""
 
 
-def capabilities(index: int, registers: bool) -> tuple[Capability, ...]:
-    """What MemC number `index` can do. registers: it has those of opcode 8."""
-    columns = PAIR * MEMORY.columns
-    whole = MEMORY.rows * MEMORY.columns
+def capabilities(memory: Memory, *, registers: bool, sends: bool) -> tuple[Capability, ...]:
+    """What a MemC can do. registers: it has those of opcode 8. sends: it has a way to MeshA."""
+    columns = PAIR * memory.columns
     norm = {"columns": (1, columns)} if registers else {"columns": (columns, columns), "eps": (0.0, 2 * BASE_EPS)}
     activations = ACTIVATIONS if registers else ACTIVATIONS[:1]
     out = [Capability(name, Where.STORE, rate="gelu_beat", elements=BEAT) for name in activations]
-    out.append(Capability("layernorm", Where.STORE, norm, "norm_us", whole))
+    out.append(Capability("layernorm", Where.STORE, norm, "norm_us", NORM_ELEMENTS))
     if registers:
-        out.append(Capability("rmsnorm", Where.STORE, norm, "norm_us", whole))
-    if index < SENDS:
+        out.append(Capability("rmsnorm", Where.STORE, norm, "norm_us", NORM_ELEMENTS))
+    if sends:
         passes = 3 if registers else 2  # maxima, exp, division
         out.append(Capability("softmax", Where.RECEIVE, {"columns": (1, columns)}, "softmax_beat", BEAT / passes))
-        out.append(Capability("send", Where.SEND, {"columns": (1, MAX_SENT * TILE)}, "mesh_beat"))
+        out.append(Capability("send", Where.SEND, {"columns": (1, max_sent(memory) * TILE)}, "mesh_beat"))
         if registers:
             out += [Capability(name, Where.RECEIVE) for name in ("mask", "causal_mask", "row_softmax")]
     return tuple(out)
 
 
-class MemCUnit(PingPong):
-    """Result scratchpad, 256x512: receives and accumulates; applies softmax before its flip, activation and norm before
-    its store. Neighbours are 0-1, 2-3 and 4-5."""
+class MemCUnit(RingUnit):
+    """Result scratchpad: receives and accumulates; applies softmax before its flip, activation and norm before its
+    store. Neighbours are 0-1, 2-3 and 4-5."""
 
-    ROWS, COLS = 256, 512
+    ROWS, COLS = MEMORY.rows, MEMORY.columns  # of the shipped overlays: what the scheduler reckons with
     softmax: type[Softmax] = Softmax
     norm: type[Norm] = Norm
 
     def __init__(self, spec: UnitSpec, net: Wiring) -> None:
         super().__init__(spec, net)
-        self.sends = spec.index < 4
-        self.neighbour = f"MemC{spec.index ^ 1}"
+        self.sends = spec.capability("send") is not None
         self.registers = MemCConfig()
-        self.norm_links = (self.sink(self.neighbour, "norm"), self.source(self.neighbour, "norm"))
-        if self.sends:
-            self.softmax_links = (self.sink(self.neighbour, "softmax"), self.source(self.neighbour, "softmax"))
+        ports = net.machine.ports[spec.name]
+        self.mme = next((p.peer for p in ports if p.receives and not p.label), "")
+        self.norm_links = self._links("norm", [p.peer for p in ports if p.label == "norm" and p.receives])
+        self.softmax_links = self._links("softmax", [p.peer for p in ports if p.label == "softmax" and p.receives])
+
+    def _links(self, label: str, peers: Sequence[str]) -> tuple[Channel, ...]:
+        """The streams to and from the neighbour; none if there is no neighbour."""
+        return tuple(c for peer in peers for c in (self.sink(peer, label), self.source(peer, label)))
 
     def kernel(self, uop: MemC | MemCConfig) -> Steps:
+        return self._configure(uop) if isinstance(uop, MemCConfig) else super().kernel(uop)
+
+    def halves(self, uop: MemC | MemCConfig) -> Halves | None:
+        """The halves keep the registers of now: a configuration is for later uOPs, though it may be executed before the
+        draining half of this one begins."""
         if isinstance(uop, MemCConfig):
-            return self._configure(uop)
-        out = self._send(uop) if uop.send and self.sends else self._store(uop) if uop.store else None
-        return self.lanes(self._recv(uop) if uop.recv else None, out)
+            return None
+        cur, reg = self.turn(), self.registers
+        other = self.beside(cur, -1)
+        out = self._send(uop, other) if uop.send and self.sends else self._store(uop, other, reg) if uop.store else None
+        return self._recv(uop, cur, reg) if uop.recv else None, out
 
     def effect_key(self, uop: MemC | MemCConfig) -> Hashable | None:
         if isinstance(uop, MemCConfig):
@@ -136,9 +149,8 @@ class MemCUnit(PingPong):
 
     # -- receiving side
 
-    def _recv(self, uop: MemC) -> Steps:
-        side = self.cur
-        source = (self.source(f"MME{self.index}"),)
+    def _recv(self, uop: MemC, side: int, reg: MemCConfig) -> Steps:
+        source = (self.source(self.mme),)
         rows = uop.recv_a & 3 if self.sends else uop.recv_a
         self.renew(side, rows * TILE, uop.recv_b * TILE)
         places = tile_grid(rows, uop.recv_b)
@@ -151,19 +163,18 @@ class MemCUnit(PingPong):
 
         yield Burst(uop.k_iter * len(places), "mesh_beat", BEATS, gets=source, do=put)
         if uop.softmax and self.sends:
-            yield from self._softmax(side, rows, uop.recv_b)
+            yield from self._softmax(side, reg, rows, uop.recv_b)
 
-    def _softmax(self, side: int, row_tiles: int, col_tiles: int) -> Steps:
+    def _softmax(self, side: int, reg: MemCConfig, row_tiles: int, col_tiles: int) -> Steps:
         """exp over the valid columns, divided by the row sum over both neighbours.
 
         A pass walks over all that was received, whatever is masked: one for the maxima where they are subtracted, one
         for exp, one for the division. Between passes a number per row goes to the neighbour and comes back, at the cost
         of filling the two loops that do it."""
-        reg = self.registers
         rows, cols = row_tiles * TILE, col_tiles * TILE
         beats = row_tiles * col_tiles * BEATS
         some = int(beats > 0)
-        state = self.softmax(self, side, rows, cols)
+        state = self.softmax(self, side, reg, rows, cols)
         yield Step("softmax_fill", some, do=state.begin)
         if reg.alone:
             yield Step("softmax_max_fill", some * reg.max_sub)
@@ -186,27 +197,24 @@ class MemCUnit(PingPong):
 
     # -- sending side
 
-    def _send(self, uop: MemC) -> Steps:
-        side = 1 - self.cur
+    def _send(self, uop: MemC, side: int) -> Steps:
         rows, depth = range(uop.send_a), range(uop.send_k & 3)
         index = tuple((a, k) for a in rows for _ in range(uop.send_b) for k in depth)
         yield self.send(self.sink("MeshA"), side, index)
 
-    def _store(self, uop: MemC) -> Steps:
-        side = 1 - self.cur
-        reg = self.registers
+    def _store(self, uop: MemC, side: int, reg: MemCConfig) -> Steps:
         if uop.gelu or uop.layernorm:
             self.detach(side)
         if uop.gelu:
-            cols = self.COLS if uop.layernorm else uop.dim2
+            cols = self.size.columns if uop.layernorm else uop.dim2
 
             def activate() -> None:
                 self.buffers[side].activate(uop.dim1, cols, reg.activation)
 
-            beats = uop.dim1 * self.COLS // BEAT  # all columns, whatever is stored
+            beats = uop.dim1 * self.size.columns // BEAT  # all columns, whatever is stored
             yield Step("gelu_beat", beats, do=activate)
         if uop.layernorm:
-            yield from self._norm(side, uop.dim1)
+            yield from self._norm(side, reg, uop.dim1)
         sink = (self.sink("DDR"),)
         places = blocks_of(uop.dim1, uop.dim2)
         at = 0
@@ -218,43 +226,62 @@ class MemCUnit(PingPong):
 
         yield Burst(len(places), "mem_word", BLOCK_WORDS, puts=sink, words=BLOCK_WORDS, do=pieces)
 
-    def _norm(self, side: int, rows: int) -> Steps:
+    def _norm(self, side: int, reg: MemCConfig, rows: int) -> Steps:
         """Two passes over own and neighbour's columns; sums are exchanged together with counts."""
         out, back = self.norm_links
-        state = self.norm(self, side, rows)
-        yield Step("norm_us", rows / self.ROWS)
-        if not self.registers.rms:
+        state = self.norm(self, side, reg, rows)
+        yield Step("norm_us", rows * self.size.columns / NORM_ELEMENTS)
+        if not reg.rms:
             yield Step(puts=(out,), words=rows, do=state.own_sum)
             yield Step(gets=(back,), words=rows, do=state.other_sum)
         yield Step(puts=(out,), words=rows, do=state.own_squares)
         yield Step(gets=(back,), words=rows, do=state.other_squares)
 
 
-def legal(unit: str, uop: MemC) -> Iterator[str]:
+def max_sent(memory: Memory) -> int:
+    """Column tiles of a slot that a MemC can send."""
+    return min(MAX_SENT, memory.columns // TILE)
+
+
+def legal(unit: UnitSpec, uop: MemC) -> Iterator[str]:
     """Yield the reasons why the unit cannot execute a uOP whose fields are all in range (contract sections 1.4 and
     2)."""
-    if unit in ("MemC4", "MemC5") and (uop.send or uop.softmax):
+    rows, cols = memory_of(unit).rows, memory_of(unit).columns
+    row_tiles, col_tiles = rows // TILE, cols // TILE
+    if unit.capability("send") is None and (uop.send or uop.softmax):
         yield "has no way to MeshA and no softmax"
     if uop.recv and uop.softmax and not uop.recv_a & 3:
         yield "a softmax over no rows"
     if uop.store and uop.layernorm and not uop.dim1:
         yield "a norm over no rows"
-    if uop.recv and (uop.recv_a > 2 or uop.recv_b > 4):
-        yield f"receives {uop.recv_a}x{uop.recv_b} tiles into a buffer of 2x4"
-    if uop.store and (uop.dim1 > 256 or uop.dim2 > 512 or uop.dim1 % 128 or uop.dim2 % 64):
-        yield f"store {uop.dim1}x{uop.dim2} is no whole number of 128x64 blocks of a 256x512 buffer"
-    if uop.send and (uop.send_a > 2 or uop.send_k > 3):
-        yield f"sends {uop.send_a}x{uop.send_k} tiles; 2x3 is the most"
+    if uop.recv and (uop.recv_a > row_tiles or uop.recv_b > col_tiles):
+        yield f"receives {uop.recv_a}x{uop.recv_b} tiles into a buffer of {row_tiles}x{col_tiles}"
+    if uop.store and (uop.dim1 > rows or uop.dim2 > cols or uop.dim1 % 128 or uop.dim2 % 64):
+        yield f"store {uop.dim1}x{uop.dim2} is no whole number of 128x64 blocks of a {rows}x{cols} buffer"
+    if uop.send and (uop.send_a > row_tiles or uop.send_k > max_sent(memory_of(unit))):
+        yield f"sends {uop.send_a}x{uop.send_k} tiles; {row_tiles}x{max_sent(memory_of(unit))} is the most"
 
 
-def legal_config(unit: str, uop: MemCConfig) -> Iterator[str]:
+def legal_config(unit: UnitSpec, uop: MemCConfig) -> Iterator[str]:
     """Yield the reasons why values of registers are not defined, although they are in range (contract section 7)."""
-    if uop.activation > 4:
+    cols = memory_of(unit).columns
+    if uop.activation > len(ACTIVATIONS):
         yield f"activation {uop.activation} is not defined"
-    if uop.softmax_cols > 512 and uop.softmax_cols != ALL_COLUMNS:
-        yield f"softmax_cols={uop.softmax_cols} is neither within 0..512 nor 1023"
-    if uop.norm_cols > 512:
-        yield f"norm_cols={uop.norm_cols} is not within 0..512"
+    if uop.softmax_cols > cols and uop.softmax_cols != ALL_COLUMNS:
+        yield f"softmax_cols={uop.softmax_cols} is neither within 0..{cols} nor {ALL_COLUMNS}"
+    if uop.norm_cols > cols:
+        yield f"norm_cols={uop.norm_cols} is not within 0..{cols}"
+
+
+def check_memory(unit: UnitSpec, *, registers: bool) -> None:
+    """Raise `ProgramError` if the fields of `MemC`, and of its registers, cannot say all of a memory. `recv_a` has 3
+    bits, of which a MemC that sends reads two."""
+    rows = [Bound(MemC, "dim1"), Bound(MemC, "recv_a", TILE), Bound(MemC, "send_a", TILE)]
+    columns = [Bound(MemC, "dim2"), Bound(MemC, "recv_b", TILE)]
+    if registers:
+        columns += [Bound(MemCConfig, "softmax_cols"), Bound(MemCConfig, "norm_cols")]
+    check_size(unit, "rows", rows)
+    check_size(unit, "columns", columns)
 
 
 def lint(mop: MemC) -> Iterator[str]:

@@ -75,7 +75,7 @@ class MeshUnit(Unit):
         return uop
 
 
-def legal(unit: str, uop: MeshA | MeshB) -> Iterator[str]:
+def legal(unit: UnitSpec, uop: MeshA | MeshB) -> Iterator[str]:
     """Yield the reasons why the unit cannot execute a uOP whose fields are all in range (contract sections 1.4 and
     2)."""
     if uop.size % BEATS:

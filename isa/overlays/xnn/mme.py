@@ -91,7 +91,7 @@ class MmeUnit(Unit):
         super().__init__(spec, net)
         self.a = self.source("MeshA")
         self.b = self.source("MeshB")
-        self.c = self.sink(f"MemC{spec.index}")
+        self.c = self.sink(next(p.peer for p in net.machine.ports[spec.name] if not p.receives))
         self.scale = np.empty(0, np.float32)
         self.bias = np.empty(0, np.float32)
 
@@ -205,7 +205,7 @@ class Sum:
         return (self.total,)
 
 
-def legal(unit: str, op: Mme) -> Iterator[str]:
+def legal(unit: UnitSpec, op: Mme) -> Iterator[str]:
     """Yield the reasons why the unit cannot execute a uOP whose fields are all in range (contract sections 1.4 and
     2)."""
     if not op.k128:

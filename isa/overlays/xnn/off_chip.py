@@ -25,6 +25,10 @@ LOOPS: Mapping[str, Loop] = {
 }
 
 
+READ_ONLY = "lpddr"
+"""The bank that no unit writes."""
+
+
 class Ddr(Record, words=4):
     """Move feature maps between DDR and MemA, MemB or MemC, `chunks` pieces of `size` elements."""
 
@@ -129,7 +133,7 @@ class OffChipUnit(Unit):
 
     def __init__(self, spec: UnitSpec, net: Wiring) -> None:
         super().__init__(spec, net)
-        self.read_only = spec.bank == "lpddr"
+        self.read_only = spec.bank == READ_ONLY
         self._read, self._write = f"{spec.bank}_read_gbs", f"{spec.bank}_write_gbs"
         self._begun: dict[tuple[str, bool], int] = {}
         """Elements of a block that quarters have left begun, by peer and direction."""
@@ -189,7 +193,7 @@ class OffChipUnit(Unit):
         return uop.size, uop.store, uop.peer, uop.bias
 
 
-def legal(unit: str, uop: Transfer) -> Iterator[str]:
+def legal(unit: UnitSpec, uop: Transfer) -> Iterator[str]:
     """Yield the reasons why the unit cannot execute a uOP whose fields are all in range (contract sections 1.4 and
     2)."""
     if not uop.peer and uop.size:
@@ -200,8 +204,8 @@ def legal(unit: str, uop: Transfer) -> Iterator[str]:
         yield f"a vector has fewer than 1024 words of 16 floats, not {uop.size // BIAS_WORD}"
     if not uop.bias and uop.size % QUARTER:
         yield f"size {uop.size} is not a multiple of {QUARTER} elements"
-    if uop.store and unit == "LPDDR":
-        yield "LPDDR is read only"
+    if uop.store and unit.bank == READ_ONLY:
+        yield f"{unit.name} is read only"
 
 
 def lint_ddr(mop: Ddr) -> Iterator[str]:
@@ -224,10 +228,10 @@ def lint_lpddr(mop: Lpddr) -> Iterator[str]:
         yield "a vector without destination goes to MemB1"
 
 
-def transfer(unit: str, uop: Transfer) -> BankAccess | None:
+def transfer(unit: UnitSpec, uop: Transfer) -> BankAccess | None:
     """Return the off-chip access of a uOP; None if it makes none."""
     if uop.peer and uop.size:
-        return BankAccess(unit.lower(), uop.addr, uop.size, uop.store)
+        return BankAccess(str(unit.bank), uop.addr, uop.size, uop.store)
     return None
 
 

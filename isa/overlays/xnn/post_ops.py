@@ -11,14 +11,14 @@ from ....base.errors import ProgramError
 from .tiles import Array
 
 if TYPE_CHECKING:
-    from .mem_c import MemCUnit
+    from .mem_c import MemCConfig, MemCUnit
 
 
 class Softmax:
     """The data of one softmax on one MemC, between its exchanges with the neighbour."""
 
-    def __init__(self, unit: MemCUnit, side: int, rows: int, cols: int) -> None:
-        self.reg = unit.registers
+    def __init__(self, unit: MemCUnit, side: int, reg: MemCConfig, rows: int, cols: int) -> None:
+        self.reg = reg
         self.odd = unit.index & 1
         self.unit, self.side, self.rows, self.cols = unit, side, rows, cols
         self.left = 0
@@ -83,14 +83,14 @@ class Softmax:
 class Norm:
     """The data of one norm on one MemC. A sum travels with its column count."""
 
-    def __init__(self, unit: MemCUnit, side: int, rows: int) -> None:
-        self.reg = unit.registers
+    def __init__(self, unit: MemCUnit, side: int, reg: MemCConfig, rows: int) -> None:
+        self.reg = reg
         self.unit, self.side, self.rows = unit, side, rows
         self.count: Any = 0
         self.mean = np.zeros((rows, 1), np.float32)
 
     def _part(self) -> Array:
-        return self.unit.buffers[self.side].x[: self.rows, : min(self.reg.norm_cols, self.unit.COLS)]
+        return self.unit.buffers[self.side].x[: self.rows, : min(self.reg.norm_cols, self.unit.size.columns)]
 
     def own_sum(self) -> tuple[Any]:
         part = self._part()

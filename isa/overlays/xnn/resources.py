@@ -1,7 +1,7 @@
 """What each part of the XNN machine takes of a VC1902, as the sources in hw/versal describe it.
 
-Memories: a buffer lies in two banks of 512 bit, or in eight of 128 where it is filled transposed; both buffers of a
-unit are memories of their own. Streams of 1024 bit deep enough for a block or a tile are block RAM. Arithmetic: what
+Memories: a slot lies in two banks of 512 bit, or in eight of 128 where it is filled transposed; the slots of a unit are
+memories of their own. Streams of 1024 bit deep enough for a block or a tile are block RAM. Arithmetic: what
 one round of a loop computes, shared over its initiation interval.
 """
 
@@ -13,8 +13,6 @@ from math import ceil
 from ....machine.resources import Need
 from ...overlay import Overlay
 from .cycles import LOOPS
-from .mem_b import MemBUnit
-from .ping_pong import PingPong
 from .tiles import BEAT, LANES, ROW_TOKEN
 
 PORTS = {"DDR": 2, "LPDDR": 2}
@@ -22,6 +20,8 @@ PORTS = {"DDR": 2, "LPDDR": 2}
 PORT_LINES = 8 * 64
 """A port's adapter holds so many lines: 8 bursts of 64."""
 TILES_PER_MME = 64
+WORD_BITS = 32 * BEAT
+"""Of a word of a memory; a slot takes and gives one in each cycle."""
 
 # DSP and LUT of an operator of float32. On Versal a DSP58 adds or multiplies; the rest is what Vitis HLS reports for
 # devices of the same family of operators, rounded.
@@ -78,14 +78,13 @@ def needs(overlay: Overlay) -> Iterator[Need]:
 
 def _buffers(overlay: Overlay) -> Iterator[Need]:
     for unit in overlay.units:
-        behaviour = unit.behaviour
-        if not issubclass(behaviour, PingPong):
+        memory = unit.memory
+        if memory is None:
             continue
-        banks = 8 if behaviour is MemBUnit else 2
-        width, depth = 1024 // banks, behaviour.ROWS * behaviour.COLS // BEAT
+        width, depth = WORD_BITS // memory.banks, memory.rows * memory.columns // BEAT
         ultra = depth >= 2048
         blocks = (ultra_rams if ultra else block_rams)(width, depth)
-        yield Need("URAM" if ultra else "BRAM", 2 * banks * blocks, f"buffers of {unit.kind}")
+        yield Need("URAM" if ultra else "BRAM", memory.slots * memory.banks * blocks, f"buffers of {unit.kind}")
 
 
 def _streams(overlay: Overlay) -> Iterator[Need]:

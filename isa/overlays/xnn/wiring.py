@@ -7,10 +7,11 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
 from typing import Any
 
+from ....base.errors import ProgramError
 from ....machine.description import Rate, Stream, UnitSpec
 from ....machine.resources import VC1902
 from ...fields import Record
-from ...layout import UNIT
+from ...layout import UNIT, UNIT_BYTES
 from ...overlay import InstructionFormat, Overlay, Transfer
 from ...work import Emit, Item, Patched
 from . import formats as f
@@ -25,6 +26,7 @@ from .mme import MmeUnit
 from .off_chip import OffChipUnit, addresses, ddr_uops
 from .patterns import patterns
 from .resources import needs
+from .ring import check_slots, memory_of
 from .tiles import BLOCK_TOKEN, BLOCK_WORDS, ROW_SUM_TOKEN, ROW_TOKEN, TILE_TOKEN
 
 
@@ -78,7 +80,12 @@ def _units(*, registers: bool) -> tuple[UnitSpec, ...]:
         *(UnitSpec(f"MME{i}", "MME", i, MmeUnit, capabilities=mme.CAPABILITIES) for i in range(6)),
         *(
             UnitSpec(
-                f"MemC{i}", "MemC", i, MemCUnit, memory=mem_c.MEMORY, capabilities=mem_c.capabilities(i, registers)
+                f"MemC{i}",
+                "MemC",
+                i,
+                MemCUnit,
+                memory=mem_c.MEMORY,
+                capabilities=mem_c.capabilities(mem_c.MEMORY, registers=registers, sends=i < mem_c.SENDS),
             )
             for i in range(6)
         ),
@@ -101,7 +108,7 @@ def _streams() -> list[Stream]:
     out += [Stream(f"MME{i}", f"MemC{i}", 2, token=TILE_TOKEN) for i in range(6)]
     for i in range(6):
         out.append(Stream(f"MemC{i}", f"MemC{i ^ 1}", 256, "norm", ROW_SUM_TOKEN))
-        if i < 4:
+        if i < mem_c.SENDS:
             out.append(Stream(f"MemC{i}", f"MemC{i ^ 1}", 256, "softmax", ROW_TOKEN))
     return out
 
@@ -118,7 +125,7 @@ _BASE_FORMS = (
     InstructionFormat("MeshB", 7, "MeshB", f.MeshB, True, 6, uop_bytes=8, max_reuse=0x7FFF),
 )
 
-_LEGAL: Mapping[type, Callable[[str, Any], Iterator[str]]] = {
+_LEGAL: Mapping[type, Callable[[UnitSpec, Any], Iterator[str]]] = {
     f.Transfer: off_chip.legal,
     f.MemA: mem_a.legal,
     f.MemB: mem_b.legal,
@@ -136,8 +143,8 @@ _LINT: Mapping[type, Callable[[Any], Iterator[str]]] = {
 }
 
 
-def legal(unit: str, uop: Any) -> Iterator[str]:
-    """Yield the reasons why the unit cannot execute a uOP whose fields are all in range (contract 1.4, 2, 7)."""
+def legal(unit: UnitSpec, uop: Any) -> Iterator[str]:
+    """Yield the reasons why a unit cannot execute a uOP whose fields are all in range (contract 1.4, 2, 7)."""
     return _LEGAL[type(uop)](unit, uop) if type(uop) in _LEGAL else iter(())
 
 
@@ -146,9 +153,36 @@ def lint(mop: Any) -> Iterator[str]:
     return _LINT[type(mop)](mop) if type(mop) in _LINT else iter(())
 
 
-def transfer(unit: str, uop: Any) -> Transfer | None:
+def transfer(unit: UnitSpec, uop: Any) -> Transfer | None:
     """Return the off-chip access of a uOP; None if it makes none."""
     return off_chip.transfer(unit, uop) if isinstance(uop, f.Transfer) else None
+
+
+def refit(overlay: Overlay) -> Overlay:
+    """Return an overlay with other sizes with the capabilities that it then has. Raises `ProgramError` for sizes that
+    no field can say, for MMEs whose MemC has gone, and for MemCs whose neighbour has."""
+    registers = any(form.config for form in overlay.formats)
+    units = []
+    for u in overlay.units:
+        ports = overlay.ports[u.name]
+        if u.memory is not None:
+            check_slots(u)
+        match u.kind:
+            case "MemA":
+                mem_a.check_memory(u)
+            case "MemB":
+                mem_b.check_memory(u)
+            case "MemC":
+                mem_c.check_memory(u, registers=registers)
+                if not any(p.label == "norm" for p in ports):
+                    raise ProgramError(f"units.MemC: {u.name} has no neighbour left; leave an even number of MemCs")
+                sends = u.capability("send") is not None
+                made = mem_c.capabilities(memory_of(u), registers=registers, sends=sends)
+                u = dataclasses.replace(u, capabilities=made)
+            case "MME" if all(p.receives for p in ports):
+                raise ProgramError(f"units.MME: {u.name} has no MemC to send to; leave as many MemCs as MMEs")
+        units.append(u)
+    return dataclasses.replace(overlay, units=tuple(units))
 
 
 _EMIT: Mapping[str, Emit] = {
@@ -184,6 +218,8 @@ XNN_BASE = Overlay(
     flops=mme.flops,
     lint=lint,
     semantic_checks=rules,
+    refit=refit,
+    max_bank_bytes=(f.Ddr.field("addr").bounds[1] + 1) * UNIT_BYTES,
     device=VC1902,
     resources=needs,
     costs=costs,

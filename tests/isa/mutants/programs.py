@@ -702,7 +702,7 @@ SECONDS = {
 
 FIRST = {
     "DDR and LPDDR": ("pieces", "in place", "flags", "long vector"),
-    "double buffer": ("flags", "pieces", "on the way", "stale"),
+    "ring of slots": ("flags", "pieces", "on the way", "stale"),
     "buffer": ("pieces", "stale", "attention", "long vector", "groups"),
     "MemA": ("flags", "attention", "pieces"),
     "MemB": ("flags", "attention", "long vector", "products", "on the way"),

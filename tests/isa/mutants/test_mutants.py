@@ -53,10 +53,10 @@ def test_mistakes_are_found(kernel: str) -> None:
 
 def test_a_mutant_changes_one_place_and_leaves_no_trace() -> None:
     before = {name: sys.modules[f"{PACKAGE}.{name}"] for name in MODULES}
-    mutant = Mutant("mem_a", "self.cur, tile_rows", "1 - self.cur, tile_rows")
+    mutant = Mutant("mem_a", "self._send(uop, cur)", "self._send(uop, self.beside(cur, 1))")
     assert difference("flags", mutant.overlay()) == "result"
     assert before == {name: sys.modules[f"{PACKAGE}.{name}"] for name in MODULES}
-    assert difference("flags", Mutant("mem_a", "self.cur, tile_rows", "self.cur, tile_rows").overlay()) == ""
+    assert difference("flags", Mutant("mem_a", "self._send(uop, cur)", "self._send(uop, cur)").overlay()) == ""
     for text, times in (("no such line", 0), ("uop.acc_a", 3)):
         with pytest.raises(AssertionError, match=rf"{times} times in mem_a\.py"):
             Mutant("mem_a", text, "").overlay()

@@ -1,0 +1,154 @@
+"""The ring of slots that MemA, MemB and MemC have in common."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import cache
+from typing import Any, NamedTuple
+
+from ....base.errors import ProgramError
+from ....machine.description import Memory, UnitSpec
+from ....machine.steps import Burst, Channel, Par, Steps
+from ....machine.unit import Halves, Unit
+from ....machine.wiring import Wiring
+from ...fields import Record
+from .buffer import Buffer
+from .loop import Loop
+from .tiles import BEATS, BLOCK_WORDS, TILE, Array, Pieces, Places
+
+LOOPS: Mapping[str, Loop] = {
+    "load": Loop(1, 4, "a word into a buffer"),
+    "store": Loop(1, 4, "a word out of a buffer"),
+    "send": Loop(1, 4, "a beat out of a buffer"),
+}
+MAX_SLOTS = 64
+"""Largest number of slots of a Mem; far above what a device holds."""
+
+
+class RingUnit(Unit):
+    """A memory of `slots` buffers. `cur` goes on to the next one with every uOP, the empty ones included, and lives for
+    the whole run. It says which buffer a step touches, not which steps there are: it takes no part in any `effect_key`.
+
+    size: the sizes of the memory. With two slots, a double buffer, the two halves of a uOP run as lanes of one kernel;
+    with more they are apart (`Unit.ahead`).
+    """
+
+    def __init__(self, spec: UnitSpec, net: Wiring) -> None:
+        super().__init__(spec, net)
+        self.size = memory_of(spec)
+        self.ahead = self.size.slots - 1 if self.size.slots > 2 else 0
+        self.cur = 0
+        buffers = range(self.size.slots if net.data else 0)
+        self.buffers: list[Buffer] = [Buffer(self.size.rows, self.size.columns) for _ in buffers]
+
+    def turn(self) -> int:
+        """Go on to the next slot. Returns the one that was current."""
+        was = self.cur
+        self.cur = self.beside(was, 1)
+        return was
+
+    def beside(self, slot: int, by: int) -> int:
+        """The slot so many places behind another one."""
+        return (slot + by) % self.size.slots
+
+    def kernel(self, uop: Any) -> Steps:
+        """Both halves of a uOP side by side."""
+        lanes = [half for half in self.halves(uop) or () if half is not None]
+        if len(lanes) > 1:
+            yield Par(*lanes)
+        elif lanes:
+            yield from lanes[0]
+
+    def halves(self, uop: Any) -> Halves | None:
+        raise NotImplementedError
+
+    def renew(self, side: int, rows: int, cols: int) -> None:
+        """Give a buffer new memory before its first rows x cols elements are written: tiles sent before are views of
+        the old memory. The other elements keep their values."""
+        if self.buffers:
+            self.buffers[side].renew(rows, cols)
+
+    def detach(self, side: int) -> None:
+        """Give a buffer new memory before it is changed in place, for the same reason."""
+        if self.buffers:
+            self.buffers[side].detach()
+
+    def load(self, source: Channel, side: int, rows: int, cols: int) -> Burst:
+        """Return the burst that fills a buffer with rows x cols elements, in 128x64 blocks."""
+        places = blocks_of(rows, cols)
+        self.renew(side, rows, cols)
+        at = 0
+
+        def put(n: int, pieces: Pieces) -> None:
+            nonlocal at
+            at += n
+            self.buffers[side].put_blocks(places[at - n : at], pieces, rows, cols)
+
+        return Burst(len(places), "mem_word", BLOCK_WORDS, gets=(source,), words=BLOCK_WORDS, do=put)
+
+    def send(self, sink: Channel, side: int, index: Places, first: int = 0) -> Burst:
+        """Return the burst that sends tiles of a buffer. index: row and column of each, in tiles, counted from row tile
+        `first` on."""
+        at = 0
+
+        def tiles(n: int) -> tuple[Sequence[Array]]:
+            nonlocal at
+            at += n
+            return (self.buffers[side].tiles(index[at - n : at], first),)
+
+        return Burst(len(index), "mesh_beat", BEATS, puts=(sink,), do=tiles)
+
+
+@cache
+def blocks_of(rows: int, cols: int) -> Places:
+    """Return the first row and column, in elements, of each whole 128x64 block of rows x cols elements, row after
+    row."""
+    return tuple((i, j) for i in range(0, rows - 127, 128) for j in range(0, cols - 63, 64))
+
+
+def memory_of(unit: UnitSpec) -> Memory:
+    """The memory of a Mem. Raises `ProgramError` if it has none."""
+    if unit.memory is None:
+        raise ProgramError(f"{unit.name}: a {unit.kind} needs a memory")
+    return unit.memory
+
+
+# -- what a memory's size must be for the fields of its unit's uOPs ----------------------------------------------------
+
+
+class Bound(NamedTuple):
+    """A field that says how much of a memory an operation uses, in steps of so many rows or columns."""
+
+    record: type[Record]
+    field: str
+    step: int = 1
+
+    def most(self, grain: int) -> int:
+        """The largest size, a multiple of `grain`, that the field can say."""
+        return int(self.record.field(self.field).bounds[1]) * self.step // grain * grain
+
+    def __str__(self) -> str:
+        return f"{self.record.__name__}.{self.field} ({self.record.field(self.field).width} bits)"
+
+
+def check_size(unit: UnitSpec, size: str, bounds: Sequence[Bound], grain: int = TILE) -> None:
+    """Raise `ProgramError` unless `size` ("rows" or "columns") of a unit's memory is a multiple of `grain` that all
+    fields can say."""
+    value = getattr(memory_of(unit), size)
+    if value % grain:
+        raise ProgramError(f"{size} = {value} of {unit.name}: must be a multiple of {grain}")
+    least = min(bounds, key=lambda b: b.most(grain))
+    if value > least.most(grain):
+        raise ProgramError(f"{size} = {value} of {unit.name}: field {least} says at most {least.most(grain)}")
+
+
+def check_fixed(unit: UnitSpec, size: str, value: int, why: str) -> None:
+    """Raise `ProgramError` unless `size` of a unit's memory is `value`, the only one possible."""
+    if getattr(memory_of(unit), size) != value:
+        raise ProgramError(f"{size} = {getattr(memory_of(unit), size)} of {unit.name}: must be {value}, because {why}")
+
+
+def check_slots(unit: UnitSpec) -> None:
+    """Raise `ProgramError` if a unit's memory has more slots than `MAX_SLOTS`."""
+    if memory_of(unit).slots > MAX_SLOTS:
+        raise ProgramError(f"slots = {memory_of(unit).slots} of {unit.name}: at most {MAX_SLOTS}")
