@@ -27,6 +27,7 @@ from ..isa.fields import Record
 from ..isa.image import decode_image
 from ..isa.overlay import Overlay
 from ..isa.overlays import OVERLAYS
+from ..isa.overlays.file import made, text
 from ..isa.packet import Packet, Words
 from ..isa.program import Buffer, Layout, Parameter, Patch, Place, Program, Role
 from .diagnostic import listing
@@ -111,8 +112,11 @@ _FORMATS = {
     b"BUFF": ("buffers", _BUFFERS),
     b"PARM": ("parameters", _PARAMETERS),
     b"SRCM": ("source map", _SOURCES),
+    b"CHNG": ("changes of the overlay", c.GreedyBytes),
 }
-"""Tag, title and format of each section. Every file has all of them, in this order."""
+"""Tag, title and format of each section, in this order. Every file has all of them, but for the last."""
+CHANGES = b"CHNG"
+"""The section with the overlay file that made the overlay of a program; other programs have none."""
 
 
 def program_faults(program: Program) -> Iterator[str]:
@@ -212,13 +216,14 @@ def _sections(program: Program) -> list[bytes]:
         _BUFFERS.build([_buffer(b) for b in program.buffers]),
         _PARAMETERS.build([_parameter(p, program) for p in program.parameters]),
         _sources(program),
+        *([text(program.overlay).encode()] if program.overlay.changes else []),
     ]
 
 
 def _framed(sections: list[bytes]) -> bytes:
     """Put header, section table and checksums around the encoded sections."""
     table = [
-        {"tag": tag, "length": len(data), "crc": crc32(data)} for tag, data in zip(_FORMATS, sections, strict=True)
+        {"tag": tag, "length": len(data), "crc": crc32(data)} for tag, data in zip(_FORMATS, sections, strict=False)
     ]
     size = len(_HEADER.build({"length": 0, "sections": table})) + 4
     length = size + sum(map(len, sections)) + 4
@@ -356,9 +361,9 @@ class _Reader:
         at = stream.tell()
         if stream.read(4) != struct.pack("<I", crc32(data[:at])):
             self.fail(at, "the checksum of the header does not match: the file was altered")
-        if [s.tag for s in header.sections] != list(_FORMATS):
-            tags = listing(repr(s.tag) for s in header.sections)
-            self.fail(14, f"the sections are {tags}; a program has {listing(map(repr, _FORMATS))}")
+        tags, known = [s.tag for s in header.sections], list(_FORMATS)
+        if tags not in (known, known[:-1]):
+            self.fail(14, f"the sections are {listing(map(repr, tags))}; a program has {listing(map(repr, known))}")
         at += 4
         if at + sum(s.length for s in header.sections) + 4 != len(data):
             self.fail(14, "the sections do not fill the file")
@@ -389,7 +394,7 @@ class _Reader:
 
     def _overlay(self) -> Overlay:
         start, head = self.starts[b"OVLY"], self.parsed[b"OVLY"]
-        overlay = self.overlays.get(head.name)
+        overlay = self._changed(head.name) if CHANGES in self.parsed else self.overlays.get(head.name)
         if overlay is None:
             self.fail(start, f"made for overlay {head.name}; this toolchain knows {listing(self.overlays)}")
         if head.fingerprint != overlay.fingerprint:
@@ -398,6 +403,17 @@ class _Reader:
                 f"made for overlay {head.name} {head.fingerprint}, which here is {overlay.fingerprint}: its units or "
                 "formats have changed; assemble or compile the program again with this toolchain",
             )
+        return overlay
+
+    def _changed(self, name: str) -> Overlay:
+        """The overlay that the file's own overlay file makes."""
+        start = self.starts[CHANGES]
+        try:
+            overlay = made(self.parsed[CHANGES].decode(), "its overlay file", self.overlays)
+        except (ProgramError, UnicodeDecodeError) as e:
+            self.fail(start, f"the overlay {name} cannot be made: {e}")
+        if overlay.name != name or not overlay.changes:
+            self.fail(start, f"these are the changes of overlay {overlay.name}, the program is for {name}")
         return overlay
 
     def _ops(self, overlay: Overlay) -> dict[str, tuple[Record, ...]]:

@@ -7,13 +7,16 @@ import binascii
 import dataclasses
 import re
 import struct
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from math import isfinite, prod
+from pathlib import Path
 from typing import Any
 
 from lark import Token
 
+from ..base.errors import ProgramError
 from ..isa.overlay import Overlay
+from ..isa.overlays.file import SUFFIX, find, made
 from ..isa.program import Buffer, Layout, Parameter, Role, place_buffers
 from . import syntax as s
 from .diagnostic import Mistake, Report, Span, Text, did_you_mean, listing
@@ -21,17 +24,39 @@ from .names import Names
 from .slices import GRAIN
 
 
-def overlay(items: tuple[s.Item, ...], overlays: Mapping[str, Overlay]) -> Overlay:
-    """Return the overlay that the first item of a text names. Raises `Mistake` if it names none, or an unknown one."""
+def overlay(items: tuple[s.Item, ...], file: str, overlays: Mapping[str, Overlay]) -> Overlay:
+    """Return the overlay that the first item of a text names, or makes by lines or by an overlay file.
+
+    file: of the text; the path of an overlay file is relative to its folder. Raises `Mistake` if the item names none,
+    an unknown one, or one that cannot be made.
+    """
     first = items[0] if items else None
     known = f"overlays are {listing(overlays)}"
     if not isinstance(first, s.OverlayName):
         message = "a program begins with its overlay: overlay NAME"
         raise Mistake(s.start_span(first) if first else (0, 0), message, known)
     name = s.unquoted(first.name)
+    span = s.token_span(first.name)
+    if first.lines:
+        described = "\n".join([f'name = "{name}"', *map(s.unquoted, first.lines)])
+        return _made(lambda: made(described, f"overlay {name}", overlays), span)
+    if name.endswith(SUFFIX) and name not in overlays:
+        path = Path(file).parent / name
+        if "\0" in name or Path(name).is_absolute():
+            raise Mistake(span, "a text names an overlay file by its path relative to this file")
+        if not path.is_file():
+            raise Mistake(span, f"{path}: no such file")
+        return _made(lambda: find(str(path), overlays), span)
     if name not in overlays:
         raise Mistake(s.token_span(first.name), f"no overlay is called {name}", *did_you_mean(name, overlays), known)
     return overlays[name]
+
+
+def _made(make: Callable[[], Overlay], span: Span) -> Overlay:
+    try:
+        return make()
+    except (ProgramError, OSError) as e:
+        raise Mistake(span, str(e)) from None
 
 
 class Declarations:

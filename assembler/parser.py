@@ -55,7 +55,7 @@ def _assemble(text: Text, overlays: Mapping[str, Overlay]) -> Program | Unpacked
     report = Report(text)
     tree = s.read(text)
     try:
-        names = Names(declarations.overlay(tree, overlays))
+        names = Names(declarations.overlay(tree, text.file, overlays))
     except Mistake as e:
         report.add(e)
     report.check()

@@ -13,6 +13,7 @@ from ..base.garbage import gc_disabled
 from ..isa.buffer_map import BufferMap
 from ..isa.fields import Field, Record
 from ..isa.overlay import InstructionFormat, Overlay
+from ..isa.overlays.file import lines
 from ..isa.packet import NOP, Header, Packet
 from ..isa.program import Buffer, Layout, Parameter, Patch, Program, Role
 from ..machine.description import UnitSpec
@@ -72,7 +73,7 @@ class _Printer:
     def text(self) -> str:
         """Return the text: overlay, declarations, op lists, blocks, packets, vectors."""
         declared = [self._parameter(p) for p in self.program.parameters]
-        parts = [[f"overlay {quoted_overlay(self.overlay.name)}"], self._laid(declared, DECLARED)]
+        parts = [[_overlay(self.overlay)], self._laid(declared, DECLARED)]
         parts.append(self._laid([self._buffer(b) for b in self.program.buffers], DECLARED))
         for units, ops in self._op_lists():
             rows = [self._mop(op, units, {}) for op in ops]
@@ -266,6 +267,13 @@ class _Printer:
                 words.glue("+").glue(SUMMAND, addr - b.offset)
             return
         words.glue(NUMBER, addr)
+
+
+def _overlay(overlay: Overlay) -> str:
+    """Write the declaration of the overlay: its name, and what an overlay file changed, so that the text needs no
+    file."""
+    changes = lines(overlay) if overlay.changes else []
+    return " ".join([f"overlay {quoted_overlay(overlay.name)}", *map(quoted, changes)])
 
 
 def quoted_overlay(name: str) -> str:

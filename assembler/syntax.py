@@ -191,9 +191,10 @@ class Nop(NamedTuple):
 
 
 class OverlayName(NamedTuple):
-    """`overlay NAME`."""
+    """`overlay NAME`, or `overlay NAME "LINE" ...` with the lines of an overlay file."""
 
     name: Token
+    lines: tuple[Token, ...] = ()
 
 
 class Include(NamedTuple):
@@ -273,7 +274,7 @@ class _Builder(Transformer[Token, Any]):
         return tuple(c)
 
     def overlay(self, c: list[Any]) -> OverlayName:
-        return OverlayName(*c)
+        return OverlayName(c[0], tuple(c[1:]))
 
     def include(self, c: list[Any]) -> Include:
         return Include(*c)

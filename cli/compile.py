@@ -60,7 +60,12 @@ STEPS = ("start PyTorch", "load the model", *SHOWN, "write")
 @click.option("--batch", type=click.IntRange(1), help="sequences in a batch [default: the preset's, mostly 1]")
 @click.option("--seq", type=click.IntRange(1), help="rows in a sequence [default: the preset's, mostly 128]")
 @click.option("--lengths", help="largest rows of each sequence, if they differ: 512,128,77 [default: --seq]")
-@click.option("--overlay", default="xnn", show_default=True, help="xnn, or xnn-base for the published machine")
+@click.option(
+    "--overlay",
+    default="xnn",
+    show_default=True,
+    help="xnn, xnn-base (the published machine), or a file (*.toml)",
+)
 @click.option(
     "--schedule",
     default="paper",

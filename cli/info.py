@@ -10,7 +10,7 @@ from typing import Any
 import click
 
 from ..isa.overlays import find
-from ..isa.overlays.file import changed
+from ..isa.overlays.file import changed, differences
 from ..isa.program import Program
 from ..isa.statistics import count
 from .machine import show_cycles, show_resources
@@ -76,6 +76,8 @@ def _show_program(name: str, read: RawImage, as_json: bool) -> None:
         return
     extent = "extended" if program.extended else "base"
     click.echo(f"{name}: {extent} program for overlay {program.overlay.name} ({program.overlay.fingerprint})")
+    for line in differences(program.overlay):
+        click.echo(f"  {program.overlay.base} changed: {line}")
     kinds = [k for k in sizes["uops"] if k != "total"]
     rows = [[k, *(_number(sizes[key].get(k)) for key in sizes), _ratio(sizes, k)] for k in (*kinds, "total")]
     _table([["", *(key.replace("_", " ") for key in sizes), "uop bytes / bytes"], *rows])
@@ -107,6 +109,8 @@ def _facts(program: Program) -> dict[str, Any]:
     return {
         "overlay": program.overlay.name,
         "fingerprint": program.overlay.fingerprint,
+        "base": program.overlay.base,
+        "changes": list(program.overlay.changes),
         "extended": program.extended,
         "buffers": [
             {

@@ -14,7 +14,7 @@ from ..machine.resources import ResourceUse, budget, require_fits
 
 def show_resources(overlay: Overlay, as_json: bool) -> None:
     """Print how much of its device's resources the overlay needs. Raises `ResourceError`, after the table, if it does
-    not fit."""
+    not fit; of an overlay that a file changed, which nothing builds, it only warns."""
     device = overlay.device
     if device is None:
         raise ResourceError(f"overlay {overlay.name} names no device: its resources cannot be compared with one")
@@ -42,7 +42,12 @@ def show_resources(overlay: Overlay, as_json: bool) -> None:
             click.echo(f"\n{row.resource}: available according to {row.capacity.source}")
             for part, amount in row.parts.items():
                 click.echo(f"{amount:>9}  {part}")
-    require_fits(rows, device)
+    try:
+        require_fits(rows, device)
+    except ResourceError as e:
+        if not overlay.changes:
+            raise
+        click.echo(f"warning: {e}", err=True)
 
 
 def _facts(row: ResourceUse) -> dict[str, object]:

@@ -54,7 +54,7 @@ def raw_options(overlay: str = "with --raw: the overlay of the image") -> Callab
     file = click.Path(dir_okay=False, path_type=Path)
     options = (
         click.option("--raw", is_flag=True, help="PROGRAM is a bare wire image: no buffers, no op lists"),
-        click.option("--overlay", default=OVERLAY, show_default=True, help=overlay),
+        click.option("--overlay", default=OVERLAY, show_default=True, help=f"{overlay}; a name or a file (*.toml)"),
         click.option("--mme", type=file, help="with --raw: file with its op lists (JSON: index of an MME to op words)"),
     )
 

@@ -200,6 +200,7 @@ def _loadable(program: Program) -> tuple[list[Finding], Expansion | None]:
         text = f"expands to {total} uOPs; at most {MAX_UOPS} are allowed"
         return [*findings, *_parameters(program), Finding("P01", text, "program", help="split the program")], None
     findings += _packets(program)
+    findings += _absent(program)
     expansion = Expansion(program)
     findings += _uops(expansion)
     memory = _Memory(program)
@@ -393,6 +394,22 @@ def _ignored_bits(program: Program) -> Iterator[Finding]:
         for i, op in enumerate(ops):
             for text in overlay.lint(op):
                 yield Finding("U02", f"{unit}: {text}", place_of(program, unit, i), True, way_out)
+
+
+def _absent(program: Program) -> Iterator[Finding]:
+    """U01: fields that name a unit which the overlay does not have, because an overlay file took it away."""
+    overlay = program.overlay
+    known: dict[object, list[str]] = {}
+    for number, packet in enumerate(program.packets):
+        for mop in packet.mops:
+            if mop not in known:
+                named = [f for f in mop.FIELDS if (f.to or f.source) and getattr(mop, f.name)]
+                ends = [end for f in named for end in (f.source, f.to) if end]
+                known[mop] = [end for end in dict.fromkeys(ends) if end not in overlay.by_unit]
+            for end in known[mop]:
+                text = f"names {end}, which overlay {overlay.name} does not have"
+                unit = overlay.by_kind[overlay.by_opcode[packet.header.opcode].kind][0].name
+                yield Finding("U01", text, place_of(program, unit, number), help="use the units that it has")
 
 
 def _uops(expansion: Expansion) -> Iterator[Finding]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from ...isa.overlay import Overlay
 from ...isa.overlays import OVERLAYS
+from ...isa.overlays.file import without_hardware
 from ...isa.program import Program
 from .device import BoardMismatch
 from .profile import INSTRUCTIONS, VCK190, VCK190_ISCA25, Profile
@@ -15,6 +16,8 @@ from .xclbin import Xclbin
 def match_program(program: Program, profile: Profile) -> None:
     """Raise `BoardMismatch` unless the profile's bitstream can run the program, in its overlay and its buffer sizes."""
     machine, made_for = profile.overlay, program.overlay
+    if reason := without_hardware(made_for):
+        raise BoardMismatch(f"board {profile.name}: {reason}")
     if not _understands(machine, made_for):
         raise BoardMismatch(
             f"the program is for overlay {made_for.name} {made_for.fingerprint}, board {profile.name} is "

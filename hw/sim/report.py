@@ -331,7 +331,7 @@ class _Facts:
         return {"rows": rows, "listed": listed}
 
     def _rates(self) -> list[dict[str, Any]]:
-        known = OVERLAYS.get(self.overlay.name)
+        known = OVERLAYS.get(self.overlay.base or self.overlay.name)
         same = known is not None and known.fingerprint == self.overlay.fingerprint
         own = known.rates if known is not None and same else self.overlay.rates
         amounts = self.machine.timing.amounts

@@ -273,10 +273,40 @@ def text(overlay: Overlay) -> str:
     return "\n".join([f'name = "{overlay.name}"', *lines(overlay), ""])
 
 
-def other_datapath(overlay: Overlay) -> list[str]:
-    """Return the changes of an overlay for which there is no hardware: other units or memories. Rates and depths are
-    not among them."""
-    return [line for line in overlay.changes if line.startswith(("units.", "memories.", "banks."))]
+def differences(overlay: Overlay) -> list[str]:
+    """Return, as words, how a changed overlay differs from the one that it changes; units of one kind that changed
+    alike together. Empty if it is none."""
+    base = OVERLAYS.get(overlay.base or "")
+    if base is None or not overlay.changes:
+        return []
+    out = []
+    for kind, units in base.by_kind.items():
+        left = overlay.by_kind[kind]
+        if len(left) != len(units):
+            out.append(f"{len(left)} {kind}s, not {len(units)}")
+        for size in SIZES:
+            pairs = {u.name: tuple(getattr(b.by_unit[u.name].memory, size, 0) for b in (overlay, base)) for u in left}
+            alike = len(set(pairs.values())) == 1
+            for name, (now, before) in {kind: next(iter(pairs.values()))}.items() if alike else pairs.items():
+                if now != before:
+                    out.append(f"{name}: {now} {size}, not {before}")
+    for line in overlay.changes:
+        section, _, rest = line.partition(".")
+        if section in ("banks", "rates", "streams"):
+            out.append(rest.replace('"', ""))
+    return out
+
+
+def without_hardware(overlay: Overlay) -> str:
+    """Return, as words, why no hardware runs programs of an overlay: it has other units or memories than the one that
+    it changes. Empty if it has the same; rates, depths and sizes of banks are not looked at."""
+    if not any(line.startswith(("units.", "memories.")) for line in overlay.changes):
+        return ""
+    return (
+        f"the program is for overlay {overlay.name} {overlay.fingerprint}, which changes {overlay.base} "
+        f"({'; '.join(differences(overlay))}); there are no sources of such a machine, so that only the simulator "
+        "(--board sim) runs it"
+    )
 
 
 def show(overlay: Overlay) -> str:

@@ -16,6 +16,7 @@ import numpy.typing as npt
 from ....base.errors import BoardError, ProgramError
 from ....isa.image import decode_image
 from ....isa.instruction_path import InstructionPath
+from ....isa.overlays.file import without_hardware
 from ....isa.overlays.xnn import XNN, XNN_BASE
 from ....isa.packet import Words
 from ....isa.program import Program
@@ -150,6 +151,8 @@ class Native:
 def require_runs(program: Program) -> None:
     """Raise `BoardError` unless the program is for the machine that the C++ sources describe."""
     overlay = program.overlay
+    if reason := without_hardware(overlay):
+        raise BoardError(f"board csim: {reason}")
     if overlay.fingerprint not in (XNN.fingerprint, XNN_BASE.fingerprint):
         raise BoardError(
             f"board csim is the machine of {XNN.name} and {XNN_BASE.name}, with their depths of streams; this program "
