@@ -139,9 +139,12 @@ def slots_of(s: Binder, att: AttentionLayer) -> list[Slot]:
 
 
 def _single_slots(s: Binder, sequence: int, blocks: int, att: AttentionLayer, max_heads: int) -> Iterator[Slot]:
-    """The slots of a sequence of one row block: each unit of the grid serves a head of its own."""
-    for head in range(0, att.heads, max_heads):
-        yield Slot(sequence, head, heads=min(max_heads, att.heads - head), alone=True, q=(1, 1), k=(1, 1))
+    """The slots of a sequence of one row block: each unit of the grid serves a head of its own. Two heads share a
+    memory of the grid, and all share that of V."""
+    limits = PipelineLimits.of(s.overlay, pipeline_of(s.overlay))
+    step = min(max_heads, limits.values) if min(limits.rows, limits.keys) > 1 else 1
+    for head in range(0, att.heads, step):
+        yield Slot(sequence, head, heads=min(step, att.heads - head), alone=True, q=(1, 1), k=(1, 1))
 
 
 def _pair_slots(s: Binder, sequence: int, blocks: int, att: AttentionLayer, max_heads: int) -> Iterator[Slot]:
@@ -149,10 +152,11 @@ def _pair_slots(s: Binder, sequence: int, blocks: int, att: AttentionLayer, max_
     as the memories hold. A slot has one head; more if a head has two row blocks, because the memory of V holds the
     values of all. A causal mask counts rows from the first of a memory, which therefore takes one head only."""
     limits = PipelineLimits.of(s.overlay, pipeline_of(s.overlay))
-    step = min(max_heads, limits.rows // 2, limits.values // 2) if blocks == 2 and not att.causal else 1
+    most_heads = min(max_heads, limits.rows, limits.keys, limits.values // 2) if blocks == 2 and not att.causal else 1
+    step, rows = max(1, most_heads), 2 * limits.rows
     for head in range(0, att.heads, step):
-        for start in range(0, blocks, limits.rows):
-            q = halved(min(limits.rows, blocks - start))
+        for start in range(0, blocks, rows):
+            q = halved(min(rows, blocks - start))
             yield Slot(sequence, head, heads=min(step, att.heads - head), q=q, k=halved(blocks), start=start)
 
 

@@ -16,7 +16,7 @@ from .attention import STORE_LAG, check, halved, hurry, load_values, score_op, s
 from .binder import Binder
 from .graph import AttentionLayer
 from .grid import most
-from .mapping import pipeline_of
+from .mapping import PipelineLimits, pipeline_of
 from .memory import HEAD_COLS
 from .order import Tile
 from .tile import TILE
@@ -26,6 +26,13 @@ BLOCKS = 3
 
 Row = tuple[int, int, int]
 """A row tile: sequence, head, row block within the sequence."""
+
+
+def fits(s: Binder, att: AttentionLayer) -> bool:
+    """Whether an attention can be bound this way: sequences of `BLOCKS` row blocks, no bias, and room for the values of
+    a head in one slot."""
+    values = PipelineLimits.of(s.overlay, pipeline_of(s.overlay)).values
+    return att.bias is None and values >= BLOCKS and all(span.blocks == BLOCKS for span in s.spans)
 
 
 def bind_streamed(s: Binder, att: AttentionLayer) -> None:

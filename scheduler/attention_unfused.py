@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from ..isa.layout import BLOCK_COLS, UNIT, padded
 from ..isa.program import Buffer, Layout, Role
-from ..isa.work import Load, Receive, Send, Store
+from ..isa.work import Receive, Send, Store
 from . import attention_3_blocks as streamed
 from .attention import (
     bind_attention,
@@ -23,6 +23,7 @@ from .attention import (
 )
 from .binder import Binder
 from .graph import AttentionLayer
+from .grid import pass_tiles
 from .mapping import MappingType, PipelineLimits, Shape, choose, pipeline_of
 from .order import Tile
 from .schedule import Interleave
@@ -42,7 +43,7 @@ def bind_as(s: Binder, att: AttentionLayer, kind: MappingType | None = None) -> 
         case MappingType.B | MappingType.C:
             bind_apart(s, att)
         case MappingType.D:
-            if s.schedule.balance and att.bias is None and all(span.blocks == streamed.BLOCKS for span in s.spans):
+            if s.schedule.balance and streamed.fits(s, att):
                 streamed.bind_streamed(s, att)
             else:
                 bind_attention(s, att)
@@ -153,7 +154,7 @@ def _row_pair(
     grid, stored = pipeline.scores, pipeline.stored
     for k in range(keys):
         tile.loads.append(s.blocks(scores, row, rows, 2 * (head * s.seq_blocks + k), 2, stored))
-        s.turn(stored, Load(TILE * rows, TILE, source=grid.activations), Send(rows, 1))
+        pass_tiles(s, stored, rows)
         for i in range(rows):
             s.route(grid.left_switch, [(stored, pipeline.products[i])], 1)
     s.route(grid.right_switch, [(pipeline.values, pipeline.products[i]) for i in range(rows)], keys)

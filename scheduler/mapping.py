@@ -31,10 +31,12 @@ class MappingType(Enum):
 
 @dataclass(frozen=True)
 class PipelineLimits:
-    """What an attention pipeline holds, in tiles. rows: row tiles of a slot. sent, stored: key tiles that the results
-    of one row of the grid can send on, and store. values: row tiles of V in a slot of its memory."""
+    """What an attention pipeline holds, in tiles. rows: row tiles of a slot of a left memory, and of results. keys: key
+    tiles of a slot of a right memory. sent, stored: key tiles that the results of one row of the grid can send on, and
+    store. values: row tiles of V in a slot of its memory."""
 
     rows: int
+    keys: int
     sent: int
     stored: int
     values: int
@@ -43,13 +45,16 @@ class PipelineLimits:
     def of(overlay: Overlay, pipeline: AttentionPipeline) -> PipelineLimits:
         """The limits of an overlay's pipeline, from its memories and capabilities."""
         scores = pipeline.scores
-        left, result = (overlay.memory_of(u) for u in (scores.left[0], scores.results[0][0]))
+        units = (scores.left[0], scores.right[0], scores.results[0][0], pipeline.values)
+        left, right, result, values = (overlay.memory_of(unit) for unit in units)
         sent = int(overlay.capability_of(scores.results[0][0], "send").limits["columns"][1])
+        keys = right.columns // BLOCK_ROWS
         return PipelineLimits(
-            scores.rows * min(left.rows, result.rows) // BLOCK_ROWS,
-            scores.columns * sent // BLOCK_ROWS,
-            scores.columns * result.columns // BLOCK_ROWS,
-            overlay.memory_of(pipeline.values).rows // BLOCK_ROWS,
+            min(left.rows, result.rows) // BLOCK_ROWS,
+            keys,
+            scores.columns * min(keys, sent // BLOCK_ROWS),
+            scores.columns * min(keys, result.columns // BLOCK_ROWS),
+            values.rows // BLOCK_ROWS,
         )
 
 

@@ -107,9 +107,9 @@ def _streams() -> list[Stream]:
         out += [Stream(switch, d, 2, token=TILE_TOKEN) for d in sorted({str(x.to) for x in routes})]
     out += [Stream(f"MME{i}", f"MemC{i}", 2, token=TILE_TOKEN) for i in range(6)]
     for i in range(6):
-        out.append(Stream(f"MemC{i}", f"MemC{i ^ 1}", 256, "norm", ROW_SUM_TOKEN))
+        out.append(Stream(f"MemC{i}", f"MemC{i ^ 1}", mem_c.MEMORY.rows, "norm", ROW_SUM_TOKEN))
         if i < mem_c.SENDS:
-            out.append(Stream(f"MemC{i}", f"MemC{i ^ 1}", 256, "softmax", ROW_TOKEN))
+            out.append(Stream(f"MemC{i}", f"MemC{i ^ 1}", mem_c.MEMORY.rows, "softmax", ROW_TOKEN))
     return out
 
 
@@ -182,7 +182,13 @@ def refit(overlay: Overlay) -> Overlay:
             case "MME" if all(p.receives for p in ports):
                 raise ProgramError(f"units.MME: {u.name} has no MemC to send to; leave as many MemCs as MMEs")
         units.append(u)
-    return dataclasses.replace(overlay, units=tuple(units))
+    made = dataclasses.replace(overlay, units=tuple(units))
+    rows = {
+        s.name: memory_of(made.by_unit[s.src]).rows
+        for s in made.streams
+        if s.token in (ROW_TOKEN, ROW_SUM_TOKEN)  # neighbours send a whole column before they receive one
+    }
+    return made.with_depths({s.name: rows[s.name] for s in made.streams if s.depth < rows.get(s.name, 0)})
 
 
 _EMIT: Mapping[str, Emit] = {
