@@ -148,13 +148,31 @@ class Place:
         return f"{self.file}:{self.line}"
 
 
+@dataclass(frozen=True)
+class Segment:
+    """A segment as the compiler made it (paper section 4.2): layers that go through the machine together.
+
+    name: of what it computes, unique in its program. layers: module paths of all layers that are fused into it. kind:
+    its operation and shape, such as `gemm 1024x4096 gelu_tanh`. outputs: names of the buffers that it fills. uops: by
+    unit name, the numbers of its uOPs among all of that unit, as half-open ranges (first, end) in ascending order; in
+    an `UnpackedProgram` the indices of its mOPs. A uOP that does half of its work for one segment and half for the next
+    one belongs to both.
+    """
+
+    name: str
+    layers: tuple[str, ...]
+    kind: str
+    outputs: tuple[str, ...]
+    uops: Mapping[str, tuple[tuple[int, int], ...]]
+
+
 @dataclass(frozen=True, eq=False)
 class Program:
     """Everything that a machine needs for a run except the tensors.
 
     packets: of the image, terminators included. preloaded: op lists of units that packets do not drive, by unit name.
     places, preloaded_places: the source line of packet i, or of op i of a unit; they may be shorter than the lists that
-    they describe.
+    they describe. segments: in execution order, as the compiler made them; empty where they are not known.
     """
 
     overlay: Overlay
@@ -164,6 +182,7 @@ class Program:
     parameters: tuple[Parameter, ...] = ()
     places: tuple[Place, ...] = ()
     preloaded_places: Mapping[str, tuple[Place, ...]] = field(default_factory=dict)
+    segments: tuple[Segment, ...] = ()
 
     @cached_property
     def image(self) -> Words:
@@ -281,6 +300,7 @@ class UnpackedProgram:
     patches: Mapping[str, tuple[KernelPatch, ...]] = field(default_factory=dict)
     places: Mapping[str, tuple[Place, ...]] = field(default_factory=dict)
     preloaded_places: Mapping[str, tuple[Place, ...]] = field(default_factory=dict)
+    segments: tuple[Segment, ...] = ()
 
 
 def place_buffers(buffers: Iterable[Buffer], unit: int, align: int = 64) -> tuple[Buffer, ...]:

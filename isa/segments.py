@@ -1,24 +1,27 @@
-"""Finds the segments of a program (paper section 4.2) from its stores, without the network that it was compiled from.
+"""Segments of a program (paper section 4.2), and what its off-chip accesses have to do with its buffers.
 
-A compiler gives each segment its own output buffer, and the order of the off-chip unit's uOPs shows when the buffer is
-complete. So the stores show where each segment begins and ends.
+A compiled program says which uOPs each segment has (`Program.segments`). Of other programs only the stores are known:
+what fills one buffer is then taken for a segment. Buffers may share memory one after the other. With segments it is
+known which of them an access means; without, the n-th store to an address is taken for one to the n-th buffer there.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 
 from .expansion import Accesses, Expansion
-from .program import Buffer, Program, Role
+from .program import Buffer, Program, Role, Segment
+
+Ints = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True)
-class StoredSegment:
-    """A segment: the uOPs that fill one buffer. first, last: numbers of the first and last uOP of `unit` that store to
-    it."""
+class StoredBuffer:
+    """A buffer that the program fills. first, last: numbers of the first and last uOP of `unit` that store to it."""
 
     buffer: Buffer
     unit: str
@@ -31,8 +34,22 @@ class StoredSegment:
         return self.buffer.name
 
 
-def segments(expansion: Expansion) -> list[StoredSegment]:
-    """Return the segments of a program, sorted by unit and, within a unit, by their last store."""
+def segments_of(expansion: Expansion) -> tuple[Segment, ...]:
+    """Return the segments of a program as the compiler made them; without a record of them, those of
+    `segments_by_store`."""
+    return expansion.program.segments or segments_by_store(expansion)
+
+
+def segments_by_store(expansion: Expansion) -> tuple[Segment, ...]:
+    """Guess the segments from the stores: each buffer that is stored to is one. Only the uOPs of the unit that stores
+    are known: from its first store to its last one."""
+    return tuple(
+        Segment(s.name, (), "", (s.name,), {s.unit: ((s.first, s.last + 1),)}) for s in stored_buffers(expansion)
+    )
+
+
+def stored_buffers(expansion: Expansion) -> list[StoredBuffer]:
+    """Return the buffers that a program fills, sorted by unit and, within a unit, by their last store."""
     found = []
     for bank, accesses in expansion.accesses.items():
         stored = accessed_buffers(expansion.program, bank, accesses)
@@ -41,17 +58,76 @@ def segments(expansion: Expansion) -> list[StoredSegment]:
             for order in np.unique(stored[own]).tolist():
                 uops = accesses.uop[own & (stored == order)]
                 found.append(
-                    StoredSegment(expansion.program.buffers[order], spec.name, int(uops.min()), int(uops.max()))
+                    StoredBuffer(expansion.program.buffers[order], spec.name, int(uops.min()), int(uops.max()))
                 )
     return sorted(found, key=lambda s: (s.unit, s.last))
 
 
-def accessed_buffers(program: Program, bank: str, accesses: Accesses) -> npt.NDArray[np.int64]:
-    """Return for each access of a bank the index in `program.buffers` of the buffer that it accesses, -1 if none.
+def accessed_buffers(program: Program, bank: str, accesses: Accesses) -> Ints:
+    """Return for each access of a bank the index in `program.buffers` of the buffer that it accesses, -1 if none."""
+    return _recorded(program, bank, accesses) if program.segments else _guessed(program, bank, accesses)
 
-    Buffers that share memory are filled one after the other, in the order of their declaration: the n-th store to an
-    address belongs to the n-th buffer there, and a load reads the buffer stored last, or an input.
-    """
+
+def _recorded(program: Program, bank: str, accesses: Accesses) -> Ints:
+    """As `accessed_buffers`, by segments: outputs hold their memory from their segment on, until a later output takes
+    it; all other buffers, such as inputs and weights, hold theirs always."""
+    out = np.full(len(accesses), -1, np.int64)
+    numbers = {b.name: number for number, b in enumerate(program.buffers) if b.bank == bank}
+    made = {name for segment in program.segments for name in segment.outputs}
+    held = _Held(program, [number for name, number in numbers.items() if name not in made])
+    for segment, rows in zip(program.segments, _rows(program, accesses), strict=True):
+        loads = rows[~accesses.store[rows]]
+        out[loads] = held.at(accesses.start[loads])
+        held.fill([numbers[name] for name in segment.outputs if name in numbers])
+        stores = rows[accesses.store[rows]]
+        out[stores] = held.at(accesses.start[stores])
+    return out
+
+
+def _rows(program: Program, accesses: Accesses) -> Iterator[Ints]:
+    """The accesses of each segment, as indices."""
+    starts = [int(np.searchsorted(accesses.unit, unit)) for unit in range(len(accesses.units))]
+    ends = [*starts[1:], len(accesses)]
+    for segment in program.segments:
+        found = [np.zeros(0, np.int64)]
+        for spec, start, end in zip(accesses.units, starts, ends, strict=True):
+            uops = accesses.uop[start:end]
+            for first, behind in segment.uops.get(spec.name, ()):
+                a, b = np.searchsorted(uops, (first, behind)).tolist()
+                found.append(np.arange(start + a, start + b))
+        yield np.concatenate(found)
+
+
+class _Held:
+    """Which buffers hold their contents now: those that no later one has overwritten."""
+
+    def __init__(self, program: Program, given: list[int]) -> None:
+        self._buffers, self._unit = program.buffers, program.overlay.address_unit
+        self._live: list[tuple[int, int, int]] = []
+        self.fill(given)
+
+    def fill(self, numbers: list[int]) -> None:
+        """Put buffers in the place of those that they overlap."""
+        new = []
+        for number in numbers:
+            start = self._buffers[number].offset * self._unit
+            new.append((start, start + self._buffers[number].size, number))
+        kept = [old for old in self._live if not any(start < old[1] and old[0] < end for start, end, _ in new)]
+        self._live = sorted(kept + new)
+        self._edges, self._ends, self._numbers = np.array(self._live, np.int64).reshape(-1, 3).T
+
+    def at(self, places: Ints) -> Ints:
+        """The number of the buffer at each place, -1 if there is none."""
+        if not self._live:
+            return np.full(len(places), -1, np.int64)
+        i = np.searchsorted(self._edges, places, "right") - 1
+        return np.where((i >= 0) & (places < self._ends[i]), self._numbers[i], -1)
+
+
+def _guessed(program: Program, bank: str, accesses: Accesses) -> Ints:
+    """As `accessed_buffers`, without segments. Buffers that share memory are filled one after the other, in the order
+    of their declaration: the n-th store to an address belongs to the n-th buffer there, and a load reads the buffer
+    stored last, or an input."""
     unit = program.overlay.address_unit
     out = np.full(len(accesses), -1, np.int64)
     spans = [

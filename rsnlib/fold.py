@@ -221,7 +221,16 @@ def _gemm(layer: LinearLayer, names: dict[Layer, str], weights: bool) -> Gemm:
         residual=None if layer.residual is None else names[layer.residual],
         residual_scale=None if scale is None else scale.astype(np.float32),
         norm=None if layer.norm is None else Norm(layer.norm.eps, layer.norm.rms),
+        fused=_fused(layer),
     )
+
+
+def _fused(layer: LinearLayer) -> tuple[str, ...]:
+    """The module path of the activation or norm that is fused into a product. A function that is called in a module
+    around the product has no path of its own."""
+    path = layer.fused_path
+    around = f"{layer.path}.".startswith(f"{path}.")
+    return () if not path or around else (path,)
 
 
 def _product(layer: LinearLayer) -> tuple[Array, Float64]:

@@ -33,6 +33,8 @@ def bind(tiled: Tiled) -> Bound:
         for tile in binder.tiles[first:]:
             tile.rule = segment.rule
         binder.tiles[-1].drain = segment.drain
+        work: dict[str, Sequence[object]] = {**binder.made.memories, **binder.made.others}
+        binder.made.record.note(segment, work, binder.tiles)
     return binder.made
 
 

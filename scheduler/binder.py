@@ -18,6 +18,7 @@ from ..isa.program import Buffer, Layout, Role
 from ..isa.work import Access, Item, Load, LoadVector, Multiply, Receive, Route, Send, Store
 from .graph import Array
 from .order import Tile
+from .record import SegmentRecord
 from .tile import Tiled
 
 Fill = Load | LoadVector | Receive
@@ -38,7 +39,7 @@ class Bound:
 
     memories: of each unit with a memory, in order. others: of all other units, but for the unit of activations, whose
     accesses are in `tiles`. weights: functions that make the stored elements, by buffer. ends: the end of the weights
-    in each bank, in address units.
+    in each bank, in address units. record: which of it each segment has.
     """
 
     tiled: Tiled
@@ -48,6 +49,7 @@ class Bound:
     buffers: dict[str, Buffer] = field(default_factory=dict)
     weights: dict[str, Callable[[], Array]] = field(default_factory=dict)
     ends: dict[str, int] = field(default_factory=dict)
+    record: SegmentRecord = field(default_factory=SegmentRecord)
 
     def show(self) -> str:
         """The work items as text, unit by unit; consecutive equal items are one line."""

@@ -67,10 +67,11 @@ def order_dram(chained: Chained) -> Lowered:
         issues, firsts = issued(overlay, sequences)
         columns = {name: j for row in grid.results for j, name in enumerate(row)}
         listed = list_accesses(bound.tiles, chained.loads, issues, chained.preloaded, overlay, unit, columns)
-        sequences[unit.name], found = tuple(listed.mops), listed.run
+        accesses, found = listed.accesses, listed.run
+        sequences[unit.name] = tuple(listed.mops)
         starts = {**starts_of(listed.run, firsts), unit.name: listed.starts}
     else:
-        accesses = order_accesses(bound.tiles, tiled.interleave)
+        accesses = list(order_accesses(bound.tiles, tiled.interleave))
         sequences[unit.name] = tuple(instructions(overlay, unit, accesses))
     max_lengths = {length_name(i): span.rows for i, span in enumerate(tiled.spans)}
     kernels = UnpackedProgram(
@@ -80,5 +81,6 @@ def order_dram(chained: Chained) -> Lowered:
         buffers=tuple(bound.buffers.values()),
         parameters=tuple(Parameter(name, 1, n, n) for name, n in max_lengths.items() if name in chained.patches),
         patches=chained.patches,
+        segments=bound.record.segments({**sequences, **chained.preloaded}, overlay, unit.name, accesses),
     )
     return Lowered(kernels, Weights(bound.weights), found, starts)

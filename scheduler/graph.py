@@ -47,7 +47,8 @@ class Gemm:
 
     weight is (K, N), bias and residual_scale are (N,), all float32. `activation` and `norm` exclude each other. x, y,
     residual: names of activations. path: the module path. K = 0 means no product and no bias: a pass over the residual
-    (`x` is the same activation), for activations that a pre-norm model both normalises and keeps.
+    (`x` is the same activation), for activations that a pre-norm model both normalises and keeps. fused: module paths
+    of the activation or norm, where they are modules of their own.
     """
 
     path: str
@@ -59,6 +60,7 @@ class Gemm:
     residual: str | None = None
     residual_scale: Array | None = None
     norm: Norm | None = None
+    fused: tuple[str, ...] = ()
 
     @property
     def place(self) -> str:
@@ -92,6 +94,11 @@ class AttentionLayer:
     masked: bool = False
     causal: bool = False
     bias: Array | None = None
+
+    @property
+    def fused(self) -> tuple[str, ...]:
+        """Module paths of what is fused into it: an attention has none of its own."""
+        return ()
 
     @property
     def place(self) -> str:

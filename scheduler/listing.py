@@ -34,9 +34,10 @@ from .schedule import DramPolicy
 
 @dataclass(frozen=True, eq=False)
 class Listed:
-    """The result of list scheduling. mops: of the off-chip unit, in order. starts: when each mOP began. run: the run
-    that found the order, without the instruction path."""
+    """The result of list scheduling. accesses, mops: of the off-chip unit, in order. starts: when each mOP began. run:
+    the run that found the order, without the instruction path."""
 
+    accesses: list[Access]
     mops: list[Record]
     starts: list[tuple[float, int]]
     run: Timing
@@ -103,7 +104,7 @@ def list_accesses(
     )
     begun, order = found.starts(unit.name), found.order
     firsts = np.concatenate([[0], ends[:-1]])
-    return Listed([mops[i] for i in order], [begun[at] for at in firsts[order]], found)
+    return Listed([jobs[i].access for i in order], [mops[i] for i in order], [begun[at] for at in firsts[order]], found)
 
 
 def _jobs(tiles: Sequence[Tile], loads: Mapping[str, Sequence[int]], columns: Mapping[str, int]) -> Iterator[_Job]:

@@ -24,7 +24,7 @@ from ..isa.fields import Record
 from ..isa.instruction_path import InstructionPath
 from ..isa.overlay import InstructionFormat, Overlay
 from ..isa.packet import MAX_WINDOW, Header, Packet
-from ..isa.program import Parameter, Patch, Place, Program, UnpackedProgram
+from ..isa.program import Parameter, Patch, Place, Program, Segment, UnpackedProgram
 from ..machine.jit import machine_code
 from ..machine.plan import execute
 from ..machine.timing import Timing
@@ -67,6 +67,7 @@ def pack(kernels: UnpackedProgram, starts: Starts | None = None) -> Program:
     _check(kernels)
     starts = starts or _starts(kernels)
     pieces = {unit: _cut(unit, kernels) for unit in kernels.sequences}
+    kernels = replace(kernels, segments=tuple(_in_uops(kernels)))
     shared = _assemble(kernels, pieces, starts, share=True)
     try:
         execute(overlay, InstructionPath.of(shared))
@@ -75,6 +76,20 @@ def pack(kernels: UnpackedProgram, starts: Starts | None = None) -> Program:
         alone = _assemble(kernels, pieces, starts, share=False)
         execute(overlay, InstructionPath.of(alone), where=alone.where)
         return alone
+
+
+def _in_uops(kernels: UnpackedProgram) -> Iterator[Segment]:
+    """The segments with numbers of uOPs instead of indices of mOPs."""
+    units = {unit for segment in kernels.segments for unit in segment.uops} & set(kernels.sequences)
+    firsts = {
+        unit: [0, *accumulate(map(len, uops_by_mop(kernels.overlay, unit, kernels.sequences[unit])))] for unit in units
+    }
+    for segment in kernels.segments:
+        numbers = {
+            unit: tuple((firsts[unit][a], firsts[unit][b]) for a, b in ranges) if unit in firsts else ranges
+            for unit, ranges in segment.uops.items()
+        }
+        yield replace(segment, uops=numbers)
 
 
 def _check(kernels: UnpackedProgram) -> None:
@@ -384,4 +399,5 @@ def _assemble(kernels: UnpackedProgram, pieces: dict[str, list[_Piece]], starts:
         parameters=parameters,
         places=tuple(places) if len(places) == len(packets) - len(overlay.terminators) else (),
         preloaded_places=kernels.preloaded_places,
+        segments=kernels.segments,
     )

@@ -29,7 +29,7 @@ from rsn.rsnlib.models import Mlp
 from rsn.rsnlib.trace import trace
 from rsn.scheduler.build import build
 from rsn.scheduler.graph import Gemm, LayerGraph
-from rsn.scheduler.schedule import PAPER, STRICT, Schedule
+from rsn.scheduler.schedule import PAPER, STRICT, Loops, Schedule
 
 Array = np.ndarray
 
@@ -92,7 +92,23 @@ def test_every_segment_is_that_of_pytorch(case: Any) -> None:
     for r in rows:
         assert 0 < r.difference < BOUND / 3  # not 0: it is compared with something else than itself
         assert 0 < r.own < BOUND / 3
-    assert show(rows).endswith(f"all {len(rows)} segments within {BOUND:g} of PyTorch")
+    assert show(rows).endswith(f"all {len(rows)} results within {BOUND:g} of PyTorch")
+
+
+def test_layers_that_are_fused_are_named() -> None:
+    rows = {r.name: r for r in encoder(1, 2, 70, Schedule(loops=Loops.ROWS)).compare()}
+    assert rows["layers_0_attn_key"].fused == "layers.0.attn.query, layers.0.attn.value"
+    assert rows["layers_0_ffn_down"].layers == ("layers.0.ffn.down", "layers.0.ffn_norm")
+    lines = {line.split()[0]: line for line in show(list(rows.values())).splitlines()}
+    assert lines["layers_0_ffn_down"].endswith("  layers.0.ffn_norm")
+    assert lines["layers_0_attn"].rstrip() == lines["layers_0_attn"]
+    assert rows["layers_0_attn"].fused == ""
+
+
+def test_a_program_that_does_not_say_its_segments_compares_the_same() -> None:
+    c = encoder(1, 3, 129)
+    bare = c.compare(program=dataclasses.replace(c.program, segments=()))
+    assert bare == c.compare()
 
 
 def test_an_activation_that_lies_in_panels_is_put_together() -> None:
@@ -268,7 +284,7 @@ def run(folder: Path, *more: object, spec: str = SPEC, weights: str = "w.safeten
 def test_the_command_says_that_all_is_well(folder: Path) -> None:
     result = run(folder)
     assert result.exit_code == 0, result.output
-    assert "all 1 segments within 0.0001 of PyTorch" in result.stdout
+    assert "all 1 results within 0.0001 of PyTorch" in result.stdout
     assert "g.rsn:" in result.stdout
 
 
@@ -284,7 +300,7 @@ def test_the_command_gives_json(folder: Path) -> None:
     facts = json.loads(run(folder, "--json").stdout)
     assert facts["bound"] == BOUND
     (row,) = facts["segments"]
-    assert list(row) == ["name", "path", "where", "difference", "own"]
+    assert list(row) == ["name", "path", "where", "difference", "own", "layers"]
     assert row["difference"] < BOUND
     wrong = run(folder, "--json", "--seed", "1", "--bound", "0.001")
     assert wrong.exit_code == 1

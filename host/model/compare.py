@@ -16,7 +16,7 @@ from ...base.tolerance import BOUND
 from ...isa.expansion import Expansion
 from ...isa.layout import BLOCK_ROWS, padded, unblock
 from ...isa.program import Buffer, Program
-from ...isa.segments import segments
+from ...isa.segments import stored_buffers
 from ...scheduler.memory import Columns
 from ...scheduler.schedule import PAPER
 from ...scheduler.tile import tile
@@ -34,16 +34,23 @@ Array = npt.NDArray[np.float32]
 
 @dataclass(frozen=True)
 class Compared:
-    """The comparison of one segment. where: source line of its first store. difference: from PyTorch's values, which
-    PyTorch computed from its own all the way. own: from what PyTorch computes from the machine's inputs of this
-    segment, so that errors of earlier segments do not count. Both are the largest absolute difference divided by the
-    largest magnitude of the expected tensor."""
+    """The comparison of one result of a segment. path: of its layer. layers: module paths of all layers in its segment.
+    where: source line of its first store. difference: from PyTorch's values, which PyTorch computed from its own all
+    the way. own: from what PyTorch computes from the machine's inputs of this segment, so that errors of earlier
+    segments do not count. Both are the largest absolute difference divided by the largest magnitude of the expected
+    tensor."""
 
     name: str
     path: str
     where: str
     difference: float
     own: float
+    layers: tuple[str, ...] = ()
+
+    @property
+    def fused(self) -> str:
+        """The other layers of its segment, as text."""
+        return ", ".join(path for path in self.layers if path != self.path)
 
 
 def compare(
@@ -61,7 +68,9 @@ def compare(
     program does not store the network's segments, `TensorError` for other inputs than the program's.
     """
     columns = tile(network, program.overlay, PAPER).columns
-    where = {s.name: s for s in segments(Expansion(program))}
+    expansion = Expansion(program)
+    where = {s.name: s for s in stored_buffers(expansion)}
+    layers = {name: s.layers for s in program.segments for name in s.outputs}
     for layer in network.layers:
         if layer.y not in where:
             raise ProgramError(f"the program has no segment that stores {layer.y!r}: was it compiled from this model?")
@@ -85,7 +94,6 @@ def compare(
     board.load(program, weights)
     named = {} if lengths is None else {f"len[{i}]": int(n) for i, n in enumerate(lengths)}
     board.run(program.bind(named), packed, watch=keep)
-    expansion = Expansion(program)
     out = []
     for layer in network.layers:
         chain[layer.y] = reference.compute(network, layer, chain, lengths)
@@ -94,7 +102,9 @@ def compare(
         for sequence, rows in enumerate(network.rows):  # the machine computes no rows beyond
             chain[layer.y][sequence, rows:] = own[sequence, rows:] = 0
         place = expansion.where(at.unit, at.first)
-        out.append(Compared(layer.y, layer.path, place, _difference(got, chain[layer.y]), _difference(got, own)))
+        differences = _difference(got, chain[layer.y]), _difference(got, own)
+        together = layers.get(layer.y, (layer.path, *layer.fused))
+        out.append(Compared(layer.y, layer.path, place, *differences, together))
     return out
 
 
@@ -129,16 +139,17 @@ def _difference(got: Array, expected: Array) -> float:
 
 
 def show(rows: list[Compared], bound: float = BOUND) -> str:
-    """Format the comparison as text: a line for each segment, then the first segment whose difference exceeds the
-    bound."""
+    """Format the comparison as text: a line for each result, then the first one whose difference exceeds the bound."""
     width = max([len(r.name) for r in rows] + [7])
-    out = [f"{'segment':<{width}}  from PyTorch  its own    stored at"]
+    place = max([len(r.where) for r in rows] + [9])
+    out = [f"{'segment':<{width}}  from PyTorch  its own    {'stored at':<{place}}  fused with"]
     for r in rows:
         mark = "  <- beyond the bound" if r.difference > bound else ""
-        out.append(f"{r.name:<{width}}  {r.difference:12.1e}  {r.own:9.1e}  {r.where}{mark}")
+        line = f"{r.name:<{width}}  {r.difference:12.1e}  {r.own:9.1e}  {r.where:<{place}}  {r.fused}"
+        out.append(line.rstrip() + mark)
     bad = next((r for r in rows if r.difference > bound), None)
     if bad is None:
-        out.append(f"all {len(rows)} segments within {bound:g} of PyTorch")
+        out.append(f"all {len(rows)} results within {bound:g} of PyTorch")
     else:
         path = f" ({bad.path})" if bad.path else ""
         out.append(f"first beyond {bound:g}: {bad.name}{path}, stored at {bad.where}")

@@ -18,7 +18,8 @@ import numpy.typing as npt
 from ...base.durations import unit_of
 from ...isa.expansion import Expansion
 from ...isa.overlay import Overlay
-from ...isa.segments import StoredSegment, segments
+from ...isa.program import Segment
+from ...isa.segments import StoredBuffer, stored_buffers
 from ...machine.event_log import FIRST_WORD, LAST_WORD, OWN, ROOM, CriticalPath
 from ...machine.executor import unit_processes
 from .machine import Machine, causes, critical_path, launch_seconds
@@ -58,16 +59,21 @@ class StreamWait:
 
 @dataclass(frozen=True)
 class SegmentTime:
-    """The window of a segment: from the last store of the segment before to the last store to its own buffer.
+    """The window of a segment: from the end of the segment before to its own end, which is that of its last store.
 
-    where: source line of its first store. start, end: seconds since the launch. causes: seconds on the critical path.
+    where: source line of its first store. began: when the first of its uOPs starts, mostly in the window of the segment
+    before; `start` where the segments of the program are not known. began, start, end: seconds since the launch.
+    causes: seconds of the window on the critical path. kind, layers: as of `Segment`.
     """
 
     name: str
     where: str
+    began: float
     start: float
     end: float
     causes: dict[str, float]
+    kind: str = ""
+    layers: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -192,10 +198,10 @@ def _streams(overlay: Overlay, machine: Machine) -> list[StreamWait]:
 
 
 def seconds_of(machine: Machine, buffers: Container[str]) -> dict[str, float]:
-    """Return the modelled seconds of some segments, by the names of their buffers.
+    """Return the modelled seconds in which some buffers are filled, by name.
 
-    A segment's time runs from the last store of the chosen segment before it to its own last store; it includes other
-    segments in between. With the launch, the times add up to the latency if the segment stored last is chosen. Raises
+    A buffer's time runs from the last store to the chosen buffer before it to its own last store; it includes other
+    buffers in between. With the launch, the times add up to the latency if the buffer stored last is chosen. Raises
     as `Machine.timing`.
     """
     out: dict[str, float] = {}
@@ -207,22 +213,39 @@ def seconds_of(machine: Machine, buffers: Container[str]) -> dict[str, float]:
     return out
 
 
-def _stored(machine: Machine, expansion: Expansion) -> list[tuple[float, StoredSegment]]:
-    """Return each segment with the time of its last store, sorted by that time."""
-    found = segments(expansion)
+def _stored(machine: Machine, expansion: Expansion) -> list[tuple[float, StoredBuffer]]:
+    """Return each buffer that is filled with the time of the last store to it, sorted by that time."""
+    found = stored_buffers(expansion)
     timeline = Timeline(machine)
-    timed: list[tuple[float, StoredSegment]] = []
+    timed: list[tuple[float, StoredBuffer]] = []
     for unit in {s.unit for s in found}:
         own = [s for s in found if s.unit == unit]
         timed += zip(timeline.ends(unit, [s.last for s in own]).tolist(), own, strict=True)
     return sorted(timed, key=lambda pair: pair[0])
 
 
+def _timed(machine: Machine, expansion: Expansion) -> list[tuple[float, float | None, str, Segment]]:
+    """Return each segment with its end, its beginning where it is known, and the place of its first store, sorted by
+    end."""
+    if not machine.program.segments:
+        return [
+            (end, None, expansion.where(b.unit, b.first), Segment(b.name, (), "", (b.name,), {}))
+            for end, b in _stored(machine, expansion)
+        ]
+    first = {s.name: (s.unit, s.first) for s in reversed(stored_buffers(expansion))}
+    out: list[tuple[float, float | None, str, Segment]] = []
+    intervals = Timeline(machine).intervals(machine.program.segments)
+    for (began, end), s in zip(intervals, machine.program.segments, strict=True):
+        where = next((expansion.where(*first[name]) for name in s.outputs if name in first), "")
+        out.append((end, began, where, s))
+    return sorted(out, key=lambda row: row[0])
+
+
 def _segments(machine: Machine, path: _Path, headings: Sequence[str], launch: float) -> list[SegmentTime]:
     expansion = Expansion(machine.bound)
     out = []
     start = 0.0
-    for end, s in _stored(machine, expansion):
+    for end, began, where, s in _timed(machine, expansion):
         inside = np.clip(path.end, start, end) - np.clip(path.start, start, end)
         shares = np.bincount(path.rate, inside, len(headings))
         parts: dict[str, float] = {}
@@ -230,7 +253,9 @@ def _segments(machine: Machine, path: _Path, headings: Sequence[str], launch: fl
             if took > 0:
                 parts[heading] = parts.get(heading, 0.0) + float(took)
         parts = dict(sorted(parts.items(), key=lambda item: -item[1]))
-        out.append(SegmentTime(s.name, expansion.where(s.unit, s.first), start + launch, end + launch, parts))
+        began = start if began is None else began
+        window = began + launch, start + launch, end + launch
+        out.append(SegmentTime(s.name, where, *window, parts, s.kind, s.layers))
         start = end
     return out
 

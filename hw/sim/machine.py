@@ -16,7 +16,7 @@ from ...isa.instruction_path import InstructionPath
 from ...isa.overlay import Overlay
 from ...isa.packet import Words
 from ...isa.program import Buffer, Program
-from ...isa.segments import segments
+from ...isa.segments import stored_buffers
 from ...machine.executor import ProcessNetwork
 from ...machine.plan import Plan
 from ...machine.timing import Timing
@@ -77,9 +77,9 @@ class Machine:
         """Run the program to its end.
 
         banks: off-chip memories by name, float32, changed in place; None runs without data, for the time alone. watch:
-        called with the buffer of each segment and its contents when the segment is complete; later segments may reuse
-        the memory. progress: called with the share of off-chip accesses done, from 0 to 1. Raises `DeadlockError` or
-        `ProgramError`, before it changes `banks` if the kernels can be traced without data.
+        called with each buffer that the program fills and its contents when the last store to it has ended; later ones
+        may reuse the memory. progress: called with the share of off-chip accesses done, from 0 to 1. Raises
+        `DeadlockError` or `ProgramError`, before it changes `banks` if the kernels can be traced without data.
         """
         if banks is not None and not self.plan.traced:
             net = ProcessNetwork(
@@ -106,7 +106,7 @@ class Machine:
             return None
         unit = self.program.overlay.address_unit
         expansion = Expansion(self.bound)
-        last = {(s.unit, s.last): s.buffer for s in segments(expansion)}
+        last = {(s.unit, s.last): s.buffer for s in stored_buffers(expansion)}
         total = {name: len(run) for name, run in expansion.sequences.items() if run.unit.bank}
         slowest = max(total, key=total.__getitem__, default="")
 

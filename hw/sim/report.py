@@ -170,6 +170,7 @@ class _Facts:
             "causes_legend": self._causes_legend(),
             "path_parts": path,
             "what_if": self._what_if(),
+            "recorded": bool(self.machine.program.segments),
             "grouped": grouped,
             "groups": self._groups(grouped),
             "lines": self._lines(),

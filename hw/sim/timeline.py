@@ -12,6 +12,7 @@ from functools import cached_property
 import numpy as np
 import numpy.typing as npt
 
+from ...isa.program import Segment
 from ...machine.event_log import EventLog
 from ...machine.executor import unit_processes
 from .machine import Machine, causes
@@ -117,6 +118,30 @@ class Timeline:
         at = np.zeros(max([*uops, int(self.number[own].max(initial=0))]) + 1)
         np.maximum.at(at, self.number[own], self.end[own])
         return at[list(uops)]
+
+    def intervals(self, segments: Sequence[Segment]) -> list[tuple[float, float]]:
+        """Return for each segment, in seconds, when the first of its words begins to move and when its last uOP ends,
+        over all units.
+
+        Segments overlap, because units work ahead. A uOP that works for two segments counts for neither.
+        """
+        found = np.full((len(segments), 2), (np.inf, -np.inf))
+        moves = np.array([bool(s.gets or s.puts) for s in self.log.steps] or [False])
+        for number, name in enumerate(self.machine.plan.processes):
+            rows = np.flatnonzero((self.unit == number) & ~self.fetches & moves[self.step])
+            if not len(rows) or not any(name in s.uops for s in segments):
+                continue
+            uops = np.zeros(int(self.number[rows].max()) + 1, np.int64)
+            owner, owners = uops - 1, uops.copy()
+            for i, segment in enumerate(segments):
+                for first, end in segment.uops.get(name, ()):
+                    owner[first:end] = i
+                    owners[first:end] += 1
+            whose = np.where(owners == 1, owner, -1)[self.number[rows]]
+            rows, whose = rows[whose >= 0], whose[whose >= 0]
+            np.minimum.at(found[:, 0], whose, self.start[rows])
+            np.maximum.at(found[:, 1], whose, self.end[rows])
+        return [(start, end) if start <= end else (0.0, 0.0) for start, end in found.tolist()]
 
     @cached_property
     def tracks(self) -> list[Track]:

@@ -14,7 +14,7 @@ import gzip
 import io
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
@@ -29,6 +29,7 @@ from ...base.files import replacing
 from ...isa.expansion import Expansion, place_of, region_name
 from ...isa.fields import Record
 from ...isa.packet import Packet
+from ...isa.program import Segment
 from ...isa.segments import accessed_buffers
 from ...machine.event_log import FIRST_WORD, LAST_WORD
 from ...machine.executor import unit_processes
@@ -38,8 +39,14 @@ from .timeline import Floats, Ints, Timeline, Track
 Event = dict[str, Any]
 Bools = npt.NDArray[np.bool_]
 
-UNITS, INSTRUCTIONS, MEMORY, STREAMS = 1, 2, 3, 4
-PROCESSES = {UNITS: "units", INSTRUCTIONS: "instruction path", MEMORY: "off-chip memory", STREAMS: "streams"}
+UNITS, INSTRUCTIONS, MEMORY, STREAMS, SEGMENTS = 1, 2, 3, 4, 5
+PROCESSES = {
+    UNITS: "units",
+    INSTRUCTIONS: "instruction path",
+    MEMORY: "off-chip memory",
+    STREAMS: "streams",
+    SEGMENTS: "segments",
+}
 """Processes of the trace, by number. Perfetto identifies a thread by its number alone, and takes a thread with the
 number of its process for the main thread; so the numbers of tracks start above these."""
 
@@ -182,6 +189,40 @@ class Flows:
         return dataclasses.replace(self, **columns)
 
 
+@dataclass(frozen=True, eq=False)
+class _Spans:
+    """The segments that the compiler recorded, each from its first uOP's start to its last one's end in nanoseconds.
+    threads: of their tracks; segments that overlap are on different ones."""
+
+    segments: Sequence[Segment]
+    start: Ints
+    end: Ints
+    threads: list[int]
+
+    @staticmethod
+    def of(timeline: Timeline, thread: int) -> _Spans:
+        """The segments of a run. thread: number of the first track."""
+        segments = timeline.machine.program.segments
+        spans = nanoseconds(np.array(timeline.intervals(segments)).reshape(-1, 2))
+        free: list[int] = []  # when each track is free
+        threads = np.zeros(len(spans), np.int64)
+        for i in np.argsort(spans[:, 0], kind="stable").tolist():
+            start, end = spans[i].tolist()
+            at = next((n for n, clock in enumerate(free) if clock <= start), len(free))
+            free[at : at + 1] = [end]
+            threads[i] = thread + at
+        return _Spans(segments, spans[:, 0], spans[:, 1], threads.tolist())
+
+    def events(self) -> Iterator[Event]:
+        """Yield the slices."""
+        rows = zip(
+            self.segments, self.threads, microseconds(self.start), microseconds(self.end - self.start), strict=True
+        )
+        for s, thread, start, took in rows:
+            head = {"ph": "X", "pid": SEGMENTS, "tid": thread, "ts": start, "dur": took}
+            yield {**head, "name": s.name, "cat": "segment", "args": {"kind": s.kind, "layers": ", ".join(s.layers)}}
+
+
 class TraceEvents:
     """The events of a run's trace: names, slices, flows and counters."""
 
@@ -200,6 +241,7 @@ class TraceEvents:
         for track in timeline.tracks:
             thread += 1
             self.slices[track.name] = Slices.of(track, thread, self.merged and track.name in units)
+        self.segments = _Spans.of(timeline, thread + 1)
         self.process = {t.name: UNITS if t.name in units else INSTRUCTIONS for t in timeline.tracks}
 
     def events(self) -> Iterator[Event]:
@@ -207,6 +249,7 @@ class TraceEvents:
         simultaneous events."""
         yield from self._names()
         yield from self._work()
+        yield from self.segments.events()
         yield from self._arrows()
         yield from self._bandwidth()
         yield from self._fill()
@@ -243,6 +286,9 @@ class TraceEvents:
             head = {"ph": "M", "pid": self.process[name], "tid": s.thread}
             yield {**head, "name": "thread_name", "args": {"name": name}}
             yield {**head, "name": "thread_sort_index", "args": {"sort_index": s.thread}}
+        for thread in dict.fromkeys(self.segments.threads):
+            name = "segments" if thread == self.segments.threads[0] else "segments that overlap them"
+            yield {"ph": "M", "pid": SEGMENTS, "tid": thread, "name": "thread_name", "args": {"name": name}}
 
     # -- slices ---------------------------------------------------------------------------------------------------
 

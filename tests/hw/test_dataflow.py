@@ -25,7 +25,7 @@ from rsn.isa.overlays import XNN
 from rsn.isa.overlays.xnn import formats as f
 from rsn.isa.overlays.xnn.post_ops import activation
 from rsn.isa.program import Buffer, Role
-from rsn.isa.segments import segments
+from rsn.isa.segments import stored_buffers
 from rsn.machine.executor import ProcessNetwork
 
 from .examples import NAMES, Array, Example, built, encoder, example, with_lengths
@@ -183,7 +183,7 @@ def test_each_segment_is_shown_once_when_it_is_complete() -> None:
     banks = e.banks()
     Machine(e.program).run(banks, watch=lambda buffer, flat: seen.append((buffer, flat.copy())))
     names = [f"l{i}.{n}" for i in range(2) for n in "qkvcdhy"]
-    assert [b.name for b, _ in seen] == names == [s.name for s in segments(Expansion(e.program))]
+    assert [b.name for b, _ in seen] == names == [s.name for s in stored_buffers(Expansion(e.program))]
     last, flat = seen[-1]
     np.testing.assert_array_equal(flat, banks[last.bank][last.offset * 16 : last.offset * 16 + last.size])
     assert len({(b.bank, b.offset) for b, _ in seen}) < len(seen)  # some do share memory

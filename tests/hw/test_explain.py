@@ -213,7 +213,9 @@ def test_json_has_the_same_as_plain_values() -> None:
         assert set(facts["units"]["FU1" if name == "fig6_app1" else "DDR"]) == {
             "kind", "busy", "empty", "full", "instructions",
         }  # fmt: skip
-        assert set(facts["segments"][0]) == {"name", "where", "start", "end", "causes"}
+        assert set(facts["segments"][0]) == {
+            "name", "kind", "layers", "where", "began", "start", "end", "causes",
+        }  # fmt: skip
         assert set(facts["lines"][0]) == {"where", "unit", "seconds", "cause"}
         assert set(facts["what_if"][0]) == {"rate", "cause", "latency_s"}
 

@@ -29,7 +29,7 @@ from rsn.isa.expansion import Expansion
 from rsn.isa.overlays import FIG6, OVERLAYS, XNN
 from rsn.isa.overlays.xnn import formats as f
 from rsn.isa.program import Place, Program
-from rsn.isa.segments import segments
+from rsn.isa.segments import stored_buffers
 from rsn.isa.statistics import count
 
 from .examples import NAMES, assembled, built, encoder, example, machine
@@ -150,6 +150,13 @@ def test_segments_tile_the_run(name: str) -> None:
     shows, why = shown(name), reasons(name)
     rows = shows.tables["all-segments"][1:]
     assert [row[0] for row in rows] == [s.name for s in why.segments]
+    if machine(name).program.segments:
+        heads = ["segment", "kind", "layers", "first store", "first work"]
+        assert [h.split(",")[0] for h in shows.tables["all-segments"][0][:5]] == heads
+        assert [row[1:3] for row in rows] == [[s.kind, ", ".join(s.layers)] for s in why.segments]
+        assert [row[4] for row in rows] == [s.began for s in why.segments]
+        assert all(s.began < s.end for s in why.segments)
+        rows = [[row[0], *row[3:4], *row[5:]] for row in rows]
     assert [row[2:4] for row in rows] == [[s.start, s.end] for s in why.segments]
     head, *groups = shows.tables["segments"]
     total = sum(float(row[head.index(next(h for h in head if str(h).startswith("time")))]) for row in groups)
@@ -297,7 +304,7 @@ def test_stores_and_loads_of_ddr_are_told_apart() -> None:
 def test_stores_name_the_buffer_of_their_segment(name: str) -> None:
     header, array = unpacked(shown(name).scripts["scene"])
     lanes = {lane["name"]: lane for lane in header["lanes"]}
-    for s in segments(Expansion(machine(name).program)):
+    for s in stored_buffers(Expansion(machine(name).program)):
         held = array(lanes[s.unit]["buffer"])
         assert [header["buffers"][held[i] - 1][0] for i in (s.first, s.last)] == [s.name, s.name]
 

@@ -21,7 +21,7 @@ from rsn.base.durations import duration
 from rsn.hw.sim import trace
 from rsn.hw.sim.machine import Machine
 from rsn.hw.sim.timeline import Timeline
-from rsn.hw.sim.trace import UNITS, Titles, TraceEvents, events, microseconds, round_up, write_trace
+from rsn.hw.sim.trace import SEGMENTS, UNITS, Titles, TraceEvents, events, microseconds, round_up, write_trace
 from rsn.isa.overlays import XNN
 from rsn.isa.program import Program, UnpackedProgram
 from rsn.scheduler.graph import Activation, AttentionLayer, Gemm, LayerGraph, Norm, Output
@@ -318,8 +318,20 @@ def area(own: list[Event]) -> float:
 def test_every_unit_that_worked_has_a_track(drawn: Timeline) -> None:
     found = list(events(drawn))
     busy = {n for n, s in drawn.machine.timing.busy.items() if s > 0}
-    shown = {e["tid"] for e in found if e["ph"] == "X"}
+    shown = {e["tid"] for e in found if e["ph"] == "X" and e["pid"] != SEGMENTS}
     assert busy <= {name for tid, name in threads(found).items() if tid in shown} == {t.name for t in drawn.tracks}
+
+
+def test_segments_are_slices_on_tracks_where_they_do_not_overlap(drawn: Timeline) -> None:
+    segments = drawn.machine.program.segments
+    rows = [e for e in events(drawn) if e["ph"] == "X" and e["pid"] == SEGMENTS]
+    assert [(e["name"], e["args"]["kind"]) for e in rows] == [(s.name, s.kind) for s in segments]
+    intervals = drawn.intervals(segments)
+    assert [e["ts"] for e in rows] == pytest.approx([1e6 * start for start, _ in intervals], abs=1e-3)
+    for tid in {e["tid"] for e in rows}:
+        own = sorted((e["ts"], e["ts"] + e["dur"]) for e in rows if e["tid"] == tid)
+        assert all(end <= start + 1e-6 for (_, end), (start, _) in pairwise(own))
+    assert max((end for _, end in intervals), default=drawn.seconds) == drawn.seconds
 
 
 def test_a_slice_is_a_uop(drawn: Timeline) -> None:

@@ -15,7 +15,7 @@ from rsn.isa.overlays import XNN
 from rsn.isa.overlays.fig6 import FIG6, Read, Write
 from rsn.isa.packet import Packet
 from rsn.isa.program import Buffer, Layout, Program
-from rsn.isa.segments import StoredSegment, segments
+from rsn.isa.segments import StoredBuffer, stored_buffers
 from rsn.scheduler.build import build
 from rsn.scheduler.graph import Activation, AttentionLayer, Gemm, LayerGraph, Norm, Output
 from rsn.scheduler.schedule import PAPER, STRICT, Schedule
@@ -31,7 +31,7 @@ def program(stores: Sequence[tuple[int, int]], buffers: Sequence[tuple[str, int,
 
 
 def found(p: Program) -> list[tuple[str, str, int, int]]:
-    return [(s.name, s.unit, s.first, s.last) for s in segments(Expansion(p))]
+    return [(s.name, s.unit, s.first, s.last) for s in stored_buffers(Expansion(p))]
 
 
 def test_each_buffer_that_is_stored_to_is_one() -> None:
@@ -71,7 +71,7 @@ def test_buffers_apart_from_each_other(sizes: list[int], gaps: list[int], data: 
     assert [last for *_, last in got] == sorted(last for *_, last in got)
 
 
-def slow(p: Program) -> list[StoredSegment]:
+def slow(p: Program) -> list[StoredBuffer]:
     """The segments found access by access: the n-th store to an address belongs to the n-th buffer there."""
     expansion = Expansion(p)
     unit = p.overlay.address_unit
@@ -91,7 +91,7 @@ def slow(p: Program) -> list[StoredSegment]:
                     most = max(times[at] for at in range(int(start), int(start + size)))
                     order = held[min(most, len(held)) - 1]
                     rows.setdefault((order, accesses.units[by].name), []).append(int(uop))
-    return [StoredSegment(p.buffers[order], name, min(uops), max(uops)) for (order, name), uops in rows.items()]
+    return [StoredBuffer(p.buffers[order], name, min(uops), max(uops)) for (order, name), uops in rows.items()]
 
 
 @given(
@@ -101,7 +101,7 @@ def slow(p: Program) -> list[StoredSegment]:
 def test_buffers_that_share_memory(buffers: list[tuple[int, int]], stores: list[int]) -> None:
     """The result equals that of `slow`, which goes through the accesses one by one."""
     p = program([(at, 1) for at in stores], [(f"b{i}", at, size) for i, (at, size) in enumerate(buffers)])
-    assert sorted(map(str, segments(Expansion(p)))) == sorted(map(str, slow(p)))
+    assert sorted(map(str, stored_buffers(Expansion(p)))) == sorted(map(str, slow(p)))
 
 
 # -- compiled programs ----------------------------------------------------------------------------------------------
@@ -133,7 +133,7 @@ def test_those_of_a_stack_of_encoders_are_its_layers(
     """The segments come in the order of the layers, although layers share memory; each covers all its blocks."""
     network = encoder(*shape)
     p = build(network, XNN, schedule).program
-    rows = segments(Expansion(p))
+    rows = stored_buffers(Expansion(p))
     assert [s.name for s in rows] == [layer.y for layer in network.layers]
     assert {s.unit for s in rows} == {"DDR"}
     assert len({b.offset for b in p.buffers if b.bank == "ddr"}) < len([b for b in p.buffers if b.bank == "ddr"])

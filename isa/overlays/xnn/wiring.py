@@ -182,13 +182,13 @@ def refit(overlay: Overlay) -> Overlay:
             case "MME" if all(p.receives for p in ports):
                 raise ProgramError(f"units.MME: {u.name} has no MemC to send to; leave as many MemCs as MMEs")
         units.append(u)
-    made = dataclasses.replace(overlay, units=tuple(units))
+    refitted = dataclasses.replace(overlay, units=tuple(units))
     rows = {
-        s.name: memory_of(made.by_unit[s.src]).rows
-        for s in made.streams
+        s.name: memory_of(refitted.by_unit[s.src]).rows
+        for s in refitted.streams
         if s.token in (ROW_TOKEN, ROW_SUM_TOKEN)  # neighbours send a whole column before they receive one
     }
-    return made.with_depths({s.name: rows[s.name] for s in made.streams if s.depth < rows.get(s.name, 0)})
+    return refitted.with_depths({s.name: rows[s.name] for s in refitted.streams if s.depth < rows.get(s.name, 0)})
 
 
 _EMIT: Mapping[str, Emit] = {
