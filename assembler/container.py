@@ -29,8 +29,9 @@ from ..isa.overlay import Overlay
 from ..isa.overlays import OVERLAYS
 from ..isa.overlays.file import made, text
 from ..isa.packet import Packet, Words
-from ..isa.program import Buffer, Layout, Parameter, Patch, Place, Program, Role
+from ..isa.program import Buffer, Layout, Parameter, Patch, Place, Program, Role, Segment
 from .diagnostic import listing
+from .segment_section import SEGMENTS, decoded, encoded, segment_faults
 from .slices import GRAIN
 
 T = TypeVar("T")
@@ -112,11 +113,15 @@ _FORMATS = {
     b"BUFF": ("buffers", _BUFFERS),
     b"PARM": ("parameters", _PARAMETERS),
     b"SRCM": ("source map", _SOURCES),
+    b"SEGM": ("segments", SEGMENTS),
     b"CHNG": ("changes of the overlay", c.GreedyBytes),
 }
-"""Tag, title and format of each section, in this order. Every file has all of them, but for the last."""
+"""Tag, title and format of each section, in the order of the file. Every file has all but the last two."""
 CHANGES = b"CHNG"
 """The section with the overlay file that made the overlay of a program; other programs have none."""
+SEGMENT_TAG = b"SEGM"
+_OPTIONAL = (SEGMENT_TAG, CHANGES)
+_REQUIRED = tuple(tag for tag in _FORMATS if tag not in _OPTIONAL)
 
 
 def program_faults(program: Program) -> Iterator[str]:
@@ -143,6 +148,7 @@ def program_faults(program: Program) -> Iterator[str]:
             yield f"the source map has more lines than {name} has ops"
     if len(program.places) > len(program.packets):
         yield "the source map has more lines than the image has packets"
+    yield from segment_faults(program)
 
 
 def _patch_faults(program: Program) -> Iterator[str]:
@@ -202,33 +208,30 @@ def dumps(program: Program) -> bytes:
         raise ProgramError(f"this program does not fit into a container: {str(e).splitlines()[-1]}") from e
 
 
-def _sections(program: Program) -> list[bytes]:
-    return [
-        _OVERLAY.build(
-            {
-                "name": program.overlay.name,
-                "fingerprint": program.overlay.fingerprint,
-                "extended": program.extended,
-            }
-        ),
-        program.image.astype("<u4").tobytes(),
-        _OPS.build([{"unit": u, "words": _words(ops)} for u, ops in _in_order(program.preloaded, program)]),
-        _BUFFERS.build([_buffer(b) for b in program.buffers]),
-        _PARAMETERS.build([_parameter(p, program) for p in program.parameters]),
-        _sources(program),
-        *([text(program.overlay).encode()] if program.overlay.changes else []),
-    ]
+def _sections(program: Program) -> dict[bytes, bytes]:
+    head = {"name": program.overlay.name, "fingerprint": program.overlay.fingerprint, "extended": program.extended}
+    out = {
+        b"OVLY": _OVERLAY.build(head),
+        b"IMAG": program.image.astype("<u4").tobytes(),
+        b"OPSL": _OPS.build([{"unit": u, "words": _words(ops)} for u, ops in _in_order(program.preloaded, program)]),
+        b"BUFF": _BUFFERS.build([_buffer(b) for b in program.buffers]),
+        b"PARM": _PARAMETERS.build([_parameter(p, program) for p in program.parameters]),
+        b"SRCM": _sources(program),
+    }
+    if program.segments:
+        out[SEGMENT_TAG] = encoded(program)
+    if program.overlay.changes:
+        out[CHANGES] = text(program.overlay).encode()
+    return out
 
 
-def _framed(sections: list[bytes]) -> bytes:
+def _framed(sections: dict[bytes, bytes]) -> bytes:
     """Put header, section table and checksums around the encoded sections."""
-    table = [
-        {"tag": tag, "length": len(data), "crc": crc32(data)} for tag, data in zip(_FORMATS, sections, strict=False)
-    ]
+    table = [{"tag": tag, "length": len(data), "crc": crc32(data)} for tag, data in sections.items()]
     size = len(_HEADER.build({"length": 0, "sections": table})) + 4
-    length = size + sum(map(len, sections)) + 4
+    length = size + sum(map(len, sections.values())) + 4
     header = _HEADER.build({"length": length, "sections": table})
-    body = b"".join([header, struct.pack("<I", crc32(header)), *sections])
+    body = b"".join([header, struct.pack("<I", crc32(header)), *sections.values()])
     return body + struct.pack("<I", crc32(body))
 
 
@@ -334,6 +337,7 @@ class _Reader:
             tuple(self._parameter(p, bare) for p in self.parsed[b"PARM"]),
             places,
             preloaded_places,
+            self._segments(),
         )
         self._agree(program, words)
         return program
@@ -361,9 +365,10 @@ class _Reader:
         at = stream.tell()
         if stream.read(4) != struct.pack("<I", crc32(data[:at])):
             self.fail(at, "the checksum of the header does not match: the file was altered")
-        tags, known = [s.tag for s in header.sections], list(_FORMATS)
-        if tags not in (known, known[:-1]):
-            self.fail(14, f"the sections are {listing(map(repr, tags))}; a program has {listing(map(repr, known))}")
+        tags = tuple(s.tag for s in header.sections)
+        if tags != _REQUIRED + tuple(tag for tag in _OPTIONAL if tag in tags):
+            given = listing(map(repr, tags))
+            self.fail(14, f"the sections are {given}; a program has {listing(map(repr, _REQUIRED))}")
         at += 4
         if at + sum(s.length for s in header.sections) + 4 != len(data):
             self.fail(14, "the sections do not fill the file")
@@ -497,6 +502,14 @@ class _Reader:
             return tuple(rows)
 
         return places(sources.packets), {row.unit: places(row.places) for row in sources.ops}
+
+    def _segments(self) -> tuple[Segment, ...]:
+        if SEGMENT_TAG not in self.parsed:
+            return ()
+        try:
+            return decoded(self.parsed[SEGMENT_TAG])
+        except ValueError as e:
+            self.fail(self.starts[SEGMENT_TAG], str(e))
 
     # -- what holds between them
 

@@ -85,6 +85,7 @@ def loaded(data: bytes) -> str:
     again = container.loads(container.dumps(program))
     assert again.image.tolist() == program.image.tolist()
     assert (again.buffers, again.parameters, again.places) == (program.buffers, program.parameters, program.places)
+    assert again.segments == program.segments
     printed(program)
     return "program"
 
@@ -95,9 +96,11 @@ def sealed(data: bytes) -> bytes:
     The table is read where it stands in every file; lengths are cut to fit.
     """
     start, entry = 16, struct.Struct("<4sII")
-    at = start + len(container._FORMATS) * entry.size + 4
+    every = len(container._FORMATS)
+    count = every if int.from_bytes(data[start - 2 : start], "little") == every else len(container._REQUIRED)
+    at = start + count * entry.size + 4
     sections = []
-    for i in range(len(container._FORMATS)):
+    for i in range(count):
         row = data[start + i * entry.size : start + (i + 1) * entry.size]
         length = entry.unpack(row)[1] if len(row) == entry.size else 0
         sections.append(data[at : at + length])

@@ -24,6 +24,7 @@ from torch import nn
 import rsn
 from rsn.assembler import container
 from rsn.assembler.parser import parse_file
+from rsn.assembler.segment_section import encoded
 from rsn.hw.sim.machine import Machine, launch_seconds
 from rsn.isa.overlays import OVERLAYS, find
 from rsn.isa.program import Program, UnpackedProgram
@@ -204,7 +205,7 @@ def _figures(weight: Any) -> list[float]:
 def facts(made: Made) -> dict[str, Any]:
     """What is recorded of a program."""
     program = made.program
-    bare = replace(program, places=(), preloaded_places={})
+    bare = replace(program, places=(), preloaded_places={}, segments=())
     ops = b"".join(
         np.array(op.encode(), "<u4").tobytes() for unit in sorted(program.preloaded) for op in program.preloaded[unit]
     )
@@ -214,6 +215,8 @@ def facts(made: Made) -> dict[str, Any]:
         "container": _hash(container.dumps(bare)),
         "latency": (Machine(program).timing.latency + launch_seconds(program.overlay)).hex(),
     }
+    if program.segments:
+        out["segments"] = _hash(encoded(program))
     if made.weights is not None and made.exact:
         digest = hashlib.sha256()
         for name in sorted(made.weights):
