@@ -11,18 +11,22 @@ import click
 
 from ..assembler.printer import show
 from ..base.deferred import deferred
+from ..base.durations import duration
 from ..base.errors import require_torch
 from ..base.files import check_target as check_file
 from ..base.files import write_text
 from ..base.garbage import gc_frozen
+from ..host.model.compiled import modelled_layers
 from ..host.model.file import SUFFIX, Part, write
 from ..host.tensors import check_target, save_tensors
 from ..isa.overlays import find
 from ..isa.program import Role
 from ..isa.statistics import count
+from ..rsnlib.bound_table import bound_table
 from ..rsnlib.dump import SHOWN, shown
 from ..rsnlib.fold import fold, fold_shapes
 from ..scheduler.best import Chosen, schedule_named
+from ..scheduler.bounds import bounds
 from .progress import stepping
 
 if TYPE_CHECKING:
@@ -84,6 +88,7 @@ STEPS = ("start PyTorch", "load the model", *SHOWN, "write")
     type=click.Choice([*SHOWN, *FORMER, "all"]),
     help="print what a pass made (to stderr with --json); several times for several passes",
 )
+@click.option("--explain", "explains", is_flag=True, help="show how far each segment is from the best possible time")
 @click.option("--json", "as_json", is_flag=True, help="one JSON object on stdout")
 def compile_command(
     spec: str,
@@ -98,6 +103,7 @@ def compile_command(
     schedule_out: str | None,
     seed: int,
     dumped: tuple[str, ...],
+    explains: bool,
     as_json: bool,
 ) -> None:
     """Compile SPEC: a preset (bert-large, bert-large-encoder, minilm, vit, ncf, mlp, gemm:MxKxN), FILE.py:CALLABLE that
@@ -160,6 +166,7 @@ def compile_command(
         if schedule_out is not None:
             write_text(schedule_out, built.chosen.show())
         steps.done("write")
+    modelled = modelled_layers(built.program, network) if explains else None
     sizes = count(built.program)
     facts: dict[str, Any] = {
         "program": os.fspath(output),
@@ -170,7 +177,10 @@ def compile_command(
         "weights_bytes": sum(4 * b.size for b in built.program.with_role(Role.WEIGHT)),
         "mops": sizes["mops"],
         "bytes": sizes["bytes"],
+        "bound": bounds(network, target, built.program.segments).as_json(),
     }
+    if modelled is not None:
+        facts["modelled"] = {"latency_s": modelled.latency_s, "segments": modelled.segments}
     if as_json:
         click.echo(json.dumps(facts))
         return
@@ -185,6 +195,9 @@ def compile_command(
         click.echo(f"{where}: {', '.join(in_pytorch[:MAX_OPERATORS])}{more}")
     if weights_path is not None:
         click.echo(f"{weights_path}: {len(built.weights)} tensors, {facts['weights_bytes'] / 1e6:.1f} MB")
+    if modelled is not None and modelled.bound is not None:
+        lines = bound_table(modelled.bound, modelled.segments, modelled.latency_s)
+        click.echo("\n".join(["", f"modelled latency {duration(modelled.latency_s)}", *lines]))
 
 
 def _integers(text: str) -> list[int]:

@@ -42,6 +42,8 @@ def info_command(
 ) -> None:
     """Show the contents of PROGRAM (.bin or .rsn): mOPs, packets, bytes and uOPs per type of unit, and its buffers.
 
+    The segments of a compiled program too, where the file says them; a text does not.
+
     Packets and bytes include terminators; terminators are not uOPs. For a bare image (--raw) without op lists (--mme),
     the ops of the MMEs are unknown.
 
@@ -85,6 +87,10 @@ def _show_program(name: str, read: RawImage, as_json: bool) -> None:
         click.echo()
         columns = [[p.name, f"{p.low}..{p.high}", str(p.default), str(len(p.patches))] for p in program.parameters]
         _table([["parameter", "range", "default", "places"], *columns])
+    if program.segments:
+        click.echo()
+        columns = [[str(i), s.name, s.kind, ", ".join(s.layers)] for i, s in enumerate(program.segments)]
+        _table([["#", "segment", "kind", "layers"], *columns])
     if program.buffers:
         click.echo()
         columns = [
@@ -128,6 +134,10 @@ def _facts(program: Program) -> dict[str, Any]:
         "parameters": [
             {"name": p.name, "low": p.low, "high": p.high, "default": p.default, "patches": len(p.patches)}
             for p in program.parameters
+        ],
+        "segments": [
+            {"name": s.name, "kind": s.kind, "layers": s.layers, "outputs": s.outputs, "uops": s.uops}
+            for s in program.segments
         ],
     }
 

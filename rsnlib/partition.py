@@ -12,6 +12,7 @@ from torch.fx import Node
 
 from ..base.errors import TensorError
 from ..scheduler.graph import LayerGraph
+from .bound_table import bound_table
 from .flops import FlopCounter
 from .host_part import HostPart
 from .summary import Modelled, Work, head, table
@@ -64,18 +65,20 @@ class Traced:
         work = [Work(p.path, counter.of(p.node), p.where == "machine") for p in self.placements]
         if modelled is not None:
             paths = {layer.y: layer.path for layer in self.network.layers}
-            work += [Work(paths[y], 0, True, s) for y, s in modelled.segments.items() if y in paths]
+            work += [Work(paths[y], 0, True, s) for y, s in modelled.layers.items() if y in paths]
         return work
 
     def explain(self, modelled: Modelled | None = None) -> str:
-        """The text of `rsn.explain`: each module's share of FLOPs and of modelled time on the machine, then a table of
-        operators with place and reason."""
+        """The text of `rsn.explain`: each module's share of FLOPs and of modelled time on the machine, how far each
+        segment is from the best possible, then a table of operators with place and reason."""
         latency_s = None if modelled is None else modelled.latency_s
         work = self.work(modelled)
         first = f"{self.title}: {head(work, latency_s)}"
         lines = [first, *table(work, latency_s)]
         if self.network.lengths:
             lines.append("FLOPs of rows beyond the lengths are counted; the machine does not compute them")
+        if modelled is not None and modelled.bound is not None:
+            lines += ["", *bound_table(modelled.bound, modelled.segments, modelled.latency_s)]
         return "\n".join([*lines, "", *self.operators()])
 
     @property

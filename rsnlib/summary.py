@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import groupby
 
+from ..scheduler.bounds import ProgramBound
 from ..scheduler.graph import TOP
 
 MAX_LINES = 16
@@ -27,11 +28,14 @@ class Work:
 
 @dataclass(frozen=True)
 class Modelled:
-    """The modelled time of a program. latency_s: seconds from launch to end. segments: seconds of each segment, by the
-    name of its result, from the last store of the segment before to its own last store."""
+    """The modelled time of a program. latency_s: seconds from launch to end. layers: seconds of each layer, by the name
+    of its result, from the last store of the layer before to its own last store. segments: the same of each segment, by
+    name. bound: what these times cannot fall below."""
 
     latency_s: float
-    segments: Mapping[str, float]
+    layers: Mapping[str, float]
+    segments: Mapping[str, float] = field(default_factory=dict)
+    bound: ProgramBound | None = None
 
 
 @dataclass

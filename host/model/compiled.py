@@ -13,11 +13,12 @@ from typing import TYPE_CHECKING, Any, Self
 from ...assembler import container
 from ...base.durations import duration
 from ...base.errors import ScheduleError, TensorError, UnsupportedError
-from ...hw.sim.explain import Explanation, explain, seconds_of
+from ...hw.sim.explain import Explanation, explain, seconds_of, windows
 from ...hw.sim.machine import Machine, Run, launch_seconds
 from ...isa.program import Program, Role
 from ...isa.statistics import count
 from ...rsnlib.summary import Modelled
+from ...scheduler.bounds import bounds
 from ...scheduler.build import Built
 from ...scheduler.schedule import Schedule
 from ..closing import Closing
@@ -315,11 +316,16 @@ class Compiled(Closing):
 
 
 def modelled_layers(program: Program, network: LayerGraph, machine: Machine | None = None) -> Modelled:
-    """Return the modelled latency of a program and the seconds of each layer of its network, with run-time parameters
-    at their defaults.
+    """Return the modelled latency of a program, the seconds of each layer of its network and of each segment, and the
+    bounds of these times, with run-time parameters at their defaults.
 
     network: the one that the program was built from. machine: the program's simulator, made anew by default.
     """
     machine = machine or Machine(program)
     latency = machine.timing.latency + launch_seconds(program.overlay)
-    return Modelled(latency, seconds_of(machine, {layer.y for layer in network.layers}))
+    return Modelled(
+        latency,
+        seconds_of(machine, {layer.y for layer in network.layers}),
+        windows(machine),
+        bounds(network, program.overlay, program.segments),
+    )

@@ -213,6 +213,17 @@ def seconds_of(machine: Machine, buffers: Container[str]) -> dict[str, float]:
     return out
 
 
+def windows(machine: Machine) -> dict[str, float]:
+    """Return the modelled seconds of each segment, by name: from the end of the segment before, or from the first
+    instruction, to its own end. Raises as `Machine.timing`."""
+    out: dict[str, float] = {}
+    start = 0.0
+    for end, _, _, s in _timed(machine, Expansion(machine.bound)):
+        out[s.name] = out.get(s.name, 0.0) + end - start
+        start = end
+    return out
+
+
 def _stored(machine: Machine, expansion: Expansion) -> list[tuple[float, StoredBuffer]]:
     """Return each buffer that is filled with the time of the last store to it, sorted by that time."""
     found = stored_buffers(expansion)

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import struct
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -15,6 +18,7 @@ from rsn.assembler.parser import parse
 from rsn.assembler.printer import show
 from rsn.assembler.segment_section import SEGMENTS
 from rsn.base.errors import ContainerError, ProgramError
+from rsn.cli.main import main
 from rsn.isa.overlays import XNN
 from rsn.isa.program import Program, Segment
 from rsn.scheduler.build import build
@@ -108,3 +112,18 @@ def test_a_section_that_lies(unit: str, numbers: tuple[int, ...], message: str) 
     sections[-1] = SEGMENTS.build({"segments": rows, "uops": uops})
     with pytest.raises(ContainerError, match=message):
         loads(container._framed(sections))
+
+
+def test_info_shows_them(tmp_path: Path) -> None:
+    path = tmp_path / "x.bin"
+    container.write(program(Segment("s", ("a.b", "a.norm"), "gemm 64x64", ("x",), {"DDR": ((0, 1),)})), path)
+    text = CliRunner().invoke(main, ["info", str(path)], catch_exceptions=False).stdout
+    assert "#  segment  kind        layers\n0  s        gemm 64x64  a.b, a.norm\n" in text
+    (facts,) = json.loads(CliRunner().invoke(main, ["info", "--json", str(path)]).stdout)["segments"]
+    assert facts == {
+        "name": "s",
+        "kind": "gemm 64x64",
+        "layers": ["a.b", "a.norm"],
+        "outputs": ["x"],
+        "uops": {"DDR": [[0, 1]]},
+    }

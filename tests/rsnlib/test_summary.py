@@ -215,9 +215,11 @@ def test_modelled_time_of_a_program() -> None:
         network = trace(model, (x,)).network
         modelled = modelled_layers(compiled.program, network)
         assert modelled.latency_s == compiled.modelled.latency_s
-        assert modelled.segments.keys() == {layer.y for layer in network.layers}
+        assert modelled.layers.keys() == {layer.y for layer in network.layers}
+        assert modelled.segments.keys() == {s.name for s in compiled.program.segments}
         launch = compiled.modelled.causes["launch"]
-        assert sum(modelled.segments.values()) + launch == pytest.approx(modelled.latency_s)
+        for times in (modelled.layers, modelled.segments):
+            assert sum(times.values()) + launch == pytest.approx(modelled.latency_s)
         assert compiled.explain() == rsn.explain(model, (x,))
 
 

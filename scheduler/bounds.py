@@ -1,0 +1,212 @@
+"""Lower bounds of a network's time: what each resource of the machine needs at least, segment by segment.
+
+A resource is an off-chip memory, or the units that can do an operation. Its time for a segment is the work of the
+segment's layers over its rate, both without anything around it:
+
+- products: multiply-adds over the best rate of all units that multiply; of a causal attention those not masked.
+- activations, norms, softmax: elements over the rates of all units that have the operation.
+- a memory: the bytes that must move over its read and write rates. A segment reads each of its weights and its
+  activations once, and writes its results once; what lies between its layers stays on chip.
+
+Not in it are padding, set-up, fills of pipelines, launch, instructions, what is loaded more than once because it does
+not fit on chip, units that cannot reach each other, and waiting. So no order, no tiles and no mapping type can be
+faster, on a machine with these rates. Other segments could: layers that share a segment read their operand once.
+
+Everything follows from the description of the machine: rates and capabilities. An operation without a capability that
+takes time has no bound.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from math import inf
+from typing import Any
+
+from ..base.errors import ProgramError
+from ..isa.overlay import Overlay
+from ..isa.program import Segment
+from ..machine.description import Where
+from .graph import AttentionLayer, Gemm, Layer, LayerGraph
+from .room import ACTIVATIONS, WEIGHTS
+
+PRODUCTS = ("matmul", "matmul_half_depth", "matmul_half_columns")
+"""Operations that multiply matrices; a unit is counted with the fastest that it has."""
+ELEMENT_BYTES = 4
+"""Of a float32."""
+
+
+@dataclass(frozen=True)
+class SegmentBound:
+    """Lower bounds of one segment. seconds: by resource. Other attributes as of `Segment`."""
+
+    name: str
+    kind: str
+    layers: tuple[str, ...]
+    seconds: Mapping[str, float]
+
+    @property
+    def binding(self) -> str:
+        """The resource with the largest bound, "" if there is none."""
+        return _largest(self.seconds)
+
+    @property
+    def bound_s(self) -> float:
+        """The largest bound in seconds."""
+        return max(self.seconds.values(), default=0.0)
+
+
+@dataclass(frozen=True)
+class ProgramBound:
+    """Lower bounds of all segments. rates: names of the machine's rates that they follow from, in its order.
+    calibrated: those of them that were fitted to published latencies."""
+
+    segments: tuple[SegmentBound, ...]
+    rates: tuple[str, ...]
+    calibrated: tuple[str, ...]
+
+    @cached_property
+    def seconds(self) -> dict[str, float]:
+        """The sum over all segments by resource: segments may overlap, but each resource does one thing at a time."""
+        out: dict[str, float] = {}
+        for segment in self.segments:
+            for resource, seconds in segment.seconds.items():
+                out[resource] = out.get(resource, 0.0) + seconds
+        return out
+
+    @property
+    def binding(self) -> str:
+        """The resource with the largest sum, "" if there is none."""
+        return _largest(self.seconds)
+
+    @property
+    def bound_s(self) -> float:
+        """The largest sum in seconds: no program with these segments is faster."""
+        return max(self.seconds.values(), default=0.0)
+
+    def as_json(self) -> dict[str, Any]:
+        """The bounds as values for JSON."""
+        return {
+            "bound_s": self.bound_s,
+            "binding": self.binding,
+            "seconds": self.seconds,
+            "rates": self.rates,
+            "calibrated": self.calibrated,
+            "segments": [vars(s) | {"bound_s": s.bound_s, "binding": s.binding} for s in self.segments],
+        }
+
+
+def _largest(seconds: Mapping[str, float]) -> str:
+    return max(seconds, key=seconds.__getitem__, default="")
+
+
+def bounds(network: LayerGraph, overlay: Overlay, segments: Sequence[Segment] = ()) -> ProgramBound:
+    """Bound the time of a network on a machine.
+
+    segments: of a program that was compiled from the network, which say what layers go together; without them each
+    layer is a segment of its own. Raises `ProgramError` if a segment computes what the network does not.
+    """
+    machine = _Resources(network, overlay)
+    layers = {layer.y: layer for layer in network.layers}
+    if not segments:
+        segments = [Segment(y, (layer.path, *layer.fused), "", (y,), {}) for y, layer in layers.items()]
+    for segment in segments:
+        for name in segment.outputs:
+            if name not in layers:
+                raise ProgramError(f"segment {segment.name} computes {name}, which the network does not have")
+    found = tuple(
+        SegmentBound(s.name, s.kind, s.layers, machine.seconds([layers[name] for name in s.outputs])) for s in segments
+    )
+    rates = tuple(name for name in overlay.rates if name in machine.rates)
+    return ProgramBound(found, rates, tuple(name for name in rates if overlay.rates[name].calibrated))
+
+
+class _Resources:
+    """What a machine needs for layers of a network. rates: names of those that were used."""
+
+    def __init__(self, network: LayerGraph, overlay: Overlay) -> None:
+        self.network, self.overlay = network, overlay
+        self.rates: set[str] = set()
+        self.columns = dict(network.inputs) | {layer.y: columns_of(layer) for layer in network.layers}
+
+    def seconds(self, layers: Sequence[Layer]) -> dict[str, float]:
+        """Seconds of each resource for the layers of one segment."""
+        out: dict[str, float] = {}
+        for resource, seconds in (*self._computing(layers), *self._moving(layers)):
+            out[resource] = out.get(resource, 0.0) + seconds
+        return {resource: seconds for resource, seconds in out.items() if seconds}
+
+    def _computing(self, layers: Iterable[Layer]) -> Iterator[tuple[str, float]]:
+        rows = sum(self.network.rows)
+        for layer in layers:
+            if isinstance(layer, AttentionLayer):
+                scores = layer.heads * sum(n * (n + 1) // 2 if layer.causal else n * n for n in self.network.rows)
+                yield self._units(PRODUCTS, 2 * scores * layer.head_dim)
+                yield self._units(("softmax",), scores)
+                continue
+            k, n = layer.weight.shape
+            yield self._units(PRODUCTS, rows * k * n)
+            if layer.activation is not None:
+                yield self._units((layer.activation.value,), rows * n)
+            if layer.norm is not None:
+                yield self._units(("rmsnorm" if layer.norm.rms else "layernorm",), rows * n)
+
+    def _units(self, ops: Sequence[str], elements: int) -> tuple[str, float]:
+        """The units that can do one of some operations, as text, and their seconds for so many elements of results."""
+        speed, used, where = 0.0, [], Where.COMPUTE
+        for unit in self.overlay.units:
+            speeds = [
+                (c.elements / self.overlay.seconds[c.rate] if self.overlay.seconds[c.rate] else inf, c)
+                for c in unit.capabilities
+                if c.op in ops and c.rate is not None
+            ]
+            if speeds:
+                best, capability = max(speeds, key=lambda pair: pair[0])
+                speed, where = speed + best, capability.where
+                used.append(unit.kind)
+                self.rates |= {str(capability.rate)} if elements else set()
+        if not speed or not elements:
+            return "", 0.0
+        label = f"{len(used)} {'/'.join(dict.fromkeys(used))}"
+        return label if where is Where.COMPUTE else f"{label} {where.value}", elements / speed
+
+    def _moving(self, layers: Sequence[Layer]) -> Iterator[tuple[str, float]]:
+        rows = sum(self.network.rows)
+        read = dict.fromkeys(name for layer in layers for name in operands(layer))
+        yield self._memory(ACTIVATIONS, "read", rows * sum(self.columns[name] for name in read))
+        yield self._memory(ACTIVATIONS, "write", rows * sum(self.columns[layer.y] for layer in layers))
+        for layer in layers:
+            if isinstance(layer, AttentionLayer):
+                yield self._memory(ACTIVATIONS, "read", self._bias(layer))
+                continue
+            vectors = [layer.bias] * layer.multiplies + [layer.residual_scale] * (layer.residual_scale is not None)
+            yield self._memory(WEIGHTS, "read", layer.weight.size + sum(v.size for v in vectors if v is not None))
+
+    def _bias(self, layer: AttentionLayer) -> int:
+        """Elements of the bias on the scores that sequences need."""
+        if layer.bias is None:
+            return 0
+        batch, heads, *_ = layer.bias.shape
+        rows = self.network.rows if batch > 1 else (max(self.network.rows),)
+        return int(heads * sum(n * (n + 1) // 2 if layer.causal else n * n for n in rows))
+
+    def _memory(self, bank: str, way: str, elements: int) -> tuple[str, float]:
+        """A memory, and its seconds to read or write so many elements."""
+        rate = f"{bank}_{way}_gbs"
+        if rate not in self.overlay.rates or not elements:
+            return "", 0.0
+        self.rates.add(rate)
+        return bank, ELEMENT_BYTES * elements * self.overlay.seconds[rate]
+
+
+def columns_of(layer: Layer) -> int:
+    """Number of columns of a layer's result."""
+    return layer.heads * layer.head_dim if isinstance(layer, AttentionLayer) else int(layer.weight.shape[1])
+
+
+def operands(layer: Gemm | AttentionLayer) -> tuple[str, ...]:
+    """The activations that a layer reads."""
+    if isinstance(layer, AttentionLayer):
+        return layer.q, layer.k, layer.v
+    return (layer.x,) if layer.residual is None else (layer.x, layer.residual)
