@@ -9,7 +9,7 @@ from __future__ import annotations
 import inspect
 import math
 import operator
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from itertools import chain
 from math import prod
 from typing import Any, cast
@@ -19,13 +19,12 @@ from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicO
 from torch.fx import Graph, Node
 
 from ..base.errors import UnsupportedError
+from ..base.json_values import Json, as_bool, as_dict, as_int, as_ints, as_list, as_str
 from ..machine.view import View, merge
 from .capture import Environment, Interface, run, shape_of, site, unlogged
 from .host_part import HostPart
 from .structure import Structure, describe
 
-Json = Any
-"""A JSON value."""
 MAX_BYTES = 1 << 34
 """Limit on the bytes of all tensors that the operators make, so that a file cannot exhaust the memory."""
 INTERNAL = frozenset(
@@ -109,36 +108,39 @@ def decode(description: Json, tensor: Callable[[str], torch.Tensor]) -> HostPart
     graph = Graph()
     nodes: dict[str, Node] = {}
 
-    def add(name: str, node: Node) -> Node:
-        if name in nodes:
+    def add(name: Json, node: Node) -> Node:
+        if as_str(name) in nodes:
             raise ValueError(f"two values have the name {name!r}")
         nodes[name] = node
         return node
 
-    def outside(name: str, value: Any) -> Node:
-        node = add(name, graph.placeholder(name))
+    def outside(name: Json, value: Any) -> Node:
+        node = add(name, graph.placeholder(as_str(name)))
         node.meta["val"] = value
         return node
 
-    def operators(lines: Iterable[Json]) -> tuple[Node, ...]:
+    def operators(lines: Json) -> tuple[Node, ...]:
         made = []
-        for name, target, args, kwargs in lines:
-            by_position = tuple(_read(x, nodes) for x in args)
-            by_name = {key: _read(x, nodes) for key, x in kwargs.items()}
-            made.append(add(name, graph.call_function(_target(target), by_position, by_name)))
+        for name, target, args, kwargs in as_list(lines):
+            by_position = tuple(_read(x, nodes) for x in as_list(args))
+            by_name = {key: _read(x, nodes) for key, x in as_dict(kwargs).items()}
+            made.append(add(name, graph.call_function(_target(as_str(target)), by_position, by_name)))
         return tuple(made)
 
-    arguments = tuple(outside(name, of_described(x)) for name, x in description["arguments"])
-    constants = {outside(name, None): tensor(stored) for name, stored in description["constants"]}
+    arguments = tuple(outside(name, of_described(x)) for name, x in as_list(description["arguments"]))
+    constants = {outside(name, None): tensor(as_str(stored)) for name, stored in as_list(description["constants"])}
     before = operators(description["before"])
-    sources = {name: (nodes[node], _of_view(view)) for name, node, view in description["sources"]}
-    masks = tuple(nodes[name] for name, _ in description["masks"])
+    sources = {as_str(name): (nodes[node], _of_view(view)) for name, node, view in as_list(description["sources"])}
+    masks = {nodes[name]: as_bool(is_causal) for name, is_causal in as_list(description["masks"])}
     results = {
-        outside(node, torch.empty(shape, device="meta")): (name, _of_view(view))
-        for node, name, view, shape in description["results"]
+        outside(node, torch.empty(as_ints(shape), device="meta")): (as_str(name), _of_view(view))
+        for node, name, view, shape in as_list(description["results"])
     }
     after = operators(description["after"])
-    result = graph.output(tuple(_read(description["result"], nodes)))
+    values = _read(description["result"], nodes)
+    if not isinstance(values, list | tuple):
+        raise ValueError(f"the values of the result are a {type(values).__name__}")
+    result = graph.output(tuple(values))
     structure = Structure(description["result_structure"])
     argument_structure = Structure(description["argument_structure"])
     if structure.num_leaves != len(result.args[0]) or argument_structure.num_leaves != len(arguments):
@@ -150,11 +152,14 @@ def decode(description: Json, tensor: Callable[[str], torch.Tensor]) -> HostPart
         result,
         structure,
     )
-    columns = {str(name): int(n) for name, n in description["columns"].items()}
+    columns = {name: as_int(n) for name, n in as_dict(description["columns"]).items()}
+    batch, seq, lengths = as_int(description["batch"]), as_int(description["seq"]), as_ints(description["lengths"])
+    if lengths and (len(lengths) != batch or min(lengths) < 1 or max(lengths) > seq):
+        raise ValueError(f"its lengths are {lengths}, for {batch} sequences of {seq} rows")
     host = HostPart(
-        int(description["batch"]),
-        int(description["seq"]),
-        tuple(map(int, description["lengths"])),
+        batch,
+        seq,
+        lengths,
         columns,
         interface,
         constants,
@@ -162,8 +167,8 @@ def decode(description: Json, tensor: Callable[[str], torch.Tensor]) -> HostPart
         after,
         sources,
         results,
-        masks,
-        frozenset(nodes[name] for name, is_causal in description["masks"] if is_causal),
+        tuple(masks),
+        frozenset(node for node, is_causal in masks.items() if is_causal),
     )
     _check(host)
     return host
@@ -241,11 +246,14 @@ def described(x: Any) -> Json:
 def of_described(description: Json) -> Any:
     """The argument that `described` describes: a meta tensor, a value, or () for a container. Raises any Exception for
     a wrong description."""
-    if "several" in description:
+    if "several" in as_dict(description):
         return ()
     if "equal" in description:
-        return _read(description["equal"], {})
-    return torch.empty(description["shape"], dtype=_named(description["dtype"], torch.dtype), device="meta")
+        value = _read(description["equal"], {})
+        if value is None or isinstance(value, bool | int | float | str):
+            return value
+        raise ValueError(f"an argument of the example is a {type(value).__name__}, which cannot be compared")
+    return torch.empty(as_ints(description["shape"]), dtype=_named(description["dtype"], torch.dtype), device="meta")
 
 
 def parameters(signature: inspect.Signature) -> Json:
@@ -258,8 +266,8 @@ def of_parameters(description: Json) -> inspect.Signature:
     kinds = {kind.name: kind for kind in KINDS}
     return inspect.Signature(
         [
-            inspect.Parameter(name, kinds[kind], default=None if has_default else inspect.Parameter.empty)
-            for name, kind, has_default in description
+            inspect.Parameter(name, kinds[kind], default=None if as_bool(has_default) else inspect.Parameter.empty)
+            for name, kind, has_default in as_list(description)
         ]
     )
 
@@ -270,7 +278,17 @@ def _view(view: View) -> Json:
 
 def _of_view(description: Json) -> View:
     offset, dims = description
-    return View(tuple(tuple((int(size), int(stride)) for size, stride in dim) for dim in dims), int(offset))
+    atoms = (((as_int(size), as_int(stride)) for size, stride in as_list(dim)) for dim in as_list(dims))
+    return View(tuple(map(tuple, atoms)), as_int(offset))
+
+
+def _check_within(name: str, view: View, elements: int) -> None:
+    """Raise `ValueError` for a view that repeats elements of an activation or shows some that it does not have."""
+    atoms = view.atoms
+    if view.offset < 0 or any(size < 1 or stride < 1 for size, stride in atoms) or prod(view.shape) > elements:
+        raise ValueError(f"{name} is no view of {elements} elements")
+    if view.offset + sum((size - 1) * stride for size, stride in atoms) >= elements:
+        raise ValueError(f"{name} shows elements beyond {elements}")
 
 
 def _check(host: HostPart) -> None:
@@ -281,9 +299,12 @@ def _check(host: HostPart) -> None:
             raise ValueError(f"{node.name} is not each element of an input of the network once")
     with unlogged(), FakeTensorMode() as mode:
         values: Environment = {node: mode.from_tensor(x) for node, x in host.constants.items()}
-        for node in (*host.interface.arguments, *host.results):
+        for node in host.interface.arguments:
             x = node.meta["val"]
             values[node] = torch.empty(x.shape, dtype=x.dtype) if isinstance(x, torch.Tensor) else x
+        for node, (name, view) in host.results.items():
+            _check_within(node.name, view, host.batch * host.seq * host.columns[name])
+            values[node] = torch.empty(view.shape).reshape(shape_of(node))
         made_bytes: dict[int, int] = {}
         """Bytes by storage, because views take no memory."""
         for node in chain(host.before, host.after):

@@ -20,9 +20,8 @@ from typing import Any
 from torch.utils import _pytree as pytree
 
 from ..base.errors import UnsupportedError
+from ..base.json_values import Json, as_dict, as_list, as_str
 
-Json = Any
-"""A JSON value."""
 LEAF = "*"
 """The description of a leaf."""
 TRUSTED = "transformers"
@@ -141,17 +140,25 @@ def _build(description: Json, leaves: Iterator[Any]) -> Any:
             return next(leaves)
         except StopIteration:
             raise ValueError("fewer leaves than the structure has") from None
-    ((form, parts),) = description.items()
+    ((form, parts),) = as_dict(description).items()
     if form in ("tuple", "list"):
-        made = [_build(part, leaves) for part in parts]
+        made = [_build(part, leaves) for part in as_list(parts)]
         return tuple(made) if form == "tuple" else made
     if form in ("dict", "ordered"):
-        pairs = [(key, _build(part, leaves)) for key, part in parts]
+        pairs = [(_key(key), _build(part, leaves)) for key, part in as_list(parts)]
         return dict(pairs) if form == "dict" else OrderedDict(pairs)
     if form not in ("namedtuple", "mapping", "dataclass"):
         raise ValueError(f"no structure is called {form!r}")
-    fields = {str(name): _build(part, leaves) for name, part in parts["fields"]}
-    return _instance(form, parts["module"], parts["name"], fields, tuple(map(str, parts["absent"])))
+    fields = {as_str(name): _build(part, leaves) for name, part in as_list(parts["fields"])}
+    absent = tuple(map(as_str, as_list(parts["absent"])))
+    return _instance(form, as_str(parts["module"]), as_str(parts["name"]), fields, absent)
+
+
+def _key(key: Json) -> str | int:
+    """A dictionary's key. Raises `ValueError` for anything but a string or a whole number."""
+    if not isinstance(key, str | int):
+        raise ValueError(f"{key!r} cannot be a key of a dictionary")
+    return key
 
 
 def _instance(form: str, module: str, name: str, fields: dict[str, Any], absent: tuple[str, ...]) -> Any:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import json
+import operator
 import os
 import signal
 import subprocess
@@ -405,6 +407,36 @@ def test_files_that_are_no_models(family: tuple[Any, Path], tmp_path: Path) -> N
         refused(f"not a model that rsn can read: .*{words}")
     with pytest.raises(ContainerError, match="a folder; a model is one file"):
         rsn.load(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("place", "value", "words"),
+    [
+        ("buckets masks 0", {}, "{} is not a string"),
+        ("buckets masks 0", "words", "the mask 'words' is no tensor among the arguments ids, mask"),
+        ("buckets shapes mask 0 0", 0.5, "0.5 is not a whole number"),
+        ("buckets shapes mask 0 0", 2, "argument mask is .*; it needs an axis 2"),
+        ("buckets shapes mask 0 1", -1, "-1 is not a number from 0 to 1"),
+        ("buckets cuts 0 1 0 0 0 2", None, "None is not a whole number"),
+        ("buckets signature 0 2", "no", "'no' is not true or false"),
+        ("parts 0 host lengths", [1, 2], r"its lengths are \(1, 2\), for 1 sequences of 12 rows"),
+        ("parts 0 host results 0 2 0", 1 << 40, "shows elements beyond 768"),
+        ("parts 0 host results 0 2 1 1 0", [12, 0], "is no view of 768 elements"),
+        ("parts 0 host masks 0 1", 1, "1 is not true or false"),
+        ("parts 0 weights", [], r"\[\] is not an object"),
+    ],
+)
+def test_each_value_of_a_description_is_checked(
+    place: str, value: Any, words: str, family: tuple[Any, Path], tmp_path: Path
+) -> None:
+    """A file is refused when it is read, not when it is called."""
+    said, tensors = models.contents(family[1])
+    *way, last = [int(step) if step.isdigit() else step for step in place.split()]
+    at = functools.reduce(operator.getitem, way, said)
+    at[last] = value
+    models.seal(tmp_path / "x.rsnmodel", said, tensors)
+    with pytest.raises(ContainerError, match=rf"x\.rsnmodel: .*{words}"):
+        rsn.load(tmp_path / "x.rsnmodel")
 
 
 @in_both

@@ -26,11 +26,12 @@ from ...assembler import container
 from ...base.deferred import deferred
 from ...base.errors import ContainerError, MissingError, RsnError, require_torch
 from ...base.files import check_target, replacing
+from ...base.json_values import Json, as_bool, as_dict, as_index, as_int, as_ints, as_list, as_str
 from ...base.version import __version__
 from ...isa.program import Program, Role
 from ...rsnlib.call_padding import CallPadding, Cut, Factor, Sizes
 from ...rsnlib.shapes import Arguments, Batch, Dim, Length
-from ..tensors import Images
+from ..tensors import Images, check_dtype
 
 if TYPE_CHECKING:
     import torch
@@ -42,7 +43,6 @@ else:
     precision = deferred("rsn.rsnlib.precision")
     saved_host = deferred("rsn.rsnlib.saved_host")
 
-Json = Any
 SUFFIX = ".rsnmodel"
 DESCRIPTION = "rsn.model"
 """Key of the safetensors metadata: the description, as JSON."""
@@ -214,14 +214,14 @@ def _opened(path: str | os.PathLike[str]) -> tuple[Json, Mapping[str, torch.Tens
                 )
             if metadata.get(CHECKSUM) != _digest(metadata[DESCRIPTION]):
                 raise ContainerError("the checksum of its description differs: the file is damaged; copy it again")
-            description = json.loads(metadata[DESCRIPTION])
+            description = as_dict(json.loads(metadata[DESCRIPTION]))
             if description["format"] != FORMAT:
                 written = f"has format {description['format']}, written by rsn {description['version']}"
                 raise ContainerError(f"{written}; rsn {__version__} reads format {FORMAT}: save the model again")
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
     except SafetensorError as e:
         raise ContainerError(f"not a safetensors file, as a model is ({e}); rsn compile and save make models") from e
-    checksums = description["checksums"]
+    checksums = as_dict(description["checksums"])
     with ThreadPoolExecutor() as pool:
         for (name, _), found in zip(tensors.items(), pool.map(_checksum, tensors.values()), strict=True):
             if checksums[name] != found:
@@ -231,7 +231,7 @@ def _opened(path: str | os.PathLike[str]) -> tuple[Json, Mapping[str, torch.Tens
 
 def _saved(description: Json, tensors: Mapping[str, torch.Tensor]) -> Saved:
     arrays = {name: x.numpy() for name, x in tensors.items() if name.partition("/")[0] in ("bank", "weight")}
-    parts = tuple(_of_part(part, tensors, arrays) for part in description["parts"])
+    parts = tuple(_of_part(part, tensors, arrays) for part in as_list(description["parts"]))
     if not parts:
         raise ValueError("the description has no program")
     placed = [(part["banks"], part["weights"]) for part in description["parts"]]
@@ -244,7 +244,7 @@ def _saved(description: Json, tensors: Mapping[str, torch.Tensor]) -> Saved:
     padding = None if description["buckets"] is None else _of_padding(description["buckets"], parts)
     if padding is None and [part.sizes for part in parts] != [()]:
         raise ValueError("it does not say which calls its programs are for")
-    return Saved(parts, padding, _of_borders(description["borders"], parts), same, str(description["version"]))
+    return Saved(parts, padding, _of_borders(description["borders"], parts), same, as_str(description["version"]))
 
 
 def _ends(program: Program) -> list[tuple[Any, ...]]:
@@ -255,17 +255,17 @@ def _ends(program: Program) -> list[tuple[Any, ...]]:
 
 def _of_part(described: Json, tensors: Mapping[str, torch.Tensor], arrays: Mapping[str, Any]) -> Part:
     program = container.loads(tensors[described["program"]].numpy().tobytes(), described["program"])
-    images = {bank: arrays[name] for bank, name in described["banks"].items()}
+    images = {bank: arrays[name] for bank, name in as_dict(described["banks"]).items()}
     for bank, image in images.items():
-        if image.shape != (program.bank_size(bank),) or image.dtype != np.float32:
-            raise ValueError(
-                f"the image of {bank} is {image.dtype} {image.shape}, not {program.bank_size(bank)} float32"
-            )
-    others = {buffer: arrays[name] for buffer, name in described["weights"].items()}
+        if image.shape != (program.bank_size(bank),):
+            raise ValueError(f"the image of {bank} has shape {image.shape}, not ({program.bank_size(bank)},)")
+    others = {buffer: arrays[name] for buffer, name in as_dict(described["weights"]).items()}
+    for name, array in (*images.items(), *others.items()):
+        check_dtype(name, array)
     weights = Images(images, program.with_role(Role.WEIGHT), others, program.overlay.address_unit)
     host = saved_host.decode(described["host"], tensors.__getitem__)
     _check_ends(program, host)
-    return Part(tuple(map(int, described["sizes"])), program, weights, host)
+    return Part(as_ints(described["sizes"]), program, weights, host)
 
 
 def _check_ends(program: Program, host: HostPart) -> None:
@@ -287,19 +287,28 @@ def _check_ends(program: Program, host: HostPart) -> None:
 
 
 def _of_padding(described: Json, parts: Sequence[Part]) -> CallPadding:
-    dims = [KINDS[kind](*sizes, exact=bool(exact)) for kind, sizes, exact in described["dims"]]
-    shapes = {name: {axis: dims[i] for axis, i in axes} for name, axes in described["shapes"].items()}
-    example = {name: saved_host.of_described(x) for name, x in described["example"]}
+    dims = [KINDS[kind](*as_ints(sizes), exact=as_bool(exact)) for kind, sizes, exact in as_list(described["dims"])]
+
+    def dim(index: Json) -> Dim:
+        return dims[as_index(index, len(dims))]
+
+    shapes = {name: {as_int(axis): dim(i) for axis, i in axes} for name, axes in as_dict(described["shapes"]).items()}
+    example = {as_str(name): saved_host.of_described(x) for name, x in as_list(described["example"])}
     distinct = {part.sizes for part in parts}
     if not len(distinct) == len(parts) == prod(len(dim.sizes) for dim in dims):
         raise ValueError(f"{len(parts)} programs for {len(distinct)} sizes, which are not one for each choice of sizes")
     arguments = Arguments(saved_host.of_parameters(described["signature"]), example, shapes)
     if arguments.dims != tuple(dims):
         raise ValueError("its dimensions are not those of its arguments")
-    padding = CallPadding(arguments, described["masks"])
-    padding.least = {dims[i]: int(n) for i, n in described["least"]}
-    for sizes, cuts in described["cuts"]:
-        padding.cuts[tuple(sizes)] = [None if cut is None else _of_cut(cut, len(dims)) for cut in cuts]
+    arguments.sizes(arguments.example)  # raises if it lacks one of these axes
+    masks = [as_str(name) for name in as_list(described["masks"])]
+    for name in masks:
+        if not hasattr(example.get(name), "shape"):
+            raise ValueError(f"the mask {name!r} is no tensor among the arguments {', '.join(example)}")
+    padding = CallPadding(arguments, masks)
+    padding.least = {dim(i): as_int(n) for i, n in as_list(described["least"])}
+    for sizes, cuts in as_list(described["cuts"]):
+        padding.cuts[as_ints(sizes)] = [None if cut is None else _of_cut(cut, len(dims)) for cut in as_list(cuts)]
     for part in parts:
         if len(part.sizes) != len(dims) or any(n not in d.sizes for n, d in zip(part.sizes, dims, strict=True)):
             raise ValueError(f"a program is for sizes {part.sizes}, which its dimensions do not have")
@@ -313,23 +322,24 @@ def _of_borders(described: Json, parts: Sequence[Part]) -> Borders | None:
     if described is None:
         return None
 
-    def dtypes(names: Sequence[str | None]) -> tuple[str | None, ...]:
-        if any(name is not None and name not in precision.HALVES for name in names):
+    def dtypes(names: Json) -> tuple[str | None, ...]:
+        if any(name is not None and name not in precision.HALVES for name in as_list(names)):
             raise ValueError(f"{names} are not all data types of half precision")
         return tuple(names)
 
     results = None if described["results"] is None else dtypes(described["results"])
     if results is not None and any(p.host.interface.result_structure.num_leaves != len(results) for p in parts):
         raise ValueError(f"it has data types for {len(results)} results; a program has another number of results")
-    arguments = {name: dtypes(of) for name, of in described["arguments"].items()}
+    arguments = {name: dtypes(of) for name, of in as_dict(described["arguments"]).items()}
     return precision.Borders(dtypes(described["weights"]), arguments, results, dtypes([described["usual"]])[0])
 
 
 def _of_cut(described: Json, dims: int) -> Cut:
-    cut = Cut(tuple(tuple(Factor(size, dim, offset, every) for size, dim, offset, every in axis) for axis in described))
-    for factor in (factor for axis in cut.axes for factor in axis):
-        if factor.dim is not None and not 0 <= factor.dim < dims:
-            raise ValueError(f"a result depends on dimension {factor.dim}; there are {dims}, from 0")
-        if min(factor.size, factor.every) < 1:
+    def factor(size: Json, dim: Json, offset: Json, every: Json) -> Factor:
+        followed = None if dim is None else as_index(dim, dims)
+        made = Factor(as_int(size), followed, as_int(offset), as_int(every))
+        if min(made.size, made.every) < 1:
             raise ValueError("an axis of a result has a factor below 1")
-    return cut
+        return made
+
+    return Cut(tuple(tuple(factor(*of) for of in as_list(axis)) for axis in as_list(described)))

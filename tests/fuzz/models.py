@@ -118,6 +118,7 @@ def outcome(path: Path) -> str:
     except ContainerError:
         return "refused"
     with loaded:
+        assert f"{len(loaded.programs)} programs" in repr(loaded)
         words = set()
         for sizes in ((2, 12), (1, 5)):
             try:
