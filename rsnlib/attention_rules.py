@@ -11,9 +11,9 @@ from torch.fx import Node
 
 from ..base.errors import TensorError
 from ..machine.view import View
-from ..scheduler.graph import Array
+from ..scheduler.graph import Array, Float64, Gemm
 from .capture import arguments, dtype_of, module_path, packet, shape_of
-from .layers import AttendLayer, Float64, Layer, LinearLayer
+from .layers import Base
 from .mask import HIDDEN, is_causal, prefix_lengths
 from .values import Abstract, AbstractState, Arguments, PartialAttention, Value, is_host, unsupported
 from .view_rules import IDENTITIES
@@ -76,21 +76,23 @@ def attend(
         _projection(values, node, name, x, form) for name, x in (("query", q), ("key", k), ("value", v))
     )
     if np.any(factor != 1):
-        if not isinstance(key, LinearLayer) or not key.is_open or key.residual is not None:
+        if not isinstance(key, Gemm) or not key.is_open or key.residual is not None:
             raise unsupported(node, "its key is not a plain projection whose weight could take up the score scale")
-        # Not `before`: if queries and keys share a projection, it is computed twice, with and without the scale.
+        # Not fused: if queries and keys share a projection, it is computed twice, with and without the scale.
         if isinstance(factor, float):
-            key = replace(key, factor=key.factor * factor, before=None)
+            key = values.layers.variant(key, factor=key.factor * factor)
         else:
             each = np.repeat(factor, columns)
-            key = replace(key, weight=(key.weight * each).astype(np.float32), bias=key.bias * each, before=None)
+            weight = (key.weight * each).astype(np.float32)
+            key = values.layers.variant(key, weight=weight, bias=key.bias * each)
     mask, constant = _masks(values, node, masks)
     if mask is not None and any(_is_only_causal(values, term) for term in constant):
         causal, constant = True, [term for term in constant if not _is_only_causal(values, term)]
     causal = causal or (mask is not None and _is_causal(values, mask))
     masked = mask is not None and _hides(values, mask)
     bias = _bias(values, node, constant, heads)
-    layer = AttendLayer(module_path(node), query, key, value, heads, columns, masked, causal, bias)
+    fields = {"masked": masked, "causal": causal, "bias": bias}
+    layer = values.layers.attention(module_path(node), query, key, value, heads, columns, **fields)
     if mask is not None and masked:
         values.masks[layer] = mask
     return Value(layer, form)
@@ -169,7 +171,7 @@ def _bias(values: AbstractState, node: Node, terms: Sequence[Node], heads: int) 
     return values.once("bias", total.contiguous().numpy()) if bool(total.any()) else None
 
 
-def _projection(values: AbstractState, node: Node, name: str, x: Abstract, form: View) -> Layer:
+def _projection(values: AbstractState, node: Node, name: str, x: Abstract, form: View) -> Base:
     """The projection that an operand of attention is, with view `form`. Raises UnsupportedError for other operands."""
     found = values.fit(x, lambda view, width: view == form)
     if found is None:

@@ -7,16 +7,11 @@ from typing import Any
 
 from ..assembler.printer import show
 from ..base.errors import require_torch
-from .layers import show_layers
 
 
 def _graph(program: Any) -> str:
     text: str = program.graph_module.print_readable(print_output=False)
     return text
-
-
-def _layers(layers: Any) -> str:
-    return show_layers(layers)
 
 
 def _show(made: Any) -> str:
@@ -27,7 +22,7 @@ def _show(made: Any) -> str:
 SHOWN: dict[str, Callable[[Any], str]] = {
     "capture": _graph,
     "rewrite": _graph,
-    "match": _layers,
+    "match": _show,
     "fold": _show,
     "schedule": _show,
     "tile": _show,
@@ -40,8 +35,8 @@ SHOWN: dict[str, Callable[[Any], str]] = {
 
 
 def shown(name: str, made: object) -> str:
-    """Print the result of pass `name`: the captured or rewritten graph, the matched layers, the network, the schedule,
-    the segments as they are cut, the work items of each unit, their kernel sequences without and with the unit of
+    """Print the result of pass `name`: the captured or rewritten graph, the matched or folded layers, the schedule, the
+    segments as they are cut, the work items of each unit, their kernel sequences without and with the unit of
     activations, or the program. Raises `MissingError` without PyTorch."""
     require_torch("compiling a model")
     return SHOWN[name](made)

@@ -32,7 +32,7 @@ from torch.fx import Graph, Node
 from torch.utils import _pytree as pytree
 
 from ..base.errors import ScheduleError, TensorError, UnsupportedError
-from ..scheduler.graph import AttentionLayer, Gemm, Layer, LayerGraph, Output
+from ..scheduler.graph import Gemm, Layer, LayerGraph, Output
 from .capture import Environment, Interface, arguments, is_static, lifted, module_path, packet, run, site
 from .flops import FlopCounter
 from .ideas import with_ideas
@@ -273,7 +273,7 @@ class _Cut:
                 self.lower(_alone(traced.network, layer))
             except UnsupportedError as limit:
                 # A product that was inserted to rearrange columns has no operator; its operand has one.
-                made = [traced.origins[y] for y in (layer.y, *_operands(layer)) if y in traced.origins]
+                made = [traced.origins[y] for y in (layer.y, *layer.operands) if y in traced.origins]
                 at = part.original(made[0]) if made else None
                 return None if at is None else (at, str(limit).removeprefix(f"{layer.place}: "))
             except ScheduleError:  # the schedule names layers of the other pieces
@@ -369,13 +369,6 @@ def _alone(network: LayerGraph, layer: Layer) -> LayerGraph:
     heads = [_zeros("in", name, 128, columns) for name in dict.fromkeys((layer.q, layer.k, layer.v))]
     around: tuple[Layer, ...] = (*heads, layer, _zeros(layer.y, "out", columns, 128))
     return replace(network, inputs={"in": 128}, outputs=(Output("out"),), layers=around)
-
-
-def _operands(layer: Layer) -> tuple[str, ...]:
-    """The activations that a layer reads."""
-    if isinstance(layer, AttentionLayer):
-        return (layer.q, layer.k, layer.v)
-    return (layer.x,) if layer.residual is None else (layer.x, layer.residual)
 
 
 def _zeros(x: str, y: str, k: int, n: int) -> Gemm:

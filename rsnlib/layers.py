@@ -1,167 +1,195 @@
-"""Layers of the machine before folding: the result of each layer equals PyTorch's, with the affine part of LayerNorm.
+"""The layers that lowering rules make, until they are a graph.
 
-Layers refer to each other as objects and are compared by identity. Fusing an operator into a product makes a new layer.
+They are those of `scheduler.graph`, before folding: the result of each equals PyTorch's. A rule does not know which
+results are needed in the end. So fusing an operator into a product makes a new layer beside the old one, and results
+have provisional names. `LayerBuilder.graph` takes what is needed, and names results by their modules.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+import re
+from collections.abc import Container, Iterable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
+from ..base.errors import UnsupportedError
 from ..machine.view import View
-from ..scheduler.graph import Activation, Array, attention_formula, fused_formula, product_formula
-
-Float64 = npt.NDArray[np.float64]
+from ..scheduler.graph import Array, AttentionLayer, Gemm, Layer, LayerGraph, Output, Vector, behind
 
 
 @dataclass(frozen=True, eq=False)
 class Source:
-    """An activation that the host provides. width: its columns. view: the host's tensor is this view of it."""
+    """An activation that the host provides. y: its provisional name. name: of the tensor. width: its columns. view: the
+    host's tensor is this view of it."""
 
+    y: str
     name: str
     width: int
     view: View
 
-    @property
-    def operands(self) -> tuple[Layer, ...]:
-        """The layers whose results it reads: none."""
-        return ()
+
+Base = Source | Layer
+"""What an activation comes from."""
 
 
-@dataclass(frozen=True, eq=False)
-class LayerNorm:
-    """LayerNorm over N columns, or RMSNorm if `rms`. scale, shift: (N,)."""
+class FusionError(UnsupportedError):
+    """A product's result is needed both with and without a residual that is fused into it. layer: the product."""
 
-    eps: float
-    scale: Float64
-    shift: Float64
-    rms: bool = False
-
-
-@dataclass(frozen=True, eq=False)
-class LinearLayer:
-    """norm(gain * activation(factor * (x @ weight + bias) + residual)); weight is (K, N), bias (N,).
-
-    gain is 1 if there is a norm. before: the layer without the operator that was fused last; if its result is needed
-    too, that operator becomes a `Pass`. fused_path: module path of the activation or norm that was fused, else "".
-    """
-
-    path: str
-    x: Layer
-    weight: Array
-    bias: Float64
-    factor: float = 1.0
-    residual: Layer | None = None
-    activation: Activation | None = None
-    norm: LayerNorm | None = None
-    gain: float = 1.0
-    before: LinearLayer | None = None
-    fused_path: str = ""
-
-    @property
-    def width(self) -> int:
-        """Number of columns of its result."""
-        return int(self.weight.shape[1])
-
-    @property
-    def is_open(self) -> bool:
-        """Whether a bias, a residual, a factor, an activation or a norm can still be fused."""
-        return self.activation is None and self.norm is None
-
-    @property
-    def operands(self) -> tuple[Layer, ...]:
-        """The layers whose results it reads."""
-        return (self.x,) if self.residual is None else (self.x, self.residual)
+    def __init__(self, layer: Gemm) -> None:
+        super().__init__(
+            f"{layer.place}: its result is needed both before and after something is added to it, which the machine "
+            "fuses into the product"
+        )
+        self.layer = layer
 
 
-@dataclass(frozen=True, eq=False)
-class Pass:
-    """norm(gain * activation(x)) as a layer of its own, because x is needed too: e.g. a pre-norm block normalises its
-    residual and also adds it later."""
+@dataclass(frozen=True)
+class _Fusion:
+    """How a layer was made. before: the layer without the operator that was fused last, None for none. path: the module
+    path of the activation or norm that was fused last, else ""."""
 
-    path: str
-    x: Layer
-    activation: Activation | None = None
-    norm: LayerNorm | None = None
-    gain: float = 1.0
-
-    @property
-    def width(self) -> int:
-        """Number of columns of its result."""
-        return self.x.width
-
-    @property
-    def operands(self) -> tuple[Layer, ...]:
-        """The layers whose results it reads."""
-        return (self.x,)
+    before: str | None = None
+    path: str = ""
 
 
-@dataclass(frozen=True, eq=False)
-class AttendLayer:
-    """softmax(q @ k^T + bias) @ v for each sequence and head; head h starts at column h * head_dim.
+class LayerBuilder:
+    """Makes layers, and remembers which were made by fusing an operator into another layer."""
 
-    masked: keys beyond the run-time lengths are masked out. causal: for each row, the keys behind it are masked out.
-    bias: (batch or 1, heads or 1, seq, seq).
-    """
+    def __init__(self) -> None:
+        self._layers: dict[str, Layer] = {}
+        self._sources: dict[str, Source] = {}
+        self._fusions: dict[str, _Fusion] = {}
 
-    path: str
-    q: Layer
-    k: Layer
-    v: Layer
-    heads: int
-    head_dim: int
-    masked: bool
-    causal: bool = False
-    bias: Array | None = None
+    def source(self, name: str, width: int, view: View) -> Source:
+        """An activation that the host provides."""
+        made = Source(self._fresh(), name, width, view)
+        self._sources[made.y] = made
+        return made
 
-    @property
-    def width(self) -> int:
-        """Number of columns of its result."""
-        return self.heads * self.head_dim
+    def product(self, path: str, x: Base, weight: Array, bias: Vector) -> Gemm:
+        """x @ weight + bias. weight: (K, N). bias: (N,). path: the module path."""
+        return self._added(Gemm(path, x.y, self._fresh(), weight, bias), _Fusion())
 
-    @property
-    def operands(self) -> tuple[Layer, ...]:
-        """The layers whose results it reads."""
-        return (self.q, self.k, self.v)
+    def pass_over(self, path: str, x: Base, **fields: Any) -> Gemm:
+        """A layer without a product, which only applies an activation, a norm, or scale and shift to x. fields: of the
+        `Gemm`."""
+        return self._added(replace(_no_product(path, x.y, self._fresh(), x.width), **fields), _Fusion())
+
+    def attention(
+        self, path: str, q: Base, k: Base, v: Base, heads: int, head_dim: int, **fields: Any
+    ) -> AttentionLayer:
+        """softmax(q @ k^T) @ v for each head. fields: the others of the `AttentionLayer`."""
+        layer = AttentionLayer(path, q.y, k.y, v.y, self._fresh(), heads, head_dim, **fields)
+        self._layers[layer.y] = layer
+        return layer
+
+    def fused(self, before: Gemm, path: str | None = None, /, **fields: Any) -> Gemm:
+        """The layer with a further operator fused into it. path: the module path of an activation or a norm, which
+        becomes a pass of that path if the result of `before` is needed too. fields: of the `Gemm` that change."""
+        fusion = _Fusion(before.y, self._fusions[before.y].path if path is None else path)
+        # a function that is called in a module around the product has no path of its own
+        is_module = bool(path) and not f"{before.path}.".startswith(f"{path}.")
+        paths = (*before.fused, str(path)) if is_module else before.fused
+        return self._added(replace(before, y=self._fresh(), fused=paths, **fields), fusion)
+
+    def variant(self, layer: Gemm, **fields: Any) -> Gemm:
+        """Another product of the same operand: if the result of `layer` is needed too, both are computed. fields: of
+        the `Gemm` that change."""
+        return self._added(replace(layer, y=self._fresh(), **fields), replace(self._fusions[layer.y], before=None))
+
+    def __contains__(self, made: Base) -> bool:
+        """Whether this builder made it."""
+        return self._layers.get(made.y, self._sources.get(made.y)) is made
+
+    def of(self, y: str) -> Base:
+        """The layer, or the source, whose result has this provisional name."""
+        return self._layers[y] if y in self._layers else self._sources[y]
+
+    def before(self, layer: Gemm) -> Gemm | None:
+        """The layer without the operator that was fused last; None for one into which none was fused."""
+        y = self._fusions[layer.y].before
+        found = None if y is None else self._layers[y]
+        assert found is None or isinstance(found, Gemm)
+        return found
+
+    def behind(self, outputs: Iterable[Base]) -> dict[str, None]:
+        """These results and all that they are computed from, by provisional name, operands first."""
+        return behind((x.y for x in outputs), self._layers)
+
+    def graph(self, outputs: Sequence[Layer], batch: int, seq: int) -> tuple[LayerGraph, dict[str, str]]:
+        """The graph of the layers that `outputs` need, over batch * seq rows; and the names of results in it, by their
+        provisional names. An operator that was fused into a product becomes a pass if the product's bare result is
+        needed too. Raises `FusionError` where that is impossible."""
+        needed = self.behind(outputs)
+        layers = {y: self._separated(self._layers[y], needed) for y in needed if y in self._layers}
+        order = behind((x.y for x in outputs), layers)
+        sources = [self._sources[y] for y in order if y not in layers]
+        made = LayerGraph(
+            batch,
+            seq,
+            inputs={x.y: x.width for x in sources},
+            outputs=tuple(Output(x.y) for x in outputs),
+            layers=tuple(layers[y] for y in order if y in layers),
+        )
+        taken: set[str] = set()
+        names = {x.y: unique_name(identifier(x.name, "linear"), taken) for x in sources}  # arguments keep their names
+        names |= {x.y: unique_name(identifier(x.path, _kind(x)), taken) for x in made.layers}
+        return made.renamed(names), names
+
+    def _fresh(self) -> str:
+        return f"%{len(self._layers) + len(self._sources)}"
+
+    def _added(self, layer: Gemm, fusion: _Fusion) -> Gemm:
+        self._layers[layer.y], self._fusions[layer.y] = layer, fusion
+        return layer
+
+    def _separated(self, layer: Layer, needed: Container[str]) -> Layer:
+        """The layer, or what was fused into it last as a pass, if the result before that is needed too."""
+        bare = None if isinstance(layer, AttentionLayer) else self.before(layer)
+        while bare is not None and bare.y not in needed:
+            bare = self.before(bare)
+        if bare is None or isinstance(layer, AttentionLayer):
+            return layer
+        numbers = layer.weight is not bare.weight or layer.bias is not bare.bias or layer.factor != bare.factor
+        if numbers or (layer.x, layer.residual) != (bare.x, bare.residual):
+            raise FusionError(layer)
+        norm = layer.norm if bare.norm is None else None
+        path = self._fusions[layer.y].path
+        if path in ("", layer.path) and layer.path:
+            path = f"{layer.path}.{'norm' if norm is not None else 'activation'}"
+        scale, shift = layer.scale, layer.shift
+        if bare.scale is not None:  # a factor behind an activation that has one already
+            scale, shift = (1.0 if scale is None else scale) / bare.scale, np.zeros(layer.width)
+        return replace(
+            _no_product(path, bare.y, layer.y, layer.width),
+            activation=layer.activation if bare.activation is None else None,
+            norm=norm,
+            scale=scale,
+            shift=shift,
+        )
 
 
-Layer = Source | LinearLayer | Pass | AttendLayer
+def _no_product(path: str, x: str, y: str, width: int) -> Gemm:
+    return Gemm(path, x, y, np.zeros((0, width), np.float32), np.zeros(width, np.float32), residual=x)
 
 
-def show_layers(outputs: Sequence[Layer]) -> str:
-    """The layers behind `outputs` as text, a line for each, operands first."""
-    numbers = {layer: f"%{i}" for i, layer in enumerate(ancestors(outputs))}
-    lines = [f"{name} = {_words(layer, numbers)}" for layer, name in numbers.items()]
-    return "\n".join([*lines, "-> " + ", ".join(numbers[layer] for layer in outputs)]) + "\n"
+def _kind(layer: Layer) -> str:
+    return "attention" if isinstance(layer, AttentionLayer) else "linear" if layer.multiplies else "pass"
 
 
-def _words(layer: Layer, numbers: Mapping[Layer, str]) -> str:
-    of = [numbers[x] for x in layer.operands]
-    if isinstance(layer, Source):
-        return f"{layer.name}, {layer.width} columns, from the host"
-    if isinstance(layer, AttendLayer):
-        q, k, v = of
-        words = attention_formula(q, k, v, layer.heads, layer.head_dim, layer.masked, layer.causal, layer.bias)
-        return f"{words}  # {layer.path}"
-    x, residual = of[0], ""
-    if isinstance(layer, LinearLayer):
-        x, residual = product_formula(x, layer.weight), of[1] if layer.residual is not None else ""
-        x = x if layer.factor == 1 else f"{layer.factor:g} * ({x})"
-    norm = None if layer.norm is None else (f"{'rms' if layer.norm.rms else 'layer'}_norm", layer.norm.eps)
-    return f"{fused_formula(x, residual, layer.activation, norm, layer.gain)}  # {layer.path}"
+def identifier(path: str, kind: str) -> str:
+    """A module path as an identifier. kind: what it begins with if the path is no identifier."""
+    stem = re.sub(r"\W", "_", path)
+    return f"{kind}_{stem}".removesuffix("_") if not stem or stem[0].isdigit() else stem
 
 
-def ancestors(layers: Sequence[Layer]) -> dict[Layer, None]:
-    """These layers and all layers that they depend on, operands first. The keys are an ordered set."""
-    found: dict[Layer, None] = {}
-    stack = list(reversed(layers))
-    while stack:
-        missing = next((x for x in stack[-1].operands if x not in found), None)
-        if missing is not None:
-            stack.append(missing)
-        else:
-            found[stack.pop()] = None
-    return found
+def unique_name(stem: str, taken: set[str]) -> str:
+    """`stem`, or `stem` with a number from 2 on, so that it is not in `taken`, to which it is added."""
+    name, n = stem, 1
+    while name in taken:
+        n += 1
+        name = f"{stem}_{n}"
+    taken.add(name)
+    return name

@@ -15,24 +15,24 @@ from typing import Any
 
 from ..isa.overlay import Overlay
 from ..scheduler import build
-from ..scheduler.graph import LayerGraph
+from ..scheduler.graph import Gemm, LayerGraph
 from ..scheduler.room import check_weights
 from .fold import fold, fold_shapes
-from .layers import Layer, LinearLayer, ancestors
 from .rewriter import Rewrite
 from .rewrites import REWRITES
 from .rules import RULES
 from .values import LoweringPattern
 
-Fold = Callable[[list[Layer], int, int], tuple[LayerGraph, dict[Layer, str]]]
-"""From matched layers, batch and seq to a network, and the name of each layer's result in it."""
+Fold = Callable[[LayerGraph], LayerGraph]
+"""From the matched graph to the folded one. Inputs, and results that the folded one has too, keep their names; outputs
+keep their order."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Passes(build.Passes):
     """All passes of the compiler. rewrites: of the captured graph, in their order (`rewrites`). rules: the lowering
-    rule of each PyTorch operator (`rules`). fold: from matched layers to a network (`fold`). The other passes are those
-    of the scheduler."""
+    rule of each PyTorch operator (`rules`). fold: from matched layers to folded ones (`fold`). The other passes are
+    those of the scheduler."""
 
     rewrites: Sequence[Rewrite] = REWRITES
     rules: Mapping[Any, LoweringPattern] = field(default_factory=lambda: RULES)
@@ -49,7 +49,7 @@ def within(overlay: Overlay, passes: Passes = USUAL) -> Passes:
     def observe(name: str, made: Any) -> None:
         if name == "match" and passes.fold in (fold, fold_shapes):  # another fold may need fewer weights
             # Two layers of the same weight may become one product.
-            weights = {id(x.weight): x.weight.size for x in ancestors(made) if isinstance(x, LinearLayer)}
+            weights = {id(x.weight): x.weight.size for x in made.layers if isinstance(x, Gemm)}
             check_weights(sum(weights.values()), overlay)
         passes.observe(name, made)
 

@@ -10,16 +10,14 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 from scipy.optimize import brentq
 from scipy.special import erf, expit, logit, ndtri
 from torch.fx import Node
 
 from ..machine.view import View
-from ..scheduler.graph import Activation
-from .layers import LinearLayer
+from ..scheduler.graph import Activation, Float64, Gemm
+from .layers import LayerBuilder
 
-Float64 = npt.NDArray[np.float64]
 Function = Callable[[Float64], Float64]
 
 
@@ -27,7 +25,7 @@ Function = Callable[[Float64], Float64]
 class Pointwise:
     """function(x) of each element x of `view` of an open product. nodes: the operators that the function stands for."""
 
-    base: LinearLayer
+    base: Gemm
     view: View
     function: Function
     nodes: tuple[Node, ...]
@@ -116,15 +114,15 @@ def _plain(x: float) -> float:
     return 1.0 if abs(x - 1) < 1e-6 else x
 
 
-def root_of(base: LinearLayer) -> tuple[LinearLayer, float]:
+def root_of(layers: LayerBuilder, base: Gemm) -> tuple[Gemm, float]:
     """The product before it was only scaled, and the ratio of both factors."""
-    ratio = 1.0
-    while base.before is not None and _only_scaled(base, base.before):
-        ratio *= base.factor / base.before.factor
-        base = base.before
+    ratio, before = 1.0, layers.before(base)
+    while before is not None and _only_scaled(base, before):
+        ratio *= base.factor / before.factor
+        base, before = before, layers.before(before)
     return base, ratio
 
 
-def _only_scaled(after: LinearLayer, before: LinearLayer) -> bool:
-    same = ("x", "weight", "bias", "residual")
-    return after.is_open and before.is_open and all(getattr(after, n) is getattr(before, n) for n in same)
+def _only_scaled(after: Gemm, before: Gemm) -> bool:
+    same = after.weight is before.weight and after.bias is before.bias
+    return same and after.is_open and before.is_open and (after.x, after.residual) == (before.x, before.residual)

@@ -272,7 +272,7 @@ def _seen_in_full(graph: Rewriter, node: Node) -> Product | None:
     if product is None or not all(map(graph.is_sole, chain)) or shape_of(node)[-1] != product.width:
         return None
     values, view = AbstractState(graph.program), View.dense(shape_of(product.node))
-    values.of[product.node] = Value(Source("", product.width, view), view)
+    values.of[product.node] = Value(Source("", "", product.width, view), view)
     for x in reversed(chain[:-1]):
         shown = VIEWS[packet(x)](values, x, arguments(x))
         if not isinstance(shown, Value):

@@ -19,10 +19,9 @@ from scipy.special import erf, expit
 from torch.fx import Node
 
 from ..machine.view import View
-from ..scheduler.graph import Activation
+from ..scheduler.graph import Activation, Float64, Gemm, Norm
 from .attention_rules import attend, scaled_dot_product_attention, softmax
 from .capture import dtype_of, module_path, op_name, shape_of, site
-from .layers import Float64, LayerNorm, LinearLayer, Pass, ancestors
 from .pointwise import Pointwise, recognise, root_of
 from .values import (
     Abstract,
@@ -97,19 +96,21 @@ def product(
     view = operand.view.with_columns(*matrix.shape)
     if vector is None or view is None:
         return "its bias is not a vector"
-    return Value(LinearLayer(module_path(node), operand.base, matrix, vector), view)
+    return Value(values.layers.product(module_path(node), operand.base, matrix, vector), view)
 
 
-def open_product(values: AbstractState, x: Node) -> tuple[LinearLayer, View] | None:
+def open_product(values: AbstractState, x: Node) -> tuple[Gemm, View] | None:
     """The product into which an operator on x can be fused, and the view of it that x is; None if there is none."""
     found = product_of(values, x)
     return found if found is not None and found[0].is_open else None
 
 
-def product_of(values: AbstractState, x: Node) -> tuple[LinearLayer, View] | None:
+def product_of(values: AbstractState, x: Node) -> tuple[Gemm, View] | None:
     """The product that x is a view of, with all that is fused into it, and that view; None if there is none."""
     value = None if is_host(values.of[x]) else values.operand(x, lambda view, width: True)
-    return (value.base, value.view) if value is not None and isinstance(value.base, LinearLayer) else None
+    if value is None or not isinstance(value.base, Gemm) or not value.base.multiplies:
+        return None
+    return value.base, value.view
 
 
 def activation(kind: Callable[[Arguments], Activation]) -> LoweringPattern:
@@ -121,7 +122,7 @@ def activation(kind: Callable[[Arguments], Activation]) -> LoweringPattern:
         if found is None:
             return f"{op_name(node)} is supported only right after a matrix product"
         before, view = found
-        return Value(replace(before, activation=kind(a), before=before, fused_path=module_path(node)), view)
+        return Value(values.layers.fused(before, module_path(node), activation=kind(a)), view)
 
     return rule
 
@@ -161,9 +162,14 @@ def pointwise(
     if found is None or (base.residual is not None and found.factor != 1):
         nodes = dict.fromkeys((*(n for p in of for n in p.nodes), node))
         return Pointwise(base, view, applied, tuple(nodes))
-    factor = base.factor * found.factor
-    kind, path = found.activation, module_path(node)
-    return Value(replace(base, factor=factor, activation=kind, gain=found.gain, before=base, fused_path=path), view)
+    fields = {"factor": base.factor * found.factor, "activation": found.activation, **_gain(base, found.gain)}
+    return Value(values.layers.fused(base, module_path(node), **fields), view)
+
+
+def _gain(layer: Gemm, factor: float) -> dict[str, Float64 | None]:
+    """The scale and shift of a layer with an activation, and with no norm, if its result is multiplied by `factor`."""
+    gain = factor if layer.scale is None else float(layer.scale[0]) * factor
+    return {"scale": None if gain == 1 else np.full(layer.width, gain), "shift": None}
 
 
 def _as_pointwise(values: AbstractState, x: Any) -> Pointwise | None:
@@ -173,13 +179,13 @@ def _as_pointwise(values: AbstractState, x: Any) -> Pointwise | None:
     found = open_product(values, x) if isinstance(value, Value) else None
     if found is None:
         return None
-    base, ratio = root_of(found[0])
+    base, ratio = root_of(values.layers, found[0])
     return Pointwise(base, found[1], lambda t: ratio * t, ())
 
 
 def layer_norm(values: AbstractState, node: Node, a: Arguments) -> Abstract | str:
     """Rule of layer_norm over all columns of a product, with its residual: MemC applies it at the store; scale and
-    shift are folded into the consumers. Behind an activation or another norm it becomes a `Pass`."""
+    shift are folded into the consumers. Behind an activation or another norm it becomes a pass."""
     return normed(values, node, a, a["eps"], rms=False)
 
 
@@ -190,10 +196,10 @@ def rms_norm(values: AbstractState, node: Node, a: Arguments) -> Abstract | str:
 
 
 def normed(values: AbstractState, node: Node, a: Arguments, eps: float, *, rms: bool) -> Abstract | str:
-    """Fuse a LayerNorm, or an RMSNorm if `rms`, into the product before it, or make a `Pass`."""
+    """Fuse a LayerNorm, or an RMSNorm if `rms`, into the product before it, or make a pass."""
     found = None if is_host(values.of[a["input"]]) else values.operand(a["input"], lambda view, width: True)
     before = None if found is None else found.base
-    if found is None or not isinstance(before, LinearLayer | Pass) or list(a["normalized_shape"]) != [before.width]:
+    if found is None or not isinstance(before, Gemm) or list(a["normalized_shape"]) != [before.width]:
         return f"{op_name(node)} is supported only right after a matrix product and its residual, over all columns"
     view = found.view
     if not in_rows(view, before.width):
@@ -201,10 +207,10 @@ def normed(values: AbstractState, node: Node, a: Arguments, eps: float, *, rms: 
     scale, shift = values.vector(a["weight"], before.width, 1.0), values.vector(a["bias"], before.width, 0.0)
     if scale is None or shift is None:
         return "its scale or its shift is computed from the arguments"
-    norm = LayerNorm(eps, scale, shift, rms)
-    if isinstance(before, Pass) or not before.is_open:
-        return Value(Pass(module_path(node), before, norm=norm), view)
-    return Value(replace(before, norm=norm, before=before, fused_path=module_path(node)), view)
+    path, norm = module_path(node), Norm(eps, rms)
+    if before.is_open:
+        return Value(values.layers.fused(before, path, norm=norm, scale=scale, shift=shift), view)
+    return Value(values.layers.pass_over(path, before, norm=norm, scale=scale, shift=shift), view)
 
 
 def add(values: AbstractState, node: Node, a: Arguments) -> Abstract | str:
@@ -230,16 +236,16 @@ def add(values: AbstractState, node: Node, a: Arguments) -> Abstract | str:
     return "an addition is supported only to the result of a matrix product"
 
 
-def with_bias(values: AbstractState, before: LinearLayer, view: View, other: Node) -> LinearLayer | None:
+def with_bias(values: AbstractState, before: Gemm, view: View, other: Node) -> Gemm | None:
     """The product with a constant vector added to its bias; None if `other` is no such vector."""
     shape = shape_of(other)
     bias = values.vector(other, before.width, 0.0)
     if bias is None or shape[-1:] != (before.width,) or before.factor != 1 or not in_rows(view, before.width):
         return None
-    return replace(before, bias=before.bias + bias, before=before)
+    return values.layers.fused(before, bias=before.bias + bias)
 
 
-def with_residual(values: AbstractState, before: LinearLayer, view: View, other: Node) -> LinearLayer | None:
+def with_residual(values: AbstractState, before: Gemm, view: View, other: Node) -> Gemm | None:
     """The product with a tensor of the same shape as its residual (previous-layer term); None if it has a residual
     already, or if the tensor does not fit or depends on the product."""
     if before.residual is not None:
@@ -248,15 +254,15 @@ def with_residual(values: AbstractState, before: LinearLayer, view: View, other:
     if residual is None and is_host(values.of[other]):
         residual = Value(values.source(other, view, before.width), view)
     # A product cannot have a residual that depends on it.
-    if residual is None or before in ancestors([residual.base]):
+    if residual is None or before.y in values.layers.behind([residual.base]):
         return None
-    return replace(before, residual=residual.base, before=before)
+    return values.layers.fused(before, residual=residual.base.y)
 
 
 def scale(values: AbstractState, node: Node, a: Arguments) -> Abstract | str:
     """Rule of mul and div. A constant factor of attention scores (or one per head) becomes their scale; one of a
-    product is folded into its weights, or into its gain after an activation. A factor that is not constant is accepted
-    only as part of an activation that is written with several operators, such as x * sigmoid(x)."""
+    product becomes its factor, or its scale after an activation. A factor that is not constant is accepted only as part
+    of an activation that is written with several operators, such as x * sigmoid(x)."""
     x, y = a["self"], a["other"]
     division = op_name(node).startswith("aten.div")
     if not division and values.number(y) is None:
@@ -277,18 +283,13 @@ def scale(values: AbstractState, node: Node, a: Arguments) -> Abstract | str:
     value = values.of[x]
     if isinstance(value, PartialAttention) and not value.masks and not value.normal:
         return replace(value, scale=value.scale * factor)
-    if (
-        isinstance(value, Value)
-        and isinstance(value.base, LinearLayer)
-        and value.base.activation
-        and not value.base.norm
-    ):
-        return Value(replace(value.base, gain=value.base.gain * factor, before=value.base), value.view)
+    if isinstance(value, Value) and isinstance(value.base, Gemm) and value.base.activation and not value.base.norm:
+        return Value(values.layers.fused(value.base, **_gain(value.base, factor)), value.view)
     found = open_product(values, x)
     if found is None or found[0].residual is not None:
         return "a factor is supported only right after a matrix product"
     before, view = found
-    return Value(replace(before, factor=before.factor * factor, before=before), view)
+    return Value(values.layers.fused(before, factor=before.factor * factor), view)
 
 
 def _scaled_by_head(values: AbstractState, a: Arguments, division: bool) -> PartialAttention | None:

@@ -21,7 +21,7 @@ from torch.export import ExportedProgram
 from torch.fx import Node
 
 from ..base.errors import TensorError, UnsupportedError
-from ..scheduler.graph import TOP, Gemm, LayerGraph
+from ..scheduler.graph import AttentionLayer, Gemm
 from .capture import (
     Environment,
     Interface,
@@ -40,10 +40,9 @@ from .capture import (
     shape_of,
     site,
 )
-from .fold import FoldError
 from .host_part import HostPart
 from .ideas import ideas, with_ideas
-from .layers import AttendLayer, Layer, LinearLayer, Pass, Source, ancestors
+from .layers import Base, FusionError, LayerBuilder, Source
 from .mask import attended_keys, is_causal
 from .partition import Placement, Traced
 from .passes import USUAL, Passes
@@ -135,15 +134,17 @@ def interpret(
     return replace(traced, again=partial(interpret, program, interface, given, passes, again=True))
 
 
-def _role(value: Abstract) -> str:
+def _role(value: Abstract, layers: LayerBuilder) -> str:
     """What an operator of the machine became, for the table of `explain`."""
     layer = value.base if isinstance(value, Value) else None
-    if isinstance(layer, LinearLayer):
+    if isinstance(layer, Gemm) and layer.multiplies:
         k, n = layer.weight.shape
-        return f"matrix product {k} x {n}" if layer.before is None else f"fused into {layer.path or 'the product'}"
-    if isinstance(layer, Pass):
-        return f"a pass over {layer.x.path if isinstance(layer.x, LinearLayer) else 'what is before it'}"
-    if isinstance(layer, AttendLayer):
+        whole = layers.before(layer) is None
+        return f"matrix product {k} x {n}" if whole else f"fused into {layer.path or 'the product'}"
+    if isinstance(layer, Gemm):
+        x = layers.of(layer.x)
+        return f"a pass over {x.path if isinstance(x, Gemm) and x.multiplies else 'what is before it'}"
+    if isinstance(layer, AttentionLayer):
         words = [f"attention, {layer.heads} heads of {layer.head_dim}", "masked" * layer.masked]
         words += ["causal" * layer.causal, "" if layer.bias is None else "its scores with a bias"]
         return ", ".join(filter(None, words))
@@ -205,6 +206,8 @@ class _Tracer:
                 made, str | Value | PartialAttention | Pointwise | HostSuffix | list
             ):  # a wrong rule of the user
                 raise TypeError(f"the rule for {op_name(node)} returned {type(made).__name__}, not a value or a reason")
+            if isinstance(made, Value | Pointwise) and made.base not in self.values.layers:
+                raise TypeError(f"the rule for {op_name(node)} returned a layer that values.layers did not make")
             result = made
             if isinstance(result, Value) and result.view.shape != shape_of(node):
                 result = f"its operands must have the shape of its result, {shape_of(node)}"
@@ -215,7 +218,7 @@ class _Tracer:
         if is_host(result):
             self.before.append(node)
         elif packet(node) not in VIEWS:
-            self._place(node, "machine", _role(result))
+            self._place(node, "machine", _role(result, self.values.layers))
         return result
 
     def _stay(self, node: Node, inputs: Sequence[Abstract], why: str) -> Abstract:
@@ -273,21 +276,23 @@ class _Tracer:
     def partition(self, interface: Interface) -> Traced:
         """The network and the host part; of the operators before the machine only those that are needed. Raises
         NoProductError, UnsupportedError or RefusedError."""
-        outputs = list(dict.fromkeys(value.base for value in self.results.values()))
+        outputs = list(dict.fromkeys(x.base for x in self.results.values() if not isinstance(x.base, Source)))
         if not outputs:
             if not self.refused:
                 raise NoProductError(f"{NOTHING}{(*self.empty, 'it has no matrix product and no attention')[0]}")
             node, why = self.refused[0]
             raise UnsupportedError(f"{NOTHING}{with_ideas(self.program, node, site(node), f'{site(node)}: {why}')}")
         try:
-            self.passes.observe("match", outputs)
-            network, names = self.passes.fold(outputs, self.values.batch, self.values.seq)
-            self.passes.observe("fold", network)
-        except FoldError as error:
+            matched, names = self.values.layers.graph(outputs, self.values.batch, self.values.seq)
+        except FusionError as error:
             raise RefusedError(self._node_of(error.layer), str(error)) from error
-        used = ancestors(outputs)
-        sources = {names[x]: (self.values.source_nodes[x], x.view) for x in used if isinstance(x, Source)}
-        masks = tuple(dict.fromkeys(mask for layer, mask in self.values.masks.items() if layer in used))
+        self.passes.observe("match", matched)
+        network = self.passes.fold(matched)
+        self.passes.observe("fold", network)
+        stored = {a.name: b.name for a, b in zip(matched.outputs, network.outputs, strict=True)}
+        used = ((self.values.layers.of(y), name) for y, name in names.items())
+        sources = {name: (self.values.source_nodes[x], x.view) for x, name in used if isinstance(x, Source)}
+        masks = tuple(dict.fromkeys(mask for layer, mask in self.values.masks.items() if layer.y in names))
         needed = {*masks, *(node for node, _ in sources.values()), *interface.result.all_input_nodes}
         needed.update(x for node in self.after for x in node.all_input_nodes)
         for node in reversed(self.before):
@@ -308,34 +313,29 @@ class _Tracer:
             before=tuple(node for node in self.before if node not in dropped),
             after=tuple(self.after),
             sources=sources,
-            results={node: (names[value.base], value.view) for node, value in self.results.items()},
+            results={node: (stored[names[value.base.y]], value.view) for node, value in self.results.items()},
             masks=masks,
             causal=self.causal,
         )
         placements = tuple(p for node, p in self.placements.items() if node not in dropped)
-        return Traced(network, host, placements, self._origins(network, names))
+        return Traced(network, host, placements, self._origins(names))
 
-    def _origins(self, network: LayerGraph, names: Mapping[Layer, str]) -> dict[str, Node]:
-        """The operator that completes each layer of the network, for an attention its first operator, by the name of
-        the layer's result. names: of the layers' results."""
-        completed: dict[Layer, Node] = {}
+    def _origins(self, names: Mapping[str, str]) -> dict[str, Node]:
+        """The operator that completes each matched layer, for an attention its first operator, by the name of the
+        layer's result. names: of the layers' results, by provisional name."""
+        completed: dict[Base, Node] = {}
         for node, value in self.values.of.items():
             if isinstance(value, Value) and not is_host(value):
                 completed.setdefault(value.base, node)
-        made = {layer.y: layer for layer in network.layers}
         origins: dict[str, Node] = {}
-        for layer, name in names.items():
-            node = completed.get(layer)
-            if node is None and isinstance(layer, LinearLayer):  # a slice of a product's columns, or a scaled product
-                whole = (x for x in completed if isinstance(x, LinearLayer) and (x.path, x.x) == (layer.path, layer.x))
-                node = next((completed[x] for x in whole), None)
-            if node is not None and isinstance(layer, AttendLayer):
-                node = self._first_of(node)
-                last = made.get(name)
-                if isinstance(last, Gemm):  # it removes the padding of narrow heads
-                    origins.setdefault(last.x, node)
-            if node is not None:
-                origins.setdefault(name, node)
+        for y, name in names.items():
+            layer = self.values.layers.of(y)
+            found = completed.get(layer)
+            if found is None and isinstance(layer, Gemm):  # a slice of a product's columns, or a scaled product
+                whole = (x for x in completed if isinstance(x, Gemm) and (x.path, x.x) == (layer.path, layer.x))
+                found = next((completed[x] for x in whole), None)
+            if found is not None:
+                origins[name] = self._first_of(found) if isinstance(layer, AttentionLayer) else found
         return origins
 
     def _first_of(self, node: Node) -> Node:
@@ -365,8 +365,8 @@ class _Tracer:
                     shown, batch, seq = _computed(mask, environment), self.values.batch, self.values.seq
                     attended_keys(shown, batch, seq, mask in self.causal)
             except TensorError as error:
-                message = f"attention at {layer.path or TOP}: {error}"
+                message = f"attention at {layer.place}: {error}"
                 raise RefusedError(self._node_of(layer), message) from error
 
-    def _node_of(self, layer: Layer) -> Node:
+    def _node_of(self, layer: Base) -> Node:
         return next(node for node, x in self.values.of.items() if isinstance(x, Value) and x.base is layer)

@@ -4,20 +4,21 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Container
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from math import prod
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch.export import ExportedProgram
 from torch.fx import Node
 
 from ..base.errors import TensorError, UnsupportedError
 from ..machine.view import View
-from ..scheduler.graph import Array
+from ..scheduler.graph import Array, AttentionLayer, Float64, Gemm
 from .capture import Constants, Environment, Interface, is_empty, is_static, module_path, packet, shape_of, site
-from .layers import AttendLayer, Float64, Layer, LinearLayer, Source
+from .layers import Base, LayerBuilder, Source
 from .pointwise import Pointwise
 
 aten = torch.ops.aten
@@ -28,7 +29,7 @@ class Value:
     """A tensor that is `view` of the activation that layer `base` computes. Over a Source it is a tensor of the host,
     which becomes an input of the machine when a layer needs it."""
 
-    base: Layer
+    base: Base
     view: View
 
 
@@ -87,18 +88,26 @@ def unsupported(node: Node, why: str) -> UnsupportedError:
     return RefusedError(node, f"{site(node)}: {why}")
 
 
+def _columns(layer: Gemm, index: npt.NDArray[np.intp]) -> dict[str, Any]:
+    """The fields of a product that has only these columns of `layer`."""
+    vectors = {"bias": layer.bias, "scale": layer.scale, "shift": layer.shift}
+    picked = {name: None if vector is None else vector[index] for name, vector in vectors.items()}
+    return {"weight": layer.weight[:, index], **picked}
+
+
 class AbstractState:
     """The state of an abstract interpretation: the abstract value of each node so far, in `of`.
 
-    Every activation of the machine has `rows` = batch * seq rows. masks: the mask node of each masked attention.
-    causal: attention masks computed from arguments that are causal in the example.
+    Every activation of the machine has `rows` = batch * seq rows. layers: makes layers. masks: the mask node of each
+    masked attention. causal: attention masks computed from arguments that are causal in the example.
     """
 
     def __init__(self, program: ExportedProgram, causal: Container[Node] = ()) -> None:
         self.program = program
         self.causal = causal
         self.of: dict[Node, Abstract] = {}
-        self.masks: dict[AttendLayer, Node] = {}
+        self.layers = LayerBuilder()
+        self.masks: dict[AttentionLayer, Node] = {}
         self.source_nodes: dict[Source, Node] = {}
         self._made: dict[Any, Any] = {}
         self._constants = Constants(program)
@@ -136,7 +145,7 @@ class AbstractState:
         input. The same arguments give the same Source."""
         if (node, view) not in self._made:
             name = node.name if node.op == "placeholder" else module_path(node) or node.name
-            self._made[node, view] = source = Source(name, width, view)
+            self._made[node, view] = source = self.layers.source(name, width, view)
             self.source_nodes[source] = node
         made: Source = self._made[node, view]
         return made
@@ -159,11 +168,11 @@ class AbstractState:
             return None  # also for the first rows of a tensor that has more
         index, view = columns
         if not np.array_equal(index, np.arange(base.width)):
-            if not isinstance(base, LinearLayer) or base.residual is not None or base.norm is not None:
+            if not isinstance(base, Gemm) or base.residual is not None or base.norm is not None:
                 return None
             key = (base, index.tobytes())
             if key not in self._made:
-                self._made[key] = replace(base, weight=base.weight[:, index], bias=base.bias[index], before=None)
+                self._made[key] = self.layers.variant(base, **_columns(base, index))
             base = self._made[key]
         return Value(base, view) if fits(view, base.width) else None
 

@@ -73,6 +73,7 @@ def rebuild(built: Built, network: LayerGraph, overlay: Overlay, passes: Passes 
 
 
 def _built(network: LayerGraph, overlay: Overlay, chosen: Chosen, passes: Passes, before: Built | None) -> Built:
+    network.check_folded()
     with gc_disabled():
         stages = {"observe": passes.observe} if passes.lower is lower else {}
         lowered = passes.lower(network, overlay, chosen.schedule, **stages)

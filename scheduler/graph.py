@@ -1,14 +1,18 @@
-"""The scheduler's input: a graph of matrix products and attention over named activations, after folding.
+"""The layers of the machine: a graph of matrix products and attention over named activations.
 
 An activation is a float32 matrix of `batch * seq` rows with a name. Every matrix product is one pass over the datapath,
 fused with its neighbours that are no matrix products (paper section 4.3 and Fig. 11).
+
+In a matched graph, the result of each layer equals PyTorch's. In a folded one, which the scheduler takes, the constants
+that the machine does not apply (factor, scale, shift) have gone into weights and biases.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import Enum
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -16,6 +20,9 @@ import numpy.typing as npt
 from ..base.errors import ScheduleError
 
 Array = npt.NDArray[np.float32]
+Float64 = npt.NDArray[np.float64]
+Vector = npt.NDArray[np.floating[Any]]
+"""float64 before folding, which rounds once; float32 after it."""
 TOP = "the top level"
 """How messages name the root module, whose path is empty."""
 
@@ -34,7 +41,7 @@ class Activation(Enum):
 class Norm:
     """LayerNorm over the columns with biased variance, or RMSNorm with `rms`.
 
-    Without scale and shift: those are folded into the consumers. eps: added to the variance or the mean square.
+    Without scale and shift, which a layer has beside it. eps: added to the variance or the mean square.
     """
 
     eps: float
@@ -43,23 +50,28 @@ class Norm:
 
 @dataclass(frozen=True, eq=False)
 class Gemm:
-    """y = norm(activation(x @ weight + bias + residual * residual_scale)); all but the product are optional.
+    """y = norm(activation(factor * (x @ weight + bias) + residual * residual_scale)) * scale + shift; all but the
+    product are optional.
 
-    weight is (K, N), bias and residual_scale are (N,), all float32. `activation` and `norm` exclude each other. x, y,
-    residual: names of activations. path: the module path. K = 0 means no product and no bias: a pass over the residual
-    (`x` is the same activation), for activations that a pre-norm model both normalises and keeps. fused: module paths
-    of the activation or norm, where they are modules of their own.
+    weight is (K, N), float32; bias, residual_scale, scale and shift are (N,). `activation` and `norm` exclude each
+    other. x, y, residual: names of activations. path: the module path. K = 0 means no product and no bias: a pass over
+    the residual (`x` is the same activation), for activations that a pre-norm model both normalises and keeps. In a
+    folded graph the factor is 1, and there are no scale and shift. fused: module paths of the activation or norm, where
+    they are modules of their own.
     """
 
     path: str
     x: str
     y: str
     weight: Array
-    bias: Array
+    bias: Vector
     activation: Activation | None = None
     residual: str | None = None
     residual_scale: Array | None = None
     norm: Norm | None = None
+    factor: float = 1.0
+    scale: Float64 | None = None
+    shift: Float64 | None = None
     fused: tuple[str, ...] = ()
 
     @property
@@ -72,11 +84,31 @@ class Gemm:
         """Whether the pass has a matrix product, i.e. K > 0."""
         return len(self.weight) > 0
 
+    @property
+    def width(self) -> int:
+        """Number of columns of its result."""
+        return int(self.weight.shape[1])
+
+    @property
+    def operands(self) -> tuple[str, ...]:
+        """The activations that it reads, each once."""
+        return (self.x,) if self.residual in (None, self.x) else (self.x, self.residual)
+
+    @property
+    def is_open(self) -> bool:
+        """Whether it is a product with which a bias, a residual, a factor, an activation or a norm can be fused."""
+        return self.multiplies and self.activation is None and self.norm is None
+
+    @property
+    def is_folded(self) -> bool:
+        """Whether it has no constants that the machine does not apply."""
+        return self.factor == 1 and self.scale is None and self.shift is None
+
 
 @dataclass(frozen=True, eq=False)
 class AttentionLayer:
-    """y = softmax(q @ k^T + bias) @ v for each sequence and head. The scale of the scores is folded into the weights of
-    the keys.
+    """y = softmax(q @ k^T + bias) @ v for each sequence and head. The scale of the scores is a factor of the product
+    that computes the keys.
 
     q, k, v, y: names of activations of heads * head_dim columns; head h starts at column h * head_dim. masked: keys at
     and beyond the length of the sequence (the run-time parameter len[b]) are masked out. causal: for each row, the keys
@@ -104,6 +136,21 @@ class AttentionLayer:
     def place(self) -> str:
         """The module path for messages; TOP for the root module."""
         return self.path or TOP
+
+    @property
+    def width(self) -> int:
+        """Number of columns of its result."""
+        return self.heads * self.head_dim
+
+    @property
+    def operands(self) -> tuple[str, ...]:
+        """The activations that it reads, each once."""
+        return tuple(dict.fromkeys((self.q, self.k, self.v)))
+
+    @property
+    def is_folded(self) -> bool:
+        """True: an attention has no constants to fold."""
+        return True
 
 
 Layer = Gemm | AttentionLayer
@@ -147,15 +194,33 @@ class LayerGraph:
 
     def columns(self, name: str) -> int:
         """Number of columns of an activation that a layer of this graph computes."""
-        layer = next(layer for layer in self.layers if layer.y == name)
-        return layer.heads * layer.head_dim if isinstance(layer, AttentionLayer) else int(layer.weight.shape[1])
+        return next(layer for layer in self.layers if layer.y == name).width
 
     def show(self) -> str:
         """The graph as text: a line for the inputs, for each layer, and for the outputs."""
         inputs = ", ".join(f"{name} ({columns} columns)" for name, columns in self.inputs.items())
-        outputs = ", ".join(out.name + " * scale + shift" * (out.scale is not None) for out in self.outputs)
+        outputs = ", ".join(out.name + _affine(out.scale, out.shift) for out in self.outputs)
         lines = [f"  {layer.y} = {_formula(layer)}" for layer in self.layers]
         return "\n".join([f"{self.size}: {inputs}", *lines, f"  -> {outputs}"]) + "\n"
+
+    def check_folded(self) -> None:
+        """Raise `ScheduleError` for a layer that is not folded, because the machine would leave out its constants."""
+        for layer in self.layers:
+            if not layer.is_folded:
+                raise ScheduleError(f"{layer.place}: its factor, scale or shift is not folded into weights")
+
+    def renamed(self, names: Mapping[str, str]) -> LayerGraph:
+        """The same graph with other names of activations: `names` by the old ones; others stay as they are."""
+
+        def new(name: str) -> str:
+            return names.get(name, name)
+
+        return replace(
+            self,
+            inputs={new(name): columns for name, columns in self.inputs.items()},
+            outputs=tuple(replace(out, name=new(out.name)) for out in self.outputs),
+            layers=tuple(with_operands(replace(layer, y=new(layer.y)), new) for layer in self.layers),
+        )
 
     def with_lengths(self, lengths: Sequence[int]) -> LayerGraph:
         """The same layers over sequences of these numbers of rows. Raises `ScheduleError` unless there are `batch`
@@ -175,38 +240,49 @@ class LayerGraph:
         return replace(self, lengths=() if same else tuple(int(n) for n in lengths))
 
 
-def _formula(layer: Layer) -> str:
+def with_operands(layer: Layer, new: Callable[[str], str]) -> Layer:
+    """The layer with other activations as operands. new: from the name of an operand to that of the other one."""
     if isinstance(layer, AttentionLayer):
-        return attention_formula(
-            layer.q, layer.k, layer.v, layer.heads, layer.head_dim, layer.masked, layer.causal, layer.bias
-        )
-    x = product_formula(layer.x, layer.weight) if layer.multiplies else ""
-    residual = "" if layer.residual is None else layer.residual + " * scale" * (layer.residual_scale is not None)
-    norm = None if layer.norm is None else (f"{'rms_' * layer.norm.rms}norm", layer.norm.eps)
-    return fused_formula(x, residual, layer.activation, norm)
+        return replace(layer, q=new(layer.q), k=new(layer.k), v=new(layer.v))
+    return replace(layer, x=new(layer.x), residual=None if layer.residual is None else new(layer.residual))
 
 
-def product_formula(x: str, weight: Array) -> str:
-    """A matrix product with its bias, in words. x: the operand, in words."""
-    k, n = weight.shape
-    return f"{x} @ weight {k}x{n} + bias"
+def behind(outputs: Iterable[str], layers: Mapping[str, Layer]) -> dict[str, None]:
+    """The activations `outputs` and all that they are computed from, operands first; a name without a layer is an
+    input. layers: by the name of their results. The keys are an ordered set."""
+    found: dict[str, None] = {}
+    stack = list(reversed(list(outputs)))
+    while stack:
+        operands = layers[stack[-1]].operands if stack[-1] in layers else ()
+        missing = next((x for x in operands if x not in found), None)
+        if missing is not None:
+            stack.append(missing)
+        else:
+            found[stack.pop()] = None
+    return found
 
 
-def fused_formula(
-    x: str, residual: str, activation: Activation | None, norm: tuple[str, float] | None, gain: float = 1.0
-) -> str:
-    """What is fused behind a product, in words: norm(gain * activation(x + residual)). x, residual: in words, "" for
-    none. norm: what it is called, and its eps."""
-    words = " + ".join(filter(None, (x, residual)))
-    words = words if activation is None else f"{activation.value}({words})"
-    words = words if gain == 1 else f"{gain:g} * {words}"
-    return words if norm is None else f"{norm[0]}({words}, eps {norm[1]:g})"
+def _formula(layer: Layer) -> str:
+    """What a layer computes, in words."""
+    if isinstance(layer, AttentionLayer):
+        bias = "" if layer.bias is None else " + bias " + "x".join(map(str, layer.bias.shape))
+        words = f"softmax({layer.q} @ {layer.k}^T{bias}) @ {layer.v}, {layer.heads} heads of {layer.head_dim}"
+        return words + ", masked" * layer.masked + ", causal" * layer.causal
+    terms = []
+    if layer.multiplies:
+        k, n = layer.weight.shape
+        product = f"{layer.x} @ weight {k}x{n} + bias"
+        terms.append(product if layer.factor == 1 else f"{layer.factor:g} * ({product})")
+    if layer.residual is not None:
+        terms.append(layer.residual + " * scale" * (layer.residual_scale is not None))
+    words = " + ".join(terms)
+    if layer.activation is not None:
+        words = f"{layer.activation.value}({words})"
+    if layer.norm is not None:
+        words = f"{'rms' if layer.norm.rms else 'layer'}_norm({words}, eps {layer.norm.eps:g})"
+    return words + _affine(layer.scale, layer.shift)
 
 
-def attention_formula(
-    q: str, k: str, v: str, heads: int, head_dim: int, masked: bool, causal: bool, bias: Array | None
-) -> str:
-    """An attention, in words."""
-    added = "" if bias is None else " + bias " + "x".join(map(str, bias.shape))
-    words = f"softmax({q} @ {k}^T{added}) @ {v}, {heads} heads of {head_dim}"
-    return words + ", masked" * masked + ", causal" * causal
+def _affine(scale: Vector | None, shift: Vector | None) -> str:
+    """The scale and shift of a result, in words."""
+    return " * scale" * (scale is not None) + " + shift" * (shift is not None)

@@ -1,50 +1,57 @@
-"""LayerNorm's affine and the constant factors, folded; and what cannot be."""
+"""LayerNorm's affine and the constant factors, folded; and products for other column layouts."""
 
 from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
 
-from rsn.base.errors import UnsupportedError
-from rsn.machine.view import View
+from rsn.base.errors import ScheduleError
+from rsn.isa.overlays.xnn import XNN
 from rsn.rsnlib.fold import fold, fold_shapes
-from rsn.rsnlib.layers import AttendLayer, LayerNorm, LinearLayer, Source, ancestors
-from rsn.scheduler.graph import AttentionLayer, Gemm, Norm, Output
+from rsn.scheduler.build import build
+from rsn.scheduler.graph import Activation, AttentionLayer, Gemm, Layer, LayerGraph, Norm, Output
+from rsn.scheduler.schedule import PAPER
 
 RANDOM = np.random.default_rng(0)
-X = Source("x", 4, View.dense((2, 3, 4)))
 
 
-def linear(path: str, x: Source | LinearLayer | AttendLayer, n: int, **more: object) -> LinearLayer:
-    weight = RANDOM.standard_normal((x.width, n)).astype(np.float32)
-    return LinearLayer(path, x, weight, RANDOM.standard_normal(n), **more)  # type: ignore[arg-type]
+def linear(y: str, x: str, k: int, n: int, **more: Any) -> Gemm:
+    return Gemm(y, x, y, RANDOM.standard_normal((k, n)).astype(np.float32), RANDOM.standard_normal(n), **more)
 
 
-def normed(path: str, **more: object) -> LinearLayer:
-    norm = LayerNorm(1e-6, RANDOM.standard_normal(4), RANDOM.standard_normal(4))
-    return linear(path, X, 4, norm=norm, **more)
+def normed(y: str) -> Gemm:
+    scale, shift = RANDOM.standard_normal(4), RANDOM.standard_normal(4)
+    return linear(y, "x", 4, 4, norm=Norm(1e-6), scale=scale, shift=shift)
 
 
-def gemms(*outputs: LinearLayer) -> list[Gemm]:
-    network, _ = fold(list(outputs), 2, 3)
-    return [layer for layer in network.layers if isinstance(layer, Gemm)]
+def graph(*layers: Layer, outputs: tuple[str, ...] = ()) -> LayerGraph:
+    """Layers over the input x of 4 columns; the last one's result is the output, unless others are given."""
+    return LayerGraph(2, 3, {"x": 4}, tuple(map(Output, outputs or (layers[-1].y,))), layers)
+
+
+def gemms(*layers: Layer) -> list[Gemm]:
+    return [layer for layer in fold(graph(*layers)).layers if isinstance(layer, Gemm)]
 
 
 def test_consumer_of_a_norm_takes_scale_and_shift() -> None:
     first = normed("first")
-    second = linear("second", first, 5, factor=0.25)
-    assert first.norm is not None
-    g, s = first.norm.scale, first.norm.shift
-    _, folded = gemms(second)
+    second = linear("second", "first", 4, 5, factor=0.25)
+    g, s = first.scale, first.shift
+    assert g is not None
+    assert s is not None
+    bare, folded = gemms(first, second)
     weight = second.weight.astype(np.float64)
     assert np.array_equal(folded.weight, (weight * (g * 0.25)[:, None]).astype(np.float32))
     assert np.array_equal(folded.bias, ((second.bias + s @ weight) * 0.25).astype(np.float32))
+    assert (bare.norm, bare.is_folded, folded.is_folded) == (Norm(1e-6), True, True)
 
 
 def test_without_weights_all_else_is_the_same() -> None:
-    second = linear("second", normed("first"), 5, residual=linear("other", X, 5))
-    (full, names), (bare, same) = fold([second], 2, 3), fold_shapes([second], 2, 3)
-    assert names == same
+    matched = graph(linear("other", "x", 4, 5), normed("first"), linear("second", "first", 4, 5, residual="other"))
+    full, bare = fold(matched), fold_shapes(matched)
     assert bare.show() == full.show()
     for a, b in zip(full.layers, bare.layers, strict=True):
         assert isinstance(a, Gemm)
@@ -57,67 +64,76 @@ def test_without_weights_all_else_is_the_same() -> None:
 
 def test_residual_of_a_norm_takes_scale_and_shift() -> None:
     first = normed("first")
-    assert first.norm is not None
-    second = linear("second", X, 4, residual=first, factor=2.0)
-    folded = gemms(second)[-1]
+    second = linear("second", "x", 4, 4, residual="first", factor=2.0)
+    assert first.scale is not None
+    assert first.shift is not None
+    _, folded = gemms(first, second)
     assert folded.residual == "first"
     assert folded.residual_scale is not None
-    assert np.array_equal(folded.residual_scale, first.norm.scale.astype(np.float32))
-    assert np.array_equal(folded.bias, (2 * second.bias + first.norm.shift).astype(np.float32))
+    assert np.array_equal(folded.residual_scale, first.scale.astype(np.float32))
+    assert np.array_equal(folded.bias, (2 * second.bias + first.shift).astype(np.float32))
 
 
 def test_residual_before_any_norm_has_scale_one() -> None:
-    (folded,) = gemms(linear("only", X, 4, residual=X))
+    (folded,) = gemms(linear("only", "x", 4, 4, residual="x"))
     assert folded.residual_scale is not None
     assert folded.residual_scale.tolist() == [1, 1, 1, 1]
 
 
 def test_output_of_a_norm_takes_scale_and_shift() -> None:
-    first, plain = normed("first"), linear("plain", X, 7)
-    assert first.norm is not None
-    network, _ = fold([first, plain], 2, 3)
-    after_norm, after_product = network.outputs
+    first, plain = normed("first"), linear("plain", "x", 4, 7)
+    after_norm, after_product = fold(graph(first, plain, outputs=("first", "plain"))).outputs
+    assert first.scale is not None
     assert after_norm.scale is not None
-    assert np.array_equal(after_norm.scale, first.norm.scale.astype(np.float32))
-    assert after_product == Output("plain") or (after_product.scale, after_product.shift) == (None, None)
+    assert np.array_equal(after_norm.scale, first.scale.astype(np.float32))
+    assert (after_product.name, after_product.scale, after_product.shift) == ("plain", None, None)
+
+
+@pytest.mark.parametrize("shift", [None, np.array([0.5, 0.0, 0.0, 0.0])])
+def test_a_pass_takes_the_scale_and_with_a_shift_becomes_a_product(shift: Any) -> None:
+    scale = np.array([1.0, 2.0, 3.0, 4.0])
+    first = linear("first", "x", 4, 4, norm=Norm(1e-6, rms=True), scale=scale, shift=shift)
+    nothing = np.zeros((0, 4), np.float32)
+    over = Gemm("over", "first", "over", nothing, np.zeros(4), residual="first", norm=Norm(1e-5))
+    _, folded = gemms(first, over)
+    if shift is None:
+        assert folded.residual_scale is not None
+        assert (folded.residual, folded.residual_scale.tolist(), folded.multiplies) == ("first", [1, 2, 3, 4], False)
+    else:
+        assert (folded.x, folded.residual, folded.residual_scale) == ("first", None, None)
+        assert (folded.weight.tolist(), folded.bias.tolist()) == (np.diag(scale).tolist(), shift.tolist())
 
 
 def test_weights_are_copied_row_major() -> None:
     weight = RANDOM.standard_normal((4, 6)).astype(np.float32)
-    (folded,) = gemms(LinearLayer("a", X, weight, np.zeros(6)))
+    (folded,) = gemms(Gemm("a", "x", "a", weight, np.zeros(6)))
     assert not np.shares_memory(folded.weight, weight)
     assert folded.weight.flags.c_contiguous
 
 
-def test_layers_come_after_their_operands_under_unique_names() -> None:
-    q, k, v = (linear("self", X, 4) for _ in range(3))
-    attend = AttendLayer("self", q, k, v, heads=2, head_dim=2, masked=True)
-    network, names = fold([linear("0", attend, 3)], 2, 3)
-    assert network.inputs == {"x": 4}
-    assert [layer.y for layer in network.layers] == ["self", "self_2", "self_3", "self_4", "linear_0"]
-    attention = network.layers[3]
-    assert isinstance(attention, AttentionLayer)
-    assert (attention.q, attention.k, attention.v, attention.masked) == ("self", "self_2", "self_3", True)
-    assert set(names) == set(ancestors([attend])) | {layer for layer in names if names[layer] == "linear_0"}
+def test_products_are_inserted_for_narrow_heads() -> None:
+    """The values are an output too, so that they are also needed without padding between heads; queries are not. The
+    scale of the keys cannot be folded into an attention."""
+    q, k, v = linear("q", "x", 4, 4), linear("k", "x", 4, 4, activation=Activation.RELU), linear("v", "x", 4, 4)
+    k = replace(k, scale=np.full(4, 0.5))
+    folded = fold(graph(q, k, v, AttentionLayer("a", "q", "k", "v", "a", 2, 2), outputs=("a", "v")))
+    assert [(layer.y, layer.operands) for layer in folded.layers] == [
+        ("q", ("x",)),
+        ("k", ("x",)),
+        ("k_columns", ("k",)),
+        ("v", ("x",)),
+        ("v_columns", ("v",)),
+        ("a", ("q", "k_columns", "v_columns")),
+        ("a_columns", ("a",)),
+    ]
+    assert [out.name for out in folded.outputs] == ["a_columns", "v"]
+    moved = folded.layers[2]
+    assert isinstance(moved, Gemm)
+    assert moved.weight.tolist() == (np.eye(4) / 2).tolist()
 
 
-def test_a_result_wanted_before_and_after_its_norm_is_normalised_by_a_pass() -> None:
-    plain = linear("block.dense", X, 4)
-    scale, shift = np.array([1.0, 2.0, 3.0, 4.0]), np.array([0.5, 0.0, 0.0, 0.0])
-    after = LinearLayer("block.dense", X, plain.weight, plain.bias, norm=LayerNorm(1e-6, scale, shift), before=plain)
-    following = linear("next", after, 4, residual=plain)
-    network, names = fold([following], 2, 3)
-    dense, normed, last = network.layers
-    assert (dense.y, normed.x, normed.residual, last.x, last.residual) == (
-        "block_dense", "block_dense", "block_dense", "block_dense_norm", "block_dense",
-    )  # fmt: skip
-    assert (dense.norm, normed.norm, normed.weight.shape) == (None, Norm(1e-6), (0, 4))
-    assert np.array_equal(last.weight, (following.weight * scale[:, None]).astype(np.float32))
-    assert names[after] == "block_dense_norm"
-
-
-def test_result_wanted_before_and_after_a_sum_is_refused() -> None:
-    plain = linear("block.dense", X, 4)
-    added = LinearLayer("block.dense", X, plain.weight, plain.bias, residual=X, before=plain)
-    with pytest.raises(UnsupportedError, match=r"block\.dense: .*before and after something is added"):
-        fold([linear("next", added, 4, residual=plain)], 2, 3)
+def test_the_scheduler_refuses_a_graph_that_is_not_folded() -> None:
+    for changed in ({"factor": 2.0}, {"scale": np.ones(64)}, {"shift": np.ones(64)}):
+        layer = replace(Gemm("g", "x", "y", np.eye(64, dtype=np.float32), np.zeros(64, np.float32)), **changed)
+        with pytest.raises(ScheduleError, match="g: its factor, scale or shift is not folded"):
+            build(LayerGraph(1, 8, {"x": 64}, (Output("y"),), (layer,)), XNN, PAPER)
