@@ -53,7 +53,7 @@ def complaint(data: bytes) -> str:
 def resealed(program: Program, section: int, data: bytes) -> bytes:
     """The program with the bytes of one section replaced and every checksum right."""
     sections = container._sections(program)
-    sections[section] = data
+    sections[list(sections)[section]] = data
     return container._framed(sections)
 
 
@@ -275,7 +275,7 @@ def test_made_up_sections_load_or_are_refused(section: int, at: int, data: bytes
     """With checksums that are right, whatever stands in a section is a program or a `ContainerError`."""
     made = parse(TEXT, "t.rsn")
     assert isinstance(made, Program)
-    old = container._sections(made)[section]
+    old = list(container._sections(made).values())[section]
     at %= len(old) + 1
     altered = resealed(made, section, old[:at] + data + old[at + (0 if insert else len(data)) :])
     try:
