@@ -44,12 +44,16 @@ def overlay(items: tuple[s.Item, ...], file: str, overlays: Mapping[str, Overlay
         path = Path(file).parent / name
         if "\0" in name or Path(name).is_absolute():
             raise Mistake(span, "a text names an overlay file by its path relative to this file")
-        if not path.is_file():
-            raise Mistake(span, f"{path}: no such file")
-        return _made(lambda: find(str(path), overlays), span)
+        return _made(lambda: _from_file(path, overlays), span)
     if name not in overlays:
         raise Mistake(s.token_span(first.name), f"no overlay is called {name}", *did_you_mean(name, overlays), known)
     return overlays[name]
+
+
+def _from_file(path: Path, overlays: Mapping[str, Overlay]) -> Overlay:
+    if not path.is_file():  # opening a pipe or a device would block
+        raise ProgramError(f"{path}: no such file")
+    return find(str(path), overlays)
 
 
 def _made(make: Callable[[], Overlay], span: Span) -> Overlay:

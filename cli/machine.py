@@ -9,12 +9,13 @@ import click
 
 from ..base.errors import ResourceError
 from ..isa.overlay import Overlay
+from ..isa.overlays.file import without_hardware
 from ..machine.resources import ResourceUse, budget, require_fits
 
 
 def show_resources(overlay: Overlay, as_json: bool) -> None:
     """Print how much of its device's resources the overlay needs. Raises `ResourceError`, after the table, if it does
-    not fit; of an overlay that a file changed, which nothing builds, it only warns."""
+    not fit; of an overlay with other units or memories, which no sources build, it only warns."""
     device = overlay.device
     if device is None:
         raise ResourceError(f"overlay {overlay.name} names no device: its resources cannot be compared with one")
@@ -45,7 +46,7 @@ def show_resources(overlay: Overlay, as_json: bool) -> None:
     try:
         require_fits(rows, device)
     except ResourceError as e:
-        if not overlay.changes:
+        if not without_hardware(overlay):
             raise
         click.echo(f"warning: {e}", err=True)
 

@@ -45,7 +45,7 @@ COMMANDS = {
     ),
     "overlay": Listed(
         "overlay",
-        "Show the parameters of an overlay (xnn, xnn-base, fig6, fig7): value, unit, and source of each.",
+        "Show the parameters of an overlay (xnn, xnn-base, fig6, fig7, or a file): value, unit, and source of each.",
     ),
     "reproduce": Listed(
         "reproduce",

@@ -14,7 +14,7 @@ from ..isa.overlays.file import facts, show
 @click.argument("name", default="xnn")
 @click.option("--json", "as_json", is_flag=True, help="one JSON object on stdout")
 def overlay_command(name: str, as_json: bool) -> None:
-    """Show the parameters of an overlay (xnn, xnn-base, fig6, fig7, or an overlay file): value, unit, source of each.
+    """Show the parameters of an overlay (xnn, xnn-base, fig6, fig7, or a file): value, unit, and source of each.
 
     The output is an overlay file, for --overlay and for rsn run --overlay-file: keep the lines that you change.
     """

@@ -109,7 +109,7 @@ def test_a_section_that_lies(unit: str, numbers: tuple[int, ...], message: str) 
     rows = [{"name": "s", "kind": "", "layers": [], "outputs": []}]
     uops = [{"unit": unit, "ranges": struct.pack(f"<{len(numbers)}I", *numbers)}]
     sections = container._sections(made)
-    sections[-1] = SEGMENTS.build({"segments": rows, "uops": uops})
+    sections[container.SEGMENT_TAG] = SEGMENTS.build({"segments": rows, "uops": uops})
     with pytest.raises(ContainerError, match=message):
         loads(container._framed(sections))
 

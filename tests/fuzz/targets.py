@@ -5,6 +5,7 @@ A target takes bytes and returns what came of them in a few words, for counting.
 
 from __future__ import annotations
 
+import dataclasses
 import struct
 from collections.abc import Callable, Mapping
 from functools import cache
@@ -21,6 +22,7 @@ from rsn.base.errors import ContainerError, ImageError, ProgramError, SourceErro
 from rsn.isa.image import decode_image
 from rsn.isa.overlay import Overlay
 from rsn.isa.overlays import OVERLAYS
+from rsn.isa.overlays.file import made
 from rsn.isa.overlays.xnn import XNN
 from rsn.isa.packet import Header, Words, encode_image
 from rsn.isa.program import Program, UnpackedProgram
@@ -90,29 +92,33 @@ def loaded(data: bytes) -> str:
     return "program"
 
 
+OVERLAY = b"OVLY"
+"""Tag of the section that names the overlay."""
+
+
 def sealed(data: bytes) -> bytes:
     """The same sections in a sound frame, for the overlay as it is now.
 
     The table is read where it stands in every file; lengths are cut to fit.
     """
     start, entry = 16, struct.Struct("<4sII")
-    every = len(container._FORMATS)
-    count = every if int.from_bytes(data[start - 2 : start], "little") == every else len(container._REQUIRED)
+    count = min(int.from_bytes(data[start - 2 : start], "little"), len(container._FORMATS)) or 1
     at = start + count * entry.size + 4
-    sections = []
-    for i in range(count):
+    sections: dict[bytes, bytes] = {}
+    for i, tag in enumerate(list(container._FORMATS)[:count]):
         row = data[start + i * entry.size : start + (i + 1) * entry.size]
         length = entry.unpack(row)[1] if len(row) == entry.size else 0
-        sections.append(data[at : at + length])
+        tag = row[:4] if row[:4] in container._FORMATS else tag
+        sections[tag] = data[at : at + length]
         at += length
-    sections[-1] += data[at:-4]
+    sections[tag] += data[at:-4]
     try:
-        head = container._OVERLAY.parse(sections[0])
+        head = container._OVERLAY.parse(sections.get(OVERLAY, b""))
     except ConstructError:
         return container._framed(sections)
     if head.name in OVERLAYS and len(head.fingerprint) == len(XNN.fingerprint):
         made_for = {"name": head.name, "fingerprint": OVERLAYS[head.name].fingerprint, "extended": head.extended}
-        sections[0] = container._OVERLAY.build(made_for)
+        sections[OVERLAY] = container._OVERLAY.build(made_for)
     return container._framed(sections)
 
 
@@ -170,7 +176,8 @@ def seeds(target: str) -> tuple[bytes, ...]:
         return (*(path.read_bytes() for path in sorted(PROGRAMS.glob("*.rsn"))), _EVERYTHING.encode())
     programs = shipped()
     if target == "binary":
-        return tuple(container.dumps(p) for p in programs)
+        changed = dataclasses.replace(programs[-1], overlay=made(_CHANGES, "changes.toml"))
+        return (*(container.dumps(p) for p in programs), container.dumps(changed))
     names = [*OVERLAYS]
     return tuple(bytes([names.index(p.overlay.name)]) + p.image.astype("<u4").tobytes() for p in programs)
 
@@ -179,6 +186,17 @@ def shipped() -> list[Program]:
     """The programs of programs/, packed, and a hand-made one."""
     sources = [parse_file(path) for path in sorted(PROGRAMS.glob("*.rsn"))] + [parse(_EVERYTHING, "everything.rsn")]
     return [pack(s) if isinstance(s, UnpackedProgram) else s for s in sources]
+
+
+_CHANGES = """\
+name = "changed"
+overlay = "xnn"
+banks.ddr = 4294967296
+memories.MemA.slots = 4
+memories.MemB0.rows = 256
+rates.ddr_read_gbs = 42.0
+streams."MeshA->MME0" = 4
+"""
 
 
 _EVERYTHING = """\

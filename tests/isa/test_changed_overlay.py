@@ -239,12 +239,12 @@ def resealed(data: bytes, old: bytes, new: bytes) -> bytes:
     """A container with other bytes in its last section, and checksums that are right again."""
     head = container._HEADER.parse(data)
     start = len(data) - 4 - head.sections[-1].length
-    sections, at = [], len(container._HEADER.build(head)) + 4
+    sections, at = {}, len(container._HEADER.build(head)) + 4
     for s in head.sections:
-        sections.append(data[at : at + s.length])
+        sections[s.tag] = data[at : at + s.length]
         at += s.length
     assert old in data[start:]
-    sections[-1] = sections[-1].replace(old, new)
+    sections[container.CHANGES] = sections[container.CHANGES].replace(old, new)
     return container._framed(sections)
 
 
