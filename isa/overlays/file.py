@@ -314,13 +314,6 @@ def show(overlay: Overlay) -> str:
     out = [f'overlay = "{overlay.base or overlay.name}"']
     if overlay.changes:
         out.insert(0, f'name = "{overlay.name}"')
-    for u in overlay.units:
-        if u.memory is not None:
-            sizes = [f"{size} = {getattr(u.memory, size)}" for size in SIZES]
-            out += ["", f"[memories.{u.name}]  # float32 elements", *sizes]
-    out += ["", "[units]  # of each FU type; not more than these"]
-    out += [f"{kind} = {len(units)}" for kind, units in overlay.by_kind.items()]
-    out += ["", "[banks]  # bytes off chip", *(f"{name} = {size}" for name, size in overlay.banks.items())]
     out += ["", "[rates]"]
     for name, rate in overlay.rates.items():
         how = "fitted" if rate.calibrated else "given"
@@ -328,6 +321,13 @@ def show(overlay: Overlay) -> str:
     out += [f"{f'{name} = {getattr(overlay, name)}':<24}# slots" for name in FIFO_DEPTHS]
     out += ["", "[streams]  # depth in words"]
     out += [f'"{s.name}" = {s.depth}' for s in overlay.streams]
+    for u in overlay.units:
+        if u.memory is not None:
+            sizes = [f"{size} = {getattr(u.memory, size)}" for size in SIZES]
+            out += ["", f"[memories.{u.name}]  # float32 elements", *sizes]
+    out += ["", "[units]  # of each FU type; not more than these"]
+    out += [f"{kind} = {len(units)}" for kind, units in overlay.by_kind.items()]
+    out += ["", "[banks]  # bytes off chip", *(f"{name} = {size}" for name, size in overlay.banks.items())]
     return "\n".join(out) + "\n"
 
 
