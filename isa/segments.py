@@ -1,8 +1,9 @@
-"""Segments of a program (paper section 4.2), and what its off-chip accesses have to do with its buffers.
+"""Which buffer each off-chip access of a program means, and which stores fill a buffer.
 
-A compiled program says which uOPs each segment has (`Program.segments`). Of other programs only the stores are known:
-what fills one buffer is then taken for a segment. Buffers may share memory one after the other. With segments it is
-known which of them an access means; without, the n-th store to an address is taken for one to the n-th buffer there.
+Buffers may share memory one after the other. A compiled program says which uOPs each segment has and which buffers it
+fills (`Program.segments`), so it is known which of them an access means. Without segments the n-th store to an address
+is taken for one to the n-th buffer there; and what fills one buffer is then the best guess of what a segment is (paper
+section 4.2).
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from .expansion import Accesses, Expansion
-from .program import Buffer, Program, Role, Segment
+from .program import Buffer, Program, Role
 
 Ints = npt.NDArray[np.int64]
 
@@ -32,20 +33,6 @@ class StoredBuffer:
     def name(self) -> str:
         """The name of the buffer."""
         return self.buffer.name
-
-
-def segments_of(expansion: Expansion) -> tuple[Segment, ...]:
-    """Return the segments of a program as the compiler made them; without a record of them, those of
-    `segments_by_store`."""
-    return expansion.program.segments or segments_by_store(expansion)
-
-
-def segments_by_store(expansion: Expansion) -> tuple[Segment, ...]:
-    """Guess the segments from the stores: each buffer that is stored to is one. Only the uOPs of the unit that stores
-    are known: from its first store to its last one."""
-    return tuple(
-        Segment(s.name, (), "", (s.name,), {s.unit: ((s.first, s.last + 1),)}) for s in stored_buffers(expansion)
-    )
 
 
 def stored_buffers(expansion: Expansion) -> list[StoredBuffer]:

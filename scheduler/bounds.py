@@ -128,7 +128,7 @@ class _Resources:
     def __init__(self, network: LayerGraph, overlay: Overlay) -> None:
         self.network, self.overlay = network, overlay
         self.rates: set[str] = set()
-        self.columns = dict(network.inputs) | {layer.y: columns_of(layer) for layer in network.layers}
+        self.columns = dict(network.inputs) | {layer.y: network.columns(layer.y) for layer in network.layers}
 
     def seconds(self, layers: Sequence[Layer]) -> dict[str, float]:
         """Seconds of each resource for the layers of one segment."""
@@ -173,7 +173,7 @@ class _Resources:
 
     def _moving(self, layers: Sequence[Layer]) -> Iterator[tuple[str, float]]:
         rows = sum(self.network.rows)
-        read = dict.fromkeys(name for layer in layers for name in operands(layer))
+        read = dict.fromkeys(name for layer in layers for name in _operands(layer))
         yield self._memory(ACTIVATIONS, "read", rows * sum(self.columns[name] for name in read))
         yield self._memory(ACTIVATIONS, "write", rows * sum(self.columns[layer.y] for layer in layers))
         for layer in layers:
@@ -200,12 +200,7 @@ class _Resources:
         return bank, ELEMENT_BYTES * elements * self.overlay.seconds[rate]
 
 
-def columns_of(layer: Layer) -> int:
-    """Number of columns of a layer's result."""
-    return layer.heads * layer.head_dim if isinstance(layer, AttentionLayer) else int(layer.weight.shape[1])
-
-
-def operands(layer: Gemm | AttentionLayer) -> tuple[str, ...]:
+def _operands(layer: Gemm | AttentionLayer) -> tuple[str, ...]:
     """The activations that a layer reads."""
     if isinstance(layer, AttentionLayer):
         return layer.q, layer.k, layer.v

@@ -5,9 +5,9 @@ A target takes bytes and returns what came of them in a few words, for counting.
 
 from __future__ import annotations
 
-import dataclasses
 import struct
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 
@@ -25,7 +25,7 @@ from rsn.isa.overlays import OVERLAYS
 from rsn.isa.overlays.file import made
 from rsn.isa.overlays.xnn import XNN
 from rsn.isa.packet import Header, Words, encode_image
-from rsn.isa.program import Program, UnpackedProgram
+from rsn.isa.program import Program, Segment, UnpackedProgram
 from rsn.isa.statistics import count
 from rsn.scheduler.pack import pack
 
@@ -176,8 +176,10 @@ def seeds(target: str) -> tuple[bytes, ...]:
         return (*(path.read_bytes() for path in sorted(PROGRAMS.glob("*.rsn"))), _EVERYTHING.encode())
     programs = shipped()
     if target == "binary":
-        changed = dataclasses.replace(programs[-1], overlay=made(_CHANGES, "changes.toml"))
-        return (*(container.dumps(p) for p in programs), container.dumps(changed))
+        last = programs[-1]
+        changed = replace(last, overlay=made(_CHANGES, "changes.toml"))
+        segment = Segment("s", ("a.b",), "gemm", (last.buffers[0].name,), {"DDR": ((0, 1), (2, 4))})
+        return tuple(container.dumps(p) for p in (*programs, changed, replace(last, segments=(segment,))))
     names = [*OVERLAYS]
     return tuple(bytes([names.index(p.overlay.name)]) + p.image.astype("<u4").tobytes() for p in programs)
 

@@ -386,7 +386,7 @@ def test_what_is_not_of_ours_is_not_judged() -> None:
 
 
 def test_unknown_overlay() -> None:
-    with pytest.raises(ProgramError, match="no overlay 'xn' .did you mean xnn.*; there are xnn, xnn-base"):
+    with pytest.raises(ProgramError, match=r"no overlay 'xn' .did you mean xnn.*; there are xnn, xnn-base"):
         validate(Linear(4, 4), "xn")
 
 

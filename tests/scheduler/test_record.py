@@ -15,7 +15,7 @@ from rsn.hw.sim.machine import Machine
 from rsn.isa.expansion import Expansion
 from rsn.isa.overlays import XNN, XNN_BASE
 from rsn.isa.program import Program
-from rsn.isa.segments import accessed_buffers, segments_by_store, segments_of, stored_buffers
+from rsn.isa.segments import accessed_buffers, stored_buffers
 from rsn.scheduler.build import build
 from rsn.scheduler.graph import AttentionLayer, Gemm, LayerGraph
 from rsn.scheduler.groups import plan
@@ -143,11 +143,9 @@ def test_memory_that_is_not_stored_to_as_a_whole() -> None:
 def test_without_a_record_each_stored_buffer_is_one() -> None:
     network = Maker().encoder(1, 128, 128, 2, 256)
     program = build(network, XNN, PAPER).program
-    bare = Expansion(replace(program, segments=()))
-    assert segments_of(bare) == segments_by_store(bare)
-    assert [s.name for s in segments_of(bare)] == [s.name for s in program.segments]
-    assert segments_of(Expansion(program)) == program.segments
-    by_store = [(s.name, s.start, s.end, s.causes) for s in explain(Machine(bare.program)).segments]
+    bare = replace(program, segments=())
+    assert [s.name for s in stored_buffers(Expansion(bare))] == [s.name for s in program.segments]
+    by_store = [(s.name, s.start, s.end, s.causes) for s in explain(Machine(bare)).segments]
     assert [(s.name, s.start, s.end, s.causes) for s in explain(Machine(program)).segments] == by_store
 
 
