@@ -49,13 +49,6 @@ def test_consumer_of_a_norm_takes_scale_and_shift() -> None:
     assert (bare.norm, bare.is_folded, folded.is_folded) == (Norm(1e-6), True, True)
 
 
-def test_modules_fused_into_a_product_are_named() -> None:
-    """A module around the product is not one of them: a function that it calls has no path of its own."""
-    for path, fused in (("a.norm", ("a.norm",)), ("a", ()), ("", ()), ("a.dense", ()), ("a.den", ("a.den",))):
-        (made,) = gemms(normed("a.dense", fused_path=path))
-        assert made.fused == fused
-
-
 def test_without_weights_all_else_is_the_same() -> None:
     matched = graph(linear("other", "x", 4, 5), normed("first"), linear("second", "first", 4, 5, residual="other"))
     full, bare = fold(matched), fold_shapes(matched)
