@@ -169,21 +169,33 @@ def _cut(unit: str, kernels: UnpackedProgram) -> list[_Piece]:
         for p in places:
             if p.unit == unit:
                 patches[p.index] = (*patches.get(p.index, ()), (name, p.field, p.base, p.cap))
-    form = kernels.overlay.format_of(kernels.overlay.by_unit[unit].kind)
-    if form.loops_window:
-        merged, firsts = _chunked(form, mops)
-        plain, chunked = _loops(form, mops), [replace(p, first=firsts[p.first]) for p in _loops(form, merged)]
-        return min(plain, chunked, key=_words)
-    return list(_repeats(kernels.overlay, unit, mops, patches))
+    pieces: list[_Piece] = []
+    at = 0
+    for index in [*sorted(patches), len(mops)]:  # a mOP with patches is a packet of its own
+        between = _unpatched(kernels.overlay, unit, mops[at:index]) if at < index else []
+        pieces += [replace(p, first=p.first + at) for p in between]
+        if index < len(mops):
+            form = _form(kernels.overlay, unit, mops[index])
+            pieces.append(_Piece(form, (mops[index],), 1, index, patches[index]))
+        at = index + 1
+    return pieces
 
 
-def _repeats(
-    overlay: Overlay, unit: str, mops: Sequence[Record], patches: dict[int, tuple[tuple[str, str, int, int], ...]]
-) -> Iterator[_Piece]:
+def _unpatched(overlay: Overlay, unit: str, mops: Sequence[Record]) -> list[_Piece]:
+    """Cut a sequence without patches into packets."""
+    form = overlay.format_of(overlay.by_unit[unit].kind)
+    if not form.loops_window:
+        return list(_repeats(overlay, unit, mops))
+    merged, firsts = _chunked(form, mops)
+    plain, chunked = _loops(form, mops), [replace(p, first=firsts[p.first]) for p in _loops(form, merged)]
+    return min(plain, chunked, key=_words)
+
+
+def _repeats(overlay: Overlay, unit: str, mops: Sequence[Record]) -> Iterator[_Piece]:
     """Cut a sequence into packets of runs of equal mOPs; neighbouring runs of equal length share a packet (AAABBB)."""
     runs: list[tuple[int, Record, int]] = []
     for i, mop in enumerate(mops):
-        if runs and runs[-1][1] == mop and i not in patches and runs[-1][0] not in patches:
+        if runs and runs[-1][1] == mop:
             runs[-1] = (runs[-1][0], mop, runs[-1][2] + 1)
         else:
             runs.append((i, mop, 1))
@@ -207,7 +219,7 @@ def _repeats(
         ):
             window.append(runs[at][1])
             at += 1
-        yield _Piece(form, tuple(window), count, first, patches.get(first, ()))
+        yield _Piece(form, tuple(window), count, first)
 
 
 def _words(pieces: Sequence[_Piece]) -> int:

@@ -84,7 +84,7 @@ def test_windows_with_strides_expand_to_the_sequence(mops: Sequence[Record]) -> 
 @given(st.lists(st.tuples(st.integers(0, 3), st.integers(1, 5)), max_size=12))
 def test_repeats_expand_to_the_sequence(runs: list[tuple[int, int]]) -> None:
     mops = [f.MemA(dim1=128 * a, send=1) for a, n in runs for _ in range(n)]
-    pieces = list(_repeats(XNN, "MemA0", mops, {}))
+    pieces = list(_repeats(XNN, "MemA0", mops))
     got = [u for p in pieces for u in expand(Packet.of(3, p.mops, mask=1, reuse=p.reuse), XNN)]
     assert got == mops
 
