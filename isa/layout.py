@@ -1,11 +1,24 @@
-"""The off-chip layout of matrices: blocks of 128 rows by 64 columns (contract section 3, paper section 5.3)."""
+"""The off-chip layouts of matrices: row by row, or blocks of 128 rows by 64 columns (contract section 3, paper section
+5.3)."""
 
 from __future__ import annotations
+
+from enum import Enum
 
 import numpy as np
 import numpy.typing as npt
 
 Array = npt.NDArray[np.float32]
+
+
+class Layout(Enum):
+    """The order of a buffer's elements in memory."""
+
+    BLOCKED = "blocked"
+    """128x64 blocks, `block`."""
+    LINEAR = "linear"
+    """Row-major."""
+
 
 BLOCK_ROWS = 128
 BLOCK_COLS = 64

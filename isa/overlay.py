@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
+import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -12,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Self
 from ..base.errors import ProgramError
 from ..machine.description import FREE, Machine, UnitSpec, checked_depth
 from .fields import Record
+from .layout import Layout
 
 if TYPE_CHECKING:
     from ..base.finding import Finding
@@ -85,6 +87,7 @@ class Overlay(Machine):
     alone, given the expansion and whether sends equal receives on every stream.
     emit: turns the scheduler's work items into instructions; None if models cannot be compiled for the overlay.
     find_patterns: derives the overlay's patterns from its description; None if it has none.
+    layout: of the matrices that compiled programs keep off chip.
     extends: name of the overlay whose image format this one adds opcodes to.
     base, changes: of an overlay that an overlay file makes, the name of the one that it changes, and the differences
     as lines of such a file. refit: given an overlay with other memories or fewer units, the same with all that follows
@@ -108,6 +111,7 @@ class Overlay(Machine):
     semantic_checks: Callable[[Expansion, bool], Iterator[Finding]] = lambda expansion, balanced: iter(())
     emit: Emit | None = None
     find_patterns: Callable[[Machine], Patterns | None] = lambda machine: None
+    layout: Layout = Layout.BLOCKED
     extends: str | None = None
     base: str | None = None
     changes: tuple[str, ...] = ()
@@ -148,6 +152,18 @@ class Overlay(Machine):
     def _selections(self) -> dict[tuple[int, int], tuple[UnitSpec, ...]]:
         """The cache of `selected`: programs use few masks."""
         return {}
+
+    @cached_property
+    def head_columns(self) -> int:
+        """Columns of which an attention head is padded to a multiple: a head is a whole number of the smallest tiles
+        that each product unit multiplies, in K and in columns."""
+        sizes = [1]
+        for unit in self.units_with("matmul"):
+            for size, half in (("tile_depth", "matmul_half_depth"), ("tile_columns", "matmul_half_columns")):
+                able = unit.capability(half) or unit.capability("matmul")
+                assert able is not None
+                sizes.append(int(able.limits[size][0]))
+        return math.lcm(*sizes)
 
     @cached_property
     def step_seconds(self) -> dict[str, float]:

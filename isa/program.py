@@ -15,19 +15,11 @@ import numpy.typing as npt
 from ..base.errors import ProgramError, TensorError
 from .fields import Record
 from .layout import BLOCK_ROWS, padded
+from .layout import Layout as Layout
 from .overlay import Overlay
 from .packet import Packet, Words, encode_image
 
 Array = npt.NDArray[np.float32]
-
-
-class Layout(Enum):
-    """The order of a buffer's elements in memory."""
-
-    BLOCKED = "blocked"
-    """128x64 blocks, `layout.block`."""
-    LINEAR = "linear"
-    """Row-major."""
 
 
 class Role(Enum):
@@ -54,9 +46,9 @@ class Buffer:
     offset: in address units of the overlay. shape: as stored, (rows, columns) or (elements,), padding included.
     view: the shape of the user's tensor: (batch, rows, columns), (rows, columns) or (elements,); the rest is padding.
     Item b of a batch begins at stored row b * pitch, where pitch = stored rows // batch. rows: the number of rows of
-    each item, if they differ: item b then begins at the next multiple of 128 rows behind item b - 1, and rows of the
-    user's tensor beyond rows[b] are not stored. scale, shift: one value per column, applied to an output when the host
-    reads it.
+    each item, if they differ: in a blocked buffer item b then begins at the next multiple of 128 rows behind item
+    b - 1, in a linear one at b * pitch, as without `rows`; rows of the user's tensor beyond rows[b] are not stored.
+    scale, shift: one value per column, applied to an output when the host reads it.
     """
 
     name: str
@@ -89,7 +81,7 @@ class Buffer:
                 and len(shape) == 2
                 and len(self.rows) == view[0]
                 and all(1 <= n <= view[1] <= MAX_ROWS for n in self.rows)
-                and sum(padded(n, BLOCK_ROWS) for n in self.rows) <= shape[0]
+                and self._rows_fit(view[0])
                 and view[2] <= shape[1]
             )
         if len(shape) == 1:
@@ -98,6 +90,12 @@ class Buffer:
             return shape[0] % view[0] == 0 and view[1] <= shape[0] // view[0] and view[2] <= shape[1]
         return len(view) == 2 and view[0] <= shape[0] and view[1] <= shape[1]
 
+    def _rows_fit(self, batch: int) -> bool:
+        """Whether the stored rows can hold items with `rows`."""
+        if self.layout is Layout.BLOCKED:
+            return sum(padded(n, BLOCK_ROWS) for n in self.rows) <= self.shape[0]
+        return self.shape[0] % batch == 0 and max(self.rows) <= self.shape[0] // batch
+
     @property
     def items(self) -> Iterator[tuple[int, int]]:
         """The first stored row and the number of rows of each item, for a view with three dimensions."""
@@ -105,7 +103,8 @@ class Buffer:
         at = 0
         for b in range(batch):
             yield at, self.rows[b] if self.rows else rows
-            at += padded(self.rows[b], BLOCK_ROWS) if self.rows else self.shape[0] // batch
+            is_close = self.rows and self.layout is Layout.BLOCKED
+            at += padded(self.rows[b], BLOCK_ROWS) if is_close else self.shape[0] // batch
 
 
 @dataclass(frozen=True)

@@ -88,6 +88,7 @@ class Receive(NamedTuple):
 
     bias, residual, scaled: the unit takes a vector that it adds to each row, tiles that it adds, and a vector that it
     multiplies the columns of these tiles by, in the order bias, scale, products, residual. softmax: applied at the end.
+    product: the product unit that the tiles are from, whose size they have.
     """
 
     rounds: int
@@ -97,15 +98,17 @@ class Receive(NamedTuple):
     bias: bool = False
     residual: bool = False
     scaled: bool = False
+    product: str = ""
 
 
 class Send(NamedTuple):
     """Drain a slot to product units: the first rows x columns tiles, `times` times (in the order that the product units
-    take them)."""
+    take them). product: the product unit that they are for, whose size they have."""
 
     rows: int
     columns: int
     times: int = 1
+    product: str = ""
 
 
 class RowNorm(NamedTuple):
@@ -134,18 +137,21 @@ class Turn(NamedTuple):
 
 
 class Route(NamedTuple):
-    """A switch moves `tiles` tiles along all `routes`, pairs (source, destination), at the same time."""
+    """A switch moves `tiles` tiles along all `routes`, pairs (source, destination), at the same time. product: the
+    product unit that they are for or from, whose size they have."""
 
     routes: tuple[tuple[str, str], ...]
     tiles: int
+    product: str = ""
 
 
 class Multiply(NamedTuple):
     """A product unit multiplies tiles: `row_groups` x `column_groups` times a block of rows x columns tiles of results,
-    each over `depth` tiles of K.
+    each over `depth` tiles of K. Every product of two tiles takes a left tile and a right tile, in this order.
 
     half_depth, half_columns: tiles have half of K, or half of the columns. sums: the unit adds over K and emits one
-    tile for each result; otherwise it emits all products. bias: it first takes a vector that it adds. scaled: it emits
+    tile for each result, one result after the other; otherwise it emits all products, and for each tile of K those of
+    the whole block. bias: it first takes a vector that it adds. scaled: it emits
     tiles of its left operand times a vector before the products. load_scale: it first takes that vector.
     """
 

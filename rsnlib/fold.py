@@ -29,14 +29,15 @@ from ..scheduler.memory import HEAD_COLS
 from .layers import identifier, unique_name
 
 
-def fold(graph: LayerGraph, weights: bool = True) -> LayerGraph:
+def fold(graph: LayerGraph, weights: bool = True, head_columns: int = HEAD_COLS) -> LayerGraph:
     """Fold a graph of matched layers. Inputs, outputs and results keep their order and, except for outputs that are
     stored in another layout, their names.
 
     weights: False fills weights and biases of products with NaN that takes no memory, which is enough to compile a
-    program; scales and shifts of outputs are computed in any case, because a program contains them.
+    program; scales and shifts of outputs are computed in any case, because a program contains them. head_columns: the
+    overlay's: heads of other widths are padded to a multiple of it.
     """
-    graph = _LaidOut(graph).graph()
+    graph = _LaidOut(graph, head_columns).graph()
     affine = {layer.y: _affine(layer) for layer in graph.layers}
     return replace(
         graph,
@@ -52,7 +53,7 @@ fold_shapes = partial(fold, weights=False)
 
 
 Layout = tuple[int, int] | None
-"""(heads, columns of a head) if heads are padded because they are narrower than the machine's; None without padding."""
+"""(heads, columns of a head) if heads are padded because the machine's are wider; None without padding."""
 
 
 class _LaidOut:
@@ -63,13 +64,13 @@ class _LaidOut:
     result can read any layout.
     """
 
-    def __init__(self, graph: LayerGraph) -> None:
-        self._graph = graph
+    def __init__(self, graph: LayerGraph, head_columns: int) -> None:
+        self._graph, self._head_columns = graph, head_columns
         self._layers = {layer.y: layer for layer in graph.layers}
         self._moves: dict[tuple[str, Layout], Gemm] = {}
         self._needed: dict[str, dict[Layout, None]] = {out.name: {None: None} for out in graph.outputs}
         for layer in graph.layers:
-            for operand, layout in _operand_layouts(layer):
+            for operand, layout in self._operand_layouts(layer):
                 self._needed.setdefault(operand, {})[layout] = None
 
     def graph(self) -> LayerGraph:
@@ -93,7 +94,7 @@ class _LaidOut:
 
     def _rebuilt(self, layer: Layer) -> Layer:
         if isinstance(layer, AttentionLayer):
-            layout = _head_layout(layer)
+            layout = self._head_layout(layer)
             return with_operands(layer, lambda x: self._attended(x, layout))
         if not layer.multiplies:
             return with_operands(layer, self._side_by_side)
@@ -111,7 +112,7 @@ class _LaidOut:
         """The layout in which an activation is stored."""
         layer = self._layers.get(name)
         if isinstance(layer, AttentionLayer):
-            return _head_layout(layer)
+            return self._head_layout(layer)
         if layer is None or layer.residual is not None or _affine(layer) is not None:
             return None
         layouts = self._needed.get(name, {})
@@ -126,17 +127,15 @@ class _LaidOut:
             self._moves[name, layout] = Gemm(f"{path}.columns".lstrip("."), name, y, eye, zeros)
         return self._moves[name, layout].y
 
+    def _operand_layouts(self, layer: Layer) -> Iterator[tuple[str, Layout]]:
+        """The layout that a layer needs of each operand, except the operand of a product, which can have any layout."""
+        if isinstance(layer, AttentionLayer):
+            yield from ((x, self._head_layout(layer)) for x in layer.operands)
+        elif layer.residual is not None:
+            yield layer.residual, None
 
-def _operand_layouts(layer: Layer) -> Iterator[tuple[str, Layout]]:
-    """The layout that a layer needs of each operand, except the operand of a product, which can have any layout."""
-    if isinstance(layer, AttentionLayer):
-        yield from ((x, _head_layout(layer)) for x in layer.operands)
-    elif layer.residual is not None:
-        yield layer.residual, None
-
-
-def _head_layout(layer: AttentionLayer) -> Layout:
-    return (layer.heads, layer.head_dim) if layer.head_dim < HEAD_COLS else None
+    def _head_layout(self, layer: AttentionLayer) -> Layout:
+        return (layer.heads, layer.head_dim) if layer.head_dim % self._head_columns else None
 
 
 @dataclass(frozen=True)

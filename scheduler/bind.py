@@ -13,9 +13,9 @@ from ..isa.program import Buffer, Layout, Role
 from . import bias
 from .attention_unfused import bind_as, place_as
 from .binder import Binder, Bound
-from .graph import Array, AttentionLayer, Gemm, Output
+from .graph import AttentionLayer, Output
 from .grid import PlacedGemms, bind_gemms, place_gemms
-from .memory import Arena
+from .memory import Arena, plain, reads
 from .room import check_room
 from .tile import TILE, Tiled
 
@@ -71,7 +71,7 @@ def place_activations(s: Binder) -> None:
     outputs = {o.name: o for o in s.net.outputs}
     last: dict[str, int] = {}
     for i, layer in enumerate(s.net.layers):
-        for name in _reads(layer):
+        for name in reads(layer):
             last[name] = i
 
     def add(name: str, role: Role, output: Output | None = None) -> None:
@@ -80,7 +80,7 @@ def place_activations(s: Binder) -> None:
         shape = (-(-cols.stored // panel) * s.row_blocks * TILE, panel)
         at = arena.take(shape[0] * shape[1] // UNIT)
         view = (s.net.batch, s.net.seq, cols.count) if role is not Role.SCRATCH else None
-        scale, shift = (None, None) if output is None else (_plain(output.scale), _plain(output.shift))
+        scale, shift = (None, None) if output is None else (plain(output.scale), plain(output.shift))
         rows = s.net.lengths if view is not None else ()
         s.buffers[name] = Buffer(name, bank, at, shape, Layout.BLOCKED, role, view, rows, scale, shift)
 
@@ -89,17 +89,7 @@ def place_activations(s: Binder) -> None:
     for i, layer in enumerate(s.net.layers):
         out = outputs.get(layer.y)
         add(layer.y, Role.OUTPUT if out is not None else Role.SCRATCH, out)
-        for name in dict.fromkeys(_reads(layer)):
+        for name in dict.fromkeys(reads(layer)):
             b = s.buffers[name]
             if last[name] == i and b.role is Role.SCRATCH:
                 arena.give(b.offset, b.size // UNIT)
-
-
-def _reads(layer: Gemm | AttentionLayer) -> list[str]:
-    if isinstance(layer, AttentionLayer):
-        return [layer.q, layer.k, layer.v]
-    return [layer.x] if layer.residual is None else [layer.x, layer.residual]
-
-
-def _plain(values: Array | None) -> tuple[float, ...] | None:
-    return None if values is None else tuple(float(v) for v in values)

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 
+from ..base.errors import UnsupportedError
 from ..isa.layout import padded
-from .graph import Array, Gemm
+from .graph import Array, AttentionLayer, Gemm, Layer, LayerGraph
 
 HEAD_COLS = 64
 """Columns of an attention head on the machine; narrower heads are padded (MemB2 and K = 64 mode take 64)."""
@@ -17,7 +19,7 @@ HEAD_COLS = 64
 @dataclass(frozen=True)
 class Columns:
     """How the columns of an activation are stored: `groups` groups of `width` columns, each padded to `pitch` columns,
-    all together padded to a multiple of 128, the K and N of an MME."""
+    all together padded to a multiple of `align`, by default the K and N of an MME."""
 
     groups: int
     width: int
@@ -25,6 +27,7 @@ class Columns:
     panel: int | None = None
     """Width of a panel: the matrix is stored as panels of so many columns, one behind the other; None for one panel.
     Activations that the host does not read are stored in panels, one for each column tile."""
+    align: int = 128
 
     @property
     def count(self) -> int:
@@ -34,12 +37,18 @@ class Columns:
     @property
     def stored(self) -> int:
         """Number of columns with padding."""
-        return padded(self.groups * self.pitch, 128)
+        return padded(self.groups * self.pitch, self.align)
+
+    @property
+    def end(self) -> int:
+        """Number of stored columns up to the last one that is not padding."""
+        return (self.groups - 1) * self.pitch + self.width
 
     @property
     def used(self) -> int:
-        """Number of stored columns that a product reads: up to the last one that is not padding, in slices of 128."""
-        return padded((self.groups - 1) * self.pitch + self.width, 128)
+        """Number of stored columns that a product reads: up to the last one that is not padding, in slices of
+        `align`."""
+        return padded(self.end, self.align)
 
     @property
     def is_plain(self) -> bool:
@@ -50,6 +59,45 @@ class Columns:
         """The stored column of each column, shape (count,)."""
         g, i = np.divmod(np.arange(self.count), self.width)
         return g * self.pitch + i
+
+
+def lay_out_heads(network: LayerGraph, out: dict[str, Columns], made: Callable[[int, int], Columns]) -> None:
+    """Replace the layouts of activations that attentions read or write by those of heads. made: the layout of a number
+    of heads of a number of columns. Raises `UnsupportedError` naming the layer or output."""
+    heads_of: dict[str, Columns] = {}
+    for layer in network.layers:
+        if isinstance(layer, AttentionLayer):
+            heads = made(layer.heads, layer.head_dim)
+            for name in (layer.q, layer.k, layer.v, layer.y):
+                known = heads_of.setdefault(name, heads)
+                if known != heads and not (known.is_plain and heads.is_plain):
+                    raise UnsupportedError(
+                        f"{layer.place}: {name} in {heads.groups} heads of {heads.width} columns; another attention "
+                        f"reads or writes it in {known.groups} heads of {known.width}"
+                    )
+                out[name] = heads
+                if name in network.inputs and heads.width < heads.pitch:
+                    raise UnsupportedError(
+                        f"{layer.place}: attention over a network input with heads of {layer.head_dim} columns; "
+                        f"they must be {heads.pitch} columns wide"
+                    )
+    for name in (output.name for output in network.outputs):
+        if not out[name].is_plain:
+            raise UnsupportedError(
+                f"{name}: heads of {out[name].width} columns as an output; they must be {out[name].pitch} columns wide"
+            )
+
+
+def reads(layer: Layer) -> list[str]:
+    """The activations that a layer reads."""
+    if isinstance(layer, AttentionLayer):
+        return [layer.q, layer.k, layer.v]
+    return [layer.x] if layer.residual is None else [layer.x, layer.residual]
+
+
+def plain(values: Array | None) -> tuple[float, ...] | None:
+    """A vector as a tuple of numbers; None stays None."""
+    return None if values is None else tuple(float(v) for v in values)
 
 
 def stored_weight(gemm: Gemm, x: Columns, y: Columns, cols: int) -> Array:

@@ -19,7 +19,7 @@ from ..isa.patterns import Patterns, ProductGrid
 from .graph import AttentionLayer, Gemm, LayerGraph
 from .groups import Planned, plan
 from .knobs import Tiles
-from .memory import HEAD_COLS, Columns
+from .memory import HEAD_COLS, Columns, lay_out_heads
 from .schedule import Interleave, Schedule
 
 TILE = BLOCK_ROWS
@@ -262,30 +262,10 @@ def columns_of(network: LayerGraph, cuts: Mapping[str, Tiles], limits: Limits, w
             tiles, halves, blocks = column_tiles(stored // TILE, cut, layer.norm is not None, limits)
             panel = halves * blocks * TILE if tiles > 1 and layer.y not in outputs else None
             out[layer.y] = Columns(1, n, stored, panel)
-    heads_of: dict[str, Columns] = {}
     for layer in network.layers:
-        if isinstance(layer, AttentionLayer):
-            if layer.head_dim > HEAD_COLS:
-                raise UnsupportedError(
-                    f"{layer.place}: heads of {layer.head_dim} columns; MemB2 holds values of at most {HEAD_COLS}"
-                )
-            heads = Columns(layer.heads, layer.head_dim, HEAD_COLS)
-            for name in (layer.q, layer.k, layer.v, layer.y):
-                known = heads_of.setdefault(name, heads)
-                if known != heads and not (known.is_plain and heads.is_plain):
-                    raise UnsupportedError(
-                        f"{layer.place}: {name} in {heads.groups} heads of {heads.width} columns; another attention "
-                        f"reads or writes it in {known.groups} heads of {known.width}"
-                    )
-                out[name] = heads
-                if name in network.inputs and layer.head_dim < HEAD_COLS:
-                    raise UnsupportedError(
-                        f"{layer.place}: attention over a network input with heads of {layer.head_dim} columns; "
-                        f"they must be {HEAD_COLS} columns wide"
-                    )
-    for name in outputs:
-        if not out[name].is_plain:
+        if isinstance(layer, AttentionLayer) and layer.head_dim > HEAD_COLS:
             raise UnsupportedError(
-                f"{name}: heads of {out[name].width} columns as an output; they must be {out[name].pitch} columns wide"
+                f"{layer.place}: heads of {layer.head_dim} columns; MemB2 holds values of at most {HEAD_COLS}"
             )
+    lay_out_heads(network, out, lambda heads, width: Columns(heads, width, HEAD_COLS))
     return out

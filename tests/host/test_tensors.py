@@ -1,5 +1,6 @@
 """Tensors to and from the machine's memory, and the files they come in."""
 
+import dataclasses
 from pathlib import Path
 
 import numpy as np
@@ -127,3 +128,18 @@ def test_an_interrupted_write_leaves_the_old_file(tmp_path: Path, monkeypatch: p
         tensors.save_tensors(path, {"a": np.zeros(3, np.float32)})
     assert path.read_bytes() == before
     assert [p.name for p in tmp_path.iterdir()] == ["t.npz"]
+
+
+def test_items_of_different_lengths_in_a_linear_buffer() -> None:
+    """They begin at equal distances; rows beyond a length are neither stored nor read."""
+    b = Buffer("x", "ddr", 0, (16, 8), Layout.LINEAR, Role.OUTPUT, view=(2, 6, 5), rows=(6, 2))
+    assert b.view_fits
+    assert list(b.items) == [(0, 6), (8, 2)]
+    x = np.arange(60, dtype=np.float32).reshape(2, 6, 5)
+    flat = tensors.pack(b, x)
+    assert np.array_equal(flat.reshape(16, 8)[8:10, :5], x[1, :2])
+    assert not flat.reshape(16, 8)[10:].any()
+    assert np.array_equal(
+        tensors.unpack(b, flat), np.where(np.arange(6)[:, None] < np.array([6, 2])[:, None, None], x, 0)
+    )
+    assert not dataclasses.replace(b, rows=(6, 9), view=(2, 9, 5)).view_fits
