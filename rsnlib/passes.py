@@ -11,11 +11,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 from ..isa.overlay import Overlay
 from ..scheduler import build
 from ..scheduler.graph import Gemm, LayerGraph
+from ..scheduler.lower import weights_bank
 from ..scheduler.room import check_weights
 from .fold import fold, fold_shapes
 from .rewriter import Rewrite
@@ -43,14 +45,17 @@ USUAL = Passes()
 
 
 def within(overlay: Overlay, passes: Passes = USUAL) -> Passes:
-    """The same passes, but they raise `RoomError` for weights that exceed the overlay's bank before folding copies
-    them."""
+    """The same passes for an overlay: its heads are laid out as it needs them, and weights that exceed its bank raise
+    `RoomError` before folding copies them."""
 
     def observe(name: str, made: Any) -> None:
         if name == "match" and passes.fold in (fold, fold_shapes):  # another fold may need fewer weights
             # Two layers of the same weight may become one product.
             weights = {id(x.weight): x.weight.size for x in made.layers if isinstance(x, Gemm)}
-            check_weights(sum(weights.values()), overlay)
+            check_weights(sum(weights.values()), overlay, weights_bank(overlay))
         passes.observe(name, made)
 
-    return replace(passes, observe=observe)
+    laid_out: Fold = passes.fold
+    if passes.fold in (fold, fold_shapes):
+        laid_out = partial(fold, weights=passes.fold is fold, head_columns=overlay.head_columns)
+    return replace(passes, observe=observe, fold=laid_out)

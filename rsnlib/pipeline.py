@@ -21,7 +21,7 @@ from ..isa.overlays import find
 from ..scheduler.best import Best, schedule_named
 from ..scheduler.build import Built, Progress, build, rebuild
 from ..scheduler.graph import LayerGraph
-from ..scheduler.lower import lower, require_patterns
+from ..scheduler.lower import lower, require_compilable
 from ..scheduler.room import RoomError
 from ..scheduler.schedule import PAPER, Schedule
 from .graph_split import Examples, LimitError, Split, runs_in_pieces, split
@@ -47,7 +47,7 @@ class Pipeline:
     progress: Progress = lambda share: None
 
     def __post_init__(self) -> None:
-        require_patterns(self.overlay)
+        require_compilable(self.overlay)
 
     @classmethod
     def named(

@@ -15,7 +15,7 @@ from ..base.files import write_text
 from ..isa.overlay import Overlay
 from .graph import LayerGraph
 from .knobs import converted
-from .schedule import SCHEDULES, Schedule, read_schedule, show_schedule
+from .schedule import PAPER, SCHEDULES, Schedule, read_schedule, show_schedule
 from .search import CostModel, Price, describe, price, search
 
 VERSION = 9
@@ -72,6 +72,8 @@ def choose(
     searched for again. progress: called with the share of the budget that is spent. Raises like `search`, and
     `ScheduleError` if the cost model returns no `Price`.
     """
+    if overlay.patterns is None:
+        return Chosen(PAPER, (f"overlay {overlay.name} has no patterns: models are bound product by product",))
     if best.cost is not price:
         try:
             found = search(network, overlay, best.budget_s, best.seed, progress, _checked(best.cost))

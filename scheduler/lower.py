@@ -1,19 +1,21 @@
 """Lowering: from a network to kernel sequences, by the stages `tile`, `bind`, `chain` and `dram` (paper sections 4.1 to
-4.4, Fig. 10 and 11)."""
+4.4, Fig. 10 and 11), or product by product for overlays without patterns (`generic`)."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 
-from ..base.errors import UnsupportedError
 from ..isa.overlay import Overlay
-from ..isa.overlays import OVERLAYS
 from . import bind as binding
+from . import generic
 from .bind import bind
 from .chain import chain
+from .circuits import circuits_of
 from .dram import Lowered, order_dram
 from .graph import LayerGraph
-from .schedule import Schedule
+from .memory import Columns
+from .room import WEIGHTS
+from .schedule import PAPER, Schedule
 from .tile import tile
 
 Observe = Callable[[str, object], None]
@@ -28,7 +30,10 @@ def lower(network: LayerGraph, overlay: Overlay, schedule: Schedule, observe: Ob
     """Lower a network to kernel sequences. observe: called after each stage. Raises `UnsupportedError` naming the layer
     that the overlay cannot run or the bank that is too small, and `ScheduleError` if the schedule does not fit the
     network."""
-    require_patterns(overlay)
+    if overlay.patterns is None:
+        lowered = generic.bind(network, overlay, schedule)
+        observe("dram", lowered)
+        return lowered
     tiled = tile(network, overlay, schedule)
     observe("tile", tiled)
     bound = bind(tiled)
@@ -42,15 +47,25 @@ def lower(network: LayerGraph, overlay: Overlay, schedule: Schedule, observe: Ob
 
 def place(network: LayerGraph, overlay: Overlay, schedule: Schedule) -> None:
     """Check that a network fits off-chip memory, without lowering it. Raises like `lower`."""
-    require_patterns(overlay)
-    binding.place(tile(network, overlay, schedule))
+    if overlay.patterns is None:
+        generic.place(network, overlay, schedule)
+    else:
+        binding.place(tile(network, overlay, schedule))
 
 
-def require_patterns(overlay: Overlay) -> None:
-    """Raise `UnsupportedError` for an overlay that networks cannot be lowered to."""
-    if overlay.emit is None or overlay.patterns is None:
-        able = " or ".join(o.name for o in OVERLAYS.values() if o.emit is not None and o.patterns is not None)
-        raise UnsupportedError(
-            f"overlay {overlay.name} lacks units that models need (with capability matmul, in a grid); it runs "
-            f"programs written by hand. Models are compiled for {able}"
-        )
+def columns_on(network: LayerGraph, overlay: Overlay) -> dict[str, Columns]:
+    """How the columns of each activation are stored on an overlay. Raises like `lower`."""
+    if overlay.patterns is None:
+        return generic.columns_on(network, overlay)
+    return tile(network, overlay, PAPER).columns
+
+
+def weights_bank(overlay: Overlay) -> str:
+    """The bank that holds the weights. Raises like `require_compilable`."""
+    return circuits_of(overlay).weights_bank if overlay.patterns is None else WEIGHTS
+
+
+def require_compilable(overlay: Overlay) -> None:
+    """Raise `UnsupportedError` for an overlay that networks cannot be lowered to, naming what it lacks."""
+    if overlay.patterns is None:
+        circuits_of(overlay)

@@ -1,4 +1,5 @@
-"""Check that a network fits off-chip memory: weights lie in LPDDR, activations and the biases of attention in DDR.
+"""Check that a network fits off-chip memory: on XNN weights lie in LPDDR, activations and the biases of attention in
+DDR.
 
 The check runs before any kernel is made. The overlay states the sizes of the banks.
 """
@@ -9,11 +10,10 @@ from collections.abc import Iterable
 from typing import Protocol
 
 from ..base.errors import UnsupportedError
-from ..isa.layout import UNIT_BYTES
 from ..isa.overlay import Overlay
 
 WEIGHTS, ACTIVATIONS = "lpddr", "ddr"
-"""The bank that holds each."""
+"""The bank of XNN that holds each."""
 
 
 class RoomError(UnsupportedError):
@@ -32,20 +32,30 @@ class Placed(Protocol):
     def size(self) -> int: ...
 
 
-def check_room(buffers: Iterable[Placed], overlay: Overlay, rows: str) -> None:
-    """Raises `RoomError` if buffers end beyond their bank. rows: the network's batch and rows as text, for messages."""
-    ends = dict.fromkeys((WEIGHTS, ACTIVATIONS), 0)
+def check_room(
+    buffers: Iterable[Placed], overlay: Overlay, rows: str, weights: str = WEIGHTS, activations: str = ACTIVATIONS
+) -> None:
+    """Raises `RoomError` if buffers end beyond their bank. rows: the network's batch and rows as text, for messages.
+    weights, activations: the banks that hold them, which may be the same; other banks hold weights."""
+    ends = dict.fromkeys((weights, activations), 0)
     for b in buffers:
-        ends[b.bank] = max(ends[b.bank], b.offset * UNIT_BYTES + 4 * b.size)
-    _check(ends[WEIGHTS], WEIGHTS, overlay, "the weights, padding included, need", _FEWER)
-    subject = f"the activations of {rows}, with the biases of attention and all padding, need"
-    _check(ends[ACTIVATIONS], ACTIVATIONS, overlay, subject, "compile for a smaller batch or for shorter sequences")
+        ends[b.bank] = max(ends.get(b.bank, 0), 4 * (b.offset * overlay.address_unit + b.size))
+    fewer_rows = "compile for a smaller batch or for shorter sequences"
+    for bank, end in ends.items():
+        subject, remedy = "the weights, padding included, need", _FEWER
+        if bank == activations == weights:
+            subject = f"the weights and the activations of {rows}, with all padding, need"
+            remedy = f"{_FEWER}; or {fewer_rows}"
+        elif bank == activations:
+            subject = f"the activations of {rows}, with the biases of attention and all padding, need"
+            remedy = fewer_rows
+        _check(end, bank, overlay, subject, remedy)
 
 
-def check_weights(elements: int, overlay: Overlay) -> None:
+def check_weights(elements: int, overlay: Overlay, bank: str = WEIGHTS) -> None:
     """Raises `RoomError` if this many float32 weights exceed their bank even without padding. It allows an early error,
     before weights are copied."""
-    _check(4 * elements, WEIGHTS, overlay, "the weights need", _FEWER)
+    _check(4 * elements, bank, overlay, "the weights need", _FEWER)
 
 
 _FEWER = "compile a model with fewer or smaller layers, or compile its parts separately, each for its own board"

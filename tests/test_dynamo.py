@@ -210,7 +210,7 @@ def test_or_is_an_error() -> None:
         ({"schedule": "nofile.toml"}, r"option schedule: nofile\.toml: no such file"),
         ({"schedule": 3}, "option schedule: .*3: must be a name"),
         ({"overlay": "xn"}, "option overlay: no overlay 'xn' .did you mean xnn.*; there are xnn"),
-        ({"overlay": "fig6"}, "option overlay: overlay fig6 lacks units"),
+        ({"overlay": "fig6"}, "option overlay: overlay fig6 lacks a unit with capability matmul"),
         ({"board": "vck19"}, "option board: no board 'vck19'; there are sim, csim, vck190"),
         ({"board": "vck190@xtr"}, "option board: no device 'xtr'; there are xrt"),
         ({"board": "ssh://"}, "option board: .*ssh://"),

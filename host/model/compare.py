@@ -15,11 +15,10 @@ from ...base.errors import ProgramError, TensorError
 from ...base.tolerance import BOUND
 from ...isa.expansion import Expansion
 from ...isa.layout import BLOCK_ROWS, padded, unblock
-from ...isa.program import Buffer, Program
+from ...isa.program import Buffer, Layout, Program
 from ...isa.segments import stored_buffers
+from ...scheduler.lower import columns_on
 from ...scheduler.memory import Columns
-from ...scheduler.schedule import PAPER
-from ...scheduler.tile import tile
 from ..boards.sim import SimBoard
 from ..tensors import pack, unpack
 
@@ -67,7 +66,7 @@ def compare(
     columns) by name. lengths: int64 (batch,), the valid rows of each sequence, or None. Raises `ProgramError` if the
     program does not store the network's segments, `TensorError` for other inputs than the program's.
     """
-    columns = tile(network, program.overlay, PAPER).columns
+    columns = columns_on(network, program.overlay)
     expansion = Expansion(program)
     where = {s.name: s for s in stored_buffers(expansion)}
     layers = {name: s.layers for s in program.segments for name in s.outputs}
@@ -112,6 +111,8 @@ def _fits(buffer: Buffer, network: LayerGraph, columns: Columns) -> bool:
     """Return whether a buffer can hold an activation of the network."""
     if buffer.view is not None:
         return (buffer.view, buffer.rows) == ((network.batch, network.seq, columns.count), network.lengths)
+    if buffer.layout is Layout.LINEAR:
+        return buffer.shape[0] >= network.batch * max(network.rows) and buffer.shape[1] == columns.stored
     panels = -(-columns.stored // buffer.shape[1])
     blocks, rest = divmod(buffer.shape[0], panels * BLOCK_ROWS)
     return not rest and blocks >= sum(padded(n, BLOCK_ROWS) // BLOCK_ROWS for n in network.rows)
@@ -121,10 +122,16 @@ def _logical(buffer: Buffer, flat: Array, network: LayerGraph, columns: Columns)
     """Convert a stored activation to (batch, seq, columns)."""
     if buffer.view is not None:
         return unpack(dataclasses.replace(buffer, scale=None, shift=None), flat)
+    out = np.zeros((network.batch, network.seq, columns.count), np.float32)
+    if buffer.layout is Layout.LINEAR:
+        stored = flat.reshape(network.batch, -1, buffer.shape[1])
+        for item, matrix, rows in zip(out, stored, network.rows, strict=True):
+            item[:rows] = matrix[:rows, columns.positions()]
+        return out
     width = buffer.shape[1]
     panels = -(-columns.stored // width)
     matrix = unblock(flat, *buffer.shape).reshape(panels, -1, width).transpose(1, 0, 2).reshape(-1, panels * width)
-    out, at = np.zeros((network.batch, network.seq, columns.count), np.float32), 0
+    at = 0
     for item, rows in zip(out, network.rows, strict=True):
         item[:rows] = matrix[at : at + rows, columns.positions()]
         at += padded(rows, BLOCK_ROWS)

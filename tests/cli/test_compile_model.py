@@ -81,7 +81,7 @@ def test_what_stays_in_pytorch_is_named(suffix: str, expected: str, tmp_path: Pa
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (["--overlay", "fig6", "-o", "x.rsn"], "overlay fig6 lacks units that models need"),
+        (["--overlay", "fig6", "-o", "x.rsn"], "overlay fig6 lacks a unit with capability matmul and emit, which"),
         (["-o", "x.bin"], "x.bin: rsn compile writes .rsn or .rsnmodel; rsn asm makes a .bin of the .rsn"),
     ],
 )
