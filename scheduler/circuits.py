@@ -138,18 +138,22 @@ def circuits_of(overlay: Overlay) -> Circuits:
             "compiled for overlays with layout = Layout.LINEAR"
         )
     best: Circuits | None = None
-    why = "it has no off-chip unit: no unit has a bank"
+    why: dict[str, None] = {}
     for store in (u for u in overlay.units if u.bank is not None):
         found = []
         for product in overlay.units_with("matmul"):
             try:
                 found.append(_circuit(overlay, store, product))
             except _LackingError as e:
-                why = str(e)
+                why[str(e)] = None
         if found and (best is None or len(found) > len(best.all)):
             best = Circuits(store, tuple(found))
     if best is None:
-        raise UnsupportedError(f"overlay {overlay.name} cannot run models: {why}")
+        reasons = "; ".join(why) or "it has no off-chip unit: no unit has a bank"
+        raise UnsupportedError(
+            f"overlay {overlay.name} cannot run models, for which one off-chip unit loads and stores all activations: "
+            f"{reasons}"
+        )
     return best
 
 

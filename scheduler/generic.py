@@ -93,7 +93,7 @@ class _Binder:
         self.shared: dict[int, Region] = {}
         self.work = WorkLists(overlay, schedule.interleave is Interleave.STRICT)
         self.spent: dict[str, float] = {}
-        """Bound of the time of each product unit in this layer, in seconds."""
+        """Bound of the work that each product unit has in this layer (`_bound`)."""
 
     def placed(self) -> list[Callable[[], None]]:
         """Check all layers and place all buffers. Returns what binds each layer."""
@@ -188,8 +188,9 @@ class _Binder:
 
     def _row_tiles(self, able: Sequence[Circuit], rows: int, depth: int, columns: int) -> Iterator[tuple[Circuit, int]]:
         """All row tiles of so many rows, each with the circuit that computes it. depth, columns: of the product."""
+        rated = all(c.matmul.rate is not None for c in able)
+        cost = {c.product.name: _bound(self.overlay, c, self.group, depth, columns, rated) for c in able}
         for start in range(0, padded(rows, self.row_grain), self.group):
-            cost = {c.product.name: _bound(self.overlay, c, self.group, depth, columns) for c in able}
             chosen = min(able, key=lambda c: self.spent.get(c.product.name, 0.0) + cost[c.product.name])
             name = chosen.product.name
             self.spent[name] = self.spent.get(name, 0.0) + cost[name]
@@ -340,9 +341,12 @@ def _strips(circuit: Circuit, columns: int) -> Iterator[tuple[int, int]]:
         yield first * width, min(circuit.strip, tiles - first)
 
 
-def _bound(overlay: Overlay, circuit: Circuit, rows: int, depth: int, columns: int) -> float:
+def _bound(overlay: Overlay, circuit: Circuit, rows: int, depth: int, columns: int, rated: bool) -> float:
     """A bound of the seconds of a product on a circuit: padded tiles times the rate of the product unit. A pass without
-    a product counts as one tile of K."""
+    a product counts as one tile of K. rated: all units that are compared have a rate; otherwise the bound is in
+    multiply-adds."""
     tile, able = circuit.tile, circuit.matmul
     multiply_adds = padded(rows, tile.rows) * padded(max(depth, 1), tile.depth) * columns
-    return multiply_adds / able.elements * (overlay.seconds[able.rate] if able.rate is not None else 1.0)
+    if able.rate is None or not rated:
+        return multiply_adds
+    return multiply_adds / able.elements * overlay.seconds[able.rate]

@@ -139,7 +139,6 @@ def test_items_of_different_lengths_in_a_linear_buffer() -> None:
     flat = tensors.pack(b, x)
     assert np.array_equal(flat.reshape(16, 8)[8:10, :5], x[1, :2])
     assert not flat.reshape(16, 8)[10:].any()
-    assert np.array_equal(
-        tensors.unpack(b, flat), np.where(np.arange(6)[:, None] < np.array([6, 2])[:, None, None], x, 0)
-    )
+    x[1, 2:] = 0
+    assert np.array_equal(tensors.unpack(b, flat), x)
     assert not dataclasses.replace(b, rows=(6, 9), view=(2, 9, 5)).view_fits

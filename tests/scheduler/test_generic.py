@@ -32,13 +32,14 @@ from rsn.scheduler.best import Best
 from rsn.scheduler.build import Built, build
 from rsn.scheduler.circuits import circuits_of
 from rsn.scheduler.graph import Activation, AttentionLayer, LayerGraph
-from rsn.scheduler.lower import require_units
+from rsn.scheduler.lower import require_compilable
 from rsn.scheduler.pack import pack
 from rsn.scheduler.schedule import PAPER, STRICT, Interleave, Schedule
 from rsn.tests.effort import examples
 
 from .networks import Maker, error, reference
 from .toy_machines import POST_OPS, TOY3, TOY5, TOY5_SHARED, Toy, toy, toys
+from .toy_units import Pass
 
 TOYS = [TOY3, TOY5, TOY5_SHARED]
 BOUND = 1e-5
@@ -278,8 +279,8 @@ def test_any_machine_computes_any_network_or_says_what_it_lacks(
     except UnsupportedError as refused:
         words = str(refused)
         missing = set(POST_OPS) - set(machine.post_ops)
-        lacking = [op for op in missing if f"needs capability {op}, which overlay drawn lacks" in words]
-        beyond = "holds" in words and machine.strip < 200
+        lacking = [op for op in missing if f"lacks capability {op}" in words]
+        beyond = machine.strip < 200 and ("holds" in words or "of overlay drawn takes 1 to" in words)
         assert lacking or beyond, words
 
 
@@ -339,27 +340,29 @@ def causal(network: LayerGraph) -> LayerGraph:
 @pytest.mark.parametrize(
     ("op", "network", "words"),
     [
-        ("bias", Maker().gemm(8, 8, 8), "g: its bias needs capability bias, which overlay less lacks"),
-        ("sum", Maker().gemm(8, 40, 8), "g: a product over 40 columns needs capability sum, which overlay less lacks"),
-        ("relu", Maker().gemm(8, 8, 8, Activation.RELU), "g: its activation relu needs capability relu, which"),
-        ("softmax", Maker().encoder(1, 32, 32, 1, 32), "l0.attention: attention needs capability softmax, which"),
-        ("layernorm", Maker().encoder(1, 32, 32, 1, 32), "l0.dense: its norm over 32 columns needs capability layern"),
-        ("scale", Maker().encoder(1, 32, 32, 1, 32), "l0.dense: a scale of its residual needs capability scale, wh"),
-        ("mask", Maker().encoder(1, 30, 32, 1, 32), "attention over 30 rows, which is no multiple of 32, needs capab"),
-        (
-            "mask",
-            Maker().encoder(1, 32, 32, 1, 32, masked=True),
-            "attention with a mask needs capability mask,",
-        ),
-        ("causal_mask", causal(Maker().encoder(1, 32, 32, 1, 32)), "causal attention needs capability causal_mask, wh"),
-        ("residual", Maker().encoder(1, 32, 32, 1, 32), "l0.dense: its residual needs capability residual, which"),
+        ("bias", Maker().gemm(8, 8, 8), "g: bias; "),
+        ("relu", Maker().gemm(8, 8, 8, Activation.RELU), "g: activation relu; "),
+        ("softmax", Maker().encoder(1, 32, 32, 1, 32), "l0.attention: attention over 32 rows; "),
+        ("layernorm", Maker().encoder(1, 32, 32, 1, 32), "l0.dense: LayerNorm over 32 columns; "),
+        ("rmsnorm", Maker().encoder(1, 32, 32, 1, 32, rms=True), "l0.dense: RMSNorm over 32 columns; "),
+        ("scale", Maker().encoder(1, 32, 32, 1, 32), "l0.dense: scale of its residual; "),
+        ("mask", Maker().encoder(1, 30, 32, 1, 32), "l0.attention: attention over 30 rows, no multiple of 32; "),
+        ("mask", Maker().encoder(1, 32, 32, 1, 32, masked=True), "l0.attention: attention with a mask; "),
+        ("causal_mask", causal(Maker().encoder(1, 32, 32, 1, 32)), "l0.attention: causal attention; "),
+        ("residual", Maker().encoder(1, 32, 32, 1, 32), "l0.dense: residual; "),
     ],
 )
 def test_a_refusal_names_layer_and_capability(op: str, network: LayerGraph, words: str) -> None:
     with pytest.raises(UnsupportedError) as refused:
         build(network, without(op), PAPER)
-    assert words in str(refused.value)
-    assert "toy3, toy5" in str(refused.value)
+    assert f"{words}overlay less lacks capability {op}; " in str(refused.value)
+    assert "toy3, toy5, toy5-shared can" in str(refused.value)
+
+
+def test_a_refusal_names_how_much_is_added_up() -> None:
+    words = r"g: a product over 40 columns; Product0 of overlay less adds up 32 at most, and Post0 lacks capability sum"
+    with pytest.raises(UnsupportedError, match=words):
+        build(Maker().gemm(8, 40, 8), without("sum"), PAPER)
 
 
 def test_what_is_not_lacking_is_not_needed() -> None:
@@ -368,7 +371,9 @@ def test_what_is_not_lacking_is_not_needed() -> None:
 
 
 def test_a_refusal_names_the_limit() -> None:
-    with pytest.raises(UnsupportedError, match=r"l0.attention: attention over 300 rows .* 320 columns, .* holds 256"):
+    with pytest.raises(
+        UnsupportedError, match=r"attention over 300 rows; capability softmax .* takes 1 to 256 columns"
+    ):
         build(Maker().encoder(1, 300, 32, 1, 32), TOY3, PAPER)
     units = tuple(
         replace(u, capabilities=(*u.capabilities[:-1], Capability("gelu_tanh", Where.STORE, {"columns": (1, 16)})))
@@ -376,8 +381,21 @@ def test_a_refusal_names_the_limit() -> None:
         else u
         for u in without("gelu_tanh").units
     )
-    with pytest.raises(UnsupportedError, match="gelu_tanh for columns = 32; on overlay less this is at most 16; overl"):
+    with pytest.raises(UnsupportedError, match="gelu_tanh of overlay less takes 1 to 16 columns; xnn, "):
         build(Maker().gemm(8, 8, 8, Activation.GELU_TANH), replace(without("gelu_tanh"), units=units), PAPER)
+
+
+def test_a_capability_at_another_place_is_named() -> None:
+    at_store = tuple(replace(c, where=Where.STORE) if c.op == "bias" else c for c in TOY3.by_unit["Post0"].capabilities)
+    units = tuple(replace(u, capabilities=at_store) if u.name == "Post0" else u for u in TOY3.units)
+    with pytest.raises(UnsupportedError, match=r"g: bias; it takes capability bias at receive .*; Post0 has it"):
+        build(Maker().gemm(8, 8, 8), replace(TOY3, units=units), PAPER)
+
+
+def test_a_number_too_large_for_a_field_is_an_error_of_the_overlay() -> None:
+    overlay = replace(TOY3, emit=lambda unit, items: iter([Pass(tiles=1 << 24)]))
+    with pytest.raises(UnsupportedError, match=r"Ddr of overlay toy3: Pass.tiles: 16777216 does not fit in 24 bits"):
+        build(Maker().gemm(8, 8, 8), overlay, PAPER)
 
 
 def relabelled(overlay: Overlay, label: str, to: str) -> Overlay:
@@ -402,7 +420,7 @@ def relabelled(overlay: Overlay, label: str, to: str) -> Overlay:
 )
 def test_a_machine_that_lacks_a_part(overlay: Overlay, words: str) -> None:
     with pytest.raises(UnsupportedError) as refused:
-        require_units(overlay)
+        require_compilable(overlay)
     assert words in str(refused.value)
 
 
