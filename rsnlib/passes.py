@@ -17,7 +17,7 @@ from typing import Any
 from ..isa.overlay import Overlay
 from ..scheduler import build
 from ..scheduler.graph import Gemm, LayerGraph
-from ..scheduler.lower import weights_bank
+from ..scheduler.lower import Banks
 from ..scheduler.room import check_weights
 from .fold import fold, fold_shapes
 from .rewriter import Rewrite
@@ -52,7 +52,7 @@ def within(overlay: Overlay, passes: Passes = USUAL) -> Passes:
         if name == "match" and passes.fold in (fold, fold_shapes):  # another fold may need fewer weights
             # Two layers of the same weight may become one product.
             weights = {id(x.weight): x.weight.size for x in made.layers if isinstance(x, Gemm)}
-            check_weights(sum(weights.values()), overlay, weights_bank(overlay))
+            check_weights(sum(weights.values()), overlay, Banks.of(overlay).weights)
         passes.observe(name, made)
 
     laid_out: Fold = passes.fold

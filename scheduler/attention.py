@@ -17,7 +17,6 @@ from .binder import Binder, Drain, multiply_as
 from .graph import AttentionLayer
 from .grid import most
 from .mapping import PipelineLimits, pipeline_of
-from .memory import HEAD_COLS
 from .order import Tile
 from .refusal import require
 from .tile import TILE
@@ -256,7 +255,7 @@ def _queries(s: Binder, att: AttentionLayer, row: int, rows: int, heads: range, 
         tile.loads.append(s.blocks(att.q, row, rows, heads.start, len(heads), grid.left[i]))
     else:
         bias.load_queries(s, att, row, rows, heads, grid.left[i], tile)
-    s.turn(grid.left[i], Load(TILE * rows * len(heads), _k_columns(att), source=grid.activations), send)
+    s.turn(grid.left[i], Load(TILE * rows * len(heads), _k_columns(s, att), source=grid.activations), send)
 
 
 def _keys(s: Binder, att: AttentionLayer, row: int, rows: int, heads: range, j: int, send: Send, tile: Tile) -> None:
@@ -270,12 +269,12 @@ def _keys(s: Binder, att: AttentionLayer, row: int, rows: int, heads: range, j: 
         tile.loads.append(s.blocks(att.k, row, rows, heads.start, len(heads), unit))
     else:
         tile.loads += [s.blocks(att.k, row, rows, head, 1, unit) for head in heads]
-    s.turn(unit, Load(_k_columns(att), TILE * rows * len(heads), True, grid.activations), send)
+    s.turn(unit, Load(_k_columns(s, att), TILE * rows * len(heads), True, grid.activations), send)
 
 
-def _k_columns(att: AttentionLayer) -> int:
+def _k_columns(s: Binder, att: AttentionLayer) -> int:
     """Columns of a tile of Q or K: those of one head, with a bias also those of its neighbour."""
-    return HEAD_COLS if att.bias is None else 2 * HEAD_COLS
+    return s.overlay.head_columns * (1 if att.bias is None else 2)
 
 
 def _score_ops(s: Binder, att: AttentionLayer, shapes: Sequence[tuple[tuple[int, int], int, int]]) -> None:
@@ -330,7 +329,7 @@ def bind_slot_values(s: Binder, att: AttentionLayer, slot: Slot, tile: Tile) -> 
 def load_values(s: Binder, rows: int, send: Send, load: bool = True) -> None:
     """Append the work of the memory of V: `rows` row tiles, loaded unless a slot before holds them, and sent."""
     pipeline = pipeline_of(s.overlay)
-    fill = Load(TILE * rows, HEAD_COLS, source=pipeline.scores.activations) if load else None
+    fill = Load(TILE * rows, s.overlay.head_columns, source=pipeline.scores.activations) if load else None
     s.turn(pipeline.values, fill, send)
 
 

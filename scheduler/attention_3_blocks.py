@@ -17,7 +17,6 @@ from .binder import Binder
 from .graph import AttentionLayer
 from .grid import most
 from .mapping import PipelineLimits, pipeline_of
-from .memory import HEAD_COLS
 from .order import Tile
 from .tile import TILE
 
@@ -82,11 +81,11 @@ def _scores(s: Binder, att: AttentionLayer, slot: Sequence[Row], tile: Tile) -> 
         for j in range(2):
             at = sequence * BLOCKS + (keys[0] if j else 0)
             tile.loads.append(s.blocks(att.k, at, keys[j], head, 1, grid.right[j]))
-            load = Load(HEAD_COLS, TILE * keys[j], True, grid.activations)
+            load = Load(s.overlay.head_columns, TILE * keys[j], True, grid.activations)
             s.turn(grid.right[j], load, Send(1, keys[j], _passes(s, att, sequence, head)))
     for i, (sequence, head, row) in enumerate(slot):
         tile.loads.append(s.blocks(att.q, sequence * BLOCKS + row, 1, head, 1, grid.left[i]))
-        s.turn(grid.left[i], Load(TILE, HEAD_COLS, source=grid.activations), Send(1, 1, keys[0]))
+        s.turn(grid.left[i], Load(TILE, s.overlay.head_columns, source=grid.activations), Send(1, 1, keys[0]))
         for j in range(2):
             score_op(s, (i, j), keys[j])
             softmax = softmax_of(s, att, sequence, keys[0] if j else 0, keys[j], False, row)

@@ -56,7 +56,8 @@ def _placed(tiled: Tiled) -> tuple[Binder, Sequence[PlacedGemms | None]]:
             placed.append(None)
         else:
             placed.append(place_gemms(binder, segment.layers, segment.loops))
-    check_room(binder.buffers.values(), tiled.overlay, tiled.network.size)
+    banks = (binder.bank_of(unit) for unit in (tiled.grid.weights, tiled.grid.activations))
+    check_room(binder.buffers.values(), tiled.overlay, tiled.network.size, *banks)
     return binder, placed
 
 

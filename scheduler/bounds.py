@@ -29,12 +29,10 @@ from ..isa.overlay import Overlay
 from ..isa.program import Segment
 from ..machine.description import Where
 from .graph import AttentionLayer, Gemm, Layer, LayerGraph
-from .room import ACTIVATIONS, WEIGHTS
+from .lower import Banks
 
 PRODUCTS = ("matmul", "matmul_half_depth", "matmul_half_columns")
 """Operations that multiply matrices; a unit is counted with the fastest that it has."""
-ELEMENT_BYTES = 4
-"""Of a float32."""
 
 
 @dataclass(frozen=True)
@@ -126,7 +124,7 @@ class _Resources:
     """What a machine needs for layers of a network. rates: names of those that were used."""
 
     def __init__(self, network: LayerGraph, overlay: Overlay) -> None:
-        self.network, self.overlay = network, overlay
+        self.network, self.overlay, self.banks = network, overlay, Banks.of(overlay)
         self.rates: set[str] = set()
         self.columns = dict(network.inputs) | {layer.y: network.columns(layer.y) for layer in network.layers}
 
@@ -174,14 +172,16 @@ class _Resources:
     def _moving(self, layers: Sequence[Layer]) -> Iterator[tuple[str, float]]:
         rows = sum(self.network.rows)
         read = dict.fromkeys(name for layer in layers for name in _operands(layer))
-        yield self._memory(ACTIVATIONS, "read", rows * sum(self.columns[name] for name in read))
-        yield self._memory(ACTIVATIONS, "write", rows * sum(self.columns[layer.y] for layer in layers))
+        yield self._memory(self.banks.activations, "load", rows * sum(self.columns[name] for name in read))
+        yield self._memory(self.banks.activations, "store", rows * sum(self.columns[layer.y] for layer in layers))
         for layer in layers:
             if isinstance(layer, AttentionLayer):
-                yield self._memory(ACTIVATIONS, "read", self._bias(layer))
+                yield self._memory(self.banks.activations, "load", self._bias(layer))
                 continue
             vectors = [layer.bias] * layer.multiplies + [layer.residual_scale] * (layer.residual_scale is not None)
-            yield self._memory(WEIGHTS, "read", layer.weight.size + sum(v.size for v in vectors if v is not None))
+            yield self._memory(
+                self.banks.weights, "load", layer.weight.size + sum(v.size for v in vectors if v is not None)
+            )
 
     def _bias(self, layer: AttentionLayer) -> int:
         """Elements of the bias on the scores that sequences need."""
@@ -192,12 +192,14 @@ class _Resources:
         return int(heads * sum(n * (n + 1) // 2 if layer.causal else n * n for n in rows))
 
     def _memory(self, bank: str, way: str, elements: int) -> tuple[str, float]:
-        """A memory, and its seconds to read or write so many elements."""
-        rate = f"{bank}_{way}_gbs"
-        if rate not in self.overlay.rates or not elements:
+        """A memory, and the seconds of all its units together to load or store so many elements. way: the capability
+        `load` or `store`."""
+        able = [c for u in self.overlay.units if u.bank == bank and (c := u.capability(way)) and c.rate is not None]
+        speeds = [c.elements / seconds if (seconds := self.overlay.seconds[str(c.rate)]) else inf for c in able]
+        if not elements or not speeds:
             return "", 0.0
-        self.rates.add(rate)
-        return bank, ELEMENT_BYTES * elements * self.overlay.seconds[rate]
+        self.rates |= {str(c.rate) for c in able}
+        return bank, elements / sum(speeds)
 
 
 def _operands(layer: Gemm | AttentionLayer) -> tuple[str, ...]:

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import NamedTuple
 
 from ..isa.overlay import Overlay
 from . import bind as binding
@@ -14,7 +15,6 @@ from .circuits import circuits_of
 from .dram import Lowered, order_dram
 from .graph import LayerGraph
 from .memory import Columns
-from .room import WEIGHTS
 from .schedule import PAPER, Schedule
 from .tile import tile
 
@@ -60,9 +60,20 @@ def columns_on(network: LayerGraph, overlay: Overlay) -> dict[str, Columns]:
     return tile(network, overlay, PAPER).columns
 
 
-def weights_bank(overlay: Overlay) -> str:
-    """The bank that holds the weights. Raises like `require_compilable`."""
-    return circuits_of(overlay).weights_bank if overlay.patterns is None else WEIGHTS
+class Banks(NamedTuple):
+    """The off-chip memories that hold weights and activations; they may be the same."""
+
+    weights: str
+    activations: str
+
+    @staticmethod
+    def of(overlay: Overlay) -> Banks:
+        """The banks of an overlay. Raises like `require_compilable`."""
+        if overlay.patterns is None:
+            circuits = circuits_of(overlay)
+            return Banks(circuits.weights_bank, circuits.activations_bank)
+        grid = overlay.patterns.grid
+        return Banks(*(str(overlay.by_unit[unit].bank) for unit in (grid.weights, grid.activations)))
 
 
 def require_compilable(overlay: Overlay) -> None:

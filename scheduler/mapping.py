@@ -76,7 +76,8 @@ class Shape:
 @dataclass(frozen=True)
 class Roofline:
     """Peak rates. read, write: seconds per byte from and to the memory of activations. first, second: seconds that one
-    product unit takes for one tile product of Q K^T and of P V. first_units, second_units: product units of each."""
+    product unit takes for one tile product of Q K^T and of P V. first_units, second_units: product units of each.
+    head_columns: of a tile product, in K or in columns."""
 
     read: float
     write: float
@@ -84,6 +85,7 @@ class Roofline:
     second: float
     first_units: int
     second_units: int
+    head_columns: int
 
     @staticmethod
     def of(overlay: Overlay) -> Roofline:
@@ -101,6 +103,7 @@ class Roofline:
             seconds(pipeline.products[0], "matmul_half_columns"),
             scores.rows * scores.columns,
             len(pipeline.products),
+            overlay.head_columns,
         )
 
     @staticmethod
@@ -153,7 +156,7 @@ def estimate(kind: MappingType, shape: Shape, roofline: Roofline) -> Estimate:
     # Q and K of the first head: an assumption, the paper names a set-up but not its parts
     setup = 2 * operand * roofline.read if kind is MappingType.D else 0.0
     moved = shape.heads * ((3 * operand + scores) * roofline.read + (operand + scores) * roofline.write)
-    products = shape.heads * (shape.rows / BLOCK_ROWS) ** 2 * (shape.cols / HEAD_COLS)
+    products = shape.heads * (shape.rows / BLOCK_ROWS) ** 2 * (shape.cols / roofline.head_columns)
     all_units = roofline.first_units + roofline.second_units
     first, second = (roofline.first_units, roofline.second_units)
     if kind is MappingType.C:

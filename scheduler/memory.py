@@ -13,7 +13,8 @@ from ..isa.layout import padded
 from .graph import Array, AttentionLayer, Gemm, Layer, LayerGraph
 
 HEAD_COLS = 64
-"""Columns of an attention head on the machine; narrower heads are padded (MemB2 and K = 64 mode take 64)."""
+"""Columns of an attention head on XNN, whose product units take 64 in K or in columns. For other overlays see
+`Overlay.head_columns`."""
 
 
 @dataclass(frozen=True)

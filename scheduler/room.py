@@ -12,9 +12,6 @@ from typing import Protocol
 from ..base.errors import UnsupportedError
 from ..isa.overlay import Overlay
 
-WEIGHTS, ACTIVATIONS = "lpddr", "ddr"
-"""The bank of XNN that holds each."""
-
 
 class RoomError(UnsupportedError):
     """A network needs more off-chip memory than a bank holds. Splitting its graph does not help: all parts are programs
@@ -32,9 +29,7 @@ class Placed(Protocol):
     def size(self) -> int: ...
 
 
-def check_room(
-    buffers: Iterable[Placed], overlay: Overlay, rows: str, weights: str = WEIGHTS, activations: str = ACTIVATIONS
-) -> None:
+def check_room(buffers: Iterable[Placed], overlay: Overlay, rows: str, weights: str, activations: str) -> None:
     """Raises `RoomError` if buffers end beyond their bank. rows: the network's batch and rows as text, for messages.
     weights, activations: the banks that hold them, which may be the same; other banks hold weights."""
     ends = dict.fromkeys((weights, activations), 0)
@@ -52,7 +47,7 @@ def check_room(
         _check(end, bank, overlay, subject, remedy)
 
 
-def check_weights(elements: int, overlay: Overlay, bank: str = WEIGHTS) -> None:
+def check_weights(elements: int, overlay: Overlay, bank: str) -> None:
     """Raises `RoomError` if this many float32 weights exceed their bank even without padding. It allows an early error,
     before weights are copied."""
     _check(4 * elements, bank, overlay, "the weights need", _FEWER)

@@ -19,7 +19,8 @@ from ..isa.patterns import Patterns, ProductGrid
 from .graph import AttentionLayer, Gemm, LayerGraph
 from .groups import Planned, plan
 from .knobs import Tiles
-from .memory import HEAD_COLS, Columns, lay_out_heads
+from .mapping import pipeline_of
+from .memory import Columns, lay_out_heads
 from .schedule import Interleave, Schedule
 
 TILE = BLOCK_ROWS
@@ -191,7 +192,7 @@ def tile(network: LayerGraph, overlay: Overlay, schedule: Schedule) -> Tiled:
         limits,
         segments,
         cuts,
-        columns_of(network, cuts, limits, schedule.whole_tiles),
+        columns_of(network, overlay, cuts, limits, schedule.whole_tiles),
         spans,
         _row_blocks(network, schedule, limits, sum(blocks)),
     )
@@ -245,11 +246,13 @@ def column_tiles(blocks: int, cut: Tiles, whole: bool, limits: Limits) -> tuple[
     return tiles, halves, -(-blocks // (halves * tiles))
 
 
-def columns_of(network: LayerGraph, cuts: Mapping[str, Tiles], limits: Limits, whole_tiles: bool) -> dict[str, Columns]:
+def columns_of(
+    network: LayerGraph, overlay: Overlay, cuts: Mapping[str, Tiles], limits: Limits, whole_tiles: bool
+) -> dict[str, Columns]:
     """Choose the column layout of every activation.
 
-    Attention heads get 64 columns each; an activation that is computed in several column tiles and is not an output
-    lies in panels; all others are plain. cuts: how the product that computes an activation is cut. Raises
+    Attention heads get as many columns as the overlay's; an activation that is computed in several column tiles and is
+    not an output lies in panels; all others are plain. cuts: how the product that computes an activation is cut. Raises
     `UnsupportedError` naming the layer or output.
     """
     outputs = {o.name for o in network.outputs}
@@ -263,9 +266,11 @@ def columns_of(network: LayerGraph, cuts: Mapping[str, Tiles], limits: Limits, w
             panel = halves * blocks * TILE if tiles > 1 and layer.y not in outputs else None
             out[layer.y] = Columns(1, n, stored, panel)
     for layer in network.layers:
-        if isinstance(layer, AttentionLayer) and layer.head_dim > HEAD_COLS:
+        if isinstance(layer, AttentionLayer) and layer.head_dim > overlay.head_columns:
+            values = pipeline_of(overlay).values
             raise UnsupportedError(
-                f"{layer.place}: heads of {layer.head_dim} columns; MemB2 holds values of at most {HEAD_COLS}"
+                f"{layer.place}: heads of {layer.head_dim} columns; {values} of overlay {overlay.name} holds values of "
+                f"at most {overlay.memory_of(values).columns}"
             )
-    lay_out_heads(network, out, lambda heads, width: Columns(heads, width, HEAD_COLS))
+    lay_out_heads(network, out, lambda heads, width: Columns(heads, width, overlay.head_columns))
     return out
