@@ -99,6 +99,9 @@ def _extension(overlay: Overlay, base: Overlay) -> Iterator[str]:
         WIDTH,
     )
     yield ""
+    yield "What its units can do beyond those of the other:"
+    yield ""
+    yield from _capabilities(overlay, base)
     for form in overlay.formats:
         if form not in base.formats:
             yield from _format(form)
@@ -141,11 +144,13 @@ def _units(overlay: Overlay) -> Iterator[str]:
     yield from _table(["unit", "FU type", "mask bit", "memory on chip", "off-chip memory", "what it does"], rows)
 
 
-def _capabilities(overlay: Overlay) -> Iterator[str]:
-    """The table of what units can compute or apply. Units with the same capability share a row."""
+def _capabilities(overlay: Overlay, base: Overlay | None = None) -> Iterator[str]:
+    """The table of what units can compute or apply. Units with the same capability share a row. base: what its units
+    can do is left out."""
     units: dict[tuple[str, str, str, str], list[str]] = {}
     for u in overlay.units:
-        for c in u.capabilities:
+        known = base.by_unit[u.name].capabilities if base else ()
+        for c in (c for c in u.capabilities if c not in known):
             units.setdefault((c.op, c.where.value, _limits(c), c.rate or "-"), []).append(u.name)
     if units:
         rows = [[f"`{op}`", when, ", ".join(names), *rest] for (op, when, *rest), names in units.items()]

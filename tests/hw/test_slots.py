@@ -23,6 +23,7 @@ from rsn.isa.overlay import Overlay
 from rsn.isa.overlays import XNN
 from rsn.isa.overlays.xnn import formats as f
 from rsn.isa.program import Program
+from rsn.isa.verify import check
 from rsn.machine.balance import balance
 from rsn.machine.executor import ProcessNetwork, draining
 from rsn.machine.fast_engine import run_traces
@@ -30,7 +31,7 @@ from rsn.machine.timing import Timing
 from rsn.machine.traces import trace_workload
 from rsn.machine.workload import UopLists
 from rsn.tests.effort import examples
-from rsn.tests.hw.examples import example
+from rsn.tests.hw.examples import assembled, example
 from rsn.tests.hw.versal.tile_programs import Case, post_ops, products
 
 ALL = "MemA MemB MemC"
@@ -240,3 +241,45 @@ def test_reports_of_a_run_with_four_slots(tmp_path: Any) -> None:
     stopped = stop(machine, None, "MemC0", 1)
     assert stopped.flags["cur"] == 1
     assert stopped.fills["slots of MemC0"][1] == 3
+
+
+AGAIN = """\
+overlay xnn
+buffer a ddr 128x128 blocked input
+buffer b lpddr 128x256 blocked weight
+buffer y ddr 128x256 blocked output
+
+DDR {
+    load a -> MemA0
+    store y <- MemC0
+}
+LPDDR {
+    b -> MemB0
+}
+MemA0 {
+    load dim1=128 dim2=128
+    send acc_a=1 acc_b=1
+    dim1=0  # nothing: it only goes on to the next slot
+    send acc_a=1 acc_b=1
+}
+MemB0 {
+    load dim1=128 dim2=256
+    send acc_a=1 acc_b=2
+}
+MeshA { MemA0->MME0 size=1024 }
+MeshB { MemB0->MME0 size=1024 }
+MME0 { n128 k128 a_iter=1 b_iter=2 k_iter=1 acc_a=1 acc_b=1 }
+MemC0 {
+    recv recv_a=1 recv_b=2 k_iter=1
+    store dim1=128 dim2=256
+}
+"""
+
+
+def test_check_finds_a_slice_that_is_sent_again_on_another_number_of_slots() -> None:
+    program = assembled(AGAIN)
+    assert check(program) == []
+    other = dataclasses.replace(program, overlay=with_slots(XNN, 3))
+    found = [x for x in check(other) if not x.warning]
+    assert [x.code for x in found] == ["X01"]
+    assert "MemA0 uOP 3 sends a buffer that nothing has filled" in found[0].message
