@@ -188,7 +188,7 @@ def _state(unit: Unit) -> tuple[dict[str, npt.NDArray[Any]], dict[str, int | flo
     arrays: dict[str, npt.NDArray[Any]] = {}
     flags: dict[str, int | float] = {}
     for name, value in vars(unit).items():
-        if name.startswith("_") or name in ("name", "index", "memory"):
+        if name.startswith("_") or name in ("name", "index", "memory", "ahead"):
             continue
         for label, item in _items(name, value):
             if isinstance(item, Record):

@@ -33,6 +33,7 @@ from rsn.machine.workload import UopLists
 from rsn.tests.effort import examples
 from rsn.tests.hw.examples import assembled, example
 from rsn.tests.hw.versal.tile_programs import Case, post_ops, products
+from rsn.tests.machine.test_fast_engine import same
 
 ALL = "MemA MemB MemC"
 
@@ -240,6 +241,7 @@ def test_reports_of_a_run_with_four_slots(tmp_path: Any) -> None:
     assert summary(machine.timing, program.overlay, 0).latency_s == run.latency_s
     stopped = stop(machine, None, "MemC0", 1)
     assert stopped.flags["cur"] == 1
+    assert "ahead" not in stopped.flags
     assert stopped.fills["slots of MemC0"][1] == 3
 
 
@@ -283,3 +285,14 @@ def test_check_finds_a_slice_that_is_sent_again_on_another_number_of_slots() -> 
     found = [x for x in check(other) if not x.warning]
     assert [x.code for x in found] == ["X01"]
     assert "MemA0 uOP 3 sends a buffer that nothing has filled" in found[0].message
+
+
+@examples(20, quick=6)
+@given(st.data())
+def test_programs_that_stop_halfway_stop_alike_in_both_engines(data: st.DataObject) -> None:
+    """With some packets left out, terminators among them: the same report, or the same words left over."""
+    case = data.draw(st.one_of(products(), post_ops()))
+    overlay = with_slots(XNN, data.draw(st.integers(2, 4)))
+    gone = data.draw(st.sets(st.integers(0, len(case.program.packets) - 1), max_size=3))
+    packets = [p for i, p in enumerate(case.program.packets) if i not in gone]
+    same(overlay, InstructionPath(overlay, packets, case.program.preloaded))
