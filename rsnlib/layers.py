@@ -85,11 +85,11 @@ class LayerBuilder:
         self._layers[layer.y] = layer
         return layer
 
-    def fused(self, before: Gemm, path: str | None = None, /, **fields: Any) -> Gemm:
+    def fuse(self, before: Gemm, path: str | None = None, /, **fields: Any) -> Gemm:
         """The layer with a further operator fused into it. path: the module path of an activation or a norm, which
         becomes a pass of that path if the result of `before` is needed too. fields: of the `Gemm` that change."""
         fusion = _Fusion(before.y, self._fusions[before.y].path if path is None else path)
-        # a function that is called in a module around the product has no path of its own
+        # A function that is called in a module around the product has no path of its own
         is_module = bool(path) and not f"{before.path}.".startswith(f"{path}.")
         paths = (*before.fused, str(path)) if is_module else before.fused
         return self._added(replace(before, y=self._fresh(), fused=paths, **fields), fusion)

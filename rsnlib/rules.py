@@ -122,7 +122,7 @@ def activation(kind: Callable[[Arguments], Activation]) -> LoweringPattern:
         if found is None:
             return f"{op_name(node)} is supported only right after a matrix product"
         before, view = found
-        return Value(values.layers.fused(before, module_path(node), activation=kind(a)), view)
+        return Value(values.layers.fuse(before, module_path(node), activation=kind(a)), view)
 
     return rule
 
@@ -163,7 +163,7 @@ def pointwise(
         nodes = dict.fromkeys((*(n for p in of for n in p.nodes), node))
         return Pointwise(base, view, applied, tuple(nodes))
     fields = {"factor": base.factor * found.factor, "activation": found.activation, **_gain(base, found.gain)}
-    return Value(values.layers.fused(base, module_path(node), **fields), view)
+    return Value(values.layers.fuse(base, module_path(node), **fields), view)
 
 
 def _gain(layer: Gemm, factor: float) -> dict[str, Float64 | None]:
@@ -209,7 +209,7 @@ def normed(values: AbstractState, node: Node, a: Arguments, eps: float, *, rms: 
         return "its scale or its shift is computed from the arguments"
     path, norm = module_path(node), Norm(eps, rms)
     if before.is_open:
-        return Value(values.layers.fused(before, path, norm=norm, scale=scale, shift=shift), view)
+        return Value(values.layers.fuse(before, path, norm=norm, scale=scale, shift=shift), view)
     return Value(values.layers.pass_over(path, before, norm=norm, scale=scale, shift=shift), view)
 
 
@@ -242,7 +242,7 @@ def with_bias(values: AbstractState, before: Gemm, view: View, other: Node) -> G
     bias = values.vector(other, before.width, 0.0)
     if bias is None or shape[-1:] != (before.width,) or before.factor != 1 or not in_rows(view, before.width):
         return None
-    return values.layers.fused(before, bias=before.bias + bias)
+    return values.layers.fuse(before, bias=before.bias + bias)
 
 
 def with_residual(values: AbstractState, before: Gemm, view: View, other: Node) -> Gemm | None:
@@ -256,7 +256,7 @@ def with_residual(values: AbstractState, before: Gemm, view: View, other: Node) 
     # A product cannot have a residual that depends on it.
     if residual is None or before.y in values.layers.behind([residual.base]):
         return None
-    return values.layers.fused(before, residual=residual.base.y)
+    return values.layers.fuse(before, residual=residual.base.y)
 
 
 def scale(values: AbstractState, node: Node, a: Arguments) -> Abstract | str:
@@ -284,12 +284,12 @@ def scale(values: AbstractState, node: Node, a: Arguments) -> Abstract | str:
     if isinstance(value, PartialAttention) and not value.masks and not value.normal:
         return replace(value, scale=value.scale * factor)
     if isinstance(value, Value) and isinstance(value.base, Gemm) and value.base.activation and not value.base.norm:
-        return Value(values.layers.fused(value.base, **_gain(value.base, factor)), value.view)
+        return Value(values.layers.fuse(value.base, **_gain(value.base, factor)), value.view)
     found = open_product(values, x)
     if found is None or found[0].residual is not None:
         return "a factor is supported only right after a matrix product"
     before, view = found
-    return Value(values.layers.fused(before, factor=before.factor * factor), view)
+    return Value(values.layers.fuse(before, factor=before.factor * factor), view)
 
 
 def _scaled_by_head(values: AbstractState, a: Arguments, division: bool) -> PartialAttention | None:

@@ -47,8 +47,8 @@ def test_layers_come_after_their_operands_under_unique_names(layers: LayerBuilde
 def test_a_result_needed_before_and_after_its_norm_is_normalised_by_a_pass(layers: LayerBuilder, x: Source) -> None:
     plain = linear(layers, "block.dense", x)
     scale, shift = np.array([1.0, 2.0, 3.0, 4.0]), np.array([0.5, 0.0, 0.0, 0.0])
-    after = layers.fused(plain, "", norm=Norm(1e-6), scale=scale, shift=shift)
-    following = layers.fused(linear(layers, "next", after), residual=plain.y)
+    after = layers.fuse(plain, "", norm=Norm(1e-6), scale=scale, shift=shift)
+    following = layers.fuse(linear(layers, "next", after), residual=plain.y)
     graph, names = layers.graph([following], 2, 3)
     dense, normed, last = graph.layers
     assert names[after.y] == "block_dense_norm"
@@ -74,15 +74,15 @@ def test_a_result_needed_before_and_after_its_norm_is_normalised_by_a_pass(layer
 
 def test_what_is_needed_at_the_end_alone_is_one_layer(layers: LayerBuilder, x: Source) -> None:
     plain = linear(layers, "up", x)
-    after = layers.fused(layers.fused(plain, factor=2.0), "act", activation=Activation.RELU)
+    after = layers.fuse(layers.fuse(plain, factor=2.0), "act", activation=Activation.RELU)
     graph, _ = layers.graph([after], 2, 3)
     assert graph.show().splitlines()[1:] == ["  up = relu(2 * (x @ weight 4x4 + bias))", "  -> up"]
     assert layers.before(plain) is None
 
 
 def test_a_factor_behind_an_activation_that_has_one_is_relative_to_it(layers: LayerBuilder, x: Source) -> None:
-    halved = layers.fused(linear(layers, "up", x), "act", activation=Activation.RELU, scale=np.full(4, 0.5))
-    whole = layers.fused(halved, scale=None)
+    halved = layers.fuse(linear(layers, "up", x), "act", activation=Activation.RELU, scale=np.full(4, 0.5))
+    whole = layers.fuse(halved, scale=None)
     graph, names = layers.graph([halved, whole], 2, 3)
     first, second = graph.layers
     assert isinstance(first, Gemm)
@@ -96,8 +96,8 @@ def test_a_factor_behind_an_activation_that_has_one_is_relative_to_it(layers: La
 
 def test_result_needed_before_and_after_a_sum_is_refused(layers: LayerBuilder, x: Source) -> None:
     plain = linear(layers, "block.dense", x)
-    added = layers.fused(plain, residual=x.y)
-    following = layers.fused(linear(layers, "next", added), residual=plain.y)
+    added = layers.fuse(plain, residual=x.y)
+    following = layers.fuse(linear(layers, "next", added), residual=plain.y)
     with pytest.raises(FusionError, match=r"^block\.dense: .*before and after something is added") as found:
         layers.graph([following], 2, 3)
     assert found.value.layer is added

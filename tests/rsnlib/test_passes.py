@@ -88,7 +88,7 @@ def test_a_rule_for_an_operator_of_ones_own() -> None:
         value = values.of[a["self"]]
         if not isinstance(value, Value) or not isinstance(value.base, Gemm) or not value.base.is_open:
             return "it is possible only behind a product"
-        return Value(values.layers.fused(value.base, factor=-value.base.factor), value.view)
+        return Value(values.layers.fuse(value.base, factor=-value.base.factor), value.view)
 
     class Negative(nn.Module):
         def __init__(self) -> None:
