@@ -9,6 +9,7 @@ from enum import Enum
 from ..base.errors import UnsupportedError
 from ..isa.layout import BLOCK_ROWS, padded
 from ..isa.overlay import Overlay
+from ..isa.overlays import OVERLAYS
 from ..isa.patterns import AttentionPipeline
 from .graph import AttentionLayer, LayerGraph
 from .memory import HEAD_COLS
@@ -182,11 +183,14 @@ def max_rows(overlay: Overlay) -> dict[MappingType, int]:
 
 def pipeline_of(overlay: Overlay) -> AttentionPipeline:
     """The attention pipeline of an overlay. Raises `UnsupportedError` if its units form none."""
-    if overlay.patterns is None or overlay.patterns.attention is None:
+    found = None if overlay.patterns is None else overlay.patterns.attention
+    if found is None:
+        able = [o.name for o in OVERLAYS.values() if o.patterns is not None and o.patterns.attention is not None]
         raise UnsupportedError(
-            f"attention needs a pipeline of two products; the units of overlay {overlay.name} form none"
+            f"attention needs product units in a pipeline, which the units of overlay {overlay.name} do not form; "
+            f"{', '.join(able)} can"
         )
-    return overlay.patterns.attention
+    return found
 
 
 def choose(shape: Shape, overlay: Overlay) -> MappingType:

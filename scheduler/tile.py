@@ -177,6 +177,12 @@ def tile(network: LayerGraph, overlay: Overlay, schedule: Schedule) -> Tiled:
     patterns = overlay.patterns
     assert patterns is not None, overlay.name
     limits = Limits.of(overlay, patterns.grid)
+    for layer in network.layers:
+        if isinstance(layer, AttentionLayer):
+            try:
+                pipeline_of(overlay)
+            except UnsupportedError as error:
+                raise UnsupportedError(f"{layer.place}: {error}") from None
     segments = plan(network, schedule)
     cuts: dict[str, Tiles] = {}
     for segment in segments:

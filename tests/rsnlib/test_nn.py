@@ -99,7 +99,7 @@ def test_a_layer_is_seven_segments_and_its_passes(randomised: Randomised, norm: 
     """All that is no product goes with one; a sum that is normalised and kept is passed over once more."""
     with rsn.compile(randomised(Encoder(2, C, 3, 128, norm=norm)), (torch.randn(B, L, C),)) as compiled:
         title, *lines = compiled.explain().splitlines()
-        lines = lines[lines.index("") + 1 :]
+        lines = [line for line in lines[lines.index("") + 1 :] if line]
     paths = ["attn.query", "attn.key", "attn.value", "attn", "attn.out"]
     paths += ["ffn.up", "ffn.down"]
     products = [line.split()[0] for line in lines if "matrix product" in line or " heads of " in line]

@@ -93,6 +93,20 @@ def test_more_slots_and_rows_are_faster_and_pass_all_checks() -> None:
     assert [finding for finding in check(programs[1]) if not finding.warning] == []
 
 
+@pytest.mark.parametrize(("units", "rows", "columns"), [(4, 2, 2), (2, 1, 2)])
+def test_fewer_units_form_a_smaller_grid(units: int, rows: int, columns: int) -> None:
+    overlay = made(f'overlay = "xnn"\n[units]\nMME = {units}\nMemC = {units}', "few.toml")
+    assert overlay.patterns is not None
+    assert (overlay.patterns.grid.rows, overlay.patterns.grid.columns) == (rows, columns)
+    network = Maker().gemm(700, 300, 900)
+    x = np.random.default_rng(1).standard_normal((1, 700, 300)).astype(np.float32)
+    for schedule in (PAPER, Schedule(interleave=Interleave.LISTED, loops=Loops.ROWS)):
+        y, _, _ = execute(network, x, overlay, schedule)
+        assert error(y, reference(network, x)) < 1e-5
+    with pytest.raises(UnsupportedError, match=r"l0.attention: attention needs .* overlay few do not form; xnn"):
+        build(Maker().encoder(1, 256, 128, 2, 256), overlay, PAPER)
+
+
 @pytest.mark.parametrize("rows", [128, 384])
 def test_links_between_neighbours_hold_a_column(rows: int) -> None:
     overlay = overlay_of({"MemC": {"rows": rows}})
