@@ -65,6 +65,8 @@ class SegmentRecord:
     ) -> tuple[Segment, ...]:
         """Return the segments in execution order. sequences: the mOPs of every unit, op lists included. unit: the one
         whose `accesses`, in their order, are in the tiles. Raises `ProgramError` if they are not."""
+        if not self._noted:
+            return ()  # work that was bound without segments
         uops: list[dict[str, Ranges]] = [{} for _ in self._noted]
         for name, of_unit in sequences.items():
             turns = _turns(of_unit, overlay) if overlay.by_unit[name].memory is not None else None

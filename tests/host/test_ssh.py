@@ -349,7 +349,7 @@ def test_names_reach_no_shell_and_no_path(server: Server, built: Built, tmp_path
     new = {b.name: HOSTILE[i].format(pwned) for i, b in enumerate(built.program.buffers)}
     assert len(new) >= 4
     buffers = tuple(dataclasses.replace(b, name=new[b.name]) for b in built.program.buffers)
-    program: Program = dataclasses.replace(built.program, buffers=buffers)
+    program: Program = dataclasses.replace(built.program, buffers=buffers, segments=())
     weights = {new[n]: w for n, w in built.weights.items()}
     before = server.kept()
     with Runner(program, weights=weights, board=server.url) as runner:

@@ -257,7 +257,7 @@ def for_base(activation: str = "gelu_tanh", **more: Any) -> Callable[[], nn.Modu
     return lambda: Encoder(1, 1024, 16, 64, activation, **{"eps": 1e-6} | more)
 
 
-HEADS = "heads of 96 columns; MemB2 holds values of at most 64"
+HEADS = "heads of 96 columns; MemB2 of overlay xnn holds values of at most 64"
 WIDE = "LayerNorm over 1344 columns; capability layernorm of overlay xnn takes 1 to 1024 columns; no overlay can"
 TANH = "overlay xnn-base lacks capability relu; xnn can"
 REFUSED: dict[str, tuple[Callable[[], nn.Module], Mapping[str, Any], list[str]]] = {

@@ -117,7 +117,7 @@ def test_the_command_line(tmp_path: Path) -> None:
         assert rsn.invoke(main, command).exit_code == 0, command
     compared = rsn.invoke(main, ["run", binary, "--weights", weights, "--compare", "minilm"])
     assert compared.exit_code == 0, compared.output
-    assert "segments within 0.0001 of PyTorch" in compared.output
+    assert "results within 0.0001 of PyTorch" in compared.output
     wrong = rsn.invoke(main, [*made[:6], "--lengths", "140;31", "-o", text])
     assert wrong.exit_code == 2
     assert "--lengths 140;31: whole numbers and commas" in wrong.output
