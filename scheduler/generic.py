@@ -22,17 +22,18 @@ from ..base.errors import FieldError, ScheduleError, UnsupportedError
 from ..isa.fields import Record
 from ..isa.layout import Layout, padded
 from ..isa.overlay import Overlay
-from ..isa.program import Buffer, KernelPatch, Parameter, Role, UnpackedProgram
-from ..isa.work import Item, LengthField, RowNorm, Softmax, Store
+from ..isa.program import Buffer, KernelPatch, Parameter, Role, Segment, UnpackedProgram
+from ..isa.work import LengthField, RowNorm, Softmax, Store
 from .bindable import require_gemm, require_scores, require_values
 from .chain import instructions, length_name
 from .circuits import Circuit, Path, circuits_of
 from .dram import Lowered, Weights
 from .graph import Array, AttentionLayer, Gemm, LayerGraph, Output
+from .groups import kind_of
 from .memory import Arena, Columns, lay_out_heads, plain, reads, stored_vector, stored_weight
 from .room import check_room
 from .schedule import Interleave, Schedule
-from .strips import Operands, Region, WorkLists
+from .strips import Operands, Region, Work, WorkLists
 
 SCORES = "scores"
 """The buffer of the scores of one head, one after the other."""
@@ -108,8 +109,8 @@ class _Binder:
 
     def lowered(self) -> Lowered:
         """Place all buffers, bind all layers, and turn work items into instructions."""
-        for binding in self.placed():
-            self.spent = {}
+        for number, binding in enumerate(self.placed()):
+            self.spent, self.work.layer = {}, number
             binding()
         return Lowered(self._emitted(self.work.finish()), Weights(self.weights))
 
@@ -307,13 +308,14 @@ class _Binder:
 
     # -- instructions
 
-    def _emitted(self, items: dict[str, list[Item]]) -> UnpackedProgram:
+    def _emitted(self, work: dict[str, Work]) -> UnpackedProgram:
         """The instructions of every unit. Raises `UnsupportedError` for a value that a field does not hold."""
         made: dict[str, tuple[Record, ...]] = {}
         patches: dict[str, list[KernelPatch]] = {}
         for u in self.overlay.units:
             try:
-                made[u.name] = tuple(instructions(self.overlay, u, items[u.name], patches)) if items[u.name] else ()
+                items = work[u.name].items
+                made[u.name] = tuple(instructions(self.overlay, u, items, patches)) if items else ()
             except FieldError as e:
                 raise UnsupportedError(f"{u.name} of overlay {self.overlay.name}: {e}") from e
         sequences = {unit: of_unit for unit, of_unit in made.items() if of_unit}
@@ -326,7 +328,16 @@ class _Binder:
             buffers=tuple(self.buffers.values()),
             parameters=tuple(Parameter(name, 1, n, n) for name, n in lengths.items() if name in patches),
             patches={name: tuple(p) for name, p in patches.items()},
+            segments=tuple(self._segments(work)) if all(len(made[u]) == len(work[u].items) for u in made) else (),
         )
+
+    def _segments(self, work: dict[str, Work]) -> Iterator[Segment]:
+        """Every layer as a segment, with the instructions of each unit that belong to it. Valid if each item is one
+        instruction; otherwise nobody but the overlay knows which items an instruction is for."""
+        for number, layer in enumerate(self.net.layers):
+            uops = {unit: ranges for unit, of_unit in work.items() if (ranges := of_unit.ranges(number))}
+            kind = kind_of(layer if isinstance(layer, AttentionLayer) else [layer])
+            yield Segment(layer.y, (layer.path, *layer.fused), kind, (layer.y,), uops)
 
 
 def _bank(path: Path) -> str:

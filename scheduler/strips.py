@@ -13,6 +13,7 @@ comes before the loads of the next strip. A store that a strip needs comes befor
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import NamedTuple
 
@@ -48,20 +49,53 @@ class Operands(NamedTuple):
 
 
 class _Pending(NamedTuple):
-    """A store that is not listed yet. buffer: what it writes."""
+    """A store that is not listed yet. buffer: what it writes. layer: that it belongs to."""
 
     buffer: str
     unit: str
     access: Access
+    layer: int
+
+
+class _Half(NamedTuple):
+    """One use of a memory: a slot is filled, and drained one turn later. layer: that it belongs to."""
+
+    fill: Load | LoadVector | Receive
+    drain: Send | Store
+    layer: int
+
+
+@dataclass(frozen=True)
+class Work:
+    """The items of one unit, in order. layers: those that each item belongs to, as numbers; a turn may belong to
+    two."""
+
+    items: list[Item] = field(default_factory=list)
+    layers: list[tuple[int, ...]] = field(default_factory=list)
+
+    def ranges(self, layer: int) -> tuple[tuple[int, int], ...]:
+        """The items of a layer, as half-open ranges of their indices."""
+        out: list[tuple[int, int]] = []
+        for i, owners in enumerate(self.layers):
+            if layer in owners:
+                if out and out[-1][1] == i:
+                    out[-1] = out[-1][0], i + 1
+                else:
+                    out.append((i, i + 1))
+        return tuple(out)
 
 
 class WorkLists:
-    """Collects the work items of all units. strict: a strip's store comes before the loads of the next one."""
+    """Collects the work items of all units. strict: a strip's store comes before the loads of the next one.
+
+    layer: the number of the layer that strips belong to; set it before each.
+    """
 
     def __init__(self, overlay: Overlay, strict: bool) -> None:
+        self.layer = 0
         self._strict = strict
-        self._items: dict[str, list[Item]] = {u.name: [] for u in overlay.units}
-        self._turns: dict[str, list[tuple[Load | LoadVector | Receive, Send | Store]]] = {}
+        self._work = {u.name: Work() for u in overlay.units}
+        self._halves: dict[str, list[_Half]] = {}
         self._pending: list[_Pending] = []
 
     def strip(
@@ -97,23 +131,33 @@ class WorkLists:
             scaled="scale" in operands.vectors,
             product=product,
         )
-        self._turns.setdefault(circuit.receiver.name, []).append((fill, store))
+        self._turn(circuit.receiver, fill, store)
         for u, before, behind in _between(circuit.stores):
             self._route(u, before, behind, count, product)
         self._list_stores()
         path = circuit.stores
         access = self._access(path.units[-2], path.labels[-1], out, tile.rows, count * tile.columns)
-        self._pending.append(_Pending(out.buffer, path.units[-1].name, access._replace(store=True)))
+        self._pending.append(_Pending(out.buffer, path.units[-1].name, access._replace(store=True), self.layer))
         if self._strict:
             self._list_stores()
 
-    def finish(self) -> dict[str, list[Item]]:
+    def finish(self) -> dict[str, Work]:
         """The items of every unit, in order. In each turn a memory fills a slot and drains the one filled before."""
         self._list_stores()
-        for unit, halves in self._turns.items():
-            fills, drains = [fill for fill, _ in halves], [drain for _, drain in halves]
-            self._items[unit] += [Turn(*both) for both in zip([*fills, None], [None, *drains], strict=True)]
-        return self._items
+        for unit, halves in self._halves.items():
+            for begun, ended in zip([*halves, None], [None, *halves], strict=True):
+                turn = Turn(begun and begun.fill, ended and ended.drain)
+                layers = tuple(dict.fromkeys(half.layer for half in (ended, begun) if half is not None))
+                self._work[unit].items.append(turn)
+                self._work[unit].layers.append(layers)
+        return self._work
+
+    def _add(self, unit: str, item: Item, layer: int | None = None) -> None:
+        self._work[unit].items.append(item)
+        self._work[unit].layers.append((self.layer if layer is None else layer,))
+
+    def _turn(self, unit: UnitSpec, fill: Load | LoadVector | Receive, drain: Send | Store) -> None:
+        self._halves.setdefault(unit.name, []).append(_Half(fill, drain, self.layer))
 
     # -- products
 
@@ -141,7 +185,8 @@ class WorkLists:
                         self._load(circuit.weights, place, tile.columns, tile.depth, product, transpose=True)
                     else:
                         self._load(circuit.weights, right.at(row, column), tile.depth, tile.columns, product)
-        self._items[product] += _multiplies(circuit, depth, chunk, count)
+        for item in _multiplies(circuit, depth, chunk, count):
+            self._add(product, item)
         return -(-depth // chunk)
 
     # -- units on paths
@@ -162,7 +207,7 @@ class WorkLists:
         turning = transposer(path) if transpose else None
         turned = turning is path.units[0]
         access = self._access(path.units[1], path.labels[0], place, rows, columns)
-        self._items[path.units[0].name].append(access._replace(transpose=turned))
+        self._add(path.units[0].name, access._replace(transpose=turned))
         memories = [u for u in path.between if u.memory is not None]
         sent = count
         for u, before, behind in _between(path):
@@ -174,19 +219,17 @@ class WorkLists:
             fill = Load(
                 *((columns, rows) if turned else (rows, columns)), transpose=u is turning, source=path.units[0].name
             )
-            self._turns.setdefault(u.name, []).append((fill, Send(1, count, again, product)))
+            self._turn(u, fill, Send(1, count, again, product))
             sent = count * again
 
     def _load_vector(self, path: Path, place: Region, size: int, product: str) -> None:
         access = self._access(path.units[1], path.labels[0], place, 1, size)
-        self._items[path.units[0].name].append(access._replace(vector=True, stride=0))
+        self._add(path.units[0].name, access._replace(vector=True, stride=0))
         for u, before, behind in _between(path):
             if u.memory is None:
                 self._route(u, before, behind, 1, product)
             else:
-                self._turns.setdefault(u.name, []).append(
-                    (LoadVector(size, path.units[0].name), Send(1, 1, 1, product))
-                )
+                self._turn(u, LoadVector(size, path.units[0].name), Send(1, 1, 1, product))
 
     @staticmethod
     def _access(peer: UnitSpec, label: str, place: Region, rows: int, columns: int) -> Access:
@@ -194,16 +237,16 @@ class WorkLists:
         return Access(peer.name, False, place.offset, columns, rows, place.pitch, label=label)
 
     def _route(self, switch: UnitSpec, before: UnitSpec, behind: UnitSpec, tiles: int, product: str) -> None:
-        items, routes = self._items[switch.name], ((before.name, behind.name),)
-        last = items[-1] if items else None
+        work, routes = self._work[switch.name], ((before.name, behind.name),)
+        last = work.items[-1] if work.items and work.layers[-1] == (self.layer,) else None
         if isinstance(last, Route) and (last.routes, last.product) == (routes, product):
-            items[-1] = last._replace(tiles=last.tiles + tiles)
+            work.items[-1] = last._replace(tiles=last.tiles + tiles)
         elif tiles:
-            items.append(Route(routes, tiles, product))
+            self._add(switch.name, Route(routes, tiles, product))
 
     def _list_stores(self) -> None:
         for pending in self._pending:
-            self._items[pending.unit].append(pending.access)
+            self._add(pending.unit, pending.access, pending.layer)
         self._pending.clear()
 
 

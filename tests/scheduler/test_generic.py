@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -23,12 +24,17 @@ from rsn.cli.main import main
 from rsn.host.boards.sim import SimBoard
 from rsn.host.tensors import pack as pack_tensor
 from rsn.host.tensors import unpack
+from rsn.hw.sim.machine import Machine
+from rsn.isa.expansion import Expansion
 from rsn.isa.overlay import Overlay
 from rsn.isa.overlays import FIG6, OVERLAYS, XNN
 from rsn.isa.program import Program, Role
+from rsn.isa.segments import stored_buffers
 from rsn.isa.verify import check, dry_run
-from rsn.machine.description import Capability, Stream, Where
+from rsn.isa.work import Item
+from rsn.machine.description import Capability, Stream, UnitSpec, Where
 from rsn.scheduler.best import Best
+from rsn.scheduler.bounds import bounds
 from rsn.scheduler.build import Built, build
 from rsn.scheduler.circuits import circuits_of
 from rsn.scheduler.graph import Activation, AttentionLayer, LayerGraph
@@ -39,7 +45,7 @@ from rsn.tests.effort import examples
 
 from .networks import Maker, error, reference
 from .toy_machines import POST_OPS, TOY3, TOY5, TOY5_SHARED, Toy, toy, toys
-from .toy_units import Pass
+from .toy_units import Pass, Product
 
 TOYS = [TOY3, TOY5, TOY5_SHARED]
 BOUND = 1e-5
@@ -292,6 +298,40 @@ def products_of(built: Built) -> dict[str, int]:
     return {u: len(s) for u, s in built.kernels.sequences.items() if u.startswith("Product")}
 
 
+@named(TOYS)
+def test_every_layer_is_a_segment(overlay: Overlay) -> None:
+    """Together they have all uOPs; a turn of a memory may have two. None is faster than its bound."""
+    network = Maker().encoder(2, 20, 32, 2, 40)
+    program = assert_computes(network, overlay).program
+    assert [s.outputs for s in program.segments] == [(layer.y,) for layer in network.layers]
+    assert [s.kind for s in program.segments][3:5] == ["attention 2x16", "gemm 32x32 residual norm"]
+    for unit, sequence in Expansion(program).sequences.items():
+        covered = {i for s in program.segments for a, b in s.uops.get(unit, ()) for i in range(a, b)}
+        assert covered == set(range(len(sequence)))
+    stored = {b.name: b for b in stored_buffers(Expansion(program))}
+    assert set(stored) == {layer.y for layer in network.layers} | {"scores"}
+    bound = bounds(network, overlay, program.segments)
+    assert 0 < bound.bound_s < Machine(program).timing.latency
+
+
+def test_segments_are_not_guessed_where_an_item_is_several_instructions() -> None:
+    single = TOY3.emit
+    assert single is not None
+
+    def emit(unit: UnitSpec, items: Iterable[Item]) -> Iterator[Any]:
+        for record in single(unit, items):
+            if isinstance(record, Product):
+                yield from [record.replace(groups=1)] * record.groups
+            else:
+                yield record
+
+    network = Maker().gemm(40, 40, 40)
+    sums = toy(Toy("sums", tiles=((16, 16, 16),), sums=True))
+    assert assert_computes(network, sums).program.segments
+    single = sums.emit
+    assert not assert_computes(network, replace(sums, emit=emit)).program.segments
+
+
 def test_equal_product_units_share_a_layer() -> None:
     overlay = toy(Toy("equal", tiles=((8, 8, 8),) * 2))
     built = assert_computes(Maker().gemm(64, 16, 16), overlay)
@@ -320,7 +360,7 @@ def test_stores_go_behind_the_next_loads_unless_strict() -> None:
     latency = {}
     for schedule in (PAPER, STRICT):
         built = assert_computes(network, toy(Toy("one", tiles=((8, 8, 8),), sums=True)), schedule)
-        latency[schedule] = SimBoard()._machine(built.program, built.program.image).timing.latency
+        latency[schedule] = Machine(built.program).timing.latency
     assert latency[PAPER] < latency[STRICT]
 
 
