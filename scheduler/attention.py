@@ -12,12 +12,12 @@ from dataclasses import dataclass, field
 from ..base.errors import UnsupportedError
 from ..isa.layout import BLOCK_COLS
 from ..isa.work import LengthField, Load, Multiply, Receive, Send, Softmax, Store
-from . import bias
+from . import attention_bias
 from .binder import Binder, Drain, multiply_as
 from .graph import AttentionLayer
 from .grid import most
 from .mapping import PipelineLimits, pipeline_of
-from .order import Tile
+from .order import TileAccesses
 from .refusal import require
 from .tile import TILE
 
@@ -44,7 +44,7 @@ class Slot:
     heads: int = 1
     start: int = 0
     alone: bool = False
-    tile: Tile = field(default_factory=Tile)
+    tile: TileAccesses = field(default_factory=TileAccesses)
 
 
 def bind_attention(s: Binder, att: AttentionLayer) -> None:
@@ -55,7 +55,7 @@ def bind_attention(s: Binder, att: AttentionLayer) -> None:
     before: Slot | None = None
     first = len(s.tiles)
     for slot in [*slots, None]:  # P V of a slot runs beside Q K^T of the next one
-        tile = Tile(lag=STORE_LAG)
+        tile = TileAccesses(lag=STORE_LAG)
         s.tiles.append(tile)
         if slot is not None:
             slot.tile = tile
@@ -66,7 +66,7 @@ def bind_attention(s: Binder, att: AttentionLayer) -> None:
     hurry(s.tiles[first:])
 
 
-def hurry(tiles: Sequence[Tile]) -> None:
+def hurry(tiles: Sequence[TileAccesses]) -> None:
     """Move the last stores of an attention forward, so that MemC 4 and 5 become free for the next segment.
 
     They receive the next segment's first tile while they store the last slot, but only after they stored the slot
@@ -164,7 +164,7 @@ def halved(blocks: int) -> tuple[int, int]:
     return -(-blocks // 2), blocks // 2
 
 
-def bind_slot_scores(s: Binder, att: AttentionLayer, slot: Slot, tile: Tile, stored: bool = False) -> None:
+def bind_slot_scores(s: Binder, att: AttentionLayer, slot: Slot, tile: TileAccesses, stored: bool = False) -> None:
     """Append softmax(Q K^T) of a slot. The results then store the probabilities if `stored`, else send them to the
     product units of P V. tile: receives the loads."""
     if slot.alone:
@@ -178,7 +178,7 @@ def _score_output(rows: int, keys: int, stored: bool) -> Drain:
     return Store(TILE * rows, TILE * keys) if stored else Send(rows, keys)
 
 
-def _scores_single(s: Binder, att: AttentionLayer, slot: Slot, tile: Tile, stored: bool) -> None:
+def _scores_single(s: Binder, att: AttentionLayer, slot: Slot, tile: TileAccesses, stored: bool) -> None:
     """Heads h, h+1 share the left memory of grid row 0, h+2, h+3 that of row 1; h, h+2 share the right memory of column
     0, h+1, h+3 that of column 1. Each goes to its own product unit."""
     grid = pipeline_of(s.overlay).scores
@@ -189,7 +189,7 @@ def _scores_single(s: Binder, att: AttentionLayer, slot: Slot, tile: Tile, store
     for i, heads in enumerate(halves):
         if heads and att.bias is not None:
             for j, head in enumerate(heads):
-                bias.send_bias(s, att, slot.sequence, i, [(head, 0)], [(j, 1)], tile)
+                attention_bias.send_bias(s, att, slot.sequence, i, [(head, 0)], [(j, 1)], tile)
     for i, heads in enumerate(halves):
         if heads:
             _queries(s, att, row, 1, heads, i, Send(len(heads), 1, 1), tile)
@@ -209,7 +209,7 @@ def _scores_single(s: Binder, att: AttentionLayer, slot: Slot, tile: Tile, store
         )
 
 
-def _scores_pair(s: Binder, att: AttentionLayer, slot: Slot, tile: Tile, stored: bool) -> None:
+def _scores_pair(s: Binder, att: AttentionLayer, slot: Slot, tile: TileAccesses, stored: bool) -> None:
     grid = pipeline_of(s.overlay).scores
     row0 = s.spans[slot.sequence].start
     q, k, n = slot.q, slot.k, slot.heads  # with several heads, q and k are one block each
@@ -219,7 +219,7 @@ def _scores_pair(s: Binder, att: AttentionLayer, slot: Slot, tile: Tile, stored:
     for i in groups if att.bias is not None else ():
         start = slot.start + (q[0] if i else 0)
         places = [(head, row) for row in range(start, start + q[i]) for head in heads]
-        bias.send_bias(s, att, slot.sequence, i, places, [(0, k[0]), (1, k[1])], tile)
+        attention_bias.send_bias(s, att, slot.sequence, i, places, [(0, k[0]), (1, k[1])], tile)
     for i in groups:
         at = row0 + slot.start + (q[0] if i else 0)
         _queries(s, att, at, q[i], heads, i, Send(q[i] * n, 1, k[0]), tile)
@@ -247,24 +247,28 @@ def _rounds(att: AttentionLayer) -> int:
     return 1 if att.bias is None else 2
 
 
-def _queries(s: Binder, att: AttentionLayer, row: int, rows: int, heads: range, i: int, send: Send, tile: Tile) -> None:
+def _queries(
+    s: Binder, att: AttentionLayer, row: int, rows: int, heads: range, i: int, send: Send, tile: TileAccesses
+) -> None:
     """Append loads of Q into the left memory of grid row i, and its sends: `rows` row tiles from block `row` on, of
     each of `heads`, which are consecutive. tile: receives the loads."""
     grid = pipeline_of(s.overlay).scores
     if att.bias is None:
         tile.loads.append(s.blocks(att.q, row, rows, heads.start, len(heads), grid.left[i]))
     else:
-        bias.load_queries(s, att, row, rows, heads, grid.left[i], tile)
+        attention_bias.load_queries(s, att, row, rows, heads, grid.left[i], tile)
     s.turn(grid.left[i], Load(TILE * rows * len(heads), _k_columns(s, att), source=grid.activations), send)
 
 
-def _keys(s: Binder, att: AttentionLayer, row: int, rows: int, heads: range, j: int, send: Send, tile: Tile) -> None:
+def _keys(
+    s: Binder, att: AttentionLayer, row: int, rows: int, heads: range, j: int, send: Send, tile: TileAccesses
+) -> None:
     """Append loads of K into the right memory of grid column j, transposed, and its sends: `rows` key tiles from block
     `row` on, of each of `heads`. tile: receives the loads."""
     grid = pipeline_of(s.overlay).scores
     unit = grid.right[j]
     if att.bias is not None:
-        bias.load_keys(s, att, row, rows, heads, unit, tile)
+        attention_bias.load_keys(s, att, row, rows, heads, unit, tile)
     elif heads.step == 1:
         tile.loads.append(s.blocks(att.k, row, rows, heads.start, len(heads), unit))
     else:
@@ -280,7 +284,7 @@ def _k_columns(s: Binder, att: AttentionLayer) -> int:
 def _score_ops(s: Binder, att: AttentionLayer, shapes: Sequence[tuple[tuple[int, int], int, int]]) -> None:
     """Append the ops for Q K^T of a slot. shapes: (grid row and column, row tiles, column tiles)."""
     if att.bias is not None:
-        bias.score_ops(s, shapes)
+        attention_bias.score_ops(s, shapes)
         return
     for unit, rows, columns in shapes:
         score_op(s, unit, rows * columns)
@@ -317,7 +321,7 @@ def value_op(s: Binder, i: int, rows: int, keys: int) -> None:
     ops.append(joined or op)
 
 
-def bind_slot_values(s: Binder, att: AttentionLayer, slot: Slot, tile: Tile) -> None:
+def bind_slot_values(s: Binder, att: AttentionLayer, slot: Slot, tile: TileAccesses) -> None:
     """Append P V of a slot, P coming from the results of Q K^T. tile: receives the loads of V; `slot.tile` receives the
     stores."""
     if slot.alone:
@@ -340,7 +344,7 @@ def is_held(s: Binder, unit: str, item: int, parts: int) -> bool:
     return item >= slots and slots % parts == 0
 
 
-def _values_single(s: Binder, att: AttentionLayer, slot: Slot, tile: Tile) -> None:
+def _values_single(s: Binder, att: AttentionLayer, slot: Slot, tile: TileAccesses) -> None:
     pipeline = pipeline_of(s.overlay)
     grid, n, row, col = pipeline.scores, slot.heads, s.spans[slot.sequence].start, slot.head
     for h in range(n):
@@ -361,7 +365,7 @@ def _values_single(s: Binder, att: AttentionLayer, slot: Slot, tile: Tile) -> No
         slot.tile.stores.append(s.blocks(att.y, row, 1, col + 2 * i, count, unit, store=True))
 
 
-def _values_pair(s: Binder, att: AttentionLayer, slot: Slot, tile: Tile) -> None:
+def _values_pair(s: Binder, att: AttentionLayer, slot: Slot, tile: TileAccesses) -> None:
     pipeline = pipeline_of(s.overlay)
     grid, held = pipeline.scores, PipelineLimits.of(s.overlay, pipeline).values
     row0, blocks, _ = s.spans[slot.sequence]

@@ -17,7 +17,7 @@ from .binder import Binder
 from .graph import AttentionLayer
 from .grid import most
 from .mapping import PipelineLimits, pipeline_of
-from .order import Tile
+from .order import TileAccesses
 from .tile import TILE
 
 BLOCKS = 3
@@ -42,9 +42,9 @@ def bind_streamed(s: Binder, att: AttentionLayer) -> None:
     slots = [rows[i : i + 2] for i in range(0, len(rows), 2)]
     first = len(s.tiles)
     before: Sequence[Row] = ()
-    made: Tile | None = None
+    made: TileAccesses | None = None
     for slot in [*slots, ()]:  # P V of a slot runs beside Q K^T of the next one
-        tile = Tile(lag=STORE_LAG)
+        tile = TileAccesses(lag=STORE_LAG)
         s.tiles.append(tile)
         _scores(s, att, slot, tile)
         if made is not None:
@@ -74,7 +74,7 @@ def _in_turn(slot: Sequence[Row]) -> list[list[int]]:
     return [[i] for i in range(len(slot))]
 
 
-def _scores(s: Binder, att: AttentionLayer, slot: Sequence[Row], tile: Tile) -> None:
+def _scores(s: Binder, att: AttentionLayer, slot: Sequence[Row], tile: TileAccesses) -> None:
     grid = pipeline_of(s.overlay).scores
     keys = halved(BLOCKS)
     for sequence, head in _begun(slot):
@@ -99,7 +99,7 @@ def _scores(s: Binder, att: AttentionLayer, slot: Sequence[Row], tile: Tile) -> 
             s.route(grid.right_switch, [(grid.right[h], grid.products[i][h]) for i in pairs for h in halves], tiles)
 
 
-def _values(s: Binder, att: AttentionLayer, slot: Sequence[Row], tile: Tile, made: Tile) -> None:
+def _values(s: Binder, att: AttentionLayer, slot: Sequence[Row], tile: TileAccesses, made: TileAccesses) -> None:
     """Append P V of a slot. tile: receives the loads of V. made: the tile of the slot's scores, which owns the
     stores."""
     pipeline = pipeline_of(s.overlay)

@@ -25,7 +25,7 @@ from .binder import Binder
 from .graph import AttentionLayer
 from .grid import pass_tiles
 from .mapping import MappingType, PipelineLimits, Shape, choose, pipeline_of
-from .order import Tile
+from .order import TileAccesses
 from .schedule import Interleave
 from .tile import TILE
 
@@ -64,7 +64,7 @@ def bind_in_turn(s: Binder, att: AttentionLayer) -> None:
     check(s, att)
     first = len(s.tiles)
     for slot in slots_of(s, att):
-        tile = Tile(lag=IN_TURN_LAG)
+        tile = TileAccesses(lag=IN_TURN_LAG)
         s.tiles.append(tile)
         slot.tile = tile
         bind_slot_scores(s, att, slot, tile)
@@ -100,7 +100,7 @@ def bind_scores(s: Binder, att: AttentionLayer, scores: str) -> None:
     in_turn = s.tiled.interleave is Interleave.STRICT or att.bias is not None
     lag = 1 if in_turn else SCORES_LAG
     for slot in slots_of(s, att):
-        tile = Tile(lag=lag)
+        tile = TileAccesses(lag=lag)
         s.tiles.append(tile)
         bind_slot_scores(s, att, slot, tile, stored=True)
         row = s.spans[slot.sequence].start + slot.start
@@ -132,7 +132,7 @@ def bind_values(s: Binder, att: AttentionLayer, scores: str) -> None:
         parts = [(at, min(held, keys - at)) for at in range(0, keys, held)]
         for head in range(att.heads):
             for start in range(0, keys, at_once):
-                tile = Tile()
+                tile = TileAccesses()
                 s.tiles.append(tile)
                 rows = min(at_once, keys - start)
                 for part, (at, count) in enumerate(parts):
@@ -147,7 +147,7 @@ def bind_values(s: Binder, att: AttentionLayer, scores: str) -> None:
 
 
 def _row_pair(
-    s: Binder, att: AttentionLayer, scores: str, tile: Tile, head: int, row: int, rows: int, keys: int
+    s: Binder, att: AttentionLayer, scores: str, tile: TileAccesses, head: int, row: int, rows: int, keys: int
 ) -> None:
     """Append P V of one row block of a head for each product unit, at most."""
     pipeline = pipeline_of(s.overlay)

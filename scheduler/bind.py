@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 from ..isa.layout import UNIT
 from ..isa.program import Buffer, Layout, Role
-from . import bias
+from . import attention_bias
 from .attention_unfused import bind_as, place_as
 from .binder import Binder, Bound
 from .graph import AttentionLayer, Output
@@ -66,7 +66,7 @@ def place_activations(s: Binder) -> None:
     reused after their last reader (liveness)."""
     for layer in s.net.layers:
         if isinstance(layer, AttentionLayer) and layer.bias is not None:
-            bias.place(s, layer)
+            attention_bias.place(s, layer)
     bank = s.bank_of(s.grid.activations)
     arena = Arena(s.made.ends[bank])
     outputs = {o.name: o for o in s.net.outputs}

@@ -17,7 +17,7 @@ from ..isa.layout import BLOCK, BLOCK_COLS, UNIT, block, padded
 from ..isa.program import Buffer, Layout, Role
 from ..isa.work import Access, Item, Load, LoadVector, Multiply, Receive, Route, Send, Store
 from .graph import Array
-from .order import Tile
+from .order import TileAccesses
 from .record import SegmentRecord
 from .tile import Tiled
 
@@ -45,7 +45,7 @@ class Bound:
     tiled: Tiled
     memories: dict[str, list[WorkItem]]
     others: dict[str, list[Item]]
-    tiles: list[Tile] = field(default_factory=list)
+    tiles: list[TileAccesses] = field(default_factory=list)
     buffers: dict[str, Buffer] = field(default_factory=dict)
     weights: dict[str, Callable[[], Array]] = field(default_factory=dict)
     ends: dict[str, int] = field(default_factory=dict)

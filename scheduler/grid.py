@@ -22,7 +22,7 @@ from .binder import Binder
 from .chain import seconds_of
 from .graph import Array, Gemm
 from .memory import Columns, stored_vector, stored_weight
-from .order import Tile
+from .order import TileAccesses
 from .refusal import require
 from .schedule import Loops
 from .tile import TILE, RowTile, column_tiles, row_tiles
@@ -221,7 +221,7 @@ def _gemm_op(
             if n and loops is Loops.ROWS and plan.k_tiles >= slots:
                 held = slots
                 order = order[plan.k_tiles - held :] + order[: plan.k_tiles - held]
-            tile = Tile(ahead=_loads_ahead(s, part.gemm, plan, row), step=groups)
+            tile = TileAccesses(ahead=_loads_ahead(s, part.gemm, plan, row), step=groups)
             s.tiles.append(tile)
             if residual:
                 _residual(s, part.gemm, plan, row, part.n, tile)
@@ -257,7 +257,7 @@ def _loads_ahead(s: Binder, gemm: Gemm, plan: _Plan, row: RowTile) -> int:
     return k_loads + (row.groups if gemm.residual is not None else 0)
 
 
-def _residual(s: Binder, gemm: Gemm, plan: _Plan, row: RowTile, n: int, tile: Tile) -> None:
+def _residual(s: Binder, gemm: Gemm, plan: _Plan, row: RowTile, n: int, tile: TileAccesses) -> None:
     """Append loads and sends of the residual's tiles, one left memory after the other, in the order in which its
     product units take them: row tile by row tile, first all columns of grid column 0, then all of column 1."""
     assert gemm.residual is not None
@@ -296,7 +296,7 @@ def _panels(stored: Buffer, first: int, count: int) -> list[tuple[int, int]]:
     return [(a, b - a) for a, b in pairwise([first, *ends]) if b > a]
 
 
-def _products(s: Binder, part: _Part, row: RowTile, tile: Tile, order: Sequence[int], held: int) -> None:
+def _products(s: Binder, part: _Part, row: RowTile, tile: TileAccesses, order: Sequence[int], held: int) -> None:
     """Append the K loop of one output tile, over slices of K in the given order: left operands from activations, except
     for the first `held` slices, which the slots of the left memories already hold; right operands from weights, as many
     slices at a time as a slot holds."""
@@ -323,7 +323,7 @@ def _products(s: Binder, part: _Part, row: RowTile, tile: Tile, order: Sequence[
                 s.turn(grid.right[j], *rights[min(slices, len(order) - at_k)])
 
 
-def _results(s: Binder, gemm: Gemm, plan: _Plan, row: RowTile, n: int, tile: Tile) -> None:
+def _results(s: Binder, gemm: Gemm, plan: _Plan, row: RowTile, n: int, tile: TileAccesses) -> None:
     """Receive, accumulate, apply the post-op and store one output tile."""
     width = plan.y.stored // BLOCK_COLS
     rounds = plan.k_tiles + int(gemm.residual is not None)

@@ -28,7 +28,7 @@ from ..machine.list_scheduling import ListSchedulingProblem
 from ..machine.timing import Timing
 from ..machine.traces import trace_workload
 from .chain import instructions, seconds_of
-from .order import Tile
+from .order import TileAccesses
 from .schedule import DramPolicy
 
 
@@ -56,7 +56,7 @@ class _Job:
 
 
 def list_accesses(
-    tiles: Sequence[Tile],
+    tiles: Sequence[TileAccesses],
     loads: Mapping[str, Sequence[int]],
     issues: Mapping[str, Sequence[Any]],
     preloaded: Mapping[str, Sequence[Any]],
@@ -107,7 +107,9 @@ def list_accesses(
     return Listed([jobs[i].access for i in order], [mops[i] for i in order], [begun[at] for at in firsts[order]], found)
 
 
-def _jobs(tiles: Sequence[Tile], loads: Mapping[str, Sequence[int]], columns: Mapping[str, int]) -> Iterator[_Job]:
+def _jobs(
+    tiles: Sequence[TileAccesses], loads: Mapping[str, Sequence[int]], columns: Mapping[str, int]
+) -> Iterator[_Job]:
     """The accesses in the order of the tiles, cut into pieces that the unit may reorder."""
     uop_sizes = {unit: deque(sizes) for unit, sizes in loads.items()}
     at = 0

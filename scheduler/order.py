@@ -18,7 +18,7 @@ from .schedule import DramPolicy, Interleave
 
 
 @dataclass
-class Tile:
+class TileAccesses:
     """DDR accesses of one output tile or attention slot.
 
     Its stores go between the loads of the tile `lag` later: behind the first `ahead` loads, evenly spread over the next
@@ -37,11 +37,11 @@ class Tile:
     drain: bool = False
 
 
-def order_accesses(tiles: Sequence[Tile], interleave: Interleave) -> Iterator[Access]:
+def order_accesses(tiles: Sequence[TileAccesses], interleave: Interleave) -> Iterator[Access]:
     """Order the DDR accesses of a program by a fixed rule. interleave: STRICT or INTERLEAVED."""
     # stores not yet issued: index of the tile among whose loads they are due, access, first and end element
     queue: deque[tuple[int, Access, int, int]] = deque()
-    due: dict[int, Tile] = {}
+    due: dict[int, TileAccesses] = {}
     for i, tile in enumerate(tiles):
         loads = tile.loads
         ready = sum(1 for at, *_ in queue if at <= i)
@@ -49,7 +49,7 @@ def order_accesses(tiles: Sequence[Tile], interleave: Interleave) -> Iterator[Ac
             for _ in range(ready):
                 yield queue.popleft()[1]
             ready = 0
-        owner = due.get(i, Tile())
+        owner = due.get(i, TileAccesses())
         start = min(owner.ahead, len(loads))
         gaps = min(owner.within or len(loads), len(loads) - start)
         if ready and len(loads) + ready > MAX_WINDOW and gaps >= ready * tile.step:

@@ -21,7 +21,7 @@ from ..isa.program import Segment
 from ..isa.work import Access
 from .graph import AttentionLayer
 from .groups import Planned
-from .order import Tile
+from .order import TileAccesses
 
 Ranges = tuple[tuple[int, int], ...]
 """Half-open ranges of indices, ascending."""
@@ -35,7 +35,7 @@ class _Noted:
     planned: Planned
     items: Mapping[str, tuple[int, int]]
     last: Mapping[str, object]
-    tiles: Sequence[Tile]
+    tiles: Sequence[TileAccesses]
 
 
 @dataclass
@@ -45,7 +45,7 @@ class SegmentRecord:
     _noted: list[_Noted] = field(default_factory=list)
     _ends: dict[str, int] = field(default_factory=dict)
 
-    def note(self, planned: Planned, items: Mapping[str, Sequence[object]], tiles: Sequence[Tile]) -> None:
+    def note(self, planned: Planned, items: Mapping[str, Sequence[object]], tiles: Sequence[TileAccesses]) -> None:
         """Note that a segment was lowered. items: all work items so far by unit, without DDR. tiles: those of all
         segments so far; the ones behind the last segment's are this one's."""
         before = sum(len(noted.tiles) for noted in self._noted)
@@ -105,7 +105,7 @@ def _turns(mops: Iterable[Record], overlay: Overlay) -> list[int]:
     return starts
 
 
-def _owners(accesses: Iterable[Access], tiles: Sequence[Sequence[Tile]]) -> Iterator[int]:
+def _owners(accesses: Iterable[Access], tiles: Sequence[Sequence[TileAccesses]]) -> Iterator[int]:
     """Yield the segment of each access, which may be a piece of one in the tiles. tiles: of each segment."""
     due: dict[tuple[str, bool], deque[list[int]]] = {}  # by peer and direction: segment, and elements left
     for segment, of_segment in enumerate(tiles):

@@ -6,7 +6,7 @@ from rsn.isa.layout import BLOCK
 from rsn.isa.overlays import XNN
 from rsn.isa.work import Access
 from rsn.scheduler.lower import lower
-from rsn.scheduler.order import Tile, order_accesses
+from rsn.scheduler.order import TileAccesses, order_accesses
 from rsn.scheduler.schedule import PAPER, STRICT, Interleave, Schedule, Segment
 
 from .networks import Maker
@@ -20,12 +20,12 @@ def store(row: int, unit: str = "MemC0") -> Access:
     return Access(unit, True, BLOCK * row, BLOCK)
 
 
-def rows(tiles: list[Tile], interleave: Interleave) -> list[str]:
+def rows(tiles: list[TileAccesses], interleave: Interleave) -> list[str]:
     return [f"{'store' if m.store else 'load'} {m.addr // BLOCK}" for m in order_accesses(tiles, interleave)]
 
 
 def test_stores_fall_between_the_next_tiles_loads() -> None:
-    tiles = [Tile([load(0)], [store(10), store(11)]), Tile([load(1), load(2), load(3), load(4)])]
+    tiles = [TileAccesses([load(0)], [store(10), store(11)]), TileAccesses([load(1), load(2), load(3), load(4)])]
     assert rows(tiles, Interleave.INTERLEAVED) == [
         "load 0",
         "load 1",
@@ -39,7 +39,10 @@ def test_stores_fall_between_the_next_tiles_loads() -> None:
 
 
 def test_a_load_comes_behind_the_store_it_reads_and_what_is_before_that() -> None:
-    tiles = [Tile([load(0)], [store(10), store(11), store(12)]), Tile([load(1), load(11), load(2), load(3)])]
+    tiles = [
+        TileAccesses([load(0)], [store(10), store(11), store(12)]),
+        TileAccesses([load(1), load(11), load(2), load(3)]),
+    ]
     assert rows(tiles, Interleave.INTERLEAVED) == [
         "load 0", "load 1", "store 10", "store 11", "load 11", "load 2", "load 3", "store 12",
     ]  # fmt: skip

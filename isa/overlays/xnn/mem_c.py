@@ -107,7 +107,6 @@ class MemCUnit(RingUnit):
     """Result scratchpad: receives and accumulates; applies softmax before its flip, activation and norm before its
     store. Neighbours are 0-1, 2-3 and 4-5."""
 
-    ROWS, COLS = MEMORY.rows, MEMORY.columns  # of the shipped overlays: what the scheduler reckons with
     softmax: type[Softmax] = Softmax
     norm: type[Norm] = Norm
 

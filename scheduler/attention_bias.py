@@ -18,7 +18,7 @@ from .binder import Binder, multiply_as
 from .graph import Array, AttentionLayer
 from .grid import most, pass_tiles
 from .mapping import pipeline_of
-from .order import Tile
+from .order import TileAccesses
 
 
 def place(s: Binder, att: AttentionLayer) -> None:
@@ -58,7 +58,7 @@ def _ones(s: Binder) -> Buffer:
 
 
 def load_queries(
-    s: Binder, att: AttentionLayer, row: int, rows: int, heads: Sequence[int], unit: str, tile: Tile
+    s: Binder, att: AttentionLayer, row: int, rows: int, heads: Sequence[int], unit: str, tile: TileAccesses
 ) -> None:
     """Load row tiles of queries into a left memory. The head's 64 columns go to the half of the tile where its keys
     are, zeros to the other half. row: first of `rows` row blocks."""
@@ -68,7 +68,9 @@ def load_queries(
             tile.loads += reversed(halves) if head % 2 else halves
 
 
-def load_keys(s: Binder, att: AttentionLayer, row: int, rows: int, heads: Sequence[int], unit: str, tile: Tile) -> None:
+def load_keys(
+    s: Binder, att: AttentionLayer, row: int, rows: int, heads: Sequence[int], unit: str, tile: TileAccesses
+) -> None:
     """Load key tiles into a right memory, each with the keys of the head and of its neighbour. row: first of `rows` row
     blocks."""
     if len(heads) == 1:
@@ -85,7 +87,7 @@ def send_bias(
     i: int,
     places: Sequence[tuple[int, int]],
     keys: Sequence[tuple[int, int]],
-    tile: Tile,
+    tile: TileAccesses,
 ) -> None:
     """Load the bias tiles of the product units of grid row i into its left memory, and send them.
 
