@@ -198,7 +198,7 @@ def _circuit(overlay: Overlay, store: UnitSpec, product: UnitSpec) -> Circuit:
     for op in ADDED:
         found = (_operand(overlay, u, receiver, op, False) for u in (sources if op != "residual" else [store]))
         way_in = next((p for p in found if p is not None), None)
-        if way_in is not None and all(m.rows * m.columns >= memory.columns for m in way_in.memories):
+        if way_in is not None and all(_holds(m, op, tile, memory.columns) for m in way_in.memories):
             added[op] = way_in
     return Circuit(
         product,
@@ -212,6 +212,13 @@ def _circuit(overlay: Overlay, store: UnitSpec, product: UnitSpec) -> Circuit:
         _path(overlay, back[: at + 1], ""),
         _path(overlay, back[at:], ""),
     )
+
+
+def _holds(memory: Memory, op: str, tile: TileSize, columns: int) -> bool:
+    """Whether a memory holds a tile of residuals, or a vector for so many columns."""
+    if op == "residual":
+        return memory.rows >= tile.rows and memory.columns >= tile.columns
+    return memory.rows * memory.columns >= columns
 
 
 def _matmul(unit: UnitSpec) -> Capability:

@@ -4,7 +4,7 @@
 
     Ddr -> [LeftN] -> ProductN -> [Merge] -> PostN -> Ddr
         -> [RightN] ->                        ^
-        --------------------------------------+   bias, scale, residual
+        -> [AddedN] --------------------------+   bias, scale, residual
 
 The units in brackets may be absent. The kernels are in `toy_units`.
 """
@@ -39,6 +39,7 @@ from rsn.machine.description import Capability, Memory, Rate, Stream, UnitSpec, 
 from .toy_units import (
     ACTIVATIONS,
     NORMS,
+    AddedUnit,
     DdrUnit,
     Hold,
     HoldUnit,
@@ -63,7 +64,8 @@ class Toy:
     of the memories of left operands, and of right operands, in tiles; None for no such memories. post_ops: what post
     units can do. transposes: the unit that can transpose, Ddr or Right. multiply: cycles of a product, by unit. room:
     factor by which streams are deeper than they must be. bank: bytes of each off-chip memory. apart: right operands
-    come from an off-chip memory of their own. unit: elements of an address unit.
+    come from an off-chip memory of their own. unit: elements of an address unit. added:
+    vectors and residuals go through a memory.
     """
 
     name: str
@@ -81,6 +83,7 @@ class Toy:
     bank: int = 1 << 24
     apart: bool = False
     unit: int = 1
+    added: bool = False
 
 
 def toy(t: Toy) -> Overlay:
@@ -91,7 +94,8 @@ def toy(t: Toy) -> Overlay:
         for unit in ("Ddr", "Weights")
         for i, s in enumerate(s for s in streams if unit in (s.src, s.dst))
     }
-    kinds = {u.kind: (1 + i, record) for i, (u, record) in enumerate((u, FORMATS[u.kind]) for u in units)}
+    names = dict.fromkeys(u.kind for u in units)
+    kinds = {kind: (opcode, FORMATS[kind]) for opcode, kind in enumerate(names, 1)}
     rates = {
         "ddr_read_gbs": Rate(20, "GB/s", "assumed", "DDR load"),
         "ddr_write_gbs": Rate(20, "GB/s", "assumed", "DDR store"),
@@ -129,6 +133,7 @@ FORMATS: dict[str, type[Record]] = {
     "Weights": Move,
     "Left": Hold,
     "Right": Hold,
+    "Added": Hold,
     "Product": Product,
     "Merge": Pass,
     "Post": Post,
@@ -163,6 +168,8 @@ def _units(t: Toy) -> tuple[UnitSpec, ...]:
         out.append(UnitSpec("Merge", "Merge", 0, MergeUnit))
     for i in range(1 if t.shared else len(t.tiles)):
         memory = Memory(rows if t.shared else t.tiles[i][0], t.strip, t.slots)
+        if t.added:
+            out.append(UnitSpec(f"Added{i}", "Added", i, AddedUnit, memory=Memory(rows, t.strip, t.slots)))
         out.append(UnitSpec(f"Post{i}", "Post", i, PostUnit, memory=memory, capabilities=tuple(can)))
     return tuple(out)
 
@@ -184,7 +191,9 @@ def _streams(t: Toy) -> tuple[Stream, ...]:
     if t.shared:
         out.append(Stream("Merge", "Post0", most * t.room))
     for i in range(1 if t.shared else len(t.tiles)):
-        out.append(Stream("Ddr", f"Post{i}", max(most, t.strip) * t.room))
+        if t.added:
+            out.append(Stream("Ddr", f"Added{i}", t.strip * t.room))
+        out.append(Stream(f"Added{i}" if t.added else "Ddr", f"Post{i}", max(most, t.strip) * t.room))
         out.append(Stream(f"Post{i}", "Ddr", t.strip * t.room))
     return tuple(out)
 
@@ -285,7 +294,9 @@ TOY3 = toy(Toy("toy3", tiles=((32, 32, 32),)))
 """Three units: off-chip memory, product, post-op."""
 TOY5 = toy(Toy("toy5", tiles=((64, 32, 64), (32, 32, 32)), multiply=(64, 16)))
 """Two product units of different sizes, each with a post unit of its own."""
-TOY5_SHARED = toy(Toy("toy5-shared", tiles=((64, 32, 64), (32, 32, 32)), shared=True, held=(4, 1), transposes="Right"))
+TOY5_SHARED = toy(
+    Toy("toy5-shared", ((64, 32, 64), (32, 32, 32)), shared=True, held=(4, 1), transposes="Right", added=True)
+)
 """The same with one post unit behind a switch, and memories for operands."""
 
 
@@ -310,5 +321,6 @@ def toys(draw: st.DrawFn) -> Toy:
         multiply=draw(st.lists(st.integers(0, 90), min_size=len(tiles), max_size=len(tiles))),
         room=draw(st.integers(1, 3)),
         unit=draw(st.sampled_from([1, 2, 4])),
+        added=draw(st.booleans()),
         limits={name: (0, draw(most)) for name, most in counts.items() if draw(st.booleans())},
     )

@@ -187,6 +187,32 @@ class HoldUnit(Slots):
                 )
 
 
+class AddedUnit(Slots):
+    """A memory of what is added to products: vectors and tiles, in slots of their own size."""
+
+    def __init__(self, spec: UnitSpec, net: Wiring) -> None:
+        super().__init__(spec, net)
+        self.shape = (0, 0)
+        """Rows and columns that the last operation filled."""
+
+    def kernel(self, uop: Hold) -> Steps:
+        sent, self.shape = self.shape, (uop.rows, uop.columns)
+        return self.lanes(self._load(uop) if uop.load else None, self._send(*sent) if uop.send else None)
+
+    def _load(self, uop: Hold) -> Steps:
+        slot = self.filling
+        for i in range(uop.rows):
+
+            def keep(x: Any, i: int = i) -> None:
+                slot[i, : uop.columns] = x.reshape(-1)
+
+            yield Step("word", uop.columns, gets=(self.source("Ddr"),), words=uop.columns, do=keep)
+
+    def _send(self, rows: int, columns: int) -> Steps:
+        slot, size = self.draining[:rows, :columns], rows * columns
+        yield Step("word", size, puts=(self.sink(f"Post{self.index}"),), words=size, do=lambda: (slot.copy(),))
+
+
 class ProductUnit(Unit):
     """Multiplies tiles."""
 
@@ -259,6 +285,7 @@ class PostUnit(Slots):
         super().__init__(spec, net)
         self.into = {p.peer: self.source(p.peer) for p in net.machine.ports[spec.name] if p.receives}
         self.merged = "Merge" in self.into
+        self.added = self.into.get("Ddr") or self.into[f"Added{spec.index}"]
 
     def kernel(self, uop: Post) -> Steps:
         return self.lanes(self._receive(uop) if uop.receive else None, self._store(uop) if uop.store else None)
@@ -281,13 +308,13 @@ class PostUnit(Slots):
         for name, is_taken in (("bias", uop.bias), ("scale", uop.scale)):
             if is_taken:
                 yield Step(
-                    gets=(self.into["Ddr"],),
+                    gets=(self.added,),
                     words=columns,
                     do=lambda x, name=name: vectors.update({name: x.reshape(-1)}),
                 )
         yield Step(do=begin)
         products = self.into["Merge" if self.merged else product]
-        added = [products] * uop.rounds + [self.into["Ddr"]] * uop.residual
+        added = [products] * uop.rounds + [self.added] * uop.residual
         for i, source in enumerate(added):
             for j in range(uop.tiles):
 
