@@ -74,7 +74,7 @@ def check_state(stopped: Stopped, seen: Seen) -> None:
     arrays: dict[str, Array] = {}
     flags: dict[str, Any] = {}
     for name, value in seen.state.items():
-        if name.startswith("_") or name in ("name", "index"):
+        if name.startswith("_") or name in ("name", "index", "ahead"):
             continue
         for label, item in (
             [(f"{name}[{i}]", x) for i, x in enumerate(value)] if isinstance(value, list) else [(name, value)]
