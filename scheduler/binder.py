@@ -67,7 +67,9 @@ class Bound:
 def _words(item: Item | WorkItem) -> str:
     if isinstance(item, WorkItem):
         return "; ".join(_words(half) for half in item if half is not None)  # type: ignore[arg-type]
-    default = item._field_defaults
+    if isinstance(item, Route):
+        return f"Route {', '.join(f'{source}->{sink}' for source, sink in item.routes)} tiles={item.tiles}"
+    default = {"store": False} | item._field_defaults
     values = {name: value for name, value in item._asdict().items() if name not in default or value != default[name]}
     return " ".join([type(item).__name__, *(f"{name}={value}" for name, value in values.items())])
 
