@@ -17,7 +17,7 @@ from ..assembler import container
 from ..base import files
 from ..base.deferred import deferred
 from ..base.durations import duration
-from ..base.errors import TensorError, require_torch
+from ..base.errors import ProgramError, TensorError, require_torch
 from ..base.tolerance import BOUND
 from ..host.boards import open_board
 from ..host.model.compare import compare, show
@@ -161,6 +161,11 @@ def _with_overlay(program: Program, options: Mapping[str, Any]) -> Program:
     overlay = program.overlay
     if options["overlay_file"]:
         overlay = changed(overlay, options["overlay_file"])
+        if [(u.name, u.memory) for u in overlay.units] != [(u.name, u.memory) for u in program.overlay.units]:
+            raise ProgramError(
+                f"{options['overlay_file']}: it changes units or memories, for which a program is compiled: "
+                f"rsn compile --overlay {options['overlay_file']}"
+            )
     if options["source_rates"]:
         stated = dict(c.rate for c in overlay.costs(overlay) if c.rate)
         if not stated:
@@ -253,6 +258,7 @@ def _compare(program: Program, options: Mapping[str, Any], as_json: bool) -> Non
         raise TensorError("--compare needs a program compiled from a model; this one has no input of 3 dimensions")
     bound = BOUND if options["bound"] is None else options["bound"]
     with working("comparing"):
+        require(program)
         base = models.is_base(program.overlay)
         model, example = models.load_spec(
             options["spec"], batch=source.view[0], seq=source.view[1], seed=options["seed"] or 0, base=base

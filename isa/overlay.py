@@ -23,11 +23,6 @@ if TYPE_CHECKING:
     from .work import Emit
 
 
-def _unchanged(overlay: Overlay) -> Overlay:
-    """The default check of changed sizes: every size is possible, and nothing follows from it."""
-    return overlay
-
-
 def one_uop(mop: Record, iteration: int) -> Iterator[Record]:
     """The default expansion of a mOP: the mOP itself is the only uOP of every iteration."""
     yield mop
@@ -91,7 +86,8 @@ class Overlay(Machine):
     extends: name of the overlay whose image format this one adds opcodes to.
     base, changes: of an overlay that an overlay file makes, the name of the one that it changes, and the differences
     as lines of such a file. refit: given an overlay with other memories or fewer units, the same with all that follows
-    from them, such as limits of capabilities; raises `ProgramError` if the instructions cannot say these sizes.
+    from them, such as limits of capabilities; raises `ProgramError` if the instructions cannot say these sizes; None if
+    files cannot change its memories.
     max_bank_bytes: of an off-chip memory that addresses reach.
     device: the chip, None if not known. resources: what each part of the datapath needs of it. costs: times of the
     units' operations by their sources, compared with the simulator's.
@@ -115,7 +111,7 @@ class Overlay(Machine):
     extends: str | None = None
     base: str | None = None
     changes: tuple[str, ...] = ()
-    refit: Callable[[Overlay], Overlay] = _unchanged
+    refit: Callable[[Overlay], Overlay] | None = None
     max_bank_bytes: int = 1 << 32
     device: Device | None = None
     resources: Callable[[Overlay], Iterator[Need]] = lambda overlay: iter(())

@@ -95,8 +95,8 @@ def check(s: Binder, att: AttentionLayer, *, in_memory: bool = False) -> None:
         rows = f"sequences of {max(s.net.rows)} rows"
         op = "store" if in_memory else "send"
         remedy = (
-            "longer sequences need larger memories"
-            if in_memory
+            f"no mapping type runs more than {limits.stored * TILE} rows"
+            if s.seq_blocks > limits.stored
             else f"mapping type B, through off-chip memory, runs up to {limits.stored * TILE} rows"
         )
         raise UnsupportedError(

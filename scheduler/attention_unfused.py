@@ -6,9 +6,11 @@ Type A keeps the scores of a head in MemC 0-3; B moves those of all heads throug
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+
 from ..isa.layout import BLOCK_COLS, UNIT, padded
 from ..isa.program import Buffer, Layout, Role
-from ..isa.work import Receive, Send, Store
+from ..isa.work import Access, Receive, Send, Store
 from . import attention_3_blocks as streamed
 from .attention import (
     bind_attention,
@@ -135,24 +137,38 @@ def bind_values(s: Binder, att: AttentionLayer, scores: str) -> None:
                 tile = TileAccesses()
                 s.tiles.append(tile)
                 rows = min(at_once, keys - start)
+                values: dict[int, list[Access]] = {}
                 for part, (at, count) in enumerate(parts):
                     if len(parts) == 1 and start:
                         continue
                     load = not is_held(s, pipeline.values, start // at_once * len(parts) + part, len(parts))
                     if load:
-                        tile.loads.append(s.blocks(att.v, row0 + at, count, head, 1, pipeline.values))
+                        # a slot is free once the part before the last has been sent
+                        before = parts[max(0, part - 1)][0]
+                        access = s.blocks(att.v, row0 + at, count, head, 1, pipeline.values)
+                        values.setdefault(before, []).append(access)
                     times = -(-keys // at_once) if len(parts) == 1 else 1
                     load_values(s, count, Send(count, 1, times), load)
-                _row_pair(s, att, scores, tile, head, row0 + start, rows, keys)
+                _row_pair(s, att, scores, tile, head, row0 + start, rows, keys, values)
 
 
 def _row_pair(
-    s: Binder, att: AttentionLayer, scores: str, tile: TileAccesses, head: int, row: int, rows: int, keys: int
+    s: Binder,
+    att: AttentionLayer,
+    scores: str,
+    tile: TileAccesses,
+    head: int,
+    row: int,
+    rows: int,
+    keys: int,
+    values: Mapping[int, Sequence[Access]],
 ) -> None:
-    """Append P V of one row block of a head for each product unit, at most."""
+    """Append P V of one row block of a head for each product unit, at most. values: loads of V, by the key tile before
+    which they come."""
     pipeline = pipeline_of(s.overlay)
     grid, stored = pipeline.scores, pipeline.stored
     for k in range(keys):
+        tile.loads += values.get(k, ())
         tile.loads.append(s.blocks(scores, row, rows, 2 * (head * s.seq_blocks + k), 2, stored))
         pass_tiles(s, stored, rows)
         for i in range(rows):

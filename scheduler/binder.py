@@ -53,12 +53,14 @@ class Bound:
 
     def show(self) -> str:
         """The work items as text, unit by unit; consecutive equal items are one line."""
-        out = []
+        out = ["rows and columns: of Load and Store in elements, of other items in tiles; addresses in elements"]
         work: dict[str, Sequence[Item | WorkItem]] = {**self.memories, **self.others}
         for unit, items in work.items():
+            if not items:
+                continue
             out.append(f"{unit}: {len(items)}")
             out += [f"  {len(list(equal)):>4} x {_words(item)}" for item, equal in groupby(items)]
-        out.append(f"tiles: {len(self.tiles)}")
+        out.append(f"{self.tiled.grid.activations}, blocks of each tile, in no order yet: {len(self.tiles)}")
         for tile, equal in groupby((_sizes(t.loads), _sizes(t.stores)) for t in self.tiles):
             out.append(f"  {len(list(equal)):>4} x loads {tile[0]}; stores {tile[1]}")
         return "\n".join(out) + "\n"

@@ -213,12 +213,12 @@ def _gemm_op(
     all_left = [(grid.left[i], grid.products[i][j]) for i, j in units]
     all_right = [(grid.right[j], grid.products[i][j]) for i, j in units]
     s.route(grid.right_switch, all_right, len(vectors))
-    slots = s.overlay.memory_of(grid.left[0]).slots
+    slots = _slots(s)
     for row in rows:
         order = list(range(plan.k_tiles))
         for n, part in enumerate(group):
             held = 0
-            if n and loops is Loops.ROWS and plan.k_tiles >= slots:
+            if n and loops is Loops.ROWS and 0 < slots <= plan.k_tiles:
                 held = slots
                 order = order[plan.k_tiles - held :] + order[: plan.k_tiles - held]
             tile = TileAccesses(ahead=_loads_ahead(s, part.gemm, plan, row), step=groups)
@@ -230,6 +230,12 @@ def _gemm_op(
             for switch, routes in ((grid.left_switch, all_left), (grid.right_switch, all_right)):
                 s.route(switch, routes, plan.k_tiles * acc * plan.acc_b)
             _results(s, part.gemm, part.plan, row, part.n, tile)
+
+
+def _slots(s: Binder) -> int:
+    """The number of slots of each left memory; 0 if they differ, because then each holds other slices."""
+    found = {s.overlay.memory_of(unit).slots for unit in s.grid.left}
+    return found.pop() if len(found) == 1 else 0
 
 
 def _loads_ahead(s: Binder, gemm: Gemm, plan: _Plan, row: RowTile) -> int:

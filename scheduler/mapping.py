@@ -44,18 +44,19 @@ class PipelineLimits:
 
     @staticmethod
     def of(overlay: Overlay, pipeline: AttentionPipeline) -> PipelineLimits:
-        """The limits of an overlay's pipeline, from its memories and capabilities."""
+        """The limits of an overlay's pipeline, from the smallest of its memories and its capabilities."""
         scores = pipeline.scores
-        units = (scores.left[0], scores.right[0], scores.results[0][0], pipeline.values)
-        left, right, result, values = (overlay.memory_of(unit) for unit in units)
-        sent = int(overlay.capability_of(scores.results[0][0], "send").limits["columns"][1])
-        keys = right.columns // BLOCK_ROWS
+        results = [unit for row in scores.results for unit in row]
+        rows = min(overlay.memory_of(unit).rows for unit in (*scores.left, *results, *pipeline.results))
+        keys = min(overlay.memory_of(unit).columns for unit in scores.right) // BLOCK_ROWS
+        sent = min(int(overlay.capability_of(unit, "send").limits["columns"][1]) for unit in results)
+        stored = min(overlay.memory_of(unit).columns for unit in results)
         return PipelineLimits(
-            min(left.rows, result.rows) // BLOCK_ROWS,
+            rows // BLOCK_ROWS,
             keys,
             scores.columns * min(keys, sent // BLOCK_ROWS),
-            scores.columns * min(keys, result.columns // BLOCK_ROWS),
-            values.rows // BLOCK_ROWS,
+            scores.columns * min(keys, stored // BLOCK_ROWS),
+            overlay.memory_of(pipeline.values).rows // BLOCK_ROWS,
         )
 
 
@@ -187,7 +188,8 @@ def pipeline_of(overlay: Overlay) -> AttentionPipeline:
     if found is None:
         able = [o.name for o in OVERLAYS.values() if o.patterns is not None and o.patterns.attention is not None]
         raise UnsupportedError(
-            f"attention needs product units in a pipeline, which the units of overlay {overlay.name} do not form; "
+            "attention needs two rows and columns of product units, further product units that take their results, and "
+            f"a memory for the values, in a pipeline that the units of overlay {overlay.name} do not form; "
             f"{', '.join(able)} can"
         )
     return found

@@ -61,15 +61,16 @@ class Limits:
 
     @staticmethod
     def of(overlay: Overlay, grid: ProductGrid) -> Limits:
-        """The limits of an overlay's grid, from its memories and the counts of its product units."""
-        left, right, result = (overlay.memory_of(u) for u in (grid.left[0], grid.right[0], grid.results[0][0]))
+        """The limits of an overlay's grid, from the smallest of its memories and the counts of its product units."""
+        left, right = ([overlay.memory_of(unit) for unit in units] for units in (grid.left, grid.right))
+        results = [overlay.memory_of(unit) for row in grid.results for unit in row]
         counts = overlay.capability_of(grid.products[0][0], "matmul").limits
         return Limits(
             grid.rows,
             grid.columns,
-            min(left.rows // TILE, result.rows // TILE, int(counts["rows"][1])),
-            min(right.columns // TILE, result.columns // TILE, int(counts["columns"][1])),
-            right.rows // TILE,
+            min(*(m.rows // TILE for m in (*left, *results)), int(counts["rows"][1])),
+            min(*(m.columns // TILE for m in (*right, *results)), int(counts["columns"][1])),
+            min(m.rows for m in right) // TILE,
         )
 
     def fit(self, cut: Tiles) -> Tiles:

@@ -131,7 +131,7 @@ def _applied(overlay: Overlay, given: Mapping[str, Any], label: str) -> Overlay:
         if banks:
             out = _with_banks(out, banks)
         if out is not overlay:
-            out = out.refit(out)
+            out = out if out.refit is None else out.refit(out)
         out = out.with_depths(depths).with_rates(**rates)
     except ProgramError as e:
         raise ProgramError(f"{label}: {e}") from None
@@ -206,6 +206,10 @@ def _with_memories(overlay: Overlay, whole: Overlay, sizes: Mapping[str, Mapping
         members = overlay.by_kind.get(name) or (overlay.by_unit[name],)
         if all(u.memory is None for u in members):
             raise ProgramError(f"memories.{name}: a {members[0].kind} has no memory")
+    if sizes and overlay.refit is None:
+        raise ProgramError(
+            f"memories: overlay {overlay.name} does not say what follows from other memories (Overlay.refit)"
+        )
     units = []
     for u in overlay.units:
         changes = {**sizes.get(u.kind, {}), **sizes.get(u.name, {})}

@@ -93,6 +93,29 @@ def test_more_slots_and_rows_are_faster_and_pass_all_checks() -> None:
     assert [finding for finding in check(programs[1]) if not finding.warning] == []
 
 
+@pytest.mark.parametrize(
+    ("memories", "seq", "schedule"),
+    [
+        ({"MemB0": {"rows": 256}}, 200, PAPER),
+        ({"MemB1": {"columns": 256}, "MemC3": {"columns": 384}}, 300, PAPER),
+        ({"MemA0": {"slots": 4}, "MemA1": {"slots": 3}}, 300, Schedule(loops=Loops.ROWS)),
+        ({"MemA1": {"rows": 128}}, 384, PAPER),
+        ({"MemB2": {"rows": 256}}, 1024, PAPER),
+        ({"MemB2": {"rows": 128, "slots": 3}}, 1024, Schedule(interleave=Interleave.LISTED)),
+        ({"MemC": {"columns": 256}}, 200, PAPER),
+    ],
+    ids=str,
+)
+def test_memories_of_a_kind_may_differ(memories: dict[str, dict[str, int]], seq: int, schedule: Schedule) -> None:
+    """The smallest counts, and slices are sent again only where every memory holds the same."""
+    overlay = overlay_of(memories)
+    network = Maker().encoder(1, seq, 256, 4, 1100)
+    x = np.random.default_rng(1).standard_normal((1, seq, 256)).astype(np.float32)
+    y, _, _ = execute(network, x, overlay, schedule)
+    assert error(y, reference(network, x)) < 1e-5
+    assert [f for f in check(build(network, overlay, schedule).program) if not f.warning] == []
+
+
 @pytest.mark.parametrize(("units", "rows", "columns"), [(4, 2, 2), (2, 1, 2)])
 def test_fewer_units_form_a_smaller_grid(units: int, rows: int, columns: int) -> None:
     overlay = made(f'overlay = "xnn"\n[units]\nMME = {units}\nMemC = {units}', "few.toml")

@@ -331,7 +331,8 @@ def _registers(fill: Receive | None, drain: Send | Store | None) -> tuple[tuple[
 
 def emit(unit: UnitSpec, items: Iterable[Any], *, registers: bool) -> Iterator[MemC | Patched]:
     """Yield the instruction of each `Turn`, and before it those that set registers, if their values change."""
-    current: dict[str, Any] = {}
+    columns = memory_of(unit).columns
+    current: dict[str, Any] = {} if columns >= _POWER_ON["norm_cols"] else {"norm_cols": columns}
     for turn in items:
         needed = _registers(turn.fill, turn.drain) if registers else ()
         if any(current.get(name, _POWER_ON.get(name)) != value for name, value in needed):
