@@ -268,7 +268,7 @@ def run(
                     channels[c, FILLED] -= words
                     token, mask, base = channels[c, TOKEN], channels[c, TOKEN_MASK], channels[c, TOKEN_PLACE]
                     place = base + (token & mask)
-                    first = token_clocks[place, 0]
+                    first, opened = token_clocks[place, 0], tokens[place, 1]
                     need = words
                     while tokens[place, 0] < need:  # gather
                         need -= tokens[place, 0]
@@ -283,8 +283,11 @@ def run(
                     if whole:
                         first = last
                     if first > start:
-                        start, before, awaited = first, tokens[place, 1], c
-                        via = LAST_WORD if first == last else FIRST_WORD
+                        start, awaited = first, c
+                        if first == last:
+                            before, via = tokens[place, 1], LAST_WORD
+                        else:
+                            before, via = opened, FIRST_WORD
                     if last > finish:
                         finish, bound, late = last, tokens[place, 1], c
                 for i in range(middle, final):

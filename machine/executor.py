@@ -296,12 +296,14 @@ class ProcessNetwork(Wiring):
             self._count = number + 1
             payloads: list[Any] = []
             for channel in fire.gets:
-                payload, first, last, firing = channel.take(words)
+                payload, first, last, opened, firing = channel.take(words)
                 payloads.append(payload)
                 if fire.needs_whole_token:
                     first = last
                 if first > start:
-                    start, before, via, awaited = first, firing, LAST_WORD if first == last else FIRST_WORD, channel
+                    whole = first == last
+                    start, awaited = first, channel
+                    before, via = (firing, LAST_WORD) if whole else (opened, FIRST_WORD)
                 if last > finish:
                     finish, bound, late = last, firing, channel
             for channel in fire.puts:

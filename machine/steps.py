@@ -74,18 +74,18 @@ class Channel:
         self.writer: Task | None = None
         self.last: tuple[str, int, Issue | None] = ("", NEVER, None)  # who put last: unit, uOP number, uOP
 
-    def take(self, words: int) -> tuple[Any, float, float, int]:
+    def take(self, words: int) -> tuple[Any, float, float, int, int]:
         """Remove `words` words; gathers or splits tokens as needed. The caller has checked that `filled` is enough.
 
-        Returns the payload, the clocks of the first and of the last word, and the firing that wrote the last one.
+        Returns the payload, the clocks of the first and of the last word, and the firings that wrote them.
         """
         self.filled -= words
         size, payload, first, last, firing = self.tokens.popleft()
         if size == words:
-            return payload, first, last, firing
+            return payload, first, last, firing, firing
         parts: list[Any] = []
         need = words
-        start = first
+        start, opened = first, firing
         while True:
             if size > need:  # the reader's unit is smaller than the writer's: split the token
                 rest = None
@@ -101,7 +101,7 @@ class Channel:
                 break
             size, payload, first, last, firing = self.tokens.popleft()
         whole = None if parts[0] is None else np.concatenate([p.reshape(-1) for p in parts])
-        return whole, start, last, firing
+        return whole, start, last, opened, firing
 
     def __str__(self) -> str:
         return self.name
