@@ -1,4 +1,4 @@
-"""Read the declarations of a text: its overlay, constants, run-time parameters, buffers with scale and shift."""
+"""Read the declarations of a text: overlay, constants, run-time parameters, buffers with scale and shift, segments."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from lark import Token
 from ..base.errors import ProgramError
 from ..isa.overlay import Overlay
 from ..isa.overlays.file import SUFFIX, find, made
-from ..isa.program import Buffer, Layout, Parameter, Role, place_buffers
+from ..isa.program import Buffer, Layout, Parameter, Role, Segment, place_buffers
 from . import syntax as s
 from .diagnostic import Mistake, Report, Span, Text, did_you_mean, listing
 from .names import Names
@@ -64,11 +64,17 @@ def _made(make: Callable[[], Overlay], span: Span) -> Overlay:
 
 
 class Declarations:
-    """Takes declarations one by one, loops around them already unrolled, and enters them into the names of the text."""
+    """Takes declarations one by one, loops around them already unrolled, and enters them into the names of the text.
+
+    segments: by name, in the order of the text, without their uOPs.
+    """
 
     def __init__(self, names: Names, report: Report) -> None:
         self.names = names
         self.report = report
+        self.segments: dict[str, Segment] = {}
+        self._outputs: list[tuple[Text, Token, str]] = []
+        """Text, token and name of each output of a segment."""
         self._written: dict[str, tuple[Text, Token]] = {}
         """Text and token of each buffer's declaration, by buffer name."""
         self._vectors: list[tuple[Text, s.Vector, str]] = []
@@ -91,12 +97,15 @@ class Declarations:
                 self._parameter(item)
             case s.BufferLine():
                 self._buffer(item)
+            case s.SegmentLine():
+                self._segment(item)
             case s.Vector():
                 # Read in `finish`: the buffer may be declared below it.
                 self._vectors.append((self.report.text, item, self.names.name(item.buffer)))
 
     def finish(self) -> None:
-        """Give every buffer an address, and set its scale and shift. Mistakes go to the report."""
+        """Give every buffer an address, set its scale and shift, and check that outputs of segments are buffers.
+        Mistakes go to the report."""
         overlay, buffers = self.names.overlay, self.names.buffers
         for b in place_buffers(buffers.values(), overlay.address_unit):
             buffers[b.name] = b
@@ -110,6 +119,12 @@ class Declarations:
             with self.report.inside(text):
                 try:
                     self._vector(vector, name)
+                except Mistake as e:
+                    self.report.add(e)
+        for text, token, name in self._outputs:
+            with self.report.inside(text):
+                try:
+                    self.names.declared(name, token)
                 except Mistake as e:
                     self.report.add(e)
 
@@ -168,6 +183,22 @@ class Declarations:
             raise Mistake(seen, f"the view{each} does not fit in the buffer, {item.shape}")
         self._written[name] = self.report.text, item.name
         self.names.buffers[name] = made
+
+    def _segment(self, item: s.SegmentLine) -> None:
+        name = self.names.name(item.name)
+        if name in self.segments:
+            raise Mistake(s.token_span(item.name), f"segment {name} is already declared")
+        said: dict[str, tuple[str, ...]] = {}
+        for part in item.parts:
+            which = str(part.which)
+            if which in said:
+                raise Mistake(s.token_span(part.which), f"segment {name} already has its {which}")
+            said[which] = tuple(self.names.name(token) for token in part.names)
+            if which == "outputs":  # checked in `finish`: the buffers may be declared below it
+                named = zip(part.names, said[which], strict=True)
+                self._outputs += [(self.report.text, token, output) for token, output in named]
+        (kind,) = said.get("kind", ("",))
+        self.segments[name] = Segment(name, said.get("layers", ()), kind, said.get("outputs", ()), {})
 
     def _vector(self, item: s.Vector, name: str) -> None:
         buffer = self.names.declared(name, item.buffer)

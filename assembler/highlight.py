@@ -12,13 +12,13 @@ from typing import Any, ClassVar
 from pygments.lexer import RegexLexer, bygroups, words  # type: ignore[import-untyped]
 from pygments.token import Comment, Keyword, Name, Number, Operator, Punctuation, String, Text  # type: ignore[import-untyped]
 
-DECLARING = ("block", "buffer", "const", "include", "overlay", "param", "scale", "shift")
+DECLARING = ("block", "buffer", "const", "include", "overlay", "param", "scale", "segment", "shift")
 """Keywords that begin a declaration."""
 
 STANDING = ("for", "last", "nop", "packet")
 """Keywords that begin a loop or a packet."""
 
-INSIDE = ("at", "clamp", "in", "rows", "view")
+INSIDE = ("at", "clamp", "in", "kind", "layers", "outputs", "rows", "view")
 """Keywords inside an item; elsewhere they may be names."""
 
 TAGS = ("blocked", "linear", "input", "output", "weight", "scratch")

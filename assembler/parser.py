@@ -17,7 +17,8 @@ from ..base.errors import SourceError
 from ..base.garbage import gc_disabled
 from ..isa.overlay import Overlay
 from ..isa.overlays import OVERLAYS
-from ..isa.program import KernelPatch, Program, UnpackedProgram
+from ..isa.program import KernelPatch, Program, Segment, UnpackedProgram
+from ..isa.segment_uops import with_uops
 from . import declarations, include
 from . import syntax as s
 from .blocks import Blocks
@@ -77,10 +78,10 @@ def _assemble(text: Text, overlays: Mapping[str, Overlay]) -> Program | Unpacked
         with report.inside(where):
             blocks.walk((item,), code.take)
     report.check()
-    return _kernels(names, code) if "section" in code.first else _program(names, code)
-
-
-_DECLARATIONS = (s.OverlayName, s.Include, s.Const, s.Param, s.BufferLine, s.Vector, s.Block)
+    segments = tuple(declared.segments.values())
+    if "section" in code.first:
+        return _kernels(names, code, segments)
+    return with_uops(_program(names, code, segments))
 
 
 def _declares(loop: s.Loop) -> bool:
@@ -88,14 +89,14 @@ def _declares(loop: s.Loop) -> bool:
     stack = [loop]
     while stack:
         for item in stack.pop().body:
-            if isinstance(item, _DECLARATIONS):
+            if isinstance(item, s.Declaration):
                 return True
             if isinstance(item, s.Loop):
                 stack.append(item)
     return False
 
 
-def _program(names: Names, code: Code) -> Program:
+def _program(names: Names, code: Code, segments: tuple[Segment, ...]) -> Program:
     patches = {name: tuple(rows) for name, rows in code.patches.items()}
     parameters = [dataclasses.replace(p, patches=patches.get(p.name, ())) for p in names.parameters.values()]
     return Program(
@@ -106,10 +107,11 @@ def _program(names: Names, code: Code) -> Program:
         tuple(parameters),
         tuple(code.places),
         {u: tuple(x.place for x in lines) for u, lines in code.preloaded.items()},
+        segments,
     )
 
 
-def _kernels(names: Names, code: Code) -> UnpackedProgram:
+def _kernels(names: Names, code: Code, segments: tuple[Segment, ...]) -> UnpackedProgram:
     patches: dict[str, list[KernelPatch]] = {}
     for unit, lines in code.kernels.items():
         for i, line in enumerate(lines):
@@ -124,4 +126,5 @@ def _kernels(names: Names, code: Code) -> UnpackedProgram:
         {name: tuple(rows) for name, rows in patches.items()},
         {u: tuple(x.place for x in lines) for u, lines in code.kernels.items()},
         {u: tuple(x.place for x in lines) for u, lines in code.preloaded.items()},
+        segments,
     )

@@ -15,13 +15,13 @@ from ..isa.fields import Field, Record
 from ..isa.overlay import InstructionFormat, Overlay
 from ..isa.overlays.file import lines
 from ..isa.packet import NOP, Header, Packet
-from ..isa.program import Buffer, Layout, Parameter, Patch, Program, Role
+from ..isa.program import Buffer, Layout, Parameter, Patch, Program, Role, Segment
 from ..machine.description import UnitSpec
 from .lines import INDENT, NUMBER, SUMMAND, Slot, TextRow, Words, label, named, render_nodes
 from .outline import outline
 from .rolling import roll_loops
 from .slices import Chunks, bounds_of, whole_buffer
-from .spelling import NAME, Spelling, quoted, spelling
+from .spelling import NAME, Spelling, letters, quoted, spelling
 
 WIDTH = 120
 """Columns of a line. Lines that cannot be broken may be longer."""
@@ -71,10 +71,11 @@ class _Printer:
                 self._clamp(parameter, patch)
 
     def text(self) -> str:
-        """Return the text: overlay, declarations, op lists, blocks, packets, vectors."""
+        """Return the text: overlay, declarations, segments, op lists, blocks, packets, vectors."""
         declared = [self._parameter(p) for p in self.program.parameters]
         parts = [[_overlay(self.overlay)], self._laid(declared, DECLARED)]
         parts.append(self._laid([self._buffer(b) for b in self.program.buffers], DECLARED))
+        parts.append([_segment(segment) for segment in self.program.segments])
         for units, ops in self._op_lists():
             rows = [self._mop(op, units, {}) for op in ops]
             parts.append([f"{group(units)} {{", *(INDENT + line for line in self._laid(rows)), "}"])
@@ -274,6 +275,18 @@ def _overlay(overlay: Overlay) -> str:
     file."""
     changes = lines(overlay) if overlay.changes else []
     return " ".join([f"overlay {quoted_overlay(overlay.name)}", *map(quoted, changes)])
+
+
+def _segment(segment: Segment) -> str:
+    """Write the declaration of a segment. It has no uOPs: they are found again when the text is assembled."""
+    words = [f"segment {quoted(segment.name)}"]
+    if segment.kind:
+        words.append(f'kind "{letters(segment.kind)}"')
+    if segment.layers:
+        words.append("layers " + ", ".join(f'"{letters(path)}"' for path in segment.layers))
+    if segment.outputs:
+        words.append("outputs " + ", ".join(map(quoted, segment.outputs)))
+    return " ".join(words)
 
 
 def quoted_overlay(name: str) -> str:

@@ -246,6 +246,20 @@ class BufferLine(NamedTuple):
     options: tuple[Token | At | View | Rows, ...]
 
 
+class Listed(NamedTuple):
+    """A part of a segment's declaration: `kind "..."`, `layers "...", ...` or `outputs x, y`. which: the word."""
+
+    which: Token
+    names: tuple[Token, ...]
+
+
+class SegmentLine(NamedTuple):
+    """`segment NAME parts`."""
+
+    name: Token
+    parts: tuple[Listed, ...]
+
+
 class Vector(NamedTuple):
     """`scale x [...]` or `shift x f32"..."`; `which` is scale or shift, and the numbers are not yet parsed."""
 
@@ -263,7 +277,8 @@ class Block(NamedTuple):
     body: tuple[Any, ...]
 
 
-Item = OverlayName | Include | Const | Param | BufferLine | Vector | Section | Packet | Nop | Loop | Block | Call
+Declaration = OverlayName | Include | Const | Param | BufferLine | SegmentLine | Vector | Block
+Item = Declaration | Section | Packet | Nop | Loop | Call
 
 
 class _Builder(Transformer[Token, Any]):
@@ -299,6 +314,14 @@ class _Builder(Transformer[Token, Any]):
 
     def rows(self, c: list[Any]) -> Rows:
         return Rows(tuple(c))
+
+    def segment(self, c: list[Any]) -> SegmentLine:
+        return SegmentLine(c[0], tuple(c[1:]))
+
+    def kind(self, c: list[Any]) -> Listed:
+        return Listed(c[0], tuple(c[1:]))
+
+    layers = outputs = kind
 
     def vector(self, c: list[Any]) -> Vector:
         return Vector(*c)

@@ -42,7 +42,7 @@ def info_command(
 ) -> None:
     """Show the contents of PROGRAM (.bin or .rsn): mOPs, packets, bytes and uOPs per type of unit, and its buffers.
 
-    The segments of a compiled program too, where the file says them; a text does not.
+    The segments of a compiled program too, where the file says them.
 
     Packets and bytes include terminators; terminators are not uOPs. For a bare image (--raw) without op lists (--mme),
     the ops of the MMEs are unknown.

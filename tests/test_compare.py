@@ -6,6 +6,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
+import re
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -17,10 +18,12 @@ from click.testing import CliRunner, Result
 pytest.importorskip("torch")
 import torch
 
+from rsn.assembler import container
 from rsn.base.errors import ProgramError, TensorError
 from rsn.base.tolerance import BOUND
 from rsn.cli.main import main
 from rsn.host.model.compare import Compared, compare, show
+from rsn.host.model.file import read
 from rsn.host.tensors import load_tensors, save_tensors
 from rsn.isa.overlays import XNN
 from rsn.isa.program import Program, Role
@@ -377,3 +380,9 @@ def make(batch, seq):
         assert result.exit_code == 0, result.output
     assert rsn(*args, "--param", "len[0]=41").exit_code == 1
     assert rsn(*args, "--param", "len[2]=4").exit_code == 1
+    shown = rsn(*args).stdout
+    assert re.search(r"^layers_0_attn_out .*m\.rsn:\d+ +layers\.0\.attn_norm$", shown, re.MULTILINE), shown
+    assert rsn("compile", spec, "-o", tmp_path / "m.rsnmodel", *size).exit_code == 0
+    found = container.read(tmp_path / "m.bin").segments
+    assert found == read(tmp_path / "m.rsnmodel").parts[0].program.segments
+    assert any(len(s.layers) > 1 for s in found)

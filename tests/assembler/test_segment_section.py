@@ -15,7 +15,6 @@ from hypothesis import strategies as st
 from rsn.assembler import container
 from rsn.assembler.container import dumps, loads
 from rsn.assembler.parser import parse
-from rsn.assembler.printer import show
 from rsn.assembler.segment_section import SEGMENTS
 from rsn.base.errors import ContainerError, ProgramError
 from rsn.cli.main import main
@@ -65,14 +64,6 @@ def test_a_compiled_program_keeps_its_segments() -> None:
 def test_without_segments_there_is_no_section() -> None:
     assert b"SEGM" not in dumps(program())
     assert b"SEGM" in dumps(program(Segment("s", (), "", (), {})))
-
-
-def test_the_text_leaves_them_out() -> None:
-    made = program(Segment("s", ("a",), "gemm", ("x",), {"DDR": ((0, 1),)}))
-    again = parse(show(made), "t.rsn")
-    assert isinstance(again, Program)
-    assert again.segments == ()
-    assert show(again) == show(made)
 
 
 FAULTS = [

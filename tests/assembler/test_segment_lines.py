@@ -1,0 +1,146 @@
+"""Declarations of segments: printed and read again, and the uOPs of segments found again from their outputs."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rsn.assembler.formatter import format_text
+from rsn.assembler.parser import parse
+from rsn.assembler.printer import show
+from rsn.base.errors import SourceError
+from rsn.isa import segment_uops
+from rsn.isa.expansion import Expansion
+from rsn.isa.overlays import OVERLAYS, XNN
+from rsn.isa.program import Program, Segment, UnpackedProgram
+from rsn.isa.segments import stored_buffers
+from rsn.scheduler.build import build
+from rsn.scheduler.pack import pack
+from rsn.scheduler.schedule import PAPER, STRICT, Schedule
+from rsn.tests.scheduler.networks import Maker
+
+PROGRAMS = Path(__file__).parents[2] / "programs"
+BUFFERS = "overlay xnn\nbuffer x ddr 128x64\nbuffer y ddr 128x64\n"
+
+
+def read(text: str) -> Program:
+    made = parse(text, "t.rsn")
+    assert isinstance(made, Program)
+    return made
+
+
+def compiled(batch: int, seq: int, schedule: Schedule = PAPER, **options: object) -> Program:
+    return build(Maker().encoder(batch, seq, 128, 2, 256, **options), XNN, schedule).program  # type: ignore[arg-type]
+
+
+NETWORKS = {
+    "two layers, buffers that share memory": lambda: compiled(2, 70, layers=2),
+    "padded rows, masks": lambda: compiled(3, 200, masked=True),
+    "pre-norm": lambda: compiled(1, 300, pre_norm=True),
+    "segment by segment": lambda: compiled(2, 128, STRICT, layers=2),
+    "one segment": lambda: build(Maker().gemm(200, 300, 500), XNN, PAPER).program,
+}
+
+
+@pytest.mark.parametrize("network", NETWORKS)
+def test_the_text_of_a_compiled_program_keeps_its_segments(network: str) -> None:
+    program = NETWORKS[network]()
+    text = show(program)
+    again = read(text)
+    assert again.segments == program.segments  # their uOPs too
+    assert show(again) == text
+    assert format_text(text, "t.rsn") == text
+
+
+@pytest.mark.parametrize("name", ["bert-large-encoder 1x128, best", "encoder 3x300 with lengths", "minilm 2x64"])
+def test_slots_that_are_sent_again_and_ops_of_two_segments(name: str) -> None:
+    golden = pytest.importorskip("rsn.tests.golden.programs")
+    program = golden.cases()[name]().program
+    assert read(show(program)).segments == program.segments
+
+
+names = st.text(st.characters(codec="utf-8"), min_size=1, max_size=5)
+segments = st.lists(
+    st.builds(
+        Segment,
+        name=names | st.sampled_from(["kind", "layers", "outputs", "segment", "for", "a{b}", "c,d"]),
+        layers=st.lists(names | st.just(""), max_size=3).map(tuple),
+        kind=st.text(st.characters(codec="utf-8"), max_size=4),
+        outputs=st.sampled_from([(), ("x",), ("y", "x")]),
+        uops=st.just({}),
+    ),
+    max_size=4,
+    unique_by=lambda s: s.name,
+).map(tuple)
+
+
+@given(segments)
+def test_any_segments_are_read_as_printed(found: tuple[Segment, ...]) -> None:
+    program = replace(read(BUFFERS + "last DDR"), segments=found)
+    assert read(show(program)).segments == found
+    assert show(read(show(program))) == show(program)
+
+
+def test_the_parts_stand_in_any_order_and_may_be_left_out() -> None:
+    written = 'segment s outputs y, "x" layers "a.b", "a.norm" kind "gemm 2x2"\nsegment t\n'
+    assert read(written.join(BUFFERS.split("\n", 1)).replace("xnn", "xnn\n") + "last DDR").segments == (
+        Segment("s", ("a.b", "a.norm"), "gemm 2x2", ("y", "x"), {}),
+        Segment("t", (), "", (), {}),
+    )
+
+
+def test_a_loop_declares_segments_too() -> None:
+    found = read(BUFFERS + 'for i in 0..2 { segment "s{i}" layers "layers.{i}" }\nlast DDR').segments
+    assert [(s.name, s.layers) for s in found] == [("s0", ("layers.0",)), ("s1", ("layers.1",))]
+
+
+def test_two_segments_have_two_names() -> None:
+    with pytest.raises(SourceError, match=r"^t\.rsn:5:9: error: segment s is already declared"):
+        parse(f"{BUFFERS}segment s outputs x\nsegment s outputs y\nlast DDR", "t.rsn")
+
+
+def test_a_text_with_sections_declares_segments_too() -> None:
+    source = (PROGRAMS / "fig10.rsn").read_text(encoding="utf-8") + '\nsegment product kind "gemm" outputs y\n'
+    unpacked = parse(source, "t.rsn")
+    assert isinstance(unpacked, UnpackedProgram)
+    assert unpacked.segments == (Segment("product", (), "gemm", ("y",), {}),)
+    (found,) = pack(unpacked).segments
+    expansion = Expansion(pack(unpacked))
+    assert found.uops == {name: ((0, len(s)),) for name, s in expansion.sequences.items() if len(s)}
+
+
+def test_an_edited_text_has_the_uops_of_its_own_code() -> None:
+    """Someone takes one store away, and adds a load that no segment needs."""
+    program = compiled(1, 128)
+    last = program.segments[-1]
+    text = show(program)
+    stores = re.findall(r"^.*store.* <- .*$", text, re.MULTILINE)
+    edited = text.replace(stores[-1], stores[-1].replace("store", "load").split("<-")[0] + "-> MemA0")
+    assert edited != text
+    found = read(edited).segments
+    assert [(s.name, s.kind, s.layers, s.outputs) for s in found] == [
+        (s.name, s.kind, s.layers, s.outputs) for s in program.segments
+    ]
+    assert found[0] == program.segments[0]
+    assert found[-1].uops != last.uops
+
+
+def test_what_is_too_long_to_follow_keeps_its_declarations(monkeypatch: pytest.MonkeyPatch) -> None:
+    program = compiled(1, 128)
+    monkeypatch.setattr(segment_uops, "MAX_UOPS", 10)
+    again = read(show(program))
+    assert again.segments == tuple(replace(s, uops={}) for s in program.segments)
+    bare = replace(again, segments=())
+    assert stored_buffers(Expansion(again)) == stored_buffers(Expansion(bare)) != []
+
+
+@pytest.mark.parametrize("overlay", sorted(OVERLAYS))
+def test_no_code_is_no_reason_to_fail(overlay: str) -> None:
+    bank = next(iter(OVERLAYS[overlay].banks))
+    made = parse(f"overlay {overlay}\nbuffer x {bank} 64 output\nsegment s outputs x\n", "t.rsn")
+    assert made.segments == (Segment("s", (), "", ("x",), {}),)
