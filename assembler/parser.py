@@ -18,7 +18,6 @@ from ..base.garbage import gc_disabled
 from ..isa.overlay import Overlay
 from ..isa.overlays import OVERLAYS
 from ..isa.program import KernelPatch, Program, Segment, UnpackedProgram
-from ..isa.segment_uops import with_uops
 from . import declarations, include
 from . import syntax as s
 from .blocks import Blocks
@@ -81,7 +80,7 @@ def _assemble(text: Text, overlays: Mapping[str, Overlay]) -> Program | Unpacked
     segments = tuple(declared.segments.values())
     if "section" in code.first:
         return _kernels(names, code, segments)
-    return with_uops(_program(names, code, segments))
+    return _program(names, code, segments)
 
 
 def _declares(loop: s.Loop) -> bool:

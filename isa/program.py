@@ -154,8 +154,8 @@ class Segment:
     name: of what it computes, unique in its program. layers: module paths of all layers that are fused into it. kind:
     its operation and shape, such as `gemm 1024x4096 gelu_tanh`. outputs: names of the buffers that it fills. uops: by
     unit name, the numbers of its uOPs among all of that unit, as half-open ranges (first, end) in ascending order; in
-    an `UnpackedProgram` the indices of its mOPs, or none if a text declares the segment: packing finds them. A uOP that
-    does half of its work for one segment and half for the next one belongs to both.
+    an `UnpackedProgram` the indices of its mOPs; none if a text declares the segment. A uOP that does half of its work
+    for one segment and half for the next one belongs to both.
     """
 
     name: str

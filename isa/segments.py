@@ -1,9 +1,9 @@
 """Which buffer each off-chip access of a program means, and which stores fill a buffer.
 
 Buffers may share memory one after the other. A compiled program says which uOPs each segment has and which buffers it
-fills (`Program.segments`; for a text, `segment_uops` finds the uOPs), so it is known which of them an access means.
-Without segments the n-th store to an address is taken for one to the n-th buffer there; and what fills one buffer is
-then the best guess of what a segment is (paper section 4.2).
+fills (`Program.segments`), so it is known which of them an access means. A text says what segments there are, but not
+their uOPs; then, and without segments, the n-th store to an address is taken for one to the n-th buffer there. What
+fills one buffer is the best guess of what a segment is where no file says it (paper section 4.2).
 """
 
 from __future__ import annotations
@@ -52,11 +52,11 @@ def stored_buffers(expansion: Expansion) -> list[StoredBuffer]:
 
 def accessed_buffers(program: Program, bank: str, accesses: Accesses) -> Ints:
     """Return for each access of a bank the index in `program.buffers` of the buffer that it accesses, -1 if none."""
-    return _recorded(program, bank, accesses) if _known(program) else _guessed(program, bank, accesses)
+    return _recorded(program, bank, accesses) if have_uops(program) else _guessed(program, bank, accesses)
 
 
-def _known(program: Program) -> bool:
-    """Whether the uOPs of segments are known; a text may declare segments that nothing could be found for."""
+def have_uops(program: Program) -> bool:
+    """Whether the uOPs of a program's segments are known; a text only declares segments."""
     return any(segment.uops for segment in program.segments)
 
 

@@ -77,16 +77,23 @@ class Balance:
         return not self.undecided and not self.uneven
 
 
-def word_counts(table: UopTable) -> dict[str, WordCounts]:
-    """Count the words that each uOP moves, by unit; units whose words cannot be counted are left out."""
-    counted, reasons = _counted(table)
-    return {unit: words for unit, words in counted.items() if unit not in reasons}
-
-
 def balance(table: UopTable) -> Balance:
     """Count the words sent and received on every stream of a machine, over all uOPs of its units."""
     machine = table.machine
-    traffic, reasons = _counted(table)
+    counts = _Counts(Wiring(machine))
+    traffic: dict[str, _Traffic] = {}
+    reasons: dict[str, str] = {}
+    for u in machine.units:
+        if u.name in table.missing:
+            reasons[u.name] = f"the op lists of the {u.kind}s are not known"
+            continue
+        try:
+            traffic[u.name] = counts.unit(table, u.name)
+        except _Undecidable as e:
+            reasons[u.name] = str(e)
+    for stream in machine.streams:  # the value of a control token may decide the next steps of its reader
+        if stream.name in counts.control:
+            reasons.setdefault(stream.dst, f"{stream.name} carries control")
     out = Balance([], {}, {})
     for stream in machine.streams:
         name = stream.name
@@ -105,28 +112,8 @@ def balance(table: UopTable) -> Balance:
     return out
 
 
-def _counted(table: UopTable) -> tuple[dict[str, WordCounts], dict[str, str]]:
-    """The words of each unit that could be stepped alone, and the reason for each unit whose words are not known."""
-    machine = table.machine
-    counts = _Counts(Wiring(machine))
-    counted: dict[str, WordCounts] = {}
-    reasons: dict[str, str] = {}
-    for u in machine.units:
-        if u.name in table.missing:
-            reasons[u.name] = f"the op lists of the {u.kind}s are not known"
-            continue
-        try:
-            counted[u.name] = counts.unit(table, u.name)
-        except _Undecidable as e:
-            reasons[u.name] = str(e)
-    for stream in machine.streams:  # the value of a control token may decide the next steps of its reader
-        if stream.name in counts.control:
-            reasons.setdefault(stream.dst, f"{stream.name} carries control")
-    return counted, reasons
-
-
 @dataclass(frozen=True, eq=False)
-class WordCounts:
+class _Traffic:
     """The words that the uOPs of one unit move.
 
     effects: by uOP, an index into `table`. table: distinct effects: words by (stream, side); side 0 puts, side 1 gets.
@@ -138,11 +125,6 @@ class WordCounts:
     def words(self, stream: str, side: int) -> Ints:
         """Words that each uOP puts on a stream (side 0) or gets from it (side 1)."""
         each = np.array([e.get((stream, side), 0) for e in self.table] or [0], np.int64)
-        return each[self.effects]
-
-    def uses(self, stream: str, side: int) -> npt.NDArray[np.bool_]:
-        """Whether each uOP puts on a stream (side 0) or gets from it (side 1), if only no words, as for padding."""
-        each = np.array([(stream, side) in e for e in self.table] or [False], np.bool_)
         return each[self.effects]
 
 
@@ -157,10 +139,10 @@ class _Counts:
         self.control: set[str] = set()
         self.steps = 0
 
-    def unit(self, table: UopTable, name: str) -> WordCounts:
+    def unit(self, table: UopTable, name: str) -> _Traffic:
         return self._remembered(table, name) or self._stepped(table, name)
 
-    def _stepped(self, table: UopTable, name: str) -> WordCounts:
+    def _stepped(self, table: UopTable, name: str) -> _Traffic:
         """Step the kernels in order, for units whose state cannot be compared; uOPs of equal `effect_key` once."""
         spec = table.machine.by_unit[name]
         unit = spec.behaviour(spec, self.wiring)
@@ -178,9 +160,9 @@ class _Counts:
                 if key is not None:
                     known[key] = effect
             out.append(effect)
-        return WordCounts(np.array(out, np.int64), effects)
+        return _Traffic(np.array(out, np.int64), effects)
 
-    def _remembered(self, table: UopTable, name: str) -> WordCounts | None:
+    def _remembered(self, table: UopTable, name: str) -> _Traffic | None:
         """Step each distinct pair of unit state and uOP once; None if the state cannot be compared."""
         unit = self.wiring.units[name]
         state = _state(unit)
@@ -204,7 +186,7 @@ class _Counts:
                 step = known[now, kind] = len(effects) - 1, numbers[after]
             effect, now = step
             out.append(effect)
-        return WordCounts(np.array(out, np.int64), effects)
+        return _Traffic(np.array(out, np.int64), effects)
 
     def _effect(self, unit: Unit, uop: Any) -> dict[tuple[str, int], int]:
         out: dict[tuple[str, int], int] = {}

@@ -25,7 +25,6 @@ from ..isa.instruction_path import InstructionPath
 from ..isa.overlay import InstructionFormat, Overlay
 from ..isa.packet import MAX_WINDOW, Header, Packet
 from ..isa.program import Parameter, Patch, Place, Program, Segment, UnpackedProgram
-from ..isa.segment_uops import with_uops
 from ..machine.jit import machine_code
 from ..machine.plan import execute
 from ..machine.timing import Timing
@@ -69,14 +68,14 @@ def pack(kernels: UnpackedProgram, starts: Starts | None = None) -> Program:
     starts = starts or _starts(kernels)
     pieces = {unit: _cut(unit, kernels) for unit in kernels.sequences}
     kernels = replace(kernels, segments=tuple(_in_uops(kernels)))
-    packed = _assemble(kernels, pieces, starts, share=True)
+    shared = _assemble(kernels, pieces, starts, share=True)
     try:
-        execute(overlay, InstructionPath.of(packed))
+        execute(overlay, InstructionPath.of(shared))
+        return shared
     except DeadlockError:
-        packed = _assemble(kernels, pieces, starts, share=False)
-        execute(overlay, InstructionPath.of(packed), where=packed.where)
-    # Only a compiler says what the uOPs of its segments are; a text does not.
-    return packed if any(segment.uops for segment in packed.segments) else with_uops(packed)
+        alone = _assemble(kernels, pieces, starts, share=False)
+        execute(overlay, InstructionPath.of(alone), where=alone.where)
+        return alone
 
 
 def _in_uops(kernels: UnpackedProgram) -> Iterator[Segment]:

@@ -384,5 +384,6 @@ def make(batch, seq):
     assert re.search(r"^layers_0_attn_out .*m\.rsn:\d+ +layers\.0\.attn_norm$", shown, re.MULTILINE), shown
     assert rsn("compile", spec, "-o", tmp_path / "m.rsnmodel", *size).exit_code == 0
     found = container.read(tmp_path / "m.bin").segments
-    assert found == read(tmp_path / "m.rsnmodel").parts[0].program.segments
+    made = read(tmp_path / "m.rsnmodel").parts[0].program.segments
+    assert found == tuple(dataclasses.replace(s, uops={}) for s in made)  # a text does not say uOPs
     assert any(len(s.layers) > 1 for s in found)

@@ -19,7 +19,7 @@ from ...base.durations import unit_of
 from ...isa.expansion import Expansion
 from ...isa.overlay import Overlay
 from ...isa.program import Segment
-from ...isa.segments import StoredBuffer, stored_buffers
+from ...isa.segments import StoredBuffer, have_uops, stored_buffers
 from ...machine.event_log import FIRST_WORD, LAST_WORD, OWN, ROOM, CriticalPath
 from ...machine.executor import unit_processes
 from .machine import Machine, causes, critical_path, launch_seconds
@@ -235,14 +235,23 @@ def _stored(machine: Machine, expansion: Expansion) -> list[tuple[float, StoredB
     return sorted(timed, key=lambda pair: pair[0])
 
 
+def _timed_by_stores(machine: Machine, expansion: Expansion) -> list[tuple[float, float | None, str, Segment]]:
+    """As `_timed`, for segments whose uOPs are not known: a segment ends with the last store to one of its outputs. A
+    buffer that belongs to none is taken for a segment."""
+    segment_of = {name: segment for segment in machine.program.segments for name in segment.outputs}
+    ends: dict[str, tuple[float, float | None, str, Segment]] = {}
+    for end, b in _stored(machine, expansion):
+        segment = segment_of.get(b.name) or Segment(b.name, (), "", (b.name,), {})
+        where = ends[segment.name][2] if segment.name in ends else expansion.where(b.unit, b.first)
+        ends[segment.name] = end, None, where, segment
+    return sorted(ends.values(), key=lambda row: row[0])
+
+
 def _timed(machine: Machine, expansion: Expansion) -> list[tuple[float, float | None, str, Segment]]:
     """Return each segment with its end, its beginning where it is known, and the place of its first store, sorted by
     end."""
-    if not machine.program.segments:
-        return [
-            (end, None, expansion.where(b.unit, b.first), Segment(b.name, (), "", (b.name,), {}))
-            for end, b in _stored(machine, expansion)
-        ]
+    if not have_uops(machine.program):
+        return _timed_by_stores(machine, expansion)
     first = {s.name: (s.unit, s.first) for s in reversed(stored_buffers(expansion))}
     out: list[tuple[float, float | None, str, Segment]] = []
     intervals = Timeline(machine).intervals(machine.program.segments)

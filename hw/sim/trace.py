@@ -30,7 +30,7 @@ from ...isa.expansion import Expansion, place_of, region_name
 from ...isa.fields import Record
 from ...isa.packet import Packet
 from ...isa.program import Segment
-from ...isa.segments import accessed_buffers
+from ...isa.segments import accessed_buffers, have_uops
 from ...machine.event_log import FIRST_WORD, LAST_WORD
 from ...machine.executor import unit_processes
 from .machine import Machine, launch_seconds
@@ -202,7 +202,8 @@ class _Spans:
     @staticmethod
     def of(timeline: Timeline, thread: int) -> _Spans:
         """The segments of a run. thread: number of the first track."""
-        segments = timeline.machine.program.segments
+        program = timeline.machine.program
+        segments = program.segments if have_uops(program) else ()
         spans = nanoseconds(np.array(timeline.intervals(segments)).reshape(-1, 2))
         free: list[int] = []  # when each track is free
         threads = np.zeros(len(spans), np.int64)

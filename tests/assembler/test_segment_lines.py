@@ -1,8 +1,7 @@
-"""Declarations of segments: printed and read again, and the uOPs of segments found again from their outputs."""
+"""Declarations of segments: printed and read again, without uOPs."""
 
 from __future__ import annotations
 
-import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,7 +13,10 @@ from rsn.assembler.formatter import format_text
 from rsn.assembler.parser import parse
 from rsn.assembler.printer import show
 from rsn.base.errors import SourceError
-from rsn.isa import segment_uops
+from rsn.hw.sim.explain import explain
+from rsn.hw.sim.machine import Machine
+from rsn.hw.sim.timeline import Timeline
+from rsn.hw.sim.trace import TraceEvents
 from rsn.isa.expansion import Expansion
 from rsn.isa.overlays import OVERLAYS, XNN
 from rsn.isa.program import Program, Segment, UnpackedProgram
@@ -52,16 +54,9 @@ def test_the_text_of_a_compiled_program_keeps_its_segments(network: str) -> None
     program = NETWORKS[network]()
     text = show(program)
     again = read(text)
-    assert again.segments == program.segments  # their uOPs too
+    assert again.segments == tuple(replace(s, uops={}) for s in program.segments)
     assert show(again) == text
     assert format_text(text, "t.rsn") == text
-
-
-@pytest.mark.parametrize("name", ["bert-large-encoder 1x128, best", "encoder 3x300 with lengths", "minilm 2x64"])
-def test_slots_that_are_sent_again_and_ops_of_two_segments(name: str) -> None:
-    golden = pytest.importorskip("rsn.tests.golden.programs")
-    program = golden.cases()[name]().program
-    assert read(show(program)).segments == program.segments
 
 
 names = st.text(st.characters(codec="utf-8"), min_size=1, max_size=5)
@@ -109,34 +104,19 @@ def test_a_text_with_sections_declares_segments_too() -> None:
     unpacked = parse(source, "t.rsn")
     assert isinstance(unpacked, UnpackedProgram)
     assert unpacked.segments == (Segment("product", (), "gemm", ("y",), {}),)
-    (found,) = pack(unpacked).segments
-    expansion = Expansion(pack(unpacked))
-    assert found.uops == {name: ((0, len(s)),) for name, s in expansion.sequences.items() if len(s)}
+    assert pack(unpacked).segments == unpacked.segments
 
 
-def test_an_edited_text_has_the_uops_of_its_own_code() -> None:
-    """Someone takes one store away, and adds a load that no segment needs."""
-    program = compiled(1, 128)
-    last = program.segments[-1]
-    text = show(program)
-    stores = re.findall(r"^.*store.* <- .*$", text, re.MULTILINE)
-    edited = text.replace(stores[-1], stores[-1].replace("store", "load").split("<-")[0] + "-> MemA0")
-    assert edited != text
-    found = read(edited).segments
-    assert [(s.name, s.kind, s.layers, s.outputs) for s in found] == [
-        (s.name, s.kind, s.layers, s.outputs) for s in program.segments
-    ]
-    assert found[0] == program.segments[0]
-    assert found[-1].uops != last.uops
-
-
-def test_what_is_too_long_to_follow_keeps_its_declarations(monkeypatch: pytest.MonkeyPatch) -> None:
-    program = compiled(1, 128)
-    monkeypatch.setattr(segment_uops, "MAX_UOPS", 10)
+def test_reports_go_by_what_a_text_declares() -> None:
+    """A segment ends with the last store to one of its outputs; buffers are told apart as without segments."""
+    program = compiled(1, 300, PAPER)
     again = read(show(program))
-    assert again.segments == tuple(replace(s, uops={}) for s in program.segments)
     bare = replace(again, segments=())
     assert stored_buffers(Expansion(again)) == stored_buffers(Expansion(bare)) != []
+    named = explain(Machine(again)).segments
+    assert [(s.name, s.kind, s.layers) for s in named] == [(s.name, s.kind, s.layers) for s in program.segments]
+    assert [s.end for s in named] == pytest.approx([s.end for s in explain(Machine(program)).segments])
+    assert list(map(dict, TraceEvents(Timeline(Machine(again))).events()))
 
 
 @pytest.mark.parametrize("overlay", sorted(OVERLAYS))
