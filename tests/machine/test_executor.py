@@ -191,6 +191,21 @@ def test_tokens_are_split_and_gathered(cuts: tuple[list[int], list[int]]) -> Non
     np.testing.assert_array_equal(np.concatenate([g.reshape(-1) for g in got]), data)
 
 
+@given(two_cuts(), st.integers(0, 5), st.booleans())
+def test_the_steps_of_the_critical_path_take_the_whole_time(
+    cuts: tuple[list[int], list[int]], reader_us: int, whole: bool
+) -> None:
+    """Also where a step streams several tokens through: the first one decides when it begins."""
+    sent, wanted = cuts
+    writes = [put("B", n, us=n) for n in sent]
+    programs = {"A": writes, "B": [get("A", n, us=reader_us, whole=whole) for n in wanted]}
+    net = network([Stream("A", "B", max(sent) + max(wanted))], programs, record=True)
+    latency = net.run()
+    assert net.events is not None
+    path = net.events.critical_path()
+    assert (path.end - path.start).sum() == pytest.approx(latency)
+
+
 @pytest.mark.parametrize(("reader_us", "whole", "end"), [(1, True, 10), (1, False, 9), (12, False, 12)])
 def test_a_gathered_token_spans_its_parts(reader_us: float, whole: bool, end: float) -> None:
     """Its first word is there from the start, its last one after 4 + 5 us."""
