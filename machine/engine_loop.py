@@ -268,7 +268,7 @@ def run(
                     channels[c, FILLED] -= words
                     token, mask, base = channels[c, TOKEN], channels[c, TOKEN_MASK], channels[c, TOKEN_PLACE]
                     place = base + (token & mask)
-                    first, opened = token_clocks[place, 0], tokens[place, 1]
+                    first, ended, opened = token_clocks[place, 0], token_clocks[place, 1], tokens[place, 1]
                     need = words
                     while tokens[place, 0] < need:  # gather
                         need -= tokens[place, 0]
@@ -284,10 +284,10 @@ def run(
                         first = last
                     if first > start:
                         start, awaited = first, c
-                        if first == last:
+                        if whole:
                             before, via = tokens[place, 1], LAST_WORD
                         else:
-                            before, via = opened, FIRST_WORD
+                            before, via = opened, LAST_WORD if first == ended else FIRST_WORD
                     if last > finish:
                         finish, bound, late = last, tokens[place, 1], c
                 for i in range(middle, final):

@@ -296,14 +296,16 @@ class ProcessNetwork(Wiring):
             self._count = number + 1
             payloads: list[Any] = []
             for channel in fire.gets:
-                payload, first, last, opened, firing = channel.take(words)
+                payload, first, ended, last, opened, firing = channel.take(words)
                 payloads.append(payload)
                 if fire.needs_whole_token:
                     first = last
                 if first > start:
-                    whole = first == last
                     start, awaited = first, channel
-                    before, via = (firing, LAST_WORD) if whole else (opened, FIRST_WORD)
+                    if fire.needs_whole_token:
+                        before, via = firing, LAST_WORD
+                    else:
+                        before, via = opened, LAST_WORD if first == ended else FIRST_WORD
                 if last > finish:
                     finish, bound, late = last, firing, channel
             for channel in fire.puts:

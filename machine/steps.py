@@ -74,18 +74,19 @@ class Channel:
         self.writer: Task | None = None
         self.last: tuple[str, int, Issue | None] = ("", NEVER, None)  # who put last: unit, uOP number, uOP
 
-    def take(self, words: int) -> tuple[Any, float, float, int, int]:
+    def take(self, words: int) -> tuple[Any, float, float, float, int, int]:
         """Remove `words` words; gathers or splits tokens as needed. The caller has checked that `filled` is enough.
 
-        Returns the payload, the clocks of the first and of the last word, and the firings that wrote them.
+        Returns the payload, the clocks of the first word, of the end of its token and of the last word, and the firings
+        that wrote the first and the last one.
         """
         self.filled -= words
         size, payload, first, last, firing = self.tokens.popleft()
         if size == words:
-            return payload, first, last, firing, firing
+            return payload, first, last, last, firing, firing
         parts: list[Any] = []
         need = words
-        start, opened = first, firing
+        start, ended, opened = first, last, firing
         while True:
             if size > need:  # the reader's unit is smaller than the writer's: split the token
                 rest = None
@@ -101,7 +102,7 @@ class Channel:
                 break
             size, payload, first, last, firing = self.tokens.popleft()
         whole = None if parts[0] is None else np.concatenate([p.reshape(-1) for p in parts])
-        return whole, start, last, opened, firing
+        return whole, start, ended, last, opened, firing
 
     def __str__(self) -> str:
         return self.name
