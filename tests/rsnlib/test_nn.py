@@ -281,7 +281,7 @@ REFUSED: dict[str, tuple[Callable[[], nn.Module], Mapping[str, Any], list[str]]]
         {"seq": 1025},
         [
             "attn: sequences of 1025 rows; capability send of MemC of overlay xnn takes at most 6 key tiles, 768 rows; "
-            "mapping type B, through off-chip memory, runs up to 1024 rows"
+            "no mapping type runs more than 1024 rows"
         ],
     ),
     "base, rows": (

@@ -150,7 +150,7 @@ def test_refusals_name_the_layer_and_the_reason(make: Maker) -> None:
     assert "activation gelu_erf" in refused(make.encoder(1, 256, 1024, 16, 128, act=Activation.GELU_ERF))
     assert "LayerNorm with eps 1e-05" in refused(make.encoder(1, 256, 1024, 16, 128, eps=1e-5))
     long = refused(make.encoder(1, 1152, 1024, 16, 128), XNN)
-    assert "768 rows; mapping type B, through off-chip memory, runs up to 1024 rows" in long
+    assert "768 rows; no mapping type runs more than 1024 rows" in long
     assert "heads of 96 columns" in refused(make.encoder(1, 128, 192, 2, 128), XNN)
     wide = Gemm("wide", "x", "y", make.matrix(64, 1100), make.vector(1100), norm=Norm(1e-5))
     limit = "capability layernorm of overlay xnn takes 1 to 1024 columns; no overlay can"
