@@ -286,7 +286,8 @@ def read(path: str | Path, overlays: Mapping[str, Overlay] = OVERLAYS) -> Progra
     """Read a program from a `.bin` file. Raises `ContainerError` if it is defective, `OSError` if it cannot be read."""
     with open(path, "rb") as f:
         start = f.read(len(MAGIC))
-        data = start + f.read() if start == MAGIC else start  # the path may be an endless device
+        # the path may be an endless device; a few bytes tell what else a file is
+        data = start + (f.read() if start == MAGIC else f.read(8))
     return loads(data, str(path), overlays)
 
 
@@ -300,7 +301,7 @@ def _told_apart(data: bytes) -> str:
     """Say what the bytes of a file are that is no program, and what to do with it."""
     if not data:
         return "it is empty"
-    if data[8:10] == b'{"' and int.from_bytes(data[:8], "little") < len(data):
+    if data[8:10] == b'{"':
         return "it is a safetensors file, as a whole model (.rsnmodel) is: rsn serve and rsn.load take models"
     if data.isascii() and b"\0" not in data:
         return "it is a text; rsn asm makes a program (.bin) of a program text (.rsn)"

@@ -57,6 +57,13 @@ def resealed(program: Program, section: int, data: bytes) -> bytes:
     return container._framed(sections)
 
 
+def test_a_file_of_a_whole_model_is_told_apart(tmp_path: Path) -> None:
+    path = tmp_path / "m.rsnmodel"
+    path.write_bytes((1 << 20).to_bytes(8, "little") + b'{"__metadata__":{}}' + bytes(1 << 20))
+    with pytest.raises(ContainerError, match=r"it is a safetensors file, as a whole model \(\.rsnmodel\) is: rsn serve"):
+        read(path)
+
+
 def test_reads_what_it_wrote(program: Program, tmp_path: Path) -> None:
     path = tmp_path / "t.bin"
     write(program, path)
