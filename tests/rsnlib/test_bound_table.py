@@ -77,6 +77,7 @@ def test_explain_shows_it() -> None:
     assert modelled.latency_s > modelled.bound.bound_s > 0
 
 
+@pytest.mark.long
 def test_the_command_shows_it(tmp_path: Path) -> None:
     command = ["compile", "mlp", "--batch", "1", "--seq", "16", "-o", str(tmp_path / "x.rsn")]
     shown = CliRunner().invoke(main, [*command, "--explain"], catch_exceptions=False).stdout

@@ -58,7 +58,10 @@ def _registered(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def named(overlays: list[Overlay]) -> Any:
-    return pytest.mark.parametrize("overlay", overlays, ids=[o.name for o in overlays])
+    """A test for each overlay; that with a shared post unit is left to `make test-long`."""
+    marks = {TOY5_SHARED.name: pytest.mark.long}
+    cases = [pytest.param(o, id=o.name, marks=marks.get(o.name, ())) for o in overlays]
+    return pytest.mark.parametrize("overlay", cases)
 
 
 # -- PyTorch
@@ -273,7 +276,7 @@ def small(draw: st.DrawFn) -> tuple[LayerGraph, list[int] | None]:
     return network, [draw(st.integers(1, n)) for n in network.rows] if masked else None
 
 
-@examples(300, quick=25)
+@examples(300, quick=12)
 @given(machine=toys(), given=small(), strict=st.booleans())
 def test_any_machine_computes_any_network_or_says_what_it_lacks(
     machine: Toy, given: tuple[LayerGraph, list[int] | None], strict: bool

@@ -19,7 +19,7 @@ from rsn.machine.plan import execute as timed
 from rsn.scheduler.build import build
 from rsn.scheduler.mapping import MappingType
 from rsn.scheduler.schedule import PAPER, Interleave, Loops, Schedule
-from rsn.tests.effort import examples
+from rsn.tests.effort import examples, long
 
 from .networks import Maker, error, execute, reference
 
@@ -58,7 +58,7 @@ def schedules(draw: st.DrawFn) -> Schedule:
     return Schedule(**knobs)
 
 
-@examples(40, quick=10)
+@examples(40, quick=5)
 @given(
     overlays(),
     schedules(),
@@ -100,8 +100,8 @@ def test_more_slots_and_rows_are_faster_and_pass_all_checks() -> None:
         ({"MemB1": {"columns": 256}, "MemC3": {"columns": 384}}, 300, PAPER),
         ({"MemA0": {"slots": 4}, "MemA1": {"slots": 3}}, 300, Schedule(loops=Loops.ROWS)),
         ({"MemA1": {"rows": 128}}, 384, PAPER),
-        ({"MemB2": {"rows": 256}}, 1024, PAPER),
-        ({"MemB2": {"rows": 128, "slots": 3}}, 1024, Schedule(interleave=Interleave.LISTED)),
+        long({"MemB2": {"rows": 256}}, 1024, PAPER),
+        long({"MemB2": {"rows": 128, "slots": 3}}, 1024, Schedule(interleave=Interleave.LISTED)),
         ({"MemC": {"columns": 256}}, 200, PAPER),
     ],
     ids=str,
