@@ -16,7 +16,7 @@ import rsn
 ROOT = Path(__file__).resolve().parent.parent
 PROJECT: dict[str, Any] = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
 SETUPTOOLS = PROJECT["tool"]["setuptools"]
-FOLDERS = ["assembler", "base", "cli", "host", "hw", "isa", "machine", "programs", "rsnlib", "scheduler"]
+FOLDERS = ["assembler", "base", "cli", "host", "hw", "isa", "machine", "programs", "rsnlib", "scheduler", "streams"]
 
 
 def package_of(folder: Path) -> str:

@@ -1,0 +1,273 @@
+"""Checks a stream program before it runs: ends, types, counts, branches, cycles of waits, depths, futures.
+
+The state of a program is that of all its task instances together. With static control the verdict is exact. A branch on
+data must leave the same tokens in each arm, and each arm is tried. `source.CODES` lists the codes in the order of
+causes; the first finding names the cause.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from .reader import read
+from .run import Outcome, Run, Unending, Wait
+from .source import ORDER, Diagnostic
+from .tree import Choice, Instance, Node, Op, Region, Repeat, total
+
+Ends = dict[int, dict[int, int]]
+"""Stream -> instance -> tokens that it puts, or gets."""
+
+
+@dataclass(frozen=True)
+class Report:
+    """The result of a check. findings: errors first, then warnings, in the order of causes."""
+
+    region: Region
+    findings: tuple[Diagnostic, ...]
+
+    @property
+    def code(self) -> str:
+        """Code of the cause, "" if the program is well-typed."""
+        return next((f.code for f in self.findings if not f.warning), "")
+
+    def __str__(self) -> str:
+        return "\n".join(self.region.source.render(f) for f in self.findings)
+
+
+def check(text: str, file: str = "<program>", strict: bool = False) -> Report:
+    """Check a program. file: its name in findings. strict: a value that some paths only read is an error."""
+    region = read(text, file)
+    _Check(region).run()
+    found = region.source.findings
+    if strict:
+        found = [
+            Diagnostic(f.code, f.message, f.place, f.notes, f.warning and f.code != "unread", f.subject) for f in found
+        ]
+    return Report(region, tuple(sorted(found, key=lambda f: (f.warning, ORDER[f.code]))))
+
+
+class _Check:
+    def __init__(self, region: Region) -> None:
+        self.region = region
+        self.source = region.source
+        self.puts: Ends = {}
+        self.gets: Ends = {}
+        self.at: dict[tuple[int, bool], Op] = {}
+        for k, instance in enumerate(region.instances):
+            for node in instance.body:
+                self._count(k, node)
+
+    def run(self) -> None:
+        """Add findings to the source, up to the first kind that makes the later ones meaningless."""
+        if any(f.code in ("syntax", "limit", "unsupported") for f in self.source.findings):
+            return
+        self._unused()
+        self._ends()
+        self._joins()
+        if any(f.code in ("p2p", "index", "meta", "join") for f in self.source.findings):
+            return
+        self._packing()
+        if not self._counts() and not any(f.code == "pack" for f in self.source.findings):
+            self._live()
+
+    # -- counts -------------------------------------------------------------------------------------------------------
+
+    def _count(self, k: int, node: Node) -> None:
+        for stream, put, n in node.needs:
+            ends = (self.puts if put else self.gets).setdefault(stream, {})
+            ends[k] = ends.get(k, 0) + n
+            found = _last(node, stream, put)
+            if found is not None:
+                self.at[stream, put] = found
+
+    def _name(self, stream: int) -> str:
+        return self.region.stream(stream)[1]
+
+    def _task(self, k: int) -> str:
+        return self.region.instances[k].name
+
+    def _unused(self) -> None:
+        for decl in self.region.streams:
+            used = self.puts.keys() | self.gets.keys()
+            idle = sum(s not in used for s in range(decl.first, decl.first + decl.size)) if decl.size < 1 << 16 else 0
+            if idle:
+                what = f"{decl.name} has no ends" if not decl.shape else f"{idle} streams of {decl.name} have no ends"
+                self.source.add("unused", what, decl.place, warning=True, subject=decl.name)
+
+    def _ends(self) -> None:
+        """One writer, one reader, and not the same."""
+        for stream in sorted(self.puts.keys() | self.gets.keys()):
+            name = self._name(stream)
+            writers, readers = (sorted(ends.get(stream, {})) for ends in (self.puts, self.gets))
+            for ends, what, put in ((readers, "consumers", False), (writers, "producers", True)):
+                if len(ends) > 1:
+                    names = [self._task(k) for k in ends]
+                    listed = f"{', '.join(names[:-1])} and {names[-1]}" if len(names) < 9 else f"{len(names)} instances"
+                    place = self.at[stream, put].place
+                    count = "two" if len(names) == 2 else str(len(names))
+                    self.source.add("p2p", f"{name} has {count} {what}, {listed}", place, subject=name)
+            if len(writers) == 1 and writers == readers:
+                message = f"{name} has both ends in {self._task(writers[0])}"
+                self.source.add("p2p", message, self.at[stream, False].place, subject=name)
+
+    def _packing(self) -> None:
+        for stream, ends in sorted(self.puts.items()):
+            decl, name = self.region.stream(stream)
+            count = sum(ends.values())
+            if count % decl.packing:
+                message = f"{name}: {count} elements are no whole number of transfers of {decl.packing}"
+                note = f"the last {count % decl.packing} never leave"
+                self.source.add("pack", message, self.at[stream, True].place, note, subject=name)
+
+    def _counts(self) -> bool:
+        """Compare puts and gets of every stream; return whether any differ."""
+        wrong = False
+        for stream in sorted(self.puts.keys() | self.gets.keys()):
+            put, got = (sum(ends.get(stream, {}).values()) for ends in (self.puts, self.gets))
+            if put == got:
+                continue
+            wrong = True
+            decl, name = self.region.stream(stream)
+            place = self.at[stream, put > got].place
+            if put > got:
+                whom = "; nobody gets from it" if not got else ""
+                message = f"{_times(put - got, 'put')} more than gets on {name}: {put} put, {got} got{whom}"
+                notes = [f"they are left on the stream at the end; its depth is {decl.depth}"]
+                self.source.add("leak", message, place, *notes, subject=name)
+            else:
+                whom = "; nobody puts on it" if not put else ""
+                reader = self._task(next(iter(self.gets[stream])))
+                message = f"{_times(got - put, 'get')} more than puts on {name}: {put} put, {got} got{whom}"
+                self.source.add("starved", message, place, f"{reader} waits for ever", subject=name)
+        return wrong
+
+    # -- branches -----------------------------------------------------------------------------------------------------
+
+    def _joins(self) -> None:
+        seen: set[Node] = set()
+        for instance in self.region.instances:
+            todo = list(instance.body)
+            while todo:
+                node = todo.pop()
+                if node in seen or node.even:
+                    continue
+                seen.add(node)
+                if isinstance(node, Repeat):
+                    todo += node.body
+                elif isinstance(node, Choice):
+                    inner = [below for arm in node.arms for below in arm if not below.even]
+                    todo += inner
+                    if not inner:
+                        self._join(instance, node)
+
+    def _join(self, instance: Instance, node: Choice) -> None:
+        a, b = ({(s, put): n for s, put, n in total(arm)[0]} for arm in node.arms)
+        parts = []
+        for stream, put in sorted(a.keys() | b.keys()):
+            x, y = a.get((stream, put), 0), b.get((stream, put), 0)
+            if x != y:
+                parts.append(f"{'put' if put else 'get'} {self._name(stream)} {x} against {y}")
+        message = f"{instance.name}: the arms leave different tokens: {', '.join(parts[:6])}"
+        notes = ["puts and gets must not depend on data: move them out of the branch"]
+        if self._fine():
+            notes.append("every outcome of the data runs to its end; it is refused because the arms differ")
+        self.source.add("join", message, node.place, *notes, subject=instance.name)
+
+    def _fine(self) -> bool:
+        """Whether every outcome runs to its end and leaves nothing, as far as that can be tried."""
+        if any(f.code != "join" and not f.warning for f in self.source.findings):
+            return False
+        if any(f.code == "join" and f.place is not None and "how often" in f.message for f in self.source.findings):
+            return False
+        try:
+            outcome = self._outcome({})
+        except Unending:
+            return False
+        return not outcome.waits and not outcome.left
+
+    # -- waits --------------------------------------------------------------------------------------------------------
+
+    def _outcome(self, deeper: Mapping[int, int]) -> Outcome:
+        """Run all instances. deeper: depths of some streams other than declared."""
+        depths, packing = {}, {}
+        for stream in sorted(self.puts.keys() | self.gets.keys()):
+            decl = self.region.stream(stream)[0]
+            depths[stream], packing[stream] = deeper.get(stream, decl.depth), decl.packing
+        return Run([instance.body for instance in self.region.instances], depths, packing).outcome()
+
+    def _live(self) -> None:
+        try:
+            outcome = self._outcome({})
+            if outcome.waits:
+                self._stuck(outcome)
+        except Unending:
+            message = "the program is too large to be run before the run: it is not known whether it ends"
+            self.source.add("limit", message, None, "run.ROUNDS and run.STATES are the limits")
+
+    def _stuck(self, outcome: Outcome) -> None:
+        """Report a cycle of waits, and the least depth that breaks it."""
+        cycle = self._cycle(outcome.waits)
+        text = "; ".join(self._wait(wait) for wait in cycle[:8])
+        if len(cycle) > 8:
+            text += f"; ... ({len(cycle)} in all)"
+        notes = ["so it is for some outcomes of the data only"] if outcome.by_data else []
+        wait = next((w for w in cycle if w.op.put), cycle[0])
+        name = self._name(wait.op.stream)
+        endless = {s: max(1, sum(ends.values())) for s, ends in self.puts.items()}
+        if self._outcome(endless).waits:
+            self.source.add("deadlock", f"a cycle of waits: {text}", wait.op.place, *notes, subject=name)
+            return
+        notes += self._least(outcome.waits, endless)
+        self.source.add("depth", f"a cycle of waits: {text}", wait.op.place, *notes, subject=name)
+
+    def _wait(self, wait: Wait) -> str:
+        what = "put" if wait.op.put else "get"
+        return f"{self._task(wait.instance)} waits to {what} {self._name(wait.op.stream)} ({wait.used}/{wait.depth})"
+
+    def _cycle(self, waits: Sequence[Wait]) -> list[Wait]:
+        """Follow the waits from one instance to the next until one comes again."""
+        of = {wait.instance: wait for wait in waits}
+        path: list[int] = []
+        k = waits[0].instance
+        while k in of and k not in path:
+            path.append(k)
+            stream = of[k].op.stream
+            k = next(iter((self.gets if of[k].op.put else self.puts)[stream]))
+        return [of[i] for i in (path[path.index(k) :] if k in path else path)]
+
+    def _least(self, waits: Sequence[Wait], endless: Mapping[int, int]) -> list[str]:
+        """Say for each full stream the least depth, with the others as declared, with which every outcome ends."""
+        notes = []
+        full = [wait.op.stream for wait in waits if wait.op.put]
+        for stream in full[:8]:
+            decl, name = self.region.stream(stream)
+            low, high = decl.depth // decl.packing, -(-endless[stream] // decl.packing)
+            if self._outcome({stream: high * decl.packing}).waits:
+                continue
+            while high - low > 1:
+                middle = (low + high) // 2
+                if self._outcome({stream: middle * decl.packing}).waits:
+                    low = middle
+                else:
+                    high = middle
+            notes.append(f"depth {high * decl.packing} of {name} is the least with which it ends, others as declared")
+        return notes or [f"deeper streams together break it: {', '.join(self._name(s) for s in full[:8])}"]
+
+
+def _times(count: int, what: str) -> str:
+    return f"{count} {what}{'s' if count > 1 else ''}"
+
+
+def _last(node: Node, stream: int, put: bool) -> Op | None:
+    """The last operation of a stream in a tree."""
+    todo = [node]
+    while todo:
+        node = todo.pop()
+        if isinstance(node, Op) and (node.stream, node.put) == (stream, put):
+            return node
+        if isinstance(node, Repeat):
+            todo += node.body
+        elif isinstance(node, Choice):
+            todo += [below for arm in reversed(node.arms) for below in arm]
+    return None

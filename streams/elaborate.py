@@ -1,0 +1,466 @@
+"""Makes the operations of one task instance: static control is followed, branches on data keep both arms.
+
+A loop is unrolled where its index decides what happens. Otherwise its body is read until an iteration leaves the
+variables as it found them; all further ones are like it, however many there are.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Sequence
+from dataclasses import replace
+from enum import Enum
+from math import prod
+
+from .expressions import Context, Expressions, Future
+from .source import Refusal
+from .syntax import Grid, chain_length, deciding, meta_name, names_in, touches
+from .tree import Body, Instance, Node, TaskDecl
+from .values import Data, Static, Value, element_type, joined, type_of
+
+TRIPS = 1 << 40
+"""Limit of the iterations of one loop."""
+
+
+class Exit(Enum):
+    """How a block ends."""
+
+    NONE = 0
+    CONTINUE = 1
+    BREAK = 2
+    RETURN = 3
+
+
+class _EndsByData(Refusal):
+    """Data decides whether a loop goes on."""
+
+
+State = tuple[dict[str, Value], dict[int, Future]]
+
+
+class Elaborator(Expressions):
+    """Statements of an instance. deciding: variables that control or indices depend on; all others hold data."""
+
+    def __init__(self, context: Context, task: TaskDecl, name: str, tid: tuple[int, ...]) -> None:
+        super().__init__(context, name, tid)
+        self.task = task
+        self.deciding = deciding(task.body, context.streams.keys())
+        self._branches = 0
+        self._before = 0
+        self._loops = 0
+        self._loose = 0
+
+    def instance(self) -> Instance:
+        """Read the body of the task. Mistakes are added to the source."""
+        whole = True
+        try:
+            for argument in self.task.body.args.args:
+                note = argument.annotation
+                self.env[argument.arg] = Data(None if note is None else element_type(note, self.eval))
+            self.block(self.task.body.body)
+        except Refusal as r:
+            place = self.context.source.place(r.node) if r.node is not None else None
+            self.context.source.add(r.code, r.message, place, *r.notes, subject=self.name)
+            whole = False
+        except RecursionError:
+            self.context.source.add("limit", "expressions or blocks are nested too deeply", self.task.place)
+            whole = False
+        if whole:
+            self._unread(set(self.pending))
+        return Instance(self.name, self.task, self.tid, tuple(self.ops), whole)
+
+    # -- blocks ------------------------------------------------------------------------------------------------------
+
+    def block(self, statements: Sequence[ast.stmt], tail: Sequence[ast.stmt] = ()) -> Exit:
+        """Read statements up to the first that leaves the block. tail: what follows the block, up to the end of the
+        innermost loop around it, or of the task."""
+        k = 0
+        while k < len(statements):
+            statement = statements[k]
+            self.context.step(statement)
+            if isinstance(statement, ast.If):
+                how = self._if_statement(statement, [*statements[k + 1 :], *tail])
+            elif isinstance(statement, ast.With):
+                count = chain_length(statements, k)
+                how = self._meta(statements[k : k + count], [*statements[k + count :], *tail])
+                k += count - 1
+            else:
+                how = self._statement(statement)
+            if how is not Exit.NONE:
+                return how
+            k += 1
+        return Exit.NONE
+
+    def _statement(self, statement: ast.stmt) -> Exit:
+        match statement:
+            case ast.Expr(value=value):
+                self.eval(value)
+            case ast.Assign():
+                self._assign(statement.targets, statement.value)
+            case ast.AnnAssign():
+                stated = element_type(statement.annotation, self.eval)
+                given = Data() if statement.value is None else self.eval(statement.value)
+                futures = given.futures if isinstance(given, Data) else frozenset[int]()
+                self._bind(statement.target, Data(stated, futures))
+            case ast.AugAssign():
+                self._augmented(statement)
+            case ast.For():
+                return self._for(statement)
+            case ast.While():
+                return self._while(statement)
+            case ast.Pass():
+                pass
+            case ast.Continue():
+                return Exit.CONTINUE
+            case ast.Break():
+                return Exit.BREAK
+            case ast.Return():
+                if statement.value is not None:
+                    self.data(statement.value)
+                return Exit.RETURN
+            case ast.Assert():
+                self.data(statement.test)
+            case _:
+                name = type(statement).__name__
+                self.fail(statement, f"a task has no statement of this kind ({name})")
+        return Exit.NONE
+
+    def _assign(self, targets: list[ast.expr], source: ast.expr) -> None:
+        target = targets[0]
+        if (
+            len(targets) == 1
+            and isinstance(target, ast.Tuple)
+            and isinstance(source, ast.Tuple)
+            and len(target.elts) == len(source.elts)
+        ):
+            for name, value in zip(target.elts, [self.eval(part) for part in source.elts], strict=True):
+                self._bind(name, value)
+            return
+        value = self.eval(source)
+        for target in targets:
+            self._bind(target, value)
+
+    def _augmented(self, statement: ast.AugAssign) -> None:
+        if isinstance(statement.target, ast.Name):
+            left = ast.copy_location(ast.Name(statement.target.id, ast.Load()), statement.target)
+            both = ast.copy_location(ast.BinOp(left, statement.op, statement.value), statement)
+            self._bind(statement.target, self.eval(both))
+        else:
+            self.data(statement.value)
+            self._bind(statement.target, Data())
+
+    def _bind(self, target: ast.expr, value: Value) -> None:
+        if isinstance(target, ast.Name):
+            if target.id in self.context.streams:
+                self.fail(target, f"{target.id} is a stream; it cannot be assigned")
+            if isinstance(value, Static) and target.id not in self.deciding:
+                value = Data(type_of(value))
+            self.env[target.id] = value
+        elif isinstance(target, ast.Tuple | ast.List):
+            known = value.value if isinstance(value, Static) else None
+            if isinstance(known, tuple) and len(known) != len(target.elts):
+                self.fail(target, f"{len(target.elts)} names for {len(known)} values")
+            self.read(value)
+            for k, part in enumerate(target.elts):
+                self._bind(part, Static(known[k]) if isinstance(known, tuple) else Data())
+        elif isinstance(target, ast.Subscript):
+            if self._stream_of(target) is not None:
+                self.fail(target, "a stream cannot be assigned; use put")
+            self.data(target.value)
+            self.data(target.slice)
+            self.read(value)
+        elif isinstance(target, ast.Attribute):
+            self.data(target.value)
+            self.read(value)
+        else:
+            self.fail(target, "this cannot be assigned in a task")
+
+    # -- branches ----------------------------------------------------------------------------------------------------
+
+    def _save(self) -> State:
+        return dict(self.env), {number: replace(future) for number, future in self.pending.items()}
+
+    def _merge(self, a: State, b: State) -> None:
+        """Go on from two paths: a variable that differs is data; a future is used if both have used it."""
+        env: dict[str, Value] = {}
+        for name in a[0].keys() | b[0].keys():
+            x, y = a[0].get(name), b[0].get(name)
+            if x is None or y is None:
+                env[name] = x or y or Data()
+            elif x == y:
+                env[name] = x
+            else:
+                futures = frozenset(f for v in (x, y) if isinstance(v, Data) for f in v.futures)
+                env[name] = Data(joined(type_of(x), type_of(y)), futures)
+        pending: dict[int, Future] = {}
+        born = self._before
+        for number in a[1].keys() | b[1].keys():
+            x_future, y_future = a[1].get(number), b[1].get(number)
+            future = x_future or y_future
+            assert future is not None
+            some = number <= born and (x_future is None or y_future is None)
+            used = max(f.used for f in (x_future, y_future) if f is not None)
+            pending[number] = replace(future, used=1 if some or used else 0)
+        self.env, self.pending = env, pending
+
+    def _if_statement(self, node: ast.If, rest: Sequence[ast.stmt]) -> Exit:
+        """Read a branch. rest: what follows it up to the end of the loop. Where data decides whether that is run, each
+        arm takes its own copy of it."""
+        test = self.data(node.test)
+        if isinstance(test, Static):
+            return self.block(node.body if test.value else node.orelse, rest)
+        how, bodies, states, start = self._arms([node.body, node.orelse], rest)
+        if how[0] is not how[1]:
+            self.env, self.pending = start
+            how, bodies, states, start = self._arms([[*node.body, *rest], [*node.orelse, *rest]], ())
+            at_end = {Exit.NONE, Exit.CONTINUE} if self._loops else set(Exit)
+            if how[0] is not how[1] and not {*how} <= at_end:
+                if Exit.RETURN in how or not self._loose:
+                    raise _EndsByData("join", f"{self.name}: data decides whether the loop ends here", node)
+            elif how[0] is not how[1] or how[0] is Exit.NONE:
+                how = [Exit.CONTINUE, Exit.CONTINUE]
+        self.ops += self.context.nodes.choice(bodies, self.context.source.place(node.test))
+        self._merge(*states)
+        return how[0] if how[0] is how[1] else Exit.NONE
+
+    def _arms(
+        self, arms: list[list[ast.stmt]], tail: Sequence[ast.stmt]
+    ) -> tuple[list[Exit], list[Body], tuple[State, State], State]:
+        outer, start, born = self.ops, self._save(), self._futures
+        how, bodies, states = list[Exit](), list[Body](), list[State]()
+        self._branches += 1
+        for arm in arms:
+            self.env, self.pending = dict(start[0]), {n: replace(f) for n, f in start[1].items()}
+            self.ops = []
+            how.append(self.block(arm, tail))
+            bodies.append(tuple(self.ops))
+            states.append((self.env, self.pending))
+        self._branches -= 1
+        self.ops, self._before = outer, born
+        return how, bodies, (states[0], states[1]), start
+
+    def _meta(self, chain: Sequence[ast.stmt], rest: Sequence[ast.stmt]) -> Exit:
+        """`with meta_if`, then any number of meta_elif and at most one meta_else; or one `with meta_for`."""
+        for statement in chain:
+            assert isinstance(statement, ast.With)
+            name, call = meta_name(statement)
+            if name is None or call is None:
+                self.fail(statement, "a task has `with` for meta_if, meta_elif, meta_else and meta_for only")
+            if name == "meta_for":
+                target = statement.items[0].optional_vars
+                return self._counted(statement, target, call, statement.body)
+            if name != "meta_if" and statement is chain[0]:
+                self.fail(statement, f"{name} without meta_if directly before it")
+            if len(call.args) != (name != "meta_else"):
+                self.fail(call, f"{name} takes {'no' if name == 'meta_else' else 'one'} condition")
+            if name == "meta_else":
+                return self.block(statement.body, rest)
+            test = self.data(call.args[0])
+            if isinstance(test, Data):
+                raise Refusal("meta", f"the condition of {name} is not known before the run", call.args[0])
+            if test.value:
+                return self.block(statement.body, rest)
+        return Exit.NONE
+
+    # -- loops -------------------------------------------------------------------------------------------------------
+
+    def _for(self, node: ast.For) -> Exit:
+        if node.orelse:
+            self.fail(node.orelse[0], "a loop with else is not supported")
+        call = node.iter
+        if isinstance(call, ast.Call) and isinstance(call.func, ast.Name):
+            return self._counted(node, node.target, call, node.body)
+        values = self.data(call)
+        if isinstance(values, Static) and isinstance(values.value, tuple):
+            return self._static(node, node.target, [Static(v) for v in values.value], node.body)
+        return self._by_data(node, node.target, node.body)
+
+    def _counted(self, node: ast.stmt, target: ast.expr | None, call: ast.Call, body: list[ast.stmt]) -> Exit:
+        name = call.func.id if isinstance(call.func, ast.Name) else ""
+        if name not in ("range", "grid", "meta_for"):
+            self.data(call)
+            return self._by_data(node, target, body)
+        bounds = [self.data(argument) for argument in call.args]
+        if not bounds or call.keywords or (name != "grid" and len(bounds) > 3):
+            self.fail(call, f"{name} takes sizes")
+        known = [bound.value for bound in bounds if isinstance(bound, Static)]
+        if len(known) < len(bounds):
+            if name == "meta_for":
+                raise Refusal("meta", "the bounds of meta_for are not known before the run", call)
+            return self._by_data(node, target, body)
+        if not all(isinstance(bound, int) for bound in known) or (name != "grid" and len(known) == 3 and not known[2]):
+            self.fail(call, f"{name} takes integers, and a step other than 0")
+        count = prod(max(0, bound) for bound in known) if name == "grid" else (max(map(abs, known)) + 1)
+        if count > TRIPS:
+            raise Refusal("limit", f"a loop of more than {TRIPS} iterations", call)
+        if name != "grid":
+            return self._static(node, target, range(*known), body)
+        if len(known) == 1:
+            return self._static(node, target, range(known[0]), body)
+        return self._static(node, target, Grid(known, count), body)
+
+    def _static(
+        self, node: ast.stmt, target: ast.expr | None, values: range | Grid | list[Static], body: list[ast.stmt]
+    ) -> Exit:
+        """A loop with known trips."""
+        outer, start = self.ops, self._save()
+        self._loops += 1
+        try:
+            return self._trips(node, target, values, body)
+        except _EndsByData:
+            if touches(body):
+                raise
+            self.ops, (self.env, self.pending) = outer, start
+        finally:
+            self._loops -= 1
+        return self._by_data(node, target, body)
+
+    def _trips(
+        self, node: ast.stmt, target: ast.expr | None, values: range | Grid | list[Static], body: list[ast.stmt]
+    ) -> Exit:
+        names = names_in(target) if target is not None else set[str]()
+        count = len(values)
+        unrolled = bool(names & self.deciding)
+        outer, iterations = self.ops, list[tuple[int, Body]]()
+        before = self._key()
+        how = Exit.NONE
+        for k, value in enumerate(values):
+            self.context.step(node)
+            if target is not None:
+                self._bind(target, value if isinstance(value, Static) else Static(value))
+            self.ops = []
+            how = self.block(body)
+            times = 1
+            self._prune()
+            if not unrolled and how in (Exit.NONE, Exit.CONTINUE):
+                after = self._key()
+                if after == before:
+                    times = count - k
+                before = after
+            iterations.append((times, tuple(self.ops)))
+            if times > 1 or how in (Exit.BREAK, Exit.RETURN):
+                break
+        self.ops = [*outer, *self.context.nodes.loop(iterations)]
+        return how if how is Exit.RETURN else Exit.NONE
+
+    def _while(self, node: ast.While) -> Exit:
+        if node.orelse:
+            self.fail(node.orelse[0], "a loop with else is not supported")
+        outer, start = self.ops, self._save()
+        self._loops += 1
+        try:
+            return self._rounds(node)
+        except _EndsByData:
+            if touches([node]):
+                raise
+            self.ops, (self.env, self.pending) = outer, start
+        finally:
+            self._loops -= 1
+        return self._by_data(node, None, [ast.copy_location(ast.Expr(node.test), node.test), *node.body])
+
+    def _rounds(self, node: ast.While) -> Exit:
+        outer, iterations = self.ops, list[tuple[int, Body]]()
+        before: object = None
+        how = Exit.NONE
+        while True:
+            self.context.step(node)
+            self.ops = []
+            test = self.data(node.test)
+            if isinstance(test, Data):
+                head = self.ops
+                self.ops = [*outer, *self.context.nodes.loop(iterations)]
+                again = ast.copy_location(ast.Expr(node.test), node.test)
+                return self._by_data(node, None, [*node.body, again], head)
+            if not test.value:
+                break
+            how = self.block(node.body)
+            iterations.append((1, tuple(self.ops)))
+            self._prune()
+            if how in (Exit.BREAK, Exit.RETURN):
+                break
+            after = self._key()
+            if after == before:
+                raise Refusal("limit", "this loop never ends", node)
+            before = after
+        self.ops = [*outer, *self.context.nodes.loop(iterations)]
+        return how if how is Exit.RETURN else Exit.NONE
+
+    def _by_data(
+        self, node: ast.stmt, target: ast.expr | None, body: list[ast.stmt], head: Sequence[Node] = ()
+    ) -> Exit:
+        """A loop whose end depends on data: any number of iterations, so its body must leave every stream as it is.
+        head: the operations of its first test."""
+        outer = [*self.ops, *head]
+        self._branches += 1
+        self._loops += 1
+        self._loose += 1
+        for _ in range(len(self.env) + 3):
+            start, born = self._save(), self._futures
+            key = self._key()
+            self.ops = []
+            if target is not None:
+                self._bind(target, Data())
+            self.block(body)
+            touched = sorted({self._stream_name(s) for n in self.ops for s, _, _ in n.needs})
+            if touched:
+                self.context.source.add(
+                    "join",
+                    f"{self.name}: data decides how often this loop runs, and so how many tokens {', '.join(touched)} "
+                    f"{'get' if len(touched) > 1 else 'gets'}",
+                    self.context.source.place(node),
+                    "tokens are counted before the run; the loop is refused even if both ends agree",
+                    subject=self.name,
+                )
+            self._before = born
+            self._merge(start, self._save())
+            if touched or self._key() == key:
+                break
+        self._branches -= 1
+        self._loops -= 1
+        self._loose -= 1
+        self.ops = outer
+        return Exit.NONE
+
+    def _stream_name(self, number: int) -> str:
+        decl = next(d for d in self.context.streams.values() if d.first <= number < d.first + d.size)
+        return decl.element(number - decl.first)
+
+    # -- what an iteration leaves ------------------------------------------------------------------------------------
+
+    def _key(self) -> object:
+        """The variables, with futures numbered as they appear: equal keys mean that nothing differs from here on."""
+        numbers: dict[int, int] = {}
+        out: list[object] = []
+        for name in sorted(self.env):
+            value = self.env[name]
+            if isinstance(value, Static):
+                out.append((name, type(value.value).__name__, value.value))
+                continue
+            futures = [f for f in sorted(value.futures) if f in self.pending or f in self.awaited]
+            renamed = [
+                (
+                    numbers.setdefault(f, len(numbers)),
+                    f in self.awaited,
+                    self.pending[f].used if f in self.pending else 2,
+                )
+                for f in futures
+            ]
+            out.append((name, value.type, tuple(renamed)))
+        return tuple(out)
+
+    def _prune(self) -> None:
+        """Report futures that no variable holds any more. Inside an arm, the other arm may still hold them."""
+        if self._branches == 0 and self.pending:
+            held = {f for v in self.env.values() if isinstance(v, Data) for f in v.futures}
+            self._unread(self.pending.keys() - held)
+
+    def _unread(self, numbers: set[int]) -> None:
+        source = self.context.source
+        for number in sorted(numbers):
+            future = self.pending.pop(number)
+            if future.used:
+                message = f"{self.name} reads what it gets from {future.stream} on some paths only"
+                source.add("unread", message, future.place, warning=True, subject=self.name)
+            else:
+                message = f"{self.name} never reads what it gets from {future.stream}"
+                source.add("unread", message, future.place, "drop(...) says that it is meant", subject=self.name)

@@ -1,0 +1,349 @@
+"""Evaluates expressions of one task instance, and records its puts and gets in order."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from difflib import get_close_matches
+from typing import NoReturn
+
+from .language import BITS
+from .source import Place, Refusal, Source
+from .tree import Body, ElementType, Node, Nodes, StreamDecl, TaskDecl
+from .values import (
+    BOOLEAN,
+    ELEMENTS,
+    FUNCTIONS,
+    INT,
+    OPERATORS,
+    UNARY,
+    Data,
+    Static,
+    Value,
+    accepts,
+    compute,
+    element_type,
+    joined,
+    positive,
+    type_of,
+)
+
+STEPS = 2_000_000
+"""Limit of expressions and statements that are read in one file, loops unrolled where their index decides."""
+
+
+@dataclass
+class Context:
+    """What all instances of a file share. functions: names of other functions, and whether each mentions a stream.
+    names: of imported modules."""
+
+    source: Source
+    streams: Mapping[str, StreamDecl]
+    constants: Mapping[str, Value]
+    tasks: Mapping[str, TaskDecl]
+    functions: Mapping[str, bool]
+    nodes: Nodes = field(default_factory=Nodes)
+    steps: int = 0
+
+    def step(self, node: ast.AST) -> None:
+        """Count a step. Raises `Refusal` beyond `STEPS`."""
+        self.steps += 1
+        if self.steps > STEPS:
+            raise Refusal("limit", f"reading this file takes more than {STEPS} steps", node)
+
+
+@dataclass
+class Future:
+    """A get. used: by none, by some, or by all of the paths so far (0, 1, 2)."""
+
+    place: Place
+    stream: str
+    used: int = 0
+
+
+class Expressions:
+    """Expressions of an instance. env: its variables. pending: futures that nothing has read on every path."""
+
+    def __init__(self, context: Context, name: str, tid: tuple[int, ...]) -> None:
+        self.context, self.name, self.tid = context, name, tid
+        self.env: dict[str, Value] = {}
+        self.ops: list[Node] = []
+        self.pending: dict[int, Future] = {}
+        self.awaited: set[int] = set()
+        self._futures = 0
+
+    # -- variables and futures ---------------------------------------------------------------------------------------
+
+    def read(self, value: Value) -> None:
+        """Take the tokens of a value: its futures are used on this path."""
+        if isinstance(value, Data):
+            for number in value.futures:
+                self.pending.pop(number, None)
+
+    def data(self, node: ast.expr) -> Value:
+        """Evaluate an expression and read it."""
+        value = self.eval(node)
+        self.read(value)
+        return value
+
+    def fail(self, node: ast.AST, what: str, *notes: str) -> NoReturn:
+        raise Refusal("unsupported", what, node, *notes)
+
+    # -- expressions -------------------------------------------------------------------------------------------------
+
+    def eval(self, node: ast.expr) -> Value:
+        """Evaluate an expression. Raises `Refusal`."""
+        self.context.step(node)
+        match node:
+            case ast.Constant():
+                literal = node.value
+                return Static(literal) if isinstance(literal, bool | int | float | str) else Data()
+            case ast.Name():
+                return self._name(node)
+            case ast.Call():
+                return self._call(node)
+            case ast.BinOp():
+                return self._binary(node)
+            case ast.UnaryOp():
+                value = self.data(node.operand)
+                if isinstance(value, Static):
+                    return compute(UNARY[type(node.op)], [value.value], node)
+                return Data(BOOLEAN if isinstance(node.op, ast.Not) else type_of(value))
+            case ast.Compare():
+                return self._compare(node)
+            case ast.BoolOp():
+                return self._boolean(node)
+            case ast.IfExp():
+                return self._if(node)
+            case ast.Tuple() | ast.Set() | ast.List():
+                return self._collection(node)
+            case ast.Subscript():
+                return self._subscript(node)
+            case ast.Attribute():
+                self.data(node.value)
+                return Data()
+            case ast.Await():
+                value = self.eval(node.value)
+                self._await(value, node)
+                return value
+            case _:
+                return self._opaque(node)
+
+    def _name(self, node: ast.Name) -> Value:
+        if node.id in self.env:
+            return self.env[node.id]
+        if node.id in self.context.constants:
+            return self.context.constants[node.id]
+        if node.id in self.context.streams:
+            self.fail(node, f"{node.id} is a stream: a task uses it by put and get only")
+        if node.id in BITS:
+            return Static(node.id)
+        known = [*self.env, *self.context.constants, *self.context.streams]
+        close = get_close_matches(node.id, known, n=1, cutoff=0.7)
+        self.fail(node, f"the name {node.id} is not known here", *(f"did you mean {name}?" for name in close))
+
+    def _await(self, value: Value, node: ast.AST) -> None:
+        futures = value.futures if isinstance(value, Data) else frozenset[int]()
+        self.read(value)
+        if futures & self.awaited:
+            place = self.context.source.place(node)
+            self.context.source.add("future", f"{self.name} awaits a value twice", place, subject=self.name)
+        self.awaited |= futures
+
+    def _binary(self, node: ast.BinOp) -> Value:
+        a, b = self.data(node.left), self.data(node.right)
+        if isinstance(a, Static) and isinstance(b, Static) and type(node.op) in OPERATORS:
+            return compute(OPERATORS[type(node.op)], [a.value, b.value], node)
+        return Data(None if isinstance(node.op, ast.MatMult) else joined(type_of(a), type_of(b)))
+
+    def _compare(self, node: ast.Compare) -> Value:
+        values = [self.data(part) for part in (node.left, *node.comparators)]
+        if not all(isinstance(value, Static) for value in values):
+            return Data(BOOLEAN)
+        known = [value.value for value in values if isinstance(value, Static)]
+        results = [compute(OPERATORS[type(op)], [known[k], known[k + 1]], node).value for k, op in enumerate(node.ops)]
+        return Static(all(results))
+
+    def _boolean(self, node: ast.BoolOp) -> Value:
+        """`and`, `or`: a static operand may decide; otherwise the others are evaluated on some paths only."""
+        decides = isinstance(node.op, ast.Or)
+        unknown: list[Value] = []
+        for operand in node.values:
+            before = len(self.ops)
+            value = self.data(operand)
+            if unknown and len(self.ops) > before:
+                self.fail(operand, "a put or a get behind `and` or `or`; write it before the expression")
+            if isinstance(value, Data):
+                unknown.append(value)
+            elif bool(value.value) == decides:
+                return value
+        return Data(BOOLEAN) if unknown else Static(not decides)
+
+    def _if(self, node: ast.IfExp) -> Value:
+        test = self.data(node.test)
+        if isinstance(test, Static):
+            return self.eval(node.body if test.value else node.orelse)
+        outer, arms, values = self.ops, list[Body](), list[Value]()
+        for part in (node.body, node.orelse):
+            self.ops = []
+            values.append(self.data(part))
+            arms.append(tuple(self.ops))
+        self.ops = [*outer, *self.context.nodes.choice(arms, self.context.source.place(node.test))]
+        return Data(joined(type_of(values[0]), type_of(values[1])))
+
+    def _collection(self, node: ast.Tuple | ast.Set | ast.List) -> Value:
+        values = [self.data(part) for part in node.elts]
+        if len(values) > ELEMENTS:
+            raise Refusal("limit", f"more than {ELEMENTS} elements", node)
+        known = [value.value for value in values if isinstance(value, Static)]
+        return Static(tuple(known)) if len(known) == len(values) else Data()
+
+    def _subscript(self, node: ast.Subscript) -> Value:
+        base, index = self.data(node.value), self.data(node.slice)
+        if isinstance(base, Static) and isinstance(base.value, tuple) and isinstance(index, Static):
+            return compute(lambda a, b: a[b], [base.value, index.value], node)
+        shape = base.type.shape if isinstance(base, Data) and base.type else ()
+        parts = node.slice.elts if isinstance(node.slice, ast.Tuple) else [node.slice]
+        if shape and len(parts) == len(shape) and not any(isinstance(part, ast.Slice) for part in parts):
+            assert isinstance(base, Data)
+            assert base.type is not None
+            return Data(ElementType(base.type.dtype))
+        return Data()
+
+    def _opaque(self, node: ast.expr) -> Value:
+        """An expression without rules here: it reads every variable that it names, and must not touch a stream."""
+        for part in ast.walk(node):
+            self.context.step(part)
+            if isinstance(part, ast.Name):
+                if part.id in self.context.streams:
+                    self.fail(node, f"a stream in {_kind(node)}; write a loop with put and get")
+                if part.id in self.env:
+                    self.read(self.env[part.id])
+            elif isinstance(part, ast.Yield | ast.YieldFrom | ast.NamedExpr):
+                self.fail(part, f"{_kind(part)} is not supported in a task")
+        return Data()
+
+    # -- calls -------------------------------------------------------------------------------------------------------
+
+    def _call(self, node: ast.Call) -> Value:
+        if isinstance(node.func, ast.Attribute):
+            stream = self._stream_of(node.func.value)
+            if stream is not None:
+                return self._end(node, node.func.attr, stream, node.func.value)
+            if not (isinstance(node.func.value, ast.Name) and node.func.value.id not in self.env):
+                self.data(node.func.value)
+            return self._arguments(node)
+        if not isinstance(node.func, ast.Name):
+            self.data(node.func)
+            return self._arguments(node)
+        name = node.func.id
+        if name in self.context.tasks:
+            self.fail(node, f"{name} is a task; tasks do not call tasks")
+        if self.context.functions.get(name):
+            self.fail(node, f"{name} uses streams; only tasks may")
+        if name in self.context.functions:
+            return self._arguments(node)
+        if name == "get_tid":
+            return Static(self.tid[0] if len(self.tid) == 1 else self.tid)
+        if name == "data":
+            return Data(BOOLEAN)
+        if name == "tile":
+            return self._tile(node)
+        if name in ("range", "grid") or name.startswith("meta_"):
+            self.fail(node, f"{name} stands in a for or with statement only")
+        if name in BITS:
+            self._arguments(node)
+            return Data(ElementType(name))
+        if name in FUNCTIONS and not node.keywords:
+            values = [self.data(argument) for argument in node.args]
+            known = [value.value for value in values if isinstance(value, Static)]
+            if len(known) == len(values):
+                return compute(FUNCTIONS[name], known, node)
+            return Data(INT if name in ("int", "len") else None)
+        return self._arguments(node)
+
+    def _arguments(self, node: ast.Call) -> Value:
+        """Read all arguments of an opaque call; its result is data."""
+        for argument in node.args:
+            self.data(argument.value if isinstance(argument, ast.Starred) else argument)
+        for keyword in node.keywords:
+            self.data(keyword.value)
+        return Data()
+
+    def _tile(self, node: ast.Call) -> Value:
+        if not node.args or node.keywords:
+            self.fail(node, "tile takes an element type and sizes: tile(f32, 4, 4)")
+        base = element_type(node.args[0], self.eval)
+        return Data(ElementType(base.dtype, base.shape + tuple(positive(a, self.eval) for a in node.args[1:])))
+
+    def _stream_of(self, node: ast.expr) -> StreamDecl | None:
+        base = node.value if isinstance(node, ast.Subscript) else node
+        if not isinstance(base, ast.Name) or base.id in self.env:
+            return None
+        return self.context.streams.get(base.id)
+
+    def _end(self, node: ast.Call, method: str, stream: StreamDecl, base: ast.expr) -> Value:
+        """A put or a get."""
+        wanted = {"put": 1, "get": 0}.get(method)
+        if wanted is None:
+            self.fail(node, f"streams have put and get, not {method}")
+        if len(node.args) != wanted or node.keywords or any(isinstance(a, ast.Starred) for a in node.args):
+            self.fail(node, "put takes one value" if wanted else "get takes no arguments")
+        value = self.data(node.args[0]) if wanted else None
+        number = self._index(stream, base)
+        place = self.context.source.place(node)
+        if value is not None and not accepts(stream.type, type_of(value)):
+            self.context.source.add(
+                "type",
+                f"{self.name} puts {type_of(value)} on {stream.name}: Stream[{stream.type}]",
+                place,
+                subject=self.name,
+            )
+        if number is None:
+            return Data(stream.type)
+        self.ops.append(self.context.nodes.op(number, bool(wanted), place))
+        if wanted:
+            return Data()
+        self._futures += 1
+        self.pending[self._futures] = Future(place, stream.element(number - stream.first))
+        return Data(stream.type, frozenset((self._futures,)))
+
+    def _index(self, stream: StreamDecl, base: ast.expr) -> int | None:
+        """Return the number of a stream, or None after a finding: its index is wrong."""
+        parts = list(_parts(base))
+        if len(parts) != len(stream.shape):
+            shape = f"[{', '.join(map(str, stream.shape))}]" if stream.shape else "a single stream"
+            self._bad_index(base, f"{len(parts)} indices of {stream.name}, which is {shape}")
+            return None
+        number = 0
+        index: list[int] = []
+        for part, size in zip(parts, stream.shape, strict=True):
+            value = self.data(part)
+            if not isinstance(value, Static) or not isinstance(value.value, int):
+                self._bad_index(
+                    part, f"the index {ast.unparse(part)[:40]} of {stream.name} is not known before the run"
+                )
+                return None
+            index.append(value.value)
+            number = number * size + value.value
+        if any(not 0 <= i < size for i, size in zip(index, stream.shape, strict=True)):
+            at, shape = ",".join(map(str, index)), ",".join(map(str, stream.shape))
+            self._bad_index(base, f"{stream.name}[{at}] is outside {stream.name}[{shape}]")
+            return None
+        return stream.first + number
+
+    def _bad_index(self, node: ast.AST, message: str) -> None:
+        source = self.context.source
+        source.add("index", message, source.place(node), f"in the instance {self.name}", subject=self.name)
+
+
+def _parts(base: ast.expr) -> Iterator[ast.expr]:
+    if isinstance(base, ast.Subscript):
+        yield from base.slice.elts if isinstance(base.slice, ast.Tuple) else [base.slice]
+
+
+def _kind(node: ast.AST) -> str:
+    """What a node is, in words: ListComp -> a list comp."""
+    name = "".join(f" {c.lower()}" if c.isupper() else c for c in type(node).__name__).strip()
+    return f"{'an' if name[0] in 'aeiou' else 'a'} {name}"

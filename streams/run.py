@@ -1,0 +1,235 @@
+"""Runs all task instances together, without data and time: who can end, and who waits for whom for ever.
+
+A put waits while its stream is full, a get while it is empty. With one writer and one reader for each stream the order
+in which instances move does not change the outcome, so one order is run. Loops are not walked token by token: whole
+iterations are taken at once where tokens and room suffice, and when all instances have come back to where they were,
+but for the counters of their loops, that period is repeated as often as the counters allow.
+
+A branch on data is taken as a whole where all its tokens are there: its arms have equal counts. Only where it cannot
+be, and nothing else moves, is each arm tried.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from .tree import Body, Choice, Needs, Node, Op, Repeat, total
+
+ROUNDS = 200_000
+"""Limit of rounds of one check, each of which moves every instance that can."""
+
+STATES = 20_000
+"""Limit of states at which a branch on data stands and each of its arms is tried."""
+
+REMEMBERED = 4096
+"""How many states are remembered in the search for a period."""
+
+
+class Unending(Exception):
+    """A run exceeds `ROUNDS` or `STATES`."""
+
+
+@dataclass(frozen=True)
+class Wait:
+    """An instance that waits for ever at `op` on a stream with `used` tokens of `depth`."""
+
+    instance: int
+    op: Op
+    used: int
+    depth: int
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How a run ends. waits: empty if all instances end. left: tokens left on streams at the end. by_data: a branch on
+    data was taken in one arm before, so that other runs may end otherwise."""
+
+    waits: tuple[Wait, ...]
+    left: Mapping[int, int]
+    by_data: bool
+
+
+class _Frame:
+    """A place in a body. index: of the next node. left: iterations left, this one included."""
+
+    __slots__ = ("body", "index", "left")
+
+    def __init__(self, body: Body, index: int = 0, left: int = 1) -> None:
+        self.body, self.index, self.left = body, index, left
+
+
+class _State:
+    """Places of all instances and tokens on all streams. partial: elements put that fill no transfer yet."""
+
+    def __init__(self, stacks: list[list[_Frame]], fill: dict[int, int], partial: dict[int, int]) -> None:
+        self.stacks, self.fill, self.partial = stacks, fill, partial
+
+    def copy(self) -> _State:
+        stacks = [[_Frame(f.body, f.index, f.left) for f in stack] for stack in self.stacks]
+        return _State(stacks, dict(self.fill), dict(self.partial))
+
+    def key(self, free: int | None) -> object:
+        """What decides how the run goes on. free: the depth of the loop in each instance (1 the outermost, -1 the
+        innermost) whose counter is left out; None for none."""
+        places: list[object] = []
+        for stack in self.stacks:
+            at = -1 if free is None or len(stack) < 2 else free % len(stack)
+            places.append(tuple((id(f.body), f.index, 0 if k == at else f.left) for k, f in enumerate(stack)))
+        return tuple(places), tuple(self.fill.values()), tuple(self.partial.values())
+
+
+class Run:
+    """A run of bodies. depths: of every stream that has ends, in elements. packing: elements of a transfer of those
+    streams that move more than one; the reader sees a transfer once it is full."""
+
+    def __init__(self, bodies: Sequence[Body], depths: Mapping[int, int], packing: Mapping[int, int]) -> None:
+        self.bodies = bodies
+        self.depths = dict(depths)
+        self.packing = {s: p for s, p in packing.items() if p > 1}
+        self.rounds = 0
+        self._ends: dict[int, list[int]] = {s: [] for s in depths}
+        for k, body in enumerate(bodies):
+            for s in {s for node in body for s, _, _ in node.needs}:
+                self._ends[s].append(k)
+
+    def outcome(self) -> Outcome:
+        """Run; return the first bad outcome, or a good one if there is none. Raises `Unending`."""
+        stacks = [[_Frame(body)] if body else [] for body in self.bodies]
+        todo = [_State(stacks, dict.fromkeys(self.depths, 0), dict.fromkeys(self.packing, 0))]
+        seen: set[object] = set()
+        while todo:
+            state = todo.pop()
+            self._advance(state)
+            branches = (k for k, stack in enumerate(state.stacks) if stack and isinstance(_next(stack), Choice))
+            k = next(branches, None)
+            if k is None:
+                left = {s: n for s, n in state.fill.items() if n}
+                waits = self._waits(state)
+                if waits or left:
+                    return Outcome(waits, left, bool(seen))
+                continue
+            key = state.key(None)
+            if key in seen:
+                continue
+            seen.add(key)
+            if len(seen) > STATES:
+                raise Unending
+            branch = _next(state.stacks[k])
+            assert isinstance(branch, Choice)
+            for arm in reversed(branch.arms):
+                other = state.copy()
+                stack = other.stacks[k]
+                stack[-1].index += 1
+                if arm:
+                    stack.append(_Frame(arm))
+                else:
+                    self._settle(other, stack, set())
+                todo.append(other)
+        return Outcome((), {}, bool(seen))
+
+    # -- moving -------------------------------------------------------------------------------------------------------
+
+    def _advance(self, state: _State) -> None:
+        """Move every instance as far as it goes."""
+        moved = set(range(len(state.stacks)))
+        memory: tuple[dict[object, list[int]], dict[object, list[int]]] = {}, {}
+        while moved:
+            self.rounds += 1
+            if self.rounds > ROUNDS:
+                raise Unending
+            now, moved = sorted(moved), set[int]()
+            for k in now:
+                if state.stacks[k]:
+                    for s in self._move(state, state.stacks[k]):
+                        moved.update(self._ends[s])
+            if moved and self.rounds > 2:
+                _skip(state, memory[0], -1)
+                _skip(state, memory[1], 1)
+
+    def _room(self, state: _State, needs: Needs, most: int) -> int:
+        """How many times tokens and room suffice for `needs` now, at most `most`."""
+        for s, put, n in needs:
+            free = self.depths[s] - state.fill[s] if put else state.fill[s] - state.partial.get(s, 0)
+            if free < n:
+                return 0
+            most = min(most, free // n)
+        return most
+
+    def _take(self, state: _State, needs: Needs, times: int, touched: set[int]) -> None:
+        for s, put, n in needs:
+            state.fill[s] += n * times if put else -n * times
+            if put and s in state.partial:
+                state.partial[s] = (state.partial[s] + n * times) % self.packing[s]
+            touched.add(s)
+
+    def _move(self, state: _State, stack: list[_Frame]) -> set[int]:
+        """Move one instance until it waits or ends; return the streams whose tokens it has changed."""
+        touched: set[int] = set()
+        while stack:
+            frame = stack[-1]
+            node = frame.body[frame.index]
+            if isinstance(node, Repeat):
+                times = self._room(state, node.once, node.times) if node.even else 0
+                if times:
+                    self._take(state, node.once, times, touched)
+                frame.index += 1
+                if times < node.times:
+                    stack.append(_Frame(node.body, 0, node.times - times))
+                    continue
+            elif node.even and self._room(state, node.needs, 1):
+                self._take(state, node.needs, 1, touched)
+                frame.index += 1
+            else:
+                break
+            self._settle(state, stack, touched)
+        return touched
+
+    def _settle(self, state: _State, stack: list[_Frame], touched: set[int]) -> None:
+        """At the end of a body begin the next iteration, after as many whole ones as can be taken at once; leave loops
+        that have ended."""
+        while stack and stack[-1].index == len(stack[-1].body):
+            frame = stack[-1]
+            frame.left -= 1
+            frame.index = 0
+            if frame.left > 1 or (frame.left and len(stack) > 1):
+                needs, even = total(frame.body)
+                times = self._room(state, needs, frame.left) if even else 0
+                if times:
+                    self._take(state, needs, times, touched)
+                    frame.left -= times
+            if frame.left:
+                return
+            stack.pop()
+
+    def _waits(self, state: _State) -> tuple[Wait, ...]:
+        waits = []
+        for k, stack in enumerate(state.stacks):
+            if stack:
+                op = _next(stack)
+                assert isinstance(op, Op)
+                waits.append(Wait(k, op, state.fill[op.stream], self.depths[op.stream]))
+        return tuple(waits)
+
+
+def _next(stack: list[_Frame]) -> Node:
+    return stack[-1].body[stack[-1].index]
+
+
+def _skip(state: _State, memory: dict[object, list[int]], free: int) -> None:
+    """If all instances are where they were before, but for the counters of the loops at depth `free`, repeat what has
+    happened since as often as all counters allow."""
+    loops = [stack[free % len(stack)] if len(stack) > 1 else None for stack in state.stacks]
+    key = state.key(free)
+    now = [0 if loop is None else loop.left for loop in loops]
+    before = memory.get(key)
+    if before is None:
+        if len(memory) >= REMEMBERED:
+            memory.clear()
+        memory[key] = now
+        return
+    steps = [b - n for b, n in zip(before, now, strict=True)]
+    times = min(((n - 1) // step for n, step in zip(now, steps, strict=True) if step > 0), default=0)
+    for loop, step in zip(loops, steps, strict=True):
+        if loop is not None and times > 0:
+            loop.left -= times * step

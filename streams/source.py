@@ -1,0 +1,112 @@
+"""Findings about a stream program, each with a code, a place in the user's file, and a caret below it."""
+
+from __future__ import annotations
+
+import ast
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+WIDEST = 200
+"""Limit of characters that a finding shows of its line."""
+
+CODES = {
+    "syntax": "the file is not Python",
+    "unsupported": "a statement or an expression that the language does not have",
+    "limit": "the program is larger than a named limit of the check",
+    "p2p": "a stream has two writers, two readers, or both ends in one task instance",
+    "type": "a value has another element type or shape than the stream",
+    "pack": "elements fill no whole number of transfers",
+    "depth0": "a declared depth is below 1",
+    "index": "an index is outside the array of streams, or is not known before the run",
+    "meta": "a condition of meta_if is not known before the run",
+    "join": "the arms of a branch, or the iterations of a loop that ends by data, leave different tokens",
+    "starved": "more gets than puts: the other end has ended or is missing",
+    "leak": "more puts than gets: tokens are left at the end",
+    "deadlock": "a cycle of waits at any depth",
+    "depth": "a cycle of waits that a deeper stream breaks",
+    "future": "a future is awaited twice",
+    "unread": "a value that is taken from a stream is never read",
+    "unused": "a stream has no ends",
+}
+"""Codes, in the order of causes: if several apply, the first one names the cause."""
+
+ORDER = {code: rank for rank, code in enumerate(CODES)}
+
+
+class Place(NamedTuple):
+    """A part of one line of the file. line: counted from 1. column, end: in characters, counted from 0."""
+
+    line: int
+    column: int
+    end: int
+
+
+@dataclass(frozen=True)
+class Diagnostic:
+    """An error or a warning.
+
+    code: key of `CODES`. place: None if the finding is about the file as a whole. subject: the stream with its
+    indices, or the task instance.
+    """
+
+    code: str
+    message: str
+    place: Place | None = None
+    notes: tuple[str, ...] = ()
+    warning: bool = False
+    subject: str = ""
+
+
+@dataclass
+class Source:
+    """The text of a file, and what is found in it."""
+
+    text: str
+    file: str
+    findings: list[Diagnostic] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.lines = self.text.split("\n")
+        self._seen: set[tuple[str, Place | None, str]] = set()
+
+    def place(self, node: ast.AST) -> Place:
+        """Return where a node of the syntax tree begins; of several lines, it marks the first one."""
+        line = int(getattr(node, "lineno", 1))
+        raw = self.lines[line - 1].encode()
+        start = len(raw[: int(getattr(node, "col_offset", 0))].decode(errors="replace"))
+        end = len(self.lines[line - 1])
+        if getattr(node, "end_lineno", line) == line:
+            end = len(raw[: int(getattr(node, "end_col_offset", start + 1))].decode(errors="replace"))
+        return Place(line, start, max(end, start + 1))
+
+    def add(
+        self, code: str, message: str, place: Place | None, *notes: str, warning: bool = False, subject: str = ""
+    ) -> None:
+        """Record a finding, once for each code, place and subject."""
+        key = code, place, "" if place is not None and not warning and code == "unsupported" else subject
+        if key not in self._seen:
+            self._seen.add(key)
+            self.findings.append(Diagnostic(code, message, place, notes, warning, subject))
+
+    def render(self, d: Diagnostic) -> str:
+        """Format a finding: place, code and message, the source line, a caret line, notes."""
+        kind = "warning" if d.warning else "error"
+        if d.place is None:
+            return "\n".join([f"{self.file}: {kind}: {d.message} [{d.code}]", *(f"note: {n}" for n in d.notes)])
+        line = self.lines[d.place.line - 1].rstrip("\r") if d.place.line <= len(self.lines) else ""
+        start = max(0, d.place.column - WIDEST // 2) if len(line) > WIDEST else 0
+        shown = line[start : start + WIDEST]
+        column = d.place.column - start
+        margin = "".join("\t" if c == "\t" else " " for c in shown[:column])
+        caret = "^" * max(1, min(d.place.end - start, len(shown)) - column)
+        at = f"{self.file}:{d.place.line}:{d.place.column + 1}"
+        out = [f"{at}: {kind}: {d.message} [{d.code}]", shown, margin + caret]
+        return "\n".join(out + [f"note: {n}" for n in d.notes])
+
+
+class Refusal(Exception):
+    """A mistake that ends the reading of a task instance or of a declaration. It never leaves the package."""
+
+    def __init__(self, code: str, message: str, node: ast.AST | None, *notes: str) -> None:
+        super().__init__(message)
+        self.code, self.message, self.node, self.notes = code, message, node, notes

@@ -1,0 +1,221 @@
+"""What the reader makes of a file: streams, tasks, and for each task instance a tree of operations.
+
+Nodes are made by `Nodes`, which makes each distinct node once: equal nodes are the same object.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from math import prod
+
+from .source import Place, Source
+
+PERIOD = 64
+"""The longest period, in iterations, that is looked for in an unrolled loop."""
+
+
+@dataclass(frozen=True)
+class ElementType:
+    """Type of a value: dtype and shape (empty for a scalar). The dtypes "int" and "float" are Python's own numbers,
+    which any numeric stream, or any stream of floats, accepts."""
+
+    dtype: str
+    shape: tuple[int, ...] = ()
+
+    def __str__(self) -> str:
+        return self.dtype + (f"[{', '.join(map(str, self.shape))}]" if self.shape else "")
+
+
+@dataclass(frozen=True)
+class StreamDecl:
+    """A declared stream or array of streams. depth: capacity in elements. packing: elements of one transfer. shape: of
+    the array, empty for a single stream. first: number of its first element among all streams of the region."""
+
+    name: str
+    type: ElementType
+    depth: int
+    packing: int
+    shape: tuple[int, ...]
+    place: Place
+    first: int
+
+    @property
+    def size(self) -> int:
+        """Number of streams."""
+        return prod(self.shape)
+
+    def element(self, number: int) -> str:
+        """Return the name of an element with its indices. number: counted from `first`, row-major."""
+        if not self.shape:
+            return self.name
+        index = []
+        for size in reversed(self.shape):
+            number, i = divmod(number, size)
+            index.append(str(i))
+        return f"{self.name}[{','.join(reversed(index))}]"
+
+
+@dataclass(frozen=True)
+class TaskDecl:
+    """A declared task. mapping: sizes of its grid of instances."""
+
+    name: str
+    mapping: tuple[int, ...]
+    body: ast.FunctionDef
+    place: Place
+
+
+Needs = tuple[tuple[int, bool, int], ...]
+"""(stream, whether it is put on, number of tokens), sorted, each stream and direction once."""
+
+
+class Node:
+    """A node of a tree. needs: of all operations below. even: they hold for every outcome of its branches;
+    otherwise they are those of the first arms."""
+
+    __slots__ = ("even", "needs")
+
+    def __init__(self, needs: Needs, even: bool) -> None:
+        self.needs, self.even = needs, even
+
+
+class Op(Node):
+    """A put, or a get with the variable that holds its future ("" for none)."""
+
+    __slots__ = ("place", "put", "stream", "variable")
+
+    def __init__(self, stream: int, put: bool, place: Place, variable: str) -> None:
+        super().__init__(((stream, put, 1),), True)
+        self.stream, self.put, self.place, self.variable = stream, put, place, variable
+
+
+class Repeat(Node):
+    """A loop with a fixed number of iterations, all of which have the same operations. once: needs of one of them."""
+
+    __slots__ = ("body", "once", "times")
+
+    def __init__(self, times: int, body: Body) -> None:
+        needs, even = total(body)
+        super().__init__(tuple((s, put, n * times) for s, put, n in needs), even)
+        self.times, self.body, self.once = times, body, needs
+
+
+class Choice(Node):
+    """A branch that data decides. place: of its condition."""
+
+    __slots__ = ("arms", "place")
+
+    def __init__(self, arms: tuple[Body, ...], place: Place) -> None:
+        counts = [total(arm) for arm in arms]
+        super().__init__(counts[0][0], all(even and needs == counts[0][0] for needs, even in counts))
+        self.arms, self.place = arms, place
+
+
+Body = tuple[Node, ...]
+
+
+def total(body: Iterable[Node]) -> tuple[Needs, bool]:
+    """Return the counts of all operations of a body, sorted, and whether they hold for every outcome."""
+    counts: dict[tuple[int, bool], int] = {}
+    even = True
+    for node in body:
+        even = even and node.even
+        for stream, put, n in node.needs:
+            counts[stream, put] = counts.get((stream, put), 0) + n
+    return tuple((s, put, n) for (s, put), n in sorted(counts.items())), even
+
+
+class Nodes:
+    """Makes nodes, each distinct one once."""
+
+    def __init__(self) -> None:
+        self._made: dict[tuple[object, ...], Node] = {}
+
+    def op(self, stream: int, put: bool, place: Place, variable: str = "") -> Node:
+        """Return a put or a get."""
+        key = (stream, put, place)
+        return self._made.get(key) or self._made.setdefault(key, Op(stream, put, place, variable))
+
+    def repeat(self, times: int, body: Body) -> Body:
+        """Return a body that repeats `body`; a loop that holds nothing but a loop is one loop."""
+        if times <= 0 or not body:
+            return ()
+        if times == 1:
+            return body
+        if len(body) == 1 and isinstance(body[0], Repeat):
+            times, body = times * body[0].times, body[0].body
+        key = ("repeat", times, body)
+        return (self._made.get(key) or self._made.setdefault(key, Repeat(times, body)),)
+
+    def choice(self, arms: Sequence[Body], place: Place) -> Body:
+        """Return a branch; arms with the same operations in the same order are no branch."""
+        if all(same(arm, arms[0]) for arm in arms[1:]):
+            return arms[0]
+        key = ("choice", place, *arms)
+        return (self._made.get(key) or self._made.setdefault(key, Choice(tuple(arms), place)),)
+
+    def loop(self, iterations: Sequence[tuple[int, Body]]) -> Body:
+        """Return the body of all iterations. iterations: (times, operations of one of them)."""
+        runs: list[tuple[int, Body]] = []
+        for times, body in iterations:
+            if not body:
+                continue
+            if runs and runs[-1][1] == body:
+                runs[-1] = runs[-1][0] + times, body
+            else:
+                runs.append((times, body))
+        for period in range(2, min(PERIOD, len(runs) // 2) + 1):
+            if all(runs[k] == runs[k + period] for k in range(len(runs) - period)):
+                once = sum((self.repeat(times, body) for times, body in runs[:period]), ())
+                left = runs[len(runs) - len(runs) % period :]
+                rest = sum((self.repeat(times, body) for times, body in left), ())
+                return self.repeat(len(runs) // period, once) + rest
+        return tuple(node for times, body in runs for node in self.repeat(times, body))
+
+
+def same(a: Body, b: Body) -> bool:
+    """Whether two bodies have the same operations in the same order, wherever they are written."""
+    if a == b:
+        return True
+    if len(a) != len(b):
+        return False
+    for x, y in zip(a, b, strict=True):
+        if isinstance(x, Op) and isinstance(y, Op):
+            equal = (x.stream, x.put) == (y.stream, y.put)
+        elif isinstance(x, Repeat) and isinstance(y, Repeat):
+            equal = x.times == y.times and same(x.body, y.body)
+        elif isinstance(x, Choice) and isinstance(y, Choice):
+            equal = len(x.arms) == len(y.arms) and all(map(same, x.arms, y.arms))
+        else:
+            equal = False
+        if not equal:
+            return False
+    return True
+
+
+@dataclass(frozen=True)
+class Instance:
+    """A task instance with its operations. whole: they are all of them; otherwise a mistake ended the reading."""
+
+    name: str
+    task: TaskDecl
+    tid: tuple[int, ...]
+    body: Body
+    whole: bool
+
+
+@dataclass(frozen=True)
+class Region:
+    """A file that is read: its streams, its task instances, and the source with what the reader found."""
+
+    source: Source
+    streams: tuple[StreamDecl, ...]
+    tasks: tuple[TaskDecl, ...]
+    instances: tuple[Instance, ...]
+
+    def stream(self, number: int) -> tuple[StreamDecl, str]:
+        """Return the declaration of a stream, and its name with indices."""
+        decl = next(d for d in self.streams if d.first <= number < d.first + d.size)
+        return decl, decl.element(number - decl.first)

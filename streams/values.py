@@ -1,0 +1,167 @@
+"""Values as the reader knows them: static (known before the run) or data, with the gets that a value comes from."""
+
+from __future__ import annotations
+
+import ast
+import operator
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from .language import BITS
+from .source import Refusal
+from .tree import ElementType
+
+LARGEST = 1 << 64
+"""Limit of the magnitude of a static number."""
+
+ELEMENTS = 1 << 12
+"""Limit of the length of a static tuple or set."""
+
+BOOLEAN = ElementType("boolean")
+INT = ElementType("int")
+FLOAT = ElementType("float")
+
+
+@dataclass(frozen=True)
+class Static:
+    """A value that is known before the run: a number, a Boolean, a string, or a tuple or set of these."""
+
+    value: Any
+
+
+@dataclass(frozen=True)
+class Data:
+    """A value that is known in the run only. type: None if it is not known either. futures: the gets whose tokens it
+    is, each until something reads it; several after a branch."""
+
+    type: ElementType | None = None
+    futures: frozenset[int] = frozenset()
+
+
+Value = Static | Data
+
+OPERATORS: dict[type[ast.AST], Callable[[Any, Any], Any]] = {
+    ast.Add: operator.add,
+    ast.Sub: operator.sub,
+    ast.Mult: operator.mul,
+    ast.Div: operator.truediv,
+    ast.FloorDiv: operator.floordiv,
+    ast.Mod: operator.mod,
+    ast.Pow: operator.pow,
+    ast.LShift: operator.lshift,
+    ast.RShift: operator.rshift,
+    ast.BitAnd: operator.and_,
+    ast.BitOr: operator.or_,
+    ast.BitXor: operator.xor,
+    ast.Eq: operator.eq,
+    ast.NotEq: operator.ne,
+    ast.Lt: operator.lt,
+    ast.LtE: operator.le,
+    ast.Gt: operator.gt,
+    ast.GtE: operator.ge,
+    ast.In: lambda a, b: a in b,
+    ast.NotIn: lambda a, b: a not in b,
+    ast.Is: operator.eq,
+    ast.IsNot: operator.ne,
+}
+UNARY: dict[type[ast.AST], Callable[[Any], Any]] = {
+    ast.USub: operator.neg,
+    ast.UAdd: operator.pos,
+    ast.Not: operator.not_,
+    ast.Invert: operator.invert,
+}
+FUNCTIONS: dict[str, Callable[..., Any]] = {
+    "abs": abs,
+    "bool": bool,
+    "float": float,
+    "int": int,
+    "len": len,
+    "max": max,
+    "min": min,
+}
+"""Functions of Python that are computed before the run if their arguments are static."""
+
+
+def compute(function: Callable[..., Any], arguments: list[Any], node: ast.AST) -> Static:
+    """Apply an operator to static values. Raises `Refusal` if it fails, or if a number exceeds `LARGEST`."""
+    bad = isinstance(node, ast.BinOp) and not all(isinstance(a, int | float) for a in arguments)
+    if function in (operator.pow, operator.lshift):
+        bad = bad or not 0 <= arguments[1] <= 64 or abs(arguments[0]) > LARGEST
+    if bad:
+        raise Refusal("unsupported", "this cannot be computed before the run", node)
+    try:
+        value = function(*arguments)
+    except (TypeError, ValueError, ArithmeticError) as error:
+        raise Refusal("unsupported", f"this cannot be computed before the run: {error}", node) from None
+    if isinstance(value, int | float) and not abs(value) <= LARGEST:
+        raise Refusal("limit", f"a static number is larger than {LARGEST}", node)
+    return Static(value)
+
+
+def type_of(value: Value) -> ElementType | None:
+    """Return the element type of a value, None if it is not known."""
+    if isinstance(value, Data):
+        return value.type
+    if isinstance(value.value, int):
+        return INT
+    return FLOAT if isinstance(value.value, float) else None
+
+
+def joined(a: ElementType | None, b: ElementType | None) -> ElementType | None:
+    """Return the type of a value that is of one type or the other, or of arithmetic with both."""
+    if a == b:
+        return a
+    if a is None or b is None:
+        return None
+    for number, other in ((a, b), (b, a)):
+        if number == INT and not other.shape and other != BOOLEAN:
+            return other
+        if number == FLOAT and not other.shape and "f" in other.dtype:
+            return other
+    return None
+
+
+def accepts(stream: ElementType, value: ElementType | None) -> bool:
+    """Whether a stream takes a value of this type. A value of unknown type is taken."""
+    if value is None or value == stream:
+        return True
+    if stream.shape or value.shape:
+        return False
+    return value == INT or (value == FLOAT and "f" in stream.dtype)
+
+
+def element_type(node: ast.expr, constants: Callable[[ast.expr], Value]) -> ElementType:
+    """Read a type, such as `i32` or `f32[4, 4]`. constants: evaluates sizes. Raises `Refusal`."""
+    if isinstance(node, ast.BinOp) and isinstance(node.op, ast.MatMult):
+        return element_type(node.left, constants)
+    if isinstance(node, ast.Name) and node.id in BITS:
+        return ElementType(node.id)
+    if isinstance(node, ast.Constant) and node.value in BITS:
+        return ElementType(str(node.value))
+    if isinstance(node, ast.Subscript):
+        base = element_type(node.value, constants)
+        return ElementType(base.dtype, base.shape + sizes(node.slice, constants))
+    raise Refusal("unsupported", f"{ast.unparse(node)[:40]} is no element type", node, f"types: {', '.join(BITS)}")
+
+
+def sizes(node: ast.expr, constants: Callable[[ast.expr], Value]) -> tuple[int, ...]:
+    """Read positive sizes, separated by commas. Raises `Refusal`."""
+    parts = node.elts if isinstance(node, ast.Tuple | ast.List) else [node]
+    return tuple(positive(part, constants) for part in parts)
+
+
+def positive(node: ast.expr, constants: Callable[[ast.expr], Value]) -> int:
+    """Read a positive constant. Raises `Refusal`."""
+    number = integer(node, constants)
+    if number < 1:
+        raise Refusal("unsupported", f"a size of {number}; it must be at least 1", node)
+    return number
+
+
+def integer(node: ast.expr, constants: Callable[[ast.expr], Value]) -> int:
+    """Read an integer constant. Raises `Refusal`."""
+    value = constants(node)
+    if not isinstance(value, Static) or not isinstance(value.value, int):
+        raise Refusal("unsupported", f"{ast.unparse(node)[:40]} is no integer that is known before the run", node)
+    return int(value.value)

@@ -1,0 +1,66 @@
+"""Listed programs, each with the verdict that an independent oracle gave; and findings as they are printed."""
+
+from __future__ import annotations
+
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rsn.streams.check import check
+
+LISTED: dict[str, dict[str, Any]] = tomllib.loads((Path(__file__).parent / "listed.toml").read_text(encoding="utf-8"))
+
+
+@pytest.mark.parametrize("name", LISTED)
+def test_verdict(name: str) -> None:
+    report = check(LISTED[name]["program"], f"{name}.py")
+    assert report.code == LISTED[name]["code"], str(report)
+
+
+def test_all_listed_programs_are_here() -> None:
+    assert len(LISTED) == 40
+
+
+@pytest.mark.parametrize(
+    ("name", "least"),
+    [("I5", "depth 3 of s"), ("I6", "depth 4 of s"), ("I9", "depth 2 of t")],
+)
+def test_least_depth(name: str, least: str) -> None:
+    (finding,) = check(LISTED[name]["program"]).findings
+    assert f"{least} is the least with which it ends, others as declared" in finding.notes
+
+
+def test_a_value_that_some_paths_read_is_a_warning_and_strict_an_error() -> None:
+    text = LISTED["W17"]["program"]
+    (finding,) = check(text).findings
+    assert (finding.code, finding.warning) == ("unread", True)
+    assert check(text, strict=True).code == "unread"
+
+
+def test_count_as_printed() -> None:
+    assert str(check(LISTED["I2"]["program"], "prog.py")) == (
+        "prog.py:7:9: error: 4 puts more than gets on s: 8 put, 4 got [leak]\n"
+        "        s.put(0)\n"
+        "        ^^^^^^^^\n"
+        "note: they are left on the stream at the end; its depth is 4"
+    )
+
+
+def test_least_depth_as_printed() -> None:
+    assert str(check(LISTED["I5"]["program"], "prog.py")) == (
+        "prog.py:7:9: error: a cycle of waits: fork waits to put s (2/2); join waits to get t (0/1) [depth]\n"
+        "        s.put(i)\n"
+        "        ^^^^^^^^\n"
+        "note: depth 3 of s is the least with which it ends, others as declared"
+    )
+
+
+def test_join_as_printed() -> None:
+    assert str(check(LISTED["I8"]["program"], "prog.py")) == (
+        "prog.py:6:8: error: a: the arms leave different tokens: put s 1 against 0, put t 0 against 1 [join]\n"
+        "    if data():\n"
+        "       ^^^^^^\n"
+        "note: puts and gets must not depend on data: move them out of the branch"
+    )
