@@ -73,7 +73,7 @@ Needs = tuple[tuple[int, bool, int], ...]
 
 class Node:
     """A node of a tree. needs: of all operations below. even: they hold for every outcome of its branches;
-    otherwise they are those of the first arms."""
+    otherwise they are the largest of each arm."""
 
     __slots__ = ("even", "needs")
 
@@ -109,7 +109,12 @@ class Choice(Node):
 
     def __init__(self, arms: tuple[Body, ...], place: Place) -> None:
         counts = [total(arm) for arm in arms]
-        super().__init__(counts[0][0], all(even and needs == counts[0][0] for needs, even in counts))
+        most: dict[tuple[int, bool], int] = {}
+        for needs, _ in counts:
+            for stream, put, n in needs:
+                most[stream, put] = max(n, most.get((stream, put), 0))
+        even = all(even and needs == counts[0][0] for needs, even in counts)
+        super().__init__(tuple((s, put, n) for (s, put), n in sorted(most.items())), even)
         self.arms, self.place = arms, place
 
 
