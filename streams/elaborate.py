@@ -7,14 +7,14 @@ variables as it found them; all further ones are like it, however many there are
 from __future__ import annotations
 
 import ast
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from dataclasses import replace
 from enum import Enum
 from math import prod
 
 from .expressions import Context, Expressions, Future
 from .source import Refusal
-from .syntax import Grid, chain_length, deciding, meta_name, names_in, touches
+from .syntax import Grid, chain_length, deciding, meta_name, names_in, period_of, touches
 from .tree import Body, Instance, Node, TaskDecl
 from .values import Data, Static, Value, element_type, joined, type_of
 
@@ -319,29 +319,38 @@ class Elaborator(Expressions):
         self, node: ast.stmt, target: ast.expr | None, values: range | Grid | list[Static], body: list[ast.stmt]
     ) -> Exit:
         names = names_in(target) if target is not None else set[str]()
-        count = len(values)
-        unrolled = bool(names & self.deciding)
+        period = 1
+        if names & self.deciding:
+            plain = isinstance(target, ast.Name) and isinstance(values, range)
+            period = period_of(min(names), body, self.deciding, self.context.streams) if plain else 0
         outer, iterations = self.ops, list[tuple[int, Body]]()
-        before = self._key()
-        how = Exit.NONE
-        for k, value in enumerate(values):
+        before = self._key(names)
+        how, k, count = Exit.NONE, 0, len(values)
+        while k < count:
             self.context.step(node)
-            if target is not None:
-                self._bind(target, value if isinstance(value, Static) else Static(value))
+            self._bind_index(target, values[k])
             self.ops = []
             how = self.block(body)
-            times = 1
             self._prune()
-            if not unrolled and how in (Exit.NONE, Exit.CONTINUE):
-                after = self._key()
-                if after == before:
-                    times = count - k
-                before = after
-            iterations.append((times, tuple(self.ops)))
-            if times > 1 or how in (Exit.BREAK, Exit.RETURN):
+            iterations.append((1, tuple(self.ops)))
+            k += 1
+            if how in (Exit.BREAK, Exit.RETURN):
                 break
+            if period and k % period == 0:
+                after = self._key(names)
+                if after == before and count - k >= period:
+                    times = (count - k) // period
+                    once = sum((operations for _, operations in iterations[-period:]), ())
+                    iterations[-period:] = [(times + 1, once)]
+                    k += times * period
+                    self._bind_index(target, values[k - 1])
+                before = after
         self.ops = [*outer, *self.context.nodes.loop(iterations)]
         return how if how is Exit.RETURN else Exit.NONE
+
+    def _bind_index(self, target: ast.expr | None, value: int | Static) -> None:
+        if target is not None:
+            self._bind(target, value if isinstance(value, Static) else Static(value))
 
     def _while(self, node: ast.While) -> Exit:
         if node.orelse:
@@ -427,12 +436,17 @@ class Elaborator(Expressions):
 
     # -- what an iteration leaves ------------------------------------------------------------------------------------
 
-    def _key(self) -> object:
-        """The variables, with futures numbered as they appear: equal keys mean that nothing differs from here on."""
+    def _key(self, without: Container[str] = ()) -> object:
+        """The variables, with futures numbered as they appear: equal keys mean that nothing differs from here on.
+        without: names that do not count."""
         numbers: dict[int, int] = {}
         out: list[object] = []
         for name in sorted(self.env):
             value = self.env[name]
+            if name in without:
+                if isinstance(value, Data) and any(f in self.pending for f in value.futures):
+                    return object()
+                continue
             if isinstance(value, Static):
                 out.append((name, type(value.value).__name__, value.value))
                 continue

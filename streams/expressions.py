@@ -29,7 +29,7 @@ from .values import (
     type_of,
 )
 
-STEPS = 2_000_000
+STEPS = 1_000_000
 """Limit of expressions and statements that are read in one file, loops unrolled where their index decides."""
 
 

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Container, Iterator, Sequence
-from itertools import product
+from collections.abc import Container, Sequence
+from math import lcm
 
 from .values import Static
+
+LONGEST = 1 << 12
+"""The longest period of a loop index, in iterations, that is made use of."""
 
 META = ("meta_if", "meta_elif", "meta_else", "meta_for")
 
@@ -18,7 +21,7 @@ def touches(body: Sequence[ast.stmt]) -> bool:
 
 
 class Grid:
-    """The points of a grid in order, made one by one."""
+    """The points of a grid in order, the last index innermost."""
 
     def __init__(self, sizes: list[int], count: int) -> None:
         self.sizes, self.count = sizes, count
@@ -26,8 +29,12 @@ class Grid:
     def __len__(self) -> int:
         return self.count
 
-    def __iter__(self) -> Iterator[Static]:
-        return (Static(point) for point in product(*(range(size) for size in self.sizes)))
+    def __getitem__(self, number: int) -> Static:
+        point = []
+        for size in reversed(self.sizes):
+            number, index = divmod(number, size)
+            point.append(index)
+        return Static(tuple(reversed(point)))
 
 
 def meta_name(statement: ast.stmt) -> tuple[str | None, ast.Call | None]:
@@ -80,6 +87,50 @@ def deciding(body: ast.FunctionDef, streams: Container[str]) -> frozenset[str]:
                 found |= sources
                 changed = True
     return frozenset(found)
+
+
+def period_of(name: str, body: Sequence[ast.stmt], decisive: Container[str], streams: Container[str]) -> int:
+    """Return after how many values of a loop index the same things are decided, if the index decides by `index %
+    constant` alone; otherwise 0."""
+    period = 1
+    for node in (part for statement in body for part in ast.walk(statement)):
+        parts: list[ast.expr] = []
+        match node:
+            case ast.If(test=part) | ast.While(test=part) | ast.IfExp(test=part) | ast.For(iter=part):
+                parts = [part]
+            case ast.With(items=items):
+                parts = [item.context_expr for item in items]
+            case ast.Subscript(value=ast.Name(id=base), slice=part) if base in streams:
+                parts = [part]
+            case ast.Call(func=ast.Name(id="tile")):
+                parts = node.args
+            case ast.Assign() | ast.AnnAssign() | ast.AugAssign() if node.value is not None:
+                targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+                parts = [node.value] if any(t in decisive for target in targets for t in names_in(target)) else []
+        for part in parts:
+            found = _moduli(part, name)
+            if found is None:
+                return 0
+            period = lcm(period, *found)
+        if isinstance(node, ast.Name) and node.id == name and isinstance(node.ctx, ast.Store):
+            return 0
+    return period if period <= LONGEST else 0
+
+
+def _moduli(node: ast.AST, name: str) -> set[int] | None:
+    """The constants c of every `name % c` in an expression; None if it uses the name in another way."""
+    match node:
+        case ast.BinOp(left=ast.Name(id=left), op=ast.Mod(), right=ast.Constant(value=int(number))) if number > 0:
+            return {number} if left == name else set()
+        case ast.Name():
+            return None if node.id == name else set()
+    found: set[int] = set()
+    for child in ast.iter_child_nodes(node):
+        below = _moduli(child, name)
+        if below is None:
+            return None
+        found |= below
+    return found
 
 
 def names_in(node: ast.AST) -> set[str]:
