@@ -74,7 +74,7 @@ def balanced(bodies: list[tuple[Item, ...]], ends: list[list[Step]], streams: in
         more = counts["put", stream] - counts["get", stream]
         step = ("get" if more > 0 else "put", stream)
         k = next(k for k, mine in enumerate(ends) if step in mine)
-        missing = (step,) * abs(more)
+        missing: tuple[Item, ...] = (Loop(abs(more), (step,)),) if more else ()
         out[k] = out[k] + missing if stream % 2 else missing + out[k]
     return out
 
