@@ -62,11 +62,11 @@ class _Check:
         """Add findings to the source, up to the first kind that makes the later ones meaningless."""
         if any(f.code in ("syntax", "limit", "unsupported") for f in self.source.findings):
             return
-        self._unused()
         self._ends()
         self._joins()
         if any(f.code in ("p2p", "index", "meta", "join") for f in self.source.findings):
             return
+        self._unused()
         self._packing()
         if not self._counts() and not any(f.code == "pack" for f in self.source.findings):
             self._live()

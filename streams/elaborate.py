@@ -414,8 +414,8 @@ class Elaborator(Expressions):
             if touched:
                 self.context.source.add(
                     "join",
-                    f"{self.name}: data decides how often this loop runs, and so how many tokens {', '.join(touched)} "
-                    f"{'get' if len(touched) > 1 else 'gets'}",
+                    f"{self.name}: data decides how often this loop runs, and so how many tokens pass "
+                    f"{', '.join(touched)}",
                     self.context.source.place(node),
                     "tokens are counted before the run; the loop is refused even if both ends agree",
                     subject=self.name,
