@@ -71,7 +71,7 @@ def test_changed_programs_give_findings() -> None:
     random = Random(7)
     texts = [case["program"] for case in LISTED.values()]
     readable = 0
-    for _ in range(cases(4000, 400)):
+    for _ in range(cases(4000, 150)):
         tree = ast.parse(random.choice(texts))
         parts = [node for node in ast.walk(tree) if isinstance(node, ast.expr | ast.stmt)]
         others = [node for node in ast.walk(ast.parse(random.choice(texts))) if isinstance(node, ast.expr | ast.stmt)]
@@ -87,14 +87,14 @@ def test_changed_programs_give_findings() -> None:
         readable += 1
         report = check(text)
         assert all(f.message and f.place is not None for f in report.findings if f.code != "limit"), text
-    assert readable > cases(4000, 400) // 4
+    assert readable > cases(4000, 150) // 4
 
 
 @in_both
 def test_cut_texts_give_findings() -> None:
     random = Random(8)
     texts = [case["program"] for case in LISTED.values()]
-    for _ in range(cases(4000, 400)):
+    for _ in range(cases(4000, 150)):
         text = random.choice(texts)
         a, b = sorted(random.choices(range(len(text)), k=2))
         report = check(text[:a] + random.choice(["", "s", "(", ":", "\n", "é", "[", "data()"]) + text[b:])
