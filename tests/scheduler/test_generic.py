@@ -57,10 +57,9 @@ def _registered(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setitem(OVERLAYS, overlay.name, overlay)
 
 
-def named(overlays: list[Overlay]) -> Any:
-    """A test for each overlay; that with a shared post unit is left to `make test-long`."""
-    marks = {TOY5_SHARED.name: pytest.mark.long}
-    cases = [pytest.param(o, id=o.name, marks=marks.get(o.name, ())) for o in overlays]
+def named(overlays: list[Overlay], quick: tuple[Overlay, ...] = (TOY3,)) -> Any:
+    """A test for each overlay; those not in `quick` are left to `make test-long`."""
+    cases = [pytest.param(o, id=o.name, marks=() if o in quick else pytest.mark.long) for o in overlays]
     return pytest.mark.parametrize("overlay", cases)
 
 
@@ -94,7 +93,7 @@ def assert_sound(program: Program) -> None:
     assert [str(f) for f in check(program) + dry_run(program) if not f.warning] == []
 
 
-@named(TOYS)
+@named(TOYS, quick=(TOY3, TOY5))
 def test_a_perceptron(overlay: Overlay) -> None:
     model = scrambled(nn.Sequential(nn.Linear(48, 70), nn.GELU(), nn.Linear(70, 20), nn.ReLU(), nn.Linear(20, 70)))
     assert_same(model, overlay, torch.randn(2, 50, 48))

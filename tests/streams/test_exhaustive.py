@@ -10,7 +10,7 @@ from random import Random
 import pytest
 
 from rsn.streams.check import check
-from rsn.tests.effort import cases, in_both
+from rsn.tests.effort import cases, in_both, sampled
 
 Step = tuple[str, int]
 """("put" or "get", stream)."""
@@ -207,7 +207,7 @@ def test_whole_periods_give_the_verdict_of_a_walk() -> None:
 
 
 @in_both
-@pytest.mark.parametrize("seed", [1, 2])
+@pytest.mark.parametrize("seed", sampled([1, 2], [1]))
 def test_verdicts_are_those_of_an_exploration(seed: int) -> None:
     random = Random(seed)
     verdicts: Counter[str] = Counter()
