@@ -89,7 +89,7 @@ def _require_right(c: Circuit, att: AttentionLayer, overlay: Overlay) -> None:
 
 
 def _require_sum(c: Circuit, place: str, depth: int, overlay: Overlay) -> None:
-    """Products over so many columns must be added up: by the product unit, or by the receiver."""
+    """Require that the product unit or the receiver adds up products over `depth` columns of K."""
     tiles = -(-depth // c.tile.depth)
     if tiles == 1 or c.applies("sum", Where.RECEIVE) is not None or (c.sums and tiles <= c.most("depth")):
         return

@@ -151,7 +151,7 @@ class _Resources:
                 yield self._units(("rmsnorm" if layer.norm.rms else "layernorm",), rows * n)
 
     def _units(self, ops: Sequence[str], elements: int) -> tuple[str, float]:
-        """The units that can do one of some operations, as text, and their seconds for so many elements of results."""
+        """Return the units that can do one of `ops`, as text, and their seconds for `elements` elements of results."""
         speed, used, where = 0.0, [], Where.COMPUTE
         for unit in self.overlay.units:
             speeds = [
@@ -192,8 +192,8 @@ class _Resources:
         return int(heads * sum(n * (n + 1) // 2 if layer.causal else n * n for n in rows))
 
     def _memory(self, bank: str, way: str, elements: int) -> tuple[str, float]:
-        """A memory, and the seconds of all its units together to load or store so many elements. way: the capability
-        `load` or `store`."""
+        """Return the bank, and the seconds of all its units together to load or store `elements` elements. way: the
+        capability `load` or `store`."""
         able = [c for u in self.overlay.units if u.bank == bank and (c := u.capability(way)) and c.rate is not None]
         speeds = [c.elements / seconds if (seconds := self.overlay.seconds[str(c.rate)]) else inf for c in able]
         if not elements or not speeds:

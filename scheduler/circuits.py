@@ -215,7 +215,7 @@ def _circuit(overlay: Overlay, store: UnitSpec, product: UnitSpec) -> Circuit:
 
 
 def _holds(memory: Memory, op: str, tile: TileSize, columns: int) -> bool:
-    """Whether a memory holds a tile of residuals, or a vector for so many columns."""
+    """Whether a memory holds a tile of residuals, or a vector of `columns` elements."""
     if op == "residual":
         return memory.rows >= tile.rows and memory.columns >= tile.columns
     return memory.rows * memory.columns >= columns

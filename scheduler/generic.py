@@ -188,7 +188,7 @@ class _Binder:
         return able
 
     def _row_tiles(self, able: Sequence[Circuit], rows: int, depth: int, columns: int) -> Iterator[tuple[Circuit, int]]:
-        """All row tiles of so many rows, each with the circuit that computes it. depth, columns: of the product."""
+        """Yield the row tiles of `rows` rows, each with its circuit. depth, columns: of the product."""
         rated = all(c.matmul.rate is not None for c in able)
         cost = {c.product.name: _bound(self.overlay, c, self.group, depth, columns, rated) for c in able}
         for start in range(0, padded(rows, self.row_grain), self.group):

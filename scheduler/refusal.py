@@ -2,15 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 from ..base.errors import UnsupportedError
 from ..isa.overlay import Overlay
 from ..isa.overlays import OVERLAYS
-from ..machine.description import Capability, Machine, UnitSpec
-
-Find = Callable[[Machine], Capability | None]
-"""Finds the capability of a machine that a layer needs."""
+from ..machine.description import UnitSpec
 
 
 def require(place: str, what: str, overlay: Overlay, op: str, unit: UnitSpec | None = None, **sizes: float) -> None:

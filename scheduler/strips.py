@@ -32,7 +32,7 @@ class Region(NamedTuple):
     pitch: int
 
     def at(self, row: int, column: int) -> Region:
-        """The place so many rows and columns further."""
+        """The place `row` rows and `column` columns further."""
         return self._replace(offset=self.offset + row * self.pitch + column)
 
 
@@ -266,7 +266,7 @@ def _between(path: Path) -> Iterator[tuple[UnitSpec, UnitSpec, UnitSpec]]:
 
 
 def _holds(path: Path, columns: int) -> bool:
-    """Whether a path has memories, and each holds so many columns."""
+    """Whether a path has memories, and each holds this number of columns."""
     return bool(path.memories) and all(columns <= m.columns for m in path.memories)
 
 

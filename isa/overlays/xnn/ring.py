@@ -48,7 +48,7 @@ class RingUnit(Unit):
         return was
 
     def beside(self, slot: int, by: int) -> int:
-        """The slot so many places behind another one."""
+        """The slot `by` places behind another one."""
         return (slot + by) % self.size.slots
 
     def kernel(self, uop: Any) -> Steps:
@@ -117,7 +117,7 @@ def memory_of(unit: UnitSpec) -> Memory:
 
 
 class Bound(NamedTuple):
-    """A field that says how much of a memory an operation uses, in steps of so many rows or columns."""
+    """A field that says how much of a memory an operation uses, in steps of `step` rows or columns."""
 
     record: type[Record]
     field: str
