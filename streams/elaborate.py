@@ -14,7 +14,7 @@ from math import prod
 
 from .expressions import Context, Expressions, Future
 from .source import Refusal
-from .syntax import Grid, chain_length, deciding, meta_name, names_in, period_of, touches
+from .syntax import Grid, chain_length, deciding, divides, meta_name, meta_name_of, names_in, period_of, touches
 from .tree import Body, Instance, Node, TaskDecl
 from .values import Data, Static, Value, element_type, joined, type_of
 
@@ -58,6 +58,7 @@ class Elaborator(Expressions):
                 note = argument.annotation
                 self.env[argument.arg] = Data(None if note is None else element_type(note, self.eval))
             self.block(self.task.body.body)
+            self.end_beat()
         except Refusal as r:
             place = self.context.source.place(r.node) if r.node is not None else None
             self.context.source.add(r.code, r.message, place, *r.notes, subject=self.name)
@@ -207,8 +208,14 @@ class Elaborator(Expressions):
         """Read a branch. rest: what follows it up to the end of the loop. Where data decides whether that is run, each
         arm takes its own copy of it."""
         test = self.data(node.test)
+        apart = divides([*node.body, *node.orelse])
+        if apart:
+            self.end_beat()
         if isinstance(test, Static):
-            return self.block(node.body if test.value else node.orelse, rest)
+            only = self.block(node.body if test.value else node.orelse, rest)
+            if apart:
+                self.end_beat()
+            return only
         how, bodies, states, start = self._arms([node.body, node.orelse], rest)
         if how[0] is not how[1]:
             self.env, self.pending = start
@@ -233,6 +240,8 @@ class Elaborator(Expressions):
             self.env, self.pending = dict(start[0]), {n: replace(f) for n, f in start[1].items()}
             self.ops = []
             how.append(self.block(arm, tail))
+            if divides(arm):
+                self.end_beat()
             bodies.append(tuple(self.ops))
             states.append((self.env, self.pending))
         self._branches -= 1
@@ -265,6 +274,8 @@ class Elaborator(Expressions):
     # -- loops -------------------------------------------------------------------------------------------------------
 
     def _for(self, node: ast.For) -> Exit:
+        if meta_name_of(node.iter) != "meta_for":
+            self.end_beat()
         if node.orelse:
             self.fail(node.orelse[0], "a loop with else is not supported")
         call = node.iter
@@ -323,6 +334,9 @@ class Elaborator(Expressions):
         if names & self.deciding:
             plain = isinstance(target, ast.Name) and isinstance(values, range)
             period = period_of(min(names), body, self.deciding, self.context.streams) if plain else 0
+        unrolled = isinstance(node, ast.With) or (isinstance(node, ast.For) and meta_name_of(node.iter) == "meta_for")
+        if unrolled and self.context.timed:
+            return self._unrolled(target, values, body)
         outer, iterations = self.ops, list[tuple[int, Body]]()
         before = self._key(names)
         how, k, count = Exit.NONE, 0, len(values)
@@ -331,6 +345,7 @@ class Elaborator(Expressions):
             self._bind_index(target, values[k])
             self.ops = []
             how = self.block(body)
+            self.end_beat()
             self._prune()
             iterations.append((1, tuple(self.ops)))
             k += 1
@@ -347,6 +362,16 @@ class Elaborator(Expressions):
                 before = after
         self.ops = [*outer, *self.context.nodes.loop(iterations)]
         return how if how is Exit.RETURN else Exit.NONE
+
+    def _unrolled(self, target: ast.expr | None, values: range | Grid | list[Static], body: list[ast.stmt]) -> Exit:
+        """A loop that is unrolled before the run: its iterations are one straight run of statements."""
+        for k in range(len(values)):
+            self.context.step(body[0])
+            self._bind_index(target, values[k])
+            how = self.block(body)
+            if how in (Exit.BREAK, Exit.RETURN):
+                return how if how is Exit.RETURN else Exit.NONE
+        return Exit.NONE
 
     def _bind_index(self, target: ast.expr | None, value: int | Static) -> None:
         if target is not None:
@@ -368,6 +393,7 @@ class Elaborator(Expressions):
         return self._by_data(node, None, [ast.copy_location(ast.Expr(node.test), node.test), *node.body])
 
     def _rounds(self, node: ast.While) -> Exit:
+        self.end_beat()
         outer, iterations = self.ops, list[tuple[int, Body]]()
         before: object = None
         how = Exit.NONE
@@ -375,6 +401,7 @@ class Elaborator(Expressions):
             self.context.step(node)
             self.ops = []
             test = self.data(node.test)
+            self.end_beat()
             if isinstance(test, Data):
                 head = self.ops
                 self.ops = [*outer, *self.context.nodes.loop(iterations)]
@@ -383,6 +410,7 @@ class Elaborator(Expressions):
             if not test.value:
                 break
             how = self.block(node.body)
+            self.end_beat()
             iterations.append((1, tuple(self.ops)))
             self._prune()
             if how in (Exit.BREAK, Exit.RETURN):
@@ -410,6 +438,9 @@ class Elaborator(Expressions):
             if target is not None:
                 self._bind(target, Data())
             self.block(body)
+            self.end_beat()
+            if self.ops:
+                self.context.by_data.append(self.context.source.place(node))
             touched = sorted({self._stream_name(s) for n in self.ops for s, _, _ in n.needs})
             if touched:
                 self.context.source.add(

@@ -10,7 +10,8 @@ from typing import NoReturn
 
 from .language import BITS
 from .source import Place, Refusal, Source
-from .tree import Body, ElementType, Node, Nodes, StreamDecl, TaskDecl
+from .syntax import touches
+from .tree import Body, ElementType, Node, Nodes, Op, StreamDecl, TaskDecl
 from .values import (
     BOOLEAN,
     ELEMENTS,
@@ -36,7 +37,8 @@ STEPS = 1_000_000
 @dataclass
 class Context:
     """What all instances of a file share. functions: names of other functions, and whether each mentions a stream.
-    names: of imported modules."""
+    timed: puts and gets are recorded in beats, with the cycles that the tasks state. by_data: loops whose trips data
+    decides and that state cycles."""
 
     source: Source
     streams: Mapping[str, StreamDecl]
@@ -45,6 +47,8 @@ class Context:
     functions: Mapping[str, bool]
     nodes: Nodes = field(default_factory=Nodes)
     steps: int = 0
+    timed: bool = False
+    by_data: list[Place] = field(default_factory=list)
 
     def step(self, node: ast.AST) -> None:
         """Count a step. Raises `Refusal` beyond `STEPS`."""
@@ -63,7 +67,11 @@ class Future:
 
 
 class Expressions:
-    """Expressions of an instance. env: its variables. pending: futures that nothing has read on every path."""
+    """Expressions of an instance. env: its variables. pending: futures that nothing has read on every path.
+
+    A *beat* is a straight run of statements in which no stream comes twice and every get stands before the puts. Loops
+    and branches with puts or gets begin and end one. Its operations fire together.
+    """
 
     def __init__(self, context: Context, name: str, tid: tuple[int, ...]) -> None:
         self.context, self.name, self.tid = context, name, tid
@@ -72,6 +80,40 @@ class Expressions:
         self.pending: dict[int, Future] = {}
         self.awaited: set[int] = set()
         self._futures = 0
+        self._beat: list[Op] = []
+        self._cycles = 0
+        self._since: Place | None = None
+
+    # -- beats -------------------------------------------------------------------------------------------------------
+
+    def record(self, op: Op) -> None:
+        """Append a put or a get."""
+        if not self.context.timed:
+            self.ops.append(op)
+            return
+        if any(op.stream == other.stream or (other.put and not op.put) for other in self._beat):
+            self.end_beat()
+        self._beat.append(op)
+
+    def end_beat(self) -> None:
+        """End the beat, if one is open: what follows comes after it."""
+        if self._beat or self._cycles:
+            place = self._beat[0].place if self._beat else self._since
+            assert place is not None
+            self.ops.append(self.context.nodes.beat(tuple(self._beat), self._cycles or 1, place))
+            self._beat, self._cycles, self._since = [], 0, None
+
+    def take_cycles(self, node: ast.Call) -> Value:
+        """`cycles(n)`: the beat takes n cycles, which are added to those stated before in the same beat."""
+        if len(node.args) != 1 or node.keywords:
+            self.fail(node, "cycles takes one number")
+        value = self.data(node.args[0])
+        if not isinstance(value, Static) or type(value.value) is not int or value.value < 0:
+            self.fail(node.args[0], "cycles takes a whole number that is known before the run, 0 or more")
+        if self.context.timed:
+            self._cycles += value.value
+            self._since = self._since or self.context.source.place(node)
+        return Data()
 
     # -- variables and futures ---------------------------------------------------------------------------------------
 
@@ -170,10 +212,9 @@ class Expressions:
         decides = isinstance(node.op, ast.Or)
         unknown: list[Value] = []
         for operand in node.values:
-            before = len(self.ops)
-            value = self.data(operand)
-            if unknown and len(self.ops) > before:
+            if unknown and touches([operand]):
                 self.fail(operand, "a put or a get behind `and` or `or`; write it before the expression")
+            value = self.data(operand)
             if isinstance(value, Data):
                 unknown.append(value)
             elif bool(value.value) == decides:
@@ -184,10 +225,14 @@ class Expressions:
         test = self.data(node.test)
         if isinstance(test, Static):
             return self.eval(node.body if test.value else node.orelse)
+        if touches([node]):
+            self.end_beat()
         outer, arms, values = self.ops, list[Body](), list[Value]()
         for part in (node.body, node.orelse):
             self.ops = []
             values.append(self.data(part))
+            if touches([part]):
+                self.end_beat()
             arms.append(tuple(self.ops))
         self.ops = [*outer, *self.context.nodes.choice(arms, self.context.source.place(node.test))]
         return Data(joined(type_of(values[0]), type_of(values[1])))
@@ -250,6 +295,8 @@ class Expressions:
             return Data(BOOLEAN)
         if name == "tile":
             return self._tile(node)
+        if name == "cycles":
+            return self.take_cycles(node)
         if name in ("range", "grid") or name.startswith("meta_"):
             self.fail(node, f"{name} stands in a for or with statement only")
         if name in BITS:
@@ -302,7 +349,7 @@ class Expressions:
             )
         if number is None:
             return Data(stream.type)
-        self.ops.append(self.context.nodes.op(number, bool(wanted), place))
+        self.record(self.context.nodes.op(number, bool(wanted), place))
         if wanted:
             return Data()
         self._futures += 1

@@ -27,8 +27,11 @@ LETTERS = 1 << 20
 """Limit of characters of a file."""
 
 
-def read(text: str, file: str = "<program>") -> Region:
-    """Read a program. file: its name in findings. Mistakes are in `source.findings` of the result."""
+def read(text: str, file: str = "<program>", timed: bool = False) -> Region:
+    """Read a program. file: its name in findings. timed: the operations of instances are in beats, with cycles.
+
+    Mistakes are in `source.findings` of the result.
+    """
     source = Source(text, file)
     if len(text) > LETTERS:
         source.add("limit", f"the file has more than {LETTERS} characters", None)
@@ -44,7 +47,7 @@ def read(text: str, file: str = "<program>") -> Region:
     except (RecursionError, MemoryError, ValueError) as error:
         source.add("syntax", f"this cannot be read: {error or type(error).__name__}", None)
         return Region(source, (), (), ())
-    return _File(source).region(tree)
+    return _File(source).region(tree, timed)
 
 
 class _File:
@@ -58,12 +61,14 @@ class _File:
         self.functions: dict[str, ast.FunctionDef] = {}
         self.count = 0
 
-    def region(self, tree: ast.Module) -> Region:
+    def region(self, tree: ast.Module, timed: bool) -> Region:
         for statement in tree.body:
             self._guard(self._declare, statement)
         context = self._context()
         uses = {name: _mentions(function, self.streams) for name, function in self.functions.items()}
-        context = Context(self.source, self.streams, self.constants, self.tasks, uses, context.nodes, context.steps)
+        context = Context(
+            self.source, self.streams, self.constants, self.tasks, uses, context.nodes, context.steps, timed
+        )
         instances: list[Instance] = []
         for task in self.tasks.values():
             if len(instances) + prod(task.mapping) > INSTANCES:
@@ -74,7 +79,13 @@ class _File:
                 alone = prod(task.mapping) == 1
                 name = task.name if alone else f"{task.name}[{','.join(map(str, tid))}]"
                 instances.append(Elaborator(context, task, name, tid).instance())
-        return Region(self.source, tuple(self.streams.values()), tuple(self.tasks.values()), tuple(instances))
+        return Region(
+            self.source,
+            tuple(self.streams.values()),
+            tuple(self.tasks.values()),
+            tuple(instances),
+            tuple(context.by_data),
+        )
 
     def _guard(self, action: Callable[[ast.stmt], None], statement: ast.stmt) -> None:
         try:

@@ -14,10 +14,19 @@ LONGEST = 1 << 12
 META = ("meta_if", "meta_elif", "meta_else", "meta_for")
 
 
-def touches(body: Sequence[ast.stmt]) -> bool:
-    """Whether statements hold a put or a get."""
+def touches(body: Sequence[ast.AST]) -> bool:
+    """Whether statements or expressions hold a put or a get."""
     parts = (part for statement in body for part in ast.walk(statement))
     return any(isinstance(part, ast.Attribute) and part.attr in ("put", "get") for part in parts)
+
+
+def divides(body: Sequence[ast.stmt]) -> bool:
+    """Whether a branch with these statements ends a beat before and behind it: one that holds nothing but computation
+    does not."""
+    leaves = (ast.Break, ast.Continue, ast.Return, ast.For, ast.While)
+    parts = [part for statement in body for part in ast.walk(statement)]
+    states = any(isinstance(p, ast.Call) and isinstance(p.func, ast.Name) and p.func.id == "cycles" for p in parts)
+    return states or touches(body) or any(isinstance(part, leaves) for part in parts)
 
 
 class Grid:
@@ -40,9 +49,15 @@ class Grid:
 def meta_name(statement: ast.stmt) -> tuple[str | None, ast.Call | None]:
     if isinstance(statement, ast.With) and len(statement.items) == 1:
         call = statement.items[0].context_expr
-        if isinstance(call, ast.Call) and isinstance(call.func, ast.Name) and call.func.id in META:
-            return call.func.id, call
+        if isinstance(call, ast.Call) and meta_name_of(call) is not None:
+            return meta_name_of(call), call
     return None, None
+
+
+def meta_name_of(call: ast.expr) -> str | None:
+    """The name of a meta function that is called; None if another one, or none, is."""
+    named = isinstance(call, ast.Call) and isinstance(call.func, ast.Name) and call.func.id in META
+    return call.func.id if named else None  # type: ignore[attr-defined]
 
 
 def chain_length(statements: Sequence[ast.stmt], k: int) -> int:
@@ -71,7 +86,7 @@ def deciding(body: ast.FunctionDef, streams: Container[str]) -> frozenset[str]:
                 found |= {name for item in items for name in names_in(item.context_expr)}
             case ast.Subscript(value=ast.Name(id=name), slice=part) if name in streams:
                 found |= names_in(part)
-            case ast.Call(func=ast.Name(id="tile")):
+            case ast.Call(func=ast.Name(id="tile" | "cycles")):
                 found |= names_in(node)
             case ast.Assign(targets=targets, value=value):
                 flows.append(({name for target in targets for name in names_in(target)}, names_in(value)))
@@ -102,7 +117,7 @@ def period_of(name: str, body: Sequence[ast.stmt], decisive: Container[str], str
                 parts = [item.context_expr for item in items]
             case ast.Subscript(value=ast.Name(id=base), slice=part) if base in streams:
                 parts = [part]
-            case ast.Call(func=ast.Name(id="tile")):
+            case ast.Call(func=ast.Name(id="tile" | "cycles")):
                 parts = node.args
             case ast.Assign() | ast.AnnAssign() | ast.AugAssign() if node.value is not None:
                 targets = node.targets if isinstance(node, ast.Assign) else [node.target]

@@ -82,13 +82,24 @@ class Node:
 
 
 class Op(Node):
-    """A put, or a get with the variable that holds its future ("" for none)."""
+    """A put or a get."""
 
-    __slots__ = ("place", "put", "stream", "variable")
+    __slots__ = ("place", "put", "stream")
 
-    def __init__(self, stream: int, put: bool, place: Place, variable: str) -> None:
+    def __init__(self, stream: int, put: bool, place: Place) -> None:
         super().__init__(((stream, put, 1),), True)
-        self.stream, self.put, self.place, self.variable = stream, put, place, variable
+        self.stream, self.put, self.place = stream, put, place
+
+
+class Beat(Node):
+    """Puts and gets that fire together, and the clock cycles that they take. A beat without operations takes its time
+    only. place: of its first operation or statement of cycles."""
+
+    __slots__ = ("cycles", "ops", "place")
+
+    def __init__(self, ops: tuple[Op, ...], cycles: int, place: Place) -> None:
+        super().__init__(total(ops)[0], True)
+        self.ops, self.cycles, self.place = ops, cycles, place
 
 
 class Repeat(Node):
@@ -138,10 +149,17 @@ class Nodes:
     def __init__(self) -> None:
         self._made: dict[tuple[object, ...], Node] = {}
 
-    def op(self, stream: int, put: bool, place: Place, variable: str = "") -> Node:
+    def op(self, stream: int, put: bool, place: Place) -> Op:
         """Return a put or a get."""
         key = (stream, put, place)
-        return self._made.get(key) or self._made.setdefault(key, Op(stream, put, place, variable))
+        made = self._made.get(key) or self._made.setdefault(key, Op(stream, put, place))
+        assert isinstance(made, Op)
+        return made
+
+    def beat(self, ops: tuple[Op, ...], cycles: int, place: Place) -> Node:
+        """Return a beat."""
+        key = ("beat", ops, cycles, place)
+        return self._made.get(key) or self._made.setdefault(key, Beat(ops, cycles, place))
 
     def repeat(self, times: int, body: Body) -> Body:
         """Return a body that repeats `body`; a loop that holds nothing but a loop is one loop."""
@@ -189,6 +207,8 @@ def same(a: Body, b: Body) -> bool:
     for x, y in zip(a, b, strict=True):
         if isinstance(x, Op) and isinstance(y, Op):
             equal = (x.stream, x.put) == (y.stream, y.put)
+        elif isinstance(x, Beat) and isinstance(y, Beat):
+            equal = x.cycles == y.cycles and same(x.ops, y.ops)
         elif isinstance(x, Repeat) and isinstance(y, Repeat):
             equal = x.times == y.times and same(x.body, y.body)
         elif isinstance(x, Choice) and isinstance(y, Choice):
@@ -213,12 +233,16 @@ class Instance:
 
 @dataclass(frozen=True)
 class Region:
-    """A file that is read: its streams, its task instances, and the source with what the reader found."""
+    """A file that is read: its streams, its task instances, and the source with what the reader found.
+
+    by_data: loops that take time, and whose trips data decides; found if the reading is timed.
+    """
 
     source: Source
     streams: tuple[StreamDecl, ...]
     tasks: tuple[TaskDecl, ...]
     instances: tuple[Instance, ...]
+    by_data: tuple[Place, ...] = ()
 
     def stream(self, number: int) -> tuple[StreamDecl, str]:
         """Return the declaration of a stream, and its name with indices."""
