@@ -91,6 +91,10 @@ class DeadlockError(ProgramError):
         return str(self.report)
 
 
+class UndecidedError(ProgramError):
+    """A run without data cannot tell which steps a program takes: data decides."""
+
+
 class ResourceError(RsnError):
     """A datapath that does not fit on its device. The message names the resource."""
 

@@ -88,6 +88,8 @@ class Overlay(Machine):
     as lines of such a file. refit: given an overlay with other memories or fewer units, the same with all that follows
     from them, such as limits of capabilities; raises `ProgramError` if the instructions cannot say these sizes; None if
     files cannot change its memories.
+    whole: of an overlay whose files hold a whole machine: given a parsed file and the name, the machine; raises
+    `ProgramError` for what is none.
     max_bank_bytes: of an off-chip memory that addresses reach.
     device: the chip, None if not known. resources: what each part of the datapath needs of it. costs: times of the
     units' operations by their sources, compared with the simulator's.
@@ -112,6 +114,7 @@ class Overlay(Machine):
     base: str | None = None
     changes: tuple[str, ...] = ()
     refit: Callable[[Overlay], Overlay] | None = None
+    whole: Callable[[Mapping[str, Any], str], Overlay] | None = None
     max_bank_bytes: int = 1 << 32
     device: Device | None = None
     resources: Callable[[Overlay], Iterator[Need]] = lambda overlay: iter(())
@@ -195,7 +198,8 @@ class Overlay(Machine):
             for b in record.FIELDS:
                 h.update(f"field {b.name} {b.word} {b.low} {b.width} {b.signed} {b.real};".encode())
         for line in self.changes:
-            if line.startswith(("memories.", "banks.")):  # units and streams are in it already
+            # units, streams and depths are in it already, but for machines that a file holds as a whole
+            if self.whole is not None or line.startswith(("memories.", "banks.")):
                 h.update(f"change {line};".encode())
         return h.hexdigest()[:16]
 

@@ -12,7 +12,7 @@ from collections.abc import Container, Iterator
 
 import numpy as np
 
-from ..base.errors import DeadlockError, ProgramError
+from ..base.errors import DeadlockError, ProgramError, UndecidedError
 from ..base.finding import Finding as Finding
 from ..base.garbage import gc_disabled
 from ..machine.balance import Balance, balance
@@ -134,7 +134,8 @@ def check(program: Program, *, roles: bool = True, op_lists: bool = True) -> lis
 
 
 def dry_run(program: Program, plan: Plan[Overlay] | None = None) -> list[Finding]:
-    """Run the program without data; find deadlock at the overlay's FIFO depths (D01, D03) and words left over (D02).
+    """Run the program without data; find deadlock at the overlay's FIFO depths (D01, D03) and words left over (D02), or
+    that data decides (D04, a warning).
 
     plan: the result of `dry_plan(program)`, if the caller has it already.
     """
@@ -148,6 +149,8 @@ def dry_run(program: Program, plan: Plan[Overlay] | None = None) -> list[Finding
             return [Finding("D01", str(e), "program", help=way_out)]
         way_out = f"issue the packets of the starving unit earlier, or use mOP FIFOs of depth {depth}"
         return [Finding("D03", f"the order of packets stalls the dispatcher; {e}", "program", help=way_out)]
+    except UndecidedError as e:
+        return [Finding("D04", str(e), "program", True, help="a run with data shows whether it ends")]
     except ProgramError as e:
         return [Finding("D02", str(e), "program", help="make sends equal receives on the streams named")]
     return []

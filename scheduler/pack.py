@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from itertools import accumulate, chain
 from operator import attrgetter
@@ -19,7 +20,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from ..base.errors import DeadlockError, ProgramError
+from ..base.errors import DeadlockError, ProgramError, UndecidedError
 from ..isa.fields import Record
 from ..isa.instruction_path import InstructionPath
 from ..isa.overlay import InstructionFormat, Overlay
@@ -65,6 +66,8 @@ def pack(kernels: UnpackedProgram, starts: Starts | None = None) -> Program:
     `DeadlockError` or `ProgramError` if the kernels do not fit together (e.g. more sends than receives)."""
     overlay = kernels.overlay
     _check(kernels)
+    if not overlay.formats:
+        return _without_packets(kernels)
     starts = starts or _starts(kernels)
     pieces = {unit: _cut(unit, kernels) for unit in kernels.sequences}
     kernels = replace(kernels, segments=tuple(_in_uops(kernels)))
@@ -76,6 +79,21 @@ def pack(kernels: UnpackedProgram, starts: Starts | None = None) -> Program:
         alone = _assemble(kernels, pieces, starts, share=False)
         execute(overlay, InstructionPath.of(alone), where=alone.where)
         return alone
+
+
+def _without_packets(kernels: UnpackedProgram) -> Program:
+    """The program of an overlay whose units all take lists that are loaded before the run."""
+    program = Program(
+        kernels.overlay,
+        (),
+        kernels.preloaded,
+        kernels.buffers,
+        preloaded_places=kernels.preloaded_places,
+        segments=kernels.segments,
+    )
+    with suppress(UndecidedError):  # data decides: only a run with data shows whether it ends
+        execute(kernels.overlay, InstructionPath.of(program), where=program.where)
+    return program
 
 
 def _in_uops(kernels: UnpackedProgram) -> Iterator[Segment]:

@@ -84,6 +84,7 @@ class _File:
             tuple(self.streams.values()),
             tuple(self.tasks.values()),
             tuple(instances),
+            dict(self.constants),
             tuple(context.by_data),
         )
 

@@ -6,11 +6,15 @@ Nodes are made by `Nodes`, which makes each distinct node once: equal nodes are 
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from math import prod
+from typing import TYPE_CHECKING
 
 from .source import Place, Source
+
+if TYPE_CHECKING:
+    from .values import Value
 
 PERIOD = 64
 """The longest period, in iterations, that is looked for in an unrolled loop."""
@@ -48,13 +52,15 @@ class StreamDecl:
 
     def element(self, number: int) -> str:
         """Return the name of an element with its indices. number: counted from `first`, row-major."""
-        if not self.shape:
-            return self.name
+        return self.name + (f"[{','.join(map(str, self.index(number)))}]" if self.shape else "")
+
+    def index(self, number: int) -> tuple[int, ...]:
+        """Return the indices of an element. number: as in `element`."""
         index = []
         for size in reversed(self.shape):
             number, i = divmod(number, size)
-            index.append(str(i))
-        return f"{self.name}[{','.join(reversed(index))}]"
+            index.append(i)
+        return tuple(reversed(index))
 
 
 @dataclass(frozen=True)
@@ -235,13 +241,14 @@ class Instance:
 class Region:
     """A file that is read: its streams, its task instances, and the source with what the reader found.
 
-    by_data: loops that take time, and whose trips data decides; found if the reading is timed.
+    constants: by name. by_data: loops that take time, and whose trips data decides; found if the reading is timed.
     """
 
     source: Source
     streams: tuple[StreamDecl, ...]
     tasks: tuple[TaskDecl, ...]
     instances: tuple[Instance, ...]
+    constants: Mapping[str, Value] = field(default_factory=dict)
     by_data: tuple[Place, ...] = ()
 
     def stream(self, number: int) -> tuple[StreamDecl, str]:

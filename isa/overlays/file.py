@@ -31,6 +31,7 @@ from typing import Any
 from ...base.errors import ProgramError
 from ..overlay import FIFO_DEPTHS, Overlay
 from .shipped import OVERLAYS
+from .tasks import TASKS
 
 SUFFIX = ".toml"
 """Of the name of an overlay file."""
@@ -75,15 +76,22 @@ def made(text: str, label: str, overlays: Mapping[str, Overlay] = OVERLAYS) -> O
     """
     given = _parsed(text, label)
     base, name = given.get("overlay"), given.get("name", Path(label).stem)
+    bases = {**overlays, TASKS.name: TASKS}
     if base is None:
         raise ProgramError(f'{label}: it names no overlay to change: overlay = "xnn"')
-    if base not in overlays:
+    if base not in bases:
         raise ProgramError(f"{label}: overlay: no overlay {base!r}{_close(base, overlays)}")
     if not name or not name.isprintable() or '"' in name or "\\" in name:
         raise ProgramError(f"{label}: name: {name!r} is no name")
-    if name in overlays:
+    if name in bases:
         raise ProgramError(f"{label}: name: there is an overlay {name!r} already; give this one another name")
-    return dataclasses.replace(_applied(overlays[base], given, label), name=name)
+    whole = bases[base].whole
+    if whole is None:
+        return dataclasses.replace(_applied(bases[base], given, label), name=name)
+    try:
+        return whole(given, name)
+    except ProgramError as e:
+        raise ProgramError(f"{label}: {e}") from None
 
 
 def _read(path: str | os.PathLike[str]) -> str:
@@ -107,7 +115,7 @@ def _parsed(text: str, label: str) -> dict[str, Any]:
     except (ValueError, RecursionError) as e:  # not TOML's own errors alone: a number may have too many digits
         raise ProgramError(f"{label}: no TOML: {e}") from None
     keys = ("name", "overlay", *SECTIONS)
-    for key in given:
+    for key in () if given.get("overlay") == TASKS.name else given:
         if key not in keys:
             raise ProgramError(
                 f"{label}: nothing is called {key!r} here{_close(key, keys)}, only {', '.join(keys[1:])} and name"
@@ -280,6 +288,8 @@ def text(overlay: Overlay) -> str:
 def differences(overlay: Overlay) -> list[str]:
     """Return, as words, how a changed overlay differs from the one that it changes; units of one kind that changed
     alike together. Empty if it is none."""
+    if overlay.whole is not None:
+        return [f"a machine of {len(overlay.units)} units that its own file describes"]
     base = OVERLAYS.get(overlay.base or "")
     if base is None or not overlay.changes:
         return []

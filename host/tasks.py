@@ -1,0 +1,83 @@
+"""Runs task machines: the tensors of a stream program in and out, with the element types that it declares."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from difflib import get_close_matches
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from ..base.errors import TensorError
+from ..hw.sim.machine import Machine, Run
+from ..isa.overlays.tasks.overlay import program_of
+from ..isa.overlays.tasks.program import TaskProgram
+from ..isa.overlays.tasks.tree import ElementType
+from ..isa.overlays.tasks.unit import BANK, Prepared
+from ..isa.overlays.tasks.values import DTYPES, convert, from_words, words_of
+from ..isa.program import Program
+from .tensors import shown
+
+Tensor = npt.NDArray[Any]
+
+
+@dataclass(frozen=True, eq=False)
+class TaskResult:
+    """The outputs of a run by name, and its time."""
+
+    outputs: dict[str, Tensor]
+    run: Run
+
+
+def run_tasks(program: Program, inputs: Mapping[str, Tensor] | None = None) -> TaskResult:
+    """Run a program of a task machine on the simulator.
+
+    inputs: for each input tensor an array of its shape; its values must be ones of the declared element type, `bf16`
+    and `f16` as float32. Raises `TensorError` for inputs that do not fit, `ProgramError` for what fails in the run,
+    with the place in the user's file.
+    """
+    tasks = program_of(program.overlay)
+    prepared = Prepared(tasks)
+    memory = np.zeros(prepared.words, np.float32)
+    given = dict(inputs or {})
+    wanted = [t.name for t in tasks.tensors if t.input]
+    for name in given:
+        if name not in wanted:
+            close = get_close_matches(name, wanted, n=1)
+            hint = f"; did you mean {close[0]}?" if close else f"; they are {', '.join(wanted) or 'none'}"
+            raise TensorError(f"the program has no input {shown(name)}{hint}")
+    for t in tasks.tensors:
+        if t.input:
+            if t.name not in given:
+                raise TensorError(f"the input {t.name} is missing: {_said(t.type)}")
+            at = prepared.offsets[t.name]
+            memory[at : at + t.words] = words_of(checked(t.name, given[t.name], t.type), t.type.dtype)
+    run = Machine(program).run({BANK: memory} if tasks.tensors else {})
+    return TaskResult(dict(_outputs(tasks, prepared, memory)), run)
+
+
+def checked(name: str, value: Tensor, kind: ElementType) -> Tensor:
+    """Return an array as an element type. Raises `TensorError` for another shape, or values that it does not have."""
+    value = np.asarray(value)
+    if value.shape != kind.shape:
+        raise TensorError(f"{shown(name)} has shape {value.shape}; the program declares {_said(kind)}")
+    if value.dtype.kind not in "biuf":
+        raise TensorError(f"{shown(name)} has dtype {value.dtype}; the program declares {_said(kind)}")
+    made: Tensor = np.asarray(convert(value, kind))
+    same = np.array_equal(made, value, equal_nan=value.dtype.kind == "f" and made.dtype.kind == "f")
+    if not same and not (value.dtype == np.float64 and DTYPES[kind.dtype] == np.float32):
+        raise TensorError(f"{shown(name)} has values that are none of {kind.dtype} (it has dtype {value.dtype})")
+    return made
+
+
+def _said(kind: ElementType) -> str:
+    return f"{kind.dtype}[{', '.join(map(str, kind.shape))}]"
+
+
+def _outputs(tasks: TaskProgram, prepared: Prepared, memory: npt.NDArray[np.float32]) -> Any:
+    for t in tasks.tensors:
+        if t.output:
+            at = prepared.offsets[t.name]
+            yield t.name, from_words(memory[at : at + t.words].copy(), t.type.dtype).reshape(t.type.shape)

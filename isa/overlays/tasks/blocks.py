@@ -1,0 +1,517 @@
+"""Compiles task trees to closures: expressions to functions of the variables, statements to what `TaskUnit` steps.
+
+Computation that touches no stream is one closure. What a statement reads and writes is kept beside it, so that a unit
+can tell which statements of a beat must wait for its tokens.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from itertools import product
+from typing import Any
+
+import numpy as np
+
+from ....base.errors import ProgramError
+from .kernels import KERNELS
+from .operators import BINARY, UNARY
+from .tree import (
+    Assign,
+    Binary,
+    Constant,
+    Convert,
+    Cycles,
+    ElementType,
+    Expression,
+    External,
+    For,
+    Get,
+    Group,
+    If,
+    Item,
+    Kernel,
+    Leave,
+    Name,
+    Place,
+    Put,
+    Read,
+    Select,
+    Span,
+    Statement,
+    Store,
+    Unary,
+    While,
+    divides,
+    nodes,
+)
+from .values import UNKNOWN, ByData, convert, scalar
+
+Variables = dict[str, Any]
+Value = Callable[[Variables], Any]
+"""Computes the value of an expression."""
+Action = Callable[[Variables], None]
+"""Executes statements that touch no stream."""
+
+ROUNDS = 10_000_000
+"""Limit of the iterations of a loop that touches no stream and ends by data."""
+
+
+# -- what a unit steps ------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Compute:
+    """Statements that touch no stream. loops: they end a beat. effects: they change what is no variable."""
+
+    place: Place
+    action: Action
+    reads: frozenset[str]
+    writes: frozenset[str]
+    loops: bool
+    effects: bool
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Take:
+    """A get. reads: by its index."""
+
+    place: Place
+    name: str
+    stream: str
+    index: tuple[Value, ...]
+    reads: frozenset[str]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Give:
+    """A put. index_reads: what its index reads; reads: what its value reads."""
+
+    place: Place
+    stream: str
+    index: tuple[Value, ...]
+    value: Value
+    index_reads: frozenset[str]
+    reads: frozenset[str]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Spend:
+    """Cycles of the beat."""
+
+    place: Place
+    count: Value
+    reads: frozenset[str]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Loop:
+    """A loop over values that are known when it begins. alike: no index, test, trip or cycles in it depends on what it
+    writes, its own index included: all its iterations take the same steps."""
+
+    place: Place
+    names: tuple[str, ...]
+    values: Value
+    body: tuple[Block, ...]
+    unrolled: bool
+    alike: bool
+    reads: frozenset[str]
+    writes: frozenset[str]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Until:
+    """A loop with a test. head: what computes the test."""
+
+    place: Place
+    head: tuple[Block, ...]
+    test: Value
+    body: tuple[Block, ...]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Branch:
+    """A branch whose arms touch streams. decided: it is no branch of the machine."""
+
+    place: Place
+    test: Value
+    body: tuple[Block, ...]
+    other: tuple[Block, ...]
+    decided: bool
+    reads: frozenset[str]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Exit:
+    """`break`, `continue`, `return`."""
+
+    place: Place
+    how: str
+
+
+Block = Compute | Take | Give | Spend | Loop | Until | Branch | Exit
+
+
+# -- expressions ------------------------------------------------------------------------------------------------------
+
+
+def value_of(node: Expression) -> Value:
+    """Compile an expression."""
+    match node:
+        case Constant(value):
+            return lambda env: value
+        case Name(name):
+            return lambda env: env[name]
+        case Unary(op, operand):
+            return _applied(UNARY[op], (operand,))
+        case Binary(op, left, right):
+            return _binary(BINARY[op], value_of(left), value_of(right))
+        case Select(test, body, other):
+            return _select(value_of(test), value_of(body), value_of(other))
+        case Group(items):
+            parts = tuple(map(value_of, items))
+            return lambda env: tuple(part(env) for part in parts)
+        case Span(low, high, step):
+            return _applied(slice, tuple(Constant(0) if x is None else x for x in (low, high, step)), (low, high, step))
+        case Item(base, index):
+            return _applied(item, (base, index))
+        case Kernel(kernel, arguments, named):
+            return _applied(KERNELS[kernel], arguments, named=named)
+        case External(_, function, arguments, named):
+            return _applied(function, arguments, named=named)
+        case Convert(kind, value):
+            return _applied(partial(_converted, kind), (value,))
+    raise ProgramError(f"{node} is no expression")
+
+
+def _binary(function: Callable[[Any, Any], Any], left: Value, right: Value) -> Value:
+    def compute(env: Variables) -> Any:
+        a, b = left(env), right(env)
+        if a is UNKNOWN or b is UNKNOWN:
+            return UNKNOWN
+        return scalar(function(a, b))
+
+    return compute
+
+
+def _select(test: Value, body: Value, other: Value) -> Value:
+    def compute(env: Variables) -> Any:
+        chosen = test(env)
+        if chosen is UNKNOWN:
+            return UNKNOWN
+        return body(env) if chosen else other(env)
+
+    return compute
+
+
+def _applied(
+    function: Callable[..., Any],
+    arguments: Sequence[Expression],
+    given: Sequence[Expression | None] | None = None,
+    named: Sequence[tuple[str, Expression]] = (),
+) -> Value:
+    """Apply a function. given: of the arguments, None for those that are passed as None."""
+    parts = tuple(map(value_of, arguments))
+    absent = () if given is None else tuple(k for k, x in enumerate(given) if x is None)
+    keywords = tuple((name, value_of(x)) for name, x in named)
+
+    def compute(env: Variables) -> Any:
+        values = [part(env) for part in parts]
+        for k in absent:
+            values[k] = None
+        extra = {name: part(env) for name, part in keywords}
+        if any(map(is_unknown, values)) or any(map(is_unknown, extra.values())):
+            return UNKNOWN
+        return scalar(function(*values, **extra))
+
+    return compute
+
+
+def is_unknown(value: Any) -> bool:
+    """Whether a value, or an item of it, is unknown."""
+    if type(value) is slice:
+        return any(part is UNKNOWN for part in (value.start, value.stop, value.step))
+    return value is UNKNOWN or (type(value) is tuple and any(map(is_unknown, value)))
+
+
+def item(base: Any, index: Any) -> Any:
+    """`base[index]`. Tiles and tensors take no negative index."""
+    return base[within(base, index)]
+
+
+def within(base: Any, index: Any) -> Any:
+    """Check that an index is inside an array. Raises `IndexError`."""
+    shape = getattr(base, "shape", None)
+    if shape is not None:
+        parts = index if type(index) is tuple else (index,)
+        if len(parts) > len(shape):
+            raise IndexError(f"{len(parts)} indices of {len(shape)} axes")
+        for part, size in zip(parts, shape, strict=False):
+            bounds = (part.start, part.stop) if type(part) is slice else (part,)
+            if any(b is not None and not 0 <= b <= size - (type(part) is not slice) for b in bounds):
+                raise IndexError(f"index {part} of an axis of {size}")
+    return index
+
+
+def _converted(kind: ElementType, value: Any) -> Any:
+    if isinstance(value, np.ndarray) and not kind.shape:
+        kind = ElementType(kind.dtype, value.shape)
+    return convert(value, kind)
+
+
+# -- statements -------------------------------------------------------------------------------------------------------
+
+
+def names_in(*parts: Any) -> frozenset[str]:
+    """The names that expressions read."""
+    return frozenset(node.name for node in nodes(parts) if isinstance(node, Name))
+
+
+def written(parts: Any) -> frozenset[str]:
+    """The names that statements write. A store into a tile writes its name."""
+    out: set[str] = set()
+    for node in nodes(parts):
+        match node:
+            case Get(name=name) | Store(name=name):
+                out.add(name)
+            case Assign(names=names) | For(names=names):
+                out.update(names)
+    return frozenset(out)
+
+
+def deciding(body: tuple[Statement, ...]) -> frozenset[str]:
+    """The variables that tests, trips, cycles and indices of streams depend on, directly or through others."""
+    found: set[str] = set()
+    flows: list[tuple[frozenset[str], frozenset[str]]] = []
+    for node in nodes(body):
+        match node:
+            case If(test=test) | While(test=test):
+                found |= names_in(test)
+            case For(names=names, bounds=bounds):
+                found |= names_in(bounds)
+            case Get(index=index) | Put(index=index):
+                found |= names_in(index)
+            case Cycles(count=count):
+                found |= names_in(count)
+            case Assign(names=names, value=value):
+                flows.append((frozenset(names), names_in(value)))
+            case Store(name=name, index=index, value=value):
+                flows.append((frozenset((name,)), names_in(index, value)))
+    changed = True
+    while changed:
+        before = len(found)
+        for targets, sources in flows:
+            if targets & found:
+                found |= sources
+        changed = len(found) > before
+    return frozenset(found)
+
+
+class Compiler:
+    """Compiles the body of a task. file: of its places. types: the element type of each array of streams."""
+
+    def __init__(self, body: tuple[Statement, ...], file: str, types: Mapping[str, ElementType]) -> None:
+        self.file, self.types = file, types
+        self.deciding = deciding(body)
+        self.body = self.blocks(body)
+
+    def blocks(self, body: tuple[Statement, ...]) -> tuple[Block, ...]:
+        """Compile statements."""
+        return tuple(map(self.block, body))
+
+    def block(self, node: Statement) -> Block:
+        """Compile a statement."""
+        match node:
+            case Get(place, name, stream, index):
+                return Take(place, name, stream, tuple(map(value_of, index)), names_in(index))
+            case Put(place, stream, index, value):
+                kind, compute = self.types[stream], value_of(value)
+                give = self._guarded(place, lambda env: convert(compute(env), kind))
+                return Give(place, stream, tuple(map(value_of, index)), give, names_in(index), names_in(value))
+            case Cycles(place, count):
+                return Spend(place, value_of(count), names_in(count))
+            case Leave(place, how):
+                return Exit(place, how)
+        if isinstance(node, If) and (divides((*node.body, *node.other)) or node.decided):
+            test = self._guarded(node.place, value_of(node.test))
+            arms = self.blocks(node.body), self.blocks(node.other)
+            return Branch(node.place, test, *arms, node.decided, names_in(node.test))
+        if isinstance(node, For) and self._steps(node.body):
+            writes = written(node)
+            inside = frozenset().union(*(self._decides(s) for s in node.body))
+            alike = not writes & inside and not (written(node.body) & self.deciding)
+            values = self._guarded(node.place, _trips(node))
+            body = self.blocks(node.body)
+            return Loop(node.place, node.names, values, body, node.unrolled, alike, names_in(node.bounds), writes)
+        if isinstance(node, While) and self._steps((*node.head, *node.body)):
+            return Until(node.place, self.blocks(node.head), value_of(node.test), self.blocks(node.body))
+        loops = any(isinstance(n, For | While) for n in nodes(node))
+        effects = any(isinstance(n, Store | External) for n in nodes(node))
+        return Compute(node.place, self.action(node), names_in(node), written(node), loops, effects)
+
+    def _steps(self, body: tuple[Statement, ...]) -> bool:
+        return any(isinstance(n, Get | Put | Cycles | Leave) for n in nodes(body))
+
+    def _decides(self, node: Statement) -> frozenset[str]:
+        """The names on which the steps of a statement depend, but not through other variables."""
+        out: set[str] = set()
+        for n in nodes(node):
+            match n:
+                case If(test=test) | While(test=test):
+                    out |= names_in(test)
+                case For(bounds=bounds):
+                    out |= names_in(bounds)
+                case Get(index=index) | Put(index=index):
+                    out |= names_in(index)
+                case Cycles(count=count):
+                    out |= names_in(count)
+        return frozenset(out)
+
+    def _guarded(self, place: Place, compute: Value) -> Value:
+        """Name the place in the errors of a computation."""
+
+        def guarded(env: Variables) -> Any:
+            try:
+                return compute(env)
+            except (ArithmeticError, TypeError, ValueError, IndexError, KeyError, AttributeError, ProgramError) as e:
+                raise ProgramError(f"{self.file}:{place.line}:{place.column}: {_said(e)}") from None
+
+        return guarded
+
+    # -- statements that touch no stream ----------------------------------------------------------------------------
+
+    def action(self, node: Statement) -> Action:
+        """Compile a statement without puts, gets and cycles."""
+        compute = self._guarded(node.place, self._action(node))
+        return lambda env: compute(env)
+
+    def _action(self, node: Statement) -> Value:
+        match node:
+            case Assign(names=names, value=value, type=kind):
+                shared = isinstance(value, Name | Item | Select | Kernel)
+                return _assignment(names, value_of(value), kind, shared)
+            case Store(name=name, index=index, value=value):
+                return _store(name, value_of(index), value_of(value))
+            case Read(values=values):
+                parts = tuple(map(value_of, values))
+                return lambda env: [part(env) for part in parts]
+            case If(test=test, body=body, other=other):
+                return self._if(value_of(test), self._sequence(body), self._sequence(other), written((body, other)))
+            case For(names=names, body=body):
+                return self._for(_trips(node), names, self._sequence(body), written(node))
+            case While(head=head, test=test, body=body):
+                writes = written((head, body))
+                return self._while(self._sequence(head), value_of(test), self._sequence(body), writes)
+        raise ProgramError(f"{node} is no statement without streams")
+
+    def _sequence(self, body: tuple[Statement, ...]) -> Action:
+        actions = tuple(map(self.action, body))
+
+        def run(env: Variables) -> None:
+            for act in actions:
+                act(env)
+
+        return run
+
+    def _if(self, test: Value, body: Action, other: Action, writes: frozenset[str]) -> Value:
+        def run(env: Variables) -> None:
+            chosen = test(env)
+            if chosen is UNKNOWN:
+                env.update(dict.fromkeys(writes, UNKNOWN))
+            else:
+                (body if chosen else other)(env)
+
+        return run
+
+    def _for(self, trips: Value, names: tuple[str, ...], body: Action, writes: frozenset[str]) -> Value:
+        def run(env: Variables) -> None:
+            try:
+                values = trips(env)
+            except ByData:
+                env.update(dict.fromkeys(writes, UNKNOWN))
+                return
+            for value in values:
+                bind(env, names, value)
+                body(env)
+
+        return run
+
+    def _while(self, head: Action, test: Value, body: Action, writes: frozenset[str]) -> Value:
+        def run(env: Variables) -> None:
+            for _ in range(ROUNDS):
+                head(env)
+                chosen = test(env)
+                if chosen is UNKNOWN:
+                    env.update(dict.fromkeys(writes, UNKNOWN))
+                    return
+                if not chosen:
+                    return
+                body(env)
+            raise ProgramError(f"this loop has run {ROUNDS} times, which is the limit")
+
+        return run
+
+
+def _said(error: Exception) -> str:
+    return f"the name {error} has no value here" if isinstance(error, KeyError) else str(error)
+
+
+def bind(env: Variables, names: tuple[str, ...], value: Any) -> None:
+    """Bind a value to one name, or its items to several."""
+    if len(names) == 1:
+        env[names[0]] = value
+    elif value is UNKNOWN:
+        env.update(dict.fromkeys(names, UNKNOWN))
+    else:
+        items = tuple(value)
+        if len(items) != len(names):
+            raise ProgramError(f"{len(names)} names for {len(items)} values")
+        env.update(zip(names, map(scalar, items), strict=True))
+
+
+def _assignment(names: tuple[str, ...], compute: Value, kind: ElementType | None, shared: bool) -> Value:
+    """shared: the value may be a tile of another variable, or a part of one. Tiles are values: it is copied."""
+
+    def run(env: Variables) -> None:
+        value = compute(env)
+        if kind is not None:
+            value = _converted_whole(value, kind)
+        elif shared and isinstance(value, np.ndarray):
+            value = value.copy()
+        bind(env, names, value)
+
+    return run
+
+
+def _converted_whole(value: Any, kind: ElementType) -> Any:
+    return convert(value, kind) if kind.shape or value is UNKNOWN else _converted(kind, value)
+
+
+def _store(name: str, index: Value, compute: Value) -> Value:
+    def run(env: Variables) -> None:
+        base, at, value = env[name], index(env), compute(env)
+        if base is UNKNOWN:
+            return
+        if value is UNKNOWN or is_unknown(at):
+            env[name] = base if getattr(base, "off_chip", False) else UNKNOWN
+        else:
+            base[within(base, at)] = value
+
+    return run
+
+
+def _trips(node: For) -> Value:
+    bounds = tuple(map(value_of, node.bounds))
+
+    def values(env: Variables) -> Any:
+        sizes = [bound(env) for bound in bounds]
+        if any(map(is_unknown, sizes)):
+            raise ByData
+        if node.kind == "range":
+            return range(*sizes)
+        if node.kind == "grid":
+            return product(*map(range, sizes)) if len(sizes) > 1 else range(*sizes)
+        return tuple(sizes[0])
+
+    return values

@@ -1,0 +1,178 @@
+"""The library kernels of tasks on values: what they compute, in which order, so that other back ends give equal bits.
+
+Floats are computed in float32 (`f64` in float64), every operation rounded, none fused. Sums run from the first element
+to the last. `exp` is the polynomial below and not the host's, whose last bits differ between computers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+
+from ....base.errors import ProgramError
+from .values import DTYPES
+
+Tile = Any
+"""A numpy array, or a number."""
+
+LOG2_E = np.float32(1.44269504)
+LN2_HIGH = np.float32(0.693359375)
+LN2_LOW = np.float32(-2.12194440e-4)
+EXP_SMALLEST = np.float32(-87.0)
+"""Below it exp is 0: the result would be smaller than the smallest normal float32."""
+EXP_LARGEST = np.float32(88.0)
+"""Above it exp is infinite."""
+EXP = tuple(map(np.float32, (1 / 5040, 1 / 720, 1 / 120, 1 / 24, 1 / 6, 0.5, 1.0, 1.0)))
+"""Coefficients of the Taylor polynomial of exp on [-ln 2 / 2, ln 2 / 2], the highest power first."""
+
+ERF_P = np.float32(0.3275911)
+ERF = tuple(map(np.float32, (1.061405429, -1.453152027, 1.421413741, -0.284496736, 0.254829592)))
+"""Abramowitz and Stegun, Handbook of Mathematical Functions, formula 7.1.26: absolute error below 1.5e-7."""
+SQRT_HALF = np.float32(0.70710678)
+
+
+def _float(x: Any) -> Tile:
+    x = np.asarray(x)
+    return x if x.dtype == np.float64 else x.astype(np.float32)
+
+
+def exp(x: Any) -> Tile:
+    """e to the power of x. Relative error below 2e-7 in float32."""
+    x = _float(x)
+    if x.dtype == np.float64:
+        return np.exp(x)
+    inside: Tile = np.clip(np.where(np.isnan(x), np.float32(0), x), EXP_SMALLEST, EXP_LARGEST)
+    powers: Tile = np.rint(inside * LOG2_E)
+    rest: Tile = inside - powers * LN2_HIGH
+    rest = rest - powers * LN2_LOW
+    series: Tile = np.full_like(rest, EXP[0])
+    for coefficient in EXP[1:]:
+        series = series * rest + coefficient
+    result: Tile = np.ldexp(series, powers.astype(np.int32))
+    result = np.where(x > EXP_LARGEST, np.float32(np.inf), np.where(x < EXP_SMALLEST, np.float32(0), result))
+    return np.where(np.isnan(x), x, result)
+
+
+def _erf(x: Tile) -> Tile:
+    size = np.abs(x)
+    t = np.float32(1) / (np.float32(1) + ERF_P * size)
+    series: Tile = np.full_like(t, ERF[0])
+    for coefficient in ERF[1:]:
+        series = series * t + coefficient
+    tail = series * t * exp(-(size * size))
+    return np.where(x < 0, tail - np.float32(1), np.float32(1) - tail)
+
+
+def total(x: Any, axis: int = -1) -> Tile:
+    """The sum along an axis, from the first element to the last."""
+    x = np.asarray(x)
+    kind = np.int64 if x.dtype.kind in "iub" else x.dtype
+    return np.add.accumulate(x.astype(kind), axis=axis).take(-1, axis=axis)
+
+
+def matmul(a: Any, b: Any) -> Tile:
+    """The product of two matrices; the sum runs over k in order."""
+    a, b = np.asarray(a), np.asarray(b)
+    if a.dtype.kind in "iub":
+        return np.asarray(a.astype(np.int64) @ b.astype(np.int64))
+    out = np.zeros((a.shape[0], b.shape[1]), np.result_type(a, b))
+    for k in range(a.shape[1]):
+        out += a[:, k, None] * b[None, k]
+    return out
+
+
+def softmax(x: Any) -> Tile:
+    """Softmax along the last axis."""
+    x = _float(x)
+    powers = exp(x - x.max(axis=-1, keepdims=True))
+    return powers / total(powers)[..., None]
+
+
+def layernorm(x: Any, gamma: Any = None, beta: Any = None, eps: float = 1e-5) -> Tile:
+    """Layer norm along the last axis."""
+    x = _float(x)
+    count = x.dtype.type(x.shape[-1])
+    centred = x - (total(x) / count)[..., None]
+    variance = total(centred * centred) / count
+    return _scaled(centred / np.sqrt(variance + x.dtype.type(eps))[..., None], gamma, beta)
+
+
+def rmsnorm(x: Any, gamma: Any = None, eps: float = 1e-5) -> Tile:
+    """RMS norm along the last axis."""
+    x = _float(x)
+    square = total(x * x) / x.dtype.type(x.shape[-1])
+    return _scaled(x / np.sqrt(square + x.dtype.type(eps))[..., None], gamma, None)
+
+
+def _scaled(x: Tile, gamma: Any, beta: Any) -> Tile:
+    x = x if gamma is None else x * gamma
+    return x if beta is None else x + beta
+
+
+def gelu(x: Any) -> Tile:
+    """GELU with the error function."""
+    x = _float(x)
+    return x * np.float32(0.5) * (np.float32(1) + _erf(x * SQRT_HALF))
+
+
+def silu(x: Any) -> Tile:
+    """x times the logistic function of x."""
+    x = _float(x)
+    return x / (np.float32(1) + exp(-x))
+
+
+def relu(x: Any) -> Tile:
+    """The larger of x and 0."""
+    x = np.asarray(x)
+    return np.where(x > 0, x, x.dtype.type(0))
+
+
+def _made(dtype: Any, shape: tuple[Any, ...], value: Any) -> Tile:
+    if dtype not in DTYPES:
+        raise ProgramError(f"{dtype} is no element type")
+    return np.full(tuple(int(n) for n in shape), value, DTYPES[dtype])
+
+
+def _reduced(x: Any, axis: int | None, along: Callable[[Any, int], Tile]) -> Tile:
+    x = np.asarray(x)
+    return along(x.reshape(-1), 0) if axis is None else along(x, int(axis))
+
+
+KERNELS: Mapping[str, Callable[..., Any]] = {
+    "matmul": matmul,
+    "add": lambda a, b: np.asarray(a) + b,
+    "sub": lambda a, b: np.asarray(a) - b,
+    "mul": lambda a, b: np.asarray(a) * b,
+    "div": lambda a, b: np.asarray(a) / b,
+    "maximum": np.maximum,
+    "minimum": np.minimum,
+    "scale": lambda x, c: np.asarray(x) * c,
+    "transpose": lambda x: np.asarray(x).T,
+    "reshape": lambda x, *shape: np.asarray(x).reshape(shape),
+    "relu": relu,
+    "gelu": gelu,
+    "silu": silu,
+    "exp": exp,
+    "sqrt": lambda x: np.sqrt(_float(x)),
+    "softmax": softmax,
+    "layernorm": layernorm,
+    "rmsnorm": rmsnorm,
+    "reduce_sum": lambda x, axis=None: _reduced(x, axis, total),
+    "reduce_max": lambda x, axis=None: _reduced(x, axis, lambda t, k: t.max(axis=k)),
+    "zeros": lambda dtype, *shape: _made(dtype, shape, 0),
+    "full": lambda dtype, *rest: _made(dtype, rest[:-1], rest[-1]),
+    "tile": lambda dtype, *shape: _made(dtype, shape, 0),
+    "concat": lambda *tiles, axis=0: np.concatenate(tiles, axis=int(axis)),
+    "int": int,
+    "float": float,
+    "bool": bool,
+    "abs": abs,
+    "max": max,
+    "min": min,
+    "len": len,
+    "use": lambda result, *values: result,
+    "data": lambda draw: draw(),
+}
+"""The kernels by name."""

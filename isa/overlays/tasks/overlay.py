@@ -1,0 +1,286 @@
+"""Task machines: overlays that are made of a task program, a unit for each list of task instances.
+
+The text of an overlay file holds the whole machine, as data:
+
+```toml
+name = "pair"
+overlay = "tasks"
+file = "pair.py"                          # of the places in the trees
+clock_hz = 3e8
+arrays.s = [["i32"], 4, 1, []]            # element type, depth, packing, shape of the array
+tensors.x = [["f32", 64], true, false]    # element type with shape; whether it is an input, an output
+tasks.a = [[1], [["p", "x", [-1]]], [3, 1], [...]]  # grid, parameters, place, tree
+units.a = [["a", [0]]]                    # the task instances that it runs, in order
+links = [["s", [], "a", "b", 4]]          # stream and index, source, sink, depth
+```
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator, Mapping
+from math import prod
+from typing import Any
+
+from ....base.errors import ProgramError
+from ....machine.description import Rate, Stream, UnitSpec
+from ....machine.token_type import TokenType
+from ...layout import Layout
+from ...overlay import Overlay
+from ...program import Buffer, Role, UnpackedProgram
+from ...program import Place as Line
+from .codec import encoded, statements, toml
+from .program import Link, Parameter, Shot, StreamArray, Task, TaskProgram, Tensor
+from .tree import ElementType, Get, Place, Put, Statement, nodes
+from .unit import BANK, CYCLE, Prepared, RunShot, TaskUnit
+from .values import DTYPES
+
+NAME = "tasks"
+LONGEST = 1 << 16
+"""Limit of the task instances that one unit runs."""
+
+
+def machine_of(program: TaskProgram) -> Overlay:
+    """Return the machine that runs a task program. Raises `ProgramError` for streams or units that do not fit."""
+    prepared = Prepared(program)
+    behaviour = type("TaskUnit", (TaskUnit,), {"prepared": prepared})
+    units = tuple(
+        UnitSpec(name, name, 0, behaviour, bank=BANK if program.tensors else None) for name, _ in program.units
+    )
+    streams = tuple(
+        Stream(link.source, link.sink, link.depth, link.label, _token(prepared.types[link.stream]))
+        for link in program.links
+    )
+    return dataclasses.replace(
+        TASKS,
+        name=program.name,
+        units=units,
+        streams=streams,
+        clock_hz=program.clock_hz,
+        preloaded={name: (RunShot, LONGEST) for name, _ in program.units},
+        banks={BANK: 4 * prepared.words} if program.tensors else {},
+        base=NAME,
+        changes=tuple(_lines(program)),
+    )
+
+
+def program_of(overlay: Overlay) -> TaskProgram:
+    """Return the task program of a task machine."""
+    behaviour = overlay.units[0].behaviour
+    assert issubclass(behaviour, TaskUnit)
+    return behaviour.prepared.program
+
+
+def uops_of(program: TaskProgram) -> UnpackedProgram:
+    """Return the program of a task machine: the task instances that each unit runs, and its tensors as buffers."""
+    overlay, prepared = machine_of(program), Prepared(program)
+    lists, places, number = {}, {}, 0
+    for name, shots in program.units:
+        lists[name] = tuple(RunShot(shot=number + k) for k in range(len(shots)))
+        places[name] = tuple(Line(program.file, prepared.tasks[shot.task].place.line) for shot in shots)
+        number += len(shots)
+    buffers = tuple(
+        Buffer(
+            t.name,
+            BANK,
+            prepared.offsets[t.name],
+            (t.words,),
+            Layout.LINEAR,
+            Role.OUTPUT if t.output else Role.INPUT,
+        )
+        for t in program.tensors
+    )
+    return UnpackedProgram(overlay, {}, preloaded=lists, buffers=buffers, preloaded_places=places)
+
+
+def _token(kind: ElementType) -> TokenType:
+    return TokenType(kind.dtype, prod(kind.shape[:-1]), kind.shape[-1] if kind.shape else 1)
+
+
+# -- as text ----------------------------------------------------------------------------------------------------------
+
+
+def _lines(program: TaskProgram) -> Iterator[str]:
+    """The lines of the text that makes the machine, but for its name and base."""
+    yield f"file = {toml(program.file)}"
+    yield f"clock_hz = {toml(program.clock_hz)}"
+    yield f"seed = {program.seed}"
+    for name, value in program.constants:
+        yield f"constants.{name} = {toml(value)}"
+    for s in program.streams:
+        yield f"arrays.{s.name} = {toml([encoded(s.type), s.depth, s.packing, s.shape])}"
+    for t in program.tensors:
+        yield f"tensors.{t.name} = {toml([encoded(t.type), t.input, t.output])}"
+    for task in program.tasks:
+        parameters = [[p.name, p.tensor, p.axes] for p in task.parameters]
+        yield f"tasks.{task.name} = {toml([task.mapping, parameters, encoded(task.place), encoded(task.body)])}"
+    for unit, shots in program.units:
+        yield f"units.{toml(unit)} = {toml([[shot.task, shot.tid] for shot in shots])}"
+    yield f"links = {toml([[k.stream, k.index, k.source, k.sink, k.depth] for k in program.links])}"
+    for unit, places in program.apart:
+        yield f"apart.{toml(unit)} = {toml([encoded(place) for place in places])}"
+
+
+def _made(given: Mapping[str, Any], name: str) -> Overlay:
+    """Return the machine that a parsed text describes. Raises `ProgramError` for what is none."""
+    program = _parsed(given, name)
+    _check(program)
+    return machine_of(program)
+
+
+def _parsed(given: Mapping[str, Any], name: str) -> TaskProgram:
+    known = {f.name for f in dataclasses.fields(TaskProgram)} - {"name", "streams"} | {"arrays"}
+    for key in given:
+        if key not in known and key not in ("name", "overlay"):
+            raise ProgramError(f"a task machine has no {key!r}, only {', '.join(sorted(known))}")
+    constants = tuple((key, _constant(key, value)) for key, value in _table(given, "constants"))
+    arrays = []
+    for key, value in _table(given, "arrays"):
+        kind, depth, packing, shape = _row(f"arrays.{key}", value, list, int, int, list)
+        arrays.append(StreamArray(key, _type(f"arrays.{key}", kind), depth, packing, _sizes(f"arrays.{key}", shape)))
+    tensors = []
+    for key, value in _table(given, "tensors"):
+        kind, reads, writes = _row(f"tensors.{key}", value, list, bool, bool)
+        tensors.append(Tensor(key, _type(f"tensors.{key}", kind), reads, writes))
+    tasks = [_task(key, value) for key, value in _table(given, "tasks")]
+    units = [(key, tuple(_shot(f"units.{key}", shot) for shot in value)) for key, value in _table(given, "units", list)]
+    links = []
+    for value in given.get("links", []):
+        stream, index, source, sink, depth = _row("links", value, str, list, str, str, int)
+        links.append(Link(stream, _sizes("links", index, 0), source, sink, depth))
+    apart = [
+        (key, tuple(Place(*_row(f"apart.{key}", place, int, int)) for place in value))
+        for key, value in _table(given, "apart", list)
+    ]
+    file, clock, seed = given.get("file", name), given.get("clock_hz", 300e6), given.get("seed", 0)
+    if not isinstance(file, str) or type(seed) is not int or seed < 0 or not isinstance(clock, int | float):
+        raise ProgramError("file is a text, clock_hz a number, seed a whole number")
+    if not 1 <= clock <= 1e12:
+        raise ProgramError(f"clock_hz = {clock}: must be between 1 and 1e12")
+    return TaskProgram(
+        name,
+        file,
+        tuple(arrays),
+        tuple(tensors),
+        tuple(tasks),
+        tuple(units),
+        tuple(links),
+        constants,
+        tuple(apart),
+        float(clock),
+        seed,
+    )
+
+
+def _table(given: Mapping[str, Any], key: str, kind: type[Any] = object) -> Iterator[tuple[str, Any]]:
+    table = given.get(key, {})
+    if not isinstance(table, dict):
+        raise ProgramError(f"{key} is a table")
+    for name, value in table.items():
+        if not isinstance(value, kind):
+            raise ProgramError(f"{key}.{name} is no {kind.__name__}")
+        yield name, value
+
+
+def _row(what: str, value: Any, *kinds: type[Any]) -> list[Any]:
+    if not isinstance(value, list) or len(value) != len(kinds):
+        raise ProgramError(f"{what} has {len(kinds)} parts")
+    for part, kind in zip(value, kinds, strict=True):
+        if type(part) is not kind:
+            raise ProgramError(f"{what}: {str(part)[:40]} is no {kind.__name__}")
+    return value
+
+
+def _sizes(what: str, value: Any, least: int = 1) -> tuple[int, ...]:
+    if not isinstance(value, list) or any(type(n) is not int or not least <= n < 1 << 31 for n in value):
+        raise ProgramError(f"{what}: {str(value)[:40]} is no list of whole numbers from {least} on")
+    return tuple(value)
+
+
+def _type(what: str, value: list[Any]) -> ElementType:
+    if not value or value[0] not in DTYPES:
+        raise ProgramError(f"{what}: {str(value)[:40]} is no element type")
+    return ElementType(value[0], _sizes(what, value[1:]))
+
+
+def _constant(name: str, value: Any) -> Any:
+    if isinstance(value, list) and all(isinstance(part, bool | int | float | str) for part in value):
+        return tuple(value)
+    if not isinstance(value, bool | int | float | str):
+        raise ProgramError(f"constants.{name} is no number, Boolean, text, or list of these")
+    return value
+
+
+def _task(name: str, value: Any) -> Task:
+    what = f"tasks.{name}"
+    mapping, parameters, place, body = _row(what, value, list, list, list, list)
+    rows = [_row(what, p, str, str, list) for p in parameters]
+    made = tuple(Parameter(p, tensor, _sizes(what, axes, -1)) for p, tensor, axes in rows)
+    return Task(name, _sizes(what, mapping), made, statements(body, what), Place(*_row(what, place, int, int)))
+
+
+def _shot(what: str, value: Any) -> Shot:
+    task, tid = _row(what, value, str, list)
+    return Shot(task, _sizes(what, tid, 0))
+
+
+def _check(program: TaskProgram) -> None:
+    """Refuse a program whose parts do not fit to each other."""
+    prepared = Prepared(program)
+    units = dict(program.units)
+    if not units:
+        raise ProgramError("the machine has no units")
+    for s in program.streams:
+        if s.depth < 1 or s.packing < 1 or s.depth % s.packing:
+            raise ProgramError(f"arrays.{s.name}: depth {s.depth} is no multiple of transfers of {s.packing}")
+    for task in program.tasks:
+        for p in task.parameters:
+            if p.tensor not in prepared.tensors:
+                raise ProgramError(f"tasks.{task.name}: there is no tensor {p.tensor}")
+            shape = prepared.tensors[p.tensor].type.shape
+            if len(p.axes) != len(shape) or any(a >= len(task.mapping) for a in p.axes):
+                raise ProgramError(f"tasks.{task.name}: {p.name} has {len(shape)} axes, cut by axes of the grid")
+            if any(a >= 0 and size % task.mapping[a] for size, a in zip(shape, p.axes, strict=True)):
+                raise ProgramError(f"tasks.{task.name}: the axes of {p.name} are not cut into equal parts")
+        _check_streams(task.name, task.body, prepared)
+    for unit, shots in program.units:
+        for shot in shots:
+            known = prepared.tasks.get(shot.task)
+            if known is None:
+                raise ProgramError(f"units.{unit}: there is no task {shot.task}")
+            if len(shot.tid) != len(known.mapping) or any(
+                i >= n for i, n in zip(shot.tid, known.mapping, strict=False)
+            ):
+                raise ProgramError(f"units.{unit}: {shot.name} is outside the grid of {shot.task}")
+    for link in program.links:
+        array = prepared.streams.get(link.stream)
+        if array is None:
+            raise ProgramError(f"links: there is no stream {link.stream}")
+        if len(link.index) != len(array.shape) or any(i >= n for i, n in zip(link.index, array.shape, strict=False)):
+            raise ProgramError(f"links: {link.label} is outside {link.stream}")
+        if link.source not in units or link.sink not in units or link.source == link.sink:
+            raise ProgramError(f"links: {link.label} goes from {link.source} to {link.sink}: two units are expected")
+        if link.depth < array.packing or link.depth % array.packing:
+            raise ProgramError(f"links: {link.label}: depth {link.depth} is no multiple of transfers")
+    if len(prepared.links) < len(program.links):
+        raise ProgramError("links: a stream is listed twice")
+
+
+def _check_streams(task: str, body: tuple[Statement, ...], prepared: Prepared) -> None:
+    for node in nodes(body):
+        if isinstance(node, Get | Put) and node.stream not in prepared.streams:
+            raise ProgramError(f"tasks.{task}: there is no stream {node.stream}")
+
+
+TASKS = Overlay(
+    name=NAME,
+    units=(),
+    streams=(),
+    clock_hz=300e6,
+    formats=(),
+    rates={CYCLE: Rate(1, "PL cycles", "one beat a cycle, or as many as the task states", "beats")},
+    terminators=(),
+    layout=Layout.LINEAR,
+    whole=_made,
+)
+"""The overlay without units that task machines are made of."""

@@ -1,0 +1,103 @@
+"""A task program as data: streams, tensors, tasks with their trees, and which instances each unit runs."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from math import prod
+
+from .tree import ElementType, Place, Statement
+from .values import WORDS
+
+
+@dataclass(frozen=True)
+class StreamArray:
+    """An array of streams, or a single one (shape empty). depth: in elements. packing: elements of one transfer."""
+
+    name: str
+    type: ElementType
+    depth: int
+    packing: int = 1
+    shape: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True)
+class Tensor:
+    """An array off the chip. output: tasks write it; input: they read it before they write it."""
+
+    name: str
+    type: ElementType
+    input: bool
+    output: bool
+
+    @property
+    def words(self) -> int:
+        """32-bit words that it takes."""
+        return prod(self.type.shape) * WORDS[self.type.dtype]
+
+
+@dataclass(frozen=True)
+class Parameter:
+    """A name in a task for a part of a tensor. axes: for each axis of the tensor, the axis of the task's grid that cuts
+    it, -1 for none."""
+
+    name: str
+    tensor: str
+    axes: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Task:
+    """A task: its grid of instances, parameters, and tree. place: of its definition."""
+
+    name: str
+    mapping: tuple[int, ...]
+    parameters: tuple[Parameter, ...]
+    body: tuple[Statement, ...]
+    place: Place
+
+
+@dataclass(frozen=True)
+class Shot:
+    """One run of a task instance."""
+
+    task: str
+    tid: tuple[int, ...]
+
+    @property
+    def name(self) -> str:
+        """`gemm[1,2]`, or `gemm` for a grid of one point."""
+        return self.task if not any(self.tid) and len(self.tid) == 1 else f"{self.task}[{','.join(map(str, self.tid))}]"
+
+
+@dataclass(frozen=True)
+class Link:
+    """A stream of the machine: the element `index` of an array, from unit to unit. depth: in elements."""
+
+    stream: str
+    index: tuple[int, ...]
+    source: str
+    sink: str
+    depth: int
+
+    @property
+    def label(self) -> str:
+        """The name of the element."""
+        return self.stream + (f"[{','.join(map(str, self.index))}]" if self.index else "")
+
+
+@dataclass(frozen=True)
+class TaskProgram:
+    """Everything that the machine and its run are made of. units: the shots of each unit, in order. apart: by unit, the
+    places of beats whose operations fire one after the other. file: of the places. clock_hz: clock of the machine."""
+
+    name: str
+    file: str
+    streams: tuple[StreamArray, ...]
+    tensors: tuple[Tensor, ...]
+    tasks: tuple[Task, ...]
+    units: tuple[tuple[str, tuple[Shot, ...]], ...]
+    links: tuple[Link, ...]
+    constants: tuple[tuple[str, bool | int | float | str | tuple[int | float | bool | str, ...]], ...] = ()
+    apart: tuple[tuple[str, tuple[Place, ...]], ...] = ()
+    clock_hz: float = 300e6
+    seed: int = field(default=0)

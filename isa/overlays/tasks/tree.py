@@ -1,0 +1,253 @@
+"""The tree of operations of a task: what a unit of a task machine executes. It is data, and has no code of a host.
+
+Statements do one thing each: a get has a statement of its own, so that the order of puts and gets is that of the
+statements. Expressions compute on values that are there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, fields
+from typing import Any, NamedTuple
+
+
+class Place(NamedTuple):
+    """Where a statement stands in the file of its task. line, column: counted from 1."""
+
+    line: int
+    column: int
+
+
+@dataclass(frozen=True)
+class ElementType:
+    """The type of a value: dtype, such as `i8` or `f32`, and shape, empty for a scalar."""
+
+    dtype: str
+    shape: tuple[int, ...] = ()
+
+
+# -- expressions ------------------------------------------------------------------------------------------------------
+
+
+class Expression:
+    """A node that has a value."""
+
+    __slots__ = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Constant(Expression):
+    """A number, a Boolean, or a text."""
+
+    value: bool | int | float | str
+
+
+@dataclass(frozen=True, slots=True)
+class Name(Expression):
+    """The value of a variable."""
+
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class Unary(Expression):
+    """`-x`, `~x`, `not x`."""
+
+    op: str
+    operand: Expression
+
+
+@dataclass(frozen=True, slots=True)
+class Binary(Expression):
+    """`a op b`: arithmetic, bits, comparison, `in`; `and` and `or` evaluate both operands."""
+
+    op: str
+    left: Expression
+    right: Expression
+
+
+@dataclass(frozen=True, slots=True)
+class Select(Expression):
+    """`body if test else other`."""
+
+    test: Expression
+    body: Expression
+    other: Expression
+
+
+@dataclass(frozen=True, slots=True)
+class Group(Expression):
+    """A tuple or a set of values."""
+
+    items: tuple[Expression, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Span(Expression):
+    """A range of indices, `low:high:step`; None for what is left out."""
+
+    low: Expression | None
+    high: Expression | None
+    step: Expression | None
+
+
+@dataclass(frozen=True, slots=True)
+class Item(Expression):
+    """`base[index]` of a tuple, a tile or a tensor."""
+
+    base: Expression
+    index: Expression
+
+
+@dataclass(frozen=True, slots=True)
+class Kernel(Expression):
+    """A library kernel, applied to arguments."""
+
+    kernel: str
+    arguments: tuple[Expression, ...]
+    named: tuple[tuple[str, Expression], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Convert(Expression):
+    """A value as another element type."""
+
+    type: ElementType
+    value: Expression
+
+
+@dataclass(frozen=True, slots=True)
+class External(Expression):
+    """A function of the host's language, applied to arguments. Files cannot hold it."""
+
+    name: str
+    function: Callable[..., Any]
+    arguments: tuple[Expression, ...]
+    named: tuple[tuple[str, Expression], ...] = ()
+
+
+# -- statements -------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Statement:
+    """A node that does something. place: in the file of the task."""
+
+    place: Place
+
+
+@dataclass(frozen=True, slots=True)
+class Get(Statement):
+    """Take the next token of an element of an array of streams, and bind it."""
+
+    name: str
+    stream: str
+    index: tuple[Expression, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Put(Statement):
+    """Put a value on an element of an array of streams, as the type of the stream."""
+
+    stream: str
+    index: tuple[Expression, ...]
+    value: Expression
+
+
+@dataclass(frozen=True, slots=True)
+class Assign(Statement):
+    """Bind a value to names: to one, or item by item to several. type: what it is converted to, None to leave it."""
+
+    names: tuple[str, ...]
+    value: Expression
+    type: ElementType | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Store(Statement):
+    """`name[index] = value`, for a tile or a tensor."""
+
+    name: str
+    index: Expression
+    value: Expression
+
+
+@dataclass(frozen=True, slots=True)
+class Read(Statement):
+    """Evaluate expressions; the values are not kept."""
+
+    values: tuple[Expression, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Cycles(Statement):
+    """The beat takes this many clock cycles."""
+
+    count: Expression
+
+
+@dataclass(frozen=True, slots=True)
+class For(Statement):
+    """A loop. kind: `range`, `grid`, or `in` for the items of a tuple. unrolled: before the run, so that its iterations
+    are one straight run of statements."""
+
+    names: tuple[str, ...]
+    kind: str
+    bounds: tuple[Expression, ...]
+    body: tuple[Statement, ...]
+    unrolled: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class While(Statement):
+    """A loop: `head` computes its test before each iteration."""
+
+    head: tuple[Statement, ...]
+    test: Expression
+    body: tuple[Statement, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class If(Statement):
+    """A branch. decided: before the run (meta_if), so that it is no branch of the machine."""
+
+    test: Expression
+    body: tuple[Statement, ...]
+    other: tuple[Statement, ...] = ()
+    decided: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Leave(Statement):
+    """`break`, `continue`, `return`."""
+
+    how: str
+
+
+Node = Expression | Statement | Place | ElementType
+
+NODES: dict[str, type[Any]] = {
+    t.__name__: t
+    for t in (
+        Constant, Name, Unary, Binary, Select, Group, Span, Item, Kernel, Convert,
+        Get, Put, Assign, Store, Read, Cycles, For, While, If, Leave,
+    )
+}  # fmt: skip
+"""Nodes that a file can hold, by the name that it uses."""
+
+
+def nodes(root: Any) -> Iterator[Any]:
+    """Yield a node, and all nodes below it; of a tuple, those of its items."""
+    if isinstance(root, tuple) and not isinstance(root, Place):
+        for item in root:
+            yield from nodes(item)
+    elif isinstance(root, Expression | Statement):
+        yield root
+        for f in fields(root):  # type: ignore[arg-type]
+            yield from nodes(getattr(root, f.name))
+
+
+def divides(body: tuple[Statement, ...]) -> bool:
+    """Whether a branch with these statements ends a beat before and behind it: one that holds nothing but computation
+    does not."""
+    return any(isinstance(node, Get | Put | Cycles | For | While | Leave) for node in nodes(body))

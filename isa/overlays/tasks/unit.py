@@ -1,0 +1,427 @@
+"""The unit of a task machine: steps the trees of its task instances in beats.
+
+A *beat* is a straight run of statements in which no stream comes twice and every get stands before the puts. Loops, and
+branches whose arms touch streams, begin and end one. All operations of a beat fire together and take one clock cycle,
+or as many as `cycles` states. Computation that depends on what a beat gets is done when it fires.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Hashable, Iterator
+from contextlib import suppress
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import numpy as np
+
+from ....base.errors import ProgramError, UndecidedError
+from ....machine.description import FREE, UnitSpec
+from ....machine.steps import Burst, Channel, Step, Steps
+from ....machine.unit import Unit
+from ...fields import Record, bits
+from .blocks import (
+    Block,
+    Branch,
+    Compiler,
+    Compute,
+    Exit,
+    Give,
+    Loop,
+    Spend,
+    Take,
+    Until,
+    Value,
+    Variables,
+    bind,
+)
+from .program import Parameter, Shot, StreamArray, Task, TaskProgram, Tensor
+from .tree import ElementType, Place
+from .values import UNKNOWN, WORDS, ByData, convert, from_words, words_of
+
+if TYPE_CHECKING:
+    from ....machine.wiring import Wiring
+
+CYCLE = "cycle"
+"""The rate of a beat: one cycle of the clock."""
+BANK = "tensors"
+"""The off-chip memory that holds the tensors, as 32-bit words."""
+
+
+class RunShot(Record, words=1):
+    """Run one task instance to its end."""
+
+    shot: int = bits(0, 0, 32, "number of the task instance")
+
+
+class Prepared:
+    """A task program with what all its units share."""
+
+    def __init__(self, program: TaskProgram) -> None:
+        self.program = program
+        self.streams: dict[str, StreamArray] = {s.name: s for s in program.streams}
+        self.tensors: dict[str, Tensor] = {t.name: t for t in program.tensors}
+        self.tasks: dict[str, Task] = {t.name: t for t in program.tasks}
+        self.shots: list[Shot] = [shot for _, shots in program.units for shot in shots]
+        self.links = {(link.stream, link.index): link for link in program.links}
+        self.apart = {unit: frozenset(places) for unit, places in program.apart}
+        self.constants: Variables = dict(program.constants)
+        self._compiled: dict[str, Compiler] = {}
+        self.offsets: dict[str, int] = {}
+        at = 0
+        for t in program.tensors:
+            self.offsets[t.name] = at
+            at += t.words
+        self.words = at
+
+    @cached_property
+    def types(self) -> dict[str, ElementType]:
+        """The element type of each array of streams."""
+        return {name: s.type for name, s in self.streams.items()}
+
+    def compiled(self, task: str) -> Compiler:
+        """The compiled body of a task."""
+        if task not in self._compiled:
+            self._compiled[task] = Compiler(self.tasks[task].body, self.program.file, self.types)
+        return self._compiled[task]
+
+
+class Part:
+    """The part of a tensor off the chip that a task instance sees. It reads and writes copies."""
+
+    off_chip = True
+
+    def __init__(self, unit: Unit, tensor: Tensor, offset: int, cut: tuple[slice, ...]) -> None:
+        self._unit, self._tensor, self._offset, self._cut = unit, tensor, offset, cut
+        self.shape = tuple(s.stop - s.start for s in cut)
+
+    def _whole(self) -> Any:
+        words = self._unit.memory[self._offset : self._offset + self._tensor.words]
+        dtype = self._tensor.type.dtype
+        if WORDS[dtype] == 2:
+            words = words.view(np.float64 if dtype == "f64" else np.int64)
+        return words.reshape(self._tensor.type.shape)[self._cut]
+
+    def __getitem__(self, index: Any) -> Any:
+        if self._unit.memory is None:
+            return UNKNOWN
+        piece = np.asarray(self._whole()[index])
+        dtype = self._tensor.type.dtype
+        if WORDS[dtype] == 2:
+            return piece.view(np.uint64).copy() if dtype == "u64" else piece.copy()
+        return from_words(np.ascontiguousarray(piece), dtype).reshape(piece.shape)
+
+    def __setitem__(self, index: Any, value: Any) -> None:
+        dtype = self._tensor.type.dtype
+        whole = self._whole()
+        at = whole[index]
+        tile = np.broadcast_to(np.asarray(value), np.shape(at))
+        words = words_of(np.asarray(convert(tile, ElementType(dtype, tile.shape))), dtype)
+        whole[index] = words.view(whole.dtype).reshape(tile.shape)
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> Any:
+        return np.asarray(self[()], dtype)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self[()], name)
+
+
+class TaskUnit(Unit):
+    """A unit that runs task instances, one after the other. `prepared` is set by the class of each machine."""
+
+    prepared: ClassVar[Prepared]
+
+    def __init__(self, spec: UnitSpec, net: Wiring) -> None:
+        super().__init__(spec, net)
+        self.with_data = net.data
+        self.net = net
+
+    def kernel(self, uop: RunShot) -> Steps:
+        shot = self.prepared.shots[uop.shot]
+        return _Frame(self, shot, uop.shot).run()
+
+    def effect_key(self, uop: RunShot) -> Hashable:
+        return uop
+
+
+class _Leave(Exception):
+    """A `break`, `continue` or `return` on its way out. how: which of them."""
+
+    def __init__(self, how: str) -> None:
+        super().__init__(how)
+        self.how = how
+
+
+class _Frame:
+    """One run of a task instance: its variables, and the beat that is open."""
+
+    def __init__(self, unit: TaskUnit, shot: Shot, number: int) -> None:
+        self.unit, self.shot, self.prepared = unit, shot, unit.prepared
+        self.task = self.prepared.tasks[shot.task]
+        self.compiler = self.prepared.compiled(shot.task)
+        self.with_data = unit.with_data
+        self.apart = self.prepared.apart.get(unit.name, frozenset())
+        random = np.random.default_rng((self.prepared.program.seed, number)) if self.with_data else None
+        self.env: Variables = dict(self.prepared.constants)
+        self.env["get_tid()"] = shot.tid[0] if len(shot.tid) == 1 else shot.tid
+        self.env["use()"] = 0 if self.with_data else UNKNOWN
+        self.env["data()"] = (lambda: bool(random.integers(2))) if random is not None else UNKNOWN
+        for parameter in self.task.parameters:
+            self.env[parameter.name] = self._part(parameter)
+        self._channels: dict[tuple[str, tuple[int, ...]], Channel] = {}
+        self._unpacked: dict[Channel, deque[Any]] = {}
+        self._reset()
+
+    def _part(self, parameter: Parameter) -> Part:
+        tensor = self.prepared.tensors[parameter.tensor]
+        cut = []
+        for size, axis in zip(tensor.type.shape, parameter.axes, strict=True):
+            parts = 1 if axis < 0 else self.task.mapping[axis]
+            at = 0 if axis < 0 else self.shot.tid[axis]
+            cut.append(slice(at * size // parts, (at + 1) * size // parts))
+        return Part(self.unit, tensor, self.prepared.offsets[tensor.name], tuple(cut))
+
+    def run(self) -> Steps:
+        """The steps of the instance."""
+        with suppress(_Leave):  # a return
+            yield from self._blocks(self.compiler.body)
+        yield from self._fire()
+
+    # -- beats --------------------------------------------------------------------------------------------------------
+
+    def _reset(self) -> None:
+        self.gets: list[Channel] = []
+        self.puts: list[Channel] = []
+        self.actions: list[Take | Give | Compute | tuple[Take, Channel]] = []
+        self.pending: set[str] = set()
+        self.awaited: set[str] = set()
+        self.cycles = 0
+
+    def _fire(self, times: int = 1) -> Steps:
+        """End the beat, if one is open. times: it is fired as often, without data."""
+        gets, puts, actions, cycles = tuple(self.gets), tuple(self.puts), self.actions, self.cycles
+        if not gets and not puts:
+            if cycles:
+                yield Step(CYCLE, cycles * times)
+            self._act(actions, ())
+            self._reset()
+            return
+        cost = cycles or 1
+        if self.with_data:
+            yield Step(
+                CYCLE, cost, gets=gets, puts=puts, needs_whole_token=True, do=lambda *tokens: self._act(actions, tokens)
+            )
+        else:
+            if times > 1:
+                yield Burst(times, CYCLE, cost, gets=gets, puts=puts, needs_whole_token=True)
+            else:
+                yield Step(CYCLE, cost, gets=gets, puts=puts, needs_whole_token=True)
+            self._act(actions, (UNKNOWN,) * len(gets))
+        self._reset()
+
+    def _act(self, actions: list[Any], tokens: tuple[Any, ...]) -> tuple[Any, ...]:
+        """Compute the statements of a beat in their order. Returns the tokens that it puts."""
+        arrived = iter(tokens)
+        out = []
+        env = self.env
+        with np.errstate(all="ignore"):
+            for action in actions:
+                if isinstance(action, Take):
+                    env[action.name] = next(arrived)
+                elif isinstance(action, Give):
+                    out.append(self._packable(action, action.value(env)))
+                elif isinstance(action, tuple):
+                    take, channel = action
+                    env[take.name] = self._unpacked[channel].popleft()
+                else:
+                    action.action(env)
+        return tuple(out)
+
+    def _packable(self, give: Give, value: Any) -> Any:
+        """A token as the engine joins and splits those of transfers: an array."""
+        if self.prepared.streams[give.stream].packing > 1 and self.with_data:
+            return np.asarray(value).reshape(-1)
+        return value
+
+    def _channel(self, place: Place, stream: str, index: tuple[Value, ...], put: bool) -> Channel:
+        at = tuple(part(self.env) for part in index)
+        key = stream, at
+        channel = self._channels.get(key)
+        if channel is None:
+            link = self.prepared.links.get(key)
+            where = f"{self.prepared.program.file}:{place.line}:{place.column}"
+            name = stream + (f"[{','.join(map(str, at))}]" if at else "")
+            if link is None or (link.source if put else link.sink) != self.unit.name:
+                raise ProgramError(f"{where}: {self.unit.name} has no end of {name}")
+            peer = link.sink if put else link.source
+            channel = self.unit.sink(peer, link.label) if put else self.unit.source(peer, link.label)
+            self._channels[key] = channel
+        return channel
+
+    def _boundary(self, channel: Channel, put: bool, place: Place) -> bool:
+        """Whether an operation cannot join the open beat."""
+        if not self.gets and not self.puts:
+            return False
+        return channel in self.puts or channel in self.gets or (not put and bool(self.puts)) or place in self.apart
+
+    def _take(self, block: Take) -> Steps:
+        if block.reads & self.pending:
+            yield from self._fire()
+        channel = self._channel(block.place, block.stream, block.index, put=False)
+        packing = self.prepared.streams[block.stream].packing
+        if self._boundary(channel, False, block.place):
+            yield from self._fire()
+        if packing > 1:
+            yield from self._unpack(channel, packing, block)
+            self.actions.append((block, channel))
+        else:
+            self.gets.append(channel)
+            self.actions.append(block)
+        self.pending.add(block.name)
+
+    def _unpack(self, channel: Channel, packing: int, block: Take) -> Steps:
+        """Take a whole transfer if the one before has been used up."""
+        held = self._unpacked.setdefault(channel, deque())
+        kind = self.prepared.types[block.stream]
+        count = sum(isinstance(a, tuple) and a[1] is channel for a in self.actions)
+        if len(held) > count:
+            return
+        tokens = yield Step(FREE, gets=(channel,), words=packing, needs_whole_token=True)
+        if self.with_data:
+            rows = np.asarray(tokens[0]).reshape(packing, -1)
+            held.extend(convert(row.reshape(kind.shape) if kind.shape else row[0], kind) for row in rows)
+        else:
+            held.extend([UNKNOWN] * packing)
+
+    def _give(self, block: Give) -> Steps:
+        if block.index_reads & self.pending:
+            yield from self._fire()
+        channel = self._channel(block.place, block.stream, block.index, put=True)
+        if self._boundary(channel, True, block.place):
+            yield from self._fire()
+        self.puts.append(channel)
+        self.actions.append(block)
+        self.awaited |= block.reads
+
+    def _compute(self, block: Compute) -> None:
+        waits = block.reads & self.pending or block.writes & (self.pending | self.awaited)
+        if waits or (block.effects and self.actions):
+            self.actions.append(block)
+            self.pending |= block.writes
+            self.awaited |= block.reads
+        else:
+            with np.errstate(all="ignore"):
+                block.action(self.env)
+
+    # -- control ------------------------------------------------------------------------------------------------------
+
+    def _blocks(self, blocks: tuple[Block, ...]) -> Steps:
+        for block in blocks:
+            match block:
+                case Take():
+                    yield from self._take(block)
+                case Give():
+                    yield from self._give(block)
+                case Compute():
+                    if block.loops:
+                        yield from self._fire()
+                    self._compute(block)
+                case Spend():
+                    if block.reads & self.pending:
+                        yield from self._fire()
+                    self.cycles += int(block.count(self.env))
+                case Loop():
+                    yield from self._loop(block)
+                case Until():
+                    yield from self._until(block)
+                case Branch():
+                    yield from self._branch(block)
+                case Exit():
+                    raise _Leave(block.how)
+
+    def _branch(self, block: Branch) -> Steps:
+        if not block.decided or block.reads & self.pending:
+            yield from self._fire()
+        arm = block.body if self._decide(block.test, block.place) else block.other
+        yield from self._blocks(arm)
+        if not block.decided:
+            yield from self._fire()
+
+    def _decide(self, test: Value, place: Place) -> bool:
+        try:
+            return bool(test(self.env))
+        except ByData:
+            raise self._by_data(place) from None
+
+    def _by_data(self, place: Place) -> UndecidedError:
+        where = f"{self.prepared.program.file}:{place.line}:{place.column}"
+        return UndecidedError(f"{where}: data decides here what {self.unit.name} does: a run without data has no time")
+
+    def _loop(self, block: Loop) -> Steps:
+        if not block.unrolled or block.reads & self.pending:
+            yield from self._fire()
+        try:
+            values = block.values(self.env)
+        except ByData:
+            raise self._by_data(block.place) from None
+        if block.alike and not self.with_data and not block.unrolled and len(values) > 1 and self._single(block):
+            bind(self.env, block.names, values[-1])
+            yield from self._blocks(block.body)
+            yield from self._fire(len(values))
+            self.env.update(dict.fromkeys(block.writes, UNKNOWN))
+            return
+        for value in values:
+            bind(self.env, block.names, value)
+            try:
+                yield from self._blocks(block.body)
+            except _Leave as leave:
+                if leave.how == "return":
+                    raise
+                if not block.unrolled:
+                    yield from self._fire()
+                if leave.how == "break":
+                    break
+                continue
+            if not block.unrolled:
+                yield from self._fire()
+
+    def _single(self, block: Loop) -> bool:
+        """Whether an iteration of a loop whose iterations are alike is one beat."""
+        ends: list[tuple[Channel, bool]] = []
+        for part in self._straight(block.body):
+            if isinstance(part, Take | Give):
+                put = isinstance(part, Give)
+                if self.prepared.streams[part.stream].packing > 1 or part.place in self.apart:
+                    return False
+                channel = self._channel(part.place, part.stream, part.index, put)
+                if any(channel is other or (was_put and not put) for other, was_put in ends):
+                    return False
+                ends.append((channel, put))
+            elif not isinstance(part, Spend) and not (isinstance(part, Compute) and not part.loops):
+                return False
+        return bool(ends)
+
+    def _straight(self, blocks: tuple[Block, ...]) -> Iterator[Block]:
+        """The blocks of a body, with the arms that are decided before the run in place of their branches."""
+        for block in blocks:
+            if isinstance(block, Branch) and block.decided and not block.reads & self.pending:
+                yield from self._straight(block.body if self._decide(block.test, block.place) else block.other)
+            else:
+                yield block
+
+    def _until(self, block: Until) -> Steps:
+        yield from self._fire()
+        while True:
+            yield from self._blocks(block.head)
+            yield from self._fire()
+            if not self._decide(block.test, block.place):
+                return
+            try:
+                yield from self._blocks(block.body)
+            except _Leave as leave:
+                if leave.how == "return":
+                    raise
+                if leave.how == "break":
+                    yield from self._fire()
+                    return
+            yield from self._fire()

@@ -1,0 +1,116 @@
+"""Values of a task run: numbers, Booleans, tuples, and tiles (numpy arrays). How they become an element type.
+
+Integers are exact and wrap when they become an integer type: two's complement of its width. Floats are computed in
+float32, `f64` in float64. `f16` and `bf16` are kept in float32; a value becomes one that they can hold when it is
+converted.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from ....base.errors import ProgramError
+from .tree import ElementType
+
+DTYPES: dict[str, np.dtype[Any]] = {
+    "boolean": np.dtype(np.bool_),
+    **{f"i{bits}": np.dtype(f"i{bits // 8}") for bits in (8, 16, 32, 64)},
+    **{f"u{bits}": np.dtype(f"u{bits // 8}") for bits in (8, 16, 32, 64)},
+    "f16": np.dtype(np.float32),
+    "bf16": np.dtype(np.float32),
+    "f32": np.dtype(np.float32),
+    "f64": np.dtype(np.float64),
+}
+"""How a run keeps the values of each element type."""
+
+WORDS = {name: 2 if dtype.itemsize == 8 else 1 for name, dtype in DTYPES.items()}
+"""32-bit words of an off-chip memory that one element takes."""
+
+
+class Unknown:
+    """The value of what only data tells, in a run without data. Whatever is computed with it is unknown."""
+
+    __slots__ = ()
+
+    def __bool__(self) -> bool:
+        raise ByData
+
+    def __index__(self) -> int:
+        raise ByData
+
+
+UNKNOWN = Unknown()
+
+
+class ByData(Exception):
+    """A run without data needs a value that only data tells."""
+
+
+def convert(value: Any, kind: ElementType) -> Any:
+    """Return a value as an element type. Raises `ProgramError` for another shape."""
+    if value is UNKNOWN:
+        return value
+    dtype = DTYPES[kind.dtype]
+    if kind.shape:
+        tile = np.asarray(value)
+        if tile.shape != kind.shape:
+            raise ProgramError(f"a tile of shape {tile.shape} where {kind.shape} is expected")
+        return _cast(tile, kind.dtype, dtype)
+    if isinstance(value, np.ndarray) and value.shape:
+        raise ProgramError(f"a tile of shape {value.shape} where a number is expected")
+    if kind.dtype == "boolean":
+        return bool(value)
+    if dtype.kind in "iu":
+        bits = 8 * dtype.itemsize
+        whole = int(value) & (1 << bits) - 1
+        return whole - (1 << bits) if dtype.kind == "i" and whole >> bits - 1 else whole
+    return scalar(_cast(np.asarray(value), kind.dtype, dtype))
+
+
+def _cast(tile: npt.NDArray[Any], name: str, dtype: np.dtype[Any]) -> npt.NDArray[Any]:
+    if name == "bf16":
+        return rounded_to_bf16(tile.astype(np.float32))
+    if name == "f16":
+        return tile.astype(np.float16).astype(np.float32)
+    if dtype.kind in "iu" and tile.dtype.kind == "f":
+        tile = np.trunc(tile).astype(np.int64)
+    return tile.astype(dtype)
+
+
+def rounded_to_bf16(tile: npt.NDArray[Any]) -> npt.NDArray[np.float32]:
+    """Round float32 values to the nearest bfloat16, ties to even."""
+    bits = np.ascontiguousarray(tile, np.float32).view(np.uint32)
+    even = (bits + np.uint32(0x7FFF) + ((bits >> np.uint32(16)) & np.uint32(1))) & np.uint32(0xFFFF0000)
+    return np.where(np.isnan(tile), tile, even.view(np.float32))
+
+
+def scalar(value: Any) -> Any:
+    """Return an array without axes as a number: integers as Python's own, which are exact."""
+    if isinstance(value, np.ndarray) and not value.shape:
+        value = value[()]
+    return value.item() if isinstance(value, np.integer | np.bool_) else value
+
+
+def words_of(tile: npt.NDArray[Any], name: str) -> npt.NDArray[np.float32]:
+    """Return the elements of a tile as words of an off-chip memory: their bits, those of less than 32 extended."""
+    dtype = DTYPES[name]
+    flat = np.ascontiguousarray(tile, dtype).reshape(-1)
+    wide = {"b": np.int32, "i": np.int64 if dtype.itemsize == 8 else np.int32, "u": np.uint32}.get(dtype.kind)
+    if dtype.itemsize == 8:
+        return flat.view(np.float32)
+    if dtype.itemsize < 4:
+        flat = flat.astype(np.float32 if wide is None else wide)
+    return flat.view(np.float32)
+
+
+def from_words(words: npt.NDArray[np.float32], name: str) -> npt.NDArray[Any]:
+    """Return the elements that words of an off-chip memory hold: the inverse of `words_of`."""
+    dtype = DTYPES[name]
+    if dtype.itemsize >= 4:
+        return words.view(dtype)
+    if dtype.kind == "f":
+        return words.astype(dtype)
+    return words.view(np.uint32 if dtype.kind == "u" else np.int32).astype(dtype)

@@ -1,0 +1,465 @@
+"""Makes task programs of regions: Python's syntax trees to trees of operations, which the units of a machine execute.
+
+The region has been checked. Every get becomes a statement of its own, in the order in which Python evaluates them.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NoReturn
+
+from ..isa.overlays.tasks import program as tasks
+from ..isa.overlays.tasks import tree as t
+from ..isa.overlays.tasks.kernels import KERNELS
+from .language import BITS
+from .source import Refusal, Source
+from .syntax import META, meta_name, meta_name_of
+from .tree import ElementType, Region, StreamDecl, TaskDecl
+from .values import Static, Value, element_type
+
+OPERATORS: dict[type[ast.AST], str] = {
+    ast.Add: "+",
+    ast.Sub: "-",
+    ast.Mult: "*",
+    ast.Div: "/",
+    ast.FloorDiv: "//",
+    ast.Mod: "%",
+    ast.Pow: "**",
+    ast.LShift: "<<",
+    ast.RShift: ">>",
+    ast.BitAnd: "&",
+    ast.BitOr: "|",
+    ast.BitXor: "^",
+    ast.Eq: "==",
+    ast.NotEq: "!=",
+    ast.Lt: "<",
+    ast.LtE: "<=",
+    ast.Gt: ">",
+    ast.GtE: ">=",
+    ast.In: "in",
+    ast.NotIn: "not in",
+    ast.Is: "==",
+    ast.IsNot: "!=",
+}
+UNARY: dict[type[ast.AST], str] = {ast.USub: "-", ast.UAdd: "+", ast.Not: "not", ast.Invert: "~"}
+RUNS_HERE = "rsn run FILE.py runs it on this computer"
+METHODS = {"T": "transpose", "transpose": "transpose", "reshape": "reshape"}
+"""Attributes and methods of tiles, and the kernels that they are."""
+
+
+@dataclass(frozen=True)
+class _Method:
+    """Calls a method of its first argument."""
+
+    name: str
+
+    def __call__(self, value: Any, *arguments: Any, **named: Any) -> Any:
+        return getattr(value, self.name)(*arguments, **named)
+
+
+class Lowering:
+    """Lowers the tasks of a region. externals: plain functions of the file by name, None if it is not to be executed;
+    then tasks that call one are refused by name."""
+
+    def __init__(self, region: Region, constants: Mapping[str, Value], externals: Mapping[str, Any] | None) -> None:
+        self.region = region
+        self.streams: Mapping[str, StreamDecl] = {s.name: s for s in region.streams}
+        self.constants = constants
+        self.externals = externals
+
+    def task(self, declared: TaskDecl, parameters: tuple[tasks.Parameter, ...]) -> tasks.Task:
+        """Lower a task. Raises `Refusal` for what trees cannot hold."""
+        body = _Body(self, declared.name).block(declared.body.body)
+        place = t.Place(declared.place.line, declared.place.column + 1)
+        return tasks.Task(declared.name, declared.mapping, parameters, body, place)
+
+
+class _Body:
+    """Lowers statements. Gets that an expression holds are put in front of its statement."""
+
+    def __init__(self, owner: Lowering, name: str) -> None:
+        self.owner, self.name = owner, name
+        self.source: Source = owner.region.source
+        self.out: list[t.Statement] = []
+        self.count = 0
+        self.at = t.Place(1, 1)
+
+    def refuse(self, node: ast.AST, what: str, *notes: str) -> NoReturn:
+        raise Refusal("unsupported", f"{self.name}: {what}", node, *notes)
+
+    def place(self, node: ast.AST) -> t.Place:
+        """Where a node begins."""
+        at = self.source.place(node)
+        return t.Place(at.line, at.column + 1)
+
+    # -- statements --------------------------------------------------------------------------------------------------
+
+    def block(self, statements: Sequence[ast.stmt]) -> tuple[t.Statement, ...]:
+        """Lower statements."""
+        outer, self.out = self.out, []
+        k = 0
+        while k < len(statements):
+            statement = statements[k]
+            if meta_name(statement)[0] == "meta_if":
+                k = self._chain(statements, k)
+            else:
+                self._statement(statement)
+                k += 1
+        made, self.out = tuple(self.out), outer
+        return made
+
+    def _chain(self, statements: Sequence[ast.stmt], k: int) -> int:
+        """`meta_if` with the arms behind it. Returns the number of the next statement."""
+        statement = statements[k]
+        assert isinstance(statement, ast.With)
+        call = statement.items[0].context_expr
+        assert isinstance(call, ast.Call)
+        place, test, body = self.place(statement), self.value(call.args[0]), self.block(statement.body)
+        k += 1
+        other: tuple[t.Statement, ...] = ()
+        if k < len(statements):
+            name = meta_name(statements[k])[0]
+            following = statements[k]
+            if name == "meta_else":
+                assert isinstance(following, ast.With)
+                other, k = self.block(following.body), k + 1
+            elif name == "meta_elif":
+                outer, self.out = self.out, []
+                k = self._chain(statements, k)
+                other, self.out = tuple(self.out), outer
+        self.out.append(t.If(place, test, body, other, True))
+        return k
+
+    def _statement(self, node: ast.stmt) -> None:
+        place = self.place(node)
+        match node:
+            case ast.Expr(value=value):
+                self._expression(place, value)
+            case ast.Assign(targets=targets, value=value):
+                self._assign(place, targets, value, None)
+            case ast.AnnAssign(target=target, value=value, annotation=annotation):
+                kind = self._type(annotation)
+                if value is None:
+                    value = ast.copy_location(ast.Constant(0), node)
+                    if kind is not None and kind.shape:
+                        zeros = t.Kernel("zeros", (t.Constant(kind.dtype), *map(t.Constant, kind.shape)))
+                        self.out.append(t.Assign(place, (self._name_of(target),), zeros))
+                        return
+                self._assign(place, [target], value, kind)
+            case ast.AugAssign(target=target, op=op, value=value):
+                self._augmented(place, target, op, value)
+            case ast.For():
+                self._for(place, node)
+            case ast.With():
+                name, call = meta_name(node)
+                if name != "meta_for" or call is None:
+                    self.refuse(node, "`with` is for meta_if, meta_elif, meta_else and meta_for")
+                names = self._names(node.items[0].optional_vars) if node.items[0].optional_vars else ("",)
+                bounds = tuple(map(self.value, call.args))
+                self.out.append(t.For(place, names, "range", bounds, self.block(node.body), True))
+            case ast.While(test=test, body=body):
+                outer, self.out = self.out, []
+                condition = self.value(test)
+                head, self.out = tuple(self.out), outer
+                self.out.append(t.While(place, head, condition, self.block(body)))
+            case ast.If(test=test, body=body, orelse=orelse):
+                condition = self.value(test)
+                self.out.append(t.If(place, condition, self.block(body), self.block(orelse)))
+            case ast.Break() | ast.Continue():
+                self.out.append(t.Leave(place, type(node).__name__.lower()))
+            case ast.Return(value=value):
+                if value is not None:
+                    self.out.append(t.Read(place, (self.value(value),)))
+                self.out.append(t.Leave(place, "return"))
+            case ast.Assert(test=test):
+                self.out.append(t.Read(place, (self.value(test),)))
+            case ast.Pass():
+                pass
+            case _:
+                self.refuse(node, f"a machine has no statement of this kind ({type(node).__name__})")
+
+    def _expression(self, place: t.Place, node: ast.expr) -> None:
+        call = node.value if isinstance(node, ast.Await) else node
+        if isinstance(call, ast.Constant):
+            return
+        if isinstance(call, ast.Call):
+            stream = self._stream(call)
+            if stream is not None and stream[1] == "put":
+                value = self.value(call.args[0])
+                self.out.append(t.Put(place, stream[0], self._index(call), value))
+                return
+            if isinstance(call.func, ast.Name) and call.func.id == "cycles":
+                self.out.append(t.Cycles(place, self.value(call.args[0])))
+                return
+        value = self.value(node)
+        if not isinstance(value, t.Name):
+            self.out.append(t.Read(place, (value,)))
+
+    def _for(self, place: t.Place, node: ast.For) -> None:
+        unrolled = meta_name_of(node.iter) == "meta_for"
+        names = self._names(node.target)
+        if isinstance(node.iter, ast.Call) and isinstance(node.iter.func, ast.Name):
+            kind = node.iter.func.id
+            if kind in ("range", "grid", "meta_for"):
+                bounds = tuple(map(self.value, node.iter.args))
+                kind = "grid" if kind == "grid" else "range"
+                self.out.append(t.For(place, names, kind, bounds, self.block(node.body), unrolled))
+                return
+        values = self.value(node.iter)
+        self.out.append(t.For(place, names, "in", (values,), self.block(node.body)))
+
+    def _augmented(self, place: t.Place, target: ast.expr, op: ast.operator, value: ast.expr) -> None:
+        load = ast.copy_location(_loaded(target), target)
+        both = ast.copy_location(ast.BinOp(load, op, value), target)
+        self._assign(place, [target], both, None)
+
+    def _assign(self, place: t.Place, targets: list[ast.expr], node: ast.expr, kind: t.ElementType | None) -> None:
+        pairs = [(targets[0], node)]
+        target = targets[0]
+        if (
+            len(targets) == 1
+            and isinstance(target, ast.Tuple)
+            and isinstance(node, ast.Tuple)
+            and len(target.elts) == len(node.elts)
+        ):
+            values = [self.value(part) for part in node.elts]
+            held = [self._kept(place, value) for value in values]
+            for part, value in zip(target.elts, held, strict=True):
+                self._store(place, part, value, kind)
+            return
+        value = self.value(pairs[0][1])
+        if len(targets) > 1:
+            value = self._kept(place, value)
+        for target in targets:
+            self._store(place, target, value, kind)
+
+    def _kept(self, place: t.Place, value: t.Expression) -> t.Expression:
+        """A value that later assignments do not change."""
+        if isinstance(value, t.Constant):
+            return value
+        name = self._fresh()
+        self.out.append(t.Assign(place, (name,), value))
+        return t.Name(name)
+
+    def _store(self, place: t.Place, target: ast.expr, value: t.Expression, kind: t.ElementType | None) -> None:
+        match target:
+            case ast.Name(id=name):
+                self.out.append(t.Assign(place, (name,), value, kind))
+            case ast.Tuple() | ast.List():
+                self.out.append(t.Assign(place, self._names(target), value))
+            case ast.Subscript(value=ast.Name(id=name), slice=index):
+                self.out.append(t.Store(place, name, self.value(index), value))
+            case _:
+                self.refuse(target, "a machine assigns names, and parts of tiles and tensors")
+
+    def _names(self, target: ast.expr) -> tuple[str, ...]:
+        parts = target.elts if isinstance(target, ast.Tuple | ast.List) else [target]
+        return tuple(map(self._name_of, parts))
+
+    def _name_of(self, node: ast.expr) -> str:
+        if not isinstance(node, ast.Name):
+            self.refuse(node, "a plain name is expected here")
+        return node.id
+
+    def _fresh(self) -> str:
+        self.count += 1
+        return f"%{self.count}"
+
+    # -- expressions -------------------------------------------------------------------------------------------------
+
+    def value(self, node: ast.expr) -> t.Expression:
+        """Lower an expression; its gets are appended to the statements."""
+        match node:
+            case ast.Constant(value=bool() | int() | float() | str() as value):
+                return t.Constant(value)
+            case ast.Name(id=name):
+                return self._name(node, name)
+            case ast.Await(value=value):
+                return self.value(value)
+            case ast.UnaryOp(op=op, operand=operand):
+                return t.Unary(UNARY[type(op)], self.value(operand))
+            case ast.BinOp(left=left, op=ast.MatMult(), right=right):
+                return t.Kernel("matmul", self._in_order(left, right))
+            case ast.BinOp(left=left, op=op, right=right):
+                return t.Binary(OPERATORS[type(op)], *self._in_order(left, right))
+            case ast.Compare(left=left, ops=ops, comparators=others):
+                return self._compare(left, ops, others)
+            case ast.BoolOp(op=op, values=values):
+                made = self.value(values[-1])
+                for part in reversed(values[:-1]):
+                    first = self.value(part)
+                    made = t.Select(first, made, first) if isinstance(op, ast.And) else t.Select(first, first, made)
+                return made
+            case ast.IfExp(test=test, body=body, orelse=orelse):
+                return self._if(node, test, body, orelse)
+            case ast.Tuple(elts=parts) | ast.List(elts=parts) | ast.Set(elts=parts):
+                return t.Group(self._in_order(*parts))
+            case ast.Slice(lower=low, upper=high, step=step):
+                return t.Span(*(None if part is None else self.value(part) for part in (low, high, step)))
+            case ast.Subscript(value=base, slice=index):
+                return t.Item(*self._in_order(base, index))
+            case ast.Call():
+                return self._call(node)
+            case ast.Attribute(value=base, attr="T"):
+                return t.Kernel("transpose", (self.value(base),))
+        self.refuse(node, f"a machine has no expression of this kind ({type(node).__name__})")
+
+    def _name(self, node: ast.Name, name: str) -> t.Expression:
+        value = self.owner.constants.get(name)
+        if isinstance(value, Static) and isinstance(value.value, bool | int | float | str):
+            return t.Constant(value.value)
+        if value is not None and not isinstance(value, Static):
+            return self._opaque(node, ast.unparse(node))
+        return t.Name(name)
+
+    def _in_order(self, *parts: ast.expr) -> tuple[t.Expression, ...]:
+        """Lower operands. What an operand reads is read before the gets of the operands behind it: variables do not
+        change in between, so that only the gets need an order, which they keep."""
+        return tuple(map(self.value, parts))
+
+    def _compare(self, left: ast.expr, ops: list[ast.cmpop], others: list[ast.expr]) -> t.Expression:
+        values = self._in_order(left, *others)
+        parts = [t.Binary(OPERATORS[type(op)], values[k], values[k + 1]) for k, op in enumerate(ops)]
+        made: t.Expression = parts[-1]
+        for part in reversed(parts[:-1]):
+            made = t.Select(part, made, t.Constant(False))
+        return made
+
+    def _if(self, node: ast.IfExp, test: ast.expr, body: ast.expr, orelse: ast.expr) -> t.Expression:
+        chosen = self.value(test)
+        outer, arms, values = self.out, list[tuple[t.Statement, ...]](), list[t.Expression]()
+        for part in (body, orelse):
+            self.out = []
+            values.append(self.value(part))
+            arms.append(tuple(self.out))
+        self.out = outer
+        if not arms[0] and not arms[1]:
+            return t.Select(chosen, *values)
+        name, place = self._fresh(), self.place(node)
+        one, other = [(*arm, t.Assign(place, (name,), value)) for arm, value in zip(arms, values, strict=True)]
+        self.out.append(t.If(place, chosen, one, other))
+        return t.Name(name)
+
+    def _call(self, node: ast.Call) -> t.Expression:
+        stream = self._stream(node)
+        if stream is not None:
+            if stream[1] != "get":
+                self.refuse(node, "a put has no value")
+            index, name = self._index(node), self._fresh()
+            self.out.append(t.Get(self.place(node), name, stream[0], index))
+            return t.Name(name)
+        if isinstance(node.func, ast.Attribute):
+            return self._method(node, node.func)
+        name = node.func.id if isinstance(node.func, ast.Name) else ""
+        if name in META or name in ("put", "get"):
+            self.refuse(node, f"{name} stands in a for or with statement only")
+        if name == "get_tid":
+            return t.Name("get_tid()")
+        if name in ("use", "data"):
+            return t.Kernel(name, (t.Name(f"{name}()"), *self._arguments(node)))
+        if name == "drop":
+            return t.Kernel("use", (t.Name("use()"), *self._arguments(node)))
+        kind = self._scalar_type(name)
+        if kind is not None and len(node.args) == 1:
+            return t.Convert(kind, self.value(node.args[0]))
+        if name in ("tile", "zeros", "full") and node.args:
+            return self._made(name, node)
+        if name in KERNELS and name not in self.owner.constants:
+            named = tuple((k.arg or "", self.value(k.value)) for k in node.keywords)
+            return t.Kernel(name, self._arguments(node), named)
+        return self._opaque(node, ast.unparse(node.func))
+
+    def _made(self, name: str, node: ast.Call) -> t.Expression:
+        """A new tile: `zeros(f32, 4, 4)`."""
+        kind = element_type(node.args[0], lambda part: self.owner.constants.get(getattr(part, "id", ""), Static(0)))
+        sizes = tuple(map(t.Constant, kind.shape))
+        return t.Kernel(name, (t.Constant(kind.dtype), *sizes, *self._in_order(*node.args[1:])))
+
+    def _method(self, node: ast.Call, method: ast.Attribute) -> t.Expression:
+        root: ast.expr = method.value
+        while isinstance(root, ast.Attribute):
+            root = root.value
+        if isinstance(root, ast.Name):
+            known = self.owner.constants.get(root.id)
+            if known is not None and not isinstance(known, Static):
+                return self._opaque(node, ast.unparse(method))
+        if method.attr in METHODS:
+            return t.Kernel(METHODS[method.attr], (self.value(method.value), *self._arguments(node)))
+        if self.owner.externals is None:
+            self.refuse(node, f"{method.attr} is no operation of a machine", RUNS_HERE)
+        named = tuple((k.arg or "", self.value(k.value)) for k in node.keywords)
+        arguments = self._in_order(method.value, *node.args)
+        return t.External(method.attr, _Method(method.attr), arguments, named)
+
+    def _arguments(self, node: ast.Call) -> tuple[t.Expression, ...]:
+        if any(isinstance(a, ast.Starred) for a in node.args):
+            self.refuse(node, "a machine has no arguments with a star")
+        return self._in_order(*node.args)
+
+    def _opaque(self, node: ast.expr, name: str) -> t.Expression:
+        """A function that is not of the language: it is executed if the file may be, and refused otherwise."""
+        if self.owner.externals is None:
+            self.refuse(node, f"{name} is no operation of a machine", RUNS_HERE)
+        function = _found(self.owner.externals, name)
+        if not isinstance(node, ast.Call):
+            return t.External(name, lambda: function, ())
+        named = tuple((k.arg or "", self.value(k.value)) for k in node.keywords)
+        return t.External(name, function, self._arguments(node), named)
+
+    # -- streams and types -------------------------------------------------------------------------------------------
+
+    def _stream(self, node: ast.Call) -> tuple[str, str] | None:
+        """The stream and the method of a put or a get."""
+        if not isinstance(node.func, ast.Attribute):
+            return None
+        base = node.func.value
+        base = base.value if isinstance(base, ast.Subscript) else base
+        if isinstance(base, ast.Name) and base.id in self.owner.streams and node.func.attr in ("put", "get"):
+            return base.id, node.func.attr
+        return None
+
+    def _index(self, node: ast.Call) -> tuple[t.Expression, ...]:
+        assert isinstance(node.func, ast.Attribute)
+        base = node.func.value
+        if not isinstance(base, ast.Subscript):
+            return ()
+        parts = base.slice.elts if isinstance(base.slice, ast.Tuple) else [base.slice]
+        return self._in_order(*parts)
+
+    def _scalar_type(self, name: str) -> t.ElementType | None:
+        return t.ElementType(name) if name in BITS else None
+
+    def _type(self, annotation: ast.expr) -> t.ElementType | None:
+        def constant(node: ast.expr) -> Value:
+            if isinstance(node, ast.Constant):
+                return Static(node.value)
+            return self.owner.constants.get(node.id, Static(None)) if isinstance(node, ast.Name) else Static(None)
+
+        kind = element_type(annotation, constant)
+        return lowered_type(kind)
+
+
+def lowered_type(kind: ElementType) -> t.ElementType:
+    """The element type of a machine."""
+    return t.ElementType(kind.dtype, kind.shape)
+
+
+def _loaded(target: ast.expr) -> ast.expr:
+    match target:
+        case ast.Name(id=name):
+            return ast.Name(name, ast.Load())
+        case ast.Subscript(value=value, slice=index):
+            return ast.Subscript(value, index, ast.Load())
+    return target
+
+
+def _found(names: Mapping[str, Any], path: str) -> Callable[..., Any]:
+    """A function of an executed file by its path, such as `np.maximum`."""
+    first, *rest = path.split(".")
+    value = names[first]
+    for name in rest:
+        value = getattr(value, name)
+    found: Callable[..., Any] = value
+    return found
