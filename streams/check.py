@@ -8,7 +8,7 @@ causes; the first finding names the cause.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from .reader import read
 from .run import Outcome, Run, Unending, Wait
@@ -35,16 +35,15 @@ class Report:
         return "\n".join(self.region.source.render(f) for f in self.findings)
 
 
-def check(text: str, file: str = "<program>", strict: bool = False) -> Report:
-    """Check a program. file: its name in findings. strict: a value that some paths only read is an error."""
-    region = read(text, file)
-    _Check(region).run()
-    found = region.source.findings
+def check(text: str, file: str = "<program>", strict: bool = False, region: str | None = None) -> Report:
+    """Check a program. file: its name in findings. strict: a value that some paths only read is an error. region: one
+    region function of the file, with its defaults; None for the file itself."""
+    whole = read(text, file, region)
+    _Check(whole).run()
+    found = whole.source.findings
     if strict:
-        found = [
-            Diagnostic(f.code, f.message, f.place, f.notes, f.warning and f.code != "unread", f.subject) for f in found
-        ]
-    return Report(region, tuple(sorted(found, key=lambda f: (f.warning, ORDER[f.code]))))
+        found = [replace(f, warning=f.warning and f.code != "unread") for f in found]
+    return Report(whole, tuple(sorted(found, key=lambda f: (f.warning, ORDER[f.code]))))
 
 
 class _Check:

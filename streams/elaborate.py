@@ -44,7 +44,10 @@ class Elaborator(Expressions):
     def __init__(self, context: Context, task: TaskDecl, name: str, tid: tuple[int, ...]) -> None:
         super().__init__(context, name, tid)
         self.task = task
-        self.deciding = deciding(task.body, context.streams.keys())
+        found = context.decisive.get(task.body)
+        if found is None:
+            found = context.decisive.setdefault(task.body, deciding(task.body, context.streams.keys()))
+        self.deciding = found
         self._branches = 0
         self._before = 0
         self._loops = 0
@@ -54,9 +57,9 @@ class Elaborator(Expressions):
         """Read the body of the task. Mistakes are added to the source."""
         whole = True
         try:
-            for argument in self.task.body.args.args:
-                note = argument.annotation
-                self.env[argument.arg] = Data(None if note is None else element_type(note, self.eval))
+            for parameter in self.task.parameters:
+                cut = parameter.layout is not None and "S" in parameter.layout
+                self.env[parameter.name] = Data(None if cut else parameter.type)
             self.block(self.task.body.body)
             self.end_beat()
         except Refusal as r:
@@ -111,10 +114,10 @@ class Elaborator(Expressions):
                 return self._while(statement)
             case ast.Pass():
                 pass
-            case ast.Continue():
-                return Exit.CONTINUE
-            case ast.Break():
-                return Exit.BREAK
+            case ast.Continue() | ast.Break():
+                if not self._loops:
+                    raise Refusal("syntax", "break and continue stand in a loop", statement)
+                return Exit.CONTINUE if isinstance(statement, ast.Continue) else Exit.BREAK
             case ast.Return():
                 if statement.value is not None:
                     self.data(statement.value)
@@ -335,7 +338,7 @@ class Elaborator(Expressions):
             plain = isinstance(target, ast.Name) and isinstance(values, range)
             period = period_of(min(names), body, self.deciding, self.context.streams) if plain else 0
         unrolled = isinstance(node, ast.With) or (isinstance(node, ast.For) and meta_name_of(node.iter) == "meta_for")
-        if unrolled and self.context.timed:
+        if unrolled and self.context.reading.timed:
             return self._unrolled(target, values, body)
         outer, iterations = self.ops, list[tuple[int, Body]]()
         before = self._key(names)
@@ -440,7 +443,7 @@ class Elaborator(Expressions):
             self.block(body)
             self.end_beat()
             if self.ops:
-                self.context.by_data.append(self.context.source.place(node))
+                self.context.reading.by_data.append(self.context.source.place(node))
             touched = sorted({self._stream_name(s) for n in self.ops for s, _, _ in n.needs})
             if touched:
                 self.context.source.add(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator, Mapping
+from collections.abc import Container, Iterator, Mapping
 from dataclasses import dataclass, field
 from difflib import get_close_matches
 from typing import NoReturn
@@ -35,25 +35,44 @@ STEPS = 1_000_000
 
 
 @dataclass
-class Context:
-    """What all instances of a file share. functions: names of other functions, and whether each mentions a stream.
-    timed: puts and gets are recorded in beats, with the cycles that the tasks state. by_data: loops whose trips data
-    decides and that state cycles."""
+class Reading:
+    """What all regions of a file share. steps: done so far. timed: puts and gets are recorded in beats, with the cycles
+    that tasks state. by_data: loops whose trips data decides and that state cycles."""
 
     source: Source
-    streams: Mapping[str, StreamDecl]
-    constants: Mapping[str, Value]
-    tasks: Mapping[str, TaskDecl]
-    functions: Mapping[str, bool]
     nodes: Nodes = field(default_factory=Nodes)
     steps: int = 0
     timed: bool = False
     by_data: list[Place] = field(default_factory=list)
 
-    def step(self, node: ast.AST) -> None:
-        """Count a step. Raises `Refusal` beyond `STEPS`."""
-        self.steps += 1
-        if self.steps > STEPS:
+
+@dataclass
+class Context:
+    """What all instances of a region share. functions: names of other functions, and whether each uses a stream.
+    regions: names of regions. decisive: of each task that was read, what `syntax.deciding` found."""
+
+    reading: Reading
+    streams: Mapping[str, StreamDecl]
+    constants: Mapping[str, Value]
+    tasks: Mapping[str, TaskDecl]
+    functions: Mapping[str, bool]
+    regions: Container[str] = frozenset()
+    decisive: dict[ast.FunctionDef, frozenset[str]] = field(default_factory=dict)
+
+    @property
+    def source(self) -> Source:
+        """The file."""
+        return self.reading.source
+
+    @property
+    def nodes(self) -> Nodes:
+        """Makes the nodes of trees."""
+        return self.reading.nodes
+
+    def step(self, node: ast.AST, count: int = 1) -> None:
+        """Count steps. Raises `Refusal` beyond `STEPS`."""
+        self.reading.steps += count
+        if self.reading.steps > STEPS:
             raise Refusal("limit", f"reading this file takes more than {STEPS} steps", node)
 
 
@@ -88,7 +107,7 @@ class Expressions:
 
     def record(self, op: Op) -> None:
         """Append a put or a get."""
-        if not self.context.timed:
+        if not self.context.reading.timed:
             self.ops.append(op)
             return
         if any(op.stream == other.stream or (other.put and not op.put) for other in self._beat):
@@ -110,7 +129,7 @@ class Expressions:
         value = self.data(node.args[0])
         if not isinstance(value, Static) or type(value.value) is not int or value.value < 0:
             self.fail(node.args[0], "cycles takes a whole number that is known before the run, 0 or more")
-        if self.context.timed:
+        if self.context.reading.timed:
             self._cycles += value.value
             self._since = self._since or self.context.source.place(node)
         return Data()
@@ -285,6 +304,8 @@ class Expressions:
         name = node.func.id
         if name in self.context.tasks:
             self.fail(node, f"{name} is a task; tasks do not call tasks")
+        if name in self.context.regions:
+            self.fail(node, f"{name} is a region; it is called at the top of a file or of a region")
         if self.context.functions.get(name):
             self.fail(node, f"{name} uses streams; only tasks may")
         if name in self.context.functions:

@@ -9,9 +9,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from typing import Any, NoReturn
+from typing import Any, NoReturn, ParamSpec
 
 from ..base.errors import UnsupportedError
+
+P = ParamSpec("P")
 
 
 @dataclass(frozen=True)
@@ -31,10 +33,20 @@ class ScalarType:
         return self
 
 
-i8, i16, i32, i64 = (ScalarType(name) for name in ("i8", "i16", "i32", "i64"))
-u8, u16, u32, u64 = (ScalarType(name) for name in ("u8", "u16", "u32", "u64"))
-f16, bf16, f32, f64 = (ScalarType(name) for name in ("f16", "bf16", "f32", "f64"))
-boolean = ScalarType("boolean")
+# Any for type-checkers: they accept these names, with numbers in brackets, in annotations.
+i8: Any = ScalarType("i8")
+i16: Any = ScalarType("i16")
+i32: Any = ScalarType("i32")
+i64: Any = ScalarType("i64")
+u8: Any = ScalarType("u8")
+u16: Any = ScalarType("u16")
+u32: Any = ScalarType("u32")
+u64: Any = ScalarType("u64")
+f16: Any = ScalarType("f16")
+bf16: Any = ScalarType("bf16")
+f32: Any = ScalarType("f32")
+f64: Any = ScalarType("f64")
+boolean: Any = ScalarType("boolean")
 
 BITS = {
     "boolean": 1,
@@ -47,14 +59,13 @@ BITS = {
 """Bits of a scalar of each type."""
 
 
-class Stream:
-    """A stream between two task instances: `Stream[T, N, P]` holds at most N elements of type T and moves P of them at
-    a time. N is 2 and P is 1 unless stated. `Stream[T, N][A, B]` is an array of A x B streams."""
+class StreamType:
+    """What `Stream[T, N, P]` makes when a program is imported."""
 
-    def __class_getitem__(cls, parameters: Any) -> Stream:
+    def __class_getitem__(cls, parameters: Any) -> StreamType:
         return cls()
 
-    def __getitem__(self, index: Any) -> Stream:
+    def __getitem__(self, index: Any) -> StreamType:
         return self
 
     def put(self, value: Any) -> None:
@@ -66,10 +77,16 @@ class Stream:
         return _only_in_a_task("get")
 
 
+Stream: Any = StreamType
+"""A stream between two task instances: `Stream[T, N, P]` holds at most N elements of type T and moves P of them at a
+time. N is 2 and P is 1 unless stated. `Stream[T, N][A, B]` is an array of A x B streams."""
+
+
 @dataclass(frozen=True)
 class Layout:
     """How a tensor lies on the grid: one label for each axis of the tensor, R (a copy everywhere) or S<axis> (cut along
-    that axis of the grid), such as "S0R"."""
+    that axis of the grid), such as "S0R". A parameter's layout is written `a: f32[64, 64] @ Layout("S0R")`, or, for
+    type-checkers, `a: Annotated[f32[64, 64], Layout("S0R")]`."""
 
     labels: str
 
@@ -78,13 +95,26 @@ def task(
     *, mapping: Sequence[int], args: Sequence[Any] = ()
 ) -> Callable[[Callable[..., Any]], Callable[..., NoReturn]]:
     """Declare a task. mapping: sizes of the grid; there is one instance for each of its points. args: tensors off the
-    chip, one for each parameter."""
+    chip, one for each parameter; in the task, a parameter is the part of its tensor that the instance holds."""
 
     def declare(function: Callable[..., Any]) -> Callable[..., NoReturn]:
         def refuse(*values: Any, **named: Any) -> NoReturn:
             _only_in_a_task(function.__name__)
 
         return refuse
+
+    return declare
+
+
+def region() -> Callable[[Callable[P, None]], Callable[P, None]]:
+    """Declare a region: a function that holds streams, tasks and calls of other regions. A call of it at the top of a
+    file, or of another region, makes them once more. Its parameters are numbers, streams and tensors."""
+
+    def declare(function: Callable[P, None]) -> Callable[P, None]:
+        def nothing(*values: P.args, **named: P.kwargs) -> None:
+            """Regions are read, not run."""
+
+        return nothing
 
     return declare
 
@@ -137,6 +167,114 @@ def drop(value: Any) -> None:
 def data() -> bool:
     """A Boolean that is known in the run only."""
     return _only_in_a_task("data")
+
+
+def cycles(count: int) -> None:
+    """State how many cycles the operations around it take together, 1 if nothing is stated."""
+    _only_in_a_task("cycles")
+
+
+# -- library kernels: tiles in, a tile out --------------------------------------------------------------------------
+
+
+def matmul(a: Any, b: Any) -> Any:
+    """Matrix product, as `a @ b`: (m, k) and (k, n) give (m, n)."""
+    return _only_in_a_task("matmul")
+
+
+def add(a: Any, b: Any) -> Any:
+    """Sum of two tiles of one shape, or of a tile and a number, as `a + b`."""
+    return _only_in_a_task("add")
+
+
+def sub(a: Any, b: Any) -> Any:
+    """Difference, as `a - b`."""
+    return _only_in_a_task("sub")
+
+
+def mul(a: Any, b: Any) -> Any:
+    """Product of each pair of elements, as `a * b`."""
+    return _only_in_a_task("mul")
+
+
+def div(a: Any, b: Any) -> Any:
+    """Quotient of each pair of elements, as `a / b`."""
+    return _only_in_a_task("div")
+
+
+def maximum(a: Any, b: Any) -> Any:
+    """The larger one of each pair of elements."""
+    return _only_in_a_task("maximum")
+
+
+def scale(x: Any, c: Any) -> Any:
+    """A tile times a number."""
+    return _only_in_a_task("scale")
+
+
+def transpose(x: Any) -> Any:
+    """A tile with its two axes exchanged: (m, n) gives (n, m)."""
+    return _only_in_a_task("transpose")
+
+
+def relu(x: Any) -> Any:
+    """max(x, 0) of each element."""
+    return _only_in_a_task("relu")
+
+
+def gelu(x: Any) -> Any:
+    """GELU of each element."""
+    return _only_in_a_task("gelu")
+
+
+def silu(x: Any) -> Any:
+    """x / (1 + exp(-x)) of each element."""
+    return _only_in_a_task("silu")
+
+
+def exp(x: Any) -> Any:
+    """The exponential of each element."""
+    return _only_in_a_task("exp")
+
+
+def softmax(x: Any) -> Any:
+    """Softmax along the last axis."""
+    return _only_in_a_task("softmax")
+
+
+def layernorm(x: Any, gamma: Any = None, beta: Any = None) -> Any:
+    """Normalization of the last axis to mean 0 and variance 1; times gamma, plus beta if they are given."""
+    return _only_in_a_task("layernorm")
+
+
+def rmsnorm(x: Any, gamma: Any = None) -> Any:
+    """Normalization of the last axis to a mean square of 1; times gamma if it is given."""
+    return _only_in_a_task("rmsnorm")
+
+
+def reduce_sum(x: Any, axis: int) -> Any:
+    """Sum along an axis, which the result does not have."""
+    return _only_in_a_task("reduce_sum")
+
+
+def reduce_max(x: Any, axis: int) -> Any:
+    """Maximum along an axis, which the result does not have."""
+    return _only_in_a_task("reduce_max")
+
+
+def zeros(element: Any, *shape: int) -> Any:
+    """A tile of zeros, such as `zeros(f32, 4, 4)`."""
+    return _only_in_a_task("zeros")
+
+
+def full(element: Any, value: Any, *shape: int) -> Any:
+    """A tile of one value, such as `full(f32, 1.0, 4, 4)`."""
+    return _only_in_a_task("full")
+
+
+def concat(*tiles: Any, axis: int = 0) -> Any:
+    """Tiles one after the other along an axis."""
+    return _only_in_a_task("concat")
 
 
 def _only_in_a_task(name: str) -> NoReturn:

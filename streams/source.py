@@ -66,6 +66,7 @@ class Source:
     findings: list[Diagnostic] = field(default_factory=list)
 
     def __post_init__(self) -> None:
+        self.text = self.text.replace("\r\n", "\n").replace("\r", "\n")  # as Python counts lines
         self.lines = self.text.split("\n")
         self._seen: set[tuple[str, Place | None, str]] = set()
 
@@ -93,7 +94,7 @@ class Source:
         kind = "warning" if d.warning else "error"
         if d.place is None:
             return "\n".join([f"{self.file}: {kind}: {d.message} [{d.code}]", *(f"note: {n}" for n in d.notes)])
-        line = self.lines[d.place.line - 1].rstrip("\r") if d.place.line <= len(self.lines) else ""
+        line = self.lines[d.place.line - 1] if d.place.line <= len(self.lines) else ""
         start = max(0, d.place.column - WIDEST // 2) if len(line) > WIDEST else 0
         shown = line[start : start + WIDEST]
         column = d.place.column - start

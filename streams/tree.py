@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from .source import Place, Source
 
 if TYPE_CHECKING:
-    from .values import Value
+    from .expressions import Context
 
 PERIOD = 64
 """The longest period, in iterations, that is looked for in an unrolled loop."""
@@ -64,13 +64,37 @@ class StreamDecl:
 
 
 @dataclass(frozen=True)
+class TensorDecl:
+    """A tensor off the chip: an argument of the region."""
+
+    name: str
+    type: ElementType
+    place: Place
+
+
+@dataclass(frozen=True)
+class Parameter:
+    """A parameter of a task. tensor: what args= binds to it, None without args=. type: element type and shape of the
+    whole tensor, None if neither a tensor nor an annotation states them. layout: the text of `Layout(...)`, None if it
+    is not stated: a copy everywhere. place: of the annotation, or of the name without one."""
+
+    name: str
+    tensor: TensorDecl | None
+    type: ElementType | None
+    layout: str | None
+    place: Place
+
+
+@dataclass(frozen=True)
 class TaskDecl:
-    """A declared task. mapping: sizes of its grid of instances."""
+    """A declared task. name: with the regions around it, such as pair.producer. mapping: sizes of its grid of
+    instances."""
 
     name: str
     mapping: tuple[int, ...]
     body: ast.FunctionDef
     place: Place
+    parameters: tuple[Parameter, ...] = ()
 
 
 Needs = tuple[tuple[int, bool, int], ...]
@@ -239,16 +263,18 @@ class Instance:
 
 @dataclass(frozen=True)
 class Region:
-    """A file that is read: its streams, its task instances, and the source with what the reader found.
-
-    constants: by name. by_data: loops that take time, and whose trips data decides; found if the reading is timed.
-    """
+    """A region that is read: its streams, its task instances, its arguments, and the source with what the reader found.
+    Streams and tasks of the regions that it calls are among them. name: of the function, "" for a whole file. contexts:
+    the names that each task sees, by its name. by_data: loops that take time, and whose trips data decides; found if
+    the reading is timed."""
 
     source: Source
     streams: tuple[StreamDecl, ...]
     tasks: tuple[TaskDecl, ...]
     instances: tuple[Instance, ...]
-    constants: Mapping[str, Value] = field(default_factory=dict)
+    tensors: tuple[TensorDecl, ...] = ()
+    name: str = ""
+    contexts: Mapping[str, Context] = field(default_factory=dict)
     by_data: tuple[Place, ...] = ()
 
     def stream(self, number: int) -> tuple[StreamDecl, str]:

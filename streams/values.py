@@ -25,7 +25,8 @@ FLOAT = ElementType("float")
 
 @dataclass(frozen=True)
 class Static:
-    """A value that is known before the run: a number, a Boolean, a string, or a tuple or set of these."""
+    """A value that is known before the run: a number, a Boolean, a string, an element type, or a tuple or set of
+    these."""
 
     value: Any
 
@@ -135,8 +136,12 @@ def element_type(node: ast.expr, constants: Callable[[ast.expr], Value]) -> Elem
     """Read a type, such as `i32` or `f32[4, 4]`. constants: evaluates sizes. Raises `Refusal`."""
     if isinstance(node, ast.BinOp) and isinstance(node.op, ast.MatMult):
         return element_type(node.left, constants)
-    if isinstance(node, ast.Name) and node.id in BITS:
-        return ElementType(node.id)
+    if isinstance(node, ast.Name):
+        if node.id in BITS:
+            return ElementType(node.id)
+        named = constants(node)
+        if isinstance(named, Static) and isinstance(named.value, ElementType):
+            return named.value
     if isinstance(node, ast.Constant) and node.value in BITS:
         return ElementType(str(node.value))
     if isinstance(node, ast.Subscript):

@@ -20,7 +20,7 @@ TASK = HEAD + "@task(mapping=[1])\ndef a():\n    "
 @pytest.mark.parametrize(
     ("text", "code", "at"),
     [
-        ("def f(:\n", "syntax", (1, 0)),
+        ("def f(:\n", "syntax", (1, 6)),
         ("x = 'a\0b'", "syntax", None),
         ("x = " + "(" * 5000 + "1" + ")" * 5000, "syntax", None),
         ("import os\nos.system('false')\n", "unsupported", (2, 0)),

@@ -1,0 +1,119 @@
+"""Reads annotations: the types of streams, tensors and parameters, in each of their spellings."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Callable
+from typing import NamedTuple
+
+from .language import BITS
+from .source import Refusal
+from .tree import ElementType
+from .values import Static, Value, element_type, integer, sizes
+
+Evaluate = Callable[[ast.expr], Value]
+"""Evaluates an expression at the top of a region. Raises `Refusal`."""
+
+
+class StreamType(NamedTuple):
+    """What `Stream[T, N, P][shape]` states. depth, packing: None if they are not written."""
+
+    type: ElementType
+    depth: int | None
+    packing: int | None
+    shape: tuple[int, ...]
+
+
+class TensorType(NamedTuple):
+    """What `f32[64, 64] @ Layout("S0R")` states. type: None if the annotation is not one of this language. layout: the
+    text, None if there is none."""
+
+    type: ElementType | None
+    layout: str | None
+
+
+def unquoted(node: ast.expr) -> ast.expr:
+    """Return the expression that a string holds, with the string's place; other nodes as they are."""
+    if not (isinstance(node, ast.Constant) and isinstance(node.value, str)):
+        return node
+    try:
+        inner = ast.parse(node.value.strip(), mode="eval").body
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        raise Refusal("unsupported", "this annotation is no type", node) from None
+    for part in ast.walk(inner):
+        ast.copy_location(part, node)
+    return inner
+
+
+def last_name(node: ast.expr) -> str:
+    """Return the name of what is called, subscripted or named: `Stream` for `Stream[i32, 4][3]` and `x.Stream`."""
+    while isinstance(node, ast.Subscript | ast.Call):
+        node = node.value if isinstance(node, ast.Subscript) else node.func
+    if isinstance(node, ast.Attribute):
+        return node.attr
+    return node.id if isinstance(node, ast.Name) else ""
+
+
+def is_stream(node: ast.expr) -> bool:
+    """Whether an expression is meant to be the type of a stream."""
+    return last_name(node) == "Stream"
+
+
+def stream_type(node: ast.expr, constants: Evaluate) -> StreamType:
+    """Read `Stream[T, N, P]` or `Stream[T, N, P][shape]`. Raises `Refusal`."""
+    shape: tuple[int, ...] = ()
+    if isinstance(node, ast.Subscript) and isinstance(node.value, ast.Subscript):
+        shape = sizes(node.slice, constants)
+        node = node.value
+    if not (isinstance(node, ast.Subscript) and isinstance(node.value, ast.Name) and is_stream(node)):
+        raise Refusal(
+            "unsupported", "this is no type of a stream", node, "from rsn.streams import *; s: Stream[i32, 4]"
+        )
+    parts = node.slice.elts if isinstance(node.slice, ast.Tuple) else [node.slice]
+    if not 1 <= len(parts) <= 3:
+        raise Refusal("unsupported", "Stream takes an element type, a depth and a packing", node)
+    kind = element_type(parts[0], constants)
+    depth = integer(parts[1], constants) if len(parts) > 1 else None
+    packing = integer(parts[2], constants) if len(parts) > 2 else None
+    return StreamType(kind, depth, packing, shape)
+
+
+def tensor_type(node: ast.expr, constants: Evaluate) -> TensorType:
+    """Read the annotation of a tensor or of a parameter: an element type, alone, with `@ Layout(...)`, or in
+    `Annotated[..., Layout(...)]`. An annotation by names of other modules, or by Python's own types, states nothing.
+    Raises `Refusal`."""
+    node = unquoted(node)
+    kind, layout = node, None
+    if isinstance(node, ast.BinOp) and isinstance(node.op, ast.MatMult):
+        kind, layout = node.left, node.right
+    elif isinstance(node, ast.Subscript) and last_name(node) == "Annotated":
+        parts = node.slice.elts if isinstance(node.slice, ast.Tuple) else []
+        if len(parts) != 2:
+            form = 'Annotated[f32[8, 8], Layout("S0R")]'
+            raise Refusal("unsupported", f"Annotated takes a type and a layout: {form}", node)
+        kind, layout = unquoted(parts[0]), parts[1]
+    text = None if layout is None else _layout(layout, constants)
+    if layout is None and _is_foreign(kind, constants):
+        return TensorType(None, None)
+    return TensorType(element_type(kind, constants), text)
+
+
+def _layout(node: ast.expr, constants: Evaluate) -> str:
+    if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "Layout":
+        given = [*node.args, *(k.value for k in node.keywords if k.arg == "labels")]
+        if len(given) == 1 and len(node.args) + len(node.keywords) == 1:
+            value = constants(given[0])
+            if isinstance(value, Static) and isinstance(value.value, str):
+                return value.value
+    raise Refusal("unsupported", "this is no layout", node, 'a layout is written as Layout("S0R")')
+
+
+def _is_foreign(node: ast.expr, constants: Evaluate) -> bool:
+    """Whether a type is Python's own, or comes from another module."""
+    while isinstance(node, ast.Subscript | ast.Attribute):
+        node = node.value
+    if isinstance(node, ast.Constant) and node.value is None:
+        return True
+    if not isinstance(node, ast.Name) or node.id in BITS:
+        return False
+    return node.id in ("int", "float", "bool", "object") or not isinstance(constants(node), Static)

@@ -1,0 +1,480 @@
+"""What a region declares: constants, streams, tensors, tasks, and calls of other regions, each of which is a region."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from difflib import get_close_matches
+from math import prod
+from typing import NoReturn
+
+from .annotations import StreamType, is_stream, last_name, stream_type, tensor_type, unquoted
+from .expressions import Context, Expressions, Reading
+from .language import BITS
+from .source import Refusal
+from .tree import ElementType, Parameter, StreamDecl, TaskDecl, TensorDecl
+from .values import Data, Static, Value, element_type, integer, sizes
+
+INSTANCES = 1 << 16
+"""Limit of task instances of a file."""
+
+STREAMS = 1 << 20
+"""Limit of streams of a file, elements of arrays counted."""
+
+REGIONS = 1 << 12
+"""Limit of calls of regions."""
+
+Function = ast.FunctionDef | ast.AsyncFunctionDef
+
+
+@dataclass
+class Declared:
+    """All that a region and the regions that it calls declare, in order."""
+
+    reading: Reading
+    streams: list[StreamDecl] = field(default_factory=list)
+    tensors: list[TensorDecl] = field(default_factory=list)
+    tasks: list[tuple[TaskDecl, Scope]] = field(default_factory=list)
+    size: int = 0
+    regions: int = 0
+
+
+@dataclass(frozen=True)
+class RegionDecl:
+    """A region function, and the scope in which it stands."""
+
+    body: ast.FunctionDef
+    scope: Scope
+
+
+class Scope:
+    """The names of a file, or of one call of a region. outer: where the region stands. prefix: of the names that it
+    declares. active: the region functions around it, itself included. wanted: of a file of which only one region is
+    read, the names that matter: its own tasks and calls do not; None if the file itself is read."""
+
+    def __init__(
+        self,
+        declared: Declared,
+        outer: Scope | None = None,
+        prefix: str = "",
+        active: tuple[ast.FunctionDef, ...] = (),
+        wanted: frozenset[str] | None = None,
+    ) -> None:
+        self.declared, self.prefix, self.active, self.wanted = declared, prefix, active, wanted
+        self.source = declared.reading.source
+        self.streams: dict[str, StreamDecl] = dict(outer.streams) if outer else {}
+        self.tensors: dict[str, TensorDecl] = dict(outer.tensors) if outer else {}
+        self.constants: dict[str, Value] = dict(outer.constants) if outer else {}
+        self.tasks: dict[str, TaskDecl] = dict(outer.tasks) if outer else {}
+        self.functions: dict[str, Function] = dict(outer.functions) if outer else {}
+        self.regions: dict[str, RegionDecl] = dict(outer.regions) if outer else {}
+        self.own: set[str] = set()
+        self.calls: dict[str, int] = {}
+        self._uses: dict[str, bool] = {}
+        self._opaque: list[ast.expr] = []
+        reading = declared.reading
+        self.context = Context(reading, self.streams, self.constants, self.tasks, self._uses, self.regions)
+
+    # -- statements --------------------------------------------------------------------------------------------------
+
+    def read(self, statements: list[ast.stmt]) -> None:
+        """Read declarations. Mistakes are added to the source."""
+        for statement in statements:
+            self.guard(self._declare, statement)
+        for expression in self._opaque:
+            self.guard(self._hidden_stream, expression)
+        self._uses.update(self._users())
+
+    def guard(self, action: Callable[..., None], node: ast.stmt | ast.expr) -> None:
+        """Do something with a node; a mistake is added to the source."""
+        try:
+            action(node)
+        except Refusal as r:
+            self.source.add(r.code, r.message, self.source.place(r.node or node), *r.notes)
+        except RecursionError:
+            self.source.add("limit", "this is nested too deeply", self.source.place(node))
+
+    def _declare(self, statement: ast.stmt) -> None:
+        match statement:
+            case ast.Expr(value=ast.Constant()) | ast.Pass():
+                pass
+            case ast.Expr(value=ast.Call(func=ast.Name(id=name)) as call) if name in self.regions:
+                if self.wanted is None:
+                    self.call(self.regions[name], name, call)
+            case ast.ImportFrom(module=module, names=names):
+                for alias in names:
+                    if module not in ("rsn.streams", "__future__"):
+                        self._constant(alias.asname or alias.name, Data(), statement)
+                    elif alias.asname not in (None, alias.name):
+                        self._fail(statement, "names of the language keep their names: from rsn.streams import *")
+            case ast.Import(names=names):
+                for alias in names:
+                    self._constant((alias.asname or alias.name).split(".")[0], Data(), statement)
+            case ast.AnnAssign(target=ast.Name(id=name), annotation=annotation, value=None):
+                self._annotated(name, unquoted(annotation), statement)
+            case ast.AnnAssign(target=ast.Name(), value=ast.expr() as value):
+                self._assign(statement.target, value, statement)
+            case ast.Assign(targets=[target], value=value):
+                self._assign(target, value, statement)
+            case ast.If(test=ast.Compare(left=ast.Name(id="__name__"))) | ast.If(test=ast.Name(id="TYPE_CHECKING")):
+                pass  # what runs if the file is run, and what only type-checkers see
+            case ast.FunctionDef() | ast.AsyncFunctionDef():
+                self._function(statement)
+            case _:
+                self._fail(
+                    statement,
+                    f"a statement of this kind ({type(statement).__name__}) at the top of a region",
+                    "a region holds streams, tensors, constants, tasks, functions and calls of regions",
+                )
+
+    def _fail(self, node: ast.AST, what: str, *notes: str) -> NoReturn:
+        raise Refusal("unsupported", what, node, *notes)
+
+    def evaluate(self, node: ast.expr) -> Value:
+        """Evaluate an expression at the top of the region. Raises `Refusal`."""
+        for part in ast.walk(node):
+            if isinstance(part, ast.Name) and part.id == "get_tid":
+                self._fail(part, "get_tid stands in a task only")
+            if isinstance(part, ast.Name | ast.Attribute) and is_stream(part):
+                self._fail(
+                    part, "a stream is declared by a name of its own", "s: Stream[i32, 4], or s = Stream[i32, 4][8]"
+                )
+        reader = Expressions(self.context, "the region", ())
+        value = reader.eval(node)
+        if reader.ops:
+            self._fail(node, "put and get stand in tasks only")
+        return value
+
+    def _name(self, name: str, node: ast.AST) -> None:
+        """Declare a name; it hides the same name of an outer region."""
+        known = (self.streams, self.tensors, self.tasks, self.functions, self.regions)
+        if name in self.own and any(name in kind for kind in known):
+            self._fail(node, f"{name} is declared twice")
+        for kind in (*known, self.constants):
+            kind.pop(name, None)
+        self.own.add(name)
+
+    def _constant(self, name: str, value: Value, node: ast.AST) -> None:
+        self._name(name, node)
+        self.constants[name] = value
+
+    def _annotated(self, name: str, annotation: ast.expr, statement: ast.stmt) -> None:
+        if is_stream(annotation):
+            self._stream(name, annotation, statement)
+            return
+        kind = tensor_type(annotation, self.evaluate)
+        if kind.type is None:
+            self._fail(
+                annotation, f"{name} is no stream and no tensor", f"{name}: Stream[i32, 4], or {name}: f32[64, 64]"
+            )
+        if kind.layout is not None:
+            self._fail(annotation, "a layout stands at the parameter of a task", f"{name} is the whole tensor")
+        self._tensor(name, TensorDecl(self.prefix + name, kind.type, self.source.place(statement)), statement)
+
+    def _tensor(self, name: str, tensor: TensorDecl, node: ast.AST) -> None:
+        self._name(name, node)
+        self.tensors[name] = tensor
+        if self.wanted is None or name in self.wanted:
+            self.declared.tensors.append(tensor)
+
+    def _assign(self, target: ast.expr, value: ast.expr, statement: ast.stmt) -> None:
+        if isinstance(target, ast.Tuple) and isinstance(value, ast.Tuple) and len(target.elts) == len(value.elts):
+            for part, its in zip(target.elts, value.elts, strict=True):
+                self._assign(part, its, statement)
+            return
+        if isinstance(target, ast.Tuple) and all(isinstance(part, ast.Name) for part in target.elts):
+            found = self.evaluate(value)
+            known = found.value if isinstance(found, Static) else None
+            if not isinstance(known, tuple) or len(known) != len(target.elts):
+                self._fail(value, f"{len(target.elts)} names for what is no tuple of as many values")
+            for part, its in zip(target.elts, known or (), strict=True):
+                self._constant(part.id if isinstance(part, ast.Name) else "", Static(its), statement)
+            return
+        if not isinstance(target, ast.Name):
+            self._fail(target, "only names are assigned at the top of a region")
+        if is_stream(value):
+            self._stream(target.id, value, statement)
+        elif self._is_type(value):
+            self._constant(target.id, Static(element_type(value, self.evaluate)), statement)
+        else:
+            found = self.evaluate(value)
+            if isinstance(found, Data):
+                self._opaque.append(value)
+            self._constant(target.id, found, statement)
+
+    def _is_type(self, node: ast.expr) -> bool:
+        """Whether an expression names an element type: `f32[4, 4]`, or a constant that is one."""
+        while isinstance(node, ast.Subscript):
+            node = node.value
+        if not isinstance(node, ast.Name):
+            return False
+        known = self.constants.get(node.id)
+        return node.id in BITS if known is None else isinstance(known, Static) and isinstance(known.value, ElementType)
+
+    def _hidden_stream(self, expression: ast.expr) -> None:
+        for part in ast.walk(expression):
+            if isinstance(part, ast.Name) and part.id in self.streams:
+                self._fail(part, f"{part.id} is a stream: only tasks use it")
+
+    # -- streams and tasks -------------------------------------------------------------------------------------------
+
+    def _stream(self, name: str, annotation: ast.expr, statement: ast.stmt) -> None:
+        self._name(name, statement)
+        kind = stream_type(annotation, self.evaluate)
+        if self.wanted is not None and name not in self.wanted:
+            return
+        depth = 2 if kind.depth is None else kind.depth
+        packing = 1 if kind.packing is None else kind.packing
+        place, full = self.source.place(statement), self.prefix + name
+        if depth < 1:
+            self.source.add("depth0", f"{full} has depth {depth}; it must be at least 1", place, subject=full)
+            depth = 1
+        if packing < 1 or depth % packing:
+            message = f"{full}: transfers of {packing} elements do not divide its depth of {depth}"
+            self.source.add("pack", message, place, subject=full)
+            packing = 1
+        first, size = self.declared.size, prod(kind.shape)
+        if first + size > STREAMS:
+            raise Refusal("limit", f"{full} brings the streams to more than {STREAMS}", statement)
+        stream = StreamDecl(full, kind.type, depth, packing, kind.shape, place, first)
+        self.streams[name] = stream
+        self.declared.streams.append(stream)
+        self.declared.size = first + size
+
+    def _function(self, node: Function) -> None:
+        self._name(node.name, node)
+        kinds = {last_name(d): d for d in node.decorator_list if last_name(d) in ("task", "region")}
+        for decorator in kinds.values():
+            function = decorator.func if isinstance(decorator, ast.Call) else decorator
+            if not isinstance(function, ast.Name):
+                self._fail(decorator, f"{last_name(decorator)} stands alone: from rsn.streams import *")
+        if "task" in kinds:
+            self._task(node, kinds["task"])
+        elif "region" in kinds:
+            self._region(node, kinds["region"])
+        else:
+            for part in ast.walk(node):
+                if isinstance(part, Function) and any(last_name(d) == "task" for d in part.decorator_list):
+                    self._fail(node, f"{node.name} declares tasks, so it is a region: @region() above it")
+            self.functions[node.name] = node
+
+    def _task(self, node: Function, call: ast.expr) -> None:
+        keywords = {k.arg: k.value for k in call.keywords} if isinstance(call, ast.Call) else {}
+        if "mapping" not in keywords:
+            raise Refusal("unsupported", "a task states its grid: @task(mapping=[1])", call)
+        extra = isinstance(call, ast.Call) and call.args
+        if keywords.keys() - {"mapping", "args"} or len(node.decorator_list) > 1 or extra:
+            raise Refusal("unsupported", "a task has mapping= and args=, and no other decorators", call)
+        grid = keywords["mapping"]
+        shape = sizes(grid, self.evaluate)
+        if not shape:
+            raise Refusal("unsupported", "a grid has at least one axis: mapping=[1]", grid)
+        if prod(shape) > INSTANCES:
+            raise Refusal("limit", f"a grid of {prod(shape)} instances; the limit is {INSTANCES}", grid)
+        parameters = self._parameters(node, keywords.get("args"))
+        body = node if isinstance(node, ast.FunctionDef) else _plain(node)
+        task = TaskDecl(self.prefix + node.name, shape, body, self.source.place(node), parameters)
+        self.tasks[node.name] = task
+        if self.wanted is None:
+            self.declared.tasks.append((task, self))
+
+    def _parameters(self, node: Function, listed: ast.expr | None) -> tuple[Parameter, ...]:
+        arguments = node.args
+        if arguments.vararg or arguments.kwarg or arguments.kwonlyargs or arguments.posonlyargs or arguments.defaults:
+            raise Refusal("unsupported", "a task has plain parameters only, one for each tensor of args=", node)
+        if listed is not None and not isinstance(listed, ast.List | ast.Tuple):
+            raise Refusal("unsupported", "args= is a list of tensors: args=[A, B]", listed)
+        names = arguments.args
+        given: list[ast.expr | None] = [*listed.elts] if listed is not None else [None] * len(names)
+        if len(given) != len(names):
+            count = f"{len(names)} parameter{'s' * (len(names) != 1)}"
+            message = f"{node.name} has {count}, and args= has {len(given)} tensor{'s' * (len(given) != 1)}"
+            raise Refusal("unsupported", message, listed)
+        return tuple(self._parameter(name, value) for name, value in zip(names, given, strict=True))
+
+    def _parameter(self, argument: ast.arg, value: ast.expr | None) -> Parameter:
+        tensor = None if value is None else self._tensor_of(value)
+        note = argument.annotation
+        place = self.source.place(argument if note is None else note)
+        kind, layout = (None, None) if note is None else tensor_type(note, self.evaluate)
+        if tensor is not None:
+            if kind is not None and kind != tensor.type:
+                message = f"{argument.arg} is {kind}, but args= binds {tensor.name}: {tensor.type}"
+                note_text = "the annotation of a parameter states the whole tensor; the layout cuts it"
+                self.source.add("type", message, place, note_text, subject=tensor.name)
+            kind = tensor.type
+        return Parameter(argument.arg, tensor, kind, layout, place)
+
+    def _tensor_of(self, node: ast.expr) -> TensorDecl:
+        if isinstance(node, ast.Name) and node.id in self.tensors:
+            return self.tensors[node.id]
+        text = ast.unparse(node)[:40]
+        close = get_close_matches(text, self.tensors, n=1, cutoff=0.6)
+        notes = [f"did you mean {name}?" for name in close] or [f"declare it at the top: {text}: f32[64, 64]"]
+        raise Refusal("unsupported", f"{text} is no tensor of this region", node, *notes[: isinstance(node, ast.Name)])
+
+    # -- functions and regions ---------------------------------------------------------------------------------------
+
+    def _users(self) -> dict[str, bool]:
+        """Which functions use streams, directly or through others."""
+        names = {name: _names(function) for name, function in self.functions.items()}
+        known = self.streams.keys() | self.tasks.keys() | self.regions.keys()
+        users: set[str] = set()
+        more = True
+        while more:
+            found = {name for name, its in names.items() if not its.isdisjoint(known) or not its.isdisjoint(users)}
+            more, users = found != users, found
+        return {name: name in users for name in names}
+
+    def _region(self, node: Function, decorator: ast.expr) -> None:
+        if isinstance(node, ast.AsyncFunctionDef):
+            raise Refusal("unsupported", "a region is no coroutine: def", node)
+        if len(node.decorator_list) > 1 or (isinstance(decorator, ast.Call) and (decorator.args or decorator.keywords)):
+            raise Refusal("unsupported", "region takes no arguments, and no other decorators", decorator)
+        if node.args.vararg or node.args.kwarg:
+            raise Refusal("unsupported", "a region has named parameters only", node)
+        self.regions[node.name] = RegionDecl(node, self)
+
+    def call(self, region: RegionDecl, name: str, call: ast.Call | None) -> None:
+        """Declare what a region holds, with the arguments of a call. call: None for the region itself, with its
+        defaults. Raises `Refusal`."""
+        body, node = region.body, call or region.body
+        if body in self.active:
+            raise Refusal("unsupported", f"{name} calls itself; regions do not", node)
+        self.declared.regions += 1
+        if self.declared.regions > REGIONS:
+            raise Refusal("limit", f"more than {REGIONS} calls of regions", node)
+        self.context.step(node, 1 + (len(region.scope.streams) + len(region.scope.constants)) // 8)
+        number = self.calls[name] = self.calls.get(name, 0) + 1
+        prefix = "" if call is None else f"{self.prefix}{name}{f'#{number}' if number > 1 else ''}."
+        inner = Scope(self.declared, region.scope, prefix, (*self.active, body))
+        given = {} if call is None else _given(body.args, name, call)
+        ordered = [*body.args.posonlyargs, *body.args.args]
+        defaults = dict(zip([a.arg for a in ordered[::-1]], body.args.defaults[::-1], strict=False))
+        defaults |= {
+            a.arg: d for a, d in zip(body.args.kwonlyargs, body.args.kw_defaults, strict=True) if d is not None
+        }
+        for parameter in [*ordered, *body.args.kwonlyargs]:
+            if parameter.arg in given:
+                inner.bind(parameter, given[parameter.arg], self)
+            elif parameter.arg in defaults:
+                inner.bind(parameter, defaults[parameter.arg], region.scope)
+            else:
+                inner.missing(parameter, name, call)
+        inner.read(body.body)
+
+    def bind(self, parameter: ast.arg, value: ast.expr, scope: Scope) -> None:
+        """Bind a parameter of the region to an argument: a static value, a stream, a part of an array of streams, or a
+        tensor. scope: where the argument is written. Raises `Refusal`."""
+        name, note = parameter.arg, None if parameter.annotation is None else unquoted(parameter.annotation)
+        base = value.value if isinstance(value, ast.Subscript) else value
+        if isinstance(base, ast.Name) and base.id in scope.streams:
+            stream = scope.part(scope.streams[base.id], value)
+            if note is not None:
+                self._agree(name, stream, note, value)
+            self._name(name, parameter)
+            self.streams[name] = stream
+        elif isinstance(value, ast.Name) and value.id in scope.tensors:
+            tensor = scope.tensors[value.id]
+            stated = None if note is None or is_stream(note) else tensor_type(note, self.evaluate).type
+            if note is not None and stated != tensor.type:
+                text = ast.unparse(note)[:40]
+                raise Refusal("type", f"{name} is {text}, but {tensor.name} is {tensor.type}", value)
+            self._name(name, parameter)
+            self.tensors[name] = tensor
+        else:
+            found = scope.evaluate(value)
+            kinds = {"int": int, "float": int | float, "bool": bool, "str": str}
+            wanted = note.id if isinstance(note, ast.Name) else ast.unparse(note)[:40] if note is not None else ""
+            if not isinstance(found, Static):
+                raise Refusal("unsupported", f"the argument {name} is not known before the run", value)
+            if wanted and not (wanted in kinds and isinstance(found.value, kinds[wanted])) and wanted != "tuple":
+                raise Refusal("type", f"{name} is {wanted}, but the argument is {found.value!r}"[:200], value)
+            self._constant(name, found, parameter)
+
+    def missing(self, parameter: ast.arg, name: str, call: ast.Call | None) -> None:
+        """A parameter without an argument: a tensor is an argument of the region that is read; anything else is a
+        mistake. Raises `Refusal`."""
+        if call is not None:
+            raise Refusal("unsupported", f"{name} needs an argument {parameter.arg}", call)
+        note = None if parameter.annotation is None else unquoted(parameter.annotation)
+        if note is not None and is_stream(note):
+            message = f"{name} takes the stream {parameter.arg} from its caller; check the file that calls it"
+            raise Refusal("unsupported", message, parameter)
+        kind = None if note is None else tensor_type(note, self.evaluate)
+        if kind is None or kind.type is None:
+            message = f"the parameter {parameter.arg} of {name} has no default, so {name} cannot be read alone"
+            raise Refusal("unsupported", message, parameter)
+        self._tensor(parameter.arg, TensorDecl(parameter.arg, kind.type, self.source.place(parameter)), parameter)
+
+    def part(self, stream: StreamDecl, node: ast.expr) -> StreamDecl:
+        """Return the streams of an array that leading indices select. Raises `Refusal`."""
+        if not isinstance(node, ast.Subscript):
+            return stream
+        parts = node.slice.elts if isinstance(node.slice, ast.Tuple) else [node.slice]
+        index = [integer(part, self.evaluate) for part in parts]
+        if len(index) > len(stream.shape) or any(not 0 <= i < n for i, n in zip(index, stream.shape, strict=False)):
+            at, shape = ",".join(map(str, index)), ",".join(map(str, stream.shape))
+            raise Refusal("index", f"{stream.name}[{at}] is outside {stream.name}[{shape}]", node)
+        first, rest = stream.first, stream.shape
+        for i in index:
+            rest = rest[1:]
+            first += i * prod(rest)
+        return replace(stream, name=f"{stream.name}[{','.join(map(str, index))}]", shape=rest, first=first)
+
+    def _agree(self, name: str, stream: StreamDecl, note: ast.expr, value: ast.expr) -> None:
+        if not is_stream(note):
+            raise Refusal("type", f"{name} is {ast.unparse(note)[:40]}, but {stream.name} is a stream", value)
+        kind = stream_type(note, self.evaluate)
+        own = StreamType(stream.type, stream.depth, stream.packing, stream.shape)
+        for what, stated, its in zip(("elements", "depth", "packing", "shape"), kind, own, strict=True):
+            if stated is not None and stated != its:
+                message = f"{what} of {name}: {_text(stated)}, but {stream.name} has {_text(its)}"
+                raise Refusal("type", message, value)
+
+
+def _given(parameters: ast.arguments, name: str, call: ast.Call) -> Mapping[str, ast.expr]:
+    """Return the arguments of a call by name. Raises `Refusal`."""
+    ordered = [a.arg for a in (*parameters.posonlyargs, *parameters.args)]
+    known = {*(a.arg for a in parameters.args), *(a.arg for a in parameters.kwonlyargs)}
+    if any(isinstance(a, ast.Starred) for a in call.args) or any(k.arg is None for k in call.keywords):
+        raise Refusal("unsupported", "a region is called with plain arguments", call)
+    if len(call.args) > len(ordered):
+        raise Refusal("unsupported", f"{name} takes {len(ordered)} arguments, not {len(call.args)}", call)
+    given = dict(zip(ordered, call.args, strict=False))
+    for keyword in call.keywords:
+        if keyword.arg not in known or keyword.arg in given:
+            what = "is given twice" if keyword.arg in given else f"is no parameter of {name}"
+            raise Refusal("unsupported", f"{keyword.arg} {what}", keyword.value)
+        given[str(keyword.arg)] = keyword.value
+    return given
+
+
+def _plain(node: ast.AsyncFunctionDef) -> ast.FunctionDef:
+    """A coroutine as a function: `await` is allowed in both."""
+    body = ast.FunctionDef(node.name, node.args, node.body, node.decorator_list, node.returns, node.type_comment)
+    return ast.copy_location(body, node)
+
+
+def _names(node: ast.AST) -> set[str]:
+    return {part.id for part in ast.walk(node) if isinstance(part, ast.Name)}
+
+
+def _text(value: object) -> str:
+    return f"[{', '.join(map(str, value))}]" if isinstance(value, tuple) and not hasattr(value, "dtype") else str(value)
+
+
+def names_below(tree: ast.Module, region: str) -> frozenset[str]:
+    """Return the names in a function of a file, and in the functions of the file that it may call."""
+    functions = {node.name: node for node in tree.body if isinstance(node, Function)}
+    found: set[str] = set()
+    todo, seen = [region], set[str]()
+    while todo:
+        name = todo.pop()
+        if name in functions and name not in seen:
+            seen.add(name)
+            names = _names(functions[name])
+            found |= names
+            todo += names
+    return frozenset(found)
