@@ -1,5 +1,5 @@
 """`rsn check`: whether the machine would load a program, whether the program would end, and whether it is likely
-correct."""
+correct; of a stream program, whether its tasks and streams fit together."""
 
 from __future__ import annotations
 
@@ -15,25 +15,47 @@ from ..base.finding import Finding, gather
 from ..isa.overlays import find
 from ..isa.program import Program
 from ..isa.verify import check, dry_plan, dry_run, smallest_depth
+from ..streams.check import report_on as check_streams
+from ..streams.reader import read_file
 from .progress import TIMING, working
 from .raw import raw_options, read_raw_image, refuse_contradictions, with_memories
+from .stream_programs import refuse_options, show, stream_program
 
 _size = click.IntRange(0)
 
+OF_BINARIES = ("raw", "overlay", "mme", "ddr_bytes", "lpddr_bytes")
+"""Options that are not about stream programs."""
+
 
 @click.command(name="check")
-@click.argument("program", type=click.Path(dir_okay=False, path_type=Path))
+@click.argument("program")
 @raw_options()
 @click.option("--ddr-bytes", type=_size, help="with --raw: size of the DDR buffer")
 @click.option("--lpddr-bytes", type=_size, help="with --raw: size of the LPDDR buffer")
+@click.option("--strict", is_flag=True, help="with .py: a value that only some paths read is an error")
 @click.option("--most", default=10, show_default=True, type=click.IntRange(1), help="findings to show of each code")
 @click.option("--json", "as_json", is_flag=True, help="one JSON object on stdout")
-def check_command(program: Path, raw: bool, most: int, as_json: bool, **options: Any) -> None:
-    """Check PROGRAM (.bin): streams, memory, buffers, terminators, and deadlock at the overlay's FIFO depths.
+def check_command(program: str, raw: bool, strict: bool, most: int, as_json: bool, **options: Any) -> None:
+    """Check PROGRAM (.bin): streams, memory, buffers, terminators, and deadlock at the overlay's FIFO depths; or a
+    stream program (FILE.py, FILE.py:REGION): types, ends and counts of streams, branches, and deadlock.
 
     A bare image (--raw) has no buffers with names and roles: checks that need them are left out; without op lists
     (--mme), also deadlock and the streams of the MMEs.
+
+    A stream program is read, never executed. REGION is one of its functions with @region(), its parameters at their
+    defaults; without it, the file itself is checked.
     """
+    named = stream_program(program)
+    if named is not None:
+        refuse_options(OF_BINARIES, "a program (.bin) or a bare image")
+        if not show(check_streams(read_file(named.file, named.region), strict), most, as_json):
+            raise SystemExit(1)
+        return
+    refuse_options(("strict",), "a stream program (.py)")
+    _check_binary(Path(program), raw, most, as_json, options)
+
+
+def _check_binary(program: Path, raw: bool, most: int, as_json: bool, options: dict[str, Any]) -> None:
     refuse_contradictions(raw)
     loaded, findings, runnable = _raw(program, options) if raw else _container(program)
     depth = None

@@ -25,7 +25,8 @@ COMMANDS = {
     "asm": Listed("asm", "Assemble SOURCE (.rsn) to a program (.bin)."),
     "check": Listed(
         "check",
-        "Check PROGRAM (.bin): streams, memory, buffers, terminators, and deadlock at the overlay's FIFO depths.",
+        "Check PROGRAM (.bin): streams, memory, buffers, terminators, and deadlock at the overlay's FIFO depths; or a "
+        "stream program (FILE.py, FILE.py:REGION): types, ends and counts of streams, branches, and deadlock.",
     ),
     "compile": Listed(
         "compile",

@@ -38,12 +38,16 @@ class Report:
 def check(text: str, file: str = "<program>", strict: bool = False, region: str | None = None) -> Report:
     """Check a program. file: its name in findings. strict: a value that some paths only read is an error. region: one
     region function of the file, with its defaults; None for the file itself."""
-    whole = read(text, file, region)
-    _Check(whole).run()
-    found = whole.source.findings
+    return report_on(read(text, file, region), strict)
+
+
+def report_on(region: Region, strict: bool = False) -> Report:
+    """Check a region that was read. Its findings are added to its source. strict: as for `check`."""
+    _Check(region).run()
+    found = region.source.findings
     if strict:
         found = [replace(f, warning=f.warning and f.code != "unread") for f in found]
-    return Report(whole, tuple(sorted(found, key=lambda f: (f.warning, ORDER[f.code]))))
+    return Report(region, tuple(sorted(found, key=lambda f: (f.warning, ORDER[f.code]))))
 
 
 class _Check:
@@ -175,9 +179,7 @@ class _Check:
 
     def _fine(self) -> bool:
         """Whether every outcome runs to its end and leaves nothing, as far as that can be tried."""
-        if any(f.code != "join" and not f.warning for f in self.source.findings):
-            return False
-        if any(f.code == "join" and f.place is not None and "how often" in f.message for f in self.source.findings):
+        if any(f.uncounted or (f.code != "join" and not f.warning) for f in self.source.findings):
             return False
         try:
             outcome = self._outcome({})

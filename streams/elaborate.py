@@ -453,6 +453,7 @@ class Elaborator(Expressions):
                     self.context.source.place(node),
                     "tokens are counted before the run; the loop is refused even if both ends agree",
                     subject=self.name,
+                    uncounted=True,
                 )
             self._before = born
             self._merge(start, self._save())

@@ -8,8 +8,10 @@ from __future__ import annotations
 import ast
 import warnings
 from difflib import get_close_matches
+from importlib.util import decode_source
 from itertools import product
 from math import prod
+from pathlib import Path
 
 from .declarations import INSTANCES, Declared, Scope, names_below
 from .elaborate import Elaborator
@@ -26,7 +28,39 @@ def read(text: str, file: str = "<program>", region: str | None = None) -> Regio
     """Read a program. file: its name in findings. region: one function with `@region()` of the file, its parameters at
     their defaults; None for the file itself. A file without tasks of its own that holds a single region is that region.
     Mistakes are in `source.findings` of the result."""
-    source = Source(text, file)
+    return read_source(Source(text, file), region)
+
+
+def read_file(path: Path, region: str | None = None) -> Region:
+    """Read a program from a file, which may state its encoding as Python's do. The arguments are those of `read`.
+    Raises `OSError` if the file cannot be read."""
+    with path.open("rb") as file:
+        data = file.read(4 * LETTERS + 1)
+    try:
+        return read_source(Source(decode_source(data), str(path)), region)
+    except (SyntaxError, UnicodeDecodeError, LookupError) as error:
+        what, place = _undecodable(data, error)
+    source = Source(data.decode(errors="replace"), str(path))
+    source.add("syntax", f"this is not Python: {what}", place)
+    return Region(source, (), (), (), (), region or "")
+
+
+def _undecodable(data: bytes, error: Exception) -> tuple[str, Place]:
+    """Say why a file is no text, and where."""
+    if not isinstance(error, UnicodeDecodeError):
+        try:
+            data.decode()
+            return str(error), Place(1, 0, 1)  # a wrong declaration of the encoding
+        except UnicodeDecodeError as other:
+            error = other
+    start = data.rfind(b"\n", 0, error.start) + 1
+    column = len(data[start : error.start].decode(errors="replace"))
+    line = data.count(b"\n", 0, error.start) + 1
+    return f"byte 0x{data[error.start]:02x} is not {error.encoding}", Place(line, column, column + 1)
+
+
+def read_source(source: Source, region: str | None = None) -> Region:
+    """Read a program whose text is at hand. region: as for `read`."""
     tree = parse(source)
     if tree is None:
         return Region(source, (), (), (), (), region or "")
@@ -82,7 +116,7 @@ def _only_region(root: Scope) -> str | None:
         message = "the file has no tasks at its top, and several regions; name one of them"
         root.source.add("unsupported", message, place, *(f"{root.source.file}:{name}" for name in free[:8]))
         return None
-    return (free or [*root.regions] or [None])[0]
+    return next(iter([*free, *root.regions]), None)
 
 
 def _alone(root: Scope, region: str) -> None:
@@ -93,4 +127,9 @@ def _alone(root: Scope, region: str) -> None:
         return
     close = get_close_matches(region, root.regions, n=1, cutoff=0.6)
     notes = [f"did you mean {name}?" for name in close] or [f"regions: {', '.join(root.regions) or 'none'}"[:200]]
-    root.source.add("unsupported", f"the file has no region {region}", None, *notes)
+    root.source.add(
+        "unsupported",
+        f"the file has no region {region}" if region else "a region is named after the colon",
+        None,
+        *notes,
+    )

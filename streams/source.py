@@ -46,7 +46,7 @@ class Diagnostic:
     """An error or a warning.
 
     code: key of `CODES`. place: None if the finding is about the file as a whole. subject: the stream with its
-    indices, or the task instance.
+    indices, or the task instance. uncounted: data decides how many tokens pass, so that nothing more can be told.
     """
 
     code: str
@@ -55,6 +55,7 @@ class Diagnostic:
     notes: tuple[str, ...] = ()
     warning: bool = False
     subject: str = ""
+    uncounted: bool = False
 
 
 @dataclass
@@ -81,13 +82,20 @@ class Source:
         return Place(line, start, max(end, start + 1))
 
     def add(
-        self, code: str, message: str, place: Place | None, *notes: str, warning: bool = False, subject: str = ""
+        self,
+        code: str,
+        message: str,
+        place: Place | None,
+        *notes: str,
+        warning: bool = False,
+        subject: str = "",
+        uncounted: bool = False,
     ) -> None:
-        """Record a finding, once for each code, place and subject."""
+        """Record a finding, once for each code, place and subject. The arguments are those of `Diagnostic`."""
         key = code, place, "" if place is not None and not warning and code == "unsupported" else subject
         if key not in self._seen:
             self._seen.add(key)
-            self.findings.append(Diagnostic(code, message, place, notes, warning, subject))
+            self.findings.append(Diagnostic(code, message, place, notes, warning, subject, uncounted))
 
     def render(self, d: Diagnostic) -> str:
         """Format a finding: place, code and message, the source line, a caret line, notes."""

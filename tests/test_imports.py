@@ -28,7 +28,7 @@ MAY_IMPORT = {
     "rsnlib": {"assembler", "base", "isa", "machine", "scheduler"},
     "host": {"assembler", "base", "hw", "isa", "machine", "rsnlib", "scheduler"},
     "root": {"assembler", "base", "host", "hw", "isa", "machine", "rsnlib", "scheduler"},
-    "cli": {"assembler", "base", "host", "hw", "isa", "machine", "rsnlib", "scheduler"},
+    "cli": {"assembler", "base", "host", "hw", "isa", "machine", "rsnlib", "scheduler", "streams"},
     "programs": {"assembler", "base", "host", "hw", "isa", "machine", "root", "rsnlib", "scheduler"},
 }
 # Packages that a function may import, and why. Modules of ours that load one of them at their top may be `deferred`;

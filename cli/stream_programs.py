@@ -1,0 +1,83 @@
+"""Stream programs on the command line: FILE.py, or FILE.py:REGION for one of its regions, and their findings."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import click
+
+from ..streams.check import Report
+from ..streams.source import Diagnostic
+from .raw import was_given
+
+
+class Named(NamedTuple):
+    """A stream program as the user names it. region: a region function of the file, None for the file itself."""
+
+    file: Path
+    region: str | None
+
+
+def stream_program(program: str) -> Named | None:
+    """Return which stream program an argument PROGRAM names, None if it names a file of another kind."""
+    if program.endswith(".py"):
+        return Named(Path(program), None)
+    file, found, region = program.rpartition(".py:")
+    return Named(Path(f"{file}.py"), region) if found else None
+
+
+def refuse_options(names: tuple[str, ...], kind: str) -> None:
+    """Raise `click.UsageError` if the user gave one of these options of the running command. kind: of the files that
+    they are about."""
+    command = click.get_current_context().command
+    wrong = [p.opts[0] for p in command.params if p.name in names and was_given(p.name)]
+    if wrong:
+        raise click.UsageError(f"{', '.join(wrong)}: only with {kind}")
+
+
+def show(report: Report, most: int, as_json: bool) -> bool:
+    """Print the findings of a check, at most `most` of each code; return whether there are none but warnings."""
+    ok, region = not report.code, report.region
+    findings = _gathered(report, most)
+    if as_json:
+        rows = [_row(region.source.file, f, times) for f, times in findings]
+        facts = {"ok": ok, "findings": rows, "instances": len(region.instances), "streams": _streams(report)}
+        click.echo(json.dumps(facts))
+        return ok
+    for f, times in findings:
+        click.echo(region.source.render(f))
+        if times > 1:
+            click.echo(f"note: and {times - 1} more with this code")
+    if ok:
+        name = f"{region.source.file}{f':{region.name}' if region.name else ''}"
+        streams, instances = _streams(report), len(region.instances)
+        plural = f"{streams} stream{'s' * (streams != 1)}, {instances} task instance{'s' * (instances != 1)}"
+        click.echo(f"{name}: ok, {plural}")
+    return ok
+
+
+def _streams(report: Report) -> int:
+    return sum(stream.size for stream in report.region.streams)
+
+
+def _gathered(report: Report, most: int) -> list[tuple[Diagnostic, int]]:
+    """Keep at most `most` findings of each code; the last one kept of a code counts those left out."""
+    kept: dict[tuple[bool, str], list[tuple[Diagnostic, int]]] = {}
+    for f in report.findings:
+        same = kept.setdefault((f.warning, f.code), [])
+        if len(same) < most:
+            same.append((f, 1))
+        else:
+            same[-1] = same[-1][0], same[-1][1] + 1
+    return [row for same in kept.values() for row in same]
+
+
+def _row(file: str, f: Diagnostic, times: int) -> dict[str, Any]:
+    """A finding as JSON. Lines and columns are counted from 1; end_column is the first one that is not marked."""
+    line, column, end = (f.place.line, f.place.column + 1, f.place.end + 1) if f.place else (None, None, None)
+    where = f"{file}:{line}:{column}" if f.place else file
+    row = {"code": f.code, "message": f.message, "where": where, "warning": f.warning, "help": "; ".join(f.notes)}
+    row |= {"times": times, "file": file, "line": line, "column": column, "end_column": end}
+    return row | {"subject": f.subject, "notes": list(f.notes)}
