@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -10,12 +11,13 @@ from typing import Any
 from ..base.errors import ProgramError
 from ..isa.overlays.tasks import program as tasks
 from ..isa.overlays.tasks.overlay import uops_of
+from ..isa.overlays.tasks.tree import Name, Store, nodes
 from ..isa.program import UnpackedProgram
 from .check import Report, check
-from .lower import Lowering, lowered_type
+from .layout_axes import axes_of
+from .lower import lowered_task, lowered_type
 from .source import Diagnostic, Refusal
-from .tree import Region
-from .values import Static
+from .tree import Region, TaskDecl
 
 
 class Refused(ProgramError):
@@ -40,11 +42,10 @@ def build(text: str, file: str, externals: Mapping[str, Any] | None = None) -> U
 
 def task_program(region: Region, externals: Mapping[str, Any] | None = None) -> tasks.TaskProgram:
     """Return a checked region as a task program. Raises `Refused` for what a machine does not have."""
-    lowering = Lowering(region, region.constants, externals)
     made, faults = [], []
     for declared in region.tasks:
         try:
-            made.append(lowering.task(declared, ()))
+            made.append(lowered_task(region, declared, _parameters(declared), externals))
         except Refusal as r:
             place = None if r.node is None else region.source.place(r.node)
             faults.append(Diagnostic(r.code, r.message, place, r.notes, subject=declared.name))
@@ -69,9 +70,36 @@ def task_program(region: Region, externals: Mapping[str, Any] | None = None) -> 
     streams = tuple(
         tasks.StreamArray(s.name, lowered_type(s.type), s.depth, s.packing, s.shape) for s in region.streams
     )
-    constants = tuple((name, v.value) for name, v in region.constants.items() if isinstance(v, Static))
     return tasks.TaskProgram(
-        Path(region.source.file).stem, region.source.file, streams, (), tuple(made), units, tuple(links), constants
+        Path(region.source.file).stem + (f"_{region.name}" if region.name else ""),
+        Path(region.source.file).name,
+        streams,
+        _tensors(region, made),
+        tuple(made),
+        units,
+        tuple(links),
+    )
+
+
+def _parameters(declared: TaskDecl) -> tuple[tasks.Parameter, ...]:
+    return tuple(
+        tasks.Parameter(p.name, p.tensor.name, axes_of(p.layout, len(p.tensor.type.shape)))
+        for p in declared.parameters
+        if p.tensor is not None
+    )
+
+
+def _tensors(region: Region, made: list[tasks.Task]) -> tuple[tasks.Tensor, ...]:
+    """The tensors of a region: those that tasks store into are outputs, those that they read are inputs."""
+    stored, read = set(), set()
+    for task in made:
+        tensor_of = {p.name: p.tensor for p in task.parameters}
+        names: Counter[str] = Counter(n.name for n in nodes(task.body) if isinstance(n, Name))
+        stored |= {tensor_of[n.name] for n in nodes(task.body) if isinstance(n, Store) and n.name in tensor_of}
+        read |= {tensor for name, tensor in tensor_of.items() if names[name]}
+    return tuple(
+        tasks.Tensor(d.name, lowered_type(d.type), d.name in read or d.name not in stored, d.name in stored)
+        for d in region.tensors
     )
 
 

@@ -59,29 +59,27 @@ class _Method:
         return getattr(value, self.name)(*arguments, **named)
 
 
-class Lowering:
-    """Lowers the tasks of a region. externals: plain functions of the file by name, None if it is not to be executed;
-    then tasks that call one are refused by name."""
-
-    def __init__(self, region: Region, constants: Mapping[str, Value], externals: Mapping[str, Any] | None) -> None:
-        self.region = region
-        self.streams: Mapping[str, StreamDecl] = {s.name: s for s in region.streams}
-        self.constants = constants
-        self.externals = externals
-
-    def task(self, declared: TaskDecl, parameters: tuple[tasks.Parameter, ...]) -> tasks.Task:
-        """Lower a task. Raises `Refusal` for what trees cannot hold."""
-        body = _Body(self, declared.name).block(declared.body.body)
-        place = t.Place(declared.place.line, declared.place.column + 1)
-        return tasks.Task(declared.name, declared.mapping, parameters, body, place)
+def lowered_task(
+    region: Region, declared: TaskDecl, parameters: tuple[tasks.Parameter, ...], externals: Mapping[str, Any] | None
+) -> tasks.Task:
+    """Lower a task. externals: the names of the executed file, None if it is not executed; then tasks that call a
+    function of the host are refused. Raises `Refusal` for what trees cannot hold."""
+    body = _Body(region, declared, externals).block(declared.body.body)
+    place = t.Place(declared.place.line, declared.place.column + 1)
+    return tasks.Task(declared.name, declared.mapping, parameters, body, place)
 
 
 class _Body:
     """Lowers statements. Gets that an expression holds are put in front of its statement."""
 
-    def __init__(self, owner: Lowering, name: str) -> None:
-        self.owner, self.name = owner, name
-        self.source: Source = owner.region.source
+    def __init__(self, region: Region, declared: TaskDecl, externals: Mapping[str, Any] | None) -> None:
+        self.region, self.name, self.externals = region, declared.name, externals
+        self.source: Source = region.source
+        context = region.contexts[declared.name]
+        parameters = {p.name for p in declared.parameters}
+        self.streams: Mapping[str, StreamDecl] = context.streams
+        self.constants: Mapping[str, Value] = {k: v for k, v in context.constants.items() if k not in parameters}
+        self.roots: dict[str, tuple[str, tuple[int, ...]]] = {}
         self.out: list[t.Statement] = []
         self.count = 0
         self.at = t.Place(1, 1)
@@ -188,7 +186,7 @@ class _Body:
             stream = self._stream(call)
             if stream is not None and stream[1] == "put":
                 value = self.value(call.args[0])
-                self.out.append(t.Put(place, stream[0], self._index(call), value))
+                self.out.append(t.Put(place, stream[0], self._index(stream, call), value))
                 return
             if isinstance(call.func, ast.Name) and call.func.id == "cycles":
                 self.out.append(t.Cycles(place, self.value(call.args[0])))
@@ -307,11 +305,13 @@ class _Body:
         self.refuse(node, f"a machine has no expression of this kind ({type(node).__name__})")
 
     def _name(self, node: ast.Name, name: str) -> t.Expression:
-        value = self.owner.constants.get(name)
+        value = self.constants.get(name)
         if isinstance(value, Static) and isinstance(value.value, bool | int | float | str):
             return t.Constant(value.value)
         if value is not None and not isinstance(value, Static):
             return self._opaque(node, ast.unparse(node))
+        if isinstance(value, Static) and isinstance(value.value, tuple):
+            return t.Group(tuple(map(t.Constant, value.value)))
         return t.Name(name)
 
     def _in_order(self, *parts: ast.expr) -> tuple[t.Expression, ...]:
@@ -347,7 +347,7 @@ class _Body:
         if stream is not None:
             if stream[1] != "get":
                 self.refuse(node, "a put has no value")
-            index, name = self._index(node), self._fresh()
+            index, name = self._index(stream, node), self._fresh()
             self.out.append(t.Get(self.place(node), name, stream[0], index))
             return t.Name(name)
         if isinstance(node.func, ast.Attribute):
@@ -366,14 +366,14 @@ class _Body:
             return t.Convert(kind, self.value(node.args[0]))
         if name in ("tile", "zeros", "full") and node.args:
             return self._made(name, node)
-        if name in KERNELS and name not in self.owner.constants:
+        if name in KERNELS and name not in self.constants:
             named = tuple((k.arg or "", self.value(k.value)) for k in node.keywords)
             return t.Kernel(name, self._arguments(node), named)
         return self._opaque(node, ast.unparse(node.func))
 
     def _made(self, name: str, node: ast.Call) -> t.Expression:
         """A new tile: `zeros(f32, 4, 4)`."""
-        kind = element_type(node.args[0], lambda part: self.owner.constants.get(getattr(part, "id", ""), Static(0)))
+        kind = element_type(node.args[0], lambda part: self.constants.get(getattr(part, "id", ""), Static(0)))
         sizes = tuple(map(t.Constant, kind.shape))
         return t.Kernel(name, (t.Constant(kind.dtype), *sizes, *self._in_order(*node.args[1:])))
 
@@ -382,12 +382,12 @@ class _Body:
         while isinstance(root, ast.Attribute):
             root = root.value
         if isinstance(root, ast.Name):
-            known = self.owner.constants.get(root.id)
+            known = self.constants.get(root.id)
             if known is not None and not isinstance(known, Static):
                 return self._opaque(node, ast.unparse(method))
         if method.attr in METHODS:
             return t.Kernel(METHODS[method.attr], (self.value(method.value), *self._arguments(node)))
-        if self.owner.externals is None:
+        if self.externals is None:
             self.refuse(node, f"{method.attr} is no operation of a machine", RUNS_HERE)
         named = tuple((k.arg or "", self.value(k.value)) for k in node.keywords)
         arguments = self._in_order(method.value, *node.args)
@@ -400,9 +400,9 @@ class _Body:
 
     def _opaque(self, node: ast.expr, name: str) -> t.Expression:
         """A function that is not of the language: it is executed if the file may be, and refused otherwise."""
-        if self.owner.externals is None:
+        if self.externals is None:
             self.refuse(node, f"{name} is no operation of a machine", RUNS_HERE)
-        function = _found(self.owner.externals, name)
+        function = _found(self.externals, name)
         if not isinstance(node, ast.Call):
             return t.External(name, lambda: function, ())
         named = tuple((k.arg or "", self.value(k.value)) for k in node.keywords)
@@ -410,23 +410,33 @@ class _Body:
 
     # -- streams and types -------------------------------------------------------------------------------------------
 
-    def _stream(self, node: ast.Call) -> tuple[str, str] | None:
-        """The stream and the method of a put or a get."""
+    def _stream(self, node: ast.Call) -> tuple[str, str, tuple[int, ...]] | None:
+        """The array of streams, the method of a put or a get, and the indices before those that are written."""
         if not isinstance(node.func, ast.Attribute):
             return None
         base = node.func.value
         base = base.value if isinstance(base, ast.Subscript) else base
-        if isinstance(base, ast.Name) and base.id in self.owner.streams and node.func.attr in ("put", "get"):
-            return base.id, node.func.attr
+        if isinstance(base, ast.Name) and base.id in self.streams and node.func.attr in ("put", "get"):
+            array, before = self._root(base.id)
+            return array, node.func.attr, before
         return None
 
-    def _index(self, node: ast.Call) -> tuple[t.Expression, ...]:
+    def _root(self, name: str) -> tuple[str, tuple[int, ...]]:
+        """The declared array that a name stands for, or a part of, and the indices of that part."""
+        if name not in self.roots:
+            part = self.streams[name]
+            root, _ = self.region.stream(part.first)
+            index = root.index(part.first - root.first)
+            self.roots[name] = root.name, index[: len(root.shape) - len(part.shape)]
+        return self.roots[name]
+
+    def _index(self, stream: tuple[str, str, tuple[int, ...]], node: ast.Call) -> tuple[t.Expression, ...]:
         assert isinstance(node.func, ast.Attribute)
         base = node.func.value
-        if not isinstance(base, ast.Subscript):
-            return ()
-        parts = base.slice.elts if isinstance(base.slice, ast.Tuple) else [base.slice]
-        return self._in_order(*parts)
+        parts: list[ast.expr] = []
+        if isinstance(base, ast.Subscript):
+            parts = base.slice.elts if isinstance(base.slice, ast.Tuple) else [base.slice]
+        return (*map(t.Constant, stream[2]), *self._in_order(*parts))
 
     def _scalar_type(self, name: str) -> t.ElementType | None:
         return t.ElementType(name) if name in BITS else None
@@ -435,7 +445,7 @@ class _Body:
         def constant(node: ast.expr) -> Value:
             if isinstance(node, ast.Constant):
                 return Static(node.value)
-            return self.owner.constants.get(node.id, Static(None)) if isinstance(node, ast.Name) else Static(None)
+            return self.constants.get(node.id, Static(None)) if isinstance(node, ast.Name) else Static(None)
 
         kind = element_type(annotation, constant)
         return lowered_type(kind)

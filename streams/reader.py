@@ -24,20 +24,20 @@ LETTERS = 1 << 20
 """Limit of characters of a file."""
 
 
-def read(text: str, file: str = "<program>", region: str | None = None) -> Region:
+def read(text: str, file: str = "<program>", region: str | None = None, timed: bool = False) -> Region:
     """Read a program. file: its name in findings. region: one function with `@region()` of the file, its parameters at
     their defaults; None for the file itself. A file without tasks of its own that holds a single region is that region.
-    Mistakes are in `source.findings` of the result."""
-    return read_source(Source(text, file), region)
+    timed: the operations of instances are in beats, with cycles. Mistakes are in `source.findings` of the result."""
+    return read_source(Source(text, file), region, timed)
 
 
-def read_file(path: Path, region: str | None = None) -> Region:
+def read_file(path: Path, region: str | None = None, timed: bool = False) -> Region:
     """Read a program from a file, which may state its encoding as Python's do. The arguments are those of `read`.
     Raises `OSError` if the file cannot be read."""
     with path.open("rb") as file:
         data = file.read(4 * LETTERS + 1)
     try:
-        return read_source(Source(decode_source(data), str(path)), region)
+        return read_source(Source(decode_source(data), str(path)), region, timed)
     except (SyntaxError, UnicodeDecodeError, LookupError) as error:
         what, place = _undecodable(data, error)
     source = Source(data.decode(errors="replace"), str(path))
@@ -59,12 +59,12 @@ def _undecodable(data: bytes, error: Exception) -> tuple[str, Place]:
     return f"byte 0x{data[error.start]:02x} is not {error.encoding}", Place(line, column, column + 1)
 
 
-def read_source(source: Source, region: str | None = None) -> Region:
+def read_source(source: Source, region: str | None = None, timed: bool = False) -> Region:
     """Read a program whose text is at hand. region: as for `read`."""
     tree = parse(source)
     if tree is None:
         return Region(source, (), (), (), (), region or "")
-    declared = Declared(Reading(source))
+    declared = Declared(Reading(source, timed=timed))
     root = Scope(declared, wanted=None if region is None else names_below(tree, region))
     root.read(tree.body)
     if region is None and not declared.tasks and not declared.regions and not source.findings:
@@ -85,8 +85,16 @@ def read_source(source: Source, region: str | None = None) -> Region:
             instances.append(Elaborator(scope.context, task, name, tid).instance())
             if declared.reading.steps > STEPS:
                 break
-    tasks = tuple(task for task, _ in declared.tasks)
-    return Region(source, tuple(declared.streams), tasks, tuple(instances), tuple(declared.tensors), region or "")
+    return Region(
+        source,
+        tuple(declared.streams),
+        tuple(task for task, _ in declared.tasks),
+        tuple(instances),
+        tuple(declared.tensors),
+        region or "",
+        {task.name: scope.context for task, scope in declared.tasks},
+        tuple(declared.reading.by_data),
+    )
 
 
 def parse(source: Source) -> ast.Module | None:

@@ -21,7 +21,7 @@ MAY_IMPORT = {
     "base": set(),
     "machine": {"base"},
     "isa": {"base", "machine"},
-    "streams": {"base", "machine"},
+    "streams": {"base", "isa", "machine"},
     "assembler": {"base", "isa", "machine"},
     "scheduler": {"base", "isa", "machine"},
     "hw": {"base", "isa", "machine"},

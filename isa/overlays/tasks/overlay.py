@@ -106,19 +106,24 @@ def _lines(program: TaskProgram) -> Iterator[str]:
     yield f"clock_hz = {toml(program.clock_hz)}"
     yield f"seed = {program.seed}"
     for name, value in program.constants:
-        yield f"constants.{name} = {toml(value)}"
+        yield f"constants.{_key(name)} = {toml(value)}"
     for s in program.streams:
-        yield f"arrays.{s.name} = {toml([encoded(s.type), s.depth, s.packing, s.shape])}"
+        yield f"arrays.{_key(s.name)} = {toml([encoded(s.type), s.depth, s.packing, s.shape])}"
     for t in program.tensors:
-        yield f"tensors.{t.name} = {toml([encoded(t.type), t.input, t.output])}"
+        yield f"tensors.{_key(t.name)} = {toml([encoded(t.type), t.input, t.output])}"
     for task in program.tasks:
         parameters = [[p.name, p.tensor, p.axes] for p in task.parameters]
-        yield f"tasks.{task.name} = {toml([task.mapping, parameters, encoded(task.place), encoded(task.body)])}"
+        yield f"tasks.{_key(task.name)} = {toml([task.mapping, parameters, encoded(task.place), encoded(task.body)])}"
     for unit, shots in program.units:
-        yield f"units.{toml(unit)} = {toml([[shot.task, shot.tid] for shot in shots])}"
+        yield f"units.{_key(unit)} = {toml([[shot.task, shot.tid] for shot in shots])}"
     yield f"links = {toml([[k.stream, k.index, k.source, k.sink, k.depth] for k in program.links])}"
     for unit, places in program.apart:
-        yield f"apart.{toml(unit)} = {toml([encoded(place) for place in places])}"
+        yield f"apart.{_key(unit)} = {toml([encoded(place) for place in places])}"
+
+
+def _key(name: str) -> str:
+    """A key of TOML."""
+    return name if name.isascii() and name.replace("_", "").replace("-", "").isalnum() else toml(name)
 
 
 def _made(given: Mapping[str, Any], name: str) -> Overlay:
