@@ -28,6 +28,7 @@ from ..rsnlib.fold import fold, fold_shapes
 from ..scheduler.best import Chosen, schedule_named
 from ..scheduler.bounds import bounds
 from .progress import stepping
+from .stream_programs import Named, is_region, machine_program, refuse_options, stream_program
 
 if TYPE_CHECKING:
     from ..rsnlib import capture, models, passes, precision
@@ -107,11 +108,19 @@ def compile_command(
     as_json: bool,
 ) -> None:
     """Compile SPEC: a preset (bert-large, bert-large-encoder, minilm, vit, ncf, mlp, gemm:MxKxN), FILE.py:CALLABLE that
-    returns an nn.Module, or an nn.Module and its example inputs, or FILE.onnx.
+    returns an nn.Module, or an nn.Module and its example inputs, FILE.onnx, or a stream program (FILE.py,
+    FILE.py:REGION).
 
     rsn asm makes a program (.bin) of a program text (.rsn), for rsn run. rsn serve and rsn.load take a whole model
     (.rsnmodel): programs, weights, and the part that PyTorch runs.
+
+    The text of a stream program holds its machine: a unit for each task instance. Its file is read, not executed.
     """
+    named = stream_program(spec)
+    if named is not None and is_region(named):
+        refuse_options(OF_MODELS, "a model")
+        _compile_streams(named, output, as_json)
+        return
     require_torch("compiling a model")
     if output.endswith(".bin"):
         raise click.UsageError(f"{output}: rsn compile writes .rsn or {SUFFIX}; rsn asm makes a .bin of the .rsn")
@@ -198,6 +207,36 @@ def compile_command(
     if modelled is not None and modelled.bound is not None:
         lines = bound_table(modelled.bound, modelled.segments, modelled.latency_s)
         click.echo("\n".join(["", f"modelled latency {duration(modelled.latency_s)}", *lines]))
+
+
+OF_MODELS = (
+    "weights_path",
+    "batch",
+    "seq",
+    "lengths",
+    "overlay",
+    "schedule",
+    "budget",
+    "schedule_out",
+    "seed",
+    "dumped",
+    "explains",
+)
+"""Options that are not about stream programs."""
+
+
+def _compile_streams(named: Named, output: str, as_json: bool) -> None:
+    """Write the machine of a stream program, and its program, as a text."""
+    if not output.endswith(".rsn"):
+        raise click.UsageError(f"{output}: a stream program becomes a text (.rsn); rsn asm makes a .bin of it")
+    check_file(output)
+    program = machine_program(named, execute=False)
+    write_text(output, show(program))
+    units, streams = len(program.overlay.units), len(program.overlay.streams)
+    if as_json:
+        click.echo(json.dumps({"program": os.fspath(output), "units": units, "streams": streams}))
+    else:
+        click.echo(f"{output}: a machine of {units} units and {streams} streams, with its program")
 
 
 def _integers(text: str) -> list[int]:

@@ -31,7 +31,8 @@ COMMANDS = {
     "compile": Listed(
         "compile",
         "Compile SPEC: a preset (bert-large, bert-large-encoder, minilm, vit, ncf, mlp, gemm:MxKxN), FILE.py:CALLABLE "
-        "that returns an nn.Module, or an nn.Module and its example inputs, or FILE.onnx.",
+        "that returns an nn.Module, or an nn.Module and its example inputs, FILE.onnx, or a stream program (FILE.py, "
+        "FILE.py:REGION).",
     ),
     "diff": Listed(
         "diff",
@@ -53,7 +54,10 @@ COMMANDS = {
         "Model the rows of the paper's TABLE, or of all: published and modelled value, their difference, and whether a "
         "constant of the model was fitted on the row.",
     ),
-    "run": Listed("run", "Run PROGRAM (.bin) and report the time it takes."),
+    "run": Listed(
+        "run",
+        "Run PROGRAM (.bin), or a stream program (FILE.py, FILE.py:REGION), and report the time it takes.",
+    ),
     "serve": Listed("serve", "Serve MODEL (.rsnmodel) over HTTP, until SIGTERM or ^C."),
 }
 """The commands by name."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -22,6 +22,7 @@ from ..base.tolerance import BOUND
 from ..host.boards import open_board
 from ..host.model.compare import compare, show
 from ..host.runner import Runner
+from ..host.tasks import run_tasks
 from ..host.tensors import Weights, check_target, load_tensors, save_tensors
 from ..hw.sim.breakpoint import stop
 from ..hw.sim.explain import explain
@@ -35,6 +36,7 @@ from ..isa.verify import require
 from .progress import TIMING, working
 from .raw import load_raw_image, raw_options, refuse_contradictions, with_files, write_memory
 from .settings import Setting
+from .stream_programs import machine_program, stream_program
 
 if TYPE_CHECKING:
     from ..hw.sim import report as reports
@@ -89,13 +91,18 @@ _file = click.Path(dir_okay=False)
 @click.option("--dump-ddr", type=_file, help="with --raw: file to write DDR to after the run")
 @click.option("--json", "as_json", is_flag=True, help="one JSON object on stdout")
 def run_command(program: str, raw: bool, as_json: bool, **options: Any) -> None:
-    """Run PROGRAM (.bin) and report the time it takes."""
+    """Run PROGRAM (.bin), or a stream program (FILE.py, FILE.py:REGION), and report the time it takes."""
     refuse_contradictions(raw)
     _refuse_misuse(raw, options)
-    if raw:
+    named = stream_program(program)
+    if named is not None:
+        loaded = machine_program(named, execute=True)
+    elif raw:
         loaded = load_raw_image(Path(program), options["overlay"], options["mme"], runs=True).program
     else:
         loaded = container.read(program)
+    if loaded.overlay.whole is not None:
+        _refuse_on_task_machines(options)
     with working(f"opening board {options['board']}"):  # csim is built at its first use
         open_board(options["board"], xclbin=options["xclbin"]).close()
     loaded = _with_overlay(loaded, options)
@@ -116,6 +123,8 @@ def run_command(program: str, raw: bool, as_json: bool, **options: Any) -> None:
         _report(loaded, run, machine, options, as_json)
 
 
+MANY = 8
+"""Units of a kind whose utilization is shown one by one."""
 MODEL_ONLY = {
     "timing_only": "--timing-only",
     "rates": "--set",
@@ -128,6 +137,10 @@ MODEL_ONLY = {
     "spec": "--compare",
 }
 """Options that need the model of the machine."""
+PLAIN = {"params": "param", "source_rates": "source-rates", "overlay_file": "overlay-file", "stop_at": "break"} | {
+    "spec": "compare"
+}
+"""Names of options that differ from those of their parameters."""
 
 
 def _refuse_misuse(raw: bool, options: Mapping[str, Any]) -> None:
@@ -157,6 +170,16 @@ def _refuse_misuse(raw: bool, options: Mapping[str, Any]) -> None:
         raise click.UsageError("--outputs: not with --timing-only, which computes nothing")
 
 
+def _refuse_on_task_machines(options: Mapping[str, Any]) -> None:
+    """Raise `click.UsageError` for options that make no sense for a machine that a stream program describes."""
+    names = ("weights", "params", "source_rates", "overlay_file", "stop_at", "spec")
+    given = [f"--{PLAIN.get(name, name)}" for name in names if options[name]]
+    if given:
+        raise click.UsageError(f"{', '.join(given)}: not for stream programs")
+    if options["board"] != "sim":
+        raise click.UsageError(f"--board {options['board']}: stream programs run on the simulator, sim; see rsn hls")
+
+
 def _with_overlay(program: Program, options: Mapping[str, Any]) -> Program:
     overlay = program.overlay
     if options["overlay_file"]:
@@ -183,6 +206,16 @@ def _run(program: Program, options: Mapping[str, Any]) -> Run:
             return _machine(program, params).run()
     if options["outputs"]:
         check_target(options["outputs"])
+    if program.overlay.whole is not None:
+        given = load_tensors(options["inputs"]) if options["inputs"] else {}
+        wanted = program.with_role(Role.INPUT)
+        if list(given) == [""] and len(wanted) == 1:
+            given = {wanted[0].name: given[""]}
+        with working("running"):
+            done = run_tasks(program, given)
+        if options["outputs"]:
+            save_tensors(options["outputs"], done.outputs)
+        return done.run
     tensors = _inputs(program, options)
     runner = Runner(program, weights=options["weights"], board=options["board"], xclbin=options["xclbin"])
     with runner, working("running") as progress:
@@ -301,19 +334,31 @@ def _report(program: Program, run: Run, machine: Machine | None, options: Mappin
         }
         click.echo(json.dumps(facts if reasons is None else facts | {"explain": reasons.as_json()}))
         return
-    click.echo(f"latency        {duration(run.latency_s)} (modelled)")
-    moved = ", ".join(f"{name} {n / 1e6:.1f} MB" for name, n in run.bytes.items() if name != "instructions")
-    click.echo(f"moved          {moved}, instructions {run.bytes['instructions']} bytes")
+    in_cycles = ""
+    if program.overlay.whole is not None:
+        clock = program.overlay.clock_hz
+        in_cycles = f"{run.latency_s * clock:.0f} cycles at {clock / 1e6:g} MHz, "
+    click.echo(f"latency        {duration(run.latency_s)} ({in_cycles}modelled)")
+    if program.overlay.whole is None:
+        moved = ", ".join(f"{name} {n / 1e6:.1f} MB" for name, n in run.bytes.items() if name != "instructions")
+        click.echo(f"moved          {moved}, instructions {run.bytes['instructions']} bytes")
     path = ", ".join(f"{cause} {100 * share:.0f} %" for cause, share in run.critical_path.items() if share >= 0.01)
     click.echo(f"critical path  {path}")
     kinds = program.overlay.by_kind.items()
-    used = [f"{kind} " + "/".join(f"{100 * run.utilization[u.name]:.0f}" for u in units) for kind, units in kinds]
+    used = [f"{kind} {_shares([run.utilization[u.name] for u in units])}" for kind, units in kinds]
     click.echo(f"utilization %  {', '.join(used)}")
     for written in ("outputs", "trace", "report"):
         if options.get(written):
             click.echo(f"{written:<14} {options[written]}")
     if reasons is not None:
         click.echo(f"\n{reasons}")
+
+
+def _shares(shares: Sequence[float]) -> str:
+    """The shares of units of a kind in percent; of many, the smallest and the largest."""
+    if len(shares) > MANY:
+        return f"{100 * min(shares):.0f}..{100 * max(shares):.0f} ({len(shares)} units)"
+    return "/".join(f"{100 * share:.0f}" for share in shares)
 
 
 def _report_timed(program: Program, run: Run, options: Mapping[str, Any], as_json: bool) -> None:

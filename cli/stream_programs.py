@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import ast
 import json
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import click
 
-from ..streams.check import Report
-from ..streams.source import Diagnostic
+from ..isa.program import Program
+from ..scheduler.pack import pack
+from ..streams.annotations import last_name
+from ..streams.build import build
+from ..streams.check import Report, report_on
+from ..streams.reader import parse, read_file
+from ..streams.source import Diagnostic, Source
 from .raw import was_given
 
 
@@ -26,6 +32,23 @@ def stream_program(program: str) -> Named | None:
         return Named(Path(program), None)
     file, found, region = program.rpartition(".py:")
     return Named(Path(f"{file}.py"), region) if found else None
+
+
+def is_region(named: Named) -> bool:
+    """Whether FILE.py, or FILE.py:NAME, is a stream program; otherwise NAME returns a model."""
+    if named.region is None:
+        return True
+    tree = parse(Source(named.file.read_text(encoding="utf-8", errors="replace"), str(named.file)))
+    functions = [node for node in tree.body if isinstance(node, ast.FunctionDef)] if tree is not None else []
+    marks = [d for f in functions if f.name == named.region for d in f.decorator_list]
+    return any(last_name(mark) == "region" for mark in marks)
+
+
+def machine_program(named: Named, execute: bool) -> Program:
+    """Return the program of the machine that a stream program is. execute: tasks may call functions of the file.
+    Raises `SourceError` with the findings."""
+    report = report_on(read_file(named.file, named.region))
+    return pack(build(report, execute))
 
 
 def refuse_options(names: tuple[str, ...], kind: str) -> None:

@@ -2,46 +2,77 @@
 
 from __future__ import annotations
 
+import ast
 import re
+import sys
 from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from ..base.errors import ProgramError
+from ..base.errors import ProgramError, SourceError
 from ..isa.overlays.tasks import program as tasks
 from ..isa.overlays.tasks.overlay import uops_of
 from ..isa.overlays.tasks.tree import Name, Store, nodes
 from ..isa.program import UnpackedProgram
-from .check import Report, check
+from .annotations import is_stream, last_name
+from .check import Report
 from .layout_axes import axes_of
 from .lower import lowered_task, lowered_type
-from .source import Diagnostic, Refusal
+from .source import Diagnostic, Refusal, Source
 from .tree import Region, TaskDecl
 
 
-class Refused(ProgramError):
-    """A program with findings."""
+class Refused(SourceError):
+    """A stream program with findings. The message shows them."""
 
     def __init__(self, report: Report) -> None:
         super().__init__(str(report))
         self.report = report
 
 
-def build(text: str, file: str, externals: Mapping[str, Any] | None = None) -> UnpackedProgram:
-    """Check a program, and return the machine and its program.
+def build(report: Report, execute: bool = False) -> UnpackedProgram:
+    """Return the machine of a checked region, and its program.
 
-    externals: the names of the executed file, for tasks that call functions of the host; None refuses them. Raises
-    `Refused`.
+    execute: tasks may call functions of their file and of the modules that it imports; then imports, functions and
+    constants of the file are executed, if a task calls one. Otherwise such tasks are refused. Raises `Refused`.
     """
-    report = check(text, file)
     if report.code:
         raise Refused(report)
-    return uops_of(task_program(report.region, externals))
+    try:
+        return uops_of(task_program(report.region, None))
+    except Refused:
+        if not execute:
+            raise
+    return uops_of(task_program(report.region, executed(report.region.source)))
+
+
+def executed(source: Source) -> Mapping[str, Any]:
+    """Execute the imports, constants and plain functions of a file; return its names. Raises `ProgramError`."""
+    tree = ast.parse(source.text)
+    tree.body = [node for node in tree.body if _is_plain(node)]
+    names: dict[str, Any] = {"__name__": Path(source.file).stem, "__file__": source.file}
+    sys.path.insert(0, str(Path(source.file).resolve().parent))
+    try:
+        exec(compile(tree, source.file, "exec"), names)  # noqa: S102: the user's own file, which the user runs
+    except Exception as error:
+        raise ProgramError(f"{source.file}: {type(error).__name__}: {error}") from error
+    finally:
+        sys.path.pop(0)
+    return names
+
+
+def _is_plain(node: ast.stmt) -> bool:
+    if isinstance(node, ast.FunctionDef):
+        return not any(last_name(d) in ("task", "region") for d in node.decorator_list)
+    if isinstance(node, ast.Assign):
+        return not is_stream(node.value)
+    return isinstance(node, ast.Import | ast.ImportFrom | ast.ClassDef)
 
 
 def task_program(region: Region, externals: Mapping[str, Any] | None = None) -> tasks.TaskProgram:
-    """Return a checked region as a task program. Raises `Refused` for what a machine does not have."""
+    """Return a checked region as a task program. externals: names that tasks may call. Raises `Refused` for what a
+    machine does not have."""
     made, faults = [], []
     for declared in region.tasks:
         try:

@@ -18,6 +18,8 @@ links = [["s", [], "a", "b", 4]]          # stream and index, source, sink, dept
 from __future__ import annotations
 
 import dataclasses
+import re
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from math import prod
 from typing import Any
@@ -36,6 +38,8 @@ from .unit import BANK, CYCLE, Prepared, RunShot, TaskUnit
 from .values import DTYPES
 
 NAME = "tasks"
+SEVERAL = "node"
+"""The kind of units that run several tasks."""
 LONGEST = 1 << 16
 """Limit of the task instances that one unit runs."""
 
@@ -44,9 +48,8 @@ def machine_of(program: TaskProgram) -> Overlay:
     """Return the machine that runs a task program. Raises `ProgramError` for streams or units that do not fit."""
     prepared = Prepared(program)
     behaviour = type("TaskUnit", (TaskUnit,), {"prepared": prepared})
-    units = tuple(
-        UnitSpec(name, name, 0, behaviour, bank=BANK if program.tensors else None) for name, _ in program.units
-    )
+    bank = BANK if program.tensors else None
+    units = tuple(UnitSpec(name, kind, index, behaviour, bank=bank) for name, kind, index in _kinds(program))
     streams = tuple(
         Stream(link.source, link.sink, link.depth, link.label, _token(prepared.types[link.stream]))
         for link in program.links
@@ -57,11 +60,24 @@ def machine_of(program: TaskProgram) -> Overlay:
         units=units,
         streams=streams,
         clock_hz=program.clock_hz,
-        preloaded={name: (RunShot, LONGEST) for name, _ in program.units},
+        preloaded={u.kind: (RunShot, LONGEST) for u in units},
         banks={BANK: 4 * prepared.words} if program.tensors else {},
         base=NAME,
         changes=tuple(_lines(program)),
     )
+
+
+def _kinds(program: TaskProgram) -> Iterator[tuple[str, str, int]]:
+    """The name of each unit, its kind, and its number among those: units that run one task are of a kind."""
+    counts: Counter[str] = Counter()
+    names = {name for name, _ in program.units}
+    for name, shots in program.units:
+        tasks = {shot.task for shot in shots}
+        kind = re.sub(r"\W", "_", tasks.pop()) if len(tasks) == 1 else SEVERAL
+        if kind in names and kind != name:
+            kind += "_"  # a kind must not be called as a unit of another kind is
+        yield name, kind, counts[kind]
+        counts[kind] += 1
 
 
 def program_of(overlay: Overlay) -> TaskProgram:
