@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from itertools import accumulate, chain
 from operator import attrgetter
@@ -20,7 +19,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from ..base.errors import DeadlockError, ProgramError, UndecidedError
+from ..base.errors import DeadlockError, ProgramError
 from ..isa.fields import Record
 from ..isa.instruction_path import InstructionPath
 from ..isa.overlay import InstructionFormat, Overlay
@@ -82,8 +81,8 @@ def pack(kernels: UnpackedProgram, starts: Starts | None = None) -> Program:
 
 
 def _without_packets(kernels: UnpackedProgram) -> Program:
-    """The program of an overlay whose units all take lists that are loaded before the run."""
-    program = Program(
+    """The program of an overlay whose units take lists that are loaded before the run: there is nothing to order."""
+    return Program(
         kernels.overlay,
         (),
         kernels.preloaded,
@@ -91,9 +90,6 @@ def _without_packets(kernels: UnpackedProgram) -> Program:
         preloaded_places=kernels.preloaded_places,
         segments=kernels.segments,
     )
-    with suppress(UndecidedError):  # data decides: only a run with data shows whether it ends
-        execute(kernels.overlay, InstructionPath.of(program), where=program.where)
-    return program
 
 
 def _in_uops(kernels: UnpackedProgram) -> Iterator[Segment]:

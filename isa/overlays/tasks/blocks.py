@@ -6,10 +6,11 @@ can tell which statements of a beat must wait for its tokens.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import product
+from math import prod
 from typing import Any
 
 import numpy as np
@@ -501,6 +502,27 @@ def _store(name: str, index: Value, compute: Value) -> Value:
     return run
 
 
+class _Grid:
+    """The points of a grid in order, the last index innermost."""
+
+    def __init__(self, sizes: list[int]) -> None:
+        self.sizes = sizes
+
+    def __len__(self) -> int:
+        return prod(max(0, size) for size in self.sizes)
+
+    def __iter__(self) -> Iterator[tuple[int, ...]]:
+        return product(*map(range, self.sizes))
+
+    def __getitem__(self, number: int) -> tuple[int, ...]:
+        number %= len(self)
+        point = []
+        for size in reversed(self.sizes):
+            number, index = divmod(number, size)
+            point.append(index)
+        return tuple(reversed(point))
+
+
 def _trips(node: For) -> Value:
     bounds = tuple(map(value_of, node.bounds))
 
@@ -511,7 +533,7 @@ def _trips(node: For) -> Value:
         if node.kind == "range":
             return range(*sizes)
         if node.kind == "grid":
-            return product(*map(range, sizes)) if len(sizes) > 1 else range(*sizes)
+            return _Grid(sizes) if len(sizes) > 1 else range(*sizes)
         return tuple(sizes[0])
 
     return values

@@ -8,7 +8,7 @@ or as many as `cycles` states. Computation that depends on what a beat gets is d
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Hashable, Iterator
+from collections.abc import Hashable, Iterator, Sequence
 from contextlib import suppress
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -196,13 +196,17 @@ class _Frame:
         self.pending: set[str] = set()
         self.awaited: set[str] = set()
         self.cycles = 0
+        self.split = False
 
-    def _fire(self, times: int = 1) -> Steps:
-        """End the beat, if one is open. times: it is fired as often, without data."""
+    def _fire(self) -> Steps:
+        """End the beat, if one is open."""
         gets, puts, actions, cycles = tuple(self.gets), tuple(self.puts), self.actions, self.cycles
+        left = 0
+        if self.split and cycles:  # the operations of a beat that is taken apart share its cycles
+            cycles, left = 1, cycles - 1
         if not gets and not puts:
             if cycles:
-                yield Step(CYCLE, cycles * times)
+                yield Step(CYCLE, cycles)
             self._act(actions, ())
             self._reset()
             return
@@ -212,14 +216,12 @@ class _Frame:
                 CYCLE, cost, gets=gets, puts=puts, needs_whole_token=True, do=lambda *tokens: self._act(actions, tokens)
             )
         else:
-            if times > 1:
-                yield Burst(times, CYCLE, cost, gets=gets, puts=puts, needs_whole_token=True)
-            else:
-                yield Step(CYCLE, cost, gets=gets, puts=puts, needs_whole_token=True)
+            yield Step(CYCLE, cost, gets=gets, puts=puts, needs_whole_token=True)
             self._act(actions, (UNKNOWN,) * len(gets))
         self._reset()
+        self.cycles = left
 
-    def _act(self, actions: list[Any], tokens: tuple[Any, ...]) -> tuple[Any, ...]:
+    def _act(self, actions: list[Any], tokens: Sequence[Any]) -> tuple[Any, ...]:
         """Compute the statements of a beat in their order. Returns the tokens that it puts."""
         arrived = iter(tokens)
         out = []
@@ -262,7 +264,10 @@ class _Frame:
         """Whether an operation cannot join the open beat."""
         if not self.gets and not self.puts:
             return False
-        return channel in self.puts or channel in self.gets or (not put and bool(self.puts)) or place in self.apart
+        if channel in self.puts or channel in self.gets or (not put and bool(self.puts)):
+            return True
+        self.split = place in self.apart
+        return self.split
 
     def _take(self, block: Take) -> Steps:
         if block.reads & self.pending:
@@ -364,12 +369,13 @@ class _Frame:
             values = block.values(self.env)
         except ByData:
             raise self._by_data(block.place) from None
-        if block.alike and not self.with_data and not block.unrolled and len(values) > 1 and self._single(block):
-            bind(self.env, block.names, values[-1])
-            yield from self._blocks(block.body)
-            yield from self._fire(len(values))
-            self.env.update(dict.fromkeys(block.writes, UNKNOWN))
-            return
+        if block.alike and not block.unrolled and len(values) > 1:
+            burst = self._burst(block, values)
+            if burst is not None:
+                yield burst
+                if not self.with_data:
+                    self.env.update(dict.fromkeys(block.writes, UNKNOWN))
+                return
         for value in values:
             bind(self.env, block.names, value)
             try:
@@ -385,21 +391,42 @@ class _Frame:
             if not block.unrolled:
                 yield from self._fire()
 
-    def _single(self, block: Loop) -> bool:
-        """Whether an iteration of a loop whose iterations are alike is one beat."""
-        ends: list[tuple[Channel, bool]] = []
+    def _burst(self, block: Loop, values: Sequence[Any]) -> Burst | None:
+        """The steps of a loop whose iterations are alike, if an iteration is one beat; None if not."""
+        actions: list[Any] = []
+        gets: list[Channel] = []
+        puts: list[Channel] = []
+        cycles = 0
         for part in self._straight(block.body):
-            if isinstance(part, Take | Give):
-                put = isinstance(part, Give)
-                if self.prepared.streams[part.stream].packing > 1 or part.place in self.apart:
-                    return False
-                channel = self._channel(part.place, part.stream, part.index, put)
-                if any(channel is other or (was_put and not put) for other, was_put in ends):
-                    return False
-                ends.append((channel, put))
-            elif not isinstance(part, Spend) and not (isinstance(part, Compute) and not part.loops):
-                return False
-        return bool(ends)
+            match part:
+                case Take() | Give():
+                    put = isinstance(part, Give)
+                    if self.prepared.streams[part.stream].packing > 1 or part.place in self.apart:
+                        return None
+                    channel = self._channel(part.place, part.stream, part.index, put)
+                    if channel in gets or channel in puts or (not put and puts):
+                        return None
+                    (puts if put else gets).append(channel)
+                case Spend():
+                    cycles += int(part.count(self.env))
+                    continue
+                case Compute(loops=False):
+                    pass
+                case _:
+                    return None
+            actions.append(part)
+        if not gets and not puts:
+            return None
+        coming = iter(values)
+
+        def compute(times: int, *tokens: Sequence[Any]) -> list[list[Any]]:
+            rows = []
+            for k in range(times):
+                bind(self.env, block.names, next(coming))
+                rows.append(self._act(actions, [arrived[k] for arrived in tokens]))
+            return [list(column) for column in zip(*rows, strict=True)]
+
+        return Burst(len(values), CYCLE, cycles or 1, gets=gets, puts=puts, do=compute, needs_whole_token=True)
 
     def _straight(self, blocks: tuple[Block, ...]) -> Iterator[Block]:
         """The blocks of a body, with the arms that are decided before the run in place of their branches."""

@@ -1,0 +1,194 @@
+"""Stream programs on the engine: verdicts, times, and values against Python itself."""
+
+from __future__ import annotations
+
+import tomllib
+from collections import deque
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import numpy as np
+import pytest
+
+from rsn.assembler import container
+from rsn.assembler.parser import parse
+from rsn.assembler.printer import show
+from rsn.base.errors import DeadlockError, ProgramError, UndecidedError
+from rsn.host.tasks import run_tasks
+from rsn.hw.sim.machine import Machine
+from rsn.isa.overlays.tasks.overlay import program_of, uops_of
+from rsn.isa.program import Program
+from rsn.machine.executor import ProcessNetwork
+from rsn.scheduler.pack import pack
+from rsn.streams.build import Refused, build, task_program
+from rsn.streams.check import check
+from rsn.tests.effort import cases, in_both
+
+LISTED = tomllib.loads((Path(__file__).parent / "listed.toml").read_text(encoding="utf-8"))
+WELL = {name: case["program"] for name, case in LISTED.items() if not case["code"]}
+BY_DATA = ("W11", "W12")
+"""Programs whose steps data decides."""
+
+
+def machine(text: str, name: str = "p.py") -> Program:
+    return pack(build(check(text, name)))
+
+
+@pytest.mark.parametrize("name", WELL)
+def test_listed_programs_run_alike_with_and_without_data(name: str) -> None:
+    program = machine(WELL[name], f"{name}.py")
+    with_data = run_tasks(program)
+    if name in BY_DATA:
+        with pytest.raises(UndecidedError, match=f"{name}.py:6:"):
+            Machine(program).run()
+        return
+    assert Machine(program).run().latency_s == with_data.run.latency_s
+    overlay = program.overlay
+    reference = ProcessNetwork(overlay, program.preloaded, data=True).run()
+    assert reference == with_data.run.latency_s
+
+
+@pytest.mark.parametrize("name", ["I1", "I2", "I3", "I4", "I5", "I6", "I18", "I19"])
+def test_refused_programs_fail_on_the_engine(name: str) -> None:
+    report = check(LISTED[name]["program"], f"{name}.py")
+    with pytest.raises(Refused, match=report.code):
+        build(report)
+    with pytest.raises((DeadlockError, ProgramError)):
+        Machine(pack(uops_of(task_program(report.region)))).run()
+
+
+@pytest.mark.parametrize("name", ["W7", "W14", "W18", "W19"])
+def test_files_hold_the_whole_machine(name: str) -> None:
+    program = machine(WELL[name], f"{name}.py")
+    read = container.loads(container.dumps(program))
+    typed = parse(show(read), f"{name}.rsn")
+    assert isinstance(typed, Program)
+    for other in (read, typed):
+        assert program_of(other.overlay) == program_of(program.overlay)
+        assert other.overlay.fingerprint == program.overlay.fingerprint
+        assert vars(Machine(other).run()) == vars(Machine(program).run())
+
+
+# -- values: programs drawn, and executed by Python itself -------------------------------------------------------------
+
+HEAD = """from rsn.streams import *
+x: {kind}[8]
+y: {kind}[8]
+s: Stream[{kind}, 3]
+t: Stream[{kind}, 2][2]
+"""
+BODIES = """
+@task(mapping=[1], args=[x])
+def source(x):
+    for i in range(8):
+        s.put(x[i])
+@task(mapping=[2])
+def middle():
+    tid = get_tid()
+    total = 0
+    held: {kind} = {start}
+    with meta_if(tid == 0):
+        for i in range(8):
+            a = s.get()
+            use(a)
+            {first}
+            t[0].put(b)
+    with meta_else():
+        for i in range(8):
+            a = t[0].get()
+            use(a)
+            {second}
+            t[1].put(b)
+@task(mapping=[1], args=[y])
+def sink(y):
+    for i in range(8):
+        y[i] = t[1].get()
+"""
+
+
+def expression(random: Random, names: list[str], depth: int, floats: bool) -> str:
+    if not depth or random.random() < 0.2:
+        return random.choice([*names, *(["0.5", "-1.25", "3.0"] if floats else ["1", "-7", "300"])])
+    a, b = (expression(random, names, depth - 1, floats) for _ in range(2))
+    kind = random.random()
+    if kind < 0.6:
+        return f"({a} {random.choice('+-*')} {b})"
+    if kind < 0.75:
+        return f"({a} if {b} {random.choice(['<', '>=', '=='])} {a} else {b})"
+    if kind < 0.85:
+        return f"(-{a})"
+    return f"max({a}, {b})" if floats else f"({a} // {random.choice('379')} + {b} % {random.choice('257')})"
+
+
+def statements(random: Random, floats: bool) -> str:
+    names = ["a", "held", "i"]
+    lines = [f"b = {expression(random, names, 2, floats)}"]
+    if random.random() < 0.6:
+        lines.append(f"held = held + {expression(random, names, 1, floats)}")
+        lines[-1] = lines[-1].replace("held = ", "held: KIND = ")
+    if random.random() < 0.5:
+        lines.append(f"if i % 3 == {random.randint(0, 2)}:\n                b = {expression(random, names, 1, floats)}")
+    if random.random() < 0.4:
+        lines.append("for k in range(3):\n                b = b + k")
+    return "\n            ".join(lines)
+
+
+class Fifo(deque[Any]):
+    """A stream without end, for tasks that run one after the other."""
+
+    def __init__(self, wrap: Any) -> None:
+        super().__init__()
+        self.wrap = wrap
+
+    def put(self, value: Any) -> None:
+        self.append(self.wrap(value))
+
+    def get(self) -> Any:
+        return self.popleft()
+
+
+def by_python(text: str, x: Any, wrap: Any) -> Any:
+    """Execute the tasks in the order of the pipeline, as plain Python."""
+    lines = [line for line in text.splitlines() if not line.startswith(("x:", "y:", "s:", "t:", "from", "@"))]
+    body = "\n".join(lines).replace("with meta_if(tid == 0)", "if tid == 0").replace("with meta_else()", "else")
+    out = np.zeros(8, x.dtype)
+    names: dict[str, Any] = {"s": Fifo(wrap), "t": [Fifo(wrap), Fifo(wrap)], "wrap": wrap, "use": repr}
+    body = "\n".join(
+        f"{line.split(':')[0]} = wrap({line.split('=', 1)[1]})" if "held: " in line else line
+        for line in body.splitlines()
+    )
+    with np.errstate(all="ignore"):
+        exec(body, names)
+        names["source"](list(map(wrap, x.tolist())))
+        for tid in range(2):
+            names["get_tid"] = lambda tid=tid: tid
+            names["middle"]()
+        names["sink"](out)
+    return out
+
+
+@in_both
+@pytest.mark.parametrize("kind", ["i8", "i32", "f32"])
+def test_values_are_those_of_python(kind: str) -> None:
+    random = Random(kind)
+    floats = kind == "f32"
+    dtype = {"i8": np.int8, "i32": np.int32, "f32": np.float32}[kind]
+
+    def wrap(value: Any) -> Any:
+        return np.float32(value) if floats else int(np.array(int(value) & 0xFFFFFFFF, np.uint32).astype(dtype))
+
+    for number in range(cases(200, 15)):
+        text = HEAD.format(kind=kind) + BODIES.format(
+            kind=kind,
+            start="0.5" if floats else "5",
+            first=statements(random, floats),
+            second=statements(random, floats),
+        ).replace("KIND", kind)
+        x = np.random.default_rng(number).integers(-100, 100, 8).astype(dtype)
+        x = x / np.float32(8) if floats else x
+        expected = by_python(text, x, wrap)
+        program = machine(text)
+        got = run_tasks(container.loads(container.dumps(program)), {"x": x})
+        np.testing.assert_array_equal(got.outputs["y"], expected, err_msg=text)
+        assert Machine(program).run().latency_s == got.run.latency_s
