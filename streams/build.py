@@ -12,13 +12,16 @@ from typing import Any
 
 from ..base.errors import ProgramError, SourceError
 from ..isa.overlays.tasks import program as tasks
+from ..isa.overlays.tasks import tree
 from ..isa.overlays.tasks.overlay import uops_of
 from ..isa.overlays.tasks.tree import Name, Store, nodes
 from ..isa.program import UnpackedProgram
 from .annotations import is_stream, last_name
+from .beats import fire_together, stream_depths
 from .check import Report
 from .layout_axes import axes_of
 from .lower import lowered_task, lowered_type
+from .reader import read_source
 from .source import Diagnostic, Refusal, Source
 from .tree import Region, TaskDecl
 
@@ -109,7 +112,22 @@ def task_program(region: Region, externals: Mapping[str, Any] | None = None) -> 
         tuple(made),
         units,
         tuple(links),
+        apart=_apart(region, ends),
     )
+
+
+def _apart(region: Region, ends: Mapping[tuple[int, bool], str]) -> tuple[tuple[str, tuple[tree.Place, ...]], ...]:
+    """The places, by unit, of operations that do not fire together with others of their beat, because the unit would
+    wait for ever. ends: the unit at each end of a stream."""
+    source = Source(region.source.text, region.source.file)
+    timed = read_source(source, region.name or None, timed=True)
+    bodies = [instance.body for instance in timed.instances]
+    found: dict[str, set[tree.Place]] = {}
+    for beat in fire_together(bodies, *stream_depths(timed)).apart:
+        for op in beat.ops:
+            places = found.setdefault(ends[op.stream, op.put], set())
+            places.add(tree.Place(op.place.line, op.place.column + 1))
+    return tuple((unit, tuple(sorted(places))) for unit, places in found.items())
 
 
 def _parameters(declared: TaskDecl) -> tuple[tasks.Parameter, ...]:

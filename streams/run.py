@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from .tree import Body, Choice, Needs, Node, Op, Repeat, total
+from .tree import Beat, Body, Choice, Needs, Node, Op, Repeat, total
 
 ROUNDS = 200_000
 """Limit of rounds of one check, each of which moves every instance that can."""
@@ -32,12 +32,17 @@ class Unending(Exception):
 
 @dataclass(frozen=True)
 class Wait:
-    """An instance that waits for ever at `op` on a stream with `used` tokens of `depth`."""
+    """An instance that waits for ever at `op` on a stream with `used` tokens of `depth`.
+
+    node: the operation, or the beat that it is part of. held: all operations of the beat that cannot be done.
+    """
 
     instance: int
     op: Op
     used: int
     depth: int
+    node: Op | Beat
+    held: tuple[Op, ...]
 
 
 @dataclass(frozen=True)
@@ -206,9 +211,11 @@ class Run:
         waits = []
         for k, stack in enumerate(state.stacks):
             if stack:
-                op = _next(stack)
-                assert isinstance(op, Op)
-                waits.append(Wait(k, op, state.fill[op.stream], self.depths[op.stream]))
+                node = _next(stack)
+                assert isinstance(node, Op | Beat)
+                ops = node.ops if isinstance(node, Beat) else (node,)
+                held = tuple(op for op in ops if not self._room(state, op.needs, 1))
+                waits.append(Wait(k, held[0], state.fill[held[0].stream], self.depths[held[0].stream], node, held))
         return tuple(waits)
 
 

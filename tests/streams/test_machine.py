@@ -24,6 +24,8 @@ from rsn.scheduler.pack import pack
 from rsn.streams.build import Refused, build, task_program
 from rsn.streams.check import check
 from rsn.tests.effort import cases, in_both
+from rsn.tests.streams.test_exhaustive import program_of as drawn_program
+from rsn.tests.streams.test_exhaustive import source_of
 
 LISTED = tomllib.loads((Path(__file__).parent / "listed.toml").read_text(encoding="utf-8"))
 WELL = {name: case["program"] for name, case in LISTED.items() if not case["code"]}
@@ -192,3 +194,20 @@ def test_values_are_those_of_python(kind: str) -> None:
         got = run_tasks(container.loads(container.dumps(program)), {"x": x})
         np.testing.assert_array_equal(got.outputs["y"], expected, err_msg=text)
         assert Machine(program).run().latency_s == got.run.latency_s
+
+
+@in_both
+def test_programs_that_pass_the_check_end_on_the_engine() -> None:
+    random = Random(11)
+    apart = 0
+    for _ in range(cases(1000, 60)):
+        text = source_of(*drawn_program(random))
+        report = check(text)
+        if report.code:
+            continue
+        program = pack(build(report))
+        apart += bool(program_of(program.overlay).apart)
+        with_data = run_tasks(program).run.latency_s
+        if "data()" not in text:
+            assert Machine(program).run().latency_s == with_data
+    assert apart >= cases(4, 0)
