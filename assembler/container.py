@@ -149,6 +149,11 @@ def program_faults(program: Program) -> Iterator[str]:
     if len(program.places) > len(program.packets):
         yield "the source map has more lines than the image has packets"
     yield from segment_faults(program)
+    if overlay.whole is not None:
+        try:
+            made(text(overlay), overlay.name)
+        except ProgramError as e:
+            yield str(e)
 
 
 def _patch_faults(program: Program) -> Iterator[str]:

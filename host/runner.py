@@ -514,5 +514,10 @@ def _verified(program: Program | Source) -> Program:
             program = container.read(Path(program))
         except OSError as e:
             raise ProgramError(f"{program}: {e.strerror}") from None
+    if program.overlay.whole is not None:
+        raise ProgramError(
+            f"{program.overlay.name} is a stream program, whose tensors have types of their own: run it with rsn run, "
+            "or rsn.host.tasks.run_tasks"
+        )
     require(program)
     return program

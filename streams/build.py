@@ -11,8 +11,9 @@ from pathlib import Path
 from typing import Any
 
 from ..base.errors import ProgramError, SourceError
+from ..isa.overlays import OVERLAYS
+from ..isa.overlays.tasks import TASKS, tree
 from ..isa.overlays.tasks import program as tasks
-from ..isa.overlays.tasks import tree
 from ..isa.overlays.tasks.overlay import uops_of
 from ..isa.overlays.tasks.tree import Name, Store, nodes
 from ..isa.program import UnpackedProgram
@@ -104,8 +105,9 @@ def task_program(region: Region, externals: Mapping[str, Any] | None = None) -> 
     streams = tuple(
         tasks.StreamArray(s.name, lowered_type(s.type), s.depth, s.packing, s.shape) for s in region.streams
     )
+    name = Path(region.source.file).stem + (f"_{region.name}" if region.name else "")
     return tasks.TaskProgram(
-        Path(region.source.file).stem + (f"_{region.name}" if region.name else ""),
+        f"{name}_tasks" if name in {*OVERLAYS, TASKS.name} else name,
         Path(region.source.file).name,
         streams,
         _tensors(region, made),

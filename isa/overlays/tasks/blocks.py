@@ -325,13 +325,13 @@ class Compiler:
         """Compile a statement."""
         match node:
             case Get(place, name, stream, index):
-                return Take(place, name, stream, tuple(map(value_of, index)), names_in(index))
+                return Take(place, name, stream, self._index(place, index), names_in(index))
             case Put(place, stream, index, value):
                 kind, compute = self.types[stream], value_of(value)
                 give = self._guarded(place, lambda env: convert(compute(env), kind))
-                return Give(place, stream, tuple(map(value_of, index)), give, names_in(index), names_in(value))
+                return Give(place, stream, self._index(place, index), give, names_in(index), names_in(value))
             case Cycles(place, count):
-                return Spend(place, value_of(count), names_in(count))
+                return Spend(place, self._guarded(place, _whole(value_of(count))), names_in(count))
             case Leave(place, how):
                 return Exit(place, how)
         if isinstance(node, If) and (divides((*node.body, *node.other)) or node.decided):
@@ -346,10 +346,14 @@ class Compiler:
             body = self.blocks(node.body)
             return Loop(node.place, node.names, values, body, node.unrolled, alike, names_in(node.bounds), writes)
         if isinstance(node, While) and self._steps((*node.head, *node.body)):
-            return Until(node.place, self.blocks(node.head), value_of(node.test), self.blocks(node.body))
+            test = self._guarded(node.place, value_of(node.test))
+            return Until(node.place, self.blocks(node.head), test, self.blocks(node.body))
         loops = any(isinstance(n, For | While) for n in nodes(node))
         effects = any(isinstance(n, Store | External) for n in nodes(node))
         return Compute(node.place, self.action(node), names_in(node), written(node), loops, effects)
+
+    def _index(self, place: Place, index: tuple[Expression, ...]) -> tuple[Value, ...]:
+        return tuple(self._guarded(place, _whole(value_of(part))) for part in index)
 
     def _steps(self, body: tuple[Statement, ...]) -> bool:
         return any(isinstance(n, Get | Put | Cycles | Leave) for n in nodes(body))
@@ -452,6 +456,20 @@ class Compiler:
             raise ProgramError(f"this loop has run {ROUNDS} times, which is the limit")
 
         return run
+
+
+def _whole(compute: Value) -> Value:
+    """A computation whose result must be a whole number, 0 or more, that is known before the run."""
+
+    def whole(env: Variables) -> int:
+        value = compute(env)
+        if value is UNKNOWN:
+            raise ProgramError("an index or a number of cycles is not known before the run")
+        if type(value) is not int or not 0 <= value < 1 << 62:
+            raise ProgramError(f"{value} is no index and no number of cycles")
+        return value
+
+    return whole
 
 
 def _said(error: Exception) -> str:

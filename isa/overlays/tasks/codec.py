@@ -119,7 +119,13 @@ def _field(given: Any, hint: Any, depth: int) -> Any:
             raise _Wrong(f"{str(given)[:60]} is no place: a line and a column")
         return Place(*given)
     if hint is ElementType:
-        if not isinstance(given, list) or not given or given[0] not in DTYPES or not _integers(given[1:], least=1):
+        if (
+            not isinstance(given, list)
+            or not given
+            or not isinstance(given[0], str)
+            or given[0] not in DTYPES
+            or not _integers(given[1:], least=1)
+        ):
             raise _Wrong(f"{str(given)[:60]} is no element type")
         return ElementType(given[0], tuple(given[1:]))
     if hint in (str, int, bool):

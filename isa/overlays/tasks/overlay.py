@@ -20,7 +20,7 @@ from __future__ import annotations
 import dataclasses
 import re
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from math import prod
 from typing import Any
 
@@ -33,11 +33,13 @@ from ...program import Buffer, Role, UnpackedProgram
 from ...program import Place as Line
 from .codec import encoded, statements, toml
 from .program import Link, Parameter, Shot, StreamArray, Task, TaskProgram, Tensor
-from .tree import ElementType, Get, Place, Put, Statement, nodes
+from .tree import ElementType, External, Get, Place, Put, Statement, nodes
 from .unit import BANK, CYCLE, Prepared, RunShot, TaskUnit
 from .values import DTYPES
 
 NAME = "tasks"
+EXTERNAL = "external"
+"""The key of functions of the host that tasks call. No file holds such a machine."""
 SEVERAL = "node"
 """The kind of units that run several tasks."""
 LONGEST = 1 << 16
@@ -61,10 +63,26 @@ def machine_of(program: TaskProgram) -> Overlay:
         streams=streams,
         clock_hz=program.clock_hz,
         preloaded={u.kind: (RunShot, LONGEST) for u in units},
+        legal=_legal(program),
         banks={BANK: 4 * prepared.words} if program.tensors else {},
         base=NAME,
         changes=tuple(_lines(program)),
     )
+
+
+def _legal(program: TaskProgram) -> Callable[[UnitSpec, Any], Iterator[str]]:
+    """Makes the check that a unit runs task instances of its own."""
+    own: dict[str, range] = {}
+    number = 0
+    for name, shots in program.units:
+        own[name] = range(number, number + len(shots))
+        number += len(shots)
+
+    def legal(unit: UnitSpec, uop: RunShot) -> Iterator[str]:
+        if uop.shot not in own[unit.name]:
+            yield f"runs a task instance of another unit: its own are {own[unit.name].start}..{own[unit.name].stop - 1}"
+
+    return legal
 
 
 def _kinds(program: TaskProgram) -> Iterator[tuple[str, str, int]]:
@@ -127,6 +145,10 @@ def _lines(program: TaskProgram) -> Iterator[str]:
         yield f"arrays.{_key(s.name)} = {toml([encoded(s.type), s.depth, s.packing, s.shape])}"
     for t in program.tensors:
         yield f"tensors.{_key(t.name)} = {toml([encoded(t.type), t.input, t.output])}"
+    externals = sorted({node.name for task in program.tasks for node in nodes(task.body) if isinstance(node, External)})
+    if externals:
+        yield f"{EXTERNAL} = {toml(externals)}"
+        return
     for task in program.tasks:
         parameters = [[p.name, p.tensor, p.axes] for p in task.parameters]
         yield f"tasks.{_key(task.name)} = {toml([task.mapping, parameters, encoded(task.place), encoded(task.body)])}"
@@ -150,6 +172,10 @@ def _made(given: Mapping[str, Any], name: str) -> Overlay:
 
 
 def _parsed(given: Mapping[str, Any], name: str) -> TaskProgram:
+    if EXTERNAL in given:
+        raise ProgramError(
+            f"its tasks call {', '.join(map(str, given[EXTERNAL]))}: no file holds functions of the host"
+        )
     known = {f.name for f in dataclasses.fields(TaskProgram)} - {"name", "streams"} | {"arrays"}
     for key in given:
         if key not in known and key not in ("name", "overlay"):
@@ -166,7 +192,10 @@ def _parsed(given: Mapping[str, Any], name: str) -> TaskProgram:
     tasks = [_task(key, value) for key, value in _table(given, "tasks")]
     units = [(key, tuple(_shot(f"units.{key}", shot) for shot in value)) for key, value in _table(given, "units", list)]
     links = []
-    for value in given.get("links", []):
+    listed = given.get("links", [])
+    if not isinstance(listed, list):
+        raise ProgramError("links is no list")
+    for value in listed:
         stream, index, source, sink, depth = _row("links", value, str, list, str, str, int)
         links.append(Link(stream, _sizes("links", index, 0), source, sink, depth))
     apart = [
@@ -219,7 +248,7 @@ def _sizes(what: str, value: Any, least: int = 1) -> tuple[int, ...]:
 
 
 def _type(what: str, value: list[Any]) -> ElementType:
-    if not value or value[0] not in DTYPES:
+    if not value or not isinstance(value[0], str) or value[0] not in DTYPES:
         raise ProgramError(f"{what}: {str(value)[:40]} is no element type")
     return ElementType(value[0], _sizes(what, value[1:]))
 

@@ -137,6 +137,8 @@ class TaskUnit(Unit):
         self.net = net
 
     def kernel(self, uop: RunShot) -> Steps:
+        if uop.shot >= len(self.prepared.shots):
+            raise ProgramError(f"{self.name}: there is no shot {uop.shot}")
         shot = self.prepared.shots[uop.shot]
         return _Frame(self, shot, uop.shot).run()
 
@@ -334,7 +336,7 @@ class _Frame:
                 case Spend():
                     if block.reads & self.pending:
                         yield from self._fire()
-                    self.cycles += int(block.count(self.env))
+                    self.cycles += block.count(self.env)
                 case Loop():
                     yield from self._loop(block)
                 case Until():
@@ -408,7 +410,7 @@ class _Frame:
                         return None
                     (puts if put else gets).append(channel)
                 case Spend():
-                    cycles += int(part.count(self.env))
+                    cycles += part.count(self.env)
                     continue
                 case Compute(loops=False):
                     pass

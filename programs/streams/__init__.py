@@ -1,0 +1,1 @@
+"""Stream programs: `rsn run FILE.py`."""
