@@ -29,7 +29,7 @@ MAY_IMPORT = {
     "host": {"assembler", "base", "hw", "isa", "machine", "rsnlib", "scheduler"},
     "root": {"assembler", "base", "host", "hw", "isa", "machine", "rsnlib", "scheduler"},
     "cli": {"assembler", "base", "host", "hw", "isa", "machine", "rsnlib", "scheduler", "streams"},
-    "programs": {"assembler", "base", "host", "hw", "isa", "machine", "root", "rsnlib", "scheduler"},
+    "programs": {"assembler", "base", "host", "hw", "isa", "machine", "root", "rsnlib", "scheduler", "streams"},
 }
 # Packages that a function may import, and why. Modules of ours that load one of them at their top may be `deferred`;
 # all other imports are at the top of their file.
