@@ -12,11 +12,15 @@ from dataclasses import replace
 from enum import Enum
 from math import prod
 
-from .expressions import Context, Expressions, Future
+from .annotations import tensor_type
+from .expressions import Context, Future
+from .kernels import Operand, stored
+from .layouts import Distribution, merged, parse, shard_shape, validate
 from .source import Refusal
 from .syntax import Grid, chain_length, deciding, divides, meta_name, meta_name_of, names_in, period_of, touches
-from .tree import Body, Instance, Node, TaskDecl
-from .values import Data, Static, Value, element_type, joined, type_of
+from .tiles import TileExpressions
+from .tree import Body, ElementType, Instance, Node, Parameter, TaskDecl
+from .values import Data, Static, Value, distribution_of, joined, type_of
 
 TRIPS = 1 << 40
 """Limit of the iterations of one loop."""
@@ -38,12 +42,11 @@ class _EndsByData(Refusal):
 State = tuple[dict[str, Value], dict[int, Future]]
 
 
-class Elaborator(Expressions):
+class Elaborator(TileExpressions):
     """Statements of an instance. deciding: variables that control or indices depend on; all others hold data."""
 
     def __init__(self, context: Context, task: TaskDecl, name: str, tid: tuple[int, ...]) -> None:
-        super().__init__(context, name, tid)
-        self.task = task
+        super().__init__(context, task, name, tid)
         found = context.decisive.get(task.body)
         if found is None:
             found = context.decisive.setdefault(task.body, deciding(task.body, context.streams.keys()))
@@ -58,8 +61,7 @@ class Elaborator(Expressions):
         whole = True
         try:
             for parameter in self.task.parameters:
-                cut = parameter.layout is not None and "S" in parameter.layout
-                self.env[parameter.name] = Data(None if cut else parameter.type)
+                self.env[parameter.name] = self._shard(parameter)
             self.block(self.task.body.body)
             self.end_beat()
         except Refusal as r:
@@ -72,6 +74,75 @@ class Elaborator(Expressions):
         if whole:
             self._unread(set(self.pending))
         return Instance(self.name, self.task, self.tid, tuple(self.ops), whole)
+
+    def _shard(self, parameter: Parameter) -> Data:
+        """Return what an instance holds of a parameter."""
+        if parameter.type is None:
+            return Data(tensor=parameter.name)
+        shape = parameter.type.shape
+        try:
+            labels, asks = parse(parameter.layout) if parameter.layout is not None else ((None,) * len(shape), False)
+            validate(shape, labels, self.mesh, parameter.name)
+        except Refusal as r:
+            self.context.source.add(r.code, r.message, parameter.place, *r.notes, subject=self.task.name)
+            return Data(tensor=parameter.name)
+        if asks:
+            self.asking.add(parameter.name)
+        kind = ElementType(parameter.type.dtype, shard_shape(shape, labels, self.mesh))
+        return Data(kind, dist=Distribution(labels), tensor=parameter.name)
+
+    def _annotated(self, statement: ast.AnnAssign) -> None:
+        """`x: f32[4, 4] = value`. A layout states what the shards of all instances are together."""
+        stated = tensor_type(statement.annotation, self.eval)
+        value: Value = Data() if statement.value is None else self.eval(statement.value)
+        kind = stated.type
+        dist = distribution_of(value, statement.value is not None and self.varies(statement.value))
+        source = statement.value or statement.target
+        if kind is not None and stated.layout is not None:
+            try:
+                labels, _ = parse(stated.layout)
+                validate(kind.shape, labels, self.mesh, ast.unparse(statement.target))
+            except Refusal as r:
+                self.report(r, statement.annotation)
+                labels = (None,) * len(kind.shape)
+            kind = ElementType(kind.dtype, shard_shape(kind.shape, labels, self.mesh))
+            self._fits(statement, Distribution(labels), kind, value)
+            dist = Distribution(labels, dist.pending)
+        elif kind is not None and kind.shape:
+            self._fits(statement, dist, kind, value)
+        futures = value.futures if isinstance(value, Data) else frozenset[int]()
+        self._bind(statement.target, Data(type_of(value) if kind is None else kind, futures, dist), source)
+
+    def _fits(self, statement: ast.AnnAssign, dist: Distribution, kind: ElementType, value: Value) -> None:
+        """Check that a value has the type that its variable states."""
+        if statement.value is None:
+            return
+        given = self.operand(statement.value, value)
+        try:
+            stored(Operand(kind, dist, ast.unparse(statement.target)), given, self.mesh)
+        except Refusal as r:
+            self.report(r, statement.value)
+
+    def _returned(self, source: ast.expr) -> None:
+        """A task that returns a value stores it: it must be complete, and have the layout that `->` states."""
+        value = self.taken(source)
+        operand, note = self.operand(source, value), self.task.body.returns
+        asks = False
+        if note is not None:
+            stated = tensor_type(note, self.eval)
+            if stated.type is not None:
+                shape = stated.type.shape
+                try:
+                    text = stated.layout if stated.layout is not None else "R" * len(shape)
+                    labels, asks = parse(text)
+                    validate(shape, labels, self.mesh, "the result")
+                    kind = ElementType(stated.type.dtype, shard_shape(shape, labels, self.mesh))
+                    stored(Operand(kind, Distribution(labels), "the result"), operand, self.mesh)
+                except Refusal as r:
+                    self.report(r, source)
+        if asks:
+            self.asking.add("return")
+        self.settled(operand, "return", "the task", source)
 
     # -- blocks ------------------------------------------------------------------------------------------------------
 
@@ -102,10 +173,7 @@ class Elaborator(Expressions):
             case ast.Assign():
                 self._assign(statement.targets, statement.value)
             case ast.AnnAssign():
-                stated = element_type(statement.annotation, self.eval)
-                given = Data() if statement.value is None else self.eval(statement.value)
-                futures = given.futures if isinstance(given, Data) else frozenset[int]()
-                self._bind(statement.target, Data(stated, futures))
+                self._annotated(statement)
             case ast.AugAssign():
                 self._augmented(statement)
             case ast.For():
@@ -120,7 +188,7 @@ class Elaborator(Expressions):
                 return Exit.CONTINUE if isinstance(statement, ast.Continue) else Exit.BREAK
             case ast.Return():
                 if statement.value is not None:
-                    self.data(statement.value)
+                    self._returned(statement.value)
                 return Exit.RETURN
             case ast.Assert():
                 self.data(statement.test)
@@ -137,28 +205,39 @@ class Elaborator(Expressions):
             and isinstance(source, ast.Tuple)
             and len(target.elts) == len(source.elts)
         ):
-            for name, value in zip(target.elts, [self.eval(part) for part in source.elts], strict=True):
-                self._bind(name, value)
+            values = [self.eval(part) for part in source.elts]
+            for name, value, part in zip(target.elts, values, source.elts, strict=True):
+                self._bind(name, value, part)
             return
         value = self.eval(source)
         for target in targets:
-            self._bind(target, value)
+            self._bind(target, value, source)
 
     def _augmented(self, statement: ast.AugAssign) -> None:
         if isinstance(statement.target, ast.Name):
             left = ast.copy_location(ast.Name(statement.target.id, ast.Load()), statement.target)
             both = ast.copy_location(ast.BinOp(left, statement.op, statement.value), statement)
-            self._bind(statement.target, self.eval(both))
+            self._bind(statement.target, self.eval(both), both)
+        elif isinstance(statement.target, ast.Subscript) and self._stream_of(statement.target) is None:
+            part = ast.copy_location(
+                ast.Subscript(statement.target.value, statement.target.slice, ast.Load()), statement.target
+            )
+            both = ast.copy_location(ast.BinOp(part, statement.op, statement.value), statement)
+            self._bind(statement.target, self.eval(both), both)
         else:
             self.data(statement.value)
             self._bind(statement.target, Data())
 
-    def _bind(self, target: ast.expr, value: Value) -> None:
+    def _bind(self, target: ast.expr, value: Value, source: ast.expr | None = None) -> None:
+        """Assign a value. source: the expression that it comes from, None for the index of a loop."""
         if isinstance(target, ast.Name):
             if target.id in self.context.streams:
                 self.fail(target, f"{target.id} is a stream; it cannot be assigned")
             if isinstance(value, Static) and target.id not in self.deciding:
-                value = Data(type_of(value))
+                dist = distribution_of(value, target.id in self.varying)
+                if source is None or names_in(source) & self.env.keys():
+                    dist = replace(dist, number=None)  # it may differ in the next iteration
+                value = Data(type_of(value), dist=dist)
             self.env[target.id] = value
         elif isinstance(target, ast.Tuple | ast.List):
             known = value.value if isinstance(value, Static) else None
@@ -166,13 +245,11 @@ class Elaborator(Expressions):
                 self.fail(target, f"{len(target.elts)} names for {len(known)} values")
             self.read(value)
             for k, part in enumerate(target.elts):
-                self._bind(part, Static(known[k]) if isinstance(known, tuple) else Data())
+                self._bind(part, Static(known[k]) if isinstance(known, tuple) else Data(), source)
         elif isinstance(target, ast.Subscript):
             if self._stream_of(target) is not None:
                 self.fail(target, "a stream cannot be assigned; use put")
-            self.data(target.value)
-            self.data(target.slice)
-            self.read(value)
+            self.store(target, value, target if source is None else source)
         elif isinstance(target, ast.Attribute):
             self.data(target.value)
             self.read(value)
@@ -195,7 +272,10 @@ class Elaborator(Expressions):
                 env[name] = x
             else:
                 futures = frozenset(f for v in (x, y) if isinstance(v, Data) for f in v.futures)
-                env[name] = Data(joined(type_of(x), type_of(y)), futures)
+                varies = name in self.varying
+                dist = merged(distribution_of(x, varies), distribution_of(y, varies))
+                tensor = x.tensor if isinstance(x, Data) and isinstance(y, Data) and x.tensor == y.tensor else ""
+                env[name] = Data(joined(type_of(x), type_of(y)), futures, dist, tensor)
         pending: dict[int, Future] = {}
         born = self._before
         for number in a[1].keys() | b[1].keys():
@@ -218,6 +298,8 @@ class Elaborator(Expressions):
             only = self.block(node.body if test.value else node.orelse, rest)
             if apart:
                 self.end_beat()
+            if self.varies(node.test):
+                self.localise([node])
             return only
         how, bodies, states, start = self._arms([node.body, node.orelse], rest)
         if how[0] is not how[1]:
@@ -231,6 +313,7 @@ class Elaborator(Expressions):
                 how = [Exit.CONTINUE, Exit.CONTINUE]
         self.ops += self.context.nodes.choice(bodies, self.context.source.place(node.test))
         self._merge(*states)
+        self.localise([node])
         return how[0] if how[0] is how[1] else Exit.NONE
 
     def _arms(
@@ -253,6 +336,12 @@ class Elaborator(Expressions):
 
     def _meta(self, chain: Sequence[ast.stmt], rest: Sequence[ast.stmt]) -> Exit:
         """`with meta_if`, then any number of meta_elif and at most one meta_else; or one `with meta_for`."""
+        how = self._meta_arm(chain, rest)
+        if any(self.varies(item.context_expr) for part in chain if isinstance(part, ast.With) for item in part.items):
+            self.localise(chain)
+        return how
+
+    def _meta_arm(self, chain: Sequence[ast.stmt], rest: Sequence[ast.stmt]) -> Exit:
         for statement in chain:
             assert isinstance(statement, ast.With)
             name, call = meta_name(statement)
@@ -320,7 +409,12 @@ class Elaborator(Expressions):
         outer, start = self.ops, self._save()
         self._loops += 1
         try:
-            return self._trips(node, target, values, body)
+            how = self._trips(node, target, values, body)
+            if isinstance(node, ast.For | ast.With) and self.varies(
+                node.iter if isinstance(node, ast.For) else node.items[0].context_expr
+            ):
+                self.localise(body)
+            return how
         except _EndsByData:
             if touches(body):
                 raise
@@ -459,6 +553,7 @@ class Elaborator(Expressions):
             self._merge(start, self._save())
             if touched or self._key() == key:
                 break
+        self.localise(body)
         self._branches -= 1
         self._loops -= 1
         self._loose -= 1
@@ -494,7 +589,7 @@ class Elaborator(Expressions):
                 )
                 for f in futures
             ]
-            out.append((name, value.type, tuple(renamed)))
+            out.append((name, value.type, value.dist, value.tensor, tuple(renamed)))
         return tuple(out)
 
     def _prune(self) -> None:

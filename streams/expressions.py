@@ -49,7 +49,7 @@ class Reading:
 @dataclass
 class Context:
     """What all instances of a region share. functions: names of other functions, and whether each uses a stream.
-    regions: names of regions. decisive: of each task that was read, what `syntax.deciding` found."""
+    regions: names of regions. decisive, varying: of each task that was read, what the functions of `syntax` found."""
 
     reading: Reading
     streams: Mapping[str, StreamDecl]
@@ -58,6 +58,7 @@ class Context:
     functions: Mapping[str, bool]
     regions: Container[str] = frozenset()
     decisive: dict[ast.FunctionDef, frozenset[str]] = field(default_factory=dict)
+    varying: dict[ast.FunctionDef, frozenset[str]] = field(default_factory=dict)
 
     @property
     def source(self) -> Source:

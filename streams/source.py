@@ -15,6 +15,8 @@ CODES = {
     "limit": "the program is larger than a named limit of the check",
     "p2p": "a stream has two writers, two readers, or both ends in one task instance",
     "type": "a value has another element type or shape than the stream",
+    "layout": "the layouts of tensors do not fit each other, the kernel or the mesh",
+    "pending": "a reduction over shards is not complete where its result is needed",
     "pack": "elements fill no whole number of transfers",
     "depth0": "a declared depth is below 1",
     "index": "an index is outside the array of streams, or is not known before the run",
@@ -27,6 +29,7 @@ CODES = {
     "future": "a future is awaited twice",
     "unread": "a value that is taken from a stream is never read",
     "unused": "a stream has no ends",
+    "inserted": "a collective that a layout asks for",
 }
 """Codes, in the order of causes: if several apply, the first one names the cause."""
 
@@ -99,7 +102,7 @@ class Source:
 
     def render(self, d: Diagnostic) -> str:
         """Format a finding: place, code and message, the source line, a caret line, notes."""
-        kind = "warning" if d.warning else "error"
+        kind = "note" if d.code == "inserted" else "warning" if d.warning else "error"
         if d.place is None:
             return "\n".join([f"{self.file}: {kind}: {d.message} [{d.code}]", *(f"note: {n}" for n in d.notes)])
         line = self.lines[d.place.line - 1] if d.place.line <= len(self.lines) else ""

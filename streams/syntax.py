@@ -104,6 +104,48 @@ def deciding(body: ast.FunctionDef, streams: Container[str]) -> frozenset[str]:
     return frozenset(found)
 
 
+def assigned(body: Sequence[ast.stmt]) -> set[str]:
+    """Return the variables that statements assign, or of which they assign parts."""
+    found: set[str] = set()
+    for node in (part for statement in body for part in ast.walk(statement)):
+        if isinstance(node, ast.Name | ast.Subscript) and isinstance(node.ctx, ast.Store):
+            base: ast.expr = node
+            while isinstance(base, ast.Subscript):
+                base = base.value
+            found |= {base.id} if isinstance(base, ast.Name) else set()
+    return found
+
+
+def varying(body: ast.FunctionDef) -> frozenset[str]:
+    """Return the variables whose static values depend on the point of the instance, directly, through others, or
+    because it decides which of their assignments is run; `get_tid` is among them."""
+    flows: list[tuple[set[str], set[str]]] = []
+    for node in ast.walk(body):
+        match node:
+            case ast.Assign(value=source) | ast.AnnAssign(value=ast.expr() as source) | ast.AugAssign(value=source):
+                flows.append((assigned([node]), names_in(source)))
+            case ast.For(iter=source) | ast.If(test=source) | ast.While(test=source):
+                flows.append((assigned([node]), names_in(source)))
+        for field in ("body", "orelse"):
+            block = getattr(node, field, None)
+            if not isinstance(block, list):
+                continue
+            for k, statement in enumerate(block):
+                if meta_name(statement)[0] in ("meta_if", "meta_for"):
+                    chain = block[k : k + chain_length(block, k)]
+                    tests = [call for part in chain if (call := meta_name(part)[1]) is not None]
+                    flows.append((assigned(chain), set().union(*map(names_in, tests))))
+    found = {"get_tid"}
+    changed = True
+    while changed:
+        changed = False
+        for targets_of, sources in flows:
+            if sources & found and not targets_of <= found:
+                found |= targets_of
+                changed = True
+    return frozenset(found)
+
+
 def period_of(name: str, body: Sequence[ast.stmt], decisive: Container[str], streams: Container[str]) -> int:
     """Return after how many values of a loop index the same things are decided, if the index decides by `index %
     constant` alone; otherwise 0."""
