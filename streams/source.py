@@ -72,7 +72,7 @@ class Source:
     def __post_init__(self) -> None:
         self.text = self.text.replace("\r\n", "\n").replace("\r", "\n")  # as Python counts lines
         self.lines = self.text.split("\n")
-        self._seen: set[tuple[str, Place | None, str]] = set()
+        self._seen: set[tuple[str, Place | None, str, bool]] = set()
 
     def place(self, node: ast.AST) -> Place:
         """Return where a node of the syntax tree begins; of several lines, it marks the first one."""
@@ -95,7 +95,7 @@ class Source:
         uncounted: bool = False,
     ) -> None:
         """Record a finding, once for each code, place and subject. The arguments are those of `Diagnostic`."""
-        key = code, place, "" if place is not None and not warning and code == "unsupported" else subject
+        key = code, place, "" if place is not None and not warning and code == "unsupported" else subject, warning
         if key not in self._seen:
             self._seen.add(key)
             self.findings.append(Diagnostic(code, message, place, notes, warning, subject, uncounted))
