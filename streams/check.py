@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from .reader import read
 from .run import Outcome, Run, Unending, Wait
 from .source import ORDER, Diagnostic
-from .tree import Choice, Instance, Node, Op, Region, Repeat, total
+from .tree import Choice, Instance, Node, Op, Region, Repeat, StreamDecl, total
 
 Ends = dict[int, dict[int, int]]
 """Stream -> instance -> tokens that it puts, or gets."""
@@ -54,6 +54,7 @@ class _Check:
     def __init__(self, region: Region) -> None:
         self.region = region
         self.source = region.source
+        self.exchanges = {stream.name for c in region.collectives for stream in (c.inward, c.outward)}
         self.puts: Ends = {}
         self.gets: Ends = {}
         self.at: dict[tuple[int, bool], Op] = {}
@@ -87,11 +88,19 @@ class _Check:
     def _name(self, stream: int) -> str:
         return self.region.stream(stream)[1]
 
+    def _group(self, decl: StreamDecl) -> list[str]:
+        """What to say of a stream if it belongs to a collective."""
+        if decl.name not in self.exchanges:
+            return []
+        return ["an all-reduce is complete when all instances that it joins have come to it"]
+
     def _task(self, k: int) -> str:
         return self.region.instances[k].name
 
     def _unused(self) -> None:
         for decl in self.region.streams:
+            if decl.name in self.exchanges:
+                continue
             used = self.puts.keys() | self.gets.keys()
             idle = sum(s not in used for s in range(decl.first, decl.first + decl.size)) if decl.size < 1 << 16 else 0
             if idle:
@@ -136,13 +145,13 @@ class _Check:
             if put > got:
                 whom = "; nobody gets from it" if not got else ""
                 message = f"{_times(put - got, 'put')} more than gets on {name}: {put} put, {got} got{whom}"
-                notes = [f"they are left on the stream at the end; its depth is {decl.depth}"]
+                notes = [f"they are left on the stream at the end; its depth is {decl.depth}", *self._group(decl)]
                 self.source.add("leak", message, place, *notes, subject=name)
             else:
                 whom = "; nobody puts on it" if not put else ""
                 reader = self._task(next(iter(self.gets[stream])))
                 message = f"{_times(got - put, 'get')} more than puts on {name}: {put} put, {got} got{whom}"
-                self.source.add("starved", message, place, f"{reader} waits for ever", subject=name)
+                self.source.add("starved", message, place, f"{reader} waits for ever", *self._group(decl), subject=name)
         return wrong
 
     # -- branches -----------------------------------------------------------------------------------------------------

@@ -10,6 +10,7 @@ import ast
 from collections.abc import Container, Sequence
 from dataclasses import replace
 from enum import Enum
+from itertools import chain
 from math import prod
 
 from .annotations import tensor_type
@@ -51,9 +52,7 @@ class Elaborator(TileExpressions):
         if found is None:
             found = context.decisive.setdefault(task.body, deciding(task.body, context.streams.keys()))
         self.deciding = found
-        self._branches = 0
         self._before = 0
-        self._loops = 0
         self._loose = 0
 
     def instance(self) -> Instance:
@@ -334,15 +333,15 @@ class Elaborator(TileExpressions):
         self.ops, self._before = outer, born
         return how, bodies, (states[0], states[1]), start
 
-    def _meta(self, chain: Sequence[ast.stmt], rest: Sequence[ast.stmt]) -> Exit:
+    def _meta(self, arms: Sequence[ast.stmt], rest: Sequence[ast.stmt]) -> Exit:
         """`with meta_if`, then any number of meta_elif and at most one meta_else; or one `with meta_for`."""
-        how = self._meta_arm(chain, rest)
-        if any(self.varies(item.context_expr) for part in chain if isinstance(part, ast.With) for item in part.items):
-            self.localise(chain)
+        how = self._meta_arm(arms, rest)
+        if any(self.varies(item.context_expr) for part in arms if isinstance(part, ast.With) for item in part.items):
+            self.localise(arms)
         return how
 
-    def _meta_arm(self, chain: Sequence[ast.stmt], rest: Sequence[ast.stmt]) -> Exit:
-        for statement in chain:
+    def _meta_arm(self, arms: Sequence[ast.stmt], rest: Sequence[ast.stmt]) -> Exit:
+        for statement in arms:
             assert isinstance(statement, ast.With)
             name, call = meta_name(statement)
             if name is None or call is None:
@@ -350,7 +349,7 @@ class Elaborator(TileExpressions):
             if name == "meta_for":
                 target = statement.items[0].optional_vars
                 return self._counted(statement, target, call, statement.body)
-            if name != "meta_if" and statement is chain[0]:
+            if name != "meta_if" and statement is arms[0]:
                 self.fail(statement, f"{name} without meta_if directly before it")
             if len(call.args) != (name != "meta_else"):
                 self.fail(call, f"{name} takes {'no' if name == 'meta_else' else 'one'} condition")
@@ -561,7 +560,9 @@ class Elaborator(TileExpressions):
         return Exit.NONE
 
     def _stream_name(self, number: int) -> str:
-        decl = next(d for d in self.context.streams.values() if d.first <= number < d.first + d.size)
+        made = (d for c in self.context.reading.collectives.values() for d in (c.inward, c.outward))
+        known = chain(self.context.streams.values(), made)
+        decl = next(d for d in known if d.first <= number < d.first + d.size)
         return decl.element(number - decl.first)
 
     # -- what an iteration leaves ------------------------------------------------------------------------------------

@@ -11,7 +11,7 @@ from typing import NoReturn
 from .language import BITS
 from .source import Place, Refusal, Source
 from .syntax import touches
-from .tree import Body, ElementType, Node, Nodes, Op, StreamDecl, TaskDecl
+from .tree import Body, Collective, ElementType, Node, Nodes, Op, StreamDecl, TaskDecl
 from .values import (
     BOOLEAN,
     ELEMENTS,
@@ -37,13 +37,22 @@ STEPS = 1_000_000
 @dataclass
 class Reading:
     """What all regions of a file share. steps: done so far. timed: puts and gets are recorded in beats, with the cycles
-    that tasks state. by_data: loops whose trips data decides and that state cycles."""
+    that tasks state. by_data: loops whose trips data decides and that state cycles. collectives: by task, place,
+    operator and axes; streams: how many streams there are, theirs included."""
 
     source: Source
     nodes: Nodes = field(default_factory=Nodes)
     steps: int = 0
     timed: bool = False
     by_data: list[Place] = field(default_factory=list)
+    collectives: dict[tuple[str, Place, str, tuple[int, ...]], Collective] = field(default_factory=dict)
+    streams: int = 0
+
+    def declare(self, name: str, kind: ElementType, shape: tuple[int, ...], place: Place) -> StreamDecl:
+        """Make an array of streams for a collective."""
+        stream = StreamDecl(name, kind, 1, 1, shape, place, self.streams)
+        self.streams += stream.size
+        return stream
 
 
 @dataclass

@@ -71,6 +71,7 @@ def read_source(source: Source, region: str | None = None, timed: bool = False) 
         region = _only_region(root)
     if region is not None:
         _alone(root, region)
+    declared.reading.streams = declared.size
     instances: list[Instance] = []
     for task, scope in declared.tasks:
         if declared.reading.steps > STEPS:
@@ -85,15 +86,17 @@ def read_source(source: Source, region: str | None = None, timed: bool = False) 
             instances.append(Elaborator(scope.context, task, name, tid).instance())
             if declared.reading.steps > STEPS:
                 break
+    collectives = tuple(declared.reading.collectives.values())
     return Region(
         source,
-        tuple(declared.streams),
+        (*declared.streams, *(stream for c in collectives for stream in (c.inward, c.outward))),
         tuple(task for task, _ in declared.tasks),
         tuple(instances),
         tuple(declared.tensors),
         region or "",
         {task.name: scope.context for task, scope in declared.tasks},
         tuple(declared.reading.by_data),
+        collectives,
     )
 
 

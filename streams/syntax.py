@@ -15,9 +15,13 @@ META = ("meta_if", "meta_elif", "meta_else", "meta_for")
 
 
 def touches(body: Sequence[ast.AST]) -> bool:
-    """Whether statements or expressions hold a put or a get."""
-    parts = (part for statement in body for part in ast.walk(statement))
-    return any(isinstance(part, ast.Attribute) and part.attr in ("put", "get") for part in parts)
+    """Whether statements or expressions hold a put, a get or a collective."""
+    for part in (part for statement in body for part in ast.walk(statement)):
+        if isinstance(part, ast.Attribute) and part.attr in ("put", "get", "allreduce"):
+            return True
+        if isinstance(part, ast.Name) and part.id == "allreduce":
+            return True
+    return False
 
 
 def divides(body: Sequence[ast.stmt]) -> bool:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import ast
 from collections.abc import Sequence
 from dataclasses import replace
+from math import prod
 
 from . import kernels, layouts
 from .expressions import Context, Expressions
@@ -17,8 +18,8 @@ from .language import BITS
 from .layouts import LOCAL, Distribution
 from .source import Refusal
 from .syntax import assigned, names_in, varying
-from .tree import ElementType, TaskDecl
-from .values import OPERATORS, UNARY, Data, Static, Value, accepts, compute, element_type, positive, type_of
+from .tree import Collective, ElementType, TaskDecl
+from .values import FLOAT, OPERATORS, UNARY, Data, Static, Value, accepts, compute, element_type, positive, type_of
 
 KERNEL_OF: dict[type[ast.operator], str] = {
     ast.Add: "add",
@@ -49,6 +50,8 @@ class TileExpressions(Expressions):
             found = context.varying.setdefault(task.body, varying(task.body))
         self.varying = found
         self.asking: set[str] = set()
+        self._branches = 0
+        self._loops = 0
 
     # -- values ------------------------------------------------------------------------------------------------------
 
@@ -296,15 +299,15 @@ class TileExpressions(Expressions):
         pending = operand.dist.pending
         if not pending:
             return
-        payable = not any(op == "?" for op, _ in pending)
-        if tensor in self.asking and payable:
+        straight = not self._loops and not self._branches
+        if tensor in self.asking and straight and not any(op == "?" for op, _ in pending):
             text = kernels.collective(operand.text, pending)
             place = self.context.source.place(source)
             note = f"the layout of {tensor} asks for it"
             message = f"inserted before the store: {text}"
             self.context.source.add("inserted", message, place, note, warning=True, subject=self.task.name)
             for op in sorted({op for op, _ in pending}):
-                self.exchange(tuple(sorted(axis for o, axis in pending if o == op)), operand.type, source)
+                self.exchange(op, tuple(sorted(axis for o, axis in pending if o == op)), operand.type, source)
             return
         self._incomplete(operand, source, f"{what} stores {operand.text}")
 
@@ -484,12 +487,41 @@ class TileExpressions(Expressions):
         if over is None:
             mine = sorted(axis for o, axis in operand.dist.pending if o == REDUCTIONS[op])
             over = tuple(mine) if mine or not operand.dist.local else tuple(range(len(self.mesh)))
-        self.exchange(over, operand.type, node)
+        self.exchange(REDUCTIONS[op], over, operand.type, node)
         return Data(result.type, dist=result.dist)
 
-    def exchange(self, axes: Sequence[int], kind: ElementType | None, node: ast.AST) -> None:
-        """Record the tokens of an all-reduce: the first instance of its group gets a value of each of the others, and
-        puts the result to each of them."""
+    def exchange(self, op: str, axes: Sequence[int], kind: ElementType | None, node: ast.AST) -> None:
+        """Record the tokens of an all-reduce, on streams of its own: the first instance of a group gets a value of each
+        of the others, and puts the result to each of them. So an instance that does not take part is found as any
+        other missing end is."""
+        over = tuple(axis for axis in axes if self.mesh[axis] > 1)
+        if not over:
+            return
+        reading, place = self.context.reading, self.context.source.place(node)
+        key = self.task.name, place, op, over
+        group = layouts.group_of(over, self.mesh, self.tid)
+        others = len(group) - 1
+        if key not in reading.collectives:
+            shape = (prod(self.mesh) // len(group), others)
+            streams = [
+                reading.declare(f"{self.task.name}.allreduce.{end}", kind or FLOAT, shape, place)
+                for end in ("in", "out")
+            ]
+            reading.collectives[key] = Collective(self.task.name, op, over, place, streams[0], streams[1])
+        made = reading.collectives[key]
+        row = 0
+        for axis, size in enumerate(self.mesh):
+            row = row if axis in over else row * size + self.tid[axis]
+        inward, outward = made.inward.first + row * others, made.outward.first + row * others
+        nodes, member = self.context.nodes, group.index(self.tid) - 1
+        if member >= 0:
+            self.record(nodes.op(inward + member, True, place))
+            self.record(nodes.op(outward + member, False, place))
+            return
+        for k in range(others):
+            self.record(nodes.op(inward + k, False, place))
+        for k in range(others):
+            self.record(nodes.op(outward + k, True, place))
 
     # -- variables and control ---------------------------------------------------------------------------------------
 
