@@ -13,14 +13,12 @@ from enum import Enum
 from itertools import chain
 from math import prod
 
-from .annotations import tensor_type
 from .expressions import Context, Future
-from .kernels import Operand, stored
-from .layouts import Distribution, merged, parse, shard_shape, validate
+from .layouts import merged
 from .source import Refusal
+from .stores import Stores
 from .syntax import Grid, chain_length, deciding, divides, meta_name, meta_name_of, names_in, period_of, touches
-from .tiles import TileExpressions
-from .tree import Body, ElementType, Instance, Node, Parameter, TaskDecl
+from .tree import Body, Instance, Node, TaskDecl
 from .values import Data, Static, Value, distribution_of, joined, type_of
 
 TRIPS = 1 << 40
@@ -43,7 +41,7 @@ class _EndsByData(Refusal):
 State = tuple[dict[str, Value], dict[int, Future]]
 
 
-class Elaborator(TileExpressions):
+class Elaborator(Stores):
     """Statements of an instance. deciding: variables that control or indices depend on; all others hold data."""
 
     def __init__(self, context: Context, task: TaskDecl, name: str, tid: tuple[int, ...]) -> None:
@@ -60,7 +58,7 @@ class Elaborator(TileExpressions):
         whole = True
         try:
             for parameter in self.task.parameters:
-                self.env[parameter.name] = self._shard(parameter)
+                self.env[parameter.name] = self.shard(parameter)
             self.block(self.task.body.body)
             self.end_beat()
         except Refusal as r:
@@ -73,75 +71,6 @@ class Elaborator(TileExpressions):
         if whole:
             self._unread(set(self.pending))
         return Instance(self.name, self.task, self.tid, tuple(self.ops), whole)
-
-    def _shard(self, parameter: Parameter) -> Data:
-        """Return what an instance holds of a parameter."""
-        if parameter.type is None:
-            return Data(tensor=parameter.name)
-        shape = parameter.type.shape
-        try:
-            labels, asks = parse(parameter.layout) if parameter.layout is not None else ((None,) * len(shape), False)
-            validate(shape, labels, self.mesh, parameter.name)
-        except Refusal as r:
-            self.context.source.add(r.code, r.message, parameter.place, *r.notes, subject=self.task.name)
-            return Data(tensor=parameter.name)
-        if asks:
-            self.asking.add(parameter.name)
-        kind = ElementType(parameter.type.dtype, shard_shape(shape, labels, self.mesh))
-        return Data(kind, dist=Distribution(labels), tensor=parameter.name)
-
-    def _annotated(self, statement: ast.AnnAssign) -> None:
-        """`x: f32[4, 4] = value`. A layout states what the shards of all instances are together."""
-        stated = tensor_type(statement.annotation, self.eval)
-        value: Value = Data() if statement.value is None else self.eval(statement.value)
-        kind = stated.type
-        dist = distribution_of(value, statement.value is not None and self.varies(statement.value))
-        source = statement.value or statement.target
-        if kind is not None and stated.layout is not None:
-            try:
-                labels, _ = parse(stated.layout)
-                validate(kind.shape, labels, self.mesh, ast.unparse(statement.target))
-            except Refusal as r:
-                self.report(r, statement.annotation)
-                labels = (None,) * len(kind.shape)
-            kind = ElementType(kind.dtype, shard_shape(kind.shape, labels, self.mesh))
-            self._fits(statement, Distribution(labels), kind, value)
-            dist = Distribution(labels, dist.pending)
-        elif kind is not None and kind.shape:
-            self._fits(statement, dist, kind, value)
-        futures = value.futures if isinstance(value, Data) else frozenset[int]()
-        self._bind(statement.target, Data(type_of(value) if kind is None else kind, futures, dist), source)
-
-    def _fits(self, statement: ast.AnnAssign, dist: Distribution, kind: ElementType, value: Value) -> None:
-        """Check that a value has the type that its variable states."""
-        if statement.value is None:
-            return
-        given = self.operand(statement.value, value)
-        try:
-            stored(Operand(kind, dist, ast.unparse(statement.target)), given, self.mesh)
-        except Refusal as r:
-            self.report(r, statement.value)
-
-    def _returned(self, source: ast.expr) -> None:
-        """A task that returns a value stores it: it must be complete, and have the layout that `->` states."""
-        value = self.taken(source)
-        operand, note = self.operand(source, value), self.task.body.returns
-        asks = False
-        if note is not None:
-            stated = tensor_type(note, self.eval)
-            if stated.type is not None:
-                shape = stated.type.shape
-                try:
-                    text = stated.layout if stated.layout is not None else "R" * len(shape)
-                    labels, asks = parse(text)
-                    validate(shape, labels, self.mesh, "the result")
-                    kind = ElementType(stated.type.dtype, shard_shape(shape, labels, self.mesh))
-                    stored(Operand(kind, Distribution(labels), "the result"), operand, self.mesh)
-                except Refusal as r:
-                    self.report(r, source)
-        if asks:
-            self.asking.add("return")
-        self.settled(operand, "return", "the task", source)
 
     # -- blocks ------------------------------------------------------------------------------------------------------
 
@@ -172,7 +101,8 @@ class Elaborator(TileExpressions):
             case ast.Assign():
                 self._assign(statement.targets, statement.value)
             case ast.AnnAssign():
-                self._annotated(statement)
+                made = self.annotated(statement)
+                self._bind(statement.target, made, statement.value or statement.target)
             case ast.AugAssign():
                 self._augmented(statement)
             case ast.For():
@@ -187,7 +117,7 @@ class Elaborator(TileExpressions):
                 return Exit.CONTINUE if isinstance(statement, ast.Continue) else Exit.BREAK
             case ast.Return():
                 if statement.value is not None:
-                    self._returned(statement.value)
+                    self.returned(statement.value)
                 return Exit.RETURN
             case ast.Assert():
                 self.data(statement.test)

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from difflib import get_close_matches
 from typing import NoReturn
 
-from .language import BITS
+from .language import BITS, Layout
 from .source import Place, Refusal, Source
 from .syntax import touches
 from .tree import Body, Collective, ElementType, Node, Nodes, Op, StreamDecl, TaskDecl
@@ -326,6 +326,8 @@ class Expressions:
             return Data(BOOLEAN)
         if name == "tile":
             return self._tile(node)
+        if name == "Layout":
+            return self._layout(node)
         if name == "cycles":
             return self.take_cycles(node)
         if name in ("range", "grid") or name.startswith("meta_"):
@@ -348,6 +350,12 @@ class Expressions:
         for keyword in node.keywords:
             self.data(keyword.value)
         return Data()
+
+    def _layout(self, node: ast.Call) -> Value:
+        value = self.data(node.args[0]) if len(node.args) == 1 and not node.keywords else None
+        if not isinstance(value, Static) or not isinstance(value.value, str):
+            self.fail(node, 'a layout is written as Layout("S0R")')
+        return Static(Layout(value.value))
 
     def _tile(self, node: ast.Call) -> Value:
         if not node.args or node.keywords:

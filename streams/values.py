@@ -26,8 +26,8 @@ FLOAT = ElementType("float")
 
 @dataclass(frozen=True)
 class Static:
-    """A value that is known before the run: a number, a Boolean, a string, an element type, or a tuple or set of
-    these."""
+    """A value that is known before the run: a number, a Boolean, a string, an element type, a layout, or a tuple or
+    set of these."""
 
     value: Any
 

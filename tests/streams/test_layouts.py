@@ -11,6 +11,7 @@ import pytest
 
 from rsn.streams import layouts
 from rsn.streams.check import check
+from rsn.streams.reader import read
 from rsn.streams.source import Refusal
 
 LISTED: dict[str, dict[str, Any]] = tomllib.loads((Path(__file__).parent / "layouts.toml").read_text(encoding="utf-8"))
@@ -163,6 +164,16 @@ SPLIT = {"a": "f32[8, 4] @ RS0", "b": "f32[4, 8] @ S0R", "c": "f32[8, 8]"}
         (["c[:] = reduce_sum(a @ b, axis=1, keepdims=True).allreduce('+')"], ""),
         (["c[:] = i32(a) @ b"], "type"),
         (["c[:] = 1"], ""),
+        (["c[:] = minimum((a @ b).allreduce('+'), 0.0)"], ""),
+        (["c[:] = sqrt(a @ b).allreduce('+')"], "pending"),
+        (["c[:] = (a @ b).reshape(4, 2, 8).reshape(-1, 8).allreduce('+')"], ""),
+        (["c[:] = (a @ b).reshape(4, 8)"], "type"),
+        (["use(a.reshape(16))"], "layout"),
+        (["use(b.reshape(2, 2, -1), b.reshape(4, 4))"], "layout"),
+        (["use(a.T.shape[0] + 1)", "x: f32[4, 8] = zeros(f32, a.T.shape[0], 8)", "use(x)"], "type"),
+        (["c[None][0][:, :] = (a @ b).allreduce('+')"], ""),
+        (["c[..., 0] = (a @ b).allreduce('+')[0, ...]"], ""),
+        (["c[0, 0, 0] = 1.0"], "type"),
     ],
 )
 def test_values_in_variables(body: list[str], code: str) -> None:
@@ -189,3 +200,59 @@ def test_values_in_variables(body: list[str], code: str) -> None:
 def test_values_that_differ_between_instances(body: list[str], code: str) -> None:
     report = check(task(*body, a="f32[8, 8]", b="f32[8, 8]", c="f32[8, 8]", mapping="[2]"))
     assert report.code == code, str(report)
+
+
+def test_layouts_have_names() -> None:
+    text = task("c[:] = a", a="f32[8, 8]", c="f32[8, 8]").replace("@task", 'LA = Layout("S0R")\n@task')
+    text = text.replace("a: f32[8, 8],", "a: f32[8, 8] @ LA,")
+    assert check(text).code == "layout"
+    assert check(text.replace("c: f32[8, 8]", "c: f32[8, 8] @ LA")).code == ""
+
+
+PART = {"a": "f32[8, 4] @ RS0", "b": "f32[4, 8] @ S0R", "c": "f32[8, 8]"}
+
+
+@pytest.mark.parametrize(
+    ("body", "code"),
+    [
+        (["i, j = get_tid()", "p = a @ b", "with meta_if(i == 0):", '    c[:] = p.allreduce("+")'], "starved"),
+        (["i, j = get_tid()", "p = a @ b", "with meta_if(j == 0):", '    c[:] = p.allreduce("+")'], ""),
+        (["i, j = get_tid()", "for k in range(i + 1):", '    use((a @ b).allreduce("+"))'], "starved"),
+        (["p = a @ b", "if data():", '    use(p.allreduce("+"))'], "join"),
+        (["p = a @ b", "while data():", '    use(p.allreduce("+"))'], "join"),
+        (["for k in range(1000000):", '    use((a @ b).allreduce("+"))'], ""),
+    ],
+)
+def test_all_instances_of_a_group_take_part(body: list[str], code: str) -> None:
+    text = task(*body, **PART, mapping="[2, 3]")
+    for program in (text, text.replace("RS0", "S1S0").replace("c: f32[8, 8]", 'c: f32[8, 8] @ Layout("S1R")')):
+        if "S1S0" in program:
+            program = program.replace("[8, 4]", "[6, 4]").replace("[8, 8]", "[6, 8]").replace("B: f32[6", "B: f32[4")
+        report = check(program)
+        assert report.code == code, str(report)
+
+
+def test_who_does_not_take_part_is_named() -> None:
+    text = task("p = a @ b", "with meta_if(get_tid() == 1):", '    c[:] = p.allreduce("+")', **PART, mapping="[2]")
+    report = check(text, "prog.py")
+    assert str(report).startswith("prog.py:9:16: error: 1 get more than puts on t.allreduce.out[0,0]")
+    assert "an all-reduce is complete when all instances that it joins have come to it" in str(report)
+
+
+@pytest.mark.parametrize(("before", "code"), [(True, ""), (False, "deadlock")])
+def test_collectives_wait_as_streams_do(before: bool, code: str) -> None:
+    """Instance 1 comes to the all-reduce when it has a token, which instance 0 puts before or behind it."""
+    put = ["with meta_if(get_tid() == 0):", "    s.put(1)"]
+    get = ["with meta_if(get_tid() == 1):", "    use(s.get())"]
+    reduce = ['c[:] = (a @ b).allreduce("+")']
+    body = [*(put if before else []), *get, *reduce, *([] if before else put)]
+    assert check("s: Stream[i32, 1]\n" + task(*body, **PART, mapping="[2]")).code == code
+
+
+def test_groups_and_streams_of_a_collective() -> None:
+    text = task(
+        'c[:] = (a @ b).allreduce("+")', a="f32[8, 4] @ RS1", b="f32[4, 8] @ S1R", c="f32[8, 8]", mapping="[3, 2, 2]"
+    )
+    (made,) = read(text).collectives
+    assert (made.op, made.axes, made.inward.shape, made.outward.shape) == ("+", (1,), (6, 1), (6, 1))
+    assert str(made.inward.type) == "f32[8, 8]"
