@@ -58,7 +58,8 @@ class Reading:
 @dataclass
 class Context:
     """What all instances of a region share. functions: names of other functions, and whether each uses a stream.
-    regions: names of regions. decisive, varying: of each task that was read, what the functions of `syntax` found."""
+    regions: names of regions. decisive, varying: of each task that was read, what the functions of `syntax` found.
+    assigned: by the first one of some statements and their number."""
 
     reading: Reading
     streams: Mapping[str, StreamDecl]
@@ -68,6 +69,7 @@ class Context:
     regions: Container[str] = frozenset()
     decisive: dict[ast.FunctionDef, frozenset[str]] = field(default_factory=dict)
     varying: dict[ast.FunctionDef, frozenset[str]] = field(default_factory=dict)
+    assigned: dict[tuple[ast.stmt, int], set[str]] = field(default_factory=dict)
 
     @property
     def source(self) -> Source:

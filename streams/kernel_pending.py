@@ -98,7 +98,7 @@ def collective(text: str, pending: Pending) -> str:
         axes = sorted(axis for o, axis in pending if o == op)
         if op == "?":
             return "the same reduction must be pending on all paths, so reduce it on the path that has it"
-        parts.append(f'.allreduce("{op}", axes=({", ".join(map(str, axes))},))')
+        parts.append(f'.allreduce("{op}", axes={tuple(axes)})')
     try:
         simple = isinstance(ast.parse(text, mode="eval").body, ast.Name | ast.Call | ast.Subscript | ast.Attribute)
     except SyntaxError:  # it is cut

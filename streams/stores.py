@@ -161,7 +161,11 @@ class Stores(Library):
 
     def localise(self, node: Sequence[ast.stmt]) -> None:
         """After statements that some instances run and others do not: variables that they assign are local."""
-        for name in assigned(node):
+        key = node[0], len(node)
+        names = self.context.assigned.get(key)
+        if names is None:
+            names = self.context.assigned.setdefault(key, assigned(node))
+        for name in names:
             value = self.env.get(name)
-            if isinstance(value, Data) and not value.dist.local and not value.tensor:
+            if isinstance(value, Data) and not value.dist.local and value.tensor != name:
                 self.env[name] = replace(value, dist=layouts.localised(value.dist))

@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from scipy import special
 
 from rsn.streams.check import check
 from rsn.tests.effort import cases, in_both, sampled
@@ -29,6 +30,7 @@ UNARY: dict[str, Callable[[Any], Any]] = {
     "relu": lambda x: np.maximum(x, 0),
     "-": np.negative,
     "transpose": np.transpose,
+    "softmax": lambda x: special.softmax(x, axis=-1),
 }
 BINARY: dict[str, Callable[[Any, Any], Any]] = {
     "+": np.add,
@@ -36,12 +38,20 @@ BINARY: dict[str, Callable[[Any, Any], Any]] = {
     "*": np.multiply,
     "@": np.matmul,
     "maximum": np.maximum,
+    "minimum": np.minimum,
 }
+WITH_NUMBER: dict[str, Callable[[Any, float], Any]] = {
+    "*": lambda x, c: c * x,
+    "/": lambda x, c: x / c,
+    "+": lambda x, c: x + c,
+    "less": lambda x, c: c - x,
+}
+"""Operators with a constant."""
 
 
 @dataclass(frozen=True)
 class Node:
-    """An expression. what: an input, a constant factor, an operator, reduce_sum, reduce_max, or allreduce."""
+    """An expression. what: an input, number (an operator with a constant), an operator, a reduction, or allreduce."""
 
     what: str
     parts: tuple[Node, ...] = ()
@@ -63,15 +73,19 @@ class Node:
         inner = [part.text() for part in self.parts]
         if self.what == "input":
             return self.op
-        if self.what == "scale":
-            return f"({self.number} * {inner[0]})"
+        if self.what == "number":
+            if self.op in "*less":
+                return f"({self.number} {'-' if self.op == 'less' else '*'} {inner[0]})"
+            return f"({inner[0]} {self.op} {self.number})"
         if self.what.startswith("reduce"):
             return f"{self.what}({inner[0]}, {self.axis})"
         if self.what == "allreduce":
             return f'{inner[0]}.allreduce("{self.op}", axes={self.axes})'
         if len(inner) == 1:
             return f"(-{inner[0]})" if self.what == "-" else f"{self.what}({inner[0]})"
-        return f"maximum({', '.join(inner)})" if self.what == "maximum" else f"({inner[0]} {self.what} {inner[1]})"
+        if self.what in ("maximum", "minimum"):
+            return f"{self.what}({', '.join(inner)})"
+        return f"({inner[0]} {self.what} {inner[1]})"
 
 
 @dataclass(frozen=True)
@@ -104,8 +118,8 @@ def whole(node: Node, inputs: Mapping[str, Any]) -> Any:
 
 
 def local(node: Node, parts: list[Any]) -> Any:
-    if node.what == "scale":
-        return node.number * parts[0]
+    if node.what == "number":
+        return WITH_NUMBER[node.op](parts[0], node.number)
     if node.what.startswith("reduce"):
         return (np.sum if node.what == "reduce_sum" else np.max)(parts[0], axis=node.axis)
     return UNARY[node.what](parts[0]) if len(parts) == 1 else BINARY[node.what](*parts)
@@ -144,7 +158,7 @@ def right(program: Program, seed: int) -> bool:
         if len(set(cutting)) < len(cutting):
             return False
     for _ in range(TRIES):
-        tensors = {name: random.normal(size=shape) for name, shape in program.shapes.items()}
+        tensors = {name: random.normal(random.uniform(-3, 3), size=shape) for name, shape in program.shapes.items()}
         expected = whole(program.tree, tensors)
         shards = {
             name: {at: cut(tensor, program.labels[name], program.mesh, at) for at in points}
@@ -167,15 +181,15 @@ def right(program: Program, seed: int) -> bool:
 
 
 class Maker:
-    """Makes programs. Tensors have axes of the kinds m, k and n; mostly, each kind has one label in all tensors."""
+    """Makes programs. Tensors have axes of the kinds m, k, n and p; mostly, each kind has one label in all tensors."""
 
     def __init__(self, random: Random) -> None:
         self.random = random
         self.mesh: Mesh = tuple(random.choice((1, 2, 2, 3)) for _ in range(random.randint(1, 3)))
-        self.sizes = {kind: random.choice((6, 12)) for kind in "mkn"}
+        self.sizes = {kind: random.choice((6, 12)) for kind in "mknp"}
         free: list[int | None] = [*range(len(self.mesh))]
         self.kinds: dict[str, int | None] = {}
-        for kind in "mkn":
+        for kind in random.sample("mknp", 4):
             chosen = random.choice([*free, None])
             self.kinds[kind] = chosen
             if chosen is not None:
@@ -200,29 +214,38 @@ class Maker:
         if choice < 0.03:
             axes = tuple(axis for axis in range(len(self.mesh)) if random.random() < 0.5)
             return self.reduced(self.tree(kinds, depth - 1), random.choice(["+", "max"]), axes or (0,))
-        if choice < 0.28 and len(kinds) == 2:
-            inner = random.choice([kind for kind in "mkn" if kind not in kinds] or ["k"])
-            product_of = Node("@", (self.tree(kinds[0] + inner, depth - 1), self.tree(inner + kinds[1], depth - 1)))
+        if choice < 0.28 and len(kinds) >= 2:
+            inner = random.choice([kind for kind in "mknp" if kind not in kinds] or ["k"])
+            batch = kinds[:-2]
+            if random.random() < 0.3:
+                batch = ""
+            first = self.tree(kinds[:-1] + inner, depth - 1)
+            product_of = Node("@", (first, self.tree(batch + inner + kinds[-1], depth - 1)))
             return self.paid(product_of, "+", inner)
-        if choice < 0.45 and len(kinds) < 2:
-            inner = random.choice([kind for kind in "mkn" if kind not in kinds])
+        if choice < 0.45 and len(kinds) < 3:
+            inner = random.choice([kind for kind in "mknp" if kind not in kinds])
             at = random.randint(0, len(kinds))
             op = random.choice(["+", "max"])
             of = self.tree(kinds[:at] + inner + kinds[at:], depth - 1)
             return self.paid(Node("reduce_sum" if op == "+" else "reduce_max", (of,), axis=at), op, inner)
         if choice < 0.6:
-            what = random.choice(["+", "+", "-", "*", "maximum"])
+            what = random.choice(["+", "+", "-", "*", "maximum", "minimum"])
             first = self.tree(kinds, depth - 1)
             if random.random() < 0.3:
                 return Node(what, (first, first))
             return Node(what, (first, self.tree(kinds[random.choice([0, 0, 0, 1]) :] if kinds else "", depth - 1)))
         if choice < 0.72:
-            return Node("scale", (self.tree(kinds, depth - 1),), number=random.choice([2, 0.5, -1, -3]))
+            op, number = random.choice(
+                [("*", 2), ("*", 0.5), ("*", -1), ("*", -3), ("/", 4), ("/", -2), ("+", 0), ("+", 1.5), ("less", 2)]
+            )
+            return Node("number", (self.tree(kinds, depth - 1),), number=number, op=op)
         if choice < 0.8:
             return Node("relu", (self.tree(kinds, depth - 1),))
         if choice < 0.84:
             return Node("-", (self.tree(kinds, depth - 1),))
-        if choice < 0.9 and len(kinds) == 2:
+        if choice < 0.86 and kinds:
+            return Node("softmax", (self.tree(kinds, depth - 1),))
+        if choice < 0.9 and len(kinds) >= 2:
             return Node("transpose", (self.tree(kinds[::-1], depth - 1),))
         return self.input(kinds)
 
@@ -237,7 +260,7 @@ class Maker:
         return Node("allreduce", (node,), op=op, axes=axes)
 
     def program(self) -> Program:
-        kinds = self.random.choice(["mn", "mn", "m", ""])
+        kinds = self.random.choice(["mn", "mn", "m", "", "mnk"])
         tree = self.tree(kinds, self.random.randint(1, 4))
         if self.random.random() < 0.3:  # what is still pending may be reduced at the end
             tree = self.reduced(tree, "+", (self.random.randrange(len(self.mesh)),))
@@ -253,13 +276,17 @@ def kind_of_refusal(program: Program, seed: int) -> str:
     )
     if larger.mesh != program.mesh and not right(larger, seed):
         return "right only because a mesh axis has size 1"
-    if any(node.what == "reduce_max" and node.parts[0].has_allreduce("max") for node in program.tree.below()):
-        return "the maximum of different tiles, of which the maximum is taken later"
+    ops = {"reduce_max": "max", "reduce_sum": "+"}
+    if any(node.what in ops and node.parts[0].has_allreduce(ops[node.what]) for node in program.tree.below()):
+        return "tiles of different shards are combined before the reduction of that axis"
     random = np.random.default_rng(seed)
     inputs = [{name: random.normal(size=shape) for name, shape in program.shapes.items()} for _ in range(2)]
     for node in program.tree.below():
         if node.what != "input" and np.allclose(*(whole(node, tensors) for tensors in inputs)):
             return "a part of the expression does not depend on the inputs"
+    for name in sorted(program.shapes.keys() - {"out"}):
+        if np.allclose(whole(program.tree, inputs[0]), whole(program.tree, inputs[0] | {name: inputs[1][name]})):
+            return "the result does not depend on one of the inputs"
     return ""
 
 
@@ -277,7 +304,7 @@ def test_verdicts_are_those_of_numbers(seed: int) -> None:
         if report.code == "":
             assert good, f"accepted, and wrong:\n{text}"
             counts["well"] += 1
-        elif not good:
+        elif not good or not all(right(program, number + more) for more in range(1, 30)):
             counts["ill"] += 1
         else:
             kind = kind_of_refusal(program, number)
