@@ -105,10 +105,12 @@ def _layout(node: ast.expr, constants: Evaluate) -> str:
             value = constants(given[0])
             if isinstance(value, Static) and isinstance(value.value, str):
                 return value.value
-    if isinstance(node, ast.Name):
-        named = constants(node)
-        if isinstance(named, Static) and isinstance(named.value, Layout):
-            return named.value.labels
+    try:
+        named = constants(node) if isinstance(node, ast.Name) else None
+    except Refusal:
+        named = None
+    if isinstance(named, Static) and isinstance(named.value, Layout):
+        return named.value.labels
     raise Refusal("unsupported", "this is no layout", node, 'a layout is written as Layout("S0R")')
 
 

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import ast
 import tomllib
+from collections import Counter
 from itertools import product
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import pytest
@@ -13,6 +16,7 @@ from rsn.streams import layouts
 from rsn.streams.check import check
 from rsn.streams.reader import read
 from rsn.streams.source import Refusal
+from rsn.tests.effort import cases, in_both
 
 LISTED: dict[str, dict[str, Any]] = tomllib.loads((Path(__file__).parent / "layouts.toml").read_text(encoding="utf-8"))
 
@@ -256,3 +260,26 @@ def test_groups_and_streams_of_a_collective() -> None:
     (made,) = read(text).collectives
     assert (made.op, made.axes, made.inward.shape, made.outward.shape) == ("+", (1,), (6, 1), (6, 1))
     assert str(made.inward.type) == "f32[8, 8]"
+
+
+@in_both
+def test_changed_programs_give_findings() -> None:
+    random = Random(5)
+    texts = [case["program"] for case in LISTED.values()]
+    codes = Counter[str]()
+    for _ in range(cases(2000, 100)):
+        tree, donor = (ast.parse(random.choice(texts)) for _ in range(2))
+        parts, others = ([n for n in ast.walk(t) if isinstance(n, ast.expr | ast.stmt)] for t in (tree, donor))
+        for _ in range(random.randint(1, 3)):
+            target, other = random.choice(parts), random.choice(others)
+            for name in set(target._fields) & set(other._fields):
+                setattr(target, name, getattr(other, name))
+        try:
+            text = ast.unparse(tree)
+            ast.parse(text)
+        except (ValueError, TypeError, AttributeError, KeyError, SyntaxError, RecursionError):
+            continue
+        report = check(text)
+        assert all(f.message and f.place is not None for f in report.findings), text
+        codes[report.code] += 1
+    assert {"", "layout", "pending", "type", "unsupported"} <= codes.keys()
