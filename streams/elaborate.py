@@ -220,7 +220,7 @@ class Elaborator(Stores):
         """Read a branch. rest: what follows it up to the end of the loop. Where data decides whether that is run, each
         arm takes its own copy of it."""
         test = self.data(node.test)
-        apart = divides([*node.body, *node.orelse])
+        apart = divides([*node.body, *node.orelse], self.context.reading.rates)
         if apart:
             self.end_beat()
         if isinstance(test, Static):
@@ -255,7 +255,7 @@ class Elaborator(Stores):
             self.env, self.pending = dict(start[0]), {n: replace(f) for n, f in start[1].items()}
             self.ops = []
             how.append(self.block(arm, tail))
-            if divides(arm):
+            if divides(arm, self.context.reading.rates):
                 self.end_beat()
             bodies.append(tuple(self.ops))
             states.append((self.env, self.pending))

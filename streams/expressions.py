@@ -38,15 +38,20 @@ STEPS = 1_000_000
 class Reading:
     """What all regions of a file share. steps: done so far. timed: puts and gets are recorded in beats, with the cycles
     that tasks state. by_data: loops whose trips data decides and that state cycles. collectives: by task, place,
-    operator and axes; streams: how many streams there are, theirs included."""
+    operator and axes; streams: how many streams there are, theirs included. shapes: by task and place, what `x.shape`
+    and `x.ndim` are; None if it differs. rates: work that a library kernel does in a cycle, by its name; costs: by task
+    and place, the cycles of a kernel."""
 
     source: Source
     nodes: Nodes = field(default_factory=Nodes)
     steps: int = 0
     timed: bool = False
     by_data: list[Place] = field(default_factory=list)
-    collectives: dict[tuple[str, Place, str, tuple[int, ...]], Collective] = field(default_factory=dict)
+    collectives: dict[tuple[str, Place, str, tuple[int, ...], bool], Collective] = field(default_factory=dict)
     streams: int = 0
+    shapes: dict[tuple[str, Place], Static | None] = field(default_factory=dict)
+    rates: Mapping[str, float] = field(default_factory=dict)
+    costs: dict[tuple[str, Place], set[int]] = field(default_factory=dict)
 
     def declare(self, name: str, kind: ElementType, shape: tuple[int, ...], place: Place) -> StreamDecl:
         """Make an array of streams for a collective."""
@@ -100,8 +105,8 @@ class Future:
 class Expressions:
     """Expressions of an instance. env: its variables. pending: futures that nothing has read on every path.
 
-    A *beat* is a straight run of statements in which no stream comes twice and every get stands before the puts. Loops
-    and branches with puts or gets begin and end one. Its operations fire together.
+    A *beat* is a straight run of statements in which no stream comes twice, and every get stands before the puts and
+    before what takes cycles. Loops and branches with puts or gets begin and end one. Its operations fire together.
     """
 
     def __init__(self, context: Context, name: str, tid: tuple[int, ...]) -> None:
@@ -122,7 +127,8 @@ class Expressions:
         if not self.context.reading.timed:
             self.ops.append(op)
             return
-        if any(op.stream == other.stream or (other.put and not op.put) for other in self._beat):
+        again = any(op.stream == other.stream or (other.put and not op.put) for other in self._beat)
+        if again or (self._cycles and not op.put):
             self.end_beat()
         self._beat.append(op)
 
@@ -141,10 +147,14 @@ class Expressions:
         value = self.data(node.args[0])
         if not isinstance(value, Static) or type(value.value) is not int or value.value < 0:
             self.fail(node.args[0], "cycles takes a whole number that is known before the run, 0 or more")
-        if self.context.reading.timed:
-            self._cycles += value.value
-            self._since = self._since or self.context.source.place(node)
+        self.spend(value.value, self.context.source.place(node))
         return Data()
+
+    def spend(self, count: int, place: Place) -> None:
+        """Add cycles to the beat."""
+        if self.context.reading.timed:
+            self._cycles += count
+            self._since = self._since or place
 
     # -- variables and futures ---------------------------------------------------------------------------------------
 

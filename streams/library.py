@@ -179,10 +179,12 @@ class Library(TileExpressions):
         if over is None:
             mine = sorted(axis for o, axis in operand.dist.pending if o == REDUCTIONS[op])
             over = tuple(mine) if mine or not operand.dist.local else tuple(range(len(self.mesh)))
-        self.exchange(REDUCTIONS[op], over, operand.type, node)
+        self.exchange(REDUCTIONS[op], over, operand.type, node, inserted=False)
         return Data(result.type, dist=result.dist)
 
-    def exchange(self, op: str, axes: Sequence[int], kind: ElementType | None, node: ast.AST) -> None:
+    def exchange(
+        self, op: str, axes: Sequence[int], kind: ElementType | None, node: ast.AST, *, inserted: bool
+    ) -> None:
         """Record the tokens of an all-reduce, on streams of its own: the first instance of a group gets a value of each
         of the others, and puts the result to each of them. So an instance that does not take part is found as any
         other missing end is."""
@@ -190,16 +192,15 @@ class Library(TileExpressions):
         if not over:
             return
         reading, place = self.context.reading, self.context.source.place(node)
-        key = self.task.name, place, op, over
+        key = self.task.name, place, op, over, inserted
         group = layouts.group_of(over, self.mesh, self.tid)
         others = len(group) - 1
         if key not in reading.collectives:
             shape = (prod(self.mesh) // len(group), others)
-            streams = [
-                reading.declare(f"{self.task.name}.allreduce.{end}", kind or FLOAT, shape, place)
-                for end in ("in", "out")
-            ]
-            reading.collectives[key] = Collective(self.task.name, op, over, place, streams[0], streams[1])
+            number = 1 + sum(other.task == self.task.name for other in reading.collectives.values())
+            name = f"{self.task.name}.allreduce{f'#{number}' if number > 1 else ''}"
+            streams = [reading.declare(f"{name}.{end}", kind or FLOAT, shape, place) for end in ("in", "out")]
+            reading.collectives[key] = Collective(self.task.name, op, over, place, inserted, streams[0], streams[1])
         made = reading.collectives[key]
         row = 0
         for axis, size in enumerate(self.mesh):

@@ -127,7 +127,9 @@ class Stores(Library):
             message = f"inserted before the store: {text}"
             self.context.source.add("inserted", message, place, note, warning=True, subject=self.task.name)
             for op in sorted({op for op, _ in pending}):
-                self.exchange(op, tuple(sorted(axis for o, axis in pending if o == op)), operand.type, source)
+                self.exchange(
+                    op, tuple(sorted(axis for o, axis in pending if o == op)), operand.type, source, inserted=True
+                )
             return
         self.incomplete(operand, source, f"{what} stores {operand.text}")
 

@@ -24,12 +24,20 @@ def touches(body: Sequence[ast.AST]) -> bool:
     return False
 
 
-def divides(body: Sequence[ast.stmt]) -> bool:
+def divides(body: Sequence[ast.stmt], timed: Container[str] = ()) -> bool:
     """Whether a branch with these statements ends a beat before and behind it: one that holds nothing but computation
-    does not."""
+    does not. timed: kernels that take cycles."""
     leaves = (ast.Break, ast.Continue, ast.Return, ast.For, ast.While)
     parts = [part for statement in body for part in ast.walk(statement)]
-    states = any(isinstance(p, ast.Call) and isinstance(p.func, ast.Name) and p.func.id == "cycles" for p in parts)
+    called = {
+        p.func.id if isinstance(p.func, ast.Name) else p.func.attr
+        for p in parts
+        if isinstance(p, ast.Call) and isinstance(p.func, ast.Name | ast.Attribute)
+    }
+    called |= {"matmul" for p in parts if isinstance(p, ast.MatMult)}
+    if any(isinstance(p, ast.BinOp | ast.UnaryOp) for p in parts):
+        called |= {"add", "sub", "mul", "div", "neg"}
+    states = "cycles" in called or any(name in timed for name in called)
     return states or touches(body) or any(isinstance(part, leaves) for part in parts)
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import ast
 from collections.abc import Sequence
 from dataclasses import replace
+from math import ceil, prod
 
 from . import layouts
 from .expressions import Context, Expressions
@@ -103,7 +104,23 @@ class TileExpressions(Expressions):
         except Refusal as r:
             self.report(r, at)
             return Data()
+        self._spend(name, operands, result, at)
         return Data(result.type, dist=result.dist)
+
+    def _spend(self, name: str, operands: Sequence[Operand], result: Operand, at: ast.AST) -> None:
+        """Take the cycles that a kernel needs: multiply-adds of a product, or else the most elements that one of its
+        tiles has, by its rate."""
+        reading, place = self.context.reading, self.context.source.place(at)
+        rate = reading.rates.get(name)
+        types = [x.type for x in (*operands, result) if x.type is not None]
+        if rate is None or not any(kind.shape for kind in types):
+            return
+        work = max(prod(kind.shape) for kind in types)
+        if name == "matmul" and result.type is not None:
+            work = prod(result.type.shape) * (operands[0].shape or (1,))[-1]
+        count = ceil(work / rate)
+        reading.costs.setdefault((self.task.name, place), set()).add(count)
+        self.spend(count, place)
 
     # -- expressions -------------------------------------------------------------------------------------------------
 
@@ -123,7 +140,11 @@ class TileExpressions(Expressions):
                 self.context.step(node)
                 value = self.taken(node.value)
                 if isinstance(value, Data) and value.type is not None:
-                    return Static(value.type.shape if what == "shape" else len(value.type.shape))
+                    known = Static(value.type.shape if what == "shape" else len(value.type.shape))
+                    shapes = self.context.reading.shapes
+                    at = self.task.name, self.context.source.place(node)
+                    shapes[at] = known if shapes.get(at, known) == known else None
+                    return known
                 return Data()
         return super().eval(node)
 
