@@ -55,10 +55,11 @@ class RunShot(Record, words=1):
 
 
 class Prepared:
-    """A task program with what all its units share."""
+    """A task program with what all its units share. part: how instances see tensors."""
 
-    def __init__(self, program: TaskProgram) -> None:
+    def __init__(self, program: TaskProgram, part: type[Part] | None = None) -> None:
         self.program = program
+        self.part = Part if part is None else part
         self.streams: dict[str, StreamArray] = {s.name: s for s in program.streams}
         self.tensors: dict[str, Tensor] = {t.name: t for t in program.tensors}
         self.tasks: dict[str, Task] = {t.name: t for t in program.tasks}
@@ -191,7 +192,7 @@ class _Frame:
             parts = 1 if axis < 0 else self.task.mapping[axis]
             at = 0 if axis < 0 else self.shot.tid[axis]
             cut.append(slice(at * size // parts, (at + 1) * size // parts))
-        return Part(self.unit, tensor, self.prepared.offsets[tensor.name], tuple(cut))
+        return self.prepared.part(self.unit, tensor, self.prepared.offsets[tensor.name], tuple(cut))
 
     def run(self) -> Steps:
         """The steps of the instance."""
