@@ -64,7 +64,7 @@ class Reading:
 class Context:
     """What all instances of a region share. functions: names of other functions, and whether each uses a stream.
     regions: names of regions. decisive, varying: of each task that was read, what the functions of `syntax` found.
-    assigned: by the first one of some statements and their number."""
+    assigned: by the first one of some statements and their number. varies: whether static parts of an expression do."""
 
     reading: Reading
     streams: Mapping[str, StreamDecl]
@@ -75,6 +75,7 @@ class Context:
     decisive: dict[ast.FunctionDef, frozenset[str]] = field(default_factory=dict)
     varying: dict[ast.FunctionDef, frozenset[str]] = field(default_factory=dict)
     assigned: dict[tuple[ast.stmt, int], set[str]] = field(default_factory=dict)
+    varies: dict[ast.AST, bool] = field(default_factory=dict)
 
     @property
     def source(self) -> Source:
