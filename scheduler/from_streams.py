@@ -44,7 +44,9 @@ class Tile(Symbolic):
 
     __array_ufunc__ = None  # numpy's arrays leave operators to this class
 
-    def kernel(self, name: str, arguments: tuple[Any, ...], named: Mapping[str, Any]) -> Tile:
+    def kernel(self, name: str, arguments: tuple[Any, ...], named: Mapping[str, Any]) -> Any:
+        if name == "use":
+            return arguments[0]
         return applied(name, arguments, named)
 
     def __add__(self, other: Any) -> Tile:

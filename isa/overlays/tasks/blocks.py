@@ -264,8 +264,8 @@ def within(base: Any, index: Any) -> Any:
     """Check that an index is inside an array. Raises `IndexError`."""
     shape = getattr(base, "shape", None)
     if shape is not None:
-        parts = index if type(index) is tuple else (index,)
-        if len(parts) > len(shape):
+        parts = tuple(p for p in (index if type(index) is tuple else (index,)) if p is not None)
+        if len(parts) > len(shape) and not (len(parts) == 1 and parts[0] == slice(None)):
             raise IndexError(f"{len(parts)} indices of {len(shape)} axes")
         for part, size in zip(parts, shape, strict=False):
             bounds = (part.start, part.stop) if type(part) is slice else (part,)

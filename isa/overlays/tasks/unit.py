@@ -111,6 +111,7 @@ class Part:
     def __getitem__(self, index: Any) -> Any:
         if self._unit.memory is None:
             return UNKNOWN
+        index = index if self.shape else ()
         piece = np.asarray(self._whole()[index])
         dtype = self._tensor.type.dtype
         if WORDS[dtype] == 2:
@@ -120,6 +121,7 @@ class Part:
     def __setitem__(self, index: Any, value: Any) -> None:
         dtype = self._tensor.type.dtype
         whole = self._whole()
+        index = index if self.shape else ()
         at = whole[index]
         tile = np.broadcast_to(np.asarray(value), np.shape(at))
         words = words_of(np.asarray(convert(tile, ElementType(dtype, tile.shape))), dtype)
