@@ -106,7 +106,7 @@ class Part:
         dtype = self._tensor.type.dtype
         if WORDS[dtype] == 2:
             words = words.view(np.float64 if dtype == "f64" else np.int64)
-        return words.reshape(self._tensor.type.shape)[self._cut]
+        return words.reshape(self._tensor.type.shape)[(..., *self._cut)]
 
     def __getitem__(self, index: Any) -> Any:
         if self._unit.memory is None:
