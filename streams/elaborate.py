@@ -70,7 +70,7 @@ class Elaborator(Stores):
             whole = False
         if whole:
             self._unread(set(self.pending))
-        return Instance(self.name, self.task, self.tid, tuple(self.ops), whole)
+        return Instance(self.name, self.task, self.tid, tuple(self.ops), whole, frozenset(self.ran))
 
     # -- blocks ------------------------------------------------------------------------------------------------------
 
@@ -81,6 +81,7 @@ class Elaborator(Stores):
         while k < len(statements):
             statement = statements[k]
             self.context.step(statement)
+            self.ran.add((statement.lineno, statement.col_offset))
             if isinstance(statement, ast.If):
                 how = self._if_statement(statement, [*statements[k + 1 :], *tail])
             elif isinstance(statement, ast.With):
@@ -336,6 +337,7 @@ class Elaborator(Stores):
     ) -> Exit:
         """A loop with known trips."""
         outer, start = self.ops, self._save()
+        self.ran.add((node.lineno, node.col_offset, len(values)))
         self._loops += 1
         try:
             how = self._trips(node, target, values, body)

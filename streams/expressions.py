@@ -120,6 +120,7 @@ class Expressions:
         self._beat: list[Op] = []
         self._cycles = 0
         self._since: Place | None = None
+        self.ran: set[tuple[int, ...]] = set()
 
     # -- beats -------------------------------------------------------------------------------------------------------
 

@@ -6,8 +6,10 @@ Nodes are made by `Nodes`, which makes each distinct node once: equal nodes are 
 from __future__ import annotations
 
 import ast
+from bisect import bisect_right
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from math import prod
 from typing import TYPE_CHECKING
 
@@ -268,13 +270,15 @@ def same(a: Body, b: Body) -> bool:
 
 @dataclass(frozen=True)
 class Instance:
-    """A task instance with its operations. whole: they are all of them; otherwise a mistake ended the reading."""
+    """A task instance with its operations. whole: they are all of them; otherwise a mistake ended the reading. ran: the
+    statements that it runs, each as (line, column), and of loops with known trips also (line, column, trips)."""
 
     name: str
     task: TaskDecl
     tid: tuple[int, ...]
     body: Body
     whole: bool
+    ran: frozenset[tuple[int, ...]] = frozenset()
 
 
 @dataclass(frozen=True)
@@ -295,7 +299,11 @@ class Region:
     collectives: tuple[Collective, ...] = ()
     rates: Mapping[str, float] = field(default_factory=dict)
 
+    @cached_property
+    def _firsts(self) -> list[int]:
+        return [decl.first for decl in self.streams]
+
     def stream(self, number: int) -> tuple[StreamDecl, str]:
         """Return the declaration of a stream, and its name with indices."""
-        decl = next(d for d in self.streams if d.first <= number < d.first + d.size)
+        decl = self.streams[bisect_right(self._firsts, number) - 1]
         return decl, decl.element(number - decl.first)
