@@ -10,9 +10,10 @@ from __future__ import annotations
 
 import heapq
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 
+from ...base.garbage import gc_disabled
 from .cost import Cost, cost, makespan, off_chip
 from .errors import MappingError
 from .graph import MappingGraph
@@ -58,6 +59,7 @@ class Found:
         return [len(parts) for group in self.mapped.groups for parts in _bundles(group)]
 
 
+@gc_disabled()
 def search(
     graph: MappingGraph,
     at_most: int,
@@ -263,29 +265,32 @@ def _closes(after: dict[int, int], a: int, b: int) -> bool:
 
 
 def keeps_order(mapped: Mapped, components: Sequence[Sequence[int]]) -> bool:
-    """Whether sets of nodes, each one node, make no new cycle: nodes on cycles after it were on one before, with at most
-    one node of each set."""
+    """Whether sets of nodes, each one node, make no new cycle."""
     of = list(range(len(mapped.groups)))
     for members in components:
         for k in members:
             of[k] = members[0]
-    after: dict[int, set[int]] = defaultdict(set)
+    if acyclic({(of[a], of[b]) for a, b in mapped.between if of[a] != of[b]}):
+        return True
+    return not acyclic(mapped.between) and _only_old_cycles(mapped, components)
+
+
+def acyclic(edges: Collection[tuple[int, int]]) -> bool:
+    """Whether a graph without repeated edges has no cycle."""
+    after: dict[int, list[int]] = defaultdict(list)
     count: Counter[int] = Counter()
-    for a, b in mapped.between:
-        if of[a] != of[b] and of[b] not in after[of[a]]:
-            after[of[a]].add(of[b])
-            count[of[b]] += 1
-    todo = [k for k in {*of} if not count[k]]
-    left = len({*of})
+    for a, b in edges:
+        after[a].append(b)
+        count[b] += 1
+    todo = [k for k in after if not count[k]]
+    left = len(edges)
     while todo:
-        left -= 1
-        for n in after[todo.pop()]:
+        for n in after.pop(todo.pop(), ()):
+            left -= 1
             count[n] -= 1
             if not count[n]:
                 todo.append(n)
-    if not left:
-        return True
-    return _only_old_cycles(mapped, components)
+    return not left
 
 
 def _only_old_cycles(mapped: Mapped, components: Sequence[Sequence[int]]) -> bool:
