@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Collection, Iterator
+from collections.abc import Iterator
 
 from ..tree import TaskDecl
 
 Ran = frozenset[tuple[int, ...]]
 
 
-def computation(task: TaskDecl, ran: Ran, streams: Collection[str]) -> tuple[str, ...]:
+def computation(task: TaskDecl, ran: Ran) -> tuple[str, ...]:
     """Return the statements that an instance runs, one text each, in the order of the file. ran: of the instance.
 
     Streams, their indices and local variables are renamed as they come; conditions of meta_if are left out, and loops
@@ -46,8 +46,8 @@ def computation(task: TaskDecl, ran: Ran, streams: Collection[str]) -> tuple[str
 
     def show(node: ast.AST) -> str:
         match node:
-            case ast.Subscript(value=ast.Name(id=name)) | ast.Name(id=name) if name in streams:
-                return "stream"
+            case ast.Attribute(attr="put" | "get" as which):
+                return which
             case ast.Name(id=name):
                 return names.setdefault(name, f"v{len(names)}") if name in local else name
             case ast.Constant(value=value):

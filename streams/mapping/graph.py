@@ -14,7 +14,7 @@ from ..source import Place
 from ..tree import Beat, Body, Choice, ElementType, Instance, Node, Op, Region, Repeat, total
 from .computation import computation
 from .errors import MappingError
-from .tiles import Tile, bytes_of, parameters, tiles, used_names
+from .tiles import Tile, bytes_of, tiles, used_names
 
 
 @dataclass(frozen=True)
@@ -96,24 +96,23 @@ class MappingGraph:
 
 
 def mapping_graph(region: Region, timed: Region | None = None) -> MappingGraph:
-    """Build the graph of a program that `check_region` finds well-typed. timed: the same program, read in beats; without
+    """Build the graph of a program that `report_on` finds well-typed. timed: the same program, read in beats; without
     it each put or get counts as one cycle."""
     kernels: dict[object, int] = {}
     nodes: list[VirtualNode] = []
     idle: list[str] = []
-    streams = {decl.name for decl in region.streams}
     texts: dict[tuple[str, ...], int] = {}
     written: dict[tuple[str, frozenset[tuple[int, ...]]], int] = {}
-    bound = {task.name: (parameters(task), used_names(task)) for task in region.tasks}
+    bound = {task.name: used_names(task) for task in region.tasks if task.parameters}
     ends: dict[tuple[int, bool], tuple[int, int]] = {}
     for k, instance in enumerate(region.instances):
-        given, used = bound[instance.task.name]
+        used = bound.get(instance.task.name)
         moved: list[Tile] = []
-        if given:
+        if used is not None:
             ran = [used[at] for at in instance.ran if at in used]  # a loop's (line, column, trips) is never a key
             reads = frozenset[str]().union(*(r for r, _ in ran))
             writes = frozenset[str]().union(*(w for _, w in ran))
-            moved = tiles(instance, given, (reads, writes))
+            moved = tiles(instance, (reads, writes))
         if not instance.body and not moved:
             idle.append(instance.name)
             continue
@@ -124,7 +123,7 @@ def mapping_graph(region: Region, timed: Region | None = None) -> MappingGraph:
         shapes = tuple((t.type, t.reads, t.writes) for t in moved)
         code = written.get((instance.task.name, instance.ran))
         if code is None:
-            text = computation(instance.task, instance.ran, streams)
+            text = computation(instance.task, instance.ran)
             code = written[instance.task.name, instance.ran] = texts.setdefault(text, len(texts))
         kernel = kernels.setdefault((code, word, types, shapes), len(kernels))
         number = len(nodes)

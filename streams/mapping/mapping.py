@@ -193,7 +193,9 @@ class Mapped:
         sets: list[list[int]] = []
         for stream in streams:
             for found in sets:
-                same = all((edges[s].type, edges[s].packing) == (edges[stream].type, edges[stream].packing) for s in found)
+                same = all(
+                    (edges[s].type, edges[s].packing) == (edges[stream].type, edges[stream].packing) for s in found
+                )
                 if same and all(agree(one, two, {stream, s}) for s in found):
                     found.append(stream)
                     break
@@ -229,8 +231,8 @@ class Mapped:
         return ins, outs
 
     def memory(self, group: int) -> list[Holder]:
-        """Return what takes the bytes of a node in the phase that takes most: tiles, local buffers, and the slots of the
-        streams that it takes."""
+        """Return what takes the bytes of a node in the phase that takes most: tiles, local buffers, and the slots of
+        the streams that it takes."""
         node = self.groups[group]
         phases = node.phases[-1] + 1
         tiles = [0] * phases
@@ -255,10 +257,14 @@ class Mapped:
         for local in node.local:
             if node.phases[local.first] <= worst <= node.phases[local.last]:
                 edge = self.graph.edges[local.stream]
-                out.append(Holder(f"buffer of {edge.name}, {_tokens(local.tokens, edge.size)}", local.tokens * edge.size))
+                out.append(
+                    Holder(f"buffer of {edge.name}, {_tokens(local.tokens, edge.size)}", local.tokens * edge.size)
+                )
         for stream in self._ends[0].get(group, ()):
             size = stream.logical[0].size
-            out.append(Holder(f"slots of {self.stream_name(stream)}, {_tokens(stream.depth, size)}", stream.depth * size))
+            out.append(
+                Holder(f"slots of {self.stream_name(stream)}, {_tokens(stream.depth, size)}", stream.depth * size)
+            )
         return out
 
     def stream_name(self, stream: PhysicalStream) -> str:

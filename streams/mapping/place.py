@@ -1,5 +1,6 @@
-"""Which tile runs which node: the sum of the lengths of all physical streams is made small, each from tile to tile along
-rows and columns.
+"""Which tile runs which node: the sum of the lengths of all physical streams is made small.
+
+The length of a stream counts its steps from tile to tile along rows and columns.
 
 A small mapping is placed by exhaustive search with bounds, and is then proved to be the best. A larger one starts
 greedily and swaps tiles while that helps.
@@ -41,14 +42,16 @@ class Placement:
 
 
 def place(mapped: Mapped, machine: MeshDescription) -> Placement:
-    """Place the nodes of a mapping on a mesh. Raises `MappingError` if there are more nodes than tiles, or one needs more
-    ports or bytes than a tile has."""
+    """Place the nodes of a mapping on a mesh. Raises `MappingError` if there are more nodes than tiles, or one needs
+    more ports or bytes than a tile has."""
     nodes = len(mapped.groups)
     if nodes > machine.tiles:
         largest = max(range(nodes), key=lambda k: len(mapped.groups[k].shots))
         kinds = Counter(group.kernel for group in mapped.groups).most_common(1)[0][1]
         notes = (
-            f"{kinds} nodes are equal and could share tiles (bundle)" if kinds > 1 else "chain puts two nodes on one tile",
+            f"{kinds} nodes are equal and could share tiles (bundle)"
+            if kinds > 1
+            else "chain puts two nodes on one tile",
             f"the largest node is {mapped.name(largest)}",
         )
         raise MappingError("tiles", f"{nodes} nodes onto {machine.tiles} tiles of {machine.name}", None, notes)

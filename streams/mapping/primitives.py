@@ -41,7 +41,9 @@ def refuse_chain(mapped: Mapped, x: int, y: int) -> None:
         place = _place(mapped, y, x)
         if (x, y) in mapped.between:
             message = f"{what}: {mapped.name(y)} feeds {mapped.name(x)}, which feeds it"
-            note = f"the cycle: {mapped.name(x)} -> {mapped.name(y)} -> {mapped.name(x)}; one after the other, the first "
+            note = (
+                f"the cycle: {mapped.name(x)} -> {mapped.name(y)} -> {mapped.name(x)}; one after the other, the first "
+            )
             raise MappingError("feedback", message, place, (note + "would wait for the second",))
         message = f"{what}: {mapped.name(y)} feeds {mapped.name(x)}"
         raise MappingError("path", message, place, (f"chain({mapped.name(y)}, {mapped.name(x)}) is the other order",))
@@ -68,9 +70,9 @@ def bundle(
     """Return the mapping in which one node runs equal nodes in turn, in the order given. Their streams to a common peer
     become one.
 
-    nodes: names of instances; each stands for the node that runs it; of a bundle of the same kernel its parts are taken.
-    separate: where a peer moves the tokens in another order, the streams stay apart, instead of a refusal. Raises
-    `MappingError`.
+    nodes: names of instances; each stands for the node that runs it; of a bundle of the same kernel its parts are
+    taken. separate: where a peer moves the tokens in another order, the streams stay apart, instead of a refusal.
+    Raises `MappingError`.
     """
     groups = list(dict.fromkeys(mapped.group(name) for name in nodes))
     what = f"bundle({', '.join(nodes if len(nodes) < 5 else [*nodes[:3], f'... {len(nodes)} nodes'])})"
@@ -88,8 +90,8 @@ def bundle(
 def bundle_columns(
     mapped: Mapped, columns: Sequence[Sequence[str]], machine: MeshDescription | None = None, separate: bool = False
 ) -> Mapped:
-    """Bundle subgraphs: the first nodes of all columns, then the second ones, and so on. columns: lists of equal length,
-    of names of instances."""
+    """Bundle subgraphs: the first nodes of all columns, then the second ones, and so on. columns: lists of equal
+    length, of names of instances."""
     for row in zip(*columns, strict=True):
         mapped = bundle(mapped, row, machine, separate)
     return mapped
@@ -175,7 +177,6 @@ def _difference(mapped: Mapped, a: Shots, b: Shots) -> tuple[Place | None, tuple
     graph = mapped.graph
     one, two = graph.nodes[a.shots[0]], graph.nodes[b.shots[0]]
     place = two.instance.task.place
-    streams = {decl.name for decl in graph.region.streams}
     if len(a.shots) != len(b.shots):
         return place, (f"{len(a.shots)} shots against {len(b.shots)}",)
     for put in (False, True):
@@ -188,7 +189,7 @@ def _difference(mapped: Mapped, a: Shots, b: Shots) -> tuple[Place | None, tuple
     if shapes[0] != shapes[1]:
         listed = [", ".join(f"{name} {type_}" for name, type_, _, _ in s) or "no tiles" for s in shapes]
         return place, (f"{one.name} moves {listed[0]}; {two.name} moves {listed[1]}",)
-    code = [computation(n.instance.task, n.instance.ran, streams) for n in (one, two)]
+    code = [computation(n.instance.task, n.instance.ran) for n in (one, two)]
     if code[0] != code[1]:
         return place, (f"{one.name} and {two.name} run different statements, or loops of different trips",)
     return place, ("they run the same statements, but their puts and gets differ, or what is around them",)
@@ -248,9 +249,7 @@ def _fits(
             raise refusal(made, group, (code, kind, needs, most, holders), what)
 
 
-def refusal(
-    mapped: Mapped, group: int, row: tuple[str, str, int, int, list[Holder]], what: str
-) -> MappingError:
+def refusal(mapped: Mapped, group: int, row: tuple[str, str, int, int, list[Holder]], what: str) -> MappingError:
     """Return the error for a node that exceeds a tile. row: of `over`."""
     code, kind, needs, most, holders = row
     held = sorted(holders, key=lambda h: -h.count)
@@ -283,5 +282,7 @@ def _least_change(mapped: Mapped, group: int, kind: str, needs: int, most: int) 
                     refuse_chain(mapped, a, b)
                 except MappingError:
                     continue
-                return f"chain({mapped.name(a)}, {mapped.name(b)}) makes {mapped.stream_name(stream)} local, and it fits"
+                return (
+                    f"chain({mapped.name(a)}, {mapped.name(b)}) makes {mapped.stream_name(stream)} local, and it fits"
+                )
     return f"tiles with {needs} {kind} would fit"

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from ..check import Report, check_region
+from ..check import Report, report_on
 from ..run import Run, Unending
 from ..source import Diagnostic, Source
 from ..tree import Instance, Node, Op, Region, StreamDecl
@@ -67,7 +67,7 @@ def mapped_region(mapped: Mapped) -> tuple[Region, dict[int, str]]:
 def check_mapped(mapped: Mapped) -> Report:
     """Check a mapped program once more."""
     region, logical = mapped_region(mapped)
-    report = check_region(region)
+    report = report_on(region)
     if report.code in ("deadlock", "depth"):
         notes = tuple(_waits(mapped, region, logical))
         findings = tuple(_with(finding, notes) for finding in report.findings)

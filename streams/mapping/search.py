@@ -12,6 +12,7 @@ import heapq
 from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 from ...base.garbage import gc_disabled
 from .cost import Cost, cost, makespan, off_chip
@@ -19,7 +20,7 @@ from .errors import MappingError
 from .graph import MappingGraph
 from .machine import MeshDescription
 from .mapping import Mapped, Step, over
-from .primitives import refuse_chain, refusal
+from .primitives import refusal, refuse_chain
 from .proof import Proof, prove
 from .shots import Shots
 
@@ -67,14 +68,16 @@ def search(
     measure: CostOf = cost,
     states: int | None = None,
     patience: int | None = None,
+    start: Mapped | None = None,
 ) -> Found:
     """Return the best mapping of at most so many nodes.
 
     machine: its ports and bytes limit each node. measure: its cost. states: how many are looked at, by default `WORK`
-    instances in all. patience: states without a better mapping than the best so far, after which the search stops. Raises `MappingError` with the nearest
-    miss if none fits.
+    instances in all. patience: states without a better mapping than the best so far, after which the search stops.
+    start: where it begins, by default with an instance on each node. Raises `MappingError` with the nearest miss if
+    none fits.
     """
-    start = Mapped.start(graph)
+    start = start or Mapped.start(graph)
     budget = states if states is not None else max(48, WORK // max(1, len(graph.nodes)))
     seen = {_key(start)}
     heaps: list[list[tuple[tuple[int, ...], int, Mapped]]] = [[], []]
@@ -117,9 +120,7 @@ def search(
     raise _none(graph, at_most, machine, miss, failed, looked)
 
 
-def _push(
-    heaps: list[list[tuple[tuple[int, ...], int, Mapped]]], mapped: Mapped, at_most: int, number: int
-) -> None:
+def _push(heaps: list[list[tuple[tuple[int, ...], int, Mapped]]], mapped: Mapped, at_most: int, number: int) -> None:
     """Add a state under both orders: fewer cycles first, then less traffic; or nearest to the nodes allowed first."""
     edges = mapped.graph.edges
     excess = max(0, len(mapped.groups) - at_most)
@@ -179,8 +180,8 @@ def moves(mapped: Mapped, at_most: int, machine: MeshDescription | None = None) 
 
 
 def _allowed(old: Mapped, made: Mapped | None, machine: MeshDescription | None) -> Iterator[Mapped]:
-    """Yield a mapping unless its nodes need more ports or bytes than a tile has, and than the worst node before did. One
-    new node of each kernel is looked at."""
+    """Yield a mapping unless its nodes need more ports or bytes than a tile has, and than the worst node before did.
+    One new node of each kernel is looked at."""
     if made is None:
         return
     if machine is not None:
@@ -298,7 +299,7 @@ def _only_old_cycles(mapped: Mapped, components: Sequence[Sequence[int]]) -> boo
     now = mapped
     for members in components:
         names = [mapped.graph.nodes[mapped.groups[k].shots[0]].name for k in members]
-        for one, two in zip(names, names[1:], strict=False):
+        for one, two in pairwise(names):
             x, y = now.group(one), now.group(two)
             try:
                 refuse_chain(now, x, y)

@@ -21,7 +21,8 @@ RUNS = 1 << 16
 
 @dataclass(frozen=True)
 class Local:
-    """A stream inside a node. tokens: that its buffer holds. first, last: numbers of the shots that write and read it."""
+    """A stream inside a node. tokens: that its buffer holds. first, last: numbers of the shots that write and read
+    it."""
 
     stream: int
     tokens: int
@@ -83,7 +84,9 @@ class Collocations:
                     if where.setdefault(stream, part.number) != part.number:
                         inside.add(stream)
         shots = tuple(joined.from_iterable(part.shots for part in parts))
-        lanes = tuple(filter(None, (tuple(s for s in lane if s not in inside) for part in parts for lane in part.lanes)))
+        lanes = tuple(
+            filter(None, (tuple(s for s in lane if s not in inside) for part in parts for lane in part.lanes))
+        )
         body, phases, held = self._compose(parts, inside)
         at = {shot: k for k, shot in enumerate(shots)}
         local = [moved for part, base in zip(parts, _bases(parts), strict=True) for moved in _moved(part, base)]
@@ -137,9 +140,7 @@ class Collocations:
             for lane in lanes
         )
 
-    def _compose(
-        self, parts: Sequence[Shots], inside: Set[int]
-    ) -> tuple[Body, tuple[int, ...], dict[int, int]]:
+    def _compose(self, parts: Sequence[Shots], inside: Set[int]) -> tuple[Body, tuple[int, ...], dict[int, int]]:
         """Return the operations of parts in turn without those inside, the phase of each shot, and the tokens that the
         buffers of fused loops hold."""
         held: dict[int, int] = {}
@@ -214,7 +215,8 @@ def _without(node: Node, streams: Set[int], memo: dict[int, Body]) -> Iterator[N
 
 
 def renamed(body: Body, names: dict[int, int], made: dict[object, Node]) -> Body:
-    """Return a body on other streams. names: new number of each. made: nodes so far; equal ones stay the same object."""
+    """Return a body on other streams. names: new number of each. made: nodes so far; equal ones stay the same
+    object."""
     out: list[Node] = []
     for node in body:
         key: object = ("op", node.stream, node.put, node.place) if isinstance(node, Op) else id(node)
@@ -284,7 +286,8 @@ def _short(word: Iterator[Run]) -> Iterator[Run]:
 
 
 def agree(one: Body, two: Body, streams: Set[int]) -> bool:
-    """Whether two bodies move the tokens of some streams in the same order; not if data decides it, or beyond `RUNS`."""
+    """Whether two bodies move the tokens of some streams in the same order; not if data decides it, or beyond
+    `RUNS`."""
     a, b = runs(one, streams), runs(two, streams)
     try:
         for _ in range(RUNS):

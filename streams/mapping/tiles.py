@@ -12,9 +12,9 @@ from dataclasses import dataclass
 from math import prod
 
 from ..language import BITS
-from ..tree import ElementType, Instance, TaskDecl
+from ..tree import ElementType, Instance, Parameter, TaskDecl
 
-LABEL = re.compile(r"R|S(\d)")
+LABEL = re.compile(r"R|S(\d+)")
 
 
 @dataclass(frozen=True)
@@ -35,97 +35,31 @@ class Tile:
         return bytes_of(self.type)
 
 
-@dataclass(frozen=True)
-class Parameter:
-    """A parameter of a task. labels: for each axis of the tensor the axis of the grid that cuts it, None for none."""
-
-    name: str
-    tensor: str
-    type: ElementType
-    labels: tuple[int | None, ...]
-
-
 def bytes_of(type_: ElementType) -> int:
     """Return the bytes of one element; a Boolean takes one byte, a type that is not known 4 bytes a number."""
     return -(-BITS.get(type_.dtype, 32) // 8) * prod(type_.shape)
 
 
-def parameters(task: TaskDecl) -> tuple[Parameter, ...]:
-    """Return those parameters of a task that state a type with sizes in numbers."""
-    decorator = next(d for d in task.body.decorator_list if isinstance(d, ast.Call))
-    listed = next((k.value for k in decorator.keywords if k.arg == "args"), None)
-    tensors = listed.elts if isinstance(listed, ast.List | ast.Tuple) else []
-    found = []
-    for argument, tensor in zip(task.body.args.args, tensors, strict=False):
-        type_, layout = _annotation(argument.annotation)
-        if type_ is not None:
-            labels = _labels(layout, len(type_.shape))
-            found.append(Parameter(argument.arg, ast.unparse(tensor), type_, labels))
-    return tuple(found)
-
-
-def _annotation(node: ast.expr | None) -> tuple[ElementType | None, str]:
-    """Read `f32[64, 64]`, `f32[64, 64] @ Layout("S0R")`, `Annotated[f32[64, 64], Layout("S0R")]`."""
-    layout = ""
-    match node:
-        case ast.BinOp(left=left, op=ast.MatMult(), right=right):
-            node, layout = left, _text(right)
-        case ast.Subscript(value=ast.Name(id="Annotated"), slice=ast.Tuple(elts=[inner, *rest])):
-            node, layout = inner, next(filter(None, map(_text, rest)), "")
-    match node:
-        case ast.Name(id=name) if name in BITS:
-            return ElementType(name), layout
-        case ast.Subscript(value=ast.Name(id=name), slice=index) if name in BITS:
-            parts = index.elts if isinstance(index, ast.Tuple) else [index]
-            sizes = [_size(part) for part in parts]
-            if None not in sizes:
-                return ElementType(name, tuple(size for size in sizes if size is not None)), layout
-    return None, layout
-
-
-def _text(node: ast.expr) -> str:
-    match node:
-        case ast.Call(func=ast.Name(id="Layout"), args=[ast.Constant(value=str(text))]):
-            return text
-    return ""
-
-
-def _size(node: ast.expr) -> int | None:
-    match node:
-        case ast.Constant(value=int(value)):
-            return value
-        case ast.BinOp(left=left, op=op, right=right):
-            a, b = _size(left), _size(right)
-            if a is None or b is None:
-                return None
-            if isinstance(op, ast.Mult):
-                return a * b
-            if isinstance(op, ast.Add):
-                return a + b
-            if isinstance(op, ast.Sub):
-                return a - b
-            if isinstance(op, ast.FloorDiv) and b:
-                return a // b
-    return None
-
-
-def _labels(layout: str, rank: int) -> tuple[int | None, ...]:
-    labels = tuple(None if m[1] is None else int(m[1]) for m in LABEL.finditer(layout))
+def _labels(parameter: Parameter, rank: int) -> tuple[int | None, ...]:
+    """For each axis of a tensor the axis of the grid that cuts it, None for none."""
+    labels = tuple(None if m[1] is None else int(m[1]) for m in LABEL.finditer(parameter.layout or ""))
     return labels if len(labels) == rank else (None,) * rank
 
 
-def tiles(instance: Instance, bound: tuple[Parameter, ...], used: tuple[frozenset[str], frozenset[str]]) -> list[Tile]:
+def tiles(instance: Instance, used: tuple[frozenset[str], frozenset[str]]) -> list[Tile]:
     """Return the tiles of an instance. used: the names of parameters that it reads, and those that it writes."""
     found = []
-    for parameter in bound:
+    grid = instance.task.mapping
+    for parameter in instance.task.parameters:
         reads, writes = parameter.name in used[0], parameter.name in used[1]
-        if reads or writes:
-            grid = instance.task.mapping
-            cuts = [(instance.tid[a], grid[a]) if a is not None and a < len(grid) else (0, 1) for a in parameter.labels]
-            shape = tuple(size // cut for size, (_, cut) in zip(parameter.type.shape, cuts, strict=True))
-            point = tuple(at for at, _ in cuts)
-            type_ = ElementType(parameter.type.dtype, shape)
-            found.append(Tile(parameter.tensor, parameter.name, point, type_, reads, writes))
+        if parameter.tensor is None or parameter.type is None or not (reads or writes):
+            continue
+        labels = _labels(parameter, len(parameter.type.shape))
+        cuts = [(instance.tid[a], grid[a]) if a is not None and a < len(grid) else (0, 1) for a in labels]
+        shape = tuple(size // cut for size, (_, cut) in zip(parameter.type.shape, cuts, strict=True))
+        point = tuple(at for at, _ in cuts)
+        type_ = ElementType(parameter.type.dtype, shape)
+        found.append(Tile(parameter.tensor.name, parameter.name, point, type_, reads, writes))
     return found
 
 
