@@ -10,16 +10,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from .machine import MeshDescription
-from .mapping import Mapped, over
+from .mapping import Mapped
 
 
 @dataclass(frozen=True, order=True)
 class Cost:
-    """Less is better, the first that differs decides. excess: nodes that need more ports or bytes than a tile has.
-    cycles: of one run. off_chip: bytes of tensor tiles that are loaded or stored; a tile that the shot before on the
+    """Less is better, the first that differs decides. cycles: of one run. off_chip: bytes of tensor tiles that are loaded or stored; a tile that the shot before on the
     same node had is not loaded again. on_chip: bytes on physical streams. ports: of all nodes."""
 
-    excess: int
     cycles: int
     off_chip: int
     on_chip: int
@@ -31,11 +29,10 @@ class Cost:
 
 
 def cost(mapped: Mapped, machine: MeshDescription | None = None) -> Cost:
-    """Return the cost of a mapping. machine: whose limits count; without one, there is no excess."""
-    excess = 0 if machine is None else sum(bool(over(mapped, k, machine)) for k in range(len(mapped.groups)))
+    """Return the cost of a mapping. machine: for costs that depend on it, which this one does not."""
     on_chip = sum(stream.size for stream in mapped.streams)
     ports = sum(len(holders) for k in range(len(mapped.groups)) for holders in mapped.ports(k))
-    return Cost(excess, makespan(mapped), off_chip(mapped), on_chip, ports)
+    return Cost(makespan(mapped), off_chip(mapped), on_chip, ports)
 
 
 def off_chip(mapped: Mapped) -> int:

@@ -206,26 +206,28 @@ class Mapped:
             for found in sets
         ]
 
-    @cached_property
-    def _ends(self) -> tuple[Mapping[int, list[PhysicalStream]], Mapping[int, list[PhysicalStream]]]:
-        taken: dict[int, list[PhysicalStream]] = defaultdict(list)
-        given: dict[int, list[PhysicalStream]] = defaultdict(list)
-        for stream in self.streams:
-            taken[stream.reader].append(stream)
-            given[stream.writer].append(stream)
-        return taken, given
+    def taken(self, group: int) -> list[PhysicalStream]:
+        """Return the physical streams that a node reads; their numbers count for this node only."""
+        return self._of([(a, group) for a in sorted(self.predecessors[group])])
+
+    def given(self, group: int) -> list[PhysicalStream]:
+        """Return the physical streams that a node writes, as `taken`."""
+        return self._of([(group, b) for b in sorted(self.successors[group])])
+
+    def _of(self, pairs: Sequence[tuple[int, int]]) -> list[PhysicalStream]:
+        found = [(a, b, lane) for a, b in pairs for lane, _ in self.lanes(a, b)]
+        return [PhysicalStream(k, a, b, lane) for k, (a, b, lane) in enumerate(found)]
 
     # -- ports and bytes -----------------------------------------------------------------------------------------------
 
     def ports(self, group: int) -> tuple[list[Holder], list[Holder]]:
         """Return what takes the input and the output ports of a node: its physical streams, and each tensor that it
         loads or stores."""
-        taken, given = self._ends
         tensors = [tile for shot in self.groups[group].shots for tile in self.graph.nodes[shot].tiles]
         loads = dict.fromkeys(tile.tensor for tile in tensors if tile.reads)
         stores = dict.fromkeys(tile.tensor for tile in tensors if tile.writes)
-        ins = [Holder(f"{self.stream_name(s)} from {self.name(s.writer)}", 1) for s in taken.get(group, ())]
-        outs = [Holder(f"{self.stream_name(s)} to {self.name(s.reader)}", 1) for s in given.get(group, ())]
+        ins = [Holder(f"{self.stream_name(s)} from {self.name(s.writer)}", 1) for s in self.taken(group)]
+        outs = [Holder(f"{self.stream_name(s)} to {self.name(s.reader)}", 1) for s in self.given(group)]
         ins += (Holder(f"loads of {tensor}", 1) for tensor in loads)
         outs += (Holder(f"stores of {tensor}", 1) for tensor in stores)
         return ins, outs
@@ -260,7 +262,7 @@ class Mapped:
                 out.append(
                     Holder(f"buffer of {edge.name}, {_tokens(local.tokens, edge.size)}", local.tokens * edge.size)
                 )
-        for stream in self._ends[0].get(group, ()):
+        for stream in self.taken(group):
             size = stream.logical[0].size
             out.append(
                 Holder(f"slots of {self.stream_name(stream)}, {_tokens(stream.depth, size)}", stream.depth * size)

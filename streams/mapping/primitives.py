@@ -41,10 +41,9 @@ def refuse_chain(mapped: Mapped, x: int, y: int) -> None:
         place = _place(mapped, y, x)
         if (x, y) in mapped.between:
             message = f"{what}: {mapped.name(y)} feeds {mapped.name(x)}, which feeds it"
-            note = (
-                f"the cycle: {mapped.name(x)} -> {mapped.name(y)} -> {mapped.name(x)}; one after the other, the first "
-            )
-            raise MappingError("feedback", message, place, (note + "would wait for the second",))
+            cycle = " -> ".join(names(mapped, (x, y, x)))
+            notes = (f"the cycle: {cycle}", "one after the other, the first would wait for the second")
+            raise MappingError("feedback", message, place, notes)
         message = f"{what}: {mapped.name(y)} feeds {mapped.name(x)}"
         raise MappingError("path", message, place, (f"chain({mapped.name(y)}, {mapped.name(x)}) is the other order",))
     back = path(mapped, [y], {x})
@@ -70,8 +69,7 @@ def bundle(
     """Return the mapping in which one node runs equal nodes in turn, in the order given. Their streams to a common peer
     become one.
 
-    nodes: names of instances; each stands for the node that runs it; of a bundle of the same kernel its parts are
-    taken. separate: where a peer moves the tokens in another order, the streams stay apart, instead of a refusal.
+    nodes: names of instances; each stands for the node that runs it; of a bundle its parts are taken. separate: where a peer moves the tokens in another order, the streams stay apart, instead of a refusal.
     Raises `MappingError`.
     """
     groups = list(dict.fromkeys(mapped.group(name) for name in nodes))
@@ -113,10 +111,11 @@ def refuse_bundle(mapped: Mapped, groups: Sequence[int], what: str) -> list[Shot
 
 
 def _parts(groups: Sequence[Shots]) -> list[Shots]:
-    """The parts of a bundle of groups: a bundle among them stands for its own parts, unless all are alike."""
-    if len({group.kernel for group in groups}) == 1:
-        return list(groups)
-    return [part for group in groups for part in (group.parts if group.kind == "bundle" else (group,))]
+    """The parts of a bundle of groups: a bundle among them stands for its own parts."""
+    out: list[Shots] = []
+    for group in groups:
+        out += _parts(group.parts) if group.kind == "bundle" else [group]
+    return out
 
 
 def path(mapped: Mapped, starts: Sequence[int], ends: set[int]) -> list[int]:

@@ -13,9 +13,10 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+from typing import Any
 
 from ...base.garbage import gc_disabled
-from .cost import Cost, cost, makespan, off_chip
+from .cost import cost, makespan, off_chip
 from .errors import MappingError
 from .graph import MappingGraph
 from .machine import MeshDescription
@@ -36,7 +37,8 @@ LARGE = 1 << 12
 SEPARATE = 256
 """Up to so many nodes, chains are tried one by one where a class as a whole may not be chained."""
 
-CostOf = Callable[[Mapped, MeshDescription | None], Cost]
+CostOf = Callable[[Mapped, MeshDescription | None], Any]
+"""The cost of a mapping: anything that can be compared. Less is better."""
 
 
 @dataclass(frozen=True)
@@ -44,7 +46,7 @@ class Found:
     """The best mapping that was found. proof: of it. states: that were looked at. fitting: how many of them fit."""
 
     mapped: Mapped
-    cost: Cost
+    cost: Any
     proof: Proof
     states: int
     fitting: int
@@ -58,6 +60,9 @@ class Found:
     def bundles(self) -> list[int]:
         """The sizes of the bundles, in parts."""
         return [len(parts) for group in self.mapped.groups for parts in _bundles(group)]
+
+
+Heaps = list[list[tuple[tuple[int, ...], int, Mapped]]]
 
 
 @gc_disabled()
@@ -80,11 +85,12 @@ def search(
     start = start or Mapped.start(graph)
     budget = states if states is not None else max(48, WORK // max(1, len(graph.nodes)))
     seen = {_key(start)}
-    heaps: list[list[tuple[tuple[int, ...], int, Mapped]]] = [[], []]
-    _push(heaps, start, at_most, 0)
+    heaps: Heaps = [[], []]
+    _push(heaps, start, at_most, machine, 0)
     best: Found | None = None
     miss: tuple[int, Mapped] | None = None
     failed: Proof | None = None
+    dropped: list[Mapped] = []
     fitting = 0
     taken: set[int] = set()
     looked = 0
@@ -98,32 +104,36 @@ def search(
         taken.add(number)
         looked += 1
         if len(mapped.groups) <= at_most:
-            price = measure(mapped, machine)
-            if price.excess:
-                if miss is None or price.excess < miss[0]:
-                    miss = price.excess, mapped
+            excess = [] if machine is None else [k for k in range(len(mapped.groups)) if over(mapped, k, machine)]
+            if excess:
+                if miss is None or len(excess) < miss[0]:
+                    miss = len(excess), mapped
             else:
                 fitting += 1
+                price = measure(mapped, machine)
                 if best is None or price < best.cost:
                     proof = prove(mapped)
                     if proof.ok:
                         best = Found(mapped, price, proof, looked, 0)
                     else:
                         failed = failed or proof
-        for other in moves(mapped, at_most, machine):
+        for other in moves(mapped, at_most, machine, dropped):
             key = _key(other)
             if key not in seen:
                 seen.add(key)
-                _push(heaps, other, at_most, len(seen))
+                _push(heaps, other, at_most, machine, len(seen))
     if best is not None:
         return Found(best.mapped, best.cost, best.proof, looked, fitting)
-    raise _none(graph, at_most, machine, miss, failed, looked)
+    raise _none(graph, at_most, machine, miss[1] if miss else min(dropped, key=_size, default=None), failed, looked)
 
 
-def _push(heaps: list[list[tuple[tuple[int, ...], int, Mapped]]], mapped: Mapped, at_most: int, number: int) -> None:
-    """Add a state under both orders: fewer cycles first, then less traffic; or nearest to the nodes allowed first."""
+def _push(heaps: Heaps, mapped: Mapped, at_most: int, machine: MeshDescription | None, number: int) -> None:
+    """Add a state under both orders: fewer cycles first, then less traffic; or nearest to the nodes allowed first, each
+    kernel that does not fit a tile counted as some nodes too many."""
     edges = mapped.graph.edges
     excess = max(0, len(mapped.groups) - at_most)
+    if machine is not None:
+        excess += at_most * sum(bool(over(mapped, k, machine)) for k in _first_of_each(mapped, set()))
     traffic = sum(edges[s].tokens * edges[s].size for streams in mapped.between.values() for s in streams)
     cycles, traffic = makespan(mapped), traffic + off_chip(mapped)
     heapq.heappush(heaps[0], ((cycles, traffic, excess), number, mapped))
@@ -134,13 +144,12 @@ def _none(
     graph: MappingGraph,
     at_most: int,
     machine: MeshDescription | None,
-    miss: tuple[int, Mapped] | None,
+    mapped: Mapped | None,
     failed: Proof | None,
     looked: int,
 ) -> MappingError:
     """Say why no mapping was found."""
-    if miss is not None and machine is not None:
-        mapped = miss[1]
+    if mapped is not None and machine is not None:
         group = next(k for k in range(len(mapped.groups)) if over(mapped, k, machine))
         return refusal(mapped, group, over(mapped, group, machine)[0], f"onto {machine.name}, the nearest miss")
     if failed is not None:
@@ -148,6 +157,10 @@ def _none(
         return MappingError("proof", finding.message, finding.place, finding.notes)
     message = f"no mapping of {len(graph.nodes)} instances onto at most {at_most} nodes in {looked} states"
     return MappingError("tiles", message)
+
+
+def _size(mapped: Mapped) -> int:
+    return len(mapped.groups)
 
 
 def _key(mapped: Mapped) -> object:
@@ -168,32 +181,44 @@ def _bundles(group: Shots) -> Iterator[Sequence[Shots]]:
 # -- moves -----------------------------------------------------------------------------------------------------------
 
 
-def moves(mapped: Mapped, at_most: int, machine: MeshDescription | None = None) -> Iterator[Mapped]:
-    """Yield the mappings that one move on a class reaches."""
+def moves(
+    mapped: Mapped, at_most: int, machine: MeshDescription | None = None, dropped: list[Mapped] | None = None
+) -> Iterator[Mapped]:
+    """Yield the mappings that one move on a class reaches, and whose nodes are allowed. dropped: to it, the smallest of
+    the others is appended."""
+    worst: dict[str, int] = {}
+    if machine is not None:
+        for k in _first_of_each(mapped, set()):
+            for _, kind, needs, _, _ in over(mapped, k, machine):
+                worst[kind] = max(needs, worst.get(kind, 0))
+    known = {group.kernel for group in mapped.groups}
+    for made in _moves(mapped, at_most):
+        if made is None:
+            continue
+        if machine is None or _allowed(made, known, worst, machine):
+            yield made
+        elif dropped is not None and (not dropped or _size(made) < _size(dropped[-1])):
+            dropped.append(made)
+
+
+def _moves(mapped: Mapped, at_most: int) -> Iterator[Mapped | None]:
     for pairs in _stream_classes(mapped):
-        yield from _allowed(mapped, _chained(mapped, pairs), machine)
+        yield _chained(mapped, pairs)
     if len(mapped.groups) > at_most:
         for members in _node_classes(mapped):
             for parts in _shares(len(members), len(mapped.groups), at_most):
                 for bundles in _ways(members, parts):
-                    yield from _allowed(mapped, _bundled(mapped, bundles), machine)
+                    yield _bundled(mapped, bundles)
 
 
-def _allowed(old: Mapped, made: Mapped | None, machine: MeshDescription | None) -> Iterator[Mapped]:
-    """Yield a mapping unless its nodes need more ports or bytes than a tile has, and than the worst node before did.
-    One new node of each kernel is looked at."""
-    if made is None:
-        return
-    if machine is not None:
-        known = {group.kernel for group in old.groups}
-        worst: dict[str, int] = {}
-        for k in _first_of_each(old, set()):
-            for _, kind, needs, _, _ in over(old, k, machine):
-                worst[kind] = max(needs, worst.get(kind, 0))
-        for k in _first_of_each(made, known):
-            if any(needs > worst.get(kind, most) for _, kind, needs, most, _ in over(made, k, machine)):
-                return
-    yield made
+def _allowed(made: Mapped, known: set[int], worst: dict[str, int], machine: MeshDescription) -> bool:
+    """Whether new nodes need no more ports and bytes than a tile has, or than the worst node did before. One of each
+    kernel is looked at."""
+    return not any(
+        needs > worst.get(kind, most)
+        for k in _first_of_each(made, known)
+        for _, kind, needs, most, _ in over(made, k, machine)
+    )
 
 
 def _first_of_each(mapped: Mapped, known: set[int]) -> list[int]:
@@ -266,11 +291,14 @@ def _closes(after: dict[int, int], a: int, b: int) -> bool:
 
 
 def keeps_order(mapped: Mapped, components: Sequence[Sequence[int]]) -> bool:
-    """Whether sets of nodes, each one node, make no new cycle."""
+    """Whether sets of nodes, each one node that runs them in the order given, make no new cycle."""
     of = list(range(len(mapped.groups)))
+    turn = [0] * len(of)
     for members in components:
-        for k in members:
-            of[k] = members[0]
+        for n, k in enumerate(members):
+            of[k], turn[k] = members[0], n
+    if any(of[a] == of[b] and turn[a] >= turn[b] for a, b in mapped.between):
+        return False
     if acyclic({(of[a], of[b]) for a, b in mapped.between if of[a] != of[b]}):
         return True
     return not acyclic(mapped.between) and _only_old_cycles(mapped, components)
