@@ -162,9 +162,7 @@ def _steps(graph: MappingGraph, mapped: Mapped) -> list[str]:
     return out
 
 
-def _text(
-    graph: MappingGraph, mapped: Mapped, machine: MeshDescription, at: Placement, middle: list[str]
-) -> list[str]:
+def _text(graph: MappingGraph, mapped: Mapped, machine: MeshDescription, at: Placement, middle: list[str]) -> list[str]:
     file = graph.region.source.file
     idle = f", {len(graph.idle)} idle instances" if graph.idle else ""
     out = [f"{file}: {len(graph.nodes)} nodes, {len(graph.edges)} edges{idle}", *middle]

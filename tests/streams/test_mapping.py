@@ -42,7 +42,9 @@ def refused(action: Callable[[], object]) -> MappingError:
 
 def test_chain_of_neighbours_makes_their_stream_a_buffer_of_all_tokens() -> None:
     text = edges("uv").replace("    uv.put(1)\n", "    for i in range(5):\n        uv.put(i)\n")
-    text = text.replace("    use(uv.get())\n", "    x = uv.get()\n    for i in range(4):\n        x = x + uv.get()\n    use(x)\n")
+    text = text.replace(
+        "    use(uv.get())\n", "    x = uv.get()\n    for i in range(4):\n        x = x + uv.get()\n    use(x)\n"
+    )
     made = chain(start(text), "u", "v")
     assert [(local.tokens, local.first, local.last) for local in made.groups[0].local] == [(5, 0, 1)]
     assert [(h.what, h.count) for h in made.memory(0)] == [("buffer of uv, 5 x 4 bytes", 20)]
@@ -273,7 +275,7 @@ SIZES = {  # (k, m, n): chains, nodes of a bundle, nodes
 }
 
 
-@pytest.mark.parametrize("size", sampled(SIZES, [(4, 4, 4), (8, 8, 8), (4, 2, 4), (8, 4, 8)]))
+@pytest.mark.parametrize("size", sampled(SIZES, [(4, 4, 4), (4, 2, 4), (8, 4, 8)]))
 def test_a_gemm_is_chained_along_k_and_bundled(size: tuple[int, int, int]) -> None:
     k, m, n = size
     chains, together, nodes = SIZES[size]

@@ -7,10 +7,12 @@ from collections import defaultdict
 from itertools import chain as joined
 from random import Random
 
+from rsn.streams.mapping.cost import cost
 from rsn.streams.mapping.errors import MappingError
 from rsn.streams.mapping.mapping import Mapped
 from rsn.streams.mapping.primitives import bundle, chain
 from rsn.streams.mapping.proof import check_mapped
+from rsn.streams.mapping.search import search
 from rsn.streams.mapping.shots import Shots
 from rsn.streams.tree import Body, Choice, Op, Repeat
 from rsn.tests.effort import cases, in_both
@@ -118,9 +120,7 @@ def has_cycle(mapped: Mapped, together: list[int]) -> bool:
 
 
 def feeds(mapped: Mapped, a: int, b: int) -> bool:
-    return any(
-        (mapped.of[e.writer], mapped.of[e.reader]) == (a, b) for e in mapped.graph.edges.values()
-    )
+    return any((mapped.of[e.writer], mapped.of[e.reader]) == (a, b) for e in mapped.graph.edges.values())
 
 
 def ordered(mapped: Mapped) -> bool:
@@ -194,3 +194,29 @@ def test_primitives_and_proofs_agree_with_the_oracle() -> None:
         assert (not check_mapped(plain).code) == ends, (seed, str(check_mapped(plain)))
         found["ends" if ends else "stands still"] += 1
     assert {"chain", "bundle", "path", "kernel", "ends"} <= found.keys(), dict(found)
+
+
+@in_both
+def test_what_the_search_finds_runs_to_its_end() -> None:
+    programs = found = seed = 0
+    while programs < cases(200, 25):
+        seed += 1
+        random = Random(seed)
+        try:
+            mapped = start(program(random))
+        except AssertionError:
+            continue
+        if len(mapped.groups) < 3:
+            continue
+        programs += 1
+        try:
+            best = search(mapped.graph, random.randint(1, len(mapped.groups)), states=20)
+        except MappingError as error:
+            assert error.code in ("tiles", "proof")
+            continue
+        found += 1
+        assert not check_mapped(best.mapped).code
+        assert best.cost == cost(best.mapped)
+        plain = best.mapped.unfused()
+        assert runs_to_its_end(plain) == (not check_mapped(plain).code)
+    assert found > programs // 2
