@@ -15,8 +15,9 @@ from .mapping import Mapped
 
 @dataclass(frozen=True, order=True)
 class Cost:
-    """Less is better, the first that differs decides. cycles: of one run. off_chip: bytes of tensor tiles that are loaded or stored; a tile that the shot before on the
-    same node had is not loaded again. on_chip: bytes on physical streams. ports: of all nodes."""
+    """Less is better, the first that differs decides. cycles: of one run. off_chip: bytes of tensor tiles that are
+    loaded or stored; a tile that the shot before on the same node had is not loaded again. on_chip: bytes on physical
+    streams. ports: of all nodes."""
 
     cycles: int
     off_chip: int

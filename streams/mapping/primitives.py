@@ -69,8 +69,8 @@ def bundle(
     """Return the mapping in which one node runs equal nodes in turn, in the order given. Their streams to a common peer
     become one.
 
-    nodes: names of instances; each stands for the node that runs it; of a bundle its parts are taken. separate: where a peer moves the tokens in another order, the streams stay apart, instead of a refusal.
-    Raises `MappingError`.
+    nodes: names of instances; each stands for the node that runs it; of a bundle its parts are taken. separate: where a
+    peer moves the tokens in another order, the streams stay apart, instead of a refusal. Raises `MappingError`.
     """
     groups = list(dict.fromkeys(mapped.group(name) for name in nodes))
     what = f"bundle({', '.join(nodes if len(nodes) < 5 else [*nodes[:3], f'... {len(nodes)} nodes'])})"

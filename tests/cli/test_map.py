@@ -45,7 +45,7 @@ def test_a_mapping_as_json(small: Path) -> None:
     facts = json.loads(rsn("map", small, "--at-most", 4, "--json").stdout)
     assert (facts["ok"], facts["nodes"], facts["edges"], facts["machine"]) == (True, 8, 4, "mesh4x4")
     assert facts["primitives"][0]["lines"] == [8]
-    assert [group["instances"] for group in facts["groups"]][0] == ["gemm[0,0,0]", "gemm[1,0,0]"]
+    assert facts["groups"][0]["instances"] == ["gemm[0,0,0]", "gemm[1,0,0]"]
     assert len({tuple(group["tile"]) for group in facts["groups"]}) == 4
 
 

@@ -91,7 +91,7 @@ def test_a_node_beyond_a_tile_is_refused() -> None:
 def test_wrong_descriptions(tmp_path: Path, text: str, message: str) -> None:
     path = tmp_path / "m.toml"
     path.write_text(text)
-    with pytest.raises(MeshError, match="m.toml: ") as caught:
+    with pytest.raises(MeshError, match=r"m\.toml: ") as caught:
         mesh(str(path))
     assert message in str(caught.value)
 
