@@ -60,12 +60,14 @@ class Edge:
 
 @dataclass(frozen=True)
 class MappingGraph:
-    """nodes: task instances that move or compute something. idle: names of the others. edges: by stream."""
+    """nodes: task instances that move or compute something. idle: names of the others. edges: by stream.
+    exchanges: streams of collectives, over which instances give each other their parts and the result."""
 
     region: Region
     nodes: tuple[VirtualNode, ...]
     edges: Mapping[int, Edge]
     idle: tuple[str, ...]
+    exchanges: frozenset[int] = frozenset()
 
     @cached_property
     def by_name(self) -> dict[str, int]:
@@ -95,9 +97,9 @@ class MappingGraph:
         return found
 
 
-def mapping_graph(region: Region, timed: Region | None = None) -> MappingGraph:
+def mapping_graph(region: Region, timed: Region | None = None, exchanges: frozenset[int] = frozenset()) -> MappingGraph:
     """Build the graph of a program that `report_on` finds well-typed. timed: the same program, read in beats; without
-    it each put or get counts as one cycle."""
+    it each put or get counts as one cycle. exchanges: streams of collectives."""
     kernels: dict[object, int] = {}
     nodes: list[VirtualNode] = []
     idle: list[str] = []
@@ -138,7 +140,7 @@ def mapping_graph(region: Region, timed: Region | None = None) -> MappingGraph:
             decl, name = region.stream(stream)
             (writer, tokens), (reader, _) = ends[stream, True], ends[stream, False]
             edges[stream] = Edge(stream, name, writer, reader, decl.type, decl.depth, decl.packing, tokens, decl.place)
-    return MappingGraph(region, tuple(nodes), edges, tuple(idle))
+    return MappingGraph(region, tuple(nodes), edges, tuple(idle), exchanges)
 
 
 def _end(region: Region, stream: int, put: bool) -> tuple[object, ...]:

@@ -17,7 +17,7 @@ from pathlib import Path
 
 from ...base.errors import RsnError
 
-SIZES = 1 << 10
+SIZES = 1 << 6
 """Limit of rows, and of columns."""
 
 LARGEST = 1 << 50
@@ -69,6 +69,8 @@ def mesh(name: str) -> MeshDescription:
         if key == "name":
             if not isinstance(value, str):
                 raise MeshError(f"{name}: name must be a text")
-        elif type(value) is not int or not 1 <= value <= (SIZES if key in ("rows", "columns") else LARGEST):
-            raise MeshError(f"{name}: {key} = {value}; it must be a whole number, at least 1")
+            continue
+        most = SIZES if key in ("rows", "columns") else LARGEST
+        if type(value) is not int or not 1 <= value <= most:
+            raise MeshError(f"{name}: {key} = {value}; it must be a whole number, at least 1 and at most {most}")
     return MeshDescription(**{"name": path.stem, **given})

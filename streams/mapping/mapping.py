@@ -16,7 +16,7 @@ from .shots import Collocations, Shots, agree
 @dataclass(frozen=True)
 class PhysicalStream:
     """A stream between two nodes. logical: the streams of the program that take turns on it. apart: streams of the same
-    lane that need another physical stream, because the order at its ends differs."""
+    position that need another physical stream, because the order at its ends differs."""
 
     number: int
     writer: int
@@ -156,14 +156,14 @@ class Mapped:
         """The physical streams, numbered in order."""
         out: list[PhysicalStream] = []
         for a, b in sorted(self.between):
-            for lane, apart in self.lanes(a, b):
-                out.append(PhysicalStream(len(out), a, b, lane, apart))
+            for together, apart in self.shared(a, b):
+                out.append(PhysicalStream(len(out), a, b, together, apart))
         return tuple(out)
 
-    def lanes(self, a: int, b: int) -> list[tuple[tuple[Edge, ...], tuple[Edge, ...]]]:
-        """Return the streams from a to b by the physical stream that they share, each with those of the same lane that
-        do not fit on it. Streams share one if they have the same place in bundled parts at one of its ends, and both
-        ends move their tokens in the same order."""
+    def shared(self, a: int, b: int) -> list[tuple[tuple[Edge, ...], tuple[Edge, ...]]]:
+        """Return the streams from a to b by the physical stream that they share, each with those of the same
+        position that do not fit on it. Streams share one if they have the same place in bundled parts at one of its
+        ends, and both ends move their tokens in the same order."""
         streams = self.between[a, b]
         if len(streams) == 1:
             return [((self.graph.edges[streams[0]],), ())]
@@ -171,7 +171,7 @@ class Mapped:
         links: list[list[int]] = []
         wanted = set(streams)
         for group in (self.groups[a], self.groups[b]):
-            links += (found for lane in group.lanes if len(found := [s for s in lane if s in wanted]) > 1)
+            links += (found for position in group.positions if len(found := [s for s in position if s in wanted]) > 1)
         for stream in streams:
             place[stream] = stream
         for link in links:
@@ -181,10 +181,10 @@ class Mapped:
         together: dict[int, list[int]] = defaultdict(list)
         for stream in streams:
             together[_root(place, stream)].append(stream)
-        return [lane for group in together.values() for lane in self._divided(a, b, group)]
+        return [found for group in together.values() for found in self._divided(a, b, group)]
 
     def _divided(self, a: int, b: int, streams: list[int]) -> list[tuple[tuple[Edge, ...], tuple[Edge, ...]]]:
-        """Divide the streams of one lane into sets of equal order at both ends."""
+        """Divide the streams of one position into sets of equal order at both ends."""
         edges = self.graph.edges
         one, two = self.groups[a].body, self.groups[b].body
         alike = len({(edges[s].type, edges[s].packing) for s in streams}) == 1
@@ -215,8 +215,8 @@ class Mapped:
         return self._of([(group, b) for b in sorted(self.successors[group])])
 
     def _of(self, pairs: Sequence[tuple[int, int]]) -> list[PhysicalStream]:
-        found = [(a, b, lane) for a, b in pairs for lane, _ in self.lanes(a, b)]
-        return [PhysicalStream(k, a, b, lane) for k, (a, b, lane) in enumerate(found)]
+        found = [(a, b, logical) for a, b in pairs for logical, _ in self.shared(a, b)]
+        return [PhysicalStream(k, a, b, logical) for k, (a, b, logical) in enumerate(found)]
 
     # -- ports and bytes -----------------------------------------------------------------------------------------------
 

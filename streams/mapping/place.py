@@ -17,8 +17,11 @@ from .machine import MeshDescription
 from .mapping import Mapped, over
 from .primitives import refusal
 
-TRIED = 200_000
+TRIED = 50_000
 """Limit of partial placements that the exhaustive search looks at."""
+
+SWAPS = 1_000_000
+"""Limit of moves and swaps that are compared."""
 
 SIZE = 100
 """Limit of nodes for the exhaustive search."""
@@ -131,10 +134,12 @@ def _improved(weights: Weights, at: dict[int, Tile], rows: int, columns: int) ->
         return sum(w * _steps(tile, moved if n == other else at[n]) for n, w in weights[k].items())
 
     better = True
-    while better:
+    left = SWAPS
+    while better and left > 0:
         better = False
         for k in range(len(weights)):
-            for tile in every:
+            left -= len(every)
+            for tile in every if left > 0 else ():
                 here, other = at[k], used.get(tile)
                 if tile == here:
                     continue

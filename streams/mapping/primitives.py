@@ -16,7 +16,7 @@ from .errors import MappingError
 from .graph import operations
 from .machine import MeshDescription
 from .mapping import Holder, Mapped, Step, names, over
-from .shots import Shots
+from .shots import Shots, alternated
 
 
 def chain(mapped: Mapped, a: str, b: str, machine: MeshDescription | None = None) -> Mapped:
@@ -37,6 +37,8 @@ def chain(mapped: Mapped, a: str, b: str, machine: MeshDescription | None = None
 def refuse_chain(mapped: Mapped, x: int, y: int) -> None:
     """Raise `MappingError` if the graph does not allow that one node runs x, then y."""
     what = f"chain({mapped.name(x)}, {mapped.name(y)})"
+    if exchanges(mapped, x, y):
+        return
     if (y, x) in mapped.between:
         place = _place(mapped, y, x)
         if (x, y) in mapped.between:
@@ -61,6 +63,17 @@ def refuse_chain(mapped: Mapped, x: int, y: int) -> None:
         how = "a second path joins them" if (x, y) in mapped.between else "a path joins them"
         fix = f"chain({mapped.name(x)}, {mapped.name(second[1])}) first makes it legal"
         raise MappingError("path", f"{what}: {how}", _place(mapped, *second[:2]), (f"the path: {listed}", fix))
+
+
+def exchanges(mapped: Mapped, x: int, y: int) -> bool:
+    """Whether what two nodes give each other both ways is the exchange of a collective, and one node can run both: it
+    changes from one to the other where they wait, which loops do not allow."""
+    back, forth = mapped.between.get((y, x), ()), mapped.between.get((x, y), ())
+    if not (back and forth) or not {*back, *forth} <= mapped.graph.exchanges:
+        return False
+    if path(mapped, [x], {y}) or path(mapped, [y], {x}):
+        return False
+    return alternated([mapped.groups[k].body for k in (x, y)], {*back, *forth}) is not None
 
 
 def bundle(
@@ -200,13 +213,13 @@ def _in_order(mapped: Mapped, made: Mapped, group: int, parts: Sequence[Shots], 
     for a, b in made.between:
         if group not in (a, b):
             continue
-        for lane, apart in made.lanes(a, b):
-            of = [part_of[edge.writer if a == group else edge.reader] for edge in (*lane, *apart)]
+        for logical, apart in made.shared(a, b):
+            of = [part_of[edge.writer if a == group else edge.reader] for edge in (*logical, *apart)]
             if not apart or len(set(of)) < 2:
                 continue
             peer = b if a == group else a
             verb = "reads" if a == group else "writes"
-            first, second = lane[0], apart[0]
+            first, second = logical[0], apart[0]
             message = f"{what}: {made.name(peer)} {verb} {first.name} and {second.name} in another order than the shots"
             notes = ["kept apart (separate), they are two streams, each with slots of its own"]
             order = _fitting(mapped, made, peer, parts)
@@ -218,7 +231,7 @@ def _in_order(mapped: Mapped, made: Mapped, group: int, parts: Sequence[Shots], 
 def _fitting(mapped: Mapped, made: Mapped, peer: int, parts: Sequence[Shots]) -> list[str]:
     """The instances in the order in which a peer comes to them, if all peers agree with it."""
     first: dict[int, int] = {}
-    part_of = {stream: k for k, part in enumerate(parts) for lane in part.lanes for stream in lane}
+    part_of = {stream: k for k, part in enumerate(parts) for position in part.positions for stream in position}
     for op in operations(made.groups[peer].body):
         if op.stream in part_of:
             first.setdefault(part_of[op.stream], len(first))
@@ -226,7 +239,7 @@ def _fitting(mapped: Mapped, made: Mapped, peer: int, parts: Sequence[Shots]) ->
     groups = list(dict.fromkeys(mapped.of[part.shots[0]] for part in parts))
     turned = mapped.joined([(mapped.made.bundle([parts[k] for k in order]), groups)], Step("bundle", ()))
     group = turned.of[parts[0].shots[0]]
-    if any(apart for pair in turned.between if group in pair for _, apart in turned.lanes(*pair)):
+    if any(apart for pair in turned.between if group in pair for _, apart in turned.shared(*pair)):
         return []
     return [mapped.graph.nodes[parts[k].shots[0]].name for k in order]
 

@@ -21,7 +21,7 @@ from .errors import MappingError
 from .graph import MappingGraph
 from .machine import MeshDescription
 from .mapping import Mapped, Step, over
-from .primitives import refusal, refuse_chain
+from .primitives import exchanges, refusal, refuse_chain
 from .proof import Proof, prove
 from .shots import Shots
 
@@ -230,14 +230,14 @@ def _first_of_each(mapped: Mapped, known: set[int]) -> list[int]:
 
 
 def _stream_classes(mapped: Mapped) -> list[list[tuple[int, int]]]:
-    """Pairs of nodes that streams join, by the kernels at both ends and the lane at each."""
+    """Pairs of nodes that streams join, by the kernels at both ends and the position at each."""
     found: dict[object, dict[tuple[int, int], None]] = defaultdict(dict)
-    lane_of: list[dict[int, int]] = []
+    position_of: list[dict[int, int]] = []
     for group in mapped.groups:
-        lane_of.append({stream: n for n, lane in enumerate(group.lanes) for stream in lane})
+        position_of.append({stream: n for n, position in enumerate(group.positions) for stream in position})
     for (a, b), streams in mapped.between.items():
-        lanes = tuple((lane_of[a][s], lane_of[b][s]) for s in streams)
-        found[mapped.groups[a].kernel, mapped.groups[b].kernel, lanes][a, b] = None
+        positions = tuple((position_of[a][s], position_of[b][s]) for s in streams)
+        found[mapped.groups[a].kernel, mapped.groups[b].kernel, positions][a, b] = None
     return sorted((list(pairs) for pairs in found.values()), key=lambda pairs: -len(pairs))
 
 
@@ -297,11 +297,14 @@ def keeps_order(mapped: Mapped, components: Sequence[Sequence[int]]) -> bool:
     for members in components:
         for n, k in enumerate(members):
             of[k], turn[k] = members[0], n
-    if any(of[a] == of[b] and turn[a] >= turn[b] for a, b in mapped.between):
+    back = [(b, a) for a, b in mapped.between if of[a] == of[b] and turn[a] >= turn[b]]
+    if any(max(map(len, components)) > 2 or not exchanges(mapped, *pair) for pair in back):
         return False
     if acyclic({(of[a], of[b]) for a, b in mapped.between if of[a] != of[b]}):
         return True
-    return not acyclic(mapped.between) and _only_old_cycles(mapped, components)
+    if len(mapped.groups) > SEPARATE or acyclic(mapped.between):
+        return False
+    return _only_old_cycles(mapped, components)
 
 
 def acyclic(edges: Collection[tuple[int, int]]) -> bool:

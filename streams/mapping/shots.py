@@ -34,12 +34,12 @@ class Shots:
     """A node of a mapping. Made by `Collocations`, which makes each distinct one once.
 
     parts: none for a single instance. shots: instances in the order in which they run. phases: of each
-    shot; shots of one phase run at the same time, their loops fused. lanes: its streams to the
-    outside; streams in one lane have the same place in each part of a bundle. kernel: equal numbers mean equal nodes up
-    to names. body: operations on outer streams, in order.
+    shot; shots of one phase run at the same time, their loops fused. positions: its streams to the
+    outside: streams at one position have the same place in each part of a bundle. kernel: equal numbers
+    mean equal nodes up to names. body: operations on outer streams, in order.
     """
 
-    __slots__ = ("body", "kernel", "kind", "lanes", "local", "number", "parts", "phases", "shots")
+    __slots__ = ("body", "kernel", "kind", "local", "number", "parts", "phases", "positions", "shots")
 
     def __init__(
         self,
@@ -48,13 +48,13 @@ class Shots:
         parts: tuple[Shots, ...],
         shots: tuple[int, ...],
         phases: tuple[int, ...],
-        lanes: tuple[tuple[int, ...], ...],
+        positions: tuple[tuple[int, ...], ...],
         kernel: int,
         body: Body,
         local: tuple[Local, ...],
     ) -> None:
         self.number, self.kind, self.parts, self.shots, self.phases = number, kind, parts, shots, phases
-        self.lanes, self.kernel, self.body, self.local = lanes, kernel, body, local
+        self.positions, self.kernel, self.body, self.local = positions, kernel, body, local
 
 
 class Collocations:
@@ -68,24 +68,27 @@ class Collocations:
     def single(self, number: int) -> Shots:
         """Return the node of one instance."""
         node = self.graph.nodes[number]
-        lanes = tuple((stream,) for stream, _ in node.ends)
-        return self._make("single", (), number, (number,), (0,), lanes, ("single", node.kernel), node.body, ())
+        positions = tuple((stream,) for stream, _ in node.ends)
+        return self._make("single", (), number, (number,), (0,), positions, ("single", node.kernel), node.body, ())
 
     def chain(self, parts: Sequence[Shots]) -> Shots:
-        """Return a node that runs the parts in turn; streams between them become local."""
+        """Return a node that runs the parts in turn; streams between them become local. Parts of a collective wait for
+        each other: each is run until it waits, then the next one."""
         made = self._made.get(("chain", tuple(part.number for part in parts), None))
         if made is not None:
             return made
         where: dict[int, int] = {}
         inside: set[int] = set()
         for part in parts:
-            for lane in part.lanes:
-                for stream in lane:
+            for position in part.positions:
+                for stream in position:
                     if where.setdefault(stream, part.number) != part.number:
                         inside.add(stream)
         shots = tuple(joined.from_iterable(part.shots for part in parts))
-        lanes = tuple(
-            filter(None, (tuple(s for s in lane if s not in inside) for part in parts for lane in part.lanes))
+        positions = tuple(
+            filter(
+                None, (tuple(s for s in position if s not in inside) for part in parts for position in part.positions)
+            )
         )
         body, phases, held = self._compose(parts, inside)
         at = {shot: k for k, shot in enumerate(shots)}
@@ -93,24 +96,26 @@ class Collocations:
         for stream in sorted(inside):
             edge = self.graph.edges[stream]
             local.append(Local(stream, held.get(stream, edge.tokens), at[edge.writer], at[edge.reader]))
-        kernel = ("chain", tuple(part.kernel for part in parts), self._pattern(lanes, set(shots)))
-        return self._make("chain", tuple(parts), None, shots, phases, lanes, kernel, body, tuple(local))
+        kernel = ("chain", tuple(part.kernel for part in parts), self._pattern(positions, set(shots)))
+        return self._make("chain", tuple(parts), None, shots, phases, positions, kernel, body, tuple(local))
 
     def bundle(self, parts: Sequence[Shots]) -> Shots:
-        """Return a node that runs equal, independent parts in turn; streams at the same place share a lane."""
+        """Return a node that runs equal, independent parts in turn; streams at the same place share a position."""
         made = self._made.get(("bundle", tuple(part.number for part in parts), None))
         if made is not None:
             return made
         shots = tuple(joined.from_iterable(part.shots for part in parts))
-        lanes = tuple(tuple(joined.from_iterable(lane)) for lane in zip(*(part.lanes for part in parts), strict=True))
+        positions = tuple(
+            tuple(joined.from_iterable(position)) for position in zip(*(part.positions for part in parts), strict=True)
+        )
         local = [moved for part, base in zip(parts, _bases(parts), strict=True) for moved in _moved(part, base)]
         phases: list[int] = []
         for part in parts:
             start = phases[-1] + 1 if phases else 0
             phases += (start + phase for phase in part.phases)
         body = tuple(joined.from_iterable(part.body for part in parts))
-        kernel = ("bundle", tuple(sorted(part.kernel for part in parts)), self._pattern(lanes, set(shots)))
-        return self._make("bundle", tuple(parts), None, shots, tuple(phases), lanes, kernel, body, tuple(local))
+        kernel = ("bundle", tuple(sorted(part.kernel for part in parts)), self._pattern(positions, set(shots)))
+        return self._make("bundle", tuple(parts), None, shots, tuple(phases), positions, kernel, body, tuple(local))
 
     def _make(
         self,
@@ -119,7 +124,7 @@ class Collocations:
         leaf: int | None,
         shots: tuple[int, ...],
         phases: tuple[int, ...],
-        lanes: tuple[tuple[int, ...], ...],
+        positions: tuple[tuple[int, ...], ...],
         kernel: object,
         body: Body,
         local: tuple[Local, ...],
@@ -128,21 +133,25 @@ class Collocations:
         made = self._made.get(key)
         if made is None:
             number = self._kernels.setdefault(kernel, len(self._kernels))
-            made = Shots(len(self._made), kind, parts, shots, phases, lanes, number, body, local)
+            made = Shots(len(self._made), kind, parts, shots, phases, positions, number, body, local)
             self._made[key] = made
         return made
 
-    def _pattern(self, lanes: Sequence[Sequence[int]], inside: Set[int]) -> tuple[object, ...]:
+    def _pattern(self, positions: Sequence[Sequence[int]], inside: Set[int]) -> tuple[object, ...]:
         """The types and counts of the streams to the outside, in order."""
         edges = self.graph.edges
         return tuple(
-            tuple((edges[s].writer in inside, edges[s].type, edges[s].packing, edges[s].tokens) for s in lane)
-            for lane in lanes
+            tuple((edges[s].writer in inside, edges[s].type, edges[s].packing, edges[s].tokens) for s in position)
+            for position in positions
         )
 
     def _compose(self, parts: Sequence[Shots], inside: Set[int]) -> tuple[Body, tuple[int, ...], dict[int, int]]:
         """Return the operations of parts in turn without those inside, the phase of each shot, and the tokens that the
         buffers of fused loops hold."""
+        if inside & self.graph.exchanges:
+            mixed = alternated([part.body for part in parts], inside)
+            assert mixed is not None, "chain refuses parts that stand still"
+            return without(mixed, inside, {}), (0,) * sum(len(part.shots) for part in parts), {}
         held: dict[int, int] = {}
         body: list[Node] = []
         phases: list[int] = []
@@ -185,6 +194,29 @@ def _bases(parts: Sequence[Shots]) -> list[int]:
 
 def _moved(part: Shots, base: int) -> list[Local]:
     return [Local(x.stream, x.tokens, x.first + base, x.last + base) for x in part.local]
+
+
+def alternated(bodies: Sequence[Body], inside: Set[int]) -> Body | None:
+    """Return the operations of bodies as one: each goes on until it would wait for a token of a stream inside, then the
+    next one does. None if all of them wait."""
+    at = [0] * len(bodies)
+    fill: dict[int, int] = {}
+    out: list[Node] = []
+    moved = True
+    while moved:
+        moved = False
+        for k, body in enumerate(bodies):
+            while at[k] < len(body):
+                node = body[at[k]]
+                needs = [(s, put, n) for s, put, n in node.needs if s in inside]
+                if any(not put and fill.get(s, 0) < n for s, put, n in needs):
+                    break
+                for s, put, n in needs:
+                    fill[s] = fill.get(s, 0) + (n if put else -n)
+                out.append(node)
+                at[k] += 1
+                moved = True
+    return tuple(out) if all(n == len(body) for n, body in zip(at, bodies, strict=True)) else None
 
 
 def without(body: Body, streams: Set[int], memo: dict[int, Body]) -> Body:

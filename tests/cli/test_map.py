@@ -100,6 +100,13 @@ def test_options(small: Path, options: tuple[object, ...], code: int, message: s
     assert (result.exit_code, message in result.output) == (code, True), result.output
 
 
+def test_a_program_without_tasks(tmp_path: Path) -> None:
+    path = tmp_path / "p.py"
+    path.write_text(HEAD)
+    result = rsn("map", path)
+    assert (result.exit_code, result.output.splitlines()[0]) == (0, f"{path}: 0 nodes, 0 edges")
+
+
 def test_other_files_are_refused(tmp_path: Path) -> None:
     assert rsn("map", tmp_path / "p.bin").exit_code == 2
     assert rsn("map", tmp_path / "none.py").exit_code == 1

@@ -39,9 +39,9 @@ def gemm(
 ):
     k, m, n = get_tid()
     x = a @ b
-    with meta_if(k > 0):
+    with meta_if(k):
         x = x + part[k - 1, m, n].get()
-    with meta_if(k < {k} - 1):
+    with meta_if(k < {last}):
         part[k, m, n].put(x)
     with meta_else():
         c[:, :] = x
@@ -87,7 +87,7 @@ def products(n: int) -> str:
 
 
 def gemm(k: int, m: int, n: int) -> str:
-    return HEAD + GEMM.format(k=k, m=m, n=n)
+    return HEAD + GEMM.format(k=k, m=m, n=n, last=k - 1)
 
 
 def flash(q: int, kv: int) -> str:

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable
+from dataclasses import replace
 from time import process_time
 
 import pytest
 
+from rsn.streams.mapping.cost import makespan
 from rsn.streams.mapping.errors import CODES, MappingError
+from rsn.streams.mapping.graph import MappingGraph
 from rsn.streams.mapping.machine import MeshDescription
 from rsn.streams.mapping.mapping import Mapped, over
 from rsn.streams.mapping.primitives import bundle, bundle_columns, chain
@@ -203,6 +206,94 @@ def test_a_node_on_a_cycle_may_take_one_that_it_feeds() -> None:
     text = text.replace("def u():\n    use(wu.get())\n    uw.put(1)\n", "def u():\n    uw.put(1)\n    use(wu.get())\n")
     assert prove(chain(start(text), "u", "v")).ok
     assert refused(lambda: chain(start(text), "w", "v")).code in ("path", "feedback")
+
+
+REDUCED = f"""{HEAD}
+inward: Stream[f32[64, 64], 1][{{n}}, 2]
+outward: Stream[f32[64, 64], 1][{{n}}, 2]
+@task(mapping=[{{n}}, 3])
+def t():
+    i, k = get_tid()
+    x = tile(f32, 64, 64)
+    with meta_if(k == 0):
+        x = x + inward[i, 0].get() + inward[i, 1].get()
+        outward[i, 0].put(x)
+        outward[i, 1].put(x)
+    with meta_else():
+        inward[i, k - 1].put(x)
+        x = outward[i, k - 1].get()
+    use(x)
+"""
+"""Groups of three instances that add their tiles: the first one gets the others' and gives them the sum."""
+
+
+def reduced(n: int) -> MappingGraph:
+    graph = graph_of(REDUCED.format(n=n))
+    return replace(graph, exchanges=frozenset(graph.edges))
+
+
+def test_the_instances_of_a_collective_share_a_node() -> None:
+    first = Mapped.start(reduced(1))
+    assert refused(lambda: chain(first, "t[0,1]", "t[0,2]")).code in ("path", "feedback")
+    assert refused(lambda: bundle(first, ["t[0,1]", "t[0,2]"])).code == "path"
+    made = chain(first, "t[0,0]", "t[0,1]")
+    assert prove(made).ok
+    made = chain(made, "t[0,0]", "t[0,2]")
+    assert (made.streams, len(made.groups[0].local)) == ((), 4)
+    assert prove(made).ok
+    plain = Mapped.start(graph_of(REDUCED.format(n=1)))
+    assert refused(lambda: chain(plain, "t[0,0]", "t[0,1]")).code == "feedback"
+
+
+def test_the_search_puts_collectives_on_one_node_each() -> None:
+    found = search(reduced(4), 4)
+    assert found.proof.ok
+    assert [sorted(found.mapped.members(k)) for k in range(4)] == [[f"t[{i},{k}]" for k in range(3)] for i in range(4)]
+
+
+def test_loops_are_not_fused_where_the_program_ends_only_without() -> None:
+    text = f"""{HEAD}
+s: Stream[i32, 4]
+x: Stream[i32, 1]
+y: Stream[i32, 1]
+@task(mapping=[1])
+def u():
+    for i in range(4):
+        s.put(i)
+        x.put(i)
+@task(mapping=[1])
+def v():
+    for i in range(4):
+        y.put(s.get())
+@task(mapping=[1])
+def w():
+    for i in range(4):
+        use(x.get())
+    for i in range(4):
+        use(y.get())
+"""
+    made = chain(start(text), "u", "v")
+    assert check_mapped(made).code == "depth"
+    proof = prove(made)
+    assert (proof.ok, proof.mapped.made.fuse, proof.mapped.groups[0].local[0].tokens) == (True, False, 4)
+
+
+def test_modelled_cycles_follow_the_first_and_the_last_token() -> None:
+    text = f"""{HEAD}
+s: Stream[i32, 1]
+@task(mapping=[1])
+def a():
+    for i in range(10):
+        s.put(i)
+        cycles(3)
+@task(mapping=[1])
+def b():
+    for i in range(10):
+        use(s.get())
+"""
+    first = start(text)
+    assert makespan(first) == 31
+    assert makespan(chain(first, "a", "b")) == 40
 
 
 # -- ports and bytes ---------------------------------------------------------------------------------------------------
