@@ -38,16 +38,22 @@ def cost(mapped: Mapped, machine: MeshDescription | None = None) -> Cost:
 
 def off_chip(mapped: Mapped) -> int:
     """Return the bytes of tiles that all nodes load and store."""
+    nodes, known = mapped.graph.nodes, mapped.made.off_chip
     count = 0
     for group in mapped.groups:
-        last: dict[str, object] = {}
-        for shot in group.shots:
-            for tile in mapped.graph.nodes[shot].tiles:
-                if tile.reads and last.get(tile.tensor) != tile.point:
-                    count += tile.size
-                if tile.writes:
-                    count += tile.size
-                last[tile.tensor] = tile.point
+        found = known.get(group.number)
+        if found is None:
+            found = 0
+            last: dict[str, object] = {}
+            for shot in group.shots:
+                for tile in nodes[shot].tiles:
+                    if tile.reads and last.get(tile.tensor) != tile.point:
+                        found += tile.size
+                    if tile.writes:
+                        found += tile.size
+                    last[tile.tensor] = tile.point
+            known[group.number] = found
+        count += found
     return count
 
 

@@ -52,7 +52,7 @@ class Edge:
     tokens: int
     place: Place
 
-    @property
+    @cached_property
     def size(self) -> int:
         """Bytes of one element."""
         return bytes_of(self.type)

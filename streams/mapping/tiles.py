@@ -9,6 +9,7 @@ from __future__ import annotations
 import ast
 import re
 from dataclasses import dataclass
+from functools import cached_property
 from math import prod
 
 from ..language import BITS
@@ -29,7 +30,7 @@ class Tile:
     reads: bool
     writes: bool
 
-    @property
+    @cached_property
     def size(self) -> int:
         """Bytes."""
         return bytes_of(self.type)

@@ -372,7 +372,8 @@ def test_a_gemm_is_chained_along_k_and_bundled(size: tuple[int, int, int]) -> No
     chains, together, nodes = SIZES[size]
     graph = graph_of(gemm(k, m, n))
     assert (len(graph.nodes), len(graph.edges)) == (k * m * n, (k - 1) * m * n)
-    found = search(graph, 16, MeshDescription())
+    large = k == 32  # limits of tiles make the search longer
+    found = search(graph, 16, None if large else MeshDescription(), states=12 if large else None)
     assert found.proof.ok
     assert found.chains == chains
     assert found.bundles == ([together] * nodes if together else [])
