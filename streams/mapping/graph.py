@@ -99,7 +99,7 @@ class MappingGraph:
 
 def mapping_graph(region: Region, timed: Region | None = None, exchanges: frozenset[int] = frozenset()) -> MappingGraph:
     """Build the graph of a program that `report_on` finds well-typed. timed: the same program, read in beats; without
-    it each put or get counts as one cycle. exchanges: streams of collectives."""
+    it each put or get counts as one cycle."""
     kernels: dict[object, int] = {}
     nodes: list[VirtualNode] = []
     idle: list[str] = []
@@ -134,6 +134,8 @@ def mapping_graph(region: Region, timed: Region | None = None, exchanges: frozen
         work = cycles(timed.instances[k].body if timed is not None else instance.body)
         listed = tuple((s, puts[s]) for s in order)
         nodes.append(VirtualNode(number, instance, kernel, listed, tuple(moved), work))
+    arrays = [array for found in region.collectives for array in (found.inward, found.outward)]
+    exchanges = frozenset(stream for array in arrays for stream in range(array.first, array.first + array.size))
     edges = {}
     for stream, put in sorted(ends):
         if put:

@@ -7,15 +7,13 @@ lies on the grid. The tile of an instance follows from its point of the grid.
 from __future__ import annotations
 
 import ast
-import re
 from dataclasses import dataclass
 from functools import cached_property
 from math import prod
 
 from ..language import BITS
+from ..layouts import parse
 from ..tree import ElementType, Instance, Parameter, TaskDecl
-
-LABEL = re.compile(r"R|S(\d+)")
 
 
 @dataclass(frozen=True)
@@ -43,7 +41,7 @@ def bytes_of(type_: ElementType) -> int:
 
 def _labels(parameter: Parameter, rank: int) -> tuple[int | None, ...]:
     """For each axis of a tensor the axis of the grid that cuts it, None for none."""
-    labels = tuple(None if m[1] is None else int(m[1]) for m in LABEL.finditer(parameter.layout or ""))
+    labels = parse(parameter.layout)[0] if parameter.layout is not None else ()
     return labels if len(labels) == rank else (None,) * rank
 
 

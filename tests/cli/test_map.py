@@ -33,7 +33,7 @@ def test_a_mapping_as_text(small: Path) -> None:
     lines = result.output.splitlines()
     assert lines[:3] == [
         f"{small}: 8 nodes, 4 edges",
-        "  chain(gemm[0,0,0], gemm[1,0,0]), and alike: 4 in all (line 8)",
+        "  chain(gemm[0,0,0], gemm[1,0,0]), and alike: 4 in all (line 12)",
         "cost: 2 cycles (modelled), 327680 bytes off the chip, 0 on it, 12 ports",
     ]
     assert "proved after mapping: 4 nodes, 0 physical streams, 4 local" in lines
@@ -44,7 +44,7 @@ def test_a_mapping_as_text(small: Path) -> None:
 def test_a_mapping_as_json(small: Path) -> None:
     facts = json.loads(rsn("map", small, "--at-most", 4, "--json").stdout)
     assert (facts["ok"], facts["nodes"], facts["edges"], facts["machine"]) == (True, 8, 4, "mesh4x4")
-    assert facts["primitives"][0]["lines"] == [8]
+    assert facts["primitives"][0]["lines"] == [12]
     assert facts["groups"][0]["instances"] == ["gemm[0,0,0]", "gemm[1,0,0]"]
     assert len({tuple(group["tile"]) for group in facts["groups"]}) == 4
 

@@ -27,6 +27,10 @@ def add():
 """C[i] = A[i, 0] B[i, 0] + A[i, 1] B[i, 1], for n outputs."""
 
 GEMM = """
+def product(a, b):
+    return a @ b
+def plus(a, b):
+    return a + b
 A: f32[{m} * 64, {k} * 64]
 B: f32[{k} * 64, {n} * 64]
 C: f32[{m} * 64, {n} * 64]
@@ -38,15 +42,29 @@ def gemm(
     c: f32[{m} * 64, {n} * 64] @ Layout("S1S2"),
 ):
     k, m, n = get_tid()
-    x = a @ b
+    x = product(a, b)
     with meta_if(k):
-        x = x + part[k - 1, m, n].get()
+        x = plus(x, part[k - 1, m, n].get())
     with meta_if(k < {last}):
         part[k, m, n].put(x)
     with meta_else():
         c[:, :] = x
 """
 """One instance for each product of tiles; the sums go along k."""
+
+REDUCED_GEMM = """
+A: f32[{m} * 64, {k} * 64]
+B: f32[{k} * 64, {n} * 64]
+C: f32[{m} * 64, {n} * 64]
+@task(mapping=[{k}, {m}, {n}], args=[A, B, C])
+def gemm(
+    a: f32[{m} * 64, {k} * 64] @ Layout("S1S0"),
+    b: f32[{k} * 64, {n} * 64] @ Layout("S0S2"),
+    c: f32[{m} * 64, {n} * 64] @ Layout("S1S2"),
+):
+    c[:, :] = (a @ b).allreduce("+", axes=(0,))
+"""
+"""The same with a collective."""
 
 FLASH = """
 Q: f32[{q} * 64, 64]
@@ -88,6 +106,10 @@ def products(n: int) -> str:
 
 def gemm(k: int, m: int, n: int) -> str:
     return HEAD + GEMM.format(k=k, m=m, n=n, last=k - 1)
+
+
+def reduced_gemm(k: int, m: int, n: int) -> str:
+    return HEAD + REDUCED_GEMM.format(k=k, m=m, n=n)
 
 
 def flash(q: int, kv: int) -> str:

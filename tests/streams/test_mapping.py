@@ -20,7 +20,7 @@ from rsn.streams.mapping.search import search
 from rsn.streams.mapping.span import Span, SpanCounts
 from rsn.tests.effort import sampled
 
-from .graphs import HEAD, flash, gemm, graph_of, products, start
+from .graphs import HEAD, flash, gemm, graph_of, products, reduced_gemm, start
 
 
 def edges(*pairs: str, width: int = 1) -> str:
@@ -294,6 +294,16 @@ def b():
     first = start(text)
     assert makespan(first) == 31
     assert makespan(chain(first, "a", "b")) == 40
+
+
+def test_a_gemm_with_allreduce_is_mapped_by_groups() -> None:
+    graph = graph_of(reduced_gemm(3, 2, 2))
+    assert (len(graph.nodes), len(graph.edges), len(graph.exchanges)) == (12, 16, 16)
+    found = search(graph, 4)
+    assert found.proof.ok
+    names = {frozenset(found.mapped.members(k)) for k in range(4)}
+    assert names == {frozenset(f"gemm[{k},{m},{n}]" for k in range(3)) for m in range(2) for n in range(2)}
+    assert found.mapped.streams == ()
 
 
 # -- ports and bytes ---------------------------------------------------------------------------------------------------
