@@ -237,9 +237,12 @@ class Mapped:
         the streams that it takes."""
         node = self.groups[group]
         phases = node.phases[-1] + 1
-        tiles = [0] * phases
+        held: list[dict[tuple[object, ...], Holder]] = [{} for _ in range(phases)]  # one copy of a tile for each phase
         for shot, phase in zip(node.shots, node.phases, strict=True):
-            tiles[phase] += sum(tile.size for tile in self.graph.nodes[shot].tiles)
+            for tile in self.graph.nodes[shot].tiles:
+                holder = Holder(f"{tile.tensor}{list(tile.point)} of {self.graph.nodes[shot].name}", tile.size)
+                held[phase].setdefault((tile.tensor, tile.point), holder)
+        tiles = [sum(holder.count for holder in one.values()) for one in held]
         change = [0] * (phases + 1)
         for local in node.local:
             size = local.tokens * self.graph.edges[local.stream].size
@@ -250,12 +253,7 @@ class Mapped:
             live += change[phase]
             if live + tiles[phase] > peak:
                 peak, worst = live + tiles[phase], phase
-        out = [
-            Holder(f"{tile.tensor}{list(tile.point)} of {self.graph.nodes[shot].name}", tile.size)
-            for shot, phase in zip(node.shots, node.phases, strict=True)
-            for tile in self.graph.nodes[shot].tiles
-            if phase == worst
-        ]
+        out = list(held[worst].values())
         for local in node.local:
             if node.phases[local.first] <= worst <= node.phases[local.last]:
                 edge = self.graph.edges[local.stream]

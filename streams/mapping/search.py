@@ -151,7 +151,8 @@ def _none(
     """Say why no mapping was found."""
     if mapped is not None and machine is not None:
         group = next(k for k in range(len(mapped.groups)) if over(mapped, k, machine))
-        return refusal(mapped, group, over(mapped, group, machine)[0], f"onto {machine.name}, the nearest miss")
+        row = max(over(mapped, group, machine), key=lambda row: row[2] / row[3])
+        return refusal(mapped, group, row, f"onto {machine.name}, the nearest miss")
     if failed is not None:
         finding = failed.report.findings[0]
         return MappingError("proof", finding.message, finding.place, finding.notes)
