@@ -16,13 +16,13 @@ from .source import Refusal
 from .tree import ElementType, Parameter, StreamDecl, TaskDecl, TensorDecl
 from .values import Data, Static, Value, element_type, integer, sizes
 
-INSTANCES = 1 << 16
+INSTANCES = Limit(1 << 16)
 """Limit of task instances of a file."""
 
-STREAMS = 1 << 20
+STREAMS = Limit(1 << 20)
 """Limit of streams of a file, elements of arrays counted."""
 
-REGIONS = 1 << 12
+REGIONS = Limit(1 << 12)
 """Limit of calls of regions."""
 
 Function = ast.FunctionDef | ast.AsyncFunctionDef

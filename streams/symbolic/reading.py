@@ -1,0 +1,423 @@
+"""Reads a program for every size of a domain at once: the ordinary reader, with sizes that are forms.
+
+A loop with a symbolic number of iterations is read once, for an iteration that stands for all. This is right if the
+iteration leaves the variables as it finds them; otherwise the first iterations are read apart. Where iterations differ,
+the range is cut (`domain.SplitIndex`, `domain.SplitRests`), and each part is read for itself. Instances of a grid of
+symbolic size are read in the same way.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from math import prod
+from typing import Any, TypeVar
+
+from ..elaborate import Elaborator, Exit, State, _EndsByData
+from ..expressions import Context
+from ..reader import _File, _mentions
+from ..source import Refusal, Source
+from ..syntax import names_in, touches
+from ..tree import ElementType, StreamDecl, TaskDecl
+from ..values import Data, Static, SymbolicNumber, Value
+from .domain import Domain, Number, SplitIndex, SplitRests, Undecided, form_of, number
+from .polynomial import ONE, ZERO, Polynomial
+from .tree import Body, Element, Group, Item, Loop, Program, SymbolicNodes
+
+PIECES = 40
+"""Limit of the parts into which one range is cut."""
+
+FEW = 16
+"""Instances of a grid of known size that are read one by one; larger grids are read by ranges."""
+
+UNROLLED = 64
+"""Iterations of a loop with known trips that are read one by one where its index decides."""
+
+Piece = tuple[Polynomial, Polynomial, int]
+"""A part of a range: the first index, the number of strides, and the indices of one stride."""
+
+Read = TypeVar("Read")
+
+
+def read(text: str, file: str, sizes: Mapping[str, Polynomial], domain: Domain) -> tuple[Program, Source]:
+    """Read a program. sizes: constants at the top of the file, or names that it does not declare, as forms in the sizes
+    of the domain. Mistakes are in the findings of the source. Raises splits and `Undecided`."""
+    source = Source(text, file)
+    tree = ast.parse(text)
+    values = {name: number(form, domain) for name, form in sizes.items()}
+    found = _File(source)
+    for name in values.keys() - constants(tree).keys():
+        found.constants[name] = Static(values[name])
+    for statement in with_sizes(tree, values).body:
+        found._guard(found._declare, statement)
+    uses = {name: _mentions(function, found.streams) for name, function in found.functions.items()}
+    nodes = SymbolicNodes(iter(domain.fresh, ""))
+    context = Context(source, found.streams, found.constants, found.tasks, uses, nodes)
+    groups: list[Group] = []
+    for task in found.tasks.values():
+        groups += Grid(context, task, domain).groups()
+    return Program(found.streams, tuple(groups)), source
+
+
+def constants(tree: ast.Module) -> dict[str, ast.expr]:
+    """Return the names that the top of a file gives a value once, with that value."""
+    found: dict[str, ast.expr] = {}
+    twice: set[str] = set()
+    for statement in tree.body:
+        match statement:
+            case ast.Assign(targets=[ast.Name(id=name)], value=value):
+                twice |= {name} & found.keys()
+                found[name] = value
+            case ast.AnnAssign(target=ast.Name(id=name), value=ast.expr() as value):
+                twice |= {name} & found.keys()
+                found[name] = value
+    return {name: value for name, value in found.items() if name not in twice}
+
+
+def with_sizes(tree: ast.Module, values: Mapping[str, Any]) -> ast.Module:
+    """Return a tree in which constants have other values."""
+    for statement in tree.body:
+        if isinstance(statement, ast.Assign | ast.AnnAssign) and statement.value is not None:
+            target = statement.targets[0] if isinstance(statement, ast.Assign) else statement.target
+            if isinstance(target, ast.Name) and target.id in values:
+                statement.value = ast.copy_location(ast.Constant(values[target.id]), statement.value)
+    return tree
+
+
+class Ranges:
+    """Takes a range apart until each part is read as one."""
+
+    def __init__(self, domain: Domain, what: str) -> None:
+        self.domain, self.what = domain, what
+        self.pieces: list[Piece] = []
+        self.left = PIECES
+
+    def begin(self, count: Polynomial) -> None:
+        """Set the whole range."""
+        self.pieces = [(ZERO, count, 1)]
+
+    def __iter__(self) -> Iterator[Piece]:
+        while self.pieces:
+            piece = self.pieces.pop()
+            if self.domain.at_least(piece[1], 1):
+                yield piece
+
+    def attempt(self, piece: Piece, name: str, action: Callable[[Polynomial], Read], undo: Callable[[], None]) -> Read | None:
+        """Do something with the index of a piece, or cut the piece and return None."""
+        first, count, stride = piece
+        self.left -= 1
+        if self.left < 0:
+            raise Undecided(f"{self.what} falls into more than {PIECES} parts")
+        try:
+            with self.domain.bound(name, count) as index:
+                return action(first + index * stride)
+        except SplitIndex as split:
+            undo()
+            if split.name != name:
+                raise
+            if not (self.domain.at_least(split.at, 1) and self.domain.at_least(count - 1, split.at)):
+                raise Undecided(f"{self.what} is not cut at {self.domain.shown(split.at)}") from None
+            self.pieces += [(first + split.at * stride, count - split.at, stride), (first, split.at, stride)]
+        except SplitRests as split:
+            undo()
+            if split.name != name:
+                raise
+            many, rest = self.domain.floor(count, split.divisor)
+            end = first + many * (stride * split.divisor)
+            self.pieces += [(end + stride * k, ONE, stride) for k in reversed(range(rest))]
+            self.pieces.append((first, many, stride * split.divisor))
+        return None
+
+    def peel(self, piece: Piece) -> None:
+        """Take the first stride apart."""
+        first, count, stride = piece
+        self.pieces += [(first + stride, count - 1, stride), (first, ONE, stride)]
+
+
+class Grid:
+    """The instances of one task."""
+
+    def __init__(self, context: Context, task: TaskDecl, domain: Domain) -> None:
+        self.context, self.task, self.domain = context, task, domain
+        self.sizes = [form_of(size) for size in task.mapping]
+        known = [size.number for size in self.sizes]
+        self.few = None not in known and prod(size or 0 for size in known) <= FEW
+
+    def groups(self) -> list[Group]:
+        """Read all instances."""
+        return self._axis((), ())
+
+    def _axis(self, tid: tuple[Polynomial, ...], axes: tuple[tuple[str, Polynomial], ...]) -> list[Group]:
+        if len(tid) == len(self.sizes):
+            return [self._instance(tid, axes)]
+        size = self.sizes[len(tid)]
+        if self.few:
+            return [g for k in range(size.number or 0) for g in self._axis((*tid, Polynomial.of(k)), axes)]
+        ranges = Ranges(self.domain, f"the grid of {self.task.name}")
+        ranges.begin(size)
+        groups: list[Group] = []
+        for piece in ranges:
+            first, count, stride = piece
+            if count.number == 1:
+                for k in range(stride):
+                    groups += self._axis((*tid, first + k), axes)
+                continue
+            name = self.domain.fresh()
+            source = self.context.source
+            findings, seen = len(source.findings), set(source._seen)
+
+            def undo(findings: int = findings, seen: set[Any] = seen) -> None:
+                del self.context.source.findings[findings:]
+                self.context.source._seen = set(seen)
+
+            def inner(
+                index: Polynomial, name: str = name, count: Polynomial = count, stride: int = stride
+            ) -> list[Group]:
+                return [
+                    g for k in range(stride) for g in self._axis((*tid, index + k), (*axes, (name, count)))
+                ]
+
+            groups += ranges.attempt(piece, name, inner, undo) or []
+        return groups
+
+    def _instance(self, tid: tuple[Polynomial, ...], axes: tuple[tuple[str, Polynomial], ...]) -> Group:
+        point = tuple(number(part, self.domain) for part in tid)
+        name = self.task.name
+        if any(size != ONE for size in self.sizes):
+            name += f"[{','.join(map(str, point))}]"
+        instance = SymbolicElaborator(self.context, self.task, name, point, self.domain).instance()
+        return Group(name, self.task.name, tid, axes, instance.body)  # type: ignore[arg-type]
+
+
+class SymbolicElaborator(Elaborator):
+    """Reads the instances of a group."""
+
+    def __init__(
+        self, context: Context, task: TaskDecl, name: str, tid: tuple[Number | int, ...], domain: Domain
+    ) -> None:
+        super().__init__(context, task, name, tid)  # type: ignore[arg-type]
+        self.domain = domain
+
+    # -- streams ------------------------------------------------------------------------------------------------------
+
+    def _index(self, stream: StreamDecl, base: ast.expr) -> Any:
+        parts: list[ast.expr] = []
+        if isinstance(base, ast.Subscript):
+            parts = list(base.slice.elts) if isinstance(base.slice, ast.Tuple) else [base.slice]
+        if len(parts) != len(stream.shape):
+            self._bad_index(base, f"{len(parts)} indices of {stream.name}, which has {len(stream.shape)} axes")
+            return None
+        index: list[Number | int] = []
+        for part in parts:
+            value = self.data(part)
+            if not isinstance(value, Static) or not isinstance(value.value, int | SymbolicNumber):
+                self._bad_index(part, f"the index {ast.unparse(part)[:40]} is not known before the run")
+                return None
+            index.append(value.value)  # type: ignore[arg-type]
+        shown = tuple(map(str, index))
+        if any(not 0 <= i < size for i, size in zip(index, stream.shape, strict=True)):
+            size = ", ".join(map(str, stream.shape))
+            self._bad_index(base, f"{stream.name}[{','.join(shown)}] is outside {stream.name}[{size}]")
+            return None
+        return Element(stream.name, tuple(map(form_of, index)), shown)
+
+    def _stream_name(self, number: Any) -> str:
+        return str(number)
+
+    def take_cycles(self, node: ast.Call) -> Value:
+        """`cycles(n)`, n at least 0 for every size."""
+        if len(node.args) == 1 and not node.keywords:
+            value = self.data(node.args[0])
+            if isinstance(value, Static) and isinstance(value.value, Number):
+                if not value.value >= 0:
+                    self.fail(node.args[0], "cycles takes a whole number that is known before the run, 0 or more")
+                return Data()
+        return super().take_cycles(node)
+
+    # -- loops --------------------------------------------------------------------------------------------------------
+
+    def _counted(self, node: ast.stmt, target: ast.expr | None, call: ast.Call, body: list[ast.stmt]) -> Exit:
+        name = call.func.id if isinstance(call.func, ast.Name) else ""
+        if name not in ("range", "grid", "meta_for") or call.keywords or not call.args:
+            return super()._counted(node, target, call, body)
+        if any(touches([argument]) for argument in call.args):
+            return super()._counted(node, target, call, body)
+        bounds = [self.data(argument) for argument in call.args]
+        known = [bound.value for bound in bounds if isinstance(bound, Static)]
+        whole = all(isinstance(bound, int | Number) for bound in known)
+        if len(known) < len(bounds) or not whole or (name != "grid" and len(known) > 3):
+            return super()._counted(node, target, call, body)
+        if all(isinstance(bound, int) for bound in known):
+            decides = target is not None and bool(names_in(target) & self.deciding)
+            trips = prod(known) if name == "grid" else len(range(*known)) if 0 not in known[2:] else 0
+            if not decides or trips <= UNROLLED:
+                return super()._counted(node, target, call, body)
+        if name == "grid" and len(known) > 1:
+            return self._symbolic(node, target, [(0, 1, self._trips_of(0, bound, 1)) for bound in known], body)
+        start, stop, step = 0, known[0], 1
+        if name != "grid" and len(known) > 1:
+            start, stop = known[:2]
+            step = known[2] if len(known) > 2 else 1
+        if not isinstance(step, int):
+            raise Undecided(f"{self._at(node)}: the step of a range is a size")
+        if step == 0:
+            self.fail(call, f"{name} takes integers, and a step other than 0")
+        return self._symbolic(node, target, [(start, step, self._trips_of(start, stop, step))], body)
+
+    def _at(self, node: ast.AST) -> str:
+        return f"line {getattr(node, 'lineno', 0)}"
+
+    def _trips_of(self, start: Any, stop: Any, step: int) -> Polynomial:
+        span = stop - start if step > 0 else start - stop
+        return form_of((span + (abs(step) - 1)) // abs(step)) if span > 0 else ZERO
+
+    def _symbolic(
+        self, node: ast.stmt, target: ast.expr | None, levels: Sequence[tuple[Any, int, Polynomial]], body: list[ast.stmt]
+    ) -> Exit:
+        """A loop, or a nest over a grid. levels: first index, step, and trips of each level, outer ones first."""
+        self.end_beat()
+        outer, start = self.ops, self._save()
+        self._loops += 1
+        try:
+            how = self._level(node, target, levels, [], body)
+            return how if how is Exit.RETURN else Exit.NONE
+        except _EndsByData:
+            if touches(body):
+                raise
+            self.ops, (self.env, self.pending) = outer, start
+        finally:
+            self._loops -= 1
+        return self._by_data(node, target, body)
+
+    def _level(
+        self,
+        node: ast.stmt,
+        target: ast.expr | None,
+        levels: Sequence[tuple[Any, int, Polynomial]],
+        chosen: list[Any],
+        body: list[ast.stmt],
+    ) -> Exit:
+        if len(chosen) == len(levels):
+            self.context.step(node)
+            if target is not None:
+                self._bind(target, Static(chosen[0] if len(chosen) == 1 else tuple(chosen)))
+            how = self.block(body)
+            self.end_beat()
+            self._prune()
+            return how
+        start, step, count = levels[len(chosen)]
+        without = names_in(target) if target is not None else set[str]()
+        without = without | (set_before_read(body) & self.deciding)
+        ranges = Ranges(self.domain, f"{self._at(node)}: this loop")
+        ranges.begin(count)
+        for piece in ranges:
+            first, many, stride = piece
+
+            def run(index: Polynomial, stride: int = stride) -> Exit:
+                for k in range(stride):
+                    value = number((index + k) * step, self.domain) + start
+                    how = self._level(node, target, levels, [*chosen, value], body)
+                    if how in (Exit.BREAK, Exit.RETURN):
+                        return how
+                return Exit.NONE
+
+            if many.number == 1:
+                how = run(first)
+                if how is not Exit.NONE:
+                    return how
+                continue
+            mark, outer = self._mark(), self.ops
+            name = self.domain.fresh()
+
+            def once(index: Polynomial, run: Callable[[Polynomial], Exit] = run) -> bool:
+                before = self._key(without)
+                self.ops = []
+                return run(index) is Exit.NONE and self._key(without) == before
+
+            same = ranges.attempt(piece, name, once, lambda mark=mark: self._back(mark))  # type: ignore[misc]
+            if same is None:
+                continue
+            if not same:
+                self._back(mark)
+                ranges.peel(piece)
+                continue
+            made: tuple[Item, ...] = tuple(self.ops)  # type: ignore[arg-type]
+            self.ops = outer
+            if made:
+                self.ops = [*outer, Loop(name, many, made)]  # type: ignore[list-item]
+            last = {name: many - 1}
+            self.env = {key: self._replaced(value, last) for key, value in self.env.items()}
+        return Exit.NONE
+
+    def _replaced(self, value: Value, values: Mapping[str, Polynomial]) -> Value:
+        def part(one: Any) -> Any:
+            if isinstance(one, tuple):
+                return tuple(part(below) for below in one)
+            return number(one.form.put(values), self.domain) if isinstance(one, Number) else one
+
+        if isinstance(value, Static):
+            return Static(part(value.value))
+        kind = value.type
+        if kind is None or not any(isinstance(size, Number) for size in kind.shape):
+            return value
+        return Data(ElementType(kind.dtype, part(kind.shape)), value.futures)
+
+    def _mark(self) -> tuple[Any, ...]:
+        source = self.context.source
+        counters = self._branches, self._loops, self._loose, self._before
+        return self._save(), list(self.ops), set(self.awaited), counters, len(source.findings), set(source._seen)
+
+    def _back(self, mark: tuple[Any, ...]) -> None:
+        """Forget what was read since a mark."""
+        state: State = mark[0]
+        self.env, self.pending = dict(state[0]), dict(state[1])
+        self.ops, self.awaited = list(mark[1]), set(mark[2])
+        self._branches, self._loops, self._loose, self._before = mark[3]
+        del self.context.source.findings[mark[4] :]
+        self.context.source._seen = set(mark[5])
+
+    def _key(self, without: Any = ()) -> object:
+        """The variables, with numbers that stand for many compared as forms."""
+        env = self.env
+        self.env = {name: self._plain(value) for name, value in env.items()}
+        try:
+            return super()._key(without)
+        finally:
+            self.env = env
+
+    def _plain(self, value: Value) -> Value:
+        def part(one: Any) -> Any:
+            if isinstance(one, tuple):
+                return tuple(part(below) for below in one)
+            return one.form if isinstance(one, Number) else one
+
+        if isinstance(value, Static):
+            return Static(part(value.value))
+        if value.type is None:
+            return value
+        return Data(ElementType(value.type.dtype, part(value.type.shape)), value.futures)
+
+
+def set_before_read(body: Sequence[ast.stmt]) -> set[str]:
+    """Return the variables that every iteration sets before it reads them."""
+    read: set[str] = set()
+    found: set[str] = set()
+    for statement in body:
+        targets: list[ast.expr] = []
+        value: ast.AST = statement
+        if isinstance(statement, ast.Assign):
+            targets, value = statement.targets, statement.value
+        elif isinstance(statement, ast.AnnAssign) and statement.value is not None:
+            targets, value = [statement.target], statement.value
+        read |= names_in(value)
+        for target in targets:
+            if isinstance(target, ast.Name | ast.Tuple):
+                found |= names_in(target) - read
+            else:
+                read |= names_in(target)
+        if any(isinstance(part, ast.Continue | ast.Break | ast.Return) for part in ast.walk(statement)):
+            break
+    return found
+
+
+__all__ = ["Body", "constants", "read", "with_sizes"]
