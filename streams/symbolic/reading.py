@@ -22,7 +22,7 @@ from ..tree import ElementType, StreamDecl, TaskDecl
 from ..values import Data, Static, SymbolicNumber, Value
 from .domain import Domain, Number, SplitIndex, SplitRests, Undecided, form_of, number
 from .polynomial import ONE, ZERO, Polynomial
-from .tree import Body, Element, Group, Item, Loop, Program, SymbolicNodes
+from .tree import Body, Element, Group, Loop, Program, SymbolicNodes, replaced, shape
 
 PIECES = 40
 """Limit of the parts into which one range is cut."""
@@ -35,6 +35,10 @@ UNROLLED = 64
 
 Piece = tuple[Polynomial, Polynomial, int]
 """A part of a range: the first index, the number of strides, and the indices of one stride."""
+
+Chunk = tuple[str, Polynomial, Body]
+"""Iterations of a loop with the same operations: the variable that counts them, their number, and the operations of one
+of them; the variable of a single iteration is ""."""
 
 Read = TypeVar("Read")
 
@@ -310,8 +314,10 @@ class SymbolicElaborator(Elaborator):
         without = without | (set_before_read(body) & self.deciding)
         ranges = Ranges(self.domain, f"{self._at(node)}: this loop")
         ranges.begin(count)
+        outer, chunks, how = self.ops, list[Chunk](), Exit.NONE
         for piece in ranges:
             first, many, stride = piece
+            self.ops = []
 
             def run(index: Polynomial, stride: int = stride) -> Exit:
                 for k in range(stride):
@@ -323,15 +329,15 @@ class SymbolicElaborator(Elaborator):
 
             if many.number == 1:
                 how = run(first)
+                add_chunk(chunks, "", ONE, tuple(self.ops))  # type: ignore[arg-type]
                 if how is not Exit.NONE:
-                    return how
+                    break
                 continue
-            mark, outer = self._mark(), self.ops
+            mark = self._mark()
             name = self.domain.fresh()
 
             def once(index: Polynomial, run: Callable[[Polynomial], Exit] = run) -> bool:
                 before = self._key(without)
-                self.ops = []
                 return run(index) is Exit.NONE and self._key(without) == before
 
             same = ranges.attempt(piece, name, once, lambda mark=mark: self._back(mark))  # type: ignore[misc]
@@ -341,13 +347,11 @@ class SymbolicElaborator(Elaborator):
                 self._back(mark)
                 ranges.peel(piece)
                 continue
-            made: tuple[Item, ...] = tuple(self.ops)  # type: ignore[arg-type]
-            self.ops = outer
-            if made:
-                self.ops = [*outer, Loop(name, many, made)]  # type: ignore[list-item]
+            add_chunk(chunks, name, many, tuple(self.ops))  # type: ignore[arg-type]
             last = {name: many - 1}
             self.env = {key: self._replaced(value, last) for key, value in self.env.items()}
-        return Exit.NONE
+        self.ops = [*outer, *(item for chunk in chunks for item in written(chunk))]  # type: ignore[list-item]
+        return how
 
     def _replaced(self, value: Value, values: Mapping[str, Polynomial]) -> Value:
         def part(one: Any) -> Any:
@@ -396,6 +400,27 @@ class SymbolicElaborator(Elaborator):
         if value.type is None:
             return value
         return Data(ElementType(value.type.dtype, part(value.type.shape)), value.futures)
+
+
+def add_chunk(chunks: list[Chunk], name: str, times: Polynomial, body: Body) -> None:
+    """Append the next iterations of a loop. If they and those before have the same operations, they are one chunk."""
+    if not body:
+        return
+    if chunks:
+        before, count, its = chunks[-1]
+        if name and not before and shape(its) == shape(replaced(body, {name: -1})):
+            chunks[-1] = name, times + 1, replaced(body, {name: Polynomial.variable(name) - 1})
+            return
+        if before and not name and shape(body) == shape(replaced(its, {before: count})):
+            chunks[-1] = before, count + 1, its
+            return
+    chunks.append((name, times, body))
+
+
+def written(chunk: Chunk) -> Body:
+    """Return a chunk as a loop."""
+    name, times, body = chunk
+    return (Loop(name, times, body),) if name else body
 
 
 def set_before_read(body: Sequence[ast.stmt]) -> set[str]:
