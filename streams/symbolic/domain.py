@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from fractions import Fraction
+from math import gcd
 from typing import Any
 
 from ..values import Limit, SymbolicNumber
@@ -94,7 +95,7 @@ class Domain:
 
     def at_least(self, p: Polynomial, least: Polynomial | int = 0) -> bool:
         """Decide p >= least, both whole at all points. Raises a split where points differ, and `Undecided`."""
-        p = p - least
+        p = _without_content(p - least)
         value = p.constant
         if value is not None:
             return value >= 0
@@ -177,6 +178,12 @@ class Domain:
             if len(names) == 2:
                 a, b = Polynomial.variable(x), Polynomial.variable(y)
                 raise SplitSizes([{x: a + b}, {y: a + b + 1}])
+        if len(names) == 2 and len(straight) == 2 and len(p.terms) <= 3:
+            (x, a), (y, b) = sorted(straight.items(), key=lambda one: -one[1])
+            if a > 0 > b and max(a, -b) <= 16 and a.denominator == b.denominator == 1:
+                name, many = (x, int(-b)) if b < -1 else (y, int(a))
+                v = Polynomial.variable(name)
+                raise SplitSizes([{name: v * many + rest} for rest in range(many)])
         if len(names) > 1:
             v = Polynomial.variable(names[0])
             raise SplitSizes([{names[0]: ZERO}, {names[0]: v + 1}])
@@ -186,6 +193,18 @@ class Domain:
         """Write p with letters for indices."""
         letters = {name: Polynomial.variable("ijklpq"[k]) for k, (name, _) in enumerate(self.indices[:6])}
         return str(p.put(letters))
+
+
+def _without_content(p: Polynomial) -> Polynomial:
+    """Return a form that is negative where p is: with whole coefficients, p is divided by what divides all of them but
+    the constant one, which is rounded down."""
+    whole = [int(c) for monomial, c in p.terms.items() if monomial and c.denominator == 1]
+    content = gcd(*whole)
+    if len(whole) < len(p.terms) - (() in p.terms) or content <= 1 or p.terms.get((), Fraction(0)).denominator != 1:
+        return p
+    constant = int(p.terms.get((), Fraction(0)))
+    rest = {m: c / content for m, c in p.terms.items() if m}
+    return Polynomial({**rest, (): Fraction(constant // content)})
 
 
 def never_negative(p: Polynomial, depth: int) -> bool:

@@ -267,7 +267,8 @@ class Liveness:
     # -- grids of symbolic size ---------------------------------------------------------------------------------------
 
     def _grids(self, groups: Sequence[Group], bodies: Bodies, found: Sequence[Cell]) -> None:
-        if self._ordered(groups, found) and all(self._room(cell) for cell in found):
+        ordered = self._ordered(groups, found)
+        if ordered and all(self._room(cell) for cell in found):
             self.used["instances can run one after the other in the direction of the streams"] = None
             return
         times = _common(bodies, [name for group in groups for name, _ in group.axes])
@@ -287,6 +288,8 @@ class Liveness:
                 self._again(restricted(groups, {k: body[length[k] :] for k, body in bodies.items()}))
                 self.used["sections of the tasks that leave all streams empty were proved one after the other"] = None
                 return
+        if ordered:
+            self._decide_room(found)
         raise Undecided("the instances of a grid of symbolic size neither run in one direction nor in equal rounds")
 
     def _again(self, groups: Sequence[Group]) -> None:
@@ -311,6 +314,14 @@ class Liveness:
         assert cell.writer is not None
         room = self._depth(cell.stream) - cell.writer.count
         return self._everywhere(cell, room)
+
+    def _decide_room(self, found: Sequence[Cell]) -> None:
+        """Have the sizes cut where some of them leave room for all tokens of a stream, and others do not."""
+        for cell in found:
+            assert cell.writer is not None
+            room = self._depth(cell.stream) - cell.writer.count
+            if room.variables() <= set(self.domain.sizes):
+                self.domain.at_least(room)
 
     def _everywhere(self, cell: Cell, form: Polynomial) -> bool:
         """Whether a form is at least 0 for all streams of a cell."""

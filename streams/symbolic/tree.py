@@ -110,6 +110,11 @@ class SymbolicNodes(Nodes):
             return ()
         return body if times == 1 else (Loop(next(self.names), Polynomial.of(times), tuple(body)),)
 
+    def loop(self, iterations: Sequence[tuple[int, Any]]) -> Any:
+        """Return the body of all iterations; those with the same operations are told by their shape."""
+        alike: dict[object, Any] = {}
+        return super().loop([(times, alike.setdefault(shape(tuple(body)), tuple(body))) for times, body in iterations])
+
     def choice(self, arms: Sequence[Any], place: Place) -> Any:
         """Return a branch; arms with the same operations in the same order are no branch."""
         if all(shape(arm) == shape(arms[0]) for arm in arms[1:]):
