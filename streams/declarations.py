@@ -14,7 +14,7 @@ from .expressions import Context, Expressions, Reading
 from .language import BITS
 from .source import Refusal
 from .tree import ElementType, Parameter, StreamDecl, TaskDecl, TensorDecl
-from .values import Data, Static, Value, element_type, integer, sizes
+from .values import Data, Limit, Static, SymbolicNumber, Value, element_type, integer, sizes
 
 INSTANCES = Limit(1 << 16)
 """Limit of task instances of a file."""
@@ -385,7 +385,7 @@ class Scope:
             self.tensors[name] = tensor
         else:
             found = scope.evaluate(value)
-            kinds = {"int": int, "float": int | float, "bool": bool, "str": str}
+            kinds = {"int": int | SymbolicNumber, "float": int | float, "bool": bool, "str": str}
             wanted = note.id if isinstance(note, ast.Name) else ast.unparse(note)[:40] if note is not None else ""
             if not isinstance(found, Static):
                 raise Refusal("unsupported", f"the argument {name} is not known before the run", value)

@@ -14,7 +14,7 @@ from math import gcd
 from typing import Any
 
 from ..values import Limit, SymbolicNumber
-from .polynomial import ONE, ZERO, Polynomial, TooHigh
+from .polynomial import ZERO, Polynomial, TooHigh
 
 THRESHOLD = 64
 """The largest threshold at which a size is cut."""
@@ -179,9 +179,9 @@ class Domain:
                 a, b = Polynomial.variable(x), Polynomial.variable(y)
                 raise SplitSizes([{x: a + b}, {y: a + b + 1}])
         if len(names) == 2 and len(straight) == 2 and len(p.terms) <= 3:
-            (x, a), (y, b) = sorted(straight.items(), key=lambda one: -one[1])
-            if a > 0 > b and max(a, -b) <= 16 and a.denominator == b.denominator == 1:
-                name, many = (x, int(-b)) if b < -1 else (y, int(a))
+            (x, up), (y, down) = sorted(straight.items(), key=lambda one: -one[1])
+            if up > 0 > down and max(up, -down) <= 16 and up.denominator == down.denominator == 1:
+                name, many = (x, int(-down)) if down < -1 else (y, int(up))
                 v = Polynomial.variable(name)
                 raise SplitSizes([{name: v * many + rest} for rest in range(many)])
         if len(names) > 1:
@@ -368,6 +368,3 @@ def _divided(a: Polynomial, b: Polynomial, domain: Domain) -> tuple[Number | int
         if domain.at_least(back) and domain.at_least(b - back, 1):
             return 1, number(back, domain)
     raise Undecided(f"the quotient of {domain.shown(a)} by {domain.shown(b)}")
-
-
-__all__ = ["ONE", "ZERO", "Domain", "Number", "SplitIndex", "SplitRests", "SplitSizes", "Undecided", "form_of", "number"]

@@ -10,12 +10,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cmp_to_key
-from itertools import product
+from itertools import pairwise, product
 
 from ..source import Place
 from .domain import Domain, Undecided
 from .polynomial import ONE, ZERO, Polynomial
-from .tree import Body, Branch, Group, Item, Loop, Program, Step, steps_of
+from .tree import Body, Branch, Group, Item, Loop, Program, Step
 
 CELLS = 20_000
 """Limit of the cells of one array of streams."""
@@ -54,7 +54,7 @@ class End:
 @dataclass(frozen=True)
 class Cell:
     """Streams of an array with the same ends. first: of each axis. axes: the coordinates that vary, with their counts;
-    the names of the others are "". """
+    the names of the others are ""."""
 
     stream: str
     first: tuple[Polynomial, ...]
@@ -76,7 +76,7 @@ class Cell:
 
 
 def records(groups: Sequence[Group]) -> list[Record]:
-    """Return all operations. Of a branch on data, those of the first arm: `joins` has seen that the others are equal."""
+    """Return all operations. Of a branch on data, those of the first arm: `joins` sees that the others are equal."""
     out: list[Record] = []
 
     def walk(k: int, body: Iterable[Item], loops: Variables) -> None:
@@ -124,7 +124,9 @@ def tokens(body: Body) -> dict[tuple[str, tuple[Polynomial, ...], bool], Polynom
                 count = ONE
                 for name, times in reversed(loops):
                     if any(i.degree(name) for i in node.index):
-                        raise Undecided(f"line {node.place.line}: a loop over {node.stream} stands where it is not allowed")
+                        raise Undecided(
+                            f"line {node.place.line}: a loop over {node.stream} stands where it is not allowed"
+                        )
                     count = count.sum_below(name, times)
                 key = node.stream, node.index, node.put
                 out[key] = out.get(key, ZERO) + count
@@ -196,12 +198,10 @@ def _cut(stream: str, boxes: list[_Box], groups: Sequence[Group], domain: Domain
     cuts: list[list[Polynomial]] = []
     for axis in range(rank):
         borders = sorted({b for box in boxes for b in (box.low[axis], box.high[axis])}, key=cmp_to_key(compare))
-        if any(compare(a, b) == 0 for a, b in zip(borders, borders[1:], strict=False)):
+        if any(compare(a, b) == 0 for a, b in pairwise(borders)):
             raise Undecided(f"the borders {', '.join(map(str, borders))} of {stream} are not told apart")
         cuts.append(borders)
-    spans = [
-        tuple((cuts[a].index(box.low[a]), cuts[a].index(box.high[a])) for a in range(rank)) for box in boxes
-    ]
+    spans = [tuple((cuts[a].index(box.low[a]), cuts[a].index(box.high[a])) for a in range(rank)) for box in boxes]
     count = 1
     for borders in cuts:
         count *= max(1, len(borders) - 1)
@@ -221,7 +221,10 @@ def _cut(stream: str, boxes: list[_Box], groups: Sequence[Group], domain: Domain
         for a, k in enumerate(at):
             wide = cuts[a][k + 1] - cuts[a][k]
             axes.append(("" if wide == ONE else f"@{a}", wide))
-        ends = {put: _end(stream, [b for b in mine if b.record.step.put is put], first, axes, groups) for put in (True, False)}
+        ends = {
+            put: _end(stream, [b for b in mine if b.record.step.put is put], first, axes, groups)
+            for put in (True, False)
+        }
         cell = Cell(stream, first, tuple(axes), ends[True], ends[False])
         _apart(cell, groups, domain)
         out.append(cell)
@@ -308,9 +311,4 @@ def _at_first(form: Polynomial, cell: Cell) -> Polynomial | None:
 
 def restricted(groups: Sequence[Group], bodies: Mapping[int, Body]) -> list[Group]:
     """Return the groups with other bodies; the bodies of those that are not named are empty."""
-    return [
-        Group(group.name, group.task, group.tid, group.axes, bodies.get(k, ())) for k, group in enumerate(groups)
-    ]
-
-
-__all__ = ["Cell", "End", "Wrong", "balanced", "cells", "joins", "packed", "records", "restricted", "steps_of", "tokens"]
+    return [Group(group.name, group.task, group.tid, group.axes, bodies.get(k, ())) for k, group in enumerate(groups)]

@@ -21,9 +21,10 @@ from ..check import Report, check
 from ..source import Diagnostic
 from .domain import Domain, SplitIndex, SplitRests, SplitSizes, Undecided
 from .ends import Wrong, balanced, cells, joins, packed
-from .live import Liveness, Stuck
+from .live import Liveness
 from .polynomial import Polynomial, TooHigh
 from .reading import constants, read
+from .run import Stuck
 
 TRIED = 4096
 """Limit of the points of a range that is tried whole."""
@@ -83,7 +84,9 @@ class Proof:
         if self.verdict == "counterexample":
             at = ", ".join(f"{name} = {value}" for name, value in self.sizes.items())
             return f"counterexample: {at}: {self.reason}\n{self.report}"
-        return f"undecided for all {self.domain}: {self.reason}\nnote: {self.tried} sizes were tried, and are well-typed"
+        return (
+            f"undecided for all {self.domain}: {self.reason}\nnote: {self.tried} sizes were tried, and are well-typed"
+        )
 
     def json(self) -> dict[str, Any]:
         """Return the result as plain data."""
@@ -106,14 +109,14 @@ def _row(f: Diagnostic) -> dict[str, Any]:
     return {"code": f.code, "message": f.message, "warning": f.warning, "notes": list(f.notes)} | place
 
 
-def prove(text: str, file: str, domain: str, strict: bool = False) -> Proof:
+def prove(text: str, file: str, domain: str, strict: bool = False, region: str | None = None) -> Proof:
     """Check a program for all sizes of a domain, such as "n >= 1, m >= 2" or "2 <= n <= 64".
 
-    A size is a constant at the top of the file, or a name that the file uses without giving it a value. strict: as for
-    `check.check`. Raises `DomainError` for a domain that cannot be read or that names no size of the file.
+    A size is a constant at the top of the file, or a name that the file uses without giving it a value. strict, region:
+    as for `check.check`. Raises `DomainError` for a domain that cannot be read or that names no size of the file.
     """
     bounds = bounds_of(domain)
-    return _Search(text, file, bounds, strict).result()
+    return _Search(text, file, bounds, strict, region).result()
 
 
 def bounds_of(domain: str) -> dict[str, Bound]:
@@ -190,8 +193,8 @@ def with_constants(text: str, sizes: Mapping[str, int]) -> str:
 
 
 class _Search:
-    def __init__(self, text: str, file: str, bounds: Mapping[str, Bound], strict: bool) -> None:
-        self.text, self.file, self.bounds, self.strict = text, file, bounds, strict
+    def __init__(self, text: str, file: str, bounds: Mapping[str, Bound], strict: bool, region: str | None) -> None:
+        self.text, self.file, self.bounds, self.strict, self.region = text, file, bounds, strict, region
         self.names = list(bounds)
         self.domain = ", ".join(_text(name, bound) for name, bound in bounds.items())
         self.known: dict[tuple[int, ...], Report] = {}
@@ -203,11 +206,11 @@ class _Search:
         try:
             self._named()
         except (SyntaxError, ValueError, RecursionError, MemoryError):
-            report = check(self.text, self.file, self.strict)
+            report = check(self.text, self.file, self.strict, self.region)
             return Proof("counterexample", self.domain, (), self._at(self._lows()), report, "the file cannot be read")
-        highs = [bound.high for bound in self.bounds.values()]
-        points = prod(high - bound.low + 1 for bound, high in zip(self.bounds.values(), highs, strict=True) if high is not None)
-        whole = None not in highs and points <= TRIED
+        widths = [None if bound.high is None else bound.high - bound.low + 1 for bound in self.bounds.values()]
+        points = prod(width or 1 for width in widths)
+        whole = None not in widths and points <= TRIED
         start = monotonic()
         for k, point in enumerate(self._points()):
             if not whole and (k >= FIRST or (k > 3 and monotonic() - start > SECONDS / 10)):
@@ -228,15 +231,14 @@ class _Search:
     def _named(self) -> None:
         tree = ast.parse(self.text)
         given = constants(tree)
-        used = {node.id for node in ast.walk(tree) if isinstance(node, ast.Name)}
+        names = [node for node in ast.walk(tree) if isinstance(node, ast.Name)]
+        inner = {id(node) for s in tree.body if isinstance(s, ast.FunctionDef) for node in ast.walk(s)}
+        bound = {node.id for node in names if not isinstance(node.ctx, ast.Load) and id(node) not in inner}
         for name in self.names:
-            if name not in used:
-                raise DomainError(f"{self.file} has no size {name}; a size is a constant at its top, such as {name} = 8")
-            bound = {node.id for s in tree.body for node in ast.walk(s) if isinstance(node, ast.Name) and not isinstance(node.ctx, ast.Load) and not isinstance(s, ast.FunctionDef)}
-            if name not in given and name in bound:
-                raise DomainError(f"{self.file}: {name} is given a value more than once, or is no number; it is no size")
-            if name in given and _number(given[name]) is None:
-                raise DomainError(f"{self.file}: {name} is no plain number at the top of the file; it is no size")
+            if name not in {node.id for node in names}:
+                raise DomainError(f"{self.file} has no size {name}; a size is a constant at its top, as {name} = 8")
+            if name in bound and (name not in given or _number(given[name]) is None):
+                raise DomainError(f"{self.file}: {name} is no size: it is not one plain number at the top of the file")
 
     def _lows(self) -> tuple[int, ...]:
         return tuple(bound.low for bound in self.bounds.values())
@@ -265,7 +267,7 @@ class _Search:
     def _check(self, point: tuple[int, ...]) -> Report:
         if point not in self.known:
             text = with_constants(self.text, self._at(point))
-            self.known[point] = check(text, self.file, self.strict)
+            self.known[point] = check(text, self.file, self.strict, self.region)
         return self.known[point]
 
     def _refused(self, point: tuple[int, ...]) -> Proof | None:
@@ -335,7 +337,7 @@ class _Search:
         return self._search(case, sizes, reason, unequal)
 
     def _prove(self, case: Mapping[str, Polynomial], domain: Domain) -> None:
-        program, source = read(self.text, self.file, case, domain)
+        program, source = read(self.text, self.file, case, domain, self.region)
         for f in source.findings:
             if not f.warning or (self.strict and f.code == "unread"):
                 raise Wrong(f.code, f.message, f.place)
@@ -424,6 +426,3 @@ def _inverse(case: Mapping[str, Polynomial]) -> dict[str, Polynomial]:
                     solved[variable] = (Polynomial.variable(f"={name}") - base) * (1 / slope.constant)
     names = {f"={name}": Polynomial.variable(name) for name in case}
     return {v: form.put(names) for v, form in solved.items()}
-
-
-__all__ = ["Bound", "Proof", "bounds_of", "prove", "with_constants"]

@@ -11,8 +11,8 @@ itself has no cycle: both its ends cannot wait for it.
 run one after the other. In a grid of symbolic size there is no cycle if every stream leads to an instance of a greater
 sum of coordinates, each taken with a sign; or to another group, in an order of the groups.
 
-*Rounds.* If all bodies are loops with the same trips, and one iteration leaves every stream empty, it is enough to prove
-one iteration: one that stands for all, with its number as an index of the domain.
+*Rounds.* If all bodies are loops with the same trips, and one iteration leaves every stream empty, it is enough to
+prove one iteration: one that stands for all, with its number as an index of the domain.
 
 *Sections.* If bodies can be cut so that the first parts leave every stream empty, both sections are proved apart.
 
@@ -86,7 +86,7 @@ class Liveness:
 
     def _one_after_the_other(self, bodies: Bodies) -> bool:
         edges = _edges(bodies)
-        order = {k: 0 for k in bodies}
+        order = dict.fromkeys(bodies, 0)
         for _ in range(len(order) + 1):
             late = {b: order[a] + 1 for a, b in edges.values() if order[b] <= order[a]}
             if not late:
@@ -527,6 +527,3 @@ def _knots(arcs: Mapping[int, set[int]]) -> list[set[int]]:
         if not any(k in knot for knot in knots):
             knots.append({k} | {other for other in reach[k] if k in reach[other]})
     return knots
-
-
-__all__ = ["Liveness", "Stuck"]

@@ -13,12 +13,13 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from math import prod
 from typing import Any, TypeVar
 
+from ..declarations import Declared
 from ..elaborate import Elaborator, Exit, State, _EndsByData
-from ..expressions import Context
-from ..reader import _File, _mentions
-from ..source import Refusal, Source
+from ..expressions import Context, Reading
+from ..reader import declare
+from ..source import Source
 from ..syntax import names_in, touches
-from ..tree import ElementType, StreamDecl, TaskDecl
+from ..tree import ElementType, Instance, StreamDecl, TaskDecl
 from ..values import Data, Static, SymbolicNumber, Value
 from .domain import Domain, Number, SplitIndex, SplitRests, Undecided, form_of, number
 from .polynomial import ONE, ZERO, Polynomial
@@ -43,24 +44,26 @@ of them; the variable of a single iteration is ""."""
 Read = TypeVar("Read")
 
 
-def read(text: str, file: str, sizes: Mapping[str, Polynomial], domain: Domain) -> tuple[Program, Source]:
+def read(
+    text: str, file: str, sizes: Mapping[str, Polynomial], domain: Domain, region: str | None = None
+) -> tuple[Program, Source]:
     """Read a program. sizes: constants at the top of the file, or names that it does not declare, as forms in the sizes
-    of the domain. Mistakes are in the findings of the source. Raises splits and `Undecided`."""
+    of the domain. region: as for `reader.read`. Mistakes are in the findings of the source. Raises splits and
+    `Undecided`."""
     source = Source(text, file)
     tree = ast.parse(text)
     values = {name: number(form, domain) for name, form in sizes.items()}
-    found = _File(source)
-    for name in values.keys() - constants(tree).keys():
-        found.constants[name] = Static(values[name])
-    for statement in with_sizes(tree, values).body:
-        found._guard(found._declare, statement)
-    uses = {name: _mentions(function, found.streams) for name, function in found.functions.items()}
-    nodes = SymbolicNodes(iter(domain.fresh, ""))
-    context = Context(source, found.streams, found.constants, found.tasks, uses, nodes)
+    declared = Declared(Reading(source, SymbolicNodes(iter(domain.fresh, ""))))
+    given = constants(tree)
+    undeclared: dict[str, Value] = {name: Static(value) for name, value in values.items() if name not in given}
+    declare(declared, with_sizes(tree, values), region, undeclared)
+    streams = {stream.name: stream for stream in declared.streams}
     groups: list[Group] = []
-    for task in found.tasks.values():
-        groups += Grid(context, task, domain).groups()
-    return Program(found.streams, tuple(groups)), source
+    for task, scope in declared.tasks:
+        if task.parameters:
+            raise Undecided(f"line {task.place.line}: {task.name} has tensors, of which nothing is proved")
+        groups += Grid(scope.context, task, domain, streams).groups()
+    return Program(streams, tuple(groups)), source
 
 
 def constants(tree: ast.Module) -> dict[str, ast.expr]:
@@ -106,7 +109,9 @@ class Ranges:
             if self.domain.at_least(piece[1], 1):
                 yield piece
 
-    def attempt(self, piece: Piece, name: str, action: Callable[[Polynomial], Read], undo: Callable[[], None]) -> Read | None:
+    def attempt(
+        self, piece: Piece, name: str, action: Callable[[Polynomial], Read], undo: Callable[[], None]
+    ) -> Read | None:
         """Do something with the index of a piece, or cut the piece and return None."""
         first, count, stride = piece
         self.left -= 1
@@ -141,8 +146,8 @@ class Ranges:
 class Grid:
     """The instances of one task."""
 
-    def __init__(self, context: Context, task: TaskDecl, domain: Domain) -> None:
-        self.context, self.task, self.domain = context, task, domain
+    def __init__(self, context: Context, task: TaskDecl, domain: Domain, streams: Mapping[str, StreamDecl]) -> None:
+        self.context, self.task, self.domain, self.streams = context, task, domain, streams
         self.sizes = [form_of(size) for size in task.mapping]
         known = [size.number for size in self.sizes]
         self.few = None not in known and prod(size or 0 for size in known) <= FEW
@@ -177,9 +182,7 @@ class Grid:
             def inner(
                 index: Polynomial, name: str = name, count: Polynomial = count, stride: int = stride
             ) -> list[Group]:
-                return [
-                    g for k in range(stride) for g in self._axis((*tid, index + k), (*axes, (name, count)))
-                ]
+                return [g for k in range(stride) for g in self._axis((*tid, index + k), (*axes, (name, count)))]
 
             groups += ranges.attempt(piece, name, inner, undo) or []
         return groups
@@ -189,7 +192,7 @@ class Grid:
         name = self.task.name
         if any(size != ONE for size in self.sizes):
             name += f"[{','.join(map(str, point))}]"
-        instance = SymbolicElaborator(self.context, self.task, name, point, self.domain).instance()
+        instance = SymbolicElaborator(self.context, self.task, name, point, self.domain, self.streams).instance()
         return Group(name, self.task.name, tid, axes, instance.body)  # type: ignore[arg-type]
 
 
@@ -197,14 +200,36 @@ class SymbolicElaborator(Elaborator):
     """Reads the instances of a group."""
 
     def __init__(
-        self, context: Context, task: TaskDecl, name: str, tid: tuple[Number | int, ...], domain: Domain
+        self,
+        context: Context,
+        task: TaskDecl,
+        name: str,
+        tid: tuple[Number | int, ...],
+        domain: Domain,
+        streams: Mapping[str, StreamDecl],
     ) -> None:
         super().__init__(context, task, name, tid)  # type: ignore[arg-type]
-        self.domain = domain
+        self.domain, self.all_streams = domain, streams
+        self.node: ast.AST = task.body
+
+    def instance(self) -> Instance:
+        """Read the body of the task, as the ordinary reader does."""
+        try:
+            return super().instance()
+        except Undecided as why:
+            text = str(why)
+            raise Undecided(text if text.startswith("line ") else f"{self._at(self.node)}: {text}") from None
+
+    def eval(self, node: ast.expr) -> Value:
+        """Evaluate an expression."""
+        self.node = node
+        return super().eval(node)
 
     # -- streams ------------------------------------------------------------------------------------------------------
 
     def _index(self, stream: StreamDecl, base: ast.expr) -> Any:
+        if stream.name not in self.all_streams:
+            raise Undecided(f"a region is given {stream.name}, a part of an array of streams")
         parts: list[ast.expr] = []
         if isinstance(base, ast.Subscript):
             parts = list(base.slice.elts) if isinstance(base.slice, ast.Tuple) else [base.slice]
@@ -276,7 +301,11 @@ class SymbolicElaborator(Elaborator):
         return form_of((span + (abs(step) - 1)) // abs(step)) if span > 0 else ZERO
 
     def _symbolic(
-        self, node: ast.stmt, target: ast.expr | None, levels: Sequence[tuple[Any, int, Polynomial]], body: list[ast.stmt]
+        self,
+        node: ast.stmt,
+        target: ast.expr | None,
+        levels: Sequence[tuple[Any, int, Polynomial]],
+        body: list[ast.stmt],
     ) -> Exit:
         """A loop, or a nest over a grid. levels: first index, step, and trips of each level, outer ones first."""
         self.end_beat()
@@ -443,6 +472,3 @@ def set_before_read(body: Sequence[ast.stmt]) -> set[str]:
         if any(isinstance(part, ast.Continue | ast.Break | ast.Return) for part in ast.walk(statement)):
             break
     return found
-
-
-__all__ = ["Body", "constants", "read", "with_sizes"]

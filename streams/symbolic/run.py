@@ -1,8 +1,8 @@
 """Runs a fixed number of instances for every size at once.
 
 A state has for each instance a place in its body, and as forms in the sizes the iterations of the loops around it and
-the tokens on the streams. Each move depends on comparisons of forms; `domain.Domain` decides them, or has the sizes cut.
-Every stream has one writer and one reader, so one order of moves gives the outcome of all.
+the tokens on the streams. Each move depends on comparisons of forms, which `domain.Domain` decides, or has the sizes
+cut. Every stream has one writer and one reader, so one order of moves gives the outcome of all.
 
 Loops are taken by induction. If all instances come back to the same places with other forms, S before and S + D now,
 the claim is: from S + k D the run comes to S + (k + 1) D, for each k from 0 to K - 1. It is tried by running once more

@@ -36,7 +36,10 @@ class Writer:
 
     def credit(self, lines: list[str], stream: int, ahead: str, ways: list[bool]) -> list[str]:
         """Put some tokens ahead on a stream, at the end of the task that puts on it, or at the beginning."""
-        extra = [f"    for c in range({ahead}):", f"        s{stream}.put(c)" if ways[stream] else f"        use(s{stream}.get())"]
+        extra = [
+            f"    for c in range({ahead}):",
+            f"        s{stream}.put(c)" if ways[stream] else f"        use(s{stream}.get())",
+        ]
         return [*lines, *extra] if self.random.random() < 0.5 else [*extra, *lines]
 
     def body(self, depth: int, deepest: int) -> list[object]:
@@ -128,7 +131,8 @@ def pe():
             task = task.replace("s[i + 1].put", "o[i].put")
             source = "@task(mapping=[1])\ndef source():\n" + self.spread("s", "put(k)", trips, inner)
             sink = "@task(mapping=[1])\ndef sink():\n" + self.spread("o", "get()", trips, inner)
-        head = f"from rsn.streams import *\nn = 3\nm = 2\ns: Stream[i32, {depth}][{size}]\no: Stream[i32, {depth}][{size}]\n"
+        head = "from rsn.streams import *\nn = 3\nm = 2\n"
+        head += f"s: Stream[i32, {depth}][{size}]\no: Stream[i32, {depth}][{size}]\n"
         return head + source + task + sink
 
     def spread(self, name: str, method: str, trips: str, inner: str) -> str:
