@@ -16,7 +16,7 @@ from typing import Any
 from ..values import Limit, SymbolicNumber
 from .polynomial import ZERO, Polynomial, TooHigh
 
-THRESHOLD = 64
+THRESHOLD = 256
 """The largest threshold at which a size is cut."""
 
 DEPTH = 4

@@ -29,11 +29,14 @@ from .run import Stuck
 TRIED = 4096
 """Limit of the points of a range that is tried whole."""
 
-FIRST = 40
+FIRST = 16
 """How many of the smallest points are tried before a proof is looked for."""
 
-CASES = 400
+CASES = 1000
 """Limit of the cases of a proof."""
+
+CUTS = 60
+"""Limit of how often the sizes are cut on the way to one case."""
 
 SECONDS = 30.0
 """Limit of the time of a proof."""
@@ -82,7 +85,7 @@ class Proof:
         if self.verdict == "proved":
             return "\n".join([f"proved for all {self.domain}: {self.claims[0]}", *self.claims[1:]])
         if self.verdict == "counterexample":
-            at = ", ".join(f"{name} = {value}" for name, value in self.sizes.items())
+            at = ", ".join(f"{name} = {value}" for name, value in self.sizes.items()) or "every size"
             return f"counterexample: {at}: {self.reason}\n{self.report}"
         return (
             f"undecided for all {self.domain}: {self.reason}\nnote: {self.tried} sizes were tried, and are well-typed"
@@ -207,7 +210,7 @@ class _Search:
             self._named()
         except (SyntaxError, ValueError, RecursionError, MemoryError):
             report = check(self.text, self.file, self.strict, self.region)
-            return Proof("counterexample", self.domain, (), self._at(self._lows()), report, "the file cannot be read")
+            return Proof("counterexample", self.domain, report=report, reason="the file cannot be read")
         widths = [None if bound.high is None else bound.high - bound.low + 1 for bound in self.bounds.values()]
         points = prod(width or 1 for width in widths)
         whole = None not in widths and points <= TRIED
@@ -285,11 +288,11 @@ class _Search:
     # -- cases --------------------------------------------------------------------------------------------------------
 
     def _cases(self) -> Proof:
-        todo = [{name: Polynomial.variable(name) + bound.low for name, bound in self.bounds.items()}]
+        todo = [(0, {name: Polynomial.variable(name) + bound.low for name, bound in self.bounds.items()})]
         done = 0
         try:
             while todo:
-                case = todo.pop()
+                cuts, case = todo.pop()
                 done += 1
                 if done > CASES:
                     raise Undecided(f"the sizes fall into more than {CASES} cases")
@@ -302,8 +305,11 @@ class _Search:
                     try:
                         found = self._case(case)
                     except SplitSizes as split:
+                        if cuts == CUTS:
+                            raise Undecided(f"the sizes are cut more than {CUTS} times, and none of it ends") from None
                         todo += [
-                            {name: form.put(part) for name, form in case.items()} for part in reversed(split.parts)
+                            (cuts + 1, {name: form.put(part) for name, form in case.items()})
+                            for part in reversed(split.parts)
                         ]
                         continue
                 if found is not None:
@@ -348,11 +354,11 @@ class _Search:
         live = Liveness(program, domain)
         live.prove(program.groups, found)
         back = _inverse(case)
-        counts = [
-            f"{cell.stream}: {cell.writer.count.put(back)}"
-            for cell in found
-            if cell.writer and not cell.bound and cell.writer.count.number is None
-        ]
+        counts = []
+        for cell in found:
+            form = cell.writer.count.put(back) if cell.writer else None
+            if form is not None and form.number is None and form.variables() <= set(self.names):
+                counts.append(f"{'each ' if cell.bound else ''}{cell.stream}: {form}")
         self.proved.append((len(domain.sizes), list(dict.fromkeys(counts)), list(live.used)))
 
     def _search(
@@ -361,7 +367,7 @@ class _Search:
         """Look for a counterexample in a case that is not proved. Raises `Undecided` if none is found."""
         for k, steps in enumerate(_many(len(sizes))):
             at = dict(zip(sizes, steps, strict=True))
-            if k > 4000 or (unequal is None and k >= FIRST):
+            if k > 4000 or (unequal is None and k >= 40):
                 break
             if unequal is not None and not unequal.at({**at, **dict.fromkeys(unequal.variables() - at.keys(), 0)}):
                 continue

@@ -58,6 +58,9 @@ def read(
     undeclared: dict[str, Value] = {name: Static(value) for name, value in values.items() if name not in given}
     declare(declared, with_sizes(tree, values), region, undeclared)
     streams = {stream.name: stream for stream in declared.streams}
+    for stream in declared.streams:
+        if isinstance(stream.packing, SymbolicNumber):
+            raise Undecided(f"line {stream.place.line}: {stream.name} moves a symbolic number of elements at a time")
     groups: list[Group] = []
     for task, scope in declared.tasks:
         if task.parameters:
