@@ -358,7 +358,7 @@ class _Search:
         for cell in found:
             form = cell.writer.count.put(back) if cell.writer else None
             if form is not None and form.number is None and form.variables() <= set(self.names):
-                counts.append(f"{'each ' if cell.bound else ''}{cell.stream}: {form}")
+                counts.append(f"{f'each {cell.stream}' if cell.bound else cell.shown(domain)}: {form}")
         self.proved.append((len(domain.sizes), list(dict.fromkeys(counts)), list(live.used)))
 
     def _search(

@@ -21,7 +21,7 @@ prove one iteration: one that stands for all, with its number as an index of the
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import product
 
 from ..run import Run, Unending
@@ -29,6 +29,8 @@ from ..tree import Body as PlainBody
 from ..tree import Nodes
 from .domain import Domain, Undecided, form_of
 from .ends import Cell, Wrong, balanced, cells, restricted, tokens
+from .forests import is_forest
+from .graphs import components, knots
 from .polynomial import ONE, ZERO, Polynomial
 from .reading import Ranges
 from .run import Channel, Machine, Stuck
@@ -36,6 +38,8 @@ from .tree import Body, Branch, Group, Item, Loop, Program, Step, replaced, step
 
 UNROLLED = 4096
 """Limit of the operations of a network that is run as it is."""
+
+NO_CYCLE = "a stream on no cycle of streams makes nobody wait for ever"
 
 Bodies = dict[int, Body]
 """The body of each instance, or group."""
@@ -64,7 +68,7 @@ class Liveness:
             if len(part) > 1:
                 self._part({k: body for k in bodies if (body := _only(bodies[k], part))})
             else:
-                self.used["a stream on no cycle of streams makes nobody wait for ever"] = None
+                self.used[NO_CYCLE] = None
 
     def _part(self, bodies: Bodies) -> None:
         if self._one_after_the_other(bodies):
@@ -271,6 +275,9 @@ class Liveness:
         if ordered and all(self._room(cell) for cell in found):
             self.used["instances can run one after the other in the direction of the streams"] = None
             return
+        if is_forest(groups, found, self._everywhere):
+            self.used[NO_CYCLE] = None
+            return
         times = _common(bodies, [name for group in groups for name, _ in group.axes])
         if times is not None:
 
@@ -339,7 +346,7 @@ class Liveness:
             assert cell.writer is not None
             assert cell.reader is not None
             arcs[cell.writer.group].add(cell.reader.group)
-        for knot in _knots(arcs):
+        for knot in knots(arcs):
             inside = [c for c in found if c.writer and c.reader and {c.writer.group, c.reader.group} <= knot]
             if inside and not self._directed(groups, inside):
                 return False
@@ -466,64 +473,3 @@ def _iteration(bodies: Bodies, times: Polynomial, index: Polynomial, domain: Dom
             inner = replaced(loop.body, {loop.name: index * share + Polynomial.variable(name)})
             out[k] = (Loop(name, share, inner),)
     return out
-
-
-def components(edges: Mapping[Channel, tuple[int, int]]) -> Iterator[set[Channel]]:
-    """Return the biconnected components of the undirected graph, each as its streams."""
-    near: dict[int, list[tuple[int, Channel]]] = {}
-    for key, (a, b) in edges.items():
-        near.setdefault(a, []).append((b, key))
-        near.setdefault(b, []).append((a, key))
-    number: dict[int, int] = {}
-    low: dict[int, int] = {}
-    for root in near:
-        if root in number:
-            continue
-        number[root] = low[root] = len(number)
-        path: list[Channel] = []
-        taken: set[Channel] = set()
-        stack: list[tuple[int, Channel | None, Iterator[tuple[int, Channel]]]] = [(root, None, iter(near[root]))]
-        while stack:
-            node, entered, rest = stack[-1]
-            found = next(rest, None)
-            if found is not None:
-                other, key = found
-                if key in taken:
-                    continue
-                taken.add(key)
-                path.append(key)
-                if other in number:
-                    low[node] = min(low[node], number[other])
-                else:
-                    number[other] = low[other] = len(number)
-                    stack.append((other, key, iter(near[other])))
-                continue
-            stack.pop()
-            if not stack:
-                continue
-            above = stack[-1][0]
-            low[above] = min(low[above], low[node])
-            if low[node] >= number[above]:
-                part: set[Channel] = set()
-                while entered not in part:
-                    part.add(path.pop())
-                yield part
-
-
-def _knots(arcs: Mapping[int, set[int]]) -> list[set[int]]:
-    """Return the strongly connected components of a directed graph."""
-    reach: dict[int, set[int]] = {}
-    for k in arcs:
-        seen: set[int] = set()
-        todo = [k]
-        while todo:
-            for other in arcs[todo.pop()]:
-                if other not in seen:
-                    seen.add(other)
-                    todo.append(other)
-        reach[k] = seen
-    knots: list[set[int]] = []
-    for k in arcs:
-        if not any(k in knot for knot in knots):
-            knots.append({k} | {other for other in reach[k] if k in reach[other]})
-    return knots
