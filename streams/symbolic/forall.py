@@ -319,7 +319,9 @@ class _Search:
         return Proof("proved", self.domain, self._claims(), tried=len(self.known), cases=len(self.proved))
 
     def _small(self, point: tuple[int, ...]) -> Proof | None:
-        return self._refused(point) if self._inside(point) else None
+        if self._inside(point) and self._check(point).code:
+            return self._smallest(point)
+        return None
 
     def _case(self, case: Mapping[str, Polynomial]) -> Proof | None:
         """Prove one case, or find a counterexample in it. Raises `SplitSizes`, `Undecided`."""
@@ -379,6 +381,7 @@ class _Search:
         raise Undecided(f"{reason}; but no counterexample was found")
 
     def _smallest(self, point: tuple[int, ...]) -> Proof | None:
+        """Return the least counterexample, as far as all points below this one can be tried."""
         for k, other in enumerate(self._points()):
             if k > SMALLER or sum(other) >= sum(point):
                 break

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from random import Random
 
-TRIPS = ["n", "n", "n", "n + 1", "2 * n", "n - 1", "3", "2", "n * n", "n // 2", "1"]
+TRIPS = ["n", "n", "n", "n + 1", "2 * n", "n - 1", "3", "2", "3 * n", "n // 2", "1"]
 INNER = ["n", "i + 1", "n - i", "2", "i", "3", "n + 1", "i // 2"]
 TESTS = ["i % 2 == 0", "i % 3 == 1", "i == 0", "i < n - 1", "i > 2", "i < 5", "i != n - 1"]
 DEPTHS = ["1", "1", "2", "3", "n", "n + 1", "n - 1", "2 * n", "n * n"]

@@ -71,11 +71,11 @@ def test_all_listed_programs_are_here() -> None:
 @pytest.mark.parametrize("seed", sampled([1, 2], [1]))
 def test_random_programs(seed: int) -> None:
     verdicts: Counter[str] = Counter()
-    for number in range(cases(120, 4)):
+    for number in range(cases(100, 4)):
         random = Random(seed * 1000 + number)
         text = Writer(random).text()
         domain = "n >= 1, m >= 1" if "\nm = " in text else f"n >= {random.choice('12')}"
-        verdicts[agrees(text, domain, cases(24, 8)).verdict] += 1
+        verdicts[agrees(text, domain, cases(40, 8)).verdict] += 1
     assert verdicts["proved"] >= cases(30, 1), verdicts
     assert verdicts["counterexample"] >= cases(30, 1), verdicts
     assert verdicts["undecided"] <= cases(15, 3), verdicts
@@ -247,7 +247,7 @@ def test_regions_and_tensors() -> None:
 def test_changed_programs_are_proved_or_not_and_give_no_traceback() -> None:
     random = Random(9)
     verdicts: Counter[str] = Counter()
-    for _ in range(cases(1500, 12)):
+    for _ in range(cases(500, 12)):
         case = random.choice([*LISTED.values()])
         tree = ast.parse(case["program"])
         parts = [node for node in ast.walk(tree) if isinstance(node, ast.expr | ast.stmt)]
@@ -266,7 +266,7 @@ def test_changed_programs_are_proved_or_not_and_give_no_traceback() -> None:
             verdicts[agrees(text, case["domain"], 8).verdict] += 1
         except DomainError:
             verdicts["no size"] += 1
-    assert verdicts["proved"] >= cases(200, 0), verdicts
+    assert verdicts["proved"] >= cases(80, 0), verdicts
 
 
 def test_sums_of_powers() -> None:
