@@ -10,12 +10,14 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from math import prod
 from typing import Any, TypeVar
 
 from ..declarations import Declared
 from ..elaborate import Elaborator, Exit, State, _EndsByData
 from ..expressions import Context, Reading
+from ..kernels import Operand
 from ..reader import declare
 from ..source import Source
 from ..syntax import names_in, touches
@@ -253,6 +255,19 @@ class SymbolicElaborator(Elaborator):
             return None
         return Element(stream.name, tuple(map(form_of, index)), shown)
 
+    def operand(self, node: ast.expr, value: Value) -> Operand:
+        """Return a value as kernels see it, if its shape is known."""
+        kind = value.type if isinstance(value, Data) else None
+        if kind is not None and any(isinstance(size, Number) for size in kind.shape):
+            raise Undecided(f"{self._at(node)}: a kernel on a tile of symbolic shape")
+        return super().operand(node, value)
+
+    def exchange(
+        self, op: str, axes: Sequence[int], kind: ElementType | None, node: ast.AST, *, inserted: bool
+    ) -> None:
+        """Record the tokens of an all-reduce: of these nothing is proved."""
+        raise Undecided(f"{self._at(node)}: an all-reduce, of which nothing is proved")
+
     def _stream_name(self, number: Any) -> str:
         return str(number)
 
@@ -396,7 +411,7 @@ class SymbolicElaborator(Elaborator):
         kind = value.type
         if kind is None or not any(isinstance(size, Number) for size in kind.shape):
             return value
-        return Data(ElementType(kind.dtype, part(kind.shape)), value.futures)
+        return replace(value, type=ElementType(kind.dtype, part(kind.shape)))
 
     def _mark(self) -> tuple[Any, ...]:
         source = self.context.source
@@ -431,7 +446,7 @@ class SymbolicElaborator(Elaborator):
             return Static(part(value.value))
         if value.type is None:
             return value
-        return Data(ElementType(value.type.dtype, part(value.type.shape)), value.futures)
+        return replace(value, type=ElementType(value.type.dtype, part(value.type.shape)))
 
 
 def add_chunk(chunks: list[Chunk], name: str, times: Polynomial, body: Body) -> None:
