@@ -6,7 +6,23 @@ import json
 from typing import Any
 
 import click
+import numpy as np
 
+from ..assembler.printer import show as show_program
+from ..base.durations import duration
+from ..base.errors import TensorError
+from ..base.files import check_target, write_text
+from ..host.runner import Runner
+from ..host.tasks import run_tasks
+from ..host.tensors import load_tensors, save_tensors
+from ..hw.sim.machine import simulate
+from ..isa.overlays import OVERLAYS
+from ..isa.overlays.tasks.overlay import uops_of
+from ..scheduler.best import schedule_named
+from ..scheduler.build import build
+from ..scheduler.from_streams import layers_of
+from ..scheduler.pack import pack
+from ..streams.build import task_program
 from ..streams.check import report_on
 from ..streams.mapping.cost import cost
 from ..streams.mapping.errors import MappingError
@@ -15,17 +31,23 @@ from ..streams.mapping.machine import MeshDescription, mesh
 from ..streams.mapping.mapping import Mapped, Step
 from ..streams.mapping.place import Placement, place
 from ..streams.mapping.primitives import bundle, chain
+from ..streams.mapping.program import mapped_program
 from ..streams.mapping.proof import prove
 from ..streams.mapping.search import Found, search
 from ..streams.reader import read_file
 from ..streams.tree import Region
 from .progress import working
-from .stream_programs import Named, show, stream_program
+from .stream_programs import Named, refuse_options, show, stream_program
 
 
 @click.command(name="map")
 @click.argument("program")
-@click.option("--onto", "machine", default="mesh4x4", show_default=True, help="mesh4x4, or a mesh (*.toml)")
+@click.option(
+    "--onto", "machine", default="mesh4x4", show_default=True, help="mesh4x4, a mesh (*.toml), or an overlay: xnn"
+)
+@click.option("-o", "--output", type=click.Path(dir_okay=False), help="program text (.rsn) of the mapped machine")
+@click.option("--inputs", type=click.Path(dir_okay=False), help="with --onto xnn: run there on these (.npz)")
+@click.option("--outputs", type=click.Path(dir_okay=False), help="with --onto xnn: file to write the outputs to (.npz)")
 @click.option("--at-most", type=click.IntRange(1), help="nodes; by default, the tiles of the machine")
 @click.option("--chain", "chains", multiple=True, metavar="A,B", help="run instance A, then B, on one node; repeatable")
 @click.option("--bundle", "bundles", multiple=True, metavar="A,B,...", help="run equal instances in turn; repeatable")
@@ -35,6 +57,9 @@ from .stream_programs import Named, show, stream_program
 def map_command(
     program: str,
     machine: str,
+    output: str | None,
+    inputs: str | None,
+    outputs: str | None,
     at_most: int | None,
     chains: tuple[str, ...],
     bundles: tuple[str, ...],
@@ -46,20 +71,32 @@ def map_command(
     one tile, and which tile.
 
     The program is checked first. Then chain and bundle are applied, those of the options before those of the search,
-    and the mapped program is checked again, on its physical streams.
+    and the mapped program is checked again, on its physical streams. -o writes a machine with a unit for each node, for
+    rsn asm and rsn run.
+
+    --onto xnn finds the matrix products and attention that the program computes, and compiles them for that overlay.
     """
     named = stream_program(program)
     if named is None:
         raise click.UsageError(f"{program}: a stream program is a file FILE.py, or FILE.py:REGION")
-    onto = mesh(machine)
     region = read_file(named.file, named.region)
+    if machine in OVERLAYS:
+        refuse_options(OF_MESHES, "a mesh")
+        _onto_overlay(region, machine, inputs, outputs, most, as_json)
+        return
+    refuse_options(("inputs", "outputs"), "--onto xnn")
+    if output is not None:
+        check_target(output)
+    onto = mesh(machine)
     report = report_on(region)
     if report.code:
         show(report, most, as_json)
         raise SystemExit(1)
     try:
         with working("mapping"):
-            facts, lines = _mapped(named, region, onto, at_most or onto.tiles, (chains, bundles), no_search)
+            facts, lines, made = _mapped(named, region, onto, at_most or onto.tiles, (chains, bundles), no_search)
+            if output is not None:
+                write_text(output, show_program(pack(uops_of(mapped_program(made)))))
     except MappingError as error:
         if as_json:
             click.echo(json.dumps(_refused(region, error)))
@@ -67,6 +104,51 @@ def map_command(
             click.echo(error.rendered(region.source))
         raise SystemExit(1) from None
     click.echo(json.dumps(facts) if as_json else "\n".join(lines))
+
+
+OF_MESHES = ("output", "at_most", "chains", "bundles", "no_search")
+"""Options that are not about an overlay."""
+
+
+def _onto_overlay(region: Region, name: str, inputs: str | None, outputs: str | None, most: int, as_json: bool) -> None:
+    """Find the layers that a program computes, compile them for an overlay, and run them if there are inputs."""
+    if outputs is not None and inputs is None:
+        raise click.UsageError("--outputs: only with --inputs")
+    report = report_on(region)
+    if report.code:
+        show(report, most, as_json)
+        raise SystemExit(1)
+    with working("compiling"):
+        layers = layers_of(task_program(region))
+        given = load_tensors(inputs) if inputs is not None else {}
+        needed = {*layers.weights.values(), *layers.biases.values(), *layers.graph.inputs}
+        missing = sorted(needed - given.keys())
+        if inputs is not None and missing:
+            raise TensorError(f"{inputs}: it has no {missing[0]}")
+        graph = layers.with_values(given) if inputs is not None else layers.graph
+        built = build(graph, OVERLAYS[name], schedule_named("paper", 1, 0))
+        latency = simulate(built.program).latency_s
+    difference = None
+    if inputs is not None:
+        with Runner(built.program, weights=built.weights) as runner:
+            made = runner.run({n: given[n] for n in graph.inputs}).outputs
+        shapes = {t.name: t.type.shape for t in region.tensors}
+        made = {n: value.reshape(shapes[n]) for n, value in made.items()}
+        own = run_tasks(pack(uops_of(task_program(region))), {n: v for n, v in given.items() if n in needed}).outputs
+        difference = max(float(np.abs(made[n] - own[n]).max() / (np.abs(own[n]).max() or 1)) for n in made)
+        if outputs is not None:
+            save_tensors(outputs, made)
+    if as_json:
+        facts = {"ok": True, "layers": layers.graph.show().splitlines(), "latency_s": latency}
+        click.echo(json.dumps(facts | {"difference": difference}))
+        return
+    click.echo(f"{region.source.file} on {name}, as layers:")
+    click.echo(layers.graph.show().rstrip())
+    click.echo(f"latency        {duration(latency)} (modelled)")
+    if difference is not None:
+        click.echo(f"difference     {difference:.1e} from the stream program's own results")
+    if outputs is not None:
+        click.echo(f"outputs        {outputs}")
 
 
 def _refused(region: Region, error: MappingError) -> dict[str, Any]:
@@ -82,8 +164,8 @@ def _mapped(
     at_most: int,
     asked: tuple[tuple[str, ...], tuple[str, ...]],
     no_search: bool,
-) -> tuple[dict[str, Any], list[str]]:
-    """Map a program; return the facts, and the lines to print."""
+) -> tuple[dict[str, Any], list[str], Mapped]:
+    """Map a program; return the facts, the lines to print, and the mapping."""
     graph = mapping_graph(region, read_file(named.file, named.region, timed=True))
     mapped = Mapped.start(graph)
     for text in asked[0]:
@@ -132,7 +214,7 @@ def _mapped(
         "length": at.length,
         "bound": at.bound,
     }
-    return facts, _text(graph, mapped, machine, at, [*_steps(graph, mapped), f"cost: {price}"])
+    return facts, _text(graph, mapped, machine, at, [*_steps(graph, mapped), f"cost: {price}"]), mapped
 
 
 def _names(text: str) -> list[str]:

@@ -6,7 +6,7 @@ import ast
 import re
 import sys
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,13 +18,13 @@ from ..isa.overlays.tasks.overlay import uops_of
 from ..isa.overlays.tasks.tree import Name, Store, nodes
 from ..isa.program import UnpackedProgram
 from .annotations import is_stream, last_name
-from .beats import fire_together, stream_depths
+from .beats import Together, fire_together, stream_depths
 from .check import Report
 from .layouts import parse
 from .lower import lowered_task, lowered_type
 from .reader import read_source
 from .source import Diagnostic, Refusal, Source
-from .tree import Region, TaskDecl
+from .tree import Body, Region, TaskDecl
 
 
 class Refused(SourceError):
@@ -86,7 +86,7 @@ def task_program(region: Region, externals: Mapping[str, Any] | None = None) -> 
             faults.append(Diagnostic(r.code, r.message, place, r.notes, subject=declared.name))
     if faults:
         raise Refused(Report(region, tuple(faults)))
-    names = [unit_name(instance.name) for instance in region.instances]
+    names = unit_names([instance.name for instance in region.instances])
     ends: dict[tuple[int, bool], str] = {}
     for name, instance in zip(names, region.instances, strict=True):
         for node in instance.body:
@@ -114,18 +114,22 @@ def task_program(region: Region, externals: Mapping[str, Any] | None = None) -> 
         tuple(made),
         units,
         tuple(links),
-        apart=_apart(region, ends),
+        apart=apart(fire_together(timed_bodies(region), *stream_depths(region)), ends),
     )
 
 
-def _apart(region: Region, ends: Mapping[tuple[int, bool], str]) -> tuple[tuple[str, tuple[tree.Place, ...]], ...]:
-    """The places, by unit, of operations that do not fire together with others of their beat, because the unit would
-    wait for ever. ends: the unit at each end of a stream."""
+def timed_bodies(region: Region) -> list[Body]:
+    """The bodies of a region's instances in beats."""
     source = Source(region.source.text, region.source.file)
     timed = read_source(source, region.name or None, timed=True, rates=region.rates)
-    bodies = [instance.body for instance in timed.instances]
+    return [instance.body for instance in timed.instances]
+
+
+def apart(together: Together, ends: Mapping[tuple[int, bool], str]) -> tuple[tuple[str, tuple[tree.Place, ...]], ...]:
+    """The places, by unit, of operations that do not fire together with others of their beat, because the unit would
+    wait for ever. ends: the unit at each end of a stream."""
     found: dict[str, set[tree.Place]] = {}
-    for beat in fire_together(bodies, *stream_depths(timed)).apart:
+    for beat in together.apart:
         for op in beat.ops:
             places = found.setdefault(ends[op.stream, op.put], set())
             places.add(tree.Place(op.place.line, op.place.column + 1))
@@ -160,6 +164,14 @@ def _tensors(region: Region, made: list[tasks.Task]) -> tuple[tasks.Tensor, ...]
     )
 
 
-def unit_name(instance: str) -> str:
-    """The name of a unit: letters, digits and underscores, such as `gemm_1_2` of `gemm[1,2]`."""
-    return re.sub(r"[^A-Za-z0-9_]+", "_", instance).strip("_")
+def unit_names(instances: Sequence[str]) -> list[str]:
+    """Names of units, each once: letters, digits and underscores, such as `gemm_1_2` of `gemm[1,2]`."""
+    names: list[str] = []
+    taken: set[str] = set()
+    for instance in instances:
+        name = re.sub(r"[^A-Za-z0-9_]+", "_", instance).strip("_")
+        while name in taken:
+            name += "_"
+        taken.add(name)
+        names.append(name)
+    return names

@@ -258,6 +258,9 @@ def renamed(body: Body, names: dict[int, int], made: dict[object, Node]) -> Body
         if found is None:
             if isinstance(node, Op):
                 found = Op(names[node.stream], node.put, node.place)
+            elif isinstance(node, Beat):
+                ops = [op for op in renamed(node.ops, names, made) if isinstance(op, Op)]
+                found = Beat(tuple(ops), node.cycles, node.place)
             elif isinstance(node, Repeat):
                 found = Repeat(node.times, renamed(node.body, names, made))
             else:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import numpy as np
 import pytest
 from click.testing import CliRunner, Result
 
@@ -110,3 +111,43 @@ def test_a_program_without_tasks(tmp_path: Path) -> None:
 def test_other_files_are_refused(tmp_path: Path) -> None:
     assert rsn("map", tmp_path / "p.bin").exit_code == 2
     assert rsn("map", tmp_path / "none.py").exit_code == 1
+
+
+LAYERS = """from rsn.streams import *
+X: f32[32, 64]
+W: f32[64, 32]
+Y: f32[32, 32]
+s: Stream[f32[32, 32], 2][2]
+@task(mapping=[2], args=[X, W])
+def part(x, w):
+    k = get_tid()
+    s[k].put(x[:, k * 32 : (k + 1) * 32] @ w[k * 32 : (k + 1) * 32, :])
+@task(mapping=[1], args=[Y])
+def total(y):
+    y[:, :] = {end}(s[0].get() + s[1].get())
+"""
+
+
+def test_onto_xnn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("p.py").write_text(LAYERS.format(end="gelu"))
+    random = np.random.default_rng(0)
+    x, w = random.normal(size=(32, 64)).astype(np.float32), random.normal(size=(64, 32)).astype(np.float32)
+    np.savez("x.npz", X=x, W=w)
+    result = CliRunner().invoke(main, ["map", "p.py", "--onto", "xnn", "--inputs", "x.npz", "--outputs", "y.npz"])
+    assert result.exit_code == 0, result.output
+    assert "Y = gelu_erf(X @ weight 64x32 + bias)" in result.output
+    assert np.load("y.npz")["Y"].shape == (32, 32)
+    Path("q.py").write_text(LAYERS.format(end="exp"))
+    result = CliRunner().invoke(main, ["map", "q.py", "--onto", "xnn"])
+    assert (result.exit_code, result.output) == (1, "error: exp is no part of the machine's layers\n")
+
+
+def test_the_mapped_machine_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("p.py").write_text(LAYERS.format(end="gelu"))
+    for arguments in (["map", "p.py", "--at-most", "2", "-o", "m.rsn"], ["asm", "m.rsn"], ["check", "m.bin"]):
+        result = CliRunner().invoke(main, arguments)
+        assert result.exit_code == 0, result.output
+    result = CliRunner().invoke(main, ["run", "m.bin", "--timing-only"])
+    assert "cycles at 300 MHz, modelled" in result.output

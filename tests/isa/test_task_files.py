@@ -51,8 +51,8 @@ def program() -> Program:
     ("line", "message"),
     [
         ("links = 3", "links"),
-        ('links = [["s", [2], "a_0", "b_0", 2]]', r"s\[2\] is outside s"),
-        ('links = [["s", [0], "a_0", "c", 2]]', "two units are expected"),
+        ('links = [["s", [2], "a_0", "b_0", 2, ""]]', r"s\[2\] is outside s"),
+        ('links = [["s", [0], "a_0", "c", 2, ""]]', "units are expected"),
         ('external = ["np.abs"]', "np.abs: no file holds functions of the host"),
         ('arrays.s = [["f99"], 2, 1, []]', "no element type"),
         ('arrays.s = [["f32"], 3, 2, []]', "no multiple of transfers"),

@@ -11,7 +11,7 @@ arrays.s = [["i32"], 4, 1, []]            # element type, depth, packing, shape 
 tensors.x = [["f32", 64], true, false]    # element type with shape; whether it is an input, an output
 tasks.a = [[1], [["p", "x", [-1]]], [3, 1], [...]]  # grid, parameters, place, tree
 units.a = [["a", [0]]]                    # the task instances that it runs, in order
-links = [["s", [], "a", "b", 4]]          # stream and index, source, sink, depth
+links = [["s", [], "a", "b", 4, ""]]      # stream and index, source, sink, depth, name of a shared stream
 ```
 """
 
@@ -52,12 +52,12 @@ def machine_of(program: TaskProgram, part: type[Part] | None = None) -> Overlay:
     behaviour = type("TaskUnit", (TaskUnit,), {"prepared": prepared})
     bank = BANK if program.tensors else None
     units = tuple(UnitSpec(name, kind, index, behaviour, bank=bank) for name, kind, index in _kinds(program))
-    streams = tuple(stream for link in program.links for stream in _streams(link, prepared))
+    streams = {stream.name: stream for link in program.links for stream in _streams(link, prepared)}
     return dataclasses.replace(
         TASKS,
         name=program.name,
         units=units,
-        streams=streams,
+        streams=tuple(streams.values()),
         clock_hz=program.clock_hz,
         preloaded={u.kind: (RunShot, LONGEST) for u in units},
         legal=_legal(program),
@@ -169,7 +169,7 @@ def _lines(program: TaskProgram) -> Iterator[str]:
         yield f"tasks.{_key(task.name)} = {toml([task.mapping, parameters, encoded(task.place), encoded(task.body)])}"
     for unit, shots in program.units:
         yield f"units.{_key(unit)} = {toml([[shot.task, shot.tid] for shot in shots])}"
-    yield f"links = {toml([[k.stream, k.index, k.source, k.sink, k.depth] for k in program.links])}"
+    yield f"links = {toml([[k.stream, k.index, k.source, k.sink, k.depth, k.shared] for k in program.links])}"
     for unit, places in program.apart:
         yield f"apart.{_key(unit)} = {toml([encoded(place) for place in places])}"
 
@@ -211,8 +211,8 @@ def _parsed(given: Mapping[str, Any], name: str) -> TaskProgram:
     if not isinstance(listed, list):
         raise ProgramError("links is no list")
     for value in listed:
-        stream, index, source, sink, depth = _row("links", value, str, list, str, str, int)
-        links.append(Link(stream, _sizes("links", index, 0), source, sink, depth))
+        stream, index, source, sink, depth, shared = _row("links", value, str, list, str, str, int, str)
+        links.append(Link(stream, _sizes("links", index, 0), source, sink, depth, shared))
     apart = [
         (key, tuple(Place(*_row(f"apart.{key}", place, int, int)) for place in value))
         for key, value in _table(given, "apart", list)
@@ -323,10 +323,17 @@ def _check(program: TaskProgram) -> None:
             raise ProgramError(f"links: there is no stream {link.stream}")
         if len(link.index) != len(array.shape) or any(i >= n for i, n in zip(link.index, array.shape, strict=False)):
             raise ProgramError(f"links: {link.label} is outside {link.stream}")
-        if link.source not in units or link.sink not in units or link.source == link.sink:
-            raise ProgramError(f"links: {link.label} goes from {link.source} to {link.sink}: two units are expected")
+        if link.source not in units or link.sink not in units:
+            raise ProgramError(f"links: {link.element} goes from {link.source} to {link.sink}: units are expected")
         if link.depth < array.packing or link.depth % array.packing:
             raise ProgramError(f"links: {link.label}: depth {link.depth} is no multiple of transfers")
+    together: dict[str, set[tuple[str, str, int, int]]] = {}
+    for link in program.links:
+        packing = prepared.streams[link.stream].packing
+        together.setdefault(link.label, set()).add((link.source, link.sink, link.depth, packing))
+    for label, kinds in together.items():
+        if len(kinds) > 1:
+            raise ProgramError(f"links: elements that share {label} have the same ends, depth and transfers")
     if len(prepared.links) < len(program.links):
         raise ProgramError("links: a stream is listed twice")
 

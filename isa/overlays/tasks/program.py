@@ -71,18 +71,25 @@ class Shot:
 
 @dataclass(frozen=True)
 class Link:
-    """A stream of the machine: the element `index` of an array, from unit to unit. depth: in elements."""
+    """A stream of the machine: the element `index` of an array, from unit to unit, or from a unit to itself. depth: in
+    elements. shared: the name of the stream of the machine, if several elements take turns on it."""
 
     stream: str
     index: tuple[int, ...]
     source: str
     sink: str
     depth: int
+    shared: str = ""
+
+    @property
+    def element(self) -> str:
+        """The name of the element."""
+        return self.stream + (f"[{','.join(map(str, self.index))}]" if self.index else "")
 
     @property
     def label(self) -> str:
-        """The name of the element."""
-        return self.stream + (f"[{','.join(map(str, self.index))}]" if self.index else "")
+        """The label of the stream of the machine."""
+        return self.shared or self.element
 
 
 @dataclass(frozen=True)

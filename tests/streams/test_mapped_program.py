@@ -1,0 +1,99 @@
+"""Mapped programs on the engine: a unit for each node gives the results of the program that was mapped."""
+
+from __future__ import annotations
+
+from random import Random
+
+import numpy as np
+import pytest
+
+from rsn.assembler import container
+from rsn.host.tasks import run_tasks
+from rsn.hw.sim.machine import Machine
+from rsn.isa.overlays.tasks.overlay import uops_of
+from rsn.scheduler.pack import pack
+from rsn.streams.build import build
+from rsn.streams.check import check
+from rsn.streams.mapping.errors import MappingError
+from rsn.streams.mapping.graph import mapping_graph
+from rsn.streams.mapping.machine import mesh
+from rsn.streams.mapping.mapping import Mapped
+from rsn.streams.mapping.primitives import bundle, chain
+from rsn.streams.mapping.program import mapped_program
+from rsn.streams.mapping.search import search
+from rsn.streams.reader import read
+from rsn.tests.effort import cases, in_both
+from rsn.tests.streams.test_machine import BODIES, HEAD, statements
+
+FFN = """
+from rsn.streams import *
+M, K, H, N, T = 16, 16, 64, 16, 16
+X: f32[M, K]
+W1: f32[K, H]
+W2: f32[H, N]
+Y: f32[M, N]
+hidden: Stream[f32[M, T], 2][H // T]
+@task(mapping=[H // T], args=[X, W1])
+def up(x, w):
+    j = get_tid()
+    hidden[j].put(gelu(x[:, :] @ w[:, j * T : (j + 1) * T]))
+@task(mapping=[1], args=[W2, Y])
+def down(w, y):
+    total = zeros(f32, M, N)
+    for j in range(H // T):
+        total = total + hidden[j].get() @ w[j * T : (j + 1) * T, :]
+    y[:, :] = total
+"""
+
+
+@pytest.mark.parametrize("at_most", [2, 4])
+def test_a_searched_mapping_gives_equal_bits(at_most: int) -> None:
+    random = np.random.default_rng(0)
+    shapes = {"X": (16, 16), "W1": (16, 64), "W2": (64, 16)}
+    given = {name: random.normal(size=shape).astype(np.float32) for name, shape in shapes.items()}
+    report = check(FFN)
+    expected = run_tasks(pack(build(report)), given).outputs["Y"]
+    graph = mapping_graph(report.region, read(FFN, timed=True))
+    mapped = search(graph, at_most, mesh("mesh4x4")).mapped
+    program = pack(uops_of(mapped_program(mapped)))
+    assert len(program.overlay.units) <= at_most
+    again = container.loads(container.dumps(program))
+    result = run_tasks(again, given)
+    np.testing.assert_array_equal(result.outputs["Y"], expected)
+    assert Machine(again).run().latency_s == result.run.latency_s
+
+
+def test_a_bundle_shares_one_stream_of_the_machine() -> None:
+    report = check(FFN)
+    mapped = bundle(Mapped.start(mapping_graph(report.region, read(FFN, timed=True))), [f"up[{j}]" for j in range(4)])
+    program = mapped_program(mapped)
+    assert {link.label for link in program.links} == {
+        "up[0]+3->down (hidden[0], hidden[1], hidden[2], ... 4 streams in turn)"
+    }
+    assert len(uops_of(program).overlay.streams) == 1
+
+
+@in_both
+def test_chains_of_random_programs_give_equal_values() -> None:
+    random = Random(21)
+    mapped_ones = 0
+    for number in range(cases(200, 12)):
+        kind = random.choice(["i8", "f32"])
+        floats = kind == "f32"
+        text = HEAD.format(kind=kind) + BODIES.format(
+            kind=kind, start="1", first=statements(random, floats), second=statements(random, floats)
+        ).replace("KIND", kind)
+        report = check(text)
+        x = np.random.default_rng(number).integers(-100, 100, 8).astype(np.float32 if floats else np.int8)
+        expected = run_tasks(pack(build(report)), {"x": x}).outputs["y"]
+        mapped = Mapped.start(mapping_graph(report.region, read(text, timed=True)))
+        pairs = [("source", "middle[0]"), ("middle[0]", "middle[1]"), ("middle[1]", "sink")]
+        try:
+            for a, b in random.sample(pairs, random.randint(1, 3)):
+                mapped = chain(mapped, a, b)
+            program = mapped_program(mapped)
+        except MappingError:
+            continue
+        mapped_ones += 1
+        np.testing.assert_array_equal(run_tasks(pack(uops_of(program)), {"x": x}).outputs["y"], expected, err_msg=text)
+    assert mapped_ones > cases(100, 6)
