@@ -14,7 +14,21 @@ from math import prod
 
 from .expressions import Context, Expressions, Future
 from .source import Refusal
-from .syntax import Grid, chain_length, deciding, divides, meta_name, meta_name_of, names_in, period_of, touches
+from .syntax import (
+    Grid,
+    Pieces,
+    chain_length,
+    deciding,
+    deciding_parts,
+    divides,
+    leaves,
+    meta_name,
+    meta_name_of,
+    names_in,
+    nested,
+    pieces,
+    touches,
+)
 from .tree import Body, Instance, Node, TaskDecl
 from .values import Data, Static, Value, element_type, joined, type_of
 
@@ -311,6 +325,12 @@ class Elaborator(Expressions):
             return self._static(node, target, range(*known), body)
         if len(known) == 1:
             return self._static(node, target, range(known[0]), body)
+        if isinstance(target, ast.Tuple) and len(target.elts) == len(known) and names_in(target) & self.deciding:
+            inner = self.context.nests.get((node, *known))
+            if inner is None:
+                inner = self.context.nests.setdefault((node, *known), nested(target, known, body, node))
+            if not leaves(body):
+                return self._static(node, target.elts[0], range(known[0]), inner)
         return self._static(node, target, Grid(known, count), body)
 
     def _static(
@@ -333,17 +353,18 @@ class Elaborator(Expressions):
         self, node: ast.stmt, target: ast.expr | None, values: range | Grid | list[Static], body: list[ast.stmt]
     ) -> Exit:
         names = names_in(target) if target is not None else set[str]()
-        period = 1
-        if names & self.deciding:
-            plain = isinstance(target, ast.Name) and isinstance(values, range)
-            period = period_of(min(names), body, self.deciding, self.context.streams) if plain else 0
         unrolled = isinstance(node, ast.With) or (isinstance(node, ast.For) and meta_name_of(node.iter) == "meta_for")
         if unrolled and self.context.reading.timed:
             return self._unrolled(target, values, body)
         outer, iterations = self.ops, list[tuple[int, Body]]()
-        before = self._key(names)
-        how, k, count = Exit.NONE, 0, len(values)
-        while k < count:
+        how, k = Exit.NONE, 0
+        plan = self._plan(node, target, names, values, body)
+        period, ends = plan or Pieces(0, (len(values),))
+        first, end, before = 0, 0, object()
+        while k < len(values):
+            if k == end:
+                first, end = k, next(e for e in ends if e > k)
+                before = self._key(names) if period else before
             self.context.step(node)
             self._bind_index(target, values[k])
             self.ops = []
@@ -354,10 +375,10 @@ class Elaborator(Expressions):
             k += 1
             if how in (Exit.BREAK, Exit.RETURN):
                 break
-            if period and k % period == 0:
+            if period and (k - first) % period == 0:
                 after = self._key(names)
-                if after == before and count - k >= period:
-                    times = (count - k) // period
+                if after == before and end - k >= period:
+                    times = (end - k) // period
                     once = sum((operations for _, operations in iterations[-period:]), ())
                     iterations[-period:] = [(times + 1, once)]
                     k += times * period
@@ -375,6 +396,30 @@ class Elaborator(Expressions):
             if how in (Exit.BREAK, Exit.RETURN):
                 return how if how is Exit.RETURN else Exit.NONE
         return Exit.NONE
+
+    def _plan(
+        self,
+        node: ast.stmt,
+        target: ast.expr | None,
+        names: set[str],
+        values: range | Grid | list[Static],
+        body: list[ast.stmt],
+    ) -> Pieces | None:
+        """How a loop is stepped; None if each of its iterations is read."""
+        if not names & self.deciding:
+            return Pieces(1, (len(values),))
+        if not isinstance(target, ast.Name) or not isinstance(values, range) or len(values) < 2:
+            return None
+        parts = self.context.loops.get(node)
+        if parts is None:
+            parts = deciding_parts(body, self.deciding, self.context.streams)
+            self.context.loops[node] = parts
+
+        def known(name: str) -> object:
+            value = self.env.get(name, self.context.constants.get(name))
+            return value.value if isinstance(value, Static) and name not in parts.stored else None
+
+        return pieces(target.id, values, parts, known)
 
     def _bind_index(self, target: ast.expr | None, value: int | Static) -> None:
         if target is not None:

@@ -10,7 +10,7 @@ from typing import NoReturn
 
 from .language import BITS
 from .source import Place, Refusal, Source
-from .syntax import touches
+from .syntax import Deciding, touches
 from .tree import Body, ElementType, Node, Nodes, Op, StreamDecl, TaskDecl
 from .values import (
     BOOLEAN,
@@ -49,7 +49,7 @@ class Reading:
 @dataclass
 class Context:
     """What all instances of a region share. functions: names of other functions, and whether each uses a stream.
-    regions: names of regions. decisive: of each task that was read, what `syntax.deciding` found."""
+    regions: names of regions. decisive, loops, nests: what `syntax` found in tasks and loops that were read before."""
 
     reading: Reading
     streams: Mapping[str, StreamDecl]
@@ -58,6 +58,8 @@ class Context:
     functions: Mapping[str, bool]
     regions: Container[str] = frozenset()
     decisive: dict[ast.FunctionDef, frozenset[str]] = field(default_factory=dict)
+    loops: dict[ast.stmt, Deciding] = field(default_factory=dict)
+    nests: dict[tuple[object, ...], list[ast.stmt]] = field(default_factory=dict)
 
     @property
     def source(self) -> Source:

@@ -35,7 +35,7 @@ TASK = HEAD + "@task(mapping=[1])\ndef a():\n    "
         (TASK + "while True:\n        s.put(1)\n", "limit", (5, 4)),
         (TASK + "for i in range(10 ** 30):\n        s.put(1)\n", "limit", (5, 19)),
         (TASK + "for i in range(2 ** 62):\n        s.put(1)\n", "limit", (5, 13)),
-        (TASK + "for i in range(10000000):\n        if i > 5:\n            s.put(1)\n", "limit", None),
+        (TASK + "for i in range(10000000):\n        if i * i > 5:\n            s.put(1)\n", "limit", None),
         (TASK + "x = 7 // 0\n", "unsupported", (5, 8)),
         (TASK + "x = data()\n    with meta_if(x):\n        s.put(1)\n", "meta", (6, 17)),
         (TASK + "while data():\n        s.put(1)\n", "join", (5, 4)),
