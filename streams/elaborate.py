@@ -11,8 +11,9 @@ from collections.abc import Container, Sequence
 from dataclasses import replace
 from enum import Enum
 from math import prod
+from typing import NamedTuple
 
-from .expressions import Context, Expressions, Future
+from .expressions import Context, Expressions, Future, Taken, either
 from .source import Refusal
 from .syntax import (
     Grid,
@@ -49,7 +50,12 @@ class _EndsByData(Refusal):
     """Data decides whether a loop goes on."""
 
 
-State = tuple[dict[str, Value], dict[int, Future]]
+class State(NamedTuple):
+    """What a path has come to."""
+
+    env: dict[str, Value]
+    pending: dict[int, Future]
+    taken: dict[int, tuple[Taken, Future]]
 
 
 class Elaborator(Expressions):
@@ -196,30 +202,39 @@ class Elaborator(Expressions):
     # -- branches ----------------------------------------------------------------------------------------------------
 
     def _save(self) -> State:
-        return dict(self.env), {number: replace(future) for number, future in self.pending.items()}
+        size = len(self.env) + len(self.pending) + len(self.taken)
+        self.context.step(self.task.body, size // 8)
+        return State(dict(self.env), {n: replace(future) for n, future in self.pending.items()}, dict(self.taken))
+
+    def _restore(self, state: State) -> None:
+        self.env, self.pending, self.taken = state
 
     def _merge(self, a: State, b: State) -> None:
         """Go on from two paths: a variable that differs is data; a future is used if both have used it."""
         env: dict[str, Value] = {}
-        for name in a[0].keys() | b[0].keys():
-            x, y = a[0].get(name), b[0].get(name)
+        taken = either(a.taken, b.taken)
+        for name in a.env.keys() | b.env.keys():
+            x, y = a.env.get(name), b.env.get(name)
             if x is None or y is None:
                 env[name] = x or y or Data()
             elif x == y:
                 env[name] = x
             else:
-                futures = frozenset(f for v in (x, y) if isinstance(v, Data) for f in v.futures)
+                both = {f for v in (x, y) if isinstance(v, Data) for f in v.futures}
+                # Of those that were taken, one of each kind tells as much as all.
+                kinds = {taken[f][0]: f for f in sorted(both, reverse=True) if f in taken}
+                futures = frozenset({f for f in both if f in a.pending or f in b.pending} | {*kinds.values()})
                 env[name] = Data(joined(type_of(x), type_of(y)), futures)
         pending: dict[int, Future] = {}
         born = self._before
-        for number in a[1].keys() | b[1].keys():
-            x_future, y_future = a[1].get(number), b[1].get(number)
+        for number in a.pending.keys() | b.pending.keys():
+            x_future, y_future = a.pending.get(number), b.pending.get(number)
             future = x_future or y_future
             assert future is not None
             some = number <= born and (x_future is None or y_future is None)
             used = max(f.used for f in (x_future, y_future) if f is not None)
             pending[number] = replace(future, used=1 if some or used else 0)
-        self.env, self.pending = env, pending
+        self.env, self.pending, self.taken = env, pending, taken
 
     def _if_statement(self, node: ast.If, rest: Sequence[ast.stmt]) -> Exit:
         """Read a branch. rest: what follows it up to the end of the loop. Where data decides whether that is run, each
@@ -235,7 +250,7 @@ class Elaborator(Expressions):
             return only
         how, bodies, states, start = self._arms([node.body, node.orelse], rest)
         if how[0] is not how[1]:
-            self.env, self.pending = start
+            self._restore(start)
             how, bodies, states, start = self._arms([[*node.body, *rest], [*node.orelse, *rest]], ())
             at_end = {Exit.NONE, Exit.CONTINUE} if self._loops else set(Exit)
             if how[0] is not how[1] and not {*how} <= at_end:
@@ -254,13 +269,14 @@ class Elaborator(Expressions):
         how, bodies, states = list[Exit](), list[Body](), list[State]()
         self._branches += 1
         for arm in arms:
-            self.env, self.pending = dict(start[0]), {n: replace(f) for n, f in start[1].items()}
+            pending = {n: replace(f) for n, f in start.pending.items()}
+            self.env, self.pending, self.taken = dict(start.env), pending, dict(start.taken)
             self.ops = []
             how.append(self.block(arm, tail))
             if divides(arm):
                 self.end_beat()
             bodies.append(tuple(self.ops))
-            states.append((self.env, self.pending))
+            states.append(State(self.env, self.pending, self.taken))
         self._branches -= 1
         self.ops, self._before = outer, born
         return how, bodies, (states[0], states[1]), start
@@ -344,7 +360,8 @@ class Elaborator(Expressions):
         except _EndsByData:
             if touches(body):
                 raise
-            self.ops, (self.env, self.pending) = outer, start
+            self.ops = outer
+            self._restore(start)
         finally:
             self._loops -= 1
         return self._by_data(node, target, body)
@@ -435,7 +452,8 @@ class Elaborator(Expressions):
         except _EndsByData:
             if touches([node]):
                 raise
-            self.ops, (self.env, self.pending) = outer, start
+            self.ops = outer
+            self._restore(start)
         finally:
             self._loops -= 1
         return self._by_data(node, None, [ast.copy_location(ast.Expr(node.test), node.test), *node.body])
@@ -519,6 +537,7 @@ class Elaborator(Expressions):
     def _key(self, without: Container[str] = ()) -> object:
         """The variables, with futures numbered as they appear: equal keys mean that nothing differs from here on.
         without: names that do not count."""
+        self.context.step(self.task.body, len(self.env) // 8)
         numbers: dict[int, int] = {}
         out: list[object] = []
         for name in sorted(self.env):
@@ -530,22 +549,23 @@ class Elaborator(Expressions):
             if isinstance(value, Static):
                 out.append((name, type(value.value).__name__, value.value))
                 continue
-            futures = [f for f in sorted(value.futures) if f in self.pending or f in self.awaited]
-            renamed = [
-                (
-                    numbers.setdefault(f, len(numbers)),
-                    f in self.awaited,
-                    self.pending[f].used if f in self.pending else 2,
-                )
-                for f in futures
+            waiting = [
+                (numbers.setdefault(f, len(numbers)), self.pending[f].used)
+                for f in sorted(value.futures)
+                if f in self.pending
             ]
-            out.append((name, value.type, tuple(renamed)))
+            how = frozenset(self.taken[f][0] for f in value.futures if f in self.taken)
+            out.append((name, value.type, tuple(waiting), how))
         return tuple(out)
 
     def _prune(self) -> None:
-        """Report futures that no variable holds any more. Inside an arm, the other arm may still hold them."""
-        if self._branches == 0 and self.pending:
-            held = {f for v in self.env.values() if isinstance(v, Data) for f in v.futures}
+        """Forget futures that no variable holds any more, and report those that nothing has read. Inside an arm, the
+        other arm may still hold them."""
+        if not self.pending and not self.taken:
+            return
+        held = {f for v in self.env.values() if isinstance(v, Data) for f in v.futures}
+        self.taken = {f: how for f, how in self.taken.items() if f in held}
+        if self._branches == 0:
             self._unread(self.pending.keys() - held)
 
     def _unread(self, numbers: set[int]) -> None:

@@ -6,6 +6,8 @@ import ast
 from collections.abc import Container, Iterator, Mapping
 from dataclasses import dataclass, field
 from difflib import get_close_matches
+from enum import IntEnum
+from operator import itemgetter
 from typing import NoReturn
 
 from .language import BITS
@@ -87,8 +89,17 @@ class Future:
     used: int = 0
 
 
+class Taken(IntEnum):
+    """How the token of a get was taken: by an expression that reads it, by a written `await`, or by `drop`."""
+
+    READ = 1
+    AWAITED = 2
+    DROPPED = 3
+
+
 class Expressions:
-    """Expressions of an instance. env: its variables. pending: futures that nothing has read on every path.
+    """Expressions of an instance. env: its variables. pending: futures that nothing has read on every path. taken: how
+    those were taken that something has read on some path.
 
     A *beat* is a straight run of statements in which no stream comes twice and every get stands before the puts. Loops
     and branches with puts or gets begin and end one. Its operations fire together.
@@ -99,7 +110,7 @@ class Expressions:
         self.env: dict[str, Value] = {}
         self.ops: list[Node] = []
         self.pending: dict[int, Future] = {}
-        self.awaited: set[int] = set()
+        self.taken: dict[int, tuple[Taken, Future]] = {}
         self._futures = 0
         self._beat: list[Op] = []
         self._cycles = 0
@@ -138,16 +149,31 @@ class Expressions:
 
     # -- variables and futures ---------------------------------------------------------------------------------------
 
-    def read(self, value: Value) -> None:
-        """Take the tokens of a value: its futures are used on this path."""
-        if isinstance(value, Data):
-            for number in value.futures:
-                self.pending.pop(number, None)
+    def read(self, value: Value, node: ast.AST | None = None, how: Taken = Taken.READ) -> None:
+        """Take the tokens of a value: its futures are used on this path. node: where. The compiler awaits a future
+        where it is first read. From then on it is a value: it may be read again, but not awaited, or used after drop."""
+        if not isinstance(value, Data):
+            return
+        for number in value.futures:
+            future = self.pending.pop(number, None)
+            before, known = self.taken.get(number, (None, future))
+            if known is None:
+                continue
+            if node is not None and (before is Taken.DROPPED or (before is not None and how is Taken.AWAITED)):
+                self._twice(node, known, before)
+            self.taken[number] = max(how, before or how), known
+
+    def _twice(self, node: ast.AST, future: Future, before: Taken) -> None:
+        what = "uses" if before is Taken.DROPPED else "awaits"
+        first = {Taken.READ: "it was read", Taken.AWAITED: "it was awaited", Taken.DROPPED: "it was dropped"}[before]
+        message = f"{self.name} {what} what it gets from {future.stream} in line {future.place.line}, after {first}"
+        note = "one get is one token: await it once, and keep the value"
+        self.context.source.add("future", message, self.context.source.place(node), note, subject=self.name)
 
     def data(self, node: ast.expr) -> Value:
         """Evaluate an expression and read it."""
         value = self.eval(node)
-        self.read(value)
+        self.read(value, node)
         return value
 
     def fail(self, node: ast.AST, what: str, *notes: str) -> NoReturn:
@@ -188,7 +214,10 @@ class Expressions:
                 return Data()
             case ast.Await():
                 value = self.eval(node.value)
-                self._await(value, node)
+                given = isinstance(value, Data) and (value.futures or isinstance(node.value, ast.Call))
+                if not given:
+                    self.fail(node, "await takes the result of a get")
+                self.read(value, node, Taken.AWAITED)
                 return value
             case _:
                 return self._opaque(node)
@@ -205,14 +234,6 @@ class Expressions:
         known = [*self.env, *self.context.constants, *self.context.streams]
         close = get_close_matches(node.id, known, n=1, cutoff=0.7)
         self.fail(node, f"the name {node.id} is not known here", *(f"did you mean {name}?" for name in close))
-
-    def _await(self, value: Value, node: ast.AST) -> None:
-        futures = value.futures if isinstance(value, Data) else frozenset[int]()
-        self.read(value)
-        if futures & self.awaited:
-            place = self.context.source.place(node)
-            self.context.source.add("future", f"{self.name} awaits a value twice", place, subject=self.name)
-        self.awaited |= futures
 
     def _binary(self, node: ast.BinOp) -> Value:
         a, b = self.data(node.left), self.data(node.right)
@@ -249,12 +270,15 @@ class Expressions:
         if touches([node]):
             self.end_beat()
         outer, arms, values = self.ops, list[Body](), list[Value]()
+        start, after = self.taken, dict(self.taken)
         for part in (node.body, node.orelse):
-            self.ops = []
+            self.ops, self.taken = [], dict(start)
             values.append(self.data(part))
             if touches([part]):
                 self.end_beat()
             arms.append(tuple(self.ops))
+            after = either(after, self.taken)
+        self.taken = after
         self.ops = [*outer, *self.context.nodes.choice(arms, self.context.source.place(node.test))]
         return Data(joined(type_of(values[0]), type_of(values[1])))
 
@@ -286,7 +310,7 @@ class Expressions:
                     self.fail(node, f"a stream in {_kind(node)}; write a loop with put and get")
                 if part.id in self.env:
                     self.read(self.env[part.id])
-            elif isinstance(part, ast.Yield | ast.YieldFrom | ast.NamedExpr):
+            elif isinstance(part, ast.Yield | ast.YieldFrom | ast.NamedExpr | ast.Await):
                 self.fail(part, f"{_kind(part)} is not supported in a task")
         return Data()
 
@@ -316,6 +340,10 @@ class Expressions:
             return Static(self.tid[0] if len(self.tid) == 1 else self.tid)
         if name == "data":
             return Data(BOOLEAN)
+        if name == "drop" and not node.keywords:
+            for argument in node.args:
+                self.read(self.data(argument), None, Taken.DROPPED)
+            return Data()
         if name == "tile":
             return self._tile(node)
         if name == "cycles":
@@ -406,6 +434,13 @@ class Expressions:
     def _bad_index(self, node: ast.AST, message: str) -> None:
         source = self.context.source
         source.add("index", message, source.place(node), f"in the instance {self.name}", subject=self.name)
+
+
+def either(
+    a: Mapping[int, tuple[Taken, Future]], b: Mapping[int, tuple[Taken, Future]]
+) -> dict[int, tuple[Taken, Future]]:
+    """How futures were taken after one of two paths: the later kind of both."""
+    return {number: max((x for x in (a.get(number), b.get(number)) if x), key=itemgetter(0)) for number in {**a, **b}}
 
 
 def _parts(base: ast.expr) -> Iterator[ast.expr]:

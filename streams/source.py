@@ -24,7 +24,7 @@ CODES = {
     "leak": "more puts than gets: tokens are left at the end",
     "deadlock": "a cycle of waits at any depth",
     "depth": "a cycle of waits that a deeper stream breaks",
-    "future": "a future is awaited twice",
+    "future": "what one get gives is awaited twice, or used after drop",
     "unread": "a value that is taken from a stream is never read",
     "unused": "a stream has no ends",
 }

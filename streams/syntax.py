@@ -183,13 +183,14 @@ class _Index:
 
     def _remainder(self, node: ast.BinOp) -> bool:
         """`x % m` or `x & (2**n - 1)`, where x is linear in the index, or a quotient of such by a constant."""
-        modulus, value, divisor = self._constant(node.right), node.left, 1
+        modulus, value = self._constant(node.right), node.left
+        divisor: int | None = 1
         if isinstance(node.op, ast.BitAnd):
             modulus = modulus + 1 if modulus is not None and modulus & (modulus + 1) == 0 else None
         if isinstance(value, ast.BinOp) and isinstance(value.op, ast.FloorDiv):
-            divisor, value = self._constant(value.right) or 0, value.left
+            divisor, value = self._constant(value.right), value.left
         line = self._line(value)
-        if modulus is None or line is None or modulus * divisor <= 0:
+        if modulus is None or divisor is None or line is None or modulus * divisor <= 0:
             return False
         self.period = lcm(self.period, modulus * divisor // gcd(line[0], modulus * divisor))
         return True
