@@ -74,7 +74,9 @@ class Scope:
         self._uses: dict[str, bool] = {}
         self._opaque: list[ast.expr] = []
         reading = declared.reading
-        self.context = Context(reading, self.streams, self.constants, self.tasks, self._uses, self.regions)
+        self.context = Context(
+            reading, self.streams, self.constants, self.tasks, self._uses, self.regions, self.tensors
+        )
 
     # -- statements --------------------------------------------------------------------------------------------------
 

@@ -51,7 +51,7 @@ class Reading:
 @dataclass
 class Context:
     """What all instances of a region share. functions: names of other functions, and whether each uses a stream.
-    regions: names of regions. decisive, loops, nests: what `syntax` found in tasks and loops that were read before."""
+    regions, tensors: their names. decisive, loops, nests: what `syntax` found in tasks and loops read before."""
 
     reading: Reading
     streams: Mapping[str, StreamDecl]
@@ -59,6 +59,7 @@ class Context:
     tasks: Mapping[str, TaskDecl]
     functions: Mapping[str, bool]
     regions: Container[str] = frozenset()
+    tensors: Container[str] = frozenset()
     decisive: dict[ast.FunctionDef, frozenset[str]] = field(default_factory=dict)
     loops: dict[ast.stmt, Deciding] = field(default_factory=dict)
     nests: dict[tuple[object, ...], list[ast.stmt]] = field(default_factory=dict)
@@ -150,8 +151,11 @@ class Expressions:
     # -- variables and futures ---------------------------------------------------------------------------------------
 
     def read(self, value: Value, node: ast.AST | None = None, how: Taken = Taken.READ) -> None:
-        """Take the tokens of a value: its futures are used on this path. node: where. The compiler awaits a future
-        where it is first read. From then on it is a value: it may be read again, but not awaited, or used after drop."""
+        """Take the tokens of a value: its futures are used on this path. node: where.
+
+        The compiler awaits a future where it is first read. From then on it is a value: it may be read again, but not
+        awaited, or used after drop.
+        """
         if not isinstance(value, Data):
             return
         for number in value.futures:
@@ -231,6 +235,8 @@ class Expressions:
             self.fail(node, f"{node.id} is a stream: a task uses it by put and get only")
         if node.id in BITS:
             return Static(node.id)
+        if node.id in self.context.tensors:
+            self.fail(node, f"{node.id} is a tensor: a task gets it by args=[{node.id}] and a parameter")
         known = [*self.env, *self.context.constants, *self.context.streams]
         close = get_close_matches(node.id, known, n=1, cutoff=0.7)
         self.fail(node, f"the name {node.id} is not known here", *(f"did you mean {name}?" for name in close))
