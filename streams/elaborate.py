@@ -213,11 +213,12 @@ class Elaborator(Expressions):
         """Go on from two paths: a variable that differs is data; a future is used if both have used it."""
         env: dict[str, Value] = {}
         taken = either(a.taken, b.taken)
+        self.context.step(self.task.body, len(a.env) // 2)
         for name in a.env.keys() | b.env.keys():
             x, y = a.env.get(name), b.env.get(name)
             if x is None or y is None:
                 env[name] = x or y or Data()
-            elif x == y:
+            elif x is y or x == y:
                 env[name] = x
             else:
                 both = {f for v in (x, y) if isinstance(v, Data) for f in v.futures}
@@ -240,7 +241,7 @@ class Elaborator(Expressions):
         """Read a branch. rest: what follows it up to the end of the loop. Where data decides whether that is run, each
         arm takes its own copy of it."""
         test = self.data(node.test)
-        apart = divides([*node.body, *node.orelse])
+        apart = self._divides([*node.body, *node.orelse])
         if apart:
             self.end_beat()
         if isinstance(test, Static):
@@ -262,6 +263,13 @@ class Elaborator(Expressions):
         self._merge(*states)
         return how[0] if how[0] is how[1] else Exit.NONE
 
+    def _divides(self, body: Sequence[ast.stmt]) -> bool:
+        known = self.context.dividing
+        for statement in body:
+            if statement not in known:
+                known[statement] = divides([statement])
+        return any(known[statement] for statement in body)
+
     def _arms(
         self, arms: list[list[ast.stmt]], tail: Sequence[ast.stmt]
     ) -> tuple[list[Exit], list[Body], tuple[State, State], State]:
@@ -273,7 +281,7 @@ class Elaborator(Expressions):
             self.env, self.pending, self.taken = dict(start.env), pending, dict(start.taken)
             self.ops = []
             how.append(self.block(arm, tail))
-            if divides(arm):
+            if self._divides(arm):
                 self.end_beat()
             bodies.append(tuple(self.ops))
             states.append(State(self.env, self.pending, self.taken))

@@ -51,7 +51,7 @@ class Reading:
 @dataclass
 class Context:
     """What all instances of a region share. functions: names of other functions, and whether each uses a stream.
-    regions, tensors: their names. decisive, loops, nests: what `syntax` found in tasks and loops read before."""
+    regions, tensors: their names. decisive, loops, nests, dividing: what `syntax` found in what was read before."""
 
     reading: Reading
     streams: Mapping[str, StreamDecl]
@@ -63,6 +63,7 @@ class Context:
     decisive: dict[ast.FunctionDef, frozenset[str]] = field(default_factory=dict)
     loops: dict[ast.stmt, Deciding] = field(default_factory=dict)
     nests: dict[tuple[object, ...], list[ast.stmt]] = field(default_factory=dict)
+    dividing: dict[ast.stmt, bool] = field(default_factory=dict)
 
     @property
     def source(self) -> Source:

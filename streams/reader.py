@@ -20,7 +20,7 @@ from .source import Place, Source
 from .syntax import names_in
 from .tree import Instance, Region
 
-LETTERS = 1 << 20
+LETTERS = 1 << 19
 """Limit of characters of a file."""
 
 

@@ -6,8 +6,10 @@ Nodes are made by `Nodes`, which makes each distinct node once: equal nodes are 
 from __future__ import annotations
 
 import ast
+from bisect import bisect_right
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from math import prod
 from typing import TYPE_CHECKING
 
@@ -279,5 +281,9 @@ class Region:
 
     def stream(self, number: int) -> tuple[StreamDecl, str]:
         """Return the declaration of a stream, and its name with indices."""
-        decl = next(d for d in self.streams if d.first <= number < d.first + d.size)
+        decl = self.streams[bisect_right(self._firsts, number) - 1]
         return decl, decl.element(number - decl.first)
+
+    @cached_property
+    def _firsts(self) -> list[int]:
+        return [decl.first for decl in self.streams]

@@ -130,6 +130,31 @@ def test_a_million_tokens(writer: str, reader: str, depth: int, code: str) -> No
     assert report.code == code, str(report)
 
 
+def test_a_long_pipeline() -> None:
+    text = """from rsn.streams import *
+s = Stream[i32][4001]
+@task(mapping=[4000])
+def pe():
+    i = get_tid()
+    for k in range(1000):
+        s[i + 1].put(s[i].get())
+@task(mapping=[1])
+def source():
+    for k in range(1000):
+        s[0].put(k)
+@task(mapping=[1])
+def sink():
+    for k in range(1000):
+        use(s[4000].get())
+"""
+    start = process_time()
+    assert check(text).findings == ()
+    assert (
+        check(text.replace("i = get_tid()", "i = get_tid()\n    if i == 7:\n        use(s[i].get())")).code == "starved"
+    )
+    assert process_time() - start < 2
+
+
 def test_the_least_depth_of_a_million() -> None:
     writer = "for i in range(1000000):\n        s.put(i)\n    t.put(0)"
     reader = "use(t.get())\n    for i in range(1000000):\n        use(s.get())"
