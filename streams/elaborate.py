@@ -31,10 +31,13 @@ from .syntax import (
     touches,
 )
 from .tree import Body, Instance, Node, TaskDecl
-from .values import Data, Static, Value, element_type, joined, type_of
+from .values import Data, Static, Value, compute, element_type, joined, type_of
 
 TRIPS = 1 << 40
 """Limit of the iterations of one loop."""
+
+TRIPS_OF_TUPLES = 1 << 16
+"""Limit of the iterations of a loop over `enumerate` or `zip`."""
 
 
 class Exit(Enum):
@@ -330,6 +333,9 @@ class Elaborator(Expressions):
     def _counted(self, node: ast.stmt, target: ast.expr | None, call: ast.Call, body: list[ast.stmt]) -> Exit:
         name = call.func.id if isinstance(call.func, ast.Name) else ""
         if name not in ("range", "grid", "meta_for"):
+            values = None if touches([call]) else self._iterated(call)
+            if values is not None:
+                return self._static(node, target, values, body)
             self.data(call)
             return self._by_data(node, target, body)
         bounds = [self.data(argument) for argument in call.args]
@@ -356,6 +362,38 @@ class Elaborator(Expressions):
             if not leaves(body):
                 return self._static(node, target.elts[0], range(known[0]), inner)
         return self._static(node, target, Grid(known, count), body)
+
+    def _iterated(self, node: ast.expr) -> range | list[Static] | None:
+        """What `range`, or `reversed`, `enumerate` or `zip` of static values goes through; None if it is not known."""
+        if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Name):
+            values = self.eval(node) if isinstance(node, ast.Name | ast.Tuple | ast.List | ast.Constant) else Data()
+            its = values.value if isinstance(values, Static) else None
+            return [Static(value) for value in its] if isinstance(its, tuple) else None
+        name = node.func.id
+        if name not in ("range", "reversed", "enumerate", "zip") or name in self.env or node.keywords or not node.args:
+            return None
+        if name == "range":
+            bounds = [self.data(argument) for argument in node.args]
+            numbers = [bound.value for bound in bounds if isinstance(bound, Static)]
+            if len(bounds) > 3 or len(numbers) < len(bounds) or not all(type(n) is int for n in numbers):
+                return None
+            if max(map(abs, numbers)) > TRIPS:
+                raise Refusal("limit", f"a loop of more than {TRIPS} iterations", node)
+            found = compute(range, numbers, node).value
+            return found if isinstance(found, range) else None
+        parts = [self._iterated(argument) for argument in node.args]
+        known = [part for part in parts if part is not None]
+        if len(known) < len(parts) or (name != "zip" and len(known) > 1):
+            return None
+        if name == "reversed":
+            return known[0][::-1]
+        count = min(map(len, known))
+        if count > TRIPS_OF_TUPLES:
+            raise Refusal("limit", f"{name} of more than {TRIPS_OF_TUPLES} values", node)
+        columns = [[v.value if isinstance(v, Static) else v for v in part[:count]] for part in known]
+        if name == "enumerate":
+            columns.insert(0, [*range(count)])
+        return [Static(row) for row in zip(*columns, strict=True)]
 
     def _static(
         self, node: ast.stmt, target: ast.expr | None, values: range | Grid | list[Static], body: list[ast.stmt]

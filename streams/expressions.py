@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import builtins
 from collections.abc import Container, Iterator, Mapping
 from dataclasses import dataclass, field
 from difflib import get_close_matches
@@ -10,7 +11,7 @@ from enum import IntEnum
 from operator import itemgetter
 from typing import NoReturn
 
-from .language import BITS
+from .language import BITS, LIBRARY
 from .source import Place, Refusal, Source
 from .syntax import Deciding, touches
 from .tree import Body, ElementType, Node, Nodes, Op, StreamDecl, TaskDecl
@@ -238,6 +239,10 @@ class Expressions:
             return Static(node.id)
         if node.id in self.context.tensors:
             self.fail(node, f"{node.id} is a tensor: a task gets it by args=[{node.id}] and a parameter")
+        if node.id in self.context.functions and not self.context.functions[node.id]:
+            return Data()
+        if hasattr(builtins, node.id) or node.id in LIBRARY:
+            return Data()
         known = [*self.env, *self.context.constants, *self.context.streams]
         close = get_close_matches(node.id, known, n=1, cutoff=0.7)
         self.fail(node, f"the name {node.id} is not known here", *(f"did you mean {name}?" for name in close))
@@ -355,7 +360,7 @@ class Expressions:
             return self._tile(node)
         if name == "cycles":
             return self.take_cycles(node)
-        if name in ("range", "grid") or name.startswith("meta_"):
+        if name == "grid" or name.startswith("meta_"):
             self.fail(node, f"{name} stands in a for or with statement only")
         if name in BITS:
             self._arguments(node)

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 from random import Random
 
+import pytest
+
+from rsn.streams.check import check
 from rsn.streams.reader import read
-from rsn.streams.tree import Body, Op, Repeat
+from rsn.streams.tree import Body, Op, Repeat, total
 from rsn.tests.effort import cases, in_both
 
 HEAD = """from rsn.streams import *
@@ -127,3 +130,39 @@ def test_every_iteration_is_there() -> None:
             assert flat(body) == expected(plain, tid), text
             stepped += any(isinstance(node, Repeat) for node in body)
     assert stepped > cases(800, 50) // 2
+
+
+@pytest.mark.parametrize(
+    ("head", "puts"),
+    [
+        ("for i in reversed(range(5)):", [4, 3, 2, 1, 0]),
+        ("for i in reversed(range(1, 7, 2)):", [5, 3, 1]),
+        ("for k, i in enumerate(range(2, 5)):", [2, 3, 4]),
+        ("for i, k in enumerate(reversed((7, 7))):", [0, 1]),
+        ("for i, k in zip(chosen, range(9)):\n        i = k", [0, 1, 2]),
+        ("for k, (i, j) in enumerate(zip(range(3), range(5))):", [0, 1, 2]),
+        ("for i in (3, 1):", [3, 1]),
+        ("for i in order:", [6, 0]),
+    ],
+)
+def test_loops_over_what_is_known(head: str, puts: list[int]) -> None:
+    text = f"{HEAD.replace('c = 5', 'c, order = 5, [6, 0]')}    {head}\n        s[i].put(1)\n"
+    region = read(text)
+    assert not region.source.findings, region.source.render(region.source.findings[0])
+    assert flat(region.instances[0].body) == puts
+
+
+def test_reversed_ranges_are_stepped() -> None:
+    region = read(f"{HEAD}    for i in reversed(range(10**9)):\n        if i > 2:\n            s[i % 2].put(1)\n")
+    assert not region.source.findings
+    assert total(region.instances[0].body) == (((0, True, 499999998), (1, True, 499999999)), True)
+
+
+@pytest.mark.parametrize("head", ["for i in enumerate(x):", "for i in zip(range(3), x):", "for i in reversed(x):"])
+def test_loops_over_what_is_not_known(head: str) -> None:
+    assert check(f"{HEAD}    x = data()\n    {head}\n        s[0].put(1)\n").code == "join"
+
+
+def test_long_loops_over_tuples_end_at_a_limit() -> None:
+    assert check(f"{HEAD}    for i in enumerate(range(10**9)):\n        s[0].put(1)\n").code == "limit"
+    assert check(f"{HEAD}    for i in reversed(range(2**63)):\n        s[0].put(1)\n").code == "limit"
