@@ -7,13 +7,13 @@ variables as it found them; all further ones are like it, however many there are
 from __future__ import annotations
 
 import ast
-from collections.abc import Container, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from enum import Enum
 from math import prod
-from typing import NamedTuple
 
-from .expressions import Context, Expressions, Future, Taken, either
+from .expressions import Context
+from .paths import Paths, State
 from .source import Refusal
 from .syntax import (
     Grid,
@@ -31,7 +31,7 @@ from .syntax import (
     touches,
 )
 from .tree import Body, Instance, Node, TaskDecl
-from .values import Data, Static, Value, compute, element_type, joined, type_of
+from .values import Data, Static, Value, compute, element_type, type_of
 
 TRIPS = 1 << 40
 """Limit of the iterations of one loop."""
@@ -53,26 +53,15 @@ class _EndsByData(Refusal):
     """Data decides whether a loop goes on."""
 
 
-class State(NamedTuple):
-    """What a path has come to."""
-
-    env: dict[str, Value]
-    pending: dict[int, Future]
-    taken: dict[int, tuple[Taken, Future]]
-
-
-class Elaborator(Expressions):
+class Elaborator(Paths):
     """Statements of an instance. deciding: variables that control or indices depend on; all others hold data."""
 
     def __init__(self, context: Context, task: TaskDecl, name: str, tid: tuple[int, ...]) -> None:
-        super().__init__(context, name, tid)
-        self.task = task
+        super().__init__(context, task, name, tid)
         found = context.decisive.get(task.body)
         if found is None:
             found = context.decisive.setdefault(task.body, deciding(task.body, context.streams.keys()))
         self.deciding = found
-        self._branches = 0
-        self._before = 0
         self._loops = 0
         self._loose = 0
 
@@ -93,7 +82,7 @@ class Elaborator(Expressions):
             self.context.source.add("limit", "expressions or blocks are nested too deeply", self.task.place)
             whole = False
         if whole:
-            self._unread(set(self.pending))
+            self.unread(set(self.pending))
         return Instance(self.name, self.task, self.tid, tuple(self.ops), whole)
 
     # -- blocks ------------------------------------------------------------------------------------------------------
@@ -204,42 +193,6 @@ class Elaborator(Expressions):
 
     # -- branches ----------------------------------------------------------------------------------------------------
 
-    def _save(self) -> State:
-        size = len(self.env) + len(self.pending) + len(self.taken)
-        self.context.step(self.task.body, size // 8)
-        return State(dict(self.env), {n: replace(future) for n, future in self.pending.items()}, dict(self.taken))
-
-    def _restore(self, state: State) -> None:
-        self.env, self.pending, self.taken = state
-
-    def _merge(self, a: State, b: State) -> None:
-        """Go on from two paths: a variable that differs is data; a future is used if both have used it."""
-        env: dict[str, Value] = {}
-        taken = either(a.taken, b.taken)
-        self.context.step(self.task.body, len(a.env) // 2)
-        for name in a.env.keys() | b.env.keys():
-            x, y = a.env.get(name), b.env.get(name)
-            if x is None or y is None:
-                env[name] = x or y or Data()
-            elif x is y or x == y:
-                env[name] = x
-            else:
-                both = {f for v in (x, y) if isinstance(v, Data) for f in v.futures}
-                # Of those that were taken, one of each kind tells as much as all.
-                kinds = {taken[f][0]: f for f in sorted(both, reverse=True) if f in taken}
-                futures = frozenset({f for f in both if f in a.pending or f in b.pending} | {*kinds.values()})
-                env[name] = Data(joined(type_of(x), type_of(y)), futures)
-        pending: dict[int, Future] = {}
-        born = self._before
-        for number in a.pending.keys() | b.pending.keys():
-            x_future, y_future = a.pending.get(number), b.pending.get(number)
-            future = x_future or y_future
-            assert future is not None
-            some = number <= born and (x_future is None or y_future is None)
-            used = max(f.used for f in (x_future, y_future) if f is not None)
-            pending[number] = replace(future, used=1 if some or used else 0)
-        self.env, self.pending, self.taken = env, pending, taken
-
     def _if_statement(self, node: ast.If, rest: Sequence[ast.stmt]) -> Exit:
         """Read a branch. rest: what follows it up to the end of the loop. Where data decides whether that is run, each
         arm takes its own copy of it."""
@@ -254,7 +207,7 @@ class Elaborator(Expressions):
             return only
         how, bodies, states, start = self._arms([node.body, node.orelse], rest)
         if how[0] is not how[1]:
-            self._restore(start)
+            self.restore(start)
             how, bodies, states, start = self._arms([[*node.body, *rest], [*node.orelse, *rest]], ())
             at_end = {Exit.NONE, Exit.CONTINUE} if self._loops else set(Exit)
             if how[0] is not how[1] and not {*how} <= at_end:
@@ -263,7 +216,7 @@ class Elaborator(Expressions):
             elif how[0] is not how[1] or how[0] is Exit.NONE:
                 how = [Exit.CONTINUE, Exit.CONTINUE]
         self.ops += self.context.nodes.choice(bodies, self.context.source.place(node.test))
-        self._merge(*states)
+        self.merge(*states)
         return how[0] if how[0] is how[1] else Exit.NONE
 
     def _divides(self, body: Sequence[ast.stmt]) -> bool:
@@ -276,9 +229,9 @@ class Elaborator(Expressions):
     def _arms(
         self, arms: list[list[ast.stmt]], tail: Sequence[ast.stmt]
     ) -> tuple[list[Exit], list[Body], tuple[State, State], State]:
-        outer, start, born = self.ops, self._save(), self._futures
+        outer, start, born = self.ops, self.save(), self._futures
         how, bodies, states = list[Exit](), list[Body](), list[State]()
-        self._branches += 1
+        self.branches += 1
         for arm in arms:
             pending = {n: replace(f) for n, f in start.pending.items()}
             self.env, self.pending, self.taken = dict(start.env), pending, dict(start.taken)
@@ -288,8 +241,8 @@ class Elaborator(Expressions):
                 self.end_beat()
             bodies.append(tuple(self.ops))
             states.append(State(self.env, self.pending, self.taken))
-        self._branches -= 1
-        self.ops, self._before = outer, born
+        self.branches -= 1
+        self.ops, self.before = outer, born
         return how, bodies, (states[0], states[1]), start
 
     def _meta(self, chain: Sequence[ast.stmt], rest: Sequence[ast.stmt]) -> Exit:
@@ -399,7 +352,7 @@ class Elaborator(Expressions):
         self, node: ast.stmt, target: ast.expr | None, values: range | Grid | list[Static], body: list[ast.stmt]
     ) -> Exit:
         """A loop with known trips."""
-        outer, start = self.ops, self._save()
+        outer, start = self.ops, self.save()
         self._loops += 1
         try:
             return self._trips(node, target, values, body)
@@ -407,7 +360,7 @@ class Elaborator(Expressions):
             if touches(body):
                 raise
             self.ops = outer
-            self._restore(start)
+            self.restore(start)
         finally:
             self._loops -= 1
         return self._by_data(node, target, body)
@@ -427,19 +380,19 @@ class Elaborator(Expressions):
         while k < len(values):
             if k == end:
                 first, end = k, next(e for e in ends if e > k)
-                before = self._key(names) if period else before
+                before = self.key(names) if period else before
             self.context.step(node)
             self._bind_index(target, values[k])
             self.ops = []
             how = self.block(body)
             self.end_beat()
-            self._prune()
+            self.prune()
             iterations.append((1, tuple(self.ops)))
             k += 1
             if how in (Exit.BREAK, Exit.RETURN):
                 break
             if period and (k - first) % period == 0:
-                after = self._key(names)
+                after = self.key(names)
                 if after == before and end - k >= period:
                     times = (end - k) // period
                     once = sum((operations for _, operations in iterations[-period:]), ())
@@ -491,7 +444,7 @@ class Elaborator(Expressions):
     def _while(self, node: ast.While) -> Exit:
         if node.orelse:
             self.fail(node.orelse[0], "a loop with else is not supported")
-        outer, start = self.ops, self._save()
+        outer, start = self.ops, self.save()
         self._loops += 1
         try:
             return self._rounds(node)
@@ -499,7 +452,7 @@ class Elaborator(Expressions):
             if touches([node]):
                 raise
             self.ops = outer
-            self._restore(start)
+            self.restore(start)
         finally:
             self._loops -= 1
         return self._by_data(node, None, [ast.copy_location(ast.Expr(node.test), node.test), *node.body])
@@ -524,10 +477,10 @@ class Elaborator(Expressions):
             how = self.block(node.body)
             self.end_beat()
             iterations.append((1, tuple(self.ops)))
-            self._prune()
+            self.prune()
             if how in (Exit.BREAK, Exit.RETURN):
                 break
-            after = self._key()
+            after = self.key()
             if after == before:
                 raise Refusal("limit", "this loop never ends", node)
             before = after
@@ -540,12 +493,12 @@ class Elaborator(Expressions):
         """A loop whose end depends on data: any number of iterations, so its body must leave every stream as it is.
         head: the operations of its first test."""
         outer = [*self.ops, *head]
-        self._branches += 1
+        self.branches += 1
         self._loops += 1
         self._loose += 1
         for _ in range(len(self.env) + 3):
-            start, born = self._save(), self._futures
-            key = self._key()
+            start, born = self.save(), self._futures
+            key = self.key()
             self.ops = []
             if target is not None:
                 self._bind(target, Data())
@@ -564,11 +517,11 @@ class Elaborator(Expressions):
                     subject=self.name,
                     uncounted=True,
                 )
-            self._before = born
-            self._merge(start, self._save())
-            if touched or self._key() == key:
+            self.before = born
+            self.merge(start, self.save())
+            if touched or self.key() == key:
                 break
-        self._branches -= 1
+        self.branches -= 1
         self._loops -= 1
         self._loose -= 1
         self.ops = outer
@@ -577,50 +530,3 @@ class Elaborator(Expressions):
     def _stream_name(self, number: int) -> str:
         decl = next(d for d in self.context.streams.values() if d.first <= number < d.first + d.size)
         return decl.element(number - decl.first)
-
-    # -- what an iteration leaves ------------------------------------------------------------------------------------
-
-    def _key(self, without: Container[str] = ()) -> object:
-        """The variables, with futures numbered as they appear: equal keys mean that nothing differs from here on.
-        without: names that do not count."""
-        self.context.step(self.task.body, len(self.env) // 8)
-        numbers: dict[int, int] = {}
-        out: list[object] = []
-        for name in sorted(self.env):
-            value = self.env[name]
-            if name in without:
-                if isinstance(value, Data) and any(f in self.pending for f in value.futures):
-                    return object()
-                continue
-            if isinstance(value, Static):
-                out.append((name, type(value.value).__name__, value.value))
-                continue
-            waiting = [
-                (numbers.setdefault(f, len(numbers)), self.pending[f].used)
-                for f in sorted(value.futures)
-                if f in self.pending
-            ]
-            how = frozenset(self.taken[f][0] for f in value.futures if f in self.taken)
-            out.append((name, value.type, tuple(waiting), how))
-        return tuple(out)
-
-    def _prune(self) -> None:
-        """Forget futures that no variable holds any more, and report those that nothing has read. Inside an arm, the
-        other arm may still hold them."""
-        if not self.pending and not self.taken:
-            return
-        held = {f for v in self.env.values() if isinstance(v, Data) for f in v.futures}
-        self.taken = {f: how for f, how in self.taken.items() if f in held}
-        if self._branches == 0:
-            self._unread(self.pending.keys() - held)
-
-    def _unread(self, numbers: set[int]) -> None:
-        source = self.context.source
-        for number in sorted(numbers):
-            future = self.pending.pop(number)
-            if future.used:
-                message = f"{self.name} reads what it gets from {future.stream} on some paths only"
-                source.add("unread", message, future.place, warning=True, subject=self.name)
-            else:
-                message = f"{self.name} never reads what it gets from {future.stream}"
-                source.add("unread", message, future.place, "drop(...) says that it is meant", subject=self.name)
