@@ -12,7 +12,7 @@ import pytest
 
 from rsn.streams.check import check
 from rsn.streams.source import CODES
-from rsn.tests.effort import cases, in_both, sampled
+from rsn.tests.effort import cases, in_both, long, sampled
 from rsn.tests.streams.grammar import EFFECT, program
 
 LISTED = tomllib.loads((Path(__file__).parent / "listed.toml").read_text(encoding="utf-8"))
@@ -38,7 +38,7 @@ TASK = HEAD + "@task(mapping=[1])\ndef a():\n    "
         (TASK + "while True:\n        s.put(1)\n", "limit", (5, 4)),
         (TASK + "for i in range(10 ** 30):\n        s.put(1)\n", "limit", (5, 19)),
         (TASK + "for i in range(2 ** 62):\n        s.put(1)\n", "limit", (5, 13)),
-        (TASK + "for i in range(10000000):\n        if i * i > 5:\n            s.put(1)\n", "limit", None),
+        long(TASK + "for i in range(10000000):\n        if i * i > 5:\n            s.put(1)\n", "limit", None),
         (TASK + "x = 7 // 0\n", "unsupported", (5, 8)),
         (TASK + "x = data()\n    with meta_if(x):\n        s.put(1)\n", "meta", (6, 17)),
         (TASK + "while data():\n        s.put(1)\n", "join", (5, 4)),
@@ -127,14 +127,14 @@ def test_python_of_every_kind_gives_findings_and_is_not_executed(tmp_path: Path)
 
 def test_the_drawn_programs_are_mostly_python() -> None:
     read = 0
-    for seed in range(100):
+    for seed in range(40):
         text = program(Random(seed), "0")
         try:
             ast.parse(text)
             read += 1
         except SyntaxError:
             continue
-    assert read > 75
+    assert read > 30
 
 
 MANY = range(4000)
