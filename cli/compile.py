@@ -89,6 +89,9 @@ STEPS = ("start PyTorch", "load the model", *SHOWN, "write")
     type=click.Choice([*SHOWN, *FORMER, "all"]),
     help="print what a pass made (to stderr with --json); several times for several passes",
 )
+@click.option(
+    "--kernels", type=click.Path(dir_okay=False), help="with a stream program: how fast library kernels are (.toml)"
+)
 @click.option("--explain", "explains", is_flag=True, help="show how far each segment is from the best possible time")
 @click.option("--json", "as_json", is_flag=True, help="one JSON object on stdout")
 def compile_command(
@@ -104,6 +107,7 @@ def compile_command(
     schedule_out: str | None,
     seed: int,
     dumped: tuple[str, ...],
+    kernels: str | None,
     explains: bool,
     as_json: bool,
 ) -> None:
@@ -119,8 +123,9 @@ def compile_command(
     named = stream_program(spec)
     if named is not None and is_region(named):
         refuse_options(OF_MODELS, "a model")
-        _compile_streams(named, output, as_json)
+        _compile_streams(named, output, kernels, as_json)
         return
+    refuse_options(("kernels",), "a stream program (.py)")
     require_torch("compiling a model")
     if output.endswith(".bin"):
         raise click.UsageError(f"{output}: rsn compile writes .rsn or {SUFFIX}; rsn asm makes a .bin of the .rsn")
@@ -225,12 +230,12 @@ OF_MODELS = (
 """Options that are not about stream programs."""
 
 
-def _compile_streams(named: Named, output: str, as_json: bool) -> None:
+def _compile_streams(named: Named, output: str, kernels: str | None, as_json: bool) -> None:
     """Write the machine of a stream program, and its program, as a text."""
     if not output.endswith(".rsn"):
         raise click.UsageError(f"{output}: a stream program becomes a text (.rsn); rsn asm makes a .bin of it")
     check_file(output)
-    program = machine_program(named, execute=False)
+    program = machine_program(named, execute=False, kernels=kernels)
     write_text(output, show(program))
     units, streams = len(program.overlay.units), len(program.overlay.streams)
     if as_json:

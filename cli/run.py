@@ -77,6 +77,7 @@ _file = click.Path(dir_okay=False)
 @click.option("--set", "rates", multiple=True, type=Setting(float), help="change a rate or depth, e.g. ddr_read_gbs=42")
 @click.option("--source-rates", is_flag=True, help="charge post-ops the cycles that hw/versal's sources state")
 @click.option("--overlay-file", type=_file, help="change rates and depths (.toml, as rsn overlay prints them)")
+@click.option("--kernels", type=_file, help="with .py: how fast library kernels are (.toml)")
 @click.option("--explain", "explains", is_flag=True, help="show where the time goes, and what would shorten it")
 @click.option("--trace", type=_file, help="write a trace for Perfetto or chrome://tracing (.json, .json.gz)")
 @click.option("--report", type=_file, help="write a page with timeline, roofline and tables (.html)")
@@ -95,8 +96,10 @@ def run_command(program: str, raw: bool, as_json: bool, **options: Any) -> None:
     refuse_contradictions(raw)
     _refuse_misuse(raw, options)
     named = stream_program(program)
+    if named is None and options["kernels"]:
+        raise click.UsageError("--kernels: only with a stream program (.py); other files hold the times")
     if named is not None:
-        loaded = machine_program(named, execute=True)
+        loaded = machine_program(named, execute=True, kernels=options["kernels"])
     elif raw:
         loaded = load_raw_image(Path(program), options["overlay"], options["mme"], runs=True).program
     else:

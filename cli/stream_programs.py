@@ -14,7 +14,8 @@ from ..scheduler.pack import pack
 from ..streams.annotations import last_name
 from ..streams.build import build
 from ..streams.check import Report, report_on
-from ..streams.reader import parse, read_file
+from ..streams.rates import read_rates
+from ..streams.reader import NO_RATES, parse, read_file
 from ..streams.source import Diagnostic, Source
 from .raw import was_given
 
@@ -44,10 +45,11 @@ def is_region(named: Named) -> bool:
     return any(last_name(mark) == "region" for mark in marks)
 
 
-def machine_program(named: Named, execute: bool) -> Program:
+def machine_program(named: Named, execute: bool, kernels: str | None) -> Program:
     """Return the program of the machine that a stream program is. execute: tasks may call functions of the file.
-    Raises `SourceError` with the findings."""
-    report = report_on(read_file(named.file, named.region))
+    kernels: path of a file with the rates of library kernels. Raises `SourceError` with the findings."""
+    rates = NO_RATES if kernels is None else read_rates(Path(kernels))
+    report = report_on(read_file(named.file, named.region, rates=rates))
     return pack(build(report, execute))
 
 

@@ -6,7 +6,7 @@ import ast
 from collections.abc import Callable
 from typing import NamedTuple
 
-from .language import BITS
+from .language import BITS, Layout
 from .source import Refusal
 from .tree import ElementType
 from .values import Static, Value, element_type, integer, sizes
@@ -105,6 +105,12 @@ def _layout(node: ast.expr, constants: Evaluate) -> str:
             value = constants(given[0])
             if isinstance(value, Static) and isinstance(value.value, str):
                 return value.value
+    try:
+        named = constants(node) if isinstance(node, ast.Name) else None
+    except Refusal:
+        named = None
+    if isinstance(named, Static) and isinstance(named.value, Layout):
+        return named.value.labels
     raise Refusal("unsupported", "this is no layout", node, 'a layout is written as Layout("S0R")')
 
 

@@ -20,7 +20,7 @@ from ..isa.program import UnpackedProgram
 from .annotations import is_stream, last_name
 from .beats import fire_together, stream_depths
 from .check import Report
-from .layout_axes import axes_of
+from .layouts import parse
 from .lower import lowered_task, lowered_type
 from .reader import read_source
 from .source import Diagnostic, Refusal, Source
@@ -122,7 +122,7 @@ def _apart(region: Region, ends: Mapping[tuple[int, bool], str]) -> tuple[tuple[
     """The places, by unit, of operations that do not fire together with others of their beat, because the unit would
     wait for ever. ends: the unit at each end of a stream."""
     source = Source(region.source.text, region.source.file)
-    timed = read_source(source, region.name or None, timed=True)
+    timed = read_source(source, region.name or None, timed=True, rates=region.rates)
     bodies = [instance.body for instance in timed.instances]
     found: dict[str, set[tree.Place]] = {}
     for beat in fire_together(bodies, *stream_depths(timed)).apart:
@@ -134,10 +134,16 @@ def _apart(region: Region, ends: Mapping[tuple[int, bool], str]) -> tuple[tuple[
 
 def _parameters(declared: TaskDecl) -> tuple[tasks.Parameter, ...]:
     return tuple(
-        tasks.Parameter(p.name, p.tensor.name, axes_of(p.layout, len(p.tensor.type.shape)))
+        tasks.Parameter(p.name, p.tensor.name, _axes(p.layout, len(p.tensor.type.shape)))
         for p in declared.parameters
         if p.tensor is not None
     )
+
+
+def _axes(layout: str | None, rank: int) -> tuple[int, ...]:
+    """Which axis of the grid cuts each axis of a tensor; -1 for none."""
+    labels = (None,) * rank if layout is None else parse(layout)[0]
+    return tuple(-1 if axis is None else axis for axis in labels)
 
 
 def _tensors(region: Region, made: list[tasks.Task]) -> tuple[tasks.Tensor, ...]:

@@ -14,7 +14,7 @@ from .circles import bridges, without
 from .reader import read
 from .run import MOVES, Effort, Outcome, Run, Unending, Wait
 from .source import ORDER, Diagnostic
-from .tree import Beat, Choice, Instance, Node, Nodes, Op, Region, Repeat, total
+from .tree import Beat, Choice, Instance, Node, Nodes, Op, Region, Repeat, StreamDecl, total
 
 Ends = dict[int, dict[int, int]]
 """Stream -> instance -> tokens that it puts, or gets."""
@@ -55,6 +55,7 @@ class _Check:
     def __init__(self, region: Region) -> None:
         self.region = region
         self.source = region.source
+        self.exchanges = {stream.name for c in region.collectives for stream in (c.inward, c.outward)}
         self.puts: Ends = {}
         self.gets: Ends = {}
         self.at: dict[tuple[int, bool], Op] = {}
@@ -103,12 +104,20 @@ class _Check:
     def _name(self, stream: int) -> str:
         return self.region.stream(stream)[1]
 
+    def _group(self, decl: StreamDecl) -> list[str]:
+        """What to say of a stream if it belongs to a collective."""
+        if decl.name not in self.exchanges:
+            return []
+        return ["an all-reduce is complete when all instances that it joins have come to it"]
+
     def _task(self, k: int) -> str:
         return self.region.instances[k].name
 
     def _unused(self) -> None:
         used = self.puts.keys() | self.gets.keys()
         for decl in self.region.streams:
+            if decl.name in self.exchanges:
+                continue
             idle = sum(s not in used for s in range(decl.first, decl.first + decl.size)) if decl.size < 1 << 16 else 0
             if idle:
                 what = f"{decl.name} has no ends" if not decl.shape else f"{idle} streams of {decl.name} have no ends"
@@ -152,13 +161,13 @@ class _Check:
             if put > got:
                 whom = "; nobody gets from it" if not got else ""
                 message = f"{_times(put - got, 'put')} more than gets on {name}: {put} put, {got} got{whom}"
-                notes = [f"they are left on the stream at the end; its depth is {decl.depth}"]
+                notes = [f"they are left on the stream at the end; its depth is {decl.depth}", *self._group(decl)]
                 self.source.add("leak", message, place, *notes, subject=name)
             else:
                 whom = "; nobody puts on it" if not put else ""
                 reader = self._task(next(iter(self.gets[stream])))
                 message = f"{_times(got - put, 'get')} more than puts on {name}: {put} put, {got} got{whom}"
-                self.source.add("starved", message, place, f"{reader} waits for ever", subject=name)
+                self.source.add("starved", message, place, f"{reader} waits for ever", *self._group(decl), subject=name)
         return wrong
 
     # -- branches -----------------------------------------------------------------------------------------------------

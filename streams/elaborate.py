@@ -10,6 +10,7 @@ import ast
 from collections.abc import Sequence
 from dataclasses import replace
 from enum import Enum
+from itertools import chain
 from math import prod
 
 from .expressions import Context
@@ -31,7 +32,7 @@ from .syntax import (
     touches,
 )
 from .tree import Body, Instance, Node, TaskDecl
-from .values import Data, Static, Value, compute, element_type, type_of
+from .values import Data, Static, Value, compute, distribution_of, type_of
 
 TRIPS = 1 << 40
 """Limit of the iterations of one loop."""
@@ -62,7 +63,6 @@ class Elaborator(Paths):
         if found is None:
             found = context.decisive.setdefault(task.body, deciding(task.body, context.streams.keys()))
         self.deciding = found
-        self._loops = 0
         self._loose = 0
 
     def instance(self) -> Instance:
@@ -70,8 +70,7 @@ class Elaborator(Paths):
         whole = True
         try:
             for parameter in self.task.parameters:
-                cut = parameter.layout is not None and "S" in parameter.layout
-                self.env[parameter.name] = Data(None if cut else parameter.type)
+                self.env[parameter.name] = self.shard(parameter)
             self.block(self.task.body.body)
             self.end_beat()
         except Refusal as r:
@@ -114,10 +113,8 @@ class Elaborator(Paths):
             case ast.Assign():
                 self._assign(statement.targets, statement.value)
             case ast.AnnAssign():
-                stated = element_type(statement.annotation, self.eval)
-                given = Data() if statement.value is None else self.eval(statement.value)
-                futures = given.futures if isinstance(given, Data) else frozenset[int]()
-                self._bind(statement.target, Data(stated, futures))
+                made = self.annotated(statement)
+                self._bind(statement.target, made, statement.value or statement.target)
             case ast.AugAssign():
                 self._augmented(statement)
             case ast.For():
@@ -132,7 +129,7 @@ class Elaborator(Paths):
                 return Exit.CONTINUE if isinstance(statement, ast.Continue) else Exit.BREAK
             case ast.Return():
                 if statement.value is not None:
-                    self.data(statement.value)
+                    self.returned(statement.value)
                 return Exit.RETURN
             case ast.Assert():
                 self.data(statement.test)
@@ -149,28 +146,39 @@ class Elaborator(Paths):
             and isinstance(source, ast.Tuple)
             and len(target.elts) == len(source.elts)
         ):
-            for name, value in zip(target.elts, [self.eval(part) for part in source.elts], strict=True):
-                self._bind(name, value)
+            values = [self.eval(part) for part in source.elts]
+            for name, value, part in zip(target.elts, values, source.elts, strict=True):
+                self._bind(name, value, part)
             return
         value = self.eval(source)
         for target in targets:
-            self._bind(target, value)
+            self._bind(target, value, source)
 
     def _augmented(self, statement: ast.AugAssign) -> None:
         if isinstance(statement.target, ast.Name):
             left = ast.copy_location(ast.Name(statement.target.id, ast.Load()), statement.target)
             both = ast.copy_location(ast.BinOp(left, statement.op, statement.value), statement)
-            self._bind(statement.target, self.eval(both))
+            self._bind(statement.target, self.eval(both), both)
+        elif isinstance(statement.target, ast.Subscript) and self._stream_of(statement.target) is None:
+            part = ast.copy_location(
+                ast.Subscript(statement.target.value, statement.target.slice, ast.Load()), statement.target
+            )
+            both = ast.copy_location(ast.BinOp(part, statement.op, statement.value), statement)
+            self._bind(statement.target, self.eval(both), both)
         else:
             self.data(statement.value)
             self._bind(statement.target, Data())
 
-    def _bind(self, target: ast.expr, value: Value) -> None:
+    def _bind(self, target: ast.expr, value: Value, source: ast.expr | None = None) -> None:
+        """Assign a value. source: the expression that it comes from, None for the index of a loop."""
         if isinstance(target, ast.Name):
             if target.id in self.context.streams:
                 self.fail(target, f"{target.id} is a stream; it cannot be assigned")
             if isinstance(value, Static) and target.id not in self.deciding:
-                value = Data(type_of(value))
+                dist = distribution_of(value, target.id in self.varying)
+                if source is None or names_in(source) & self.env.keys():
+                    dist = replace(dist, number=None)  # it may differ in the next iteration
+                value = Data(type_of(value), dist=dist)
             self.env[target.id] = value
         elif isinstance(target, ast.Tuple | ast.List):
             known = value.value if isinstance(value, Static) else None
@@ -178,13 +186,11 @@ class Elaborator(Paths):
                 self.fail(target, f"{len(target.elts)} names for {len(known)} values")
             self.read(value)
             for k, part in enumerate(target.elts):
-                self._bind(part, Static(known[k]) if isinstance(known, tuple) else Data())
+                self._bind(part, Static(known[k]) if isinstance(known, tuple) else Data(), source)
         elif isinstance(target, ast.Subscript):
             if self._stream_of(target) is not None:
                 self.fail(target, "a stream cannot be assigned; use put")
-            self.data(target.value)
-            self.data(target.slice)
-            self.read(value)
+            self.store(target, value, target if source is None else source)
         elif isinstance(target, ast.Attribute):
             self.data(target.value)
             self.read(value)
@@ -204,6 +210,8 @@ class Elaborator(Paths):
             only = self.block(node.body if test.value else node.orelse, rest)
             if apart:
                 self.end_beat()
+            if self.varies(node.test):
+                self.localise([node])
             return only
         how, bodies, states, start = self._arms([node.body, node.orelse], rest)
         if how[0] is not how[1]:
@@ -217,13 +225,14 @@ class Elaborator(Paths):
                 how = [Exit.CONTINUE, Exit.CONTINUE]
         self.ops += self.context.nodes.choice(bodies, self.context.source.place(node.test))
         self.merge(*states)
+        self.localise([node])
         return how[0] if how[0] is how[1] else Exit.NONE
 
     def _divides(self, body: Sequence[ast.stmt]) -> bool:
         known = self.context.dividing
         for statement in body:
             if statement not in known:
-                known[statement] = divides([statement])
+                known[statement] = divides([statement], self.context.reading.rates)
         return any(known[statement] for statement in body)
 
     def _arms(
@@ -231,23 +240,29 @@ class Elaborator(Paths):
     ) -> tuple[list[Exit], list[Body], tuple[State, State], State]:
         outer, start, born = self.ops, self.save(), self._futures
         how, bodies, states = list[Exit](), list[Body](), list[State]()
-        self.branches += 1
+        self._branches += 1
         for arm in arms:
             pending = {n: replace(f) for n, f in start.pending.items()}
-            self.env, self.pending, self.taken = dict(start.env), pending, dict(start.taken)
+            self.env, self.pending, self.tokens = dict(start.env), pending, dict(start.tokens)
             self.ops = []
             how.append(self.block(arm, tail))
             if self._divides(arm):
                 self.end_beat()
             bodies.append(tuple(self.ops))
-            states.append(State(self.env, self.pending, self.taken))
-        self.branches -= 1
+            states.append(State(self.env, self.pending, self.tokens))
+        self._branches -= 1
         self.ops, self.before = outer, born
         return how, bodies, (states[0], states[1]), start
 
-    def _meta(self, chain: Sequence[ast.stmt], rest: Sequence[ast.stmt]) -> Exit:
+    def _meta(self, arms: Sequence[ast.stmt], rest: Sequence[ast.stmt]) -> Exit:
         """`with meta_if`, then any number of meta_elif and at most one meta_else; or one `with meta_for`."""
-        for statement in chain:
+        how = self._meta_arm(arms, rest)
+        if any(self.varies(item.context_expr) for part in arms if isinstance(part, ast.With) for item in part.items):
+            self.localise(arms)
+        return how
+
+    def _meta_arm(self, arms: Sequence[ast.stmt], rest: Sequence[ast.stmt]) -> Exit:
+        for statement in arms:
             assert isinstance(statement, ast.With)
             name, call = meta_name(statement)
             if name is None or call is None:
@@ -255,7 +270,7 @@ class Elaborator(Paths):
             if name == "meta_for":
                 target = statement.items[0].optional_vars
                 return self._counted(statement, target, call, statement.body)
-            if name != "meta_if" and statement is chain[0]:
+            if name != "meta_if" and statement is arms[0]:
                 self.fail(statement, f"{name} without meta_if directly before it")
             if len(call.args) != (name != "meta_else"):
                 self.fail(call, f"{name} takes {'no' if name == 'meta_else' else 'one'} condition")
@@ -355,7 +370,12 @@ class Elaborator(Paths):
         outer, start = self.ops, self.save()
         self._loops += 1
         try:
-            return self._trips(node, target, values, body)
+            how = self._trips(node, target, values, body)
+            if isinstance(node, ast.For | ast.With) and self.varies(
+                node.iter if isinstance(node, ast.For) else node.items[0].context_expr
+            ):
+                self.localise(body)
+            return how
         except _EndsByData:
             if touches(body):
                 raise
@@ -493,7 +513,7 @@ class Elaborator(Paths):
         """A loop whose end depends on data: any number of iterations, so its body must leave every stream as it is.
         head: the operations of its first test."""
         outer = [*self.ops, *head]
-        self.branches += 1
+        self._branches += 1
         self._loops += 1
         self._loose += 1
         for _ in range(len(self.env) + 3):
@@ -521,12 +541,15 @@ class Elaborator(Paths):
             self.merge(start, self.save())
             if touched or self.key() == key:
                 break
-        self.branches -= 1
+        self.localise(body)
+        self._branches -= 1
         self._loops -= 1
         self._loose -= 1
         self.ops = outer
         return Exit.NONE
 
     def _stream_name(self, number: int) -> str:
-        decl = next(d for d in self.context.streams.values() if d.first <= number < d.first + d.size)
+        made = (d for c in self.context.reading.collectives.values() for d in (c.inward, c.outward))
+        known = chain(self.context.streams.values(), made)
+        decl = next(d for d in known if d.first <= number < d.first + d.size)
         return decl.element(number - decl.first)

@@ -11,10 +11,10 @@ from enum import IntEnum
 from operator import itemgetter
 from typing import NoReturn
 
-from .language import BITS, LIBRARY
+from .language import BITS, LIBRARY, Layout
 from .source import Place, Refusal, Source
 from .syntax import Deciding, touches
-from .tree import Body, ElementType, Node, Nodes, Op, StreamDecl, TaskDecl
+from .tree import Body, Collective, ElementType, Node, Nodes, Op, StreamDecl, TaskDecl
 from .values import (
     BOOLEAN,
     ELEMENTS,
@@ -40,19 +40,34 @@ STEPS = 1_000_000
 @dataclass
 class Reading:
     """What all regions of a file share. steps: done so far. timed: puts and gets are recorded in beats, with the cycles
-    that tasks state. by_data: loops whose trips data decides and that state cycles."""
+    that tasks state. by_data: loops whose trips data decides and that state cycles. collectives: by task, place,
+    operator and axes; streams: how many streams there are, theirs included. shapes: by task and place, what `x.shape`
+    and `x.ndim` are; None if it differs. rates: work that a library kernel does in a cycle, by its name; costs: by task
+    and place, the cycles of a kernel."""
 
     source: Source
     nodes: Nodes = field(default_factory=Nodes)
     steps: int = 0
     timed: bool = False
     by_data: list[Place] = field(default_factory=list)
+    collectives: dict[tuple[str, Place, str, tuple[int, ...], bool], Collective] = field(default_factory=dict)
+    streams: int = 0
+    shapes: dict[tuple[str, Place], Static | None] = field(default_factory=dict)
+    rates: Mapping[str, float] = field(default_factory=dict)
+    costs: dict[tuple[str, Place], set[int]] = field(default_factory=dict)
+
+    def declare(self, name: str, kind: ElementType, shape: tuple[int, ...], place: Place) -> StreamDecl:
+        """Make an array of streams for a collective."""
+        stream = StreamDecl(name, kind, 1, 1, shape, place, self.streams)
+        self.streams += stream.size
+        return stream
 
 
 @dataclass
 class Context:
     """What all instances of a region share. functions: names of other functions, and whether each uses a stream.
-    regions, tensors: their names. decisive, loops, nests, dividing: what `syntax` found in what was read before."""
+    regions, tensors: their names. decisive, varying, loops, nests, dividing: what the functions of `syntax` found in
+    what was read before. assigned: by the first one of some statements and their number."""
 
     reading: Reading
     streams: Mapping[str, StreamDecl]
@@ -65,6 +80,8 @@ class Context:
     loops: dict[ast.stmt, Deciding] = field(default_factory=dict)
     nests: dict[tuple[object, ...], list[ast.stmt]] = field(default_factory=dict)
     dividing: dict[ast.stmt, bool] = field(default_factory=dict)
+    varying: dict[ast.FunctionDef, frozenset[str]] = field(default_factory=dict)
+    assigned: dict[tuple[ast.stmt, int], set[str]] = field(default_factory=dict)
 
     @property
     def source(self) -> Source:
@@ -101,11 +118,11 @@ class Taken(IntEnum):
 
 
 class Expressions:
-    """Expressions of an instance. env: its variables. pending: futures that nothing has read on every path. taken: how
+    """Expressions of an instance. env: its variables. pending: futures that nothing has read on every path. tokens: how
     those were taken that something has read on some path.
 
-    A *beat* is a straight run of statements in which no stream comes twice and every get stands before the puts. Loops
-    and branches with puts or gets begin and end one. Its operations fire together.
+    A *beat* is a straight run of statements in which no stream comes twice, and every get stands before the puts and
+    before what takes cycles. Loops and branches with puts or gets begin and end one. Its operations fire together.
     """
 
     def __init__(self, context: Context, name: str, tid: tuple[int, ...]) -> None:
@@ -113,7 +130,7 @@ class Expressions:
         self.env: dict[str, Value] = {}
         self.ops: list[Node] = []
         self.pending: dict[int, Future] = {}
-        self.taken: dict[int, tuple[Taken, Future]] = {}
+        self.tokens: dict[int, tuple[Taken, Future]] = {}
         self._futures = 0
         self._beat: list[Op] = []
         self._cycles = 0
@@ -126,7 +143,8 @@ class Expressions:
         if not self.context.reading.timed:
             self.ops.append(op)
             return
-        if any(op.stream == other.stream or (other.put and not op.put) for other in self._beat):
+        again = any(op.stream == other.stream or (other.put and not op.put) for other in self._beat)
+        if again or (self._cycles and not op.put):
             self.end_beat()
         self._beat.append(op)
 
@@ -145,10 +163,14 @@ class Expressions:
         value = self.data(node.args[0])
         if not isinstance(value, Static) or type(value.value) is not int or value.value < 0:
             self.fail(node.args[0], "cycles takes a whole number that is known before the run, 0 or more")
-        if self.context.reading.timed:
-            self._cycles += value.value
-            self._since = self._since or self.context.source.place(node)
+        self.spend(value.value, self.context.source.place(node))
         return Data()
+
+    def spend(self, count: int, place: Place) -> None:
+        """Add cycles to the beat."""
+        if self.context.reading.timed:
+            self._cycles += count
+            self._since = self._since or place
 
     # -- variables and futures ---------------------------------------------------------------------------------------
 
@@ -162,12 +184,12 @@ class Expressions:
             return
         for number in value.futures:
             future = self.pending.pop(number, None)
-            before, known = self.taken.get(number, (None, future))
+            before, known = self.tokens.get(number, (None, future))
             if known is None:
                 continue
             if node is not None and (before is Taken.DROPPED or (before is not None and how is Taken.AWAITED)):
                 self._twice(node, known, before)
-            self.taken[number] = max(how, before or how), known
+            self.tokens[number] = max(how, before or how), known
 
     def _twice(self, node: ast.AST, future: Future, before: Taken) -> None:
         what = "uses" if before is Taken.DROPPED else "awaits"
@@ -282,15 +304,15 @@ class Expressions:
         if touches([node]):
             self.end_beat()
         outer, arms, values = self.ops, list[Body](), list[Value]()
-        start, after = self.taken, dict(self.taken)
+        start, after = self.tokens, dict(self.tokens)
         for part in (node.body, node.orelse):
-            self.ops, self.taken = [], dict(start)
+            self.ops, self.tokens = [], dict(start)
             values.append(self.data(part))
             if touches([part]):
                 self.end_beat()
             arms.append(tuple(self.ops))
-            after = either(after, self.taken)
-        self.taken = after
+            after = either(after, self.tokens)
+        self.tokens = after
         self.ops = [*outer, *self.context.nodes.choice(arms, self.context.source.place(node.test))]
         return Data(joined(type_of(values[0]), type_of(values[1])))
 
@@ -352,12 +374,16 @@ class Expressions:
             return Static(self.tid[0] if len(self.tid) == 1 else self.tid)
         if name == "data":
             return Data(BOOLEAN)
-        if name == "drop" and not node.keywords:
+        if name == "drop":
+            value = self._arguments(node)
             for argument in node.args:
-                self.read(self.data(argument), None, Taken.DROPPED)
-            return Data()
+                if isinstance(argument, ast.Name) and argument.id in self.env:
+                    self.read(self.env[argument.id], None, Taken.DROPPED)
+            return value
         if name == "tile":
             return self._tile(node)
+        if name == "Layout":
+            return self._layout(node)
         if name == "cycles":
             return self.take_cycles(node)
         if name == "grid" or name.startswith("meta_"):
@@ -380,6 +406,12 @@ class Expressions:
         for keyword in node.keywords:
             self.data(keyword.value)
         return Data()
+
+    def _layout(self, node: ast.Call) -> Value:
+        value = self.data(node.args[0]) if len(node.args) == 1 and not node.keywords else None
+        if not isinstance(value, Static) or not isinstance(value.value, str):
+            self.fail(node, 'a layout is written as Layout("S0R")')
+        return Static(Layout(value.value))
 
     def _tile(self, node: ast.Call) -> Value:
         if not node.args or node.keywords:

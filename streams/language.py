@@ -85,7 +85,8 @@ time. N is 2 and P is 1 unless stated. `Stream[T, N][A, B]` is an array of A x B
 @dataclass(frozen=True)
 class Layout:
     """How a tensor lies on the grid: one label for each axis of the tensor, R (a copy everywhere) or S<axis> (cut along
-    that axis of the grid), such as "S0R". A parameter's layout is written `a: f32[64, 64] @ Layout("S0R")`, or, for
+    that axis of the grid), such as "S0R". With a "!" at the end, as in "S0R!", a value with a reduction pending is
+    reduced before it is stored there. A parameter's layout is written `a: f32[64, 64] @ Layout("S0R")`, or, for
     type-checkers, `a: Annotated[f32[64, 64], Layout("S0R")]`."""
 
     labels: str
@@ -172,6 +173,17 @@ def data() -> bool:
 def cycles(count: int) -> None:
     """State how many cycles the operations around it take together, 1 if nothing is stated."""
     _only_in_a_task("cycles")
+
+
+def local(x: Any) -> Any:
+    """A tile as this instance's own: its layout, and what is pending in it, are the program's own business."""
+    return _only_in_a_task("local")
+
+
+def allreduce(x: Any, op: str, axes: Any = None) -> Any:
+    """Combine the tiles of all instances along mesh axes, as `x.allreduce(op, axes)`. op: "+" or "max". axes: an int or
+    a tuple; without them, those over which the reduction is pending."""
+    return _only_in_a_task("allreduce")
 
 
 # -- library kernels: tiles in, a tile out --------------------------------------------------------------------------

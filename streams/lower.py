@@ -13,10 +13,12 @@ from typing import Any, NoReturn
 from ..isa.overlays.tasks import program as tasks
 from ..isa.overlays.tasks import tree as t
 from ..isa.overlays.tasks.kernels import KERNELS
+from .kernels import ALIASES
 from .language import BITS
+from .library import METHODS, MODULES
 from .source import Refusal, Source
-from .syntax import META, meta_name, meta_name_of
-from .tree import ElementType, Region, StreamDecl, TaskDecl
+from .syntax import META, assigned, meta_name, meta_name_of
+from .tree import Collective, ElementType, Region, StreamDecl, TaskDecl
 from .values import Static, Value, element_type
 
 OPERATORS: dict[type[ast.AST], str] = {
@@ -45,8 +47,6 @@ OPERATORS: dict[type[ast.AST], str] = {
 }
 UNARY: dict[type[ast.AST], str] = {ast.USub: "-", ast.UAdd: "+", ast.Not: "not", ast.Invert: "~"}
 RUNS_HERE = "rsn run FILE.py runs it on this computer"
-METHODS = {"T": "transpose", "transpose": "transpose", "reshape": "reshape"}
-"""Attributes and methods of tiles, and the kernels that they are."""
 
 
 @dataclass(frozen=True)
@@ -75,11 +75,14 @@ class _Body:
     def __init__(self, region: Region, declared: TaskDecl, externals: Mapping[str, Any] | None) -> None:
         self.region, self.name, self.externals = region, declared.name, externals
         self.source: Source = region.source
-        context = region.contexts[declared.name]
+        context = self.context = region.contexts[declared.name]
         parameters = {p.name for p in declared.parameters}
         self.streams: Mapping[str, StreamDecl] = context.streams
         self.constants: Mapping[str, Value] = {k: v for k, v in context.constants.items() if k not in parameters}
         self.roots: dict[str, tuple[str, tuple[int, ...]]] = {}
+        self.mesh = declared.mapping
+        self.collectives = [c for c in region.collectives if c.task == declared.name]
+        self.names = {p.name for p in declared.parameters} | assigned(declared.body.body)
         self.out: list[t.Statement] = []
         self.count = 0
         self.at = t.Place(1, 1)
@@ -147,7 +150,7 @@ class _Body:
                         return
                 self._assign(place, [target], value, kind)
             case ast.AugAssign(target=target, op=op, value=value):
-                self._augmented(place, target, op, value)
+                self._augmented(place, node, target, op, value)
             case ast.For():
                 self._for(place, node)
             case ast.With():
@@ -208,13 +211,14 @@ class _Body:
         values = self.value(node.iter)
         self.out.append(t.For(place, names, "in", (values,), self.block(node.body)))
 
-    def _augmented(self, place: t.Place, target: ast.expr, op: ast.operator, value: ast.expr) -> None:
+    def _augmented(
+        self, place: t.Place, node: ast.AugAssign, target: ast.expr, op: ast.operator, value: ast.expr
+    ) -> None:
         load = ast.copy_location(_loaded(target), target)
-        both = ast.copy_location(ast.BinOp(load, op, value), target)
+        both = ast.copy_location(ast.BinOp(load, op, value), node)
         self._assign(place, [target], both, None)
 
     def _assign(self, place: t.Place, targets: list[ast.expr], node: ast.expr, kind: t.ElementType | None) -> None:
-        pairs = [(targets[0], node)]
         target = targets[0]
         if (
             len(targets) == 1
@@ -227,7 +231,9 @@ class _Body:
             for part, value in zip(target.elts, held, strict=True):
                 self._store(place, part, value, kind)
             return
-        value = self.value(pairs[0][1])
+        value = self.value(node)
+        if isinstance(target, ast.Subscript):
+            value = self._collected(node, value, inserted=True)
         if len(targets) > 1:
             value = self._kept(place, value)
         for target in targets:
@@ -268,7 +274,17 @@ class _Body:
     # -- expressions -------------------------------------------------------------------------------------------------
 
     def value(self, node: ast.expr) -> t.Expression:
-        """Lower an expression; its gets are appended to the statements."""
+        """Lower an expression; its gets, and the cycles of its kernels, are appended to the statements."""
+        made = self._value(node)
+        costs = self.context.reading.costs.get((self.name, self.source.place(node)), set())
+        if len(costs) > 1:
+            few, many = min(costs), max(costs)
+            self.refuse(node, f"this takes {few} cycles here and {many} there; state them", "cycles(n)")
+        if costs and isinstance(node, ast.Call | ast.BinOp | ast.UnaryOp):
+            self.out.append(t.Cycles(self.place(node), t.Constant(min(costs))))
+        return made
+
+    def _value(self, node: ast.expr) -> t.Expression:
         match node:
             case ast.Constant(value=bool() | int() | float() | str() as value):
                 return t.Constant(value)
@@ -302,6 +318,12 @@ class _Body:
                 return self._call(node)
             case ast.Attribute(value=base, attr="T"):
                 return t.Kernel("transpose", (self.value(base),))
+            case ast.Attribute(value=base, attr="shape" | "ndim" as what):
+                known = self.context.reading.shapes.get((self.name, self.source.place(node)))
+                if known is None:
+                    return t.Kernel(what, (self.value(base),))
+                sizes = known.value
+                return t.Group(tuple(map(t.Constant, sizes))) if isinstance(sizes, tuple) else t.Constant(sizes)
         self.refuse(node, f"a machine has no expression of this kind ({type(node).__name__})")
 
     def _name(self, node: ast.Name, name: str) -> t.Expression:
@@ -366,18 +388,80 @@ class _Body:
             return t.Convert(kind, self.value(node.args[0]))
         if name in ("tile", "zeros", "full") and node.args:
             return self._made(name, node)
-        if name in KERNELS and name not in self.constants:
-            named = tuple((k.arg or "", self.value(k.value)) for k in node.keywords)
-            return t.Kernel(name, self._arguments(node), named)
+        if name == "allreduce" and name not in self.names:
+            return self._collected(node, self.value(node.args[0]), inserted=False)
+        if name == "local" and len(node.args) == 1:
+            return self.value(node.args[0])
+        if name in KERNELS and name not in self.constants and name not in self.names:
+            return self._kernel(name, node, node.args)
         return self._opaque(node, ast.unparse(node.func))
 
     def _made(self, name: str, node: ast.Call) -> t.Expression:
-        """A new tile: `zeros(f32, 4, 4)`."""
+        """A new tile: `zeros(f32, 4, 4)`, `full(f32, 1.5, 4, 4)`."""
         kind = element_type(node.args[0], lambda part: self.constants.get(getattr(part, "id", ""), Static(0)))
-        sizes = tuple(map(t.Constant, kind.shape))
-        return t.Kernel(name, (t.Constant(kind.dtype), *sizes, *self._in_order(*node.args[1:])))
+        first = 2 if name == "full" else 1
+        sizes = node.args[first:]
+        if len(sizes) == 1 and isinstance(sizes[0], ast.Tuple | ast.List):
+            sizes = sizes[0].elts
+        value = self.value(node.args[1]) if name == "full" else t.Constant(0)
+        shape = (*map(t.Constant, kind.shape), *self._in_order(*sizes))
+        made = t.Kernel("full", (t.Constant(kind.dtype), value, *shape))
+        return made if shape else t.Convert(t.ElementType(kind.dtype), value)
+
+    # -- collectives -------------------------------------------------------------------------------------------------
+
+    def _collected(self, node: ast.expr, value: t.Expression, inserted: bool) -> t.Expression:
+        """A value after the all-reduces that stand at a node."""
+        at = self.source.place(node)
+        for c in sorted((c for c in self.collectives if c.place == at and c.inserted == inserted), key=_operator):
+            value = self._exchanged(c, value, self.place(node))
+        return value
+
+    def _exchanged(self, c: Collective, value: t.Expression, place: t.Place) -> t.Expression:
+        """An all-reduce: the first instance of a group gets the values of the others, and puts the result to them."""
+        tid = t.Name("get_tid()")
+        at = [tid] if len(self.mesh) == 1 else [t.Item(tid, t.Constant(k)) for k in range(len(self.mesh))]
+        row = _flat([(at[k], n) for k, n in enumerate(self.mesh) if k not in c.axes])
+        member = _flat([(at[k], self.mesh[k]) for k in c.axes])
+        held, name = self._fresh(), self._fresh()
+        kind = lowered_type(c.inward.type)
+        own = t.Binary("-", member, t.Constant(1))
+        inward, outward = c.inward.name, c.outward.name
+        others = [(row, t.Constant(k)) for k in range(c.inward.shape[1])]
+        values = [self._fresh() for _ in others]
+        total: t.Expression = t.Name(held)
+        for part in values:
+            operands = total, t.Name(part)
+            total = t.Binary("+", *operands) if c.op == "+" else t.Kernel("maximum", operands)
+        self.out += [
+            t.Assign(place, (held,), value),
+            t.If(
+                place,
+                t.Binary("!=", member, t.Constant(0)),
+                (
+                    t.Put(place, inward, (row, own), t.Name(held)),
+                    t.Get(place, name, outward, (row, own)),
+                ),
+                (
+                    *(t.Get(place, part, inward, at) for part, at in zip(values, others, strict=True)),
+                    t.Assign(place, (name,), total, kind),
+                    *(t.Put(place, outward, at, t.Name(name)) for at in others),
+                ),
+                True,
+            ),
+        ]
+        return t.Name(name)
 
     def _method(self, node: ast.Call, method: ast.Attribute) -> t.Expression:
+        base = method.value
+        if isinstance(base, ast.Name) and base.id in MODULES and base.id not in self.names and method.attr in ALIASES:
+            return self._kernel(ALIASES[method.attr], node, node.args)
+        if method.attr == "allreduce":
+            return self._collected(node, self.value(base), inserted=False)
+        if method.attr in METHODS and not (isinstance(base, ast.Name) and base.id in MODULES):
+            return self._kernel(METHODS[method.attr], node, [base, *node.args])
+        if method.attr == "copy" and not node.args and not node.keywords:
+            return self.value(base)
         root: ast.expr = method.value
         while isinstance(root, ast.Attribute):
             root = root.value
@@ -385,13 +469,18 @@ class _Body:
             known = self.constants.get(root.id)
             if known is not None and not isinstance(known, Static):
                 return self._opaque(node, ast.unparse(method))
-        if method.attr in METHODS:
-            return t.Kernel(METHODS[method.attr], (self.value(method.value), *self._arguments(node)))
         if self.externals is None:
             self.refuse(node, f"{method.attr} is no operation of a machine", RUNS_HERE)
         named = tuple((k.arg or "", self.value(k.value)) for k in node.keywords)
         arguments = self._in_order(method.value, *node.args)
         return t.External(method.attr, _Method(method.attr), arguments, named)
+
+    def _kernel(self, name: str, node: ast.Call, arguments: Sequence[ast.expr]) -> t.Expression:
+        """A library kernel."""
+        if any(isinstance(a, ast.Starred) for a in arguments):
+            self.refuse(node, "a machine has no arguments with a star")
+        named = tuple((k.arg or "", self.value(k.value)) for k in node.keywords)
+        return t.Kernel(name, self._in_order(*arguments), named)
 
     def _arguments(self, node: ast.Call) -> tuple[t.Expression, ...]:
         if any(isinstance(a, ast.Starred) for a in node.args):
@@ -449,6 +538,18 @@ class _Body:
 
         kind = element_type(annotation, constant)
         return lowered_type(kind)
+
+
+def _operator(collective: Collective) -> str:
+    return collective.op
+
+
+def _flat(parts: list[tuple[t.Expression, int]]) -> t.Expression:
+    """The number of a point of a grid, row-major. parts: its coordinates, and the sizes of the grid."""
+    made: t.Expression = t.Constant(0)
+    for k, (at, size) in enumerate(parts):
+        made = at if not k else t.Binary("+", t.Binary("*", made, t.Constant(size)), at)
+    return made
 
 
 def lowered_type(kind: ElementType) -> t.ElementType:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ast
 import warnings
+from collections.abc import Mapping
 from difflib import get_close_matches
 from importlib.util import decode_source
 from itertools import product
@@ -20,24 +21,31 @@ from .source import Place, Source
 from .syntax import names_in
 from .tree import Instance, Region
 
+Rates = Mapping[str, float]
+"""Work that a library kernel does in a clock cycle, by its name: multiply-adds of `matmul`, elements of others. Kernels
+that are not named take no time of their own."""
+NO_RATES: Rates = {}
 LETTERS = 1 << 19
 """Limit of characters of a file."""
 
 
-def read(text: str, file: str = "<program>", region: str | None = None, timed: bool = False) -> Region:
+def read(
+    text: str, file: str = "<program>", region: str | None = None, timed: bool = False, rates: Rates = NO_RATES
+) -> Region:
     """Read a program. file: its name in findings. region: one function with `@region()` of the file, its parameters at
     their defaults; None for the file itself. A file without tasks of its own that holds a single region is that region.
-    timed: the operations of instances are in beats, with cycles. Mistakes are in `source.findings` of the result."""
-    return read_source(Source(text, file), region, timed)
+    timed: the operations of instances are in beats, with cycles. rates: of library kernels. Mistakes are in
+    `source.findings` of the result."""
+    return read_source(Source(text, file), region, timed, rates)
 
 
-def read_file(path: Path, region: str | None = None, timed: bool = False) -> Region:
+def read_file(path: Path, region: str | None = None, timed: bool = False, rates: Rates = NO_RATES) -> Region:
     """Read a program from a file, which may state its encoding as Python's do. The arguments are those of `read`.
     Raises `OSError` if the file cannot be read."""
     with path.open("rb") as file:
         data = file.read(4 * LETTERS + 1)
     try:
-        return read_source(Source(decode_source(data), str(path)), region, timed)
+        return read_source(Source(decode_source(data), str(path)), region, timed, rates)
     except (SyntaxError, UnicodeDecodeError, LookupError) as error:
         what, place = _undecodable(data, error)
     source = Source(data.decode(errors="replace"), str(path))
@@ -59,18 +67,19 @@ def _undecodable(data: bytes, error: Exception) -> tuple[str, Place]:
     return f"byte 0x{data[error.start]:02x} is not {error.encoding}", Place(line, column, column + 1)
 
 
-def read_source(source: Source, region: str | None = None, timed: bool = False) -> Region:
+def read_source(source: Source, region: str | None = None, timed: bool = False, rates: Rates = NO_RATES) -> Region:
     """Read a program whose text is at hand. region: as for `read`."""
     tree = parse(source)
     if tree is None:
         return Region(source, (), (), (), (), region or "")
-    declared = Declared(Reading(source, timed=timed))
+    declared = Declared(Reading(source, timed=timed, rates=rates))
     root = Scope(declared, wanted=None if region is None else names_below(tree, region))
     root.read(tree.body)
     if region is None and not declared.tasks and not declared.regions and not source.findings:
         region = _only_region(root)
     if region is not None:
         _alone(root, region)
+    declared.reading.streams = declared.size
     instances: list[Instance] = []
     for task, scope in declared.tasks:
         if declared.reading.steps > STEPS:
@@ -85,15 +94,18 @@ def read_source(source: Source, region: str | None = None, timed: bool = False) 
             instances.append(Elaborator(scope.context, task, name, tid).instance())
             if declared.reading.steps > STEPS:
                 break
+    collectives = tuple(declared.reading.collectives.values())
     return Region(
         source,
-        tuple(declared.streams),
+        (*declared.streams, *(stream for c in collectives for stream in (c.inward, c.outward))),
         tuple(task for task, _ in declared.tasks),
         tuple(instances),
         tuple(declared.tensors),
         region or "",
         {task.name: scope.context for task, scope in declared.tasks},
         tuple(declared.reading.by_data),
+        collectives,
+        rates,
     )
 
 

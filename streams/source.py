@@ -17,6 +17,8 @@ CODES = {
     "limit": "the program is larger than a named limit of the check",
     "p2p": "a stream has two writers, two readers, or both ends in one task instance",
     "type": "a value has another element type or shape than the stream",
+    "layout": "the layouts of tensors do not fit each other, the kernel or the mesh",
+    "pending": "a reduction over shards is not complete where its result is needed",
     "pack": "elements fill no whole number of transfers",
     "depth0": "a declared depth is below 1",
     "index": "an index is outside the array of streams, or is not known before the run",
@@ -29,6 +31,7 @@ CODES = {
     "future": "what one get gives is awaited twice, or used after drop",
     "unread": "a value that is taken from a stream is never read",
     "unused": "a stream has no ends",
+    "inserted": "a collective that a layout asks for",
 }
 """Codes, in the order of causes: if several apply, the first one names the cause."""
 
@@ -71,7 +74,7 @@ class Source:
     def __post_init__(self) -> None:
         self.text = self.text.replace("\r\n", "\n").replace("\r", "\n")  # as Python counts lines
         self.lines = self.text.split("\n")
-        self._seen: set[tuple[str, Place | None, str]] = set()
+        self._seen: set[tuple[str, Place | None, str, bool]] = set()
         self._columns: dict[int, array[int]] = {}
 
     def place(self, node: ast.AST) -> Place:
@@ -106,14 +109,14 @@ class Source:
         uncounted: bool = False,
     ) -> None:
         """Record a finding, once for each code, place and subject. The arguments are those of `Diagnostic`."""
-        key = code, place, "" if place is not None and not warning and code == "unsupported" else subject
+        key = code, place, "" if place is not None and not warning and code == "unsupported" else subject, warning
         if key not in self._seen:
             self._seen.add(key)
             self.findings.append(Diagnostic(code, message, place, notes, warning, subject, uncounted))
 
     def render(self, d: Diagnostic) -> str:
         """Format a finding: place, code and message, the source line, a caret line, notes."""
-        kind = "warning" if d.warning else "error"
+        kind = "note" if d.code == "inserted" else "warning" if d.warning else "error"
         if d.place is None:
             return "\n".join([f"{self.file}: {kind}: {d.message} [{d.code}]", *(f"note: {n}" for n in d.notes)])
         line = self.lines[d.place.line - 1] if d.place.line <= len(self.lines) else ""

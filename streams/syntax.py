@@ -17,17 +17,29 @@ META = ("meta_if", "meta_elif", "meta_else", "meta_for")
 
 
 def touches(body: Sequence[ast.AST]) -> bool:
-    """Whether statements or expressions hold a put or a get."""
-    parts = (part for statement in body for part in ast.walk(statement))
-    return any(isinstance(part, ast.Attribute) and part.attr in ("put", "get") for part in parts)
+    """Whether statements or expressions hold a put, a get or a collective."""
+    for part in (part for statement in body for part in ast.walk(statement)):
+        if isinstance(part, ast.Attribute) and part.attr in ("put", "get", "allreduce"):
+            return True
+        if isinstance(part, ast.Name) and part.id == "allreduce":
+            return True
+    return False
 
 
-def divides(body: Sequence[ast.stmt]) -> bool:
+def divides(body: Sequence[ast.stmt], timed: Container[str] = ()) -> bool:
     """Whether a branch with these statements ends a beat before and behind it: one that holds nothing but computation
-    does not."""
+    does not. timed: kernels that take cycles."""
     leaves = (ast.Break, ast.Continue, ast.Return, ast.For, ast.While)
     parts = [part for statement in body for part in ast.walk(statement)]
-    states = any(isinstance(p, ast.Call) and isinstance(p.func, ast.Name) and p.func.id == "cycles" for p in parts)
+    called = {
+        p.func.id if isinstance(p.func, ast.Name) else p.func.attr
+        for p in parts
+        if isinstance(p, ast.Call) and isinstance(p.func, ast.Name | ast.Attribute)
+    }
+    called |= {"matmul" for p in parts if isinstance(p, ast.MatMult)}
+    if any(isinstance(p, ast.BinOp | ast.UnaryOp) for p in parts):
+        called |= {"add", "sub", "mul", "div", "neg"}
+    states = "cycles" in called or any(name in timed for name in called)
     return states or touches(body) or any(isinstance(part, leaves) for part in parts)
 
 
@@ -102,6 +114,48 @@ def deciding(body: ast.FunctionDef, streams: Container[str]) -> frozenset[str]:
         for targets_of, sources in flows:
             if targets_of & found and not sources <= found:
                 found |= sources
+                changed = True
+    return frozenset(found)
+
+
+def assigned(body: Sequence[ast.stmt]) -> set[str]:
+    """Return the variables that statements assign, or of which they assign parts."""
+    found: set[str] = set()
+    for node in (part for statement in body for part in ast.walk(statement)):
+        if isinstance(node, ast.Name | ast.Subscript) and isinstance(node.ctx, ast.Store):
+            base: ast.expr = node
+            while isinstance(base, ast.Subscript):
+                base = base.value
+            found |= {base.id} if isinstance(base, ast.Name) else set()
+    return found
+
+
+def varying(body: ast.FunctionDef) -> frozenset[str]:
+    """Return the variables whose static values depend on the point of the instance, directly, through others, or
+    because it decides which of their assignments is run; `get_tid` is among them."""
+    flows: list[tuple[set[str], set[str]]] = []
+    for node in ast.walk(body):
+        match node:
+            case ast.Assign(value=source) | ast.AnnAssign(value=ast.expr() as source) | ast.AugAssign(value=source):
+                flows.append((assigned([node]), names_in(source)))
+            case ast.For(iter=source) | ast.If(test=source) | ast.While(test=source):
+                flows.append((assigned([node]), names_in(source)))
+        for field in ("body", "orelse"):
+            block = getattr(node, field, None)
+            if not isinstance(block, list):
+                continue
+            for k, statement in enumerate(block):
+                if meta_name(statement)[0] in ("meta_if", "meta_for"):
+                    chain = block[k : k + chain_length(block, k)]
+                    tests = [call for part in chain if (call := meta_name(part)[1]) is not None]
+                    flows.append((assigned(chain), set().union(*map(names_in, tests))))
+    found = {"get_tid"}
+    changed = True
+    while changed:
+        changed = False
+        for targets_of, sources in flows:
+            if sources & found and not targets_of <= found:
+                found |= targets_of
                 changed = True
     return frozenset(found)
 

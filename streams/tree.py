@@ -66,6 +66,22 @@ class StreamDecl:
 
 
 @dataclass(frozen=True)
+class Collective:
+    """An all-reduce of a task along axes of its grid, at one place of the program. Instances that differ along these
+    axes only are a group. inward, outward: arrays of streams, one row a group, one column for each instance of the
+    group but the first: the first one gets the values of the others, and puts the result to them. inserted: it stands
+    before a store, whose layout asks for it."""
+
+    task: str
+    op: str
+    axes: tuple[int, ...]
+    place: Place
+    inserted: bool
+    inward: StreamDecl
+    outward: StreamDecl
+
+
+@dataclass(frozen=True)
 class TensorDecl:
     """A tensor off the chip: an argument of the region."""
 
@@ -268,7 +284,7 @@ class Region:
     """A region that is read: its streams, its task instances, its arguments, and the source with what the reader found.
     Streams and tasks of the regions that it calls are among them. name: of the function, "" for a whole file. contexts:
     the names that each task sees, by its name. by_data: loops that take time, and whose trips data decides; found if
-    the reading is timed."""
+    the reading is timed. collectives: their streams are the last ones of `streams`. rates: of library kernels."""
 
     source: Source
     streams: tuple[StreamDecl, ...]
@@ -278,6 +294,8 @@ class Region:
     name: str = ""
     contexts: Mapping[str, Context] = field(default_factory=dict)
     by_data: tuple[Place, ...] = ()
+    collectives: tuple[Collective, ...] = ()
+    rates: Mapping[str, float] = field(default_factory=dict)
 
     def stream(self, number: int) -> tuple[StreamDecl, str]:
         """Return the declaration of a stream, and its name with indices."""

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from .language import BITS
+from .layouts import LOCAL, Distribution, constant
 from .source import Refusal
 from .tree import ElementType
 
@@ -25,19 +26,22 @@ FLOAT = ElementType("float")
 
 @dataclass(frozen=True)
 class Static:
-    """A value that is known before the run: a number, a Boolean, a string, an element type, or a tuple or set of
-    these."""
+    """A value that is known before the run: a number, a Boolean, a string, an element type, a layout, or a tuple or
+    set of these."""
 
     value: Any
 
 
 @dataclass(frozen=True)
 class Data:
-    """A value that is known in the run only. type: None if it is not known either. futures: the gets whose tokens it
-    is, each until something reads it; several after a branch."""
+    """A value that is known in the run only. type: of a tile or a tensor that of its shard; None if it is not known
+    either. futures: the gets whose tokens it is, each until something reads it; several after a branch. dist: what the
+    shards of all instances are together. tensor: the parameter whose elements it names, "" for a value of its own."""
 
     type: ElementType | None = None
     futures: frozenset[int] = frozenset()
+    dist: Distribution = LOCAL
+    tensor: str = ""
 
 
 Value = Static | Data
@@ -107,6 +111,13 @@ def type_of(value: Value) -> ElementType | None:
     if isinstance(value.value, int):
         return INT
     return FLOAT if isinstance(value.value, float) else None
+
+
+def distribution_of(value: Value, varies: bool) -> Distribution:
+    """Return the distribution of a value. varies: a static value differs between instances."""
+    if isinstance(value, Data):
+        return value.dist
+    return LOCAL if varies else constant(value.value if isinstance(value.value, int | float) else None)
 
 
 def joined(a: ElementType | None, b: ElementType | None) -> ElementType | None:

@@ -37,7 +37,7 @@ def sink(y: i32[4, 4]):
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
-    (tmp_path / "p.py").write_text(PROGRAM.format(value="row + row"))
+    (tmp_path / "p.py").write_text(PROGRAM.format(value="i32(row) + i32(row)"))
     (tmp_path / "q.py").write_text(PROGRAM.format(value="np.minimum(twice(row), 9)"))
     np.savez(tmp_path / "x.npz", x=np.arange(-8, 8, dtype=np.int8).reshape(4, 4))
     return tmp_path
@@ -74,9 +74,9 @@ def test_functions_of_the_host_run_from_the_file_alone(folder: Path) -> None:
     code, out = rsn("compile", "q.py", "-o", "q.rsn")
     assert code == 1
     assert out.startswith(
-        "q.py:20:16: error: sink: np.minimum is no operation of a machine [unsupported]\n"
+        "q.py:20:27: error: sink: twice is no operation of a machine [unsupported]\n"
         "        y[i] = np.minimum(twice(row), 9)\n"
-        "               ^^^^^^^^^^^^^^^^^^^^^^^^^\n"
+        "                          ^^^^^^^^^^\n"
     )
     assert not (folder / "q.rsn").exists()
 

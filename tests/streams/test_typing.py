@@ -49,7 +49,8 @@ def product(a: Annotated[f32[64, 32], Layout("S0R")], b: f32[K, M]) -> None:
     i, j = get_tid()
     with meta_if(i == 0):
         cycles(4)
-        use(a @ b, softmax(a).allreduce("+"))
+        use(a @ b, softmax(a))
+    use(reduce_sum(a, 0).allreduce("+"))
 
 
 @task(mapping=[1])

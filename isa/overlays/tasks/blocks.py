@@ -189,9 +189,9 @@ def value_of(node: Expression) -> Value:
 def _binary(function: Callable[[Any, Any], Any], left: Value, right: Value) -> Value:
     def compute(env: Variables) -> Any:
         a, b = left(env), right(env)
-        if a is UNKNOWN or b is UNKNOWN:
+        if a is UNKNOWN or b is UNKNOWN or _is_absent(a) or _is_absent(b):
             return UNKNOWN
-        return scalar(function(a, b))
+        return scalar(function(_loaded(a), _loaded(b)))
 
     return compute
 
@@ -224,6 +224,8 @@ def _applied(
         extra = {name: part(env) for name, part in keywords}
         if any(map(is_unknown, values)) or any(map(is_unknown, extra.values())):
             return UNKNOWN
+        if function is not item:
+            values = list(map(_loaded, values))
         return scalar(function(*values, **extra))
 
     return compute
@@ -233,7 +235,17 @@ def is_unknown(value: Any) -> bool:
     """Whether a value, or an item of it, is unknown."""
     if type(value) is slice:
         return any(part is UNKNOWN for part in (value.start, value.stop, value.step))
-    return value is UNKNOWN or (type(value) is tuple and any(map(is_unknown, value)))
+    return value is UNKNOWN or (type(value) is tuple and any(map(is_unknown, value))) or _is_absent(value)
+
+
+def _loaded(value: Any) -> Any:
+    """A value; of a tensor off the chip, its elements."""
+    return value[()] if getattr(value, "off_chip", False) is True else value
+
+
+def _is_absent(value: Any) -> bool:
+    """Whether a value is a tensor off the chip in a run without data."""
+    return getattr(value, "absent", False) is True
 
 
 def item(base: Any, index: Any) -> Any:

@@ -135,9 +135,19 @@ def _made(dtype: Any, shape: tuple[Any, ...], value: Any) -> Tile:
     return np.full(tuple(int(n) for n in shape), value, DTYPES[dtype])
 
 
-def _reduced(x: Any, axis: int | None, along: Callable[[Any, int], Tile]) -> Tile:
+def _reduced(x: Any, axis: Any, keepdims: bool, along: Callable[[Any, int], Tile]) -> Tile:
+    """Combine the elements along axes, from the last of them to the first; None for all axes."""
     x = np.asarray(x)
-    return along(x.reshape(-1), 0) if axis is None else along(x, int(axis))
+    axes = range(x.ndim) if axis is None else axis if isinstance(axis, tuple) else (axis,)
+    whole = sorted({int(k) % x.ndim for k in axes}, reverse=True)
+    for k in whole:
+        x = along(x, k)
+    return np.expand_dims(x, tuple(whole)) if keepdims else x
+
+
+def _listed(items: tuple[Any, ...]) -> tuple[Any, ...]:
+    """Arguments that may be given as one tuple."""
+    return items[0] if len(items) == 1 and isinstance(items[0], tuple) else items
 
 
 KERNELS: Mapping[str, Callable[..., Any]] = {
@@ -149,8 +159,11 @@ KERNELS: Mapping[str, Callable[..., Any]] = {
     "maximum": np.maximum,
     "minimum": np.minimum,
     "scale": lambda x, c: np.asarray(x) * c,
-    "transpose": lambda x: np.asarray(x).T,
-    "reshape": lambda x, *shape: np.asarray(x).reshape(shape),
+    "neg": lambda x: -np.asarray(x),
+    "transpose": lambda x, *axes: np.transpose(x, _listed(axes) or None),
+    "reshape": lambda x, *shape: np.asarray(x).reshape(_listed(shape)),
+    "shape": np.shape,
+    "ndim": np.ndim,
     "relu": relu,
     "gelu": gelu,
     "silu": silu,
@@ -159,12 +172,10 @@ KERNELS: Mapping[str, Callable[..., Any]] = {
     "softmax": softmax,
     "layernorm": layernorm,
     "rmsnorm": rmsnorm,
-    "reduce_sum": lambda x, axis=None: _reduced(x, axis, total),
-    "reduce_max": lambda x, axis=None: _reduced(x, axis, lambda t, k: t.max(axis=k)),
-    "zeros": lambda dtype, *shape: _made(dtype, shape, 0),
-    "full": lambda dtype, *rest: _made(dtype, rest[:-1], rest[-1]),
-    "tile": lambda dtype, *shape: _made(dtype, shape, 0),
-    "concat": lambda *tiles, axis=0: np.concatenate(tiles, axis=int(axis)),
+    "reduce_sum": lambda x, axis=None, keepdims=False: _reduced(x, axis, keepdims, total),
+    "reduce_max": lambda x, axis=None, keepdims=False: _reduced(x, axis, keepdims, lambda t, k: t.max(axis=k)),
+    "full": lambda dtype, value, *shape: _made(dtype, shape, value),
+    "concat": lambda *tiles, axis=0: np.concatenate(_listed(tiles), axis=int(axis)),
     "int": int,
     "float": float,
     "bool": bool,

@@ -34,7 +34,7 @@ from ...program import Place as Line
 from .codec import encoded, statements, toml
 from .program import Link, Parameter, Shot, StreamArray, Task, TaskProgram, Tensor
 from .tree import ElementType, External, Get, Place, Put, Statement, nodes
-from .unit import BANK, CYCLE, Prepared, RunShot, TaskUnit
+from .unit import BANK, CYCLE, Prepared, RunShot, TaskUnit, transfers
 from .values import DTYPES
 
 NAME = "tasks"
@@ -52,10 +52,7 @@ def machine_of(program: TaskProgram) -> Overlay:
     behaviour = type("TaskUnit", (TaskUnit,), {"prepared": prepared})
     bank = BANK if program.tensors else None
     units = tuple(UnitSpec(name, kind, index, behaviour, bank=bank) for name, kind, index in _kinds(program))
-    streams = tuple(
-        Stream(link.source, link.sink, link.depth, link.label, _token(prepared.types[link.stream]))
-        for link in program.links
-    )
+    streams = tuple(stream for link in program.links for stream in _streams(link, prepared))
     return dataclasses.replace(
         TASKS,
         name=program.name,
@@ -125,6 +122,15 @@ def uops_of(program: TaskProgram) -> UnpackedProgram:
         for t in program.tensors
     )
     return UnpackedProgram(overlay, {}, preloaded=lists, buffers=buffers, preloaded_places=places)
+
+
+def _streams(link: Link, prepared: Prepared) -> Iterator[Stream]:
+    """The streams of the machine for a link: with transfers of several elements, one more that is never full says how
+    many of them are complete."""
+    array = prepared.streams[link.stream]
+    yield Stream(link.source, link.sink, link.depth, link.label, _token(array.type))
+    if array.packing > 1:
+        yield Stream(link.source, link.sink, link.depth // array.packing + 1, transfers(link.label))
 
 
 def _token(kind: ElementType) -> TokenType:

@@ -1,13 +1,13 @@
 """The unit of a task machine: steps the trees of its task instances in beats.
 
-A *beat* is a straight run of statements in which no stream comes twice and every get stands before the puts. Loops, and
-branches whose arms touch streams, begin and end one. All operations of a beat fire together and take one clock cycle,
-or as many as `cycles` states. Computation that depends on what a beat gets is done when it fires.
+A *beat* is a straight run of statements in which no stream comes twice, and every get stands before the puts and before
+what takes cycles. Loops, and branches whose arms touch streams, begin and end one. All operations of a beat fire
+together and take one clock cycle, or as many as `cycles` states. Computation that depends on what a beat gets is done
+when it fires.
 """
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Hashable, Iterator, Sequence
 from contextlib import suppress
 from functools import cached_property
@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import numpy as np
 
 from ....base.errors import ProgramError, UndecidedError
-from ....machine.description import FREE, UnitSpec
+from ....machine.description import UnitSpec
 from ....machine.steps import Burst, Channel, Step, Steps
 from ....machine.unit import Unit
 from ...fields import Record, bits
@@ -91,6 +91,11 @@ class Part:
 
     off_chip = True
 
+    @property
+    def absent(self) -> bool:
+        """Whether the run is one without data."""
+        return self._unit.memory is None
+
     def __init__(self, unit: Unit, tensor: Tensor, offset: int, cut: tuple[slice, ...]) -> None:
         self._unit, self._tensor, self._offset, self._cut = unit, tensor, offset, cut
         self.shape = tuple(s.stop - s.start for s in cut)
@@ -146,6 +151,11 @@ class TaskUnit(Unit):
         return uop
 
 
+def transfers(label: str) -> str:
+    """The label of the stream that says how many whole transfers a stream holds."""
+    return f"transfers of {label}"
+
+
 class _Leave(Exception):
     """A `break`, `continue` or `return` on its way out. how: which of them."""
 
@@ -171,7 +181,7 @@ class _Frame:
         for parameter in self.task.parameters:
             self.env[parameter.name] = self._part(parameter)
         self._channels: dict[tuple[str, tuple[int, ...]], Channel] = {}
-        self._unpacked: dict[Channel, deque[Any]] = {}
+        self._moved: dict[tuple[str, tuple[int, ...]], int] = {}
         self._reset()
 
     def _part(self, parameter: Parameter) -> Part:
@@ -194,25 +204,32 @@ class _Frame:
     def _reset(self) -> None:
         self.gets: list[Channel] = []
         self.puts: list[Channel] = []
-        self.actions: list[Take | Give | Compute | tuple[Take, Channel]] = []
+        self.actions: list[Take | Give | Compute] = []
         self.pending: set[str] = set()
         self.awaited: set[str] = set()
         self.cycles = 0
-        self.split = False
+        self.gone: list[Channel] = []
+        self.gone_puts = False
+        self.pieces = 0
+
+    def _split(self) -> Steps:
+        """Fire what the beat holds; the beat goes on. Its pieces share its cycles, one each but the last."""
+        gone, cycles, pieces = [*self.gone, *self.gets, *self.puts], self.cycles, self.pieces + 1
+        gone_puts = self.gone_puts or bool(self.puts)
+        self.cycles = self.pieces = 0
+        yield from self._fire()
+        self.gone, self.gone_puts, self.cycles, self.pieces = gone, gone_puts, cycles, pieces
 
     def _fire(self) -> Steps:
         """End the beat, if one is open."""
-        gets, puts, actions, cycles = tuple(self.gets), tuple(self.puts), self.actions, self.cycles
-        left = 0
-        if self.split and cycles:  # the operations of a beat that is taken apart share its cycles
-            cycles, left = 1, cycles - 1
+        gets, puts, actions = tuple(self.gets), tuple(self.puts), self.actions
         if not gets and not puts:
-            if cycles:
-                yield Step(CYCLE, cycles)
+            if self.cycles:
+                yield Step(CYCLE, self.cycles)
             self._act(actions, ())
             self._reset()
             return
-        cost = cycles or 1
+        cost = max(1, self.cycles - self.pieces)
         if self.with_data:
             yield Step(
                 CYCLE, cost, gets=gets, puts=puts, needs_whole_token=True, do=lambda *tokens: self._act(actions, tokens)
@@ -221,7 +238,6 @@ class _Frame:
             yield Step(CYCLE, cost, gets=gets, puts=puts, needs_whole_token=True)
             self._act(actions, (UNKNOWN,) * len(gets))
         self._reset()
-        self.cycles = left
 
     def _act(self, actions: list[Any], tokens: Sequence[Any]) -> tuple[Any, ...]:
         """Compute the statements of a beat in their order. Returns the tokens that it puts."""
@@ -233,19 +249,10 @@ class _Frame:
                 if isinstance(action, Take):
                     env[action.name] = next(arrived)
                 elif isinstance(action, Give):
-                    out.append(self._packable(action, action.value(env)))
-                elif isinstance(action, tuple):
-                    take, channel = action
-                    env[take.name] = self._unpacked[channel].popleft()
+                    out.append(action.value(env))
                 else:
                     action.action(env)
         return tuple(out)
-
-    def _packable(self, give: Give, value: Any) -> Any:
-        """A token as the engine joins and splits those of transfers: an array."""
-        if self.prepared.streams[give.stream].packing > 1 and self.with_data:
-            return np.asarray(value).reshape(-1)
-        return value
 
     def _channel(self, place: Place, stream: str, index: tuple[Value, ...], put: bool) -> Channel:
         at = tuple(part(self.env) for part in index)
@@ -262,52 +269,57 @@ class _Frame:
             self._channels[key] = channel
         return channel
 
-    def _boundary(self, channel: Channel, put: bool, place: Place) -> bool:
+    def _boundary(self, channel: Channel, put: bool) -> bool:
         """Whether an operation cannot join the open beat."""
-        if not self.gets and not self.puts:
-            return False
-        if channel in self.puts or channel in self.gets or (not put and bool(self.puts)):
+        if not put and (self.cycles or self.puts or self.gone_puts):
             return True
-        self.split = place in self.apart
-        return self.split
+        return channel in self.puts or channel in self.gets or channel in self.gone
+
+    def _meet(self, channel: Channel, put: bool, place: Place) -> Steps:
+        """Make room for an operation: end the beat that it cannot join."""
+        if self._boundary(channel, put):
+            yield from self._fire()
+        elif place in self.apart and (self.gets or self.puts):
+            yield from self._split()
 
     def _take(self, block: Take) -> Steps:
         if block.reads & self.pending:
             yield from self._fire()
         channel = self._channel(block.place, block.stream, block.index, put=False)
-        packing = self.prepared.streams[block.stream].packing
-        if self._boundary(channel, False, block.place):
-            yield from self._fire()
-        if packing > 1:
-            yield from self._unpack(channel, packing, block)
-            self.actions.append((block, channel))
-        else:
-            self.gets.append(channel)
-            self.actions.append(block)
+        yield from self._meet(channel, False, block.place)
+        self.gets.append(channel)
+        self.actions.append(block)
+        whole = self._transfer(block, put=False)
+        if whole is not None:
+            self.gets.append(whole)
+            self.actions.append(Take(block.place, "", "", (), frozenset()))
         self.pending.add(block.name)
 
-    def _unpack(self, channel: Channel, packing: int, block: Take) -> Steps:
-        """Take a whole transfer if the one before has been used up."""
-        held = self._unpacked.setdefault(channel, deque())
-        kind = self.prepared.types[block.stream]
-        count = sum(isinstance(a, tuple) and a[1] is channel for a in self.actions)
-        if len(held) > count:
-            return
-        tokens = yield Step(FREE, gets=(channel,), words=packing, needs_whole_token=True)
-        if self.with_data:
-            rows = np.asarray(tokens[0]).reshape(packing, -1)
-            held.extend(convert(row.reshape(kind.shape) if kind.shape else row[0], kind) for row in rows)
-        else:
-            held.extend([UNKNOWN] * packing)
+    def _transfer(self, block: Take | Give, put: bool) -> Channel | None:
+        """The stream of whole transfers, if the next element begins (a get) or completes (a put) one. The reader sees
+        the elements of a transfer once it is complete."""
+        packing = self.prepared.streams[block.stream].packing
+        if packing == 1:
+            return None
+        at = tuple(part(self.env) for part in block.index)
+        count = self._moved[block.stream, at] = self._moved.get((block.stream, at), 0) + 1
+        if count % packing != (0 if put else 1):
+            return None
+        link = self.prepared.links[block.stream, at]
+        label = transfers(link.label)
+        return self.unit.sink(link.sink, label) if put else self.unit.source(link.source, label)
 
     def _give(self, block: Give) -> Steps:
         if block.index_reads & self.pending:
             yield from self._fire()
         channel = self._channel(block.place, block.stream, block.index, put=True)
-        if self._boundary(channel, True, block.place):
-            yield from self._fire()
+        yield from self._meet(channel, True, block.place)
         self.puts.append(channel)
         self.actions.append(block)
+        whole = self._transfer(block, put=True)
+        if whole is not None:
+            self.puts.append(whole)
+            self.actions.append(Give(block.place, "", (), lambda env: None, frozenset(), frozenset()))
         self.awaited |= block.reads
 
     def _compute(self, block: Compute) -> None:
@@ -406,7 +418,7 @@ class _Frame:
                     if self.prepared.streams[part.stream].packing > 1 or part.place in self.apart:
                         return None
                     channel = self._channel(part.place, part.stream, part.index, put)
-                    if channel in gets or channel in puts or (not put and puts):
+                    if channel in gets or channel in puts or (not put and (puts or cycles)):
                         return None
                     (puts if put else gets).append(channel)
                 case Spend():

@@ -1,0 +1,106 @@
+"""Reductions that are pending: which kernels commute with them, and which collectives complete a value."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Sequence
+
+from . import layouts
+from .kernels import Kernel, Operand
+from .layouts import NONE, Pending
+from .source import Refusal
+
+
+def pending_of(kernel: Kernel, operands: Sequence[Operand]) -> Pending:
+    """Return what is pending in the result because it was in an operand. Raises `Refusal` where the kernel does not
+    commute with it."""
+    owing = [k for k, operand in enumerate(operands) if operand.dist.pending]
+    if not owing:
+        return NONE
+    first = operands[owing[0]]
+    ops = {op for k in owing for op, _ in operands[k].dist.pending}
+    if len(ops) > 1 or not ops <= {"+", "max"}:
+        raise _unpaid(first, f"{kernel.name} of values with different reductions pending")
+    rest = [operand for k, operand in enumerate(operands) if k not in owing]
+    (op,) = ops
+    return (_sum if op == "+" else _maximum)(kernel, operands, owing, rest)
+
+
+def _sum(kernel: Kernel, operands: Sequence[Operand], owing: list[int], rest: list[Operand]) -> Pending:
+    first = operands[owing[0]]
+    if kernel.jointly:
+        full = [operand for operand in rest if operand.dist.number != 0]
+        if full:
+            message = f"{first.text} is a partial {layouts.described(first.dist.pending)}, {full[0].text} is none"
+            why = f"{full[0].text} would be added once per shard: once for every instance along these axes"
+            raise Refusal("pending", message, None, why, _first(first))
+        if any(operands[k].dist.pending != first.dist.pending for k in owing):
+            other = next(operands[k] for k in owing if operands[k].dist.pending != first.dist.pending)
+            message = f"{first.text} and {other.text} have different reductions pending"
+            both = f"{layouts.described(first.dist.pending)}; {layouts.described(other.dist.pending)}"
+            raise Refusal("pending", message, None, both, _first(first))
+        return first.dist.pending
+    if len(owing) > 1:
+        message = f"{kernel.name} of two partial sums, {first.text} and {operands[owing[1]].text}"
+        raise Refusal("pending", message, None, "products of different shards would be missing", _first(first))
+    if owing[0] not in kernel.linear:
+        raise _unpaid(first, f"{kernel.name} is not linear in {first.text}")
+    _alike(kernel, first, rest)
+    return first.dist.pending
+
+
+def _maximum(kernel: Kernel, operands: Sequence[Operand], owing: list[int], rest: list[Operand]) -> Pending:
+    first = operands[owing[0]]
+    if any(k not in kernel.increasing for k in owing):
+        raise _unpaid(first, f"{kernel.name} does not keep the order of the elements of {first.text}")
+    if len(owing) > 1 and not kernel.joins:
+        raise _unpaid(first, f"{kernel.name} of two maxima that are pending")
+    if kernel.decreases:
+        number = rest[0].dist.number if rest else None
+        if number is None or number < 0 or (number == 0 and kernel.name == "div"):
+            what = rest[0].text if rest else first.text
+            sign = f"{what} is not known to be positive" if number is None else f"{number} does not keep the order"
+            raise _unpaid(first, f"{kernel.name} with {what}: {sign}", f"of {first.text} a ")
+    found: Pending = NONE
+    for k in owing:
+        _alike(kernel, operands[k], [operand for operand in operands if operand is not operands[k]])
+        found |= operands[k].dist.pending
+    return found
+
+
+def _alike(kernel: Kernel, owing: Operand, rest: Sequence[Operand]) -> None:
+    """The other operands must be equal copies along the mesh axes of the reduction."""
+    for other in rest:
+        cut = {axis for axis in other.dist.labels or () if axis is not None}
+        known = other.dist.labels is not None or other.dist.pending == owing.dist.pending
+        if kernel.joins and other.dist.pending and known and not owing.dist.axes & cut:
+            continue
+        if not other.dist.alike(owing.dist.axes):
+            axes = ", ".join(map(str, sorted(owing.dist.axes)))
+            message = f"{owing.text} is pending over mesh axes {axes}, along which {other.text} is no equal copy"
+            raise Refusal("pending", message, None, _first(owing))
+
+
+def _unpaid(operand: Operand, what: str, whose: str = "whose ") -> Refusal:
+    message = f"{what}, {whose}{layouts.described(operand.dist.pending)} is pending"
+    return Refusal("pending", message, None, _first(operand))
+
+
+def _first(operand: Operand) -> str:
+    """The fix: reduce before."""
+    return f"reduce it first: {collective(operand.text, operand.dist.pending)}"
+
+
+def collective(text: str, pending: Pending) -> str:
+    """Return the calls that complete a value."""
+    parts = []
+    for op in sorted({op for op, _ in pending}):
+        axes = sorted(axis for o, axis in pending if o == op)
+        if op == "?":
+            return "the same reduction must be pending on all paths, so reduce it on the path that has it"
+        parts.append(f'.allreduce("{op}", axes={tuple(axes)})')
+    try:
+        simple = isinstance(ast.parse(text, mode="eval").body, ast.Name | ast.Call | ast.Subscript | ast.Attribute)
+    except SyntaxError:  # it is cut
+        simple = False
+    return (text if simple else f"({text})") + "".join(parts)

@@ -1,0 +1,189 @@
+"""How tensors lie on the grid of a task: labels of their axes, shards, placement, and reductions that are pending.
+
+The grid of a task's instances is its mesh. A label is None (R: a copy on every instance) or a mesh axis (S<axis>: cut
+along it). All instances run the same body, each on its shards; a `Distribution` says what the shards of a value make
+up together.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from itertools import product
+
+from .source import Refusal
+
+Labels = tuple[int | None, ...]
+"""For each axis of a tensor: the mesh axis that cuts it, or None."""
+
+Pending = frozenset[tuple[str, int]]
+"""Reductions that are not complete: (operator, mesh axis). "?": only some paths have it, so nothing completes it."""
+
+NONE: Pending = frozenset()
+
+LABEL = re.compile(r"R|S\d+")
+
+
+@dataclass(frozen=True)
+class Distribution:
+    """What the values of one expression on all instances of a task are together.
+
+    labels: of the whole tensor, whose shards they are; None if that is not known (the value is local to its instance).
+    pending: the whole tensor is this reduction of the shards along these mesh axes. uniform: all elements on all
+    instances are the same number, so any labels fit; number: that number, if it is known before the run.
+    """
+
+    labels: Labels | None = None
+    pending: Pending = NONE
+    uniform: bool = False
+    number: int | float | None = None
+
+    @property
+    def local(self) -> bool:
+        """Whether nothing is known about the other instances."""
+        return self.labels is None and not self.uniform
+
+    @property
+    def axes(self) -> frozenset[int]:
+        """The mesh axes over which a reduction is pending."""
+        return frozenset(axis for _, axis in self.pending)
+
+    def alike(self, axes: frozenset[int]) -> bool:
+        """Whether instances that differ along these mesh axes only are known to hold equal copies."""
+        if self.uniform:
+            return True
+        return self.labels is not None and not axes & {a for a in self.labels if a is not None} and not self.axes & axes
+
+
+LOCAL = Distribution()
+UNIFORM = Distribution(uniform=True)
+
+
+def constant(number: int | float | None) -> Distribution:
+    """A number that all instances have."""
+    return Distribution(uniform=True, number=number)
+
+
+def parse(text: str) -> tuple[Labels, bool]:
+    """Read labels, such as "S0R" or "RS10": one for each axis of the tensor. Return them, and whether a "!" at the end
+    asks that what is pending in a stored value is reduced first. Raises `Refusal`."""
+    text, asks = text.removesuffix("!"), text.endswith("!")
+    found = LABEL.findall(text)
+    if "".join(found) != text:
+        at = 0
+        while match := LABEL.match(text, at):
+            at = match.end()
+        rest = text[at : at + 10]
+        raise Refusal(
+            "layout", f"{text!r} is no layout: {rest!r} is no label", None, "labels are R and S<axis>, such as S0R"
+        )
+    return tuple(None if label == "R" else int(label[1:]) for label in found), asks
+
+
+def shown(labels: Labels) -> str:
+    """Write labels as they are read."""
+    return "".join("R" if axis is None else f"S{axis}" for axis in labels) or "no axes"
+
+
+def described(pending: Pending) -> str:
+    """Say what is pending: `+ over mesh axes 0, 1`."""
+    parts = []
+    for op in sorted({op for op, _ in pending}):
+        axes = sorted(axis for o, axis in pending if o == op)
+        parts.append(f"{op} over mesh {'axis' if len(axes) == 1 else 'axes'} {', '.join(map(str, axes))}")
+    return " and ".join(parts)
+
+
+def validate(shape: Sequence[int], labels: Labels, mesh: Sequence[int], name: str) -> None:
+    """Check that a tensor can be cut: one label an axis, each mesh axis exists, is used once, and divides its size.
+    Raises `Refusal`."""
+    text, grid = shown(labels), f"the mesh {list(mesh)}"
+    if len(labels) != len(shape):
+        message = f"{name}: {text} has {len(labels)} labels, and the tensor has {len(shape)} axes"
+        raise Refusal("layout", message, None, f"the default is {'R' * len(shape) or 'no label'}")
+    for k, (size, axis) in enumerate(zip(shape, labels, strict=True)):
+        if axis is None:
+            continue
+        if axis >= len(mesh):
+            last = f"its axes are numbered from 0, the last one is {len(mesh) - 1}"
+            raise Refusal("layout", f"{name}: S{axis} names mesh axis {axis}, which {grid} does not have", None, last)
+        if axis in labels[:k]:
+            message = f"{name}: mesh axis {axis} cuts two axes of one tensor"
+            raise Refusal("layout", message, None, "only the diagonal tiles would be on an instance")
+        if size % mesh[axis]:
+            message = f"{name}: axis {k} of size {size} is no multiple of mesh axis {axis}, which is {mesh[axis]}"
+            more = size + -size % mesh[axis]
+            raise Refusal("layout", message, None, f"padding is explicit: declare {more}, and fill the rest")
+
+
+def shard_shape(shape: Sequence[int], labels: Labels, mesh: Sequence[int]) -> tuple[int, ...]:
+    """Return the shape of one shard of a tensor of this shape."""
+    return tuple(size if a is None else size // mesh[a] for size, a in zip(shape, labels, strict=True))
+
+
+def whole_shape(shape: Sequence[int], labels: Labels, mesh: Sequence[int]) -> tuple[int, ...]:
+    """Return the shape of the tensor with shards of this shape."""
+    return tuple(size if a is None else size * mesh[a] for size, a in zip(shape, labels, strict=True))
+
+
+def tile_of(labels: Labels, tid: Sequence[int]) -> tuple[int, ...]:
+    """Return which tile of a tensor the instance at `tid` holds: one coordinate for each axis of the tensor."""
+    return tuple(0 if axis is None else tid[axis] for axis in labels)
+
+
+def part_of(shape: Sequence[int], labels: Labels, mesh: Sequence[int], tid: Sequence[int]) -> tuple[slice, ...]:
+    """Return the part of the whole tensor that the instance at `tid` holds. shape: of the whole tensor."""
+    sizes = shard_shape(shape, labels, mesh)
+    return tuple(slice(c * n, (c + 1) * n) for c, n in zip(tile_of(labels, tid), sizes, strict=True))
+
+
+def holders(labels: Labels, mesh: Sequence[int]) -> dict[tuple[int, ...], list[tuple[int, ...]]]:
+    """Return for each tile of a tensor the instances that hold a copy of it, in order; the first one stores it."""
+    found: dict[tuple[int, ...], list[tuple[int, ...]]] = {}
+    for tid in product(*map(range, mesh)):
+        found.setdefault(tile_of(labels, tid), []).append(tid)
+    return found
+
+
+def group_of(axes: Sequence[int], mesh: Sequence[int], tid: Sequence[int]) -> list[tuple[int, ...]]:
+    """Return the instances that a collective along these mesh axes joins with the one at `tid`, in order."""
+    ranges = [range(size) if axis in axes else range(tid[axis], tid[axis] + 1) for axis, size in enumerate(mesh)]
+    return list(product(*ranges))
+
+
+def merged(a: Distribution, b: Distribution) -> Distribution:
+    """Return the distribution of a value that comes from one of two paths. A debt that one of them has alone can never
+    be paid: it becomes "?"."""
+    if a == b:
+        return a
+    pending = (a.pending & b.pending) | {("?", axis) for _, axis in a.pending ^ b.pending}
+    for x, y in ((a, b), (b, a)):
+        if x.uniform and (not y.pending or x.number == 0) and not any(op != "+" for op, _ in y.pending):
+            return replace(y, number=None)
+    return Distribution(a.labels if a.labels == b.labels else None, pending)
+
+
+def localised(dist: Distribution) -> Distribution:
+    """Return the distribution of a value that some instances may not have computed: its debts remain."""
+    return Distribution(None, dist.pending)
+
+
+def remedy(have: Labels, want: Labels, pending: Pending = NONE) -> str:
+    """Say which collective turns one layout into another, or what else would."""
+    steps = []
+    for k, (a, b) in enumerate(zip(have, want, strict=False)):
+        if a == b:
+            continue
+        if b is None:
+            steps.append(f"all-gather axis {k} along mesh axis {a}")
+        elif a is None and ("+", b) in pending:
+            steps.append(f"reduce-scatter axis {k} along mesh axis {b}")
+        elif a is None:
+            steps.append(f"cut axis {k} along mesh axis {b}")
+        else:
+            steps.append(f"all-to-all of axis {k} from mesh axis {a} to {b}")
+    if not steps:
+        return ""
+    other = "transpose it, or " if have == tuple(reversed(want)) else ""
+    return f"{other}{', '.join(steps)}"

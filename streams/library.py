@@ -1,0 +1,220 @@
+"""Calls of library kernels and of collectives."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Sequence
+from dataclasses import replace
+from math import prod
+
+from . import kernel_types, layouts
+from .expressions import Taken
+from .kernels import ALIASES, KERNELS
+from .language import BITS
+from .layouts import LOCAL
+from .source import Refusal
+from .tiles import TileExpressions, short
+from .tree import Collective, ElementType
+from .values import FLOAT, Data, Static, Value, accepts, element_type, positive, type_of
+
+REDUCTIONS = {"+": "+", "add": "+", "sum": "+", "max": "max", "maximum": "max"}
+"""Operators of allreduce, in each of their spellings."""
+
+METHODS = {"max": "reduce_max", "reshape": "reshape", "sum": "reduce_sum", "transpose": "transpose"}
+"""Methods of tiles that are kernels."""
+
+MODULES = ("np", "numpy")
+"""Names under which a program imports NumPy."""
+
+
+class Library(TileExpressions):
+    """Expressions of a task instance, with calls of kernels."""
+
+    # -- calls -------------------------------------------------------------------------------------------------------
+
+    def _call(self, node: ast.Call) -> Value:
+        match node.func:
+            case ast.Attribute(value=ast.Name(id=module), attr=name) if self._is_module(module):
+                if name in ALIASES:
+                    return self._library(ALIASES[name], node, node.args)
+            case ast.Attribute(value=base, attr=name) if self._is_value(base):
+                if name == "allreduce":
+                    return self._allreduce(node, [base, *node.args])
+                if name in METHODS:
+                    return self._library(METHODS[name], node, [base, *node.args])
+                if name == "copy" and not node.args:
+                    value = self.taken(base)
+                    return replace(value, tensor="") if isinstance(value, Data) else value
+            case ast.Name(id=name) if not self._shadowed(name):
+                if name in KERNELS and name != "arithmetic":
+                    return self._library(name, node, node.args)
+                special = {"allreduce": self._allreduce, "concat": self._concat}.get(name)
+                if special is not None:
+                    return special(node, node.args)
+                if name in ("zeros", "full"):
+                    return self._filled(node, name)
+                if name in ("local", "drop") and len(node.args) == 1 and not node.keywords:
+                    value = self.taken(node.args[0])
+                    if name == "drop":
+                        self.read(value, None, Taken.DROPPED)
+                    return Data(type_of(value)) if name == "local" else Data()
+                if name in BITS and len(node.args) == 1 and not node.keywords:
+                    return self._converted(name, node.args[0])
+        return super()._call(node)
+
+    def _converted(self, dtype: str, node: ast.expr) -> Value:
+        """`f32(x)`: a complete value with another element type."""
+        value = self.data(node.value if isinstance(node, ast.Starred) else node)
+        kind = type_of(value)
+        shape = kind.shape if kind is not None else ()
+        return Data(ElementType(dtype, shape), dist=self.operand(node, value).dist)
+
+    def _shadowed(self, name: str) -> bool:
+        return any(name in names for names in (self.env, self.context.functions, self.context.tasks)) or (
+            name in self.context.constants
+        )
+
+    def _is_value(self, node: ast.expr) -> bool:
+        return self._stream_of(node) is None and (not isinstance(node, ast.Name) or node.id in self.env)
+
+    def _is_module(self, name: str) -> bool:
+        return name in MODULES and name not in self.env and isinstance(self.context.constants.get(name), Data)
+
+    def _library(self, name: str, node: ast.Call, arguments: Sequence[ast.expr]) -> Value:
+        """A kernel of the library by name."""
+        if name == "concat":
+            return self._concat(node, arguments)
+        kernel = KERNELS[name]
+        count = len(kernel.operands)
+        nodes, rest = list(arguments[:count]), list(arguments[count:])
+        options: dict[str, object] = {}
+        if name in ("transpose", "reshape") and len(rest) > 1:
+            rest = [ast.copy_location(ast.Tuple(rest, ast.Load()), node)]
+        named = {keyword.arg: keyword.value for keyword in node.keywords}
+        for operand in kernel.operands[len(nodes) :]:
+            if operand in named:
+                nodes.append(named.pop(operand))
+        for option, value in zip(kernel.options, rest, strict=False):
+            options[option] = self._known(value, name)
+        for option in kernel.options:
+            if option in named and option not in options:
+                options[option] = self._known(named.pop(option), name)
+        starred = any(isinstance(argument, ast.Starred) for argument in arguments)
+        if named or starred or len(rest) > len(kernel.options) or len(nodes) < count - kernel.optional:
+            takes = ", ".join([*kernel.operands, *kernel.options])
+            self.fail(node, f"{name} takes ({takes})")
+        return self.kernel(name, nodes, node, options)
+
+    def _known(self, node: ast.expr, name: str) -> object:
+        value = self.data(node)
+        if not isinstance(value, Static):
+            self.fail(node, f"{name}: {short(node)} is not known before the run")
+        return value.value
+
+    def _concat(self, node: ast.Call, arguments: Sequence[ast.expr]) -> Value:
+        parts = list(arguments)
+        axis: object = 0
+        if parts and isinstance(parts[0], ast.List | ast.Tuple):
+            if len(parts) == 2:
+                axis = self._known(parts[1], "concat")
+            parts = list(parts[0].elts) if len(parts) <= 2 else []
+        named = {keyword.arg: keyword.value for keyword in node.keywords}
+        if "axis" in named:
+            axis = self._known(named.pop("axis"), "concat")
+        if not parts or named or any(isinstance(part, ast.Starred) for part in parts):
+            self.fail(node, "concat takes (x, y, ..., axis=0)")
+        operands = [self.operand(part, self.taken(part)) for part in parts]
+        try:
+            result = kernel_types.concat(operands, axis, self.mesh)
+        except Refusal as r:
+            self.report(r, node)
+            return Data()
+        return Data(result.type, dist=result.dist)
+
+    def _filled(self, node: ast.Call, name: str) -> Value:
+        """`zeros(T, shape...)` and `full(T, value, shape...)`: the same number everywhere."""
+        first = 1 if name == "zeros" else 2
+        sizes = node.args[first:]
+        if len(node.args) < first or node.keywords or any(isinstance(a, ast.Starred) for a in node.args):
+            self.fail(node, f"{name} takes {'(T, shape...)' if first == 1 else '(T, value, shape...)'}")
+        base = element_type(node.args[0], self.eval)
+        if len(sizes) == 1 and isinstance(sizes[0], ast.Tuple | ast.List):
+            sizes = sizes[0].elts
+        shape = tuple(positive(size, self.eval) for size in sizes)
+        number: Value = Static(0) if first == 1 else self.data(node.args[1])
+        if not accepts(ElementType(base.dtype), type_of(number)):
+            what = f"{name} of {base.dtype} with {type_of(number)}"
+            self.report(Refusal("type", what, None), node.args[1])
+        dist = layouts.constant(0) if first == 1 else self.operand(node.args[1], number).dist
+        return Data(ElementType(base.dtype, base.shape + shape), dist=dist if dist.uniform else LOCAL)
+
+    # -- collectives -------------------------------------------------------------------------------------------------
+
+    def _allreduce(self, node: ast.Call, arguments: Sequence[ast.expr]) -> Value:
+        """`x.allreduce(op, axes)`."""
+        named = {keyword.arg: keyword.value for keyword in node.keywords}
+        rest = list(arguments[1:])
+        op_node = rest.pop(0) if rest else named.pop("op", None)
+        axes_node = rest.pop(0) if rest else named.pop("axes", named.pop("axis", None))
+        if not arguments or op_node is None or rest or named:
+            self.fail(node, 'allreduce takes an operator, and mesh axes: x.allreduce("+", axes=(0,))')
+        op = self._known(op_node, "allreduce")
+        if not isinstance(op, str) or op not in REDUCTIONS:
+            self.fail(op_node, 'the operators of allreduce are "+" and "max"')
+        axes: tuple[int, ...] | None = None
+        if axes_node is not None:
+            given = self._known(axes_node, "allreduce")
+            listed = given if isinstance(given, tuple) else () if given is None else (given,)
+            if not all(isinstance(axis, int) for axis in listed) or len(set(listed)) < len(listed):
+                self.fail(axes_node, "mesh axes are different integers: axes=(0, 1)")
+            axes = None if given is None else tuple(sorted(listed))
+        value = self.taken(arguments[0])
+        operand = self.operand(arguments[0], value)
+        try:
+            result, harmless = kernel_types.allreduce(operand, REDUCTIONS[op], axes, self.mesh)
+        except Refusal as r:
+            self.report(r, node)
+            return Data(type_of(value))
+        if harmless:
+            place, note = self.context.source.place(node), "the maximum of equal copies is the copy: leave it out"
+            self.context.source.add("pending", harmless, place, note, warning=True, subject=self.task.name)
+        over = axes
+        if over is None:
+            mine = sorted(axis for o, axis in operand.dist.pending if o == REDUCTIONS[op])
+            over = tuple(mine) if mine or not operand.dist.local else tuple(range(len(self.mesh)))
+        self.exchange(REDUCTIONS[op], over, operand.type, node, inserted=False)
+        return Data(result.type, dist=result.dist)
+
+    def exchange(
+        self, op: str, axes: Sequence[int], kind: ElementType | None, node: ast.AST, *, inserted: bool
+    ) -> None:
+        """Record the tokens of an all-reduce, on streams of its own: the first instance of a group gets a value of each
+        of the others, and puts the result to each of them. So an instance that does not take part is found as any
+        other missing end is."""
+        over = tuple(axis for axis in axes if self.mesh[axis] > 1)
+        if not over:
+            return
+        reading, place = self.context.reading, self.context.source.place(node)
+        key = self.task.name, place, op, over, inserted
+        group = layouts.group_of(over, self.mesh, self.tid)
+        others = len(group) - 1
+        if key not in reading.collectives:
+            shape = (prod(self.mesh) // len(group), others)
+            number = 1 + sum(other.task == self.task.name for other in reading.collectives.values())
+            name = f"{self.task.name}.allreduce{f'#{number}' if number > 1 else ''}"
+            streams = [reading.declare(f"{name}.{end}", kind or FLOAT, shape, place) for end in ("in", "out")]
+            reading.collectives[key] = Collective(self.task.name, op, over, place, inserted, streams[0], streams[1])
+        made = reading.collectives[key]
+        row = 0
+        for axis, size in enumerate(self.mesh):
+            row = row if axis in over else row * size + self.tid[axis]
+        inward, outward = made.inward.first + row * others, made.outward.first + row * others
+        nodes, member = self.context.nodes, group.index(self.tid) - 1
+        if member >= 0:
+            self.record(nodes.op(inward + member, True, place))
+            self.record(nodes.op(outward + member, False, place))
+            return
+        for k in range(others):
+            self.record(nodes.op(inward + k, False, place))
+        for k in range(others):
+            self.record(nodes.op(outward + k, True, place))

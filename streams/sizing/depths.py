@@ -1,0 +1,168 @@
+"""Safe and fast depths of a program, and the steps between them.
+
+Safe: every outcome of the data runs to its end (untimed, counted). Fast: all operations of a beat fire together, and
+every execution ends when it would with endless streams (timed, modelled). Both hold at all deeper depths too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from fractions import Fraction
+
+from .least import Least, least, lowest
+from .program import SizedProgram, TimeError, Times
+
+STEPS = 32
+"""Limit of the steps between safe and fast depths that are shown."""
+
+Depths = dict[str, int]
+"""Depth in elements by name of the declared stream; of an array, of each of its streams."""
+
+
+@dataclass(frozen=True)
+class Step:
+    """A point between safe and fast. deeper: the depths that differ from the point before. times: modelled."""
+
+    depths: Depths
+    deeper: Depths
+    bits: int
+    times: Times
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """What is known about the depths of a program.
+
+    declared: as declared, or as chosen instead. alone: the least safe depth of each stream with the others as declared;
+    None if no depth of it alone is safe. safe, fast: the cheapest, in bits of all streams together, with a proof or a
+    bound. at_declared: times with the declared depths, None if they are not safe. endless: times with endless streams.
+    steps: from safe to fast, the safe point first; it is the cheapest one that no fast depth is below. untimed: why
+    there are no times and no fast depths, if so.
+    """
+
+    program: SizedProgram
+    declared: Depths
+    alone: Mapping[str, int | None]
+    safe: Least
+    fast: Least | None
+    at_declared: Times | None
+    endless: Times | None
+    steps: tuple[Step, ...]
+    untimed: str
+
+
+def sizes(program: SizedProgram, chosen: Mapping[str, int] | None = None) -> Sizes:
+    """Find safe and fast depths. chosen: depths that replace declared ones. Raises `TimeError` if the program is too
+    large to be run without time."""
+    declared = {**program.declared, **(chosen or {})}
+    finder = _Finder(program)
+    safe = finder.safe(finder.tokens)
+    alone = {name: finder.alone(declared, name) for name in declared}
+    result = Sizes(program, declared, alone, safe, None, None, None, (), "")
+    try:
+        endless = program.together({})
+        assert endless is not None, "beats on endless streams wait for ever"
+        at_declared = program.times(declared)
+        fast = finder.fast(endless)
+        steps = finder.steps(safe.levels, fast.levels)
+    except TimeError as e:
+        return replace(result, untimed=str(e))
+    return replace(result, fast=fast, at_declared=at_declared, endless=endless, steps=steps)
+
+
+class _Finder:
+    def __init__(self, program: SizedProgram) -> None:
+        self.program = program
+        self.transfer = {name: group.decl.packing for name, group in program.groups.items()}
+        self.weights = {name: group.weight for name, group in program.groups.items()}
+        self.tokens = {name: group.tokens for name, group in program.groups.items()}
+
+    def safe(self, most: Depths) -> Least:
+        """The cheapest safe depths that are at most `most`, which are safe."""
+        return least(self.transfer, most, self.transfer, self.weights, self.program.held)
+
+    def alone(self, declared: Depths, name: str) -> int | None:
+        """The least safe depth of a stream, the others as declared."""
+
+        def holds(depth: int) -> bool:
+            return self.program.live({**declared, name: depth})
+
+        most = max(self.tokens[name], declared[name])
+        return lowest(self.transfer[name], most, self.transfer[name], holds) if holds(most) else None
+
+    def fast(self, endless: Times) -> Least:
+        """The cheapest fast depths."""
+
+        def slower(depths: Mapping[str, int]) -> frozenset[str] | None:
+            times = self.program.together(depths)
+            if times is None:
+                return frozenset(depths)
+            if times.ends == endless.ends:
+                return None
+            full = {s for run in times.runs for s, cycles in run.full.items() if cycles}
+            return frozenset(name for name, group in self.program.groups.items() if not full.isdisjoint(group.elements))
+
+        most = {name: count * self.program.executions for name, count in self.tokens.items()}
+        return least(self.transfer, most, self.transfer, self.weights, slower)
+
+    # -- the price ----------------------------------------------------------------------------------------------------
+
+    def steps(self, safe: Depths, fast: Depths) -> tuple[Step, ...]:
+        """Deepen streams, and those first that save most cycles for a bit, until the depths are `fast`."""
+        if any(safe[name] > fast[name] for name in safe):
+            safe = self.safe(fast).levels
+        made = [self._step(safe, {})]
+        while made[-1].depths != fast:
+            before = made[-1]
+            deeper = self._best(before, fast) if len(made) < STEPS else None
+            if deeper is None:
+                deeper = {name: depth for name, depth in fast.items() if depth > before.depths[name]}
+            made.append(self._step({**before.depths, **deeper}, deeper))
+        return tuple(made)
+
+    def _step(self, depths: Depths, deeper: Depths) -> Step:
+        times = self.program.times(depths)
+        assert times is not None, "safe depths wait for ever"
+        return Step(depths, deeper, self.program.bits(depths), times)
+
+    def _sum(self, depths: Depths) -> int:
+        """The sum of the ends of all executions: nothing is faster where it is equal."""
+        times = self.program.times(depths)
+        assert times is not None, "safe depths wait for ever"
+        return sum(sum(ends) for ends in times.ends)
+
+    def _best(self, before: Step, fast: Depths) -> Depths | None:
+        """The stream that saves most for a bit, and its depth; several streams where one alone saves nothing."""
+        now = sum(sum(ends) for ends in before.times.ends)
+        best: tuple[Fraction, str, int, int] | None = None
+        for name, depth in before.depths.items():
+            while depth < fast[name]:
+                depth = min(2 * depth, fast[name])
+                after = self._sum({**before.depths, name: depth})
+                saved = Fraction(now - after, (depth - before.depths[name]) * self.weights[name])
+                if saved > 0 and (best is None or saved >= best[0]):
+                    best = saved, name, depth, after
+        if best is not None:
+            _, name, depth, after = best
+
+            def equal(depth: int) -> bool:
+                return self._sum({**before.depths, name: depth}) <= after
+
+            step = self.transfer[name]
+            return {name: lowest(before.depths[name] + step, depth, step, equal)}
+        return self._several(before, fast, now)
+
+    def _several(self, before: Step, fast: Depths, now: int) -> Depths | None:
+        """The least common deepening that saves anything, without the streams that add nothing to it."""
+        deeper = {name: depth for name, depth in before.depths.items() if depth < fast[name]}
+        while any(depth < fast[name] for name, depth in deeper.items()):
+            deeper = {name: min(2 * depth, fast[name]) for name, depth in deeper.items()}
+            after = self._sum({**before.depths, **deeper})
+            if after < now:
+                for name in sorted(deeper, key=lambda n: -self.weights[n]):
+                    others = {n: depth for n, depth in deeper.items() if n != name}
+                    if others and self._sum({**before.depths, **others}) <= after:
+                        deeper = others
+                return deeper
+        return None

@@ -1,0 +1,253 @@
+"""A checked stream program with depths to be chosen: whether it ends, and how long it takes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from math import prod
+
+from ...base.errors import ProgramError
+from ..beats import fire_together
+from ..language import BITS
+from ..run import Run, Unending
+from ..source import Place, Source
+from ..timing.bytecode import LONGEST, TooLong
+from ..timing.outcomes import OUTCOMES, ByDataError, Outcomes, branches, outcomes
+from ..timing.timed import TOKENS, Model, Stuck, Timing, TooManyTokens
+from ..tree import Body, Region, StreamDecl
+
+
+class TimeError(ProgramError):
+    """The time of a program is not known before the run. The message names the line, with a caret, or the limit."""
+
+
+@dataclass(frozen=True)
+class Group:
+    """A declared stream, or array of streams, with ends: all its elements have one depth.
+
+    elements: numbers of those that have ends. bits: of one element of data. tokens: elements put on that stream of the
+    array which gets most, in one execution.
+    """
+
+    decl: StreamDecl
+    elements: tuple[int, ...]
+    bits: int
+    tokens: int
+
+    @property
+    def weight(self) -> int:
+        """Bits that one more slot takes, in all streams of the array."""
+        return self.bits * len(self.elements)
+
+
+@dataclass(frozen=True)
+class Times:
+    """Runs of all outcomes of the data, or of the fastest and the slowest. apart: the places of the beats that were
+    taken apart, because they cannot fire at once with these depths."""
+
+    runs: tuple[Timing, ...]
+    apart: tuple[Place, ...] = ()
+
+    @property
+    def ends(self) -> tuple[tuple[int, ...], ...]:
+        """The end of each execution, for each outcome."""
+        return tuple(run.ends for run in self.runs)
+
+    @property
+    def latency(self) -> int:
+        """Cycles of the first execution, at worst."""
+        return max(run.latency for run in self.runs)
+
+    @property
+    def interval(self) -> int | None:
+        """Cycles between the ends of the last two executions, at worst; None for one execution."""
+        return max((run.interval for run in self.runs if run.interval is not None), default=None)
+
+    @property
+    def total(self) -> int:
+        """Cycles of all executions, at worst."""
+        return max(run.ends[-1] for run in self.runs)
+
+    @property
+    def converged(self) -> bool:
+        """Whether the last two intervals are equal."""
+        return all(run.converged for run in self.runs)
+
+
+class SizedProgram:
+    """A program of which the check finds nothing wrong, but for depths.
+
+    untimed, timed: the regions of both readings. executions: how many, back to back, are timed.
+    """
+
+    def __init__(self, untimed: Region, timed: Region, executions: int = 3) -> None:
+        self.untimed, self.timed, self.executions = untimed, timed, executions
+        self.source: Source = timed.source
+        self.bodies = [instance.body for instance in timed.instances]
+
+    def _error(self, place: Place, message: str) -> TimeError:
+        lines = self.source.lines
+        caret = " " * place.column + "^" * max(1, min(place.end, len(lines[place.line - 1])) - place.column)
+        at = f"{self.source.file}:{place.line}:{place.column + 1}"
+        return TimeError(f"{at}: error: {message}\n{lines[place.line - 1]}\n{caret}")
+
+    @cached_property
+    def groups(self) -> dict[str, Group]:
+        """The declared streams that have ends, by name."""
+        tokens: dict[int, int] = {}
+        for instance in self.untimed.instances:
+            for node in instance.body:
+                for s, put, n in node.needs:
+                    if put:
+                        tokens[s] = tokens.get(s, 0) + n
+        groups: dict[str, Group] = {}
+        for decl in self.untimed.streams:
+            elements = tuple(s for s in sorted(tokens) if decl.first <= s < decl.first + decl.size)
+            if elements:
+                bits = BITS[decl.type.dtype] * prod(decl.type.shape)
+                groups[decl.name] = Group(decl, elements, bits, max(tokens[s] for s in elements))
+        return groups
+
+    @cached_property
+    def declared(self) -> dict[str, int]:
+        """The declared depths."""
+        return {name: group.decl.depth for name, group in self.groups.items()}
+
+    @cached_property
+    def packing(self) -> dict[int, int]:
+        """Elements of a transfer, of every stream that has ends."""
+        return {s: group.decl.packing for group in self.groups.values() for s in group.elements}
+
+    def of_streams(self, depths: Mapping[str, int]) -> dict[int, int]:
+        """Return depths by number of the stream."""
+        return {s: depths[name] for name, group in self.groups.items() if name in depths for s in group.elements}
+
+    def bits(self, depths: Mapping[str, int]) -> int:
+        """Return the bits of all slots."""
+        return sum(depth * self.groups[name].weight for name, depth in depths.items())
+
+    # -- untimed ------------------------------------------------------------------------------------------------------
+
+    def waits(self, depths: Mapping[str, int]) -> Mapping[int, tuple[int, bool]]:
+        """Run with these depths, one operation after another: for each instance that waits for ever, in the first
+        outcome of the data in which one does, the stream, and whether it waits to put. Raises `TimeError`."""
+        bodies = [instance.body for instance in self.untimed.instances]
+        numbers = self.of_streams(depths)
+        try:
+            if self._sequence is not None:  # no branches on data: the compiled loop
+                run = self._sequence.run(numbers)
+                return run.waits if isinstance(run, Stuck) else {}
+            waits = Run(bodies, numbers, self.packing).outcome().waits
+        except Unending:
+            raise self._limit("the run without time exceeds run.ROUNDS or run.STATES") from None
+        except TooManyTokens:
+            raise self._limit(f"more than {TOKENS} tokens would wait on its streams at once") from None
+        return {wait.instance: (wait.op.stream, wait.op.put) for wait in waits}
+
+    @cached_property
+    def _sequence(self) -> Model | None:
+        """The operations one after another; None if data decides between any."""
+        bodies = [instance.body for instance in self.untimed.instances]
+        if any(branches(body) for body in bodies):
+            return None
+        try:
+            return Model(bodies, self.packing)
+        except TooLong:
+            raise self._limit(f"it has more than {LONGEST} puts and gets") from None
+
+    def live(self, depths: Mapping[str, int]) -> bool:
+        """Whether every outcome of the data runs to its end."""
+        return not self.waits(depths)
+
+    def held(self, depths: Mapping[str, int]) -> frozenset[str] | None:
+        """Return None if every outcome runs to its end; otherwise streams of which one must be deeper, however deep all
+        others are: those that are full in one cycle of waits."""
+        waits = self.waits(depths)
+        if not waits:
+            return None
+        path: list[int] = []
+        k = min(waits)
+        while k not in path:
+            path.append(k)
+            stream, put = waits[k]
+            k = (self._readers if put else self._writers)[stream]
+        cycle = [waits[i] for i in path[path.index(k) :]]
+        return frozenset(self.untimed.stream(stream)[0].name for stream, put in cycle if put)
+
+    @cached_property
+    def _writers(self) -> dict[int, int]:
+        return self._ends(True)
+
+    @cached_property
+    def _readers(self) -> dict[int, int]:
+        return self._ends(False)
+
+    def _ends(self, side: bool) -> dict[int, int]:
+        bodies = (instance.body for instance in self.untimed.instances)
+        return {s: k for k, body in enumerate(bodies) for node in body for s, put, _ in node.needs if put is side}
+
+    # -- timed --------------------------------------------------------------------------------------------------------
+
+    @cached_property
+    def outcomes(self) -> Outcomes:
+        """The outcomes of branches on data. Raises `TimeError`."""
+        if self.timed.by_data:
+            raise self._error(self.timed.by_data[0], "data decides how often this loop runs, and it takes time")
+        return self._outcomes(tuple(self.bodies))
+
+    def _outcomes(self, bodies: tuple[Body, ...]) -> Outcomes:
+        try:
+            return outcomes(bodies)
+        except ByDataError as e:
+            message = (
+                f"data decides what fires here, in more than {OUTCOMES} ways: the time is not known before the run"
+            )
+            raise self._error(e.place, message) from None
+
+    def together(self, depths: Mapping[str, int]) -> Times | None:
+        """Return the times with these depths, a stream that is not among them being endless; None if a beat waits for
+        ever to fire. Raises `TimeError`."""
+        return self._times(self._models, depths, ())
+
+    def times(self, depths: Mapping[str, int]) -> Times | None:
+        """The same, with beats that cannot fire at once with these depths taken apart; None if an instance waits for
+        ever even then."""
+        found = self.together(depths)
+        if found is not None:
+            return found
+        endless = {name: group.tokens for name, group in self.groups.items()}
+        try:
+            one = fire_together(self.bodies, self.of_streams({**endless, **depths}), self.packing)
+        except Unending:
+            raise self._limit("the run without time exceeds run.ROUNDS or run.STATES") from None
+        if not one.live:
+            return None
+        places = tuple(sorted({beat.place for beat in one.apart}))
+        return self._times(self._models_of(self._outcomes(one.bodies)), depths, places)
+
+    @cached_property
+    def _models(self) -> list[Model]:
+        return self._models_of(self.outcomes)
+
+    def _models_of(self, found: Outcomes) -> list[Model]:
+        try:
+            return [Model(bodies, self.packing, self.executions) for bodies in found.bodies]
+        except TooLong:
+            raise self._limit(f"its beats take more than {LONGEST} cycles") from None
+
+    def _times(self, models: list[Model], depths: Mapping[str, int], apart: tuple[Place, ...]) -> Times | None:
+        runs: list[Timing] = []
+        numbers = self.of_streams(depths)
+        try:
+            for model in models:
+                run = model.run(numbers)
+                if isinstance(run, Stuck):
+                    return None
+                runs.append(run)
+        except TooManyTokens:
+            raise self._limit(f"more than {TOKENS} tokens would wait on its streams at once") from None
+        return Times(tuple(runs), apart)
+
+    def _limit(self, what: str) -> TimeError:
+        return TimeError(f"{self.source.file}: error: the program is too large: {what}")

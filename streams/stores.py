@@ -1,0 +1,173 @@
+"""Parameters of tasks, stores into tensors and tiles, and what is stored at the end."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Sequence
+from dataclasses import replace
+
+from . import layouts
+from .annotations import tensor_type
+from .kernel_pending import collective
+from .kernel_types import stored
+from .kernels import Operand
+from .layouts import Distribution
+from .library import Library
+from .source import Refusal
+from .syntax import assigned
+from .tiles import short
+from .tree import ElementType, Parameter
+from .values import Data, Value, distribution_of, type_of
+
+
+class Stores(Library):
+    """Expressions of a task instance, its parameters, and its stores."""
+
+    def shard(self, parameter: Parameter) -> Data:
+        """Return what an instance holds of a parameter."""
+        if parameter.type is None:
+            return Data(tensor=parameter.name)
+        shape = parameter.type.shape
+        try:
+            labels, asks = (
+                layouts.parse(parameter.layout) if parameter.layout is not None else ((None,) * len(shape), False)
+            )
+            layouts.validate(shape, labels, self.mesh, parameter.name)
+        except Refusal as r:
+            self.context.source.add(r.code, r.message, parameter.place, *r.notes, subject=self.task.name)
+            return Data(tensor=parameter.name)
+        if asks:
+            self.asking.add(parameter.name)
+        kind = ElementType(parameter.type.dtype, layouts.shard_shape(shape, labels, self.mesh))
+        return Data(kind, dist=Distribution(labels), tensor=parameter.name)
+
+    def annotated(self, statement: ast.AnnAssign) -> Data:
+        """Return the value of `x: f32[4, 4] = value`. A layout states what the shards of all instances are together."""
+        stated = tensor_type(statement.annotation, self.eval)
+        value: Value = Data() if statement.value is None else self.eval(statement.value)
+        kind = stated.type
+        dist = distribution_of(value, statement.value is not None and self.varies(statement.value))
+        if kind is not None and stated.layout is not None:
+            try:
+                labels, _ = layouts.parse(stated.layout)
+                layouts.validate(kind.shape, labels, self.mesh, ast.unparse(statement.target))
+            except Refusal as r:
+                self.report(r, statement.annotation)
+                labels = (None,) * len(kind.shape)
+            kind = ElementType(kind.dtype, layouts.shard_shape(kind.shape, labels, self.mesh))
+            self._fits(statement, Distribution(labels), kind, value)
+            dist = Distribution(labels, dist.pending)
+        elif kind is not None and kind.shape:
+            self._fits(statement, dist, kind, value)
+        futures = value.futures if isinstance(value, Data) else frozenset[int]()
+        return Data(type_of(value) if kind is None else kind, futures, dist)
+
+    def _fits(self, statement: ast.AnnAssign, dist: Distribution, kind: ElementType, value: Value) -> None:
+        """Check that a value has the type that its variable states."""
+        if statement.value is None:
+            return
+        given = self.operand(statement.value, value)
+        try:
+            stored(Operand(kind, dist, ast.unparse(statement.target)), given, self.mesh)
+        except Refusal as r:
+            self.report(r, statement.value)
+
+    def returned(self, source: ast.expr) -> None:
+        """A task that returns a value stores it: it must be complete, and have the layout that `->` states."""
+        value = self.taken(source)
+        operand, note = self.operand(source, value), self.task.body.returns
+        asks = False
+        if note is not None:
+            stated = tensor_type(note, self.eval)
+            if stated.type is not None:
+                shape = stated.type.shape
+                try:
+                    text = stated.layout if stated.layout is not None else "R" * len(shape)
+                    labels, asks = layouts.parse(text)
+                    layouts.validate(shape, labels, self.mesh, "the result")
+                    kind = ElementType(stated.type.dtype, layouts.shard_shape(shape, labels, self.mesh))
+                    stored(Operand(kind, Distribution(labels), "the result"), operand, self.mesh)
+                except Refusal as r:
+                    self.report(r, source)
+        if asks:
+            self.asking.add("return")
+        self.settled(operand, "return", "the task", source)
+
+    # -- stores ------------------------------------------------------------------------------------------------------
+
+    def store(self, target: ast.Subscript, value: Value, source: ast.expr) -> None:
+        """`target = source`, for a part of a tensor or of a tile in a variable."""
+        base = self.taken(target.value)
+        if not isinstance(base, Data):
+            self.fail(target, f"{short(target.value)} cannot be assigned to")
+        part = self.select(base, target)
+        self.read(value)
+        operand, into = self.operand(source, value), Operand(part.type, part.dist, short(target))
+        try:
+            stored(into, operand, self.mesh)
+            if base.tensor:
+                self.settled(operand, base.tensor, into.text, source)
+            elif isinstance(target.value, ast.Name):
+                self.env[target.value.id] = replace(base, dist=self._overwritten(base, part, into, operand))
+            elif operand.dist.pending:
+                raise Refusal("pending", f"{operand.text} is stored in part, before it is complete", None)
+        except Refusal as r:
+            self.report(r, source)
+
+    def settled(self, operand: Operand, tensor: str, what: str, source: ast.expr) -> None:
+        """A value that is stored in a tensor, or returned, must be complete; a layout may ask to complete it."""
+        pending = operand.dist.pending
+        if not pending:
+            return
+        straight = not self._loops and not self._branches
+        if tensor in self.asking and straight and not any(op == "?" for op, _ in pending):
+            text = collective(operand.text, pending)
+            place = self.context.source.place(source)
+            note = f"the layout of {tensor} asks for it"
+            message = f"inserted before the store: {text}"
+            self.context.source.add("inserted", message, place, note, warning=True, subject=self.task.name)
+            for op in sorted({op for op, _ in pending}):
+                self.exchange(
+                    op, tuple(sorted(axis for o, axis in pending if o == op)), operand.type, source, inserted=True
+                )
+            return
+        self.incomplete(operand, source, f"{what} stores {operand.text}")
+
+    def _overwritten(self, base: Data, part: Data, into: Operand, value: Operand) -> Distribution:
+        """Return the distribution of a tile in a variable after a part of it is overwritten. Raises `Refusal`."""
+        old, new = base.dist, value.dist
+        if base.type is None or part.type is None:
+            if old.pending != new.pending:
+                raise Refusal("pending", f"{into.text}: not all of it has the same reduction pending", None)
+            return layouts.localised(old)
+        whole = part.type.shape == base.type.shape
+        if whole and value.shape == part.type.shape:
+            return new
+        pending = old.pending
+        if old.pending != new.pending and not (new.number == 0 and not any(op != "+" for op, _ in old.pending)):
+            if not (whole or (old.number == 0 and not any(op != "+" for op, _ in new.pending))):
+                text = collective(value.text, new.pending) if new.pending else "reduce the rest first"
+                message = f"{into.text}: a part with a reduction pending, and a part without it"
+                raise Refusal("pending", message, None, text)
+            pending = new.pending
+        if new.uniform and not old.uniform:
+            return replace(old, pending=pending)
+        if new.uniform and old.number is not None and old.number == new.number:
+            return old
+        if old.uniform and new.labels is not None and len(part.type.shape) == len(base.type.shape):
+            missing = len(part.type.shape) - len(new.labels)
+            return Distribution((None,) * missing + new.labels, pending)
+        return Distribution(old.labels if not part.dist.local and not new.local else None, pending)
+
+    # -- variables and control ---------------------------------------------------------------------------------------
+
+    def localise(self, node: Sequence[ast.stmt]) -> None:
+        """After statements that some instances run and others do not: variables that they assign are local."""
+        key = node[0], len(node)
+        names = self.context.assigned.get(key)
+        if names is None:
+            names = self.context.assigned.setdefault(key, assigned(node))
+        for name in names:
+            value = self.env.get(name)
+            if isinstance(value, Data) and not value.dist.local and value.tensor != name:
+                self.env[name] = replace(value, dist=layouts.localised(value.dist))

@@ -1,0 +1,292 @@
+"""Expressions with tiles: kernels, operators, slices, loads and stores of tensors, collectives.
+
+Each value has, beside the type of its shard, a distribution: what the shards of all instances are together. A wrong
+layout is a finding at the user's expression; the reading goes on with a value of which nothing is known.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Sequence
+from dataclasses import replace
+from math import ceil, prod
+
+from . import layouts
+from .expressions import Context, Expressions
+from .kernel_pending import collective
+from .kernel_types import apply
+from .kernels import Operand, Options
+from .layouts import LOCAL, Distribution
+from .source import Refusal
+from .syntax import names_in, varying
+from .tree import ElementType, TaskDecl
+from .values import OPERATORS, UNARY, Data, Static, Value, compute, type_of
+
+KERNEL_OF: dict[type[ast.operator], str] = {
+    ast.Add: "add",
+    ast.Sub: "sub",
+    ast.Mult: "mul",
+    ast.Div: "div",
+    ast.MatMult: "matmul",
+}
+"""Operators that are kernels; others are arithmetic, which nothing pending passes."""
+
+
+class TileExpressions(Expressions):
+    """Expressions of a task instance. varying: variables whose static values differ between instances. asking: tensors
+    whose layouts ask for collectives."""
+
+    def __init__(self, context: Context, task: TaskDecl, name: str, tid: tuple[int, ...]) -> None:
+        super().__init__(context, name, tid)
+        self.task, self.mesh = task, task.mapping
+        found = context.varying.get(task.body)
+        if found is None:
+            found = context.varying.setdefault(task.body, varying(task.body))
+        self.varying = found
+        self.asking: set[str] = set()
+        self._branches = 0
+        self._loops = 0
+
+    # -- values ------------------------------------------------------------------------------------------------------
+
+    def report(self, refusal: Refusal, node: ast.AST) -> None:
+        """Add a refusal as a finding at a node; the reading goes on."""
+        place = self.context.source.place(refusal.node or node)
+        self.context.source.add(refusal.code, refusal.message, place, *refusal.notes, subject=self.task.name)
+
+    def varies(self, node: ast.AST) -> bool:
+        """Whether static parts of an expression differ between instances."""
+        return not self.varying.isdisjoint(names_in(node))
+
+    def taken(self, node: ast.expr) -> Value:
+        """Evaluate an expression and take its tokens; it may be a partial value."""
+        value = self.eval(node)
+        self.read(value, node)
+        return value
+
+    def data(self, node: ast.expr) -> Value:
+        """Evaluate an expression and read it: it must be complete."""
+        value = self.taken(node)
+        if isinstance(value, Data) and value.dist.pending:
+            self.incomplete(self.operand(node, value), node, f"{short(node)} is read here")
+            return replace(value, dist=LOCAL)
+        return value
+
+    def incomplete(self, operand: Operand, node: ast.AST, what: str) -> None:
+        pending = operand.dist.pending
+        message = f"{what}, and its {layouts.described(pending)} is pending"
+        note = f"complete it: {collective(operand.text, pending)}"
+        self.report(Refusal("pending", message, None, note), node)
+
+    def operand(self, node: ast.expr, value: Value) -> Operand:
+        """Return a value as kernels see it."""
+        text = short(node)
+        if isinstance(value, Data):
+            return Operand(value.type, value.dist, text)
+        number = value.value if isinstance(value.value, int | float) else None
+        return Operand(type_of(value), LOCAL if self.varies(node) else layouts.constant(number), text)
+
+    def kernel(self, name: str, nodes: Sequence[ast.expr], at: ast.AST, options: Options | None = None) -> Value:
+        values = [self.taken(node) for node in nodes]
+        return self._applied(name, nodes, values, at, options)
+
+    def _applied(
+        self,
+        name: str,
+        nodes: Sequence[ast.expr],
+        values: Sequence[Value],
+        at: ast.AST,
+        options: Options | None = None,
+    ) -> Value:
+        operands = [self.operand(node, value) for node, value in zip(nodes, values, strict=True)]
+        try:
+            result = apply(name, operands, self.mesh, options)
+        except Refusal as r:
+            self.report(r, at)
+            return Data()
+        self._spend(name, operands, result, at)
+        return Data(result.type, dist=result.dist)
+
+    def _spend(self, name: str, operands: Sequence[Operand], result: Operand, at: ast.AST) -> None:
+        """Take the cycles that a kernel needs: multiply-adds of a product, or else the most elements that one of its
+        tiles has, by its rate."""
+        reading, place = self.context.reading, self.context.source.place(at)
+        rate = reading.rates.get(name)
+        types = [x.type for x in (*operands, result) if x.type is not None]
+        if rate is None or not any(kind.shape for kind in types):
+            return
+        work = max(prod(kind.shape) for kind in types)
+        if name == "matmul" and result.type is not None:
+            work = prod(result.type.shape) * (operands[0].shape or (1,))[-1]
+        count = ceil(work / rate)
+        reading.costs.setdefault((self.task.name, place), set()).add(count)
+        self.spend(count, place)
+
+    # -- expressions -------------------------------------------------------------------------------------------------
+
+    def eval(self, node: ast.expr) -> Value:
+        """Evaluate an expression. Raises `Refusal`."""
+        match node:
+            case ast.UnaryOp(op=ast.USub()):
+                self.context.step(node)
+                value = self.taken(node.operand)
+                if isinstance(value, Data):
+                    return self._applied("neg", [node.operand], [value], node)
+                return compute(UNARY[ast.USub], [value.value], node)
+            case ast.Attribute(attr="T"):
+                self.context.step(node)
+                return self.kernel("transpose", [node.value], node)
+            case ast.Attribute(attr="shape" | "ndim" as what):
+                self.context.step(node)
+                value = self.taken(node.value)
+                if isinstance(value, Data) and value.type is not None:
+                    known = Static(value.type.shape if what == "shape" else len(value.type.shape))
+                    shapes = self.context.reading.shapes
+                    at = self.task.name, self.context.source.place(node)
+                    shapes[at] = known if shapes.get(at, known) == known else None
+                    return known
+                return Data()
+        return super().eval(node)
+
+    def _binary(self, node: ast.BinOp) -> Value:
+        a, b = self.taken(node.left), self.taken(node.right)
+        if isinstance(a, Static) and isinstance(b, Static) and type(node.op) in OPERATORS:
+            return compute(OPERATORS[type(node.op)], [a.value, b.value], node)
+        return self._applied(KERNEL_OF.get(type(node.op), "arithmetic"), [node.left, node.right], [a, b], node)
+
+    def _subscript(self, node: ast.Subscript) -> Value:
+        base = self.taken(node.value)
+        if isinstance(base, Static):
+            index = self.data(node.slice)
+            if isinstance(base.value, tuple) and isinstance(index, Static):
+                return compute(lambda a, b: a[b], [base.value, index.value], node)
+            return Data()
+        return self.select(base, node)
+
+    def _opaque(self, node: ast.expr) -> Value:
+        value = super()._opaque(node)
+        for name in sorted(names_in(node) & self.env.keys()):
+            held = self.env[name]
+            if isinstance(held, Data) and held.dist.pending:
+                self.incomplete(Operand(held.type, held.dist, name), node, f"{name} is read here")
+        return value
+
+    # -- slices ------------------------------------------------------------------------------------------------------
+
+    def select(self, base: Data, node: ast.Subscript) -> Data:
+        """Return a part of a tile or of a tensor."""
+        parts = list(node.slice.elts) if isinstance(node.slice, ast.Tuple) else [node.slice]
+        unknown = Data(None, dist=layouts.localised(base.dist), tensor=base.tensor)
+        if base.type is None:
+            for part in parts:
+                self._position(part)
+            return unknown
+        shape, labels = base.type.shape, base.dist.labels
+        dots = [k for k, part in enumerate(parts) if isinstance(part, ast.Constant) and part.value is ...]
+        taking = sum(not (isinstance(part, ast.Constant) and part.value in (None, ...)) for part in parts)
+        if len(dots) == 1:
+            parts[dots[0] : dots[0] + 1] = [ast.Slice() for _ in range(len(shape) - taking)]
+        if not shape and len(parts) == 1 and isinstance(parts[0], ast.Slice) and ast.unparse(parts[0]) == ":":
+            parts = []  # the whole of a tensor without axes
+            taking = 0
+        if taking > len(shape) or len(dots) > 1:
+            raise Refusal("type", f"{taking} indices of {short(node.value)}, which is {base.type}", node)
+        out: list[tuple[int, int | None]] = []
+        local, axis = base.dist.local, 0
+        for part in parts:
+            if isinstance(part, ast.Constant) and part.value is None:
+                out.append((1, None))
+                continue
+            label = labels[axis] if labels is not None else None
+            if isinstance(part, ast.Slice):
+                size, same = self._slice(part, shape[axis], node)
+                if size is None:
+                    return unknown
+                out.append((size, label))
+                local = local or not same
+            else:
+                value, same = self._position(part)
+                if isinstance(value, Data) and (value.type is None or value.type.shape):
+                    return unknown
+                if isinstance(value, Static):
+                    self._inside(value, shape[axis], part, node)
+                local = local or not same or label is not None
+            axis += 1
+        out += [(shape[k], labels[k] if labels is not None else None) for k in range(axis, len(shape))]
+        kind = ElementType(base.type.dtype, tuple(size for size, _ in out))
+        if base.dist.uniform:
+            return Data(kind, dist=base.dist)
+        dist = Distribution(None if local else tuple(label for _, label in out), base.dist.pending)
+        return Data(kind, dist=dist, tensor=base.tensor)
+
+    def _position(self, part: ast.expr) -> tuple[Value, bool]:
+        """Evaluate an index, and say whether all instances have the same one."""
+        if isinstance(part, ast.Slice):
+            for bound in (part.lower, part.upper, part.step):
+                if bound is not None:
+                    self.data(bound)
+            return Data(), False
+        value = self.data(part)
+        if isinstance(value, Static):
+            return value, not self.varies(part)
+        return value, value.dist.uniform or (value.dist.labels == () and not value.dist.pending)
+
+    def _inside(self, value: Static, size: int, part: ast.expr, node: ast.Subscript) -> None:
+        if not isinstance(value.value, int) or not -size <= value.value < size:
+            message = f"{short(node)}: the index {value.value} is outside an axis of size {size}"
+            note = "a parameter is the shard of its instance: indices count from its first element"
+            self.report(Refusal("index", message, None, note), part)
+
+    def _slice(self, part: ast.Slice, size: int, node: ast.Subscript) -> tuple[int | None, bool]:
+        """Return the size of a slice (None if it is unknown), and whether all instances have the same bounds."""
+        bounds: list[int | None] = []
+        known = same = True
+        for bound in (part.lower, part.upper, part.step):
+            if bound is None:
+                bounds.append(None)
+                continue
+            value, equal = self._position(bound)
+            same = same and equal
+            if isinstance(value, Static) and isinstance(value.value, int):
+                bounds.append(value.value)
+            else:
+                known = False
+        if known and bounds[2] != 0:
+            low, high, _ = bounds
+            if not -size <= (low or 0) <= size or not -size <= (size if high is None else high) <= size:
+                message = f"{short(node)}: the slice is outside an axis of size {size}"
+                note = "a parameter is the shard of its instance: indices count from its first element"
+                self.report(Refusal("index", message, None, note), node)
+            return len(range(*slice(*bounds).indices(size))), same
+        if part.step is None and part.lower is not None and part.upper is not None:
+            low_terms, high_terms = self._terms(part.lower), self._terms(part.upper)
+            rest = {key: high_terms.get(key, 0) - low_terms.get(key, 0) for key in low_terms.keys() | high_terms.keys()}
+            if not any(count for key, count in rest.items() if key):
+                return max(0, rest.get("", 0)), same
+        return None, same
+
+    def _terms(self, node: ast.expr) -> dict[str, int]:
+        """Write an index as a sum: factors of terms that are not static, and a constant under ""."""
+        match node:
+            case ast.Constant(value=int(number)):
+                return {"": number}
+            case ast.Name(id=name):
+                value = self.env.get(name, self.context.constants.get(name))
+                if isinstance(value, Static) and isinstance(value.value, int):
+                    return {"": value.value}
+            case ast.BinOp(op=ast.Add() | ast.Sub()):
+                a, b = self._terms(node.left), self._terms(node.right)
+                sign = 1 if isinstance(node.op, ast.Add) else -1
+                return {key: a.get(key, 0) + sign * b.get(key, 0) for key in a.keys() | b.keys()}
+            case ast.BinOp(op=ast.Mult()):
+                a, b = self._terms(node.left), self._terms(node.right)
+                for x, y in ((a, b), (b, a)):
+                    if x.keys() <= {""}:
+                        return {key: count * x.get("", 0) for key, count in y.items()}
+        return {ast.unparse(node): 1}
+
+
+def short(node: ast.AST) -> str:
+    """An expression as it is written, cut if it is long."""
+    text = ast.unparse(node)
+    return text if len(text) <= 40 else text[:37] + "..."

@@ -1,0 +1,139 @@
+"""Beat trees as arrays: the code that `loop.run` executes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from ..tree import Beat, Body, Op, Repeat
+from .loop import BEAT, END, LOOP, NEXT
+
+Ints = npt.NDArray[np.int64]
+
+LONGEST = 1 << 60
+"""Limit of the clock cycles of all beats together, one after another."""
+
+
+class TooLong(Exception):
+    """The beats of a program take more than `LONGEST` cycles."""
+
+
+@dataclass(frozen=True)
+class Code:
+    """All instances of a program.
+
+    rows: `loop.KIND` and so on, one row an instruction. ops: stream * 2 + (1 for a put). first: row of each instance.
+    nesting: number of loops around each row. base: first counter of each instance. cycles: of one execution of each
+    instance without waiting. streams: numbers of the streams that have ends; `ops` counts them from 0. tokens: that
+    one execution puts on each of them. writer, reader: instance at each end.
+    """
+
+    rows: Ints
+    ops: Ints
+    first: Ints
+    nesting: Ints
+    base: Ints
+    cycles: tuple[int, ...]
+    streams: tuple[int, ...]
+    tokens: tuple[int, ...]
+    writer: Ints
+    reader: Ints
+    packing: Ints
+
+    @property
+    def instances(self) -> int:
+        """Number of task instances."""
+        return len(self.first)
+
+
+def encode(bodies: Sequence[Body], packing: Mapping[int, int]) -> Code:
+    """Encode bodies of beats, or of single operations, without branches on data.
+
+    packing: elements of a transfer, of every stream. Every stream must have one writer and one reader. Raises
+    `TooLong`.
+    """
+    writers: dict[int, int] = {}
+    readers: dict[int, int] = {}
+    counts: dict[int, int] = {}
+    for k, body in enumerate(bodies):
+        for node in body:
+            for s, put, n in node.needs:
+                (writers if put else readers)[s] = k
+                if put:
+                    counts[s] = counts.get(s, 0) + n
+    streams = tuple(sorted(writers))
+    assert readers.keys() == writers.keys(), "a stream has one end only"
+    made = _Encoder({s: i for i, s in enumerate(streams)})
+    for body in bodies:
+        made.instance(body)
+    if sum(made.cycles) > LONGEST:
+        raise TooLong
+    return Code(
+        np.array(made.rows, np.int64).reshape(-1, 4),
+        np.array(made.ops, np.int64),
+        np.array(made.first, np.int64),
+        np.array(made.nesting, np.int64),
+        np.array(made.base, np.int64),
+        tuple(made.cycles),
+        streams,
+        tuple(counts[s] for s in streams),
+        np.array([writers[s] for s in streams], np.int64),
+        np.array([readers[s] for s in streams], np.int64),
+        np.array([packing.get(s, 1) for s in streams], np.int64),
+    )
+
+
+class _Encoder:
+    def __init__(self, numbers: Mapping[int, int]) -> None:
+        self.numbers = numbers
+        self.rows: list[tuple[int, int, int, int]] = []
+        self.ops: list[int] = []
+        self.first: list[int] = []
+        self.nesting: list[int] = []
+        self.base: list[int] = [0]
+        self.cycles: list[int] = []
+        self._deepest = 0
+        self._known: dict[tuple[Op, ...], int] = {}
+
+    def instance(self, body: Body) -> None:
+        """Append the code of an instance."""
+        self.first.append(len(self.rows))
+        self._deepest = 0
+        self.cycles.append(self._body(body, 0))
+        self._row(END, 0, 0, 0, 0)
+        self.base.append(self.base[-1] + self._deepest)
+
+    def _row(self, kind: int, a: int, b: int, c: int, nesting: int) -> None:
+        self.rows.append((kind, a, b, c))
+        self.nesting.append(nesting)
+
+    def _beat(self, ops: tuple[Op, ...], cycles: int, nesting: int) -> None:
+        first = self._known.get(ops)
+        if first is None:
+            first = self._known[ops] = len(self.ops)
+            self.ops += [self.numbers[op.stream] * 2 + op.put for op in ops]
+        self._row(BEAT, first, first + len(ops), cycles, nesting)
+
+    def _body(self, body: Body, nesting: int) -> int:
+        """Append a body; return its cycles."""
+        total = 0
+        for node in body:
+            if isinstance(node, Beat):
+                self._beat(node.ops, node.cycles, nesting)
+                total += node.cycles
+            elif isinstance(node, Op):
+                self._beat((node,), 1, nesting)
+                total += 1
+            else:
+                assert isinstance(node, Repeat), "beats and loops only"
+                self._deepest = max(self._deepest, nesting + 1)
+                self._row(LOOP, nesting, node.times, 0, nesting)
+                start = len(self.rows)
+                total += self._body(node.body, nesting + 1) * node.times
+                self._row(NEXT, nesting, start, 0, nesting + 1)
+            if total > LONGEST:
+                raise TooLong
+        return total

@@ -1,0 +1,123 @@
+"""What branches on data do to the time: each of a few outcomes, or the fastest and the slowest."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import product
+from math import prod
+
+from ..source import Place
+from ..tree import Beat, Body, Choice, Node, Nodes, Repeat, same
+
+OUTCOMES = 64
+"""Limit of the outcomes of one execution that are timed one by one."""
+
+
+class ByDataError(Exception):
+    """The time depends on data at `place`, in more ways than can be told apart."""
+
+    def __init__(self, place: Place) -> None:
+        super().__init__()
+        self.place = place
+
+
+@dataclass(frozen=True)
+class Outcomes:
+    """Bodies without branches. bodies: for each outcome, those of all instances. exact: the outcomes are all that there
+    are, each with the same branches in every execution; otherwise they are the fastest and the slowest arm at every
+    branch, beat by beat, between which the time of every outcome is."""
+
+    bodies: tuple[tuple[Body, ...], ...]
+    exact: bool
+
+
+def outcomes(bodies: Sequence[Body]) -> Outcomes:
+    """Find the outcomes. bodies: trees of beats. Raises `ByDataError`."""
+    nodes = Nodes()
+    if prod(_ways(body) for body in bodies) <= OUTCOMES:
+        each = [list(_each(body, nodes)) for body in bodies]
+        return Outcomes(tuple(product(*each)), True)
+    return Outcomes(tuple(tuple(_extreme(body, pick, nodes) for body in bodies) for pick in (min, max)), False)
+
+
+def branches(body: Body) -> bool:
+    """Whether data decides anything in a body."""
+    return any(isinstance(node, Choice) or (isinstance(node, Repeat) and branches(node.body)) for node in body)
+
+
+def _ways(body: Body) -> int:
+    """The number of outcomes of a body; `OUTCOMES` + 1 stands for more."""
+    ways = 1
+    for node in body:
+        if isinstance(node, Choice):
+            ways *= sum(map(_ways, node.arms))
+        elif isinstance(node, Repeat):
+            once = _ways(node.body)
+            ways *= once ** min(node.times, OUTCOMES) if once > 1 else 1
+        ways = min(ways, OUTCOMES + 1)
+    return ways
+
+
+def _each(body: Body, nodes: Nodes) -> Iterator[Body]:
+    """Every outcome of a body."""
+    parts: list[list[Body]] = []
+    for node in body:
+        if isinstance(node, Choice):
+            parts.append([way for arm in node.arms for way in _each(arm, nodes)])
+        elif isinstance(node, Repeat):
+            once = list(_each(node.body, nodes))
+            if len(once) == 1:
+                parts.append([nodes.repeat(node.times, once[0])])
+            else:
+                parts.append([sum(ways, ()) for ways in product(once, repeat=node.times)])
+        else:
+            parts.append([(node,)])
+    return (sum(ways, ()) for ways in product(*parts))
+
+
+def _extreme(body: Body, pick: Callable[[int, int], int], nodes: Nodes) -> Body:
+    """The body with the slowest, or the fastest, beats of the arms of each branch. Raises `ByDataError` where the arms
+    differ in more than cycles."""
+    made: list[Node] = []
+    for node in body:
+        if isinstance(node, Choice):
+            arms = [_extreme(arm, pick, nodes) for arm in node.arms]
+            one = arms[0]
+            for arm in arms[1:]:
+                one = _merged(one, arm, pick, node.place, nodes)
+            made += one
+        elif isinstance(node, Repeat):
+            made += nodes.repeat(node.times, _extreme(node.body, pick, nodes))
+        else:
+            made.append(node)
+    return tuple(made)
+
+
+def _merged(a: Body, b: Body, pick: Callable[[int, int], int], place: Place, nodes: Nodes) -> Body:
+    """Beats that take the larger, or the smaller, cycles of two bodies with the same operations."""
+    if not any(node.needs for node in (*a, *b)):
+        cycles = pick(_cycles(a), _cycles(b))
+        return (nodes.beat((), cycles, place),) if cycles else ()
+    if len(a) != len(b):
+        raise ByDataError(place)
+    made: list[Node] = []
+    for x, y in zip(a, b, strict=True):
+        if isinstance(x, Beat) and isinstance(y, Beat) and same(x.ops, y.ops):
+            made.append(nodes.beat(x.ops, pick(x.cycles, y.cycles), x.place))
+        elif isinstance(x, Repeat) and isinstance(y, Repeat) and x.times == y.times:
+            made += nodes.repeat(x.times, _merged(x.body, y.body, pick, place, nodes))
+        else:
+            raise ByDataError(place)
+    return tuple(made)
+
+
+def _cycles(body: Body) -> int:
+    """Cycles of a body without branches."""
+    total = 0
+    for node in body:
+        if isinstance(node, Repeat):
+            total += node.times * _cycles(node.body)
+        elif isinstance(node, Beat):
+            total += node.cycles
+    return total

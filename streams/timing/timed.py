@@ -1,0 +1,217 @@
+"""When the beats of a stream program fire: the time of executions back to back, and who waits how long for what.
+
+All operations of a beat fire at once: at the latest of the end of the beat before, the times at which the tokens that
+it gets are visible, and those at which the slots that it puts into are free. A token is visible, and the slot of a
+token that was taken is free, at the end of the beat. An instance begins its next execution at the end of the one
+before. Every stream has one writer and one reader, so instances may be evaluated in any order, each by its own clock;
+there is no queue of events.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+
+from ...machine import jit
+from ..tree import Body
+from . import loop
+from .bytecode import LONGEST, Code, Ints, TooLong, encode
+
+TOKENS = 1 << 24
+"""Limit of the tokens that wait on all streams together."""
+
+SMALL = 1 << 14
+"""Beats and loop ends up to which loading the compiler takes longer than the run."""
+
+COUNTED = 1 << 12
+"""Depth from which on a stream that is never full counts as endless."""
+
+FIRST_RING = 16
+"""Size of the ring buffer of a stream without end, to begin with."""
+
+
+class TooManyTokens(Exception):
+    """More than `TOKENS` tokens wait on streams at the same time."""
+
+
+@dataclass(frozen=True)
+class Timing:
+    """A run. Times are in clock cycles.
+
+    ends: of each execution. busy, last: of each instance, the cycles of its beats and the end of its last one.
+    empty, full: of each stream, the cycles that its reader waits for a token, and its writer for a free slot; of
+    several reasons for one wait the one that ends last counts. peak: of each stream, the most slots that are in use at
+    once, from the begin of a put to the end of the get; not of
+    endless streams. skipped: periods that were not walked.
+    """
+
+    ends: tuple[int, ...]
+    busy: tuple[int, ...]
+    last: tuple[int, ...]
+    empty: Mapping[int, int]
+    full: Mapping[int, int]
+    peak: Mapping[int, int]
+    skipped: int
+
+    @property
+    def latency(self) -> int:
+        """Time of the first execution."""
+        return self.ends[0]
+
+    @property
+    def interval(self) -> int | None:
+        """Time from the end of the last execution but one to that of the last; None for one execution."""
+        return self.ends[-1] - self.ends[-2] if len(self.ends) > 1 else None
+
+    @property
+    def converged(self) -> bool:
+        """Whether the last two intervals are equal."""
+        return len(self.ends) > 2 and 2 * self.ends[-2] == self.ends[-1] + self.ends[-3]
+
+
+@dataclass(frozen=True)
+class Stuck:
+    """Instances wait for ever. waits: of each of them, the first operation that cannot be done: stream, whether put."""
+
+    waits: Mapping[int, tuple[int, bool]]
+
+
+class Model:
+    """The instances of a program, ready to be run with different depths.
+
+    bodies: trees of beats, or of single operations, which take a cycle each, without branches on data; every stream has
+    one writer and one reader, another instance, and as many puts as gets. packing: elements of a transfer of every
+    stream. executions: how many, back to back. Raises `TooLong`.
+    """
+
+    def __init__(self, bodies: Sequence[Body], packing: Mapping[int, int], executions: int = 1) -> None:
+        self.code: Code = encode(bodies, packing)
+        self.executions = executions
+        if sum(self.code.cycles) * executions > LONGEST:
+            raise TooLong
+
+    @property
+    def streams(self) -> tuple[int, ...]:
+        """Numbers of the streams that have ends."""
+        return self.code.streams
+
+    @cached_property
+    def tokens(self) -> dict[int, int]:
+        """Elements that all executions put on each stream: a stream as deep as that is never full."""
+        return {s: n * self.executions for s, n in zip(self.code.streams, self.code.tokens, strict=True)}
+
+    def run(self, depths: Mapping[int, int], skips: bool = True) -> Timing | Stuck:
+        """Run with these depths, in elements; a stream that is not among them, or that holds more than `COUNTED` and
+        all tokens, is endless. skips: whole periods are skipped, which changes no result. Raises `TooManyTokens`."""
+        code = self.code
+        limits = [
+            0 if depths.get(s, 0) >= max(n, COUNTED) else min(depths.get(s, 0), n) for s, n in self.tokens.items()
+        ]
+        state = _State(code, np.array(limits, np.int64), self.executions)
+        function = self._function()
+        skipped = 0
+        while True:
+            done, more = state.run(function, skips)
+            skipped += more
+            if done == code.instances:
+                return state.timing(skipped)
+            if not state.grow():
+                return Stuck(state.waits())
+
+    def _function(self) -> object:
+        small = int(sum(self.code.cycles)) * self.executions <= SMALL
+        return jit.machine_code(loop.run) if small else jit.engine()(loop.run)
+
+
+class _State:
+    """Arrays of a run."""
+
+    def __init__(self, code: Code, depth: Ints, executions: int) -> None:
+        self.code, self.depth, self.executions = code, depth, executions
+        self.counters: Ints = np.zeros(int(code.base[-1]), np.int64)
+        self.instances: Ints = np.zeros((code.instances, 4), np.int64)
+        self.instances[:, loop.PC] = code.first
+        self.streams: Ints = np.zeros((len(code.streams), 7), np.int64)
+        self.ends: Ints = np.zeros((executions, code.instances), np.int64)
+        room = np.where(depth > 0, depth, np.maximum(FIRST_RING, code.packing))
+        self.ring, self.times = self._rings(room)
+
+    def _rings(self, room: Ints) -> tuple[Ints, Ints]:
+        sizes = 1 << np.ceil(np.log2(np.maximum(room, 1))).astype(np.int64)
+        total = int(sizes.sum())
+        if total > TOKENS:
+            raise TooManyTokens
+        ring = np.stack([np.cumsum(sizes) - sizes, sizes - 1, np.where(self.depth > 0, self.depth, sizes)], axis=1)
+        return ring.astype(np.int64), np.zeros((3, total), np.int64)
+
+    def run(self, function: object, skips: bool) -> tuple[int, int]:
+        """Run on from here; return how many instances have ended, and how many periods were skipped."""
+        code = self.code
+        assert callable(function)
+        done, skipped = function(
+            code.rows,
+            code.ops,
+            code.nesting,
+            code.base,
+            code.first,
+            code.writer,
+            code.reader,
+            code.packing,
+            self.depth,
+            self.ring,
+            self.times,
+            self.executions,
+            self.counters,
+            self.instances,
+            self.streams,
+            self.ends,
+            np.arange(code.instances),
+            skips,
+        )
+        return int(done), int(skipped)
+
+    def grow(self) -> bool:
+        """Double the ring buffers of streams without end that are full; return whether there are any."""
+        inside = self.streams[:, loop.PUT] - self.streams[:, loop.GOT]
+        full = (self.depth == 0) & (inside >= self.ring[:, 2])
+        if not full.any():
+            return False
+        old, times = self.ring, self.times
+        self.ring, self.times = self._rings(np.where(full, 2 * old[:, 2], old[:, 2]))
+        for s in range(len(old)):
+            used = old[s, 1] + 1
+            elements = np.arange(max(0, self.streams[s, loop.PUT] - used), self.streams[s, loop.PUT])
+            self.times[:, self.ring[s, 0] + (elements & self.ring[s, 1])] = times[:, old[s, 0] + (elements & old[s, 1])]
+        return True
+
+    def waits(self) -> dict[int, tuple[int, bool]]:
+        """Return what each instance that has not ended waits for."""
+        found: dict[int, tuple[int, bool]] = {}
+        for k in range(self.code.instances):
+            if self.instances[k, loop.EXECUTION] >= self.executions:
+                continue
+            _, begin, end, _ = self.code.rows[self.instances[k, loop.PC]]
+            for op in self.code.ops[begin:end]:
+                s = int(op) >> 1
+                put, got = self.streams[s, loop.PUT], self.streams[s, loop.GOT]
+                packing = self.code.packing[s]
+                if (put - got >= self.ring[s, 2]) if op & 1 else (put <= got - got % packing + packing - 1):
+                    found[k] = self.code.streams[s], bool(op & 1)
+                    break
+        return found
+
+    def timing(self, skipped: int) -> Timing:
+        """Return the result."""
+        columns = {s: [int(x) for x in row] for s, row in zip(self.code.streams, self.streams, strict=True)}
+        return Timing(
+            tuple(int(x) for x in self.ends.max(axis=1, initial=0)),
+            tuple(int(x) for x in self.instances[:, loop.BUSY]),
+            tuple(int(x) for x in self.instances[:, loop.CLOCK]),
+            {s: row[loop.EMPTY] for s, row in columns.items()},
+            {s: row[loop.FULL] for s, row in columns.items()},
+            {s: row[loop.PEAK] for (s, row), d in zip(columns.items(), self.depth, strict=True) if d},
+            skipped,
+        )

@@ -1,0 +1,58 @@
+"""The time of the engine, with and without data, against the evaluation of beats."""
+
+from __future__ import annotations
+
+import tomllib
+from pathlib import Path
+from random import Random
+
+import pytest
+
+from rsn.hw.sim.machine import Machine
+from rsn.scheduler.pack import pack
+from rsn.streams.beats import fire_together, stream_depths
+from rsn.streams.build import build
+from rsn.streams.check import report_on
+from rsn.streams.reader import Rates, read
+from rsn.streams.timing.timed import Model, Timing
+from rsn.tests.effort import cases, in_both
+from rsn.tests.streams.test_exhaustive import program_of, source_of
+
+LISTED = tomllib.loads((Path(__file__).parent / "listed.toml").read_text(encoding="utf-8"))
+PROGRAMS = Path(__file__).parents[2] / "programs" / "streams"
+RATES: Rates = {"matmul": 64, "softmax": 4, "exp": 8, "add": 16}
+
+
+def evaluated(text: str, rates: Rates) -> int:
+    region = read(text, timed=True, rates=rates)
+    depths, packing = stream_depths(region)
+    bodies = fire_together([i.body for i in region.instances], depths, packing).bodies
+    timing = Model(bodies, packing).run(depths)
+    assert isinstance(timing, Timing)
+    return timing.latency
+
+
+def on_the_engine(text: str, rates: Rates) -> float:
+    program = pack(build(report_on(read(text, rates=rates))))
+    return Machine(program).run().latency_s * program.overlay.clock_hz
+
+
+@pytest.mark.parametrize("name", [n for n, case in LISTED.items() if not case["code"] and n not in ("W11", "W12")])
+def test_listed_programs(name: str) -> None:
+    text = LISTED[name]["program"]
+    assert on_the_engine(text, {}) == pytest.approx(evaluated(text, {}))
+
+
+@pytest.mark.parametrize("rates", [{}, RATES])
+def test_programs_with_kernels(rates: Rates) -> None:
+    text = (PROGRAMS / "gemm_3d.py").read_text(encoding="utf-8")
+    assert on_the_engine(text, rates) == pytest.approx(evaluated(text, rates))
+
+
+@in_both
+def test_random_programs() -> None:
+    random = Random(12)
+    for _ in range(cases(1000, 40)):
+        text = source_of(*program_of(random, arms=False))
+        if not report_on(read(text)).code:
+            assert on_the_engine(text, {}) == pytest.approx(evaluated(text, {})), text
