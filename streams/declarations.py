@@ -41,6 +41,15 @@ class Declared:
     regions: int = 0
     _names: dict[Function, frozenset[str]] = field(default_factory=dict)
 
+    _sizes: dict[Function, int] = field(default_factory=dict)
+
+    def size_of(self, function: Function) -> int:
+        """Return how many nodes a function has."""
+        found = self._sizes.get(function)
+        if found is None:
+            found = self._sizes[function] = sum(1 for _ in ast.walk(function))
+        return found
+
     def names(self, function: Function) -> frozenset[str]:
         """Return the names in a function."""
         found = self._names.get(function)
@@ -367,7 +376,7 @@ class Scope:
             raise Refusal("limit", f"more than {REGIONS} calls of regions", node)
         outer = region.scope
         kinds: tuple[Sized, ...] = (outer.streams, outer.tensors, outer.constants, outer.tasks, outer.functions)
-        self.context.step(node, 1 + sum(map(len, kinds)) // 2)
+        self.context.step(node, 1 + sum(map(len, kinds)) // 2 + self.declared.size_of(body))
         number = self.calls[name] = self.calls.get(name, 0) + 1
         prefix = "" if call is None else f"{self.prefix}{name}{f'#{number}' if number > 1 else ''}."
         inner = Scope(self.declared, region.scope, prefix, (*self.active, body))

@@ -22,7 +22,6 @@ from .syntax import (
     chain_length,
     deciding,
     deciding_parts,
-    divides,
     leaves,
     meta_name,
     meta_name_of,
@@ -229,11 +228,8 @@ class Elaborator(Paths):
         return how[0] if how[0] is how[1] else Exit.NONE
 
     def _divides(self, body: Sequence[ast.stmt]) -> bool:
-        known = self.context.dividing
-        for statement in body:
-            if statement not in known:
-                known[statement] = divides([statement], self.context.reading.rates)
-        return any(known[statement] for statement in body)
+        # A loop that stands for a grid is made here, and is none of the body's.
+        return any(self.below.divides.get(statement, True) for statement in body)
 
     def _arms(
         self, arms: list[list[ast.stmt]], tail: Sequence[ast.stmt]

@@ -13,7 +13,7 @@ from typing import NoReturn
 
 from .language import BITS, LIBRARY, Layout
 from .source import Place, Refusal, Source
-from .syntax import Deciding, touches
+from .syntax import Below, Deciding, touches
 from .tree import Body, Collective, ElementType, Node, Nodes, Op, StreamDecl, TaskDecl
 from .values import (
     BOOLEAN,
@@ -66,8 +66,8 @@ class Reading:
 @dataclass
 class Context:
     """What all instances of a region share. functions: names of other functions, and whether each uses a stream.
-    regions, tensors: their names. decisive, varying, loops, nests, dividing: what the functions of `syntax` found in
-    what was read before. assigned: by the first one of some statements and their number."""
+    regions, tensors: their names. decisive, varying, loops, nests, below: what the functions of `syntax` found in what
+    was read before."""
 
     reading: Reading
     streams: Mapping[str, StreamDecl]
@@ -79,9 +79,8 @@ class Context:
     decisive: dict[ast.FunctionDef, frozenset[str]] = field(default_factory=dict)
     loops: dict[ast.stmt, Deciding] = field(default_factory=dict)
     nests: dict[tuple[object, ...], list[ast.stmt]] = field(default_factory=dict)
-    dividing: dict[ast.stmt, bool] = field(default_factory=dict)
+    below: dict[ast.FunctionDef, Below] = field(default_factory=dict)
     varying: dict[ast.FunctionDef, frozenset[str]] = field(default_factory=dict)
-    assigned: dict[tuple[ast.stmt, int], set[str]] = field(default_factory=dict)
 
     @property
     def source(self) -> Source:

@@ -26,21 +26,43 @@ def touches(body: Sequence[ast.AST]) -> bool:
     return False
 
 
-def divides(body: Sequence[ast.stmt], timed: Container[str] = ()) -> bool:
-    """Whether a branch with these statements ends a beat before and behind it: one that holds nothing but computation
-    does not. timed: kernels that take cycles."""
-    leaves = (ast.Break, ast.Continue, ast.Return, ast.For, ast.While)
-    parts = [part for statement in body for part in ast.walk(statement)]
-    called = {
-        p.func.id if isinstance(p.func, ast.Name) else p.func.attr
-        for p in parts
-        if isinstance(p, ast.Call) and isinstance(p.func, ast.Name | ast.Attribute)
-    }
-    called |= {"matmul" for p in parts if isinstance(p, ast.MatMult)}
-    if any(isinstance(p, ast.BinOp | ast.UnaryOp) for p in parts):
-        called |= {"add", "sub", "mul", "div", "neg"}
-    states = "cycles" in called or any(name in timed for name in called)
-    return states or touches(body) or any(isinstance(part, leaves) for part in parts)
+class Below(NamedTuple):
+    """What statements and expressions hold, by node. divides: whether a branch with it ends a beat before and behind
+    it: one that holds nothing but computation does not. assigned: variables of which it assigns all, or a part."""
+
+    divides: dict[ast.AST, bool]
+    assigned: dict[ast.AST, frozenset[str]]
+
+
+def below(body: ast.AST, timed: Container[str] = ()) -> Below:
+    """Find what every node of a body holds, each node once. timed: kernels that take cycles."""
+    found = Below({}, {})
+    for node in reversed([*ast.walk(body)]):  # what a node holds comes before it
+        inner = [*ast.iter_child_nodes(node)]
+        found.divides[node] = _divides(node, timed) or any(found.divides[child] for child in inner)
+        names = {name for name in (found.assigned[child] for child in inner) if name}
+        if isinstance(node, ast.Name | ast.Subscript) and isinstance(node.ctx, ast.Store):
+            base: ast.expr = node
+            while isinstance(base, ast.Subscript):
+                base = base.value
+            names |= {frozenset({base.id})} if isinstance(base, ast.Name) else set()
+        found.assigned[node] = names.pop() if len(names) == 1 else frozenset[str]().union(*names)
+    return found
+
+
+def _divides(node: ast.AST, timed: Container[str]) -> bool:
+    match node:
+        case ast.Break() | ast.Continue() | ast.Return() | ast.For() | ast.While():
+            return True
+        case ast.Attribute(attr="put" | "get"):
+            return True
+        case ast.Call(func=ast.Name(id=name) | ast.Attribute(attr=name)):
+            return name == "cycles" or name in timed
+        case ast.MatMult():
+            return "matmul" in timed
+        case ast.BinOp() | ast.UnaryOp():
+            return any(name in timed for name in ("add", "sub", "mul", "div", "neg"))
+    return False
 
 
 class Grid:
@@ -120,26 +142,19 @@ def deciding(body: ast.FunctionDef, streams: Container[str]) -> frozenset[str]:
 
 def assigned(body: Sequence[ast.stmt]) -> set[str]:
     """Return the variables that statements assign, or of which they assign parts."""
-    found: set[str] = set()
-    for node in (part for statement in body for part in ast.walk(statement)):
-        if isinstance(node, ast.Name | ast.Subscript) and isinstance(node.ctx, ast.Store):
-            base: ast.expr = node
-            while isinstance(base, ast.Subscript):
-                base = base.value
-            found |= {base.id} if isinstance(base, ast.Name) else set()
-    return found
+    return set[str]().union(*(below(statement).assigned[statement] for statement in body))
 
 
-def varying(body: ast.FunctionDef) -> frozenset[str]:
+def varying(body: ast.FunctionDef, known: Below) -> frozenset[str]:
     """Return the variables whose static values depend on the point of the instance, directly, through others, or
-    because it decides which of their assignments is run; `get_tid` is among them."""
-    flows: list[tuple[set[str], set[str]]] = []
+    because it decides which of their assignments is run; `get_tid` is among them. known: of the body."""
+    flows: list[tuple[frozenset[str], set[str]]] = []
     for node in ast.walk(body):
         match node:
             case ast.Assign(value=source) | ast.AnnAssign(value=ast.expr() as source) | ast.AugAssign(value=source):
-                flows.append((assigned([node]), names_in(source)))
+                flows.append((known.assigned[node], names_in(source)))
             case ast.For(iter=source) | ast.If(test=source) | ast.While(test=source):
-                flows.append((assigned([node]), names_in(source)))
+                flows.append((known.assigned[node], names_in(source)))
         for field in ("body", "orelse"):
             block = getattr(node, field, None)
             if not isinstance(block, list):
@@ -148,7 +163,8 @@ def varying(body: ast.FunctionDef) -> frozenset[str]:
                 if meta_name(statement)[0] in ("meta_if", "meta_for"):
                     chain = block[k : k + chain_length(block, k)]
                     tests = [call for part in chain if (call := meta_name(part)[1]) is not None]
-                    flows.append((assigned(chain), set().union(*map(names_in, tests))))
+                    held = frozenset[str]().union(*(known.assigned[part] for part in chain))
+                    flows.append((held, set[str]().union(*map(names_in, tests))))
     found = {"get_tid"}
     changed = True
     while changed:
