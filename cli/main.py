@@ -45,6 +45,11 @@ COMMANDS = {
         "info",
         "Show the contents of PROGRAM (.bin or .rsn): mOPs, packets, bytes and uOPs per type of unit, and its buffers.",
     ),
+    "map": Listed(
+        "map",
+        "Map a stream program (FILE.py, FILE.py:REGION) onto the tiles of a machine: which task instances run in turn "
+        "on one tile, and which tile.",
+    ),
     "overlay": Listed(
         "overlay",
         "Show the parameters of an overlay (xnn, xnn-base, fig6, fig7, or a file): value, unit, and source of each.",

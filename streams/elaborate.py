@@ -81,7 +81,7 @@ class Elaborator(Paths):
             whole = False
         if whole:
             self.unread(set(self.pending))
-        return Instance(self.name, self.task, self.tid, tuple(self.ops), whole)
+        return Instance(self.name, self.task, self.tid, tuple(self.ops), whole, frozenset(self.ran))
 
     # -- blocks ------------------------------------------------------------------------------------------------------
 
@@ -92,6 +92,7 @@ class Elaborator(Paths):
         while k < len(statements):
             statement = statements[k]
             self.context.step(statement)
+            self.ran.add((statement.lineno, statement.col_offset))
             if isinstance(statement, ast.If):
                 how = self._if_statement(statement, [*statements[k + 1 :], *tail])
             elif isinstance(statement, ast.With):
@@ -324,6 +325,7 @@ class Elaborator(Paths):
             if inner is None:
                 inner = self.context.nests.setdefault((node, *known), nested(target, known, body, node))
             if not leaves(body):
+                self.ran.add((node.lineno, node.col_offset, *known))
                 return self._static(node, target.elts[0], range(known[0]), inner)
         return self._static(node, target, Grid(known, count), body)
 
@@ -364,6 +366,7 @@ class Elaborator(Paths):
     ) -> Exit:
         """A loop with known trips."""
         outer, start = self.ops, self.save()
+        self.ran.add((node.lineno, node.col_offset, len(values)))
         self._loops += 1
         try:
             how = self._trips(node, target, values, body)

@@ -67,7 +67,7 @@ class Reading:
 class Context:
     """What all instances of a region share. functions: names of other functions, and whether each uses a stream.
     regions, tensors: their names. decisive, varying, loops, nests, below: what the functions of `syntax` found in what
-    was read before."""
+    was read before. varies: whether static parts of an expression do."""
 
     reading: Reading
     streams: Mapping[str, StreamDecl]
@@ -81,6 +81,7 @@ class Context:
     nests: dict[tuple[object, ...], list[ast.stmt]] = field(default_factory=dict)
     below: dict[ast.FunctionDef, Below] = field(default_factory=dict)
     varying: dict[ast.FunctionDef, frozenset[str]] = field(default_factory=dict)
+    varies: dict[ast.AST, bool] = field(default_factory=dict)
 
     @property
     def source(self) -> Source:
@@ -134,6 +135,7 @@ class Expressions:
         self._beat: list[Op] = []
         self._cycles = 0
         self._since: Place | None = None
+        self.ran: set[tuple[int, ...]] = set()
 
     # -- beats -------------------------------------------------------------------------------------------------------
 

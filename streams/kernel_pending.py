@@ -33,7 +33,8 @@ def _sum(kernel: Kernel, operands: Sequence[Operand], owing: list[int], rest: li
         if full:
             message = f"{first.text} is a partial {layouts.described(first.dist.pending)}, {full[0].text} is none"
             why = f"{full[0].text} would be added once per shard: once for every instance along these axes"
-            raise Refusal("pending", message, None, why, _first(first))
+            own = [f"if streams complete it: local({first.text})"] if full[0].dist.local else []
+            raise Refusal("pending", message, None, why, _first(first), *own)
         if any(operands[k].dist.pending != first.dist.pending for k in owing):
             other = next(operands[k] for k in owing if operands[k].dist.pending != first.dist.pending)
             message = f"{first.text} and {other.text} have different reductions pending"

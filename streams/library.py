@@ -23,6 +23,16 @@ REDUCTIONS = {"+": "+", "add": "+", "sum": "+", "max": "max", "maximum": "max"}
 METHODS = {"max": "reduce_max", "reshape": "reshape", "sum": "reduce_sum", "transpose": "transpose"}
 """Methods of tiles that are kernels."""
 
+FILLED: dict[str, int | None] = {"full": None, "ones": 1, "zeros": 0}
+"""Functions of NumPy that make arrays of one number: the number, None for one that the program gives."""
+
+DTYPES = {
+    "bool_": "boolean",
+    **{f"{kind}{bits}": f"{kind[0]}{bits}" for kind in ("int", "uint") for bits in (8, 16, 32, 64)},
+    **{f"float{bits}": f"f{bits}" for bits in (16, 32, 64)},
+}
+"""Names of element types in NumPy."""
+
 MODULES = ("np", "numpy")
 """Names under which a program imports NumPy."""
 
@@ -37,6 +47,8 @@ class Library(TileExpressions):
             case ast.Attribute(value=ast.Name(id=module), attr=name) if self._is_module(module):
                 if name in ALIASES:
                     return self._library(ALIASES[name], node, node.args)
+                if name in FILLED and node.args:
+                    return self._array(node, FILLED[name])
             case ast.Attribute(value=base, attr=name) if self._is_value(base):
                 if name == "allreduce":
                     return self._allreduce(node, [base, *node.args])
@@ -147,6 +159,27 @@ class Library(TileExpressions):
             self.report(Refusal("type", what, None), node.args[1])
         dist = layouts.constant(0) if first == 1 else self.operand(node.args[1], number).dist
         return Data(ElementType(base.dtype, base.shape + shape), dist=dist if dist.uniform else LOCAL)
+
+    def _array(self, node: ast.Call, number: int | None) -> Value:
+        """`np.zeros(shape, dtype)`, `np.ones`, `np.full(shape, value, dtype)`. A dtype that is not stated
+        fits any."""
+        shape, *rest = (self.data(argument) for argument in node.args)
+        position = 2 if number is None else 1
+        stated = {k.arg: k.value for k in node.keywords}.get("dtype")
+        if stated is None and len(node.args) > position:
+            stated = node.args[position]
+        for keyword in node.keywords:
+            self.data(keyword.value)
+        name = stated.attr if isinstance(stated, ast.Attribute) else stated.id if isinstance(stated, ast.Name) else ""
+        sizes = shape.value if isinstance(shape, Static) else None
+        sizes = (sizes,) if isinstance(sizes, int) else sizes
+        dtype = DTYPES.get(name, name if name in BITS else None)
+        known = dtype and isinstance(sizes, tuple) and all(isinstance(size, int) and size > 0 for size in sizes)
+        kind = ElementType(dtype, sizes) if dtype and sizes and known else None
+        dist = layouts.constant(number)
+        if number is None:
+            dist = self.operand(node.args[1], rest[0]).dist if rest else LOCAL
+        return Data(kind, dist=dist if dist.uniform else LOCAL)
 
     # -- collectives -------------------------------------------------------------------------------------------------
 

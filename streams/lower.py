@@ -288,6 +288,8 @@ class _Body:
         match node:
             case ast.Constant(value=bool() | int() | float() | str() as value):
                 return t.Constant(value)
+            case ast.Constant(value=None):
+                return t.Kernel("none", ())
             case ast.Name(id=name):
                 return self._name(node, name)
             case ast.Await(value=value):

@@ -60,7 +60,12 @@ class TileExpressions(Expressions):
 
     def varies(self, node: ast.AST) -> bool:
         """Whether static parts of an expression differ between instances."""
-        return not self.varying.isdisjoint(names_in(node))
+        if isinstance(node, ast.Name | ast.Constant):
+            return isinstance(node, ast.Name) and node.id in self.varying
+        known = self.context.varies.get(node)
+        if known is None:
+            known = self.context.varies.setdefault(node, not self.varying.isdisjoint(names_in(node)))
+        return known
 
     def taken(self, node: ast.expr) -> Value:
         """Evaluate an expression and take its tokens; it may be a partial value."""
@@ -130,6 +135,8 @@ class TileExpressions(Expressions):
 
     def eval(self, node: ast.expr) -> Value:
         """Evaluate an expression. Raises `Refusal`."""
+        if not isinstance(node, ast.UnaryOp | ast.Attribute):
+            return super().eval(node)
         match node:
             case ast.UnaryOp(op=ast.USub()):
                 self.context.step(node)

@@ -270,13 +270,15 @@ def same(a: Body, b: Body) -> bool:
 
 @dataclass(frozen=True)
 class Instance:
-    """A task instance with its operations. whole: they are all of them; otherwise a mistake ended the reading."""
+    """A task instance with its operations. whole: they are all of them; otherwise a mistake ended the reading. ran: the
+    statements that it runs, each as (line, column), and of loops with known trips also (line, column, trips)."""
 
     name: str
     task: TaskDecl
     tid: tuple[int, ...]
     body: Body
     whole: bool
+    ran: frozenset[tuple[int, ...]] = frozenset()
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ from .source import Refusal
 from .tree import ElementType
 
 LARGEST = 1 << 64
-"""Limit of the magnitude of a static number."""
+"""Limit of the magnitude of a static integer."""
 
 ELEMENTS = 1 << 12
 """Limit of the length of a static tuple or set."""
@@ -89,7 +89,7 @@ FUNCTIONS: dict[str, Callable[..., Any]] = {
 
 
 def compute(function: Callable[..., Any], arguments: list[Any], node: ast.AST) -> Static:
-    """Apply an operator to static values. Raises `Refusal` if it fails, or if a number exceeds `LARGEST`."""
+    """Apply an operator to static values. Raises `Refusal` if it fails, or if an integer exceeds `LARGEST`."""
     bad = isinstance(node, ast.BinOp) and not all(isinstance(a, int | float) for a in arguments)
     if function in (operator.pow, operator.lshift):
         bad = bad or not 0 <= arguments[1] <= 64 or abs(arguments[0]) > LARGEST
@@ -99,7 +99,10 @@ def compute(function: Callable[..., Any], arguments: list[Any], node: ast.AST) -
         value = function(*arguments)
     except (TypeError, ValueError, ArithmeticError) as error:
         raise Refusal("unsupported", f"this cannot be computed before the run: {error}", node) from None
-    if isinstance(value, int | float) and not abs(value) <= LARGEST:
+    if isinstance(value, float):
+        if value != value:
+            raise Refusal("unsupported", "this cannot be computed before the run: it is not a number", node)
+    elif isinstance(value, int) and abs(value) > LARGEST:
         raise Refusal("limit", f"a static number is larger than {LARGEST}", node)
     return Static(value)
 

@@ -23,7 +23,7 @@ MAY_IMPORT = {
     "isa": {"base", "machine"},
     "streams": {"base", "isa", "machine"},
     "assembler": {"base", "isa", "machine"},
-    "scheduler": {"base", "isa", "machine"},
+    "scheduler": {"base", "isa", "machine", "streams"},
     "hw": {"base", "isa", "machine"},
     "rsnlib": {"assembler", "base", "isa", "machine", "scheduler"},
     "host": {"assembler", "base", "hw", "isa", "machine", "rsnlib", "scheduler"},

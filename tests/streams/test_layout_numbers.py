@@ -18,6 +18,9 @@ import numpy as np
 import pytest
 from scipy import special
 
+from rsn.host.tasks import run_tasks
+from rsn.scheduler.pack import pack
+from rsn.streams.build import build
 from rsn.streams.check import check
 from rsn.tests.effort import cases, in_both, sampled
 
@@ -97,13 +100,14 @@ class Program:
 
     def text(self) -> str:
         lines = ["from rsn.streams import *"]
+        loads = [f"    {name} = {name}[:]" for name, shape in self.shapes.items() if shape and name != "out"]
         lines += [f"{name.upper()}: f64{list(shape) or ''}" for name, shape in self.shapes.items()]
         lines.append(f"@task(mapping={list(self.mesh)}, args=[{', '.join(self.shapes).upper()}])")
         parts = []
         for name, shape in self.shapes.items():
             text = "".join("R" if axis is None else f"S{axis}" for axis in self.labels[name])
             parts.append(f'{name}: f64{list(shape) or ""} @ Layout("{text}")')
-        return "\n".join([*lines, f"def t({', '.join(parts)}):", f"    out[...] = {self.tree.text()}", ""])
+        return "\n".join([*lines, f"def t({', '.join(parts)}):", *loads, f"    out[:] = {self.tree.text()}", ""])
 
 
 # -- numbers -----------------------------------------------------------------------------------------------------------
@@ -313,3 +317,21 @@ def test_verdicts_are_those_of_numbers(seed: int) -> None:
     print(dict(counts))
     assert counts["well"] >= cases(300, 30)
     assert counts["ill"] >= cases(200, 20)
+
+
+@in_both
+def test_accepted_programs_run_on_the_engine() -> None:
+    random, ran = Random(3), 0
+    for number in range(cases(300, 25)):
+        program = Maker(random).program()
+        report = check(program.text())
+        if report.code or not all(1 <= len(shape) <= 2 for shape in program.shapes.values()):
+            continue
+        inputs = np.random.default_rng(number)
+        tensors = {name: inputs.normal(size=shape) for name, shape in program.shapes.items()}
+        expected = whole(program.tree, tensors)
+        given = {name.upper(): tensor for name, tensor in tensors.items() if name != "out"}
+        found = run_tasks(pack(build(report)), given).outputs["OUT"]
+        assert np.allclose(found, expected, rtol=1e-9, atol=1e-9 * (1 + np.abs(expected).max())), program.text()
+        ran += 1
+    assert ran > cases(50, 4)

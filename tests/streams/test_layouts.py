@@ -10,9 +10,13 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
+import numpy as np
 import pytest
 
+from rsn.host.tasks import run_tasks
+from rsn.scheduler.pack import pack
 from rsn.streams import layouts
+from rsn.streams.build import build
 from rsn.streams.check import check
 from rsn.streams.reader import read
 from rsn.streams.source import Refusal
@@ -151,6 +155,12 @@ SPLIT = {"a": "f32[8, 4] @ RS0", "b": "f32[4, 8] @ S0R", "c": "f32[8, 8]"}
         (["return a @ b"], "pending"),
         (["c[:] = local(a @ b)"], ""),
         (["drop(a @ b)"], ""),
+        (["acc = np.zeros((8, 8), dtype=np.float32)", "acc += a @ b", 'c[:] = acc.allreduce("+")'], ""),
+        (["acc = np.zeros((8, 8), np.float32)", "acc[:, :] = a @ b", 'c[:] = acc.allreduce("+")'], ""),
+        (["acc = np.zeros((8, 8))", "acc += a @ b", 'c[:] = acc.allreduce("+")'], ""),
+        (["acc = np.ones((8, 8), dtype=f32)", "acc += a @ b", 'c[:] = acc.allreduce("+")'], "pending"),
+        (["acc = np.full((8, 8), 0, np.int32)", "c[:] = acc"], "type"),
+        (["c[:] = np.full((8, 8), 2.0, np.float32)"], ""),
         (["use(a @ b)"], "pending"),
         (["c[:] = np.add(np.matmul(a, b), 1.0).allreduce('+')"], "pending"),
         (["c[:] = -np.maximum((a @ b).allreduce('+'), 0)"], ""),
@@ -283,3 +293,83 @@ def test_changed_programs_give_findings() -> None:
         assert all(f.message and f.place is not None for f in report.findings), text
         codes[report.code] += 1
     assert {"", "layout", "pending", "type", "unsupported"} <= codes.keys()
+
+
+ONLINE = """from rsn.streams import *
+Q: f32[16, 8]
+K: f32[16, 8]
+V: f32[16, 8]
+O: f32[16, 8]
+@task(mapping=[4], args=[Q, K, V, O])
+def attention(q: f32[16, 8] @ Layout("S0R"), k: f32[16, 8], v: f32[16, 8], o: f32[16, 8] @ Layout("S0R")):
+    m = full(f32, -1e30, 4)
+    total = zeros(f32, 4)
+    acc = zeros(f32, 4, 8)
+    for t in range(4):
+        s = q @ k[t * 4 : t * 4 + 4, :].T
+        new = maximum(m, reduce_max(s, 1))
+        p = exp(s - new[:, None])
+        old = exp(m - new)
+        total = total * old + reduce_sum(p, 1)
+        acc = acc * old[:, None] + p @ v[t * 4 : t * 4 + 4, :]
+        m = new
+    o[:] = acc / total[:, None]
+"""
+CHAIN = """from rsn.streams import *
+A: f32[8, 8]
+B: f32[8, 8]
+C: f32[8, 8]
+s: Stream[f32[8, 8], 2][3]
+@task(mapping=[4], args=[A, B, C])
+def chain(a: f32[8, 8] @ Layout("RS0"), b: f32[8, 8] @ Layout("S0R"), c: f32[8, 8]):
+    k = get_tid()
+    acc = zeros(f32, 8, 8)
+    with meta_if(k > 0):
+        acc = s[k - 1].get()
+    acc += local(a @ b)
+    with meta_if(k < 3):
+        s[k].put(acc)
+    with meta_else():
+        c[:] = acc
+"""
+
+
+def run(text: str, **inputs: Any) -> Any:
+    return run_tasks(pack(build(check(text))), inputs).outputs
+
+
+def test_rows_of_attention_and_a_chain_of_partial_sums() -> None:
+    assert check(ONLINE).findings == ()
+    assert check(ONLINE.replace('o: f32[16, 8] @ Layout("S0R")', "o: f32[16, 8]")).code == "layout"
+    assert check(CHAIN).findings == ()
+    a, b = (np.random.default_rng(seed).normal(size=(8, 8)).astype(np.float32) for seed in (1, 2))
+    assert np.allclose(run(CHAIN, A=a, B=b)["C"], a @ b, atol=1e-5)
+    (finding,) = check(CHAIN.replace("local(a @ b)", "a @ b")).findings
+    assert (finding.code, finding.notes[-1]) == ("pending", "if streams complete it: local(a @ b)")
+
+
+GEMM = {"a": "f32[8, 8] @ S1S0", "b": "f32[8, 8] @ S0S2", "c": "f32[8, 8] @ S1S2"}
+
+
+@pytest.mark.parametrize("mapping", ["[2, 2, 2]", "[4, 1, 2]", "[1, 2, 4]"])
+@pytest.mark.parametrize("asked", [False, True])
+def test_the_product_of_three_mesh_axes_runs(mapping: str, asked: bool) -> None:
+    random = np.random.default_rng(1)
+    a, b = (random.normal(size=(8, 8)).astype(np.float32) for _ in range(2))
+    text = task('c[:] = (a @ b).allreduce("+")', **GEMM, mapping=mapping)
+    if asked:
+        text = task("c[:] = a @ b", **(GEMM | {"c": "f32[8, 8] @ S1S2!"}), mapping=mapping)
+    assert np.allclose(run(text, A=a, B=b)["C"], a @ b, atol=1e-5)
+
+
+def test_sums_of_integers_wrap_alike_on_all_instances() -> None:
+    text = task('c[:] = i32(reduce_sum(a[:], 0).allreduce("+") > 0)', a="i8[4, 3] @ S0R", c="i32[3]", mapping="[4]")
+    assert check(text).code == ""
+    text = task('c[:] = reduce_sum(a[:], 0).allreduce("+")', a="i8[4, 3] @ S0R", c="i8[3]", mapping="[4]")
+    assert run(text, A=np.full((4, 3), 100, np.int8))["C"].tolist() == [-112] * 3
+
+
+def test_two_reductions_in_a_row_run() -> None:
+    a = np.arange(24, dtype=np.float32).reshape(4, 6)
+    body = ['m = reduce_max(a[:], 1).allreduce("max")', 'c[:] = reduce_sum(m, 0).allreduce("+") + zeros(f32, 1)']
+    assert run(task(*body, a="f32[4, 6] @ S0S1", c="f32[1]"), A=a)["C"].tolist() == [5 + 11 + 17 + 23]

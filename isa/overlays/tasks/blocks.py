@@ -47,7 +47,7 @@ from .tree import (
     divides,
     nodes,
 )
-from .values import UNKNOWN, ByData, convert, scalar
+from .values import UNKNOWN, ByData, Symbolic, convert, scalar
 
 Variables = dict[str, Any]
 Value = Callable[[Variables], Any]
@@ -178,12 +178,19 @@ def value_of(node: Expression) -> Value:
         case Item(base, index):
             return _applied(item, (base, index))
         case Kernel(kernel, arguments, named):
-            return _applied(KERNELS[kernel], arguments, named=named)
+            return _applied(partial(_kernel, kernel), arguments, named=named)
         case External(_, function, arguments, named):
             return _applied(function, arguments, named=named)
         case Convert(kind, value):
             return _applied(partial(_converted, kind), (value,))
     raise ProgramError(f"{node} is no expression")
+
+
+def _kernel(name: str, *arguments: Any, **named: Any) -> Any:
+    for argument in arguments:
+        if isinstance(argument, Symbolic):
+            return argument.kernel(name, arguments, named)
+    return KERNELS[name](*arguments, **named)
 
 
 def _binary(function: Callable[[Any, Any], Any], left: Value, right: Value) -> Value:
@@ -257,8 +264,8 @@ def within(base: Any, index: Any) -> Any:
     """Check that an index is inside an array. Raises `IndexError`."""
     shape = getattr(base, "shape", None)
     if shape is not None:
-        parts = index if type(index) is tuple else (index,)
-        if len(parts) > len(shape):
+        parts = tuple(p for p in (index if type(index) is tuple else (index,)) if p is not None)
+        if len(parts) > len(shape) and not (len(parts) == 1 and parts[0] == slice(None)):
             raise IndexError(f"{len(parts)} indices of {len(shape)} axes")
         for part, size in zip(parts, shape, strict=False):
             bounds = (part.start, part.stop) if type(part) is slice else (part,)
@@ -268,6 +275,8 @@ def within(base: Any, index: Any) -> Any:
 
 
 def _converted(kind: ElementType, value: Any) -> Any:
+    if isinstance(value, Symbolic):
+        return value
     if isinstance(value, np.ndarray) and not kind.shape:
         kind = ElementType(kind.dtype, value.shape)
     return convert(value, kind)

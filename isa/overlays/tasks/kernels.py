@@ -73,13 +73,14 @@ def total(x: Any, axis: int = -1) -> Tile:
 
 
 def matmul(a: Any, b: Any) -> Tile:
-    """The product of two matrices; the sum runs over k in order."""
+    """The product of two matrices, or of each two of a batch; the sum runs over k in order."""
     a, b = np.asarray(a), np.asarray(b)
     if a.dtype.kind in "iub":
         return np.asarray(a.astype(np.int64) @ b.astype(np.int64))
-    out = np.zeros((a.shape[0], b.shape[1]), np.result_type(a, b))
-    for k in range(a.shape[1]):
-        out += a[:, k, None] * b[None, k]
+    batch = np.broadcast_shapes(a.shape[:-2], b.shape[:-2])
+    out = np.zeros((*batch, a.shape[-2], b.shape[-1]), np.result_type(a, b))
+    for k in range(a.shape[-1]):
+        out += a[..., :, k, None] * b[..., None, k, :]
     return out
 
 
@@ -183,6 +184,7 @@ KERNELS: Mapping[str, Callable[..., Any]] = {
     "max": max,
     "min": min,
     "len": len,
+    "none": lambda: None,
     "use": lambda result, *values: result,
     "data": lambda draw: draw(),
 }

@@ -34,7 +34,7 @@ from ...program import Place as Line
 from .codec import encoded, statements, toml
 from .program import Link, Parameter, Shot, StreamArray, Task, TaskProgram, Tensor
 from .tree import ElementType, External, Get, Place, Put, Statement, nodes
-from .unit import BANK, CYCLE, Prepared, RunShot, TaskUnit, transfers
+from .unit import BANK, CYCLE, Part, Prepared, RunShot, TaskUnit, transfers
 from .values import DTYPES
 
 NAME = "tasks"
@@ -46,9 +46,9 @@ LONGEST = 1 << 16
 """Limit of the task instances that one unit runs."""
 
 
-def machine_of(program: TaskProgram) -> Overlay:
-    """Return the machine that runs a task program. Raises `ProgramError` for streams or units that do not fit."""
-    prepared = Prepared(program)
+def machine_of(program: TaskProgram, part: type[Part] | None = None) -> Overlay:
+    """Return the machine that runs a task program. part: how its instances see tensors, if not as arrays in memory."""
+    prepared = Prepared(program, part)
     behaviour = type("TaskUnit", (TaskUnit,), {"prepared": prepared})
     bank = BANK if program.tensors else None
     units = tuple(UnitSpec(name, kind, index, behaviour, bank=bank) for name, kind, index in _kinds(program))
@@ -102,14 +102,23 @@ def program_of(overlay: Overlay) -> TaskProgram:
     return behaviour.prepared.program
 
 
+def shots_of(program: TaskProgram) -> dict[str, tuple[RunShot, ...]]:
+    """The uOPs of each unit: the task instances that it runs."""
+    lists, number = {}, 0
+    for name, shots in program.units:
+        lists[name] = tuple(RunShot(shot=number + k) for k in range(len(shots)))
+        number += len(shots)
+    return lists
+
+
 def uops_of(program: TaskProgram) -> UnpackedProgram:
     """Return the program of a task machine: the task instances that each unit runs, and its tensors as buffers."""
     overlay, prepared = machine_of(program), Prepared(program)
-    lists, places, number = {}, {}, 0
-    for name, shots in program.units:
-        lists[name] = tuple(RunShot(shot=number + k) for k in range(len(shots)))
-        places[name] = tuple(Line(program.file, prepared.tasks[shot.task].place.line) for shot in shots)
-        number += len(shots)
+    lists = shots_of(program)
+    places = {
+        name: tuple(Line(program.file, prepared.tasks[shot.task].place.line) for shot in shots)
+        for name, shots in program.units
+    }
     buffers = tuple(
         Buffer(
             t.name,

@@ -55,10 +55,11 @@ class RunShot(Record, words=1):
 
 
 class Prepared:
-    """A task program with what all its units share."""
+    """A task program with what all its units share. part: how instances see tensors."""
 
-    def __init__(self, program: TaskProgram) -> None:
+    def __init__(self, program: TaskProgram, part: type[Part] | None = None) -> None:
         self.program = program
+        self.part = Part if part is None else part
         self.streams: dict[str, StreamArray] = {s.name: s for s in program.streams}
         self.tensors: dict[str, Tensor] = {t.name: t for t in program.tensors}
         self.tasks: dict[str, Task] = {t.name: t for t in program.tasks}
@@ -105,11 +106,12 @@ class Part:
         dtype = self._tensor.type.dtype
         if WORDS[dtype] == 2:
             words = words.view(np.float64 if dtype == "f64" else np.int64)
-        return words.reshape(self._tensor.type.shape)[self._cut]
+        return words.reshape(self._tensor.type.shape)[(..., *self._cut)]
 
     def __getitem__(self, index: Any) -> Any:
         if self._unit.memory is None:
             return UNKNOWN
+        index = index if self.shape else ()
         piece = np.asarray(self._whole()[index])
         dtype = self._tensor.type.dtype
         if WORDS[dtype] == 2:
@@ -119,6 +121,7 @@ class Part:
     def __setitem__(self, index: Any, value: Any) -> None:
         dtype = self._tensor.type.dtype
         whole = self._whole()
+        index = index if self.shape else ()
         at = whole[index]
         tile = np.broadcast_to(np.asarray(value), np.shape(at))
         words = words_of(np.asarray(convert(tile, ElementType(dtype, tile.shape))), dtype)
@@ -191,7 +194,7 @@ class _Frame:
             parts = 1 if axis < 0 else self.task.mapping[axis]
             at = 0 if axis < 0 else self.shot.tid[axis]
             cut.append(slice(at * size // parts, (at + 1) * size // parts))
-        return Part(self.unit, tensor, self.prepared.offsets[tensor.name], tuple(cut))
+        return self.prepared.part(self.unit, tensor, self.prepared.offsets[tensor.name], tuple(cut))
 
     def run(self) -> Steps:
         """The steps of the instance."""

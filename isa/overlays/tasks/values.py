@@ -7,6 +7,7 @@ converted.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -30,6 +31,16 @@ WORDS = {name: 2 if dtype.itemsize == 8 else 1 for name, dtype in DTYPES.items()
 """32-bit words of an off-chip memory that one element takes."""
 
 
+class Symbolic:
+    """A tile that stands for what it was computed from. A run with such tiles finds what a program computes."""
+
+    __slots__ = ()
+
+    def kernel(self, name: str, arguments: tuple[Any, ...], named: Mapping[str, Any]) -> Any:
+        """The result of a kernel, one of whose arguments this is."""
+        raise NotImplementedError
+
+
 class Unknown:
     """The value of what only data tells, in a run without data. Whatever is computed with it is unknown."""
 
@@ -51,7 +62,7 @@ class ByData(Exception):
 
 def convert(value: Any, kind: ElementType) -> Any:
     """Return a value as an element type. Raises `ProgramError` for another shape."""
-    if value is UNKNOWN:
+    if value is UNKNOWN or isinstance(value, Symbolic):
         return value
     dtype = DTYPES[kind.dtype]
     if kind.shape:

@@ -1,0 +1,185 @@
+"""`rsn map`: which task instances of a stream program share a tile of a machine, and where the tiles are."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import click
+
+from ..streams.check import report_on
+from ..streams.mapping.cost import cost
+from ..streams.mapping.errors import MappingError
+from ..streams.mapping.graph import MappingGraph, mapping_graph
+from ..streams.mapping.machine import MeshDescription, mesh
+from ..streams.mapping.mapping import Mapped, Step
+from ..streams.mapping.place import Placement, place
+from ..streams.mapping.primitives import bundle, chain
+from ..streams.mapping.proof import prove
+from ..streams.mapping.search import Found, search
+from ..streams.reader import read_file
+from ..streams.tree import Region
+from .progress import working
+from .stream_programs import Named, show, stream_program
+
+
+@click.command(name="map")
+@click.argument("program")
+@click.option("--onto", "machine", default="mesh4x4", show_default=True, help="mesh4x4, or a mesh (*.toml)")
+@click.option("--at-most", type=click.IntRange(1), help="nodes; by default, the tiles of the machine")
+@click.option("--chain", "chains", multiple=True, metavar="A,B", help="run instance A, then B, on one node; repeatable")
+@click.option("--bundle", "bundles", multiple=True, metavar="A,B,...", help="run equal instances in turn; repeatable")
+@click.option("--no-search", is_flag=True, help="apply --chain and --bundle only")
+@click.option("--most", default=10, show_default=True, type=click.IntRange(1), help="findings to show of each code")
+@click.option("--json", "as_json", is_flag=True, help="one JSON object on stdout")
+def map_command(
+    program: str,
+    machine: str,
+    at_most: int | None,
+    chains: tuple[str, ...],
+    bundles: tuple[str, ...],
+    no_search: bool,
+    most: int,
+    as_json: bool,
+) -> None:
+    """Map a stream program (FILE.py, FILE.py:REGION) onto the tiles of a machine: which task instances run in turn on
+    one tile, and which tile.
+
+    The program is checked first. Then chain and bundle are applied, those of the options before those of the search,
+    and the mapped program is checked again, on its physical streams.
+    """
+    named = stream_program(program)
+    if named is None:
+        raise click.UsageError(f"{program}: a stream program is a file FILE.py, or FILE.py:REGION")
+    onto = mesh(machine)
+    region = read_file(named.file, named.region)
+    report = report_on(region)
+    if report.code:
+        show(report, most, as_json)
+        raise SystemExit(1)
+    try:
+        with working("mapping"):
+            facts, lines = _mapped(named, region, onto, at_most or onto.tiles, (chains, bundles), no_search)
+    except MappingError as error:
+        if as_json:
+            click.echo(json.dumps(_refused(region, error)))
+        else:
+            click.echo(error.rendered(region.source))
+        raise SystemExit(1) from None
+    click.echo(json.dumps(facts) if as_json else "\n".join(lines))
+
+
+def _refused(region: Region, error: MappingError) -> dict[str, Any]:
+    line, column = (error.place.line, error.place.column + 1) if error.place else (None, None)
+    found = {"code": error.code, "message": error.message, "notes": list(error.notes), "line": line, "column": column}
+    return {"ok": False, "findings": [found | {"file": region.source.file}]}
+
+
+def _mapped(
+    named: Named,
+    region: Region,
+    machine: MeshDescription,
+    at_most: int,
+    asked: tuple[tuple[str, ...], tuple[str, ...]],
+    no_search: bool,
+) -> tuple[dict[str, Any], list[str]]:
+    """Map a program; return the facts, and the lines to print."""
+    graph = mapping_graph(region, read_file(named.file, named.region, timed=True))
+    mapped = Mapped.start(graph)
+    for text in asked[0]:
+        pair = _names(text)
+        if len(pair) != 2:
+            raise click.UsageError(f"--chain {text}: two instances, such as a,b")
+        mapped = chain(mapped, pair[0], pair[1], machine)
+    for text in asked[1]:
+        mapped = bundle(mapped, _names(text), machine)
+    states = 0
+    if no_search:
+        proof = prove(mapped)
+        if not proof.ok:
+            finding = proof.report.findings[0]
+            raise MappingError("proof", finding.message, finding.place, finding.notes)
+        price = cost(proof.mapped, machine)
+    else:
+        found: Found = search(graph, at_most, machine, start=mapped)
+        proof, price, states = found.proof, found.cost, found.states
+    mapped = proof.mapped
+    at = place(mapped, machine)
+    facts = {
+        "ok": True,
+        "nodes": len(graph.nodes),
+        "edges": len(graph.edges),
+        "idle": len(graph.idle),
+        "machine": machine.name,
+        "states": states,
+        "primitives": [
+            {"primitive": s.primitive, "nodes": list(s.parts), "joined": s.times, "lines": _lines(graph, s)}
+            for s in mapped.steps
+        ],
+        "groups": [
+            {"tile": list(at.tiles[k]), "instances": list(mapped.members(k))} for k in range(len(mapped.groups))
+        ],
+        "streams": [
+            {
+                "from": mapped.name(s.writer),
+                "to": mapped.name(s.reader),
+                "depth": s.depth,
+                "logical": [edge.name for edge in s.logical],
+            }
+            for s in mapped.streams
+        ],
+        "cost": {name: getattr(price, name) for name in ("cycles", "off_chip", "on_chip", "ports")},
+        "length": at.length,
+        "bound": at.bound,
+    }
+    return facts, _text(graph, mapped, machine, at, [*_steps(graph, mapped), f"cost: {price}"])
+
+
+def _names(text: str) -> list[str]:
+    """Split a list of instances, whose names may hold commas in brackets."""
+    out, depth = [""], 0
+    for c in text:
+        depth += (c == "[") - (c == "]")
+        if c == "," and not depth:
+            out.append("")
+        elif c != " ":
+            out[-1] += c
+    return out
+
+
+def _lines(graph: MappingGraph, step: Step) -> list[int]:
+    """Lines of the tasks that a primitive joins."""
+    names = [part.partition("+")[0] for part in step.parts]
+    return sorted({graph.nodes[graph.node(name)].instance.task.place.line for name in names})
+
+
+def _steps(graph: MappingGraph, mapped: Mapped) -> list[str]:
+    out = []
+    for step in mapped.steps:
+        lines = ", ".join(map(str, _lines(graph, step)))
+        each = f", and alike: {step.times} in all" if step.times >= len(step.parts) else ""
+        out.append(f"  {step}{each} (line {lines})")
+    return out
+
+
+def _text(graph: MappingGraph, mapped: Mapped, machine: MeshDescription, at: Placement, middle: list[str]) -> list[str]:
+    file = graph.region.source.file
+    idle = f", {len(graph.idle)} idle instances" if graph.idle else ""
+    out = [f"{file}: {len(graph.nodes)} nodes, {len(graph.edges)} edges{idle}", *middle]
+    logical = sum(len(s.logical) for s in mapped.streams)
+    count = len(mapped.streams)
+    local = len(graph.edges) - logical
+    out.append(f"proved after mapping: {len(mapped.groups)} nodes, {_count(count, 'physical stream')}, {local} local")
+    how = "the least" if at.optimal else f"at least {at.bound}"
+    out.append(f"placed on {machine.name}: {at.length} steps of streams ({how})")
+    for k in range(len(mapped.groups)):
+        ins, outs = mapped.ports(k)
+        held = sum(h.count for h in mapped.memory(k))
+        shots = _count(len(mapped.groups[k].shots), "shot")
+        row, column = at.tiles[k]
+        out.append(f"  tile {row},{column}: {mapped.name(k)}, {shots}, {len(ins)} in, {len(outs)} out, {held} bytes")
+    return out
+
+
+def _count(number: int, what: str) -> str:
+    return f"{number} {what}{'s' * (number != 1)}"

@@ -1,0 +1,195 @@
+"""The virtual mapping graph: task instances, the streams between them, and the tiles of tensors that they move.
+
+It knows no device. Two nodes have the same *kernel* if they run the same statements, up to names (`computation`), their
+puts and gets are equal up to the names of the streams, and their streams and tiles have the same types.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+from ..source import Place
+from ..tree import Beat, Body, Choice, ElementType, Instance, Node, Op, Region, Repeat, total
+from .computation import computation
+from .errors import MappingError
+from .tiles import Tile, bytes_of, tiles, used_names
+
+
+@dataclass(frozen=True)
+class VirtualNode:
+    """A task instance. kernel: equal numbers mean equal kernels. ends: its streams in the order of their first use,
+    each with whether it is put on. tiles: of off-chip tensors. cycles: that its beats take together."""
+
+    number: int
+    instance: Instance
+    kernel: int
+    ends: tuple[tuple[int, bool], ...]
+    tiles: tuple[Tile, ...]
+    cycles: int
+
+    @property
+    def name(self) -> str:
+        return self.instance.name
+
+    @property
+    def body(self) -> Body:
+        return self.instance.body
+
+
+@dataclass(frozen=True)
+class Edge:
+    """A stream from one node to another. depth, tokens: in elements."""
+
+    stream: int
+    name: str
+    writer: int
+    reader: int
+    type: ElementType
+    depth: int
+    packing: int
+    tokens: int
+    place: Place
+
+    @cached_property
+    def size(self) -> int:
+        """Bytes of one element."""
+        return bytes_of(self.type)
+
+
+@dataclass(frozen=True)
+class MappingGraph:
+    """nodes: task instances that move or compute something. idle: names of the others. edges: by stream.
+    exchanges: streams of collectives, over which instances give each other their parts and the result."""
+
+    region: Region
+    nodes: tuple[VirtualNode, ...]
+    edges: Mapping[int, Edge]
+    idle: tuple[str, ...]
+    exchanges: frozenset[int] = frozenset()
+
+    @cached_property
+    def by_name(self) -> dict[str, int]:
+        return {node.name: node.number for node in self.nodes}
+
+    @cached_property
+    def into(self) -> Sequence[Sequence[Edge]]:
+        """The streams that each node reads."""
+        found: list[list[Edge]] = [[] for _ in self.nodes]
+        for edge in self.edges.values():
+            found[edge.reader].append(edge)
+        return found
+
+    @cached_property
+    def outof(self) -> Sequence[Sequence[Edge]]:
+        """The streams that each node writes."""
+        found: list[list[Edge]] = [[] for _ in self.nodes]
+        for edge in self.edges.values():
+            found[edge.writer].append(edge)
+        return found
+
+    def node(self, name: str) -> int:
+        """Return the number of a node. name: such as gemm[0,1]; spaces do not matter."""
+        found = self.by_name.get(name.replace(" ", ""))
+        if found is None:
+            raise MappingError("name", f"no task instance has the name {name}")
+        return found
+
+
+def mapping_graph(region: Region, timed: Region | None = None, exchanges: frozenset[int] = frozenset()) -> MappingGraph:
+    """Build the graph of a program that `report_on` finds well-typed. timed: the same program, read in beats; without
+    it each put or get counts as one cycle."""
+    kernels: dict[object, int] = {}
+    nodes: list[VirtualNode] = []
+    idle: list[str] = []
+    texts: dict[tuple[str, ...], int] = {}
+    written: dict[tuple[str, frozenset[tuple[int, ...]]], int] = {}
+    bound = {task.name: used_names(task) for task in region.tasks if task.parameters}
+    ends: dict[tuple[int, bool], tuple[int, int]] = {}
+    for k, instance in enumerate(region.instances):
+        used = bound.get(instance.task.name)
+        moved: list[Tile] = []
+        if used is not None:
+            ran = [used[at] for at in instance.ran if at in used]  # a loop's (line, column, trips) is never a key
+            reads = frozenset[str]().union(*(r for r, _ in ran))
+            writes = frozenset[str]().union(*(w for _, w in ran))
+            moved = tiles(instance, (reads, writes))
+        if not instance.body and not moved:
+            idle.append(instance.name)
+            continue
+        order: dict[int, int] = {}
+        word = canonical(instance.body, order)
+        puts = {s: put for s, put, _ in total(instance.body)[0]}
+        types = tuple(_end(region, s, puts[s]) for s in order)
+        shapes = tuple((t.type, t.reads, t.writes) for t in moved)
+        code = written.get((instance.task.name, instance.ran))
+        if code is None:
+            text = computation(instance.task, instance.ran)
+            code = written[instance.task.name, instance.ran] = texts.setdefault(text, len(texts))
+        kernel = kernels.setdefault((code, word, types, shapes), len(kernels))
+        number = len(nodes)
+        for s, put, n in total(instance.body)[0]:
+            ends[s, put] = number, n
+        work = cycles(timed.instances[k].body if timed is not None else instance.body)
+        listed = tuple((s, puts[s]) for s in order)
+        nodes.append(VirtualNode(number, instance, kernel, listed, tuple(moved), work))
+    arrays = [array for found in region.collectives for array in (found.inward, found.outward)]
+    exchanges = frozenset(stream for array in arrays for stream in range(array.first, array.first + array.size))
+    edges = {}
+    for stream, put in sorted(ends):
+        if put:
+            decl, name = region.stream(stream)
+            (writer, tokens), (reader, _) = ends[stream, True], ends[stream, False]
+            edges[stream] = Edge(stream, name, writer, reader, decl.type, decl.depth, decl.packing, tokens, decl.place)
+    return MappingGraph(region, tuple(nodes), edges, tuple(idle), exchanges)
+
+
+def _end(region: Region, stream: int, put: bool) -> tuple[object, ...]:
+    decl = region.stream(stream)[0]
+    return put, decl.type, decl.packing
+
+
+def canonical(body: Body, order: dict[int, int]) -> tuple[object, ...]:
+    """Return a body with its streams numbered as they come. order: of the streams so far; it grows."""
+    out: list[object] = []
+    for node in body:
+        if isinstance(node, Op):
+            out.append((order.setdefault(node.stream, len(order)), node.put))
+        elif isinstance(node, Beat):
+            out.append(("beat", node.cycles, canonical(node.ops, order)))
+        elif isinstance(node, Repeat):
+            out.append(("repeat", node.times, canonical(node.body, order)))
+        elif isinstance(node, Choice):
+            out.append(("choice", *(canonical(arm, order) for arm in node.arms)))
+    return tuple(out)
+
+
+def cycles(body: Sequence[Node]) -> int:
+    """Return the cycles of a body: those of its beats, 1 for a put or a get outside of beats, the larger arm of a
+    branch."""
+    count = 0
+    for node in body:
+        if isinstance(node, Beat):
+            count += node.cycles
+        elif isinstance(node, Repeat):
+            count += node.times * cycles(node.body)
+        elif isinstance(node, Choice):
+            count += max(map(cycles, node.arms))
+        else:
+            count += 1
+    return count
+
+
+def operations(body: Sequence[Node]) -> Iterator[Op]:
+    """Every put and get of a body, once."""
+    for node in body:
+        if isinstance(node, Op):
+            yield node
+        elif isinstance(node, Beat):
+            yield from node.ops
+        elif isinstance(node, Repeat):
+            yield from operations(node.body)
+        elif isinstance(node, Choice):
+            for arm in node.arms:
+                yield from operations(arm)

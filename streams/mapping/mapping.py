@@ -1,0 +1,312 @@
+"""A mapping: which instances run on one node, and the physical streams, ports and bytes that follow from it."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+from ..tree import ElementType
+from .graph import Edge, MappingGraph
+from .machine import MeshDescription
+from .shots import Collocations, Shots, agree
+
+
+@dataclass(frozen=True)
+class PhysicalStream:
+    """A stream between two nodes. logical: the streams of the program that take turns on it. apart: streams of the same
+    position that need another physical stream, because the order at its ends differs."""
+
+    number: int
+    writer: int
+    reader: int
+    logical: tuple[Edge, ...]
+    apart: tuple[Edge, ...] = ()
+
+    @property
+    def type(self) -> ElementType:
+        return self.logical[0].type
+
+    @property
+    def packing(self) -> int:
+        return self.logical[0].packing
+
+    @property
+    def depth(self) -> int:
+        """Elements: the largest of the logical streams."""
+        return max(edge.depth for edge in self.logical)
+
+    @property
+    def tokens(self) -> int:
+        return sum(edge.tokens for edge in self.logical)
+
+    @property
+    def size(self) -> int:
+        """Bytes that pass it."""
+        return sum(edge.tokens * edge.size for edge in self.logical)
+
+
+@dataclass(frozen=True)
+class Holder:
+    """What takes a port, or some bytes. count: ports or bytes."""
+
+    what: str
+    count: int
+
+
+@dataclass(frozen=True)
+class Step:
+    """A primitive that was applied. parts: names of its nodes. times: how many nodes it has joined to others."""
+
+    primitive: str
+    parts: tuple[str, ...]
+    times: int = 1
+
+    def __str__(self) -> str:
+        shown = self.parts if len(self.parts) <= 6 else (*self.parts[:5], f"... {len(self.parts)} nodes")
+        return f"{self.primitive}({', '.join(shown)})"
+
+
+class Mapped:
+    """A mapping of a graph. groups: its nodes. steps: the primitives that made it, in order.
+
+    It does not change: primitives return a new one.
+    """
+
+    def __init__(
+        self, made: Collocations, groups: Sequence[Shots], steps: tuple[Step, ...] = (), of: Sequence[int] = ()
+    ) -> None:
+        self.made, self.groups, self.steps = made, tuple(groups), steps
+        if of:
+            self.of = list(of)
+        else:
+            self.of = [0] * len(made.graph.nodes)
+            for k, group in enumerate(self.groups):
+                for shot in group.shots:
+                    self.of[shot] = k
+
+    @classmethod
+    def start(cls, graph: MappingGraph, fuse: bool = True) -> Mapped:
+        """Return the mapping in which each instance is a node of its own."""
+        made = Collocations(graph, fuse)
+        return cls(made, [made.single(node.number) for node in graph.nodes])
+
+    @property
+    def graph(self) -> MappingGraph:
+        return self.made.graph
+
+    def group(self, name: str) -> int:
+        """Return the number of the node that runs an instance. name: of the instance."""
+        return self.of[self.graph.node(name)]
+
+    def name(self, group: int) -> str:
+        """Return a short name of a node: that of its first instance, and how many others it runs."""
+        shots = self.groups[group].shots
+        first = self.graph.nodes[shots[0]].name
+        return first if len(shots) == 1 else f"{first}+{len(shots) - 1}"
+
+    def members(self, group: int) -> tuple[str, ...]:
+        """Return the names of the instances of a node, in the order in which they run."""
+        return tuple(self.graph.nodes[shot].name for shot in self.groups[group].shots)
+
+    def joined(self, components: Sequence[tuple[Shots, Sequence[int]]], step: Step) -> Mapped:
+        """Return the mapping in which each of some sets of nodes, given by number, is one new node, at the place of its
+        first member."""
+        gone = {k for _, members in components for k in members}
+        put = {min(members): node for node, members in components}
+        groups = [put.get(k, group) for k, group in enumerate(self.groups) if k in put or k not in gone]
+        return Mapped(self.made, groups, (*self.steps, step))
+
+    def unfused(self) -> Mapped:
+        """Return the same mapping with buffers of all tokens between chained shots."""
+        made = Collocations(self.graph, False)
+        return Mapped(made, [_again(made, group) for group in self.groups], self.steps)
+
+    # -- edges between nodes -------------------------------------------------------------------------------------------
+
+    @cached_property
+    def between(self) -> Mapping[tuple[int, int], list[int]]:
+        """The streams from one node to another, by (writer, reader)."""
+        found: dict[tuple[int, int], list[int]] = defaultdict(list)
+        for stream, edge in self.graph.edges.items():
+            a, b = self.of[edge.writer], self.of[edge.reader]
+            if a != b:
+                found[a, b].append(stream)
+        return found
+
+    @cached_property
+    def successors(self) -> Sequence[Sequence[int]]:
+        out: list[list[int]] = [[] for _ in self.groups]
+        for a, b in self.between:
+            out[a].append(b)
+        return out
+
+    @cached_property
+    def predecessors(self) -> Sequence[Sequence[int]]:
+        out: list[list[int]] = [[] for _ in self.groups]
+        for a, b in self.between:
+            out[b].append(a)
+        return out
+
+    # -- physical streams ----------------------------------------------------------------------------------------------
+
+    @cached_property
+    def streams(self) -> tuple[PhysicalStream, ...]:
+        """The physical streams, numbered in order."""
+        out: list[PhysicalStream] = []
+        for a, b in sorted(self.between):
+            for together, apart in self.shared(a, b):
+                out.append(PhysicalStream(len(out), a, b, together, apart))
+        return tuple(out)
+
+    def shared(self, a: int, b: int) -> list[tuple[tuple[Edge, ...], tuple[Edge, ...]]]:
+        """Return the streams from a to b by the physical stream that they share, each with those of the same
+        position that do not fit on it. Streams share one if they have the same place in bundled parts at one of its
+        ends, and both ends move their tokens in the same order."""
+        streams = self.between[a, b]
+        if len(streams) == 1:
+            return [((self.graph.edges[streams[0]],), ())]
+        place: dict[int, int] = {}
+        links: list[list[int]] = []
+        wanted = set(streams)
+        for group in (self.groups[a], self.groups[b]):
+            links += (found for position in group.positions if len(found := [s for s in position if s in wanted]) > 1)
+        for stream in streams:
+            place[stream] = stream
+        for link in links:
+            roots = {_root(place, stream) for stream in link}
+            for root in roots:
+                place[root] = min(roots)
+        together: dict[int, list[int]] = defaultdict(list)
+        for stream in streams:
+            together[_root(place, stream)].append(stream)
+        return [found for group in together.values() for found in self._divided(a, b, group)]
+
+    def _divided(self, a: int, b: int, streams: list[int]) -> list[tuple[tuple[Edge, ...], tuple[Edge, ...]]]:
+        """Divide the streams of one position into sets of equal order at both ends."""
+        edges = self.graph.edges
+        one, two = self.groups[a].body, self.groups[b].body
+        alike = len({(edges[s].type, edges[s].packing) for s in streams}) == 1
+        if len(streams) == 1 or (alike and agree(one, two, set(streams))):
+            return [(tuple(edges[s] for s in streams), ())]
+        sets: list[list[int]] = []
+        for stream in streams:
+            for found in sets:
+                same = all(
+                    (edges[s].type, edges[s].packing) == (edges[stream].type, edges[stream].packing) for s in found
+                )
+                if same and all(agree(one, two, {stream, s}) for s in found):
+                    found.append(stream)
+                    break
+            else:
+                sets.append([stream])
+        return [
+            (tuple(edges[s] for s in found), tuple(edges[s] for other in sets if other is not found for s in other))
+            for found in sets
+        ]
+
+    def taken(self, group: int) -> list[PhysicalStream]:
+        """Return the physical streams that a node reads; their numbers count for this node only."""
+        return self._of([(a, group) for a in sorted(self.predecessors[group])])
+
+    def given(self, group: int) -> list[PhysicalStream]:
+        """Return the physical streams that a node writes, as `taken`."""
+        return self._of([(group, b) for b in sorted(self.successors[group])])
+
+    def _of(self, pairs: Sequence[tuple[int, int]]) -> list[PhysicalStream]:
+        found = [(a, b, logical) for a, b in pairs for logical, _ in self.shared(a, b)]
+        return [PhysicalStream(k, a, b, logical) for k, (a, b, logical) in enumerate(found)]
+
+    # -- ports and bytes -----------------------------------------------------------------------------------------------
+
+    def ports(self, group: int) -> tuple[list[Holder], list[Holder]]:
+        """Return what takes the input and the output ports of a node: its physical streams, and each tensor that it
+        loads or stores."""
+        tensors = [tile for shot in self.groups[group].shots for tile in self.graph.nodes[shot].tiles]
+        loads = dict.fromkeys(tile.tensor for tile in tensors if tile.reads)
+        stores = dict.fromkeys(tile.tensor for tile in tensors if tile.writes)
+        ins = [Holder(f"{self.stream_name(s)} from {self.name(s.writer)}", 1) for s in self.taken(group)]
+        outs = [Holder(f"{self.stream_name(s)} to {self.name(s.reader)}", 1) for s in self.given(group)]
+        ins += (Holder(f"loads of {tensor}", 1) for tensor in loads)
+        outs += (Holder(f"stores of {tensor}", 1) for tensor in stores)
+        return ins, outs
+
+    def memory(self, group: int) -> list[Holder]:
+        """Return what takes the bytes of a node in the phase that takes most: tiles, local buffers, and the slots of
+        the streams that it takes."""
+        node = self.groups[group]
+        phases = node.phases[-1] + 1
+        held: list[dict[tuple[object, ...], Holder]] = [{} for _ in range(phases)]  # one copy of a tile for each phase
+        for shot, phase in zip(node.shots, node.phases, strict=True):
+            for tile in self.graph.nodes[shot].tiles:
+                holder = Holder(f"{tile.tensor}{list(tile.point)} of {self.graph.nodes[shot].name}", tile.size)
+                held[phase].setdefault((tile.tensor, tile.point), holder)
+        tiles = [sum(holder.count for holder in one.values()) for one in held]
+        change = [0] * (phases + 1)
+        for local in node.local:
+            size = local.tokens * self.graph.edges[local.stream].size
+            change[node.phases[local.first]] += size
+            change[node.phases[local.last] + 1] -= size
+        live = peak = worst = 0
+        for phase in range(phases):
+            live += change[phase]
+            if live + tiles[phase] > peak:
+                peak, worst = live + tiles[phase], phase
+        out = list(held[worst].values())
+        for local in node.local:
+            if node.phases[local.first] <= worst <= node.phases[local.last]:
+                edge = self.graph.edges[local.stream]
+                out.append(
+                    Holder(f"buffer of {edge.name}, {_tokens(local.tokens, edge.size)}", local.tokens * edge.size)
+                )
+        for stream in self.taken(group):
+            size = stream.logical[0].size
+            out.append(
+                Holder(f"slots of {self.stream_name(stream)}, {_tokens(stream.depth, size)}", stream.depth * size)
+            )
+        return out
+
+    def stream_name(self, stream: PhysicalStream) -> str:
+        """Return the name of a physical stream: those of its logical ones."""
+        names = [edge.name for edge in stream.logical]
+        if len(names) == 1:
+            return names[0]
+        shown = f"{', '.join(names[:3])}{f', ... {len(names)} streams' if len(names) > 3 else ''}"
+        return f"{self.name(stream.writer)}->{self.name(stream.reader)} ({shown} in turn)"
+
+
+def over(mapped: Mapped, group: int, machine: MeshDescription) -> list[tuple[str, str, int, int, list[Holder]]]:
+    """Return where a node exceeds a tile: (code, of what, how many it needs, how many there are, who holds them)."""
+    ins, outs = mapped.ports(group)
+    held = mapped.memory(group)
+    limits = [
+        ("port", "input ports", ins, machine.in_ports),
+        ("port", "output ports", outs, machine.out_ports),
+        ("memory", "bytes", held, machine.memory),
+    ]
+    needs = [(code, what, sum(h.count for h in holders), most, holders) for code, what, holders, most in limits]
+    return [row for row in needs if row[2] > row[3]]
+
+
+def _again(made: Collocations, group: Shots) -> Shots:
+    if group.kind == "single":
+        return made.single(group.shots[0])
+    parts = [_again(made, part) for part in group.parts]
+    return made.chain(parts) if group.kind == "chain" else made.bundle(parts)
+
+
+def _root(place: dict[int, int], k: int) -> int:
+    while place[k] != k:
+        place[k] = place[place[k]]
+        k = place[k]
+    return k
+
+
+def _tokens(count: int, size: int) -> str:
+    return f"{count} x {size} bytes"
+
+
+def names(mapped: Mapped, groups: Iterable[int]) -> tuple[str, ...]:
+    """Return the names of nodes."""
+    return tuple(mapped.name(k) for k in groups)

@@ -1,0 +1,102 @@
+"""The check of a mapped program: the same proof as before the mapping, on the nodes and their physical streams.
+
+A node runs its shots in turn, so that it may wait where its instances alone would not. Findings stand at the user's
+lines and name the physical stream and the logical streams on it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from ..check import Report, report_on
+from ..run import Run, Unending
+from ..source import Diagnostic, Source
+from ..tree import Instance, Node, Op, Region, StreamDecl
+from .mapping import Mapped
+from .shots import renamed
+
+
+@dataclass(frozen=True)
+class Proof:
+    """The result. report: of the check of the mapped program; `report.region` is that program. mapped: the mapping that
+    is checked; its loops are not fused if only so the program ends."""
+
+    report: Report
+    mapped: Mapped
+
+    @property
+    def ok(self) -> bool:
+        return not self.report.code
+
+
+def prove(mapped: Mapped) -> Proof:
+    """Check a mapped program; if it does not end with fused loops, without them."""
+    first = Proof(check_mapped(mapped), mapped)
+    if first.ok or not mapped.made.fuse:
+        return first
+    plain = mapped.unfused()
+    second = Proof(check_mapped(plain), plain)
+    return second if second.ok else first
+
+
+def mapped_region(mapped: Mapped) -> tuple[Region, dict[int, str]]:
+    """Return a mapped program: a task instance for each node, a stream for each physical stream. With it, for each
+    operation, by identity, the name of its logical stream."""
+    source = mapped.graph.region.source
+    decls: list[StreamDecl] = []
+    names: dict[int, int] = {}
+    logical: dict[int, str] = {}
+    for stream in mapped.streams:
+        first = stream.logical[0]
+        name = mapped.stream_name(stream)
+        decls.append(StreamDecl(name, stream.type, stream.depth, stream.packing, (), first.place, stream.number))
+        names.update((edge.stream, stream.number) for edge in stream.logical)
+    instances = []
+    for k, group in enumerate(mapped.groups):
+        made: dict[object, Node] = {}
+        body = renamed(group.body, names, made)
+        for key, node in made.items():
+            if isinstance(node, Op) and isinstance(key, tuple):
+                logical[id(node)] = mapped.graph.edges[key[1]].name
+        first_shot = mapped.graph.nodes[group.shots[0]].instance
+        instances.append(Instance(mapped.name(k), first_shot.task, first_shot.tid, body, True))
+    tasks = mapped.graph.region.tasks
+    return Region(Source(source.text, source.file), tuple(decls), tasks, tuple(instances)), logical
+
+
+def check_mapped(mapped: Mapped) -> Report:
+    """Check a mapped program once more."""
+    region, logical = mapped_region(mapped)
+    report = report_on(region)
+    if report.code in ("deadlock", "depth"):
+        notes = tuple(_waits(mapped, region, logical))
+        findings = tuple(_with(finding, notes) for finding in report.findings)
+        return Report(region, findings)
+    return report
+
+
+def _with(finding: Diagnostic, notes: tuple[str, ...]) -> Diagnostic:
+    if finding.code not in ("deadlock", "depth"):
+        return finding
+    return replace(finding, message=f"after mapping, {finding.message}", notes=(*notes, *finding.notes))
+
+
+def _waits(mapped: Mapped, region: Region, logical: dict[int, str]) -> list[str]:
+    """For each node that waits: the logical stream, and the line."""
+    depths = {stream.number: stream.depth for stream in mapped.streams}
+    packing = {stream.number: stream.packing for stream in mapped.streams}
+    try:
+        outcome = Run([instance.body for instance in region.instances], depths, packing).outcome()
+    except Unending:
+        return []
+    out = []
+    for wait in outcome.waits[:4]:
+        shots = mapped.groups[wait.instance].shots
+        name = logical[id(wait.op)]
+        edge = next(e for e in mapped.graph.edges.values() if e.name == name)
+        shot = edge.writer if wait.op.put else edge.reader
+        what = "put" if wait.op.put else "get"
+        which = f", shot {shots.index(shot) + 1} of {len(shots)}" if len(shots) > 1 else ""
+        place = f"line {wait.op.place.line}"
+        out.append(f"{mapped.graph.nodes[shot].name}{which}, waits to {what} {name}, {place}")
+    return out

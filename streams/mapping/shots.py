@@ -1,0 +1,335 @@
+"""What a mapped node runs: instances in turn, put together by `chain` and `bundle`.
+
+A *shot* is one run of one instance. The streams between shots of one node are local buffers. They hold all tokens of
+their writer; where the loops of two chained shots agree, the loops are fused, and the buffer holds the tokens of one
+iteration.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence, Set
+from dataclasses import dataclass
+from itertools import accumulate
+from itertools import chain as joined
+
+from ..tree import Beat, Body, Choice, Node, Op, Repeat
+from .graph import MappingGraph
+
+RUNS = 1 << 16
+"""Limit of the runs of tokens that are compared of two orders."""
+
+
+@dataclass(frozen=True)
+class Local:
+    """A stream inside a node. tokens: that its buffer holds. first, last: numbers of the shots that write and read
+    it."""
+
+    stream: int
+    tokens: int
+    first: int
+    last: int
+
+
+class Shots:
+    """A node of a mapping. Made by `Collocations`, which makes each distinct one once.
+
+    parts: none for a single instance. shots: instances in the order in which they run. phases: of each
+    shot; shots of one phase run at the same time, their loops fused. positions: its streams to the
+    outside: streams at one position have the same place in each part of a bundle. kernel: equal numbers
+    mean equal nodes up to names. body: operations on outer streams, in order.
+    """
+
+    __slots__ = ("body", "kernel", "kind", "local", "number", "parts", "phases", "positions", "shots")
+
+    def __init__(
+        self,
+        number: int,
+        kind: str,
+        parts: tuple[Shots, ...],
+        shots: tuple[int, ...],
+        phases: tuple[int, ...],
+        positions: tuple[tuple[int, ...], ...],
+        kernel: int,
+        body: Body,
+        local: tuple[Local, ...],
+    ) -> None:
+        self.number, self.kind, self.parts, self.shots, self.phases = number, kind, parts, shots, phases
+        self.positions, self.kernel, self.body, self.local = positions, kernel, body, local
+
+
+class Collocations:
+    """Makes the nodes of mappings of one graph. fuse: loops of chained shots are fused where they agree. off_chip:
+    bytes of tensor tiles that nodes move, by number, as far as `cost` has counted them."""
+
+    def __init__(self, graph: MappingGraph, fuse: bool = True) -> None:
+        self.graph, self.fuse = graph, fuse
+        self._made: dict[object, Shots] = {}
+        self._kernels: dict[object, int] = {}
+        self.off_chip: dict[int, int] = {}
+
+    def single(self, number: int) -> Shots:
+        """Return the node of one instance."""
+        node = self.graph.nodes[number]
+        positions = tuple((stream,) for stream, _ in node.ends)
+        return self._make("single", (), number, (number,), (0,), positions, ("single", node.kernel), node.body, ())
+
+    def chain(self, parts: Sequence[Shots]) -> Shots:
+        """Return a node that runs the parts in turn; streams between them become local. Parts of a collective wait for
+        each other: each is run until it waits, then the next one."""
+        made = self._made.get(("chain", tuple(part.number for part in parts), None))
+        if made is not None:
+            return made
+        where: dict[int, int] = {}
+        inside: set[int] = set()
+        for part in parts:
+            for position in part.positions:
+                for stream in position:
+                    if where.setdefault(stream, part.number) != part.number:
+                        inside.add(stream)
+        shots = tuple(joined.from_iterable(part.shots for part in parts))
+        positions = tuple(
+            filter(
+                None, (tuple(s for s in position if s not in inside) for part in parts for position in part.positions)
+            )
+        )
+        body, phases, held = self._compose(parts, inside)
+        at = {shot: k for k, shot in enumerate(shots)}
+        local = [moved for part, base in zip(parts, _bases(parts), strict=True) for moved in _moved(part, base)]
+        for stream in sorted(inside):
+            edge = self.graph.edges[stream]
+            local.append(Local(stream, held.get(stream, edge.tokens), at[edge.writer], at[edge.reader]))
+        kernel = ("chain", tuple(part.kernel for part in parts), self._pattern(positions, set(shots)))
+        return self._make("chain", tuple(parts), None, shots, phases, positions, kernel, body, tuple(local))
+
+    def bundle(self, parts: Sequence[Shots]) -> Shots:
+        """Return a node that runs equal, independent parts in turn; streams at the same place share a position."""
+        made = self._made.get(("bundle", tuple(part.number for part in parts), None))
+        if made is not None:
+            return made
+        shots = tuple(joined.from_iterable(part.shots for part in parts))
+        positions = tuple(
+            tuple(joined.from_iterable(position)) for position in zip(*(part.positions for part in parts), strict=True)
+        )
+        local = [moved for part, base in zip(parts, _bases(parts), strict=True) for moved in _moved(part, base)]
+        phases: list[int] = []
+        for part in parts:
+            start = phases[-1] + 1 if phases else 0
+            phases += (start + phase for phase in part.phases)
+        body = tuple(joined.from_iterable(part.body for part in parts))
+        kernel = ("bundle", tuple(sorted(part.kernel for part in parts)), self._pattern(positions, set(shots)))
+        return self._make("bundle", tuple(parts), None, shots, tuple(phases), positions, kernel, body, tuple(local))
+
+    def _make(
+        self,
+        kind: str,
+        parts: tuple[Shots, ...],
+        leaf: int | None,
+        shots: tuple[int, ...],
+        phases: tuple[int, ...],
+        positions: tuple[tuple[int, ...], ...],
+        kernel: object,
+        body: Body,
+        local: tuple[Local, ...],
+    ) -> Shots:
+        key = (kind, tuple(part.number for part in parts), leaf)
+        made = self._made.get(key)
+        if made is None:
+            number = self._kernels.setdefault(kernel, len(self._kernels))
+            made = Shots(len(self._made), kind, parts, shots, phases, positions, number, body, local)
+            self._made[key] = made
+        return made
+
+    def _pattern(self, positions: Sequence[Sequence[int]], inside: Set[int]) -> tuple[object, ...]:
+        """The types and counts of the streams to the outside, in order."""
+        edges = self.graph.edges
+        return tuple(
+            tuple((edges[s].writer in inside, edges[s].type, edges[s].packing, edges[s].tokens) for s in position)
+            for position in positions
+        )
+
+    def _compose(self, parts: Sequence[Shots], inside: Set[int]) -> tuple[Body, tuple[int, ...], dict[int, int]]:
+        """Return the operations of parts in turn without those inside, the phase of each shot, and the tokens that the
+        buffers of fused loops hold."""
+        if inside & self.graph.exchanges:
+            mixed = alternated([part.body for part in parts], inside)
+            assert mixed is not None, "chain refuses parts that stand still"
+            return without(mixed, inside, {}), (0,) * sum(len(part.shots) for part in parts), {}
+        held: dict[int, int] = {}
+        body: list[Node] = []
+        phases: list[int] = []
+        for part in parts:
+            start = phases[-1] + 1 if phases else 0
+            new = part.body
+            if self.fuse and body and new:
+                shared = self._fusible(body[-1], new[0], inside)
+                if shared:
+                    one, two = body[-1], new[0]
+                    assert isinstance(one, Repeat)
+                    assert isinstance(two, Repeat)
+                    held.update(shared)
+                    body[-1] = Repeat(one.times, (*one.body, *two.body))
+                    new = new[1:]
+                    start -= 1
+            body += new
+            phases += (start + phase for phase in part.phases)
+        return without(tuple(body), inside, {}), tuple(phases), held
+
+    def _fusible(self, one: Node, two: Node, inside: Set[int]) -> dict[int, int]:
+        """Return the streams through which two loops agree, with their tokens of one iteration; none if the loops do
+        not agree: the first must write in each iteration what the second reads in the same one."""
+        if not (isinstance(one, Repeat) and isinstance(two, Repeat) and one.times == two.times):
+            return {}
+        written = {s: n for s, put, n in one.once if put and s in inside}
+        shared = {}
+        for s, put, n in two.once:
+            if not put and s in written:
+                if written[s] != n or n * one.times != self.graph.edges[s].tokens:
+                    return {}
+                shared[s] = n
+        return shared if one.even and two.even else {}
+
+
+def _bases(parts: Sequence[Shots]) -> list[int]:
+    """The number of the first shot of each part."""
+    return [0, *accumulate(len(part.shots) for part in parts)][:-1]
+
+
+def _moved(part: Shots, base: int) -> list[Local]:
+    return [Local(x.stream, x.tokens, x.first + base, x.last + base) for x in part.local]
+
+
+def alternated(bodies: Sequence[Body], inside: Set[int]) -> Body | None:
+    """Return the operations of bodies as one: each goes on until it would wait for a token of a stream inside, then the
+    next one does. None if all of them wait."""
+    at = [0] * len(bodies)
+    fill: dict[int, int] = {}
+    out: list[Node] = []
+    moved = True
+    while moved:
+        moved = False
+        for k, body in enumerate(bodies):
+            while at[k] < len(body):
+                node = body[at[k]]
+                needs = [(s, put, n) for s, put, n in node.needs if s in inside]
+                if any(not put and fill.get(s, 0) < n for s, put, n in needs):
+                    break
+                for s, put, n in needs:
+                    fill[s] = fill.get(s, 0) + (n if put else -n)
+                out.append(node)
+                at[k] += 1
+                moved = True
+    return tuple(out) if all(n == len(body) for n, body in zip(at, bodies, strict=True)) else None
+
+
+def without(body: Body, streams: Set[int], memo: dict[int, Body]) -> Body:
+    """Return a body without the operations on some streams. memo: of the nodes done so far, by identity."""
+    out: list[Node] = []
+    for node in body:
+        if not any(s in streams for s, _, _ in node.needs):
+            out.append(node)
+            continue
+        made = memo.get(id(node))
+        if made is None:
+            made = memo[id(node)] = tuple(_without(node, streams, memo))
+        out += made
+    return tuple(out)
+
+
+def _without(node: Node, streams: Set[int], memo: dict[int, Body]) -> Iterator[Node]:
+    if isinstance(node, Beat):
+        yield from (op for op in node.ops if op.stream not in streams)
+    elif isinstance(node, Repeat):
+        inner = without(node.body, streams, memo)
+        if inner:
+            yield Repeat(node.times, inner)
+    elif isinstance(node, Choice):
+        arms = tuple(without(arm, streams, memo) for arm in node.arms)
+        if any(arms):
+            yield Choice(arms, node.place)
+
+
+def renamed(body: Body, names: dict[int, int], made: dict[object, Node]) -> Body:
+    """Return a body on other streams. names: new number of each. made: nodes so far; equal ones stay the same
+    object."""
+    out: list[Node] = []
+    for node in body:
+        key: object = ("op", node.stream, node.put, node.place) if isinstance(node, Op) else id(node)
+        found = made.get(key)
+        if found is None:
+            if isinstance(node, Op):
+                found = Op(names[node.stream], node.put, node.place)
+            elif isinstance(node, Repeat):
+                found = Repeat(node.times, renamed(node.body, names, made))
+            else:
+                assert isinstance(node, Choice)
+                found = Choice(tuple(renamed(arm, names, made) for arm in node.arms), node.place)
+            made[key] = found
+        out.append(found)
+    return tuple(out)
+
+
+# -- the order of tokens ---------------------------------------------------------------------------------------------
+
+
+Run = tuple[int, int]
+"""A stream, and how many of its tokens come one after another."""
+
+
+class DataOrder(Exception):
+    """Data decides in which order tokens come."""
+
+
+def runs(body: Sequence[Node], streams: Set[int]) -> Iterator[Run]:
+    """Yield the order in which a body moves tokens of some streams. Raises `DataOrder`."""
+    last, count = -1, 0
+    for stream, n in _runs(body, streams):
+        if stream == last:
+            count += n
+        else:
+            if count:
+                yield last, count
+            last, count = stream, n
+    if count:
+        yield last, count
+
+
+def _runs(body: Sequence[Node], streams: Set[int]) -> Iterator[Run]:
+    for node in body:
+        of = [(s, n) for s, _, n in node.needs if s in streams]
+        if not of:
+            continue
+        if len(of) == 1 and node.even:
+            yield of[0]
+        elif isinstance(node, Beat):
+            yield from _runs(node.ops, streams)
+        elif isinstance(node, Repeat):
+            for _ in range(node.times):
+                yield from runs(node.body, streams)
+        elif isinstance(node, Choice):
+            words = [list(_short(runs(arm, streams))) for arm in node.arms]
+            if any(word != words[0] for word in words):
+                raise DataOrder
+            yield from words[0]
+
+
+def _short(word: Iterator[Run]) -> Iterator[Run]:
+    for k, item in enumerate(word):
+        if k == RUNS:
+            raise DataOrder
+        yield item
+
+
+def agree(one: Body, two: Body, streams: Set[int]) -> bool:
+    """Whether two bodies move the tokens of some streams in the same order; not if data decides it, or beyond
+    `RUNS`."""
+    a, b = runs(one, streams), runs(two, streams)
+    try:
+        for _ in range(RUNS):
+            x, y = next(a, None), next(b, None)
+            if x != y:
+                return False
+            if x is None:
+                return True
+    except DataOrder:
+        return False
+    return False
