@@ -19,7 +19,7 @@ from ..streams.check import report_on as check_streams
 from ..streams.reader import read_file
 from .progress import TIMING, working
 from .raw import raw_options, read_raw_image, refuse_contradictions, with_memories
-from .stream_programs import refuse_options, show, stream_program
+from .stream_programs import prove_file, refuse_options, show, show_proof, stream_program
 
 _size = click.IntRange(0)
 
@@ -33,9 +33,12 @@ OF_BINARIES = ("raw", "overlay", "mme", "ddr_bytes", "lpddr_bytes")
 @click.option("--ddr-bytes", type=_size, help="with --raw: size of the DDR buffer")
 @click.option("--lpddr-bytes", type=_size, help="with --raw: size of the LPDDR buffer")
 @click.option("--strict", is_flag=True, help="with .py: a value that only some paths read is an error")
+@click.option("--for-all", "domain", metavar="SIZES", help="with .py: prove it for all sizes, as 'n >= 1, m >= 2'")
 @click.option("--most", default=10, show_default=True, type=click.IntRange(1), help="findings to show of each code")
 @click.option("--json", "as_json", is_flag=True, help="one JSON object on stdout")
-def check_command(program: str, raw: bool, strict: bool, most: int, as_json: bool, **options: Any) -> None:
+def check_command(
+    program: str, raw: bool, strict: bool, domain: str | None, most: int, as_json: bool, **options: Any
+) -> None:
     """Check PROGRAM (.bin): streams, memory, buffers, terminators, and deadlock at the overlay's FIFO depths; or a
     stream program (FILE.py, FILE.py:REGION): types, ends and counts of streams, branches, and deadlock.
 
@@ -44,14 +47,21 @@ def check_command(program: str, raw: bool, strict: bool, most: int, as_json: boo
 
     A stream program is read, never executed. REGION is one of its functions with @region(), its parameters at their
     defaults; without it, the file itself is checked.
+
+    With --for-all, constants at the top of the file (or names that it does not declare) are sizes: the result is proved
+    for all of them, a counterexample, or undecided with the reason. A range such as '2 <= n <= 64' is tried whole.
     """
     named = stream_program(program)
     if named is not None:
         refuse_options(OF_BINARIES, "a program (.bin) or a bare image")
+        if domain is not None:
+            if not show_proof(prove_file(named, domain, strict), as_json):
+                raise SystemExit(1)
+            return
         if not show(check_streams(read_file(named.file, named.region), strict), most, as_json):
             raise SystemExit(1)
         return
-    refuse_options(("strict",), "a stream program (.py)")
+    refuse_options(("strict", "domain"), "a stream program (.py)")
     _check_binary(Path(program), raw, most, as_json, options)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import json
+from importlib.util import decode_source
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -17,6 +18,7 @@ from ..streams.check import Report, report_on
 from ..streams.rates import read_rates
 from ..streams.reader import NO_RATES, parse, read_file
 from ..streams.source import Diagnostic, Source
+from ..streams.symbolic.forall import Proof, prove
 from .raw import was_given
 
 
@@ -81,6 +83,21 @@ def show(report: Report, most: int, as_json: bool) -> bool:
         plural = f"{streams} stream{'s' * (streams != 1)}, {instances} task instance{'s' * (instances != 1)}"
         click.echo(f"{name}: ok, {plural}")
     return ok
+
+
+def prove_file(named: Named, domain: str, strict: bool) -> Proof:
+    """Check a stream program for all sizes of a domain. Raises `DomainError`."""
+    try:
+        text = decode_source(named.file.read_bytes())
+    except (SyntaxError, UnicodeDecodeError, LookupError):
+        text = read_file(named.file, named.region).source.text  # no Python, as its check says
+    return prove(text, str(named.file), domain, strict, named.region)
+
+
+def show_proof(proof: Proof, as_json: bool) -> bool:
+    """Print the result of a proof; return whether the program is proved."""
+    click.echo(json.dumps({"ok": proof.ok, **proof.json()}) if as_json else str(proof))
+    return proof.ok
 
 
 def _streams(report: Report) -> int:

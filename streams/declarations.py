@@ -15,15 +15,15 @@ from .language import BITS
 from .source import Refusal
 from .syntax import names_in
 from .tree import ElementType, Parameter, StreamDecl, TaskDecl, TensorDecl
-from .values import Data, Static, Value, element_type, integer, sizes
+from .values import Data, Limit, Static, SymbolicNumber, Value, element_type, integer, sizes
 
-INSTANCES = 1 << 16
+INSTANCES = Limit(1 << 16)
 """Limit of task instances of a file."""
 
-STREAMS = 1 << 20
+STREAMS = Limit(1 << 20)
 """Limit of streams of a file, elements of arrays counted."""
 
-REGIONS = 1 << 12
+REGIONS = Limit(1 << 12)
 """Limit of calls of regions."""
 
 Function = ast.FunctionDef | ast.AsyncFunctionDef
@@ -416,7 +416,7 @@ class Scope:
             self.tensors[name] = tensor
         else:
             found = scope.evaluate(value)
-            kinds = {"int": int, "float": int | float, "bool": bool, "str": str}
+            kinds = {"int": int | SymbolicNumber, "float": int | float, "bool": bool, "str": str}
             wanted = note.id if isinstance(note, ast.Name) else ast.unparse(note)[:40] if note is not None else ""
             if not isinstance(found, Static):
                 raise Refusal("unsupported", f"the argument {name} is not known before the run", value)

@@ -24,6 +24,7 @@ from .values import (
     UNARY,
     Data,
     Static,
+    SymbolicNumber,
     Value,
     accepts,
     compute,
@@ -216,7 +217,7 @@ class Expressions:
         match node:
             case ast.Constant():
                 literal = node.value
-                return Static(literal) if isinstance(literal, bool | int | float | str) else Data()
+                return Static(literal) if isinstance(literal, bool | int | float | str | SymbolicNumber) else Data()
             case ast.Name():
                 return self._name(node)
             case ast.Call():

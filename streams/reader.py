@@ -20,6 +20,7 @@ from .expressions import STEPS, Reading
 from .source import Place, Source
 from .syntax import names_in
 from .tree import Instance, Region
+from .values import Value
 
 Rates = Mapping[str, float]
 """Work that a library kernel does in a clock cycle, by its name: multiply-adds of `matmul`, elements of others. Kernels
@@ -73,13 +74,7 @@ def read_source(source: Source, region: str | None = None, timed: bool = False, 
     if tree is None:
         return Region(source, (), (), (), (), region or "")
     declared = Declared(Reading(source, timed=timed, rates=rates))
-    root = Scope(declared, wanted=None if region is None else names_below(tree, region))
-    root.read(tree.body)
-    if region is None and not declared.tasks and not declared.regions and not source.findings:
-        region = _only_region(root)
-    if region is not None:
-        _alone(root, region)
-    declared.reading.streams = declared.size
+    region = declare(declared, tree, region)
     instances: list[Instance] = []
     for task, scope in declared.tasks:
         if declared.reading.steps > STEPS:
@@ -107,6 +102,22 @@ def read_source(source: Source, region: str | None = None, timed: bool = False, 
         collectives,
         rates,
     )
+
+
+def declare(
+    declared: Declared, tree: ast.Module, region: str | None, constants: Mapping[str, Value] | None = None
+) -> str | None:
+    """Collect what a file declares, or one of its regions; return the region's name. constants: names that are known
+    before. Mistakes are added to the source."""
+    root = Scope(declared, wanted=None if region is None else names_below(tree, region))
+    root.constants.update(constants or {})
+    root.read(tree.body)
+    if region is None and not declared.tasks and not declared.regions and not root.source.findings:
+        region = _only_region(root)
+    if region is not None:
+        _alone(root, region)
+    declared.reading.streams = declared.size
+    return region
 
 
 def parse(source: Source) -> ast.Module | None:

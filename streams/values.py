@@ -19,6 +19,17 @@ LARGEST = 1 << 64
 ELEMENTS = 1 << 12
 """Limit of the length of a static tuple or set."""
 
+
+class SymbolicNumber:
+    """Base of whole numbers that stand for many at once (`symbolic.domain.Number`). They are static."""
+
+    __slots__ = ()
+
+
+class Limit(int):
+    """A limit of the check. Numbers that stand for many are not compared with it: it is no rule of the language."""
+
+
 BOOLEAN = ElementType("boolean")
 INT = ElementType("int")
 FLOAT = ElementType("float")
@@ -90,7 +101,7 @@ FUNCTIONS: dict[str, Callable[..., Any]] = {
 
 def compute(function: Callable[..., Any], arguments: list[Any], node: ast.AST) -> Static:
     """Apply an operator to static values. Raises `Refusal` if it fails, or if an integer exceeds `LARGEST`."""
-    bad = isinstance(node, ast.BinOp) and not all(isinstance(a, int | float) for a in arguments)
+    bad = isinstance(node, ast.BinOp) and not all(isinstance(a, int | float | SymbolicNumber) for a in arguments)
     if function in (operator.pow, operator.lshift):
         bad = bad or not 0 <= arguments[1] <= 64 or abs(arguments[0]) > LARGEST
     if bad:
@@ -111,7 +122,7 @@ def type_of(value: Value) -> ElementType | None:
     """Return the element type of a value, None if it is not known."""
     if isinstance(value, Data):
         return value.type
-    if isinstance(value.value, int):
+    if isinstance(value.value, int | SymbolicNumber):
         return INT
     return FLOAT if isinstance(value.value, float) else None
 
@@ -195,6 +206,7 @@ def integer(node: ast.expr, constants: Callable[[ast.expr], Value]) -> int:
 
 
 def _integer(value: Value, node: ast.expr) -> int:
-    if not isinstance(value, Static) or not isinstance(value.value, int):
+    if not isinstance(value, Static) or not isinstance(value.value, int | SymbolicNumber):
         raise Refusal("unsupported", f"{ast.unparse(node)[:40]} is no integer that is known before the run", node)
-    return int(value.value)
+    number: Any = value.value
+    return number  # type: ignore[no-any-return]

@@ -1,0 +1,1 @@
+"""Proofs that a stream program is well-typed for every size: `forall.prove`."""

@@ -1,0 +1,370 @@
+"""Which sizes are meant, and what holds for all of them.
+
+A domain has sizes, which are any whole numbers from 0 on, and indices, each from 0 to its count - 1. A question that
+all points answer alike is decided. Otherwise an exception says where the domain should be cut: who has bound the
+variable catches it, and asks again in each part.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from fractions import Fraction
+from math import gcd
+from typing import Any
+
+from ..values import Limit, SymbolicNumber
+from .polynomial import ZERO, Polynomial, TooHigh
+
+THRESHOLD = 256
+"""The largest threshold at which a size is cut."""
+
+DEPTH = 4
+"""How often a polynomial in several sizes is shifted to see that it is never negative."""
+
+
+class Undecided(Exception):
+    """The argument does not apply, and why."""
+
+
+class SplitSizes(Exception):
+    """A question has several answers. parts: replacements of sizes, which together cover the domain."""
+
+    def __init__(self, parts: Sequence[Mapping[str, Polynomial]]) -> None:
+        super().__init__("the sizes must be cut")
+        self.parts = parts
+
+
+class SplitIndex(Exception):
+    """A question has one answer below `at`, and another from there on."""
+
+    def __init__(self, name: str, at: Polynomial) -> None:
+        super().__init__(f"an index must be cut at {at}")
+        self.name, self.at = name, at
+
+
+class SplitRests(Exception):
+    """The answer depends on the rest of an index when divided by `divisor`."""
+
+    def __init__(self, name: str, divisor: int) -> None:
+        super().__init__(f"an index must be taken {divisor} at a time")
+        self.name, self.divisor = name, divisor
+
+
+class Domain:
+    """Sizes, and the indices that are bound at present, outer ones first."""
+
+    def __init__(self, sizes: Sequence[str]) -> None:
+        self.sizes = tuple(sizes)
+        self.indices: list[tuple[str, Polynomial]] = []
+        self._names = 0
+
+    def fresh(self) -> str:
+        """Return a name that no variable has."""
+        self._names += 1
+        return f"%{self._names}"
+
+    @contextmanager
+    def bound(self, name: str, count: Polynomial) -> Iterator[Polynomial]:
+        """Bind an index from 0 to count - 1. count: of at least 1 at all points."""
+        before = len(self.indices)
+        self.indices.append((name, count))
+        try:
+            yield Polynomial.variable(name)
+        finally:
+            del self.indices[before:]
+
+    # -- proofs -------------------------------------------------------------------------------------------------------
+
+    def proves(self, p: Polynomial) -> bool:
+        """Whether p >= 0 is seen to hold at all points. An index is replaced by both ends of its range where p is a
+        straight line in it, which is least at one of them."""
+        for name, count in reversed(self.indices):
+            degree = p.degree(name)
+            if degree == 0:
+                continue
+            if degree == 1:
+                return self.proves(p.put({name: 0})) and self.proves(p.put({name: count - 1}))
+            parts = p.coefficients(name)
+            if all(self.proves(part) for part in parts[1:]):
+                return self.proves(parts[0])
+            if all(self.proves(-part) for part in parts[1:]):
+                return self.proves(p.put({name: count - 1}))
+            return False
+        return never_negative(p, DEPTH)
+
+    def at_least(self, p: Polynomial, least: Polynomial | int = 0) -> bool:
+        """Decide p >= least, both whole at all points. Raises a split where points differ, and `Undecided`."""
+        p = _without_content(p - least)
+        value = p.constant
+        if value is not None:
+            return value >= 0
+        if self.proves(p):
+            return True
+        if self.proves(-p - 1):
+            return False
+        self._split(p)
+        raise AssertionError  # pragma: no cover
+
+    def equal(self, a: Polynomial, b: Polynomial | int) -> bool:
+        """Decide a == b."""
+        p = a - b
+        if p.constant is not None:
+            return p.constant == 0
+        return self.at_least(p) and self.at_least(-p)
+
+    def floor(self, p: Polynomial, divisor: int) -> tuple[Polynomial, int]:
+        """Return quotient and rest of a division by a positive number, the rest being one number for all points."""
+        if divisor == 1:
+            return p, 0
+        for rest in range(divisor):
+            quotient = (p - rest) * Fraction(1, divisor)
+            if quotient.integral():
+                return quotient, rest
+        for name, _ in reversed(self.indices):
+            if p.degree(name):
+                raise SplitRests(name, self._rests(p, name, divisor))
+        name = next(name for name in self.sizes if p.degree(name))
+        many = self._rests(p, name, divisor)
+        v = Polynomial.variable(name)
+        raise SplitSizes([{name: v * many + rest} for rest in range(many)])
+
+    def _rests(self, p: Polynomial, name: str, divisor: int) -> int:
+        """How many rests of a variable make every quotient by `divisor` alike."""
+        many = divisor
+        for c in p.terms.values():
+            many *= c.denominator if many % (divisor * c.denominator) else 1
+        if many > THRESHOLD:
+            raise Undecided(f"the rest of {p} when divided by {divisor} has too many cases")
+        return many
+
+    # -- splits -------------------------------------------------------------------------------------------------------
+
+    def _split(self, p: Polynomial) -> None:
+        """Raise the exception that says where p changes its sign."""
+        for name, _ in reversed(self.indices):
+            if p.degree(name) == 0:
+                continue
+            parts = p.coefficients(name)
+            slope = parts[1].number if len(parts) == 2 else None
+            if slope is None:
+                raise Undecided(f"it is not decided whether {self.shown(p)} is negative")
+            if slope > 0:
+                raise SplitIndex(name, -self.floor(parts[0], slope)[0])
+            raise SplitIndex(name, self.floor(parts[0], -slope)[0] + 1)
+        self._split_sizes(p)
+
+    def _split_sizes(self, p: Polynomial) -> None:
+        names = sorted(p.variables())
+        for name in names:
+            for at in range(1, THRESHOLD + 1 if len(names) == 1 else 9):
+                v = Polynomial.variable(name)
+                shifted = p.put({name: v + at})
+                if never_negative(shifted, DEPTH) or never_negative(-shifted - 1, DEPTH):
+                    raise SplitSizes([*({name: Polynomial.of(k)} for k in range(at)), {name: v + at}])
+        rest = p.terms.get((), Fraction(0))
+        straight = {n: p.terms.get(((n, 1),), Fraction(0)) for n in names if p.degree(n) == 1}
+        more = [n for n in names if straight.get(n) == 1]
+        less = [n for n in names if straight.get(n) == -1]
+        if more and less and len(p.terms) <= len(names) + 1:
+            x, y = more[0], less[0]
+            if abs(rest) > THRESHOLD:
+                raise Undecided(f"it is not decided whether {p} is negative")
+            if rest:
+                name = y if rest > 0 else x
+                v = Polynomial.variable(name)
+                many = abs(int(rest))
+                raise SplitSizes([*({name: Polynomial.of(k)} for k in range(many)), {name: v + many}])
+            if len(names) == 2:
+                a, b = Polynomial.variable(x), Polynomial.variable(y)
+                raise SplitSizes([{x: a + b}, {y: a + b + 1}])
+        if len(names) == 2 and len(straight) == 2 and len(p.terms) <= 3:
+            (x, up), (y, down) = sorted(straight.items(), key=lambda one: -one[1])
+            if up > 0 > down and max(up, -down) <= 16 and up.denominator == down.denominator == 1:
+                name, many = (x, int(-down)) if down < -1 else (y, int(up))
+                v = Polynomial.variable(name)
+                raise SplitSizes([{name: v * many + rest} for rest in range(many)])
+        if len(names) > 1:
+            v = Polynomial.variable(names[0])
+            raise SplitSizes([{names[0]: ZERO}, {names[0]: v + 1}])
+        raise Undecided(f"it is not decided whether {p} is negative")
+
+    def shown(self, p: Polynomial) -> str:
+        """Write p with letters for indices."""
+        letters = {name: Polynomial.variable("ijklpq"[k]) for k, (name, _) in enumerate(self.indices[:6])}
+        return str(p.put(letters))
+
+
+def _without_content(p: Polynomial) -> Polynomial:
+    """Return a form that is negative where p is: with whole coefficients, p is divided by what divides all of them but
+    the constant one, which is rounded down."""
+    whole = [int(c) for monomial, c in p.terms.items() if monomial and c.denominator == 1]
+    content = gcd(*whole)
+    if len(whole) < len(p.terms) - (() in p.terms) or content <= 1 or p.terms.get((), Fraction(0)).denominator != 1:
+        return p
+    constant = int(p.terms.get((), Fraction(0)))
+    rest = {m: c / content for m, c in p.terms.items() if m}
+    return Polynomial({**rest, (): Fraction(constant // content)})
+
+
+def never_negative(p: Polynomial, depth: int) -> bool:
+    """Whether p >= 0 is seen to hold for all sizes from 0 on: no negative coefficient, or so on each face where a size
+    is 0 and after a step away from all faces."""
+    if all(c >= 0 for c in p.terms.values()):
+        return True
+    if p.terms.get((), 0) < 0 or depth == 0:
+        return False
+    names = sorted(p.variables())
+    if len(names) == 1:
+        return _from_zero(p, names[0])
+    if not all(never_negative(p.put({name: 0}), depth) for name in names):
+        return False
+    return never_negative(p.put({name: Polynomial.variable(name) + 1 for name in names}), depth - 1)
+
+
+def _from_zero(p: Polynomial, name: str) -> bool:
+    """Whether a polynomial in one size is at least 0 at every whole number from 0 on: it is tried up to where its
+    leading term outweighs the others."""
+    lead = p.coefficients(name)[-1].constant
+    assert lead is not None
+    if lead < 0:
+        return False
+    limit = 1 + max(abs(c) for c in p.terms.values()) / lead
+    if limit > 1 << 12:
+        return False
+    return all(p.at({name: x}) >= 0 for x in range(int(limit) + 2))
+
+
+class Number(SymbolicNumber):
+    """A whole number of the program that depends on sizes or indices. Comparisons are decided for all of them."""
+
+    __slots__ = ("domain", "form")
+    __hash__ = None  # type: ignore[assignment]
+
+    def __init__(self, form: Polynomial, domain: Domain) -> None:
+        self.form, self.domain = form, domain
+
+    def _made(self, form: Polynomial) -> Any:
+        return number(form, self.domain)
+
+    def _other(self, other: Any) -> Polynomial:
+        if isinstance(other, Number):
+            return other.form
+        if isinstance(other, int):
+            return Polynomial.of(int(other))
+        raise Undecided(f"a size is used together with {str(other)[:20]}, which is no whole number")
+
+    def __add__(self, other: Any) -> Any:
+        return self._made(self.form + self._other(other))
+
+    def __sub__(self, other: Any) -> Any:
+        return self._made(self.form - self._other(other))
+
+    def __rsub__(self, other: Any) -> Any:
+        return self._made(self._other(other) - self.form)
+
+    def __mul__(self, other: Any) -> Any:
+        try:
+            return self._made(self.form * self._other(other))
+        except TooHigh as error:
+            raise Undecided(str(error)) from None
+
+    def __neg__(self) -> Any:
+        return self._made(-self.form)
+
+    def __pos__(self) -> Any:
+        return self
+
+    def __abs__(self) -> Any:
+        return self if self.domain.at_least(self.form) else -self
+
+    def __bool__(self) -> bool:
+        return not self.domain.equal(self.form, 0)
+
+    def __pow__(self, other: Any) -> Any:
+        if not isinstance(other, int) or not 0 <= other <= 8:
+            raise Undecided("a power of a size with this exponent")
+        out: Any = 1
+        for _ in range(other):
+            out = self * out
+        return out
+
+    def __truediv__(self, other: Any) -> Any:
+        raise Undecided("a quotient / of sizes is no whole number; use //")
+
+    __radd__ = __add__
+    __rmul__ = __mul__
+    __rtruediv__ = __truediv__
+
+    def __divmod__(self, other: Any) -> Any:
+        return _divided(self.form, self._other(other), self.domain)
+
+    def __rdivmod__(self, other: Any) -> Any:
+        return _divided(self._other(other), self.form, self.domain)
+
+    def __floordiv__(self, other: Any) -> Any:
+        return divmod(self, other)[0]
+
+    def __mod__(self, other: Any) -> Any:
+        return divmod(self, other)[1]
+
+    def __rfloordiv__(self, other: Any) -> Any:
+        return self.__rdivmod__(other)[0]
+
+    def __rmod__(self, other: Any) -> Any:
+        return self.__rdivmod__(other)[1]
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, int | Number) and self.domain.equal(self.form, self._other(other))
+
+    def __ge__(self, other: Any) -> bool:
+        return self.domain.at_least(self.form, self._other(other))
+
+    def __gt__(self, other: Any) -> bool:
+        if isinstance(other, Limit):
+            return False
+        return self.domain.at_least(self.form, self._other(other) + 1)
+
+    def __le__(self, other: Any) -> bool:
+        return self.domain.at_least(self._other(other), self.form)
+
+    def __lt__(self, other: Any) -> bool:
+        return self.domain.at_least(self._other(other), self.form + 1)
+
+    def __str__(self) -> str:
+        return self.domain.shown(self.form)
+
+    __repr__ = __str__
+
+
+def number(form: Polynomial, domain: Domain) -> Number | int:
+    """Return a plain number where the form has no variables."""
+    value = form.number
+    return Number(form, domain) if value is None else value
+
+
+def form_of(value: Number | int) -> Polynomial:
+    """Return the form of a number."""
+    return value.form if isinstance(value, Number) else Polynomial.of(int(value))
+
+
+def _divided(a: Polynomial, b: Polynomial, domain: Domain) -> tuple[Number | int, Number | int]:
+    """Quotient and rest as Python has them. Raises `ZeroDivisionError`, splits, and `Undecided`."""
+    divisor = b.number
+    if divisor == 0:
+        raise ZeroDivisionError("division by zero")
+    if divisor is not None:
+        quotient, rest = domain.floor(a if divisor > 0 else -a, abs(divisor))
+        if divisor < 0:
+            return number(quotient, domain), -rest
+        return number(quotient, domain), rest
+    if domain.at_least(b, 1):
+        whole = a.divided(b)
+        if whole is not None:
+            return number(whole, domain), 0
+        if domain.at_least(a) and domain.at_least(b - a, 1):
+            return 0, number(a, domain)
+        back = a - b
+        if domain.at_least(back) and domain.at_least(b - back, 1):
+            return 1, number(back, domain)
+    raise Undecided(f"the quotient of {domain.shown(a)} by {domain.shown(b)}")

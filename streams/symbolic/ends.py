@@ -1,0 +1,314 @@
+"""Who puts on which stream, who gets from it, and how often: forms that hold for every size.
+
+The elements of an array of streams that an operation touches are a box: each index is a constant, or one variable (of
+the grid, or of a loop) and a constant. The borders of all boxes cut the array into *cells*. All elements of a cell have
+the same two ends, and token counts that are forms in the element's coordinates.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cmp_to_key
+from itertools import pairwise, product
+
+from ..source import Place
+from .domain import Domain, Undecided
+from .polynomial import ONE, ZERO, Polynomial
+from .tree import Body, Branch, Group, Item, Loop, Program, Step
+
+CELLS = 20_000
+"""Limit of the cells of one array of streams."""
+
+Variables = tuple[tuple[str, Polynomial], ...]
+"""Variables with their counts, outer ones first."""
+
+
+class Wrong(Exception):
+    """A rule does not hold. unequal: a form that is not 0 where it does not hold, None if it is so for all sizes."""
+
+    def __init__(self, code: str, message: str, place: Place | None, unequal: Polynomial | None = None) -> None:
+        super().__init__(message)
+        self.code, self.message, self.place, self.unequal = code, message, place, unequal
+
+
+@dataclass(frozen=True)
+class Record:
+    """An operation of a group, with the loops around it."""
+
+    group: int
+    step: Step
+    loops: Variables
+
+
+@dataclass(frozen=True)
+class End:
+    """One end of the streams of a cell. tid: of the instance, in the coordinates of the cell. count: tokens."""
+
+    group: int
+    tid: tuple[Polynomial, ...]
+    count: Polynomial
+    place: Place
+
+
+@dataclass(frozen=True)
+class Cell:
+    """Streams of an array with the same ends. first: of each axis. axes: the coordinates that vary, with their counts;
+    the names of the others are ""."""
+
+    stream: str
+    first: tuple[Polynomial, ...]
+    axes: Variables
+    writer: End | None
+    reader: End | None
+
+    @property
+    def bound(self) -> Variables:
+        """The coordinates that vary."""
+        return tuple((name, count) for name, count in self.axes if name)
+
+    def shown(self, domain: Domain) -> str:
+        """Write the name of the stream, with the first element of the cell."""
+        if not self.first:
+            return self.stream
+        parts = [domain.shown(at) + (":" if name else "") for at, (name, _) in zip(self.first, self.axes, strict=True)]
+        return f"{self.stream}[{','.join(parts)}]"
+
+
+def records(groups: Sequence[Group]) -> list[Record]:
+    """Return all operations. Of a branch on data, those of the first arm: `joins` sees that the others are equal."""
+    out: list[Record] = []
+
+    def walk(k: int, body: Iterable[Item], loops: Variables) -> None:
+        for node in body:
+            if isinstance(node, Step):
+                out.append(Record(k, node, loops))
+            elif isinstance(node, Loop):
+                walk(k, node.body, (*loops, (node.name, node.times)))
+            else:
+                walk(k, node.arms[0], loops)
+
+    for k, group in enumerate(groups):
+        walk(k, group.body, ())
+    return out
+
+
+def joins(groups: Sequence[Group]) -> None:
+    """Check that the arms of every branch leave the same tokens. Raises `Wrong`, `Undecided`."""
+    todo: list[Item] = [node for group in groups for node in group.body]
+    while todo:
+        node = todo.pop()
+        if isinstance(node, Loop):
+            todo += node.body
+        elif isinstance(node, Branch):
+            for arm in node.arms:
+                todo += arm
+            first = tokens(node.arms[0])
+            for arm in node.arms[1:]:
+                if tokens(arm) != first:
+                    raise Wrong("join", "the arms of a branch on data leave different tokens", node.place)
+
+
+def tokens(body: Body) -> dict[tuple[str, tuple[Polynomial, ...], bool], Polynomial]:
+    """Return how often a body puts on, or gets from, each stream. Raises `Undecided` where a loop within the body goes
+    over streams."""
+    out: dict[tuple[str, tuple[Polynomial, ...], bool], Polynomial] = {}
+
+    def walk(body: Iterable[Item], loops: Variables) -> None:
+        for node in body:
+            if isinstance(node, Loop):
+                walk(node.body, (*loops, (node.name, node.times)))
+            elif isinstance(node, Branch):
+                walk(node.arms[0], loops)
+            else:
+                count = ONE
+                for name, times in reversed(loops):
+                    if any(i.degree(name) for i in node.index):
+                        raise Undecided(
+                            f"line {node.place.line}: a loop over {node.stream} stands where it is not allowed"
+                        )
+                    count = count.sum_below(name, times)
+                key = node.stream, node.index, node.put
+                out[key] = out.get(key, ZERO) + count
+
+    walk(body, ())
+    return {key: count for key, count in out.items() if count.terms}
+
+
+@dataclass(frozen=True)
+class _Box:
+    """The elements that a record touches. low, high: of each axis, high not included. variables: of each axis, with the
+    sign with which it stands in the index; "" for a constant index."""
+
+    record: Record
+    low: tuple[Polynomial, ...]
+    high: tuple[Polynomial, ...]
+    variables: tuple[tuple[str, int], ...]
+
+
+def _box(record: Record, group: Group) -> _Box:
+    step = record.step
+    counts = {**dict(group.axes), **dict(record.loops)}
+    low: list[Polynomial] = []
+    high: list[Polynomial] = []
+    variables: list[tuple[str, int]] = []
+    where = f"line {step.place.line}: an index of {step.stream}"
+    for index in step.index:
+        names = sorted(index.variables() & counts.keys())
+        if not names:
+            low.append(index)
+            high.append(index + 1)
+            variables.append(("", 0))
+            continue
+        slope = index.coefficients(names[0])[1].number if index.degree(names[0]) == 1 else None
+        if len(names) > 1 or slope not in (1, -1):
+            raise Undecided(f"{where} is not one variable and a constant")
+        name, count = names[0], counts[names[0]]
+        if name in (used for used, _ in variables):
+            raise Undecided(f"{where} has the same variable in two places")
+        if count.variables() & counts.keys():
+            raise Undecided(f"{where} is a variable whose range depends on another one")
+        base = index.put({name: 0})
+        low.append(base if slope == 1 else base - count + 1)
+        high.append(base + count if slope == 1 else base + 1)
+        variables.append((name, slope))
+    unused = [name for name, _ in group.axes if name not in {used for used, _ in variables}]
+    if unused:
+        what = "puts on" if step.put else "gets from"
+        raise Wrong("p2p", f"more than one instance of {group.task} {what} {step.stream}", step.place)
+    return _Box(record, tuple(low), tuple(high), tuple(variables))
+
+
+def cells(program: Program, groups: Sequence[Group], domain: Domain) -> list[Cell]:
+    """Return the cells of all streams that have ends in these bodies. Raises `Wrong` where a stream has two writers,
+    two readers, or both ends in one instance; splits; `Undecided`."""
+    boxes: dict[str, list[_Box]] = {}
+    for record in records(groups):
+        boxes.setdefault(record.step.stream, []).append(_box(record, groups[record.group]))
+    return [cell for name, mine in boxes.items() for cell in _cut(name, mine, groups, domain)]
+
+
+def _cut(stream: str, boxes: list[_Box], groups: Sequence[Group], domain: Domain) -> list[Cell]:
+    def compare(a: Polynomial, b: Polynomial) -> int:
+        if a == b:
+            return 0
+        return -1 if domain.at_least(b, a + 1) else 1 if domain.at_least(a, b + 1) else 0
+
+    rank = len(boxes[0].low)
+    cuts: list[list[Polynomial]] = []
+    for axis in range(rank):
+        borders = sorted({b for box in boxes for b in (box.low[axis], box.high[axis])}, key=cmp_to_key(compare))
+        if any(compare(a, b) == 0 for a, b in pairwise(borders)):
+            raise Undecided(f"the borders {', '.join(map(str, borders))} of {stream} are not told apart")
+        cuts.append(borders)
+    spans = [tuple((cuts[a].index(box.low[a]), cuts[a].index(box.high[a])) for a in range(rank)) for box in boxes]
+    count = 1
+    for borders in cuts:
+        count *= max(1, len(borders) - 1)
+    if count > CELLS:
+        raise Undecided(f"{stream} falls into more than {CELLS} parts")
+    out: list[Cell] = []
+    for at in product(*(range(len(borders) - 1) for borders in cuts)):
+        mine = [
+            box
+            for box, span in zip(boxes, spans, strict=True)
+            if all(low <= k < high for k, (low, high) in zip(at, span, strict=True))
+        ]
+        if not mine:
+            continue
+        first = tuple(cuts[a][k] for a, k in enumerate(at))
+        axes: list[tuple[str, Polynomial]] = []
+        for a, k in enumerate(at):
+            wide = cuts[a][k + 1] - cuts[a][k]
+            axes.append(("" if wide == ONE else f"@{a}", wide))
+        ends = {
+            put: _end(stream, [b for b in mine if b.record.step.put is put], first, axes, groups)
+            for put in (True, False)
+        }
+        cell = Cell(stream, first, tuple(axes), ends[True], ends[False])
+        _apart(cell, groups, domain)
+        out.append(cell)
+    return out
+
+
+def _end(
+    stream: str,
+    boxes: Sequence[_Box],
+    first: Sequence[Polynomial],
+    axes: Sequence[tuple[str, Polynomial]],
+    groups: Sequence[Group],
+) -> End | None:
+    """Join the operations of one direction in a cell."""
+    end: End | None = None
+    for box in boxes:
+        group = groups[box.record.group]
+        values: dict[str, Polynomial] = {}
+        for index, (name, slope), at, (axis, _) in zip(box.record.step.index, box.variables, first, axes, strict=True):
+            if name:
+                element = at + Polynomial.variable(axis) if axis else at
+                values[name] = (element - index.put({name: 0})) * slope
+        count = ONE
+        for name, times in reversed(box.record.loops):
+            if name not in values:
+                count = count.sum_below(name, times)
+        tid = tuple(part.put(values) for part in group.tid)
+        here = End(box.record.group, tid, count.put(values), box.record.step.place)
+        if end is None:
+            end = here
+        elif (end.group, end.tid) == (here.group, here.tid):
+            end = End(end.group, end.tid, end.count + here.count, here.place)
+        else:
+            names = f"{groups[end.group].name} and {group.name}"
+            what = "producers" if box.record.step.put else "consumers"
+            raise Wrong("p2p", f"{stream} has two {what}, {names}", box.record.step.place)
+    return end
+
+
+def _apart(cell: Cell, groups: Sequence[Group], domain: Domain) -> None:
+    """Check that the two ends of a cell are in different instances."""
+    a, b = cell.writer, cell.reader
+    if a is None or b is None or groups[a.group].task != groups[b.group].task:
+        return
+    differences = [x - y for x, y in zip(a.tid, b.tid, strict=True)]
+    if not any(d.constant for d in differences):
+        if any(d.terms for d in differences):
+            raise Undecided(f"it is not seen that {cell.shown(domain)} has its ends in two instances")
+        raise Wrong("p2p", f"{cell.shown(domain)} has both ends in {groups[a.group].name}", b.place)
+
+
+def balanced(found: Sequence[Cell], domain: Domain) -> None:
+    """Check that every stream has as many puts as gets. Raises `Wrong`."""
+    for cell in found:
+        put = cell.writer.count if cell.writer else ZERO
+        got = cell.reader.count if cell.reader else ZERO
+        if put == got:
+            continue
+        place = (cell.writer or cell.reader).place  # type: ignore[union-attr]
+        unequal = _at_first(put - got, cell)
+        message = f"{cell.shown(domain)}: {domain.shown(put)} put, {domain.shown(got)} got"
+        raise Wrong("leak", message, place, unequal)
+
+
+def packed(program: Program, found: Sequence[Cell], domain: Domain) -> None:
+    """Check that elements fill whole transfers. Raises `Wrong`, splits, `Undecided`."""
+    for cell in found:
+        packing = program.streams[cell.stream].packing
+        if packing == 1 or cell.writer is None:
+            continue
+        count = cell.writer.count
+        if count.variables() & {name for name, _ in cell.bound}:
+            raise Undecided(f"{cell.stream}: the transfers of streams of an array differ")
+        if domain.floor(count, packing)[1]:
+            message = f"{cell.stream}: {domain.shown(count)} elements are no whole number of transfers of {packing}"
+            raise Wrong("pack", message, cell.writer.place)
+
+
+def _at_first(form: Polynomial, cell: Cell) -> Polynomial | None:
+    """The form at the first element of the cell where it is not 0 there, otherwise None."""
+    there = form.put({name: 0 for name, _ in cell.bound})
+    return there if there.terms else None
+
+
+def restricted(groups: Sequence[Group], bodies: Mapping[int, Body]) -> list[Group]:
+    """Return the groups with other bodies; the bodies of those that are not named are empty."""
+    return [Group(group.name, group.task, group.tid, group.axes, bodies.get(k, ())) for k, group in enumerate(groups)]

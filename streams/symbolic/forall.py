@@ -1,0 +1,437 @@
+"""Whether a stream program is well-typed for every size: a proof, a counterexample, or the reason why it is open.
+
+Small sizes are tried by the ordinary check. Then the program is read for all sizes at once. Where a comparison has
+several answers, the sizes are cut into cases, each read anew; a case without symbolic sizes is tried. A proof holds for
+the rules of the language; the limits of the ordinary check (`source.CODES`: limit) are not part of it. A counterexample
+is always one that the ordinary check refuses.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import count
+from math import prod
+from time import monotonic
+from typing import Any
+
+from ...base.errors import RsnError
+from ..check import Report, check
+from ..source import Diagnostic
+from .domain import Domain, SplitIndex, SplitRests, SplitSizes, Undecided
+from .ends import Wrong, balanced, cells, joins, packed
+from .live import Liveness
+from .polynomial import Polynomial, TooHigh
+from .reading import constants, read
+from .run import Stuck
+
+TRIED = 4096
+"""Limit of the points of a range that is tried whole."""
+
+FIRST = 16
+"""How many of the smallest points are tried before a proof is looked for."""
+
+CASES = 1000
+"""Limit of the cases of a proof."""
+
+CUTS = 60
+"""Limit of how often the sizes are cut on the way to one case."""
+
+SECONDS = 30.0
+"""Limit of the time of a proof."""
+
+SMALLER = 400
+"""How many points below a counterexample are tried in search of a smaller one."""
+
+
+class DomainError(RsnError):
+    """A domain of sizes that cannot be read, or that names no size of the file."""
+
+    exit_code = 2
+
+
+@dataclass(frozen=True)
+class Bound:
+    """The values of a size. high: None for no upper bound."""
+
+    low: int
+    high: int | None = None
+
+
+@dataclass(frozen=True)
+class Proof:
+    """The result. verdict: "proved", "counterexample" or "undecided". domain: the sizes meant, as text. claims: what is
+    proved, in plain words. sizes: of the counterexample. report: the ordinary check of it. reason: why it is open.
+    tried: how many points the ordinary check has tried. enumerated: whether these are all. cases: how many cases were
+    proved for infinitely many sizes each."""
+
+    verdict: str
+    domain: str
+    claims: tuple[str, ...] = ()
+    sizes: Mapping[str, int] = field(default_factory=dict)
+    report: Report | None = None
+    reason: str = ""
+    tried: int = 0
+    enumerated: bool = False
+    cases: int = 0
+
+    @property
+    def ok(self) -> bool:
+        """Whether the program is proved."""
+        return self.verdict == "proved"
+
+    def __str__(self) -> str:
+        if self.verdict == "proved":
+            return "\n".join([f"proved for all {self.domain}: {self.claims[0]}", *self.claims[1:]])
+        if self.verdict == "counterexample":
+            at = ", ".join(f"{name} = {value}" for name, value in self.sizes.items()) or "every size"
+            return f"counterexample: {at}: {self.reason}\n{self.report}"
+        return (
+            f"undecided for all {self.domain}: {self.reason}\nnote: {self.tried} sizes were tried, and are well-typed"
+        )
+
+    def json(self) -> dict[str, Any]:
+        """Return the result as plain data."""
+        findings = self.report.findings if self.report else ()
+        return {
+            "verdict": self.verdict,
+            "domain": self.domain,
+            "claims": list(self.claims),
+            "sizes": dict(self.sizes),
+            "reason": self.reason,
+            "tried": self.tried,
+            "enumerated": self.enumerated,
+            "cases": self.cases,
+            "findings": [_row(f) for f in findings],
+        }
+
+
+def _row(f: Diagnostic) -> dict[str, Any]:
+    place = {} if f.place is None else {"line": f.place.line, "column": f.place.column + 1}
+    return {"code": f.code, "message": f.message, "warning": f.warning, "notes": list(f.notes)} | place
+
+
+def prove(text: str, file: str, domain: str, strict: bool = False, region: str | None = None) -> Proof:
+    """Check a program for all sizes of a domain, such as "n >= 1, m >= 2" or "2 <= n <= 64".
+
+    A size is a constant at the top of the file, or a name that the file uses without giving it a value. strict, region:
+    as for `check.check`. Raises `DomainError` for a domain that cannot be read or that names no size of the file.
+    """
+    bounds = bounds_of(domain)
+    return _Search(text, file, bounds, strict, region).result()
+
+
+def bounds_of(domain: str) -> dict[str, Bound]:
+    """Read a domain. Raises `DomainError`."""
+    bounds: dict[str, Bound] = {}
+    try:
+        parsed = ast.parse(domain.strip().replace(" and ", ", "), mode="eval").body
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        raise DomainError(f"{domain!r} states no sizes; write for example 'n >= 1, m >= 2' or '2 <= n <= 64'") from None
+    for part in parsed.elts if isinstance(parsed, ast.Tuple) else [parsed]:
+        for name, low, high in _comparisons(part, domain):
+            before = bounds.get(name, Bound(-1))
+            highs = [h for h in (before.high, high) if h is not None]
+            bounds[name] = Bound(max(before.low, low), min(highs) if highs else None)
+    for name, bound in bounds.items():
+        if bound.low < 0:
+            raise DomainError(f"{domain!r}: the least {name} is missing, or below 0")
+        if bound.high is not None and bound.high < bound.low:
+            raise DomainError(f"{domain!r}: no {name} is from {bound.low} to {bound.high}")
+        if max(bound.low, bound.high or 0) > 1 << 40:
+            raise DomainError(f"{domain!r}: {name} is larger than {1 << 40}")
+    return bounds
+
+
+def _comparisons(node: ast.expr, domain: str) -> Iterator[tuple[str, int, int | None]]:
+    wrong = DomainError(f"{domain!r}: {ast.unparse(node)} is no bound of a size; write for example 'n >= 1'")
+    if not isinstance(node, ast.Compare):
+        raise wrong
+    parts = [node.left, *node.comparators]
+    for left, op, right in zip(parts, node.ops, parts[1:], strict=False):
+        a, b = _number(left), _number(right)
+        mirrored = {ast.Lt: ast.Gt, ast.LtE: ast.GtE, ast.Gt: ast.Lt, ast.GtE: ast.LtE, ast.Eq: ast.Eq}
+        kind: type[ast.cmpop] | None = type(op)
+        if isinstance(right, ast.Name) and a is not None:
+            name, value, kind = right.id, a, mirrored.get(kind)  # type: ignore[arg-type]
+        elif isinstance(left, ast.Name) and b is not None:
+            name, value = left.id, b
+        else:
+            raise wrong
+        if kind is ast.GtE:
+            yield name, value, None
+        elif kind is ast.Gt:
+            yield name, value + 1, None
+        elif kind is ast.LtE:
+            yield name, -1, value
+        elif kind is ast.Lt:
+            yield name, -1, value - 1
+        elif kind is ast.Eq:
+            yield name, value, value
+        else:
+            raise wrong
+
+
+def _number(node: ast.expr) -> int | None:
+    return node.value if isinstance(node, ast.Constant) and type(node.value) is int else None
+
+
+def with_constants(text: str, sizes: Mapping[str, int]) -> str:
+    """Return the text of a program with other values of constants; names that it does not declare are declared in its
+    first line."""
+    values = constants(ast.parse(text))
+    lines = text.split("\n")
+    spans = []
+    for name in sizes.keys() & values.keys():
+        node = values[name]
+        assert node.end_lineno is not None
+        assert node.end_col_offset is not None
+        spans.append((node.lineno - 1, node.col_offset, node.end_lineno - 1, node.end_col_offset, sizes[name]))
+    for first, start, last, end, value in sorted(spans, reverse=True):
+        head, tail = lines[first].encode()[:start].decode(), lines[last].encode()[end:].decode()
+        lines[first : last + 1] = [f"{head}{value}{tail}", *[""] * (last - first)]
+    new = "".join(f"{name} = {value}; " for name, value in sizes.items() if name not in values)
+    return new + "\n".join(lines)
+
+
+class _Search:
+    def __init__(self, text: str, file: str, bounds: Mapping[str, Bound], strict: bool, region: str | None) -> None:
+        self.text, self.file, self.bounds, self.strict, self.region = text, file, bounds, strict, region
+        self.names = list(bounds)
+        self.domain = ", ".join(_text(name, bound) for name, bound in bounds.items())
+        self.known: dict[tuple[int, ...], Report] = {}
+        self.end = monotonic() + SECONDS
+        self.proved: list[tuple[int, list[str], list[str]]] = []
+
+    def result(self) -> Proof:
+        """Search. Raises `DomainError`."""
+        try:
+            self._named()
+        except (SyntaxError, ValueError, RecursionError, MemoryError):
+            report = check(self.text, self.file, self.strict, self.region)
+            return Proof("counterexample", self.domain, report=report, reason="the file cannot be read")
+        widths = [None if bound.high is None else bound.high - bound.low + 1 for bound in self.bounds.values()]
+        points = prod(width or 1 for width in widths)
+        whole = None not in widths and points <= TRIED
+        start = monotonic()
+        for k, point in enumerate(self._points()):
+            if not whole and (k >= FIRST or (k > 3 and monotonic() - start > SECONDS / 10)):
+                break
+            found = self._refused(point)
+            if found is not None:
+                return found
+            if whole and monotonic() > self.end:
+                whole = False
+                break
+        if whole:
+            claim = f"each of the {points} sizes was tried, and is well-typed"
+            return Proof("proved", self.domain, (claim,), tried=points, enumerated=True)
+        return self._cases()
+
+    # -- points -------------------------------------------------------------------------------------------------------
+
+    def _named(self) -> None:
+        tree = ast.parse(self.text)
+        given = constants(tree)
+        names = [node for node in ast.walk(tree) if isinstance(node, ast.Name)]
+        inner = {id(node) for s in tree.body if isinstance(s, ast.FunctionDef) for node in ast.walk(s)}
+        bound = {node.id for node in names if not isinstance(node.ctx, ast.Load) and id(node) not in inner}
+        for name in self.names:
+            if name not in {node.id for node in names}:
+                raise DomainError(f"{self.file} has no size {name}; a size is a constant at its top, as {name} = 8")
+            if name in bound and (name not in given or _number(given[name]) is None):
+                raise DomainError(f"{self.file}: {name} is no size: it is not one plain number at the top of the file")
+
+    def _lows(self) -> tuple[int, ...]:
+        return tuple(bound.low for bound in self.bounds.values())
+
+    def _at(self, point: Sequence[int]) -> dict[str, int]:
+        return dict(zip(self.names, point, strict=True))
+
+    def _points(self) -> Iterator[tuple[int, ...]]:
+        """All points, those with the least sum first."""
+        lows = self._lows()
+        widths = [None if bound.high is None else bound.high - bound.low for bound in self.bounds.values()]
+        most = None if None in widths else sum(width or 0 for width in widths)
+        for total in count():
+            if most is not None and total > most:
+                return
+            for steps in _compositions(total, len(lows)):
+                if all(width is None or step <= width for step, width in zip(steps, widths, strict=True)):
+                    yield tuple(low + step for low, step in zip(lows, steps, strict=True))
+
+    def _inside(self, point: Sequence[int]) -> bool:
+        return all(
+            bound.low <= value and (bound.high is None or value <= bound.high)
+            for value, bound in zip(point, self.bounds.values(), strict=True)
+        )
+
+    def _check(self, point: tuple[int, ...]) -> Report:
+        if point not in self.known:
+            text = with_constants(self.text, self._at(point))
+            self.known[point] = check(text, self.file, self.strict, self.region)
+        return self.known[point]
+
+    def _refused(self, point: tuple[int, ...]) -> Proof | None:
+        report = self._check(point)
+        if report.code == "limit":
+            raise Undecided(f"{self._written(point)} is beyond a limit of the check: {report.findings[0].message}")
+        if not report.code:
+            return None
+        message = next(f.message for f in report.findings if not f.warning)
+        return Proof("counterexample", self.domain, (), self._at(point), report, message, len(self.known))
+
+    def _written(self, point: Sequence[int]) -> str:
+        return ", ".join(f"{name} = {value}" for name, value in zip(self.names, point, strict=True))
+
+    # -- cases --------------------------------------------------------------------------------------------------------
+
+    def _cases(self) -> Proof:
+        todo = [(0, {name: Polynomial.variable(name) + bound.low for name, bound in self.bounds.items()})]
+        done = 0
+        try:
+            while todo:
+                cuts, case = todo.pop()
+                done += 1
+                if done > CASES:
+                    raise Undecided(f"the sizes fall into more than {CASES} cases")
+                if monotonic() > self.end:
+                    raise Undecided(f"the proof takes more than {SECONDS:.0f} s")
+                point = [form.number for form in case.values()]
+                if None not in point:
+                    found = self._small(tuple(p or 0 for p in point))
+                else:
+                    try:
+                        found = self._case(case)
+                    except SplitSizes as split:
+                        if cuts == CUTS:
+                            raise Undecided(f"the sizes are cut more than {CUTS} times, and none of it ends") from None
+                        todo += [
+                            (cuts + 1, {name: form.put(part) for name, form in case.items()})
+                            for part in reversed(split.parts)
+                        ]
+                        continue
+                if found is not None:
+                    return found
+        except Undecided as why:
+            return Proof("undecided", self.domain, reason=str(why), tried=len(self.known))
+        return Proof("proved", self.domain, self._claims(), tried=len(self.known), cases=len(self.proved))
+
+    def _small(self, point: tuple[int, ...]) -> Proof | None:
+        if self._inside(point) and self._check(point).code:
+            return self._smallest(point)
+        return None
+
+    def _case(self, case: Mapping[str, Polynomial]) -> Proof | None:
+        """Prove one case, or find a counterexample in it. Raises `SplitSizes`, `Undecided`."""
+        sizes = sorted({name for form in case.values() for name in form.variables()})
+        domain = Domain(sizes)
+        try:
+            self._prove(case, domain)
+            return None
+        except Wrong as wrong:
+            reason, unequal = str(wrong), wrong.unequal
+            if wrong.place is not None:
+                reason = f"line {wrong.place.line}: {reason}"
+        except Stuck:
+            reason, unequal = "instances wait for each other for ever", None
+        except (SplitIndex, SplitRests):
+            raise Undecided("a comparison within a loop has several answers") from None
+        except TooHigh as error:
+            raise Undecided(str(error)) from None
+        except RecursionError:
+            raise Undecided("expressions or blocks are nested too deeply") from None
+        return self._search(case, sizes, reason, unequal)
+
+    def _prove(self, case: Mapping[str, Polynomial], domain: Domain) -> None:
+        program, source = read(self.text, self.file, case, domain, self.region)
+        for f in source.findings:
+            if not f.warning or (self.strict and f.code == "unread"):
+                raise Wrong(f.code, f.message, f.place)
+        joins(program.groups)
+        found = cells(program, program.groups, domain)
+        packed(program, found, domain)
+        balanced(found, domain)
+        live = Liveness(program, domain)
+        live.prove(program.groups, found)
+        back = _inverse(case)
+        counts = []
+        for cell in found:
+            form = cell.writer.count.put(back) if cell.writer else None
+            if form is not None and form.number is None and form.variables() <= set(self.names):
+                counts.append(f"{f'each {cell.stream}' if cell.bound else cell.shown(domain)}: {form}")
+        self.proved.append((len(domain.sizes), list(dict.fromkeys(counts)), list(live.used)))
+
+    def _search(
+        self, case: Mapping[str, Polynomial], sizes: Sequence[str], reason: str, unequal: Polynomial | None
+    ) -> Proof | None:
+        """Look for a counterexample in a case that is not proved. Raises `Undecided` if none is found."""
+        for k, steps in enumerate(_many(len(sizes))):
+            at = dict(zip(sizes, steps, strict=True))
+            if k > 4000 or (unequal is None and k >= 40):
+                break
+            if unequal is not None and not unequal.at({**at, **dict.fromkeys(unequal.variables() - at.keys(), 0)}):
+                continue
+            point = tuple(int(form.at(at)) for form in case.values())
+            if self._inside(point) and self._check(point).code not in ("", "limit"):
+                return self._smallest(point)
+            if unequal is not None:
+                break
+        raise Undecided(f"{reason}; but no counterexample was found")
+
+    def _smallest(self, point: tuple[int, ...]) -> Proof | None:
+        """Return the least counterexample, as far as all points below this one can be tried."""
+        for k, other in enumerate(self._points()):
+            if k > SMALLER or sum(other) >= sum(point):
+                break
+            found = self._refused(other)
+            if found is not None:
+                return found
+        return self._refused(point)
+
+    # -- claims -------------------------------------------------------------------------------------------------------
+
+    def _claims(self) -> tuple[str, ...]:
+        best = max(self.proved, key=lambda case: case[0])
+        counts = best[1][:6] + ([f"... {len(best[1])} in all"] if len(best[1]) > 6 else [])
+        shown = f" ({'; '.join(counts)})" if counts else ""
+        rules = list(dict.fromkeys(rule for _, _, used in self.proved for rule in used))
+        claims = [f"every put has its get{shown}, no instance waits for ever"]
+        claims += [f"because: {rule}" for rule in rules]
+        cases = f"{len(self.proved)} case{'s' if len(self.proved) > 1 else ''} for infinitely many sizes each"
+        claims.append(f"{cases}; {len(self.known)} small sizes were tried one by one")
+        return tuple(claims)
+
+
+def _text(name: str, bound: Bound) -> str:
+    return f"{name} >= {bound.low}" if bound.high is None else f"{bound.low} <= {name} <= {bound.high}"
+
+
+def _compositions(total: int, parts: int) -> Iterator[tuple[int, ...]]:
+    """All ways to write a number as a sum of so many numbers from 0 on."""
+    if parts == 1:
+        yield (total,)
+        return
+    for first in range(total + 1):
+        for rest in _compositions(total - first, parts - 1):
+            yield (first, *rest)
+
+
+def _many(sizes: int) -> Iterator[tuple[int, ...]]:
+    return (steps for total in count() for steps in _compositions(total, sizes))
+
+
+def _inverse(case: Mapping[str, Polynomial]) -> dict[str, Polynomial]:
+    """Return the variables of a case in terms of the sizes, as far as one after the other can be solved."""
+    solved: dict[str, Polynomial] = {}
+    for _ in case:
+        for name, form in case.items():
+            left = form.put(solved)
+            (variable, *others) = [v for v in form.variables() if v not in solved] or [""]
+            if variable and not others and left.degree(variable) == 1:
+                base, slope = left.coefficients(variable)
+                if slope.constant:
+                    solved[variable] = (Polynomial.variable(f"={name}") - base) * (1 / slope.constant)
+    names = {f"={name}": Polynomial.variable(name) for name in case}
+    return {v: form.put(names) for v, form in solved.items()}

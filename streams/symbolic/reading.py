@@ -1,0 +1,494 @@
+"""Reads a program for every size of a domain at once: the ordinary reader, with sizes that are forms.
+
+A loop with a symbolic number of iterations is read once, for an iteration that stands for all. This is right if the
+iteration leaves the variables as it finds them; otherwise the first iterations are read apart. Where iterations differ,
+the range is cut (`domain.SplitIndex`, `domain.SplitRests`), and each part is read for itself. Instances of a grid of
+symbolic size are read in the same way.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from math import prod
+from typing import Any, TypeVar
+
+from ..declarations import Declared
+from ..elaborate import Elaborator, Exit, _EndsByData
+from ..expressions import Context, Reading
+from ..kernels import Operand
+from ..paths import State
+from ..reader import declare
+from ..source import Source
+from ..syntax import names_in, touches
+from ..tree import ElementType, Instance, StreamDecl, TaskDecl
+from ..values import Data, Static, SymbolicNumber, Value
+from .domain import Domain, Number, SplitIndex, SplitRests, Undecided, form_of, number
+from .polynomial import ONE, ZERO, Polynomial
+from .tree import Body, Element, Group, Loop, Program, SymbolicNodes, replaced, shape
+
+PIECES = 40
+"""Limit of the parts into which one range is cut."""
+
+FEW = 16
+"""Instances of a grid of known size that are read one by one; larger grids are read by ranges."""
+
+UNROLLED = 64
+"""Iterations of a loop with known trips that are read one by one where its index decides."""
+
+Piece = tuple[Polynomial, Polynomial, int]
+"""A part of a range: the first index, the number of strides, and the indices of one stride."""
+
+Chunk = tuple[str, Polynomial, Body]
+"""Iterations of a loop with the same operations: the variable that counts them, their number, and the operations of one
+of them; the variable of a single iteration is ""."""
+
+Read = TypeVar("Read")
+
+
+def read(
+    text: str, file: str, sizes: Mapping[str, Polynomial], domain: Domain, region: str | None = None
+) -> tuple[Program, Source]:
+    """Read a program. sizes: constants at the top of the file, or names that it does not declare, as forms in the sizes
+    of the domain. region: as for `reader.read`. Mistakes are in the findings of the source. Raises splits and
+    `Undecided`."""
+    source = Source(text, file)
+    tree = ast.parse(text)
+    values = {name: number(form, domain) for name, form in sizes.items()}
+    declared = Declared(Reading(source, SymbolicNodes(iter(domain.fresh, ""))))
+    given = constants(tree)
+    undeclared: dict[str, Value] = {name: Static(value) for name, value in values.items() if name not in given}
+    declare(declared, with_sizes(tree, values), region, undeclared)
+    streams = {stream.name: stream for stream in declared.streams}
+    for stream in declared.streams:
+        if isinstance(stream.packing, SymbolicNumber):
+            raise Undecided(f"line {stream.place.line}: {stream.name} moves a symbolic number of elements at a time")
+    groups: list[Group] = []
+    for task, scope in declared.tasks:
+        if task.parameters:
+            raise Undecided(f"line {task.place.line}: {task.name} has tensors, of which nothing is proved")
+        groups += Grid(scope.context, task, domain, streams).groups()
+    return Program(streams, tuple(groups)), source
+
+
+def constants(tree: ast.Module) -> dict[str, ast.expr]:
+    """Return the names that the top of a file gives a value once, with that value."""
+    found: dict[str, ast.expr] = {}
+    twice: set[str] = set()
+    for statement in tree.body:
+        match statement:
+            case ast.Assign(targets=[ast.Name(id=name)], value=value):
+                twice |= {name} & found.keys()
+                found[name] = value
+            case ast.AnnAssign(target=ast.Name(id=name), value=ast.expr() as value):
+                twice |= {name} & found.keys()
+                found[name] = value
+    return {name: value for name, value in found.items() if name not in twice}
+
+
+def with_sizes(tree: ast.Module, values: Mapping[str, Any]) -> ast.Module:
+    """Return a tree in which constants have other values."""
+    for statement in tree.body:
+        if isinstance(statement, ast.Assign | ast.AnnAssign) and statement.value is not None:
+            target = statement.targets[0] if isinstance(statement, ast.Assign) else statement.target
+            if isinstance(target, ast.Name) and target.id in values:
+                statement.value = ast.copy_location(ast.Constant(values[target.id]), statement.value)
+    return tree
+
+
+class Ranges:
+    """Takes a range apart until each part is read as one."""
+
+    def __init__(self, domain: Domain, what: str) -> None:
+        self.domain, self.what = domain, what
+        self.pieces: list[Piece] = []
+        self.left = PIECES
+
+    def begin(self, count: Polynomial) -> None:
+        """Set the whole range."""
+        self.pieces = [(ZERO, count, 1)]
+
+    def __iter__(self) -> Iterator[Piece]:
+        while self.pieces:
+            piece = self.pieces.pop()
+            if self.domain.at_least(piece[1], 1):
+                yield piece
+
+    def attempt(
+        self, piece: Piece, name: str, action: Callable[[Polynomial], Read], undo: Callable[[], None]
+    ) -> Read | None:
+        """Do something with the index of a piece, or cut the piece and return None."""
+        first, count, stride = piece
+        self.left -= 1
+        if self.left < 0:
+            raise Undecided(f"{self.what} falls into more than {PIECES} parts")
+        try:
+            with self.domain.bound(name, count) as index:
+                return action(first + index * stride)
+        except SplitIndex as split:
+            undo()
+            if split.name != name:
+                raise
+            if not (self.domain.at_least(split.at, 1) and self.domain.at_least(count - 1, split.at)):
+                raise Undecided(f"{self.what} is not cut at {self.domain.shown(split.at)}") from None
+            self.pieces += [(first + split.at * stride, count - split.at, stride), (first, split.at, stride)]
+        except SplitRests as split:
+            undo()
+            if split.name != name:
+                raise
+            many, rest = self.domain.floor(count, split.divisor)
+            end = first + many * (stride * split.divisor)
+            self.pieces += [(end + stride * k, ONE, stride) for k in reversed(range(rest))]
+            self.pieces.append((first, many, stride * split.divisor))
+        return None
+
+    def peel(self, piece: Piece) -> None:
+        """Take the first stride apart."""
+        first, count, stride = piece
+        self.pieces += [(first + stride, count - 1, stride), (first, ONE, stride)]
+
+
+class Grid:
+    """The instances of one task."""
+
+    def __init__(self, context: Context, task: TaskDecl, domain: Domain, streams: Mapping[str, StreamDecl]) -> None:
+        self.context, self.task, self.domain, self.streams = context, task, domain, streams
+        self.sizes = [form_of(size) for size in task.mapping]
+        known = [size.number for size in self.sizes]
+        self.few = None not in known and prod(size or 0 for size in known) <= FEW
+
+    def groups(self) -> list[Group]:
+        """Read all instances."""
+        return self._axis((), ())
+
+    def _axis(self, tid: tuple[Polynomial, ...], axes: tuple[tuple[str, Polynomial], ...]) -> list[Group]:
+        if len(tid) == len(self.sizes):
+            return [self._instance(tid, axes)]
+        size = self.sizes[len(tid)]
+        if self.few:
+            return [g for k in range(size.number or 0) for g in self._axis((*tid, Polynomial.of(k)), axes)]
+        ranges = Ranges(self.domain, f"the grid of {self.task.name}")
+        ranges.begin(size)
+        groups: list[Group] = []
+        for piece in ranges:
+            first, count, stride = piece
+            if count.number == 1:
+                for k in range(stride):
+                    groups += self._axis((*tid, first + k), axes)
+                continue
+            name = self.domain.fresh()
+            source = self.context.source
+            findings, seen = len(source.findings), set(source._seen)
+
+            def undo(findings: int = findings, seen: set[Any] = seen) -> None:
+                del self.context.source.findings[findings:]
+                self.context.source._seen = set(seen)
+
+            def inner(
+                index: Polynomial, name: str = name, count: Polynomial = count, stride: int = stride
+            ) -> list[Group]:
+                return [g for k in range(stride) for g in self._axis((*tid, index + k), (*axes, (name, count)))]
+
+            groups += ranges.attempt(piece, name, inner, undo) or []
+        return groups
+
+    def _instance(self, tid: tuple[Polynomial, ...], axes: tuple[tuple[str, Polynomial], ...]) -> Group:
+        point = tuple(number(part, self.domain) for part in tid)
+        name = self.task.name
+        if any(size != ONE for size in self.sizes):
+            name += f"[{','.join(map(str, point))}]"
+        instance = SymbolicElaborator(self.context, self.task, name, point, self.domain, self.streams).instance()
+        return Group(name, self.task.name, tid, axes, instance.body)  # type: ignore[arg-type]
+
+
+class SymbolicElaborator(Elaborator):
+    """Reads the instances of a group."""
+
+    def __init__(
+        self,
+        context: Context,
+        task: TaskDecl,
+        name: str,
+        tid: tuple[Number | int, ...],
+        domain: Domain,
+        streams: Mapping[str, StreamDecl],
+    ) -> None:
+        super().__init__(context, task, name, tid)  # type: ignore[arg-type]
+        self.domain, self.all_streams = domain, streams
+        self.node: ast.AST = task.body
+
+    def instance(self) -> Instance:
+        """Read the body of the task, as the ordinary reader does."""
+        try:
+            return super().instance()
+        except Undecided as why:
+            text = str(why)
+            raise Undecided(text if text.startswith("line ") else f"{self._at(self.node)}: {text}") from None
+
+    def eval(self, node: ast.expr) -> Value:
+        """Evaluate an expression."""
+        self.node = node
+        return super().eval(node)
+
+    # -- streams ------------------------------------------------------------------------------------------------------
+
+    def _index(self, stream: StreamDecl, base: ast.expr) -> Any:
+        if stream.name not in self.all_streams:
+            raise Undecided(f"a region is given {stream.name}, a part of an array of streams")
+        parts: list[ast.expr] = []
+        if isinstance(base, ast.Subscript):
+            parts = list(base.slice.elts) if isinstance(base.slice, ast.Tuple) else [base.slice]
+        if len(parts) != len(stream.shape):
+            self._bad_index(base, f"{len(parts)} indices of {stream.name}, which has {len(stream.shape)} axes")
+            return None
+        index: list[Number | int] = []
+        for part in parts:
+            value = self.data(part)
+            if not isinstance(value, Static) or not isinstance(value.value, int | SymbolicNumber):
+                self._bad_index(part, f"the index {ast.unparse(part)[:40]} is not known before the run")
+                return None
+            index.append(value.value)  # type: ignore[arg-type]
+        shown = tuple(map(str, index))
+        if any(not 0 <= i < size for i, size in zip(index, stream.shape, strict=True)):
+            size = ", ".join(map(str, stream.shape))
+            self._bad_index(base, f"{stream.name}[{','.join(shown)}] is outside {stream.name}[{size}]")
+            return None
+        return Element(stream.name, tuple(map(form_of, index)), shown)
+
+    def operand(self, node: ast.expr, value: Value) -> Operand:
+        """Return a value as kernels see it, if its shape is known."""
+        kind = value.type if isinstance(value, Data) else None
+        if kind is not None and any(isinstance(size, Number) for size in kind.shape):
+            raise Undecided(f"{self._at(node)}: a kernel on a tile of symbolic shape")
+        return super().operand(node, value)
+
+    def exchange(
+        self, op: str, axes: Sequence[int], kind: ElementType | None, node: ast.AST, *, inserted: bool
+    ) -> None:
+        """Record the tokens of an all-reduce: of these nothing is proved."""
+        raise Undecided(f"{self._at(node)}: an all-reduce, of which nothing is proved")
+
+    def _stream_name(self, number: Any) -> str:
+        return str(number)
+
+    def take_cycles(self, node: ast.Call) -> Value:
+        """`cycles(n)`, n at least 0 for every size."""
+        if len(node.args) == 1 and not node.keywords:
+            value = self.data(node.args[0])
+            if isinstance(value, Static) and isinstance(value.value, Number):
+                if not value.value >= 0:
+                    self.fail(node.args[0], "cycles takes a whole number that is known before the run, 0 or more")
+                return Data()
+        return super().take_cycles(node)
+
+    # -- loops --------------------------------------------------------------------------------------------------------
+
+    def _counted(self, node: ast.stmt, target: ast.expr | None, call: ast.Call, body: list[ast.stmt]) -> Exit:
+        name = call.func.id if isinstance(call.func, ast.Name) else ""
+        if name not in ("range", "grid", "meta_for") or call.keywords or not call.args:
+            return super()._counted(node, target, call, body)
+        if any(touches([argument]) for argument in call.args):
+            return super()._counted(node, target, call, body)
+        bounds = [self.data(argument) for argument in call.args]
+        known = [bound.value for bound in bounds if isinstance(bound, Static)]
+        whole = all(isinstance(bound, int | Number) for bound in known)
+        if len(known) < len(bounds) or not whole or (name != "grid" and len(known) > 3):
+            return super()._counted(node, target, call, body)
+        if all(isinstance(bound, int) for bound in known):
+            decides = target is not None and bool(names_in(target) & self.deciding)
+            trips = prod(known) if name == "grid" else len(range(*known)) if 0 not in known[2:] else 0
+            if not decides or trips <= UNROLLED:
+                return super()._counted(node, target, call, body)
+        if name == "grid" and len(known) > 1:
+            return self._symbolic(node, target, [(0, 1, self._trips_of(0, bound, 1)) for bound in known], body)
+        start, stop, step = 0, known[0], 1
+        if name != "grid" and len(known) > 1:
+            start, stop = known[:2]
+            step = known[2] if len(known) > 2 else 1
+        if not isinstance(step, int):
+            raise Undecided(f"{self._at(node)}: the step of a range is a size")
+        if step == 0:
+            self.fail(call, f"{name} takes integers, and a step other than 0")
+        return self._symbolic(node, target, [(start, step, self._trips_of(start, stop, step))], body)
+
+    def _at(self, node: ast.AST) -> str:
+        return f"line {getattr(node, 'lineno', 0)}"
+
+    def _trips_of(self, start: Any, stop: Any, step: int) -> Polynomial:
+        span = stop - start if step > 0 else start - stop
+        return form_of((span + (abs(step) - 1)) // abs(step)) if span > 0 else ZERO
+
+    def _symbolic(
+        self,
+        node: ast.stmt,
+        target: ast.expr | None,
+        levels: Sequence[tuple[Any, int, Polynomial]],
+        body: list[ast.stmt],
+    ) -> Exit:
+        """A loop, or a nest over a grid. levels: first index, step, and trips of each level, outer ones first."""
+        self.end_beat()
+        outer, start = self.ops, self.save()
+        self._loops += 1
+        try:
+            how = self._level(node, target, levels, [], body)
+            return how if how is Exit.RETURN else Exit.NONE
+        except _EndsByData:
+            if touches(body):
+                raise
+            self.ops = outer
+            self.restore(start)
+        finally:
+            self._loops -= 1
+        return self._by_data(node, target, body)
+
+    def _level(
+        self,
+        node: ast.stmt,
+        target: ast.expr | None,
+        levels: Sequence[tuple[Any, int, Polynomial]],
+        chosen: list[Any],
+        body: list[ast.stmt],
+    ) -> Exit:
+        if len(chosen) == len(levels):
+            self.context.step(node)
+            if target is not None:
+                self._bind(target, Static(chosen[0] if len(chosen) == 1 else tuple(chosen)))
+            how = self.block(body)
+            self.end_beat()
+            self.prune()
+            return how
+        start, step, count = levels[len(chosen)]
+        without = names_in(target) if target is not None else set[str]()
+        without = without | (set_before_read(body) & self.deciding)
+        ranges = Ranges(self.domain, f"{self._at(node)}: this loop")
+        ranges.begin(count)
+        outer, chunks, how = self.ops, list[Chunk](), Exit.NONE
+        for piece in ranges:
+            first, many, stride = piece
+            self.ops = []
+
+            def run(index: Polynomial, stride: int = stride) -> Exit:
+                for k in range(stride):
+                    value = number((index + k) * step, self.domain) + start
+                    how = self._level(node, target, levels, [*chosen, value], body)
+                    if how in (Exit.BREAK, Exit.RETURN):
+                        return how
+                return Exit.NONE
+
+            if many.number == 1:
+                how = run(first)
+                add_chunk(chunks, "", ONE, tuple(self.ops))  # type: ignore[arg-type]
+                if how is not Exit.NONE:
+                    break
+                continue
+            mark = self._mark()
+            name = self.domain.fresh()
+
+            def once(index: Polynomial, run: Callable[[Polynomial], Exit] = run) -> bool:
+                before = self.key(without)
+                return run(index) is Exit.NONE and self.key(without) == before
+
+            same = ranges.attempt(piece, name, once, lambda mark=mark: self._back(mark))  # type: ignore[misc]
+            if same is None:
+                continue
+            if not same:
+                self._back(mark)
+                ranges.peel(piece)
+                continue
+            add_chunk(chunks, name, many, tuple(self.ops))  # type: ignore[arg-type]
+            last = {name: many - 1}
+            self.env = {key: self._replaced(value, last) for key, value in self.env.items()}
+        self.ops = [*outer, *(item for chunk in chunks for item in written(chunk))]  # type: ignore[list-item]
+        return how
+
+    def _replaced(self, value: Value, values: Mapping[str, Polynomial]) -> Value:
+        def part(one: Any) -> Any:
+            if isinstance(one, tuple):
+                return tuple(part(below) for below in one)
+            return number(one.form.put(values), self.domain) if isinstance(one, Number) else one
+
+        if isinstance(value, Static):
+            return Static(part(value.value))
+        kind = value.type
+        if kind is None or not any(isinstance(size, Number) for size in kind.shape):
+            return value
+        return replace(value, type=ElementType(kind.dtype, part(kind.shape)))
+
+    def _mark(self) -> tuple[Any, ...]:
+        source = self.context.source
+        counters = self._branches, self._loops, self._loose, self.before
+        return self.save(), list(self.ops), counters, len(source.findings), set(source._seen)
+
+    def _back(self, mark: tuple[Any, ...]) -> None:
+        """Forget what was read since a mark."""
+        state: State = mark[0]
+        self.env, self.pending, self.tokens = dict(state.env), dict(state.pending), dict(state.tokens)
+        self.ops = list(mark[1])
+        self._branches, self._loops, self._loose, self.before = mark[2]
+        del self.context.source.findings[mark[3] :]
+        self.context.source._seen = set(mark[4])
+
+    def key(self, without: Any = ()) -> object:
+        """The variables, with numbers that stand for many compared as forms."""
+        env = self.env
+        self.env = {name: self._plain(value) for name, value in env.items()}
+        try:
+            return super().key(without)
+        finally:
+            self.env = env
+
+    def _plain(self, value: Value) -> Value:
+        def part(one: Any) -> Any:
+            if isinstance(one, tuple):
+                return tuple(part(below) for below in one)
+            return one.form if isinstance(one, Number) else one
+
+        if isinstance(value, Static):
+            return Static(part(value.value))
+        if value.type is None:
+            return value
+        return replace(value, type=ElementType(value.type.dtype, part(value.type.shape)))
+
+
+def add_chunk(chunks: list[Chunk], name: str, times: Polynomial, body: Body) -> None:
+    """Append the next iterations of a loop. If they and those before have the same operations, they are one chunk."""
+    if not body:
+        return
+    if chunks:
+        before, count, its = chunks[-1]
+        if name and not before and shape(its) == shape(replaced(body, {name: -1})):
+            chunks[-1] = name, times + 1, replaced(body, {name: Polynomial.variable(name) - 1})
+            return
+        if before and not name and shape(body) == shape(replaced(its, {before: count})):
+            chunks[-1] = before, count + 1, its
+            return
+    chunks.append((name, times, body))
+
+
+def written(chunk: Chunk) -> Body:
+    """Return a chunk as a loop."""
+    name, times, body = chunk
+    return (Loop(name, times, body),) if name else body
+
+
+def set_before_read(body: Sequence[ast.stmt]) -> set[str]:
+    """Return the variables that every iteration sets before it reads them."""
+    read: set[str] = set()
+    found: set[str] = set()
+    for statement in body:
+        targets: list[ast.expr] = []
+        value: ast.AST = statement
+        if isinstance(statement, ast.Assign):
+            targets, value = statement.targets, statement.value
+        elif isinstance(statement, ast.AnnAssign) and statement.value is not None:
+            targets, value = [statement.target], statement.value
+        read |= names_in(value)
+        for target in targets:
+            if isinstance(target, ast.Name | ast.Tuple):
+                found |= names_in(target) - read
+            else:
+                read |= names_in(target)
+        if any(isinstance(part, ast.Continue | ast.Break | ast.Return) for part in ast.walk(statement)):
+            break
+    return found

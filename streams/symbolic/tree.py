@@ -1,0 +1,164 @@
+"""What a program is for every size: task instances in groups, with loops whose trips are forms in the sizes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from ..source import Place
+from ..tree import Nodes, StreamDecl
+from .polynomial import Polynomial
+
+
+@dataclass(frozen=True)
+class Element:
+    """An element of an array of streams; no index for a single stream. It stands where the reader has the number of a
+    stream: the number less that of the first one, taken apart by the sizes of the array, gives the indices again."""
+
+    name: str
+    index: tuple[Polynomial, ...]
+    shown: tuple[str, ...] = ()
+
+    def __sub__(self, first: object) -> Element:
+        return self
+
+    def __divmod__(self, size: object) -> tuple[Element, str]:
+        return Element(self.name, self.index, self.shown[:-1]), self.shown[-1]
+
+
+@dataclass(frozen=True)
+class Step:
+    """A put or a get."""
+
+    stream: str
+    index: tuple[Polynomial, ...]
+    put: bool
+    place: Place
+
+    @property
+    def needs(self) -> tuple[tuple[Any, bool, int], ...]:
+        """What the reader asks of a node: the streams that it touches, here by their names."""
+        return ((self.stream, self.put, 1),)
+
+
+@dataclass(frozen=True)
+class Loop:
+    """`times` iterations, counted from 0 by the variable `name`."""
+
+    name: str
+    times: Polynomial
+    body: Body
+
+    @property
+    def needs(self) -> tuple[tuple[Any, bool, int], ...]:
+        """As for `Step`."""
+        return tuple(need for node in self.body for need in node.needs)
+
+
+@dataclass(frozen=True)
+class Branch:
+    """A branch on data. place: of its condition."""
+
+    arms: tuple[Body, ...]
+    place: Place
+
+    @property
+    def needs(self) -> tuple[tuple[Any, bool, int], ...]:
+        """As for `Step`."""
+        return tuple(need for arm in self.arms for node in arm for need in node.needs)
+
+
+Item = Step | Loop | Branch
+Body = tuple[Item, ...]
+
+
+@dataclass(frozen=True)
+class Group:
+    """Instances of a task with the same operations. axes: variables of their grid points with their counts. tid: the
+    grid point, in these variables. name: for findings."""
+
+    name: str
+    task: str
+    tid: tuple[Polynomial, ...]
+    axes: tuple[tuple[str, Polynomial], ...]
+    body: Body
+
+
+@dataclass(frozen=True)
+class Program:
+    """A program that is read for every size of a domain."""
+
+    streams: Mapping[str, StreamDecl]
+    groups: tuple[Group, ...]
+
+
+class SymbolicNodes(Nodes):
+    """Makes nodes. fresh names of loop variables come from `names`."""
+
+    def __init__(self, names: Iterator[str]) -> None:
+        super().__init__()
+        self.names = names
+
+    def op(self, stream: Any, put: bool, place: Place, variable: str = "") -> Any:
+        """Return a put or a get. stream: an `Element`."""
+        return Step(stream.name, stream.index, put, place)
+
+    def repeat(self, times: int, body: Any) -> Any:
+        """Return the body of a loop with a known number of equal iterations."""
+        if times <= 0 or not body:
+            return ()
+        return body if times == 1 else (Loop(next(self.names), Polynomial.of(times), tuple(body)),)
+
+    def loop(self, iterations: Sequence[tuple[int, Any]]) -> Any:
+        """Return the body of all iterations; those with the same operations are told by their shape."""
+        alike: dict[object, Any] = {}
+        return super().loop([(times, alike.setdefault(shape(tuple(body)), tuple(body))) for times, body in iterations])
+
+    def choice(self, arms: Sequence[Any], place: Place) -> Any:
+        """Return a branch; arms with the same operations in the same order are no branch."""
+        if all(shape(arm) == shape(arms[0]) for arm in arms[1:]):
+            return arms[0]
+        return (Branch(tuple(tuple(arm) for arm in arms), place),)
+
+
+def shape(body: Body, names: Mapping[str, Polynomial] | None = None) -> tuple[object, ...]:
+    """Return what two bodies with the same operations in the same order have in common, wherever they are written and
+    whatever their loop variables are called."""
+    names = dict(names or {})
+    out: list[object] = []
+    for node in body:
+        if isinstance(node, Step):
+            out.append((node.stream, tuple(i.put(names) for i in node.index), node.put))
+        elif isinstance(node, Loop):
+            inner = {**names, node.name: Polynomial.variable(f"${len(names)}")}
+            out.append((node.times.put(names), shape(node.body, inner)))
+        else:
+            out.append(tuple(shape(arm, names) for arm in node.arms))
+    return tuple(out)
+
+
+def replaced(body: Body, values: Mapping[str, Polynomial | int]) -> Body:
+    """Return a body with variables replaced."""
+    out: list[Item] = []
+    for node in body:
+        if isinstance(node, Step):
+            index = tuple(i.put(values) for i in node.index)
+            out.append(node if index == node.index else Step(node.stream, index, node.put, node.place))
+        elif isinstance(node, Loop):
+            out.append(Loop(node.name, node.times.put(values), replaced(node.body, values)))
+        else:
+            out.append(Branch(tuple(replaced(arm, values) for arm in node.arms), node.place))
+    return tuple(out)
+
+
+def steps_of(body: Body) -> Iterator[Step]:
+    """All puts and gets in a body, those of both arms of a branch included."""
+    for node in body:
+        if isinstance(node, Step):
+            yield node
+        elif isinstance(node, Loop):
+            yield from steps_of(node.body)
+        else:
+            for arm in node.arms:
+                yield from steps_of(arm)
