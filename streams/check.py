@@ -10,10 +10,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from .circles import bridges, without
 from .reader import read
-from .run import Outcome, Run, Unending, Wait
+from .run import MOVES, Effort, Outcome, Run, Unending, Wait
 from .source import ORDER, Diagnostic
-from .tree import Choice, Instance, Node, Op, Region, Repeat, StreamDecl, total
+from .tree import Beat, Choice, Instance, Node, Nodes, Op, Region, Repeat, StreamDecl, total
 
 Ends = dict[int, dict[int, int]]
 """Stream -> instance -> tokens that it puts, or gets."""
@@ -58,9 +59,13 @@ class _Check:
         self.puts: Ends = {}
         self.gets: Ends = {}
         self.at: dict[tuple[int, bool], Op] = {}
+        self._ends_well: bool | None = None
+        self._bodies = [instance.body for instance in region.instances]
+        self._effort = Effort()
         for k, instance in enumerate(region.instances):
             for node in instance.body:
                 self._count(k, node)
+        self._find_last()
 
     def run(self) -> None:
         """Add findings to the source, up to the first kind that makes the later ones meaningless."""
@@ -81,9 +86,20 @@ class _Check:
         for stream, put, n in node.needs:
             ends = (self.puts if put else self.gets).setdefault(stream, {})
             ends[k] = ends.get(k, 0) + n
-            found = _last(node, stream, put)
-            if found is not None:
-                self.at[stream, put] = found
+
+    def _find_last(self) -> None:
+        """Find the last operation of each end of a stream."""
+        seen: set[Node] = set()
+        for instance in reversed(self.region.instances):
+            todo = list(instance.body)
+            while todo:
+                node = todo.pop()
+                if isinstance(node, Op):
+                    self.at.setdefault((node.stream, node.put), node)
+                elif node not in seen:
+                    seen.add(node)
+                    todo += node.body if isinstance(node, Repeat) else node.ops if isinstance(node, Beat) else ()
+                    todo += [below for arm in reversed(node.arms) for below in arm] if isinstance(node, Choice) else ()
 
     def _name(self, stream: int) -> str:
         return self.region.stream(stream)[1]
@@ -98,10 +114,10 @@ class _Check:
         return self.region.instances[k].name
 
     def _unused(self) -> None:
+        used = self.puts.keys() | self.gets.keys()
         for decl in self.region.streams:
             if decl.name in self.exchanges:
                 continue
-            used = self.puts.keys() | self.gets.keys()
             idle = sum(s not in used for s in range(decl.first, decl.first + decl.size)) if decl.size < 1 << 16 else 0
             if idle:
                 what = f"{decl.name} has no ends" if not decl.shape else f"{idle} streams of {decl.name} have no ends"
@@ -188,6 +204,11 @@ class _Check:
 
     def _fine(self) -> bool:
         """Whether every outcome runs to its end and leaves nothing, as far as that can be tried."""
+        if self._ends_well is None:
+            self._ends_well = self._every_outcome_ends()
+        return self._ends_well
+
+    def _every_outcome_ends(self) -> bool:
         if any(f.uncounted or (f.code != "join" and not f.warning) for f in self.source.findings):
             return False
         try:
@@ -204,16 +225,25 @@ class _Check:
         for stream in sorted(self.puts.keys() | self.gets.keys()):
             decl = self.region.stream(stream)[0]
             depths[stream], packing[stream] = deeper.get(stream, decl.depth), decl.packing
-        return Run([instance.body for instance in self.region.instances], depths, packing).outcome()
+        return Run(self._bodies, depths, packing, self._effort).outcome()
 
     def _live(self) -> None:
+        self._leave_bridges_out()
         try:
             outcome = self._outcome({})
             if outcome.waits:
                 self._stuck(outcome)
         except Unending:
             message = "the program is too large to be run before the run: it is not known whether it ends"
-            self.source.add("limit", message, None, "run.ROUNDS and run.STATES are the limits")
+            self.source.add("limit", message, None, f"the check makes at most {MOVES} moves of task instances")
+
+    def _leave_bridges_out(self) -> None:
+        """Run only what can be in a cycle of waits. To be used where puts and gets of every stream are equal."""
+        ends = {s: (next(iter(its)), next(iter(self.gets[s]))) for s, its in self.puts.items()}
+        left_out = bridges(ends)
+        self._bodies = without(self._bodies, left_out, Nodes())
+        for stream in left_out:
+            del self.puts[stream], self.gets[stream]
 
     def _stuck(self, outcome: Outcome) -> None:
         """Report a cycle of waits, and the least depth that breaks it."""
@@ -228,7 +258,10 @@ class _Check:
         if self._outcome(endless).waits:
             self.source.add("deadlock", f"a cycle of waits: {text}", wait.op.place, *notes, subject=name)
             return
-        notes += self._least(outcome.waits, endless)
+        try:
+            notes += self._least(outcome.waits, endless)
+        except Unending:
+            notes.append(f"the least depth is not known: the check makes at most {MOVES} moves of task instances")
         self.source.add("depth", f"a cycle of waits: {text}", wait.op.place, *notes, subject=name)
 
     def _wait(self, wait: Wait) -> str:
@@ -267,17 +300,3 @@ class _Check:
 
 def _times(count: int, what: str) -> str:
     return f"{count} {what}{'s' if count > 1 else ''}"
-
-
-def _last(node: Node, stream: int, put: bool) -> Op | None:
-    """The last operation of a stream in a tree."""
-    todo = [node]
-    while todo:
-        node = todo.pop()
-        if isinstance(node, Op) and (node.stream, node.put) == (stream, put):
-            return node
-        if isinstance(node, Repeat):
-            todo += node.body
-        elif isinstance(node, Choice):
-            todo += [below for arm in reversed(node.arms) for below in arm]
-    return None

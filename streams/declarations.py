@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sized
 from dataclasses import dataclass, field, replace
 from difflib import get_close_matches
 from math import prod
 from typing import NoReturn
 
 from .annotations import StreamType, is_stream, last_name, stream_type, tensor_type, unquoted
-from .expressions import Context, Expressions, Reading
+from .expressions import STEPS, Context, Expressions, Reading
 from .language import BITS
 from .source import Refusal
+from .syntax import names_in
 from .tree import ElementType, Parameter, StreamDecl, TaskDecl, TensorDecl
 from .values import Data, Limit, Static, SymbolicNumber, Value, element_type, integer, sizes
 
@@ -38,6 +39,23 @@ class Declared:
     tasks: list[tuple[TaskDecl, Scope]] = field(default_factory=list)
     size: int = 0
     regions: int = 0
+    _names: dict[Function, frozenset[str]] = field(default_factory=dict)
+
+    _sizes: dict[Function, int] = field(default_factory=dict)
+
+    def size_of(self, function: Function) -> int:
+        """Return how many nodes a function has."""
+        found = self._sizes.get(function)
+        if found is None:
+            found = self._sizes[function] = sum(1 for _ in ast.walk(function))
+        return found
+
+    def names(self, function: Function) -> frozenset[str]:
+        """Return the names in a function."""
+        found = self._names.get(function)
+        if found is None:
+            found = self._names[function] = frozenset(names_in(function))
+        return found
 
 
 @dataclass(frozen=True)
@@ -74,7 +92,9 @@ class Scope:
         self._uses: dict[str, bool] = {}
         self._opaque: list[ast.expr] = []
         reading = declared.reading
-        self.context = Context(reading, self.streams, self.constants, self.tasks, self._uses, self.regions)
+        self.context = Context(
+            reading, self.streams, self.constants, self.tasks, self._uses, self.regions, self.tensors
+        )
 
     # -- statements --------------------------------------------------------------------------------------------------
 
@@ -82,6 +102,8 @@ class Scope:
         """Read declarations. Mistakes are added to the source."""
         for statement in statements:
             self.guard(self._declare, statement)
+            if self.declared.reading.steps > STEPS:
+                break
         for expression in self._opaque:
             self.guard(self._hidden_stream, expression)
         self._uses.update(self._users())
@@ -318,14 +340,21 @@ class Scope:
 
     def _users(self) -> dict[str, bool]:
         """Which functions use streams, directly or through others."""
-        names = {name: _names(function) for name, function in self.functions.items()}
-        known = self.streams.keys() | self.tasks.keys() | self.regions.keys()
-        users: set[str] = set()
-        more = True
-        while more:
-            found = {name for name, its in names.items() if not its.isdisjoint(known) or not its.isdisjoint(users)}
-            more, users = found != users, found
-        return {name: name in users for name in names}
+        callers: dict[str, list[str]] = {}
+        users: dict[str, bool] = dict.fromkeys(self.functions, False)
+        todo: list[str] = []
+        for name, function in self.functions.items():
+            for its in self.declared.names(function):
+                if its in self.functions:
+                    callers.setdefault(its, []).append(name)
+                elif its in self.streams or its in self.tasks or its in self.regions:
+                    todo.append(name)
+        while todo:
+            name = todo.pop()
+            if not users[name]:
+                users[name] = True
+                todo += callers.get(name, ())
+        return users
 
     def _region(self, node: Function, decorator: ast.expr) -> None:
         if isinstance(node, ast.AsyncFunctionDef):
@@ -345,7 +374,9 @@ class Scope:
         self.declared.regions += 1
         if self.declared.regions > REGIONS:
             raise Refusal("limit", f"more than {REGIONS} calls of regions", node)
-        self.context.step(node, 1 + (len(region.scope.streams) + len(region.scope.constants)) // 8)
+        outer = region.scope
+        kinds: tuple[Sized, ...] = (outer.streams, outer.tensors, outer.constants, outer.tasks, outer.functions)
+        self.context.step(node, 1 + sum(map(len, kinds)) // 2 + self.declared.size_of(body))
         number = self.calls[name] = self.calls.get(name, 0) + 1
         prefix = "" if call is None else f"{self.prefix}{name}{f'#{number}' if number > 1 else ''}."
         inner = Scope(self.declared, region.scope, prefix, (*self.active, body))
@@ -457,10 +488,6 @@ def _plain(node: ast.AsyncFunctionDef) -> ast.FunctionDef:
     return ast.copy_location(body, node)
 
 
-def _names(node: ast.AST) -> set[str]:
-    return {part.id for part in ast.walk(node) if isinstance(part, ast.Name)}
-
-
 def _text(value: object) -> str:
     return f"[{', '.join(map(str, value))}]" if isinstance(value, tuple) and not hasattr(value, "dtype") else str(value)
 
@@ -474,7 +501,7 @@ def names_below(tree: ast.Module, region: str) -> frozenset[str]:
         name = todo.pop()
         if name in functions and name not in seen:
             seen.add(name)
-            names = _names(functions[name])
+            names = names_in(functions[name])
             found |= names
             todo += names
     return frozenset(found)

@@ -7,22 +7,37 @@ variables as it found them; all further ones are like it, however many there are
 from __future__ import annotations
 
 import ast
-from collections.abc import Container, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from enum import Enum
 from itertools import chain
 from math import prod
 
-from .expressions import Context, Future
-from .layouts import merged
+from .expressions import Context
+from .paths import Paths, State
 from .source import Refusal
-from .stores import Stores
-from .syntax import Grid, chain_length, deciding, divides, meta_name, meta_name_of, names_in, period_of, touches
+from .syntax import (
+    Grid,
+    Pieces,
+    chain_length,
+    deciding,
+    deciding_parts,
+    leaves,
+    meta_name,
+    meta_name_of,
+    names_in,
+    nested,
+    pieces,
+    touches,
+)
 from .tree import Body, Instance, Node, TaskDecl
-from .values import Data, Static, Value, distribution_of, joined, type_of
+from .values import Data, Static, Value, compute, distribution_of, type_of
 
 TRIPS = 1 << 40
 """Limit of the iterations of one loop."""
+
+TRIPS_OF_TUPLES = 1 << 16
+"""Limit of the iterations of a loop over `enumerate` or `zip`."""
 
 
 class Exit(Enum):
@@ -38,10 +53,7 @@ class _EndsByData(Refusal):
     """Data decides whether a loop goes on."""
 
 
-State = tuple[dict[str, Value], dict[int, Future]]
-
-
-class Elaborator(Stores):
+class Elaborator(Paths):
     """Statements of an instance. deciding: variables that control or indices depend on; all others hold data."""
 
     def __init__(self, context: Context, task: TaskDecl, name: str, tid: tuple[int, ...]) -> None:
@@ -50,7 +62,6 @@ class Elaborator(Stores):
         if found is None:
             found = context.decisive.setdefault(task.body, deciding(task.body, context.streams.keys()))
         self.deciding = found
-        self._before = 0
         self._loose = 0
 
     def instance(self) -> Instance:
@@ -69,7 +80,7 @@ class Elaborator(Stores):
             self.context.source.add("limit", "expressions or blocks are nested too deeply", self.task.place)
             whole = False
         if whole:
-            self._unread(set(self.pending))
+            self.unread(set(self.pending))
         return Instance(self.name, self.task, self.tid, tuple(self.ops), whole, frozenset(self.ran))
 
     # -- blocks ------------------------------------------------------------------------------------------------------
@@ -188,40 +199,11 @@ class Elaborator(Stores):
 
     # -- branches ----------------------------------------------------------------------------------------------------
 
-    def _save(self) -> State:
-        return dict(self.env), {number: replace(future) for number, future in self.pending.items()}
-
-    def _merge(self, a: State, b: State) -> None:
-        """Go on from two paths: a variable that differs is data; a future is used if both have used it."""
-        env: dict[str, Value] = {}
-        for name in a[0].keys() | b[0].keys():
-            x, y = a[0].get(name), b[0].get(name)
-            if x is None or y is None:
-                env[name] = x or y or Data()
-            elif x == y:
-                env[name] = x
-            else:
-                futures = frozenset(f for v in (x, y) if isinstance(v, Data) for f in v.futures)
-                varies = name in self.varying
-                dist = merged(distribution_of(x, varies), distribution_of(y, varies))
-                tensor = x.tensor if isinstance(x, Data) and isinstance(y, Data) and x.tensor == y.tensor else ""
-                env[name] = Data(joined(type_of(x), type_of(y)), futures, dist, tensor)
-        pending: dict[int, Future] = {}
-        born = self._before
-        for number in a[1].keys() | b[1].keys():
-            x_future, y_future = a[1].get(number), b[1].get(number)
-            future = x_future or y_future
-            assert future is not None
-            some = number <= born and (x_future is None or y_future is None)
-            used = max(f.used for f in (x_future, y_future) if f is not None)
-            pending[number] = replace(future, used=1 if some or used else 0)
-        self.env, self.pending = env, pending
-
     def _if_statement(self, node: ast.If, rest: Sequence[ast.stmt]) -> Exit:
         """Read a branch. rest: what follows it up to the end of the loop. Where data decides whether that is run, each
         arm takes its own copy of it."""
         test = self.data(node.test)
-        apart = divides([*node.body, *node.orelse], self.context.reading.rates)
+        apart = self._divides([*node.body, *node.orelse])
         if apart:
             self.end_beat()
         if isinstance(test, Static):
@@ -233,7 +215,7 @@ class Elaborator(Stores):
             return only
         how, bodies, states, start = self._arms([node.body, node.orelse], rest)
         if how[0] is not how[1]:
-            self.env, self.pending = start
+            self.restore(start)
             how, bodies, states, start = self._arms([[*node.body, *rest], [*node.orelse, *rest]], ())
             at_end = {Exit.NONE, Exit.CONTINUE} if self._loops else set(Exit)
             if how[0] is not how[1] and not {*how} <= at_end:
@@ -242,26 +224,31 @@ class Elaborator(Stores):
             elif how[0] is not how[1] or how[0] is Exit.NONE:
                 how = [Exit.CONTINUE, Exit.CONTINUE]
         self.ops += self.context.nodes.choice(bodies, self.context.source.place(node.test))
-        self._merge(*states)
+        self.merge(*states)
         self.localise([node])
         return how[0] if how[0] is how[1] else Exit.NONE
+
+    def _divides(self, body: Sequence[ast.stmt]) -> bool:
+        # A loop that stands for a grid is made here, and is none of the body's.
+        return any(self.below.divides.get(statement, True) for statement in body)
 
     def _arms(
         self, arms: list[list[ast.stmt]], tail: Sequence[ast.stmt]
     ) -> tuple[list[Exit], list[Body], tuple[State, State], State]:
-        outer, start, born = self.ops, self._save(), self._futures
+        outer, start, born = self.ops, self.save(), self._futures
         how, bodies, states = list[Exit](), list[Body](), list[State]()
         self._branches += 1
         for arm in arms:
-            self.env, self.pending = dict(start[0]), {n: replace(f) for n, f in start[1].items()}
+            pending = {n: replace(f) for n, f in start.pending.items()}
+            self.env, self.pending, self.tokens = dict(start.env), pending, dict(start.tokens)
             self.ops = []
             how.append(self.block(arm, tail))
-            if divides(arm, self.context.reading.rates):
+            if self._divides(arm):
                 self.end_beat()
             bodies.append(tuple(self.ops))
-            states.append((self.env, self.pending))
+            states.append(State(self.env, self.pending, self.tokens))
         self._branches -= 1
-        self.ops, self._before = outer, born
+        self.ops, self.before = outer, born
         return how, bodies, (states[0], states[1]), start
 
     def _meta(self, arms: Sequence[ast.stmt], rest: Sequence[ast.stmt]) -> Exit:
@@ -311,6 +298,9 @@ class Elaborator(Stores):
     def _counted(self, node: ast.stmt, target: ast.expr | None, call: ast.Call, body: list[ast.stmt]) -> Exit:
         name = call.func.id if isinstance(call.func, ast.Name) else ""
         if name not in ("range", "grid", "meta_for"):
+            values = None if touches([call]) else self._iterated(call)
+            if values is not None:
+                return self._static(node, target, values, body)
             self.data(call)
             return self._by_data(node, target, body)
         bounds = [self.data(argument) for argument in call.args]
@@ -330,13 +320,52 @@ class Elaborator(Stores):
             return self._static(node, target, range(*known), body)
         if len(known) == 1:
             return self._static(node, target, range(known[0]), body)
+        if isinstance(target, ast.Tuple) and len(target.elts) == len(known) and names_in(target) & self.deciding:
+            inner = self.context.nests.get((node, *known))
+            if inner is None:
+                inner = self.context.nests.setdefault((node, *known), nested(target, known, body, node))
+            if not leaves(body):
+                self.ran.add((node.lineno, node.col_offset, *known))
+                return self._static(node, target.elts[0], range(known[0]), inner)
         return self._static(node, target, Grid(known, count), body)
+
+    def _iterated(self, node: ast.expr) -> range | list[Static] | None:
+        """What `range`, or `reversed`, `enumerate` or `zip` of static values goes through; None if it is not known."""
+        if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Name):
+            values = self.eval(node) if isinstance(node, ast.Name | ast.Tuple | ast.List | ast.Constant) else Data()
+            its = values.value if isinstance(values, Static) else None
+            return [Static(value) for value in its] if isinstance(its, tuple) else None
+        name = node.func.id
+        if name not in ("range", "reversed", "enumerate", "zip") or name in self.env or node.keywords or not node.args:
+            return None
+        if name == "range":
+            bounds = [self.data(argument) for argument in node.args]
+            numbers = [bound.value for bound in bounds if isinstance(bound, Static)]
+            if len(bounds) > 3 or len(numbers) < len(bounds) or not all(type(n) is int for n in numbers):
+                return None
+            if max(map(abs, numbers)) > TRIPS:
+                raise Refusal("limit", f"a loop of more than {TRIPS} iterations", node)
+            found = compute(range, numbers, node).value
+            return found if isinstance(found, range) else None
+        parts = [self._iterated(argument) for argument in node.args]
+        known = [part for part in parts if part is not None]
+        if len(known) < len(parts) or (name != "zip" and len(known) > 1):
+            return None
+        if name == "reversed":
+            return known[0][::-1]
+        count = min(map(len, known))
+        if count > TRIPS_OF_TUPLES:
+            raise Refusal("limit", f"{name} of more than {TRIPS_OF_TUPLES} values", node)
+        columns = [[v.value if isinstance(v, Static) else v for v in part[:count]] for part in known]
+        if name == "enumerate":
+            columns.insert(0, [*range(count)])
+        return [Static(row) for row in zip(*columns, strict=True)]
 
     def _static(
         self, node: ast.stmt, target: ast.expr | None, values: range | Grid | list[Static], body: list[ast.stmt]
     ) -> Exit:
         """A loop with known trips."""
-        outer, start = self.ops, self._save()
+        outer, start = self.ops, self.save()
         self.ran.add((node.lineno, node.col_offset, len(values)))
         self._loops += 1
         try:
@@ -349,7 +378,8 @@ class Elaborator(Stores):
         except _EndsByData:
             if touches(body):
                 raise
-            self.ops, (self.env, self.pending) = outer, start
+            self.ops = outer
+            self.restore(start)
         finally:
             self._loops -= 1
         return self._by_data(node, target, body)
@@ -358,31 +388,32 @@ class Elaborator(Stores):
         self, node: ast.stmt, target: ast.expr | None, values: range | Grid | list[Static], body: list[ast.stmt]
     ) -> Exit:
         names = names_in(target) if target is not None else set[str]()
-        period = 1
-        if names & self.deciding:
-            plain = isinstance(target, ast.Name) and isinstance(values, range)
-            period = period_of(min(names), body, self.deciding, self.context.streams) if plain else 0
         unrolled = isinstance(node, ast.With) or (isinstance(node, ast.For) and meta_name_of(node.iter) == "meta_for")
         if unrolled and self.context.reading.timed:
             return self._unrolled(target, values, body)
         outer, iterations = self.ops, list[tuple[int, Body]]()
-        before = self._key(names)
-        how, k, count = Exit.NONE, 0, len(values)
-        while k < count:
+        how, k = Exit.NONE, 0
+        plan = self._plan(node, target, names, values, body)
+        period, ends = plan or Pieces(0, (len(values),))
+        first, end, before = 0, 0, object()
+        while k < len(values):
+            if k == end:
+                first, end = k, next(e for e in ends if e > k)
+                before = self.key(names) if period else before
             self.context.step(node)
             self._bind_index(target, values[k])
             self.ops = []
             how = self.block(body)
             self.end_beat()
-            self._prune()
+            self.prune()
             iterations.append((1, tuple(self.ops)))
             k += 1
             if how in (Exit.BREAK, Exit.RETURN):
                 break
-            if period and k % period == 0:
-                after = self._key(names)
-                if after == before and count - k >= period:
-                    times = (count - k) // period
+            if period and (k - first) % period == 0:
+                after = self.key(names)
+                if after == before and end - k >= period:
+                    times = (end - k) // period
                     once = sum((operations for _, operations in iterations[-period:]), ())
                     iterations[-period:] = [(times + 1, once)]
                     k += times * period
@@ -401,6 +432,30 @@ class Elaborator(Stores):
                 return how if how is Exit.RETURN else Exit.NONE
         return Exit.NONE
 
+    def _plan(
+        self,
+        node: ast.stmt,
+        target: ast.expr | None,
+        names: set[str],
+        values: range | Grid | list[Static],
+        body: list[ast.stmt],
+    ) -> Pieces | None:
+        """How a loop is stepped; None if each of its iterations is read."""
+        if not names & self.deciding:
+            return Pieces(1, (len(values),))
+        if not isinstance(target, ast.Name) or not isinstance(values, range) or len(values) < 2:
+            return None
+        parts = self.context.loops.get(node)
+        if parts is None:
+            parts = deciding_parts(body, self.deciding, self.context.streams)
+            self.context.loops[node] = parts
+
+        def known(name: str) -> object:
+            value = self.env.get(name, self.context.constants.get(name))
+            return value.value if isinstance(value, Static) and name not in parts.stored else None
+
+        return pieces(target.id, values, parts, known)
+
     def _bind_index(self, target: ast.expr | None, value: int | Static) -> None:
         if target is not None:
             self._bind(target, value if isinstance(value, Static) else Static(value))
@@ -408,14 +463,15 @@ class Elaborator(Stores):
     def _while(self, node: ast.While) -> Exit:
         if node.orelse:
             self.fail(node.orelse[0], "a loop with else is not supported")
-        outer, start = self.ops, self._save()
+        outer, start = self.ops, self.save()
         self._loops += 1
         try:
             return self._rounds(node)
         except _EndsByData:
             if touches([node]):
                 raise
-            self.ops, (self.env, self.pending) = outer, start
+            self.ops = outer
+            self.restore(start)
         finally:
             self._loops -= 1
         return self._by_data(node, None, [ast.copy_location(ast.Expr(node.test), node.test), *node.body])
@@ -440,10 +496,10 @@ class Elaborator(Stores):
             how = self.block(node.body)
             self.end_beat()
             iterations.append((1, tuple(self.ops)))
-            self._prune()
+            self.prune()
             if how in (Exit.BREAK, Exit.RETURN):
                 break
-            after = self._key()
+            after = self.key()
             if after == before:
                 raise Refusal("limit", "this loop never ends", node)
             before = after
@@ -460,8 +516,8 @@ class Elaborator(Stores):
         self._loops += 1
         self._loose += 1
         for _ in range(len(self.env) + 3):
-            start, born = self._save(), self._futures
-            key = self._key()
+            start, born = self.save(), self._futures
+            key = self.key()
             self.ops = []
             if target is not None:
                 self._bind(target, Data())
@@ -480,9 +536,9 @@ class Elaborator(Stores):
                     subject=self.name,
                     uncounted=True,
                 )
-            self._before = born
-            self._merge(start, self._save())
-            if touched or self._key() == key:
+            self.before = born
+            self.merge(start, self.save())
+            if touched or self.key() == key:
                 break
         self.localise(body)
         self._branches -= 1
@@ -496,48 +552,3 @@ class Elaborator(Stores):
         known = chain(self.context.streams.values(), made)
         decl = next(d for d in known if d.first <= number < d.first + d.size)
         return decl.element(number - decl.first)
-
-    # -- what an iteration leaves ------------------------------------------------------------------------------------
-
-    def _key(self, without: Container[str] = ()) -> object:
-        """The variables, with futures numbered as they appear: equal keys mean that nothing differs from here on.
-        without: names that do not count."""
-        numbers: dict[int, int] = {}
-        out: list[object] = []
-        for name in sorted(self.env):
-            value = self.env[name]
-            if name in without:
-                if isinstance(value, Data) and any(f in self.pending for f in value.futures):
-                    return object()
-                continue
-            if isinstance(value, Static):
-                out.append((name, type(value.value).__name__, value.value))
-                continue
-            futures = [f for f in sorted(value.futures) if f in self.pending or f in self.awaited]
-            renamed = [
-                (
-                    numbers.setdefault(f, len(numbers)),
-                    f in self.awaited,
-                    self.pending[f].used if f in self.pending else 2,
-                )
-                for f in futures
-            ]
-            out.append((name, value.type, value.dist, value.tensor, tuple(renamed)))
-        return tuple(out)
-
-    def _prune(self) -> None:
-        """Report futures that no variable holds any more. Inside an arm, the other arm may still hold them."""
-        if self._branches == 0 and self.pending:
-            held = {f for v in self.env.values() if isinstance(v, Data) for f in v.futures}
-            self._unread(self.pending.keys() - held)
-
-    def _unread(self, numbers: set[int]) -> None:
-        source = self.context.source
-        for number in sorted(numbers):
-            future = self.pending.pop(number)
-            if future.used:
-                message = f"{self.name} reads what it gets from {future.stream} on some paths only"
-                source.add("unread", message, future.place, warning=True, subject=self.name)
-            else:
-                message = f"{self.name} never reads what it gets from {future.stream}"
-                source.add("unread", message, future.place, "drop(...) says that it is meant", subject=self.name)

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import ast
+import builtins
 from collections.abc import Container, Iterator, Mapping
 from dataclasses import dataclass, field
 from difflib import get_close_matches
+from enum import IntEnum
+from operator import itemgetter
 from typing import NoReturn
 
-from .language import BITS, Layout
+from .language import BITS, LIBRARY, Layout
 from .source import Place, Refusal, Source
-from .syntax import touches
+from .syntax import Below, Deciding, touches
 from .tree import Body, Collective, ElementType, Node, Nodes, Op, StreamDecl, TaskDecl
 from .values import (
     BOOLEAN,
@@ -64,8 +67,8 @@ class Reading:
 @dataclass
 class Context:
     """What all instances of a region share. functions: names of other functions, and whether each uses a stream.
-    regions: names of regions. decisive, varying: of each task that was read, what the functions of `syntax` found.
-    assigned: by the first one of some statements and their number. varies: whether static parts of an expression do."""
+    regions, tensors: their names. decisive, varying, loops, nests, below: what the functions of `syntax` found in what
+    was read before. varies: whether static parts of an expression do."""
 
     reading: Reading
     streams: Mapping[str, StreamDecl]
@@ -73,9 +76,12 @@ class Context:
     tasks: Mapping[str, TaskDecl]
     functions: Mapping[str, bool]
     regions: Container[str] = frozenset()
+    tensors: Container[str] = frozenset()
     decisive: dict[ast.FunctionDef, frozenset[str]] = field(default_factory=dict)
+    loops: dict[ast.stmt, Deciding] = field(default_factory=dict)
+    nests: dict[tuple[object, ...], list[ast.stmt]] = field(default_factory=dict)
+    below: dict[ast.FunctionDef, Below] = field(default_factory=dict)
     varying: dict[ast.FunctionDef, frozenset[str]] = field(default_factory=dict)
-    assigned: dict[tuple[ast.stmt, int], set[str]] = field(default_factory=dict)
     varies: dict[ast.AST, bool] = field(default_factory=dict)
 
     @property
@@ -104,8 +110,17 @@ class Future:
     used: int = 0
 
 
+class Taken(IntEnum):
+    """How the token of a get was taken: by an expression that reads it, by a written `await`, or by `drop`."""
+
+    READ = 1
+    AWAITED = 2
+    DROPPED = 3
+
+
 class Expressions:
-    """Expressions of an instance. env: its variables. pending: futures that nothing has read on every path.
+    """Expressions of an instance. env: its variables. pending: futures that nothing has read on every path. tokens: how
+    those were taken that something has read on some path.
 
     A *beat* is a straight run of statements in which no stream comes twice, and every get stands before the puts and
     before what takes cycles. Loops and branches with puts or gets begin and end one. Its operations fire together.
@@ -116,7 +131,7 @@ class Expressions:
         self.env: dict[str, Value] = {}
         self.ops: list[Node] = []
         self.pending: dict[int, Future] = {}
-        self.awaited: set[int] = set()
+        self.tokens: dict[int, tuple[Taken, Future]] = {}
         self._futures = 0
         self._beat: list[Op] = []
         self._cycles = 0
@@ -161,16 +176,34 @@ class Expressions:
 
     # -- variables and futures ---------------------------------------------------------------------------------------
 
-    def read(self, value: Value) -> None:
-        """Take the tokens of a value: its futures are used on this path."""
-        if isinstance(value, Data):
-            for number in value.futures:
-                self.pending.pop(number, None)
+    def read(self, value: Value, node: ast.AST | None = None, how: Taken = Taken.READ) -> None:
+        """Take the tokens of a value: its futures are used on this path. node: where.
+
+        The compiler awaits a future where it is first read. From then on it is a value: it may be read again, but not
+        awaited, or used after drop.
+        """
+        if not isinstance(value, Data):
+            return
+        for number in value.futures:
+            future = self.pending.pop(number, None)
+            before, known = self.tokens.get(number, (None, future))
+            if known is None:
+                continue
+            if node is not None and (before is Taken.DROPPED or (before is not None and how is Taken.AWAITED)):
+                self._twice(node, known, before)
+            self.tokens[number] = max(how, before or how), known
+
+    def _twice(self, node: ast.AST, future: Future, before: Taken) -> None:
+        what = "uses" if before is Taken.DROPPED else "awaits"
+        first = {Taken.READ: "it was read", Taken.AWAITED: "it was awaited", Taken.DROPPED: "it was dropped"}[before]
+        message = f"{self.name} {what} what it gets from {future.stream} in line {future.place.line}, after {first}"
+        note = "one get is one token: await it once, and keep the value"
+        self.context.source.add("future", message, self.context.source.place(node), note, subject=self.name)
 
     def data(self, node: ast.expr) -> Value:
         """Evaluate an expression and read it."""
         value = self.eval(node)
-        self.read(value)
+        self.read(value, node)
         return value
 
     def fail(self, node: ast.AST, what: str, *notes: str) -> NoReturn:
@@ -211,7 +244,10 @@ class Expressions:
                 return Data()
             case ast.Await():
                 value = self.eval(node.value)
-                self._await(value, node)
+                given = isinstance(value, Data) and (value.futures or isinstance(node.value, ast.Call))
+                if not given:
+                    self.fail(node, "await takes the result of a get")
+                self.read(value, node, Taken.AWAITED)
                 return value
             case _:
                 return self._opaque(node)
@@ -225,17 +261,15 @@ class Expressions:
             self.fail(node, f"{node.id} is a stream: a task uses it by put and get only")
         if node.id in BITS:
             return Static(node.id)
+        if node.id in self.context.tensors:
+            self.fail(node, f"{node.id} is a tensor: a task gets it by args=[{node.id}] and a parameter")
+        if node.id in self.context.functions and not self.context.functions[node.id]:
+            return Data()
+        if hasattr(builtins, node.id) or node.id in LIBRARY:
+            return Data()
         known = [*self.env, *self.context.constants, *self.context.streams]
         close = get_close_matches(node.id, known, n=1, cutoff=0.7)
         self.fail(node, f"the name {node.id} is not known here", *(f"did you mean {name}?" for name in close))
-
-    def _await(self, value: Value, node: ast.AST) -> None:
-        futures = value.futures if isinstance(value, Data) else frozenset[int]()
-        self.read(value)
-        if futures & self.awaited:
-            place = self.context.source.place(node)
-            self.context.source.add("future", f"{self.name} awaits a value twice", place, subject=self.name)
-        self.awaited |= futures
 
     def _binary(self, node: ast.BinOp) -> Value:
         a, b = self.data(node.left), self.data(node.right)
@@ -272,12 +306,15 @@ class Expressions:
         if touches([node]):
             self.end_beat()
         outer, arms, values = self.ops, list[Body](), list[Value]()
+        start, after = self.tokens, dict(self.tokens)
         for part in (node.body, node.orelse):
-            self.ops = []
+            self.ops, self.tokens = [], dict(start)
             values.append(self.data(part))
             if touches([part]):
                 self.end_beat()
             arms.append(tuple(self.ops))
+            after = either(after, self.tokens)
+        self.tokens = after
         self.ops = [*outer, *self.context.nodes.choice(arms, self.context.source.place(node.test))]
         return Data(joined(type_of(values[0]), type_of(values[1])))
 
@@ -309,7 +346,7 @@ class Expressions:
                     self.fail(node, f"a stream in {_kind(node)}; write a loop with put and get")
                 if part.id in self.env:
                     self.read(self.env[part.id])
-            elif isinstance(part, ast.Yield | ast.YieldFrom | ast.NamedExpr):
+            elif isinstance(part, ast.Yield | ast.YieldFrom | ast.NamedExpr | ast.Await):
                 self.fail(part, f"{_kind(part)} is not supported in a task")
         return Data()
 
@@ -339,13 +376,19 @@ class Expressions:
             return Static(self.tid[0] if len(self.tid) == 1 else self.tid)
         if name == "data":
             return Data(BOOLEAN)
+        if name == "drop":
+            value = self._arguments(node)
+            for argument in node.args:
+                if isinstance(argument, ast.Name) and argument.id in self.env:
+                    self.read(self.env[argument.id], None, Taken.DROPPED)
+            return value
         if name == "tile":
             return self._tile(node)
         if name == "Layout":
             return self._layout(node)
         if name == "cycles":
             return self.take_cycles(node)
-        if name in ("range", "grid") or name.startswith("meta_"):
+        if name == "grid" or name.startswith("meta_"):
             self.fail(node, f"{name} stands in a for or with statement only")
         if name in BITS:
             self._arguments(node)
@@ -437,6 +480,13 @@ class Expressions:
     def _bad_index(self, node: ast.AST, message: str) -> None:
         source = self.context.source
         source.add("index", message, source.place(node), f"in the instance {self.name}", subject=self.name)
+
+
+def either(
+    a: Mapping[int, tuple[Taken, Future]], b: Mapping[int, tuple[Taken, Future]]
+) -> dict[int, tuple[Taken, Future]]:
+    """How futures were taken after one of two paths: the later kind of both."""
+    return {number: max((x for x in (a.get(number), b.get(number)) if x), key=itemgetter(0)) for number in {**a, **b}}
 
 
 def _parts(base: ast.expr) -> Iterator[ast.expr]:

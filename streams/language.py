@@ -289,5 +289,15 @@ def concat(*tiles: Any, axis: int = 0) -> Any:
     return _only_in_a_task("concat")
 
 
+LIBRARY = frozenset(
+    function.__name__
+    for function in (
+        *(matmul, add, sub, mul, div, maximum, scale, transpose, relu, gelu, silu, exp, softmax, layernorm, rmsnorm),
+        *(reduce_sum, reduce_max, zeros, full, concat),
+    )
+)
+"""Names of the library kernels."""
+
+
 def _only_in_a_task(name: str) -> NoReturn:
     raise UnsupportedError(f"{name}: the body of a task is read, not called; check the file instead")

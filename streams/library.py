@@ -8,6 +8,7 @@ from dataclasses import replace
 from math import prod
 
 from . import kernel_types, layouts
+from .expressions import Taken
 from .kernels import ALIASES, KERNELS
 from .language import BITS
 from .layouts import LOCAL
@@ -66,6 +67,8 @@ class Library(TileExpressions):
                     return self._filled(node, name)
                 if name in ("local", "drop") and len(node.args) == 1 and not node.keywords:
                     value = self.taken(node.args[0])
+                    if name == "drop":
+                        self.read(value, None, Taken.DROPPED)
                     return Data(type_of(value)) if name == "local" else Data()
                 if name in BITS and len(node.args) == 1 and not node.keywords:
                     return self._converted(name, node.args[0])

@@ -26,7 +26,7 @@ Rates = Mapping[str, float]
 """Work that a library kernel does in a clock cycle, by its name: multiply-adds of `matmul`, elements of others. Kernels
 that are not named take no time of their own."""
 NO_RATES: Rates = {}
-LETTERS = 1 << 20
+LETTERS = 1 << 19
 """Limit of characters of a file."""
 
 

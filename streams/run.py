@@ -16,8 +16,8 @@ from dataclasses import dataclass
 
 from .tree import Beat, Body, Choice, Needs, Node, Op, Repeat, total
 
-ROUNDS = 200_000
-"""Limit of rounds of one check, each of which moves every instance that can."""
+MOVES = 1_000_000
+"""Limit of moves of instances in one check. A move takes an instance as far as it goes before it waits."""
 
 STATES = 20_000
 """Limit of states at which a branch on data stands and each of its arms is tried."""
@@ -27,7 +27,20 @@ REMEMBERED = 4096
 
 
 class Unending(Exception):
-    """A run exceeds `ROUNDS` or `STATES`."""
+    """A run exceeds `MOVES` or `STATES`."""
+
+
+class Effort:
+    """How much all runs of one check may do. moves: left of `MOVES`."""
+
+    def __init__(self) -> None:
+        self.moves = MOVES
+
+    def spend(self, moves: int) -> None:
+        """Count moves. Raises `Unending`."""
+        self.moves -= moves
+        if self.moves < 0:
+            raise Unending
 
 
 @dataclass(frozen=True)
@@ -86,10 +99,17 @@ class _State:
 
 class Run:
     """A run of bodies. depths: of every stream that has ends, in elements. packing: elements of a transfer of those
-    streams that move more than one; the reader sees a transfer once it is full."""
+    streams that move more than one; the reader sees a transfer once it is full. effort: what it may do; a new one
+    unless stated."""
 
-    def __init__(self, bodies: Sequence[Body], depths: Mapping[int, int], packing: Mapping[int, int]) -> None:
-        self.bodies = bodies
+    def __init__(
+        self,
+        bodies: Sequence[Body],
+        depths: Mapping[int, int],
+        packing: Mapping[int, int],
+        effort: Effort | None = None,
+    ) -> None:
+        self.bodies, self.effort = bodies, effort or Effort()
         self.depths = dict(depths)
         self.packing = {s: p for s, p in packing.items() if p > 1}
         self.rounds = 0
@@ -141,9 +161,9 @@ class Run:
         memory: tuple[dict[object, list[int]], dict[object, list[int]]] = {}, {}
         while moved:
             self.rounds += 1
-            if self.rounds > ROUNDS:
-                raise Unending
             now, moved = sorted(moved), set[int]()
+            # To look for a period takes time for all instances, also for those that do not move.
+            self.effort.spend(len(now) + len(state.stacks) // 8)
             for k in now:
                 if state.stacks[k]:
                     for s in self._move(state, state.stacks[k]):

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import ast
+from array import array
 from dataclasses import dataclass, field
+from itertools import accumulate
 from typing import NamedTuple
 
 WIDEST = 200
@@ -26,7 +28,7 @@ CODES = {
     "leak": "more puts than gets: tokens are left at the end",
     "deadlock": "a cycle of waits at any depth",
     "depth": "a cycle of waits that a deeper stream breaks",
-    "future": "a future is awaited twice",
+    "future": "what one get gives is awaited twice, or used after drop",
     "unread": "a value that is taken from a stream is never read",
     "unused": "a stream has no ends",
     "inserted": "a collective that a layout asks for",
@@ -73,16 +75,28 @@ class Source:
         self.text = self.text.replace("\r\n", "\n").replace("\r", "\n")  # as Python counts lines
         self.lines = self.text.split("\n")
         self._seen: set[tuple[str, Place | None, str, bool]] = set()
+        self._columns: dict[int, array[int]] = {}
 
     def place(self, node: ast.AST) -> Place:
         """Return where a node of the syntax tree begins; of several lines, it marks the first one."""
         line = int(getattr(node, "lineno", 1))
-        raw = self.lines[line - 1].encode()
-        start = len(raw[: int(getattr(node, "col_offset", 0))].decode(errors="replace"))
+        start = self._column(line, int(getattr(node, "col_offset", 0)))
         end = len(self.lines[line - 1])
         if getattr(node, "end_lineno", line) == line:
-            end = len(raw[: int(getattr(node, "end_col_offset", start + 1))].decode(errors="replace"))
+            end = self._column(line, int(getattr(node, "end_col_offset", start + 1)))
         return Place(line, start, max(end, start + 1))
+
+    def _column(self, line: int, offset: int) -> int:
+        """Return the character at which a byte of a line is, as Python counts them."""
+        text = self.lines[line - 1]
+        if text.isascii():
+            return min(offset, len(text))
+        columns = self._columns.get(line)
+        if columns is None:
+            # A byte that continues a character has the column of its first one.
+            begins = ((byte & 0xC0) != 0x80 for byte in text.encode(errors="replace"))
+            columns = self._columns[line] = array("l", accumulate(begins, initial=0))
+        return columns[min(offset, len(columns) - 1)]
 
     def add(
         self,

@@ -14,7 +14,6 @@ from .kernels import Operand
 from .layouts import Distribution
 from .library import Library
 from .source import Refusal
-from .syntax import assigned
 from .tiles import short
 from .tree import ElementType, Parameter
 from .values import Data, Value, distribution_of, type_of
@@ -163,10 +162,16 @@ class Stores(Library):
 
     def localise(self, node: Sequence[ast.stmt]) -> None:
         """After statements that some instances run and others do not: variables that they assign are local."""
-        key = node[0], len(node)
-        names = self.context.assigned.get(key)
-        if names is None:
-            names = self.context.assigned.setdefault(key, assigned(node))
+        # Loops that stand for a grid are made here; what they hold are statements of the body.
+        todo = [*node]
+        names: set[str] = set()
+        while todo:
+            statement = todo.pop()
+            found = self.below.assigned.get(statement)
+            if found is not None:
+                names |= found
+            elif isinstance(statement, ast.For):
+                todo += statement.body
         for name in names:
             value = self.env.get(name)
             if isinstance(value, Data) and not value.dist.local and value.tensor != name:

@@ -18,7 +18,7 @@ from .kernel_types import apply
 from .kernels import Operand, Options
 from .layouts import LOCAL, Distribution
 from .source import Refusal
-from .syntax import names_in, varying
+from .syntax import below, names_in, varying
 from .tree import ElementType, TaskDecl
 from .values import OPERATORS, UNARY, Data, Static, Value, compute, type_of
 
@@ -39,9 +39,13 @@ class TileExpressions(Expressions):
     def __init__(self, context: Context, task: TaskDecl, name: str, tid: tuple[int, ...]) -> None:
         super().__init__(context, name, tid)
         self.task, self.mesh = task, task.mapping
+        known = context.below.get(task.body)
+        if known is None:
+            known = context.below.setdefault(task.body, below(task.body, context.reading.rates))
+        self.below = known
         found = context.varying.get(task.body)
         if found is None:
-            found = context.varying.setdefault(task.body, varying(task.body))
+            found = context.varying.setdefault(task.body, varying(task.body, known))
         self.varying = found
         self.asking: set[str] = set()
         self._branches = 0
@@ -66,7 +70,7 @@ class TileExpressions(Expressions):
     def taken(self, node: ast.expr) -> Value:
         """Evaluate an expression and take its tokens; it may be a partial value."""
         value = self.eval(node)
-        self.read(value)
+        self.read(value, node)
         return value
 
     def data(self, node: ast.expr) -> Value:

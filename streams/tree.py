@@ -299,11 +299,11 @@ class Region:
     collectives: tuple[Collective, ...] = ()
     rates: Mapping[str, float] = field(default_factory=dict)
 
-    @cached_property
-    def _firsts(self) -> list[int]:
-        return [decl.first for decl in self.streams]
-
     def stream(self, number: int) -> tuple[StreamDecl, str]:
         """Return the declaration of a stream, and its name with indices."""
         decl = self.streams[bisect_right(self._firsts, number) - 1]
         return decl, decl.element(number - decl.first)
+
+    @cached_property
+    def _firsts(self) -> list[int]:
+        return [decl.first for decl in self.streams]

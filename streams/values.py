@@ -176,14 +176,25 @@ def element_type(node: ast.expr, constants: Callable[[ast.expr], Value]) -> Elem
 
 
 def sizes(node: ast.expr, constants: Callable[[ast.expr], Value]) -> tuple[int, ...]:
-    """Read positive sizes, separated by commas. Raises `Refusal`."""
-    parts = node.elts if isinstance(node, ast.Tuple | ast.List) else [node]
-    return tuple(positive(part, constants) for part in parts)
+    """Read positive sizes: one, several separated by commas, or a constant that is a tuple. Raises `Refusal`."""
+    if isinstance(node, ast.Tuple | ast.List):
+        return tuple(positive(part, constants) for part in node.elts)
+    value = constants(node)
+    known = value.value if isinstance(value, Static) else None
+    return (
+        tuple(_positive(Static(size), node) for size in known)
+        if isinstance(known, tuple)
+        else (_positive(value, node),)
+    )
 
 
 def positive(node: ast.expr, constants: Callable[[ast.expr], Value]) -> int:
     """Read a positive constant. Raises `Refusal`."""
-    number = integer(node, constants)
+    return _positive(constants(node), node)
+
+
+def _positive(value: Value, node: ast.expr) -> int:
+    number = _integer(value, node)
     if number < 1:
         raise Refusal("unsupported", f"a size of {number}; it must be at least 1", node)
     return number
@@ -191,7 +202,10 @@ def positive(node: ast.expr, constants: Callable[[ast.expr], Value]) -> int:
 
 def integer(node: ast.expr, constants: Callable[[ast.expr], Value]) -> int:
     """Read an integer constant. Raises `Refusal`."""
-    value = constants(node)
+    return _integer(constants(node), node)
+
+
+def _integer(value: Value, node: ast.expr) -> int:
     if not isinstance(value, Static) or not isinstance(value.value, int | SymbolicNumber):
         raise Refusal("unsupported", f"{ast.unparse(node)[:40]} is no integer that is known before the run", node)
     number: Any = value.value

@@ -15,9 +15,10 @@ from math import prod
 from typing import Any, TypeVar
 
 from ..declarations import Declared
-from ..elaborate import Elaborator, Exit, State, _EndsByData
+from ..elaborate import Elaborator, Exit, _EndsByData
 from ..expressions import Context, Reading
 from ..kernels import Operand
+from ..paths import State
 from ..reader import declare
 from ..source import Source
 from ..syntax import names_in, touches
@@ -327,7 +328,7 @@ class SymbolicElaborator(Elaborator):
     ) -> Exit:
         """A loop, or a nest over a grid. levels: first index, step, and trips of each level, outer ones first."""
         self.end_beat()
-        outer, start = self.ops, self._save()
+        outer, start = self.ops, self.save()
         self._loops += 1
         try:
             how = self._level(node, target, levels, [], body)
@@ -335,7 +336,8 @@ class SymbolicElaborator(Elaborator):
         except _EndsByData:
             if touches(body):
                 raise
-            self.ops, (self.env, self.pending) = outer, start
+            self.ops = outer
+            self.restore(start)
         finally:
             self._loops -= 1
         return self._by_data(node, target, body)
@@ -354,7 +356,7 @@ class SymbolicElaborator(Elaborator):
                 self._bind(target, Static(chosen[0] if len(chosen) == 1 else tuple(chosen)))
             how = self.block(body)
             self.end_beat()
-            self._prune()
+            self.prune()
             return how
         start, step, count = levels[len(chosen)]
         without = names_in(target) if target is not None else set[str]()
@@ -384,8 +386,8 @@ class SymbolicElaborator(Elaborator):
             name = self.domain.fresh()
 
             def once(index: Polynomial, run: Callable[[Polynomial], Exit] = run) -> bool:
-                before = self._key(without)
-                return run(index) is Exit.NONE and self._key(without) == before
+                before = self.key(without)
+                return run(index) is Exit.NONE and self.key(without) == before
 
             same = ranges.attempt(piece, name, once, lambda mark=mark: self._back(mark))  # type: ignore[misc]
             if same is None:
@@ -415,24 +417,24 @@ class SymbolicElaborator(Elaborator):
 
     def _mark(self) -> tuple[Any, ...]:
         source = self.context.source
-        counters = self._branches, self._loops, self._loose, self._before
-        return self._save(), list(self.ops), set(self.awaited), counters, len(source.findings), set(source._seen)
+        counters = self._branches, self._loops, self._loose, self.before
+        return self.save(), list(self.ops), counters, len(source.findings), set(source._seen)
 
     def _back(self, mark: tuple[Any, ...]) -> None:
         """Forget what was read since a mark."""
         state: State = mark[0]
-        self.env, self.pending = dict(state[0]), dict(state[1])
-        self.ops, self.awaited = list(mark[1]), set(mark[2])
-        self._branches, self._loops, self._loose, self._before = mark[3]
-        del self.context.source.findings[mark[4] :]
-        self.context.source._seen = set(mark[5])
+        self.env, self.pending, self.tokens = dict(state.env), dict(state.pending), dict(state.tokens)
+        self.ops = list(mark[1])
+        self._branches, self._loops, self._loose, self.before = mark[2]
+        del self.context.source.findings[mark[3] :]
+        self.context.source._seen = set(mark[4])
 
-    def _key(self, without: Any = ()) -> object:
+    def key(self, without: Any = ()) -> object:
         """The variables, with numbers that stand for many compared as forms."""
         env = self.env
         self.env = {name: self._plain(value) for name, value in env.items()}
         try:
-            return super()._key(without)
+            return super().key(without)
         finally:
             self.env = env
 

@@ -6,11 +6,14 @@ import ast
 import tomllib
 from pathlib import Path
 from random import Random
+from time import process_time
 
 import pytest
 
 from rsn.streams.check import check
-from rsn.tests.effort import cases, in_both
+from rsn.streams.source import CODES
+from rsn.tests.effort import cases, in_both, long, sampled
+from rsn.tests.streams.grammar import EFFECT, program
 
 LISTED = tomllib.loads((Path(__file__).parent / "listed.toml").read_text(encoding="utf-8"))
 HEAD = "from rsn.streams import *\ns: Stream[i32, 2]\n"
@@ -35,7 +38,7 @@ TASK = HEAD + "@task(mapping=[1])\ndef a():\n    "
         (TASK + "while True:\n        s.put(1)\n", "limit", (5, 4)),
         (TASK + "for i in range(10 ** 30):\n        s.put(1)\n", "limit", (5, 19)),
         (TASK + "for i in range(2 ** 62):\n        s.put(1)\n", "limit", (5, 13)),
-        (TASK + "for i in range(10000000):\n        if i > 5:\n            s.put(1)\n", "limit", None),
+        long(TASK + "for i in range(10000000):\n        if i * i > 5:\n            s.put(1)\n", "limit", None),
         (TASK + "x = 7 // 0\n", "unsupported", (5, 8)),
         (TASK + "x = data()\n    with meta_if(x):\n        s.put(1)\n", "meta", (6, 17)),
         (TASK + "while data():\n        s.put(1)\n", "join", (5, 4)),
@@ -85,7 +88,9 @@ def test_changed_programs_give_findings() -> None:
         except (ValueError, TypeError, AttributeError, SyntaxError, RecursionError):
             continue
         readable += 1
+        start = process_time()
         report = check(text)
+        assert process_time() - start < 3, text
         assert all(f.message and f.place is not None for f in report.findings if f.code != "limit"), text
     assert readable > cases(4000, 150) // 4
 
@@ -99,3 +104,128 @@ def test_cut_texts_give_findings() -> None:
         a, b = sorted(random.choices(range(len(text)), k=2))
         report = check(text[:a] + random.choice(["", "s", "(", ":", "\n", "é", "[", "data()"]) + text[b:])
         assert str(report) or report.code == ""
+
+
+@in_both
+def test_python_of_every_kind_gives_findings_and_is_not_executed(tmp_path: Path) -> None:
+    mark = tmp_path / "ran"
+    kinds: set[str] = set()
+    for seed in range(cases(3000, 100)):
+        text = program(Random(seed), EFFECT.format(str(mark)))
+        start = process_time()
+        report = check(text)
+        assert str(report)
+        assert process_time() - start < 2, text
+        assert all(f.code in CODES and f.message for f in report.findings), text
+        assert all(f.place is not None for f in report.findings if f.code not in ("limit", "syntax")), text
+        if report.code != "syntax":
+            kinds |= {type(node).__name__ for node in ast.walk(ast.parse(text))}
+    assert not mark.exists()
+    every = {kind.__name__ for base in (ast.stmt, ast.expr) for kind in base.__subclasses__()}
+    assert len(every - kinds) < cases(1, len(every) // 2)
+
+
+def test_the_drawn_programs_are_mostly_python() -> None:
+    read = 0
+    for seed in range(40):
+        text = program(Random(seed), "0")
+        try:
+            ast.parse(text)
+            read += 1
+        except SyntaxError:
+            continue
+    assert read > 30
+
+
+MANY = range(4000)
+VARIABLES = "".join(f"v{k} = {k}\n    " for k in MANY)
+GROW = "    for i in range(10**5):\n        x = {}\n        if x == 1:\n            s.put(1)\n"
+LARGE = {
+    "one long line": TASK + "'é';" + "s.put(1);" * 20000,
+    "functions that call each other": HEAD
+    + "".join(f"def f{k}():\n    f{k + 1}()\n" for k in MANY)
+    + f"def f{MANY.stop}():\n    s.put(1)\n@task(mapping=[1])\ndef a():\n    f0()\n",
+    "a loop over many streams": HEAD
+    + "r = Stream[i32][4000]\n@task(mapping=[1])\ndef a():\n    for i in range(3):\n"
+    + "".join(f"        r[{k}].put(1)\n" for k in MANY),
+    "many branches on data": TASK + "".join(f"if data():\n        s.put({k})\n    " for k in MANY),
+    "many streams": HEAD + "".join(f"r{k}: Stream[i32]\n" for k in MANY) + "@task(mapping=[1])\ndef a():\n    pass\n",
+    "many calls": HEAD + "".join(f"c{k} = {k}\n" for k in MANY) + "@region()\ndef r():\n    pass\n" + "r()\n" * 4096,
+    "many variables": TASK + VARIABLES + "for i in range(10**6):\n        if i * i > 5:\n            v1 = i\n",
+    "many variables in arms": TASK
+    + VARIABLES
+    + "for i in range(10**6):\n        if data():\n            v1 = i * i\n"
+    + "        if i * i == 7:\n            s.put(1)\n",
+    "a wide elif": TASK + "if data():\n        pass\n" + "    elif data():\n        s.put(1)\n" * 4000,
+    "deep loops": TASK
+    + "".join(f"{'    ' * k}for i{k} in range(9):\n    " for k in range(90))
+    + f"{'    ' * 90}s.put(1)\n",
+    "deep expressions": f"{TASK}x = {'-' * 5000}1\n",
+    "tuples of tuples": TASK + "x = (1,)\n" + GROW.format("(x, x)"),
+    "a text that doubles": TASK + "x = 'a'\n" + GROW.format("x + x"),
+    "large powers": TASK + "x = 2\n" + GROW.format("x ** x"),
+    "a loop that never ends": TASK + "x = 0\n    while x >= 0:\n        x = x + 1\n        s.put(1)\n",
+    "a loop that goes nowhere": TASK + "x = 0\n    while x == 0:\n        s.put(1)\n",
+    "all instances": HEAD
+    + "@task(mapping=[65536])\ndef a():\n    i = get_tid()\n"
+    + "    if i == 1:\n        pass\n" * 1000,
+    "many mistakes": HEAD + "".join(f"f{k}(x)\n" for k in MANY),
+    "two hundred tasks round": HEAD
+    + "r = Stream[i32, 3][200]\n@task(mapping=[200])\ndef a():\n    i = get_tid()\n    for k in range(10007):\n"
+    + "        r[(i + 1) % 200].put(1)\n        if k % 97 != 3:\n            r[(i + 1) % 200].put(1)\n"
+    + "        use(r[i].get())\n        if k % 89 != 3:\n            use(r[i].get())\n",
+}
+
+
+@in_both
+@pytest.mark.parametrize("name", sampled(LARGE, ["functions that call each other"]))
+def test_any_file_is_checked_in_bounded_time(name: str) -> None:
+    start = process_time()
+    report = check(LARGE[name])
+    assert str(report)
+    assert report.code or name in ("many streams", "many calls")
+    assert process_time() - start < 6
+
+
+def test_nothing_of_a_file_is_executed(tmp_path: Path) -> None:
+    mark = tmp_path / "ran"
+    effect = EFFECT.format(str(mark))
+    places = f"""
+{effect}
+x = {effect}
+class C(metaclass={effect}):
+    {effect}
+@{effect}
+def f(a={effect}) -> {effect}:
+    {effect}
+f()
+C()
+B: f32[{effect}]
+r: Stream[i32, {effect}]
+q = Stream[i32][{effect}]
+@region()
+def g(n={effect}):
+    {effect}
+g()
+g({effect})
+@task(mapping=[{effect}])
+def b():
+    {effect}
+@task(mapping=[1], args=[{effect}])
+def c(x: {effect}):
+    pass
+@task(mapping=[1])
+def d(x: f32[8] @ Layout({effect})):
+    for i in range({effect}):
+        s.put({effect})
+    with meta_if({effect}):
+        y = [{effect} for k in {effect}]
+    assert {effect}
+    return {effect}
+if __name__ == '__main__':
+    {effect}
+"""
+    for line in ("", *places.splitlines(keepends=True)):
+        report = check(HEAD + (line if line.startswith(("x", "B", "r", "q", effect[:9])) else places))
+        assert str(report)
+        assert not mark.exists()

@@ -55,6 +55,30 @@ THIRDS = """for i in range(1000000):
         else:
             t.put(i)"""
 THIRDS_READ = THIRDS.replace("s.put(i)", "use(s.get())").replace("t.put(i)", "use(t.get())")
+ENDS = """n, first = 10**6, 3
+    for i in range(n):
+        if i < first or i == n - 1:
+            s.put(i)
+        if i % first != 0 and i in {1, n // 2}:
+            s.put(i)
+        else:
+            t.put(i)"""
+ENDS_READ = """for i in range(10**6):
+        if i == 999999 or 0 <= i <= 2:
+            use(s.get())
+        with meta_if(i == 1 or i == 500000):
+            use(s.get())
+        with meta_else():
+            use(t.get())"""
+GRID = """for i, j in grid(1000, 1000):
+        if j == 999 or i == 0:
+            s.put(i)
+        t.put(j)"""
+GRID_READ = """for i in range(1000):
+        for j in range(1000):
+            if i < 1 or j > 998:
+                use(s.get())
+            use(t.get())"""
 FORK = """for i in range(1000):
         t.put(i)
         for j in range(1000):
@@ -88,6 +112,11 @@ def test_an_array_with_a_million_tokens_on_each_stream(tiles: int, inner: int) -
         (THIRDS, THIRDS_READ, 1, ""),
         (THIRDS, THIRDS_READ.replace("i % 3 == 0", "i % 3 != 0"), 1, "starved"),
         (THIRDS, THIRDS_READ.replace("i % 3 == 0", "i % 3 == 2"), 1, "starved"),
+        (ENDS, ENDS_READ, 1, ""),
+        (ENDS, ENDS_READ.replace("999999", "999998"), 1, ""),
+        (ENDS, ENDS_READ.replace("<= i <=", "<= i <"), 1, "leak"),
+        (GRID, GRID_READ, 1, ""),
+        (GRID, GRID_READ.replace("i < 1", "i < 2"), 1, "starved"),
         (FORK, JOIN, 2, ""),
         (FORK, JOIN.replace("use(t.get())\n", "use(s.get())\n", 1), 2, "starved"),
         (TRIANGLE, FLAT, 2, ""),
@@ -99,6 +128,31 @@ def test_a_million_tokens(writer: str, reader: str, depth: int, code: str) -> No
     report = check(PAIR.format(writer=writer, reader=reader, depth=depth))
     assert process_time() - start < 2
     assert report.code == code, str(report)
+
+
+def test_a_long_pipeline() -> None:
+    text = """from rsn.streams import *
+s = Stream[i32][4001]
+@task(mapping=[4000])
+def pe():
+    i = get_tid()
+    for k in range(1000):
+        s[i + 1].put(s[i].get())
+@task(mapping=[1])
+def source():
+    for k in range(1000):
+        s[0].put(k)
+@task(mapping=[1])
+def sink():
+    for k in range(1000):
+        use(s[4000].get())
+"""
+    start = process_time()
+    assert check(text).findings == ()
+    assert (
+        check(text.replace("i = get_tid()", "i = get_tid()\n    if i == 7:\n        use(s[i].get())")).code == "starved"
+    )
+    assert process_time() - start < 2
 
 
 def test_the_least_depth_of_a_million() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import tomllib
 from pathlib import Path
 from typing import Any
@@ -9,6 +10,7 @@ from typing import Any
 import pytest
 
 from rsn.streams.check import check
+from rsn.streams.source import CODES
 
 LISTED: dict[str, dict[str, Any]] = tomllib.loads((Path(__file__).parent / "listed.toml").read_text(encoding="utf-8"))
 
@@ -64,3 +66,8 @@ def test_join_as_printed() -> None:
         "       ^^^^^^\n"
         "note: puts and gets must not depend on data: move them out of the branch"
     )
+
+
+def test_every_code_is_documented(root: Path) -> None:
+    text = (root / "docs" / "findings.md").read_text(encoding="utf-8").partition("## Stream programs")[2]
+    assert re.findall(r"^\| `(\w+)` \| (.*) \|$", text, re.M) == [*CODES.items()]

@@ -323,3 +323,16 @@ def test_many_calls_end_at_a_limit() -> None:
     for k in range(1, 20):
         text += f"@region()\ndef r{k}():\n    r{k - 1}()\n    r{k - 1}()\n"
     assert check(text + "r19()\n").code == "limit"
+
+
+def test_shapes_may_be_constants() -> None:
+    text = HEAD + "P = [2, 3]\ns = Stream[f32[P], 2][P]\n@task(mapping=P)\ndef a():\n    i, j = get_tid()\n"
+    region = read(text + "    s[i, j].put(tile(f32, 2, 3))\n")
+    assert region.source.findings == []
+    assert (region.tasks[0].mapping, region.streams[0].shape, region.streams[0].type.shape) == ((2, 3),) * 3
+    assert found(HEAD + "P = (2, 0)\n@task(mapping=P)\ndef a():\n    pass\n") == [("unsupported", 3)]
+
+
+def test_functions_are_values() -> None:
+    text = HEAD + "def f(x):\n    return x\n@task(mapping=[1])\ndef a():\n    use(f, relu, max, list(map(f, [1, 2])))\n"
+    assert check(text).findings == ()

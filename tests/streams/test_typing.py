@@ -7,6 +7,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from rsn.streams.check import check
 
 PROGRAM = """from __future__ import annotations
@@ -70,6 +72,7 @@ def mypy(text: str, tmp_path: Path, root: Path) -> str:
     return done.stdout
 
 
+@pytest.mark.long
 def test_a_program_in_strict_mode(tmp_path: Path, root: Path) -> None:
     assert mypy(PROGRAM, tmp_path, root) == "Success: no issues found in 1 source file\n"
     assert mypy(PROGRAM.replace("pair(4, s)", 'pair("4", s)'), tmp_path, root).count("[arg-type]") == 1
