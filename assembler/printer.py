@@ -73,7 +73,7 @@ class _Printer:
     def text(self) -> str:
         """Return the text: overlay, declarations, segments, op lists, blocks, packets, vectors."""
         declared = [self._parameter(p) for p in self.program.parameters]
-        parts = [[_overlay(self.overlay)], self._laid(declared, DECLARED)]
+        parts = [_overlay(self.overlay), self._laid(declared, DECLARED)]
         parts.append(self._laid([self._buffer(b) for b in self.program.buffers], DECLARED))
         parts.append([_segment(segment) for segment in self.program.segments])
         for units, ops in self._op_lists():
@@ -270,11 +270,14 @@ class _Printer:
         words.glue(NUMBER, addr)
 
 
-def _overlay(overlay: Overlay) -> str:
+def _overlay(overlay: Overlay) -> list[str]:
     """Write the declaration of the overlay: its name, and what an overlay file changed, so that the text needs no
     file."""
-    changes = lines(overlay) if overlay.changes else []
-    return " ".join([f"overlay {quoted_overlay(overlay.name)}", *map(quoted, changes)])
+    changes = [quoted(line) for line in lines(overlay)] if overlay.changes else []
+    one = " ".join([f"overlay {quoted_overlay(overlay.name)}", *changes])
+    if overlay.whole is None:
+        return [one]
+    return [f"overlay {quoted_overlay(overlay.name)} {{", *(INDENT + line for line in changes), "}"]
 
 
 def _segment(segment: Segment) -> str:

@@ -88,6 +88,8 @@ def _check_binary(program: Path, raw: bool, most: int, as_json: bool, options: d
 
 
 def _depth(program: Program, depth: int | None) -> str:
+    if not program.overlay.formats:
+        return "ends"
     if depth is None:
         return "deadlock not decided (needs the op lists, --mme)"
     return f"runs at mOP FIFO depth {program.overlay.mop_fifo_depth} (and down to {depth})"

@@ -55,6 +55,8 @@ def toml(value: Any) -> str:
     if isinstance(value, bool):
         return "true" if value else "false"
     if isinstance(value, str):
+        if value.isprintable() and "'" not in value:
+            return f"'{value}'"  # a text in single quotes has no escapes, also not inside a `.rsn` text
         return '"' + "".join(_escaped(c) for c in value) + '"'
     if isinstance(value, float):
         return repr(value) if math.isfinite(value) else f"{value}"
