@@ -34,6 +34,11 @@ COMMANDS = {
         "that returns an nn.Module, or an nn.Module and its example inputs, FILE.onnx, or a stream program (FILE.py, "
         "FILE.py:REGION).",
     ),
+    "depths": Listed(
+        "depths",
+        "Find the depths of streams in PROGRAM (FILE.py, FILE.py:REGION): the least that are safe, the least that are "
+        "fast, and the latency of the steps between.",
+    ),
     "diff": Listed(
         "diff",
         "Show where the programs FIRST and SECOND (.bin) differ: the uOPs of each unit, op lists, buffers, parameters.",

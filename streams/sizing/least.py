@@ -17,10 +17,12 @@ high the others are."""
 
 @dataclass(frozen=True)
 class Least:
-    """Levels at which the property holds. bound: cost below which it never does. proved: they cost no more than that.
-    alone: the least level of each name if all others are as high as need be."""
+    """Levels at which the property holds, and their cost. bound: cost below which it never does. proved: the cost is
+    no more than that. alone: the least level of each name if all others are as high as need be. tries: levels that were
+    tried."""
 
     levels: Levels
+    cost: int
     bound: int
     proved: bool
     alone: Levels
@@ -97,7 +99,7 @@ class _Search:
         alone = {name: self._lowest(high, name, self.low[name]) for name in self.low}
         bound = cost(alone, self.weights)
         if self.fails(alone) is None:
-            return Least(alone, bound, True, alone, self.tries)
+            return Least(alone, bound, bound, True, alone, self.tries)
         levels = self._lowered(high, alone)
         clauses: list[Clause] = []
         while cost(levels, self.weights) > bound and self.tries < tries:
@@ -113,7 +115,8 @@ class _Search:
                     break
             else:
                 clauses.append(self._clause(found.levels, names))
-        return Least(levels, bound, bound >= cost(levels, self.weights), alone, self.tries)
+        spent = cost(levels, self.weights)
+        return Least(levels, spent, bound, bound >= spent, alone, self.tries)
 
     def _lowest(self, levels: Mapping[str, int], name: str, low: int) -> int:
         def holds(level: int) -> bool:
