@@ -94,17 +94,11 @@ class _Finder:
     def fast(self, endless: Times) -> Least:
         """The cheapest fast depths."""
 
-        def slower(depths: Mapping[str, int]) -> frozenset[str] | None:
-            times = self.program.together(depths)
-            if times is None:
-                return frozenset(depths)
-            if times.ends == endless.ends:
-                return None
-            full = {s for run in times.runs for s, cycles in run.full.items() if cycles}
-            return frozenset(name for name, group in self.program.groups.items() if not full.isdisjoint(group.elements))
+        def later(depths: Mapping[str, int]) -> frozenset[str] | None:
+            return self.program.later(depths, endless)
 
         most = {name: count * self.program.executions for name, count in self.tokens.items()}
-        return least(self.transfer, most, self.transfer, self.weights, slower)
+        return least(self.transfer, most, self.transfer, self.weights, later)
 
     # -- the price ----------------------------------------------------------------------------------------------------
 

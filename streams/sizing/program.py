@@ -14,7 +14,7 @@ from ..run import Run, Unending
 from ..source import Place, Source
 from ..timing.bytecode import LONGEST, TooLong
 from ..timing.outcomes import OUTCOMES, ByDataError, Outcomes, branches, outcomes
-from ..timing.timed import TOKENS, Model, Stuck, Timing, TooManyTokens
+from ..timing.timed import TOKENS, Late, Model, Stuck, Timing, TooManyTokens
 from ..tree import Body, Region, StreamDecl
 
 
@@ -210,6 +210,22 @@ class SizedProgram:
         ever to fire. Raises `TimeError`."""
         return self._times(self._models, depths, ())
 
+    def later(self, depths: Mapping[str, int], than: Times) -> frozenset[str] | None:
+        """Return None if beats fire together with these depths, and executions end when they do in `than`, which is
+        with endless streams; otherwise streams of which one must be deeper for that, however deep all others are."""
+        numbers = self.of_streams(depths)
+        try:
+            for model, run in zip(self._models, than.runs, strict=True):
+                result = model.run(numbers, limits=run.ends)
+                if isinstance(result, Stuck):
+                    return frozenset(depths)
+                if isinstance(result, Late):
+                    groups = self.groups.items()
+                    return frozenset(name for name, group in groups if not result.full.isdisjoint(group.elements))
+        except TooManyTokens:
+            raise self._limit(f"more than {TOKENS} tokens would wait on its streams at once") from None
+        return None
+
     def times(self, depths: Mapping[str, int]) -> Times | None:
         """The same, with beats that cannot fire at once with these depths taken apart; None if an instance waits for
         ever even then."""
@@ -242,7 +258,7 @@ class SizedProgram:
         try:
             for model in models:
                 run = model.run(numbers)
-                if isinstance(run, Stuck):
+                if not isinstance(run, Timing):
                     return None
                 runs.append(run)
         except TooManyTokens:

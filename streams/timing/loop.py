@@ -43,12 +43,15 @@ def run(
     ends: Ints,
     queue: Ints,
     skips: bool,
+    own: Ints,
+    limits: Ints,
 ) -> Any:
     """Run all instances until they end or wait. depth: of each stream, 0 for endless. ring: first place of its ring
     buffer in `times`, size of it (a power of two) less 1, and the elements that fit on it; a put on an endless stream
     that finds its buffer full is taken up later, without effect on time. counters, instances, streams: the state, which
     is changed. ends: [execution, instance] its end, in cycles. queue: the instances that may
-    move. skips: whole periods are skipped.
+    move. skips: whole periods are skipped. own: cycles of the beats of each instance in one execution. limits: of
+    each execution, a time; the run stops once it is sure that an instance ends an execution after its limit.
 
     Instances move in generations: each of the queue goes as far as it can, which makes the next queue. What the next
     generation does follows from places, counters, tokens, the queue, and from times relative to each other. If all of
@@ -56,7 +59,7 @@ def run(
     since happens again, later by the same time, as long as no such loop ends. If a stream without end is never waited
     for, and its writer advances no faster than its reader gets later, each of the two has its own period of time.
 
-    Returns the number of instances that have ended and the number of periods skipped.
+    Returns the number of instances that have ended, the number of periods skipped, and whether the run was stopped.
 
     This is one function because every function that it calls would have to be compiled and cached too.
     """
@@ -165,6 +168,8 @@ def run(
                     pc = rows[pc, 2] if counters[counter] > 0 else pc + 1
                 else:
                     ends[execution, k] = clock
+                    if clock > limits[execution]:
+                        return done, skipped, True
                     execution += 1
                     if execution < executions:
                         pc = first[k]
@@ -172,6 +177,8 @@ def run(
                         done += 1
             instances[k, PC], instances[k, CLOCK] = pc, clock
             instances[k, BUSY], instances[k, EXECUTION] = busy, execution
+            if execution < executions and clock + own[k] * (execution + 1) - busy > limits[execution]:
+                return done, skipped, True
         now, after = after, now
         length = fresh
         if not skips or not length:
@@ -283,8 +290,15 @@ def run(
                 old_counters[which] = counters
                 old_instances[which] = instances
                 old_streams[which] = streams
-                old_times[which] = times
+                for s in range(links):
+                    inside = streams[s, PUT] - streams[s, GOT]
+                    used = min(depth[s] - inside, streams[s, GOT]) if depth[s] else 0
+                    for e in range(streams[s, GOT] - used, streams[s, PUT]):
+                        at = ring[s, 0] + (e & ring[s, 1])
+                        old_times[which, VISIBLE, at] = times[VISIBLE, at]
+                        old_times[which, BEGUN, at] = times[BEGUN, at]
+                        old_times[which, FREED, at] = times[FREED, at]
                 old_length[which] = length
                 for i in range(length):
                     old_queue[which, i] = now[i]
-    return done, skipped
+    return done, skipped, False

@@ -79,6 +79,15 @@ class Stuck:
     waits: Mapping[int, tuple[int, bool]]
 
 
+@dataclass(frozen=True)
+class Late:
+    """An execution ends later than its limit. full: streams whose writers have waited for a free slot: with these
+    depths of theirs it does so however deep all others are, because on a path of waits to that end there are no other
+    waits for slots."""
+
+    full: frozenset[int]
+
+
 class Model:
     """The instances of a program, ready to be run with different depths.
 
@@ -103,19 +112,20 @@ class Model:
         """Elements that all executions put on each stream: a stream as deep as that is never full."""
         return {s: n * self.executions for s, n in zip(self.code.streams, self.code.tokens, strict=True)}
 
-    def run(self, depths: Mapping[int, int], skips: bool = True) -> Timing | Stuck:
+    def run(self, depths: Mapping[int, int], skips: bool = True, limits: Sequence[int] = ()) -> Timing | Stuck | Late:
         """Run with these depths, in elements; a stream that is not among them, or that holds more than `COUNTED` and
-        all tokens, is endless. skips: whole periods are skipped, which changes no result. Raises `TooManyTokens`."""
+        all tokens, is endless. skips: whole periods are skipped, which changes no result. limits: times of the ends of
+        the executions; the run stops once it is sure that one of them is later. Raises `TooManyTokens`."""
         code = self.code
-        limits = [
-            0 if depths.get(s, 0) >= max(n, COUNTED) else min(depths.get(s, 0), n) for s, n in self.tokens.items()
-        ]
-        state = _State(code, np.array(limits, np.int64), self.executions)
+        depth = [0 if depths.get(s, 0) >= max(n, COUNTED) else min(depths.get(s, 0), n) for s, n in self.tokens.items()]
+        state = _State(code, np.array(depth, np.int64), self.executions)
         function = self._function()
         skipped = 0
         while True:
-            done, more = state.run(function, skips)
+            done, more, late = state.run(function, skips, limits)
             skipped += more
+            if late:
+                return Late(frozenset(s for s, row in zip(code.streams, state.streams, strict=True) if row[loop.FULL]))
             if done == code.instances:
                 return state.timing(skipped)
             if not state.grow():
@@ -147,11 +157,12 @@ class _State:
         ring = np.stack([np.cumsum(sizes) - sizes, sizes - 1, np.where(self.depth > 0, self.depth, sizes)], axis=1)
         return ring.astype(np.int64), np.zeros((3, total), np.int64)
 
-    def run(self, function: object, skips: bool) -> tuple[int, int]:
-        """Run on from here; return how many instances have ended, and how many periods were skipped."""
+    def run(self, function: object, skips: bool, limits: Sequence[int]) -> tuple[int, int, bool]:
+        """Run on from here; return how many instances have ended, how many periods were skipped, and whether it was
+        stopped."""
         code = self.code
         assert callable(function)
-        done, skipped = function(
+        done, skipped, late = function(
             code.rows,
             code.ops,
             code.nesting,
@@ -170,8 +181,10 @@ class _State:
             self.ends,
             np.arange(code.instances),
             skips,
+            np.array(code.cycles, np.int64),
+            np.array(limits or [2 * LONGEST] * self.executions, np.int64),
         )
-        return int(done), int(skipped)
+        return int(done), int(skipped), bool(late)
 
     def grow(self) -> bool:
         """Double the ring buffers of streams without end that are full; return whether there are any."""
