@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import click
 
 from ..streams.check import report_on
-from ..streams.reader import read_file
+from ..streams.rates import read_rates
+from ..streams.reader import NO_RATES, read_file
 from ..streams.sizing.depths import Sizes, Step, sizes
 from ..streams.sizing.least import Least
 from ..streams.sizing.program import SizedProgram, Times
@@ -21,8 +23,9 @@ from .stream_programs import Named, show, stream_program
 @click.argument("program")
 @click.option("--runs", default=3, show_default=True, type=click.IntRange(1, 1000), help="executions, back to back")
 @click.option("--set", "chosen", multiple=True, metavar="STREAM=DEPTH", help="a depth instead of the declared one")
+@click.option("--kernels", type=click.Path(dir_okay=False, path_type=Path), help="how fast library kernels are (.toml)")
 @click.option("--json", "as_json", is_flag=True, help="one JSON object on stdout")
-def depths_command(program: str, runs: int, chosen: Sequence[str], as_json: bool) -> None:
+def depths_command(program: str, runs: int, chosen: Sequence[str], kernels: Path | None, as_json: bool) -> None:
     """Find the depths of streams in PROGRAM (FILE.py, FILE.py:REGION): the least that are safe, the least that are
     fast, and the latency of the steps between.
 
@@ -36,11 +39,12 @@ def depths_command(program: str, runs: int, chosen: Sequence[str], as_json: bool
     named = stream_program(program)
     if named is None:
         raise click.UsageError(f"{program} is no stream program: FILE.py or FILE.py:REGION")
-    report = report_on(read_file(named.file, named.region))
-    if report.code not in ("", "depth"):
+    rates = NO_RATES if kernels is None else read_rates(kernels)
+    report = report_on(read_file(named.file, named.region, rates=rates))
+    if any(f.code != "depth" and not f.warning for f in report.findings):
         show(report, 10, as_json)
         raise SystemExit(1)
-    sized = SizedProgram(report.region, read_file(named.file, named.region, timed=True), runs)
+    sized = SizedProgram(report.region, read_file(named.file, named.region, timed=True, rates=rates), runs)
     depths = _chosen(sized, chosen)
     with working(TIMING):
         found = sizes(sized, depths)

@@ -104,6 +104,9 @@ def test_findings_are_shown_instead(program: Path) -> None:
     assert "[leak]" in shown.stdout
     facts = json.loads(rsn("depths", program, "--json").stdout)
     assert (facts["ok"], facts["findings"][0]["code"]) == (False, "leak")
+    program.write_text(PROGRAM.replace("use(t.get())", "t.get()"))
+    assert rsn("check", program).stdout.count("[depth]") == 1
+    assert "[unread]" in rsn("depths", program).stdout
 
 
 def test_times_that_depend_on_data_are_refused_with_their_line(program: Path) -> None:
@@ -119,6 +122,16 @@ def test_programs_without_streams(program: Path, text: str) -> None:
     program.write_text(text)
     shown = rsn("depths", program)
     assert (shown.exit_code, shown.stdout) == (0, f"{program}: no stream has ends\n")
+
+
+def test_kernels_take_the_cycles_of_their_rates(program: Path) -> None:
+    program.write_text(PROGRAM.replace("use(t.get())", "use(add(zeros(f32, 64), t.get() * 1.0))"))
+    plain = json.loads(rsn("depths", program, "--json").stdout)
+    rates = program.with_suffix(".toml")
+    rates.write_text("[kernels]\nadd = 8\n")
+    slower = json.loads(rsn("depths", program, "--json", "--kernels", rates).stdout)
+    assert slower["endless"]["latency"] >= plain["endless"]["latency"] + 4 * 7
+    assert slower["safe"] == plain["safe"]
 
 
 def test_files_of_other_kinds(tmp_path: Path) -> None:
