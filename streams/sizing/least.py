@@ -56,6 +56,7 @@ def least(
     weights: Mapping[str, int],
     fails: Fails,
     tries: int = TRIES,
+    enough: Callable[[], bool] = lambda: False,
 ) -> Least:
     """Find the cheapest levels.
 
@@ -66,11 +67,11 @@ def least(
     First each name is searched with all others high: nothing below holds. Then any levels are lowered one name after
     the other, dearest first, until none can be lower: they hold. Levels at which the property fails are raised as far
     as it still does; one of the names must be above them, which is a clause. The cheapest levels that satisfy all
-    clauses hold, and then are the cheapest, or give another clause. After `tries` levels the search ends with what it
-    has.
+    clauses hold, and then are the cheapest, or give another clause. After `tries` levels, or as soon as
+    `enough`, the search ends with what it has.
     """
     search = _Search(low, high, steps, weights, fails)
-    return search.run(tries)
+    return search.run(tries, enough)
 
 
 class _Search:
@@ -94,7 +95,7 @@ class _Search:
             self._known[key] = self._fails(levels)
         return self._known[key]
 
-    def run(self, tries: int) -> Least:
+    def run(self, tries: int, enough: Callable[[], bool]) -> Least:
         high = dict(self.high)
         alone = {name: self._lowest(high, name, self.low[name]) for name in self.low}
         bound = cost(alone, self.weights)
@@ -102,7 +103,7 @@ class _Search:
             return Least(alone, bound, bound, True, alone, self.tries)
         levels = self._lowered(high, alone)
         clauses: list[Clause] = []
-        while cost(levels, self.weights) > bound and self.tries < tries:
+        while cost(levels, self.weights) > bound and self.tries < tries and not enough():
             found = cover(alone, self.weights, clauses)
             bound = max(bound, found.bound)
             if bound >= cost(levels, self.weights):

@@ -85,6 +85,7 @@ class SizedProgram:
         self.untimed, self.timed, self.executions = untimed, timed, executions
         self.source: Source = timed.source
         self.bodies = [instance.body for instance in timed.instances]
+        self._made: list[Model] = []
 
     def _error(self, place: Place, message: str) -> TimeError:
         lines = self.source.lines
@@ -152,7 +153,9 @@ class SizedProgram:
         if any(branches(body) for body in bodies):
             return None
         try:
-            return Model(bodies, self.packing)
+            model = Model(bodies, self.packing)
+            self._made.append(model)
+            return model
         except TooLong:
             raise self._limit(f"it has more than {LONGEST} puts and gets") from None
 
@@ -186,6 +189,10 @@ class SizedProgram:
     def _ends(self, side: bool) -> dict[int, int]:
         bodies = (instance.body for instance in self.untimed.instances)
         return {s: k for k, body in enumerate(bodies) for node in body for s, put, _ in node.needs if put is side}
+
+    def walked(self) -> int:
+        """Return how many beats all runs so far have walked, but for those with beats taken apart."""
+        return sum(model.walked for model in self._made)
 
     # -- timed --------------------------------------------------------------------------------------------------------
 
@@ -244,7 +251,9 @@ class SizedProgram:
 
     @cached_property
     def _models(self) -> list[Model]:
-        return self._models_of(self.outcomes)
+        models = self._models_of(self.outcomes)
+        self._made += models
+        return models
 
     def _models_of(self, found: Outcomes) -> list[Model]:
         try:

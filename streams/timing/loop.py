@@ -59,7 +59,8 @@ def run(
     since happens again, later by the same time, as long as no such loop ends. If a stream without end is never waited
     for, and its writer advances no faster than its reader gets later, each of the two has its own period of time.
 
-    Returns the number of instances that have ended, the number of periods skipped, and whether the run was stopped.
+    Returns the number of instances that have ended, the number of periods skipped, the number of beats walked, and
+    whether the run was stopped.
 
     This is one function because every function that it calls would have to be compiled and cached too.
     """
@@ -84,7 +85,7 @@ def run(
     old_queue = np.empty((2, count), np.int64)
     old_length = np.zeros(2, np.int64)
     free = np.empty(count, np.int64)
-    skipped = 0
+    skipped = walked = 0
     while length:
         fresh = 0
         for i in range(length):
@@ -121,6 +122,7 @@ def run(
                         break
                     if why >= 0:
                         streams[ops[why] >> 1, FULL if ops[why] & 1 else EMPTY] += start - clock
+                    walked += 1
                     busy += rows[pc, 3]
                     clock = start + rows[pc, 3]
                     for o in range(begin, end):
@@ -169,7 +171,7 @@ def run(
                 else:
                     ends[execution, k] = clock
                     if clock > limits[execution]:
-                        return done, skipped, True
+                        return done, skipped, walked, True
                     execution += 1
                     if execution < executions:
                         pc = first[k]
@@ -178,7 +180,7 @@ def run(
             instances[k, PC], instances[k, CLOCK] = pc, clock
             instances[k, BUSY], instances[k, EXECUTION] = busy, execution
             if execution < executions and clock + own[k] * (execution + 1) - busy > limits[execution]:
-                return done, skipped, True
+                return done, skipped, walked, True
         now, after = after, now
         length = fresh
         if not skips or not length:
@@ -301,4 +303,4 @@ def run(
                 old_length[which] = length
                 for i in range(length):
                     old_queue[which, i] = now[i]
-    return done, skipped, False
+    return done, skipped, walked, False

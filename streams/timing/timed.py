@@ -93,12 +93,13 @@ class Model:
 
     bodies: trees of beats, or of single operations, which take a cycle each, without branches on data; every stream has
     one writer and one reader, another instance, and as many puts as gets. packing: elements of a transfer of every
-    stream. executions: how many, back to back. Raises `TooLong`.
+    stream. executions: how many, back to back. walked: beats that all runs so far have walked. Raises `TooLong`.
     """
 
     def __init__(self, bodies: Sequence[Body], packing: Mapping[int, int], executions: int = 1) -> None:
         self.code: Code = encode(bodies, packing)
         self.executions = executions
+        self.walked = 0
         if sum(self.code.cycles) * executions > LONGEST:
             raise TooLong
 
@@ -122,7 +123,8 @@ class Model:
         function = self._function()
         skipped = 0
         while True:
-            done, more, late = state.run(function, skips, limits)
+            done, more, walked, late = state.run(function, skips, limits)
+            self.walked += walked
             skipped += more
             if late:
                 return Late(frozenset(s for s, row in zip(code.streams, state.streams, strict=True) if row[loop.FULL]))
@@ -157,12 +159,12 @@ class _State:
         ring = np.stack([np.cumsum(sizes) - sizes, sizes - 1, np.where(self.depth > 0, self.depth, sizes)], axis=1)
         return ring.astype(np.int64), np.zeros((3, total), np.int64)
 
-    def run(self, function: object, skips: bool, limits: Sequence[int]) -> tuple[int, int, bool]:
-        """Run on from here; return how many instances have ended, how many periods were skipped, and whether it was
-        stopped."""
+    def run(self, function: object, skips: bool, limits: Sequence[int]) -> tuple[int, int, int, bool]:
+        """Run on from here; return how many instances have ended, how many periods were skipped, how many beats were
+        walked, and whether it was stopped."""
         code = self.code
         assert callable(function)
-        done, skipped, late = function(
+        done, skipped, walked, late = function(
             code.rows,
             code.ops,
             code.nesting,
@@ -184,7 +186,7 @@ class _State:
             np.array(code.cycles, np.int64),
             np.array(limits or [2 * LONGEST] * self.executions, np.int64),
         )
-        return int(done), int(skipped), bool(late)
+        return int(done), int(skipped), int(walked), bool(late)
 
     def grow(self) -> bool:
         """Double the ring buffers of streams without end that are full; return whether there are any."""
