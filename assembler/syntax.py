@@ -191,8 +191,8 @@ class Nop(NamedTuple):
 
 
 class OverlayName(NamedTuple):
-    """`overlay NAME`, or `overlay NAME "LINE" ...` with the lines of an overlay file, which may stand in braces, each on
-    a line of its own."""
+    """`overlay NAME`, or `overlay NAME "LINE" ...` with the lines of an overlay file, which may also stand in braces,
+    each on a line of its own."""
 
     name: Token
     lines: tuple[Token, ...] = ()
