@@ -14,7 +14,16 @@ from .circles import bridges, without
 from .reader import read
 from .run import MOVES, Effort, Outcome, Run, Unending, Wait
 from .source import ORDER, Diagnostic
+from .timing.bytecode import TooLong
+from .timing.outcomes import branches
+from .timing.timed import Model, Stuck, TooManyTokens
 from .tree import Beat, Choice, Instance, Node, Nodes, Op, Region, Repeat, StreamDecl, total
+
+FEW = MOVES // 5
+"""Moves after which a program without branches on data goes on in compiled code."""
+BEATS = 1 << 31
+"""Limit of the operations that compiled runs of one check walk."""
+LIMITS = f"the check makes at most {MOVES} moves of task instances, and {BEATS} in compiled code"
 
 Ends = dict[int, dict[int, int]]
 """Stream -> instance -> tokens that it puts, or gets."""
@@ -61,7 +70,8 @@ class _Check:
         self.at: dict[tuple[int, bool], Op] = {}
         self._ends_well: bool | None = None
         self._bodies = [instance.body for instance in region.instances]
-        self._effort = Effort()
+        self._effort = Effort(FEW if not any(branches(body) for body in self._bodies) else MOVES)
+        self._compiled: Model | None = None
         for k, instance in enumerate(region.instances):
             for node in instance.body:
                 self._count(k, node)
@@ -225,7 +235,32 @@ class _Check:
         for stream in sorted(self.puts.keys() | self.gets.keys()):
             decl = self.region.stream(stream)[0]
             depths[stream], packing[stream] = deeper.get(stream, decl.depth), decl.packing
-        return Run(self._bodies, depths, packing, self._effort).outcome()
+        if self._compiled is None:
+            try:
+                return Run(self._bodies, depths, packing, self._effort).outcome()
+            except Unending:
+                if any(branches(body) for body in self._bodies):
+                    raise
+        return self._run_compiled(depths, packing)
+
+    def _run_compiled(self, depths: Mapping[int, int], packing: Mapping[int, int]) -> Outcome:
+        """Run a large program without branches on data, with the time that nobody asks for, in compiled code. The place
+        of a wait is the last one of its stream. Raises `Unending`."""
+        try:
+            if self._compiled is None:
+                self._compiled = Model(self._bodies, packing)
+            if self._compiled.walked > BEATS:
+                raise Unending
+            found = self._compiled.run(depths)
+        except (TooLong, TooManyTokens):
+            raise Unending from None
+        if not isinstance(found, Stuck):
+            return Outcome((), {}, False)
+        waits = []
+        for k, (stream, put) in sorted(found.waits.items()):
+            op = self.at[stream, put]
+            waits.append(Wait(k, op, depths[stream] if put else 0, depths[stream], op, (op,)))
+        return Outcome(tuple(waits), {}, False)
 
     def _live(self) -> None:
         self._leave_bridges_out()
@@ -235,7 +270,7 @@ class _Check:
                 self._stuck(outcome)
         except Unending:
             message = "the program is too large to be run before the run: it is not known whether it ends"
-            self.source.add("limit", message, None, f"the check makes at most {MOVES} moves of task instances")
+            self.source.add("limit", message, None, LIMITS)
 
     def _leave_bridges_out(self) -> None:
         """Run only what can be in a cycle of waits. To be used where puts and gets of every stream are equal."""
@@ -261,7 +296,7 @@ class _Check:
         try:
             notes += self._least(outcome.waits, endless)
         except Unending:
-            notes.append(f"the least depth is not known: the check makes at most {MOVES} moves of task instances")
+            notes.append(f"the least depth is not known: {LIMITS}")
         self.source.add("depth", f"a cycle of waits: {text}", wait.op.place, *notes, subject=name)
 
     def _wait(self, wait: Wait) -> str:

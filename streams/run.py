@@ -31,10 +31,10 @@ class Unending(Exception):
 
 
 class Effort:
-    """How much all runs of one check may do. moves: left of `MOVES`."""
+    """How much all runs of one check may do. moves: left of `MOVES`, or of fewer."""
 
-    def __init__(self) -> None:
-        self.moves = MOVES
+    def __init__(self, moves: int = MOVES) -> None:
+        self.moves = moves
 
     def spend(self, moves: int) -> None:
         """Count moves. Raises `Unending`."""
