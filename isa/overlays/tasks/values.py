@@ -93,7 +93,7 @@ def _cast(tile: npt.NDArray[Any], name: str, dtype: np.dtype[Any]) -> npt.NDArra
 
 def rounded_to_bf16(tile: npt.NDArray[Any]) -> npt.NDArray[np.float32]:
     """Round float32 values to the nearest bfloat16, ties to even."""
-    bits = np.ascontiguousarray(tile, np.float32).view(np.uint32)
+    bits = np.array(tile, np.float32, order="C").view(np.uint32)
     even = (bits + np.uint32(0x7FFF) + ((bits >> np.uint32(16)) & np.uint32(1))) & np.uint32(0xFFFF0000)
     return np.where(np.isnan(tile), tile, even.view(np.float32))
 
