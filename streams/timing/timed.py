@@ -135,7 +135,7 @@ class Model:
 
     def _function(self) -> object:
         small = int(sum(self.code.cycles)) * self.executions <= SMALL
-        return jit.machine_code(loop.run) if small else jit.engine()(loop.run)
+        return loop.run if small else jit.engine()(loop.run)
 
 
 class _State:

@@ -110,7 +110,7 @@ PERCENT = {  # at 64, 128, 256, 512, 1024
 LINES = {(1, 2): (16, 51), (1, 4): (2, 65), (16, 2): (256, 51), (16, 4): (226, 81), (16, 32): (17, 290)}
 
 
-@pytest.mark.parametrize("size", [64, long(128), long(256), long(512), long(1024)])
+@pytest.mark.parametrize("size", [long(64), long(128), long(256), long(512), long(1024)])
 @pytest.mark.parametrize("pack", [16, long(1)])
 def test_the_systolic_array_takes_the_cycles_of_the_table(size: int, pack: int) -> None:
     at = (64, 128, 256, 512, 1024).index(size)
@@ -164,6 +164,7 @@ def c():
 """
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("depth", "slow"), [(2, 1), (2, 3), (50, 2), (5000, 3)])
 def test_a_million_tokens(depth: int, slow: int) -> None:
     one = model(timed(CHAIN.format(depth=depth, slow=slow)), 2)
