@@ -1,6 +1,7 @@
 # make demo       set up .venv and run the main example
 # make test       set up .venv, lint, check types, run the tests: 4 minutes on two cores
 # make test-long  the tests that make test leaves out, and all cases of those that it tries some of: 8 minutes
+# make test-full  all stream programs that tests draw, of which make test-long tries a tenth: 15 minutes
 # make lint       the linter and the type-checker alone
 # make generate   write what follows from tables and programs: hw/versal/isa.h, docs/isa.md, docs/pictures
 # make docs       the documentation as a site, in build/docs
@@ -26,24 +27,27 @@ BIN := .venv/bin
 PIP := $(BIN)/python -m pip install --disable-pip-version-check $(QUIET)
 
 # What a step of the set-up does and about how long it takes, before it runs. Most targets take one step more than demo.
-SETUPS := $(if $(filter test test-long lint docs bench soak fuzz,$(MAKECMDGOALS)),4,3)
+SETUPS := $(if $(filter test test-long test-full lint docs bench soak fuzz,$(MAKECMDGOALS)),4,3)
 comma := ,
 say = @printf '\n== set-up, step %s of $(SETUPS): %s\n' '$(1)' '$(2)'
 
-.PHONY: demo test test-long lint generate docs bench soak fuzz clean
+.PHONY: demo test test-long test-full lint generate docs bench soak fuzz clean
 .DELETE_ON_ERROR:
 
 demo: .venv/demo.stamp
 	$(BIN)/python -m rsn.programs.minilm
 
 # Tests start many processes; without bytecode on disk, each would compile the package anew.
-test test-long: export PYTHONDONTWRITEBYTECODE =
+test test-long test-full: export PYTHONDONTWRITEBYTECODE =
 
 test: lint
 	$(BIN)/python -m pytest tests -m "not long" $(PYTEST_ARGS)
 
 test-long: .venv/dev.stamp
-	RSN_TESTS=long $(BIN)/python -m pytest tests -m long $(PYTEST_ARGS)
+	RSN_TESTS=long $(BIN)/python -m pytest tests -m "long and not full" $(PYTEST_ARGS)
+
+test-full: .venv/dev.stamp
+	RSN_TESTS=full $(BIN)/python -m pytest tests/streams -m long $(PYTEST_ARGS)
 
 lint: .venv/dev.stamp
 	$(BIN)/ruff check .

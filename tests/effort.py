@@ -1,7 +1,9 @@
-"""How much a test tries: what is enough for a change in `make test`, everything in `make test-long`.
+"""How much a test tries: what is enough for a change in `make test`, more in `make test-long`, all in `make test-full`.
 
-A test, or a case of one, that is marked `long` is left to `make test-long`. A property with many cases runs in both: it
-says how many cases it has in full, and how many a quick run tries. `make test-long` sets RSN_TESTS=long.
+A test, or a case of one, that is marked `long` is left to `make test-long`, which sets RSN_TESTS=long. A property with
+many cases runs in both: it says how many cases it has in full, and how many a quick run tries. Where it draws a large
+number of programs, `make test-long` tries a tenth of them (`drawn`), and `make test-full` (RSN_TESTS=full) all; cases
+marked `full` are left to that target, too.
 """
 
 from __future__ import annotations
@@ -15,13 +17,20 @@ from hypothesis import settings
 
 Test = TypeVar("Test", bound=Callable[..., Any])
 
-LONG = os.environ.get("RSN_TESTS") == "long"
-"""Whether properties try all of their cases."""
+FULL = os.environ.get("RSN_TESTS") == "full"
+"""Whether properties try all of the programs that they draw."""
+LONG = FULL or os.environ.get("RSN_TESTS") == "long"
+"""Whether properties try all of their cases, but for those that are drawn."""
 
 
 def cases(full: int, quick: int) -> int:
     """How many cases a test decorated with `in_both` tries in this run."""
     return full if LONG else quick
+
+
+def drawn(full: int, quick: int) -> int:
+    """How many programs a test decorated with `in_both` draws in this run."""
+    return full if FULL else max(quick, full // 10) if LONG else quick
 
 
 def in_both(test: Test) -> Test:
@@ -43,6 +52,11 @@ def examples(full: int, quick: int, **options: Any) -> Callable[[Test], Test]:
 def sampled(values: Iterable[Any], quick: Container[Any]) -> list[Any]:
     """Cases for `parametrize`: those in `quick` run in `make test`, the others are marked `long`."""
     return [value if value in quick else long(value) for value in values]
+
+
+def full(*values: Any) -> Any:
+    """A case for `parametrize` that is left to `make test-full`."""
+    return pytest.param(*values, marks=[pytest.mark.long, pytest.mark.full])
 
 
 def long(*values: Any) -> Any:
