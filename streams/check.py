@@ -79,7 +79,7 @@ class _Check:
 
     def run(self) -> None:
         """Add findings to the source, up to the first kind that makes the later ones meaningless."""
-        if any(f.code in ("syntax", "limit", "unsupported") for f in self.source.findings):
+        if any(f.code in ("syntax", "limit", "unsupported", "assert") for f in self.source.findings):
             return
         self._ends()
         self._joins()
@@ -130,7 +130,9 @@ class _Check:
                 continue
             idle = sum(s not in used for s in range(decl.first, decl.first + decl.size)) if decl.size < 1 << 16 else 0
             if idle:
-                what = f"{decl.name} has no ends" if not decl.shape else f"{idle} streams of {decl.name} have no ends"
+                what = f"{decl.name} has no ends"
+                if decl.shape:
+                    what = f"{idle} stream{'s' * (idle > 1)} of {decl.name} {'have' if idle > 1 else 'has'} no ends"
                 self.source.add("unused", what, decl.place, warning=True, subject=decl.name)
 
     def _ends(self) -> None:

@@ -143,6 +143,10 @@ class Scope:
                 pass  # what runs if the file is run, and what only type-checkers see
             case ast.FunctionDef() | ast.AsyncFunctionDef():
                 self._function(statement)
+            case ast.Assert(test=test):
+                if isinstance(self.evaluate(test), Data):
+                    self._fail(test, "this condition is not known before the run")
+                Expressions(self.context, "the region", ()).held(statement)
             case _:
                 self._fail(
                     statement,

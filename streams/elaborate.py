@@ -132,7 +132,7 @@ class Elaborator(Paths):
                     self.returned(statement.value)
                 return Exit.RETURN
             case ast.Assert():
-                self.data(statement.test)
+                self.held(statement)
             case _:
                 name = type(statement).__name__
                 self.fail(statement, f"a task has no statement of this kind ({name})")

@@ -13,7 +13,7 @@ from typing import NoReturn
 
 from .language import BITS, LIBRARY, Layout
 from .source import Place, Refusal, Source
-from .syntax import Below, Deciding, touches
+from .syntax import Below, Deciding, names_in, touches
 from .tree import Body, Collective, ElementType, Node, Nodes, Op, StreamDecl, TaskDecl
 from .values import (
     BOOLEAN,
@@ -208,6 +208,16 @@ class Expressions:
 
     def fail(self, node: ast.AST, what: str, *notes: str) -> NoReturn:
         raise Refusal("unsupported", what, node, *notes)
+
+    def held(self, node: ast.Assert) -> None:
+        """`assert`: a condition that is known before the run holds. Raises `Refusal` if it does not."""
+        test = self.data(node.test)
+        if isinstance(test, Data) or test.value:
+            return
+        known = {name: self.env.get(name, self.context.constants.get(name)) for name in sorted(names_in(node.test))}
+        values = ", ".join(f"{name} = {v.value}" for name, v in known.items() if isinstance(v, Static))
+        said = [str(node.msg.value)] if isinstance(node.msg, ast.Constant) else []
+        raise Refusal("assert", "this does not hold" + f": {values}" * bool(values), node.test, *said)
 
     # -- expressions -------------------------------------------------------------------------------------------------
 

@@ -219,14 +219,24 @@ def maximum(a: Any, b: Any) -> Any:
     return _only_in_a_task("maximum")
 
 
+def minimum(a: Any, b: Any) -> Any:
+    """The smaller one of each pair of elements."""
+    return _only_in_a_task("minimum")
+
+
 def scale(x: Any, c: Any) -> Any:
     """A tile times a number."""
     return _only_in_a_task("scale")
 
 
-def transpose(x: Any) -> Any:
-    """A tile with its two axes exchanged: (m, n) gives (n, m)."""
+def transpose(x: Any, axes: Any = None) -> Any:
+    """A tile with its axes in another order; without one reversed: (m, n) gives (n, m)."""
     return _only_in_a_task("transpose")
+
+
+def reshape(x: Any, shape: Any) -> Any:
+    """A tile with the same elements in another shape; a size of -1 follows from the others."""
+    return _only_in_a_task("reshape")
 
 
 def relu(x: Any) -> Any:
@@ -249,6 +259,11 @@ def exp(x: Any) -> Any:
     return _only_in_a_task("exp")
 
 
+def sqrt(x: Any) -> Any:
+    """The square root of each element."""
+    return _only_in_a_task("sqrt")
+
+
 def softmax(x: Any) -> Any:
     """Softmax along the last axis."""
     return _only_in_a_task("softmax")
@@ -264,13 +279,14 @@ def rmsnorm(x: Any, gamma: Any = None) -> Any:
     return _only_in_a_task("rmsnorm")
 
 
-def reduce_sum(x: Any, axis: int) -> Any:
-    """Sum along an axis, which the result does not have."""
+def reduce_sum(x: Any, axis: Any = None, keepdims: bool = False) -> Any:
+    """Sum along an axis, some (a tuple) or all of them (None). The result does not have them, or one element along
+    each of them with `keepdims`."""
     return _only_in_a_task("reduce_sum")
 
 
-def reduce_max(x: Any, axis: int) -> Any:
-    """Maximum along an axis, which the result does not have."""
+def reduce_max(x: Any, axis: Any = None, keepdims: bool = False) -> Any:
+    """Maximum along axes, as for `reduce_sum`."""
     return _only_in_a_task("reduce_max")
 
 
@@ -293,7 +309,7 @@ LIBRARY = frozenset(
     function.__name__
     for function in (
         *(matmul, add, sub, mul, div, maximum, scale, transpose, relu, gelu, silu, exp, softmax, layernorm, rmsnorm),
-        *(reduce_sum, reduce_max, zeros, full, concat),
+        *(reduce_sum, reduce_max, zeros, full, concat, minimum, reshape, sqrt),
     )
 )
 """Names of the library kernels."""

@@ -15,6 +15,7 @@ CODES = {
     "syntax": "the file is not Python",
     "unsupported": "a statement or an expression that the language does not have",
     "limit": "the program is larger than a named limit of the check",
+    "assert": "a condition that the program asserts does not hold",
     "p2p": "a stream has two writers, two readers, or both ends in one task instance",
     "type": "a value has another element type or shape than the stream",
     "layout": "the layouts of tensors do not fit each other, the kernel or the mesh",

@@ -102,16 +102,17 @@ FUNCTIONS: dict[str, Callable[..., Any]] = {
 def compute(function: Callable[..., Any], arguments: list[Any], node: ast.AST) -> Static:
     """Apply an operator to static values. Raises `Refusal` if it fails, or if an integer exceeds `LARGEST`."""
     bad = isinstance(node, ast.BinOp) and not all(isinstance(a, int | float | SymbolicNumber) for a in arguments)
-    if function in (operator.pow, operator.lshift):
-        bad = bad or not 0 <= arguments[1] <= 64 or abs(arguments[0]) > LARGEST
+    if function in (operator.pow, operator.lshift) and not any(isinstance(a, float) for a in arguments):
+        shortest = -64 if function is operator.pow and isinstance(arguments[0], int) else 0
+        bad = bad or not shortest <= arguments[1] <= 64 or abs(arguments[0]) > LARGEST
     if bad:
         raise Refusal("unsupported", "this cannot be computed before the run", node)
     try:
         value = function(*arguments)
     except (TypeError, ValueError, ArithmeticError) as error:
         raise Refusal("unsupported", f"this cannot be computed before the run: {error}", node) from None
-    if isinstance(value, float):
-        if value != value:
+    if isinstance(value, float | complex):
+        if isinstance(value, complex) or value != value:
             raise Refusal("unsupported", "this cannot be computed before the run: it is not a number", node)
     elif isinstance(value, int) and abs(value) > LARGEST:
         raise Refusal("limit", f"a static number is larger than {LARGEST}", node)

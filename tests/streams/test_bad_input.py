@@ -46,6 +46,13 @@ TASK = HEAD + "@task(mapping=[1])\ndef a():\n    "
         (TASK + "s[0].put(1)\n", "index", (5, 4)),
         (TASK + "s.put(1.5)\n", "type", (5, 4)),
         (TASK + "s.put(y)\n", "unsupported", (5, 10)),
+        (HEAD + "n = 2 ** 64 * 2\n", "limit", (3, 4)),
+        (HEAD + "n = 2 ** -65\n", "unsupported", (3, 4)),
+        (HEAD + "x = (-8) ** 0.5\n", "unsupported", (3, 4)),
+        (HEAD + "x = 1e300 * 1e300 * 0\n", "unsupported", (3, 4)),
+        (HEAD + "n = 7\nassert n % 2 == 0, 'n is even'\n", "assert", (4, 7)),
+        (HEAD + "assert data()\n", "unsupported", (3, 7)),
+        (TASK + "assert get_tid() == 1\n    s.put(1)\n", "assert", (5, 11)),
     ],
 )
 def test_finding_and_place(text: str, code: str, at: tuple[int, int] | None) -> None:
@@ -61,6 +68,15 @@ def test_finding_and_place(text: str, code: str, at: tuple[int, int] | None) -> 
 def test_a_value_awaited_twice() -> None:
     text = TASK + "s.put(1)\n@task(mapping=[1])\ndef b():\n    x = s.get()\n    await x\n    use(await x)\n"
     assert check(text).code == "future"
+
+
+def test_conditions_that_hold_and_numbers_of_any_size() -> None:
+    text = "from rsn.streams import *\nlow = -1e30\nc: Stream[f32, 2]\nassert 64**-0.5 == 2**-3\n"
+    text += "@task(mapping=[1])\ndef a():\n    c.put(low)\n"
+    text += "@task(mapping=[1])\ndef b():\n    x = c.get()\n    assert x < 0\n"
+    assert check(text).findings == ()
+    wrong = check(text.replace("64**-0.5", "low"))
+    assert [(f.code, f.message) for f in wrong.findings] == [("assert", "this does not hold: low = -1e+30")]
 
 
 def test_data_may_end_a_loop_that_touches_no_stream() -> None:
