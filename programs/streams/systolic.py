@@ -11,6 +11,9 @@ P0, P1 = Rt + 2, Ct + 2
 PACK = 1  # cycles to pack a column
 DEPTH = 4
 
+assert M % Rt == 0, "tiles are whole"
+assert N % Ct == 0, "tiles are whole"
+
 A: i8[M // Rt, K, Rt]
 B: i8[N // Ct, K, Ct]
 C: i8[M // Rt, N, Rt]

@@ -1,0 +1,63 @@
+"""FlashAttention: for each block of queries, softmax over the chunks of keys and values as they arrive. Of the scores
+only one tile of B x B is kept; what was summed before a larger maximum came is scaled down.
+"""
+
+from typing import Annotated
+
+from rsn.streams import *
+
+L, H, D = 128, 12, 64  # rows, heads, columns of a head
+B = 64  # rows of a block of queries, and of a chunk of keys and values
+LOWEST = -1e30
+
+assert L % B == 0, "blocks are whole"
+
+Q: f32[H, L, D]
+K: f32[H, L, D]
+V: f32[H, L, D]
+Y: f32[H, L, D]
+
+q = Stream[f32[B, D], 2][H]
+k = Stream[f32[B, D], 2][H]
+v = Stream[f32[B, D], 2][H]
+s = Stream[f32[B, B], 2][H]
+
+
+@task(mapping=[H], args=[Q, K, V])
+def load(
+    queries: Annotated[f32[H, L, D], Layout("S0RR")],
+    keys: Annotated[f32[H, L, D], Layout("S0RR")],
+    values: Annotated[f32[H, L, D], Layout("S0RR")],
+) -> None:
+    h = get_tid()
+    for i in range(L // B):
+        q[h].put(queries[0, i * B : i * B + B])
+        for j in range(L // B):
+            k[h].put(keys[0, j * B : j * B + B])
+            v[h].put(values[0, j * B : j * B + B])
+
+
+@task(mapping=[H])
+def scores() -> None:
+    h = get_tid()
+    for i in range(L // B):
+        block = scale(q[h].get(), D**-0.5)
+        for j in range(L // B):
+            s[h].put(block @ transpose(k[h].get()))
+
+
+@task(mapping=[H], args=[Y])
+def attend(out: Annotated[f32[H, L, D], Layout("S0RR")]) -> None:
+    h = get_tid()
+    for i in range(L // B):
+        largest = full(f32, LOWEST, B, 1)
+        weights = zeros(f32, B, 1)
+        sums = zeros(f32, B, D)
+        for j in range(L // B):
+            tile_s, tile_v = s[h].get(), v[h].get()
+            new = maximum(largest, reduce_max(tile_s, 1, keepdims=True))
+            powers, decay = exp(tile_s - new), exp(largest - new)
+            weights = weights * decay + reduce_sum(powers, 1, keepdims=True)
+            sums = sums * decay + powers @ tile_v
+            largest = new
+        out[0, i * B : i * B + B] = sums / weights
