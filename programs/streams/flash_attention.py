@@ -1,5 +1,5 @@
 """FlashAttention: for each block of queries, softmax over the chunks of keys and values as they arrive. Of the scores
-only one tile of B x B is kept; what was summed before a larger maximum came is scaled down.
+only one tile of R x B is kept; what was summed before a larger maximum came is scaled down.
 """
 
 from typing import Annotated
@@ -7,20 +7,21 @@ from typing import Annotated
 from rsn.streams import *
 
 L, H, D = 128, 12, 64  # rows, heads, columns of a head
-B = 64  # rows of a block of queries, and of a chunk of keys and values
+R, B = 128, 64  # rows of a block of queries, and of a chunk of keys and values
 LOWEST = -1e30
 
-assert L % B == 0, "blocks are whole"
+assert L % R == 0, "blocks are whole"
+assert L % B == 0, "chunks are whole"
 
 Q: f32[H, L, D]
 K: f32[H, L, D]
 V: f32[H, L, D]
 Y: f32[H, L, D]
 
-q = Stream[f32[B, D], 2][H]
+q = Stream[f32[R, D], 2][H]
 k = Stream[f32[B, D], 2][H]
 v = Stream[f32[B, D], 2][H]
-s = Stream[f32[B, B], 2][H]
+s = Stream[f32[R, B], 2][H]
 
 
 @task(mapping=[H], args=[Q, K, V])
@@ -30,8 +31,8 @@ def load(
     values: Annotated[f32[H, L, D], Layout("S0RR")],
 ) -> None:
     h = get_tid()
-    for i in range(L // B):
-        q[h].put(queries[0, i * B : i * B + B])
+    for i in range(L // R):
+        q[h].put(queries[0, i * R : i * R + R])
         for j in range(L // B):
             k[h].put(keys[0, j * B : j * B + B])
             v[h].put(values[0, j * B : j * B + B])
@@ -40,7 +41,7 @@ def load(
 @task(mapping=[H])
 def scores() -> None:
     h = get_tid()
-    for i in range(L // B):
+    for i in range(L // R):
         block = scale(q[h].get(), D**-0.5)
         for j in range(L // B):
             s[h].put(block @ transpose(k[h].get()))
@@ -49,10 +50,9 @@ def scores() -> None:
 @task(mapping=[H], args=[Y])
 def attend(out: Annotated[f32[H, L, D], Layout("S0RR")]) -> None:
     h = get_tid()
-    for i in range(L // B):
-        largest = full(f32, LOWEST, B, 1)
-        weights = zeros(f32, B, 1)
-        sums = zeros(f32, B, D)
+    for i in range(L // R):
+        largest, weights = full(f32, LOWEST, R, 1), zeros(f32, R, 1)
+        sums = zeros(f32, R, D)
         for j in range(L // B):
             tile_s, tile_v = s[h].get(), v[h].get()
             new = maximum(largest, reduce_max(tile_s, 1, keepdims=True))
@@ -60,4 +60,4 @@ def attend(out: Annotated[f32[H, L, D], Layout("S0RR")]) -> None:
             weights = weights * decay + reduce_sum(powers, 1, keepdims=True)
             sums = sums * decay + powers @ tile_v
             largest = new
-        out[0, i * B : i * B + B] = sums / weights
+        out[0, i * R : i * R + R] = sums / weights

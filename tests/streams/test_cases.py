@@ -173,8 +173,15 @@ def test_multi_head_attention(sizes: dict[str, int]) -> None:
     assert apart(got, mixed @ weights[3]) < 1e-5
 
 
-@pytest.mark.parametrize("sizes", ATTENTION)
-@pytest.mark.parametrize("spread", [1.0, 30.0])
+@pytest.mark.parametrize(
+    ("sizes", "spread"),
+    [
+        ({"L": 8, "H": 3, "D": 4, "R": 4, "B": 2}, 1.0),
+        ({"L": 12, "H": 1, "D": 3, "R": 2, "B": 3}, 30.0),
+        long({"L": 512, "H": 12, "D": 64, "R": 64, "B": 128}, 30.0),
+        *(long({"L": length, "H": 12, "D": 64, "R": 128, "B": 64}, 1.0) for length in (128, 512, 1024, 2048)),
+    ],
+)
 def test_flash_attention(sizes: dict[str, int], spread: float) -> None:
     """spread: of the queries; with large ones the maximum of a row often changes, and powers of other chunks vanish."""
     shape = sizes["H"], sizes["L"], sizes["D"]
@@ -224,6 +231,7 @@ def test_the_feed_forward_block(sizes: dict[str, int]) -> None:
         ("mha", {"B": 48}),
         ("flash_attention", {"L": 130}),
         ("flash_attention", {"B": 48}),
+        ("flash_attention", {"R": 96, "B": 96, "L": 128}),
         ("ffn", {"L": 130}),
         ("ffn", {"F": 3070}),
         ("mesh_gemm", {"M": 65}),

@@ -1,0 +1,239 @@
+"""The cases of programs/streams beside published figures of Dato (arXiv 2509.06794).
+
+    python benchmarks/streams_cases.py [lines] [systolic] [attention] [scaling]
+
+Without names of tables it prints all of them. Each column says where it is from. *counted*: lines, operations and bytes
+of our programs. *modelled*: clock cycles of our model of time, in which the operations of a beat fire at once, and a
+token is visible when its beat ends; nothing was measured on a device. *published*: read from the paper; its figures are
+of devices, so that they show a range or a shape, and are no reference for ours.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import tokenize
+from collections.abc import Iterator, Mapping, Sequence
+from io import StringIO
+from math import prod
+from unittest.mock import patch
+
+import click
+import numpy as np
+
+from rsn.host.tasks import run_tasks
+from rsn.isa.overlays.tasks.unit import Part
+from rsn.programs.streams.sizes import program_text
+from rsn.scheduler.pack import pack
+from rsn.streams.beats import fire_together, stream_depths
+from rsn.streams.build import build
+from rsn.streams.check import check
+from rsn.streams.reader import NO_RATES, Rates, read
+from rsn.streams.timing.timed import Model, Timing
+
+# -- lines ------------------------------------------------------------------------------------------------------------
+
+PUBLISHED_LINES = {"gemm_3d": ("GEMM", 8, 101), "mha": ("MHA", 44, 239), "ffn": ("FFN", 14, 101)}
+"""Case, lines of Dato and of IRON: table 2."""
+
+
+def lines_of(text: str) -> tuple[int, int]:
+    """Count lines that are not blank, no comment, no import and no docstring: as they stand, and with a statement that
+    the formatter wraps counted once."""
+    tree = ast.parse(text)
+    left_out: set[int] = set()
+    for node in ast.walk(tree):
+        first = node.body[0] if isinstance(node, ast.Module | ast.FunctionDef) else None
+        docstring = isinstance(first, ast.Expr) and isinstance(first.value, ast.Constant)
+        for part in (node if isinstance(node, ast.Import | ast.ImportFrom) else None, first if docstring else None):
+            if part is not None:
+                left_out.update(range(part.lineno, (part.end_lineno or part.lineno) + 1))
+    standing: set[int] = set()
+    logical, begins = 0, 0
+    for token in tokenize.generate_tokens(StringIO(text).readline):
+        if token.type in (tokenize.COMMENT, tokenize.NL, tokenize.INDENT, tokenize.DEDENT, tokenize.ENDMARKER):
+            continue
+        begins = begins or token.start[0]
+        standing.update(range(token.start[0], token.end[0] + 1))
+        if token.type == tokenize.NEWLINE:
+            logical += begins not in left_out
+            begins = 0
+    return len(standing - left_out), logical
+
+
+def lines() -> Iterator[str]:
+    """Table 2."""
+    yield "Lines, not blank, no comment, import or docstring; sizes and tensors count (counted; Dato, IRON: published)"
+    yield f"{'':<8}{'as formatted':>14}{'statements':>12}{'Dato':>8}{'IRON':>8}"
+    for program, (name, dato, iron) in PUBLISHED_LINES.items():
+        formatted, statements = lines_of(program_text(program))
+        yield f"{name:<8}{formatted:>14}{statements:>12}{dato:>8}{iron:>8}"
+
+
+# -- time -------------------------------------------------------------------------------------------------------------
+
+
+def cycles(text: str, rates: Rates = NO_RATES, depth: int | None = None) -> int:
+    """Model the cycles of one execution. depth: of all streams, otherwise as declared."""
+    region = read(text, timed=True, rates=rates)
+    depths, packing = stream_depths(region)
+    if depth is not None:
+        depths = dict.fromkeys(depths, depth)
+    bodies = fire_together([instance.body for instance in region.instances], depths, packing).bodies
+    result = Model(bodies, packing).run(depths)
+    assert isinstance(result, Timing)
+    return result.latency
+
+
+CLOCK_GHZ = 0.3
+PUBLISHED_PERCENT = 97.7
+ARRAY = 16
+SIZES = (64, 128, 256, 512, 1024)
+
+
+def systolic() -> Iterator[str]:
+    """The array of 16 x 16 multipliers."""
+    yield "Systolic array of 16 x 16, int8 (modelled), and the line cycles = tiles (n + a) + b through 64 and 128"
+    yield (
+        f"{'pack depth':<11}{'a':>6}{'b':>7}"
+        + "".join(f"{n:>9}" for n in SIZES[:3])
+        + "".join(f"{f'{n} %':>8}" for n in SIZES)
+        + f"{'GOP/s at 1024':>15}{'line at 1024':>14}"
+    )
+    for packing in (1, 16):
+        for depth in (2, 4) if packing == 1 else (2, 4, 16, 32):
+            found = [cycles(program_text("systolic", M=n, N=n, K=n, PACK=packing, DEPTH=depth)) for n in SIZES]
+            tiles = [(n // ARRAY) ** 2 for n in SIZES]
+            over = [c - t * n for c, t, n in zip(found, tiles, SIZES, strict=True)]
+            a = (over[1] - over[0]) / (tiles[1] - tiles[0])
+            b = over[0] - a * tiles[0]
+            line = [t * (n + a) + b for t, n in zip(tiles, SIZES, strict=True)]
+            percent = [100 * n**3 / ARRAY**2 / c for n, c in zip(SIZES, found, strict=True)]
+            rate = 2 * SIZES[-1] ** 3 / found[-1] * CLOCK_GHZ
+            fits = "exact" if line[2:] == found[2:] else f"{100 * (line[-1] / found[-1] - 1):+.1f} %"
+            yield (
+                f"{packing:>4}{depth:>6} {a:>6.1f}{b:>7.1f}"
+                + "".join(f"{c:>9}" for c in found[:3])
+                + "".join(f"{p:>8.1f}" for p in percent)
+                + f"{rate:>15.1f}{fits:>14}"
+            )
+    published = 2 * ARRAY**2 * CLOCK_GHZ * PUBLISHED_PERCENT / 100
+    yield f"{'published':<83}{PUBLISHED_PERCENT:>8.1f}{published:>15.1f}"
+
+
+# -- attention --------------------------------------------------------------------------------------------------------
+
+KERNELS: Rates = {"matmul": 128, "softmax": 16, "exp": 16, "scale": 16, "add": 16, "maximum": 16}
+"""Multiply-adds, and elements, in a clock cycle of a task instance."""
+WORD = 4
+HEADS, WIDTH, COLUMNS = 12, 768, 64
+
+
+class Traffic:
+    """Counts the elements that a run reads and writes in tensors off the chip."""
+
+    def __init__(self) -> None:
+        self.elements = 0
+
+    def of(self, text: str, shapes: Mapping[str, Sequence[int]]) -> int:
+        """Run a program with data; return the bytes."""
+        load, store = Part.__getitem__, Part.__setitem__
+
+        def loaded(part: Part, index: object) -> object:
+            value = load(part, index)
+            self.elements += int(np.size(value))
+            return value
+
+        def stored(part: Part, index: object, value: object) -> None:
+            self.elements += int(np.size(value))
+            store(part, index, value)
+
+        inputs = {name: np.ones(shape, np.float32) / prod(shape) for name, shape in shapes.items()}
+        with patch.object(Part, "__getitem__", loaded), patch.object(Part, "__setitem__", stored):
+            run_tasks(pack(build(check(text))), inputs)
+        return WORD * self.elements
+
+
+def mha_bytes(rows: int) -> int:
+    """Bytes off the chip of `mha`: X is read for keys and values, and again for queries."""
+    return WORD * (3 * rows * WIDTH + 4 * WIDTH**2)
+
+
+def flash_bytes(rows: int, block: int = 128) -> int:
+    """Bytes off the chip of `flash_attention`: all keys and values are read for each block of queries."""
+    return WORD * (2 * rows * WIDTH + rows // block * 2 * rows * WIDTH)
+
+
+def sequential_bytes(rows: int, projections: bool) -> int:
+    """Bytes off the chip of a kernel after another: S = Q K, softmax of S, P V, and four projections; each reads its
+    operands and writes its result once."""
+    attention = 4 * rows * WIDTH + 4 * HEADS * rows**2
+    return WORD * (attention + projections * 4 * (2 * rows * WIDTH + WIDTH**2))
+
+
+def attention() -> Iterator[str]:
+    """Multi-head attention."""
+    rates = ", ".join(f"{name} {rate:g}" for name, rate in KERNELS.items())
+    yield "Attention, 12 heads x 64, float32: MHA with its projections (48 instances), FlashAttention without (36)"
+    yield "  cycles: modelled; other kernels than these, and transfers off the chip, take no time; work in a cycle:"
+    yield f"    {rates}"
+    yield "  MB off the chip: counted; fused: these programs; sequential: a kernel after another, each through memory"
+    yield f"{'L':<6}{'MHA cycles':>12}{'fused MB':>10}{'sequential':>12}{'ratio':>7}" + (
+        f"{'flash cycles':>14}{'fused MB':>10}{'sequential':>12}{'ratio':>7}"
+    )
+    for rows in (128, 256, 512, 1024, 2048):
+        cells = ""
+        for program, fused, projections, wide in (
+            ("mha", mha_bytes(rows), True, 12),
+            ("flash_attention", flash_bytes(rows), False, 14),
+        ):
+            text = program_text(program, L=rows)
+            if rows <= 256:
+                names = dict.fromkeys(("WQ", "WK", "WV", "WO"), (WIDTH, WIDTH)) | {"X": (rows, WIDTH)}
+                shapes = names if projections else dict.fromkeys("QKV", (HEADS, rows, COLUMNS))
+                assert Traffic().of(text, shapes) == fused, (program, rows)
+            apart = sequential_bytes(rows, projections)
+            cells += f"{cycles(text, KERNELS):>{wide}}{fused / 1e6:>10.1f}{apart / 1e6:>12.1f}{apart / fused:>7.1f}"
+        yield f"{rows:<6}{cells}"
+
+
+# -- scaling ----------------------------------------------------------------------------------------------------------
+
+GEMM, TILE, ELEMENT = 2048, 64, 2
+MESHES = {(1, 4): 1.0, (2, 4): 1.97, (4, 4): 3.67}
+"""Rows and columns, and the published speed-up."""
+
+
+def scaling() -> Iterator[str]:
+    """A product on meshes of several sizes."""
+    yield f"GEMM {GEMM}^3 in {8 * ELEMENT}-bit tiles of {TILE}^3 on a mesh: speed-up over 1x4 (modelled)"
+    yield f"  {KERNELS['matmul']:g} multiply-adds a cycle and instance; all loads together get so many bytes a cycle, in"
+    yield "  equal parts for the rows that load A and the columns that load B; stores and launches take no time"
+    yield f"{'bytes a cycle':<15}" + "".join(f"{f'{r}x{c}':>8}" for r, c in MESHES) + f"{'cycles of 4x4':>16}"
+    for bandwidth in (8, 16, 24, 32):
+        found = []
+        for rows, columns in MESHES:
+            load = -(-TILE * TILE * ELEMENT * (rows + columns) // bandwidth)
+            text = program_text("mesh_gemm", R=rows, C=columns, T=TILE, M=GEMM, N=GEMM, K=GEMM, LOAD=load)
+            found.append(cycles(text, {"matmul": KERNELS["matmul"]}))
+        yield f"{bandwidth:<15}" + "".join(f"{found[0] / n:>8.2f}" for n in found) + f"{found[-1]:>16}"
+    yield f"{'published':<15}" + "".join(f"{s:>8.2f}" for s in MESHES.values())
+
+
+TABLES = {"lines": lines, "systolic": systolic, "attention": attention, "scaling": scaling}
+
+
+def main() -> None:
+    """Print the tables."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("tables", nargs="*", choices=[[], *TABLES], metavar="TABLE")
+    options = parser.parse_args()
+    for number, name in enumerate(options.tables or TABLES):
+        if number:
+            click.echo()
+        for line in TABLES[name]():
+            click.echo(line)
+
+
+if __name__ == "__main__":
+    main()
