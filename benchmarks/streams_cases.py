@@ -123,7 +123,8 @@ def systolic() -> Iterator[str]:
 
 # -- attention --------------------------------------------------------------------------------------------------------
 
-KERNELS: Rates = {"matmul": 128, "softmax": 16, "exp": 16, "scale": 16, "add": 16, "maximum": 16}
+ELEMENTWISE = ("softmax", "exp", "add", "sub", "mul", "div", "scale", "maximum", "reduce_max", "reduce_sum")
+KERNELS: Rates = {"matmul": 128, **dict.fromkeys(ELEMENTWISE, 16)}
 """Multiply-adds, and elements, in a clock cycle of a task instance."""
 WORD = 4
 HEADS, WIDTH, COLUMNS = 12, 768, 64
@@ -173,10 +174,9 @@ def sequential_bytes(rows: int, projections: bool) -> int:
 
 def attention() -> Iterator[str]:
     """Multi-head attention."""
-    rates = ", ".join(f"{name} {rate:g}" for name, rate in KERNELS.items())
     yield "Attention, 12 heads x 64, float32: MHA with its projections (48 instances), FlashAttention without (36)"
-    yield "  cycles: modelled; other kernels than these, and transfers off the chip, take no time; work in a cycle:"
-    yield f"    {rates}"
+    yield f"  cycles: modelled; in a cycle an instance does {KERNELS['matmul']:g} multiply-adds, or {KERNELS['exp']:g} elements of"
+    yield "  another kernel; transposes, and transfers off the chip, take no time"
     yield "  MB off the chip: counted; fused: these programs; sequential: a kernel after another, each through memory"
     yield f"{'L':<6}{'MHA cycles':>12}{'fused MB':>10}{'sequential':>12}{'ratio':>7}" + (
         f"{'flash cycles':>14}{'fused MB':>10}{'sequential':>12}{'ratio':>7}"
@@ -207,8 +207,8 @@ MESHES = {(1, 4): 1.0, (2, 4): 1.97, (4, 4): 3.67}
 def scaling() -> Iterator[str]:
     """A product on meshes of several sizes."""
     yield f"GEMM {GEMM}^3 in {8 * ELEMENT}-bit tiles of {TILE}^3 on a mesh: speed-up over 1x4 (modelled)"
-    yield f"  {KERNELS['matmul']:g} multiply-adds a cycle and instance; all loads together get so many bytes a cycle, in"
-    yield "  equal parts for the rows that load A and the columns that load B; stores and launches take no time"
+    yield f"  {KERNELS['matmul']:g} multiply-adds a cycle and instance; all loads together get so many bytes a cycle,"
+    yield "  in equal parts for the rows that load A and the columns that load B; stores and launches take no time"
     yield f"{'bytes a cycle':<15}" + "".join(f"{f'{r}x{c}':>8}" for r, c in MESHES) + f"{'cycles of 4x4':>16}"
     for bandwidth in (8, 16, 24, 32):
         found = []

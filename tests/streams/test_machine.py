@@ -196,6 +196,58 @@ def test_values_are_those_of_python(kind: str) -> None:
         assert Machine(program).run().latency_s == got.run.latency_s
 
 
+TILES = """from rsn.streams import *
+a: {kind}[3, 4]
+b: {kind}[3, 4]
+y: {kind}[3, 4]
+s: Stream[{kind}[3, 4], 2]
+@task(mapping=[1], args=[a])
+def source(a):
+    s.put(a[:, :])
+@task(mapping=[1], args=[b, y])
+def sink(b: {kind}[3, 4], y: {kind}[3, 4]):
+    p = s.get()
+    q = b[:, :]
+    y[:, :] = {expression}
+"""
+TILE_EXPRESSIONS = {
+    "(p + q) // 2": lambda p, q: (p + q) // 2,
+    "(p - q) >> 1": lambda p, q: (p - q) >> 1,
+    "add(p, q) // 3 - -q // 2": lambda p, q: (p + q) // 3 - -q // 2,
+    "maximum(p - q, 3 * q) // 2": lambda p, q: np.maximum(p - q, 3 * q) // 2,
+    "minimum(mul(p, q), 1000) // 7": lambda p, q: np.minimum(p * q, 1000) // 7,
+    "(p * 1000 + q) % 77": lambda p, q: (p * 1000 + q) % 77,
+    "abs(sub(p, 300)) // 5": lambda p, q: abs(p - 300) // 5,
+    "relu(scale(p, 5)) // 4 ^ 200": lambda p, q: np.maximum(p * 5, 0) // 4 ^ 200,
+    "(p << 4) // 3": lambda p, q: (p << 4) // 3,
+    "reduce_sum(p * q, 0, keepdims=True) // 3 + p": lambda p, q: (p * q).sum(0, keepdims=True) // 3 + p,
+    "p @ transpose(q) @ q // 9": lambda p, q: p @ q.T @ q // 9,
+}
+
+
+@pytest.mark.parametrize("kind", ["i8", "u8", "i16", "i32"])
+def test_integers_in_tiles_are_exact_until_they_are_stored(kind: str) -> None:
+    dtype = np.dtype({"i": "int", "u": "uint"}[kind[0]] + kind[1:])
+    limits, random = np.iinfo(dtype), np.random.default_rng(3)
+    a, b = (random.integers(limits.min, limits.max, (3, 4), dtype, endpoint=True) for _ in range(2))
+    a[0], b[0] = limits.min, limits.max
+    a[1, :2], b[1, :2] = limits.min, limits.min
+    if kind == "i32":
+        a, b = a >> 12, b >> 12  # sums of products of three fit into 64 bits
+    for expression, exact in TILE_EXPRESSIONS.items():
+        got = run_tasks(machine(TILES.format(kind=kind, expression=expression)), {"a": a, "b": b}).outputs["y"]
+        expected = exact(a.astype(np.int64), b.astype(np.int64))
+        np.testing.assert_array_equal(got, expected.astype(dtype), err_msg=expression)
+
+
+def test_a_number_that_is_stored_in_a_tile_wraps() -> None:
+    text = TILES.format(kind="i8", expression="q").replace(
+        "    y[:, :] = q", "    q[0, 0] = 300 + use(p)\n    y[:, :] = q"
+    )
+    tile = np.zeros((3, 4), np.int8)
+    assert run_tasks(machine(text), {"a": tile, "b": tile}).outputs["y"][0, 0] == 300 - 256
+
+
 @in_both
 def test_programs_that_pass_the_check_end_on_the_engine() -> None:
     random = Random(11)

@@ -536,6 +536,8 @@ def _store(name: str, index: Value, compute: Value) -> Value:
         if value is UNKNOWN or is_unknown(at):
             env[name] = base if getattr(base, "off_chip", False) else UNKNOWN
         else:
+            if type(value) is int and isinstance(base, np.ndarray) and base.dtype.kind in "iu":
+                value = convert(value, ElementType(f"{base.dtype.kind}{8 * base.dtype.itemsize}"))
             base[within(base, at)] = value
 
     return run

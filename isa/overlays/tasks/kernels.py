@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from ....base.errors import ProgramError
+from .operators import exact, wide
 from .values import DTYPES
 
 Tile = Any
@@ -153,14 +154,14 @@ def _listed(items: tuple[Any, ...]) -> tuple[Any, ...]:
 
 KERNELS: Mapping[str, Callable[..., Any]] = {
     "matmul": matmul,
-    "add": lambda a, b: np.asarray(a) + b,
-    "sub": lambda a, b: np.asarray(a) - b,
-    "mul": lambda a, b: np.asarray(a) * b,
-    "div": lambda a, b: np.asarray(a) / b,
-    "maximum": np.maximum,
-    "minimum": np.minimum,
-    "scale": lambda x, c: np.asarray(x) * c,
-    "neg": lambda x: -np.asarray(x),
+    "add": exact(lambda a, b: np.asarray(a) + b),
+    "sub": exact(lambda a, b: np.asarray(a) - b),
+    "mul": exact(lambda a, b: np.asarray(a) * b),
+    "div": exact(lambda a, b: np.asarray(a) / b),
+    "maximum": exact(np.maximum),
+    "minimum": exact(np.minimum),
+    "scale": exact(lambda x, c: np.asarray(x) * c),
+    "neg": lambda x: -wide(np.asarray(x)),
     "transpose": lambda x, *axes: np.transpose(x, _listed(axes) or None),
     "reshape": lambda x, *shape: np.asarray(x).reshape(_listed(shape)),
     "shape": np.shape,
@@ -180,7 +181,7 @@ KERNELS: Mapping[str, Callable[..., Any]] = {
     "int": int,
     "float": float,
     "bool": bool,
-    "abs": abs,
+    "abs": lambda x: abs(wide(x)),
     "max": max,
     "min": min,
     "len": len,

@@ -1,4 +1,8 @@
-"""Operators of task trees on numbers, tuples and tiles."""
+"""Operators of task trees on numbers, tuples and tiles.
+
+Integers are exact: tiles of them are computed in 64 bits, whatever their elements have, and wrap when they are
+converted to an element type.
+"""
 
 from __future__ import annotations
 
@@ -6,8 +10,43 @@ import operator
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
+
 LARGEST_SHIFT = 64
 """Limit of the places by which a number is shifted, and of an integer exponent."""
+
+
+def wide(x: Any) -> Any:
+    """A tile of integers or Booleans in 64 bits; other values as they are."""
+    if isinstance(x, np.ndarray) and x.dtype.kind in "biu" and x.dtype.itemsize < 8:
+        return x.astype(np.int64)
+    return x
+
+
+def exact(function: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
+    """A function of two values whose tiles of integers are in 64 bits, of one type."""
+
+    def compute(a: Any, b: Any) -> Any:
+        tiles = isinstance(a, np.ndarray), isinstance(b, np.ndarray)
+        if not any(tiles):
+            return function(a, b)
+        a, b = wide(a), wide(b)
+        if all(tiles) and {a.dtype, b.dtype} == {np.dtype(np.int64), np.dtype(np.uint64)}:
+            a, b = a.astype(np.int64), b.astype(np.int64)  # NumPy would go on in floats
+        return function(a, b)
+
+    return compute
+
+
+def _of_integers(function: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
+    """As `exact`, but Booleans stay Booleans."""
+    wider = exact(function)
+
+    def compute(a: Any, b: Any) -> Any:
+        both = all(isinstance(x, bool | np.bool_) or getattr(x, "dtype", None) == np.bool_ for x in (a, b))
+        return function(a, b) if both else wider(a, b)
+
+    return compute
 
 
 def _shift(a: Any, b: Any) -> Any:
@@ -25,18 +64,18 @@ def _bounded(function: Callable[[Any, Any], Any], a: Any, b: Any) -> Any:
 
 
 BINARY: dict[str, Callable[[Any, Any], Any]] = {
-    "+": operator.add,
-    "-": operator.sub,
-    "*": operator.mul,
-    "/": operator.truediv,
-    "//": operator.floordiv,
-    "%": operator.mod,
-    "**": _power,
-    "<<": _shift,
-    ">>": operator.rshift,
-    "&": operator.and_,
-    "|": operator.or_,
-    "^": operator.xor,
+    "+": exact(operator.add),
+    "-": exact(operator.sub),
+    "*": exact(operator.mul),
+    "/": exact(operator.truediv),
+    "//": exact(operator.floordiv),
+    "%": exact(operator.mod),
+    "**": exact(_power),
+    "<<": exact(_shift),
+    ">>": exact(operator.rshift),
+    "&": _of_integers(operator.and_),
+    "|": _of_integers(operator.or_),
+    "^": _of_integers(operator.xor),
     "==": operator.eq,
     "!=": operator.ne,
     "<": operator.lt,
@@ -47,8 +86,8 @@ BINARY: dict[str, Callable[[Any, Any], Any]] = {
     "not in": lambda a, b: a not in b,
 }
 UNARY: dict[str, Callable[[Any], Any]] = {
-    "-": operator.neg,
-    "+": operator.pos,
+    "-": lambda x: -wide(x),
+    "+": lambda x: +wide(x),
     "~": operator.invert,
     "not": operator.not_,
 }
