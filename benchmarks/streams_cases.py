@@ -16,6 +16,7 @@ import tokenize
 from collections.abc import Iterator, Mapping, Sequence
 from io import StringIO
 from math import prod
+from typing import Any
 from unittest.mock import patch
 
 import click
@@ -140,12 +141,12 @@ class Traffic:
         """Run a program with data; return the bytes."""
         load, store = Part.__getitem__, Part.__setitem__
 
-        def loaded(part: Part, index: object) -> object:
+        def loaded(part: Part, index: Any) -> Any:
             value = load(part, index)
             self.elements += int(np.size(value))
             return value
 
-        def stored(part: Part, index: object, value: object) -> None:
+        def stored(part: Part, index: Any, value: Any) -> None:
             self.elements += int(np.size(value))
             store(part, index, value)
 
@@ -175,8 +176,9 @@ def sequential_bytes(rows: int, projections: bool) -> int:
 def attention() -> Iterator[str]:
     """Multi-head attention."""
     yield "Attention, 12 heads x 64, float32: MHA with its projections (48 instances), FlashAttention without (36)"
-    yield f"  cycles: modelled; in a cycle an instance does {KERNELS['matmul']:g} multiply-adds, or {KERNELS['exp']:g} elements of"
-    yield "  another kernel; transposes, and transfers off the chip, take no time"
+    macs, rest = KERNELS["matmul"], KERNELS["exp"]
+    yield f"  cycles: modelled; an instance does {macs:g} multiply-adds, or {rest:g} elements of others, in a cycle;"
+    yield "  transposes, and transfers off the chip, take no time"
     yield "  MB off the chip: counted; fused: these programs; sequential: a kernel after another, each through memory"
     yield f"{'L':<6}{'MHA cycles':>12}{'fused MB':>10}{'sequential':>12}{'ratio':>7}" + (
         f"{'flash cycles':>14}{'fused MB':>10}{'sequential':>12}{'ratio':>7}"

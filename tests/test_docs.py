@@ -48,6 +48,7 @@ LONG = {
     "docs/rsnlib.md",
     "docs/serving.md",
     "docs/simulator.md",
+    "docs/stream-cases.md",
     "docs/time.md",
     "docs/tutorial.md",
 }
@@ -146,7 +147,7 @@ class Shell:
         assert (scripts / "rsn").exists(), f"no rsn in {scripts}"
         path = f"{scripts}{os.pathsep}{os.environ.get('PATH', '')}"
         self._environment = os.environ | {"PATH": path, "XDG_CACHE_HOME": str(folder / ".cache"), "MAKEFLAGS": "n"}
-        for name in ("Makefile", "docs", "programs", "pyproject.toml"):
+        for name in ("Makefile", "benchmarks", "docs", "programs", "pyproject.toml"):
             (folder / name).symlink_to(ROOT / name)
 
     @property
