@@ -10,9 +10,15 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
+from rsn.assembler import container
+from rsn.assembler.parser import parse
+from rsn.assembler.printer import show
 from rsn.base.errors import ProgramError
 from rsn.host.tasks import run_tasks
 from rsn.hw.sim.machine import Machine
+from rsn.isa.overlays.tasks.overlay import program_of
+from rsn.isa.overlays.tasks.values import DTYPES
+from rsn.isa.program import Program
 from rsn.programs.streams.sizes import FOLDER, program_text
 from rsn.scheduler.pack import pack
 from rsn.streams.build import build
@@ -81,7 +87,7 @@ def test_products(name: str, sizes: dict[str, int]) -> None:
 
 
 @pytest.mark.parametrize("name", ["gemm_3d", "summa", "cannon", "split_k", "mesh_gemm"])
-@pytest.mark.parametrize("kind", ["i8", "i32", "bf16"])
+@pytest.mark.parametrize("kind", ["i8", long("i32"), "bf16"])
 def test_products_of_other_types(name: str, kind: str) -> None:
     m, n, k = 32, 64, 64
     text = program_text(name, M=m, N=n, K=k).replace("f32", kind)
@@ -244,15 +250,53 @@ def test_sizes_that_do_not_divide_are_refused(name: str, sizes: dict[str, int]) 
     assert check(program_text(name, **sizes)).code != ""
 
 
+SMALL = {
+    "systolic": {"M": 8, "N": 8, "K": 5, "Rt": 4, "Ct": 4},
+    "mha": {"L": 8, "H": 3, "D": 4, "B": 2},
+    "flash_attention": {"L": 8, "H": 3, "D": 4, "R": 4, "B": 2},
+    "ffn": {"L": 8, "E": 6, "F": 12, "P": 3, "B": 2},
+}
+PROGRAMS = sorted(file.stem for file in FOLDER.glob("*.py") if file.stem not in ("__init__", "sizes"))
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_files_of_the_cases_give_equal_results(name: str) -> None:
+    program = pack(build(check(program_text(name, **SMALL.get(name, {})), f"{name}.py")))
+    inputs = {
+        t.name: (drawn(*t.type.shape) * 50).astype(DTYPES[t.type.dtype])
+        for t in program_of(program.overlay).tensors
+        if t.input
+    }
+    expected = run_tasks(program, inputs)
+    binary = container.loads(container.dumps(program))
+    text = parse(show(binary), f"{name}.rsn")
+    assert isinstance(text, Program)
+    for other in (binary, text):
+        got = run_tasks(other, inputs)
+        assert got.run.latency_s == expected.run.latency_s
+        assert got.outputs.keys() == expected.outputs.keys()
+        for tensor, value in expected.outputs.items():
+            np.testing.assert_array_equal(got.outputs[tensor], value)
+
+
+@pytest.mark.parametrize(("kind", "bound"), [("bf16", 2**-6), long("f16", 2**-8), long("f64", 1e-6)])
+@pytest.mark.parametrize("name", sorted({*PROGRAMS} - {"systolic"}))
+def test_cases_in_other_floats(name: str, kind: str, bound: float) -> None:
+    text = program_text(name, **SMALL.get(name, {}))
+    tensors = program_of(pack(build(check(text))).overlay).tensors
+    inputs = {t.name: cut(drawn(*t.type.shape)).astype(np.float16).astype(np.float32) for t in tensors if t.input}
+    expected, _ = run(text, inputs)
+    got, _ = run(text.replace("f32", kind), {name: x.astype(DTYPES[kind]) for name, x in inputs.items()})
+    for tensor, value in expected.items():
+        assert apart(got[tensor], value) < bound
+
+
 def test_every_program_is_checked_without_findings() -> None:
-    for file in sorted(FOLDER.glob("*.py")):
-        if file.stem in ("__init__", "sizes"):
-            continue
-        sizes = {"Rt": 4, "Ct": 4} if file.stem == "systolic" else {}
-        report = check(program_text(file.stem, **sizes), file.name)
+    for name in PROGRAMS:
+        report = check(program_text(name, **({"Rt": 4, "Ct": 4} if name == "systolic" else {})))
         assert report.code == "", report
         # The appendix leaves L2_A[0] and L2_B[0] without ends.
-        assert [f.subject for f in report.findings] == (["L2_A", "L2_B"] if file.stem == "systolic" else [])
+        assert [f.subject for f in report.findings] == (["L2_A", "L2_B"] if name == "systolic" else [])
 
 
 def test_constants_that_a_program_does_not_have_are_refused() -> None:
