@@ -76,24 +76,34 @@ def constants(tree: ast.Module) -> dict[str, ast.expr]:
     """Return the names that the top of a file gives a value once, with that value."""
     found: dict[str, ast.expr] = {}
     twice: set[str] = set()
-    for statement in tree.body:
-        match statement:
-            case ast.Assign(targets=[ast.Name(id=name)], value=value):
-                twice |= {name} & found.keys()
-                found[name] = value
-            case ast.AnnAssign(target=ast.Name(id=name), value=ast.expr() as value):
-                twice |= {name} & found.keys()
-                found[name] = value
+    for target, value in (pair for statement in tree.body for pair in _assigned(statement)):
+        if isinstance(target, ast.Name):
+            twice |= {target.id} & found.keys()
+            found[target.id] = value
     return {name: value for name, value in found.items() if name not in twice}
+
+
+def _assigned(statement: ast.stmt) -> list[tuple[ast.expr, ast.expr]]:
+    """What a statement assigns, with the values: of `M, N = 4, 8` both."""
+    match statement:
+        case ast.Assign(targets=[ast.Tuple(elts=names)], value=ast.Tuple(elts=values)) if len(names) == len(values):
+            return list(zip(names, values, strict=True))
+        case ast.Assign(targets=[target], value=value) | ast.AnnAssign(target=target, value=ast.expr() as value):
+            return [(target, value)]
+    return []
 
 
 def with_sizes(tree: ast.Module, values: Mapping[str, Any]) -> ast.Module:
     """Return a tree in which constants have other values."""
     for statement in tree.body:
-        if isinstance(statement, ast.Assign | ast.AnnAssign) and statement.value is not None:
-            target = statement.targets[0] if isinstance(statement, ast.Assign) else statement.target
+        for target, value in _assigned(statement):
             if isinstance(target, ast.Name) and target.id in values:
-                statement.value = ast.copy_location(ast.Constant(values[target.id]), statement.value)
+                made = ast.copy_location(ast.Constant(values[target.id]), value)
+                assert isinstance(statement, ast.Assign | ast.AnnAssign)
+                if statement.value is value:
+                    statement.value = made
+                elif isinstance(statement.value, ast.Tuple):
+                    statement.value.elts = [made if part is value else part for part in statement.value.elts]
     return tree
 
 

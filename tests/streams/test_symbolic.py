@@ -168,6 +168,28 @@ def test_as_printed() -> None:
     assert proof.json()["findings"][0]["line"] == 8
 
 
+def test_sizes_that_one_line_gives_together() -> None:
+    text = """
+from rsn.streams import *
+N, M = 8, 4
+assert M % 2 == 0, "pairs"
+s: Stream[i32, 2]
+@task(mapping=[1])
+def a():
+    for i in range(N * M):
+        s.put(i)
+@task(mapping=[1])
+def b():
+    for i in range(N * M // 2):
+        use(s.get() + s.get())
+"""
+    assert prove(text, "prog.py", "N >= 1").verdict == "proved"
+    odd = prove(text, "prog.py", "N >= 1, M >= 2")
+    assert (odd.verdict, dict(odd.sizes)) == ("counterexample", {"N": 1, "M": 3})
+    assert odd.report is not None
+    assert odd.report.code == "assert"
+
+
 def test_a_name_that_the_file_does_not_declare() -> None:
     text = pair("for i in range(n):\n    s.put(i)", "for i in range(n):\n    use(s.get())").replace("n = 4\n", "")
     assert check(text).code == "unsupported"
