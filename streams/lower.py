@@ -145,7 +145,7 @@ class _Body:
                 if value is None:
                     value = ast.copy_location(ast.Constant(0), node)
                     if kind is not None and kind.shape:
-                        zeros = t.Kernel("zeros", (t.Constant(kind.dtype), *map(t.Constant, kind.shape)))
+                        zeros = t.Kernel("full", (t.Constant(kind.dtype), t.Constant(0), *map(t.Constant, kind.shape)))
                         self.out.append(t.Assign(place, (self._name_of(target),), zeros))
                         return
                 self._assign(place, [target], value, kind)

@@ -245,3 +245,9 @@ if __name__ == '__main__':
         report = check(HEAD + (line if line.startswith(("x", "B", "r", "q", effect[:9])) else places))
         assert str(report)
         assert not mark.exists()
+
+
+def test_a_value_of_another_rank_than_its_annotation() -> None:
+    text = "from rsn.streams import *\nR: f32[4]\n@task(mapping=[1], args=[R])\ndef a(r):\n    z: f32[3, 4] = r + 1\n"
+    report = check(text + "    z[0, 0] = 1.0\n    use(z[0, 0:2], z + z, z[5, 0])\n")
+    assert [(f.code, f.place and f.place.line) for f in report.findings] == [("index", 7)]
