@@ -41,6 +41,16 @@ def run_tasks(program: Program, inputs: Mapping[str, Tensor] | None = None) -> T
     tasks = program_of(program.overlay)
     prepared = Prepared(tasks)
     memory = np.zeros(prepared.words, np.float32)
+    for name, value in checked_inputs(tasks, inputs).items():
+        t = prepared.tensors[name]
+        at = prepared.offsets[name]
+        memory[at : at + t.words] = words_of(value, t.type.dtype)
+    run = Machine(program).run({BANK: memory} if tasks.tensors else {})
+    return TaskResult(dict(_outputs(tasks, prepared, memory)), run)
+
+
+def checked_inputs(tasks: TaskProgram, inputs: Mapping[str, Tensor] | None) -> dict[str, Tensor]:
+    """Return the inputs of a task program by name, as their element types. Raises `TensorError`."""
     given = dict(inputs or {})
     wanted = [t.name for t in tasks.tensors if t.input]
     for name in given:
@@ -49,13 +59,9 @@ def run_tasks(program: Program, inputs: Mapping[str, Tensor] | None = None) -> T
             hint = f"; did you mean {close[0]}?" if close else f"; they are {', '.join(wanted) or 'none'}"
             raise TensorError(f"the program has no input {shown(name)}{hint}")
     for t in tasks.tensors:
-        if t.input:
-            if t.name not in given:
-                raise TensorError(f"the input {t.name} is missing: {_said(t.type)}")
-            at = prepared.offsets[t.name]
-            memory[at : at + t.words] = words_of(checked(t.name, given[t.name], t.type), t.type.dtype)
-    run = Machine(program).run({BANK: memory} if tasks.tensors else {})
-    return TaskResult(dict(_outputs(tasks, prepared, memory)), run)
+        if t.input and t.name not in given:
+            raise TensorError(f"the input {t.name} is missing: {_said(t.type)}")
+    return {t.name: checked(t.name, given[t.name], t.type) for t in tasks.tensors if t.input}
 
 
 def checked(name: str, value: Tensor, kind: ElementType) -> Tensor:

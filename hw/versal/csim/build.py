@@ -36,12 +36,13 @@ FLAGS = (
 INSTALL_HINT = "install a C++17 compiler (Debian, Ubuntu: sudo apt install g++), or name one in CXX"
 
 
-def compiler() -> str:
-    """Return the path of the C++ compiler: CXX of the environment, else g++. Raises `BoardError` if it is not found."""
+def compiler(what: str = "board csim") -> str:
+    """Return the path of the C++ compiler: CXX of the environment, else g++. what: is built with it, for the message.
+    Raises `BoardError` if it is not found."""
     name = os.environ.get("CXX", "g++")
     found = shutil.which(name)
     if found is None:
-        raise BoardError(f"board csim is built from C++ and there is no compiler {name!r}; {INSTALL_HINT}")
+        raise BoardError(f"{what} is built from C++ and there is no compiler {name!r}; {INSTALL_HINT}")
     return found
 
 

@@ -1,0 +1,118 @@
+"""Runs the C++ of task programs on this computer, with the inputs and outputs of `run_tasks`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from ..base.deadlock_report import Deadlock, Wait
+from ..base.errors import DeadlockError, ProgramError
+from ..hw.versal.csim.tasks import SECONDS, NativeRun, run_region
+from ..isa.overlays.tasks.program import TaskProgram, Tensor
+from ..isa.overlays.tasks.values import DTYPES
+from .tasks import checked_inputs
+
+Array = npt.NDArray[Any]
+
+FIRST_DRAWS = 1024
+"""Calls of `data()` in a task instance for which a run is given bits at first."""
+MOST_DRAWS = 1 << 24
+
+
+@dataclass(frozen=True)
+class NativeRegion:
+    """A region in a program that was built. number: of the region in it. drawing: the numbers of the task instances
+    that call `data()`."""
+
+    path: Path
+    number: int
+    program: TaskProgram
+    drawing: Sequence[int] = ()
+
+
+def run_native(
+    region: NativeRegion, inputs: Mapping[str, Array] | None = None, seconds: float = SECONDS
+) -> dict[str, Array]:
+    """Run a region, and return its outputs by name.
+
+    inputs, outputs: as for `run_tasks`; calls of `data()` give what they give there. seconds: limit of the run. Raises
+    `TensorError` for inputs that do not fit, `DeadlockError`, `ProgramError` for what fails in the run with the line of
+    the user's file, and `BoardError` beyond the limit.
+    """
+    program = region.program
+    given = checked_inputs(program, inputs)
+    memories = [
+        to_memory(given[t.name], t) if t.name in given else bytes(to_memory(np.zeros(t.type.shape), t))
+        for t in program.tensors
+    ]
+    count = FIRST_DRAWS if region.drawing else 0
+    while True:
+        drawn = [_drawn(program, shot, count) for shot in region.drawing]
+        run = run_region(region.path, region.number, memories, drawn, seconds)
+        if run.error.endswith("@draws") and count < MOST_DRAWS:
+            count *= 16
+            continue
+        break
+    _settle(program, run)
+    return {t.name: from_memory(memory, t) for t, memory in zip(program.tensors, run.memories, strict=True) if t.output}
+
+
+def to_memory(value: Array, tensor: Tensor) -> bytes:
+    """The bytes of a tensor as C++ holds it: `f16` and `bf16` take two an element."""
+    dtype = tensor.type.dtype
+    if dtype == "f16":
+        return np.asarray(value, np.float16).tobytes()
+    kept = np.ascontiguousarray(value, DTYPES[dtype])
+    if dtype == "bf16":
+        return (kept.view(np.uint32) >> np.uint32(16)).astype(np.uint16).tobytes()
+    return kept.tobytes()
+
+
+def from_memory(memory: bytes, tensor: Tensor) -> Array:
+    """The inverse of `to_memory`: `f16` and `bf16` as float32."""
+    dtype, shape = tensor.type.dtype, tensor.type.shape
+    if dtype == "f16":
+        return np.frombuffer(memory, np.float16).astype(np.float32).reshape(shape)
+    if dtype == "bf16":
+        return (np.frombuffer(memory, np.uint16).astype(np.uint32) << np.uint32(16)).view(np.float32).reshape(shape)
+    return np.frombuffer(memory, DTYPES[dtype]).reshape(shape).copy()
+
+
+def _drawn(program: TaskProgram, shot: int, count: int) -> bytes:
+    """The bits that the simulator's run draws in a task instance."""
+    random = np.random.default_rng((program.seed, shot))
+    return bytes(int(random.integers(2)) for _ in range(count))
+
+
+def _settle(program: TaskProgram, run: NativeRun) -> None:
+    """Raise what a run that is not complete stands for."""
+    if run.waits:
+        raise DeadlockError(lambda: _deadlock(program, run))
+    if run.error:
+        unit, _, what = run.error.partition(": ")
+        if what.startswith("@"):
+            line, _, what = what[1:].partition(" ")
+            raise ProgramError(f"{program.file}:{line}: {unit}: {what}")
+        raise ProgramError(f"{program.file}: {run.error}")
+    for name, (_, written, taken) in run.streams.items():
+        if written != taken:
+            raise ProgramError(f"{program.file}: {written - taken} transfers are left on {name} at the end")
+
+
+def _deadlock(program: TaskProgram, run: NativeRun) -> Deadlock:
+    ends = {link.label: (link.source, link.sink) for link in program.links}
+    waiting = {w.process for w in run.waits}
+    waits = []
+    for w in run.waits:
+        peer = ends[w.stream][1 if w.put else 0]
+        depth, written, taken = run.streams[w.stream]
+        what, place = "put" if w.put else "get", f"{program.file}:{w.line}"
+        waits.append(
+            Wait(w.process, 0, place, what, w.stream, 1, written - taken, depth, peer, peer not in waiting, None, False)
+        )
+    return Deadlock(tuple(waits), (), (), ())

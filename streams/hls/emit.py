@@ -1,0 +1,321 @@
+"""The C++ of a task program: a function for each class of equal task instances, and the dataflow region on top.
+
+Two instances are in one class if they differ in nothing but their place in the grid and the streams that they are
+connected to; the place is a constant of the template.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from math import prod
+
+from ...isa.overlays.tasks.program import Link, Parameter, Shot, StreamArray, Task, TaskProgram, Tensor
+from ...isa.overlays.tasks.tree import Place
+from .ends import Port
+from .kinds import CPP, tile_type
+from .names import Names, identifier
+from .statements import Body
+from .values import HlsError
+
+
+@dataclass(frozen=True)
+class Draw:
+    """An argument of the top function for the bits that `data()` draws in a task instance. shot: its number among all
+    instances of the program."""
+
+    name: str
+    shot: int
+
+
+@dataclass(frozen=True)
+class Argument:
+    """A pointer of the top function: a tensor, as one of its readers or writers sees it."""
+
+    name: str
+    tensor: str
+    written: bool
+
+
+@dataclass(frozen=True)
+class HlsProgram:
+    """C++ of a program. name: of the top function, and of its namespace. text: the file, without the headers that it
+    includes. arguments: pointers in order; draws: behind them, each a pointer and a count."""
+
+    name: str
+    text: str
+    arguments: tuple[Argument, ...]
+    draws: tuple[Draw, ...]
+    program: TaskProgram
+
+
+@dataclass
+class _Call:
+    """A call of a function. tid: constants of its template. ports: what its parameters are connected to."""
+
+    tid: tuple[int, ...]
+    ports: tuple[Port, ...]
+    tensors: tuple[tuple[str, bool], ...]
+    draws: int | None
+    shot: Shot
+
+
+@dataclass
+class _Class:
+    """A function. axes: of the grid, on which its text depends. calls: the instances that it is for."""
+
+    task: Task
+    text: str
+    axes: tuple[int, ...]
+    calls: list[_Call] = field(default_factory=list)
+    name: str = ""
+
+
+def cpp_program(program: TaskProgram, name: str = "") -> HlsProgram:
+    """Return the C++ of a program. name: of its top function; "" takes the program's. Raises `HlsError` with the place
+    in the user's file for what has no C++."""
+    return _Writer(program, name).write()
+
+
+class _Writer:
+    def __init__(self, program: TaskProgram, name: str) -> None:
+        self.program = program
+        self.tasks = {task.name: task for task in program.tasks}
+        self.tensors = {tensor.name: tensor for tensor in program.tensors}
+        self.streams = {s.name: s for s in program.streams}
+        self.names = Names(frozenset({"rsn"}))
+        self.name = identifier(name or program.name)
+        self.classes: dict[tuple[str, str], _Class] = {}
+        self.locals: dict[str, str] = {}
+
+    def write(self) -> HlsProgram:
+        """Write all functions and the region."""
+        units: list[tuple[str, list[_Call]]] = []
+        number = 0
+        for unit, shots in self.program.units:
+            calls = []
+            for shot in shots:
+                call = self._instance(unit, shot, number)
+                if call is not None:
+                    calls.append(call)
+                number += 1
+            units.append((unit, calls))
+        self._refuse_shared(units)
+        self._name_classes()
+        arguments, draws, wrappers, region = self._region(units)
+        lines = [*self._head(), "", f"namespace {self.name} {{", ""]
+        for made in self.classes.values():
+            lines += [*self._function(made), ""]
+        lines += [*wrappers, f"}}  // namespace {self.name}", "", *region]
+        return HlsProgram(self.name, "\n".join(lines) + "\n", arguments, draws, self.program)
+
+    # -- functions ----------------------------------------------------------------------------------------------------
+
+    def _instance(self, unit: str, shot: Shot, number: int) -> _Call | None:
+        """Write an instance, and find its class. None if it does nothing."""
+        task = self.tasks[shot.task]
+        body = Body(self.program, task, shot, unit)
+        try:
+            lines = body.write()
+            widths = {v.text: v.width for v in body.variables.values() if v.width}
+            if widths:  # what reads a wide integer is written for it
+                body = Body(self.program, task, shot, unit, widths)
+                lines = body.write()
+        except RecursionError:
+            raise HlsError(f"{self.program.file}:{task.place.line}: hls: {task.name} is nested too deep") from None
+        if not lines:
+            return None
+        head: list[str] = []
+        parameters: list[str] = []
+        used = [p for p in task.parameters if self._is_used(body.parts[p.name].name, lines)]
+        tensors = []
+        for p in used:
+            shard, written = self._shard(task, p, body)
+            parameters.append(f"{'' if written else 'const '}{CPP[self.tensors[p.tensor].type.dtype]} *{shard[0]}")
+            head.append(shard[1])
+            tensors.append((p.tensor, written))
+        for port, name in body.ports.items():
+            parameter, wrapper = self._port(port, name)
+            parameters.append(parameter)
+            head += wrapper
+        if body.draws:
+            parameters += ["const bool *drawn", "std::size_t drawn_count"]
+            head.append("rsn::Draws draws(drawn, drawn_count);")
+        head += [v.declaration for v in body.variables.values() if self._is_used(v.text, lines)]
+        axes = tuple(k for k in range(len(shot.tid)) if self._is_used(f"tid{k}", [*head, *lines]))
+        indented = "\n".join(line if line.lstrip().startswith("#") else f"    {line}" for line in [*head, *lines])
+        text = f"({', '.join(parameters)}) {{\n{indented}\n}}"
+        found = self.classes.setdefault((shot.task, text), _Class(task, text, axes))
+        call = _Call(
+            tuple(shot.tid[k] for k in axes), tuple(body.ports), tuple(tensors), number if body.draws else None, shot
+        )
+        found.calls.append(call)
+        return call
+
+    def _is_used(self, name: str, lines: list[str]) -> bool:
+        pattern = re.compile(rf"(?<![A-Za-z0-9_.]){re.escape(name)}(?![A-Za-z0-9_])")
+        return any(pattern.search(line) for line in lines)
+
+    def _shard(self, task: Task, p: Parameter, body: Body) -> tuple[tuple[str, str], bool]:
+        """The pointer's name and the declaration of the shard that a parameter is, and whether the task writes it."""
+        tensor, part = self.tensors[p.tensor], body.parts[p.name]
+        written = p.name in body.stored
+        whole, terms = tensor.type.shape, []
+        for axis, cut in enumerate(p.axes):
+            if cut >= 0:
+                stride = prod(whole[axis + 1 :]) * part.shape[axis]
+                terms.append(f"tid{cut}" + (f" * {stride}" if stride != 1 else ""))
+        pointer = body.names.of(p.name, "_memory")
+        element = f"{'' if written else 'const '}{CPP[tensor.type.dtype]}"
+        shapes = (f"rsn::Shape<{', '.join(map(str, s))}>" for s in (whole, part.shape))
+        declared = (
+            f"const rsn::Shard<{element}, {', '.join(shapes)}> {part.name}{{{pointer}, {' + '.join(terms) or '0'}}};"
+        )
+        return (pointer, declared), written
+
+    def _port(self, port: Port, name: str) -> tuple[str, list[str]]:
+        """The parameter for an end of a stream, and what unpacks its transfers."""
+        stream = self.streams[port.stream]
+        if stream.packing == 1:
+            return f"hls::stream<{element_type(stream)}> &{name}", []
+        way = "Out" if port.put else "In"
+        wrapper = f"rsn::Packed{way}<{element_type(stream)}, {stream.packing}> {name}({name}_packed);"
+        return f"hls::stream<{carried(stream)}> &{name}_packed", [wrapper]
+
+    def _refuse_shared(self, units: list[tuple[str, list[_Call]]]) -> None:
+        """Transfers that are not complete do not survive the instance that packs them."""
+        for unit, calls in units:
+            seen: set[Port] = set()
+            for call in calls:
+                for port in call.ports:
+                    if self.streams[port.stream].packing > 1 and port in seen:
+                        raise HlsError(
+                            f"{self.program.file}: hls: two task instances of {unit} share the packed stream "
+                            f"{port.stream}"
+                        )
+                    seen.add(port)
+
+    def _name_classes(self) -> None:
+        for task in self.program.tasks:
+            same = [c for c in self.classes.values() if c.task.name == task.name]
+            for k, made in enumerate(same):
+                made.name = self.names.of(task.name, f"_{k}" if len(same) > 1 else "")
+
+    def _function(self, made: _Class) -> Iterator[str]:
+        place: Place = made.task.place
+        yield f"// {made.task.name}, {self.program.file}:{place.line}: {_instances(made)}"
+        if made.axes:
+            yield f"template <{', '.join(f'int tid{axis}' for axis in made.axes)}>"
+        yield f"{'' if made.axes else 'static '}void {made.name}{made.text}"
+
+    # -- the region ---------------------------------------------------------------------------------------------------
+
+    def _head(self) -> Iterator[str]:
+        yield f"// {self.program.file} as a dataflow region: a process for each task instance."
+        yield '#include "kernels.h"'
+
+    def _region(
+        self, units: list[tuple[str, list[_Call]]]
+    ) -> tuple[tuple[Argument, ...], tuple[Draw, ...], list[str], list[str]]:
+        """The arguments of the top function, the functions of units with several instances, and the top function."""
+        names = Names(frozenset({self.name, "RSN_TASK"}))
+        classes = {id(call): c.name for c in self.classes.values() for call in c.calls}
+        users: dict[str, list[tuple[int, bool]]] = {}
+        for k, (_, calls) in enumerate(units):
+            for tensor in dict.fromkeys(name for call in calls for name, _ in call.tensors):
+                written = any(w for call in calls for name, w in call.tensors if name == tensor)
+                users.setdefault(tensor, []).append((k, written))
+        arguments: dict[tuple[str, int], Argument] = {}
+        for t in self.program.tensors:
+            for n, (k, written) in enumerate(users.get(t.name, ())):
+                name = names.of(t.name, f"_{n}" if len(users[t.name]) > 1 else "")
+                arguments[t.name, k] = Argument(name, t.name, written)
+        links: dict[str, Link] = {}
+        used = {port.label for _, calls in units for call in calls for port in call.ports}
+        for link in self.program.links:
+            if link.label in used:
+                links.setdefault(link.label, link)
+        self.locals = {label: names.of(link.shared or link.stream, _suffix(link)) for label, link in links.items()}
+        draws: dict[int, Draw] = {}
+        processes, wrappers = list[str](), list[str]()
+        for k, (unit, calls) in enumerate(units):
+            texts, parameters = list[str](), dict[str, str]()
+            for call in calls:
+                given = []
+                for tensor, _ in call.tensors:
+                    a = arguments[tensor, k]
+                    parameters[a.name] = f"{self._pointer(a)}{a.name}"
+                    given.append(a.name)
+                for port in call.ports:
+                    name = self.locals[port.label]
+                    if links[port.label].source != links[port.label].sink:
+                        parameters[name] = f"hls::stream<{carried(self.streams[port.stream])}> &{name}"
+                    given.append(name)
+                if call.draws is not None:
+                    d = draws[call.draws] = Draw(names.of(f"drawn_{call.shot.name}"), call.draws)
+                    parameters |= {d.name: f"const bool *{d.name}", f"{d.name}_count": f"std::size_t {d.name}_count"}
+                    given += [d.name, f"{d.name}_count"]
+                constants = f"<{', '.join(map(str, call.tid))}>" if call.tid else ""
+                texts.append(f"{self.name}::{classes[id(call)]}{constants}({', '.join(given)})")
+            own = [link for link in links.values() if link.source == link.sink == unit]
+            if len(texts) > 1 or own:
+                function = names.of(f"run_{unit}")
+                body = [*map(self._stream, own), *(f"    {text};" for text in texts)]
+                head = f"static void {function}({', '.join(parameters.values())}) {{"
+                wrappers += [f"// {unit}: its task instances, one after the other.", head, *body, "}", ""]
+                texts = [f"{self.name}::{function}({', '.join(parameters)})"]
+            if texts:
+                processes.append(f'    RSN_TASK("{unit}", {texts[0]});')
+        made = tuple(arguments.values()), tuple(draws.values())
+        streams = [self._stream(link) for link in links.values() if link.source != link.sink]
+        region = [*self._signature(*made), *streams, "    RSN_DATAFLOW();", *processes, "}"]
+        return *made, wrappers, region
+
+    def _pointer(self, a: Argument) -> str:
+        return f"{'' if a.written else 'const '}{CPP[self.tensors[a.tensor].type.dtype]} *"
+
+    def _stream(self, link: Link) -> str:
+        stream = self.streams[link.stream]
+        depth = link.depth // stream.packing
+        return f'    hls::stream<{carried(stream)}, {depth}> {self.locals[link.label]}("{link.label}");'
+
+    def _signature(self, arguments: tuple[Argument, ...], draws: tuple[Draw, ...]) -> Iterator[str]:
+        parameters = []
+        parameters += [f"{self._pointer(a)}{a.name}" for a in arguments]
+        for d in draws:
+            parameters += [f"const bool *{d.name}", f"std::size_t {d.name}_count"]
+        yield f"void {self.name}_top({', '.join(parameters)}) {{"
+        for a in arguments:
+            depth = prod(self.tensors[a.tensor].type.shape)
+            yield f"#pragma HLS interface m_axi port={a.name} bundle={identifier(a.tensor)} depth={depth}"
+        for d in draws:
+            yield f"#pragma HLS interface m_axi port={d.name} bundle=drawn"
+        yield "#pragma HLS dataflow"
+
+
+def element_type(stream: StreamArray) -> str:
+    """The C++ type of an element of a stream."""
+    kind = stream.type
+    return tile_type(kind.dtype, kind.shape) if kind.shape else CPP[kind.dtype]
+
+
+def carried(stream: StreamArray) -> str:
+    """The C++ type of a transfer of a stream."""
+    return f"hls::vector<{element_type(stream)}, {stream.packing}>" if stream.packing > 1 else element_type(stream)
+
+
+def tensor_bytes(tensor: Tensor) -> int:
+    """Bytes of a tensor in the memory that the region reads and writes."""
+    size = {"boolean": 1, "i8": 1, "u8": 1, "i16": 2, "u16": 2, "f16": 2, "bf16": 2, "i64": 8, "u64": 8, "f64": 8}
+    return prod(tensor.type.shape) * size.get(tensor.type.dtype, 4)
+
+
+def _suffix(link: Link) -> str:
+    return "" if link.shared else "".join(f"_{i}" for i in link.index)
+
+
+def _instances(made: _Class) -> str:
+    names = [call.shot.name for call in made.calls]
+    shown = ", ".join(names[:8])
+    return shown + (f" and {len(names) - 8} more" if len(names) > 8 else "")

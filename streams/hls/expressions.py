@@ -1,0 +1,169 @@
+"""Expressions of a task as C++ text with static kinds. Python's rules hold: exact integers, floor division, order."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from ...isa.overlays.tasks import tree as t
+from .indices import Index, indices, with_new_axes, without_new_axes
+from .kinds import (
+    INT,
+    WIDTHS,
+    Items,
+    Kind,
+    Part,
+    Text,
+    Val,
+    Value,
+    hull,
+    joined,
+    literal,
+    of_element,
+    width,
+)
+from .library import Library
+from .values import Poison
+
+RUN = (t.Name("use()"), t.Name("data()"))
+"""Arguments of kernels that stand for the run."""
+
+
+class Expressions(Library):
+    """Computes the C++ text of expressions."""
+
+    def value(self, node: t.Expression) -> Value:
+        """The value of an expression. Raises `HlsError` for what has no C++."""
+        match node:
+            case t.Constant(value):
+                return literal(value)
+            case t.Name(name):
+                return self._name(name)
+            case t.Unary(op, operand):
+                return self.unary(op, self.value(operand))
+            case t.Binary(op, left, right):
+                return self.binary(op, self.value(left), self.value(right))
+            case t.Select(test, body, other):
+                return self._select(test, body, other)
+            case t.Group(items):
+                return Items(tuple(self.value(x) for x in items))
+            case t.Item(base, index):
+                return self._item(self.value(base), index)
+            case t.Kernel(kernel, arguments, options):
+                given = [self.value(x) for x in arguments if x not in RUN]
+                return self.kernel(kernel, given, {key: self.value(x) for key, x in options})
+            case t.Convert(kind, value):
+                made = self.value(value)
+                shape = () if isinstance(made, Items | Text) else made.kind.shape
+                return self.converted(made, t.ElementType(kind.dtype, shape))
+            case t.External(name):
+                self.fail(f"{name} is a function of Python; use library kernels")
+        self.fail(f"an expression of this kind ({type(node).__name__}) has no C++")
+
+    def _name(self, name: str) -> Value:
+        value = self.env.get(name)
+        if value is None:
+            self.fail(f"the name {name} has no value here")
+        if isinstance(value, Poison):
+            self.fail(value.why)
+        return value
+
+    def truth(self, node: t.Expression) -> Val:
+        """A Boolean: whether the value of an expression is true."""
+        return self.truth_of(self.value(node))
+
+    def _select(self, test: t.Expression, body: t.Expression, other: t.Expression) -> Value:
+        chosen = self.truth(test)
+        if chosen.has_known:
+            return self.value(body if chosen.known else other)
+        outer, arms, values = self.lines, list[list[str]](), list[Val]()
+        for part in (body, other):
+            self.lines = []
+            values.append(self.plain(self.value(part)))
+            arms.append(self.lines)
+        self.lines = outer
+        kind = joined(values[0].kind, values[1].kind)
+        if kind is None or (kind != values[0].kind and kind != values[1].kind) or not _mixes(values, kind):
+            self.fail(f"one arm is {values[0].kind}, the other {values[1].kind}")
+        low, high = hull(*values) if kind.is_int else (None, None)
+        wide = max(width(low, high), *(v.width for v in values)) if kind == INT else 0
+        cpp = WIDTHS[wide] if kind == INT else kind.cpp
+        texts = []
+        for arm, value in zip(arms, values, strict=True):
+            self.lines = arm
+            made = self.as_kind(value, kind)
+            texts.append(f"{cpp}({made.text})" if kind == INT else made.operand)
+        self.lines = outer
+        if not arms[0] and not arms[1]:
+            return Val(kind, f"{chosen.operand} ? {texts[0]} : {texts[1]}", low, high, simple=False, wide=wide)
+        name = self.fresh("chosen")
+        self.emit(f"{cpp} {name}{' = 0' if not kind.shape else ''};")
+        self.emit(f"if ({chosen.text}) {{")
+        self.lines += [f"    {line}" for line in (*arms[0], f"{name} = {texts[0]};")]
+        self.emit("} else {")
+        self.lines += [f"    {line}" for line in (*arms[1], f"{name} = {texts[1]};")]
+        self.emit("}")
+        return Val(kind, name, low, high, wide=wide)
+
+    def _item(self, base: Value, index: t.Expression) -> Value:
+        if isinstance(base, Items | Text):
+            at = self.value(index)
+            if at.has_known and isinstance(base, Items) and isinstance(at, Val):
+                try:
+                    found: Value = base.items[at.known]
+                except (IndexError, TypeError) as e:
+                    self.fail(str(e))
+                return found
+            return self._table(base, at)
+        whole = base if isinstance(base, Part) else self.held(self.number(base))
+        shape = whole.shape if isinstance(whole, Part) else whole.kind.shape
+        if not shape and not isinstance(whole, Part):
+            self.fail("a number has no parts")
+        index, axes = without_new_axes(index)
+        parts = indices(self, index, shape)
+        name, dtype = (whole.name, whole.dtype) if isinstance(whole, Part) else (whole.text, whole.kind.dtype)
+        if all(part.step == 0 for part in parts):
+            if axes:
+                self.fail("a new axis of a number")
+            return self.element(f"{name}.at({', '.join(part.start for part in parts)})", dtype)
+        kind = of_element(dtype, tuple(part.length for part in parts if part.step))
+        if not isinstance(whole, Part):
+            kind = Kind(dtype, kind.shape)
+        text = f"rsn::part<{kind.cpp}, {steps_of(parts)}>({name}, {starts_of(parts)})"
+        if axes:
+            kind = Kind(kind.dtype, with_new_axes(parts, axes))
+            text = f"rsn::convert_tile<{kind.cpp}>({text})"
+        return Val(kind, text, simple=False)
+
+    def _table(self, base: Value, at: Value) -> Value:
+        """An item of a tuple of numbers at an index that the run knows."""
+        index = self.plain(at)
+        numbers = [x for x in base.items if isinstance(x, Val)] if isinstance(base, Items) else []
+        if not isinstance(base, Items) or not numbers or len(numbers) < len(base.items) or not index.kind.is_int:
+            self.fail("an index of a tuple that only the run knows, whose items are no numbers")
+        kind: Kind | None = numbers[0].kind
+        low, high = numbers[0].low, numbers[0].high
+        for one in numbers[1:]:
+            kind = None if kind is None or (not one.kind.is_int and one.kind != kind) else joined(kind, one.kind)
+            low, high = hull(Val(INT, "", low, high), one)
+        if kind is None or kind.shape:
+            self.fail("an index of a tuple that only the run knows, whose items are of several kinds")
+        wide = max(width(low, high), *(x.width for x in numbers)) if kind == INT else 0
+        cpp = WIDTHS[wide] if kind == INT else kind.cpp
+        name = self.fresh("table")
+        self.emit(f"const {cpp} {name}[] = {{{', '.join(x.text for x in numbers)}}};")
+        return Val(kind, f"{name}[rsn::within({index.text}, {len(numbers)})]", low, high, wide=wide)
+
+
+def steps_of(parts: Sequence[Index]) -> str:
+    """The steps of indices, 0 for one that drops its axis."""
+    return ", ".join(str(part.step) for part in parts)
+
+
+def starts_of(parts: Sequence[Index]) -> str:
+    """Where indices begin."""
+    return ", ".join(part.start for part in parts)
+
+
+def _mixes(values: Sequence[Val], kind: Kind) -> bool:
+    """Whether two arms may be taken as one kind: integers, or the same."""
+    return all(v.kind == kind or (v.kind.is_int and kind.is_int) for v in values)

@@ -1,0 +1,312 @@
+"""Static types of a task's values, as its run would have them: Python's numbers, numbers of numpy, tiles, tuples.
+
+What an operation gives is asked of the operation itself, applied to sample values: so promotion is numpy's own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from math import prod
+from typing import Any
+
+import numpy as np
+
+from ...isa.overlays.tasks.values import DTYPES, scalar
+
+LIMITS = {
+    "boolean": (0, 1),
+    **{f"i{bits}": (-(1 << bits - 1), (1 << bits - 1) - 1) for bits in (8, 16, 32, 64)},
+    **{f"u{bits}": (0, (1 << bits) - 1) for bits in (8, 16, 32, 64)},
+}
+"""The smallest and the largest value of each integer type."""
+
+CPP = {
+    "boolean": "bool",
+    **{f"i{bits}": f"std::int{bits}_t" for bits in (8, 16, 32, 64)},
+    **{f"u{bits}": f"std::uint{bits}_t" for bits in (8, 16, 32, 64)},
+    "f16": "rsn::f16",
+    "bf16": "rsn::bf16",
+    "f32": "float",
+    "f64": "double",
+}
+"""The C++ type of an element."""
+
+
+@dataclass(frozen=True)
+class Kind:
+    """The type of a value. dtype: `bool`, `int` or `float` of Python, `f32` or `f64` of numpy, or with a shape the
+    element type of a tile."""
+
+    dtype: str
+    shape: tuple[int, ...] = ()
+
+    def __str__(self) -> str:
+        return self.dtype + (f"[{', '.join(map(str, self.shape))}]" if self.shape else "")
+
+    @property
+    def is_int(self) -> bool:
+        """Whether it is an integer or a Boolean of Python."""
+        return not self.shape and self.dtype in ("bool", "int")
+
+    @property
+    def is_float(self) -> bool:
+        """Whether it is a number with a fraction."""
+        return not self.shape and self.dtype in ("float", "f32", "f64")
+
+    @property
+    def cpp(self) -> str:
+        """The C++ type of a tile, or of a number that is no integer of Python."""
+        if self.shape:
+            return tile_type(self.dtype, self.shape)
+        return {"bool": "bool", "int": "rsn::Int", "float": "double", "f32": "float", "f64": "double"}[self.dtype]
+
+
+BOOL, INT, FLOAT, F32, F64 = (Kind(name) for name in ("bool", "int", "float", "f32", "f64"))
+
+
+def tile_type(dtype: str, shape: tuple[int, ...]) -> str:
+    """The C++ type of a tile."""
+    return f"rsn::Tile<{CPP[dtype]}, {', '.join(map(str, shape))}>"
+
+
+_NUMPY = {DTYPES[name].name: name for name in DTYPES if name not in ("f16", "bf16")}
+
+
+def dtype_name(dtype: np.dtype[Any]) -> str:
+    """The element type of an array of a run."""
+    return _NUMPY[dtype.name]
+
+
+def kind_of(value: Any) -> Kind | None:
+    """The kind of a number or an array; None for other values."""
+    if isinstance(value, np.ndarray):
+        return Kind(dtype_name(value.dtype), value.shape) if value.shape and value.size else None
+    if isinstance(value, bool | np.bool_):
+        return BOOL
+    if isinstance(value, int | np.integer):
+        return INT
+    if isinstance(value, np.float32):
+        return F32
+    if isinstance(value, np.float64):
+        return F64
+    return FLOAT if isinstance(value, float) else None
+
+
+def sample(kind: Kind) -> Any:
+    """A value of a kind."""
+    if kind.shape:
+        return np.ones(kind.shape, DTYPES[kind.dtype])
+    return {"bool": True, "int": 1, "float": 1.0, "f32": np.float32(1), "f64": np.float64(1)}[kind.dtype]
+
+
+@lru_cache(maxsize=4096)
+def result(function: Callable[..., Any], kinds: tuple[Any, ...], named: tuple[tuple[str, Any], ...] = ()) -> Kind:
+    """The kind of what a function returns. kinds: of its arguments; an argument that is no `Kind` is passed as it is.
+    Raises what the function raises, and `TypeError` where the result is no number and no tile."""
+    values = [sample(k) if isinstance(k, Kind) else k for k in kinds]
+    with np.errstate(all="ignore"):
+        made = scalar(function(*values, **dict(named)))
+    kind = kind_of(made)
+    if kind is None:
+        raise TypeError("the result is no number and no tile")
+    return kind
+
+
+def of_element(dtype: str, shape: tuple[int, ...] = ()) -> Kind:
+    """The kind of a value that has become an element type, or of a tile with it."""
+    if shape:
+        return Kind("f32" if dtype in ("f16", "bf16") else dtype, shape)
+    if dtype in LIMITS:
+        return BOOL if dtype == "boolean" else INT
+    return F64 if dtype == "f64" else F32
+
+
+@dataclass(frozen=True)
+class Val:
+    """A value as C++ text. low, high: limits of an integer, None for none. known: the value, if `has_known`: it is
+    known before the run. simple: the text needs no brackets as an operand. symbolic: the text of a known value is not
+    its literal, such as `tid0`. adapted: a variable that holds a number of another kind at first; it is taken only
+    where that makes no difference. wide: the width of the C++ integer that the text is, if more than the limits ask
+    for."""
+
+    kind: Kind
+    text: str
+    low: int | None = None
+    high: int | None = None
+    known: Any = None
+    has_known: bool = False
+    simple: bool = True
+    symbolic: bool = False
+    adapted: bool = False
+    wide: int = 0
+
+    @property
+    def operand(self) -> str:
+        """The text as an operand."""
+        return self.text if self.simple else f"({self.text})"
+
+    @property
+    def width(self) -> int:
+        """0 for an integer that is C++'s int, 1 for one of 64 bits, 2 for others."""
+        return max(self.wide, width(self.low, self.high))
+
+
+@dataclass(frozen=True)
+class Items:
+    """A tuple or a set. items: its values."""
+
+    items: tuple[Any, ...]
+
+    @property
+    def has_known(self) -> bool:
+        """Whether all items are known before the run."""
+        return all(item.has_known for item in self.items)
+
+    @property
+    def known(self) -> tuple[Any, ...]:
+        """The items, if they are known."""
+        return tuple(item.known for item in self.items)
+
+
+@dataclass(frozen=True)
+class Text:
+    """A text, known before the run."""
+
+    known: str
+    has_known: bool = True
+
+
+@dataclass(frozen=True)
+class Part:
+    """The shard of a tensor that a parameter stands for. dtype: of the tensor."""
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    has_known: bool = False
+    known: Any = None
+
+    @property
+    def kind(self) -> Kind:
+        """The kind of the shard as a tile."""
+        return of_element(self.dtype, self.shape)
+
+
+Value = Val | Items | Text | Part
+
+
+def width(low: int | None, high: int | None) -> int:
+    """Which C++ integer holds the values from low to high: 0 int, 1 of 64 bits, 2 rsn::Int."""
+    if low is None or high is None:
+        return 2
+    for k, name in enumerate(("i32", "i64")):
+        if LIMITS[name][0] <= low and high <= LIMITS[name][1]:
+            return k
+    return 2
+
+
+WIDTHS = ("int", "std::int64_t", "rsn::Int")
+
+
+def literal(value: Any, text: str = "") -> Value:
+    """A value that is known before the run. text: how C++ names it, if not as a literal. Raises `TypeError`."""
+    if isinstance(value, tuple | list | set | frozenset):
+        return Items(tuple(literal(v) for v in value))
+    if isinstance(value, str):
+        return Text(value)
+    if isinstance(value, np.ndarray) and not value.shape:
+        value = value[()]
+    kind = kind_of(value)
+    if kind is None or kind.shape:
+        raise TypeError(f"{str(value)[:40]} is no constant of C++")
+    made = text or written(value)
+    if kind.is_int:
+        number = int(value)
+        return Val(kind, made, number, number, value, True, bool(text) or number >= 0, bool(text))
+    return Val(kind, made, None, None, value, True, bool(text) or not made.startswith("-"), bool(text))
+
+
+def written(value: Any) -> str:
+    """A number as C++ text."""
+    if isinstance(value, bool | np.bool_):
+        return "true" if value else "false"
+    if isinstance(value, int | np.integer):
+        number = int(value)
+        wide = width(number, number)
+        if number == LIMITS["i64"][0]:
+            return f"std::int64_t({number + 1} - 1)"
+        if wide == 2:
+            bits = number & (1 << 128) - 1
+            return f"rsn::Int::of_words({bits >> 64}ull, {bits & (1 << 64) - 1}ull)"
+        return f"std::int64_t({number})" if wide else str(number)
+    single = isinstance(value, np.float32)
+    real = float(value)
+    kind = "float" if single else "double"
+    if real != real:
+        return f"std::numeric_limits<{kind}>::quiet_NaN()"
+    if real in (float("inf"), -float("inf")):
+        return f"{'-' if real < 0 else ''}std::numeric_limits<{kind}>::infinity()"
+    text = repr(float(str(value))) if single else repr(real)
+    if "." not in text and "e" not in text:
+        text += ".0"
+    return text + ("f" if single else "")
+
+
+def joined(a: Kind, b: Kind) -> Kind | None:
+    """The kind of a variable that holds values of two kinds; None if no kind does. The caller sees to it that it makes
+    no difference: see `adapts`."""
+    if a == b:
+        return a
+    if a.is_int and b.is_int:
+        return INT
+    for one, other in ((a, b), (b, a)):
+        if one.is_int and (other.shape or other.is_float):
+            return other
+        if one == FLOAT and (other.dtype in ("f32", "f64")):
+            return other
+    return None
+
+
+def count(shape: tuple[int, ...]) -> int:
+    """Elements of a shape."""
+    return prod(shape)
+
+
+def hull(a: Val, b: Val) -> tuple[int | None, int | None]:
+    """The limits that hold for two integers."""
+    low = None if a.low is None or b.low is None else min(a.low, b.low)
+    high = None if a.high is None or b.high is None else max(a.high, b.high)
+    return low, high
+
+
+def retold(value: Val, **changes: Any) -> Val:
+    """A value with other fields, not known before the run."""
+    return replace(value, known=None, has_known=False, symbolic=False, **changes)
+
+
+def known_bool(value: bool) -> Val:
+    """A Boolean that is known before the run."""
+    made = literal(bool(value))
+    assert isinstance(made, Val)
+    return made
+
+
+def known_int(value: int) -> Val:
+    """An integer that is known before the run."""
+    made = literal(value)
+    assert isinstance(made, Val)
+    return made
+
+
+def element_type(kind: Kind) -> str:
+    """The C++ type of an element of a kind."""
+    if kind.dtype in CPP:
+        return CPP[kind.dtype]
+    return {"bool": "bool", "int": "rsn::Int", "float": "double"}[kind.dtype]
+
+
+def inside(value: Val, low: int, high: int) -> bool:
+    """Whether the limits of an integer are inside others."""
+    return value.low is not None and value.high is not None and low <= value.low and value.high <= high

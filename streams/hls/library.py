@@ -1,0 +1,287 @@
+"""Library kernels on values."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from inspect import signature
+from typing import Any
+
+import numpy as np
+
+from ...isa.overlays.tasks.kernels import KERNELS
+from .kinds import (
+    BOOL,
+    CPP,
+    F32,
+    FLOAT,
+    INT,
+    LIMITS,
+    WIDTHS,
+    Items,
+    Kind,
+    Text,
+    Val,
+    Value,
+    hull,
+    joined,
+    known_int,
+    literal,
+    of_element,
+    width,
+)
+from .operators import Operators
+
+ELEMENTWISE = {
+    "add": "Add",
+    "sub": "Sub",
+    "mul": "Mul",
+    "div": "Div",
+    "maximum": "Larger",
+    "minimum": "Smaller",
+    "scale": "Mul",
+}
+ON_FLOATS = {"gelu": "Gelu", "silu": "Silu", "exp": "Exp", "sqrt": "Sqrt"}
+ON_ROWS = {"softmax", "layernorm", "rmsnorm"}
+ONLY_SINGLE = {"gelu", "silu", "exp", "softmax"}
+"""Kernels with exp, which is stated for float32 only."""
+BUILTIN = {"int", "float", "bool", "abs", "max", "min"}
+EPSILON = 1e-5
+"""Default of the parameter eps of the norms."""
+
+
+class Library(Operators):
+    """Writes kernels."""
+
+    def kernel(self, name: str, given: list[Value], named: dict[str, Value]) -> Value:
+        """What a kernel gives. given, named: its arguments."""
+        if name == "data":
+            self.draws = True
+            drawn = self.fresh("drawn")
+            self.emit(f"const bool {drawn} = draws.next();")
+            return Val(BOOL, drawn, 0, 1)
+        if name == "use":
+            texts = [v.text for v in given if isinstance(v, Val) and not v.has_known]
+            if texts:
+                self.emit(f"rsn::use({', '.join(texts)});")
+            return known_int(0)
+        if name in ("len", "shape", "ndim") and len(given) == 1:
+            return self._sizes(name, given[0])
+        if name == "full":
+            return self._full(given)
+        if name in ("max", "min", "concat") and len(given) == 1 and isinstance(given[0], Items):
+            given = list(given[0].items)
+        if name in BUILTIN:
+            return self._builtin(name, [self.plain(v) for v in given])
+        if name == "concat":
+            return self._concat([self.plain(v) for v in given], named)
+        return self._bound_kernel(name, given, named)
+
+    def _sizes(self, name: str, given: Value) -> Value:
+        if isinstance(given, Items | Text):
+            return known_int(len(given.known) if isinstance(given, Text) else len(given.items))
+        shape = given.kind.shape
+        if name == "shape":
+            return literal(shape)
+        if name == "len" and not shape:
+            self.fail("len of a number")
+        return known_int(len(shape) if name == "ndim" else shape[0])
+
+    def _bound_kernel(self, name: str, given: list[Value], named: dict[str, Value]) -> Value:
+        """A kernel of the library with its operands and options in their places."""
+        try:
+            bound = signature(KERNELS[name]).bind(*given, **named).arguments
+        except TypeError as e:
+            self.fail(f"{name}: {e}")
+        options: dict[str, Any] = {}
+        values: list[Val | None] = []
+        for key, value in bound.items():
+            if key in ("axis", "keepdims", "eps"):
+                options[key] = self.fixed(value, key)
+            elif isinstance(value, tuple):  # the sizes of reshape, the axes of transpose
+                known = [self.fixed(v, f"{name}: a size or an axis") for v in value]
+                options[key] = known[0] if len(known) == 1 and isinstance(known[0], tuple) else tuple(known)
+            else:
+                values.append(None if value is None else self.plain(value))
+        operands = [v for v in values if v is not None]
+        if operands and not options and all(v.has_known for v in operands):
+            folded = self.folded(KERNELS[name], operands, None)
+            if folded is not None:
+                return folded
+        if name in ELEMENTWISE and len(operands) == 2:
+            return self._two(name, *operands)
+        gamma, beta = ((bound.get(key) is not None) for key in ("gamma", "beta"))
+        if beta and not gamma:
+            self.fail(f"{name} with beta takes gamma too")
+        return self._library(name, operands, options)
+
+    def fixed(self, value: Value, what: str) -> Any:
+        if not value.has_known:
+            self.fail(f"{what} must be known before the run")
+        return value.known
+
+    def _two(self, name: str, x: Val, y: Val) -> Val:
+        kind = self.result_of(KERNELS[name], (x.kind, y.kind))
+        if kind == INT:  # numpy's integers of 64 bits
+            sign = {"Add": "+", "Sub": "-", "Mul": "*"}.get(ELEMENTWISE[name])
+            if sign:
+                made = f"{self.integer(x, 2)} {sign} {y.operand}"
+                return Val(INT, f"rsn::convert<std::int64_t>({made})", *LIMITS["i64"])
+            return self._chosen(x, y, ">=" if name == "maximum" else "<=")
+        return self.elements("", x, y, KERNELS[name], ELEMENTWISE[name])
+
+    def _chosen(self, x: Val, y: Val, op: str) -> Val:
+        """The first of two numbers of one kind if the comparison holds, else the second."""
+        if not (x.kind.is_int and y.kind.is_int) and x.kind != y.kind:
+            self.fail(f"max and min take numbers of one kind, not {x.kind} and {y.kind}")
+        low, high = hull(x, y) if x.kind.is_int else (None, None)
+        kind = joined(x.kind, y.kind)
+        assert kind is not None
+        wide = max(x.width, y.width, width(low, high)) if kind.is_int else 0
+        cpp = WIDTHS[wide] if kind.is_int else kind.cpp
+        left = self.integer(x, wide) if kind.is_int else x.operand
+        text = f"{left} {op} {y.operand} ? {cpp}({x.text}) : {cpp}({y.text})"
+        return Val(INT if kind.is_int else kind, text, low, high, simple=False, wide=wide)
+
+    def _builtin(self, name: str, values: list[Val]) -> Value:
+        if values and all(v.has_known for v in values):
+            folded = self.folded(KERNELS[name], values, None)
+            if folded is not None:
+                return folded
+        if name in ("max", "min"):
+            out = values[0]
+            for other in values[1:]:  # Python keeps the first of equal ones
+                out = self._chosen(out, other, ">=" if name == "max" else "<=") if out.kind.is_int \
+                    else self._first(out, other, name)  # fmt: skip
+            return out
+        if len(values) != 1 or (values[0].kind.shape and name != "abs"):
+            self.fail(f"{name} takes one number")
+        (x,) = values
+        if name == "bool":
+            return self.truth_of(x)
+        if name == "float":
+            return self.as_kind(x, FLOAT) if x.kind != F32 else Val(FLOAT, f"double({x.text})")
+        if name == "int":
+            return replace(x, kind=INT) if x.kind.is_int else Val(INT, f"rsn::truncated({x.text})", wide=2)
+        if x.kind.is_int:
+            bounds = [abs(b) for b in (x.low, x.high) if b is not None]
+            high = max(bounds) if len(bounds) == 2 else None
+            wide = max(1, x.width, width(0, high))
+            return Val(INT, f"rsn::absolute({self.integer(x, wide)})", 0, high, wide=wide)
+        text = f"rsn::map<{x.kind.cpp}>(rsn::Abs(), {x.text})"
+        return Val(x.kind, text, simple=not x.kind.shape)
+
+    def _first(self, x: Val, y: Val, name: str) -> Val:
+        """Python's max and min of floats: the second one only if it is larger, or smaller."""
+        if x.kind != y.kind or x.kind.shape:
+            self.fail(f"max and min take numbers of one kind, not {x.kind} and {y.kind}")
+        op = ">" if name == "max" else "<"
+        return Val(x.kind, f"{y.operand} {op} {x.operand} ? {y.operand} : {x.operand}", simple=False)
+
+    def _full(self, given: list[Value]) -> Val:
+        """A tile of one value. given: element type, value, sizes."""
+        if len(given) < 3:
+            self.fail("full takes an element type, a value and sizes")
+        dtype, value = self.fixed(given[0], "the element type of a tile"), self.plain(given[1])
+        sizes = tuple(self.fixed(v, "the size of a tile") for v in given[2:])
+        if dtype not in CPP or value.kind.shape or any(type(n) is not int or n < 1 for n in sizes):
+            self.fail("full takes an element type, a number and sizes")
+        kind = of_element(dtype, sizes)
+        if value.has_known and value.known == 0:
+            return Val(kind, f"{kind.cpp}()")
+        own = self.scalar_converted(value, kind.dtype)
+        return Val(kind, f"rsn::full<{kind.cpp}>({own})", simple=False)
+
+    def _concat(self, values: list[Val], named: dict[str, Value]) -> Val:
+        options = {key: self.fixed(value, key) for key, value in named.items()}
+        if not values or not all(v.kind.shape for v in values):
+            self.fail("concat takes tiles")
+        kind = self.result_of(KERNELS["concat"], tuple(v.kind for v in values), **options)
+        axis = int(options.get("axis", 0)) % len(kind.shape)
+        return Val(kind, f"rsn::concat<{kind.cpp}, {axis}>({', '.join(v.text for v in values)})", simple=False)
+
+    def _library(self, name: str, values: list[Val], named: dict[str, Any]) -> Val:
+        """The kernels on tiles."""
+        if name == "matmul":
+            kind = self._matmul_kind(values)
+            return Val(kind, f"rsn::matmul<{kind.cpp}>({values[0].text}, {values[1].text})", simple=False)
+        if name in ("transpose", "reshape"):
+            return self._moved(name, values[0], named)
+        kind = self.result_of(KERNELS[name], tuple(v.kind for v in values), **named)
+        x = values[0]
+        if name in ON_FLOATS or name in ON_ROWS:
+            if name in ONLY_SINGLE and ("f64" in (kind.dtype, x.kind.dtype) or x.kind == FLOAT):
+                self.fail(f"{name} in f64 differs between computers: use f32")
+            return self._on_floats(name, x, values[1:], named)
+        if name == "relu" and x.kind.is_int:
+            return self._chosen(x, known_int(0), ">=")
+        if name == "relu":
+            return Val(kind, f"rsn::map<{kind.cpp}>(rsn::Relu(), {x.text})", simple=not kind.shape)
+        if name == "neg":
+            return self.number(self.unary("-", x))
+        if name in ("reduce_sum", "reduce_max") and x.kind.shape:
+            return self._reduced(name, x, kind, named.get("axis"))
+        self.fail(f"{name} of {', '.join(str(v.kind) for v in values)} has no C++")
+
+    def _moved(self, name: str, x: Val, options: dict[str, Any]) -> Val:
+        """transpose and reshape."""
+        given = tuple(next(iter(options.values()), ()))
+        if not x.kind.shape:
+            if name == "reshape":
+                self.fail("reshape of a number")
+            return x
+        kind = self.result_of(KERNELS[name], (x.kind, *given))
+        if name == "reshape":
+            return Val(kind, f"rsn::convert_tile<{kind.cpp}>({x.text})", simple=False)
+        rank = len(x.kind.shape)
+        axes = tuple(int(k) % rank for k in given) or tuple(reversed(range(rank)))
+        return Val(kind, f"rsn::transpose<{kind.cpp}, {', '.join(map(str, axes))}>({x.text})", simple=False)
+
+    def _matmul_kind(self, values: list[Val]) -> Kind:
+        shapes = [v.kind.shape for v in values]
+        if len(values) != 2 or any(len(s) < 2 for s in shapes) or shapes[0][-1] != shapes[1][-2]:
+            self.fail(f"matmul of {' and '.join(str(v.kind) for v in values)}")
+        try:
+            batch = np.broadcast_shapes(shapes[0][:-2], shapes[1][:-2])
+        except ValueError:
+            self.fail(f"matmul of {' and '.join(str(v.kind) for v in values)}")
+        a, b = values[0].kind, values[1].kind
+        if (a.dtype in LIMITS) != (b.dtype in LIMITS):
+            self.fail(f"matmul of integers and floats: {a} and {b}")
+        dtype = "i64" if a.dtype in LIMITS else "f64" if "f64" in (a.dtype, b.dtype) else "f32"
+        return Kind(dtype, (*batch, shapes[0][-2], shapes[1][-1]))
+
+    def _on_floats(self, name: str, x: Val, rest: list[Val], named: dict[str, Any]) -> Val:
+        dtype = "f64" if x.kind.dtype in ("f64", "float") else "f32"
+        kind = Kind(dtype, x.kind.shape)
+        if name in ON_FLOATS:
+            own = x if x.kind.shape else self.as_kind(x, kind)
+            return Val(kind, f"rsn::map<{kind.cpp}>(rsn::{ON_FLOATS[name]}(), {own.text})", simple=not kind.shape)
+        if not kind.shape:
+            self.fail(f"{name} of a number")
+        if x.kind != kind:
+            x = self.held(Val(kind, f"rsn::convert_tile<{kind.cpp}>({x.text})", simple=False))
+        if name == "softmax":
+            return Val(kind, f"rsn::softmax({x.text})", simple=False)
+        eps = literal((np.float32 if dtype == "f32" else np.float64)(named.get("eps", EPSILON)))
+        assert isinstance(eps, Val)
+        out = Val(kind, f"rsn::{name}({x.text}, {eps.text})", simple=False)
+        for op, other in zip(("*", "+"), rest, strict=False):
+            out = self.elements(op, self.held(out), other)
+        return out
+
+    def _reduced(self, name: str, x: Val, kind: Kind, axis: Any) -> Val:
+        """A reduction along axes, the last of them first."""
+        shape = list(x.kind.shape)
+        axes = range(len(shape)) if axis is None else axis if isinstance(axis, tuple) else (axis,)
+        op = "Add" if name == "reduce_sum" else "Larger"
+        element = "i64" if name == "reduce_sum" and x.kind.dtype in LIMITS else x.kind.dtype
+        for k in sorted({int(k) % len(shape) for k in axes}, reverse=True):
+            del shape[k]
+            out = Kind(element, tuple(shape)).cpp if shape else CPP[element]
+            x = Val(Kind(element, tuple(shape)), f"rsn::reduce<{out}, {k}>(rsn::{op}(), {x.text})", simple=False)
+            x = self.held(x) if shape else x
+        if not kind.shape:
+            return self.element(x.text, element)
+        if x.kind.shape:
+            return x if x.kind == kind else Val(kind, f"rsn::convert_tile<{kind.cpp}>({x.text})", simple=False)
+        return Val(kind, f"rsn::full<{kind.cpp}>({x.text})", simple=False)

@@ -1,0 +1,54 @@
+"""Names of C++ for names of Python: the same where C++ allows it."""
+
+from __future__ import annotations
+
+import re
+
+RESERVED = frozenset(
+    re.findall(
+        r"\w+",
+        """
+        alignas alignof and and_eq asm auto bitand bitor bool break case catch char char16_t char32_t class
+        compl const constexpr const_cast continue decltype default delete do double dynamic_cast else enum
+        explicit export extern false float for friend goto if inline int long mutable namespace new noexcept
+        not not_eq nullptr operator or or_eq private protected public register reinterpret_cast return short
+        signed sizeof static static_assert static_cast struct switch template this thread_local throw true
+        try typedef typeid typename union unsigned using virtual void volatile wchar_t while xor xor_eq std
+        rsn hls draws rsn_region main NULL assert errno stdin stdout stderr EOF linux unix
+        """,
+    )
+)
+"""Words that no name may be: those of C++, and those that the generated text uses."""
+
+
+class Names:
+    """Gives each name of a function one of C++, each different."""
+
+    def __init__(self, taken: frozenset[str] = frozenset()) -> None:
+        self._given: dict[tuple[str, str], str] = {}
+        self._taken = set(taken)
+
+    def copy(self) -> Names:
+        """Return an independent copy."""
+        out = Names(frozenset(self._taken))
+        out._given = dict(self._given)
+        return out
+
+    def of(self, name: str, suffix: str = "") -> str:
+        """The C++ name of a name, the same each time. suffix: tells apart what has the same name."""
+        key = name, suffix
+        if key not in self._given:
+            made = identifier(name) + suffix
+            while made in self._taken:
+                made += "_"
+            self._given[key] = made
+            self._taken.add(made)
+        return self._given[key]
+
+
+def identifier(name: str) -> str:
+    """A name as an identifier of C++ that is none of its words."""
+    made = re.sub(r"[^A-Za-z0-9_]", lambda m: "_" if m[0] in ".#[,]" else f"u{ord(m[0]):x}_", name.replace("%", "t"))
+    made = re.sub(r"_{2,}", "_", made).strip("_") or "x"
+    generated = re.fullmatch(r"(tid\d+|(tile|chosen|drawn|table|part|token|bound|index)_\d+|RSN_\w+|E[A-Z0-9]+)", made)
+    return f"{made}_" if made in RESERVED or generated or made[0].isdigit() or name.startswith("_") else made

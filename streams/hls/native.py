@@ -1,0 +1,34 @@
+"""The C++ around regions that makes them a program for this computer, and the testbench for an HLS tool."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from .emit import HlsProgram
+from .kinds import CPP
+
+HEADERS = Path(__file__).resolve().parent
+"""The folder of kernels.h."""
+
+
+def native_text(programs: Sequence[HlsProgram]) -> str:
+    """Return one file with several regions and a `main` that runs the one that its argument numbers. The names of the
+    programs must differ."""
+    lines, rows = [], []
+    for made in programs:
+        lines.append(made.text)
+        order = [t.name for t in made.program.tensors]
+        given = []
+        for a in made.arguments:
+            k = order.index(a.tensor)
+            kind = CPP[made.program.tensors[k].type.dtype]
+            given.append(f"reinterpret_cast<{kind} *>(memories[{k}].data())")
+        for k, _ in enumerate(made.draws, len(order)):
+            given += [f"reinterpret_cast<const bool *>(memories[{k}].data())", f"memories[{k}].size()"]
+        unused = "" if given else "static_cast<void>(memories); "
+        call = f"{made.name}_top({', '.join(given)});"
+        rows.append(f"    {{[](rsn::csim::Memories &memories) {{ {unused}{call} }}, {len(order)}}},")
+    lines += ["#include <tasks.h>", "", "static const rsn::csim::TaskRegion regions[] = {", *rows, "};", ""]
+    lines.append("int main(int count, char **arguments) { return rsn::csim::run_region(count, arguments, regions); }")
+    return "\n".join(lines) + "\n"

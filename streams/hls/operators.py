@@ -1,0 +1,242 @@
+"""Operators on values: Python's on its own numbers, numpy's on others and on tiles."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from ...isa.overlays.tasks.operators import BINARY, UNARY
+from ...isa.overlays.tasks.values import scalar
+from .kinds import (
+    BOOL,
+    FLOAT,
+    INT,
+    LIMITS,
+    WIDTHS,
+    Items,
+    Kind,
+    Text,
+    Val,
+    Value,
+    element_type,
+    known_bool,
+    literal,
+    width,
+)
+from .values import Values
+
+COMPARISONS = {"==": "Eq", "!=": "Ne", "<": "Lt", "<=": "Le", ">": "Gt", ">=": "Ge"}
+OPERATIONS = {
+    "+": "Add",
+    "-": "Sub",
+    "*": "Mul",
+    "/": "Div",
+    "//": "FloorDiv",
+    "%": "FloorMod",
+    "&": "And",
+    "|": "Or",
+    "^": "Xor",
+    "<<": "ShiftLeft",
+    ">>": "ShiftRight",
+    **COMPARISONS,
+}
+"""What the kernels' header calls an operation on elements."""
+
+
+class Operators(Values):
+    """Writes operators."""
+
+    def folded(self, function: Callable[..., Any], values: Sequence[Value], made: Val | None) -> Val | None:
+        """What a function of known values gives; under the text of `made` where a value is symbolic."""
+        if not all(v.has_known for v in values):
+            return made
+        try:
+            with np.errstate(all="ignore"):
+                out = literal(scalar(function(*(v.known for v in values))))
+        except (ArithmeticError, TypeError, ValueError) as e:
+            self.fail(str(e))
+        if not isinstance(out, Val) or made is None or made.kind != out.kind:
+            return out if isinstance(out, Val) else made
+        if any(isinstance(v, Val) and v.symbolic for v in values):
+            return replace(made, known=out.known, has_known=True, symbolic=True, low=out.low, high=out.high)
+        return out
+
+    def unary(self, op: str, given: Value) -> Value:
+        if op == "not":
+            value = self.truth_of(given)
+            made = Val(BOOL, f"!{value.operand}", 0, 1)
+            return self.folded(UNARY[op], [value], made) or made
+        value = self.plain(given)
+        if value.kind.shape:
+            kind = self.result_of(UNARY[op], (value.kind,))
+            if op == "+":
+                return value
+            name = "Neg" if op == "-" else "Not"
+            return Val(kind, f"rsn::map<{kind.cpp}>(rsn::{name}(), {value.text})", simple=False)
+        kind = self.result_of(UNARY[op], (value.kind,))
+        if kind == INT:
+            low, high = value.low, value.high
+            if op == "-":
+                low, high = (None if high is None else -high), (None if low is None else -low)
+            if op == "~":
+                low, high = (None if high is None else ~high), (None if low is None else ~low)
+            text = f"{op if op != '+' else ''}{self.integer(value, width(low, high))}"
+            wide = max(value.width, width(low, high))
+            made = Val(kind, text, low, high, simple=op == "+" and value.simple, wide=wide)
+        else:
+            made = Val(kind, f"{op if op != '+' else ''}{value.operand}", simple=False)
+        return self.folded(UNARY[op], [value], made) or made
+
+    def integer(self, value: Val, wide: int) -> str:
+        """An integer as an operand of at least this width."""
+        return value.operand if value.width >= wide else f"{WIDTHS[wide]}({value.text})"
+
+    def binary(self, op: str, a: Value, b: Value) -> Value:
+        if op in ("in", "not in"):
+            return self._contains(op, a, b)
+        if isinstance(a, Items | Text) or isinstance(b, Items | Text):
+            made = self.folded(BINARY[op], [a, b], None)
+            if made is None:
+                self.fail(f"{op} of tuples or texts that only the run knows")
+            return made
+        x, y = self._pair(op, self.number(a), self.number(b))
+        if op == "**":
+            return self._power(x, y)
+        if x.kind.is_int and y.kind.is_int:
+            made = self._integers(op, x, y)
+        else:
+            made = self.elements(op, x, y)
+        return self.folded(BINARY[op], [x, y], made) or made
+
+    def _pair(self, op: str, x: Val, y: Val) -> tuple[Val, Val]:
+        """Two operands. A variable that is an int at first is taken beside what it is later."""
+        x, y = self.held(x), self.held(y)
+        for one, other in ((x, y), (y, x)):
+            if one.adapted:
+                alike = not other.adapted and other.kind.dtype == one.kind.dtype
+                if not alike or op not in ("+", "-", "*", "/", *COMPARISONS):
+                    self.fail_adapted(one)
+        return x, y
+
+    def _integers(self, op: str, x: Val, y: Val) -> Val:
+        """An operation on integers of Python. Its width is that of all values that it takes and gives."""
+        if op in COMPARISONS:
+            wide = max(x.width, y.width)
+            return Val(BOOL, f"{self.integer(x, wide)} {op} {y.operand}", 0, 1, simple=False)
+        if op == "/":
+            return Val(FLOAT, f"rsn::quotient({x.text}, {y.text})")
+        low, high = _limits(op, x, y)
+        wide = max(x.width, y.width, width(low, high))
+        kind = BOOL if op in ("&", "|", "^") and x.kind == y.kind == BOOL else INT
+        if op in ("//", "%"):
+            if x.low is not None and x.low >= 0 and y.low is not None and y.low > 0:
+                sign = "/" if op == "//" else "%"
+                return Val(kind, f"{self.integer(x, wide)} {sign} {y.operand}", low, high, simple=False, wide=wide)
+            name = "floordiv" if op == "//" else "floormod"
+            text = f"rsn::{name}({self.integer(x, 2) if wide == 2 else x.text}, {y.text})"
+            return Val(kind, text, low, high, wide=max(wide, 1))
+        if op in ("<<", ">>"):
+            places = y.low is not None and y.high is not None and 0 <= y.low <= y.high < (31, 63, 0)[wide]
+            if places and (op == ">>" or (x.low is not None and x.low >= 0)):
+                return Val(kind, f"{self.integer(x, wide)} {op} {y.operand}", low, high, simple=False, wide=wide)
+            text = f"rsn::{'shl' if op == '<<' else 'shr'}({x.text}, static_cast<std::int64_t>({y.text}))"
+            return Val(kind, text, low, high, wide=2)
+        return Val(kind, f"{self.integer(x, wide)} {op} {y.operand}", low, high, simple=False, wide=wide)
+
+    def _power(self, x: Val, y: Val) -> Value:
+        if x.has_known and y.has_known:
+            made = self.folded(BINARY["**"], [x, y], None)
+            assert made is not None
+            return made
+        if x.kind.is_int and y.kind.is_int and y.low is not None and y.low >= 0:
+            return Val(INT, f"rsn::power({x.text}, static_cast<std::int64_t>({y.text}))", wide=2)
+        if x.kind.shape and y.has_known and type(y.known) is int and y.known == 2:
+            return self.elements("*", x, x)
+        self.fail("a power of floats differs between computers: write a product, such as x * x")
+
+    def elements(self, op: str, x: Val, y: Val, function: Callable[..., Any] | None = None, name: str = "") -> Val:
+        """An operation on floats or on the elements of tiles. function, name: of a kernel."""
+        function = function or BINARY[op]
+        kind = self.result_of(function, (x.kind, y.kind))
+        if name == "" and op in COMPARISONS:
+            computed = self._compared(x, y)
+        else:
+            computed = kind
+        compute = element_type(computed)
+        low, high = (0, 1) if kind == BOOL else (None, None)
+        if op in ("/", "//", "%") and kind == FLOAT and not y.has_known:  # Python's own floats raise
+            self.emit(f'rsn::require({y.operand} != 0, "division by zero");')
+        if not kind.shape and not name and compute in ("float", "double") and op in ("+", "-", "*", "/", *COMPARISONS):
+            text = f"{self.scalar_as(x, computed)} {op} {self.scalar_as(y, computed)}"
+            return Val(kind, text, low, high, simple=False)
+        left, right = (self.beside(v, computed) for v in (x, y))
+        if not kind.shape and kind.is_int:
+            self.fail(f"{name or op} of numbers of these kinds ({x.kind}, {y.kind})")
+        out = kind.cpp if kind.shape or kind != BOOL else "bool"
+        text = f"rsn::zip<{out}, {compute}>(rsn::{name or OPERATIONS[op]}(), {left}, {right})"
+        return Val(kind, text, low, high, simple=not kind.shape)
+
+    def _compared(self, x: Val, y: Val) -> Kind:
+        """The kind in which numbers are compared: integers by their values."""
+        both = [k for k in (x.kind, y.kind) if k.dtype not in ("bool", "int", "float")]
+        if all(k.dtype in LIMITS for k in both) and FLOAT not in (x.kind, y.kind):
+            return Kind("i64", (1,)) if "u64" not in (k.dtype for k in both) else Kind("int")
+        return self.result_of(BINARY["+"], (x.kind, y.kind))
+
+    def _contains(self, op: str, a: Value, b: Value) -> Value:
+        if a.has_known and b.has_known and not isinstance(b, Val):
+            made = known_bool((a.known in b.known) == (op == "in"))
+            symbolic = isinstance(a, Val) and a.symbolic
+            if not symbolic or not isinstance(b, Items):
+                return made
+            return replace(made, text=self._any_equal(op, a, b), simple=True, symbolic=True)
+        if not isinstance(b, Items):
+            self.fail(f"{op} takes a tuple or a set of numbers")
+        return Val(BOOL, self._any_equal(op, a, b), 0, 1)
+
+    def _any_equal(self, op: str, a: Value, b: Items) -> str:
+        parts = []
+        for one in b.items:
+            equal = self.binary("==", a, one)
+            assert isinstance(equal, Val)
+            parts.append(equal.operand)
+        text = " || ".join(parts) or "false"
+        return f"({text})" if op == "in" else f"!({text})"
+
+
+def _limits(op: str, x: Val, y: Val) -> tuple[int | None, int | None]:
+    """The limits of the result of an operation on integers."""
+    if x.low is None or x.high is None or y.low is None or y.high is None:
+        if op == "%" and y.low is not None and y.high is not None and y.low > 0:
+            return 0, y.high - 1
+        if op == "&":
+            for one in (x, y):
+                if one.low is not None and one.low >= 0 and one.high is not None:
+                    return 0, one.high
+        return None, None
+    ends = [(a, b) for a in (x.low, x.high) for b in (y.low, y.high)]
+    if op in ("+", "-", "*"):
+        found = [BINARY[op](a, b) for a, b in ends]
+        return min(found), max(found)
+    if op == "//" and (y.low > 0 or y.high < 0):
+        found = [a // b for a, b in ends]
+        return min(found), max(found)
+    if op == "%" and y.low > 0:
+        return 0, (min(x.high, y.high - 1) if x.low >= 0 else y.high - 1)
+    if op == "<<" and y.low >= 0 and y.high <= 64:
+        found = [a << b for a, b in ends]
+        return min(found), max(found)
+    if op == ">>" and y.low >= 0 and y.high <= 127:
+        found = [a >> b for a, b in ends]
+        return min(found), max(found)
+    if op in ("&", "|", "^"):
+        if x.low >= 0 and y.low >= 0:
+            if op == "&":
+                return 0, min(x.high, y.high)
+            return 0, (1 << max(x.high, y.high).bit_length()) - 1
+        bits = max(v.bit_length() for v in (x.low, x.high, y.low, y.high))
+        return -(1 << bits), (1 << bits) - 1
+    return None, None

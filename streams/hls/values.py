@@ -1,0 +1,226 @@
+"""Values of a task as C++ text: what every expression needs, and how a value becomes another kind."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any, NoReturn
+
+import numpy as np
+
+from ...base.errors import ProgramError
+from ...isa.overlays.tasks import tree as t
+from .kinds import (
+    BOOL,
+    CPP,
+    F32,
+    F64,
+    FLOAT,
+    INT,
+    LIMITS,
+    WIDTHS,
+    Items,
+    Kind,
+    Part,
+    Text,
+    Val,
+    Value,
+    element_type,
+    inside,
+    known_bool,
+    known_int,
+    literal,
+    of_element,
+    result,
+    retold,
+    tile_type,
+)
+
+
+class HlsError(ProgramError):
+    """A task that has no C++."""
+
+
+class Undecided(Exception):
+    """What must be known before the run is known only if a loop is unrolled."""
+
+
+@dataclass(frozen=True)
+class Poison:
+    """A name without one kind. why: it is said where the name is read."""
+
+    why: str
+
+
+class Values:
+    """Makes values. env: the values of names. lines: statements so far. place: of the statement that is written."""
+
+    def __init__(self, file: str) -> None:
+        self.file = file
+        self.place = t.Place(1, 1)
+        self.env: dict[str, Value | Poison] = {}
+        self.lines: list[str] = []
+        self.draws = False
+        self._count = 0
+
+    def fail(self, what: str) -> NoReturn:
+        raise HlsError(f"{self.file}:{self.place.line}:{self.place.column}: hls: {what}")
+
+    def emit(self, line: str) -> None:
+        self.lines.append(line)
+
+    def fresh(self, prefix: str) -> str:
+        """A name that nothing else has."""
+        self._count += 1
+        return f"{prefix}_{self._count}"
+
+    def number(self, value: Value) -> Val:
+        """A value that is a number or a tile; a shard is loaded."""
+        if isinstance(value, Part):
+            if not value.shape:
+                return self.element(f"{value.name}.at()", value.dtype)
+            steps = ", ".join("1" for _ in value.shape)
+            starts = ", ".join("0" for _ in value.shape)
+            out = value.kind
+            return Val(out, f"rsn::part<{out.cpp}, {steps}>({value.name}, {starts})", simple=False)
+        if isinstance(value, Val):
+            return value
+        self.fail("a tuple or a text where a number or a tile is expected")
+
+    def plain(self, value: Value) -> Val:
+        """A number or tile that has had one kind from the start; tiles under a name."""
+        made = self.number(value)
+        if made.adapted:
+            self.fail_adapted(made)
+        return self.held(made)
+
+    def fail_adapted(self, value: Val) -> NoReturn:
+        self.fail(
+            f"{value.text} holds an int or a float at first and {value.kind} later: annotate its first assignment, "
+            f"such as {value.text}: {value.kind} = ..."
+        )
+
+    def held(self, value: Val) -> Val:
+        """A value whose text is simple if it is a tile."""
+        if not value.kind.shape or value.simple:
+            return value
+        name = self.fresh("tile")
+        self.emit(f"const {value.kind.cpp} {name} = {value.text};")
+        return Val(value.kind, name)
+
+    def truth_of(self, given: Value) -> Val:
+        """A Boolean: whether a value is true."""
+        if isinstance(given, Items | Text):
+            return known_bool(bool(given.known))
+        value = self.plain(given)
+        if value.kind.shape:
+            self.fail("a tile decides; reduce it to a number first")
+        if value.kind == BOOL:
+            return value
+        if value.has_known and not value.symbolic:
+            return known_bool(bool(value.known))
+        made = Val(BOOL, f"{value.operand} != 0", 0, 1, simple=False)
+        return replace(made, known=bool(value.known), has_known=True, symbolic=True) if value.has_known else made
+
+    def result_of(self, function: Callable[..., Any], kinds: tuple[Any, ...], **named: Any) -> Kind:
+        """The kind of what a function returns; what it raises is refused."""
+        try:
+            return result(function, kinds, tuple(named.items()))
+        except (ArithmeticError, TypeError, ValueError, IndexError, AttributeError, ProgramError) as e:
+            self.fail(str(e).replace("\n", " "))
+
+    def scalar_as(self, value: Val, kind: Kind) -> str:
+        """A number as an operand of a computation in a kind of float."""
+        return self.as_kind(value, Kind(kind.dtype)).operand
+
+    def as_kind(self, value: Val, kind: Kind) -> Val:
+        """A value as a variable of this kind holds it. A number becomes a tile of it."""
+        if value.kind == kind or (value.kind.is_int and kind.is_int):
+            return replace(value, kind=kind)
+        if kind.shape:
+            if value.kind.shape:
+                self.fail(f"{value.kind} where {kind} is expected")
+            return Val(kind, f"rsn::full<{kind.cpp}>({self.beside(value, kind)})", simple=False)
+        if value.has_known and not value.symbolic:
+            number = np.float32(float(value.known)) if kind == F32 else float(value.known)
+            made = literal(np.float64(number) if kind == F64 else number)
+            assert isinstance(made, Val)
+            return made
+        if value.kind.is_int:
+            return Val(kind, f"rsn::{'to_float' if kind == F32 else 'to_double'}({value.text})")
+        if {value.kind, kind} <= {FLOAT, F64}:
+            return replace(retold(value), kind=kind)
+        return Val(kind, f"{kind.cpp}({value.text})")
+
+    def beside(self, value: Val, kind: Kind) -> str:
+        """An operand beside a tile, or of a kernel: numbers of Python become elements of the computation."""
+        if value.kind.shape:
+            return value.text
+        compute = element_type(kind)
+        if compute == "rsn::Int":
+            return f"rsn::Int({value.text})"
+        if value.has_known and not value.symbolic and compute in ("float", "double"):
+            return self.as_kind(value, F32 if compute == "float" else F64).text
+        if value.kind in (F32, F64):
+            return value.text if value.kind.cpp == compute else f"{compute}({value.text})"
+        if kind.dtype in LIMITS and value.kind.is_int:
+            low, high = LIMITS[kind.dtype]
+            if value.low is not None and value.high is not None and low <= value.low and value.high <= high:
+                return f"{compute}({value.text})" if value.width < 2 else f"rsn::convert<{compute}>({value.text})"
+        return f"rsn::beside<{compute}>({value.text})"
+
+    def converted(self, given: Value, kind: t.ElementType) -> Val:
+        """A value as an element type: what a typed assignment and a put do."""
+        value = self.number(given)
+        if value.kind.shape != kind.shape:
+            what = f"a tile of shape {value.kind.shape}" if value.kind.shape else "a number"
+            self.fail(f"{what} where {kind.dtype}{list(kind.shape) or ''} is expected")
+        if value.adapted and kind.dtype not in ("f16", "bf16", "f32", "f64"):
+            self.fail_adapted(value)
+        out = of_element(kind.dtype, kind.shape)
+        if kind.shape:
+            value = self.held(value)
+            if kind.dtype in ("f16", "bf16"):
+                inner = f"rsn::convert_tile<{tile_type(kind.dtype, kind.shape)}>({value.text})"
+                return Val(out, f"rsn::convert_tile<{out.cpp}>({inner})", simple=False)
+            if value.kind == out:
+                return value
+            return Val(out, f"rsn::convert_tile<{out.cpp}>({value.text})", simple=False)
+        text = self.scalar_converted(value, kind.dtype)
+        if kind.dtype in ("f16", "bf16"):
+            text = f"float({text})"
+        if not out.is_int:
+            return replace(value, kind=out) if text == value.text else Val(out, text)
+        low, high = LIMITS[kind.dtype]
+        kept = value.kind.is_int and inside(value, low, high)
+        if kept:
+            return replace(value, kind=out) if kind.dtype != "boolean" or value.kind == BOOL else Val(BOOL, text, 0, 1)
+        made = Val(out, text, low, high)
+        if value.has_known and not value.symbolic and value.kind.is_int:
+            bits = high - low + 1
+            return known_int((int(value.known) - low) % bits + low) if out == INT else known_bool(bool(value.known))
+        return made
+
+    def scalar_converted(self, value: Val, dtype: str) -> str:
+        """A number as the C++ type of an element."""
+        if dtype in ("f32", "f64") and value.has_known and not value.symbolic:
+            made = literal(np.asarray(value.known).astype(np.float32 if dtype == "f32" else np.float64)[()])
+            assert isinstance(made, Val)
+            return made.text
+        if dtype == "boolean" and value.kind == BOOL:
+            return value.text
+        if (dtype == "f32" and value.kind == F32) or (dtype == "f64" and value.kind in (F64, FLOAT)):
+            return value.text
+        if dtype in LIMITS and value.kind.is_int and dtype != "boolean" and inside(value, *LIMITS[dtype]):
+            return value.text if value.width < 2 else f"rsn::convert<{CPP[dtype]}>({value.text})"
+        return f"rsn::convert<{CPP[dtype]}>({value.text})"
+
+    def element(self, text: str, dtype: str) -> Val:
+        """An element of a tile, tensor or stream as a value."""
+        kind = of_element(dtype)
+        if dtype in ("f16", "bf16"):
+            text = f"float({text})"
+        if not kind.is_int:
+            return Val(kind, text)
+        wide = {"u32": 1, "u64": 2}.get(dtype, 0)
+        return Val(kind, f"{WIDTHS[wide]}({text})" if wide else text, *LIMITS[dtype])
