@@ -46,6 +46,11 @@ COMMANDS = {
     "dis": Listed("dis", "Disassemble PROGRAM (.bin) to text (.rsn) that assembles to the same binary."),
     "doctor": Listed("doctor", "Show what this computer can run, and what is missing."),
     "fmt": Listed("fmt", "Format .rsn FILES in place: indentation, spacing, blank lines."),
+    "hls": Listed(
+        "hls",
+        "Write PROGRAM, a stream program (FILE.py, FILE.py:REGION, or its .bin), as HLS C++: one dataflow region, a "
+        "process for each task instance.",
+    ),
     "info": Listed(
         "info",
         "Show the contents of PROGRAM (.bin or .rsn): mOPs, packets, bytes and uOPs per type of unit, and its buffers.",

@@ -1,0 +1,104 @@
+"""`rsn hls`: the files that it writes, its run, and what it refuses."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from click.testing import CliRunner
+
+from rsn.cli.main import main
+
+PROGRAM = """import numpy as np
+from rsn.streams import *
+
+x: i8[4, 4]
+y: i32[4, 4]
+s: Stream[i8[4], 2]
+
+@task(mapping=[1], args=[x])
+def source(x: i8[4, 4]):
+    for i in range(4):
+        s.put(x[i])
+
+@task(mapping=[1], args=[y])
+def sink(y: i32[4, 4]):
+    for i in range(4):
+        row = s.get()
+        y[i] = {value}
+"""
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "p.py").write_text(PROGRAM.format(value="i32(row) * 3"))
+    (tmp_path / "q.py").write_text(PROGRAM.format(value="i32(np.fft.fft(row))"))
+    np.savez(tmp_path / "x.npz", x=np.arange(-8, 8, dtype=np.int8).reshape(4, 4))
+    return tmp_path
+
+
+def rsn(*arguments: str) -> tuple[int, str]:
+    result = CliRunner().invoke(main, arguments)
+    if result.exception is not None and not isinstance(result.exception, SystemExit):
+        raise result.exception
+    return result.exit_code, result.output
+
+
+def test_the_folder_that_it_writes(folder: Path) -> None:
+    assert rsn("hls", "p.py", "-o", "out") == (0, "out/top.cpp: p_top, 2 processes\n")
+    assert {file.name for file in (folder / "out").iterdir()} == {
+        "top.cpp", "kernels.h", "testbench.cpp", "hls.tcl", "README.md",
+    }  # fmt: skip
+    top = (folder / "out" / "top.cpp").read_text()
+    assert "RSN_AT(16);  // p.py:16\n" in top
+    assert "void p_top(const std::int8_t *x, std::int32_t *y) {\n" in top
+    assert "No HLS tool has been run" in (folder / "out" / "README.md").read_text()
+    bench = (folder / "out" / "testbench.cpp").read_text()
+    assert 'Memory<std::int8_t> tensor_0("x.bin", 16);' in bench
+    assert "p_top(tensor_0.data(), tensor_1.data());" in bench
+
+
+@pytest.mark.long
+def test_its_run_is_that_of_the_simulator(folder: Path) -> None:
+    assert rsn("compile", "p.py", "-o", "p.rsn")[0] == 0
+    assert rsn("asm", "p.rsn")[0] == 0
+    given = ("--run", "--inputs", "x.npz", "--outputs", "y.npz", "--json")
+    code, out = rsn("hls", "p.bin", "-o", "out", *given)
+    assert code == 0, out
+    assert json.loads(out).keys() == {"top", "folder", "processes", "seconds"}
+    assert rsn("run", "p.py", "--inputs", "x.npz", "--outputs", "z.npz")[0] == 0
+    result, expected = (np.load(name)["y"] for name in ("y.npz", "z.npz"))
+    assert result.dtype == expected.dtype
+    np.testing.assert_array_equal(result, expected)
+    assert (folder / "out" / "x.bin").read_bytes() == np.arange(-8, 8, dtype=np.int8).tobytes()
+    assert (folder / "out" / "y.expected.bin").read_bytes() == expected.tobytes()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "message"),
+    [
+        (("q.py", "-o", "out"), 1, "q.py:17:20: error: sink: np.fft.fft is no operation of a machine"),
+        (("p.py",), 2, "Missing option '-o'"),
+        (("p.py", "-o", "out", "--outputs", "y.npz"), 2, "--outputs: only with --run"),
+        (("p.py", "-o", "out", "--run"), 1, "the input x is missing: i8[4, 4]"),
+        (("p.py", "-o", "p.py"), 2, "is a file"),
+        (("none.py", "-o", "out"), 1, "none.py"),
+        (("x.npz", "-o", "out"), 1, "x.npz"),
+        (("p.py", "-o", "out", "--run", "--inputs", "x.npz", "--outputs", "y.txt"), 1, "written as .safetensors or"),
+    ],
+)
+def test_what_it_refuses(folder: Path, arguments: tuple[str, ...], code: int, message: str) -> None:
+    got, out = rsn("hls", *arguments)
+    assert got == code, out
+    assert message in out
+
+
+def test_without_a_compiler(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CXX", "no-such-compiler")
+    assert rsn("hls", "p.py", "-o", "out")[0] == 0
+    code, out = rsn("hls", "p.py", "-o", "out", "--run", "--inputs", "x.npz")
+    assert code == 3
+    assert "no compiler 'no-such-compiler'" in out
