@@ -85,7 +85,8 @@ def _cast(tile: npt.NDArray[Any], name: str, dtype: np.dtype[Any]) -> npt.NDArra
     if name == "bf16":
         return rounded_to_bf16(tile.astype(np.float32))
     if name == "f16":
-        return tile.astype(np.float16).astype(np.float32)
+        with np.errstate(over="ignore"):
+            return tile.astype(np.float16).astype(np.float32)
     if dtype.kind in "iu" and tile.dtype.kind == "f":
         tile = np.trunc(tile).astype(np.int64)
     return tile.astype(dtype)
