@@ -119,7 +119,7 @@ def test_safe_depths_are_the_least_of_all_vectors() -> None:
         counts["deeper"] += best > program.bits(dict.fromkeys(program.groups, 1))
         counts["joint"] += result.safe.cost > cost(result.safe.alone, {n: g.weight for n, g in program.groups.items()})
     assert counts["deeper"] > drawn(30, 0), counts
-    assert counts["joint"] > drawn(2, -1), counts
+    assert counts["joint"] >= drawn(3, 0), counts
 
 
 def ends(bodies: object, depths: dict[int, int], executions: int) -> list[int] | None:
@@ -164,7 +164,7 @@ def test_fast_depths_are_the_least_of_all_vectors() -> None:
         counts["slower"] += len(result.steps) > 1
         counts["joint"] += result.fast.cost > cost(result.fast.alone, {n: g.weight for n, g in program.groups.items()})
     assert counts["slower"] > drawn(50, 2), counts
-    assert counts["joint"] > drawn(2, -1), counts
+    assert counts["joint"] >= drawn(3, 0), counts
 
 
 # -- listed programs, and the array ------------------------------------------------------------------------------------
