@@ -241,7 +241,8 @@ def _compile_streams(named: Named, output: str, kernels: str | None, as_json: bo
     if as_json:
         click.echo(json.dumps({"program": os.fspath(output), "units": units, "streams": streams}))
     else:
-        click.echo(f"{output}: a machine of {units} units and {streams} streams, with its program")
+        plural = f"{units} unit{'s' * (units != 1)} and {streams} stream{'s' * (streams != 1)}"
+        click.echo(f"{output}: a machine of {plural}, with its program")
 
 
 def _integers(text: str) -> list[int]:

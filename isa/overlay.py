@@ -78,6 +78,7 @@ class Overlay(Machine):
     image, None if not known.
     legal: given a unit and a uOP, the reasons why the unit cannot execute it, beyond bit ranges. transfer: the
     off-chip access of a unit's uOP, None if it makes none. flops: floating-point operations of a preloaded uOP.
+    title: what pictures call a uOP, "" to list its fields.
     lint: given a mOP, the bits set in it that the unit ignores, as texts. semantic_checks: checks for this overlay
     alone, given the expansion and whether sends equal receives on every stream.
     emit: turns the scheduler's work items into instructions; None if models cannot be compiled for the overlay.
@@ -105,6 +106,7 @@ class Overlay(Machine):
     legal: Callable[[UnitSpec, Any], Iterator[str]] = lambda unit, uop: iter(())
     transfer: Callable[[UnitSpec, Any], Transfer | None] = lambda unit, uop: None
     flops: Callable[[Any], int] = lambda op: 0
+    title: Callable[[Any], str] = lambda uop: ""
     lint: Callable[[Any], Iterator[str]] = lambda mop: iter(())
     semantic_checks: Callable[[Expansion, bool], Iterator[Finding]] = lambda expansion, balanced: iter(())
     emit: Emit | None = None

@@ -39,10 +39,13 @@ def build(report: Report, execute: bool = False) -> UnpackedProgram:
     """Return the machine of a checked region, and its program.
 
     execute: tasks may call functions of their file and of the modules that it imports; then imports, functions and
-    constants of the file are executed, if a task calls one. Otherwise such tasks are refused. Raises `Refused`.
+    constants of the file are executed, if a task calls one. Otherwise such tasks are refused. Raises `Refused`, or
+    `ProgramError` for a region without tasks.
     """
     if report.code:
         raise Refused(report)
+    if not report.region.instances:
+        raise ProgramError(f"{report.region.source.file}: it has no tasks, so there is no machine to make")
     try:
         return uops_of(task_program(report.region, None))
     except Refused:
@@ -58,7 +61,7 @@ def executed(source: Source) -> Mapping[str, Any]:
     names: dict[str, Any] = {"__name__": Path(source.file).stem, "__file__": source.file}
     sys.path.insert(0, str(Path(source.file).resolve().parent))
     try:
-        exec(compile(tree, source.file, "exec"), names)  # noqa: S102: the user's own file, which the user runs
+        exec(compile(tree, source.file, "exec"), names)  # the user's own file, which the user runs
     except Exception as error:
         raise ProgramError(f"{source.file}: {type(error).__name__}: {error}") from error
     finally:

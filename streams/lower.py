@@ -493,7 +493,11 @@ class _Body:
         """A function that is not of the language: it is executed if the file may be, and refused otherwise."""
         if self.externals is None:
             self.refuse(node, f"{name} is no operation of a machine", RUNS_HERE)
-        function = _found(self.externals, name)
+        try:
+            function = _found(self.externals, name)
+        except (KeyError, AttributeError):
+            file = self.source.file
+            self.refuse(node, f"there is no {name} to run", f"define or import it in {file}")
         if not isinstance(node, ast.Call):
             return t.External(name, lambda: function, ())
         named = tuple((k.arg or "", self.value(k.value)) for k in node.keywords)
@@ -569,7 +573,7 @@ def _loaded(target: ast.expr) -> ast.expr:
 
 
 def _found(names: Mapping[str, Any], path: str) -> Callable[..., Any]:
-    """A function of an executed file by its path, such as `np.maximum`."""
+    """A function of an executed file by its path, such as `np.maximum`. Raises `KeyError` or `AttributeError`."""
     first, *rest = path.split(".")
     value = names[first]
     for name in rest:

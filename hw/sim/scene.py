@@ -352,6 +352,8 @@ def covered(start: Floats, end: Floats, edges: Floats) -> Floats:
 
 def describe(unit: str, uop: Any, overlay: Overlay) -> str:
     """Describe a uOP in a few words. The address of an off-chip access is left out: the page looks it up."""
+    if title := overlay.title(uop):
+        return title
     transfer = overlay.transfer(overlay.by_unit[unit], uop)
     words: list[str] = []
     skipped: set[str] = set()

@@ -459,7 +459,9 @@ class Titles:
         touch = self.program.overlay.transfer(run.unit, self.expansion.uops[kind])
         words = self._words.get((kind, touch is not None))
         if words is None:
-            words = self._words[kind, touch is not None] = format_fields(self.expansion.uops[kind], touch is not None)
+            uop = self.expansion.uops[kind]
+            words = self.program.overlay.title(uop) or format_fields(uop, touch is not None)
+            self._words[kind, touch is not None] = words
         if touch is None:
             return words or "nothing"
         step = self.program.overlay.address_unit

@@ -54,9 +54,12 @@ def test_results_and_times_of_the_file_its_text_and_its_binary(folder: Path) -> 
     code, out = rsn("run", "p.py", "--inputs", "x.npz", "--outputs", "y.npz", "--trace", "t.json", "--report", "r.html")
     assert code == 0, out
     assert "latency        16.667 ns (5 cycles at 300 MHz, modelled)" in out
-    assert rsn("compile", "p.py", "-o", "p.rsn") == (0, "p.rsn: a machine of 2 units and 1 streams, with its program\n")
+    assert rsn("compile", "p.py", "-o", "p.rsn") == (0, "p.rsn: a machine of 2 units and 1 stream, with its program\n")
     assert rsn("asm", "p.rsn") == (0, "")
     assert rsn("check", "p.bin")[0] == 0
+    trace = (folder / "t.json").read_text()
+    assert '"source"' in trace
+    assert '"nothing"' not in trace  # uOPs bear the names of their task instances
     code, again = rsn("run", "p.bin", "--inputs", "x.npz", "--outputs", "z.npz")
     assert code == 0
     assert again.splitlines()[:3] == out.splitlines()[:3]
@@ -79,6 +82,10 @@ def test_functions_of_the_host_run_from_the_file_alone(folder: Path) -> None:
         "                          ^^^^^^^^^^\n"
     )
     assert not (folder / "q.rsn").exists()
+    (folder / "q.py").write_text(PROGRAM.format(value="np.minimum(thrice(row), 9)"))
+    code, out = rsn("run", "q.py", "--timing-only")
+    assert code == 1
+    assert out.startswith("q.py:20:27: error: sink: there is no thrice to run [unsupported]\n")
 
 
 @pytest.mark.parametrize(
@@ -91,12 +98,14 @@ def test_functions_of_the_host_run_from_the_file_alone(folder: Path) -> None:
         (["run", "p.py", "--board", "csim"], 2, "--board csim: stream programs run on the simulator"),
         (["run", "p.py", "--weights", "x.npz"], 2, "--weights: not for stream programs"),
         (["run", "p.py:pair"], 1, "p.py: error: the file has no region pair"),
+        (["run", "empty.py"], 1, "error: empty.py: it has no tasks, so there is no machine to make"),
         (["run", "none.py"], 1, "error: none.py: No such file or directory"),
         (["compile", "p.py", "-o", "p.bin"], 2, "a stream program becomes a text (.rsn)"),
         (["compile", "p.py", "-o", "p.rsn", "--batch", "2"], 2, "--batch: only with a model"),
     ],
 )
 def test_mistakes(folder: Path, arguments: list[str], code: int, message: str) -> None:
+    (folder / "empty.py").write_text("import numpy as np\n")
     np.savez(folder / "bad.npz", x=np.full((4, 4), 300))
     np.savez(folder / "shape.npz", x=np.zeros((2, 4), np.int8))
     np.savez(folder / "name.npz", xx=np.zeros((4, 4), np.int8))

@@ -61,6 +61,7 @@ def machine_of(program: TaskProgram, part: type[Part] | None = None) -> Overlay:
         clock_hz=program.clock_hz,
         preloaded={u.kind: (RunShot, LONGEST) for u in units},
         legal=_legal(program),
+        title=_title(program),
         banks={BANK: 4 * prepared.words} if program.tensors else {},
         base=NAME,
         changes=tuple(_lines(program)),
@@ -80,6 +81,12 @@ def _legal(program: TaskProgram) -> Callable[[UnitSpec, Any], Iterator[str]]:
             yield f"runs a task instance of another unit: its own are {own[unit.name].start}..{own[unit.name].stop - 1}"
 
     return legal
+
+
+def _title(program: TaskProgram) -> Callable[[RunShot], str]:
+    """Makes what pictures call a uOP: the task instance that it runs."""
+    names = [shot.name for _, shots in program.units for shot in shots]
+    return lambda uop: names[uop.shot] if uop.shot < len(names) else ""
 
 
 def _kinds(program: TaskProgram) -> Iterator[tuple[str, str, int]]:
