@@ -38,6 +38,7 @@ LEARNED_FROM = [
     "docs/models.md",
     "docs/own-overlay.md",
     "docs/rsnlib.md",
+    "docs/streams.md",
     "docs/tutorial.md",
 ]
 """Pages to type along with: no block of theirs goes untried."""
@@ -49,6 +50,7 @@ LONG = {
     "docs/serving.md",
     "docs/simulator.md",
     "docs/stream-cases.md",
+    "docs/streams.md",
     "docs/time.md",
     "docs/tutorial.md",
 }

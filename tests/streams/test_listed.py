@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import re
 import tomllib
 from pathlib import Path
@@ -9,7 +10,9 @@ from typing import Any
 
 import pytest
 
+from rsn import streams
 from rsn.streams.check import check
+from rsn.streams.mapping.errors import CODES as MAPPING_CODES
 from rsn.streams.source import CODES
 
 LISTED: dict[str, dict[str, Any]] = tomllib.loads((Path(__file__).parent / "listed.toml").read_text(encoding="utf-8"))
@@ -70,4 +73,21 @@ def test_join_as_printed() -> None:
 
 def test_every_code_is_documented(root: Path) -> None:
     text = (root / "docs" / "findings.md").read_text(encoding="utf-8").partition("## Stream programs")[2]
-    assert re.findall(r"^\| `(\w+)` \| (.*) \|$", text, re.M) == [*CODES.items()]
+    checked, _, mapped = text.partition("## Mappings of stream programs")
+    assert re.findall(r"^\| `(\w+)` \| (.*) \|$", checked, re.M) == [*CODES.items()]
+    assert re.findall(r"^\| `(\w+)` \| (.*) \|$", mapped, re.M) == [*MAPPING_CODES.items()]
+
+
+def test_limits_are_documented(root: Path) -> None:
+    text = (root / "docs" / "streams.md").read_text(encoding="utf-8").partition("## Limits")[2]
+    rows = re.findall(r"^\| `([\w.]+)\.([A-Z]+)` \| ([\d,]+) \|", text, re.M)
+    assert len(rows) > 8
+    modules = {name: importlib.import_module(f"rsn.streams.{name}") for name, _, _ in rows}
+    stated = {f"{name}.{limit}": int(value.replace(",", "")) for name, limit, value in rows}
+    assert stated == {f"{name}.{limit}": getattr(modules[name], limit) for name, limit, _ in rows}
+
+
+def test_every_name_of_the_language_is_documented(root: Path) -> None:
+    rules = (root / "docs" / "streams.md").read_text(encoding="utf-8").partition("## The rules")[2]
+    missing = {n for n in streams.__all__ if not re.search(rf"\b{n}\b", rules)}
+    assert missing == set()
