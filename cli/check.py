@@ -39,8 +39,10 @@ OF_BINARIES = ("raw", "overlay", "mme", "ddr_bytes", "lpddr_bytes")
 def check_command(
     program: str, raw: bool, strict: bool, domain: str | None, most: int, as_json: bool, **options: Any
 ) -> None:
-    """Check PROGRAM (.bin): streams, memory, buffers, terminators, and deadlock at the overlay's FIFO depths; or a
-    stream program (FILE.py, FILE.py:REGION): types, ends and counts of streams, branches, and deadlock.
+    """Check a program, or a stream program, before it runs.
+
+    Of PROGRAM (.bin): streams, memory, buffers, terminators, and deadlock at the overlay's FIFO depths. Of a stream
+    program (FILE.py, FILE.py:REGION): types, ends and counts of streams, branches, and deadlock.
 
     A bare image (--raw) has no buffers with names and roles: checks that need them are left out; without op lists
     (--mme), also deadlock and the streams of the MMEs.

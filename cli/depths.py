@@ -26,12 +26,13 @@ from .stream_programs import Named, show, stream_program
 @click.option("--kernels", type=click.Path(dir_okay=False, path_type=Path), help="how fast library kernels are (.toml)")
 @click.option("--json", "as_json", is_flag=True, help="one JSON object on stdout")
 def depths_command(program: str, runs: int, chosen: Sequence[str], kernels: Path | None, as_json: bool) -> None:
-    """Find the depths of streams in PROGRAM (FILE.py, FILE.py:REGION): the least that are safe, the least that are
-    fast, and the latency of the steps between.
+    """Find safe and fast depths for a stream program's streams.
 
-    Safe: every outcome of the data runs to its end; counted, without time. Alone: with the other streams as declared;
-    together: the fewest bits in all streams. Fast: executions back to back end when they would with endless streams;
-    modelled, in clock cycles, with the fewest bits. Depths are in elements; an array of streams has one depth.
+    Of PROGRAM (FILE.py, FILE.py:REGION): the least depths that are safe, the least that are fast, and the latency of
+    the steps between. Safe: every outcome of the data runs to its end; counted, without time. Alone: with the other
+    streams as declared; together: the fewest bits in all streams. Fast: executions back to back end when they would
+    with endless streams; modelled, in clock cycles, with the fewest bits. Depths are in elements; an array of streams
+    has one depth.
 
     The program is read, never executed. Findings other than a cycle of waits that a deeper stream breaks are shown
     instead.

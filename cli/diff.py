@@ -25,7 +25,9 @@ _path = click.Path(dir_okay=False, path_type=Path)
 @click.option("--most", default=20, show_default=True, type=click.IntRange(1), help="differences to show")
 @click.option("--json", "as_json", is_flag=True, help="one JSON object on stdout")
 def diff_command(first: Path, second: Path, raw: bool, overlay: str, most: int, as_json: bool) -> None:
-    """Show where the programs FIRST and SECOND (.bin) differ: the uOPs of each unit, op lists, buffers, parameters.
+    """Show where the programs FIRST and SECOND (.bin) differ.
+
+    That is: the uOPs of each unit, op lists, buffers, parameters.
 
     Exits with 0 if all units run the same uOPs, however they are packed, else with 1.
     """

@@ -19,7 +19,9 @@ _path = click.Path(path_type=Path)
 @click.option("-o", "--output", type=_path, help="the text to write [default: standard output]")
 @raw_options()
 def dis_command(program: Path, output: Path | None, raw: bool, overlay: str, mme: Path | None) -> None:
-    """Disassemble PROGRAM (.bin) to text (.rsn) that assembles to the same binary.
+    """Disassemble PROGRAM (.bin) to text (.rsn).
+
+    The text assembles to the same binary.
 
     The text of a bare image (--raw) has no buffers, and op lists only with --mme. rsn asm --raw makes the same image of
     it; for rsn asm, add what is missing.

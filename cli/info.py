@@ -40,9 +40,10 @@ def info_command(
     cycles: bool,
     as_json: bool,
 ) -> None:
-    """Show the contents of PROGRAM (.bin or .rsn): mOPs, packets, bytes and uOPs per type of unit, and its buffers.
+    """Show what PROGRAM (.bin or .rsn) holds.
 
-    The segments of a compiled program too, where the file says them.
+    That is: mOPs, packets, bytes and uOPs per type of unit, and its buffers. The segments of a compiled program too,
+    where the file says them.
 
     Packets and bytes include terminators; terminators are not uOPs. For a bare image (--raw) without op lists (--mme),
     the ops of the MMEs are unknown.

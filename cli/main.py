@@ -23,56 +23,19 @@ class Listed(NamedTuple):
 
 COMMANDS = {
     "asm": Listed("asm", "Assemble SOURCE (.rsn) to a program (.bin)."),
-    "check": Listed(
-        "check",
-        "Check PROGRAM (.bin): streams, memory, buffers, terminators, and deadlock at the overlay's FIFO depths; or a "
-        "stream program (FILE.py, FILE.py:REGION): types, ends and counts of streams, branches, and deadlock.",
-    ),
-    "compile": Listed(
-        "compile",
-        "Compile SPEC: a preset (bert-large, bert-large-encoder, minilm, vit, ncf, mlp, gemm:MxKxN), FILE.py:CALLABLE "
-        "that returns an nn.Module, or an nn.Module and its example inputs, FILE.onnx, or a stream program (FILE.py, "
-        "FILE.py:REGION).",
-    ),
-    "depths": Listed(
-        "depths",
-        "Find the depths of streams in PROGRAM (FILE.py, FILE.py:REGION): the least that are safe, the least that are "
-        "fast, and the latency of the steps between.",
-    ),
-    "diff": Listed(
-        "diff",
-        "Show where the programs FIRST and SECOND (.bin) differ: the uOPs of each unit, op lists, buffers, parameters.",
-    ),
-    "dis": Listed("dis", "Disassemble PROGRAM (.bin) to text (.rsn) that assembles to the same binary."),
+    "check": Listed("check", "Check a program, or a stream program, before it runs."),
+    "compile": Listed("compile", "Compile a model, or a stream program, to a program."),
+    "depths": Listed("depths", "Find safe and fast depths for a stream program's streams."),
+    "diff": Listed("diff", "Show where the programs FIRST and SECOND (.bin) differ."),
+    "dis": Listed("dis", "Disassemble PROGRAM (.bin) to text (.rsn)."),
     "doctor": Listed("doctor", "Show what this computer can run, and what is missing."),
     "fmt": Listed("fmt", "Format .rsn FILES in place: indentation, spacing, blank lines."),
-    "hls": Listed(
-        "hls",
-        "Write PROGRAM, a stream program (FILE.py, FILE.py:REGION, or its .bin), as HLS C++: one dataflow region, a "
-        "process for each task instance.",
-    ),
-    "info": Listed(
-        "info",
-        "Show the contents of PROGRAM (.bin or .rsn): mOPs, packets, bytes and uOPs per type of unit, and its buffers.",
-    ),
-    "map": Listed(
-        "map",
-        "Map a stream program (FILE.py, FILE.py:REGION) onto the tiles of a machine: which task instances run in turn "
-        "on one tile, and which tile.",
-    ),
-    "overlay": Listed(
-        "overlay",
-        "Show the parameters of an overlay (xnn, xnn-base, fig6, fig7, or a file): value, unit, and source of each.",
-    ),
-    "reproduce": Listed(
-        "reproduce",
-        "Model the rows of the paper's TABLE, or of all: published and modelled value, their difference, and whether a "
-        "constant of the model was fitted on the row.",
-    ),
-    "run": Listed(
-        "run",
-        "Run PROGRAM (.bin), or a stream program (FILE.py, FILE.py:REGION), and report the time it takes.",
-    ),
+    "hls": Listed("hls", "Write a stream program as HLS C++, and run it here."),
+    "info": Listed("info", "Show what PROGRAM (.bin or .rsn) holds."),
+    "map": Listed("map", "Map a stream program onto the tiles of a machine."),
+    "overlay": Listed("overlay", "Show the parameters of an overlay: value, unit, source."),
+    "reproduce": Listed("reproduce", "Compare the paper's TABLE, or all, with the model."),
+    "run": Listed("run", "Run a program, or a stream program: results and time."),
     "serve": Listed("serve", "Serve MODEL (.rsnmodel) over HTTP, until SIGTERM or ^C."),
 }
 """The commands by name."""
@@ -124,7 +87,9 @@ class _Commands(click.Group):
 @click.group(cls=_Commands, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(__version__, prog_name="rsn")
 def main() -> None:
-    """Compile, assemble, inspect and run programs for reconfigurable stream networks.
+    """Compile, check and run programs for reconfigurable stream networks.
+
+    A PyTorch model: rsn compile, asm, run. Tasks with streams between them, in Python: rsn check, depths, map, run.
 
     Exit codes: 0 ok, 1 the program or an input is at fault, 2 wrong usage, 3 the board or the environment is at fault.
     """

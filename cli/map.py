@@ -67,12 +67,12 @@ def map_command(
     most: int,
     as_json: bool,
 ) -> None:
-    """Map a stream program (FILE.py, FILE.py:REGION) onto the tiles of a machine: which task instances run in turn on
-    one tile, and which tile.
+    """Map a stream program onto the tiles of a machine.
 
-    The program is checked first. Then chain and bundle are applied, those of the options before those of the search,
-    and the mapped program is checked again, on its physical streams. -o writes a machine with a unit for each node, for
-    rsn asm and rsn run.
+    It decides which task instances of PROGRAM (FILE.py, FILE.py:REGION) run in turn on one tile, and which tile. The
+    program is checked first. Then chain and bundle are applied, those of the options before those of the search, and
+    the mapped program is checked again, on its physical streams. -o writes a machine with a unit for each node, for rsn
+    asm and rsn run.
 
     --onto xnn finds the matrix products and attention that the program computes, and compiles them for that overlay.
     """

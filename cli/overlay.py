@@ -14,7 +14,9 @@ from ..isa.overlays.file import facts, show
 @click.argument("name", default="xnn")
 @click.option("--json", "as_json", is_flag=True, help="one JSON object on stdout")
 def overlay_command(name: str, as_json: bool) -> None:
-    """Show the parameters of an overlay (xnn, xnn-base, fig6, fig7, or a file): value, unit, and source of each.
+    """Show the parameters of an overlay: value, unit, source.
+
+    The overlay is xnn, xnn-base, fig6, fig7, or a file.
 
     The output is an overlay file, for --overlay and for rsn run --overlay-file: keep the lines that you change.
     """

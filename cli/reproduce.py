@@ -23,8 +23,10 @@ TABLES = ("table3", "table6", "table7", "table9", "fig18", "table10", "table11",
 @click.option("--set", "rates", multiple=True, type=Setting(float), help="change a rate or depth of rsn overlay")
 @click.option("--json", "as_json", is_flag=True, help="one JSON object on stdout")
 def reproduce_command(table: str, schedule: str, rates: Sequence[tuple[str, float]], as_json: bool) -> None:
-    """Model the rows of the paper's TABLE, or of all: published and modelled value, their difference, and whether a
-    constant of the model was fitted on the row."""
+    """Compare the paper's TABLE, or all, with the model.
+
+    Each row has the published and the modelled value, their difference, and whether a constant of the model was fitted
+    on it."""
     plan = schedule_named(schedule)
     with working("modelling") as progress:
         rows = rows_of(list(TABLES) if table == "all" else [table], plan, dict(rates), progress)

@@ -92,7 +92,10 @@ _file = click.Path(dir_okay=False)
 @click.option("--dump-ddr", type=_file, help="with --raw: file to write DDR to after the run")
 @click.option("--json", "as_json", is_flag=True, help="one JSON object on stdout")
 def run_command(program: str, raw: bool, as_json: bool, **options: Any) -> None:
-    """Run PROGRAM (.bin), or a stream program (FILE.py, FILE.py:REGION), and report the time it takes."""
+    """Run a program, or a stream program: results and time.
+
+    PROGRAM is a file (.bin) or a stream program (FILE.py, FILE.py:REGION). Functions of the file that its tasks call
+    are executed; rsn check executes nothing."""
     refuse_contradictions(raw)
     _refuse_misuse(raw, options)
     named = stream_program(program)
