@@ -277,7 +277,7 @@ class Expressions:
             return Data()
         if hasattr(builtins, node.id) or node.id in LIBRARY:
             return Data()
-        known = [*self.env, *self.context.constants, *self.context.streams]
+        known = [*self.env, *self.context.constants, *self.context.streams, *BITS]
         close = get_close_matches(node.id, known, n=1, cutoff=0.7)
         self.fail(node, f"the name {node.id} is not known here", *(f"did you mean {name}?" for name in close))
 

@@ -90,6 +90,8 @@ def test_wrong_parameters(task: str, code: str, message: str) -> None:
 def test_the_nearest_tensor_is_named() -> None:
     report = check(HEAD + "weights: f32[8]\n@task(mapping=[1], args=[weigths])\ndef t(w):\n    use(w)\n")
     assert report.findings[0].notes == ("did you mean weights?",)
+    (finding,) = check("from rsn.streams import *\ns: Stream[int32, 4]\n").findings
+    assert finding.notes == ("did you mean i32?",)
 
 
 def test_a_task_on_plain_arrays() -> None:
