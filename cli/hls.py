@@ -42,8 +42,10 @@ Array = npt.NDArray[Any]
 def hls_command(
     program: str, output: str, runs: bool, inputs: str | None, outputs: str | None, seconds: float, as_json: bool
 ) -> None:
-    """Write PROGRAM, a stream program (FILE.py, FILE.py:REGION, or its .bin), as HLS C++: one dataflow region, a
-    process for each task instance.
+    """Write a stream program as HLS C++, and run it here.
+
+    PROGRAM is FILE.py, FILE.py:REGION, or its .bin. It becomes one dataflow region, with a process for each task
+    instance.
 
     The folder holds top.cpp, kernels.h, a testbench, a script for Vitis HLS, and a README. With --run the same text is
     compiled for this computer, each process a thread; results are those of rsn run, bit for bit.
