@@ -49,9 +49,10 @@ def examples(full: int, quick: int, **options: Any) -> Callable[[Test], Test]:
     return decorate
 
 
-def sampled(values: Iterable[Any], quick: Container[Any]) -> list[Any]:
-    """Cases for `parametrize`: those in `quick` run in `make test`, the others are marked `long`."""
-    return [value if value in quick else long(value) for value in values]
+def sampled(values: Iterable[Any], quick: Container[Any], rest: Callable[..., Any] | None = None) -> list[Any]:
+    """Cases for `parametrize`: those in `quick` run in `make test`, the others are marked `long`, or as `rest` marks
+    them."""
+    return [value if value in quick else (rest or long)(value) for value in values]
 
 
 def full(*values: Any) -> Any:

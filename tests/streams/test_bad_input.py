@@ -12,7 +12,7 @@ import pytest
 
 from rsn.streams.check import check
 from rsn.streams.source import CODES
-from rsn.tests.effort import drawn, in_both, long, sampled
+from rsn.tests.effort import drawn, full, in_both, long, sampled
 from rsn.tests.streams.grammar import EFFECT, program
 
 LISTED = tomllib.loads((Path(__file__).parent / "listed.toml").read_text(encoding="utf-8"))
@@ -194,7 +194,7 @@ LARGE = {
 
 
 @in_both
-@pytest.mark.parametrize("name", sampled(LARGE, ["functions that call each other"]))
+@pytest.mark.parametrize("name", sampled(LARGE, ["functions that call each other"], full))
 def test_any_file_is_checked_in_bounded_time(name: str) -> None:
     start = process_time()
     report = check(LARGE[name])

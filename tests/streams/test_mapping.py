@@ -18,7 +18,7 @@ from rsn.streams.mapping.primitives import bundle, bundle_columns, chain
 from rsn.streams.mapping.proof import check_mapped, prove
 from rsn.streams.mapping.search import search
 from rsn.streams.mapping.span import Span, SpanCounts
-from rsn.tests.effort import sampled
+from rsn.tests.effort import full, sampled
 
 from .graphs import HEAD, flash, gemm, graph_of, products, reduced_gemm, start
 
@@ -376,7 +376,7 @@ SIZES = {  # (k, m, n): chains, nodes of a bundle, nodes
 }
 
 
-@pytest.mark.parametrize("size", sampled(SIZES, [(4, 4, 4), (4, 2, 4), (8, 4, 8)]))
+@pytest.mark.parametrize("size", sampled(SIZES, [(4, 4, 4), (4, 2, 4), (8, 4, 8)], full))
 def test_a_gemm_is_chained_along_k_and_bundled(size: tuple[int, int, int]) -> None:
     k, m, n = size
     chains, together, nodes = SIZES[size]

@@ -18,7 +18,7 @@ from rsn.streams.check import check
 from rsn.streams.symbolic.domain import Domain, SplitSizes, never_negative
 from rsn.streams.symbolic.forall import DomainError, Proof, bounds_of, prove, with_constants
 from rsn.streams.symbolic.polynomial import Polynomial, power_sum
-from rsn.tests.effort import drawn, in_both, sampled
+from rsn.tests.effort import drawn, full, in_both, sampled
 from rsn.tests.streams.symbolic_programs import Writer
 
 LISTED: dict[str, dict[str, Any]] = tomllib.loads((Path(__file__).parent / "symbolic.toml").read_text(encoding="utf-8"))
@@ -68,7 +68,7 @@ def test_all_listed_programs_are_here() -> None:
 
 
 @in_both
-@pytest.mark.parametrize("seed", sampled([1, 2], [1]))
+@pytest.mark.parametrize("seed", sampled([1, 2], [1], full))
 def test_random_programs(seed: int) -> None:
     verdicts: Counter[str] = Counter()
     for number in range(drawn(100, 4)):
