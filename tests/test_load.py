@@ -267,6 +267,7 @@ ANSWERS = """
 """
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("without", "imported"), [(True, False), long(False, False), long(False, True)])
 def test_a_fresh_process_without_the_code_of_the_model(
     without: bool, imported: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -51,6 +51,7 @@ def difference(got: Any, wanted: Any) -> float:
     return max(float((got[name] - wanted[name]).abs().max() / wanted[name].abs().max()) for name in wanted)
 
 
+@pytest.mark.long
 def test_a_call_takes_the_smallest_program_that_it_fits_into() -> None:
     model = Classifier().eval()
     with family(model, rsn.Batch(1, 3), rsn.Length(20, 40), inputs(2, 30)) as compiled, torch.no_grad():

@@ -209,12 +209,14 @@ def test_text_says_what_is_far_off_and_why() -> None:
     assert re.search(r"timed +\d+\.\d %  \(3 rows\)\n  timed, the worst +\+26\.\d %  \(table6, square 1024\)", text)
 
 
+@pytest.mark.long
 def test_text_says_which_rows_are_not_timed() -> None:
     text = rsn("table7").stdout
     assert "not among the timed rows:\n  table7   NCF " in text
     assert "not among the timed rows" not in rsn("table6").stdout
 
 
+@pytest.mark.long
 def test_rates_and_schedule_reach_the_model() -> None:
     usual, slow, strict = (
         [row["model"] for row in facts("table6", "--schedule", *options)["rows"]]

@@ -622,6 +622,7 @@ def figure(url: str, name: str, **labels: str) -> float:
     return next(s.value for s in samples if s.labels.items() >= labels.items())
 
 
+@pytest.mark.long
 def test_sigterm_answers_what_is_under_way() -> None:
     """Of three requests one runs, which takes a second, one waits, and the last one leaves while it waits."""
     with serving("slow") as (process, url):

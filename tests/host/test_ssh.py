@@ -313,6 +313,7 @@ def test_rsn_run(server: Server, built: Built, tmp_path: Path) -> None:
     assert refused.exit_code == 2
 
 
+@pytest.mark.long
 def test_weights_cross_the_network_once(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
     sent: list[str] = []
     plain = _Link.send
@@ -401,6 +402,7 @@ def test_urls() -> None:
 # -- what goes wrong
 
 
+@pytest.mark.long
 def test_a_connection_that_breaks_in_mid_run(server: Server, built: Built) -> None:
     with Runner(built.program, weights=built.weights, board=server.url) as runner:
         there, outcome = held_run(runner, server)
@@ -417,6 +419,7 @@ def test_a_connection_that_breaks_in_mid_run(server: Server, built: Built) -> No
         same(runner.run(X), local(built, X))
 
 
+@pytest.mark.long
 def test_an_rsn_that_is_killed_over_there(server: Server, built: Built) -> None:
     with Runner(built.program, weights=built.weights, board=server.url) as runner:
         there, outcome = held_run(runner, server)
@@ -431,6 +434,7 @@ def test_an_rsn_that_is_killed_over_there(server: Server, built: Built) -> None:
         same(runner.run(X), local(built, X))
 
 
+@pytest.mark.long
 def test_another_side_that_falls_silent(server: Server, built: Built, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ssh, "ENDS_S", 0.5)
     board = SshBoard(server.url)
@@ -457,6 +461,7 @@ def test_another_side_that_falls_silent(server: Server, built: Built, monkeypatc
     until(lambda: gone(there))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("how", ["hold", "deaf"])
 def test_interrupt_in_mid_run(how: str, server: Server, built: Built, tmp_path: Path) -> None:
     """^C; also where what runs over there does not heed it."""
@@ -542,6 +547,7 @@ def test_a_shell_that_greets(server: Server, built: Built, tmp_path: Path, monke
         same(runner.run(X), local(built, X))
 
 
+@pytest.mark.long
 def test_errors_over_there_keep_their_type(server: Server, built: Built) -> None:
     with pytest.raises(BoardError, match=r"^127\.0\.0\.1: no board 'nowhere'"):
         Runner(built.program, weights=built.weights, board=server.url.replace("/sim", "/nowhere"))

@@ -544,6 +544,7 @@ def test_uops_that_differ_from_iteration_to_iteration(unit: type[Unit], addresse
 # -- one plan, many runs ------------------------------------------------------------------------------------------
 
 
+@pytest.mark.long
 @needs_numba
 def test_other_rates_need_no_other_traces(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(planning, "NUMBA_MIN_FIRINGS", 0)

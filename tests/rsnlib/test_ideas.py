@@ -64,6 +64,7 @@ MODELS: dict[str, tuple[str, dict[str, Any], str]] = {
 }
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", sampled(MODELS, quick=["qwen2", "t5 1.1"]))
 def test_ideas_of_models(name: str) -> None:
     transformers = pytest.importorskip("transformers")

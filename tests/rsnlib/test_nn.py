@@ -436,6 +436,7 @@ def python(root: Path) -> Iterator[Callable[[str], str]]:
     return run
 
 
+@pytest.mark.long
 def test_an_attribute_of_the_package_that_loads_when_it_is_asked_for(python: Callable[[str], str]) -> None:
     code = "import sys, rsn; print('torch' in sys.modules, 'nn' in dir(rsn)); n = rsn.nn; import rsn.nn as m"
     assert python(f"{code}; print(n is m, sorted(n.__all__) == n.__all__)") == "False True\nTrue True"

@@ -59,6 +59,7 @@ class Bert(nn.Module):
         return self.bert(input_ids=input_ids, attention_mask=attention_mask).last_hidden_state
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("dynamo", sampled(EXPORTERS, quick=[True]))
 def test_bert_with_a_mask(tmp_path: Path, dynamo: bool) -> None:
     torch.manual_seed(0)
@@ -89,6 +90,7 @@ class Block(nn.Module):
         return x + self.down(y * torch.sigmoid(1.702 * y))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("dynamo", EXPORTERS)
 def test_a_causal_block(tmp_path: Path, dynamo: bool) -> None:
     torch.manual_seed(0)

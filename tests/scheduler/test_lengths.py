@@ -95,6 +95,7 @@ def test_lengths_that_do_not_fit(lengths: list[int], complaint: str) -> None:
         Maker().encoder(2, 20, 64, 1, 64).with_lengths(lengths)
 
 
+@pytest.mark.long
 def test_the_command_line(tmp_path: Path) -> None:
     """The program carries the lengths through text and container, and `--compare` knows them."""
     rsn = CliRunner()

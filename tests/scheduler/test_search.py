@@ -100,6 +100,7 @@ def test_what_is_found_computes_the_same() -> None:
     assert error(y, reference(network, x)) < 1e-4
 
 
+@pytest.mark.long
 def test_the_same_every_time() -> None:
     one, two = (searched(encoder(), 50, seed=3) for _ in range(2))
     assert one == two
@@ -187,6 +188,7 @@ def test_schedules_that_do_not_run_are_passed_over(monkeypatch: pytest.MonkeyPat
     assert searched(network, cost=fragile).schedule == PAPER
 
 
+@pytest.mark.long
 def test_images_that_are_too_large_are_dear() -> None:
     """An overlay without room for any but the smallest image."""
     network = encoder()

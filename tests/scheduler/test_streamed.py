@@ -42,6 +42,7 @@ def assert_computes(
     assert [f for f in check(program) + dry_run(program) if not f.warning] == []
 
 
+@pytest.mark.long
 @settings(max_examples=15, phases=(Phase.explicit, Phase.reuse, Phase.generate))  # to shrink takes minutes
 @given(
     batch=st.integers(1, 3),

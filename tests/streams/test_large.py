@@ -130,6 +130,7 @@ def test_a_million_tokens(writer: str, reader: str, depth: int, code: str) -> No
     assert report.code == code, str(report)
 
 
+@pytest.mark.long
 def test_a_long_pipeline() -> None:
     text = """from rsn.streams import *
 s = Stream[i32][4001]

@@ -350,6 +350,7 @@ def command(tmp_path: Path) -> Callable[..., list[str]]:
     return of
 
 
+@pytest.mark.long
 def test_the_command_line_says_that_the_board_is_at_fault(command: Callable[..., list[str]], tmp_path: Path) -> None:
     hasty = tmp_path / "hasty.toml"
     hasty.write_text('base = "vck190"\ntimeout_s = 1.5\n', encoding="utf-8")

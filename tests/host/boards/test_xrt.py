@@ -154,6 +154,7 @@ def test_no_device_is_an_error(script: Script) -> None:
     assert (kind, text.split(" (")[0]) == ("BoardError", "XRT: opening device 3")
 
 
+@pytest.mark.long
 def test_where_xrt_would_end_the_process(script: Script, tmp_path: Path) -> None:
     """It aborts when it does not find its own libraries; so they are looked for before."""
     unset = script("done(error(Library))", XILINX_XRT=None)
@@ -169,6 +170,7 @@ def test_where_xrt_would_end_the_process(script: Script, tmp_path: Path) -> None
     assert other[1] == "libm.so.6 has no xrtDeviceOpen; XRT 2.13 (2022.1) or newer is needed"
 
 
+@pytest.mark.long
 def test_the_command_line(environment: dict[str, str], tmp_path: Path) -> None:
     """To where the no-op device can go: it has no graph, and that is said."""
     built = attention()
@@ -305,6 +307,7 @@ def test_the_wrong_bitstream_is_found_by_its_register(stub: Script, binding: str
     assert (kind, "Device or resource busy" in text) == ("BoardBusy", True)
 
 
+@pytest.mark.long
 def test_runs_that_do_not_end_or_fail(stub: Script) -> None:
     """A wait that was too short says "timeout" or what the run does; the probe takes the first two states."""
     body = """

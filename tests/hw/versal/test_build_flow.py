@@ -37,6 +37,7 @@ def graph() -> list[str]:
     return Sources(check.HERE).graph
 
 
+@pytest.mark.long
 def test_check_finds_nothing_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Sources, "graph", graph())
     done = CliRunner().invoke(check.main)
@@ -305,6 +306,7 @@ int main() {
 """
 
 
+@pytest.mark.long
 def test_buffers_give_back_in_one_shape_what_was_put_in_another(root: Path, tmp_path: Path) -> None:
     """That an access takes one cell from each bank is how it is written; here: that they are the right ones."""
     versal = root / "hw/versal"

@@ -152,6 +152,7 @@ def endless() -> Program:
     return Program(XNN_BASE, tuple(packets + last), buffers=(x, y))
 
 
+@pytest.mark.long
 def test_interrupted_in_its_own_process(tmp_path: Path) -> None:
     """Its threads go, the process ends by itself, within a second or two."""
     container.write(endless(), tmp_path / "p.bin")

@@ -141,6 +141,7 @@ sleep 0.1
 for i in 1 2 3; do echo "line $i" >> "$last"; sleep 0.05; done"""
 
 
+@pytest.mark.long
 def test_processes_that_build_at_once_get_a_whole_library(tmp_path: Path) -> None:
     """And one that comes later gets theirs without building."""
     cxx = fake_compiler(tmp_path, SLOWLY)
