@@ -21,7 +21,8 @@ from .annotations import is_stream, last_name
 from .beats import Together, fire_together, stream_depths
 from .check import Report
 from .layouts import parse
-from .lower import lowered_task, lowered_type
+from .lower import lowered_task
+from .lower_expressions import lowered_type
 from .reader import read_source
 from .source import Diagnostic, Refusal, Source
 from .tree import Body, Region, TaskDecl

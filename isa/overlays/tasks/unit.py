@@ -31,10 +31,9 @@ from .blocks import (
     Spend,
     Take,
     Until,
-    Value,
-    Variables,
     bind,
 )
+from .expressions import Value, Variables
 from .program import Parameter, Shot, StreamArray, Task, TaskProgram, Tensor
 from .tree import ElementType, Place
 from .values import UNKNOWN, WORDS, ByData, convert, from_words, words_of
