@@ -89,6 +89,8 @@ class _Check:
         self._packing()
         if not self._counts() and not any(f.code == "pack" for f in self.source.findings):
             self._live()
+        if {f.code for f in self.source.findings if not f.warning} == {"unread"}:
+            self.source.findings[:] = map(_though_it_ends, self.source.findings)
 
     # -- counts -------------------------------------------------------------------------------------------------------
 
@@ -333,6 +335,13 @@ class _Check:
                     high = middle
             notes.append(f"depth {high * decl.packing} of {name} is the least with which it ends, others as declared")
         return notes or [f"deeper streams together break it: {', '.join(self._name(s) for s in full[:8])}"]
+
+
+def _though_it_ends(finding: Diagnostic) -> Diagnostic:
+    """A finding about a value that nobody reads, of a program that is refused for that alone."""
+    if finding.code != "unread" or finding.warning:
+        return finding
+    return replace(finding, notes=(*finding.notes, "every outcome runs to its end; it is refused for the lost value"))
 
 
 def _times(count: int, what: str) -> str:

@@ -91,3 +91,9 @@ def test_every_name_of_the_language_is_documented(root: Path) -> None:
     rules = (root / "docs" / "streams.md").read_text(encoding="utf-8").partition("## The rules")[2]
     missing = {n for n in streams.__all__ if not re.search(rf"\b{n}\b", rules)}
     assert missing == set()
+
+
+@pytest.mark.parametrize("name", ["I10", "I11"])
+def test_what_is_refused_although_it_ends_says_so(name: str) -> None:
+    assert "note: every outcome runs to its end" in str(check(LISTED[name]["program"]))
+    assert "runs to its end" not in str(check(LISTED[name]["program"].replace("s.put(1)", "s.put(1)\n    s.put(1)", 1)))
