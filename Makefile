@@ -43,8 +43,9 @@ test test-long test-full: export PYTHONDONTWRITEBYTECODE =
 test: lint
 	$(BIN)/python -m pytest tests -m "not long" $(PYTEST_ARGS)
 
+# The file that takes longest is first, so that no process is left alone with it at the end.
 test-long: .venv/dev.stamp
-	RSN_TESTS=long $(BIN)/python -m pytest tests -m "long and not full" $(PYTEST_ARGS)
+	RSN_TESTS=long $(BIN)/python -m pytest tests/test_docs.py tests -m "long and not full" $(PYTEST_ARGS)
 
 test-full: .venv/dev.stamp
 	RSN_TESTS=full $(BIN)/python -m pytest tests/streams -m long $(PYTEST_ARGS)

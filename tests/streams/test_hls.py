@@ -35,7 +35,7 @@ from rsn.streams.mapping.mapping import Mapped
 from rsn.streams.mapping.primitives import bundle, chain
 from rsn.streams.mapping.program import mapped_program
 from rsn.streams.reader import read
-from rsn.tests.effort import drawn
+from rsn.tests.effort import drawn, full, long
 from rsn.tests.streams import hls_programs as programs
 
 LISTED: dict[str, dict[str, Any]] = tomllib.loads((Path(__file__).parent / "listed.toml").read_text(encoding="utf-8"))
@@ -189,8 +189,7 @@ def test_results_are_those_of_the_simulator(regions: dict[str, NativeRegion]) ->
     assert outcomes["data"] >= 1
 
 
-@pytest.mark.long
-@pytest.mark.parametrize("sort", ["listed", "pipelines", "scalars", "tiles", "systolic"])
+@pytest.mark.parametrize("sort", [long("listed"), long("pipelines"), long("scalars"), full("tiles"), full("systolic")])
 def test_all_results_are_those_of_the_simulator(tmp_path: Path, sort: str) -> None:
     texts, most = {
         "listed": ({name: observable(row["program"]) for name, row in LISTED.items() if not row["code"]}, 20),
