@@ -17,6 +17,7 @@ from rsn.scheduler.from_streams import layers_of
 from rsn.scheduler.pack import pack
 from rsn.streams.build import build, task_program
 from rsn.streams.check import check
+from rsn.tests.streams.test_mapped_program import FFN
 
 SPLIT_K = """
 from rsn.streams import *
@@ -45,26 +46,6 @@ SOME = """part = parts[k, m].get()
         if k > 0:
             total = total + part"""
 END = "{}(total + b[:] + r[m * T : (m + 1) * T, :])"
-
-FFN = """
-from rsn.streams import *
-M, K, H, N, T = 64, 64, 128, 64, 32
-X: f32[M, K]
-W1: f32[K, H]
-W2: f32[H, N]
-Y: f32[M, N]
-hidden: Stream[f32[M, T], 2][H // T]
-@task(mapping=[H // T], args=[X, W1])
-def up(x, w):
-    j = get_tid()
-    hidden[j].put(gelu(x[:, :] @ w[:, j * T : (j + 1) * T]))
-@task(mapping=[1], args=[W2, Y])
-def down(w, y):
-    total = zeros(f32, M, N)
-    for j in range(H // T):
-        total = total + hidden[j].get() @ w[j * T : (j + 1) * T, :]
-    y[:, :] = total
-"""
 
 ATTENTION = """
 from rsn.streams import *

@@ -204,28 +204,6 @@ def store(x, y, z, n):
 )
 """Batches of products, new axes, axes that are kept, tensors without axes."""
 
-FFN = (
-    HEAD
-    + """
-M, K, H, N, T = 8, 8, 32, 8, 8
-X: f32[M, K]
-W1: f32[K, H]
-W2: f32[H, N]
-Y: f32[M, N]
-hidden: Stream[f32[M, T], 2][H // T]
-@task(mapping=[H // T], args=[X, W1])
-def up(x, w):
-    j = get_tid()
-    hidden[j].put(gelu(x[:, :] @ w[:, j * T : (j + 1) * T]))
-@task(mapping=[1], args=[W2, Y])
-def down(w, y):
-    total = zeros(f32, M, N)
-    for j in range(H // T):
-        total = total + hidden[j].get() @ w[j * T : (j + 1) * T, :]
-    y[:, :] = total
-"""
-)
-
 
 def expression(random: Random, depth: int, names: tuple[str, ...] = ("a", "held", "i", "3")) -> str:
     """An expression of integers."""

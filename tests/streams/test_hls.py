@@ -37,6 +37,7 @@ from rsn.streams.mapping.program import mapped_program
 from rsn.streams.reader import read
 from rsn.tests.effort import drawn, full, long
 from rsn.tests.streams import hls_programs as programs
+from rsn.tests.streams.test_mapped_program import FFN
 
 LISTED: dict[str, dict[str, Any]] = tomllib.loads((Path(__file__).parent / "listed.toml").read_text(encoding="utf-8"))
 SYSTOLIC = Path(__file__).parents[2] / "programs" / "streams" / "systolic.py"
@@ -141,13 +142,13 @@ def pipelines() -> dict[str, str]:
     for kind in ("i8", "u8", "i16", "u16", "i32", "u32", "i64", "u64"):
         out[f"scalars_{kind}"] = programs.SCALARS.format(kind=kind, wide="u64" if kind == "u64" else "i64")
     gemm = SYSTOLIC.with_name("gemm_3d.py").read_text(encoding="utf-8")
-    return out | {"shapes": programs.SHAPES, "gemm_3d": gemm, "ffn": programs.FFN}
+    return out | {"shapes": programs.SHAPES, "gemm_3d": gemm, "ffn": FFN}
 
 
 def mapped_programs() -> dict[str, TaskProgram]:
     """A program whose units run several task instances, on a stream that several elements share, or of the unit to
     itself."""
-    region, timed = check(programs.FFN, "ffn.py").region, read(programs.FFN, timed=True)
+    region, timed = check(FFN, "ffn.py").region, read(FFN, timed=True)
     first = Mapped.start(mapping_graph(region, timed))
     together = bundle(first, [f"up[{j}]" for j in range(4)])
     return {"bundled": mapped_program(together), "alone": mapped_program(chain(together, "up[0]", "down"))}
