@@ -321,14 +321,3 @@ def test_pictures_are_what_the_simulator_draws() -> None:
 def test_the_notebook_is_kept_without_results() -> None:
     cells = json.loads(NOTEBOOK.read_text(encoding="utf-8"))["cells"]
     assert [c["source"] for c in cells if c.get("outputs") or c.get("execution_count")] == []
-
-
-@pytest.mark.long
-def test_the_notebook_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    import nbclient
-    import nbformat
-
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    notebook = nbformat.read(NOTEBOOK, as_version=4)
-    nbclient.NotebookClient(notebook, timeout=120, resources={"metadata": {"path": str(tmp_path)}}).execute()
-    assert any("image/png" in o.get("data", {}) for c in notebook.cells for o in c.get("outputs", []))

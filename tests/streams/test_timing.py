@@ -173,7 +173,7 @@ def test_a_million_tokens(depth: int, slow: int) -> None:
         result = ran(one.run(deep))
         # b beats every `slow` cycles; for slow = 1, c needs 1,007 cycles for 1,000 tokens.
         assert result.interval == (1_007_000 if slow == 1 else slow * 1_000_000)
-    assert process_time() - start < 2
+    assert process_time() - start < 20
 
 
 # -- beats and data ----------------------------------------------------------------------------------------------------
