@@ -3,7 +3,7 @@ do."""
 
 from __future__ import annotations
 
-from ...isa.overlay import Overlay
+from ...isa.overlay import FIFO_DEPTHS, Overlay
 from ...isa.overlays import OVERLAYS
 from ...isa.overlays.file import without_hardware
 from ...isa.program import Program
@@ -24,6 +24,13 @@ def match_program(program: Program, profile: Profile) -> None:
             f"{machine.name} {machine.fingerprint}: compile the program for the board's overlay (--overlay "
             f"{machine.name}), without changed depths"
         )
+    fifos = {n: (getattr(made_for, n), getattr(machine, n)) for n in FIFO_DEPTHS}
+    deeper = [f"{name} = {wanted} (the board has {there})" for name, (wanted, there) in fifos.items() if wanted > there]
+    if deeper:
+        raise BoardMismatch(
+            f"the program is for an overlay with {', '.join(deeper)}: on board {profile.name} it may deadlock: compile "
+            f"the program for the board's overlay (--overlay {machine.name}), without changed depths"
+        )
     if program.extended and machine.extends is None:
         raise BoardMismatch(
             f"the program uses opcodes that overlay {made_for.name} adds to {machine.name}; board {profile.name} has "
@@ -35,7 +42,8 @@ def match_program(program: Program, profile: Profile) -> None:
         if size > limit:
             raise BoardMismatch(
                 f"the program needs {size} bytes of {name}, board {profile.name} has {limit}: compile fewer layers or "
-                f"a smaller batch; or, if the board's Linux can give more, set limits.{name} in a profile of your own"
+                "a smaller batch, or give a bare image a shorter file of that memory; or, if the board's Linux can "
+                f"give more, set limits.{name} in a profile of your own"
             )
 
 

@@ -69,6 +69,16 @@ def test_another_overlay(other: object, profile: Profile) -> None:
     assert f"{profile.overlay.name} {profile.overlay.fingerprint}: compile the program for the board's overlay" in text
 
 
+@pytest.mark.parametrize("name", ["mop_fifo_depth", "uop_fifo_depth"])
+def test_deeper_fifos_than_the_board_has(name: str) -> None:
+    """Less depth is no reason: more room never causes a deadlock."""
+    there = getattr(XNN, name)
+    for depth in (1, there):
+        match_program(dataclasses.replace(base().program, overlay=XNN.with_rates(**{name: depth})), VCK190)
+    text = refusal(dataclasses.replace(base().program, overlay=XNN.with_rates(**{name: there + 1})), VCK190)
+    assert f"{name} = {there + 1} (the board has {there}): on board vck190 it may deadlock" in text
+
+
 def test_buffers_that_are_too_small() -> None:
     large = (Buffer("w", "lpddr", 0, (8192, 2304)),)
     program = Program(XNN_BASE, tuple(terminators(XNN_BASE)), buffers=large)
