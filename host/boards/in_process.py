@@ -89,7 +89,11 @@ class InProcess:
 
     def allocate(self, argument: int, size: int) -> int:
         if size + sum(len(device) for device, _ in self._buffers.values()) > self._memory:
-            raise BoardMemory(f"no room for {size} bytes for argument {argument} of the kernel")
+            name = self._open_profile.arguments[argument]
+            raise BoardMemory(
+                f"no room for {size} bytes of {name}: a device in this process takes at most {self._memory} bytes "
+                f"in all (board {self._name} itself takes more)"
+            )
         # not 0, so that a test finds code that relies on the content of new memory
         self._buffers[self._next] = np.full(size, 0xFF, np.uint8), np.full(size, 0xFF, np.uint8)
         self._next += 1

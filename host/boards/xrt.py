@@ -28,6 +28,10 @@ XCLBIN_VARIABLE = "RSN_XCLBIN"
 CHUNK = 16 << 20
 """Bytes of zeros that are written at a time."""
 
+LARGE = 512 << 20
+"""Bytes of a run's tensors from which on copying them may take as long as loading weights does: they may come from a
+mapped file, and an SD card of class 10 reads only 10 MB/s for sure."""
+
 
 class XrtBoard:
     """Runs a program on a device. Its methods are those of `Board`.
@@ -62,9 +66,11 @@ class XrtBoard:
         with session.turn():
             if self._age != session.age:
                 session.bounded(lambda: self._place(program), LOADING_S)
-            session.bounded(lambda: self._hand_over(program, words, inputs))
+            given, asked = sum(flat.nbytes for flat in inputs.values()), program.with_role(Role.OUTPUT)
+            session.bounded(lambda: self._hand_over(program, words, inputs), _copying(given))
             took = session.execute(self._held, session.profile.timeout_s)
-            outputs = session.bounded(lambda: {b.name: self._read(program, b) for b in program.with_role(Role.OUTPUT)})
+            read = sum(4 * b.size for b in asked)
+            outputs = session.bounded(lambda: {b.name: self._read(program, b) for b in asked}, _copying(read))
             facts = dict(session.facts)
         return outputs, Run(took, {"instructions": 4 * len(words)}, {}, {}, clock=session.clock, facts=facts)
 
@@ -120,8 +126,8 @@ class XrtBoard:
                 weight = np.ascontiguousarray(self._weights[b.name], np.float32)
                 self._write(program, b, weight)
                 checksum.update(weight.data)
-            else:
-                self._clear(program, b)
+        for place in dict.fromkeys((b.offset, b.size) for b in buffers if b.role is not Role.WEIGHT):
+            self._clear(program, bank, *place)
         if buffers and all(b.role is Role.WEIGHT for b in buffers):
             self._held[bank].contents = buffers, checksum.digest()
 
@@ -144,11 +150,11 @@ class XrtBoard:
         at = 4 * buffer.offset * program.overlay.address_unit
         self._session.device.write(self._held[buffer.bank].handle, at, np.ascontiguousarray(flat, np.float32))
 
-    def _clear(self, program: Program, buffer: Buffer) -> None:
-        at = 4 * buffer.offset * program.overlay.address_unit
-        zeros = np.zeros(min(4 * buffer.size, CHUNK), np.uint8)
-        for done in range(0, 4 * buffer.size, CHUNK):
-            self._session.device.write(self._held[buffer.bank].handle, at + done, zeros[: 4 * buffer.size - done])
+    def _clear(self, program: Program, bank: str, offset: int, size: int) -> None:
+        at = 4 * offset * program.overlay.address_unit
+        zeros = np.zeros(min(4 * size, CHUNK), np.uint8)
+        for done in range(0, 4 * size, CHUNK):
+            self._session.device.write(self._held[bank].handle, at + done, zeros[: 4 * size - done])
 
     def _read(self, program: Program, buffer: Buffer) -> Array:
         at = 4 * buffer.offset * program.overlay.address_unit
@@ -164,6 +170,11 @@ class XrtBoard:
             self._image = b""
             self._session.device.write(self._held[INSTRUCTIONS].handle, 0, np.ascontiguousarray(words))
             self._image = image
+
+
+def _copying(size: int) -> float | None:
+    """Return the seconds that copying so many bytes may take; None for those of any call of the driver."""
+    return LOADING_S if size >= LARGE else None
 
 
 def find_xclbin(given: str | os.PathLike[str] | None, profile: Profile) -> Path:

@@ -250,7 +250,7 @@ def test_the_wrong_bitstream(rig: Rig) -> None:
 
 def test_a_device_without_room(rig: Rig, expected: np.ndarray) -> None:
     rig.device.inner = InProcess(memory=1 << 20)
-    with pytest.raises(BoardMemory, match=r"no room for \d+ bytes for argument 2"):
+    with pytest.raises(BoardMemory, match=r"no room for \d+ bytes of ddr"):
         rig.runner()
 
 
