@@ -31,7 +31,7 @@ def loaded(path: Path, raw: bool, overlay: str, mme: Path | None) -> RawImage:
     if raw:
         return load_raw_image(path, overlay, mme)
     program = assembled(path) if path.suffix == ".rsn" else container.read(path)
-    return RawImage(program, [], complete=True, op_lists=True)
+    return RawImage(program, program.image, [], complete=True, op_lists=True)
 
 
 def refuse_overwriting(written: Mapping[str, Path | None], read: Mapping[str, Path | None]) -> None:

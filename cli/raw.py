@@ -9,10 +9,11 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
+import stat
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, BinaryIO, TypeVar
 
 import click
 import numpy as np
@@ -27,6 +28,7 @@ from ..isa.image import read_image
 from ..isa.op_lists import read_op_lists
 from ..isa.overlay import Overlay
 from ..isa.overlays import find
+from ..isa.packet import Words
 from ..isa.program import Buffer, Layout, Program, Role
 from ..isa.verify import verify
 
@@ -38,6 +40,9 @@ MAX_SHOWN = 5
 OVERLAY = "xnn-base"
 """The default overlay of a bare image: the published machine. An image does not name its overlay; one with opcodes of
 another overlay is refused."""
+
+BANKS = ("ddr", "lpddr")
+"""Memories whose contents an option names."""
 
 OF_RAW = ("overlay", "mme", "ddr", "lpddr", "dump_ddr", "ddr_bytes", "lpddr_bytes")
 """Options that are only about bare images."""
@@ -75,10 +80,11 @@ def was_given(name: str) -> bool:
 @dataclass
 class RawImage:
     """What was read of a bare image. program: its packets and op lists, without buffers, because the sizes of the
-    memories are not known yet. complete: all of the image could be decoded to packets. op_lists: whether they are
-    known."""
+    memories are not known yet. words: the image as it is in the file; that of `program` has padding bits cleared.
+    complete: all of the image could be decoded to packets. op_lists: whether they are known."""
 
     program: Program
+    words: Words
     findings: list[Finding]
     complete: bool
     op_lists: bool
@@ -114,7 +120,8 @@ def read_raw_image(path: Path, overlay: Overlay, op_lists: Path | None, *, named
     known = all(f.warning for f in findings) if op_lists is not None else not overlay.preloaded
     if named:
         image.findings = [dataclasses.replace(f, where=f"{path}: {f.where}") for f in image.findings]
-    return RawImage(Program(overlay, image.packets, ops), image.findings + findings, image.complete, known)
+    words = np.frombuffer(data[: len(data) // 4 * 4], "<u4")
+    return RawImage(Program(overlay, image.packets, ops), words, image.findings + findings, image.complete, known)
 
 
 def _read_op_lists(path: Path, overlay: Overlay) -> tuple[dict[str, tuple[Record, ...]], list[Finding]]:
@@ -162,15 +169,22 @@ def load_raw_image(path: Path, overlay: str, op_lists: Path | None, *, runs: boo
 def with_files(program: Program, options: Mapping[str, Any]) -> tuple[Program, dict[str, npt.NDArray[np.float32]]]:
     """Return the program with memories as large as the given files, and the contents of the files by bank.
 
-    Raises `TensorError` if a file is missing, `ProgramError` if the image would access memory beyond them.
+    A run may change the contents, which does not change the files. Raises `TensorError` if a file is missing,
+    `ProgramError` if the image would access memory beyond them.
     """
-    files = {bank: str(options[bank]) for bank in program.overlay.banks if options.get(bank) is not None}
-    for bank in program.overlay.banks:
+    overlay = program.overlay
+    unknown = [f"--{bank}" for bank in BANKS if options[bank] is not None and bank not in overlay.banks]
+    if unknown:
+        raise click.UsageError(f"{', '.join(unknown)}: overlay {overlay.name} has only {', '.join(overlay.banks)}")
+    files = {bank: str(options[bank]) for bank in overlay.banks if options.get(bank) is not None}
+    for bank in overlay.banks:
         if bank not in files and not options["timing_only"]:
             raise TensorError(f"a bare image needs --{bank} FILE with the memory's contents; --timing-only does not")
-    banks = {bank: _read_memory(Path(file), program.overlay.banks[bank]) for bank, file in files.items()}
-    program = with_memories(program, {bank: memory.nbytes for bank, memory in banks.items()}, files)
-    _refuse_errors(verify(program))
+    banks = {bank: _read_memory(Path(file), overlay.banks[bank]) for bank, file in files.items()}
+    names = {bank: f"--{bank} {file}" for bank, file in files.items()}
+    program = with_memories(program, {bank: memory.nbytes for bank, memory in banks.items()}, names)
+    way_out = "give a larger file, which is the memory as a whole; or correct address, size, chunks or strides"
+    _refuse_errors(dataclasses.replace(f, help=way_out) if f.code == "A01" else f for f in verify(program))
     return program, banks
 
 
@@ -192,20 +206,28 @@ def _refuse_errors(findings: Iterable[Finding]) -> None:
 
 
 def _read_memory(path: Path, most: int) -> npt.NDArray[np.float32]:
-    data = _contents(path, most)
-    if len(data) % 4:
-        raise TensorError(f"{path}: {len(data)} bytes are not whole float32 elements of 4 bytes, as a memory has")
-    return np.frombuffer(data, "<f4").astype(np.float32, copy=False)
+    """Return the contents of a file, which is mapped, or of a pipe. Writing to the array changes no file."""
+    with open(path, "rb") as f:
+        status = os.fstat(f.fileno())
+        mapped = stat.S_ISREG(status.st_mode) and 0 < status.st_size <= most
+        data = np.asarray(np.memmap(f, np.uint8, "c")) if mapped else np.frombuffer(_read(f, path, most), np.uint8)
+    if data.size % 4:
+        raise TensorError(f"{path}: {data.size} bytes are not whole float32 elements of 4 bytes, as a memory has")
+    return data.view("<f4").astype(np.float32, copy=False)
 
 
 def _contents(path: Path, most: int) -> bytearray:
     """Read a file or a pipe. Raises `ProgramError` if it has more than `most` bytes."""
-    data = bytearray()
     with open(path, "rb") as f:
-        fits = os.fstat(f.fileno()).st_size <= most  # the size of a pipe is 0
-        while fits and (piece := f.read(1 << 20)):
-            data += piece
-            fits = len(data) <= most
+        return _read(f, path, most)
+
+
+def _read(f: BinaryIO, path: Path, most: int) -> bytearray:
+    data = bytearray()
+    fits = os.fstat(f.fileno()).st_size <= most  # the size of a pipe is 0
+    while fits and (piece := f.read(1 << 20)):
+        data += piece
+        fits = len(data) <= most
     if not fits:
         raise ProgramError(f"{path}: larger than {most >> 20} MiB")
     return data

@@ -5,7 +5,9 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
+import shlex
 from collections.abc import Mapping, Sequence
+from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,16 +22,19 @@ from ..base.durations import duration
 from ..base.errors import ProgramError, TensorError, require_torch
 from ..base.tolerance import BOUND
 from ..host.boards import open_board
+from ..host.boards.device import BoardTimeout
 from ..host.model.compare import compare, show
 from ..host.runner import Runner
 from ..host.tasks import run_tasks
-from ..host.tensors import Weights, check_target, load_tensors, save_tensors
+from ..host.tensors import Images, Weights, check_target, load_tensors, save_tensors
+from ..host.whole_banks import AFTER, with_whole_banks
 from ..hw.sim.breakpoint import stop
 from ..hw.sim.explain import explain
 from ..hw.sim.machine import Machine, Run
 from ..hw.sim.timeline import Timeline
 from ..hw.sim.trace import write_trace
 from ..isa.overlays.file import changed
+from ..isa.packet import Words
 from ..isa.program import Program, Role
 from ..isa.statistics import count
 from ..isa.verify import require
@@ -46,6 +51,9 @@ else:
     reports = deferred("rsn.hw.sim.report")
     models = deferred("rsn.rsnlib.models")
     pipelines = deferred("rsn.rsnlib.pipeline")
+
+
+Array = npt.NDArray[np.float32]
 
 
 class At(click.ParamType[tuple[str, int]]):
@@ -101,10 +109,12 @@ def run_command(program: str, raw: bool, as_json: bool, **options: Any) -> None:
     named = stream_program(program)
     if named is None and options["kernels"]:
         raise click.UsageError("--kernels: only with a stream program (.py); other files hold the times")
+    words: Words | None = None
     if named is not None:
         loaded = machine_program(named, execute=True, kernels=options["kernels"])
     elif raw:
-        loaded = load_raw_image(Path(program), options["overlay"], options["mme"], runs=True).program
+        image = load_raw_image(Path(program), options["overlay"], options["mme"], runs=True)
+        loaded, words = image.program, image.words
     else:
         loaded = container.read(program)
     if loaded.overlay.whole is not None:
@@ -115,7 +125,7 @@ def run_command(program: str, raw: bool, as_json: bool, **options: Any) -> None:
     for target in ("trace", "report", "dump", "dump_ddr"):
         if options[target]:
             files.check_target(options[target])
-    banks: dict[str, Any] | None = None
+    banks: dict[str, Array] | None = None
     if raw:
         loaded, memories = with_files(loaded, options)
         banks = None if options["timing_only"] else memories
@@ -124,7 +134,7 @@ def run_command(program: str, raw: bool, as_json: bool, **options: Any) -> None:
     elif options["stop_at"]:
         _stop(loaded, raw, banks, options, as_json)
     else:
-        run = _run_raw(loaded, banks, options) if raw else _run(loaded, options)
+        run = _run(loaded, options) if words is None else _run_raw(loaded, words, banks, program, options)
         machine = _picture(loaded, program, options)
         _report(loaded, run, machine, options, as_json)
 
@@ -152,7 +162,7 @@ PLAIN = {"params": "param", "source_rates": "source-rates", "overlay_file": "ove
 def _refuse_misuse(raw: bool, options: Mapping[str, Any]) -> None:
     """Raise `click.UsageError` for options that contradict each other, or would have no effect."""
     if options["board"] != "sim":
-        given = [option for name, option in MODEL_ONLY.items() if options[name]] + ["--raw"] * raw
+        given = [option for name, option in MODEL_ONLY.items() if options[name]]
         if given:
             raise click.UsageError(f"{', '.join(given)}: only with --board sim, the model of the machine")
     if options["xclbin"] and options["board"] in ("sim", "csim"):
@@ -249,11 +259,33 @@ def _machine(program: Program, params: Mapping[str, int]) -> Machine:
     return Machine(program, program.bind(params))
 
 
-def _run_raw(program: Program, banks: dict[str, Any] | None, options: Mapping[str, Any]) -> Run:
-    with working("running") as progress:
-        run = Machine(program).run(banks, progress=progress)
-    if banks is not None and options["dump_ddr"]:
-        write_memory(options["dump_ddr"], banks["ddr"])
+def _run_raw(
+    program: Program, words: Words, banks: dict[str, Array] | None, path: str, options: Mapping[str, Any]
+) -> Run:
+    """Run a bare image on the board, and write DDR if asked for.
+
+    words: the image as its file has it, which is what the board gets. banks: contents of the memories by bank; None
+    runs without data. path: of the image.
+    """
+    if banks is None:
+        with working(TIMING):
+            return Machine(program, words).run()
+    whole = with_whole_banks(program, {bank: memory.size for bank, memory in banks.items()})
+    kept = whole.with_role(Role.WEIGHT)
+    weights = Images({b.bank: banks[b.bank] for b in kept}, kept, {}, program.overlay.address_unit)
+    inputs = {b.name: banks[b.bank] for b in whole.with_role(Role.INPUT)}
+    with closing(open_board(options["board"], xclbin=options["xclbin"])) as board, working("running") as progress:
+        try:
+            with np.errstate(all="ignore"):  # NaN and infinities are in the results
+                board.load(whole, weights)
+                outputs, run = board.run(words, inputs, progress=progress)
+        except BoardTimeout as e:
+            sizes = (x for bank, memory in banks.items() for x in (f"--{bank}-bytes", str(memory.nbytes)))
+            given = (x for name in ("mme", "overlay") if options[name] for x in (f"--{name}", str(options[name])))
+            command = shlex.join(["rsn", "check", "--raw", path, *given, *sizes])
+            raise BoardTimeout(f"{e}\n  help: for this image: {command}") from e
+    if options["dump_ddr"]:
+        write_memory(options["dump_ddr"], outputs.get(AFTER, banks["ddr"]))
     return run
 
 
@@ -271,7 +303,9 @@ def _picture(program: Program, name: str, options: Mapping[str, Any]) -> Machine
     return machine if options["explains"] else None
 
 
-def _stop(program: Program, raw: bool, banks: dict[str, Any] | None, options: Mapping[str, Any], as_json: bool) -> None:
+def _stop(
+    program: Program, raw: bool, banks: dict[str, Array] | None, options: Mapping[str, Any], as_json: bool
+) -> None:
     unit, number = options["stop_at"]
     params = dict(options["params"])
     with working("running"):

@@ -156,7 +156,6 @@ def test_options_that_say_nothing_or_nonsense(folder: Path, args: list[str], nam
         ["--report", "r.html"],
         ["--break", "FU1"],
         ["--compare", "minilm"],
-        ["--raw"],
         ["--explain", "--trace", "t.json", "--set", "add=1"],
     ],
     ids=lambda a: " ".join(a),

@@ -40,6 +40,7 @@ from rsn.isa.program import Program
 from rsn.scheduler.build import Built, build
 from rsn.scheduler.graph import AttentionLayer, Gemm, LayerGraph, Output
 from rsn.scheduler.schedule import PAPER
+from rsn.tests.cli.test_raw import gemm
 
 rng = np.random.default_rng(7)
 W, B = rng.standard_normal((100, 70)).astype(np.float32), rng.standard_normal(70).astype(np.float32)
@@ -311,6 +312,25 @@ def test_rsn_run(server: Server, built: Built, tmp_path: Path) -> None:
     np.testing.assert_array_equal(load_tensors(tmp_path / "y.npz")["y"], local(built, X).outputs["y"])
     refused = CliRunner().invoke(main, ["run", str(tmp_path / "p.bin"), "--board", server.url, "--timing-only"])
     assert refused.exit_code == 2
+
+
+@pytest.mark.long
+def test_a_bare_image(server: Server, tmp_path: Path) -> None:
+    """The same memory afterwards; what LPDDR holds is kept over there, and not sent again."""
+    gemm().write(tmp_path)
+    after: list[bytes] = []
+    kept: list[set[str]] = [server.kept()]
+    for board in ("sim", server.url, server.url.replace("/sim", "/vck190@sim")):
+        files = {"mme": "ops.json", "ddr": "ddr.bin", "lpddr": "lpddr.bin", "dump-ddr": "after.bin"}
+        options = [x for name, file in files.items() for x in (f"--{name}", str(tmp_path / file))]
+        done = CliRunner().invoke(main, ["run", "--raw", str(tmp_path / "image.bin"), "--board", board, *options])
+        assert done.exit_code == 0, done.stderr
+        after.append((tmp_path / "after.bin").read_bytes())
+        kept.append(server.kept())
+    assert after[1] == after[2] == after[0]
+    assert kept[1] == kept[0]
+    assert kept[2] - kept[1] == {checksum(gemm().lpddr)}
+    assert kept[3] == kept[2]
 
 
 @pytest.mark.long
