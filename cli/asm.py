@@ -17,6 +17,9 @@ from .programs import assembled, refuse_overwriting
 
 _path = click.Path(path_type=Path)
 
+SHOWN = 3
+"""How many run-time parameters a note names."""
+
 
 @click.command(name="asm")
 @click.argument("source", type=_path)
@@ -37,6 +40,11 @@ def asm_command(source: Path, output: Path | None, raw: bool, mme: Path | None, 
     refuse_overwriting({"--output": target, "--mme": mme}, {"SOURCE": source})
     _refuse_incomplete(program, {"A01", "M05"} if not raw else {"M05"} if mme is not None else set())
     (container.write_raw if raw else container.write)(program, target)
+    if raw and program.parameters:
+        shown = [f"{p.name} = {p.default}" for p in program.parameters]
+        values = ", ".join(shown[:SHOWN]) + (f" and {len(shown) - SHOWN} more" if len(shown) > SHOWN else "")
+        fixed = "a bare image has no run-time parameters; their defaults are fixed in it"
+        click.echo(f"{target}: {fixed}: {values}", err=True)
     if mme is not None:
         index = program.overlay.by_unit
         lists = {str(index[u].index): [op.encode()[0] for op in ops] for u, ops in program.preloaded.items()}

@@ -69,6 +69,8 @@ def test_raw_image(files: Path) -> None:
     facts = json.loads(result.stdout)
     assert facts == {"program": "p.raw", "extended": True, "packets": 5, "image_bytes": 68}
     assert (files / "p.raw").stat().st_size == 68
+    note = "p.raw: a bare image has no run-time parameters; their defaults are fixed in it: len = 100\n"
+    assert result.stderr == note
     text = rsn("dis", "--raw", "--overlay", "xnn", "p.raw").stdout
     assert "packet DDR reuse=2 { load -> MemA0 addr=512 size=8192 }" in text
     result = rsn("dis", "--raw", "p.raw")
