@@ -389,9 +389,9 @@ def _report(program: Program, run: Run, machine: Machine | None, options: Mappin
     kinds = program.overlay.by_kind.items()
     used = [f"{kind} {_shares([run.utilization[u.name] for u in units])}" for kind, units in kinds]
     click.echo(f"utilization %  {', '.join(used)}")
-    for written in ("outputs", "trace", "report"):
+    for written in ("outputs", "dump_ddr", "trace", "report"):
         if options.get(written):
-            click.echo(f"{written:<14} {options[written]}")
+            click.echo(f"{written.replace('_', '-'):<14} {options[written]}")
     if reasons is not None:
         click.echo(f"\n{reasons}")
 
@@ -419,5 +419,6 @@ def _report_timed(program: Program, run: Run, options: Mapping[str, Any], as_jso
     width = max((len(name) for name in run.facts), default=0)
     for name, fact in run.facts.items():
         click.echo(f"{name:<{max(width, 14)}} {fact}")
-    if options["outputs"]:
-        click.echo(f"{'outputs':<14} {options['outputs']}")
+    for written in ("outputs", "dump_ddr"):
+        if options[written]:
+            click.echo(f"{written.replace('_', '-'):<14} {options[written]}")

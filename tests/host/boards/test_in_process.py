@@ -12,7 +12,7 @@ import pytest
 
 from rsn.base.errors import BoardError
 from rsn.host import tensors
-from rsn.host.boards import lock, named, open_board
+from rsn.host.boards import lock, named, open_board, xrt
 from rsn.host.boards.device import BoardBusy, BoardLost, BoardTimeout
 from rsn.host.boards.profile import VCK190
 from rsn.host.boards.session import Session
@@ -90,6 +90,29 @@ def test_a_run_moves_inputs_and_outputs_alone(device: Faulty) -> None:
         runner.run({"x": X}, {"len[0]": 17})
         assert device.written - loaded == 4 * built.program.buffer("x").size + built.program.image.nbytes
         assert device.made["update_parameter"] == 3 * 384
+
+
+def test_large_tensors_may_take_longer(device: Faulty, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What comes from a mapped file on a slow card does not count as a driver that is stuck."""
+    limits: list[float | None] = []
+    plain = Session.bounded
+    monkeypatch.setattr(Session, "bounded", lambda self, calls, s=None: (limits.append(s), plain(self, calls, s))[1])
+    moved = [4 * attention().program.buffer(name).size for name in "xy"]
+    for large, expected in ((min(moved), [xrt.LOADING_S] * 2), (max(moved) + 1, [None] * 2)):
+        monkeypatch.setattr(xrt, "LARGE", large)
+        with Runner(attention().program, weights=attention().weights, board="vck190@sim") as runner:
+            limits.clear()
+            runner.run({"x": X})
+            assert [limits[0], limits[-1]] == expected
+
+
+def test_numbers_that_are_none_give_no_warnings(recwarn: pytest.WarningsRecorder) -> None:
+    x = X.copy()
+    x[0, 0] = np.inf
+    expected = outputs(base(), x, "sim")
+    assert np.isnan(expected).any()
+    np.testing.assert_array_equal(outputs(base(), x, "vck190@sim"), expected)
+    assert not recwarn.list
 
 
 def sizes(program: Program) -> tuple[int, int]:
