@@ -121,13 +121,13 @@ class XrtBoard:
 
     def _fill(self, program: Program, bank: str, buffers: tuple[Buffer, ...]) -> None:
         checksum = hashlib.blake2b()
-        for b in buffers:
+        for place in dict.fromkeys((b.offset, b.size) for b in buffers if b.role is not Role.WEIGHT):
+            self._clear(program, bank, *place)
+        for b in buffers:  # only now: buffers may overlap, and weights are never 0 then (as in `Memories`)
             if b.role is Role.WEIGHT:
                 weight = np.ascontiguousarray(self._weights[b.name], np.float32)
                 self._write(program, b, weight)
                 checksum.update(weight.data)
-        for place in dict.fromkeys((b.offset, b.size) for b in buffers if b.role is not Role.WEIGHT):
-            self._clear(program, bank, *place)
         if buffers and all(b.role is Role.WEIGHT for b in buffers):
             self._held[bank].contents = buffers, checksum.digest()
 

@@ -19,7 +19,7 @@ from rsn.host.boards.session import Session
 from rsn.host.boards.xrt import XrtBoard
 from rsn.host.runner import Runner
 from rsn.isa.overlays import XNN, XNN_BASE
-from rsn.isa.program import Program, Role
+from rsn.isa.program import Buffer, Layout, Program, Role
 from rsn.scheduler.build import Built, build
 from rsn.scheduler.schedule import PAPER
 from rsn.tests.hw.examples import encoder, example
@@ -90,6 +90,17 @@ def test_a_run_moves_inputs_and_outputs_alone(device: Faulty) -> None:
         runner.run({"x": X}, {"len[0]": 17})
         assert device.written - loaded == 4 * built.program.buffer("x").size + built.program.image.nbytes
         assert device.made["update_parameter"] == 3 * 384
+
+
+def test_weights_under_other_buffers(device: Faulty) -> None:
+    """Weights count, wherever they are declared; what two buffers share is cleared once."""
+    p = base().program
+    whole = [Buffer(name, "lpddr", 0, (p.bank_size("lpddr"),), Layout.LINEAR) for name in ("before", "behind")]
+    covered = dataclasses.replace(base(), program=dataclasses.replace(p, buffers=(whole[0], *p.buffers, whole[1])))
+    np.testing.assert_array_equal(outputs(covered, X, "vck190@sim"), outputs(base(), X, "sim"))
+    weights, cleared = sizes(p)
+    written = 36 + weights + cleared + 4 * whole[0].size + 4 * p.buffer("x").size + p.image.nbytes  # 36: the probe
+    assert device.written == written
 
 
 def test_large_tensors_may_take_longer(device: Faulty, monkeypatch: pytest.MonkeyPatch) -> None:
