@@ -22,7 +22,7 @@ def match_program(program: Program, profile: Profile) -> None:
         raise BoardMismatch(
             f"the program is for overlay {made_for.name} {made_for.fingerprint}, board {profile.name} is "
             f"{machine.name} {machine.fingerprint}: compile the program for the board's overlay (--overlay "
-            f"{machine.name}), without changed depths"
+            f"{machine.name}), without changed depths or sizes of banks"
         )
     fifos = {n: (getattr(made_for, n), getattr(machine, n)) for n in FIFO_DEPTHS}
     deeper = [f"{name} = {wanted} (the board has {there})" for name, (wanted, there) in fifos.items() if wanted > there]

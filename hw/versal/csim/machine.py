@@ -155,6 +155,6 @@ def require_runs(program: Program) -> None:
         raise BoardError(f"board csim: {reason}")
     if overlay.fingerprint not in (XNN.fingerprint, XNN_BASE.fingerprint):
         raise BoardError(
-            f"board csim is the machine of {XNN.name} and {XNN_BASE.name}, with their depths of streams; this program "
-            f"is for {overlay.name} {overlay.fingerprint}"
+            f"board csim is the machine of {XNN.name} and {XNN_BASE.name}, with their depths of streams and sizes "
+            f"of banks; this program is for {overlay.name} {overlay.fingerprint}"
         )
