@@ -46,8 +46,9 @@ class Device(Protocol):
     """One device. Every call but `close` may raise `BoardError`. Sizes and positions are in bytes; a buffer is known by
     a number.
 
-    One run at a time; calls come from one thread at a time. The order of calls: `open`; `allocate` and `write`; for
-    each run `reset_graph`, `run_graph`, `update_parameter`, `start`, `wait`; `read`; `close`.
+    One run at a time; calls come from one thread at a time. The order of calls: `open`; `reset_graph`, once; `allocate`
+    and `write`; for each run `update_parameter`, `run_graph`, `start`, `wait`, `wait_graph`; `read`; `close`. A graph
+    with synchronous parameters (`profile.PARAMETERS`) takes `run_graph` first, then `update_parameter` for each tile.
     """
 
     def open(self, profile: Profile, bitstream: Path | None) -> Facts:
@@ -71,19 +72,24 @@ class Device(Protocol):
         copied."""
 
     def reset_graph(self) -> None:
-        """Reset the AI Engine graph, so that it can be run."""
+        """Bring the AI Engine graph of a device that was just opened into a state from which it can be run. Raises
+        `BoardError` if the device has no graph."""
 
     def run_graph(self) -> None:
-        """Start one iteration of the AI Engine graph, which waits for its parameters."""
+        """Start one iteration of the AI Engine graph. The one before must have ended."""
 
     def update_parameter(self, port: str, words: Words) -> None:
-        """Send 32-bit words to a run-time parameter of the running graph. port: the parameter's name."""
+        """Write 32-bit words to a run-time parameter of the graph. port: the parameter's name."""
 
     def start(self, buffers: Sequence[int]) -> None:
         """Start the kernel with these buffers as its arguments, in order."""
 
     def wait(self, seconds: float) -> bool:
         """Wait until the kernel has ended, for `seconds` seconds at most. Returns whether it has ended."""
+
+    def wait_graph(self, seconds: float) -> bool:
+        """Wait until every tile has ended the graph's iteration, for `seconds` seconds at most. Returns whether they
+        have."""
 
     def register(self, argument: int) -> int:
         """Return the 64 bits of a scalar argument of the kernel, after a run."""

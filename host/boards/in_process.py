@@ -48,7 +48,8 @@ class InProcess:
     """A device in this process. Its methods are those of `Device`.
 
     A run that cannot end, because of a deadlock or missing tile parameters, never ends, as on a board: `wait` reports
-    it as running.
+    it as running. Neither does any later run of this object, also when it was closed and opened again: nothing but a
+    new device, as a reboot makes one, forgets a hung kernel, or an iteration of the graph that was not waited for.
     """
 
     def __init__(
@@ -69,10 +70,11 @@ class InProcess:
         """By buffer number: the device's memory, and the host's mapping of it."""
         self._next = 1
         self._thread: threading.Thread | None = None
-        self._ended = False
+        self._ended = self._iteration_ended = False
         self._register = 0
         self._graph_runs = False
-        self._was_reset = False
+        """Whether an iteration has been started, and nobody has seen its end."""
+        self._array_hangs = self._kernel_hangs = False
         self._parameters: dict[str, Words] = {}
 
     def open(self, profile: Profile, bitstream: Path | None) -> Facts:
@@ -84,9 +86,10 @@ class InProcess:
     def close(self) -> None:
         if self._thread is not None:
             self._thread.join()
+        self._array_hangs |= self._graph_runs and not self._iteration_ended
         self._thread, self._profile = None, None
-        self._graph_runs = self._was_reset = self._ended = False
-        self._buffers, self._parameters, self._register = {}, {}, 0
+        self._graph_runs = self._ended = False
+        self._buffers, self._register = {}, 0
 
     def allocate(self, argument: int, size: int) -> int:
         if size + sum(len(device) for device, _ in self._buffers.values()) > self._memory:
@@ -116,16 +119,19 @@ class InProcess:
         return len(raw)
 
     def reset_graph(self) -> None:
-        self._was_reset, self._graph_runs, self._parameters = True, False, {}
+        self._array_hangs |= self._graph_runs  # tiles that are stopped keep their locks
+        self._graph_runs = False
 
     def run_graph(self) -> None:
-        if not self._was_reset:
-            raise BoardError("the graph is running, or has not been reset since its last run")
-        self._graph_runs, self._was_reset = True, False
+        if self._graph_runs:
+            raise BoardError("the graph is running: nobody has waited for the end of its iteration")
+        self._graph_runs, self._iteration_ended = True, False
 
     def update_parameter(self, port: str, words: Words) -> None:
-        if not self._graph_runs:
-            raise BoardError(f"{port}: the graph is not running, so that it cannot take a parameter")
+        waits_for_it = self._open_profile.parameters == "sync"
+        if self._graph_runs != waits_for_it:
+            state, kind = ("running", "asynchronous") if self._graph_runs else ("not running", "synchronous")
+            raise BoardError(f"{port}: the graph is {state}, so that it cannot take {kind} parameters")
         self._parameters[port] = words.copy()
 
     def start(self, buffers: Sequence[int]) -> None:
@@ -148,11 +154,16 @@ class InProcess:
             packets = decode_image(words[: 2 + int(words[0])], profile.overlay)
             idle = not self._graph_runs
             ops = {} if idle else op_lists(self._parameters, profile.overlay, profile.graph)
+            if self._kernel_hangs or (self._array_hangs and not idle):
+                self._kernel_hangs = True
+                return
             self._engine(Program(profile.overlay, packets, ops), banks)
         except RsnError:
+            self._kernel_hangs = True
             return  # without `_ended`: a failed run never ends
-        finally:
-            self._graph_runs, self._parameters = False, {}  # an iteration takes its parameters once
+        if not idle and profile.parameters == "sync":
+            self._parameters = {}  # an iteration consumes them
+        self._iteration_ended = not idle
         self._ended = True
 
     def wait(self, seconds: float) -> bool:
@@ -162,6 +173,15 @@ class InProcess:
         if not self._ended and not self._thread.is_alive():
             self._sleep(seconds)
         return self._ended
+
+    def wait_graph(self, seconds: float) -> bool:
+        if not self._graph_runs:
+            raise BoardError("the graph has not been run")
+        if not self._iteration_ended:
+            self._sleep(seconds)
+            return False
+        self._graph_runs = False
+        return True
 
     def register(self, argument: int) -> int:
         return self._register

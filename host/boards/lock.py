@@ -6,20 +6,35 @@ from __future__ import annotations
 import fcntl
 import os
 import tempfile
+from contextlib import suppress
 from pathlib import Path
 
 from ...base.errors import BoardError
 from ..forks import forget_in_children
 from .device import BoardBusy
+from .stamp import boot_id
+
+UNFINISHED = "unfinished "
+"""In the file behind the holder's line: a run of this boot (boot id) has not ended."""
+LONGEST = 256
+"""Bytes of the file that are read."""
 
 
 class DeviceLock:
     """A lock on a device, by the device's name: `flock` on a file. A mere lock file would stay behind when its process
-    dies."""
+    dies.
+
+    Its holder also notes in the file, for the next one of whichever user, that a run has begun and not ended. The note
+    outlives a process that is killed, and counts until the computer restarts.
+    """
 
     def __init__(self, device: str, folder: Path | None = None) -> None:
         self.path = (folder or Path(tempfile.gettempdir())) / f"rsn-{device}.lock"
+        self.unfinished = False
+        """Whether a run of this boot has begun and not ended, by this holder or one before it. Known while it is
+        held."""
         self._file: int | None = None
+        self._boot = ""
         forget_in_children(self)
 
     def acquire(self) -> None:
@@ -30,14 +45,23 @@ class DeviceLock:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
-            holder = os.pread(file, 20, 0).decode(errors="replace").strip()
+            holder = _lines(file)[0]
             os.close(file)
             raise BoardBusy(
                 f"the device is in use by process {holder or 'unknown'} ({self.path}); wait for it, or end it"
             ) from None
-        os.ftruncate(file, 0)
-        os.pwrite(file, f"{os.getpid()}\n".encode(), 0)
-        self._file = file
+        self._file, self._boot = file, boot_id()
+        self.note(bool(self._boot) and _lines(file)[1] == UNFINISHED + self._boot)
+
+    def note(self, unfinished: bool) -> None:
+        """Note whether a run has begun and not ended. The caller holds the lock."""
+        self.unfinished = unfinished
+        second = f"{UNFINISHED}{self._boot}\n" if unfinished and self._boot else ""
+        line = f"{os.getpid()}\n{second}".encode()
+        if self._file is not None:
+            with suppress(OSError):  # of a full disk: then only this process knows
+                os.pwrite(self._file, line, 0)
+                os.ftruncate(self._file, len(line))
 
     def release(self) -> None:
         """Release the lock, if it is held."""
@@ -62,3 +86,10 @@ class DeviceLock:
                 return file
         except OSError as e:
             raise BoardError(f"{self.path}: {e.strerror}; the lock of the device cannot be opened") from None
+
+
+def _lines(file: int) -> tuple[str, str]:
+    """Return the two lines of the lock's file. Anybody may have written it: only these are looked at."""
+    first, _, rest = os.pread(file, LONGEST, 0).decode(errors="replace").partition("\n")
+    holder = first.strip()
+    return holder if holder.isdecimal() else "", rest.partition("\n")[0]

@@ -15,6 +15,7 @@ from .lock import DeviceLock
 from .profile import PROFILES, find_profile
 from .pynq import PynqDevice
 from .session import Session
+from .stamp import Stamp
 from .xrt import XrtBoard, find_xclbin
 from .xrt_ctypes import CtypesXrt
 from .xrt_pyxrt import Pyxrt
@@ -68,6 +69,7 @@ def open_profile(name: str, xclbin: str | os.PathLike[str] | None) -> XrtBoard:
         key = (profile_name, kind, index, bitstream.absolute())
         session = _sessions.get(key)
         if session is None:
-            session = Session(profile, device, bitstream=bitstream, lock=DeviceLock(f"device{index}"))
+            lock, stamp = DeviceLock(f"device{index}"), Stamp(f"device{index}")
+            session = Session(profile, device, bitstream=bitstream, lock=lock, stamp=stamp)
             _sessions[key] = session
         return XrtBoard(session)

@@ -18,6 +18,11 @@ from ...isa.overlays.xnn.board import ARGUMENTS, FINGERPRINT, GRAPH, KERNEL, PLA
 INSTRUCTIONS = "instructions"
 """Name of the buffer for the image; the other buffers are named after their banks."""
 
+PARAMETERS = ("async", "sync")
+"""How a graph takes its run-time parameters. async: a value holds until it is overwritten; it is written before a run,
+and there must be one before the first. sync: a run waits for a value, and consumes it (AMD UG1079, run-time
+parameters)."""
+
 
 @dataclass(frozen=True)
 class Profile:
@@ -25,7 +30,8 @@ class Profile:
 
     overlay: the machine that it implements. arguments: the buffer (a bank, or the instructions) for each argument of
     the kernel. graph: name of the AI Engine graph. fingerprint: name of the scalar argument behind those, whose
-    register every run sets to the overlay's fingerprint; "" if there is none. limits: the most bytes of each buffer.
+    register every run sets to the overlay's fingerprint; "" if there is none. parameters: how the graph takes its
+    run-time parameters, one of `PARAMETERS`. limits: the most bytes of each buffer.
     pl_mhz, aie_mhz: clocks that it was built for. uuid, sha256: of the one xclbin that is meant; needed where no
     fingerprint tells it from others. timeout_s: seconds after which a run counts as hung. source: where the bitstream
     comes from.
@@ -41,6 +47,7 @@ class Profile:
     platform: str
     pl_mhz: float
     aie_mhz: float
+    parameters: str = "async"
     timeout_s: float = 60.0
     xclbin: Path | None = None
     uuid: str = ""
@@ -71,6 +78,7 @@ VCK190_ISCA25 = dataclasses.replace(
     name="vck190-isca25",
     overlay=XNN_BASE,
     fingerprint="",
+    parameters="sync",
     limits={"lpddr": 64 << 20, "ddr": 256 << 20, INSTRUCTIONS: 512 << 10},
     source="doi:10.5281/zenodo.15102698, as its own host sets it up",
 )
@@ -117,9 +125,11 @@ def _value(profile: Profile, file: str, key: str, value: object) -> Any:
             raise BoardError(f"{file}: uuid = {value!r} is not a UUID") from None
     if key == "xclbin" and isinstance(value, str):
         return Path(file).parent / value
+    if key == "parameters" and value in PARAMETERS:
+        return value
     if key in _TEXTS and isinstance(value, str):
         return value.lower() if key == "sha256" else value
     if key in _NUMBERS and isinstance(value, int | float) and not isinstance(value, bool) and 0 < value < 1e9:
         return float(value)
-    known = ", ".join(("base", "limits", "xclbin", *_TEXTS, *_NUMBERS))
+    known = ", ".join(("base", "limits", "xclbin", *_TEXTS, "parameters", *_NUMBERS))
     raise BoardError(f"{file}: {key} = {value!r}: unknown key, or a value of a wrong type; the keys are {known}")

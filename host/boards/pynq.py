@@ -128,6 +128,9 @@ class PynqDevice:
     def update_parameter(self, port: str, words: Words) -> NoReturn:
         raise BoardError(f"{port}: {NO_GRAPH}")
 
+    def wait_graph(self, seconds: float) -> NoReturn:
+        raise BoardError(NO_GRAPH)
+
     def start(self, buffers: Sequence[int]) -> None:
         for offset, buffer in zip(self._offsets, buffers, strict=False):
             address = int(self._buffers[buffer].device_address)

@@ -9,16 +9,22 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import Future, wait
 from contextlib import contextmanager
 from dataclasses import dataclass
+from enum import Enum, auto
 from pathlib import Path
 from typing import TypeVar
 
+import numpy as np
+
 from ...isa.layout import padded
-from ...isa.overlay import Overlay
-from ...isa.packet import Packet, encode_image
+from ...isa.packet import Words, encode_image
+from ...isa.program import Program
 from .device import BoardBusy, BoardLost, BoardMismatch, BoardTimeout, Device, Facts
 from .lock import DeviceLock
 from .match import match_xclbin
+from .probes import terminators, trial_inputs, trial_program, wrong
 from .profile import INSTRUCTIONS, Profile
+from .stamp import Stamp
+from .tiles import parameters
 from .xclbin import Xclbin, read_xclbin
 
 SLICE_S = 0.1
@@ -26,6 +32,13 @@ SLICE_S = 0.1
 
 PROBE_S = 5.0
 """Seconds after which a kernel without work must have ended."""
+
+GRAPH_S = 5.0
+"""Seconds after the kernel's end in which the tiles must have ended their iteration. What is left for them then is to
+return."""
+
+SETTLE_S = 1.0
+"""Seconds that a run may still take after an error or ^C, before it counts as one that does not end."""
 
 PAGE = 4096
 
@@ -43,6 +56,13 @@ STUCK = (
 )
 
 
+RESTART = "reboot the board"
+REBOOT = (
+    f"{RESTART} before the next run: a reset of the AI Engine graph leaves its locks and DMAs as they are, and a "
+    "kernel that waits for it goes on waiting"
+)
+
+
 class NoRoom(BoardBusy):
     """The device has no memory for one more program. Those that it holds are unaffected."""
 
@@ -57,6 +77,26 @@ class Held:
     contents: tuple[object, bytes] | None = None
 
 
+class Stage(Enum):
+    """How far a run of this session has come."""
+
+    IDLE = auto()
+    GRAPH = auto()
+    """The graph has all its parameters, and runs."""
+    KERNEL = auto()
+    """So does the kernel."""
+
+
+@dataclass(frozen=True)
+class Took:
+    """What a run took, measured by the host. kernel_s: seconds of the kernel. written: how many tiles got another op
+    list first. parameters_s: seconds that this took."""
+
+    kernel_s: float
+    written: int
+    parameters_s: float
+
+
 class Session:
     """One device and its bitstream, opened when it is first needed. After an error everything is released; the next
     run, of any board of this session, opens the device again."""
@@ -68,11 +108,13 @@ class Session:
         *,
         bitstream: Path | None = None,
         lock: DeviceLock | None = None,
+        stamp: Stamp | None = None,
         now: Callable[[], float] = time.perf_counter,
     ) -> None:
-        """bitstream: the file to load, an .xclbin or another that the device takes; None if it needs none. now: the
-        clock, in seconds, that times a kernel and ends the wait for it; tests replace it. Raises `BoardMismatch` for an
-        .xclbin that is not the profile's."""
+        """bitstream: the file to load, an .xclbin or another that the device takes; None if it needs none. stamp:
+        remembers for this boot that the bitstream's trial passed; without one, only a run that did not end makes a
+        trial necessary. now: the clock, in seconds, that times a run and ends the wait for it; tests replace it. Raises
+        `BoardMismatch` for an .xclbin that is not the profile's."""
         self.profile = profile
         self.device = device
         self.bitstream = bitstream
@@ -86,7 +128,15 @@ class Session:
         if self._xclbin is not None:
             match_xclbin(profile, self._xclbin)
         self._lock = lock
+        self._stamp = stamp
         self._now = now
+        self._parameters: dict[str, Words] = {}
+        """What the graph holds, by port, of asynchronous parameters that were written since the device was opened."""
+        self._unfinished = False
+        """Whether a run of graph and kernel has begun, and nobody has seen its end: in this boot, by whichever
+        process."""
+        self._at = Stage.IDLE
+        self._handles: list[int] = []
         self._taken = self._open = self._stuck = False
         self._mutex = threading.RLock()
 
@@ -103,6 +153,7 @@ class Session:
                 yield
             except BaseException as e:
                 if not isinstance(e, NoRoom):
+                    self._settle(e)
                     self._give_back()
                 raise
 
@@ -162,32 +213,106 @@ class Session:
             if not self.held:
                 self._give_back()
 
-    def execute(self, helds: Mapping[str, Held], timeout_s: float) -> float:
-        """Start the kernel, and wait for its end. Returns the seconds that it took, measured by the host. Raises
-        `BoardTimeout` after `timeout_s`."""
+    def run(self, helds: Mapping[str, Held], lists: Mapping[str, Words], timeout_s: float) -> Took:
+        """Run graph and kernel once, and wait until both have ended.
+
+        lists: the parameter of each tile, by port. Of asynchronous ones, those are written that the graph does not hold
+        yet. Raises `BoardTimeout` if the kernel does not end in `timeout_s`, or the graph soon after it.
+        """
+        self._handles = [helds[name].handle for name in self.profile.arguments]
+        written, parameters_s = self.bounded(lambda: self._run_graph(lists))
+        kernel_s = self._execute(timeout_s)
+        if self._until(self.device.wait_graph, self._now(), GRAPH_S) is None:
+            raise BoardTimeout(
+                f"{self.profile.name}: the kernel has ended, but the AI Engine graph has not in {GRAPH_S:g} s; {REBOOT}"
+            )
+        self._note(unfinished=False)
+        return Took(kernel_s, written, parameters_s)
+
+    def _run_graph(self, lists: Mapping[str, Words]) -> tuple[int, float]:
+        """Write the parameters that the graph lacks, and start its iteration, in the order that its kind of parameters
+        asks for. Returns how many were written, and the seconds that it took."""
+        waits_for_them = self.profile.parameters == "sync"
+        if waits_for_them:
+            self._note(unfinished=True)
+            self.device.run_graph()
+        began, written = self._now(), 0
+        for port, words in lists.items():
+            held = self._parameters.get(port)
+            if held is words or (held is not None and np.array_equal(held, words)):
+                continue
+            self.device.update_parameter(port, words)
+            written += 1
+            if not waits_for_them:
+                self._parameters[port] = words
+        took = self._now() - began
+        if not waits_for_them:
+            self._note(unfinished=True)
+            self.device.run_graph()
+        self._at = Stage.GRAPH
+        return written, took
+
+    def _execute(self, timeout_s: float) -> float:
+        """Start the kernel with the buffers of `_handles`, and wait for its end. Returns the seconds that it took.
+        Raises `BoardTimeout` after `timeout_s`."""
 
         def start() -> float:
             now = self._now()
-            self.device.start([helds[name].handle for name in self.profile.arguments])
+            self.device.start(self._handles)
+            self._at = Stage.KERNEL if self._at is Stage.GRAPH else Stage.IDLE
             return now
+
+        began = self.bounded(start)
+        ended = self._until(self.device.wait, began, timeout_s)
+        if ended is None:
+            raise BoardTimeout(
+                f"{self.profile.name}: the kernel did not end in {timeout_s:g} s; `rsn check` says whether the program "
+                f"can end at all, timeout_s of a profile gives it longer; {REBOOT}"
+            )
+        return ended - began
+
+    def _until(self, wait_for: Callable[[float], bool], began: float, timeout_s: float) -> float | None:
+        """Wait in slices. Returns when it ended, by the clock; None if that is not before `timeout_s` seconds after
+        `began`."""
 
         def waited() -> tuple[bool, float]:
             left = began + timeout_s - self._now()
-            return self.device.wait(min(SLICE_S, max(left, 0.0))), self._now()
+            return wait_for(min(SLICE_S, max(left, 0.0))), self._now()
 
-        began = self.bounded(start)
         while True:
             ended, now = self.bounded(waited)
             if ended:
-                return now - began
+                return now
             if now >= began + timeout_s:
-                raise BoardTimeout(
-                    f"{self.profile.name}: the kernel did not end in {timeout_s:g} s; `rsn check` says whether the "
-                    "program can end at all, timeout_s of a profile gives it longer"
-                )
+                return None
+
+    def _settle(self, error: BaseException) -> None:
+        """After an error: let a run that has begun end, so that the array is known again. Nothing is stopped, because
+        tiles that are stopped in mid-iteration keep their locks."""
+        if self._stuck or self._at is Stage.IDLE or isinstance(error, BoardTimeout):
+            return
+
+        def end() -> bool:
+            if self._at is Stage.GRAPH:  # the graph waits for what only the kernel sends
+                self.device.start(self._handles)
+            return self.device.wait(SETTLE_S) and self.device.wait_graph(SETTLE_S)
+
+        try:
+            if self.bounded(end):
+                self._note(unfinished=False)
+        except BaseException:  # also a second ^C: what counts is the first error, and that the device is given back
+            return
+
+    def _note(self, unfinished: bool) -> None:
+        """Note, for this process and the next one, whether a run has begun and not ended."""
+        self._unfinished = unfinished
+        self._at = Stage.IDLE
+        if self._lock is not None:
+            self._lock.note(unfinished)
 
     def _give_back(self) -> None:
         self.held, self.age, self._open = [], self.age + 1, False
+        self._parameters, self._handles, self._at = {}, [], Stage.IDLE
         if self._stuck or not self._taken:  # lost until this process ends; or another process's
             return
         try:
@@ -202,6 +327,7 @@ class Session:
         """Take the device, load its bitstream, and check that it is the profile's."""
         if self._lock is not None:
             self._lock.acquire()
+            self._unfinished |= self._lock.unfinished
         self._taken = True
         xclbin = self._xclbin
         facts = self.device.open(self.profile, self.bitstream)
@@ -214,6 +340,8 @@ class Session:
         if self.profile.fingerprint:
             self._probe()
         self.device.reset_graph()  # before weights are uploaded: a device without a graph raises here
+        if self._trial_is_needed():
+            self._trial()
         self._open = True
 
     def _probe(self) -> None:
@@ -222,31 +350,86 @@ class Session:
         expected = self.profile.overlay
         helds = {name: self.allocate(name, PAGE) for name in self.profile.limits}
         self.device.write(helds[INSTRUCTIONS].handle, 0, encode_image(terminators(expected)))
+        self._handles = [helds[name].handle for name in self.profile.arguments]
         try:
-            self.execute(helds, min(PROBE_S, self.profile.timeout_s))
+            self._execute(min(PROBE_S, self.profile.timeout_s))
         except BoardTimeout as e:
+            self._note(unfinished=True)
             raise BoardTimeout(
-                f"{self.profile.name}: the kernel did not end an empty program: it hangs from an earlier run, or is "
-                "another kernel; load the bitstream again, or restart the board"
+                f"{self.profile.name}: the kernel did not end an empty program: it hangs from an earlier run, or "
+                f"another image is booted; write the BOOT.BIN of {self.bitstream} to the card if it is not there, and "
+                f"{RESTART}"
             ) from e
         found = f"{self.device.register(len(self.profile.arguments)):016x}"
         if found != expected.fingerprint:
             raise BoardMismatch(
                 f"overlay {expected.name} has fingerprint {expected.fingerprint} in this rsn, the bitstream has "
-                f"{found}: build the bitstream again (make -C hw/versal xclbin), or use the rsn it was built with"
+                f"{found}: build the bitstream again (make -C hw/versal xclbin), or use the rsn it was built with; or, "
+                f"if {self.bitstream} is of this rsn, write its BOOT.BIN to the card, because another image is booted, "
+                f"and {RESTART}"
             )
         self.facts["fingerprint"] = found
         self.release(helds.values(), self.age)
 
+    def _trial_is_needed(self) -> bool:
+        """Whether something is to be shown that nothing else shows: that the array is as it should be after a run that
+        did not end; and, where no register tells it, that the bitstream is the one that is booted."""
+        if self._unfinished:
+            return True
+        stamp, xclbin = self._stamp, self._xclbin
+        if self.profile.fingerprint or stamp is None or xclbin is None:
+            return False
+        if stamp.holds(xclbin.sha256):
+            self.facts["trial"] = "passed earlier in this boot"
+            return False
+        return True
 
-def terminators(overlay: Overlay) -> list[Packet]:
-    """Return the packets that end every decoder: the smallest image that a kernel completes."""
-    out = []
-    for kind in overlay.terminators:
-        units = overlay.by_kind[kind]
-        mask = sum(1 << u.index for u in units) if len(units) > 1 else 0
-        out.append(Packet.terminator(overlay.format_of(kind).opcode, mask))
-    return out
+    def _trial(self) -> None:
+        """Run a small program whose result is known. Raises `BoardMismatch` if it computes anything else,
+        `BoardTimeout` if it does not end."""
+        profile, cause, remedy = self.profile, "an earlier run did not end", RESTART
+        if not profile.fingerprint:
+            cause = f"another image is booted, or {cause}"
+            remedy = f"write the BOOT.BIN that belongs to {self.bitstream} to the card, and {remedy}"
+        try:
+            problem = self._try(trial_program(profile.overlay))
+        except BoardTimeout as e:
+            self._forget_trial()
+            raise BoardTimeout(f"{profile.name}: a small known program did not end: {cause}; {remedy}") from e
+        except BaseException:
+            self._forget_trial()
+            raise
+        if problem:
+            self._forget_trial()
+            raise BoardMismatch(
+                f"{profile.name}: a small known program gave wrong numbers: {cause} ({problem}); {remedy}"
+            )
+        self.facts["trial"] = "passed"
+        if self._stamp is not None and self._xclbin is not None:
+            self._stamp.write(self._xclbin.sha256)
+
+    def _try(self, program: Program) -> str:
+        """Run a trial; return what is wrong with its result, "" if nothing is."""
+        device, lists = self.device, parameters(program, self.profile.graph)
+        sizes = {bank: 4 * program.bank_size(bank) for bank in program.overlay.banks}
+        helds = {name: self.allocate(name, size) for name, size in {**sizes, INSTRUCTIONS: PAGE}.items()}
+        y = program.buffer("y")
+        unset = np.full(y.size, np.nan, np.float32)
+        device.write(helds[INSTRUCTIONS].handle, 0, program.image)
+        for name, flat in {**trial_inputs(), "y": unset}.items():
+            at = 4 * program.buffer(name).offset * program.overlay.address_unit
+            device.write(helds[program.buffer(name).bank].handle, at, flat)
+        self.run(helds, lists, min(PROBE_S, self.profile.timeout_s))
+        flat = np.empty(y.size, np.float32)
+        came = device.read(helds[y.bank].handle, 4 * y.offset * program.overlay.address_unit, flat)
+        self.release(helds.values(), self.age)
+        return wrong(flat) if came == flat.nbytes else f"{came} of {flat.nbytes} bytes came back"
+
+    def _forget_trial(self) -> None:
+        """After a trial that has failed: the next opening of the device, by whomever, begins with one."""
+        self._note(unfinished=True)
+        if self._stamp is not None:
+            self._stamp.remove()
 
 
 def recorded(profile: Profile, xclbin: Xclbin | None, facts: Facts) -> dict[str, str]:

@@ -68,11 +68,15 @@ class XrtBoard:
                 session.bounded(lambda: self._place(program), LOADING_S)
             given, asked = sum(flat.nbytes for flat in inputs.values()), program.with_role(Role.OUTPUT)
             session.bounded(lambda: self._hand_over(program, words, inputs), _copying(given))
-            took = session.execute(self._held, session.profile.timeout_s)
+            took = session.run(self._held, self._parameters, session.profile.timeout_s)
             read = sum(4 * b.size for b in asked)
             outputs = session.bounded(lambda: {b.name: self._read(program, b) for b in asked}, _copying(read))
-            facts = dict(session.facts)
-        return outputs, Run(took, {"instructions": 4 * len(words)}, {}, {}, clock=session.clock, facts=facts)
+            facts = {
+                **session.facts,
+                "parameters_written": str(took.written),
+                "parameters_s": f"{took.parameters_s:.6g}",
+            }
+        return outputs, Run(took.kernel_s, {"instructions": 4 * len(words)}, {}, {}, clock=session.clock, facts=facts)
 
     def close(self) -> None:
         self._program, self._weights = None, {}
@@ -83,16 +87,10 @@ class XrtBoard:
         self._held, self._image, self._age = {}, b"", -1
 
     def _hand_over(self, program: Program, words: Words, inputs: Mapping[str, Array]) -> None:
-        """Write what a run needs and the device does not have yet: inputs, the image if it has changed, tile
-        parameters."""
-        device = self._session.device
+        """Write what a run needs in memory: the inputs, and the image if it has changed."""
         for name, flat in inputs.items():
             self._write(program, program.buffer(name), flat)
         self._write_image(words)
-        device.reset_graph()
-        device.run_graph()
-        for port, values in self._parameters.items():
-            device.update_parameter(port, values)
 
     # -- memory of the device
 

@@ -7,6 +7,8 @@ import errno
 import os
 import platform
 import re
+import subprocess
+import sys
 from collections.abc import Callable, Sequence
 from ctypes import c_char_p, c_int, c_size_t, c_uint, c_uint32, c_uint64, c_void_p
 from pathlib import Path
@@ -65,6 +67,7 @@ FUNCTIONS: dict[str, tuple[Any, ...]] = {
     "xrtGraphClose": (None, c_void_p),
     "xrtGraphReset": (c_int, c_void_p),
     "xrtGraphRun": (c_int, c_void_p, c_int),
+    "xrtGraphWaitDone": (c_int, c_void_p, c_int),
     "xrtGraphUpdateRTP": (c_int, c_void_p, c_char_p, c_char_p, c_size_t),
 }
 
@@ -82,7 +85,7 @@ class Library:
     """XRT's C API, by function name. A call that fails raises the `BoardError` that fits its errno."""
 
     def __init__(self, path: str = LIBRARY) -> None:
-        _check_environment()
+        _check_environment(path)
         try:
             self._library = ctypes.CDLL(path, use_errno=True)
         except OSError as e:
@@ -137,21 +140,49 @@ def ended(state: int) -> bool:
     return True
 
 
-def _check_environment() -> None:
-    """Raise `BoardError` if XRT would not find the library that drives the device: it ends the process then. On boards
-    XILINX_XRT need not be set, it is /usr."""
+_TRY = """
+import ctypes, sys
+library = ctypes.CDLL(sys.argv[1])
+library.xrtDeviceOpen.restype = ctypes.c_void_p
+library.xrtDeviceOpen(0)
+"""
+PATIENCE_S = 20.0
+"""Seconds that another process may take to open a device."""
+
+
+def _check_environment(library: str) -> None:
+    """Raise `BoardError` if XRT does not find the library that drives the device, because it ends the process then.
+
+    Versions of XRT search in different places; all that are known look into XILINX_XRT/lib first, and on ARM into
+    /usr/lib if that is not set (`module_loader.cpp` of XRT). If it is not there, a process of its own tries.
+    """
     mode, root = os.environ.get("XCL_EMULATION_MODE"), os.environ.get("XILINX_XRT", "")
     if mode not in PLUGINS:
         known = ", ".join(m for m in PLUGINS if m)
         raise BoardError(f"XCL_EMULATION_MODE={mode} is unknown: XRT has {known}; unset it for a real board")
-    if not root and (mode or platform.machine() not in ("aarch64", "armv7l")):
+    on_arm = platform.machine() in ("aarch64", "armv7l")
+    folder = root or ("/usr" if on_arm else "")
+    if (folder and (Path(folder) / "lib" / PLUGINS[mode]).exists()) or not _ends_the_process(library):
+        return
+    if not root:
         raise BoardError(
-            "XILINX_XRT is not set: export XILINX_XRT=/opt/xilinx/xrt, or another folder whose lib holds the libraries"
+            "XILINX_XRT is not set: export XILINX_XRT=/opt/xilinx/xrt, or another folder whose lib holds XRT's "
+            "libraries, which it does not find by itself"
         )
-    if root and not (Path(root) / "lib" / PLUGINS[mode]).exists():
-        raise BoardError(
-            f"XILINX_XRT={root}: it has no lib/{PLUGINS[mode]}; set it to the folder whose lib holds XRT's libraries"
-        )
+    raise BoardError(
+        f"XILINX_XRT={root}: it has no lib/{PLUGINS[mode]}; set it to the folder whose lib holds XRT's libraries"
+    )
+
+
+def _ends_the_process(library: str) -> bool:
+    """Whether a process that opens a device with this library is ended by a signal. One that fails otherwise, or takes
+    long, is left to the caller's own attempt, which reports it."""
+    command = [sys.executable, "-I", "-S", "-c", _TRY, library]
+    try:
+        done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, timeout=PATIENCE_S, check=False)
+    except (OSError, subprocess.TimeoutExpired):
+        return False
+    return done.returncode < 0
 
 
 class CtypesXrt:
@@ -193,8 +224,7 @@ class CtypesXrt:
         call = self._xrt.call
         if self._run is not None:
             call("xrtRunClose", self._run)
-        if self._graph is not None:
-            call("xrtGraphReset", self._graph)
+        if self._graph is not None:  # without a reset, which would stop tiles in mid-iteration
             call("xrtGraphClose", self._graph)
         for buffer in self._buffers:
             call("xrtBOFree", buffer)
@@ -256,6 +286,15 @@ class CtypesXrt:
     def wait(self, seconds: float) -> bool:
         state = self._xrt.call("xrtRunWaitFor", self._run, max(1, round(1000 * seconds)))
         return ended(state)
+
+    def wait_graph(self, seconds: float) -> bool:
+        result = self._xrt.call("xrtGraphWaitDone", self._graph, max(1, round(1000 * seconds)))
+        # too early: the header says -ETIME; versions differ in sign, and in whether they return it or set errno
+        if errno.ETIME in (abs(result), abs(ctypes.get_errno())):
+            return False
+        if result != 0:
+            raise failed("waiting for the graph (xrtGraphWaitDone)", result)
+        return True
 
     def register(self, argument: int) -> int:
         offset = self._xrt.call("xrtKernelArgOffset", self._kernel, argument)

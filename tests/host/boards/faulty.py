@@ -16,10 +16,11 @@ CALLS = (
     "allocate",
     "write",
     "reset_graph",
-    "run_graph",
     "update_parameter",
+    "run_graph",
     "start",
     "wait",
+    "wait_graph",
     "register",
     "read",
 )
@@ -60,6 +61,10 @@ class Faulty:
     def next(self, name: str, fault: Fault, number: int = 1) -> None:
         """Let the `number`th call from now fail."""
         self.faults[name, self.made[name] + number] = fault
+
+    def reboot(self) -> None:
+        """Put a device in its place that knows nothing of the past."""
+        self.inner = InProcess(sleep=self.clock.sleep)
 
     @property
     def open_now(self) -> bool:

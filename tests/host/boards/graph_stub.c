@@ -35,6 +35,18 @@ void xrtGraphClose(xrtGraphHandle handle) { told("close %d\n", handle == &graph)
 
 int xrtGraphReset(xrtGraphHandle handle) { return told("reset %d\n", handle == &graph); }
 
+/* RSN_STUB_GRAPH: how waiting ends, one letter after the other, the last one for ever: d for done, t and n for too early
+ * as versions of XRT say it (errno, or the result), e for another error. */
+int xrtGraphWaitDone(xrtGraphHandle handle, int milliseconds) {
+    static unsigned calls;
+    const char *ends = getenv("RSN_STUB_GRAPH");
+    const char end = ends ? ends[calls] : 'd';
+    if (ends && ends[calls + 1]) ++calls;
+    if (end == 't' || end == 'e') errno = end == 't' ? ETIME : EINVAL;
+    if (end != 'd') return end == 'n' ? -ETIME : -1;
+    return milliseconds < 1 ? -1 : told("done %d\n", handle == &graph); /* to XRT less would be for ever */
+}
+
 int xrtGraphRun(xrtGraphHandle handle, int iterations) { return told("run %d %d\n", handle == &graph, iterations); }
 
 int xrtGraphUpdateRTP(xrtGraphHandle handle, const char *port, const char *buffer, size_t size) {

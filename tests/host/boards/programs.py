@@ -6,7 +6,7 @@ from functools import cache
 
 import numpy as np
 
-from rsn.host.boards.session import terminators
+from rsn.host.boards.probes import terminators
 from rsn.isa.overlay import Overlay
 from rsn.isa.overlays import XNN, XNN_BASE
 from rsn.isa.overlays.xnn.formats import Ddr

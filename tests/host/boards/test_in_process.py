@@ -89,7 +89,7 @@ def test_a_run_moves_inputs_and_outputs_alone(device: Faulty) -> None:
         loaded = device.written
         runner.run({"x": X}, {"len[0]": 17})
         assert device.written - loaded == 4 * built.program.buffer("x").size + built.program.image.nbytes
-        assert device.made["update_parameter"] == 3 * 384
+        assert device.made["update_parameter"] == 384
 
 
 def test_weights_under_other_buffers(device: Faulty) -> None:
@@ -291,9 +291,18 @@ def test_a_tile_that_is_told_nothing_stops_the_machine(device: Faulty) -> None:
         forgetful(device, "update_parameter", 384)
 
 
-def test_a_graph_that_does_not_run_takes_no_parameters(device: Faulty) -> None:
-    with pytest.raises(BoardError, match="the graph is not running"):
+def test_a_graph_that_does_not_run_stops_the_machine(device: Faulty) -> None:
+    with pytest.raises(BoardTimeout, match=r"did not end in 0\.3 s"):
         forgetful(device, "run_graph", 1)
+
+
+def test_a_graph_that_nobody_waited_for_cannot_be_run(device: Faulty) -> None:
+    board = XrtBoard(Session(VCK190, device))
+    board.load(base().program, base().weights)
+    device.next("wait_graph", lambda real: True)
+    results(board, base())
+    with pytest.raises(BoardError, match="nobody has waited for the end of its iteration"):
+        results(board, base())
 
 
 @pytest.mark.parametrize("buffer", ["q.weight", "v.bias", "x"])

@@ -16,8 +16,8 @@ from rsn.base.errors import BoardError
 from rsn.host.boards import open_board
 from rsn.host.boards.device import BoardMismatch
 from rsn.host.boards.match import match_program, match_xclbin
+from rsn.host.boards.probes import terminators
 from rsn.host.boards.profile import PROFILES, VCK190, VCK190_ISCA25, Profile, find_profile
-from rsn.host.boards.session import terminators
 from rsn.host.boards.tiles import HOLDS_WEIGHT, op_lists, parameters
 from rsn.host.boards.xclbin import HEADER, HEADER_AT, SECTION, read_xclbin
 from rsn.isa.overlays import FIG6, XNN, XNN_BASE

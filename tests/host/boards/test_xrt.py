@@ -156,18 +156,27 @@ def test_no_device_is_an_error(script: Script) -> None:
 
 @pytest.mark.long
 def test_where_xrt_would_end_the_process(script: Script, tmp_path: Path) -> None:
-    """It aborts when it does not find its own libraries; so they are looked for before."""
-    unset = script("done(error(Library))", XILINX_XRT=None)
-    assert unset[1].startswith("XILINX_XRT is not set: export XILINX_XRT=/opt/xilinx/xrt")
-    elsewhere = script("done(error(Library))", XILINX_XRT=str(tmp_path))
-    assert elsewhere[1].startswith(f"XILINX_XRT={tmp_path}: it has no lib/libxrt_noop.so.2")
-    for mode in ("", "emulated"):
-        said = script("done(error(Library))", XCL_EMULATION_MODE=mode)[1]
-        assert said == f"XCL_EMULATION_MODE={mode} is unknown: XRT has noop, hw_emu, sw_emu; unset it for a real board"
-    missing = script('done(error(Library, "libxrt_of_nobody.so.2"))')
-    assert "install it (Debian's libxrt1" in missing[1]
-    other = script('done(error(Library, "libm.so.6"))')
-    assert other[1] == "libm.so.6 has no xrtDeviceOpen; XRT 2.13 (2022.1) or newer is needed"
+    """It aborts when it does not find its own libraries; so they are looked for, or a process of its own tries."""
+    unset, elsewhere, empty, unknown, missing, other, found = script(
+        """
+        def said(root, mode, library="libxrt_coreutil.so.2"):
+            for name, value in (("XILINX_XRT", root), ("XCL_EMULATION_MODE", mode)):
+                os.environ.pop(name, None)
+                if value is not None:
+                    os.environ[name] = value
+            return error(Library, library)[1]
+        root, mode = os.environ["XILINX_XRT"], os.environ["XCL_EMULATION_MODE"]
+        done([said(None, mode), said(str(folder), mode), said(root, ""), said(root, "emulated"),
+              said(root, mode, "libxrt_of_nobody.so.2"), said(root, mode, "libm.so.6"), said(None, None, "libm.so.6")])
+        """
+    )
+    assert unset.startswith("XILINX_XRT is not set: export XILINX_XRT=/opt/xilinx/xrt")
+    assert elsewhere.startswith(f"XILINX_XRT={tmp_path}: it has no lib/libxrt_noop.so.2")
+    for mode, text in (("", empty), ("emulated", unknown)):
+        assert text == f"XCL_EMULATION_MODE={mode} is unknown: XRT has noop, hw_emu, sw_emu; unset it for a real board"
+    assert "install it (Debian's libxrt1" in missing
+    assert other == "libm.so.6 has no xrtDeviceOpen; XRT 2.13 (2022.1) or newer is needed"
+    assert found == other  # without XILINX_XRT: a library that does not end the process is used
 
 
 @pytest.mark.long
@@ -246,7 +255,7 @@ def test_a_program_all_the_way(stub: Script, binding: str) -> None:
         board = XrtBoard(Session(VCK190, device, bitstream=folder / "our.xclbin"))
         board.load(built.program, built.weights)
         x = tensors.pack(built.program.buffer("x"), X)
-        board.run(built.program.image, {"x": x})
+        first = board.run(built.program.image, {"x": x})[1].facts
         outputs, run = board.run(built.program.bind({"len[0]": 17}), {"x": x})
         def there(name):
             buffer, flat = built.program.buffer(name), np.empty(built.program.buffer(name).size, np.float32)
@@ -258,7 +267,9 @@ def test_a_program_all_the_way(stub: Script, binding: str) -> None:
         placed["image"] = bool((words == built.program.bind({"len[0]": 17})).all())
         board.close()
         done({"y": [outputs["y"].size, float(np.abs(outputs["y"]).max())], "placed": placed, "facts": run.facts,
-              "clock": run.clock, "bytes": run.bytes, "size": built.program.buffer("y").size})
+              "clock": run.clock, "bytes": run.bytes, "size": built.program.buffer("y").size,
+              "written": [f.pop("parameters_written") for f in (first, run.facts)],
+              "seconds": run.facts.pop("parameters_s")})
         """,
         RSN_BINDING=binding,
     )
@@ -288,9 +299,9 @@ def test_a_program_all_the_way(stub: Script, binding: str) -> None:
             total = (total * 31 + byte) & 0xFFFF_FFFF
         updates.append(f"update 1 {port} 2048 {words[1]} {total}")
     assert len(updates) == 384
-    run = ["reset 1", "run 1 1", *updates]
+    assert got["written"] == ["384", "0"]
     opened = f"open 1 {uuid[0]:02x}{uuid[15]:02x} G"
-    assert log == [opened, "reset 1", *run, *run, "reset 1", "close 1"]
+    assert log == [opened, "reset 1", *updates, *["run 1 1", "done 1"] * 2, "close 1"]
 
 
 def test_the_wrong_bitstream_is_found_by_its_register(stub: Script, binding: str) -> None:
@@ -302,7 +313,7 @@ def test_the_wrong_bitstream_is_found_by_its_register(stub: Script, binding: str
     (kind, text), log = stub(body, RSN_STUB_FINGERPRINT=XNN_BASE.fingerprint, RSN_BINDING=binding)
     assert kind == "BoardMismatch"
     assert f"the bitstream has {XNN_BASE.fingerprint}" in text
-    assert [line.split()[0] for line in log] == ["open", "reset", "close"]  # nothing has run on it
+    assert [line.split()[0] for line in log] == ["open", "close"]  # nothing has run on it
     (kind, text), _ = stub(body, RSN_STUB_BUSY="1", RSN_BINDING=binding)
     assert (kind, "Device or resource busy" in text) == ("BoardBusy", True)
 
@@ -329,12 +340,63 @@ def test_runs_that_do_not_end_or_fail(stub: Script) -> None:
     assert "did not end an empty program" in again[1]
     assert left == [False, None]
     assert [line.split()[0] for line in log if not line.startswith("update")] == [
-        *("open", "reset", "reset", "run", "reset", "close"),
-        *("open", "reset", "close"),
+        *("open", "reset", "run", "close"),
+        *("open", "close"),
     ]
     (failed, left, again), _ = stub(body, RSN_STUB_STATES="45")
     assert failed == again == ["BoardLost", "XRT: the kernel ended in state error; see dmesg on the board"]
     assert left == [False, None]
+
+
+GRAPH = """
+    import dataclasses
+    from rsn.host.boards import session
+    session.GRAPH_S = 0.2
+    built, device = attention(), opened()
+    board = XrtBoard(Session(VCK190, device, bitstream=folder / "our.xclbin"))
+    board.load(built.program, built.weights)
+    x = {"x": tensors.pack(built.program.buffer("x"), X)}
+    board.run(built.program.image, x)
+    first = error(board.run, built.program.image, x)
+    board.close()
+    done([first, device._device])
+    """
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(
+    ("ends", "kind", "message"),
+    [
+        ("dt", "BoardTimeout", "the AI Engine graph has not in 0.2 s; reboot the board"),
+        ("dn", "BoardTimeout", "the AI Engine graph has not in 0.2 s; reboot the board"),
+        ("de", "BoardError", "waiting for the graph (xrtGraphWaitDone) failed: Invalid argument"),
+    ],
+)
+def test_a_graph_that_does_not_end(stub: Script, ends: str, kind: str, message: str) -> None:
+    """The first run's ends, the second's does not."""
+    (error, left), log = stub(GRAPH, RSN_STUB_GRAPH=ends)
+    assert (error[0], left) == (kind, None)
+    assert message in error[1]
+    calls = [line.split()[0] for line in log if not line.startswith("update")]
+    assert calls == ["open", "reset", "run", "done", "run", "close"]
+
+
+@pytest.mark.long
+def test_a_graph_that_ends_late(stub: Script) -> None:
+    """Two waits are too short, and nothing is the worse for it."""
+    result, log = stub(
+        """
+        built = attention()
+        board = XrtBoard(Session(VCK190, opened(), bitstream=folder / "our.xclbin"))
+        board.load(built.program, built.weights)
+        board.run(built.program.image, {"x": tensors.pack(built.program.buffer("x"), X)})
+        board.close()
+        done("ran")
+        """,
+        RSN_STUB_GRAPH="tnd",
+    )
+    assert result == "ran"
+    assert [line.split()[0] for line in log[-3:]] == ["run", "done", "close"]
 
 
 def test_the_published_image(stub: Script, tmp_path: Path) -> None:
@@ -344,19 +406,29 @@ def test_the_published_image(stub: Script, tmp_path: Path) -> None:
     got, log = stub(
         """
         from rsn.host.boards.profile import find_profile
+        from rsn.host.boards.stamp import Stamp
         built, path = base(), folder / "published.xclbin"
         refused = error(lambda: XrtBoard(Session(VCK190_ISCA25, opened(), bitstream=path)))
-        board = XrtBoard(Session(find_profile(str(folder / "mine.toml")), opened(), bitstream=path))
-        board.load(built.program, built.weights)
+        mine, stamp = find_profile(str(folder / "mine.toml")), Stamp("test", folder)
         x = tensors.pack(built.program.buffer("x"), X)
+        def session():
+            return XrtBoard(Session(mine, opened(), bitstream=path, stamp=stamp))
+        tried = error(session().load, built.program, built.weights)
+        stamp.write(session()._session._xclbin.sha256)
+        board = session()
+        board.load(built.program, built.weights)
         outputs, run = board.run(built.program.image, {"x": x})
         board.close()
-        done([refused, float(np.abs(outputs["y"]).max()), run.facts["board"]])
+        done([refused, tried, float(np.abs(outputs["y"]).max()), run.facts["board"], run.facts["trial"]])
         """,
         RSN_STUB_FINGERPRINT="0",
     )
-    (kind, text), most, name = got
+    (kind, text), tried, most, name, trial = got
     assert kind == "BoardMismatch"
     assert f'uuid = "{Made.uuid}"' in text
-    assert (most, name) == (0.0, "mine")
-    assert sum(line.startswith("update") for line in log) == 384
+    assert tried[0] == "BoardMismatch"  # the no-op device computes nothing
+    assert "a small known program gave wrong numbers" in tried[1]
+    assert (most, name, trial) == (0.0, "mine", "passed earlier in this boot")
+    calls = [line.split()[0] for line in log]
+    each = ["open", "reset", "run", *["update"] * 384, "done", "close"]
+    assert calls == each + each
