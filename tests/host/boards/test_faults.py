@@ -380,7 +380,9 @@ import sys, time
 from pathlib import Path
 from rsn.host.boards.lock import DeviceLock
 from rsn.host.boards.profile import VCK190
-DeviceLock("test", Path(sys.argv[1])).acquire()
+lock = DeviceLock("test", Path(sys.argv[1]))
+lock.acquire()
+lock.note(unfinished=True)
 print("held", flush=True)
 time.sleep(60)
 """
@@ -398,6 +400,7 @@ def test_a_lock_goes_with_its_holder(tmp_path: Path) -> None:
         holder.wait()
         lock.acquire()
         lock.acquire()  # its own
+        assert lock.unfinished  # what the holder noted stays
         lock.release()
     finally:
         holder.kill()

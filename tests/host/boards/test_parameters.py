@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -106,6 +107,20 @@ def test_programs_in_turn(profile: Profile) -> None:
         got, facts = run(boards[i], builts[i])
         np.testing.assert_array_equal(got, alone[i])
         assert facts["parameters_written"] == (str(written) if profile is VCK190 else "384")
+
+
+@pytest.mark.long
+def test_threads_with_programs_of_their_own() -> None:
+    """They take turns, and each turn finds the lists of its program."""
+    session, builts = Session(VCK190, Faulty()), (attention(), base())
+    alone = [run(loaded(Session(VCK190, Faulty()), b), b)[0] for b in builts]
+    boards = [loaded(session, b) for b in builts]
+
+    def client(i: int) -> bool:
+        return all(np.array_equal(run(boards[i], builts[i])[0], alone[i]) for _ in range(6))
+
+    with ThreadPoolExecutor(4) as pool:
+        assert all(pool.map(client, (0, 1, 0, 1)))
 
 
 def test_one_mme_with_another_list() -> None:

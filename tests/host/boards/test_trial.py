@@ -119,6 +119,7 @@ def test_once_per_boot_device_and_xclbin(bench: Bench) -> None:
     assert [bench.runs() for _ in range(2)] == [1, 1]
 
 
+@pytest.mark.long
 def test_the_record_says_so(bench: Bench) -> None:
     for expected in ("passed", "passed earlier in this boot"):
         board = bench.board()
@@ -159,6 +160,7 @@ def test_wrong_numbers(bench: Bench) -> None:
     assert bench.runs() == 1
 
 
+@pytest.mark.long
 def test_no_end(bench: Bench) -> None:
     def other(program: Program, banks: Any) -> None:
         raise BoardLost("another machine")
