@@ -6,6 +6,14 @@
 
 #include "../pl/dataflow.h"
 
+// For AMD's compiler: what is read here and what is written through another such pointer may change places. Sums over k
+// are read and written at the same addresses, but each step reads its own before it writes them, and no others.
+#ifdef RSN_CSIM
+#define RSN_APART
+#else
+#define RSN_APART __restrict
+#endif
+
 namespace rsn::mme {
 
 namespace {
@@ -17,28 +25,30 @@ using Sums = aie::accum<accfloat, 8>;
 constexpr unsigned groups = 4;  // of 8 columns
 constexpr unsigned rows = 32;
 constexpr unsigned depth = 32;  // k
-constexpr unsigned bias_floats = 2048 / 4;
-constexpr unsigned weight_floats = 512 / 4;
 
-// State of a tile kernel that outlives one data tile. It is on the stack, so that natively each AIE tile has its own.
+// Vectors that outlive one data tile. They are on the stack, so that natively each AIE tile has its own.
 template <bool Begins>
 struct Kept {
-    alignas(32) float sums[window];  // as C, while products are summed over k
+    alignas(32) float zeros[8] = {};
     alignas(32) float weight[weight_floats];
     alignas(32) float bias[Begins ? bias_floats : 8];
 };
 
-// The place of a tile in its cascade is a type: where sums come from and go to. `emit` hands on eight results,
-// `receive` takes what the tile before has handed on.
+// The place of a tile in its cascade is a type: where sums come from and go to. `receive` takes eight results that the
+// tile before has handed on, `emit` hands on eight; `at` is where they lie in a data tile. Sums over k that are not
+// complete lie in `sums`.
 struct First {
     static constexpr bool begins = true;
     output_cascade<accfloat> *out;
+    alignas(32) float kept[window];
 
+    explicit First(output_cascade<accfloat> *out) : out(out) {}
     void acquire() {}
     void release() {}
+    float *sums() { return kept; }
     Vector receive() { return aie::zeros<float, 8>(); }
     Vector plus(Vector own) { return own; }
-    void emit(Vector sums, unsigned) { writeincr(out, Sums(sums)); }
+    void emit(Vector sums, float *) { writeincr(out, Sums(sums)); }
     void hand_on(Vector &weight) { writeincr(out, Sums(weight)); }
     void undefined(unsigned) {}
 };
@@ -47,12 +57,15 @@ struct Middle {
     static constexpr bool begins = false;
     input_cascade<accfloat> *in;
     output_cascade<accfloat> *out;
+    alignas(32) float kept[window];
 
+    Middle(input_cascade<accfloat> *in, output_cascade<accfloat> *out) : in(in), out(out) {}
     void acquire() {}
     void release() {}
+    float *sums() { return kept; }
     Vector receive() { return readincr_v<8>(in).to_vector<float>(); }
     Vector plus(Vector own) { return aie::add(receive(), own); }
-    void emit(Vector sums, unsigned) { writeincr(out, Sums(sums)); }
+    void emit(Vector sums, float *) { writeincr(out, Sums(sums)); }
     void hand_on(Vector &weight) {
         weight = receive();
         writeincr(out, Sums(weight));
@@ -60,124 +73,154 @@ struct Middle {
     void undefined(unsigned) {}
 };
 
+// Its own sums lie in the buffer that will hold the result: its memory has no room for more (kernels.h).
 struct Last {
     static constexpr bool begins = false;
     input_cascade<accfloat> *in;
     Result &c;
 
+    Last(input_cascade<accfloat> *in, Result &c) : in(in), c(c) {}
     void acquire() { c.acquire(); }
     void release() { c.release(); }
+    float *sums() { return c.data(); }
     Vector receive() { return readincr_v<8>(in).to_vector<float>(); }
     Vector plus(Vector own) { return aie::add(receive(), own); }
-    void emit(Vector sums, unsigned at) { aie::store_v(c.data() + at, sums); }
+    void emit(Vector sums, float *at) { aie::store_v(at, sums); }
     void hand_on(Vector &weight) { weight = receive(); }
     // Columns beyond N leave as they are; natively as NaN, so that whoever reads them shows.
     void undefined([[maybe_unused]] unsigned at) {
 #ifdef RSN_CSIM
-        emit(aie::broadcast<float, 8>(__builtin_nanf("")), at);
+        emit(aie::broadcast<float, 8>(__builtin_nanf("")), c.data() + at);
 #endif
     }
 };
 
-// Computes one product, or one of several that are summed. It starts from `start`, or from `kept` if it is not the
-// first, and writes to the cascade, or to `kept` if it is not the last.
-template <typename Place>
+// Where the sums of a product start: eight floats for a group of columns and a row, so many floats from the next ones.
+struct Start {
+    const float *from;
+    unsigned per_group, per_row;
+};
+
+// Computes one product, or one of several that are summed: of the first K of k, `used` groups of columns. Emits: it is
+// the last of its sum; any other leaves its result in `sums`.
+//
+// Two rows and eight columns are 64 multiply-adds of eight floats, one a cycle: two sums take turns, because a float
+// accumulation takes two cycles (UG1079, "Floating-Point Operations"), each in the order of increasing k. An element of
+// a vector of 16 times a vector of 8 is one instruction (AIE API, `mac` with an element as its first factor).
+//
+// Registers: eight of 256 bit (AM009, "Register Files"). The sums take two, A two, or four while the next 16 floats of A
+// are loaded, B two. Loads: 32 vectors of B, 8 of A, 2 of `start` in 64 cycles, of 128 that are possible. With an
+// addition to each sum of the cascade, a step takes 66 cycles or more, and a product of 64 steps about 4300.
+//
+// A step is one basic block, so that it can be a software pipeline. A stall of the cascade stalls all of it.
+template <unsigned K, bool Emits, typename Place>
 void multiply(
-    Place &place, const float *a, const float *b, const float *start, float *kept, bool first, bool last, const Mme &op
+    Place &place, const float *RSN_APART a, const float *RSN_APART b, Start start, float *RSN_APART sums, unsigned used
 ) {
-    const unsigned used = op.n128 || !op.k128 ? groups : groups / 2;
-    const unsigned steps = (op.k128 ? depth : depth / 2) / 4;
 columns:
-    for (unsigned g = 0; g < used; ++g) {
-    four_rows:
-        for (unsigned r = 0; r < rows; r += 4) {
-            const unsigned at = (g * rows + r) * 8;
-            Sums s[4];
-            for (unsigned i = 0; i < 4; ++i) chess_flatten_loop {
-                if (!first) s[i] = Sums(aie::load_v<8>(kept + at + 8 * i));
-                else if (start) s[i] = Sums(aie::load_v<8>(start + 8 * g));
-                else s[i] = Sums(aie::zeros<float, 8>());
-            }
-            const float *upper = a + r * depth;
-            const float *lower = upper + 2 * depth;
-            const float *row = b + g * depth * 8;
-        four_k:
-            for (unsigned k = 0; k < steps; ++k, upper += 8, lower += 8, row += 32) chess_prepare_for_pipelining {
-                const Vector x = aie::load_v<8>(upper), y = aie::load_v<8>(lower);
-                for (unsigned i = 0; i < 4; ++i) chess_flatten_loop {
-                    const Vector z = aie::load_v<8>(row + 8 * i);
-                    s[0] = aie::mac(s[0], x[i], z);
-                    s[1] = aie::mac(s[1], x[4 + i], z);
-                    s[2] = aie::mac(s[2], y[i], z);
-                    s[3] = aie::mac(s[3], y[4 + i], z);
+    for (unsigned g = 0; g < used; ++g) chess_loop_range(groups / 2, groups) {
+        const float *RSN_APART from = start.from + g * start.per_group;
+        const float *RSN_APART pair = a;
+        const float *const column = b + g * depth * 8;
+        float *RSN_APART to = sums + g * rows * 8;
+    two_rows:
+        for (unsigned r = 0; r < rows; r += 2) chess_prepare_for_pipelining chess_loop_range(rows / 2, rows / 2) {
+            Sums upper(aie::load_v<8>(from)), lower(aie::load_v<8>(from + start.per_row));
+        eight_k:
+            for (unsigned k = 0; k < K; k += 8) chess_unroll_loop(*) {
+                const auto x = aie::load_v<16>(pair + 2 * k);  // two blocks of two rows by four k
+            one_k:
+                for (unsigned i = 0; i < 8; ++i) chess_unroll_loop(*) {
+                    const Vector z = aie::load_v<8>(column + 8 * (k + i));
+                    const unsigned at = 8 * (i / 4) + i % 4;
+                    upper = aie::mac(upper, x[at], z);
+                    lower = aie::mac(lower, x[at + 4], z);
                 }
             }
-            for (unsigned i = 0; i < 4; ++i) chess_flatten_loop {
-                const Vector own = s[i].to_vector<float>();
-                if (last) place.emit(place.plus(own), at + 8 * i);
-                else aie::store_v(kept + at + 8 * i, own);
+            const Vector first = upper.to_vector<float>(), second = lower.to_vector<float>();
+            if constexpr (Emits) {
+                place.emit(place.plus(first), to);
+                place.emit(place.plus(second), to + 8);
+            } else {
+                aie::store_v(to, first);
+                aie::store_v(to + 8, second);
             }
+            from += 2 * start.per_row;
+            pair += 2 * depth;
+            to += 16;
         }
     }
-    if (!last) return;
+    if constexpr (!Emits) return;
 beyond:
     for (unsigned at = used * rows * 8; at < window; at += 8) place.undefined(at);
 }
 
 // A times the previous layer's weights, elementwise, from whichever tile of the cascade has these columns of both.
-template <typename Place>
-void scale(Place &place, const float *a, const float *weight, bool holds) {
+template <bool Holds, typename Place>
+void scale(Place &place, const float *RSN_APART a, const float *weight, float *RSN_APART to) {
 columns:
-    for (unsigned g = 0; g < groups; ++g) {
+    for (unsigned g = 0; g < groups; ++g) chess_loop_range(groups, groups) {
         const Vector w = aie::load_v<8>(weight + 8 * g);
+        const float *RSN_APART pair = a + 16 * g;
     two_rows:
-        for (unsigned r = 0; r < rows; r += 2) chess_prepare_for_pipelining {
-            const unsigned at = (g * rows + r) * 8;
+        for (unsigned r = 0; r < rows; r += 2) chess_prepare_for_pipelining chess_loop_range(rows / 2, rows / 2) {
             Vector upper = place.receive(), lower = place.receive();
-            if (holds) {
+            if constexpr (Holds) {
                 // Eight columns of C are eight k of A, in two blocks of two rows.
-                const Vector left = aie::load_v<8>(a + r * depth + 16 * g);
-                const Vector right = aie::load_v<8>(a + r * depth + 16 * g + 8);
+                const Vector left = aie::load_v<8>(pair), right = aie::load_v<8>(pair + 8);
                 upper = aie::mul(aie::concat(left.extract<4>(0), right.extract<4>(0)), w).to_vector<float>();
                 lower = aie::mul(aie::concat(left.extract<4>(1), right.extract<4>(1)), w).to_vector<float>();
             }
-            place.emit(upper, at);
-            place.emit(lower, at + 8);
+            place.emit(upper, to);
+            place.emit(lower, to + 8);
+            pair += 2 * depth;
+            to += 16;
         }
     }
 }
 
 template <typename Place>
-void run(Place place, Operand &a, Operand &b, Ops ops) {
+void run(Place &place, Operand &a, Operand &b, Ops ops) {
     Kept<Place::begins> kept;
+    const Start zeros = {kept.zeros, 0, 0};
 each_op:
     for (unsigned i = 0; i < ops[1]; ++i) {
         RSN_UOP(i);
         const Mme op = Mme::decode(&ops[2 + i]);
         const bool full = op.k128;  // K = 64 has neither bias nor previous layer, and sums nothing over k
+        const bool biased = op.bias && full;
+        const unsigned used = op.n128 || !full ? groups : groups / 2;
         if (op.load_prev) {
             b.acquire();
-            for (unsigned at = 0; at < weight_floats; at += 8) {
+        weights:
+            for (unsigned at = 0; at < weight_floats; at += 8) chess_prepare_for_pipelining {
                 Vector weight = aie::load_v<8>(b.data() + at);
                 place.hand_on(weight);
                 aie::store_v(kept.weight + at, weight);
             }
             b.release();
         }
-        if (op.bias && full) {
+        if (biased) {
             b.acquire();
-            if (Place::begins)
-                for (unsigned at = 0; at < bias_floats; at += 8)
+            if constexpr (Place::begins) {
+            bias:
+                for (unsigned at = 0; at < bias_floats; at += 8) chess_prepare_for_pipelining {
                     aie::store_v(kept.bias + at, aie::load_v<8>(b.data() + at));
+                }
+            }
             b.release();
         }
+        // The first of a sum acquires the result's buffer, the last one releases it.
         const auto product = [&](unsigned column, bool at_first, bool first, bool last) {
             a.acquire();
             b.acquire();
-            if (last) place.acquire();
-            const float *start = nullptr;
-            if (Place::begins && at_first && op.bias && full) start = kept.bias + column * 8 * groups % bias_floats;
-            multiply(place, a.data(), b.data(), start, kept.sums, first, last, op);
+            if (first) place.acquire();
+            Start start = zeros;
+            if (!first) start = {place.sums(), rows * 8, 8};
+            else if (Place::begins && at_first && biased) start = {kept.bias + column * 8 * groups % bias_floats, 8, 0};
+            if (!full) multiply<depth / 2, true>(place, a.data(), b.data(), start, place.sums(), used);
+            else if (last) multiply<depth, true>(place, a.data(), b.data(), start, place.sums(), used);
+            else multiply<depth, false>(place, a.data(), b.data(), start, place.sums(), used);
             if (last) place.release();
             b.release();
             a.release();
@@ -192,8 +235,9 @@ each_op:
                     for (unsigned t = 0; t < block; ++t) {
                         a.acquire();
                         place.acquire();
-                        const unsigned at = (column + t % op.acc_b) * 8 * groups % weight_floats;
-                        scale(place, a.data(), kept.weight + at, op.holds_weight);
+                        const float *weight = kept.weight + (column + t % op.acc_b) * 8 * groups % weight_floats;
+                        if (op.holds_weight) scale<true>(place, a.data(), weight, place.sums());
+                        else scale<false>(place, a.data(), weight, place.sums());
                         place.release();
                         a.release();
                     }
@@ -213,12 +257,19 @@ each_op:
 
 }  // namespace
 
-void mme_first(Operand &a, Operand &b, output_cascade<accfloat> *out, Ops ops) { run(First{out}, a, b, ops); }
-
-void mme_middle(Operand &a, Operand &b, input_cascade<accfloat> *in, output_cascade<accfloat> *out, Ops ops) {
-    run(Middle{in, out}, a, b, ops);
+void mme_first(Operand &a, Operand &b, output_cascade<accfloat> *out, Ops ops) {
+    First place(out);
+    run(place, a, b, ops);
 }
 
-void mme_last(Operand &a, Operand &b, input_cascade<accfloat> *in, Result &c, Ops ops) { run(Last{in, c}, a, b, ops); }
+void mme_middle(Operand &a, Operand &b, input_cascade<accfloat> *in, output_cascade<accfloat> *out, Ops ops) {
+    Middle place(in, out);
+    run(place, a, b, ops);
+}
+
+void mme_last(Operand &a, Operand &b, input_cascade<accfloat> *in, Result &c, Ops ops) {
+    Last place(in, c);
+    run(place, a, b, ops);
+}
 
 }  // namespace rsn::mme

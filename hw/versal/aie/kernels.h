@@ -6,8 +6,7 @@
 //   B  [4 groups of columns][32 k][8 columns]
 //   C  [4 groups of columns][32 rows][8 columns]
 // so that eight neighbours are one vector. The list of ops is a run-time parameter: a print code, how many, the ops.
-//
-// Cost: 8 multiply-adds a cycle and tile are 4096 cycles for K = N = 128, 3.3 us at 1.25 GHz.
+// It is asynchronous: it stays from run to run until the host writes another one, before the run that is to see it.
 // SPDX-License-Identifier: Apache-2.0
 #ifndef RSN_AIE_KERNELS_H
 #define RSN_AIE_KERNELS_H
@@ -18,11 +17,24 @@
 
 namespace rsn::mme {
 
-constexpr unsigned window = 1024;                              // floats
-constexpr unsigned parameters = xnn::Mme::longest_list + 2;    // words
-// What `Kept` takes in kernels.cc, and calls. With windows and parameters a cascade needs 113 KB of its 128 KB; the
-// last tile, which has three windows, borrows from its neighbours.
-constexpr unsigned stack_bytes(unsigned c) { return 4 * (1024 + 128 + (c ? 8 : 512)) + 1024; }
+constexpr unsigned window = 1024;                            // floats
+constexpr unsigned parameters = xnn::Mme::longest_list + 2;  // words
+constexpr unsigned bias_floats = 2048 / 4;
+constexpr unsigned weight_floats = 512 / 4;
+
+// The stack of tile c of a cascade: weights of the previous layer and a vector of zeros, the bias in the first tile,
+// sums over k in all but the last, which keeps them in C's buffer; and for calls what a tile has by default.
+constexpr unsigned stack_bytes(unsigned c) {
+    return 4 * (weight_floats + 8 + (c == 0 ? bias_floats : 0) + (c < 3 ? window : 0)) + 1024;
+}
+
+// Addresses in a tile's own memory, 32 KiB in four double banks of 8 KiB. An inner loop loads from A and B in the same
+// cycle, so they share no bank; and B, of which four of five loads are, is filled in another bank than it is read from.
+// Parameters take what is left. `make check` adds up.
+namespace memory {
+constexpr int a[2] = {0x0000, 0x1000}, b[2] = {0x2000, 0x7000}, c[2] = {0x4000, 0x5000};
+constexpr int stack(unsigned tile) { return tile < 3 ? 0x4000 : 0x6000; }
+}  // namespace memory
 
 using Operand = adf::input_async_buffer<float, adf::extents<window>>;
 using Result = adf::output_async_buffer<float, adf::extents<window>>;

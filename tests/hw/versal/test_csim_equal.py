@@ -26,7 +26,7 @@ from rsn.tests.scheduler.test_any_shape import schedules
 from .. import test_units as units
 from ..examples import SHIPPED, Example, example
 from .native import check_same, native, on_both
-from .tile_programs import Case, post_ops, products
+from .tile_programs import Case, Group, count, post_ops, products
 
 UNSHRUNK = (Phase.explicit, Phase.reuse, Phase.generate)
 XNN_PROGRAMS = [name for name in SHIPPED if example(name).program.overlay.name.startswith("xnn")]
@@ -108,6 +108,29 @@ def test_any_encoder_by_any_schedule(
 @given(products())
 def test_the_aie_array_and_its_short_cut_are_the_same_to_the_bit(case: Case) -> None:
     """384 threads that run aie/kernels.cc in aie/graph.h, and one to an MME."""
+    banks, array = case.banks(), case.banks()
+    native().run(case.program, banks)
+    native().run(case.program, array, array=True)
+    check_same(banks, array)
+
+
+MODES = [
+    f.Mme(a_iter=1, b_iter=2, k_iter=3, acc_a=1, acc_b=1, n128=1, k128=1, acc_k=1, bias=1),
+    f.Mme(a_iter=1, b_iter=1, k_iter=2, acc_a=2, acc_b=1, n128=1, k128=1, acc_k=1),
+    f.Mme(a_iter=1, b_iter=1, k_iter=2, acc_a=1, acc_b=2, n128=1, k128=1, bias=1, load_prev=1, prev=1),
+    f.Mme(a_iter=1, b_iter=1, k_iter=0, acc_a=1, acc_b=1, n128=1, k128=1, prev=1),
+    f.Mme(a_iter=1, b_iter=1, k_iter=2, acc_a=1, acc_b=1, n128=1, k128=1, acc_k=1, bias=1, prev=1),
+    f.Mme(a_iter=1, b_iter=1, k_iter=2, acc_a=1, acc_b=1, n128=1, k128=0),
+    f.Mme(a_iter=1, b_iter=1, k_iter=1, acc_a=1, acc_b=1, n128=0, k128=0, acc_k=1),
+    f.Mme(a_iter=1, b_iter=1, k_iter=2, acc_a=1, acc_b=1, n128=0, k128=1),
+    f.Mme(a_iter=1, b_iter=1, k_iter=3, acc_a=1, acc_b=1, n128=0, k128=1, acc_k=1),
+]
+"""Every way through aie/kernels.cc: sums inside an MME and not, from a bias and not, N and K of 64, scaled tiles."""
+
+
+def test_the_aie_array_multiplies_in_every_mode_to_the_bit() -> None:
+    group = Group({"recv": 1, "recv_a": 1, "recv_b": 1, "k_iter": 1}, {"store": 1, "dim1": 128, "dim2": 128})
+    case = Case(MODES, [group] * count(MODES, "c"))
     banks, array = case.banks(), case.banks()
     native().run(case.program, banks)
     native().run(case.program, array, array=True)

@@ -8,7 +8,8 @@
 
 // Hints to AMD's compiler, between a loop's head and its body.
 #define chess_prepare_for_pipelining
-#define chess_flatten_loop
+#define chess_loop_range(least, most)
+#define chess_unroll_loop(count)
 
 namespace aie {
 
