@@ -3,7 +3,7 @@
 # make test-long  the tests that make test leaves out, and all cases of those that it tries some of: 8 minutes
 # make test-full  all stream programs that tests draw, of which make test-long tries a tenth: 15 minutes
 # make lint       the linter and the type-checker alone
-# make generate   write what follows from tables and programs: hw/versal/isa.h, docs/isa.md, docs/pictures
+# make generate   write what follows from tables and programs: headers in hw/versal, docs/isa.md, docs/pictures
 # make docs       the documentation as a site, in build/docs
 # make bench      the benchmarks: figures, no verdict
 # make soak       many clients on simulated boards that fail, without and with HTTP (and Ray, where it is installed):

@@ -1,4 +1,4 @@
-"""Writes the files that are generated from the tables: C++ header and link configuration of XNN, reference of overlays.
+"""Writes what is generated from the tables: C++ headers and link configuration of XNN, reference of overlays.
 
     python -m rsn.isa.generate        # or: make generate
 
@@ -15,6 +15,7 @@ from ..base.files import write_text
 from .header import header
 from .overlays.xnn import XNN
 from .overlays.xnn.board import system_cfg
+from .overlays.xnn.placement import placement_header
 from .reference import reference
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -22,6 +23,7 @@ ROOT = Path(__file__).resolve().parent.parent
 OUTPUTS: Mapping[str, Callable[[], str]] = {
     "hw/versal/isa.h": partial(header, XNN),
     "hw/versal/system.cfg": partial(system_cfg, XNN),
+    "hw/versal/aie/placement.h": partial(placement_header, XNN),
     "docs/isa.md": reference,
 }
 

@@ -25,6 +25,7 @@ from ...isa.generate import OUTPUTS
 from ...isa.overlays.xnn import XNN
 from ...isa.overlays.xnn.board import ARGUMENTS, FINGERPRINT, KERNEL, lanes
 from ...isa.overlays.xnn.tiles import TILE_TOKEN
+from . import check_places
 from .csim.build import FLAGS, compiler
 
 HERE = Path(__file__).resolve().parent
@@ -32,6 +33,7 @@ HERE = Path(__file__).resolve().parent
 PORTS = """\
 #include <cstdio>
 #include "aie/graph.h"
+#include "csim/places.h"
 #include "pl/types.h"
 using namespace rsn::xnn;
 static_assert(sizeof(Line) * 8 == 512 && sizeof(Beat) * 8 == 1024 && sizeof(Lane) * 8 == 64);
@@ -42,10 +44,11 @@ int main() {
     for (const auto &plio : design.inputs) std::printf("in %s\\n", plio->plio.c_str());
     for (const auto &plio : design.outputs) std::printf("out %s\\n", plio->plio.c_str());
     for (const auto &kernel : design.kernels) std::printf("kernel %zu\\n", kernel->in.size());
+    rsn::csim::print_places(design);
 }
 """
-"""C++ program that prints the PLIOs and kernels of the graph. The width of PLIOs needs no check: the stand-in for AMD's
-graph library accepts only 64 bit."""
+"""C++ program that prints PLIOs and kernels of the graph, and where they lie. The width of PLIOs needs no check: the
+stand-in for AMD's graph library accepts only 64 bit."""
 
 
 @dataclass(frozen=True)
@@ -77,7 +80,7 @@ class Sources:
 
     @cached_property
     def graph(self) -> list[str]:
-        """Parts of the graph, one per line: `in NAME` or `out NAME` of a PLIO, or `kernel INPUTS`.
+        """Parts of the graph, one per line: `in NAME` or `out NAME` of a PLIO, `kernel INPUTS`; then places, as JSON.
 
         Raises `RsnError` if the graph does not compile or its constructor fails.
         """
@@ -110,7 +113,7 @@ def generated(s: Sources) -> Findings:
     """generated files are up to date"""
     for path, text in OUTPUTS.items():
         name = Path(path)
-        if name.parts[:2] == ("hw", "versal") and s.text(name.name) != text():
+        if name.parts[:2] == ("hw", "versal") and s.text("/".join(name.parts[2:])) != text():
             yield f"{name.name} differs from what the tables generate (make generate)"
 
 
@@ -143,7 +146,7 @@ def memories(s: Sources) -> Findings:
 
 def connections(s: Sources) -> Findings:
     """the 288 lanes each connect a port and the PLIO of the same name, in its direction, once"""
-    plios = {name: way == "in" for way, name in (line.split() for line in s.graph) if way != "kernel"}
+    plios = {name: way == "in" for way, name in (line.split() for line in s.graph if line[0] != "{") if way != "kernel"}
     ends: Counter[str] = Counter()
     for line in s.config("sc"):
         source, sink = line.split(":")
@@ -174,6 +177,26 @@ def tiles(s: Sources) -> Findings:
         yield f"the graph has {sum(inputs.values())} kernels: {dict(inputs)}; expected {expected}"
 
 
+def plio_places(s: Sources) -> Findings:
+    """every PLIO has a channel of its own, in a column of the array interface that has PLIOs, near its tiles"""
+    return check_places.plios(s.graph)
+
+
+def tile_places(s: Sources) -> Findings:
+    """the tiles of a cascade are neighbours, in the direction of their row"""
+    return check_places.tiles(s.graph)
+
+
+def routes(s: Sources) -> Findings:
+    """the array's stream switches have room for all lanes"""
+    return check_places.routes(s.graph)
+
+
+def tile_memory(s: Sources) -> Findings:
+    """buffers, stack and parameters of every tile fit its own 32 KiB, A and B in different banks"""
+    return check_places.memory(s.graph)
+
+
 def streams(s: Sources) -> Findings:
     """the kernel declares every stream and unit of the datapath once, streams with their depths"""
     text = s.text(f"pl/{KERNEL}.cpp")
@@ -199,6 +222,7 @@ def hls_files(s: Sources) -> Findings:
 
 CHECKS: tuple[Callable[[Sources], Findings], ...] = (
     *(generated, argument_order, interfaces, memories, connections, tiles, streams, hls_files),
+    *(plio_places, tile_places, routes, tile_memory),
 )
 
 

@@ -10,11 +10,11 @@ rsn::mme::Engines G;
 int main() {
     static const uint32 none[rsn::mme::parameters] = {};
     G.init();
-    G.run(1);
     for (auto &mme : G.ops)
         for (auto &row : mme)
             for (auto &column : row)
                 for (auto &tile : column) G.update(tile, none, rsn::mme::parameters);
+    G.run(1);  // the parameters are asynchronous: before the run
     G.wait();
     G.end();
     return 0;

@@ -3,6 +3,9 @@
 // An MME fills eight columns of the array from bottom to top, two cascades to a row. A cascade runs along its row, from
 // west to east in rows 0, 2, 4 and 6 and back in the others. Lane 4r + c of A goes to the tiles (r, 0..3, c), lane
 // 4n + c of B to (0..3, n, c), and lane 4r + n of C comes from (r, n, 3).
+//
+// Everything has its place: tiles, PLIOs (placement.h), and in each tile's own memory the buffers and the stack
+// (kernels.h), so that the compiler's mapper has little left to search. UG1079, "Mapping Constraints".
 // SPDX-License-Identifier: Apache-2.0
 #ifndef RSN_AIE_GRAPH_H
 #define RSN_AIE_GRAPH_H
@@ -12,13 +15,13 @@
 #include <adf.h>
 
 #include "kernels.h"
+#include "placement.h"
 
 namespace rsn::mme {
 
 constexpr unsigned engines = xnn::units::MME;
 constexpr unsigned side = 4;  // of an MME in tiles: rows, columns, cascade
 constexpr unsigned lanes = side * side;
-constexpr unsigned first_column = 1;  // of the array; 48 of 50 are taken
 
 // The four tiles that share K.
 class Cascade : public adf::graph {
@@ -41,15 +44,23 @@ class Cascade : public adf::graph {
             adf::connect(a[i], k.in[0]);
             adf::connect(b[i], k.in[1]);
             if (i) adf::connect<adf::cascade>(all[i - 1]->out[0], k.in[2]);
-            adf::connect<adf::parameter>(ops[i], adf::sync(k.in[i ? 3 : 2]));
+            adf::connect<adf::parameter>(ops[i], adf::async(k.in[i ? 3 : 2]));
         }
         adf::connect(k3.out[0], c);
     }
 
-    void place(unsigned column, unsigned row) {
+    void place(int column, int row) {
         adf::kernel *const all[side] = {&k0, &k1, &k2, &k3};
-        for (unsigned i = 0; i < side; ++i)
-            adf::location<adf::kernel>(*all[i]) = adf::tile(column + (row % 2 ? side - 1 - i : i), row);
+        for (unsigned i = 0; i < side; ++i) {
+            adf::kernel &k = *all[i];
+            const int at = column + static_cast<int>(row % 2 ? side - 1 - i : i);
+            const auto own = [&](int offset) { return adf::address(at, row, offset); };
+            adf::location<adf::kernel>(k) = adf::tile(at, row);
+            adf::location<adf::buffer>(k.in[0]) = {own(memory::a[0]), own(memory::a[1])};
+            adf::location<adf::buffer>(k.in[1]) = {own(memory::b[0]), own(memory::b[1])};
+            if (i + 1 == side) adf::location<adf::buffer>(k.out[0]) = {own(memory::c[0]), own(memory::c[1])};
+            adf::location<adf::stack>(k) = own(memory::stack(i));
+        }
     }
 };
 
@@ -67,6 +78,11 @@ class Engines : public adf::graph {
                 a[m][lane] = adf::input_plio::create("A" + name, adf::plio_64_bits, "A" + name + ".txt");
                 b[m][lane] = adf::input_plio::create("B" + name, adf::plio_64_bits, "B" + name + ".txt");
                 c[m][lane] = adf::output_plio::create("C" + name, adf::plio_64_bits, "C" + name + ".txt");
+                const placement::Shim &at_a = placement::a[m][lane], &at_b = placement::b[m][lane];
+                const placement::Shim &at_c = placement::c[m][lane];
+                adf::location<adf::PLIO>(a[m][lane]) = adf::shim(at_a.column, at_a.channel);
+                adf::location<adf::PLIO>(b[m][lane]) = adf::shim(at_b.column, at_b.channel);
+                adf::location<adf::PLIO>(c[m][lane]) = adf::shim(at_c.column, at_c.channel);
             }
             for (unsigned r = 0; r < side; ++r) {
                 for (unsigned n = 0; n < side; ++n) {
@@ -77,7 +93,7 @@ class Engines : public adf::graph {
                         adf::connect<adf::parameter>(ops[m][r][n][i], tiles.ops[i]);
                     }
                     adf::connect(tiles.c, c[m][side * r + n].in[0]);
-                    tiles.place(first_column + 2 * side * m + side * (n % 2), 2 * r + n / 2);
+                    tiles.place(placement::first_column + 2 * side * m + side * (n % 2), 2 * r + n / 2);
                 }
             }
         }

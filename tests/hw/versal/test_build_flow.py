@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
 from collections.abc import Callable, Iterable
@@ -14,7 +15,7 @@ import pytest
 from click.testing import CliRunner
 
 from rsn.base.errors import RsnError
-from rsn.hw.versal import check
+from rsn.hw.versal import check, check_places
 from rsn.hw.versal.check import Sources
 from rsn.tests.effort import long
 
@@ -61,8 +62,17 @@ MISTAKES: Iterable[Any] = [
     long(check.connections, "aie/graph.h", "plio_64_bits", "plio_128_bits", "natively a PLIO has 64 bits"),
     long(check.connections, "pl/types.h", "lane_floats>", "line_floats>", "the graph does not compile"),
     (check.tiles, "aie/graph.h", "engines = xnn::units::MME", "engines = 5", "the graph has 320 kernels"),
+    long(
+        check.plio_places,
+        "aie/graph.h",
+        "adf::location<adf::PLIO>(c[m][lane])",
+        "(void)at_c;  //",
+        "C0_0 has no column",
+    ),
+    long(check.tile_memory, "aie/graph.h", "adf::async(k.in[i ? 3 : 2])", "k.in[i ? 3 : 2]", "is synchronous"),
     (check.memories, "system.cfg", "ddr1:DDR", "ddr1:LPDDR", "sp=dma_hls_1.ddr1:DDR is missing"),
     (check.generated, "system.cfg", "nk=", "# nk=", "system.cfg differs from what the tables generate"),
+    (check.generated, "aie/placement.h", "{6, 1}", "{6, 2}", "placement.h differs from what the tables generate"),
     (
         check.generated,
         "isa.h",
@@ -96,6 +106,71 @@ MISTAKES: Iterable[Any] = [
     ),
     (check.hls_files, "hls.cfg", "syn.file=pl/lpddr.cpp\n", "", "pl/lpddr.cpp is not in hls.cfg"),
 ]
+
+
+Graph = list[str]
+PLACES: list[tuple[Callable[[Graph], check_places.Findings], str, str, str]] = [
+    (check_places.plios, '"A0_0", "inward": 1, "at": [[6, 1]]', '"A0_0", "inward": 1, "at": []', "A0_0 has no column"),
+    (check_places.plios, "[[6, 1]]", "[[5, 1]]", "A0_0 lies in column 5; only 6 to 44 have PLIOs"),
+    (check_places.plios, "[[6, 1]]", "[[45, 1]]", "A0_0 lies in column 45; only 6 to 44 have PLIOs"),
+    (check_places.plios, "[[6, 1]]", "[[6, 3]]", "A0_0 has channel 3; inputs may have 0, 1, 2, 4, 5, 6"),
+    (
+        check_places.plios,
+        '"C0_2", "inward": 0, "at": [[6, 0]]',
+        '"C0_2", "inward": 0, "at": [[6, 4]]',
+        "C0_2 has channel 4",
+    ),
+    (check_places.plios, "[[6, 1]]", "[[6, 0]]", "A0_0 and B0_0 share channel 0 of column 6"),
+    (check_places.plios, "[[6, 1]]", "[[20, 6]]", "the PLIOs of MME0 are spread over columns 6 to 20"),
+    (check_places.plios, "[[6, 1]]", "[[8, 6]]", "A0_0 is at 8, 6; isa/overlays/xnn/placement.py has it at"),
+    (check_places.tiles, '{"at": [[1, 0]]', '{"at": [[2, 0]]', "G.FG[0][0][0].k0 lies at [(2, 0)]"),
+    (check_places.tiles, '{"at": [[1, 0]]', '{"at": []', "G.FG[0][0][0].k0 lies at no tile"),
+    (check_places.memory, "[1, 0, 8192], ", "", "the first tile of a cascade: the two buffers of B have no addresses"),
+    (check_places.memory, "[1, 0, 8192]", "[1, 0, 4096]", "B at 0x1000 begins before the end of what lies below it"),
+    (check_places.memory, "[1, 0, 8192]", "[2, 0, 8192]", "something of it lies in the memory of another tile"),
+    (check_places.memory, "[1, 0, 28672]", "[1, 0, 30720]", "it ends at 0x8800; a tile's memory ends at 0x8000"),
+    (check_places.memory, '"stack": [[1, 0, 16384]]', '"stack": []', "the stack has no address"),
+    (check_places.memory, '"stack_bytes": 1568', '"stack_bytes": 9000', "the last tile of a cascade: 38"),
+    (
+        check_places.memory,
+        '"bytes": 2048, "asynch',
+        '"bytes": 4096, "asynch',
+        "last tile of a cascade: no gap",
+    ),
+    (check_places.memory, '"asynchronous": 1', '"asynchronous": 0', "its parameter is synchronous"),
+]
+
+
+@pytest.mark.parametrize(("checked", "old", "new", "finding"), PLACES)
+def test_check_finds_a_wrong_place(
+    checked: Callable[[Graph], check_places.Findings], old: str, new: str, finding: str
+) -> None:
+    lines = graph()
+    changed = [line.replace(old, new) for line in lines]
+    assert changed != lines
+    assert list(checked(lines)) == []
+    assert finding in "\n".join(checked(changed))
+
+
+def test_check_finds_that_a_and_b_share_a_bank() -> None:
+    lines = [re.sub(r"(\d+, \d+), 4096]", r"\1, 12288]", line) for line in graph()]
+    assert "the last tile of a cascade: A and B share bank 1" in "\n".join(check_places.memory(lines))
+
+
+@pytest.mark.long
+def test_check_finds_that_streams_have_no_room() -> None:
+    """All PLIOs of the first MME at the other end of the array."""
+    lines = [re.sub(r'("plio": "[AB]0_.*"at": \[\[)\d+', r"\g<1>44", line) for line in graph()]
+    found = list(check_places.routes(lines))
+    assert found
+    assert all(finding.startswith("too many streams go from column") for finding in found)
+
+
+def test_readme_shows_what_lies_in_a_tile(root: Path) -> None:
+    text = (root / "hw/versal/README.md").read_text(encoding="utf-8")
+    _, tiles = check_places.parts(graph())
+    for kind, tile in zip(check_places.KINDS, tiles, strict=False):
+        assert re.search(rf"\| {kind} \|.*\| {check_places.layout(tile).total} \|", text)
 
 
 @pytest.mark.parametrize(("checked", "file", "old", "new", "finding"), MISTAKES)
@@ -203,6 +278,7 @@ def test_make_asks_for_each_step_once_in_order(versal: Path, tools: dict[str, st
     kernel, graph = sorted(steps[:2], key=lambda step: "--mode aie" in step)
     assert f"-c --mode hls --platform {tools['PLATFORM']} --freqhz=260000000 --config hls.cfg" in kernel
     assert "-c --mode aie --freqhz=260000000" in graph
+    assert " --aie.Xmapper=DisableFloorplanning --aie.Xelfgen=-j8 " in graph
     assert graph.endswith("../aie/graph.cpp")
     link, binary, image = steps[2:]
     assert " -l --freqhz=260000000:dma_hls_1 --config ../system.cfg " in link
@@ -316,6 +392,47 @@ def test_buffers_give_back_in_one_shape_what_was_put_in_another(root: Path, tmp_
     subprocess.run([*GXX, *include, *sources, "-pthread", "-o", str(tmp_path / "t")], check=True)
     done = subprocess.run([str(tmp_path / "t")], capture_output=True, text=True, check=True)
     assert done.stdout == "0 0 0\n"
+
+
+NO_OP_LIST = """\
+#include <cstdio>
+#include "aie/graph.h"
+
+int main() {
+    adf::native::Design design;
+    adf::native::Design::current = &design;
+    rsn::mme::Engines graph;
+    static const uint32 none[rsn::mme::parameters] = {};
+    const auto run = [&] {
+        try {
+            design.require_values();
+            std::puts("runs");
+        } catch (const std::logic_error &e) {
+            std::puts(e.what());
+        }
+    };
+    for (auto &mme : graph.ops)
+        for (auto &row : mme)
+            for (auto &column : row)
+                for (auto &tile : column)
+                    if (&tile != &graph.ops[5][3][3][3]) graph.update(tile, none, rsn::mme::parameters);
+    run();
+    graph.update(graph.ops[5][3][3][3], none, rsn::mme::parameters);
+    run();
+    run();
+}
+"""
+
+
+@pytest.mark.long
+def test_an_op_list_is_written_before_the_first_run_and_stays(root: Path, tmp_path: Path) -> None:
+    versal = root / "hw/versal"
+    (tmp_path / "t.cpp").write_text(NO_OP_LIST, encoding="utf-8")
+    include = [f"-I{versal}", f"-I{versal / 'csim/include'}"]
+    sources = [str(tmp_path / "t.cpp"), *(str(versal / name) for name in ("aie/kernels.cc", "csim/machine.cpp"))]
+    subprocess.run([*GXX, *include, *sources, "-pthread", "-o", str(tmp_path / "t")], check=True)
+    done = subprocess.run([str(tmp_path / "t")], capture_output=True, text=True, check=True)
+    assert done.stdout == "a kernel has a parameter without a value: update it before the run\nruns\nruns\n"
 
 
 @pytest.mark.long

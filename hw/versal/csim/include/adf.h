@@ -7,6 +7,7 @@
 
 #include <cstdint>
 #include <functional>
+#include <initializer_list>
 #include <map>
 #include <memory>
 #include <stdexcept>
@@ -34,9 +35,22 @@ struct parameter {};
 struct ratio {};
 enum plio_type { plio_32_bits, plio_64_bits, plio_128_bits };
 
+struct PLIO {};
+struct buffer {};
+struct stack {};
+
+// Places in the array.
 struct tile {
     tile(int column, int row) : column(column), row(row) {}
     int column, row;
+};
+struct shim {
+    shim(int column, int channel) : column(column), channel(channel) {}
+    int column, channel;
+};
+struct address {
+    address(int column, int row, int offset) : column(column), row(row), offset(offset) {}
+    int column, row, offset;
 };
 
 template <unsigned... N>
@@ -60,11 +74,14 @@ constexpr std::size_t cascade_depth = 64;
 struct Node {
     std::vector<Node *> next;
     std::string plio;                             // the name, of one that is a PLIO
+    std::vector<shim> place;                      // of a PLIO
     std::size_t window = 0;                       // floats, of one that is a buffer
+    std::vector<address> addresses;               // of a buffer: one for each of its two
     std::unique_ptr<hls::stream<float>> buffer;   // of a buffer
     hls::stream<Word> *cascade = nullptr;         // of a cascade, and
     std::unique_ptr<hls::stream<Word>> owned;     // where it begins
     std::vector<uint32> values;                   // of a parameter
+    bool asynchronous = false, written = false;   // of a parameter
 
     // Where it leads to.
     void ends(std::vector<Node *> &out) {
@@ -76,6 +93,9 @@ struct Node {
 struct Kernel {
     std::vector<std::unique_ptr<Node>> in, out;
     std::function<void()> run;
+    std::vector<tile> place;
+    std::vector<address> stack;
+    std::size_t stack_bytes = 0;
 
     Node &add(std::vector<std::unique_ptr<Node>> &to) {
         to.push_back(std::make_unique<Node>());
@@ -96,9 +116,18 @@ struct Design {
 
     static inline thread_local Design *current = nullptr;
 
+    // A kernel of the array waits for the first value of its parameter, and a run keeps the value that it has found.
+    void require_values() const {
+        for (const auto &kernel : kernels)
+            for (const auto &node : kernel->in)
+                if (!node->values.empty() && !node->written)
+                    throw std::logic_error("a kernel has a parameter without a value: update it before the run");
+    }
+
     // Starts everything in `region`. bind: the stream of a PLIO, by name.
     template <typename Region>
     void start(Region &region, const std::function<hls::stream<Lane> &(const std::string &)> &bind) {
+        require_values();
         std::map<Node *, Kernel *> owner;
         for (const auto &kernel : kernels)
             for (const auto &node : kernel->in) owner[node.get()] = kernel.get();
@@ -267,6 +296,7 @@ class kernel {
         End operator[](std::size_t i) const { return {nodes->at(i).get()}; }
     };
     Ends in, out;
+    std::shared_ptr<native::Kernel> made;
 
     template <typename... Args>
     static kernel create(void (*function)(Args...)) {
@@ -277,6 +307,7 @@ class kernel {
         kernel out;
         out.in.nodes = &made->in;
         out.out.nodes = &made->out;
+        out.made = made;
         return out;
     }
 
@@ -317,6 +348,8 @@ class plio {
         (inwards ? design.inputs : design.outputs).push_back(node);
         return made;
     }
+
+    native::Node &end() const { return (std::is_same_v<Direction, input> ? out : in)[0].node(); }
 };
 using input_plio = plio<input>;
 using output_plio = plio<output>;
@@ -326,34 +359,60 @@ void connect(const From &from, const To &to) {
     from.node().next.push_back(&to.node());
 }
 
+// A parameter that keeps its value from run to run, until it is updated.
 template <typename End>
-const End &sync(const End &end) {
+const End &async(const End &end) {
+    end.node().asynchronous = true;
     return end;
 }
 
-// Where things go and how much they use: for AMD's tools alone.
+// For AMD's tools alone.
 struct Ignored {
     template <typename T>
     void operator=(const T &) const {}
 };
 inline Ignored source(kernel &) { return {}; }
-inline Ignored stack_size(kernel &) { return {}; }
 template <typename Kind>
 Ignored runtime(kernel &) {
     return {};
 }
+
+inline std::size_t &stack_size(kernel &of) { return of.made->stack_bytes; }
+
+// Where something lies: the places that are assigned to it are kept.
+template <typename Place>
+struct Located {
+    std::vector<Place> &at;
+    void operator=(const Place &place) { at = {place}; }
+    void operator=(std::initializer_list<Place> places) { at = places; }
+};
 template <typename Kind>
-Ignored location(kernel &) {
-    return {};
+auto location(kernel &of) {
+    static_assert(std::is_same_v<Kind, kernel> || std::is_same_v<Kind, stack>);
+    if constexpr (std::is_same_v<Kind, kernel>) return Located<tile>{of.made->place};
+    else return Located<address>{of.made->stack};
+}
+template <typename Kind, typename Direction>
+Located<shim> location(plio<Direction> &of) {
+    static_assert(std::is_same_v<Kind, PLIO>);
+    return {of.end().place};
+}
+template <typename Kind>
+Located<address> location(const kernel::Ends::End &of) {
+    static_assert(std::is_same_v<Kind, buffer>);
+    return {of.node().addresses};
 }
 
 class graph {
   public:
-    // An array parameter; natively before the start.
+    // An array parameter. Natively before the start: a run takes the value that it finds.
     void update(const input_port &to, const uint32 *values, std::size_t count) {
         std::vector<native::Node *> ends;
         to.node().ends(ends);
-        for (native::Node *end : ends) end->values.assign(values, values + count);
+        for (native::Node *end : ends) {
+            end->values.assign(values, values + count);
+            end->written = true;
+        }
     }
 };
 
