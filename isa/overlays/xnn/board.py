@@ -35,6 +35,20 @@ FINGERPRINT = "fingerprint"
 it; xrt::kernel::offset gives its address, the lower half first."""
 
 
+IMPLEMENTATION = (
+    "OPT_DESIGN.ARGS.DIRECTIVE=Explore",
+    "PLACE_DESIGN.ARGS.DIRECTIVE=Explore",
+    "PHYS_OPT_DESIGN.IS_ENABLED=true",
+    "PHYS_OPT_DESIGN.ARGS.DIRECTIVE=Explore",
+    "ROUTE_DESIGN.ARGS.DIRECTIVE=Explore",
+    "POST_ROUTE_PHYS_OPT_DESIGN.IS_ENABLED=true",
+    "POST_ROUTE_PHYS_OPT_DESIGN.ARGS.DIRECTIVE=Explore",
+)
+"""Steps of Vivado's implementation: its strategy Performance_ExplorePostRoutePhysOpt (UG904, "Implementation Strategy
+Descriptions"), as properties of the run (UG1393, "--vivado Options"). More effort in each step, and repairs after
+routing: the design fills most of the device, and its clock is the machine's speed."""
+
+
 def lanes(overlay: Overlay) -> Iterator[tuple[str, str, bool]]:
     """Each stream between kernel and graph: the kernel's port, the graph's PLIO, and whether it leads to the graph."""
     for mme in overlay.by_kind["MME"]:
@@ -62,4 +76,6 @@ def system_cfg(overlay: Overlay) -> str:
     for port, plio, inward in lanes(overlay):
         ends = [f"{kernel}.{port}", f"ai_engine_0.{plio}"]
         out.append("sc=" + ":".join(ends if inward else reversed(ends)))
+    out += ["", "# More effort to reach the clock than by default, and for hours more.", "[vivado]"]
+    out += [f"prop=run.impl_1.STEPS.{step}" for step in IMPLEMENTATION]
     return "\n".join([*out, ""])

@@ -281,7 +281,7 @@ def test_make_asks_for_each_step_once_in_order(versal: Path, tools: dict[str, st
     assert " --aie.Xmapper=DisableFloorplanning --aie.Xelfgen=-j8 " in graph
     assert graph.endswith("../aie/graph.cpp")
     link, binary, image = steps[2:]
-    assert " -l --freqhz=260000000:dma_hls_1 --config ../system.cfg " in link
+    assert " -l --freqhz=260000000:dma_hls_1 --clock.defaultTolerance 0.001 --config ../system.cfg " in link
     assert link.endswith("-o rsn.xsa dma_hls.xo libadf.a")
     assert " -p --package.defer_aie_run " in binary
     assert binary.endswith("-o rsn.xclbin rsn.xsa libadf.a")
@@ -291,6 +291,24 @@ def test_make_asks_for_each_step_once_in_order(versal: Path, tools: dict[str, st
         assert (versal / "build" / name).is_file()
     assert make(versal, "package", **tools).returncode == 0
     assert len(Path(tools["LOG"]).read_text(encoding="utf-8").splitlines()) == 5  # nothing is made twice
+
+
+def test_frequency_and_jobs_reach_every_step(versal: Path, tools: dict[str, str]) -> None:
+    assert make(versal, "xclbin", "FREQ_HZ=200000000", "JOBS=3", **tools).returncode == 0
+    steps = Path(tools["LOG"]).read_text(encoding="utf-8").splitlines()
+    assert ["--freqhz=200000000" in step for step in steps] == [True, True, True, False]
+    assert [re.findall(r"jobs \d|-j\d", step) for step in steps if " 3" in step or "-j3" in step] == [
+        ["-j3"],
+        ["jobs 3", "jobs 3"],
+    ]
+
+
+def test_vivado_is_asked_for_more_effort_in_each_step(root: Path) -> None:
+    _, _, vivado = (root / "hw/versal/system.cfg").read_text(encoding="utf-8").partition("\n[vivado]\n")
+    steps = dict(line.removeprefix("prop=run.impl_1.STEPS.").split("=") for line in vivado.splitlines())
+    for step in ("OPT", "PLACE", "PHYS_OPT", "ROUTE", "POST_ROUTE_PHYS_OPT"):
+        assert steps.pop(f"{step}_DESIGN.ARGS.DIRECTIVE") == "Explore"
+    assert steps == {"PHYS_OPT_DESIGN.IS_ENABLED": "true", "POST_ROUTE_PHYS_OPT_DESIGN.IS_ENABLED": "true"}
 
 
 def test_a_changed_source_is_built_again(versal: Path, tools: dict[str, str]) -> None:
