@@ -108,9 +108,9 @@ struct Start {
 // accumulation takes two cycles (UG1079, "Floating-Point Operations"), each in the order of increasing k. An element of
 // a vector of 16 times a vector of 8 is one instruction (AIE API, `mac` with an element as its first factor).
 //
-// Registers: eight of 256 bit (AM009, "Register Files"). The sums take two, A two, or four while the next 16 floats of A
-// are loaded, B two. Loads: 32 vectors of B, 8 of A, 2 of `start` in 64 cycles, of 128 that are possible. With an
-// addition to each sum of the cascade, a step takes 66 cycles or more, and a product of 64 steps about 4300.
+// Registers: eight of 256 bit (AM009, "Register Files"). The sums take two, A two, or four while its next 16 floats are
+// loaded, B two. Loads: 32 vectors of B, 8 of A, 2 of `start` in 64 cycles, of 128 that are possible. With an addition
+// to each sum of the cascade, a step takes 66 cycles or more, and a product of 64 steps about 4300.
 //
 // A step is one basic block, so that it can be a software pipeline. A stall of the cascade stalls all of it.
 template <unsigned K, bool Emits, typename Place>
