@@ -3,10 +3,16 @@ do."""
 
 from __future__ import annotations
 
+import dataclasses
+
+from ...base.errors import DeadlockError, ProgramError
+from ...isa.fields import Record
 from ...isa.overlay import FIFO_DEPTHS, Overlay
 from ...isa.overlays import OVERLAYS
 from ...isa.overlays.file import without_hardware
+from ...isa.overlays.xnn.formats import Mme
 from ...isa.program import Program
+from ...isa.verify import dry_plan
 from .device import BoardMismatch
 from .profile import INSTRUCTIONS, VCK190, VCK190_ISCA25, Profile
 from .tiles import tiles
@@ -45,6 +51,43 @@ def match_program(program: Program, profile: Profile) -> None:
                 "a smaller batch, or give a bare image a shorter file of that memory; or, if the board's Linux can "
                 f"give more, set limits.{name} in a profile of your own"
             )
+
+    if profile.fingerprint:
+        _require_room_for_sums(program, profile)
+
+
+def _require_room_for_sums(program: Program, profile: Profile) -> None:
+    """Raise `BoardMismatch` if the program may deadlock because an MME takes a buffer of C early.
+
+    An MME of hw/versal that sums over k keeps the sum in one of its two buffers of C from the first product on
+    (hw/versal/aie/kernels.h); the simulator takes the buffer at the last one. A program that also ends with one buffer
+    ends with both rules: whenever a sum begins, at most one buffer is in use then.
+    """
+    summing = [unit for unit, ops in program.preloaded.items() if any(_sums(op) for op in ops)]
+    results = {s.name: 1 for s in program.overlay.streams if s.src in summing}
+    if not results:
+        return
+    fewer = dataclasses.replace(program, overlay=program.overlay.with_depths(results))
+    if _deadlocks(fewer) and not _deadlocks(program):
+        raise BoardMismatch(
+            f"the program may deadlock on board {profile.name}: its MMEs sum over k, for which they take one of two "
+            "buffers of C when a sum begins, and the program needs both: let MemC receive earlier, or sum there (k_iter "
+            "of MemC)"
+        )
+
+
+def _sums(op: Record) -> bool:
+    return isinstance(op, Mme) and bool(op.acc_k and op.k128) and op.k_iter > 1
+
+
+def _deadlocks(program: Program) -> bool:
+    try:
+        dry_plan(program).run()
+    except DeadlockError:
+        return True
+    except ProgramError:  # words are left over; or data decides
+        return False
+    return False
 
 
 def _understands(machine: Overlay, made_for: Overlay) -> bool:

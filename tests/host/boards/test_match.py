@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rsn.base.errors import BoardError
+from rsn.base.errors import BoardError, DeadlockError
 from rsn.host.boards import open_board
 from rsn.host.boards.device import BoardMismatch
 from rsn.host.boards.match import match_program, match_xclbin
@@ -20,9 +20,10 @@ from rsn.host.boards.probes import terminators
 from rsn.host.boards.profile import PROFILES, VCK190, VCK190_ISCA25, Profile, find_profile
 from rsn.host.boards.tiles import HOLDS_WEIGHT, op_lists, parameters
 from rsn.host.boards.xclbin import HEADER, HEADER_AT, SECTION, read_xclbin
+from rsn.hw.versal.csim.machine import Native
 from rsn.isa.overlays import FIG6, XNN, XNN_BASE
 from rsn.isa.overlays.xnn.board import ARGUMENTS
-from rsn.isa.overlays.xnn.formats import Mme
+from rsn.isa.overlays.xnn.formats import Ddr, Lpddr, MemA, MemB, MemC, MeshA, MeshB, Mme
 from rsn.isa.packet import Packet, encode_image
 from rsn.isa.program import Buffer, Program
 from rsn.isa.verify import require
@@ -47,6 +48,51 @@ def refusal(program: Program, profile: Profile) -> str:
         match_program(program, profile)
     assert caught.value.exit_code == 3
     return str(caught.value)
+
+
+def summing(sums: int) -> Program:
+    """MME0 sums pairs of products; MemC0 takes the sums only when DDR has loaded all operands."""
+    tiles = 2 * sums
+    packets = (
+        Packet.of(2, [Lpddr(addr=0, size=16384, to_b0=1, chunks=1)], reuse=tiles),
+        *(Packet.of(code, [op(dim1=128, dim2=128, load=1)], mask=1) for code, op in ((3, MemA), (4, MemB))),
+        *(
+            Packet.of(code, [op(dim1=128, dim2=128, load=1, send=1, acc_a=1, acc_b=1)], mask=1, reuse=tiles - 1)
+            for code, op in ((3, MemA), (4, MemB))
+        ),
+        *(Packet.of(code, [op(send=1, acc_a=1, acc_b=1)], mask=1) for code, op in ((3, MemA), (4, MemB))),
+        Packet.of(6, [MeshA(size=512 * tiles, a0_0=1)]),
+        Packet.of(7, [MeshB(size=512 * tiles, b0_0=1)]),
+        Packet.of(5, [MemC(dim1=128, dim2=128, store=1)], mask=1),
+        Packet.of(5, [MemC(recv=1, recv_a=1, recv_b=1, k_iter=sums)], mask=1),
+        Packet.of(1, [Ddr(addr=0, size=16384, load=1, to_a0=1, chunks=1)], reuse=tiles),
+        Packet.of(1, [Ddr(addr=0, size=8192, store=1, from_c0=1, chunks=1)], reuse=2),
+        *terminators(XNN),
+    )
+    op = Mme(a_iter=sums, b_iter=1, k_iter=2, acc_a=1, acc_b=1, n128=1, k128=1, acc_k=1)
+    return Program(XNN, packets, {"MME0": (op,)})
+
+
+def test_a_sum_takes_its_buffer_early_on_the_board() -> None:
+    """It may deadlock where the simulator's run ends: five sums need both buffers of C, four do not."""
+    match_program(summing(4), VCK190)
+    assert "the program may deadlock on board vck190: its MMEs sum over k" in refusal(summing(5), VCK190)
+    match_program(summing(6), VCK190)  # deadlocks whatever the rule; `rsn check` says so
+
+
+@pytest.mark.long
+def test_the_array_takes_it_early() -> None:
+    machine = Native()
+
+    def ends(sums: int, array: bool) -> bool:
+        banks = {name: np.ones(1 << 20, np.float32) for name in ("ddr", "lpddr")}
+        try:
+            machine.run(summing(sums), banks, array=array)
+        except DeadlockError:
+            return False
+        return True
+
+    assert [(ends(n, False), ends(n, True)) for n in (4, 5, 6)] == [(True, True), (True, False), (False, False)]
 
 
 def test_an_extended_program_on_the_published_image() -> None:
