@@ -16,21 +16,25 @@ import subprocess
 import sys
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass
+from dataclasses import replace
 from pathlib import Path
 
 import click
 
 from ..base.errors import INSTALL_TORCH, BoardError
 from ..base.version import __version__
+from .checks import Check, as_rows, line, plain
 
 try:
-    from ..host.boards.profile import PROFILES
+    from ..host.boards.profile import PROFILES, find_profile
     from ..host.boards.sim import SimBoard
+    from ..host.boards.ssh import Target
     from ..host.boards.xclbin import read_xclbin
     from ..host.boards.xrt import XCLBIN_VARIABLE
     from ..host.boards.xrt_ctypes import INSTALL
     from ..hw.versal.csim.build import INSTALL_HINT, compiler
+    from .doctor_there import examine_there
+    from .health import contiguous_memory, disk, memory
 except Exception as e:  # of a broken numpy, for example, which this command is to report
     BROKEN: Exception | None = e
 else:
@@ -40,46 +44,25 @@ PATIENCE_S = 10.0
 """Seconds that a program may take to print its version."""
 
 
-@dataclass(frozen=True)
-class Check:
-    """The result of one check. problem, mend: why it failed, and the command that repairs it; both empty if it passed.
-    runs: the boards that can be used because of it."""
-
-    what: str
-    purpose: str
-    version: str = ""
-    problem: str = ""
-    mend: str = ""
-    runs: tuple[str, ...] = ()
-
-    @property
-    def ok(self) -> bool:
-        """Whether the check passed."""
-        return not self.problem
-
-    def __str__(self) -> str:
-        first = f"{'ok' if self.ok else 'no':<4}{' '.join(filter(None, (self.what, self.version)))} ({self.purpose})"
-        more = "; ".join(filter(None, (self.problem, self.mend)))
-        return f"{first}\n      {more}" if more else first
-
-
 @click.command(name="doctor")
+@click.argument("board", required=False, metavar="[ssh://...]")
 @click.option("--json", "as_json", is_flag=True, help="one JSON object on stdout")
-def doctor_command(as_json: bool) -> None:
+def doctor_command(board: str | None, as_json: bool) -> None:
     """Show what this computer can run, and what is missing.
 
-    Exits with 3 if no board can be used, not even the simulator.
+    With ssh://[USER@]HOST[:PORT][/BOARD]: show whether that computer's board can be used from here, and what is missing
+    there.
+
+    Exits with 3 if no board can be used, not even the simulator; or if that board cannot.
     """
+    if board is not None:
+        _there(board, as_json)
+        return
     with ThreadPoolExecutor() as pool:
         checks = [c for found in pool.map(_guarded, CHECKS.items()) for c in found]
     runs = [board for c in checks if c.ok for board in c.runs]
     if as_json:
-        rows = [{**asdict(c), "ok": c.ok, "for": c.purpose} for c in checks]
-        for row in rows:
-            del row["purpose"], row["runs"]
-        click.echo(
-            json.dumps({"version": __version__, "python": platform.python_version(), "runs": runs, "checks": rows})
-        )
+        _show_json(runs, checks)
     else:
         click.echo(f"rsn {__version__}, Python {platform.python_version()}, {platform.machine()}")
         click.echo(f"boards that can be used here: {', '.join(runs) or 'none'}\n")
@@ -87,6 +70,50 @@ def doctor_command(as_json: bool) -> None:
             click.echo(str(check))
     if not any(board for board in runs if board != SSH):
         raise SystemExit(3)
+
+
+def _there(url: str, as_json: bool) -> None:
+    """Examine another computer's board."""
+    if not url.startswith("ssh:"):
+        raise click.UsageError(f"{url!r}: expected ssh://[USER@]HOST[:PORT][/BOARD], or nothing for this computer")
+    _require_boards()
+    Target.parse(url)
+    checks = examine_there(url)
+    runs = [url] if url in (board for c in checks if c.ok for board in c.runs) else []
+    if as_json:
+        _show_json(runs, checks)
+    else:
+        click.echo(f"{url} {'can' if runs else 'cannot'} be used from here\n")
+        for check in checks:
+            click.echo(str(check))
+    if not runs:
+        raise SystemExit(3)
+
+
+def _show_json(runs: list[str], checks: list[Check]) -> None:
+    here = {"version": __version__, "python": platform.python_version()}
+    click.echo(json.dumps({**here, "runs": runs, "checks": as_rows(checks)}))
+
+
+def examine(board: str) -> list[Check]:
+    """Look at what a board of this computer takes, for `rsn doctor ssh://` at the other end of a connection.
+
+    board: its name here. A check that passed has it in its `runs` where that decides that the board can be used.
+    """
+    checks = [Check("Python", f"what rsn runs on there: {sys.executable}", platform.python_version())]
+    profile, _, device = board.partition("@")
+    local = {"sim": _sim, "csim": _csim}.get(device.partition(":")[0] or board)
+    try:
+        if profile not in ("sim", "csim"):
+            find_profile(profile)
+    except BoardError as e:
+        return [*checks, Check(f"board {board}", "what was asked for", problem=str(e), mend="name another in the URL")]
+    decisive = _guarded(("board", local or _xrt))
+    checks += [replace(c, runs=(board,) if c.runs else ()) for c in decisive]
+    common = {"memory": memory, "disk": disk}
+    for name, look in common.items() if local else {**common, "contiguous memory": contiguous_memory}.items():
+        checks += _guarded((name, look))
+    return checks
 
 
 SSH = "ssh://"
@@ -98,7 +125,7 @@ def _guarded(check: tuple[str, Callable[[], list[Check]]]) -> list[Check]:
     try:
         return look()
     except Exception as e:
-        return [Check(what, "could not be looked at", problem=_line(e), mend="install rsn and what it needs anew")]
+        return [Check(what, "could not be looked at", problem=line(e), mend="install rsn and what it needs anew")]
 
 
 def _require_boards() -> None:
@@ -113,7 +140,7 @@ def _sim() -> list[Check]:
         _require_boards()
         SimBoard().close()
     except Exception as e:
-        return [Check(what, purpose, problem=_line(e), mend="install rsn and what it needs anew")]
+        return [Check(what, purpose, problem=line(e), mend="install rsn and what it needs anew")]
     return [Check(what, purpose, runs=("sim",))]
 
 
@@ -160,7 +187,7 @@ def _xrt() -> list[Check]:
         )  # fmt: skip
         said, code = done.stdout.decode(errors="replace"), done.returncode
         last = done.stderr.decode(errors="replace").strip().splitlines()[-1:]
-        reason = _plain(last[0].partition("BoardError: ")[2] or last[0]) if last else ""
+        reason = plain(last[0].partition("BoardError: ")[2] or last[0]) if last else ""
     except subprocess.TimeoutExpired as e:
         said, code, reason = (e.stdout or b"").decode(errors="replace"), 0, f"it does not answer in {PATIENCE_S:g} s"
     version = re.search(r"^library (\S+)", said, re.MULTILINE)
@@ -194,7 +221,7 @@ def _bitstream() -> Check:
     try:
         return Check(f"{what} {named}", purpose, read_xclbin(Path(named)).uuid)
     except (BoardError, OSError) as e:
-        return Check(what, purpose, problem=_line(e), mend=f"export {XCLBIN_VARIABLE}=FILE")
+        return Check(what, purpose, problem=line(e), mend=f"export {XCLBIN_VARIABLE}=FILE")
 
 
 VITIS = "2024.1"
@@ -256,7 +283,7 @@ def _package(name: str, module: str, purpose: str, mend: str) -> Check:
     try:
         there = importlib.util.find_spec(module) is not None
     except (ImportError, ValueError) as e:
-        return Check(name, purpose, problem=_line(e), mend=mend)
+        return Check(name, purpose, problem=line(e), mend=mend)
     if not there:
         return Check(name, purpose, problem="not installed", mend=mend)
     try:
@@ -283,12 +310,4 @@ def _said(command: list[str]) -> str | None:
         )
     except (OSError, subprocess.TimeoutExpired):
         return None
-    return _plain(done.stdout + done.stderr) if done.returncode == 0 else None
-
-
-def _line(error: Exception) -> str:
-    return _plain(f"{type(error).__name__}: {error}".partition("\n")[0])
-
-
-def _plain(text: str) -> str:
-    return "".join(c if c.isprintable() else " " for c in text)
+    return plain(done.stdout + done.stderr) if done.returncode == 0 else None

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import click
 
-from ..base.errors import RsnError, SourceError
+from ..base.errors import MissingError, RsnError, SourceError
 from ..base.version import __version__
 
 
@@ -48,6 +48,17 @@ HIDDEN = {
 """Commands that `rsn --help` does not list: the other end of --board ssh://."""
 
 
+LEFT_OUT = ("jinja2", "lark", "markupsafe", "pygments", "rich", "scipy")
+"""Packages that the bundle for a board leaves out (board/requirements.txt): running a program takes none of them."""
+
+
+def _left_out(command: str, package: str) -> str:
+    return (
+        f"rsn {command} takes the Python package {package} here, which is not installed. An installation for a board "
+        "leaves it out: run this command on your desktop computer. Elsewhere: pip install " + package
+    )
+
+
 class _Commands(click.Group):
     """A group whose commands report an error as one message on stderr and an exit code, never as a traceback."""
 
@@ -57,6 +68,11 @@ class _Commands(click.Group):
         except RsnError as e:
             click.echo(str(e) if isinstance(e, SourceError) else f"error: {e}", err=True)
             ctx.exit(e.exit_code)
+        except ModuleNotFoundError as e:
+            if e.name is None or e.name.partition(".")[0] not in LEFT_OUT:
+                raise
+            click.echo(f"error: {_left_out(ctx.invoked_subcommand or 'this', e.name.partition('.')[0])}", err=True)
+            ctx.exit(MissingError.exit_code)
         except OSError as e:
             if e.errno == errno.EPIPE:  # the reader of our output has closed it; click handles that
                 raise

@@ -7,6 +7,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -140,8 +141,8 @@ class _Bar:
 
 @contextmanager
 def _bar(label: str) -> Iterator[_Bar | None]:
-    """Yield a bar, or None if stderr is not a terminal."""
-    if not sys.stderr.isatty():
+    """Yield a bar; or None if stderr is not a terminal, or without rich, which a board does without."""
+    if not sys.stderr.isatty() or find_spec("rich") is None:
         yield None
         return
     bar = _Bar(label)

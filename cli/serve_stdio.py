@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import os
 import sys
+from dataclasses import asdict
 
 import click
 
 from ..host.boards.ssh_frames import SILENCE_S
 from ..host.boards.ssh_remote import serve
+from .doctor import examine
 
 
 @click.command(name="serve-stdio", hidden=True)
@@ -19,4 +21,4 @@ def serve_stdio_command(silence: float | None) -> None:
     frames = os.dup(1)
     os.dup2(2, 1)
     sys.stdout = sys.stderr
-    serve(0, frames, silence or SILENCE_S)
+    serve(0, frames, silence or SILENCE_S, lambda board: [asdict(check) for check in examine(board)])

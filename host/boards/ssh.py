@@ -51,6 +51,9 @@ OPTIONS = {
 """Options of ssh that override the user's configuration: no one can answer ssh's questions, and a dead connection must
 be detected."""
 
+HURRY_S = 5
+"""Seconds that a connection may take where somebody waits to hear whether there is one."""
+
 ENDS_S = 5.0
 """Seconds that the ssh client may take to end by itself."""
 
@@ -63,6 +66,15 @@ _URL = re.compile(
     r"(?P<host>[A-Za-z0-9_][A-Za-z0-9_.-]*|\[[0-9A-Fa-f:.]+\])"
     r"(?::(?P<port>[0-9]{1,5}))?(?:/(?P<board>[^\x00-\x1f\x7f]*))?"
 )
+
+
+class NoConnection(BoardError):
+    """rsn on the other computer could not be started. reached: whether ssh got in there, so that what failed is rsn.
+    problem, mend: what is wrong, and what to do; said: ssh's own messages."""
+
+    def __init__(self, where: str, reached: bool, problem: str, mend: str, said: str = "") -> None:
+        super().__init__(f"{where}: {problem}: {mend}" + (f"\n{said}" if said else ""))
+        self.reached, self.problem, self.mend = reached, problem, mend
 
 
 @dataclass(frozen=True)
@@ -155,8 +167,7 @@ class SshBoard:
         if reconnect:
             self._drop()
         if self._link is None:
-            command = os.environ.get(COMMAND_VARIABLE) or "rsn"
-            self._link = link = _Link(self._ssh, self.target, command)
+            self._link = link = _Link(self._ssh, self.target)
             link.greet()
             request = {"load": self.target.board, "xclbin": self._xclbin, "weights": self._checksums}
             link.send(request, container.dumps(program))
@@ -194,12 +205,14 @@ class _Link:
     """A running ssh client, and frames through its pipes. Every method raises `BoardError` if the connection is at
     fault."""
 
-    def __init__(self, ssh: str, target: Target, command: str) -> None:
-        self._target, self._command = target, command
-        options = [part for key, value in OPTIONS.items() for part in ("-o", f"{key}={value}")]
+    def __init__(self, ssh: str, target: Target, more: Mapping[str, str] | None = None) -> None:
+        """more: options of ssh that override those of `OPTIONS`."""
+        self._target, self._command = target, os.environ.get(COMMAND_VARIABLE) or "rsn"
+        chosen = {**OPTIONS, **(more or {})}
+        options = [part for key, value in chosen.items() for part in ("-o", f"{key}={value}")]
         # "exec" replaces the shell by rsn. In a session of its own ssh does not get ^C: this process ends it in order.
         self._process = subprocess.Popen(
-            [ssh, "-T", *options, *target.arguments, f"exec {shlex.quote(command)} serve-stdio"],
+            [ssh, "-T", *options, *target.arguments, f"exec {shlex.quote(self._command)} serve-stdio"],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
@@ -304,29 +317,34 @@ class _Link:
         heard = self._said.decode(errors="replace")
         lines = ["".join(c if c.isprintable() else "?" for c in line) for line in heard.splitlines()]
         said = "\n".join(f"    {line[:200]}" for line in lines[-6:])
-        reason = _reason(code, heard, self._target, self._command, self._began)
-        kind = BoardLost if self._began else BoardError
-        return kind(f"{self._target}: {reason}" + (f"\n{said}" if said else ""))
+        if self._began:
+            reason = "the connection was lost, or rsn was ended there; the next run connects again"
+            return BoardLost(f"{self._target}: {reason}" + (f"\n{said}" if said else ""))
+        problem, mend = _reason(code, heard, self._target, self._command)
+        return NoConnection(str(self._target), code is not None and 0 <= code < 255, problem, mend, said)
 
 
 SAID = {
-    "REMOTE HOST IDENTIFICATION HAS CHANGED": "its host key has changed. If you know why, remove the old key "
-    "(ssh-keygen -R {name}), and connect once by hand: {by_hand}",
-    "Host key verification failed": "its host key is not known yet: connect once by hand, and accept it: {by_hand}",
-    "Permission denied": "it accepts none of your keys: ssh-copy-id installs one there, ssh-add unlocks one that has "
-    "a passphrase",
-    "Could not resolve hostname": "there is no host of this name",
-    "Connection refused": "no ssh server listens there: is the board up, and the port right?",
-    "timed out": "it does not answer: is the board up, and the network right?",
-    "No route to host": "it cannot be reached: is the board up, and the network right?",
-    "No such command": "its rsn is of another version: install {version} there",
+    "REMOTE HOST IDENTIFICATION HAS CHANGED": (
+        "its host key has changed",
+        "if you know why, remove the old key (ssh-keygen -R {name}), and connect once by hand: {by_hand}",
+    ),
+    "Host key verification failed": ("its host key is not known yet", "connect once by hand, and accept it: {by_hand}"),
+    "Permission denied": (
+        "it accepts none of your keys",
+        "ssh-copy-id installs one there, ssh-add unlocks one that has a passphrase",
+    ),
+    "Could not resolve hostname": ("there is no host of this name", "check the name, or take its address"),
+    "Connection refused": ("no ssh server listens there", "is the board up, and the port right?"),
+    "timed out": ("it does not answer", "is the board up, and the network right?"),
+    "No route to host": ("it cannot be reached", "is the board up, and the network right?"),
+    "No such command": ("its rsn is of another version", "install {version} there"),
 }
-"""Messages of ssh, and what they mean. The first that is found counts."""
+"""Messages of ssh, and what they mean: the problem, and what to do. The first that is found counts."""
 
 
-def _reason(code: int | None, said: str, target: Target, command: str, began: bool) -> str:
-    if began:
-        return "the connection was lost, or rsn was ended there; the next run connects again"
+def _reason(code: int | None, said: str, target: Target, command: str) -> tuple[str, str]:
+    """Return why rsn did not start on the other computer, and what to do."""
     port = ["-p", str(target.port)] * bool(target.port)
     words = {
         "by_hand": shlex.join(["ssh", *port, str(target)]),
@@ -335,17 +353,38 @@ def _reason(code: int | None, said: str, target: Target, command: str, began: bo
     }
     if code in (126, 127):
         return (
-            f"its shell cannot start {command}: install rsn {__version__} there (in a checkout: pip install -e .), or "
-            f"set {COMMAND_VARIABLE} here to its path there, such as .venv/bin/rsn"
+            f"its shell cannot start {command}",
+            f"install rsn {__version__} there (a board: make board-bundle; a checkout: pip install -e .), or set "
+            f"{COMMAND_VARIABLE} here to its path there, such as .venv/bin/rsn",
         )
-    for sign, meaning in SAID.items():
+    for sign, (problem, mend) in SAID.items():
         if sign in said:
-            return meaning.format(**words)
+            return problem, mend.format(**words)
     if code == 255:
-        return f"ssh cannot connect; try it by hand: {words['by_hand']} true"
-    return (
-        f"rsn did not start there (exit code {code}); try it by hand: {words['by_hand']} {shlex.quote(command)} doctor"
-    )
+        return "ssh cannot connect", f"try it by hand: {words['by_hand']} true"
+    by_hand = f"try it by hand: {words['by_hand']} {shlex.quote(command)} doctor"
+    return f"rsn did not start there (exit code {code})", by_hand
+
+
+def examine(url: str) -> Message:
+    """Let the computer of a URL examine its board (`rsn doctor`).
+
+    Returns `checks`, a list of what it found, and `time`, its clock in seconds since 1970. Raises `NoConnection` or
+    another `BoardError` for what is wrong on the way there.
+    """
+    target = Target.parse(url)
+    link = _Link(ssh_client(), target, {"ConnectTimeout": str(HURRY_S)})
+    try:
+        link.greet()
+        link.send({"examine": target.board})
+        message, _ = link.answer(0)
+    finally:
+        link.close()
+    _raise_there(message, target)
+    match message:
+        case {"checks": list(), "time": int() | float()}:
+            return message
+    raise BoardMismatch(f"{target}: unexpected answer; is another version of rsn installed there?")
 
 
 def _raise_there(message: Message, target: Target) -> None:

@@ -9,6 +9,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Mapping
+from typing import Any
 
 import numpy as np
 
@@ -32,18 +33,21 @@ GRACE_S = 10.0
 PROGRESS_S = 0.5
 """Seconds between two progress messages."""
 
+Examine = Callable[[str], list[dict[str, Any]]]
+"""Returns what it found for the board of a name: values for JSON."""
 
-def serve(read: int, write: int, silence_s: float = SILENCE_S) -> None:
+
+def serve(read: int, write: int, silence_s: float = SILENCE_S, examine: Examine | None = None) -> None:
     """Run programs on this computer's boards for the process at the other end of two pipes, until it closes them or has
     been silent for too long.
 
-    read, write: file descriptors. silence_s: seconds. Takes over SIGINT, SIGTERM and SIGHUP, each of which releases the
-    board.
+    read, write: file descriptors. silence_s: seconds. examine: looks at what the board of a name takes, for `rsn
+    doctor`. Takes over SIGINT, SIGTERM and SIGHUP, each of which releases the board.
     """
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.default_int_handler)
     frames = Frames(read, write, silence_s)
-    session = _Session(frames)
+    session = _Session(frames, examine)
     try:
         frames.greet()
         frames.send({"rsn": __version__})
@@ -59,8 +63,8 @@ def serve(read: int, write: int, silence_s: float = SILENCE_S) -> None:
 class _Session:
     """One connection. A thread reads from it, so that its end is noticed while a board runs."""
 
-    def __init__(self, frames: Frames) -> None:
-        self._frames = frames
+    def __init__(self, frames: Frames, examine: Examine | None) -> None:
+        self._frames, self._examine = frames, examine
         # bounded: the other end sends weights faster than a board's storage takes them
         self._inbox: queue.Queue[tuple[Message, list[bytearray]]] = queue.Queue(1)
         self._board: Board | None = None
@@ -103,6 +107,8 @@ class _Session:
                 self._load(board, xclbin, container.loads(bytes(blobs[0]), "the program"), weights)
             case {"run": list(names)} if len(blobs) == 1 + len(names):
                 self._run(np.frombuffer(blobs[0], "<u4"), dict(zip(names, blobs[1:], strict=True)))
+            case {"examine": str(board)} if self._examine is not None and not blobs:
+                self._frames.send({"checks": self._examine(board), "time": time.time()})
             case _:
                 raise BoardError("unknown request: the two sides have different versions of rsn; install the same")
 
