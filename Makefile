@@ -4,6 +4,9 @@
 # make test-full  all stream programs that tests draw, of which make test-long tries a tenth: 15 minutes
 # make lint       the linter and the type-checker alone
 # make generate   write what follows from tables and programs: headers in hw/versal, docs/isa.md, docs/pictures
+# make board-bundle
+#                 the archive that installs rsn on a board, in build/ (docs/boards.md). BOARD_MACHINE (aarch64),
+#                 BOARD_PYTHON (3.11), BOARD_ARGS: more options, which python board/bundle.py --help lists
 # make docs       the documentation as a site, in build/docs
 # make bench      the benchmarks: figures, no verdict
 # make soak       many clients on simulated boards that fail, without and with HTTP (and Ray, where it is installed):
@@ -31,7 +34,10 @@ SETUPS := $(if $(filter test test-long test-full lint docs bench soak fuzz,$(MAK
 comma := ,
 say = @printf '\n== set-up, step %s of $(SETUPS): %s\n' '$(1)' '$(2)'
 
-.PHONY: demo test test-long test-full lint generate docs bench soak fuzz clean
+BOARD_MACHINE ?= aarch64
+BOARD_PYTHON ?= 3.11
+
+.PHONY: demo test test-long test-full lint generate board-bundle docs bench soak fuzz clean
 .DELETE_ON_ERROR:
 
 demo: .venv/demo.stamp
@@ -58,6 +64,9 @@ generate: .venv/demo.stamp
 	$(BIN)/python -m rsn.isa.generate
 	$(BIN)/python docs/timeline.py
 
+board-bundle: build/board-venv/stamp
+	build/board-venv/bin/python board/bundle.py --machine $(BOARD_MACHINE) --python $(BOARD_PYTHON) $(BOARD_ARGS)
+
 docs: .venv/docs.stamp
 	$(BIN)/python -m sphinx -q -W --keep-going docs build/docs
 
@@ -78,6 +87,13 @@ fuzz: .venv/fuzz.stamp
 clean:
 	rm -rf .venv build dist rsn_toolchain.egg-info .hypothesis .mypy_cache .ruff_cache .pytest_cache tests/.pytest_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+# Apart from .venv, which would download PyTorch first.
+build/board-venv/stamp:
+	@test -n "$(PYTHON)" || { echo "error: no Python 3.11 or newer found; say make PYTHON=/path/to/python3" >&2; exit 1; }
+	$(PYTHON) -m venv build/board-venv
+	build/board-venv/bin/python -m pip install --disable-pip-version-check $(QUIET) 'build>=1.2'
+	@touch $@
 
 # torch alone and first: asked for by exact version, it resolves to a CPU build where the package index offers one.
 .venv/torch.stamp:

@@ -59,13 +59,16 @@ def doctor_command(board: str | None, as_json: bool) -> None:
         _there(board, as_json)
         return
     with ThreadPoolExecutor() as pool:
-        checks = [c for found in pool.map(_guarded, CHECKS.items()) for c in found]
+        looks = {name: look for name, look in CHECKS.items() if name not in (DESKTOP if _on_a_board() else ())}
+        checks = [c for found in pool.map(_guarded, looks.items()) for c in found]
     runs = [board for c in checks if c.ok for board in c.runs]
     if as_json:
         _show_json(runs, checks)
     else:
         click.echo(f"rsn {__version__}, Python {platform.python_version()}, {platform.machine()}")
         click.echo(f"boards that can be used here: {', '.join(runs) or 'none'}\n")
+        if _on_a_board():
+            click.echo("This installation is for a board: it runs programs. Compile them on your desktop computer.\n")
         for check in checks:
             click.echo(str(check))
     if not any(board for board in runs if board != SSH):
@@ -300,6 +303,15 @@ CHECKS: dict[str, Callable[[], list[Check]]] = {
     "Vitis": _vitis,
     "Python packages": _optional,
 }
+
+
+DESKTOP = ("board csim", "ssh client", "Vitis", "Python packages")
+"""Checks of what has no use on a board."""
+
+
+def _on_a_board() -> bool:
+    """Whether this installation was made from the bundle for a board, which leaves out what reads text."""
+    return importlib.util.find_spec("lark") is None
 
 
 def _said(command: list[str]) -> str | None:
