@@ -116,7 +116,7 @@ def own_wheel(folder: Path, scratch: Path) -> None:
     """
     aside = shutil.ignore_patterns(".*", "__pycache__", "build", "dist", "docs", "tests", "*.egg-info", "*.tar")
     shutil.copytree(ROOT, scratch, ignore=aside, dirs_exist_ok=True)
-    command = [sys.executable, "-m", "build", "--wheel", "--outdir", folder, scratch]
+    command = [sys.executable, "-m", "build", "--wheel", "--outdir", str(folder), str(scratch)]
     done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False)
     if done.returncode:
         raise BundleError(f"rsn's wheel cannot be built:\n{done.stdout[-2000:]}")
@@ -163,7 +163,7 @@ def downloaded(architecture: str, folder: Path) -> Path | None:
         "Dir::State::Status": folder / "apt" / "status",
         "Dir::Cache": folder / "apt" / "cache",
     }
-    apt = ["apt-get", "-qq", *(part for key, value in settings.items() for part in ("-o", f"{key}={value}"))]
+    apt: list[str] = ["apt-get", "-qq", *(part for key, value in settings.items() for part in ("-o", f"{key}={value}"))]
     environment = {**os.environ, "LC_ALL": "C"}
     # Other sources of this computer may have nothing for that architecture; what matters is the download.
     subprocess.run([*apt, "update"], check=False, env=environment, stderr=subprocess.DEVNULL)
