@@ -138,7 +138,7 @@ def _add_python(machine: str, debs: Path | None, scratch: Path, bundle: Path) ->
         debs = downloaded(DEBIAN_MACHINES[machine], scratch / "debs")
         if debs is None:
             print(f"  no Python in it, because this is not Debian {RELEASE}: the board must have Python 3.11.")
-            print(f"  To put one into it: make board-bundle on Debian {RELEASE}, or in its container (docs/boards.md)")
+            print(f"  To put one into it: make board-bundle on Debian {RELEASE}, or in its container (docs/boards.md, step 9)")
             return False
     pack_python(debs, bundle / "python.tar.gz")
     return True

@@ -74,7 +74,7 @@ while [ ! -d "$parent" ]; do parent=$(dirname "$parent"); done
 free=$(df -Pk "$parent" 2>/dev/null | awk 'NR == 2 { print $4 }')
 case $free in '' | *[!0-9]*) free=1000000 ;; esac # df cannot tell
 [ "$free" -ge 200000 ] || die "$parent has only $((free / 1000)) MB free, and rsn takes 200: make room, enlarge the \
-partition (docs/boards.md, Disk), or choose another folder with --prefix"
+partition (docs/boards.md, step 2), or choose another folder with --prefix"
 
 new=$prefix.new
 rm -rf "$new"
@@ -120,7 +120,7 @@ if [ -z "$python" ]; then
     done
 fi
 [ -n "$python" ] || die "no Python $PYTHON here: ${refused:-there is no python3}${first:+; that of the bundle: $first}. On the \
-desktop, make a bundle that brings its own Python (docs/boards.md, Install), or install Python $PYTHON here"
+desktop, make a bundle that brings its own Python (docs/boards.md, step 9), or install Python $PYTHON here"
 
 # -- a virtual environment, made by hand: images lack venv, ensurepip and pip. A wheel is a zip.
 

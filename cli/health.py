@@ -42,7 +42,7 @@ def contiguous_memory() -> list[Check]:
     return [Check(what, purpose, f"{_mb(total)}, {_mb(free or 0)} free")]
 
 
-CMA = "add cma=512M to the kernel's boot arguments (docs/boards.md, Memory)"
+CMA = "add cma=512M to the kernel's boot arguments (docs/boards.md, step 7)"
 
 
 def disk() -> list[Check]:
@@ -52,7 +52,7 @@ def disk() -> list[Check]:
     existing = next(path for path in (folder, *folder.parents) if path.is_dir())
     free = shutil.disk_usage(existing).free
     if free < ENOUGH_DISK:
-        mend = "make room, or enlarge the partition (docs/boards.md, Disk), or name another folder: XDG_CACHE_HOME"
+        mend = "make room, or enlarge the partition (docs/boards.md, step 2), or name another folder: XDG_CACHE_HOME"
         return [Check(what, purpose, f"{_mb(free)} free", "weights may take half of it", mend)]
     return [Check(what, purpose, f"{_mb(free)} free")]
 

@@ -41,7 +41,7 @@ class Board(Protocol):
 def open_board(name: str, *, xclbin: str | os.PathLike[str] | None = None) -> Board:
     """Make the board called `name`.
 
-    name: sim, csim, PROFILE[@DEVICE[:INDEX]] (docs/boards.md), or a board of another computer,
+    name: sim, csim, PROFILE[@DEVICE[:INDEX]] (docs/boards-reference.md), or a board of another computer,
     ssh://[USER@]HOST[:PORT][/BOARD] (docs/remote.md). xclbin: path of the bitstream for a real board. Raises
     `BoardError` for a board that this installation cannot use. A device is taken only when a program is loaded.
     """

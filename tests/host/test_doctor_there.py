@@ -135,7 +135,7 @@ def test_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert said(MEMINFO.format(7_000_000, 524_288)) == ["", ""]
     less = said(MEMINFO.format(100_000, 65_536))
     assert less[0].startswith("little is free; end other processes there")
-    assert less[1] == "too little; add cma=512M to the kernel's boot arguments (docs/boards.md, Memory)"
+    assert less[1] == "too little; add cma=512M to the kernel's boot arguments (docs/boards.md, step 7)"
     for none in (None, "", "MemAvailable: much\nCmaTotal:\n", "MemAvailable:0 kB\nCmaTotal: 0 kB\n"):
         problems = said(none)
         assert problems[1].startswith("Linux has set none aside; add cma=512M")
