@@ -36,6 +36,7 @@ say = @printf '\n== set-up, step %s of $(SETUPS): %s\n' '$(1)' '$(2)'
 
 BOARD_MACHINE ?= aarch64
 BOARD_PYTHON ?= 3.11
+BOARD_VENV ?= build/board-venv
 
 .PHONY: demo test test-long test-full lint generate board-bundle docs bench soak fuzz clean
 .DELETE_ON_ERROR:
@@ -64,8 +65,8 @@ generate: .venv/demo.stamp
 	$(BIN)/python -m rsn.isa.generate
 	$(BIN)/python docs/timeline.py
 
-board-bundle: build/board-venv/stamp
-	build/board-venv/bin/python board/bundle.py --machine $(BOARD_MACHINE) --python $(BOARD_PYTHON) $(BOARD_ARGS)
+board-bundle: $(BOARD_VENV)/stamp
+	$(BOARD_VENV)/bin/python board/bundle.py --machine $(BOARD_MACHINE) --python $(BOARD_PYTHON) $(BOARD_ARGS)
 
 docs: .venv/docs.stamp
 	$(BIN)/python -m sphinx -q -W --keep-going docs build/docs
@@ -89,10 +90,10 @@ clean:
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # Apart from .venv, which would download PyTorch first.
-build/board-venv/stamp:
+$(BOARD_VENV)/stamp:
 	@test -n "$(PYTHON)" || { echo "error: no Python 3.11 or newer found; say make PYTHON=/path/to/python3" >&2; exit 1; }
-	$(PYTHON) -m venv build/board-venv
-	build/board-venv/bin/python -m pip install --disable-pip-version-check $(QUIET) 'build>=1.2'
+	$(PYTHON) -m venv $(BOARD_VENV)
+	$(BOARD_VENV)/bin/python -m pip install --disable-pip-version-check $(QUIET) 'build>=1.2'
 	@touch $@
 
 # torch alone and first: asked for by exact version, it resolves to a CPU build where the package index offers one.

@@ -137,8 +137,12 @@ def _add_python(machine: str, debs: Path | None, scratch: Path, bundle: Path) ->
     if debs is None:
         debs = downloaded(DEBIAN_MACHINES[machine], scratch / "debs")
         if debs is None:
-            print(f"  no Python in it, because this is not Debian {RELEASE}: the board must have Python 3.11.")
-            print(f"  To put one into it: make board-bundle on Debian {RELEASE}, or in its container (docs/boards.md, step 9)")
+            print(
+                f"  no Python in it, because this is not Debian {RELEASE}: the board must have {PYTHON_OF_RELEASE} itself."
+            )
+            print(
+                f"  To put one into it: docs/boards.md, step 9, tells how, on Debian {RELEASE} or in a container of it"
+            )
             return False
     pack_python(debs, bundle / "python.tar.gz")
     return True

@@ -79,7 +79,8 @@ def _there(url: str, as_json: bool) -> None:
     """Examine another computer's board."""
     if not url.startswith("ssh:"):
         raise click.UsageError(f"{url!r}: expected ssh://[USER@]HOST[:PORT][/BOARD], or nothing for this computer")
-    _require_boards()
+    if BROKEN is not None:
+        raise BoardError(f"{line(BROKEN)}: install rsn and what it needs anew; rsn doctor without a URL shows more")
     Target.parse(url)
     checks = examine_there(url)
     runs = [url] if url in (board for c in checks if c.ok for board in c.runs) else []

@@ -48,7 +48,7 @@ class Runner(Closing):
     program: a `Program` or the path of a `.bin`; or several of them, which are one network compiled for several batch
     sizes and lengths, with the same weights. Waiting requests then share a run of the smallest program that has room
     for all of them (docs/serving.md). weights: the path of a safetensors file, or float32 tensors by buffer name,
-    packed as the compiler packs them. board: the name of a board (docs/boards-reference.md), or a function that opens one.
+    packed as the compiler packs them. board: a board's name (docs/boards-reference.md), or a function that opens one.
     xclbin: path of the bitstream for a real board. serving: how requests queue, and what happens when the board fails;
     by default an error of the board is raised to the caller at once. metrics: where to count requests, under the
     runner's `name`.
