@@ -138,7 +138,7 @@ def _add_python(machine: str, debs: Path | None, scratch: Path, bundle: Path) ->
         debs = downloaded(DEBIAN_MACHINES[machine], scratch / "debs")
         if debs is None:
             print(
-                f"  no Python in it: this is not Debian {RELEASE}. The board must have Python {PYTHON_OF_RELEASE} itself."
+                f"  no Python in it: this is not Debian {RELEASE}; the board must have {PYTHON_OF_RELEASE} of its own."
             )
             print("  docs/boards.md, step 9, tells how to put one into it")
             return False

@@ -36,6 +36,7 @@ from .boards.xclbins import Made
 from .sshd import Server
 
 PYTHON = f"{sys.version_info.major}.{sys.version_info.minor}"
+OTHER_PYTHON = ("--python", Path(sys.base_prefix) / "bin" / f"python{PYTHON}")
 INSTALLER = bundle.BOARD / "install.sh"
 
 
@@ -213,11 +214,13 @@ class Board:
     def prefix(self) -> Path:
         return self.folder / "rsn"
 
-    def install(self, *options: str) -> subprocess.CompletedProcess[str]:
-        python = Path(sys.base_prefix) / "bin" / f"python{PYTHON}"
-        chosen = () if options else ("--python", python)
+    @property
+    def has_python(self) -> bool:
+        return "OWN_PYTHON=yes" in (self.unpacked / "bundle.sh").read_text(encoding="utf-8")
+
+    def install(self, *options: str | Path) -> subprocess.CompletedProcess[str]:
         place = ("--prefix", self.prefix, "--bin", self.folder / "bin")
-        return run("sh", self.unpacked / "install.sh", *place, *chosen, *options)
+        return run("sh", self.unpacked / "install.sh", *place, *options)
 
     def rsn(self, *arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
         return run(self.folder / "bin" / "rsn", *arguments, **environment)
@@ -234,7 +237,7 @@ class Board:
 def board(tmp_path_factory: pytest.TempPathFactory) -> Board:
     folder = tmp_path_factory.mktemp("board")
     try:
-        archive = bundle.make(platform.machine(), PYTHON, None, False, folder)
+        archive = bundle.make(platform.machine(), PYTHON, None, True, folder)  # with a Python, on Debian
     except subprocess.CalledProcessError:
         if "CI" in os.environ:
             raise
@@ -242,8 +245,9 @@ def board(tmp_path_factory: pytest.TempPathFactory) -> Board:
     with tarfile.open(archive) as tar:
         tar.extractall(folder, filter="data")
     made = Board(folder, folder / f"rsn-board-{rsn.__version__}")
-    done = made.install()
+    done = made.install(*(() if made.has_python else OTHER_PYTHON))
     assert done.returncode == 0, done.stderr
+    assert (f"{made.prefix}/python/bin/python{PYTHON}\n" in done.stdout) == made.has_python
     built = attention()
     container.write(built.program, folder / "a.bin")
     save_tensors(folder / "w.safetensors", dict(built.weights), packed=True)
@@ -341,8 +345,9 @@ def test_at_the_other_end_of_ssh(board: Board, server: Server, monkeypatch: pyte
 def test_again_and_away(board: Board) -> None:
     """The last test: it removes the installation."""
     (board.prefix / "settings.sh").write_text("export XDG_CACHE_HOME=/mine\n")
-    again = board.install()
+    again = board.install(*OTHER_PYTHON)
     assert again.returncode == 0, again.stderr
+    assert not (board.prefix / "python").exists()
     assert again.stdout.splitlines()[0] == f"rsn {rsn.__version__} for {platform.machine()} -> {board.prefix}"
     assert (board.prefix / "settings.sh").read_text() == "export XDG_CACHE_HOME=/mine\n"
     assert board.rsn("--version").stdout == f"rsn, version {rsn.__version__}\n"

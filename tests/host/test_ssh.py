@@ -358,7 +358,7 @@ def test_no_rsn_there(server: Server, built: Built, monkeypatch: pytest.MonkeyPa
     ("script", "kind", "message"),
     [
         ("exec {rsn} no-such-command", BoardError, "its rsn is of another version: install {version} there"),
-        ("exit 9", BoardError, r"rsn did not start there \(exit code 9\); try it by hand: ssh -p "),
+        ("exit 9", BoardError, r"rsn did not start there \(exit code 9\): try it by hand: ssh -p "),
         ("head -c 70000 /dev/zero", BoardError, "rsn did not start there"),
         (
             r'printf "\000rsn-stdio 1\n\033\000\000\000{{\"rsn\": \"0.0\", \"blobs\": []}}"; cat >/dev/null',
