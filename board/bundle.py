@@ -42,6 +42,10 @@ LEFT_OUT = ("ensurepip", "idlelib", "lib2to3", "pydoc_data", "test", "tkinter", 
 """Folders of the standard library that a board does without. (unittest: only numpy.testing imports it, lazily.)"""
 
 
+LONG_AGO = 315532800
+"""The time of every file, 1980-01-01, in seconds since 1970."""
+
+
 class BundleError(Exception):
     """The bundle cannot be made. The message says what to do."""
 
@@ -105,7 +109,7 @@ def _of_nobody(entry: tarfile.TarInfo) -> tarfile.TarInfo:
     """Leave out of an archive who made it and when: the board's clock may be wrong, and tar then warns."""
     entry.uid = entry.gid = 0
     entry.uname = entry.gname = ""
-    entry.mtime = 0
+    entry.mtime = LONG_AGO
     return entry
 
 
