@@ -71,8 +71,8 @@ def _require_room_for_sums(program: Program, profile: Profile) -> None:
     if _deadlocks(fewer) and not _deadlocks(program):
         raise BoardMismatch(
             f"the program may deadlock on board {profile.name}: its MMEs sum over k, for which they take one of two "
-            "buffers of C when a sum begins, and the program needs both: let MemC receive earlier, or sum there (k_iter "
-            "of MemC)"
+            "buffers of C when a sum begins, and the program needs both: let MemC receive earlier, or sum there "
+            "(k_iter of MemC)"
         )
 
 
