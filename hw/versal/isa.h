@@ -881,23 +881,30 @@ inline constexpr unsigned MemC5_to_MemC4_norm = 256;     // a word is a sum of a
 
 // Cycles from one round of a loop to the next.
 namespace ii {
-inline constexpr unsigned fetch = 1;           // a word of the image
-inline constexpr unsigned decode = 1;          // a uOP, once its window is there
-inline constexpr unsigned port = 1;            // a word from or to both ports of a bank, in bursts of 64
-inline constexpr unsigned load = 1;            // a word into a buffer
-inline constexpr unsigned store = 1;           // a word out of a buffer
-inline constexpr unsigned send = 1;            // a beat out of a buffer
-inline constexpr unsigned mesh = 1;            // a beat from all sources to all destinations
-inline constexpr unsigned receive = 1;         // a beat added to a buffer
-inline constexpr unsigned exchange = 1;        // a row's number to or from a neighbour, or made of both
-inline constexpr unsigned softmax_max = 1;     // a 4x8 patch: row maxima
-inline constexpr unsigned softmax_exp = 1;     // a 4x8 patch: scale, subtract, exp, row sums
-inline constexpr unsigned softmax_divide = 1;  // a 4x8 patch
-inline constexpr unsigned activation = 8;      // a 4x8 patch, four elements a cycle
-inline constexpr unsigned norm_sum = 2;        // a 4x8 patch: row sums
-inline constexpr unsigned norm_squares = 4;    // a 4x8 patch: sums of squares
-inline constexpr unsigned norm_scale = 4;      // a 4x8 patch: subtract, divide
+inline constexpr unsigned fetch = 1;          // a word of the image
+inline constexpr unsigned decode = 1;         // a uOP, once its window is there
+inline constexpr unsigned port = 1;           // a word from or to both ports of a bank, in bursts of 64
+inline constexpr unsigned load = 1;           // a word into a buffer
+inline constexpr unsigned store = 1;          // a word out of a buffer
+inline constexpr unsigned send = 1;           // a beat out of a buffer
+inline constexpr unsigned mesh = 1;           // a beat from all sources to all destinations
+inline constexpr unsigned receive = 1;        // a beat added to a buffer
+inline constexpr unsigned exchange = 1;       // a row's number to or from a neighbour, or made of both
+inline constexpr unsigned softmax_max = 1;    // a 4x8 patch: row maxima
+inline constexpr unsigned softmax_exp = 1;    // a 4x8 patch: scale, subtract, exp, row sums
+inline constexpr unsigned softmax_scale = 1;  // a 4x8 patch: multiply by 1 / row sum
+inline constexpr unsigned activation = 1;     // a 4x8 patch, four elements a round
+inline constexpr unsigned norm_sum = 1;       // a 4x8 patch, two rows a round: row sums
+inline constexpr unsigned norm_squares = 1;   // a 4x8 patch, a row a round: sums of squares
+inline constexpr unsigned norm_scale = 1;     // a 4x8 patch, a row a round: subtract, multiply
 }  // namespace ii
+// Rounds that a loop takes for one item, where more than one. Of a patch of 4x8 each has 32 / rounds lanes.
+namespace rounds {
+inline constexpr unsigned activation = 8;
+inline constexpr unsigned norm_sum = 2;
+inline constexpr unsigned norm_squares = 4;
+inline constexpr unsigned norm_scale = 4;
+}  // namespace rounds
 
 }  // namespace rsn::xnn
 

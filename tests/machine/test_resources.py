@@ -133,11 +133,17 @@ def test_info_used_wrongly(arguments: list[str]) -> None:
 def test_sources_state_the_intervals_of_the_table(root: Path) -> None:
     """Each loop of the table is in the sources, and no pipeline in the sources states an interval other than 1."""
     text = "".join(path.read_text(encoding="utf-8") for path in sorted((root / "hw/versal/pl").iterdir()))
-    intervals = re.findall(r"#pragma HLS PIPELINE (.*)", text)
+    intervals = re.findall(r"#pragma HLS PIPELINE (II=\S+)", text)
     assert {i for i in intervals if i != "II=1"} == {f"II=ii::{name}" for name in LOOPS}
     header = (root / "hw/versal/isa.h").read_text(encoding="utf-8")
-    stated = re.findall(r"unsigned (\w+) = (\d+);", header[header.index("namespace ii {") :])
-    assert {name: int(value) for name, value in stated} == {name: loop.ii for name, loop in LOOPS.items()}
+
+    def stated(namespace: str) -> dict[str, int]:
+        inside = header[header.index(f"namespace {namespace} {{") : header.index(f"}}  // namespace {namespace}")]
+        return {name: int(value) for name, value in re.findall(r"unsigned (\w+) = (\d+);", inside)}
+
+    assert stated("ii") == {name: loop.ii for name, loop in LOOPS.items()}
+    assert stated("rounds") == {name: loop.rounds for name, loop in LOOPS.items() if loop.rounds > 1}
+    assert set(re.findall(r"< rounds::(\w+) \* patches", text)) == set(stated("rounds"))
 
 
 def test_every_loop_of_the_sources_has_a_name(root: Path) -> None:
@@ -177,7 +183,7 @@ def test_fills_are_those_of_the_loops() -> None:
     """The fill of a pipeline is taken from the sources."""
     fills = {"softmax_fill": 50 + 35, "softmax_max_fill": 30, "exchange_fill": 30}
     assert {name: XNN.rates[name].value for name in fills} == fills
-    assert LOOPS["softmax_exp"].fill + LOOPS["softmax_divide"].fill == fills["softmax_fill"]
+    assert LOOPS["softmax_exp"].fill + LOOPS["softmax_scale"].fill == fills["softmax_fill"]
     assert not any(XNN.rates[name].calibrated for name in (*fills, "softmax_beat", "gelu_beat"))
 
 

@@ -4,7 +4,7 @@
 // division: silu with p = 1; gelu in its tanh form, where p has two terms; gelu with erf, where p is fitted to the
 // logit of the normal distribution within 7e-8 of gelu up to |x| = 6, beyond which gelu is x or 0 in float32.
 //
-// ii::activation cycles a round, a round per 4x8 patch: 32 / ii::activation lanes.
+// A 4x8 patch in rounds::activation rounds, of 32 / rounds::activation lanes each.
 // SPDX-License-Identifier: Apache-2.0
 #ifndef RSN_PL_ACTIVATION_H
 #define RSN_PL_ACTIVATION_H
@@ -42,18 +42,26 @@ horner:
 }
 
 inline void activate(MemCBuffer &buffer, unsigned rows, std::uint8_t which) {
+    constexpr unsigned last = rounds::activation - 1, lanes = lanes_of(rounds::activation);
     Walk at = {rows};
+    Beat in, out;
 activations:
-    for (unsigned n = 0; n < patches(rows, mem_c_cols); ++n) {
-#pragma HLS PIPELINE II=ii::activation
+    for (unsigned n = 0; n < rounds::activation * patches(rows, mem_c_cols); ++n) {
+#pragma HLS PIPELINE II=ii::activation style=flp
 #pragma HLS DEPENDENCE variable=buffer type=inter dependent=false
-        Beat x = get_beat<by_rows, mem_c_cols>(buffer, at.row, at.col);
-        for (unsigned i = 0; i < beat_floats; ++i) {
+        const unsigned round = n % rounds::activation;
+        if (round == 0) in = get_beat<by_rows, mem_c_cols>(buffer, at.row, at.col);
+        float part[lanes];
+        for (unsigned i = 0; i < lanes; ++i) {
 #pragma HLS UNROLL
-            x[i] = activated(x[i], static_cast<Activation>(which));
+            part[i] = activated(in[i], static_cast<Activation>(which));
         }
-        put_beat<by_rows, mem_c_cols>(buffer, at.row, at.col, x);
-        at.next();
+        shift<lanes>(in);
+        shift_in(out, part);
+        if (round == last) {
+            put_beat<by_rows, mem_c_cols>(buffer, at.row, at.col, out);
+            at.next();
+        }
     }
 }
 

@@ -3,6 +3,8 @@
 #ifndef RSN_PL_MATH_H
 #define RSN_PL_MATH_H
 
+#include <limits>
+
 #include "types.h"
 
 #ifdef RSN_CSIM
@@ -14,28 +16,37 @@
 namespace rsn::xnn {
 
 #ifdef RSN_CSIM
-inline float exp_of(float x) { return std::exp(x); }
-inline float sqrt_of(float x) { return std::sqrt(x); }
+namespace library = std;
 #else
-inline float exp_of(float x) { return hls::exp(x); }
-inline float sqrt_of(float x) { return hls::sqrt(x); }
+namespace library = hls;
 #endif
+
+// With medium use of DSPs, exp takes one. It is what HLS chooses for Versal; full use would take several.
+inline float exp_of(float x) {
+#pragma HLS INLINE
+    const float e = library::exp(x);
+#pragma HLS BIND_OP variable=e op=fexp impl=meddsp
+    return e;
+}
+
+inline float sqrt_of(float x) { return library::sqrt(x); }
 
 inline bool finite(float x) { return (from_float(x) & 0x7F800000u) != 0x7F800000u; }
 
-// A sum of eight, pairwise. In fabric: DSPs are what the post-ops are short of.
+// A sum of eight, pairwise.
 inline float sum(const float (&x)[8]) {
 #pragma HLS INLINE
-    const float a = x[0] + x[1], b = x[2] + x[3], c = x[4] + x[5], d = x[6] + x[7];
-    const float ab = a + b, cd = c + d, all = ab + cd;
-#pragma HLS BIND_OP variable=a op=fadd impl=fabric
-#pragma HLS BIND_OP variable=b op=fadd impl=fabric
-#pragma HLS BIND_OP variable=c op=fadd impl=fabric
-#pragma HLS BIND_OP variable=d op=fadd impl=fabric
-#pragma HLS BIND_OP variable=ab op=fadd impl=fabric
-#pragma HLS BIND_OP variable=cd op=fadd impl=fabric
-#pragma HLS BIND_OP variable=all op=fadd impl=fabric
-    return all;
+    return ((x[0] + x[1]) + (x[2] + x[3])) + ((x[4] + x[5]) + (x[6] + x[7]));
+}
+
+// What the exps of a row are multiplied by: 1 / sum. A sum below the least normal number counts as 0, because the
+// operators of the device take it for 0; above its reciprocal, 1 / sum would be below it. Neither has a reciprocal, so
+// the row becomes NaN, and so does that of an infinite sum. masked: the row may have no valid score; of 0 it becomes 0.
+inline float reciprocal_of_sum(float sum, bool masked) {
+#pragma HLS INLINE
+    constexpr float least = std::numeric_limits<float>::min();
+    if (sum < least) return masked ? 0.0f : to_float(0x7FC00000u);
+    return sum <= 1.0f / least ? 1.0f / sum : to_float(0x7FC00000u);
 }
 
 }  // namespace rsn::xnn

@@ -1,5 +1,11 @@
-// The buffer of a MemC, and how its post-ops walk over it: a 4x8 patch a round, down the rows of eight columns, then
-// the next eight. So a row comes back only after all others, 32 rounds later at least, and its running sum is ready.
+// The buffer of a MemC, and how its post-ops walk over it: patch by patch of 4x8 elements, down the rows of eight
+// columns, then the next eight. So a row comes back only after all others, 32 patches later at least, and its running
+// sum is ready.
+//
+// A loop with all 32 lanes takes a patch in one round. One with fewer lanes reads it into a register in its first round,
+// works on the lowest elements of the register in each, and moves the others down; what it makes of them moves into
+// another register, which is written in the last round. Every round is a cycle: with more cycles between rounds (an
+// initiation interval above 1) HLS would share the lanes too, but put a multiplexer before each input of each operator.
 // SPDX-License-Identifier: Apache-2.0
 #ifndef RSN_PL_MEM_C_H
 #define RSN_PL_MEM_C_H
@@ -15,7 +21,8 @@ using MemCBuffer = Cell<plain>[plain][depth_of(buffers::MemC_rows, mem_c_cols)];
 constexpr unsigned patch_rows = 4;
 constexpr unsigned patch_cols = 8;
 
-// A number for each row, four rows at a time; for as many as the nine bits of dim1 can say.
+// A number for each row, four rows at a time; for as many as the nine bits of dim1 can say. Each of the four is a memory
+// with one port to read and one to write, small enough for LUTs.
 constexpr unsigned row_patches = 512 / patch_rows;
 using Rows = float[patch_rows][row_patches];
 
@@ -32,6 +39,54 @@ struct Walk {
 };
 
 constexpr unsigned patches(unsigned rows, unsigned cols) { return rows / patch_rows * (cols / patch_cols); }
+
+// Elements of a patch, and rows of it, that a loop takes in each of so many rounds.
+constexpr unsigned lanes_of(unsigned rounds) { return beat_floats / rounds; }
+constexpr unsigned rows_of(unsigned rounds) { return patch_rows / rounds; }
+
+// Moves a patch down by so many elements, and puts others in behind.
+template <unsigned Lanes>
+void shift_in(Beat &patch, const float (&behind)[Lanes]) {
+#pragma HLS INLINE
+shift_patch:
+    for (unsigned i = 0; i < beat_floats; ++i) {
+#pragma HLS UNROLL
+        patch[i] = i + Lanes < beat_floats ? patch[i + Lanes] : behind[i + Lanes - beat_floats];
+    }
+}
+
+// Moves a patch down where nothing needs to come in behind.
+template <unsigned Lanes>
+void shift(Beat &patch) {
+#pragma HLS INLINE
+shift_patch:
+    for (unsigned i = 0; i + Lanes < beat_floats; ++i) {
+#pragma HLS UNROLL
+        patch[i] = patch[i + Lanes];
+    }
+}
+
+// The numbers of the rows of one round; i: number of the patch, from above. Each memory is named by a constant, so that
+// a round has one access to it.
+template <unsigned N>
+void get_rows(const Rows &rows, unsigned i, unsigned round, float (&numbers)[N]) {
+#pragma HLS INLINE
+get_rows_banks:
+    for (unsigned r = 0; r < patch_rows; ++r) {
+#pragma HLS UNROLL
+        if (r / N == round) numbers[r % N] = rows[r][i];
+    }
+}
+
+template <unsigned N>
+void put_rows(Rows &rows, unsigned i, unsigned round, const float (&numbers)[N]) {
+#pragma HLS INLINE
+put_rows_banks:
+    for (unsigned r = 0; r < patch_rows; ++r) {
+#pragma HLS UNROLL
+        if (r / N == round) rows[r][i] = numbers[r % N];
+    }
+}
 
 }  // namespace rsn::xnn
 

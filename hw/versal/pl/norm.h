@@ -1,8 +1,9 @@
 // Layer or RMS norm of a MemC, in place, before a store: over dim1 rows, over its first norm_cols columns and those of
-// its neighbour; the columns behind become 0. Two passes: mean, then the mean square of what is left. No scale, no
-// shift.
+// its neighbour; the columns behind become 0. Two passes: mean, then the mean square of what is left, the variance. Then
+// (x - mean) * (1 / sqrt(variance + eps)), with one square root and one division per row. No scale, no shift.
 //
-// A round per 4x8 patch in each of three walks over all columns; to the neighbour goes a sum per row, with its count.
+// Three walks over all columns, a 4x8 patch in rounds::norm_sum, norm_squares or norm_scale rounds of whole rows. To the
+// neighbour goes a sum per row, with its count.
 // SPDX-License-Identifier: Apache-2.0
 #ifndef RSN_PL_NORM_H
 #define RSN_PL_NORM_H
@@ -15,12 +16,12 @@ namespace rsn::xnn {
 inline void share(Rows &sums, unsigned rows, unsigned cols, hls::stream<Partial> &to, hls::stream<Partial> &from) {
 share_send:
     for (unsigned row = 0; row < rows; ++row) {
-#pragma HLS PIPELINE II=ii::exchange
+#pragma HLS PIPELINE II=ii::exchange style=flp
         to << Partial{sums[row % patch_rows][row / patch_rows], static_cast<float>(cols)};
     }
 share_receive:
     for (unsigned row = 0; row < rows; ++row) {
-#pragma HLS PIPELINE II=ii::exchange
+#pragma HLS PIPELINE II=ii::exchange style=flp
 #pragma HLS DEPENDENCE variable=sums type=inter dependent=false
         float &own = sums[row % patch_rows][row / patch_rows];
         const Partial theirs = from.read();
@@ -29,79 +30,107 @@ share_receive:
     }
 }
 
+// A row comes back after 32 patches at the earliest: so many times rounds::norm_sum is the distance.
 inline void add_up(const MemCBuffer &buffer, unsigned rows, unsigned cols, Rows &sums) {
+    constexpr unsigned last = rounds::norm_sum - 1, lines = rows_of(rounds::norm_sum);
+    static_assert(rounds::norm_sum == 2, "the distance below");
     Walk at = {rows};
+    Beat in;
 row_sums:
-    for (unsigned n = 0; n < patches(rows, mem_c_cols); ++n) {
-#pragma HLS PIPELINE II=ii::norm_sum
-#pragma HLS DEPENDENCE variable=sums type=inter direction=RAW distance=32 dependent=true
-        const Beat x = get_beat<by_rows, mem_c_cols>(buffer, at.row, at.col);
-        for (unsigned r = 0; r < patch_rows; ++r) {
+    for (unsigned n = 0; n < rounds::norm_sum * patches(rows, mem_c_cols); ++n) {
+#pragma HLS PIPELINE II=ii::norm_sum style=flp
+#pragma HLS DEPENDENCE variable=sums type=inter direction=RAW distance=64 dependent=true
+        const unsigned round = n % rounds::norm_sum, i = at.row / patch_rows;
+        if (round == 0) in = get_beat<by_rows, mem_c_cols>(buffer, at.row, at.col);
+        float running[lines] = {};
+        get_rows(sums, i, round, running);
+        for (unsigned r = 0; r < lines; ++r) {
 #pragma HLS UNROLL
             float part[patch_cols];
             for (unsigned c = 0; c < patch_cols; ++c) {
 #pragma HLS UNROLL
-                part[c] = at.col + c < cols ? x[by_rows(r, c)] : 0.0f;
+                part[c] = at.col + c < cols ? in[by_rows(r, c)] : 0.0f;
             }
-            float &running = sums[r][at.row / patch_rows];
-            running = at.col == 0 ? sum(part) : running + sum(part);
+            running[r] = at.col == 0 ? sum(part) : running[r] + sum(part);
         }
-        at.next();
+        put_rows(sums, i, round, running);
+        shift<lanes_of(rounds::norm_sum)>(in);
+        if (round == last) at.next();
     }
 }
 
 inline void add_squares(const MemCBuffer &buffer, unsigned rows, unsigned cols, const Rows &mean, Rows &sums) {
+    constexpr unsigned last = rounds::norm_squares - 1, lines = rows_of(rounds::norm_squares);
+    static_assert(rounds::norm_squares == 4, "the distance below");
     Walk at = {rows};
+    Beat in;
 square_sums:
-    for (unsigned n = 0; n < patches(rows, mem_c_cols); ++n) {
-#pragma HLS PIPELINE II=ii::norm_squares
-#pragma HLS DEPENDENCE variable=sums type=inter direction=RAW distance=32 dependent=true
-        const Beat x = get_beat<by_rows, mem_c_cols>(buffer, at.row, at.col);
-        for (unsigned r = 0; r < patch_rows; ++r) {
+    for (unsigned n = 0; n < rounds::norm_squares * patches(rows, mem_c_cols); ++n) {
+#pragma HLS PIPELINE II=ii::norm_squares style=flp
+#pragma HLS DEPENDENCE variable=sums type=inter direction=RAW distance=128 dependent=true
+        const unsigned round = n % rounds::norm_squares, i = at.row / patch_rows;
+        if (round == 0) in = get_beat<by_rows, mem_c_cols>(buffer, at.row, at.col);
+        float running[lines] = {}, middle[lines] = {};
+        get_rows(sums, i, round, running);
+        get_rows(mean, i, round, middle);
+        for (unsigned r = 0; r < lines; ++r) {
 #pragma HLS UNROLL
             float part[patch_cols];
             for (unsigned c = 0; c < patch_cols; ++c) {
 #pragma HLS UNROLL
-                const float centred = x[by_rows(r, c)] - mean[r][at.row / patch_rows];
+                const float centred = in[by_rows(r, c)] - middle[r];
                 part[c] = at.col + c < cols ? centred * centred : 0.0f;
             }
-            float &running = sums[r][at.row / patch_rows];
-            running = at.col == 0 ? sum(part) : running + sum(part);
+            running[r] = at.col == 0 ? sum(part) : running[r] + sum(part);
         }
-        at.next();
+        put_rows(sums, i, round, running);
+        shift<lanes_of(rounds::norm_squares)>(in);
+        if (round == last) at.next();
     }
 }
 
-inline void rescale(MemCBuffer &buffer, unsigned rows, unsigned cols, const Rows &mean, const Rows &deviation) {
+// factor: 1 / deviation of each row.
+inline void rescale(MemCBuffer &buffer, unsigned rows, unsigned cols, const Rows &mean, const Rows &factor) {
+    constexpr unsigned last = rounds::norm_scale - 1, lines = rows_of(rounds::norm_scale);
     Walk at = {rows};
+    Beat in, out;
 rescaled:
-    for (unsigned n = 0; n < patches(rows, mem_c_cols); ++n) {
-#pragma HLS PIPELINE II=ii::norm_scale
+    for (unsigned n = 0; n < rounds::norm_scale * patches(rows, mem_c_cols); ++n) {
+#pragma HLS PIPELINE II=ii::norm_scale style=flp
 #pragma HLS DEPENDENCE variable=buffer type=inter dependent=false
-        Beat x = get_beat<by_rows, mem_c_cols>(buffer, at.row, at.col);
-        for (unsigned r = 0; r < patch_rows; ++r) {
+        const unsigned round = n % rounds::norm_scale, i = at.row / patch_rows;
+        if (round == 0) in = get_beat<by_rows, mem_c_cols>(buffer, at.row, at.col);
+        float middle[lines] = {}, by[lines] = {}, part[lanes_of(rounds::norm_scale)];
+        get_rows(mean, i, round, middle);
+        get_rows(factor, i, round, by);
+        for (unsigned r = 0; r < lines; ++r) {
 #pragma HLS UNROLL
             for (unsigned c = 0; c < patch_cols; ++c) {
 #pragma HLS UNROLL
-                float &e = x[by_rows(r, c)];
-                const float scaled = (e - mean[r][at.row / patch_rows]) / deviation[r][at.row / patch_rows];
-                e = at.col + c < cols ? scaled : 0.0f;
+                const float scaled = (in[by_rows(r, c)] - middle[r]) * by[r];
+                part[by_rows(r, c)] = at.col + c < cols ? scaled : 0.0f;
             }
         }
-        put_beat<by_rows, mem_c_cols>(buffer, at.row, at.col, x);
-        at.next();
+        shift<lanes_of(rounds::norm_scale)>(in);
+        shift_in(out, part);
+        if (round == last) {
+            put_beat<by_rows, mem_c_cols>(buffer, at.row, at.col, out);
+            at.next();
+        }
     }
 }
 
 inline void norm(MemCBuffer &buffer, unsigned rows, const MemCConfig &reg, hls::stream<Partial> &to,
                  hls::stream<Partial> &from) {
     const unsigned cols = reg.norm_cols < mem_c_cols ? reg.norm_cols : mem_c_cols;
-    Rows mean, deviation;
+    Rows mean, factor;  // of a row: the mean; the sum of squares, the variance, and at last 1 / deviation
 #pragma HLS ARRAY_PARTITION variable=mean complete dim=1
-#pragma HLS ARRAY_PARTITION variable=deviation complete dim=1
+#pragma HLS ARRAY_PARTITION variable=factor complete dim=1
+#pragma HLS BIND_STORAGE variable=mean type=ram_s2p impl=lutram
+#pragma HLS BIND_STORAGE variable=factor type=ram_s2p impl=lutram
 no_mean:
     for (unsigned i = 0; i < row_patches; ++i) {
-#pragma HLS PIPELINE II=1
+#pragma HLS PIPELINE II=1 style=flp
         for (unsigned r = 0; r < patch_rows; ++r) {
 #pragma HLS UNROLL
             mean[r][i] = 0.0f;
@@ -111,16 +140,16 @@ no_mean:
         add_up(buffer, rows, cols, mean);
         share(mean, rows, cols, to, from);
     }
-    add_squares(buffer, rows, cols, mean, deviation);
-    share(deviation, rows, cols, to, from);
-deviations:
+    add_squares(buffer, rows, cols, mean, factor);
+    share(factor, rows, cols, to, from);
+factors:
     for (unsigned row = 0; row < rows; ++row) {
-#pragma HLS PIPELINE II=ii::exchange
-#pragma HLS DEPENDENCE variable=deviation type=inter dependent=false
-        float &variance = deviation[row % patch_rows][row / patch_rows];
-        variance = sqrt_of(variance + reg.eps);
+#pragma HLS PIPELINE II=ii::exchange style=flp
+#pragma HLS DEPENDENCE variable=factor type=inter dependent=false
+        float &own = factor[row % patch_rows][row / patch_rows];
+        own = 1.0f / sqrt_of(own + reg.eps);
     }
-    rescale(buffer, rows, cols, mean, deviation);
+    rescale(buffer, rows, cols, mean, factor);
 }
 
 }  // namespace rsn::xnn

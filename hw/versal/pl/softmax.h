@@ -1,7 +1,8 @@
 // Softmax of what a MemC0-3 has received, over its columns and its neighbour's: exp of the scaled scores, by default
-// without subtracting a maximum, divided by the sums of both.
+// without subtracting a maximum, times the reciprocal of the sum of both. A division per row is enough; one per element
+// would take 32 dividers.
 //
-// A round per 4x8 patch for the maxima (where they are asked for), for exp and for the division; a tile has 512. To the
+// A round per 4x8 patch for the maxima (where they are asked for), for exp and for the product; a tile has 512. To the
 // neighbour goes the number of columns (causal), a maximum per row, a sum per row, and the same comes back.
 // SPDX-License-Identifier: Apache-2.0
 #ifndef RSN_PL_SOFTMAX_H
@@ -30,7 +31,7 @@ struct Mask {
 inline void send_rows(const Rows &mine, unsigned rows, hls::stream<float> &to) {
 send_rows:
     for (unsigned row = 0; row < rows; ++row) {
-#pragma HLS PIPELINE II=ii::exchange
+#pragma HLS PIPELINE II=ii::exchange style=flp
         to << mine[row % patch_rows][row / patch_rows];
     }
 }
@@ -43,7 +44,7 @@ inline void find_maxima(const MemCBuffer &buffer, unsigned rows, unsigned cols, 
     Walk at = {rows};
 maxima:
     for (unsigned n = 0; n < patches(rows, cols); ++n) {
-#pragma HLS PIPELINE II=ii::softmax_max
+#pragma HLS PIPELINE II=ii::softmax_max style=flp
 #pragma HLS DEPENDENCE variable=top type=inter direction=RAW distance=32 dependent=true
         const Beat x = get_beat<by_rows, mem_c_cols>(buffer, at.row, at.col);
         for (unsigned r = 0; r < patch_rows; ++r) {
@@ -67,7 +68,7 @@ inline void take_exp(MemCBuffer &buffer, unsigned rows, unsigned cols, float sca
     Walk at = {rows};
 exps:
     for (unsigned n = 0; n < patches(rows, cols); ++n) {
-#pragma HLS PIPELINE II=ii::softmax_exp
+#pragma HLS PIPELINE II=ii::softmax_exp style=flp
 #pragma HLS DEPENDENCE variable=buffer type=inter dependent=false
 #pragma HLS DEPENDENCE variable=total type=inter direction=RAW distance=32 dependent=true
         Beat x = get_beat<by_rows, mem_c_cols>(buffer, at.row, at.col);
@@ -76,10 +77,7 @@ exps:
             float e[patch_cols];
             for (unsigned c = 0; c < patch_cols; ++c) {
 #pragma HLS UNROLL
-                const float scaled = x[by_rows(r, c)] * scale;
-                const float score = scaled - top[r][at.row / patch_rows];
-#pragma HLS BIND_OP variable=scaled op=fmul impl=fabric
-#pragma HLS BIND_OP variable=score op=fsub impl=fabric
+                const float score = x[by_rows(r, c)] * scale - top[r][at.row / patch_rows];
                 e[c] = mask.valid(at.row + r, at.col + c) ? exp_of(score) : 0.0f;
                 x[by_rows(r, c)] = e[c];
             }
@@ -91,21 +89,19 @@ exps:
     }
 }
 
-// Divides each row by its total. masked: rows may have no valid score; they become 0.
-inline void divide(MemCBuffer &buffer, unsigned rows, unsigned cols, const Rows &total, bool masked) {
+inline void multiply_rows(MemCBuffer &buffer, unsigned rows, unsigned cols, const Rows &by) {
     Walk at = {rows};
-divisions:
+products:
     for (unsigned n = 0; n < patches(rows, cols); ++n) {
-#pragma HLS PIPELINE II=ii::softmax_divide
+#pragma HLS PIPELINE II=ii::softmax_scale style=flp
 #pragma HLS DEPENDENCE variable=buffer type=inter dependent=false
         Beat x = get_beat<by_rows, mem_c_cols>(buffer, at.row, at.col);
         for (unsigned r = 0; r < patch_rows; ++r) {
 #pragma HLS UNROLL
-            const float by = total[r][at.row / patch_rows];
+            const float factor = by[r][at.row / patch_rows];
             for (unsigned c = 0; c < patch_cols; ++c) {
 #pragma HLS UNROLL
-                const float quotient = x[by_rows(r, c)] / by;
-                x[by_rows(r, c)] = masked && by == 0.0f ? 0.0f : quotient;
+                x[by_rows(r, c)] *= factor;
             }
         }
         put_beat<by_rows, mem_c_cols>(buffer, at.row, at.col, x);
@@ -118,6 +114,8 @@ inline void softmax(MemCBuffer &buffer, unsigned rows, unsigned cols, const MemC
     Rows top, total;
 #pragma HLS ARRAY_PARTITION variable=top complete dim=1
 #pragma HLS ARRAY_PARTITION variable=total complete dim=1
+#pragma HLS BIND_STORAGE variable=top type=ram_s2p impl=lutram
+#pragma HLS BIND_STORAGE variable=total type=ram_s2p impl=lutram
     Mask mask = {reg.softmax_cols, 0, reg.causal, reg.offset};
     if (reg.causal && !reg.alone) {
         to << static_cast<float>(cols);
@@ -126,7 +124,7 @@ inline void softmax(MemCBuffer &buffer, unsigned rows, unsigned cols, const MemC
     }
 start_rows:
     for (unsigned i = 0; i < row_patches; ++i) {
-#pragma HLS PIPELINE II=1
+#pragma HLS PIPELINE II=1 style=flp
         for (unsigned r = 0; r < patch_rows; ++r) {
 #pragma HLS UNROLL
             top[r][i] = reg.max_sub ? -std::numeric_limits<float>::infinity() : 0.0f;
@@ -138,7 +136,7 @@ start_rows:
         if (!reg.alone) send_rows(top, rows, to);
     combine_maxima:
         for (unsigned row = 0; row < rows; ++row) {
-#pragma HLS PIPELINE II=ii::exchange
+#pragma HLS PIPELINE II=ii::exchange style=flp
 #pragma HLS DEPENDENCE variable=top type=inter dependent=false
             float &own = top[row % patch_rows][row / patch_rows];
             const float theirs = reg.alone ? own : from.read();
@@ -147,16 +145,17 @@ start_rows:
         }
     }
     take_exp(buffer, rows, cols, reg.scale, mask, top, total);
-    if (!reg.alone) {
-        if (cols) send_rows(total, rows, to);
-    combine_sums:
-        for (unsigned row = 0; row < rows; ++row) {
-#pragma HLS PIPELINE II=ii::exchange
+    if (!reg.alone && cols) send_rows(total, rows, to);
+    const bool masked = reg.causal || reg.softmax_cols < cols;
+combine_sums:
+    for (unsigned row = 0; row < rows; ++row) {
+#pragma HLS PIPELINE II=ii::exchange style=flp
 #pragma HLS DEPENDENCE variable=total type=inter dependent=false
-            total[row % patch_rows][row / patch_rows] += from.read();
-        }
+        float &own = total[row % patch_rows][row / patch_rows];
+        const float theirs = reg.alone ? 0.0f : from.read();
+        own = reciprocal_of_sum(own + theirs, masked);
     }
-    divide(buffer, rows, cols, total, reg.causal || reg.softmax_cols < cols);
+    multiply_rows(buffer, rows, cols, total);
 }
 
 }  // namespace rsn::xnn

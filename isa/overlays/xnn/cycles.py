@@ -48,7 +48,7 @@ def costs(overlay: Overlay) -> Iterator[Cost]:
     yield cost("MemC: receive a tile", loop["receive"](BEATS), BEATS * rate["mesh_beat"])
     square, whole = walk(256, 256), walk(256, 512)
     rows = loop["exchange"](256)
-    softmax = loop["softmax_exp"](square) + loop["softmax_divide"](square) + 2 * rows
+    softmax = loop["softmax_exp"](square) + loop["softmax_scale"](square) + 2 * rows
     charged = rate["softmax_fill"] + 2 * square * rate["softmax_beat"] + 2 * rate["exchange_fill"]
     yield cost(
         "MemC: softmax of 256x256",
@@ -67,8 +67,7 @@ def costs(overlay: Overlay) -> Iterator[Cost]:
         "MemC: activation of 256x512",
         loop["activation"](whole),
         whole * rate["gelu_beat"],
-        "as many lanes as the DSPs allow",
-        ("gelu_beat", loop["activation"](whole) / whole),
+        sets=("gelu_beat", loop["activation"](whole) / whole),
     )
     passes = loop["norm_squares"](whole) + loop["norm_scale"](whole) + 3 * rows
     layer_norm = passes + loop["norm_sum"](whole) + 2 * rows

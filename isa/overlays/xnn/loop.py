@@ -1,7 +1,8 @@
 """How long a loop of hw/versal/pl takes.
 
-An initiation interval (II) is a choice of the sources: hw/versal/isa.h takes it from here. A loop of n rounds takes
-n * ii + fill cycles; fill, the depth of its pipeline, is what the compiler makes of it, so an estimate.
+An initiation interval (II) is a choice of the sources, and so is in how many rounds a loop takes one item (a patch, a
+word): hw/versal/isa.h takes both from here. A loop over n items takes n * rounds * ii + fill cycles; fill, the depth of
+its pipeline, is what the compiler makes of it, so an estimate.
 """
 
 from __future__ import annotations
@@ -11,11 +12,14 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Loop:
-    """ii: cycles from one round to the next. fill: from the beginning of a round to its end."""
+    """ii: cycles from one round to the next. fill: from the beginning of a round to its end. doc: the item, and what is
+    done to it. rounds: to an item; with more than one, a loop has fewer lanes."""
 
     ii: int
     fill: int
     doc: str
+    rounds: int = 1
 
-    def cycles(self, rounds: int) -> int:
-        return rounds * self.ii + self.fill if rounds else 0
+    def cycles(self, items: int) -> int:
+        """Cycles for so many items."""
+        return items * self.rounds * self.ii + self.fill if items else 0

@@ -24,11 +24,11 @@ LOOPS: Mapping[str, Loop] = {
     "exchange": Loop(1, 30, "a row's number to or from a neighbour, or made of both"),
     "softmax_max": Loop(1, 30, "a 4x8 patch: row maxima"),
     "softmax_exp": Loop(1, 50, "a 4x8 patch: scale, subtract, exp, row sums"),
-    "softmax_divide": Loop(1, 35, "a 4x8 patch"),
-    "activation": Loop(8, 150, "a 4x8 patch, four elements a cycle"),
-    "norm_sum": Loop(2, 25, "a 4x8 patch: row sums"),
-    "norm_squares": Loop(4, 30, "a 4x8 patch: sums of squares"),
-    "norm_scale": Loop(4, 70, "a 4x8 patch: subtract, divide"),
+    "softmax_scale": Loop(1, 35, "a 4x8 patch: multiply by 1 / row sum"),
+    "activation": Loop(1, 150, "a 4x8 patch, four elements a round", rounds=8),
+    "norm_sum": Loop(1, 25, "a 4x8 patch, two rows a round: row sums", rounds=2),
+    "norm_squares": Loop(1, 30, "a 4x8 patch, a row a round: sums of squares", rounds=4),
+    "norm_scale": Loop(1, 70, "a 4x8 patch, a row a round: subtract, multiply", rounds=4),
 }
 
 
@@ -95,7 +95,7 @@ def capabilities(memory: Memory, *, registers: bool, sends: bool) -> tuple[Capab
     if registers:
         out.append(Capability("rmsnorm", Where.STORE, norm, "norm_us", NORM_ELEMENTS))
     if sends:
-        passes = 3 if registers else 2  # maxima, exp, division
+        passes = 3 if registers else 2  # maxima, exp, product
         out.append(Capability("softmax", Where.RECEIVE, {"columns": (1, columns)}, "softmax_beat", BEAT / passes))
         out.append(Capability("send", Where.SEND, {"columns": (1, max_sent(memory) * TILE)}, "mesh_beat"))
         if registers:
@@ -165,10 +165,10 @@ class MemCUnit(RingUnit):
             yield from self._softmax(side, reg, rows, uop.recv_b)
 
     def _softmax(self, side: int, reg: MemCConfig, row_tiles: int, col_tiles: int) -> Steps:
-        """exp over the valid columns, divided by the row sum over both neighbours.
+        """exp over the valid columns, times the reciprocal of the row sum over both neighbours.
 
         A pass walks over all that was received, whatever is masked: one for the maxima where they are subtracted, one
-        for exp, one for the division. Between passes a number per row goes to the neighbour and comes back, at the cost
+        for exp, one for the product. Between passes a number per row goes to the neighbour and comes back, at the cost
         of filling the two loops that do it."""
         rows, cols = row_tiles * TILE, col_tiles * TILE
         beats = row_tiles * col_tiles * BEATS

@@ -63,10 +63,10 @@ class Softmax:
             self.x -= np.where(np.isfinite(self.top), self.top, 0)[:, None]
         with np.errstate(over="ignore"):
             np.exp(self.x, out=self.x)
-        valid = self._valid()
-        if valid is not None:
-            self.x[~valid] = 0
-        self.total = self.x.sum(axis=1, dtype=np.float32)
+            valid = self._valid()
+            if valid is not None:
+                self.x[~valid] = 0
+            self.total = self.x.sum(axis=1, dtype=np.float32)
 
     def other_sum(self, total: Array) -> None:
         self.total = self.total + total
@@ -74,10 +74,21 @@ class Softmax:
     def finish(self) -> None:
         if self.reg.alone:
             self._exp()
-        with np.errstate(invalid="ignore", divide="ignore"):
-            self.x /= self.total[:, None]
-        if self._valid() is not None:
-            self.x[self.total == 0] = 0
+        with np.errstate(invalid="ignore"):
+            self.x *= reciprocal(self.total, masked=self._valid() is not None)[:, None]
+
+
+def reciprocal(total: Array, *, masked: bool) -> Array:
+    """What the exps of each row are multiplied by: 1 / total, float32.
+
+    NaN where it has none: where total or 1 / total is below the least normal number, which the operators of the device
+    take for 0, or where total is NaN. masked: rows may have no valid score; where total counts as 0 they become 0."""
+    least = np.finfo(np.float32).tiny
+    out = np.full_like(total, np.nan)
+    np.divide(np.float32(1), total, out=out, where=(total >= least) & (total <= 1 / least))
+    if masked:
+        out[total < least] = 0
+    return out
 
 
 class Norm:
@@ -111,7 +122,8 @@ class Norm:
         variance = (self.squares + total) / np.float32(max(self.count + count, 1))
         part = self._part()
         part -= self.mean
-        part /= np.sqrt(variance + np.float32(self.reg.eps))[:, None]
+        with np.errstate(divide="ignore", invalid="ignore"):
+            part *= (np.float32(1) / np.sqrt(variance + np.float32(self.reg.eps)))[:, None]
         self.unit.buffers[self.side].x[: self.rows, part.shape[1] :] = 0
 
 

@@ -41,7 +41,7 @@ ARITHMETIC: Mapping[str, Mapping[str, int]] = {
     "receive": {"add": 32},
     "softmax_max": {"compare": 32, "mul": 4},
     "softmax_exp": {"mul in fabric": 32, "add in fabric": 64, "exp": 32},
-    "softmax_divide": {"div": 32},
+    "softmax_scale": {"div": 32},
     "activation": {"mul": 256, "add": 224, "exp": 32, "div": 32},
     "norm_sum": {"add in fabric": 32},
     "norm_squares": {"add": 32, "mul": 32, "add in fabric": 32},
@@ -111,7 +111,7 @@ def _arithmetic(overlay: Overlay) -> Iterator[Need]:
             loops = [loop for loop in ARITHMETIC if loop.startswith(name) or (name == "norm" and loop == "exchange")]
             for resource, which in (("DSP", 0), ("LUT", 1)):
                 amount = sum(
-                    OPERATORS[op][which] * ceil(count / LOOPS[loop].ii)
+                    OPERATORS[op][which] * ceil(count / (LOOPS[loop].ii * LOOPS[loop].rounds))
                     for loop in loops
                     for op, count in ARITHMETIC[loop].items()
                 )

@@ -49,9 +49,9 @@ RATES = {
     "mme_n64_us": Rate(1.995, "us", "paper Table 6a, N = 64", "MME compute"),
     "mme_setup_us": Rate(3.0, "us", "per (a_iter, b_iter), fitted on the square GEMMs", "MME set-up", True),
     "softmax_beat": Rate(
-        1, "PL cycles", "structure: a pass is 512 beats a 128x128 tile; exp, divide; with opcode 8 maxima", "post-op"
+        1, "PL cycles", "structure: a pass is 512 beats a 128x128 tile; exp, multiply; with opcode 8 maxima", "post-op"
     ),
-    "softmax_fill": _fill("softmax_exp", "softmax_divide", of="exps, divisions", per="uOP"),
+    "softmax_fill": _fill("softmax_exp", "softmax_scale", of="exps, products", per="uOP"),
     "softmax_max_fill": _fill("softmax_max", of="maxima", per="uOP that subtracts maxima (opcode 8)"),
     "exchange_fill": _fill("exchange", of="send_rows, combine_*", per="vector of rows to or from the neighbour"),
     "gelu_beat": Rate(

@@ -190,10 +190,12 @@ SOFTMAX = _of(
     ("np.where(valid, self.x, -np.inf)", "self.x"),
     ("np.maximum(self.top, top)", "np.minimum(self.top, top)"),
     ("            self.x -= np.where", "            self.x - np.where"),
-    ("            self.x[~valid] = 0\n", "            pass\n"),
+    ("                self.x[~valid] = 0\n", "                pass\n"),
     ("self.total = self.total + total", "self.total = self.total"),
     ("np.where(np.isfinite(self.top), self.top, 0)", "np.zeros_like(self.top)"),
-    ("            self.x[self.total == 0] = 0\n", "            pass\n"),
+    ("self.x *= reciprocal(self.total", "self.x /= reciprocal(self.total"),
+    ("masked=self._valid() is not None", "masked=False"),
+    ("        out[total < least] = 0\n", "        pass\n"),
 )
 NORM = _of(
     "mem_c",
@@ -210,6 +212,7 @@ NORM = _of(
     ("variance = (self.squares + total)", "variance = self.squares"),
     ("        part -= self.mean\n", ""),
     ("variance + np.float32(self.reg.eps)", "variance"),
+    ("part *= (np.float32(1) /", "part *= (np.float32(2) /"),
     ("part.shape[1] :] = 0", "part.shape[1] + 1 :] = 0"),
 )
 ACTIVATION = _of(
