@@ -10,7 +10,7 @@ import click
 from ..base.errors import ResourceError
 from ..isa.overlay import Overlay
 from ..isa.overlays.file import without_hardware
-from ..machine.resources import ResourceUse, budget, require_fits
+from ..machine.resources import Deviation, ResourceUse, budget, require_fits
 
 
 def show_resources(overlay: Overlay, as_json: bool) -> None:
@@ -20,6 +20,8 @@ def show_resources(overlay: Overlay, as_json: bool) -> None:
     if device is None:
         raise ResourceError(f"overlay {overlay.name} names no device: its resources cannot be compared with one")
     rows = budget(overlay.resources(overlay), device)
+    deviations = list(overlay.deviations())
+    errors = {d.resource: d.error for d in deviations if not d.unit}
     if as_json:
         click.echo(
             json.dumps(
@@ -27,18 +29,31 @@ def show_resources(overlay: Overlay, as_json: bool) -> None:
                     "overlay": overlay.name,
                     "device": device.name,
                     "fits": all(row.share <= 1 for row in rows),
-                    "resources": {row.resource: _facts(row) for row in rows},
+                    "resources": {row.resource: _facts(row, errors.get(row.resource)) for row in rows},
+                    "deviations": [
+                        {
+                            "resource": d.resource,
+                            "unit": d.unit,
+                            "published": d.published,
+                            "estimated": d.estimated,
+                            "error": d.error,
+                        }
+                        for d in deviations
+                    ],
                 }
             )
         )
     else:
         click.echo(f"overlay {overlay.name} on a {device.name}; ~ is an estimate\n")
-        click.echo(f"{'':<10}{'needed':>9}{'of':>9}{'':>7}{'paper':>9}")
+        click.echo(f"{'':<10}{'needed':>9}{'of':>9}{'':>7}{'paper':>9}{'routed':>9}")
         for row in rows:
             needed = f"{'~' if row.estimate else ''}{row.needed}"
-            published = "" if row.capacity.published is None else str(row.capacity.published)
-            line = f"{row.resource:<10}{needed:>9}{row.capacity.amount:>9}{row.share:>7.0%}{published:>9}"
+            known = ("" if x is None else str(x) for x in (row.capacity.published, row.capacity.post_route))
+            line = f"{row.resource:<10}{needed:>9}{row.capacity.amount:>9}{row.share:>7.0%}"
+            line += "".join(f"{x:>9}" for x in known)
             click.echo(f"{line}  {row.capacity.unit}" + (f"; {row.capacity.remark}" if row.capacity.remark else ""))
+        click.echo("\npaper, routed: the published implementation, by its paper and by its post-route report")
+        _show_deviations(deviations)
         for row in rows:
             click.echo(f"\n{row.resource}: available according to {row.capacity.source}")
             for part, amount in row.parts.items():
@@ -51,13 +66,28 @@ def show_resources(overlay: Overlay, as_json: bool) -> None:
         click.echo(f"warning: {e}", err=True)
 
 
-def _facts(row: ResourceUse) -> dict[str, object]:
+def _show_deviations(deviations: Sequence[Deviation]) -> None:
+    """Print how far the estimate is from published figures, resource by resource, the total last."""
+    if not deviations:
+        return
+    click.echo("\nerror of the estimate, where it is made of the published implementation")
+    width = max(len(d.unit) for d in deviations)
+    click.echo(f"{'':<10}{'':<{width}}{'estimate':>10}{'report':>9}")
+    for d in sorted(deviations, key=lambda d: d.resource):
+        where = d.unit or "in all"
+        click.echo(f"{d.resource:<10}{where:<{width}}{d.estimated:>10}{d.published:>9}{d.error:>+8.1%}")
+
+
+def _facts(row: ResourceUse, error: float | None) -> dict[str, object]:
+    """error: of the estimate; None if not known."""
     return {
         "needed": row.needed,
         "available": row.capacity.amount,
         "share": row.share,
         "estimate": row.estimate,
+        "error": error,
         "published": row.capacity.published,
+        "post_route": row.capacity.post_route,
         "remark": row.capacity.remark,
         "unit": row.capacity.unit,
         "source": row.capacity.source,

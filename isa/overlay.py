@@ -17,7 +17,7 @@ from .layout import Layout
 
 if TYPE_CHECKING:
     from ..base.finding import Finding
-    from ..machine.resources import Cost, Device, Need
+    from ..machine.resources import Cost, Deviation, Device, Need
     from .expansion import Expansion
     from .patterns import Patterns
     from .work import Emit
@@ -93,7 +93,8 @@ class Overlay(Machine):
     `ProgramError` for what is none.
     max_bank_bytes: of an off-chip memory that addresses reach.
     device: the chip, None if not known. resources: what each part of the datapath needs of it. costs: times of the
-    units' operations by their sources, compared with the simulator's.
+    units' operations by their sources, compared with the simulator's. deviations: how far `resources` is from published
+    figures.
     """
 
     formats: tuple[InstructionFormat, ...]
@@ -121,6 +122,7 @@ class Overlay(Machine):
     device: Device | None = None
     resources: Callable[[Overlay], Iterator[Need]] = lambda overlay: iter(())
     costs: Callable[[Overlay], Iterator[Cost]] = lambda overlay: iter(())
+    deviations: Callable[[], Iterator[Deviation]] = lambda: iter(())
 
     @cached_property
     def patterns(self) -> Patterns | None:

@@ -12,10 +12,22 @@ from click.testing import CliRunner
 
 from rsn.base.errors import ResourceError
 from rsn.cli.main import main
+from rsn.isa.layout import BLOCK_ROWS
 from rsn.isa.overlay import Overlay
 from rsn.isa.overlays import FIG6, XNN, XNN_BASE
 from rsn.isa.overlays.xnn.cycles import LOOPS
-from rsn.isa.overlays.xnn.resources import block_rams, ultra_rams
+from rsn.isa.overlays.xnn.logic import arithmetic, multiplexer
+from rsn.isa.overlays.xnn.loop import Loop
+from rsn.isa.overlays.xnn.resources import (
+    MEM_C,
+    ROW_ARRAYS,
+    ROW_BANKS,
+    ROW_DEPTH,
+    SOFTMAX,
+    block_rams,
+    ultra_rams,
+)
+from rsn.isa.overlays.xnn.tiles import BEAT
 from rsn.machine.description import UnitSpec
 from rsn.machine.resources import VC1902, ResourceUse, budget, require_fits
 
@@ -30,14 +42,77 @@ def test_what_follows_from_the_structure_is_the_published_machines() -> None:
     assert [found[r].needed for r in ("AIE", "PLIO in", "PLIO out")] == [384, 192, 96]
     assert found["URAM"].parts["buffers of MemC"] == round(0.415 * 463)
     for row in found.values():
-        published = row.capacity.published
-        assert published is not None
-        assert published <= row.capacity.amount
+        for published in (row.capacity.published, row.capacity.post_route):
+            assert published is None or published < row.capacity.amount
+    published_ultra, published_block = (found[r].capacity.post_route for r in ("URAM", "BRAM"))
+    assert published_ultra == found["URAM"].parts["buffers of MemC"]
+    assert published_block is not None
+    assert round(published_block / 967, 2) == 0.59
 
 
 @pytest.mark.parametrize("overlay", [XNN, XNN_BASE], ids=lambda o: o.name)
 def test_the_machine_fits(overlay: Overlay) -> None:
-    require_fits(rows(overlay).values(), VC1902)
+    """The published implementation was routed with 58 % of the LUTs."""
+    found = rows(overlay)
+    require_fits(found.values(), VC1902)
+    assert found["LUT"].share < 0.58
+    assert found["DSP"].share < 0.85
+
+
+def test_the_error_of_the_estimate() -> None:
+    """Units within 11 %, totals within 6 %."""
+    found = {(d.resource, d.unit): d.error for d in XNN.deviations()}
+    assert {unit for _, unit in found} == {"", "MeshA", "MeshB", "MemC with softmax", "MemC without softmax"}
+    assert max(map(abs, found.values())) < 0.11
+    assert all(abs(found[resource, ""]) < 0.06 for resource in ("LUT", "DSP", "BRAM", "URAM"))
+    assert list(XNN.deviations()) == list(XNN_BASE.deviations())
+
+
+def test_the_sources_are_what_the_estimate_counts(root: Path) -> None:
+    """Accesses to a buffer, arrays of rows with their sizes and storage, operators."""
+    pl = root / "hw/versal/pl"
+    text = {
+        name: (pl / name).read_text(encoding="utf-8") for name in ("activation.h", "norm.h", "softmax.h", "mem_c.h")
+    }
+    for name, works in (("activation.h", MEM_C), ("norm.h", MEM_C), ("softmax.h", SOFTMAX)):
+        of = [w for w in works if w.part == name.removesuffix(".h")]
+        assert text[name].count("get_beat<") == sum(w.reads for w in of)
+        assert text[name].count("put_beat<") == sum(w.writes for w in of)
+        for function, operator in (("exp_of(", "exp"), ("sqrt_of(", "sqrt")):
+            assert (function in text[name]) == any(operator in w.operators for w in of)
+        if name == "activation.h":
+            continue
+        arrays = re.findall(r"^ +Rows (\w+), (\w+);", text[name], re.MULTILINE)
+        assert [len(a) for a in arrays] == [ROW_ARRAYS]
+        for array in arrays[0]:
+            assert f"ARRAY_PARTITION variable={array} complete dim=1" in text[name]
+            assert f"BIND_STORAGE variable={array} type=ram_s2p impl=lutram" in text[name]
+    assert f"patch_rows = {ROW_BANKS};" in text["mem_c.h"]
+    assert f"row_patches = {ROW_BANKS * ROW_DEPTH} / patch_rows;" in text["mem_c.h"]
+    assert "op=fexp impl=meddsp" in (pl / "math.h").read_text(encoding="utf-8")
+    assert not any("impl=fabric" in path.read_text(encoding="utf-8") for path in pl.iterdir())
+
+
+def test_a_row_recurs_when_the_pragmas_say(root: Path) -> None:
+    """A walk goes down the rows of eight columns; the least number of rows is that of a block, 32 patches."""
+    for name in ("norm.h", "softmax.h"):
+        text = (root / "hw/versal/pl" / name).read_text(encoding="utf-8")
+        stated = re.findall(r"PIPELINE II=ii::(\w+).*\n#pragma HLS DEPENDENCE .*RAW distance=(\d+)", text)
+        assert stated
+        for loop, distance in stated:
+            assert int(distance) == BLOCK_ROWS // ROW_BANKS * LOOPS[loop].rounds
+
+
+@pytest.mark.parametrize(("ways", "luts"), [(1, 0), (2, 0.5), (3, 1), (4, 1), (5, 2), (8, 3)])
+def test_luts_of_a_multiplexer(ways: int, luts: float) -> None:
+    assert multiplexer(ways) == luts
+
+
+def test_lanes_that_are_shared_need_multiplexers_and_rounds_need_one() -> None:
+    operators = {"add": 32}
+    whole, rounds, shared = (arithmetic(Loop(ii, 0, "", n), operators) for ii, n in ((1, 1), (1, 8), (8, 1)))
+    assert [dsp for dsp, _ in (whole, rounds, shared)] == [32, 4, 4]
+    assert rounds[1] - 32 * BEAT // 2 == shared[1] - 4 * 2 * 32 * multiplexer(8)
 
 
 def test_memories_hold_what_is_put_into_them() -> None:
@@ -85,14 +160,19 @@ def test_deeper_streams_do_not_fit() -> None:
 def test_info_shows_resources() -> None:
     done = CliRunner().invoke(main, ["info", "--resources"])
     assert done.exit_code == 0, done.stderr
-    assert re.search(r"^AIE +384 +400 +96% +384  tiles$", done.stdout, re.MULTILINE)
-    assert re.search(r"^URAM +256 +463 ", done.stdout, re.MULTILINE)
+    assert re.search(r"^AIE +384 +400 +96% +384 +tiles$", done.stdout, re.MULTILINE)
+    assert re.search(r"^URAM +256 +463 +55% +190 +192 ", done.stdout, re.MULTILINE)
+    assert re.search(r"^LUT +MemC with softmax +\d+ +79021 +[+-]\d", done.stdout, re.MULTILINE)
+    assert re.search(r"^LUT +in all +\d+ +518255 +[+-]\d", done.stdout, re.MULTILINE)
 
 
 def test_info_resources_json() -> None:
     done = CliRunner().invoke(main, ["info", "--resources", "--overlay", "xnn-base", "--json"])
     facts = json.loads(done.stdout)
     assert (facts["overlay"], facts["device"], facts["fits"]) == ("xnn-base", "VC1902", True)
+    total = next(d for d in facts["deviations"] if (d["resource"], d["unit"]) == ("LUT", ""))
+    assert total["published"] == facts["resources"]["LUT"]["post_route"] == 518_255
+    assert total["error"] == facts["resources"]["LUT"]["error"] == total["estimated"] / 518_255 - 1
     plio = facts["resources"]["PLIO in"]
     assert (plio["needed"], plio["available"], plio["estimate"]) == (192, 234, False)
     assert all(
@@ -195,6 +275,9 @@ def test_info_cycles_json() -> None:
     assert norm["difference"] == pytest.approx(norm["seconds"] / 162e-6 - 1)
 
 
+_NAMES = {"URAM": "UltraRAM", "BRAM": "block RAM"}
+
+
 def test_readme_has_these_figures(root: Path) -> None:
     """hw/versal/README.md discusses them."""
     text = (root / "hw/versal/README.md").read_text(encoding="utf-8")
@@ -203,6 +286,10 @@ def test_readme_has_these_figures(root: Path) -> None:
     for resource in ("AIE", "URAM", "BRAM", "DSP"):
         assert f"| {found[resource].needed} | {found[resource].capacity.amount} |" in text
     assert f"| {found['LUT'].needed // 1000},000 | 899,840 |" in text
+    for d in XNN.deviations():
+        error = f"{d.error:+.0%}".replace("%", " %").replace("+0", "0").replace("-0", "0")
+        row = next(line for line in text.splitlines() if line.startswith(f"| {_NAMES.get(d.resource, d.resource)}"))
+        assert d.unit or row.endswith(f"| {d.published:,} | {error} |")
     for what, name in (("GELU", "activation"), ("LayerNorm", "layer norm"), ("softmax", "softmax")):
         cost = next(c for c in XNN.costs(XNN) if name in c.what)
         assert f"{what} of" in text

@@ -1,57 +1,68 @@
 """What each part of the XNN machine takes of a VC1902, as the sources in hw/versal describe it.
 
 Memories: a slot lies in two banks of 512 bit, or in eight of 128 where it is filled transposed; the slots of a unit are
-memories of their own. Streams of 1024 bit deep enough for a block or a tile are block RAM. Arithmetic: what
-one round of a loop computes, shared over its initiation interval.
+memories of their own. Streams of 1024 bit deep enough for a block or a tile are block RAM. LUTs and DSPs: what the
+loops of a unit compute and move, by the numbers of `logic.py`; `calibration.py` tells how far that is from published
+figures.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from math import ceil
 
+from ....machine.description import Stream, UnitSpec
 from ....machine.resources import Need
 from ...overlay import Overlay
 from .cycles import LOOPS
+from .logic import (
+    AXI_PORT,
+    CONTROL,
+    FLOAT,
+    INSTRUCTION_PATH,
+    PORT,
+    UNIT,
+    WORD_BITS,
+    Work,
+    arithmetic,
+    crossbars,
+    fifo,
+    lut_ram,
+    multiplexer,
+)
+from .loop import Loop
+from .ring import memory_of
 from .tiles import BEAT, LANES, ROW_TOKEN
 
-PORTS = {"DDR": 2, "LPDDR": 2}
-"""AXI ports of 512 bit."""
-PORT_LINES = 8 * 64
-"""A port's adapter holds so many lines: 8 bursts of 64."""
+PORTS = {"DDR": 2, "LPDDR": 2, "instructions": 1}
+"""AXI ports of 512 bit; the one for instructions is narrower, and counted like the others."""
 TILES_PER_MME = 64
-WORD_BITS = 32 * BEAT
-"""Of a word of a memory; a slot takes and gives one in each cycle."""
 
-# DSP and LUT of an operator of float32. On Versal a DSP58 adds or multiplies; the rest is what Vitis HLS reports for
-# devices of the same family of operators, rounded.
-OPERATORS: Mapping[str, tuple[int, int]] = {
-    "add": (1, 30),
-    "mul": (1, 30),
-    "exp": (7, 900),
-    "div": (0, 800),
-    "sqrt": (0, 450),
-    "add in fabric": (0, 350),
-    "mul in fabric": (0, 600),
-    "compare": (0, 60),
-}
-
-# What one round of a loop computes: of each of 32 elements, or of a row.
-ARITHMETIC: Mapping[str, Mapping[str, int]] = {
-    "receive": {"add": 32},
-    "softmax_max": {"compare": 32, "mul": 4},
-    "softmax_exp": {"mul in fabric": 32, "add in fabric": 64, "exp": 32},
-    "softmax_scale": {"div": 32},
-    "activation": {"mul": 256, "add": 224, "exp": 32, "div": 32},
-    "norm_sum": {"add in fabric": 32},
-    "norm_squares": {"add": 32, "mul": 32, "add in fabric": 32},
-    "norm_scale": {"add": 32, "div": 32},
-    "exchange": {"add": 1, "div": 1, "sqrt": 1},
-}
-
-# LUTs of the rest, in thousands: rough.
-LOGIC = {"MemA": 6, "MemB": 16, "MemC": 20, "MeshA": 6, "MeshB": 5, "DDR": 20, "LPDDR": 14}
-INSTRUCTION_PATH = 15
+# What a loop takes for one item: a beat, a patch of 32 elements, a row.
+MEM_C = (
+    Work("receive", "sums", {"add": 32}, reads=1, writes=1),
+    Work("store", "sums", reads=1),
+    Work("activation", "activation", {"mul": 256, "add": 224, "exp": 32, "div": 32}, reads=1, writes=1),
+    Work("norm_sum", "norm", {"add": 32}, reads=1),
+    Work("norm_squares", "norm", {"add": 64, "mul": 32}, reads=1),
+    Work("norm_scale", "norm", {"add": 32, "mul": 32}, reads=1, writes=1),
+    Work("exchange", "norm", {"add": 2, "div": 1, "sqrt": 1, "reciprocal": 1}),
+)
+SOFTMAX = (
+    Work("send", "sums", reads=1),
+    Work("softmax_max", "softmax", {"mask": 32, "compare": 32, "mul": 4}, reads=1),
+    Work("softmax_exp", "softmax", {"mask": 32, "mul": 32, "add": 64, "exp": 32}, reads=1, writes=1),
+    Work("softmax_scale", "softmax", {"mul": 32}, reads=1, writes=1),
+    Work("exchange", "softmax", {"add": 1, "reciprocal": 1}),
+)
+"""What those MemCs have in addition that compute softmax and send to MeshA."""
+ROW_ARRAYS = 2
+"""Arrays of a number per row: of the norm, and as many of the softmax."""
+ROW_BANKS, ROW_DEPTH = 4, 128
+"""Of each array: patch_rows and row_patches of pl/mem_c.h."""
+FILL_AND_SEND = (Work("load", "", writes=1), Work("send", "", reads=1))
+FILL_ANYHOW_AND_SEND = (Work("load", "", writes=3), Work("send", "", reads=1))
+"""Where blocks, transposed blocks and vectors are written by loops of their own."""
 
 
 def block_rams(width: int, depth: int) -> int:
@@ -65,54 +76,126 @@ def ultra_rams(width: int, depth: int) -> int:
 
 
 def needs(overlay: Overlay) -> Iterator[Need]:
-    yield from _buffers(overlay)
-    yield from _streams(overlay)
-    yield from _arithmetic(overlay)
-    mmes = len(overlay.by_kind["MME"])
-    yield Need("AIE", TILES_PER_MME * mmes, "MMEs")
-    for kind in overlay.by_kind:
-        if kind in LOGIC:
-            yield Need("LUT", 1000 * LOGIC[kind] * len(overlay.by_kind[kind]), f"control and crossbars of {kind}", True)
-    yield Need("LUT", 1000 * INSTRUCTION_PATH, "fetch, dispatcher, decoders", True)
-
-
-def _buffers(overlay: Overlay) -> Iterator[Need]:
     for unit in overlay.units:
-        memory = unit.memory
-        if memory is None:
-            continue
-        width, depth = WORD_BITS // memory.banks, memory.rows * memory.columns // BEAT
+        if unit.memory is not None:
+            yield buffers(unit)
+        yield from LOGIC[unit.kind](overlay, unit)
+    yield from streams(overlay)
+    yield from outside(overlay)
+
+
+def buffers(unit: UnitSpec, ultra: bool | None = None) -> Need:
+    """The slots of a unit. ultra: in UltraRAM; None: if they are deep enough for it."""
+    memory = memory_of(unit)
+    width, depth = WORD_BITS // memory.banks, memory.rows * memory.columns // BEAT
+    if ultra is None:
         ultra = depth >= 2048
-        blocks = (ultra_rams if ultra else block_rams)(width, depth)
-        yield Need("URAM" if ultra else "BRAM", memory.slots * memory.banks * blocks, f"buffers of {unit.kind}")
+    blocks = (ultra_rams if ultra else block_rams)(width, depth)
+    return Need("URAM" if ultra else "BRAM", memory.slots * memory.banks * blocks, f"buffers of {unit.kind}")
 
 
-def _streams(overlay: Overlay) -> Iterator[Need]:
+def streams(overlay: Overlay, short: bool = False) -> Iterator[Need]:
+    """Streams between units. short: so short that they are shift registers, whatever their depths."""
     for s in overlay.streams:
         source, sink = overlay.by_unit[s.src].kind, overlay.by_unit[s.dst].kind
         part = f"streams {source}->{sink}" + (f", {s.label}" if s.label else "")
         if "MME" in (source, sink):
             yield Need("PLIO in" if sink == "MME" else "PLIO out", LANES, part)
-        else:
-            elements = min(s.token.word_elements, BEAT)  # of a memory's word: a tile goes through in beats
-            depth = s.depth * s.token.word_elements // elements
-            yield Need("BRAM", block_rams(32 * elements, depth), part)
-    for unit, ports in PORTS.items():
-        both = 2 if unit == "DDR" else 1  # to read and to write
-        yield Need("BRAM", ports * both * block_rams(512, PORT_LINES), f"AXI adapters of {unit}", True)
+            continue
+        depth = s.depth * s.token.word_elements // (width_of(s) // FLOAT)
+        if not short:
+            yield Need("BRAM", block_rams(width_of(s), depth), part)
+        yield Need("LUT", fifo(width_of(s), 2 if short else depth), "streams between units", True)
 
 
-def _arithmetic(overlay: Overlay) -> Iterator[Need]:
-    for unit in overlay.by_kind["MemC"]:
-        sends = any(s.src == unit.name and s.token is ROW_TOKEN for s in overlay.streams)
-        for name, part in (("receive", "sums"), ("softmax", "softmax"), ("activation", "activation"), ("norm", "norm")):
-            if name == "softmax" and not sends:
-                continue
-            loops = [loop for loop in ARITHMETIC if loop.startswith(name) or (name == "norm" and loop == "exchange")]
-            for resource, which in (("DSP", 0), ("LUT", 1)):
-                amount = sum(
-                    OPERATORS[op][which] * ceil(count / (LOOPS[loop].ii * LOOPS[loop].rounds))
-                    for loop in loops
-                    for op, count in ARITHMETIC[loop].items()
-                )
-                yield Need(resource, amount, f"{part} in MemC", True)
+def width_of(stream: Stream) -> int:
+    """Bits of a word on the wires: a tile goes through in beats."""
+    return FLOAT * min(stream.token.word_elements, BEAT)
+
+
+def outside(overlay: Overlay) -> Iterator[Need]:
+    """The adapters of the AXI ports; fetch, dispatcher, decoders, and the streams of mOPs and uOPs."""
+    for where, count in PORTS.items():
+        for resource, each in AXI_PORT.items():
+            yield Need(resource, ceil(count * each), f"AXI ports, {where}", True)
+    yield Need("LUT", INSTRUCTION_PATH, "fetch, dispatcher, decoders", True)
+    for kind, units in overlay.by_kind.items():
+        words = [form.mop.WORDS for form in overlay.formats if form.kind == kind]
+        if words:
+            width = 32 * max(words)
+            header = 1 + 1 + 8 + 16  # end, registers, window, reuse
+            both = fifo(width + header, overlay.mop_fifo_depth) + fifo(width + 2, overlay.uop_fifo_depth)
+            yield Need("LUT", len(units) * both, "streams of instructions", True)
+
+
+def computes_softmax(overlay: Overlay, unit: UnitSpec) -> bool:
+    """Of a MemC."""
+    return any(s.src == unit.name and s.token is ROW_TOKEN for s in overlay.streams)
+
+
+def mem_c(
+    overlay: Overlay, unit: UnitSpec, loops: Mapping[str, Loop], works: Sequence[Work], row_arrays: int
+) -> Iterator[Need]:
+    """LUTs and DSPs of a MemC. loops: intervals and rounds. works: what its loops do. row_arrays: how many it has."""
+    for work in works:
+        dsp, lut = arithmetic(loops[work.loop], work.operators)
+        yield Need("DSP", dsp, f"{work.part} in MemC", True)
+        yield Need("LUT", lut + CONTROL, f"{work.part} in MemC", True)
+    yield Need("LUT", row_arrays * ROW_BANKS * lut_ram(FLOAT, ROW_DEPTH), "numbers of rows in MemC", True)
+    yield from ring(overlay, unit, works)
+
+
+def ring(overlay: Overlay, unit: UnitSpec, works: Sequence[Work]) -> Iterator[Need]:
+    """LUTs between the ports of a unit with slots and its slots."""
+    memory = memory_of(unit)
+    yield Need("LUT", crossbars(works, memory.banks, memory.slots), f"crossbars of {unit.kind}", True)
+    yield _frame(overlay, unit)
+
+
+def _frame(overlay: Overlay, unit: UnitSpec) -> Need:
+    """The ends of the streams of a unit, and its state."""
+    bits = sum(width_of(s) for s in overlay.streams if unit.name in (s.src, s.dst))
+    return Need("LUT", ceil(PORT * bits) + UNIT, f"ports and state of {unit.kind}", True)
+
+
+def _mem_c(overlay: Overlay, unit: UnitSpec) -> Iterator[Need]:
+    if computes_softmax(overlay, unit):
+        return mem_c(overlay, unit, LOOPS, (*MEM_C, *SOFTMAX), 2 * ROW_ARRAYS)
+    return mem_c(overlay, unit, LOOPS, MEM_C, ROW_ARRAYS)
+
+
+def _operands(overlay: Overlay, unit: UnitSpec) -> Iterator[Need]:
+    """A MemA or MemB. A slot of two banks is not filled transposed."""
+    works = FILL_AND_SEND if memory_of(unit).banks == 2 else FILL_ANYHOW_AND_SEND
+    yield Need("LUT", CONTROL * sum(w.reads + w.writes for w in works), f"crossbars of {unit.kind}", True)
+    yield from ring(overlay, unit, works)
+
+
+def mesh(overlay: Overlay, unit: UnitSpec) -> Iterator[Need]:
+    """A destination chooses among those sources that have a route to it."""
+    ways = [sum(to == s.dst for _, to in unit.routes or ()) for s in overlay.streams if s.src == unit.name]
+    choice = ceil(WORD_BITS * sum(multiplexer(n) for n in ways)) + CONTROL
+    yield Need("LUT", choice, f"choice of sources in {unit.kind}", True)
+    yield _frame(overlay, unit)
+
+
+def _off_chip(overlay: Overlay, unit: UnitSpec) -> Iterator[Need]:
+    ways = sum(s.dst == unit.name for s in overlay.streams)  # whose words can be stored
+    yield Need("LUT", ceil(WORD_BITS * multiplexer(ways)) + 2 * CONTROL, f"choice of sources in {unit.kind}", True)
+    yield _frame(overlay, unit)
+
+
+def _mme(overlay: Overlay, unit: UnitSpec) -> Iterator[Need]:
+    yield Need("AIE", TILES_PER_MME, "MMEs")
+
+
+LOGIC: Mapping[str, Callable[[Overlay, UnitSpec], Iterator[Need]]] = {
+    "DDR": _off_chip,
+    "LPDDR": _off_chip,
+    "MemA": _operands,
+    "MemB": _operands,
+    "MemC": _mem_c,
+    "MeshA": mesh,
+    "MeshB": mesh,
+    "MME": _mme,
+}

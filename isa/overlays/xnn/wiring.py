@@ -9,13 +9,14 @@ from typing import Any
 
 from ....base.errors import ProgramError
 from ....machine.description import Rate, Stream, UnitSpec
-from ....machine.resources import VC1902
+from ....machine.resources import VC1902, Deviation
 from ...fields import Record
 from ...layout import UNIT, UNIT_BYTES
 from ...overlay import InstructionFormat, Overlay, Transfer
 from ...work import Emit, Item, Patched
 from . import formats as f
 from . import mem_a, mem_b, mem_c, mesh, mme, off_chip
+from .calibration import deviations
 from .checks import rules
 from .cycles import LOOPS, costs
 from .mem_a import MemAUnit
@@ -207,6 +208,11 @@ def emit(unit: UnitSpec, items: Iterable[Item], *, registers: bool) -> Iterator[
     return mem_c.emit(unit, items, registers=registers) if unit.kind == "MemC" else _EMIT[unit.kind](unit, items)
 
 
+def _deviations() -> Iterator[Deviation]:
+    """Of the estimate, whose units and streams are always those of the base machine."""
+    return deviations(XNN_BASE)
+
+
 XNN_BASE = Overlay(
     name="xnn-base",
     units=_units(registers=False),
@@ -228,6 +234,7 @@ XNN_BASE = Overlay(
     max_bank_bytes=(f.Ddr.field("addr").bounds[1] + 1) * UNIT_BYTES,
     device=VC1902,
     resources=needs,
+    deviations=_deviations,
     costs=costs,
     emit=partial(emit, registers=False),
     find_patterns=patterns,

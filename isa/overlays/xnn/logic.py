@@ -1,0 +1,139 @@
+"""How many LUTs and DSPs the pieces of a unit of hw/versal/pl take.
+
+Three kinds of numbers: counted from the structure of a piece; calibrated on a published figure, which
+`calibration.py` compares with; and rough ones, which nobody has published.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from math import ceil
+
+from .loop import Loop
+from .tiles import BEAT
+
+FLOAT = 32
+WORD_BITS = FLOAT * BEAT
+"""Of a word of a memory or stream, and of a beat."""
+
+# -- counted
+
+SRL_DEPTH = 32
+"""Half of the LUTs can each be a shift register of one bit and so many words (AM005, AM011)."""
+SQUARE_ROOT = 400
+"""Of float32: 26 bits of the root, each a subtraction of half as many bits on average; and exponent and rounding."""
+FLOAT_ADDER = 250
+"""Of float32 without a DSP: two shifters of 5 levels, an adder, a count of leading zeros, rounding."""
+FLOAT_COMPARISON = 40
+"""Of float32: 32 bits, and NaN."""
+MASK = 32
+"""Whether an element is valid: a column against the last one, and its distance from the row against an offset."""
+
+
+def multiplexer(ways: int) -> float:
+    """LUTs per bit of a choice among so many.
+
+    A LUT has six inputs: four to choose from, and two bits of address. Two choices between two fit one LUT, since they
+    share their address (AM011: two outputs of five common inputs). Versal has no wider multiplexers (AM005)."""
+    return 0.0 if ways < 2 else 0.5 if ways == 2 else ceil((ways - 1) / 3)
+
+
+def fifo(width: int, depth: int) -> int:
+    """LUTs of a stream: shift registers where it is short; else block RAM, whose output is either the memory's or the
+    word that has just come in. And pointers."""
+    return width + 20 if depth <= SRL_DEPTH else width // 2 + 50
+
+
+def lut_ram(width: int, depth: int) -> int:
+    """LUTs of a memory with a port to write and one to read: eight LUTs hold 64 words of 7 bits (RAM64M8,
+    UG1353), and more words need a multiplexer (AM005)."""
+    parts = ceil(depth / 64)
+    return ceil(width * parts * 8 / 7 + width * multiplexer(parts))
+
+
+# -- calibrated
+
+PORT = 0.95
+"""LUTs per bit of a stream into or out of a unit: the register at it, which holds a second word where the other end
+stops. From MeshA, with 13 streams of 1024 bit, and MeshB, with 9."""
+DIVIDER = 500
+EXP = 500
+"""A divider of float32, and exp with one DSP. From the two kinds of MemC: softmax adds 32 of each, and without it there
+are 13 dividers and 4 exps. A divider that subtracts 26 bits for each of 26 bits would be of 700; exp would then be of
+300, and our machine of 22,000 LUTs less."""
+AXI_PORT = {"LUT": 4939, "BRAM": 15.5}
+"""An AXI port: the published figure."""
+
+# -- rough
+
+GLUE = 30
+"""LUTs beside a DSP that adds or multiplies: the registers that keep its operands in step, as shift registers."""
+CONTROL = 150
+"""LUTs of a loop: its state, counters, addresses."""
+UNIT = 500
+"""LUTs of a unit: fields of its uOPs, its state, the choice of a slot."""
+INSTRUCTION_PATH = 15_000
+"""LUTs of fetch, dispatcher and decoders."""
+
+
+@dataclass(frozen=True)
+class Operator:
+    """DSPs and LUTs of an operator, and how many of its inputs change from round to round."""
+
+    dsp: int
+    lut: int
+    inputs: int = 2
+
+
+OPERATORS: Mapping[str, Operator] = {
+    "add": Operator(1, GLUE),  # primitive DSP: a DSP58 as DSPFP32
+    "mul": Operator(1, GLUE),
+    "exp": Operator(1, EXP, 1),  # medium use of DSPs
+    "div": Operator(0, DIVIDER),
+    "reciprocal": Operator(0, DIVIDER, 1),
+    "sqrt": Operator(0, SQUARE_ROOT, 1),
+    "add in fabric": Operator(0, FLOAT_ADDER),
+    "compare": Operator(0, FLOAT_COMPARISON + FLOAT // 2),  # and takes the greater one
+    "mask": Operator(0, MASK),
+}
+"""On Versal a DSP58 adds or multiplies in float32 (UG1399: impl=primitivedsp). With impl=meddsp exp takes one DSP: the
+published implementation has 152 DSPs that are not used as DSPFP32, of 4 * 32 exps in softmax and 6 * 4 in gelu."""
+
+
+@dataclass(frozen=True)
+class Work:
+    """What a loop computes of one item, and what it moves.
+
+    loop: its name in the table of loops. part: what its LUTs and DSPs are reported as. operators: how many of each.
+    reads, writes: accesses to a buffer.
+    """
+
+    loop: str
+    part: str
+    operators: Mapping[str, int] = field(default_factory=dict)
+    reads: int = 0
+    writes: int = 0
+
+
+def arithmetic(loop: Loop, operators: Mapping[str, int]) -> tuple[int, int]:
+    """DSPs and LUTs of what a loop computes. With an interval above 1 HLS shares an operator among as many operations,
+    and puts a multiplexer before each of its inputs; with rounds the item moves past the operators."""
+    dsp = lut = 0
+    for name, count in operators.items():
+        operator, lanes = OPERATORS[name], ceil(count / (loop.ii * loop.rounds))
+        dsp += lanes * operator.dsp
+        lut += lanes * (operator.lut + ceil(operator.inputs * FLOAT * multiplexer(loop.ii)))
+    if loop.rounds > 1:
+        lut += ceil(WORD_BITS * multiplexer(2))  # a patch is loaded or moves down
+    return dsp, lut
+
+
+def crossbars(works: Sequence[Work], banks: int, slots: int) -> int:
+    """LUTs between the loops of a unit and its slots: every access has a butterfly between the order of its words and
+    the banks; the side that fills and the side that empties read any slot; any loop that writes may write to a slot."""
+    levels = (banks - 1).bit_length()
+    writers = sum(work.writes for work in works)
+    accesses = writers + sum(work.reads for work in works)
+    choices = accesses * levels * multiplexer(2) + 2 * multiplexer(slots) + slots * multiplexer(writers)
+    return ceil(WORD_BITS * choices)
