@@ -898,7 +898,7 @@ inline constexpr unsigned norm_sum = 1;       // a 4x8 patch, two rows a round: 
 inline constexpr unsigned norm_squares = 1;   // a 4x8 patch, a row a round: sums of squares
 inline constexpr unsigned norm_scale = 1;     // a 4x8 patch, a row a round: subtract, multiply
 }  // namespace ii
-// Rounds that a loop takes for one item, where more than one. Of a patch of 4x8 each has 32 / rounds lanes.
+// Rounds that a loop takes for one item, where more than one. Each takes 32 / rounds elements of a patch.
 namespace rounds {
 inline constexpr unsigned activation = 8;
 inline constexpr unsigned norm_sum = 2;

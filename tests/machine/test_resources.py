@@ -108,7 +108,7 @@ def test_luts_of_a_multiplexer(ways: int, luts: float) -> None:
     assert multiplexer(ways) == luts
 
 
-def test_lanes_that_are_shared_need_multiplexers_and_rounds_need_one() -> None:
+def test_an_interval_needs_multiplexers_and_rounds_need_one() -> None:
     operators = {"add": 32}
     whole, rounds, shared = (arithmetic(Loop(ii, 0, "", n), operators) for ii, n in ((1, 1), (1, 8), (8, 1)))
     assert [dsp for dsp, _ in (whole, rounds, shared)] == [32, 4, 4]

@@ -1,10 +1,10 @@
 // Activations of a MemC, in place, before a store: over dim1 rows and always all columns.
 //
-// Three of them are x * logistic(x * p(x * x)), with a polynomial p of their own, so that a lane has one exp and one
-// division: silu with p = 1; gelu in its tanh form, where p has two terms; gelu with erf, where p is fitted to the
+// Three of them are x * logistic(x * p(x * x)), with a polynomial p of their own, so that an element takes one exp and
+// one division: silu with p = 1; gelu in its tanh form, where p has two terms; gelu with erf, where p is fitted to the
 // logit of the normal distribution within 7e-8 of gelu up to |x| = 6, beyond which gelu is x or 0 in float32.
 //
-// A 4x8 patch in rounds::activation rounds, of 32 / rounds::activation lanes each.
+// A 4x8 patch in rounds::activation rounds, of 32 / rounds::activation elements each.
 // SPDX-License-Identifier: Apache-2.0
 #ifndef RSN_PL_ACTIVATION_H
 #define RSN_PL_ACTIVATION_H
@@ -42,7 +42,7 @@ horner:
 }
 
 inline void activate(MemCBuffer &buffer, unsigned rows, std::uint8_t which) {
-    constexpr unsigned last = rounds::activation - 1, lanes = lanes_of(rounds::activation);
+    constexpr unsigned last = rounds::activation - 1, elements = elements_of(rounds::activation);
     Walk at = {rows};
     Beat in, out;
 activations:
@@ -51,12 +51,12 @@ activations:
 #pragma HLS DEPENDENCE variable=buffer type=inter dependent=false
         const unsigned round = n % rounds::activation;
         if (round == 0) in = get_beat<by_rows, mem_c_cols>(buffer, at.row, at.col);
-        float part[lanes];
-        for (unsigned i = 0; i < lanes; ++i) {
+        float part[elements];
+        for (unsigned i = 0; i < elements; ++i) {
 #pragma HLS UNROLL
             part[i] = activated(in[i], static_cast<Activation>(which));
         }
-        shift<lanes>(in);
+        shift<elements>(in);
         shift_in(out, part);
         if (round == last) {
             put_beat<by_rows, mem_c_cols>(buffer, at.row, at.col, out);

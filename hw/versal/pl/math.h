@@ -39,9 +39,10 @@ inline float sum(const float (&x)[8]) {
     return ((x[0] + x[1]) + (x[2] + x[3])) + ((x[4] + x[5]) + (x[6] + x[7]));
 }
 
-// What the exps of a row are multiplied by: 1 / sum. A sum below the least normal number counts as 0, because the
-// operators of the device take it for 0; above its reciprocal, 1 / sum would be below it. Neither has a reciprocal, so
-// the row becomes NaN, and so does that of an infinite sum. masked: the row may have no valid score; of 0 it becomes 0.
+// What the exps of a row are multiplied by: 1 / sum. A sum below the least normal number counts as 0, because a DSP58
+// takes it for 0 (AM004, "Subnormals"); above the reciprocal of that number, 1 / sum would be below it. Neither has a
+// reciprocal, so the row becomes NaN, and so does one whose sum is infinite. masked: the row may have no valid score,
+// and where its sum counts as 0 it becomes 0.
 inline float reciprocal_of_sum(float sum, bool masked) {
 #pragma HLS INLINE
     constexpr float least = std::numeric_limits<float>::min();

@@ -2,10 +2,10 @@
 // columns, then the next eight. So a row comes back only after all others, 32 patches later at least, and its running
 // sum is ready.
 //
-// A loop with all 32 lanes takes a patch in one round. One with fewer lanes reads it into a register in its first round,
-// works on the lowest elements of the register in each, and moves the others down; what it makes of them moves into
-// another register, which is written in the last round. Every round is a cycle: with more cycles between rounds (an
-// initiation interval above 1) HLS would share the lanes too, but put a multiplexer before each input of each operator.
+// Some loops take all 32 elements of a patch in one round. The others read it into a register in the first of several
+// rounds, work on the lowest elements of the register in each, and move the others down; what they make of them moves
+// into another register, which is written in the last round. A round is a cycle. With one round of several cycles (an
+// initiation interval above 1) HLS would need as few operators, but a multiplexer before each input of each.
 // SPDX-License-Identifier: Apache-2.0
 #ifndef RSN_PL_MEM_C_H
 #define RSN_PL_MEM_C_H
@@ -21,8 +21,8 @@ using MemCBuffer = Cell<plain>[plain][depth_of(buffers::MemC_rows, mem_c_cols)];
 constexpr unsigned patch_rows = 4;
 constexpr unsigned patch_cols = 8;
 
-// A number for each row, four rows at a time; for as many as the nine bits of dim1 can say. Each of the four is a memory
-// with one port to read and one to write, small enough for LUTs.
+// A number for each row, four rows at a time; for as many as the nine bits of dim1 can say. Each of the four is a
+// memory with one port to read and one to write, small enough for LUTs.
 constexpr unsigned row_patches = 512 / patch_rows;
 using Rows = float[patch_rows][row_patches];
 
@@ -41,28 +41,28 @@ struct Walk {
 constexpr unsigned patches(unsigned rows, unsigned cols) { return rows / patch_rows * (cols / patch_cols); }
 
 // Elements of a patch, and rows of it, that a loop takes in each of so many rounds.
-constexpr unsigned lanes_of(unsigned rounds) { return beat_floats / rounds; }
+constexpr unsigned elements_of(unsigned rounds) { return beat_floats / rounds; }
 constexpr unsigned rows_of(unsigned rounds) { return patch_rows / rounds; }
 
 // Moves a patch down by so many elements, and puts others in behind.
-template <unsigned Lanes>
-void shift_in(Beat &patch, const float (&behind)[Lanes]) {
+template <unsigned N>
+void shift_in(Beat &patch, const float (&behind)[N]) {
 #pragma HLS INLINE
 shift_patch:
     for (unsigned i = 0; i < beat_floats; ++i) {
 #pragma HLS UNROLL
-        patch[i] = i + Lanes < beat_floats ? patch[i + Lanes] : behind[i + Lanes - beat_floats];
+        patch[i] = i + N < beat_floats ? patch[i + N] : behind[i + N - beat_floats];
     }
 }
 
 // Moves a patch down where nothing needs to come in behind.
-template <unsigned Lanes>
+template <unsigned N>
 void shift(Beat &patch) {
 #pragma HLS INLINE
 shift_patch:
-    for (unsigned i = 0; i + Lanes < beat_floats; ++i) {
+    for (unsigned i = 0; i + N < beat_floats; ++i) {
 #pragma HLS UNROLL
-        patch[i] = patch[i + Lanes];
+        patch[i] = patch[i + N];
     }
 }
 

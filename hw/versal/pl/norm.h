@@ -1,9 +1,9 @@
 // Layer or RMS norm of a MemC, in place, before a store: over dim1 rows, over its first norm_cols columns and those of
-// its neighbour; the columns behind become 0. Two passes: mean, then the mean square of what is left, the variance. Then
-// (x - mean) * (1 / sqrt(variance + eps)), with one square root and one division per row. No scale, no shift.
+// its neighbour; the columns behind become 0. Two passes: mean, then the mean square of what is left, the variance.
+// Then (x - mean) * (1 / sqrt(variance + eps)), with one square root and one division per row. No scale, no shift.
 //
-// Three walks over all columns, a 4x8 patch in rounds::norm_sum, norm_squares or norm_scale rounds of whole rows. To the
-// neighbour goes a sum per row, with its count.
+// Three walks over all columns, a 4x8 patch in rounds::norm_sum, norm_squares or norm_scale rounds of whole rows. To
+// the neighbour goes a sum per row, with its count.
 // SPDX-License-Identifier: Apache-2.0
 #ifndef RSN_PL_NORM_H
 #define RSN_PL_NORM_H
@@ -54,7 +54,7 @@ row_sums:
             running[r] = at.col == 0 ? sum(part) : running[r] + sum(part);
         }
         put_rows(sums, i, round, running);
-        shift<lanes_of(rounds::norm_sum)>(in);
+        shift<elements_of(rounds::norm_sum)>(in);
         if (round == last) at.next();
     }
 }
@@ -84,7 +84,7 @@ square_sums:
             running[r] = at.col == 0 ? sum(part) : running[r] + sum(part);
         }
         put_rows(sums, i, round, running);
-        shift<lanes_of(rounds::norm_squares)>(in);
+        shift<elements_of(rounds::norm_squares)>(in);
         if (round == last) at.next();
     }
 }
@@ -100,7 +100,7 @@ rescaled:
 #pragma HLS DEPENDENCE variable=buffer type=inter dependent=false
         const unsigned round = n % rounds::norm_scale, i = at.row / patch_rows;
         if (round == 0) in = get_beat<by_rows, mem_c_cols>(buffer, at.row, at.col);
-        float middle[lines] = {}, by[lines] = {}, part[lanes_of(rounds::norm_scale)];
+        float middle[lines] = {}, by[lines] = {}, part[elements_of(rounds::norm_scale)];
         get_rows(mean, i, round, middle);
         get_rows(factor, i, round, by);
         for (unsigned r = 0; r < lines; ++r) {
@@ -111,7 +111,7 @@ rescaled:
                 part[by_rows(r, c)] = at.col + c < cols ? scaled : 0.0f;
             }
         }
-        shift<lanes_of(rounds::norm_scale)>(in);
+        shift<elements_of(rounds::norm_scale)>(in);
         shift_in(out, part);
         if (round == last) {
             put_beat<by_rows, mem_c_cols>(buffer, at.row, at.col, out);

@@ -31,8 +31,8 @@ REPORTED: Mapping[str, Mapping[str, int]] = {
 
 _SHARED = {"activation": 8, "norm_sum": 2, "norm_squares": 4, "norm_scale": 4}
 _LOOPS = {**LOOPS, **{name: dataclasses.replace(LOOPS[name], ii=ii, rounds=1) for name, ii in _SHARED.items()}}
-"""Its times are those of four lanes of gelu, and about those of our norm. Whether lanes are shared by an interval above
-1 is not known; that costs more, and the report has more LUTs than such a unit would need otherwise."""
+"""Its times are those of four elements of gelu a cycle, and about those of our norm. Whether it has an interval above 1
+there is not known; that needs more LUTs, and the report has more than the unit would need otherwise."""
 _MEM_C = (
     Work("receive", "", {"add": 32}, reads=1, writes=1),
     Work("store", "", reads=1),

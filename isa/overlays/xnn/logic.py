@@ -121,9 +121,9 @@ def arithmetic(loop: Loop, operators: Mapping[str, int]) -> tuple[int, int]:
     and puts a multiplexer before each of its inputs; with rounds the item moves past the operators."""
     dsp = lut = 0
     for name, count in operators.items():
-        operator, lanes = OPERATORS[name], ceil(count / (loop.ii * loop.rounds))
-        dsp += lanes * operator.dsp
-        lut += lanes * (operator.lut + ceil(operator.inputs * FLOAT * multiplexer(loop.ii)))
+        operator, copies = OPERATORS[name], ceil(count / (loop.ii * loop.rounds))
+        dsp += copies * operator.dsp
+        lut += copies * (operator.lut + ceil(operator.inputs * FLOAT * multiplexer(loop.ii)))
     if loop.rounds > 1:
         lut += ceil(WORD_BITS * multiplexer(2))  # a patch is loaded or moves down
     return dsp, lut

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 @dataclass(frozen=True)
 class Loop:
     """ii: cycles from one round to the next. fill: from the beginning of a round to its end. doc: the item, and what is
-    done to it. rounds: to an item; with more than one, a loop has fewer lanes."""
+    done to it. rounds: to an item; with more than one, each takes a part of it."""
 
     ii: int
     fill: int
