@@ -100,15 +100,24 @@ put_banks:
     }
 }
 
-// Where element (r, c) of a beat is in it: lanes count rows first; the two floats of a lane are four columns apart.
-constexpr unsigned by_rows(unsigned r, unsigned c) { return 2 * (4 * r + c % 4) + c / 4; }
+// Orders of a beat: by_rows(r, c) is where element (r, c) is in it. They are types, and so arguments of the templates
+// below, where HLS has no function pointers.
+//
+// Lanes count rows first; the two floats of a lane are four columns apart.
+struct by_rows {
+    constexpr by_rows(unsigned r, unsigned c) : place(2 * (4 * r + c % 4) + c / 4) {}
+    constexpr operator unsigned() const { return place; }
+    unsigned place;
+};
 // The same of a right operand, whose lanes count columns first.
-constexpr unsigned by_cols(unsigned r, unsigned c) { return 2 * (4 * (c % 4) + r) + c / 4; }
+struct by_cols {
+    constexpr by_cols(unsigned r, unsigned c) : place(2 * (4 * (c % 4) + r) + c / 4) {}
+    constexpr operator unsigned() const { return place; }
+    unsigned place;
+};
 
-using Order = unsigned (*)(unsigned r, unsigned c);
-
-// A 4x8 beat whose element (r, c) is at order(r, c).
-template <Order order, unsigned Cols, unsigned Banks, unsigned Depth>
+// A 4x8 beat in this order.
+template <typename Order, unsigned Cols, unsigned Banks, unsigned Depth>
 Beat get_beat(const Cell<Banks> (&buffer)[Banks][Depth], unsigned row, unsigned col) {
 #pragma HLS INLINE
     constexpr unsigned width = 16 / Banks;
@@ -120,12 +129,12 @@ get_beat_floats:
     for (unsigned n = 0; n < beat_floats; ++n) {
 #pragma HLS UNROLL
         const unsigned r = n / 8, c = n % 8;
-        beat[order(r, c)] = cells[r / 2 * (Banks / 2) + c / width][r % 2 * width + c % width];
+        beat[Order(r, c)] = cells[r / 2 * (Banks / 2) + c / width][r % 2 * width + c % width];
     }
     return beat;
 }
 
-template <Order order, unsigned Cols, unsigned Banks, unsigned Depth>
+template <typename Order, unsigned Cols, unsigned Banks, unsigned Depth>
 void put_beat(Cell<Banks> (&buffer)[Banks][Depth], unsigned row, unsigned col, const Beat &beat) {
 #pragma HLS INLINE
     constexpr unsigned width = 16 / Banks;
@@ -135,7 +144,7 @@ put_beat_floats:
     for (unsigned n = 0; n < beat_floats; ++n) {
 #pragma HLS UNROLL
         const unsigned r = n / 8, c = n % 8;
-        cells[r / 2 * (Banks / 2) + c / width][r % 2 * width + c % width] = beat[order(r, c)];
+        cells[r / 2 * (Banks / 2) + c / width][r % 2 * width + c % width] = beat[Order(r, c)];
     }
     put<Beat4x8, Cols>(buffer, row, col, cells);
 }

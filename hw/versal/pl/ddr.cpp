@@ -26,7 +26,7 @@ ddr_uops:
                 if (i + bursts_ahead < bursts) request(uop, i + bursts_ahead, port0, port1);
             load_words:
                 for (unsigned w = 0; w < port_lines; ++w) {
-#pragma HLS PIPELINE II=ii::port
+#pragma HLS PIPELINE II=ii::port style=stp
                     const Beat word = joined(port0.read(), port1.read());
                     switch (uop.peer) {
                     case 0: mem_a0 << word; break;
@@ -46,7 +46,7 @@ ddr_uops:
                 port1.write_request(at + port_lines, port_lines);
             store_words:
                 for (unsigned w = 0; w < port_lines; ++w) {
-#pragma HLS PIPELINE II=ii::port
+#pragma HLS PIPELINE II=ii::port style=stp
                     Beat word;
                     switch (uop.peer) {
                     case 0: word = mem_c0.read(); break;

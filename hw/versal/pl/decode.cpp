@@ -3,6 +3,7 @@
 // One uOP per cycle if the unit takes it. Decoders of DDR, LPDDR and the Meshes keep a window of mOPs and loop over it,
 // those of DDR and LPDDR also over the chunks of each mOP; decoders of the Mems repeat one mOP after the other.
 // SPDX-License-Identifier: Apache-2.0
+#include "counter.h"
 #include "dataflow.h"
 #include "units.h"
 
@@ -37,8 +38,8 @@ void expand(const Ddr &mop, std::uint16_t iteration, hls::stream<Transfer> &uops
     uop.addr = mop.addr + iteration * mop.reuse_stride;
     uop.size = mop.size;
 ddr_chunks:
-    for (unsigned chunk = 0; chunk < mop.chunks; ++chunk) {
-#pragma HLS PIPELINE II=ii::decode
+    for (Counter chunk = 0; chunk < mop.chunks; ++chunk) {
+#pragma HLS PIPELINE II=ii::decode style=flp
         uops << uop;
         uop.addr += mop.chunk_stride;
     }
@@ -52,8 +53,8 @@ void expand(const Lpddr &mop, std::uint16_t iteration, hls::stream<Transfer> &uo
     uop.addr = mop.addr + iteration * mop.reuse_stride;
     uop.size = mop.size;
 lpddr_chunks:
-    for (unsigned chunk = 0; chunk < mop.chunks; ++chunk) {
-#pragma HLS PIPELINE II=ii::decode
+    for (Counter chunk = 0; chunk < mop.chunks; ++chunk) {
+#pragma HLS PIPELINE II=ii::decode style=flp
         uops << uop;
         uop.addr += mop.chunk_stride;
     }
@@ -76,8 +77,8 @@ template <unsigned Words>
 void collect(const Mop<Words> &first, hls::stream<Mop<Words>> &mops, Mop<Words> window[max_window]) {
     window[0] = first;
 collect_mops:
-    for (unsigned i = 1; i < first.window; ++i) {
-#pragma HLS PIPELINE II=1
+    for (Counter i = 1; i < first.window; ++i) {
+#pragma HLS PIPELINE II=1 style=flp
         window[i] = mops.read();
     }
 }
@@ -110,8 +111,8 @@ repeated_mops:
         RSN_UOP(number++);
         if (mop.last) break;
     repeat:
-        for (unsigned iteration = 0; iteration < mop.reuse; ++iteration) {
-#pragma HLS PIPELINE II=ii::decode
+        for (Countdown<16> left(mop.reuse); left.more(); left.next()) {
+#pragma HLS PIPELINE II=ii::decode style=flp
             uops << uop_of(mop);
         }
     }
@@ -138,8 +139,8 @@ mesh_windows:
     mesh_repeat:
         for (unsigned iteration = 0; iteration < first.reuse; ++iteration) {
         mesh_mops:
-            for (unsigned i = 0; i < first.window; ++i) {
-#pragma HLS PIPELINE II=ii::decode
+            for (Counter i = 0; i < first.window; ++i) {
+#pragma HLS PIPELINE II=ii::decode style=flp
                 uops << uop_of(window[i]);
             }
         }

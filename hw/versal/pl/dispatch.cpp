@@ -3,6 +3,7 @@
 // One packet after the other, strictly in image order; a mOP for several units goes to them in ascending index, and
 // each write waits for room. A mOP of n words takes n cycles.
 // SPDX-License-Identifier: Apache-2.0
+#include "counter.h"
 #include "dataflow.h"
 #include "units.h"
 
@@ -15,8 +16,8 @@ template <unsigned Words>
 Mop<Words> take(const Header &header, unsigned size, hls::stream<Word> &words) {
     Mop<Words> mop = {header.last, header.opcode == MemCConfig::opcode, header.window, header.reuse, {}};
 take_words:
-    for (unsigned i = 0; i < size; ++i) {
-#pragma HLS PIPELINE II=1
+    for (Counter i = 0; i < size; ++i) {
+#pragma HLS PIPELINE II=1 style=flp
         mop.words[i] = words.read();
     }
     return mop;
@@ -28,7 +29,7 @@ void fetch(const Word *instructions, hls::stream<Word> &words) {
     const Word count = image_words_before_packets + instructions[0];
 fetch_words:
     for (Word i = 0; i < count; ++i) {
-#pragma HLS PIPELINE II=ii::fetch
+#pragma HLS PIPELINE II=ii::fetch style=stp
         words << instructions[i];
     }
 }

@@ -173,13 +173,13 @@ extern "C" void dma_hls(
                 mem_c0_to_mesh_a, mem_c1_to_mesh_a, mem_c2_to_mesh_a, mem_c3_to_mesh_a, a0, a1, a2, a3, a4, a5);
     RSN_PROCESS("MeshB", mesh_b, mesh_b_uops, mem_b0_to_mesh_b, mem_b1_to_mesh_b, mem_b2_to_mesh_b, b0, b1, b2, b3,
                 b4, b5);
-    RSN_PROCESS("MemC0", mem_c, mem_c0_uops, false, c0, mem_c0_to_ddr, mem_c0_to_mesh_a, mem_c0_to_mem_c1_softmax,
+    RSN_PROCESS("MemC0", mem_c_even, mem_c0_uops, c0, mem_c0_to_ddr, mem_c0_to_mesh_a, mem_c0_to_mem_c1_softmax,
                 mem_c1_to_mem_c0_softmax, mem_c0_to_mem_c1_norm, mem_c1_to_mem_c0_norm);
-    RSN_PROCESS("MemC1", mem_c, mem_c1_uops, true, c1, mem_c1_to_ddr, mem_c1_to_mesh_a, mem_c1_to_mem_c0_softmax,
+    RSN_PROCESS("MemC1", mem_c_odd, mem_c1_uops, c1, mem_c1_to_ddr, mem_c1_to_mesh_a, mem_c1_to_mem_c0_softmax,
                 mem_c0_to_mem_c1_softmax, mem_c1_to_mem_c0_norm, mem_c0_to_mem_c1_norm);
-    RSN_PROCESS("MemC2", mem_c, mem_c2_uops, false, c2, mem_c2_to_ddr, mem_c2_to_mesh_a, mem_c2_to_mem_c3_softmax,
+    RSN_PROCESS("MemC2", mem_c_even, mem_c2_uops, c2, mem_c2_to_ddr, mem_c2_to_mesh_a, mem_c2_to_mem_c3_softmax,
                 mem_c3_to_mem_c2_softmax, mem_c2_to_mem_c3_norm, mem_c3_to_mem_c2_norm);
-    RSN_PROCESS("MemC3", mem_c, mem_c3_uops, true, c3, mem_c3_to_ddr, mem_c3_to_mesh_a, mem_c3_to_mem_c2_softmax,
+    RSN_PROCESS("MemC3", mem_c_odd, mem_c3_uops, c3, mem_c3_to_ddr, mem_c3_to_mesh_a, mem_c3_to_mem_c2_softmax,
                 mem_c2_to_mem_c3_softmax, mem_c3_to_mem_c2_norm, mem_c2_to_mem_c3_norm);
     RSN_PROCESS("MemC4", mem_c_last, mem_c4_uops, c4, mem_c4_to_ddr, mem_c4_to_mem_c5_norm, mem_c5_to_mem_c4_norm);
     RSN_PROCESS("MemC5", mem_c_last, mem_c5_uops, c5, mem_c5_to_ddr, mem_c5_to_mem_c4_norm, mem_c4_to_mem_c5_norm);

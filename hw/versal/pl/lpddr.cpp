@@ -2,6 +2,7 @@
 //
 // A word of 1024 bit a cycle, as DDR; of a vector, a line of port 0 a cycle in the lower half of a word.
 // SPDX-License-Identifier: Apache-2.0
+#include "counter.h"
 #include "dataflow.h"
 #include "port.h"
 #include "units.h"
@@ -22,8 +23,8 @@ lpddr_uops:
             const unsigned count = uop.size / line_floats;
             if (count) port0.read_request(uop.addr, count);
         load_vector:
-            for (unsigned w = 0; w < count; ++w) {
-#pragma HLS PIPELINE II=ii::port
+            for (Countdown<32> left(count); left.more(); left.next()) {
+#pragma HLS PIPELINE II=ii::port style=stp
                 const Beat word = joined(port0.read(), Line(0.0f));
                 if (uop.peer == 0) mem_b0 << word;
                 else mem_b1 << word;
@@ -37,7 +38,7 @@ lpddr_uops:
             if (i + bursts_ahead < bursts) request(uop, i + bursts_ahead, port0, port1);
         load_words:
             for (unsigned w = 0; w < port_lines; ++w) {
-#pragma HLS PIPELINE II=ii::port
+#pragma HLS PIPELINE II=ii::port style=stp
                 const Beat word = joined(port0.read(), port1.read());
                 if (uop.peer == 0) mem_b0 << word;
                 else mem_b1 << word;

@@ -13,11 +13,13 @@ namespace {
 constexpr unsigned cols = buffers::MemA_cols;
 using Buffer = Cell<plain>[plain][depth_of(buffers::MemA_rows, cols)];
 
-void load(const MemA op, hls::stream<Beat> &ddr, Buffer &buffer) {
+void load(Word word, hls::stream<Beat> &ddr, Buffer &buffer) {
+    const MemA op = decoded<MemA>(word);
     if (op.load) fill<cols>(buffer, op.dim1, op.dim2, ddr);
 }
 
-void send(const MemA op, const Buffer &buffer, hls::stream<Beat> &mesh) {
+void send(Word word, const Buffer &buffer, hls::stream<Beat> &mesh) {
+    const MemA op = decoded<MemA>(word);
 send_rows:
     for (unsigned a = 0; op.send && a < op.acc_a; ++a) {
     send_times:
@@ -25,11 +27,11 @@ send_rows:
     }
 }
 
-void mem_a_step(const MemA op, hls::stream<Beat> &ddr, Buffer &filled, const Buffer &sent, hls::stream<Beat> &mesh) {
+void mem_a_step(Word word, hls::stream<Beat> &ddr, Buffer &filled, const Buffer &sent, hls::stream<Beat> &mesh) {
 #pragma HLS DATAFLOW
     RSN_DATAFLOW();
-    RSN_PROCESS("", load, op, ddr, filled);
-    RSN_PROCESS("", send, op, sent, mesh);
+    RSN_PROCESS("", load, word, ddr, filled);
+    RSN_PROCESS("", send, word, sent, mesh);
 }
 
 }  // namespace
@@ -50,9 +52,8 @@ mem_a_uops:
         const Uop<MemA::words> uop = uops.read();
         RSN_UOP(number++);
         if (uop.last) break;
-        const MemA op = MemA::decode(uop.words);
-        if (cur) mem_a_step(op, ddr, ping, pong, mesh);
-        else mem_a_step(op, ddr, pong, ping, mesh);
+        if (cur) mem_a_step(uop.words[0], ddr, ping, pong, mesh);
+        else mem_a_step(uop.words[0], ddr, pong, ping, mesh);
         cur = !cur;
     }
 }

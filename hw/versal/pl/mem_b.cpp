@@ -2,6 +2,7 @@
 //
 // 256 words to a block in, transposed or not, 16 floats of a vector; 512 beats to a tile out; one a cycle each.
 // SPDX-License-Identifier: Apache-2.0
+#include "counter.h"
 #include "dataflow.h"
 #include "tiles.h"
 #include "units.h"
@@ -26,7 +27,7 @@ transpose_cols:
         for (unsigned row = 0; row + block_cols <= op.dim1; row += block_cols) {
         transpose_words:
             for (unsigned w = 0; w < words_per_block; ++w) {
-#pragma HLS PIPELINE II=ii::load
+#pragma HLS PIPELINE II=ii::load style=flp
                 put_word_transposed<cols>(buffer, row + word_col(w), col + word_row(w), ddr.read());
             }
         }
@@ -39,21 +40,23 @@ void fill_vector(const MemB &op, hls::stream<Beat> &lpddr, Buffer &buffer) {
 vector_blocks:
     for (unsigned j = 0; j < op.dim2; ++j) {
     vector_words:
-        for (unsigned n = 0; n < 2u * op.dim1; ++n) {
-#pragma HLS PIPELINE II=ii::load
-            put_word<cols>(buffer, n / 2 * 4, j * 32 + n % 2 * floats_per_bias_word, lpddr.read());
+        for (ap_uint<counter_bits + 1> half = 0; half < 2u * op.dim1; ++half) {
+#pragma HLS PIPELINE II=ii::load style=flp
+            put_word<cols>(buffer, half / 2 * 4, j * 32 + half % 2 * floats_per_bias_word, lpddr.read());
         }
     }
 }
 
-void load(const MemB op, hls::stream<Beat> &lpddr, hls::stream<Beat> &ddr, Buffer &buffer) {
+void load(Word word0, Word word1, hls::stream<Beat> &lpddr, hls::stream<Beat> &ddr, Buffer &buffer) {
+    const MemB op = decoded<MemB>(word0, word1);
     if (!op.load) return;
     if (op.bias) fill_vector(op, lpddr, buffer);
     else if (op.transpose) fill_transposed(op, ddr, buffer);
     else fill<cols>(buffer, op.dim1, op.dim2, lpddr);
 }
 
-void send(const MemB op, const Buffer &buffer, hls::stream<Beat> &mesh) {
+void send(Word word0, Word word1, const Buffer &buffer, hls::stream<Beat> &mesh) {
+    const MemB op = decoded<MemB>(word0, word1);
 send_times:
     for (unsigned a = 0; op.send && a < op.acc_a; ++a) {
     send_cols:
@@ -61,19 +64,21 @@ send_times:
     }
 }
 
-void mem_b_step(const MemB op, hls::stream<Beat> &lpddr, hls::stream<Beat> &ddr, Buffer &filled, const Buffer &sent,
-                hls::stream<Beat> &mesh) {
+void mem_b_step(Word word0, Word word1, hls::stream<Beat> &lpddr, hls::stream<Beat> &ddr, Buffer &filled,
+                const Buffer &sent, hls::stream<Beat> &mesh) {
 #pragma HLS DATAFLOW
     RSN_DATAFLOW();
-    RSN_PROCESS("", load, op, lpddr, ddr, filled);
-    RSN_PROCESS("", send, op, sent, mesh);
+    RSN_PROCESS("", load, word0, word1, lpddr, ddr, filled);
+    RSN_PROCESS("", send, word0, word1, sent, mesh);
 }
 
-void load2(const MemB op, hls::stream<Beat> &ddr, Buffer2 &buffer) {
+void load2(Word word0, Word word1, hls::stream<Beat> &ddr, Buffer2 &buffer) {
+    const MemB op = decoded<MemB>(word0, word1);
     if (op.load) fill<cols2>(buffer, op.dim1, op.dim2, ddr);
 }
 
-void send2(const MemB op, const Buffer2 &buffer, hls::stream<Beat> &mesh) {
+void send2(Word word0, Word word1, const Buffer2 &buffer, hls::stream<Beat> &mesh) {
+    const MemB op = decoded<MemB>(word0, word1);
     const unsigned times = op.send ? op.acc_a * op.acc_b : 0;
 send2_times:
     for (unsigned n = 0; n < times; ++n) {
@@ -82,11 +87,12 @@ send2_times:
     }
 }
 
-void mem_b2_step(const MemB op, hls::stream<Beat> &ddr, Buffer2 &filled, const Buffer2 &sent, hls::stream<Beat> &mesh) {
+void mem_b2_step(Word word0, Word word1, hls::stream<Beat> &ddr, Buffer2 &filled, const Buffer2 &sent,
+                 hls::stream<Beat> &mesh) {
 #pragma HLS DATAFLOW
     RSN_DATAFLOW();
-    RSN_PROCESS("", load2, op, ddr, filled);
-    RSN_PROCESS("", send2, op, sent, mesh);
+    RSN_PROCESS("", load2, word0, word1, ddr, filled);
+    RSN_PROCESS("", send2, word0, word1, sent, mesh);
 }
 
 }  // namespace
@@ -108,9 +114,9 @@ mem_b_uops:
         const Uop<MemB::words> uop = uops.read();
         RSN_UOP(number++);
         if (uop.last) break;
-        const MemB op = MemB::decode(uop.words);
-        if (cur) mem_b_step(op, lpddr, ddr, ping, pong, mesh);
-        else mem_b_step(op, lpddr, ddr, pong, ping, mesh);
+        const Word word0 = uop.words[0], word1 = uop.words[1];
+        if (cur) mem_b_step(word0, word1, lpddr, ddr, ping, pong, mesh);
+        else mem_b_step(word0, word1, lpddr, ddr, pong, ping, mesh);
         cur = !cur;
     }
 }
@@ -131,9 +137,9 @@ mem_b2_uops:
         const Uop<MemB::words> uop = uops.read();
         RSN_UOP(number++);
         if (uop.last) break;
-        const MemB op = MemB::decode(uop.words);
-        if (cur) mem_b2_step(op, ddr, ping, pong, mesh);
-        else mem_b2_step(op, ddr, pong, ping, mesh);
+        const Word word0 = uop.words[0], word1 = uop.words[1];
+        if (cur) mem_b2_step(word0, word1, ddr, ping, pong, mesh);
+        else mem_b2_step(word0, word1, ddr, pong, ping, mesh);
         cur = !cur;
     }
 }

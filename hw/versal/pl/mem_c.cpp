@@ -25,7 +25,7 @@ accumulate_rounds:
             for (unsigned b = 0; b < op.recv_b; ++b) {
             accumulate_beats:
                 for (unsigned t = 0; t < beats_per_tile; ++t) {
-#pragma HLS PIPELINE II=ii::receive
+#pragma HLS PIPELINE II=ii::receive style=flp
 #pragma HLS DEPENDENCE variable=buffer type=inter direction=RAW distance=512 dependent=true
                     const unsigned row = a * tile + right_row(t), col = b * tile + right_col(t);
                     const Beat old = get_beat<by_rows, mem_c_cols>(buffer, row, col);
@@ -41,15 +41,20 @@ accumulate_rounds:
     }
 }
 
-void receive(const MemC op, const MemCConfig reg, bool odd, hls::stream<Lane> mme[lanes], MemCBuffer &buffer,
-             hls::stream<float> &to_softmax, hls::stream<float> &from_softmax) {
+// The registers come as the words of MemCConfig.
+void receive(Word word0, Word word1, Word reg0, Word reg1, Word reg2, Word reg3, bool odd,
+             hls::stream<Lane> mme[lanes], MemCBuffer &buffer, hls::stream<float> &to_softmax,
+             hls::stream<float> &from_softmax) {
+    const MemC op = decoded<MemC>(word0, word1);
     if (!op.recv) return;
+    const MemCConfig reg = decoded<MemCConfig>(reg0, reg1, reg2, reg3);
     const unsigned row_tiles = op.recv_a & 3;
     accumulate(op, row_tiles, mme, buffer);
     if (op.softmax) softmax(buffer, row_tiles * tile, op.recv_b * tile, reg, odd, to_softmax, from_softmax);
 }
 
-void receive_last(const MemC op, hls::stream<Lane> mme[lanes], MemCBuffer &buffer) {
+void receive_last(Word word0, Word word1, hls::stream<Lane> mme[lanes], MemCBuffer &buffer) {
+    const MemC op = decoded<MemC>(word0, word1);
     if (op.recv) accumulate(op, op.recv_a, mme, buffer);
 }
 
@@ -61,10 +66,12 @@ void store(const MemC &op, const MemCConfig &reg, MemCBuffer &buffer, hls::strea
     drain<mem_c_cols>(buffer, op.dim1, op.dim2, ddr);
 }
 
-void deliver(const MemC op, const MemCConfig reg, MemCBuffer &buffer, hls::stream<Beat> &ddr, hls::stream<Beat> &mesh,
-             hls::stream<Partial> &to_norm, hls::stream<Partial> &from_norm) {
+void deliver(Word word0, Word word1, Word reg0, Word reg1, Word reg2, Word reg3, MemCBuffer &buffer,
+             hls::stream<Beat> &ddr, hls::stream<Beat> &mesh, hls::stream<Partial> &to_norm,
+             hls::stream<Partial> &from_norm) {
+    const MemC op = decoded<MemC>(word0, word1);
     if (!op.send) {
-        if (op.store) store(op, reg, buffer, ddr, to_norm, from_norm);
+        if (op.store) store(op, decoded<MemCConfig>(reg0, reg1, reg2, reg3), buffer, ddr, to_norm, from_norm);
         return;
     }
 send_rows:
@@ -79,31 +86,32 @@ send_rows:
     }
 }
 
-void deliver_last(const MemC op, const MemCConfig reg, MemCBuffer &buffer, hls::stream<Beat> &ddr,
-                  hls::stream<Partial> &to_norm, hls::stream<Partial> &from_norm) {
-    if (op.store) store(op, reg, buffer, ddr, to_norm, from_norm);
+void deliver_last(Word word0, Word word1, Word reg0, Word reg1, Word reg2, Word reg3, MemCBuffer &buffer,
+                  hls::stream<Beat> &ddr, hls::stream<Partial> &to_norm, hls::stream<Partial> &from_norm) {
+    const MemC op = decoded<MemC>(word0, word1);
+    if (op.store) store(op, decoded<MemCConfig>(reg0, reg1, reg2, reg3), buffer, ddr, to_norm, from_norm);
 }
 
-void mem_c_step(const MemC op, const MemCConfig reg, bool odd, hls::stream<Lane> mme[lanes], MemCBuffer &received,
-                MemCBuffer &delivered, hls::stream<Beat> &ddr, hls::stream<Beat> &mesh, hls::stream<float> &to_softmax,
-                hls::stream<float> &from_softmax, hls::stream<Partial> &to_norm, hls::stream<Partial> &from_norm) {
+void mem_c_step(Word word0, Word word1, Word reg0, Word reg1, Word reg2, Word reg3, bool odd,
+                hls::stream<Lane> mme[lanes], MemCBuffer &received, MemCBuffer &delivered, hls::stream<Beat> &ddr,
+                hls::stream<Beat> &mesh, hls::stream<float> &to_softmax, hls::stream<float> &from_softmax,
+                hls::stream<Partial> &to_norm, hls::stream<Partial> &from_norm) {
 #pragma HLS DATAFLOW
     RSN_DATAFLOW();
-    RSN_PROCESS("", receive, op, reg, odd, mme, received, to_softmax, from_softmax);
-    RSN_PROCESS("", deliver, op, reg, delivered, ddr, mesh, to_norm, from_norm);
+    RSN_PROCESS("", receive, word0, word1, reg0, reg1, reg2, reg3, odd, mme, received, to_softmax, from_softmax);
+    RSN_PROCESS("", deliver, word0, word1, reg0, reg1, reg2, reg3, delivered, ddr, mesh, to_norm, from_norm);
 }
 
-void mem_c_last_step(const MemC op, const MemCConfig reg, hls::stream<Lane> mme[lanes], MemCBuffer &received,
-                     MemCBuffer &delivered, hls::stream<Beat> &ddr, hls::stream<Partial> &to_norm,
-                     hls::stream<Partial> &from_norm) {
+void mem_c_last_step(Word word0, Word word1, Word reg0, Word reg1, Word reg2, Word reg3, hls::stream<Lane> mme[lanes],
+                     MemCBuffer &received, MemCBuffer &delivered, hls::stream<Beat> &ddr,
+                     hls::stream<Partial> &to_norm, hls::stream<Partial> &from_norm) {
 #pragma HLS DATAFLOW
     RSN_DATAFLOW();
-    RSN_PROCESS("", receive_last, op, mme, received);
-    RSN_PROCESS("", deliver_last, op, reg, delivered, ddr, to_norm, from_norm);
+    RSN_PROCESS("", receive_last, word0, word1, mme, received);
+    RSN_PROCESS("", deliver_last, word0, word1, reg0, reg1, reg2, reg3, delivered, ddr, to_norm, from_norm);
 }
 
-}  // namespace
-
+// MemC0-3. odd: its columns come behind those of its neighbour.
 void mem_c(hls::stream<Uop<MemCConfig::words>> &uops, bool odd, hls::stream<Lane> mme[lanes], hls::stream<Beat> &ddr,
            hls::stream<Beat> &mesh, hls::stream<float> &to_softmax, hls::stream<float> &from_softmax,
            hls::stream<Partial> &to_norm, hls::stream<Partial> &from_norm) {
@@ -115,7 +123,8 @@ void mem_c(hls::stream<Uop<MemCConfig::words>> &uops, bool odd, hls::stream<Lane
 #pragma HLS BIND_STORAGE variable=pong type=ram_s2p impl=uram
     poison(ping);
     poison(pong);
-    MemCConfig reg;
+    Word reg0 = MemCConfig::initial[0], reg1 = MemCConfig::initial[1];
+    Word reg2 = MemCConfig::initial[2], reg3 = MemCConfig::initial[3];
     bool cur = false;  // pong is the current one
     unsigned number = 0;
 mem_c_uops:
@@ -124,14 +133,35 @@ mem_c_uops:
         RSN_UOP(number++);
         if (uop.last) break;
         if (uop.config) {
-            reg = MemCConfig::decode(uop.words);
+            reg0 = uop.words[0];
+            reg1 = uop.words[1];
+            reg2 = uop.words[2];
+            reg3 = uop.words[3];
             continue;
         }
-        const MemC op = MemC::decode(uop.words);
-        if (cur) mem_c_step(op, reg, odd, mme, pong, ping, ddr, mesh, to_softmax, from_softmax, to_norm, from_norm);
-        else mem_c_step(op, reg, odd, mme, ping, pong, ddr, mesh, to_softmax, from_softmax, to_norm, from_norm);
+        const Word word0 = uop.words[0], word1 = uop.words[1];
+        if (cur)
+            mem_c_step(word0, word1, reg0, reg1, reg2, reg3, odd, mme, pong, ping, ddr, mesh, to_softmax,
+                       from_softmax, to_norm, from_norm);
+        else
+            mem_c_step(word0, word1, reg0, reg1, reg2, reg3, odd, mme, ping, pong, ddr, mesh, to_softmax,
+                       from_softmax, to_norm, from_norm);
         cur = !cur;
     }
+}
+
+}  // namespace
+
+void mem_c_even(hls::stream<Uop<MemCConfig::words>> &uops, hls::stream<Lane> mme[lanes], hls::stream<Beat> &ddr,
+                hls::stream<Beat> &mesh, hls::stream<float> &to_softmax, hls::stream<float> &from_softmax,
+                hls::stream<Partial> &to_norm, hls::stream<Partial> &from_norm) {
+    mem_c(uops, false, mme, ddr, mesh, to_softmax, from_softmax, to_norm, from_norm);
+}
+
+void mem_c_odd(hls::stream<Uop<MemCConfig::words>> &uops, hls::stream<Lane> mme[lanes], hls::stream<Beat> &ddr,
+               hls::stream<Beat> &mesh, hls::stream<float> &to_softmax, hls::stream<float> &from_softmax,
+               hls::stream<Partial> &to_norm, hls::stream<Partial> &from_norm) {
+    mem_c(uops, true, mme, ddr, mesh, to_softmax, from_softmax, to_norm, from_norm);
 }
 
 void mem_c_last(hls::stream<Uop<MemCConfig::words>> &uops, hls::stream<Lane> mme[lanes], hls::stream<Beat> &ddr,
@@ -144,7 +174,8 @@ void mem_c_last(hls::stream<Uop<MemCConfig::words>> &uops, hls::stream<Lane> mme
 #pragma HLS BIND_STORAGE variable=pong type=ram_s2p impl=uram
     poison(ping);
     poison(pong);
-    MemCConfig reg;
+    Word reg0 = MemCConfig::initial[0], reg1 = MemCConfig::initial[1];
+    Word reg2 = MemCConfig::initial[2], reg3 = MemCConfig::initial[3];
     bool cur = false;  // pong is the current one
     unsigned number = 0;
 mem_c_last_uops:
@@ -153,12 +184,15 @@ mem_c_last_uops:
         RSN_UOP(number++);
         if (uop.last) break;
         if (uop.config) {
-            reg = MemCConfig::decode(uop.words);
+            reg0 = uop.words[0];
+            reg1 = uop.words[1];
+            reg2 = uop.words[2];
+            reg3 = uop.words[3];
             continue;
         }
-        const MemC op = MemC::decode(uop.words);
-        if (cur) mem_c_last_step(op, reg, mme, pong, ping, ddr, to_norm, from_norm);
-        else mem_c_last_step(op, reg, mme, ping, pong, ddr, to_norm, from_norm);
+        const Word word0 = uop.words[0], word1 = uop.words[1];
+        if (cur) mem_c_last_step(word0, word1, reg0, reg1, reg2, reg3, mme, pong, ping, ddr, to_norm, from_norm);
+        else mem_c_last_step(word0, word1, reg0, reg1, reg2, reg3, mme, ping, pong, ddr, to_norm, from_norm);
         cur = !cur;
     }
 }

@@ -10,6 +10,7 @@
 #ifndef RSN_PL_MEM_C_H
 #define RSN_PL_MEM_C_H
 
+#include "counter.h"
 #include "math.h"
 #include "tiles.h"
 
@@ -26,17 +27,37 @@ constexpr unsigned patch_cols = 8;
 constexpr unsigned row_patches = 512 / patch_rows;
 using Rows = float[patch_rows][row_patches];
 
+// Where it is. The walk is over when `col` has reached the columns, of which a buffer has fewer than a Counter can say.
+// Whether a row is the last one is known without an addition, so that a round is one comparison and one addition.
 struct Walk {
-    unsigned rows, row = 0, col = 0;
+    Counter last, row = 0, col = 0;
+
+    // rows: of the matrix; those behind its last whole patch are left out. At least patch_rows, or no round is taken.
+    Walk(unsigned rows) : last(rows < patch_rows ? 0 : rows / patch_rows * patch_rows - patch_rows) {}
+
     void next() {
 #pragma HLS INLINE
-        row += patch_rows;
-        if (row + patch_rows > rows) {
+        if (row == last) {
             row = 0;
             col += patch_cols;
+        } else {
+            row += patch_rows;
         }
     }
 };
+static_assert(mem_c_cols + patch_cols < 1u << counter_bits, "a Counter goes on to the columns");
+
+// A number to a neighbour, and one from it. Functions of their own: HLS keeps no order between accesses to different
+// streams (UG1399, HLS Fence Library). In one state of one function the two would wait for each other, and since the
+// neighbour does the same, for ever.
+inline void send_number(float number, hls::stream<float> &to) {
+#pragma HLS INLINE off
+    to << number;
+}
+inline float receive_number(hls::stream<float> &from) {
+#pragma HLS INLINE off
+    return from.read();
+}
 
 constexpr unsigned patches(unsigned rows, unsigned cols) { return rows / patch_rows * (cols / patch_cols); }
 

@@ -2,6 +2,7 @@
 //
 // A beat a cycle from each source that has a route, copied to all of its destinations, all in lock step.
 // SPDX-License-Identifier: Apache-2.0
+#include "counter.h"
 #include "dataflow.h"
 #include "lanes.h"
 #include "units.h"
@@ -21,8 +22,8 @@ mesh_a_uops:
         if (uop.last) break;
         const MeshA op = MeshA::decode(uop.words);
     mesh_a_beats:
-        for (unsigned i = 0; i < op.size; ++i) {
-#pragma HLS PIPELINE II=ii::mesh
+        for (Countdown<32> left(op.size); left.more(); left.next()) {
+#pragma HLS PIPELINE II=ii::mesh style=flp
             Beat a0, a1, a2, c0, c1, c2, c3;
             if (op.a0_0 || op.a0_1) a0 = mem_a0.read();
             if (op.a1_2 || op.a1_3) a1 = mem_a1.read();

@@ -2,6 +2,7 @@
 //
 // A beat a cycle from each source that has a route, copied to all of its destinations, all in lock step.
 // SPDX-License-Identifier: Apache-2.0
+#include "counter.h"
 #include "dataflow.h"
 #include "lanes.h"
 #include "units.h"
@@ -20,8 +21,8 @@ mesh_b_uops:
         if (uop.last) break;
         const MeshB op = MeshB::decode(uop.words);
     mesh_b_beats:
-        for (unsigned i = 0; i < op.size; ++i) {
-#pragma HLS PIPELINE II=ii::mesh
+        for (Countdown<32> left(op.size); left.more(); left.next()) {
+#pragma HLS PIPELINE II=ii::mesh style=flp
             Beat b0, b1, b2;
             if (op.b0_0 || op.b0_2 || op.b0_4) b0 = mem_b0.read();
             if (op.b1_1 || op.b1_3 || op.b1_5) b1 = mem_b1.read();

@@ -118,8 +118,8 @@ inline void softmax(MemCBuffer &buffer, unsigned rows, unsigned cols, const MemC
 #pragma HLS BIND_STORAGE variable=total type=ram_s2p impl=lutram
     Mask mask = {reg.softmax_cols, 0, reg.causal, reg.offset};
     if (reg.causal && !reg.alone) {
-        to << static_cast<float>(cols);
-        const float theirs = from.read();
+        send_number(static_cast<float>(cols), to);
+        const float theirs = receive_number(from);
         if (odd) mask.left = static_cast<unsigned>(theirs);
     }
 start_rows:

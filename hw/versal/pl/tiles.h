@@ -21,7 +21,7 @@ fill_rows:
         for (unsigned col = 0; col + block_cols <= cols; col += block_cols) {
         fill_words:
             for (unsigned w = 0; w < words_per_block; ++w) {
-#pragma HLS PIPELINE II=ii::load
+#pragma HLS PIPELINE II=ii::load style=flp
                 put_word<Cols>(buffer, row + word_row(w), col + word_col(w), from.read());
             }
         }
@@ -37,7 +37,7 @@ drain_rows:
         for (unsigned col = 0; col + block_cols <= cols; col += block_cols) {
         drain_words:
             for (unsigned w = 0; w < words_per_block; ++w) {
-#pragma HLS PIPELINE II=ii::store
+#pragma HLS PIPELINE II=ii::store style=flp
                 to << get_word<Cols>(buffer, row + word_row(w), col + word_col(w));
             }
         }
@@ -57,7 +57,7 @@ void send_left(const Cell<Banks> (&buffer)[Banks][Depth], unsigned row, unsigned
 #pragma HLS INLINE
 send_left_beats:
     for (unsigned t = 0; t < beats_per_tile; ++t) {
-#pragma HLS PIPELINE II=ii::send
+#pragma HLS PIPELINE II=ii::send style=flp
         mesh << get_beat<by_rows, Cols>(buffer, row + left_row(t), col + left_col(t));
     }
 }
@@ -68,7 +68,7 @@ void send_right(const Cell<Banks> (&buffer)[Banks][Depth], unsigned row, unsigne
 #pragma HLS INLINE
 send_right_beats:
     for (unsigned t = 0; t < beats_per_tile; ++t) {
-#pragma HLS PIPELINE II=ii::send
+#pragma HLS PIPELINE II=ii::send style=flp
         const unsigned c = col + right_col(t);
         const Beat beat = get_beat<by_cols, Cols>(buffer, row + right_row(t), c);
         mesh << (Cols < tile && c >= Cols ? Beat(0.0f) : beat);

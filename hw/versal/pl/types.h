@@ -44,6 +44,16 @@ struct Uop {
     Word words[Words];
 };
 
+// What these words say. The processes of a dataflow region take the words of their uOP and decode them each for itself:
+// scalars travel into a region as they are, for structs HLS would have to copy them by a constructor.
+template <typename Op, typename... Words>
+Op decoded(Words... words) {
+#pragma HLS INLINE
+    static_assert(sizeof...(Words) == Op::words, "a format has a fixed number of words");
+    const Word all[] = {words...};
+    return Op::decode(all);
+}
+
 // A uOP of DDR or LPDDR: one chunk, from or to one peer.
 struct Transfer {
     bool last;

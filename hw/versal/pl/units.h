@@ -41,10 +41,14 @@ void mem_b(hls::stream<Uop<MemB::words>> &uops, hls::stream<Beat> &lpddr, hls::s
            hls::stream<Beat> &mesh);
 // MemB2: attention's values.
 void mem_b2(hls::stream<Uop<MemB::words>> &uops, hls::stream<Beat> &ddr, hls::stream<Beat> &mesh);
-// MemC0-3. odd: its columns come behind those of its neighbour.
-void mem_c(hls::stream<Uop<MemCConfig::words>> &uops, bool odd, hls::stream<Lane> mme[lanes], hls::stream<Beat> &ddr,
-           hls::stream<Beat> &mesh, hls::stream<float> &to_softmax, hls::stream<float> &from_softmax,
-           hls::stream<Partial> &to_norm, hls::stream<Partial> &from_norm);
+// MemC0 and MemC2. There are two functions, because a process of a region takes variables, not values.
+void mem_c_even(hls::stream<Uop<MemCConfig::words>> &uops, hls::stream<Lane> mme[lanes], hls::stream<Beat> &ddr,
+                hls::stream<Beat> &mesh, hls::stream<float> &to_softmax, hls::stream<float> &from_softmax,
+                hls::stream<Partial> &to_norm, hls::stream<Partial> &from_norm);
+// MemC1 and MemC3, whose columns come behind those of the neighbour.
+void mem_c_odd(hls::stream<Uop<MemCConfig::words>> &uops, hls::stream<Lane> mme[lanes], hls::stream<Beat> &ddr,
+               hls::stream<Beat> &mesh, hls::stream<float> &to_softmax, hls::stream<float> &from_softmax,
+               hls::stream<Partial> &to_norm, hls::stream<Partial> &from_norm);
 // MemC4, MemC5: no softmax, no way to MeshA.
 void mem_c_last(hls::stream<Uop<MemCConfig::words>> &uops, hls::stream<Lane> mme[lanes], hls::stream<Beat> &ddr,
                 hls::stream<Partial> &to_norm, hls::stream<Partial> &from_norm);

@@ -341,21 +341,22 @@ def test_make_warns_of_another_version(versal: Path, tools: dict[str, str]) -> N
 
 BUFFERS = """\
 #include <cstdio>
+#include <type_traits>
 #include "pl/buffer.h"
 using namespace rsn::xnn;
 
 // What lies at (row, col) of a 32x64 matrix.
 static float at(unsigned row, unsigned col) { return row * 64.0f + col; }
 
-template <Order order, unsigned Banks>
+template <typename Order, unsigned Banks>
 int wrong(const Cell<Banks> (&buffer)[Banks][depth_of(32, 64)]) {
     int count = 0;
     for (unsigned row = 0; row < 32; row += 4)
         for (unsigned col = 0; col < 64; col += 8) {
-            const Beat beat = get_beat<order, 64>(buffer, row, col);
+            const Beat beat = get_beat<Order, 64>(buffer, row, col);
             for (unsigned r = 0; r < 4; ++r)
                 for (unsigned c = 0; c < 8; ++c) {
-                    const unsigned lane = order == Order(by_rows) ? 4 * r + c % 4 : 4 * (c % 4) + r;
+                    const unsigned lane = std::is_same<Order, by_rows>::value ? 4 * r + c % 4 : 4 * (c % 4) + r;
                     count += beat[2 * lane + c / 4] != at(row + r, col + c);
                 }
         }
