@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Mapping
 from threading import Event
 
@@ -17,12 +18,27 @@ from .memories import Memories
 
 Array = npt.NDArray[np.float32]
 
+STALLS_VARIABLE = "RSN_CSIM_STALLS"
+"""Environment variable with the seed of random pauses and stalled pipelines; unset, empty or 0: none."""
+
+
+def stalls_of_environment() -> int:
+    """Return the seed that the environment names, or 0. Raises `BoardError` if it is not a number of 64 bits."""
+    text = os.environ.get(STALLS_VARIABLE, "").strip() or "0"
+    if not text.isdecimal() or int(text) >= 1 << 64:
+        raise BoardError(f"{STALLS_VARIABLE} is {text!r}; set it to a whole number from 1 to 2**64 - 1, or unset it")
+    return int(text)
+
 
 class CsimBoard:
     """Holds a program and its off-chip memories, and runs it by the C++ machine. Its methods are those of `Board`. It
-    computes results but no modelled time: a run's time is this computer's wall time."""
+    computes results but no modelled time: a run's time is this computer's wall time.
 
-    def __init__(self) -> None:
+    stalls: seed of random pauses and stalled pipelines (docs/csim.md), 0 for none; None takes that of the environment.
+    """
+
+    def __init__(self, stalls: int | None = None) -> None:
+        self._stalls = stalls_of_environment() if stalls is None else stalls
         self._native = Native()
         self._memories: Memories | None = None
         self._closed = Event()
@@ -39,7 +55,7 @@ class CsimBoard:
         if held is None:
             raise BoardError("no program is loaded")
         held.fill(inputs)
-        took = self._native.run(held.program, held.banks, words, stop=self._closed)
+        took = self._native.run(held.program, held.banks, words, stalls=self._stalls, stop=self._closed)
         return held.outputs(), Run(took, {"instructions": 4 * len(words)}, {}, {}, clock="wall")
 
     def close(self) -> None:

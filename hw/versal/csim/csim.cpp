@@ -100,7 +100,7 @@ std::map<std::string, std::size_t> depths_of(const rsn_csim_program &program) {
 }  // namespace
 
 struct rsn_csim {
-    explicit rsn_csim(const rsn_csim_program &program) : program(program), machine(depths_of(program)) {
+    explicit rsn_csim(const rsn_csim_program &program) : program(program), machine(depths_of(program), program.stalls) {
         for (unsigned m = 0; m < units::MME; ++m)
             ops[m].assign(program.ops[m], program.ops[m] + program.op_counts[m]);
         machine.start("top", [this] { run(); });
@@ -146,6 +146,9 @@ struct rsn_csim {
                 << (inside ? stream_of(wait.channel) : wait.channel) << '\t' << (inside ? wait.wanted / 2 : wait.wanted)
                 << '\n';
         }
+        for (const auto &held : machine.held())
+            out << "held\t" << held.unit << '\t' << held.uop << '\t' << held.channel << '\t' << held.count << '\t'
+                << held.stages << '\n';
         // Windows of the array continue lanes; they count floats, of which a lane element has two.
         std::map<std::string, csim::Count> streams;
         for (const auto &count : machine.counts())

@@ -36,7 +36,8 @@ typedef struct {
     uint64_t lpddr_floats;
     uint32_t mop_fifo_depth;  // 0: the machine's own
     uint32_t uop_fifo_depth;
-    uint32_t array;  // 1: the AIE graph with a thread per tile (384); 0: the same sums with a thread per MME
+    uint64_t stalls;  // 0: none; else a seed of random pauses and of the depths of stalled pipelines
+    uint32_t array;   // 1: the AIE graph with a thread per tile (384); 0: the same sums with a thread per MME
 } rsn_csim_program;
 
 // Fingerprint of the machine, fixed at compile time: 16 hex digits.
@@ -54,6 +55,7 @@ RSN_CSIM_API void rsn_csim_stop(rsn_csim *run);
 // Returns the report of a run that has ended: a line per fact, fields separated by tabs, valid until the run is freed.
 //   error   <text>
 //   wait    <process> <uOP> get|put <stream> <elements>      a process that cannot go on, and what it lacks
+//   held    <process> <uOP> <stream> <elements> <stages>     what a loop of style stp holds back while it waits
 //   stream  <stream> <depth> <written> <taken> <last uOP>    elements, and the uOP that wrote last
 // An element of a stream to or from an MME is a lane, one 16th of a beat.
 RSN_CSIM_API const char *rsn_csim_report(rsn_csim *run);

@@ -32,6 +32,17 @@ class Wait:
 
 
 @dataclass(frozen=True)
+class Held:
+    """A process whose pipeline, of style stp and with so many stages, holds elements for a stream back."""
+
+    process: str
+    uop: int
+    stream: str
+    elements: int
+    stages: int
+
+
+@dataclass(frozen=True)
 class Flow:
     """What a stream has carried. depth, written, taken: in elements of the stream. last: number of the uOP that wrote
     last."""
@@ -52,6 +63,7 @@ class Facts:
 
     error: str = ""
     waits: list[Wait] = field(default_factory=list)
+    held: list[Held] = field(default_factory=list)
     streams: dict[str, Flow] = field(default_factory=dict)
 
     @property
@@ -68,6 +80,9 @@ class Facts:
             if kind == "wait":
                 process, uop, what, stream, _ = rest
                 out.waits.append(Wait(process, int(uop), what == "put", _whole(stream)))
+            elif kind == "held":
+                process, uop, stream, elements, stages = rest
+                out.held.append(Held(process, int(uop), _whole(stream), int(elements), int(stages)))
             elif kind == "stream":
                 name, flow = _whole(rest[0]), Flow(*map(int, rest[1:]))
                 out.streams[name] = flow.least(out.streams.get(name, flow))
@@ -78,6 +93,28 @@ class Facts:
 
 def _whole(stream: str) -> str:
     return stream.partition("[")[0]
+
+
+def stalled(facts: Facts, seed: int) -> str:
+    """Describe a deadlock that pipelines cause which cannot flush: a line for each of them.
+
+    Returns "" if none does: what waits for room alone would wait in any style.
+    """
+    holders = {h.process for h in facts.held}
+    guilty = dict.fromkeys(w.process for w in facts.waits if not w.put and w.process in holders)
+    if not guilty:
+        return ""
+    lines = [f"board csim: deadlock with stalls={seed}: a pipeline of style stp holds back what others wait for"]
+    for name in guilty:
+        held = [h for h in facts.held if h.process == name]
+        back = ", ".join(f"{h.elements} for {h.stream}" for h in dict.fromkeys(held))
+        waits = ", ".join(dict.fromkeys(w.stream for w in facts.waits if w.process == name and not w.put))
+        stages = held[0].stages
+        lines.append(f"{name} uOP {held[0].uop}: waits for {waits}; its loop of {stages} stages holds {back}")
+    others = dict.fromkeys(w.process for w in facts.waits if w.process not in guilty)
+    lines.append(f"also blocked: {', '.join(others) or 'none'}")
+    lines.append("a loop that waits for one stream and writes to another needs style=flp (hw/versal/README.md)")
+    return "\n".join(lines)
 
 
 def settle(path: InstructionPath, facts: Facts, where: Callable[[str, int], str]) -> None:

@@ -4,7 +4,11 @@
 #include <algorithm>
 #include <chrono>
 #include <exception>
+#include <functional>
 #include <utility>
+
+#include <sched.h>
+#include <unistd.h>
 
 namespace rsn::csim {
 
@@ -12,6 +16,16 @@ namespace {
 
 // Units keep their buffers on their stack.
 constexpr std::size_t stack_bytes = 8u << 20;
+
+constexpr unsigned deepest_pipeline = 64;
+
+// A number that depends on all bits of both (splitmix64's finalizer).
+std::uint64_t mixed(std::uint64_t a, std::uint64_t b) {
+    std::uint64_t x = a + (b + 1) * 0x9E3779B97F4A7C15u;
+    x = (x ^ (x >> 30)) * 0xBF58476D1CE4E5B9u;
+    x = (x ^ (x >> 27)) * 0x94D049BB133111EBu;
+    return x ^ (x >> 31);
+}
 
 constexpr Channel::Direction opposite(Channel::Direction d) { return d == Channel::get ? Channel::put : Channel::get; }
 
@@ -27,6 +41,10 @@ void Channel::open(const char *name, std::size_t depth) {
     name_ = name;
     depth_ = machine_->depth(name_, depth);
     stride_ = std::max<std::uint64_t>(depth_ / 2, 1);
+    if (machine_->stalls) {
+        stalls_ = true;
+        stride_ = 1 + mixed(machine_->stalls, std::hash<std::string>{}(name_)) % depth_;
+    }
     side_[put].limit = depth_;
     Machine::Lock lock(machine_->mutex_);
     machine_->channels_.push_back(this);
@@ -104,6 +122,25 @@ void Process::tell_all() {
     untold_.clear();
 }
 
+std::uint64_t Process::random() { return random_ = mixed(random_, 0); }
+
+void Process::pause() {
+    const std::uint64_t what = random();
+    if (what % 64 == 0) sched_yield();
+    if (what % 97 == 0) tell_all();
+    if (what % 4096 == 0) usleep(static_cast<useconds_t>(what / 4096 % 100));
+}
+
+void Process::enter_loop() {
+    if (machine.stalls) stages_ = static_cast<unsigned>(1 + random() % deepest_pipeline);
+}
+
+void Process::leave_loop() {
+    for (auto &[channel, release] : held_) release();
+    held_.clear();
+    stages_ = 0;
+}
+
 void wait_all(const std::vector<Need> &needs) {
     Process::current->needs_ = &needs;
     for (const auto &[channel, direction, count] : needs) channel->wait(direction, count);
@@ -135,7 +172,12 @@ Process *Machine::start(std::string name, std::function<void()> body, bool daemo
     auto process = std::make_unique<Process>(*this, std::move(name), daemon, std::move(body));
     Process *out = process.get();
     out->parent_ = parent;
+    if (stalls) {
+        out->random_ = mixed(stalls, std::hash<std::string>{}(out->name));
+        if (parent) out->random_ = mixed(out->random_, mixed(static_cast<std::uint64_t>(parent->uop), parent->started_));
+    }
     if (parent) {
+        ++parent->started_;
         out->uop = parent->uop;
         parent->tell_all();  // the child may go on using its channels
     }
@@ -200,6 +242,8 @@ void Machine::settle() {
         for (const auto &[channel, direction, count] : process->needs_ ? *process->needs_ : alone)
             if (channel->limit(direction) < channel->side_[direction].moved + count)
                 waits_.push_back({process->name, process->uop, direction, channel->name(), count});
+        for (const auto &[channel, release] : process->held_)
+            held_.push_back({process->name, process->uop, channel->name(), channel->held, process->stages_});
     }
     for (const Channel *channel : channels_) counts_.push_back(channel->count());
     halt(waits_.empty() ? State::done : State::deadlock);

@@ -2,6 +2,9 @@
 //
 // A process parks only while a channel lacks the elements or the room that it needs, which only another process can
 // provide. So when the last running process parks, that is a deadlock; it is found at once and without timeouts.
+//
+// With stalls, a number other than 0, processes pause at random and publish at random, and a loop of style stp
+// (`StalledLoop`) holds its last outputs back for as long as it waits inside. The number decides all of that.
 // SPDX-License-Identifier: Apache-2.0
 #ifndef RSN_CSIM_MACHINE_H
 #define RSN_CSIM_MACHINE_H
@@ -37,6 +40,15 @@ struct Count {
     long last;  // number of the uOP that wrote last
 };
 
+// What a process holds back in a stalled pipeline of so many stages.
+struct Held {
+    std::string unit;
+    long uop;
+    std::string channel;
+    std::size_t count;
+    unsigned stages;
+};
+
 // One side of a channel, used by one process at a time. It counts alone, and publishes its count to the other side only
 // now and then: every half depth, and before its process waits, starts another, ends or begins another uOP.
 struct alignas(64) Side {
@@ -63,6 +75,7 @@ class Channel {
 
     const std::string &name() const { return name_; }
     std::size_t depth() const { return depth_; }
+    bool stalls() const { return stalls_; }
     // Elements that can be taken (get), or room (put). known: at least, without a look at the other side; ask: looks.
     std::uint64_t known(Direction d) const { return side_[d].limit - side_[d].moved; }
     std::uint64_t ask(Direction d);
@@ -83,6 +96,8 @@ class Channel {
     void tell(Direction d);
     Count count() const;
 
+    std::size_t held = 0;  // elements that its writer holds back
+
   private:
     friend class Machine;
     friend class Process;
@@ -94,6 +109,7 @@ class Channel {
     std::string name_;
     std::size_t depth_ = 0;
     std::uint64_t stride_ = 1;
+    bool stalls_ = false;
     long last_ = -1;
     Machine *machine_ = nullptr;
 };
@@ -119,6 +135,15 @@ class Process {
     void begin(long uop);
     void tell_all();
 
+    // Only with stalls. pause: now and then lets others go first, or publishes.
+    void pause();
+    // The stages of the loop of style stp that it is in; 0 in no such loop.
+    unsigned stages() const { return stages_; }
+    void enter_loop();
+    void leave_loop();
+    // What is held back in `channel`; `release` puts it there at the end of the loop.
+    void hold(Channel &channel, std::function<void()> release) { held_.emplace_back(&channel, std::move(release)); }
+
     Machine &machine;
     const std::string name;
     const bool daemon;  // waits for work to the end of the run
@@ -129,8 +154,14 @@ class Process {
     friend class Channel;
     friend void wait_all(const std::vector<Need> &needs);
 
+    std::uint64_t random();
+
     std::function<void()> body_;
     std::vector<std::pair<Channel *, Channel::Direction>> untold_;
+    std::vector<std::pair<Channel *, std::function<void()>>> held_;
+    std::uint64_t random_ = 0;
+    unsigned stages_ = 0;
+    unsigned started_ = 0;  // children, so far
     pthread_t thread_{};
     Process *parent_ = nullptr;
     unsigned children_ = 0;
@@ -155,10 +186,14 @@ class Machine {
   public:
     enum class State { running, done, deadlock, stopped, failed };
 
-    explicit Machine(std::map<std::string, std::size_t> depths) : depths_(std::move(depths)) {}
+    // stalls: 0 for none, else what its random pauses and depths of pipelines follow from.
+    explicit Machine(std::map<std::string, std::size_t> depths, std::uint64_t stalls = 0)
+        : stalls(stalls), depths_(std::move(depths)) {}
     ~Machine();
 
     static thread_local Machine *current;
+
+    const std::uint64_t stalls;
 
     // Starts a process that runs `body`. Without a name it does a part of its starter's uOP, under the starter's name.
     Process *start(std::string name, std::function<void()> body, bool daemon = false);
@@ -174,6 +209,7 @@ class Machine {
     // Results, valid after the run.
     const std::vector<Wait> &waits() const { return waits_; }
     const std::vector<Count> &counts() const { return counts_; }
+    const std::vector<Held> &held() const { return held_; }
     const std::string &error() const { return error_; }
 
   private:
@@ -200,6 +236,7 @@ class Machine {
     std::map<std::string, std::size_t> depths_;
     std::vector<Wait> waits_;
     std::vector<Count> counts_;
+    std::vector<Held> held_;
     std::string error_;
 };
 

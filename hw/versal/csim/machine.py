@@ -21,7 +21,7 @@ from ....isa.overlays.xnn import XNN, XNN_BASE
 from ....isa.packet import Words
 from ....isa.program import Program
 from .build import build
-from .csim_deadlock import Facts, settle
+from .csim_deadlock import Facts, settle, stalled
 
 Array = npt.NDArray[np.float32]
 
@@ -52,6 +52,7 @@ class _Program(ctypes.Structure):
         ("lpddr_floats", ctypes.c_uint64),
         ("mop_fifo_depth", ctypes.c_uint32),
         ("uop_fifo_depth", ctypes.c_uint32),
+        ("stalls", ctypes.c_uint64),
         ("array", ctypes.c_uint32),
     )
 
@@ -102,14 +103,17 @@ class Native:
         words: Words | None = None,
         *,
         array: bool = False,
+        stalls: int = 0,
         stop: Event | None = None,
     ) -> float:
         """Run a verified program once and return the seconds that it took on this computer.
 
         words: the image with parameters patched in; None takes their defaults. banks: off-chip memories by name,
         float32, changed in place. array: run the AIE graph with one thread per tile (384) instead of one thread per
-        MME; results are bit-identical. stop: when set, ends the run with a `BoardError`. Raises `DeadlockError`, or
-        `ProgramError` if words are left in streams or the program cannot be run; their texts are the simulator's.
+        MME; results are bit-identical. stalls: other than 0, a seed (64 bits) by which processes pause at random and
+        pipelines that cannot flush hold their last outputs back; results are bit-identical, and a deadlock that such
+        a pipeline causes is a `BoardError`. stop: when set, ends the run with a `BoardError`. Raises `DeadlockError`,
+        or `ProgramError` if words are left in streams or the program cannot be run; their texts are the simulator's.
         """
         require_runs(program)
         image = np.ascontiguousarray(program.image if words is None else words)
@@ -122,6 +126,7 @@ class Native:
             *(x for bank in ("ddr", "lpddr") for x in (banks[bank].ctypes.data, len(banks[bank]))),
             program.overlay.mop_fifo_depth,
             program.overlay.uop_fifo_depth,
+            stalls,
             array,
         )
         start = time.perf_counter()
@@ -142,6 +147,8 @@ class Native:
             raise ProgramError(f"board csim: {facts.error}")
         if state == State.STOPPED:
             raise BoardError("the run was stopped")
+        if reason := stalled(facts, stalls):
+            raise BoardError(reason)
         if not facts.complete:
             packets = decode_image(image, program.overlay)
             settle(InstructionPath(program.overlay, packets, program.preloaded), facts, program.where)

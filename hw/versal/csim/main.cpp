@@ -2,11 +2,11 @@
 // Python.
 //
 //   rsn-csim IMAGE [--mme FILE] [--ddr FILE] [--lpddr FILE] [--ddr-bytes N] [--lpddr-bytes N] [--dump-ddr FILE]
-//            [--mop-fifo-depth N] [--uop-fifo-depth N] [--array]
+//            [--mop-fifo-depth N] [--uop-fifo-depth N] [--stalls SEED] [--array]
 //
 // IMAGE and --mme are what `rsn asm --raw --mme` writes. --ddr and --lpddr: what the memories hold, float32;
-// --ddr-bytes: how large they are, beyond that 0. --array: a thread to each of the 384 AIE tiles. Exits with 0 when the
-// program has ended, else with 1 and the report of csim.h on stderr.
+// --ddr-bytes: how large they are, beyond that 0. --stalls: a number from 1, see docs/csim.md. --array: a thread to each
+// of the 384 AIE tiles. Exits with 0 when the program has ended, else with 1 and the report of csim.h on stderr.
 // SPDX-License-Identifier: Apache-2.0
 #include <cstdio>
 #include <cstdlib>
@@ -75,6 +75,7 @@ int run(const std::string &image_path, std::map<std::string, std::string> &given
     program.lpddr_floats = lpddr.size();
     program.mop_fifo_depth = number("--mop-fifo-depth");
     program.uop_fifo_depth = number("--uop-fifo-depth");
+    program.stalls = number("--stalls");
     program.array = number("--array");
     rsn_csim *machine = nullptr;
     if (rsn_csim_start(&program, &machine)) throw std::runtime_error("no memory for a run");
@@ -105,7 +106,7 @@ int run(const std::string &image_path, std::map<std::string, std::string> &given
 int main(int count, char **words) try {
     std::map<std::string, std::string> given;
     const std::string known =
-        " --mme --ddr --lpddr --ddr-bytes --lpddr-bytes --dump-ddr --mop-fifo-depth --uop-fifo-depth ";
+        " --mme --ddr --lpddr --ddr-bytes --lpddr-bytes --dump-ddr --mop-fifo-depth --uop-fifo-depth --stalls ";
     for (int i = 2; i < count; ++i) {
         const std::string name = words[i];
         if (name == "--array") given[name] = "1";
@@ -114,7 +115,7 @@ int main(int count, char **words) try {
     }
     if (count < 2) {
         std::cerr << "usage: rsn-csim IMAGE [--mme FILE] [--ddr FILE] [--lpddr FILE] [--ddr-bytes N] [--lpddr-bytes N] "
-                     "[--dump-ddr FILE] [--mop-fifo-depth N] [--uop-fifo-depth N] [--array]\n";
+                     "[--dump-ddr FILE] [--mop-fifo-depth N] [--uop-fifo-depth N] [--stalls SEED] [--array]\n";
         return 2;
     }
     return run(words[1], given);

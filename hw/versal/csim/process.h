@@ -3,6 +3,8 @@
 #ifndef RSN_CSIM_PROCESS_H
 #define RSN_CSIM_PROCESS_H
 
+#include <exception>
+
 #include "machine.h"
 
 namespace rsn::csim {
@@ -22,11 +24,27 @@ class Region {
     std::vector<Process *> processes_;
 };
 
+// A pipelined loop of style stp: it moves only as a whole, so while it waits, nothing leaves it.
+class StalledLoop {
+  public:
+    StalledLoop() { Process::current->enter_loop(); }
+    StalledLoop(const StalledLoop &) = delete;
+    StalledLoop &operator=(const StalledLoop &) = delete;
+    // At its end the pipeline empties, unless the run ends: then `Stopped` is on its way through here, or comes from here.
+    ~StalledLoop() noexcept(false) {
+        if (std::uncaught_exceptions() == before_) Process::current->leave_loop();
+    }
+
+  private:
+    const int before_ = std::uncaught_exceptions();
+};
+
 }  // namespace rsn::csim
 
 // A guard: what its processes use is declared before it, so that it outlives them.
 #define RSN_DATAFLOW() rsn::csim::Region rsn_region
 #define RSN_PROCESS(name, function, ...) rsn_region.start(name, [&] { function(__VA_ARGS__); })
+#define RSN_STALLS() const rsn::csim::StalledLoop rsn_stalled_loop
 #define RSN_UOP(number) rsn::csim::Process::current->begin(number)
 
 #endif  // RSN_CSIM_PROCESS_H

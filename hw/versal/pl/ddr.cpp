@@ -23,6 +23,7 @@ ddr_uops:
             request_first(uop, port0, port1);
         load_bursts:
             for (unsigned i = 0; i < bursts; ++i) {
+                RSN_STALLS();
                 if (i + bursts_ahead < bursts) request(uop, i + bursts_ahead, port0, port1);
             load_words:
                 for (unsigned w = 0; w < port_lines; ++w) {
@@ -41,6 +42,7 @@ ddr_uops:
         } else if (uop.store) {
         store_bursts:
             for (unsigned i = 0; i < bursts; ++i) {
+                RSN_STALLS();
                 const std::size_t at = first_line(uop, i);
                 port0.write_request(at, port_lines);
                 port1.write_request(at + port_lines, port_lines);

@@ -26,6 +26,7 @@ take_words:
 }  // namespace
 
 void fetch(const Word *instructions, hls::stream<Word> &words) {
+    RSN_STALLS();
     const Word count = image_words_before_packets + instructions[0];
 fetch_words:
     for (Word i = 0; i < count; ++i) {

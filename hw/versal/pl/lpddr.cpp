@@ -21,6 +21,7 @@ lpddr_uops:
         if (!uop.load) continue;
         if (uop.bias) {
             const unsigned count = uop.size / line_floats;
+            RSN_STALLS();
             if (count) port0.read_request(uop.addr, count);
         load_vector:
             for (Countdown<32> left(count); left.more(); left.next()) {
@@ -35,6 +36,7 @@ lpddr_uops:
         request_first(uop, port0, port1);
     load_bursts:
         for (unsigned i = 0; i < bursts; ++i) {
+            RSN_STALLS();
             if (i + bursts_ahead < bursts) request(uop, i + bursts_ahead, port0, port1);
         load_words:
             for (unsigned w = 0; w < port_lines; ++w) {

@@ -7,6 +7,7 @@
 #define RSN_CSIM_HLS_STREAM_H
 
 #include <memory>
+#include <vector>
 
 #include "../machine.h"
 
@@ -22,6 +23,7 @@ class stream<T, 0> {
     explicit stream(const char *name) { open(name, 2); }
 
     T read() {
+        pause();
         channel_.wait(Get, 1);
         T value = ring_[channel_.at(Get)];
         channel_.move(Get, 1);
@@ -29,9 +31,8 @@ class stream<T, 0> {
     }
     void read(T &value) { value = read(); }
     void write(const T &value) {
-        channel_.wait(Put, 1);
-        ring_[channel_.at(Put)] = value;
-        channel_.move(Put, 1);
+        if (channel_.stalls()) put_later(value);
+        else put(value);
     }
     stream &operator>>(T &value) {
         value = read();
@@ -52,11 +53,13 @@ class stream<T, 0> {
         ring_ = std::make_unique<T[]>(channel_.depth());
     }
     T *window_to_read(std::size_t count) {
+        pause();
         channel_.wait(Get, count);
         return &ring_[channel_.at(Get)];
     }
     void taken(std::size_t count) { channel_.move(Get, count); }
     T *window_to_write(std::size_t count) {
+        pause();
         channel_.wait(Put, count);
         return &ring_[channel_.at(Put)];
     }
@@ -67,7 +70,35 @@ class stream<T, 0> {
     static constexpr auto Get = rsn::csim::Channel::get;
     static constexpr auto Put = rsn::csim::Channel::put;
 
+    void pause() {
+        if (channel_.stalls()) rsn::csim::Process::current->pause();
+    }
+    [[gnu::always_inline]] void put(const T &value) {
+        channel_.wait(Put, 1);
+        ring_[channel_.at(Put)] = value;
+        channel_.move(Put, 1);
+    }
+    // In a pipeline that stalls, an element leaves when as many behind it have been written as there are stages: a
+    // loop writes at most one a round. Kept out of `write`, which is on the way of every word of a plain run.
+    [[gnu::noinline, gnu::cold]] void put_later(const T &value) {
+        rsn::csim::Process &process = *rsn::csim::Process::current;
+        process.pause();
+        if (!process.stages()) return put(value);
+        if (held_.empty()) process.hold(channel_, [this] { release(0); });
+        held_.push_back(value);
+        release(process.stages());
+    }
+    void release(std::size_t keep) {
+        while (held_.size() > keep) {
+            channel_.held = held_.size() - 1;
+            put(held_.front());
+            held_.erase(held_.begin());
+        }
+        channel_.held = held_.size();
+    }
+
     std::unique_ptr<T[]> ring_;
+    std::vector<T> held_;
     rsn::csim::Channel channel_;
 };
 
