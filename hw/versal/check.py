@@ -1,4 +1,5 @@
-"""Check, without AMD's tools, that the C++ sources, system.cfg, hls.cfg and the hosts' tables of the kernel agree.
+"""Check, without AMD's tools, that the C++ sources, system.cfg, hls.cfg and the hosts' tables of the kernel agree, and
+that HLS knows the pragmas.
 
     python -m rsn.hw.versal.check        # or, here: make check
 
@@ -25,7 +26,7 @@ from ...isa.generate import OUTPUTS
 from ...isa.overlays.xnn import XNN
 from ...isa.overlays.xnn.board import ARGUMENTS, FINGERPRINT, KERNEL, lanes
 from ...isa.overlays.xnn.tiles import TILE_TOKEN
-from . import check_places
+from . import check_places, pragmas
 from .csim.build import FLAGS, compiler
 
 HERE = Path(__file__).resolve().parent
@@ -220,8 +221,15 @@ def hls_files(s: Sources) -> Findings:
         yield f"{name} is {'not in hls.cfg' if name in files else 'in hls.cfg, but does not exist'}"
 
 
+def hls_pragmas(s: Sources) -> Findings:
+    """every HLS pragma is one that Vitis 2024.1 knows, and names what there is"""
+    files = sorted(path for suffix in ("h", "cpp") for path in (s.root / "pl").glob(f"*.{suffix}"))
+    texts = {f"pl/{path.name}": s.text(f"pl/{path.name}") for path in files}
+    yield from pragmas.check(texts, [s.text("isa.h")], styles=False)
+
+
 CHECKS: tuple[Callable[[Sources], Findings], ...] = (
-    *(generated, argument_order, interfaces, memories, connections, tiles, streams, hls_files),
+    *(generated, argument_order, interfaces, memories, connections, tiles, streams, hls_files, hls_pragmas),
     *(plio_places, tile_places, routes, tile_memory),
 )
 

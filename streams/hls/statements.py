@@ -385,7 +385,7 @@ class Body(Ends):
         if unroll:
             self.lines.append("#pragma HLS unroll")
         elif one_beat:
-            self.lines.append("#pragma HLS pipeline II=1")
+            self.lines.append("#pragma HLS pipeline II=1 style=flp")
         self._inner(lines)
         self.emit("}")
         self.env = dict(head)

@@ -255,7 +255,7 @@ def test_equal_instances_share_a_function() -> None:
     assert "// gemm, W7.py:6: gemm[0,1], gemm[0,2], gemm[0,3], gemm[0,4]" in text
     assert '    hls::stream<std::int8_t, 2> A_1_1("A[1,1]");' in text
     assert (
-        "    for (int k = 0; k < 4; ++k) {\n#pragma HLS pipeline II=1\n        RSN_AT(24);  // W7.py:24\n"
+        "    for (int k = 0; k < 4; ++k) {\n#pragma HLS pipeline II=1 style=flp\n        RSN_AT(24);  // W7.py:24\n"
         "        a = A_in.read();\n"
     ) in text
 
