@@ -100,7 +100,7 @@ def header(overlay: Overlay) -> str:
 def _identity(overlay: Overlay) -> Iterator[str]:
     yield "// Names of the formats below; a container carries the one it was made for."
     yield f'inline constexpr char overlay[] = "{overlay.name}";'
-    yield f'inline constexpr char fingerprint[] = "{overlay.fingerprint}";'
+    yield f'inline constexpr char fingerprint_text[] = "{overlay.fingerprint}";'
     yield f"inline constexpr std::uint64_t fingerprint_bits = 0x{overlay.fingerprint}u;"
     if overlay.extends:
         yield f'inline constexpr char extends[] = "{overlay.extends}";'

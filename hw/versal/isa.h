@@ -12,7 +12,7 @@ namespace rsn::xnn {
 
 // Names of the formats below; a container carries the one it was made for.
 inline constexpr char overlay[] = "xnn";
-inline constexpr char fingerprint[] = "22bf5132d7a861f2";
+inline constexpr char fingerprint_text[] = "22bf5132d7a861f2";
 inline constexpr std::uint64_t fingerprint_bits = 0x22bf5132d7a861f2u;
 inline constexpr char extends[] = "xnn-base";
 

@@ -43,7 +43,7 @@ struct Streams {
     }
     // By the name of its PLIO: A, B or C, the MME, and the lane.
     hls::stream<Lane> &at(const std::string &plio) {
-        const unsigned m = plio[1] - '0', lane = std::stoul(plio.substr(3));
+        const std::size_t m = std::stoul(plio.substr(1, 1)), lane = std::stoul(plio.substr(3));
         return (plio[0] == 'A' ? a : plio[0] == 'B' ? b : c)[m][lane];
     }
 };
@@ -100,7 +100,7 @@ std::map<std::string, std::size_t> depths_of(const rsn_csim_program &program) {
 }  // namespace
 
 struct rsn_csim {
-    explicit rsn_csim(const rsn_csim_program &program) : program(program), machine(depths_of(program), program.stalls) {
+    explicit rsn_csim(const rsn_csim_program &given) : program(given), machine(depths_of(given), given.stalls) {
         for (unsigned m = 0; m < units::MME; ++m)
             ops[m].assign(program.ops[m], program.ops[m] + program.op_counts[m]);
         machine.start("top", [this] { run(); });
@@ -115,8 +115,8 @@ struct rsn_csim {
         };
         const Port ddr = port(program.ddr, program.ddr_floats), lpddr = port(program.lpddr, program.lpddr_floats);
         std::uint64_t fingerprint = 0;
-        Streams lanes(program.array ? lane_depth : mme_depth);
-        auto &a = lanes.a, &b = lanes.b, &c = lanes.c;
+        Streams streams(program.array ? lane_depth : mme_depth);
+        auto &a = streams.a, &b = streams.b, &c = streams.c;
         adf::native::Design design;
         adf::native::Design::current = &design;
         std::unique_ptr<mme::Engines> graph;
@@ -124,7 +124,7 @@ struct rsn_csim {
         if (program.array) {
             graph = std::make_unique<mme::Engines>();
             set_ops(*graph, ops);
-            design.start(rsn_region, [&](const std::string &plio) -> hls::stream<Lane> & { return lanes.at(plio); });
+            design.start(rsn_region, [&](const std::string &plio) -> hls::stream<Lane> & { return streams.at(plio); });
         } else {
             for (unsigned m = 0; m < units::MME; ++m) {
                 const std::string name = "MME" + std::to_string(m);
@@ -172,7 +172,7 @@ struct rsn_csim {
     Machine machine;  // declared last: its processes end before what they use does
 };
 
-const char *rsn_csim_fingerprint(void) { return fingerprint; }
+const char *rsn_csim_fingerprint(void) { return fingerprint_text; }
 
 int rsn_csim_start(const rsn_csim_program *program, rsn_csim **run) try {
     *run = new rsn_csim(*program);

@@ -127,8 +127,8 @@ void wait_all(const std::vector<Need> &needs);
 // A thread of the machine. `uop` is the number that it announced last.
 class Process {
   public:
-    Process(Machine &machine, std::string name, bool daemon, std::function<void()> body)
-        : machine(machine), name(std::move(name)), daemon(daemon), body_(std::move(body)) {}
+    Process(Machine &of, std::string called, bool is_daemon, std::function<void()> body)
+        : machine(of), name(std::move(called)), daemon(is_daemon), body_(std::move(body)) {}
 
     static thread_local Process *current;
 
@@ -186,9 +186,9 @@ class Machine {
   public:
     enum class State { running, done, deadlock, stopped, failed };
 
-    // stalls: 0 for none, else what its random pauses and depths of pipelines follow from.
-    explicit Machine(std::map<std::string, std::size_t> depths, std::uint64_t stalls = 0)
-        : stalls(stalls), depths_(std::move(depths)) {}
+    // seed: 0 for a run without stalls, else what its random pauses and depths of pipelines follow from.
+    explicit Machine(std::map<std::string, std::size_t> depths, std::uint64_t seed = 0)
+        : stalls(seed), depths_(std::move(depths)) {}
     ~Machine();
 
     static thread_local Machine *current;

@@ -55,8 +55,13 @@ int run(const std::string &image_path, std::map<std::string, std::string> &given
         const auto bytes = given.count("--" + name + "-bytes") ? std::stoull(given["--" + name + "-bytes"]) : 0;
         return elements<float>(given.count("--" + name) ? contents(given["--" + name]) : "", bytes);
     };
-    const auto number = [&given](const char *name) -> std::uint32_t {
-        return given.count(name) ? std::stoul(given[name]) : 0;
+    const auto number = [&given](const char *name) {
+        return given.count(name) ? std::stoull(given[name]) : 0;
+    };
+    const auto fifo_depth = [&number](const char *name) {
+        const auto value = number(name);
+        if (value >> 32) throw std::out_of_range(std::string(name) + " is more than 32 bits can say");
+        return static_cast<std::uint32_t>(value);
     };
     const auto image = elements<std::uint32_t>(contents(image_path));
     auto ddr = bank("ddr"), lpddr = bank("lpddr");
@@ -73,10 +78,10 @@ int run(const std::string &image_path, std::map<std::string, std::string> &given
     program.ddr_floats = ddr.size();
     program.lpddr = lpddr.data();
     program.lpddr_floats = lpddr.size();
-    program.mop_fifo_depth = number("--mop-fifo-depth");
-    program.uop_fifo_depth = number("--uop-fifo-depth");
+    program.mop_fifo_depth = fifo_depth("--mop-fifo-depth");
+    program.uop_fifo_depth = fifo_depth("--uop-fifo-depth");
     program.stalls = number("--stalls");
-    program.array = number("--array");
+    program.array = given.count("--array") != 0;
     rsn_csim *machine = nullptr;
     if (rsn_csim_start(&program, &machine)) throw std::runtime_error("no memory for a run");
     int state = RSN_CSIM_RUNNING;

@@ -122,18 +122,18 @@ class Engine {
         if (op.bias && full) keep(work_->bias);
         for (unsigned ai = 0; ai < op.a_iter; ++ai) {
             for (unsigned bi = 0; bi < op.b_iter; ++bi) {
-                const unsigned columns = op.acc_b, block = op.acc_a * columns;
+                const unsigned columns = op.acc_b, tiles = op.acc_a * columns;
                 const auto at = [&](unsigned t) { return (bi * columns + t % columns) * tile; };
                 const auto bias = [&](unsigned t) { return op.bias && full ? work_->bias + at(t) % limit : nullptr; };
                 if (op.prev && full)
-                    for (unsigned t = 0; t < block; ++t) scale(work_->weight + at(t) % limit);
+                    for (unsigned t = 0; t < tiles; ++t) scale(work_->weight + at(t) % limit);
                 if (op.acc_k && full) {
-                    for (unsigned t = 0; t < block; ++t)
+                    for (unsigned t = 0; t < tiles; ++t)
                         for (unsigned k = 0; k < op.k_iter; ++k)
                             product(op, k ? nullptr : bias(t), k == 0, k + 1 == op.k_iter);
                 } else {
                     for (unsigned k = 0; k < op.k_iter; ++k)
-                        for (unsigned t = 0; t < block; ++t) product(op, k ? nullptr : bias(t), true, true);
+                        for (unsigned t = 0; t < tiles; ++t) product(op, k ? nullptr : bias(t), true, true);
                 }
             }
         }
@@ -153,9 +153,9 @@ class Engine {
         for (unsigned i = 0; i < xnn::lanes; ++i) lanes[i].written(beats_per_tile);
     }
 
-    void keep(float *vector) {
+    void keep(float *to) {
         wait_all({need(b_, Channel::get)});
-        gather_vector(b_, work_->b, vector);
+        gather_vector(b_, work_->b, to);
         taken(b_);
     }
 

@@ -23,7 +23,7 @@ first_peer:
 #pragma HLS UNROLL
         if (peers[i]) {
             any = true;
-            first = i;
+            first = static_cast<std::uint8_t>(i);
         }
     }
     return any;
@@ -94,7 +94,7 @@ chunk_windows:
         if (first.last) break;
         collect(first, mops, window);
     chunk_repeat:
-        for (unsigned iteration = 0; iteration < first.reuse; ++iteration) {
+        for (std::uint16_t iteration = 0; iteration < first.reuse; ++iteration) {
         chunk_mops:
             for (unsigned i = 0; i < first.window; ++i) expand(Op::decode(window[i].words), iteration, uops);
         }

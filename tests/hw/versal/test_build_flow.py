@@ -219,7 +219,7 @@ def make(versal: Path, *arguments: str, **environment: str) -> subprocess.Comple
 def test_help_names_every_target(versal: Path) -> None:
     done = make(versal)
     assert done.returncode == 0
-    for target in ("aie", "pl", "xclbin", "package", "csim", "check", "clean"):
+    for target in ("aie", "pl", "xclbin", "package", "csim", "check", "lint-cxx", "clean"):
         assert f"make {target} " in done.stdout
 
 

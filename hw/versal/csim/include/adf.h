@@ -41,7 +41,7 @@ struct stack {};
 
 // Places in the array.
 struct tile {
-    tile(int column, int row) : column(column), row(row) {}
+    tile(int of_column, int of_row) : column(of_column), row(of_row) {}
     int column, row;
 };
 struct shim {

@@ -1,0 +1,60 @@
+"""Compile the machine's C++ sources with the warnings of g++ and clang, and keep nothing of it.
+
+    python -m rsn.hw.versal.csim.lint     # or, in hw/versal: make lint-cxx
+
+Two compilers see more than one, and HLS and AIE compilers are built on clang.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+from .build import FLAGS, PROGRAM, VERSAL
+
+COMPILERS = ("g++", "clang++")
+INSTALL_HINT = "Debian, Ubuntu: sudo apt install --no-install-recommends g++ clang"
+WARNINGS = ("-Wconversion", "-Wshadow")
+"""Beyond those of every build."""
+SIGNS = "-Wno-sign-conversion"
+"""For what includes the graph: it counts tiles without signs, and AMD's library takes `int`."""
+WITH_GRAPH = ("aie", "csim.cpp")
+
+
+def sources(versal: Path = VERSAL) -> list[Path]:
+    """Return all sources in C++, those for the AI Engine included."""
+    return [path for pattern in (*PROGRAM, "aie/*.cpp") for path in sorted(versal.glob(pattern))]
+
+
+def lint(compiler: str, versal: Path = VERSAL) -> str:
+    """Return what a compiler says about the sources in `versal`, "" if nothing.
+
+    Raises `FileNotFoundError` if there is no such compiler.
+    """
+    flags = [*(flag for flag in FLAGS if flag != "-O3"), *WARNINGS, f"-I{versal / 'csim' / 'include'}", "-fsyntax-only"]
+
+    def said(source: Path) -> str:
+        signs = [SIGNS] if source.name in WITH_GRAPH or source.parent.name in WITH_GRAPH else []
+        done = subprocess.run([compiler, *flags, *signs, source], capture_output=True, text=True, check=False)
+        return done.stderr if done.returncode else ""
+
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        return "".join(pool.map(said, sources(versal)))
+
+
+def main() -> None:
+    """Lint with the compilers that are installed. Exits with 1 if one says something, or if one is missing."""
+    wrong = False
+    for compiler in COMPILERS:
+        found = lint(compiler) if shutil.which(compiler) else f"not installed ({INSTALL_HINT})\n"
+        wrong |= bool(found)
+        print(f"{'wrong' if found else 'ok   '}  {compiler}\n{found}", end="")  # noqa: T201
+    sys.exit(1 if wrong else 0)
+
+
+if __name__ == "__main__":
+    main()
