@@ -1,0 +1,54 @@
+"""The counters of few bits in `pl/` count as wide ones do."""
+
+from __future__ import annotations
+
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from rsn.hw.versal.csim.build import FLAGS, compiler
+
+COUNTERS = """\
+#include <cstdio>
+#include "pl/counter.h"
+#include "pl/mem_c.h"
+using namespace rsn::xnn;
+
+int main() {
+    int wrong = 0;
+    for (unsigned rounds : {0u, 1u, 2u, 1022u, 1023u, 1024u, 1025u, 2047u, 2048u, 70000u}) {
+        unsigned taken = 0;
+        for (Countdown<17> left(rounds); left.more(); left.next()) ++taken;
+        wrong += taken != rounds;
+    }
+    for (unsigned rows = 0; rows < 512; ++rows) {
+        Walk at = {rows};
+        unsigned row = 0, col = 0;
+        for (unsigned n = 0; n < patches(rows, mem_c_cols); ++n, at.next()) {
+            wrong += at.row != row || at.col != col;
+            if ((row += 4) + 4 > rows) row = 0, col += 8;
+        }
+    }
+    bool noticed = false;
+    try {
+        Counter too_large = 1023;
+        ++too_large;
+    } catch (const std::out_of_range &) {
+        noticed = true;
+    }
+    std::printf("%d %d\\n", wrong, noticed);
+}
+"""
+
+
+@pytest.mark.long
+def test_counters_of_few_bits_count_as_wide_ones_do(root: Path, tmp_path: Path) -> None:
+    versal = root / "hw/versal"
+    (tmp_path / "t.cpp").write_text(COUNTERS, encoding="utf-8")
+    include = [f"-I{versal}", f"-I{versal / 'csim/include'}"]
+    sources = [str(tmp_path / "t.cpp"), str(versal / "csim/machine.cpp")]
+    flags = [flag for flag in FLAGS if flag != "-O3"]
+    subprocess.run([compiler(), *flags, *include, *sources, "-o", str(tmp_path / "t")], check=True)
+    done = subprocess.run([str(tmp_path / "t")], capture_output=True, text=True, check=True)
+    assert done.stdout == "0 1\n"
