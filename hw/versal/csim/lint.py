@@ -16,10 +16,11 @@ from pathlib import Path
 
 from .build import FLAGS, PROGRAM, VERSAL
 
-COMPILERS = ("g++", "clang++")
 INSTALL_HINT = "Debian, Ubuntu: sudo apt install --no-install-recommends g++ clang"
-WARNINGS = ("-Wconversion", "-Wshadow")
-"""Beyond those of every build."""
+WARNINGS = {"g++": ("-Wconversion", "-Wshadow=local"), "clang++": ("-Wconversion", "-Wshadow")}
+"""Beyond those of every build. With -Wshadow, g++ also refuses a constructor's parameter that is called as the member
+that it sets; clang does not."""
+COMPILERS = tuple(WARNINGS)
 SIGNS = "-Wno-sign-conversion"
 """For what includes the graph: it counts tiles without signs, and AMD's library takes `int`."""
 WITH_GRAPH = ("aie", "csim.cpp")
@@ -31,11 +32,12 @@ def sources(versal: Path = VERSAL) -> list[Path]:
 
 
 def lint(compiler: str, versal: Path = VERSAL) -> str:
-    """Return what a compiler says about the sources in `versal`, "" if nothing.
+    """Return what one of `COMPILERS` says about the sources in `versal`, "" if nothing.
 
-    Raises `FileNotFoundError` if there is no such compiler.
+    Raises `FileNotFoundError` if it is not installed.
     """
-    flags = [*(flag for flag in FLAGS if flag != "-O3"), *WARNINGS, f"-I{versal / 'csim' / 'include'}", "-fsyntax-only"]
+    flags = [*(flag for flag in FLAGS if flag != "-O3"), f"-I{versal / 'csim' / 'include'}", "-fsyntax-only"]
+    flags += WARNINGS[compiler]
 
     def said(source: Path) -> str:
         signs = [SIGNS] if source.name in WITH_GRAPH or source.parent.name in WITH_GRAPH else []
