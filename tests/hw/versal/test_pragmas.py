@@ -163,11 +163,14 @@ def test_the_sources_have_no_mistake() -> None:
 
 
 def test_generated_code_has_no_mistake(root: Path) -> None:
+    """Of all listed programs that are right."""
     listed: dict[str, dict[str, Any]] = tomllib.loads((root / "tests/streams/listed.toml").read_text(encoding="utf-8"))
     texts = {}
-    for name in ("W7", "W19"):
-        region = check_program(listed[name]["program"], f"{name}.py").region
-        texts[name] = cpp_program(task_program(region)).text
+    for name, one in listed.items():
+        report = check_program(one["program"], f"{name}.py")
+        if not report.code:
+            texts[name] = cpp_program(task_program(report.region)).text
+    assert len(texts) > 10
     kernels = (HEADERS / "kernels.h").read_text(encoding="utf-8")
     assert any("style=flp" in text for text in texts.values())
     assert list(check(texts, [kernels])) == []
