@@ -223,7 +223,7 @@ def test_sources_state_the_intervals_of_the_table(root: Path) -> None:
 
     assert stated("ii") == {name: loop.ii for name, loop in LOOPS.items()}
     assert stated("rounds") == {name: loop.rounds for name, loop in LOOPS.items() if loop.rounds > 1}
-    assert set(re.findall(r"< rounds::(\w+) \* patches", text)) == set(stated("rounds"))
+    assert set(re.findall(r"Walk<rounds::(\w+)>", text)) == set(stated("rounds"))
 
 
 def test_every_loop_of_the_sources_has_a_name(root: Path) -> None:

@@ -93,7 +93,8 @@ class Engines : public adf::graph {
                         adf::connect<adf::parameter>(ops[m][r][n][i], tiles.ops[i]);
                     }
                     adf::connect(tiles.c, c[m][side * r + n].in[0]);
-                    tiles.place(placement::first_column + 2 * side * m + side * (n % 2), 2 * r + n / 2);
+                    const int column = placement::first_column + static_cast<int>(2 * side * m + side * (n % 2));
+                    tiles.place(column, static_cast<int>(2 * r + n / 2));
                 }
             }
         }

@@ -41,16 +41,14 @@ horner:
     }
 }
 
-inline void activate(MemCBuffer &buffer, unsigned rows, std::uint8_t which) {
-    constexpr unsigned last = rounds::activation - 1, elements = elements_of(rounds::activation);
-    Walk at = {rows};
+inline void activate(MemCBuffer &buffer, Counter rows, std::uint8_t which) {
+    constexpr unsigned elements = elements_of(rounds::activation);
     Beat in, out;
 activations:
-    for (unsigned n = 0; n < rounds::activation * patches(rows, mem_c_cols); ++n) {
+    for (Walk<rounds::activation> at(rows); at.more(mem_c_cols); at.next()) {
 #pragma HLS PIPELINE II=ii::activation style=flp
 #pragma HLS DEPENDENCE variable=buffer type=inter dependent=false
-        const unsigned round = n % rounds::activation;
-        if (round == 0) in = get_beat<by_rows, mem_c_cols>(buffer, at.row, at.col);
+        if (at.begins()) in = get_beat<by_rows, mem_c_cols>(buffer, at.row, at.col);
         float part[elements];
         for (unsigned i = 0; i < elements; ++i) {
 #pragma HLS UNROLL
@@ -58,10 +56,7 @@ activations:
         }
         shift<elements>(in);
         shift_in(out, part);
-        if (round == last) {
-            put_beat<by_rows, mem_c_cols>(buffer, at.row, at.col, out);
-            at.next();
-        }
+        if (at.ends()) put_beat<by_rows, mem_c_cols>(buffer, at.row, at.col, out);
     }
 }
 

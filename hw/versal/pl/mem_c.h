@@ -27,16 +27,37 @@ constexpr unsigned patch_cols = 8;
 constexpr unsigned row_patches = 512 / patch_rows;
 using Rows = float[patch_rows][row_patches];
 
-// Where it is. The walk is over when `col` has reached the columns, of which a buffer has fewer than a Counter can say.
-// Whether a row is the last one is known without an addition, so that a round is one comparison and one addition.
+// A walk in so many rounds to a patch: where it is. It is over when `col` has reached the columns, of which a buffer has
+// fewer than a Counter can say. Whether a row is the last one is known without an addition, so that a round is one
+// comparison and one addition.
+template <unsigned Rounds = 1>
 struct Walk {
-    Counter last, row = 0, col = 0;
+    Counter last, row = 0, col, round = 0;
 
-    // rows: of the matrix; those behind its last whole patch are left out. At least patch_rows, or no round is taken.
-    Walk(unsigned rows) : last(rows < patch_rows ? 0 : rows / patch_rows * patch_rows - patch_rows) {}
+    // rows: of the matrix; those behind its last whole patch are left out. With fewer than patch_rows no round is taken.
+    explicit Walk(unsigned rows)
+        : last(rows < patch_rows ? 0 : rows / patch_rows * patch_rows - patch_rows),
+          col(rows < patch_rows ? mem_c_cols : 0) {}
 
+    bool more(Counter cols) const {
+#pragma HLS INLINE
+        return col < cols;
+    }
+    bool begins() const {
+#pragma HLS INLINE
+        return round == 0;
+    }
+    bool ends() const {
+#pragma HLS INLINE
+        return round == Rounds - 1;
+    }
     void next() {
 #pragma HLS INLINE
+        if (!ends()) {
+            ++round;
+            return;
+        }
+        round = 0;
         if (row == last) {
             row = 0;
             col += patch_cols;
@@ -58,8 +79,6 @@ inline float receive_number(hls::stream<float> &from) {
 #pragma HLS INLINE off
     return from.read();
 }
-
-constexpr unsigned patches(unsigned rows, unsigned cols) { return rows / patch_rows * (cols / patch_cols); }
 
 // Elements of a patch, and rows of it, that a loop takes in each of so many rounds.
 constexpr unsigned elements_of(unsigned rounds) { return beat_floats / rounds; }

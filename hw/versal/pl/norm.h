@@ -13,14 +13,14 @@
 namespace rsn::xnn {
 
 // Turns row sums over this MemC's columns into means over its own and its neighbour's. cols: number of own columns.
-inline void share(Rows &sums, unsigned rows, unsigned cols, hls::stream<Partial> &to, hls::stream<Partial> &from) {
+inline void share(Rows &sums, Counter rows, Counter cols, hls::stream<Partial> &to, hls::stream<Partial> &from) {
 share_send:
-    for (unsigned row = 0; row < rows; ++row) {
+    for (Counter row = 0; row < rows; ++row) {
 #pragma HLS PIPELINE II=ii::exchange style=flp
         to << Partial{sums[row % patch_rows][row / patch_rows], static_cast<float>(cols)};
     }
 share_receive:
-    for (unsigned row = 0; row < rows; ++row) {
+    for (Counter row = 0; row < rows; ++row) {
 #pragma HLS PIPELINE II=ii::exchange style=flp
 #pragma HLS DEPENDENCE variable=sums type=inter dependent=false
         float &own = sums[row % patch_rows][row / patch_rows];
@@ -31,19 +31,18 @@ share_receive:
 }
 
 // A row comes back after 32 patches at the earliest: so many times rounds::norm_sum is the distance.
-inline void add_up(const MemCBuffer &buffer, unsigned rows, unsigned cols, Rows &sums) {
-    constexpr unsigned last = rounds::norm_sum - 1, lines = rows_of(rounds::norm_sum);
+inline void add_up(const MemCBuffer &buffer, Counter rows, Counter cols, Rows &sums) {
+    constexpr unsigned lines = rows_of(rounds::norm_sum);
     static_assert(rounds::norm_sum == 2, "the distance below");
-    Walk at = {rows};
     Beat in;
 row_sums:
-    for (unsigned n = 0; n < rounds::norm_sum * patches(rows, mem_c_cols); ++n) {
+    for (Walk<rounds::norm_sum> at(rows); at.more(mem_c_cols); at.next()) {
 #pragma HLS PIPELINE II=ii::norm_sum style=flp
 #pragma HLS DEPENDENCE variable=sums type=inter direction=RAW distance=64 dependent=true
-        const unsigned round = n % rounds::norm_sum, i = at.row / patch_rows;
-        if (round == 0) in = get_beat<by_rows, mem_c_cols>(buffer, at.row, at.col);
+        const unsigned i = at.row / patch_rows;
+        if (at.begins()) in = get_beat<by_rows, mem_c_cols>(buffer, at.row, at.col);
         float running[lines] = {};
-        get_rows(sums, i, round, running);
+        get_rows(sums, i, at.round, running);
         for (unsigned r = 0; r < lines; ++r) {
 #pragma HLS UNROLL
             float part[patch_cols];
@@ -53,26 +52,24 @@ row_sums:
             }
             running[r] = at.col == 0 ? sum(part) : running[r] + sum(part);
         }
-        put_rows(sums, i, round, running);
+        put_rows(sums, i, at.round, running);
         shift<elements_of(rounds::norm_sum)>(in);
-        if (round == last) at.next();
     }
 }
 
-inline void add_squares(const MemCBuffer &buffer, unsigned rows, unsigned cols, const Rows &mean, Rows &sums) {
-    constexpr unsigned last = rounds::norm_squares - 1, lines = rows_of(rounds::norm_squares);
+inline void add_squares(const MemCBuffer &buffer, Counter rows, Counter cols, const Rows &mean, Rows &sums) {
+    constexpr unsigned lines = rows_of(rounds::norm_squares);
     static_assert(rounds::norm_squares == 4, "the distance below");
-    Walk at = {rows};
     Beat in;
 square_sums:
-    for (unsigned n = 0; n < rounds::norm_squares * patches(rows, mem_c_cols); ++n) {
+    for (Walk<rounds::norm_squares> at(rows); at.more(mem_c_cols); at.next()) {
 #pragma HLS PIPELINE II=ii::norm_squares style=flp
 #pragma HLS DEPENDENCE variable=sums type=inter direction=RAW distance=128 dependent=true
-        const unsigned round = n % rounds::norm_squares, i = at.row / patch_rows;
-        if (round == 0) in = get_beat<by_rows, mem_c_cols>(buffer, at.row, at.col);
+        const unsigned i = at.row / patch_rows;
+        if (at.begins()) in = get_beat<by_rows, mem_c_cols>(buffer, at.row, at.col);
         float running[lines] = {}, middle[lines] = {};
-        get_rows(sums, i, round, running);
-        get_rows(mean, i, round, middle);
+        get_rows(sums, i, at.round, running);
+        get_rows(mean, i, at.round, middle);
         for (unsigned r = 0; r < lines; ++r) {
 #pragma HLS UNROLL
             float part[patch_cols];
@@ -83,26 +80,24 @@ square_sums:
             }
             running[r] = at.col == 0 ? sum(part) : running[r] + sum(part);
         }
-        put_rows(sums, i, round, running);
+        put_rows(sums, i, at.round, running);
         shift<elements_of(rounds::norm_squares)>(in);
-        if (round == last) at.next();
     }
 }
 
 // factor: 1 / deviation of each row.
-inline void rescale(MemCBuffer &buffer, unsigned rows, unsigned cols, const Rows &mean, const Rows &factor) {
-    constexpr unsigned last = rounds::norm_scale - 1, lines = rows_of(rounds::norm_scale);
-    Walk at = {rows};
+inline void rescale(MemCBuffer &buffer, Counter rows, Counter cols, const Rows &mean, const Rows &factor) {
+    constexpr unsigned lines = rows_of(rounds::norm_scale);
     Beat in, out;
 rescaled:
-    for (unsigned n = 0; n < rounds::norm_scale * patches(rows, mem_c_cols); ++n) {
+    for (Walk<rounds::norm_scale> at(rows); at.more(mem_c_cols); at.next()) {
 #pragma HLS PIPELINE II=ii::norm_scale style=flp
 #pragma HLS DEPENDENCE variable=buffer type=inter dependent=false
-        const unsigned round = n % rounds::norm_scale, i = at.row / patch_rows;
-        if (round == 0) in = get_beat<by_rows, mem_c_cols>(buffer, at.row, at.col);
+        const unsigned i = at.row / patch_rows;
+        if (at.begins()) in = get_beat<by_rows, mem_c_cols>(buffer, at.row, at.col);
         float middle[lines] = {}, by[lines] = {}, part[elements_of(rounds::norm_scale)];
-        get_rows(mean, i, round, middle);
-        get_rows(factor, i, round, by);
+        get_rows(mean, i, at.round, middle);
+        get_rows(factor, i, at.round, by);
         for (unsigned r = 0; r < lines; ++r) {
 #pragma HLS UNROLL
             for (unsigned c = 0; c < patch_cols; ++c) {
@@ -113,14 +108,11 @@ rescaled:
         }
         shift<elements_of(rounds::norm_scale)>(in);
         shift_in(out, part);
-        if (round == last) {
-            put_beat<by_rows, mem_c_cols>(buffer, at.row, at.col, out);
-            at.next();
-        }
+        if (at.ends()) put_beat<by_rows, mem_c_cols>(buffer, at.row, at.col, out);
     }
 }
 
-inline void norm(MemCBuffer &buffer, unsigned rows, const MemCConfig &reg, hls::stream<Partial> &to,
+inline void norm(MemCBuffer &buffer, Counter rows, const MemCConfig &reg, hls::stream<Partial> &to,
                  hls::stream<Partial> &from) {
     const unsigned cols = reg.norm_cols < mem_c_cols ? reg.norm_cols : mem_c_cols;
     Rows mean, factor;  // of a row: the mean; the sum of squares, the variance, and at last 1 / deviation
@@ -143,7 +135,7 @@ no_mean:
     add_squares(buffer, rows, cols, mean, factor);
     share(factor, rows, cols, to, from);
 factors:
-    for (unsigned row = 0; row < rows; ++row) {
+    for (Counter row = 0; row < rows; ++row) {
 #pragma HLS PIPELINE II=ii::exchange style=flp
 #pragma HLS DEPENDENCE variable=factor type=inter dependent=false
         float &own = factor[row % patch_rows][row / patch_rows];

@@ -28,9 +28,9 @@ struct Mask {
     }
 };
 
-inline void send_rows(const Rows &mine, unsigned rows, hls::stream<float> &to) {
+inline void send_rows(const Rows &mine, Counter rows, hls::stream<float> &to) {
 send_rows:
-    for (unsigned row = 0; row < rows; ++row) {
+    for (Counter row = 0; row < rows; ++row) {
 #pragma HLS PIPELINE II=ii::exchange style=flp
         to << mine[row % patch_rows][row / patch_rows];
     }
@@ -38,12 +38,11 @@ send_rows:
 
 // Finds each row's maximum of the scaled scores. Rounding keeps order, so only the largest score needs scaling (the
 // smallest, if scale is negative).
-inline void find_maxima(const MemCBuffer &buffer, unsigned rows, unsigned cols, float scale, const Mask &mask,
+inline void find_maxima(const MemCBuffer &buffer, Counter rows, Counter cols, float scale, const Mask &mask,
                         Rows &top) {
     const bool turn = scale < 0.0f;
-    Walk at = {rows};
 maxima:
-    for (unsigned n = 0; n < patches(rows, cols); ++n) {
+    for (Walk<> at(rows); at.more(cols); at.next()) {
 #pragma HLS PIPELINE II=ii::softmax_max style=flp
 #pragma HLS DEPENDENCE variable=top type=inter direction=RAW distance=32 dependent=true
         const Beat x = get_beat<by_rows, mem_c_cols>(buffer, at.row, at.col);
@@ -58,16 +57,14 @@ maxima:
             }
             running = at.col + patch_cols == cols ? most * (turn ? -scale : scale) : most;
         }
-        at.next();
     }
 }
 
 // Replaces scores by their exp, or by 0 where masked. top: value to subtract in each row.
-inline void take_exp(MemCBuffer &buffer, unsigned rows, unsigned cols, float scale, const Mask &mask, const Rows &top,
+inline void take_exp(MemCBuffer &buffer, Counter rows, Counter cols, float scale, const Mask &mask, const Rows &top,
                      Rows &total) {
-    Walk at = {rows};
 exps:
-    for (unsigned n = 0; n < patches(rows, cols); ++n) {
+    for (Walk<> at(rows); at.more(cols); at.next()) {
 #pragma HLS PIPELINE II=ii::softmax_exp style=flp
 #pragma HLS DEPENDENCE variable=buffer type=inter dependent=false
 #pragma HLS DEPENDENCE variable=total type=inter direction=RAW distance=32 dependent=true
@@ -85,14 +82,12 @@ exps:
             running = at.col == 0 ? sum(e) : running + sum(e);
         }
         put_beat<by_rows, mem_c_cols>(buffer, at.row, at.col, x);
-        at.next();
     }
 }
 
-inline void multiply_rows(MemCBuffer &buffer, unsigned rows, unsigned cols, const Rows &by) {
-    Walk at = {rows};
+inline void multiply_rows(MemCBuffer &buffer, Counter rows, Counter cols, const Rows &by) {
 products:
-    for (unsigned n = 0; n < patches(rows, cols); ++n) {
+    for (Walk<> at(rows); at.more(cols); at.next()) {
 #pragma HLS PIPELINE II=ii::softmax_scale style=flp
 #pragma HLS DEPENDENCE variable=buffer type=inter dependent=false
         Beat x = get_beat<by_rows, mem_c_cols>(buffer, at.row, at.col);
@@ -105,11 +100,10 @@ products:
             }
         }
         put_beat<by_rows, mem_c_cols>(buffer, at.row, at.col, x);
-        at.next();
     }
 }
 
-inline void softmax(MemCBuffer &buffer, unsigned rows, unsigned cols, const MemCConfig &reg, bool odd,
+inline void softmax(MemCBuffer &buffer, Counter rows, Counter cols, const MemCConfig &reg, bool odd,
                     hls::stream<float> &to, hls::stream<float> &from) {
     Rows top, total;
 #pragma HLS ARRAY_PARTITION variable=top complete dim=1
@@ -135,7 +129,7 @@ start_rows:
         find_maxima(buffer, rows, cols, reg.scale, mask, top);
         if (!reg.alone) send_rows(top, rows, to);
     combine_maxima:
-        for (unsigned row = 0; row < rows; ++row) {
+        for (Counter row = 0; row < rows; ++row) {
 #pragma HLS PIPELINE II=ii::exchange style=flp
 #pragma HLS DEPENDENCE variable=top type=inter dependent=false
             float &own = top[row % patch_rows][row / patch_rows];
@@ -148,7 +142,7 @@ start_rows:
     if (!reg.alone && cols) send_rows(total, rows, to);
     const bool masked = reg.causal || reg.softmax_cols < cols;
 combine_sums:
-    for (unsigned row = 0; row < rows; ++row) {
+    for (Counter row = 0; row < rows; ++row) {
 #pragma HLS PIPELINE II=ii::exchange style=flp
 #pragma HLS DEPENDENCE variable=total type=inter dependent=false
         float &own = total[row % patch_rows][row / patch_rows];

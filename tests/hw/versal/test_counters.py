@@ -15,6 +15,20 @@ COUNTERS = """\
 #include "pl/mem_c.h"
 using namespace rsn::xnn;
 
+// How often a walk is not where it should be.
+template <unsigned Rounds>
+int walked(unsigned rows, unsigned cols) {
+    int wrong = 0;
+    Walk<Rounds> at(rows);
+    for (unsigned col = 0; col < cols; col += 8)
+        for (unsigned row = 0; row + 4 <= rows; row += 4)
+            for (unsigned round = 0; round < Rounds; ++round, at.next()) {
+                wrong += !at.more(cols) || at.row != row || at.col != col || at.round != round;
+                wrong += at.begins() != (round == 0) || at.ends() != (round == Rounds - 1);
+            }
+    return wrong + at.more(cols);
+}
+
 int main() {
     int wrong = 0;
     for (unsigned rounds : {0u, 1u, 2u, 1022u, 1023u, 1024u, 1025u, 2047u, 2048u, 70000u}) {
@@ -22,14 +36,8 @@ int main() {
         for (Countdown<17> left(rounds); left.more(); left.next()) ++taken;
         wrong += taken != rounds;
     }
-    for (unsigned rows = 0; rows < 512; ++rows) {
-        Walk at = {rows};
-        unsigned row = 0, col = 0;
-        for (unsigned n = 0; n < patches(rows, mem_c_cols); ++n, at.next()) {
-            wrong += at.row != row || at.col != col;
-            if ((row += 4) + 4 > rows) row = 0, col += 8;
-        }
-    }
+    for (unsigned rows = 0; rows < 512; ++rows)
+        for (unsigned cols : {0u, 128u, 512u}) wrong += walked<1>(rows, cols) + walked<8>(rows, cols);
     bool noticed = false;
     try {
         Counter too_large = 1023;
