@@ -29,6 +29,8 @@ from pathlib import Path
 
 import pytest
 
+from rsn.hw.versal.csim.build import csim_cache
+
 ROOT = Path(__file__).resolve().parent.parent
 DOCS = ROOT / "docs"
 PAGES = [ROOT / "README.md", *sorted(DOCS.glob("*.md"))]
@@ -148,6 +150,10 @@ class Shell:
         scripts = Path(sys.executable).parent
         assert (scripts / "rsn").exists(), f"no rsn in {scripts}"
         path = f"{scripts}{os.pathsep}{os.environ.get('PATH', '')}"
+        built = csim_cache()  # the C++ machine is built once for all pages
+        built.mkdir(parents=True, exist_ok=True)
+        (folder / ".cache" / "rsn").mkdir(parents=True)
+        (folder / ".cache" / "rsn" / "csim").symlink_to(built)
         self._environment = os.environ | {"PATH": path, "XDG_CACHE_HOME": str(folder / ".cache"), "MAKEFLAGS": "n"}
         for name in ("Makefile", "benchmarks", "docs", "programs", "pyproject.toml"):
             (folder / name).symlink_to(ROOT / name)

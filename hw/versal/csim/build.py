@@ -55,7 +55,7 @@ def build(*, program: bool = False, sanitize: str = "", versal: Path = VERSAL) -
     cxx = compiler()
     flags = [*FLAGS, f"-fsanitize={sanitize}", "-fno-sanitize-recover=all", "-g1", "-O1"] if sanitize else [*FLAGS]
     sources = [path for pattern in (PROGRAM if program else LIBRARY) for path in sorted(versal.glob(pattern))]
-    target = _cache() / _key(cxx, flags, versal) / ("rsn-csim" if program else "librsn_csim.so")
+    target = csim_cache() / _key(cxx, flags, versal) / ("rsn-csim" if program else "librsn_csim.so")
     if not target.exists():
         try:
             target.parent.mkdir(parents=True, exist_ok=True)
@@ -67,7 +67,8 @@ def build(*, program: bool = False, sanitize: str = "", versal: Path = VERSAL) -
     return target
 
 
-def _cache() -> Path:
+def csim_cache() -> Path:
+    """Return the folder of built machines: `rsn/csim` in XDG_CACHE_HOME, or in ~/.cache."""
     base = os.environ.get("XDG_CACHE_HOME")
     return (Path(base) if base else Path.home() / ".cache") / "rsn" / "csim"
 
