@@ -23,6 +23,15 @@ take_words:
     return mop;
 }
 
+// Waits for room in one FIFO. A function of its own, as those in mem_c.h: HLS could put writes to several streams into
+// one state, which waits for room in all of them. A unit would then lack a mOP for as long as another has no room, and
+// the other may be waiting for that unit.
+template <unsigned Words>
+void give(const Mop<Words> &mop, hls::stream<Mop<Words>> &to) {
+#pragma HLS INLINE off
+    to << mop;
+}
+
 }  // namespace
 
 void fetch(const Word *instructions, hls::stream<Word> &words) {
@@ -62,28 +71,28 @@ dispatch_packets:
                 break;
             case Opcode::MemA: {
                 const auto mop = take<MemA::words>(header, header.last ? 0 : MemA::words, words);
-                if (header.mask & 1) mem_a0 << mop;
-                if (header.mask & 2) mem_a1 << mop;
-                if (header.mask & 4) mem_a2 << mop;
+                if (header.mask & 1) give(mop, mem_a0);
+                if (header.mask & 2) give(mop, mem_a1);
+                if (header.mask & 4) give(mop, mem_a2);
                 break;
             }
             case Opcode::MemB: {
                 const auto mop = take<MemB::words>(header, header.last ? 0 : MemB::words, words);
-                if (header.mask & 1) mem_b0 << mop;
-                if (header.mask & 2) mem_b1 << mop;
-                if (header.mask & 4) mem_b2 << mop;
+                if (header.mask & 1) give(mop, mem_b0);
+                if (header.mask & 2) give(mop, mem_b1);
+                if (header.mask & 4) give(mop, mem_b2);
                 break;
             }
             case Opcode::MemC:
             case Opcode::MemCConfig: {
                 const unsigned size = header.opcode == MemC::opcode ? MemC::words : MemCConfig::words;
                 const auto mop = take<MemCConfig::words>(header, header.last ? 0 : size, words);
-                if (header.mask & 1) mem_c0 << mop;
-                if (header.mask & 2) mem_c1 << mop;
-                if (header.mask & 4) mem_c2 << mop;
-                if (header.mask & 8) mem_c3 << mop;
-                if (header.mask & 16) mem_c4 << mop;
-                if (header.mask & 32) mem_c5 << mop;
+                if (header.mask & 1) give(mop, mem_c0);
+                if (header.mask & 2) give(mop, mem_c1);
+                if (header.mask & 4) give(mop, mem_c2);
+                if (header.mask & 8) give(mop, mem_c3);
+                if (header.mask & 16) give(mop, mem_c4);
+                if (header.mask & 32) give(mop, mem_c5);
                 break;
             }
             case Opcode::MeshA:

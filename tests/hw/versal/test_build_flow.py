@@ -17,6 +17,7 @@ from click.testing import CliRunner
 from rsn.base.errors import RsnError
 from rsn.hw.versal import check, check_places
 from rsn.hw.versal.check import Sources
+from rsn.isa.overlays import XNN
 from rsn.tests.effort import long
 
 GXX = ["g++", "-std=c++17", "-Wall", "-Wextra", "-Werror", "-Wno-unknown-pragmas", "-Wno-unused-label", "-DRSN_CSIM"]
@@ -464,6 +465,15 @@ def test_kernel_compiles_as_a_plain_function(root: Path, tmp_path: Path) -> None
     for source in sorted((versal / "pl").glob("*.cpp")):
         command = [*flags, f"-I{tmp_path}", f"-I{versal / 'csim/include'}", "-fsyntax-only", str(source)]
         subprocess.run(command, check=True)
+
+
+def test_each_unit_gets_its_mop_when_it_has_room(root: Path) -> None:
+    """Writes of one mOP to several units are calls, which HLS cannot join to one that waits for room in all FIFOs."""
+    text = (root / "hw/versal/pl/dispatch.cpp").read_text(encoding="utf-8")
+    several = re.findall(r"if \(header\.mask & \d+\) (.*)", text)
+    assert [found for found in several if not re.fullmatch(r"give\(mop, \w+\);", found)] == []
+    assert len(several) == sum(len(XNN.by_kind[kind]) for kind in ("MemA", "MemB", "MemC"))
+    assert re.search(r"void give\(.*\) \{\n#pragma HLS INLINE off\n    to << mop;\n\}", text)
 
 
 def test_sources_name_their_licence(root: Path) -> None:
