@@ -113,8 +113,10 @@ struct Start {
 // to each sum of the cascade, a step takes 66 cycles or more, and a product of 64 steps about 4300.
 //
 // A step is one basic block, so that it can be a software pipeline. A stall of the cascade stalls all of it.
+//
+// Not inlined, because it is called in two places: a second copy of its three versions would not fit the program memory.
 template <unsigned K, bool Emits, typename Place>
-void multiply(
+__attribute__((noinline)) void multiply(
     Place &place, const float *RSN_APART a, const float *RSN_APART b, Start start, float *RSN_APART sums, unsigned used
 ) {
 columns:
