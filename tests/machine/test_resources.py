@@ -27,7 +27,7 @@ from rsn.isa.overlays.xnn.resources import (
     block_rams,
     ultra_rams,
 )
-from rsn.isa.overlays.xnn.tiles import BEAT
+from rsn.isa.overlays.xnn.tiles import BEAT, BEATS
 from rsn.machine.description import UnitSpec
 from rsn.machine.resources import VC1902, ResourceUse, budget, require_fits
 
@@ -93,14 +93,21 @@ def test_the_sources_are_what_the_estimate_counts(root: Path) -> None:
     assert not any("impl=fabric" in path.read_text(encoding="utf-8") for path in pl.iterdir())
 
 
-def test_a_row_recurs_when_the_pragmas_say(root: Path) -> None:
-    """A walk goes down the rows of eight columns; the least number of rows is that of a block, 32 patches."""
-    for name in ("norm.h", "softmax.h"):
+def test_an_address_recurs_when_the_pragmas_say(root: Path) -> None:
+    """A walk goes down the rows of eight columns; the least number of rows is that of a block, 32 patches. An element
+    that is accumulated comes again after a tile."""
+    found = {}
+    for name in ("norm.h", "softmax.h", "mem_c.cpp"):
         text = (root / "hw/versal/pl" / name).read_text(encoding="utf-8")
-        stated = re.findall(r"PIPELINE II=ii::(\w+).*\n#pragma HLS DEPENDENCE .*RAW distance=(\d+)", text)
-        assert stated
-        for loop, distance in stated:
-            assert int(distance) == BLOCK_ROWS // ROW_BANKS * LOOPS[loop].rounds
+        loops = r"PIPELINE II=ii::(\w+).*\n((?:#pragma HLS DEPENDENCE .*\n)+)"
+        for loop, pragmas in re.findall(loops, text):
+            distances = re.findall(r"RAW distance=(\d+) dependent=true", pragmas)
+            assert len(distances) == pragmas.count("distance") <= 1
+            found.update({loop: int(d) for d in distances})
+        assert text.count("distance=") == sum(f"II=ii::{loop} " in text for loop in found)
+    rows = BLOCK_ROWS // ROW_BANKS
+    loops = {name: rows * LOOPS[name].rounds for name in ("softmax_max", "softmax_exp", "norm_sum", "norm_squares")}
+    assert found == {**loops, "receive": BEATS}
 
 
 @pytest.mark.parametrize(("ways", "luts"), [(1, 0), (2, 0.5), (3, 1), (4, 1), (5, 2), (8, 3)])
