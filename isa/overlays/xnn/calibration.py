@@ -69,7 +69,8 @@ def deviations(overlay: Overlay) -> Iterator[Deviation]:
 
 def _unit(overlay: Overlay, unit: UnitSpec) -> Iterator[Need]:
     """A unit of the published implementation. Its UltraRAMs are those of the MemCs, so the slots of MemB are block RAM;
-    with them there is none left for streams, which must then be short."""
+    with them there is none left for streams, which must then be short. All that is read off the totals of UltraRAM and
+    block RAM, so the small errors of these are no test of the estimate."""
     if unit.memory is not None:
         yield buffers(unit, ultra=unit.kind == "MemC")
     if unit.kind == "MemC" and computes_softmax(overlay, unit):

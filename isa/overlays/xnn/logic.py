@@ -21,10 +21,6 @@ WORD_BITS = FLOAT * BEAT
 
 SRL_DEPTH = 32
 """Half of the LUTs can each be a shift register of one bit and so many words (AM005, AM011)."""
-SQUARE_ROOT = 400
-"""Of float32: 26 bits of the root, each a subtraction of half as many bits on average; and exponent and rounding."""
-FLOAT_ADDER = 250
-"""Of float32 without a DSP: two shifters of 5 levels, an adder, a count of leading zeros, rounding."""
 FLOAT_COMPARISON = 40
 """Of float32: 32 bits, and NaN."""
 MASK = 32
@@ -67,6 +63,11 @@ AXI_PORT = {"LUT": 4939, "BRAM": 15.5}
 
 # -- rough
 
+SQUARE_ROOT = 400
+"""LUTs, of float32: 26 bits of the root, each a subtraction of half as many bits on average; exponent and rounding."""
+FLOAT_ADDER = 250
+"""LUTs, of float32 without a DSP: two shifters of 5 levels, an adder, a count of leading zeros, rounding. Only the
+published implementation has such adders, 28 in a MemC with softmax, so `EXP` and `DIVIDER` depend on this."""
 GLUE = 30
 """LUTs beside a DSP that adds or multiplies: the registers that keep its operands in step, as shift registers."""
 CONTROL = 150
