@@ -57,7 +57,9 @@ row_sums:
     }
 }
 
-inline void add_squares(const MemCBuffer &buffer, Counter rows, Counter cols, const Rows &mean, Rows &sums) {
+// centre: subtract the mean, which is not looked at otherwise.
+inline void add_squares(const MemCBuffer &buffer, Counter rows, Counter cols, bool centre, const Rows &mean,
+                        Rows &sums) {
     constexpr unsigned lines = rows_of(rounds::norm_squares);
     static_assert(rounds::norm_squares == 4, "the distance below");
     Beat in;
@@ -69,7 +71,7 @@ square_sums:
         if (at.begins()) in = get_beat<by_rows, mem_c_cols>(buffer, at.row, at.col);
         float running[lines] = {}, middle[lines] = {};
         get_rows(sums, i, at.round, running);
-        get_rows(mean, i, at.round, middle);
+        if (centre) get_rows(mean, i, at.round, middle);
         for (unsigned r = 0; r < lines; ++r) {
 #pragma HLS UNROLL
             float part[patch_cols];
@@ -86,7 +88,8 @@ square_sums:
 }
 
 // factor: 1 / deviation of each row.
-inline void rescale(MemCBuffer &buffer, Counter rows, Counter cols, const Rows &mean, const Rows &factor) {
+inline void rescale(MemCBuffer &buffer, Counter rows, Counter cols, bool centre, const Rows &mean,
+                    const Rows &factor) {
     constexpr unsigned lines = rows_of(rounds::norm_scale);
     Beat in, out;
 rescaled:
@@ -96,7 +99,7 @@ rescaled:
         const unsigned i = at.row / patch_rows;
         if (at.begins()) in = get_beat<by_rows, mem_c_cols>(buffer, at.row, at.col);
         float middle[lines] = {}, by[lines] = {}, part[elements_of(rounds::norm_scale)];
-        get_rows(mean, i, at.round, middle);
+        if (centre) get_rows(mean, i, at.round, middle);
         get_rows(factor, i, at.round, by);
         for (unsigned r = 0; r < lines; ++r) {
 #pragma HLS UNROLL
@@ -120,19 +123,12 @@ inline void norm(MemCBuffer &buffer, Counter rows, const MemCConfig &reg, hls::s
 #pragma HLS ARRAY_PARTITION variable=factor complete dim=1
 #pragma HLS BIND_STORAGE variable=mean type=ram_s2p impl=lutram
 #pragma HLS BIND_STORAGE variable=factor type=ram_s2p impl=lutram
-no_mean:
-    for (unsigned i = 0; i < row_patches; ++i) {
-#pragma HLS PIPELINE II=1 style=flp
-        for (unsigned r = 0; r < patch_rows; ++r) {
-#pragma HLS UNROLL
-            mean[r][i] = 0.0f;
-        }
-    }
-    if (!reg.rms) {
+    const bool centre = !reg.rms;
+    if (centre) {
         add_up(buffer, rows, cols, mean);
         share(mean, rows, cols, to, from);
     }
-    add_squares(buffer, rows, cols, mean, factor);
+    add_squares(buffer, rows, cols, centre, mean, factor);
     share(factor, rows, cols, to, from);
 factors:
     for (Counter row = 0; row < rows; ++row) {
@@ -141,7 +137,7 @@ factors:
         float &own = factor[row % patch_rows][row / patch_rows];
         own = 1.0f / sqrt_of(own + reg.eps);
     }
-    rescale(buffer, rows, cols, mean, factor);
+    rescale(buffer, rows, cols, centre, mean, factor);
 }
 
 }  // namespace rsn::xnn

@@ -60,9 +60,9 @@ maxima:
     }
 }
 
-// Replaces scores by their exp, or by 0 where masked. top: value to subtract in each row.
-inline void take_exp(MemCBuffer &buffer, Counter rows, Counter cols, float scale, const Mask &mask, const Rows &top,
-                     Rows &total) {
+// Replaces scores by their exp, or by 0 where masked. subtract: in each row the value in top.
+inline void take_exp(MemCBuffer &buffer, Counter rows, Counter cols, float scale, const Mask &mask, bool subtract,
+                     const Rows &top, Rows &total) {
 exps:
     for (Walk<> at(rows); at.more(cols); at.next()) {
 #pragma HLS PIPELINE II=ii::softmax_exp style=flp
@@ -71,10 +71,11 @@ exps:
         Beat x = get_beat<by_rows, mem_c_cols>(buffer, at.row, at.col);
         for (unsigned r = 0; r < patch_rows; ++r) {
 #pragma HLS UNROLL
+            const float most = subtract ? top[r][at.row / patch_rows] : 0.0f;
             float e[patch_cols];
             for (unsigned c = 0; c < patch_cols; ++c) {
 #pragma HLS UNROLL
-                const float score = x[by_rows(r, c)] * scale - top[r][at.row / patch_rows];
+                const float score = x[by_rows(r, c)] * scale - most;
                 e[c] = mask.valid(at.row + r, at.col + c) ? exp_of(score) : 0.0f;
                 x[by_rows(r, c)] = e[c];
             }
@@ -116,13 +117,15 @@ inline void softmax(MemCBuffer &buffer, Counter rows, Counter cols, const MemCCo
         const float theirs = receive_number(from);
         if (odd) mask.left = static_cast<unsigned>(theirs);
     }
-start_rows:
-    for (unsigned i = 0; i < row_patches; ++i) {
+    if (!cols) {  // else the first patch of a row does this
+    no_columns:
+        for (unsigned i = 0; i < row_patches; ++i) {
 #pragma HLS PIPELINE II=1 style=flp
-        for (unsigned r = 0; r < patch_rows; ++r) {
+            for (unsigned r = 0; r < patch_rows; ++r) {
 #pragma HLS UNROLL
-            top[r][i] = reg.max_sub ? -std::numeric_limits<float>::infinity() : 0.0f;
-            total[r][i] = 0.0f;
+                top[r][i] = -std::numeric_limits<float>::infinity();
+                total[r][i] = 0.0f;
+            }
         }
     }
     if (reg.max_sub) {
@@ -138,7 +141,7 @@ start_rows:
             own = finite(most) ? most : 0.0f;  // nothing counts in this row
         }
     }
-    take_exp(buffer, rows, cols, reg.scale, mask, top, total);
+    take_exp(buffer, rows, cols, reg.scale, mask, reg.max_sub, top, total);
     if (!reg.alone && cols) send_rows(total, rows, to);
     const bool masked = reg.causal || reg.softmax_cols < cols;
 combine_sums:
