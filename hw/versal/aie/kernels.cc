@@ -181,6 +181,13 @@ columns:
     }
 }
 
+// Whether the stack of tile c of a cascade has room for what is kept there, beside that for calls.
+template <typename Place>
+constexpr bool fits(unsigned c) {
+    return sizeof(Place) + sizeof(Kept<Place::begins>) + stack_for_calls <= stack_bytes(c);
+}
+static_assert(fits<First>(0) && fits<Middle>(1) && fits<Middle>(2) && fits<Last>(3));
+
 template <typename Place>
 void run(Place &place, Operand &a, Operand &b, Ops ops) {
     Kept<Place::begins> kept;

@@ -22,10 +22,12 @@ constexpr unsigned parameters = xnn::Mme::longest_list + 2;  // words
 constexpr unsigned bias_floats = 2048 / 4;
 constexpr unsigned weight_floats = 512 / 4;
 
-// The stack of tile c of a cascade: weights of the previous layer and a vector of zeros, the bias in the first tile,
-// sums over k in all but the last, which keeps them in C's buffer; and for calls what a tile has by default.
+// The stack of tile c of a cascade: weights of the previous layer and a vector of zeros, the bias (one vector of it but
+// in the first tile), sums over k in all but the last, which keeps them in C's buffer, and references to ports; and for
+// calls what a tile has by default.
+constexpr unsigned stack_for_calls = 1024;
 constexpr unsigned stack_bytes(unsigned c) {
-    return 4 * (weight_floats + 8 + (c == 0 ? bias_floats : 0) + (c < 3 ? window : 0)) + 1024;
+    return 4 * (weight_floats + 8 + (c == 0 ? bias_floats : 8) + (c < 3 ? window : 0) + 8) + stack_for_calls;
 }
 
 // Addresses in a tile's own memory, 32 KiB in four double banks of 8 KiB. An inner loop loads from A and B in the same
