@@ -221,6 +221,9 @@ def _interface(_: Pragma, given: Mapping[str, str]) -> Iterator[str]:
 
 
 def _pipeline(pragma: Pragma, given: Mapping[str, str]) -> Iterator[str]:
+    block = pragma.block
+    if block.kind == "function" and block.file[block.start + 1 : pragma.at].strip():
+        yield "PIPELINE is behind the head of a function, and in no loop's braces: HLS would pipeline the function"
     if given.get("style", "").lower() != "stp":
         return
     if not _uses_memory(pragma.block):

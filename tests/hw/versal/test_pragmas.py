@@ -125,6 +125,17 @@ def test_styles() -> None:
     assert findings("RSN_STALLS();") == ["a.cpp:6: RSN_STALLS() without a loop of style=stp behind it in this block"]
 
 
+def test_a_pipeline_of_a_loop_without_braces() -> None:
+    """To HLS it stands in the function."""
+    pragma = "#pragma HLS PIPELINE II=1 style=flp\n"
+    head, loop, body = "void f(hls::stream<int> &to) {\n", "    for (int i = 0; i < 4; ++i)", "        to << i;\n"
+    assert findings(code=f"{head}{loop} {{\n{pragma}{body}    }}\n}}\n") == []
+    assert findings(code=f"{head}{pragma}{loop}\n{body}}}\n") == []
+    assert findings(code=f"{head}{loop}\n{pragma}{body}}}\n") == [
+        "a.cpp:3: PIPELINE is behind the head of a function, and in no loop's braces: HLS would pipeline the function"
+    ]
+
+
 def test_outside_of_functions() -> None:
     assert findings(code="#pragma HLS INLINE\n") == [
         "a.cpp:1: INLINE must stand at the head of a function (UG1399, pragma HLS inline)"
