@@ -1,7 +1,7 @@
 // Fetch and dispatcher: the image, word by word, to the mOP FIFOs of the decoders (contract 1).
 //
 // One packet after the other, strictly in image order; a mOP for several units goes to them in ascending index, and
-// each write waits for room. A mOP of n words takes n cycles.
+// each write waits for room. A mOP of n words takes n cycles, and a few to be handed on.
 // SPDX-License-Identifier: Apache-2.0
 #include "counter.h"
 #include "dataflow.h"
