@@ -62,7 +62,7 @@ MISTAKES: Iterable[Any] = [
     long(check.connections, "aie/graph.h", '"C" + name, adf', '"D" + name, adf', "the graph has no PLIO C0_0"),
     long(check.connections, "aie/graph.h", "plio_64_bits", "plio_128_bits", "natively a PLIO has 64 bits"),
     long(check.connections, "pl/types.h", "lane_floats>", "line_floats>", "the graph does not compile"),
-    (check.tiles, "aie/graph.h", "engines = xnn::units::MME", "engines = 5", "the graph has 320 kernels"),
+    long(check.tiles, "aie/graph.h", "engines = xnn::units::MME", "engines = 5", "the graph has 320 kernels"),
     long(
         check.plio_places,
         "aie/graph.h",
