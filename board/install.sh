@@ -13,7 +13,7 @@
 set -eu
 umask 022
 
-here=$(cd "$(dirname "$0")" && pwd)
+here=$(unset CDPATH; cd -- "$(dirname -- "$0")" && pwd)
 say() { printf '%s\n' "$*"; }
 die() { printf 'error: %s\n' "$*" >&2; exit 1; }
 
@@ -39,11 +39,17 @@ while [ $# -gt 0 ]; do
 done
 case $prefix in /*) ;; *) prefix=$PWD/$prefix ;; esac
 case $bin in /*) ;; *) bin=$PWD/$bin ;; esac
+while [ "$prefix" != "${prefix%/}" ]; do prefix=${prefix%/}; done # completion of names adds a slash
+while [ "$bin" != "${bin%/}" ]; do bin=${bin%/}; done
 case $prefix$bin in *[!A-Za-z0-9/._+-]*) die "'$prefix' or '$bin': letters, digits and / . _ + - only, please" ;; esac
+case $prefix in '' | */. | */..) die "'$prefix/' cannot be the folder of rsn alone: name another one with --prefix" ;; esac
+[ ! -L "$prefix" ] || die "$prefix is a link: name the folder that it points to with --prefix"
 command=$bin/rsn
+new=$prefix.rsn-new old=$prefix.rsn-old # names that nobody else gives
 
 ours() { [ "$(readlink "$command" 2>/dev/null || true)" = "$prefix/bin/rsn" ]; }
 
+if [ ! -e "$prefix" ] && [ -f "$old/bundle.sh" ]; then mv "$old" "$prefix"; fi # an installation that was interrupted
 if [ -e "$prefix" ] && [ ! -f "$prefix/bundle.sh" ] && [ -n "$(ls -A "$prefix" 2>/dev/null || true)" ]; then
     die "$prefix is there and is no installation of rsn: choose another folder with --prefix"
 fi
@@ -51,7 +57,7 @@ fi
 if [ "$uninstall" = yes ]; then
     [ -f "$prefix/bundle.sh" ] || die "there is no rsn in $prefix; --prefix names another folder"
     if ours; then rm -f "$command"; fi
-    rm -rf "$prefix"
+    rm -rf "$prefix" "$new" "$old"
     say "rsn is removed from $prefix. Weights that were sent to this computer are still in ~/.cache/rsn"
     exit 0
 fi
@@ -69,14 +75,15 @@ say "rsn $VERSION for $MACHINE -> $prefix"
 SHA256SUMS tells which): copy the archive again, and unpack it again"
 say "  checksums   ok"
 
-parent=$prefix
-while [ ! -d "$parent" ]; do parent=$(dirname "$parent"); done
+for parent in "$bin" "$(dirname "$prefix")"; do
+    while [ ! -d "$parent" ]; do parent=$(dirname "$parent"); done
+    [ -w "$parent" ] || die "$parent cannot be written: become root, or choose other folders with --prefix and --bin"
+done
 free=$(df -Pk "$parent" 2>/dev/null | awk 'NR == 2 { print $4 }')
 case $free in '' | *[!0-9]*) free=1000000 ;; esac # df cannot tell
 [ "$free" -ge 200000 ] || die "$parent has only $((free / 1000)) MB free, and rsn takes 200: make room, enlarge the \
 partition (docs/boards.md, step 2), or choose another folder with --prefix"
 
-new=$prefix.new
 rm -rf "$new"
 mkdir -p "$new/bin" "$new/lib/python$PYTHON/site-packages"
 trap 'rm -rf "$new"' EXIT
@@ -91,13 +98,15 @@ print("%d.%d" % sys.version_info[:2], platform.machine(), getattr(sys, "_base_ex
 needs='import ctypes, decimal, hashlib, json, mmap, multiprocessing, select, tomllib, unicodedata, zipfile, zlib'
 python='' libraries='' refused=''
 
+# -I: what lies in the current folder, or in PYTHONPATH, is not to be taken for a module.
 try() { # PROGRAM: use it if it will do; otherwise say why not, in $refused
-    said=$("$1" -c "$asks" 2>&1) || { refused="$1 does not run: $(printf '%s' "$said" | tail -n 1)"; return 1; }
-    set -- "$1" $said
-    [ "$2" = "$PYTHON" ] || { refused="$1 is Python $2, and this bundle takes $PYTHON"; return 1; }
-    [ "$3" = "$MACHINE" ] || { refused="$1 is built for $3"; return 1; }
-    said=$("$1" -c "$needs" 2>&1) || { refused="$1 is incomplete: $(printf '%s' "$said" | tail -n 1)"; return 1; }
-    python=$4
+    said=$("$1" -I -c "$asks" 2>&1) || { refused="$1 does not run: $(printf '%s' "$said" | tail -n 1)"; return 1; }
+    said=$(printf '%s' "$said" | tail -n 1) # warnings come before it
+    rest=${said#* }
+    [ "${said%% *}" = "$PYTHON" ] || { refused="$1 is Python ${said%% *}, and this bundle takes $PYTHON"; return 1; }
+    [ "${rest%% *}" = "$MACHINE" ] || { refused="$1 is built for ${rest%% *}"; return 1; }
+    said=$("$1" -I -c "$needs" 2>&1) || { refused="$1 is incomplete: $(printf '%s' "$said" | tail -n 1)"; return 1; }
+    python=${rest#* }
 }
 
 if [ -n "$chosen" ]; then
@@ -127,7 +136,7 @@ desktop, make a bundle that brings its own Python (docs/boards.md, step 9), or i
 ln -s "$python" "$new/bin/python"
 printf 'home = %s\ninclude-system-site-packages = false\n' "$(dirname "$python")" >"$new/pyvenv.cfg"
 for wheel in "$here"/wheels/*.whl; do
-    "$new/bin/python" -m zipfile -e "$wheel" "$new/lib/python$PYTHON/site-packages"
+    "$new/bin/python" -I -m zipfile -e "$wheel" "$new/lib/python$PYTHON/site-packages"
 done
 say "  packages    $(ls "$here/wheels" | sed 's/-[^-]*-[^-]*-[^-]*\.whl$//; s/-/ /' | tr '\n' ',' | sed 's/,$//; s/,/, /g')"
 
@@ -169,10 +178,8 @@ $python: $(printf '%s' "$said" | tail -n 1)"
 # -- in place of the old one
 
 mkdir -p "$bin"
-if [ -e "$prefix" ]; then
-    rm -rf "$prefix.old"
-    mv "$prefix" "$prefix.old"
-fi
+rm -rf "$old"
+if [ -e "$prefix" ]; then mv "$prefix" "$old"; fi
 mv "$new" "$prefix"
 if [ -L "$prefix/bin/python" ]; then # its own Python has moved with it
     case $python in
@@ -182,7 +189,7 @@ if [ -L "$prefix/bin/python" ]; then # its own Python has moved with it
         printf 'home = %s\ninclude-system-site-packages = false\n' "$(dirname "$python")" >"$prefix/pyvenv.cfg" ;;
     esac
 fi
-rm -rf "$prefix.old"
+rm -rf "$old"
 ln -sf "$prefix/bin/rsn" "$command"
 say "  Python      $python"
 "$prefix/bin/python" -P -m compileall -q "$prefix/lib/python$PYTHON/site-packages/rsn" >/dev/null 2>&1 || true

@@ -183,6 +183,13 @@ def test_what_the_installer_refuses(tmp_path: Path) -> None:
     assert "/bin/false does not run" in refusal(good, prefix, "--python", "/bin/false")
     assert "unknown option --prefx; sh install.sh --help" in refusal(good, prefix, "--prefx", "x")
     assert "letters, digits" in refusal(good, tmp_path / "to" / "a b")
+    assert "cannot be the folder of rsn alone" in refusal(good, tmp_path / "to" / "..")
+    (tmp_path / "to" / "link").symlink_to(tmp_path)
+    assert "is a link: name the folder" in refusal(good, tmp_path / "to" / "link")
+    (tmp_path / "to" / "link").unlink()
+    if os.geteuid():  # root may write everywhere
+        (locked := tmp_path / "locked").mkdir(0o500)
+        assert f"{locked} cannot be written: become root, or" in refusal(good, locked / "rsn")
     assert "there is no rsn in" in refusal(good, prefix, "--uninstall")
     prefix.mkdir()
     (prefix / "thesis.tex").touch()
@@ -348,7 +355,8 @@ def test_at_the_other_end_of_ssh(board: Board, server: Server, monkeypatch: pyte
 def test_again_and_away(board: Board) -> None:
     """The last test: it removes the installation."""
     (board.prefix / "settings.sh").write_text("export XDG_CACHE_HOME=/mine\n")
-    again = board.install(*OTHER_PYTHON)
+    board.prefix.rename(f"{board.prefix}.rsn-old")  # as an installation leaves it that was interrupted
+    again = board.install(*OTHER_PYTHON, "--prefix", f"{board.prefix}//", "--bin", f"{board.folder}/bin/")
     assert again.returncode == 0, again.stderr
     assert not (board.prefix / "python").exists()
     assert again.stdout.splitlines()[0] == f"rsn {rsn.__version__} for {platform.machine()} -> {board.prefix}"
@@ -357,7 +365,8 @@ def test_again_and_away(board: Board) -> None:
     (board.unpacked / "requirements.txt").write_text("numpy")
     assert board.install().returncode == 1
     assert board.rsn("--version").returncode == 0  # what was there stays
-    gone = board.install("--uninstall")
+    gone = board.install("--uninstall", "--prefix", f"{board.prefix}/")
     assert gone.returncode == 0, gone.stderr
     assert not board.prefix.exists()
     assert not (board.folder / "bin" / "rsn").is_symlink()
+    assert not list(board.folder.glob("rsn.*"))
