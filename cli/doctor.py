@@ -26,7 +26,10 @@ from ..base.version import __version__
 from .checks import Check, as_rows, line, plain
 
 try:
-    from ..host.boards.profile import PROFILES, find_profile
+    from ..host.boards.device import BoardMismatch
+    from ..host.boards.match import match_xclbin
+    from ..host.boards.named import find_board
+    from ..host.boards.profile import PROFILES, Profile
     from ..host.boards.sim import SimBoard
     from ..host.boards.ssh import Target
     from ..host.boards.xclbin import read_xclbin
@@ -105,14 +108,15 @@ def examine(board: str) -> list[Check]:
     board: its name here. A check that passed has it in its `runs` where that decides that the board can be used.
     """
     checks = [Check("Python", f"what rsn runs on there: {sys.executable}", platform.python_version())]
-    profile, _, device = board.partition("@")
-    local = {"sim": _sim, "csim": _csim}.get(device.partition(":")[0] or board)
     try:
-        if profile not in ("sim", "csim"):
-            find_profile(profile)
+        profile, kind, index = (None, board, 0) if board in LOCAL else find_board(board)
     except BoardError as e:
         return [*checks, Check(f"board {board}", "what was asked for", problem=str(e), mend="name another in the URL")]
-    decisive = _guarded(("board", local or _xrt))
+    local = LOCAL.get(kind)
+    decisive = _guarded(("board", local or (lambda: _xrt(index, profile))))
+    if kind in ("pyxrt", "pynq"):  # PYNQ runs no program
+        package = next(_package(*row) for row in OPTIONAL if row[0] == kind)
+        decisive = [package] if kind == "pynq" else [package, *decisive] if package.ok else [package]
     checks += [replace(c, runs=(board,) if c.runs else ()) for c in decisive]
     common = {"memory": memory, "disk": disk}
     for name, look in common.items() if local else {**common, "contiguous memory": contiguous_memory}.items():
@@ -163,7 +167,7 @@ def _csim() -> list[Check]:
 
 
 _TRY_XRT = """
-import ctypes
+import ctypes, sys
 from rsn.host.boards.xrt_ctypes import INSTALL, LIBRARY, Library
 from rsn.base.errors import BoardError
 try:
@@ -172,21 +176,22 @@ except OSError as e:
     raise BoardError(f"{e}: install XRT ({INSTALL})") from None
 xrt = Library()
 print("\\nlibrary", xrt.version)
-device = xrt.call("xrtDeviceOpen", 0)
+device = xrt.call("xrtDeviceOpen", int(sys.argv[1]))
 if device is not None:
     xrt.call("xrtDeviceClose", device)
-    print("\\ndevice 0")
+    print("\\ndevice", sys.argv[1])
 """
 
 
-def _xrt() -> list[Check]:
+def _xrt(index: int = 0, profile: Profile | None = None) -> list[Check]:
+    """index: of the device. profile: of the board that is to use it; None: any."""
     _require_boards()
     boards = tuple(PROFILES)
-    library, device = f"boards {', '.join(boards)}", "what they run on"
+    library, what, device = f"boards {', '.join(boards)}", f"XRT device {index}", "what they run on"
     # XRT may end the process that loads it, print, or wait for a device that does not answer
     try:
         done = subprocess.run(
-            [sys.executable, "-P", "-c", _TRY_XRT], capture_output=True, timeout=PATIENCE_S, check=False,
+            [sys.executable, "-P", "-c", _TRY_XRT, str(index)], capture_output=True, timeout=PATIENCE_S, check=False,
             stdin=subprocess.DEVNULL,
         )  # fmt: skip
         said, code = done.stdout.decode(errors="replace"), done.returncode
@@ -201,31 +206,37 @@ def _xrt() -> list[Check]:
         if not mend.startswith(("export ", "install ")):
             way = "export XILINX_XRT=FOLDER" if "XILINX_XRT" in reason else f"install it anew: {INSTALL}"
             problem, mend = reason or "it cannot be loaded", way
-        none = Check("XRT device 0", device, problem="not asked", mend="the library first")
+        none = Check(what, device, problem="not asked", mend="the library first")
         return [Check("XRT library", library, problem=problem, mend=mend), none]
     checks = [Check("XRT library", library, version[1])]
     mode = os.environ.get("XCL_EMULATION_MODE")
     if mode:
         emulated = f"XCL_EMULATION_MODE={mode}: what answers is no board"
-        checks.append(Check("XRT device 0", device, problem=emulated, mend="unset XCL_EMULATION_MODE"))
-    elif "\ndevice 0" not in said:
+        checks.append(Check(what, device, problem=emulated, mend="unset XCL_EMULATION_MODE"))
+    elif f"\ndevice {index}\n" not in said:
         mend = "on a board: modprobe zocl, and look at dmesg; elsewhere: rsn run --board ssh://USER@BOARD"
-        checks.append(Check("XRT device 0", device, problem="there is none, or it cannot be opened", mend=mend))
+        checks.append(Check(what, device, problem="there is none, or it cannot be opened", mend=mend))
     else:
-        checks += [Check("XRT device 0", device, runs=boards), _bitstream()]
+        checks += [Check(what, device, runs=boards), _bitstream(profile)]
     return checks
 
 
-def _bitstream() -> Check:
-    what, purpose = "bitstream", "what the device is programmed with"
-    named = os.environ.get(XCLBIN_VARIABLE)
+def _bitstream(profile: Profile | None) -> Check:
+    what, purpose = "bitstream", "the xclbin of what the board has booted"
+    named = os.environ.get(XCLBIN_VARIABLE) or (profile.xclbin if profile is not None else None)
     if not named:
         mend = f"rsn run --xclbin FILE, or export {XCLBIN_VARIABLE}=FILE"
         return Check(what, purpose, problem="none is named", mend=mend)
     try:
-        return Check(f"{what} {named}", purpose, read_xclbin(Path(named)).uuid)
+        xclbin = read_xclbin(Path(named))
+        if profile is not None:
+            match_xclbin(profile, xclbin)
+    except BoardMismatch as e:
+        mend = f"rsn run --xclbin FILE, export {XCLBIN_VARIABLE}=FILE, or the profile that rsn run shows"
+        return Check(what, purpose, xclbin.uuid, line(e), mend)
     except (BoardError, OSError) as e:
         return Check(what, purpose, problem=line(e), mend=f"export {XCLBIN_VARIABLE}=FILE")
+    return Check(f"{what} {named}", purpose, xclbin.uuid)
 
 
 VITIS = "2024.1"
@@ -305,6 +316,9 @@ CHECKS: dict[str, Callable[[], list[Check]]] = {
     "Python packages": _optional,
 }
 
+
+LOCAL: dict[str, Callable[[], list[Check]]] = {"sim": _sim, "csim": _csim}
+"""Checks of devices in a process, which need no XRT."""
 
 DESKTOP = ("board csim", "ssh client", "Vitis", "Python packages")
 """Checks of what has no use on a board."""

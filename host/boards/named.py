@@ -12,7 +12,7 @@ from ...base.errors import BoardError
 from .device import Device
 from .in_process import InProcess, native
 from .lock import DeviceLock
-from .profile import PROFILES, find_profile
+from .profile import PROFILES, Profile, find_profile
 from .pynq import PynqDevice
 from .session import Session
 from .stamp import Stamp
@@ -48,9 +48,9 @@ def _forget() -> None:
 os.register_at_fork(after_in_child=_forget)
 
 
-def open_profile(name: str, xclbin: str | os.PathLike[str] | None) -> XrtBoard:
-    """Make the board of a profile, and read its bitstream. Raises `BoardError` for an unknown profile or device, and
-    for a missing bitstream or library."""
+def find_board(name: str) -> tuple[Profile, str, int]:
+    """Return the parts of a board's name, PROFILE[@DEVICE[:INDEX]]. Raises `BoardError` for an unknown profile or
+    device."""
     profile_name, _, device_name = name.partition("@")
     kind, _, number = (device_name or "xrt").partition(":")
     devices = REAL | IN_PROCESS
@@ -60,13 +60,19 @@ def open_profile(name: str, xclbin: str | os.PathLike[str] | None) -> XrtBoard:
     if kind not in devices or not (number or "0").isdecimal():
         known = ", ".join(devices)
         raise BoardError(f"no device {device_name!r}; a board is PROFILE@DEVICE[:INDEX], DEVICE one of {known}")
-    profile, index = find_profile(profile_name), int(number or 0)
+    return find_profile(profile_name), kind, int(number or 0)
+
+
+def open_profile(name: str, xclbin: str | os.PathLike[str] | None) -> XrtBoard:
+    """Make the board of a profile, and read its bitstream. Raises `BoardError` for an unknown profile or device, and
+    for a missing bitstream or library."""
+    profile, kind, index = find_board(name)
     if kind in IN_PROCESS:
         return XrtBoard(Session(profile, IN_PROCESS[kind](index), bitstream=Path(xclbin) if xclbin else None))
     with _mutex:
         device = REAL[kind](index)
         bitstream = find_xclbin(xclbin, profile)
-        key = (profile_name, kind, index, bitstream.absolute())
+        key = (name.partition("@")[0], kind, index, bitstream.absolute())
         session = _sessions.get(key)
         if session is None:
             lock, stamp = DeviceLock(f"device{index}"), Stamp(f"device{index}")

@@ -19,6 +19,7 @@ from rsn.cli import doctor, doctor_there, health
 from rsn.cli.main import main
 from rsn.host.boards.xrt_ctypes import LIBRARY
 
+from .boards.xclbins import Made
 from .sshd import Server
 
 Rows = dict[str, dict[str, Any]]
@@ -175,7 +176,10 @@ def test_an_answer_of_nonsense(checks: list[Any], monkeypatch: pytest.MonkeyPatc
 
 def test_a_board_of_another_name() -> None:
     for name, problem in (
-        ("nothing", "no board profile 'nothing'; there are vck190,"),
+        ("nothing", "no board 'nothing'; there are sim, csim, vck190,"),
+        ("vck190@nothing", "no device 'nothing'; a board is PROFILE@DEVICE[:INDEX], DEVICE one of xrt,"),
+        ("vck190@sim:x", "no device 'sim:x'"),
+        ("sim@xrt", "no board 'sim@xrt'"),
         ("/no/x.toml@sim", "/no/x.toml"),
     ):
         row = doctor.examine(name)[-1]
@@ -198,6 +202,27 @@ def test_what_decides_that_a_board_can_be_used(
     xrt("print('\\nlibrary 2.17.0'); print('\\ndevice 0')")
     found = doctor.examine(board)
     assert [check.what for check in found if board in check.runs] == ["XRT device 0"]
+    other = doctor.examine(f"{board.partition('@')[0]}@xrt:1")
+    assert [(c.what, c.ok) for c in other if c.what.startswith("XRT device")] == [("XRT device 1", False)]
+    assert [c.runs for c in doctor.examine("vck190@pynq") if c.runs] == []
     xrt("print('\\nlibrary 2.17.0')")
     assert [check.what for check in doctor.examine(board) if board in check.runs and check.ok] == []
     assert os.environ.get("XCL_EMULATION_MODE") is None
+
+
+def test_the_bitstream_of_a_board(xrt: Callable[[str], None], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("RSN_XCLBIN", raising=False)
+    xrt("print('\\nlibrary 2.17.0'); print('\\ndevice 0')")
+    Made().write(tmp_path / "ours.xclbin")
+    mine, other = tmp_path / "mine.toml", tmp_path / "other.toml"
+    mine.write_text('base = "vck190"\nxclbin = "ours.xclbin"\n')
+    other.write_text('base = "vck190-isca25"\nxclbin = "ours.xclbin"\n')
+
+    def row(board: str) -> doctor.Check:
+        return next(c for c in doctor.examine(board) if c.what.startswith("bitstream"))
+
+    assert row("vck190").problem == "none is named"
+    assert (row(str(mine)).what, row(str(mine)).ok) == (f"bitstream {tmp_path / 'ours.xclbin'}", True)
+    assert "this bitstream has a fingerprint" in row(str(other)).problem
+    monkeypatch.setenv("RSN_XCLBIN", str(mine))
+    assert "mine.toml" in row("vck190").problem
