@@ -20,7 +20,7 @@ import subprocess
 import sys
 import tarfile
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 BOARD = Path(__file__).resolve().parent
@@ -46,25 +46,41 @@ LONG_AGO = 315532800
 """The time of every file, 1980-01-01, in seconds since 1970."""
 
 
+OLDEST = 11
+"""The oldest Python 3 that rsn takes (pyproject.toml)."""
+
+
 class BundleError(Exception):
     """The bundle cannot be made. The message says what to do."""
 
 
-def main() -> None:
+def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description="Make the archive that installs rsn on a board.")
     parser.add_argument("--machine", default="aarch64", choices=DEBIAN_MACHINES, help="of the board [%(default)s]")
-    parser.add_argument("--python", default=PYTHON_OF_RELEASE, help="that rsn runs on there [%(default)s]")
+    parser.add_argument(
+        "--python", default=PYTHON_OF_RELEASE, type=python_version, help="that rsn runs on there [%(default)s]"
+    )
     parser.add_argument("--debs", type=Path, help=f"folder with Debian {RELEASE}'s packages {', '.join(DEBS)}")
     parser.add_argument("--no-python", action="store_true", help="the board has a Python of that version")
     parser.add_argument("--output", type=Path, default=ROOT / "build", help="folder of the archive [%(default)s]")
-    given = parser.parse_args()
+    given = parser.parse_args(arguments)
     try:
         archive = make(given.machine, given.python, given.debs, not given.no_python, given.output)
     except BundleError as e:
         sys.exit(f"error: {e}")
+    except OSError as e:
+        sys.exit(f"error: {e.filename}: {e.strerror}")
     except subprocess.CalledProcessError as e:
         sys.exit(f"error: this failed with exit code {e.returncode}: {' '.join(map(str, e.cmd))}")
     print(f"{archive}: {archive.stat().st_size / 1e6:.1f} MB")
+
+
+def python_version(text: str) -> str:
+    """Return the text if it is the version of a Python that rsn takes, such as 3.11; otherwise argparse shows why."""
+    first, _, second = text.partition(".")
+    if first != "3" or not second.isdecimal() or int(second) < OLDEST:
+        raise argparse.ArgumentTypeError(f"{text!r}: rsn takes Python 3.{OLDEST} or newer, named as 3.{OLDEST}")
+    return text
 
 
 def make(machine: str, python: str, debs: Path | None, with_python: bool, output: Path) -> Path:
@@ -81,7 +97,7 @@ def make(machine: str, python: str, debs: Path | None, with_python: bool, output
         print(f"rsn {version} for {machine}, Python {python}")
         own_wheel(bundle / "wheels", Path(scratch) / "source")
         other_wheels(machine, python, bundle / "wheels")
-        own = with_python and python == PYTHON_OF_RELEASE and _add_python(machine, debs, Path(scratch), bundle)
+        own = with_python and _add_python(machine, python, debs, Path(scratch), bundle)
         for name in ("install.sh", "requirements.txt"):
             shutil.copy(BOARD / name, bundle)
         shutil.copy(ROOT / "LICENSE", bundle)
@@ -136,8 +152,11 @@ def other_wheels(machine: str, python: str, folder: Path) -> None:
 # -- the board's own Python
 
 
-def _add_python(machine: str, debs: Path | None, scratch: Path, bundle: Path) -> bool:
+def _add_python(machine: str, python: str, debs: Path | None, scratch: Path, bundle: Path) -> bool:
     """Put a Python into the bundle, or say why there is none."""
+    if python != PYTHON_OF_RELEASE:
+        print(f"  no Python in it: Debian {RELEASE} has {PYTHON_OF_RELEASE}; the board must have {python} of its own.")
+        return False
     if debs is None:
         debs = downloaded(DEBIAN_MACHINES[machine], scratch / "debs")
         if debs is None:

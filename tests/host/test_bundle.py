@@ -144,6 +144,13 @@ def test_debians_packages_that_are_none(damage: Callable[[Path], Any], said: str
     assert said in str(e.value)
 
 
+@pytest.mark.parametrize("version", ["3.10", "3", "abc", "2.7", "3.11.2"])
+def test_pythons_that_rsn_does_not_take(version: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        bundle.main(["--python", version])
+    assert f"{version!r}: rsn takes Python 3.11 or newer" in capsys.readouterr().err
+
+
 # -- the installer
 
 
