@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -302,6 +303,19 @@ def test_a_graph_that_nobody_waited_for_cannot_be_run(device: Faulty) -> None:
     device.next("wait_graph", lambda real: True)
     results(board, base())
     with pytest.raises(BoardError, match="nobody has waited for the end of its iteration"):
+        results(board, base())
+
+
+def test_a_reset_in_mid_iteration_leaves_the_array_stuck(device: Faulty) -> None:
+    def stopped(run: Callable[[], object]) -> object:
+        run()
+        device.inner.reset_graph()
+        return run()
+
+    board = XrtBoard(Session(dataclasses.replace(VCK190, timeout_s=0.3), device))
+    board.load(base().program, base().weights)
+    device.next("run_graph", stopped)
+    with pytest.raises(BoardTimeout, match=r"did not end in 0\.3 s"):
         results(board, base())
 
 

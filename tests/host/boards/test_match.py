@@ -50,9 +50,10 @@ def refusal(program: Program, profile: Profile) -> str:
     return str(caught.value)
 
 
-def summing(sums: int) -> Program:
-    """MME0 sums pairs of products; MemC0 takes the sums only when DDR has loaded all operands."""
-    tiles = 2 * sums
+def summing(sums: int, pairs: bool = True) -> Program:
+    """MME0 sums pairs of products, or gives each product; MemC0 takes them only when DDR has loaded all operands."""
+    steps = 2 if pairs else 1
+    tiles = steps * sums
     packets = (
         Packet.of(2, [Lpddr(addr=0, size=16384, to_b0=1, chunks=1)], reuse=tiles),
         *(Packet.of(code, [op(dim1=128, dim2=128, load=1)], mask=1) for code, op in ((3, MemA), (4, MemB))),
@@ -69,7 +70,7 @@ def summing(sums: int) -> Program:
         Packet.of(1, [Ddr(addr=0, size=8192, store=1, from_c0=1, chunks=1)], reuse=2),
         *terminators(XNN),
     )
-    op = Mme(a_iter=sums, b_iter=1, k_iter=2, acc_a=1, acc_b=1, n128=1, k128=1, acc_k=1)
+    op = Mme(a_iter=sums, b_iter=1, k_iter=steps, acc_a=1, acc_b=1, n128=1, k128=1, acc_k=pairs)
     return Program(XNN, packets, {"MME0": (op,)})
 
 
@@ -78,6 +79,7 @@ def test_a_sum_takes_its_buffer_early_on_the_board() -> None:
     match_program(summing(4), VCK190)
     assert "the program may deadlock on board vck190: its MMEs sum over k" in refusal(summing(5), VCK190)
     match_program(summing(6), VCK190)  # deadlocks whatever the rule; `rsn check` says so
+    match_program(summing(7, pairs=False), VCK190)  # needs both, but takes none early
 
 
 @pytest.mark.long

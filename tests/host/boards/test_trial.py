@@ -145,6 +145,12 @@ def test_wrong_numbers(bench: Bench) -> None:
         InProcess()._engine(program, banks)
         banks["ddr"][-5] += 1
 
+    mine, theirs = Stamp("test", bench.folder), Stamp("theirs", bench.folder)
+    assert [bench.runs(), bench.runs(stamp=theirs)] == [1, 1]
+    lock = DeviceLock("test", bench.folder)
+    lock.acquire()
+    lock.note(unfinished=True)
+    lock.release()
     right, bench.device.inner = bench.device.inner, InProcess(other, sleep=bench.device.clock.sleep)
     for _ in range(2):
         with pytest.raises(BoardMismatch) as caught:
@@ -155,8 +161,11 @@ def test_wrong_numbers(bench: Bench) -> None:
         )
         assert "1 of 98304 numbers are wrong, the first in row 383, column 251" in text
         assert text.endswith(f"write the BOOT.BIN that belongs to {bench.xclbin} to the card, and reboot the board")
-    assert bench.device.made["start"] == 2
+    assert bench.device.made["start"] == 4
+    assert mine.path.exists() is False
+    assert theirs.path.exists()
     bench.device.inner = right
+    assert bench.runs(stamp=theirs) == 1  # a stamp counts for nothing after what was seen
     assert bench.runs() == 1
 
 
@@ -187,6 +196,20 @@ def test_after_a_run_that_did_not_end(bench: Bench) -> None:
     bench.device.faults.clear()
     assert bench.runs(stamp=theirs) == 1
     assert bench.runs() == 0  # their trial has shown that the array is known again
+
+
+def test_after_an_empty_program_that_did_not_end(bench: Bench) -> None:
+    """Our profile's probe finds a kernel that hangs: with the published image's profile, the trial is due."""
+    assert [bench.runs(), bench.runs()] == [1, 0]
+    ours = Made().write(bench.folder / "ours.xclbin")
+    lock = DeviceLock("test", bench.folder)
+    board = XrtBoard(Session(VCK190, bench.device, bitstream=ours, lock=lock, now=bench.device.clock))
+    for number in range(1, 60):
+        bench.device.next("wait", lambda real: bench.device.clock.sleep(0.1), number)  # never
+    with pytest.raises(BoardTimeout, match="did not end an empty program"):
+        board.load(base().program, base().weights)
+    bench.device.faults.clear()
+    assert bench.runs() == 1
 
 
 @pytest.mark.long
