@@ -182,8 +182,8 @@ def test_an_image_that_does_not_end(tmp_path: Path) -> None:
     said = run(tmp_path, "sim", "--dump-ddr", tmp_path / "after.bin")
     refused(said, "error: deadlock: no unit can move", "DDR", "packet 0")
     assert run(tmp_path, "csim").stderr == said.stderr
-    hung = run(tmp_path, f"{own(tmp_path, 'timeout_s = 0.05')}@sim", "--dump-ddr", tmp_path / "after.bin")
-    refused(hung, "the kernel did not end in 0.05 s", code=3)
+    hung = run(tmp_path, f"{own(tmp_path, 'timeout_s = 0.5')}@sim", "--dump-ddr", tmp_path / "after.bin")
+    refused(hung, "the kernel did not end in 0.5 s", code=3)
     assert not (tmp_path / "after.bin").exists()
     command = hung.stderr.rpartition("for this image: rsn ")[2].split()
     checked = rsn(*command)
