@@ -112,11 +112,17 @@ def examine(board: str) -> list[Check]:
         profile, kind, index = (None, board, 0) if board in LOCAL else find_board(board)
     except BoardError as e:
         return [*checks, Check(f"board {board}", "what was asked for", problem=str(e), mend="name another in the URL")]
+    if kind == "pynq":
+        problem, mend = (
+            "PYNQ has no AI Engine graph, so it runs no program",
+            f"{board.partition('@')[0]}, without @pynq",
+        )
+        return [*checks, Check(f"board {board}", "what was asked for", problem=problem, mend=mend)]
     local = LOCAL.get(kind)
     decisive = _guarded(("board", local or (lambda: _xrt(index, profile))))
-    if kind in ("pyxrt", "pynq"):  # PYNQ runs no program
+    if kind == "pyxrt":
         package = next(_package(*row) for row in OPTIONAL if row[0] == kind)
-        decisive = [package] if kind == "pynq" else [package, *decisive] if package.ok else [package]
+        decisive = [package, *(decisive if package.ok else ())]
     checks += [replace(c, runs=(board,) if c.runs else ()) for c in decisive]
     common = {"memory": memory, "disk": disk}
     for name, look in common.items() if local else {**common, "contiguous memory": contiguous_memory}.items():
