@@ -130,7 +130,7 @@ def _server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     (folder / "xrt" / "lib").symlink_to("/usr/lib/x86_64-linux-gnu")
     # sums in the same order on both sides
     blas = " ".join(f"{k}={v}" for k, v in os.environ.items() if k.startswith("OPENBLAS_") and v.isalnum())
-    path = f" PYTHONPATH={os.environ['PYTHONPATH']}" * ("PYTHONPATH" in os.environ)  # the same checkout there
+    path = f" PYTHONPATH={os.environ['PYTHONPATH']}" if "PYTHONPATH" in os.environ else ""  # the same checkout there
     environment = (
         f"PATH={folder}/bin:/usr/bin:/bin XDG_CACHE_HOME={folder}/cache "
         f"XILINX_XRT={folder}/xrt XCL_EMULATION_MODE=noop {blas}{path}"
