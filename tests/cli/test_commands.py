@@ -42,7 +42,7 @@ def run_args(folder: Path, **changes: object) -> list[object]:
     return ["run", folder / "g.bin", *(x for k, v in options.items() if v is not None for x in (f"--{k}", v))]
 
 
-@pytest.mark.parametrize("spec", sampled(["minilm", "gemm:200x100x70", "vit"], quick=["minilm", "gemm:200x100x70"]))
+@pytest.mark.parametrize("spec", sampled(["minilm", "gemm:200x100x70", "vit"], quick=["gemm:200x100x70"]))
 def test_the_program_is_the_same_without_its_weights(spec: str, tmp_path: Path) -> None:
     """Also the scales and shifts of its outputs, which follow from the model's numbers."""
     pytest.importorskip("torch")

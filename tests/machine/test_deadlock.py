@@ -422,6 +422,7 @@ def cut(draw: st.DrawFn, block: Block) -> tuple[Block, ...]:
     return tuple(block[a:b] for a, b in zip([0, *marks], [*marks, len(block)], strict=True))
 
 
+@pytest.mark.long
 def test_against_every_interleaving() -> None:
     tally: Counter[str] = Counter()
 

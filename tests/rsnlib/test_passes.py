@@ -131,6 +131,7 @@ class Accesses:
         return cls(1 / count, {"DDR": 1 / count})
 
 
+@pytest.mark.long
 def test_another_cost_model(tmp_path: Path) -> None:
     """The search finds what is best by it, and does not keep that for ours."""
     chosen: list[Any] = []

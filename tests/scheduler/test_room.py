@@ -111,6 +111,7 @@ def test_it_is_refused_before_a_kernel_is_made(monkeypatch: pytest.MonkeyPatch) 
             build(BIASED, overlay(**size), Best(1, cost=made))
 
 
+@pytest.mark.long
 def test_a_search_takes_no_schedule_that_pads_more_than_there_is_room_for() -> None:
     """The network has more layers than what is priced of it, so that only the whole does not fit. Narrow tiles pad
     640 columns to 1024, and are cheapest here."""

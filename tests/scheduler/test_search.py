@@ -169,6 +169,7 @@ def test_what_the_machine_cannot_run_is_refused_as_without_a_search() -> None:
         searched(network)
 
 
+@pytest.mark.long
 def test_schedules_that_do_not_run_are_passed_over(monkeypatch: pytest.MonkeyPatch) -> None:
     """And one without an image does not count, however quick."""
     network = encoder()

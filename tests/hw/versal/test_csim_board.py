@@ -121,6 +121,7 @@ def test_without_a_compiler(built: Built, tmp_path: Path, monkeypatch: pytest.Mo
     assert "sudo apt install g++" in done.stderr
 
 
+@pytest.mark.long
 def test_a_compiled_model_runs_on_it() -> None:
     torch = pytest.importorskip("torch")
     import rsn as package
