@@ -472,7 +472,7 @@ def bert(dtype: torch.dtype) -> Any:
     return transformers.BertModel(config).eval().to(dtype)
 
 
-@pytest.mark.parametrize("dtype", HALVES)
+@pytest.mark.parametrize("dtype", sampled(HALVES, quick=HALVES[:1]))
 def test_a_transformer(dtype: torch.dtype) -> None:
     model = bert(dtype)
     mask = torch.ones(2, 24, dtype=torch.int64)
@@ -489,6 +489,7 @@ def test_a_transformer(dtype: torch.dtype) -> None:
         torch.testing.assert_close(given[name], floats[name].to(dtype), rtol=0, atol=0)
 
 
+@pytest.mark.long
 def test_a_family_of_a_transformer() -> None:
     model, mask = bert(torch.float16), torch.ones(2, 24, dtype=torch.int64)
     inputs = {"inputs_embeds": torch.randn(2, 24, 64).to(torch.float16), "attention_mask": mask}

@@ -113,10 +113,10 @@ def test_what_is_refused(program: tuple[Popen[str], Front]) -> None:
 def test_soak(program: tuple[Popen[str], Front]) -> None:
     """More of it: `soak_ray`."""
     _, served = program
-    tally = soak(served, requests=80, clients=8, seed=3, kills=2)
+    tally = soak(served, requests=60, clients=8, seed=3, kills=2)
     assert not tally.problems, tally
     assert tally.ended["killed"] >= 2
-    assert tally.outcomes["ok"] > 50
+    assert tally.outcomes["ok"] > 35
 
 
 def test_replicas_that_hang(program: tuple[Popen[str], Front]) -> None:

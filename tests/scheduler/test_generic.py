@@ -275,7 +275,7 @@ def small(draw: st.DrawFn) -> tuple[LayerGraph, list[int] | None]:
     return network, [draw(st.integers(1, n)) for n in network.rows] if masked else None
 
 
-@examples(200, quick=10)
+@examples(120, quick=10)
 @given(machine=toys(), given=small(), strict=st.booleans())
 def test_any_machine_computes_any_network_or_says_what_it_lacks(
     machine: Toy, given: tuple[LayerGraph, list[int] | None], strict: bool

@@ -106,7 +106,7 @@ def test_products_of_other_types(name: str, kind: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "sizes", [{"M": 8, "N": 12, "K": 5, "Rt": 4, "Ct": 4}, {"M": 6, "N": 4, "K": 7, "Rt": 3, "Ct": 2}, long({})]
+    "sizes", [{"M": 8, "N": 12, "K": 5, "Rt": 4, "Ct": 4}, {"M": 6, "N": 4, "K": 7, "Rt": 3, "Ct": 2}, full({})]
 )
 def test_the_systolic_array(sizes: dict[str, int]) -> None:
     m, n, k, rows, columns = ({"M": 64, "N": 64, "K": 64, "Rt": 16, "Ct": 16} | sizes).values()

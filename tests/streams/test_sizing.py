@@ -221,6 +221,7 @@ def test_the_cheaper_of_two_streams_gets_deeper(s: str, t: str, safe: tuple[int,
 
 
 @pytest.mark.long
+@pytest.mark.full
 def test_the_systolic_array_needs_two_deep_streams_only() -> None:
     result = found(systolic(64, 4, 16))
     assert set(result.safe.levels.values()) == {1}

@@ -19,10 +19,10 @@ def require(compiler: str) -> None:
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("compiler", linter.COMPILERS)
-def test_the_sources(compiler: str) -> None:
-    require(compiler)
-    assert linter.lint(compiler) == ""
+def test_the_sources() -> None:
+    """By the second compiler; `make lint-cxx` has both."""
+    require("clang++")
+    assert linter.lint("clang++") == ""
 
 
 def test_all_sources_are_there() -> None:
