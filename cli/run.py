@@ -271,7 +271,7 @@ def _run_raw(
         with working(TIMING):
             return Machine(program, words).run()
     whole = with_whole_banks(program, {bank: memory.size for bank, memory in banks.items()})
-    if not options["dump_ddr"]:  # nobody looks at it: it is not read back
+    if not options["dump_ddr"]:  # without a dump, DDR need not be read back
         whole = dataclasses.replace(whole, buffers=tuple(b for b in whole.buffers if b.role is not Role.OUTPUT))
     kept = whole.with_role(Role.WEIGHT)
     weights = Images({b.bank: banks[b.bank] for b in kept}, kept, {}, program.overlay.address_unit)

@@ -73,7 +73,7 @@ class InProcess:
         self._ended = self._iteration_ended = False
         self._register = 0
         self._graph_runs = False
-        """Whether an iteration has been started, and nobody has seen its end."""
+        """Whether an iteration has been started and not yet waited for."""
         self._array_hangs = self._kernel_hangs = False
         self._parameters: dict[str, Words] = {}
 
@@ -124,7 +124,7 @@ class InProcess:
 
     def run_graph(self) -> None:
         if self._graph_runs:
-            raise BoardError("the graph is running: nobody has waited for the end of its iteration")
+            raise BoardError("the graph is running: wait for the end of its iteration first")
         self._graph_runs, self._iteration_ended = True, False
 
     def update_parameter(self, port: str, words: Words) -> None:

@@ -133,8 +133,7 @@ class Session:
         self._parameters: dict[str, Words] = {}
         """What the graph holds, by port, of asynchronous parameters that were written since the device was opened."""
         self._unfinished = False
-        """Whether a run of graph and kernel has begun, and nobody has seen its end: in this boot, by whichever
-        process."""
+        """Whether a run of graph and kernel began in this boot, of any process, and was never seen to end."""
         self._at = Stage.IDLE
         self._handles: list[int] = []
         self._taken = self._open = self._stuck = False

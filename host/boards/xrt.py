@@ -171,7 +171,7 @@ class XrtBoard:
 
 
 def _copying(size: int) -> float | None:
-    """Return the seconds that copying so many bytes may take; None for those of any call of the driver."""
+    """Return the limit in seconds for copying so many bytes; None: the limit of every driver call."""
     return LOADING_S if size >= LARGE else None
 
 

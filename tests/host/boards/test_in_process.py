@@ -302,7 +302,7 @@ def test_a_graph_that_nobody_waited_for_cannot_be_run(device: Faulty) -> None:
     board.load(base().program, base().weights)
     device.next("wait_graph", lambda real: True)
     results(board, base())
-    with pytest.raises(BoardError, match="nobody has waited for the end of its iteration"):
+    with pytest.raises(BoardError, match="wait for the end of its iteration first"):
         results(board, base())
 
 
