@@ -8,6 +8,7 @@ slot and drains another one. Every other unit takes its items one after the othe
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
+from enum import IntEnum
 from typing import NamedTuple
 
 from ..machine.description import UnitSpec
@@ -15,11 +16,15 @@ from .fields import Record
 
 
 class LengthField(NamedTuple):
-    """A number that depends on the run-time length of a sequence: clamp(len[sequence] - base, 0, cap)."""
+    """A number that depends on a run-time parameter of a sequence: clamp(parameter[sequence] - base, 0, cap).
+
+    parameter: "len", the rows of the sequence, or "start", the rows of padding before its first one.
+    """
 
     sequence: int
     base: int
     cap: int
+    parameter: str = "len"
 
 
 class Access(NamedTuple):
@@ -51,16 +56,33 @@ class Access(NamedTuple):
         return self.addr, self.addr + (self.chunks - 1) * self.stride + self.size
 
 
+class LoadNorm(NamedTuple):
+    """(x - mean) / sqrt(variance + eps) of each row, `rms`: without mean, by statistics that lie off chip.
+
+    parts: the statistics of a row tile are of so many parts of its columns. fresh: row tiles whose statistics the unit
+    takes before this load, from the same off-chip unit; 0 where it has them. first: the row tile of those statistics
+    that the first row tile of the load takes. same: all row tiles of the load take it.
+    """
+
+    eps: float
+    rms: bool = False
+    parts: int = 1
+    fresh: int = 0
+    first: int = 0
+    same: bool = False
+
+
 class Load(NamedTuple):
     """Fill a slot with rows x columns elements; with `transpose`, these are the numbers behind the transposition.
 
-    source: the off-chip unit that they come from.
+    source: the off-chip unit that they come from. norm: is applied to the rows as they come.
     """
 
     rows: int
     columns: int
     transpose: bool = False
     source: str = ""
+    norm: LoadNorm | None = None
 
 
 class LoadVector(NamedTuple):
@@ -70,17 +92,33 @@ class LoadVector(NamedTuple):
     source: str = ""
 
 
+class Part(IntEnum):
+    """What a softmax does with the keys that were received: they are all keys; they are the first ones, or more, of
+    which maxima and sums are kept; or exp is taken by the kept ones."""
+
+    ALL = 0
+    FIRST = 1
+    MORE = 2
+    APPLY = 3
+
+
 class Softmax(NamedTuple):
     """exp(x - maximum) / sum over the first `columns` columns of each row; the others become 0.
 
     columns: None for all that were received. alone: the unit holds whole rows; otherwise it shares them with its
-    neighbour. causal: column c counts for row r if c <= r + offset.
+    neighbour. causal: column c counts for row r if c <= r + offset. low: it counts only if c >= r + low. first: the
+    leading columns that do not count. cap: scores become cap * tanh(score / cap). part: all keys of the rows are here,
+    or these are the first or more of them and leave maxima and sums, or the softmax is by those.
     """
 
     columns: int | LengthField | None = None
     alone: bool = True
     causal: bool = False
     offset: int = 0
+    low: int | None = None
+    first: int | LengthField = 0
+    cap: float | None = None
+    part: Part = Part.ALL
 
 
 class Receive(NamedTuple):
@@ -103,30 +141,54 @@ class Receive(NamedTuple):
 
 class Send(NamedTuple):
     """Drain a slot to product units: the first rows x columns tiles, `times` times (in the order that the product units
-    take them). product: the product unit that they are for, whose size they have."""
+    take them). product: the product unit that they are for, whose size they have. whole: of values, tiles are whole,
+    not only their left half."""
 
     rows: int
     columns: int
     times: int = 1
     product: str = ""
+    whole: bool = False
 
 
 class RowNorm(NamedTuple):
-    """(x - mean) / sqrt(variance + eps) over `columns` columns of each row; `rms`: x / sqrt(mean square + eps)."""
+    """(x - mean) / sqrt(variance + eps) over `columns` columns of each row; `rms`: x / sqrt(mean square + eps).
+
+    head: over `columns` columns of each head; heads are so many columns apart. 0: over whole rows.
+    """
 
     columns: int
     eps: float
     rms: bool = False
+    head: int = 0
+
+
+class Rotation(NamedTuple):
+    """x * own + partner's x * partner, by the table of the unit.
+
+    head: columns from a head to the next; the table has twice as many. fresh: row tiles and column tiles of the table
+    that the unit takes from its product unit before, (0, 0) where it has them.
+    """
+
+    head: int
+    fresh: tuple[int, int] = (0, 0)
 
 
 class Store(NamedTuple):
-    """Drain the first rows x columns elements of a slot to off-chip memory. activation: the operation, such as
-    "gelu_erf", that is applied to all before. norm: is applied next."""
+    """Drain the first rows x columns elements of a slot to off-chip memory.
+
+    activation: the operation, such as "gelu_erf" or "identity", that is applied to all before. gate: its result times
+    the `columns` columns behind. norm: is applied next. statistics: instead of that, the mean and variance that it
+    takes follow the elements. rotation: is applied last.
+    """
 
     rows: int
     columns: int
     activation: str | None = None
     norm: RowNorm | None = None
+    gate: bool = False
+    statistics: bool = False
+    rotation: Rotation | None = None
 
 
 class Turn(NamedTuple):

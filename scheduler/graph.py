@@ -49,6 +49,25 @@ class Norm:
 
 
 @dataclass(frozen=True, eq=False)
+class Rotary:
+    """Positions as rotations: column c of each head becomes x[c] * own[row, c] + x[partners[c]] * partner[row, c].
+
+    own, partner: (rows of a sequence, head_dim), float32: cosines, and sines with their signs; columns that are not
+    rotated have 1 and 0. partners: of each column of a head, its own inverse. In a folded graph the partner of column
+    c is c ^ 1.
+    """
+
+    own: Array
+    partner: Array
+    partners: tuple[int, ...]
+
+    @property
+    def head_dim(self) -> int:
+        """Columns of a head."""
+        return int(self.own.shape[1])
+
+
+@dataclass(frozen=True, eq=False)
 class Gemm:
     """y = norm(activation(factor * (x @ weight + bias) + residual * residual_scale)) * scale + shift; all but the
     product are optional.
@@ -58,6 +77,11 @@ class Gemm:
     the residual (`x` is the same activation), for activations that a pre-norm model both normalises and keeps. In a
     folded graph the factor is 1, and there are no scale and shift. fused: module paths of the activation or norm, where
     they are modules of their own.
+
+    gated: the weight and the bias have 2 N columns; y = activation(first N) * (last N), without activation the plain
+    product of both; nothing else is fused. heads: N is so many heads of equal width, over each of which `norm` goes,
+    and to each of which `rotary` is applied last, behind scale; scale is then equal in all heads. 0: no heads.
+    x_norm, residual_norm: applied to x, and to the residual, before anything else.
     """
 
     path: str
@@ -73,6 +97,11 @@ class Gemm:
     scale: Float64 | None = None
     shift: Float64 | None = None
     fused: tuple[str, ...] = ()
+    gated: bool = False
+    heads: int = 0
+    rotary: Rotary | None = None
+    x_norm: Norm | None = None
+    residual_norm: Norm | None = None
 
     @property
     def place(self) -> str:
@@ -87,7 +116,7 @@ class Gemm:
     @property
     def width(self) -> int:
         """Number of columns of its result."""
-        return int(self.weight.shape[1])
+        return int(self.weight.shape[1]) // (2 if self.gated else 1)
 
     @property
     def operands(self) -> tuple[str, ...]:
@@ -97,7 +126,9 @@ class Gemm:
     @property
     def is_open(self) -> bool:
         """Whether it is a product with which a bias, a residual, a factor, an activation or a norm can be fused."""
-        return self.multiplies and self.activation is None and self.norm is None
+        return (
+            self.multiplies and self.activation is None and self.norm is None and self.rotary is None and not self.gated
+        )
 
     @property
     def is_folded(self) -> bool:
@@ -114,6 +145,13 @@ class AttentionLayer:
     and beyond the length of the sequence (the run-time parameter len[b]) are masked out. causal: for each row, the keys
     behind it are masked out. bias: finite constants of shape (batch or 1, heads or 1, seq, seq), such as relative
     positions or another mask.
+
+    kv_heads: of k and v, which have kv_heads * head_dim columns; query head h takes kv head h // (heads / kv_heads).
+    0: as many as heads. left: rows before the run-time parameter start[b] are padding, and masked out as keys. window:
+    keys that are `window` rows or more before the row are masked out, and, unless causal, those behind it as far.
+    softcap: scores become softcap * tanh(score / softcap), before any mask. mask: name of an input of
+    (batch, mask_heads * seq, keys) that is added to the scores: rows of head 0, then of head 1; mask_heads is 1 or
+    heads.
     """
 
     path: str
@@ -126,6 +164,17 @@ class AttentionLayer:
     masked: bool = False
     causal: bool = False
     bias: Array | None = None
+    kv_heads: int = 0
+    left: bool = False
+    window: int | None = None
+    softcap: float | None = None
+    mask: str | None = None
+    mask_heads: int = 1
+
+    @property
+    def groups(self) -> int:
+        """Query heads that share a key head."""
+        return self.heads // (self.kv_heads or self.heads)
 
     @property
     def fused(self) -> tuple[str, ...]:
@@ -145,7 +194,7 @@ class AttentionLayer:
     @property
     def operands(self) -> tuple[str, ...]:
         """The activations that it reads, each once."""
-        return tuple(dict.fromkeys((self.q, self.k, self.v)))
+        return tuple(dict.fromkeys((self.q, self.k, self.v) + ((self.mask,) if self.mask else ())))
 
     @property
     def is_folded(self) -> bool:

@@ -3,11 +3,27 @@
 Fields that name a stream carry its peer: `to="MemA0"` on a DDR flag reads as `-> MemA0` in an `.rsn` text.
 """
 
-from .mem_a import MemA
-from .mem_b import MemB
-from .mem_c import MemC, MemCConfig
+from .mem_a import MemA, MemANorm
+from .mem_b import MemB, MemBConfig
+from .mem_c import MemC, MemCConfig, MemCScores, MemCStore, MemCTable
 from .mesh import MeshA, MeshB
 from .mme import Mme
 from .off_chip import Ddr, Lpddr, Transfer
 
-__all__ = ["Ddr", "Lpddr", "MemA", "MemB", "MemC", "MemCConfig", "MeshA", "MeshB", "Mme", "Transfer"]
+__all__ = [
+    "Ddr",
+    "Lpddr",
+    "MemA",
+    "MemANorm",
+    "MemB",
+    "MemBConfig",
+    "MemC",
+    "MemCConfig",
+    "MemCScores",
+    "MemCStore",
+    "MemCTable",
+    "MeshA",
+    "MeshB",
+    "Mme",
+    "Transfer",
+]

@@ -26,6 +26,19 @@ class MemA(Record, words=1):
     send: int = bits(0, 24, 1, "send the current buffer to MeshA")
 
 
+class MemANorm(Record, words=2):
+    """Registers of a MemA that normalises what it loads (our opcode 12). The defaults are the power-on values: it does
+    not. Statistics come from DDR, where a MemC stored them (`MemCStore.statistics`)."""
+
+    rows: int = bits(0, 0, 2, "row tiles whose statistics to load now; 0 keeps those of before")
+    parts: int = bits(0, 2, 4, "statistics of a row tile: of so many parts of its columns")
+    normalise: int = bits(0, 6, 1, "following loads become (x - mean) / sqrt(variance + eps)")
+    rms: int = bits(0, 7, 1, "without mean")
+    first: int = bits(0, 8, 1, "row tile of the statistics that the first row tile of a load takes")
+    same: int = bits(0, 9, 1, "all row tiles of a load take those of the first")
+    eps: float = bits(1, 0, 32, "added to the variance", default=1e-6, real=True)
+
+
 MEMORY = Memory(256, 128)
 """A slice of K for two row tiles."""
 

@@ -32,6 +32,12 @@ class MemB(Record, words=2):
     bias: int = bits(1, 0, 1, "load a vector from LPDDR")
 
 
+class MemBConfig(Record, words=1):
+    """Registers of a MemB (our opcode 13). The defaults are the power-on values."""
+
+    whole: int = bits(0, 0, 1, "MemB2 sends whole tiles: acc_b column tiles, of each acc_k row tiles")
+
+
 MEMORY = Memory(128, 512, banks=8)
 """A slice of K for four column tiles. The banks let it fill a slot transposed."""
 VALUES_MEMORY = Memory(512, 64)

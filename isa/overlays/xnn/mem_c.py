@@ -67,6 +67,39 @@ class MemCConfig(Record, words=4):
     eps: float = bits(3, 0, 32, "of the norm", default=1e-6, real=True)
 
 
+class MemCScores(Record, words=4):
+    """Registers of a MemC's softmax (our opcode 9). The defaults are the power-on values: nothing of this is used.
+
+    A key is a column of the scores, counted like that of `MemCConfig.causal`.
+    """
+
+    first_cols: int = bits(0, 0, 10, "own leading columns that do not count (left padding)")
+    windowed: int = bits(0, 10, 1, "column c is valid for row r only if c >= r + low")
+    capped: int = bits(0, 11, 1, "scaled scores become cap * tanh(score * inverse_cap)")
+    part: int = bits(0, 12, 2, "0 all keys; 1 maxima and sums of the first keys, 2 of more keys; 3 exp by these")
+    low: int = bits(1, 0, 32, "first column that counts for row 0", signed=True)
+    cap: float = bits(2, 0, 32, "of the scores", default=1.0, real=True)
+    inverse_cap: float = bits(3, 0, 32, "1 / cap", default=1.0, real=True)
+
+
+class MemCStore(Record, words=1):
+    """Registers of a MemC's store (our opcode 10). The defaults are the power-on values: nothing of this is used."""
+
+    gate: int = bits(0, 0, 1, "activation times the columns that begin dim2 columns behind, at a store with gelu")
+    rotate: int = bits(0, 1, 1, "apply the table: x * own + partner's x * partner")
+    statistics: int = bits(0, 2, 1, "a norm leaves the data alone; mean and variance of its rows follow them")
+    head: int = bits(0, 3, 2, "columns from a head to the next: 0 no heads, 1 64, 2 128, 3 256")
+    head_cols: int = bits(0, 5, 9, "leading columns of each head that its norm is over", default=64)
+    head_norm: int = bits(0, 14, 1, "a norm is over each head, not over whole rows")
+
+
+class MemCTable(Record, words=1):
+    """Fill a MemC's table from its MME (our opcode 11). It does not go on to the other buffer."""
+
+    recv_a: int = bits(0, 0, 3, "row tiles to receive")
+    recv_b: int = bits(0, 3, 3, "column tiles to receive")
+
+
 MEMORY = Memory(256, 512)
 """The results of two row tiles and four column tiles."""
 SENDS = 4

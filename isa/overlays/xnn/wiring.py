@@ -247,6 +247,11 @@ XNN = dataclasses.replace(
     formats=(
         *_BASE_FORMS,
         InstructionFormat("MemCConfig", 8, "MemC", f.MemCConfig, False, 8, config=True, max_reuse=1, uop_bytes=16),
+        InstructionFormat("MemCScores", 9, "MemC", f.MemCScores, False, 8, config=True, max_reuse=1, uop_bytes=16),
+        InstructionFormat("MemCStore", 10, "MemC", f.MemCStore, False, 8, config=True, max_reuse=1, uop_bytes=4),
+        InstructionFormat("MemCTable", 11, "MemC", f.MemCTable, False, 8, config=True, max_reuse=1, uop_bytes=4),
+        InstructionFormat("MemANorm", 12, "MemA", f.MemANorm, False, 8, config=True, max_reuse=1, uop_bytes=8),
+        InstructionFormat("MemBConfig", 13, "MemB", f.MemBConfig, False, 8, config=True, max_reuse=1, uop_bytes=4),
     ),
     emit=partial(emit, registers=True),
     extends="xnn-base",
