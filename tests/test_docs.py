@@ -26,10 +26,12 @@ from contextlib import closing, suppress
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import pytest
 
 from rsn.hw.versal.csim.build import csim_cache
+from rsn.tests.warm_python import WarmPython
 
 ROOT = Path(__file__).resolve().parent.parent
 DOCS = ROOT / "docs"
@@ -56,6 +58,8 @@ LONG = {
     "docs/time.md",
     "docs/tutorial.md",
 }
+WARM = LONG - {"docs/getting-started.md", "docs/serving.md"}
+"""Pages with many commands, which share their imports. Servers and the first steps have a Python of their own."""
 NOTEBOOK = DOCS / "encoder.ipynb"
 
 
@@ -142,14 +146,15 @@ def pattern(shown: tuple[str, ...]) -> str:
 class Shell:
     """A shell in a folder that looks like the checkout. What a command exports, and where it goes to, stays."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, python: Path | None = None) -> None:
+        """python: a folder with other programs `python` and `rsn` than those of this environment."""
         self._cwd, self._exported = folder / ".cwd", folder / ".exported"
         self._groups: list[int] = []
         self._cwd.write_text(str(folder))
         self._exported.touch()
         scripts = Path(sys.executable).parent
         assert (scripts / "rsn").exists(), f"no rsn in {scripts}"
-        path = f"{scripts}{os.pathsep}{os.environ.get('PATH', '')}"
+        path = os.pathsep.join([*([str(python)] if python else []), str(scripts), os.environ.get("PATH", "")])
         built = csim_cache()  # the C++ machine is built once for all pages
         built.mkdir(parents=True, exist_ok=True)
         (folder / ".cache" / "rsn").mkdir(parents=True)
@@ -188,7 +193,14 @@ class Shell:
 
 def tried(page: Path, folder: Path) -> int:
     """Do what a page says; how many commands it has."""
-    with closing(Shell(folder)) as shell:
+    if name_of(page) not in WARM:
+        with closing(Shell(folder)) as shell:
+            return typed(page, shell)
+    with (
+        TemporaryDirectory() as other,
+        closing(WarmPython(Path(other))) as python,
+        closing(Shell(folder, python.bin)) as shell,
+    ):
         return typed(page, shell)
 
 

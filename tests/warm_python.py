@@ -1,0 +1,157 @@
+"""A Python that has its imports done: `python` and `rsn` for the many commands of the pages.
+
+Importing torch and the package takes longer than most commands. A server imports them once, and forks for every
+command; small programs named `python` and `rsn` hand it their arguments, folder, environment and open files, and end
+as the command does. A fork has no threads but its own, because importing starts none.
+"""
+
+from __future__ import annotations
+
+import array
+import atexit
+import importlib
+import json
+import os
+import runpy
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import traceback
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+IMPORTED = ("torch", "torch.export", "torch.fx", "rsn.cli.main", "rsn.compiler", "rsn.host.model.compiled")
+
+SHIM = """#!{python} -IS
+import array, json, os, signal, socket, sys
+with socket.socket(socket.AF_UNIX) as server:
+    server.connect({address!r})
+    said = json.dumps([{name!r}, sys.argv[1:], os.getcwd(), dict(os.environ)]).encode()
+    files = array.array("i", [0, 1, 2])
+    server.sendmsg([len(said).to_bytes(8, "big")], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, files)])
+    server.sendall(said)
+    child = int.from_bytes(server.recv(8), "big")
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, lambda number, frame: os.kill(child, number))
+    code = int.from_bytes(server.recv(8), "big", signed=True)
+if code < 0:
+    signal.signal(-code, signal.SIG_DFL)
+    os.kill(os.getpid(), -code)
+sys.exit(code)
+"""
+
+
+class WarmPython:
+    """The server, and the folder with `python` and `rsn`, which belongs at the front of PATH."""
+
+    def __init__(self, folder: Path) -> None:
+        self.bin = folder / "bin"
+        self.bin.mkdir(parents=True)
+        address = str(folder / "socket")
+        for name in ("python", "rsn"):
+            shim = self.bin / name
+            shim.write_text(SHIM.format(python=sys.executable, address=address, name=name))
+            shim.chmod(0o755)
+        self._server = subprocess.Popen(
+            [sys.executable, str(Path(__file__)), address], stdout=subprocess.PIPE, env=os.environ
+        )
+        assert self._server.stdout is not None
+        assert self._server.stdout.readline() == b"ready\n"
+
+    def close(self) -> None:
+        """End the server. Commands under way go on."""
+        self._server.kill()
+        self._server.communicate()
+
+
+def serve(address: str) -> None:
+    """Fork for each command that arrives, for ever."""
+    for name in IMPORTED:
+        importlib.import_module(name)
+    assert threading.active_count() == 1, "a fork has only one of the threads"
+    listening = socket.socket(socket.AF_UNIX)
+    listening.bind(address)
+    listening.listen()
+    print("ready", flush=True)
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+    while True:
+        client, _ = listening.accept()
+        if not os.fork():
+            listening.close()
+            _answer(client)
+        client.close()
+
+
+def _answer(client: socket.socket) -> None:
+    """Run one command in a process of its own, and tell its exit code."""
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    size, rights, _, _ = client.recvmsg(8, socket.CMSG_SPACE(3 * 4))
+    files = array.array("i", rights[0][2])
+    left, said = int.from_bytes(size, "big"), b""
+    while len(said) < left:
+        said += client.recv(left - len(said))
+    child = os.fork()
+    if not child:
+        client.close()
+        _become(files, *json.loads(said))
+    client.sendall(child.to_bytes(8, "big"))
+    code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    with suppress(OSError):
+        client.sendall(code.to_bytes(8, "big", signed=True))
+    os._exit(0)
+
+
+def _become(files: Any, name: str, args: list[str], cwd: str, environment: dict[str, str]) -> None:
+    """Do what `python` or `rsn` does with these arguments; does not return."""
+    for number, file in enumerate(files):
+        os.dup2(file, number)
+        if file > 2:
+            os.close(file)
+    os.chdir(cwd)
+    os.environ.clear()
+    os.environ.update(environment)
+    os.setpgid(0, 0)
+    code: Any = 0
+    try:
+        _execute(name, args)
+    except SystemExit as end:
+        code = end.code
+        if code is not None and not isinstance(code, int):
+            print(code, file=sys.stderr)
+            code = 1
+    except KeyboardInterrupt:
+        code = 130
+    except BaseException:
+        traceback.print_exc()
+        code = 1
+    finally:  # what the interpreter does at its end
+        threading._shutdown()  # type: ignore[attr-defined]
+        atexit._run_exitfuncs()
+        with suppress(OSError, ValueError):
+            sys.stdout.flush()
+            sys.stderr.flush()
+        os._exit(code or 0)
+
+
+def _execute(name: str, args: list[str]) -> None:
+    if name == "rsn":
+        sys.argv = ["rsn", *args]
+        importlib.import_module("rsn.cli.main").main()
+    elif args[:1] == ["-c"]:
+        sys.argv, sys.path[0] = ["-c", *args[2:]], ""
+        exec(compile(args[1], "<string>", "exec"), {"__name__": "__main__"})
+    elif args[:1] == ["-m"]:
+        sys.argv, sys.path[0] = args[1:], os.getcwd()
+        runpy.run_module(args[1], run_name="__main__", alter_sys=True)
+    elif args and not args[0].startswith("-"):
+        sys.argv, sys.path[0] = args, str(Path(args[0]).resolve().parent)
+        runpy.run_path(args[0], run_name="__main__")
+    else:
+        os.execv(sys.executable, [sys.executable, *args])
+
+
+if __name__ == "__main__":
+    serve(sys.argv[1])
