@@ -208,6 +208,7 @@ def loads_costly(module: str) -> bool:
     return False
 
 
+@pytest.mark.long
 def test_only_what_costs_much_is_deferred() -> None:
     deferred = {
         line.module: line.where
