@@ -74,9 +74,9 @@ class Gemm:
 
     weight is (K, N), float32; bias, residual_scale, scale and shift are (N,). `activation` and `norm` exclude each
     other. x, y, residual: names of activations. path: the module path. K = 0 means no product and no bias: a pass over
-    the residual (`x` is the same activation), for activations that a pre-norm model both normalises and keeps. In a
-    folded graph the factor is 1, and there are no scale and shift. fused: module paths of the activation or norm, where
-    they are modules of their own.
+    the residual (`x` is the same activation), for activations that a pre-norm model both normalises and keeps; or, if
+    `x` is another activation, a pass over the sum x + residual * residual_scale. In a folded graph the factor is 1, and
+    there are no scale and shift. fused: module paths of the activation or norm, where they are modules of their own.
 
     gated: the weight and the bias have 2 N columns; y = activation(first N) * (last N), without activation the plain
     product of both; nothing else is fused. heads: N is so many heads of equal width, over each of which `norm` goes,
@@ -112,6 +112,11 @@ class Gemm:
     def multiplies(self) -> bool:
         """Whether the pass has a matrix product, i.e. K > 0."""
         return len(self.weight) > 0
+
+    @property
+    def is_sum(self) -> bool:
+        """Whether it is a pass over the sum of two activations."""
+        return not self.multiplies and self.residual != self.x
 
     @property
     def width(self) -> int:
@@ -292,7 +297,8 @@ class LayerGraph:
 def with_operands(layer: Layer, new: Callable[[str], str]) -> Layer:
     """The layer with other activations as operands. new: from the name of an operand to that of the other one."""
     if isinstance(layer, AttentionLayer):
-        return replace(layer, q=new(layer.q), k=new(layer.k), v=new(layer.v))
+        mask = None if layer.mask is None else new(layer.mask)
+        return replace(layer, q=new(layer.q), k=new(layer.k), v=new(layer.v), mask=mask)
     return replace(layer, x=new(layer.x), residual=None if layer.residual is None else new(layer.residual))
 
 
@@ -315,21 +321,35 @@ def _formula(layer: Layer) -> str:
     """What a layer computes, in words."""
     if isinstance(layer, AttentionLayer):
         bias = "" if layer.bias is None else " + bias " + "x".join(map(str, layer.bias.shape))
-        words = f"softmax({layer.q} @ {layer.k}^T{bias}) @ {layer.v}, {layer.heads} heads of {layer.head_dim}"
-        return words + ", masked" * layer.masked + ", causal" * layer.causal
+        bias += "" if layer.mask is None else f" + {layer.mask}"
+        scores = f"{layer.q} @ {layer.k}^T"
+        scores = scores if layer.softcap is None else f"softcap {layer.softcap:g} ({scores})"
+        words = f"softmax({scores}{bias}) @ {layer.v}, {layer.heads} heads of {layer.head_dim}"
+        words += f" on {layer.kv_heads}" * (layer.groups > 1) + ", masked" * layer.masked + ", causal" * layer.causal
+        return words + ", left" * layer.left + ("" if layer.window is None else f", window {layer.window}")
     terms = []
     if layer.multiplies:
         k, n = layer.weight.shape
-        product = f"{layer.x} @ weight {k}x{n} + bias"
+        product = f"{_normed(layer.x, layer.x_norm)} @ weight {k}x{n} + bias"
         terms.append(product if layer.factor == 1 else f"{layer.factor:g} * ({product})")
+    elif layer.is_sum:
+        terms.append(_normed(layer.x, layer.x_norm))
     if layer.residual is not None:
-        terms.append(layer.residual + " * scale" * (layer.residual_scale is not None))
+        residual = _normed(layer.residual, layer.residual_norm)
+        terms.append(residual + " * scale" * (layer.residual_scale is not None))
     words = " + ".join(terms)
     if layer.activation is not None:
         words = f"{layer.activation.value}({words})"
-    if layer.norm is not None:
-        words = f"{'rms' if layer.norm.rms else 'layer'}_norm({words}, eps {layer.norm.eps:g})"
-    return words + _affine(layer.scale, layer.shift)
+    words = f"gate({words})" if layer.gated else words
+    words = _normed(words, layer.norm, layer.heads) + _affine(layer.scale, layer.shift)
+    return words if layer.rotary is None else f"rotate({words}, {layer.heads} heads)"
+
+
+def _normed(words: str, norm: Norm | None, heads: int = 0) -> str:
+    """The norm of a value, in words. heads: it goes over each of so many heads; 0: over all columns."""
+    if norm is None:
+        return words
+    return f"{'rms' if norm.rms else 'layer'}_norm({words}, eps {norm.eps:g}{f', {heads} heads' * (heads > 0)})"
 
 
 def _affine(scale: Vector | None, shift: Vector | None) -> str:
