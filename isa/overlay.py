@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Self
 from ..base.errors import ProgramError
 from ..machine.description import FREE, Machine, UnitSpec, checked_depth
 from .fields import Record
-from .layout import Layout
+from .layout import Layout, padded
 
 if TYPE_CHECKING:
     from ..base.finding import Finding
@@ -167,6 +167,14 @@ class Overlay(Machine):
                 assert able is not None
                 sizes.append(int(able.limits[size][0]))
         return math.lcm(*sizes)
+
+    def head_pitch(self, width: int) -> int:
+        """Columns from an attention head of `width` columns to the next: a multiple of `head_columns`, with patterns a
+        power of two of it, because several product units take parts of a head side by side."""
+        grain = self.head_columns
+        if self.patterns is None:
+            return padded(width, grain)
+        return grain << max(0, -(-width // grain) - 1).bit_length()
 
     @cached_property
     def step_seconds(self) -> dict[str, float]:

@@ -57,5 +57,5 @@ def within(overlay: Overlay, passes: Passes = USUAL) -> Passes:
 
     laid_out: Fold = passes.fold
     if passes.fold in (fold, fold_shapes):
-        laid_out = partial(fold, weights=passes.fold is fold, head_columns=overlay.head_columns)
+        laid_out = partial(fold, weights=passes.fold is fold, pitch=overlay.head_pitch)
     return replace(passes, observe=observe, fold=laid_out)

@@ -9,7 +9,7 @@ import numpy.typing as npt
 import torch
 import torch.nn.functional as F  # noqa: N812 - its name everywhere
 
-from ..scheduler.graph import Activation, Array, AttentionLayer, Gemm, LayerGraph
+from ..scheduler.graph import Activation, Array, AttentionLayer, Gemm, LayerGraph, Norm, Rotary
 
 _ACTIVATIONS = {
     Activation.GELU_TANH: lambda y: F.gelu(y, approximate="tanh"),
@@ -34,15 +34,45 @@ def compute(
 
 
 def _gemm(layer: Gemm, known: Mapping[str, torch.Tensor]) -> torch.Tensor:
-    y = known[layer.x][..., : len(layer.weight)] @ torch.from_numpy(layer.weight) + torch.from_numpy(layer.bias)
+    x = _normed(known[layer.x], layer.x_norm)
+    if layer.is_sum:
+        y = x
+    else:
+        y = x[..., : len(layer.weight)] @ torch.from_numpy(layer.weight) + torch.from_numpy(layer.bias).to(x.dtype)
+    y = y * layer.factor
     if layer.residual is not None:
-        residual = known[layer.residual]
-        y += residual if layer.residual_scale is None else residual * torch.from_numpy(layer.residual_scale)
+        residual = _normed(known[layer.residual], layer.residual_norm)
+        y = y + (residual if layer.residual_scale is None else residual * torch.from_numpy(layer.residual_scale))
+    if layer.gated:
+        y, gate = y[..., layer.width :], y[..., : layer.width]
+        return y * (gate if layer.activation is None else _ACTIVATIONS[layer.activation](gate))
     if layer.activation is not None:
         y = _ACTIVATIONS[layer.activation](y)
-    if layer.norm is None:
+    if layer.in_heads:
+        y = y.unflatten(-1, (layer.heads, -1))
+    y = _normed(y, layer.norm)
+    if layer.in_heads:
+        y = y.flatten(-2)
+    if layer.scale is not None:
+        y = (y * torch.from_numpy(layer.scale)).to(y.dtype)
+    if layer.shift is not None:
+        y = (y + torch.from_numpy(layer.shift)).to(y.dtype)
+    return y if layer.rotary is None else _rotated(y, layer.rotary, layer.heads)
+
+
+def _normed(y: torch.Tensor, norm: Norm | None) -> torch.Tensor:
+    """A norm over the last axis."""
+    if norm is None:
         return y
-    return (F.rms_norm if layer.norm.rms else F.layer_norm)(y, y.shape[-1:], eps=layer.norm.eps)
+    return (F.rms_norm if norm.rms else F.layer_norm)(y, y.shape[-1:], eps=norm.eps)
+
+
+def _rotated(y: torch.Tensor, rotary: Rotary, heads: int) -> torch.Tensor:
+    """Each head of y, (batch, seq, columns), by the first rows of the tables."""
+    seq = y.shape[1]
+    own, partner = (torch.from_numpy(np.ascontiguousarray(t[:seq]))[:, None] for t in (rotary.own, rotary.partner))
+    y = y.unflatten(-1, (heads, -1))
+    return (y * own + y[..., list(rotary.partners)] * partner).flatten(-2)
 
 
 def _attention(

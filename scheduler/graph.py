@@ -52,9 +52,9 @@ class Norm:
 class Rotary:
     """Positions as rotations: column c of each head becomes x[c] * own[row, c] + x[partners[c]] * partner[row, c].
 
-    own, partner: (rows of a sequence, head_dim), float32: cosines, and sines with their signs; columns that are not
-    rotated have 1 and 0. partners: of each column of a head, its own inverse. In a folded graph the partner of column
-    c is c ^ 1.
+    own, partner: (rows of a sequence, or 1 for all, head_dim), float32: cosines, and sines with their signs; columns
+    that are not rotated have 1 and 0. partners: of each column of a head, its own inverse. In a folded graph the
+    partner of column c is c ^ 1, and the last one of an odd number is its own.
     """
 
     own: Array
@@ -115,8 +115,13 @@ class Gemm:
 
     @property
     def is_sum(self) -> bool:
-        """Whether it is a pass over the sum of two activations."""
-        return not self.multiplies and self.residual != self.x
+        """Whether it adds two activations without a product."""
+        return not self.multiplies and self.x != self.residual
+
+    @property
+    def in_heads(self) -> bool:
+        """Whether it treats its result by heads, which are then stored apart."""
+        return self.heads > 0 and (self.norm is not None or self.rotary is not None)
 
     @property
     def width(self) -> int:

@@ -17,6 +17,11 @@ HEAD_COLS = 64
 `Overlay.head_columns`."""
 
 
+def head_pitch(width: int) -> int:
+    """Columns from a head of `width` columns to the next, on XNN. For other overlays see `Overlay.head_pitch`."""
+    return HEAD_COLS << max(0, -(-width // HEAD_COLS) - 1).bit_length()
+
+
 @dataclass(frozen=True)
 class Columns:
     """How the columns of an activation are stored: `groups` groups of `width` columns, each padded to `pitch` columns,
@@ -63,30 +68,39 @@ class Columns:
 
 
 def lay_out_heads(network: LayerGraph, out: dict[str, Columns], made: Callable[[int, int], Columns]) -> None:
-    """Replace the layouts of activations that attentions read or write by those of heads. made: the layout of a number
-    of heads of a number of columns. Raises `UnsupportedError` naming the layer or output."""
+    """Replace the layouts of activations in heads: those that attentions read or write, and those whose heads a product
+    normalises or rotates. made: the layout of a number of heads of a number of columns. Raises `UnsupportedError`
+    naming the layer or output."""
     heads_of: dict[str, Columns] = {}
     for layer in network.layers:
-        if isinstance(layer, AttentionLayer):
-            heads = made(layer.heads, layer.head_dim)
-            for name in (layer.q, layer.k, layer.v, layer.y):
-                known = heads_of.setdefault(name, heads)
-                if known != heads and not (known.is_plain and heads.is_plain):
-                    raise UnsupportedError(
-                        f"{layer.place}: {name} in {heads.groups} heads of {heads.width} columns; another attention "
-                        f"reads or writes it in {known.groups} heads of {known.width}"
-                    )
-                out[name] = heads
-                if name in network.inputs and heads.width < heads.pitch:
-                    raise UnsupportedError(
-                        f"{layer.place}: attention over a network input with heads of {layer.head_dim} columns; "
-                        f"they must be {heads.pitch} columns wide"
-                    )
+        for name, count in heads_in(layer):
+            width = layer.head_dim if isinstance(layer, AttentionLayer) else layer.width // layer.heads
+            heads = made(count, width)
+            known = heads_of.setdefault(name, heads)
+            if known != heads and not (known.is_plain and heads.is_plain):
+                raise UnsupportedError(
+                    f"{layer.place}: {name} in {heads.groups} heads of {heads.width} columns; another attention "
+                    f"reads or writes it in {known.groups} heads of {known.width}"
+                )
+            out[name] = heads
+            if name in network.inputs and heads.width < heads.pitch:
+                raise UnsupportedError(
+                    f"{layer.place}: attention over a network input with heads of {heads.width} columns; "
+                    f"they must be {heads.pitch} columns wide"
+                )
     for name in (output.name for output in network.outputs):
         if not out[name].is_plain:
             raise UnsupportedError(
                 f"{name}: heads of {out[name].width} columns as an output; they must be {out[name].pitch} columns wide"
             )
+
+
+def heads_in(layer: Layer) -> list[tuple[str, int]]:
+    """The activations of a layer that are in heads, with the number of these."""
+    if isinstance(layer, AttentionLayer):
+        keys = layer.heads // layer.groups
+        return [(layer.q, layer.heads), (layer.k, keys), (layer.v, keys), (layer.y, layer.heads)]
+    return [(layer.y, layer.heads)] if layer.in_heads else []
 
 
 def reads(layer: Layer) -> list[str]:

@@ -273,11 +273,13 @@ def columns_of(
             panel = halves * blocks * TILE if tiles > 1 and layer.y not in outputs else None
             out[layer.y] = Columns(1, n, stored, panel)
     for layer in network.layers:
-        if isinstance(layer, AttentionLayer) and layer.head_dim > overlay.head_columns:
+        if isinstance(layer, AttentionLayer):
             values = pipeline_of(overlay).values
-            raise UnsupportedError(
-                f"{layer.place}: heads of {layer.head_dim} columns; {values} of overlay {overlay.name} holds values of "
-                f"at most {overlay.memory_of(values).columns}"
-            )
-    lay_out_heads(network, out, lambda heads, width: Columns(heads, width, overlay.head_columns))
+            held = overlay.memory_of(values).columns
+            if overlay.head_pitch(layer.head_dim) > held:
+                raise UnsupportedError(
+                    f"{layer.place}: heads of {layer.head_dim} columns; {values} of overlay {overlay.name} holds "
+                    f"values of at most {held}"
+                )
+    lay_out_heads(network, out, lambda heads, width: Columns(heads, width, overlay.head_pitch(width)))
     return out
