@@ -40,7 +40,9 @@ def check_rows_beyond(host: HostPart, arguments: Environment) -> bool:
     batch, seq = host.batch, host.seq
     beyond = torch.arange(seq) >= torch.tensor(host.rows)[:, None]
     random = torch.Generator().manual_seed(0)
-    valid = {name: torch.randn(batch, seq, columns, generator=random) for name, columns in host.columns.items()}
+    valid = {
+        name: torch.randn(batch, host.seq_of(name), columns, generator=random) for name, columns in host.columns.items()
+    }
 
     def computed(arguments: Environment, fill: Callable[[torch.Tensor], torch.Tensor]) -> Environment:
         outputs = {name: torch.where(beyond[..., None], fill(x), x).numpy() for name, x in valid.items()}

@@ -364,11 +364,20 @@ def _alone(network: LayerGraph, layer: Layer) -> LayerGraph:
     if isinstance(layer, Gemm):
         columns = layer.weight.shape[1]
         inputs = {layer.x: len(layer.weight) or columns} | ({} if layer.residual is None else {layer.residual: columns})
-        return replace(network, inputs=inputs, outputs=(Output(layer.y),), layers=(layer,))
+        seqs = {name: n for name in inputs if (n := network.seq_of(name)) != network.seq}
+        return replace(network, inputs=inputs, outputs=(Output(layer.y),), layers=(layer,), seqs=seqs)
     columns = layer.heads * layer.head_dim
-    heads = [_zeros("in", name, 128, columns) for name in dict.fromkeys((layer.q, layer.k, layer.v))]
+    rows = {name: network.seq_of(name) for name in dict.fromkeys((layer.q, layer.k, layer.v))}
+    heads = [_zeros(f"in{n}", name, 128, columns) for name, n in rows.items()]
     around: tuple[Layer, ...] = (*heads, layer, _zeros(layer.y, "out", columns, 128))
-    return replace(network, inputs={"in": 128}, outputs=(Output("out"),), layers=around)
+    counts = {f"in{n}": n for n in rows.values()}
+    return replace(
+        network,
+        inputs=dict.fromkeys(counts, 128),
+        outputs=(Output("out"),),
+        layers=around,
+        seqs={name: n for name, n in counts.items() if n != network.seq},
+    )
 
 
 def _zeros(x: str, y: str, k: int, n: int) -> Gemm:

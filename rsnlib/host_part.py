@@ -31,7 +31,8 @@ class HostPart:
     constants: weights that the operators use. before, after: operators in order. sources: by input of the network, the
     host's tensor and the view of the input that it is. results: by node, the output of the network and the view of it
     that the node is. masks: the attention masks; all must hide the same keys, and those in `causal` also hide the keys
-    behind each row.
+    behind each row. seqs: rows of each sequence of those inputs and outputs of the network that have another number
+    than `seq`. counted: of the keys that the masks hide, 0 for `seq`.
     """
 
     batch: int
@@ -46,12 +47,18 @@ class HostPart:
     results: Mapping[Node, tuple[str, View]]
     masks: tuple[Node, ...]
     causal: frozenset[Node] = frozenset()
+    seqs: Mapping[str, int] = field(default_factory=dict)
+    counted: int = 0
     _checked: set[tuple[int, ...]] = field(default_factory=set)
 
     @property
     def rows(self) -> tuple[int, ...]:
         """Number of rows of each sequence."""
         return self.lengths or (self.seq,) * self.batch
+
+    def seq_of(self, name: str) -> int:
+        """Number of rows of each sequence of an input or output of the network."""
+        return self.seqs.get(name, self.seq)
 
     def prologue(self, *args: Any, **kwargs: Any) -> tuple[dict[str, Array], npt.NDArray[np.int64] | None, Environment]:
         """Run the operators before the machine, on the module's arguments.
@@ -64,12 +71,14 @@ class HostPart:
         arguments = self.interface.bind(args, kwargs)
         environment = self.constants | arguments
         run(self.before, environment)
-        lengths = [prefix_lengths(environment[x], self.batch, self.seq, x in self.causal) for x in self.masks]
+        keys = self.counted or self.seq
+        lengths = [prefix_lengths(environment[x], self.batch, keys, x in self.causal) for x in self.masks]
         if any((other != lengths[0]).any() for other in lengths):
             raise TensorError("the layers' attention masks hide different keys; the machine has one length a sequence")
         needed = {x for node in (*self.after, self.interface.result) for x in node.all_input_nodes}
         state = {node: value for node, value in environment.items() if node in needed}
-        for i, (given, limit) in enumerate(zip(lengths[0] if lengths else (), self.rows, strict=False)):
+        limits = self.lengths or (keys,) * self.batch
+        for i, (given, limit) in enumerate(zip(lengths[0] if lengths else (), limits, strict=False)):
             if given > limit:
                 raise TensorError(f"sequence {i} has {given} rows; compiled for at most {limit} (lengths)")
         if self.lengths and self.lengths not in self._checked and check_rows_beyond(self, arguments):
@@ -78,8 +87,10 @@ class HostPart:
 
     def inputs(self, environment: Environment) -> dict[str, Array]:
         """The network's inputs by activation name, float32 (batch, seq, columns), from the host's tensors."""
-        shape = (self.batch, self.seq, -1)
-        return {name: _rows(environment[node], view).reshape(shape) for name, (node, view) in self.sources.items()}
+        return {
+            name: _rows(environment[node], view).reshape(self.batch, self.seq_of(name), -1)
+            for name, (node, view) in self.sources.items()
+        }
 
     def epilogue(self, outputs: Mapping[str, Array], state: Environment) -> Any:
         """Run the operators after the machine. Returns the module's result, in its original structure.
@@ -100,8 +111,9 @@ class HostPart:
             environment[node] = _shown(self._flat(name, outputs[name]), view).reshape(shape_of(node))
 
     def _flat(self, name: str, array: Array) -> torch.Tensor:
-        if array.ndim != 3 or array.shape[:2] != (self.batch, self.seq):
-            raise TensorError(f"output {name} has shape {array.shape}, not ({self.batch}, {self.seq}, columns)")
+        rows = self.seq_of(name)
+        if array.ndim != 3 or array.shape[:2] != (self.batch, rows):
+            raise TensorError(f"output {name} has shape {array.shape}, not ({self.batch}, {rows}, columns)")
         return torch.tensor(array, dtype=torch.float32).ravel()
 
 

@@ -81,16 +81,16 @@ def _attention(
     known: Mapping[str, torch.Tensor],
     lengths: npt.NDArray[np.int64] | None,
 ) -> torch.Tensor:
-    shape = network.batch, network.seq, layer.heads, layer.head_dim
+    shape = network.batch, -1, layer.heads, layer.head_dim
     q, k, v = (known[name].view(shape).transpose(1, 2) for name in (layer.q, layer.k, layer.v))
-    mask = None
-    keys = lengths if layer.masked and lengths is not None else np.array(network.rows, np.int64)
-    if (keys < network.seq).any() or layer.causal:
-        mask = (torch.arange(network.seq) < torch.from_numpy(keys)[:, None])[:, None, None, :]
+    mask, longest = None, network.seq_of(layer.k)
+    keys = lengths if layer.masked and lengths is not None else np.array(network.rows_of(layer.k), np.int64)
+    if (keys < longest).any() or layer.causal:
+        mask = (torch.arange(longest) < torch.from_numpy(keys)[:, None])[:, None, None, :]
     if mask is not None and layer.causal:
-        mask = mask & torch.ones(network.seq, network.seq, dtype=torch.bool).tril()
+        mask = mask & torch.ones(longest, longest, dtype=torch.bool).tril()
     if layer.bias is not None:
         bias = torch.from_numpy(layer.bias)
         mask = bias if mask is None else torch.where(mask, bias, -torch.inf)
     y = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=1.0)
-    return y.transpose(1, 2).reshape(network.batch, network.seq, -1)
+    return y.transpose(1, 2).flatten(2)

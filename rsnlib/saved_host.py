@@ -85,6 +85,8 @@ def encode(host: HostPart, keep: Callable[[torch.Tensor], str]) -> Json:
         "batch": host.batch,
         "seq": host.seq,
         "lengths": list(host.lengths),
+        "seqs": dict(host.seqs),
+        "counted": host.counted,
         "columns": dict(host.columns),
         "signature": parameters(interface.signature),
         "arguments": [[node.name, described(node.meta["val"])] for node in interface.arguments],
@@ -156,6 +158,10 @@ def decode(description: Json, tensor: Callable[[str], torch.Tensor]) -> HostPart
     batch, seq, lengths = as_int(description["batch"]), as_int(description["seq"]), as_ints(description["lengths"])
     if lengths and (len(lengths) != batch or min(lengths) < 1 or max(lengths) > seq):
         raise ValueError(f"its lengths are {lengths}, for {batch} sequences of {seq} rows")
+    seqs = {as_str(name): as_int(rows) for name, rows in as_dict(description["seqs"]).items()}
+    counted = as_int(description["counted"])
+    if counted < 0 or any(rows < 1 for rows in seqs.values()) or (lengths and seqs):
+        raise ValueError(f"its sequences have {seqs} rows, its masks {counted} keys, its lengths are {lengths}")
     host = HostPart(
         batch,
         seq,
@@ -169,6 +175,8 @@ def decode(description: Json, tensor: Callable[[str], torch.Tensor]) -> HostPart
         results,
         tuple(masks),
         frozenset(node for node, is_causal in masks.items() if is_causal),
+        seqs,
+        counted,
     )
     _check(host)
     return host
@@ -303,7 +311,7 @@ def _check(host: HostPart) -> None:
             x = node.meta["val"]
             values[node] = torch.empty(x.shape, dtype=x.dtype) if isinstance(x, torch.Tensor) else x
         for node, (name, view) in host.results.items():
-            _check_within(node.name, view, host.batch * host.seq * host.columns[name])
+            _check_within(node.name, view, host.batch * host.seq_of(name) * host.columns[name])
             values[node] = torch.empty(view.shape).reshape(shape_of(node))
         made_bytes: dict[int, int] = {}
         """Bytes by storage, because views take no memory."""

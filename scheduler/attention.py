@@ -84,19 +84,19 @@ def check(s: Binder, att: AttentionLayer, *, in_memory: bool = False) -> None:
     pipeline = pipeline_of(s.overlay)
     limits = PipelineLimits.of(s.overlay, pipeline)
     unit = s.overlay.by_unit[pipeline.scores.results[0][0]]
-    for span in s.spans:
+    for span in s.spans_of(att.k):
         rows = f"sequences of {span.rows} rows"
         if span.rows % TILE:
             require(att.place, f"{rows}, no multiple of {TILE}", s.overlay, "mask", unit)
         if span.blocks == 1:
             require(att.place, f"{rows}, fewer than {2 * TILE}", s.overlay, "row_softmax", unit)
     most_tiles = limits.stored if in_memory else limits.sent
-    if s.seq_blocks > most_tiles:
-        rows = f"sequences of {max(s.net.rows)} rows"
+    if s.seq_blocks_of(att.k) > most_tiles:
+        rows = f"sequences of {max(s.net.rows_of(att.k))} rows"
         op = "store" if in_memory else "send"
         remedy = (
             f"no mapping type runs more than {limits.stored * TILE} rows"
-            if s.seq_blocks > limits.stored
+            if s.seq_blocks_of(att.k) > limits.stored
             else f"mapping type B, through off-chip memory, runs up to {limits.stored * TILE} rows"
         )
         raise UnsupportedError(
@@ -118,7 +118,7 @@ def softmax_of(
     all keys of its rows.
     """
     base = key_block * TILE
-    columns: int | LengthField | None = max(0, min(keys * TILE, s.spans[sequence].rows - base))
+    columns: int | LengthField | None = max(0, min(keys * TILE, s.spans_of(att.k)[sequence].rows - base))
     if att.masked:
         columns = LengthField(sequence, base, keys * TILE)
     elif columns == keys * TILE:
@@ -130,33 +130,41 @@ def slots_of(s: Binder, att: AttentionLayer) -> list[Slot]:
     """Divide the heads of all sequences into pipeline slots, in execution order."""
     return [
         slot
-        for sequence, span in enumerate(s.spans)
-        for slot in (_single_slots if span.blocks == 1 else _pair_slots)(
-            s, sequence, span.blocks, att, s.schedule.heads_per_slot
+        for sequence, (span, keys) in enumerate(zip(s.spans_of(att.q), s.spans_of(att.k), strict=True))
+        for slot in (_single_slots if keys.blocks == 1 else _pair_slots)(
+            s, sequence, (span.blocks, keys.blocks), att, s.schedule.heads_per_slot
         )
     ]
 
 
-def _single_slots(s: Binder, sequence: int, blocks: int, att: AttentionLayer, max_heads: int) -> Iterator[Slot]:
-    """The slots of a sequence of one row block: each unit of the grid serves a head of its own. Two heads share a
-    memory of the grid, and all share that of V."""
+def _single_slots(
+    s: Binder, sequence: int, blocks: tuple[int, int], att: AttentionLayer, max_heads: int
+) -> Iterator[Slot]:
+    """The slots of a sequence of one key block: each unit of the grid serves one row block of a head of its own. Two
+    heads share a memory of the grid, and all share that of V. blocks: of rows and of keys."""
     limits = PipelineLimits.of(s.overlay, pipeline_of(s.overlay))
     step = min(max_heads, limits.values) if min(limits.rows, limits.keys) > 1 else 1
     for head in range(0, att.heads, step):
-        yield Slot(sequence, head, heads=min(step, att.heads - head), alone=True, q=(1, 1), k=(1, 1))
+        for start in range(blocks[0]):
+            yield Slot(sequence, head, heads=min(step, att.heads - head), alone=True, q=(1, 1), k=(1, 1), start=start)
 
 
-def _pair_slots(s: Binder, sequence: int, blocks: int, att: AttentionLayer, max_heads: int) -> Iterator[Slot]:
-    """The slots of a longer sequence: row halves on the rows of the grid, key halves on its columns, as many row blocks
-    as the memories hold. A slot has one head; more if a head has two row blocks, because the memory of V holds the
-    values of all. A causal mask counts rows from the first of a memory, which therefore takes one head only."""
+def _pair_slots(
+    s: Binder, sequence: int, blocks: tuple[int, int], att: AttentionLayer, max_heads: int
+) -> Iterator[Slot]:
+    """The slots of a sequence of more keys: row halves on the rows of the grid, key halves on its columns, as many row
+    blocks as the memories hold. A slot has one head; more if a head has two row blocks, because the memory of V holds
+    the values of all. A causal mask counts rows from the first of a memory, which therefore takes one head only.
+    blocks: of rows and of keys."""
     limits = PipelineLimits.of(s.overlay, pipeline_of(s.overlay))
-    most_heads = min(max_heads, limits.rows, limits.keys, limits.values // 2) if blocks == 2 and not att.causal else 1
+    most_heads = (
+        min(max_heads, limits.rows, limits.keys, limits.values // 2) if blocks == (2, 2) and not att.causal else 1
+    )
     step, rows = max(1, most_heads), 2 * limits.rows
     for head in range(0, att.heads, step):
-        for start in range(0, blocks, rows):
-            q = halved(min(rows, blocks - start))
-            yield Slot(sequence, head, heads=min(step, att.heads - head), q=q, k=halved(blocks), start=start)
+        for start in range(0, blocks[0], rows):
+            q = halved(min(rows, blocks[0] - start))
+            yield Slot(sequence, head, heads=min(step, att.heads - head), q=q, k=halved(blocks[1]), start=start)
 
 
 def halved(blocks: int) -> tuple[int, int]:
@@ -182,21 +190,22 @@ def _scores_single(s: Binder, att: AttentionLayer, slot: Slot, tile: TileAccesse
     """Heads h, h+1 share the left memory of grid row 0, h+2, h+3 that of row 1; h, h+2 share the right memory of column
     0, h+1, h+3 that of column 1. Each goes to its own product unit."""
     grid = pipeline_of(s.overlay).scores
-    n, row, col = slot.heads, s.spans[slot.sequence].start, slot.head
+    n, row, col = slot.heads, s.spans_of(att.q)[slot.sequence].start + slot.start, slot.head
+    first_key = s.spans_of(att.k)[slot.sequence].start
     units = [divmod(m, 2) for m in range(n)]
     _score_ops(s, att, [(unit, 1, 1) for unit in units])
     halves = [range(col + 2 * i, col + min(n, 2 * i + 2)) for i in range(2)]
     for i, heads in enumerate(halves):
         if heads and att.bias is not None:
             for j, head in enumerate(heads):
-                attention_bias.send_bias(s, att, slot.sequence, i, [(head, 0)], [(j, 1)], tile)
+                attention_bias.send_bias(s, att, slot.sequence, i, [(head, slot.start)], [(j, 1)], tile)
     for i, heads in enumerate(halves):
         if heads:
             _queries(s, att, row, 1, heads, i, Send(len(heads), 1, 1), tile)
     for j in range(2):
         heads = range(col + j, col + n, 2)
         if heads:
-            _keys(s, att, row, 1, heads, j, Send(1, len(heads), 1), tile)
+            _keys(s, att, first_key, 1, heads, j, Send(1, len(heads), 1), tile)
     for j in range(2):
         s.route(grid.left_switch, [(grid.left[i], grid.products[i][h]) for i, h in units if h == j], 1)
     for i in range(2):
@@ -204,14 +213,14 @@ def _scores_single(s: Binder, att: AttentionLayer, slot: Slot, tile: TileAccesse
     for i, j in units:
         s.turn(
             grid.results[i][j],
-            Receive(_rounds(att), 1, 1, softmax_of(s, att, slot.sequence, 0, 1, alone=True)),
+            Receive(_rounds(att), 1, 1, softmax_of(s, att, slot.sequence, 0, 1, alone=True, row_block=slot.start)),
             _score_output(1, 1, stored),
         )
 
 
 def _scores_pair(s: Binder, att: AttentionLayer, slot: Slot, tile: TileAccesses, stored: bool) -> None:
     grid = pipeline_of(s.overlay).scores
-    row0 = s.spans[slot.sequence].start
+    row0, first_key = s.spans_of(att.q)[slot.sequence].start, s.spans_of(att.k)[slot.sequence].start
     q, k, n = slot.q, slot.k, slot.heads  # with several heads, q and k are one block each
     groups = [i for i in range(2) if q[i]]
     heads = range(slot.head, slot.head + n)
@@ -224,7 +233,7 @@ def _scores_pair(s: Binder, att: AttentionLayer, slot: Slot, tile: TileAccesses,
         at = row0 + slot.start + (q[0] if i else 0)
         _queries(s, att, at, q[i], heads, i, Send(q[i] * n, 1, k[0]), tile)
     for j in range(2):
-        at = row0 + (k[0] if j else 0)
+        at = first_key + (k[0] if j else 0)
         _keys(s, att, at, k[j], heads, j, Send(1, k[j] * n, q[0]), tile)
     for a in range(q[0]):
         active = [i for i in groups if a < q[i]]
@@ -346,9 +355,10 @@ def is_held(s: Binder, unit: str, item: int, parts: int) -> bool:
 
 def _values_single(s: Binder, att: AttentionLayer, slot: Slot, tile: TileAccesses) -> None:
     pipeline = pipeline_of(s.overlay)
-    grid, n, row, col = pipeline.scores, slot.heads, s.spans[slot.sequence].start, slot.head
+    grid, n, col = pipeline.scores, slot.heads, slot.head
+    row, first_key = s.spans_of(att.q)[slot.sequence].start + slot.start, s.spans_of(att.k)[slot.sequence].start
     for h in range(n):
-        tile.loads.append(s.blocks(att.v, row, 1, col + h, 1, pipeline.values))
+        tile.loads.append(s.blocks(att.v, first_key, 1, col + h, 1, pipeline.values))
     load_values(s, n, Send(n, 1))
     units = [divmod(m, 2) for m in range(n)]
     for j in range(2):  # P of heads j and j+2, in lock step
@@ -368,7 +378,8 @@ def _values_single(s: Binder, att: AttentionLayer, slot: Slot, tile: TileAccesse
 def _values_pair(s: Binder, att: AttentionLayer, slot: Slot, tile: TileAccesses) -> None:
     pipeline = pipeline_of(s.overlay)
     grid, held = pipeline.scores, PipelineLimits.of(s.overlay, pipeline).values
-    row0, blocks, _ = s.spans[slot.sequence]
+    row0 = s.spans_of(att.q)[slot.sequence].start
+    first_key, blocks, _ = s.spans_of(att.k)[slot.sequence]
     q, k, n = slot.q, slot.k, slot.heads
     groups = [i for i in range(2) if q[i]]
     parts = [(at, min(held, blocks - at)) for at in range(0, blocks, held)]
@@ -378,7 +389,7 @@ def _values_pair(s: Binder, att: AttentionLayer, slot: Slot, tile: TileAccesses)
             load = not is_held(s, pipeline.values, repeat * len(parts) + part, len(parts))
             if load:
                 for head in range(slot.head, slot.head + n):
-                    tile.loads.append(s.blocks(att.v, row0 + start, count, head, 1, pipeline.values))
+                    tile.loads.append(s.blocks(att.v, first_key + start, count, head, 1, pipeline.values))
             times = q[0] if len(parts) == 1 else 1
             load_values(s, count * n, Send(count * n, 1, times), load)
     for a in range(q[0] * n):

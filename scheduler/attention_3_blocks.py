@@ -31,7 +31,8 @@ def fits(s: Binder, att: AttentionLayer) -> bool:
     """Whether an attention can be bound this way: sequences of `BLOCKS` row blocks, no bias, and room for the values of
     a head in one slot."""
     values = PipelineLimits.of(s.overlay, pipeline_of(s.overlay)).values
-    return att.bias is None and values >= BLOCKS and all(span.blocks == BLOCKS for span in s.spans)
+    spans = (*s.spans_of(att.q), *s.spans_of(att.k))
+    return att.bias is None and values >= BLOCKS and all(span.blocks == BLOCKS for span in spans)
 
 
 def bind_streamed(s: Binder, att: AttentionLayer) -> None:

@@ -33,17 +33,18 @@ def _bias(s: Binder, att: AttentionLayer) -> Buffer:
     """The buffer of the bias in DDR: one matrix below the other for each sequence and head. Layers with the same bias
     share it."""
     assert att.bias is not None
-    bias, size = att.bias, s.seq_blocks * BLOCK_ROWS
+    bias = att.bias
+    rows, keys = (s.seq_blocks_of(name) * BLOCK_ROWS for name in (att.q, att.k))
     batch, heads, *_ = bias.shape
 
     def stored() -> Array:
-        kept = bias[:, :, :size, :size]
-        out = np.zeros((batch, heads, size, size), np.float32)
+        kept = bias[:, :, :rows, :keys]
+        out = np.zeros((batch, heads, rows, keys), np.float32)
         out[:, :, : kept.shape[2], : kept.shape[3]] = kept
-        return out.reshape(-1, size)
+        return out.reshape(-1, keys)
 
     return s.shared(
-        id(bias), f"{att.path}.scores_bias", (batch * heads * size, size), stored, s.bank_of(s.grid.activations)
+        id(bias), f"{att.path}.scores_bias", (batch * heads * rows, keys), stored, s.bank_of(s.grid.activations)
     )
 
 
@@ -99,7 +100,7 @@ def send_bias(
     batch, heads, *_ = att.bias.shape
     unit, name, total = grid.left[i], _bias(s, att).name, sum(count for _, count in keys)
     for head, row in places:
-        at = (sequence % batch * heads + head % heads) * s.seq_blocks + row
+        at = (sequence % batch * heads + head % heads) * s.seq_blocks_of(att.q) + row
         tile.loads.append(s.blocks(name, at, 1, 0, 2 * total, unit))
         for j, count in keys:
             s.route(grid.left_switch, [(unit, grid.products[i][j])], count)

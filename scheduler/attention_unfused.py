@@ -83,12 +83,15 @@ def bind_apart(s: Binder, att: AttentionLayer) -> None:
 
 def place_scores(s: Binder, att: AttentionLayer) -> str:
     """Reserve scratch memory for the scores of every head, one panel each, at the end of DDR. Layers with the same
-    number of heads share it. Returns the buffer's name."""
-    name, width = f"scores{att.heads}", s.seq_blocks * TILE
+    number of heads, rows and keys share it. Returns the buffer's name."""
+    name, width, rows = f"scores{att.heads}", s.seq_blocks_of(att.k) * TILE, s.row_blocks_of(att.q)
+    if len({s.net.seq_of(x) for layer in s.net.layers for x in layer.operands}) > 1:
+        name += f"x{s.net.seq_of(att.q)}x{s.net.seq_of(att.k)}"
     if name not in s.buffers:
         bank = s.bank_of(s.grid.activations)
         end = max(b.offset + b.size // UNIT for b in s.buffers.values() if b.bank == bank)
-        shape = (att.heads * s.row_blocks * TILE, width)
+        shape = (att.heads * rows * TILE, width)
+        s.panel_blocks[name] = rows
         s.buffers[name] = Buffer(name, bank, padded(end, 64), shape, Layout.BLOCKED, Role.SCRATCH)
     return name
 
@@ -97,7 +100,7 @@ def bind_scores(s: Binder, att: AttentionLayer, scores: str) -> None:
     """Append softmax(Q K^T) of all heads on MME 0-3; MemC 0-3 store it in DDR. scores: the name of the buffer there,
     from `place_scores`. Raises `UnsupportedError` like `check`."""
     check(s, att, in_memory=True)
-    width, results = 2 * s.seq_blocks, pipeline_of(s.overlay).scores.results
+    width, results = 2 * s.seq_blocks_of(att.k), pipeline_of(s.overlay).scores.results
     # With a bias, MemC receives a slot's first scores with its first loads; the slot two before must be stored by then.
     in_turn = s.tiled.interleave is Interleave.STRICT or att.bias is not None
     lag = 1 if in_turn else SCORES_LAG
@@ -105,7 +108,7 @@ def bind_scores(s: Binder, att: AttentionLayer, scores: str) -> None:
         tile = TileAccesses(lag=lag)
         s.tiles.append(tile)
         bind_slot_scores(s, att, slot, tile, stored=True)
-        row = s.spans[slot.sequence].start + slot.start
+        row = s.spans_of(att.q)[slot.sequence].start + slot.start
         if slot.alone:
             for m in range(slot.heads):
                 unit = results[m // 2][m % 2]
@@ -130,13 +133,13 @@ def bind_values(s: Binder, att: AttentionLayer, scores: str) -> None:
     """
     pipeline = pipeline_of(s.overlay)
     held, at_once = PipelineLimits.of(s.overlay, pipeline).values, len(pipeline.products)
-    for row0, keys, _ in s.spans:
+    for (row0, blocks, _), (first_key, keys, _) in zip(s.spans_of(att.q), s.spans_of(att.k), strict=True):
         parts = [(at, min(held, keys - at)) for at in range(0, keys, held)]
         for head in range(att.heads):
-            for start in range(0, keys, at_once):
+            for start in range(0, blocks, at_once):
                 tile = TileAccesses()
                 s.tiles.append(tile)
-                rows = min(at_once, keys - start)
+                rows = min(at_once, blocks - start)
                 values: dict[int, list[Access]] = {}
                 for part, (at, count) in enumerate(parts):
                     if len(parts) == 1 and start:
@@ -145,9 +148,9 @@ def bind_values(s: Binder, att: AttentionLayer, scores: str) -> None:
                     if load:
                         # a slot is free once the part before the last has been sent
                         before = parts[max(0, part - 1)][0]
-                        access = s.blocks(att.v, row0 + at, count, head, 1, pipeline.values)
+                        access = s.blocks(att.v, first_key + at, count, head, 1, pipeline.values)
                         values.setdefault(before, []).append(access)
-                    times = -(-keys // at_once) if len(parts) == 1 else 1
+                    times = -(-blocks // at_once) if len(parts) == 1 else 1
                     load_values(s, count, Send(count, 1, times), load)
                 _row_pair(s, att, scores, tile, head, row0 + start, rows, keys, values)
 
@@ -169,7 +172,7 @@ def _row_pair(
     grid, stored = pipeline.scores, pipeline.stored
     for k in range(keys):
         tile.loads += values.get(k, ())
-        tile.loads.append(s.blocks(scores, row, rows, 2 * (head * s.seq_blocks + k), 2, stored))
+        tile.loads.append(s.blocks(scores, row, rows, 2 * (head * s.seq_blocks_of(att.k) + k), 2, stored))
         pass_tiles(s, stored, rows)
         for i in range(rows):
             s.route(grid.left_switch, [(stored, pipeline.products[i])], 1)

@@ -78,9 +78,9 @@ def place_activations(s: Binder) -> None:
     def add(name: str, role: Role, output: Output | None = None) -> None:
         cols = s.columns[name]
         panel = cols.panel or cols.stored
-        shape = (-(-cols.stored // panel) * s.row_blocks * TILE, panel)
+        shape = (-(-cols.stored // panel) * s.row_blocks_of(name) * TILE, panel)
         at = arena.take(shape[0] * shape[1] // UNIT)
-        view = (s.net.batch, s.net.seq, cols.count) if role is not Role.SCRATCH else None
+        view = (s.net.batch, s.net.seq_of(name), cols.count) if role is not Role.SCRATCH else None
         scale, shift = (None, None) if output is None else (plain(output.scale), plain(output.shift))
         rows = s.net.lengths if view is not None else ()
         s.buffers[name] = Buffer(name, bank, at, shape, Layout.BLOCKED, role, view, rows, scale, shift)

@@ -90,8 +90,8 @@ class Binder:
     def __init__(self, tiled: Tiled) -> None:
         self.tiled = tiled
         self.net, self.overlay, self.schedule = tiled.network, tiled.overlay, tiled.schedule
-        self.columns, self.spans, self.grid = tiled.columns, tiled.spans, tiled.grid
-        self.seq_blocks, self.row_blocks = tiled.seq_blocks, tiled.row_blocks
+        self.columns, self.grid = tiled.columns, tiled.grid
+        self.spans_of, self.seq_blocks_of = tiled.spans_of, tiled.seq_blocks_of
         units = self.overlay.units
         self.made = Bound(
             tiled,
@@ -100,6 +100,8 @@ class Binder:
             ends=dict.fromkeys(self.overlay.banks, 0),
         )
         self.tiles, self.buffers = self.made.tiles, self.made.buffers
+        self.panel_blocks: dict[str, int] = {}
+        """Row blocks of a panel, by name, of buffers that are no activations and have several panels."""
         self._shared: dict[object, Buffer] = {}
 
     def turn(self, unit: str, fill: Fill | None, drain: Drain | None) -> None:
@@ -150,6 +152,11 @@ class Binder:
             self._shared[key] = self.weight(name, shape, stored, bank)
         return self._shared[key]
 
+    def row_blocks_of(self, name: str) -> int:
+        """Blocks of 128 rows of all sequences of an activation or of a panel of another buffer, padding included."""
+        found = self.panel_blocks.get(name)
+        return self.tiled.rows_of(name).blocks if found is None else found
+
     def bank_of(self, unit: str) -> str:
         """The bank of an off-chip unit."""
         return str(self.overlay.by_unit[unit].bank)
@@ -160,7 +167,8 @@ class Binder:
         b = self.buffers[name]
         width = b.shape[1] // BLOCK_COLS
         panel, col = divmod(col, width)
-        addr = b.offset * UNIT + ((panel * self.row_blocks + row) * width + col) * BLOCK
+        above = panel * self.row_blocks_of(name) if panel else 0
+        addr = b.offset * UNIT + ((above + row) * width + col) * BLOCK
         if rows == 1 or cols == width:
             return Access(peer, store, addr, rows * cols * BLOCK)
         return Access(peer, store, addr, cols * BLOCK, rows, width * BLOCK)

@@ -136,10 +136,10 @@ class _Resources:
         return {resource: seconds for resource, seconds in out.items() if seconds}
 
     def _computing(self, layers: Iterable[Layer]) -> Iterator[tuple[str, float]]:
-        rows = sum(self.network.rows)
         for layer in layers:
+            rows = sum(self.network.rows_of(layer.y))
             if isinstance(layer, AttentionLayer):
-                scores = layer.heads * sum(n * (n + 1) // 2 if layer.causal else n * n for n in self.network.rows)
+                scores = layer.heads * sum(self._scores(layer))
                 yield self._units(PRODUCTS, 2 * scores * layer.head_dim)
                 yield self._units(("softmax",), scores)
                 continue
@@ -170,10 +170,9 @@ class _Resources:
         return label if where is Where.COMPUTE else f"{label} {where.value}", elements / speed
 
     def _moving(self, layers: Sequence[Layer]) -> Iterator[tuple[str, float]]:
-        rows = sum(self.network.rows)
         read = dict.fromkeys(name for layer in layers for name in _operands(layer))
-        yield self._memory(self.banks.activations, "load", rows * sum(self.columns[name] for name in read))
-        yield self._memory(self.banks.activations, "store", rows * sum(self.columns[layer.y] for layer in layers))
+        yield self._memory(self.banks.activations, "load", self._elements(read))
+        yield self._memory(self.banks.activations, "store", self._elements(layer.y for layer in layers))
         for layer in layers:
             if isinstance(layer, AttentionLayer):
                 yield self._memory(self.banks.activations, "load", self._bias(layer))
@@ -188,8 +187,17 @@ class _Resources:
         if layer.bias is None:
             return 0
         batch, heads, *_ = layer.bias.shape
-        rows = self.network.rows if batch > 1 else (max(self.network.rows),)
-        return int(heads * sum(n * (n + 1) // 2 if layer.causal else n * n for n in rows))
+        scores = self._scores(layer)
+        return int(heads * (sum(scores) if batch > 1 else max(scores)))
+
+    def _scores(self, layer: AttentionLayer) -> list[int]:
+        """Scores that are not masked by causality, of one head of each sequence."""
+        lengths = zip(self.network.rows_of(layer.q), self.network.rows_of(layer.k), strict=True)
+        return [n * (n + 1) // 2 if layer.causal else n * keys for n, keys in lengths]
+
+    def _elements(self, names: Iterable[str]) -> int:
+        """Elements of activations, without padding."""
+        return sum(sum(self.network.rows_of(name)) * self.columns[name] for name in names)
 
     def _memory(self, bank: str, way: str, elements: int) -> tuple[str, float]:
         """Return the bank, and the seconds of all its units together to load or store `elements` elements. way: the

@@ -73,7 +73,8 @@ def order_dram(chained: Chained) -> Lowered:
     else:
         accesses = list(order_accesses(bound.tiles, tiled.interleave))
         sequences[unit.name] = tuple(instructions(overlay, unit, accesses))
-    max_lengths = {length_name(i): span.rows for i, span in enumerate(tiled.spans)}
+    counted = tiled.rows[tiled.network.counted_seq].spans if chained.patches else ()
+    max_lengths = {length_name(i): span.rows for i, span in enumerate(counted)}
     kernels = UnpackedProgram(
         overlay=overlay,
         sequences={u: s for u, s in sequences.items() if s},

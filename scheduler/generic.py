@@ -78,6 +78,13 @@ class _Binder:
                 f"overlay {overlay.name} has no patterns: models are bound product by product, by the schedules paper "
                 "and strict only"
             )
+        network.check_rows()
+        other = next((name for name in network.inputs if network.seq_of(name) != network.seq), None)
+        if other is not None:
+            raise UnsupportedError(
+                f"{other}: sequences of {network.seq_of(other)} rows, beside those of {network.seq}; overlay "
+                f"{overlay.name} has no patterns, and takes one number of rows"
+            )
         self.net, self.overlay = network, overlay
         self.circuits = circuits_of(overlay)
         self.group = lcm(*(c.tile.rows for c in self.circuits.all))

@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import Enum
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -230,6 +231,9 @@ class LayerGraph:
     """Layers in execution order over `batch` sequences of `seq` rows. inputs: column count by activation.
 
     lengths: rows of each sequence, where they differ; rows beyond are neither stored nor computed. Empty: all `seq`.
+    seqs: rows of each sequence of those inputs that have another number than `seq`, such as the text that a decoder
+    attends to. A result has the rows of what it is computed from, an attention those of its queries; lengths exclude
+    seqs.
     """
 
     batch: int
@@ -238,17 +242,42 @@ class LayerGraph:
     outputs: tuple[Output, ...]
     layers: tuple[Layer, ...] = field(default=())
     lengths: tuple[int, ...] = ()
+    seqs: Mapping[str, int] = field(default_factory=dict)
 
     @property
     def rows(self) -> tuple[int, ...]:
         """Number of rows of each sequence."""
         return self.lengths or (self.seq,) * self.batch
 
+    @cached_property
+    def _seq_of(self) -> dict[str, int]:
+        found = {name: self.seqs.get(name, self.seq) for name in self.inputs}
+        for layer in self.layers:
+            x = layer.q if isinstance(layer, AttentionLayer) else layer.x
+            found[layer.y] = found.get(x, self.seq)
+        return found
+
+    def seq_of(self, name: str) -> int:
+        """Number of rows of the longest sequence of an activation."""
+        return self._seq_of.get(name, self.seq)
+
+    def rows_of(self, name: str) -> tuple[int, ...]:
+        """Number of rows of each sequence of an activation."""
+        return self.lengths or (self.seq_of(name),) * self.batch
+
+    @property
+    def counted_seq(self) -> int:
+        """Rows of the keys that the run-time lengths count: of the attentions with a mask of whole keys."""
+        keys = (x.k for x in self.layers if isinstance(x, AttentionLayer) and (x.masked or x.left))
+        name = next(keys, None)
+        return self.seq if name is None else self.seq_of(name)
+
     @property
     def size(self) -> str:
         """Batch and rows as text, for messages."""
         if not self.lengths:
-            return f"{self.batch} x {self.seq} rows"
+            others = sorted({n for n in self._seq_of.values() if n != self.seq})
+            return f"{self.batch} x {' and '.join(map(str, (self.seq, *others)))} rows"
         return f"{self.batch} sequences of {', '.join(map(str, self.lengths))} rows"
 
     def columns(self, name: str) -> int:
@@ -261,6 +290,31 @@ class LayerGraph:
         outputs = ", ".join(out.name + _affine(out.scale, out.shift) for out in self.outputs)
         lines = [f"  {layer.y} = {_formula(layer)}" for layer in self.layers]
         return "\n".join([f"{self.size}: {inputs}", *lines, f"  -> {outputs}"]) + "\n"
+
+    def check_rows(self) -> None:
+        """Raise `ScheduleError` for operands with different numbers of rows, and for run-time lengths that would count
+        the keys of two numbers of rows."""
+        for name in self.seqs:
+            if self.lengths:
+                raise ScheduleError(
+                    f"lengths: {name} has other rows than the rest; lengths need the same in all inputs"
+                )
+        counted = self.counted_seq
+        for layer in self.layers:
+            if isinstance(layer, AttentionLayer):
+                alike: tuple[str, ...] = (layer.k, layer.v)
+                if (layer.masked or layer.left) and self.seq_of(layer.k) != counted:
+                    raise ScheduleError(
+                        f"{layer.place}: its mask counts {self.seq_of(layer.k)} keys, that of another attention "
+                        f"{counted}; a program has one length for each sequence"
+                    )
+                if layer.causal and self.seq_of(layer.q) != self.seq_of(layer.k):
+                    raise ScheduleError(f"{layer.place}: a causal mask needs as many keys as rows")
+            else:
+                alike = layer.operands
+            if len({self.seq_of(name) for name in alike}) > 1:
+                rows = ", ".join(f"{name} {self.seq_of(name)}" for name in alike)
+                raise ScheduleError(f"{layer.place}: its operands have different numbers of rows: {rows}")
 
     def check_folded(self) -> None:
         """Raise `ScheduleError` for a layer that is not folded, because the machine would leave out its constants."""
@@ -277,6 +331,7 @@ class LayerGraph:
         return replace(
             self,
             inputs={new(name): columns for name, columns in self.inputs.items()},
+            seqs={new(name): rows for name, rows in self.seqs.items()},
             outputs=tuple(replace(out, name=new(out.name)) for out in self.outputs),
             layers=tuple(with_operands(replace(layer, y=new(layer.y)), new) for layer in self.layers),
         )
@@ -290,6 +345,11 @@ class LayerGraph:
         for n in lengths:
             if isinstance(n, bool) or not hasattr(n, "__index__"):
                 raise ScheduleError(f"lengths: {n!r} is not a whole number")
+        if self.seqs:
+            name, rows = next(iter(self.seqs.items()))
+            raise ScheduleError(
+                f"lengths: {name} has sequences of {rows} rows, the rest of {self.seq}; lengths need the same in all"
+            )
         if len(lengths) != self.batch:
             raise ScheduleError(f"lengths: {len(lengths)} given for a batch of {self.batch} sequences")
         for i, n in enumerate(lengths):

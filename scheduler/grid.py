@@ -76,7 +76,7 @@ def bind_gemms(s: Binder, placed: PlacedGemms) -> None:
     the left memories still hold the last slices of K of the tile before, one in each slot, and the new tile takes them
     first. Weights move the same bytes either way (paper section 5.3).
     """
-    tiles = row_tiles(s.row_blocks, s.tiled.cuts[placed.gemms[0].y], s.tiled.limits)
+    tiles = row_tiles(s.row_blocks_of(placed.gemms[0].x), s.tiled.cuts[placed.gemms[0].y], s.tiled.limits)
     for group, vectors in placed.groups:
         for rows in _op_runs(s, tiles):
             _gemm_op(s, group, rows, vectors, placed.loops)

@@ -63,16 +63,18 @@ class PipelineLimits:
 @dataclass(frozen=True)
 class Shape:
     """Size of an attention: heads of all sequences (batch * heads), and the rows and columns of a head's Q, K and V,
-    padding included."""
+    padding included. keys: rows of K and V; 0 for as many as Q has."""
 
     heads: int
     rows: int
     cols: int = HEAD_COLS
+    keys: int = 0
 
     @staticmethod
     def of(network: LayerGraph, attention: AttentionLayer) -> Shape:
         """The size of an attention of a network; every sequence counts as the longest."""
-        return Shape(network.batch * attention.heads, padded(max(network.rows), BLOCK_ROWS))
+        rows, keys = (padded(max(network.rows_of(name)), BLOCK_ROWS) for name in (attention.q, attention.k))
+        return Shape(network.batch * attention.heads, rows, keys=0 if keys == rows else keys)
 
 
 @dataclass(frozen=True)
@@ -153,12 +155,13 @@ class Estimate:
 def estimate(kind: MappingType, shape: Shape, roofline: Roofline) -> Estimate:
     """Estimate an attention by a mapping type; softmax takes no time. Type C counts all product units for each product,
     as the paper does, although this datapath cannot do that (`MappingType.C`)."""
-    operand = 4.0 * shape.rows * shape.cols
-    scores = 4.0 * shape.rows * shape.rows if kind in (MappingType.B, MappingType.C) else 0.0
+    keys = shape.keys or shape.rows
+    operand, key_operand = 4.0 * shape.rows * shape.cols, 4.0 * keys * shape.cols
+    scores = 4.0 * shape.rows * keys if kind in (MappingType.B, MappingType.C) else 0.0
     # Q and K of the first head: an assumption, the paper names a set-up but not its parts
-    setup = 2 * operand * roofline.read if kind is MappingType.D else 0.0
-    moved = shape.heads * ((3 * operand + scores) * roofline.read + (operand + scores) * roofline.write)
-    products = shape.heads * (shape.rows / BLOCK_ROWS) ** 2 * (shape.cols / roofline.head_columns)
+    setup = (operand + key_operand) * roofline.read if kind is MappingType.D else 0.0
+    moved = shape.heads * ((operand + 2 * key_operand + scores) * roofline.read + (operand + scores) * roofline.write)
+    products = shape.heads * (shape.rows / BLOCK_ROWS) * (keys / BLOCK_ROWS) * (shape.cols / roofline.head_columns)
     all_units = roofline.first_units + roofline.second_units
     first, second = (roofline.first_units, roofline.second_units)
     if kind is MappingType.C:
@@ -199,6 +202,6 @@ def choose(shape: Shape, overlay: Overlay) -> MappingType:
     """Choose the mapping type with the lowest steady-state bound among those that can run sequences this long. Equal
     bounds: D before A before B. Sequences too long for every type give D, which then reports the limit."""
     roofline, longest = Roofline.of(overlay), max_rows(overlay)
-    fits = [kind for kind in MappingType if shape.rows <= longest[kind]] or [MappingType.D]
+    fits = [kind for kind in MappingType if (shape.keys or shape.rows) <= longest[kind]] or [MappingType.D]
     programs = [kind for kind in (MappingType.D, MappingType.A, MappingType.B) if kind in fits]
     return min(programs, key=lambda kind: estimate(kind, shape, roofline).steady_s)

@@ -293,7 +293,7 @@ def _neighbours(rule: DramPolicy, pace: _Pace) -> Iterator[DramPolicy]:
 def describe(network: LayerGraph) -> tuple[object, ...]:
     """Everything in a network that a schedule can depend on: shapes and dependencies, without names and weights."""
     shapes = tuple(_shape(network, i) for i in range(len(network.layers)))
-    return network.rows, tuple(network.inputs.values()), len(network.outputs), shapes
+    return network.rows, tuple(network.seqs.values()), tuple(network.inputs.values()), len(network.outputs), shapes
 
 
 def sample(network: LayerGraph) -> LayerGraph:

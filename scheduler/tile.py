@@ -37,6 +37,15 @@ class Span(NamedTuple):
 
 
 @dataclass(frozen=True)
+class Rows:
+    """How the rows of an activation lie in memory. spans: the places of the sequences. blocks: blocks of 128 rows of
+    all sequences, padding included."""
+
+    spans: list[Span]
+    blocks: int
+
+
+@dataclass(frozen=True)
 class RowTile:
     """The rows of one output tile: `groups` left memories hold `acc` row blocks each, from row block `start` on."""
 
@@ -116,8 +125,7 @@ class Tiled:
     """A network, cut for an overlay.
 
     plan: its segments with their knobs. cuts: how a product is cut, by the activation that it computes. columns: how
-    the columns of each activation are stored. spans: the places of the sequences. row_blocks, seq_blocks: blocks of 128
-    rows of all sequences and of the longest one, padding included.
+    the columns of each activation are stored. rows: how the rows of activations lie, by the rows of a sequence.
     """
 
     network: LayerGraph
@@ -128,18 +136,29 @@ class Tiled:
     plan: list[Planned]
     cuts: dict[str, Tiles]
     columns: dict[str, Columns]
-    spans: list[Span]
-    row_blocks: int
+    rows: dict[int, Rows]
 
     @property
     def grid(self) -> ProductGrid:
         """The overlay's grid of product units."""
         return self.patterns.grid
 
+    def rows_of(self, name: str) -> Rows:
+        """How the rows of an activation lie."""
+        return self.rows[self.network.seq_of(name)]
+
+    def spans_of(self, name: str) -> list[Span]:
+        """The places of the sequences of an activation."""
+        return self.rows_of(name).spans
+
+    def seq_blocks_of(self, name: str) -> int:
+        """Blocks of 128 rows of the longest sequence of an activation."""
+        return max(span.blocks for span in self.spans_of(name))
+
     @cached_property
-    def seq_blocks(self) -> int:
-        """Blocks of 128 rows of the longest sequence."""
-        return max(span.blocks for span in self.spans)
+    def row_blocks(self) -> int:
+        """Blocks of 128 rows of all sequences of the activation with most rows, padding included."""
+        return max(rows.blocks for rows in self.rows.values())
 
     @cached_property
     def interleave(self) -> Interleave:
@@ -163,7 +182,8 @@ class Tiled:
                 continue
             for gemm in segment.layers:
                 cut = self.cuts[gemm.y]
-                rows = [t.groups * t.acc * TILE for t in row_tiles(self.row_blocks, cut, self.limits)]
+                blocks_of_rows = self.rows_of(gemm.x).blocks
+                rows = [t.groups * t.acc * TILE for t in row_tiles(blocks_of_rows, cut, self.limits)]
                 passes, halves, blocks = column_tiles(
                     self.columns[gemm.y].stored // TILE, cut, gemm.norm is not None, self.limits
                 )
@@ -189,8 +209,11 @@ def tile(network: LayerGraph, overlay: Overlay, schedule: Schedule) -> Tiled:
     for segment in segments:
         if not isinstance(segment.layers, AttentionLayer):
             cuts |= dict.fromkeys((gemm.y for gemm in segment.layers), _fitting(segment, limits))
-    blocks = [padded(n, TILE) // TILE for n in network.rows]
-    spans = [Span(*span) for span in zip(accumulate(blocks, initial=0), blocks, network.rows, strict=False)]
+    network.check_rows()
+    names = (*network.inputs, *(layer.y for layer in network.layers))
+    rows = {
+        network.seq_of(name): _rows(network, schedule, limits, network.rows_of(name)) for name in dict.fromkeys(names)
+    }
     return Tiled(
         network,
         overlay,
@@ -200,8 +223,7 @@ def tile(network: LayerGraph, overlay: Overlay, schedule: Schedule) -> Tiled:
         segments,
         cuts,
         columns_of(network, overlay, cuts, limits, schedule.whole_tiles),
-        spans,
-        _row_blocks(network, schedule, limits, sum(blocks)),
+        rows,
     )
 
 
@@ -210,6 +232,13 @@ def _fitting(segment: Planned, limits: Limits) -> Tiles:
         return limits.fit(segment.tiles)
     except ScheduleError as error:
         raise ScheduleError(f"{segment.kind}: {error}") from None
+
+
+def _rows(network: LayerGraph, schedule: Schedule, limits: Limits, rows: Sequence[int]) -> Rows:
+    """How sequences of these numbers of rows lie, one behind the other. Raises `ScheduleError` like `_row_blocks`."""
+    blocks = [padded(n, TILE) // TILE for n in rows]
+    spans = [Span(*span) for span in zip(accumulate(blocks, initial=0), blocks, rows, strict=False)]
+    return Rows(spans, _row_blocks(network, schedule, limits, sum(blocks)))
 
 
 def _row_blocks(network: LayerGraph, schedule: Schedule, limits: Limits, blocks: int) -> int:

@@ -74,7 +74,7 @@ def compare(
         if layer.y not in where:
             raise ProgramError(f"the program has no segment that stores {layer.y!r}: was it compiled from this model?")
         buffer = where[layer.y].buffer
-        if not _fits(buffer, network, columns[layer.y]):
+        if not _fits(buffer, network, layer.y, columns[layer.y]):
             shape = "x".join(map(str, buffer.view or buffer.shape))
             raise ProgramError(f"{layer.y!r} is {shape} in the program: was it compiled from this model?")
     taken = {b.name for b in program.buffers if b.role.value == "input"}
@@ -82,7 +82,7 @@ def compare(
         given = ", ".join(sorted(inputs)) or "none"
         raise TensorError(f"the inputs are {given}; this program takes {', '.join(sorted(taken))}")
     packed = {name: pack(program.buffer(name), x) for name, x in inputs.items()}
-    chain = {name: x.reshape(network.batch, network.seq, -1) for name, x in inputs.items()}
+    chain = {name: x.reshape(network.batch, network.seq_of(name), -1) for name, x in inputs.items()}
     machine = dict(chain)
 
     def keep(buffer: Buffer, flat: Array) -> None:
@@ -98,7 +98,7 @@ def compare(
         chain[layer.y] = reference.compute(network, layer, chain, lengths)
         own = reference.compute(network, layer, machine, lengths)
         got, at = machine[layer.y], where[layer.y]
-        for sequence, rows in enumerate(network.rows):  # the machine computes no rows beyond
+        for sequence, rows in enumerate(network.rows_of(layer.y)):  # the machine computes no rows beyond
             chain[layer.y][sequence, rows:] = own[sequence, rows:] = 0
         place = expansion.where(at.unit, at.first)
         differences = _difference(got, chain[layer.y]), _difference(got, own)
@@ -107,32 +107,33 @@ def compare(
     return out
 
 
-def _fits(buffer: Buffer, network: LayerGraph, columns: Columns) -> bool:
-    """Return whether a buffer can hold an activation of the network."""
+def _fits(buffer: Buffer, network: LayerGraph, name: str, columns: Columns) -> bool:
+    """Return whether a buffer can hold activation `name` of the network."""
+    rows = network.rows_of(name)
     if buffer.view is not None:
-        return (buffer.view, buffer.rows) == ((network.batch, network.seq, columns.count), network.lengths)
+        return (buffer.view, buffer.rows) == ((network.batch, network.seq_of(name), columns.count), network.lengths)
     if buffer.layout is Layout.LINEAR:
-        return buffer.shape[0] >= network.batch * max(network.rows) and buffer.shape[1] == columns.stored
+        return buffer.shape[0] >= network.batch * max(rows) and buffer.shape[1] == columns.stored
     panels = -(-columns.stored // buffer.shape[1])
     blocks, rest = divmod(buffer.shape[0], panels * BLOCK_ROWS)
-    return not rest and blocks >= sum(padded(n, BLOCK_ROWS) // BLOCK_ROWS for n in network.rows)
+    return not rest and blocks >= sum(padded(n, BLOCK_ROWS) // BLOCK_ROWS for n in rows)
 
 
 def _logical(buffer: Buffer, flat: Array, network: LayerGraph, columns: Columns) -> Array:
     """Convert a stored activation to (batch, seq, columns)."""
     if buffer.view is not None:
         return unpack(dataclasses.replace(buffer, scale=None, shift=None), flat)
-    out = np.zeros((network.batch, network.seq, columns.count), np.float32)
+    out = np.zeros((network.batch, network.seq_of(buffer.name), columns.count), np.float32)
     if buffer.layout is Layout.LINEAR:
         stored = flat.reshape(network.batch, -1, buffer.shape[1])
-        for item, matrix, rows in zip(out, stored, network.rows, strict=True):
+        for item, matrix, rows in zip(out, stored, network.rows_of(buffer.name), strict=True):
             item[:rows] = matrix[:rows, columns.positions()]
         return out
     width = buffer.shape[1]
     panels = -(-columns.stored // width)
     matrix = unblock(flat, *buffer.shape).reshape(panels, -1, width).transpose(1, 0, 2).reshape(-1, panels * width)
     at = 0
-    for item, rows in zip(out, network.rows, strict=True):
+    for item, rows in zip(out, network.rows_of(buffer.name), strict=True):
         item[:rows] = matrix[at : at + rows, columns.positions()]
         at += padded(rows, BLOCK_ROWS)
     return out

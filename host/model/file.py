@@ -48,7 +48,7 @@ DESCRIPTION = "rsn.model"
 """Key of the safetensors metadata: the description, as JSON."""
 CHECKSUM = "rsn.model.blake2b"
 """Key of the safetensors metadata: the description's checksum."""
-FORMAT = 1
+FORMAT = 2
 KINDS: dict[str, type[Dim]] = {"batch": Batch, "length": Length}
 
 
@@ -272,11 +272,11 @@ def _check_ends(program: Program, host: HostPart) -> None:
     """Raise `ValueError` unless the host part computes the program's inputs and uses its outputs."""
     inputs = {b.name: b.view for b in program.with_role(Role.INPUT)}
     given = {
-        name: (host.batch, host.seq, int(np.prod(view.shape)) // (host.batch * host.seq))
+        name: (host.batch, host.seq_of(name), int(np.prod(view.shape)) // (host.batch * host.seq_of(name)))
         for name, (_, view) in host.sources.items()
     }
     outputs = {b.name: b.view for b in program.with_role(Role.OUTPUT)}
-    taken = {name: (host.batch, host.seq, columns) for name, columns in host.columns.items()}
+    taken = {name: (host.batch, host.seq_of(name), columns) for name, columns in host.columns.items()}
     shown = {name for name, _ in host.results.values()}
     if inputs != given or outputs != taken or not shown <= outputs.keys():
         raise ValueError(
