@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from textwrap import dedent, wrap
 from types import ModuleType
@@ -11,7 +11,7 @@ from types import ModuleType
 import numpy as np
 
 from ..base.errors import ProgramError
-from ..machine.description import Capability, Memory, UnitSpec
+from ..machine.description import Capability, Memory, Rate, UnitSpec
 from .fields import Field, Record
 from .overlay import InstructionFormat, Overlay
 from .overlays import fig6, fig7, xnn
@@ -82,14 +82,15 @@ def _overlay(overlay: Overlay, module: ModuleType) -> Iterator[str]:
     yield ""
     yield "What one step costs. Calibrated: chosen to match published latencies. Any rate can be set: `rsn run --set`."
     yield ""
-    yield from _rates(overlay)
+    yield from _rates(overlay.rates)
     yield ""
 
 
 def _extension(overlay: Overlay, base: Overlay) -> Iterator[str]:
     """The section of an overlay that only adds formats to another one. Raises `ProgramError` for any other."""
-    units, others = ([replace(u, capabilities=()) for u in o.units] for o in (overlay, base))
-    if (units, overlay.streams, overlay.rates) != (others, base.streams, base.rates):
+    units, others = ([replace(u, capabilities=(), memory=None) for u in o.units] for o in (overlay, base))
+    rates = {name: rate for name, rate in overlay.rates.items() if name in base.rates}
+    if (units, overlay.streams, rates) != (others, base.streams, base.rates):
         raise ProgramError(f"{overlay.name} is more than {base.name} and some opcodes: it needs a section of its own")
     yield f"## Overlay {overlay.name}"
     yield ""
@@ -102,6 +103,14 @@ def _extension(overlay: Overlay, base: Overlay) -> Iterator[str]:
     yield "What its units can do beyond those of the other:"
     yield ""
     yield from _capabilities(overlay, base)
+    for u in overlay.units:
+        if u.memory is not None and u.memory != base.by_unit[u.name].memory:
+            yield f"{u.name} has {u.memory.words}."
+            yield ""
+    yield "Further rates:"
+    yield ""
+    yield from _rates({name: rate for name, rate in overlay.rates.items() if name not in base.rates})
+    yield ""
     for form in overlay.formats:
         if form not in base.formats:
             yield from _format(form)
@@ -231,12 +240,12 @@ def _arrow(f: Field) -> str:
     return f.doc
 
 
-def _rates(overlay: Overlay) -> Iterator[str]:
+def _rates(rates: Mapping[str, Rate]) -> Iterator[str]:
     yield from _table(
         ["rate", "value", "unit", "source", "calibrated", "counted as"],
         [
             [f"`{name}`", f"{r.value:g}", r.unit, r.source, "yes" if r.calibrated else "no", r.cause]
-            for name, r in overlay.rates.items()
+            for name, r in rates.items()
         ],
     )
 

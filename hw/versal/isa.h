@@ -12,8 +12,8 @@ namespace rsn::xnn {
 
 // Names of the formats below; a container carries the one it was made for.
 inline constexpr char overlay[] = "xnn";
-inline constexpr char fingerprint_text[] = "22bf5132d7a861f2";
-inline constexpr std::uint64_t fingerprint_bits = 0x22bf5132d7a861f2u;
+inline constexpr char fingerprint_text[] = "5a1ce6436747d1fd";
+inline constexpr std::uint64_t fingerprint_bits = 0x5a1ce6436747d1fdu;
 inline constexpr char extends[] = "xnn-base";
 
 using Word = std::uint32_t;
@@ -63,16 +63,25 @@ inline Word from_float(float value) {
 }
 
 enum class Opcode : std::uint8_t {
-    Nop = 0,         // skipped: one header word, no payload
-    DDR = 1,         // Move feature maps between DDR and MemA, MemB or MemC, `chunks` pieces of `size` elements.
-    LPDDR = 2,       // Load weights or vectors from LPDDR into MemB0 or MemB1.
-    MemA = 3,        // LHS scratchpad: send tiles of one buffer while loading the other.
-    MemB = 4,        // RHS scratchpad: send tiles of one buffer while loading the other, transposing where asked.
-    MemC = 5,        // Result scratchpad: receive and accumulate into one buffer while storing or sending the other.
-    MeshA = 6,       // Route tiles from MemA and MemC to the MMEs, all sources in lock step.
-    MeshB = 7,       // Route tiles from MemB to the MMEs, all sources in lock step.
+    Nop = 0,          // skipped: one header word, no payload
+    DDR = 1,          // Move feature maps between DDR and MemA, MemB or MemC, `chunks` pieces of `size` elements.
+    LPDDR = 2,        // Load weights or vectors from LPDDR into MemB0 or MemB1.
+    MemA = 3,         // LHS scratchpad: send tiles of one buffer while loading the other.
+    MemB = 4,         // RHS scratchpad: send tiles of one buffer while loading the other, transposing where asked.
+    MemC = 5,         // Result scratchpad: receive and accumulate into one buffer while storing or sending the other.
+    MeshA = 6,        // Route tiles from MemA and MemC to the MMEs, all sources in lock step.
+    MeshB = 7,        // Route tiles from MemB to the MMEs, all sources in lock step.
     // Registers of a MemC (our opcode 8). The defaults are the power-on values, which give exactly the base machine.
     MemCConfig = 8,
+    // Registers of a MemC's softmax (our opcode 9). The defaults are the power-on values: nothing of this is used.
+    MemCScores = 9,
+    // Registers of a MemC's store (our opcode 10). The defaults are the power-on values: nothing of this is used.
+    MemCStore = 10,
+    MemCTable = 11,   // Fill a MemC's table from its MME (our opcode 11). It does not go on to the other buffer.
+    // Registers of a MemA that normalises what it loads (our opcode 12). The defaults are the power-on values: it does
+    // not. Statistics come from DDR, where a MemC stored them (`MemCStore.statistics`).
+    MemANorm = 12,
+    MemBConfig = 13,  // Registers of a MemB (our opcode 13). The defaults are the power-on values.
 };
 
 // Packet header.
@@ -696,6 +705,243 @@ static_assert(MemCConfig::bits::norm_cols::get(MemCConfig::initial) == 0x200u);
 static_assert(MemCConfig::bits::scale::get(MemCConfig::initial) == 0x3F800000u);
 static_assert(MemCConfig::bits::eps::get(MemCConfig::initial) == 0x358637BDu);
 
+// MemCScores, opcode 9: Registers of a MemC's softmax (our opcode 9). The defaults are the power-on values: nothing of
+// this is used.
+// Registers of a unit that another format drives: window and reuse 1, never a terminator; reuse at most 1. At least 8
+// PL cycles per uOP.
+struct MemCScores {
+    static constexpr unsigned words = 4;
+    static constexpr unsigned opcode = static_cast<unsigned>(Opcode::MemCScores);
+    static constexpr unsigned max_reuse = 1;
+    static constexpr unsigned decode_cycles = 8;  // PL cycles per uOP, at least
+    static constexpr bool loops_window = false;
+    struct bits {
+        using first_cols = Field<0, 0, 10>;
+        using windowed = Field<0, 10, 1>;
+        using capped = Field<0, 11, 1>;
+        using part = Field<0, 12, 2>;
+        using low = Field<1, 0, 32>;
+        using cap = Field<2, 0, 32>;
+        using inverse_cap = Field<3, 0, 32>;
+    };
+    using layout = Layout<bits::first_cols, bits::windowed, bits::capped, bits::part, bits::low, bits::cap,
+        bits::inverse_cap>;
+
+    std::uint16_t first_cols = 0;  // own leading columns that do not count (left padding)
+    bool windowed = false;         // column c is valid for row r only if c >= r + low
+    bool capped = false;           // scaled scores become cap * tanh(score * inverse_cap)
+    std::uint8_t part = 0;         // 0 all keys; 1 maxima and sums of the first keys, 2 of more keys; 3 exp by these
+    std::int32_t low = 0;          // first column that counts for row 0
+    float cap = 1.0f;              // of the scores
+    float inverse_cap = 1.0f;      // 1 / cap
+
+    static MemCScores decode(const Word *in) {
+        MemCScores out;
+        out.first_cols = static_cast<std::uint16_t>(bits::first_cols::get(in));
+        out.windowed = bits::windowed::get(in) != 0;
+        out.capped = bits::capped::get(in) != 0;
+        out.part = static_cast<std::uint8_t>(bits::part::get(in));
+        out.low = to_signed<32>(bits::low::get(in));
+        out.cap = to_float(bits::cap::get(in));
+        out.inverse_cap = to_float(bits::inverse_cap::get(in));
+        return out;
+    }
+    void encode(Word *out) const {
+        out[0] = 0;
+        out[1] = 0;
+        out[2] = 0;
+        out[3] = 0;
+        bits::first_cols::set(out, first_cols);
+        bits::windowed::set(out, windowed);
+        bits::capped::set(out, capped);
+        bits::part::set(out, part);
+        bits::low::set(out, static_cast<Word>(low));
+        bits::cap::set(out, from_float(cap));
+        bits::inverse_cap::set(out, from_float(inverse_cap));
+    }
+
+    // The words of a value in which nothing was changed.
+    static constexpr Word initial[4] = {0x00000000u, 0x00000000u, 0x3F800000u, 0x3F800000u};
+};
+static_assert(MemCScores::layout::used(0) == 0x00003FFFu && MemCScores::layout::disjoint(0));
+static_assert(MemCScores::layout::used(1) == 0xFFFFFFFFu && MemCScores::layout::disjoint(1));
+static_assert(MemCScores::layout::used(2) == 0xFFFFFFFFu && MemCScores::layout::disjoint(2));
+static_assert(MemCScores::layout::used(3) == 0xFFFFFFFFu && MemCScores::layout::disjoint(3));
+static_assert(MemCScores::bits::cap::get(MemCScores::initial) == 0x3F800000u);
+static_assert(MemCScores::bits::inverse_cap::get(MemCScores::initial) == 0x3F800000u);
+
+// MemCStore, opcode 10: Registers of a MemC's store (our opcode 10). The defaults are the power-on values: nothing of
+// this is used.
+// Registers of a unit that another format drives: window and reuse 1, never a terminator; reuse at most 1. At least 8
+// PL cycles per uOP.
+struct MemCStore {
+    static constexpr unsigned words = 1;
+    static constexpr unsigned opcode = static_cast<unsigned>(Opcode::MemCStore);
+    static constexpr unsigned max_reuse = 1;
+    static constexpr unsigned decode_cycles = 8;  // PL cycles per uOP, at least
+    static constexpr bool loops_window = false;
+    struct bits {
+        using gate = Field<0, 0, 1>;
+        using rotate = Field<0, 1, 1>;
+        using statistics = Field<0, 2, 1>;
+        using head = Field<0, 3, 2>;
+        using head_cols = Field<0, 5, 9>;
+        using head_norm = Field<0, 14, 1>;
+    };
+    using layout = Layout<bits::gate, bits::rotate, bits::statistics, bits::head, bits::head_cols, bits::head_norm>;
+
+    bool gate = false;             // activation times the columns that begin dim2 columns behind, at a store with gelu
+    bool rotate = false;           // apply the table: x * own + partner's x * partner
+    bool statistics = false;       // a norm leaves the data alone; mean and variance of its rows follow them
+    std::uint8_t head = 0;         // columns from a head to the next: 0 no heads, 1 64, 2 128, 3 256
+    std::uint16_t head_cols = 64;  // leading columns of each head that its norm is over
+    bool head_norm = false;        // a norm is over each head, not over whole rows
+
+    static constexpr MemCStore decode(const Word *in) {
+        MemCStore out;
+        out.gate = bits::gate::get(in) != 0;
+        out.rotate = bits::rotate::get(in) != 0;
+        out.statistics = bits::statistics::get(in) != 0;
+        out.head = static_cast<std::uint8_t>(bits::head::get(in));
+        out.head_cols = static_cast<std::uint16_t>(bits::head_cols::get(in));
+        out.head_norm = bits::head_norm::get(in) != 0;
+        return out;
+    }
+    constexpr void encode(Word *out) const {
+        out[0] = 0;
+        bits::gate::set(out, gate);
+        bits::rotate::set(out, rotate);
+        bits::statistics::set(out, statistics);
+        bits::head::set(out, head);
+        bits::head_cols::set(out, head_cols);
+        bits::head_norm::set(out, head_norm);
+    }
+
+    // The words of a value in which nothing was changed.
+    static constexpr Word initial[1] = {0x00000800u};
+};
+static_assert(MemCStore::layout::used(0) == 0x00007FFFu && MemCStore::layout::disjoint(0));
+static_assert(MemCStore::bits::head_cols::get(MemCStore::initial) == 0x40u);
+
+// MemCTable, opcode 11: Fill a MemC's table from its MME (our opcode 11). It does not go on to the other buffer.
+// Registers of a unit that another format drives: window and reuse 1, never a terminator; reuse at most 1. At least 8
+// PL cycles per uOP.
+struct MemCTable {
+    static constexpr unsigned words = 1;
+    static constexpr unsigned opcode = static_cast<unsigned>(Opcode::MemCTable);
+    static constexpr unsigned max_reuse = 1;
+    static constexpr unsigned decode_cycles = 8;  // PL cycles per uOP, at least
+    static constexpr bool loops_window = false;
+    struct bits {
+        using recv_a = Field<0, 0, 3>;
+        using recv_b = Field<0, 3, 3>;
+    };
+    using layout = Layout<bits::recv_a, bits::recv_b>;
+
+    std::uint8_t recv_a = 0;  // row tiles to receive
+    std::uint8_t recv_b = 0;  // column tiles to receive
+
+    static constexpr MemCTable decode(const Word *in) {
+        MemCTable out;
+        out.recv_a = static_cast<std::uint8_t>(bits::recv_a::get(in));
+        out.recv_b = static_cast<std::uint8_t>(bits::recv_b::get(in));
+        return out;
+    }
+    constexpr void encode(Word *out) const {
+        out[0] = 0;
+        bits::recv_a::set(out, recv_a);
+        bits::recv_b::set(out, recv_b);
+    }
+};
+static_assert(MemCTable::layout::used(0) == 0x0000003Fu && MemCTable::layout::disjoint(0));
+
+// MemANorm, opcode 12: Registers of a MemA that normalises what it loads (our opcode 12). The defaults are the power-on
+// values: it does not. Statistics come from DDR, where a MemC stored them (`MemCStore.statistics`).
+// Registers of a unit that another format drives: window and reuse 1, never a terminator; reuse at most 1. At least 8
+// PL cycles per uOP.
+struct MemANorm {
+    static constexpr unsigned words = 2;
+    static constexpr unsigned opcode = static_cast<unsigned>(Opcode::MemANorm);
+    static constexpr unsigned max_reuse = 1;
+    static constexpr unsigned decode_cycles = 8;  // PL cycles per uOP, at least
+    static constexpr bool loops_window = false;
+    struct bits {
+        using rows = Field<0, 0, 2>;
+        using parts = Field<0, 2, 4>;
+        using normalise = Field<0, 6, 1>;
+        using rms = Field<0, 7, 1>;
+        using first = Field<0, 8, 1>;
+        using same = Field<0, 9, 1>;
+        using eps = Field<1, 0, 32>;
+    };
+    using layout = Layout<bits::rows, bits::parts, bits::normalise, bits::rms, bits::first, bits::same, bits::eps>;
+
+    std::uint8_t rows = 0;   // row tiles whose statistics to load now; 0 keeps those of before
+    std::uint8_t parts = 0;  // statistics of a row tile: of so many parts of its columns
+    bool normalise = false;  // following loads become (x - mean) / sqrt(variance + eps)
+    bool rms = false;        // without mean
+    bool first = false;      // row tile of the statistics that the first row tile of a load takes
+    bool same = false;       // all row tiles of a load take those of the first
+    float eps = 1e-06f;      // added to the variance
+
+    static MemANorm decode(const Word *in) {
+        MemANorm out;
+        out.rows = static_cast<std::uint8_t>(bits::rows::get(in));
+        out.parts = static_cast<std::uint8_t>(bits::parts::get(in));
+        out.normalise = bits::normalise::get(in) != 0;
+        out.rms = bits::rms::get(in) != 0;
+        out.first = bits::first::get(in) != 0;
+        out.same = bits::same::get(in) != 0;
+        out.eps = to_float(bits::eps::get(in));
+        return out;
+    }
+    void encode(Word *out) const {
+        out[0] = 0;
+        out[1] = 0;
+        bits::rows::set(out, rows);
+        bits::parts::set(out, parts);
+        bits::normalise::set(out, normalise);
+        bits::rms::set(out, rms);
+        bits::first::set(out, first);
+        bits::same::set(out, same);
+        bits::eps::set(out, from_float(eps));
+    }
+
+    // The words of a value in which nothing was changed.
+    static constexpr Word initial[2] = {0x00000000u, 0x358637BDu};
+};
+static_assert(MemANorm::layout::used(0) == 0x000003FFu && MemANorm::layout::disjoint(0));
+static_assert(MemANorm::layout::used(1) == 0xFFFFFFFFu && MemANorm::layout::disjoint(1));
+static_assert(MemANorm::bits::eps::get(MemANorm::initial) == 0x358637BDu);
+
+// MemBConfig, opcode 13: Registers of a MemB (our opcode 13). The defaults are the power-on values.
+// Registers of a unit that another format drives: window and reuse 1, never a terminator; reuse at most 1. At least 8
+// PL cycles per uOP.
+struct MemBConfig {
+    static constexpr unsigned words = 1;
+    static constexpr unsigned opcode = static_cast<unsigned>(Opcode::MemBConfig);
+    static constexpr unsigned max_reuse = 1;
+    static constexpr unsigned decode_cycles = 8;  // PL cycles per uOP, at least
+    static constexpr bool loops_window = false;
+    struct bits {
+        using whole = Field<0, 0, 1>;
+    };
+    using layout = Layout<bits::whole>;
+
+    bool whole = false;  // MemB2 sends whole tiles: acc_b column tiles, of each acc_k row tiles
+
+    static constexpr MemBConfig decode(const Word *in) {
+        MemBConfig out;
+        out.whole = bits::whole::get(in) != 0;
+        return out;
+    }
+    constexpr void encode(Word *out) const {
+        out[0] = 0;
+        bits::whole::set(out, whole);
+    }
+};
+static_assert(MemBConfig::layout::used(0) == 0x00000001u && MemBConfig::layout::disjoint(0));
+
 // MME, preloaded: One op of a matrix multiplication engine (the same for its 64 AIE tiles but for `holds_weight`).
 struct Mme {
     static constexpr unsigned words = 1;
@@ -897,6 +1143,11 @@ inline constexpr unsigned activation = 1;     // a 4x8 patch, four elements a ro
 inline constexpr unsigned norm_sum = 1;       // a 4x8 patch, two rows a round: row sums
 inline constexpr unsigned norm_squares = 1;   // a 4x8 patch, a row a round: sums of squares
 inline constexpr unsigned norm_scale = 1;     // a 4x8 patch, a row a round: subtract, multiply
+inline constexpr unsigned rotate = 1;         // a 4x8 patch, a row a round: times own and partner's factors of a table
+inline constexpr unsigned softcap = 1;        // a 4x8 patch, four elements a round: cap * tanh(score / cap)
+inline constexpr unsigned normalise = 1;      // a word into a buffer, 16 elements a round: minus mean, times factor
+// a word with two rows' mean, variance and count: made, or added to those of before
+inline constexpr unsigned statistics = 1;
 }  // namespace ii
 // Rounds that a loop takes for one item, where more than one. Each takes 32 / rounds elements of a patch.
 namespace rounds {
@@ -904,6 +1155,9 @@ inline constexpr unsigned activation = 8;
 inline constexpr unsigned norm_sum = 2;
 inline constexpr unsigned norm_squares = 4;
 inline constexpr unsigned norm_scale = 4;
+inline constexpr unsigned rotate = 4;
+inline constexpr unsigned softcap = 8;
+inline constexpr unsigned normalise = 2;
 }  // namespace rounds
 
 }  // namespace rsn::xnn

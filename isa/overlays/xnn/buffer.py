@@ -7,9 +7,12 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
-from ...layout import BLOCK, block, unblock
-from .post_ops import activation
+from ...layout import BLOCK, QUARTER, block, unblock
+from .post_ops import HeadNorm, activation
 from .tiles import TILE, Array, Pieces, Places, Tiles
+
+TABLE_LANES = 8
+"""Columns of a head whose own factors, and then partner factors, lie side by side in a table."""
 
 
 class Buffer:
@@ -33,6 +36,10 @@ class Buffer:
     def detach(self) -> None:
         """Take new memory, with the same values, before the buffer is changed in place."""
         self.x = self.x.copy()
+
+    def part(self, rows: int, cols: int) -> Array:
+        """The first rows and columns, to change them in place."""
+        return self.x[:rows, :cols]
 
     def put_blocks(self, places: Places, pieces: Pieces, rows: int, cols: int) -> None:
         """Write blocks of a rows x cols matrix, of which `places` are the first elements."""
@@ -88,7 +95,36 @@ class Buffer:
             return block(self.x[:rows, :cols]).reshape(len(places), BLOCK)
         return [block(self.x[i : i + 128, j : j + 64]) for i, j in places]
 
+    def quarters(self, rows: int, cols: int) -> Pieces:
+        """All blocks of rows x cols, in quarters."""
+        return np.asarray(block(self.x[:rows, :cols])).reshape(-1, QUARTER)
+
+    def joined(self, quarters: Sequence[Array]) -> Array:
+        """A block from its quarters."""
+        return np.concatenate([quarter.reshape(-1) for quarter in quarters])
+
     def activate(self, rows: int, cols: int, which: int) -> None:
         """Apply the activation with this number in place."""
         part = self.x[:rows, :cols]
         part[:] = activation(part, which)
+
+    def gate(self, rows: int, cols: int, which: int) -> None:
+        """The first columns become their activation times the `cols` columns behind them."""
+        part = self.x[:rows, :cols]
+        part[:] = activation(part, which) * self.x[:rows, cols : 2 * cols]
+
+    def rotate(self, rows: int, cols: int, head: int, table: Buffer) -> None:
+        """x * own + partner's x * partner, where the partner of column c is c ^ 1; heads are `head` columns apart.
+
+        table: (rows, 2 * head): for every eight columns of a head their eight own factors, then their eight partner
+        factors."""
+        factors = table.x[:rows, : 2 * head].reshape(rows, head // TABLE_LANES, 2, TABLE_LANES)
+        own, partner = (np.ascontiguousarray(factors[:, :, i]).reshape(rows, 1, head) for i in range(2))
+        x = self.x[:rows, :cols].reshape(rows, cols // head, head)
+        swapped = x.reshape(rows, -1, 2)[:, :, ::-1].reshape(x.shape)
+        self.x[:rows, :cols] = (x * own + swapped * partner).reshape(rows, cols)
+
+    def normalise_heads(self, rows: int, cols: int, head: int, norm: HeadNorm) -> None:
+        """Apply a norm to each head by itself. Heads are `head` columns apart."""
+        x = self.x[:rows, :cols].reshape(rows, cols // head, head)
+        self.x[:rows, :cols] = norm.apply(x).reshape(rows, cols)

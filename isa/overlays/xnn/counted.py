@@ -22,6 +22,7 @@ from .mem_c import MemCConfig, MemCUnit
 from .mme import Mme, MmeUnit
 from .post_ops import Norm, Softmax
 from .ring import RingUnit
+from .row_statistics import RowFactors
 from .tiles import TILE
 
 
@@ -77,12 +78,33 @@ class CountedNorm(Norm):
             self.buffer.unfilled("store")
         elif self.buffer.cols < self.reg.norm_cols:
             self.buffer.stale(f"normalises {self.reg.norm_cols} columns", f"{self.buffer.cols}")
+        self.buffer.held = self.buffer.held._replace(used=True)
         return (RowNumbers("squares"),)
 
     def other_squares(self, token: Any) -> None:
         token.what = "squares"
+
+    def statistics(self) -> Any:
+        return [None] * (self.rows // TILE)
+
+    def scale(self) -> None:
         if self.buffer.held.filled:
             self.buffer.whole(min(self.rows, self.buffer.rows) // TILE, self.all // TILE)
+
+
+class CountedFactors(RowFactors):
+    """Statistics of so many row tiles."""
+
+    tiles = 0
+
+    def put(self, n: int, pieces: Any) -> None:
+        self.tiles += n
+
+    def finish(self) -> None:
+        self.tiles //= self.parts
+
+    def apply(self, x: Any, first: int, same: bool) -> None:
+        pass
 
 
 class CountedMem(Counted, RingUnit):
@@ -106,7 +128,23 @@ class CountedMem(Counted, RingUnit):
 
 
 class CountedMemA(CountedMem, MemAUnit):
-    pass
+    factors = CountedFactors
+
+    @property
+    def state(self) -> Hashable:
+        tiles = self.held.tiles if self.held else 0
+        return self.registers, self.begun, tiles, self.cur, *(b.held for b in self.buffers)
+
+    @state.setter
+    def state(self, state: Any) -> None:
+        self.registers, self.begun, tiles, *rest = state
+        self.held = CountedFactors(1, 0.0, False)
+        self.held.tiles = tiles
+        CountedMem.state.fset(self, rest)  # type: ignore[attr-defined]
+
+    def refuse(self, reason: str) -> None:
+        way_out = "load statistics of as many row tiles, or clear normalise"
+        self.report(Problem("X11", reason, way_out))
 
 
 class CountedMemB(CountedMem, MemBUnit):
@@ -119,21 +157,30 @@ class CountedMemB2(CountedMem, MemB2Unit):
 
 
 class CountedMemC(CountedMem, MemCUnit):
+    tables: list[CountedBuffer]  # type: ignore[assignment]
     fill = "recv"
     softmax = CountedSoftmax
     norm = CountedNorm
 
+    def __init__(self, spec: UnitSpec, net: Wiring) -> None:
+        super().__init__(spec, net)
+        self.tables = [CountedBuffer(self)]
+
     @property
     def state(self) -> Hashable:
-        return self.registers, self.cur, *(b.held for b in self.buffers)
+        registers = self.registers, self.at_store, self.begun, self.table_tiles
+        return *registers, self.tables[0].held, self.cur, *(b.held for b in self.buffers)
 
     @state.setter
     def state(self, state: Any) -> None:
-        self.registers, *rest = state
+        self.registers, self.at_store, self.begun, self.table_tiles, self.tables[0].held, *rest = state
         CountedMem.state.fset(self, rest)  # type: ignore[attr-defined]
 
     def tiles(self, rows: int, cols: int) -> str:
         return f"{rows}x{cols} tiles"
+
+    def refuse(self, reason: str) -> None:
+        self.report(Problem("X11", reason, "set the registers as this store needs them, and load its table before"))
 
 
 class CountedVector:

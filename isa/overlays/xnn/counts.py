@@ -14,6 +14,8 @@ from ....machine.description import UnitSpec
 from ....machine.unit import Unit
 from ....machine.wiring import Wiring
 from .buffer import Buffer
+from .ring import blocks_of
+from .row_statistics import BLOCK_QUARTERS
 from .tiles import TILE, Places
 
 From = tuple[str, int]
@@ -207,8 +209,32 @@ class CountedBuffer(Buffer):
                 self.stale(f"stores {rows}x{cols}", self.size)
         return [None] * len(places)
 
+    def quarters(self, rows: int, cols: int) -> list[Any]:
+        return self.blocks(blocks_of(rows, cols), rows, cols) * BLOCK_QUARTERS
+
+    def joined(self, quarters: Sequence[Any]) -> Any:
+        return None
+
+    def part(self, rows: int, cols: int) -> Any:
+        return None
+
     def activate(self, rows: int, cols: int, which: int) -> None:
         pass
+
+    def gate(self, rows: int, cols: int, which: int) -> None:
+        if self.held.filled and self.cols < 2 * cols:
+            self.stale(f"gates {cols} columns by the {cols} behind them", f"{self.cols} valid ones")
+
+    def normalise_heads(self, rows: int, cols: int, head: int, norm: Any) -> None:
+        if self.held.filled and self.cols < cols:
+            self.stale(f"normalises heads in {cols} columns", f"{self.cols} valid ones")
+
+    def rotate(self, rows: int, cols: int, head: int, table: Any) -> None:
+        if table.rows < rows or table.cols < 2 * head:
+            self.stale(
+                f"rotates {rows} rows by a table of {2 * head} columns", f"{rows}x{cols}, and the table {table.size}"
+            )
+        table.held = table.held._replace(used=True)
 
 
 # -- units ------------------------------------------------------------------------------------------------------------

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from ....machine.resources import Cost
 from ...layout import BLOCK
 from ...overlay import Overlay
-from . import mem_c, mesh, off_chip, ring
+from . import mem_a, mem_c, mesh, off_chip, ring, row_statistics
 from .loop import Loop
 from .tiles import BEAT, BEATS, BLOCK_WORDS
 
@@ -18,6 +18,8 @@ LOOPS: Mapping[str, Loop] = {
     **ring.LOOPS,
     **mesh.LOOPS,
     **mem_c.LOOPS,
+    **mem_a.LOOPS,
+    **row_statistics.LOOPS,
 }
 
 BURST_WORDS = 64

@@ -2,17 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable, Iterator
+from collections.abc import Hashable, Iterable, Iterator, Mapping
 from functools import lru_cache
 from typing import Any
 
-from ....machine.description import Memory, UnitSpec
-from ....machine.steps import Steps
+import numpy as np
+
+from ....base.errors import ProgramError
+from ....machine.description import Capability, Memory, UnitSpec, Where
+from ....machine.steps import Burst, Step, Steps
 from ....machine.unit import Halves
+from ....machine.wiring import Wiring
 from ...fields import Record, bits
-from ...work import Load, Send
+from ...work import Load, LoadNorm, Patched, Send
+from .loop import Loop
+from .registers import Registers
 from .ring import Bound, RingUnit, check_fixed, check_size, memory_of
-from .tiles import TILE, tile_rows
+from .row_statistics import BLOCK_QUARTERS, QUARTER_WORDS, RowFactors
+from .tiles import BEAT, TILE, tile_rows
+
+LOOPS: Mapping[str, Loop] = {
+    "normalise": Loop(1, 40, "a word into a buffer, 16 elements a round: minus mean, times factor", rounds=2),
+}
 
 
 class MemA(Record, words=1):
@@ -43,19 +54,82 @@ MEMORY = Memory(256, 128)
 """A slice of K for two row tiles."""
 
 
+def capabilities(memory: Memory) -> tuple[Capability, ...]:
+    """What a MemA with registers can do: `parts` of the columns of a row tile, each with statistics of its own."""
+    limits = {"parts": (1, MemANorm.field("parts").bounds[1])}
+    return (Capability("normalise", Where.LOAD, limits, "normalise_word", BEAT),)
+
+
 class MemAUnit(RingUnit):
     """LHS scratchpad: sends the current slot, loads the next one."""
 
-    def halves(self, uop: MemA) -> Halves:
+    factors: type[RowFactors] = RowFactors
+
+    def __init__(self, spec: UnitSpec, net: Wiring) -> None:
+        super().__init__(spec, net)
+        self.registers = MemANorm()
+        self.begun = 0
+        """Quarters of a block that it has loaded beyond whole blocks: statistics are quarter blocks."""
+        self.held: RowFactors | None = None
+        """What rows are normalised by; known in a run with data."""
+
+    def kernel(self, uop: MemA | MemANorm) -> Steps:
+        return self._configure(uop) if isinstance(uop, MemANorm) else super().kernel(uop)
+
+    def halves(self, uop: MemA | MemANorm) -> Halves | None:
+        if isinstance(uop, MemANorm):
+            return None
         cur = self.turn()
         fill = self._load(uop, self.beside(cur, 1)) if uop.load else None
         return fill, self._send(uop, cur) if uop.send else None
 
-    def effect_key(self, uop: MemA) -> Hashable:
-        return uop
+    def effect_key(self, uop: MemA | MemANorm) -> Hashable | None:
+        if isinstance(uop, MemANorm):
+            return None  # it sets registers
+        return uop, self.registers.normalise, self.begun
+
+    def _configure(self, uop: MemANorm) -> Steps:
+        """Set the registers, and load statistics: for each row tile, those of its parts."""
+        self.registers = uop
+        quarters = uop.rows * uop.parts
+        self.begun = (self.begun + quarters) % BLOCK_QUARTERS
+        if not quarters:
+            yield Step()
+            return
+        factors = self.factors(uop.parts, uop.eps, bool(uop.rms))
+
+        def finish() -> None:
+            factors.finish()
+            self.held = factors
+
+        source, words = (self.source("DDR"),), QUARTER_WORDS
+        yield Burst(quarters, "mem_word", words, gets=source, words=words, do=factors.put)
+        yield Step(do=finish)
 
     def _load(self, uop: MemA, side: int) -> Steps:
-        yield self.load(self.source("DDR"), side, uop.dim1, uop.dim2)
+        reg = self.registers
+        rate = "normalise_word" if reg.normalise else "mem_word"
+        source = self.source("DDR")
+        yield self.load(source, side, uop.dim1, uop.dim2, rate=rate, quarters=self.begun > 0)
+        if not reg.normalise:
+            return
+
+        def normalise() -> None:
+            tiles = reg.first + (1 if reg.same else uop.dim1 // TILE)
+            held = 0 if self.held is None else self.held.tiles
+            if self.held is None or held < tiles:
+                self.refuse(
+                    f"normalises by the statistics of row tile {tiles - 1}; those of {held} row tiles were loaded: set "
+                    "rows in a MemANorm before"
+                )
+            else:
+                self.held.apply(self.buffers[side].part(uop.dim1, uop.dim2), reg.first, bool(reg.same))
+
+        yield Step(do=normalise)
+
+    def refuse(self, reason: str) -> None:
+        """Raise `ProgramError`: the uOP and the registers do not go together."""
+        raise ProgramError(f"{self.name}: {reason}")
 
     def _send(self, uop: MemA, side: int) -> Steps:
         yield self.send(self.sink("MeshA"), side, tile_rows(uop.acc_a, uop.acc_b))
@@ -71,6 +145,19 @@ def legal(unit: UnitSpec, uop: MemA) -> Iterator[str]:
         yield f"acc_a={uop.acc_a} row tiles of a buffer with {rows // TILE}"
 
 
+def legal_norm(unit: UnitSpec, uop: MemANorm) -> Iterator[str]:
+    """Yield the reasons why values of the registers are not defined, although they are in range."""
+    tiles = memory_of(unit).rows // TILE
+    if uop.rows > tiles:
+        yield f"statistics of {uop.rows} row tiles; a buffer has {tiles}"
+    if uop.rows and not uop.parts:
+        yield "statistics of no parts of the columns: parts must be at least 1"
+    if uop.first >= tiles:
+        yield f"first={uop.first}: a buffer has {tiles} row tiles"
+    if uop.eps < 0:
+        yield f"eps={uop.eps:g} must not be less than 0"
+
+
 def check_memory(unit: UnitSpec) -> None:
     """Raise `ProgramError` if the fields of `MemA` cannot say all of a memory."""
     check_size(unit, "rows", [Bound(MemA, "dim1"), Bound(MemA, "acc_a", TILE)])
@@ -84,6 +171,25 @@ def _operation(fill: Load | None, drain: Send | None) -> MemA:
     return MemA(**load, **send)
 
 
-def emit(unit: UnitSpec, items: Iterable[Any]) -> Iterator[MemA]:
-    """Yield the instruction of each `Turn`."""
-    return (_operation(turn.fill, turn.drain) for turn in items)
+def emit(unit: UnitSpec, items: Iterable[Any], *, registers: bool) -> Iterator[MemA | Patched]:
+    """Yield the instruction of each `Turn`, and before it the one that loads statistics or sets registers."""
+    held = Registers(MemANorm)
+    for turn in items:
+        if registers and isinstance(turn.fill, Load):
+            yield from _norm(held, turn.fill.norm)
+        yield _operation(turn.fill, turn.drain)
+
+
+def _norm(held: Registers, norm: LoadNorm | None) -> Iterator[Patched]:
+    if norm is None:
+        yield from held.set({"normalise": 0})
+        return
+    needed = {"normalise": 1, "first": norm.first, "same": int(norm.same)}
+    kind = {"rms": int(norm.rms), "eps": float(np.float32(norm.eps))}
+    if norm.fresh:
+        held.values |= needed | kind | {"parts": norm.parts}
+        yield held.made(rows=norm.fresh)
+    elif {name: held.values[name] for name in kind} != kind:
+        raise ProgramError("a load with another norm than that of the statistics that its unit holds: load them again")
+    else:
+        yield from held.set(needed)

@@ -2,22 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
-from functools import lru_cache
-from typing import Any
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 
-import numpy as np
-
+from ....base.errors import ProgramError
 from ....machine.description import Capability, Memory, UnitSpec, Where
 from ....machine.steps import Burst, Channel, Step, Steps
 from ....machine.unit import Halves
 from ....machine.wiring import Wiring
 from ...fields import Record, bits
-from ...work import LengthField, Patched, Receive, Send, Store
+from .buffer import Buffer
 from .loop import Loop
-from .post_ops import Norm, Softmax
-from .ring import Bound, RingUnit, blocks_of, check_size, memory_of
-from .tiles import BEAT, BEATS, BLOCK_WORDS, TILE, Array, Pieces, tile_grid
+from .post_ops import HeadNorm, Norm, Softmax
+from .ring import RingUnit
+from .row_statistics import BLOCK_QUARTERS, QUARTER_WORDS
+from .tiles import BEAT, BEATS, TILE, Array, Pieces, tile_grid
 
 LOOPS: Mapping[str, Loop] = {
     "receive": Loop(1, 10, "a beat added to a buffer"),
@@ -29,6 +27,8 @@ LOOPS: Mapping[str, Loop] = {
     "norm_sum": Loop(1, 25, "a 4x8 patch, two rows a round: row sums", rounds=2),
     "norm_squares": Loop(1, 30, "a 4x8 patch, a row a round: sums of squares", rounds=4),
     "norm_scale": Loop(1, 70, "a 4x8 patch, a row a round: subtract, multiply", rounds=4),
+    "rotate": Loop(1, 40, "a 4x8 patch, a row a round: times own and partner's factors of a table", rounds=4),
+    "softcap": Loop(1, 110, "a 4x8 patch, four elements a round: cap * tanh(score / cap)", rounds=8),
 }
 
 
@@ -100,6 +100,8 @@ class MemCTable(Record, words=1):
     recv_b: int = bits(0, 3, 3, "column tiles to receive")
 
 
+Configuration = MemCConfig | MemCScores | MemCStore | MemCTable
+"""What goes through a MemC's queue beside `MemC`; it acts alone, and does not go on to the next slot."""
 MEMORY = Memory(256, 512)
 """The results of two row tiles and four column tiles."""
 SENDS = 4
@@ -112,8 +114,16 @@ MAX_SENT = 3
 """Column tiles that a MemC can send: more than these do not fit the counter of its loop (contract section 2)."""
 NORM_ELEMENTS = MEMORY.rows * MEMORY.columns
 """Elements that the rate `norm_us` is stated for."""
+STATISTICS_SHARE = 1 - LOOPS["norm_scale"].rounds / sum(LOOPS[f"norm_{x}"].rounds for x in ("sum", "squares", "scale"))
+"""Of the time of a norm: what is left without its last loop."""
+TABLE_COLUMNS = 512
+"""Columns of a table; it has as many rows as a slot."""
+HEADS = (0, 64, 128, 256)
+"""Columns from a head to the next, by the value of the register `head`."""
 ACTIVATIONS = ("gelu_tanh", "gelu_erf", "relu", "silu")
 """Activations by the value of the register `activation`; without registers there is the first one only."""
+IDENTITY = "identity"
+"""The activation of the value behind these."""
 BASE_EPS = 1e-6
 """The eps of LayerNorm without registers."""
 
@@ -127,6 +137,7 @@ def capabilities(memory: Memory, *, registers: bool, sends: bool) -> tuple[Capab
     out.append(Capability("layernorm", Where.STORE, norm, "norm_us", NORM_ELEMENTS))
     if registers:
         out.append(Capability("rmsnorm", Where.STORE, norm, "norm_us", NORM_ELEMENTS))
+        out += _store_capabilities(memory)
     if sends:
         passes = 3 if registers else 2  # maxima, exp, product
         out.append(Capability("softmax", Where.RECEIVE, {"columns": (1, columns)}, "softmax_beat", BEAT / passes))
@@ -134,6 +145,18 @@ def capabilities(memory: Memory, *, registers: bool, sends: bool) -> tuple[Capab
         if registers:
             out += [Capability(name, Where.RECEIVE) for name in ("mask", "causal_mask", "row_softmax")]
     return tuple(out)
+
+
+def _store_capabilities(memory: Memory) -> Iterator[Capability]:
+    """Of the registers of opcode 10. The columns of a head are those from a head to the next."""
+    widest = max((head for head in HEADS if head <= memory.columns), default=0)
+    yield Capability("gate", Where.STORE, {"columns": (1, memory.columns // 2)}, "gelu_beat", BEAT)
+    if widest:
+        yield Capability("head_norm", Where.STORE, {"columns": (1, widest)}, "norm_us", NORM_ELEMENTS)
+    if widest and memory.slots == 2:
+        yield Capability("rotate", Where.STORE, {"columns": (1, widest)}, "rotate_beat", BEAT)
+    columns = {"columns": (1, PAIR * memory.columns)}
+    yield Capability("statistics", Where.STORE, columns, "norm_us", NORM_ELEMENTS / STATISTICS_SHARE)
 
 
 class MemCUnit(RingUnit):
@@ -147,6 +170,12 @@ class MemCUnit(RingUnit):
         super().__init__(spec, net)
         self.sends = spec.capability("send") is not None
         self.registers = MemCConfig()
+        self.at_store = MemCStore()
+        self.tables: list[Buffer] = [Buffer(self.size.rows, TABLE_COLUMNS)] if net.data else []
+        self.table_tiles = 0, 0
+        """Rows and columns of the table, in tiles; known in a run with data."""
+        self.begun = 0
+        """Quarters of a block that it has stored beyond whole blocks: statistics are quarter blocks."""
         ports = net.machine.ports[spec.name]
         self.mme = next((p.peer for p in ports if p.receives and not p.label), "")
         self.norm_links = self._links("norm", [p.peer for p in ports if p.label == "norm" and p.receives])
@@ -156,27 +185,35 @@ class MemCUnit(RingUnit):
         """The streams to and from the neighbour; none if there is no neighbour."""
         return tuple(c for peer in peers for c in (self.sink(peer, label), self.source(peer, label)))
 
-    def kernel(self, uop: MemC | MemCConfig) -> Steps:
-        return self._configure(uop) if isinstance(uop, MemCConfig) else super().kernel(uop)
+    def kernel(self, uop: MemC | Configuration) -> Steps:
+        if isinstance(uop, MemCTable):
+            return self._fill_table(uop)
+        return super().kernel(uop) if isinstance(uop, MemC) else self._configure(uop)
 
-    def halves(self, uop: MemC | MemCConfig) -> Halves | None:
+    def halves(self, uop: MemC | Configuration) -> Halves | None:
         """The halves keep the registers of now: a configuration is for later uOPs, though it may be executed before the
         draining half of this one begins."""
-        if isinstance(uop, MemCConfig):
+        if not isinstance(uop, MemC):
             return None
         cur, reg = self.turn(), self.registers
         other = self.beside(cur, -1)
         out = self._send(uop, other) if uop.send and self.sends else self._store(uop, other, reg) if uop.store else None
         return self._recv(uop, cur, reg) if uop.recv else None, out
 
-    def effect_key(self, uop: MemC | MemCConfig) -> Hashable | None:
-        if isinstance(uop, MemCConfig):
-            return None  # it sets the registers
-        reg = self.registers
-        return uop, reg.alone, reg.causal, reg.max_sub, reg.rms
+    def effect_key(self, uop: MemC | Configuration) -> Hashable | None:
+        if not isinstance(uop, MemC):
+            return None  # it sets registers
+        reg, at_store = self.registers, self.at_store
+        if uop.store and uop.layernorm and at_store.statistics:
+            return None  # it changes `begun`
+        return uop, reg.alone, reg.causal, reg.max_sub, reg.rms, at_store, self.begun
 
-    def _configure(self, uop: MemCConfig) -> Steps:
-        self.registers = uop
+    def _configure(self, uop: Configuration) -> Steps:
+        match uop:
+            case MemCConfig():
+                self.registers = uop
+            case MemCStore():
+                self.at_store = uop
         yield Step()
 
     # -- receiving side
@@ -235,145 +272,127 @@ class MemCUnit(RingUnit):
         yield self.send(self.sink("MeshA"), side, index)
 
     def _store(self, uop: MemC, side: int, reg: MemCConfig) -> Steps:
-        if uop.gelu or uop.layernorm:
+        """What the registers of now say; `begun` is counted at once, because stores go in this order."""
+        post, begun = self.at_store, self.begun
+        for reason in wrong_store(self.size, post, uop):
+            self.refuse(reason)
+            return _nothing()
+        statistics = bool(uop.layernorm and post.statistics)
+        if statistics and not self.index & 1:
+            self.begun = (begun + uop.dim1 // TILE) % BLOCK_QUARTERS
+        return self._stored(uop, side, reg, post, quarters=begun > 0)
+
+    def _stored(self, uop: MemC, side: int, reg: MemCConfig, post: MemCStore, *, quarters: bool) -> Steps:
+        statistics = bool(uop.layernorm and post.statistics)
+        if uop.gelu or post.rotate or (uop.layernorm and not statistics):
             self.detach(side)
         if uop.gelu:
-            cols = self.size.columns if uop.layernorm else uop.dim2
+            yield self._activate(uop, side, reg.activation, gate=bool(post.gate))
+        state = self.norm(self, side, reg, uop.dim1) if uop.layernorm and not post.head_norm else None
+        if state is not None:
+            yield from self._norm(state, statistics=statistics)
+        elif uop.layernorm:
+            norm = HeadNorm(post.head_cols, reg.eps, bool(reg.rms))
 
-            def activate() -> None:
-                self.buffers[side].activate(uop.dim1, cols, reg.activation)
+            def normalise() -> None:
+                self.buffers[side].normalise_heads(uop.dim1, uop.dim2, HEADS[post.head], norm)
 
-            beats = uop.dim1 * self.size.columns // BEAT  # all columns, whatever is stored
-            yield Step("gelu_beat", beats, do=activate)
-        if uop.layernorm:
-            yield from self._norm(side, reg, uop.dim1)
-        sink = (self.sink("DDR"),)
-        places = blocks_of(uop.dim1, uop.dim2)
+            yield Step("norm_us", uop.dim1 * self.size.columns / NORM_ELEMENTS, do=normalise)
+        if post.rotate:
+            yield self._rotate(uop, side, HEADS[post.head])
+        yield self.drain(self.sink("DDR"), side, uop.dim1, uop.dim2, quarters=quarters)
+        if state is not None and statistics and not self.index & 1:
+            yield self._statistics(state, uop.dim1 // TILE)
+
+    def _activate(self, uop: MemC, side: int, which: int, *, gate: bool) -> Step:
+        """The activation walks over all columns, whatever is stored; with a gate, over those that are stored."""
+
+        def activate() -> None:
+            if gate:
+                self.buffers[side].gate(uop.dim1, uop.dim2, which)
+            else:
+                cols = self.size.columns if uop.layernorm else uop.dim2
+                self.buffers[side].activate(uop.dim1, cols, which)
+
+        return Step("gelu_beat", uop.dim1 * (uop.dim2 if gate else self.size.columns) // BEAT, do=activate)
+
+    def _rotate(self, uop: MemC, side: int, head: int) -> Step:
+        def rotate() -> None:
+            if self.table_tiles[0] * TILE < uop.dim1 or self.table_tiles[1] * TILE < 2 * head:
+                self.refuse(no_table(uop, head, self.table_tiles))
+            else:
+                self.buffers[side].rotate(uop.dim1, uop.dim2, head, self.tables[0])
+
+        return Step("rotate_beat", uop.dim1 * uop.dim2 // BEAT, do=rotate)
+
+    def _statistics(self, state: Norm, tiles: int) -> Burst:
+        """The quarter blocks that follow the data."""
         at = 0
 
-        def pieces(n: int) -> tuple[Pieces]:
+        def quarters(n: int) -> tuple[Pieces]:
             nonlocal at
             at += n
-            return (self.buffers[side].blocks(places[at - n : at], uop.dim1, uop.dim2),)
+            return (state.statistics()[at - n : at],)
 
-        yield Burst(len(places), "mem_word", BLOCK_WORDS, puts=sink, words=BLOCK_WORDS, do=pieces)
+        words = QUARTER_WORDS
+        return Burst(tiles, "mem_word", words, puts=(self.sink("DDR"),), words=words, do=quarters)
 
-    def _norm(self, side: int, reg: MemCConfig, rows: int) -> Steps:
-        """Two passes over own and neighbour's columns; sums are exchanged together with counts."""
+    def _norm(self, state: Norm, *, statistics: bool) -> Steps:
+        """Two passes over own and neighbour's columns; sums are exchanged together with counts. statistics: without the
+        pass that rescales."""
         out, back = self.norm_links
-        state = self.norm(self, side, reg, rows)
-        yield Step("norm_us", rows * self.size.columns / NORM_ELEMENTS)
-        if not reg.rms:
+        rows = state.rows
+        yield Step("norm_us", rows * self.size.columns / NORM_ELEMENTS * (STATISTICS_SHARE if statistics else 1))
+        if not state.reg.rms:
             yield Step(puts=(out,), words=rows, do=state.own_sum)
             yield Step(gets=(back,), words=rows, do=state.other_sum)
         yield Step(puts=(out,), words=rows, do=state.own_squares)
-        yield Step(gets=(back,), words=rows, do=state.other_squares)
+        yield Step(gets=(back,), words=rows, do=state.other_squares if statistics else state.normalise)
+
+    # -- table
+
+    def _fill_table(self, uop: MemCTable) -> Steps:
+        """Receive the tiles of a table, one round; it replaces the one of before."""
+        places = tile_grid(uop.recv_a, uop.recv_b)
+        done = 0
+
+        def put(n: int, tiles: Sequence[Array]) -> None:
+            nonlocal done
+            if not done:
+                self.tables[0].renew(self.size.rows, TABLE_COLUMNS)
+            self.tables[0].add(tiles, places, done)
+            self.table_tiles = uop.recv_a, uop.recv_b
+            done += n
+
+        yield Burst(len(places), "mesh_beat", BEATS, gets=(self.source(self.mme),), do=put)
+
+    def refuse(self, reason: str) -> None:
+        """Raise `ProgramError`: the uOP and the registers do not go together."""
+        raise ProgramError(f"{self.name}: {reason}")
+
+
+def _nothing() -> Steps:
+    yield from ()
+
+
+def wrong_store(memory: Memory, post: MemCStore, uop: MemC) -> Iterator[str]:
+    """Yield the reasons why a store cannot be executed with these registers."""
+    head = HEADS[post.head]
+    if uop.gelu and post.gate and not 0 < 2 * uop.dim2 <= memory.columns:
+        yield f"gate: stores {uop.dim2} columns; 64 to {memory.columns // 2} is possible, the others lie behind them"
+    by_head = post.rotate or (uop.layernorm and post.head_norm)
+    if by_head and (not head or not uop.dim2 or uop.dim2 % head):
+        yield f"stores {uop.dim2} columns, which are no whole number of heads of {head}"
+
+
+def no_table(uop: MemC, head: int, tiles: tuple[int, int]) -> str:
+    """What is wrong with a rotation by a table of so many tiles."""
+    return (
+        f"rotates {uop.dim1} rows of heads of {head} columns; its table holds {tiles[0] * TILE} rows of "
+        f"{tiles[1] * TILE} columns: load one of as many rows and {2 * head} columns before (MemCTable)"
+    )
 
 
 def max_sent(memory: Memory) -> int:
     """Column tiles of a slot that a MemC can send."""
     return min(MAX_SENT, memory.columns // TILE)
-
-
-def legal(unit: UnitSpec, uop: MemC) -> Iterator[str]:
-    """Yield the reasons why the unit cannot execute a uOP whose fields are all in range (contract sections 1.4 and
-    2)."""
-    rows, cols = memory_of(unit).rows, memory_of(unit).columns
-    row_tiles, col_tiles = rows // TILE, cols // TILE
-    if unit.capability("send") is None and (uop.send or uop.softmax):
-        yield "has no way to MeshA and no softmax"
-    if uop.recv and uop.softmax and not uop.recv_a & 3:
-        yield "a softmax over no rows"
-    if uop.store and uop.layernorm and not uop.dim1:
-        yield "a norm over no rows"
-    if uop.recv and (uop.recv_a > row_tiles or uop.recv_b > col_tiles):
-        yield f"receives {uop.recv_a}x{uop.recv_b} tiles into a buffer of {row_tiles}x{col_tiles}"
-    if uop.store and (uop.dim1 > rows or uop.dim2 > cols or uop.dim1 % 128 or uop.dim2 % 64):
-        yield f"store {uop.dim1}x{uop.dim2} is no whole number of 128x64 blocks of a {rows}x{cols} buffer"
-    if uop.send and (uop.send_a > row_tiles or uop.send_k > max_sent(memory_of(unit))):
-        yield f"sends {uop.send_a}x{uop.send_k} tiles; {row_tiles}x{max_sent(memory_of(unit))} is the most"
-
-
-def legal_config(unit: UnitSpec, uop: MemCConfig) -> Iterator[str]:
-    """Yield the reasons why values of registers are not defined, although they are in range (contract section 7)."""
-    cols = memory_of(unit).columns
-    if uop.activation > len(ACTIVATIONS):
-        yield f"activation {uop.activation} is not defined"
-    if uop.softmax_cols > cols and uop.softmax_cols != ALL_COLUMNS:
-        yield f"softmax_cols={uop.softmax_cols} is neither within 0..{cols} nor {ALL_COLUMNS}"
-    if uop.norm_cols > cols:
-        yield f"norm_cols={uop.norm_cols} is not within 0..{cols}"
-
-
-def check_memory(unit: UnitSpec, *, registers: bool) -> None:
-    """Raise `ProgramError` if the fields of `MemC`, and of its registers, cannot say all of a memory. `recv_a` has 3
-    bits, of which a MemC that sends reads two."""
-    rows = [Bound(MemC, "dim1"), Bound(MemC, "recv_a", TILE), Bound(MemC, "send_a", TILE)]
-    columns = [Bound(MemC, "dim2"), Bound(MemC, "recv_b", TILE)]
-    if registers:
-        columns += [Bound(MemCConfig, "softmax_cols"), Bound(MemCConfig, "norm_cols")]
-    check_size(unit, "rows", rows)
-    check_size(unit, "columns", columns)
-
-
-def lint(mop: MemC) -> Iterator[str]:
-    """Yield warnings on fields of a mOP that the unit ignores, or that contradict each other (contract 1.4, 2)."""
-    if mop.send and mop.store:
-        yield "send and store are both set; on MemC0-3 send suppresses the store"
-    if mop.recv_k:
-        yield "recv_k has no effect"
-    if (mop.gelu or mop.layernorm) and not mop.store:
-        yield "a post-op without store does nothing"
-    if mop.softmax and not mop.recv:
-        yield "softmax without recv does nothing"
-
-
-@lru_cache(typed=True)
-def _operation(fill: Receive | None, drain: Send | Store | None) -> MemC:
-    receive: dict[str, int] = {}
-    if fill is not None:
-        receive = {"recv": 1, "k_iter": fill.rounds, "recv_a": fill.rows, "recv_b": fill.columns}
-        receive["softmax"] = int(fill.softmax is not None)
-    out: dict[str, int] = {}
-    if isinstance(drain, Send):
-        out = {"send": 1, "send_a": drain.rows, "send_b": drain.times, "send_k": drain.columns}
-    elif drain is not None:
-        out = {"store": 1, "dim1": drain.rows, "dim2": drain.columns}
-        out |= {"gelu": int(drain.activation is not None), "layernorm": int(drain.norm is not None)}
-    return MemC(**receive, **out)
-
-
-@lru_cache(typed=True)
-def _registers(fill: Receive | None, drain: Send | Store | None) -> tuple[tuple[str, Any], ...]:
-    """The registers that an operation needs, with their values."""
-    out: dict[str, Any] = {}
-    if fill is not None and fill.softmax is not None:
-        softmax = fill.softmax
-        columns = ALL_COLUMNS if softmax.columns is None else softmax.columns
-        out |= {"softmax_cols": columns, "max_sub": 1, "alone": int(softmax.alone), "causal": int(softmax.causal)}
-        if softmax.causal:
-            out["offset"] = softmax.offset
-    if isinstance(drain, Store):
-        if drain.activation is not None:
-            out["activation"] = ACTIVATIONS.index(drain.activation)
-        if drain.norm is not None:
-            eps = float(np.float32(drain.norm.eps))
-            out |= {"eps": eps, "rms": int(drain.norm.rms), "norm_cols": drain.norm.columns}
-    return tuple(out.items())
-
-
-def emit(unit: UnitSpec, items: Iterable[Any], *, registers: bool) -> Iterator[MemC | Patched]:
-    """Yield the instruction of each `Turn`, and before it those that set registers, if their values change."""
-    columns = memory_of(unit).columns
-    current: dict[str, Any] = {} if columns >= _POWER_ON["norm_cols"] else {"norm_cols": columns}
-    for turn in items:
-        needed = _registers(turn.fill, turn.drain) if registers else ()
-        if any(current.get(name, _POWER_ON.get(name)) != value for name, value in needed):
-            current |= needed
-            lengths = tuple((n, v) for n, v in current.items() if isinstance(v, LengthField))
-            config = MemCConfig(**current | dict.fromkeys((n for n, _ in lengths), 0))
-            yield Patched(config, lengths)
-        yield _operation(turn.fill, turn.drain)
-
-
-_POWER_ON = {x.name: getattr(MemCConfig(), x.name) for x in MemCConfig.FIELDS}

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from ....base.errors import ProgramError
+from .row_statistics import packed
 from .tiles import Array
 
 if TYPE_CHECKING:
@@ -119,12 +120,42 @@ class Norm:
 
     def other_squares(self, token: Any) -> None:
         total, count = token
-        variance = (self.squares + total) / np.float32(max(self.count + count, 1))
+        self.columns = max(self.count + count, 1)
+        self.variance = (self.squares + total) / np.float32(self.columns)
+
+    def statistics(self) -> Array:
+        """What it would normalise by, in quarter blocks."""
+        return packed(self.mean[:, 0], self.variance, self.columns)
+
+    def normalise(self, token: Any) -> None:
+        self.other_squares(token)
+        self.scale()
+
+    def scale(self) -> None:
         part = self._part()
         part -= self.mean
         with np.errstate(divide="ignore", invalid="ignore"):
-            part *= (np.float32(1) / np.sqrt(variance + np.float32(self.reg.eps)))[:, None]
+            part *= (np.float32(1) / np.sqrt(self.variance + np.float32(self.reg.eps)))[:, None]
         self.unit.buffers[self.side].x[: self.rows, part.shape[1] :] = 0
+
+
+class HeadNorm(NamedTuple):
+    """A norm over the first `columns` columns of each head; those behind become 0. rms: without mean."""
+
+    columns: int
+    eps: float
+    rms: bool
+
+    def apply(self, x: Array) -> Array:
+        """x: (rows, heads, columns from a head to the next)."""
+        out = np.zeros_like(x)
+        part = x[:, :, : self.columns]
+        if not self.rms:
+            part = part - part.sum(axis=2, keepdims=True, dtype=np.float32) / np.float32(self.columns)
+        variance = np.square(part).sum(axis=2, keepdims=True, dtype=np.float32) / np.float32(self.columns)
+        with np.errstate(divide="ignore", invalid="ignore"):
+            out[:, :, : self.columns] = part * (np.float32(1) / np.sqrt(variance + np.float32(self.eps)))
+        return out
 
 
 def erf(x: Array) -> Array:

@@ -14,6 +14,7 @@ from ....machine.wiring import Wiring
 from ...fields import Record
 from .buffer import Buffer
 from .loop import Loop
+from .row_statistics import BLOCK_QUARTERS, QUARTER_WORDS
 from .tiles import BEATS, BLOCK_WORDS, TILE, Array, Pieces, Places
 
 LOOPS: Mapping[str, Loop] = {
@@ -73,18 +74,55 @@ class RingUnit(Unit):
         if self.buffers:
             self.buffers[side].detach()
 
-    def load(self, source: Channel, side: int, rows: int, cols: int) -> Burst:
-        """Return the burst that fills a buffer with rows x cols elements, in 128x64 blocks."""
+    def load(
+        self, source: Channel, side: int, rows: int, cols: int, *, rate: str = "mem_word", quarters: bool = False
+    ) -> Burst:
+        """Return the burst that fills a buffer with rows x cols elements, in 128x64 blocks. rate: of a word. quarters:
+        of blocks, because quarter blocks came before which belong to none."""
         places = blocks_of(rows, cols)
         self.renew(side, rows, cols)
         at = 0
+        waiting: list[Any] = []
 
         def put(n: int, pieces: Pieces) -> None:
             nonlocal at
             at += n
             self.buffers[side].put_blocks(places[at - n : at], pieces, rows, cols)
 
-        return Burst(len(places), "mem_word", BLOCK_WORDS, gets=(source,), words=BLOCK_WORDS, do=put)
+        def put_quarters(n: int, pieces: Pieces) -> None:
+            waiting.extend(pieces)
+            while len(waiting) >= BLOCK_QUARTERS:
+                put(1, [self.buffers[side].joined(waiting[:BLOCK_QUARTERS])])
+                del waiting[:BLOCK_QUARTERS]
+
+        if quarters:
+            times, words = len(places) * BLOCK_QUARTERS, QUARTER_WORDS
+            return Burst(times, rate, words, gets=(source,), words=words, do=put_quarters)
+        return Burst(len(places), rate, BLOCK_WORDS, gets=(source,), words=BLOCK_WORDS, do=put)
+
+    def drain(self, sink: Channel, side: int, rows: int, cols: int, *, quarters: bool = False) -> Burst:
+        """Return the burst that stores the first rows x cols elements of a buffer, in 128x64 blocks. quarters: of
+        blocks, because quarter blocks went before which belong to none."""
+        places = blocks_of(rows, cols)
+        at = 0
+        made: list[Pieces] = []
+
+        def blocks(n: int) -> tuple[Pieces]:
+            nonlocal at
+            at += n
+            return (self.buffers[side].blocks(places[at - n : at], rows, cols),)
+
+        def quarter_blocks(n: int) -> tuple[Pieces]:
+            nonlocal at
+            at += n
+            if not made:
+                made.append(self.buffers[side].quarters(rows, cols))
+            return (made[0][at - n : at],)
+
+        if quarters:
+            times, words = len(places) * BLOCK_QUARTERS, QUARTER_WORDS
+            return Burst(times, "mem_word", words, puts=(sink,), words=words, do=quarter_blocks)
+        return Burst(len(places), "mem_word", BLOCK_WORDS, puts=(sink,), words=BLOCK_WORDS, do=blocks)
 
     def send(self, sink: Channel, side: int, index: Places, first: int = 0) -> Burst:
         """Return the burst that sends tiles of a buffer. index: row and column of each, in tiles, counted from row tile

@@ -15,7 +15,7 @@ from ...layout import UNIT, UNIT_BYTES
 from ...overlay import InstructionFormat, Overlay, Transfer
 from ...work import Emit, Item, Patched
 from . import formats as f
-from . import mem_a, mem_b, mem_c, mesh, mme, off_chip
+from . import mem_a, mem_b, mem_c, mem_c_emit, mem_c_limits, mesh, mme, off_chip
 from .calibration import deviations
 from .checks import rules
 from .cycles import LOOPS, costs
@@ -65,12 +65,25 @@ RATES = {
 }
 
 
+EXTENSION_RATES = {
+    "rotate_beat": Rate(
+        LOOPS["rotate"].rounds, "PL cycles", "structure: 8 elements a cycle, of the columns that are stored", "post-op"
+    ),
+    "softcap_beat": Rate(LOOPS["softcap"].rounds, "PL cycles", "structure: 4 elements a cycle", "post-op"),
+    "normalise_word": Rate(
+        LOOPS["normalise"].rounds, "PL cycles", "structure: 16 elements a cycle, at a load", "on-chip transfer"
+    ),
+}
+"""Of what opcodes 9 to 13 add."""
+
+
 def _units(*, registers: bool) -> tuple[UnitSpec, ...]:
-    """All units. registers: those of the MemCs exist (opcode 8), and with them masks and more post-operations."""
+    """All units. registers: those of opcodes 8 to 13 exist, and with them masks and more operations."""
+    norms = mem_a.capabilities(mem_a.MEMORY) if registers else ()
     return (
         UnitSpec("DDR", "DDR", 0, OffChipUnit, "ddr", capabilities=off_chip.capabilities("ddr")),
         UnitSpec("LPDDR", "LPDDR", 0, OffChipUnit, "lpddr", capabilities=off_chip.capabilities("lpddr")),
-        *(UnitSpec(f"MemA{i}", "MemA", i, MemAUnit, memory=mem_a.MEMORY) for i in range(3)),
+        *(UnitSpec(f"MemA{i}", "MemA", i, MemAUnit, memory=mem_a.MEMORY, capabilities=norms) for i in range(3)),
         *(
             UnitSpec(f"MemB{i}", "MemB", i, MemBUnit, memory=mem_b.MEMORY, capabilities=mem_b.CAPABILITIES)
             for i in range(2)
@@ -129,9 +142,13 @@ _BASE_FORMS = (
 _LEGAL: Mapping[type, Callable[[UnitSpec, Any], Iterator[str]]] = {
     f.Transfer: off_chip.legal,
     f.MemA: mem_a.legal,
+    f.MemANorm: mem_a.legal_norm,
     f.MemB: mem_b.legal,
-    f.MemC: mem_c.legal,
-    f.MemCConfig: mem_c.legal_config,
+    f.MemC: mem_c_limits.legal,
+    f.MemCConfig: mem_c_limits.legal_config,
+    f.MemCScores: mem_c_limits.legal_scores,
+    f.MemCStore: mem_c_limits.legal_store,
+    f.MemCTable: mem_c_limits.legal_table,
     f.MeshA: mesh.legal,
     f.MeshB: mesh.legal,
     f.Mme: mme.legal,
@@ -139,7 +156,7 @@ _LEGAL: Mapping[type, Callable[[UnitSpec, Any], Iterator[str]]] = {
 _LINT: Mapping[type, Callable[[Any], Iterator[str]]] = {
     f.Ddr: off_chip.lint_ddr,
     f.Lpddr: off_chip.lint_lpddr,
-    f.MemC: mem_c.lint,
+    f.MemC: mem_c_limits.lint,
     f.Mme: mme.lint,
 }
 
@@ -171,10 +188,11 @@ def refit(overlay: Overlay) -> Overlay:
         match u.kind:
             case "MemA":
                 mem_a.check_memory(u)
+                u = dataclasses.replace(u, capabilities=mem_a.capabilities(memory_of(u)) if registers else ())
             case "MemB":
                 mem_b.check_memory(u)
             case "MemC":
-                mem_c.check_memory(u, registers=registers)
+                mem_c_limits.check_memory(u, registers=registers)
                 if not any(p.label == "norm" for p in ports):
                     raise ProgramError(f"units.MemC: {u.name} has no neighbour left; leave an even number of MemCs")
                 sends = u.capability("send") is not None
@@ -195,17 +213,22 @@ def refit(overlay: Overlay) -> Overlay:
 _EMIT: Mapping[str, Emit] = {
     "DDR": off_chip.emit,
     "LPDDR": off_chip.emit,
-    "MemA": mem_a.emit,
     "MemB": mem_b.emit,
     "MeshA": partial(mesh.emit, f.MeshA),
     "MeshB": partial(mesh.emit, f.MeshB),
     "MME": mme.emit,
 }
+_EMIT_REGISTERS: Mapping[str, Callable[..., Iterator[Record | Patched]]] = {
+    "MemA": mem_a.emit,
+    "MemC": mem_c_emit.emit,
+}
 
 
 def emit(unit: UnitSpec, items: Iterable[Item], *, registers: bool) -> Iterator[Record | Patched]:
-    """Turn the work items of a unit into its instructions. registers: the MemCs have them."""
-    return mem_c.emit(unit, items, registers=registers) if unit.kind == "MemC" else _EMIT[unit.kind](unit, items)
+    """Turn the work items of a unit into its instructions. registers: the Mems have them."""
+    if unit.kind in _EMIT_REGISTERS:
+        return _EMIT_REGISTERS[unit.kind](unit, items, registers=registers)
+    return _EMIT[unit.kind](unit, items)
 
 
 def _deviations() -> Iterator[Deviation]:
@@ -244,6 +267,7 @@ XNN = dataclasses.replace(
     XNN_BASE,
     name="xnn",
     units=_units(registers=True),
+    rates=RATES | EXTENSION_RATES,
     formats=(
         *_BASE_FORMS,
         InstructionFormat("MemCConfig", 8, "MemC", f.MemCConfig, False, 8, config=True, max_reuse=1, uop_bytes=16),

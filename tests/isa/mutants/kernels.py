@@ -41,7 +41,13 @@ RING = _of(
         "for i in range(0, rows - 127, 128) for j in range(0, cols - 63, 64)",
         "for j in range(0, cols - 63, 64) for i in range(0, rows - 127, 128)",
     ),
-    ('Burst(len(places), "mem_word", BLOCK_WORDS, gets', 'Burst(len(places), "mem_word", BLOCK_WORDS // 2, gets'),
+    ("Burst(len(places), rate, BLOCK_WORDS, gets", "Burst(len(places), rate, BLOCK_WORDS // 2, gets"),
+    ('Burst(len(places), "mem_word", BLOCK_WORDS, puts', 'Burst(len(places), "mem_word", 2 * BLOCK_WORDS, puts'),
+    (".blocks(places[at - n : at]", ".blocks(places[:n]"),
+    ("while len(waiting) >= BLOCK_QUARTERS", "while len(waiting) > BLOCK_QUARTERS"),
+    ("return (made[0][at - n : at],)", "return (made[0][:n],)"),
+    ("Burst(times, rate, words, gets", "Burst(times, rate, 2 * words, gets"),
+    ('Burst(times, "mem_word", words, puts', 'Burst(times, "mem_word", 2 * words, puts'),
     ('Burst(len(index), "mesh_beat", BEATS', 'Burst(len(index), "mesh_beat", 2 * BEATS'),
     ("Burst(len(index), ", "Burst(len(index) - 1, "),
 )
@@ -68,16 +74,16 @@ BUFFER = _of(
         "[block(self.x[i : i + 128, j : j + 64])",
         "[block(self.x[i : i + 128, j : j + 64] + 0 * j) if j else block(self.x[i : i + 128, 64:128])",
     ),
-    ("part = self.x[:rows, :cols]", "part = self.x[: rows // 2, :cols]"),
+    ("part[:] = activation(part, which)\n\n", "part[: rows // 2] = activation(part[: rows // 2], which)\n\n"),
 )
 MEM_A = _of(
     "mem_a",
     ("self._load(uop, self.beside(cur, 1))", "self._load(uop, cur)"),
     ("if uop.load else", "if uop.send else"),
     ("if uop.send else", "if uop.load else"),
-    ('self.source("DDR"), side, uop.dim1, uop.dim2', 'self.source("DDR"), side, uop.dim2, uop.dim1'),
-    ("uop.dim1, uop.dim2)", "uop.dim1, uop.dim2 - 64)"),
-    ("uop.dim1, uop.dim2)", "uop.dim1 - 128, uop.dim2)"),
+    ("self.load(source, side, uop.dim1, uop.dim2", "self.load(source, side, uop.dim2, uop.dim1"),
+    ("uop.dim1, uop.dim2, rate", "uop.dim1, uop.dim2 - 64, rate"),
+    ("uop.dim1, uop.dim2, rate", "uop.dim1 - 128, uop.dim2, rate"),
     ("self._send(uop, cur)", "self._send(uop, self.cur)"),
     ("tile_rows(uop.acc_a, uop.acc_b)", "tile_rows(uop.acc_b, uop.acc_a)"),
     ("tile_rows(uop.acc_a, uop.acc_b)", "tile_rows(uop.acc_a, uop.acc_b - 1)"),
@@ -143,9 +149,9 @@ MEM_C = _of(
     ("        self.registers = uop\n", "        pass\n"),
     ("        self.renew(side, rows * TILE, uop.recv_b * TILE)\n", ""),
     ("places = tile_grid(rows, uop.recv_b)", "places = tuple((i, j) for j in range(uop.recv_b) for i in range(rows))"),
-    ("            done += n\n", "            done = n\n"),
+    ("add(tiles, places, done)\n            done += n\n", "add(tiles, places, done)\n            done = n\n"),
     ("Burst(uop.k_iter * len(places)", "Burst(max(uop.k_iter - 1, 1) * len(places)"),
-    ('len(places), "mesh_beat", BEATS', 'len(places), "mesh_beat", 2 * BEATS'),
+    ('* len(places), "mesh_beat", BEATS', '* len(places), "mesh_beat", 2 * BEATS'),
     ("if uop.softmax and self.sends:", "if False:"),
     ("range(uop.send_a), range(uop.send_k & 3)", "range(uop.send_a), range(uop.send_k & 1)"),
     (
@@ -155,12 +161,11 @@ MEM_C = _of(
     ("index = tuple((a, k)", "index = tuple((k, a)"),
     ("            self.detach(side)\n", "            pass\n"),
     ("cols = self.size.columns if uop.layernorm else uop.dim2", "cols = 64"),
-    ("activate(uop.dim1, cols, reg.activation)", "activate(uop.dim1, cols, 0)"),
-    ("beats = uop.dim1 * self.size.columns // BEAT", "beats = uop.dim1 * uop.dim2 // BEAT"),
-    ("            yield from self._norm(side, reg, uop.dim1)\n", "            pass\n"),
-    ("blocks(places[at - n : at]", "blocks(places[:n]"),
-    ('Burst(len(places), "mem_word", BLOCK_WORDS, puts', 'Burst(len(places), "mem_word", 2 * BLOCK_WORDS, puts'),
-    ("if uop.gelu:\n            cols", "if uop.gelu and not uop.layernorm:\n            cols"),
+    ("activate(uop.dim1, cols, which)", "activate(uop.dim1, cols, 0)"),
+    ("(uop.dim2 if gate else self.size.columns)", "uop.dim2"),
+    ("            yield from self._norm(state, statistics=statistics)\n", "            pass\n"),
+    ("if uop.gelu:\n            yield", "if uop.gelu and not uop.layernorm:\n            yield"),
+    ("                self.at_store = uop\n", "                pass\n"),
 )
 SOFTMAX = _of(
     "mem_c",
@@ -200,8 +205,8 @@ SOFTMAX = _of(
 NORM = _of(
     "mem_c",
     ("rows * self.size.columns / NORM_ELEMENTS", "rows / self.size.columns"),
-    ("if not reg.rms:", "if True:"),
-    ("do=state.other_squares", "do=lambda token: None"),
+    ("if not state.reg.rms:", "if True:"),
+    ("else state.normalise)", "else state.other_squares)"),
     ("yield Step(gets=(back,), words=rows, do=state.other_sum)", "yield Step(gets=(back,), words=rows)"),
 ) + _of(
     "post_ops",
@@ -209,9 +214,9 @@ NORM = _of(
     ("self.mean = ((self.sum + total)", "self.mean = (self.sum"),
     ("np.float32(max(self.count + count, 1)))[:, None]", "np.float32(max(self.count, 1)))[:, None]"),
     ("centred = self._part() - self.mean", "centred = self._part()"),
-    ("variance = (self.squares + total)", "variance = self.squares"),
+    ("self.variance = (self.squares + total)", "self.variance = self.squares"),
     ("        part -= self.mean\n", ""),
-    ("variance + np.float32(self.reg.eps)", "variance"),
+    ("self.variance + np.float32(self.reg.eps)", "self.variance"),
     ("part *= (np.float32(1) /", "part *= (np.float32(2) /"),
     ("part.shape[1] :] = 0", "part.shape[1] + 1 :] = 0"),
 )
@@ -227,6 +232,71 @@ ACTIVATION = _of(
     ("(1 + np.tanh(inner))", "np.tanh(inner)"),
     ("case 2:", "case 3:"),
     ("case 0:", "case 5:"),
+)
+STORES = (
+    _of(
+        "buffer",
+        ("activation(part, which) * self", "activation(part, 0) * self"),
+        ("self.x[:rows, cols : 2 * cols]", "self.x[:rows, 2 * cols : 3 * cols]"),
+        ("[:, :, ::-1]", ""),
+        ("for i in range(2))\n        x = ", "for i in (1, 0))\n        x = "),
+        ("TABLE_LANES = 8", "TABLE_LANES = 16"),
+        ("x * own + swapped * partner", "x * own - swapped * partner"),
+    )
+    + _of(
+        "post_ops",
+        ("part = x[:, :, : self.columns]", "part = x[:, :, -self.columns :]"),
+        ("part - part.sum(axis=2, keepdims=True, dtype=np.float32) / np.float32(self.columns)", "part - 0"),
+        ("        if not self.rms:\n", "        if self.rms:\n"),
+        ("np.sqrt(variance + np.float32(self.eps))", "np.sqrt(variance)"),
+    )
+    + _of(
+        "mem_c",
+        ("                self.buffers[side].gate(uop.dim1, uop.dim2, which)\n", "                pass\n"),
+        ("(uop.dim2 if gate else self.size.columns)", "self.size.columns"),
+        ("            yield self._rotate(uop, side, HEADS[post.head])\n", "            pass\n"),
+        ('Step("rotate_beat", uop.dim1', 'Step("gelu_beat", uop.dim1'),
+        ("HeadNorm(post.head_cols, reg.eps, bool(reg.rms))", "HeadNorm(HEADS[post.head], reg.eps, bool(reg.rms))"),
+        ("rotate(uop.dim1, uop.dim2, head, self.tables[0])", "rotate(uop.dim1, head, head, self.tables[0])"),
+        ("places = tile_grid(uop.recv_a, uop.recv_b)", "places = tile_grid(uop.recv_b, uop.recv_a)"),
+    )
+)
+STATISTICS = (
+    _of(
+        "mem_c",
+        ("if statistics and not self.index & 1:\n            self.begun", "if False:\n            self.begun"),
+        ("(begun + uop.dim1 // TILE) % BLOCK_QUARTERS", "(begun + uop.dim1 // TILE) % 2"),
+        ("quarters=begun > 0)", "quarters=False)"),
+        ("(STATISTICS_SHARE if statistics else 1)", "1"),
+        ("do=state.other_squares if statistics else state.normalise", "do=state.normalise"),
+        ("(state.statistics()[at - n : at],)", "(state.statistics()[:n],)"),
+        (
+            "and not self.index & 1:\n            yield self._statistics",
+            "and self.index & 1:\n            yield self._statistics",
+        ),
+    )
+    + _of(
+        "row_statistics",
+        ("columns\n    return out", "columns - 1\n    return out"),
+        ("count = total", "count = c"),
+        ("squares += (v + m * m) * c", "squares += v * c"),
+        ("d * d * (count * (c / total))", "d * d * c"),
+        ("mean = mean + d * (c / total)", "mean = m"),
+        ("squares / count + self.eps", "squares / count"),
+        ("first + (0 if same else rows // TILE)", "first + rows // TILE"),
+        ("first + (0 if same else rows // TILE)", "(0 if same else rows // TILE)"),
+        ("x -= self.mean[at]", "x -= self.mean[rows]"),
+        ("range(0, len(self.quarters), self.parts)", "range(0, len(self.quarters), 1)"),
+    )
+    + _of(
+        "mem_a",
+        ("(self.begun + quarters) % BLOCK_QUARTERS", "0"),
+        ("quarters=self.begun > 0", "quarters=False"),
+        ('"normalise_word" if reg.normalise', '"mem_word" if reg.normalise'),
+        ("if not reg.normalise:\n            return", "if True:\n            return"),
+        ("quarters = uop.rows * uop.parts", "quarters = uop.rows"),
+        ("        self.registers = uop\n", "        self.registers = MemANorm()\n"),
+    )
 )
 MESH = _of(
     "mesh",
@@ -294,6 +364,8 @@ KERNELS: dict[str, list[Mutant]] = {
     "softmax": SOFTMAX,
     "norm": NORM,
     "activation": ACTIVATION,
+    "heads and gates": STORES,
+    "statistics": STATISTICS,
     "Mesh": MESH,
     "MME": MME,
 }

@@ -18,7 +18,19 @@ from rsn.isa.overlays import XNN
 from rsn.isa.overlays.xnn.off_chip import Transfer
 
 PACKAGE = "rsn.isa.overlays.xnn"
-MODULES = ("tiles", "post_ops", "buffer", "ring", "off_chip", "mem_a", "mem_b", "mem_c", "mesh", "mme")
+MODULES = (
+    "tiles",
+    "row_statistics",
+    "post_ops",
+    "buffer",
+    "ring",
+    "off_chip",
+    "mem_a",
+    "mem_b",
+    "mem_c",
+    "mesh",
+    "mme",
+)
 """The kernels and what they are made of; each imports only those before it."""
 
 

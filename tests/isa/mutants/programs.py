@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -21,6 +22,8 @@ from rsn.isa.overlay import Overlay
 from rsn.isa.overlays.xnn import formats as f
 from rsn.isa.packet import Packet
 from rsn.machine.executor import ProcessNetwork
+from rsn.tests.hw.load_modes import Norm
+from rsn.tests.hw.store_modes import Halves
 
 Array = npt.NDArray[np.float32]
 BLOCK = 128 * 64
@@ -650,6 +653,39 @@ def on_the_way(overlay: Overlay) -> Outcome:
     return Outcome([m[at:] for m in memories], [flat] * 2, seconds)
 
 
+def stores(program: Halves) -> Callable[[Overlay], Outcome]:
+    """A matrix through two MemCs, and the statistics behind it."""
+
+    def outcome(overlay: Overlay) -> Outcome:
+        found, statistics, seconds = program.run(overlay)
+        expected, wanted = program.expected()
+        more = [] if statistics is None or wanted is None else [(statistics, wanted)]
+        return Outcome([*found, *(a for a, _ in more)], [*expected, *(b for _, b in more)], seconds)
+
+    return outcome
+
+
+def loads(overlay: Overlay) -> Outcome:
+    """Rows that a MemA normalises: those of the first statistics, of both, and of the second for both row tiles."""
+    program = Norm(random(170, 256, 448) * 3 + 1, (128, 256, 64), ((1, 0, 0), (2, 0, 0), (2, 1, 1)), eps=0.25)
+    found, seconds = program.run(overlay)
+    return Outcome(found, program.expected(), seconds)
+
+
+def loads_without_mean(overlay: Overlay) -> Outcome:
+    program = Norm(random(171, 128, 384) + 1, (128, 256), ((1, 0, 0),), rms=1, centred=True)
+    found, seconds = program.run(overlay)
+    return Outcome(found, program.expected(), seconds)
+
+
+def _table(head: int) -> tuple[Array, Array]:
+    return random(180, 256, head), random(181, 256, head)
+
+
+def _both(record: f.MemCConfig | f.MemCStore) -> Any:
+    return record, record
+
+
 PROGRAMS: dict[str, Callable[[Overlay], Outcome]] = {
     "flags": flags,
     "stale": stale,
@@ -675,6 +711,38 @@ PROGRAMS: dict[str, Callable[[Overlay], Outcome]] = {
     "norm, columns": norm((f.MemCConfig(norm_cols=320, eps=0.01), f.MemCConfig(norm_cols=64, eps=0.01)), 1),
     "norm, rms": norm([f.MemCConfig(rms=1, norm_cols=256)] * 2),
     "products": products,
+    "gate": stores(
+        Halves(
+            random(182, 2, 256, 256),
+            (128, 64),
+            _both(f.MemCConfig(activation=3)),
+            _both(f.MemCStore(gate=1)),
+            {"gelu": 1},
+        )
+    ),
+    "heads": stores(
+        Halves(
+            random(183, 2, 256, 256) + 1,
+            (256, 128),
+            _both(f.MemCConfig(eps=0.25)),
+            _both(f.MemCStore(head=1, head_norm=1, head_cols=40, rotate=1)),
+            {"layernorm": 1},
+            _table(64),
+            repeats=2,
+        )
+    ),
+    "statistics": stores(
+        Halves(
+            random(184, 2, 256, 256) * 3 + 1,
+            (256, 128),
+            (f.MemCConfig(norm_cols=256), f.MemCConfig(norm_cols=100)),
+            _both(f.MemCStore(statistics=1)),
+            {"layernorm": 1},
+            repeats=4,
+        )
+    ),
+    "loads": loads,
+    "loads, rms": loads_without_mean,
 }
 
 SECONDS = {
@@ -697,12 +765,17 @@ SECONDS = {
     "norm, columns": 0.00039104859964149256,
     "norm, rms": 0.0002650178304107238,
     "products": 0.00047067186813186705,
+    "gate": 6.870393889798148e-05,
+    "heads": 0.0005041834918556627,
+    "statistics": 0.0005879373760423978,
+    "loads": 5.000839716312058e-05,
+    "loads, rms": 1.4887029693710544e-05,
 }
 """How long each takes by the clocks of the executor."""
 
 FIRST = {
     "DDR and LPDDR": ("pieces", "in place", "flags", "long vector"),
-    "ring of slots": ("flags", "pieces", "on the way", "stale"),
+    "ring of slots": ("flags", "pieces", "loads", "on the way", "stale", "statistics"),
     "buffer": ("pieces", "stale", "attention", "long vector", "groups"),
     "MemA": ("flags", "attention", "pieces"),
     "MemB": ("flags", "attention", "long vector", "products", "on the way"),
@@ -711,6 +784,8 @@ FIRST = {
     "softmax": ("attention, no keys", "attention, masked", "attention, alone", "attention", "attention, causal"),
     "norm": ("norm, rms", "norm, columns", "norm"),
     "activation": ("in place", "activations"),
+    "heads and gates": ("gate", "heads"),
+    "statistics": ("loads", "loads, rms", "statistics"),
     "Mesh": ("attention", "pieces"),
     "MME": ("flags", "modes", "groups", "on the way", "products"),
 }
