@@ -16,7 +16,8 @@ from ..isa.program import Buffer
 from ..isa.work import Multiply
 from .binder import Binder, multiply_as
 from .graph import Array, AttentionLayer
-from .grid import most, pass_tiles
+from .grid import most
+from .loads import pass_tiles
 from .mapping import pipeline_of
 from .order import TileAccesses
 

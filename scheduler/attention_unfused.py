@@ -25,7 +25,7 @@ from .attention import (
 )
 from .binder import Binder
 from .graph import AttentionLayer
-from .grid import pass_tiles
+from .loads import pass_tiles
 from .mapping import MappingType, PipelineLimits, Shape, choose, pipeline_of
 from .order import TileAccesses
 from .schedule import Interleave

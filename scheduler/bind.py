@@ -10,11 +10,12 @@ from collections.abc import Sequence
 
 from ..isa.layout import UNIT
 from ..isa.program import Buffer, Layout, Role
-from . import attention_bias
+from . import attention_bias, tables
 from .attention_unfused import bind_as, place_as
 from .binder import Binder, Bound
-from .graph import AttentionLayer, Output
+from .graph import AttentionLayer, Gemm, Output
 from .grid import PlacedGemms, bind_gemms, place_gemms
+from .loads import statistics_name, statistics_size
 from .memory import Arena, plain, reads
 from .room import check_room
 from .tile import TILE, Tiled
@@ -67,6 +68,8 @@ def place_activations(s: Binder) -> None:
     for layer in s.net.layers:
         if isinstance(layer, AttentionLayer) and layer.bias is not None:
             attention_bias.place(s, layer)
+        if isinstance(layer, Gemm) and layer.rotary is not None:
+            tables.place(s, layer)
     bank = s.bank_of(s.grid.activations)
     arena = Arena(s.made.ends[bank])
     outputs = {o.name: o for o in s.net.outputs}
@@ -84,6 +87,11 @@ def place_activations(s: Binder) -> None:
         scale, shift = (None, None) if output is None else (plain(output.scale), plain(output.shift))
         rows = s.net.lengths if view is not None else ()
         s.buffers[name] = Buffer(name, bank, at, shape, Layout.BLOCKED, role, view, rows, scale, shift)
+        if name in s.tiled.statistics:
+            size = statistics_size(s, name)
+            kept = statistics_name(name)
+            at = arena.take(size // UNIT, "statistics")
+            s.buffers[kept] = Buffer(kept, bank, at, (size,), Layout.LINEAR, Role.SCRATCH)
 
     for name in s.net.inputs:
         add(name, Role.INPUT)
@@ -94,3 +102,6 @@ def place_activations(s: Binder) -> None:
             b = s.buffers[name]
             if last[name] == i and b.role is Role.SCRATCH:
                 arena.give(b.offset, b.size // UNIT)
+                if name in s.tiled.statistics:
+                    b = s.buffers[statistics_name(name)]
+                    arena.give(b.offset, b.size // UNIT, "statistics")

@@ -19,6 +19,7 @@ from .strips import transposer
 def require_gemm(c: Circuit, gemm: Gemm, x: Columns, y: Columns, residual: Columns | None, overlay: Overlay) -> None:
     """Raise `UnsupportedError` if a circuit cannot compute a product. x, y, residual: the layouts of its operand, its
     result and its residual."""
+    refuse_extensions(gemm, overlay)
     if gemm.multiplies:
         _require_sum(c, gemm.place, x.end, overlay)
     if residual is not None and residual != y:
@@ -44,6 +45,23 @@ def require_gemm(c: Circuit, gemm: Gemm, x: Columns, y: Columns, residual: Colum
         if not y.is_plain:
             raise UnsupportedError(f"{gemm.place}: {what} in front of attention heads with padding between them")
         _require_strip(c, gemm.place, what, y.stored, overlay)
+
+
+def refuse_extensions(gemm: Gemm, overlay: Overlay) -> None:
+    """Raise `UnsupportedError` for what is bound by patterns only."""
+    norms = gemm.x_norm is not None or gemm.residual_norm is not None
+    for needed, what, op in (
+        (gemm.gated, "a product times its activated gate", "gate"),
+        (gemm.in_heads and gemm.norm is not None, "a norm of each head", "head_norm"),
+        (gemm.rotary is not None, "a rotation of heads", "rotate"),
+        (norms, "a norm of an operand", "normalise"),
+        (gemm.is_sum, "a sum of two activations without a product", "residual"),
+    ):
+        if needed:
+            raise UnsupportedError(
+                f"{gemm.place}: {what}; overlay {overlay.name} has no patterns, and products alone cannot do that"
+                + (others(op) if op != "residual" else "")
+            )
 
 
 def require_scores(c: Circuit, att: AttentionLayer, rows: Sequence[int], grain: int, overlay: Overlay) -> None:

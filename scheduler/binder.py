@@ -103,6 +103,10 @@ class Binder:
         self.panel_blocks: dict[str, int] = {}
         """Row blocks of a panel, by name, of buffers that are no activations and have several panels."""
         self._shared: dict[object, Buffer] = {}
+        self.passed: set[str] = set()
+        """Activations with a pass that makes their statistics."""
+        self.held: dict[str, object] = {}
+        """What a unit has besides its slots: a left memory the statistics of rows, a memory of results a table."""
 
     def turn(self, unit: str, fill: Fill | None, drain: Drain | None) -> None:
         """Append a piece of work to a memory."""

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from itertools import groupby, pairwise
 
 from ..isa.fields import Record
+from ..isa.layout import QUARTER
 from ..isa.overlay import Overlay
 from ..isa.program import KernelPatch
 from ..isa.work import Item, Load, Patched, Turn
@@ -94,8 +95,13 @@ def instructions(
 
 
 def _loaded(work: list[WorkItem], source: str) -> list[int]:
-    fills = (item.fill for item in work)
-    return [fill.rows * fill.columns for fill in fills if isinstance(fill, Load) and fill.source == source]
+    out = []
+    for fill in (item.fill for item in work):
+        if isinstance(fill, Load) and fill.source == source:
+            if fill.norm is not None and fill.norm.fresh:  # an operation of its own, before the load
+                out.append(fill.norm.fresh * fill.norm.parts * QUARTER)
+            out.append(fill.rows * fill.columns)
+    return out
 
 
 def length_name(sequence: int) -> str:

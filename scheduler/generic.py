@@ -213,7 +213,7 @@ class _Binder:
         weights: dict[str, Region] = {}
         if gemm.multiplies:
             shape = (x.used, y.stored)
-            made = partial(stored_weight, gemm, x, y, y.stored)
+            made = partial(stored_weight, gemm, x, y.positions(), y.stored)
             weights = self._weights(f"{gemm.path}.weight", (c.weights for c in able), shape, made)
         vectors: dict[str, dict[str, Region]] = {}
         given = {
@@ -223,7 +223,9 @@ class _Binder:
         for op, (name, vector) in given.items():
             paths = [c.added[op] for c in able if c.takes(op)]
             if vector is not None and paths:
-                vectors[op] = self._weights(name, paths, (y.stored,), partial(stored_vector, vector, y, y.stored))
+                vectors[op] = self._weights(
+                    name, paths, (y.stored,), partial(stored_vector, vector, y.positions(), y.stored)
+                )
 
         def bound() -> None:
             left, out = self._region(gemm.x), self._region(gemm.y)

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import Enum
 from functools import cached_property
+from hashlib import sha256
 from typing import Any
 
 import numpy as np
@@ -66,6 +67,11 @@ class Rotary:
     def head_dim(self) -> int:
         """Columns of a head."""
         return int(self.own.shape[1])
+
+    @cached_property
+    def key(self) -> str:
+        """Equal for equal tables."""
+        return sha256(np.ascontiguousarray(self.own).tobytes() + b";" + self.partner.tobytes()).hexdigest()
 
 
 @dataclass(frozen=True, eq=False)
@@ -125,6 +131,11 @@ class Gemm:
         return self.heads > 0 and (self.norm is not None or self.rotary is not None)
 
     @property
+    def is_plain_store(self) -> bool:
+        """Whether nothing is applied to its result behind sums."""
+        return self.activation is None and self.norm is None and self.rotary is None and not self.gated
+
+    @property
     def width(self) -> int:
         """Number of columns of its result."""
         return int(self.weight.shape[1]) // (2 if self.gated else 1)
@@ -137,9 +148,7 @@ class Gemm:
     @property
     def is_open(self) -> bool:
         """Whether it is a product with which a bias, a residual, a factor, an activation or a norm can be fused."""
-        return (
-            self.multiplies and self.activation is None and self.norm is None and self.rotary is None and not self.gated
-        )
+        return self.multiplies and self.is_plain_store
 
     @property
     def is_folded(self) -> bool:

@@ -7,65 +7,87 @@ previous-layer term; the memory of results applies activation and norm at its st
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
 import numpy as np
 
 from ..base.errors import ScheduleError, UnsupportedError
-from ..isa.layout import BLOCK, BLOCK_COLS, UNIT, padded
+from ..isa.layout import BLOCK, BLOCK_COLS, QUARTER, UNIT
 from ..isa.program import Buffer
-from ..isa.work import Access, Load, Multiply, Receive, RowNorm, Send, Store
+from ..isa.work import Access, Load, LoadNorm, Multiply, Receive, Rotation, RowNorm, Send, Store
 from ..machine.description import UnitSpec
+from . import tables
 from .binder import Binder
 from .chain import seconds_of
-from .graph import Array, Gemm
-from .memory import Columns, stored_vector, stored_weight
+from .graph import Gemm, Norm
+from .knobs import Tiles
+from .loads import check as check_norms
+from .loads import fresh_statistics, load_norm, pass_tiles, statistics_at, statistics_name
+from .memory import Columns, stored_weight
 from .order import TileAccesses
+from .parts import Part, Plan, vector_length, vectors
 from .refusal import require
 from .schedule import Loops
-from .tile import TILE, RowTile, column_tiles, row_tiles
+from .tile import TILE, RowTile, column_tiles, product_tiles, row_tiles
 
-
-@dataclass(frozen=True)
-class _Plan:
-    """How a matrix product is cut: into `passes` column tiles of `halves` x `acc_b` column blocks each. k_tiles: slices
-    of K, 0 without a product."""
-
-    y: Columns
-    k_tiles: int
-    passes: int
-    halves: int
-    acc_b: int
-
-
-@dataclass(frozen=True)
-class _Part:
-    """Column tile `n` of a matrix product. weight: of the whole product; None without a product."""
-
-    gemm: Gemm
-    plan: _Plan
-    weight: Buffer | None
-    n: int
+MANY_TILES = 64
+"""Column tiles of a segment from which on row tiles are outside, whatever the schedule: the ops of several column tiles
+are then one, because a product unit holds few hundred ops."""
+STATISTICS_EPS = 1e-6
+"""Statistics do not depend on it; registers have it at power-on."""
 
 
 @dataclass(frozen=True)
 class PlacedGemms:
-    """The products of a segment with their weights placed. groups: the column tiles of one MME op each, and the vectors
-    (previous-layer weights, bias) that the op loads."""
+    """The products of a segment with their weights placed.
+
+    groups: the column tiles of one MME op each, and the vectors (previous-layer weights, bias) that the op loads.
+    passes: over operands whose statistics nobody else makes, before the products.
+    """
 
     gemms: Sequence[Gemm]
-    groups: Sequence[tuple[Sequence[_Part], Sequence[Buffer]]]
+    groups: Sequence[tuple[Sequence[Part], Sequence[Buffer]]]
     loops: Loops
+    tiles: Tiles
+    passes: Sequence[PlacedGemms] = ()
 
 
 def place_gemms(s: Binder, gemms: Sequence[Gemm], loops: Loops) -> PlacedGemms:
     """Place the weights and vectors of products of one activation in the bank of weights. Raises `UnsupportedError`
     naming the layer if the overlay cannot run it, `ScheduleError` if its tiles cannot."""
+    passes = [_statistics_pass(s, gemm.place, name) for gemm in gemms for name in _without_statistics(s, gemm)]
     parts = [part for gemm in gemms for part in _parts(s, gemm)]
+    if len(parts) > MANY_TILES:
+        loops = Loops.ROWS
     groups = [[part] for part in parts] if loops is Loops.COLUMNS else _op_columns(s, parts)
-    return PlacedGemms(gemms, [(group, _vectors(s, group)) for group in groups], loops)
+    made = [(group, vectors(s, group)) for group in groups]
+    return PlacedGemms(gemms, made, loops, s.tiled.cuts[gemms[0].y], passes)
+
+
+def _without_statistics(s: Binder, gemm: Gemm) -> list[str]:
+    """The operands that a layer is the first to normalise, and whose statistics no product makes."""
+    names = dict.fromkeys(
+        str(name) for name, norm in ((gemm.x, gemm.x_norm), (gemm.residual, gemm.residual_norm)) if norm is not None
+    )
+    out = [name for name in names if not s.tiled.statistics[name].at_store and name not in s.passed]
+    s.passed.update(out)
+    return out
+
+
+def _statistics_pass(s: Binder, place: str, name: str) -> PlacedGemms:
+    """A pass over an activation that stores its statistics alone. place: the layer that needs them, for messages."""
+    x, statistics = s.columns[name], s.tiled.statistics[name]
+    if x.count != x.end:
+        raise UnsupportedError(f"{place}: a norm over {name}, which lies in heads with padding between them")
+    none, zeros = np.zeros((0, x.count), np.float32), np.zeros(x.count, np.float32)
+    gemm = Gemm(statistics_name(name), name, name, none, zeros, residual=name)
+    cut = s.tiled.limits.fit(Tiles())
+    passes, halves, acc_b = column_tiles(x.stored // TILE, cut, False, s.tiled.limits, pairs=True)
+    plan = Plan(x, 0, passes, halves, acc_b, statistics=statistics, no_data=True)
+    groups = [[Part(gemm, plan, None, n)] for n in range(passes)]
+    return PlacedGemms([gemm], [(group, vectors(s, group)) for group in groups], Loops.COLUMNS, cut)
 
 
 def bind_gemms(s: Binder, placed: PlacedGemms) -> None:
@@ -75,18 +97,62 @@ def bind_gemms(s: Binder, placed: PlacedGemms) -> None:
     constant strides, so that one packet can loop over them. Loops.ROWS: row tiles outside. When a column tile begins,
     the left memories still hold the last slices of K of the tile before, one in each slot, and the new tile takes them
     first. Weights move the same bytes either way (paper section 5.3).
+
+    Products with tables, and what takes several ops for an output tile, have ops of one row tile each.
     """
-    tiles = row_tiles(s.row_blocks_of(placed.gemms[0].x), s.tiled.cuts[placed.gemms[0].y], s.tiled.limits)
-    for group, vectors in placed.groups:
-        for rows in _op_runs(s, tiles):
-            _gemm_op(s, group, rows, vectors, placed.loops)
+    for before in placed.passes:
+        bind_gemms(s, before)
+    tiles = row_tiles(s.row_blocks_of(placed.gemms[0].x), placed.tiles, s.tiled.limits)
+    split = [any(_is_split(s, part) for part in group) for group, _ in placed.groups]
+    tabled = any(gemm.rotary is not None for gemm in placed.gemms)
+    if tabled and placed.loops is Loops.ROWS:  # a table serves all output tiles of its rows
+        for row in tiles:
+            for group, loaded in placed.groups:
+                _gemm_op(s, group, [row], loaded, placed.loops)
+        return
+    for (group, loaded), apart in zip(placed.groups, split, strict=True):
+        for rows in [[row] for row in tiles] if apart else _op_runs(s, tiles):
+            _gemm_op(s, group, rows, loaded, placed.loops)
 
 
-def _parts(s: Binder, gemm: Gemm) -> list[_Part]:
+def _is_split(s: Binder, part: Part) -> bool:
+    """Whether ops of a part go over one row tile each: there is something between them, or several in each."""
+    return part.gemm.rotary is not None or _has_several_ops(s, part)
+
+
+def _has_several_ops(s: Binder, part: Part) -> bool:
+    return part.gemm.is_sum or part.plan.k_tiles > most(s, "matmul", "depth")
+
+
+def _parts(s: Binder, gemm: Gemm) -> list[Part]:
     x, y, cut = s.columns[gemm.x], s.columns[gemm.y], s.tiled.cuts[gemm.y]
+    _check(s, gemm, y)
+    if gemm.norm is not None and not gemm.in_heads and cut.mme_cols < s.grid.columns:
+        raise ScheduleError(
+            f"mme_cols={cut.mme_cols}: the LayerNorm of {gemm.place} needs {s.grid.columns} columns of MMEs"
+        )
+    statistics = s.tiled.statistics.get(gemm.y)
+    made = statistics if statistics is not None and statistics.at_store else None
+    passes, halves, acc_b = product_tiles(gemm, y, cut, s.tiled.limits, s.tiled.statistics)
+    plan = Plan(y, x.used // TILE if gemm.multiplies else 0, passes, halves, acc_b, gemm.gated, made)
+    weight = None
+    if gemm.multiplies:
+        shape = x.used, plan.columns
+        weight = s.weight(f"{gemm.path}.weight", shape, lambda: stored_weight(gemm, x, plan.positions, plan.columns))
+    return [Part(gemm, plan, weight, n) for n in range(passes)]
+
+
+def _check(s: Binder, gemm: Gemm, y: Columns) -> None:
+    """Raise `UnsupportedError` naming the layer for what the overlay cannot compute."""
+    x = s.columns[gemm.x]
+    if not gemm.multiplies and gemm.residual is None:
+        raise UnsupportedError(f"{gemm.place}: neither a product nor a residual")
     what = f"a product over K = {x.count} columns ({x.used // TILE} tiles)"
-    require(gemm.place, what, s.overlay, "matmul", depth=x.used // TILE)
-    if gemm.residual is not None and (s.columns[gemm.residual].is_plain, y.is_plain) != (True, True):
+    if s.overlay.capability("normalise") is None:  # others split it over several ops
+        require(gemm.place, what, s.overlay, "matmul", depth=x.used // TILE)
+    operands = [x] if gemm.is_sum else []
+    operands += [s.columns[gemm.residual]] if gemm.residual is not None else []
+    if operands and not all(each.is_plain for each in (*operands, y)):
         raise UnsupportedError(
             f"{gemm.place}: a residual added to attention heads that are padded to {y.pitch} columns is not supported"
         )
@@ -95,17 +161,19 @@ def _parts(s: Binder, gemm: Gemm) -> list[_Part]:
         require(gemm.place, f"activation {name}", s.overlay, name, _result(s))
     if gemm.norm is not None:
         _check_norm(s, gemm, y)
-        if cut.mme_cols < s.grid.columns:
-            raise ScheduleError(
-                f"mme_cols={cut.mme_cols}: the LayerNorm of {gemm.place} needs {s.grid.columns} columns of MMEs"
-            )
-    passes, halves, acc_b = column_tiles(y.stored // TILE, cut, gemm.norm is not None, s.tiled.limits)
-    plan = _Plan(y, x.used // TILE if gemm.multiplies else 0, passes, halves, acc_b)
-    cols = passes * halves * acc_b * TILE
-    weight = None
-    if gemm.multiplies:
-        weight = s.weight(f"{gemm.path}.weight", (x.used, cols), lambda: stored_weight(gemm, x, y, cols))
-    return [_Part(gemm, plan, weight, n) for n in range(passes)]
+    if gemm.gated:
+        others = gemm.norm, gemm.rotary, gemm.residual
+        if any(other is not None for other in others):
+            raise UnsupportedError(f"{gemm.place}: a gated product with a norm, a rotation or a residual")
+        columns = min(most(s, "matmul", "columns"), s.tiled.limits.cols) * TILE // 2
+        require(gemm.place, "a product times its activated gate", s.overlay, "gate", _result(s), columns=columns)
+        if not y.is_plain:
+            raise UnsupportedError(f"{gemm.place}: a gated product in front of attention heads is not supported")
+    if gemm.rotary is not None and not gemm.in_heads:
+        raise UnsupportedError(f"{gemm.place}: a rotation of a product without heads; set its number of heads")
+    if gemm.in_heads and (gemm.activation is not None or gemm.residual is not None):
+        raise UnsupportedError(f"{gemm.place}: a norm or a rotation of heads behind an activation or a residual")
+    check_norms(s, gemm)
 
 
 def _result(s: Binder) -> UnitSpec:
@@ -116,25 +184,34 @@ def _result(s: Binder) -> UnitSpec:
 def _check_norm(s: Binder, gemm: Gemm, y: Columns) -> None:
     assert gemm.norm is not None
     kind, op = ("RMSNorm", "rmsnorm") if gemm.norm.rms else ("LayerNorm", "layernorm")
-    require(gemm.place, f"{kind} over {y.count} columns", s.overlay, op, _result(s), columns=y.count)
     require(gemm.place, f"{kind} with eps {gemm.norm.eps:g}", s.overlay, op, _result(s), eps=gemm.norm.eps)
+    if gemm.in_heads:
+        what = f"{kind} over each of {y.groups} heads of {y.width} columns"
+        require(gemm.place, what, s.overlay, "head_norm", _result(s), columns=y.pitch)
+        return
+    require(gemm.place, f"{kind} over {y.count} columns", s.overlay, op, _result(s), columns=y.count)
     if y.groups != 1:
         raise UnsupportedError(f"{gemm.place}: {kind} in front of attention heads is not supported")
 
 
-def _op_columns(s: Binder, parts: Sequence[_Part]) -> list[list[_Part]]:
+def _op_columns(s: Binder, parts: Sequence[Part]) -> list[list[Part]]:
     """Group column tiles so that one MME op can loop over a group: tiles of equal shape, with biases that fit the
     product unit together. A tile with a residual is a group of its own, because the unit holds previous-layer weights
     for one tile only."""
-    out: list[list[_Part]] = []
+    out: list[list[Part]] = []
     most_tiles, most_bias = most(s, "matmul", "column_groups"), most(s, "bias", "columns")
+    table: tuple[str, frozenset[int]] | None = None
+    begins_table = False
+    """The part before may take a table between its product and the next one."""
     for part in parts:
         last = out[-1][-1] if out else None
         fits = (
             last is not None
             and part.gemm.residual is None
             and last.gemm.residual is None
-            and (part.plan.halves, part.plan.acc_b) == (last.plan.halves, last.plan.acc_b)
+            and part.plan.shape == last.plan.shape
+            and not _has_several_ops(s, part)
+            and not begins_table
             and len(out[-1]) < most_tiles
             and (len(out[-1]) + 1) * part.plan.acc_b * TILE <= most_bias
         )
@@ -142,6 +219,11 @@ def _op_columns(s: Binder, parts: Sequence[_Part]) -> list[list[_Part]]:
             out[-1].append(part)
         else:
             out.append([part])
+        begins_table, rotary = False, part.gemm.rotary
+        if rotary is not None:
+            halves = frozenset(j for j in range(part.plan.halves) if part.plan.held(part.n, j, part.plan.y.stored))
+            begins_table = table is None or table[0] != rotary.key or not halves <= table[1]
+            table = (rotary.key, halves) if begins_table else table
     return out
 
 
@@ -150,69 +232,23 @@ def most(s: Binder, op: str, size: str) -> int:
     return int(s.overlay.capability_of(s.grid.products[0][0], op).limits[size][1])
 
 
-def _vectors(s: Binder, group: Sequence[_Part]) -> list[Buffer]:
-    """Place the vectors that an op loads: previous-layer weights, bias. In each, the part of grid column 0 comes first,
-    tile after tile, then that of column 1 (contract section 3)."""
-    part = group[0]
-    plan, gemm, size = part.plan, part.gemm, part.plan.acc_b * TILE
-
-    def arranged(vector_of: Callable[[_Part], Array]) -> Array:
-        out = np.zeros((plan.halves, _vector_length(s, group)), np.float32)
-        for j in range(plan.halves):
-            for at, p in enumerate(group):
-                start = (p.n * plan.halves + j) * size
-                out[j, at * size : (at + 1) * size] = vector_of(p)[start : start + size]
-        return out.reshape(-1)
-
-    def stored(p: _Part, vector: Array) -> Array:
-        return stored_vector(vector, p.plan.y, p.plan.passes * plan.halves * size)
-
-    shape = (plan.halves * _vector_length(s, group),)
-    out = []
-    if gemm.residual is not None:
-        scale = gemm.residual_scale if gemm.residual_scale is not None else np.ones(plan.y.count, np.float32)
-        name = f"{gemm.path}.residual_scale"
-        out.append(s.weight(name, shape, lambda: arranged(lambda p: stored(p, scale))))
-    if gemm.multiplies:
-        out.append(s.weight(f"{gemm.path}.bias", shape, lambda: arranged(lambda p: stored(p, p.gemm.bias))))
-    return out
-
-
-def _vector_length(s: Binder, group: Sequence[_Part]) -> int:
-    """Elements of a vector that one right memory loads; more than one piece are padded to whole pieces."""
-    length = len(group) * group[0].plan.acc_b * TILE
-    piece = int(s.overlay.capability_of(s.grid.weights, "load_vector").limits["piece"][1])
-    return length if length <= piece else padded(length, piece)
-
-
-def _gemm_op(
-    s: Binder, group: Sequence[_Part], rows: Sequence[RowTile], vectors: Sequence[Buffer], loops: Loops
-) -> None:
-    """Append one op for every product unit in use: all row tiles `rows` (equal shapes) times all column tiles of
-    `group`. Grid column 0 takes the first part of a tile's columns (contract section 3)."""
+def _gemm_op(s: Binder, group: Sequence[Part], rows: Sequence[RowTile], loaded: Sequence[Buffer], loops: Loops) -> None:
+    """Append one op for every product unit in use, or several if there is one row tile: all row tiles `rows` (equal
+    shapes) times all column tiles of `group`. Grid column 0 takes the first part of a tile's columns (contract section
+    3)."""
     grid, gemm, plan = s.grid, group[0].gemm, group[0].plan
     groups, acc = rows[0].groups, rows[0].acc
     units = [(i, j) for i in range(groups) for j in range(plan.halves)]
-    residual = gemm.residual is not None
-    op = Multiply(
-        row_groups=len(rows),
-        column_groups=len(group),
-        depth=plan.k_tiles,
-        rows=acc,
-        columns=plan.acc_b,
-        bias=gemm.multiplies,
-        load_scale=residual,
-        scaled=residual,
-    )
-    for i, j in units:
-        s.add(grid.products[i][j], op)
-    size = _vector_length(s, group)
-    for v in vectors:
+    for op in _ops(s, group, rows):
+        for i, j in units:
+            s.add(grid.products[i][j], op)
+    size = vector_length(s, group)
+    for v in loaded:
         for j in range(plan.halves):
             s.vector(v, j, j * size, size)
     all_left = [(grid.left[i], grid.products[i][j]) for i, j in units]
     all_right = [(grid.right[j], grid.products[i][j]) for i, j in units]
-    s.route(grid.right_switch, all_right, len(vectors))
+    s.route(grid.right_switch, all_right, len(loaded))
     slots = _slots(s)
     for row in rows:
         order = list(range(plan.k_tiles))
@@ -223,13 +259,49 @@ def _gemm_op(
                 order = order[plan.k_tiles - held :] + order[: plan.k_tiles - held]
             tile = TileAccesses(ahead=_loads_ahead(s, part.gemm, plan, row), step=groups)
             s.tiles.append(tile)
-            if residual:
-                _residual(s, part.gemm, plan, row, part.n, tile)
-                tile.head = len(tile.loads)
-            _products(s, part, row, tile, order, held)
+            if gemm.residual is not None:
+                _operand(s, gemm.residual, gemm.residual_norm, part, row, tile)
+            if gemm.is_sum:
+                _operand(s, gemm.x, gemm.x_norm, part, row, tile)
+            fresh = [0] * groups
+            if gemm.multiplies:
+                fresh = [fresh_statistics(s, gemm.x, gemm.x_norm, row, i, tile) for i in range(groups)]
+            tile.head = len(tile.loads)
+            _products(s, part, row, tile, order, held, fresh)
             for switch, routes in ((grid.left_switch, all_left), (grid.right_switch, all_right)):
                 s.route(switch, routes, plan.k_tiles * acc * plan.acc_b)
-            _results(s, part.gemm, part.plan, row, part.n, tile)
+            stored = [(i, j) for i, j in units if part.plan.held(part.n, j, part.plan.y.stored)]
+            table = tables.needed(s, part.gemm, row, stored)
+            _results(s, part, row, tile, table)
+            if table:
+                assert part is group[-1], "an op goes on behind a product whose store waits for a table"
+                tile.lag = 2  # not among the loads of the table: the products behind it need not wait for the store
+                tables.bind(s, part.gemm, row, stored)
+
+
+def _ops(s: Binder, group: Sequence[Part], rows: Sequence[RowTile]) -> list[Multiply]:
+    """The ops of a product unit for these row tiles and column tiles: one, but for sums, which have one for each
+    operand, and for products over more slices of K than an op counts."""
+    gemm, plan = group[0].gemm, group[0].plan
+    residual = gemm.residual is not None
+    op = Multiply(
+        row_groups=len(rows),
+        column_groups=len(group),
+        depth=plan.k_tiles,
+        rows=rows[0].acc,
+        columns=plan.acc_b,
+        bias=gemm.multiplies,
+        load_scale=residual,
+        scaled=residual,
+    )
+    if gemm.is_sum:
+        return [op, op]
+    deepest = most(s, "matmul", "depth")
+    out = [op._replace(depth=min(plan.k_tiles, deepest))]
+    for at in range(deepest, plan.k_tiles, deepest):
+        more = min(deepest, plan.k_tiles - at)
+        out.append(op._replace(depth=more, bias=False, load_scale=False, scaled=False))
+    return out
 
 
 def _slots(s: Binder) -> int:
@@ -238,7 +310,7 @@ def _slots(s: Binder) -> int:
     return found.pop() if len(found) == 1 else 0
 
 
-def _loads_ahead(s: Binder, gemm: Gemm, plan: _Plan, row: RowTile) -> int:
+def _loads_ahead(s: Binder, gemm: Gemm, plan: Plan, row: RowTile) -> int:
     """Estimate how many loads of the next tile fit in the time in which the memory of results finishes this one (last
     product, post-op).
 
@@ -263,36 +335,35 @@ def _loads_ahead(s: Binder, gemm: Gemm, plan: _Plan, row: RowTile) -> int:
     return k_loads + (row.groups if gemm.residual is not None else 0)
 
 
-def _residual(s: Binder, gemm: Gemm, plan: _Plan, row: RowTile, n: int, tile: TileAccesses) -> None:
-    """Append loads and sends of the residual's tiles, one left memory after the other, in the order in which its
-    product units take them: row tile by row tile, first all columns of grid column 0, then all of column 1."""
-    assert gemm.residual is not None
-    width = s.columns[gemm.residual].stored // TILE
-    first, count = n * plan.halves * plan.acc_b, plan.halves * plan.acc_b
+def _operand(s: Binder, name: str, norm: Norm | None, part: Part, row: RowTile, tile: TileAccesses) -> None:
+    """Append loads and sends of the tiles of a residual, one left memory after the other, in the order in which its
+    product units take them: row tile by row tile, first all columns of grid column 0, then all of column 1. norm: is
+    applied to the rows as they are loaded."""
+    plan = part.plan
+    width = s.columns[name].stored // TILE
+    first, count = part.n * plan.halves * plan.acc_b, plan.halves * plan.acc_b
     valid = max(0, min(count, width - first))
-    pieces = _panels(s.buffers[gemm.residual], first, valid)
+    pieces = _panels(s.buffers[name], first, valid)
     for i in range(row.groups):
         unit, at = s.grid.left[i], row.start + i * row.acc
+        fresh = fresh_statistics(s, name, norm, row, i, tile)
         if pieces == [(first, count)]:
-            tile.loads.append(s.blocks(gemm.residual, at, row.acc, 2 * first, 2 * count, unit))
+            tile.loads.append(s.blocks(name, at, row.acc, 2 * first, 2 * count, unit))
         else:
             for a in range(row.acc):
                 for start, columns in pieces:
-                    tile.loads.append(s.blocks(gemm.residual, at + a, 1, 2 * start, 2 * columns, unit))
+                    tile.loads.append(s.blocks(name, at + a, 1, 2 * start, 2 * columns, unit))
                 # padded column tiles: any finite tile will do, because its weights are 0
-                tile.loads += [s.blocks(gemm.residual, at + a, 1, 0, 2, unit)] * (count - valid)
-        pass_tiles(s, unit, row.acc * count)
+                tile.loads += [s.blocks(name, at + a, 1, 0, 2, unit)] * (count - valid)
+
+        def norm_of(t: int, held: int, fresh: int = fresh) -> LoadNorm | None:
+            top, bottom = t // count, (t + held - 1) // count
+            return load_norm(s, name, norm, 0 if t else fresh, top, top == bottom)
+
+        pass_tiles(s, unit, row.acc * count, norm_of)
         for _ in range(row.acc):
             for j in range(plan.halves):
                 s.route(s.grid.left_switch, [(unit, s.grid.products[i][j])], plan.acc_b)
-
-
-def pass_tiles(s: Binder, unit: str, tiles: int) -> None:
-    """Append the work of a left memory that loads `tiles` tiles and sends each once, as many at a time as it holds."""
-    most_held = s.overlay.memory_of(unit).rows // TILE
-    for t in range(0, tiles, most_held):
-        held = min(most_held, tiles - t)
-        s.turn(unit, Load(TILE * held, TILE, source=s.grid.activations), Send(held, 1))
 
 
 def _panels(stored: Buffer, first: int, count: int) -> list[tuple[int, int]]:
@@ -302,16 +373,30 @@ def _panels(stored: Buffer, first: int, count: int) -> list[tuple[int, int]]:
     return [(a, b - a) for a, b in pairwise([first, *ends]) if b > a]
 
 
-def _products(s: Binder, part: _Part, row: RowTile, tile: TileAccesses, order: Sequence[int], held: int) -> None:
+def _products(
+    s: Binder,
+    part: Part,
+    row: RowTile,
+    tile: TileAccesses,
+    order: Sequence[int],
+    held: int,
+    fresh: Sequence[int],
+) -> None:
     """Append the K loop of one output tile, over slices of K in the given order: left operands from activations, except
     for the first `held` slices, which the slots of the left memories already hold; right operands from weights, as many
-    slices at a time as a slot holds."""
+    slices at a time as a slot holds. fresh: row tiles whose statistics each left memory takes before its first load."""
     plan, weight, grid = part.plan, part.weight, s.grid
     if weight is None:
         return
     width = weight.shape[1] // BLOCK_COLS
     acc_b, slices = plan.acc_b, s.tiled.limits.slices
-    send, load = Send(row.acc, 1, acc_b), Load(TILE * row.acc, TILE, source=grid.activations)
+    gemm, send = part.gemm, Send(row.acc, 1, acc_b)
+
+    def load(statistics: int) -> Load:
+        norm = load_norm(s, gemm.x, gemm.x_norm, statistics)
+        return Load(TILE * row.acc, TILE, source=grid.activations, norm=norm)
+
+    known, first = load(0), [load(n) for n in fresh]
     rights = {
         count: (Load(TILE * count, TILE * acc_b, source=grid.weights), Send(count, acc_b, row.acc))
         for count in {slices, len(order) % slices}
@@ -321,7 +406,7 @@ def _products(s: Binder, part: _Part, row: RowTile, tile: TileAccesses, order: S
         for i in range(row.groups):
             if at_k >= held:
                 tile.loads.append(s.blocks(part.gemm.x, row.start + i * row.acc, row.acc, 2 * k, 2, grid.left[i]))
-            s.turn(grid.left[i], load if at_k >= held else None, send)
+            s.turn(grid.left[i], (known if at_k else first[i]) if at_k >= held else None, send)
         for j in range(plan.halves):
             col = (part.n * plan.halves + j) * acc_b * 2
             s.add(grid.weights, fetch[j]._replace(addr=weight.offset * UNIT + (k * width + col) * BLOCK))
@@ -329,26 +414,47 @@ def _products(s: Binder, part: _Part, row: RowTile, tile: TileAccesses, order: S
                 s.turn(grid.right[j], *rights[min(slices, len(order) - at_k)])
 
 
-def _results(s: Binder, gemm: Gemm, plan: _Plan, row: RowTile, n: int, tile: TileAccesses) -> None:
-    """Receive, accumulate, apply the post-op and store one output tile."""
-    width = plan.y.stored // BLOCK_COLS
-    rounds = plan.k_tiles + int(gemm.residual is not None)
+def _results(s: Binder, part: Part, row: RowTile, tile: TileAccesses, table: bool) -> None:
+    """Receive, accumulate, apply the post-op and store one output tile. table: a table comes before the store."""
+    gemm, plan, n = part.gemm, part.plan, part.n
+    rounds = plan.k_tiles + int(gemm.residual is not None) + int(gemm.is_sum)
     activation = None if gemm.activation is None else gemm.activation.value
+    if plan.gated and activation is None:
+        activation = "identity"
+    rotation = None
+    if gemm.rotary is not None:
+        rotation = Rotation(plan.y.pitch, tables.fresh(row, plan.y) if table else (0, 0))
     receive = Receive(rounds, row.acc, plan.acc_b)
     for i in range(row.groups):
         for j in range(plan.halves):
             unit = s.grid.results[i][j]
-            col = (n * plan.halves + j) * plan.acc_b * 2
-            cols = max(0, min(2 * plan.acc_b, width - col))
+            col = plan.first(n, j) // BLOCK_COLS
+            cols = 0 if plan.no_data else plan.held(n, j, plan.y.stored) // BLOCK_COLS
             norm = None
-            if gemm.norm is not None:
-                valid = max(0, min(plan.acc_b * TILE, plan.y.count - j * plan.acc_b * TILE))
-                norm = RowNorm(valid, gemm.norm.eps, gemm.norm.rms)
-            store = Store(TILE * row.acc, BLOCK_COLS * cols, activation, norm)
+            if gemm.norm is not None and gemm.in_heads:
+                norm = RowNorm(plan.y.width, gemm.norm.eps, gemm.norm.rms, plan.y.pitch)
+            elif gemm.norm is not None:
+                norm = RowNorm(plan.held(n, j, plan.y.count), gemm.norm.eps, gemm.norm.rms)
+            elif plan.statistics is not None:
+                norm = RowNorm(plan.held(n, j, plan.y.count), STATISTICS_EPS, plan.statistics.rms)
+            store = Store(
+                TILE * row.acc,
+                BLOCK_COLS * cols,
+                activation,
+                norm,
+                gate=plan.gated,
+                statistics=plan.statistics is not None,
+                rotation=rotation,
+            )
             # without columns a norm still sends its sums
-            s.turn(unit, receive, store if cols or norm is not None else None)
+            whole = norm is not None and not gemm.in_heads
+            s.turn(unit, receive, store if cols or whole else None)
+            at = row.start + i * row.acc
             if cols:
-                tile.stores.append(s.blocks(gemm.y, row.start + i * row.acc, row.acc, col, cols, unit, store=True))
+                tile.stores.append(s.blocks(gemm.y, at, row.acc, col, cols, unit, store=True))
+            if plan.statistics is not None and j == 0:
+                first, step = statistics_at(s, gemm.y, at, n), plan.statistics.parts * QUARTER
+                tile.stores.append(Access(unit, True, first, QUARTER, row.acc, step))
 
 
 def _op_runs(s: Binder, tiles: Sequence[RowTile]) -> list[list[RowTile]]:

@@ -177,7 +177,8 @@ def groups_of(network: LayerGraph, loops: Loops, chosen: _Chosen | None = None) 
 
 
 def _share_segment(a: Gemm, b: Gemm, loops: Loops, chosen: _Chosen | None) -> bool:
-    if a.x != b.x or a.residual or b.residual or a.norm or b.norm:
+    stored = any(layer.residual or (layer.norm and not layer.in_heads) for layer in (a, b))
+    if a.x != b.x or a.x_norm != b.x_norm or stored:
         return False
     named = (None, None) if chosen is None else (chosen.index(a), chosen.index(b))
     return loops is Loops.ROWS if named == (None, None) else named[0] == named[1]
@@ -197,8 +198,13 @@ def kind_of(group: Group) -> str:
     words = [f"gemm {k}x{n}" if gemm.multiplies else f"pass {n}"]
     words += [f"times {len(group)}"] if len(group) > 1 else []
     words += [gemm.activation.value] if gemm.activation else []
-    words += ["residual"] if gemm.residual else []
-    words += ["rms" * gemm.norm.rms + "norm"] if gemm.norm else []
+    words += ["gated"] if gemm.gated else []
+    words += ["sum"] if gemm.is_sum else ["residual"] if gemm.residual else []
+    heads = f" of {gemm.heads} heads" if gemm.in_heads else ""
+    words += ["rms" * gemm.norm.rms + "norm" + heads] if gemm.norm else []
+    words += ["rotary" + heads] if gemm.rotary else []
+    for name, norm in (("x", gemm.x_norm), ("residual", gemm.residual_norm)):
+        words += ["rms" * norm.rms + f"norm of {name}"] if norm else []
     return " ".join(words)
 
 

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from ..isa.fields import Record
-from ..isa.layout import BLOCK
+from ..isa.layout import BLOCK, QUARTER
 from ..isa.overlay import Overlay
 from ..isa.work import Access
 from ..machine.description import UnitSpec
@@ -176,9 +176,11 @@ def _needs(jobs: Sequence[_Job]) -> tuple[Any, Any]:
     readers: dict[int, list[int]] = {}
     needs: list[int] = []
     at = [0]
+    # statistics of rows are quarter blocks, in memory of their own
+    cell = QUARTER if any(job.access.size % BLOCK for job in jobs) else BLOCK
     for number, job in enumerate(jobs):
         access = job.access
-        first, blocks, stride = access.addr // BLOCK, access.size // BLOCK, access.stride // BLOCK
+        first, blocks, stride = access.addr // cell, access.size // cell, access.stride // cell
         predecessors = set(job.behind)
         for chunk in range(access.chunks):
             start = first + chunk * stride

@@ -115,18 +115,18 @@ def plain(values: Array | None) -> tuple[float, ...] | None:
     return None if values is None else tuple(float(v) for v in values)
 
 
-def stored_weight(gemm: Gemm, x: Columns, y: Columns, cols: int) -> Array:
-    """Arrange a weight as stored: rows in the column layout of x, columns in that of y, zero-padded to shape (x.used,
-    cols)."""
+def stored_weight(gemm: Gemm, x: Columns, columns: npt.NDArray[np.intp], cols: int) -> Array:
+    """Arrange a weight as stored: rows in the column layout of x, its columns at `columns` of `cols`, and zeros
+    elsewhere; shape (x.used, cols)."""
     out = np.zeros((x.used, cols), np.float32)
-    out[np.ix_(x.positions(), y.positions())] = gemm.weight
+    out[np.ix_(x.positions(), columns)] = gemm.weight
     return out
 
 
-def stored_vector(vector: Array, y: Columns, cols: int) -> Array:
-    """Arrange a vector with one element per column in the layout of y, zero-padded to `cols` elements."""
+def stored_vector(vector: Array, columns: npt.NDArray[np.intp], cols: int) -> Array:
+    """Arrange a vector with its elements at `columns` of `cols` elements, and zeros elsewhere."""
     out = np.zeros(cols, np.float32)
-    out[y.positions()] = vector
+    out[columns] = vector
     return out
 
 
@@ -136,17 +136,17 @@ class Arena:
 
     def __init__(self, start: int = 0) -> None:
         self._end = start
-        self._free: dict[int, list[int]] = {}
+        self._free: dict[tuple[str, int], list[int]] = {}
 
-    def take(self, units: int) -> int:
-        """Allocate `units` address units. Returns their offset."""
-        pool = self._free.get(units)
+    def take(self, units: int, kind: str = "") -> int:
+        """Allocate `units` address units, of memory that only this kind of data reuses. Returns their offset."""
+        pool = self._free.get((kind, units))
         if pool:
             return pool.pop()
         at = self._end
         self._end = padded(at + units, 64)
         return at
 
-    def give(self, at: int, units: int) -> None:
+    def give(self, at: int, units: int, kind: str = "") -> None:
         """Free the `units` address units at offset `at`."""
-        self._free.setdefault(units, []).append(at)
+        self._free.setdefault((kind, units), []).append(at)

@@ -329,7 +329,15 @@ def _shape(network: LayerGraph, at: int) -> tuple[object, ...]:
     if isinstance(layer, AttentionLayer):
         bias = None if layer.bias is None else layer.bias.shape
         return ("attention", layer.heads, layer.head_dim, layer.masked, layer.causal, bias), back
-    return (layer.weight.shape, layer.activation, layer.residual is None, layer.norm), back
+    shape = (layer.weight.shape, layer.activation, layer.residual is None, layer.norm)
+    rotary = layer.rotary
+    table = None if rotary is None else (len(rotary.own), rotary.head_dim)
+    extended = (layer.gated, layer.x_norm, layer.residual_norm, layer.in_heads and layer.heads, table)
+    if rotary is not None:
+        tables = [x.rotary.key if isinstance(x, Gemm) and x.rotary is not None else "" for x in network.layers[:at]]
+        alike = [i for i, key in enumerate(tables) if key == rotary.key]
+        back = (*back, at - alike[-1] if alike else None)
+    return (*shape, *((extended,) if any(extended) else ())), back
 
 
 def _reads(layer: Gemm | AttentionLayer) -> list[str]:

@@ -7,7 +7,7 @@ output tile is divided over a grid of product units (paper section 5.3); sequenc
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from functools import cached_property
 from itertools import accumulate
 from typing import NamedTuple
@@ -16,7 +16,7 @@ from ..base.errors import ScheduleError, UnsupportedError
 from ..isa.layout import BLOCK_ROWS, padded
 from ..isa.overlay import Overlay
 from ..isa.patterns import Patterns, ProductGrid
-from .graph import AttentionLayer, Gemm, LayerGraph
+from .graph import AttentionLayer, Gemm, LayerGraph, Norm
 from .groups import Planned, plan
 from .knobs import Tiles
 from .mapping import pipeline_of
@@ -120,12 +120,49 @@ def _either(sizes: Sequence[int]) -> str:
     return f"{', '.join(most)} or {last}" if most else last
 
 
+@dataclass(frozen=True)
+class Statistics:
+    """Mean and variance of the rows of an activation, for norms that are applied as it is loaded.
+
+    rms: mean squares are enough. parts: of the columns, each with statistics of its own: the column tiles of whatever
+    makes them. at_store: the product that computes the activation makes them; otherwise a pass over it does.
+    """
+
+    rms: bool
+    parts: int
+    at_store: bool
+
+
+def statistics_of(network: LayerGraph, cuts: Mapping[str, Tiles], limits: Limits) -> dict[str, Statistics]:
+    """The statistics that the norms of operands need, by activation. A product makes them at its store unless the
+    memory of results applies something else there, or has no neighbour to complete rows with. cuts: by activation."""
+    norms: dict[str, list[Norm]] = {}
+    for layer in network.layers:
+        if isinstance(layer, Gemm):
+            for name, norm in ((layer.x, layer.x_norm), (layer.residual, layer.residual_norm)):
+                if name is not None and norm is not None:
+                    norms.setdefault(name, []).append(norm)
+    made = {layer.y: layer for layer in network.layers if isinstance(layer, Gemm)}
+    out: dict[str, Statistics] = {}
+    for name, of in norms.items():
+        gemm, rms = made.get(name), all(norm.rms for norm in of)
+        if gemm is not None and gemm.is_plain_store and cuts[name].mme_cols == limits.grid_cols:
+            blocks = padded(gemm.width, TILE) // TILE
+            out[name] = Statistics(rms, column_tiles(blocks, cuts[name], False, limits, pairs=True)[0], True)
+        else:
+            width = network.inputs[name] if name in network.inputs else network.columns(name)
+            blocks = padded(width, TILE) // TILE
+            out[name] = Statistics(rms, column_tiles(blocks, limits.fit(Tiles()), False, limits, pairs=True)[0], False)
+    return out
+
+
 @dataclass(frozen=True, eq=False)
 class Tiled:
     """A network, cut for an overlay.
 
     plan: its segments with their knobs. cuts: how a product is cut, by the activation that it computes. columns: how
     the columns of each activation are stored. rows: how the rows of activations lie, by the rows of a sequence.
+    statistics: of the activations that are normalised as they are loaded.
     """
 
     network: LayerGraph
@@ -137,6 +174,7 @@ class Tiled:
     cuts: dict[str, Tiles]
     columns: dict[str, Columns]
     rows: dict[int, Rows]
+    statistics: dict[str, Statistics] = field(default_factory=dict)
 
     @property
     def grid(self) -> ProductGrid:
@@ -184,9 +222,7 @@ class Tiled:
                 cut = self.cuts[gemm.y]
                 blocks_of_rows = self.rows_of(gemm.x).blocks
                 rows = [t.groups * t.acc * TILE for t in row_tiles(blocks_of_rows, cut, self.limits)]
-                passes, halves, blocks = column_tiles(
-                    self.columns[gemm.y].stored // TILE, cut, gemm.norm is not None, self.limits
-                )
+                passes, halves, blocks = product_tiles(gemm, self.columns[gemm.y], cut, self.limits, self.statistics)
                 sizes = ", ".join(f"{rows.count(n)} of {n}" for n in dict.fromkeys(rows))
                 out.append(f"    rows: {sizes}; columns: {passes} of {halves * blocks * TILE}")
         return "\n".join(out) + "\n"
@@ -210,6 +246,7 @@ def tile(network: LayerGraph, overlay: Overlay, schedule: Schedule) -> Tiled:
         if not isinstance(segment.layers, AttentionLayer):
             cuts |= dict.fromkeys((gemm.y for gemm in segment.layers), _fitting(segment, limits))
     network.check_rows()
+    statistics = statistics_of(network, cuts, limits)
     names = (*network.inputs, *(layer.y for layer in network.layers))
     rows = {
         network.seq_of(name): _rows(network, schedule, limits, network.rows_of(name)) for name in dict.fromkeys(names)
@@ -222,8 +259,9 @@ def tile(network: LayerGraph, overlay: Overlay, schedule: Schedule) -> Tiled:
         limits,
         segments,
         cuts,
-        columns_of(network, overlay, cuts, limits, schedule.whole_tiles),
+        columns_of(network, overlay, cuts, limits, schedule.whole_tiles, statistics),
         rows,
+        statistics,
     )
 
 
@@ -274,16 +312,48 @@ def row_tiles(blocks: int, cut: Tiles, limits: Limits) -> list[RowTile]:
     return out
 
 
-def column_tiles(blocks: int, cut: Tiles, whole: bool, limits: Limits) -> tuple[int, int, int]:
+def column_tiles(
+    blocks: int, cut: Tiles, whole: bool, limits: Limits, pairs: bool = False, grain: int = 1
+) -> tuple[int, int, int]:
     """Cut `blocks` column blocks into equal tiles. Returns the number of tiles, of grid columns in use, and of blocks
-    in each. whole: make one tile over all columns of the grid, as a norm needs whole rows."""
+    in each. whole: make one tile over all columns of the grid, as a norm needs whole rows. pairs: take all columns of
+    the grid for each tile. grain: blocks that must stay together, such as those of a head."""
     tiles = 1 if whole else -(-blocks // cut.tile_cols)
-    halves = limits.grid_cols if whole else min(cut.mme_cols, -(-blocks // tiles))
-    return tiles, halves, -(-blocks // (halves * tiles))
+    halves = limits.grid_cols if whole or pairs else min(cut.mme_cols, -(-blocks // tiles))
+    each = -(-blocks // (halves * tiles))
+    if grain > 1 or pairs:
+        each = padded(each, grain) if padded(each, grain) <= limits.cols else limits.cols // grain * grain
+        if not each:
+            raise ScheduleError(f"{grain} column blocks that must stay together; a memory of results has {limits.cols}")
+        tiles = -(-blocks // (halves * each))
+    return tiles, halves, each
+
+
+def product_tiles(
+    gemm: Gemm, y: Columns, cut: Tiles, limits: Limits, statistics: Mapping[str, Statistics]
+) -> tuple[int, int, int]:
+    """Cut the columns that a product computes, or that a pass goes over, as `column_tiles` does. y: the layout of the
+    result; a gated product computes twice as many columns."""
+    made = statistics.get(gemm.y)
+    blocks = y.stored // TILE * (2 if gemm.gated else 1)
+    grain = max(1, y.pitch // TILE) if gemm.in_heads else 1
+    return column_tiles(
+        blocks,
+        cut,
+        gemm.norm is not None and not gemm.in_heads,
+        limits,
+        pairs=made is not None and made.at_store,
+        grain=grain,
+    )
 
 
 def columns_of(
-    network: LayerGraph, overlay: Overlay, cuts: Mapping[str, Tiles], limits: Limits, whole_tiles: bool
+    network: LayerGraph,
+    overlay: Overlay,
+    cuts: Mapping[str, Tiles],
+    limits: Limits,
+    whole_tiles: bool,
+    statistics: Mapping[str, Statistics],
 ) -> dict[str, Columns]:
     """Choose the column layout of every activation.
 
@@ -295,12 +365,13 @@ def columns_of(
     out: dict[str, Columns] = {n: Columns(1, c, padded(c, TILE)) for n, c in network.inputs.items()}
     for layer in network.layers:
         if isinstance(layer, Gemm):
-            n = layer.weight.shape[1]
-            cut = cuts[layer.y]
-            stored = padded(n, cut.tile_cols * TILE if whole_tiles else TILE)
-            tiles, halves, blocks = column_tiles(stored // TILE, cut, layer.norm is not None, limits)
-            panel = halves * blocks * TILE if tiles > 1 and layer.y not in outputs else None
-            out[layer.y] = Columns(1, n, stored, panel)
+            n, cut = layer.width, cuts[layer.y]
+            whole = cut.tile_cols * TILE // (2 if layer.gated else 1)
+            stored = padded(n, max(whole, TILE) if whole_tiles else TILE)
+            tiles, halves, blocks = product_tiles(layer, Columns(1, n, stored), cut, limits, statistics)
+            panel = halves * blocks * TILE // (2 if layer.gated else 1)
+            is_panels = tiles > 1 and layer.y not in outputs and panel % TILE == 0  # of whole slices of K
+            out[layer.y] = Columns(1, n, stored, panel if is_panels else None)
     for layer in network.layers:
         if isinstance(layer, AttentionLayer):
             values = pipeline_of(overlay).values

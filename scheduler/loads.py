@@ -1,0 +1,82 @@
+"""What left memories load besides slices of a product: tiles that they pass on, and statistics of rows by which they
+normalise what they load."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from ..base.errors import UnsupportedError
+from ..isa.layout import BLOCK, QUARTER, UNIT
+from ..isa.work import Access, Load, LoadNorm, Send
+from .binder import Binder
+from .graph import Gemm, Norm
+from .order import TileAccesses
+from .refusal import require
+from .tile import TILE, RowTile
+
+NormOf = Callable[[int, int], LoadNorm | None]
+"""Of tiles `first` to `first + count - 1` of those that a left memory passes on, the norm."""
+
+
+def pass_tiles(s: Binder, unit: str, tiles: int, norm_of: NormOf = lambda first, count: None) -> None:
+    """Append the work of a left memory that loads `tiles` tiles and sends each once, as many at a time as it holds."""
+    most_held = s.overlay.memory_of(unit).rows // TILE
+    for t in range(0, tiles, most_held):
+        held = min(most_held, tiles - t)
+        load = Load(TILE * held, TILE, source=s.grid.activations, norm=norm_of(t, held))
+        s.turn(unit, load, Send(held, 1))
+
+
+def statistics_name(name: str) -> str:
+    """The buffer of the statistics of an activation."""
+    return f"{name}.statistics"
+
+
+def statistics_size(s: Binder, name: str) -> int:
+    """Elements of the statistics of an activation, padded to whole blocks: a quarter block for 128 rows and a part of
+    the columns."""
+    size = s.row_blocks_of(name) * s.tiled.statistics[name].parts * QUARTER
+    return -(-size // BLOCK) * BLOCK
+
+
+def statistics_at(s: Binder, name: str, row: int, part: int) -> int:
+    """The first element of the statistics of a row block and a part of the columns."""
+    buffer = s.buffers[statistics_name(name)]
+    return buffer.offset * UNIT + (row * s.tiled.statistics[name].parts + part) * QUARTER
+
+
+def check(s: Binder, gemm: Gemm) -> None:
+    """Raise `UnsupportedError` for norms of operands that the overlay cannot apply, naming the layer."""
+    for name, norm in ((gemm.x, gemm.x_norm), (gemm.residual, gemm.residual_norm)):
+        if norm is None or name is None:
+            continue
+        x, parts = s.columns[name], s.tiled.statistics[name].parts
+        what = f"{'RMSNorm' if norm.rms else 'LayerNorm'} over {x.count} columns of its operand"
+        if x.count != x.end:
+            raise UnsupportedError(f"{gemm.place}: {what}, which lie in heads with padding between them")
+        require(gemm.place, what, s.overlay, "normalise", s.overlay.by_unit[s.grid.left[0]], parts=parts)
+        require(gemm.place, what, s.overlay, "statistics", s.overlay.by_unit[s.grid.results[0][0]])
+
+
+def fresh_statistics(s: Binder, name: str, norm: Norm | None, row: RowTile, i: int, tile: TileAccesses) -> int:
+    """Append the load of the statistics of the rows of grid row i into its left memory, unless it has them. Returns how
+    many row tiles it takes before its next load."""
+    unit = s.grid.left[i]
+    at = row.start + i * row.acc
+    key = name, norm, at, row.acc
+    if norm is None or s.held.get(unit) == key:
+        return 0
+    s.held[unit] = key
+    size = row.acc * s.tiled.statistics[name].parts * QUARTER
+    tile.loads.append(Access(unit, False, statistics_at(s, name, at, 0), size))
+    return row.acc
+
+
+def load_norm(
+    s: Binder, name: str, norm: Norm | None, fresh: int, first: int = 0, same: bool = False
+) -> LoadNorm | None:
+    """The norm of a load of an activation. fresh: row tiles whose statistics come with it."""
+    if norm is None:
+        return None
+    parts = s.tiled.statistics[name].parts
+    return LoadNorm(norm.eps, norm.rms, parts, fresh, first, same)
