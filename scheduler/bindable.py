@@ -69,6 +69,18 @@ def require_scores(c: Circuit, att: AttentionLayer, rows: Sequence[int], grain: 
     rows are padded to a multiple of this many."""
     _require_right(c, att, overlay)
     assert c.right is not None
+    for what, asked in {
+        "padding before its rows": att.left,
+        "a window of keys": att.window is not None,
+        "a soft cap on its scores": att.softcap is not None,
+        "a mask that is an input": att.mask is not None,
+    }.items():
+        if asked:
+            raise UnsupportedError(
+                f"{att.place}: attention with {what}; overlay {overlay.name} has no patterns, and product by product "
+                "only lengths, causal masks and constant biases are bound; compile for an overlay with an attention "
+                "pipeline"
+            )
     if transposer(c.right) is None:
         raise UnsupportedError(
             f"{att.place}: the product with its keys; {c.right.units[0].name} and the memories on its way to "

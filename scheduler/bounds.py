@@ -213,5 +213,5 @@ class _Resources:
 def _operands(layer: Gemm | AttentionLayer) -> tuple[str, ...]:
     """The activations that a layer reads."""
     if isinstance(layer, AttentionLayer):
-        return layer.q, layer.k, layer.v
+        return layer.operands
     return (layer.x,) if layer.residual is None else (layer.x, layer.residual)

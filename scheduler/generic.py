@@ -286,6 +286,7 @@ class _Binder:
         heads, keys = self.columns[att.q], padded(rows, self.row_grain)
         first, out = head * heads.pitch, self._region(self.scores)
         q, k = self._region(att.q), self._region(att.k)
+        first_key = head // att.groups * self.columns[att.k].pitch
         columns: int | LengthField | None = None if keys == rows else rows
         if att.masked:
             columns = LengthField(b, 0, rows)
@@ -296,7 +297,7 @@ class _Binder:
                 residual = bias.at((b % batch * count + head % count) * self.pitch + row, 0)
             operands = Operands(
                 q.at(b * self.pitch + row, first),
-                k.at(b * self.pitch, first),
+                k.at(b * self.pitch, first_key),
                 -(-att.head_dim // c.tile.depth),
                 transposed=True,
                 residual=residual,
@@ -310,9 +311,9 @@ class _Binder:
         scores, v, out = (self._region(name) for name in (self.scores, att.v, att.y))
         for c, row in self._row_tiles(able, rows, keys, heads.pitch):
             for at, count in _strips(c, heads.pitch):
-                column = head * heads.pitch + at
-                operands = Operands(scores.at(row, 0), v.at(b * self.pitch, column), keys // c.tile.depth)
-                place = out.at(b * self.pitch + row, column)
+                value = v.at(b * self.pitch, head // att.groups * self.columns[att.v].pitch + at)
+                operands = Operands(scores.at(row, 0), value, keys // c.tile.depth)
+                place = out.at(b * self.pitch + row, head * heads.pitch + at)
                 self.work.strip(c, operands, place, count, Store(c.tile.rows, count * c.tile.columns))
 
     # -- instructions

@@ -106,7 +106,7 @@ def heads_in(layer: Layer) -> list[tuple[str, int]]:
 def reads(layer: Layer) -> list[str]:
     """The activations that a layer reads."""
     if isinstance(layer, AttentionLayer):
-        return [layer.q, layer.k, layer.v]
+        return list(layer.operands)
     return [layer.x] if layer.residual is None else [layer.x, layer.residual]
 
 

@@ -328,7 +328,9 @@ def _shape(network: LayerGraph, at: int) -> tuple[object, ...]:
     back = tuple(at - made[name] if name in made else None for name in _reads(layer))
     if isinstance(layer, AttentionLayer):
         bias = None if layer.bias is None else layer.bias.shape
-        return ("attention", layer.heads, layer.head_dim, layer.masked, layer.causal, bias), back
+        plain = ("attention", layer.heads, layer.head_dim, layer.masked, layer.causal, bias)
+        mask = None if layer.mask is None else layer.mask_heads
+        return (*plain, layer.groups, layer.left, layer.window, layer.softcap is None, mask), back
     shape = (layer.weight.shape, layer.activation, layer.residual is None, layer.norm)
     rotary = layer.rotary
     table = None if rotary is None else (len(rotary.own), rotary.head_dim)
@@ -342,5 +344,5 @@ def _shape(network: LayerGraph, at: int) -> tuple[object, ...]:
 
 def _reads(layer: Gemm | AttentionLayer) -> list[str]:
     if isinstance(layer, AttentionLayer):
-        return [layer.q, layer.k, layer.v]
+        return list(layer.operands)
     return [layer.x] if layer.residual is None else [layer.x, layer.residual]
