@@ -24,11 +24,13 @@ def compute(
     layer: Gemm | AttentionLayer,
     values: Mapping[str, Array],
     lengths: npt.NDArray[np.int64] | None,
+    starts: npt.NDArray[np.int64] | None = None,
 ) -> Array:
     """Compute one layer. values: float32 activations (batch, seq, columns) by name. lengths: valid keys of each
-    sequence, int64 (batch,), for masked attention. Returns float32 (batch, seq, columns)."""
+    sequence, int64 (batch,), for masked attention. starts: rows of padding before the first one of each sequence, int64
+    (batch,), for attention with left padding. Returns float32 (batch, seq, columns)."""
     known = {name: torch.from_numpy(np.ascontiguousarray(v)) for name, v in values.items()}
-    y = _gemm(layer, known) if isinstance(layer, Gemm) else _attention(network, layer, known, lengths)
+    y = _gemm(layer, known) if isinstance(layer, Gemm) else _attention(network, layer, known, lengths, starts)
     out: Array = y.numpy()
     return out
 
@@ -80,17 +82,54 @@ def _attention(
     layer: AttentionLayer,
     known: Mapping[str, torch.Tensor],
     lengths: npt.NDArray[np.int64] | None,
+    starts: npt.NDArray[np.int64] | None,
 ) -> torch.Tensor:
-    shape = network.batch, -1, layer.heads, layer.head_dim
-    q, k, v = (known[name].view(shape).transpose(1, 2) for name in (layer.q, layer.k, layer.v))
-    mask, longest = None, network.seq_of(layer.k)
+    q, k, v = (known[name].unflatten(2, (-1, layer.head_dim)).transpose(1, 2) for name in (layer.q, layer.k, layer.v))
+    if layer.groups > 1:
+        k, v = (x.repeat_interleave(layer.groups, 1) for x in (k, v))
     keys = lengths if layer.masked and lengths is not None else np.array(network.rows_of(layer.k), np.int64)
-    if (keys < longest).any() or layer.causal:
-        mask = (torch.arange(longest) < torch.from_numpy(keys)[:, None])[:, None, None, :]
-    if mask is not None and layer.causal:
-        mask = mask & torch.ones(longest, longest, dtype=torch.bool).tril()
+    valid = _valid_keys(layer, q.shape[2], k.shape[2], keys, starts)
+    mask = valid
     if layer.bias is not None:
         bias = torch.from_numpy(layer.bias)
-        mask = bias if mask is None else torch.where(mask, bias, -torch.inf)
-    y = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=1.0)
+        mask = bias if valid is None else torch.where(valid, bias, -torch.inf)
+    if layer.softcap is None and layer.mask is None:
+        y = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=1.0)
+        return y.transpose(1, 2).flatten(2)
+    scores = q @ k.transpose(2, 3)
+    if layer.softcap is not None:
+        scores = layer.softcap * torch.tanh(scores / layer.softcap)
+    if layer.bias is not None:
+        scores = scores + torch.from_numpy(layer.bias)
+    if layer.mask is not None:
+        scores = scores + known[layer.mask].unflatten(1, (layer.mask_heads, -1))
+    if valid is not None:
+        scores = scores.masked_fill(~valid, -torch.inf)
+    y = torch.softmax(scores, 3).nan_to_num() @ v  # a row without a key is 0, as on the machine
     return y.transpose(1, 2).flatten(2)
+
+
+def _valid_keys(
+    layer: AttentionLayer,
+    rows: int,
+    keys: int,
+    lengths: npt.NDArray[np.int64],
+    starts: npt.NDArray[np.int64] | None,
+) -> torch.Tensor | None:
+    """Whether each key counts, bool, to be broadcast to (batch, heads, rows, keys); None if all do."""
+    r, c = torch.arange(rows)[:, None], torch.arange(keys)[None]
+    parts = []
+    if (lengths < keys).any():
+        parts.append((c < torch.from_numpy(lengths)[:, None])[:, None, None, :])
+    if layer.left and starts is not None:
+        parts.append((c >= torch.from_numpy(starts)[:, None])[:, None, None, :])
+    if layer.causal:
+        parts.append((c <= r)[None, None])
+    if layer.window is not None:
+        parts.append((c > r - layer.window)[None, None])
+        if not layer.causal:
+            parts.append((c < r + layer.window)[None, None])
+    out = None
+    for part in parts:
+        out = part if out is None else out & part
+    return out
