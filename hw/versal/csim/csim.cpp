@@ -58,7 +58,8 @@ void require_well_formed(const Word *image, std::uint64_t size) {
         if (at == end) throw std::invalid_argument("the image has fewer packets than it says");
         const Header header = Header::decode(image + at++);
         constexpr unsigned words[] = {0, Ddr::words, Lpddr::words, MemA::words, MemB::words, MemC::words, MeshA::words,
-                                      MeshB::words, MemCConfig::words};
+                                      MeshB::words, MemCConfig::words, MemCScores::words, MemCStore::words,
+                                      MemCTable::words, MemANorm::words, MemBConfig::words};
         if (header.opcode >= std::size(words)) throw std::invalid_argument("packet with an unknown opcode");
         at += header.last ? 0 : std::uint64_t{words[header.opcode]} * header.window;
         if (at > end) throw std::invalid_argument("the last packet of the image is cut short");

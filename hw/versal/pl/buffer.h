@@ -205,6 +205,12 @@ void poison([[maybe_unused]] Cell<Banks> (&buffer)[Banks][Depth]) {
         for (Cell<Banks> &cell : bank) cell = Cell<Banks>(std::numeric_limits<float>::quiet_NaN());
 #endif
 }
+template <unsigned Depth>
+void poison([[maybe_unused]] float (&numbers)[Depth]) {
+#ifdef RSN_CSIM
+    for (auto &number : numbers) number = std::numeric_limits<float>::quiet_NaN();
+#endif
+}
 
 }  // namespace rsn::xnn
 

@@ -63,7 +63,7 @@ lpddr_chunks:
 template <unsigned Words>
 Uop<Words> uop_of(const Mop<Words> &mop) {
 #pragma HLS INLINE
-    Uop<Words> uop = {mop.last, mop.config, {}};
+    Uop<Words> uop = {mop.last, mop.format, {}};
 uop_words:
     for (unsigned i = 0; i < Words; ++i) {
 #pragma HLS UNROLL
@@ -116,7 +116,7 @@ repeated_mops:
             uops << uop_of(mop);
         }
     }
-    uops << Uop<Words>{true, false, {}};
+    uops << Uop<Words>{true, 0, {}};
 }
 
 }  // namespace
@@ -145,18 +145,18 @@ mesh_windows:
             }
         }
     }
-    uops << Uop<MeshA::words>{true, false, {}};
+    uops << Uop<MeshA::words>{true, 0, {}};
 }
 
-void decode_mem_a(hls::stream<Mop<MemA::words>> &mops, hls::stream<Uop<MemA::words>> &uops) {
+void decode_mem_a(hls::stream<Mop<mem_a_words>> &mops, hls::stream<Uop<mem_a_words>> &uops) {
     decode_repeated(mops, uops);
 }
 
-void decode_mem_b(hls::stream<Mop<MemB::words>> &mops, hls::stream<Uop<MemB::words>> &uops) {
+void decode_mem_b(hls::stream<Mop<mem_b_words>> &mops, hls::stream<Uop<mem_b_words>> &uops) {
     decode_repeated(mops, uops);
 }
 
-void decode_mem_c(hls::stream<Mop<MemCConfig::words>> &mops, hls::stream<Uop<MemCConfig::words>> &uops) {
+void decode_mem_c(hls::stream<Mop<mem_c_words>> &mops, hls::stream<Uop<mem_c_words>> &uops) {
     decode_repeated(mops, uops);
 }
 

@@ -14,13 +14,23 @@ namespace {
 // The next mOP, of so many words. Under a terminator there is none.
 template <unsigned Words>
 Mop<Words> take(const Header &header, unsigned size, hls::stream<Word> &words) {
-    Mop<Words> mop = {header.last, header.opcode == MemCConfig::opcode, header.window, header.reuse, {}};
+    Mop<Words> mop = {header.last, Format(header.opcode), header.window, header.reuse, {}};
 take_words:
     for (Counter i = 0; i < size; ++i) {
 #pragma HLS PIPELINE II=1 style=flp
         mop.words[i] = words.read();
     }
     return mop;
+}
+
+constexpr unsigned mem_c_size(unsigned opcode) {
+    switch (static_cast<Opcode>(opcode)) {
+    case Opcode::MemC: return MemC::words;
+    case Opcode::MemCConfig: return MemCConfig::words;
+    case Opcode::MemCScores: return MemCScores::words;
+    case Opcode::MemCStore: return MemCStore::words;
+    default: return MemCTable::words;
+    }
 }
 
 // Waits for room in one FIFO. A function of its own, as those in mem_c.h: HLS could put writes to several streams into
@@ -45,12 +55,12 @@ fetch_words:
 }
 
 void dispatch(hls::stream<Word> &words, hls::stream<Mop<Ddr::words>> &ddr, hls::stream<Mop<Lpddr::words>> &lpddr,
-              hls::stream<Mop<MemA::words>> &mem_a0, hls::stream<Mop<MemA::words>> &mem_a1,
-              hls::stream<Mop<MemA::words>> &mem_a2, hls::stream<Mop<MemB::words>> &mem_b0,
-              hls::stream<Mop<MemB::words>> &mem_b1, hls::stream<Mop<MemB::words>> &mem_b2,
-              hls::stream<Mop<MemCConfig::words>> &mem_c0, hls::stream<Mop<MemCConfig::words>> &mem_c1,
-              hls::stream<Mop<MemCConfig::words>> &mem_c2, hls::stream<Mop<MemCConfig::words>> &mem_c3,
-              hls::stream<Mop<MemCConfig::words>> &mem_c4, hls::stream<Mop<MemCConfig::words>> &mem_c5,
+              hls::stream<Mop<mem_a_words>> &mem_a0, hls::stream<Mop<mem_a_words>> &mem_a1,
+              hls::stream<Mop<mem_a_words>> &mem_a2, hls::stream<Mop<mem_b_words>> &mem_b0,
+              hls::stream<Mop<mem_b_words>> &mem_b1, hls::stream<Mop<mem_b_words>> &mem_b2,
+              hls::stream<Mop<mem_c_words>> &mem_c0, hls::stream<Mop<mem_c_words>> &mem_c1,
+              hls::stream<Mop<mem_c_words>> &mem_c2, hls::stream<Mop<mem_c_words>> &mem_c3,
+              hls::stream<Mop<mem_c_words>> &mem_c4, hls::stream<Mop<mem_c_words>> &mem_c5,
               hls::stream<Mop<MeshA::words>> &mesh_a, hls::stream<Mop<MeshB::words>> &mesh_b) {
     words.read();  // their number, which the fetch needs
     const Word packets = words.read();
@@ -69,24 +79,30 @@ dispatch_packets:
             case Opcode::LPDDR:
                 lpddr << take<Lpddr::words>(header, header.last ? 0 : Lpddr::words, words);
                 break;
-            case Opcode::MemA: {
-                const auto mop = take<MemA::words>(header, header.last ? 0 : MemA::words, words);
+            case Opcode::MemA:
+            case Opcode::MemANorm: {
+                const unsigned size = header.opcode == MemA::opcode ? MemA::words : MemANorm::words;
+                const auto mop = take<mem_a_words>(header, header.last ? 0 : size, words);
                 if (header.mask & 1) give(mop, mem_a0);
                 if (header.mask & 2) give(mop, mem_a1);
                 if (header.mask & 4) give(mop, mem_a2);
                 break;
             }
-            case Opcode::MemB: {
-                const auto mop = take<MemB::words>(header, header.last ? 0 : MemB::words, words);
+            case Opcode::MemB:
+            case Opcode::MemBConfig: {
+                const unsigned size = header.opcode == MemB::opcode ? MemB::words : MemBConfig::words;
+                const auto mop = take<mem_b_words>(header, header.last ? 0 : size, words);
                 if (header.mask & 1) give(mop, mem_b0);
                 if (header.mask & 2) give(mop, mem_b1);
                 if (header.mask & 4) give(mop, mem_b2);
                 break;
             }
             case Opcode::MemC:
-            case Opcode::MemCConfig: {
-                const unsigned size = header.opcode == MemC::opcode ? MemC::words : MemCConfig::words;
-                const auto mop = take<MemCConfig::words>(header, header.last ? 0 : size, words);
+            case Opcode::MemCConfig:
+            case Opcode::MemCScores:
+            case Opcode::MemCStore:
+            case Opcode::MemCTable: {
+                const auto mop = take<mem_c_words>(header, header.last ? 0 : mem_c_size(header.opcode), words);
                 if (header.mask & 1) give(mop, mem_c0);
                 if (header.mask & 2) give(mop, mem_c1);
                 if (header.mask & 4) give(mop, mem_c2);

@@ -16,6 +16,7 @@ using Buffer = Cell<turning>[turning][depth_of(buffers::MemB0_rows, cols)];
 static_assert(buffers::MemB1_rows == buffers::MemB0_rows && buffers::MemB1_cols == cols);
 
 constexpr unsigned cols2 = buffers::MemB2_cols;
+constexpr unsigned values_half = tile / 2;  // columns of values in a tile that is not sent whole
 using Buffer2 = Cell<plain>[plain][depth_of(buffers::MemB2_rows, cols2)];
 
 // dim1 x dim2 elements whose blocks come as dim2 x dim1.
@@ -77,27 +78,32 @@ void load2(Word word0, Word word1, hls::stream<Beat> &ddr, Buffer2 &buffer) {
     if (op.load) fill<cols2>(buffer, op.dim1, op.dim2, ddr);
 }
 
-void send2(Word word0, Word word1, const Buffer2 &buffer, hls::stream<Beat> &mesh) {
+// Column after column of whole tiles; or, again and again, the left half of a column of tiles, beside zeros.
+void send2(Word word0, Word word1, Word config, const Buffer2 &buffer, hls::stream<Beat> &mesh) {
     const MemB op = decoded<MemB>(word0, word1);
-    const unsigned times = op.send ? op.acc_a * op.acc_b : 0;
+    const bool whole = decoded<MemBConfig>(config).whole;
 send2_times:
-    for (unsigned n = 0; n < times; ++n) {
-    send2_rows:
-        for (unsigned k = 0; k < op.acc_k; ++k) send_right<cols2>(buffer, k * tile, 0, mesh);
+    for (unsigned a = 0; op.send && a < op.acc_a; ++a) {
+    send2_cols:
+        for (unsigned b = 0; b < op.acc_b; ++b) {
+        send2_rows:
+            for (unsigned k = 0; k < op.acc_k; ++k)
+                send_right<cols2>(buffer, k * tile, whole ? b * tile : 0, mesh, whole ? tile : values_half);
+        }
     }
 }
 
-void mem_b2_step(Word word0, Word word1, hls::stream<Beat> &ddr, Buffer2 &filled, const Buffer2 &sent,
+void mem_b2_step(Word word0, Word word1, Word config, hls::stream<Beat> &ddr, Buffer2 &filled, const Buffer2 &sent,
                  hls::stream<Beat> &mesh) {
 #pragma HLS DATAFLOW
     RSN_DATAFLOW();
     RSN_PROCESS("", load2, word0, word1, ddr, filled);
-    RSN_PROCESS("", send2, word0, word1, sent, mesh);
+    RSN_PROCESS("", send2, word0, word1, config, sent, mesh);
 }
 
 }  // namespace
 
-void mem_b(hls::stream<Uop<MemB::words>> &uops, hls::stream<Beat> &lpddr, hls::stream<Beat> &ddr,
+void mem_b(hls::stream<Uop<mem_b_words>> &uops, hls::stream<Beat> &lpddr, hls::stream<Beat> &ddr,
            hls::stream<Beat> &mesh) {
 #pragma HLS ALLOCATION function instances=mem_b_step limit=1
     Buffer ping, pong;
@@ -111,9 +117,10 @@ void mem_b(hls::stream<Uop<MemB::words>> &uops, hls::stream<Beat> &lpddr, hls::s
     unsigned number = 0;
 mem_b_uops:
     for (;;) {
-        const Uop<MemB::words> uop = uops.read();
+        const Uop<mem_b_words> uop = uops.read();
         RSN_UOP(number++);
         if (uop.last) break;
+        if (uop.format == MemBConfig::opcode) continue;  // it says something to MemB2 alone
         const Word word0 = uop.words[0], word1 = uop.words[1];
         if (cur) mem_b_step(word0, word1, lpddr, ddr, ping, pong, mesh);
         else mem_b_step(word0, word1, lpddr, ddr, pong, ping, mesh);
@@ -121,25 +128,30 @@ mem_b_uops:
     }
 }
 
-void mem_b2(hls::stream<Uop<MemB::words>> &uops, hls::stream<Beat> &ddr, hls::stream<Beat> &mesh) {
+void mem_b2(hls::stream<Uop<mem_b_words>> &uops, hls::stream<Beat> &ddr, hls::stream<Beat> &mesh) {
 #pragma HLS ALLOCATION function instances=mem_b2_step limit=1
     Buffer2 ping, pong;
 #pragma HLS ARRAY_PARTITION variable=ping complete dim=1
 #pragma HLS ARRAY_PARTITION variable=pong complete dim=1
-#pragma HLS BIND_STORAGE variable=ping type=ram_s2p impl=bram
-#pragma HLS BIND_STORAGE variable=pong type=ram_s2p impl=bram
+#pragma HLS BIND_STORAGE variable=ping type=ram_s2p impl=uram
+#pragma HLS BIND_STORAGE variable=pong type=ram_s2p impl=uram
     poison(ping);
     poison(pong);
+    Word config = 0;
     bool cur = false;
     unsigned number = 0;
 mem_b2_uops:
     for (;;) {
-        const Uop<MemB::words> uop = uops.read();
+        const Uop<mem_b_words> uop = uops.read();
         RSN_UOP(number++);
         if (uop.last) break;
+        if (uop.format == MemBConfig::opcode) {
+            config = uop.words[0];
+            continue;
+        }
         const Word word0 = uop.words[0], word1 = uop.words[1];
-        if (cur) mem_b2_step(word0, word1, ddr, ping, pong, mesh);
-        else mem_b2_step(word0, word1, ddr, pong, ping, mesh);
+        if (cur) mem_b2_step(word0, word1, config, ddr, ping, pong, mesh);
+        else mem_b2_step(word0, word1, config, ddr, pong, ping, mesh);
         cur = !cur;
     }
 }

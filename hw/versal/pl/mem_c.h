@@ -35,9 +35,10 @@ struct Walk {
     Counter last, row = 0, col, round = 0;
 
     // rows: of the matrix; those behind its last whole patch are left out. With fewer than patch_rows no round is taken.
-    explicit Walk(unsigned rows)
+    // first: the column where it begins.
+    explicit Walk(unsigned rows, unsigned first = 0)
         : last(rows < patch_rows ? 0 : rows / patch_rows * patch_rows - patch_rows),
-          col(rows < patch_rows ? mem_c_cols : 0) {}
+          col(rows < patch_rows ? mem_c_cols : first) {}
 
     bool more(Counter cols) const {
 #pragma HLS INLINE
@@ -58,6 +59,10 @@ struct Walk {
             return;
         }
         round = 0;
+        next_patch();
+    }
+    void next_patch() {
+#pragma HLS INLINE
         if (row == last) {
             row = 0;
             col += patch_cols;
@@ -67,6 +72,12 @@ struct Walk {
     }
 };
 static_assert(mem_c_cols + patch_cols < 1u << counter_bits, "a Counter goes on to the columns");
+
+// Columns from a head to the next. Where a store asks for heads and says no width, it is 256.
+inline unsigned head_width(const MemCStore &how) {
+#pragma HLS INLINE
+    return how.head == 1 ? 64 : how.head == 2 ? 128 : 256;
+}
 
 // A number to a neighbour, and one from it. Functions of their own: HLS keeps no order between accesses to different
 // streams (UG1399, HLS Fence Library). In one state of one function the two would wait for each other, and since the

@@ -4,6 +4,10 @@
 //
 // A round per 4x8 patch for the maxima (where they are asked for), for exp and for the product; a tile has 512. To the
 // neighbour goes the number of columns (causal), a maximum per row, a sum per row, and the same comes back.
+//
+// Rows with more keys than fit come in parts, twice. First maxima and sums alone: each part may find a larger maximum,
+// and what has been summed is then multiplied by exp of the difference. Then, part by part again, exp with these maxima
+// times the reciprocals of these sums. Both stay in the unit from uOP to uOP.
 // SPDX-License-Identifier: Apache-2.0
 #ifndef RSN_PL_SOFTMAX_H
 #define RSN_PL_SOFTMAX_H
@@ -14,25 +18,70 @@
 
 namespace rsn::xnn {
 
-// Selects the valid scores. cols: valid columns. left: number of the neighbour's columns that precede these.
-struct Mask {
-    unsigned cols;
-    unsigned left;
-    bool causal;
-    std::int32_t offset;
+// What a receive does with the keys that it has got.
+enum class Part : std::uint8_t { all, first, more, apply };
 
-    bool valid(unsigned row, unsigned col) const {
+// Selects the valid scores. first, cols: the first valid column, and one past the last. left: number of the neighbour's
+// columns that precede these. With that many, column c counts for row r from r + low and up to r + offset.
+struct Mask {
+    Counter first, cols;
+    unsigned left;
+    bool causal, windowed;
+    std::int32_t offset, low;
+
+    // What is left of them in one row. The two bounds need an addition each, once for the eight columns of a patch.
+    struct Range {
+        std::int32_t first, end;
+
+        bool has(unsigned col) const {
 #pragma HLS INLINE
-        const std::int32_t ahead = static_cast<std::int32_t>(col + left) - static_cast<std::int32_t>(row);
-        return col < cols && (!causal || ahead <= offset);
+            const std::int32_t c = static_cast<std::int32_t>(col);
+            return c >= first && c < end;
+        }
+    };
+    Range of_row(unsigned row) const {
+#pragma HLS INLINE
+        Range out = {static_cast<std::int32_t>(first), static_cast<std::int32_t>(cols)};
+        const std::int32_t diagonal = static_cast<std::int32_t>(row) - static_cast<std::int32_t>(left);
+        if (causal && diagonal + offset + 1 < out.end) out.end = diagonal + offset + 1;
+        if (windowed && diagonal + low > out.first) out.first = diagonal + low;
+        return out;
     }
 };
+
+// A distance of a column from a row, no larger than any that a buffer has: then bounds of a row are sums of few bits.
+constexpr std::int32_t farthest = 4096;
+static_assert(farthest > 2 * static_cast<std::int32_t>(mem_c_cols + 512), "rows, and columns of both neighbours");
+inline std::int32_t clamped(std::int32_t distance) {
+    return distance > farthest ? farthest : distance < -farthest ? -farthest : distance;
+}
 
 inline void send_rows(const Rows &mine, Counter rows, hls::stream<float> &to) {
 send_rows:
     for (Counter row = 0; row < rows; ++row) {
 #pragma HLS PIPELINE II=ii::exchange style=flp
         to << mine[row % patch_rows][row / patch_rows];
+    }
+}
+
+// Scores become cap * tanh(score / cap), as cap - 2 cap / (exp(2 score / cap) + 1): they are scaled then.
+inline void soft_cap(MemCBuffer &buffer, Counter rows, Counter cols, float scale, float cap, float inverse_cap) {
+    constexpr unsigned elements = elements_of(rounds::softcap);
+    const float twice = 2.0f * (scale * inverse_cap), range = 2.0f * cap;
+    Beat in, out;
+capped:
+    for (Walk<rounds::softcap> at(rows); at.more(cols); at.next()) {
+#pragma HLS PIPELINE II=ii::softcap style=flp
+#pragma HLS DEPENDENCE variable=buffer type=inter dependent=false
+        if (at.begins()) in = get_beat<by_rows, mem_c_cols>(buffer, at.row, at.col);
+        float part[elements];
+        for (unsigned i = 0; i < elements; ++i) {
+#pragma HLS UNROLL
+            part[i] = add_in_fabric(cap, -(range / add_in_fabric(exp_of(in[i] * twice), 1.0f)));
+        }
+        shift<elements>(in);
+        shift_in(out, part);
+        if (at.ends()) put_beat<by_rows, mem_c_cols>(buffer, at.row, at.col, out);
     }
 }
 
@@ -50,10 +99,11 @@ maxima:
 #pragma HLS UNROLL
             float &running = top[r][at.row / patch_rows];
             float most = at.col == 0 ? -std::numeric_limits<float>::infinity() : running;
+            const Mask::Range valid = mask.of_row(at.row + r);
             for (unsigned c = 0; c < patch_cols; ++c) {
 #pragma HLS UNROLL
                 const float score = turn ? -x[by_rows(r, c)] : x[by_rows(r, c)];
-                if (mask.valid(at.row + r, at.col + c) && score > most) most = score;
+                if (valid.has(at.col + c) && score > most) most = score;
             }
             running = at.col + patch_cols == cols ? most * (turn ? -scale : scale) : most;
         }
@@ -72,11 +122,12 @@ exps:
         for (unsigned r = 0; r < patch_rows; ++r) {
 #pragma HLS UNROLL
             const float most = subtract ? top[r][at.row / patch_rows] : 0.0f;
+            const Mask::Range valid = mask.of_row(at.row + r);
             float e[patch_cols];
             for (unsigned c = 0; c < patch_cols; ++c) {
 #pragma HLS UNROLL
                 const float score = x[by_rows(r, c)] * scale - most;
-                e[c] = mask.valid(at.row + r, at.col + c) ? exp_of(score) : 0.0f;
+                e[c] = valid.has(at.col + c) ? exp_of(score) : 0.0f;
                 x[by_rows(r, c)] = e[c];
             }
             float &running = total[r][at.row / patch_rows];
@@ -104,15 +155,19 @@ products:
     }
 }
 
-inline void softmax(MemCBuffer &buffer, Counter rows, Counter cols, const MemCConfig &reg, bool odd,
-                    hls::stream<float> &to, hls::stream<float> &from) {
+// kept_top, kept_total: of each row the maximum and the sum of the parts so far.
+inline void softmax(MemCBuffer &buffer, Counter rows, Counter cols, const MemCConfig &reg, const MemCScores &scores,
+                    bool odd, Rows &kept_top, Rows &kept_total, hls::stream<float> &to, hls::stream<float> &from) {
     Rows top, total;
 #pragma HLS ARRAY_PARTITION variable=top complete dim=1
 #pragma HLS ARRAY_PARTITION variable=total complete dim=1
 #pragma HLS BIND_STORAGE variable=top type=ram_s2p impl=lutram
 #pragma HLS BIND_STORAGE variable=total type=ram_s2p impl=lutram
-    Mask mask = {reg.softmax_cols, 0, reg.causal, reg.offset};
-    if (reg.causal && !reg.alone) {
+    const Part part = static_cast<Part>(scores.part);
+    const bool collects = part == Part::first || part == Part::more, applies = part == Part::apply;
+    Mask mask = {scores.first_cols, reg.softmax_cols, 0,  reg.causal,
+                 scores.windowed,   clamped(reg.offset), clamped(scores.low)};
+    if ((reg.causal || scores.windowed) && !reg.alone) {
         send_number(static_cast<float>(cols), to);
         const float theirs = receive_number(from);
         if (odd) mask.left = static_cast<unsigned>(theirs);
@@ -128,31 +183,51 @@ inline void softmax(MemCBuffer &buffer, Counter rows, Counter cols, const MemCCo
             }
         }
     }
-    if (reg.max_sub) {
-        find_maxima(buffer, rows, cols, reg.scale, mask, top);
-        if (!reg.alone) send_rows(top, rows, to);
+    if (scores.capped) soft_cap(buffer, rows, cols, reg.scale, scores.cap, scores.inverse_cap);
+    const float scale = scores.capped ? 1.0f : reg.scale;
+    const bool subtract = reg.max_sub || part != Part::all;
+    if (subtract) {
+        const bool shared = !reg.alone && !applies;
+        if (!applies) find_maxima(buffer, rows, cols, scale, mask, top);
+        if (shared) send_rows(top, rows, to);
     combine_maxima:
         for (Counter row = 0; row < rows; ++row) {
 #pragma HLS PIPELINE II=ii::exchange style=flp
 #pragma HLS DEPENDENCE variable=top type=inter dependent=false
+#pragma HLS DEPENDENCE variable=kept_top type=inter dependent=false
+#pragma HLS DEPENDENCE variable=kept_total type=inter dependent=false
             float &own = top[row % patch_rows][row / patch_rows];
-            const float theirs = reg.alone ? own : from.read();
-            const float most = theirs > own ? theirs : own;
-            own = finite(most) ? most : 0.0f;  // nothing counts in this row
+            float &kept = kept_top[row % patch_rows][row / patch_rows];
+            float &sum = kept_total[row % patch_rows][row / patch_rows];
+            const float theirs = shared ? from.read() : own, before = kept;
+            float most = theirs > own ? theirs : own;
+            if (applies || (part == Part::more && before > most)) most = before;
+            const float level = finite(most) ? most : 0.0f;  // else nothing counts in this row
+            if (collects) {
+                kept = most;
+                sum = part == Part::more ? sum * exp_of(before - level) : 0.0f;
+            }
+            own = level;
         }
     }
-    take_exp(buffer, rows, cols, reg.scale, mask, reg.max_sub, top, total);
-    if (!reg.alone && cols) send_rows(total, rows, to);
-    const bool masked = reg.causal || reg.softmax_cols < cols;
+    take_exp(buffer, rows, cols, scale, mask, subtract, top, total);
+    if (!reg.alone && cols && !applies) send_rows(total, rows, to);
+    // A sum of parts without valid scores is 0, any other at least 1, so there is no row that is not masked.
+    const bool masked = part != Part::all || reg.causal || scores.windowed || scores.first_cols != 0 ||
+                        reg.softmax_cols < cols;
 combine_sums:
     for (Counter row = 0; row < rows; ++row) {
 #pragma HLS PIPELINE II=ii::exchange style=flp
 #pragma HLS DEPENDENCE variable=total type=inter dependent=false
+#pragma HLS DEPENDENCE variable=kept_total type=inter dependent=false
         float &own = total[row % patch_rows][row / patch_rows];
-        const float theirs = reg.alone ? 0.0f : from.read();
-        own = reciprocal_of_sum(own + theirs, masked);
+        float &kept = kept_total[row % patch_rows][row / patch_rows];
+        const float theirs = reg.alone || applies ? 0.0f : from.read();
+        const float sum = own + theirs, before = kept;
+        if (collects) kept = before + sum;
+        own = reciprocal_of_sum(applies ? before : sum, masked);
     }
-    multiply_rows(buffer, rows, cols, total);
+    if (!collects) multiply_rows(buffer, rows, cols, total);
 }
 
 }  // namespace rsn::xnn

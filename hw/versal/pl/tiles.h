@@ -62,16 +62,16 @@ send_left_beats:
     }
 }
 
-// The tile at (row, col) as a right operand; columns beyond the buffer's are 0.
+// The tile at (row, col) as a right operand; its columns from `width` on, a multiple of 8, are 0.
 template <unsigned Cols, unsigned Banks, unsigned Depth>
-void send_right(const Cell<Banks> (&buffer)[Banks][Depth], unsigned row, unsigned col, hls::stream<Beat> &mesh) {
+void send_right(const Cell<Banks> (&buffer)[Banks][Depth], unsigned row, unsigned col, hls::stream<Beat> &mesh,
+                unsigned width = tile) {
 #pragma HLS INLINE
 send_right_beats:
     for (unsigned t = 0; t < beats_per_tile; ++t) {
 #pragma HLS PIPELINE II=ii::send style=flp
-        const unsigned c = col + right_col(t);
-        const Beat beat = get_beat<by_cols, Cols>(buffer, row + right_row(t), c);
-        mesh << (Cols < tile && c >= Cols ? Beat(0.0f) : beat);
+        const Beat beat = get_beat<by_cols, Cols>(buffer, row + right_row(t), col + right_col(t));
+        mesh << (right_col(t) < width ? beat : Beat(0.0f));
     }
 }
 

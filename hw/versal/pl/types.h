@@ -5,6 +5,7 @@
 
 #include <cstdint>
 
+#include <ap_int.h>
 #include <hls_burst_maxi.h>
 #include <hls_stream.h>
 #include <hls_vector.h>
@@ -26,11 +27,14 @@ using Beat = hls::vector<float, beat_floats>;
 // 64 bit: one lane of a beat, on its way to or from an AIE tile.
 using Lane = hls::vector<float, lane_floats>;
 
+// Which format the words of a mOP or uOP have: a unit with registers takes several.
+using Format = ap_uint<Header::bits::opcode::width>;
+
 // A mOP in the FIFO of its decoder, with the header it came under. A terminator takes a slot too.
 template <unsigned Words>
 struct Mop {
     bool last;
-    bool config;          // opcode 8: registers
+    Format format;
     std::uint8_t window;  // mOPs in its packet
     std::uint16_t reuse;
     Word words[Words];
@@ -40,9 +44,16 @@ struct Mop {
 template <unsigned Words>
 struct Uop {
     bool last;
-    bool config;
+    Format format;
     Word words[Words];
 };
+
+// Words of a unit's longest format.
+constexpr unsigned longer(unsigned a, unsigned b) { return a > b ? a : b; }
+constexpr unsigned mem_a_words = longer(MemA::words, MemANorm::words);
+constexpr unsigned mem_b_words = longer(MemB::words, MemBConfig::words);
+constexpr unsigned mem_c_words = longer(longer(MemC::words, MemCConfig::words),
+                                        longer(MemCScores::words, longer(MemCStore::words, MemCTable::words)));
 
 // What these words say. The processes of a dataflow region take the words of their uOP and decode them each for itself:
 // scalars travel into a region as they are, for structs HLS would have to copy them by a constructor.

@@ -13,21 +13,21 @@ void announce(std::uint64_t *fingerprint);
 // dispatch.cpp
 void fetch(const Word *instructions, hls::stream<Word> &words);
 void dispatch(hls::stream<Word> &words, hls::stream<Mop<Ddr::words>> &ddr, hls::stream<Mop<Lpddr::words>> &lpddr,
-              hls::stream<Mop<MemA::words>> &mem_a0, hls::stream<Mop<MemA::words>> &mem_a1,
-              hls::stream<Mop<MemA::words>> &mem_a2, hls::stream<Mop<MemB::words>> &mem_b0,
-              hls::stream<Mop<MemB::words>> &mem_b1, hls::stream<Mop<MemB::words>> &mem_b2,
-              hls::stream<Mop<MemCConfig::words>> &mem_c0, hls::stream<Mop<MemCConfig::words>> &mem_c1,
-              hls::stream<Mop<MemCConfig::words>> &mem_c2, hls::stream<Mop<MemCConfig::words>> &mem_c3,
-              hls::stream<Mop<MemCConfig::words>> &mem_c4, hls::stream<Mop<MemCConfig::words>> &mem_c5,
+              hls::stream<Mop<mem_a_words>> &mem_a0, hls::stream<Mop<mem_a_words>> &mem_a1,
+              hls::stream<Mop<mem_a_words>> &mem_a2, hls::stream<Mop<mem_b_words>> &mem_b0,
+              hls::stream<Mop<mem_b_words>> &mem_b1, hls::stream<Mop<mem_b_words>> &mem_b2,
+              hls::stream<Mop<mem_c_words>> &mem_c0, hls::stream<Mop<mem_c_words>> &mem_c1,
+              hls::stream<Mop<mem_c_words>> &mem_c2, hls::stream<Mop<mem_c_words>> &mem_c3,
+              hls::stream<Mop<mem_c_words>> &mem_c4, hls::stream<Mop<mem_c_words>> &mem_c5,
               hls::stream<Mop<MeshA::words>> &mesh_a, hls::stream<Mop<MeshB::words>> &mesh_b);
 
 // decode.cpp
 void decode_ddr(hls::stream<Mop<Ddr::words>> &mops, hls::stream<Transfer> &uops);
 void decode_lpddr(hls::stream<Mop<Lpddr::words>> &mops, hls::stream<Transfer> &uops);
 void decode_mesh(hls::stream<Mop<MeshA::words>> &mops, hls::stream<Uop<MeshA::words>> &uops);
-void decode_mem_a(hls::stream<Mop<MemA::words>> &mops, hls::stream<Uop<MemA::words>> &uops);
-void decode_mem_b(hls::stream<Mop<MemB::words>> &mops, hls::stream<Uop<MemB::words>> &uops);
-void decode_mem_c(hls::stream<Mop<MemCConfig::words>> &mops, hls::stream<Uop<MemCConfig::words>> &uops);
+void decode_mem_a(hls::stream<Mop<mem_a_words>> &mops, hls::stream<Uop<mem_a_words>> &uops);
+void decode_mem_b(hls::stream<Mop<mem_b_words>> &mops, hls::stream<Uop<mem_b_words>> &uops);
+void decode_mem_c(hls::stream<Mop<mem_c_words>> &mops, hls::stream<Uop<mem_c_words>> &uops);
 
 void ddr(hls::stream<Transfer> &uops, Port port0, Port port1, hls::stream<Beat> &mem_a0, hls::stream<Beat> &mem_a1,
          hls::stream<Beat> &mem_a2, hls::stream<Beat> &mem_b0, hls::stream<Beat> &mem_b1, hls::stream<Beat> &mem_b2,
@@ -35,23 +35,25 @@ void ddr(hls::stream<Transfer> &uops, Port port0, Port port1, hls::stream<Beat> 
          hls::stream<Beat> &mem_c4, hls::stream<Beat> &mem_c5);
 void lpddr(hls::stream<Transfer> &uops, Port port0, Port port1, hls::stream<Beat> &mem_b0, hls::stream<Beat> &mem_b1);
 
-void mem_a(hls::stream<Uop<MemA::words>> &uops, hls::stream<Beat> &ddr, hls::stream<Beat> &mesh);
+void mem_a(hls::stream<Uop<mem_a_words>> &uops, hls::stream<Beat> &ddr, hls::stream<Beat> &mesh);
 // MemB0, MemB1: matrices and vectors from LPDDR, matrices to transpose from DDR.
-void mem_b(hls::stream<Uop<MemB::words>> &uops, hls::stream<Beat> &lpddr, hls::stream<Beat> &ddr,
+void mem_b(hls::stream<Uop<mem_b_words>> &uops, hls::stream<Beat> &lpddr, hls::stream<Beat> &ddr,
            hls::stream<Beat> &mesh);
 // MemB2: attention's values.
-void mem_b2(hls::stream<Uop<MemB::words>> &uops, hls::stream<Beat> &ddr, hls::stream<Beat> &mesh);
+void mem_b2(hls::stream<Uop<mem_b_words>> &uops, hls::stream<Beat> &ddr, hls::stream<Beat> &mesh);
 // MemC0 and MemC2. There are two functions, because a process of a region takes variables, not values.
-void mem_c_even(hls::stream<Uop<MemCConfig::words>> &uops, hls::stream<Lane> mme[lanes], hls::stream<Beat> &ddr,
+void mem_c_even(hls::stream<Uop<mem_c_words>> &uops, hls::stream<Lane> mme[lanes], hls::stream<Beat> &ddr,
                 hls::stream<Beat> &mesh, hls::stream<float> &to_softmax, hls::stream<float> &from_softmax,
                 hls::stream<Partial> &to_norm, hls::stream<Partial> &from_norm);
 // MemC1 and MemC3, whose columns come behind those of the neighbour.
-void mem_c_odd(hls::stream<Uop<MemCConfig::words>> &uops, hls::stream<Lane> mme[lanes], hls::stream<Beat> &ddr,
+void mem_c_odd(hls::stream<Uop<mem_c_words>> &uops, hls::stream<Lane> mme[lanes], hls::stream<Beat> &ddr,
                hls::stream<Beat> &mesh, hls::stream<float> &to_softmax, hls::stream<float> &from_softmax,
                hls::stream<Partial> &to_norm, hls::stream<Partial> &from_norm);
 // MemC4, MemC5: no softmax, no way to MeshA.
-void mem_c_last(hls::stream<Uop<MemCConfig::words>> &uops, hls::stream<Lane> mme[lanes], hls::stream<Beat> &ddr,
-                hls::stream<Partial> &to_norm, hls::stream<Partial> &from_norm);
+void mem_c_last_even(hls::stream<Uop<mem_c_words>> &uops, hls::stream<Lane> mme[lanes], hls::stream<Beat> &ddr,
+                     hls::stream<Partial> &to_norm, hls::stream<Partial> &from_norm);
+void mem_c_last_odd(hls::stream<Uop<mem_c_words>> &uops, hls::stream<Lane> mme[lanes], hls::stream<Beat> &ddr,
+                    hls::stream<Partial> &to_norm, hls::stream<Partial> &from_norm);
 
 void mesh_a(hls::stream<Uop<MeshA::words>> &uops, hls::stream<Beat> &mem_a0, hls::stream<Beat> &mem_a1,
             hls::stream<Beat> &mem_a2, hls::stream<Beat> &mem_c0, hls::stream<Beat> &mem_c1, hls::stream<Beat> &mem_c2,

@@ -24,7 +24,9 @@ SRL_DEPTH = 32
 FLOAT_COMPARISON = 40
 """Of float32: 32 bits, and NaN."""
 MASK = 32
-"""Whether an element is valid: a column against the last one, and its distance from the row against an offset."""
+"""Whether an element is valid: its column against the first and the last one of its row."""
+BOUND = 40
+"""The first or the last valid column of a row: a sum of 13 bits, and the smaller or larger of two."""
 
 
 def multiplexer(ways: int) -> float:
@@ -46,6 +48,16 @@ def lut_ram(width: int, depth: int) -> int:
     UG1353), and more words need a multiplexer (AM005)."""
     parts = ceil(depth / 64)
     return ceil(width * parts * 8 / 7 + width * multiplexer(parts))
+
+
+def block_rams(width: int, depth: int) -> int:
+    """Blocks of 36 Kbit for a memory with one port to write and one to read, in the best of their shapes."""
+    shapes = ((72, 512), (36, 1024), (18, 2048), (9, 4096))
+    return min(ceil(width / w) * ceil(depth / d) for w, d in shapes)
+
+
+def ultra_rams(width: int, depth: int) -> int:
+    return ceil(width / 72) * ceil(depth / 4096)
 
 
 # -- calibrated
@@ -97,6 +109,7 @@ OPERATORS: Mapping[str, Operator] = {
     "add in fabric": Operator(0, FLOAT_ADDER),
     "compare": Operator(0, FLOAT_COMPARISON + FLOAT // 2),  # and takes the greater one
     "mask": Operator(0, MASK),
+    "bound": Operator(0, BOUND),
 }
 """On Versal a DSP58 adds or multiplies in float32 (UG1399: impl=primitivedsp). With impl=meddsp exp takes one DSP: the
 published implementation has 152 DSPs that are not used as DSPFP32, of 4 * 32 exps in softmax and 6 * 4 in gelu."""

@@ -8,12 +8,15 @@ figures.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from math import ceil
 
 from ....machine.description import Stream, UnitSpec
 from ....machine.resources import Need
 from ...overlay import Overlay
+from ...packet import Header
+from . import extensions
 from .cycles import LOOPS
 from .logic import (
     AXI_PORT,
@@ -25,10 +28,12 @@ from .logic import (
     WORD_BITS,
     Work,
     arithmetic,
+    block_rams,
     crossbars,
     fifo,
     lut_ram,
     multiplexer,
+    ultra_rams,
 )
 from .loop import Loop
 from .ring import memory_of
@@ -48,6 +53,8 @@ MEM_C = (
     Work("norm_scale", "norm", {"add": 32, "mul": 32}, reads=1, writes=1),
     Work("exchange", "norm", {"add": 2, "div": 1, "sqrt": 1, "reciprocal": 1}),
 )
+RECEIVE_WITHOUT_DSPS = Work("receive", "sums", {"add in fabric": 32}, reads=1, writes=1)
+"""Instead of the first, where extensions need the DSPs: the loop with the most operators that do nothing but add."""
 SOFTMAX = (
     Work("send", "sums", reads=1),
     Work("softmax_max", "softmax", {"mask": 32, "compare": 32, "mul": 4}, reads=1),
@@ -63,16 +70,6 @@ ROW_BANKS, ROW_DEPTH = 4, 128
 FILL_AND_SEND = (Work("load", "", writes=1), Work("send", "", reads=1))
 FILL_ANYHOW_AND_SEND = (Work("load", "", writes=3), Work("send", "", reads=1))
 """Where blocks, transposed blocks and vectors are written by loops of their own."""
-
-
-def block_rams(width: int, depth: int) -> int:
-    """Blocks of 36 Kbit for a memory with one port to write and one to read, in the best of their shapes."""
-    shapes = ((72, 512), (36, 1024), (18, 2048), (9, 4096))
-    return min(ceil(width / w) * ceil(depth / d) for w, d in shapes)
-
-
-def ultra_rams(width: int, depth: int) -> int:
-    return ceil(width / 72) * ceil(depth / 4096)
 
 
 def needs(overlay: Overlay) -> Iterator[Need]:
@@ -123,9 +120,15 @@ def outside(overlay: Overlay) -> Iterator[Need]:
         words = [form.mop.WORDS for form in overlay.formats if form.kind == kind]
         if words:
             width = 32 * max(words)
-            header = 1 + 1 + 8 + 16  # end, registers, window, reuse
-            both = fifo(width + header, overlay.mop_fifo_depth) + fifo(width + 2, overlay.uop_fifo_depth)
+            form = FORMAT if extensions.extended(overlay) else 1
+            header = 1 + form + 8 + 16  # end, format, window, reuse
+            both = fifo(width + header, overlay.mop_fifo_depth) + fifo(width + 1 + form, overlay.uop_fifo_depth)
             yield Need("LUT", len(units) * both, "streams of instructions", True)
+
+
+FORMAT = Header.field("opcode").width
+"""Bits that say which format the words of a mOP or uOP have. Without extensions one bit tells whether it sets
+registers."""
 
 
 def computes_softmax(overlay: Overlay, unit: UnitSpec) -> bool:
@@ -159,9 +162,13 @@ def _frame(overlay: Overlay, unit: UnitSpec) -> Need:
 
 
 def _mem_c(overlay: Overlay, unit: UnitSpec) -> Iterator[Need]:
-    if computes_softmax(overlay, unit):
-        return mem_c(overlay, unit, LOOPS, (*MEM_C, *SOFTMAX), 2 * ROW_ARRAYS)
-    return mem_c(overlay, unit, LOOPS, MEM_C, ROW_ARRAYS)
+    softmax, extended = computes_softmax(overlay, unit), extensions.extended(overlay)
+    works: Sequence[Work] = (RECEIVE_WITHOUT_DSPS, *MEM_C[1:]) if extended else MEM_C
+    if softmax:
+        works = (*works, *SOFTMAX)
+    yield from mem_c(overlay, unit, LOOPS, works, (1 + softmax) * ROW_ARRAYS)
+    if extended:
+        yield from extensions.needs(unit, works, softmax=softmax)
 
 
 def _operands(overlay: Overlay, unit: UnitSpec) -> Iterator[Need]:
@@ -169,6 +176,8 @@ def _operands(overlay: Overlay, unit: UnitSpec) -> Iterator[Need]:
     works = FILL_AND_SEND if memory_of(unit).banks == 2 else FILL_ANYHOW_AND_SEND
     yield Need("LUT", CONTROL * sum(w.reads + w.writes for w in works), f"crossbars of {unit.kind}", True)
     yield from ring(overlay, unit, works)
+    if extensions.extended(overlay):
+        yield from extensions.needs(unit, works, softmax=False)
 
 
 def mesh(overlay: Overlay, unit: UnitSpec) -> Iterator[Need]:
@@ -187,6 +196,29 @@ def _off_chip(overlay: Overlay, unit: UnitSpec) -> Iterator[Need]:
 
 def _mme(overlay: Overlay, unit: UnitSpec) -> Iterator[Need]:
     yield Need("AIE", TILES_PER_MME, "MMEs")
+
+
+def added(overlay: Overlay, base: Overlay) -> Mapping[str, Mapping[str, int]]:
+    """What an overlay needs more than the one that it extends: by capability, and by resource. A negative number is of
+    a resource that it needs less of."""
+    found = {True: Counter[tuple[str, str]](), False: Counter[tuple[str, str]]()}
+    for machine in (overlay, base):
+        for need in needs(machine):
+            found[machine is overlay][need.part, need.resource] += need.amount
+    found[True].subtract(found[False])
+    out: dict[str, Counter[str]] = {}
+    for (part, resource), amount in found[True].items():
+        if amount:
+            out.setdefault(_CHANGED.get(part, part.rpartition(" in ")[0]), Counter())[resource] += amount
+    return out
+
+
+_CHANGED = {
+    "buffers of MemB": "whole tiles of values",
+    "sums in MemC": "sums of results without DSPs",
+    "streams of instructions": "formats of instructions",
+}
+"""Parts that a capability changes."""
 
 
 LOGIC: Mapping[str, Callable[[Overlay, UnitSpec], Iterator[Need]]] = {

@@ -16,7 +16,7 @@ from .loop import Loop
 from .tiles import TILE, Array, Pieces
 
 LOOPS: Mapping[str, Loop] = {
-    "statistics": Loop(1, 120, "a word with two rows' mean, variance and count: made, or added to those of before"),
+    "statistics": Loop(1, 120, "a word of statistics, a row a round: made, or added to those of before", rounds=2),
 }
 QUARTER_WORDS = 64
 """Words of a quarter block."""

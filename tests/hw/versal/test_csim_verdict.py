@@ -137,7 +137,7 @@ def test_an_access_beyond_the_memory_ends_the_run() -> None:
         ([7, 1, 0], "shorter than it says"),
         ([1, 2, 0], "fewer packets than it says"),
         ([2, 1, 0, 0], "more words than packets"),
-        ([1, 1, 9], "unknown opcode"),
+        ([1, 1, 15], "unknown opcode"),
         ([1, 1, 3 | 1 << 11], "cut short"),
     ],
 )

@@ -154,7 +154,7 @@ def test_the_table_is_consistent() -> None:
 @pytest.mark.parametrize(
     ("file", "old", "new", "finding"),
     [
-        ("mem_a.cpp", "instances=mem_a_step", "instances=mem_step", "pl/mem_a.cpp:40: ALLOCATION instances=mem_step"),
+        ("mem_a.cpp", "instances=mem_a_step", "instances=mem_step", "pl/mem_a.cpp:46: ALLOCATION instances=mem_step"),
         ("dma_hls.cpp", "axis port=c5", "axis port=c6", "pl/dma_hls.cpp:65: INTERFACE port=c6"),
         ("tiles.h", "II=ii::send style=flp", "II=ii::sent style=flp", "there is no sent; did you mean"),
         ("mesh_a.cpp", "style=flp", "style=stp", "in a loop without a memory port"),

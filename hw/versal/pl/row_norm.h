@@ -1,0 +1,103 @@
+// (x - mean) * (1 / sqrt(variance + eps)) of rows on their way into a MemA, by statistics that a MemC has stored.
+//
+// The statistics of 128 rows are a quarter block: 64 words of 1024 bit, of which word w has row w in its first half and
+// row 64 + w in its second: mean, variance, and over how many columns; the rest is 0. Those of several parts of the
+// columns come one after the other, and are put together by Chan's update, which does not subtract large numbers that
+// are nearly equal. A word takes a round for each of its two rows, here and in the fill.
+// SPDX-License-Identifier: Apache-2.0
+#ifndef RSN_PL_ROW_NORM_H
+#define RSN_PL_ROW_NORM_H
+
+#include "counter.h"
+#include "math.h"
+#include "tiles.h"
+
+namespace rsn::xnn {
+
+constexpr unsigned normed_rows = buffers::MemA_rows;
+using Numbers = float[normed_rows];
+
+constexpr unsigned words_of_statistics = smallest_load / beat_floats;
+static_assert(words_of_statistics * 2 == tile, "a word has two rows of a tile");
+
+// Takes the statistics of row tiles: of each row the mean, and 1 / deviation in `factor`. A row comes again in the next
+// part, after 128 rounds. mean, count and factor are what has been put together so far; of factor the sum of squares.
+inline void take_statistics(const MemANorm &op, hls::stream<Beat> &ddr, Numbers &mean, Numbers &count,
+                            Numbers &factor) {
+#pragma HLS INLINE
+    static_assert(rounds::statistics == 2, "the distances below");
+statistics_tiles:
+    for (unsigned first = 0; first < op.rows * tile; first += tile) {
+    statistics_parts:
+        for (unsigned part = 0; part < op.parts; ++part) {
+            Beat word(0.0f);
+        statistics_words:
+            for (unsigned i = 0; i < tile; ++i) {
+#pragma HLS PIPELINE II=ii::statistics style=flp
+#pragma HLS DEPENDENCE variable=mean type=inter direction=RAW distance=128 dependent=true
+#pragma HLS DEPENDENCE variable=count type=inter direction=RAW distance=128 dependent=true
+#pragma HLS DEPENDENCE variable=factor type=inter direction=RAW distance=128 dependent=true
+                if (i % 2 == 0) word = ddr.read();
+                const unsigned half = i % 2 * line_floats, row = (first + i % 2 * (tile / 2) + i / 2) % normed_rows;
+                const float m = word[half], v = word[half + 1], c = word[half + 2];
+                const float n0 = part ? count[row] : 0.0f;
+                const float m0 = part ? mean[row] : 0.0f;
+                const float squares = part ? factor[row] : 0.0f;
+                const float n = add_in_fabric(n0, c);
+                const float apart = add_in_fabric(m, -m0), share = c / n;
+                const float own = (op.rms ? add_in_fabric(v, m * m) : v) * c;
+                const float between = apart * apart * (n0 * share);
+                count[row] = n;
+                mean[row] = op.rms ? 0.0f : add_in_fabric(m0, apart * share);
+                factor[row] = add_in_fabric(squares, op.rms ? own : add_in_fabric(own, between));
+            }
+        }
+    factors:
+        for (unsigned i = 0; i < tile; ++i) {
+#pragma HLS PIPELINE II=ii::exchange style=flp
+#pragma HLS DEPENDENCE variable=factor type=inter dependent=false
+            const unsigned row = (first + i) % normed_rows;
+            factor[row] = 1.0f / sqrt_of(add_in_fabric(factor[row] / count[row], op.eps));
+        }
+    }
+}
+
+// fill() of tiles.h with the norm on the way, in one loop for all blocks: its pipeline is too deep to empty after each.
+template <unsigned Cols, unsigned Banks, unsigned Depth>
+void fill_normalised(Cell<Banks> (&buffer)[Banks][Depth], unsigned rows, unsigned cols, const MemANorm &norm,
+                     const Numbers &mean, const Numbers &factor, hls::stream<Beat> &from) {
+#pragma HLS INLINE
+    static_assert(rounds::normalise == 2, "a row of a word in a round");
+    constexpr unsigned rounds_of_block = 2 * words_per_block;
+    Beat in(0.0f), out(0.0f);
+    Counter round = 0, row = 0, col = 0;
+normalised_words:
+    for (Countdown<12> left(rows / block_rows * (cols / block_cols) * rounds_of_block); left.more(); left.next()) {
+#pragma HLS PIPELINE II=ii::normalise style=flp
+        const unsigned w = round / 2, half = round % 2;
+        if (half == 0) in = from.read();
+        const unsigned tiles_above = norm.same ? 0u : unsigned(row);
+        const unsigned of = (norm.first * tile + tiles_above + word_row(w) + half) % normed_rows;
+        const float middle = mean[of], by = factor[of];
+        for (unsigned c = 0; c < line_floats; ++c) {
+#pragma HLS UNROLL
+            const float scaled = (in[c] - middle) * by;
+            in[c] = in[line_floats + c];
+            out[c] = out[line_floats + c];
+            out[line_floats + c] = scaled;
+        }
+        if (half != 0) put_word<Cols>(buffer, row + word_row(w), col + word_col(w), out);
+        if (round != rounds_of_block - 1) {
+            ++round;
+        } else {
+            round = 0;
+            const bool ends = col + 2 * block_cols > cols;  // no block follows in these rows
+            if (ends) row += block_rows;
+            col = ends ? 0u : col + block_cols;
+        }
+    }
+}
+
+}  // namespace rsn::xnn
+
+#endif  // RSN_PL_ROW_NORM_H
