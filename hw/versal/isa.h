@@ -1064,7 +1064,7 @@ inline constexpr unsigned MemB0_cols = 512;
 inline constexpr unsigned MemB1_rows = 128;
 inline constexpr unsigned MemB1_cols = 512;
 inline constexpr unsigned MemB2_rows = 512;
-inline constexpr unsigned MemB2_cols = 64;
+inline constexpr unsigned MemB2_cols = 256;
 inline constexpr unsigned MemC_rows = 256;
 inline constexpr unsigned MemC_cols = 512;
 }  // namespace buffers

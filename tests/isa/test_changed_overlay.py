@@ -69,7 +69,7 @@ def test_sizes_by_kind_and_by_unit() -> None:
     sizes = {u.name: (u.memory.slots, u.memory.rows, u.memory.columns) for u in made_of.units if u.memory}
     assert sizes["MemB0"] == (5, 256, 512)
     assert sizes["MemB1"] == (3, 128, 512)
-    assert sizes["MemB2"] == (3, 512, 64)
+    assert sizes["MemB2"] == (3, 512, 256)
     assert sizes["MemA0"] == (2, 256, 128)
     assert made_of.name == "some"
     assert made_of.base == "xnn"
@@ -115,7 +115,7 @@ def test_limits_of_capabilities_follow_the_memory() -> None:
         ("[memories.MemA]\ncolumns = 256", "columns = 256 of MemA0: must be 128, because"),
         ("[memories.MemB0]\nrows = 1024", "rows = 1024 of MemB0: field MemB.dim1 (10 bits) says at most 896"),
         ("[memories.MemB0]\ncolumns = 1024", "columns = 1024 of MemB0: field MemB.dim2 (10 bits) says at most 896"),
-        ("[memories.MemB2]\ncolumns = 128", "columns = 128 of MemB2: must be 64, because"),
+        ("[memories.MemB2]\ncolumns = 96", "columns = 96 of MemB2: must be a multiple of 128"),
         ("[memories.MemC]\nrows = 512", "rows = 512 of MemC0: field MemC.dim1 (9 bits) says at most 384"),
         ("[memories.MemC]\ncolumns = 1024", "columns = 1024 of MemC0: field MemC.dim2 (10 bits) says at most 896"),
         ("[memories.MemA]\nslots = 1", "memories.MemA: slots=1 of a memory: must be a whole number from 2 on"),

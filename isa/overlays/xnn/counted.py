@@ -148,12 +148,25 @@ class CountedMemA(CountedMem, MemAUnit):
 
 
 class CountedMemB(CountedMem, MemBUnit):
+    @property
+    def state(self) -> Hashable:
+        return self.registers, self.cur, *(b.held for b in self.buffers)
+
+    @state.setter
+    def state(self, state: Any) -> None:
+        self.registers, *rest = state
+        CountedMem.state.fset(self, rest)  # type: ignore[attr-defined]
+
     def tiles(self, rows: int, cols: int) -> str:
         return f"{cols} column tiles"
 
 
-class CountedMemB2(CountedMem, MemB2Unit):
-    pass
+class CountedMemB2(CountedMemB, MemB2Unit):
+    def tiles(self, rows: int, cols: int) -> str:
+        return f"{rows} row tiles" if cols == 1 else f"{rows}x{cols} tiles"
+
+    def refuse(self, reason: str) -> None:
+        self.report(Problem("X11", reason, "clear whole, or send as many column tiles as there are"))
 
 
 class CountedMemC(CountedMem, MemCUnit):

@@ -127,10 +127,6 @@ class MemAUnit(RingUnit):
 
         yield Step(do=normalise)
 
-    def refuse(self, reason: str) -> None:
-        """Raise `ProgramError`: the uOP and the registers do not go together."""
-        raise ProgramError(f"{self.name}: {reason}")
-
     def _send(self, uop: MemA, side: int) -> Steps:
         yield self.send(self.sink("MeshA"), side, tile_rows(uop.acc_a, uop.acc_b))
 

@@ -9,9 +9,11 @@ from typing import Any
 from ....machine.description import Capability, Memory, UnitSpec, Where
 from ....machine.steps import Burst, Channel, Step, Steps
 from ....machine.unit import Halves
+from ....machine.wiring import Wiring
 from ...fields import Record, bits
-from ...work import Load, LoadVector, Send
-from .ring import Bound, RingUnit, blocks_of, check_fixed, check_size, memory_of
+from ...work import Load, LoadVector, Patched, Send
+from .registers import Registers
+from .ring import Bound, RingUnit, blocks_of, check_fixed, check_size, memory_of, nothing
 from .tiles import BEAT, BEATS, BIAS_WORD, BLOCK_WORDS, TILE, Array, Pieces, tile_columns
 
 GROUP = 32
@@ -42,6 +44,8 @@ MEMORY = Memory(128, 512, banks=8)
 """A slice of K for four column tiles. The banks let it fill a slot transposed."""
 VALUES_MEMORY = Memory(512, 64)
 """Four row tiles of the values of an attention head."""
+WIDE_VALUES_MEMORY = Memory(512, 256)
+"""As many, of heads of up to 256 columns: whole tiles."""
 GROUPS = TILE // 4
 """Groups of 32 floats in a column block of a vector: one in every fourth row of a tile."""
 CAPABILITIES = (Capability("transpose", Where.LOAD),)
@@ -50,13 +54,28 @@ CAPABILITIES = (Capability("transpose", Where.LOAD),)
 class MemBUnit(RingUnit):
     """RHS scratchpad of MME columns (MemB0 and MemB1): sends the current slot, loads the next one."""
 
-    def halves(self, uop: MemB) -> Halves:
+    def __init__(self, spec: UnitSpec, net: Wiring) -> None:
+        super().__init__(spec, net)
+        self.registers = MemBConfig()
+
+    def kernel(self, uop: MemB | MemBConfig) -> Steps:
+        return self._configure(uop) if isinstance(uop, MemBConfig) else super().kernel(uop)
+
+    def halves(self, uop: MemB | MemBConfig) -> Halves | None:
+        if isinstance(uop, MemBConfig):
+            return None
         cur = self.turn()
         fill = self._load(uop, self.beside(cur, 1)) if uop.load else None
         return fill, self._send(uop, cur) if uop.send else None
 
-    def effect_key(self, uop: MemB) -> Hashable:
-        return uop
+    def effect_key(self, uop: MemB | MemBConfig) -> Hashable | None:
+        if isinstance(uop, MemBConfig):
+            return None  # it sets registers
+        return uop, self.registers.whole
+
+    def _configure(self, uop: MemBConfig) -> Steps:
+        self.registers = uop
+        yield Step()
 
     def _load(self, uop: MemB, side: int) -> Steps:
         if uop.bias:
@@ -100,12 +119,25 @@ class MemBUnit(RingUnit):
 
 
 class MemB2Unit(MemBUnit):
-    """RHS scratchpad of the attention values: sent as 128x128 tiles whose right half is 0."""
+    """RHS scratchpad of the attention values: sent as 128x128 tiles whose right half is 0, or as whole tiles."""
 
     def _load(self, uop: MemB, side: int) -> Steps:
         return self._load_blocks(uop, self.source("DDR"), side)
 
     def _send(self, uop: MemB, side: int) -> Steps:
+        if not self.registers.whole:
+            return self._send_halves(uop, side)
+        tiles = self.size.columns // TILE
+        if uop.acc_b > tiles:
+            self.refuse(f"sends {uop.acc_b} column tiles of a buffer with {tiles}")
+            return nothing()
+        return self._send_whole(uop, side)
+
+    def _send_whole(self, uop: MemB, side: int) -> Steps:
+        places = [(k, b) for b in range(uop.acc_b) for k in range(uop.acc_k)] * uop.acc_a
+        yield self.send(self.sink("MeshB"), side, tuple(places))
+
+    def _send_halves(self, uop: MemB, side: int) -> Steps:
         order = [*range(uop.acc_k)] * (uop.acc_a * uop.acc_b)
         at = 0
 
@@ -145,10 +177,28 @@ def legal(unit: UnitSpec, uop: MemB) -> Iterator[str]:
         yield f"acc_b={uop.acc_b} column tiles of a buffer with {cols // TILE}"
 
 
-def check_memory(unit: UnitSpec) -> None:
-    """Raise `ProgramError` if the fields of `MemB` cannot say all of a memory."""
+def legal_config(unit: UnitSpec, uop: MemBConfig) -> Iterator[str]:
+    """Yield the reasons why values of the registers are not defined, although they are in range."""
+    if uop.whole and not issubclass(unit.behaviour, MemB2Unit):
+        yield "whole is a register of MemB2: the others send whole tiles"
+    elif uop.whole and memory_of(unit).columns < TILE:
+        yield f"whole tiles of {TILE} columns from a buffer of {memory_of(unit).columns}"
+
+
+def capabilities(unit: UnitSpec, *, registers: bool) -> tuple[Capability, ...]:
+    """What a MemB can do. registers: it has those of opcode 13."""
+    if not issubclass(unit.behaviour, MemB2Unit):
+        return CAPABILITIES
+    columns = memory_of(unit).columns
+    able = registers and columns >= TILE
+    return (Capability("whole_tiles", Where.SEND, {"columns": (1, columns)}, "mesh_beat", BEAT),) if able else ()
+
+
+def check_memory(unit: UnitSpec, *, registers: bool) -> None:
+    """Raise `ProgramError` if the fields of `MemB` cannot say all of a memory. registers: it has those of opcode 13."""
     check_size(unit, "rows", [Bound(MemB, "dim1"), Bound(MemB, "acc_k", TILE)])
-    if issubclass(unit.behaviour, MemB2Unit):
+    half = memory_of(unit).columns == TILE // 2
+    if issubclass(unit.behaviour, MemB2Unit) and not (registers and not half):
         check_fixed(unit, "columns", TILE // 2, f"{unit.name} sends tiles of which one half is 0")
     else:
         check_size(unit, "columns", [Bound(MemB, "dim2"), Bound(MemB, "acc_b", TILE)])
@@ -171,6 +221,11 @@ def _operation(kind: type[MemBUnit], fill: Load | LoadVector | None, drain: Send
     return MemB(**load, **send)
 
 
-def emit(unit: UnitSpec, items: Iterable[Any]) -> Iterator[MemB]:
-    """Yield the instruction of each `Turn`."""
-    return (_operation(unit.behaviour, turn.fill, turn.drain) for turn in items)  # type: ignore[arg-type]
+def emit(unit: UnitSpec, items: Iterable[Any], *, registers: bool) -> Iterator[MemB | Patched]:
+    """Yield the instruction of each `Turn`, and before it the one that sets registers, if their values change."""
+    held = Registers(MemBConfig)
+    values = registers and issubclass(unit.behaviour, MemB2Unit)
+    for turn in items:
+        if values and isinstance(turn.drain, Send):
+            yield from held.set({"whole": int(turn.drain.whole)})
+        yield _operation(unit.behaviour, turn.fill, turn.drain)  # type: ignore[arg-type]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Iterator, Mapping, Sequence
 
-from ....base.errors import ProgramError
 from ....machine.description import Capability, Memory, UnitSpec, Where
 from ....machine.steps import Burst, Channel, Step, Steps
 from ....machine.unit import Halves
@@ -13,7 +12,7 @@ from ...fields import Record, bits
 from .buffer import Buffer
 from .loop import Loop
 from .post_ops import HeadNorm, Norm, Softmax
-from .ring import RingUnit
+from .ring import RingUnit, nothing
 from .row_statistics import BLOCK_QUARTERS, QUARTER_WORDS
 from .tiles import BEAT, BEATS, TILE, Array, Pieces, tile_grid
 
@@ -276,7 +275,7 @@ class MemCUnit(RingUnit):
         post, begun = self.at_store, self.begun
         for reason in wrong_store(self.size, post, uop):
             self.refuse(reason)
-            return _nothing()
+            return nothing()
         statistics = bool(uop.layernorm and post.statistics)
         if statistics and not self.index & 1:
             self.begun = (begun + uop.dim1 // TILE) % BLOCK_QUARTERS
@@ -365,14 +364,6 @@ class MemCUnit(RingUnit):
             done += n
 
         yield Burst(len(places), "mesh_beat", BEATS, gets=(self.source(self.mme),), do=put)
-
-    def refuse(self, reason: str) -> None:
-        """Raise `ProgramError`: the uOP and the registers do not go together."""
-        raise ProgramError(f"{self.name}: {reason}")
-
-
-def _nothing() -> Steps:
-    yield from ()
 
 
 def wrong_store(memory: Memory, post: MemCStore, uop: MemC) -> Iterator[str]:

@@ -63,6 +63,10 @@ class RingUnit(Unit):
     def halves(self, uop: Any) -> Halves | None:
         raise NotImplementedError
 
+    def refuse(self, reason: str) -> None:
+        """Raise `ProgramError`: the uOP and the registers do not go together."""
+        raise ProgramError(f"{self.name}: {reason}")
+
     def renew(self, side: int, rows: int, cols: int) -> None:
         """Give a buffer new memory before its first rows x cols elements are written: tiles sent before are views of
         the old memory. The other elements keep their values."""
@@ -135,6 +139,11 @@ class RingUnit(Unit):
             return (self.buffers[side].tiles(index[at - n : at], first),)
 
         return Burst(len(index), "mesh_beat", BEATS, puts=(sink,), do=tiles)
+
+
+def nothing() -> Steps:
+    """No steps."""
+    yield from ()
 
 
 @cache

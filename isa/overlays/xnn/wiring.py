@@ -79,6 +79,8 @@ EXTENSION_RATES = {
 
 def _units(*, registers: bool) -> tuple[UnitSpec, ...]:
     """All units. registers: those of opcodes 8 to 13 exist, and with them masks and more operations."""
+    memory = mem_b.WIDE_VALUES_MEMORY if registers else mem_b.VALUES_MEMORY
+    values = UnitSpec("MemB2", "MemB", 2, MemB2Unit, memory=memory)
     norms = mem_a.capabilities(mem_a.MEMORY) if registers else ()
     return (
         UnitSpec("DDR", "DDR", 0, OffChipUnit, "ddr", capabilities=off_chip.capabilities("ddr")),
@@ -88,7 +90,7 @@ def _units(*, registers: bool) -> tuple[UnitSpec, ...]:
             UnitSpec(f"MemB{i}", "MemB", i, MemBUnit, memory=mem_b.MEMORY, capabilities=mem_b.CAPABILITIES)
             for i in range(2)
         ),
-        UnitSpec("MemB2", "MemB", 2, MemB2Unit, memory=mem_b.VALUES_MEMORY),
+        dataclasses.replace(values, capabilities=mem_b.capabilities(values, registers=registers)),
         UnitSpec("MeshA", "MeshA", 0, MeshUnit, routes=mesh.routes(f.MeshA)),
         UnitSpec("MeshB", "MeshB", 0, MeshUnit, routes=mesh.routes(f.MeshB)),
         *(UnitSpec(f"MME{i}", "MME", i, MmeUnit, capabilities=mme.CAPABILITIES) for i in range(6)),
@@ -144,6 +146,7 @@ _LEGAL: Mapping[type, Callable[[UnitSpec, Any], Iterator[str]]] = {
     f.MemA: mem_a.legal,
     f.MemANorm: mem_a.legal_norm,
     f.MemB: mem_b.legal,
+    f.MemBConfig: mem_b.legal_config,
     f.MemC: mem_c_limits.legal,
     f.MemCConfig: mem_c_limits.legal_config,
     f.MemCScores: mem_c_limits.legal_scores,
@@ -190,7 +193,8 @@ def refit(overlay: Overlay) -> Overlay:
                 mem_a.check_memory(u)
                 u = dataclasses.replace(u, capabilities=mem_a.capabilities(memory_of(u)) if registers else ())
             case "MemB":
-                mem_b.check_memory(u)
+                mem_b.check_memory(u, registers=registers)
+                u = dataclasses.replace(u, capabilities=mem_b.capabilities(u, registers=registers))
             case "MemC":
                 mem_c_limits.check_memory(u, registers=registers)
                 if not any(p.label == "norm" for p in ports):
@@ -213,13 +217,13 @@ def refit(overlay: Overlay) -> Overlay:
 _EMIT: Mapping[str, Emit] = {
     "DDR": off_chip.emit,
     "LPDDR": off_chip.emit,
-    "MemB": mem_b.emit,
     "MeshA": partial(mesh.emit, f.MeshA),
     "MeshB": partial(mesh.emit, f.MeshB),
     "MME": mme.emit,
 }
 _EMIT_REGISTERS: Mapping[str, Callable[..., Iterator[Record | Patched]]] = {
     "MemA": mem_a.emit,
+    "MemB": mem_b.emit,
     "MemC": mem_c_emit.emit,
 }
 

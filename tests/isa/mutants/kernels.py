@@ -136,6 +136,14 @@ MEM_B2 = _of(
     ('Burst(len(order), "mesh_beat", BEATS', 'Burst(len(order), "mesh_beat", 2 * BEATS'),
     ('puts=(self.sink("MeshB"),), do=tiles', 'puts=(self.sink("MeshB"),), do=tiles, needs_whole_token=True'),
 )
+WHOLE = _of(
+    "mem_b",
+    ("[(k, b) for b in range(uop.acc_b) for k", "[(b, k) for b in range(uop.acc_b) for k"),
+    ("for b in range(uop.acc_b) for k in range(uop.acc_k)]", "for k in range(uop.acc_k) for b in range(uop.acc_b)]"),
+    ("for k in range(uop.acc_k)] * uop.acc_a", "for k in range(uop.acc_k)]"),
+    ("if not self.registers.whole:", "if True:"),
+    ("        self.registers = uop\n", "        self.registers = MemBConfig(whole=1)\n"),
+)
 MEM_C = _of(
     "mem_c",
     ('self.sends = spec.capability("send") is not None', "self.sends = spec.index < 3"),
@@ -359,7 +367,7 @@ KERNELS: dict[str, list[Mutant]] = {
     "buffer": BUFFER,
     "MemA": MEM_A,
     "MemB": MEM_B,
-    "MemB2": MEM_B2,
+    "MemB2": MEM_B2 + WHOLE,
     "MemC": MEM_C,
     "softmax": SOFTMAX,
     "norm": NORM,

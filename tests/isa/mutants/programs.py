@@ -653,6 +653,55 @@ def on_the_way(overlay: Overlay) -> Outcome:
     return Outcome([m[at:] for m in memories], [flat] * 2, seconds)
 
 
+def values(overlay: Overlay) -> Outcome:
+    """p @ v with v in whole tiles of MemB2; then of its first 64 columns, as half tiles that are sent twice."""
+    p, v = random(190, 256, 256), random(191, 256, 256)
+    tiles = [
+        [np.ascontiguousarray(p[128 * i : 128 * i + 128, 128 * k : 128 * k + 128]) for k in range(2)] for i in range(2)
+    ]
+    at_v, at_y = p.size, p.size + v.size
+    narrow = np.ascontiguousarray(v[:, :64])
+    parts = [*(block(t).reshape(-1) for row in tiles for t in row), block(v).reshape(-1), block(narrow).reshape(-1)]
+    memory = np.concatenate([*parts, np.zeros(256 * 448, np.float32)])
+    order = [2 * i + k for i in range(2) for _ in range(2) for k in range(2)] * 2
+    at_out = at_y + narrow.size
+    send = {"send": 1, "acc_a": 2, "acc_b": 2, "acc_k": 2}
+    memories, seconds = run(
+        overlay,
+        (memory, np.zeros(16, np.float32)),
+        {
+            "DDR": [
+                ddr(at_v, v.size, to="MemB2"),
+                *(ddr(16384 * i, 16384, to="MemA2") for i in order[:8]),
+                ddr(at_y, narrow.size, to="MemB2"),
+                *(ddr(16384 * i, 16384, to="MemA2") for i in order[8:]),
+                ddr(at_out, 256 * 256, source="MemC4"),
+                ddr(at_out + 256 * 256, 256 * 192, source="MemC4"),
+            ],
+            "MemA2": chain(f.MemA, [{"load": 1, "dim1": 128, "dim2": 128}] * 16, [ONCE] * 16),
+            "MemB2": [
+                f.MemB(load=1, dim1=256, dim2=256),
+                f.MemBConfig(whole=1),
+                f.MemB(load=1, dim1=256, dim2=64, **send),
+                f.MemBConfig(),
+                f.MemB(**send),
+            ],
+            "MeshA": [f.MeshA(size=512 * 16, a2_4=1)],
+            "MeshB": [f.MeshB(size=512 * 16, b2_4=1)],
+            "MME4": [op(k_iter=2, acc_a=2, acc_b=2, acc_k=1), op(k_iter=2, acc_a=2, acc_b=2, acc_k=1, n128=0)],
+            "MemC4": chain(
+                f.MemC,
+                [{"recv": 1, "recv_a": 2, "recv_b": 2, "k_iter": 1}] * 2,
+                [{"store": 1, "dim1": 256, "dim2": n} for n in (256, 192)],
+            ),
+        },
+    )
+    y = p @ v
+    twice = np.concatenate([y[:, :64], np.full((256, 64), np.nan, np.float32), y[:, :64]], axis=1)
+    flat = np.concatenate([block(x).reshape(-1) for x in (y, twice)])
+    return Outcome([m[at_out:] for m in memories], [flat] * 2, seconds)
+
+
 def stores(program: Halves) -> Callable[[Overlay], Outcome]:
     """A matrix through two MemCs, and the statistics behind it."""
 
@@ -741,6 +790,7 @@ PROGRAMS: dict[str, Callable[[Overlay], Outcome]] = {
             repeats=4,
         )
     ),
+    "values": values,
     "loads": loads,
     "loads, rms": loads_without_mean,
 }
@@ -765,6 +815,7 @@ SECONDS = {
     "norm, columns": 0.00039104859964149256,
     "norm, rms": 0.0002650178304107238,
     "products": 0.00047067186813186705,
+    "values": 8.774966939443543e-05,
     "gate": 6.870393889798148e-05,
     "heads": 0.0005041834918556627,
     "statistics": 0.0005879373760423978,
@@ -779,7 +830,7 @@ FIRST = {
     "buffer": ("pieces", "stale", "attention", "long vector", "groups"),
     "MemA": ("flags", "attention", "pieces"),
     "MemB": ("flags", "attention", "long vector", "products", "on the way"),
-    "MemB2": ("in place", "attention"),
+    "MemB2": ("in place", "values", "attention"),
     "MemC": ("pieces", "attention", "in place", "activations", "products"),
     "softmax": ("attention, no keys", "attention, masked", "attention, alone", "attention", "attention, causal"),
     "norm": ("norm, rms", "norm, columns", "norm"),
