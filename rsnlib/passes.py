@@ -11,13 +11,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
 from typing import Any
 
 from ..isa.overlay import Overlay
 from ..scheduler import build
 from ..scheduler.graph import Gemm, LayerGraph
 from ..scheduler.lower import Banks
+from ..scheduler.norms import norms_at_loads
 from ..scheduler.room import check_weights
 from .fold import fold, fold_shapes
 from .rewriter import Rewrite
@@ -45,8 +45,8 @@ USUAL = Passes()
 
 
 def within(overlay: Overlay, passes: Passes = USUAL) -> Passes:
-    """The same passes for an overlay: its heads are laid out as it needs them, and weights that exceed its bank raise
-    `RoomError` before folding copies them."""
+    """The same passes for an overlay: its heads are laid out as it needs them, norms go where they cost least, and
+    weights that exceed its bank raise `RoomError` before folding copies them."""
 
     def observe(name: str, made: Any) -> None:
         if name == "match" and passes.fold in (fold, fold_shapes):  # another fold may need fewer weights
@@ -55,7 +55,10 @@ def within(overlay: Overlay, passes: Passes = USUAL) -> Passes:
             check_weights(sum(weights.values()), overlay, Banks.of(overlay).weights)
         passes.observe(name, made)
 
-    laid_out: Fold = passes.fold
-    if passes.fold in (fold, fold_shapes):
-        laid_out = partial(fold, weights=passes.fold is fold, pitch=overlay.head_pitch)
-    return replace(passes, observe=observe, fold=laid_out)
+    if passes.fold not in (fold, fold_shapes):
+        return replace(passes, observe=observe)
+
+    def folded(graph: LayerGraph) -> LayerGraph:
+        return norms_at_loads(fold(graph, passes.fold is fold, overlay.head_pitch), overlay)
+
+    return replace(passes, observe=observe, fold=folded)
