@@ -33,8 +33,8 @@ from .schedule import Loops
 from .tile import TILE, RowTile, column_tiles, product_tiles, row_tiles
 
 MANY_TILES = 64
-"""Column tiles of a segment from which on row tiles are outside, whatever the schedule: the ops of several column tiles
-are then one, because a product unit holds few hundred ops."""
+"""Column tiles beyond which row tiles are outside, whatever the schedule: the ops of several column tiles are then one,
+because a product unit holds few hundred ops."""
 STATISTICS_EPS = 1e-6
 """Statistics do not depend on it; registers have it at power-on."""
 
@@ -59,8 +59,8 @@ def place_gemms(s: Binder, gemms: Sequence[Gemm], loops: Loops) -> PlacedGemms:
     naming the layer if the overlay cannot run it, `ScheduleError` if its tiles cannot."""
     passes = [_statistics_pass(s, gemm.place, name) for gemm in gemms for name in _without_statistics(s, gemm)]
     parts = [part for gemm in gemms for part in _parts(s, gemm)]
-    if len(parts) > MANY_TILES:
-        loops = Loops.ROWS
+    if len(parts) > MANY_TILES or any(gemm.x_norm is not None or gemm.rotary is not None for gemm in gemms):
+        loops = Loops.ROWS  # fewer ops; statistics and tables come once for several output tiles
     groups = [[part] for part in parts] if loops is Loops.COLUMNS else _op_columns(s, parts)
     made = [(group, vectors(s, group)) for group in groups]
     return PlacedGemms(gemms, made, loops, s.tiled.cuts[gemms[0].y], passes)

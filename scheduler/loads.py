@@ -67,6 +67,8 @@ def fresh_statistics(s: Binder, name: str, norm: Norm | None, row: RowTile, i: i
     if norm is None or s.held.get(unit) == key:
         return 0
     s.held[unit] = key
+    # The slot filled last is sent before: the statistics may depend on it, or stores that come first in memory
+    s.turn(unit, None, None)
     size = row.acc * s.tiled.statistics[name].parts * QUARTER
     tile.loads.append(Access(unit, False, statistics_at(s, name, at, 0), size))
     return row.acc

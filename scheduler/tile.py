@@ -368,7 +368,10 @@ def columns_of(
             n, cut = layer.width, cuts[layer.y]
             whole = cut.tile_cols * TILE // (2 if layer.gated else 1)
             stored = padded(n, max(whole, TILE) if whole_tiles else TILE)
-            tiles, halves, blocks = product_tiles(layer, Columns(1, n, stored), cut, limits, statistics)
+            out[layer.y] = Columns(1, n, stored)
+            if layer.in_heads:  # below
+                continue
+            tiles, halves, blocks = product_tiles(layer, out[layer.y], cut, limits, statistics)
             panel = halves * blocks * TILE // (2 if layer.gated else 1)
             is_panels = tiles > 1 and layer.y not in outputs and panel % TILE == 0  # of whole slices of K
             out[layer.y] = Columns(1, n, stored, panel if is_panels else None)
