@@ -1,8 +1,9 @@
-"""Attention with a bias on its scores, by the previous-layer term of product units (end of contract section 7).
+"""Attention with a bias or a mask added to its scores, by the previous-layer term of product units (end of contract
+section 7).
 
 A product unit emits the tiles of the bias, times 1, before the products, and the memory of results adds both. This
-needs K = 128 mode, while a head has 64 columns: one tile holds the keys of two neighbouring heads, and the queries of
-the other head are 0.
+needs K = 128 mode. Where a head has 64 columns, one tile holds the keys of two neighbouring heads, and the queries of
+the other head are 0. A bias is constant; a mask is an input, read in the same way.
 """
 
 from __future__ import annotations
@@ -11,9 +12,10 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from ..base.errors import ScheduleError, UnsupportedError
 from ..isa.layout import BLOCK_COLS, BLOCK_ROWS
 from ..isa.program import Buffer
-from ..isa.work import Multiply
+from ..isa.work import Access, Multiply
 from .binder import Binder, multiply_as
 from .graph import Array, AttentionLayer
 from .grid import most
@@ -22,12 +24,51 @@ from .mapping import pipeline_of
 from .order import TileAccesses
 
 
+def is_added(att: AttentionLayer) -> bool:
+    """Whether an attention adds a bias or a mask to its scores."""
+    return att.bias is not None or att.mask is not None
+
+
+def check(s: Binder, att: AttentionLayer) -> None:
+    """Raises `UnsupportedError`, naming the layer, for a bias and a mask that cannot be added to the scores."""
+    if att.mask is None:
+        return
+    if att.bias is not None:
+        raise UnsupportedError(
+            f"{att.place}: a constant bias and a mask that is an input; the machine adds one of them to the scores: "
+            "add both to one mask before the call"
+        )
+    rows = s.net.seq_of(att.q)
+    if s.net.seq_of(att.mask) != att.mask_heads * rows:
+        raise ScheduleError(
+            f"{att.place}: its mask {att.mask} has {s.net.seq_of(att.mask)} rows for a sequence; it needs "
+            f"{att.mask_heads} times {rows}"
+        )
+    if att.mask_heads > 1 and rows % BLOCK_ROWS:
+        raise UnsupportedError(
+            f"{att.place}: a mask for each of {att.mask_heads} heads over {rows} rows; rows of a head begin at a "
+            f"multiple of {BLOCK_ROWS} only: pad the sequences, or give one mask for all heads"
+        )
+
+
 def place(s: Binder, att: AttentionLayer) -> None:
-    """Place the constants of an attention with a bias off chip: the bias, a block of zeros, and the previous-layer
-    weights. Call before activations are placed."""
-    _bias(s, att)
-    _zeros(s)
+    """Place the constants of an attention with a bias or a mask off chip: the bias, a block of zeros, and the
+    previous-layer weights. Call before activations are placed."""
+    if att.bias is not None:
+        _bias(s, att)
+    if s.overlay.head_pitch(att.head_dim) < BLOCK_ROWS:
+        _zeros(s)
     _ones(s)
+
+
+def _first_row(s: Binder, att: AttentionLayer, sequence: int, head: int) -> tuple[str, int]:
+    """The buffer of what is added to the scores, and its row block where those of a head of a sequence begin."""
+    if att.mask is not None:
+        span = s.spans_of(att.mask)[sequence]
+        return att.mask, span.start + head % att.mask_heads * (span.blocks // att.mask_heads)
+    assert att.bias is not None
+    batch, heads, *_ = att.bias.shape
+    return _bias(s, att).name, (sequence % batch * heads + head % heads) * s.seq_blocks_of(att.q)
 
 
 def _bias(s: Binder, att: AttentionLayer) -> Buffer:
@@ -66,8 +107,13 @@ def load_queries(
     are, zeros to the other half. row: first of `rows` row blocks."""
     for at in range(row, row + rows):
         for head in heads:
-            halves = [s.blocks(att.q, at, 1, head, 1, unit), s.blocks(_zeros(s).name, 0, 1, 0, 1, unit)]
-            tile.loads += reversed(halves) if head % 2 else halves
+            tile.loads += beside_zeros(s, att.q, at, head, head % 2, unit)
+
+
+def beside_zeros(s: Binder, name: str, row: int, column: int, half: int, unit: str) -> list[Access]:
+    """The loads of a tile with a block of an activation in one half and zeros in the other. half: of the block."""
+    halves = [s.blocks(name, row, 1, column, 1, unit), s.blocks(_zeros(s).name, 0, 1, 0, 1, unit)]
+    return halves[::-1] if half else halves
 
 
 def load_keys(
@@ -90,32 +136,31 @@ def send_bias(
     places: Sequence[tuple[int, int]],
     keys: Sequence[tuple[int, int]],
     tile: TileAccesses,
+    first_key: int = 0,
 ) -> None:
     """Load the bias tiles of the product units of grid row i into its left memory, and send them.
 
     places: pairs (head, row block of the sequence). keys: pairs (grid column, number of key blocks), for each of
-    `places`.
+    `places`, one behind the other from key block `first_key` on.
     """
-    assert att.bias is not None
     grid = pipeline_of(s.overlay).scores
-    batch, heads, *_ = att.bias.shape
-    unit, name, total = grid.left[i], _bias(s, att).name, sum(count for _, count in keys)
+    unit, total = grid.left[i], sum(count for _, count in keys)
     for head, row in places:
-        at = (sequence % batch * heads + head % heads) * s.seq_blocks_of(att.q) + row
-        tile.loads.append(s.blocks(name, at, 1, 0, 2 * total, unit))
+        name, start = _first_row(s, att, sequence, head)
+        tile.loads.append(s.blocks(name, start + row, 1, 2 * first_key, 2 * total, unit))
         for j, count in keys:
             s.route(grid.left_switch, [(unit, grid.products[i][j])], count)
     pass_tiles(s, unit, len(places) * total)
 
 
-def score_ops(s: Binder, shapes: Sequence[tuple[tuple[int, int], int, int]]) -> None:
-    """Append the ops of a slot. shapes: (grid row and column, row tiles, column tiles). An op equal to the one before
-    raises that one's row groups instead, and the weights are loaded once for both."""
+def score_ops(s: Binder, shapes: Sequence[tuple[tuple[int, int], int, int]], slices: int = 1) -> None:
+    """Append the ops of a slot. shapes: (grid row and column, row tiles, column tiles). slices: of K. An op equal to
+    the one before raises that one's row groups instead, and the weights are loaded once for both."""
     grid = pipeline_of(s.overlay).scores
     fresh = []
     for (i, j), rows, columns in shapes:
         ops = s.ops(grid.products[i][j])
-        op = Multiply(rows=rows, columns=columns, load_scale=True, scaled=True)
+        op = Multiply(rows=rows, columns=columns, depth=slices, load_scale=True, scaled=True)
         joined = multiply_as(ops[-1] if ops else None, op, "row_groups", most(s, "matmul", "row_groups"))
         if joined is not None:
             ops.pop()

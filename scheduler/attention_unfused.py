@@ -1,4 +1,5 @@
-"""Attention one product at a time: mapping types A, B and C (paper section 2.2 and Fig. 3). D is in `attention`.
+"""Attention one product at a time: mapping types A, B and C (paper section 2.2 and Fig. 3). D is in `attention`, E in
+`attention_chunked`.
 
 Type A keeps the scores of a head in MemC 0-3; B moves those of all heads through DDR. A MemC can send three key tiles
 (768 rows with a pair) but store four, so that type B runs up to 1024 rows.
@@ -8,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+from ..base.errors import UnsupportedError
 from ..isa.layout import BLOCK_COLS, UNIT, padded
 from ..isa.program import Buffer, Layout, Role
 from ..isa.work import Access, Receive, Send, Store
@@ -23,10 +25,12 @@ from .attention import (
     slots_of,
     value_op,
 )
+from .attention_chunked import bind_chunked, check_chunked
 from .binder import Binder
 from .graph import AttentionLayer
 from .loads import pass_tiles
-from .mapping import MappingType, PipelineLimits, Shape, choose, pipeline_of
+from .mapping import MappingType, PipelineLimits, is_plain, mapping_of, pipeline_of
+from .memory import HEAD_COLS
 from .order import TileAccesses
 from .schedule import Interleave
 from .tile import TILE
@@ -39,7 +43,7 @@ SCORES_LAG = 2
 
 def bind_as(s: Binder, att: AttentionLayer, kind: MappingType | None = None) -> None:
     """Lower attention by a mapping type; None chooses by the roofline. Raises `UnsupportedError` naming the layer."""
-    match kind or choose(Shape.of(s.net, att), s.overlay):
+    match _kind_of(s, att, kind):
         case MappingType.A:
             bind_in_turn(s, att)
         case MappingType.B | MappingType.C:
@@ -49,12 +53,32 @@ def bind_as(s: Binder, att: AttentionLayer, kind: MappingType | None = None) -> 
                 streamed.bind_streamed(s, att)
             else:
                 bind_attention(s, att)
+        case MappingType.E:
+            bind_chunked(s, att)
+
+
+def _kind_of(s: Binder, att: AttentionLayer, kind: MappingType | None) -> MappingType:
+    """The mapping type that an attention is bound by. kind: what the schedule says; D stands for any pipeline. Raises
+    `UnsupportedError` for a type that cannot run it."""
+    if kind is None or is_plain(att):
+        return kind or mapping_of(s.net, att, s.overlay)
+    if kind not in (MappingType.D, MappingType.E):
+        raise UnsupportedError(
+            f"{att.place}: mapping type {kind.value} runs attention with a key head for each query head, of at most "
+            f"{HEAD_COLS} columns, without window, soft cap, left padding and masks that are inputs; types D and E run "
+            "all: leave `attention` out of the schedule"
+        )
+    return MappingType.E
 
 
 def place_as(s: Binder, att: AttentionLayer, kind: MappingType | None = None) -> None:
     """Check an attention and reserve the scratch memory that `bind_as` with the same mapping type needs. Raises
     `UnsupportedError` naming the layer."""
-    in_ddr = (kind or choose(Shape.of(s.net, att), s.overlay)) in (MappingType.B, MappingType.C)
+    kind = _kind_of(s, att, kind)
+    if kind is MappingType.E:
+        check_chunked(s, att)
+        return
+    in_ddr = kind in (MappingType.B, MappingType.C)
     check(s, att, in_memory=in_ddr)
     if in_ddr:
         place_scores(s, att)

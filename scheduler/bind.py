@@ -66,7 +66,7 @@ def place_activations(s: Binder) -> None:
     """Place the activations in their bank. Inputs and outputs keep their memory; the memory of other activations is
     reused after their last reader (liveness)."""
     for layer in s.net.layers:
-        if isinstance(layer, AttentionLayer) and layer.bias is not None:
+        if isinstance(layer, AttentionLayer) and attention_bias.is_added(layer):
             attention_bias.place(s, layer)
         if isinstance(layer, Gemm) and layer.rotary is not None:
             tables.place(s, layer)

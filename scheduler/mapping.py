@@ -28,6 +28,10 @@ class MappingType(Enum):
     MME 0-3 reach MemC 0-3, which compute softmax, and only MME 4 and 5 reach V, so no product has all six MMEs."""
     D = "D"
     """Pipelined: Q K^T of a head runs while P V of the head before runs on other MMEs. The scores stay on chip."""
+    E = "E"
+    """Pipelined as D, in steps over chunks of the keys, twice over all: first for the maxima and the sums of exp, then
+    for the probabilities. It is not in the paper. Rows whose keys fit on chip take one pass, as with D. It also runs
+    query heads that share keys, heads of up to 256 columns, windows, soft caps and masks that are inputs."""
 
 
 @dataclass(frozen=True)
@@ -63,25 +67,28 @@ class PipelineLimits:
 @dataclass(frozen=True)
 class Shape:
     """Size of an attention: heads of all sequences (batch * heads), and the rows and columns of a head's Q, K and V,
-    padding included. keys: rows of K and V; 0 for as many as Q has."""
+    padding included. keys: rows of K and V; 0 for as many as Q has. groups: heads of Q that share one of K and V."""
 
     heads: int
     rows: int
     cols: int = HEAD_COLS
     keys: int = 0
+    groups: int = 1
 
     @staticmethod
     def of(network: LayerGraph, attention: AttentionLayer) -> Shape:
         """The size of an attention of a network; every sequence counts as the longest."""
         rows, keys = (padded(max(network.rows_of(name)), BLOCK_ROWS) for name in (attention.q, attention.k))
-        return Shape(network.batch * attention.heads, rows, keys=0 if keys == rows else keys)
+        keys = 0 if keys == rows else keys
+        return Shape(network.batch * attention.heads, rows, HEAD_COLS, keys, attention.groups)
 
 
 @dataclass(frozen=True)
 class Roofline:
     """Peak rates. read, write: seconds per byte from and to the memory of activations. first, second: seconds that one
     product unit takes for one tile product of Q K^T and of P V. first_units, second_units: product units of each.
-    head_columns: of a tile product, in K or in columns."""
+    head_columns: of a tile product, in K or in columns. once: keys whose scores fit on chip. slot: rows that go through
+    the pipeline together."""
 
     read: float
     write: float
@@ -90,12 +97,14 @@ class Roofline:
     first_units: int
     second_units: int
     head_columns: int
+    once: int
+    slot: int
 
     @staticmethod
     def of(overlay: Overlay) -> Roofline:
         """The peak rates of an overlay with an attention pipeline."""
         pipeline = pipeline_of(overlay)
-        scores = pipeline.scores
+        scores, limits = pipeline.scores, PipelineLimits.of(overlay, pipeline)
 
         def seconds(unit: str, op: str) -> float:
             return overlay.seconds[str(overlay.capability_of(unit, op).rate)]
@@ -108,6 +117,8 @@ class Roofline:
             scores.rows * scores.columns,
             len(pipeline.products),
             overlay.head_columns,
+            limits.sent * BLOCK_ROWS,
+            scores.rows * limits.rows * BLOCK_ROWS,
         )
 
     @staticmethod
@@ -154,35 +165,51 @@ class Estimate:
 
 def estimate(kind: MappingType, shape: Shape, roofline: Roofline) -> Estimate:
     """Estimate an attention by a mapping type; softmax takes no time. Type C counts all product units for each product,
-    as the paper does, although this datapath cannot do that (`MappingType.C`)."""
+    as the paper does, although this datapath cannot do that (`MappingType.C`). Type E counts all keys, also masked
+    ones; more of them than fit on chip are loaded for each slot, K twice, and Q K^T is computed twice."""
     keys = shape.keys or shape.rows
+    passes = 2 if kind is MappingType.E and keys > roofline.once else 1
     operand, key_operand = 4.0 * shape.rows * shape.cols, 4.0 * keys * shape.cols
     scores = 4.0 * shape.rows * keys if kind in (MappingType.B, MappingType.C) else 0.0
     # Q and K of the first head: an assumption, the paper names a set-up but not its parts
-    setup = (operand + key_operand) * roofline.read if kind is MappingType.D else 0.0
-    moved = shape.heads * ((operand + 2 * key_operand + scores) * roofline.read + (operand + scores) * roofline.write)
+    setup = (operand + key_operand) * roofline.read if kind in (MappingType.D, MappingType.E) else 0.0
+    key_operands = 2.0
+    if kind is MappingType.E:
+        key_operands = 3.0 * -(-shape.rows // roofline.slot) if passes > 1 else 2.0 / shape.groups
+    loaded = operand + key_operands * key_operand + scores
+    moved = shape.heads * (loaded * roofline.read + (operand + scores) * roofline.write)
     products = shape.heads * (shape.rows / BLOCK_ROWS) * (keys / BLOCK_ROWS) * (shape.cols / roofline.head_columns)
     all_units = roofline.first_units + roofline.second_units
     first, second = (roofline.first_units, roofline.second_units)
     if kind is MappingType.C:
         first = second = all_units
-    together = first + second if kind is MappingType.D else max(first, second)
-    mm1, mm2 = products * roofline.first / first, products * roofline.second / second
+    pipelined = kind in (MappingType.D, MappingType.E)
+    together = first + second if pipelined else max(first, second)
+    mm1, mm2 = passes * products * roofline.first / first, products * roofline.second / second
     return Estimate(
         inf_flops_s=moved + setup,
         units=together,
         mm1_s=mm1,
         mm2_s=mm2,
-        inf_bw_s=max(mm1, mm2) if kind is MappingType.D else mm1 + mm2,
+        inf_bw_s=max(mm1, mm2) if pipelined else mm1 + mm2,
         setup_s=setup,
     )
 
 
 def max_rows(overlay: Overlay) -> dict[MappingType, int]:
     """Largest number of rows of a sequence, by mapping type. The results can send fewer key tiles than they store."""
-    limits = PipelineLimits.of(overlay, pipeline_of(overlay))
+    pipeline = pipeline_of(overlay)
+    limits = PipelineLimits.of(overlay, pipeline)
     sent, stored = (BLOCK_ROWS * tiles for tiles in (limits.sent, limits.stored))
-    return {MappingType.A: sent, MappingType.B: stored, MappingType.C: stored, MappingType.D: sent}
+    long = overlay.by_unit[pipeline.scores.results[0][0]].capability("long_softmax")
+    chunked = sent if long is None else int(long.limits["columns"][1])
+    return {
+        MappingType.A: sent,
+        MappingType.B: stored,
+        MappingType.C: stored,
+        MappingType.D: sent,
+        MappingType.E: chunked,
+    }
 
 
 def pipeline_of(overlay: Overlay) -> AttentionPipeline:
@@ -198,10 +225,22 @@ def pipeline_of(overlay: Overlay) -> AttentionPipeline:
     return found
 
 
+def is_plain(attention: AttentionLayer) -> bool:
+    """Whether all mapping types can run an attention, apart from its size: each query head has keys of its own, of no
+    more columns than a half tile, and what masks it is a length, the causal order or a constant bias."""
+    plain = attention.groups == 1 and attention.head_dim <= HEAD_COLS and attention.mask is None
+    return plain and attention.window is None and attention.softcap is None and not attention.left
+
+
+def mapping_of(network: LayerGraph, attention: AttentionLayer, overlay: Overlay) -> MappingType:
+    """The mapping type of an attention for which a schedule names none."""
+    return choose(Shape.of(network, attention), overlay) if is_plain(attention) else MappingType.E
+
+
 def choose(shape: Shape, overlay: Overlay) -> MappingType:
     """Choose the mapping type with the lowest steady-state bound among those that can run sequences this long. Equal
-    bounds: D before A before B. Sequences too long for every type give D, which then reports the limit."""
+    bounds: D before A before B before E. Sequences too long for every type give D, which then reports the limit."""
     roofline, longest = Roofline.of(overlay), max_rows(overlay)
     fits = [kind for kind in MappingType if (shape.keys or shape.rows) <= longest[kind]] or [MappingType.D]
-    programs = [kind for kind in (MappingType.D, MappingType.A, MappingType.B) if kind in fits]
-    return min(programs, key=lambda kind: estimate(kind, shape, roofline).steady_s)
+    order = (MappingType.D, MappingType.A, MappingType.B, MappingType.E)
+    return min((kind for kind in order if kind in fits), key=lambda kind: estimate(kind, shape, roofline).steady_s)

@@ -327,7 +327,7 @@ def _parameters(overlay: Overlay) -> dict[str, Any]:
 def table3(bench: Bench) -> Iterator[PublishedRow]:
     """Yield the estimates of Table 3: attention by mapping type."""
     shape = Shape(96, 512)
-    for kind in MappingType:
+    for kind in (MappingType.A, MappingType.B, MappingType.C, MappingType.D):
         ours, plain = (
             _columns(estimate(kind, shape, r)) for r in (Roofline.published(bench.base), Roofline.of(bench.base))
         )

@@ -32,7 +32,7 @@ from rsn.tests.effort import long
 
 from .networks import Maker, error, execute, reference
 
-A, B, C, D = MappingType
+A, B, C, D, E = MappingType
 
 
 @cache
@@ -95,14 +95,14 @@ def test_result_is_numpys(kind: MappingType, seq: int, schedule: Schedule) -> No
     assert check(p) == []
 
 
-@pytest.mark.parametrize(("seq", "kind"), [(640, A), (768, B), (896, B), (1024, B), (1024, None)])
+@pytest.mark.parametrize(("seq", "kind"), [(640, A), (768, B), (896, B), (1024, B), (1024, None), (768, E)])
 def test_long_sequences(seq: int, kind: MappingType | None) -> None:
     """P V then goes through two fillings of MemB2; beyond 768 rows types A and D end."""
     network = attention(1, seq, heads=2)
     assert error(*compute(network, program(network, kind))) < 1e-4
 
 
-@pytest.mark.parametrize(("seq", "kind"), [(128, B), (100, B), (200, B), (100, A), (300, A)])
+@pytest.mark.parametrize(("seq", "kind"), [(128, B), (100, B), (200, B), (100, A), (300, A), (100, E), (300, E)])
 def test_padding_takes_no_part(seq: int, kind: MappingType) -> None:
     """Sequences of any length, and those of one row block, need the extended overlay."""
     network = attention(2, seq, heads=6)
