@@ -6,14 +6,14 @@ ordered later. Operation i of a memory fills a slot with item i and drains item 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Container, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import groupby, pairwise
 
 from ..isa.fields import Record
 from ..isa.layout import QUARTER
 from ..isa.overlay import Overlay
-from ..isa.program import KernelPatch
+from ..isa.program import KernelPatch, Parameter
 from ..isa.work import Item, Load, Patched, Turn
 from ..machine.description import UnitSpec
 from .binder import Bound, WorkItem
@@ -90,7 +90,7 @@ def instructions(
         for name, value in made.fields:
             patch = KernelPatch(unit.name, number, name, value.base, value.cap)
             if patches is not None:
-                patches.setdefault(length_name(value.sequence), []).append(patch)
+                patches.setdefault(f"{value.parameter}[{value.sequence}]", []).append(patch)
         yield made.record
 
 
@@ -104,9 +104,12 @@ def _loaded(work: list[WorkItem], source: str) -> list[int]:
     return out
 
 
-def length_name(sequence: int) -> str:
-    """The name of the run-time parameter for the length of a sequence."""
-    return f"len[{sequence}]"
+def parameters_of(rows: Sequence[int], patches: Container[str]) -> tuple[Parameter, ...]:
+    """The run-time parameters of sequences that a program has patches for: `len`, by default all rows, and `start`, by
+    default none. rows: of each sequence."""
+    lengths = [Parameter(f"len[{i}]", 1, n, n) for i, n in enumerate(rows)]
+    starts = [Parameter(f"start[{i}]", 0, n - 1, 0) for i, n in enumerate(rows)]
+    return tuple(parameter for parameter in lengths + starts if parameter.name in patches)
 
 
 def seconds_of(overlay: Overlay, unit: UnitSpec, op: str) -> float:

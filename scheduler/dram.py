@@ -10,9 +10,9 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
 from ..isa.fields import Record
-from ..isa.program import Parameter, UnpackedProgram
+from ..isa.program import UnpackedProgram
 from ..machine.timing import Timing
-from .chain import Chained, instructions, length_name, show_sequences
+from .chain import Chained, instructions, parameters_of, show_sequences
 from .graph import Array
 from .listing import list_accesses
 from .order import order_accesses
@@ -74,13 +74,12 @@ def order_dram(chained: Chained) -> Lowered:
         accesses = list(order_accesses(bound.tiles, tiled.interleave))
         sequences[unit.name] = tuple(instructions(overlay, unit, accesses))
     counted = tiled.rows[tiled.network.counted_seq].spans if chained.patches else ()
-    max_lengths = {length_name(i): span.rows for i, span in enumerate(counted)}
     kernels = UnpackedProgram(
         overlay=overlay,
         sequences={u: s for u, s in sequences.items() if s},
         preloaded=chained.preloaded,
         buffers=tuple(bound.buffers.values()),
-        parameters=tuple(Parameter(name, 1, n, n) for name, n in max_lengths.items() if name in chained.patches),
+        parameters=parameters_of([span.rows for span in counted], chained.patches),
         patches=chained.patches,
         segments=bound.record.segments({**sequences, **chained.preloaded}, overlay, unit.name, accesses),
     )

@@ -22,10 +22,10 @@ from ..base.errors import FieldError, ScheduleError, UnsupportedError
 from ..isa.fields import Record
 from ..isa.layout import Layout, padded
 from ..isa.overlay import Overlay
-from ..isa.program import Buffer, KernelPatch, Parameter, Role, Segment, UnpackedProgram
+from ..isa.program import Buffer, KernelPatch, Role, Segment, UnpackedProgram
 from ..isa.work import LengthField, RowNorm, Softmax, Store
 from .bindable import require_gemm, require_scores, require_values
-from .chain import instructions, length_name
+from .chain import instructions, parameters_of
 from .circuits import Circuit, Path, circuits_of
 from .dram import Lowered, Weights
 from .graph import Array, AttentionLayer, Gemm, LayerGraph, Output
@@ -330,13 +330,12 @@ class _Binder:
                 raise UnsupportedError(f"{u.name} of overlay {self.overlay.name}: {e}") from e
         sequences = {unit: of_unit for unit, of_unit in made.items() if of_unit}
         listed = {u.name for u in self.overlay.units if u.kind in self.overlay.preloaded}
-        lengths = {length_name(i): n for i, n in enumerate(self.net.rows)}
         return UnpackedProgram(
             overlay=self.overlay,
             sequences={u: s for u, s in sequences.items() if u not in listed},
             preloaded={u: s for u, s in sequences.items() if u in listed},
             buffers=tuple(self.buffers.values()),
-            parameters=tuple(Parameter(name, 1, n, n) for name, n in lengths.items() if name in patches),
+            parameters=parameters_of(self.net.rows, patches),
             patches={name: tuple(p) for name, p in patches.items()},
             segments=tuple(self._segments(work)) if all(len(made[u]) == len(work[u].items) for u in made) else (),
         )
