@@ -28,28 +28,34 @@ inline void take_statistics(const MemANorm &op, hls::stream<Beat> &ddr, Numbers 
     static_assert(rounds::statistics == 2, "the distances below");
 statistics_tiles:
     for (unsigned first = 0; first < op.rows * tile; first += tile) {
-    statistics_parts:
-        for (unsigned part = 0; part < op.parts; ++part) {
-            Beat word(0.0f);
-        statistics_words:
-            for (unsigned i = 0; i < tile; ++i) {
+        Beat word(0.0f);
+        bool more = false;  // than one part
+        Counter i = 0;
+    statistics_words:
+        for (Countdown<12> left(op.parts * tile); left.more(); left.next()) {
 #pragma HLS PIPELINE II=ii::statistics style=flp
 #pragma HLS DEPENDENCE variable=mean type=inter direction=RAW distance=128 dependent=true
 #pragma HLS DEPENDENCE variable=count type=inter direction=RAW distance=128 dependent=true
 #pragma HLS DEPENDENCE variable=factor type=inter direction=RAW distance=128 dependent=true
-                if (i % 2 == 0) word = ddr.read();
-                const unsigned half = i % 2 * line_floats, row = (first + i % 2 * (tile / 2) + i / 2) % normed_rows;
-                const float m = word[half], v = word[half + 1], c = word[half + 2];
-                const float n0 = part ? count[row] : 0.0f;
-                const float m0 = part ? mean[row] : 0.0f;
-                const float squares = part ? factor[row] : 0.0f;
-                const float n = add_in_fabric(n0, c);
-                const float apart = add_in_fabric(m, -m0), share = c / n;
-                const float own = (op.rms ? add_in_fabric(v, m * m) : v) * c;
-                const float between = apart * apart * (n0 * share);
-                count[row] = n;
-                mean[row] = op.rms ? 0.0f : add_in_fabric(m0, apart * share);
-                factor[row] = add_in_fabric(squares, op.rms ? own : add_in_fabric(own, between));
+            const unsigned half = i % 2;
+            if (half == 0) word = ddr.read();
+            const unsigned row = (first + half * (tile / 2) + i / 2) % normed_rows, at = half * line_floats;
+            const float m = word[at], v = word[at + 1], c = word[at + 2];
+            const float n0 = more ? count[row] : 0.0f;
+            const float m0 = more ? mean[row] : 0.0f;
+            const float squares = more ? factor[row] : 0.0f;
+            const float n = add_in_fabric(n0, c);
+            const float apart = add_in_fabric(m, -m0), share = c / n;
+            const float own = (op.rms ? add_in_fabric(v, m * m) : v) * c;
+            const float between = apart * apart * (n0 * share);
+            count[row] = n;
+            mean[row] = op.rms ? 0.0f : add_in_fabric(m0, apart * share);
+            factor[row] = add_in_fabric(squares, op.rms ? own : add_in_fabric(own, between));
+            if (i != tile - 1) {
+                ++i;
+            } else {
+                i = 0;
+                more = true;
             }
         }
     factors:

@@ -25,15 +25,17 @@ LOOPS: Mapping[str, Loop] = {
 BURST_WORDS = 64
 
 
+def _walk(rows: int, cols: int) -> int:
+    """Patches of a walk over a buffer."""
+    return rows * cols // BEAT
+
+
 def costs(overlay: Overlay) -> Iterator[Cost]:
     """Cycles of each kind of work, beside the rates that the simulator charges for it."""
     rate, clock_hz = overlay.seconds, overlay.clock_hz
 
     def cost(what: str, cycles: int, simulated: float, remark: str = "", sets: tuple[str, float] | None = None) -> Cost:
         return Cost(what, cycles, cycles / clock_hz, simulated, remark, sets)
-
-    def walk(rows: int, cols: int) -> int:
-        return rows * cols // BEAT
 
     loop = {name: x.cycles for name, x in LOOPS.items()}
     bursts = BLOCK_WORDS // BURST_WORDS
@@ -48,7 +50,7 @@ def costs(overlay: Overlay) -> Iterator[Cost]:
     yield cost("MemA, MemB, MemC: send a tile", loop["send"](BEATS), BEATS * rate["mesh_beat"])
     yield cost("MeshA, MeshB: a tile", loop["mesh"](BEATS), BEATS * rate["mesh_beat"])
     yield cost("MemC: receive a tile", loop["receive"](BEATS), BEATS * rate["mesh_beat"])
-    square, whole = walk(256, 256), walk(256, 512)
+    square, whole = _walk(256, 256), _walk(256, 512)
     rows = loop["exchange"](256)
     softmax = loop["softmax_exp"](square) + loop["softmax_scale"](square) + 2 * rows
     charged = rate["softmax_fill"] + 2 * square * rate["softmax_beat"] + 2 * rate["exchange_fill"]
@@ -77,6 +79,9 @@ def costs(overlay: Overlay) -> Iterator[Cost]:
         "MemC: layer norm of 256x512", layer_norm, rate["norm_us"], sets=("norm_us", layer_norm / clock_hz * 1e6)
     )
     yield cost("MemC: RMS norm of 256x512", passes, rate["norm_us"], "opcode 8; no mean")
+    if "rotate_beat" in rate:
+        for what, cycles, simulated, remark in _of_extensions(rate):
+            yield cost(what, cycles, simulated, remark)
     for kind in ("DDR", "MeshA"):
         name = "DDR, LPDDR, Mem" if kind == "DDR" else "Mesh"
         cycles = overlay.format_of(kind).decode_cycles
@@ -84,3 +89,49 @@ def costs(overlay: Overlay) -> Iterator[Cost]:
             f"decoder: a {name} uOP", LOOPS["decode"].ii, cycles * rate["decode"], "units take longer for one than this"
         )
     yield cost("dispatcher: a word", 1, rate["dispatch"])
+
+
+def _of_extensions(rate: Mapping[str, float]) -> Iterator[tuple[str, int, float, str]]:
+    """What opcodes 9 to 13 add: the work, its cycles, the seconds that the simulator charges, and why they differ."""
+    loop = {name: x.cycles for name, x in LOOPS.items()}
+    square, whole, quarter = _walk(256, 256), _walk(256, 512), _walk(256, 128)
+    rows = loop["exchange"](256)
+    yield "MemC: activation of 256x256, times a gate", loop["activation"](square), square * rate["gelu_beat"], ""
+    yield "MemC: rotation of 256x512", loop["rotate"](whole), whole * rate["rotate_beat"], ""
+    of_head = loop["norm_squares"](quarter) + loop["norm_scale"](quarter) + 2 * rows
+    yield (
+        "MemC: RMS norm of 256x512, over each head of 128 columns",
+        4 * of_head,
+        rate["norm_us"],
+        "no mean; a rest of LayerNorm's time",
+    )
+    statistics = loop["norm_sum"](whole) + loop["norm_squares"](whole) + 4 * rows + 2 * loop["statistics"](64)
+    yield (
+        "MemC: statistics of the rows of 256x512, sent",
+        statistics,
+        rate["norm_us"] * mem_c.STATISTICS_SHARE + 2 * 64 * rate["mem_word"],
+        "the charged time is a share of LayerNorm's",
+    )
+    words = 4 * BLOCK_WORDS
+    yield "MemA: fill 256x128, normalised", loop["normalise"](words), words * rate["normalise_word"], ""
+    taken = loop["statistics"](4 * 64) + loop["exchange"](128)
+    yield (
+        "MemA: statistics of 128 rows, four parts",
+        taken,
+        4 * 64 * rate["mem_word"],
+        "two rounds a word, then 1 / deviation; at 0.6 words a cycle the memory takes as long as the rounds",
+    )
+    yield "MemC: soft cap of 256x256", loop["softcap"](square), square * rate["softcap_beat"], ""
+    passes, fills = 2 * square * rate["softmax_beat"], 4 * rate["exchange_fill"]
+    yield (
+        "MemC: a part of a softmax, 256x256: maxima and sums",
+        loop["softmax_max"](square) + loop["softmax_exp"](square) + 4 * rows,
+        passes + rate["softmax_fill"] + rate["softmax_max_fill"] + fills,
+        "rows to and from the neighbour, a cycle each",
+    )
+    yield (
+        "MemC: a part of a softmax, 256x256: exp and product",
+        loop["softmax_exp"](square) + loop["softmax_scale"](square) + 2 * rows,
+        passes + rate["softmax_fill"],
+        "kept maxima and sums, a row a cycle",
+    )
