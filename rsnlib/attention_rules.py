@@ -13,7 +13,7 @@ from ..base.errors import TensorError
 from ..machine.view import View
 from ..scheduler.graph import Array, Float64, Gemm
 from .capture import arguments, dtype_of, module_path, packet, shape_of
-from .layers import Base
+from .layers import Base, Source
 from .mask import HIDDEN, is_causal, prefix_lengths
 from .values import Abstract, AbstractState, Arguments, PartialAttention, Value, is_host, unsupported
 from .view_rules import IDENTITIES
@@ -58,23 +58,23 @@ def attend(
 ) -> Abstract:
     """Make an attention layer, softmax(factor * q @ k^T + masks) @ v.
 
-    q, k, v: shape (batch, heads, seq, columns of a head). factor: a number, or one per head, shape (heads,); it is
-    folded into the weights of the keys. causal: also mask out the keys behind each row. Raises UnsupportedError for
-    attention that the machine cannot run.
+    q, k, v: shape (batch, heads, rows, columns of a head); k and v may have other rows than q. factor: a number, or one
+    per head, shape (heads,); it is folded into the weights of the keys. causal: also mask out the keys behind each row.
+    Raises UnsupportedError for attention that the machine cannot run.
     """
     shapes = [x.view.shape if isinstance(x, Value) else () for x in (q, k, v)]
-    if len(shapes[0]) != 4 or shapes[0][::2] != (values.batch, values.seq):
+    if len(shapes[0]) != 4 or shapes[0][0] != values.batch or shapes[0][2] not in values.seqs:
         raise unsupported(node, f"its query is {shapes[0]}, not ({values.batch}, heads, {values.seq}, columns)")
-    if len(set(shapes)) > 1:
+    _, heads, rows, columns = shapes[0]
+    keys = shapes[1][2] if len(shapes[1]) == 4 else 0
+    if shapes[1] != shapes[2] or shapes[1] != (values.batch, heads, keys, columns):
         raise unsupported(
             node,
-            f"its query, key and value are {shapes[0]}, {shapes[1]} and {shapes[2]}; the machine takes equal shapes",
+            f"its query, key and value are {shapes[0]}, {shapes[1]} and {shapes[2]}; the machine takes equal shapes, "
+            "but for the rows of the query",
         )
-    _, heads, _, columns = shapes[0]
-    form = View.dense((values.batch, values.seq, heads, columns)).permute((0, 2, 1, 3))
-    query, key, value = (
-        _projection(values, node, name, x, form) for name, x in (("query", q), ("key", k), ("value", v))
-    )
+    query = _projection(values, node, "query", q, rows)
+    key, value = (_projection(values, node, name, x, keys) for name, x in (("key", k), ("value", v)))
     if np.any(factor != 1):
         if not isinstance(key, Gemm) or not key.is_open or key.residual is not None:
             raise unsupported(node, "its key is not a plain projection whose weight could take up the score scale")
@@ -85,22 +85,36 @@ def attend(
             each = np.repeat(factor, columns)
             weight = (key.weight * each).astype(np.float32)
             key = values.layers.variant(key, weight=weight, bias=key.bias * each)
-    mask, constant = _masks(values, node, masks)
-    if mask is not None and any(_is_only_causal(values, term) for term in constant):
-        causal, constant = True, [term for term in constant if not _is_only_causal(values, term)]
-    causal = causal or (mask is not None and _is_causal(values, mask))
-    masked = mask is not None and _hides(values, mask)
-    bias = _bias(values, node, constant, heads)
+    if causal and rows != keys:
+        raise unsupported(
+            node, f"it is causal over {rows} rows and {keys} keys; the machine takes as many keys as rows"
+        )
+    mask, constant = _masks(values, node, masks, keys)
+    if mask is not None and any(_is_only_causal(values, term, keys) for term in constant):
+        causal, constant = True, [term for term in constant if not _is_only_causal(values, term, keys)]
+    causal = causal or (mask is not None and _is_causal(values, mask, keys))
+    masked = mask is not None and _hides(values, mask, keys)
+    counted = next((values.seq_of(values.layers.of(x.k)) for x in values.masks), keys)
+    if masked and counted != keys:
+        raise unsupported(
+            node, f"its mask counts {keys} keys, that of an attention before it {counted}; a program counts one kind"
+        )
+    bias = _bias(values, node, constant, (values.batch, heads, rows, keys))
     fields = {"masked": masked, "causal": causal, "bias": bias}
     layer = values.layers.attention(module_path(node), query, key, value, heads, columns, **fields)
     if mask is not None and masked:
         values.masks[layer] = mask
-    return Value(layer, form)
+    return Value(layer, _form(values, rows, heads, columns))
 
 
-def _masks(values: AbstractState, node: Node, masks: Sequence[Node]) -> tuple[Node | None, list[Node]]:
+def _form(values: AbstractState, rows: int, heads: int, columns: int) -> View:
+    """The view of an activation as (batch, heads, rows, columns of a head)."""
+    return View.dense((values.batch, rows, heads, columns)).permute((0, 2, 1, 3))
+
+
+def _masks(values: AbstractState, node: Node, masks: Sequence[Node], keys: int) -> tuple[Node | None, list[Node]]:
     """Divide masks into the one that the machine applies itself (it hides whole keys, or is causal; may be None), and
-    constant ones, whose sum becomes a bias of the scores."""
+    constant ones, whose sum becomes a bias of the scores. keys: of a sequence."""
     terms = [term for mask in masks for term in _terms(values, mask)]
     if not all(is_host(values.of[term]) for term in terms):
         raise unsupported(node, "its mask is computed on the machine")
@@ -109,7 +123,7 @@ def _masks(values: AbstractState, node: Node, masks: Sequence[Node]) -> tuple[No
         raise unsupported(node, f"{len(own)} masks come from the arguments; the machine takes one")
     constant = [term for term in terms if values.is_constant(term)]
     if not own:
-        own = [term for term in constant if _is_plain(values, term)][:1]
+        own = [term for term in constant if _is_plain(values, term, keys)][:1]
     return (own[0] if own else None), [term for term in constant if term not in own]
 
 
@@ -133,22 +147,23 @@ def _terms(values: AbstractState, mask: Node) -> list[Node]:
     return [term for part in parts for term in _terms(values, part)]
 
 
-def _is_only_causal(values: AbstractState, mask: Node) -> bool:
+def _is_only_causal(values: AbstractState, mask: Node, keys: int) -> bool:
     """Whether a constant mask hides the keys behind each row, and nothing else."""
-    return _is_causal(values, mask) and not _hides(values, mask)
+    return _is_causal(values, mask, keys) and not _hides(values, mask, keys)
 
 
-def _is_plain(values: AbstractState, mask: Node) -> bool:
+def _is_plain(values: AbstractState, mask: Node, keys: int) -> bool:
     """Whether the machine can apply a constant mask without a bias: a prefix of keys, causal or not."""
     try:
-        prefix_lengths(values.constant(mask), values.batch, values.seq, _is_causal(values, mask))
+        prefix_lengths(values.constant(mask), values.batch, keys, _is_causal(values, mask, keys))
     except TensorError:
         return False
     return True
 
 
-def _bias(values: AbstractState, node: Node, terms: Sequence[Node], heads: int) -> Array | None:
-    """The sum of constant masks, (batch or 1, heads or 1, seq, seq); None if it is 0 everywhere."""
+def _bias(values: AbstractState, node: Node, terms: Sequence[Node], full: tuple[int, int, int, int]) -> Array | None:
+    """The sum of constant masks, (batch or 1, heads or 1, rows, keys); None if it is 0 everywhere. full: the shape
+    of the scores."""
     if not terms:
         return None
     total = torch.zeros(())
@@ -156,10 +171,9 @@ def _bias(values: AbstractState, node: Node, terms: Sequence[Node], heads: int) 
         value = values.constant(term)
         total = total + (torch.where(value, 0.0, FORBIDDEN) if value.dtype == torch.bool else value.float())
     shape = (1,) * (4 - total.ndim) + tuple(total.shape)
-    full = (values.batch, heads, values.seq, values.seq)
     if len(shape) != 4 or any(n not in (1, m) for n, m in zip(shape, full, strict=True)):
         raise unsupported(node, f"its mask has shape {tuple(total.shape)}, which does not fit scores of shape {full}")
-    total = total.reshape(shape).expand(*shape[:2], values.seq, values.seq)
+    total = total.reshape(shape).expand(*shape[:2], *full[2:])
     if bool((total.amax(-1) <= HIDDEN).any()):
         raise unsupported(node, "its mask hides every key of a row")
     total = total.clamp(min=FORBIDDEN)
@@ -171,27 +185,33 @@ def _bias(values: AbstractState, node: Node, terms: Sequence[Node], heads: int) 
     return values.once("bias", total.contiguous().numpy()) if bool(total.any()) else None
 
 
-def _projection(values: AbstractState, node: Node, name: str, x: Abstract, form: View) -> Base:
-    """The projection that an operand of attention is, with view `form`. Raises UnsupportedError for other operands."""
+def _projection(values: AbstractState, node: Node, name: str, x: Abstract, rows: int) -> Base:
+    """The projection of so many rows that an operand of attention is, cut into heads; or a tensor of the host, such
+    as a query that is a constant. Raises UnsupportedError for other operands."""
+    assert isinstance(x, Value)
+    _, heads, _, columns = x.view.shape
+    form = _form(values, rows, heads, columns)
     found = values.fit(x, lambda view, width: view == form)
+    if found is None and isinstance(x.base, Source) and x.base.view == x.view:
+        return values.source(values.source_nodes[x.base], form, heads * columns)
     if found is None:
-        raise unsupported(node, f"its {name} is not a projection of {values.batch} x {values.seq} rows, cut into heads")
+        raise unsupported(node, f"its {name} is not a projection of {values.batch} x {rows} rows, cut into heads")
     return found.base
 
 
-def _is_causal(values: AbstractState, mask: Node) -> bool:
+def _is_causal(values: AbstractState, mask: Node, keys: int) -> bool:
     """Whether a mask hides the keys behind each row; for a mask from the arguments, whether the example's does."""
     if not values.is_constant(mask):
         return mask in values.causal
     try:
-        return is_causal(values.constant(mask), values.batch, values.seq)
+        return is_causal(values.constant(mask), values.batch, keys)
     except TensorError:
         return False  # the rule that uses the mask reports the error
 
 
-def _hides(values: AbstractState, mask: Node) -> bool:
+def _hides(values: AbstractState, mask: Node, keys: int) -> bool:
     """Whether a mask may hide whole keys."""
     if not values.is_constant(mask):
         return True
-    lengths = prefix_lengths(values.constant(mask), values.batch, values.seq, _is_causal(values, mask))
-    return bool((lengths < values.seq).any())
+    lengths = prefix_lengths(values.constant(mask), values.batch, keys, _is_causal(values, mask, keys))
+    return bool((lengths < keys).any())

@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Container, Iterable, Sequence
 from dataclasses import dataclass, replace
+from math import prod
 from typing import Any
 
 import numpy as np
@@ -61,6 +62,7 @@ class LayerBuilder:
         self._layers: dict[str, Layer] = {}
         self._sources: dict[str, Source] = {}
         self._fusions: dict[str, _Fusion] = {}
+        self._rows: dict[str, int] = {}
 
     def source(self, name: str, width: int, view: View) -> Source:
         """An activation that the host provides."""
@@ -99,6 +101,20 @@ class LayerBuilder:
         the `Gemm` that change."""
         return self._added(replace(layer, y=self._fresh(), **fields), replace(self._fusions[layer.y], before=None))
 
+    def rows(self, made: Base) -> int:
+        """Number of rows of a result, of all sequences; 0 for a tensor of the host that is no whole rows."""
+        behind: list[str] = []
+        while not isinstance(made, Source) and made.y not in self._rows:
+            behind.append(made.y)
+            made = self.of(made.q if isinstance(made, AttentionLayer) else made.x)
+        if isinstance(made, Source):
+            elements = prod(made.view.shape)
+            rows = elements // made.width if made.width and elements % made.width == 0 else 0
+        else:
+            rows = self._rows[made.y]
+        self._rows |= dict.fromkeys(behind, rows)
+        return rows
+
     def __contains__(self, made: Base) -> bool:
         """Whether this builder made it."""
         return self._layers.get(made.y, self._sources.get(made.y)) is made
@@ -119,9 +135,11 @@ class LayerBuilder:
         return behind((x.y for x in outputs), self._layers)
 
     def graph(self, outputs: Sequence[Layer], batch: int, seq: int) -> tuple[LayerGraph, dict[str, str]]:
-        """The graph of the layers that `outputs` need, over batch * seq rows; and the names of results in it, by their
-        provisional names. An operator that was fused into a product becomes a pass if the product's bare result is
-        needed too. Raises `FusionError` where that is impossible."""
+        """The graph of the layers that `outputs` need, and the names of results in it, by their provisional names.
+
+        batch, seq: sequences, and rows of each in all but some sources. An operator that was fused into a product
+        becomes a pass if the product's bare result is needed too. Raises `FusionError` where that is impossible.
+        """
         needed = self.behind(outputs)
         layers = {y: self._separated(self._layers[y], needed) for y in needed if y in self._layers}
         order = behind((x.y for x in outputs), layers)
@@ -132,6 +150,7 @@ class LayerBuilder:
             inputs={x.y: x.width for x in sources},
             outputs=tuple(Output(x.y) for x in outputs),
             layers=tuple(layers[y] for y in order if y in layers),
+            seqs={x.y: rows for x in sources if (rows := self.rows(x) // batch) != seq},
         )
         taken: set[str] = set()
         names = {x.y: unique_name(identifier(x.name, "linear"), taken) for x in sources}  # arguments keep their names

@@ -14,7 +14,7 @@ HIDDEN = -1e4
 
 
 def attended_keys(mask: torch.Tensor, batch: int, seq: int, causal: bool = False) -> npt.NDArray[np.bool_]:
-    """The valid keys, bool (batch, seq), of a mask that broadcasts to (batch, heads, seq, seq).
+    """The valid keys, bool (batch, seq), of a mask that broadcasts to (batch, heads, rows, seq), with any rows.
 
     A bool mask is True at valid keys; a float mask is 0 there and at most -1e4 elsewhere. causal: the mask also hides
     the keys behind each row, and the last row shows the valid keys. Raises TensorError for other values or shapes, and
@@ -47,10 +47,10 @@ def _is_causal(mask: torch.Tensor, seq: int) -> bool:
 
 
 def _truth(mask: torch.Tensor, batch: int, seq: int) -> torch.Tensor:
-    """The mask as bool of shape (batch or 1, 1, seq or 1, seq or 1), True at valid keys. Raises TensorError."""
+    """The mask as bool of shape (batch or 1, 1, any rows, seq or 1), True at valid keys. Raises TensorError."""
     shape = (1,) * (4 - mask.ndim) + tuple(mask.shape)
-    if len(shape) != 4 or shape[0] not in (1, batch) or shape[2] not in (1, seq) or shape[3] not in (1, seq):
-        raise TensorError(f"an attention mask of {tuple(mask.shape)} does not fit {batch} sequences of {seq} rows")
+    if len(shape) != 4 or shape[0] not in (1, batch) or shape[3] not in (1, seq):
+        raise TensorError(f"an attention mask of {tuple(mask.shape)} does not fit {batch} sequences of {seq} keys")
     mask = mask.detach().reshape(shape)
     for axis in (1, 2):  # expanded dimensions need no comparison
         if mask.stride(axis) == 0:

@@ -316,6 +316,12 @@ class _Tracer:
             results={node: (stored[names[value.base.y]], value.view) for node, value in self.results.items()},
             masks=masks,
             causal=self.causal,
+            seqs={
+                name: rows
+                for name in (*network.inputs, *(out.name for out in network.outputs))
+                if (rows := network.seq_of(name)) != network.seq
+            },
+            counted=network.counted_seq if masks else 0,
         )
         placements = tuple(p for node, p in self.placements.items() if node not in dropped)
         return Traced(network, host, placements, self._origins(names))
@@ -349,9 +355,9 @@ class _Tracer:
     def causal_masks(self, environment: Environment) -> frozenset[Node]:
         """The attention masks that are causal with the example's values, which are in `environment`."""
         found = set()
-        for mask in dict.fromkeys(self.values.masks.values()):
+        for mask, keys in {mask: self._keys_of(layer) for layer, mask in self.values.masks.items()}.items():
             try:
-                if is_causal(_computed(mask, environment), self.values.batch, self.values.seq):
+                if is_causal(_computed(mask, environment), self.values.batch, keys):
                     found.add(mask)
             except TensorError:
                 pass  # check_masks reports it, if the mask is used
@@ -362,11 +368,15 @@ class _Tracer:
         for layer, mask in self.values.masks.items():
             try:
                 if mask in traced.host.masks:
-                    shown, batch, seq = _computed(mask, environment), self.values.batch, self.values.seq
-                    attended_keys(shown, batch, seq, mask in self.causal)
+                    keys = self._keys_of(layer)
+                    attended_keys(_computed(mask, environment), self.values.batch, keys, mask in self.causal)
             except TensorError as error:
                 message = f"attention at {layer.place}: {error}"
                 raise RefusedError(self._node_of(layer), message) from error
+
+    def _keys_of(self, layer: AttentionLayer) -> int:
+        """Keys of each sequence of an attention."""
+        return self.values.seq_of(self.values.layers.of(layer.k))
 
     def _node_of(self, layer: Base) -> Node:
         return next(node for node, x in self.values.of.items() if isinstance(x, Value) and x.base is layer)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Container
+from collections.abc import Callable, Container, Iterator
 from dataclasses import dataclass
 from math import prod
 from typing import Any
@@ -98,7 +98,8 @@ def _columns(layer: Gemm, index: npt.NDArray[np.intp]) -> dict[str, Any]:
 class AbstractState:
     """The state of an abstract interpretation: the abstract value of each node so far, in `of`.
 
-    Every activation of the machine has `rows` = batch * seq rows. layers: makes layers. masks: the mask node of each
+    Activations of the machine have batch * seq rows, or as many as those of another attention: batch * n, n one of
+    `seqs`. layers: makes layers. masks: the mask node of each
     masked attention. causal: attention masks computed from arguments that are causal in the example.
     """
 
@@ -112,6 +113,8 @@ class AbstractState:
         self._made: dict[Any, Any] = {}
         self._constants = Constants(program)
         self.batch, self.seq = self._find_rows()
+        # Rows that depend on data are no rows of the machine
+        self.seqs = frozenset(n for n in (self.seq, *self._attended_rows()) if isinstance(n, int))
         self.rows = self.batch * self.seq
 
     def _find_rows(self) -> tuple[int, int]:
@@ -132,12 +135,25 @@ class AbstractState:
         batch, *seq = products[0] if len(products[0]) > 1 else (1, *products[0])
         return batch, prod(seq)
 
+    def _attended_rows(self) -> Iterator[int]:
+        """Rows of the queries, and of the keys, of a sequence, of every attention over `batch` sequences."""
+        for node in self.program.graph.nodes:
+            if not all(map(is_static, (node, *node.all_input_nodes))) or is_empty(node):
+                continue
+            shape = shape_of(node)
+            if len(shape) != 4 or shape[0] != self.batch:
+                continue
+            if packet(node) is aten.softmax:
+                yield from shape[2:]
+            elif packet(node) is aten.scaled_dot_product_attention:
+                yield from (shape_of(x)[2] for x in node.args[:2] if isinstance(x, Node))
+
     def root(self, node: Node) -> Value:
         """A tensor of the host as an input of the machine, with its last dimension as columns."""
         shape = shape_of(node) if is_static(node) else ()
         view = View.dense(shape)
-        if len(shape) == 3 and shape[:2] == (self.seq, self.batch) != (self.batch, self.seq):
-            view = View.dense((self.batch, self.seq, shape[2])).permute((1, 0, 2))  # as with batch_first=False
+        if len(shape) == 3 and shape[0] != self.batch == shape[1] and shape[0] in self.seqs:
+            view = View.dense((self.batch, shape[0], shape[2])).permute((1, 0, 2))  # as with batch_first=False
         return Value(self.source(node, view, shape[-1] if shape else 1), view)
 
     def source(self, node: Node, view: View, width: int) -> Source:
@@ -163,8 +179,9 @@ class AbstractState:
         """
         if not isinstance(value, Value):
             return None
-        base, columns = value.base, value.view.columns(self.rows, value.base.width)
-        if columns is None or (isinstance(base, Source) and prod(base.view.shape) != self.rows * base.width):
+        base, rows = value.base, self.layers.rows(value.base)
+        columns = value.view.columns(rows, base.width) if self.has_rows(rows) else None
+        if columns is None:
             return None  # also for the first rows of a tensor that has more
         index, view = columns
         if not np.array_equal(index, np.arange(base.width)):
@@ -175,6 +192,14 @@ class AbstractState:
                 self._made[key] = self.layers.variant(base, **_columns(base, index))
             base = self._made[key]
         return Value(base, view) if fits(view, base.width) else None
+
+    def has_rows(self, rows: int) -> bool:
+        """Whether activations of the machine may have so many rows."""
+        return rows % self.batch == 0 and rows // self.batch in self.seqs
+
+    def seq_of(self, base: Base) -> int:
+        """Rows of each sequence of an activation."""
+        return self.layers.rows(base) // self.batch
 
     def is_constant(self, x: Any) -> bool:
         """Whether a node depends on no argument of the module."""
