@@ -19,6 +19,7 @@ from torch.fx import Node
 
 from ..machine.view import View
 from .capture import arguments, dtype_of, is_empty, is_static, packet, shape_of
+from .convolutions import CONVOLUTIONS, column_factors, gathered_rows, patch_rows, windows_of
 from .layers import Source
 from .rewriter import Product, Rewrite, Rewriter
 from .rules import RULES
@@ -27,7 +28,6 @@ from .view_rules import IDENTITIES, VIEWS
 
 aten = torch.ops.aten
 
-CONVOLUTIONS = {aten.conv1d: 1, aten.conv2d: 2, aten.conv3d: 3}  # each with its spatial dimensions
 JOINS = {aten.cat, aten.concat, aten.concatenate}
 MATRIX_PRODUCTS = {aten.linear, aten.addmm, aten.mm, aten.matmul}
 CLOSING = {
@@ -85,53 +85,37 @@ def joins(graph: Rewriter, node: Node) -> Node | None:
     return graph.insert(node, aten.cat.default, parts, a["dim"]) if len(parts) > 1 else parts[0]
 
 
-# -- a convolution of patches
+# -- convolutions
 
 
 def patches(graph: Rewriter, node: Node) -> Node | None:
-    """Rewrite a convolution whose patches neither overlap nor leave gaps into a matrix product with a patch per row.
+    """Rewrite a convolution into a matrix product with a window per row.
 
-    The host cuts (..., C, H, W) into rows (..., patches, C * kernel) and drops what lies beyond the last whole patch;
-    the product's result is reshaped to (..., N, H / kernel, W / kernel). Not applied with another stride, padding,
-    dilation or groups; if the weight is not constant; if the machine could not process the result further, because
-    then later products could not run on it; and on results of the machine, unless each patch is one position.
+    The host makes rows (..., windows, C * kernel) of (..., C, H, W): views where patches neither overlap nor gap,
+    else it gathers them. The product's result is reshaped to (..., N, windows of H, windows of W). Not applied with
+    groups; if the weight is not constant; if the machine could not process the result further, because then later
+    products could not run on it; and on results of the machine, unless each patch is one position.
     """
-    n = CONVOLUTIONS.get(packet(node), 0)
-    if not n or not is_static(node) or is_empty(node):
+    windows = windows_of(node) if packet(node) in CONVOLUTIONS and is_static(node) and not is_empty(node) else None
+    if windows is None:
         return None
     a = arguments(node)
     x, weight, bias = a["input"], a["weight"], a["bias"]
-    kernel, shape = shape_of(weight)[2:], shape_of(x)
-    settings = {"stride": kernel, "padding": (0,) * n, "dilation": (1,) * n, "groups": (1,) * n}
-    plain = all(_each(a[name], n) == setting for name, setting in settings.items())
     constant = weight in graph.constants and (bias is None or bias in graph.constants) and x not in graph.constants
-    if not plain or not constant or any(dtype_of(v) != torch.float32 for v in (node, x, weight)):
+    if not constant or any(dtype_of(v) != torch.float32 for v in (node, x, weight)):
         return None
-    if (x in graph.computed and prod(kernel) > 1) or (x not in graph.computed and not _goes_on(graph, node)):
+    if x in graph.computed:
+        if not windows.is_patches or prod(windows.kernel) > 1:
+            return None
+    elif not _goes_on(graph, node):
         return None
-    *leading, channels = shape[:-n]
-    counts = [size // k for size, k in zip(shape[-n:], kernel, strict=True)]
-    for axis, (size, count, k) in enumerate(zip(shape[-n:], counts, kernel, strict=True), len(shape) - n):
-        if size != count * k:
-            x = graph.insert(node, aten.slice.Tensor, x, axis, 0, count * k, origin=node)
-    both = [size for pair in zip(counts, kernel, strict=True) for size in pair]
-    first = len(leading)
-    order = [*range(first), *range(first + 1, first + 1 + 2 * n, 2), first, *range(first + 2, first + 2 + 2 * n, 2)]
-    x = graph.insert(node, aten.reshape.default, x, [*leading, channels, *both])
-    x = graph.insert(node, aten.permute.default, x, order)
-    x = graph.insert(node, aten.reshape.default, x, [*leading, prod(counts), channels * prod(kernel)])
+    rows = patch_rows(graph, node, windows) if windows.is_patches else gathered_rows(graph, node, windows)
+    if rows is None:
+        return None
     matrix = graph.insert(node, aten.flatten.using_ints, weight, 1)
-    y = graph.insert(node, aten.linear.default, x, matrix, bias)
+    y = graph.insert(node, aten.linear.default, rows, matrix, bias)
     y = graph.insert(node, aten.transpose.int, y, -2, -1)
     return graph.insert(node, aten.reshape.default, y, list(shape_of(node)))
-
-
-def _each(setting: Any, n: int) -> tuple[Any, ...]:
-    """A convolution's setting for each of its dimensions."""
-    if setting == "valid":
-        return (0,) * n
-    many = tuple(setting) if isinstance(setting, list | tuple) else (setting,)
-    return many * n if len(many) == 1 else many
 
 
 def _goes_on(graph: Rewriter, node: Node, is_open: bool = True) -> bool:
@@ -150,6 +134,8 @@ def _takes(graph: Rewriter, user: Node, node: Node, is_open: bool, is_sole: bool
     others = [x for x in user.all_input_nodes if x is not node]
     if op is aten.add and any(x in graph.computed for x in others):
         return True  # a residual
+    if op is aten.add and not is_open:  # a pass over the sum
+        return _goes_on(graph, user)
     if op is aten.add or op in JOINS:
         return is_open and is_sole and not any(x in graph.computed for x in others) and _goes_on(graph, user)
     return (is_open or op is aten.layer_norm) and op in CLOSING and _goes_on(graph, user, False)
@@ -453,7 +439,7 @@ def _is_possible(graph: Rewriter, node: Node) -> bool:
     return True
 
 
-REWRITES: tuple[Rewrite, ...] = (likes, joins, roots, heads, patches, rows, host_sums, columns)
+REWRITES: tuple[Rewrite, ...] = (likes, joins, roots, heads, column_factors, patches, rows, host_sums, columns)
 """All rewrites, in order: one may make the next possible."""
 
 
