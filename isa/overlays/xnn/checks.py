@@ -30,7 +30,7 @@ def rules(expansion: Expansion, balanced: bool) -> Iterator[Finding]:
 
 # -- neighbours -------------------------------------------------------------------------------------------------------
 
-_SAYS = {"softmax": ("recv_a", "max_sub", "causal"), "layernorm": ("dim1", "rms")}
+_SAYS = {"softmax": ("recv_a", "max_sub", "causal", "windowed", "part"), "layernorm": ("dim1", "rms")}
 _EXCHANGE_HELP = {
     "softmax": "give both neighbours softmax at the same time with the same recv_a and recv_b >= 1, or set `alone`",
     "layernorm": "give both neighbours layernorm at the same time with the same dim1",
@@ -70,7 +70,7 @@ def _pairs(overlay: Overlay) -> list[tuple[str, str]]:
 
 
 def _agree(a: Exchange, b: Exchange) -> bool:
-    return a.puts == b.gets and b.puts == a.gets
+    return a.puts == b.gets and b.puts == a.gets and a.says == b.says
 
 
 # -- vectors ----------------------------------------------------------------------------------------------------------

@@ -15,12 +15,13 @@ from ....machine.steps import Steps
 from ....machine.unit import Unit
 from ....machine.wiring import Wiring
 from ...overlay import Overlay
-from .counts import WHOLE, Counted, CountedBuffer, Exchange, Problem, RowNumbers, Tile
+from ...work import Part
+from .counts import WHOLE, Counted, CountedBuffer, Exchange, Held, Problem, RowNumbers, Tile
 from .mem_a import MemAUnit
 from .mem_b import MemB2Unit, MemBUnit
-from .mem_c import MemCConfig, MemCUnit
+from .mem_c import MemCConfig, MemCScores, MemCUnit
 from .mme import Mme, MmeUnit
-from .post_ops import Norm, Softmax
+from .post_ops import Norm, Softmax, no_parts
 from .ring import RingUnit
 from .row_statistics import RowFactors
 from .tiles import TILE
@@ -29,16 +30,22 @@ from .tiles import TILE
 class CountedSoftmax(Softmax):
     """Its result is valid wherever something was received: masked columns become 0."""
 
-    def __init__(self, unit: CountedMemC, side: int, reg: MemCConfig, rows: int, cols: int) -> None:
-        super().__init__(unit, side, reg, rows, cols)
+    unit: CountedMemC
+
+    def __init__(self, unit: CountedMemC, side: int, reg: MemCConfig, scores: MemCScores, rows: int, cols: int) -> None:
+        super().__init__(unit, side, reg, scores, rows, cols)
         self.buffer = unit.buffers[side]
         if not self.reg.alone:
-            unit.exchanges.append(Exchange("softmax", (rows // TILE, self.reg.max_sub, self.reg.causal)))
+            says = rows // TILE, self.max_sub, self.reg.causal, scores.windowed, scores.part
+            unit.exchanges.append(Exchange("softmax", says))
 
     def begin(self) -> None:
         wanted = min(self.reg.softmax_cols, self.cols)
         if self.buffer.cols < wanted:
             self.buffer.stale(f"takes the softmax of {wanted} columns", f"{self.buffer.cols} valid ones")
+
+    def cap(self) -> None:
+        pass
 
     def set_left(self, columns: Any) -> None:
         columns.what = "columns"
@@ -57,6 +64,20 @@ class CountedSoftmax(Softmax):
 
     def finish(self) -> None:
         self.buffer.whole(self.rows // TILE, self.cols // TILE)
+
+    def keep(self) -> None:
+        if self.scores.part == Part.MORE:
+            self._need_parts()
+        self.unit.kept_rows = self.rows
+        self.buffer.held = Held(spent=True)
+
+    def apply(self) -> None:
+        self._need_parts()
+        self.finish()
+
+    def _need_parts(self) -> None:
+        if self.unit.kept_rows != self.rows:
+            self.unit.refuse(no_parts(self.rows, self.unit.kept_rows))
 
 
 class CountedNorm(Norm):
@@ -178,22 +199,34 @@ class CountedMemC(CountedMem, MemCUnit):
     def __init__(self, spec: UnitSpec, net: Wiring) -> None:
         super().__init__(spec, net)
         self.tables = [CountedBuffer(self)]
+        self.kept_rows = 0
 
     @property
     def state(self) -> Hashable:
-        registers = self.registers, self.at_store, self.begun, self.table_tiles
-        return *registers, self.tables[0].held, self.cur, *(b.held for b in self.buffers)
+        registers = self.registers, self.scores, self.at_store
+        return (
+            *registers,
+            self.kept_rows,
+            self.begun,
+            self.table_tiles,
+            self.tables[0].held,
+            self.cur,
+            *(b.held for b in self.buffers),
+        )
 
     @state.setter
     def state(self, state: Any) -> None:
-        self.registers, self.at_store, self.begun, self.table_tiles, self.tables[0].held, *rest = state
+        self.registers, self.scores, self.at_store, *more = state
+        self.kept_rows, self.begun, self.table_tiles, self.tables[0].held, *rest = more
         CountedMem.state.fset(self, rest)  # type: ignore[attr-defined]
 
     def tiles(self, rows: int, cols: int) -> str:
         return f"{rows}x{cols} tiles"
 
     def refuse(self, reason: str) -> None:
-        self.report(Problem("X11", reason, "set the registers as this store needs them, and load its table before"))
+        self.report(
+            Problem("X11", reason, "set the registers as this uOP needs them (MemCScores, MemCStore, MemCTable)")
+        )
 
 
 class CountedVector:

@@ -81,12 +81,13 @@ LOST = Problem(
 
 class Held(NamedTuple):
     """What a buffer holds: the tiles that are valid at all, or a vector. used: some of it was sent or stored. done: it
-    was changed in place."""
+    was changed in place. spent: a softmax has kept maxima and sums of it, and left the rest undefined."""
 
     tiles: tuple[tuple[tuple[int, int], Tile], ...] = ()
     groups: int = 0
     used: bool = False
     done: bool = False
+    spent: bool = False
 
     @property
     def filled(self) -> bool:
@@ -175,6 +176,10 @@ class CountedBuffer(Buffer):
 
     def unfilled(self, verb: str) -> None:
         """Report that nothing is there."""
+        if self.held.spent:
+            text = f"{verb}s a buffer of which a softmax kept maxima and sums only"
+            self.unit.report(Problem("X11", text, "receive the keys again, with part 3 (MemCScores)"))
+            return
         way_out = f"the flag flips at every uOP: the {self.unit.fill} must stand in the uOP before the {verb}"
         self.unit.report(Problem("X01", f"{verb}s a buffer that nothing has filled", way_out))
 

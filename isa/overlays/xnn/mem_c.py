@@ -9,6 +9,7 @@ from ....machine.steps import Burst, Channel, Step, Steps
 from ....machine.unit import Halves
 from ....machine.wiring import Wiring
 from ...fields import Record, bits
+from ...work import Part
 from .buffer import Buffer
 from .loop import Loop
 from .post_ops import HeadNorm, Norm, Softmax
@@ -142,7 +143,11 @@ def capabilities(memory: Memory, *, registers: bool, sends: bool) -> tuple[Capab
         out.append(Capability("softmax", Where.RECEIVE, {"columns": (1, columns)}, "softmax_beat", BEAT / passes))
         out.append(Capability("send", Where.SEND, {"columns": (1, max_sent(memory) * TILE)}, "mesh_beat"))
         if registers:
-            out += [Capability(name, Where.RECEIVE) for name in ("mask", "causal_mask", "row_softmax")]
+            masks = ("mask", "causal_mask", "row_softmax", "mask_first", "window")
+            out += [Capability(name, Where.RECEIVE) for name in masks]
+            out.append(Capability("softcap", Where.RECEIVE, rate="softcap_beat", elements=BEAT))
+            passes = 4  # maxima and exp for the sums; exp and product to apply them
+            out.append(Capability("long_softmax", Where.RECEIVE, rate="softmax_beat", elements=BEAT / passes))
     return tuple(out)
 
 
@@ -169,6 +174,9 @@ class MemCUnit(RingUnit):
         super().__init__(spec, net)
         self.sends = spec.capability("send") is not None
         self.registers = MemCConfig()
+        self.scores = MemCScores()
+        self.kept: tuple[Array, Array] | None = None
+        """Maxima and sums of the parts of a softmax; known in a run with data."""
         self.at_store = MemCStore()
         self.tables: list[Buffer] = [Buffer(self.size.rows, TABLE_COLUMNS)] if net.data else []
         self.table_tiles = 0, 0
@@ -194,10 +202,10 @@ class MemCUnit(RingUnit):
         draining half of this one begins."""
         if not isinstance(uop, MemC):
             return None
-        cur, reg = self.turn(), self.registers
+        cur, reg, scores = self.turn(), self.registers, self.scores
         other = self.beside(cur, -1)
         out = self._send(uop, other) if uop.send and self.sends else self._store(uop, other, reg) if uop.store else None
-        return self._recv(uop, cur, reg) if uop.recv else None, out
+        return self._recv(uop, cur, reg, scores) if uop.recv else None, out
 
     def effect_key(self, uop: MemC | Configuration) -> Hashable | None:
         if not isinstance(uop, MemC):
@@ -205,19 +213,22 @@ class MemCUnit(RingUnit):
         reg, at_store = self.registers, self.at_store
         if uop.store and uop.layernorm and at_store.statistics:
             return None  # it changes `begun`
-        return uop, reg.alone, reg.causal, reg.max_sub, reg.rms, at_store, self.begun
+        scores = self.scores.capped, self.scores.windowed, self.scores.part
+        return uop, reg.alone, reg.causal, reg.max_sub, reg.rms, scores, at_store, self.begun
 
     def _configure(self, uop: Configuration) -> Steps:
         match uop:
             case MemCConfig():
                 self.registers = uop
+            case MemCScores():
+                self.scores = uop
             case MemCStore():
                 self.at_store = uop
         yield Step()
 
     # -- receiving side
 
-    def _recv(self, uop: MemC, side: int, reg: MemCConfig) -> Steps:
+    def _recv(self, uop: MemC, side: int, reg: MemCConfig, scores: MemCScores) -> Steps:
         source = (self.source(self.mme),)
         rows = uop.recv_a & 3 if self.sends else uop.recv_a
         self.renew(side, rows * TILE, uop.recv_b * TILE)
@@ -231,37 +242,46 @@ class MemCUnit(RingUnit):
 
         yield Burst(uop.k_iter * len(places), "mesh_beat", BEATS, gets=source, do=put)
         if uop.softmax and self.sends:
-            yield from self._softmax(side, reg, rows, uop.recv_b)
+            state = self.softmax(self, side, reg, scores, rows * TILE, uop.recv_b * TILE)
+            yield from self._softmax(state, rows * uop.recv_b * BEATS)
 
-    def _softmax(self, side: int, reg: MemCConfig, row_tiles: int, col_tiles: int) -> Steps:
+    def _softmax(self, state: Softmax, beats: int) -> Steps:
         """exp over the valid columns, times the reciprocal of the row sum over both neighbours.
 
-        A pass walks over all that was received, whatever is masked: one for the maxima where they are subtracted, one
-        for exp, one for the product. Between passes a number per row goes to the neighbour and comes back, at the cost
-        of filling the two loops that do it."""
-        rows, cols = row_tiles * TILE, col_tiles * TILE
-        beats = row_tiles * col_tiles * BEATS
-        some = int(beats > 0)
-        state = self.softmax(self, side, reg, rows, cols)
+        A pass walks over all that was received, whatever is masked: one for a soft cap, one for the maxima where they
+        are subtracted, one for exp, one for the product. Between passes a number per row goes to the neighbour and
+        comes back, at the cost of filling the two loops that do it. Of all keys but the last, in parts, maxima and sums
+        are kept; to apply them takes no exchange."""
+        reg, part, some = state.reg, state.scores.part, int(beats > 0)
         yield Step("softmax_fill", some, do=state.begin)
-        if reg.alone:
-            yield Step("softmax_max_fill", some * reg.max_sub)
-            yield Step("softmax_beat", (2 + reg.max_sub) * beats, do=state.finish)
-            return
-        out, back = self.softmax_links
-        if reg.causal:  # the odd unit counts its columns behind the even one's
-            yield Step(puts=(out,), do=lambda: (cols,))
+        if state.scores.capped:
+            yield Step("softcap_beat", beats, do=state.cap)
+        if not reg.alone and (reg.causal or state.scores.windowed):  # the odd unit counts behind the even one's columns
+            out, back = self.softmax_links
+            yield Step(puts=(out,), do=lambda: (state.cols,))
             yield Step(gets=(back,), do=state.set_left)
-        if reg.max_sub:
-            yield Step("softmax_max_fill", some)
+        if part == Part.APPLY:
+            yield Step("softmax_beat", 2 * beats, do=state.apply)
+        elif reg.alone:
+            yield Step("softmax_max_fill", some * state.max_sub)
+            passes = 2 + state.max_sub - (part != Part.ALL)
+            yield Step("softmax_beat", passes * beats, do=state.keep if part else state.finish)
+        else:
+            yield from self._exchanges(state, beats)
+            yield Step("softmax_beat", 0 if part else beats, do=state.keep if part else state.finish)
+
+    def _exchanges(self, state: Softmax, beats: int) -> Steps:
+        """Maxima, exp and sums with the neighbour."""
+        out, back = self.softmax_links
+        if state.max_sub:
+            yield Step("softmax_max_fill", int(beats > 0))
             yield Step("softmax_beat", beats)
-            yield Step("exchange_fill", puts=(out,), words=rows, do=state.own_max)
-            yield Step("exchange_fill", gets=(back,), words=rows, do=state.other_max)
+            yield Step("exchange_fill", puts=(out,), words=state.rows, do=state.own_max)
+            yield Step("exchange_fill", gets=(back,), words=state.rows, do=state.other_max)
         yield Step("softmax_beat", beats)
-        if cols:
-            yield Step("exchange_fill", puts=(out,), words=rows, do=state.own_sum)
-        yield Step("exchange_fill", gets=(back,), words=rows, do=state.other_sum)
-        yield Step("softmax_beat", beats, do=state.finish)
+        if state.cols:
+            yield Step("exchange_fill", puts=(out,), words=state.rows, do=state.own_sum)
+        yield Step("exchange_fill", gets=(back,), words=state.rows, do=state.other_sum)
 
     # -- sending side
 

@@ -8,18 +8,20 @@ import numpy as np
 import numpy.typing as npt
 
 from ....base.errors import ProgramError
+from ...work import Part
 from .row_statistics import packed
 from .tiles import Array
 
 if TYPE_CHECKING:
-    from .mem_c import MemCConfig, MemCUnit
+    from .mem_c import MemCConfig, MemCScores, MemCUnit
 
 
 class Softmax:
     """The data of one softmax on one MemC, between its exchanges with the neighbour."""
 
-    def __init__(self, unit: MemCUnit, side: int, reg: MemCConfig, rows: int, cols: int) -> None:
-        self.reg = reg
+    def __init__(self, unit: MemCUnit, side: int, reg: MemCConfig, scores: MemCScores, rows: int, cols: int) -> None:
+        self.reg, self.scores = reg, scores
+        self.max_sub = int(reg.max_sub or scores.part != Part.ALL)
         self.odd = unit.index & 1
         self.unit, self.side, self.rows, self.cols = unit, side, rows, cols
         self.left = 0
@@ -31,17 +33,26 @@ class Softmax:
         self.top = np.zeros(self.rows, np.float32)
         self.total = np.zeros(self.rows, np.float32)
 
+    def cap(self) -> None:
+        """cap * tanh(score / cap), where tanh(y) = 1 - 2 / (exp(2y) + 1)."""
+        y = self.x * np.float32(self.scores.inverse_cap)
+        with np.errstate(over="ignore"):
+            self.x[:] = np.float32(self.scores.cap) * (1 - np.float32(2) / (np.exp(y + y) + 1))
+
     def set_left(self, columns: int) -> None:
         self.left = columns if self.odd else 0
 
     def _valid(self) -> npt.NDArray[np.bool_] | None:
-        reg = self.reg
-        if reg.softmax_cols >= self.cols and not reg.causal:
+        reg, scores = self.reg, self.scores
+        some_rows = reg.causal or scores.windowed
+        if reg.softmax_cols >= self.cols and not scores.first_cols and not some_rows:
             return None
-        c = np.arange(self.cols)
-        valid = np.broadcast_to(c < reg.softmax_cols, (self.rows, self.cols))
+        c, r = np.arange(self.cols)[None], np.arange(self.rows)[:, None]
+        valid = np.broadcast_to((c >= scores.first_cols) & (c < reg.softmax_cols), (self.rows, self.cols))
         if reg.causal:
-            valid = valid & (c[None] + self.left <= np.arange(self.rows)[:, None] + reg.offset)
+            valid = valid & (c + self.left <= r + reg.offset)
+        if scores.windowed:
+            valid = valid & (c + self.left >= r + scores.low)
         return valid
 
     def own_max(self) -> tuple[Array]:
@@ -58,9 +69,11 @@ class Softmax:
         return (self.total,)
 
     def _exp(self) -> None:
-        if self.reg.max_sub:
-            if self.reg.alone:
+        if self.max_sub:
+            if self.reg.alone and self.scores.part != Part.APPLY:
                 self.own_max()
+            if self.scores.part == Part.MORE:
+                self.top = np.maximum(self.top, self._kept()[0])
             self.x -= np.where(np.isfinite(self.top), self.top, 0)[:, None]
         with np.errstate(over="ignore"):
             np.exp(self.x, out=self.x)
@@ -77,6 +90,43 @@ class Softmax:
             self._exp()
         with np.errstate(invalid="ignore"):
             self.x *= reciprocal(self.total, masked=self._valid() is not None)[:, None]
+
+    # -- keys in parts
+
+    def _kept(self) -> tuple[Array, Array]:
+        """Maxima and sums of the parts so far. Raises `ProgramError` if there are none of these rows."""
+        kept = self.unit.kept
+        if kept is None or len(kept[0]) != self.rows:
+            self.unit.refuse(no_parts(self.rows, 0 if kept is None else len(kept[0])))
+        assert kept is not None
+        return kept
+
+    def keep(self) -> None:
+        """Keep maxima and sums; what is in the buffer is then undefined."""
+        if self.reg.alone:
+            self._exp()
+        total = self.total
+        if self.scores.part == Part.MORE:
+            top, before = self._kept()
+            with np.errstate(invalid="ignore"):
+                total = before * np.where(np.isfinite(top), np.exp(top - self.top), 0) + total
+        self.unit.kept = self.top, total.astype(np.float32)
+        self.x[:] = np.nan
+
+    def apply(self) -> None:
+        """exp by the kept maxima, times the reciprocal of the kept sums."""
+        self.top, total = self._kept()
+        self._exp()
+        with np.errstate(invalid="ignore"):
+            self.x *= reciprocal(total, masked=True)[:, None]
+
+
+def no_parts(rows: int, kept: int) -> str:
+    """What is wrong with further keys of `rows` rows, where maxima and sums of `kept` rows are known."""
+    return (
+        f"takes further keys of {rows} rows; maxima and sums are kept of {kept} rows: part 1 of as many rows must go "
+        "before (MemCScores)"
+    )
 
 
 def reciprocal(total: Array, *, masked: bool) -> Array:

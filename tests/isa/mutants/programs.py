@@ -23,6 +23,7 @@ from rsn.isa.overlays.xnn import formats as f
 from rsn.isa.packet import Packet
 from rsn.machine.executor import ProcessNetwork
 from rsn.tests.hw.load_modes import Norm
+from rsn.tests.hw.score_modes import Scores
 from rsn.tests.hw.store_modes import Halves
 
 Array = npt.NDArray[np.float32]
@@ -714,6 +715,16 @@ def stores(program: Halves) -> Callable[[Overlay], Outcome]:
     return outcome
 
 
+def parts(program: Scores) -> Callable[[Overlay], Outcome]:
+    """A softmax of rows whose keys come in parts."""
+
+    def outcome(overlay: Overlay) -> Outcome:
+        found, seconds = program.run(overlay)
+        return Outcome([x * 100 for x in found], [x * 100 for x in program.expected()], seconds)
+
+    return outcome
+
+
 def loads(overlay: Overlay) -> Outcome:
     """Rows that a MemA normalises: those of the first statistics, of both, and of the second for both row tiles."""
     program = Norm(random(170, 256, 448) * 3 + 1, (128, 256, 64), ((1, 0, 0), (2, 0, 0), (2, 1, 1)), eps=0.25)
@@ -760,6 +771,10 @@ PROGRAMS: dict[str, Callable[[Overlay], Outcome]] = {
     "norm, columns": norm((f.MemCConfig(norm_cols=320, eps=0.01), f.MemCConfig(norm_cols=64, eps=0.01)), 1),
     "norm, rms": norm([f.MemCConfig(rms=1, norm_cols=256)] * 2),
     "products": products,
+    "parts": parts(Scores(random(192, 3, 2, 128, 128) * 20, max_sub=0, first=200, end=700, low=40, offset=650)),
+    "parts, alone": parts(Scores(random(193, 2, 2, 128, 128) * 4, alone=1, cap=3.0, scale=0.5, offset=100)),
+    "parts, late": parts(Scores(random(194, 2, 2, 128, 128), first=300, offset=250)),
+    "softcap": parts(Scores(random(195, 1, 2, 128, 128) * 4, parts=False, cap=3.0, low=-30, first=5)),
     "gate": stores(
         Halves(
             random(182, 2, 256, 256),
@@ -816,6 +831,10 @@ SECONDS = {
     "norm, rms": 0.0002650178304107238,
     "products": 0.00047067186813186705,
     "values": 8.774966939443543e-05,
+    "parts": 6.522657298729642e-05,
+    "parts, alone": 0.00010142259745927835,
+    "parts, late": 4.225367110903281e-05,
+    "softcap": 4.069597880134049e-05,
     "gate": 6.870393889798148e-05,
     "heads": 0.0005041834918556627,
     "statistics": 0.0005879373760423978,
@@ -835,6 +854,7 @@ FIRST = {
     "softmax": ("attention, no keys", "attention, masked", "attention, alone", "attention", "attention, causal"),
     "norm": ("norm, rms", "norm, columns", "norm"),
     "activation": ("in place", "activations"),
+    "parts": ("parts", "parts, alone", "softcap", "parts, late"),
     "heads and gates": ("gate", "heads"),
     "statistics": ("loads", "loads, rms", "statistics"),
     "Mesh": ("attention", "pieces"),
