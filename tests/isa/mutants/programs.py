@@ -774,7 +774,7 @@ PROGRAMS: dict[str, Callable[[Overlay], Outcome]] = {
     "parts": parts(Scores(random(192, 3, 2, 128, 128) * 20, max_sub=0, first=200, end=700, low=40, offset=650)),
     "parts, alone": parts(Scores(random(193, 2, 2, 128, 128) * 4, alone=1, cap=3.0, scale=0.5, offset=100)),
     "parts, late": parts(Scores(random(194, 2, 2, 128, 128), first=300, offset=250)),
-    "softcap": parts(Scores(random(195, 1, 2, 128, 128) * 4, parts=False, cap=3.0, low=-30, first=5)),
+    "softcap": parts(Scores(random(195, 1, 2, 128, 128) * 4, parts=False, cap=3.0, first=5)),
     "gate": stores(
         Halves(
             random(182, 2, 256, 256),
@@ -834,7 +834,7 @@ SECONDS = {
     "parts": 6.522657298729642e-05,
     "parts, alone": 0.00010142259745927835,
     "parts, late": 4.225367110903281e-05,
-    "softcap": 4.069597880134049e-05,
+    "softcap": 4.058059418595588e-05,
     "gate": 6.870393889798148e-05,
     "heads": 0.0005041834918556627,
     "statistics": 0.0005879373760423978,
