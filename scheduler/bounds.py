@@ -4,8 +4,8 @@ A resource is an off-chip memory, or the units that can do an operation. Its tim
 segment's layers over its rate, both without anything around it:
 
 - products: multiply-adds over the best rate of all units that multiply; of a causal attention those not masked.
-- activations, norms, softmax: elements over the rates of all units that have the operation.
-- a memory: the bytes that must move over its read and write rates. A segment reads each of its weights and its
+- activations, gates, rotations, norms, softmax: elements over the rates of all units that have the operation.
+- a memory: the bytes that must move over its read and write rates. A segment reads each of its weights, tables and
   activations once, and writes its results once; what lies between its layers stays on chip.
 
 Not in it are padding, set-up, fills of pipelines, launch, instructions, what is loaded more than once because it does
@@ -127,6 +127,7 @@ class _Resources:
         self.network, self.overlay, self.banks = network, overlay, Banks.of(overlay)
         self.rates: set[str] = set()
         self.columns = dict(network.inputs) | {layer.y: network.columns(layer.y) for layer in network.layers}
+        self.normalised = normalised(network)
 
     def seconds(self, layers: Sequence[Layer]) -> dict[str, float]:
         """Seconds of each resource for the layers of one segment."""
@@ -143,12 +144,24 @@ class _Resources:
                 yield self._units(PRODUCTS, 2 * scores * layer.head_dim)
                 yield self._units(("softmax",), scores)
                 continue
-            k, n = layer.weight.shape
-            yield self._units(PRODUCTS, rows * k * n)
-            if layer.activation is not None:
-                yield self._units((layer.activation.value,), rows * n)
-            if layer.norm is not None:
-                yield self._units(("rmsnorm" if layer.norm.rms else "layernorm",), rows * n)
+            yield self._units(PRODUCTS, rows * layer.weight.size)
+            yield from (self._units((op,), rows * layer.width) for op in self._applied(layer))
+            for name, norm in ((layer.x, layer.x_norm), (layer.residual, layer.residual_norm)):
+                if norm is not None:
+                    yield self._units(("normalise",), rows * self.columns[str(name)])
+
+    def _applied(self, layer: Gemm) -> Iterator[str]:
+        """The operations that a memory of results applies to all columns of a result."""
+        if layer.activation is not None:
+            yield layer.activation.value
+        elif layer.gated:
+            yield "gate"
+        if layer.norm is not None:
+            yield "head_norm" if layer.in_heads else "rmsnorm" if layer.norm.rms else "layernorm"
+        elif layer.y in self.normalised and layer.is_plain_store:
+            yield "statistics"
+        if layer.rotary is not None:
+            yield "rotate"
 
     def _units(self, ops: Sequence[str], elements: int) -> tuple[str, float]:
         """Return the units that can do one of `ops`, as text, and their seconds for `elements` elements of results."""
@@ -171,12 +184,16 @@ class _Resources:
 
     def _moving(self, layers: Sequence[Layer]) -> Iterator[tuple[str, float]]:
         read = dict.fromkeys(name for layer in layers for name in _operands(layer))
+        tables: set[str] = set()
         yield self._memory(self.banks.activations, "load", self._elements(read))
         yield self._memory(self.banks.activations, "store", self._elements(layer.y for layer in layers))
         for layer in layers:
             if isinstance(layer, AttentionLayer):
                 yield self._memory(self.banks.activations, "load", self._bias(layer))
                 continue
+            if layer.rotary is not None and layer.rotary.key not in tables:
+                tables.add(layer.rotary.key)
+                yield self._memory(self.banks.activations, "load", layer.rotary.own.size + layer.rotary.partner.size)
             vectors = [layer.bias] * layer.multiplies + [layer.residual_scale] * (layer.residual_scale is not None)
             yield self._memory(
                 self.banks.weights, "load", layer.weight.size + sum(v.size for v in vectors if v is not None)
@@ -208,6 +225,16 @@ class _Resources:
             return "", 0.0
         self.rates |= {str(c.rate) for c in able}
         return bank, elements / sum(speeds)
+
+
+def normalised(network: LayerGraph) -> set[str]:
+    """The activations that are normalised as they are loaded."""
+    out: set[str | None] = set()
+    for layer in network.layers:
+        if isinstance(layer, Gemm):
+            out |= {layer.x} if layer.x_norm is not None else set()
+            out |= {layer.residual} if layer.residual_norm is not None else set()
+    return {name for name in out if name is not None}
 
 
 def _operands(layer: Gemm | AttentionLayer) -> tuple[str, ...]:
