@@ -8,17 +8,25 @@ from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import Phase, given
+from hypothesis import strategies as st
 
+from rsn.base.errors import UnsupportedError
 from rsn.isa.overlays import XNN, XNN_BASE
 from rsn.isa.verify import check, dry_run
 from rsn.rsnlib import reference
 from rsn.rsnlib.fold import fold
 from rsn.scheduler.graph import Activation, Gemm, Layer, LayerGraph, Norm, Output, Rotary
+from rsn.scheduler.lower import lower, place
 from rsn.scheduler.norms import norms_at_loads
 from rsn.scheduler.schedule import PAPER, STRICT, Interleave, Loops, Schedule
+from rsn.scheduler.unavoidable import total_bytes, unavoidable_bytes
+from rsn.tests.effort import examples, long
 
 from .networks import Maker, error, execute
 
+UNSHRUNK = (Phase.explicit, Phase.reuse, Phase.generate)
+"""Failures are small as it is, and to make them smaller takes minutes."""
 LISTED = Schedule(interleave=Interleave.LISTED, loops=Loops.ROWS)
 RMS = Norm(1e-6, rms=True)
 
@@ -71,17 +79,14 @@ def assert_computes(
     return network
 
 
-@pytest.mark.parametrize("schedule", [PAPER, LISTED, STRICT], ids=["paper", "listed", "strict"])
-@pytest.mark.parametrize(
-    ("rows", "k", "n", "kind"),
-    [(200, 64, 100, Activation.SILU), (900, 130, 700, None), (300, 100, 1100, Activation.GELU_TANH)],
-)
-def test_gate(rows: int, k: int, n: int, kind: Activation | None, schedule: Schedule) -> None:
+@pytest.mark.parametrize(("m", "k", "n"), [(200, 64, 100), long(900, 130, 700), long(300, 100, 1100)])
+@pytest.mark.parametrize(("kind", "schedule"), [(Activation.SILU, PAPER), long(None, LISTED), long(None, STRICT)])
+def test_gate(m: int, k: int, n: int, kind: Activation | None, schedule: Schedule) -> None:
     make = Maker()
     up = Gemm("up", "x", "h", make.matrix(k, 2 * n), make.vector(2 * n), kind, gated=True)
     down = Gemm("down", "h", "y", make.matrix(n, k), make.vector(k))
-    assert_computes(graph([up, down], rows, k), schedule)
-    assert_computes(graph([up], rows, k), schedule)
+    assert_computes(graph([up, down], m, k), schedule)
+    assert_computes(graph([up], m, k), schedule)
 
 
 def heads_of(make: Maker, name: str, k: int, heads: int, width: int, **fields: Any) -> Gemm:
@@ -89,16 +94,16 @@ def heads_of(make: Maker, name: str, k: int, heads: int, width: int, **fields: A
     return Gemm(name, "x", name, make.matrix(k, n), make.vector(n), heads=heads, **fields)
 
 
-@pytest.mark.parametrize("schedule", [PAPER, LISTED, STRICT], ids=["paper", "listed", "strict"])
+@pytest.mark.parametrize("schedule", [PAPER, long(LISTED), long(STRICT)], ids=["paper", "listed", "strict"])
 @pytest.mark.parametrize(
     ("rows", "heads", "width", "norm"),
     [
-        ((1, 200), 3, 64, None),
+        long((1, 200), 3, 64, None),
         ((3, 130), 5, 33, Norm(1e-5)),
-        ((1, 900), 12, 128, RMS),
-        ((2, 300), 3, 72, RMS),
-        ((2, 200), 5, 256, RMS),
-        ((1, 900), 9, 256, None),
+        long((1, 900), 12, 128, RMS),
+        long((2, 300), 3, 72, RMS),
+        long((2, 200), 5, 256, RMS),
+        long((1, 900), 9, 256, None),
     ],
 )
 def test_rotation(rows: tuple[int, int], heads: int, width: int, norm: Norm | None, schedule: Schedule) -> None:
@@ -109,7 +114,7 @@ def test_rotation(rows: tuple[int, int], heads: int, width: int, norm: Norm | No
     assert_computes(graph([q, o], rows, k), schedule)
 
 
-@pytest.mark.parametrize("schedule", [PAPER, LISTED], ids=["paper", "listed"])
+@pytest.mark.parametrize("schedule", [PAPER, long(LISTED)], ids=["paper", "listed"])
 def test_layers_share_a_table(schedule: Schedule) -> None:
     """Queries and keys of two layers, sequences of other lengths; a table is one buffer."""
     make, k, heads, width = Maker(), 128, 9, 128
@@ -126,9 +131,9 @@ def test_layers_share_a_table(schedule: Schedule) -> None:
     assert sum(b.name.endswith(".table") for b in program.buffers) == 1
 
 
-@pytest.mark.parametrize("schedule", [PAPER, LISTED, STRICT], ids=["paper", "listed", "strict"])
-@pytest.mark.parametrize("rms", [False, True])
-@pytest.mark.parametrize(("rows", "n"), [((1, 200), 100), ((2, 450), 1500), ((1, 130), 2600)])
+@pytest.mark.parametrize("schedule", [PAPER, long(LISTED), long(STRICT)], ids=["paper", "listed", "strict"])
+@pytest.mark.parametrize("rms", [False, long(True)])
+@pytest.mark.parametrize(("rows", "n"), [((1, 200), 100), long((2, 450), 1500), long((1, 130), 2600)])
 def test_norms_of_operands(rows: tuple[int, int], n: int, rms: bool, schedule: Schedule) -> None:
     """Of an input, and of a product, by products, as a residual, and for the host."""
     make, norm = Maker(), Norm(1e-5, rms)
@@ -145,8 +150,8 @@ def test_norms_of_operands(rows: tuple[int, int], n: int, rms: bool, schedule: S
     assert not any(isinstance(layer, Gemm) and layer.norm for layer in network.layers)
 
 
-@pytest.mark.parametrize("schedule", [PAPER, LISTED, STRICT], ids=["paper", "listed", "strict"])
-@pytest.mark.parametrize(("rows", "n"), [((1, 200), 100), ((1, 900), 1500)])
+@pytest.mark.parametrize("schedule", [PAPER, long(LISTED), long(STRICT)], ids=["paper", "listed", "strict"])
+@pytest.mark.parametrize(("rows", "n"), [((1, 200), 100), long((1, 900), 1500)])
 def test_sums_of_normalised_operands(rows: tuple[int, int], n: int, schedule: Schedule) -> None:
     """x + norm(f) * g, as Gemma has it."""
     make = Maker()
@@ -158,12 +163,119 @@ def test_sums_of_normalised_operands(rows: tuple[int, int], n: int, schedule: Sc
     assert [layer.y for layer in network.layers][:2] == ["f", "s"]
 
 
+@pytest.mark.long
 def test_a_product_over_many_columns() -> None:
     """More slices of K than an op counts."""
     make = Maker()
     up = Gemm("up", "x", "h", make.matrix(64, 16500), make.vector(16500))
     down = Gemm("down", "h", "y", make.matrix(16500, 64), make.vector(64), None, "x")
     assert_computes(graph([up, down], 130, 64))
+
+
+@st.composite
+def networks(draw: st.DrawFn) -> LayerGraph:
+    """Chains of layers with all that is new, of random widths."""
+    make, x, width, layers = Maker(), "x", draw(st.integers(1, 1400)), []
+    batch, seq = draw(st.integers(1, 3)), draw(st.integers(1, 400))
+    columns = {"x": width}
+
+    def add(kind: str, y: str, n: int, of: str, **fields: Any) -> None:
+        k, computed = columns[of], 2 * n if fields.get("gated") else n
+        weight, bias = (make.matrix(k, computed), make.vector(computed)) if kind == "product" else nothing(n)
+        layers.append(Gemm(y, of, y, weight, bias, **fields))
+        columns[y] = n
+
+    for i in range(draw(st.integers(1, 3))):
+        same = [name for name, count in columns.items() if count == columns[x]]
+        match draw(st.sampled_from(["gate", "heads", "norm", "sum", "product"])):
+            case "gate":
+                kind = draw(st.sampled_from([None, *Activation]))
+                add("product", f"g{i}", draw(st.integers(1, 800)), x, gated=True, activation=kind)
+                x = f"g{i}"
+            case "heads":
+                heads, head = draw(st.integers(1, 6)), draw(st.sampled_from([1, 8, 33, 64, 80, 128, 200, 256]))
+                norm = draw(st.sampled_from([None, RMS, Norm(1e-5)]))
+                scale = None if norm is None else np.tile(1 + make.vector(head).astype(np.float64), heads)
+                table = rotary(seq, head) if draw(st.booleans()) else None
+                many = {"heads": heads, "norm": norm, "rotary": table, "scale": scale}
+                add("product", f"h{i}", heads * head, x, **many)
+                add("product", f"o{i}", draw(st.integers(1, 1200)), f"h{i}")
+                x = f"o{i}"
+            case "norm":
+                norm = Norm(1e-5, draw(st.booleans()))
+                scale = 1 + make.vector(columns[x]).astype(np.float64)
+                add("pass", f"n{i}", columns[x], x, residual=x, norm=norm, scale=scale)
+                x = f"n{i}"
+                if draw(st.booleans()):
+                    add("product", f"p{i}", draw(st.integers(1, 1200)), x)
+                    x = f"p{i}"
+            case "sum" if len(same) > 1:
+                add("pass", f"s{i}", columns[x], x, residual=draw(st.sampled_from([y for y in same if y != x])))
+                x = f"s{i}"
+            case _:
+                residual = draw(st.sampled_from(sorted(columns)))
+                add("product", f"p{i}", columns[residual], x, residual=residual)
+                x = f"p{i}"
+    add("product", "y", draw(st.integers(1, 300)), x)
+    network = graph(layers, (batch, seq), width)
+    if draw(st.booleans()):
+        network = network.with_lengths([draw(st.integers(1, seq)) for _ in range(batch)])
+    return network
+
+
+@st.composite
+def schedules(draw: st.DrawFn, network: LayerGraph) -> Schedule:
+    """A norm at a store takes both columns of MMEs."""
+    rows = draw(st.integers(1, 3))
+    cols = 2 if any(isinstance(x, Gemm) and x.norm for x in network.layers) else draw(st.integers(1, 2))
+    return Schedule(
+        interleave=draw(st.sampled_from(Interleave)),
+        loops=draw(st.sampled_from(Loops)),
+        mme_rows=rows,
+        mme_cols=cols,
+        tile_rows=draw(st.sampled_from([n for n in (1, 2, 3, 4, 6) if n <= 2 * rows])),
+        tile_cols=draw(st.integers(1, 4 * cols)),
+    )
+
+
+@examples(30, quick=2, phases=UNSHRUNK)
+@given(network=networks(), data=st.data())
+def test_any_products_by_any_schedule(network: LayerGraph, data: st.DataObject) -> None:
+    moved = norms_at_loads(fold(network), XNN)
+    assert_computes(network, data.draw(schedules(moved), "schedule"), moved=True)
+
+
+def test_the_bytes_of_a_program_are_nearly_unavoidable() -> None:
+    """Whole tiles of two gated products with rotated heads, where nothing is padded."""
+    make, k = Maker(), 512
+    q = heads_of(make, "q", k, 16, 128, rotary=rotary(768, 128))
+    up = Gemm("up", "q", "y", make.matrix(2048, 2048), make.vector(2048), Activation.SILU, gated=True)
+    network = fold(graph([q, up], 768, k))
+    expected = unavoidable_bytes(network, XNN)
+    assert expected["q"]["lpddr"] == 4 * 513 * 2048
+    assert expected["q"]["ddr"] == 4 * 768 * (2048 + k + (k - 256) + 256)
+    lowered = lower(network, XNN, LISTED)
+    for unit, bank in (("DDR", "ddr"), ("LPDDR", "lpddr")):
+        form = XNN.format_of(unit)
+        moved = sum(4 * uop.size for mop in lowered.kernels.sequences[unit] for uop in form.uops(mop, 0))
+        assert 1 <= moved / total_bytes(expected)[bank] < 1.05
+
+
+def test_overlays_without_extensions_refuse() -> None:
+    make = Maker()
+    gate = Gemm("up", "x", "y", make.matrix(64, 256), make.vector(256), gated=True)
+    turned = heads_of(make, "q", 64, 2, 64, rotary=rotary(64, 64))
+    normed = heads_of(make, "q", 64, 2, 64, norm=RMS)
+    of_operand = replace(gate, gated=False, x_norm=RMS)
+    for layer, word in ((gate, "gate"), (turned, "rotate"), (normed, "rmsnorm"), (of_operand, "normalise")):
+        with pytest.raises(UnsupportedError, match=rf"lacks capability {word}; xnn can"):
+            place(fold(graph([layer], 64, 64)), XNN_BASE, PAPER)
+
+
+def test_a_table_is_as_long_as_its_sequences() -> None:
+    turned = heads_of(Maker(), "q", 64, 2, 64, rotary=rotary(64, 64))
+    with pytest.raises(UnsupportedError, match="q: a rotation with a table of 64 rows; its sequences have 65"):
+        place(fold(graph([turned], 65, 64)), XNN, PAPER)
 
 
 def test_programs_without_extensions_stay() -> None:
