@@ -87,7 +87,7 @@ def check_chunked(s: Binder, att: AttentionLayer) -> None:
     if att.causal:
         require(att.place, "causal attention", s.overlay, "causal_mask", unit)
     if att.window is not None:
-        require(att.place, f"attention within {att.window} rows", s.overlay, "window_mask", unit)
+        require(att.place, f"attention within {att.window} rows", s.overlay, "window", unit)
     if att.left:
         require(att.place, "attention with padding before the rows", s.overlay, "mask_first", unit)
     attention_bias.check(s, att)

@@ -11,6 +11,7 @@ from ..isa.layout import BLOCK_ROWS, padded
 from ..isa.overlay import Overlay
 from ..isa.overlays import OVERLAYS
 from ..isa.patterns import AttentionPipeline
+from ..isa.program import MAX_ROWS
 from .graph import AttentionLayer, LayerGraph
 from .memory import HEAD_COLS
 
@@ -202,13 +203,12 @@ def max_rows(overlay: Overlay) -> dict[MappingType, int]:
     limits = PipelineLimits.of(overlay, pipeline)
     sent, stored = (BLOCK_ROWS * tiles for tiles in (limits.sent, limits.stored))
     long = overlay.by_unit[pipeline.scores.results[0][0]].capability("long_softmax")
-    chunked = sent if long is None else int(long.limits["columns"][1])
     return {
         MappingType.A: sent,
         MappingType.B: stored,
         MappingType.C: stored,
         MappingType.D: sent,
-        MappingType.E: chunked,
+        MappingType.E: sent if long is None else MAX_ROWS,
     }
 
 
