@@ -251,6 +251,11 @@ PATCHES: dict[str, tuple[nn.Module, tuple[int, ...]]] = {
     "frames": (nn.Conv1d(5, C, 3, 3), (B, 5, 20)),
     "tubes": (nn.Conv3d(3, C, (2, 4, 4), (2, 4, 4)), (B, 3, 5, 8, 12)),
     "positions": (nn.Conv2d(3, C, 1), (B, 3, 2, 5)),
+    "overlap": (nn.Conv2d(3, C, 4, 2), (B, 3, 8, 12)),
+    "padding": (nn.Conv2d(3, C, 4, 4, padding=2), (B, 3, 8, 8)),
+    "same": (nn.Conv2d(3, C, (2, 3), padding="same"), (B, 3, 4, 5)),
+    "dilation": (nn.Conv2d(3, C, 2, 2, dilation=2), (B, 3, 8, 8)),
+    "overlapping frames": (nn.Conv1d(5, C, 3, 2, padding=1), (B, 5, 20)),
 }
 
 
@@ -315,13 +320,13 @@ def merged(m: Any, x: torch.Tensor) -> torch.Tensor:
 @pytest.mark.parametrize(
     "model",
     [
-        patch_model(nn.Conv2d(3, C, 4, 2)),
-        patch_model(nn.Conv2d(3, C, 4, 4, padding=2)),
-        patch_model(nn.Conv2d(3, C, 1, padding="same")),
-        patch_model(nn.Conv2d(3, C, 2, 2, dilation=2)),
         patch_model(nn.Conv2d(3, C, 4, 4, groups=3)),
         patch_model(
-            nn.Conv2d(3, C, 4, 4), in_image, more=nn.Conv2d(C, 4, 2), mean=torch.zeros(C), variance=torch.ones(C)
+            nn.Conv2d(3, C, 4, 4),
+            in_image,
+            more=nn.Conv2d(C, 4, 2, groups=4),
+            mean=torch.zeros(C),
+            variance=torch.ones(C),
         ),
         patch_model(nn.Conv2d(3, C, 4, 4), with_and_without, table=torch.randn(4, C)),
         patch_model(nn.Conv2d(3, C, 4, 4), pooled),
@@ -329,10 +334,6 @@ def merged(m: Any, x: torch.Tensor) -> torch.Tensor:
         Model(by_the_example),
     ],
     ids=[
-        "overlap",
-        "padding",
-        "same",
-        "dilation",
         "groups",
         "in image",
         "with and without",
