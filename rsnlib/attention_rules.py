@@ -13,7 +13,7 @@ from ..base.errors import TensorError
 from ..machine.view import View
 from ..scheduler.graph import Array, Float64, Gemm
 from .capture import arguments, dtype_of, module_path, packet, shape_of
-from .layers import Base, Source
+from .layers import Base
 from .mask import HIDDEN, is_causal, prefix_lengths
 from .values import Abstract, AbstractState, Arguments, PartialAttention, Value, is_host, unsupported
 from .view_rules import IDENTITIES
@@ -192,8 +192,10 @@ def _projection(values: AbstractState, node: Node, name: str, x: Abstract, rows:
     _, heads, _, columns = x.view.shape
     form = _form(values, rows, heads, columns)
     found = values.fit(x, lambda view, width: view == form)
-    if found is None and isinstance(x.base, Source) and x.base.view == x.view:
-        return values.source(values.source_nodes[x.base], form, heads * columns)
+    for order in ((0, 1, 2, 3), (0, 1, 3, 2)) if found is None else ():  # the keys may exist transposed alone
+        node_shown = values.shown.get(Value(x.base, x.view.permute(order)))
+        if node_shown is not None:
+            return values.source(node_shown, form.permute(order), heads * columns)
     if found is None:
         raise unsupported(node, f"its {name} is not a projection of {values.batch} x {rows} rows, cut into heads")
     return found.base

@@ -148,8 +148,8 @@ def heads(graph: Rewriter, node: Node) -> Node | None:
     """Rewrite attention over (batch * heads, seq, columns) into attention with heads in a separate dimension.
 
     The pattern is bmm(softmax(bmm(q, k^T)), v) with factors and masks between, as nn.MultiheadAttention computes it
-    with need_weights=True. The batch follows from the product that the queries come from. Not applied with any other
-    operator between the two products.
+    with need_weights=True. The batch follows from the product that the queries, or the keys, come from. Not applied
+    with any other operator between the two products.
     """
     if packet(node) is not aten.bmm or is_empty(node) or packet(_origin(node.args[0])) is not aten.softmax:
         return None
@@ -177,6 +177,8 @@ def heads(graph: Rewriter, node: Node) -> Node | None:
         return None
     count, seq, _ = shape_of(q)
     rows = _rows_behind(graph, q)
+    if rows is None:  # queries that no input decides, such as the probe of an attention that pools
+        seq, rows = shape_of(k)[2], _rows_behind(graph, k)
     if rows is None or rows % seq or count % (rows // seq):
         return None
     batch = rows // seq

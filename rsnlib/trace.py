@@ -190,6 +190,9 @@ class _Tracer:
                 self.values.of[node] = self._visit(node)
             elif node.op in ("placeholder", "get_attr"):
                 self.values.of[node] = self.values.root(node)
+            made = self.values.of.get(node)
+            if isinstance(made, Value) and is_host(made):
+                self.values.shown.setdefault(made, node)
         self._leave(program.graph.output_node())
 
     def _visit(self, node: Node) -> Abstract:

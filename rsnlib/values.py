@@ -110,6 +110,8 @@ class AbstractState:
         self.layers = LayerBuilder()
         self.masks: dict[AttentionLayer, Node] = {}
         self.source_nodes: dict[Source, Node] = {}
+        self.shown: dict[Value, Node] = {}
+        """The first tensor of the host that is each view of a source."""
         self._made: dict[Any, Any] = {}
         self._constants = Constants(program)
         self.batch, self.seq = self._find_rows()
