@@ -23,7 +23,7 @@ from rsn.tests.effort import examples, long
 
 from .networks import Maker, error, execute, reference
 
-A, B, C, D = MappingType
+A, B, C, D, _ = MappingType
 UNSHRUNK = (Phase.explicit, Phase.reuse, Phase.generate)
 """Failures are small as it is, and to make them smaller takes minutes and gigabytes."""
 
