@@ -273,7 +273,7 @@ def test_the_text_says_where_and_what() -> None:
 def test_json_has_no_arrays() -> None:
     facts = json.loads(json.dumps(stopped_memc().as_json()))
     assert list(facts) == ["unit", "uop", "what", "where", "clock_s", "flags", "buffers", "fills"]
-    assert facts["buffers"] == {"buffers[0]": [256, 512], "buffers[1]": [256, 512]}
+    assert facts["buffers"] == {"buffers[0]": [256, 512], "buffers[1]": [256, 512], "tables[0]": [256, 512]}
     assert set(facts["fills"]["MME0->MemC0"]) == {"words", "depth"}
 
 

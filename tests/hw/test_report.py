@@ -187,8 +187,8 @@ def test_changed_and_fitted_rates_are_told_apart() -> None:
     text = page(Machine(replace(program, overlay=program.overlay.with_rates(ddr_read_gbs=42))), "faster")
     assert "Changed for this run: ddr_read_gbs = 42 GB/s (overlay: 21)" in text
     assert "Changed for this run" not in page(machine("gemm768"), "gemm768")
-    fitted = [name for name, rate in XNN.rates.items() if rate.calibrated]
-    assert f"{len(fitted)} of the model’s {len(XNN.rates)} rates are fitted" in text
+    fitted = [name for name, rate in program.overlay.rates.items() if rate.calibrated]
+    assert f"{len(fitted)} of the model’s {len(program.overlay.rates)} rates are fitted" in text
     assert ", ".join(fitted) in text
 
 

@@ -149,9 +149,10 @@ def test_refusals_name_the_layer_and_the_reason(make: Maker) -> None:
     assert f"l0.attention: attention with a mask; {lacks} mask; xnn can" in refused(masked)
     assert "activation gelu_erf" in refused(make.encoder(1, 256, 1024, 16, 128, act=Activation.GELU_ERF))
     assert "LayerNorm with eps 1e-05" in refused(make.encoder(1, 256, 1024, 16, 128, eps=1e-5))
-    long = refused(make.encoder(1, 1152, 1024, 16, 128), XNN)
+    long = refused(make.encoder(1, 1152, 1024, 16, 128))
     assert "768 rows; no mapping type runs more than 1024 rows" in long
-    assert "heads of 96 columns" in refused(make.encoder(1, 128, 192, 2, 128), XNN)
+    assert "heads of 96 columns" in refused(make.encoder(1, 256, 192, 2, 128))
+    assert "heads of 320 columns" in refused(make.encoder(1, 128, 320, 1, 128), XNN)
     wide = Gemm("wide", "x", "y", make.matrix(64, 1100), make.vector(1100), norm=Norm(1e-5))
     limit = "capability layernorm of overlay xnn takes 1 to 1024 columns; no overlay can"
     network = LayerGraph(1, 128, {"x": 64}, (Output("y"),), (wide,))

@@ -164,8 +164,8 @@ def test_a_seed_is_not_negative() -> None:
 
 
 def test_what_the_machine_cannot_run_is_refused_as_without_a_search() -> None:
-    network = Maker().encoder(1, 128, 192, 2, 128)
-    with pytest.raises(UnsupportedError, match=r"l0.attention: heads of 96 columns"):
+    network = Maker().encoder(1, 128, 320, 1, 128)
+    with pytest.raises(UnsupportedError, match=r"l0.attention: heads of 320 columns"):
         searched(network)
 
 
