@@ -16,7 +16,11 @@ from ...expansion import Expansion, Ints
 from ...overlay import Overlay
 from .counts import Exchange
 from .flow import Flow, words_moved
-from .tiles import ROW_SUM_TOKEN
+from .mem_a import MemA, MemANorm
+from .mem_c import MemC, MemCStore
+from .off_chip import Transfer
+from .row_statistics import QUARTER_WORDS
+from .tiles import BEAT, ROW_SUM_TOKEN, TILE
 
 
 def rules(expansion: Expansion, balanced: bool) -> Iterator[Finding]:
@@ -26,6 +30,7 @@ def rules(expansion: Expansion, balanced: bool) -> Iterator[Finding]:
     yield from flow.findings(balanced)
     yield from _exchanges(expansion, flow.exchanges)
     yield from _vectors(expansion, flow.net)
+    yield from _statistics(expansion)
 
 
 # -- neighbours -------------------------------------------------------------------------------------------------------
@@ -71,6 +76,74 @@ def _pairs(overlay: Overlay) -> list[tuple[str, str]]:
 
 def _agree(a: Exchange, b: Exchange) -> bool:
     return a.puts == b.gets and b.puts == a.gets and a.says == b.says
+
+
+# -- statistics of rows -----------------------------------------------------------------------------------------------
+
+
+def _statistics(expansion: Expansion) -> Iterator[Finding]:
+    """A transfer of DDR is of data, or of statistics of rows, which lie elsewhere: none is of both."""
+    for stream in expansion.overlay.streams:
+        left, right = (expansion.overlay.by_unit[unit].kind for unit in (stream.src, stream.dst))
+        if (left, right) == ("MemC", "DDR"):
+            mem, peer, spans = stream.src, stream.dst, _stored
+        elif (left, right) == ("DDR", "MemA"):
+            mem, peer, spans = stream.dst, stream.src, _loaded
+        else:
+            continue
+        edges: list[tuple[int, int]] = []  # where words of the other kind begin, and with which uOP
+        at, last = 0, "data"
+        for uop, what, words in spans(expansion, mem):
+            if what != last:
+                edges.append((at, uop))
+            at, last = at + words, what
+        if not edges:
+            continue
+        ends, moves = _transfers(expansion, peer, mem)
+        for edge, uop in edges:
+            i = int(np.searchsorted(ends, edge))
+            if edge and i < len(ends) and ends[i] != edge:
+                text = (
+                    f"{peer} uOP {int(moves[i])} moves data of {mem} and the statistics of rows that its uOP {uop} "
+                    "begins or ends with"
+                )
+                way_out = "give statistics transfers of their own, of 2048 elements a row tile and part"
+                yield Finding("X12", text, expansion.where(peer, int(moves[i])), help=way_out)
+                break
+
+
+def _stored(expansion: Expansion, name: str) -> Iterator[tuple[int, str, int]]:
+    """The words that a MemC stores, run by run: uOP, what they are, how many."""
+    registers, even = MemCStore(), not expansion.overlay.by_unit[name].index & 1
+    sends = expansion.overlay.by_unit[name].capability("send") is not None
+    for number, kind in enumerate(expansion.sequences[name].kinds.tolist()):
+        uop = expansion.uops[kind]
+        if isinstance(uop, MemCStore):
+            registers = uop
+        if not isinstance(uop, MemC) or not uop.store or (uop.send and sends):
+            continue
+        if uop.dim2:
+            yield number, "data", uop.dim1 * uop.dim2 // BEAT
+        if uop.layernorm and registers.statistics and even:
+            yield number, "statistics", uop.dim1 // TILE * QUARTER_WORDS
+
+
+def _loaded(expansion: Expansion, name: str) -> Iterator[tuple[int, str, int]]:
+    """The words that a MemA loads, as `_stored`."""
+    for number, kind in enumerate(expansion.sequences[name].kinds.tolist()):
+        uop = expansion.uops[kind]
+        if isinstance(uop, MemANorm) and uop.rows:
+            yield number, "statistics", uop.rows * uop.parts * QUARTER_WORDS
+        elif isinstance(uop, MemA) and uop.load:
+            yield number, "data", uop.dim1 * uop.dim2 // BEAT
+
+
+def _transfers(expansion: Expansion, name: str, peer: str) -> tuple[Ints, Ints]:
+    """Where each transfer of DDR with a peer ends, in words, and its uOP."""
+    each = np.array([u.size // BEAT if isinstance(u, Transfer) and u.peer == peer else 0 for u in expansion.uops])
+    words = each[expansion.sequences[name].kinds]
+    (moves,) = np.nonzero(words)
+    return np.cumsum(words[moves]), moves
 
 
 # -- vectors ----------------------------------------------------------------------------------------------------------

@@ -771,7 +771,7 @@ PROGRAMS: dict[str, Callable[[Overlay], Outcome]] = {
     "norm, columns": norm((f.MemCConfig(norm_cols=320, eps=0.01), f.MemCConfig(norm_cols=64, eps=0.01)), 1),
     "norm, rms": norm([f.MemCConfig(rms=1, norm_cols=256)] * 2),
     "products": products,
-    "parts": parts(Scores(random(192, 3, 2, 128, 128) * 20, max_sub=0, first=200, end=700, low=40, offset=650)),
+    "parts": parts(Scores(random(192, 3, 2, 128, 128) * 20, max_sub=0, first=200, end=700, low=120, offset=650)),
     "parts, alone": parts(Scores(random(193, 2, 2, 128, 128) * 4, alone=1, cap=3.0, scale=0.5, offset=100)),
     "parts, late": parts(Scores(random(194, 2, 2, 128, 128), first=300, offset=250)),
     "softcap": parts(Scores(random(195, 1, 2, 128, 128) * 4, parts=False, cap=3.0, first=5)),
