@@ -116,6 +116,8 @@ NORM_ELEMENTS = MEMORY.rows * MEMORY.columns
 """Elements that the rate `norm_us` is stated for."""
 STATISTICS_SHARE = 1 - LOOPS["norm_scale"].rounds / sum(LOOPS[f"norm_{x}"].rounds for x in ("sum", "squares", "scale"))
 """Of the time of a norm: what is left without its last loop."""
+MAX_KEYS = 8192
+"""Columns of a softmax in parts. No register ends there; longer rows have not been tried."""
 TABLE_COLUMNS = 512
 """Columns of a table; it has as many rows as a slot."""
 HEADS = (0, 64, 128, 256)
@@ -147,7 +149,8 @@ def capabilities(memory: Memory, *, registers: bool, sends: bool) -> tuple[Capab
             out += [Capability(name, Where.RECEIVE) for name in masks]
             out.append(Capability("softcap", Where.RECEIVE, rate="softcap_beat", elements=BEAT))
             passes = 4  # maxima and exp for the sums; exp and product to apply them
-            out.append(Capability("long_softmax", Where.RECEIVE, rate="softmax_beat", elements=BEAT / passes))
+            long = {"columns": (1, MAX_KEYS)}
+            out.append(Capability("long_softmax", Where.RECEIVE, long, "softmax_beat", BEAT / passes))
     return tuple(out)
 
 
