@@ -411,8 +411,8 @@ class _Reader:
         if head.fingerprint != overlay.fingerprint:
             self.fail(
                 start,
-                f"made for overlay {head.name} {head.fingerprint}, which here is {overlay.fingerprint}: its units or "
-                "formats have changed; assemble or compile the program again with this toolchain",
+                f"made for overlay {head.name} {head.fingerprint}, which here is {overlay.label}: its units or formats "
+                "have changed; assemble or compile the program again with this toolchain",
             )
         return overlay
 

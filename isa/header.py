@@ -104,6 +104,7 @@ def _identity(overlay: Overlay) -> Iterator[str]:
     yield f"inline constexpr std::uint64_t fingerprint_bits = 0x{overlay.fingerprint}u;"
     if overlay.extends:
         yield f'inline constexpr char extends[] = "{overlay.extends}";'
+        yield f"inline constexpr unsigned extension = {overlay.extension};  // version of what it adds"
 
 
 def _opcodes(overlay: Overlay) -> Iterator[str]:

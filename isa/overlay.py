@@ -84,7 +84,8 @@ class Overlay(Machine):
     emit: turns the scheduler's work items into instructions; None if models cannot be compiled for the overlay.
     find_patterns: derives the overlay's patterns from its description; None if it has none.
     layout: of the matrices that compiled programs keep off chip.
-    extends: name of the overlay whose image format this one adds opcodes to.
+    extends: name of the overlay whose image format this one adds opcodes to. extension: version of what it adds; a
+    machine runs programs of its own version alone.
     base, changes: of an overlay that an overlay file makes, the name of the one that it changes, and the differences
     as lines of such a file. refit: given an overlay with other memories or fewer units, the same with all that follows
     from them, such as limits of capabilities; raises `ProgramError` if the instructions cannot say these sizes; None if
@@ -114,6 +115,7 @@ class Overlay(Machine):
     find_patterns: Callable[[Machine], Patterns | None] = lambda machine: None
     layout: Layout = Layout.BLOCKED
     extends: str | None = None
+    extension: int = 0
     base: str | None = None
     changes: tuple[str, ...] = ()
     refit: Callable[[Overlay], Overlay] | None = None
@@ -128,6 +130,12 @@ class Overlay(Machine):
     def patterns(self) -> Patterns | None:
         """The patterns that its units form; None if they form none."""
         return self.find_patterns(self)
+
+    @property
+    def label(self) -> str:
+        """Its name, fingerprint, and version if it has one, for messages."""
+        version = f" (version {self.extension} of its instructions)" if self.extension else ""
+        return f"{self.name} {self.fingerprint}{version}"
 
     @cached_property
     def by_opcode(self) -> dict[int, InstructionFormat]:
@@ -196,9 +204,11 @@ class Overlay(Machine):
 
     @cached_property
     def fingerprint(self) -> str:
-        """16 hex digits that depend on units, streams, depths and formats, and on changes of memories, but not on
-        rates."""
+        """16 hex digits that depend on units, streams, depths and formats, on the version of what an overlay adds, and
+        on changes of memories, but not on rates."""
         h = hashlib.sha256()
+        if self.extension:
+            h.update(f"extension {self.extension};".encode())
         for u in self.units:
             h.update(f"unit {u.name} {u.kind} {u.index};".encode())
         for s in self.streams:

@@ -96,7 +96,8 @@ def _extension(overlay: Overlay, base: Overlay) -> Iterator[str]:
     yield ""
     yield from wrap(
         f"The units, streams, formats and rates of {base.name}, and what follows. A program without these opcodes is a "
-        f"base program and runs on {base.name}. Fingerprint `{overlay.fingerprint}`.",
+        f"base program and runs on {base.name}. Version {overlay.extension} of its instructions, fingerprint "
+        f"`{overlay.fingerprint}`.",
         WIDTH,
     )
     yield ""

@@ -26,9 +26,8 @@ def match_program(program: Program, profile: Profile) -> None:
         raise BoardMismatch(f"board {profile.name}: {reason}")
     if not _understands(machine, made_for):
         raise BoardMismatch(
-            f"the program is for overlay {made_for.name} {made_for.fingerprint}, board {profile.name} is "
-            f"{machine.name} {machine.fingerprint}: compile the program for the board's overlay (--overlay "
-            f"{machine.name}), without changed depths or sizes of banks"
+            f"the program is for overlay {made_for.label}, board {profile.name} is {machine.label}: "
+            f"{_way_out(machine, made_for)}"
         )
     fifos = {n: (getattr(made_for, n), getattr(machine, n)) for n in FIFO_DEPTHS}
     deeper = [f"{name} = {wanted} (the board has {there})" for name, (wanted, there) in fifos.items() if wanted > there]
@@ -88,6 +87,16 @@ def _deadlocks(program: Program) -> bool:
     except ProgramError:  # words are left over; or data decides
         return False
     return False
+
+
+def _way_out(machine: Overlay, made_for: Overlay) -> str:
+    """What to do about a program for an overlay that the machine does not understand."""
+    if machine.name == made_for.name and machine.extension != made_for.extension:
+        return "compile it with the rsn that the bitstream was built with, or build the bitstream with this rsn"
+    return (
+        f"compile the program for the board's overlay (--overlay {machine.name}), without changed depths or sizes of "
+        "banks"
+    )
 
 
 def _understands(machine: Overlay, made_for: Overlay) -> bool:

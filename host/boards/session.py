@@ -362,10 +362,10 @@ class Session:
         found = f"{self.device.register(len(self.profile.arguments)):016x}"
         if found != expected.fingerprint:
             raise BoardMismatch(
-                f"overlay {expected.name} has fingerprint {expected.fingerprint} in this rsn, the bitstream has "
-                f"{found}: build the bitstream again (make -C hw/versal xclbin), or use the rsn it was built with; or, "
-                f"if {self.bitstream} is of this rsn, write its BOOT.BIN to the card, because another image is booted, "
-                f"and {RESTART}"
+                f"this rsn has overlay {expected.label}, the bitstream has fingerprint {found}, so another version or "
+                "other sources: build the bitstream again (make -C hw/versal xclbin), or use the rsn it was built "
+                f"with; or, if {self.bitstream} is of this rsn, write its BOOT.BIN to the card, because another image "
+                f"is booted, and {RESTART}"
             )
         self.facts["fingerprint"] = found
         self.release(helds.values(), self.age)

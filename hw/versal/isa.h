@@ -12,9 +12,10 @@ namespace rsn::xnn {
 
 // Names of the formats below; a container carries the one it was made for.
 inline constexpr char overlay[] = "xnn";
-inline constexpr char fingerprint_text[] = "5a1ce6436747d1fd";
-inline constexpr std::uint64_t fingerprint_bits = 0x5a1ce6436747d1fdu;
+inline constexpr char fingerprint_text[] = "bf8396e98aa0b496";
+inline constexpr std::uint64_t fingerprint_bits = 0xbf8396e98aa0b496u;
 inline constexpr char extends[] = "xnn-base";
+inline constexpr unsigned extension = 2;  // version of what it adds
 
 using Word = std::uint32_t;
 

@@ -55,6 +55,11 @@ def test_softmax_is_what_numpy_says(program: Scores) -> None:
     check(program)
 
 
+@pytest.mark.long
+def test_as_many_keys_as_the_description_says() -> None:
+    check(Scores(random(2, 16, 2, 128, 256, size=3.0), first=1000, end=8000, low=-3000, offset=7500))
+
+
 def test_parts_take_the_time_of_their_passes() -> None:
     """Two passes for maxima and sums, and two more to apply them; a soft cap takes eight times as long as one."""
     x = random(1, 2, 2, 128, 256)

@@ -283,4 +283,5 @@ XNN = dataclasses.replace(
     ),
     emit=partial(emit, registers=True),
     extends="xnn-base",
+    extension=2,  # 1 had opcode 8 alone
 )

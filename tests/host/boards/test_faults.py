@@ -316,7 +316,8 @@ def test_an_interrupt_waits_for_the_driver(rig: Rig, expected: np.ndarray) -> No
 def test_the_wrong_bitstream(rig: Rig) -> None:
     rig.device.next("register", other_bitstream)
     text = (
-        f"overlay xnn has fingerprint {XNN.fingerprint} in this rsn, the bitstream has {XNN_BASE.fingerprint}: build "
+        rf"this rsn has overlay xnn {XNN.fingerprint} \(version 2 of its instructions\), the bitstream has fingerprint "
+        rf"{XNN_BASE.fingerprint}, so another version or other sources: build "
         r"the bitstream again \(make -C hw/versal xclbin\), or use the rsn it was built with"
     )
     with pytest.raises(BoardMismatch, match=text):
