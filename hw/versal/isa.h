@@ -1146,7 +1146,7 @@ inline constexpr unsigned norm_squares = 1;   // a 4x8 patch, a row a round: sum
 inline constexpr unsigned norm_scale = 1;     // a 4x8 patch, a row a round: subtract, multiply
 inline constexpr unsigned rotate = 1;         // a 4x8 patch, a row a round: times own and partner's factors of a table
 inline constexpr unsigned softcap = 1;        // a 4x8 patch, four elements a round: cap * tanh(score / cap)
-inline constexpr unsigned normalise = 1;      // a word into a buffer, 16 elements a round: minus mean, times factor
+inline constexpr unsigned normalise = 1;      // a word into a buffer: minus mean, times factor
 inline constexpr unsigned statistics = 1;     // a word of statistics, a row a round: made, or added to those of before
 }  // namespace ii
 // Rounds that a loop takes for one item, where more than one. Each takes 32 / rounds elements of a patch.
@@ -1157,7 +1157,6 @@ inline constexpr unsigned norm_squares = 4;
 inline constexpr unsigned norm_scale = 4;
 inline constexpr unsigned rotate = 4;
 inline constexpr unsigned softcap = 8;
-inline constexpr unsigned normalise = 2;
 inline constexpr unsigned statistics = 2;
 }  // namespace rounds
 

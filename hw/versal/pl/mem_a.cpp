@@ -1,6 +1,6 @@
 // MemA: left operands. Fills one buffer from DDR while it sends the other to MeshA.
 //
-// 256 words to a block in, 512 beats to a tile out, one a cycle each; with a norm two cycles a word in.
+// 256 words to a block in, 512 beats to a tile out, one a cycle each.
 // SPDX-License-Identifier: Apache-2.0
 #include "dataflow.h"
 #include "row_norm.h"
@@ -52,11 +52,14 @@ void mem_a(hls::stream<Uop<mem_a_words>> &uops, hls::stream<Beat> &ddr, hls::str
     poison(ping);
     poison(pong);
     Numbers mean, count, factor;  // of the rows whose statistics it has
+#pragma HLS ARRAY_PARTITION variable=mean complete dim=1
+#pragma HLS ARRAY_PARTITION variable=count complete dim=1
+#pragma HLS ARRAY_PARTITION variable=factor complete dim=1
 #pragma HLS BIND_STORAGE variable=mean type=ram_s2p impl=lutram
 #pragma HLS BIND_STORAGE variable=count type=ram_s2p impl=lutram
 #pragma HLS BIND_STORAGE variable=factor type=ram_s2p impl=lutram
-    poison(mean);
-    poison(factor);
+    for (auto &bank : mean) poison(bank);
+    for (auto &bank : factor) poison(bank);
     Word norm0 = MemANorm::initial[0], norm1 = MemANorm::initial[1];
     bool cur = false;  // pong is the current one
     unsigned number = 0;

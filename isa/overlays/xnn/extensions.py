@@ -43,7 +43,7 @@ class Extension:
 
 ROWS = (4, 128)
 """A number per row of a MemC: patch_rows and row_patches of pl/mem_c.h."""
-NUMBERS = (1, 256)
+NUMBERS = (2, 128)
 """A number per row of a MemA: `Numbers` of pl/row_norm.h."""
 PATCH = int(WORD_BITS * multiplexer(2))
 """LUTs of a second patch that is loaded or moves down beside that of its loop."""
@@ -57,7 +57,7 @@ EXTENSIONS = (
         "norm at a load",
         "MemA",
         (
-            Work("normalise", "norm at a load", {"add": 32, "mul": 32}, writes=1),
+            Work("normalise", "norm at a load", {"add in fabric": 32, "mul": 32}, writes=1),
             Work("statistics", "norm at a load", {"mul": 12, "add in fabric": 14, "div": 2}),
             Work("exchange", "norm at a load", {"add in fabric": 1, "div": 1, "sqrt": 1, "reciprocal": 1}),
         ),

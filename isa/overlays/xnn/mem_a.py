@@ -22,7 +22,7 @@ from .row_statistics import BLOCK_QUARTERS, QUARTER_WORDS, RowFactors
 from .tiles import BEAT, TILE, tile_rows
 
 LOOPS: Mapping[str, Loop] = {
-    "normalise": Loop(1, 40, "a word into a buffer, 16 elements a round: minus mean, times factor", rounds=2),
+    "normalise": Loop(1, 25, "a word into a buffer: minus mean, times factor"),
 }
 
 

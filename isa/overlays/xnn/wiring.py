@@ -71,7 +71,7 @@ EXTENSION_RATES = {
     ),
     "softcap_beat": Rate(LOOPS["softcap"].rounds, "PL cycles", "structure: 4 elements a cycle", "post-op"),
     "normalise_word": Rate(
-        LOOPS["normalise"].rounds, "PL cycles", "structure: 16 elements a cycle, at a load", "on-chip transfer"
+        LOOPS["normalise"].rounds, "PL cycles", "structure: 32 elements a cycle, at a load", "on-chip transfer"
     ),
 }
 """Of what opcodes 9 to 13 add."""

@@ -838,8 +838,8 @@ SECONDS = {
     "gate": 6.870393889798148e-05,
     "heads": 0.0005041834918556627,
     "statistics": 0.0005879373760423978,
-    "loads": 5.000839716312058e-05,
-    "loads, rms": 1.4887029693710544e-05,
+    "loads": 4.3301759800483195e-05,
+    "loads, rms": 1.3451835554516407e-05,
 }
 """How long each takes by the clocks of the executor."""
 
