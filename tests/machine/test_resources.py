@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import re
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
@@ -206,7 +207,9 @@ def test_info_shows_resources() -> None:
     done = CliRunner().invoke(main, ["info", "--resources"])
     assert done.exit_code == 0, done.stderr
     assert re.search(r"^AIE +384 +400 +96% +384 +tiles$", done.stdout, re.MULTILINE)
-    assert re.search(r"^URAM +256 +463 +55% +190 +192 ", done.stdout, re.MULTILINE)
+    needed = rows(XNN)["URAM"].needed
+    assert re.search(rf"^URAM +{needed} +463 +{needed / 463:.0%} +190 +192 ", done.stdout, re.MULTILINE)
+    assert re.search(r"^ +\d+  rotation in MemC$", done.stdout, re.MULTILINE)
     assert re.search(r"^LUT +MemC with softmax +\d+ +79021 +[+-]\d", done.stdout, re.MULTILINE)
     assert re.search(r"^LUT +in all +\d+ +518255 +[+-]\d", done.stdout, re.MULTILINE)
 
@@ -337,8 +340,38 @@ def test_readme_has_these_figures(root: Path) -> None:
         error = f"{d.error:+.0%}".replace("%", " %").replace("+0", "0").replace("-0", "0")
         row = next(line for line in text.splitlines() if line.startswith(f"| {_NAMES.get(d.resource, d.resource)}"))
         assert d.unit or row.endswith(f"| {d.published:,} | {error} |")
-    for what, name in (("GELU", "activation"), ("LayerNorm", "layer norm"), ("softmax", "softmax")):
+    for what, name in (("GELU", "activation of 256x512"), ("LayerNorm", "layer norm"), ("softmax", "softmax")):
         cost = next(c for c in XNN.costs(XNN) if name in c.what)
         assert f"{what} of" in text
         simulated = f"{cost.simulated * 1e6:.1f} us" if what != "LayerNorm" else "162 us (fitted)"
         assert f"| {cost.seconds * 1e6:.1f} us | {simulated} | {cost.difference:+.0%}".replace("%", " %") in text
+
+
+CYCLES: dict[str, tuple[str, ...]] = {
+    "gate": ("times a gate",),
+    "rotation": ("rotation",),
+    "norm of heads": ("each head",),
+    "statistics of rows": ("statistics of the rows",),
+    "norm at a load": ("fill 256x128", "statistics of 128 rows"),
+    "soft cap": ("soft cap",),
+    "softmax in parts": ("maxima and sums", "exp and product"),
+}
+"""Which operations a capability is for, by a piece of their names."""
+
+
+def row_of(name: str, amounts: Mapping[str, int]) -> str:
+    """The row of a capability in hw/versal/README.md."""
+    found = [f"{amounts.get(r, 0):,}" if amounts.get(r) else "" for r in ("LUT", "DSP", "BRAM", "URAM")]
+    costs = [c for part in CYCLES.get(name, ()) for c in XNN.costs(XNN) if part in c.what]
+    assert len(costs) == len(CYCLES.get(name, ()))
+    work = "; ".join(f"{c.what.partition(': ')[2]}: {c.cycles:,}" for c in costs)
+    return f"| {name} | {' | '.join(found)} | {work} |".replace("  ", " ")
+
+
+def test_readme_shows_what_each_capability_takes(root: Path) -> None:
+    text = (root / "hw/versal/README.md").read_text(encoding="utf-8")
+    found = added(XNN, XNN_BASE)
+    names = sorted(found, key=lambda name: -found[name].get("LUT", 0))
+    total = {r: sum(amounts.get(r, 0) for amounts in found.values()) for r in ("LUT", "DSP", "BRAM", "URAM")}
+    expected = [*(row_of(name, found[name]) for name in names), row_of("in all", total)]
+    assert "\n".join(expected) in text
