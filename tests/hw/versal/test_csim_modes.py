@@ -14,11 +14,15 @@ from rsn.isa.overlays import XNN
 from rsn.isa.program import Program, UnpackedProgram
 from rsn.scheduler.pack import pack
 from rsn.tests.effort import examples
-from rsn.tests.hw import load_modes, store_modes
+from rsn.tests.hw import load_modes, score_modes, store_modes
 from rsn.tests.hw.load_modes import Norm
+from rsn.tests.hw.score_modes import Scores
 from rsn.tests.hw.store_modes import Halves
 from rsn.tests.hw.test_load_modes import norms
-from rsn.tests.hw.test_store_modes import check, stores
+from rsn.tests.hw.test_score_modes import check as check_scores
+from rsn.tests.hw.test_score_modes import programs as softmaxes
+from rsn.tests.hw.test_store_modes import check as check_store
+from rsn.tests.hw.test_store_modes import stores
 
 from .native import check_same, native, on_both
 
@@ -63,26 +67,35 @@ def check_load(program: Norm) -> None:
 
 
 @given(stores())
-@examples(60, quick=6, phases=UNSHRUNK, deadline=None)
+@examples(36, quick=4, phases=UNSHRUNK, deadline=None)
 def test_any_store(program: Halves) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(store_modes, "run", on_machine)
-        check(program)
+        check_store(program)
 
 
 @given(norms())
-@examples(40, quick=4, phases=UNSHRUNK, deadline=None)
+@examples(24, quick=3, phases=UNSHRUNK, deadline=None)
 def test_any_load_that_normalises(program: Norm) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(load_modes, "run", on_machine)
         check_load(program)
 
 
-@given(stores(), norms(), SEEDS)
-@examples(8, quick=1, phases=UNSHRUNK, deadline=None)
-def test_stalls_change_no_bit(store: Halves, load: Norm, seed: int) -> None:
+@given(softmaxes())
+@examples(36, quick=4, phases=UNSHRUNK, deadline=None)
+def test_any_softmax(program: Scores) -> None:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(store_modes, "run", stalled(seed))
-        patch.setattr(load_modes, "run", stalled(seed))
-        check(store)
+        patch.setattr(score_modes, "run", on_machine)
+        check_scores(program)
+
+
+@given(stores(), norms(), softmaxes(), SEEDS)
+@examples(5, quick=1, phases=UNSHRUNK, deadline=None)
+def test_stalls_change_no_bit(store: Halves, load: Norm, softmax: Scores, seed: int) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        for modes in (store_modes, load_modes, score_modes):
+            patch.setattr(modes, "run", stalled(seed))
+        check_store(store)
         check_load(load)
+        check_scores(softmax)
