@@ -107,8 +107,13 @@ class _Moving:
             return False
         if layer.width > widest_norm(self._overlay, layer.norm):
             return True
-        able = layer.y not in self._outputs and all(_takes(reader) for reader in self._readers.get(layer.y, ()))
-        return able and _is_bare(layer) and self._moved(layer) < 2 * layer.width
+        return _is_bare(layer) and self._all_take(layer) and self._moved(layer) < 2 * layer.width
+
+    def _all_take(self, layer: Gemm) -> bool:
+        """Whether nobody needs the normalised result of a layer as such."""
+        readers = self._readers.get(layer.y, ())
+        raw = layer.residual if _is_bare(layer) else None
+        return layer.y not in self._outputs and all(_takes(reader, layer.y, raw) for reader in readers)
 
     def _moved(self, layer: Gemm) -> int:
         """Numbers that move for a row if the norm of a pass goes to the loads."""
@@ -128,8 +133,7 @@ class _Moving:
         else:
             raw = self._fresh(f"{layer.y}_raw")
             yield replace(layer, y=raw, norm=None)
-        readers = self._readers.get(layer.y, ())
-        if layer.y not in self._outputs and all(_takes(reader) for reader in readers):
+        if self._all_take(layer):
             sources[layer.y] = _Source(raw, layer.norm)
             return
         none, zeros = np.zeros((0, layer.width), np.float32), np.zeros(layer.width, np.float32)
@@ -150,9 +154,12 @@ def _computed(layer: Layer) -> int:
     return layer.width if isinstance(layer, AttentionLayer) else int(layer.weight.shape[1])
 
 
-def _takes(layer: Layer) -> bool:
-    """Whether a layer can normalise its operands."""
-    return isinstance(layer, Gemm)
+def _takes(layer: Layer, y: str, raw: str | None) -> bool:
+    """Whether a layer can normalise its operand y as it loads it, of which `raw` may become the name. A sum keeps its
+    other operand, which must be another activation."""
+    if not isinstance(layer, Gemm):
+        return False
+    return not layer.is_sum or (layer.x != y and layer.x != raw)
 
 
 def _is_bare(layer: Gemm) -> bool:
@@ -170,7 +177,7 @@ def _normalising(layer: Gemm, sources: Mapping[str, _Source]) -> Gemm:
     """The layer with raw operands and their norms."""
     x, residual = sources.get(layer.x), sources.get(str(layer.residual))
     if x is not None:
-        layer = replace(layer, x=x.name, x_norm=x.norm if layer.multiplies or layer.is_sum else None)
+        layer = replace(layer, x=x.name, x_norm=x.norm if layer.multiplies else None)
     if residual is not None:
         layer = replace(layer, residual=residual.name, residual_norm=residual.norm)
     return layer
