@@ -8,14 +8,14 @@ the keys come in chunks, twice: first for the maxima and the sums of exp, then f
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from itertools import groupby
+from dataclasses import dataclass, replace
+from itertools import accumulate, groupby
 from typing import NamedTuple
 
 from ..isa.work import LengthField, Part, Softmax
 from .binder import Binder
 from .graph import AttentionLayer
-from .mapping import PipelineLimits, pipeline_of
+from .mapping import PipelineLimits, Roofline, pipeline_of
 from .tile import TILE, Span
 
 
@@ -54,6 +54,17 @@ class Slot:
         """The chunks whose probabilities are multiplied by values."""
         return tuple(keys for keys, part in self.steps if part in (Part.ALL, Part.APPLY))
 
+    @property
+    def depths(self) -> tuple[int, ...]:
+        """Numbers of products that the sums of P V have, one after the other."""
+        return tuple(half.blocks for keys in self.sent for half in keys.halves if half.blocks)
+
+    @property
+    def turned(self) -> Slot:
+        """The slot with the chunks whose probabilities are sent in the opposite order."""
+        kept = tuple(step for step in self.steps if step[1] in (Part.FIRST, Part.MORE))
+        return replace(self, steps=kept + self.steps[: len(kept) - 1 if kept else None : -1])
+
 
 def reach(att: AttentionLayer, rows: Sequence[RowBlock], keys: Span) -> Keys:
     """The key blocks that a mask leaves to at least one of the rows, at least one. keys: of the sequence."""
@@ -67,28 +78,52 @@ def reach(att: AttentionLayer, rows: Sequence[RowBlock], keys: Span) -> Keys:
     return Keys(begin, max(high // TILE + 1 - begin, 1))
 
 
-def chunks(keys: Keys, most: int) -> list[Keys]:
-    """Cut keys into as few chunks of at most `most` blocks, which is even, as possible, of nearly equal sizes. All but
-    the last one are even, so that both units of a pair have as much to do."""
-    pairs, number = -(-keys.blocks // 2), -(-keys.blocks // most)
-    out, at = [], keys.first
-    for i in range(number):
-        count = min(2 * (pairs * (i + 1) // number - pairs * i // number), keys.first + keys.blocks - at)
-        out.append(Keys(at, count))
-        at += count
+def chunks(keys: Keys, most: int, *, alike: bool = False) -> list[Keys]:
+    """Cut keys into as few chunks of at most `most` blocks, which is even, as possible, of nearly equal sizes, the
+    larger first. All but the last one are even, so that both units of a pair have as much to do. alike: if chunks of
+    one size of at least 4 blocks are possible, into these, even if they are more."""
+    same = next((size for size in range(most, 3, -2) if keys.blocks % size == 0), 0) if alike else 0
+    if same:
+        sizes = [same] * (keys.blocks // same)
+    else:
+        number = -(-keys.blocks // most)
+        pairs, more = divmod(-(-keys.blocks // 2), number)
+        sizes = [2 * pairs + 2] * more + [2 * pairs] * (number - more)
+    at = accumulate(sizes, initial=keys.first)
+    end = keys.first + keys.blocks
+    return [Keys(first, min(size, end - first)) for first, size in zip(at, sizes, strict=False)]
+
+
+def slots_of(s: Binder, att: AttentionLayer) -> list[Slot]:
+    """Divide an attention into slots, in execution order.
+
+    Slots of a key head either have their own keys each, without those that a mask takes from all of its rows, or all
+    the same, which are then loaded once; whatever takes less time as `seconds_of` estimates it. Slots whose sums have
+    the same depths go one behind the other, because a product unit has room for few ops.
+    """
+    ways = [list(_slots(s, att, alike)) for alike in (True, False)]
+    slots = ways[0] if ways[0] == ways[1] else min(ways, key=lambda way: seconds_of(s, att, way))
+    out: list[Slot] = []
+    for slot in sorted(slots, key=lambda slot: slot.depths):
+        is_turned = out and out[-1].depths[-1] == slot.turned.depths[0] != slot.depths[0]
+        out.append(slot.turned if is_turned else slot)
     return out
 
 
-def slots_of(s: Binder, att: AttentionLayer) -> Iterator[Slot]:
-    """Divide an attention into slots, in execution order: those of a key head together, and among them those with the
-    same keys."""
+def _slots(s: Binder, att: AttentionLayer, alike: bool) -> Iterator[Slot]:
+    """The slots, those of a key head together, and among them those with the same keys. alike: slots of a key head have
+    the same keys if these fit on chip."""
     limits = PipelineLimits.of(s.overlay, pipeline_of(s.overlay))
     once = min(limits.sent, 2 * limits.values)
     for sequence, (rows, keys) in enumerate(zip(s.spans_of(att.q), s.spans_of(att.k), strict=True)):
         for kv_head in range(att.heads // att.groups):
             heads = range(kv_head * att.groups, (kv_head + 1) * att.groups)
-            for taken in _rows(att, heads, rows.blocks, limits.rows):
+            found = list(_rows(att, heads, rows.blocks, limits.rows))
+            together = reach(att, [row for taken in found for of_unit in taken for row in of_unit], keys)
+            for taken in found:
                 needed = reach(att, [row for of_unit in taken for row in of_unit], keys)
+                if alike and together.blocks <= once:
+                    needed = together
                 yield Slot(sequence, kv_head, taken, _steps(needed, once, limits.stored))
 
 
@@ -96,7 +131,7 @@ def _steps(keys: Keys, once: int, stored: int) -> tuple[tuple[Keys, Part], ...]:
     """The chunks of a slot's keys. once: key blocks whose scores are sent on. stored: that the memories hold."""
     if keys.blocks <= once:
         return ((keys, Part.ALL),)
-    first, second = chunks(keys, stored), chunks(keys, once)
+    first, second = chunks(keys, stored), chunks(keys, once, alike=True)
     return (
         (first[0], Part.FIRST),
         *((chunk, Part.MORE) for chunk in first[1:]),
@@ -125,6 +160,38 @@ def _rows(
         taken = rows[i : i + 2 * most]
         half = -(-len(taken) // 2)
         yield tuple(taken[:half]), tuple(taken[half:])
+
+
+def seconds_of(s: Binder, att: AttentionLayer, slots: Sequence[Slot]) -> float:
+    """Estimate the time of slots in seconds: that of their loads and stores off chip, or, if it is larger, of their
+    products and softmax. Products of scores come first, two of them while the softmax before them runs; P V runs beside
+    the softmax of the next step."""
+    pipeline, roofline, width = pipeline_of(s.overlay), Roofline.of(s.overlay), s.columns[att.q].pitch
+    product, result = pipeline.scores.products[0][0], pipeline.scores.results[0][0]
+    tiles, received = -(-width // TILE), _seconds(s, product, "residual", TILE**2)
+    scored = roofline.first if width < TILE else _seconds(s, product, "matmul", TILE**3)
+    valued = roofline.second if width < TILE else tiles * _seconds(s, product, "matmul", TILE**3)
+    exp = _seconds(s, result, "softmax", TILE**2)
+    block = 4 * TILE * width  # bytes of a row block of a head
+    moved, computed, before = 0.0, 0.0, None
+    for slot in slots:
+        most = max(map(len, slot.rows))
+        moved += sum(map(len, slot.rows)) * block * (roofline.read + roofline.write)
+        for keys, part in slot.steps:
+            sends = part in (Part.ALL, Part.APPLY)
+            if (slot.sequence, slot.kv_head, keys) != before:
+                moved += keys.blocks * block * roofline.read * (2 if sends else 1)
+            before = slot.sequence, slot.kv_head, keys
+            scores = most * keys.halves[0].blocks
+            computed += max((scores * tiles - 2) * scored, scores * tiles * received)
+            computed += max(scores * exp, most * keys.blocks * valued * sends)
+    return max(moved, computed)
+
+
+def _seconds(s: Binder, unit: str, op: str, elements: int) -> float:
+    """Seconds that a unit takes for so many elements of an operation."""
+    able = s.overlay.capability_of(unit, op)
+    return 0.0 if able.rate is None else elements / able.elements * s.overlay.seconds[able.rate]
 
 
 def runs(rows: Sequence[RowBlock]) -> Iterator[tuple[RowBlock, int]]:
