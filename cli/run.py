@@ -38,6 +38,7 @@ from ..isa.packet import Words
 from ..isa.program import Program, Role
 from ..isa.statistics import count
 from ..isa.verify import require
+from ..rsnlib.key_spans import KeySpans
 from .progress import TIMING, working
 from .raw import load_raw_image, raw_options, refuse_contradictions, with_files, write_memory
 from .settings import Setting
@@ -339,20 +340,18 @@ def _compare(program: Program, options: Mapping[str, Any], as_json: bool) -> Non
             options["spec"], batch=source.view[0], seq=source.view[1], seed=options["seed"] or 0, base=base
         )
         traced = pipelines.Pipeline(overlay=program.overlay).trace(model, example)
-        network, lengths = traced.network, None
+        network, spans = traced.network, None
         if source.rows:
             network = network.with_lengths(source.rows)
         if not given:
             by_position, by_name = (example, {}) if isinstance(example, tuple) else ((), example)
-            given, lengths, _ = traced.host.prologue(*by_position, **by_name)
+            given, spans, _ = traced.host.prologue(*by_position, **by_name)
         if program.parameters:
-            at = [
-                p.default if lengths is None else min(int(lengths[i]), p.high) for i, p in enumerate(program.parameters)
-            ]
-            at = [params.get(p.name, n) for p, n in zip(program.parameters, at, strict=True)]
-            lengths = np.array(at, np.int64)
+            named = {} if spans is None else spans.parameters()
+            at = {p.name: params.get(p.name, min(named.get(p.name, p.default), p.high)) for p in program.parameters}
+            spans = KeySpans.of(at, network.batch)
         weights = Weights(options["weights"], program.with_role(Role.WEIGHT)) if options["weights"] else {}
-        rows = compare(program, weights, network, given, lengths)
+        rows = compare(program, weights, network, given, spans)
     if as_json:
         click.echo(json.dumps({"bound": bound, "segments": [vars(r) for r in rows]}))
     else:

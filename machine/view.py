@@ -80,6 +80,21 @@ class View:
             dims.append(tuple(dim))
         return View(tuple(dims), self.offset)
 
+    def expand(self, shape: Sequence[int]) -> View:
+        """Repeat dimensions of size 1, and new leading ones, as `torch.Tensor.expand` to a full shape. Repeated
+        positions have atoms of stride 0."""
+        old = ((),) * (len(shape) - len(self.dims)) + self.dims
+        sizes = (1,) * (len(shape) - len(self.dims)) + self.shape
+        repeated = (((n, 0),) if size == 1 < n else dim for n, size, dim in zip(shape, sizes, old, strict=True))
+        return View(tuple(repeated), self.offset)
+
+    def once(self, axis: int) -> tuple[View, int]:
+        """The view without the repetitions of each position of an axis, and how often each is repeated in place."""
+        atoms, count = list(self.dims[axis]), 1
+        while atoms and atoms[-1][1] == 0:
+            count *= atoms.pop()[0]
+        return View((*self.dims[:axis], tuple(atoms), *self.dims[axis + 1 :]), self.offset), count
+
     def narrow(self, axis: int, start: int, length: int) -> View | None:
         """Restrict one dimension to start..start+length-1, as `torch.narrow`; None if a `View` cannot represent it."""
         head: list[Atom] = []

@@ -9,19 +9,15 @@ import numpy as np
 import torch
 from torch.fx import Node
 
-from ..base.errors import TensorError
 from ..machine.view import View
-from ..scheduler.graph import Array, Float64, Gemm
-from .capture import arguments, dtype_of, module_path, packet, shape_of
+from ..scheduler.graph import Float64, Gemm
+from .attention_masks import masks_of
+from .capture import dtype_of, module_path, shape_of
+from .head_rules import scaled_keys
 from .layers import Base
-from .mask import HIDDEN, is_causal, prefix_lengths
-from .values import Abstract, AbstractState, Arguments, PartialAttention, Value, is_host, unsupported
-from .view_rules import IDENTITIES
+from .values import Abstract, AbstractState, Arguments, PartialAttention, Value, unsupported
 
 aten = torch.ops.aten
-
-FORBIDDEN = -1e30
-"""Bias of masked-out scores: like -inf beside any real score, but finite."""
 
 
 def softmax(values: AbstractState, node: Node, a: Arguments) -> Abstract | str:
@@ -36,8 +32,6 @@ def softmax(values: AbstractState, node: Node, a: Arguments) -> Abstract | str:
 
 def scaled_dot_product_attention(values: AbstractState, node: Node, a: Arguments) -> Abstract | str:
     """Rule of scaled_dot_product_attention, a whole attention in one operator."""
-    if a["enable_gqa"]:
-        raise unsupported(node, "its queries have more heads than its keys (enable_gqa)")
     if a["dropout_p"]:
         raise unsupported(node, "dropout in training mode")
     q, k, v = (values.of[a[x]] for x in ("query", "key", "value"))
@@ -55,55 +49,46 @@ def attend(
     factor: float | Float64,
     masks: Sequence[Node],
     causal: bool = False,
+    cap: float | None = None,
 ) -> Abstract:
-    """Make an attention layer, softmax(factor * q @ k^T + masks) @ v.
+    """Make an attention layer, softmax(factor * q @ k^T + masks) @ v, or with cap * tanh(factor * q @ k^T).
 
-    q, k, v: shape (batch, heads, rows, columns of a head); k and v may have other rows than q. factor: a number, or one
-    per head, shape (heads,); it is folded into the weights of the keys. causal: also mask out the keys behind each row.
-    Raises UnsupportedError for attention that the machine cannot run.
+    q, k, v: shape (batch, heads, rows, columns of a head); k and v may have other rows than q, and fewer heads, or
+    repeat each for a group of queries. factor: a number, or one per head, shape (heads,); it is folded into the weights
+    of the keys. causal: also mask out the keys behind each row. Raises UnsupportedError for attention that the machine
+    cannot run.
     """
+    k, v = _apart(k), _apart(v)
     shapes = [x.view.shape if isinstance(x, Value) else () for x in (q, k, v)]
     if len(shapes[0]) != 4 or shapes[0][0] != values.batch or shapes[0][2] not in values.seqs:
         raise unsupported(node, f"its query is {shapes[0]}, not ({values.batch}, heads, {values.seq}, columns)")
     _, heads, rows, columns = shapes[0]
-    keys = shapes[1][2] if len(shapes[1]) == 4 else 0
-    if shapes[1] != shapes[2] or shapes[1] != (values.batch, heads, keys, columns):
+    kv_heads, keys = shapes[1][1:3] if len(shapes[1]) == 4 else (heads, 0)
+    if shapes[1] != shapes[2] or shapes[1] != (values.batch, kv_heads, keys, columns) or heads % kv_heads:
         raise unsupported(
             node,
             f"its query, key and value are {shapes[0]}, {shapes[1]} and {shapes[2]}; the machine takes equal shapes, "
-            "but for the rows of the query",
+            "but for the rows of the query, and for heads of which each key serves as many",
         )
     query = _projection(values, node, "query", q, rows)
     key, value = (_projection(values, node, name, x, keys) for name, x in (("key", k), ("value", v)))
+    if cap is not None:
+        factor = factor * cap  # the machine divides by it again
     if np.any(factor != 1):
-        if not isinstance(key, Gemm) or not key.is_open or key.residual is not None:
-            raise unsupported(node, "its key is not a plain projection whose weight could take up the score scale")
-        # Not fused: if queries and keys share a projection, it is computed twice, with and without the scale.
-        if isinstance(factor, float):
-            key = values.layers.variant(key, factor=key.factor * factor)
-        else:
-            each = np.repeat(factor, columns)
-            weight = (key.weight * each).astype(np.float32)
-            key = values.layers.variant(key, weight=weight, bias=key.bias * each)
-    if causal and rows != keys:
-        raise unsupported(
-            node, f"it is causal over {rows} rows and {keys} keys; the machine takes as many keys as rows"
-        )
-    mask, constant = _masks(values, node, masks, keys)
-    if mask is not None and any(_is_only_causal(values, term, keys) for term in constant):
-        causal, constant = True, [term for term in constant if not _is_only_causal(values, term, keys)]
-    causal = causal or (mask is not None and _is_causal(values, mask, keys))
-    masked = mask is not None and _hides(values, mask, keys)
+        key = _scaled(values, node, key, factor, heads // kv_heads)
+    found = masks_of(values, node, masks, (values.batch, heads, rows, keys), causal)
     counted = next((values.seq_of(values.layers.of(x.k)) for x in values.masks), keys)
-    if masked and counted != keys:
+    if found.counted is not None and counted != keys:
         raise unsupported(
             node, f"its mask counts {keys} keys, that of an attention before it {counted}; a program counts one kind"
         )
-    bias = _bias(values, node, constant, (values.batch, heads, rows, keys))
-    fields = {"masked": masked, "causal": causal, "bias": bias}
+    fields = found.fields | {
+        "softcap": None if cap is None else abs(cap),
+        "kv_heads": kv_heads if kv_heads != heads else 0,
+    }
     layer = values.layers.attention(module_path(node), query, key, value, heads, columns, **fields)
-    if mask is not None and masked:
-        values.masks[layer] = mask
+    if found.counted is not None:
+        values.masks[layer] = found.counted
     return Value(layer, _form(values, rows, heads, columns))
 
 
@@ -112,77 +97,26 @@ def _form(values: AbstractState, rows: int, heads: int, columns: int) -> View:
     return View.dense((values.batch, rows, heads, columns)).permute((0, 2, 1, 3))
 
 
-def _masks(values: AbstractState, node: Node, masks: Sequence[Node], keys: int) -> tuple[Node | None, list[Node]]:
-    """Divide masks into the one that the machine applies itself (it hides whole keys, or is causal; may be None), and
-    constant ones, whose sum becomes a bias of the scores. keys: of a sequence."""
-    terms = [term for mask in masks for term in _terms(values, mask)]
-    if not all(is_host(values.of[term]) for term in terms):
-        raise unsupported(node, "its mask is computed on the machine")
-    own = [term for term in terms if not values.is_constant(term)]
-    if len(own) > 1:
-        raise unsupported(node, f"{len(own)} masks come from the arguments; the machine takes one")
-    constant = [term for term in terms if values.is_constant(term)]
-    if not own:
-        own = [term for term in constant if _is_plain(values, term, keys)][:1]
-    return (own[0] if own else None), [term for term in constant if term not in own]
+def _apart(x: Abstract) -> Abstract:
+    """A key or a value without the repetitions of each head for a group of queries."""
+    if not isinstance(x, Value) or len(x.view.dims) != 4:
+        return x
+    view, _ = x.view.once(1)
+    return Value(x.base, view)
 
 
-def _terms(values: AbstractState, mask: Node) -> list[Node]:
-    """Divide a mask into terms whose sum it is, so that constant terms are separate from those of the arguments. A
-    `where` of a condition between a constant and a hiding number gives two terms: the condition and the constant."""
-    while packet(mask) in IDENTITIES and dtype_of(mask) == dtype_of(mask.all_input_nodes[0]):
-        mask = mask.all_input_nodes[0]
-    if packet(mask) is aten.where:
-        a = arguments(mask)
-        condition, kept, other = a["condition"], a["self"], values.number(a["other"])
-        hides = other is not None and other <= HIDDEN and dtype_of(condition) == torch.bool
-        return [condition, *_terms(values, kept)] if hides and values.is_constant(kept) else [mask]
-    if packet(mask) is not aten.add or arguments(mask)["alpha"] != 1:
-        return [mask]
-    parts = mask.args[:2]
-    if not all(isinstance(part, Node) for part in parts) or not any(map(values.is_constant, parts)):
-        return [mask]
-    if any(dtype_of(part) != torch.float32 for part in parts):  # a sum of bools is no sum of masks
-        return [mask]
-    return [term for part in parts for term in _terms(values, part)]
-
-
-def _is_only_causal(values: AbstractState, mask: Node, keys: int) -> bool:
-    """Whether a constant mask hides the keys behind each row, and nothing else."""
-    return _is_causal(values, mask, keys) and not _hides(values, mask, keys)
-
-
-def _is_plain(values: AbstractState, mask: Node, keys: int) -> bool:
-    """Whether the machine can apply a constant mask without a bias: a prefix of keys, causal or not."""
-    try:
-        prefix_lengths(values.constant(mask), values.batch, keys, _is_causal(values, mask, keys))
-    except TensorError:
-        return False
-    return True
-
-
-def _bias(values: AbstractState, node: Node, terms: Sequence[Node], full: tuple[int, int, int, int]) -> Array | None:
-    """The sum of constant masks, (batch or 1, heads or 1, rows, keys); None if it is 0 everywhere. full: the shape
-    of the scores."""
-    if not terms:
-        return None
-    total = torch.zeros(())
-    for term in terms:
-        value = values.constant(term)
-        total = total + (torch.where(value, 0.0, FORBIDDEN) if value.dtype == torch.bool else value.float())
-    shape = (1,) * (4 - total.ndim) + tuple(total.shape)
-    if len(shape) != 4 or any(n not in (1, m) for n, m in zip(shape, full, strict=True)):
-        raise unsupported(node, f"its mask has shape {tuple(total.shape)}, which does not fit scores of shape {full}")
-    total = total.reshape(shape).expand(*shape[:2], *full[2:])
-    if bool((total.amax(-1) <= HIDDEN).any()):
-        raise unsupported(node, "its mask hides every key of a row")
-    total = total.clamp(min=FORBIDDEN)
-    for axis in (0, 1):
-        if bool((total == total.narrow(axis, 0, 1)).all()):
-            total = total.narrow(axis, 0, 1)
-    if not bool(total.isfinite().all()):
-        raise unsupported(node, "its mask has values that are NaN or +inf")
-    return values.once("bias", total.contiguous().numpy()) if bool(total.any()) else None
+def _scaled(values: AbstractState, node: Node, key: Base, factor: float | Float64, groups: int) -> Base:
+    """The keys multiplied by the factor of the scores, a number or one per query head. Not fused: if queries and keys
+    share a projection, it is computed twice, with and without the factor."""
+    if isinstance(key, Gemm) and isinstance(factor, float):
+        scaled = scaled_keys(values, key, factor)
+        if scaled is not None:
+            return scaled
+    elif isinstance(key, Gemm) and key.is_open and key.residual is None and groups == 1:
+        each = np.repeat(factor, key.width // len(np.atleast_1d(factor)))
+        weight = (key.weight * each).astype(np.float32)
+        return values.layers.variant(key, weight=weight, bias=key.bias * each)
+    raise unsupported(node, "its key is not a plain projection whose weight could take up the score scale")
 
 
 def _projection(values: AbstractState, node: Node, name: str, x: Abstract, rows: int) -> Base:
@@ -199,21 +133,3 @@ def _projection(values: AbstractState, node: Node, name: str, x: Abstract, rows:
     if found is None:
         raise unsupported(node, f"its {name} is not a projection of {values.batch} x {rows} rows, cut into heads")
     return found.base
-
-
-def _is_causal(values: AbstractState, mask: Node, keys: int) -> bool:
-    """Whether a mask hides the keys behind each row; for a mask from the arguments, whether the example's does."""
-    if not values.is_constant(mask):
-        return mask in values.causal
-    try:
-        return is_causal(values.constant(mask), values.batch, keys)
-    except TensorError:
-        return False  # the rule that uses the mask reports the error
-
-
-def _hides(values: AbstractState, mask: Node, keys: int) -> bool:
-    """Whether a mask may hide whole keys."""
-    if not values.is_constant(mask):
-        return True
-    lengths = prefix_lengths(values.constant(mask), values.batch, keys, _is_causal(values, mask, keys))
-    return bool((lengths < keys).any())

@@ -11,7 +11,6 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from torch.fx import Node
 
@@ -20,7 +19,8 @@ from ..machine.view import View
 from ..scheduler.graph import Array
 from .beyond import check_rows_beyond
 from .capture import Environment, Interface, run, shape_of
-from .mask import prefix_lengths
+from .key_spans import KeySpans
+from .mask import FORBIDDEN, PLAIN, Pattern, key_spans
 
 
 @dataclass(frozen=True, eq=False)
@@ -30,9 +30,9 @@ class HostPart:
     batch, seq, lengths: of the network, as in `LayerGraph`. columns: of each output of the network, by activation name.
     constants: weights that the operators use. before, after: operators in order. sources: by input of the network, the
     host's tensor and the view of the input that it is. results: by node, the output of the network and the view of it
-    that the node is. masks: the attention masks; all must hide the same keys, and those in `causal` also hide the keys
-    behind each row. seqs: rows of each sequence of those inputs and outputs of the network that have another number
-    than `seq`. counted: of the keys that the masks hide, 0 for `seq`.
+    that the node is. masks: the attention masks; all must hide the same keys. patterns: which keys each row sees, of
+    masks by which not all rows see the same. seqs: rows of each sequence of those inputs and outputs of the network
+    that have another number than `seq`. counted: of the keys that the masks hide, 0 for `seq`.
     """
 
     batch: int
@@ -46,7 +46,7 @@ class HostPart:
     sources: Mapping[str, tuple[Node, View]]
     results: Mapping[Node, tuple[str, View]]
     masks: tuple[Node, ...]
-    causal: frozenset[Node] = frozenset()
+    patterns: Mapping[Node, Pattern] = field(default_factory=dict)
     seqs: Mapping[str, int] = field(default_factory=dict)
     counted: int = 0
     _checked: set[tuple[int, ...]] = field(default_factory=set)
@@ -60,30 +60,42 @@ class HostPart:
         """Number of rows of each sequence of an input or output of the network."""
         return self.seqs.get(name, self.seq)
 
-    def prologue(self, *args: Any, **kwargs: Any) -> tuple[dict[str, Array], npt.NDArray[np.int64] | None, Environment]:
+    def prologue(self, *args: Any, **kwargs: Any) -> tuple[dict[str, Array], KeySpans | None, Environment]:
         """Run the operators before the machine, on the module's arguments.
 
-        Returns the network's inputs by activation name, float32 (batch, seq, columns); the number of valid keys of each
-        sequence, int64 (batch,), or None for a network without masks; and the values that the epilogue needs. Raises
+        Returns the network's inputs by activation name, float32 (batch, seq, columns); the valid keys of each
+        sequence, or None for a network without masks; and the values that the epilogue needs. Raises
         TensorError for an argument that differs from the example in structure, shape or type, and for a mask that is
         not a prefix; UnsupportedError if the host part depends on rows beyond the network's lengths.
         """
         arguments = self.interface.bind(args, kwargs)
         environment = self.constants | arguments
         run(self.before, environment)
-        keys = self.counted or self.seq
-        lengths = [prefix_lengths(environment[x], self.batch, keys, x in self.causal) for x in self.masks]
-        if any((other != lengths[0]).any() for other in lengths):
-            raise TensorError("the layers' attention masks hide different keys; the machine has one length a sequence")
+        spans = self._spans(environment)
         needed = {x for node in (*self.after, self.interface.result) for x in node.all_input_nodes}
         state = {node: value for node, value in environment.items() if node in needed}
-        limits = self.lengths or (keys,) * self.batch
-        for i, (given, limit) in enumerate(zip(lengths[0] if lengths else (), limits, strict=False)):
-            if given > limit:
-                raise TensorError(f"sequence {i} has {given} rows; compiled for at most {limit} (lengths)")
         if self.lengths and self.lengths not in self._checked and check_rows_beyond(self, arguments):
             self._checked.add(self.lengths)
-        return self.inputs(environment), lengths[0] if lengths else None, state
+        return self.inputs(environment), spans, state
+
+    def _spans(self, environment: Environment) -> KeySpans | None:
+        """The keys that all masks show. Raises TensorError like `prologue`."""
+        keys = self.counted or self.seq
+        found = [key_spans(environment[x], self.batch, keys, self.patterns.get(x, PLAIN)) for x in self.masks]
+        if not found:
+            return None
+        lengths = found[0].lengths
+        starts = next((spans.starts for spans in found if spans.starts is not None), None)
+        for spans in found:
+            others = np.zeros_like(lengths) if spans.starts is None else spans.starts
+            if (spans.lengths != lengths).any() or (starts is not None and (others != starts).any()):
+                raise TensorError(
+                    "the layers' attention masks hide different keys; the machine has one range of keys a sequence"
+                )
+        for i, (given, limit) in enumerate(zip(lengths, self.lengths or (keys,) * self.batch, strict=False)):
+            if given > limit:
+                raise TensorError(f"sequence {i} has {given} rows; compiled for at most {limit} (lengths)")
+        return KeySpans(lengths, starts)
 
     def inputs(self, environment: Environment) -> dict[str, Array]:
         """The network's inputs by activation name, float32 (batch, seq, columns), from the host's tensors."""
@@ -124,7 +136,10 @@ def _shown(flat: torch.Tensor, view: View) -> torch.Tensor:
 
 def _rows(tensor: torch.Tensor, view: View) -> Array:
     """The flat activation of which `tensor`, after broadcasting, is `view`: the inverse of `_shown`."""
-    tensor = tensor.detach().broadcast_to(view.shape)
+    tensor = tensor.detach()
+    if tensor.dtype == torch.bool:  # a mask that is added to scores
+        tensor = torch.where(tensor, 0.0, FORBIDDEN)
+    tensor = tensor.broadcast_to(view.shape)
     flat = torch.empty(tensor.numel(), dtype=torch.float32)
     shown = _shown(flat, view)
     shown.copy_(tensor.reshape(shown.shape))

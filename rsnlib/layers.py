@@ -79,6 +79,10 @@ class LayerBuilder:
         `Gemm`."""
         return self._added(replace(_no_product(path, x.y, self._fresh(), x.width), **fields), _Fusion())
 
+    def total(self, path: str, x: Base, residual: Base) -> Gemm:
+        """A layer without a product that adds two activations of the same columns."""
+        return self._added(replace(_no_product(path, x.y, self._fresh(), x.width), residual=residual.y), _Fusion())
+
     def attention(
         self, path: str, q: Base, k: Base, v: Base, heads: int, head_dim: int, **fields: Any
     ) -> AttentionLayer:
@@ -175,11 +179,14 @@ class LayerBuilder:
         if numbers or (layer.x, layer.residual) != (bare.x, bare.residual):
             raise FusionError(layer)
         norm = layer.norm if bare.norm is None else None
+        rotary = layer.rotary if bare.rotary is None else None
         path = self._fusions[layer.y].path
         if path in ("", layer.path) and layer.path:
             path = f"{layer.path}.{'norm' if norm is not None else 'activation'}"
         scale, shift = layer.scale, layer.shift
-        if bare.scale is not None:  # a factor behind an activation that has one already
+        if norm is None and rotary is not None:
+            scale, shift = None, None
+        elif bare.scale is not None:  # a factor behind an activation that has one already
             scale, shift = (1.0 if scale is None else scale) / bare.scale, np.zeros(layer.width)
         return replace(
             _no_product(path, bare.y, layer.y, layer.width),
@@ -187,6 +194,8 @@ class LayerBuilder:
             norm=norm,
             scale=scale,
             shift=shift,
+            rotary=rotary,
+            heads=layer.heads,
         )
 
 

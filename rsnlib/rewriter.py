@@ -12,7 +12,7 @@ from torch.export import ExportedProgram
 from torch.fx import Node
 from torch.fx.node import map_arg
 
-from .capture import arguments, dtype_of, is_empty, is_static, lifted, packet, shape_of
+from .capture import Environment, arguments, dtype_of, is_empty, is_static, lifted, packet, run, shape_of
 from .rules import CHECKS
 
 aten = torch.ops.aten
@@ -50,6 +50,9 @@ class Rewriter:
         self.computed: set[Node] = set()
         self._mode = detect_fake_mode([x.meta["val"] for x in self.graph.nodes if "val" in x.meta])
         self._gone: set[Node] = set()
+        self._values: Environment = lifted(program)
+        self.memo: dict[Any, Any] = {}
+        """What rewrites keep for later nodes."""
         for node in self.graph.nodes:
             self._note(node)
 
@@ -93,6 +96,35 @@ class Rewriter:
             values = map_arg((args, kwargs), lambda x: x.meta["val"])
             node.meta["val"] = target(*values[0], **values[1])
         self._note(node)
+        return node
+
+    def value(self, node: Node) -> torch.Tensor:
+        """The value of a node of `constants`."""
+        stack = [node]
+        while stack:
+            missing = [x for x in stack[-1].all_input_nodes if x not in self._values]
+            if stack[-1] in self._values:
+                stack.pop()
+            elif missing:
+                stack += missing
+            else:
+                run([stack.pop()], self._values)
+        tensor: torch.Tensor = self._values[node]
+        return tensor
+
+    def constant(self, at: Node, value: torch.Tensor) -> Node:
+        """Insert a constant before `at`."""
+        name, root = f"rsn_constant_{len(self._values)}", self.program.graph_module
+        while hasattr(root, name):
+            name += "_"
+        setattr(root, name, value)
+        with self.graph.inserting_before(at):
+            node = self.graph.get_attr(name)
+        node.meta = {key: x for key, x in at.meta.items() if key != "val"}
+        with self._mode:
+            node.meta["val"] = self._mode.from_tensor(value, static_shapes=True)
+        self.constants.add(node)
+        self._values[node] = value
         return node
 
     def put(self, new: Node, old: Node) -> None:

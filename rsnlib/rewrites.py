@@ -21,10 +21,12 @@ from ..machine.view import View
 from .capture import arguments, dtype_of, is_empty, is_static, packet, shape_of
 from .convolutions import CONVOLUTIONS, column_factors, gathered_rows, patch_rows, windows_of
 from .layers import Source
+from .norm_spellings import is_identity, norms, origin
 from .rewriter import Product, Rewrite, Rewriter
+from .rotary import rotations
 from .rules import RULES
 from .values import AbstractState, Value
-from .view_rules import IDENTITIES, VIEWS
+from .view_rules import VIEWS
 
 aten = torch.ops.aten
 
@@ -37,20 +39,6 @@ CLOSING = {
     aten.gelu,
     aten.silu,
 }  # after these, nothing more can be added to a product
-
-
-def _is_identity(node: Node) -> bool:
-    if packet(node) not in IDENTITIES:
-        return False
-    a, x = arguments(node), node.all_input_nodes[0]
-    return (shape_of(x), dtype_of(x)) == (shape_of(node), dtype_of(node)) and not (a.get("train") and a.get("p"))
-
-
-def _origin(node: Node) -> Node:
-    """The node behind operators that change nothing, such as conversions to the same type."""
-    while _is_identity(node):
-        node = node.all_input_nodes[0]
-    return node
 
 
 # -- a tensor's type and shape
@@ -151,14 +139,14 @@ def heads(graph: Rewriter, node: Node) -> Node | None:
     with need_weights=True. The batch follows from the product that the queries, or the keys, come from. Not applied
     with any other operator between the two products.
     """
-    if packet(node) is not aten.bmm or is_empty(node) or packet(_origin(node.args[0])) is not aten.softmax:
+    if packet(node) is not aten.bmm or is_empty(node) or packet(origin(node.args[0])) is not aten.softmax:
         return None
-    soft = _origin(node.args[0])
+    soft = origin(node.args[0])
     a = arguments(soft)
     if a["dim"] not in (-1, 2) or a["dtype"] not in (None, torch.float32):
         return None
     between: list[tuple[Any, Any]] = []
-    x = _origin(a["self"])
+    x = origin(a["self"])
     while packet(x) in (aten.add, aten.mul, aten.div) and not x.kwargs:
         scores, other = x.args[:2]
         if packet(x) is not aten.div and (not isinstance(scores, Node) or scores not in graph.computed):
@@ -166,7 +154,7 @@ def heads(graph: Rewriter, node: Node) -> Node | None:
         if not isinstance(scores, Node) or scores not in graph.computed or other in graph.computed:
             return None
         between.append((x.target, other))
-        x = _origin(scores)
+        x = origin(scores)
     a = arguments(x)
     if packet(x) is aten.baddbmm and a["beta"] == a["alpha"] == 1:
         between.append((aten.add.Tensor, a["self"]))
@@ -284,7 +272,7 @@ def host_sums(graph: Rewriter, node: Node) -> Node | None:
     if outer is None:
         return None
     inside = outer[0]
-    while _is_identity(inside) and graph.is_sole(inside):
+    while is_identity(inside) and graph.is_sole(inside):
         inside = inside.all_input_nodes[0]
     inner = _host_sum(graph, inside)
     if inner is None or not graph.is_sole(inside) or shape_of(inside) != shape_of(node):
@@ -313,54 +301,6 @@ def _host_sum(graph: Rewriter, node: Node) -> tuple[Node, Node] | None:
     return None if is_vector else (x, y)
 
 
-# -- norms that are spelled out
-
-
-def roots(graph: Rewriter, node: Node) -> Node | None:
-    """Rewrite x * rsqrt(mean(x^2) + eps), also times a constant vector, into rms_norm. Models older than that operator
-    spell it so.
-
-    Not applied to a mean over any other than the last dimension, another x in the root, or a vector of another size.
-    """
-    if packet(node) is not aten.mul or not is_static(node) or dtype_of(node) != torch.float32:
-        return None
-    for x, factor in (node.args[:2], reversed(node.args[:2])):
-        if not isinstance(x, Node) or not isinstance(factor, Node):
-            continue
-        columns = list(shape_of(node)[-1:])
-        if packet(x) is aten.rms_norm and arguments(x)["weight"] is None and list(shape_of(factor)) == columns:
-            if factor in graph.constants and dtype_of(factor) == torch.float32 and graph.is_sole(x):
-                a = arguments(x)
-                return graph.insert(node, aten.rms_norm.default, a["input"], columns, factor, a["eps"])
-        elif shape_of(x) == shape_of(node):
-            eps = _root_of_mean_square(_origin(x), factor)
-            if eps is not None:
-                return graph.insert(node, aten.rms_norm.default, x, columns, None, eps)
-    return None
-
-
-def _root_of_mean_square(x: Node, factor: Node) -> float | None:
-    """eps, if `factor` is rsqrt(mean(x^2, -1, keepdim) + eps)."""
-    total = factor.all_input_nodes[0] if packet(factor) is aten.rsqrt else None
-    if total is None or packet(total) is not aten.add or not isinstance(total.args[1], float) or total.kwargs:
-        return None
-    mean = total.args[0]
-    if not isinstance(mean, Node) or packet(mean) is not aten.mean:
-        return None
-    a = arguments(mean)
-    if not a.get("keepdim") or list(a.get("dim") or ()) not in ([-1], [len(shape_of(x)) - 1]) or a.get("dtype"):
-        return None
-    square = a["self"]
-    if packet(square) is aten.pow and square.args[1] == 2:
-        bases = square.args[:1]
-    elif packet(square) is aten.square:
-        bases = square.args
-    else:
-        bases = square.args[:2] if packet(square) is aten.mul else ()
-    same = bases and all(isinstance(base, Node) and _origin(base) is x for base in bases)
-    return float(total.args[1]) if same else None
-
-
 # -- products of columns from several places
 
 
@@ -376,7 +316,7 @@ def columns(graph: Rewriter, node: Node) -> Node | None:
     product = graph.products.get(node)
     if product is None:
         return None
-    joined = _origin(product.x)
+    joined = origin(product.x)
     if packet(joined) not in JOINS or arguments(joined)["dim"] % len(shape_of(node)) != len(shape_of(node)) - 1:
         return None
     parts = arguments(joined)["tensors"]
@@ -441,7 +381,18 @@ def _is_possible(graph: Rewriter, node: Node) -> bool:
     return True
 
 
-REWRITES: tuple[Rewrite, ...] = (likes, joins, roots, heads, column_factors, patches, rows, host_sums, columns)
+REWRITES: tuple[Rewrite, ...] = (
+    likes,
+    joins,
+    norms,
+    heads,
+    rotations,
+    column_factors,
+    patches,
+    rows,
+    host_sums,
+    columns,
+)
 """All rewrites, in order: one may make the next possible."""
 
 

@@ -22,7 +22,10 @@ from ..machine.view import View
 from ..scheduler.graph import Activation, Float64, Gemm, Norm
 from .attention_rules import attend, scaled_dot_product_attention, softmax
 from .capture import dtype_of, module_path, op_name, shape_of, site
+from .gate_rules import gate, scaled_gate, summed
+from .head_rules import norm_of_heads, rotate
 from .pointwise import Pointwise, recognise, root_of
+from .rotate import ROTATE
 from .values import (
     Abstract,
     AbstractState,
@@ -60,7 +63,7 @@ def matmul(values: AbstractState, node: Node, a: Arguments) -> Abstract | str:
     x, y = a["self"], a["mat2"] if "mat2" in a else a["other"]
     left, right = values.of[x], values.of[y]
     if isinstance(left, PartialAttention) and left.normal:
-        return attend(values, node, left.q, left.k, right, left.scale, left.masks)
+        return attend(values, node, left.q, left.k, right, left.scale, left.masks, cap=left.cap)
     if values.is_constant(y) and len(shape_of(y)) == 2:
         return product(values, node, x, y, None, transposed=False)
     on_machine = not (is_host(left) and is_host(right)) and len(shape_of(x)) == len(shape_of(y)) == 4
@@ -199,7 +202,10 @@ def normed(values: AbstractState, node: Node, a: Arguments, eps: float, *, rms: 
     """Fuse a LayerNorm, or an RMSNorm if `rms`, into the product before it, or make a pass."""
     found = None if is_host(values.of[a["input"]]) else values.operand(a["input"], lambda view, width: True)
     before = None if found is None else found.base
-    if found is None or not isinstance(before, Gemm) or list(a["normalized_shape"]) != [before.width]:
+    shape = list(a["normalized_shape"])
+    if len(shape) == 1 and isinstance(before, Gemm) and shape[0] < before.width:
+        return norm_of_heads(values, node, a, Norm(eps, rms), shape[0])
+    if found is None or not isinstance(before, Gemm) or shape != [before.width]:
         return f"{op_name(node)} is supported only right after a matrix product and its residual, over all columns"
     view = found.view
     if not in_rows(view, before.width):
@@ -233,7 +239,7 @@ def add(values: AbstractState, node: Node, a: Arguments) -> Abstract | str:
         fused = with_bias(values, *found, other) or with_residual(values, *found, other)
         if fused is not None:
             return Value(fused, found[1])
-    return "an addition is supported only to the result of a matrix product"
+    return summed(values, node, x, y) or "an addition is supported only to the result of a matrix product"
 
 
 def with_bias(values: AbstractState, before: Gemm, view: View, other: Node) -> Gemm | None:
@@ -273,6 +279,9 @@ def scale(values: AbstractState, node: Node, a: Arguments) -> Abstract | str:
     scaled = _scaled_by_head(values, a, division) if factor is None else None
     if scaled is not None:
         return scaled
+    gated = gate(values, node, a["self"], a["other"]) if factor is None and not division else None
+    if gated is not None:
+        return gated
     if factor is None or (isinstance(x, Node) and isinstance(values.of[x], Pointwise)):
         return pointwise(values, node, operator.truediv if division else operator.mul, (a["self"], a["other"]))
     if not isinstance(x, Node):
@@ -282,7 +291,11 @@ def scale(values: AbstractState, node: Node, a: Arguments) -> Abstract | str:
     factor = 1 / factor if division else factor
     value = values.of[x]
     if isinstance(value, PartialAttention) and not value.masks and not value.normal:
+        if value.cap is not None:
+            return replace(value, cap=value.cap * factor)
         return replace(value, scale=value.scale * factor)
+    if isinstance(value, Value) and isinstance(value.base, Gemm) and value.base.gated:
+        return Value(scaled_gate(values, value.base, factor), value.view)
     if isinstance(value, Value) and isinstance(value.base, Gemm) and value.base.activation and not value.base.norm:
         return Value(values.layers.fuse(value.base, **_gain(value.base, factor)), value.view)
     found = open_product(values, x)
@@ -300,11 +313,23 @@ def _scaled_by_head(values: AbstractState, a: Arguments, division: bool) -> Part
         scores = values.of[x] if isinstance(x, Node) else None
         if not isinstance(scores, PartialAttention) or scores.masks or scores.normal or not values.is_constant(y):
             continue
+        if scores.cap is not None:
+            continue
         heads = shape_of(x)[1]
         each = values.vector(y, heads, 1.0) if shape_of(y)[-3:] == (heads, 1, 1) else None
         if each is not None:
             return replace(scores, scale=scores.scale * (1 / each if division else each))
     return None
+
+
+def tanh(values: AbstractState, node: Node, a: Arguments) -> Abstract | str:
+    """Rule of tanh: bounds scores, or is part of an activation that is written with several operators."""
+    scores = values.of[a["self"]]
+    if isinstance(scores, PartialAttention):
+        if scores.masks or scores.normal or scores.cap is not None:
+            return "scores are bounded once, before any mask"
+        return replace(scores, cap=1.0)
+    return pointwise(values, node, np.tanh, [a["self"]])
 
 
 RULES: dict[Any, LoweringPattern] = VIEWS | {
@@ -316,7 +341,7 @@ RULES: dict[Any, LoweringPattern] = VIEWS | {
     aten.silu: activation(lambda a: Activation.SILU),
     aten.gelu: activation(lambda a: Activation.GELU_TANH if a["approximate"] == "tanh" else Activation.GELU_ERF),
     aten.pow: elementwise(operator.pow, "self", "exponent"),
-    aten.tanh: elementwise(np.tanh, "self"),
+    aten.tanh: tanh,
     aten.sigmoid: elementwise(expit, "self"),
     aten.erf: elementwise(erf, "self"),
     aten.layer_norm: layer_norm,
@@ -324,6 +349,7 @@ RULES: dict[Any, LoweringPattern] = VIEWS | {
     aten.add: add,
     aten.mul: scale,
     aten.div: scale,
+    ROTATE: rotate,
     aten.softmax: softmax,
     aten.scaled_dot_product_attention: scaled_dot_product_attention,
 }

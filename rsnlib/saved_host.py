@@ -10,6 +10,7 @@ import inspect
 import math
 import operator
 from collections.abc import Callable, Mapping
+from dataclasses import astuple
 from itertools import chain
 from math import prod
 from typing import Any, cast
@@ -23,6 +24,7 @@ from ..base.json_values import Json, as_bool, as_dict, as_int, as_ints, as_list,
 from ..machine.view import View, merge
 from .capture import Environment, Interface, run, shape_of, site, unlogged
 from .host_part import HostPart
+from .mask import PLAIN, Pattern
 from .structure import Structure, describe
 
 MAX_BYTES = 1 << 34
@@ -98,7 +100,7 @@ def encode(host: HostPart, keep: Callable[[torch.Tensor], str]) -> Json:
         "results": [
             [node.name, name, _view(view), list(shape_of(node))] for node, (name, view) in host.results.items()
         ],
-        "masks": [[node.name, node in host.causal] for node in host.masks],
+        "masks": [[node.name, *astuple(host.patterns.get(node, PLAIN))] for node in host.masks],
         "result": _value(interface.result.args[0]),
         "result_structure": describe(interface.result_structure, "the model's result"),
     }
@@ -133,7 +135,7 @@ def decode(description: Json, tensor: Callable[[str], torch.Tensor]) -> HostPart
     constants = {outside(name, None): tensor(as_str(stored)) for name, stored in as_list(description["constants"])}
     before = operators(description["before"])
     sources = {as_str(name): (nodes[node], _of_view(view)) for name, node, view in as_list(description["sources"])}
-    masks = {nodes[name]: as_bool(is_causal) for name, is_causal in as_list(description["masks"])}
+    masks = {nodes[name]: _pattern(*fields) for name, *fields in as_list(description["masks"])}
     results = {
         outside(node, torch.empty(as_ints(shape), device="meta")): (as_str(name), _of_view(view))
         for node, name, view, shape in as_list(description["results"])
@@ -174,7 +176,7 @@ def decode(description: Json, tensor: Callable[[str], torch.Tensor]) -> HostPart
         sources,
         results,
         tuple(masks),
-        frozenset(node for node, is_causal in masks.items() if is_causal),
+        {node: pattern for node, pattern in masks.items() if pattern != PLAIN},
         seqs,
         counted,
     )
@@ -278,6 +280,12 @@ def of_parameters(description: Json) -> inspect.Signature:
             for name, kind, has_default in as_list(description)
         ]
     )
+
+
+def _pattern(causal: Json, window: Json, left: Json) -> Pattern:
+    if window is not None and as_int(window) < 1:
+        raise ValueError(f"a mask has a window of {window} rows")
+    return Pattern(as_bool(causal), None if window is None else as_int(window), as_bool(left))
 
 
 def _view(view: View) -> Json:

@@ -10,9 +10,11 @@ prevents them.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from math import prod
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -43,7 +45,7 @@ from .capture import (
 from .host_part import HostPart
 from .ideas import ideas, with_ideas
 from .layers import Base, FusionError, LayerBuilder, Source
-from .mask import attended_keys, is_causal
+from .mask import PLAIN, Pattern, attended_keys, pattern_of
 from .partition import Placement, Traced
 from .passes import USUAL, Passes
 from .pointwise import Pointwise
@@ -124,9 +126,9 @@ def interpret(
     returns them."""
     given, environment = environment, dict(environment)
     tracer = _Tracer(program, passes)
-    causal = tracer.causal_masks(environment)
-    if causal:
-        tracer = _Tracer(program, passes, causal)
+    patterns = tracer.patterns_of_masks(environment)
+    if any(pattern != PLAIN for pattern in patterns.values()):
+        tracer = _Tracer(program, passes, patterns)
     traced = tracer.partition(interface)
     tracer.check_masks(traced, environment)
     if not again:
@@ -174,11 +176,12 @@ def _computed(node: Node, environment: Environment) -> torch.Tensor:
 class _Tracer:
     """One pass over a captured graph, which decides for each operator where it runs."""
 
-    def __init__(self, program: ExportedProgram, passes: Passes, causal: frozenset[Node] = frozenset()) -> None:
+    def __init__(
+        self, program: ExportedProgram, passes: Passes, patterns: Mapping[Node, Pattern | None] = MappingProxyType({})
+    ) -> None:
         self.program = program
         self.passes = passes
-        self.values = AbstractState(program, causal)
-        self.causal = causal
+        self.values = AbstractState(program, patterns)
         self.before: list[Node] = []
         self.after: list[Node] = []
         self.results: dict[Node, Value] = {}
@@ -318,7 +321,7 @@ class _Tracer:
             sources=sources,
             results={node: (stored[names[value.base.y]], value.view) for node, value in self.results.items()},
             masks=masks,
-            causal=self.causal,
+            patterns={x: pattern for x in masks if (pattern := self.values.patterns.get(x)) not in (None, PLAIN)},
             seqs={
                 name: rows
                 for name in (*network.inputs, *(out.name for out in network.outputs))
@@ -355,24 +358,24 @@ class _Tracer:
                 return node
             node = part
 
-    def causal_masks(self, environment: Environment) -> frozenset[Node]:
-        """The attention masks that are causal with the example's values, which are in `environment`."""
-        found = set()
+    def patterns_of_masks(self, environment: Environment) -> dict[Node, Pattern | None]:
+        """For each attention mask that is computed from arguments, which keys a row sees with the example's values,
+        which are in `environment`; None for a mask that the machine cannot apply by itself."""
+        found: dict[Node, Pattern | None] = {}
         for mask, keys in {mask: self._keys_of(layer) for layer, mask in self.values.masks.items()}.items():
-            try:
-                if is_causal(_computed(mask, environment), self.values.batch, keys):
-                    found.add(mask)
-            except TensorError:
-                pass  # check_masks reports it, if the mask is used
-        return frozenset(found)
+            if not self.values.is_constant(mask):
+                with suppress(TensorError):
+                    found[mask] = None
+                    found[mask] = pattern_of(_computed(mask, environment), self.values.batch, keys)
+        return found
 
     def check_masks(self, traced: Traced, environment: Environment) -> None:
         """Raises RefusedError if a mask of the example is not of a kind that the machine supports."""
         for layer, mask in self.values.masks.items():
             try:
                 if mask in traced.host.masks:
-                    keys = self._keys_of(layer)
-                    attended_keys(_computed(mask, environment), self.values.batch, keys, mask in self.causal)
+                    keys, pattern = self._keys_of(layer), self.values.patterns.get(mask) or PLAIN
+                    attended_keys(_computed(mask, environment), self.values.batch, keys, pattern)
             except TensorError as error:
                 message = f"attention at {layer.place}: {error}"
                 raise RefusedError(self._node_of(layer), message) from error

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Container, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from math import prod
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -16,9 +17,10 @@ from torch.fx import Node
 
 from ..base.errors import TensorError, UnsupportedError
 from ..machine.view import View
-from ..scheduler.graph import Array, AttentionLayer, Float64, Gemm
+from ..scheduler.graph import Array, AttentionLayer, Float64, Gemm, Rotary
 from .capture import Constants, Environment, Interface, is_empty, is_static, module_path, packet, shape_of, site
 from .layers import Base, LayerBuilder, Source
+from .mask import Pattern
 from .pointwise import Pointwise
 
 aten = torch.ops.aten
@@ -36,11 +38,12 @@ class Value:
 @dataclass(frozen=True)
 class PartialAttention:
     """An unfinished attention: scale * q @ k^T + masks, shape (batch, heads, seq, seq); its softmax if `normal`. scale:
-    a number, or one per head, shape (heads,)."""
+    a number, or one per head, shape (heads,). cap: with scores cap * tanh(scale * q @ k^T) + masks; None without."""
 
     q: Value
     k: Value
     scale: float | Float64 = 1.0
+    cap: float | None = None
     masks: tuple[Node, ...] = ()
     normal: bool = False
 
@@ -99,13 +102,16 @@ class AbstractState:
     """The state of an abstract interpretation: the abstract value of each node so far, in `of`.
 
     Activations of the machine have batch * seq rows, or as many as those of another attention: batch * n, n one of
-    `seqs`. layers: makes layers. masks: the mask node of each
-    masked attention. causal: attention masks computed from arguments that are causal in the example.
+    `seqs`. layers: makes layers. masks: the mask node of each masked attention. patterns: of attention masks that are
+    computed from arguments, which keys each row sees in the example; None for one that becomes an input of the machine
+    and is added to scores.
     """
 
-    def __init__(self, program: ExportedProgram, causal: Container[Node] = ()) -> None:
+    def __init__(
+        self, program: ExportedProgram, patterns: Mapping[Node, Pattern | None] = MappingProxyType({})
+    ) -> None:
         self.program = program
-        self.causal = causal
+        self.patterns = patterns
         self.of: dict[Node, Abstract] = {}
         self.layers = LayerBuilder()
         self.masks: dict[AttentionLayer, Node] = {}
@@ -187,7 +193,9 @@ class AbstractState:
             return None  # also for the first rows of a tensor that has more
         index, view = columns
         if not np.array_equal(index, np.arange(base.width)):
-            if not isinstance(base, Gemm) or base.residual is not None or base.norm is not None:
+            if not isinstance(base, Gemm) or base.residual is not None or not base.multiplies:
+                return None
+            if base.norm is not None or base.rotary is not None or base.gated:  # these need all columns
                 return None
             key = (base, index.tobytes())
             if key not in self._made:
@@ -215,6 +223,12 @@ class AbstractState:
         """Return one shared array for all equal arrays of a kind, e.g. for the equal biases of a stack of layers."""
         digest = hashlib.blake2b(np.ascontiguousarray(array).data).digest()
         made: Array = self._made.setdefault((kind, array.shape, digest), array)
+        return made
+
+    def rotary(self, rotary: Rotary) -> Rotary:
+        """One shared object for all equal rotary positions; their tables are from `once`."""
+        key = ("rotary", id(rotary.own), id(rotary.partner), rotary.partners)
+        made: Rotary = self._made.setdefault(key, rotary)
         return made
 
     def vector(self, node: Node | None, width: int, default: float) -> Float64 | None:

@@ -11,7 +11,7 @@ from torch.fx import Node
 
 from ..machine.view import View
 from .capture import dtype_of, shape_of
-from .values import Abstract, AbstractState, Arguments, LoweringPattern, Value
+from .values import Abstract, AbstractState, Arguments, LoweringPattern, Value, is_host
 
 aten = torch.ops.aten
 
@@ -100,6 +100,27 @@ def getitem(values: AbstractState, node: Node, a: Arguments) -> Abstract | str:
     return parts[index]
 
 
+def expand(values: AbstractState, node: Node, a: Arguments) -> Abstract | str:
+    """Rule of expand: each position again and again, e.g. the keys of a group of queries."""
+    if is_host(values.of[a["self"]]):
+        return "it is a tensor of the host"
+    return moved(values, node, lambda view: view.expand(shape_of(node)))
+
+
+def repeat_interleave(values: AbstractState, node: Node, a: Arguments) -> Abstract | str:
+    """Rule of repeat_interleave: each position of a dimension a number of times."""
+    shape, count = list(shape_of(a["self"])), a["repeats"]
+    if is_host(values.of[a["self"]]) or not isinstance(count, int) or a["dim"] is None:
+        return "it is no repetition of the positions of a dimension"
+    axis = a["dim"] % len(shape)
+
+    def repeated(view: View) -> View | None:
+        apart = view.regroup([*shape[: axis + 1], 1, *shape[axis + 1 :]])
+        return apart and apart.expand([*shape[: axis + 1], count, *shape[axis + 1 :]]).regroup(shape_of(node))
+
+    return moved(values, node, repeated)
+
+
 VIEWS: dict[Any, LoweringPattern] = {
     **dict.fromkeys((aten.alias, aten.clone, aten.contiguous, aten.detach), identity),
     **dict.fromkeys((aten.dropout, aten.to, aten._to_copy, aten.type_as), identity),
@@ -107,6 +128,8 @@ VIEWS: dict[Any, LoweringPattern] = {
     **dict.fromkeys((aten.unsqueeze, aten.squeeze), regroup),
     **dict.fromkeys((aten.permute, aten.transpose, aten.t, aten.movedim, aten.swapaxes, aten.mT), permute),
     **dict.fromkeys((aten.chunk, aten.split, aten.split_with_sizes, aten.unbind), split),
+    aten.expand: expand,
+    aten.repeat_interleave: repeat_interleave,
     aten.select: select,
     aten.slice: slice_,
     operator.getitem: getitem,

@@ -28,6 +28,7 @@ from rsn.host.tensors import load_tensors, save_tensors
 from rsn.isa.overlays import XNN
 from rsn.isa.program import Program, Role
 from rsn.nn import Encoder
+from rsn.rsnlib.key_spans import KeySpans
 from rsn.rsnlib.models import Mlp
 from rsn.rsnlib.trace import trace
 from rsn.scheduler.build import build
@@ -43,7 +44,7 @@ class Case:
     weights: dict[str, Array]
     network: LayerGraph
     inputs: dict[str, Array]
-    lengths: Array | None
+    spans: KeySpans | None
 
     def compare(self, **changes: Any) -> list[Compared]:
         return compare(**{f.name: getattr(self, f.name) for f in dataclasses.fields(self)} | changes)
@@ -135,9 +136,9 @@ def test_comparing_changes_none_of_what_it_is_given() -> None:
 def test_lengths_take_part() -> None:
     """The machine's attention over fewer keys is not that over all of them."""
     c = encoder()
-    assert c.lengths is not None
-    assert all(r.difference < BOUND for r in c.compare(lengths=np.array([70, 70])))
-    assert all(r.difference < BOUND for r in c.compare(lengths=np.array([1, 33])))
+    assert c.spans is not None
+    assert all(r.difference < BOUND for r in c.compare(spans=KeySpans(np.array([70, 70]))))
+    assert all(r.difference < BOUND for r in c.compare(spans=KeySpans(np.array([1, 33]))))
     full = dataclasses.replace(
         c.program, parameters=tuple(dataclasses.replace(p, patches=()) for p in c.program.parameters)
     )  # lengths have no effect: every key is left out
@@ -227,7 +228,7 @@ def test_another_model_is_refused(change: dict[str, int]) -> None:
     with pytest.raises(
         (ProgramError, TensorError), match=r"was it compiled from this model|this program takes|parameter"
     ):
-        c.compare(network=wrong.network, inputs=wrong.inputs, lengths=wrong.lengths)
+        c.compare(network=wrong.network, inputs=wrong.inputs, spans=wrong.spans)
 
 
 @pytest.mark.parametrize("inner", [128, 300, 1200])

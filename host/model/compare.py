@@ -17,6 +17,7 @@ from ...isa.expansion import Expansion
 from ...isa.layout import BLOCK_ROWS, padded, unblock
 from ...isa.program import Buffer, Layout, Program
 from ...isa.segments import stored_buffers
+from ...rsnlib.key_spans import KeySpans
 from ...scheduler.lower import columns_on
 from ...scheduler.memory import Columns
 from ..boards.sim import SimBoard
@@ -57,13 +58,13 @@ def compare(
     weights: Mapping[str, Array],
     network: LayerGraph,
     inputs: Mapping[str, Array],
-    lengths: npt.NDArray[np.int64] | None = None,
+    spans: KeySpans | None = None,
 ) -> list[Compared]:
     """Run a program on the simulator, and compare what each segment stores with PyTorch. Segments are in the network's
     order.
 
     network: the one that `program` was compiled from. weights: by buffer name, packed. inputs: float32 (batch, seq,
-    columns) by name. lengths: int64 (batch,), the valid rows of each sequence, or None. Raises `ProgramError` if the
+    columns) by name. spans: the valid keys of each sequence, or None. Raises `ProgramError` if the
     program does not store the network's segments, `TensorError` for other inputs than the program's.
     """
     columns = columns_on(network, program.overlay)
@@ -91,12 +92,12 @@ def compare(
 
     board = SimBoard()
     board.load(program, weights)
-    named = {} if lengths is None else {f"len[{i}]": int(n) for i, n in enumerate(lengths)}
-    board.run(program.bind(named), packed, watch=keep)
+    board.run(program.bind({} if spans is None else spans.parameters()), packed, watch=keep)
+    lengths, starts = (None, None) if spans is None else spans
     out = []
     for layer in network.layers:
-        chain[layer.y] = reference.compute(network, layer, chain, lengths)
-        own = reference.compute(network, layer, machine, lengths)
+        chain[layer.y] = reference.compute(network, layer, chain, lengths, starts)
+        own = reference.compute(network, layer, machine, lengths, starts)
         got, at = machine[layer.y], where[layer.y]
         for sequence, rows in enumerate(network.rows_of(layer.y)):  # the machine computes no rows beyond
             chain[layer.y][sequence, rows:] = own[sequence, rows:] = 0

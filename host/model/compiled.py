@@ -134,9 +134,8 @@ class Compiled(Closing):
         with self._turn:
             self._follow(seen)
             args, kwargs = self._widened(args, kwargs)
-            inputs, lengths, state = self._traced.host.prologue(*args, **kwargs)
-            named = {} if lengths is None else {f"len[{i}]": int(n) for i, n in enumerate(lengths)}
-            result = self._runner.run(inputs, named)
+            inputs, spans, state = self._traced.host.prologue(*args, **kwargs)
+            result = self._runner.run(inputs, {} if spans is None else spans.parameters())
             self.last_run = result.run
             returned = self._traced.host.epilogue(result.outputs, state)
             return returned if self._borders is None else self._borders.narrowed(returned)
@@ -249,8 +248,8 @@ class Compiled(Closing):
         with self._turn:
             built = self._now()
             args, kwargs = self._widened(args, kwargs)
-            inputs, lengths, _ = self._traced.host.prologue(*args, **kwargs)
-            return compare(built.program, built.weights, self._traced.network, inputs, lengths)
+            inputs, spans, _ = self._traced.host.prologue(*args, **kwargs)
+            return compare(built.program, built.weights, self._traced.network, inputs, spans)
 
     def __repr__(self) -> str:
         network, program = self._traced.network, self._built.program

@@ -203,9 +203,9 @@ class Loaded(Closing):
         number = self._parts[call.taken]
         part = self._saved.parts[number]
         with _typed():
-            inputs, lengths, state = part.host.prologue(*(args if padding is None else ()), **call.given)
+            inputs, spans, state = part.host.prologue(*(args if padding is None else ()), **call.given)
         n = self._sequences(part, call)
-        named = {} if lengths is None else {f"len[{i}]": int(length) for i, length in enumerate(lengths[:n])}
+        named = {} if spans is None else spans.parameters(n)
 
         def finish(outputs: Mapping[str, Any]) -> Any:
             # Sequences that were filled in are copies of the last, and so is what the machine would make of them.

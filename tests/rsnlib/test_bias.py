@@ -68,7 +68,7 @@ CASES: dict[str, tuple[list[Any], bool, bool, bool]] = {  # terms; masked by len
     "causal": ([CAUSAL], False, True, False),
     "causal and padding": ([CAUSAL, padding], True, True, False),
     "causal, positions and padding": ([CAUSAL, POSITIONS, padding], True, True, True),
-    "a window": ([WINDOW], False, False, True),
+    "a window": ([WINDOW], False, False, False),
     "a window of two dimensions, and slopes": ([WINDOW, SLOPES], False, False, True),
     "each sequence its own": ([torch.randn(2, 1, SEQ, SEQ)], False, False, True),
     "left padding": ([additive(torch.tensor([0, 30])[:, None] <= COLUMNS)[:, None, None]], False, False, True),
@@ -89,6 +89,7 @@ def test_masks(case: str, eager: bool) -> None:
     given = (x, KEYS) if masked else (x,)
     found = attention_of(trace(module, given).network)
     assert (found.masked, found.causal, found.bias is not None) == (masked, causal, biased)
+    assert found.window == (10 if "window" in case else None)
     with rsn.compile(module, given) as compiled, torch.no_grad():
         got, wanted = compiled(*given), module(*given)
         assert all(segment.difference < 1e-5 for segment in compiled.compare(*given))
@@ -148,12 +149,30 @@ ROW_HIDDEN = additive(ROWS > COLUMNS)
         ([torch.randn(SEQ, SEQ) * 1000 - 3e5], "its mask hides every key of a row"),
         ([padding, padding], "2 masks come from the arguments; the machine takes one"),
         ([POSITIONS * torch.nan], "its mask has values that are NaN or .inf"),
-        (
-            [lambda keys: torch.randn(1, 1, SEQ, SEQ) + keys[:, None, None]],
-            "a float attention mask must be 0 or at most",
-        ),
     ],
 )
 def test_refused(terms: list[Any], complaint: str) -> None:
     with pytest.raises(UnsupportedError, match=complaint):
         trace(Attending(*terms, eager=True).eval(), (torch.randn(2, SEQ, HEADS * DIM), KEYS))
+
+
+ADDED: dict[str, tuple[Any, int]] = {  # of the keys (2, SEQ); heads of the mask
+    "texts in one sequence": (lambda keys: keys[:, None, :, None] == keys[:, None, None, :], 1),
+    "numbers": (lambda keys: -0.1 * keys[:, None, None, :].float() * ROWS, 1),
+    "numbers of each head": (lambda keys: keys[:, None, None, :] * SLOPES, HEADS),
+}
+
+
+@pytest.mark.parametrize("case", ADDED)
+def test_a_mask_from_the_arguments_that_is_no_pattern(case: str, call: Any) -> None:
+    """It becomes an input of the machine, with the values of the call."""
+    term, heads = ADDED[case]
+    module, x = Attending(term, eager=False).eval(), torch.randn(2, SEQ, HEADS * DIM)
+    traced = trace(module, (x, KEYS))
+    found = attention_of(traced.network)
+    assert found.mask is not None
+    assert (found.mask_heads, found.masked, found.bias) == (heads, False, None)
+    assert traced.network.inputs[found.mask] == SEQ
+    for keys in (KEYS, KEYS.flip(0), (torch.arange(SEQ) // 50).expand(2, SEQ)):
+        with torch.no_grad():
+            torch.testing.assert_close(call(traced, x, keys), module(x, keys), rtol=1e-4, atol=1e-6)

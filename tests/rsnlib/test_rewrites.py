@@ -19,9 +19,9 @@ from rsn.rsnlib.rewrites import (
     heads,
     host_sums,
     likes,
+    norms,
     patches,
     rewrite,
-    roots,
     rows,
 )
 from rsn.rsnlib.trace import trace
@@ -115,7 +115,7 @@ def test_shapes_that_depend_on_data_are_left_alone() -> None:
     assert is_left_alone(Model(found, token=torch.randn(1)), (hidden(),), likes)
 
 
-# -- roots
+# -- norms
 
 
 def rms(x: torch.Tensor, square: Callable[[Any], torch.Tensor], dim: int = -1) -> torch.Tensor:
@@ -138,7 +138,7 @@ def root_model(function: Function) -> Model:
 @pytest.mark.parametrize("what", [x for x in ROOTS if x != "pow"])
 def test_a_root_mean_square_that_is_spelled_out(call: Call, what: str) -> None:
     model, x = root_model(ROOTS[what]), hidden()
-    found = operators(model, (x,), roots)
+    found = operators(model, (x,), norms)
     assert (found.count(aten.rms_norm), found.count(aten.rsqrt)) == (1, 0)
     traced = trace(model, (x,))
     assert [layer.norm is not None and layer.norm.rms for layer in traced.network.layers] == [True, False]  # type: ignore[union-attr]
@@ -157,7 +157,7 @@ def test_a_root_mean_square_that_is_spelled_out(call: Call, what: str) -> None:
     ],
 )
 def test_other_roots_are_left_alone(function: Function) -> None:
-    assert is_left_alone(root_model(function), (hidden(),), roots)
+    assert is_left_alone(root_model(function), (hidden(),), norms)
 
 
 # -- heads

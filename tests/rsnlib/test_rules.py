@@ -13,6 +13,7 @@ import torch.nn.functional as F  # noqa: N812 - its name everywhere
 from torch import nn
 
 from rsn.rsnlib.capture import packet
+from rsn.rsnlib.rotate import ROTATE
 from rsn.rsnlib.rules import RULES
 from rsn.rsnlib.trace import captured, trace
 from rsn.scheduler.graph import LayerGraph
@@ -94,6 +95,23 @@ def moved(m: Case) -> torch.Tensor:
     return m.packed(*(three[:, :, i].transpose(1, 2) for i in range(3)))
 
 
+def repeated(m: Case) -> torch.Tensor:
+    """A key head for several query heads."""
+    k, v = (f(m.x)[..., :D].unflatten(-1, (1, D)).transpose(1, 2) for f in (m.k, m.v))
+    return m.packed(m.heads(m.q(m.x)), k.expand(B, H, L, D), v.expand(B, H, L, D))
+
+
+def interleaved(m: Case) -> torch.Tensor:
+    k, v = (f(m.x)[..., :D].unflatten(-1, (1, D)).transpose(1, 2).repeat_interleave(H, 1) for f in (m.k, m.v))
+    return m.packed(m.heads(m.q(m.x)), k, v)
+
+
+def rotated(m: Case) -> torch.Tensor:
+    own, partner = m.other[:L, :D], m.other[-L:, -D:]
+    q, k = (torch.ops.rsn.rotate(m.heads(f(m.x)), own, partner, [1, 0, 3, 2]) for f in (m.q, m.k))
+    return m.packed(q, k, m.heads(m.v(m.x)))
+
+
 FORMS: dict[Any, Callable[[Case], torch.Tensor]] = {
     aten.alias: lambda m: m.last(aten.alias(m.y)),
     aten.clone: lambda m: m.last(m.y.clone()),
@@ -120,6 +138,8 @@ FORMS: dict[Any, Callable[[Case], torch.Tensor]] = {
     aten.split: lambda m: m.packed(*map(m.heads, m.three(m.x).split(C, -1))),
     aten.split_with_sizes: lambda m: m.packed(*map(m.heads, aten.split_with_sizes(m.three(m.x), [C, C, C], -1))),
     aten.unbind: lambda m: m.packed(*(m.three(m.x).view(B, L, 3, H, D).permute(2, 0, 3, 1, 4).unbind(0))),
+    aten.expand: repeated,
+    aten.repeat_interleave: interleaved,
     aten.select: moved,
     aten.slice: lambda m: m.packed(*(m.heads(m.three(m.x)[..., i * C : (i + 1) * C]) for i in range(3))),
     operator.getitem: chunks,
@@ -139,6 +159,7 @@ FORMS: dict[Any, Callable[[Case], torch.Tensor]] = {
     aten.add: lambda m: m.y + m.x,
     aten.mul: lambda m: m.last(m.y * 0.5),
     aten.div: lambda m: m.attended(m.scores / 2.0),
+    ROTATE: rotated,
     aten.softmax: lambda m: m.attended(m.scores),
     aten.scaled_dot_product_attention: chunks,
 }
@@ -152,6 +173,12 @@ MORE: dict[str, Callable[[Case], torch.Tensor]] = {
     "scores over a factor for each head, which is one of three dimensions": lambda m: m.attended(m.scores / m.each[0]),
     "a norm without eps": lambda m: m.last(F.rms_norm(m.y, (C,))),
     "a norm that is spelled out": spelled_norm,
+    "a gate": lambda m: m.last(F.silu(m.q(m.x)) * m.k(m.x)),
+    "a gate without an activation, times a number": lambda m: m.last(m.q(m.x) * m.k(m.x) * 0.5),
+    "a packed gate behind its operand": lambda m: m.last(m.three(m.x)[..., C : 2 * C] * F.gelu(m.three(m.x)[..., :C])),
+    "a gate with factors": lambda m: m.last(F.relu(m.q(m.x) * 0.3) * 0.7 * (m.k(m.x) / 0.9)),
+    "a sum behind activations": lambda m: m.last(F.silu(m.q(m.x)) + F.relu(m.k(m.x))),
+    "scores that are bounded": lambda m: m.attended(3.0 * torch.tanh(m.scores * 0.5 / 3.0)),
     "two kinds of factors": lambda m: m.attended(m.scores * 0.5 * m.each),
 }
 """What a rule takes besides."""

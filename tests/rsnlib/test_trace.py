@@ -577,7 +577,7 @@ def test_layers_must_agree_on_the_mask(randomised: Randomised) -> None:
 
     mask = right_padded(L, 6).bool()
     traced = trace(randomised(Two()), (hidden(), mask, mask))
-    assert traced.host.prologue(hidden(), mask, mask.clone())[1].tolist() == [L, 6]  # type: ignore[union-attr]
+    assert traced.host.prologue(hidden(), mask, mask.clone())[1].lengths.tolist() == [L, 6]  # type: ignore[union-attr]
     with pytest.raises(TensorError, match="hide different keys"):
         traced.host.prologue(hidden(), mask, right_padded(L, 5).bool())
 
@@ -602,12 +602,22 @@ class RepeatedKeys(Block):
         return F.scaled_dot_product_attention(self.split(q), k, v)
 
 
-class Biased(Block):
-    """A mask that follows from the argument and is none."""
+class UnevenGroups(Block):
+    """Two query heads on one key head, the third alone."""
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        q, k, v = (self.split(f(x)) for f in (self.query, self.key, self.value))
-        return F.scaled_dot_product_attention(q, k, v, x[:, None, :, :L])
+    def attend(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+        k, v = (torch.cat([self.split(x)[:, :1], self.split(x)[:, :2]], 1) for x in (k, v))
+        return F.scaled_dot_product_attention(self.split(q), k, v)
+
+
+@pytest.mark.parametrize("kind", [GroupedQuery, RepeatedKeys])
+def test_queries_in_groups(randomised: Randomised, call: Callable[..., Any], kind: type[Block]) -> None:
+    model, x = randomised(kind()), hidden()
+    traced = trace(model, (x,))
+    (attention,) = (layer for layer in traced.network.layers if isinstance(layer, AttentionLayer))
+    assert (attention.heads, attention.kv_heads) == (H, 1)
+    with torch.no_grad():
+        torch.testing.assert_close(call(traced, x), model(x), rtol=1e-4, atol=1e-6)
 
 
 class Cross(Block):
@@ -712,12 +722,7 @@ class AddedTo(Block):
             r"aten\.linear\.default at 0\.down: it depends on aten\.sin\.default at 0, which cannot run on the "
             r"machine: aten\.sin\.default is not an operation of the machine",
         ),
-        (GroupedQuery, r"scaled_dot_product_attention\.default at 0 \(grouped queries\): its queries have more heads"),
-        (
-            RepeatedKeys,
-            r"at 0 \(grouped queries\): it depends on aten\.expand\.default at 0",
-        ),
-        (Biased, r"attention at 0: a float attention mask must be 0 or at most -10000"),
+        (UnevenGroups, r"scaled_dot_product_attention\.default at 0: it depends on aten\.cat\.default at 0"),
         (Cross, r"at 0 \(cross attention\): its key is not a projection of 2 x 5 rows, cut into heads"),
         (UnsplitHeads, r"at 0: its query is not a projection of 2 x 10 rows, cut into heads"),
         (BareKeys, r"at 0: its key is not a plain projection whose weight could take up the score scale"),

@@ -1,0 +1,85 @@
+"""Lowering rules of two results of the machine: the gate of one product by another, and sums."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+from torch.fx import Node
+
+from ..machine.view import View
+from ..scheduler.graph import Gemm
+from .capture import dtype_of, module_path, shape_of
+from .values import AbstractState, Value, is_host
+
+
+def gate(values: AbstractState, node: Node, x: Any, y: Any) -> Value | None:
+    """The product of two products of the same operand, element by element, as one product with a gate; one of both may
+    have an activation. None if the factors are no such products."""
+    left, right = _product(values, x), _product(values, y)
+    if left is None or right is None or left[0] is right[0] or left[0].x != right[0].x:
+        return None
+    if left[1] != right[1] or left[0].width != right[0].width or left[1].shape != shape_of(node):
+        return None
+    (gated, view), (up, _) = (right, left) if right[0].activation is not None else (left, right)
+    if up.activation is not None or (gated.activation is None and gated.weight is up.weight):
+        return None  # the latter is a square, which may be a part of an activation
+    gain = 1.0 if gated.scale is None else float(gated.scale[0])
+    return Value(_gated(values, gated, up, gain), view)
+
+
+def _product(values: AbstractState, x: Any) -> tuple[Gemm, View] | None:
+    """A product of which nothing but an activation behind it is fused, and the view of it that x is."""
+    value = values.of[x] if isinstance(x, Node) else None
+    found = values.fit(value, lambda view, width: True) if isinstance(value, Value) and not is_host(value) else None
+    layer = None if found is None else found.base
+    if found is None or not isinstance(layer, Gemm) or not layer.multiplies or layer.residual is not None:
+        return None
+    plain = layer.norm is None and layer.rotary is None and not layer.gated and layer.shift is None
+    return (layer, found.view) if plain else None
+
+
+def _gated(values: AbstractState, gated: Gemm, up: Gemm, gain: float) -> Gemm:
+    """One product with the columns of both, the gate's first. gain: a factor of the result."""
+    ratio = up.factor / gated.factor * gain
+    weight, bias = up.weight, up.bias
+    if ratio != 1:
+        weight, bias = (weight * np.float64(ratio)).astype(np.float32), bias * ratio
+    fields = {
+        "weight": np.concatenate([gated.weight, weight], axis=1),
+        "bias": np.concatenate([gated.bias, bias]),
+        "gated": True,
+        "scale": None,
+        "fused": tuple(dict.fromkeys((*gated.fused, *([up.path] if up.path != gated.path else []), *up.fused))),
+    }
+    return values.layers.variant(gated, **fields)
+
+
+def scaled_gate(values: AbstractState, layer: Gemm, factor: float) -> Gemm:
+    """A gated product, multiplied by a factor."""
+    weight, bias, width = layer.weight.copy(), layer.bias.copy(), layer.width
+    weight[:, width:] = weight[:, width:] * np.float64(factor)
+    bias[width:] = bias[width:] * factor
+    return values.layers.variant(layer, weight=weight, bias=bias)
+
+
+def summed(values: AbstractState, node: Node, x: Node, y: Node) -> Value | None:
+    """The sum of two tensors of the same shape, of which the machine has one at least, as a pass; None if they are not
+    whole activations."""
+    if dtype_of(x) != torch.float32 or dtype_of(y) != torch.float32:
+        return None
+    return _total(values, node, x, y) or _total(values, node, y, x)
+
+
+def _total(values: AbstractState, node: Node, x: Node, other: Node) -> Value | None:
+    if is_host(values.of[x]):
+        return None
+    taking = values.fit(values.of[x], lambda view, width: view.with_columns(width, width) is not None)
+    if taking is None or taking.view.shape != shape_of(node):
+        return None
+    view, width = taking.view, taking.base.width
+    added = values.operand(other, lambda shown, columns: (shown, columns) == (view, width))
+    if added is None and is_host(values.of[other]):
+        added = Value(values.source(other, view, width), view)
+    return None if added is None else Value(values.layers.total(module_path(node), taking.base, added.base), view)

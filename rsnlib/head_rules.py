@@ -1,0 +1,94 @@
+"""Lowering rules of what is applied to each head of a projection: a norm, and rotary positions."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from torch.fx import Node
+
+from ..machine.view import View
+from ..scheduler.graph import Gemm, Norm, Rotary
+from .capture import module_path, op_name
+from .values import Abstract, AbstractState, Arguments, Value
+
+
+@dataclass(frozen=True)
+class Heads:
+    """A projection that is seen as heads. layer: the projection. count: its heads. rows_last: it is seen as (batch,
+    heads, seq, columns of a head), else as (batch, seq, heads, columns of a head). view: that view."""
+
+    layer: Gemm
+    count: int
+    rows_last: bool
+    view: View
+
+
+def heads_of(values: AbstractState, x: Abstract, columns: int) -> Heads | None:
+    """The projection of which a value shows the heads, of so many columns each; None if it does not."""
+    found = values.fit(x, lambda view, width: True)
+    if found is None or not isinstance(found.base, Gemm) or found.base.width % columns:
+        return None
+    count = found.base.width // columns
+    form = View.dense((values.batch, values.seq, count, columns))
+    for rows_last, view in ((False, form), (True, form.permute((0, 2, 1, 3)))):
+        if found.view == view:
+            return Heads(found.base, count, rows_last, view)
+    return None
+
+
+def norm_of_heads(values: AbstractState, node: Node, a: Arguments, norm: Norm, columns: int) -> Abstract | str:
+    """Fuse a norm over the columns of each head into the projection, or make a pass."""
+    heads = heads_of(values, values.of[a["input"]], columns)
+    scale, shift = values.vector(a["weight"], columns, 1.0), values.vector(a["bias"], columns, 0.0)
+    if heads is None:
+        return f"{op_name(node)} is supported only over all columns of a matrix product, or over those of each head"
+    if scale is None or shift is None:
+        return "its scale or its shift is computed from the arguments"
+    layer, path = heads.layer, module_path(node)
+    fields = {
+        "norm": norm,
+        "scale": np.tile(scale, heads.count),
+        "shift": np.tile(shift, heads.count),
+        "heads": heads.count,
+    }
+    if layer.is_open and layer.residual is None:
+        return Value(values.layers.fuse(layer, path, **fields), heads.view)
+    return Value(values.layers.pass_over(path, layer, **fields), heads.view)
+
+
+def rotate(values: AbstractState, node: Node, a: Arguments) -> Abstract | str:
+    """Rule of rotary positions (`rotary.rotations`): MemC applies them at the store of a projection of queries or
+    keys."""
+    own, partner = values.constant(a["own"]), values.constant(a["partner"])
+    columns = own.shape[-1]
+    heads = heads_of(values, values.of[a["x"]], columns)
+    if heads is None:
+        return f"rotary positions are supported only over heads of a projection of {values.rows} rows"
+    order = (1, 2) if heads.rows_last else (2, 1)  # the axes of heads and rows
+    tables = []
+    for table in (own, partner):
+        full = table.reshape((1,) * (4 - table.ndim) + tuple(table.shape))
+        if full.shape[0] != 1 or full.shape[order[0]] != 1:
+            return "its rotary positions differ between sequences or heads"
+        rows = full.select(0, 0).select(order[0] - 1, 0).expand(values.seq, columns)
+        tables.append(values.once("rotary", rows.contiguous().numpy()))
+    made = values.rotary(Rotary(tables[0], tables[1], tuple(a["partners"])))
+    layer, path = heads.layer, module_path(node)
+    whole_norm = layer.norm is not None and not layer.heads
+    if layer.rotary is not None or layer.gated or whole_norm or layer.residual is not None:
+        return Value(values.layers.pass_over(path, layer, rotary=made, heads=heads.count), heads.view)
+    return Value(values.layers.fuse(layer, path, rotary=made, heads=heads.count), heads.view)
+
+
+def scaled_keys(values: AbstractState, key: Gemm, factor: float) -> Gemm | None:
+    """The keys multiplied by a factor, which their weights or the scale of their norm take up; None if these cannot.
+
+    Not fused: if queries and keys share a projection, it is computed twice, with and without the factor."""
+    if key.residual is not None or key.gated or not key.multiplies or key.activation is not None:
+        return None
+    if key.norm is None:
+        return values.layers.variant(key, factor=key.factor * factor)
+    scale = np.ones(key.width) if key.scale is None else key.scale
+    shift = None if key.shift is None else key.shift * factor
+    return values.layers.variant(key, scale=scale * factor, shift=shift)

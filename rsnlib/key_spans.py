@@ -1,0 +1,29 @@
+"""The keys of each sequence that attention masks show, as the run-time parameters of a program."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+
+class KeySpans(NamedTuple):
+    """The valid keys of each sequence, int64 (batch,): those before `lengths`, from `starts` on; None: from the
+    first."""
+
+    lengths: npt.NDArray[np.int64]
+    starts: npt.NDArray[np.int64] | None = None
+
+    @classmethod
+    def of(cls, parameters: Mapping[str, int], batch: int) -> KeySpans:
+        """From all run-time parameters of a program, by name."""
+        lengths, starts = ([parameters.get(f"{x}[{i}]", -1) for i in range(batch)] for x in ("len", "start"))
+        return cls(np.array(lengths, np.int64), None if min(starts) < 0 else np.array(starts, np.int64))
+
+    def parameters(self, count: int | None = None) -> dict[str, int]:
+        """The run-time parameters of a program, by name. count: of the first so many sequences."""
+        named = {f"len[{i}]": int(n) for i, n in enumerate(self.lengths[:count])}
+        starts = () if self.starts is None else self.starts[:count]
+        return named | {f"start[{i}]": int(n) for i, n in enumerate(starts)}
