@@ -125,7 +125,7 @@ def _projection(values: AbstractState, node: Node, name: str, x: Abstract, rows:
     assert isinstance(x, Value)
     _, heads, _, columns = x.view.shape
     form = _form(values, rows, heads, columns)
-    found = values.fit(x, lambda view, width: view == form)
+    found = values.fit(x, lambda view, width: (view, width) == (form, heads * columns))
     for order in ((0, 1, 2, 3), (0, 1, 3, 2)) if found is None else ():  # the keys may exist transposed alone
         node_shown = values.shown.get(Value(x.base, x.view.permute(order)))
         if node_shown is not None:

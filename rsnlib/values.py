@@ -167,11 +167,11 @@ class AbstractState:
     def source(self, node: Node, view: View, width: int) -> Source:
         """The input of the machine of which a tensor of the host, after broadcasting, is `view`. width: columns of the
         input. The same arguments give the same Source."""
-        if (node, view) not in self._made:
+        if (node, view, width) not in self._made:
             name = node.name if node.op == "placeholder" else module_path(node) or node.name
-            self._made[node, view] = source = self.layers.source(name, width, view)
+            self._made[node, view, width] = source = self.layers.source(name, width, view)
             self.source_nodes[source] = node
-        made: Source = self._made[node, view]
+        made: Source = self._made[node, view, width]
         return made
 
     def operand(self, node: Node, fits: Callable[[View, int], bool]) -> Value | None:
