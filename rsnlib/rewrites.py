@@ -20,6 +20,7 @@ from torch.fx import Node
 from ..machine.view import View
 from .capture import arguments, dtype_of, is_empty, is_static, packet, shape_of
 from .convolutions import CONVOLUTIONS, column_factors, gathered_rows, patch_rows, windows_of
+from .einsums import einsums
 from .layers import Source
 from .norm_spellings import is_identity, norms, origin
 from .rewriter import Product, Rewrite, Rewriter
@@ -385,6 +386,7 @@ REWRITES: tuple[Rewrite, ...] = (
     likes,
     joins,
     norms,
+    einsums,
     heads,
     rotations,
     column_factors,
