@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from math import prod
-from typing import Any
 
 import torch
 from torch.fx import Node
@@ -105,42 +104,3 @@ def gathered_rows(graph: Rewriter, node: Node, windows: Windows) -> Node | None:
     x = graph.insert(node, aten.im2col.default, x, kernel, dilation, [0, 0], stride)
     x = graph.insert(node, aten.transpose.int, x, -2, -1)
     return graph.insert(node, aten.reshape.default, x, [*leading, *shape_of(x)[1:]])
-
-
-def column_factors(graph: Rewriter, node: Node) -> Node | None:
-    """Rewrite (x @ W + b) * g with a constant vector g, one number for each column (layer scale), into
-    x @ (W * g) + b * g.
-
-    Reshapes that keep the columns, and operators that change nothing, may be between. Not applied if the product has
-    other users.
-    """
-    if packet(node) is not aten.mul or node.kwargs:
-        return None
-    for x, factors in (node.args[:2], tuple(reversed(node.args[:2]))):
-        if isinstance(x, Node) and isinstance(factors, Node) and x in graph.computed and factors in graph.constants:
-            return _with_factors(graph, node, x, factors)
-    return None
-
-
-def _with_factors(graph: Rewriter, node: Node, x: Node, factors: Node) -> Node | None:
-    shape = list(shape_of(node))
-    columns = shape[-1] if shape else 0
-    kept: Any = {aten.reshape, aten.view, aten._unsafe_view, aten.unflatten, aten.flatten, aten.clone, aten.dropout}
-    kept |= {aten.alias, aten.contiguous, aten.detach, aten.squeeze, aten.unsqueeze}
-    while x not in graph.products and packet(x) in kept and not arguments(x).get("train") and graph.is_sole(x):
-        x = x.all_input_nodes[0]
-        if list(shape_of(x)[-1:]) != [columns]:
-            return None
-    product = graph.products.get(x)
-    flat = [n for n in shape_of(factors) if n != 1]
-    if product is None or not graph.is_sole(x) or product.width != columns or columns == 1 or flat != [columns]:
-        return None
-    types = {x.meta["val"].dtype, factors.meta["val"].dtype, node.meta["val"].dtype}
-    if types != {torch.float32} or shape_of(factors)[-1] != columns:
-        return None
-    vector = graph.insert(node, aten.reshape.default, factors, [columns])
-    each = graph.insert(node, aten.unsqueeze.default, vector, 1)
-    weight = graph.insert(node, aten.mul.Tensor, graph.weight(node, product), each)
-    bias = None if product.bias is None else graph.insert(node, aten.mul.Tensor, product.bias, vector)
-    y = graph.insert(node, aten.linear.default, product.x, weight, bias, origin=product.node)
-    return y if list(shape_of(y)) == shape else graph.insert(node, aten.reshape.default, y, shape)

@@ -19,7 +19,8 @@ from torch.fx import Node
 
 from ..machine.view import View
 from .capture import arguments, dtype_of, is_empty, is_static, packet, shape_of
-from .convolutions import CONVOLUTIONS, column_factors, gathered_rows, patch_rows, windows_of
+from .column_factors import column_factors
+from .convolutions import CONVOLUTIONS, gathered_rows, patch_rows, windows_of
 from .einsums import einsums
 from .layers import Source
 from .norm_spellings import is_identity, norms, origin
