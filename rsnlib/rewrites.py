@@ -32,7 +32,6 @@ from .view_rules import VIEWS
 
 aten = torch.ops.aten
 
-JOINS = {aten.cat, aten.concat, aten.concatenate}
 MATRIX_PRODUCTS = {aten.linear, aten.addmm, aten.mm, aten.matmul}
 CLOSING = {
     aten.layer_norm,
@@ -126,6 +125,9 @@ def _takes(graph: Rewriter, user: Node, node: Node, is_open: bool, is_sole: bool
         return True  # a residual
     if op is aten.add and not is_open:  # a pass over the sum
         return _goes_on(graph, user)
+    if op in JOINS and is_open and is_sole and any(x in graph.computed for x in others):
+        parts = [x for x in user.all_input_nodes if x in graph.computed]
+        return same_rows(parts) is not None and _goes_on(graph, user)
     if op is aten.add or op in JOINS:
         return is_open and is_sole and not any(x in graph.computed for x in others) and _goes_on(graph, user)
     return (is_open or op is aten.layer_norm) and op in CLOSING and _goes_on(graph, user, False)

@@ -75,6 +75,7 @@ DINO = SIZES | IMAGES | {"mlp_ratio": 2}
 SIGLIP_TEXT = SIZES | WORDS | {"max_position_embeddings": 20, "projection_size": 96}
 FAMILIES: dict[str, Family] = {
     "dinov2": of("Dinov2Model", images, **DINO),
+    "dinov2, registers": of("Dinov2WithRegistersModel", images, **DINO),
     "siglip, images": of("SiglipVisionModel", images, **SIZES, **IMAGES),
     "siglip, heads of 72": of(
         "SiglipVisionModel", images, **SIZES | IMAGES | {"hidden_size": 144, "num_attention_heads": 2}
