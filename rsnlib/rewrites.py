@@ -26,6 +26,7 @@ from .layers import Source
 from .norm_spellings import is_identity, norms, origin
 from .rewriter import Product, Rewrite, Rewriter
 from .rotary import rotations
+from .row_moves import JOINS, moved_rows, same_rows
 from .rules import RULES
 from .values import AbstractState, Value
 from .view_rules import VIEWS
@@ -396,6 +397,7 @@ REWRITES: tuple[Rewrite, ...] = (
     patches,
     rows,
     host_sums,
+    moved_rows,
     columns,
 )
 """All rewrites, in order: one may make the next possible."""
