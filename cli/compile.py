@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Sequence
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
 
@@ -199,7 +200,7 @@ def compile_command(
     if as_json:
         click.echo(json.dumps(facts))
         return
-    kind = "extended (opcode 8)" if built.program.extended else "base"
+    kind = _kind(built.program.extensions)
     click.echo(
         f"{output}: {len(network.layers)} segments on {target.name}, {kind} program, {sizes['mops']['total']} mOPs in "
         f"{sizes['packets']['total']} packets, {sizes['bytes']['total']} bytes"
@@ -244,6 +245,13 @@ def _compile_streams(named: Named, output: str, kernels: str | None, as_json: bo
     else:
         plural = f"{units} unit{'s' * (units != 1)} and {streams} stream{'s' * (streams != 1)}"
         click.echo(f"{output}: a machine of {plural}, with its program")
+
+
+def _kind(extensions: Sequence[int]) -> str:
+    """What a program is, by the opcodes that it uses beyond those of the base overlay."""
+    if not extensions:
+        return "base"
+    return f"extended (opcode{'s' if len(extensions) > 1 else ''} {', '.join(map(str, extensions))})"
 
 
 def _integers(text: str) -> list[int]:

@@ -241,8 +241,13 @@ class Program:
     @cached_property
     def extended(self) -> bool:
         """Whether the program uses an opcode that the base overlay does not have; a base machine must refuse it."""
+        return bool(self.extensions)
+
+    @cached_property
+    def extensions(self) -> tuple[int, ...]:
+        """The opcodes that the base overlay does not have, of those that the program uses."""
         config = {f.opcode for f in self.overlay.formats if f.config}
-        return any(p.header.opcode in config for p in self.packets)
+        return tuple(sorted(config & {p.header.opcode for p in self.packets}))
 
     def buffer(self, name: str) -> Buffer:
         """Return the buffer of this name. Raises `ProgramError` if there is none."""
