@@ -99,3 +99,18 @@ def test_stalls_change_no_bit(store: Halves, load: Norm, softmax: Scores, seed: 
         check_store(store)
         check_load(load)
         check_scores(softmax)
+
+
+@pytest.mark.parametrize("fields", [{}, {"alone": 1, "cap": 5.0}, {"offset": 30, "low": -20}], ids=str)
+def test_scores_that_are_no_numbers(fields: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Infinite scores, NaN, and rows in which no key counts, in three parts: the same numbers, zeros and NaN."""
+    x = np.random.default_rng(1).standard_normal((3, 2, 128, 128)).astype(np.float32)
+    for row, value in enumerate((np.inf, -np.inf, np.nan, 3e38, -3e38)):
+        x[row % 3, row % 2, row, :40] = value
+        x[:, :, 10 + row] = value
+    monkeypatch.setattr(score_modes, "run", on_machine)
+    with np.errstate(invalid="ignore", over="ignore"):
+        found, _ = Scores(x, **fields).run()
+    good = np.isfinite(found[0]).all(axis=1)
+    assert good[20:].all()
+    assert not good.all()
