@@ -35,6 +35,8 @@ from .tile import TILE, RowTile, column_tiles, product_tiles, row_tiles
 MANY_TILES = 64
 """Column tiles beyond which row tiles are outside, whatever the schedule: the ops of several column tiles are then one,
 because a product unit holds few hundred ops."""
+MANY_OPS = 64
+"""Ops of a segment up to which a product unit takes one for each row tile, so that statistics come once for it."""
 STATISTICS_EPS = 1e-6
 """Statistics do not depend on it; registers have it at power-on."""
 
@@ -104,11 +106,15 @@ def bind_gemms(s: Binder, placed: PlacedGemms) -> None:
         bind_gemms(s, before)
     tiles = row_tiles(s.row_blocks_of(placed.gemms[0].x), placed.tiles, s.tiled.limits)
     split = [any(_is_split(s, part) for part in group) for group, _ in placed.groups]
-    tabled = any(gemm.rotary is not None for gemm in placed.gemms)
-    if tabled and placed.loops is Loops.ROWS:  # a table serves all output tiles of its rows
+    gemms = placed.gemms
+    whole_rows = any(gemm.rotary is not None for gemm in gemms) or (
+        gemms[0].x_norm is not None and len(placed.groups) * len(tiles) <= MANY_OPS
+    )
+    if whole_rows and placed.loops is Loops.ROWS:  # tables and statistics serve all output tiles of their rows
         for row in tiles:
+            order = None
             for group, loaded in placed.groups:
-                _gemm_op(s, group, [row], loaded, placed.loops)
+                order = _gemm_op(s, group, [row], loaded, placed.loops, order)
         return
     for (group, loaded), apart in zip(placed.groups, split, strict=True):
         for rows in [[row] for row in tiles] if apart else _op_runs(s, tiles):
@@ -232,12 +238,24 @@ def most(s: Binder, op: str, size: str) -> int:
     return int(s.overlay.capability_of(s.grid.products[0][0], op).limits[size][1])
 
 
-def _gemm_op(s: Binder, group: Sequence[Part], rows: Sequence[RowTile], loaded: Sequence[Buffer], loops: Loops) -> None:
+def _gemm_op(
+    s: Binder,
+    group: Sequence[Part],
+    rows: Sequence[RowTile],
+    loaded: Sequence[Buffer],
+    loops: Loops,
+    before: Sequence[int] | None = None,
+) -> Sequence[int] | None:
     """Append one op for every product unit in use, or several if there is one row tile: all row tiles `rows` (equal
     shapes) times all column tiles of `group`. Grid column 0 takes the first part of a tile's columns (contract section
-    3)."""
+    3).
+
+    before: the order of slices of K in the tile before, if that is of the same rows, so that the left memories still
+    hold the last ones. Returns that order for the next op, None if something else came behind.
+    """
     grid, gemm, plan = s.grid, group[0].gemm, group[0].plan
     groups, acc = rows[0].groups, rows[0].acc
+    order: list[int] = []
     units = [(i, j) for i in range(groups) for j in range(plan.halves)]
     for op in _ops(s, group, rows):
         for i, j in units:
@@ -251,10 +269,10 @@ def _gemm_op(s: Binder, group: Sequence[Part], rows: Sequence[RowTile], loaded: 
     s.route(grid.right_switch, all_right, len(loaded))
     slots = _slots(s)
     for row in rows:
-        order = list(range(plan.k_tiles))
+        order = list(range(plan.k_tiles) if before is None else before)
         for n, part in enumerate(group):
             held = 0
-            if n and loops is Loops.ROWS and 0 < slots <= plan.k_tiles:
+            if (n or before is not None) and loops is Loops.ROWS and 0 < slots <= plan.k_tiles:
                 held = slots
                 order = order[plan.k_tiles - held :] + order[: plan.k_tiles - held]
             tile = TileAccesses(ahead=_loads_ahead(s, part.gemm, plan, row), step=groups)
@@ -277,6 +295,8 @@ def _gemm_op(s: Binder, group: Sequence[Part], rows: Sequence[RowTile], loaded: 
                 assert part is group[-1], "an op goes on behind a product whose store waits for a table"
                 tile.lag = 2  # not among the loads of the table: the products behind it need not wait for the store
                 tables.bind(s, part.gemm, row, stored)
+                return None
+    return order if gemm.residual is None and gemm.multiplies else None
 
 
 def _ops(s: Binder, group: Sequence[Part], rows: Sequence[RowTile]) -> list[Multiply]:
