@@ -2,7 +2,7 @@
 
 A slot holds as many row blocks as these memories do, of query heads that share a key head. Its keys are those that a
 mask leaves to at least one of its rows. If the memories can send all their scores on, the slot is one step. Otherwise
-the keys come in chunks, twice: first for the maxima and the sums of exp, then for the probabilities themselves.
+the keys come in parts, twice: first for the maxima and the sums of exp, then for the probabilities themselves.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class Keys(NamedTuple):
 
 @dataclass(frozen=True)
 class Slot:
-    """Row blocks of a sequence that share a key head. rows: for each row of the grid. steps: chunks of keys, with what
+    """Row blocks of a sequence that share a key head. rows: for each row of the grid. steps: parts of keys, with what
     softmax does with them, in order."""
 
     sequence: int
@@ -51,7 +51,7 @@ class Slot:
 
     @property
     def sent(self) -> tuple[Keys, ...]:
-        """The chunks whose probabilities are multiplied by values."""
+        """The parts whose probabilities are multiplied by values."""
         return tuple(keys for keys, part in self.steps if part in (Part.ALL, Part.APPLY))
 
     @property
@@ -61,7 +61,7 @@ class Slot:
 
     @property
     def turned(self) -> Slot:
-        """The slot with the chunks whose probabilities are sent in the opposite order."""
+        """The slot with the parts whose probabilities are sent in the opposite order."""
         kept = tuple(step for step in self.steps if step[1] in (Part.FIRST, Part.MORE))
         return replace(self, steps=kept + self.steps[: len(kept) - 1 if kept else None : -1])
 
@@ -78,9 +78,9 @@ def reach(att: AttentionLayer, rows: Sequence[RowBlock], keys: Span) -> Keys:
     return Keys(begin, max(high // TILE + 1 - begin, 1))
 
 
-def chunks(keys: Keys, most: int, *, alike: bool = False) -> list[Keys]:
-    """Cut keys into as few chunks of at most `most` blocks, which is even, as possible, of nearly equal sizes, the
-    larger first. All but the last one are even, so that both units of a pair have as much to do. alike: if chunks of
+def parts_of(keys: Keys, most: int, *, alike: bool = False) -> list[Keys]:
+    """Cut keys into as few parts of at most `most` blocks, which is even, as possible, of nearly equal sizes, the
+    larger first. All but the last one are even, so that both units of a pair have as much to do. alike: if parts of
     one size of at least 4 blocks are possible, into these, even if they are more."""
     same = next((size for size in range(most, 3, -2) if keys.blocks % size == 0), 0) if alike else 0
     if same:
@@ -128,14 +128,14 @@ def _slots(s: Binder, att: AttentionLayer, alike: bool) -> Iterator[Slot]:
 
 
 def _steps(keys: Keys, once: int, stored: int) -> tuple[tuple[Keys, Part], ...]:
-    """The chunks of a slot's keys. once: key blocks whose scores are sent on. stored: that the memories hold."""
+    """The parts of a slot's keys. once: key blocks whose scores are sent on. stored: that the memories hold."""
     if keys.blocks <= once:
         return ((keys, Part.ALL),)
-    first, second = chunks(keys, stored), chunks(keys, once, alike=True)
+    first, second = parts_of(keys, stored), parts_of(keys, once, alike=True)
     return (
         (first[0], Part.FIRST),
-        *((chunk, Part.MORE) for chunk in first[1:]),
-        *((chunk, Part.APPLY) for chunk in second),
+        *((more, Part.MORE) for more in first[1:]),
+        *((more, Part.APPLY) for more in second),
     )
 
 
@@ -202,10 +202,10 @@ def runs(rows: Sequence[RowBlock]) -> Iterator[tuple[RowBlock, int]]:
 
 
 def softmax_of(s: Binder, att: AttentionLayer, slot: Slot, keys: Keys, part: Part, i: int, j: int) -> Softmax:
-    """The softmax of the memory at (i, j) of the grid of scores, which receives half j of a chunk of keys.
+    """The softmax of the memory at (i, j) of the grid of scores, which receives half j of a part of the keys.
 
     It masks the padding of the sequence and what the attention masks. Both memories of a pair count keys from the first
-    one of the chunk, and both apply a mask by rows if it concerns any key of the chunk.
+    one of the part, and both apply a mask by rows if it concerns any key of it.
     """
     own, span = keys.halves[j], s.spans_of(att.k)[slot.sequence]
     base, held = own.first * TILE, own.blocks * TILE

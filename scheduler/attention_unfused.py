@@ -1,5 +1,5 @@
 """Attention one product at a time: mapping types A, B and C (paper section 2.2 and Fig. 3). D is in `attention`, E in
-`attention_chunked`.
+`attention_in_parts`.
 
 Type A keeps the scores of a head in MemC 0-3; B moves those of all heads through DDR. A MemC can send three key tiles
 (768 rows with a pair) but store four, so that type B runs up to 1024 rows.
@@ -25,7 +25,7 @@ from .attention import (
     slots_of,
     value_op,
 )
-from .attention_chunked import bind_chunked, check_chunked
+from .attention_in_parts import bind_in_parts, check_in_parts
 from .binder import Binder
 from .graph import AttentionLayer
 from .loads import pass_tiles
@@ -54,7 +54,7 @@ def bind_as(s: Binder, att: AttentionLayer, kind: MappingType | None = None) -> 
             else:
                 bind_attention(s, att)
         case MappingType.E:
-            bind_chunked(s, att)
+            bind_in_parts(s, att)
 
 
 def _kind_of(s: Binder, att: AttentionLayer, kind: MappingType | None) -> MappingType:
@@ -76,7 +76,7 @@ def place_as(s: Binder, att: AttentionLayer, kind: MappingType | None = None) ->
     `UnsupportedError` naming the layer."""
     kind = _kind_of(s, att, kind)
     if kind is MappingType.E:
-        check_chunked(s, att)
+        check_in_parts(s, att)
         return
     in_ddr = kind in (MappingType.B, MappingType.C)
     check(s, att, in_memory=in_ddr)

@@ -30,7 +30,7 @@ class MappingType(Enum):
     D = "D"
     """Pipelined: Q K^T of a head runs while P V of the head before runs on other MMEs. The scores stay on chip."""
     E = "E"
-    """Pipelined as D, in steps over chunks of the keys, twice over all: first for the maxima and the sums of exp, then
+    """Pipelined as D, in steps over parts of the keys, twice over all: first for the maxima and the sums of exp, then
     for the probabilities. It is not in the paper. Rows whose keys fit on chip take one pass, as with D. It also runs
     query heads that share keys, heads of up to 256 columns, windows, soft caps and masks that are inputs."""
 

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from rsn.isa.overlays import XNN
 from rsn.isa.work import LengthField, Multiply, Part
-from rsn.scheduler.attention_steps import Keys, RowBlock, Slot, chunks, runs, slots_of, softmax_of
+from rsn.scheduler.attention_steps import Keys, RowBlock, Slot, parts_of, runs, slots_of, softmax_of
 from rsn.scheduler.binder import Binder
 from rsn.scheduler.graph import AttentionLayer, LayerGraph, Output
 from rsn.scheduler.op_counts import _ops
@@ -30,12 +30,12 @@ def attention(
 
 
 @given(st.integers(0, 9), st.integers(7, 80), st.sampled_from([6, 8]), st.booleans())
-def test_chunks_are_few_even_and_cover_all_keys(first: int, blocks: int, most: int, alike: bool) -> None:
-    found = chunks(Keys(first, blocks), most, alike=alike)
-    assert [b for chunk in found for b in range(chunk.first, chunk.first + chunk.blocks)] == [
+def test_parts_are_few_even_and_cover_all_keys(first: int, blocks: int, most: int, alike: bool) -> None:
+    found = parts_of(Keys(first, blocks), most, alike=alike)
+    assert [b for piece in found for b in range(piece.first, piece.first + piece.blocks)] == [
         *range(first, first + blocks)
     ]
-    sizes = [chunk.blocks for chunk in found]
+    sizes = [piece.blocks for piece in found]
     assert all(2 <= size <= most for size in sizes)
     assert all(size % 2 == 0 for size in sizes[:-1])
     assert sizes == sorted(sizes, reverse=True)
@@ -46,7 +46,7 @@ def test_chunks_are_few_even_and_cover_all_keys(first: int, blocks: int, most: i
 
 
 def valid(slot: Slot, keys: Keys, att: AttentionLayer, s: Binder, start: int, i: int) -> np.ndarray:
-    """Which keys of a chunk count for the rows of memories (i, 0) and (i, 1), by their registers; (rows, keys)."""
+    """Which keys of a part count for the rows of memories (i, 0) and (i, 1), by their registers; (rows, keys)."""
     parts, before = [], 0
     for j, half in enumerate(keys.halves):
         softmax = softmax_of(s, att, slot, keys, Part.ALL, i, j)
@@ -115,7 +115,7 @@ def test_keys_of_lengths_are_fields_of_the_run() -> None:
     assert part is Part.APPLY
 
 
-def test_masks_save_chunks() -> None:
+def test_masks_save_parts() -> None:
     """Of 32 key blocks, rows 0 to 511 of a causal attention meet 4; a narrow window leaves 6 to a slot, one step."""
     s, att = attention(1, 4096, 1, 1, causal=True)
     slots = [*slots_of(s, att)]

@@ -22,10 +22,10 @@ from rsn.scheduler.graph import Activation, Gemm, LayerGraph, Norm
 from rsn.scheduler.norms import norms_at_loads
 from rsn.scheduler.schedule import PAPER
 from rsn.tests.effort import long
-from rsn.tests.scheduler import networks, test_chunked_attention
+from rsn.tests.scheduler import networks, test_attention_in_parts
 from rsn.tests.scheduler import test_extended_products as products
 from rsn.tests.scheduler.networks import Maker
-from rsn.tests.scheduler.test_chunked_attention import attention
+from rsn.tests.scheduler.test_attention_in_parts import attention
 
 from ..examples import Example
 from .native import check_same, native
@@ -44,7 +44,7 @@ def simulate(program: Program, banks: dict[str, np.ndarray], words: Words | None
 
 @pytest.fixture
 def on_both(monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in (networks, test_chunked_attention):
+    for module in (networks, test_attention_in_parts):
         monkeypatch.setattr(module, "simulate", simulate)
 
 
@@ -109,13 +109,13 @@ def test_products(network: LayerGraph, moved: bool) -> None:
 )
 @pytest.mark.usefixtures("on_both")
 def test_attention(network: LayerGraph) -> None:
-    test_chunked_attention.assert_computes(network)
+    test_attention_in_parts.assert_computes(network)
 
 
 @pytest.mark.usefixtures("on_both")
 def test_padding_before_the_rows() -> None:
     network = attention(1, 200, 2, 1, 64, masked=True, left=True)
-    test_chunked_attention.assert_computes(network, [170], [31])
+    test_attention_in_parts.assert_computes(network, [170], [31])
 
 
 @pytest.mark.long
@@ -123,8 +123,8 @@ def test_padding_before_the_rows() -> None:
 @given(data=st.data())
 def test_any_attention(data: st.DataObject) -> None:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(test_chunked_attention, "simulate", simulate)
-        inner: Any = test_chunked_attention.test_any_attention
+        patch.setattr(test_attention_in_parts, "simulate", simulate)
+        inner: Any = test_attention_in_parts.test_any_attention
         inner.hypothesis.inner_test(data=data)
 
 

@@ -52,9 +52,9 @@ class _Bound:
         return TILE if self.added else min(self.width, TILE)
 
 
-def bind_chunked(s: Binder, att: AttentionLayer) -> None:
-    """Bind attention by mapping type E. Raises `UnsupportedError` like `check_chunked`."""
-    check_chunked(s, att)
+def bind_in_parts(s: Binder, att: AttentionLayer) -> None:
+    """Bind attention by mapping type E. Raises `UnsupportedError` like `check_in_parts`."""
+    check_in_parts(s, att)
     first = len(s.tiles)
     bound = _Bound(s, att, s.columns[att.q].pitch, attention_bias.is_added(att))
     before: tuple[Slot, Keys, TileAccesses] | None = None
@@ -74,7 +74,7 @@ def bind_chunked(s: Binder, att: AttentionLayer) -> None:
     hurry(s.tiles[first:])
 
 
-def check_chunked(s: Binder, att: AttentionLayer) -> None:
+def check_in_parts(s: Binder, att: AttentionLayer) -> None:
     """Raises `UnsupportedError`, naming the layer, for attention that the overlay cannot run by mapping type E."""
     pipeline = pipeline_of(s.overlay)
     unit = s.overlay.by_unit[pipeline.scores.results[0][0]]
@@ -112,7 +112,7 @@ def check_chunked(s: Binder, att: AttentionLayer) -> None:
             if any(step.blocks == 1 for step, _ in slot.steps):
                 most = PipelineLimits.of(s.overlay, pipeline).sent * TILE
                 raise UnsupportedError(
-                    f"{att.place}: {what}, which do not divide into chunks of at most {most} for both memories of a "
+                    f"{att.place}: {what}, which do not divide into parts of at most {most} for both memories of a "
                     f"softmax; pad the sequences by {TILE} rows"
                 )
 
@@ -132,8 +132,8 @@ def _scores(b: _Bound, slot: Slot, keys: Keys, part: Part, tile: TileAccesses) -
         attention_bias.score_ops(s, shapes, b.slices)
         for unit in grid.right:  # of which some took the weights of the added term
             b.held.forget(unit)
-    for part_of_k in range(b.slices):
-        _slice(b, slot, keys, part_of_k, tile)
+    for k_slice in range(b.slices):
+        _slice(b, slot, keys, k_slice, tile)
     for i, rows in enumerate(slot.rows):
         for j, count in columns if rows else ():
             if not b.added:
@@ -145,7 +145,7 @@ def _scores(b: _Bound, slot: Slot, keys: Keys, part: Part, tile: TileAccesses) -
             s.turn(grid.results[i][j], Receive(b.slices + b.added, len(rows), count, softmax), drain)
 
 
-def _slice(b: _Bound, slot: Slot, keys: Keys, part_of_k: int, tile: TileAccesses) -> None:
+def _slice(b: _Bound, slot: Slot, keys: Keys, k_slice: int, tile: TileAccesses) -> None:
     """Append the loads and sends of one slice of K of a step, and the routes of its tiles."""
     s, grid = b.s, pipeline_of(b.s.overlay).scores
     most, few = (half.blocks for half in keys.halves)
@@ -153,15 +153,15 @@ def _slice(b: _Bound, slot: Slot, keys: Keys, part_of_k: int, tile: TileAccesses
     for i in groups:
         rows = slot.rows[i]
         load = Load(TILE * len(rows), b.depth, source=grid.activations)
-        accesses = _queries(b, slot, rows, part_of_k, grid.left[i])
+        accesses = _queries(b, slot, rows, k_slice, grid.left[i])
         send = Send(len(rows), 1, most)
-        b.held.send(grid.left[i], ("q", slot.sequence, rows, part_of_k), load, accesses, send, tile)
+        b.held.send(grid.left[i], ("q", slot.sequence, rows, k_slice), load, accesses, send, tile)
     times = max(len(rows) for rows in slot.rows)
     for j, half in enumerate(keys.halves):
         if half.blocks:
             load = Load(b.depth, TILE * half.blocks, True, grid.activations)
-            accesses = _keys(b, slot, half, part_of_k, grid.right[j])
-            content = ("k", slot.sequence, slot.kv_head, half, part_of_k)
+            accesses = _keys(b, slot, half, k_slice, grid.right[j])
+            content = ("k", slot.sequence, slot.kv_head, half, k_slice)
             b.held.send(grid.right[j], content, load, accesses, Send(1, half.blocks, times), tile)
     for a in range(times):
         active = [i for i in groups if a < len(slot.rows[i])]
@@ -171,13 +171,13 @@ def _slice(b: _Bound, slot: Slot, keys: Keys, part_of_k: int, tile: TileAccesses
             s.route(grid.right_switch, [(grid.right[j], grid.products[i][j]) for i, j in units], tiles)
 
 
-def _queries(b: _Bound, slot: Slot, rows: tuple[RowBlock, ...], part_of_k: int, unit: str) -> list[Access]:
+def _queries(b: _Bound, slot: Slot, rows: tuple[RowBlock, ...], k_slice: int, unit: str) -> list[Access]:
     """The loads of one slice of K of rows."""
     s, out = b.s, []
     start = s.spans_of(b.att.q)[slot.sequence].start
     blocks, wide = b.width // BLOCK_COLS, min(b.width, TILE) // BLOCK_COLS
     for row, count in runs(rows):
-        at = row.head * blocks + part_of_k * wide
+        at = row.head * blocks + k_slice * wide
         if b.depth > b.width:
             for block in range(row.block, row.block + count):
                 out += attention_bias.beside_zeros(s, b.att.q, start + block, at, slot.kv_head % 2, unit)
@@ -186,11 +186,11 @@ def _queries(b: _Bound, slot: Slot, rows: tuple[RowBlock, ...], part_of_k: int, 
     return out
 
 
-def _keys(b: _Bound, slot: Slot, half: Keys, part_of_k: int, unit: str) -> list[Access]:
+def _keys(b: _Bound, slot: Slot, half: Keys, k_slice: int, unit: str) -> list[Access]:
     """The loads of one slice of K of half of the keys of a step; of a narrow head beside zeros, also its neighbour's
     columns."""
     row = b.s.spans_of(b.att.k)[slot.sequence].start + half.first
-    column, wide = slot.kv_head * (b.width // BLOCK_COLS) + part_of_k * (TILE // BLOCK_COLS), b.depth // BLOCK_COLS
+    column, wide = slot.kv_head * (b.width // BLOCK_COLS) + k_slice * (TILE // BLOCK_COLS), b.depth // BLOCK_COLS
     return [b.s.blocks(b.att.k, row, half.blocks, column - column % wide, wide, unit)]
 
 
