@@ -9,16 +9,21 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import pytest
 
 from rsn.hw.sim.dataflow import Dataflow
+from rsn.isa.expansion import Expansion
 from rsn.isa.instruction_path import InstructionPath
 from rsn.isa.layout import block, unblock
 from rsn.isa.overlay import Overlay
 from rsn.isa.overlays import XNN
 from rsn.isa.overlays.xnn import formats as f
+from rsn.isa.overlays.xnn.checks import rules
 from rsn.isa.overlays.xnn.post_ops import activation
 from rsn.isa.packet import Packet
+from rsn.isa.program import Program
 from rsn.machine.executor import ProcessNetwork
+from rsn.machine.plan import execute
 
 Array = npt.NDArray[Any]
 TILE, BLOCK, QUARTER = 128, 8192, 2048
@@ -30,7 +35,8 @@ def transfer(at: int, size: int, *, to: str = "", source: str = "") -> f.Ddr:
 
 
 def run(units: dict[str, list[Any]], ddr: Array, lpddr: Array, overlay: Overlay = XNN) -> tuple[Array, float]:
-    """DDR after a program, by the engine with clocks and by the one without, which must agree; and the seconds."""
+    """DDR after a program, by the engine with clocks and by the one without, which must agree; and the seconds, as the
+    compiled engine finds them, too. rsn check finds no mistake in the program; mutants are not checked."""
     packets = []
     for unit, mops in units.items():
         spec = overlay.by_unit[unit]
@@ -43,9 +49,12 @@ def run(units: dict[str, list[Any]], ddr: Array, lpddr: Array, overlay: Overlay 
     preloaded = {u: tuple(ops) for u, ops in units.items() if overlay.by_unit[u].kind in overlay.preloaded}
     path = InstructionPath(overlay, packets, preloaded)
     both = [{"ddr": ddr.copy(), "lpddr": lpddr.copy()} for _ in range(2)]
-    seconds = ProcessNetwork(
-        overlay, {u.name: path.uops(u.name) for u in overlay.units}, banks=both[0], data=True
-    ).run()
+    uops = {u.name: [*path.uops(u.name)] for u in overlay.units}
+    seconds = ProcessNetwork(overlay, uops, banks=both[0], data=True).run()
+    if overlay is XNN:
+        assert execute(overlay, uops).latency == pytest.approx(seconds, rel=1e-9)
+        program = Program(overlay, tuple(packets), preloaded)
+        assert not [str(x) for x in rules(Expansion(program), True) if not x.warning]
     Dataflow(path, banks=both[1], where=path.where).run()
     np.testing.assert_array_equal(both[0]["ddr"], both[1]["ddr"])
     return both[0]["ddr"], seconds
@@ -212,4 +221,4 @@ def packed_table(own: Array, partner: Array) -> Array:
 
 def same(found: Sequence[Array], expected: Sequence[Array]) -> None:
     for a, b in zip(found, expected, strict=True):
-        np.testing.assert_allclose(a, b, rtol=2e-5, atol=2e-5)
+        np.testing.assert_allclose(a, b, rtol=5e-5, atol=5e-5)

@@ -50,7 +50,7 @@ def programs(draw: st.DrawFn) -> Scores:
 
 
 @given(programs())
-@examples(full=150, quick=8, deadline=None)
+@examples(full=50, quick=6, deadline=None)
 def test_softmax_is_what_numpy_says(program: Scores) -> None:
     check(program)
 

@@ -52,21 +52,21 @@ def stores(draw: st.DrawFn) -> Halves:
     config = f.MemCConfig(
         rms=draw(st.integers(0, 1)), activation=draw(st.integers(0, 4)), eps=draw(st.sampled_from([1e-6, 0.1]))
     )
-    configs = tuple(config.replace(norm_cols=draw(st.integers(1, stored[j]))) for j in range(2))
+    configs = tuple(config.replace(norm_cols=draw(st.integers(16, stored[j]))) for j in range(2))
     post = f.MemCStore(
         gate=gate,
         rotate=rotate,
         statistics=kind == "statistics",
         head_norm=kind == "head",
         head=HEADS[head],
-        head_cols=draw(st.integers(2, head)),
+        head_cols=draw(st.integers(16, head)),
     )
     x = random(draw(st.integers(0, 99)), 2, rows, cols)
     return Halves(x, stored, configs, both(post), flags, table(rows, head) if rotate else None, repeats)
 
 
 @given(stores())
-@examples(full=150, quick=8, deadline=None)
+@examples(full=50, quick=6, deadline=None)
 def test_stores_are_what_numpy_says(program: Halves) -> None:
     check(program)
 
