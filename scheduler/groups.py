@@ -162,7 +162,8 @@ def _layers(group: Group) -> Sequence[Gemm | AttentionLayer]:
 
 def groups_of(network: LayerGraph, loops: Loops, chosen: _Chosen | None = None) -> Iterator[Group]:
     """Divide a network's layers into segments: an attention is one; consecutive products of the same activation are one
-    with Loops.ROWS, where they share slices, or if an entry of schedule.segments (`chosen`) names them together."""
+    with Loops.ROWS, where they share slices, if their operand is normalised as it is loaded, or if an entry of
+    schedule.segments (`chosen`) names them together."""
     products: list[Gemm] = []
     for layer in network.layers:
         if products and not (isinstance(layer, Gemm) and _share_segment(products[-1], layer, loops, chosen)):
@@ -181,7 +182,9 @@ def _share_segment(a: Gemm, b: Gemm, loops: Loops, chosen: _Chosen | None) -> bo
     if a.x != b.x or a.x_norm != b.x_norm or stored:
         return False
     named = (None, None) if chosen is None else (chosen.index(a), chosen.index(b))
-    return loops is Loops.ROWS if named == (None, None) else named[0] == named[1]
+    if named != (None, None):
+        return named[0] == named[1]
+    return loops is Loops.ROWS or a.x_norm is not None  # statistics, and tables, come once for all of them
 
 
 def kind_of(group: Group) -> str:
