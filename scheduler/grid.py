@@ -35,8 +35,6 @@ from .tile import TILE, RowTile, column_tiles, product_tiles, row_tiles
 MANY_TILES = 64
 """Column tiles beyond which row tiles are outside, whatever the schedule: the ops of several column tiles are then one,
 because a product unit holds few hundred ops."""
-MANY_OPS = 64
-"""Ops of a segment up to which a product unit takes one for each row tile, so that statistics come once for it."""
 STATISTICS_EPS = 1e-6
 """Statistics do not depend on it; registers have it at power-on."""
 
@@ -106,11 +104,8 @@ def bind_gemms(s: Binder, placed: PlacedGemms) -> None:
         bind_gemms(s, before)
     tiles = row_tiles(s.row_blocks_of(placed.gemms[0].x), placed.tiles, s.tiled.limits)
     split = [any(_is_split(s, part) for part in group) for group, _ in placed.groups]
-    gemms = placed.gemms
-    whole_rows = any(gemm.rotary is not None for gemm in gemms) or (
-        gemms[0].x_norm is not None and len(placed.groups) * len(tiles) <= MANY_OPS
-    )
-    if whole_rows and placed.loops is Loops.ROWS:  # tables and statistics serve all output tiles of their rows
+    tabled = any(gemm.rotary is not None for gemm in placed.gemms)
+    if tabled and placed.loops is Loops.ROWS:  # a table serves all output tiles of its rows
         for row in tiles:
             order = None
             for group, loaded in placed.groups:
