@@ -1,0 +1,281 @@
+"""Transformers of today at real size, with random weights, on the simulated machine: one row per model.
+
+One or two layers of each, 4 sequences of 512 rows for texts. FLOPs: the share of the model's that the machine computes.
+difference: the largest of the output, relative to its largest magnitude. compile: wall time from the module to a loaded
+program, schedule `paper`. paper, best: modelled time of the machine by either schedule. time / bound: modelled time of
+`best` by the largest of what this program needs of one resource, without any waiting: bytes of DDR and of LPDDR over
+their rates, products over the rate of the MMEs. bytes / least: bytes that the program moves by those that
+`scheduler/unavoidable.py` calls unavoidable on this wiring.
+
+Nothing is downloaded: transformers builds each model from its configuration. Without --values, nothing is computed, and
+there is no difference.
+
+Run it as: python benchmarks/families.py [--only NAME ...] [--budget SECONDS] [--values] [--json]
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import json
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import click
+import torch
+from torch import nn
+from torch.utils import _pytree as pytree
+
+from rsn.base.errors import RsnError
+from rsn.host.model.compiled import Compiled
+from rsn.isa.overlay import Overlay
+from rsn.isa.overlays import find
+from rsn.machine.plan import execute
+from rsn.rsnlib.pipeline import Pipeline
+from rsn.scheduler.best import Best, choose
+from rsn.scheduler.lower import Lowered, lower
+from rsn.scheduler.pack import uops_of
+from rsn.scheduler.schedule import PAPER
+from rsn.scheduler.unavoidable import total_bytes, unavoidable_bytes
+
+BATCH, ROWS = 4, 512
+EAGER = ("Gemma2",)
+"""Whose attention transformers has in no other form."""
+ONE_LAYER = 3_000
+"""From this hidden size on one layer is compiled, else two."""
+
+
+@dataclass(frozen=True)
+class Case:
+    """A model of transformers. kind: the name of its class without Model. config: of the configuration. head: the
+    suffix of the class, such as ForCausalLM. inputs: makes its keyword arguments."""
+
+    kind: str
+    config: dict[str, Any]
+    inputs: Callable[[Any], dict[str, Any]]
+    head: str = "Model"
+
+    def model(self) -> nn.Module:
+        """The model with random weights, in evaluation mode."""
+        import transformers
+
+        transformers.utils.logging.set_verbosity_error()
+        torch.manual_seed(0)
+        kind = getattr(transformers, f"{self.kind}{self.head}")
+        made: nn.Module = kind(
+            kind.config_class(attn_implementation="eager" if self.kind in EAGER else "sdpa", **self.config)
+        ).eval()
+        return made
+
+
+def tokens(config: Any) -> dict[str, Any]:
+    """Token ids of `BATCH` sequences of `ROWS`."""
+    torch.manual_seed(1)
+    return {"input_ids": torch.randint(5, 1000, (BATCH, ROWS))}
+
+
+def picture(config: Any) -> dict[str, Any]:
+    """`BATCH` images."""
+    torch.manual_seed(1)
+    size = config.image_size
+    return {"pixel_values": torch.randn(BATCH, 3, size, size)}
+
+
+def sound(config: Any) -> dict[str, Any]:
+    """A spectrogram of 30 seconds: 1,500 rows behind the stem."""
+    torch.manual_seed(1)
+    return {"input_features": torch.randn(1, config.num_mel_bins, 3000)}
+
+
+def decoder(hidden: int, heads: int, kv_heads: int, inner: int, words: int, **more: Any) -> dict[str, Any]:
+    """The configuration of a decoder. words: its vocabulary."""
+    return {
+        "hidden_size": hidden,
+        "num_attention_heads": heads,
+        "num_key_value_heads": kv_heads,
+        "intermediate_size": inner,
+        "vocab_size": words,
+        "num_hidden_layers": 1 if hidden >= ONE_LAYER else 2,
+        "max_position_embeddings": 4096,
+        "use_cache": False,
+        "pad_token_id": 0,
+        **more,
+    }
+
+
+def encoder(hidden: int, heads: int, inner: int, **more: Any) -> dict[str, Any]:
+    """The configuration of an encoder."""
+    sizes = {"hidden_size": hidden, "num_attention_heads": heads, "intermediate_size": inner}
+    return sizes | {"num_hidden_layers": 2, **more}
+
+
+CAUSAL = "ForCausalLM"
+CASES: dict[str, Case] = {
+    "llama-3.2-1b": Case("Llama", decoder(2048, 32, 8, 8192, 128256, head_dim=64), tokens, CAUSAL),
+    "llama-2-7b": Case("Llama", decoder(4096, 32, 32, 11008, 32000), tokens, CAUSAL),
+    "qwen2.5-0.5b": Case("Qwen2", decoder(896, 14, 2, 4864, 151936), tokens, CAUSAL),
+    "qwen3-0.6b": Case("Qwen3", decoder(1024, 16, 8, 3072, 151936, head_dim=128), tokens, CAUSAL),
+    "gemma-2-2b": Case("Gemma2", decoder(2304, 8, 4, 9216, 256000, head_dim=256), tokens, CAUSAL),
+    "gemma-3-1b": Case("Gemma3", decoder(1152, 4, 1, 6912, 262144, head_dim=256), tokens, CAUSAL),
+    "mistral-7b": Case("Mistral", decoder(4096, 32, 8, 14336, 32000, head_dim=128), tokens, CAUSAL),
+    "phi-3-mini": Case("Phi3", decoder(3072, 32, 32, 8192, 32064), tokens, CAUSAL),
+    "modernbert-base": Case("ModernBert", encoder(768, 12, 1152, num_hidden_layers=3), tokens),
+    "nomicbert": Case("NomicBert", encoder(768, 12, 3072), tokens),
+    "eurobert-210m": Case("EuroBert", decoder(768, 12, 12, 3072, 128256), tokens),
+    "t5-v1.1-base": Case(
+        "T5",
+        {"d_model": 768, "d_kv": 64, "d_ff": 2048, "num_heads": 12, "num_layers": 2, "feed_forward_proj": "gated-gelu"},
+        tokens,
+        "EncoderModel",
+    ),
+    "mixtral-8x7b": Case("Mixtral", decoder(4096, 32, 8, 1024, 32000), tokens, CAUSAL),
+    "qwen3-30b-a3b": Case(
+        "Qwen3Moe",
+        decoder(2048, 32, 4, 6144, 151936, head_dim=128, num_experts=8, moe_intermediate_size=768),
+        tokens,
+        CAUSAL,
+    ),
+    "dinov2-base": Case("Dinov2", {"num_hidden_layers": 2}, picture),
+    "dinov3-vit-b/16": Case("DINOv3ViT", encoder(768, 12, 3072), picture),
+    "siglip-so400m, image": Case("SiglipVision", encoder(1152, 16, 4304, image_size=384, patch_size=14), picture),
+    "siglip-so400m, text": Case(
+        "SiglipText",
+        encoder(1152, 16, 4304, max_position_embeddings=64),
+        lambda config: {"input_ids": torch.randint(5, 1000, (BATCH, 64))},
+    ),
+    "whisper-small, encoder": Case(
+        "Whisper",
+        {
+            "d_model": 768,
+            "encoder_layers": 2,
+            "decoder_layers": 1,
+            "encoder_attention_heads": 12,
+            "encoder_ffn_dim": 3072,
+        },
+        sound,
+        "ForAudioClassification",
+    ),
+    "sam-vit-b": Case("SamVision", {"num_hidden_layers": 3, "global_attn_indexes": [2]}, picture),
+    "swin-tiny": Case("Swin", {"depths": [2, 2, 2, 2]}, picture),
+}
+
+
+def needs(lowered: Lowered, overlay: Overlay) -> tuple[dict[str, float], int]:
+    """The seconds that a program needs of each resource without waiting, and the bytes that it moves."""
+    seconds, moved = {}, 0
+    rate = {name: overlay.rates[name].value * 1e9 for name in ("ddr_read_gbs", "ddr_write_gbs", "lpddr_read_gbs")}
+    for bank, (load, store) in {
+        "DDR": ("ddr_read_gbs", "ddr_write_gbs"),
+        "LPDDR": ("lpddr_read_gbs", "lpddr_read_gbs"),
+    }.items():
+        sizes = {False: 0, True: 0}
+        for mop in lowered.kernels.sequences.get(bank, ()):
+            sizes[bool(getattr(mop, "store", 0))] += 4 * mop.size * mop.chunks
+        seconds[bank] = sizes[False] / rate[load] + sizes[True] / rate[store]
+        moved += sum(sizes.values())
+    seconds["MME"] = 0.0
+    for ops in lowered.kernels.preloaded.values():
+        seconds["MME"] = max(seconds["MME"], sum(product_s(op, overlay) for op in ops))
+    return seconds, moved
+
+
+def product_s(op: Any, overlay: Overlay) -> float:
+    """Seconds of the products of an op of an MME."""
+    name = "mme_k64_us" if not op.k128 else "mme_tile_us" if op.n128 else "mme_n64_us"
+    return overlay.seconds[name] * op.a_iter * op.b_iter * op.k_iter * op.acc_a * op.acc_b
+
+
+def measured(case: Case, budget_s: float, values: bool) -> dict[str, Any]:
+    """Measure one model. Returns the figures, or the reason for which it is refused."""
+    model = case.model()
+    inputs = case.inputs(model.config)
+    overlay = find("xnn")
+    pipeline = Pipeline.named("xnn")
+    start = time.perf_counter()
+    try:
+        traced = pipeline.trace(model, inputs)
+        built = pipeline.build(traced.network)
+    except RsnError as error:
+        return {"refused": str(error)}
+    facts: dict[str, Any] = {"segments": len(traced.network.layers)}
+    with Compiled(traced, built, "sim") as compiled, torch.no_grad():
+        facts["compile_s"] = time.perf_counter() - start
+        work = traced.work()
+        facts["share"] = sum(x.flops for x in work if x.on_machine) / sum(x.flops for x in work)
+        if values:
+            got, wanted = (pytree.tree_leaves(call(**inputs)) for call in (compiled, model))
+            facts["difference"] = max(
+                float((a - b).abs().max() / b.abs().max())
+                for a, b in zip(got, wanted, strict=True)
+                if isinstance(b, torch.Tensor) and b.is_floating_point()
+            )
+    for name in ("paper", "best"):
+        chosen = choose(traced.network, overlay, Best(budget_s)).schedule if name == "best" else PAPER
+        lowered = lower(traced.network, overlay, chosen)
+        latency = execute(overlay, {**uops_of(lowered.kernels), **lowered.kernels.preloaded}).latency
+        seconds, moved = needs(lowered, overlay)
+        facts[f"{name}_ms"] = 1e3 * latency
+        facts[f"{name}_bound"] = max(seconds, key=seconds.__getitem__)
+        facts[f"{name}_ratio"] = latency / max(seconds.values())
+        facts[f"{name}_bytes"] = moved / sum(total_bytes(unavoidable_bytes(traced.network, overlay)).values())
+    return facts
+
+
+HEAD = (
+    "model",
+    "FLOPs on the machine",
+    "difference",
+    "compile, s",
+    "paper, ms",
+    "best, ms",
+    "time / bound",
+    "bytes / least",
+)
+
+
+def row(name: str, facts: dict[str, Any]) -> str:
+    """Format one row of the table."""
+    if "refused" in facts:
+        return f"| {name} | refused: {facts['refused']} |{' |' * (len(HEAD) - 2)}"
+    cells = [
+        name,
+        f"{100 * facts['share']:.1f} %",
+        f"{facts['difference']:.1e}" if "difference" in facts else "",
+        f"{facts['compile_s']:.1f}",
+        f"{facts['paper_ms']:.2f}",
+        f"{facts['best_ms']:.2f}",
+        f"{facts['best_ratio']:.2f} ({facts['best_bound']})",
+        f"{facts['best_bytes']:.2f}",
+    ]
+    return f"| {' | '.join(cells)} |"
+
+
+def main() -> None:
+    """Run the benchmark."""
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--only", nargs="+", metavar="NAME", help="models whose name begins with one of these")
+    parser.add_argument("--budget", type=float, default=30.0, metavar="SECONDS", help="of the search for best (30)")
+    parser.add_argument("--values", action="store_true", help="compute, and compare with PyTorch")
+    parser.add_argument("--json", action="store_true")
+    options = parser.parse_args()
+    names = [name for name in CASES if options.only is None or name.startswith(tuple(options.only))]
+    if not names:
+        parser.error(f"--only {' '.join(options.only)}: no such model; there are {'; '.join(CASES)}")
+    if not options.json:
+        click.echo(f"| {' | '.join(HEAD)} |\n|{'---|' * len(HEAD)}")
+    results = {}
+    for name in names:
+        results[name] = measured(CASES[name], options.budget, options.values)
+        if not options.json:
+            click.echo(row(name, results[name]))
+            sys.stdout.flush()
+        gc.collect()  # one model at a time
+    if options.json:
+        click.echo(json.dumps(results))
+
+
+if __name__ == "__main__":
+    main()
