@@ -24,6 +24,8 @@ from functools import cached_property
 from math import inf
 from typing import Any
 
+import numpy as np
+
 from ..base.errors import ProgramError
 from ..isa.overlay import Overlay
 from ..isa.program import Segment
@@ -143,6 +145,8 @@ class _Resources:
                 scores = layer.heads * sum(self._scores(layer))
                 yield self._units(PRODUCTS, 2 * scores * layer.head_dim)
                 yield self._units(("softmax",), scores)
+                if layer.softcap is not None:
+                    yield self._units(("softcap",), scores)
                 continue
             yield self._units(PRODUCTS, rows * layer.weight.size)
             yield from (self._units((op,), rows * layer.width) for op in self._applied(layer))
@@ -189,7 +193,7 @@ class _Resources:
         yield self._memory(self.banks.activations, "store", self._elements(layer.y for layer in layers))
         for layer in layers:
             if isinstance(layer, AttentionLayer):
-                yield self._memory(self.banks.activations, "load", self._bias(layer))
+                yield self._memory(self.banks.activations, "load", self._added(layer))
                 continue
             if layer.rotary is not None and layer.rotary.key not in tables:
                 tables.add(layer.rotary.key)
@@ -199,18 +203,28 @@ class _Resources:
                 self.banks.weights, "load", layer.weight.size + sum(v.size for v in vectors if v is not None)
             )
 
-    def _bias(self, layer: AttentionLayer) -> int:
-        """Elements of the bias on the scores that sequences need."""
+    def _added(self, layer: AttentionLayer) -> int:
+        """Elements of the bias or the mask on the scores that sequences need."""
+        scores = self._scores(layer)
+        if layer.mask is not None:
+            return layer.mask_heads * sum(scores)
         if layer.bias is None:
             return 0
         batch, heads, *_ = layer.bias.shape
-        scores = self._scores(layer)
         return int(heads * (sum(scores) if batch > 1 else max(scores)))
 
     def _scores(self, layer: AttentionLayer) -> list[int]:
-        """Scores that are not masked by causality, of one head of each sequence."""
-        lengths = zip(self.network.rows_of(layer.q), self.network.rows_of(layer.k), strict=True)
-        return [n * (n + 1) // 2 if layer.causal else n * keys for n, keys in lengths]
+        """Scores that neither the causal order nor a window masks, of one head of each sequence."""
+        out = []
+        for rows, keys in zip(self.network.rows_of(layer.q), self.network.rows_of(layer.k), strict=True):
+            row = np.arange(rows)
+            first, end = np.zeros(rows, np.int64), np.full(rows, keys)
+            if layer.window is not None:
+                first, end = np.maximum(first, row - layer.window + 1), np.minimum(end, row + layer.window)
+            if layer.causal:
+                end = np.minimum(end, row + 1)
+            out.append(int(np.maximum(end - first, 0).sum()))
+        return out
 
     def _elements(self, names: Iterable[str]) -> int:
         """Elements of activations, without padding."""
@@ -238,7 +252,7 @@ def normalised(network: LayerGraph) -> set[str]:
 
 
 def _operands(layer: Gemm | AttentionLayer) -> tuple[str, ...]:
-    """The activations that a layer reads."""
+    """The activations that a layer reads, each element at least once."""
     if isinstance(layer, AttentionLayer):
-        return layer.operands
+        return layer.q, layer.k, layer.v
     return (layer.x,) if layer.residual is None else (layer.x, layer.residual)

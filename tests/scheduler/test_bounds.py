@@ -18,7 +18,7 @@ from rsn.isa.program import Segment
 from rsn.machine.description import Capability
 from rsn.scheduler.bounds import bounds
 from rsn.scheduler.build import build
-from rsn.scheduler.graph import Activation, LayerGraph, Norm
+from rsn.scheduler.graph import Activation, AttentionLayer, LayerGraph, Norm, Output
 from rsn.scheduler.schedule import PAPER, Loops, Schedule
 from rsn.tests.effort import examples
 
@@ -120,6 +120,21 @@ def test_a_causal_attention_needs_half_of_the_scores() -> None:
     for resource in ("6 MME", "4 MemC at receive"):
         assert causal[resource] == pytest.approx(plain[resource] * 513 / 1024)
     assert causal["ddr"] == plain["ddr"]
+
+
+def test_a_window_needs_its_scores_and_a_mask_those_that_are_left() -> None:
+    """Rows near the ends see fewer keys: 2 of 5, then 3, 3, 3, 2. A soft cap is a pass of its own."""
+    layer = AttentionLayer("a", "q", "k", "v", "y", 4, 64, window=2, mask="m", mask_heads=4)
+    inputs = dict.fromkeys("qkv", 256) | {"m": 5}
+    network = LayerGraph(2, 5, inputs, (Output("y"),), (layer,), seqs={"m": 20})
+    capped = replace(network, layers=(replace(layer, softcap=3.0),))
+    every = replace(network, layers=(replace(layer, window=None),))
+    masked, more, all_of_it = (bounds(n, XNN).seconds for n in (network, capped, every))
+    softmax = "4 MemC at receive"  # also of soft caps, 8 passes beside 3
+    assert masked[softmax] == pytest.approx(all_of_it[softmax] * 13 / 25)
+    assert more[softmax] == pytest.approx(masked[softmax] * (3 + 8) / 3)
+    read = 2 * 4 * 4 * (25 - 13)
+    assert all_of_it["ddr"] - masked["ddr"] == pytest.approx(read / 21e9)
 
 
 @given(batch=st.integers(1, 5), seq=st.integers(1, 300), masked=st.booleans())
