@@ -359,14 +359,13 @@ class _Tracer:
             node = part
 
     def patterns_of_masks(self, environment: Environment) -> dict[Node, Pattern | None]:
-        """For each attention mask that is computed from arguments, which keys a row sees with the example's values,
-        which are in `environment`; None for a mask that the machine cannot apply by itself."""
+        """For each mask of an attention, which keys a row sees with the example's values, which are in `environment`;
+        None for a mask that the machine cannot apply by itself."""
         found: dict[Node, Pattern | None] = {}
         for mask, keys in {mask: self._keys_of(layer) for layer, mask in self.values.masks.items()}.items():
-            if not self.values.is_constant(mask):
-                with suppress(TensorError):
-                    found[mask] = None
-                    found[mask] = pattern_of(_computed(mask, environment), self.values.batch, keys)
+            found[mask] = None
+            with suppress(TensorError):
+                found[mask] = pattern_of(_computed(mask, environment), self.values.batch, keys)
         return found
 
     def check_masks(self, traced: Traced, environment: Environment) -> None:

@@ -102,9 +102,8 @@ class AbstractState:
     """The state of an abstract interpretation: the abstract value of each node so far, in `of`.
 
     Activations of the machine have batch * seq rows, or as many as those of another attention: batch * n, n one of
-    `seqs`. layers: makes layers. masks: the mask node of each masked attention. patterns: of attention masks that are
-    computed from arguments, which keys each row sees in the example; None for one that becomes an input of the machine
-    and is added to scores.
+    `seqs`. layers: makes layers. masks: the mask node of each masked attention. patterns: which keys each row sees in
+    the example, by attention mask; None for one that becomes an input of the machine and is added to scores.
     """
 
     def __init__(
