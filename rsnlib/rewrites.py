@@ -41,6 +41,9 @@ CLOSING = {
     aten.gelu,
     aten.silu,
 }  # after these, nothing more can be added to a product
+CURVED = {aten.erf, aten.tanh, aten.sigmoid}
+ELEMENTWISE = {*CURVED, aten.mul, aten.div, aten.add, aten.pow}
+"""Of which activations are written."""
 
 
 # -- a tensor's type and shape
@@ -112,7 +115,23 @@ def _goes_on(graph: Rewriter, node: Node, is_open: bool = True) -> bool:
     """Whether the machine could run all users of a product's result, up to the next products. is_open: a bias or a
     residual can still be added."""
     users = graph.users(node)
+    final = _activated(graph, node) if is_open else None
+    if final is not None:
+        return _goes_on(graph, final, False)
     return all(_takes(graph, user, node, is_open, len(users) == 1) for user in users)
+
+
+def _activated(graph: Rewriter, node: Node) -> Node | None:
+    """The result of an activation of a node that is written with several operators; None if there is none."""
+    parts: dict[Node, None] = {node: None}
+    grown = True
+    while grown:
+        users = {user: None for x in parts for user in graph.users(x) if packet(user) in ELEMENTWISE}
+        new = [x for x in users if x not in parts and all(y in parts or not shape_of(y) for y in x.all_input_nodes)]
+        parts |= dict.fromkeys(new)
+        grown = bool(new)
+    ends = [x for x in parts if any(user not in parts for user in graph.users(x))]
+    return ends[0] if len(ends) == 1 and any(packet(x) in CURVED for x in parts) else None
 
 
 def _takes(graph: Rewriter, user: Node, node: Node, is_open: bool, is_sole: bool) -> bool:

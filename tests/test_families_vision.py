@@ -48,6 +48,11 @@ def images() -> dict[str, Any]:
     return {"pixel_values": torch.randn(2, 3, 64, 64)}
 
 
+def sounds() -> Any:
+    torch.manual_seed(1)
+    return torch.randn(2, 20, 100)
+
+
 def words(name: str = "input_ids", count: int = 20) -> dict[str, Any]:
     torch.manual_seed(1)
     return {name: torch.randint(5, 90, (2, count))}
@@ -76,6 +81,9 @@ SIGLIP_TEXT = SIZES | WORDS | {"max_position_embeddings": 20, "projection_size":
 FAMILIES: dict[str, Family] = {
     "dinov2": of("Dinov2Model", images, **DINO),
     "dinov2, registers": of("Dinov2WithRegistersModel", images, **DINO),
+    "dinov2, gated": of("Dinov2Model", images, **DINO, use_swiglu_ffn=True),
+    "dinov3": of("DINOv3ViTModel", images, **SIZES, **IMAGES),
+    "whisper, encoder": Family(whisper, lambda: {"input_features": sounds()}, 0.93),
     "siglip, images": of("SiglipVisionModel", images, **SIZES, **IMAGES),
     "siglip, heads of 72": of(
         "SiglipVisionModel", images, **SIZES | IMAGES | {"hidden_size": 144, "num_attention_heads": 2}
