@@ -294,7 +294,7 @@ def _datapath(overlay: Overlay) -> Iterator[str]:
     yield "namespace ii {"
     yield from _constants([(name, loop.ii, loop.doc) for name, loop in LOOPS.items()])
     yield "}  // namespace ii"
-    yield "// Rounds that a loop takes for one item, where more than one. Each takes 32 / rounds elements of a patch."
+    yield "// Rounds that a loop takes for one item, where more than one: 32 / rounds elements of a patch in each."
     yield "namespace rounds {"
     yield from _constants([(name, loop.rounds, "") for name, loop in LOOPS.items() if loop.rounds > 1])
     yield "}  // namespace rounds"

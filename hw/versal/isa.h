@@ -1149,7 +1149,7 @@ inline constexpr unsigned softcap = 1;        // a 4x8 patch, four elements a ro
 inline constexpr unsigned normalise = 1;      // a word into a buffer: minus mean, times factor
 inline constexpr unsigned statistics = 1;     // a word of statistics, a row a round: made, or added to those of before
 }  // namespace ii
-// Rounds that a loop takes for one item, where more than one. Each takes 32 / rounds elements of a patch.
+// Rounds that a loop takes for one item, where more than one: 32 / rounds elements of a patch in each.
 namespace rounds {
 inline constexpr unsigned activation = 8;
 inline constexpr unsigned norm_sum = 2;

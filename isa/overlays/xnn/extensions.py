@@ -50,7 +50,13 @@ PATCH = int(WORD_BITS * multiplexer(2))
 
 EXTENSIONS = (
     Extension("gate", "MemC", (Work("activation", "gate", {"mul": 32}, reads=1),)),
-    Extension("rotation", "MemC", (Work("rotate", "rotation", {"mul": 64, "add": 32}, 1, 1),), table=True, luts=PATCH),
+    Extension(
+        "rotation",
+        "MemC",
+        (Work("rotate", "rotation", {"mul": 64, "add": 32}, 1, 1),),
+        table=True,
+        luts=PATCH + CONTROL,
+    ),
     Extension("norm of heads", "MemC", luts=2 * CONTROL),
     Extension("statistics of rows", "MemC", (Work("statistics", "statistics of rows"),)),
     Extension(
