@@ -188,12 +188,12 @@ def test_a_bare_image_without_op_lists(bare: Path) -> None:
 
 def test_a_bare_image_that_is_misread(bare: Path) -> None:
     words = np.fromfile(bare / "f.img", "<u4")
-    words[2] = 9
+    words[2] = 15
     words.tofile(bare / "f.img")
     result = rsn("check", "--raw", bare / "f.img")
     assert result.exit_code == 1
     assert result.stdout == (
-        "word 2: error F04: opcode 9 is not defined in overlay xnn-base; where the next packet begins is not known\n"
+        "word 2: error F04: opcode 15 is not defined in overlay xnn-base; where the next packet begins is not known\n"
         "  help: check that the image is for this overlay, and the length of the packet before it\n"
     )
 

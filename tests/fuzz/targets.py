@@ -212,6 +212,11 @@ buffer v lpddr 1024 linear weight
 scale "y z" [1 2.5 -3e-2 ONES]
 nop
 packet MemCConfig MemC[0..1, 4] { softmax_cols=clamp(len[0] - 0, 0, 512) causal offset=-3 scale=0.125 }
+packet MemCScores MemC[0..3] { first_cols=clamp(len[0] - 128, 0, 128) windowed low=-511 capped cap=50 part=2 }
+packet MemCStore MemC5 { gate rotate statistics head=2 head_cols=80 }
+packet MemCTable MemC0 { recv_a=2 recv_b=4 }
+packet MemANorm MemA[0..2] { rows=2 parts=4 normalise rms same eps=1e-05 }
+packet MemBConfig MemB2 { whole }
 packet DDR reuse=3 { load x[0:+128, 64:+64] -> MemA0 reuse_stride=2; store "y z" <- MemC0 }
 packet LPDDR { bias v[0:512] -> MemB0 }
 for i in 0..2 { packet MemA[0..1] { load dim1=N dim2=64*(i+1) } }

@@ -30,6 +30,9 @@ from rsn.isa.packet import Header, Packet
 from rsn.isa.program import Program, Role
 from rsn.isa.verify import verify
 from rsn.tests.hw.examples import assembled, example
+from rsn.tests.hw.load_modes import Norm
+from rsn.tests.hw.score_modes import Scores
+from rsn.tests.hw.store_modes import Halves, same
 
 WIDE = """\
 name = "wide"
@@ -105,6 +108,39 @@ def test_limits_of_capabilities_follow_the_memory() -> None:
     send = narrow.by_unit["MemC0"].capability("send")
     assert send is not None
     assert send.limits["columns"] == (1, 256)
+    gate = narrow.by_unit["MemC5"].capability("gate")
+    assert gate is not None
+    assert gate.limits["columns"] == (1, 128)
+
+
+def test_what_the_extension_needs_of_a_memory() -> None:
+    """A table may be replaced while a store of a deeper ring still uses it; whole tiles need their columns."""
+    changed = of("[memories.MemC]\nslots = 3\n[memories.MemB2]\ncolumns = 64")
+    assert changed.by_unit["MemC0"].capability("rotate") is None
+    assert changed.by_unit["MemC0"].capability("statistics") is not None
+    assert [*changed.legal(changed.by_unit["MemC0"], f.MemCTable(recv_a=1, recv_b=1))] == [
+        "a table needs a buffer of two slots, not 3: a store may still use the one of before"
+    ]
+    assert changed.by_unit["MemB2"].capabilities == ()
+    assert [*changed.legal(changed.by_unit["MemB2"], f.MemBConfig(whole=1))] == [
+        "whole tiles of 128 columns from a buffer of 64"
+    ]
+
+
+def test_the_extension_on_deeper_rings() -> None:
+    """Loads and receives run ahead; registers are those of each uOP."""
+    deep = of("[memories.MemC]\nslots = 4\n[memories.MemA]\nslots = 3")
+    x = np.random.default_rng(3).standard_normal((2, 2, 128, 256)).astype(np.float32)
+    config = (f.MemCConfig(norm_cols=100), f.MemCConfig(norm_cols=60))
+    stores = Halves(x[0], (128, 64), config, (f.MemCStore(statistics=1),) * 2, {"layernorm": 1}, repeats=3)
+    found, statistics, _ = stores.run(deep)
+    expected, wanted = stores.expected()
+    same(found, expected)
+    np.testing.assert_allclose(statistics, wanted, rtol=1e-5, atol=1e-5)  # type: ignore[arg-type]
+    scores = Scores(x, cap=5.0, first=3, offset=100)
+    same(scores.run(deep)[0], scores.expected())
+    loads = Norm(x.reshape(256, 512), (128, 384), ((1, 0, 0), (2, 0, 0), (1, 1, 0)))
+    same(loads.run(deep)[0], loads.expected())
 
 
 @pytest.mark.parametrize(
