@@ -1,118 +1,35 @@
-"""Small programs for the XNN units with known answers: results by numpy, and how long each takes.
+"""Small programs for the XNN units with known answers: results by numpy.
 
 Each program is given an overlay, which may have a mutant for a kernel, and says what it computed, what it should have,
-and how long it took. Together they use every branch of every kernel.
+and how long it took. With those of `mode_programs` they use every branch of every kernel.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from functools import cache
-from typing import Any
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import numpy.typing as npt
 
-from rsn.hw.sim.dataflow import Dataflow
 from rsn.isa.fields import Record
-from rsn.isa.instruction_path import InstructionPath
 from rsn.isa.layout import block, unblock
 from rsn.isa.overlay import Overlay
 from rsn.isa.overlays.xnn import formats as f
-from rsn.isa.packet import Packet
-from rsn.machine.executor import ProcessNetwork
-from rsn.tests.hw.load_modes import Norm
-from rsn.tests.hw.score_modes import Scores
-from rsn.tests.hw.store_modes import Halves
-
-Array = npt.NDArray[np.float32]
-BLOCK = 128 * 64
-ONCE = {"send": 1, "acc_a": 1, "acc_b": 1}
-
-
-@dataclass
-class Outcome:
-    """What a program computed and should have computed, and seconds by the executor's clocks."""
-
-    found: list[Array]
-    expected: list[Array]
-    seconds: float
-
-
-@cache
-def random(seed: int, *shape: int) -> Array:
-    out = np.random.default_rng(seed).standard_normal(shape).astype(np.float32)
-    out.setflags(write=False)
-    return out
-
-
-# -- uOPs -------------------------------------------------------------------------------------------------------------
-
-
-def ddr(at: int, size: int, *, to: str = "", source: str = "") -> f.Ddr:
-    """Move `size` elements from element `at` on."""
-    flags = {x.name: 1 for x in f.Ddr.FIELDS if (to and x.to == to) or (source and x.source == source)}
-    return f.Ddr(addr=at // 16, size=size, load=bool(to), store=bool(source), **flags)  # type: ignore[arg-type]
-
-
-def lpddr(at: int, size: int, to: str, bias: int = 0) -> f.Lpddr:
-    return f.Lpddr(addr=at // 16, size=size, bias=bias, to_b0=to == "MemB0", to_b1=to == "MemB1")
-
-
-def chain(kind: type[Record], fills: Sequence[dict[str, int]], empties: Sequence[dict[str, int]]) -> list[Record]:
-    """Fill each piece while the one before is emptied."""
-    return [kind(**(a | b)) for a, b in zip([*fills, {}], [{}, *empties], strict=True)]
-
-
-def op(**fields: int) -> f.Mme:
-    return f.Mme(**({"a_iter": 1, "b_iter": 1, "k_iter": 1, "acc_a": 1, "acc_b": 1, "n128": 1, "k128": 1} | fields))
-
-
-def route(form: type[f.MeshA | f.MeshB], size: int, to: Mapping[str, Sequence[str]]) -> Record:
-    """`size` beats from each source to its destinations."""
-    return form(size=size, **{x.name: 1 for x in form.FIELDS if x.to in to.get(str(x.source), ())})
-
-
-def packets(overlay: Overlay, units: Mapping[str, Iterable[Record]]) -> Iterator[Packet]:
-    for unit, mops in units.items():
-        spec = overlay.by_unit[unit]
-        if spec.kind not in overlay.preloaded:
-            for mop in mops:
-                opcode = next(x.opcode for x in overlay.formats if x.kind == spec.kind and x.mop is type(mop))
-                many = len(overlay.by_kind[spec.kind]) > 1
-                yield Packet.of(opcode, [mop], mask=1 << spec.index if many else 0)
-
-
-def run(overlay: Overlay, banks: Sequence[Array], units: Mapping[str, Iterable[Record]]) -> tuple[list[Array], float]:
-    """Run a program step by step, with clocks, and many steps at once, without: DDR after each, and the seconds."""
-    preloaded = {u: tuple(ops) for u, ops in units.items() if overlay.by_unit[u].kind in overlay.preloaded}
-    path = InstructionPath(overlay, [*packets(overlay, units)], preloaded)
-    timed, fast = (dict(zip(("ddr", "lpddr"), (x.reshape(-1).copy() for x in banks), strict=True)) for _ in range(2))
-    seconds = ProcessNetwork(overlay, {u.name: path.uops(u.name) for u in overlay.units}, banks=timed, data=True).run()
-    Dataflow(path, banks=fast, where=path.where).run()
-    return [timed["ddr"], fast["ddr"]], seconds
-
-
-def tail(memories: Sequence[Array], rows: int, cols: int) -> list[Array]:
-    """The matrix at the end of each memory."""
-    return [unblock(m[-rows * cols :], rows, cols) for m in memories]
-
-
-def blocks_at(matrix_at: int, cols: int, rows: slice, columns: slice) -> list[tuple[int, int]]:
-    """Start and size of each run of blocks of a part of a blocked matrix with so many columns."""
-    first, last = columns.start // 64, columns.stop // 64
-    return [
-        (matrix_at + ((r // 128) * (cols // 64) + first) * BLOCK, (last - first) * BLOCK)
-        for r in range(rows.start, rows.stop, 128)
-    ]
-
-
-# -- programs ---------------------------------------------------------------------------------------------------------
-
-
-def gelu(x: Array) -> Array:
-    return np.asarray(0.5 * x * (1 + np.tanh(0.7978845608 * (x + 0.044715 * x**3))), np.float32)
+from rsn.tests.isa.mutants.steps import (
+    ONCE,
+    Array,
+    Outcome,
+    blocks_at,
+    chain,
+    ddr,
+    gelu,
+    lpddr,
+    op,
+    random,
+    route,
+    run,
+    tail,
+)
 
 
 def products(overlay: Overlay) -> Outcome:
@@ -374,9 +291,9 @@ def halves(scores: Array) -> Array:
 
 
 _ROWS, _COLUMNS = np.arange(256)[:, None], np.arange(512)[None]
-_MASKED = np.broadcast_to((_COLUMNS < 200) | ((_COLUMNS >= 256) & (_COLUMNS < 256 + 90)), (256, 512))
-_CAUSAL = _COLUMNS <= _ROWS + 100
-_EARLY = _COLUMNS <= _ROWS - 3
+MASKED = np.broadcast_to((_COLUMNS < 200) | ((_COLUMNS >= 256) & (_COLUMNS < 256 + 90)), (256, 512))
+CAUSAL = _COLUMNS <= _ROWS + 100
+EARLY = _COLUMNS <= _ROWS - 3
 
 
 def norm(registers: Sequence[f.MemCConfig | None], activate: int = 0) -> Callable[[Overlay], Outcome]:
@@ -652,212 +569,3 @@ def on_the_way(overlay: Overlay) -> Outcome:
     expected = [x[:, :64] @ (t[0] + t[1]).T, x @ w + x * scales[0] + x * scales[1]]
     flat = np.concatenate([block(np.ascontiguousarray(e)).reshape(-1) for e in expected])
     return Outcome([m[at:] for m in memories], [flat] * 2, seconds)
-
-
-def values(overlay: Overlay) -> Outcome:
-    """p @ v with v in whole tiles of MemB2; then of its first 64 columns, as half tiles that are sent twice."""
-    p, v = random(190, 256, 256), random(191, 256, 256)
-    tiles = [
-        [np.ascontiguousarray(p[128 * i : 128 * i + 128, 128 * k : 128 * k + 128]) for k in range(2)] for i in range(2)
-    ]
-    at_v, at_y = p.size, p.size + v.size
-    narrow = np.ascontiguousarray(v[:, :64])
-    parts = [*(block(t).reshape(-1) for row in tiles for t in row), block(v).reshape(-1), block(narrow).reshape(-1)]
-    memory = np.concatenate([*parts, np.zeros(256 * 448, np.float32)])
-    order = [2 * i + k for i in range(2) for _ in range(2) for k in range(2)] * 2
-    at_out = at_y + narrow.size
-    send = {"send": 1, "acc_a": 2, "acc_b": 2, "acc_k": 2}
-    memories, seconds = run(
-        overlay,
-        (memory, np.zeros(16, np.float32)),
-        {
-            "DDR": [
-                ddr(at_v, v.size, to="MemB2"),
-                *(ddr(16384 * i, 16384, to="MemA2") for i in order[:8]),
-                ddr(at_y, narrow.size, to="MemB2"),
-                *(ddr(16384 * i, 16384, to="MemA2") for i in order[8:]),
-                ddr(at_out, 256 * 256, source="MemC4"),
-                ddr(at_out + 256 * 256, 256 * 192, source="MemC4"),
-            ],
-            "MemA2": chain(f.MemA, [{"load": 1, "dim1": 128, "dim2": 128}] * 16, [ONCE] * 16),
-            "MemB2": [
-                f.MemB(load=1, dim1=256, dim2=256),
-                f.MemBConfig(whole=1),
-                f.MemB(load=1, dim1=256, dim2=64, **send),
-                f.MemBConfig(),
-                f.MemB(**send),
-            ],
-            "MeshA": [f.MeshA(size=512 * 16, a2_4=1)],
-            "MeshB": [f.MeshB(size=512 * 16, b2_4=1)],
-            "MME4": [op(k_iter=2, acc_a=2, acc_b=2, acc_k=1), op(k_iter=2, acc_a=2, acc_b=2, acc_k=1, n128=0)],
-            "MemC4": chain(
-                f.MemC,
-                [{"recv": 1, "recv_a": 2, "recv_b": 2, "k_iter": 1}] * 2,
-                [{"store": 1, "dim1": 256, "dim2": n} for n in (256, 192)],
-            ),
-        },
-    )
-    y = p @ v
-    twice = np.concatenate([y[:, :64], np.full((256, 64), np.nan, np.float32), y[:, :64]], axis=1)
-    flat = np.concatenate([block(x).reshape(-1) for x in (y, twice)])
-    return Outcome([m[at_out:] for m in memories], [flat] * 2, seconds)
-
-
-def stores(program: Halves) -> Callable[[Overlay], Outcome]:
-    """A matrix through two MemCs, and the statistics behind it."""
-
-    def outcome(overlay: Overlay) -> Outcome:
-        found, statistics, seconds = program.run(overlay)
-        expected, wanted = program.expected()
-        more = [] if statistics is None or wanted is None else [(statistics, wanted)]
-        return Outcome([*found, *(a for a, _ in more)], [*expected, *(b for _, b in more)], seconds)
-
-    return outcome
-
-
-def parts(program: Scores) -> Callable[[Overlay], Outcome]:
-    """A softmax of rows whose keys come in parts."""
-
-    def outcome(overlay: Overlay) -> Outcome:
-        found, seconds = program.run(overlay)
-        return Outcome([x * 100 for x in found], [x * 100 for x in program.expected()], seconds)
-
-    return outcome
-
-
-def loads(overlay: Overlay) -> Outcome:
-    """Rows that a MemA normalises: those of the first statistics, of both, and of the second for both row tiles."""
-    program = Norm(random(170, 256, 448) * 3 + 1, (128, 256, 64), ((1, 0, 0), (2, 0, 0), (2, 1, 1)), eps=0.25)
-    found, seconds = program.run(overlay)
-    return Outcome(found, program.expected(), seconds)
-
-
-def loads_without_mean(overlay: Overlay) -> Outcome:
-    program = Norm(random(171, 128, 384) + 1, (128, 256), ((1, 0, 0),), rms=1, centred=True)
-    found, seconds = program.run(overlay)
-    return Outcome(found, program.expected(), seconds)
-
-
-def _table(head: int) -> tuple[Array, Array]:
-    return random(180, 256, head), random(181, 256, head)
-
-
-def _both(record: f.MemCConfig | f.MemCStore) -> Any:
-    return record, record
-
-
-PROGRAMS: dict[str, Callable[[Overlay], Outcome]] = {
-    "flags": flags,
-    "stale": stale,
-    "pieces": pieces,
-    "in place": in_place,
-    "on the way": on_the_way,
-    "modes": modes,
-    "groups": groups,
-    "long vector": long_vector,
-    "activations": activations,
-    "attention": attention((None, None), softmax),
-    "attention, masked": attention(
-        [f.MemCConfig(softmax_cols=n, max_sub=1, scale=0.5) for n in (200, 90)],
-        lambda s: softmax(s, _MASKED, 0.5),
-        size=30,
-        loud=slice(256 + 90, None),
-    ),
-    "attention, causal": attention([f.MemCConfig(causal=1, offset=100)] * 2, lambda s: softmax(s, _CAUSAL), pair=1),
-    "attention, no keys": attention([f.MemCConfig(causal=1, offset=-3, max_sub=1)] * 2, lambda s: softmax(s, _EARLY)),
-    "attention, alone": attention([f.MemCConfig(alone=1)] * 2, halves, pair=1),
-    "attention, alone, maxima": attention([f.MemCConfig(alone=1, max_sub=1)] * 2, halves, size=30),
-    "norm": norm((None, None)),
-    "norm, columns": norm((f.MemCConfig(norm_cols=320, eps=0.01), f.MemCConfig(norm_cols=64, eps=0.01)), 1),
-    "norm, rms": norm([f.MemCConfig(rms=1, norm_cols=256)] * 2),
-    "products": products,
-    "parts": parts(Scores(random(192, 3, 2, 128, 128) * 20, max_sub=0, first=200, end=700, low=120, offset=650)),
-    "parts, alone": parts(Scores(random(193, 2, 2, 128, 128) * 4, alone=1, cap=3.0, scale=0.5, offset=100)),
-    "parts, late": parts(Scores(random(194, 2, 2, 128, 128), first=300, offset=250)),
-    "softcap": parts(Scores(random(195, 1, 2, 128, 128) * 4, parts=False, cap=3.0, first=5)),
-    "gate": stores(
-        Halves(
-            random(182, 2, 256, 256),
-            (128, 64),
-            _both(f.MemCConfig(activation=3)),
-            _both(f.MemCStore(gate=1)),
-            {"gelu": 1},
-        )
-    ),
-    "heads": stores(
-        Halves(
-            random(183, 2, 256, 256) + 1,
-            (256, 128),
-            _both(f.MemCConfig(eps=0.25)),
-            _both(f.MemCStore(head=1, head_norm=1, head_cols=40, rotate=1)),
-            {"layernorm": 1},
-            _table(64),
-            repeats=2,
-        )
-    ),
-    "statistics": stores(
-        Halves(
-            random(184, 2, 256, 256) * 3 + 1,
-            (256, 128),
-            (f.MemCConfig(norm_cols=256), f.MemCConfig(norm_cols=100)),
-            _both(f.MemCStore(statistics=1)),
-            {"layernorm": 1},
-            repeats=4,
-        )
-    ),
-    "values": values,
-    "loads": loads,
-    "loads, rms": loads_without_mean,
-}
-
-SECONDS = {
-    "flags": 2.047672092930422e-05,
-    "stale": 2.547172092930422e-05,
-    "pieces": 3.0243378146676056e-05,
-    "in place": 0.0001207474349222824,
-    "on the way": 2.702005899773985e-05,
-    "modes": 4.294872092930422e-05,
-    "groups": 8.377937545312329e-05,
-    "long vector": 7.515044486200533e-05,
-    "activations": 0.00034484317755778207,
-    "attention": 8.833735936404021e-05,
-    "attention, masked": 0.00010478351321019407,
-    "attention, causal": 8.833735936404021e-05,
-    "attention, no keys": 0.00010478351321019407,
-    "attention, alone": 8.787582090250176e-05,
-    "attention, alone, maxima": 0.00010386043628711715,
-    "norm": 0.0002650178304107238,
-    "norm, columns": 0.00039104859964149256,
-    "norm, rms": 0.0002650178304107238,
-    "products": 0.00047067186813186705,
-    "values": 8.774966939443543e-05,
-    "parts": 6.522657298729642e-05,
-    "parts, alone": 0.00010142259745927835,
-    "parts, late": 4.225367110903281e-05,
-    "softcap": 4.058059418595588e-05,
-    "gate": 6.870393889798148e-05,
-    "heads": 0.0005041834918556627,
-    "statistics": 0.0005879373760423978,
-    "loads": 4.3301759800483195e-05,
-    "loads, rms": 1.3451835554516407e-05,
-}
-"""How long each takes by the clocks of the executor."""
-
-FIRST = {
-    "DDR and LPDDR": ("pieces", "in place", "flags", "long vector"),
-    "ring of slots": ("flags", "pieces", "loads", "on the way", "stale", "statistics"),
-    "buffer": ("pieces", "stale", "attention", "long vector", "groups"),
-    "MemA": ("flags", "attention", "pieces"),
-    "MemB": ("flags", "attention", "long vector", "products", "on the way"),
-    "MemB2": ("in place", "values", "attention"),
-    "MemC": ("pieces", "attention", "in place", "activations", "products"),
-    "softmax": ("attention, no keys", "attention, masked", "attention, alone", "attention", "attention, causal"),
-    "norm": ("norm, rms", "norm, columns", "norm"),
-    "activation": ("in place", "activations"),
-    "parts": ("parts", "parts, alone", "softcap", "parts, late"),
-    "heads and gates": ("gate", "heads"),
-    "statistics": ("loads", "loads, rms", "statistics"),
-    "Mesh": ("attention", "pieces"),
-    "MME": ("flags", "modes", "groups", "on the way", "products"),
-}
-"""The programs that are most likely to see a mistake in each kernel; the others come after them."""

@@ -12,9 +12,9 @@ from rsn.base.errors import DeadlockError
 from rsn.isa.overlay import Overlay
 from rsn.isa.overlays import XNN
 from rsn.tests.effort import long
+from rsn.tests.isa.mutants.catalogue import FIRST, PROGRAMS, SECONDS
 from rsn.tests.isa.mutants.kernels import KERNELS
 from rsn.tests.isa.mutants.mutate import MODULES, PACKAGE, Mutant
-from rsn.tests.isa.mutants.programs import FIRST, PROGRAMS, SECONDS
 
 
 def difference(program: str, overlay: Overlay) -> str:
