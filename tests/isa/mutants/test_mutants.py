@@ -17,6 +17,10 @@ from rsn.tests.isa.mutants.kernels import KERNELS
 from rsn.tests.isa.mutants.mutate import MODULES, PACKAGE, Mutant
 
 
+SLOW = ("MemC", "MME", "softmax", "parts", "heads and gates", "statistics")
+"""Kernels with many mutants, or whose programs take long."""
+
+
 def difference(program: str, overlay: Overlay) -> str:
     """How a program comes out otherwise than it should; empty if it does not."""
     try:
@@ -38,7 +42,7 @@ def test_the_programs_are_right(program: str) -> None:
 
 
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")  # numpy on what mutants make of numbers
-@pytest.mark.parametrize("kernel", [long(k) if k in ("MemC", "MME", "softmax") else k for k in KERNELS])
+@pytest.mark.parametrize("kernel", [long(k) if k in SLOW else k for k in KERNELS])
 def test_mistakes_are_found(kernel: str) -> None:
     """Every mutant of a kernel; the programs that find most mistakes come first."""
     programs = list(dict.fromkeys([*FIRST[kernel], *PROGRAMS]))
