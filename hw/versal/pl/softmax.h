@@ -29,23 +29,30 @@ struct Mask {
     bool causal, windowed;
     std::int32_t offset, low;
 
-    // What is left of them in one row. The two bounds need an addition each, once for the eight columns of a patch.
+    // What is left of them in one row, in as few bits as columns have: the sums are taken once for the eight columns of
+    // a patch.
     struct Range {
-        std::int32_t first, end;
+        Counter first, end;
 
-        bool has(unsigned col) const {
+        bool has(Counter col) const {
 #pragma HLS INLINE
-            const std::int32_t c = static_cast<std::int32_t>(col);
-            return c >= first && c < end;
+            return col >= first && col < end;
         }
     };
     Range of_row(unsigned row) const {
 #pragma HLS INLINE
-        Range out = {static_cast<std::int32_t>(first), static_cast<std::int32_t>(cols)};
+        Range out = {first, cols};
         const std::int32_t diagonal = static_cast<std::int32_t>(row) - static_cast<std::int32_t>(left);
-        if (causal && diagonal + offset + 1 < out.end) out.end = diagonal + offset + 1;
-        if (windowed && diagonal + low > out.first) out.first = diagonal + low;
+        const std::int32_t behind = diagonal + offset + 1, from = diagonal + low;
+        if (causal && behind < static_cast<std::int32_t>(cols)) out.end = bound(behind);
+        if (windowed && from > static_cast<std::int32_t>(first)) out.first = bound(from);
         return out;
+    }
+    // A column as a bound. No row reaches the last one that a Counter can say.
+    static Counter bound(std::int32_t column) {
+#pragma HLS INLINE
+        constexpr std::int32_t last = (1 << counter_bits) - 1;
+        return static_cast<unsigned>(column < 0 ? 0 : column < last ? column : last);
     }
 };
 
