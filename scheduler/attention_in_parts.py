@@ -15,11 +15,11 @@ from ..isa.layout import BLOCK_COLS
 from ..isa.work import Access, Load, Multiply, Part, Receive, Send, Store
 from . import attention_bias
 from .attention import STORE_LAG, hurry
-from .attention_steps import Keys, RowBlock, Slot, runs, slots_of, softmax_of
+from .attention_steps import Keys, RowBlock, Slot, at_once, runs, slots_of, softmax_of
 from .binder import Binder
 from .graph import AttentionLayer
 from .held import Held
-from .mapping import PipelineLimits, pipeline_of
+from .mapping import pipeline_of
 from .op_counts import OpCounts
 from .order import TileAccesses
 from .refusal import require
@@ -110,10 +110,9 @@ def check_in_parts(s: Binder, att: AttentionLayer) -> None:
             what = f"rows that meet {keys * TILE} keys"
             require(att.place, what, s.overlay, "long_softmax", unit)
             if any(step.blocks == 1 for step, _ in slot.steps):
-                most = PipelineLimits.of(s.overlay, pipeline).sent * TILE
                 raise UnsupportedError(
-                    f"{att.place}: {what}, which do not divide into parts of at most {most} for both memories of a "
-                    f"softmax; pad the sequences by {TILE} rows"
+                    f"{att.place}: {what}, of which parts of at most {at_once(s) * TILE} leave one memory of a softmax "
+                    f"without any; pad the sequences by {TILE} rows"
                 )
 
 

@@ -110,11 +110,16 @@ def slots_of(s: Binder, att: AttentionLayer) -> list[Slot]:
     return out
 
 
+def at_once(s: Binder) -> int:
+    """Key blocks of which the scores of a slot can be sent on together."""
+    limits = PipelineLimits.of(s.overlay, pipeline_of(s.overlay))
+    return min(limits.sent, 2 * limits.values)
+
+
 def _slots(s: Binder, att: AttentionLayer, alike: bool) -> Iterator[Slot]:
     """The slots, those of a key head together, and among them those with the same keys. alike: slots of a key head have
     the same keys if these fit on chip."""
-    limits = PipelineLimits.of(s.overlay, pipeline_of(s.overlay))
-    once = min(limits.sent, 2 * limits.values)
+    limits, once = PipelineLimits.of(s.overlay, pipeline_of(s.overlay)), at_once(s)
     for sequence, (rows, keys) in enumerate(zip(s.spans_of(att.q), s.spans_of(att.k), strict=True)):
         for kv_head in range(att.heads // att.groups):
             heads = range(kv_head * att.groups, (kv_head + 1) * att.groups)
