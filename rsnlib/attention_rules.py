@@ -14,7 +14,7 @@ from ..scheduler.graph import Float64, Gemm
 from .attention_masks import masks_of
 from .capture import dtype_of, module_path, shape_of
 from .head_rules import scaled_keys
-from .layers import Base
+from .layers import Base, Source
 from .values import Abstract, AbstractState, Arguments, PartialAttention, Value, unsupported
 
 aten = torch.ops.aten
@@ -107,7 +107,12 @@ def _apart(x: Abstract) -> Abstract:
 
 def _scaled(values: AbstractState, node: Node, key: Base, factor: float | Float64, groups: int) -> Base:
     """The keys multiplied by the factor of the scores, a number or one per query head. Not fused: if queries and keys
-    share a projection, it is computed twice, with and without the factor."""
+    share a projection, it is computed twice, with and without the factor. Keys of the host get a product with a
+    diagonal matrix."""
+    if isinstance(key, Source) and groups == 1:
+        each = np.repeat(factor, key.width // len(np.atleast_1d(factor)))
+        weight, bias = np.diag(each).astype(np.float32), np.zeros(key.width)
+        return values.layers.product(f"{module_path(node)}.keys".lstrip("."), key, weight, bias)
     if isinstance(key, Gemm) and isinstance(factor, float):
         scaled = scaled_keys(values, key, factor)
         if scaled is not None:

@@ -362,22 +362,22 @@ def _divided(nodes: tuple[Node, ...], at: Node) -> tuple[tuple[Node, ...], tuple
 def _alone(network: LayerGraph, layer: Layer) -> LayerGraph:
     """A network of one layer. An attention gets products around it, because heads cannot be inputs or outputs."""
     if isinstance(layer, Gemm):
-        columns = layer.weight.shape[1]
-        inputs = {layer.x: len(layer.weight) or columns} | ({} if layer.residual is None else {layer.residual: columns})
+        width = layer.width
+        inputs = {layer.x: len(layer.weight) or width} | ({} if layer.residual is None else {layer.residual: width})
         seqs = {name: n for name in inputs if (n := network.seq_of(name)) != network.seq}
         return replace(network, inputs=inputs, outputs=(Output(layer.y),), layers=(layer,), seqs=seqs)
-    columns = layer.heads * layer.head_dim
-    rows = {name: network.seq_of(name) for name in dict.fromkeys((layer.q, layer.k, layer.v))}
-    heads = [_zeros(f"in{n}", name, 128, columns) for name, n in rows.items()]
-    around: tuple[Layer, ...] = (*heads, layer, _zeros(layer.y, "out", columns, 128))
+    shared = (layer.kv_heads or layer.heads) * layer.head_dim
+    columns = {layer.q: layer.width, layer.k: shared, layer.v: shared}
+    rows = {name: network.seq_of(name) for name in columns}
+    heads = [_zeros(f"in{n}", name, 128, columns[name]) for name, n in rows.items()]
+    around: tuple[Layer, ...] = (*heads, layer, _zeros(layer.y, "out", layer.width, 128))
     counts = {f"in{n}": n for n in rows.values()}
-    return replace(
-        network,
-        inputs=dict.fromkeys(counts, 128),
-        outputs=(Output("out"),),
-        layers=around,
-        seqs={name: n for name, n in counts.items() if n != network.seq},
-    )
+    inputs = dict.fromkeys(counts, 128)
+    if layer.mask is not None:
+        counts[layer.mask] = network.seq_of(layer.mask)
+        inputs[layer.mask] = network.inputs[layer.mask]
+    seqs = {name: n for name, n in counts.items() if n != network.seq}
+    return replace(network, inputs=inputs, outputs=(Output("out"),), layers=around, seqs=seqs)
 
 
 def _zeros(x: str, y: str, k: int, n: int) -> Gemm:
