@@ -171,7 +171,9 @@ def emit(unit: UnitSpec, items: Iterable[Any], *, registers: bool) -> Iterator[M
     """Yield the instruction of each `Turn`, and before it the one that loads statistics or sets registers."""
     held = Registers(MemANorm)
     for turn in items:
-        if registers and isinstance(turn.fill, Load):
+        if isinstance(turn.fill, Load):
+            if not registers:
+                held.require_power_on(unit, {"normalise": int(turn.fill.norm is not None)})
             yield from _norm(held, turn.fill.norm)
         yield _operation(turn.fill, turn.drain)
 

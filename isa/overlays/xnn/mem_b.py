@@ -228,4 +228,6 @@ def emit(unit: UnitSpec, items: Iterable[Any], *, registers: bool) -> Iterator[M
     for turn in items:
         if values and isinstance(turn.drain, Send):
             yield from held.set({"whole": int(turn.drain.whole)})
+        elif isinstance(turn.drain, Send) and issubclass(unit.behaviour, MemB2Unit):
+            held.require_power_on(unit, {"whole": int(turn.drain.whole)})
         yield _operation(unit.behaviour, turn.fill, turn.drain)  # type: ignore[arg-type]

@@ -82,6 +82,8 @@ def _at_store(store: Store) -> Iterator[tuple[str, Any]]:
         raise ProgramError(f"a store with heads of {' and '.join(map(str, sorted(heads)))} columns: give both the same")
     if heads:
         yield "head", HEADS.index(*heads)
+    if store.statistics and store.norm is None:
+        raise ProgramError("a store leaves statistics of no norm: give it the norm whose mean and variance they are")
     if store.norm is not None:
         yield from (("statistics", int(store.statistics)), ("head_norm", int(store.norm.head > 0)))
         if store.norm.head:
@@ -98,8 +100,11 @@ def emit(unit: UnitSpec, items: Iterable[Any], *, registers: bool) -> Iterator[M
         Registers(MemCStore),
     ]
     for turn in items:
-        if registers:
-            needed = _needed(turn.fill, turn.drain)
+        needed = _needed(turn.fill, turn.drain)
+        if not registers:
+            for of_format in held[1:]:
+                of_format.require_power_on(unit, needed[of_format.record])
+        else:
             for of_format in held:
                 yield from of_format.set(needed[of_format.record])
             if isinstance(turn.drain, Store) and turn.drain.rotation is not None and any(turn.drain.rotation.fresh):

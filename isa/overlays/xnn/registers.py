@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from ....base.errors import ProgramError
+from ....machine.description import UnitSpec
 from ...fields import Record
 from ...work import LengthField, Patched
 
@@ -19,6 +21,15 @@ class Registers:
         self.record = record
         power_on = record()
         self.values: dict[str, Any] = {x.name: getattr(power_on, x.name) for x in record.FIELDS} | values
+
+    def require_power_on(self, unit: UnitSpec, needed: Mapping[str, Any]) -> None:
+        """Raise `ProgramError` if work needs other values: for units without these registers."""
+        differ = [name for name, value in needed.items() if self.values[name] != value]
+        if differ:
+            raise ProgramError(
+                f"{unit.name}: the work needs {' and '.join(differ)} of {self.record.__name__}, which this overlay "
+                "does not have: compile for one that has (--overlay xnn)"
+            )
 
     def set(self, needed: Mapping[str, Any]) -> Iterator[Patched]:
         """Yield the instruction after which all `needed` registers have their values; none if they have them."""

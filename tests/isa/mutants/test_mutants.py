@@ -16,7 +16,6 @@ from rsn.tests.isa.mutants.catalogue import FIRST, PROGRAMS, SECONDS
 from rsn.tests.isa.mutants.kernels import KERNELS
 from rsn.tests.isa.mutants.mutate import MODULES, PACKAGE, Mutant
 
-
 SLOW = ("MemC", "MME", "softmax", "parts", "heads and gates", "statistics")
 """Kernels with many mutants, or whose programs take long."""
 
