@@ -119,7 +119,7 @@ def test_padding_before_the_rows() -> None:
 
 
 @pytest.mark.long
-@settings(max_examples=3, phases=UNSHRUNK, suppress_health_check=[*HealthCheck])
+@settings(max_examples=2, phases=UNSHRUNK, suppress_health_check=[*HealthCheck])
 @given(data=st.data())
 def test_any_attention(data: st.DataObject) -> None:
     with pytest.MonkeyPatch.context() as patch:
@@ -155,7 +155,7 @@ def test_stalls_change_no_bit(seed: int) -> None:
 
 
 @pytest.mark.long
-@settings(max_examples=20, phases=UNSHRUNK)
+@settings(max_examples=12, phases=UNSHRUNK)
 @given(st.data())
 def test_spoilt_programs_end_in_the_same_words(data: st.DataObject) -> None:
     """Unless the model refuses an operation whose registers or table are not there, which the machine executes."""
