@@ -36,7 +36,8 @@ from rsn.isa.overlays import find
 from rsn.machine.plan import execute
 from rsn.rsnlib.pipeline import Pipeline
 from rsn.scheduler.best import Best, choose
-from rsn.scheduler.lower import Lowered, lower
+from rsn.scheduler.dram import Lowered
+from rsn.scheduler.lower import lower
 from rsn.scheduler.pack import uops_of
 from rsn.scheduler.schedule import PAPER
 from rsn.scheduler.unavoidable import total_bytes, unavoidable_bytes
@@ -173,7 +174,8 @@ def needs(lowered: Lowered, overlay: Overlay) -> tuple[dict[str, float], int]:
     }.items():
         sizes = {False: 0, True: 0}
         for mop in lowered.kernels.sequences.get(bank, ()):
-            sizes[bool(getattr(mop, "store", 0))] += 4 * mop.size * mop.chunks
+            access: Any = mop
+            sizes[bool(getattr(access, "store", 0))] += 4 * access.size * access.chunks
         seconds[bank] = sizes[False] / rate[load] + sizes[True] / rate[store]
         moved += sum(sizes.values())
     seconds["MME"] = 0.0
@@ -185,7 +187,7 @@ def needs(lowered: Lowered, overlay: Overlay) -> tuple[dict[str, float], int]:
 def product_s(op: Any, overlay: Overlay) -> float:
     """Seconds of the products of an op of an MME."""
     name = "mme_k64_us" if not op.k128 else "mme_tile_us" if op.n128 else "mme_n64_us"
-    return overlay.seconds[name] * op.a_iter * op.b_iter * op.k_iter * op.acc_a * op.acc_b
+    return overlay.seconds[name] * int(op.a_iter * op.b_iter * op.k_iter * op.acc_a * op.acc_b)
 
 
 def measured(case: Case, budget_s: float, values: bool) -> dict[str, Any]:
