@@ -23,6 +23,7 @@ from ..base.errors import RsnError, UnsupportedError
 from ..isa.overlays import find
 from ..scheduler import graph
 from ..scheduler.lower import lower
+from ..scheduler.norms import norms_at_loads
 from ..scheduler.schedule import Schedule
 
 __all__ = [
@@ -263,7 +264,7 @@ def validate(model: nn.Module, overlay: str = "xnn", *, seq: int = 512, masked: 
             continue
         seen += 1
         try:
-            lower(network, target, schedule)
+            lower(norms_at_loads(network, target), target, schedule)
         except UnsupportedError as error:
             faults.append(str(error))
     if not seen:

@@ -244,25 +244,28 @@ class Wide(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.layer = nn.TransformerEncoderLayer(256, 2, 80, batch_first=True)
+        self.layer = nn.TransformerEncoderLayer(640, 2, 80, batch_first=True)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return self.layer(x)
 
 
 LIMITS = [
-    (Wide, (2, 10, 256), "heads of 128 columns", 2),
-    (lambda: nn.Sequential(nn.Linear(64, 1280), nn.LayerNorm(1280), nn.Linear(1280, 64)), (9, 64), "over 1280 col", 2),
-    (lambda: nn.TransformerEncoderLayer(64, 1, 80, batch_first=True), (1, 1100, 64), "sequences of 1100 rows", 2),
-    (lambda: nn.Sequential(nn.Linear(20000, 64), nn.ReLU(), nn.Linear(64, 8)), (3, 20000), "over K = 20000 columns", 1),
+    (Wide, (2, 10, 640), "heads of 320 columns", 2),
+    (
+        lambda: nn.Sequential(nn.Linear(64, 15400), nn.LayerNorm(15400), nn.Linear(15400, 64)),
+        (9, 64),
+        "over 15400 columns",
+        2,
+    ),
 ]
 
 
 @pytest.mark.parametrize(
     ("make", "shape", "reason", "pieces", "schedule"),
     [
-        *((*limit, "paper") for limit in (LIMITS[1], LIMITS[3])),
-        *(long(*limit, "paper") for limit in (LIMITS[0], LIMITS[2])),
+        (*LIMITS[1], "paper"),
+        long(*LIMITS[0], "paper"),
         (*LIMITS[0], rsn.Best(budget_s=0.1)),
     ],
 )
@@ -333,31 +336,23 @@ class Stack(nn.Module):
     ("layers", "norm", "kind"),
     [long(2, nn.LayerNorm, "LayerNorm"), long(1, nn.RMSNorm, "RMSNorm"), (1, SpelledRms, "RMSNorm")],
 )
-def test_norms_wider_than_the_machine_are_cut_out_alone(layers: int, norm: Any, kind: str, runs: list[str]) -> None:
+def test_norms_wider_than_a_memory_run_on_the_machine(layers: int, norm: Any, kind: str, runs: list[str]) -> None:
     model, x = Stack(layers, norm).eval(), torch.randn(1, 5, 1280)
     fast = torch.compile(model, backend="rsn")
     text = rsn.explain(fast, (x,))
     for i in range(layers):
-        for product in ("attn.c_attn", "attn.c_proj", "mlp.0", "mlp.2"):
-            assert re.search(rf"^ +h\.{i}\.{re.escape(product)} +machine +matrix product", text, re.M)
         assert re.search(rf"^ +h\.{i}\.attn +machine +attention, 20 heads of 64", text, re.M)
-        assert re.search(rf"aten\.\S+ at h\.{i}\.ln_2: {kind} over 1280 columns", text)
-    assert re.search(rf"in PyTorch: aten\.\S+ at ln_f: {kind} over 1280 columns", text)
-    with pytest.warns(Fallback, match=rf"aten\.\S+ at h\.0\.ln_2: {kind} over 1280 columns"):
-        got = fast(x)
-    torch.testing.assert_close(got, model(x), rtol=0, atol=1e-5)
-    assert len(runs) == 2 * layers
-    with pytest.raises(UnsupportedError, match=rf"^h\.0\.ln_2: {kind} over 1280 columns"):
-        rsn.compile(model, (x,))
+    assert f"{kind} over 1280 columns" not in text
+    torch.testing.assert_close(fast(x), model(x), rtol=0, atol=1e-5)
+    assert len(runs) == 1
 
 
-def test_norms_of_the_fast_path_are_cut_out_alone(runs: list[str]) -> None:
+def test_norms_of_the_fast_path_run_on_the_machine(runs: list[str]) -> None:
     model = nn.TransformerEncoderLayer(1280, 20, 96, batch_first=True, norm_first=True).eval()
     fast, x = torch.compile(model, backend="rsn"), torch.randn(1, 5, 1280)
     assert len(re.findall("machine +(?:matrix product|attention)", rsn.explain(fast, (x,)))) == 5
-    with pytest.warns(Fallback, match=r"aten\.layer_norm\.default at the top level: LayerNorm over 1280 columns"):
-        torch.testing.assert_close(fast(x), model(x), rtol=0, atol=1e-5)
-    assert len(runs) == 2
+    torch.testing.assert_close(fast(x), model(x), rtol=0, atol=1e-5)
+    assert len(runs) == 1
 
 
 def test_an_attention_in_a_layout_of_its_own_is_cut_out(runs: list[str]) -> None:
