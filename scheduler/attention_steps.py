@@ -98,11 +98,11 @@ def slots_of(s: Binder, att: AttentionLayer) -> list[Slot]:
     """Divide an attention into slots, in execution order.
 
     Slots of a key head either have their own keys each, without those that a mask takes from all of its rows, or all
-    the same, which are then loaded once; whatever takes less time as `seconds_of` estimates it. Slots whose sums have
-    the same depths go one behind the other, because a product unit has room for few ops.
+    the same, which are then loaded once; whatever takes less time by `estimated_seconds`. Slots whose sums have the
+    same depths go one behind the other, because a product unit has room for few ops.
     """
     ways = [list(_slots(s, att, alike)) for alike in (True, False)]
-    slots = ways[0] if ways[0] == ways[1] else min(ways, key=lambda way: seconds_of(s, att, way))
+    slots = ways[0] if ways[0] == ways[1] else min(ways, key=lambda way: estimated_seconds(s, att, way))
     out: list[Slot] = []
     for slot in sorted(slots, key=lambda slot: slot.depths):
         is_turned = out and out[-1].depths[-1] == slot.turned.depths[0] != slot.depths[0]
@@ -167,7 +167,7 @@ def _rows(
         yield tuple(taken[:half]), tuple(taken[half:])
 
 
-def seconds_of(s: Binder, att: AttentionLayer, slots: Sequence[Slot]) -> float:
+def estimated_seconds(s: Binder, att: AttentionLayer, slots: Sequence[Slot]) -> float:
     """Estimate the time of slots in seconds: that of their loads and stores off chip, or, if it is larger, of their
     products and softmax. Products of scores come first, two of them while the softmax before them runs; P V runs beside
     the softmax of the next step."""

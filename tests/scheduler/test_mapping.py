@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
-from rsn.isa.overlays import XNN_BASE
+from rsn.isa.overlays import XNN, XNN_BASE
 from rsn.scheduler.graph import AttentionLayer, LayerGraph, Output
-from rsn.scheduler.mapping import MappingType, Roofline, Shape, choose, estimate, max_rows
+from rsn.scheduler.mapping import MappingType, Roofline, Shape, choose, estimate, mapping_of, max_rows
 
 A, B, C, D, E = MappingType
 
@@ -50,6 +52,33 @@ def test_a_single_head_gains_nothing_from_a_pipeline_but_loses_nothing_either() 
 @pytest.mark.parametrize(("rows", "wanted"), [(128, D), (512, D), (768, D), (896, B), (1024, B)])
 def test_choice_is_the_pipeline_as_long_as_it_fits(rows: int, wanted: MappingType) -> None:
     assert choose(Shape(96, rows), XNN_BASE) is wanted
+
+
+@pytest.mark.parametrize(("rows", "wanted"), [(512, D), (768, D), (896, E), (8192, E)])
+def test_more_rows_go_in_parts_where_the_machine_can(rows: int, wanted: MappingType) -> None:
+    assert choose(Shape(96, rows), XNN) is wanted
+
+
+def test_what_only_parts_can_takes_them_whatever_its_size() -> None:
+    plain = AttentionLayer("a", "q", "k", "v", "y", 8, 64)
+    network = LayerGraph(1, 200, dict.fromkeys("qkv", 512), (Output("y"),), (plain,))
+    assert mapping_of(network, plain, XNN) is D
+    for fields in ({"kv_heads": 2}, {"head_dim": 65}, {"window": 9}, {"left": True}, {"softcap": 1.0}, {"mask": "m"}):
+        assert mapping_of(network, replace(plain, **fields), XNN) is E
+
+
+def test_parts_cost_their_loads_and_products_twice() -> None:
+    """Of 1024 rows: K twice and V once for each 512 rows, and Q K^T twice. Up to 768 rows, they are like the pipeline,
+    but a group of heads loads its keys once."""
+    roofline = Roofline.of(XNN)
+    long, grouped, plain = (
+        estimate(kind, shape, roofline)
+        for kind, shape in ((E, Shape(1, 1024)), (E, Shape(4, 512, groups=4)), (D, Shape(4, 512)))
+    )
+    operand = 64 * 4 / 21e9
+    assert long.inf_flops_s == pytest.approx(1024 * (64 * 4 / 23.5e9 + (1 + 2 * 3 + 2) * operand))
+    assert long.mm1_s == pytest.approx(2 * 64 * roofline.first / 4)
+    assert plain.inf_flops_s - grouped.inf_flops_s == pytest.approx(512 * 6 * operand)
 
 
 def test_choice_follows_the_rates() -> None:
