@@ -229,6 +229,10 @@ def softmax_of(s: Binder, att: AttentionLayer, slot: Slot, keys: Keys, part: Par
         ahead = 0 if att.causal else att.window - 1
     if att.causal or att.window is not None:
         causal = last_key > begin + ahead
+    if (
+        att.mask is not None and not causal
+    ):  # rows of which the input hides all keys become 0, as under any mask by rows
+        causal, ahead = True, last_key
     return Softmax(
         columns,
         alone=keys.blocks == 1,

@@ -162,6 +162,14 @@ def test_keys_and_values_of_a_group_are_loaded_once(kv_heads: int) -> None:
     assert moved["keys"] == moved["MemB2"] == kv_heads * head
 
 
+@pytest.mark.parametrize("rows", [200, long(900)])
+def test_a_mask_may_hide_all_keys_of_a_row(rows: int) -> None:
+    """Which then is 0, whatever the part of its keys."""
+    mask = np.zeros((1, rows, rows), np.float32)
+    mask[:, :, rows // 2 :] = mask[:, 70:90] = -np.inf
+    assert_computes(attention(1, rows, 2, 1, 64, mask="m"), values={"m": mask})
+
+
 def test_overlay_of_the_published_machine_runs_groups_too() -> None:
     assert_computes(attention(1, 256, 6, 2, 64), overlay=XNN_BASE)
 
