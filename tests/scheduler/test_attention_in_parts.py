@@ -15,13 +15,16 @@ from hypothesis import strategies as st
 
 from rsn.base.errors import ScheduleError, UnsupportedError
 from rsn.hw.sim.machine import Run, simulate
+from rsn.isa.instruction_path import InstructionPath
 from rsn.isa.layout import block, unblock
 from rsn.isa.overlay import Overlay
 from rsn.isa.overlays import XNN, XNN_BASE
 from rsn.isa.program import Program, Role
 from rsn.isa.verify import check, dry_run
+from rsn.machine.plan import Plan
 from rsn.rsnlib import reference
 from rsn.scheduler.bind import bind
+from rsn.scheduler.bounds import bounds
 from rsn.scheduler.build import build
 from rsn.scheduler.graph import AttentionLayer, Gemm, LayerGraph, Output
 from rsn.scheduler.mapping import MappingType
@@ -177,6 +180,29 @@ def test_overlay_of_the_published_machine_runs_groups_too() -> None:
 @pytest.mark.parametrize("interleave", [Interleave.STRICT, long(Interleave.LISTED), long(Interleave.HARDWARE)])
 def test_every_order_of_off_chip_accesses(interleave: Interleave) -> None:
     assert_computes(attention(2, 300, 4, 2, 64), schedule=Schedule(interleave=interleave))
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(
+    ("heads", "kv_heads", "width", "rows", "causal", "resource", "times"),
+    [
+        (32, 8, 64, 512, False, "4 MemC at receive", 4 / 3),
+        (16, 8, 128, 512, True, "ddr", 1),
+        (8, 4, 256, 512, True, "ddr", 1),
+        (20, 20, 64, 1500, False, "4 MemC at receive", 6 / 3),
+    ],
+)
+def test_time_is_near_that_of_the_unit_that_binds(
+    heads: int, kv_heads: int, width: int, rows: int, causal: bool, resource: str, times: float
+) -> None:
+    """Of 4 sequences of 512 rows, or one longer one. times: a MemC moves over its scores to receive them, too, which
+    the bound of its softmax does not have; and twice where the keys come in parts."""
+    layer = AttentionLayer("a", "q", "k", "v", "y", heads, width, kv_heads=kv_heads, causal=causal)
+    columns = {"q": heads * width, "k": kv_heads * width, "v": kv_heads * width}
+    network = LayerGraph(4 if rows == 512 else 1, rows, columns, (Output("y"),), (layer,))
+    latency = Plan(XNN, InstructionPath.of(build(network, XNN, PAPER).program)).run().latency
+    least = times * bounds(network, XNN).seconds[resource]
+    assert least < latency < 1.2 * least
 
 
 @in_both
