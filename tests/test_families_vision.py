@@ -12,6 +12,8 @@ torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
 
 import rsn  # noqa: E402 - torch first: it may be missing
+from rsn.base.errors import UnsupportedError  # noqa: E402
+from rsn.host.model.torch_backend import Fallback  # noqa: E402
 from rsn.tests.effort import full, long  # noqa: E402
 from rsn.tests.respelled import Respelled  # noqa: E402
 
@@ -141,3 +143,49 @@ def test_family(family: str, attention: str, other: bool) -> None:
     assert share >= 100 * made.share, text
     for got, wanted in results:
         assert (got - wanted).abs().max() <= 1e-5 * wanted.abs().max()
+
+
+# -- windows, of which a module compiled as a whole has none
+
+
+def sam() -> Any:
+    """With a window of 7 x 7 rows, and one attention over all 256. Its positions are 0 at first, which hides them."""
+    config = {"hidden_size": 128, "num_attention_heads": 2, "mlp_dim": 256, "image_size": 256, "patch_size": 16}
+    config |= {"num_hidden_layers": 2, "window_size": 7, "global_attn_indexes": [1], "output_channels": 32}
+    made = model("SamVisionModel", "sdpa", **config)
+    for name, parameter in made.named_parameters():
+        if "rel_pos" in name or "pos_embed" in name:
+            torch.nn.init.normal_(parameter)
+    return made
+
+
+def swin() -> Any:
+    config = {"image_size": 64, "patch_size": 4, "embed_dim": 64, "depths": [2], "num_heads": [2]}
+    return model("SwinModel", "sdpa", **config, window_size=4)
+
+
+WINDOWED = {
+    "sam": (sam, (1, 3, 256, 256), 0.74, r"einsum\.default is not an operation|a product of two activations"),
+    "swin": (swin, (2, 3, 64, 64), 0.95, r"\(windows\): its query is not a projection of 32 x 16 rows, cut into heads"),
+}
+"""The model, the shape of its images, the share of FLOPs on the machine, and why it is refused as a whole."""
+
+
+@pytest.mark.parametrize("name", [long("swin"), full("sam")])
+def test_windows_run_in_pieces(name: str) -> None:
+    """Between pieces the host cuts rows into windows, and computes what depends on both positions and queries."""
+    make, shape, share, why = WINDOWED[name]
+    module, given = make(), {"pixel_values": torch.randn(shape)}
+    with pytest.raises(UnsupportedError, match=why):
+        rsn.compile(module, given)
+    torch._dynamo.reset()
+    fast = torch.compile(module, backend="rsn")
+    with torch.no_grad():
+        with pytest.warns(Fallback):
+            got = fast(**given).last_hidden_state
+        wanted = module(**given).last_hidden_state
+    assert (got - wanted).abs().max() <= 1e-5 * wanted.abs().max()
+    text = rsn.explain(fast, given)
+    assert float(text.split(" % of")[0].split(" ")[-1]) >= 100 * share
+    attentions = [" ".join(line.split()) for line in text.splitlines() if "scaled_dot_product_attention" in line]
+    assert any("machine attention, 2 heads of " in line for line in attentions)
