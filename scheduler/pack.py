@@ -110,7 +110,10 @@ def _check(kernels: UnpackedProgram) -> None:
     for unit, ops in kernels.preloaded.items():
         _, capacity = kernels.overlay.preloaded[kernels.overlay.by_unit[unit].kind]
         if len(ops) > capacity:
-            raise ProgramError(f"{unit} needs {len(ops)} ops but holds at most {capacity}")
+            raise ProgramError(
+                f"{unit} needs {len(ops)} ops but holds at most {capacity}: compile fewer layers, a smaller batch or "
+                "shorter sequences in one program"
+            )
 
 
 def _form(overlay: Overlay, unit: str, mop: Record) -> InstructionFormat:

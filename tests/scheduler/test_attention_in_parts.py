@@ -177,7 +177,8 @@ def test_overlay_of_the_published_machine_runs_groups_too() -> None:
     assert_computes(attention(1, 256, 6, 2, 64), overlay=XNN_BASE)
 
 
-@pytest.mark.parametrize("interleave", [Interleave.STRICT, long(Interleave.LISTED), long(Interleave.HARDWARE)])
+@pytest.mark.long
+@pytest.mark.parametrize("interleave", [Interleave.STRICT, Interleave.LISTED, Interleave.HARDWARE])
 def test_every_order_of_off_chip_accesses(interleave: Interleave) -> None:
     assert_computes(attention(2, 300, 4, 2, 64), schedule=Schedule(interleave=interleave))
 
