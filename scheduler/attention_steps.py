@@ -80,7 +80,7 @@ def reach(att: AttentionLayer, rows: Sequence[RowBlock], keys: Span) -> Keys:
 
 def parts_of(keys: Keys, most: int, *, alike: bool = False) -> list[Keys]:
     """Cut keys into as few parts of at most `most` blocks, which is even, as possible, of nearly equal sizes, the
-    larger first. All but the last one are even, so that both units of a pair have as much to do. alike: if parts of
+    smaller first. All but the last one are even, so that both units of a pair have as much to do. alike: if parts of
     one size of at least 4 blocks are possible, into these, even if they are more."""
     same = next((size for size in range(most, 3, -2) if keys.blocks % size == 0), 0) if alike else 0
     if same:
@@ -88,7 +88,7 @@ def parts_of(keys: Keys, most: int, *, alike: bool = False) -> list[Keys]:
     else:
         number = -(-keys.blocks // most)
         pairs, more = divmod(-(-keys.blocks // 2), number)
-        sizes = [2 * pairs + 2] * more + [2 * pairs] * (number - more)
+        sizes = [2 * pairs] * (number - more) + [2 * pairs + 2] * more
     at = accumulate(sizes, initial=keys.first)
     end = keys.first + keys.blocks
     return [Keys(first, min(size, end - first)) for first, size in zip(at, sizes, strict=False)]

@@ -29,7 +29,7 @@ def attention(
     return Binder(tile(network, XNN, PAPER)), layer
 
 
-@given(st.integers(0, 9), st.integers(7, 80), st.sampled_from([6, 8]), st.booleans())
+@given(st.integers(0, 9), st.integers(9, 80), st.sampled_from([4, 6, 8]), st.booleans())
 def test_parts_are_few_even_and_cover_all_keys(first: int, blocks: int, most: int, alike: bool) -> None:
     found = parts_of(Keys(first, blocks), most, alike=alike)
     assert [b for piece in found for b in range(piece.first, piece.first + piece.blocks)] == [
@@ -38,7 +38,8 @@ def test_parts_are_few_even_and_cover_all_keys(first: int, blocks: int, most: in
     sizes = [piece.blocks for piece in found]
     assert all(2 <= size <= most for size in sizes)
     assert all(size % 2 == 0 for size in sizes[:-1])
-    assert sizes == sorted(sizes, reverse=True)
+    assert sizes[:-1] == sorted(sizes[:-1])
+    assert max(sizes) - min(sizes) <= 2
     if alike and any(blocks % size == 0 for size in range(4, most + 1, 2)):
         assert len(set(sizes)) == 1
     else:
