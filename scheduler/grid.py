@@ -59,6 +59,8 @@ def place_gemms(s: Binder, gemms: Sequence[Gemm], loops: Loops) -> PlacedGemms:
     naming the layer if the overlay cannot run it, `ScheduleError` if its tiles cannot."""
     passes = [_statistics_pass(s, gemm.place, name) for gemm in gemms for name in _without_statistics(s, gemm)]
     parts = [part for gemm in gemms for part in _parts(s, gemm)]
+    # an op ends where a table is loaded: what needs none comes before, and shares the op of the first tile that does
+    parts.sort(key=lambda part: (part.gemm.rotary is not None, part.plan.passes) if _tabled(gemms) else (False, 0))
     if len(parts) > MANY_TILES or any(gemm.x_norm is not None or gemm.rotary is not None for gemm in gemms):
         loops = Loops.ROWS  # fewer ops; statistics and tables come once for several output tiles
     groups = [[part] for part in parts] if loops is Loops.COLUMNS else _op_columns(s, parts)
@@ -104,8 +106,7 @@ def bind_gemms(s: Binder, placed: PlacedGemms) -> None:
         bind_gemms(s, before)
     tiles = row_tiles(s.row_blocks_of(placed.gemms[0].x), placed.tiles, s.tiled.limits)
     split = [any(_is_split(s, part) for part in group) for group, _ in placed.groups]
-    tabled = any(gemm.rotary is not None for gemm in placed.gemms)
-    if tabled and placed.loops is Loops.ROWS:  # a table serves all output tiles of its rows
+    if _tabled(placed.gemms) and placed.loops is Loops.ROWS:  # a table serves all output tiles of its rows
         for row in tiles:
             order = None
             for group, loaded in placed.groups:
@@ -114,6 +115,10 @@ def bind_gemms(s: Binder, placed: PlacedGemms) -> None:
     for (group, loaded), apart in zip(placed.groups, split, strict=True):
         for rows in [[row] for row in tiles] if apart else _op_runs(s, tiles):
             _gemm_op(s, group, rows, loaded, placed.loops)
+
+
+def _tabled(gemms: Sequence[Gemm]) -> bool:
+    return any(gemm.rotary is not None for gemm in gemms)
 
 
 def _is_split(s: Binder, part: Part) -> bool:

@@ -54,6 +54,10 @@ def check(s: Binder, gemm: Gemm) -> None:
         what = f"{'RMSNorm' if norm.rms else 'LayerNorm'} over {x.count} columns of its operand"
         if x.count != x.end:
             raise UnsupportedError(f"{gemm.place}: {what}, which lie in heads with padding between them")
+        if not norm.eps > 0:
+            raise UnsupportedError(
+                f"{gemm.place}: {what} with eps {norm.eps:g}, which makes no numbers of rows of zeros"
+            )
         require(gemm.place, what, s.overlay, "normalise", s.overlay.by_unit[s.grid.left[0]], parts=parts)
         require(gemm.place, what, s.overlay, "statistics", s.overlay.by_unit[s.grid.results[0][0]])
 

@@ -68,10 +68,12 @@ def _is_extended(network: LayerGraph, layer: Layer, overlay: Overlay) -> bool:
 
 @dataclass(frozen=True)
 class _Source:
-    """A normalised activation as its consumers find it: the raw one, and the norm."""
+    """A normalised activation as its consumers find it: the raw one, and the norm. paths: modules of the norm, for the
+    first consumer."""
 
     name: str
     norm: Norm
+    paths: list[str]
 
 
 class _Moving:
@@ -134,11 +136,12 @@ class _Moving:
             raw = self._fresh(f"{layer.y}_raw")
             yield replace(layer, y=raw, norm=None)
         if self._all_take(layer):
-            sources[layer.y] = _Source(raw, layer.norm)
+            bare = raw == layer.residual
+            sources[layer.y] = _Source(raw, layer.norm, [layer.path, *layer.fused] if bare else [])
             return
         none, zeros = np.zeros((0, layer.width), np.float32), np.zeros(layer.width, np.float32)
         ones = np.ones(layer.width, np.float32)
-        yield Gemm(layer.path, raw, layer.y, none, zeros, None, raw, ones, residual_norm=layer.norm, fused=layer.fused)
+        yield Gemm(layer.path, raw, layer.y, none, zeros, None, raw, ones, residual_norm=layer.norm)
 
     def _fresh(self, stem: str) -> str:
         name, n = stem, 1
@@ -180,4 +183,8 @@ def _normalising(layer: Gemm, sources: Mapping[str, _Source]) -> Gemm:
         layer = replace(layer, x=x.name, x_norm=x.norm if layer.multiplies else None)
     if residual is not None:
         layer = replace(layer, residual=residual.name, residual_norm=residual.norm)
-    return layer
+    paths = [path for source in (x, residual) if source is not None for path in source.paths]
+    for source in (x, residual):
+        if source is not None:
+            source.paths.clear()
+    return replace(layer, fused=tuple(dict.fromkeys((*layer.fused, *paths)))) if paths else layer

@@ -133,9 +133,14 @@ class Statistics:
     at_store: bool
 
 
-def statistics_of(network: LayerGraph, cuts: Mapping[str, Tiles], limits: Limits) -> dict[str, Statistics]:
+def statistics_of(
+    network: LayerGraph, overlay: Overlay, cuts: Mapping[str, Tiles], limits: Limits
+) -> dict[str, Statistics]:
     """The statistics that the norms of operands need, by activation. A product makes them at its store unless the
-    memory of results applies something else there, or has no neighbour to complete rows with. cuts: by activation."""
+    memory of results applies something else there or has no neighbour to complete rows with, or unless its tiles are
+    more parts than a load can join. cuts: by activation."""
+    able = overlay.capability("normalise")
+    most = able.limits["parts"][1] if able is not None else 0
     norms: dict[str, list[Norm]] = {}
     for layer in network.layers:
         if isinstance(layer, Gemm):
@@ -146,13 +151,14 @@ def statistics_of(network: LayerGraph, cuts: Mapping[str, Tiles], limits: Limits
     out: dict[str, Statistics] = {}
     for name, of in norms.items():
         gemm, rms = made.get(name), all(norm.rms for norm in of)
+        width = network.inputs[name] if name in network.inputs else network.columns(name)
+        blocks = padded(width, TILE) // TILE
         if gemm is not None and gemm.is_plain_store and cuts[name].mme_cols == limits.grid_cols:
-            blocks = padded(gemm.width, TILE) // TILE
-            out[name] = Statistics(rms, column_tiles(blocks, cuts[name], False, limits, pairs=True)[0], True)
-        else:
-            width = network.inputs[name] if name in network.inputs else network.columns(name)
-            blocks = padded(width, TILE) // TILE
-            out[name] = Statistics(rms, column_tiles(blocks, limits.fit(Tiles()), False, limits, pairs=True)[0], False)
+            parts = column_tiles(blocks, cuts[name], False, limits, pairs=True)[0]
+            if parts <= most:
+                out[name] = Statistics(rms, parts, True)
+                continue
+        out[name] = Statistics(rms, column_tiles(blocks, limits.fit(Tiles()), False, limits, pairs=True)[0], False)
     return out
 
 
@@ -246,7 +252,7 @@ def tile(network: LayerGraph, overlay: Overlay, schedule: Schedule) -> Tiled:
         if not isinstance(segment.layers, AttentionLayer):
             cuts |= dict.fromkeys((gemm.y for gemm in segment.layers), _fitting(segment, limits))
     network.check_rows()
-    statistics = statistics_of(network, cuts, limits)
+    statistics = statistics_of(network, overlay, cuts, limits)
     names = (*network.inputs, *(layer.y for layer in network.layers))
     rows = {
         network.seq_of(name): _rows(network, schedule, limits, network.rows_of(name)) for name in dict.fromkeys(names)

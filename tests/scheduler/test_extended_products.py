@@ -160,7 +160,7 @@ def test_sums_of_normalised_operands(rows: tuple[int, int], n: int, schedule: Sc
     add = Gemm("add", "x", "s", *nothing(n), residual="n")
     last = Gemm("n2", "s", "y", *nothing(n), residual="s", norm=RMS, scale=1 + make.vector(n).astype(np.float64))
     network = assert_computes(graph([f, normed, add, last], rows, n), schedule, moved=True)
-    assert [layer.y for layer in network.layers][:2] == ["f", "s"]
+    assert [(layer.y, layer.fused) for layer in network.layers][:2] == [("f", ()), ("s", ("n",))]
 
 
 @pytest.mark.long
@@ -249,6 +249,7 @@ def test_any_products_by_any_schedule(network: LayerGraph, data: st.DataObject) 
     assert_computes(network, data.draw(schedules(moved), "schedule"), moved=True, difference=1e-4)
 
 
+@pytest.mark.long
 def test_the_bytes_of_a_program_are_nearly_unavoidable() -> None:
     """Whole tiles of two gated products with rotated heads, where nothing is padded."""
     make, k = Maker(), 512
@@ -274,6 +275,23 @@ def test_overlays_without_extensions_refuse() -> None:
     for layer, word in ((gate, "gate"), (turned, "rotate"), (normed, "rmsnorm"), (of_operand, "normalise")):
         with pytest.raises(UnsupportedError, match=rf"lacks capability {word}; xnn can"):
             place(fold(graph([layer], 64, 64)), XNN_BASE, PAPER)
+
+
+def test_statistics_of_many_tiles_are_a_pass() -> None:
+    """A load joins 15 parts; the product has 16 column tiles."""
+    make, n = Maker(), 4000
+    f = Gemm("f", "x", "f", make.matrix(64, n), make.vector(n))
+    normed = Gemm("n", "f", "n", *nothing(n), residual="f", norm=RMS)
+    up = Gemm("up", "n", "y", make.matrix(n, 64), make.vector(64))
+    assert_computes(graph([f, normed, up], 100, 64), Schedule(tile_cols=2), moved=True)
+
+
+def test_a_norm_at_loads_needs_an_eps() -> None:
+    none, zeros = nothing(2000)
+    norm = Gemm("n", "x", "n", none, zeros, residual="x", norm=Norm(0.0, rms=True))
+    up = Gemm("up", "n", "y", Maker().matrix(2000, 64), np.zeros(64, np.float32))
+    with pytest.raises(UnsupportedError, match=r"up: RMSNorm over 2000 columns of its operand with eps 0"):
+        place(norms_at_loads(fold(graph([norm, up], 64, 2000)), XNN), XNN, PAPER)
 
 
 def test_a_table_is_as_long_as_its_sequences() -> None:
