@@ -258,8 +258,8 @@ def for_base(activation: str = "gelu_tanh", **more: Any) -> Callable[[], nn.Modu
 
 
 HEADS = "heads of 320 columns; MemB2 of overlay xnn holds values of at most 256"
-PARTS = "capability normalise of overlay xnn takes 1 to 15 parts; no overlay can"
-WIDE = f"LayerNorm over 15680 columns of its operand; {PARTS}"
+JOINED = "capability normalise of overlay xnn takes 1 to 15 parts; no overlay can"
+WIDE = f"LayerNorm over 15680 columns of its operand; {JOINED}"
 TANH = "overlay xnn-base lacks capability relu; xnn can"
 REFUSED: dict[str, tuple[Callable[[], nn.Module], Mapping[str, Any], list[str]]] = {
     "heads and norms": (
