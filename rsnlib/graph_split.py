@@ -245,17 +245,22 @@ class _Cut:
         """Make a piece for the machine of these nodes. Raises RefusedError with one of these nodes, UnsupportedError,
         TensorError or ScheduleError."""
         part = _Part(self, nodes)
-        traced = None
+        traced, rewritten = None, None
         if rewrite(part.program):
             with suppress(UnsupportedError, TensorError):
-                traced = part.traced()
+                try:
+                    traced = part.traced()
+                except (RefusedError, WrongTypeError) as refused:
+                    rewritten = self._refusal(part, refused)
         if traced is None:
             part = _Part(self, nodes)
             try:
                 traced = part.traced()
             except (RefusedError, WrongTypeError) as refused:
-                at = part.original(refused.node) or nodes[0]
-                raise RefusedError(at, with_ideas(self.program, at, site(refused.node), str(refused))) from refused
+                plain = self._refusal(part, refused) or RefusedError(nodes[0], str(refused))
+                # The rewrites may take the machine further.
+                later = rewritten is not None and self._place[rewritten.node] > self._place[plain.node]
+                raise (rewritten if rewritten is not None and later else plain) from refused
         try:
             return Piece(nodes, part.takes, part.gives, _lowered(traced, self.lower), why)
         except LimitError as error:
@@ -264,6 +269,15 @@ class _Cut:
                 raise
             at, limit = found
             raise RefusedError(at, f"{site(at)}: {limit}") from error
+
+    def _refusal(self, part: _Part, refused: RefusedError | WrongTypeError) -> RefusedError | None:
+        """The error for a piece, at the operator of the whole graph; None if the refused operator comes from none."""
+        at = part.original(refused.node)
+        if at is None:
+            return None
+        # Where an operator left the machine, so that all that depends on it stays together.
+        left = part.original(refused.left) if isinstance(refused, RefusedError) and refused.left is not None else None
+        return RefusedError(left or at, with_ideas(self.program, at, site(refused.node), str(refused)))
 
     def _at_fault(self, part: _Part, traced: Traced) -> tuple[Node, str] | None:
         """Find the first layer that cannot be lowered even alone. Returns where to cut (the operator fused last, or the
@@ -398,7 +412,7 @@ def _takes(cut: _Cut, nodes: tuple[Node, ...]) -> tuple[Node, ...]:
 def _gives(nodes: tuple[Node, ...]) -> tuple[Node, ...]:
     """The live-outs of a subgraph: values that operators outside of it read."""
     inner = set(nodes)
-    return tuple(node for node in nodes if not inner.issuperset(node.users))
+    return tuple(node for node in nodes if any(x not in inner and packet(x) not in CHECKS for x in node.users))
 
 
 def _constants(cut: _Cut, nodes: tuple[Node, ...]) -> tuple[Node, ...]:

@@ -119,7 +119,7 @@ class Rewriter:
             name += "_"
         setattr(root, name, value)
         with self.graph.inserting_before(at):
-            node = self.graph.get_attr(name)
+            node = self.graph.create_node("get_attr", name)  # get_attr would look for it in another module
         node.meta = {key: x for key, x in at.meta.items() if key != "val"}
         with self._mode:
             node.meta["val"] = self._mode.from_tensor(value, static_shapes=True)

@@ -97,7 +97,8 @@ def trace(
 
 def _with_ideas(refused: RefusedError, program: ExportedProgram) -> RefusedError:
     """The same error with the constructs that the operator is part of (`ideas`) in its message."""
-    error = RefusedError(refused.node, with_ideas(program, refused.node, site(refused.node), str(refused)))
+    words = with_ideas(program, refused.node, site(refused.node), str(refused))
+    error = RefusedError(refused.node, words, refused.left)
     error.__cause__ = refused.__cause__
     return error
 
@@ -249,8 +250,10 @@ class _Tracer:
         left = next((x for x in inputs if isinstance(x, HostSuffix)), HostSuffix(node, why))
         *rows, _ = shape_of(node) or (self.values.rows, 1)
         if is_product and (not is_static(node) or prod(rows) > self.values.batch):
+            if left.node is node:
+                raise unsupported(node, why)
             reason = f"it depends on {site(left.node)}, which cannot run on the machine: {left.why}"
-            raise unsupported(node, why if left.node is node else reason)
+            raise RefusedError(node, f"{site(node)}: {reason}", left.node)
         self._leave(node)
         self.after.append(node)
         self._place(node, "host", "after the machine" if left.node is not node else f"after the machine: {why}")
