@@ -150,7 +150,9 @@ def _cuts(graph: Rewriter, node: Node) -> Iterator[tuple[Node, list[Node]]]:
 
 
 def _is_linear(graph: Rewriter, node: Node) -> bool:
-    return node.op == "call_function" and packet(node) in LINEAR and node not in graph.products
+    # A product with (batch, heads, rows, columns) is no projection: a matrix may turn the columns of each head.
+    is_projection = node in graph.products and len(shape_of(node)) < 4
+    return node.op == "call_function" and packet(node) in LINEAR and not is_projection
 
 
 def _key(graph: Rewriter, start: Node, operators: Sequence[Node]) -> Any:

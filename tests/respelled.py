@@ -1,92 +1,92 @@
-"""The same model in another spelling: its operators as a flat function over renamed tensors, products as einsums and
-addmm, attention and activations as calls of functions or spelled out."""
+"""Models in another spelling: the same computation in other operators, without the names of modules."""
 
 from __future__ import annotations
 
-from itertools import count
+from collections.abc import Callable
 from typing import Any
 
 import torch
-import torch.nn.functional as F  # noqa: N812 - its name everywhere
-from torch import nn
-from torch.export.graph_signature import InputKind
-from torch.fx import Node
+from torch.fx import Graph, Node
 
 aten = torch.ops.aten
+Spelling = Callable[[Callable[..., Node], Node, int], Node | None]
 
 
-class Respelled(nn.Module):
-    """Calls the operators of a captured module in other words. Its tensors have other names, and it has no submodules;
-    arguments are given by the names that they had, and results come as a tuple of tensors."""
-
-    def __init__(self, module: nn.Module, given: dict[str, Any]) -> None:
-        super().__init__()
-        with torch.no_grad():
-            self._program = torch.export.export(module, (), given, strict=False)
-        numbers = count()
-        self._names: dict[str, str] = {}
-        for spec in self._program.graph_signature.input_specs:
-            if spec.kind == InputKind.USER_INPUT:
-                continue
-            target = str(spec.target)
-            found = self._program.state_dict.get(target, self._program.constants.get(target))
-            self._names[spec.arg.name] = f"tensor_{next(numbers)}"  # type: ignore[union-attr]
-            self.register_buffer(self._names[spec.arg.name], torch.as_tensor(found).detach())  # type: ignore[union-attr]
-        self.arguments = list(given)
-
-    def forward(self, **given: Any) -> Any:
-        """The results as a tuple."""
-        kinds = count()
-        flat = iter(torch.utils._pytree.tree_leaves(tuple(given[name] for name in self.arguments)))
-        values: dict[Node, Any] = {}
-        for node in self._program.graph.nodes:
-            if node.op == "placeholder":
-                own = self._names.get(node.name)
-                values[node] = next(flat) if own is None else getattr(self, own)
-            elif node.op == "call_function":
-                args, kwargs = torch.fx.node.map_arg((node.args, node.kwargs), values.__getitem__)
-                function = SPELLINGS.get(node.target)
-                if function is None:
-                    values[node] = node.target(*args, **kwargs)
-                elif function is linear:
-                    values[node] = linear(next(kinds), *args, **kwargs)
-                else:
-                    values[node] = function(*args, **kwargs)
-        return tuple(values[x] for x in self._program.graph.output_node().args[0] if isinstance(x, Node))
+def respelled(model: torch.nn.Module, given: dict[str, Any]) -> torch.nn.Module:
+    """The model, captured with these arguments, with linear layers as einsum, matmul and addmm, attention as products
+    and a softmax, and norms, SiLU and negations spelled out. Its results have the structure of the model's."""
+    with torch.no_grad():
+        made = torch.export.export(model, (), given, strict=False).module()
+    graph: Graph = made.graph
+    count = 0
+    for node in list(graph.nodes):
+        spelling = SPELLINGS.get(node.target)
+        if spelling is None:
+            continue
+        with graph.inserting_before(node):
+            new = spelling(lambda f, *args, **kwargs: graph.call_function(f, args, kwargs), node, count)
+        count += 1
+        if new is not None:
+            new.meta["val"] = node.meta["val"]
+            node.replace_all_uses_with(new)
+            graph.erase_node(node)
+    for node in graph.nodes:
+        node.meta.pop("nn_module_stack", None)
+    graph.eliminate_dead_code()
+    made.recompile()
+    for module in made.modules():
+        module.training = False
+    return made
 
 
-def linear(kind: int, x: Any, weight: Any, bias: Any = None) -> Any:
-    """In turn an einsum, addmm over flat rows, and a product with the transposed weight."""
-    if kind % 3 == 1 and bias is not None:
-        return torch.addmm(bias, x.reshape(-1, x.shape[-1]), weight.t()).reshape(*x.shape[:-1], -1)
-    y = torch.einsum("...k,nk->...n", x, weight) if kind % 3 == 0 else x @ weight.mT
-    return y if bias is None else y + bias
+def _shape(x: Any) -> list[int]:
+    return list(x.meta["val"].shape)
 
 
-def attention(q: Any, k: Any, v: Any, mask: Any = None, dropout: float = 0.0, causal: bool = False, **more: Any) -> Any:
-    """Scores, softmax and values one after the other."""
-    if causal or more.get("enable_gqa"):
-        return F.scaled_dot_product_attention(q, k, v, mask, dropout, causal, **more)
-    factor = more.get("scale") or q.shape[-1] ** -0.5
-    scores = torch.einsum("bhqd,bhkd->bhqk", q, k) * factor
+def _linear(call: Callable[..., Node], node: Node, count: int) -> Node:
+    x, weight, *bias = node.args
+    if bias and bias[0] is not None:
+        flat = call(aten.reshape.default, x, [-1, _shape(x)[-1]])
+        made = call(aten.addmm.default, bias[0], flat, call(aten.t.default, weight))
+        return call(aten.reshape.default, made, _shape(node))
+    if count % 2:
+        return call(aten.einsum.default, "...k,nk->...n", [x, weight])
+    return call(aten.matmul.default, x, call(aten.t.default, weight))
+
+
+def _attention(call: Callable[..., Node], node: Node, count: int) -> Node:
+    names = ("query", "key", "value", "attn_mask", "dropout_p", "is_causal")
+    given = dict(zip(names, node.args, strict=False)) | node.kwargs
+    q, k, v, mask = (given.get(name) for name in names[:4])
+    heads, rows, columns = _shape(q)[1:]
+    if _shape(k)[1] != heads:
+        k, v = (call(aten.repeat_interleave.self_int, x, heads // _shape(k)[1], 1) for x in (k, v))
+    q = call(aten.mul.Tensor, q, given.get("scale") or columns**-0.5)
+    scores = call(aten.einsum.default, "bhqd,bhkd->bhqk", [q, k])
+    if given.get("is_causal"):
+        mask = call(aten.tril.default, call(aten.ones.default, [rows, rows], dtype=torch.bool))
     if mask is not None:
-        scores = scores + (torch.where(mask, 0.0, float("-inf")) if mask.dtype == torch.bool else mask)
-    return torch.matmul(torch.softmax(scores, -1), v)
+        hidden = call(aten.to.dtype, call(aten.logical_not.default, mask), torch.float32)
+        scores = call(aten.add.Tensor, scores, call(aten.mul.Tensor, hidden, -1e9))
+    return call(aten.einsum.default, "bhqk,bhkd->bhqd", [call(aten.softmax.int, scores, -1), v])
 
 
-def gelu(x: Any, approximate: str = "none") -> Any:
-    """By its formula."""
-    if approximate == "tanh":
-        return 0.5 * x * (1 + torch.tanh((2 / torch.pi) ** 0.5 * (x + 0.044715 * x**3)))
-    return x * 0.5 * (1.0 + torch.erf(x / 2**0.5))
+def _mean(call: Callable[..., Node], node: Node, count: int) -> Node:
+    x = node.args[0]
+    return call(aten.div.Tensor, call(aten.sum.dim_IntList, x, [-1], True), _shape(x)[-1])
 
 
-SPELLINGS: dict[Any, Any] = {
-    aten.linear.default: linear,
-    aten.scaled_dot_product_attention.default: attention,
-    aten.gelu.default: gelu,
-    aten.silu.default: lambda x: x * torch.sigmoid(x),
-    aten.layer_norm.default: lambda x, *a: F.layer_norm(x, *a[:4]),
-    aten.conv2d.default: lambda x, *a: F.conv2d(x, *a),
-    aten.conv1d.default: lambda x, *a: F.conv1d(x, *a),
+def _pow(call: Callable[..., Node], node: Node, count: int) -> Node | None:
+    return call(aten.square.default, node.args[0]) if node.args[1] == 2 else None
+
+
+SPELLINGS: dict[Any, Spelling] = {
+    aten.linear.default: _linear,
+    aten.scaled_dot_product_attention.default: _attention,
+    aten.mean.dim: _mean,
+    aten.pow.Tensor_Scalar: _pow,
+    aten.silu.default: lambda call, node, _: call(aten.mul.Tensor, call(aten.sigmoid.default, *node.args), *node.args),
+    aten.neg.default: lambda call, node, _: call(aten.mul.Tensor, node.args[0], -1),
+    aten.rsqrt.default: lambda call, node, _: call(aten.reciprocal.default, call(aten.sqrt.default, node.args[0])),
 }
+"""By operator, what computes the same: makes nodes with `call`, and returns the last."""

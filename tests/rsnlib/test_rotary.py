@@ -1,0 +1,162 @@
+"""Rotary positions in the spellings of models, and what is none."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F  # noqa: N812 - its name everywhere
+from torch import nn
+
+from rsn.base.errors import UnsupportedError
+from rsn.rsnlib.rotary import recognise
+from rsn.rsnlib.trace import trace
+from rsn.scheduler.graph import AttentionLayer, Gemm
+
+B, L, H, D = 2, 7, 3, 8
+C = H * D
+Turn = Callable[[torch.Tensor], torch.Tensor]
+
+ANGLES = torch.arange(L)[:, None] * 10.0 ** -torch.arange(0, 1, 2 / D)
+BOTH = torch.cat([ANGLES, ANGLES], -1)
+PAIRS = ANGLES.repeat_interleave(2, -1)
+
+
+def halves(x: torch.Tensor) -> torch.Tensor:
+    one, other = x.chunk(2, -1)
+    return x * BOTH.cos() + torch.cat([-other, one], -1) * BOTH.sin()
+
+
+def interleaved(x: torch.Tensor) -> torch.Tensor:
+    turned = torch.stack([-x[..., 1::2], x[..., ::2]], -1).flatten(-2)
+    return x * PAIRS.cos() + turned * PAIRS.sin()
+
+
+def as_complex(x: torch.Tensor) -> torch.Tensor:
+    turns = torch.polar(torch.ones_like(ANGLES), ANGLES)
+    return torch.view_as_real(torch.view_as_complex(x.unflatten(-1, (-1, 2))) * turns).flatten(-2)
+
+
+def partial(x: torch.Tensor) -> torch.Tensor:
+    angles = BOTH[:, : D // 4].repeat(1, 2)
+    turned, rest = x.split([D // 2, D // 2], -1)
+    one, other = turned.chunk(2, -1)
+    return torch.cat([turned * angles.cos() + torch.cat([-other, one], -1) * angles.sin(), rest], -1)
+
+
+def by_matrix(x: torch.Tensor) -> torch.Tensor:
+    matrix = torch.zeros(D, D)
+    for c in range(D // 2):
+        matrix[c + D // 2, c], matrix[c, c + D // 2] = -1, 1
+    return x * BOTH.cos() + torch.einsum("bhsd,de->bhse", x, matrix) * BOTH.sin()
+
+
+def in_parts(x: torch.Tensor) -> torch.Tensor:
+    """Without a join of negated halves: both halves by themselves."""
+    one, other = x[..., : D // 2], x[..., D // 2 :]
+    cos, sin = ANGLES.cos(), ANGLES.sin()
+    return torch.cat([one * cos - other * sin, other * cos + one * sin], dim=-1)
+
+
+class Rotated(nn.Module):
+    def __init__(self, turn: Turn) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.turn = turn
+        self.q, self.k, self.v, self.o = (nn.Linear(C, C) for _ in range(4))
+
+    def heads(self, x: torch.Tensor) -> torch.Tensor:
+        return x.view(B, L, H, D).transpose(1, 2)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        q, k, v = self.turn(self.heads(self.q(x))), self.turn(self.heads(self.k(x))), self.heads(self.v(x))
+        return self.o(F.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2))
+
+
+SPELLINGS: dict[str, tuple[Turn, int]] = {  # how far apart partners are
+    "halves": (halves, D // 2),
+    "interleaved": (interleaved, 1),
+    "complex numbers": (as_complex, 1),
+    "partial": (partial, D // 4),
+    "a matrix": (by_matrix, D // 2),
+    "in parts": (in_parts, D // 2),
+}
+
+
+@pytest.mark.parametrize("name", SPELLINGS)
+def test_spellings(name: str, call: Any) -> None:
+    turn, distance = SPELLINGS[name]
+    model, x = Rotated(turn).eval(), torch.randn(B, L, C)
+    traced = trace(model, (x,))
+    attention = next(layer for layer in traced.network.layers if isinstance(layer, AttentionLayer))
+    layers = {layer.y: layer for layer in traced.network.layers}
+    for operand in (attention.q, attention.k):
+        layer = layers[operand]
+        assert isinstance(layer, Gemm)
+        assert layer.rotary is not None
+    assert {p.op for p in traced.placements if p.where == "host"} <= {"mul", "cat", "rsub"}  # tables
+    found = recognise(turn, (B, H, L, D))
+    assert found is not None
+    assert {abs(p - c) for c, p in enumerate(found.partners)} == {distance} | ({0} if name == "partial" else set())
+    with torch.no_grad():
+        torch.testing.assert_close(call(traced, x), model(x), rtol=1e-4, atol=1e-6)
+
+
+def test_tables_are_exact() -> None:
+    found = recognise(halves, (B, H, L, D))
+    assert found is not None
+    assert torch.equal(found.own[0, 0], BOTH.cos())
+    assert torch.equal(found.partner[0, 0].abs(), BOTH.sin().abs())
+
+
+NONE: dict[str, Turn] = {
+    "a factor": lambda x: 3.0 * x,
+    "three columns": lambda x: x + x.roll(1, -1) + x.roll(2, -1),
+    "the row before": lambda x: x + x.roll(1, 2),
+    "the head before": lambda x: x * BOTH.cos() + x.roll(1, 1),
+    "a cycle of partners": lambda x: x * BOTH.cos() + x.roll(1, -1) * BOTH.sin(),
+    "tables of each head": lambda x: x * torch.arange(1.0, 4)[:, None, None] * BOTH.cos(),
+    "a square": lambda x: x * x,
+}
+
+
+@pytest.mark.parametrize("name", NONE)
+def test_what_is_no_rotation(name: str) -> None:
+    assert recognise(NONE[name], (B, H, L, D)) is None
+
+
+def test_positions_from_the_arguments_are_refused() -> None:
+    """A table of the machine is a constant."""
+
+    class Positioned(Rotated):
+        def forward(self, x: torch.Tensor, positions: torch.Tensor | None = None) -> torch.Tensor:
+            assert positions is not None
+            angles = positions[:, None, :, None].float() * BOTH[1]
+            q, k = (
+                y * angles.cos() + y.flip(-1) * angles.sin() for y in (self.heads(self.q(x)), self.heads(self.k(x)))
+            )
+            return self.o(F.scaled_dot_product_attention(q, k, self.heads(self.v(x))).transpose(1, 2).flatten(2))
+
+    inputs = torch.randn(B, L, C), torch.arange(L).expand(B, L).contiguous()
+    with pytest.raises(UnsupportedError, match="at the top level"):
+        trace(Positioned(halves).eval(), inputs)
+
+
+def test_scores_keep_their_scale() -> None:
+    """It goes into the keys, in front of the rotation."""
+    model, x = Rotated(halves).eval(), torch.randn(B, L, C)
+    network = trace(
+        model,
+        (x,),
+    ).network
+    q, k = (next(layer for layer in network.layers if layer.y == y) for y in ("q", "k"))
+    assert isinstance(q, Gemm)
+    assert isinstance(k, Gemm)
+    assert q.rotary is not None
+    assert k.rotary is not None
+    assert (k.rotary.own == q.rotary.own).all()
+    largest = float(model.k.weight.abs().max()) / math.sqrt(D)
+    assert abs(abs(k.weight).max() - largest) < 1e-6

@@ -1,0 +1,157 @@
+"""Today's text models as transformers builds them, small and with random weights, against PyTorch on the simulated
+machine: decoders with their vocabulary product, and encoders."""
+
+from __future__ import annotations
+
+import re
+import warnings
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch")
+transformers = pytest.importorskip("transformers")
+
+import rsn  # noqa: E402 - torch first: it may be missing
+from rsn.tests.effort import long  # noqa: E402
+from rsn.tests.respelled import respelled  # noqa: E402
+
+WORDS = {"vocab_size": 100, "bos_token_id": 0, "eos_token_id": 0, "pad_token_id": 0}
+SIZES = {"hidden_size": 96, "num_hidden_layers": 2, "num_attention_heads": 3, "intermediate_size": 128}
+DECODER = WORDS | SIZES | {"head_dim": 32, "use_cache": False}
+GROUPS = DECODER | {"num_attention_heads": 4, "num_key_value_heads": 2}
+PLAIN_GROUPS = {name: x for name, x in GROUPS.items() if name != "head_dim"} | {"hidden_size": 128}
+WINDOW = {"sliding_window": 8}
+SCALED = WINDOW | {"query_pre_attn_scalar": 32}
+LOCAL = {"local_attention": 8, "num_hidden_layers": 3, "global_attn_every_n_layers": 2, "mask_token_id": 3}
+ENDS = {"cls_token_id": 1, "sep_token_id": 2}
+T5 = {"vocab_size": 100, "d_model": 96, "d_kv": 32, "d_ff": 128, "num_layers": 2, "num_heads": 3}
+FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
+    "llama": ("LlamaForCausalLM", DECODER),
+    "llama, groups": ("LlamaForCausalLM", GROUPS),
+    "qwen2": ("Qwen2ForCausalLM", PLAIN_GROUPS),
+    "qwen3": ("Qwen3ForCausalLM", GROUPS),
+    "gemma 2": ("Gemma2ForCausalLM", GROUPS | SCALED),
+    "gemma 3": ("Gemma3ForCausalLM", GROUPS | SCALED),
+    "mistral": ("MistralForCausalLM", GROUPS | WINDOW),
+    "phi 3": ("Phi3ForCausalLM", PLAIN_GROUPS),
+    "modernbert": ("ModernBertForMaskedLM", WORDS | SIZES | LOCAL | ENDS),
+    "nomicbert": ("NomicBertModel", WORDS | SIZES),
+    "eurobert": ("EuroBertForMaskedLM", DECODER | {"num_key_value_heads": 3, "mask_token_id": 3}),
+    "t5 1.1": ("T5EncoderModel", T5 | {"feed_forward_proj": "gated-gelu"}),
+}
+EXPERTS = {
+    "mixtral": ("MixtralForCausalLM", GROUPS | {"num_local_experts": 4, "num_experts_per_tok": 2}),
+    "qwen3 moe": (
+        "Qwen3MoeForCausalLM",
+        GROUPS | {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 64},
+    ),
+}
+CONFIGS = {"Gemma3ForCausalLM": "Gemma3TextConfig"}
+LENGTHS = [20, 13]
+MASKS = ("", "right", "left")
+SPELLINGS = ("sdpa", "eager", "respelled")
+MISSING = {("gemma 2", "sdpa"), ("gemma 2", "respelled")}
+"""What transformers does not have: its soft cap needs eager."""
+QUICK = {("llama, groups", "sdpa", "left"), ("gemma 2", "eager", "right")}
+CASES = [
+    (family, spelling, mask)
+    for family in FAMILIES
+    for spelling in SPELLINGS
+    for mask in MASKS
+    if (family, spelling) not in MISSING and not (spelling == "respelled" and mask == "left")
+]
+
+
+def model(name: str, config: dict[str, Any], attention: str) -> Any:
+    torch.manual_seed(0)
+    kind = getattr(transformers, name)
+    config_class = getattr(transformers, CONFIGS[name]) if name in CONFIGS else kind.config_class
+    return kind(config_class(attn_implementation=attention, **config)).eval()
+
+
+def text(mask: str) -> dict[str, Any]:
+    """Words, with a mask of padding on the right or left, or without a mask."""
+    torch.manual_seed(1)
+    ids = torch.randint(5, 90, (2, LENGTHS[0]))
+    keys = (torch.arange(LENGTHS[0]) < torch.tensor(LENGTHS)[:, None]).long()
+    keys = keys.flip(1) if mask == "left" else keys
+    return {"input_ids": ids, "attention_mask": keys} if mask else {"input_ids": ids}
+
+
+def first(result: Any) -> Any:
+    return result.to_tuple()[0]
+
+
+def share(explained: str) -> float:
+    """The part of the FLOPs on the machine, in percent."""
+    found = re.search(r"([\d.]+) % of", explained)
+    assert found is not None
+    return float(found.group(1))
+
+
+def assert_close(got: Any, wanted: Any, given: dict[str, Any]) -> None:
+    """Rows of padding do not count."""
+    keys = given.get("attention_mask", torch.ones_like(given["input_ids"])).bool()
+    assert (got[keys] - wanted[keys]).abs().max() <= 1e-5 * wanted[keys].abs().max()
+
+
+@pytest.mark.parametrize(("family", "spelling", "mask"), [c if c in QUICK else long(*c) for c in CASES])
+def test_family(family: str, spelling: str, mask: str) -> None:
+    name, config = FAMILIES[family]
+    module, given = model(name, config, "sdpa" if spelling == "respelled" else spelling), text(mask)
+    with torch.no_grad():
+        wanted = first(module(**given))
+    if spelling == "respelled":
+        module = respelled(module, given)
+    with rsn.compile(module, given) as compiled:
+        assert_close(first(compiled(**given)), wanted, given)
+        assert share(compiled.explain()) >= 95
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("family", EXPERTS)
+def test_experts_stay_in_pytorch(family: str) -> None:
+    """Data chooses them. Attention, norms, routers and the vocabulary product run on the machine."""
+    module, given = model(*EXPERTS[family], "sdpa"), text("right")
+    torch._dynamo.reset()
+    fast = torch.compile(module, backend="rsn")
+    with torch.no_grad(), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        assert_close(first(fast(**given)), first(module(**given)), given)
+    explained = rsn.explain(fast, given)
+    assert share(explained) >= 95
+    assert "experts chosen by data" in explained
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("family", ["llama, groups", "modernbert"])
+def test_torch_compile(family: str) -> None:
+    """As a whole, without a warning."""
+    module, given = model(*FAMILIES[family], "sdpa"), text("right")
+    torch._dynamo.reset()
+    fast = torch.compile(module, backend="rsn", options={"fallback": "error"})
+    with torch.no_grad():
+        assert_close(first(fast(**given)), first(module(**given)), given)
+
+
+@pytest.mark.long
+def test_lengths_of_a_family() -> None:
+    """Positions are those within the sequence, whatever size the call is padded to."""
+    module = model(*FAMILIES["llama, groups"], "sdpa")
+    shapes = {name: {0: rsn.Batch(2), 1: rsn.Length(16, 24)} for name in ("input_ids", "attention_mask")}
+    with rsn.compile(module, text("right"), dynamic_shapes=shapes) as compiled, torch.no_grad():
+        for rows in (20, 11):
+            given = {name: x[:, :rows].contiguous() for name, x in text("right").items()}
+            assert_close(first(compiled(**given)), first(module(**given)), given)
+
+
+@pytest.mark.long
+def test_a_call_that_the_example_does_not_cover() -> None:
+    """Never a wrong number: padding on the left needs an example with it."""
+    module = model(*FAMILIES["llama, groups"], "sdpa")
+    with (
+        rsn.compile(module, text("right")) as compiled,
+        pytest.raises(rsn.TensorError, match="give an example that is padded on the left"),
+    ):
+        compiled(**text("left"))
