@@ -32,7 +32,8 @@ class HostPart:
     host's tensor and the view of the input that it is. results: by node, the output of the network and the view of it
     that the node is. masks: the attention masks; all must hide the same keys. patterns: which keys each row sees, of
     masks by which not all rows see the same. seqs: rows of each sequence of those inputs and outputs of the network
-    that have another number than `seq`. counted: of the keys that the masks hide, 0 for `seq`.
+    that have another number than `seq`. counted: of the keys that the masks hide, 0 for `seq`. added: inputs of the
+    network that are masks, added to scores.
     """
 
     batch: int
@@ -49,6 +50,7 @@ class HostPart:
     patterns: Mapping[Node, Pattern] = field(default_factory=dict)
     seqs: Mapping[str, int] = field(default_factory=dict)
     counted: int = 0
+    added: frozenset[str] = frozenset()
     _checked: set[tuple[int, ...]] = field(default_factory=set)
 
     @property
@@ -100,7 +102,9 @@ class HostPart:
     def inputs(self, environment: Environment) -> dict[str, Array]:
         """The network's inputs by activation name, float32 (batch, seq, columns), from the host's tensors."""
         return {
-            name: _rows(environment[node], view).reshape(self.batch, self.seq_of(name), -1)
+            name: _rows(_finite(environment[node]) if name in self.added else environment[node], view).reshape(
+                self.batch, self.seq_of(name), -1
+            )
             for name, (node, view) in self.sources.items()
         }
 
@@ -134,12 +138,14 @@ def _shown(flat: torch.Tensor, view: View) -> torch.Tensor:
     return flat.as_strided([size for size, _ in view.atoms], [stride for _, stride in view.atoms], view.offset)
 
 
+def _finite(mask: torch.Tensor) -> torch.Tensor:
+    """A mask, bool or added to scores, as finite numbers to be added: the machine takes no infinity."""
+    return torch.where(mask, 0.0, FORBIDDEN) if mask.dtype == torch.bool else mask.clamp(min=FORBIDDEN)
+
+
 def _rows(tensor: torch.Tensor, view: View) -> Array:
     """The flat activation of which `tensor`, after broadcasting, is `view`: the inverse of `_shown`."""
-    tensor = tensor.detach()
-    if tensor.dtype == torch.bool:  # a mask that is added to scores
-        tensor = torch.where(tensor, 0.0, FORBIDDEN)
-    tensor = tensor.broadcast_to(view.shape)
+    tensor = tensor.detach().broadcast_to(view.shape)
     flat = torch.empty(tensor.numel(), dtype=torch.float32)
     shown = _shown(flat, view)
     shown.copy_(tensor.reshape(shown.shape))

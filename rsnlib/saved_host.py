@@ -89,6 +89,7 @@ def encode(host: HostPart, keep: Callable[[torch.Tensor], str]) -> Json:
         "lengths": list(host.lengths),
         "seqs": dict(host.seqs),
         "counted": host.counted,
+        "added": sorted(host.added),
         "columns": dict(host.columns),
         "signature": parameters(interface.signature),
         "arguments": [[node.name, described(node.meta["val"])] for node in interface.arguments],
@@ -179,7 +180,10 @@ def decode(description: Json, tensor: Callable[[str], torch.Tensor]) -> HostPart
         {node: pattern for node, pattern in masks.items() if pattern != PLAIN},
         seqs,
         counted,
+        frozenset(map(as_str, as_list(description["added"]))),
     )
+    if not host.added <= set(sources):
+        raise ValueError(f"masks {sorted(host.added)} are no inputs")
     _check(host)
     return host
 

@@ -331,6 +331,7 @@ class _Tracer:
                 if (rows := network.seq_of(name)) != network.seq
             },
             counted=network.counted_seq if masks else 0,
+            added=frozenset(x.mask for x in network.layers if isinstance(x, AttentionLayer) and x.mask is not None),
         )
         placements = tuple(p for node, p in self.placements.items() if node not in dropped)
         return Traced(network, host, placements, self._origins(names))
