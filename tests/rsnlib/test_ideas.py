@@ -120,13 +120,13 @@ def written(m: Any, x: Any, keys: Any, at: Any) -> Any:
 
 
 def cross(m: Any, x: Any, y: Any) -> Any:
-    """Over some of the other rows, which the machine cannot take apart."""
-    return m.o(joined(F.scaled_dot_product_attention(heads(m.q(x)), heads(m.k(y))[:, :, :5], heads(m.v(y))[:, :, :5])))
+    """Over some of the rows, which the machine cannot take apart."""
+    return m.o(joined(F.scaled_dot_product_attention(heads(m.q(x)), heads(m.k(x))[:, :, :5], heads(m.v(x))[:, :, :5])))
 
 
 def cross_spelled_out(m: Any, x: Any, y: Any) -> Any:
-    scores = heads(m.q(x)) @ heads(m.k(y))[:, :, :5].transpose(-2, -1)
-    return m.o(joined(scores.softmax(-1) @ heads(m.v(y))[:, :, :5]))
+    scores = heads(m.q(x)) @ heads(m.k(x))[:, :, :5].transpose(-2, -1)
+    return m.o(joined(scores.softmax(-1) @ heads(m.v(x))[:, :, :5]))
 
 
 def rotary_interleaved(m: Any, x: Any, angles: Any) -> Any:
