@@ -11,7 +11,8 @@ variance of its rows beside it, and its consumers normalise what they load (`Gem
 - A pass goes there if that moves fewer bytes. The pass reads and writes each row once. At the loads, a row costs a
   quarter block's share, 16 numbers, for each part of 1024 columns, when it is stored and for each output tile that
   loads it; and one more read if no product computes the activation.
-- Any other norm stays at the store, where it moves nothing.
+- Any other norm stays at the store, where it moves nothing; so does one with an eps of 0, by which a load would make no
+  numbers of rows of padding.
 
 Where a consumer cannot normalise, such as an attention or the host, a pass does (`residual_norm`).
 """
@@ -109,7 +110,8 @@ class _Moving:
             return False
         if layer.width > widest_norm(self._overlay, layer.norm):
             return True
-        return _is_bare(layer) and self._all_take(layer) and self._moved(layer) < 2 * layer.width
+        able = _is_bare(layer) and layer.norm.eps > 0 and self._all_take(layer)
+        return able and self._moved(layer) < 2 * layer.width
 
     def _all_take(self, layer: Gemm) -> bool:
         """Whether nobody needs the normalised result of a layer as such."""
