@@ -75,7 +75,7 @@ def rotate(values: AbstractState, node: Node, a: Arguments) -> Abstract | str:
         tables.append(values.once("rotary", rows.contiguous().numpy()))
     made = values.rotary(Rotary(tables[0], tables[1], tuple(a["partners"])))
     layer, path = heads.layer, module_path(node)
-    whole_norm = layer.norm is not None and not layer.heads
+    whole_norm = layer.norm is not None and not layer.heads and heads.count > 1
     if layer.rotary is not None or layer.gated or whole_norm or layer.residual is not None:
         return Value(values.layers.pass_over(path, layer, rotary=made, heads=heads.count), heads.view)
     return Value(values.layers.fuse(layer, path, rotary=made, heads=heads.count), heads.view)
