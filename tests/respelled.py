@@ -65,7 +65,9 @@ def _attention(call: Callable[..., Node], node: Node, count: int) -> Node:
     scores = call(aten.einsum.default, "bhqd,bhkd->bhqk", [q, k])
     if given.get("is_causal"):
         mask = call(aten.tril.default, call(aten.ones.default, [rows, rows], dtype=torch.bool))
-    if mask is not None:
+    if mask is not None and mask.meta and mask.meta["val"].dtype != torch.bool:
+        scores = call(aten.add.Tensor, scores, mask)
+    elif mask is not None:
         hidden = call(aten.to.dtype, call(aten.logical_not.default, mask), torch.float32)
         scores = call(aten.add.Tensor, scores, call(aten.mul.Tensor, hidden, -1e9))
     return call(aten.einsum.default, "bhqk,bhkd->bhqd", [call(aten.softmax.int, scores, -1), v])

@@ -152,6 +152,6 @@ def test_a_call_that_the_example_does_not_cover() -> None:
     module = model(*FAMILIES["llama, groups"], "sdpa")
     with (
         rsn.compile(module, text("right")) as compiled,
-        pytest.raises(rsn.TensorError, match="give an example that is padded on the left"),
+        pytest.raises(rsn.errors.TensorError, match="give an example that is padded on the left"),
     ):
         compiled(**text("left"))
