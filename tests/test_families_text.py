@@ -33,6 +33,7 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen3": ("Qwen3ForCausalLM", GROUPS),
     "gemma 2": ("Gemma2ForCausalLM", GROUPS | SCALED),
     "gemma 3": ("Gemma3ForCausalLM", GROUPS | SCALED),
+    "gemma 3, one key head": ("Gemma3ForCausalLM", GROUPS | SCALED | {"num_key_value_heads": 1}),
     "mistral": ("MistralForCausalLM", GROUPS | WINDOW),
     "phi 3": ("Phi3ForCausalLM", PLAIN_GROUPS),
     "modernbert": ("ModernBertForMaskedLM", WORDS | SIZES | LOCAL | ENDS),
@@ -53,7 +54,7 @@ MASKS = ("", "right", "left")
 SPELLINGS = ("sdpa", "eager", "respelled")
 MISSING = {("gemma 2", "sdpa"), ("gemma 2", "respelled")}
 """What transformers does not have: its soft cap needs eager."""
-QUICK = {("llama, groups", "sdpa", "left"), ("gemma 2", "eager", "right")}
+QUICK = {("llama, groups", "sdpa", "left")}
 CASES = [
     (family, spelling, mask)
     for family in FAMILIES
