@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+import hashlib
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -34,6 +35,28 @@ class Product:
         return shape_of(self.node)[-1]
 
 
+@dataclass(frozen=True)
+class Premise:
+    """The weights and constants whose values decided about rewrites or went into new constants, each with the digest of
+    these values. With other values, a rewritten graph may compute something else than the model."""
+
+    read: tuple[tuple[torch.Tensor, bytes], ...]
+
+    @classmethod
+    def of(cls, tensors: Iterable[torch.Tensor]) -> Premise:
+        """That tensors keep their present values."""
+        return cls(tuple((x, _digest(x)) for x in tensors))
+
+    def holds(self) -> bool:
+        """Whether all have the same values as then."""
+        return all(_digest(x) == digest for x, digest in self.read)
+
+
+def _digest(x: torch.Tensor) -> bytes:
+    flat = x.detach().contiguous().view(-1)
+    return hashlib.blake2b(flat.view(torch.uint8).numpy() if x.numel() else b"").digest()
+
+
 class Rewriter:
     """A captured graph and what is known of its nodes; both are updated with each rewrite.
 
@@ -51,6 +74,7 @@ class Rewriter:
         self._mode = detect_fake_mode([x.meta["val"] for x in self.graph.nodes if "val" in x.meta])
         self._gone: set[Node] = set()
         self._values: Environment = lifted(program)
+        self._read: dict[Node, torch.Tensor] = {}
         self.memo: dict[Any, Any] = {}
         """What rewrites keep for later nodes."""
         for node in self.graph.nodes:
@@ -98,8 +122,14 @@ class Rewriter:
         self._note(node)
         return node
 
+    @property
+    def premise(self) -> Premise:
+        """The values that `value` has given out."""
+        return Premise.of(self._read.values())
+
     def value(self, node: Node) -> torch.Tensor:
         """The value of a node of `constants`."""
+        self._note_read(node)
         stack = [node]
         while stack:
             missing = [x for x in stack[-1].all_input_nodes if x not in self._values]
@@ -111,6 +141,16 @@ class Rewriter:
                 run([stack.pop()], self._values)
         tensor: torch.Tensor = self._values[node]
         return tensor
+
+    def _note_read(self, node: Node) -> None:
+        """Record the weights and constants on which a node depends."""
+        seen, stack = {node}, [node]
+        while stack:
+            x = stack.pop()
+            if not x.all_input_nodes and isinstance(self._values.get(x), torch.Tensor):
+                self._read[x] = self._values[x]
+            stack += [y for y in x.all_input_nodes if y not in seen]
+            seen.update(x.all_input_nodes)
 
     def constant(self, at: Node, value: torch.Tensor) -> Node:
         """Insert a constant before `at`."""

@@ -422,8 +422,9 @@ REWRITES: tuple[Rewrite, ...] = (
 """All rewrites, in order: one may make the next possible."""
 
 
-def rewrite(program: ExportedProgram, rules: Sequence[Rewrite] = REWRITES) -> bool:
-    """Apply rewrites to a captured graph, in place. Returns whether the graph changed."""
+def rewrite(program: ExportedProgram, rules: Sequence[Rewrite] = REWRITES) -> Premise | None:
+    """Apply rewrites to a captured graph, in place. Returns the values that it is now made for, or None if it did not
+    change."""
     graph, changed = Rewriter(program), False
     for rule in rules:
         for node in graph.nodes():
@@ -432,4 +433,4 @@ def rewrite(program: ExportedProgram, rules: Sequence[Rewrite] = REWRITES) -> bo
                 graph.put(new, node)
                 changed = True
     program.graph_module.recompile()
-    return changed
+    return graph.premise if changed else None

@@ -49,6 +49,7 @@ from .mask import PLAIN, Pattern, attended_keys, pattern_of
 from .partition import Placement, Traced
 from .passes import USUAL, Passes
 from .pointwise import Pointwise
+from .rewriter import Premise
 from .rewrites import rewrite
 from .rules import CHECKS, PRODUCTS
 from .values import Abstract, AbstractState, HostSuffix, PartialAttention, RefusedError, Value, is_host, unsupported
@@ -75,10 +76,11 @@ def trace(
     passes.observe("capture", program)
     rewritten: RefusedError | None = None
     """The error of the rewritten graph, if it recognises an unsupported construct."""
-    if rewrite(program, passes.rewrites):
+    premise = rewrite(program, passes.rewrites)
+    if premise is not None:
         passes.observe("rewrite", program)
         try:
-            return interpret(program, interface, environment, passes, again=again)
+            return interpret(program, interface, environment, passes, premise, again=again)
         except (UnsupportedError, TensorError) as error:
             if isinstance(error, RefusedError) and ideas(program, error.node):
                 rewritten = _with_ideas(error, program)
@@ -120,11 +122,14 @@ def interpret(
     interface: Interface,
     environment: Environment,
     passes: Passes = USUAL,
+    premise: Premise | None = None,
     *,
     again: bool = False,
 ) -> Traced:
     """Trace a captured graph, like `trace`. environment: values of all nodes that are no operators, as `captured`
-    returns them."""
+    returns them. premise: values that the graph was rewritten for; raises UnsupportedError if they have changed."""
+    if premise is not None and not premise.holds():
+        raise UnsupportedError("values that the graph was rewritten for have changed; capture the model again")
     given, environment = environment, dict(environment)
     tracer = _Tracer(program, passes)
     patterns = tracer.patterns_of_masks(environment)
@@ -134,7 +139,7 @@ def interpret(
     tracer.check_masks(traced, environment)
     if not again:
         return traced
-    return replace(traced, again=partial(interpret, program, interface, given, passes, again=True))
+    return replace(traced, again=partial(interpret, program, interface, given, passes, premise, again=True))
 
 
 def _role(value: Abstract, layers: LayerBuilder) -> str:

@@ -130,6 +130,44 @@ def test_a_program_takes_over(change: Callable[[Block], None]) -> None:
         assert compiled.program is program
 
 
+class Turned(nn.Module):
+    """An attention with rotary positions from frequencies, and a spelled-out norm whose eps is a buffer: rewrites read
+    the values of both."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.qkv = nn.Linear(C, 3 * C)
+        self.register_buffer("frequencies", 0.3 ** torch.arange(16), persistent=False)
+        self.register_buffer("eps", torch.tensor(0.1))
+
+    def forward(self, x: Any) -> Any:
+        x = x * (x.pow(2).mean(-1, keepdim=True) + self.eps).rsqrt()
+        q, k, v = (z.unflatten(-1, (2, 32)).transpose(1, 2) for z in self.qkv(x).chunk(3, -1))
+        q, k = self.turned(q), self.turned(k)
+        y = nn.functional.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2)
+        return y * (y.pow(2).mean(-1, keepdim=True) + self.eps).rsqrt()
+
+    def turned(self, x: Any) -> Any:
+        angles = torch.arange(x.shape[2])[:, None] * self.frequencies
+        cos, sin = (torch.cat((y, y), -1) for y in (angles.cos(), angles.sin()))
+        a, b = x.chunk(2, -1)
+        return x * cos + torch.cat((-b, a), -1) * sin
+
+
+@pytest.mark.parametrize("name", ["frequencies", "eps"])
+def test_values_that_rewrites_read(name: str) -> None:
+    model, x = Turned().eval(), torch.randn(2, 5, C)
+    with rsn.compile(model, (x,)) as compiled, torch.no_grad():
+        before = model(x)
+        close(compiled(x), before)
+        getattr(model, name).mul_(3)
+        assert float((model(x) - before).abs().max()) > 1e-3
+        close(compiled(x), model(x))
+        model.qkv.weight.mul_(1.1)
+        close(compiled(x), model(x))
+
+
 def test_new_weights_are_no_new_program() -> None:
     model, x = Block().eval(), torch.randn(2, 5, C)
     with rsn.compile(model, (x,)) as compiled:
