@@ -21,9 +21,9 @@ def test_a_compiled_model_is_timed_at_other_rates() -> None:
 
 def test_explain_knows_the_limits_of_an_overlay() -> None:
     """What it says of the machine is true of `compile`."""
-    wide = rsn.nn.Encoder(1, 256, 2, 128).eval()
-    with pytest.raises(UnsupportedError, match=r"layers\.0\.attn: heads of 128 columns"):
-        rsn.explain(wide, (torch.randn(1, 20, 256),))
+    wide = rsn.nn.Encoder(1, 320, 1, 128).eval()
+    with pytest.raises(UnsupportedError, match=r"layers\.0\.attn: heads of 320 columns"):
+        rsn.explain(wide, (torch.randn(1, 20, 320),))
     masked, x = rsn.nn.Encoder(1, 128, 2, 128).eval(), torch.randn(1, 256, 128)
     assert "attention, 2 heads of 64, masked" in rsn.explain(masked, (x, torch.ones(1, 256, dtype=torch.int64)))
     with pytest.raises(UnsupportedError, match="overlay xnn-base"):

@@ -15,7 +15,7 @@ import rsn  # noqa: E402 - torch first: it may be missing
 from rsn.base.errors import UnsupportedError  # noqa: E402
 from rsn.host.model.torch_backend import Fallback  # noqa: E402
 from rsn.tests.effort import full, long  # noqa: E402
-from rsn.tests.respelled import Respelled  # noqa: E402
+from rsn.tests.respelled import respelled  # noqa: E402
 
 SIZES = {"hidden_size": 96, "num_hidden_layers": 2, "num_attention_heads": 3, "intermediate_size": 128}
 WORDS = {"vocab_size": 100, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
@@ -135,7 +135,7 @@ def test_family(family: str, attention: str, other: bool) -> None:
     module, given = made.make(attention), made.inputs()
     module.config.use_cache = False
     if other:
-        module = Respelled(module, given).eval()
+        module = respelled(module, given)
     with rsn.compile(module, given) as compiled, torch.no_grad():
         results = zip(tensors(compiled(**given)), tensors(module(**given)), strict=True)
         text = compiled.explain()

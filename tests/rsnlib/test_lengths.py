@@ -92,7 +92,10 @@ MIXED: dict[str, tuple[str, Model]] = {
     "rows in another order": ("aten.flip.default", Model(lambda m, y: y.flip(1) * y)),
     "one of several results": ("aten.sum.default", Model(lambda m, y: (y, y.tanh(), y.sum()))),
     "a mean before": ("aten.mean.dim", Model(before=lambda m, x: x - x.mean(1, keepdim=True))),
-    "neighbours before": ("aten.conv1d.default", Model(before=lambda m, x: m.mix(x.transpose(1, 2)).transpose(1, 2))),
+    "neighbours before": (
+        "aten.constant_pad_nd.default",
+        Model(before=lambda m, x: m.mix(x.transpose(1, 2)).transpose(1, 2)),
+    ),
 }
 
 

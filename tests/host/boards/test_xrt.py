@@ -312,7 +312,7 @@ def test_the_wrong_bitstream_is_found_by_its_register(stub: Script, binding: str
         """
     (kind, text), log = stub(body, RSN_STUB_FINGERPRINT=XNN_BASE.fingerprint, RSN_BINDING=binding)
     assert kind == "BoardMismatch"
-    assert f"the bitstream has {XNN_BASE.fingerprint}" in text
+    assert f"the bitstream has fingerprint {XNN_BASE.fingerprint}" in text
     assert [line.split()[0] for line in log] == ["open", "close"]  # nothing has run on it
     (kind, text), _ = stub(body, RSN_STUB_BUSY="1", RSN_BINDING=binding)
     assert (kind, "Device or resource busy" in text) == ("BoardBusy", True)
