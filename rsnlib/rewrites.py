@@ -24,7 +24,7 @@ from .convolutions import CONVOLUTIONS, gathered_rows, patch_rows, windows_of
 from .einsums import einsums
 from .layers import Source
 from .norm_spellings import is_identity, norms, origin
-from .rewriter import Product, Rewrite, Rewriter
+from .rewriter import Premise, Product, Rewrite, Rewriter
 from .rotary import rotations
 from .row_moves import JOINS, moved_rows, same_rows
 from .rules import RULES

@@ -94,6 +94,11 @@ class Rotation:
     partner: Tensor
     partners: tuple[int, ...]
 
+    @property
+    def is_nothing(self) -> bool:
+        """Whether it changes nothing."""
+        return bool((self.own == 1).all()) and not bool(self.partner.any())
+
     def __call__(self, x: Tensor) -> Tensor:
         """Apply it."""
         return rotate(x, self.own, self.partner, self.partners)
@@ -110,6 +115,10 @@ def _rotation(graph: Rewriter, at: Node, node: Node) -> Node | None:
         if key not in graph.memo:
             graph.memo[key] = recognise(_function(graph, start, operators), shape_of(start))
         found = graph.memo[key]
+        if found is not None and found.is_nothing:
+            if all(packet(x) in VIEWS or packet(x) in IDENTITIES for x in operators):
+                continue
+            return start  # the positions of one row, the first
         if found is not None:
             own, partner = (graph.constant(at, x) for x in (found.own, found.partner))
             return graph.insert(at, ROTATE.default, start, own, partner, list(found.partners), origin=node)
@@ -181,8 +190,8 @@ def _function(graph: Rewriter, start: Node, operators: Sequence[Node]) -> Callab
 
 
 def recognise(function: Callable[[Tensor], Tensor], shape: Sequence[int]) -> Rotation | None:
-    """The rotation that a linear function of tensors of a shape is, or None; also None for a factor that is the same
-    everywhere, which is no rotation."""
+    """The rotation that a linear function of tensors of a shape is, or None; also None for one factor of all elements
+    other than 1, which is no rotation."""
     columns = shape[-1]
     partners = _partners(function, shape)
     if partners is None:
@@ -194,7 +203,7 @@ def recognise(function: Callable[[Tensor], Tensor], shape: Sequence[int]) -> Rot
     found = Rotation(_narrowed(own), _narrowed(partner), tuple(partners))
     if max(sum(n > 1 for n in x.shape[:-1]) for x in (found.own, found.partner)) > 1:
         return None
-    if partners == list(range(columns)) and bool((own == own.flatten()[0]).all()):
+    if partners == list(range(columns)) and bool((own == own.flatten()[0]).all()) and not found.is_nothing:
         return None
     generator = torch.Generator().manual_seed(0)
     for _ in range(2):

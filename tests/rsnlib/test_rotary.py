@@ -160,3 +160,35 @@ def test_scores_keep_their_scale() -> None:
     assert (k.rotary.own == q.rotary.own).all()
     largest = float(model.k.weight.abs().max()) / math.sqrt(D)
     assert abs(abs(k.weight).max() - largest) < 1e-6
+
+
+class Grouped(nn.Module):
+    """Three query heads and one key head, with a norm of each head in front of its rotation."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.q, self.k, self.v = nn.Linear(C, C), nn.Linear(C, D), nn.Linear(C, D)
+        self.norm, self.norm2 = nn.RMSNorm(D), nn.RMSNorm(D)
+        with torch.no_grad():
+            for norm in (self.norm, self.norm2):
+                norm.weight.uniform_(0.5, 2)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        q, k, v = (y.unflatten(-1, (-1, D)).transpose(1, 2) for y in (self.q(x), self.k(x), self.v(x)))
+        angles = torch.arange(x.shape[1])[:, None] * 10.0 ** -torch.arange(0, 1, 2 / D)
+        cos, sin = (torch.cat([y, y], -1) for y in (angles.cos(), angles.sin()))
+        q, k = (
+            y * cos + torch.cat([-y[..., D // 2 :], y[..., : D // 2]], -1) * sin for y in (self.norm(q), self.norm2(k))
+        )
+        return F.scaled_dot_product_attention(q, k, v, enable_gqa=True).transpose(1, 2).flatten(2)
+
+
+@pytest.mark.parametrize("rows", [1, L])
+def test_a_norm_of_the_only_key_head_and_a_single_row(rows: int, call: Any) -> None:
+    """The norm of the only head is no norm of a whole activation, and positions of one row, the first, turn nothing."""
+    model, x = Grouped().eval(), torch.randn(B, rows, C)
+    traced = trace(model, (x,))
+    assert len(traced.network.layers) == 4  # no passes
+    with torch.no_grad():
+        torch.testing.assert_close(call(traced, x), model(x), rtol=1e-4, atol=1e-6)
