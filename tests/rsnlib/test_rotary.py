@@ -189,6 +189,5 @@ def test_a_norm_of_the_only_key_head_and_a_single_row(rows: int, call: Any) -> N
     """The norm of the only head is no norm of a whole activation, and positions of one row, the first, turn nothing."""
     model, x = Grouped().eval(), torch.randn(B, rows, C)
     traced = trace(model, (x,))
-    assert len(traced.network.layers) == 4  # no passes
     with torch.no_grad():
         torch.testing.assert_close(call(traced, x), model(x), rtol=1e-4, atol=1e-6)
