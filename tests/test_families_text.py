@@ -13,7 +13,7 @@ torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
 
 import rsn  # noqa: E402 - torch first: it may be missing
-from rsn.tests.effort import long  # noqa: E402
+from rsn.tests.effort import full, long  # noqa: E402
 from rsn.tests.respelled import respelled  # noqa: E402
 
 WORDS = {"vocab_size": 100, "bos_token_id": 0, "eos_token_id": 0, "pad_token_id": 0}
@@ -97,7 +97,16 @@ def assert_close(got: Any, wanted: Any, given: dict[str, Any]) -> None:
     assert (got[keys] - wanted[keys]).abs().max() <= 1e-5 * wanted[keys].abs().max()
 
 
-@pytest.mark.parametrize(("family", "spelling", "mask"), [c if c in QUICK else long(*c) for c in CASES])
+def marked(case: tuple[str, str, str]) -> Any:
+    """Each family three times in the long tests, in the other spellings and with the other masks in those of all
+    cases."""
+    family, spelling, mask = case
+    usual = "eager" if (family, "sdpa") in MISSING else "sdpa"
+    often = (spelling, mask) in ((usual, "right"), (usual, "left"), ("respelled", ""))
+    return case if case in QUICK else (long if often else full)(*case)
+
+
+@pytest.mark.parametrize(("family", "spelling", "mask"), map(marked, CASES))
 def test_family(family: str, spelling: str, mask: str) -> None:
     name, config = FAMILIES[family]
     module, given = model(name, config, "sdpa" if spelling == "respelled" else spelling), text(mask)
