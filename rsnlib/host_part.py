@@ -102,7 +102,7 @@ class HostPart:
     def inputs(self, environment: Environment) -> dict[str, Array]:
         """The network's inputs by activation name, float32 (batch, seq, columns), from the host's tensors."""
         return {
-            name: _rows(_finite(environment[node]) if name in self.added else environment[node], view).reshape(
+            name: _rows(_to_add(environment[node]) if name in self.added else environment[node], view).reshape(
                 self.batch, self.seq_of(name), -1
             )
             for name, (node, view) in self.sources.items()
@@ -138,9 +138,12 @@ def _shown(flat: torch.Tensor, view: View) -> torch.Tensor:
     return flat.as_strided([size for size, _ in view.atoms], [stride for _, stride in view.atoms], view.offset)
 
 
-def _finite(mask: torch.Tensor) -> torch.Tensor:
-    """A mask, bool or added to scores, as finite numbers to be added: the machine takes no infinity."""
-    return torch.where(mask, 0.0, FORBIDDEN) if mask.dtype == torch.bool else mask.clamp(min=FORBIDDEN)
+def _to_add(mask: torch.Tensor) -> torch.Tensor:
+    """A mask, bool or of numbers, as numbers to be added to scores. -inf stays, which makes a row without any key 0;
+    beside the least finite numbers scores count as equal, as in PyTorch."""
+    if mask.dtype == torch.bool:
+        return torch.where(mask, 0.0, -torch.inf)
+    return torch.where(mask.isneginf(), mask, mask.clamp(min=FORBIDDEN))
 
 
 def _rows(tensor: torch.Tensor, view: View) -> Array:

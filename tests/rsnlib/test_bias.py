@@ -176,3 +176,28 @@ def test_a_mask_from_the_arguments_that_is_no_pattern(case: str, call: Any) -> N
     for keys in (KEYS, KEYS.flip(0), (torch.arange(SEQ) // 50).expand(2, SEQ)):
         with torch.no_grad():
             torch.testing.assert_close(call(traced, x, keys), module(x, keys), rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize("hidden", [False, -torch.inf, torch.finfo(torch.float32).min])
+def test_a_mask_from_the_arguments_may_hide_all_keys_of_a_row(hidden: float | bool) -> None:
+    """Of a row that no number shows any key PyTorch makes 0; of equally small numbers, the mean of the values."""
+
+    class Masked(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            torch.manual_seed(0)
+            self.x = nn.Linear(64, 64)
+
+        def forward(self, x: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+            y = self.x(x).unsqueeze(1)
+            return nn.functional.scaled_dot_product_attention(y, y, y, mask).squeeze(1)
+
+    x, shown = torch.randn(2, 20, 64), torch.rand(2, 1, 20, 20) < 0.6
+    shown[1, 0, 3] = shown[0, 0, 7:9] = False
+    mask = shown if hidden is False else torch.where(shown, 0.0, hidden)
+    module = Masked().eval()
+    with rsn.compile(module, (x, mask)) as compiled, torch.no_grad():
+        got, wanted = compiled(x, mask), module(x, mask)
+        assert (got - wanted).abs().max() <= 1e-5 * wanted.abs().max()
+        assert all(segment.difference <= 1e-5 for segment in compiled.compare(x, mask))
+    assert (hidden is False or hidden == -torch.inf) == (not bool(wanted[1, 3].any()))
