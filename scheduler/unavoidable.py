@@ -8,9 +8,11 @@ keep from one output tile to the next (2 of 128 columns), and n = ceil(N / C), m
     operand   M * (n * K - (n - 1) * min(K, 128 * S))     weights   K * N * m     bias   N * m
     residual  M * N                                       result    M * N
 
-A pass has no operand and no weights; a sum has a second residual. A rotation loads its table, two numbers for each
-stored column of a head, once for each row of the product. An operand that is normalised as it is loaded has statistics,
-16 numbers for each row and each C of its columns: stored once, and loaded once by each consumer. If no product computes
+Products of one operand, one behind the other, count as one product with the output tiles of all: the left memories keep
+slices between them, and what is loaded beside the operand, statistics and the table of a rotation, serves all. A pass
+has no operand and no weights; a sum has a second residual. A rotation loads its table, two numbers for each stored
+column of a head, once for each row of the product. An operand that is normalised as it is loaded has statistics, 16
+numbers for each row and each C of its columns: stored once, and loaded once by each consumer. If no product computes
 it, it is read once more for them.
 
 An attention reads its queries and writes its result once. Without more keys than the memories of results send at a time
@@ -59,6 +61,8 @@ class _Counted:
         self.t, self.network, self.limits = tiled, tiled.network, tiled.limits
         self.tile_rows = self.limits.grid_rows * self.limits.rows * TILE
         self.tile_columns = self.limits.grid_cols * self.limits.cols * TILE
+        self.before: list[Gemm] = []
+        """Products of one operand, directly before the layer that is counted."""
         self.passed: set[str] = set()
         """Activations whose pass for statistics is counted."""
         self.kept = min(tiled.overlay.memory_of(unit).slots for unit in tiled.grid.left) * TILE
@@ -67,6 +71,8 @@ class _Counted:
         banks = Banks.of(self.t.overlay)
         out: dict[str, dict[str, int]] = {}
         for layer in self.network.layers:
+            if isinstance(layer, AttentionLayer) or not (self.before and _shares(self.before[-1], layer)):
+                self.before = []
             if isinstance(layer, AttentionLayer):
                 out[layer.y] = {banks.activations: BYTES * self._attention(layer)}
                 continue
@@ -74,6 +80,7 @@ class _Counted:
             weights = BYTES * self._weights(layer)
             moved[banks.weights] = moved.get(banks.weights, 0) + weights
             out[layer.y] = moved
+            self.before.append(layer)
         return out
 
     def _rows(self, name: str) -> int:
@@ -87,10 +94,11 @@ class _Counted:
         count = rows * result * (1 + (layer.residual is not None) + layer.is_sum)
         if layer.multiplies:
             k, tiles = self.t.columns[layer.x].used, -(-self._computed(layer) // self.tile_columns)
-            count += rows * (tiles * k - (tiles - 1) * min(k, self.kept))
-        if layer.rotary is not None:
+            count += rows * (tiles * k - (tiles - (not self.before)) * min(k, self.kept))
+        if layer.rotary is not None and layer.rotary.key not in [x.rotary.key for x in self.before if x.rotary]:
             count += rows * 2 * self.t.overlay.head_pitch(layer.rotary.head_dim)
-        for name in {layer.x if layer.x_norm else None, layer.residual if layer.residual_norm else None} - {None}:
+        x = layer.x if layer.x_norm and not self.before else None
+        for name in {x, layer.residual if layer.residual_norm else None} - {None}:
             count += self._statistics(str(name))
             if not self.t.statistics[str(name)].at_store and name not in self.passed:
                 self.passed.add(str(name))
@@ -137,3 +145,8 @@ class _Counted:
             if not layer.causal:
                 high = min(high, -(-(end + layer.window - 1) // TILE) * TILE)
         return max(0, high - low)
+
+
+def _shares(a: Gemm, b: Gemm) -> bool:
+    """Whether b directly behind a takes the same slices of an operand."""
+    return a.multiplies and b.multiplies and a.x == b.x
