@@ -16,9 +16,11 @@ numbers for each row and each C of its columns: stored once, and loaded once by 
 it, it is read once more for them.
 
 An attention reads its queries and writes its result once. Without more keys than the memories of results send at a time
-(768), it reads the keys and the values of each key head once, for all query heads that share it. With more, it reads,
-for each 512 query rows, the keys twice (once for maxima and sums, once for the scores) and the values once, but for
-those keys that a causal mask or a window hides from all of these rows. Biases and masks of the scores are read once for
+(768), it reads the keys and the values of each key head once, for all query heads that share it. With more, it goes,
+for each 512 query rows, over the keys twice (once for maxima and sums, once for the scores) and over the values once,
+but for those keys that a causal mask or a window hides from all of these rows. Every time after the first it need not
+read what the right memories, and that of the values, hold in all their slots (2048 and 1024 keys of up to 128 columns;
+1024 of more). Biases and masks of the scores are read once for
 each head.
 
 Numbers are float32, and count as stored: rows in blocks of 128, columns in slices of 128, heads at their pitch.
@@ -128,8 +130,11 @@ class _Counted:
             if k.blocks <= limits.sent:
                 count += 2 * heads * keys * pitch
             else:
-                seen = sum(self._seen(layer, at, min(rows, at + chunk), k) for at in range(0, rows, chunk))
-                count += 3 * heads * layer.groups * seen * pitch
+                seen = [self._seen(layer, at, min(rows, at + chunk), k) for at in range(0, rows, chunk)] * layer.groups
+                values = overlay.memory_of(pipeline.values)
+                rights = [overlay.memory_of(unit) for unit in pipeline.scores.right]
+                held = sum(m.columns * m.slots for m in rights) // -(-pitch // TILE)
+                count += heads * pitch * (_read(2 * seen, held) + _read(seen, values.rows * values.slots))
             scores = (layer.bias is not None) + (layer.mask is not None)
             count += scores * layer.heads * rows * keys
         return count
@@ -145,6 +150,11 @@ class _Counted:
             if not layer.causal:
                 high = min(high, -(-(end + layer.window - 1) // TILE) * TILE)
         return max(0, high - low)
+
+
+def _read(seen: list[int], held: int) -> int:
+    """Keys that must be read if so many are seen at a time, and `held` stay from one time to the next."""
+    return max(*seen, 0, sum(seen) - (len(seen) - 1) * held)
 
 
 def _shares(a: Gemm, b: Gemm) -> bool:
