@@ -35,6 +35,8 @@ from rsn.scheduler.build import build
 from rsn.scheduler.graph import Gemm, LayerGraph
 from rsn.scheduler.schedule import PAPER, STRICT, Loops, Schedule
 
+pytestmark = pytest.mark.long
+
 Array = np.ndarray
 
 

@@ -27,6 +27,8 @@ from rsn.cli.main import main  # noqa: E402
 from rsn.rsnlib.precision import Borders  # noqa: E402
 from rsn.tests.effort import sampled  # noqa: E402
 
+pytestmark = pytest.mark.long
+
 HALVES = [torch.float16, torch.bfloat16]
 TOLD = "the model's weights are float16: the machine computes in float32; arguments and results are converted"
 

@@ -15,6 +15,8 @@ from .corpus import FOUND, covering
 from .mutate import FoundError, at_most, run
 from .targets import TARGETS, seeds
 
+pytestmark = pytest.mark.long
+
 REGRESSIONS = sorted(path for target in TARGETS for path in (FOUND / target).glob("*"))
 
 

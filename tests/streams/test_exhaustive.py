@@ -12,6 +12,8 @@ import pytest
 from rsn.streams.check import check
 from rsn.tests.effort import drawn, in_both, sampled
 
+pytestmark = pytest.mark.long
+
 Step = tuple[str, int]
 """("put" or "get", stream)."""
 
