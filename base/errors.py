@@ -111,6 +111,10 @@ class ScheduleError(RsnError):
     """A schedule that the machine cannot carry out, for example a tile larger than its buffer."""
 
 
+class StudyError(RsnError):
+    """A study that cannot be searched, or a study file that belongs to another search."""
+
+
 class BoardError(RsnError):
     """The board or the environment is at fault, not the program."""
 

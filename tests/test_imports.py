@@ -28,7 +28,8 @@ MAY_IMPORT = {
     "rsnlib": {"assembler", "base", "isa", "machine", "scheduler"},
     "host": {"assembler", "base", "hw", "isa", "machine", "rsnlib", "scheduler"},
     "root": {"assembler", "base", "host", "hw", "isa", "machine", "rsnlib", "scheduler"},
-    "cli": {"assembler", "base", "host", "hw", "isa", "machine", "rsnlib", "scheduler", "streams"},
+    "tuning": {"base"},
+    "cli": {"assembler", "base", "host", "hw", "isa", "machine", "rsnlib", "scheduler", "streams", "tuning"},
     "programs": {"assembler", "base", "host", "hw", "isa", "machine", "root", "rsnlib", "scheduler", "streams"},
 }
 # Packages that a function may import, and why. Modules of ours that load one of them at their top may be `deferred`;
@@ -39,6 +40,7 @@ COSTLY = {
     "safetensors.torch": "loads torch",
     "numba": "extra `fast`; takes longer than most programs",
     "onnx": "extra `onnx`",
+    "optuna": "extra `tune`",
     "ray": "extra `ray`",
     "starlette": "extra `serve`",
     "uvicorn": "extra `serve`",

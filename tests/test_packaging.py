@@ -16,7 +16,10 @@ import rsn
 ROOT = Path(__file__).resolve().parent.parent
 PROJECT: dict[str, Any] = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
 SETUPTOOLS = PROJECT["tool"]["setuptools"]
-FOLDERS = ["assembler", "base", "cli", "host", "hw", "isa", "machine", "programs", "rsnlib", "scheduler", "streams"]
+FOLDERS = [
+    *("assembler", "base", "cli", "host", "hw", "isa", "machine", "programs", "rsnlib", "scheduler", "streams"),
+    "tuning",
+]
 
 
 def package_of(folder: Path) -> str:
@@ -72,7 +75,7 @@ def test_core_does_not_need_torch() -> None:
 def test_every_import_is_a_declared_dependency() -> None:
     """What is not declared is there by accident, as something else's dependency."""
     extras = PROJECT["project"]["optional-dependencies"]
-    optional = [line for name in ("torch", "serve", "ray", "onnx") for line in extras[name]]
+    optional = [line for name in ("torch", "serve", "ray", "onnx", "tune") for line in extras[name]]
     lines = (*PROJECT["project"]["dependencies"], *optional)
     declared = {re.split(r"[^\w-]", line)[0].replace("-", "_") for line in lines}
     known = declared | sys.stdlib_module_names | {"rsn"}

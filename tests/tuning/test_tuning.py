@@ -1,0 +1,113 @@
+"""Searches: the same trials whatever evaluates them and however often they are interrupted."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from rsn.base.errors import MissingError, StudyError
+from rsn.tests.tuning.valley import Valley
+from rsn.tuning.page import page
+from rsn.tuning.problem import Choice, Outcome, Problem
+from rsn.tuning.study import Result, tune
+from rsn.tuning.workers import workers
+
+pytest.importorskip("optuna")
+
+
+def found(result: Result) -> list[tuple[Choice, Outcome]]:
+    return [(trial.choice, trial.outcome) for trial in result.trials]
+
+
+def test_it_begins_with_the_defaults_and_finds_the_lowest_point() -> None:
+    result = tune(Valley(), 40)
+    assert result.trials[0].choice == {"x": 5, "y": 4}
+    assert [trial.choice for trial in result.best] == [{"x": 3, "y": 8}]
+
+
+def test_a_small_problem_is_searched_exhaustively() -> None:
+    result = tune(Valley(), 1000)
+    assert len({str(sorted(trial.choice.items())) for trial in result.trials}) == 50
+    refused = {t.outcome.refused for t in result.trials if t.choice["x"] == 9}
+    assert refused == {"x = 9 does not fit"}
+    assert result.best[0].outcome.costs == (0.0,)
+
+
+def test_several_goals_give_the_choices_that_none_beats() -> None:
+    result = tune(Valley(goals=("cost", "x")), 1000)
+    assert [trial.outcome.costs for trial in result.best] == [(0.0, 3.0), (1.0, 2.0), (4.0, 1.0), (9.0, 0.0)]
+
+
+@pytest.mark.parametrize("goals", [("cost",), ("cost", "x")])
+def test_an_interrupted_study_goes_on_with_the_same_trials(tmp_path: Path, goals: tuple[str, ...]) -> None:
+    problem = Valley(goals=goals)
+    whole = tune(problem, 24, seed=3)
+    tune(problem, 8, seed=3, file=tmp_path / "study.log")
+
+    class Interrupted(Exception):
+        pass
+
+    seen: list[int] = []
+
+    def stop(trial: object) -> None:
+        seen.append(1)
+        if len(seen) == 2:
+            raise Interrupted  # in the middle of a round
+
+    with pytest.raises(Interrupted):
+        tune(problem, 24, seed=3, file=tmp_path / "study.log", observe=stop)
+    assert found(tune(problem, 24, seed=3, file=tmp_path / "study.log")) == found(whole)
+
+
+def test_another_seed_gives_other_trials() -> None:
+    assert found(tune(Valley(), 12, seed=1)) != found(tune(Valley(), 12, seed=2))
+
+
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        ({"seed": 1}, "it has seed 0, not 1; give another file"),
+        ({"together": 2}, "it has together 4, not 2"),
+        ({"problem": Valley("hill")}, "it has problem valley, not hill"),
+    ],
+)
+def test_a_study_file_belongs_to_one_search(tmp_path: Path, changed: dict[str, object], message: str) -> None:
+    file = tmp_path / "study.log"
+    usual: dict[str, object] = {"problem": Valley(), "trials": 4, "file": file}
+    tune(**usual)  # type: ignore[arg-type]
+    with pytest.raises(StudyError, match=message):
+        tune(**usual | changed)  # type: ignore[arg-type]
+
+
+def test_a_file_that_is_no_study_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "notes.txt").write_text("hello\n")
+    with pytest.raises(StudyError, match=r"notes\.txt: no study of this package"):
+        tune(Valley(), 4, file=tmp_path / "notes.txt")
+    with pytest.raises(StudyError, match="in a folder that exists"):
+        tune(Valley(), 4, file=tmp_path / "nowhere" / "study.log")
+
+
+@pytest.mark.parametrize("where", ["0", "-1", "many", "http://host"])
+def test_workers_that_do_not_exist_are_refused(where: str) -> None:
+    with pytest.raises(StudyError, match="must be a number of processes"), workers(Valley(), where):
+        pass
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("where", ["2", "ray"])
+def test_many_workers_find_what_one_finds(where: str) -> None:
+    problem: Problem = Valley()
+    try:
+        with workers(problem, where) as many:
+            assert found(tune(problem, 16, workers=many)) == found(tune(problem, 16))
+    except MissingError as e:
+        pytest.skip(str(e))
+
+
+def test_the_page_shows_trials_and_plots() -> None:
+    problem = Valley(goals=("cost ms", "x"))
+    text = page(problem, tune(problem, 8))
+    assert "valley" in text
+    assert "<td>best</td>" in text
+    assert text.count("plotly-graph-div") == 7

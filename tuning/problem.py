@@ -1,0 +1,75 @@
+"""What is searched: knobs, and a function that says how good a choice of them is."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from math import prod
+from typing import Protocol
+
+from ..base.errors import RsnError, StudyError
+
+Value = int | float | str | bool
+Choice = Mapping[str, Value]
+"""A value for each knob."""
+
+
+@dataclass(frozen=True)
+class Knob:
+    """One thing that can be chosen. values: what it can be. Raises `StudyError` without values or with equal ones."""
+
+    name: str
+    values: tuple[Value, ...]
+
+    def __post_init__(self) -> None:
+        if not self.values or len(set(self.values)) < len(self.values):
+            raise StudyError(f"knob {self.name}: {list(self.values)} must be at least one value, all different")
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What came of a choice. costs: one number for each goal, less is better; empty if the choice was refused.
+    facts: further numbers, for the report. refused: why nothing can be built like this."""
+
+    costs: tuple[float, ...] = ()
+    facts: Mapping[str, float] = field(default_factory=dict)
+    refused: str = ""
+
+
+class Problem(Protocol):
+    """Something to search. Other processes and machines get it by pickle; `evaluate` must give the same outcome for the
+    same choice wherever it runs.
+
+    name: what is searched, with all that its outcomes depend on; a study file belongs to one name. goals: names of the
+    costs, with units, such as "latency ms". start: choices to try first, such as the defaults.
+    """
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def goals(self) -> tuple[str, ...]: ...
+
+    @property
+    def knobs(self) -> tuple[Knob, ...]: ...
+
+    @property
+    def start(self) -> tuple[Choice, ...]: ...
+
+    def evaluate(self, choice: Choice) -> Outcome:
+        """How good a choice is. An `RsnError` says that nothing can be built like this."""
+        ...
+
+
+def size(knobs: tuple[Knob, ...]) -> int:
+    """How many choices there are."""
+    return prod(len(knob.values) for knob in knobs)
+
+
+def outcome(problem: Problem, choice: Choice) -> Outcome:
+    """What comes of a choice; one that cannot be built is refused with the reason. Other exceptions are mistakes in the
+    problem, and are not caught."""
+    try:
+        return problem.evaluate(choice)
+    except RsnError as e:
+        return Outcome(refused=str(e))

@@ -1,0 +1,217 @@
+"""A study: rounds of choices that Optuna proposes, each evaluated and written to a file before the next round.
+
+A round has a fixed number of choices, whatever evaluates them, and Optuna's random numbers depend on the seed and on
+the round alone. So the same seed gives the same trials on one worker and on many, and also after an interruption.
+"""
+
+from __future__ import annotations
+
+import json
+import warnings
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from itertools import product
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from ..base.errors import StudyError, require
+from .problem import Choice, Outcome, Problem, size
+from .workers import InThisProcess, Workers
+
+if TYPE_CHECKING:
+    import optuna
+
+INSTALL = "pip install -e '.[tune]'"
+
+PROPOSED_AT_RANDOM = 10
+"""Trials before Optuna's model of the costs proposes (its own default)."""
+
+MOST_REPEATED = 4
+"""The search ends when it has proposed this many choices for each new one: its model is sure of itself."""
+
+
+@dataclass(frozen=True)
+class Trial:
+    """An evaluated choice. number: counted from 0."""
+
+    number: int
+    choice: Choice
+    outcome: Outcome
+
+
+@dataclass(frozen=True)
+class Result:
+    """The trials of a study in order. best: for one goal the cheapest trial; for several all that no other trial beats
+    in every goal, by their first cost. `study` is Optuna's own object, for its plots."""
+
+    trials: tuple[Trial, ...]
+    best: tuple[Trial, ...]
+    study: Any
+
+
+Observe = Callable[[Trial], None]
+"""Called with each trial when it is evaluated, in the order of completion."""
+
+
+def tune(
+    problem: Problem,
+    trials: int,
+    *,
+    seed: int = 0,
+    together: int = 4,
+    file: Path | None = None,
+    workers: Workers | None = None,
+    observe: Observe = lambda trial: None,
+) -> Result:
+    """Search the choice with the least cost, or for several goals those that no other choice beats.
+
+    trials: how many different choices are evaluated in all, rounded up to whole rounds; a problem with no more choices
+    than that is searched exhaustively. Choices that are proposed again cost nothing; the search ends when most are.
+    together: choices of a round; more than one worker needs more than one. file: the study, which is continued if it
+    exists. Raises `StudyError` if the file belongs to another search (problem, knobs, seed or `together` differ), and
+    `MissingError` without Optuna.
+    """
+    require("optuna", "a search", INSTALL)
+    if trials < 1 or together < 1:
+        raise StudyError(f"{trials} trials, {together} together: both must be at least 1")
+    study = _opened(problem, seed, together, file)
+    known = {_key(trial.params): _outcome_of(trial) for trial in study.trials if trial.state.is_finished()}
+    evaluator = workers or InThisProcess(problem)
+    count = min(trials, size(problem.knobs))
+    while (begun := _unfinished(study)) or (len(known) < count and len(study.trials) < MOST_REPEATED * count):
+        proposed = begun or _proposed(study, problem, seed, together, count)
+        # A choice that was evaluated before, in this round or an earlier one, has the same outcome again.
+        fresh: dict[str, list[optuna.trial.FrozenTrial]] = {}
+        for trial in proposed:
+            fresh.setdefault(_key(trial.params), []).append(trial)
+        keys = [key for key in fresh if key not in known]
+        for index, found in evaluator.evaluate([fresh[key][0].params for key in keys]):
+            known[keys[index]] = found
+            observe(Trial(fresh[keys[index]][0].number, fresh[keys[index]][0].params, found))
+        # Told in the order of their numbers, so that the study does not depend on who was faster.
+        for trial in proposed:
+            _tell(study, trial.number, known[_key(trial.params)], len(problem.goals))
+    return result_of(study)
+
+
+def result_of(study: Any) -> Result:
+    """The trials of an Optuna study of this package."""
+    done = [t for t in study.trials if t.state.is_finished()]
+    made = tuple(Trial(t.number, t.params, _outcome_of(t)) for t in done)
+    costly = [trial for trial in made if trial.outcome.costs]
+    if not costly:
+        return Result(made, (), study)
+    if len(costly[0].outcome.costs) == 1:
+        return Result(made, (min(costly, key=lambda trial: (trial.outcome.costs, trial.number)),), study)
+    best: list[Trial] = []
+    for trial in sorted(costly, key=lambda trial: (trial.outcome.costs, trial.number)):
+        if not any(_beats(other.outcome.costs, trial.outcome.costs) for other in best):
+            best.append(trial)
+    return Result(made, tuple(best), study)
+
+
+def _beats(a: Sequence[float], b: Sequence[float]) -> bool:
+    return all(x <= y for x, y in zip(a, b, strict=True))
+
+
+def _opened(problem: Problem, seed: int, together: int, file: Path | None) -> optuna.Study:
+    import optuna
+    from optuna.storages.journal import JournalFileBackend
+
+    optuna.logging.set_verbosity(optuna.logging.WARNING)
+    storage = None
+    if file is not None:
+        if file.is_dir() or not file.absolute().parent.is_dir():
+            raise StudyError(f"{file}: a study needs a file in a folder that exists")
+        storage = optuna.storages.JournalStorage(JournalFileBackend(str(file)))
+    identity = {
+        "problem": problem.name,
+        "goals": list(problem.goals),
+        "knobs": {knob.name: list(knob.values) for knob in problem.knobs},
+        "seed": seed,
+        "together": together,
+    }
+    try:
+        study = optuna.create_study(
+            storage=storage,
+            study_name="rsn",
+            directions=["minimize"] * len(problem.goals),
+            load_if_exists=True,
+        )
+    except (json.JSONDecodeError, KeyError, UnicodeDecodeError) as e:
+        raise StudyError(f"{file}: no study of this package ({e})") from e
+    before = study.user_attrs.get("identity")
+    if before is None:
+        if study.trials:
+            raise StudyError(f"{file}: a study of something else: it does not say what it searches")
+        study.set_user_attr("identity", identity)
+    else:
+        for name, value in identity.items():
+            if before.get(name) != value:
+                raise StudyError(f"{file}: it has {name} {before.get(name)}, not {value}; give another file")
+    return study
+
+
+def _unfinished(study: optuna.Study) -> list[optuna.trial.FrozenTrial]:
+    """The choices of a round that was interrupted."""
+    return [trial for trial in study.trials if not trial.state.is_finished()]
+
+
+def _proposed(
+    study: optuna.Study, problem: Problem, seed: int, wanted: int, count: int
+) -> list[optuna.trial.FrozenTrial]:
+    import optuna
+
+    first = len(study.trials)
+    listed: list[Choice] = list(problem.start)
+    if count == size(problem.knobs):
+        names = [knob.name for knob in problem.knobs]
+        every = [dict(zip(names, v, strict=True)) for v in product(*(knob.values for knob in problem.knobs))]
+        listed += [choice for choice in every if choice not in problem.start]
+    study.sampler = optuna.samplers.TPESampler(
+        # A new sampler for each round: what it draws does not depend on the rounds before having run in this process.
+        seed=int(np.random.SeedSequence([seed, first]).generate_state(1)[0]),
+        n_startup_trials=PROPOSED_AT_RANDOM,
+        multivariate=True,
+        constant_liar=True,
+    )
+    distributions: dict[str, optuna.distributions.BaseDistribution] = {
+        knob.name: optuna.distributions.CategoricalDistribution(knob.values) for knob in problem.knobs
+    }
+    out = []
+    for number in range(first, first + wanted):
+        if number < len(listed):
+            study.enqueue_trial(dict(listed[number]))
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
+            asked = study.ask(distributions)
+        out.append(study.trials[asked.number])
+    return out
+
+
+def _tell(study: optuna.Study, number: int, found: Outcome, goals: int) -> None:
+    import optuna
+
+    trial = optuna.trial.Trial(study, study.trials[number]._trial_id)
+    if found.refused:
+        trial.set_user_attr("refused", found.refused)
+        # Optuna's model counts a pruned trial as a bad one; with several goals it knows failed ones only.
+        state = optuna.trial.TrialState.PRUNED if goals == 1 else optuna.trial.TrialState.FAIL
+        study.tell(number, state=state)
+        return
+    for name, value in found.facts.items():
+        trial.set_user_attr(name, value)
+    study.tell(number, list(found.costs))
+
+
+def _outcome_of(trial: optuna.trial.FrozenTrial) -> Outcome:
+    refused = trial.user_attrs.get("refused", "")
+    if refused or trial.values is None:
+        return Outcome(refused=refused or "it was not evaluated")
+    return Outcome(tuple(trial.values), dict(trial.user_attrs))
+
+
+def _key(choice: Choice) -> str:
+    return json.dumps(choice, sort_keys=True)
