@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, overload
 
 from .base.deferred import deferred
-from .base.errors import ScheduleError, TensorError, require_torch
+from .base.errors import ScheduleError, TensorError, UnsupportedError, require_torch
 from .host.model.compiled import Compiled, Recipe, modelled_layers
 from .host.model.family import Family
 from .rsnlib.shapes import Shapes
@@ -156,6 +156,12 @@ def compile(
         recipe = Recipe(followed, example, pipeline, getattr(followed.original, "config", None), pool)
         with pipeline.proposing_pieces(followed.module, example, is_half=borders is not None):
             traced = recipe.trace()  # capture, rewrite, match, fold
+            for x in traced.host.interface.fixed:
+                if x.name in (dynamic_shapes or {}):
+                    raise UnsupportedError(
+                        f"rotary positions depend on the argument {x.name}, whose size calls choose: leave it out, "
+                        "then they count the rows of the sequence"
+                    )
             built = recipe.build(traced)  # schedule, lower, pack
         # The programs of a family are in float32; its borders are its own.
         return Compiled(traced, built, board, recipe, seen, borders if dynamic_shapes is None else None)

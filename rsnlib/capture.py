@@ -13,7 +13,7 @@ import traceback
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, redirect_stderr
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from io import StringIO
 from itertools import chain
 from pathlib import Path
@@ -254,13 +254,15 @@ def _without_writes(program: ExportedProgram) -> ExportedProgram:
 @dataclass(frozen=True, eq=False)
 class Interface:
     """How a captured module is called. arguments: placeholders of its flattened arguments. structure: of the arguments
-    (pytree). result: the output node. result_structure: of the result (pytree)."""
+    (pytree). result: the output node. result_structure: of the result (pytree). fixed: arguments whose values are
+    constants of the program."""
 
     signature: inspect.Signature
     arguments: tuple[Node, ...]
     structure: pytree.TreeSpec
     result: Node
     result_structure: pytree.TreeSpec | Structure
+    fixed: Mapping[Node, torch.Tensor] = field(default_factory=dict)
 
     @classmethod
     def of(cls, program: ExportedProgram, signature: inspect.Signature) -> Interface:
@@ -272,7 +274,7 @@ class Interface:
 
     def bind(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Environment:
         """The arguments of a call by placeholder. Raises TensorError if they differ from the example in structure, type
-        or shape, or are not dense CPU tensors."""
+        or shape, in their values if these are fixed, or are not dense CPU tensors."""
         try:
             flat, structure = pytree.tree_flatten(canonical(self.signature, args, kwargs))
         except TypeError as error:
@@ -295,6 +297,11 @@ class Interface:
                 raise TensorError(
                     f"argument {node.name} is {value.dtype} {tuple(value.shape)}; the module was traced with "
                     f"{example.dtype} {tuple(example.shape)}"
+                )
+            elif node in self.fixed and not torch.equal(value, self.fixed[node]):
+                raise TensorError(
+                    f"argument {node.name} has other values than in the example; they are constants of the program, "
+                    "because the machine has tables for rotary positions: compile again with these values"
                 )
         return dict(zip(self.arguments, flat, strict=True))
 

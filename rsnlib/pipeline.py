@@ -88,9 +88,10 @@ class Pipeline:
     # -- from a module to a network
 
     def trace(self, model: nn.Module, example: Examples, *, again: bool = False) -> Traced:
-        """Capture, rewrite, match and fold a module into a network and a host part. again: as for `trace.trace`. Raises
-        like `trace.trace`, and `ScheduleError` for lengths that do not fit."""
-        return self.with_lengths(trace(model, example, self._passes, again=again), example)
+        """Capture, rewrite, match and fold a module into a network and a host part. again: as for `trace.trace`.
+        Arguments that rotary positions depend on become constants. Raises like `trace.trace`, and `ScheduleError` for
+        lengths that do not fit."""
+        return self.with_lengths(trace(model, example, self._passes, again=again, fixes=True), example)
 
     def with_lengths(self, traced: Traced, example: Examples) -> Traced:
         """Apply `lengths`, if there are any, to a traced module: the last step of `trace`."""

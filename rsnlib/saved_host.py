@@ -94,6 +94,7 @@ def encode(host: HostPart, keep: Callable[[torch.Tensor], str]) -> Json:
         "signature": parameters(interface.signature),
         "arguments": [[node.name, described(node.meta["val"])] for node in interface.arguments],
         "argument_structure": describe(interface.structure, "an argument"),
+        "fixed": [[node.name, keep(value)] for node, value in interface.fixed.items()],
         "constants": [[node.name, keep(value)] for node, value in host.constants.items()],
         "before": [_operator(node) for node in host.before],
         "after": [_operator(node) for node in host.after],
@@ -146,6 +147,11 @@ def decode(description: Json, tensor: Callable[[str], torch.Tensor]) -> HostPart
     if not isinstance(values, list | tuple):
         raise ValueError(f"the values of the result are a {type(values).__name__}")
     result = graph.output(tuple(values))
+    fixed = {nodes[name]: tensor(as_str(stored)) for name, stored in as_list(description["fixed"])}
+    for node, value in fixed.items():
+        expected = node.meta["val"] if node in arguments else None
+        if not isinstance(expected, torch.Tensor) or (value.dtype, value.shape) != (expected.dtype, expected.shape):
+            raise ValueError(f"{node.name} has values that do not fit an argument")
     structure = Structure(description["result_structure"])
     argument_structure = Structure(description["argument_structure"])
     if structure.num_leaves != len(result.args[0]) or argument_structure.num_leaves != len(arguments):
@@ -156,6 +162,7 @@ def decode(description: Json, tensor: Callable[[str], torch.Tensor]) -> HostPart
         argument_structure.spec,
         result,
         structure,
+        fixed,
     )
     columns = {name: as_int(n) for name, n in as_dict(description["columns"]).items()}
     batch, seq, lengths = as_int(description["batch"]), as_int(description["seq"]), as_ints(description["lengths"])

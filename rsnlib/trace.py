@@ -42,8 +42,9 @@ from .capture import (
     shape_of,
     site,
 )
+from .fixed_arguments import arguments_of_tables, fix
 from .host_part import HostPart
-from .ideas import ideas, with_ideas
+from .ideas import ROTARY, ideas, with_ideas
 from .layers import Base, FusionError, LayerBuilder, Source
 from .mask import PLAIN, Pattern, attended_keys, pattern_of
 from .partition import Placement, Traced
@@ -63,17 +64,56 @@ class NoProductError(UnsupportedError):
 
 
 def trace(
-    model: nn.Module, example_inputs: tuple[Any, ...] | dict[str, Any], passes: Passes = USUAL, *, again: bool = False
+    model: nn.Module,
+    example_inputs: tuple[Any, ...] | dict[str, Any],
+    passes: Passes = USUAL,
+    *,
+    again: bool = False,
+    fixes: bool = False,
 ) -> Traced:
     """Split a module into a host part, a machine part, and a host part; all shapes are those of the example.
 
     example_inputs: positional (tuple) or keyword (dict) arguments of the module's forward. The module must be in eval
     mode; its weights are copied. again: set Traced.again, which traces the same graph with the weights' new values; it
-    keeps the graph alive. Raises UnsupportedError for a module that the machine cannot run, naming operator and module
-    path, and TensorError for weights or activations that are not float32.
+    keeps the graph alive. fixes: arguments that rotary positions are computed from become constants of the program, if
+    the machine can run it then. Raises UnsupportedError for a module that the machine cannot run, naming operator and
+    module path, and TensorError for weights or activations that are not float32.
     """
-    program, interface, environment = found = captured(model, example_inputs)
-    passes.observe("capture", program)
+    try:
+        return _trace(model, example_inputs, passes, again)
+    except RefusedError as refused:
+        names = refused.tables
+        if not names:
+            raise
+        if fixes:
+            try:
+                return _trace(model, example_inputs, passes, again, names)
+            except RefusedError as beyond:
+                if not beyond.tables:
+                    raise  # the positions were not the reason
+        plural = "s" * (len(names) > 1)
+        remedy = "leave it out, then they count the rows of the sequence; attention_mask alone tells padding"
+        final = RefusedError(
+            refused.node,
+            f"{refused}; its rotary positions depend on the argument{plural} {', '.join(names)}, which must be the "
+            f"same in every call and for every sequence: {remedy}",
+            refused.left,
+        )
+        final.captured = refused.captured
+        raise final from refused.__cause__
+
+
+def _trace(
+    model: nn.Module,
+    example_inputs: tuple[Any, ...] | dict[str, Any],
+    passes: Passes,
+    again: bool,
+    fixed: Sequence[str] = (),
+) -> Traced:
+    """Trace a module, like `trace`. fixed: names of arguments whose values become constants."""
+    program, interface, environment = found = _fixed(captured(model, example_inputs), fixed)
+    if not fixed:
+        passes.observe("capture", program)
     rewritten: RefusedError | None = None
     """The error of the rewritten graph, if it recognises an unsupported construct."""
     premise = rewrite(program, passes.rewrites)
@@ -85,7 +125,7 @@ def trace(
             if isinstance(error, RefusedError) and ideas(program, error.node):
                 rewritten = _with_ideas(error, program)
         # The rewrites made something else impossible: try the graph as it was captured.
-        program, interface, environment = found = captured(model, example_inputs)
+        program, interface, environment = found = _fixed(captured(model, example_inputs), fixed)
     passes.observe("rewrite", program)
     try:
         return interpret(program, interface, environment, passes, again=again)
@@ -101,8 +141,16 @@ def _with_ideas(refused: RefusedError, program: ExportedProgram) -> RefusedError
     """The same error with the constructs that the operator is part of (`ideas`) in its message."""
     words = with_ideas(program, refused.node, site(refused.node), str(refused))
     error = RefusedError(refused.node, words, refused.left)
+    error.tables = refused.tables if ROTARY in ideas(program, refused.node) else ()
     error.__cause__ = refused.__cause__
     return error
+
+
+def _fixed(
+    found: tuple[ExportedProgram, Interface, Environment], names: Sequence[str]
+) -> tuple[ExportedProgram, Interface, Environment]:
+    program, interface, environment = found
+    return (program, *fix(program, interface, environment, names)) if names else found
 
 
 def captured(
@@ -258,7 +306,9 @@ class _Tracer:
             if left.node is node:
                 raise unsupported(node, why)
             reason = f"it depends on {site(left.node)}, which cannot run on the machine: {left.why}"
-            raise RefusedError(node, f"{site(node)}: {reason}", left.node)
+            error = RefusedError(node, f"{site(node)}: {reason}", left.node)
+            error.tables = arguments_of_tables(self.values, node)
+            raise error
         self._leave(node)
         self.after.append(node)
         self._place(node, "host", "after the machine" if left.node is not node else f"after the machine: {why}")
@@ -322,7 +372,7 @@ class _Tracer:
             constants={
                 node: value.clone() if isinstance(value, torch.Tensor) else value
                 for node, value in lifted(self.program).items()
-                if node in needed
+                if node in needed and node not in interface.fixed
             },
             before=tuple(node for node in self.before if node not in dropped),
             after=tuple(self.after),

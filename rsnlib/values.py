@@ -71,12 +71,14 @@ def is_host(value: Abstract) -> bool:
 class RefusedError(UnsupportedError):
     """The machine cannot run an operator, `node`. left: the operator that left the machine before it, if that is why;
     the graph could be cut there, else at `node`. captured: graph, interface and example values of a module that is
-    refused as a whole, so that splitting it need not capture it again."""
+    refused as a whole, so that splitting it need not capture it again. tables: names of the arguments that decide by
+    what the operands of `node` were multiplied behind the machine."""
 
     def __init__(self, node: Node, message: str, left: Node | None = None) -> None:
         super().__init__(message)
         self.node, self.left = node, left
         self.captured: tuple[ExportedProgram, Interface, Environment] | None = None
+        self.tables: tuple[str, ...] = ()
 
 
 class WrongTypeError(TensorError):

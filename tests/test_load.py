@@ -390,8 +390,8 @@ def test_files_that_are_no_models(family: tuple[Any, Path], tmp_path: Path) -> N
     refused("the checksum of its description differs")
     models.save_file(tensors, path, metadata={"rsn.layout": "blocked"})
     refused(r"not a model but other tensors: compiled\.save\(path\), with one argument, writes a model")
-    models.seal(path, said | {"format": 3, "version": "9.1"}, tensors)
-    refused(r"has format 3, written by rsn 9\.1; rsn \S+ reads format 2")
+    models.seal(path, said | {"format": 4, "version": "9.1"}, tensors)
+    refused(r"has format 4, written by rsn 9\.1; rsn \S+ reads format 3")
     models.seal(path, said, {name: x for name, x in tensors.items() if not name.startswith("bank")})
     refused("not a model that rsn can read")
     for old, new, words in (

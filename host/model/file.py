@@ -48,7 +48,7 @@ DESCRIPTION = "rsn.model"
 """Key of the safetensors metadata: the description, as JSON."""
 CHECKSUM = "rsn.model.blake2b"
 """Key of the safetensors metadata: the description's checksum."""
-FORMAT = 2
+FORMAT = 3
 KINDS: dict[str, type[Dim]] = {"batch": Batch, "length": Length}
 
 

@@ -1,0 +1,73 @@
+"""Arguments of which the machine has tables, such as the positions of rotary embeddings: their values in the example
+become constants of the program, and each call must give the same."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+
+from torch.export import ExportedProgram
+from torch.export.graph_signature import InputKind
+from torch.fx import Node
+
+from .capture import Environment, Interface
+from .values import AbstractState, HostSuffix, is_host
+
+FIXED = "rsn_argument_"
+"""Begins the name of a constant that was an argument."""
+
+
+def arguments_of_tables(values: AbstractState, node: Node) -> tuple[str, ...]:
+    """The names of the arguments that decide by what the operands of an operator were multiplied, or what was added to
+    them, on the way from the machine to the operator.
+
+    Arguments on which the machine's part of these operands depends, such as token ids, are not among them.
+    """
+    tables: set[Node] = set()
+    computed: set[Node] = set()
+    stack = [x for x in node.all_input_nodes if isinstance(values.of.get(x), HostSuffix)]
+    seen = set(stack)
+    while stack:
+        for x in stack.pop().all_input_nodes:
+            value = values.of.get(x)
+            if value is None or x in seen:
+                continue
+            seen.add(x)
+            if isinstance(value, HostSuffix):
+                stack.append(x)
+            else:
+                (tables if is_host(value) else computed).add(x)
+    found = _behind(tables) - _behind(computed)
+    program = values.program
+    placeholders = program.graph.find_nodes(op="placeholder")
+    return tuple(
+        node.name
+        for node, spec in zip(placeholders, program.graph_signature.input_specs, strict=True)
+        if node in found and (spec.kind == InputKind.USER_INPUT or str(spec.target).startswith(FIXED))
+    )
+
+
+def _behind(nodes: Iterable[Node]) -> set[Node]:
+    """The nodes, and all that they are computed from."""
+    stack = list(nodes)
+    found = set(stack)
+    while stack:
+        new = set(stack.pop().all_input_nodes) - found
+        found |= new
+        stack += new
+    return found
+
+
+def fix(
+    program: ExportedProgram, interface: Interface, environment: Environment, names: Sequence[str]
+) -> tuple[Interface, Environment]:
+    """Make arguments constants of a captured graph, with their values of the example. Returns an interface that
+    compares them in each call, and the environment with copies of them."""
+    fixed = {x: environment[x].detach().clone() for x in interface.arguments if x.name in names}
+    specs = program.graph_signature.input_specs
+    for i, (node, spec) in enumerate(zip(program.graph.find_nodes(op="placeholder"), specs, strict=True)):
+        if node in fixed:
+            target = f"{FIXED}{node.name}"
+            specs[i] = replace(spec, kind=InputKind.CONSTANT_TENSOR, target=target)
+            program.constants[target] = fixed[node]
+    return replace(interface, fixed=fixed), environment | fixed
