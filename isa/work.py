@@ -59,7 +59,7 @@ class Access(NamedTuple):
 class LoadNorm(NamedTuple):
     """(x - mean) / sqrt(variance + eps) of each row, `rms`: without mean, by statistics that lie off chip.
 
-    parts: the statistics of a row tile are of so many parts of its columns. fresh: row tiles whose statistics the unit
+    parts: number of parts of the columns; a row tile has statistics of each. fresh: row tiles whose statistics the unit
     takes before this load, from the same off-chip unit; 0 where it has them. first: the row tile of those statistics
     that the first row tile of the load takes. same: all row tiles of the load take it.
     """

@@ -878,7 +878,7 @@ struct MemANorm {
     using layout = Layout<bits::rows, bits::parts, bits::normalise, bits::rms, bits::first, bits::same, bits::eps>;
 
     std::uint8_t rows = 0;   // row tiles whose statistics to load now; 0 keeps those of before
-    std::uint8_t parts = 0;  // statistics of a row tile: of so many parts of its columns
+    std::uint8_t parts = 0;  // number of parts of the columns that a row tile has statistics of
     bool normalise = false;  // following loads become (x - mean) / sqrt(variance + eps)
     bool rms = false;        // without mean
     bool first = false;      // row tile of the statistics that the first row tile of a load takes

@@ -42,7 +42,7 @@ class MemANorm(Record, words=2):
     not. Statistics come from DDR, where a MemC stored them (`MemCStore.statistics`)."""
 
     rows: int = bits(0, 0, 2, "row tiles whose statistics to load now; 0 keeps those of before")
-    parts: int = bits(0, 2, 4, "statistics of a row tile: of so many parts of its columns")
+    parts: int = bits(0, 2, 4, "number of parts of the columns that a row tile has statistics of")
     normalise: int = bits(0, 6, 1, "following loads become (x - mean) / sqrt(variance + eps)")
     rms: int = bits(0, 7, 1, "without mean")
     first: int = bits(0, 8, 1, "row tile of the statistics that the first row tile of a load takes")
