@@ -85,7 +85,8 @@ def module_name(file: Path) -> str:
 
 
 def _is_call(node: ast.AST, name: str) -> TypeGuard[ast.Call]:
-    return isinstance(node, ast.Call) and ast.unparse(node.func).split(".")[-1] == name
+    called = node.func if isinstance(node, ast.Call) else None
+    return name in (getattr(called, "id", None), getattr(called, "attr", None))
 
 
 def _is_typing(node: ast.AST) -> TypeGuard[ast.If]:
@@ -108,6 +109,9 @@ def _imported(node: ast.Import | ast.ImportFrom, file: Path) -> Iterator[tuple[s
 
 
 def imports(file: Path, source: str) -> Iterator[Import]:
+    parts = ast.AST if "deferred(" in source else ast.stmt | ast.excepthandler | ast.match_case
+    """Where an import may be: an expression holds none, but for `deferred`."""
+
     def walk(node: ast.AST, lazy: bool, typing: bool) -> Iterator[Import]:
         where = f"{file}:{getattr(node, 'lineno', 0)}"
         if isinstance(node, ast.Import | ast.ImportFrom):
@@ -122,13 +126,16 @@ def imports(file: Path, source: str) -> Iterator[Import]:
         else:
             inside = lazy or isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda)
             for child in ast.iter_child_nodes(node):
-                yield from walk(child, inside, typing)
+                if isinstance(child, parts):
+                    yield from walk(child, inside, typing)
 
     yield from walk(ast.parse(source), False, False)
 
 
 def misused(file: Path, source: str) -> Iterator[str]:
     """Every use of `deferred` and `import_module` that hides an import from the reader or the type-checker."""
+    if "deferred(" not in source and "import_module" not in source:
+        return
     tree = ast.parse(source)
     right: set[ast.AST] = set()
     for block in filter(_is_typing, ast.walk(tree)):
