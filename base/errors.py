@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import cached_property
 from importlib.util import find_spec
 from typing import TYPE_CHECKING
@@ -91,12 +91,30 @@ class DeadlockError(ProgramError):
         return str(self.report)
 
 
+class CycleError(ProgramError):
+    """A graph that must have no cycle has one. cycle: the names of its nodes, each leading to the next, the last to the
+    first."""
+
+    def __init__(self, cycle: Sequence[str]) -> None:
+        self.cycle = tuple(cycle)
+        path = " -> ".join((*self.cycle, *self.cycle[:1]))
+        super().__init__(f"the graph has a cycle: {path}; keep what comes back as state, outside of the graph")
+
+
 class UndecidedError(ProgramError):
     """A run without data cannot tell which steps a program takes: data decides."""
 
 
 class ResourceError(RsnError):
     """A datapath that does not fit on its device. The message names the resource."""
+
+
+class BudgetError(ResourceError):
+    """What cannot be divided takes more bytes than there are. holder: its name. bytes_needed, budget: in bytes."""
+
+    def __init__(self, message: str, holder: str, bytes_needed: int, budget: int) -> None:
+        super().__init__(message)
+        self.holder, self.bytes_needed, self.budget = holder, bytes_needed, budget
 
 
 class TensorError(RsnError):
