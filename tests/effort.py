@@ -55,6 +55,12 @@ def sampled(values: Iterable[Any], quick: Container[Any], rest: Callable[..., An
     return [value if value in quick else (rest or long)(value) for value in values]
 
 
+def thinned(values: Iterable[Any], every: int) -> list[Any]:
+    """Cases for `parametrize`, of one argument: the first of each `every` runs in `make test`, the others are marked
+    `long`."""
+    return [long(value) if i % every else value for i, value in enumerate(values)]
+
+
 def full(*values: Any) -> Any:
     """A case for `parametrize` that is left to `make test-full`."""
     return pytest.param(*values, marks=[pytest.mark.long, pytest.mark.full])

@@ -18,6 +18,7 @@ from rsn.rsnlib.trace import trace
 from rsn.scheduler.graph import AttentionLayer
 from rsn.scheduler.lower import lower
 from rsn.scheduler.schedule import PAPER
+from rsn.tests.effort import thinned
 
 COLUMNS = 128
 
@@ -96,7 +97,7 @@ CASES: dict[str, Callable[[Model, torch.Tensor], Any]] = {
 }
 
 
-@pytest.mark.parametrize("what", CASES)
+@pytest.mark.parametrize("what", thinned(CASES, 3))
 def test_whoever_takes_them_gets_what_pytorch_gives(what: str) -> None:
     module, x = Model(CASES[what]).eval(), torch.randn(2, 20, COLUMNS)
     with rsn.compile(module, (x,)) as compiled, torch.no_grad():

@@ -155,7 +155,7 @@ ROWS = Schedule(interleave=Interleave.LISTED, loops=Loops.ROWS, balance=True)
         (1, 384, 32, 700, 1, Schedule(interleave=Interleave.HARDWARE, tile_rows=4, tile_cols=5)),
         long(1, 768, 16, 130, 1, Schedule(interleave=Interleave.LISTED, attention=A, tile_rows=1)),
         long(3, 256, 16, 1100, 1, Schedule(loops=Loops.ROWS, tile_cols=1)),
-        (1, 640, 16, 64, 1, Schedule(interleave=Interleave.STRICT, attention=B, loops=Loops.ROWS)),
+        long(1, 640, 16, 64, 1, Schedule(interleave=Interleave.STRICT, attention=B, loops=Loops.ROWS)),
         long(1, 896, 16, 128, 1, ROWS),
     ],
 )
@@ -279,7 +279,7 @@ def test_more_ops_than_an_mme_holds_are_refused_by_name() -> None:
     "schedule",
     [
         ROWS,
-        Schedule(interleave=Interleave.HARDWARE, tile_rows=4, tile_cols=3, attention=A),
+        long(Schedule(interleave=Interleave.HARDWARE, tile_rows=4, tile_cols=3, attention=A)),
         Schedule(
             interleave=Interleave.LISTED, attention=B, rules=(("attention 3x24", DramPolicy(-2.0, 1, by_columns=True)),)
         ),

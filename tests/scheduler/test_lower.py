@@ -15,6 +15,7 @@ from rsn.scheduler.graph import Activation, Gemm, LayerGraph, Norm, Output
 from rsn.scheduler.knobs import Tiles
 from rsn.scheduler.schedule import PAPER, STRICT, Schedule
 from rsn.scheduler.tile import Limits, row_tiles
+from rsn.tests.effort import long
 
 from .networks import Maker, error, execute, reference
 
@@ -56,9 +57,9 @@ def test_a_wide_gemm_runs_one_op_per_column_tile() -> None:
     ("batch", "seq", "hidden", "heads", "ffn"),
     [
         (1, 256, 1024, 16, 512),
-        (2, 384, 1024, 16, 256),
+        long(2, 384, 1024, 16, 256),
         (1, 640, 1024, 2 * 8, 256),
-        (1, 768, 1024, 16, 256),
+        long(1, 768, 1024, 16, 256),
     ],
 )
 def test_an_encoder_on_the_base_overlay(batch: int, seq: int, hidden: int, heads: int, ffn: int) -> None:

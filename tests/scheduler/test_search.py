@@ -67,7 +67,7 @@ def encoder(layers: int = 1, **changes: Any) -> LayerGraph:
     [
         pytest.param(encoder(), id="encoder"),
         pytest.param(encoder(3, seq=128, ffn=200), id="three layers", marks=pytest.mark.long),
-        pytest.param(encoder(batch=2, seq=256, heads=1, hidden=64), id="batch"),
+        pytest.param(encoder(batch=2, seq=256, heads=1, hidden=64), id="batch", marks=pytest.mark.long),
         pytest.param(Maker().gemm(700, 128, 1500), id="gemm", marks=pytest.mark.long),
         pytest.param(Maker().gemm(1, 1, 1), id="tiny gemm"),
         pytest.param(Maker().encoder(1, 900, 64, 1, 64), id="long", marks=pytest.mark.long),
@@ -110,7 +110,7 @@ def test_the_same_every_time() -> None:
 def test_the_seed_decides_what_is_tried_first() -> None:
     tried: list[Schedule] = []
     orders = set()
-    for seed in range(4):
+    for seed in range(2):
         tried.clear()
         searched(encoder(seq=200), 30, seed=seed, cost=_noting(tried))
         orders.add(tuple(tried))
@@ -125,7 +125,7 @@ def _noting(tried: list[Schedule]) -> Callable[..., Timing]:
     return noting
 
 
-@pytest.mark.parametrize("calls", sampled([1, 2, 5, 13, 14, 40], quick=[2, 13]))
+@pytest.mark.parametrize("calls", sampled([1, 2, 5, 13, 14, 40], quick=[2]))
 def test_a_longer_budget_is_no_worse(calls: int) -> None:
     assert searched(encoder(), calls + 20).latency_s <= searched(encoder(), calls).latency_s
 

@@ -34,6 +34,7 @@ from rsn.host.boards.xrt import XrtBoard
 from rsn.host.runner import Runner
 from rsn.isa.overlays import XNN, XNN_BASE
 from rsn.scheduler.build import Built
+from rsn.tests.effort import long
 
 from .faulty import CALLS, Fault, Faulty, raising
 from .programs import X, attention, stuck
@@ -141,7 +142,7 @@ def test_a_fault_in_mid_run(rig: Rig, expected: np.ndarray, fault: str) -> None:
 
 
 @pytest.mark.parametrize("call", CALLS)
-@pytest.mark.parametrize("number", [1, 2])
+@pytest.mark.parametrize("number", [1, long(2)])
 def test_the_device_is_lost_at_any_call(rig: Rig, expected: np.ndarray, call: str, number: int) -> None:
     """From opening to reading back; the second call of a kind, too, until there has been one."""
     rig.device.next(call, raising(BoardLost("XRT: failed: No such device")), number)
