@@ -1,0 +1,140 @@
+"""The order in which the tokens of a stream carry a tensor: the itensor type of StreamTensor (MICRO'25, section 3.1.2).
+
+A token is a part of the tensor of `element` shape. A nest of loops gives the tokens, outermost loop first; along a
+data axis, a token begins at the iteration of the axis's loop times its step, plus the start. A loop that drives no axis
+gives the same tokens again.
+
+As text: element shape and type, trips and steps of the loops, what drives each axis. `4x2xi8 [4,2]*[2,4] (d1,d0)` are
+tokens of 4 x 2 elements of i8; loop d0 has 4 trips and steps along columns, loop d1 has 2 and steps along rows. Without
+a type it is f32.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import product
+from math import prod
+
+from ...base.errors import ProgramError
+from ..language import BITS
+
+
+@dataclass(frozen=True)
+class Axis:
+    """Where tokens begin along a data axis. loop: that drives the axis, counted from the outermost; None: all begin at
+    `start`. start: in elements."""
+
+    loop: int | None
+    start: int = 0
+
+    def __str__(self) -> str:
+        if self.loop is None:
+            return str(self.start)
+        return f"d{self.loop}+{self.start}" if self.start else f"d{self.loop}"
+
+
+@dataclass(frozen=True)
+class Order:
+    """An order of tokens.
+
+    element: shape of a token. trips, steps: of each loop, outermost first, steps in elements. axes: one for each data
+    axis. dtype: of the elements. Raises `ProgramError`, as `verify` does.
+    """
+
+    element: tuple[int, ...]
+    trips: tuple[int, ...]
+    steps: tuple[int, ...]
+    axes: tuple[Axis, ...]
+    dtype: str = "f32"
+
+    def __post_init__(self) -> None:
+        self.verify()
+
+    def verify(self) -> None:
+        """Raise `ProgramError` unless each element of the tensor is in exactly one token, up to loops that give tokens
+        again."""
+        if self.dtype not in BITS:
+            raise ProgramError(f"order {self}: {self.dtype} is no type of elements; known are {', '.join(BITS)}")
+        if len(self.trips) != len(self.steps):
+            raise ProgramError(f"order {self}: {len(self.trips)} trips and {len(self.steps)} steps; each loop has both")
+        if len(self.axes) != len(self.element):
+            raise ProgramError(
+                f"order {self}: a token has {len(self.element)} axes, and {len(self.axes)} are given places"
+            )
+        for what, sizes in (("a token's size", self.element), ("a loop's trips", self.trips), ("a step", self.steps)):
+            if min(sizes, default=1) < 1:
+                raise ProgramError(f"order {self}: {what} is {min(sizes)}; the least is 1")
+        drives: dict[int, int] = {}
+        for data_axis, (axis, size) in enumerate(zip(self.axes, self.element, strict=True)):
+            if axis.start < 0:
+                raise ProgramError(f"order {self}: axis {data_axis} starts at {axis.start}; the least is 0")
+            if axis.loop is None:
+                continue
+            if not 0 <= axis.loop < len(self.trips):
+                raise ProgramError(f"order {self}: there is no loop d{axis.loop}; there are {len(self.trips)} loops")
+            if drives.setdefault(axis.loop, data_axis) != data_axis:
+                raise ProgramError(
+                    f"order {self}: loop d{axis.loop} drives axes {drives[axis.loop]} and {data_axis}, so that tokens "
+                    f"are on a diagonal only; give each axis a loop of its own"
+                )
+            trips, step = self.trips[axis.loop], self.steps[axis.loop]
+            if trips > 1 and step != size:
+                what = "overlap" if step < size else "leave elements out"
+                raise ProgramError(
+                    f"order {self}: loop d{axis.loop} steps by {step} where a token has {size} elements, so that "
+                    f"tokens {what}; step by {size}"
+                )
+
+    @cached_property
+    def canonical(self) -> Order:
+        """The same order without loops of one trip: orders are equal if their canonical forms are."""
+        left = [loop for loop, trips in enumerate(self.trips) if trips > 1]
+        number = {loop: k for k, loop in enumerate(left)}
+        axes = tuple(Axis(number.get(axis.loop) if axis.loop is not None else None, axis.start) for axis in self.axes)
+        trips, steps = tuple(self.trips[loop] for loop in left), tuple(self.steps[loop] for loop in left)
+        return Order(self.element, trips, steps, axes, self.dtype)
+
+    @property
+    def tokens(self) -> int:
+        """Tokens that the loops give, those that are given again included."""
+        return prod(self.trips)
+
+    @cached_property
+    def tensor(self) -> tuple[int, ...]:
+        """Shape of the tensor: the box around all tokens."""
+        trips = (1 if axis.loop is None else self.trips[axis.loop] for axis in self.axes)
+        return tuple(count * size for count, size in zip(trips, self.element, strict=True))
+
+    @property
+    def bytes_per_token(self) -> int:
+        """Bytes of a token, rounded up to whole ones."""
+        return -(-prod(self.element) * BITS[self.dtype] // 8)
+
+    def indices(self) -> Iterator[tuple[int, ...]]:
+        """Yield the first index of each token, in order."""
+        for at in product(*map(range, self.trips)):
+            yield tuple(a.start if a.loop is None else a.start + at[a.loop] * self.steps[a.loop] for a in self.axes)
+
+    @classmethod
+    def parse(cls, text: str) -> Order:
+        """Read an order from its text form."""
+        form = r"\s*(\d+(?:x\d+)*)(?:x([a-z]+\w*))?\s*\[([\d,\s]*)\]\s*\*\s*\[([\d,\s]*)\]\s*\(([^()]*)\)\s*"
+        found = re.fullmatch(form, text)
+        if found is None:
+            raise ProgramError(f"{text!r} is no order; one looks like 4x2xi8 [4,2]*[2,4] (d1,d0)")
+        axes = []
+        for word in filter(None, (part.strip() for part in found[5].split(","))):
+            axis = re.fullmatch(r"(?:d(\d+))?(?:(?<=\d)\+)?(\d+)?", word)
+            if axis is None:
+                raise ProgramError(f"{text!r}: {word!r} places no axis; write d0, d0+4 or 4")
+            axes.append(Axis(int(axis[1]) if axis[1] is not None else None, int(axis[2] or 0)))
+        trips, steps = (tuple(int(n) for n in found[k].split(",") if n.strip()) for k in (3, 4))
+        return cls(tuple(map(int, found[1].split("x"))), trips, steps, tuple(axes), found[2] or "f32")
+
+    def __str__(self) -> str:
+        trips, steps = (",".join(map(str, sizes)) for sizes in (self.trips, self.steps))
+        shape = "x".join(map(str, self.element)) + (f"x{self.dtype}" if self.dtype != "f32" else "")
+        return f"{shape} [{trips}]*[{steps}] ({','.join(map(str, self.axes))})"
