@@ -21,11 +21,12 @@ TORCH = Path(torch.__file__).parent
 
 class Uncaptured(TorchDispatchMode):
     """Context that records products computed outside of `graph`. found: names of their operators, by the caller's file,
-    line and function."""
+    line and function. flops: of those that PyTorch can count. uncounted: whether there are others."""
 
     def __init__(self) -> None:
         super().__init__()
         self.found: dict[tuple[str, int, str], set[str]] = {}
+        self.flops, self.uncounted = 0, False
         self._in_graph = False
 
     @classmethod
@@ -44,9 +45,15 @@ class Uncaptured(TorchDispatchMode):
 
     def __torch_dispatch__(self, operator: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         packet = operator.overloadpacket
+        kwargs = kwargs or {}
+        result = operator(*args, **kwargs)
         if not self._in_graph and (packet in PRODUCTS or packet in RECURRENT or packet in flop_registry):
             self.found.setdefault(_caller(), set()).add(packet.__name__)
-        return operator(*args, **(kwargs or {}))
+            if packet in flop_registry:
+                self.flops += flop_registry[packet](*args, **kwargs, out_val=result)
+            else:
+                self.uncounted = True
+        return result
 
 
 def _caller() -> tuple[str, int, str]:

@@ -4,6 +4,7 @@ PyTorch computes all results."""
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any
@@ -59,7 +60,7 @@ def explain(model: Callable[..., Any], example_inputs: Examples, modelled: Model
     try:
         with torch.no_grad():
             model(*args, **kwargs)
-            with watch.outside:  # the first call captured all graphs
+            with watch.counting():  # the first call captured all graphs
                 model(*args, **kwargs)
     finally:
         watching.reset(token)
@@ -78,6 +79,14 @@ class Watch:
         self._ends: list[str] = []
         self._has_gradients = False
 
+    @contextmanager
+    def counting(self) -> Iterator[None]:
+        """Context of the call of which all work is counted: each graph as often as it is called."""
+        for report in self._reports.values():
+            report.calls = 0
+        with self.outside:
+            yield
+
     def called(self, graph: CapturedGraph, key: Any, args: tuple[Any, ...]) -> Any:
         """Record a call of a graph, and run it in PyTorch. Returns its results. Raises like `CapturedGraph.divide` if
         the graph must run as a whole."""
@@ -87,6 +96,8 @@ class Watch:
             self._has_gradients |= any(getattr(x, "requires_grad", False) for x in args)
             if report.is_refused:
                 return report.counted(graph, args)
+        else:
+            self._reports[graph, key].calls += 1
         with self.outside.graph():
             return graph.in_pytorch(*args)
 
@@ -95,13 +106,15 @@ class Watch:
         whether gradients were enabled in the caller."""
         count = f"torch.compile: {_many(len(self._reports), 'graph')}, {_many(len(self._ends), 'graph break')}"
         reports = self._reports.values()
-        work = [x for report in reports for x in report.work]
+        work = [x for report in reports for _ in range(report.calls) for x in report.work]
+        if self.outside.flops and self._reports:
+            work.append(Work("(not captured)", self.outside.flops))
         if any(x.flops for x in work):
-            latency = sum(report.latency_s for report in reports)
+            latency = sum(report.calls * report.latency_s for report in reports)
             yield f"{count}; on the machine: {head(work, latency or None)}"
             yield from table(work, latency or None)
-            if self.outside.found:
-                yield "what torch did not capture is not counted"
+            if self.outside.uncounted:
+                yield "what torch did not capture is not counted in full"
             yield ""
         else:
             yield count
@@ -126,12 +139,14 @@ class Watch:
 @dataclass
 class _GraphReport:
     """Where the parts of one graph would run. lines: as text. work: FLOPs and times by module. latency_s: modelled
-    latency of all its programs. is_refused: all of it runs in PyTorch, and its FLOPs are not counted yet."""
+    latency of all its programs. is_refused: all of it runs in PyTorch, and its FLOPs are not counted yet. calls: how
+    often one call of the model calls the graph."""
 
     lines: list[str]
     work: list[Work]
     latency_s: float = 0.0
     is_refused: bool = False
+    calls: int = 1
 
     def add(self, traced: Traced, modelled: Modelled, indent: str) -> None:
         """Add a program of the machine."""
