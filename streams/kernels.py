@@ -60,9 +60,13 @@ KERNELS = {
         Kernel("sqrt", "elementwise", ("x",), increasing=(0,), floats=True),
         Kernel("gelu", "elementwise", ("x",), floats=True),
         Kernel("silu", "elementwise", ("x",), floats=True),
+        Kernel("tanh", "elementwise", ("x",), increasing=(0,), floats=True),
+        Kernel("banded", "elementwise", ("x", "first", "last"), floats=True),
         Kernel("softmax", "rows", ("x",), whole_rows=True, floats=True),
-        Kernel("layernorm", "rows", ("x", "gamma", "beta"), optional=2, whole_rows=True, floats=True),
-        Kernel("rmsnorm", "rows", ("x", "gamma"), optional=1, whole_rows=True, floats=True),
+        Kernel(
+            "layernorm", "rows", ("x", "gamma", "beta"), optional=2, options=("eps",), whole_rows=True, floats=True
+        ),
+        Kernel("rmsnorm", "rows", ("x", "gamma"), optional=1, options=("eps",), whole_rows=True, floats=True),
         Kernel("transpose", "transpose", ("x",), options=("axes",), linear=(0,), increasing=(0,)),
         Kernel("reshape", "reshape", ("x",), options=("shape",), linear=(0,), increasing=(0,)),
         Kernel("reduce_sum", "reduce", ("x",), options=("axis", "keepdims"), linear=(0,), reduces="+"),

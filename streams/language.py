@@ -254,6 +254,17 @@ def silu(x: Any) -> Any:
     return _only_in_a_task("silu")
 
 
+def tanh(x: Any) -> Any:
+    """The hyperbolic tangent of each element."""
+    return _only_in_a_task("tanh")
+
+
+def banded(x: Any, first: int, last: int) -> Any:
+    """x where first <= j - i <= last, and minus infinity elsewhere. i, j: row and column of an element in its tile.
+    Scores with a causal mask: `banded(scores, -rows, offset)`, if row i may see columns up to i + offset."""
+    return _only_in_a_task("banded")
+
+
 def exp(x: Any) -> Any:
     """The exponential of each element."""
     return _only_in_a_task("exp")
@@ -269,13 +280,14 @@ def softmax(x: Any) -> Any:
     return _only_in_a_task("softmax")
 
 
-def layernorm(x: Any, gamma: Any = None, beta: Any = None) -> Any:
-    """Normalization of the last axis to mean 0 and variance 1; times gamma, plus beta if they are given."""
+def layernorm(x: Any, gamma: Any = None, beta: Any = None, eps: float = 1e-5) -> Any:
+    """Normalization of the last axis to mean 0 and variance 1; times gamma, plus beta if they are given. eps: added to
+    the variance."""
     return _only_in_a_task("layernorm")
 
 
-def rmsnorm(x: Any, gamma: Any = None) -> Any:
-    """Normalization of the last axis to a mean square of 1; times gamma if it is given."""
+def rmsnorm(x: Any, gamma: Any = None, eps: float = 1e-5) -> Any:
+    """Normalization of the last axis to a mean square of 1; times gamma if it is given. eps: added to the mean square."""
     return _only_in_a_task("rmsnorm")
 
 
@@ -309,7 +321,7 @@ LIBRARY = frozenset(
     function.__name__
     for function in (
         *(matmul, add, sub, mul, div, maximum, scale, transpose, relu, gelu, silu, exp, softmax, layernorm, rmsnorm),
-        *(reduce_sum, reduce_max, zeros, full, concat, minimum, reshape, sqrt),
+        *(reduce_sum, reduce_max, zeros, full, concat, minimum, reshape, sqrt, tanh, banded),
     )
 )
 """Names of the library kernels."""

@@ -701,6 +701,13 @@ struct Gelu {
 struct Silu {
     float operator()(float x) const { return x / (1.0f + Exp()(-x)); }
 };
+struct Tanh {
+    float operator()(float x) const {
+        const float powers = Exp()(std::fabs(x) * -2.0f);
+        const float size = (1.0f - powers) / (1.0f + powers);
+        return x < 0 ? -size : size;
+    }
+};
 struct Relu {
     template <class T>
     T operator()(T x) const {
@@ -827,6 +834,20 @@ X softmax(const X &x) {
         float sum = out[row];
         for (std::size_t k = 1; k < n; ++k) sum = sum + out[row + k];
         for (std::size_t k = 0; k < n; ++k) out[row + k] = out[row + k] / sum;
+    }
+    return out;
+}
+
+// x where first <= column - row <= last, and minus infinity elsewhere.
+template <class X>
+X banded(const X &x, std::int64_t first, std::int64_t last) {
+    using T = typename X::Element;
+    constexpr std::size_t n = columns_of<X>(), rows = X::Sizes_::size(X::Sizes_::rank - 2);
+    X out;
+    for (std::size_t k = 0; k < X::count; ++k) {
+#pragma HLS pipeline
+        const std::int64_t diagonal = static_cast<std::int64_t>(k % n) - static_cast<std::int64_t>(k / n % rows);
+        out[k] = diagonal >= first && diagonal <= last ? x[k] : -std::numeric_limits<T>::infinity();
     }
     return out;
 }

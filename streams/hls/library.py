@@ -40,9 +40,9 @@ ELEMENTWISE = {
     "minimum": "Smaller",
     "scale": "Mul",
 }
-ON_FLOATS = {"gelu": "Gelu", "silu": "Silu", "exp": "Exp", "sqrt": "Sqrt"}
+ON_FLOATS = {"gelu": "Gelu", "silu": "Silu", "tanh": "Tanh", "exp": "Exp", "sqrt": "Sqrt"}
 ON_ROWS = {"softmax", "layernorm", "rmsnorm"}
-ONLY_SINGLE = {"gelu", "silu", "exp", "softmax"}
+ONLY_SINGLE = {"gelu", "silu", "tanh", "exp", "softmax"}
 """Kernels with exp, which is stated for float32 only."""
 BUILTIN = {"int", "float", "bool", "abs", "max", "min"}
 EPSILON = 1e-5
@@ -212,6 +212,8 @@ class Library(Operators):
             if name in ONLY_SINGLE and ("f64" in (kind.dtype, x.kind.dtype) or x.kind == FLOAT):
                 self.fail(f"{name} in f64 differs between computers: use f32")
             return self._on_floats(name, x, values[1:], named)
+        if name == "banded":
+            return self._banded(x, *values[1:])
         if name == "relu" and x.kind.is_int:
             return self._chosen(x, known_int(0), ">=")
         if name == "relu":
@@ -221,6 +223,15 @@ class Library(Operators):
         if name in ("reduce_sum", "reduce_max") and x.kind.shape:
             return self._reduced(name, x, kind, named.get("axis"))
         self.fail(f"{name} of {', '.join(str(v.kind) for v in values)} has no C++")
+
+    def _banded(self, x: Val, first: Val, last: Val) -> Val:
+        kind = Kind("f64" if x.kind.dtype == "f64" else "f32", x.kind.shape)
+        if len(kind.shape) < 2 or not (first.kind.is_int and last.kind.is_int) or first.kind.shape or last.kind.shape:
+            self.fail(f"banded takes a tile and two integers, not {x.kind}, {first.kind} and {last.kind}")
+        if x.kind != kind:
+            x = Val(kind, f"rsn::convert_tile<{kind.cpp}>({x.text})", simple=False)
+        ends = ", ".join(self.scalar_converted(v, "i64") for v in (first, last))
+        return Val(kind, f"rsn::banded({x.text}, {ends})", simple=False)
 
     def _moved(self, name: str, x: Val, options: dict[str, Any]) -> Val:
         """transpose and reshape."""

@@ -59,6 +59,7 @@ TORCH: dict[str, Any] = {
     "exp": torch.exp,
     "gelu": torch.nn.functional.gelu,
     "silu": torch.nn.functional.silu,
+    "tanh": torch.tanh,
     "relu": torch.relu,
     "softmax": lambda x: torch.softmax(x, -1),
     "layernorm": lambda x: torch.nn.functional.layer_norm(x, (33,)),
@@ -72,6 +73,13 @@ def test_kernels(name: str) -> None:
     got = KERNELS[name](TENSOR)
     assert got.dtype == np.float32
     assert np.abs(got - expected).max() / np.abs(expected).max() < 1e-6
+
+
+def test_banded() -> None:
+    got = KERNELS["banded"](np.stack([TENSOR, -TENSOR]), -2, 5)
+    seen = torch.ones(TENSOR.shape, dtype=torch.bool).tril(5).triu(-2).numpy()
+    np.testing.assert_array_equal(got, np.where(seen, np.stack([TENSOR, -TENSOR]), -np.inf))
+    assert got.dtype == np.float32
 
 
 def test_products() -> None:

@@ -125,6 +125,22 @@ def silu(x: Any) -> Tile:
     return x / (np.float32(1) + exp(-x))
 
 
+def tanh(x: Any) -> Tile:
+    """The hyperbolic tangent, (1 - t) / (1 + t) with t = exp(-2 |x|). Absolute error below 2e-7."""
+    x = _float(x)
+    powers = exp(np.abs(x) * np.float32(-2))
+    size = (np.float32(1) - powers) / (np.float32(1) + powers)
+    return np.where(x < 0, -size, size)
+
+
+def banded(x: Any, first: Any, last: Any) -> Tile:
+    """x where first <= j - i <= last, and minus infinity elsewhere. i, j: the last two indices of an element."""
+    x = _float(x)
+    rows, columns = x.shape[-2:]
+    diagonal = np.arange(columns)[None, :] - np.arange(rows)[:, None]
+    return np.where((diagonal >= int(first)) & (diagonal <= int(last)), x, x.dtype.type(-np.inf))
+
+
 def relu(x: Any) -> Tile:
     """The larger of x and 0."""
     x = np.asarray(x)
@@ -169,6 +185,8 @@ KERNELS: Mapping[str, Callable[..., Any]] = {
     "relu": relu,
     "gelu": gelu,
     "silu": silu,
+    "tanh": tanh,
+    "banded": banded,
     "exp": exp,
     "sqrt": lambda x: np.sqrt(_float(x)),
     "softmax": softmax,
