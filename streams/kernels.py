@@ -63,9 +63,7 @@ KERNELS = {
         Kernel("tanh", "elementwise", ("x",), increasing=(0,), floats=True),
         Kernel("banded", "elementwise", ("x", "first", "last"), floats=True),
         Kernel("softmax", "rows", ("x",), whole_rows=True, floats=True),
-        Kernel(
-            "layernorm", "rows", ("x", "gamma", "beta"), optional=2, options=("eps",), whole_rows=True, floats=True
-        ),
+        Kernel("layernorm", "rows", ("x", "gamma", "beta"), optional=2, options=("eps",), whole_rows=True, floats=True),
         Kernel("rmsnorm", "rows", ("x", "gamma"), optional=1, options=("eps",), whole_rows=True, floats=True),
         Kernel("transpose", "transpose", ("x",), options=("axes",), linear=(0,), increasing=(0,)),
         Kernel("reshape", "reshape", ("x",), options=("shape",), linear=(0,), increasing=(0,)),

@@ -287,7 +287,8 @@ def layernorm(x: Any, gamma: Any = None, beta: Any = None, eps: float = 1e-5) ->
 
 
 def rmsnorm(x: Any, gamma: Any = None, eps: float = 1e-5) -> Any:
-    """Normalization of the last axis to a mean square of 1; times gamma if it is given. eps: added to the mean square."""
+    """Normalization of the last axis to a mean square of 1; times gamma if it is given. eps: added to the mean
+    square."""
     return _only_in_a_task("rmsnorm")
 
 
