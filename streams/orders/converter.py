@@ -3,6 +3,9 @@
 The rule: take away loops of one trip. From the outermost loop on, both sides share a loop that drives the same data
 axis on both (equal token size, trips, step), or no axis on either (equal trips); the first that they do not share ends
 it. The buffer has one token's size along the axes that shared loops drive, and the tensor's along the others.
+
+StreamTensor (MICRO'25, section 5.2.1) gives the rule twice, and both times holds more: see `buffer_as_printed` and
+`buffer_as_described`.
 """
 
 from __future__ import annotations
@@ -10,8 +13,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from math import prod
 
+import numpy as np
+
 from ...base.errors import ProgramError
 from .order import Order
+
+Shape = tuple[int, ...]
 
 
 @dataclass(frozen=True)
@@ -20,7 +27,7 @@ class Converter:
 
     put: Order
     get: Order
-    buffer: tuple[int, ...]
+    buffer: Shape
     shared_loops: int
 
     @property
@@ -36,22 +43,117 @@ class Converter:
 
 def converter(put: Order, get: Order) -> Converter | None:
     """Return what converts one order into the other, None if they are equal. Raises `ProgramError` for two tensors."""
-    if put.tensor != get.tensor or put.dtype != get.dtype:
-        raise ProgramError(f"no converter from {put} to {get}: they are of tensors of another shape or type")
+    _check_one_tensor(put, get)
     source, target = put.canonical, get.canonical
     if source == target:
         return None
-    drives = [{axis.loop: k for k, axis in enumerate(order.axes)} for order in (source, target)]
+    shared, kept = _shared(source, target)
+    buffer = tuple(put.element[k] if k in kept else size for k, size in enumerate(put.tensor))
+    return Converter(source, target, buffer, shared)
+
+
+def _check_one_tensor(put: Order, get: Order) -> None:
+    if put.tensor != get.tensor or put.dtype != get.dtype:
+        raise ProgramError(f"no converter from {put} to {get}: they are of tensors of another shape or type")
+
+
+def _shared(source: Order, target: Order) -> tuple[int, set[int]]:
+    """How many outer loops two canonical orders share, and the data axes that these drive."""
     kept: set[int] = set()
     shared = 0
     for loop, (trips, other) in enumerate(zip(source.trips, target.trips, strict=False)):
-        axis = drives[0].get(loop)
-        if trips != other or axis != drives[1].get(loop):
+        axis = source.axis_of(loop)
+        if trips != other or axis != target.axis_of(loop):
             break
         if axis is not None:
             if source.element[axis] != target.element[axis]:
                 break
             kept.add(axis)
         shared += 1
-    buffer = tuple(put.element[k] if k in kept else size for k, size in enumerate(put.tensor))
-    return Converter(source, target, buffer, shared)
+    return shared, kept
+
+
+def parting(put: Order, get: Order) -> str:
+    """Say at which loop two orders part, and what either does there; an empty text if they are equal."""
+    source, target = put.canonical, get.canonical
+    if source == target:
+        return ""
+    if source.dtype != target.dtype or source.tensor != target.tensor:
+        return f"one is of {_tensor(source)}, the other of {_tensor(target)}"
+    if source.element != target.element:
+        sizes = ("x".join(map(str, order.element)) for order in (source, target))
+        return "tokens of {} are put, tokens of {} are got".format(*sizes)
+    loop, _ = _shared(source, target)
+    where = "the outermost loop" if not loop else f"loop {loop}, counted from the outermost one as 0"
+    return f"they part at {where}: put {_doing(source, loop)}, got {_doing(target, loop)}"
+
+
+def _tensor(order: Order) -> str:
+    return f"{order.dtype}[{', '.join(map(str, order.tensor))}]"
+
+
+def _doing(order: Order, loop: int) -> str:
+    if loop >= len(order.trips):
+        return "once"
+    axis, trips = order.axis_of(loop), order.trips[loop]
+    return f"{trips} times again" if axis is None else f"in {trips} steps along axis {axis}"
+
+
+def buffer_as_printed(put: Order, get: Order) -> Shape:
+    """The buffer by Algorithm 1 of StreamTensor as it is listed: data axes from the first on, up to the first that the
+    sides do not drive by the same loop. The paper's own example (Fig. 5) takes less: `buffer_as_described`."""
+    _check_one_tensor(put, get)
+    shape: list[int] = []
+    loops: list[int | None] = []
+    shared = 0
+    for size, other, mine, theirs in zip(put.element, get.element, put.axes, get.axes, strict=True):
+        if size != other or mine != theirs:
+            break
+        shape.append(size)
+        loops.append(mine.loop)  # None: a constant on both sides, which the listing's second part calls -1
+        shared += mine.loop is not None
+    while any(loop is not None and loop >= shared for loop in loops):
+        shape.pop()
+        shared -= loops.pop() is not None
+    return (*shape, *put.tensor[len(shape) :])
+
+
+def buffer_as_described(put: Order, get: Order) -> Shape:
+    """The buffer as StreamTensor's text describes it (section 5.2.1): each data axis by itself has one token's size if
+    both sides drive it by the same loop, and by no loop inside one that they do not share. Loops of one trip count, and
+    loops that give tokens again are never shared: `converter` does better there."""
+    _check_one_tensor(put, get)
+    equal = {
+        mine.loop: axis
+        for axis, (mine, theirs) in enumerate(zip(put.axes, get.axes, strict=True))
+        if mine.loop is not None and mine.loop == theirs.loop and put.element[axis] == get.element[axis]
+    }
+    kept = {axis for loop, axis in equal.items() if all(outer in equal for outer in range(loop))}
+    return tuple(put.element[axis] if axis in kept else size for axis, size in enumerate(put.tensor))
+
+
+def least_elements(put: Order, get: Order) -> int:
+    """The most elements that any converter at all must hold at a time, its tokens on their way included: each token is
+    got as soon as all of its elements were put, and an element is held until the last token with it is got.
+
+    A lower bound to quote beside `Converter.ping_pong_elements`, which is for two whole buffers. Takes time in
+    proportion to the tensor and the tokens. Where a side puts tokens again, its first puts count.
+    """
+    _check_one_tensor(put, get)
+    arrival = np.full(put.tensor, -1, np.int64)
+    for number, at in enumerate(put.indices()):
+        part = arrival[_slices(at, put.element)]
+        part[part < 0] = number
+    # The put after which each token can be got, and with it all tokens before it.
+    ready = np.maximum.accumulate([int(arrival[_slices(at, get.element)].max()) for at in get.indices()])
+    release = np.zeros(put.tensor, np.int64)
+    for number, at in enumerate(get.indices()):
+        release[_slices(at, get.element)] = ready[number]
+    # An element that is released by a put is held up to that put, and not after it.
+    begun = np.bincount(arrival.ravel(), minlength=put.tokens)
+    ended = np.bincount(release.ravel(), minlength=put.tokens)
+    return int((np.cumsum(begun) - np.concatenate(([0], np.cumsum(ended)[:-1]))).max())
+
+
+def _slices(at: Shape, element: Shape) -> tuple[slice, ...]:
+    return tuple(slice(first, first + size) for first, size in zip(at, element, strict=True))

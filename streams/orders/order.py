@@ -108,6 +108,10 @@ class Order:
         trips = (1 if axis.loop is None else self.trips[axis.loop] for axis in self.axes)
         return tuple(count * size for count, size in zip(trips, self.element, strict=True))
 
+    def axis_of(self, loop: int) -> int | None:
+        """The data axis that a loop drives; None for one that gives the same tokens again."""
+        return next((k for k, axis in enumerate(self.axes) if axis.loop == loop), None)
+
     @property
     def bytes_per_token(self) -> int:
         """Bytes of a token, rounded up to whole ones."""

@@ -2,11 +2,22 @@
 
 from __future__ import annotations
 
+from math import prod
+from random import Random
+
 import pytest
 
 from rsn.base.errors import ProgramError
-from rsn.streams.orders.converter import converter
+from rsn.streams.orders.converter import (
+    buffer_as_described,
+    buffer_as_printed,
+    converter,
+    least_elements,
+    parting,
+)
 from rsn.streams.orders.order import Axis, Order
+from rsn.tests.effort import drawn, in_both
+from rsn.tests.streams.orders import drawn_pair, held, needed
 
 CUT = "1x1x2x2"
 
@@ -56,30 +67,80 @@ def test_what_is_no_order_is_refused(text: str, what: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("put", "get", "buffer", "shared", "elements"),
+    ("put", "get", "printed", "buffer", "shared", "elements", "least"),
     [
-        ("4x2 [4,2]*[2,4] (d1,d0)", "4x2 [4,2,2]*[2,1,4] (d2,d0)", (8, 2), 1, 32),
-        ("16x16 [4,4]*[16,16] (d0,d1)", "16x16 [4,4,4]*[16,1,16] (d0,d2)", (16, 64), 1, 2048),
-        ("16x16 [4,4]*[16,16] (d0,d1)", "16x16 [4,4]*[16,16] (d1,d0)", (64, 64), 0, 8192),
-        ("16x16 [4,4]*[16,16] (d0,d1)", "32x32 [2,2]*[32,32] (d0,d1)", (64, 64), 0, 8192),
+        ("4x2 [4,2]*[2,4] (d1,d0)", "4x2 [4,2,2]*[2,1,4] (d2,d0)", (8, 8), (8, 2), 1, 32, 16),
+        ("16x16 [4,4]*[16,16] (d0,d1)", "16x16 [4,4,4]*[16,1,16] (d0,d2)", (16, 64), (16, 64), 1, 2048, 1024),
+        ("16x16 [4,4]*[16,16] (d0,d1)", "16x16 [4,4]*[16,16] (d1,d0)", (64, 64), (64, 64), 0, 8192, 2560),
+        ("16x16 [4,4]*[16,16] (d0,d1)", "32x32 [2,2]*[32,32] (d0,d1)", (64, 64), (64, 64), 0, 8192, 1536),
         (
             "1x1x2x2 [2,3,4,5]*[1,1,2,2] (d0,d1,d2,d3)",
             "1x1x2x2 [2,3,5,4]*[1,1,2,2] (d0,d1,d3,d2)",
             (1, 1, 8, 10),
+            (1, 1, 8, 10),
             2,
             160,
+            52,
         ),
-        ("2x2 [4,4]*[2,2] (d1,d0)", "2x2 [4,2,4]*[2,1,2] (d2,d0)", (8, 2), 1, 32),
-        ("8x4 [4]*[4] (0,d0)", "8x4 [4,2]*[4,1] (0,d0)", (8, 4), 1, 64),
-        ("16x16 [4,4]*[16,16] (d0,d1)", "16x16 [4,8,4]*[16,1,16] (d0,d2)", (16, 64), 1, 2048),
+        ("2x2 [4,4]*[2,2] (d1,d0)", "2x2 [4,2,4]*[2,1,2] (d2,d0)", (8, 8), (8, 2), 1, 32, 16),
+        ("8x4 [4]*[4] (0,d0)", "8x4 [4,2]*[4,1] (0,d0)", (8, 4), (8, 4), 1, 64, 32),
+        ("16x16 [4,4]*[16,16] (d0,d1)", "16x16 [4,8,4]*[16,1,16] (d0,d2)", (16, 64), (16, 64), 1, 2048, 1024),
     ],
 )
-def test_buffers_between_orders(put: str, get: str, buffer: tuple[int, ...], shared: int, elements: int) -> None:
-    found = converter(Order.parse(put), Order.parse(get))
+def test_buffers_between_orders(
+    put: str, get: str, printed: tuple[int, ...], buffer: tuple[int, ...], shared: int, elements: int, least: int
+) -> None:
+    source, target = Order.parse(put), Order.parse(get)
+    found = converter(source, target)
     assert found is not None
     assert (found.buffer, found.shared_loops, found.ping_pong_elements) == (buffer, shared, elements)
     assert found.ping_pong_bytes == 4 * elements
-    assert converter(Order.parse(put), Order.parse(put)) is None
+    assert converter(source, source) is None
+    assert buffer_as_printed(source, target) == printed
+    assert buffer_as_described(source, target) == buffer
+    assert least_elements(source, target) == least
+
+
+@in_both
+def test_a_converter_holds_what_sets_of_elements_say() -> None:
+    random = Random(1)
+    for _ in range(drawn(5000, 200)):
+        put, get = drawn_pair(random)
+        found = converter(put, get)
+        if found is None:
+            assert list(put.canonical.indices()) == list(get.canonical.indices())
+            continue
+        assert (found.shared_loops, found.buffer) == needed(put, get), (put, get)
+        sizes = [prod(rule(put, get)) for rule in (buffer_as_printed, buffer_as_described)]
+        assert sizes[0] >= sizes[1] >= prod(found.buffer), (put, get)
+        least = least_elements(put, get)
+        assert least == held(put, get) <= prod(put.tensor)
+        if not any(put.axis_of(loop) is None and put.trips[loop] > 1 for loop in range(len(put.trips))):
+            assert least <= 2 * prod(found.buffer)
+
+
+@pytest.mark.parametrize(
+    ("put", "get", "what"),
+    [
+        ("2x2 [4,4]*[2,2] (d0,d1)", "2x2 [4,1,4]*[2,9,2] (d0,d2)", ""),
+        (
+            "2x2 [4,4]*[2,2] (d0,d1)",
+            "2x2 [4,4]*[2,2] (d1,d0)",
+            "they part at the outermost loop: put in 4 steps along axis 0, got in 4 steps along axis 1",
+        ),
+        (
+            "2x2 [4,4]*[2,2] (d0,d1)",
+            "2x2 [4,3,4]*[2,1,2] (d0,d2)",
+            "they part at loop 1, counted from the outermost one as 0: put in 4 steps along axis 1, got 3 times again",
+        ),
+        ("2x2 [4]*[2] (d0,0)", "2x2 [4,2]*[2,1] (d0,0)", "put once, got 2 times again"),
+        ("2x2 [4,4]*[2,2] (d0,d1)", "4x2 [2,4]*[4,2] (d0,d1)", "tokens of 2x2 are put, tokens of 4x2 are got"),
+        ("2x2 [4]*[2] (d0,0)", "2x2xi8 [4]*[2] (d0,0)", "one is of f32[8, 2], the other of i8[8, 2]"),
+    ],
+)
+def test_where_orders_part(put: str, get: str, what: str) -> None:
+    assert parting(Order.parse(put), Order.parse(get)).endswith(what)
+    assert bool(parting(Order.parse(put), Order.parse(get))) == bool(what)
 
 
 def test_orders_of_two_tensors_have_no_converter() -> None:
