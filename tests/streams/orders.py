@@ -92,5 +92,6 @@ def held(put: Order, get: Order) -> int:
                 if not uses[element]:
                     there.discard(element)
             taken += 1
-    assert taken == len(tokens) and most <= prod(put.tensor)
+    assert taken == len(tokens)
+    assert most <= prod(put.tensor)
     return most
