@@ -130,9 +130,11 @@ def _trace(
     try:
         return interpret(program, interface, environment, passes, again=again)
     except RefusedError as refused:
-        # Name the user's operators, unless only the rewritten graph recognises the construct: a rewrite may support the
-        # operator that is refused here.
-        final = _with_ideas(refused, program) if rewritten is None or ideas(program, refused.node) else rewritten
+        # Name the user's operators, unless the rewrites take the machine further, or only the rewritten graph shows the
+        # construct: a rewrite may support the operator that is refused here.
+        final = rewritten
+        if final is None or (ideas(program, refused.node) and not _is_later(final, refused, program)):
+            final = _with_ideas(refused, program)
         final.captured = found
         raise final from refused.__cause__
 
@@ -144,6 +146,13 @@ def _with_ideas(refused: RefusedError, program: ExportedProgram) -> RefusedError
     error.tables = refused.tables if ROTARY in ideas(program, refused.node) else ()
     error.__cause__ = refused.__cause__
     return error
+
+
+def _is_later(one: RefusedError, other: RefusedError, program: ExportedProgram) -> bool:
+    """Whether an error is at a module that begins behind that of another error, in the order of a captured graph."""
+    paths = [module_path(node) for node in program.graph.nodes if node.op == "call_function"]
+    places = [paths.index(path) if path in paths else -1 for path in (module_path(x.node) for x in (one, other))]
+    return places[0] > places[1] >= 0
 
 
 def _fixed(

@@ -48,7 +48,11 @@ POSITIONS = {"relative_attention": True, "pos_att_type": ["c2p", "p2c"], "positi
 SWIN = {"image_size": 64, "embed_dim": 32, "depths": [2], "num_heads": [2], "window_size": 4}
 
 MODELS: dict[str, tuple[str, dict[str, Any], str]] = {
-    "mixtral": ("Mixtral", WORDS | SIZES | GROUPS | {"num_local_experts": 4}, "rotary positions, grouped queries"),
+    "mixtral": (
+        "Mixtral",
+        WORDS | SIZES | GROUPS | {"num_local_experts": 4},
+        "a gated feed-forward, experts chosen by data",
+    ),
     "deberta": ("DebertaV2", {"vocab_size": 100} | SIZES | POSITIONS, "positions multiplied with queries or keys"),
     "swin": ("Swin", SWIN, "windows"),
 }
@@ -190,8 +194,8 @@ MODULES: dict[str, tuple[Callable[..., Any], tuple[Any, ...], str]] = {
     "written to a cache": (written, (X, torch.randn(B, H, 20, C // H), torch.arange(L)), "a cache of keys and values"),
     "cross attention": (cross, (X, torch.randn(B, 7, C)), "cross attention"),
     "cross attention, spelled out": (cross_spelled_out, (X, torch.randn(B, 7, C)), "cross attention"),
-    "rotary, interleaved": (rotary_interleaved, (X, torch.randn(L, C // H)), "rotary positions"),
-    "rotary, complex": (rotary_complex, (X, torch.randn(L, C // H // 2)), "rotary positions"),
+    "rotary, interleaved": (rotary_interleaved, (X, torch.randn(B, 1, L, C // H)), "rotary positions"),
+    "rotary, complex": (rotary_complex, (X, torch.randn(B, 1, L, C // H // 2)), "rotary positions"),
     "positions": (positions_times_queries, (X,), "positions multiplied with queries or keys"),
     "weights": (with_weights, (X,), "attention weights as a result"),
     "gated": (gated, (X,), "a gated feed-forward"),
