@@ -162,6 +162,17 @@ class Arguments:
             out[name] = _resized(out[name], axis, size_of[dim], copies=isinstance(dim, Batch))
         return out
 
+    def example_of(self, sizes: Sequence[int]) -> dict[str, Any]:
+        """The example for a program of these sizes. A mask that hides first rows of a sequence, as padding on the left,
+        does so in each: else the program would refuse such calls."""
+        made = self.resized(self.example, sizes)
+        for name in self.shapes:
+            x = self.example[name]
+            if _is_padded_on_left(x) and made[name].shape[1] > 1:
+                made[name] = made[name].new_ones(made[name].shape)
+                made[name][0, 0] = 0
+        return made
+
 
 @dataclass(frozen=True)
 class _Marked:
@@ -179,3 +190,10 @@ def _resized(x: torch.Tensor, axis: int, size: int, copies: bool) -> torch.Tenso
     last = x.narrow(axis, x.shape[axis] - 1, 1)
     rest = last.expand(*(missing if i == axis % x.ndim else n for i, n in enumerate(last.shape)))
     return torch.cat([x, rest if copies else torch.zeros_like(rest)], axis)
+
+
+def _is_padded_on_left(x: Any) -> bool:
+    """Whether an argument is a mask (batch, rows) of 0 and 1, and a sequence has rows that are hidden before others."""
+    if not hasattr(x, "is_floating_point") or x.is_floating_point() or x.is_complex() or x.ndim != 2:
+        return False
+    return bool(((x == 0) | (x == 1)).all()) and bool(((x[:, 0] == 0) & (x != 0).any(1)).any())

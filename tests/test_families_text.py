@@ -137,6 +137,9 @@ def test_experts_stay_in_pytorch(family: str) -> None:
     experts = 2 * 2 * config["num_experts_per_tok"] * tokens * 3 * config["hidden_size"] * inner
     assert re.search(rf"\bexperts +{experts / 1e6:.3f} .* 0\.0 %", explained), explained
     assert share(explained) < 60
+    reason = r"at model\.layers\.1\.self_attn\.q_proj \(.*experts chosen by data\).* model\.layers\.0\.mlp\.gate"
+    with pytest.raises(rsn.errors.UnsupportedError, match=reason):
+        rsn.compile(module, given)
 
 
 @pytest.mark.long
@@ -158,6 +161,20 @@ def test_lengths_of_a_family() -> None:
     with rsn.compile(module, text("right"), dynamic_shapes=shapes) as compiled, torch.no_grad():
         for rows in (20, 11):
             given = {name: x[:, :rows].contiguous() for name, x in text("right").items()}
+            assert_close(first(compiled(**given)), first(module(**given)), given)
+
+
+@pytest.mark.long
+def test_left_padding_in_a_family() -> None:
+    """The programs of all sizes take it, also those for fewer sequences and rows than the example has."""
+    name, config = FAMILIES["llama, groups"]
+    module = model(name, config | {"num_hidden_layers": 1}, "sdpa")
+    shapes = {name: {0: rsn.Batch(1, 2), 1: rsn.Length(4, 24)} for name in ("input_ids", "attention_mask")}
+    with rsn.compile(module, text("left"), dynamic_shapes=shapes) as compiled, torch.no_grad():
+        for sequences, rows, padding in ((2, 20, 7), (1, 20, 3), (1, 4, 1), (1, 24, 0), (2, 3, 2)):
+            given = {name: x[:sequences, :rows].contiguous() for name, x in text("left").items()}
+            given["input_ids"] = torch.randint(5, 90, (sequences, rows))
+            given["attention_mask"] = (torch.arange(rows) >= torch.tensor([padding, 0])[:sequences, None]).long()
             assert_close(first(compiled(**given)), first(module(**given)), given)
 
 

@@ -124,7 +124,7 @@ class Family(Closing):
     def _program(self, sizes: tuple[int, ...]) -> Compiled:
         with self._lock:
             if sizes not in self._made:
-                example = self._arguments.resized(self._arguments.example, sizes)
+                example = self._arguments.example_of(sizes)
                 self._made[sizes] = self._make(example, lambda captured: self._filling.check(sizes, captured))
                 while len(self._made) > REMEMBERED:
                     self._made.popitem(last=False)[1].close()
