@@ -1,7 +1,7 @@
 # make demo       set up .venv and run the main example
 # make test       set up .venv, lint, check types, run the tests: 4 minutes on two cores
 # make test-long  the tests that make test leaves out, and all cases of those that it tries some of: 8 minutes
-# make test-full  all stream programs that tests draw, of which make test-long tries a tenth, and all spellings of all
+# make test-full  all programs that tests draw, of which make test-long tries a tenth, and all spellings of all
 #                 families of transformers: 20 minutes
 # make lint       the linter and the type-checker alone
 # make generate   write what follows from tables and programs: headers in hw/versal, docs/isa.md, docs/pictures
@@ -56,8 +56,8 @@ test-long: .venv/dev.stamp
 	RSN_TESTS=long $(BIN)/python -m pytest tests/test_docs.py tests -m "long and not full" $(PYTEST_ARGS)
 
 test-full: .venv/dev.stamp
-	RSN_TESTS=full $(BIN)/python -m pytest tests/streams tests/test_families_text.py tests/test_families_vision.py \
-		-m long $(PYTEST_ARGS)
+	RSN_TESTS=full $(BIN)/python -m pytest tests/streams tests/scheduler/test_generic.py \
+		tests/test_families_text.py tests/test_families_vision.py -m long $(PYTEST_ARGS)
 
 lint: .venv/dev.stamp
 	$(BIN)/ruff check .

@@ -184,7 +184,7 @@ def test_the_rest_of_a_graph_runs_on_the_machine(middle: type[nn.Module], reason
     assert not re.search(r"^ +1\S* +machine.*(bmm|gru|tanh)", text, re.M)
 
 
-@pytest.mark.parametrize(("middle", "reason"), MIDDLES)
+@pytest.mark.parametrize(("middle", "reason"), [MIDDLES[0], *(long(*case) for case in MIDDLES[1:])])
 def test_or_that_is_an_error(middle: type[nn.Module], reason: str, runs: list[str]) -> None:
     fast, x = torch.compile(sandwich(middle), backend="rsn", options={"fallback": "error"}), torch.randn(2, 10, 48)
     with torch._dynamo.config.patch(allow_rnn=True):

@@ -42,7 +42,10 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "t5 1.1": ("T5EncoderModel", T5 | {"feed_forward_proj": "gated-gelu"}),
 }
 EXPERTS = {
-    "mixtral": ("MixtralForCausalLM", GROUPS | {"num_local_experts": 4, "num_experts_per_tok": 2}),
+    "mixtral": (
+        "MixtralForCausalLM",
+        GROUPS | {"num_hidden_layers": 1, "num_local_experts": 4, "num_experts_per_tok": 2},
+    ),
     "qwen3 moe": (
         "Qwen3MoeForCausalLM",
         GROUPS | {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 64},

@@ -443,7 +443,7 @@ def test_each_value_of_a_description_is_checked(
 @in_both
 def test_changed_descriptions() -> None:
     """A tenth of the full run, `python -m rsn.tests.fuzz.models`, would be too slow; a seeded part of it."""
-    count = cases(150, 45)
+    count = cases(150, 25)
     outcomes = models.run(count, seed=1)
     assert outcomes.total() == count
     assert outcomes["refused"] > count * 2 / 3

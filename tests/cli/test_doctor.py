@@ -84,7 +84,7 @@ def test_vitis_that_is_not_on_path_or_of_another_version(machine: Path, monkeypa
 
 @pytest.mark.parametrize("text", ["exit 1", "exec sleep 60", "kill -9 $$", "printf '\\377\\033[2J'; exit 1"])
 def test_programs_that_do_not_run(text: str, machine: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(doctor, "PATIENCE_S", 1.0 if text == "exec sleep 60" else 20.0)
+    monkeypatch.setattr(doctor, "PATIENCE_S", 0.3 if text == "exec sleep 60" else 20.0)
     monkeypatch.setenv("PATH", f"{machine}/bin:/bin:/usr/bin")
     for name in ("g++", "ssh"):
         program(machine / "bin" / name, text)
@@ -112,7 +112,7 @@ def test_no_xrt(machine: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     ("text", "problem"),
     [
         ("#include <cstdlib>\nstatic int x = (std::abort(), 0);", "loading it ends the process with signal 6"),
-        ("#include <unistd.h>\nstatic int x = sleep(60);", "it does not answer in 1 s"),
+        ("#include <unistd.h>\nstatic int x = sleep(60);", "it does not answer in 0.3 s"),
         ("#include <unistd.h>\nstatic int x = (_exit(0), 0);", "it cannot be loaded"),
         ("int nothing;", f"{LIBRARY} has no xrtDeviceOpen; XRT 2.13 (2022.1) or newer is needed"),
     ],
@@ -122,7 +122,7 @@ def test_an_xrt_that_is_broken(text: str, problem: str, machine: Path, monkeypat
     if compiler is None:
         pytest.skip("needs g++")
     if "sleep" in text:
-        monkeypatch.setattr(doctor, "PATIENCE_S", 1.0)
+        monkeypatch.setattr(doctor, "PATIENCE_S", 0.3)
     (machine / "x.cpp").write_text(text)
     (machine / "lib").mkdir()
     (machine / "lib" / "libxrt_core.so.2").write_bytes(b"")

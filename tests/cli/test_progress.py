@@ -7,7 +7,6 @@ import os
 import pty
 import re
 import signal
-import subprocess
 import sys
 import textwrap
 import threading
@@ -65,6 +64,24 @@ def on_a_terminal(body: str, patience: float, **environment: str) -> tuple[bytes
     return b"".join(written[controller]), b"".join(written[out]), os.waitstatus_to_exitcode(status)
 
 
+def on_pipes(body: str, patience: float) -> tuple[bytes, bytes, int]:
+    """What a script writes to its stdout and to its stderr, both pipes; its exit code."""
+    (out, end), (errors, other_end) = os.pipe(), os.pipe()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    child = os.fork()
+    if not child:
+        os.close(out)
+        os.close(errors)
+        forked(PREAMBLE.format(patience=patience) + textwrap.dedent(body), {}, stdout=end, stderr=other_end)
+    os.close(end)
+    os.close(other_end)
+    with open(out, "rb") as said, open(errors, "rb") as said_of_errors:
+        written = said.read(), said_of_errors.read()
+    _, status = os.waitpid(child, 0)
+    return *written, os.waitstatus_to_exitcode(status)
+
+
 def forked(script: str, environment: dict[str, str], stdout: int, stderr: int) -> NoReturn:
     """Run a script with these files as a process of its own would, and end."""
     code = 1
@@ -115,7 +132,7 @@ def test_a_bar_needs_nobody_to_tell_it() -> None:
 
 @pytest.mark.parametrize("term", ["xterm", "dumb"])
 def test_nothing_shows_when_work_is_done_soon(term: str) -> None:
-    seen, out, code = on_a_terminal(LONG, 60, TERM=term)
+    seen, out, code = on_a_terminal(STILL + LONG, 60, TERM=term)
     assert (seen, out, code) == (b"", b"result\n", 0)
 
 
@@ -127,9 +144,7 @@ def test_the_cursor_is_back_after_an_error() -> None:
 
 
 def test_nothing_shows_where_stderr_is_a_pipe() -> None:
-    script = PREAMBLE.format(patience=0.01) + LONG
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, timeout=60, check=True)
-    assert (done.stdout, done.stderr) == (b"result\n", b"")
+    assert on_pipes(LONG, 0.01) == (b"result\n", b"", 0)
 
 
 def test_nothing_is_left_running(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -213,9 +228,7 @@ def test_what_is_printed_beside_a_bar_goes_to_stdout() -> None:
 
 
 def test_no_steps_where_stderr_is_a_pipe() -> None:
-    script = PREAMBLE.format(patience=0.01) + STEPS
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, timeout=60, check=True)
-    assert (done.stdout, done.stderr) == (b"hello\nresult\n", b"")
+    assert on_pipes(STEPS, 0.01) == (b"hello\nresult\n", b"", 0)
 
 
 def test_compile_shows_its_passes(tmp_path: Path) -> None:

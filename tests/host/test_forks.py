@@ -27,6 +27,7 @@ from rsn.host.boards.ssh import SshBoard
 from rsn.host.runner import Runner
 from rsn.host.serving import State
 from rsn.host.serving.metrics import Metrics
+from rsn.tests.effort import thinned
 
 from .rigged import COLUMNS, Gate, Rig, attended, attention, weights_of
 
@@ -162,7 +163,7 @@ LEAVE: dict[str, Callable[[Runner], object]] = {
 }
 
 
-@pytest.mark.parametrize("how", LEAVE)
+@pytest.mark.parametrize("how", thinned(LEAVE, 2))
 def test_the_parents_board_stays_open(how: str, tmp_path: Path) -> None:
     """Whether the child closes its copy or not, and although its interpreter comes to an end as usual."""
     script = f"""

@@ -9,6 +9,7 @@ from rsn.isa.fields import Field, Record, bits
 from rsn.isa.overlays import OVERLAYS
 from rsn.isa.overlays.xnn import formats as f
 from rsn.isa.packet import Header
+from rsn.tests.effort import examples
 
 RECORDS = sorted(
     {Header}
@@ -25,6 +26,7 @@ def values(spec: Field) -> st.SearchStrategy:
 
 
 @pytest.mark.parametrize("record", RECORDS, ids=lambda r: r.__name__)
+@examples(100, quick=30)
 @given(data=st.data())
 def test_decode_inverts_encode_and_padding_stays_zero(record: type[Record], data: st.DataObject) -> None:
     made = record(**{spec.name: data.draw(values(spec)) for spec in record.FIELDS})

@@ -25,7 +25,7 @@ from rsn.rsnlib.rewrites import (
     rows,
 )
 from rsn.rsnlib.trace import trace
-from rsn.tests.effort import sampled
+from rsn.tests.effort import long, sampled
 
 aten = torch.ops.aten
 Call = Callable[..., Any]
@@ -184,7 +184,13 @@ AHEAD = torch.ones(L, L, dtype=torch.bool).triu(1)
 @pytest.mark.parametrize("batch_first", sampled([True, False], quick=[True]))
 @pytest.mark.parametrize(
     ("keys", "mask"),
-    [(None, None), (None, AHEAD), (HIDDEN_KEYS, None), (HIDDEN_KEYS, AHEAD), (None, torch.randn(B * 3, L, L))],
+    [
+        long(None, None),
+        long(None, AHEAD),
+        long(HIDDEN_KEYS, None),
+        (HIDDEN_KEYS, AHEAD),
+        (None, torch.randn(B * 3, L, L)),
+    ],
     ids=["plain", "causal", "padding", "causal and padding", "positions of each head"],
 )
 def test_attention_over_batches_of_heads(

@@ -166,7 +166,7 @@ def test_the_base_overlay(batch: int, seq: int, heads: int, ffn: int, layers: in
     assert_computes(network, schedule, XNN_BASE)
 
 
-@pytest.mark.parametrize("schedule", [PAPER, STRICT, ROWS], ids=["paper", "strict", "rows"])
+@pytest.mark.parametrize("schedule", [PAPER, long(STRICT), long(ROWS)], ids=["paper", "strict", "rows"])
 @pytest.mark.parametrize(("batch", "seq"), [(1, 1), (33, 1), (20, 130)])
 def test_many_short_sequences(batch: int, seq: int, schedule: Schedule) -> None:
     """More row tiles than one MME op counts to."""

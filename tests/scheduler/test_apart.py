@@ -85,7 +85,7 @@ def milliseconds(p: Program) -> float:
 
 
 @pytest.mark.parametrize("schedule", [PAPER, STRICT], ids=["paper", "strict"])
-@pytest.mark.parametrize("seq", [256, 384, 512])
+@pytest.mark.parametrize("seq", [256, long(384), long(512)])
 @pytest.mark.parametrize("kind", MappingType)
 def test_result_is_numpys(kind: MappingType, seq: int, schedule: Schedule) -> None:
     network = attention(2, seq)

@@ -137,6 +137,7 @@ def test_a_window_needs_its_scores_and_a_mask_those_that_are_left() -> None:
     assert all_of_it["ddr"] - masked["ddr"] == pytest.approx(read / 21e9)
 
 
+@examples(100, quick=25)
 @given(batch=st.integers(1, 5), seq=st.integers(1, 300), masked=st.booleans())
 def test_more_rows_need_no_less_time(batch: int, seq: int, masked: bool) -> None:
     def found(batch: int, seq: int) -> dict[str, float]:

@@ -18,7 +18,7 @@ from rsn.streams.check import check
 from rsn.streams.symbolic.domain import Domain, SplitSizes, never_negative
 from rsn.streams.symbolic.forall import DomainError, Proof, bounds_of, prove, with_constants
 from rsn.streams.symbolic.polynomial import Polynomial, power_sum
-from rsn.tests.effort import drawn, full, in_both, sampled
+from rsn.tests.effort import drawn, full, in_both, long, sampled
 from rsn.tests.streams.symbolic_programs import Writer
 
 LISTED: dict[str, dict[str, Any]] = tomllib.loads((Path(__file__).parent / "symbolic.toml").read_text(encoding="utf-8"))
@@ -138,7 +138,7 @@ def pair(writer: str, reader: str) -> str:
             {},
         ),
         (pair(TRIANGLE, ALL.replace("n)", "n * (n + 1) // 2)")), "n >= 1", "proved", {}),
-        (pair(DOUBLED, DOUBLED.replace("s.put(i)", "use(s.get())")), "n >= 1", "undecided", {}),
+        long(pair(DOUBLED, DOUBLED.replace("s.put(i)", "use(s.get())")), "n >= 1", "undecided", {}),
         (pair(EACH, ALL), "2 <= n <= 64", "proved", {}),
         (pair(EACH, ALL.replace("n)", "min(n, 63))")), "2 <= n < 64", "proved", {}),
         (pair(EACH, ALL.replace("n)", "min(n, 63))")), "2 <= n <= 64", "counterexample", {"n": 64}),
