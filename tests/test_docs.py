@@ -54,6 +54,7 @@ LONG = {
     "docs/serving.md",
     "docs/simulator.md",
     "docs/stream-cases.md",
+    "docs/stream-fusion.md",
     "docs/streams.md",
     "docs/time.md",
     "docs/tutorial.md",

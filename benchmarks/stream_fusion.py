@@ -1,0 +1,172 @@
+"""Memory on chip of fused transformer blocks, and groups under a limit, beside the figures of StreamTensor.
+
+    python benchmarks/stream_fusion.py [blocks] [models] [groups] [sweep]
+
+Without names of tables it prints all of them. Everything is counted, from shapes, tiles and orders: nothing is
+measured, and nothing depends on this computer. *Published* figures are from the paper (MICRO'25,
+10.1145/3725843.3762817), which states neither lengths nor tiles for them.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterator
+from dataclasses import replace
+
+import click
+
+from rsn.streams.dataflow.best_fusion import fuse
+from rsn.streams.dataflow.block import BlockShape, block
+from rsn.streams.dataflow.fusion import Fusion, FusionSpace, printed
+from rsn.streams.dataflow.memory import Counted, fusion_space, memory_use
+
+PUBLISHED_PERCENT = 14.8, 16.8
+"""Intermediate results on chip after fusion, in percent of those before: the range over four models (Fig. 10a)."""
+
+LENGTH = 256
+"""Rows of the models' tables."""
+
+LLAMA = BlockShape(LENGTH, 2048, 5632, 32, 4, activation="silu", gated=True, rotary=True, layer_norms=False, bias=False)
+GEMMA = replace(LLAMA, hidden=1152, ffn=6912, heads=4, kv_heads=1, activation="gelu", head_norms=True, after_norms=True)
+MODELS = {
+    "gpt2": BlockShape(LENGTH, 1024, 4096, 16),
+    "qwen": replace(LLAMA, hidden=896, ffn=4864, heads=14, kv_heads=2),
+    "llama": LLAMA,
+    "gemma": replace(GEMMA, head_dim=256),  # as in the model; the paper's table leaves it out
+}
+"""Hidden size, columns of the feed-forward network, heads, heads of keys, activation: table 7. What the models have
+besides is from their public descriptions: gates, positions, norms."""
+
+
+def plain(shape: BlockShape) -> BlockShape:
+    """The same sizes with one head, and neither gate nor positions."""
+    return BlockShape(shape.length, shape.hidden, shape.ffn)
+
+
+# -- memory -----------------------------------------------------------------------------------------------------------
+
+HEADINGS = f"{'streams':>8}{'whole B':>12}{'converters B':>14}{'%':>6}{'shared B':>11}{'%':>6}"
+
+
+def memory_row(shape: BlockShape, tile: int) -> tuple[str, str]:
+    """Format what a block takes: of streams, and besides."""
+    graph = block(shape, tile)
+    use = memory_use(graph)
+    row = f"{len(graph.edges):>8}{use.whole:>12}{use.converters:>14}{100 * use.ratio:>6.1f}"
+    row += f"{use.shared:>11}{100 * use.shared_ratio:>6.1f}"
+    return row, f"{use.fifos:>9}{100 * use.fused_ratio:>6.1f}{use.kernels:>11}"
+
+
+def blocks() -> Iterator[str]:
+    """Whole tensors against converters."""
+    yield "A block on chip, one head, i8 (counted)"
+    yield "  whole: double buffers of the tensor of each stream; converters: one for each stream that needs it;"
+    yield "  shared: q, k and v have one; %: of whole"
+    yield f"{'length':>6}{'hidden':>8}{'ffn':>6}{'tile':>6}{HEADINGS}"
+    for length, hidden, ffn, tile in ((64, 128, 256, 16), (256, 1024, 4096, 16), (256, 1024, 4096, 64)):
+        row, _ = memory_row(BlockShape(length, hidden, ffn), tile)
+        yield f"{length:>6}{hidden:>8}{ffn:>6}{tile:>6}{row}"
+    yield published_row(46)
+
+
+def published_row(column: int) -> str:
+    """Format the published range below the percentages of converters. column: where its field begins."""
+    low, high = PUBLISHED_PERCENT
+    return f"{'published, of four models':<{column}}{f'{low} to {high}':>14}"
+
+
+def models() -> Iterator[str]:
+    """The four models of table 7."""
+    yield f"Blocks of four models on chip, length {LENGTH}, i8 (counted)"
+    yield "  plain: with one head, without gate and positions; as built: with all of them"
+    yield "  FIFOs: of 2 tokens; both %: of whole; the last column: accumulators, strips, tiles of weights"
+    yield f"{'model':<7}{'form':<10}{'tile':>5}{HEADINGS}{'FIFOs B':>9}{'%':>6}{'kernels B':>11}"
+    for name, shape in MODELS.items():
+        for form, built in (("plain", plain(shape)), ("as built", shape)):
+            for tile in (16, 32, 64):
+                row, besides = memory_row(built, tile)
+                yield f"{name:<7}{form:<10}{tile:>5}{row}{besides}"
+    yield published_row(42)
+
+
+# -- groups -----------------------------------------------------------------------------------------------------------
+
+CHAIN = [(a, b, 100) for a, b in zip("abcde", "bcdef", strict=True)]
+GRAPHS = {
+    "chain of 6, 100 each": (FusionSpace.of_numbers("abcdef", CHAIN), (99, 100, 250, 300, 500)),
+    "chain of 6, equal types": (FusionSpace.of_numbers("abcdef", [(a, b, 0) for a, b, _ in CHAIN]), (0,)),
+    "c<-a 500, d<-b 10, d<-c 90": (
+        FusionSpace.of_numbers("abcd", [("a", "c", 500), ("b", "d", 10), ("c", "d", 90)]),
+        (50, 100, 600),
+    ),
+    "diamond, 30 each": (
+        FusionSpace.of_numbers("abcd", [("a", "b", 30), ("a", "c", 30), ("b", "d", 30), ("c", "d", 30)]),
+        (119, 120),
+    ),
+}
+
+
+def cells(fusion: Fusion) -> str:
+    """Format groups, their bytes and the number of streams off the chip."""
+    names = " ".join("".join(group) for group in fusion.groups)
+    return f"{names:<14}{' '.join(map(str, fusion.bytes)):<14}{len(fusion.off_chip):>4}"
+
+
+def groups() -> Iterator[str]:
+    """Small graphs."""
+    yield "Groups of small graphs: Algorithm 2 as listed, and the proved best (counted)"
+    listed, best = (f"{name:<14}{'C':<14}{'off':>4}" for name in ("Algorithm 2", "best"))
+    yield f"{'graph, bytes of converters':<28}{'C_max':>6}  {listed}  {best}"
+    for name, (space, limits) in GRAPHS.items():
+        for limit in limits:
+            yield f"{name:<28}{limit:>6}  {cells(printed(space, limit))}  {cells(fuse(space, limit))}"
+
+
+def kilobytes(fusion: Fusion) -> str:
+    """Format sizes of groups, and kB off the chip."""
+    sizes = " ".join(str(len(group)) for group in fusion.groups)
+    return f"{sizes:<20}{fusion.off_chip_bytes / 1e3:>8.0f}"
+
+
+def sweep() -> Iterator[str]:
+    """Blocks under smaller and smaller limits."""
+    yield f"Blocks in groups: C_max in parts of what one group takes, length {LENGTH}, tile 64, i8 (counted)"
+    yield "  nodes of each group, and kB of the tensors off the chip, counted once for each stream"
+    yield "  converters: they alone count, one for each stream; all: shared converters, kernels and FIFOs count"
+    listed, best = (f"{name:<20}{'off kB':>8}" for name in ("Algorithm 2", "best"))
+    yield f"{'block':<17}{'counts':<11}{'part':<5}{'C_max B':>9}  {listed}  {best}"
+    gap = 0
+    shapes = {"gpt2, plain": plain(MODELS["gpt2"]), **{f"{name}, as built": shape for name, shape in MODELS.items()}}
+    for name, shape in shapes.items():
+        graph = block(shape, 64)
+        for title, counted in (("converters", Counted.CONVERTERS), ("all", Counted.ALL)):
+            space = fusion_space(graph, counted, shared=counted != Counted.CONVERTERS)
+            whole = space.bytes_of(range(len(space.names)))
+            for part in (1, 2, 4, 8):
+                limit = whole // part
+                if limit < max(space.own_bytes):
+                    continue
+                found = fuse(space, limit)
+                gap = max(gap, found.gap_bytes)
+                row = f"{name:<17}{title:<11}{f'1/{part}':<5}{limit:>9}"
+                yield f"{row}  {kilobytes(printed(space, limit))}  {kilobytes(found)}"
+    yield f"of all that a better fusion could keep on chip: {gap} B at most"
+
+
+TABLES = {"blocks": blocks, "models": models, "groups": groups, "sweep": sweep}
+
+
+def main() -> None:
+    """Print the tables."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("tables", nargs="*", choices=[[], *TABLES], metavar="TABLE")
+    options = parser.parse_args()
+    for number, name in enumerate(options.tables or TABLES):
+        if number:
+            click.echo()
+        for line in TABLES[name]():
+            click.echo(line)
+
+
+if __name__ == "__main__":
+    main()
