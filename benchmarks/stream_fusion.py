@@ -1,6 +1,6 @@
 """Memory on chip of fused transformer blocks, and groups under a limit, beside the figures of StreamTensor.
 
-    python benchmarks/stream_fusion.py [blocks] [models] [groups] [sweep]
+    python benchmarks/stream_fusion.py [blocks] [models] [groups] [sweep] [networks]
 
 Without names of tables it prints all of them. Everything is counted, from shapes, tiles and orders: nothing is
 measured, and nothing depends on this computer. *Published* figures are from the paper (MICRO'25,
@@ -36,6 +36,10 @@ MODELS = {
 }
 """Hidden size, columns of the feed-forward network, heads, heads of keys, activation: table 7. What the models have
 besides is from their public descriptions: gates, positions, norms."""
+LAYERS = {"gpt2": 24, "qwen": 24, "llama": 22, "gemma": 26}
+"""Table 7."""
+ON_CHIP_MB = 41
+"""Of the paper's device, a U55C: table 6."""
 
 
 def plain(shape: BlockShape) -> BlockShape:
@@ -153,7 +157,23 @@ def sweep() -> Iterator[str]:
     yield f"of all that a better fusion could keep on chip: {gap} B at most"
 
 
-TABLES = {"blocks": blocks, "models": models, "groups": groups, "sweep": sweep}
+def networks() -> Iterator[str]:
+    """All layers of the models."""
+    yield f"All layers in groups: C_max {ON_CHIP_MB} MB, all memory counts, length {LENGTH}, tile 64, i8 (counted)"
+    yield "  MB: of one group of all layers; off MB: of the tensors off the chip, counted once for each stream"
+    headings = "".join(f"{name:>14}{'off MB':>8}" for name in ("Algorithm 2", "best"))
+    yield f"{'model':<7}{'layers':>6}{'nodes':>7}{'MB':>8}{headings}{'gap MB':>8}"
+    for name, shape in MODELS.items():
+        space = fusion_space(block(shape, 64, layers=LAYERS[name]))
+        whole = space.bytes_of(range(len(space.names)))
+        row = f"{name:<7}{LAYERS[name]:>6}{len(space.names):>7}{whole / 1e6:>8.1f}"
+        best = fuse(space, int(ON_CHIP_MB * 1e6))
+        for found in (printed(space, int(ON_CHIP_MB * 1e6)), best):
+            row += f"{f'{len(found.groups)} groups':>14}{found.off_chip_bytes / 1e6:>8.2f}"
+        yield f"{row}{best.gap_bytes / 1e6:>8.2f}"
+
+
+TABLES = {"blocks": blocks, "models": models, "groups": groups, "sweep": sweep, "networks": networks}
 
 
 def main() -> None:

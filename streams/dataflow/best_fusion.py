@@ -24,7 +24,8 @@ def fuse(space: FusionSpace, limit: int, steps: int = STEPS) -> Fusion:
 
     limit: C_max in bytes. Raises `BudgetError` if a node alone takes more.
     """
-    found = exact(space, limit, steps)
+    listed = improved(space, limit, printed(space, limit).group)
+    found = exact(space, limit, steps, space.kept_bytes(listed))
     if found is not None:
         return found
     group, bound = list(range(len(space.names))), space.tensor_bytes
@@ -33,8 +34,7 @@ def fuse(space: FusionSpace, limit: int, steps: int = STEPS) -> Fusion:
         if solved is not None:
             group, bound = solved
             break
-    candidates = [improved(space, limit, start) for start in (group, printed(space, limit).group)]
-    best = max(candidates, key=space.kept_bytes)
+    best = max(improved(space, limit, group), listed, key=space.kept_bytes)
     return Fusion.ordered(space, best, limit, bound, "windows")
 
 

@@ -96,8 +96,9 @@ class BlockShape:
                 raise ScheduleError(f"a tile of {tile} does not divide {name}, {size}; choose one that does")
 
 
-def block(shape: BlockShape, tile: int, dtype: str = "i8") -> Dataflow:
-    """Return the graph of a block. tile: rows and columns of a token. dtype: of all tensors.
+def block(shape: BlockShape, tile: int, dtype: str = "i8", layers: int = 1) -> Dataflow:
+    """Return the graph of a block, or of several in a row. tile: rows and columns of a token. dtype: of all tensors.
+    layers: how many blocks; if there are several, the names of their nodes begin with the number of the block, as 3.ln.
 
     Its nodes: x (the input), ln, q, k, v, qk, softmax, sv, proj, add, ln_2, up, the activation, down, add_2; with a
     gate also gate and mul; with positions and norms of heads also q_norm, k_norm, q_rotary, k_rotary; with norms after
@@ -105,7 +106,9 @@ def block(shape: BlockShape, tile: int, dtype: str = "i8") -> Dataflow:
     does not divide them.
     """
     shape.check(tile)
-    return _Builder(shape, tile, dtype).build()
+    if layers < 1:
+        raise ProgramError(f"layers is {layers}; the least is 1")
+    return _Builder(shape, tile, dtype).build(layers)
 
 
 class _Builder:
@@ -116,21 +119,26 @@ class _Builder:
         self.nodes: list[Node] = []
         self.edges: list[Edge] = []
         self.put: dict[str, Order] = {}
+        self.prefix = ""
         self.element_bytes = rows((tile, tile), tile, dtype).bytes_per_token // tile**2
 
-    def build(self) -> Dataflow:
-        shape = self.shape
-        hidden = shape.length, shape.hidden
-        self.add("x", "load", hidden, 2 * self.tile_bytes())
-        attended = self.attention(self.norm("ln", "x", hidden))
-        if shape.after_norms:
-            attended = self.norm("proj_norm", attended, hidden)
-        middle = self.sum("add", attended, "x")
-        result = self.feed_forward(self.norm("ln_2", middle, hidden))
-        if shape.after_norms:
-            result = self.norm("down_norm", result, hidden)
-        self.sum("add_2", result, middle)
+    def build(self, layers: int) -> Dataflow:
+        x = self.add("x", "load", (self.shape.length, self.shape.hidden), 2 * self.tile_bytes())
+        for layer in range(layers):
+            self.prefix = f"{layer}." if layers > 1 else ""
+            x = self.layer(x)
         return Dataflow(tuple(self.nodes), tuple(self.edges))
+
+    def layer(self, x: str) -> str:
+        hidden = self.shape.length, self.shape.hidden
+        attended = self.attention(self.norm("ln", x, hidden))
+        if self.shape.after_norms:
+            attended = self.norm("proj_norm", attended, hidden)
+        middle = self.sum("add", attended, x)
+        result = self.feed_forward(self.norm("ln_2", middle, hidden))
+        if self.shape.after_norms:
+            result = self.norm("down_norm", result, hidden)
+        return self.sum("add_2", result, middle)
 
     def attention(self, x: str) -> str:
         shape, tile = self.shape, self.tile
@@ -196,8 +204,9 @@ class _Builder:
     def add(
         self, name: str, op: str, sizes: tuple[int, ...], memory: int, *inputs: tuple[str, Order], **attributes: object
     ) -> str:
-        """Add a kernel that puts a tensor of these sizes row by row. inputs: the kernel that puts each, and the order
-        in which this one gets it."""
+        """Add a kernel that puts a tensor of these sizes row by row, and return its name in the graph. inputs: the
+        kernel that puts each, and the order in which this one gets it."""
+        name = self.prefix + name
         self.nodes.append(Node(name, op, {"tile": self.tile, **attributes}, memory))
         self.edges += (Edge(source, name, self.put[source], get, k) for k, (source, get) in enumerate(inputs))
         self.put[name] = self.nest(sizes, *range(len(sizes)))

@@ -5,6 +5,9 @@ none to all; a group is what an ideal has more than the one before. So a shortes
 transformer's graph is narrow and has few of them: 20 to 40 for each block. A graph of n nodes without streams has 2^n,
 so the search counts its steps and gives up beyond a number of them.
 
+All streams that lead out of an ideal are cut. An ideal whose cuts alone leave less on chip than a fusion that is known
+already is not searched further; in a network of many blocks these are most.
+
 The best fusion: most bytes of tensors kept on chip; of those, fewest groups; of those, fewest bytes of memory in all;
 of those, the first found in topological order. Groups are connected: to split one that is not costs nothing.
 """
@@ -16,8 +19,8 @@ from heapq import heappop, heappush
 
 from .fusion import Fusion, FusionSpace
 
-STEPS = 200_000
-"""Limit of the steps of the search, one to two seconds."""
+STEPS = 400_000
+"""Limit of the steps of the search, one to three seconds."""
 
 
 @dataclass(frozen=True)
@@ -32,10 +35,11 @@ class _In:
     taps: int
 
 
-def exact(space: FusionSpace, limit: int, steps: int = STEPS) -> Fusion | None:
+def exact(space: FusionSpace, limit: int, steps: int = STEPS, at_least: int = 0) -> Fusion | None:
     """Return the best fusion, or None if the search takes more than so many steps.
 
-    limit: C_max in bytes. Raises `BudgetError` if a node alone takes more.
+    limit: C_max in bytes. at_least: bytes that some fusion keeps on chip under this limit. Raises `BudgetError` if a
+    node alone takes more than the limit.
     """
     space.check_budget(limit)
     count = len(space.names)
@@ -49,6 +53,9 @@ def exact(space: FusionSpace, limit: int, steps: int = STEPS) -> Fusion | None:
             nexts[s.source].append(s.target)
         touches[s.source] |= 1 << s.target
         touches[s.target] |= 1 << s.source
+    out = [0] * count
+    for s in space.streams:
+        out[s.source] += s.tensor_bytes
 
     # Of each ideal: (bytes kept, -groups, -bytes of memory), and the ideal before its last group.
     best: dict[int, tuple[int, int, int]] = {0: (0, 0, 0)}
@@ -56,15 +63,16 @@ def exact(space: FusionSpace, limit: int, steps: int = STEPS) -> Fusion | None:
     queue: list[tuple[int, int]] = [(0, 0)]  # ideals by their number of nodes: all that lead to one come before it
     sources = [node for node in range(count) if not needs[node]]
     readies: dict[int, tuple[int, ...]] = {0: tuple(sources)}
+    remaining = {0: space.tensor_bytes}  # bytes of the streams that nodes outside of an ideal put
     while queue:
         _, base = heappop(queue)
         if base == full:
             break
         kept_before, groups, memory_before = best[base]
         seen = {base}
-        todo = [(base, readies[base], 0, 0)]
+        todo = [(base, readies[base], 0, 0, remaining[base])]
         while todo:
-            ideal, ready, memory, kept = todo.pop()
+            ideal, ready, memory, kept, left = todo.pop()
             for node in ready:
                 bit = 1 << node
                 larger = ideal | bit
@@ -85,13 +93,15 @@ def exact(space: FusionSpace, limit: int, steps: int = STEPS) -> Fusion | None:
                 if memory + more > limit:
                     continue
                 after = tuple(n for n in ready if n != node) + tuple(n for n in nexts[node] if not needs[n] & ~larger)
-                todo.append((larger, after, memory + more, kept + gain))
+                todo.append((larger, after, memory + more, kept + gain, left - out[node]))
                 value = (kept_before + kept + gain, groups - 1, memory_before - memory - more)
+                if value[0] + left - out[node] < at_least:
+                    continue
                 known = best.get(larger)
                 if (known is None or value > known) and _connected(group | bit, touches):
                     best[larger], before[larger] = value, base
                     if known is None:
-                        readies[larger] = after
+                        readies[larger], remaining[larger] = after, left - out[node]
                         heappush(queue, (larger.bit_count(), larger))
     group_of = [0] * count
     ideal = full

@@ -177,6 +177,24 @@ def test_less_memory_keeps_fewer_bytes_on_chip() -> None:
         fuse(space, 1000)
 
 
+def test_blocks_in_a_row() -> None:
+    """Each block after the first has its input from the one before, which two of its kernels read."""
+    shape = BlockShape(64, 128, 256, 2)
+    one, four = block(shape, 16), block(shape, 16, layers=4)
+    assert len(four.nodes) == 4 * (len(one.nodes) - 1) + 1
+    assert len(four.edges) == 4 * len(one.edges)
+    assert [edge.target for edge in four.outof("2.add_2")] == ["3.ln", "3.add"]
+    single, space = fusion_space(one), fusion_space(four)
+    limit = single.bytes_of(range(len(single.names)))
+    by_block = fuse(space, limit)
+    assert by_block.gap_bytes == 0
+    # Two streams of the hidden size cross between blocks: before a sum, or behind it where its result is read twice.
+    assert sorted(len(group) for group in by_block.groups) == [14, 14, 14, 15]
+    assert by_block.off_chip_bytes == 3 * 2 * 64 * 128
+    with pytest.raises(ProgramError, match="layers is 0"):
+        block(shape, 16, layers=0)
+
+
 def test_shapes_that_tiles_do_not_divide_are_refused() -> None:
     with pytest.raises(ScheduleError, match="a tile of 48 does not divide length, 64"):
         block(BlockShape(64, 128, 256), 48)

@@ -98,6 +98,7 @@ def test_fusions_of_drawn_graphs_against_every_partition() -> None:
             assert space.kept_bytes(group) <= best
         assert proved.bytes == tuple(memory(space, proved.group, k) for k in range(1, len(proved.groups) + 1))
         assert proved.kept_bytes == proved.bound == best
+        assert exact(space, limit, at_least=listed.kept_bytes) == exact(space, limit, at_least=best) == proved
         assert space.kept_bytes(start) >= space.kept_bytes(windows[0])
         better += best > listed.kept_bytes
     assert better > 0
